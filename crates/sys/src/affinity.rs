@@ -1,0 +1,45 @@
+//! Which cores this process may use, and binding a thread to one of them.
+
+use std::io;
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The cores that the calling thread may run on, in rising order.
+pub fn allowed_cores() -> Vec<usize> {
+    match sched_getaffinity(None) {
+        Ok(set) => (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
+        // A kernel with more cores than the fixed set can name: count them instead.
+        Err(_) => (0..std::thread::available_parallelism().map_or(1, usize::from)).collect(),
+    }
+}
+
+/// Binds the calling thread to one core.
+pub fn bind_to_core(core: usize) -> io::Result<()> {
+    if core >= CpuSet::MAX_CPU {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut set = CpuSet::new();
+    set.set(core);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_thread_bound_to_a_core_sees_only_that_core() {
+        let last = *allowed_cores().last().unwrap();
+        std::thread::spawn(move || {
+            bind_to_core(last).unwrap();
+            assert_eq!(allowed_cores(), [last]);
+        })
+        .join()
+        .unwrap();
+    }
+
+    #[test]
+    fn a_core_that_does_not_exist_is_refused() {
+        assert!(bind_to_core(CpuSet::MAX_CPU + 7).is_err());
+    }
+}

@@ -1,0 +1,125 @@
+//! Facts about the processor: its name, the instructions copies can use, its cache sizes.
+
+use std::fs;
+use std::sync::OnceLock;
+
+/// What the copy kernels need to know about the processor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CpuFacts {
+    /// The name the processor gives itself.
+    pub model: String,
+    /// 64-byte direct stores.
+    pub movdir64b: bool,
+    /// 512-bit vectors.
+    pub avx512: bool,
+    /// 256-bit vectors.
+    pub avx2: bool,
+    /// First-level data cache of one core.
+    pub l1_bytes: usize,
+    /// Second-level cache of one core.
+    pub l2_bytes: usize,
+    /// Last-level cache.
+    pub l3_bytes: usize,
+}
+
+/// The facts, read once.
+pub fn facts() -> &'static CpuFacts {
+    static FACTS: OnceLock<CpuFacts> = OnceLock::new();
+    FACTS.get_or_init(|| CpuFacts {
+        model: model(),
+        movdir64b: has_movdir64b(),
+        avx512: has_avx512(),
+        avx2: has_avx2(),
+        l1_bytes: cache_bytes(1).unwrap_or(32 << 10),
+        l2_bytes: cache_bytes(2).unwrap_or(1 << 20),
+        l3_bytes: cache_bytes(3).or_else(|| cache_bytes(2)).unwrap_or(8 << 20),
+    })
+}
+
+fn model() -> String {
+    let info = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    info.lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(':'))
+        .map_or_else(|| std::env::consts::ARCH.to_owned(), |(_, name)| name.trim().to_owned())
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_movdir64b() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    const MOVDIR64B: u32 = 1 << 28;
+    // SAFETY: every x86-64 processor has cpuid, and leaf 7 is read only where it exists.
+    #[allow(unused_unsafe)]
+    unsafe {
+        __cpuid(0).eax >= 7 && __cpuid_count(7, 0).ecx & MOVDIR64B != 0
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    std::arch::is_x86_feature_detected!("avx512f")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    std::arch::is_x86_feature_detected!("avx2")
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_movdir64b() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx512() -> bool {
+    false
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn has_avx2() -> bool {
+    false
+}
+
+/// The size of the data or unified cache of a level, as the kernel tells it.
+fn cache_bytes(level: u32) -> Option<usize> {
+    (0..8).find_map(|index| {
+        let read = |name: &str| {
+            fs::read_to_string(format!("/sys/devices/system/cpu/cpu0/cache/index{index}/{name}"))
+        };
+        let found = read("level").ok()?.trim().parse::<u32>().ok()?;
+        if found != level || read("type").ok()?.trim() == "Instruction" {
+            return None;
+        }
+        parse_size(read("size").ok()?.trim())
+    })
+}
+
+fn parse_size(text: &str) -> Option<usize> {
+    let digits = text.trim_end_matches(['K', 'M', 'G']);
+    let unit = match &text[digits.len()..] {
+        "" => 1,
+        "K" => 1 << 10,
+        "M" => 1 << 20,
+        _ => 1 << 30,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(unit)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_with_their_unit() {
+        assert_eq!(parse_size("48K"), Some(48 << 10));
+        assert_eq!(parse_size("2M"), Some(2 << 20));
+        assert_eq!(parse_size("17"), Some(17));
+        assert_eq!(parse_size("many"), None);
+    }
+
+    #[test]
+    fn the_facts_are_plausible() {
+        let facts = facts();
+        assert!(facts.l1_bytes >= 4 << 10 && facts.l1_bytes <= facts.l3_bytes);
+        assert!(!facts.model.is_empty());
+    }
+}

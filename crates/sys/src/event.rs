@@ -1,0 +1,59 @@
+//! An eventfd: the completion of a transfer as a descriptor that `poll` and `epoll` understand.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// A descriptor that becomes readable when it is signalled and stays so until drained.
+#[derive(Debug)]
+pub struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// A fresh descriptor, not yet readable, non-blocking and closed on exec.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+    }
+
+    /// Makes the descriptor readable. The only failure is a counter about to overflow, in which
+    /// case it is readable already.
+    pub fn signal(&self) {
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    /// Makes the descriptor unreadable again; returns how often it was signalled.
+    pub fn drain(&self) -> u64 {
+        let mut count = [0; 8];
+        match rustix::io::read(&self.0, &mut count) {
+            Ok(8) => u64::from_ne_bytes(count),
+            _ => 0,
+        }
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for EventFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_is_counted_until_it_is_drained() {
+        let event = EventFd::new().unwrap();
+        assert_eq!(event.drain(), 0);
+        event.signal();
+        event.signal();
+        assert_eq!(event.drain(), 2);
+        assert_eq!(event.drain(), 0);
+    }
+}

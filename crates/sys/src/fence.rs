@@ -1,0 +1,65 @@
+//! Fences of unequal cost: a pair of a [`light`] and a [`heavy`] one orders as two full fences.
+//!
+//! A submitter publishes a descriptor and then asks whether the channel sleeps; a channel says
+//! that it sleeps and then looks for descriptors. Without a full fence on both sides each may miss
+//! the other. Submitting happens millions of times a second and falling asleep rarely, so the cost
+//! is moved: where the kernel offers `membarrier`, the sleeper interrupts the other processors and
+//! the submitter needs no instruction at all. Elsewhere both sides pay for a full fence.
+
+use crate::sync::atomic::{Ordering, fence};
+
+#[cfg(not(loom))]
+fn expedited() -> bool {
+    use rustix::thread::{MembarrierCommand, membarrier};
+    use std::sync::OnceLock;
+    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    *REGISTERED
+        .get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
+}
+
+/// The two ends of an asymmetric fence, decided once per process.
+#[derive(Debug, Clone, Copy)]
+pub struct Asymmetric {
+    #[cfg(not(loom))]
+    expedited: bool,
+}
+
+impl Asymmetric {
+    /// Registers with the kernel the first time, and remembers whether that worked.
+    pub fn new() -> Self {
+        Self {
+            #[cfg(not(loom))]
+            expedited: expedited(),
+        }
+    }
+
+    /// The end that runs often.
+    #[inline]
+    pub fn light(self) {
+        #[cfg(not(loom))]
+        if self.expedited {
+            return std::sync::atomic::compiler_fence(Ordering::SeqCst);
+        }
+        fence(Ordering::SeqCst);
+    }
+
+    /// The end that runs rarely.
+    pub fn heavy(self) {
+        #[cfg(not(loom))]
+        if self.expedited {
+            use rustix::thread::{MembarrierCommand, membarrier};
+            // The registration succeeded, so the only failure left is a filter installed since:
+            // the fallback would be unsound with a light end that does nothing.
+            membarrier(MembarrierCommand::PrivateExpedited)
+                .expect("membarrier was available at start and must stay so");
+            return;
+        }
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl Default for Asymmetric {
+    fn default() -> Self {
+        Self::new()
+    }
+}

@@ -1,0 +1,20 @@
+//! Everything in Memferry that talks to the kernel or to the processor directly.
+//!
+//! Higher crates hold policy; this one holds the few calls and instructions that policy is made
+//! of: futexes, fences, descriptors of event loops, page mappings, processor facts, and the inner
+//! loops that move bytes. It keeps no state of its own apart from facts that are read once.
+
+pub mod affinity;
+pub mod clock;
+pub mod copy;
+pub mod cpu;
+pub mod event;
+pub mod fence;
+pub mod fork;
+pub mod pages;
+pub mod sync;
+pub mod wait_word;
+
+pub use event::EventFd;
+pub use pages::Pages;
+pub use wait_word::WaitWord;

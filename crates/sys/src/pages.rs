@@ -1,0 +1,114 @@
+//! Page-aligned memory straight from the kernel, on huge pages where they are to be had.
+
+use std::io;
+use std::ptr::NonNull;
+
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+
+/// The size of an ordinary page.
+pub fn page_bytes() -> usize {
+    rustix::param::page_size()
+}
+
+/// An anonymous mapping that is released on drop. Starts zeroed, begins on a page boundary.
+#[derive(Debug)]
+pub struct Pages {
+    start: NonNull<u8>,
+    length: usize,
+    mapped: usize,
+}
+
+// SAFETY: the mapping is owned exclusively by this value and is ordinary memory.
+unsafe impl Send for Pages {}
+// SAFETY: shared access only ever reads (`as_slice`); writing needs `&mut` or unsafe code.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Maps at least `length` bytes on ordinary pages.
+    pub fn new(length: usize) -> io::Result<Self> {
+        Self::map(length, false)
+    }
+
+    /// Maps at least `length` bytes and asks the kernel for huge pages, which it may not grant.
+    pub fn huge(length: usize) -> io::Result<Self> {
+        Self::map(length, true)
+    }
+
+    fn map(length: usize, huge: bool) -> io::Result<Self> {
+        let page = if huge { 2 << 20 } else { page_bytes() };
+        let mapped = length
+            .max(1)
+            .checked_next_multiple_of(page)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+        let start = unsafe {
+            mmap_anonymous(
+                std::ptr::null_mut(),
+                mapped,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+        }?;
+        if huge {
+            // SAFETY: advice on a mapping we just made; a refusal changes nothing but speed.
+            let _ = unsafe { madvise(start, mapped, Advice::LinuxHugepage) };
+        }
+        let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, length, mapped })
+    }
+
+    /// How many bytes were asked for.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether no byte was asked for.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The bytes, for reading.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the mapping holds `length` initialised (zeroed) bytes and lives as long as self.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+
+    /// The bytes, for writing.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and `&mut self` makes the access exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: start and mapped are what mmap returned, and no slice outlives self.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped) };
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_start_zeroed_and_aligned_and_can_be_written() {
+        for mut pages in [Pages::new(10_000).unwrap(), Pages::huge(10_000).unwrap()] {
+            assert_eq!(pages.as_ptr() as usize % page_bytes(), 0);
+            assert_eq!(pages.len(), 10_000);
+            assert!(pages.as_slice().iter().all(|&byte| byte == 0));
+            pages.as_mut_slice().fill(7);
+            assert!(pages.as_slice().iter().all(|&byte| byte == 7));
+        }
+    }
+
+    #[test]
+    fn an_impossible_length_is_an_error() {
+        assert!(Pages::new(usize::MAX - 5).is_err());
+    }
+}

@@ -1,0 +1,68 @@
+//! The synchronisation primitives of the concurrent cores, taken from `std` or, in a build with
+//! `--cfg loom`, from the loom model checker. Algorithms import from here and never ask which.
+
+#[cfg(not(loom))]
+mod imp {
+    pub use std::sync::{Arc, Mutex, MutexGuard};
+    pub use std::thread;
+
+    /// Atomic types and fences.
+    pub mod atomic {
+        pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+    }
+
+    /// One step of a bounded spin.
+    #[inline]
+    pub fn spin_hint() {
+        std::hint::spin_loop();
+    }
+
+    /// A cell whose contents are reached by pointer only, with loom's interface.
+    #[derive(Debug, Default)]
+    #[repr(transparent)]
+    pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
+
+    impl<T> UnsafeCell<T> {
+        /// Wraps a value.
+        pub const fn new(value: T) -> Self {
+            Self(std::cell::UnsafeCell::new(value))
+        }
+
+        /// Runs `f` with a pointer for reading.
+        #[inline]
+        pub fn with<R>(&self, f: impl FnOnce(*const T) -> R) -> R {
+            f(self.0.get())
+        }
+
+        /// Runs `f` with a pointer for writing.
+        #[inline]
+        pub fn with_mut<R>(&self, f: impl FnOnce(*mut T) -> R) -> R {
+            f(self.0.get())
+        }
+    }
+}
+
+#[cfg(loom)]
+mod imp {
+    pub use loom::cell::UnsafeCell;
+    pub use loom::sync::{Arc, Mutex, MutexGuard};
+    pub use loom::thread;
+
+    /// Atomic types and fences.
+    pub mod atomic {
+        pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+    }
+
+    /// One step of a bounded spin: lets the model run another thread.
+    pub fn spin_hint() {
+        loom::thread::yield_now();
+    }
+}
+
+pub use imp::*;
+
+/// Locks a mutex whether or not another holder panicked: the data it guards here is always left
+/// whole between statements, so poisoning carries no information.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,103 @@
+//! A 32-bit word that threads can sleep on: the futex, with a twin for the model checker.
+
+use std::time::Duration;
+
+use crate::sync::atomic::AtomicU32;
+
+/// A word to sleep on. `wait` returns at once when the word no longer holds the expected value,
+/// so a waker that changes the word before it wakes can never be missed.
+#[derive(Debug)]
+#[cfg_attr(not(loom), repr(transparent))]
+pub struct WaitWord {
+    word: AtomicU32,
+    #[cfg(loom)]
+    queue: (loom::sync::Mutex<()>, loom::sync::Condvar),
+}
+
+impl WaitWord {
+    /// A word with a first value.
+    pub fn new(value: u32) -> Self {
+        Self {
+            word: AtomicU32::new(value),
+            #[cfg(loom)]
+            queue: (loom::sync::Mutex::new(()), loom::sync::Condvar::new()),
+        }
+    }
+
+    /// The word itself, for loads and stores.
+    #[inline]
+    pub fn word(&self) -> &AtomicU32 {
+        &self.word
+    }
+
+    /// Sleeps while the word holds `expected`, at most `timeout`. May also return early for no
+    /// reason: callers look at the word again.
+    #[cfg(not(loom))]
+    pub fn wait(&self, expected: u32, timeout: Option<Duration>) {
+        futex_wait(&self.word, expected, timeout);
+    }
+
+    /// Wakes every sleeper.
+    #[cfg(not(loom))]
+    pub fn wake_all(&self) {
+        futex_wake_all(&self.word);
+    }
+
+    /// The model of [`WaitWord::wait`]: compare and sleep are one step, as in the kernel.
+    #[cfg(loom)]
+    pub fn wait(&self, expected: u32, _timeout: Option<Duration>) {
+        let guard = self.queue.0.lock().unwrap();
+        if self.word.load(crate::sync::atomic::Ordering::SeqCst) == expected {
+            drop(self.queue.1.wait(guard).unwrap());
+        }
+    }
+
+    /// The model of [`WaitWord::wake_all`].
+    #[cfg(loom)]
+    pub fn wake_all(&self) {
+        let _guard = self.queue.0.lock().unwrap();
+        self.queue.1.notify_all();
+    }
+}
+
+/// Sleeps while `word` holds `expected`, at most `timeout`. Errors of the system call (interrupted,
+/// value changed, timed out) all mean the same to callers: look at the word again.
+pub fn futex_wait(word: &std::sync::atomic::AtomicU32, expected: u32, timeout: Option<Duration>) {
+    use rustix::thread::futex;
+    let timeout = timeout.map(|t| futex::Timespec {
+        tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: t.subsec_nanos().into(),
+    });
+    let _ = futex::wait(word, futex::Flags::PRIVATE, expected, timeout.as_ref());
+}
+
+/// Wakes every thread of this process that sleeps on `word`.
+pub fn futex_wake_all(word: &std::sync::atomic::AtomicU32) {
+    use rustix::thread::futex;
+    let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::sync::atomic::Ordering;
+
+    #[test]
+    fn a_wait_on_a_changed_word_returns_at_once() {
+        WaitWord::new(1).wait(0, None);
+    }
+
+    #[test]
+    fn a_sleeper_is_woken_after_the_word_changed() {
+        let word = WaitWord::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while word.word().load(Ordering::Acquire) == 0 {
+                    word.wait(0, None);
+                }
+            });
+            word.word().store(1, Ordering::Release);
+            word.wake_all();
+        });
+    }
+}
