@@ -1,1 +1,27 @@
+//! Engines: the things that move bytes, behind one contract.
+//!
+//! [`contract`] says what an engine is; [`completion`] is what an engine reports to; [`cpu`],
+//! [`polled`] and [`fault`] are the engines that need no hardware; [`conformance`] is the suite
+//! that every engine passes. Nothing here knows who asked for a copy or why: plans and policies
+//! live in the crate above.
 
+pub mod completion;
+#[cfg(feature = "conformance")]
+pub mod conformance;
+pub mod contract;
+#[cfg(not(loom))]
+pub mod cpu;
+#[cfg(loom)]
+#[path = "cpu/loom.rs"]
+pub mod cpu;
+mod execute;
+#[cfg(not(loom))]
+pub mod fault;
+#[cfg(not(loom))]
+pub mod polled;
+
+pub use completion::{Completion, Finish};
+pub use contract::{
+    Capabilities, Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine,
+    ExecutionError, Kernel, MemoryKind, OpenError, Operation, Sequence, SubmitError, Taken,
+};

@@ -1,0 +1,409 @@
+//! The completion: the state of one transfer that engines report to and users ask.
+//!
+//! A cookie, a future, an eventfd and a notification variable are all views of this one event. It
+//! is data: an engine marks it, and whoever sleeps on it, polls it or is ordered after it finds
+//! out from there. The state word has this life:
+//!
+//! ```text
+//!  0 ──► SLEEPER / WATCHER / CANCELLED may be added by users at any time
+//!  └──► DONE (with FAILED if it did not end well), once, by the engine that finishes last
+//! ```
+//!
+//! Who may touch what: `state` anybody, by atomic operations; `failure`, `difference` written by
+//! engines before DONE and read by users after it; `watchers` under its lock; everything else is
+//! fixed before the completion is shared.
+
+mod launch;
+mod notify;
+mod work;
+
+use std::sync::Arc;
+use std::task::Waker;
+use std::time::{Duration, Instant};
+
+use memferry_sys::sync::atomic::{AtomicU64, Ordering};
+use memferry_sys::sync::{Mutex, lock, spin_hint};
+use memferry_sys::{EventFd, WaitWord};
+
+pub use launch::{Launch, Order};
+pub use notify::{Notification, Notify};
+pub use work::{Chunk, Work};
+
+use crate::contract::ExecutionError;
+
+const DONE: u32 = 1;
+const FAILED: u32 = 2;
+const SLEEPER: u32 = 4;
+const WATCHER: u32 = 8;
+const CANCELLED: u32 = 16;
+
+/// No difference found.
+const EQUAL: u64 = u64::MAX;
+
+/// How a transfer ended, when it ended well.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Finish {
+    /// For a compare: the offset of the first byte that differs, if any.
+    pub difference: Option<u64>,
+}
+
+/// The shared state of one transfer.
+#[derive(Debug)]
+#[cfg_attr(not(loom), repr(align(64)))]
+pub struct Completion {
+    state: WaitWord,
+    difference: AtomicU64,
+    notify: Option<Notify>,
+    work: Option<Box<Work>>,
+    failure: Mutex<Option<ExecutionError>>,
+    watchers: Mutex<Watchers>,
+    span: tracing::Span,
+}
+
+/// Everybody who wants to be told, apart from sleepers on the state word.
+#[derive(Debug, Default)]
+struct Watchers {
+    waker: Option<Waker>,
+    events: Vec<Arc<EventFd>>,
+    followers: Vec<Arc<Launch>>,
+    kept: Vec<Box<dyn Kept>>,
+}
+
+/// Something that must live until a transfer is over.
+pub trait Kept: Send + std::fmt::Debug {}
+impl<T: Send + std::fmt::Debug> Kept for T {}
+
+impl Completion {
+    /// The completion of a transfer that one descriptor carries out.
+    pub fn whole() -> Self {
+        Self {
+            state: WaitWord::new(0),
+            difference: AtomicU64::new(EQUAL),
+            notify: None,
+            work: None,
+            failure: Mutex::new(None),
+            watchers: Mutex::new(Watchers::default()),
+            span: tracing::Span::none(),
+        }
+    }
+
+    /// The completion of a transfer that is cut into chunks, for engines to claim or to be given.
+    pub fn chunked(work: Work) -> Self {
+        Self {
+            work: Some(Box::new(work)),
+            ..Self::whole()
+        }
+    }
+
+    /// Sets a variable after all data is visible and before the completion says it is done.
+    pub fn notifying(mut self, notify: Option<Notify>) -> Self {
+        self.notify = notify;
+        self
+    }
+
+    /// Records the transfer's life in a tracing span.
+    pub fn traced(mut self, span: tracing::Span) -> Self {
+        self.span = span;
+        self
+    }
+
+    /// The chunks, if it was cut.
+    pub fn work(&self) -> Option<&Work> {
+        self.work.as_deref()
+    }
+
+    /// The span of the transfer.
+    pub fn span(&self) -> &tracing::Span {
+        &self.span
+    }
+
+    /// Whether the transfer is over, well or not. When it is, all data is visible to the caller.
+    #[inline]
+    pub fn is_done(&self) -> bool {
+        self.state.word().load(Ordering::Acquire) & DONE != 0
+    }
+
+    /// How it ended, or `None` while it goes on.
+    pub fn outcome(&self) -> Option<Result<Finish, ExecutionError>> {
+        let state = self.state.word().load(Ordering::Acquire);
+        if state & DONE == 0 {
+            return None;
+        }
+        Some(if state & FAILED != 0 {
+            let failure = lock(&self.failure).clone();
+            Err(failure.expect("a failure is recorded before it is announced"))
+        } else {
+            let difference = self.difference.load(Ordering::Relaxed);
+            Ok(Finish {
+                difference: (difference != EQUAL).then_some(difference),
+            })
+        })
+    }
+
+    /// How many bytes from the start are done: everything before that offset may be used while
+    /// the rest still moves. `length` is the transfer's.
+    pub fn ready_bytes(&self, length: u64) -> u64 {
+        if self.is_done() {
+            return match self.outcome() {
+                Some(Ok(_)) => length,
+                _ => self.work().map_or(0, Work::ready_bytes),
+            };
+        }
+        self.work().map_or(0, Work::ready_bytes)
+    }
+
+    /// Whether a range of the transfer is done.
+    pub fn is_range_ready(&self, from: u64, to: u64) -> bool {
+        match (self.outcome(), self.work()) {
+            (Some(Ok(_)), _) => true,
+            (_, Some(work)) => work.is_range_done(from, to),
+            (_, None) => false,
+        }
+    }
+
+    /// Asks for the end: what nobody has begun is not begun any more. The transfer then ends with
+    /// [`ExecutionError::Cancelled`], unless everything was begun already.
+    pub fn cancel(&self) {
+        self.state.word().fetch_or(CANCELLED, Ordering::AcqRel);
+        if let Some(work) = self.work() {
+            let (dropped, last) = work.drop_unclaimed();
+            if dropped {
+                self.record(ExecutionError::Cancelled { done_bytes: 0 });
+            }
+            if last {
+                self.settle();
+            }
+        }
+    }
+
+    /// Whether [`Completion::cancel`] was called.
+    pub fn is_cancelled(&self) -> bool {
+        self.state.word().load(Ordering::Relaxed) & CANCELLED != 0
+    }
+
+    /// Claims one chunk from the back and carries it out on the calling processor. Returns `false`
+    /// when there was none left.
+    pub fn help_from_back(&self) -> bool {
+        let Some((work, chunk)) = self.work().and_then(|w| Some((w, w.claim_back()?))) else {
+            return false;
+        };
+        self.run_chunk(work, chunk);
+        true
+    }
+
+    /// Claims chunks from the front and carries them out until none is left; returns the bytes.
+    pub fn run_from_front(&self) -> u64 {
+        let Some(work) = self.work() else { return 0 };
+        let mut bytes = 0;
+        while let Some(chunk) = work.claim_front() {
+            bytes += chunk.length;
+            self.run_chunk(work, chunk);
+        }
+        bytes
+    }
+
+    fn run_chunk(&self, work: &Work, chunk: Chunk) {
+        // SAFETY: whoever made the work vouched for its memory until the completion is done, and
+        // the claim makes this thread the only one to touch the chunk.
+        let difference = unsafe { work.execute(chunk) };
+        self.finish_part(chunk.offset, chunk.length, Ok(difference));
+    }
+
+    /// Whether the end has to be told to nobody but those who look at the state word. An engine
+    /// that knows this beforehand need not read the completion to finish it, which spares the
+    /// transfer of a cache line.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.notify.is_none() && self.span.is_disabled()
+    }
+
+    /// The one descriptor of a quiet transfer has ended well.
+    pub(crate) fn finish_quietly(&self) {
+        self.announce(false);
+    }
+
+    /// The one descriptor of the transfer has ended.
+    pub(crate) fn finish_whole(&self, result: Result<Option<u64>, ExecutionError>) {
+        match result {
+            Ok(None) => {}
+            Ok(Some(difference)) => self.difference.store(difference, Ordering::Relaxed),
+            Err(error) => self.record(error),
+        }
+        self.settle();
+    }
+
+    /// A part of the transfer has ended. The last one to end settles it.
+    pub(crate) fn finish_part(
+        &self,
+        offset: u64,
+        length: u64,
+        result: Result<Option<u64>, ExecutionError>,
+    ) {
+        let work = self.work().expect("only chunked transfers have parts");
+        let done = match result {
+            Ok(difference) => {
+                if let Some(at) = difference {
+                    self.difference.fetch_min(offset + at, Ordering::Relaxed);
+                }
+                true
+            }
+            Err(error) => {
+                self.record(error);
+                false
+            }
+        };
+        if work.finish(offset, length, done) {
+            self.settle();
+        }
+    }
+
+    /// Ends a transfer of which no part is in flight.
+    pub(crate) fn refuse(&self, error: ExecutionError) {
+        self.record(error);
+        if self.work().is_none_or(|work| work.drop_unclaimed().1) {
+            self.settle();
+        }
+    }
+
+    /// Remembers the first failure.
+    fn record(&self, error: ExecutionError) {
+        lock(&self.failure).get_or_insert(error);
+    }
+
+    /// Announces the end to everybody. Called exactly once, by whoever ended the last part.
+    fn settle(&self) {
+        let failed = self.take_stock();
+        if !failed && let Some(notify) = &self.notify {
+            notify.deliver();
+        }
+        tracing::trace!(parent: &self.span, failed, "completed");
+        self.announce(failed);
+    }
+
+    fn announce(&self, failed: bool) {
+        let mark = if failed { DONE | FAILED } else { DONE };
+        let previous = self.state.word().fetch_or(mark, Ordering::AcqRel);
+        debug_assert!(previous & DONE == 0, "a transfer ends once");
+        if previous & SLEEPER != 0 {
+            self.state.wake_all();
+        }
+        if previous & WATCHER != 0 {
+            self.tell_watchers(failed);
+        }
+    }
+
+    /// Whether the transfer failed; if so, completes the record with what was done all the same.
+    fn take_stock(&self) -> bool {
+        let mut failure = lock(&self.failure);
+        if let (Some(error), Some(work)) = (failure.as_mut(), self.work()) {
+            let total = work.done_bytes();
+            match error {
+                ExecutionError::Engine { done_bytes, .. }
+                | ExecutionError::BadMemory { done_bytes, .. }
+                | ExecutionError::Cancelled { done_bytes } => *done_bytes = total,
+                ExecutionError::Predecessor | ExecutionError::Forked => {}
+            }
+        }
+        failure.is_some()
+    }
+
+    fn tell_watchers(&self, failed: bool) {
+        let Watchers {
+            waker,
+            events,
+            followers,
+            kept,
+        } = std::mem::take(&mut *lock(&self.watchers));
+        events.iter().for_each(|event| event.signal());
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+        Launch::predecessor_ended(followers, failed);
+        drop(kept);
+    }
+
+    /// Adds a watcher, unless the transfer is over already; returns whether it was added.
+    fn watch(&self, add: impl FnOnce(&mut Watchers)) -> bool {
+        let mut watchers = lock(&self.watchers);
+        // The flag is set under the lock: an engine that sees it waits for the lock and then
+        // finds the watcher.
+        let previous = self.state.word().fetch_or(WATCHER, Ordering::AcqRel);
+        if previous & DONE != 0 {
+            return false;
+        }
+        add(&mut watchers);
+        true
+    }
+
+    /// Wakes a task at the end; a later waker replaces an earlier one. `false`: over already.
+    pub fn wake_at_end(&self, waker: &Waker) -> bool {
+        self.watch(|watchers| match &mut watchers.waker {
+            Some(old) => old.clone_from(waker),
+            none => *none = Some(waker.clone()),
+        })
+    }
+
+    /// Signals a descriptor at the end, or now if the transfer is over already.
+    pub fn signal_at_end(&self, event: &Arc<EventFd>) {
+        if !self.watch(|watchers| watchers.events.push(event.clone())) {
+            event.signal();
+        }
+    }
+
+    /// Keeps something alive until the end. `Err` gives it back: over already.
+    pub fn keep_until_end<T: Send + std::fmt::Debug + 'static>(&self, thing: T) -> Result<(), T> {
+        let mut thing = Some(thing);
+        self.watch(|watchers| watchers.kept.push(Box::new(thing.take())));
+        thing.map_or(Ok(()), Err)
+    }
+
+    /// Registers a launch as waiting for this transfer; `None` when it is over already, with how
+    /// it ended.
+    pub(crate) fn follow(&self, launch: &Arc<Launch>) -> Option<bool> {
+        let added = self.watch(|watchers| watchers.followers.push(launch.clone()));
+        (!added).then(|| matches!(self.outcome(), Some(Ok(_))))
+    }
+
+    /// Spins at most `spin_ns`, then sleeps until the end or the deadline. Returns whether the
+    /// transfer is over.
+    pub fn wait(&self, spin_ns: u64, deadline: Option<Instant>) -> bool {
+        if self.spin(spin_ns) {
+            return true;
+        }
+        loop {
+            let state = self.state.word().fetch_or(SLEEPER, Ordering::AcqRel) | SLEEPER;
+            if state & DONE != 0 {
+                return true;
+            }
+            let timeout = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
+                Some(Duration::ZERO) => return false,
+                timeout => timeout,
+            };
+            self.state.wait(state, timeout);
+            if self.is_done() {
+                return true;
+            }
+        }
+    }
+
+    fn spin(&self, spin_ns: u64) -> bool {
+        const LOOKS_PER_CLOCK: u32 = 32;
+        if self.is_done() {
+            return true;
+        }
+        if spin_ns == 0 {
+            return false;
+        }
+        let start = Instant::now();
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if self.is_done() {
+                    return true;
+                }
+                spin_hint();
+            }
+            if start.elapsed().as_nanos() >= u128::from(spin_ns) {
+                return false;
+            }
+        }
+    }
+}

@@ -1,0 +1,331 @@
+//! The descriptor: one hardware-sized order to a channel.
+
+use std::fmt;
+use std::sync::Arc;
+
+use memferry_sys::copy::stream::Streaming;
+
+use super::{ExecutionError, MemoryKind};
+use crate::completion::Completion;
+use crate::execute;
+
+/// What to do with the bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Operation {
+    /// Copy between ranges that do not overlap.
+    Copy,
+    /// Copy between ranges that may overlap, with memmove's result.
+    Move,
+    /// Set every byte of the target to a value.
+    Fill,
+    /// Find the first byte in which source and target differ.
+    Compare,
+}
+
+/// How a processor should move the bytes. Other engines ignore it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// Through the caches.
+    Cached,
+    /// Around the caches. The variant must be one that the processor supports.
+    Stream(Streaming),
+}
+
+impl Kernel {
+    /// The name used in plans and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cached => "cached",
+            Self::Stream(variant) => variant.name(),
+        }
+    }
+
+    /// The kernel itself, or the cached one where this processor cannot run it: a wrong wish costs
+    /// speed, never an illegal instruction.
+    pub(crate) fn or_cached(self) -> Self {
+        match self {
+            Self::Stream(variant) if !variant.is_supported() => Self::Cached,
+            kernel => kernel,
+        }
+    }
+}
+
+/// What part of its transfer a descriptor carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Scope {
+    /// All of it: when the descriptor ends, the transfer ends.
+    Whole,
+    /// A fixed part.
+    Part,
+    /// An invitation to claim chunks of the transfer until none is left.
+    Chunks,
+}
+
+/// One order: operation, source, target, length. Optional settings by the methods that follow.
+///
+/// A descriptor with a completion reports to it when it is finished, and as failed when it is
+/// dropped unfinished: none is ever lost.
+pub struct Descriptor {
+    operation: Operation,
+    scope: Scope,
+    kernel: Kernel,
+    source_memory: MemoryKind,
+    target_memory: MemoryKind,
+    value: u8,
+    /// The completion is quiet: it can be finished without being read.
+    quiet: bool,
+    source: u64,
+    target: u64,
+    length: u64,
+    offset: u64,
+    completion: Option<Arc<Completion>>,
+}
+
+/// A slot of a ring holds a descriptor and its sequence number in one cache line.
+const _: () = assert!(size_of::<Descriptor>() <= 56);
+
+impl Descriptor {
+    /// An order over raw memory.
+    ///
+    /// # Safety
+    /// Until the descriptor is finished, the source must stay valid for reads and the target for
+    /// writes of `length` bytes (those that the operation uses), and nobody else may access the
+    /// target, or write to the source. For [`Operation::Copy`] the two must not overlap.
+    pub unsafe fn new(operation: Operation, source: u64, target: u64, length: u64) -> Self {
+        Self {
+            operation,
+            scope: Scope::Whole,
+            kernel: Kernel::Cached,
+            source_memory: MemoryKind::Host,
+            target_memory: MemoryKind::Host,
+            value: 0,
+            quiet: false,
+            source,
+            target,
+            length,
+            offset: 0,
+            completion: None,
+        }
+    }
+
+    /// An invitation to claim the chunks of a transfer; see [`Completion::chunked`].
+    pub fn chunks(completion: Arc<Completion>) -> Self {
+        let work = completion
+            .work()
+            .expect("only a chunked completion has chunks to claim");
+        Self {
+            operation: work.operation,
+            scope: Scope::Chunks,
+            kernel: work.kernel,
+            source_memory: MemoryKind::Host,
+            target_memory: MemoryKind::Host,
+            value: work.value,
+            quiet: false,
+            source: work.source,
+            target: work.target,
+            length: work.length,
+            offset: 0,
+            completion: Some(completion),
+        }
+    }
+
+    /// The value that a fill writes.
+    pub fn value(mut self, value: u8) -> Self {
+        self.value = value;
+        self
+    }
+
+    /// How a processor should move the bytes.
+    pub fn kernel(mut self, kernel: Kernel) -> Self {
+        self.kernel = kernel.or_cached();
+        self
+    }
+
+    /// Where source and target are.
+    pub fn memory(mut self, source: MemoryKind, target: MemoryKind) -> Self {
+        (self.source_memory, self.target_memory) = (source, target);
+        self
+    }
+
+    /// Reports to a completion that has no other descriptor.
+    pub fn completes(mut self, completion: Arc<Completion>) -> Self {
+        self.quiet = completion.is_quiet();
+        self.completion = Some(completion);
+        self
+    }
+
+    /// Reports to a chunked completion, of which it carries the part at `offset`.
+    pub fn part_of(mut self, completion: Arc<Completion>, offset: u64) -> Self {
+        self.scope = Scope::Part;
+        self.offset = offset;
+        self.completion = Some(completion);
+        self
+    }
+
+    /// A second order over the same memory that reports to nobody, for engines that wrap another
+    /// and finish the original themselves. `length` may be shorter.
+    ///
+    /// # Safety
+    /// The copy must be finished before the original is.
+    pub unsafe fn unreported_copy(&self, length: u64) -> Self {
+        Self {
+            completion: None,
+            scope: Scope::Whole,
+            length,
+            ..*self
+        }
+    }
+
+    /// What to do.
+    pub fn operation(&self) -> Operation {
+        self.operation
+    }
+
+    /// What part of its transfer it carries.
+    pub fn scope(&self) -> Scope {
+        self.scope
+    }
+
+    /// The address to read from.
+    pub fn source(&self) -> u64 {
+        self.source
+    }
+
+    /// The address to write to.
+    pub fn target(&self) -> u64 {
+        self.target
+    }
+
+    /// How many bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Where source and target are.
+    pub fn memory_kinds(&self) -> (MemoryKind, MemoryKind) {
+        (self.source_memory, self.target_memory)
+    }
+
+    /// The value that a fill writes.
+    pub fn fill_value(&self) -> u8 {
+        self.value
+    }
+
+    /// Whether a processor can carry it out itself.
+    pub fn is_host_only(&self) -> bool {
+        self.source_memory == MemoryKind::Host && self.target_memory == MemoryKind::Host
+    }
+
+    /// Whether its transfer was cancelled before it began.
+    pub fn is_cancelled(&self) -> bool {
+        self.completion
+            .as_ref()
+            .is_some_and(|completion| completion.is_cancelled())
+    }
+
+    /// Carries it out on the calling processor and reports. Returns the bytes it moved itself,
+    /// which for an invitation may be fewer than its length.
+    pub fn run(self) -> u64 {
+        debug_assert!(
+            self.is_host_only(),
+            "a processor cannot reach device memory"
+        );
+        if self.scope == Scope::Chunks {
+            let completion = self
+                .completion
+                .as_ref()
+                .expect("an invitation has a completion");
+            return completion.run_from_front();
+        }
+        // SAFETY: whoever made the descriptor vouched for its memory until it is finished.
+        let difference = unsafe { self.execute_range(0, self.length) };
+        let length = self.length;
+        self.finish(Ok(difference));
+        length
+    }
+
+    /// Carries out a range of it on the calling processor without reporting.
+    ///
+    /// # Safety
+    /// The descriptor's memory must still be vouched for, and be the host's.
+    unsafe fn execute_range(&self, from: u64, to: u64) -> Option<u64> {
+        // SAFETY: the range lies inside the descriptor's memory.
+        unsafe {
+            execute::run(
+                self.operation,
+                self.kernel,
+                self.source.wrapping_add(from),
+                self.target.wrapping_add(from),
+                to - from,
+                self.value,
+            )
+        }
+        .map(|at| at + from)
+    }
+
+    /// Reports the end of the descriptor: `Ok` with the offset of the first difference for a
+    /// compare, or an error. Where the engine failed but the memory is sound and the host's, the
+    /// calling processor finishes the rest, and the transfer succeeds.
+    pub fn finish(mut self, result: Result<Option<u64>, ExecutionError>) {
+        let Some(completion) = self.completion.take() else {
+            return;
+        };
+        let result = match result {
+            Err(error) if error.is_recoverable() && self.is_host_only() => {
+                let from = self.rescue_start(error.done_bytes());
+                // SAFETY: the memory is vouched for until the descriptor is finished, which
+                // happens below.
+                Ok(unsafe { self.execute_range(from, self.length) })
+            }
+            other => other,
+        };
+        match self.scope {
+            Scope::Whole if self.quiet && result == Ok(None) => completion.finish_quietly(),
+            Scope::Whole => completion.finish_whole(result),
+            Scope::Part => completion.finish_part(self.offset, self.length, result),
+            Scope::Chunks => {}
+        }
+    }
+
+    /// Where a processor takes over from a failed engine. An overlapping copy cannot be resumed
+    /// half-way, because its source may be overwritten already: engines report such a failure
+    /// before the first byte.
+    fn rescue_start(&self, done_bytes: u64) -> u64 {
+        match self.operation {
+            Operation::Copy | Operation::Fill => done_bytes.min(self.length),
+            Operation::Move | Operation::Compare => 0,
+        }
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        let Some(completion) = self.completion.take() else {
+            return;
+        };
+        let abandoned = ExecutionError::Engine {
+            done_bytes: 0,
+            reason: "descriptor abandoned",
+        };
+        match self.scope {
+            Scope::Whole => completion.finish_whole(Err(abandoned)),
+            Scope::Part => completion.finish_part(self.offset, self.length, Err(abandoned)),
+            Scope::Chunks => {}
+        }
+    }
+}
+
+impl fmt::Debug for Descriptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Descriptor")
+            .field("operation", &self.operation)
+            .field("scope", &self.scope)
+            .field("source", &format_args!("{:#x}", self.source))
+            .field("target", &format_args!("{:#x}", self.target))
+            .field("length", &self.length)
+            .field("offset", &self.offset)
+            .finish_non_exhaustive()
+    }
+}

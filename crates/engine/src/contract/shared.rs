@@ -1,0 +1,45 @@
+//! What several channels need in the same form.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use super::{Channel, ExecutionError, Sequence};
+
+/// The last failures of a channel, for `error_of`.
+#[derive(Debug, Default)]
+pub struct FailureLog(VecDeque<(Sequence, ExecutionError)>);
+
+impl FailureLog {
+    /// As many as the contract asks for.
+    const REMEMBERED: usize = 64;
+
+    /// Remembers a failure, and forgets the oldest when there are too many.
+    pub fn push(&mut self, sequence: Sequence, error: ExecutionError) {
+        if self.0.len() == Self::REMEMBERED {
+            self.0.pop_front();
+        }
+        self.0.push_back((sequence, error));
+    }
+
+    /// The failure of a descriptor, if it is remembered.
+    pub fn find(&self, sequence: Sequence) -> Option<ExecutionError> {
+        self.0
+            .iter()
+            .find(|(number, _)| *number == sequence)
+            .map(|(_, error)| error.clone())
+    }
+}
+
+/// `park` for channels without a thread: polls until the sequence is reached.
+pub fn park_by_polling(channel: &dyn Channel, sequence: Sequence, timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout;
+    while channel.completed() < sequence {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        if !channel.poll() {
+            std::thread::yield_now();
+        }
+    }
+    true
+}

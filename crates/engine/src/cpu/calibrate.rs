@@ -1,0 +1,219 @@
+//! Measuring the machine: at most 200 ms, through a real channel, so that what is measured is what
+//! copies will meet. Every figure is the best of a few tries: disturbances only ever slow things.
+
+use std::time::{Duration, Instant};
+
+use memferry_sys::affinity;
+use memferry_sys::copy::stream::Streaming;
+use memferry_sys::pages::Pages;
+
+use super::channel::CpuChannel;
+use super::profile::{Origin, Profile};
+use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Operation};
+use crate::execute;
+
+const LARGEST: usize = 16 << 20;
+const BUDGET: Duration = Duration::from_millis(180);
+
+/// Measures, or falls back to the built-in values for what cannot be measured here.
+pub(super) fn measure() -> Profile {
+    let mut profile = Profile::built_in();
+    let Some(mut bench) = Bench::new() else {
+        return profile;
+    };
+    profile.origin = Origin::Measured;
+    profile.cached_gb_per_s = bench.alone(Kernel::Cached, 64 << 10);
+    profile.handover_ns = bench.handover_ns().unwrap_or(profile.handover_ns);
+    profile.inline_bytes = bench.inline_bytes(profile.handover_ns);
+
+    let streaming = bench.best_streaming();
+    let stream = Kernel::Stream(streaming);
+    profile.streaming = streaming;
+    profile.stream_gb_per_s = bench.alone(stream, LARGEST);
+    profile.pair_stream_gb_per_s = bench.shared(stream, LARGEST);
+    profile.stream_bytes =
+        crossover(|bytes| bench.alone(stream, bytes) > bench.alone(Kernel::Cached, bytes));
+    profile.shared_stream_bytes =
+        crossover(|bytes| bench.shared(stream, bytes) > bench.shared(Kernel::Cached, bytes));
+    profile.split_bytes = bench.split_bytes();
+    tracing::debug!(?profile, took = ?bench.start.elapsed(), "calibrated");
+    profile
+}
+
+/// The smallest size from which on the better kernel stays better. The largest size is not asked:
+/// beyond every cache, streaming saves reading the target, whatever one measurement says.
+fn crossover(mut streaming_wins: impl FnMut(usize) -> bool) -> usize {
+    let mut from = LARGEST;
+    for bytes in [8 << 20, 4 << 20, 2 << 20, 1 << 20, 512 << 10] {
+        if !streaming_wins(bytes) {
+            break;
+        }
+        from = bytes;
+    }
+    from
+}
+
+/// Buffers and a channel to measure with.
+struct Bench {
+    source: Pages,
+    target: Pages,
+    /// `None` on a single core, where sharing cannot win.
+    channel: Option<CpuChannel>,
+    start: Instant,
+}
+
+impl Bench {
+    fn new() -> Option<Self> {
+        let start = Instant::now();
+        let mut source = Pages::huge(LARGEST).ok()?;
+        let mut target = Pages::huge(LARGEST).ok()?;
+        source.as_mut_slice().fill(1);
+        target.as_mut_slice().fill(2);
+        let channel = (affinity::allowed_cores().len() > 1)
+            .then(|| CpuChannel::open(&ChannelOptions::default(), 64, 5_000_000).ok())
+            .flatten();
+        Some(Self {
+            source,
+            target,
+            channel,
+            start,
+        })
+    }
+
+    /// How often to repeat something that moves `bytes`; less when the time runs out.
+    fn tries(&self, bytes: usize) -> usize {
+        if self.start.elapsed() > BUDGET {
+            1
+        } else {
+            (LARGEST / bytes).clamp(3, 12)
+        }
+    }
+
+    /// Bandwidth of one core, in GB/s.
+    fn alone(&mut self, kernel: Kernel, bytes: usize) -> f64 {
+        let best = best_ns(self.tries(bytes), || self.run_here(kernel, 0, bytes));
+        bytes as f64 / best
+    }
+
+    /// Bandwidth of this core and a channel together, hand-over included.
+    fn shared(&mut self, kernel: Kernel, bytes: usize) -> f64 {
+        let Some(channel) = &self.channel else {
+            return self.alone(kernel, bytes);
+        };
+        let half = bytes / 2;
+        let best = best_ns(self.tries(bytes), || {
+            // SAFETY: the two halves are distinct and the buffers live until the channel is done,
+            // which is awaited below.
+            let theirs = unsafe {
+                Descriptor::new(
+                    Operation::Copy,
+                    self.source_at(0),
+                    self.target_at(0),
+                    half as u64,
+                )
+            };
+            let Ok(taken) = channel.submit(&mut [Some(theirs.kernel(kernel))]) else {
+                return;
+            };
+            self.run_here(kernel, half, bytes);
+            while channel.completed() < taken.last() {
+                std::hint::spin_loop();
+            }
+        });
+        bytes as f64 / best
+    }
+
+    fn source_at(&self, offset: usize) -> u64 {
+        self.source.as_ptr() as u64 + offset as u64
+    }
+
+    fn target_at(&self, offset: usize) -> u64 {
+        self.target.as_ptr() as u64 + offset as u64
+    }
+
+    fn run_here(&self, kernel: Kernel, from: usize, to: usize) {
+        let (source, target) = (self.source_at(from), self.target_at(from));
+        // SAFETY: both ranges lie inside the buffers, which are distinct and owned by `self`; a
+        // channel at work has another range. Kernels come from the list of supported ones.
+        unsafe {
+            execute::run(
+                Operation::Copy,
+                kernel,
+                source,
+                target,
+                (to - from) as u64,
+                0,
+            )
+        };
+    }
+
+    /// One way: half of the time for a descriptor of one byte to come back.
+    fn handover_ns(&mut self) -> Option<f64> {
+        const ROUNDS: usize = 2000;
+        let channel = self.channel.as_ref()?;
+        let round = || {
+            // SAFETY: one byte inside the target, which lives until the channel is done.
+            let fill = unsafe { Descriptor::new(Operation::Fill, 0, self.target_at(0), 1) };
+            let Ok(taken) = channel.submit(&mut [Some(fill)]) else {
+                return;
+            };
+            while channel.completed() < taken.last() {
+                std::hint::spin_loop();
+            }
+        };
+        let best = best_ns(5, || (0..ROUNDS / 5).for_each(|_| round()));
+        Some(best / (ROUNDS / 5) as f64 / 2.0)
+    }
+
+    /// The largest copy that takes no longer than a hand-over.
+    fn inline_bytes(&mut self, handover_ns: f64) -> usize {
+        const REPEAT: usize = 64;
+        (10..=15)
+            .map(|shift| 1usize << shift)
+            .take_while(|&bytes| {
+                let best = best_ns(5, || {
+                    (0..REPEAT).for_each(|_| self.run_here(Kernel::Cached, 0, bytes))
+                });
+                best / REPEAT as f64 <= handover_ns
+            })
+            .last()
+            .unwrap_or(1 << 10)
+    }
+
+    /// The streaming kernel that is fastest where it matters: on large copies, with company.
+    fn best_streaming(&mut self) -> Streaming {
+        let mut best = (Streaming::Plain, 0.0);
+        for variant in Streaming::supported() {
+            let speed = self.shared(Kernel::Stream(variant), LARGEST / 2);
+            if speed > best.1 {
+                best = (variant, speed);
+            }
+        }
+        best.0
+    }
+
+    /// The smallest copy that gains at least a third from being shared, and so do all larger ones.
+    fn split_bytes(&mut self) -> usize {
+        if self.channel.is_none() {
+            return usize::MAX;
+        }
+        let mut from = 2 << 20;
+        for bytes in [1 << 20, 512 << 10, 256 << 10, 128 << 10] {
+            if self.shared(Kernel::Cached, bytes) < 1.33 * self.alone(Kernel::Cached, bytes) {
+                break;
+            }
+            from = bytes;
+        }
+        from
+    }
+}
+
+fn best_ns(tries: usize, mut run: impl FnMut()) -> f64 {
+    run();
+    let times = (0..tries).map(|_| {
+        let start = Instant::now();
+        run();
+        start.elapsed().as_nanos() as f64
+    });
+    times.fold(f64::INFINITY, f64::min).max(1.0)
+}

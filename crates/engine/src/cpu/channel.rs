@@ -1,0 +1,322 @@
+//! A channel of the processor engine: a ring and the thread that works through it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{JoinHandle, ThreadId};
+use std::time::{Duration, Instant};
+
+use crossbeam_utils::CachePadded;
+use memferry_sys::sync::{lock, spin_hint};
+use memferry_sys::{affinity, fork};
+
+use super::park::{Crowd, Parker};
+use super::ring::Ring;
+use crate::contract::{
+    Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, FailureLog, OpenError,
+    Scope, Sequence, SubmitError, Taken,
+};
+
+/// The handle that submitters share. Dropping the last one finishes the work and ends the thread.
+#[derive(Debug)]
+pub(super) struct CpuChannel {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    thread_id: ThreadId,
+    /// The thread exists only in the process that started it.
+    fork_generation: u64,
+}
+
+/// What submitters and the thread share.
+#[derive(Debug)]
+struct Shared {
+    ring: Ring<Descriptor>,
+    /// Where the thread sleeps when idle.
+    idle: Parker,
+    /// Where others sleep for a sequence number.
+    waiters: Crowd,
+    /// Written by submitters.
+    incoming: CachePadded<Incoming>,
+    /// Written by the thread alone, so plain adds need no locked instruction.
+    outgoing: CachePadded<Outgoing>,
+    failures: Mutex<FailureLog>,
+}
+
+#[derive(Debug, Default)]
+struct Incoming {
+    bytes: AtomicU64,
+    wakes: AtomicU64,
+    full: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Outgoing {
+    /// Bytes of the descriptors finished.
+    retired_bytes: AtomicU64,
+    /// Bytes that this thread moved itself.
+    moved_bytes: AtomicU64,
+    failed: AtomicU64,
+    sleeps: AtomicU64,
+}
+
+impl CpuChannel {
+    pub(super) fn open(
+        options: &ChannelOptions,
+        default_capacity: usize,
+        default_spin_ns: u64,
+    ) -> Result<Self, OpenError> {
+        let refused = |reason: String| OpenError::System {
+            engine: "cpu".into(),
+            reason,
+        };
+        fork::watch();
+        let shared = Arc::new(Shared {
+            ring: Ring::new(options.capacity.unwrap_or(default_capacity)),
+            idle: Parker::new(),
+            waiters: Crowd::new(),
+            incoming: CachePadded::default(),
+            outgoing: CachePadded::default(),
+            failures: Mutex::default(),
+        });
+        let worker = Worker {
+            shared: shared.clone(),
+            spin: Duration::from_nanos(options.spin_ns.unwrap_or(default_spin_ns)),
+        };
+        let (core, (tell, bound)) = (options.core, std::sync::mpsc::channel());
+        let thread = std::thread::Builder::new()
+            .name(options.label.clone().unwrap_or_else(|| "memferry".into()))
+            .spawn(move || {
+                let binding = core.map_or(Ok(()), affinity::bind_to_core);
+                let failed = binding.is_err();
+                let _ = tell.send(binding);
+                if !failed {
+                    worker.run();
+                }
+            })
+            .map_err(|error| refused(format!("no thread could be started: {error}")))?;
+        let thread_id = thread.thread().id();
+        if let Ok(Err(error)) = bound.recv() {
+            let core = core.unwrap_or_default();
+            return Err(refused(format!(
+                "its thread could not be bound to core {core} ({error}): \
+                 name a core that this process may run on"
+            )));
+        }
+        Ok(Self {
+            shared,
+            thread: Mutex::new(Some(thread)),
+            thread_id,
+            fork_generation: fork::generation(),
+        })
+    }
+
+    fn is_forked(&self) -> bool {
+        fork::generation() != self.fork_generation
+    }
+}
+
+impl Channel for CpuChannel {
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
+        if self.is_forked() {
+            return Err(SubmitError::Closed);
+        }
+        let shared = &*self.shared;
+        let wanted = batch.iter().flatten().count();
+        let bytes: u64 = batch.iter().flatten().map(Descriptor::length).sum();
+        let taken = shared.ring.push(batch)?;
+        let kept: u64 = if taken.count == wanted {
+            0
+        } else {
+            shared.incoming.full.fetch_add(1, Ordering::Relaxed);
+            batch.iter().flatten().map(Descriptor::length).sum()
+        };
+        shared
+            .incoming
+            .bytes
+            .fetch_add(bytes - kept, Ordering::Relaxed);
+        if taken.count > 0 && shared.idle.unpark() {
+            shared.incoming.wakes.fetch_add(1, Ordering::Relaxed);
+        }
+        Ok(taken)
+    }
+
+    fn completed(&self) -> Sequence {
+        self.shared.ring.completed()
+    }
+
+    fn error_of(&self, sequence: Sequence) -> Option<ExecutionError> {
+        lock(&self.shared.failures).find(sequence)
+    }
+
+    fn poll(&self) -> bool {
+        false
+    }
+
+    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
+        let reached = || self.completed() >= sequence;
+        while !reached() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() || self.is_forked() {
+                return reached();
+            }
+            self.shared.waiters.park(Some(left), reached);
+        }
+        true
+    }
+
+    fn wake(&self) {
+        self.shared.idle.unpark();
+    }
+
+    fn close(&self) {
+        self.shared.ring.close();
+        self.shared.idle.unpark();
+    }
+
+    fn outstanding_bytes(&self) -> u64 {
+        let retired = self.shared.outgoing.retired_bytes.load(Ordering::Relaxed);
+        self.shared
+            .incoming
+            .bytes
+            .load(Ordering::Relaxed)
+            .saturating_sub(retired)
+    }
+
+    fn statistics(&self) -> ChannelStatistics {
+        let Shared {
+            ring,
+            incoming,
+            outgoing,
+            ..
+        } = &*self.shared;
+        ChannelStatistics {
+            completed: ring.completed(),
+            submitted: ring.submitted(),
+            failed: outgoing.failed.load(Ordering::Relaxed),
+            bytes: outgoing.moved_bytes.load(Ordering::Relaxed),
+            sleeps: outgoing.sleeps.load(Ordering::Relaxed),
+            wakes: incoming.wakes.load(Ordering::Relaxed),
+            full: incoming.full.load(Ordering::Relaxed),
+        }
+    }
+}
+
+impl Drop for CpuChannel {
+    fn drop(&mut self) {
+        self.close();
+        let thread = lock(&self.thread).take();
+        // A forked child has no such thread, and a thread cannot wait for itself: it may be the
+        // one that drops the last handle, which an order that it launched still held.
+        if self.is_forked() || std::thread::current().id() == self.thread_id {
+            return;
+        }
+        if let Some(thread) = thread {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread of a channel.
+struct Worker {
+    shared: Arc<Shared>,
+    spin: Duration,
+}
+
+impl Worker {
+    fn run(self) {
+        let ring = &self.shared.ring;
+        let mut finished = 0;
+        loop {
+            // SAFETY: this thread is the only consumer, and completes each number it has taken.
+            while let Some(descriptor) = unsafe { ring.take(finished) } {
+                // A descriptor that had company in the queue may have been cancelled meanwhile.
+                // One that was taken at once cannot, and looking would cost a cache line.
+                let waited = ring.has_next(finished + 1);
+                finished += 1;
+                self.carry_out(descriptor, finished, waited);
+                ring.complete(finished);
+                self.shared.waiters.unpark();
+            }
+            if !self.wait_for_work(finished) {
+                return;
+            }
+        }
+    }
+
+    fn carry_out(&self, descriptor: Descriptor, sequence: Sequence, waited: bool) {
+        let outgoing = &self.shared.outgoing;
+        let length = descriptor.length();
+        if !descriptor.is_host_only() {
+            let reason = "a processor cannot reach device memory";
+            self.fail(
+                descriptor,
+                sequence,
+                ExecutionError::Engine {
+                    done_bytes: 0,
+                    reason,
+                },
+            );
+        } else if waited && descriptor.scope() != Scope::Chunks && descriptor.is_cancelled() {
+            self.fail(
+                descriptor,
+                sequence,
+                ExecutionError::Cancelled { done_bytes: 0 },
+            );
+        } else {
+            let moved = descriptor.run();
+            add(&outgoing.moved_bytes, moved);
+        }
+        add(&outgoing.retired_bytes, length);
+    }
+
+    fn fail(&self, descriptor: Descriptor, sequence: Sequence, error: ExecutionError) {
+        add(&self.shared.outgoing.failed, 1);
+        lock(&self.shared.failures).push(sequence, error.clone());
+        descriptor.finish(Err(error));
+    }
+
+    /// Spins, then sleeps, until there is work (`true`) or the channel is closed and empty.
+    fn wait_for_work(&self, finished: Sequence) -> bool {
+        let ring = &self.shared.ring;
+        let over = || ring.is_closed() && ring.submitted() == finished;
+        loop {
+            if self.spin_for_work(finished) {
+                return true;
+            }
+            if over() {
+                return false;
+            }
+            if self
+                .shared
+                .idle
+                .park(None, || ring.has_next(finished) || over())
+            {
+                add(&self.shared.outgoing.sleeps, 1);
+            }
+            if ring.has_next(finished) {
+                return true;
+            }
+        }
+    }
+
+    fn spin_for_work(&self, finished: Sequence) -> bool {
+        const LOOKS_PER_CLOCK: u32 = 64;
+        let start = Instant::now();
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if self.shared.ring.has_next(finished) {
+                    return true;
+                }
+                spin_hint();
+            }
+            if start.elapsed() >= self.spin {
+                return false;
+            }
+        }
+    }
+}
+
+/// Adds to a counter that only the calling thread writes.
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.store(counter.load(Ordering::Relaxed) + amount, Ordering::Relaxed);
+}

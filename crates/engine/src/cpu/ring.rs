@@ -1,0 +1,289 @@
+//! The bounded ring between submitters and a channel's thread: many in, one out.
+//!
+//! A slot is one cache line that holds a descriptor and its sequence number. A submitter claims
+//! slots by moving the tail, writes the descriptor, then the number; the channel waits for the
+//! number it expects. The channel never writes to a slot: it publishes one rising number, of the
+//! last descriptor it *finished*, and a slot is free again when its descriptor is finished. So a
+//! hand-over moves exactly one cache line, and a completion exactly one more.
+//!
+//! Who may touch what: `tail` and `limit` submitters only; `completed` written by the channel,
+//! read by everybody; a slot by the submitter that claimed it until it has written the number, then
+//! by the channel until `completed` reaches the number.
+
+use std::mem::MaybeUninit;
+
+use crossbeam_utils::CachePadded;
+use memferry_sys::sync::UnsafeCell;
+use memferry_sys::sync::atomic::{AtomicU64, Ordering};
+
+use crate::contract::{Sequence, SubmitError, Taken};
+
+/// The top bit of the tail says that the ring is closed.
+const CLOSED: u64 = 1 << 63;
+
+/// A bounded ring of `T`, numbered from 1.
+#[derive(Debug)]
+pub struct Ring<T> {
+    submit: CachePadded<Submit>,
+    completed: CachePadded<AtomicU64>,
+    slots: Box<[Slot<T>]>,
+}
+
+#[derive(Debug)]
+struct Submit {
+    /// How many slots were ever claimed, and [`CLOSED`].
+    tail: AtomicU64,
+    /// The tail may rise to here without a look at `completed`. Kept beside the tail so that a
+    /// submitter does not fetch the channel's line each time.
+    limit: AtomicU64,
+}
+
+#[derive(Debug)]
+#[cfg_attr(not(loom), repr(align(64)))]
+struct Slot<T> {
+    sequence: AtomicU64,
+    value: UnsafeCell<MaybeUninit<T>>,
+}
+
+// SAFETY: values move from submitters to the channel through the protocol described above, which
+// gives each slot one owner at a time; so sending `T` between threads is all that is needed.
+unsafe impl<T: Send> Send for Ring<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for Ring<T> {}
+
+impl<T> Ring<T> {
+    /// A ring with room for `capacity` values, rounded up to a power of two.
+    pub fn new(capacity: usize) -> Self {
+        let capacity = capacity.max(1).next_power_of_two();
+        let slot = |_| Slot {
+            sequence: AtomicU64::new(0),
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+        };
+        Self {
+            submit: CachePadded::new(Submit {
+                tail: AtomicU64::new(0),
+                limit: AtomicU64::new(capacity as u64),
+            }),
+            completed: CachePadded::new(AtomicU64::new(0)),
+            slots: (0..capacity).map(slot).collect(),
+        }
+    }
+
+    fn slot(&self, index: u64) -> &Slot<T> {
+        &self.slots[index as usize & (self.slots.len() - 1)]
+    }
+
+    /// Moves values from the front of `batch` into the ring for as long as there is room.
+    pub fn push(&self, batch: &mut [Option<T>]) -> Result<Taken, SubmitError> {
+        let wanted = batch.iter().filter(|entry| entry.is_some()).count() as u64;
+        let Some((start, count)) = self.claim(wanted)? else {
+            return Ok(Taken::NONE);
+        };
+        let values = batch
+            .iter_mut()
+            .filter_map(Option::take)
+            .take(count as usize);
+        for (index, value) in (start..).zip(values) {
+            let slot = self.slot(index);
+            slot.value.with_mut(|cell| {
+                // SAFETY: index was claimed by this call alone, and the claim was below `limit`,
+                // so the value that the slot held a lap ago is finished and gone.
+                unsafe { (*cell).write(value) };
+            });
+            slot.sequence.store(index + 1, Ordering::Release);
+        }
+        Ok(Taken {
+            first: start + 1,
+            count: count as usize,
+        })
+    }
+
+    /// Claims up to `wanted` slots; `None` when the ring is full.
+    fn claim(&self, wanted: u64) -> Result<Option<(u64, u64)>, SubmitError> {
+        let mut tail = self.submit.tail.load(Ordering::Relaxed);
+        loop {
+            if tail & CLOSED != 0 {
+                return Err(SubmitError::Closed);
+            }
+            let mut room = self
+                .submit
+                .limit
+                .load(Ordering::Acquire)
+                .saturating_sub(tail);
+            if room < wanted {
+                // Acquire: the channel is through with the slots that this number frees. The
+                // limit passes that on to submitters that do not look here themselves.
+                let limit = self.completed.load(Ordering::Acquire) + self.slots.len() as u64;
+                self.submit.limit.fetch_max(limit, Ordering::AcqRel);
+                room = limit.saturating_sub(tail);
+            }
+            let count = room.min(wanted);
+            if count == 0 {
+                return Ok(None);
+            }
+            match self.submit.tail.compare_exchange_weak(
+                tail,
+                tail + count,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Ok(Some((tail, count))),
+                Err(now) => tail = now,
+            }
+        }
+    }
+
+    /// Refuses values from now on.
+    pub fn close(&self) {
+        self.submit.tail.fetch_or(CLOSED, Ordering::AcqRel);
+    }
+
+    /// Whether [`Ring::close`] was called.
+    pub fn is_closed(&self) -> bool {
+        self.submit.tail.load(Ordering::Acquire) & CLOSED != 0
+    }
+
+    /// How many values were ever taken in.
+    pub fn submitted(&self) -> Sequence {
+        self.submit.tail.load(Ordering::Acquire) & !CLOSED
+    }
+
+    /// The number of the last finished value.
+    #[inline]
+    pub fn completed(&self) -> Sequence {
+        self.completed.load(Ordering::Acquire)
+    }
+
+    /// Whether the value after `finished` has arrived. For the channel only.
+    #[inline]
+    pub fn has_next(&self, finished: Sequence) -> bool {
+        self.slot(finished).sequence.load(Ordering::Acquire) == finished + 1
+    }
+
+    /// Takes the value after `finished`, if it has arrived.
+    ///
+    /// # Safety
+    /// Only one thread at a time may call this, with the number it last gave to
+    /// [`Ring::complete`] (0 at first), and only once for each number.
+    pub unsafe fn take(&self, finished: Sequence) -> Option<T> {
+        if !self.has_next(finished) {
+            return None;
+        }
+        // SAFETY: the number says that the submitter has written the value and left the slot; the
+        // caller promises to take it once. The slot is not reused before it is completed.
+        Some(
+            self.slot(finished)
+                .value
+                .with(|cell| unsafe { (*cell).assume_init_read() }),
+        )
+    }
+
+    /// Publishes that everything up to `sequence` is finished. For the channel only.
+    #[inline]
+    pub fn complete(&self, sequence: Sequence) {
+        self.completed.store(sequence, Ordering::Release);
+    }
+}
+
+impl<T> Drop for Ring<T> {
+    fn drop(&mut self) {
+        let mut finished = self.completed.load(Ordering::Relaxed);
+        // SAFETY: `&mut self`: no submitter and no channel is left, and each is taken once.
+        while let Some(value) = unsafe { self.take(finished) } {
+            drop(value);
+            finished += 1;
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_descriptor_and_its_number_share_one_cache_line() {
+        assert_eq!(size_of::<Slot<crate::Descriptor>>(), 64);
+    }
+
+    #[test]
+    fn a_full_ring_takes_what_fits_and_leaves_the_rest() {
+        let ring = Ring::new(4);
+        let mut batch: Vec<_> = (0..6).map(Some).collect();
+        assert_eq!(ring.push(&mut batch), Ok(Taken { first: 1, count: 4 }));
+        assert_eq!(batch, [None, None, None, None, Some(4), Some(5)]);
+        assert_eq!(ring.push(&mut batch), Ok(Taken::NONE));
+        // SAFETY: this thread is the only consumer.
+        assert_eq!(unsafe { ring.take(0) }, Some(0));
+        assert_eq!(
+            ring.push(&mut batch),
+            Ok(Taken::NONE),
+            "taken is not yet finished"
+        );
+        ring.complete(1);
+        assert_eq!(ring.push(&mut batch), Ok(Taken { first: 5, count: 1 }));
+        assert_eq!(batch[5], Some(5));
+    }
+
+    #[test]
+    fn a_closed_ring_refuses_and_keeps_what_it_has() {
+        let ring = Ring::new(4);
+        ring.push(&mut [Some(7)]).unwrap();
+        ring.close();
+        assert_eq!(ring.push(&mut [Some(8)]), Err(SubmitError::Closed));
+        assert_eq!(ring.submitted(), 1);
+        // SAFETY: this thread is the only consumer.
+        assert_eq!(unsafe { ring.take(0) }, Some(7));
+    }
+
+    #[test]
+    fn a_dropped_ring_drops_what_was_not_taken() {
+        let value = std::sync::Arc::new(());
+        let ring = Ring::new(8);
+        ring.push(&mut [Some(value.clone()), Some(value.clone())])
+            .unwrap();
+        // SAFETY: this thread is the only consumer.
+        drop(unsafe { ring.take(0) });
+        ring.complete(1);
+        drop(ring);
+        assert_eq!(std::sync::Arc::strong_count(&value), 1);
+    }
+
+    #[test]
+    fn many_submitters_lose_and_double_nothing() {
+        const EACH: u64 = 20_000;
+        let ring = Ring::new(16);
+        let mut sums = [0u64; 4];
+        std::thread::scope(|scope| {
+            for submitter in 0..4u64 {
+                let ring = &ring;
+                scope.spawn(move || {
+                    for number in 1..=EACH {
+                        let mut batch = [Some((submitter, number))];
+                        while ring.push(&mut batch).unwrap().count == 0 {
+                            std::thread::yield_now();
+                        }
+                    }
+                });
+            }
+            let mut last = [0; 4];
+            for finished in 0..4 * EACH {
+                let (submitter, number) = loop {
+                    // SAFETY: this thread is the only consumer and takes each number once.
+                    match unsafe { ring.take(finished) } {
+                        Some(value) => break value,
+                        None => std::thread::yield_now(),
+                    }
+                };
+                assert_eq!(
+                    number,
+                    last[submitter as usize] + 1,
+                    "in order per submitter"
+                );
+                last[submitter as usize] = number;
+                sums[submitter as usize] += number;
+                ring.complete(finished + 1);
+            }
+        });
+        assert_eq!(sums, [EACH * (EACH + 1) / 2; 4]);
+    }
+}

@@ -1,0 +1,226 @@
+//! A channel that lets another do the work and then reports what the script says.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use memferry_sys::sync::lock;
+
+use super::{Fault, Script};
+use crate::contract::{
+    Channel, ChannelStatistics, Descriptor, ExecutionError, FailureLog, Sequence, SubmitError,
+    Taken, park_by_polling,
+};
+
+#[derive(Debug)]
+pub(super) struct FaultChannel {
+    inner: Arc<dyn Channel>,
+    script: Arc<Mutex<Script>>,
+    queue: Mutex<Queue>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    pending: VecDeque<Pending>,
+    failures: FailureLog,
+    closed: bool,
+    statistics: ChannelStatistics,
+}
+
+/// A descriptor whose bytes the inner channel moves.
+#[derive(Debug)]
+struct Pending {
+    descriptor: Descriptor,
+    /// The number of the inner order; 0 if there was nothing to move.
+    inner: Sequence,
+    fault: Fault,
+    not_before: Option<Instant>,
+}
+
+impl FaultChannel {
+    pub(super) fn new(inner: Arc<dyn Channel>, script: Arc<Mutex<Script>>) -> Self {
+        Self {
+            inner,
+            script,
+            queue: Mutex::default(),
+        }
+    }
+
+    /// Reports the oldest descriptor if its time has come.
+    fn step(&self) -> bool {
+        self.inner.poll();
+        let mut queue = lock(&self.queue);
+        let Some(oldest) = queue.pending.front() else {
+            return false;
+        };
+        let early = oldest.not_before.is_some_and(|at| Instant::now() < at);
+        if early || self.inner.completed() < oldest.inner {
+            return false;
+        }
+        let Pending {
+            descriptor,
+            inner,
+            fault,
+            ..
+        } = queue
+            .pending
+            .pop_front()
+            .expect("it was there a moment ago");
+        let length = descriptor.length();
+        let result = match self.inner.error_of(inner) {
+            Some(error) => Err(error),
+            None => outcome(&descriptor, fault),
+        };
+        queue.statistics.completed += 1;
+        match &result {
+            Ok(()) => queue.statistics.bytes += length,
+            Err(error) => {
+                queue.statistics.failed += 1;
+                queue.statistics.bytes += error.done_bytes();
+                let sequence = queue.statistics.completed;
+                queue.failures.push(sequence, error.clone());
+            }
+        }
+        // Reporting may launch followers into this very channel: not under its lock.
+        drop(queue);
+        match result {
+            // A compare's answer is the completion's business, and the inner order reported to
+            // nobody: let a processor look again.
+            Ok(()) if descriptor.operation() == crate::Operation::Compare => {
+                descriptor.run();
+            }
+            result => descriptor.finish(result.map(|()| None)),
+        }
+        true
+    }
+}
+
+/// What the script says became of a descriptor.
+fn outcome(descriptor: &Descriptor, fault: Fault) -> Result<(), ExecutionError> {
+    let clamp = |done: u64| done.min(descriptor.length());
+    match fault {
+        Fault::None | Fault::Delay(_) => Ok(()),
+        Fault::Partial { done_bytes } if clamp(done_bytes) == descriptor.length() => Ok(()),
+        Fault::Partial { done_bytes } => Err(ExecutionError::Engine {
+            done_bytes: clamp(done_bytes),
+            reason: "injected: stopped half-way",
+        }),
+        Fault::EngineFault { done_bytes } => Err(ExecutionError::Engine {
+            done_bytes: clamp(done_bytes),
+            reason: "injected: engine fault",
+        }),
+        Fault::BadMemory { done_bytes } => Err(ExecutionError::BadMemory {
+            address: descriptor.target() + clamp(done_bytes),
+            done_bytes: clamp(done_bytes),
+        }),
+    }
+}
+
+/// How much of a descriptor is really moved before the fault. An overlapping copy cannot be
+/// resumed half-way, so a fault comes before its first byte.
+fn moved_bytes(descriptor: &Descriptor, fault: Fault) -> u64 {
+    let whole = descriptor.length();
+    match fault {
+        Fault::None | Fault::Delay(_) => whole,
+        _ if descriptor.operation() == crate::Operation::Move => 0,
+        Fault::Partial { done_bytes }
+        | Fault::EngineFault { done_bytes }
+        | Fault::BadMemory { done_bytes } => done_bytes.min(whole),
+    }
+}
+
+impl Channel for FaultChannel {
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
+        let mut queue = lock(&self.queue);
+        if queue.closed {
+            return Err(SubmitError::Closed);
+        }
+        let mut script = lock(&self.script);
+        if script.next_full() {
+            queue.statistics.full += 1;
+            return Ok(Taken::NONE);
+        }
+        let first = queue.statistics.submitted + 1;
+        let mut count = 0;
+        for entry in batch.iter_mut().filter(|entry| entry.is_some()) {
+            let Some(descriptor) = entry.as_ref() else {
+                continue;
+            };
+            let fault = script.descriptors.front().copied().unwrap_or(Fault::None);
+            let moved = moved_bytes(descriptor, fault);
+            let mut inner = 0;
+            if moved > 0 {
+                // SAFETY: the original is finished only after the inner channel has finished this.
+                let order = unsafe { descriptor.unreported_copy(moved) };
+                let taken = self.inner.submit(&mut [Some(order)])?;
+                if taken.count == 0 {
+                    queue.statistics.full += 1;
+                    break;
+                }
+                inner = taken.last();
+            }
+            script.next_fault();
+            let not_before = match fault {
+                Fault::Delay(delay) => Some(Instant::now() + delay),
+                _ => None,
+            };
+            let descriptor = entry.take().expect("the entry was looked at above");
+            queue.pending.push_back(Pending {
+                descriptor,
+                inner,
+                fault,
+                not_before,
+            });
+            count += 1;
+        }
+        queue.statistics.submitted += count as u64;
+        Ok(Taken { first, count })
+    }
+
+    fn completed(&self) -> Sequence {
+        lock(&self.queue).statistics.completed
+    }
+
+    fn error_of(&self, sequence: Sequence) -> Option<ExecutionError> {
+        lock(&self.queue).failures.find(sequence)
+    }
+
+    fn poll(&self) -> bool {
+        self.step()
+    }
+
+    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
+        park_by_polling(self, sequence, timeout)
+    }
+
+    fn wake(&self) {
+        self.inner.wake();
+    }
+
+    fn close(&self) {
+        lock(&self.queue).closed = true;
+        // The inner channel keeps what it has taken and is closed when this one is dropped.
+    }
+
+    fn outstanding_bytes(&self) -> u64 {
+        lock(&self.queue)
+            .pending
+            .iter()
+            .map(|pending| pending.descriptor.length())
+            .sum()
+    }
+
+    fn statistics(&self) -> ChannelStatistics {
+        lock(&self.queue).statistics
+    }
+}
+
+impl Drop for FaultChannel {
+    fn drop(&mut self) {
+        while !lock(&self.queue).pending.is_empty() {
+            if !self.step() {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
