@@ -1,1 +1,28 @@
+//! The copy core: a request becomes a plan, the plan becomes descriptors on channels, and their
+//! completion comes back to the caller as a cookie, a future, an eventfd or a notification.
+//!
+//! [`Ferry`] is the way in. [`plan`] decides, as pure functions; [`policy`] spreads work over
+//! channels; [`transfer`] holds the handles for each way of handing over memory.
 
+mod builder;
+mod cookie;
+mod driver;
+mod error;
+mod ferry;
+pub mod plan;
+pub mod policy;
+mod request;
+mod statistics;
+pub mod transfer;
+
+pub use builder::{Builder, EngineChoice};
+pub use cookie::Cookie;
+pub use error::{BuildError, CookieError, Error, ValidationError};
+pub use ferry::Ferry;
+pub use request::{Options, Request, Temperature};
+pub use statistics::Statistics;
+pub use transfer::{
+    Buffer, Failed, OwnedSource, OwnedTarget, OwnedTransfer, Scope, ScopedTransfer, Transfer,
+};
+
+pub use memferry_engine::completion::{Finish, Notification};

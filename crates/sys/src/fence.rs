@@ -13,8 +13,7 @@ fn expedited() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};
     use std::sync::OnceLock;
     static REGISTERED: OnceLock<bool> = OnceLock::new();
-    *REGISTERED
-        .get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
+    *REGISTERED.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
 }
 
 /// The two ends of an asymmetric fence, decided once per process.

@@ -36,10 +36,8 @@ impl Pages {
 
     fn map(length: usize, huge: bool) -> io::Result<Self> {
         let page = if huge { 2 << 20 } else { page_bytes() };
-        let mapped = length
-            .max(1)
-            .checked_next_multiple_of(page)
-            .ok_or(io::ErrorKind::InvalidInput)?;
+        let mapped =
+            length.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         let start = unsafe {
             mmap_anonymous(

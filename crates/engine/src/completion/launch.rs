@@ -11,15 +11,34 @@ use memferry_sys::sync::{Mutex, lock};
 use super::Completion;
 use crate::contract::{Channel, Descriptor, ExecutionError, Scope};
 
-/// Descriptors for one channel.
+/// Descriptors that go to one place.
 #[derive(Debug)]
 pub struct Order {
-    /// Where they go.
-    pub channel: Arc<dyn Channel>,
-    /// What goes there, in order.
-    pub descriptors: Vec<Option<Descriptor>>,
+    /// Where they go; without a channel, the launching thread carries them out.
+    channel: Option<Arc<dyn Channel>>,
+    descriptors: Batch,
     /// Whether the channel moves on by itself; if not, a full one is polled for room.
-    pub self_driving: bool,
+    self_driving: bool,
+}
+
+/// Most orders are a single descriptor, for which no list is allocated.
+#[derive(Debug)]
+enum Batch {
+    One([Option<Descriptor>; 1]),
+    Many(Vec<Option<Descriptor>>),
+}
+
+impl Batch {
+    fn as_mut_slice(&mut self) -> &mut [Option<Descriptor>] {
+        match self {
+            Self::One(one) => one,
+            Self::Many(many) => many,
+        }
+    }
+
+    fn take_all(&mut self) -> impl Iterator<Item = Descriptor> {
+        self.as_mut_slice().iter_mut().filter_map(Option::take)
+    }
 }
 
 /// A transfer that waits for others.
@@ -34,17 +53,20 @@ pub struct Launch {
 impl Launch {
     /// Hands over the orders of a transfer now. Without orders there is nothing to do, and the
     /// transfer is over.
-    pub fn now(completion: &Completion, orders: Vec<Order>) {
-        if orders.is_empty() && completion.work().is_none() {
-            return completion.finish_whole(Ok(None));
-        }
-        let mut invited = false;
+    pub fn now(completion: &Completion, orders: impl IntoIterator<Item = Order>) {
+        let mut reached = false;
         for mut order in orders {
-            invited |= order.hand_over();
+            reached |= order.hand_over();
         }
-        // Invitations that nobody took leave chunks that nobody would claim: claim them here.
-        if !invited && completion.work().is_some() {
-            completion.run_from_front();
+        if reached {
+            return;
+        }
+        match completion.work() {
+            // Invitations that nobody took leave chunks that nobody would claim: claim them here.
+            Some(_) => {
+                completion.run_from_front();
+            }
+            None => completion.finish_whole(Ok(None)),
         }
     }
 
@@ -79,10 +101,8 @@ impl Launch {
         thread_local! {
             static QUEUE: RefCell<Option<Vec<Arc<Launch>>>> = const { RefCell::new(None) };
         }
-        let ready: Vec<_> = followers
-            .into_iter()
-            .filter(|launch| launch.one_ended(failed))
-            .collect();
+        let ready: Vec<_> =
+            followers.into_iter().filter(|launch| launch.one_ended(failed)).collect();
         if ready.is_empty() {
             return;
         }
@@ -121,12 +141,11 @@ impl Launch {
 
     /// Ends a transfer that was not begun.
     fn refuse(&self, orders: Vec<Order>, error: &ExecutionError) {
-        let fixed = orders
-            .into_iter()
-            .flat_map(|order| order.descriptors)
-            .flatten();
-        for descriptor in fixed.filter(|descriptor| descriptor.scope() != Scope::Chunks) {
-            descriptor.finish(Err(error.clone()));
+        for mut order in orders {
+            let descriptors = order.descriptors.take_all();
+            for fixed in descriptors.filter(|descriptor| descriptor.scope() != Scope::Chunks) {
+                fixed.finish(Err(error.clone()));
+            }
         }
         if !self.completion.is_done() {
             self.completion.refuse(error.clone());
@@ -135,31 +154,34 @@ impl Launch {
 }
 
 impl Order {
-    /// Submits everything; what is not taken is run here. Returns whether an invitation or any
-    /// other descriptor reached the channel or was run.
+    /// One descriptor for a channel. `self_driving`: the channel moves on without being polled.
+    pub fn one(channel: Arc<dyn Channel>, self_driving: bool, descriptor: Descriptor) -> Self {
+        let channel = Some(channel);
+        Self { channel, self_driving, descriptors: Batch::One([Some(descriptor)]) }
+    }
+
+    /// Several descriptors for a channel, in order.
+    pub fn many(
+        channel: Arc<dyn Channel>,
+        self_driving: bool,
+        descriptors: impl IntoIterator<Item = Descriptor>,
+    ) -> Self {
+        let descriptors = Batch::Many(descriptors.into_iter().map(Some).collect());
+        Self { channel: Some(channel), self_driving, descriptors }
+    }
+
+    /// A descriptor for whichever thread launches it.
+    pub fn here(descriptor: Descriptor) -> Self {
+        let descriptors = Batch::One([Some(descriptor)]);
+        Self { channel: None, self_driving: true, descriptors }
+    }
+
+    /// Submits everything; what is not taken is run here, except invitations. Returns whether
+    /// anything reached the channel or was run.
     fn hand_over(&mut self) -> bool {
-        const IDLE_POLLS: u32 = 1000;
-        let mut idle = 0;
-        let mut handed = 0;
-        while handed < self.descriptors.len() {
-            let Ok(taken) = self.channel.submit(&mut self.descriptors[handed..]) else {
-                break;
-            };
-            handed += taken.count;
-            if handed == self.descriptors.len() {
-                break;
-            }
-            if self.self_driving || idle == IDLE_POLLS {
-                break;
-            }
-            idle = if taken.count > 0 || self.channel.poll() {
-                0
-            } else {
-                idle + 1
-            };
-        }
+        let handed = self.submit();
         let mut reached = handed > 0;
-        for descriptor in self.descriptors.iter_mut().filter_map(Option::take) {
+        for descriptor in self.descriptors.take_all() {
             if descriptor.scope() == Scope::Chunks {
                 continue;
             }
@@ -168,12 +190,28 @@ impl Order {
                 descriptor.run();
             } else {
                 let reason = "the channel is full or closed, and no processor reaches this memory";
-                descriptor.finish(Err(ExecutionError::Engine {
-                    done_bytes: 0,
-                    reason,
-                }));
+                descriptor.finish(Err(ExecutionError::Engine { done_bytes: 0, reason }));
             }
         }
         reached
+    }
+
+    /// Returns how many the channel took. One that moves on by itself is tried once: if it is full
+    /// there is a thread here that can work. One that must be polled is polled for room.
+    fn submit(&mut self) -> usize {
+        const IDLE_POLLS: u32 = 1000;
+        let Some(channel) = &self.channel else {
+            return 0;
+        };
+        let batch = self.descriptors.as_mut_slice();
+        let (mut handed, mut idle) = (0, 0);
+        while let Ok(taken) = channel.submit(&mut batch[handed..]) {
+            handed += taken.count;
+            if handed == batch.len() || self.self_driving || idle == IDLE_POLLS {
+                break;
+            }
+            idle = if taken.count > 0 || channel.poll() { 0 } else { idle + 1 };
+        }
+        handed
     }
 }

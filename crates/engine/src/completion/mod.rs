@@ -49,7 +49,6 @@ pub struct Finish {
 
 /// The shared state of one transfer.
 #[derive(Debug)]
-#[cfg_attr(not(loom), repr(align(64)))]
 pub struct Completion {
     state: WaitWord,
     difference: AtomicU64,
@@ -87,12 +86,14 @@ impl Completion {
         }
     }
 
+    /// The completion of a transfer that has ended well already.
+    pub fn over() -> Self {
+        Self { state: WaitWord::new(DONE), ..Self::whole() }
+    }
+
     /// The completion of a transfer that is cut into chunks, for engines to claim or to be given.
     pub fn chunked(work: Work) -> Self {
-        Self {
-            work: Some(Box::new(work)),
-            ..Self::whole()
-        }
+        Self { work: Some(Box::new(work)), ..Self::whole() }
     }
 
     /// Sets a variable after all data is visible and before the completion says it is done.
@@ -134,9 +135,7 @@ impl Completion {
             Err(failure.expect("a failure is recorded before it is announced"))
         } else {
             let difference = self.difference.load(Ordering::Relaxed);
-            Ok(Finish {
-                difference: (difference != EQUAL).then_some(difference),
-            })
+            Ok(Finish { difference: (difference != EQUAL).then_some(difference) })
         })
     }
 
@@ -185,6 +184,16 @@ impl Completion {
     /// when there was none left.
     pub fn help_from_back(&self) -> bool {
         let Some((work, chunk)) = self.work().and_then(|w| Some((w, w.claim_back()?))) else {
+            return false;
+        };
+        self.run_chunk(work, chunk);
+        true
+    }
+
+    /// Claims one chunk from the front and carries it out on the calling processor. Returns
+    /// `false` when there was none left.
+    pub fn help_from_front(&self) -> bool {
+        let Some((work, chunk)) = self.work().and_then(|w| Some((w, w.claim_front()?))) else {
             return false;
         };
         self.run_chunk(work, chunk);
@@ -307,12 +316,8 @@ impl Completion {
     }
 
     fn tell_watchers(&self, failed: bool) {
-        let Watchers {
-            waker,
-            events,
-            followers,
-            kept,
-        } = std::mem::take(&mut *lock(&self.watchers));
+        let Watchers { waker, events, followers, kept } =
+            std::mem::take(&mut *lock(&self.watchers));
         events.iter().for_each(|event| event.signal());
         if let Some(waker) = waker {
             waker.wake();

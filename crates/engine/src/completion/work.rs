@@ -60,13 +60,8 @@ impl Work {
     ) -> Self {
         const MOST_CHUNKS: u64 = 1 << 20;
         const LONGEST_CHUNK: u64 = 1 << 30;
-        assert!(
-            length > 0 && operation != Operation::Move,
-            "this cannot be cut into chunks"
-        );
-        let chunk_bytes = chunk_bytes
-            .clamp(1, LONGEST_CHUNK)
-            .max(length.div_ceil(MOST_CHUNKS));
+        assert!(length > 0 && operation != Operation::Move, "this cannot be cut into chunks");
+        let chunk_bytes = chunk_bytes.clamp(1, LONGEST_CHUNK).max(length.div_ceil(MOST_CHUNKS));
         let count = length.div_ceil(chunk_bytes);
         let missing = (0..count)
             .map(|index| AtomicU32::new((length - index * chunk_bytes).min(chunk_bytes) as u32))
@@ -97,10 +92,7 @@ impl Work {
 
     fn chunk(&self, index: u64) -> Chunk {
         let offset = index * self.chunk_bytes;
-        Chunk {
-            offset,
-            length: (self.length - offset).min(self.chunk_bytes),
-        }
+        Chunk { offset, length: (self.length - offset).min(self.chunk_bytes) }
     }
 
     /// Claims the next chunk at the front.
@@ -209,9 +201,7 @@ impl Work {
 
     /// Bytes done from the start without a gap.
     pub fn ready_bytes(&self) -> u64 {
-        let done = (0..self.missing.len())
-            .take_while(|&index| self.is_chunk_done(index))
-            .count();
+        let done = (0..self.missing.len()).take_while(|&index| self.is_chunk_done(index)).count();
         (done as u64 * self.chunk_bytes).min(self.length)
     }
 
@@ -243,17 +233,7 @@ mod tests {
 
     fn work(length: u64, chunk_bytes: u64) -> Work {
         // SAFETY: these tests claim and mark, and never execute.
-        unsafe {
-            Work::new(
-                Operation::Copy,
-                Kernel::Cached,
-                0,
-                0,
-                length,
-                0,
-                chunk_bytes,
-            )
-        }
+        unsafe { Work::new(Operation::Copy, Kernel::Cached, 0, 0, length, 0, chunk_bytes) }
     }
 
     #[test]
@@ -261,11 +241,7 @@ mod tests {
         let work = work(1000, 64);
         let mut seen = vec![0u8; 1000];
         let mut turn = 0;
-        while let Some(chunk) = if turn % 3 == 0 {
-            work.claim_back()
-        } else {
-            work.claim_front()
-        } {
+        while let Some(chunk) = if turn % 3 == 0 { work.claim_back() } else { work.claim_front() } {
             turn += 1;
             for byte in &mut seen[chunk.offset as usize..(chunk.offset + chunk.length) as usize] {
                 *byte += 1;

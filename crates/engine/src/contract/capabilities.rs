@@ -94,9 +94,7 @@ impl Capabilities {
         let mut longest = length.min(self.largest_descriptor_bytes as u64);
         if let Some(boundary) = self.boundary_bytes {
             let boundary = boundary as u64;
-            longest = longest
-                .min(boundary - source % boundary)
-                .min(boundary - target % boundary);
+            longest = longest.min(boundary - source % boundary).min(boundary - target % boundary);
         }
         longest
     }

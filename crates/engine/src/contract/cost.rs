@@ -13,10 +13,7 @@ pub struct Direction {
 
 impl Direction {
     /// Inside ordinary memory.
-    pub const HOST_TO_HOST: Self = Self {
-        source: MemoryKind::Host,
-        target: MemoryKind::Host,
-    };
+    pub const HOST_TO_HOST: Self = Self { source: MemoryKind::Host, target: MemoryKind::Host };
 }
 
 /// Start-up plus time per byte.
@@ -31,10 +28,7 @@ pub struct CostLine {
 impl CostLine {
     /// The line of a start-up time and a bandwidth in bytes per nanosecond (GB/s).
     pub fn from_bandwidth(startup_ns: f64, gb_per_s: f64) -> Self {
-        Self {
-            startup_ns,
-            ns_per_byte: 1.0 / gb_per_s,
-        }
+        Self { startup_ns, ns_per_byte: 1.0 / gb_per_s }
     }
 
     /// The estimate for a size.

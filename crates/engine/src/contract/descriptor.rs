@@ -112,9 +112,7 @@ impl Descriptor {
 
     /// An invitation to claim the chunks of a transfer; see [`Completion::chunked`].
     pub fn chunks(completion: Arc<Completion>) -> Self {
-        let work = completion
-            .work()
-            .expect("only a chunked completion has chunks to claim");
+        let work = completion.work().expect("only a chunked completion has chunks to claim");
         Self {
             operation: work.operation,
             scope: Scope::Chunks,
@@ -170,12 +168,7 @@ impl Descriptor {
     /// # Safety
     /// The copy must be finished before the original is.
     pub unsafe fn unreported_copy(&self, length: u64) -> Self {
-        Self {
-            completion: None,
-            scope: Scope::Whole,
-            length,
-            ..*self
-        }
+        Self { completion: None, scope: Scope::Whole, length, ..*self }
     }
 
     /// What to do.
@@ -220,23 +213,15 @@ impl Descriptor {
 
     /// Whether its transfer was cancelled before it began.
     pub fn is_cancelled(&self) -> bool {
-        self.completion
-            .as_ref()
-            .is_some_and(|completion| completion.is_cancelled())
+        self.completion.as_ref().is_some_and(|completion| completion.is_cancelled())
     }
 
     /// Carries it out on the calling processor and reports. Returns the bytes it moved itself,
     /// which for an invitation may be fewer than its length.
     pub fn run(self) -> u64 {
-        debug_assert!(
-            self.is_host_only(),
-            "a processor cannot reach device memory"
-        );
+        debug_assert!(self.is_host_only(), "a processor cannot reach device memory");
         if self.scope == Scope::Chunks {
-            let completion = self
-                .completion
-                .as_ref()
-                .expect("an invitation has a completion");
+            let completion = self.completion.as_ref().expect("an invitation has a completion");
             return completion.run_from_front();
         }
         // SAFETY: whoever made the descriptor vouched for its memory until it is finished.
@@ -305,10 +290,7 @@ impl Drop for Descriptor {
         let Some(completion) = self.completion.take() else {
             return;
         };
-        let abandoned = ExecutionError::Engine {
-            done_bytes: 0,
-            reason: "descriptor abandoned",
-        };
+        let abandoned = ExecutionError::Engine { done_bytes: 0, reason: "descriptor abandoned" };
         match self.scope {
             Scope::Whole => completion.finish_whole(Err(abandoned)),
             Scope::Part => completion.finish_part(self.offset, self.length, Err(abandoned)),

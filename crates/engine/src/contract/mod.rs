@@ -94,11 +94,7 @@ impl Taken {
 
     /// The number of the last one taken, or 0.
     pub fn last(&self) -> Sequence {
-        if self.count == 0 {
-            0
-        } else {
-            self.first + self.count as u64 - 1
-        }
+        if self.count == 0 { 0 } else { self.first + self.count as u64 - 1 }
     }
 }
 

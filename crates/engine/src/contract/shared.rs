@@ -23,10 +23,7 @@ impl FailureLog {
 
     /// The failure of a descriptor, if it is remembered.
     pub fn find(&self, sequence: Sequence) -> Option<ExecutionError> {
-        self.0
-            .iter()
-            .find(|(number, _)| *number == sequence)
-            .map(|(_, error)| error.clone())
+        self.0.iter().find(|(number, _)| *number == sequence).map(|(_, error)| error.clone())
     }
 }
 

@@ -72,21 +72,12 @@ impl Bench {
         let channel = (affinity::allowed_cores().len() > 1)
             .then(|| CpuChannel::open(&ChannelOptions::default(), 64, 5_000_000).ok())
             .flatten();
-        Some(Self {
-            source,
-            target,
-            channel,
-            start,
-        })
+        Some(Self { source, target, channel, start })
     }
 
     /// How often to repeat something that moves `bytes`; less when the time runs out.
     fn tries(&self, bytes: usize) -> usize {
-        if self.start.elapsed() > BUDGET {
-            1
-        } else {
-            (LARGEST / bytes).clamp(3, 12)
-        }
+        if self.start.elapsed() > BUDGET { 1 } else { (LARGEST / bytes).clamp(3, 12) }
     }
 
     /// Bandwidth of one core, in GB/s.
@@ -105,12 +96,7 @@ impl Bench {
             // SAFETY: the two halves are distinct and the buffers live until the channel is done,
             // which is awaited below.
             let theirs = unsafe {
-                Descriptor::new(
-                    Operation::Copy,
-                    self.source_at(0),
-                    self.target_at(0),
-                    half as u64,
-                )
+                Descriptor::new(Operation::Copy, self.source_at(0), self.target_at(0), half as u64)
             };
             let Ok(taken) = channel.submit(&mut [Some(theirs.kernel(kernel))]) else {
                 return;
@@ -135,16 +121,7 @@ impl Bench {
         let (source, target) = (self.source_at(from), self.target_at(from));
         // SAFETY: both ranges lie inside the buffers, which are distinct and owned by `self`; a
         // channel at work has another range. Kernels come from the list of supported ones.
-        unsafe {
-            execute::run(
-                Operation::Copy,
-                kernel,
-                source,
-                target,
-                (to - from) as u64,
-                0,
-            )
-        };
+        unsafe { execute::run(Operation::Copy, kernel, source, target, (to - from) as u64, 0) };
     }
 
     /// One way: half of the time for a descriptor of one byte to come back.

@@ -64,10 +64,7 @@ impl CpuChannel {
         default_capacity: usize,
         default_spin_ns: u64,
     ) -> Result<Self, OpenError> {
-        let refused = |reason: String| OpenError::System {
-            engine: "cpu".into(),
-            reason,
-        };
+        let refused = |reason: String| OpenError::System { engine: "cpu".into(), reason };
         fork::watch();
         let shared = Arc::new(Shared {
             ring: Ring::new(options.capacity.unwrap_or(default_capacity)),
@@ -129,10 +126,7 @@ impl Channel for CpuChannel {
             shared.incoming.full.fetch_add(1, Ordering::Relaxed);
             batch.iter().flatten().map(Descriptor::length).sum()
         };
-        shared
-            .incoming
-            .bytes
-            .fetch_add(bytes - kept, Ordering::Relaxed);
+        shared.incoming.bytes.fetch_add(bytes - kept, Ordering::Relaxed);
         if taken.count > 0 && shared.idle.unpark() {
             shared.incoming.wakes.fetch_add(1, Ordering::Relaxed);
         }
@@ -175,20 +169,11 @@ impl Channel for CpuChannel {
 
     fn outstanding_bytes(&self) -> u64 {
         let retired = self.shared.outgoing.retired_bytes.load(Ordering::Relaxed);
-        self.shared
-            .incoming
-            .bytes
-            .load(Ordering::Relaxed)
-            .saturating_sub(retired)
+        self.shared.incoming.bytes.load(Ordering::Relaxed).saturating_sub(retired)
     }
 
     fn statistics(&self) -> ChannelStatistics {
-        let Shared {
-            ring,
-            incoming,
-            outgoing,
-            ..
-        } = &*self.shared;
+        let Shared { ring, incoming, outgoing, .. } = &*self.shared;
         ChannelStatistics {
             completed: ring.completed(),
             submitted: ring.submitted(),
@@ -248,20 +233,9 @@ impl Worker {
         let length = descriptor.length();
         if !descriptor.is_host_only() {
             let reason = "a processor cannot reach device memory";
-            self.fail(
-                descriptor,
-                sequence,
-                ExecutionError::Engine {
-                    done_bytes: 0,
-                    reason,
-                },
-            );
+            self.fail(descriptor, sequence, ExecutionError::Engine { done_bytes: 0, reason });
         } else if waited && descriptor.scope() != Scope::Chunks && descriptor.is_cancelled() {
-            self.fail(
-                descriptor,
-                sequence,
-                ExecutionError::Cancelled { done_bytes: 0 },
-            );
+            self.fail(descriptor, sequence, ExecutionError::Cancelled { done_bytes: 0 });
         } else {
             let moved = descriptor.run();
             add(&outgoing.moved_bytes, moved);
@@ -286,11 +260,7 @@ impl Worker {
             if over() {
                 return false;
             }
-            if self
-                .shared
-                .idle
-                .park(None, || ring.has_next(finished) || over())
-            {
+            if self.shared.idle.park(None, || ring.has_next(finished) || over()) {
                 add(&self.shared.outgoing.sleeps, 1);
             }
             if ring.has_next(finished) {

@@ -23,10 +23,7 @@ pub struct Parker {
 impl Parker {
     /// A parker with nobody asleep.
     pub fn new() -> Self {
-        Self {
-            word: WaitWord::new(AWAKE),
-            fence: Asymmetric::new(),
-        }
+        Self { word: WaitWord::new(AWAKE), fence: Asymmetric::new() }
     }
 
     /// Sleeps until woken or the time is over, unless `ready` says that there is something to see.
@@ -80,11 +77,7 @@ pub struct Crowd {
 impl Crowd {
     /// A place with nobody asleep.
     pub fn new() -> Self {
-        Self {
-            sleepers: AtomicU32::new(0),
-            epoch: WaitWord::new(0),
-            fence: Asymmetric::new(),
-        }
+        Self { sleepers: AtomicU32::new(0), epoch: WaitWord::new(0), fence: Asymmetric::new() }
     }
 
     /// Sleeps until woken or the time is over, unless `ready` says that there is something to see.

@@ -157,24 +157,15 @@ impl Profile {
 
     /// A saved profile of another machine is measured anew, a missing one for the first time.
     fn read_or_measure(path: &Path) -> Result<Self, ProfileError> {
-        let at = |error| ProfileError::Io {
-            path: path.to_owned(),
-            error,
-        };
+        let at = |error| ProfileError::Io { path: path.to_owned(), error };
         match fs::read_to_string(path) {
             Ok(text) => match Self::parse(&text) {
                 Ok(Some(profile)) => {
-                    return Ok(Self {
-                        origin: Origin::Saved(path.to_owned()),
-                        ..profile
-                    });
+                    return Ok(Self { origin: Origin::Saved(path.to_owned()), ..profile });
                 }
                 Ok(None) => {}
                 Err(problem) => {
-                    return Err(ProfileError::Malformed {
-                        path: path.to_owned(),
-                        problem,
-                    });
+                    return Err(ProfileError::Malformed { path: path.to_owned(), problem });
                 }
             },
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -232,10 +223,7 @@ impl Profile {
                 .ok_or_else(|| format!("\"{name}\" is missing"))
         };
         let number = |name: &str| {
-            let value = field(name)?
-                .parse::<f64>()
-                .ok()
-                .filter(|value| *value > 0.0);
+            let value = field(name)?.parse::<f64>().ok().filter(|value| *value > 0.0);
             value.ok_or_else(|| format!("\"{name}\" is not a positive number"))
         };
         let bytes = |name: &str| number(name).map(|value| value as usize);
@@ -263,11 +251,7 @@ const FIRST_WORD: &str = "memferry-profile";
 /// The first line: a profile is good for this version on this machine with these cores.
 fn machine_line() -> String {
     let cores = affinity::allowed_cores().len();
-    format!(
-        "{FIRST_WORD} {} {cores} {}\n",
-        env!("CARGO_PKG_VERSION"),
-        cpu::facts().model
-    )
+    format!("{FIRST_WORD} {} {cores} {}\n", env!("CARGO_PKG_VERSION"), cpu::facts().model)
 }
 
 #[cfg(test)]
@@ -276,11 +260,8 @@ mod tests {
 
     #[test]
     fn a_saved_profile_is_read_back_as_it_was() {
-        let profile = Profile {
-            handover_ns: 123.5,
-            split_bytes: usize::MAX,
-            ..Profile::built_in()
-        };
+        let profile =
+            Profile { handover_ns: 123.5, split_bytes: usize::MAX, ..Profile::built_in() };
         assert_eq!(Profile::parse(&profile.to_text()), Ok(Some(profile)));
     }
 
@@ -295,13 +276,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("profile");
         fs::write(&path, "hello").unwrap();
-        let error = Profile::load(&ProfileSource::File(path))
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("profile") && error.contains("delete"),
-            "{error}"
-        );
+        let error = Profile::load(&ProfileSource::File(path)).unwrap_err().to_string();
+        assert!(error.contains("profile") && error.contains("delete"), "{error}");
     }
 
     #[test]
@@ -313,10 +289,7 @@ mod tests {
             ("chunk_bytes", "chunk_bites"),
             ("streaming ", "streaming warp"),
         ] {
-            assert!(
-                Profile::parse(&good.replace(from, to)).is_err(),
-                "{from} -> {to}"
-            );
+            assert!(Profile::parse(&good.replace(from, to)).is_err(), "{from} -> {to}");
         }
     }
 

@@ -55,10 +55,8 @@ impl<T> Ring<T> {
     /// A ring with room for `capacity` values, rounded up to a power of two.
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(1).next_power_of_two();
-        let slot = |_| Slot {
-            sequence: AtomicU64::new(0),
-            value: UnsafeCell::new(MaybeUninit::uninit()),
-        };
+        let slot =
+            |_| Slot { sequence: AtomicU64::new(0), value: UnsafeCell::new(MaybeUninit::uninit()) };
         Self {
             submit: CachePadded::new(Submit {
                 tail: AtomicU64::new(0),
@@ -79,10 +77,7 @@ impl<T> Ring<T> {
         let Some((start, count)) = self.claim(wanted)? else {
             return Ok(Taken::NONE);
         };
-        let values = batch
-            .iter_mut()
-            .filter_map(Option::take)
-            .take(count as usize);
+        let values = batch.iter_mut().filter_map(Option::take).take(count as usize);
         for (index, value) in (start..).zip(values) {
             let slot = self.slot(index);
             slot.value.with_mut(|cell| {
@@ -92,10 +87,7 @@ impl<T> Ring<T> {
             });
             slot.sequence.store(index + 1, Ordering::Release);
         }
-        Ok(Taken {
-            first: start + 1,
-            count: count as usize,
-        })
+        Ok(Taken { first: start + 1, count: count as usize })
     }
 
     /// Claims up to `wanted` slots; `None` when the ring is full.
@@ -105,11 +97,7 @@ impl<T> Ring<T> {
             if tail & CLOSED != 0 {
                 return Err(SubmitError::Closed);
             }
-            let mut room = self
-                .submit
-                .limit
-                .load(Ordering::Acquire)
-                .saturating_sub(tail);
+            let mut room = self.submit.limit.load(Ordering::Acquire).saturating_sub(tail);
             if room < wanted {
                 // Acquire: the channel is through with the slots that this number frees. The
                 // limit passes that on to submitters that do not look here themselves.
@@ -171,11 +159,7 @@ impl<T> Ring<T> {
         }
         // SAFETY: the number says that the submitter has written the value and left the slot; the
         // caller promises to take it once. The slot is not reused before it is completed.
-        Some(
-            self.slot(finished)
-                .value
-                .with(|cell| unsafe { (*cell).assume_init_read() }),
-        )
+        Some(self.slot(finished).value.with(|cell| unsafe { (*cell).assume_init_read() }))
     }
 
     /// Publishes that everything up to `sequence` is finished. For the channel only.
@@ -214,11 +198,7 @@ mod tests {
         assert_eq!(ring.push(&mut batch), Ok(Taken::NONE));
         // SAFETY: this thread is the only consumer.
         assert_eq!(unsafe { ring.take(0) }, Some(0));
-        assert_eq!(
-            ring.push(&mut batch),
-            Ok(Taken::NONE),
-            "taken is not yet finished"
-        );
+        assert_eq!(ring.push(&mut batch), Ok(Taken::NONE), "taken is not yet finished");
         ring.complete(1);
         assert_eq!(ring.push(&mut batch), Ok(Taken { first: 5, count: 1 }));
         assert_eq!(batch[5], Some(5));
@@ -239,8 +219,7 @@ mod tests {
     fn a_dropped_ring_drops_what_was_not_taken() {
         let value = std::sync::Arc::new(());
         let ring = Ring::new(8);
-        ring.push(&mut [Some(value.clone()), Some(value.clone())])
-            .unwrap();
+        ring.push(&mut [Some(value.clone()), Some(value.clone())]).unwrap();
         // SAFETY: this thread is the only consumer.
         drop(unsafe { ring.take(0) });
         ring.complete(1);
@@ -274,11 +253,7 @@ mod tests {
                         None => std::thread::yield_now(),
                     }
                 };
-                assert_eq!(
-                    number,
-                    last[submitter as usize] + 1,
-                    "in order per submitter"
-                );
+                assert_eq!(number, last[submitter as usize] + 1, "in order per submitter");
                 last[submitter as usize] = number;
                 sums[submitter as usize] += number;
                 ring.complete(finished + 1);

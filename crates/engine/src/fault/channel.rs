@@ -39,11 +39,7 @@ struct Pending {
 
 impl FaultChannel {
     pub(super) fn new(inner: Arc<dyn Channel>, script: Arc<Mutex<Script>>) -> Self {
-        Self {
-            inner,
-            script,
-            queue: Mutex::default(),
-        }
+        Self { inner, script, queue: Mutex::default() }
     }
 
     /// Reports the oldest descriptor if its time has come.
@@ -57,15 +53,8 @@ impl FaultChannel {
         if early || self.inner.completed() < oldest.inner {
             return false;
         }
-        let Pending {
-            descriptor,
-            inner,
-            fault,
-            ..
-        } = queue
-            .pending
-            .pop_front()
-            .expect("it was there a moment ago");
+        let Pending { descriptor, inner, fault, .. } =
+            queue.pending.pop_front().expect("it was there a moment ago");
         let length = descriptor.length();
         let result = match self.inner.error_of(inner) {
             Some(error) => Err(error),
@@ -165,12 +154,7 @@ impl Channel for FaultChannel {
                 _ => None,
             };
             let descriptor = entry.take().expect("the entry was looked at above");
-            queue.pending.push_back(Pending {
-                descriptor,
-                inner,
-                fault,
-                not_before,
-            });
+            queue.pending.push_back(Pending { descriptor, inner, fault, not_before });
             count += 1;
         }
         queue.statistics.submitted += count as u64;
@@ -203,11 +187,7 @@ impl Channel for FaultChannel {
     }
 
     fn outstanding_bytes(&self) -> u64 {
-        lock(&self.queue)
-            .pending
-            .iter()
-            .map(|pending| pending.descriptor.length())
-            .sum()
+        lock(&self.queue).pending.iter().map(|pending| pending.descriptor.length()).sum()
     }
 
     fn statistics(&self) -> ChannelStatistics {

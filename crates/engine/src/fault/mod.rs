@@ -54,10 +54,7 @@ pub struct Script {
 impl Script {
     /// These faults, once.
     pub fn of(faults: impl IntoIterator<Item = Fault>) -> Self {
-        Self {
-            descriptors: faults.into_iter().collect(),
-            ..Self::default()
-        }
+        Self { descriptors: faults.into_iter().collect(), ..Self::default() }
     }
 
     /// Every submit of these finds the ring full where it says so.
@@ -108,12 +105,7 @@ impl FaultEngine {
             ..inner.capabilities().clone()
         };
         let name = format!("fault({})", inner.name());
-        Self {
-            inner,
-            name,
-            capabilities,
-            script: Arc::new(Mutex::new(script)),
-        }
+        Self { inner, name, capabilities, script: Arc::new(Mutex::new(script)) }
     }
 
     /// Replaces the script for all channels.
@@ -124,9 +116,7 @@ impl FaultEngine {
 
 impl fmt::Debug for FaultEngine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FaultEngine")
-            .field("inner", &self.inner)
-            .finish_non_exhaustive()
+        f.debug_struct("FaultEngine").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
@@ -145,9 +135,6 @@ impl Engine for FaultEngine {
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
         let inner = self.inner.open_channel(options)?;
-        Ok(Arc::new(channel::FaultChannel::new(
-            inner,
-            self.script.clone(),
-        )))
+        Ok(Arc::new(channel::FaultChannel::new(inner, self.script.clone())))
     }
 }

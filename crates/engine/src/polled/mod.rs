@@ -63,10 +63,7 @@ impl Engine for PolledEngine {
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
         let capacity = options.capacity.unwrap_or(DEFAULT_CAPACITY).max(1);
-        Ok(Arc::new(PolledChannel {
-            queue: Mutex::default(),
-            capacity,
-        }))
+        Ok(Arc::new(PolledChannel { queue: Mutex::default(), capacity }))
     }
 }
 
@@ -125,10 +122,7 @@ fn refusal(descriptor: &Descriptor) -> Option<ExecutionError> {
         _ if !descriptor.is_host_only() => "device memory is out of reach",
         _ => return None,
     };
-    Some(ExecutionError::Engine {
-        done_bytes: 0,
-        reason,
-    })
+    Some(ExecutionError::Engine { done_bytes: 0, reason })
 }
 
 impl Channel for PolledChannel {
@@ -172,11 +166,7 @@ impl Channel for PolledChannel {
     }
 
     fn outstanding_bytes(&self) -> u64 {
-        lock(&self.queue)
-            .waiting
-            .iter()
-            .map(Descriptor::length)
-            .sum()
+        lock(&self.queue).waiting.iter().map(Descriptor::length).sum()
     }
 
     fn statistics(&self) -> ChannelStatistics {

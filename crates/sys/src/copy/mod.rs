@@ -47,9 +47,8 @@ pub unsafe fn first_difference(left: *const u8, right: *const u8, length: usize)
     while offset < length {
         let block = BLOCK.min(length - offset);
         // SAFETY: offset + block <= length, inside the ranges the caller vouches for.
-        let equal = unsafe {
-            libc::memcmp(left.add(offset).cast(), right.add(offset).cast(), block) == 0
-        };
+        let equal =
+            unsafe { libc::memcmp(left.add(offset).cast(), right.add(offset).cast(), block) == 0 };
         if !equal {
             let differs = |&at: &usize| {
                 // SAFETY: at < offset + block <= length.

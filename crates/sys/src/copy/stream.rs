@@ -24,8 +24,7 @@ pub enum Streaming {
 
 impl Streaming {
     /// Every variant, best guess first.
-    pub const ALL: [Self; 5] =
-        [Self::Movdir64b, Self::Avx512, Self::Avx2, Self::Sse2, Self::Plain];
+    pub const ALL: [Self; 5] = [Self::Movdir64b, Self::Avx512, Self::Avx2, Self::Sse2, Self::Plain];
 
     /// The name used in profiles, settings and reports.
     pub fn name(self) -> &'static str {
@@ -206,8 +205,16 @@ mod x86 {
     }
 
     streaming_copy!(copy_movdir64b, line_movdir64b);
-    streaming_copy!(#[target_feature(enable = "avx512f")] copy_avx512, line_avx512);
-    streaming_copy!(#[target_feature(enable = "avx2")] copy_avx2, line_avx2);
+    streaming_copy!(
+        #[target_feature(enable = "avx512f")]
+        copy_avx512,
+        line_avx512
+    );
+    streaming_copy!(
+        #[target_feature(enable = "avx2")]
+        copy_avx2,
+        line_avx2
+    );
     streaming_copy!(copy_sse2, line_sse2);
 
     /// # Safety

@@ -1,0 +1,160 @@
+//! The command line. Parsing validates everything that can be wrong with the words themselves, so
+//! that the commands only see sizes that are sizes and benches that exist.
+
+use std::ffi::OsStr;
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValue, TypedValueParser};
+use clap::error::ErrorKind;
+use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::{bench, size};
+
+/// Moves memory for programs: measure, check and explain copies on this machine.
+#[derive(Debug, Parser)]
+#[command(name = "memferry", version, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Task,
+}
+
+/// What the program can do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Task {
+    /// Measure this machine: one bench by name, or a short suite of all
+    Bench(BenchArgs),
+    /// Check what this machine can do, what is missing, and how to mend it
+    Doctor(DoctorArgs),
+    /// Tell which path a copy of a size takes, and why
+    Explain(ExplainArgs),
+    /// Print a completion script for a shell
+    Completions {
+        /// The shell to complete for
+        shell: Shell,
+    },
+}
+
+/// Arguments of `memferry bench`.
+#[derive(Debug, Default, Args)]
+pub(crate) struct BenchArgs {
+    /// The bench to run; without it, the most telling rows of every bench
+    #[arg(value_name = "NAME", value_parser = BenchName)]
+    pub(crate) name: Option<String>,
+    /// Measure fewer points: a named bench takes half a minute or less
+    #[arg(long)]
+    pub(crate) quick: bool,
+    /// Run every bench in full
+    #[arg(long, conflicts_with_all = ["name", "quick"])]
+    pub(crate) all: bool,
+    /// Print one JSON object instead of tables
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Write a report with plots to this file
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
+}
+
+/// Arguments of `memferry doctor`.
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `memferry explain`.
+#[derive(Debug, Args)]
+pub(crate) struct ExplainArgs {
+    /// The size of the copy, such as 4096, 64k, 4MiB or 1g
+    #[arg(value_name = "SIZE", value_parser = size::parse)]
+    pub(crate) bytes: u64,
+    /// The buffers were used just before and may be in the caches (the default)
+    #[arg(long, conflicts_with = "cold")]
+    pub(crate) hot: bool,
+    /// The buffers are in memory, outside the caches
+    #[arg(long)]
+    pub(crate) cold: bool,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Reads the command line, or says what is wrong with it and ends the program with status 2.
+pub(crate) fn parse() -> Cli {
+    let mut command = command();
+    let matches = command.get_matches_mut();
+    Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
+}
+
+/// The command line with the benches of this build in its help.
+pub(crate) fn command() -> Command {
+    Cli::command().mut_subcommand("bench", |bench| bench.after_help(bench_help()))
+}
+
+fn bench_help() -> String {
+    let width = bench::all().iter().map(|bench| bench.name().len()).max().unwrap_or(0);
+    let mut help = String::from("Benches:");
+    for bench in bench::all() {
+        help.push_str(&format!("\n  {:<width$}  {}", bench.name(), bench.about()));
+    }
+    if bench::all().is_empty() {
+        help.push_str(" none in this build");
+    }
+    help
+}
+
+/// Accepts names of benches in this build, and tells shells which there are.
+#[derive(Debug, Clone)]
+struct BenchName;
+
+impl TypedValueParser for BenchName {
+    type Value = String;
+
+    fn parse_ref(
+        &self,
+        command: &Command,
+        _argument: Option<&Arg>,
+        value: &OsStr,
+    ) -> Result<String, clap::Error> {
+        let name = value.to_string_lossy();
+        match bench::find(&name) {
+            Ok(found) => Ok(found.name().to_owned()),
+            Err(reason) => {
+                let reason = format!("{reason}\n");
+                Err(clap::Error::raw(ErrorKind::InvalidValue, reason).with_cmd(command))
+            }
+        }
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        let names = bench::all().iter().map(|bench| PossibleValue::new(bench.name()));
+        Some(Box::new(names))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn a_size_arrives_in_bytes() {
+        let cli = Cli::try_parse_from(["memferry", "explain", "64k", "--cold"]).unwrap();
+        let Task::Explain(args) = cli.command else { panic!("not explain") };
+        assert_eq!((args.bytes, args.hot, args.cold), (64 << 10, false, true));
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        for line in [&["explain", "1k", "--hot", "--cold"][..], &["bench", "--all", "--quick"]] {
+            let words = std::iter::once("memferry").chain(line.iter().copied());
+            assert_eq!(Cli::try_parse_from(words).unwrap_err().exit_code(), 2);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The program `memferry`: measures copies on this machine, checks what the machine can do, and
+//! explains which path a copy takes. This file only sends the arguments to the command they name
+//! and turns the result into an exit status: 0 well, 1 failed, 2 called wrongly.
+
+mod args;
+mod bench;
+mod doctor;
+mod explain;
+mod figure;
+mod machine;
+mod number;
+mod outcome;
+mod report;
+#[cfg(test)]
+mod sample;
+mod show;
+mod size;
+mod summary_keys;
+
+use std::process::ExitCode;
+
+use args::{Cli, Task};
+
+fn main() -> ExitCode {
+    match run(args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            show::complain(&format!("memferry: {error:#}"));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Task::Bench(args) => bench::command::run(&args),
+        Task::Doctor(args) => doctor::run(args.json),
+        Task::Explain(args) => {
+            let warmth = if args.cold { explain::Warmth::Cold } else { explain::Warmth::Hot };
+            explain::run(args.bytes, warmth, args.json)
+        }
+        Task::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut args::command(), "memferry", &mut script);
+            Ok(show::print(&String::from_utf8(script)?)?)
+        }
+    }
+}

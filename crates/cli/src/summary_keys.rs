@@ -1,0 +1,228 @@
+//! What the numbers of a summary mean: which way is better, which bar they must reach, and one
+//! sentence for the reader. A key that is not listed is still shown, only without bar or meaning.
+
+use crate::number;
+
+/// Which way a number improves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Better {
+    /// Higher is better.
+    Higher,
+    /// Lower is better.
+    Lower,
+}
+
+impl Better {
+    /// The direction in words.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Higher => "higher is better",
+            Self::Lower => "lower is better",
+        }
+    }
+
+    /// The direction as an arrow.
+    pub(crate) fn arrow(self) -> &'static str {
+        match self {
+            Self::Higher => "↑",
+            Self::Lower => "↓",
+        }
+    }
+}
+
+/// One known key of one bench.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SummaryKey {
+    /// The bench that reports it.
+    pub(crate) bench: &'static str,
+    /// Its name in the summary.
+    pub(crate) key: &'static str,
+    /// `ratio`, `share` (0 to 1) or `ns`.
+    pub(crate) unit: &'static str,
+    /// Which way it improves.
+    pub(crate) better: Better,
+    /// The number it must reach, if one was promised.
+    pub(crate) bar: Option<f64>,
+    /// One sentence for the reader.
+    pub(crate) meaning: &'static str,
+}
+
+/// Whether a number reached its bar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    /// It did.
+    Reached,
+    /// It did not, or was not measured.
+    Missed,
+    /// There is no bar to reach.
+    NoBar,
+}
+
+impl Mark {
+    /// The mark with its word; nothing where there is no bar.
+    pub(crate) fn text(self) -> &'static str {
+        match self {
+            Self::Reached => "✓ reached",
+            Self::Missed => "✗ missed",
+            Self::NoBar => "",
+        }
+    }
+}
+
+/// A number of a summary with everything a view needs to show it.
+#[derive(Debug, Clone)]
+pub(crate) struct Judged {
+    /// The number with its unit.
+    pub(crate) value: String,
+    /// The bar with its direction, such as `≥ 2×`; empty without one.
+    pub(crate) bar: String,
+    /// Whether it was reached.
+    pub(crate) mark: Mark,
+    /// Which way is better, where that is known.
+    pub(crate) better: Option<Better>,
+    /// One sentence; empty for an unknown key.
+    pub(crate) meaning: &'static str,
+}
+
+/// Looks a key up and judges its number.
+pub(crate) fn judge(bench: &str, key: &str, value: f64) -> Judged {
+    let Some(known) = KEYS.iter().find(|known| known.bench == bench && known.key == key) else {
+        let unit = if key.ends_with("_ns") { "ns" } else { "" };
+        return Judged {
+            value: with_unit(value, unit),
+            bar: String::new(),
+            mark: Mark::NoBar,
+            better: None,
+            meaning: "",
+        };
+    };
+    let (bar, mark) = match (known.bar, known.better) {
+        (None, _) => (String::new(), Mark::NoBar),
+        (Some(bar), Better::Higher) => (bar_text("≥", bar, known.unit), reached(value >= bar)),
+        (Some(bar), Better::Lower) => (bar_text("≤", bar, known.unit), reached(value <= bar)),
+    };
+    Judged {
+        value: with_unit(value, known.unit),
+        bar,
+        mark,
+        better: Some(known.better),
+        meaning: known.meaning,
+    }
+}
+
+fn reached(yes: bool) -> Mark {
+    if yes { Mark::Reached } else { Mark::Missed }
+}
+
+fn with_unit(value: f64, unit: &str) -> String {
+    if unit == "share" { number::short(value) } else { number::with_unit(value, unit) }
+}
+
+fn bar_text(relation: &str, bar: f64, unit: &str) -> String {
+    match unit {
+        "ratio" => format!("{relation} {bar}×"),
+        "ns" => format!("{relation} {bar} ns"),
+        _ => format!("{relation} {bar}"),
+    }
+}
+
+const fn ratio(
+    bench: &'static str,
+    key: &'static str,
+    bar: Option<f64>,
+    meaning: &'static str,
+) -> SummaryKey {
+    SummaryKey { bench, key, unit: "ratio", better: Better::Higher, bar, meaning }
+}
+
+const fn share(key: &'static str, bar: Option<f64>, meaning: &'static str) -> SummaryKey {
+    SummaryKey { bench: "overlap", key, unit: "share", better: Better::Higher, bar, meaning }
+}
+
+const fn cost(
+    bench: &'static str,
+    key: &'static str,
+    unit: &'static str,
+    bar: Option<f64>,
+    meaning: &'static str,
+) -> SummaryKey {
+    SummaryKey { bench, key, unit, better: Better::Lower, bar, meaning }
+}
+
+const LATENCY: &str = "copy-latency";
+const BANDWIDTH: &str = "copy-bandwidth";
+const OVERHEAD: &str = "overhead";
+const POLLUTION: &str = "pollution";
+
+/// Every known key, grouped by bench.
+#[rustfmt::skip]
+pub(crate) static KEYS: &[SummaryKey] = &[
+    ratio(LATENCY, "hot_4k_vs_memcpy", None, "Speed of one 4 KiB copy between cached buffers, against memcpy."),
+    ratio(LATENCY, "hot_1m_vs_memcpy", None, "Speed of one 1 MiB copy between cached buffers, against memcpy."),
+    ratio(LATENCY, "cold_4m_vs_memcpy", None, "Speed of one 4 MiB copy between buffers outside the caches, against memcpy."),
+    ratio(LATENCY, "hot_4m_vs_memcpy", Some(2.0), "Speed of one 4 MiB copy between buffers used just before, against memcpy."),
+    ratio(LATENCY, "hot_64m_vs_memcpy", Some(2.5), "Speed of one 64 MiB copy between buffers used just before, against memcpy."),
+    ratio(LATENCY, "hot_256m_vs_memcpy", Some(1.5), "Speed of one 256 MiB copy between buffers used just before, against memcpy."),
+    ratio(LATENCY, "worst_small_vs_memcpy", Some(0.95), "The smallest ratio over all sizes up to 1 MiB: what small copies lose at worst."),
+
+    ratio(BANDWIDTH, "cold_64k_vs_memcpy", None, "Throughput of many 64 KiB copies outside the caches, against memcpy."),
+    ratio(BANDWIDTH, "cold_4m_vs_memcpy", Some(2.0), "Throughput of many 4 MiB copies outside the caches, against memcpy."),
+    ratio(BANDWIDTH, "cold_4m_vs_rayon", None, "Throughput of many 4 MiB copies outside the caches, against memcpy spread over rayon."),
+
+    share("hot_64k", Some(0.85), "Share of a hot 64 KiB copy that hides behind the caller's own work."),
+    share("hot_1m", None, "Share of a hot 1 MiB copy that hides behind the caller's own work."),
+    share("hot_4m", Some(0.97), "Share of a hot 4 MiB copy that hides behind the caller's own work."),
+    share("cold_4m", Some(0.97), "Share of a cold 4 MiB copy that hides behind the caller's own work."),
+
+    cost(OVERHEAD, "submit_ns", "ns", Some(150.0), "Time the caller spends to hand over one copy."),
+    cost(OVERHEAD, "check_ns", "ns", None, "Time the caller spends to ask whether a copy is done."),
+    cost(OVERHEAD, "roundtrip_8b_ns", "ns", None, "Time from handing over a copy of 8 bytes to seeing it done."),
+    cost(OVERHEAD, "floor_roundtrip_ns", "ns", None, "Time one cache line takes to another core and back: no hand-over can be quicker."),
+    cost(OVERHEAD, "roundtrip_vs_floor", "ratio", Some(1.6), "The 8-byte round trip as a multiple of that floor."),
+
+    cost(POLLUTION, "memcpy_slowdown", "ratio", None, "How much slower cached work runs after memcpy has copied beside it."),
+    cost(POLLUTION, "ours_slowdown", "ratio", Some(1.05), "How much slower cached work runs after Memferry has copied beside it."),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_reached_from_its_better_side() {
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.0).mark, Mark::Reached);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9).mark, Mark::Missed);
+        assert_eq!(judge(OVERHEAD, "submit_ns", 120.0).mark, Mark::Reached);
+        assert_eq!(judge(OVERHEAD, "submit_ns", 151.0).mark, Mark::Missed);
+        assert_eq!(judge(OVERHEAD, "submit_ns", f64::NAN).mark, Mark::Missed);
+    }
+
+    #[test]
+    fn a_bar_is_written_with_its_direction_and_unit() {
+        assert_eq!(judge(LATENCY, "hot_64m_vs_memcpy", 3.0).bar, "≥ 2.5×");
+        assert_eq!(judge(OVERHEAD, "submit_ns", 3.0).bar, "≤ 150 ns");
+        assert_eq!(judge("overlap", "hot_4m", 0.98).bar, "≥ 0.97");
+    }
+
+    #[test]
+    fn an_unknown_key_is_shown_without_judgement() {
+        let judged = judge("copy-latency", "something_ns", 12.0);
+        assert_eq!(judged.value, "12 ns");
+        assert_eq!(judged.mark, Mark::NoBar);
+    }
+
+    #[test]
+    fn the_same_key_may_mean_another_thing_in_another_bench() {
+        assert_eq!(judge(LATENCY, "cold_4m_vs_memcpy", 1.0).mark, Mark::NoBar);
+        assert_eq!(judge(BANDWIDTH, "cold_4m_vs_memcpy", 1.0).mark, Mark::Missed);
+    }
+
+    #[test]
+    fn every_key_is_listed_once_per_bench_and_has_a_sentence() {
+        for (index, known) in KEYS.iter().enumerate() {
+            let twin = |other: &SummaryKey| other.bench == known.bench && other.key == known.key;
+            assert_eq!(KEYS.iter().position(twin), Some(index), "{}", known.key);
+            assert!(known.meaning.ends_with('.'), "{}", known.key);
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Building a ferry: settings from the caller, then from the environment, then from measurement.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memferry_engine::contract::Direction;
+use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
+use memferry_engine::{ChannelOptions, Completion, Engine};
+use memferry_sys::copy::stream::Streaming;
+use memferry_sys::{affinity, fork};
+
+use crate::cookie::{CookieTable, LARGEST_FERRY};
+use crate::driver::Driver;
+use crate::error::BuildError;
+use crate::ferry::{Ferry, Inner, OpenEngine};
+use crate::plan::{EngineFacts, Facts};
+use crate::policy::PolicyKind;
+use crate::statistics::Counters;
+use crate::transfer::Waiting;
+
+const MOST_CHANNELS: usize = 256;
+/// One transfer is spread over at most this many channels unless told otherwise: a few cores
+/// saturate the memory, and every further one has to be woken.
+const DEFAULT_SPREAD: usize = 4;
+const DEFAULT_WAIT_SPIN_NS: u64 = 20_000;
+
+/// An engine and how many channels to open on it.
+#[derive(Debug, Clone)]
+pub struct EngineChoice {
+    /// The engine.
+    pub engine: Arc<dyn Engine>,
+    /// How many channels.
+    pub channels: usize,
+}
+
+/// Settings for a new ferry. What is not set here is taken from the environment
+/// (`MEMFERRY_CHANNELS` and the others named below), and what is not set there is measured.
+#[derive(Debug, Clone, Default)]
+#[must_use = "nothing happens before `build`"]
+pub struct Builder {
+    channels: Option<usize>,
+    cores: Vec<usize>,
+    policy: Option<PolicyKind>,
+    spread: Option<usize>,
+    capacity: Option<usize>,
+    spin_ns: Option<u64>,
+    profile: ProfileSource,
+    streaming: Option<Streaming>,
+    inline_bytes: Option<usize>,
+    split_bytes: Option<usize>,
+    stream_bytes: Option<usize>,
+    chunk_bytes: Option<usize>,
+    engines: Vec<EngineChoice>,
+}
+
+impl Builder {
+    /// Nothing set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// How many channels the processor engine has, 1 to 256 (`MEMFERRY_CHANNELS`). More than there
+    /// are cores is allowed; they share them. Usual: one less than there are cores, at least one.
+    pub fn channels(mut self, channels: usize) -> Self {
+        self.channels = Some(channels);
+        self
+    }
+
+    /// Binds the channels of the processor engine to these cores, in turn.
+    pub fn bind_to(mut self, cores: impl IntoIterator<Item = usize>) -> Self {
+        self.cores = cores.into_iter().collect();
+        self
+    }
+
+    /// How transfers are spread over channels (`MEMFERRY_POLICY`: `round-robin`, `dedicated` or
+    /// `adaptive`).
+    pub fn policy(mut self, policy: PolicyKind) -> Self {
+        self.policy = Some(policy);
+        self
+    }
+
+    /// The most channels that one transfer is spread over (`MEMFERRY_SPREAD`).
+    pub fn spread(mut self, spread: usize) -> Self {
+        self.spread = Some(spread);
+        self
+    }
+
+    /// How many descriptors a channel holds. Beyond that, callers carry out transfers themselves.
+    pub fn capacity(mut self, capacity: usize) -> Self {
+        self.capacity = Some(capacity);
+        self
+    }
+
+    /// How long an idle channel looks for work before it sleeps, and a waiting caller before it
+    /// does (`MEMFERRY_SPIN_NS`).
+    pub fn spin_ns(mut self, spin_ns: u64) -> Self {
+        self.spin_ns = Some(spin_ns);
+        self
+    }
+
+    /// Where the measured profile of the machine comes from (`MEMFERRY_PROFILE`: a file, `measure`
+    /// or `off`).
+    pub fn profile(mut self, profile: ProfileSource) -> Self {
+        self.profile = profile;
+        self
+    }
+
+    /// The streaming kernel, in place of the measured best (`MEMFERRY_STREAMING`).
+    pub fn streaming(mut self, streaming: Streaming) -> Self {
+        self.streaming = Some(streaming);
+        self
+    }
+
+    /// Asynchronous copies up to this size are done at once by the caller
+    /// (`MEMFERRY_INLINE_BYTES`).
+    pub fn inline_bytes(mut self, bytes: usize) -> Self {
+        self.inline_bytes = Some(bytes);
+        self
+    }
+
+    /// Blocking copies from this size on are shared with channels (`MEMFERRY_SPLIT_BYTES`).
+    pub fn split_bytes(mut self, bytes: usize) -> Self {
+        self.split_bytes = Some(bytes);
+        self
+    }
+
+    /// Copies from this size on go around the caches (`MEMFERRY_STREAM_BYTES`).
+    pub fn stream_bytes(mut self, bytes: usize) -> Self {
+        self.stream_bytes = Some(bytes);
+        self
+    }
+
+    /// The largest chunk that a large copy is cut into (`MEMFERRY_CHUNK_BYTES`).
+    pub fn chunk_bytes(mut self, bytes: usize) -> Self {
+        self.chunk_bytes = Some(bytes);
+        self
+    }
+
+    /// Uses this engine with so many channels. If no engine is named, the processor engine is
+    /// used; if any is, only those named are.
+    pub fn engine(mut self, engine: Arc<dyn Engine>, channels: usize) -> Self {
+        self.engines.push(EngineChoice { engine, channels });
+        self
+    }
+
+    /// Builds the ferry and opens its channels.
+    pub fn build(self) -> Result<Ferry, BuildError> {
+        let profile = self.corrected_profile()?;
+        let policy = match self.policy {
+            Some(policy) => policy,
+            None => environment("MEMFERRY_POLICY", "round-robin, dedicated or adaptive", |text| {
+                PolicyKind::from_name(text)
+            })?
+            .unwrap_or_default(),
+        };
+        let spread = or_environment(self.spread, "MEMFERRY_SPREAD", "a number above 0")?;
+        let spin_ns = or_environment(self.spin_ns, "MEMFERRY_SPIN_NS", "a number of nanoseconds")?;
+        let choices = if self.engines.is_empty() {
+            let engine = Arc::new(CpuEngine::new(Arc::new(profile.clone())));
+            vec![EngineChoice { engine, channels: self.cpu_channels()? }]
+        } else {
+            self.engines.clone()
+        };
+
+        let mut engines = Vec::new();
+        for choice in choices {
+            engines.push(self.open(choice, spin_ns)?);
+        }
+        let driven = engines
+            .iter()
+            .filter(|open| !open.engine.capabilities().self_driving)
+            .flat_map(|open| open.channels.iter().cloned())
+            .collect();
+        let facts = Facts {
+            profile,
+            engines: engines.iter().map(engine_facts).collect(),
+            spread: spread.unwrap_or(DEFAULT_SPREAD).max(1),
+        };
+        fork::watch();
+        let alone = affinity::allowed_cores().len() == 1;
+        Ok(Ferry::from_inner(Inner {
+            driver: Driver::start(driven)?,
+            engines,
+            facts,
+            policy: policy.build(),
+            cookies: CookieTable::new(next_ferry()?),
+            counters: Counters::default(),
+            waiting: Arc::new(Waiting {
+                spin_ns: if alone { 0 } else { spin_ns.unwrap_or(DEFAULT_WAIT_SPIN_NS) },
+                fork_generation: fork::generation(),
+                helped_chunks: AtomicU64::new(0),
+            }),
+            over: Arc::new(Completion::over()),
+        }))
+    }
+
+    /// The measured profile with what the caller and the environment know better.
+    fn corrected_profile(&self) -> Result<Profile, BuildError> {
+        const BYTES: &str = "a number of bytes";
+        let kernels = "the name of a streaming kernel that this processor supports";
+        let mut profile = Profile::clone(&*Profile::load(&self.profile)?);
+        let supported = |kernel: &Streaming| kernel.is_supported();
+        if let Some(streaming) = self.streaming {
+            if !supported(&streaming) {
+                let value = streaming.name().into();
+                return Err(BuildError::Setting { name: "streaming", value, expected: kernels });
+            }
+            profile.streaming = streaming;
+        } else if let Some(streaming) = environment("MEMFERRY_STREAMING", kernels, |text| {
+            Streaming::from_name(text).filter(supported)
+        })? {
+            profile.streaming = streaming;
+        }
+        if let Some(bytes) = or_environment(self.inline_bytes, "MEMFERRY_INLINE_BYTES", BYTES)? {
+            profile.inline_bytes = bytes;
+        }
+        if let Some(bytes) = or_environment(self.split_bytes, "MEMFERRY_SPLIT_BYTES", BYTES)? {
+            profile.split_bytes = bytes;
+        }
+        if let Some(bytes) = or_environment(self.stream_bytes, "MEMFERRY_STREAM_BYTES", BYTES)? {
+            (profile.stream_bytes, profile.shared_stream_bytes) = (bytes, bytes);
+        }
+        if let Some(bytes) = or_environment(self.chunk_bytes, "MEMFERRY_CHUNK_BYTES", BYTES)? {
+            profile.chunk_bytes = bytes.max(1);
+        }
+        Ok(profile)
+    }
+
+    fn cpu_channels(&self) -> Result<usize, BuildError> {
+        const EXPECTED: &str = "a number from 1 to 256";
+        let valid = |channels: &usize| (1..=MOST_CHANNELS).contains(channels);
+        if let Some(channels) = self.channels {
+            return Some(channels).filter(valid).ok_or(BuildError::Setting {
+                name: "channels",
+                value: channels.to_string(),
+                expected: EXPECTED,
+            });
+        }
+        let parse = |text: &str| text.parse().ok().filter(valid);
+        let cores = affinity::allowed_cores().len();
+        let usual = (cores - 1).clamp(1, MOST_CHANNELS);
+        Ok(environment("MEMFERRY_CHANNELS", EXPECTED, parse)?.unwrap_or(usual))
+    }
+
+    fn open(&self, choice: EngineChoice, spin_ns: Option<u64>) -> Result<OpenEngine, BuildError> {
+        let EngineChoice { engine, channels } = choice;
+        let channels = (0..channels)
+            .map(|index| {
+                engine.open_channel(&ChannelOptions {
+                    core: (!self.cores.is_empty()).then(|| self.cores[index % self.cores.len()]),
+                    capacity: self.capacity,
+                    spin_ns,
+                    label: Some(format!("memferry-{index}")),
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        Ok(OpenEngine { engine, channels })
+    }
+}
+
+fn engine_facts(open: &OpenEngine) -> EngineFacts {
+    EngineFacts {
+        name: open.engine.name().into(),
+        capabilities: open.engine.capabilities().clone(),
+        cost: open.engine.cost(Direction::HOST_TO_HOST),
+        channels: open.channels.len(),
+    }
+}
+
+/// A fresh name for a ferry's cookies.
+fn next_ferry() -> Result<u64, BuildError> {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    let ferry = NEXT.fetch_add(1, Ordering::Relaxed);
+    if ferry > LARGEST_FERRY { Err(BuildError::TooMany(LARGEST_FERRY)) } else { Ok(ferry) }
+}
+
+/// The value set by the caller, else the one in the environment.
+fn or_environment<T: FromStr>(
+    set: Option<T>,
+    name: &'static str,
+    expected: &'static str,
+) -> Result<Option<T>, BuildError> {
+    match set {
+        Some(value) => Ok(Some(value)),
+        None => environment(name, expected, |text| text.parse().ok()),
+    }
+}
+
+fn environment<T>(
+    name: &'static str,
+    expected: &'static str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, BuildError> {
+    let Some(value) = std::env::var_os(name) else {
+        return Ok(None);
+    };
+    let value = value.to_string_lossy().into_owned();
+    match parse(value.trim()) {
+        Some(parsed) => Ok(Some(parsed)),
+        None => Err(BuildError::Environment { name, value, expected }),
+    }
+}

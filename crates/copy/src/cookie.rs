@@ -1,0 +1,179 @@
+//! Cookies: numbers that stand for transfers, for callers that want no handle.
+//!
+//! A number is given out once and never again, so a cookie is never ambiguous, and asking about a
+//! finished transfer gives the same answer however often it is asked. Nothing is kept for a
+//! transfer that ended well: a number that was given out and is not remembered is one of those.
+//! Failures are remembered, and when there are too many of them, what is older than the record is
+//! reported as forgotten rather than as success.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memferry_engine::ExecutionError;
+use memferry_sys::sync::lock;
+
+use crate::error::CookieError;
+use crate::transfer::Transfer;
+
+/// Bits of a cookie that number the transfer; those above name the ferry.
+const NUMBER_BITS: u32 = 47;
+/// The largest name of a ferry. The sign bit stays free: cookies are not negative.
+pub(crate) const LARGEST_FERRY: u64 = (1 << (63 - NUMBER_BITS)) - 1;
+
+const SLOTS: usize = 1024;
+const REMEMBERED_FAILURES: usize = 4096;
+
+/// The number of a transfer. Not negative, and never given out twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Cookie(i64);
+
+impl Cookie {
+    /// The number, for other languages.
+    pub fn to_raw(self) -> i64 {
+        self.0
+    }
+
+    /// A cookie from its number. Any number is allowed here; asking a ferry tells whether it is
+    /// one of its own.
+    pub fn from_raw(raw: i64) -> Self {
+        Self(raw)
+    }
+}
+
+/// What a table knows of a cookie.
+pub(crate) enum Known {
+    /// In flight, or finished and not yet replaced.
+    Transfer(Transfer),
+    /// Over.
+    Over(Result<(), ExecutionError>),
+}
+
+/// The cookies of one ferry.
+#[derive(Debug)]
+pub(crate) struct CookieTable {
+    ferry: u64,
+    next: AtomicU64,
+    /// The newest transfers, at their number modulo the length.
+    slots: Box<[Mutex<Option<Entry>>]>,
+    /// What was pushed out of its slot.
+    archive: Mutex<Archive>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    number: u64,
+    transfer: Transfer,
+}
+
+#[derive(Debug, Default)]
+struct Archive {
+    /// Still in flight when their slot was needed.
+    unfinished: HashMap<u64, Transfer>,
+    failures: BTreeMap<u64, ExecutionError>,
+    /// Failures below this number may have been forgotten.
+    floor: u64,
+}
+
+impl CookieTable {
+    pub(crate) fn new(ferry: u64) -> Self {
+        Self {
+            ferry,
+            next: AtomicU64::new(0),
+            slots: (0..SLOTS).map(|_| Mutex::default()).collect(),
+            archive: Mutex::default(),
+        }
+    }
+
+    /// Gives a transfer its number.
+    pub(crate) fn insert(&self, transfer: Transfer) -> Result<Cookie, CookieError> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        if number >> NUMBER_BITS != 0 {
+            return Err(CookieError::Exhausted);
+        }
+        let cookie = Cookie((self.ferry << NUMBER_BITS | number).cast_signed());
+        if matches!(transfer.completion().outcome(), Some(Ok(_))) {
+            return Ok(cookie);
+        }
+        let old = lock(self.slot(number)).replace(Entry { number, transfer });
+        if let Some(old) = old {
+            self.retire(old);
+        }
+        Ok(cookie)
+    }
+
+    fn slot(&self, number: u64) -> &Mutex<Option<Entry>> {
+        &self.slots[number as usize % SLOTS]
+    }
+
+    /// Whether a retired entry needs the archive at all is seen without its lock: most ended well.
+    fn retire(&self, old: Entry) {
+        match old.transfer.completion().outcome() {
+            Some(Ok(_)) => {}
+            outcome => {
+                let mut archive = lock(&self.archive);
+                match outcome {
+                    Some(Err(error)) => archive.remember(old.number, error),
+                    _ => {
+                        archive.sweep();
+                        archive.unfinished.insert(old.number, old.transfer);
+                    }
+                }
+            }
+        }
+    }
+
+    /// What is known of a cookie.
+    pub(crate) fn find(&self, cookie: Cookie) -> Result<Known, CookieError> {
+        let raw = cookie.0.cast_unsigned();
+        let number = raw & ((1 << NUMBER_BITS) - 1);
+        if cookie.0 < 0 || raw >> NUMBER_BITS != self.ferry {
+            return Err(CookieError::Foreign(cookie.0));
+        }
+        if number >= self.next.load(Ordering::Relaxed) {
+            return Err(CookieError::Unknown(cookie.0));
+        }
+        if let Some(entry) = &*lock(self.slot(number))
+            && entry.number == number
+        {
+            return Ok(Known::Transfer(entry.transfer.clone()));
+        }
+        let archive = lock(&self.archive);
+        if let Some(transfer) = archive.unfinished.get(&number) {
+            Ok(Known::Transfer(transfer.clone()))
+        } else if let Some(error) = archive.failures.get(&number) {
+            Ok(Known::Over(Err(error.clone())))
+        } else if number < archive.floor {
+            Err(CookieError::Forgotten(cookie.0))
+        } else {
+            Ok(Known::Over(Ok(())))
+        }
+    }
+}
+
+impl Archive {
+    fn remember(&mut self, number: u64, error: ExecutionError) {
+        self.failures.insert(number, error);
+        if self.failures.len() > REMEMBERED_FAILURES
+            && let Some((oldest, _)) = self.failures.pop_first()
+        {
+            self.floor = self.floor.max(oldest + 1);
+        }
+    }
+
+    /// Drops what has ended. The number in flight is bounded by the rings, so this stays short.
+    fn sweep(&mut self) {
+        if self.unfinished.len() < SLOTS {
+            return;
+        }
+        let over: Vec<_> = (self.unfinished.iter())
+            .filter_map(|(&number, transfer)| Some((number, transfer.completion().outcome()?)))
+            .collect();
+        for (number, outcome) in over {
+            self.unfinished.remove(&number);
+            if let Err(error) = outcome {
+                self.remember(number, error);
+            }
+        }
+    }
+}

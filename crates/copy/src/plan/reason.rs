@@ -1,0 +1,90 @@
+//! Why a plan is as it is, in words that a user can check.
+
+use std::fmt;
+
+/// Why.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// A blocking copy below the size from which sharing was measured to pay.
+    TooSmallToShare {
+        /// That size.
+        limit_bytes: u64,
+    },
+    /// Source and target overlap, and the caller waits anyway.
+    OverlappingAndBlocking,
+    /// The copy takes no longer than handing it over.
+    QuickerThanHandOver {
+        /// Up to this size.
+        limit_bytes: u64,
+        /// What a hand-over costs.
+        handover_ns: f64,
+    },
+    /// No engine with channels knows the operation, but a processor does.
+    NoEngineKnowsOperation,
+    /// Source and target overlap: the order of the bytes matters, so it is not cut.
+    Overlapping,
+    /// Too small to gain from being cut.
+    OneDescriptorSuffices {
+        /// Up to this size.
+        limit_bytes: u64,
+    },
+    /// The engine takes fixed parts.
+    CutForEngine {
+        /// Which engine.
+        name: String,
+    },
+    /// Large enough that several parties working on it pays.
+    Shared {
+        /// How many work on it.
+        parties: u64,
+        /// Whether the caller is one of them from the start.
+        blocking: bool,
+    },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooSmallToShare { limit_bytes } if *limit_bytes == usize::MAX as u64 => {
+                write!(f, "there is no second core to share it with")
+            }
+            Self::TooSmallToShare { limit_bytes } => write!(
+                f,
+                "blocking copies are shared with channels from {limit_bytes} bytes on; below, \
+                 the caller alone is as fast"
+            ),
+            Self::OverlappingAndBlocking => {
+                write!(f, "source and target overlap, and the caller waits anyway")
+            }
+            Self::QuickerThanHandOver { limit_bytes, handover_ns } => write!(
+                f,
+                "up to {limit_bytes} bytes, copying takes no longer than the {handover_ns:.0} ns \
+                 of a hand-over"
+            ),
+            Self::NoEngineKnowsOperation => {
+                write!(f, "no engine with channels knows the operation; the caller does")
+            }
+            Self::Overlapping => {
+                write!(f, "source and target overlap, so the copy is not cut")
+            }
+            Self::OneDescriptorSuffices { limit_bytes } => {
+                write!(f, "up to {limit_bytes} bytes, cutting costs more than it gains")
+            }
+            Self::CutForEngine { name } => {
+                write!(f, "engine {name} takes fixed parts within its limits")
+            }
+            Self::Shared { parties, blocking: true } => write!(
+                f,
+                "large enough to be shared: the caller claims chunks from the back and {} \
+                 channel(s) from the front",
+                parties - 1
+            ),
+            Self::Shared { parties, blocking: false } => write!(
+                f,
+                "{parties} channel(s) claim chunks from the front; a caller that waits helps \
+                 from the back"
+            ),
+        }
+    }
+}

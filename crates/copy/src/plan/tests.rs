@@ -1,0 +1,128 @@
+use memferry_engine::contract::{MemoryKinds, Operations, Registration};
+use memferry_engine::cpu::Profile;
+
+use super::*;
+
+fn capabilities(claims_chunks: bool) -> Capabilities {
+    Capabilities {
+        operations: Operations::of(&[Operation::Copy, Operation::Move]),
+        memory: MemoryKinds::of(&[MemoryKind::Host]),
+        largest_descriptor_bytes: usize::MAX,
+        preferred_alignment: 64,
+        boundary_bytes: None,
+        registration: Registration::NotNeeded,
+        claims_chunks,
+        self_driving: true,
+    }
+}
+
+fn engine(name: &str, claims_chunks: bool, startup_ns: f64, gb_per_s: f64) -> EngineFacts {
+    EngineFacts {
+        name: name.into(),
+        capabilities: capabilities(claims_chunks),
+        cost: CostLine::from_bandwidth(startup_ns, gb_per_s),
+        channels: 3,
+    }
+}
+
+fn facts() -> Facts {
+    let profile = Profile {
+        inline_bytes: 4 << 10,
+        split_bytes: 256 << 10,
+        stream_bytes: 2 << 20,
+        shared_stream_bytes: 4 << 20,
+        chunk_bytes: 256 << 10,
+        ..Profile::built_in()
+    };
+    Facts { profile, engines: vec![engine("cpu", true, 200.0, 10.0)], spread: 2 }
+}
+
+fn planned(question: Question) -> Plan {
+    plan(&facts(), &question).unwrap()
+}
+
+#[test]
+fn small_copies_are_done_by_the_caller() {
+    assert_eq!(planned(Question::copy(4 << 10, false)).path, Path::Caller);
+    assert_eq!(planned(Question::copy(255 << 10, true)).path, Path::Caller);
+}
+
+#[test]
+fn middle_copies_are_one_descriptor_and_large_ones_are_shared() {
+    assert_eq!(planned(Question::copy(8 << 10, false)).path, Path::Whole { engine: 0 });
+    let large = planned(Question::copy(64 << 20, true)).path;
+    assert_eq!(large, Path::Chunks { engine: 0, chunk_bytes: 256 << 10, channels: 2 });
+}
+
+#[test]
+fn chunks_shrink_with_the_copy_so_that_everybody_gets_some() {
+    let Path::Chunks { chunk_bytes, .. } = planned(Question::copy(600_000, true)).path else {
+        panic!("600 kB are shared");
+    };
+    assert_eq!(chunk_bytes % 4096, 0);
+    assert!(chunk_bytes * 6 <= 600_000, "{chunk_bytes}");
+}
+
+#[test]
+fn the_kernel_follows_size_company_and_temperature() {
+    let kernel = |question| planned(question).kernel;
+    let stream = Kernel::Stream(facts().profile.streaming);
+    assert_eq!(kernel(Question::copy(3 << 20, false)), Kernel::Cached, "two channels share it");
+    assert_eq!(kernel(Question::copy(4 << 20, true)), stream);
+    assert_eq!(
+        kernel(Question { temperature: Temperature::Hot, ..Question::copy(4 << 20, true) }),
+        Kernel::Cached
+    );
+    assert_eq!(
+        kernel(Question { temperature: Temperature::Cold, ..Question::copy(1 << 20, true) }),
+        stream
+    );
+}
+
+#[test]
+fn overlapping_copies_are_not_cut() {
+    let question = Question { operation: Operation::Move, ..Question::copy(64 << 20, false) };
+    assert_eq!(planned(question).path, Path::Whole { engine: 0 });
+}
+
+#[test]
+fn a_spared_caller_does_nothing_itself() {
+    let question = Question { spare_caller: true, ..Question::copy(64, true) };
+    assert_eq!(planned(question).path, Path::Whole { engine: 0 });
+}
+
+#[test]
+fn the_cheapest_engine_for_the_size_is_chosen_and_the_first_of_equals() {
+    let mut facts = facts();
+    facts.engines.push(engine("device", false, 10_000.0, 40.0));
+    let engine_of = |facts: &Facts, bytes| match plan(facts, &Question::copy(bytes, false)) {
+        Some(Plan { path: Path::Chunks { engine, .. } | Path::Parts { engine, .. }, .. }) => engine,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(engine_of(&facts, 32 << 10), 0);
+    assert_eq!(engine_of(&facts, 16 << 20), 1);
+    facts.engines[1].cost = facts.engines[0].cost;
+    assert_eq!(engine_of(&facts, 16 << 20), 0);
+}
+
+#[test]
+fn an_unknown_operation_on_ordinary_memory_falls_to_the_caller() {
+    let question = Question { operation: Operation::Compare, ..Question::copy(1 << 20, false) };
+    assert_eq!(planned(question).path, Path::Caller);
+}
+
+#[test]
+fn memory_that_no_engine_reaches_has_no_plan() {
+    let question = Question { target_memory: MemoryKind::Device, ..Question::copy(64, true) };
+    assert_eq!(plan(&facts(), &question), None);
+}
+
+#[test]
+fn every_reason_is_a_sentence_part_without_debug_syntax() {
+    for bytes in [1, 8 << 10, 1 << 20, 64 << 20] {
+        for blocking in [false, true] {
+            let text = planned(Question::copy(bytes, blocking)).reason.to_string();
+            assert!(text.len() > 20 && !text.contains(['{', '}']), "{text}");
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! A lane for small transfers.
+
+use std::sync::Arc;
+
+use memferry_engine::Channel;
+
+use super::{Choice, Policy, RoundRobin};
+
+/// The first channel carries small transfers only; large ones share the others. Where there is
+/// only one channel it carries the large ones, and the caller does the small ones itself: either
+/// way a small transfer never waits behind a large one.
+#[derive(Debug)]
+pub struct Dedicated {
+    small_bytes: u64,
+    large: RoundRobin,
+}
+
+impl Dedicated {
+    /// Transfers up to `small_bytes` are small.
+    pub fn new(small_bytes: u64) -> Self {
+        Self { small_bytes, large: RoundRobin::default() }
+    }
+}
+
+impl Default for Dedicated {
+    fn default() -> Self {
+        Self::new(64 << 10)
+    }
+}
+
+impl Policy for Dedicated {
+    fn name(&self) -> &'static str {
+        "dedicated"
+    }
+
+    fn choose(&self, channels: &[Arc<dyn Channel>], bytes: u64) -> Choice {
+        match (bytes <= self.small_bytes, channels.len()) {
+            (true, 1) => Choice::Caller,
+            (true, _) => Choice::Channel { index: 0, first_lane: 0 },
+            (false, 1) => Choice::Channel { index: 0, first_lane: 0 },
+            (false, _) => match self.large.choose(&channels[1..], bytes) {
+                Choice::Channel { index, .. } => {
+                    Choice::Channel { index: index + 1, first_lane: 1 }
+                }
+                Choice::Caller => Choice::Caller,
+            },
+        }
+    }
+}

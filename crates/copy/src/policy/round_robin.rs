@@ -1,0 +1,28 @@
+//! One channel after the other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use memferry_engine::Channel;
+
+use super::{Choice, Policy};
+
+/// Channels in turn, whatever their load: cheap and fair when transfers are alike.
+#[derive(Debug, Default)]
+pub struct RoundRobin {
+    next: AtomicUsize,
+}
+
+impl Policy for RoundRobin {
+    fn name(&self) -> &'static str {
+        "round-robin"
+    }
+
+    fn choose(&self, channels: &[Arc<dyn Channel>], _bytes: u64) -> Choice {
+        let index = match channels.len() {
+            1 => 0,
+            count => self.next.fetch_add(1, Ordering::Relaxed) % count,
+        };
+        Choice::Channel { index, first_lane: 0 }
+    }
+}
