@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memferry_engine::contract::Direction;
 use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
-use memferry_engine::{ChannelOptions, Completion, Engine};
+use memferry_engine::{Channel, ChannelOptions, Engine};
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, fork};
 
@@ -17,7 +17,7 @@ use crate::ferry::{Ferry, Inner, OpenEngine};
 use crate::plan::{EngineFacts, Facts};
 use crate::policy::PolicyKind;
 use crate::statistics::Counters;
-use crate::transfer::Waiting;
+use crate::transfer::{Lane, Waiting};
 
 const MOST_CHANNELS: usize = 256;
 /// One transfer is spread over at most this many channels unless told otherwise: a few cores
@@ -163,9 +163,16 @@ impl Builder {
             self.engines.clone()
         };
 
+        fork::watch();
+        let alone = affinity::allowed_cores().len() == 1;
+        let waiting = Arc::new(Waiting {
+            spin_ns: if alone { 0 } else { spin_ns.unwrap_or(DEFAULT_WAIT_SPIN_NS) },
+            fork_generation: fork::generation(),
+            helped_chunks: AtomicU64::new(0),
+        });
         let mut engines = Vec::new();
         for choice in choices {
-            engines.push(self.open(choice, spin_ns)?);
+            engines.push(self.open(choice, spin_ns, &waiting)?);
         }
         let driven = engines
             .iter()
@@ -177,8 +184,6 @@ impl Builder {
             engines: engines.iter().map(engine_facts).collect(),
             spread: spread.unwrap_or(DEFAULT_SPREAD).max(1),
         };
-        fork::watch();
-        let alone = affinity::allowed_cores().len() == 1;
         Ok(Ferry::from_inner(Inner {
             driver: Driver::start(driven)?,
             engines,
@@ -186,12 +191,7 @@ impl Builder {
             policy: policy.build(),
             cookies: CookieTable::new(next_ferry()?),
             counters: Counters::default(),
-            waiting: Arc::new(Waiting {
-                spin_ns: if alone { 0 } else { spin_ns.unwrap_or(DEFAULT_WAIT_SPIN_NS) },
-                fork_generation: fork::generation(),
-                helped_chunks: AtomicU64::new(0),
-            }),
-            over: Arc::new(Completion::over()),
+            waiting,
         }))
     }
 
@@ -243,9 +243,14 @@ impl Builder {
         Ok(environment("MEMFERRY_CHANNELS", EXPECTED, parse)?.unwrap_or(usual))
     }
 
-    fn open(&self, choice: EngineChoice, spin_ns: Option<u64>) -> Result<OpenEngine, BuildError> {
+    fn open(
+        &self,
+        choice: EngineChoice,
+        spin_ns: Option<u64>,
+        waiting: &Arc<Waiting>,
+    ) -> Result<OpenEngine, BuildError> {
         let EngineChoice { engine, channels } = choice;
-        let channels = (0..channels)
+        let channels: Vec<_> = (0..channels)
             .map(|index| {
                 engine.open_channel(&ChannelOptions {
                     core: (!self.cores.is_empty()).then(|| self.cores[index % self.cores.len()]),
@@ -255,7 +260,10 @@ impl Builder {
                 })
             })
             .collect::<Result<_, _>>()?;
-        Ok(OpenEngine { engine, channels })
+        let lane = |channel: &Arc<dyn Channel>| {
+            Arc::new(Lane { channel: channel.clone(), waiting: waiting.clone() })
+        };
+        Ok(OpenEngine { engine, lanes: channels.iter().map(lane).collect(), channels })
     }
 }
 

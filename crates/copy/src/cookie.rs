@@ -10,10 +10,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memferry_engine::ExecutionError;
 use memferry_sys::sync::lock;
 
-use crate::error::CookieError;
+use crate::error::{CookieError, Error};
 use crate::transfer::Transfer;
 
 /// Bits of a cookie that number the transfer; those above name the ferry.
@@ -46,7 +45,7 @@ pub(crate) enum Known {
     /// In flight, or finished and not yet replaced.
     Transfer(Transfer),
     /// Over.
-    Over(Result<(), ExecutionError>),
+    Over(Result<(), Error>),
 }
 
 /// The cookies of one ferry.
@@ -70,7 +69,7 @@ struct Entry {
 struct Archive {
     /// Still in flight when their slot was needed.
     unfinished: HashMap<u64, Transfer>,
-    failures: BTreeMap<u64, ExecutionError>,
+    failures: BTreeMap<u64, Error>,
     /// Failures below this number may have been forgotten.
     floor: u64,
 }
@@ -92,7 +91,7 @@ impl CookieTable {
             return Err(CookieError::Exhausted);
         }
         let cookie = Cookie((self.ferry << NUMBER_BITS | number).cast_signed());
-        if matches!(transfer.completion().outcome(), Some(Ok(_))) {
+        if matches!(transfer.check(), Some(Ok(_))) {
             return Ok(cookie);
         }
         let old = lock(self.slot(number)).replace(Entry { number, transfer });
@@ -108,7 +107,7 @@ impl CookieTable {
 
     /// Whether a retired entry needs the archive at all is seen without its lock: most ended well.
     fn retire(&self, old: Entry) {
-        match old.transfer.completion().outcome() {
+        match old.transfer.check() {
             Some(Ok(_)) => {}
             outcome => {
                 let mut archive = lock(&self.archive);
@@ -152,7 +151,7 @@ impl CookieTable {
 }
 
 impl Archive {
-    fn remember(&mut self, number: u64, error: ExecutionError) {
+    fn remember(&mut self, number: u64, error: Error) {
         self.failures.insert(number, error);
         if self.failures.len() > REMEMBERED_FAILURES
             && let Some((oldest, _)) = self.failures.pop_first()
@@ -167,7 +166,7 @@ impl Archive {
             return;
         }
         let over: Vec<_> = (self.unfinished.iter())
-            .filter_map(|(&number, transfer)| Some((number, transfer.completion().outcome()?)))
+            .filter_map(|(&number, transfer)| Some((number, transfer.check()?)))
             .collect();
         for (number, outcome) in over {
             self.unfinished.remove(&number);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use memferry_engine::completion::{Completion, Finish, Launch, Order, Work};
-use memferry_engine::{Channel, Descriptor, Engine, Operation};
+use memferry_engine::{Channel, Descriptor, Engine, Taken};
 
 use crate::builder::Builder;
 use crate::cookie::{Cookie, CookieTable, Known};
@@ -15,7 +15,7 @@ use crate::plan::{self, Facts, Path, Plan, Question};
 use crate::policy::{Choice, Policy};
 use crate::request::{Options, Request};
 use crate::statistics::{Counters, Statistics};
-use crate::transfer::{Failed, OwnedSource, OwnedTarget, OwnedTransfer, Transfer, Waiting};
+use crate::transfer::{Failed, Lane, OwnedSource, OwnedTarget, OwnedTransfer, Transfer, Waiting};
 
 /// Moves memory. Cheap to clone; clones share engines, channels and cookies. When the last clone
 /// is dropped, transfers in flight are finished and the channels closed.
@@ -37,8 +37,6 @@ pub(crate) struct Inner {
     pub(crate) cookies: CookieTable,
     pub(crate) counters: Counters,
     pub(crate) waiting: Arc<Waiting>,
-    /// Shared by all transfers that were over at once.
-    pub(crate) over: Arc<Completion>,
 }
 
 /// An engine with its channels.
@@ -46,6 +44,8 @@ pub(crate) struct Inner {
 pub(crate) struct OpenEngine {
     pub(crate) engine: Arc<dyn Engine>,
     pub(crate) channels: Vec<Arc<dyn Channel>>,
+    /// The same channels, for numbered transfers.
+    pub(crate) lanes: Vec<Arc<Lane>>,
 }
 
 impl Ferry {
@@ -235,6 +235,7 @@ impl Ferry {
     /// Until the transfer is over, the source must stay valid for reads and the target for writes
     /// of the request's length, nobody else may access the target or write to the source, and a
     /// notification variable must stay valid. Dropping the handle changes nothing of this.
+    #[inline]
     pub unsafe fn start(&self, mut request: Request<'_>) -> Result<Transfer, Error> {
         request.validate()?;
         let plan = self.inner.plan(&request, false)?;
@@ -305,27 +306,61 @@ impl Inner {
 
     /// # Safety
     /// As for [`Ferry::start`]; the request must have been validated.
+    #[inline]
     unsafe fn carry_out(&self, request: Request<'_>, plan: &Plan) -> Transfer {
         let length = request.length;
-        let helps = !request.options.spare_caller;
-        let simple = request.options.after.is_empty()
-            && request.options.notify.is_none()
-            && matches!(request.operation, Operation::Copy | Operation::Move | Operation::Fill);
-        if plan.path == Path::Caller && simple {
-            if length > 0 {
-                // SAFETY: passed on.
-                unsafe { descriptor(&request, plan) }.run();
+        if request.is_simple() {
+            // SAFETY: passed on.
+            if let Some(transfer) = unsafe { self.carry_out_simply(&request, plan) } {
+                return transfer;
             }
-            Counters::count(&self.counters.by_caller);
-            return Transfer::new(self.over.clone(), length, helps, self.waiting.clone());
         }
+        let helps = !request.options.spare_caller;
         // SAFETY: passed on.
         let completion = unsafe { self.launch(request, plan) };
-        Transfer::new(completion, length, helps, self.waiting.clone())
+        Transfer::shared(completion, length, helps, self.waiting.clone())
+    }
+
+    /// The two ways that need no completion: done at once, or a number in a channel. `None` if
+    /// neither is open to this request.
+    ///
+    /// # Safety
+    /// As for [`Inner::carry_out`].
+    #[inline]
+    unsafe fn carry_out_simply(&self, request: &Request<'_>, plan: &Plan) -> Option<Transfer> {
+        let length = request.length;
+        if length == 0 {
+            return Some(Transfer::over(0));
+        }
+        if plan.path == Path::Caller {
+            // SAFETY: passed on.
+            unsafe { descriptor(request, plan) }.run();
+            Counters::count(&self.counters.by_caller);
+            return Some(Transfer::over(length));
+        }
+        let (index, open) = self.channel_for(plan.path, length)?;
+        if length > plan::WHOLE_BYTES || !open.engine.capabilities().never_fails {
+            return None;
+        }
+        // Everything that takes a locked instruction comes before the submit: after it, such an
+        // instruction would wait until the channel's cache line has come over.
+        Counters::count(&self.counters.by_engine);
+        let lane = open.lanes[index].clone();
+        // SAFETY: passed on.
+        let mut batch = [Some(unsafe { descriptor(request, plan) })];
+        if let Ok(Taken { first, count: 1 }) = lane.channel.submit(&mut batch) {
+            return Some(Transfer::numbered(lane, first, length));
+        }
+        // Full or closed: there is a thread here that can work.
+        batch.into_iter().flatten().for_each(|descriptor| {
+            descriptor.run();
+        });
+        Some(Transfer::over(length))
     }
 
     /// # Safety
     /// As for [`Inner::carry_out`].
+    #[inline(never)]
     unsafe fn launch(&self, mut request: Request<'_>, plan: &Plan) -> Arc<Completion> {
         let Options { after, notify, kept, .. } = std::mem::take(&mut request.options);
         let completion = match plan.path {
@@ -358,8 +393,8 @@ impl Inner {
                 // SAFETY: passed on.
                 let whole = unsafe { descriptor(&request, plan) }.completes(completion.clone());
                 let order = match self.channel_for(plan.path, request.length) {
-                    Some((channel, open)) => {
-                        Order::one(channel.clone(), open.is_self_driving(), whole)
+                    Some((index, open)) => {
+                        Order::one(open.channels[index].clone(), open.is_self_driving(), whole)
                     }
                     None => Order::here(whole),
                 };
@@ -391,12 +426,12 @@ impl Inner {
     }
 
     /// Where a whole request goes; `None` if the caller carries it out.
-    fn channel_for(&self, path: Path, bytes: u64) -> Option<(&Arc<dyn Channel>, &OpenEngine)> {
+    fn channel_for(&self, path: Path, bytes: u64) -> Option<(usize, &OpenEngine)> {
         let Path::Whole { engine } = path else { return None };
         let open = &self.engines[engine];
         match self.policy.choose(&open.channels, bytes) {
             Choice::Caller => None,
-            Choice::Channel { index, .. } => Some((&open.channels[index], open)),
+            Choice::Channel { index, .. } => Some((index, open)),
         }
     }
 

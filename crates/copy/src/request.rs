@@ -41,7 +41,7 @@ impl<'a> Options<'a> {
     /// Begin only when `transfer` is over. If it does not end well, this one is not begun and ends
     /// with an error. May be given several times.
     pub fn after(mut self, transfer: &impl Ordered) -> Self {
-        self.after.push(transfer.completion().clone());
+        self.after.push(transfer.completion());
         self
     }
 
@@ -127,6 +127,15 @@ impl<'a> Request<'a> {
     pub fn with(mut self, options: Options<'a>) -> Self {
         self.options = options;
         self
+    }
+
+    /// Nothing to be told at the end but that it is over.
+    pub(crate) fn is_simple(&self) -> bool {
+        let Options { after, notify, .. } = &self.options;
+        self.operation != Operation::Compare
+            && after.is_empty()
+            && notify.is_none()
+            && !tracing::enabled!(tracing::Level::TRACE)
     }
 
     /// Whether source and target share a byte.

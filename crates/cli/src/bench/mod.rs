@@ -1,7 +1,13 @@
 //! The registry of benches. A bench measures and hands back an outcome; it never prints. The
 //! command line finds it here by name, and the views take its outcome from there.
 
+mod bandwidth;
 pub(crate) mod command;
+mod latency;
+mod measure;
+mod overhead;
+mod overlap;
+mod pollution;
 mod suite;
 
 use crate::outcome::Outcome;
@@ -50,7 +56,13 @@ pub(crate) const CONTRACT: [&str; 14] = [
 
 /// The benches of this build, in the order the suite runs them.
 pub(crate) fn all() -> &'static [&'static dyn Bench] {
-    &[]
+    &[
+        &latency::CopyLatency,
+        &bandwidth::CopyBandwidth,
+        &overlap::Overlap,
+        &overhead::Overhead,
+        &pollution::Pollution,
+    ]
 }
 
 /// The bench of a name, or a sentence that says why there is none.

@@ -12,6 +12,7 @@ fn capabilities(claims_chunks: bool) -> Capabilities {
         boundary_bytes: None,
         registration: Registration::NotNeeded,
         claims_chunks,
+        never_fails: claims_chunks,
         self_driving: true,
     }
 }

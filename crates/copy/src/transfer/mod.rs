@@ -8,6 +8,7 @@
 //!
 //! In no case does an engine write into memory that has been given back.
 
+mod lane;
 mod owned;
 mod scoped;
 
@@ -16,14 +17,15 @@ use std::io;
 use std::ops::Range;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use memferry_engine::completion::Finish;
-use memferry_engine::{Completion, ExecutionError};
-use memferry_sys::{EventFd, fork};
+use memferry_engine::{Completion, ExecutionError, Sequence};
+use memferry_sys::EventFd;
 
+pub(crate) use lane::{Lane, Waiting};
 pub use owned::{Buffer, Failed, OwnedSource, OwnedTarget, OwnedTransfer};
 pub use scoped::{Scope, ScopedTransfer};
 
@@ -32,7 +34,7 @@ use crate::error::{Error, ValidationError};
 /// Something that another transfer can be ordered after. Implemented by every handle.
 pub trait Ordered: sealed::Sealed {
     #[doc(hidden)]
-    fn completion(&self) -> &Arc<Completion>;
+    fn completion(&self) -> Arc<Completion>;
 }
 
 mod sealed {
@@ -42,48 +44,56 @@ mod sealed {
     impl Sealed for super::ScopedTransfer<'_> {}
 }
 
-/// How waiting is done: the same for all transfers of a ferry.
-#[derive(Debug)]
-pub(crate) struct Waiting {
-    /// How long to spin before sleeping.
-    pub(crate) spin_ns: u64,
-    /// The channels' threads exist only in the process that started them.
-    pub(crate) fork_generation: u64,
-    /// Chunks carried out by waiting callers.
-    pub(crate) helped_chunks: AtomicU64,
-}
-
 /// A running or finished transfer over memory for which the caller vouches.
 ///
 /// It is also a future. Clones stand for the same transfer.
 #[derive(Debug, Clone)]
 #[must_use = "a transfer tells whether it succeeded"]
 pub struct Transfer {
-    completion: Arc<Completion>,
+    state: State,
     length: u64,
-    /// Whether a waiting caller works along.
-    helps: bool,
-    waiting: Arc<Waiting>,
+}
+
+/// What is kept of a transfer: no more than its kind needs.
+#[derive(Debug, Clone)]
+enum State {
+    /// Carried out at once, well.
+    Over,
+    /// One small descriptor that cannot fail: its number in its channel says it all.
+    Numbered { lane: Arc<Lane>, sequence: Sequence },
+    /// Everything else. `helps`: a waiting caller works along.
+    Shared { completion: Arc<Completion>, helps: bool, waiting: Arc<Waiting> },
 }
 
 impl Ordered for Transfer {
-    fn completion(&self) -> &Arc<Completion> {
-        &self.completion
+    /// The completion of the transfer. A numbered one gets one now: a marker behind it in its
+    /// channel, which is in order, so when the marker is done the transfer is.
+    fn completion(&self) -> Arc<Completion> {
+        match &self.state {
+            State::Over => Arc::new(Completion::over()),
+            State::Shared { completion, .. } => completion.clone(),
+            State::Numbered { lane, sequence } => lane.mark(*sequence),
+        }
     }
 }
 
 impl Transfer {
-    pub(crate) fn new(
+    pub(crate) fn over(length: u64) -> Self {
+        Self { state: State::Over, length }
+    }
+
+    #[inline]
+    pub(crate) fn numbered(lane: Arc<Lane>, sequence: Sequence, length: u64) -> Self {
+        Self { state: State::Numbered { lane, sequence }, length }
+    }
+
+    pub(crate) fn shared(
         completion: Arc<Completion>,
         length: u64,
         helps: bool,
         waiting: Arc<Waiting>,
     ) -> Self {
-        Self { completion, length, helps, waiting }
-    }
-
-    pub(crate) fn completion(&self) -> &Arc<Completion> {
-        &self.completion
+        Self { state: State::Shared { completion, helps, waiting }, length }
     }
 
     /// How many bytes the transfer covers.
@@ -99,12 +109,21 @@ impl Transfer {
     /// Whether it is over, well or not. If so, all its data is visible.
     #[inline]
     pub fn is_done(&self) -> bool {
-        self.completion.is_done()
+        match &self.state {
+            State::Over => true,
+            State::Numbered { lane, sequence } => lane.channel.completed() >= *sequence,
+            State::Shared { completion, .. } => completion.is_done(),
+        }
     }
 
     /// How it ended, or `None` while it goes on.
     pub fn check(&self) -> Option<Result<Finish, Error>> {
-        self.completion.outcome().map(|outcome| outcome.map_err(Error::from))
+        match &self.state {
+            State::Shared { completion, .. } => {
+                completion.outcome().map(|outcome| outcome.map_err(Error::from))
+            }
+            _ => self.is_done().then_some(Ok(Finish { difference: None })),
+        }
     }
 
     /// Waits for the end: works along on what nobody has begun, then spins briefly, then sleeps.
@@ -118,39 +137,54 @@ impl Transfer {
     }
 
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Result<Finish, Error>> {
-        if self.helps {
-            while self.completion.help_from_back() {
-                self.waiting.helped_chunks.fetch_add(1, Ordering::Relaxed);
-                if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                    return self.check();
+        match &self.state {
+            State::Over => {}
+            State::Numbered { lane, sequence } => lane.wait(*sequence, deadline),
+            State::Shared { completion, helps, waiting } => {
+                while *helps && completion.help_from_back() {
+                    waiting.helped_chunks.fetch_add(1, Ordering::Relaxed);
+                    if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                        return self.check();
+                    }
+                }
+                if !waiting.is_forked() {
+                    completion.wait(waiting.spin_ns, deadline);
                 }
             }
         }
-        if self.is_out_of_reach() {
-            return Some(Err(ExecutionError::Forked.into()));
-        }
-        self.completion.wait(self.waiting.spin_ns, deadline);
-        self.check()
+        self.check().or_else(|| self.is_out_of_reach().then(|| Err(ExecutionError::Forked.into())))
     }
 
     /// Begun before a fork, by a thread that this process does not have.
     fn is_out_of_reach(&self) -> bool {
-        !self.is_done() && fork::generation() != self.waiting.fork_generation
+        let waiting = match &self.state {
+            State::Over => return false,
+            State::Numbered { lane, .. } => &lane.waiting,
+            State::Shared { waiting, .. } => waiting,
+        };
+        waiting.is_forked() && !self.is_done()
     }
 
     /// How many bytes from the start are done. They may be used while the rest still moves.
     pub fn ready(&self) -> u64 {
-        self.completion.ready_bytes(self.length)
+        match &self.state {
+            State::Shared { completion, .. } => completion.ready_bytes(self.length),
+            _ if self.is_done() => self.length,
+            _ => 0,
+        }
     }
 
     /// Waits until a range is done, which may be long before the rest is.
     pub fn wait_range(&self, range: Range<u64>) -> Result<(), Error> {
+        const NAP: Duration = Duration::from_micros(50);
         let (from, to, length) = (range.start, range.end, self.length);
         if from > to || to > length {
             return Err(ValidationError::OutOfRange { from, to, length }.into());
         }
-        const NAP: Duration = Duration::from_micros(50);
-        while from < to && !self.completion.is_range_ready(from, to) {
+        let State::Shared { completion, helps, waiting } = &self.state else {
+            return self.wait().map(|_| ());
+        };
+        while from < to && !completion.is_range_ready(from, to) {
             if let Some(outcome) = self.check() {
                 return outcome.map(|_| ());
             }
@@ -158,26 +192,28 @@ impl Transfer {
                 return Err(ExecutionError::Forked.into());
             }
             // From the front, where the range is likelier to be than at the back.
-            if self.helps && self.completion.help_from_front() {
-                self.waiting.helped_chunks.fetch_add(1, Ordering::Relaxed);
+            if *helps && completion.help_from_front() {
+                waiting.helped_chunks.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            self.completion.wait(self.waiting.spin_ns, Instant::now().checked_add(NAP));
+            completion.wait(waiting.spin_ns, Instant::now().checked_add(NAP));
         }
         Ok(())
     }
 
     /// Asks for an early end: what nobody has begun is not begun any more. The transfer then ends
-    /// with [`ExecutionError::Cancelled`], unless everything was begun already, in which case it
-    /// ends as if this had not been called. Does not wait.
+    /// with [`ExecutionError::Cancelled`], unless everything was begun already or it is too small
+    /// to be worth it, in which case it ends as if this had not been called. Does not wait.
     pub fn cancel(&self) {
-        self.completion.cancel();
+        if let State::Shared { completion, .. } = &self.state {
+            completion.cancel();
+        }
     }
 
     /// A descriptor that becomes readable when the transfer is over, for `poll` and `epoll`.
     pub fn event(&self) -> io::Result<Arc<EventFd>> {
         let event = Arc::new(EventFd::new()?);
-        self.completion.signal_at_end(&event);
+        self.completion().signal_at_end(&event);
         Ok(event)
     }
 }
@@ -185,10 +221,20 @@ impl Transfer {
 impl Future for Transfer {
     type Output = Result<Finish, Error>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if !self.is_done() && self.completion.wake_at_end(context.waker()) {
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(outcome) = self.check() {
+            return Poll::Ready(outcome);
+        }
+        let completion = self.completion();
+        if completion.wake_at_end(context.waker()) {
+            // Keep the marker of a numbered transfer for the next poll.
+            if let State::Numbered { lane, .. } = &self.state {
+                let waiting = lane.waiting.clone();
+                self.state = State::Shared { completion, helps: false, waiting };
+            }
             return Poll::Pending;
         }
-        Poll::Ready(self.check().expect("it is done"))
+        let outcome = completion.outcome().expect("it is over");
+        Poll::Ready(outcome.map_err(Error::from))
     }
 }

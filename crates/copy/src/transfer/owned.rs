@@ -235,7 +235,7 @@ impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<S, T> {
 }
 
 impl<S: OwnedSource, T: OwnedTarget> Ordered for OwnedTransfer<S, T> {
-    fn completion(&self) -> &Arc<Completion> {
+    fn completion(&self) -> Arc<Completion> {
         self.transfer.completion()
     }
 }

@@ -179,7 +179,7 @@ impl<'scope> ScopedTransfer<'scope> {
 }
 
 impl Ordered for ScopedTransfer<'_> {
-    fn completion(&self) -> &Arc<Completion> {
+    fn completion(&self) -> Arc<Completion> {
         self.transfer.completion()
     }
 }

@@ -53,7 +53,7 @@ pub struct Completion {
     state: WaitWord,
     difference: AtomicU64,
     notify: Option<Notify>,
-    work: Option<Box<Work>>,
+    work: Option<Work>,
     failure: Mutex<Option<ExecutionError>>,
     watchers: Mutex<Watchers>,
     span: tracing::Span,
@@ -93,7 +93,7 @@ impl Completion {
 
     /// The completion of a transfer that is cut into chunks, for engines to claim or to be given.
     pub fn chunked(work: Work) -> Self {
-        Self { work: Some(Box::new(work)), ..Self::whole() }
+        Self { work: Some(work), ..Self::whole() }
     }
 
     /// Sets a variable after all data is visible and before the completion says it is done.
@@ -110,7 +110,7 @@ impl Completion {
 
     /// The chunks, if it was cut.
     pub fn work(&self) -> Option<&Work> {
-        self.work.as_deref()
+        self.work.as_ref()
     }
 
     /// The span of the transfer.
@@ -164,14 +164,9 @@ impl Completion {
     /// [`ExecutionError::Cancelled`], unless everything was begun already.
     pub fn cancel(&self) {
         self.state.word().fetch_or(CANCELLED, Ordering::AcqRel);
-        if let Some(work) = self.work() {
-            let (dropped, last) = work.drop_unclaimed();
-            if dropped {
-                self.record(ExecutionError::Cancelled { done_bytes: 0 });
-            }
-            if last {
-                self.settle();
-            }
+        let reason = || self.record(ExecutionError::Cancelled { done_bytes: 0 });
+        if self.work().is_some_and(|work| work.drop_unclaimed(reason)) {
+            self.settle();
         }
     }
 
@@ -266,9 +261,9 @@ impl Completion {
     }
 
     /// Ends a transfer of which no part is in flight.
-    pub(crate) fn refuse(&self, error: ExecutionError) {
+    pub fn refuse(&self, error: ExecutionError) {
         self.record(error);
-        if self.work().is_none_or(|work| work.drop_unclaimed().1) {
+        if self.work().is_none_or(|work| work.drop_unclaimed(|| ())) {
             self.settle();
         }
     }
@@ -320,10 +315,10 @@ impl Completion {
             std::mem::take(&mut *lock(&self.watchers));
         events.iter().for_each(|event| event.signal());
         if let Some(waker) = waker {
-            waker.wake();
+            shielded(|| waker.wake());
         }
         Launch::predecessor_ended(followers, failed);
-        drop(kept);
+        kept.into_iter().for_each(|thing| shielded(|| drop(thing)));
     }
 
     /// Adds a watcher, unless the transfer is over already; returns whether it was added.
@@ -411,4 +406,10 @@ impl Completion {
             }
         }
     }
+}
+
+/// Runs what belongs to the user. A panic in there goes no further: the thread of an engine must
+/// not die of it, nor leave behind a descriptor that is neither finished nor failed.
+fn shielded(theirs: impl FnOnce()) {
+    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(theirs));
 }

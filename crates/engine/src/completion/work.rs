@@ -128,15 +128,18 @@ impl Work {
         }
     }
 
-    /// Takes all unclaimed chunks out of the work. Returns whether there were any, and whether
-    /// with them the last unfinished one is gone.
-    pub(crate) fn drop_unclaimed(&self) -> (bool, bool) {
-        let (mut dropped, mut last) = (false, false);
+    /// Takes all unclaimed chunks out of the work. Calls `before` if there are any, ahead of the
+    /// first that counts as ended: whoever ends the last chunk must find the reason. Returns
+    /// whether that was here.
+    pub(crate) fn drop_unclaimed(&self, before: impl FnOnce()) -> bool {
+        let (mut before, mut last) = (Some(before), false);
         while let Some(chunk) = self.claim_front() {
-            dropped = true;
+            if let Some(before) = before.take() {
+                before();
+            }
             last = self.finish(chunk.offset, chunk.length, false);
         }
-        (dropped, last)
+        last
     }
 
     /// Carries out a chunk on the calling processor.
@@ -284,10 +287,11 @@ mod tests {
     #[test]
     fn dropping_the_unclaimed_ends_the_work_only_if_nothing_is_in_flight() {
         let idle = work(400, 100);
-        assert_eq!(idle.drop_unclaimed(), (true, true));
+        assert!(idle.drop_unclaimed(|| ()));
         let busy = work(400, 100);
         let claimed = busy.claim_front().unwrap();
-        assert_eq!(busy.drop_unclaimed(), (true, false));
+        assert!(!busy.drop_unclaimed(|| ()));
+        busy.drop_unclaimed(|| panic!("nothing is left to drop"));
         assert!(busy.finish(claimed.offset, claimed.length, true));
         assert_eq!(busy.ready_bytes(), 100);
     }

@@ -1,1 +1,214 @@
-//! stub
+//! The conformance suite: an engine is done when it passes.
+//!
+//! A test crate describes its engine as a [`Subject`] and writes one line per variant:
+//!
+//! ```ignore
+//! memferry_engine::conformance_tests!(polled, Subject::new(|| Arc::new(PolledEngine::new())));
+//! ```
+//!
+//! which makes one test of every case, so that a failure names what is wrong. The cases go by the
+//! engine's [`Capabilities`](crate::Capabilities): they cut what is too long for it, poll it if it
+//! does not move on by itself, and skip, saying so, what it does not claim to do. All engines are
+//! expected to copy. Descriptors of length 0 are legal and end well at once.
+//!
+//! No case waits longer than [`LIMIT`] for anything, and none asserts how long something takes.
+
+mod batches;
+mod bench;
+mod chunks;
+mod close;
+mod field;
+mod numbers;
+mod order;
+mod signals;
+mod sizes;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use memferry_sys::Pages;
+
+use crate::contract::{ChannelOptions, Engine};
+
+/// The longest that any case waits for anything; after that it fails instead of hanging.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// The engine under test, and what the suite must know to treat it fairly.
+pub struct Subject {
+    make: Box<dyn Fn() -> Arc<dyn Engine> + Send + Sync>,
+    allocate: Box<dyn Fn(usize) -> Box<dyn Memory> + Send + Sync>,
+    options: ChannelOptions,
+    injects_faults: bool,
+}
+
+impl Subject {
+    /// An engine, made anew for each case.
+    pub fn new<E: Engine + 'static>(make: impl Fn() -> Arc<E> + Send + Sync + 'static) -> Self {
+        Self {
+            make: Box::new(move || make()),
+            allocate: Box::new(|bytes| Box::new(Pages::new(bytes).expect("memory for a test"))),
+            options: ChannelOptions::default(),
+            injects_faults: false,
+        }
+    }
+
+    /// Opens all channels with these options, except for those that a case is about.
+    pub fn options(mut self, options: ChannelOptions) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// Takes the memory for copies from here, for engines that need it registered.
+    pub fn memory(
+        mut self,
+        allocate: impl Fn(usize) -> Box<dyn Memory> + Send + Sync + 'static,
+    ) -> Self {
+        self.allocate = Box::new(allocate);
+        self
+    }
+
+    /// The engine fails descriptors on purpose, in ways from which transfers recover. Counters
+    /// and errors of channels are then not checked; the bytes and the transfers are as ever.
+    pub fn injects_faults(mut self) -> Self {
+        self.injects_faults = true;
+        self
+    }
+}
+
+impl fmt::Debug for Subject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subject")
+            .field("options", &self.options)
+            .field("injects_faults", &self.injects_faults)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Memory that the engine can reach and the processor can look at.
+pub trait Memory: Send + Sync {
+    /// The first byte, which must be page-aligned. The memory stays there until it is dropped.
+    fn start(&self) -> *mut u8;
+}
+
+impl Memory for Pages {
+    fn start(&self) -> *mut u8 {
+        self.as_ptr()
+    }
+}
+
+/// How a case ended, if it did not panic.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Everything was as it must be.
+    Passed,
+    /// The engine does not claim to do this.
+    Skipped(String),
+}
+
+/// One thing that every engine must do.
+#[derive(Debug, Clone, Copy)]
+pub struct Case {
+    /// A sentence that says what.
+    pub name: &'static str,
+    /// Panics if the engine does not.
+    pub run: fn(&Subject) -> Verdict,
+}
+
+/// Runs the whole suite and says what became of each case.
+///
+/// # Panics
+/// When a case fails.
+pub fn run_all(subject: &Subject) -> Vec<(&'static str, Verdict)> {
+    cases().iter().map(|case| (case.name, (case.run)(subject))).collect()
+}
+
+/// Runs one case, and says so if it is skipped.
+///
+/// # Panics
+/// When the case fails, or there is none of this name.
+#[allow(clippy::print_stderr)]
+pub fn run_case(subject: &Subject, name: &str) {
+    let case = cases().iter().find(|case| case.name == name).expect("a case of this name");
+    if let Verdict::Skipped(reason) = (case.run)(subject) {
+        eprintln!("skipped: {reason}");
+    }
+}
+
+/// Makes the list of cases and the macro that turns each into a test. The first argument is a
+/// dollar sign, which a macro inside a macro cannot write down in any other way.
+macro_rules! suite {
+    ($dollar:tt; $($file:ident: $($case:ident),+;)+) => {
+        /// Every case of the suite.
+        pub fn cases() -> &'static [Case] {
+            &[$($(Case { name: stringify!($case), run: $file::$case }),+),+]
+        }
+
+        /// Makes a module of tests, one for each case of the conformance suite, from the name of
+        /// the module and an expression for the [`Subject`](crate::conformance::Subject).
+        #[macro_export]
+        macro_rules! conformance_tests {
+            ($dollar module:ident, $dollar subject:expr) => {
+                mod $dollar module {
+                    #[allow(unused_imports)]
+                    use super::*;
+
+                    $($(
+                        #[test]
+                        fn $case() {
+                            let subject: $dollar crate::conformance::Subject = $dollar subject;
+                            $dollar crate::conformance::run_case(&subject, stringify!($case));
+                        }
+                    )+)+
+                }
+            };
+        }
+    };
+}
+
+suite! { $;
+    sizes:
+        every_small_size_is_copied_at_assorted_alignments,
+        sizes_around_powers_of_two_are_copied,
+        fills_of_every_size_touch_nothing_else,
+        comparisons_find_the_first_difference,
+        overlapping_moves_have_the_result_of_memmove,
+        every_kernel_moves_the_same_bytes;
+    batches:
+        a_batch_larger_than_the_ring_arrives_whole,
+        empty_places_of_a_batch_are_skipped,
+        many_submitters_lose_and_double_nothing,
+        what_counts_as_completed_is_over_and_visible;
+    numbers:
+        statistics_add_up,
+        a_park_gives_up_on_a_number_that_does_not_come,
+        a_park_returns_when_its_number_comes,
+        a_marker_ends_after_everything_before_it,
+        memory_out_of_reach_fails_cleanly_and_is_remembered;
+    order:
+        a_chain_is_carried_out_link_by_link,
+        a_transfer_after_several_waits_for_all_of_them,
+        a_transfer_after_a_failed_one_is_not_begun,
+        a_transfer_after_one_that_is_over_starts_at_once,
+        a_long_chain_that_falls_at_once_needs_no_deep_stack;
+    chunks:
+        transfers_cut_into_chunks_arrive_whole,
+        the_finished_prefix_can_be_used_early,
+        a_cancelled_transfer_leaves_each_chunk_done_or_untouched,
+        a_transfer_cancelled_before_it_began_touches_nothing,
+        a_cancelled_whole_transfer_is_done_or_untouched;
+    close:
+        closing_finishes_or_fails_what_was_taken,
+        a_closed_channel_takes_nothing,
+        submitters_that_race_with_a_close_lose_nothing,
+        dropping_the_last_handle_ends_the_work_first,
+        channels_come_and_go;
+    signals:
+        a_notification_comes_after_the_data,
+        a_failed_transfer_notifies_nobody,
+        a_waker_is_woken_once_or_told_that_it_is_late,
+        an_eventfd_is_signalled_once,
+        a_waker_that_panics_does_no_harm,
+        what_is_kept_is_dropped_after_the_end,
+        a_descriptor_dropped_unsubmitted_fails_its_transfer;
+}

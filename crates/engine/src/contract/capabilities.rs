@@ -83,6 +83,9 @@ pub struct Capabilities {
     /// Whether a channel takes [`Scope::Chunks`](super::Scope::Chunks) descriptors: an invitation
     /// to claim parts of a transfer for as long as there are any.
     pub claims_chunks: bool,
+    /// Whether a descriptor over memory in reach never fails. Then its number in the channel is
+    /// all that has to be kept of a small transfer, and nothing is allocated for it.
+    pub never_fails: bool,
     /// Whether channels move on by themselves. If not, somebody must call `poll`.
     pub self_driving: bool,
 }
@@ -113,6 +116,7 @@ mod tests {
             boundary_bytes: Some(4096),
             registration: Registration::NotNeeded,
             claims_chunks: false,
+            never_fails: false,
             self_driving: true,
         }
     }

@@ -129,6 +129,12 @@ impl Descriptor {
         }
     }
 
+    /// Nothing to move: its completion tells when everything before it in its channel is over.
+    pub fn marker(completion: Arc<Completion>) -> Self {
+        // SAFETY: no byte is touched.
+        unsafe { Self::new(Operation::Copy, 0, 0, 0) }.completes(completion)
+    }
+
     /// The value that a fill writes.
     pub fn value(mut self, value: u8) -> Self {
         self.value = value;
@@ -236,6 +242,9 @@ impl Descriptor {
     /// # Safety
     /// The descriptor's memory must still be vouched for, and be the host's.
     unsafe fn execute_range(&self, from: u64, to: u64) -> Option<u64> {
+        if from == to {
+            return None;
+        }
         // SAFETY: the range lies inside the descriptor's memory.
         unsafe {
             execute::run(

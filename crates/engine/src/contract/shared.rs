@@ -29,9 +29,9 @@ impl FailureLog {
 
 /// `park` for channels without a thread: polls until the sequence is reached.
 pub fn park_by_polling(channel: &dyn Channel, sequence: Sequence, timeout: Duration) -> bool {
-    let deadline = Instant::now() + timeout;
+    let deadline = Instant::now().checked_add(timeout);
     while channel.completed() < sequence {
-        if Instant::now() >= deadline {
+        if deadline.is_some_and(|at| Instant::now() >= at) {
             return false;
         }
         if !channel.poll() {

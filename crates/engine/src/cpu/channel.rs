@@ -116,19 +116,20 @@ impl Channel for CpuChannel {
         if self.is_forked() {
             return Err(SubmitError::Closed);
         }
-        let shared = &*self.shared;
-        let wanted = batch.iter().flatten().count();
-        let bytes: u64 = batch.iter().flatten().map(Descriptor::length).sum();
-        let taken = shared.ring.push(batch)?;
-        let kept: u64 = if taken.count == wanted {
-            0
-        } else {
-            shared.incoming.full.fetch_add(1, Ordering::Relaxed);
-            batch.iter().flatten().map(Descriptor::length).sum()
-        };
-        shared.incoming.bytes.fetch_add(bytes - kept, Ordering::Relaxed);
-        if taken.count > 0 && shared.idle.unpark() {
-            shared.incoming.wakes.fetch_add(1, Ordering::Relaxed);
+        let Shared { ring, idle, incoming, .. } = &*self.shared;
+        // Counted before the push: a locked instruction behind it would wait until the cache line
+        // of the slot has come over from the channel's core.
+        let bytes = bytes_of(batch);
+        incoming.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let taken = ring.push(batch).inspect_err(|_| {
+            incoming.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        })?;
+        if batch.iter().any(Option::is_some) {
+            incoming.full.fetch_add(1, Ordering::Relaxed);
+            incoming.bytes.fetch_sub(bytes_of(batch), Ordering::Relaxed);
+        }
+        if taken.count > 0 && idle.unpark() {
+            incoming.wakes.fetch_add(1, Ordering::Relaxed);
         }
         Ok(taken)
     }
@@ -146,14 +147,14 @@ impl Channel for CpuChannel {
     }
 
     fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now().checked_add(timeout);
         let reached = || self.completed() >= sequence;
         while !reached() {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.is_forked() {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) || self.is_forked() {
                 return reached();
             }
-            self.shared.waiters.park(Some(left), reached);
+            self.shared.waiters.park(left, reached);
         }
         true
     }
@@ -284,6 +285,10 @@ impl Worker {
             }
         }
     }
+}
+
+fn bytes_of(batch: &[Option<Descriptor>]) -> u64 {
+    batch.iter().flatten().map(Descriptor::length).sum()
 }
 
 /// Adds to a counter that only the calling thread writes.

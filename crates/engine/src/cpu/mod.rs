@@ -47,6 +47,7 @@ impl CpuEngine {
                 boundary_bytes: None,
                 registration: Registration::NotNeeded,
                 claims_chunks: true,
+                never_fails: true,
                 self_driving: true,
             },
             profile,

@@ -16,12 +16,15 @@ use crate::contract::{
 pub(super) struct FaultChannel {
     inner: Arc<dyn Channel>,
     script: Arc<Mutex<Script>>,
+    capacity: usize,
     queue: Mutex<Queue>,
 }
 
 #[derive(Debug, Default)]
 struct Queue {
     pending: VecDeque<Pending>,
+    /// A thread is reporting the descriptor that waited longest.
+    busy: bool,
     failures: FailureLog,
     closed: bool,
     statistics: ChannelStatistics,
@@ -38,41 +41,27 @@ struct Pending {
 }
 
 impl FaultChannel {
-    pub(super) fn new(inner: Arc<dyn Channel>, script: Arc<Mutex<Script>>) -> Self {
-        Self { inner, script, queue: Mutex::default() }
+    pub(super) fn new(
+        inner: Arc<dyn Channel>,
+        script: Arc<Mutex<Script>>,
+        capacity: usize,
+    ) -> Self {
+        Self { inner, script, capacity, queue: Mutex::default() }
     }
 
     /// Reports the oldest descriptor if its time has come.
     fn step(&self) -> bool {
         self.inner.poll();
-        let mut queue = lock(&self.queue);
-        let Some(oldest) = queue.pending.front() else {
+        let Some(Pending { descriptor, inner, fault, .. }) = self.begin() else {
             return false;
         };
-        let early = oldest.not_before.is_some_and(|at| Instant::now() < at);
-        if early || self.inner.completed() < oldest.inner {
-            return false;
-        }
-        let Pending { descriptor, inner, fault, .. } =
-            queue.pending.pop_front().expect("it was there a moment ago");
         let length = descriptor.length();
         let result = match self.inner.error_of(inner) {
             Some(error) => Err(error),
             None => outcome(&descriptor, fault),
         };
-        queue.statistics.completed += 1;
-        match &result {
-            Ok(()) => queue.statistics.bytes += length,
-            Err(error) => {
-                queue.statistics.failed += 1;
-                queue.statistics.bytes += error.done_bytes();
-                let sequence = queue.statistics.completed;
-                queue.failures.push(sequence, error.clone());
-            }
-        }
         // Reporting may launch followers into this very channel: not under its lock.
-        drop(queue);
-        match result {
+        match result.clone() {
             // A compare's answer is the completion's business, and the inner order reported to
             // nobody: let a processor look again.
             Ok(()) if descriptor.operation() == crate::Operation::Compare => {
@@ -80,28 +69,54 @@ impl FaultChannel {
             }
             result => descriptor.finish(result.map(|()| None)),
         }
+        let mut queue = lock(&self.queue);
+        queue.busy = false;
+        queue.statistics.completed += 1;
+        match result {
+            Ok(()) => queue.statistics.bytes += length,
+            Err(error) => {
+                queue.statistics.failed += 1;
+                queue.statistics.bytes += error.done_bytes();
+                let sequence = queue.statistics.completed;
+                queue.failures.push(sequence, error);
+            }
+        }
         true
+    }
+
+    /// Takes the oldest descriptor if its time has come and no other is being reported: one at a
+    /// time, so that numbers are completed in order and only after what they stand for.
+    fn begin(&self) -> Option<Pending> {
+        let mut queue = lock(&self.queue);
+        if queue.busy {
+            return None;
+        }
+        let oldest = queue.pending.front()?;
+        let early = oldest.not_before.is_some_and(|at| Instant::now() < at);
+        if early || self.inner.completed() < oldest.inner {
+            return None;
+        }
+        queue.busy = true;
+        queue.pending.pop_front()
     }
 }
 
 /// What the script says became of a descriptor.
 fn outcome(descriptor: &Descriptor, fault: Fault) -> Result<(), ExecutionError> {
-    let clamp = |done: u64| done.min(descriptor.length());
+    let done_bytes = moved_bytes(descriptor, fault);
     match fault {
         Fault::None | Fault::Delay(_) => Ok(()),
-        Fault::Partial { done_bytes } if clamp(done_bytes) == descriptor.length() => Ok(()),
-        Fault::Partial { done_bytes } => Err(ExecutionError::Engine {
-            done_bytes: clamp(done_bytes),
-            reason: "injected: stopped half-way",
-        }),
-        Fault::EngineFault { done_bytes } => Err(ExecutionError::Engine {
-            done_bytes: clamp(done_bytes),
-            reason: "injected: engine fault",
-        }),
-        Fault::BadMemory { done_bytes } => Err(ExecutionError::BadMemory {
-            address: descriptor.target() + clamp(done_bytes),
-            done_bytes: clamp(done_bytes),
-        }),
+        Fault::Partial { .. } if done_bytes == descriptor.length() => Ok(()),
+        Fault::Partial { .. } => {
+            Err(ExecutionError::Engine { done_bytes, reason: "injected: stopped half-way" })
+        }
+        Fault::EngineFault { .. } => {
+            Err(ExecutionError::Engine { done_bytes, reason: "injected: engine fault" })
+        }
+        Fault::BadMemory { .. } => {
+            let address = descriptor.target() + done_bytes;
+            Err(ExecutionError::BadMemory { address, done_bytes })
+        }
     }
 }
 
@@ -111,6 +126,7 @@ fn moved_bytes(descriptor: &Descriptor, fault: Fault) -> u64 {
     let whole = descriptor.length();
     match fault {
         Fault::None | Fault::Delay(_) => whole,
+        Fault::Partial { done_bytes } if done_bytes >= whole => whole,
         _ if descriptor.operation() == crate::Operation::Move => 0,
         Fault::Partial { done_bytes }
         | Fault::EngineFault { done_bytes }
@@ -135,18 +151,25 @@ impl Channel for FaultChannel {
             let Some(descriptor) = entry.as_ref() else {
                 continue;
             };
+            if queue.pending.len() == self.capacity {
+                queue.statistics.full += 1;
+                break;
+            }
             let fault = script.descriptors.front().copied().unwrap_or(Fault::None);
             let moved = moved_bytes(descriptor, fault);
             let mut inner = 0;
             if moved > 0 {
                 // SAFETY: the original is finished only after the inner channel has finished this.
                 let order = unsafe { descriptor.unreported_copy(moved) };
-                let taken = self.inner.submit(&mut [Some(order)])?;
-                if taken.count == 0 {
-                    queue.statistics.full += 1;
-                    break;
+                match self.inner.submit(&mut [Some(order)]) {
+                    Ok(taken) if taken.count > 0 => inner = taken.last(),
+                    // What was taken before must be told.
+                    Err(closed) if count == 0 => return Err(closed),
+                    _ => {
+                        queue.statistics.full += 1;
+                        break;
+                    }
                 }
-                inner = taken.last();
             }
             script.next_fault();
             let not_before = match fault {

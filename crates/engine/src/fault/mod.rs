@@ -15,6 +15,10 @@ use crate::contract::{
     Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, OpenError,
 };
 
+/// Descriptors a channel holds unless told otherwise: the inner one may drain sooner than this one
+/// is polled, and does not bound it.
+const DEFAULT_CAPACITY: usize = 512;
+
 /// What happens to one descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
@@ -101,6 +105,7 @@ impl FaultEngine {
             // It looks at every descriptor, so it must be given them one by one; and it reports
             // for the inner engine, for which somebody has to poll.
             claims_chunks: false,
+            never_fails: false,
             self_driving: false,
             ..inner.capabilities().clone()
         };
@@ -135,6 +140,7 @@ impl Engine for FaultEngine {
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
         let inner = self.inner.open_channel(options)?;
-        Ok(Arc::new(channel::FaultChannel::new(inner, self.script.clone())))
+        let capacity = options.capacity.unwrap_or(DEFAULT_CAPACITY).max(1);
+        Ok(Arc::new(channel::FaultChannel::new(inner, self.script.clone(), capacity)))
     }
 }

@@ -36,6 +36,7 @@ impl PolledEngine {
                 boundary_bytes: Some(PAGE),
                 registration: Registration::NotNeeded,
                 claims_chunks: false,
+                never_fails: false,
                 self_driving: false,
             },
         }
@@ -76,39 +77,50 @@ struct PolledChannel {
 #[derive(Debug, Default)]
 struct Queue {
     waiting: VecDeque<Descriptor>,
+    /// A thread is at work on the descriptor that waited longest.
+    busy: bool,
     failures: FailureLog,
     closed: bool,
     statistics: ChannelStatistics,
 }
 
 impl PolledChannel {
-    /// Carries out the oldest descriptor; `false` if there was none.
+    /// Carries out the oldest descriptor; `false` if there was none, or another thread is at it.
     fn step(&self) -> bool {
-        let mut queue = lock(&self.queue);
-        let Some(descriptor) = queue.waiting.pop_front() else {
+        let Some(descriptor) = self.begin() else {
             return false;
         };
         let bytes = descriptor.length();
         let error = refusal(&descriptor);
-        // The lock is held while the bytes move: that is what makes completions rise in order.
-        // A completion that launches a follower into this very channel would wait for the lock
-        // for ever, so reporting comes after.
+        // Not under the lock: the end of a transfer may launch a follower into this very channel.
         match &error {
-            None => {
-                // SAFETY: the copy reports to nobody and is over before the original is finished.
-                unsafe { descriptor.unreported_copy(bytes) }.run();
-                queue.statistics.bytes += bytes;
-            }
+            None => _ = descriptor.run(),
+            Some(error) => descriptor.finish(Err(error.clone())),
+        }
+        let mut queue = lock(&self.queue);
+        queue.busy = false;
+        queue.statistics.completed += 1;
+        match error {
+            None => queue.statistics.bytes += bytes,
             Some(error) => {
                 queue.statistics.failed += 1;
-                let sequence = queue.statistics.completed + 1;
-                queue.failures.push(sequence, error.clone());
+                let sequence = queue.statistics.completed;
+                queue.failures.push(sequence, error);
             }
         }
-        queue.statistics.completed += 1;
-        drop(queue);
-        descriptor.finish(error.map_or(Ok(None), Err));
         true
+    }
+
+    /// Takes the oldest descriptor, unless there is one in work: one at a time, so that numbers
+    /// are completed in order and only after what they stand for.
+    fn begin(&self) -> Option<Descriptor> {
+        let mut queue = lock(&self.queue);
+        if queue.busy {
+            return None;
+        }
+        let descriptor = queue.waiting.pop_front()?;
+        queue.busy = true;
+        Some(descriptor)
     }
 }
 

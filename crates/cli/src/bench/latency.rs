@@ -1,0 +1,163 @@
+//! `copy-latency`: how long a blocking copy takes, from small to large, hot and cold (figure 4 of
+//! the paper on asynchronous memory operations).
+
+use std::cell::RefCell;
+
+use memferry::Ferry;
+use memferry::sys::affinity;
+
+use super::measure::{Contestant, Pair, Patience, Times, Walk, contest, memcpy, set};
+use super::{Bench, Effort};
+use crate::outcome::Outcome;
+use crate::show::Progress;
+use crate::size;
+
+pub(super) struct CopyLatency;
+
+const MEMCPY: &str = "memcpy";
+/// The walk's buffers: together larger than the last-level cache.
+const COLD_BYTES: usize = 256 << 20;
+const SMALL: u64 = 1 << 20;
+
+impl Bench for CopyLatency {
+    fn name(&self) -> &'static str {
+        "copy-latency"
+    }
+
+    fn about(&self) -> &'static str {
+        "Blocking copies, small to large, hot and cold, against libc memcpy"
+    }
+
+    fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
+        let (hot, cold) = sizes(effort);
+        progress.start((hot.len() + cold.len() + 1) as u64, self.name());
+        progress.step("preparing buffers");
+        let ferries = ferries(effort)?;
+        let default = series(&ferries.last().expect("there is at least one").0);
+        let mut outcome = Outcome::new(self.name());
+        let mut worst_small = f64::INFINITY;
+        let mut pair = Pair::new(COLD_BYTES)?;
+
+        for &bytes in &hot {
+            progress.step(&format!("hot {}", size::format(bytes)));
+            let times = hot_contest(&ferries, &mut pair, bytes as usize, effort);
+            outcome.rows.extend(times.bandwidth_rows("hot", bytes, bytes));
+            let ratio = times.speedup(&default);
+            if bytes <= SMALL {
+                worst_small = worst_small.min(ratio);
+            }
+            let key = match bytes {
+                0x1000 => "hot_4k_vs_memcpy",
+                0x10_0000 => "hot_1m_vs_memcpy",
+                0x40_0000 => "hot_4m_vs_memcpy",
+                0x400_0000 => "hot_64m_vs_memcpy",
+                0x1000_0000 => "hot_256m_vs_memcpy",
+                _ => continue,
+            };
+            set(&mut outcome.summary, key, ratio);
+        }
+        for &bytes in &cold {
+            progress.step(&format!("cold {}", size::format(bytes)));
+            let times = cold_contest(&ferries, &mut pair, bytes as usize, effort);
+            outcome.rows.extend(times.bandwidth_rows("cold", bytes, bytes));
+            let ratio = times.speedup(&default);
+            if bytes <= SMALL {
+                worst_small = worst_small.min(ratio);
+            }
+            if bytes == 4 << 20 {
+                set(&mut outcome.summary, "cold_4m_vs_memcpy", ratio);
+            }
+        }
+        set(&mut outcome.summary, "worst_small_vs_memcpy", worst_small);
+        outcome.notes.push(format!(
+            "Ratios are for {default}, the default number of channels. worst_small_vs_memcpy is \
+             the smallest ratio over all hot and cold sizes up to 1 MiB that were measured."
+        ));
+        Ok(outcome)
+    }
+}
+
+fn sizes(effort: Effort) -> (Vec<u64>, Vec<u64>) {
+    let powers = |from: u32, to: u32, step: usize| {
+        (from..=to).step_by(step).map(|shift| 1u64 << shift).collect::<Vec<_>>()
+    };
+    match effort {
+        Effort::Brief => (
+            vec![64, 1 << 10, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 64 << 20, 256 << 20],
+            vec![4 << 10, 64 << 10, 1 << 20, 4 << 20],
+        ),
+        Effort::Quick => (powers(6, 28, 2), powers(10, 26, 2)),
+        Effort::Full => (powers(3, 28, 1), powers(6, 26, 1)),
+    }
+}
+
+/// Ferries with 1, 2, 4, … channels up to the default number, the default last.
+fn ferries(effort: Effort) -> anyhow::Result<Vec<(usize, Ferry)>> {
+    let default = Ferry::new()?;
+    let most = default.facts().engines[0].channels;
+    let spare = affinity::allowed_cores().len().saturating_sub(1).max(1);
+    let mut ferries = Vec::new();
+    if effort != Effort::Brief {
+        let mut channels = 1;
+        while channels < most.min(spare) {
+            ferries.push((channels, Ferry::builder().channels(channels).build()?));
+            channels *= 2;
+        }
+    }
+    ferries.push((most, default));
+    Ok(ferries)
+}
+
+fn series(channels: &usize) -> String {
+    match channels {
+        1 => "memferry, 1 channel".into(),
+        many => format!("memferry, {many} channels"),
+    }
+}
+
+fn patience(bytes: usize, effort: Effort) -> Patience {
+    let usual = Patience::of(effort);
+    // The largest take long enough by themselves.
+    if bytes >= 64 << 20 { Patience { rounds: usual.rounds.min(9), ..usual } } else { usual }
+}
+
+/// The same two buffers again and again.
+fn hot_contest(ferries: &[(usize, Ferry)], pair: &mut Pair, bytes: usize, effort: Effort) -> Times {
+    let source = &pair.source.as_slice()[..bytes];
+    let target = RefCell::new(&mut pair.target.as_mut_slice()[..bytes]);
+    let target = &target;
+    let mut contestants =
+        vec![Contestant::new(MEMCPY, || memcpy(&mut target.borrow_mut(), source))];
+    for (channels, ferry) in ferries {
+        contestants.push(Contestant::new(series(channels), move || {
+            ferry.copy(source, &mut target.borrow_mut()).expect("the slices are of equal length");
+        }));
+    }
+    contest(contestants, patience(bytes, effort))
+}
+
+/// Every copy at another place of two large buffers.
+fn cold_contest(
+    ferries: &[(usize, Ferry)],
+    pair: &mut Pair,
+    bytes: usize,
+    effort: Effort,
+) -> Times {
+    let source = pair.source.as_slice();
+    let place = RefCell::new((Walk::over(COLD_BYTES), pair.target.as_mut_slice()));
+    let place = &place;
+    let walking = move |copy: &dyn Fn(&mut [u8], &[u8])| {
+        let (walk, target) = &mut *place.borrow_mut();
+        let range = walk.next(bytes);
+        copy(&mut target[range.clone()], &source[range]);
+    };
+    let mut contestants = vec![Contestant::new(MEMCPY, move || walking(&memcpy))];
+    for (channels, ferry) in ferries {
+        contestants.push(Contestant::new(series(channels), move || {
+            walking(&|target, source| {
+                ferry.copy(source, target).expect("the slices are of equal length");
+            });
+        }));
+    }
+    contest(contestants, patience(bytes, effort))
+}

@@ -1,0 +1,227 @@
+//! How things are timed: contestants in turn, round after round, so that whatever disturbs the
+//! machine disturbs all of them. Ratios are taken within a round; the median over rounds counts.
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use memferry::sys::pages::Pages;
+
+use super::Effort;
+use crate::outcome::{Row, Summary};
+
+/// One of several ways to do the same thing.
+pub(super) struct Contestant<'a> {
+    /// Its series in tables and plots.
+    pub(super) series: String,
+    /// Does it once.
+    pub(super) run: Box<dyn FnMut() + 'a>,
+}
+
+impl<'a> Contestant<'a> {
+    pub(super) fn new(series: impl Into<String>, run: impl FnMut() + 'a) -> Self {
+        Self { series: series.into(), run: Box::new(run) }
+    }
+}
+
+/// The times of all contestants, in nanoseconds for one run, round by round.
+pub(super) struct Times {
+    series: Vec<String>,
+    rounds: Vec<Vec<f64>>,
+}
+
+/// How long a measurement of one contestant in one round should take, and how many rounds.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    pub(super) rounds: usize,
+    pub(super) slice: Duration,
+}
+
+impl Patience {
+    pub(super) fn of(effort: Effort) -> Self {
+        match effort {
+            Effort::Brief => Self { rounds: 7, slice: Duration::from_millis(4) },
+            Effort::Quick => Self { rounds: 11, slice: Duration::from_millis(4) },
+            Effort::Full => Self { rounds: 21, slice: Duration::from_millis(10) },
+        }
+    }
+}
+
+/// Lets the contestants run in turn.
+pub(super) fn contest(mut contestants: Vec<Contestant<'_>>, patience: Patience) -> Times {
+    let mut repeats = Vec::new();
+    for contestant in &mut contestants {
+        (contestant.run)();
+        let once = time_ns(&mut contestant.run, 1).max(1.0);
+        let fit = patience.slice.as_nanos() as f64 / once;
+        repeats.push((fit as u32).clamp(1, 1_000_000));
+    }
+    // Those that are compared do the same number of runs, so that caches see the same.
+    let repeat = repeats.into_iter().min().unwrap_or(1);
+    let mut rounds = vec![Vec::new(); contestants.len()];
+    for round in 0..patience.rounds {
+        for turn in 0..contestants.len() {
+            // The one that goes first changes, so that none profits from its place.
+            let index = (turn + round) % contestants.len();
+            // One run to get warm: a sleeping channel wakes, the branch predictor learns.
+            (contestants[index].run)();
+            rounds[index].push(time_ns(&mut contestants[index].run, repeat));
+        }
+    }
+    Times { series: contestants.into_iter().map(|c| c.series).collect(), rounds }
+}
+
+fn time_ns(run: &mut dyn FnMut(), repeat: u32) -> f64 {
+    let start = Instant::now();
+    for _ in 0..repeat {
+        run();
+    }
+    start.elapsed().as_nanos() as f64 / f64::from(repeat)
+}
+
+impl Times {
+    /// The median over rounds of how many times faster `series` is than the first contestant.
+    pub(super) fn speedup(&self, series: &str) -> f64 {
+        self.speedup_over(series, &self.series[0])
+    }
+
+    /// The same against any other contestant.
+    pub(super) fn speedup_over(&self, series: &str, peer: &str) -> f64 {
+        let (ours, theirs) = (self.of(series), self.of(peer));
+        median(ours.iter().zip(theirs).map(|(ours, theirs)| theirs / ours).collect())
+    }
+
+    fn of(&self, series: &str) -> &[f64] {
+        let index = self.series.iter().position(|name| name == series);
+        &self.rounds[index.expect("the series took part")]
+    }
+
+    /// Rows of bandwidth, for `bytes` moved by each run.
+    pub(super) fn bandwidth_rows(&self, figure: &str, size: u64, moved: u64) -> Vec<Row> {
+        self.rows(figure, size, "GB/s", |ns| moved as f64 / ns)
+    }
+
+    fn rows(&self, figure: &str, size: u64, unit: &str, of_ns: impl Fn(f64) -> f64) -> Vec<Row> {
+        let row = |(series, rounds): (&String, &Vec<f64>)| {
+            let values: Vec<_> = rounds.iter().map(|&ns| of_ns(ns)).collect();
+            Row::of_rounds(figure, series, size, unit, &values)
+        };
+        self.series.iter().zip(&self.rounds).map(row).collect()
+    }
+}
+
+/// The middle value.
+pub(super) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    match values.len() {
+        0 => f64::NAN,
+        count if count % 2 == 1 => values[count / 2],
+        count => (values[count / 2 - 1] + values[count / 2]) / 2.0,
+    }
+}
+
+/// A source and a target on ordinary pages, touched, with different contents.
+pub(super) struct Pair {
+    pub(super) source: Pages,
+    pub(super) target: Pages,
+}
+
+impl Pair {
+    pub(super) fn new(bytes: usize) -> anyhow::Result<Self> {
+        let mut pair = Self { source: Pages::new(bytes)?, target: Pages::new(bytes)? };
+        pair.source.as_mut_slice().fill(0x5A);
+        pair.target.as_mut_slice().fill(0xA5);
+        Ok(pair)
+    }
+}
+
+/// The peer: libc's memcpy, called as a C program calls it.
+pub(super) fn memcpy(target: &mut [u8], source: &[u8]) {
+    assert_eq!(source.len(), target.len());
+    // SAFETY: two distinct slices of equal length.
+    unsafe {
+        libc::memcpy(
+            black_box(target.as_mut_ptr()).cast(),
+            black_box(source.as_ptr()).cast(),
+            black_box(source.len()),
+        );
+    }
+}
+
+/// A position that walks over large buffers, so that every copy meets cold memory.
+pub(super) struct Walk {
+    length: usize,
+    position: usize,
+}
+
+impl Walk {
+    pub(super) fn over(length: usize) -> Self {
+        Self { length, position: 0 }
+    }
+
+    /// The next `bytes`, back at the start when the end is reached.
+    pub(super) fn next(&mut self, bytes: usize) -> std::ops::Range<usize> {
+        if self.position + bytes > self.length {
+            self.position = 0;
+        }
+        let start = self.position;
+        self.position += bytes;
+        start..start + bytes
+    }
+}
+
+/// Computation that stays in registers: `steps` dependent multiplications.
+pub(super) fn compute(steps: u64) -> u64 {
+    let mut value = black_box(0x9E37_79B9_7F4A_7C15u64);
+    for _ in 0..steps {
+        value = black_box(value.wrapping_mul(0xBF58_476D_1CE4_E5B9) ^ (value >> 29));
+    }
+    value
+}
+
+/// Sets a summary key unless the value is not a number.
+pub(super) fn set(summary: &mut Summary, key: &str, value: f64) {
+    if value.is_finite() {
+        summary.set(key, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_of_an_even_count_lies_between() {
+        assert_eq!(median(vec![4.0, 1.0, 3.0, 2.0]), 2.5);
+        assert_eq!(median(vec![9.0]), 9.0);
+        assert!(median(vec![]).is_nan());
+    }
+
+    #[test]
+    fn a_walk_wraps_before_it_would_run_over() {
+        let mut walk = Walk::over(10);
+        let steps: Vec<_> = (0..4).map(|_| walk.next(4)).collect();
+        assert_eq!(steps, [0..4, 4..8, 0..4, 4..8]);
+    }
+
+    #[test]
+    fn ratios_are_taken_within_a_round() {
+        let times = Times {
+            series: vec!["peer".into(), "ours".into()],
+            rounds: vec![vec![10.0, 100.0, 10.0], vec![5.0, 50.0, 10.0]],
+        };
+        assert_eq!(times.speedup("ours"), 2.0);
+    }
+
+    #[test]
+    fn contestants_run_equally_often() {
+        use std::cell::Cell;
+        let (first, second) = (Cell::new(0), Cell::new(0));
+        let contestants = vec![
+            Contestant::new("first", || first.set(first.get() + 1)),
+            Contestant::new("second", || second.set(second.get() + 1)),
+        ];
+        let patience = Patience { rounds: 3, slice: Duration::from_micros(1) };
+        contest(contestants, patience);
+        assert_eq!(first.get(), second.get());
+    }
+}

@@ -1,0 +1,234 @@
+//! `overhead`: where the time of an asynchronous copy goes (figure 7 of the paper on asynchronous
+//! memory operations): submitting, handing over, copying, seeing the end. And the round trip of
+//! the smallest copy against the floor: two cache lines handed from core to core.
+
+use std::hint::{black_box, spin_loop};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Instant;
+
+use memferry::sys::affinity;
+use memferry::{Ferry, Options, Request, Transfer};
+
+use super::measure::{Pair, median, set};
+use super::{Bench, Effort};
+use crate::outcome::{Outcome, Row};
+use crate::show::Progress;
+use crate::size;
+
+pub(super) struct Overhead;
+
+impl Bench for Overhead {
+    fn name(&self) -> &'static str {
+        "overhead"
+    }
+
+    fn about(&self) -> &'static str {
+        "Where the time of an asynchronous copy goes, and the floor of a round trip"
+    }
+
+    fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
+        let sizes: Vec<usize> = match effort {
+            Effort::Brief => vec![8, 64 << 10, 4 << 20],
+            Effort::Quick => vec![8, 4 << 10, 64 << 10, 1 << 20, 4 << 20],
+            Effort::Full => (3..=24).map(|shift| 1 << shift).collect(),
+        };
+        let rounds = if effort == Effort::Full { 31 } else { 15 };
+        progress.start(sizes.len() as u64 + 2, self.name());
+        progress.step("round trips");
+        // Every copy goes through the channel, however small: that is what is measured here.
+        let ferry = Ferry::builder().inline_bytes(0).build()?;
+        let mut pair = Pair::new(1 << 24)?;
+        let mut outcome = Outcome::new(self.name());
+        small_costs(&ferry, &mut pair, rounds, &mut outcome);
+        for bytes in sizes {
+            progress.step(&size::format(bytes as u64));
+            outcome.rows.extend(split(&ferry, &mut pair, bytes, rounds));
+        }
+        outcome.notes.push(
+            "Measured with inline_bytes = 0, so that even 8 bytes take the way through a channel \
+             that is awake. By default such a copy is done at once by the caller. Source and \
+             target are not touched by the caller between round trips."
+                .into(),
+        );
+        if affinity::allowed_cores().len() < 2 {
+            outcome.notes.push("With one core there is no floor to compare with.".into());
+        }
+        Ok(outcome)
+    }
+}
+
+/// Submit, check, round trip and floor, in turn in every round.
+fn small_costs(ferry: &Ferry, pair: &mut Pair, rounds: usize, outcome: &mut Outcome) {
+    const REPEAT: u32 = 2000;
+    let floor = Floor::default();
+    let mut costs: [(&str, Vec<f64>); 4] =
+        ["submit", "check", "round trip of 8 bytes", "floor: two hand-overs"].map(|n| (n, vec![]));
+    std::thread::scope(|scope| {
+        let two_cores = affinity::allowed_cores().len() > 1;
+        if two_cores {
+            scope.spawn(|| floor.answer());
+        }
+        for _ in 0..rounds {
+            costs[0].1.push(submit_ns(ferry, pair, REPEAT));
+            costs[1].1.push(check_ns(ferry, pair));
+            costs[2].1.push(roundtrip_ns(ferry, pair, REPEAT));
+            if two_cores {
+                costs[3].1.push(floor.roundtrip_ns(REPEAT));
+            }
+        }
+        floor.stop();
+    });
+    let ratio =
+        median(costs[2].1.iter().zip(&costs[3].1).map(|(ours, floor)| ours / floor).collect());
+    let keys = ["submit_ns", "check_ns", "roundtrip_8b_ns", "floor_roundtrip_ns"];
+    for ((name, values), key) in costs.iter().zip(keys) {
+        outcome.rows.push(Row::of_rounds("small costs", name, 0, "ns", values));
+        set(&mut outcome.summary, key, median(values.clone()));
+    }
+    set(&mut outcome.summary, "roundtrip_vs_floor", ratio);
+}
+
+fn start(ferry: &Ferry, pair: &mut Pair, bytes: usize) -> Transfer {
+    let (source, target) = (pair.source.as_ptr(), pair.target.as_ptr());
+    let request = Request::copy(source, target, bytes).with(Options::new());
+    // SAFETY: both buffers are borrowed here and live until after the wait of every caller below.
+    unsafe { ferry.start(request) }.expect("the ranges are valid")
+}
+
+/// The time inside the submitting call, with a channel that keeps up.
+fn submit_ns(ferry: &Ferry, pair: &mut Pair, repeat: u32) -> f64 {
+    let mut inside = 0;
+    let clock = clock_ns();
+    for _ in 0..repeat {
+        let begin = Instant::now();
+        let transfer = start(ferry, pair, 8);
+        inside += begin.elapsed().as_nanos();
+        transfer.wait().expect("memory of this process is good");
+    }
+    (inside as f64 / f64::from(repeat) - clock).max(0.0)
+}
+
+/// What reading the clock twice adds to a measurement.
+fn clock_ns() -> f64 {
+    const REPEAT: u32 = 2000;
+    let total: u128 = (0..REPEAT).map(|_| Instant::now().elapsed().as_nanos()).sum();
+    total as f64 / f64::from(REPEAT)
+}
+
+/// Asking a transfer that goes on whether it is over.
+fn check_ns(ferry: &Ferry, pair: &mut Pair) -> f64 {
+    let transfer = start(ferry, pair, 1 << 24);
+    let (mut asked, begin) = (0u32, Instant::now());
+    while !black_box(&transfer).is_done() {
+        asked += 1;
+    }
+    let took = begin.elapsed().as_nanos() as f64;
+    transfer.wait().expect("memory of this process is good");
+    took / f64::from(asked.max(1))
+}
+
+fn roundtrip_ns(ferry: &Ferry, pair: &mut Pair, repeat: u32) -> f64 {
+    let begin = Instant::now();
+    for _ in 0..repeat {
+        start(ferry, pair, 8).wait().expect("memory of this process is good");
+    }
+    begin.elapsed().as_nanos() as f64 / f64::from(repeat)
+}
+
+/// Two words on cache lines of their own, handed to and fro by two threads that do nothing else.
+#[derive(Default)]
+struct Floor {
+    there: Line,
+    back: Line,
+}
+
+#[derive(Default)]
+#[repr(align(128))]
+struct Line(AtomicU64);
+
+/// Tells the answering thread to sleep until the next measurement, or to end.
+const REST: u64 = 1 << 62;
+const END: u64 = 1 << 63;
+
+impl Floor {
+    fn roundtrip_ns(&self, repeat: u32) -> f64 {
+        let first = (self.back.0.load(Ordering::Acquire) & !REST) + 1;
+        // A round trip to wake the other thread, then the measured ones.
+        self.hand(first);
+        let begin = Instant::now();
+        for turn in 0..u64::from(repeat) {
+            self.hand(first + 1 + turn);
+        }
+        let took = begin.elapsed().as_nanos() as f64;
+        self.there.0.store((first + u64::from(repeat)) | REST, Ordering::Release);
+        took / f64::from(repeat)
+    }
+
+    fn hand(&self, value: u64) {
+        self.there.0.store(value, Ordering::Release);
+        while self.back.0.load(Ordering::Acquire) != value {
+            spin_loop();
+        }
+    }
+
+    fn answer(&self) {
+        let mut last = 0;
+        loop {
+            let value = self.there.0.load(Ordering::Acquire);
+            if value & END != 0 {
+                return;
+            }
+            if value & REST != 0 {
+                // The channel under test needs this core more.
+                std::thread::sleep(std::time::Duration::from_micros(100));
+            } else if value != last {
+                last = value;
+                self.back.0.store(value, Ordering::Release);
+            } else {
+                spin_loop();
+            }
+        }
+    }
+
+    fn stop(&self) {
+        self.there.0.store(END, Ordering::Release);
+    }
+}
+
+/// Cuts the way of one copy: submitted, first byte there, last byte there, end seen.
+fn split(ferry: &Ferry, pair: &mut Pair, bytes: usize, rounds: usize) -> Vec<Row> {
+    let series = ["submit", "hand-over until the first byte", "copy", "end seen"];
+    let mut times: [Vec<f64>; 4] = Default::default();
+    let repeat = rounds.max((1 << 16) / bytes.max(64)).min(400);
+    for turn in 0..repeat {
+        let mark = (turn % 255) as u8 + 1;
+        pair.source.as_mut_slice()[..bytes].fill(mark);
+        let target = pair.target.as_ptr();
+        let seen = |offset: usize| {
+            // SAFETY: the byte lies inside the target; a volatile read of a byte that an engine
+            // is writing sees the old or the new value.
+            while unsafe { target.add(offset).read_volatile() } != mark {
+                spin_loop();
+            }
+            Instant::now()
+        };
+        // The caller's own stores to the source are not part of the submit.
+        fence(Ordering::SeqCst);
+        let begin = Instant::now();
+        let transfer = start(ferry, pair, bytes);
+        let submitted = Instant::now();
+        let first = seen(0);
+        let last = seen(bytes - 1);
+        while !transfer.is_done() {
+            spin_loop();
+        }
+        let over = Instant::now();
+        let points = [begin, submitted, first, last, over];
+        for (index, time) in times.iter_mut().enumerate() {
+            time.push((points[index + 1] - points[index]).as_nanos() as f64);
+        }
+    }
+    (series.into_iter().zip(&times))
+        .map(|(series, times)| Row::of_rounds("split", series, bytes as u64, "ns", times))
+        .collect()
+}

@@ -1,0 +1,135 @@
+//! `overlap`: how much of a copy hides behind computation (figure 6 of the paper on asynchronous
+//! memory operations), by its definition: (T_copy + T_compute − T_total) / T_copy.
+
+use std::time::Instant;
+
+use memferry::{Ferry, Request};
+
+use super::measure::{Pair, Walk, compute, median, set};
+use super::{Bench, Effort};
+use crate::outcome::{Outcome, Row};
+use crate::show::Progress;
+use crate::size;
+
+pub(super) struct Overlap;
+
+const COLD_BYTES: usize = 256 << 20;
+/// The paper asks for a computation longer than the copy. A waiting caller works along, so T_copy
+/// is the time of two; a channel by itself may need twice that, and must fit as well.
+const COMPUTE_PER_COPY: f64 = 4.0;
+
+impl Bench for Overlap {
+    fn name(&self) -> &'static str {
+        "overlap"
+    }
+
+    fn about(&self) -> &'static str {
+        "How much of a copy hides behind computation on the caller's core"
+    }
+
+    fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
+        let sizes: Vec<usize> = match effort {
+            Effort::Brief => vec![64 << 10, 1 << 20, 4 << 20],
+            Effort::Quick => vec![16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20],
+            Effort::Full => (12..=26).map(|shift| 1 << shift).collect(),
+        };
+        progress.start(2 * sizes.len() as u64 + 1, self.name());
+        progress.step("preparing buffers");
+        let ferry = Ferry::new()?;
+        let mut pair = Pair::new(COLD_BYTES)?;
+        let steps_per_ns = calibrate_compute();
+        let mut outcome = Outcome::new(self.name());
+        for (figure, walk_bytes) in [("hot", None), ("cold", Some(COLD_BYTES))] {
+            for &bytes in &sizes {
+                progress.step(&format!("{figure} {}", size::format(bytes as u64)));
+                let mut subject = Subject {
+                    ferry: &ferry,
+                    pair: &mut pair,
+                    bytes,
+                    walk: walk_bytes.map(Walk::over),
+                };
+                let rounds = subject.rounds(effort, steps_per_ns);
+                let row = Row::of_rounds(figure, "memferry", bytes as u64, "overlap", &rounds);
+                let key = match (figure, bytes) {
+                    ("hot", 0x1_0000) => Some("hot_64k"),
+                    ("hot", 0x10_0000) => Some("hot_1m"),
+                    ("hot", 0x40_0000) => Some("hot_4m"),
+                    ("cold", 0x40_0000) => Some("cold_4m"),
+                    _ => None,
+                };
+                if let Some(key) = key {
+                    set(&mut outcome.summary, key, row.value);
+                }
+                outcome.rows.push(row);
+                let blocking = Row::of_rounds(figure, "memcpy", bytes as u64, "overlap", &[0.0]);
+                outcome.rows.push(blocking);
+            }
+        }
+        outcome.notes.push(format!(
+            "T_compute is {COMPUTE_PER_COPY} times T_copy, in registers on the caller's core. \
+             memcpy blocks, so its overlap is 0 by definition. Copies small enough to be carried \
+             out at once by the caller do not overlap either."
+        ));
+        Ok(outcome)
+    }
+}
+
+/// How many steps of computation one nanosecond takes.
+fn calibrate_compute() -> f64 {
+    const STEPS: u64 = 2_000_000;
+    let once = || {
+        let start = Instant::now();
+        compute(STEPS);
+        STEPS as f64 / start.elapsed().as_nanos() as f64
+    };
+    median((0..5).map(|_| once()).collect())
+}
+
+struct Subject<'a> {
+    ferry: &'a Ferry,
+    pair: &'a mut Pair,
+    bytes: usize,
+    walk: Option<Walk>,
+}
+
+impl Subject<'_> {
+    /// The overlap, round by round, each from the medians of a few interleaved measurements.
+    fn rounds(&mut self, effort: Effort, steps_per_ns: f64) -> Vec<f64> {
+        let (rounds, repeat) = match effort {
+            Effort::Brief => (7, 15),
+            Effort::Quick => (9, 21),
+            Effort::Full => (15, 41),
+        };
+        let repeat = if self.bytes < 1 << 20 { 4 * repeat } else { repeat };
+        let copy_ns = median((0..repeat).map(|_| self.timed(0)).collect());
+        let steps = (copy_ns * COMPUTE_PER_COPY * steps_per_ns) as u64;
+        let round = |subject: &mut Self| {
+            let (mut copy, mut work, mut total) = (vec![], vec![], vec![]);
+            for _ in 0..repeat {
+                copy.push(subject.timed(0));
+                let start = Instant::now();
+                compute(steps);
+                work.push(start.elapsed().as_nanos() as f64);
+                total.push(subject.timed(steps));
+            }
+            let (copy, work, total) = (median(copy), median(work), median(total));
+            ((copy + work - total) / copy).clamp(0.0, 1.0)
+        };
+        (0..rounds).map(|_| round(self)).collect()
+    }
+
+    /// Starts a copy, computes, waits; the time of all three.
+    fn timed(&mut self, steps: u64) -> f64 {
+        let offset = self.walk.as_mut().map_or(0, |walk| walk.next(self.bytes).start);
+        let source = self.pair.source.as_slice()[offset..].as_ptr();
+        let target = self.pair.target.as_mut_slice()[offset..].as_mut_ptr();
+        let start = Instant::now();
+        // SAFETY: both ranges lie inside buffers that `self` borrows, and are not touched before
+        // the wait is over.
+        let transfer = unsafe { self.ferry.start(Request::copy(source, target, self.bytes)) }
+            .expect("the ranges are valid");
+        compute(steps);
+        transfer.wait().expect("memory of this process is good");
+        start.elapsed().as_nanos() as f64
+    }
+}

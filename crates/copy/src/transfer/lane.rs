@@ -1,0 +1,83 @@
+//! A channel as transfers see it: something to wait for a number on.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
+
+use memferry_engine::{Channel, Completion, Descriptor, ExecutionError, Sequence};
+use memferry_sys::fork;
+
+/// How waiting is done: the same for all transfers of a ferry.
+#[derive(Debug)]
+pub(crate) struct Waiting {
+    /// How long to spin before sleeping.
+    pub(crate) spin_ns: u64,
+    /// The channels' threads exist only in the process that started them.
+    pub(crate) fork_generation: u64,
+    /// Chunks carried out by waiting callers.
+    pub(crate) helped_chunks: AtomicU64,
+}
+
+impl Waiting {
+    pub(crate) fn is_forked(&self) -> bool {
+        fork::generation() != self.fork_generation
+    }
+}
+
+/// A channel and how to wait for it, in one allocation, so that a handle costs one count.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) channel: Arc<dyn Channel>,
+    pub(crate) waiting: Arc<Waiting>,
+}
+
+impl Lane {
+    /// Spins, then sleeps, until the channel has come to a number, or until the deadline.
+    pub(crate) fn wait(&self, sequence: Sequence, deadline: Option<Instant>) {
+        const LOOKS_PER_CLOCK: u32 = 64;
+        const NAP: Duration = Duration::from_millis(100);
+        let mut start = None;
+        loop {
+            for _ in 0..LOOKS_PER_CLOCK {
+                if self.channel.completed() >= sequence {
+                    return;
+                }
+                std::hint::spin_loop();
+            }
+            let start = *start.get_or_insert_with(Instant::now);
+            if start.elapsed().as_nanos() >= u128::from(self.waiting.spin_ns) {
+                break;
+            }
+        }
+        while !self.waiting.is_forked() {
+            let left = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
+                Some(Duration::ZERO) => return,
+                Some(left) => left.min(NAP),
+                None => NAP,
+            };
+            if self.channel.park(sequence, left) {
+                return;
+            }
+        }
+    }
+
+    /// A completion for a number: that of a marker behind it in the channel, which is in order. If
+    /// the channel is full, waits for room, which comes at the latest when the number does.
+    pub(crate) fn mark(&self, sequence: Sequence) -> Arc<Completion> {
+        const NAP: Duration = Duration::from_millis(1);
+        while self.channel.completed() < sequence {
+            if self.waiting.is_forked() {
+                let unreachable = Completion::whole();
+                unreachable.refuse(ExecutionError::Forked);
+                return Arc::new(unreachable);
+            }
+            let completion = Arc::new(Completion::whole());
+            let mut marker = [Some(Descriptor::marker(completion.clone()))];
+            if self.channel.submit(&mut marker).is_ok_and(|taken| taken.count == 1) {
+                return completion;
+            }
+            self.channel.park(sequence, NAP);
+        }
+        Arc::new(Completion::over())
+    }
+}

@@ -1,0 +1,44 @@
+//! A forked child has the ferry but not its threads: copies are carried out by the child itself,
+//! and what the parent began is reported as out of reach instead of waited for.
+
+mod common;
+
+use common::{builder, pattern};
+use memferry_copy::{Error, Request};
+use memferry_engine::ExecutionError;
+
+#[test]
+fn a_child_can_copy_and_never_hangs() {
+    let ferry = builder().spin_ns(0).build().unwrap();
+    let source = pattern(64 << 20, 1);
+    let mut target = vec![0u8; 64 << 20];
+    let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), source.len());
+    // SAFETY: both vectors live until after the wait below.
+    let running = unsafe { ferry.start(request) }.unwrap();
+    // SAFETY: the child only copies memory, allocates, and leaves by `_exit`; the other threads of
+    // this test process hold no lock of ours while they sleep or copy.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let reachable = match running.wait() {
+            Ok(_) => true,
+            Err(error) => error == Error::Execution(ExecutionError::Forked),
+        };
+        let mut fine = reachable;
+        for length in [10usize, 4096, 100_000, 4 << 20] {
+            let mut copy = vec![0u8; length];
+            fine &= ferry.copy(&source[..length], &mut copy).is_ok() && copy == source[..length];
+            // SAFETY: the child's own memory, awaited at once.
+            let cookie = unsafe { ferry.icopy(source.as_ptr(), copy.as_mut_ptr(), length) };
+            fine &= cookie.and_then(|cookie| ferry.wait(cookie)).is_ok();
+        }
+        drop(ferry);
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child found a wrong byte or a wrong answer");
+    running.wait().unwrap();
+    assert!(target == source);
+}
