@@ -123,6 +123,10 @@ pub struct Plan {
 /// Decides. `None`: no engine can do this.
 pub fn plan(facts: &Facts, question: &Question) -> Option<Plan> {
     let profile = &facts.profile;
+    if question.bytes == 0 {
+        let (path, kernel) = (Path::Caller, Kernel::Cached);
+        return Some(Plan { path, kernel, reason: Reason::NothingToMove });
+    }
     if question.is_host_only()
         && let Some(reason) = caller_reason(profile, question)
     {
@@ -143,7 +147,7 @@ pub fn plan(facts: &Facts, question: &Question) -> Option<Plan> {
 /// Why the caller should do it alone, if it should.
 fn caller_reason(profile: &Profile, question: &Question) -> Option<Reason> {
     let bytes = question.bytes;
-    if question.spare_caller && bytes > 0 {
+    if question.spare_caller {
         return None;
     }
     if question.blocking && bytes < profile.split_bytes as u64 {

@@ -6,6 +6,8 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub enum Reason {
+    /// No bytes at all.
+    NothingToMove,
     /// A blocking copy below the size from which sharing was measured to pay.
     TooSmallToShare {
         /// That size.
@@ -46,6 +48,7 @@ pub enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::NothingToMove => write!(f, "there is nothing to move"),
             Self::TooSmallToShare { limit_bytes } if *limit_bytes == usize::MAX as u64 => {
                 write!(f, "there is no second core to share it with")
             }

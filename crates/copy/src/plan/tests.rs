@@ -49,6 +49,12 @@ fn small_copies_are_done_by_the_caller() {
 }
 
 #[test]
+fn nothing_is_never_handed_to_an_engine() {
+    let question = Question { spare_caller: true, ..Question::copy(0, true) };
+    assert_eq!(planned(question).path, Path::Caller);
+}
+
+#[test]
 fn middle_copies_are_one_descriptor_and_large_ones_are_shared() {
     assert_eq!(planned(Question::copy(8 << 10, false)).path, Path::Whole { engine: 0 });
     let large = planned(Question::copy(64 << 20, true)).path;

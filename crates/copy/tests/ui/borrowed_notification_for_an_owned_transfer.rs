@@ -1,3 +1,4 @@
+// error: E0597
 use memferry_copy::{Ferry, Notification, Options};
 
 fn main() {

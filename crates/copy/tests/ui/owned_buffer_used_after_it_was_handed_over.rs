@@ -1,3 +1,4 @@
+// error: E0382
 fn main() {
     let ferry = memferry_copy::Ferry::new().unwrap();
     let source = vec![1u8; 1 << 20];

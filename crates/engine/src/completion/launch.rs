@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use memferry_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use memferry_sys::sync::{Mutex, lock};
+use memferry_sys::sync::{Mutex, lock, thread_local};
 
 use super::Completion;
 use crate::contract::{Channel, Descriptor, ExecutionError, Scope};
@@ -77,6 +77,10 @@ impl Launch {
         completion: Arc<Completion>,
         orders: Vec<Order>,
     ) {
+        // A caller that waits for this transfer must not help before its turn has come.
+        if let Some(work) = completion.work() {
+            work.hold();
+        }
         let launch = Arc::new(Self {
             completion,
             orders: Mutex::new(orders),
@@ -99,14 +103,17 @@ impl Launch {
     pub(crate) fn predecessor_ended(followers: Vec<Arc<Self>>, failed: bool) {
         use std::cell::RefCell;
         thread_local! {
-            static QUEUE: RefCell<Option<Vec<Arc<Launch>>>> = const { RefCell::new(None) };
+            // Not `const`: loom's twin of this macro does not know that.
+            #[allow(clippy::missing_const_for_thread_local)]
+            static QUEUE: RefCell<Option<Vec<Arc<Launch>>>> = RefCell::new(None);
         }
         let ready: Vec<_> =
             followers.into_iter().filter(|launch| launch.one_ended(failed)).collect();
         if ready.is_empty() {
             return;
         }
-        let outermost = QUEUE.with_borrow_mut(|queue| {
+        let outermost = QUEUE.with(|queue| {
+            let mut queue = queue.borrow_mut();
             let outermost = queue.is_none();
             queue.get_or_insert_default().extend(ready);
             outermost
@@ -114,10 +121,11 @@ impl Launch {
         if !outermost {
             return;
         }
-        while let Some(launch) = QUEUE.with_borrow_mut(|queue| queue.as_mut().and_then(Vec::pop)) {
+        let next = || QUEUE.with(|queue| queue.borrow_mut().as_mut().and_then(Vec::pop));
+        while let Some(launch) = next() {
             launch.go();
         }
-        QUEUE.set(None);
+        QUEUE.with(|queue| queue.replace(None));
     }
 
     /// Counts a predecessor as over; `true` for the last.
@@ -135,6 +143,9 @@ impl Launch {
         } else if self.completion.is_cancelled() {
             self.refuse(orders, &ExecutionError::Cancelled { done_bytes: 0 });
         } else {
+            if let Some(work) = self.completion.work() {
+                work.release();
+            }
             Self::now(&self.completion, orders);
         }
     }

@@ -10,6 +10,9 @@ use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::contract::{Kernel, Operation};
 use crate::execute;
 
+/// The work is held back: nothing may be claimed yet.
+const HELD: u64 = 1 << 63;
+
 /// Marks a chunk that was begun and failed, or was never begun because of a cancellation.
 const LOST: u32 = u32::MAX;
 
@@ -32,7 +35,7 @@ pub struct Work {
     pub(crate) length: u64,
     pub(crate) value: u8,
     chunk_bytes: u64,
-    /// Chunks claimed at the front (high half) and at the back (low half).
+    /// Chunks claimed at the front (high half) and at the back (low half), and [`HELD`].
     claims: AtomicU64,
     /// Chunks that have not ended yet.
     unfinished: AtomicU32,
@@ -109,18 +112,18 @@ impl Work {
 
     /// Adds to the claims if there is a chunk left; returns the claims before.
     fn claim(&self, add: u64) -> Option<(u64, u64)> {
-        let mut claims = self.claims.load(Ordering::Relaxed);
+        // Acquire: whoever claims work that was held back sees what it was held back for.
+        let mut claims = self.claims.load(Ordering::Acquire);
         loop {
             let (front, back) = (claims >> 32, claims & 0xFFFF_FFFF);
-            if front + back >= self.chunk_count() {
+            if claims & HELD != 0 || front + back >= self.chunk_count() {
                 return None;
             }
-            // Relaxed suffices: a claim hands over no data, only the right to touch a chunk.
             match self.claims.compare_exchange_weak(
                 claims,
                 claims + add,
-                Ordering::Relaxed,
-                Ordering::Relaxed,
+                Ordering::Acquire,
+                Ordering::Acquire,
             ) {
                 Ok(_) => return Some((front, back)),
                 Err(now) => claims = now,
@@ -128,18 +131,30 @@ impl Work {
         }
     }
 
-    /// Takes all unclaimed chunks out of the work. Calls `before` if there are any, ahead of the
-    /// first that counts as ended: whoever ends the last chunk must find the reason. Returns
-    /// whether that was here.
-    pub(crate) fn drop_unclaimed(&self, before: impl FnOnce()) -> bool {
-        let (mut before, mut last) = (Some(before), false);
-        while let Some(chunk) = self.claim_front() {
-            if let Some(before) = before.take() {
-                before();
-            }
-            last = self.finish(chunk.offset, chunk.length, false);
+    /// Lets nobody claim anything until [`Work::release`].
+    pub(crate) fn hold(&self) {
+        self.claims.fetch_or(HELD, Ordering::Relaxed);
+    }
+
+    /// Lets everybody claim.
+    pub(crate) fn release(&self) {
+        self.claims.fetch_and(!HELD, Ordering::Release);
+    }
+
+    /// Takes all unclaimed chunks out of the work, held back or not. If there are any, `reason`
+    /// is called before the first of them is marked as lost, so that whoever ends the last chunk
+    /// finds the reason recorded. Returns whether with them the last unfinished one is gone.
+    pub(crate) fn drop_unclaimed(&self, reason: impl FnOnce()) -> bool {
+        let count = self.chunk_count();
+        let before = self.claims.swap(count << 32, Ordering::AcqRel) & !HELD;
+        let (front, back) = (before >> 32, before & 0xFFFF_FFFF);
+        if front + back >= count {
+            return false;
         }
-        last
+        reason();
+        (front..count - back)
+            .map(|index| self.chunk(index))
+            .fold(false, |_, chunk| self.finish(chunk.offset, chunk.length, false))
     }
 
     /// Carries out a chunk on the calling processor.
@@ -294,6 +309,20 @@ mod tests {
         busy.drop_unclaimed(|| panic!("nothing is left to drop"));
         assert!(busy.finish(claimed.offset, claimed.length, true));
         assert_eq!(busy.ready_bytes(), 100);
+    }
+
+    #[test]
+    fn work_that_is_held_back_cannot_be_claimed_but_can_be_dropped() {
+        let held = work(400, 100);
+        held.hold();
+        assert_eq!((held.claim_front(), held.claim_back()), (None, None));
+        held.release();
+        assert!(held.claim_front().is_some());
+        let dropped = work(400, 100);
+        dropped.hold();
+        assert!(dropped.drop_unclaimed(|| ()));
+        dropped.release();
+        assert_eq!(dropped.claim_front(), None);
     }
 
     #[test]

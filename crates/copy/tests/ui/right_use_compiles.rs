@@ -1,0 +1,19 @@
+// compiles
+use memferry_copy::{Ferry, Notification, Options};
+
+fn main() {
+    let ferry = Ferry::new().unwrap();
+    let source = vec![1u8; 1 << 20];
+    let mut target = vec![0u8; 1 << 20];
+    let variable = Notification::new(0);
+    ferry.scope(|scope| {
+        let options = Options::new().notify(&variable, 1);
+        let transfer = scope.icopy_with(&source, &mut target, options).unwrap();
+        let target = transfer.wait().unwrap();
+        target[0] = 2;
+    });
+    target[1] = 3;
+    let transfer = ferry.icopy_owned(source, target).unwrap();
+    let (_, mut target) = transfer.wait().unwrap();
+    target[0] = 2;
+}
