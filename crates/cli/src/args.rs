@@ -59,6 +59,9 @@ pub(crate) struct BenchArgs {
 /// Arguments of `memferry doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
+    /// Measure the machine anew (a fifth of a second) and save the result for all programs
+    #[arg(long)]
+    pub(crate) measure: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
@@ -70,7 +73,7 @@ pub(crate) struct ExplainArgs {
     /// The size of the copy, such as 4096, 64k, 4MiB or 1g
     #[arg(value_name = "SIZE", value_parser = size::parse)]
     pub(crate) bytes: u64,
-    /// The buffers were used just before and may be in the caches (the default)
+    /// The buffers were used just before, or will be used soon: keep them in the caches
     #[arg(long, conflicts_with = "cold")]
     pub(crate) hot: bool,
     /// The buffers are in memory, outside the caches

@@ -1,8 +1,12 @@
 //! `memferry doctor`: what this machine can do for copies, what is missing, and the exact command
-//! that mends it. Each check looks at one thing and never changes anything.
+//! that mends it. Each check looks at one thing. Nothing is changed, but for the saved profile when
+//! `--measure` asks for it.
 
 use std::fs;
+use std::sync::Arc;
 
+use memferry::engine::cpu::{Origin, Profile, ProfileError, ProfileSource};
+use memferry::{BuildError, Ferry};
 use memferry_sys::EventFd;
 use rustix::thread::{MembarrierCommand, membarrier_query};
 use serde::Serialize;
@@ -58,7 +62,10 @@ struct Diagnosis {
 }
 
 /// Looks at everything and prints it, as text or as JSON.
-pub(crate) fn run(json: bool) -> anyhow::Result<()> {
+pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
+    if measure {
+        Profile::remeasure();
+    }
     let machine = Machine::look();
     let checks = vec![
         cores(machine.cores, online_cores().as_deref()),
@@ -67,6 +74,8 @@ pub(crate) fn run(json: bool) -> anyhow::Result<()> {
         memory(memory_bytes("MemAvailable")),
         membarrier(membarrier_query().contains_command(MembarrierCommand::PrivateExpedited)),
         eventfd(EventFd::new().map(drop)),
+        profile(Profile::load(&ProfileSource::Automatic)),
+        a_copy(Ferry::new()),
     ];
     let diagnosis = Diagnosis { machine, checks };
     if json {
@@ -177,6 +186,60 @@ fn eventfd(made: std::io::Result<()>) -> Check {
     }
 }
 
+fn profile(loaded: Result<Arc<Profile>, ProfileError>) -> Check {
+    const NAME: &str = "profile";
+    const ANEW: &str = "memferry doctor --measure";
+    match loaded {
+        Err(error) => Check::new(NAME, Status::Missing, error.to_string()).cure(ANEW),
+        Ok(profile) => {
+            let kernel = profile.streaming.name();
+            match &profile.origin {
+                Origin::Saved(path) => {
+                    Check::new(NAME, Status::Ok, format!("{kernel}, saved in {}", path.display()))
+                }
+                Origin::Measured => {
+                    Check::new(NAME, Status::Ok, format!("{kernel}, measured by this run"))
+                }
+                Origin::BuiltIn => {
+                    let detail = "built-in values: this machine was not measured";
+                    Check::new(NAME, Status::Warn, detail).cure("unset MEMFERRY_PROFILE")
+                }
+            }
+        }
+    }
+}
+
+/// A real copy through a channel, every byte checked.
+fn a_copy(ferry: Result<Ferry, BuildError>) -> Check {
+    const NAME: &str = "a copy";
+    const BYTES: usize = 4 << 20;
+    let ferry = match ferry {
+        Ok(ferry) => ferry,
+        Err(error) => {
+            return Check::new(NAME, Status::Missing, error.to_string())
+                .cure("correct the setting that the message names");
+        }
+    };
+    let source: Vec<u8> = (0..BYTES).map(|at| (at ^ (at >> 8)) as u8).collect();
+    let copied = ferry.icopy_owned(source, vec![0; BYTES]);
+    match copied.and_then(memferry::OwnedTransfer::wait) {
+        Ok((source, target)) if source == target => {
+            let engine = &ferry.facts().engines[0];
+            let detail = format!(
+                "{} through engine {} with {} channel(s), {}",
+                size::format(BYTES as u64),
+                engine.name,
+                engine.channels,
+                ferry.policy().name()
+            );
+            Check::new(NAME, Status::Ok, detail)
+        }
+        Ok(_) => Check::new(NAME, Status::Missing, "arrived with wrong bytes")
+            .cure("test the memory of this machine, then report this"),
+        Err(failed) => Check::new(NAME, Status::Missing, failed.to_string()),
+    }
+}
+
 /// The cores that are online, as the kernel lists them: `0-3,8`.
 fn online_cores() -> Option<String> {
     fs::read_to_string("/sys/devices/system/cpu/online").ok()
@@ -236,6 +299,13 @@ mod tests {
         assert_eq!(check.cure.unwrap(), "taskset --cpu-list 0-3,8 memferry doctor");
         assert_eq!(cores(4, Some("0-3\n")).status, Status::Ok);
         assert_eq!(cores(1, None).status, Status::Warn);
+    }
+
+    #[test]
+    fn a_ferry_that_cannot_be_built_is_reported_with_its_reason() {
+        let check = a_copy(Ferry::builder().channels(0).build());
+        assert_eq!(check.status, Status::Missing);
+        assert!(check.detail.contains("1 to 256"), "{}", check.detail);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod summary_keys;
 use std::process::ExitCode;
 
 use args::{Cli, Task};
+use memferry::Temperature;
 
 fn main() -> ExitCode {
     match run(args::parse()) {
@@ -34,10 +35,14 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Task::Bench(args) => bench::command::run(&args),
-        Task::Doctor(args) => doctor::run(args.json),
+        Task::Doctor(args) => doctor::run(args.measure, args.json),
         Task::Explain(args) => {
-            let warmth = if args.cold { explain::Warmth::Cold } else { explain::Warmth::Hot };
-            explain::run(args.bytes, warmth, args.json)
+            let temperature = match (args.hot, args.cold) {
+                (true, _) => Temperature::Hot,
+                (_, true) => Temperature::Cold,
+                _ => Temperature::Unknown,
+            };
+            explain::run(args.bytes, temperature, args.json)
         }
         Task::Completions { shell } => {
             let mut script = Vec::new();

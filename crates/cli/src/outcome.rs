@@ -52,7 +52,6 @@ pub(crate) struct Row {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Summary(Vec<(String, f64)>);
 
-#[allow(dead_code, reason = "these constructors are called by benches, not by the presentation")]
 impl Outcome {
     /// An outcome without rows, made on this machine by this version.
     pub(crate) fn new(bench: &str) -> Self {
@@ -68,7 +67,6 @@ impl Outcome {
     }
 }
 
-#[allow(dead_code, reason = "these constructors are called by benches, not by the presentation")]
 impl Row {
     /// Sums up the rounds of one point. Without rounds, the value is not a number and is shown
     /// as a dash.
@@ -94,7 +92,6 @@ impl Row {
     }
 }
 
-#[allow(dead_code, reason = "set and get are called by benches, not by the presentation")]
 impl Summary {
     /// Sets a number; a key set before keeps its place.
     pub(crate) fn set(&mut self, key: &str, value: f64) {
@@ -105,6 +102,7 @@ impl Summary {
     }
 
     /// The number of a key.
+    #[cfg(test)]
     pub(crate) fn get(&self, key: &str) -> Option<f64> {
         self.iter().find_map(|(known, value)| (known == key).then_some(value))
     }

@@ -73,8 +73,8 @@ impl Shared {
     /// Polls every channel once; `false` when none has work left. Work that waits for something
     /// outside (a device, a delay) is looked at again a little later.
     fn drive(&self) -> bool {
-        let moved = self.channels.iter().fold(false, |moved, channel| channel.poll() || moved);
-        if moved {
+        let moved = self.channels.iter().filter(|channel| channel.poll()).count();
+        if moved > 0 {
             return true;
         }
         let waiting = self.channels.iter().any(|channel| channel.outstanding_bytes() > 0);

@@ -27,7 +27,6 @@ impl Progress {
     }
 }
 
-#[allow(dead_code, reason = "the steps are reported by benches")]
 impl Progress {
     /// Begins a work of so many steps; a work begun before is over.
     pub(crate) fn start(&self, total_steps: u64, label: &str) {
