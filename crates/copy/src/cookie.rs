@@ -7,9 +7,10 @@
 //! reported as forgotten rather than as success.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use memferry_sys::fork;
 use memferry_sys::sync::lock;
 
 use crate::error::{CookieError, Error};
@@ -52,6 +53,7 @@ pub(crate) enum Known {
 #[derive(Debug)]
 pub(crate) struct CookieTable {
     ferry: u64,
+    fork_generation: u64,
     next: AtomicU64,
     /// The newest transfers, at their number modulo the length.
     slots: Box<[Mutex<Option<Entry>>]>,
@@ -78,6 +80,7 @@ impl CookieTable {
     pub(crate) fn new(ferry: u64) -> Self {
         Self {
             ferry,
+            fork_generation: fork::generation(),
             next: AtomicU64::new(0),
             slots: (0..SLOTS).map(|_| Mutex::default()).collect(),
             archive: Mutex::default(),
@@ -99,6 +102,19 @@ impl CookieTable {
             self.retire(old);
         }
         Ok(cookie)
+    }
+
+    /// Locks a part of the table. In a forked child the lock may be held by a thread that exists
+    /// only in the parent; then what it guards is out of reach.
+    fn guard<'a, T>(
+        &self,
+        mutex: &'a Mutex<T>,
+        cookie: Cookie,
+    ) -> Result<MutexGuard<'a, T>, CookieError> {
+        if fork::generation() == self.fork_generation {
+            return Ok(lock(mutex));
+        }
+        mutex.try_lock().map_err(|_| CookieError::Forked(cookie.0))
     }
 
     fn slot(&self, number: u64) -> &Mutex<Option<Entry>> {
@@ -132,12 +148,12 @@ impl CookieTable {
         if number >= self.next.load(Ordering::Relaxed) {
             return Err(CookieError::Unknown(cookie.0));
         }
-        if let Some(entry) = &*lock(self.slot(number))
+        if let Some(entry) = &*self.guard(self.slot(number), cookie)?
             && entry.number == number
         {
             return Ok(Known::Transfer(entry.transfer.clone()));
         }
-        let archive = lock(&self.archive);
+        let archive = self.guard(&self.archive, cookie)?;
         if let Some(transfer) = archive.unfinished.get(&number) {
             Ok(Known::Transfer(transfer.clone()))
         } else if let Some(error) = archive.failures.get(&number) {

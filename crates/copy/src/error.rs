@@ -66,6 +66,9 @@ pub enum CookieError {
     /// It failed so many failures ago that the reason is no longer known.
     #[error("cookie {0} is too old: failures since then have filled the record")]
     Forgotten(i64),
+    /// The process forked while this part of the record was in use.
+    #[error("cookie {0} was given out before a fork: only the parent process can ask about it")]
+    Forked(i64),
     /// All numbers of this ferry are used up.
     #[error("this ferry has given out all its cookies: build a new one")]
     Exhausted,

@@ -118,12 +118,13 @@ impl Transfer {
 
     /// How it ended, or `None` while it goes on.
     pub fn check(&self) -> Option<Result<Finish, Error>> {
-        match &self.state {
+        let outcome = match &self.state {
             State::Shared { completion, .. } => {
                 completion.outcome().map(|outcome| outcome.map_err(Error::from))
             }
             _ => self.is_done().then_some(Ok(Finish { difference: None })),
-        }
+        };
+        outcome.or_else(|| self.is_out_of_reach().then(|| Err(ExecutionError::Forked.into())))
     }
 
     /// Waits for the end: works along on what nobody has begun, then spins briefly, then sleeps.
@@ -138,6 +139,8 @@ impl Transfer {
 
     fn wait_until(&self, deadline: Option<Instant>) -> Option<Result<Finish, Error>> {
         match &self.state {
+            // A child must not touch what its parent began, not even to help.
+            _ if self.is_out_of_reach() => {}
             State::Over => {}
             State::Numbered { lane, sequence } => lane.wait(*sequence, deadline),
             State::Shared { completion, helps, waiting } => {
@@ -147,12 +150,10 @@ impl Transfer {
                         return self.check();
                     }
                 }
-                if !waiting.is_forked() {
-                    completion.wait(waiting.spin_ns, deadline);
-                }
+                completion.wait(waiting.spin_ns, deadline);
             }
         }
-        self.check().or_else(|| self.is_out_of_reach().then(|| Err(ExecutionError::Forked.into())))
+        self.check()
     }
 
     /// Begun before a fork, by a thread that this process does not have.
@@ -187,9 +188,6 @@ impl Transfer {
         while from < to && !completion.is_range_ready(from, to) {
             if let Some(outcome) = self.check() {
                 return outcome.map(|_| ());
-            }
-            if self.is_out_of_reach() {
-                return Err(ExecutionError::Forked.into());
             }
             // From the front, where the range is likelier to be than at the back.
             if *helps && completion.help_from_front() {

@@ -1,0 +1,231 @@
+//! Error codes: every cause has one, and each is the negative of the Linux `errno` that comes
+//! nearest. This is the only place that knows which error of the core becomes which code.
+
+use std::ffi::{CStr, c_int};
+
+use memferry::engine::OpenError;
+use memferry::engine::cpu::ProfileError;
+use memferry::{BuildError, CookieError, Error, ExecutionError, ValidationError};
+
+/// The cookie is a number that was not given out yet.
+pub const ADMA_ENOENT: c_int = -2;
+/// The engine failed, and nobody could finish the rest.
+pub const ADMA_EIO: c_int = -5;
+/// The memory cannot be reached: is it still mapped?
+pub const ADMA_ENXIO: c_int = -6;
+/// Not a cookie: it is negative. Often the error code of a call that was not looked at.
+pub const ADMA_EBADF: c_int = -9;
+/// The cookie is from before a fork: only the parent process can ask about this copy.
+pub const ADMA_ECHILD: c_int = -10;
+/// The system refused a thread or other means that a channel needs; may work later.
+pub const ADMA_EAGAIN: c_int = -11;
+/// The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written.
+pub const ADMA_EACCES: c_int = -13;
+/// A null pointer with a length above zero, or for a notification variable.
+pub const ADMA_EFAULT: c_int = -14;
+/// An engine has no more channels to give.
+pub const ADMA_EBUSY: c_int = -16;
+/// An argument that makes no sense, such as a notification variable that is not aligned to 8 bytes.
+pub const ADMA_EINVAL: c_int = -22;
+/// All cookies are used up: call `adma_fini` to begin anew.
+pub const ADMA_ENOSPC: c_int = -28;
+/// A variable in the environment (`MEMFERRY_CHANNELS` and so on) holds a value that is not valid.
+pub const ADMA_EDOM: c_int = -33;
+/// A range that does not lie inside its memory.
+pub const ADMA_ERANGE: c_int = -34;
+/// The cookie's copy failed so long ago that the reason is no longer known.
+pub const ADMA_EIDRM: c_int = -43;
+/// Not begun, because what it was ordered after did not succeed.
+pub const ADMA_ENOLINK: c_int = -67;
+/// The profile of the machine (`MEMFERRY_PROFILE`) is not a profile.
+pub const ADMA_EBADMSG: c_int = -74;
+/// A range that runs past the end of the address space.
+pub const ADMA_EOVERFLOW: c_int = -75;
+/// The process has opened and closed the library too often for cookies to be told apart.
+pub const ADMA_EUSERS: c_int = -87;
+/// No engine can do this operation on this memory.
+pub const ADMA_EOPNOTSUPP: c_int = -95;
+/// The time was over before the notification variable held the value.
+pub const ADMA_ETIMEDOUT: c_int = -110;
+/// The cookie is from before an `adma_fini`, or never was one.
+pub const ADMA_ESTALE: c_int = -116;
+/// Cancelled.
+pub const ADMA_ECANCELED: c_int = -125;
+/// A mistake inside the library. Nothing is known of what the call has done.
+pub const ADMA_ENOTRECOVERABLE: c_int = -131;
+
+/// What a code means, for every code, also one that does not exist.
+pub(crate) fn text(code: c_int) -> &'static CStr {
+    match code {
+        0 => c"success",
+        ADMA_ENOENT => c"this cookie was never given out",
+        ADMA_EIO => c"the engine failed",
+        ADMA_ENXIO => c"the memory cannot be reached",
+        ADMA_EBADF => c"not a cookie: it is negative",
+        ADMA_ECHILD => c"this cookie is from before a fork: only the parent can ask about the copy",
+        ADMA_EAGAIN => c"the system refused what a channel needs",
+        ADMA_EACCES => c"the profile of the machine cannot be read or written",
+        ADMA_EFAULT => c"null pointer",
+        ADMA_EBUSY => c"an engine has no free channel",
+        ADMA_EINVAL => c"invalid argument",
+        ADMA_ENOSPC => c"all cookies are used up: call adma_fini to begin anew",
+        ADMA_EDOM => c"a MEMFERRY_ variable in the environment holds a value that is not valid",
+        ADMA_ERANGE => c"a range does not lie inside its memory",
+        ADMA_EIDRM => c"this cookie's copy failed too long ago: the reason is no longer known",
+        ADMA_ENOLINK => c"not begun: what it was ordered after did not succeed",
+        ADMA_EBADMSG => c"the profile of the machine is malformed: delete the file",
+        ADMA_EOVERFLOW => c"a range runs past the end of the address space",
+        ADMA_EUSERS => c"the library was opened and closed too often in this process",
+        ADMA_EOPNOTSUPP => c"no engine can do this operation on this memory",
+        ADMA_ETIMEDOUT => c"timed out",
+        ADMA_ESTALE => c"this cookie is from before an adma_fini, or never was one",
+        ADMA_ECANCELED => c"cancelled",
+        ADMA_ENOTRECOVERABLE => c"a mistake inside the library",
+        1.. => c"not an error",
+        _ => c"unknown error code",
+    }
+}
+
+/// Why a call fails: the code that it returns and the text for `adma_last_error`.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: c_int,
+    pub(crate) text: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: c_int, text: impl Into<String>) -> Self {
+        Self { code, text: text.into() }
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = match &error {
+            Error::Validation(error) => of_validation(error),
+            Error::Cookie(error) => of_cookie(error),
+            Error::Execution(error) => of_execution(error),
+            _ => ADMA_ENOTRECOVERABLE,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<BuildError> for Failure {
+    fn from(error: BuildError) -> Self {
+        let code = match &error {
+            BuildError::Environment { .. } | BuildError::Setting { .. } => ADMA_EDOM,
+            BuildError::Open(OpenError::Exhausted { .. }) => ADMA_EBUSY,
+            BuildError::Open(_) => ADMA_EAGAIN,
+            BuildError::Profile(ProfileError::Io { .. }) => ADMA_EACCES,
+            BuildError::Profile(_) => ADMA_EBADMSG,
+            BuildError::TooMany(_) => ADMA_EUSERS,
+            _ => ADMA_ENOTRECOVERABLE,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+fn of_validation(error: &ValidationError) -> c_int {
+    match error {
+        ValidationError::Null { .. } => ADMA_EFAULT,
+        ValidationError::Wraps { .. } => ADMA_EOVERFLOW,
+        ValidationError::OutOfRange { .. } => ADMA_ERANGE,
+        ValidationError::NoEngine => ADMA_EOPNOTSUPP,
+        _ => ADMA_EINVAL,
+    }
+}
+
+fn of_cookie(error: &CookieError) -> c_int {
+    match error {
+        CookieError::Foreign(negative) if *negative < 0 => ADMA_EBADF,
+        CookieError::Foreign(_) => ADMA_ESTALE,
+        CookieError::Unknown(_) => ADMA_ENOENT,
+        CookieError::Forgotten(_) => ADMA_EIDRM,
+        CookieError::Forked(_) => ADMA_ECHILD,
+        CookieError::Exhausted => ADMA_ENOSPC,
+        _ => ADMA_EINVAL,
+    }
+}
+
+fn of_execution(error: &ExecutionError) -> c_int {
+    match error {
+        ExecutionError::BadMemory { .. } => ADMA_ENXIO,
+        ExecutionError::Cancelled { .. } => ADMA_ECANCELED,
+        ExecutionError::Predecessor => ADMA_ENOLINK,
+        ExecutionError::Forked => ADMA_ECHILD,
+        _ => ADMA_EIO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// One error of every kind, with the code that is documented for it.
+    fn one_of_each() -> Vec<(c_int, Failure)> {
+        let copy = |code, error: Error| (code, Failure::from(error));
+        let build = |code, error: BuildError| (code, Failure::from(error));
+        let (side, engine, done_bytes) = ("source", String::from("cpu"), 0);
+        let (name, value, expected) = ("MEMFERRY_CHANNELS", String::from("many"), "a number");
+        let environment = BuildError::Environment { name, value: value.clone(), expected };
+        let wraps = ValidationError::Wraps { side, address: u64::MAX, length: 2 };
+        let range = ValidationError::OutOfRange { from: 1, to: 3, length: 2 };
+        let lengths = ValidationError::LengthMismatch { source_bytes: 1, target_bytes: 2 };
+        let bad_memory = ExecutionError::BadMemory { address: 1, done_bytes };
+        let system = OpenError::System { engine: engine.clone(), reason: "no threads".into() };
+        let refused = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        let unreadable = ProfileError::Io { path: "/profile".into(), error: refused };
+        let malformed = ProfileError::Malformed { path: "/profile".into(), problem: "no".into() };
+        vec![
+            copy(ADMA_EFAULT, ValidationError::Null { side }.into()),
+            copy(ADMA_EOVERFLOW, wraps.into()),
+            copy(ADMA_ERANGE, range.into()),
+            copy(ADMA_EINVAL, lengths.into()),
+            copy(ADMA_EOPNOTSUPP, ValidationError::NoEngine.into()),
+            copy(ADMA_EBADF, CookieError::Foreign(-14).into()),
+            copy(ADMA_ESTALE, CookieError::Foreign(14).into()),
+            copy(ADMA_ENOENT, CookieError::Unknown(14).into()),
+            copy(ADMA_EIDRM, CookieError::Forgotten(14).into()),
+            copy(ADMA_ENOSPC, CookieError::Exhausted.into()),
+            copy(ADMA_EIO, ExecutionError::Engine { done_bytes, reason: "hot" }.into()),
+            copy(ADMA_ENXIO, bad_memory.into()),
+            copy(ADMA_ECANCELED, ExecutionError::Cancelled { done_bytes }.into()),
+            copy(ADMA_ENOLINK, ExecutionError::Predecessor.into()),
+            copy(ADMA_ECHILD, ExecutionError::Forked.into()),
+            build(ADMA_EDOM, environment),
+            build(ADMA_EBUSY, OpenError::Exhausted { engine }.into()),
+            build(ADMA_EAGAIN, system.into()),
+            build(ADMA_EACCES, unreadable.into()),
+            build(ADMA_EBADMSG, malformed.into()),
+            build(ADMA_EUSERS, BuildError::TooMany(65535)),
+            build(ADMA_EDOM, BuildError::Setting { name, value, expected }),
+        ]
+    }
+
+    #[test]
+    fn every_error_of_the_core_has_the_code_that_is_documented_for_it() {
+        for (code, failure) in one_of_each() {
+            assert_eq!(failure.code, code, "{}", failure.text);
+            assert!(!failure.text.is_empty());
+        }
+    }
+
+    #[test]
+    fn every_code_has_a_text_of_its_own() {
+        let mut codes: HashSet<_> = one_of_each().iter().map(|(code, _)| *code).collect();
+        codes.extend([0, ADMA_ETIMEDOUT, ADMA_ENOTRECOVERABLE]);
+        let texts: HashSet<_> = codes.iter().map(|code| text(*code)).collect();
+        assert_eq!(texts.len(), codes.len());
+        assert!(!texts.contains(text(c_int::MIN)));
+    }
+
+    #[test]
+    fn a_code_that_does_not_exist_has_a_text_too() {
+        assert_eq!(text(-9999), c"unknown error code");
+        assert_eq!(text(c_int::MIN), c"unknown error code");
+        assert_eq!(text(c_int::MAX), c"not an error");
+    }
+}

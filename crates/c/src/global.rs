@@ -1,0 +1,138 @@
+//! The one ferry of the process, opened by the first call that needs it and closed by `adma_fini`.
+//!
+//! A call holds the lock for reading for as long as it uses the ferry; opening and closing hold it
+//! for writing. So closing waits for every call that is under way, and no call ever sees a ferry
+//! that is half closed. A forked child can use neither its parent's ferry, whose channels are
+//! threads that the child does not have, nor its locks, which one of those threads may have held:
+//! it leaves both alone for ever and begins with its own.
+
+use std::ptr;
+use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use memferry::{BuildError, Cookie, Ferry, Request};
+use memferry_sys::fork;
+
+/// Runs `call` with the ferry, which is opened first if it is not open.
+pub(crate) fn with<R>(call: impl FnOnce(&Ferry) -> R) -> Result<R, BuildError> {
+    let process = Process::current();
+    loop {
+        if let Some(ferry) = &*process.read() {
+            return Ok(call(ferry));
+        }
+        // Another thread may close it before we look again; then it is opened once more.
+        process.open()?;
+    }
+}
+
+/// Runs `call` with the ferry if it is open.
+pub(crate) fn with_open<R>(call: impl FnOnce(&Ferry) -> R) -> Option<R> {
+    Process::current().read().as_ref().map(call)
+}
+
+/// Opens the ferry unless it is open.
+pub(crate) fn open() -> Result<(), BuildError> {
+    Process::current().open()
+}
+
+/// Waits for all calls under way and all copies in flight, and closes the ferry.
+pub(crate) fn close() {
+    Process::current().close();
+}
+
+/// Whether a cookie that the ferry does not know is from before a fork.
+pub(crate) fn is_from_parent(cookie: i64) -> bool {
+    let process = Process::current();
+    process.is_child && (0..process.first_cookie.load(Ordering::Relaxed)).contains(&cookie)
+}
+
+/// Blocking copies below this size are a plain `memmove`, for which no ferry is needed. Zero while
+/// none is open, so that the first call opens it and reports what is wrong.
+#[inline]
+pub(crate) fn plain_below() -> usize {
+    PLAIN_BELOW.load(Ordering::Relaxed)
+}
+
+static PLAIN_BELOW: AtomicUsize = AtomicUsize::new(0);
+
+/// The state of this process; a forked child makes its own.
+#[derive(Debug)]
+struct Process {
+    generation: u64,
+    /// Whether a process that used the library forked this one.
+    is_child: bool,
+    /// The first cookie of this process. Cookies rise from ferry to ferry, and a child goes on
+    /// where its parent was, so smaller ones are of the parent.
+    first_cookie: AtomicI64,
+    ferry: RwLock<Option<Ferry>>,
+}
+
+impl Process {
+    #[inline]
+    fn current() -> &'static Self {
+        static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+        let known = CURRENT.load(Ordering::Acquire);
+        // SAFETY: it is null or came from a box; nothing that was published is ever freed.
+        match unsafe { known.as_ref() } {
+            Some(process) if process.generation == fork::generation() => process,
+            _ => Self::enter(&CURRENT, known),
+        }
+    }
+
+    /// The first call of this process. What a parent left is not touched, and so never dropped
+    /// here, where the threads that would have to be waited for do not exist.
+    #[cold]
+    fn enter(current: &AtomicPtr<Self>, parent: *mut Self) -> &'static Self {
+        fork::watch();
+        let ours = Box::into_raw(Box::new(Self {
+            generation: fork::generation(),
+            is_child: !parent.is_null(),
+            first_cookie: AtomicI64::new(i64::MAX),
+            ferry: RwLock::new(None),
+        }));
+        match current.compare_exchange(parent, ours, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: it comes from a box, and being published it is never freed.
+            Ok(_) => unsafe { &*ours },
+            Err(winner) => {
+                // SAFETY: it comes from a box and was not published, so nobody else knows it.
+                drop(unsafe { Box::from_raw(ours) });
+                // SAFETY: only pointers from boxes are published, and they stay.
+                unsafe { &*winner }
+            }
+        }
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Option<Ferry>> {
+        self.ferry.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Option<Ferry>> {
+        self.ferry.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self) -> Result<(), BuildError> {
+        let mut ferry = self.write();
+        if ferry.is_none() {
+            let opened = Ferry::new()?;
+            self.first_cookie.fetch_min(first_cookie(&opened), Ordering::Relaxed);
+            let profile = &opened.facts().profile;
+            PLAIN_BELOW.store(profile.split_bytes.min(profile.stream_bytes), Ordering::Relaxed);
+            *ferry = Some(opened);
+        }
+        Ok(())
+    }
+
+    fn close(&self) {
+        let mut ferry = self.write();
+        PLAIN_BELOW.store(0, Ordering::Relaxed);
+        // Dropped with the lock held: whoever calls meanwhile waits until everything is closed.
+        *ferry = None;
+    }
+}
+
+/// The cookie of nothing at all: the smallest of a new ferry.
+fn first_cookie(ferry: &Ferry) -> i64 {
+    // SAFETY: a request of length zero touches no memory.
+    let cookie = unsafe { ferry.start_cookie(Request::copy(ptr::null(), ptr::null_mut(), 0)) };
+    cookie.map_or(i64::MAX, Cookie::to_raw)
+}

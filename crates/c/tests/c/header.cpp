@@ -1,0 +1,22 @@
+// The header means the same to C++. Compiled for its syntax only.
+
+#include "adma.h"
+
+#include <atomic>
+#include <cstdint>
+
+static_assert(ADMA_EFAULT == -14, "codes are constants");
+
+int all_calls(const void *src, void *dst, std::atomic<std::uint64_t> &variable);
+
+int all_calls(const void *src, void *dst, std::atomic<std::uint64_t> &variable) {
+    auto *word = reinterpret_cast<std::uint64_t *>(&variable);
+    std::size_t at = 0;
+    std::int64_t cookie = adma_icopy(src, dst, 1);
+    std::int64_t other = adma_icopy_notify(src, dst, 1, word, 1);
+    const char *texts[] = {adma_strerror(0), adma_last_error(), adma_version()};
+    int sum = adma_init() + adma_copy(src, dst, 1) + adma_fill(dst, 0, 1);
+    sum += adma_compare(src, dst, 1, &at) + adma_check_copy(cookie) + adma_wait_copy(other);
+    sum += adma_wait_notify(word, 1, -1) + adma_fini();
+    return texts[0] == texts[1] ? sum : 0;
+}

@@ -1,0 +1,147 @@
+//! C programs against the header and both libraries. What they check is in `tests/c`; this finds
+//! the libraries that cargo built along with this test, compiles the programs and runs them.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use tempfile::TempDir;
+
+#[derive(Debug, Clone, Copy)]
+enum Linkage {
+    Static,
+    Shared,
+}
+
+const BOTH: [Linkage; 2] = [Linkage::Static, Linkage::Shared];
+
+fn folder() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Cargo puts the libraries beside the tests that depend on them.
+fn library(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows where it is");
+    let path = test.with_file_name(name);
+    assert!(path.exists(), "{} is missing: run `cargo test -p memferry-c`", path.display());
+    path
+}
+
+/// Compiles a program in `into`, with every warning an error.
+fn compile(source: &str, linkage: Linkage, into: &TempDir) -> PathBuf {
+    let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
+    let name = Path::new(source).file_stem().expect("a source has a name");
+    let program = into.path().join(name);
+    let mut command = Command::new(&compiler);
+    command.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", "-g"]);
+    command.arg("-I").arg(folder().join("include"));
+    command.arg("-o").arg(&program).arg(folder().join(source)).arg("-pthread");
+    match linkage {
+        Linkage::Static => {
+            // What Rust's standard library needs of the system; see the README.
+            command.arg(library("libadma.a")).args(["-lgcc_s", "-lutil", "-lrt", "-lm", "-ldl"]);
+        }
+        Linkage::Shared => {
+            let beside = library("libadma.so").with_file_name("");
+            command.arg("-L").arg(&beside).arg("-ladma");
+            command.arg(format!("-Wl,-rpath,{}", beside.display()));
+        }
+    }
+    let output = command.output().unwrap_or_else(|error| {
+        panic!("no C compiler ({compiler:?}: {error}): install gcc or clang, or set CC")
+    });
+    expect_success(&format!("compiling {source} ({linkage:?})"), &output);
+    program
+}
+
+fn expect_success(what: &str, output: &Output) {
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{what}: {}\n{text}", output.status);
+}
+
+/// A program that sees none of this process's settings, and measures nothing.
+fn command(program: &Path) -> Command {
+    let mut command = Command::new(program);
+    let ours = std::env::vars_os().map(|(name, _)| name);
+    for name in ours.filter(|name| name.to_string_lossy().starts_with("MEMFERRY_")) {
+        command.env_remove(name);
+    }
+    command.env("MEMFERRY_PROFILE", "off");
+    command
+}
+
+fn run_with_both_libraries(source: &str, channels: &[&str]) -> Vec<Output> {
+    let mut outputs = Vec::new();
+    for linkage in BOTH {
+        let into = TempDir::new().expect("a folder for programs");
+        let program = compile(source, linkage, &into);
+        for count in channels {
+            let output = command(&program).env("MEMFERRY_CHANNELS", count).output();
+            let output = output.expect("what was compiled can be run");
+            expect_success(&format!("{source} ({linkage:?}, {count} channels)"), &output);
+            outputs.push(output);
+        }
+    }
+    outputs
+}
+
+#[test]
+fn every_call_does_what_the_header_says() {
+    run_with_both_libraries("tests/c/calls.c", &["1", "3"]);
+}
+
+#[test]
+fn the_library_can_be_closed_and_opened_anew_under_many_threads() {
+    run_with_both_libraries("tests/c/lifetime.c", &["1", "3"]);
+}
+
+#[test]
+fn forked_children_copy_by_themselves() {
+    run_with_both_libraries("tests/c/forked.c", &["2"]);
+}
+
+#[test]
+fn the_example_copies_while_it_computes() {
+    for output in run_with_both_libraries("examples-c/overlap.c", &["1"]) {
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(text.trim_end().ends_with(": equal"), "the example says: {text}");
+    }
+}
+
+#[test]
+fn a_library_that_cannot_be_opened_says_why_in_every_call() {
+    let into = TempDir::new().expect("a folder for programs");
+    let malformed = into.path().join("malformed");
+    std::fs::write(&malformed, "this is no profile\n").expect("a file can be written");
+    let (malformed, a_folder) =
+        (malformed.display().to_string(), into.path().display().to_string());
+    // A setting, what it holds, and the arguments of the program.
+    let cases: [(&str, &str, &[&str]); 6] = [
+        ("MEMFERRY_CHANNELS", "none", &["-33", "MEMFERRY_CHANNELS=\"none\" is not valid"]),
+        ("MEMFERRY_CHANNELS", "0", &["-33", "from 1 to 256"]),
+        ("MEMFERRY_POLICY", "\u{1f6a2}", &["-33", "MEMFERRY_POLICY"]),
+        ("MEMFERRY_PROFILE", &a_folder, &["-13", &a_folder]),
+        ("MEMFERRY_PROFILE", &malformed, &["-74", &malformed]),
+        ("MEMFERRY_CHANNELS", "256", &["-11", "no thread could be started", "64"]),
+    ];
+    for linkage in BOTH {
+        let program = compile("tests/c/environment.c", linkage, &into);
+        for (name, value, arguments) in cases {
+            let output = command(&program).env(name, value).args(arguments).output();
+            let output = output.expect("what was compiled can be run");
+            expect_success(&format!("{name}={value} ({linkage:?})"), &output);
+        }
+    }
+}
+
+#[test]
+fn the_header_is_good_cplusplus_where_there_is_a_compiler_for_it() {
+    let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
+    let mut command = Command::new(&compiler);
+    command.args(["-fsyntax-only", "-std=c++11", "-Wall", "-Wextra", "-Werror", "-pedantic"]);
+    command.arg("-I").arg(folder().join("include"));
+    match command.arg(folder().join("tests/c/header.cpp")).output() {
+        Ok(output) => expect_success("compiling tests/c/header.cpp", &output),
+        #[expect(clippy::print_stderr, reason = "a test that skips something says so")]
+        Err(error) => eprintln!("skipped: no C++ compiler ({compiler:?}: {error})"),
+    }
+}
