@@ -10,13 +10,13 @@ use memferry_engine::{Channel, ChannelOptions, Engine};
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, fork};
 
+use crate::carry::{Inner, OpenEngine};
 use crate::cookie::{CookieTable, LARGEST_FERRY};
 use crate::driver::Driver;
 use crate::error::BuildError;
-use crate::ferry::{Ferry, Inner, OpenEngine};
+use crate::ferry::Ferry;
 use crate::plan::{EngineFacts, Facts};
 use crate::policy::PolicyKind;
-use crate::statistics::Counters;
 use crate::transfer::{Lane, Waiting};
 
 const MOST_CHANNELS: usize = 256;
@@ -190,7 +190,7 @@ impl Builder {
             facts,
             policy: policy.build(),
             cookies: CookieTable::new(next_ferry()?),
-            counters: Counters::default(),
+            owed_bytes: AtomicU64::new(0),
             waiting,
         }))
     }

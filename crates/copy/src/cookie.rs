@@ -7,8 +7,8 @@
 //! reported as forgotten rather than as success.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use memferry_sys::fork;
 use memferry_sys::sync::lock;

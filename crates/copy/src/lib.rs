@@ -5,6 +5,7 @@
 //! channels; [`transfer`] holds the handles for each way of handing over memory.
 
 mod builder;
+mod carry;
 mod cookie;
 mod driver;
 mod error;

@@ -330,7 +330,7 @@ fn under_the_dedicated_policy_a_small_copy_does_not_wait_behind_large_ones() {
 fn statistics_count_what_was_done() {
     let ferry = builder().channels(1).build().unwrap();
     let before = ferry.statistics();
-    assert_eq!((before.by_caller, before.by_engine), (0, 0));
+    assert_eq!(before.engine("cpu").submitted, 0);
     let copy = |length: usize| ferry.icopy_owned(vec![1u8; length], vec![0u8; length]).unwrap();
     let transfers: Vec<_> = [100, 8 << 10, 4 << 20].into_iter().map(copy).collect();
     for transfer in transfers {
@@ -342,7 +342,6 @@ fn statistics_count_what_was_done() {
         std::thread::yield_now();
         after = ferry.statistics();
     }
-    assert_eq!((after.by_caller, after.by_engine), (1, 2));
     let cpu = after.engine("cpu");
     assert_eq!((cpu.submitted, cpu.completed, cpu.failed), (2, 2, 0));
     let moved = cpu.bytes + after.helped_chunks * (64 << 10);

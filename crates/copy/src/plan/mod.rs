@@ -97,7 +97,7 @@ pub enum Path {
         engine: usize,
         /// How large a chunk is.
         chunk_bytes: u64,
-        /// How many channels are invited.
+        /// How many channels are invited at most; see [`worth_waking`].
         channels: usize,
     },
     /// Fixed parts on one channel, cut as the engine demands.
@@ -157,8 +157,14 @@ fn caller_reason(profile: &Profile, question: &Question) -> Option<Reason> {
     if question.blocking && question.operation == Operation::Move {
         return Some(Reason::OverlappingAndBlocking);
     }
-    if !question.blocking && bytes <= profile.inline_bytes as u64 {
-        let (limit_bytes, handover_ns) = (profile.inline_bytes as u64, profile.handover_ns);
+    /// Memory is about so many times slower than the cache that the limit was measured in.
+    const COLD_FACTOR: u64 = 8;
+    let inline_bytes = match question.temperature {
+        Temperature::Cold => profile.inline_bytes as u64 / COLD_FACTOR,
+        _ => profile.inline_bytes as u64,
+    };
+    if !question.blocking && bytes <= inline_bytes {
+        let (limit_bytes, handover_ns) = (inline_bytes, profile.handover_ns);
         return Some(Reason::QuickerThanHandOver { limit_bytes, handover_ns });
     }
     None
@@ -212,6 +218,18 @@ fn plan_for_engine(facts: &Facts, question: &Question, engine: usize) -> Plan {
         kernel: kernel(&facts.profile, question, parties),
         reason: Reason::Shared { parties, blocking: question.blocking },
     }
+}
+
+/// How many sleeping channels it pays to wake for so many bytes: the caller's time for waking them
+/// should be small beside the time that the copy takes.
+pub fn worth_waking(profile: &Profile, bytes: u64) -> usize {
+    const SMALL_BESIDE: f64 = 8.0;
+    let alone = if bytes < profile.stream_bytes as u64 {
+        profile.cached_gb_per_s
+    } else {
+        profile.stream_gb_per_s
+    };
+    (bytes as f64 / alone / (SMALL_BESIDE * profile.wake_ns)) as usize
 }
 
 /// Through the caches or around them.

@@ -87,6 +87,19 @@ fn the_kernel_follows_size_company_and_temperature() {
 }
 
 #[test]
+fn only_large_copies_wake_sleeping_channels() {
+    let profile = Profile {
+        wake_ns: 2000.0,
+        cached_gb_per_s: 40.0,
+        stream_gb_per_s: 16.0,
+        ..facts().profile
+    };
+    assert_eq!(worth_waking(&profile, 256 << 10), 0);
+    assert_eq!(worth_waking(&profile, 1 << 20), 1);
+    assert!(worth_waking(&profile, 64 << 20) >= 16);
+}
+
+#[test]
 fn overlapping_copies_are_not_cut() {
     let question = Question { operation: Operation::Move, ..Question::copy(64 << 20, false) };
     assert_eq!(planned(question).path, Path::Whole { engine: 0 });

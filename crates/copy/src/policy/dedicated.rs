@@ -4,21 +4,21 @@ use std::sync::Arc;
 
 use memferry_engine::Channel;
 
-use super::{Choice, Policy, RoundRobin};
+use super::{Adaptive, Choice, Policy};
 
-/// The first channel carries small transfers only; large ones share the others. Where there is
+/// The first channel carries small transfers only; large ones go to the least loaded of the
+/// others. Where there is
 /// only one channel it carries the large ones, and the caller does the small ones itself: either
 /// way a small transfer never waits behind a large one.
 #[derive(Debug)]
 pub struct Dedicated {
     small_bytes: u64,
-    large: RoundRobin,
 }
 
 impl Dedicated {
     /// Transfers up to `small_bytes` are small.
     pub fn new(small_bytes: u64) -> Self {
-        Self { small_bytes, large: RoundRobin::default() }
+        Self { small_bytes }
     }
 }
 
@@ -38,7 +38,7 @@ impl Policy for Dedicated {
             (true, 1) => Choice::Caller,
             (true, _) => Choice::Channel { index: 0, first_lane: 0 },
             (false, 1) => Choice::Channel { index: 0, first_lane: 0 },
-            (false, _) => match self.large.choose(&channels[1..], bytes) {
+            (false, _) => match Adaptive.choose(&channels[1..], bytes) {
                 Choice::Channel { index, .. } => {
                     Choice::Channel { index: index + 1, first_lane: 1 }
                 }

@@ -41,11 +41,11 @@ pub trait Policy: Send + Sync + Debug {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
     /// One after the other.
-    #[default]
     RoundRobin,
     /// A lane of its own for small transfers, which never wait behind large ones.
     Dedicated,
-    /// The channel with the fewest outstanding bytes.
+    /// The channel with the fewest outstanding bytes, awake rather than asleep.
+    #[default]
     Adaptive,
 }
 

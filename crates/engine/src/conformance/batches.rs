@@ -1,6 +1,7 @@
 //! Batches: what a submit takes, what it leaves, and in which order things end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::bench::{Bench, Job, until};
 use super::field::{ALIGNED, Field};
@@ -17,7 +18,10 @@ struct Row {
 
 impl Row {
     fn new(subject: &Subject, bench: &Bench, count: usize) -> Self {
-        let length = bench.one_piece(256);
+        Self::of_length(subject, bench.one_piece(256), count)
+    }
+
+    fn of_length(subject: &Subject, length: usize, count: usize) -> Self {
         let mut field = Field::new(subject, count * length);
         field.prepare(ALIGNED, count * length);
         for index in 0..count {
@@ -152,6 +156,33 @@ pub(super) fn what_counts_as_completed_is_over_and_visible(subject: &Subject) ->
         for index in 0..COUNT {
             let taken = bench.submit([row.descriptor(index)]);
             assert_eq!(taken[0].first, index as Sequence + 1);
+        }
+    });
+    row.check_all(&bench);
+    Verdict::Passed
+}
+
+/// One thread does nothing but look, while copies go by one at a time that take long enough to be
+/// caught in the middle.
+pub(super) fn a_number_does_not_come_before_its_bytes(subject: &Subject) -> Verdict {
+    const COUNT: usize = 100;
+    let bench = Bench::new(subject);
+    let row = Row::of_length(subject, bench.one_piece(256 << 10), COUNT);
+    let looked = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for index in 0..COUNT {
+                let came = || bench.channel().completed() as usize > index;
+                // Many looks before the clock is asked: none may be missed.
+                until("the next number", || (0..1000).any(|_| came()));
+                assert!(row.completions[index].is_done());
+                row.check(index);
+                looked.store(index + 1, Ordering::Release);
+            }
+        });
+        for index in 0..COUNT {
+            bench.submit([row.descriptor(index)]);
+            bench.until("the other to look", || looked.load(Ordering::Acquire) > index);
         }
     });
     row.check_all(&bench);

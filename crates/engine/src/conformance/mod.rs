@@ -2,8 +2,13 @@
 //!
 //! A test crate describes its engine as a [`Subject`] and writes one line per variant:
 //!
-//! ```ignore
+//! ```
+//! use std::sync::Arc;
+//! use memferry_engine::conformance::Subject;
+//! use memferry_engine::polled::PolledEngine;
+//!
 //! memferry_engine::conformance_tests!(polled, Subject::new(|| Arc::new(PolledEngine::new())));
+//! # fn main() {}
 //! ```
 //!
 //! which makes one test of every case, so that a failure names what is wrong. The cases go by the
@@ -178,7 +183,8 @@ suite! { $;
         a_batch_larger_than_the_ring_arrives_whole,
         empty_places_of_a_batch_are_skipped,
         many_submitters_lose_and_double_nothing,
-        what_counts_as_completed_is_over_and_visible;
+        what_counts_as_completed_is_over_and_visible,
+        a_number_does_not_come_before_its_bytes;
     numbers:
         statistics_add_up,
         a_park_gives_up_on_a_number_that_does_not_come,
@@ -190,6 +196,7 @@ suite! { $;
         a_transfer_after_several_waits_for_all_of_them,
         a_transfer_after_a_failed_one_is_not_begun,
         a_transfer_after_one_that_is_over_starts_at_once,
+        nobody_can_help_a_transfer_before_its_turn,
         a_long_chain_that_falls_at_once_needs_no_deep_stack;
     chunks:
         transfers_cut_into_chunks_arrive_whole,

@@ -136,6 +136,39 @@ pub(super) fn a_transfer_after_one_that_is_over_starts_at_once(subject: &Subject
     Verdict::Passed
 }
 
+pub(super) fn nobody_can_help_a_transfer_before_its_turn(subject: &Subject) -> Verdict {
+    let bench = Bench::new(subject);
+    if !bench.capabilities().claims_chunks {
+        return bench.skip("claim chunks");
+    }
+    let (mut field, length) = places(subject, &bench, 4);
+    let (middle, end) = (at(0, length), at(2, length));
+    for round in 0..100 {
+        field.prepare(middle, 3 * length);
+        let first = Arc::new(Completion::whole());
+        let job = Job::copy(field.target(middle, length), field.target(end, length), length);
+        let second = Arc::new(Completion::chunked(job.work(length as u64 / 5)));
+        let invitation = bench.order(0, Descriptor::chunks(second.clone()));
+        Launch::after(std::slice::from_ref(&first), second.clone(), vec![invitation]);
+        assert!(!second.help_from_back() && !second.help_from_front(), "it is not its turn");
+        field.check(middle, 3 * length);
+
+        let source = field.source(round % 4 * length, length);
+        let job = Job::copy(source, field.target(middle, length), length);
+        field.expect_copy(round % 4 * length, middle, length);
+        field.expect_move(middle, end, length);
+        bench.submit([job.descriptor().completes(first)]);
+        // Whoever gets a chunk gets it after the bytes that it copies.
+        bench.until("the end", || {
+            second.help_from_back();
+            second.is_done()
+        });
+        field.check(middle, 3 * length);
+    }
+    field.check_all();
+    Verdict::Passed
+}
+
 pub(super) fn a_long_chain_that_falls_at_once_needs_no_deep_stack(subject: &Subject) -> Verdict {
     const LINKS: usize = 50_000;
     let bench = Bench::new(subject);

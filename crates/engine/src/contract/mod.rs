@@ -64,6 +64,12 @@ pub trait Channel: Send + Sync + Debug {
     /// thread moves on meanwhile. Returns whether the sequence was reached.
     fn park(&self, sequence: Sequence, timeout: Duration) -> bool;
 
+    /// Whether the channel sleeps, so that a submit would have to wake it. Only a hint: it may
+    /// have changed by the time the answer is used.
+    fn is_asleep(&self) -> bool {
+        false
+    }
+
     /// Wakes the channel if it sleeps. Submitting does this by itself; callers need it only after
     /// changing something that the channel cannot see.
     fn wake(&self);

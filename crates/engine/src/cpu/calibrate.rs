@@ -24,6 +24,7 @@ pub(super) fn measure() -> Profile {
     profile.origin = Origin::Measured;
     profile.cached_gb_per_s = bench.alone(Kernel::Cached, 64 << 10);
     profile.handover_ns = bench.handover_ns().unwrap_or(profile.handover_ns);
+    profile.wake_ns = bench.wake_ns().unwrap_or(profile.wake_ns);
     profile.inline_bytes = bench.inline_bytes(profile.handover_ns);
 
     let streaming = bench.best_streaming();
@@ -142,6 +143,29 @@ impl Bench {
         Some(best / (ROUNDS / 5) as f64 / 2.0)
     }
 
+    /// The time inside a submit that finds the channel asleep.
+    fn wake_ns(&mut self) -> Option<f64> {
+        const TRIES: u32 = 7;
+        self.channel.as_ref()?;
+        let options = ChannelOptions { spin_ns: Some(0), ..ChannelOptions::default() };
+        let sleeper = CpuChannel::open(&options, 4, 0).ok()?;
+        let mut times = Vec::new();
+        for _ in 0..TRIES {
+            let deadline = Instant::now() + Duration::from_millis(2);
+            while !sleeper.is_asleep() && Instant::now() < deadline {
+                std::thread::yield_now();
+            }
+            // SAFETY: one byte inside the target, which lives until the channel is done.
+            let fill = unsafe { Descriptor::new(Operation::Fill, 0, self.target_at(0), 1) };
+            let start = Instant::now();
+            let taken = sleeper.submit(&mut [Some(fill)]).ok()?;
+            times.push(start.elapsed().as_nanos() as f64);
+            sleeper.park(taken.last(), Duration::from_millis(10));
+        }
+        times.sort_by(f64::total_cmp);
+        Some(times[times.len() / 2])
+    }
+
     /// The largest copy that takes no longer than a hand-over.
     fn inline_bytes(&mut self, handover_ns: f64) -> usize {
         const REPEAT: usize = 64;
@@ -149,7 +173,7 @@ impl Bench {
             .map(|shift| 1usize << shift)
             .take_while(|&bytes| {
                 let best = best_ns(5, || {
-                    (0..REPEAT).for_each(|_| self.run_here(Kernel::Cached, 0, bytes))
+                    (0..REPEAT).for_each(|_| self.run_here(Kernel::Cached, 0, bytes));
                 });
                 best / REPEAT as f64 <= handover_ns
             })

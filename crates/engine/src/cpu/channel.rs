@@ -159,6 +159,10 @@ impl Channel for CpuChannel {
         true
     }
 
+    fn is_asleep(&self) -> bool {
+        self.shared.idle.is_asleep()
+    }
+
     fn wake(&self) {
         self.shared.idle.unpark();
     }

@@ -29,7 +29,9 @@ impl Parker {
     /// Sleeps until woken or the time is over, unless `ready` says that there is something to see.
     /// May return early: callers look again. Returns whether the thread slept.
     pub fn park(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) -> bool {
-        self.word.word().store(ASLEEP, Ordering::Relaxed);
+        // An exchange, not a store: it comes after whatever a waker wrote last, so a waker whose
+        // fence follows ours cannot take its own earlier AWAKE for the newest value.
+        self.word.word().swap(ASLEEP, Ordering::Relaxed);
         self.fence.heavy();
         let sleeps = !ready();
         if sleeps {
@@ -37,6 +39,12 @@ impl Parker {
         }
         self.word.word().store(AWAKE, Ordering::Relaxed);
         sleeps
+    }
+
+    /// Whether the thread sleeps or is about to.
+    #[inline]
+    pub fn is_asleep(&self) -> bool {
+        self.word.word().load(Ordering::Relaxed) == ASLEEP
     }
 
     /// Wakes the sleeper, if there is one. Call it after making visible what it waits for.

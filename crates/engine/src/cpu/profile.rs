@@ -46,6 +46,8 @@ pub struct Profile {
     pub streaming: Streaming,
     /// Time for a cache line to reach another core.
     pub handover_ns: f64,
+    /// What waking a sleeping channel costs the thread that wakes it.
+    pub wake_ns: f64,
     /// One core, data in its cache.
     pub cached_gb_per_s: f64,
     /// One core, streaming.
@@ -144,6 +146,7 @@ impl Profile {
             origin: Origin::BuiltIn,
             streaming: Streaming::supported().next().unwrap_or(Streaming::Plain),
             handover_ns: 200.0,
+            wake_ns: 3000.0,
             cached_gb_per_s: 20.0,
             stream_gb_per_s: 10.0,
             pair_stream_gb_per_s: 18.0,
@@ -192,6 +195,7 @@ impl Profile {
         let mut text = machine_line();
         for (name, value) in [
             ("handover_ns", self.handover_ns),
+            ("wake_ns", self.wake_ns),
             ("cached_gb_per_s", self.cached_gb_per_s),
             ("stream_gb_per_s", self.stream_gb_per_s),
             ("pair_stream_gb_per_s", self.pair_stream_gb_per_s),
@@ -234,6 +238,7 @@ impl Profile {
             origin: Origin::BuiltIn,
             streaming,
             handover_ns: number("handover_ns")?,
+            wake_ns: number("wake_ns")?,
             cached_gb_per_s: number("cached_gb_per_s")?,
             stream_gb_per_s: number("stream_gb_per_s")?,
             pair_stream_gb_per_s: number("pair_stream_gb_per_s")?,

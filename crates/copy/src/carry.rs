@@ -1,0 +1,305 @@
+//! Carrying out a plan: from a validated request to descriptors on channels.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memferry_engine::completion::{Completion, Launch, Order, Work};
+use memferry_engine::{Channel, Descriptor, Engine, Taken};
+
+use crate::cookie::CookieTable;
+use crate::driver::Driver;
+use crate::error::ValidationError;
+use crate::plan::{self, Facts, Path, Plan, Question};
+use crate::policy::{Choice, Policy};
+use crate::request::{Options, Request};
+use crate::transfer::{Lane, Transfer, Waiting};
+
+/// What all clones of a ferry share.
+#[derive(Debug)]
+pub(crate) struct Inner {
+    /// First, so that it is dropped first: it drains the channels it drives.
+    pub(crate) driver: Option<Driver>,
+    pub(crate) engines: Vec<OpenEngine>,
+    pub(crate) facts: Facts,
+    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) cookies: CookieTable,
+    /// Bytes of blocking copies for which no channel was woken since the last time one was.
+    pub(crate) owed_bytes: AtomicU64,
+    pub(crate) waiting: Arc<Waiting>,
+}
+
+/// An engine with its channels.
+#[derive(Debug)]
+pub(crate) struct OpenEngine {
+    pub(crate) engine: Arc<dyn Engine>,
+    pub(crate) channels: Vec<Arc<dyn Channel>>,
+    /// The same channels, for numbered transfers.
+    pub(crate) lanes: Vec<Arc<Lane>>,
+}
+
+impl Inner {
+    pub(crate) fn plan(
+        &self,
+        request: &Request<'_>,
+        blocking: bool,
+    ) -> Result<Plan, ValidationError> {
+        let question = Question {
+            operation: request.operation,
+            bytes: request.length,
+            blocking,
+            temperature: request.options.temperature,
+            spare_caller: request.options.spare_caller,
+            source_memory: request.source_memory,
+            target_memory: request.target_memory,
+        };
+        plan::plan(&self.facts, &question).ok_or(ValidationError::NoEngine)
+    }
+
+    /// # Safety
+    /// As for [`Ferry::start`]; the request must have been validated.
+    pub(crate) unsafe fn carry_out(
+        &self,
+        request: Request<'_>,
+        plan: &Plan,
+        blocking: bool,
+    ) -> Transfer {
+        let length = request.length;
+        if request.is_simple() {
+            // SAFETY: passed on.
+            if let Some(transfer) = unsafe { self.carry_out_simply(&request, plan) } {
+                return transfer;
+            }
+        }
+        let helps = !request.options.spare_caller;
+        // SAFETY: passed on.
+        let completion = unsafe { self.launch(request, plan, blocking) };
+        Transfer::shared(completion, length, helps, self.waiting.clone())
+    }
+
+    /// The two ways that need no completion: done at once, or a number in a channel. `None` if
+    /// neither is open to this request.
+    ///
+    /// # Safety
+    /// As for [`Inner::carry_out`].
+    unsafe fn carry_out_simply(&self, request: &Request<'_>, plan: &Plan) -> Option<Transfer> {
+        let length = request.length;
+        if length == 0 {
+            return Some(Transfer::over(0));
+        }
+        if plan.path == Path::Caller {
+            // SAFETY: passed on.
+            unsafe { descriptor(request, plan) }.run();
+            return Some(Transfer::over(length));
+        }
+        let (index, open) = self.channel_for(plan.path, length)?;
+        if length > plan::WHOLE_BYTES || !open.engine.capabilities().never_fails {
+            return None;
+        }
+        // Everything that takes a locked instruction comes before the submit: after it, such an
+        // instruction would wait until the channel's cache line has come over.
+        let lane = open.lanes[index].clone();
+        // SAFETY: passed on.
+        let mut batch = [Some(unsafe { descriptor(request, plan) })];
+        if let Ok(Taken { first, count: 1 }) = lane.channel.submit(&mut batch) {
+            return Some(Transfer::numbered(lane, first, length));
+        }
+        // Full or closed: there is a thread here that can work.
+        batch.into_iter().flatten().for_each(|descriptor| {
+            descriptor.run();
+        });
+        Some(Transfer::over(length))
+    }
+
+    /// # Safety
+    /// As for [`Inner::carry_out`].
+    unsafe fn launch(
+        &self,
+        mut request: Request<'_>,
+        plan: &Plan,
+        blocking: bool,
+    ) -> Arc<Completion> {
+        let Options { after, notify, kept, .. } = std::mem::take(&mut request.options);
+        let completion = match plan.path {
+            Path::Chunks { chunk_bytes, .. } | Path::Parts { chunk_bytes, .. } => {
+                let Request { operation, source, target, length, value, .. } = request;
+                // SAFETY: the caller of `start` vouches for the memory until the transfer is over.
+                Completion::chunked(unsafe {
+                    Work::new(operation, plan.kernel, source, target, length, value, chunk_bytes)
+                })
+            }
+            Path::Caller | Path::Whole { .. } => Completion::whole(),
+        };
+        let span = tracing::trace_span!(
+            "transfer",
+            operation = ?request.operation,
+            bytes = request.length,
+            path = ?plan.path,
+            kernel = plan.kernel.name(),
+        );
+        let completion = Arc::new(completion.notifying(notify).traced(span));
+        if let Some(variable) = kept {
+            let _ = completion.keep_until_end(variable);
+        }
+        if request.length == 0 {
+            self.hand_over(&completion, &after, std::iter::empty());
+            return completion;
+        }
+        match plan.path {
+            Path::Caller | Path::Whole { .. } => {
+                // SAFETY: passed on.
+                let whole = unsafe { descriptor(&request, plan) }.completes(completion.clone());
+                let order = match self.channel_for(plan.path, request.length) {
+                    Some((index, open)) => {
+                        Order::one(open.channels[index].clone(), open.is_self_driving(), whole)
+                    }
+                    None => Order::here(whole),
+                };
+                self.hand_over(&completion, &after, [order]);
+            }
+            Path::Chunks { engine, channels, .. } => {
+                let open = &self.engines[engine];
+                let chosen = self.invited(open, request.length, channels, blocking);
+                let orders = chosen.into_iter().map(|channel| {
+                    let invitation = Descriptor::chunks(completion.clone());
+                    Order::one(channel.clone(), open.is_self_driving(), invitation)
+                });
+                self.hand_over(&completion, &after, orders);
+            }
+            Path::Parts { engine, .. } => {
+                let open = &self.engines[engine];
+                // SAFETY: passed on.
+                let parts = unsafe { parts(&request, plan, open, &completion) };
+                let index = match self.policy.choose(&open.channels, request.length) {
+                    Choice::Channel { index, .. } => index,
+                    Choice::Caller => 0,
+                };
+                let channel = open.channels[index].clone();
+                let order = Order::many(channel, open.is_self_driving(), parts);
+                self.hand_over(&completion, &after, [order]);
+            }
+        }
+        completion
+    }
+
+    /// Where a whole request goes; `None` if the caller carries it out.
+    fn channel_for(&self, path: Path, bytes: u64) -> Option<(usize, &OpenEngine)> {
+        let Path::Whole { engine } = path else { return None };
+        let open = &self.engines[engine];
+        match self.policy.choose(&open.channels, bytes) {
+            Choice::Caller => None,
+            Choice::Channel { index, .. } => Some((index, open)),
+        }
+    }
+
+    /// The channels that are invited to claim chunks, at most `count`: those that are awake, and as
+    /// many sleeping ones as the copy is worth waking. A caller that goes on needs one at least,
+    /// the one that the policy chose; one that waits can do without any. None if the policy leaves
+    /// the copy to the caller.
+    fn invited<'a>(
+        &self,
+        open: &'a OpenEngine,
+        bytes: u64,
+        count: usize,
+        blocking: bool,
+    ) -> Vec<&'a Arc<dyn Channel>> {
+        let Choice::Channel { index, first_lane } = self.policy.choose(&open.channels, bytes)
+        else {
+            return Vec::new();
+        };
+        let lanes = &open.channels[first_lane..];
+        let in_turn =
+            (0..lanes.len()).map(|turn| &lanes[(index - first_lane + turn) % lanes.len()]);
+        let (asleep, awake): (Vec<_>, Vec<_>) = in_turn
+            .enumerate()
+            .partition(|(turn, channel)| (*turn > 0 || blocking) && channel.is_asleep());
+        let mut chosen: Vec<_> =
+            awake.into_iter().map(|(_, channel)| channel).take(count).collect();
+        let room = count.saturating_sub(chosen.len()).min(asleep.len());
+        if room > 0 {
+            let worth = self.worth_waking(bytes).min(room);
+            chosen.extend(asleep.into_iter().map(|(_, channel)| channel).take(worth));
+        }
+        chosen
+    }
+
+    /// How many sleeping channels to wake. Copies that are too small for it by themselves add up,
+    /// so that a program that makes many of them gets its channels after a few.
+    fn worth_waking(&self, bytes: u64) -> usize {
+        let owed = self.owed_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let worth = plan::worth_waking(&self.facts.profile, owed);
+        if worth > 0 {
+            self.owed_bytes.store(0, Ordering::Relaxed);
+        }
+        worth
+    }
+
+    fn hand_over(
+        &self,
+        completion: &Arc<Completion>,
+        after: &[Arc<Completion>],
+        orders: impl IntoIterator<Item = Order>,
+    ) {
+        if after.is_empty() {
+            Launch::now(completion, orders);
+        } else {
+            Launch::after(after, completion.clone(), orders.into_iter().collect());
+        }
+        if let Some(driver) = &self.driver {
+            driver.launched();
+        }
+    }
+}
+
+impl OpenEngine {
+    fn is_self_driving(&self) -> bool {
+        self.engine.capabilities().self_driving
+    }
+}
+
+/// The whole request as one descriptor.
+///
+/// # Safety
+/// As for [`Ferry::start`].
+unsafe fn descriptor(request: &Request<'_>, plan: &Plan) -> Descriptor {
+    // SAFETY: the caller of `start` vouches for the memory; overlapping copies were turned into
+    // moves by the validation.
+    unsafe {
+        Descriptor::new(request.operation, request.source, request.target, request.length)
+            .value(request.value)
+            .kernel(plan.kernel)
+            .memory(request.source_memory, request.target_memory)
+    }
+}
+
+/// The request cut as an engine demands, never across a chunk, every chunk claimed.
+///
+/// # Safety
+/// As for [`Ferry::start`].
+unsafe fn parts(
+    request: &Request<'_>,
+    plan: &Plan,
+    open: &OpenEngine,
+    completion: &Arc<Completion>,
+) -> Vec<Descriptor> {
+    let work = completion.work().expect("parts belong to chunked work");
+    let capabilities = open.engine.capabilities();
+    let mut parts = Vec::new();
+    while let Some(chunk) = work.claim_front() {
+        let end = chunk.offset + chunk.length;
+        let mut offset = chunk.offset;
+        while offset < end {
+            let (source, target) = (request.source + offset, request.target + offset);
+            let length = capabilities.longest_piece(source, target, end - offset);
+            // SAFETY: a part of the memory that the caller of `start` vouches for.
+            let part = unsafe { Descriptor::new(request.operation, source, target, length) };
+            parts.push(
+                part.value(request.value)
+                    .kernel(plan.kernel)
+                    .memory(request.source_memory, request.target_memory)
+                    .part_of(completion.clone(), offset),
+            );
+            offset += length;
+        }
+    }
+    parts
+}
