@@ -73,8 +73,8 @@ impl Builder {
         self
     }
 
-    /// How transfers are spread over channels (`MEMFERRY_POLICY`: `round-robin`, `dedicated` or
-    /// `adaptive`).
+    /// How transfers are spread over channels (`MEMFERRY_POLICY`: `round-robin`, `dedicated`,
+    /// `adaptive` or `sticky`).
     pub fn policy(mut self, policy: PolicyKind) -> Self {
         self.policy = Some(policy);
         self
@@ -149,9 +149,11 @@ impl Builder {
         let profile = self.corrected_profile()?;
         let policy = match self.policy {
             Some(policy) => policy,
-            None => environment("MEMFERRY_POLICY", "round-robin, dedicated or adaptive", |text| {
-                PolicyKind::from_name(text)
-            })?
+            None => environment(
+                "MEMFERRY_POLICY",
+                "round-robin, dedicated, adaptive or sticky",
+                |text| PolicyKind::from_name(text),
+            )?
             .unwrap_or_default(),
         };
         let spread = or_environment(self.spread, "MEMFERRY_SPREAD", "a number above 0")?;

@@ -208,25 +208,31 @@ impl Inner {
         };
         let lanes = &open.channels[first_lane..];
         let in_turn =
-            (0..lanes.len()).map(|turn| &lanes[(index - first_lane + turn) % lanes.len()]);
-        let (asleep, awake): (Vec<_>, Vec<_>) = in_turn
-            .enumerate()
-            .partition(|(turn, channel)| (*turn > 0 || blocking) && channel.is_asleep());
-        let mut chosen: Vec<_> =
-            awake.into_iter().map(|(_, channel)| channel).take(count).collect();
-        let room = count.saturating_sub(chosen.len()).min(asleep.len());
+            || (0..lanes.len()).map(|turn| &lanes[(index - first_lane + turn) % lanes.len()]);
+        let mut chosen = Vec::with_capacity(count);
+        let mut asleep = 0;
+        for (turn, channel) in in_turn().enumerate() {
+            if (turn > 0 || blocking) && channel.is_asleep() {
+                asleep += 1;
+            } else if chosen.len() < count {
+                chosen.push(channel);
+            }
+        }
+        let room = asleep.min(count - chosen.len());
         if room > 0 {
-            let worth = self.worth_waking(bytes).min(room);
-            chosen.extend(asleep.into_iter().map(|(_, channel)| channel).take(worth));
+            let worth = self.worth_waking(bytes, blocking).min(room);
+            // A channel that fell asleep or woke meanwhile is invited twice or not at all: neither
+            // does harm.
+            chosen.extend(in_turn().filter(|channel| channel.is_asleep()).take(worth));
         }
         chosen
     }
 
     /// How many sleeping channels to wake. Copies that are too small for it by themselves add up,
     /// so that a program that makes many of them gets its channels after a few.
-    fn worth_waking(&self, bytes: u64) -> usize {
+    fn worth_waking(&self, bytes: u64, blocking: bool) -> usize {
         let owed = self.owed_bytes.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        let worth = plan::worth_waking(&self.facts.profile, owed);
+        let worth = plan::worth_waking(&self.facts.profile, owed, blocking);
         if worth > 0 {
             self.owed_bytes.store(0, Ordering::Relaxed);
         }

@@ -6,7 +6,7 @@
 //! live in the crate above.
 
 pub mod completion;
-#[cfg(feature = "conformance")]
+#[cfg(all(feature = "conformance", not(loom)))]
 pub mod conformance;
 pub mod contract;
 #[cfg(not(loom))]

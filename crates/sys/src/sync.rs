@@ -5,6 +5,7 @@
 mod imp {
     pub use std::sync::{Arc, Mutex, MutexGuard};
     pub use std::thread;
+    pub use std::thread_local;
 
     /// Atomic types and fences.
     pub mod atomic {
@@ -47,6 +48,7 @@ mod imp {
     pub use loom::cell::UnsafeCell;
     pub use loom::sync::{Arc, Mutex, MutexGuard};
     pub use loom::thread;
+    pub use loom::thread_local;
 
     /// Atomic types and fences.
     pub mod atomic {

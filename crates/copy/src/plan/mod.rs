@@ -221,15 +221,15 @@ fn plan_for_engine(facts: &Facts, question: &Question, engine: usize) -> Plan {
 }
 
 /// How many sleeping channels it pays to wake for so many bytes: the caller's time for waking them
-/// should be small beside the time that the copy takes.
-pub fn worth_waking(profile: &Profile, bytes: u64) -> usize {
-    const SMALL_BESIDE: f64 = 8.0;
+/// should be small beside the time that the copy takes, and very small if the caller goes on.
+pub fn worth_waking(profile: &Profile, bytes: u64, blocking: bool) -> usize {
+    let small_beside = if blocking { 8.0 } else { 32.0 };
     let alone = if bytes < profile.stream_bytes as u64 {
         profile.cached_gb_per_s
     } else {
         profile.stream_gb_per_s
     };
-    (bytes as f64 / alone / (SMALL_BESIDE * profile.wake_ns)) as usize
+    (bytes as f64 / alone / (small_beside * profile.wake_ns)) as usize
 }
 
 /// Through the caches or around them.

@@ -94,9 +94,10 @@ fn only_large_copies_wake_sleeping_channels() {
         stream_gb_per_s: 16.0,
         ..facts().profile
     };
-    assert_eq!(worth_waking(&profile, 256 << 10), 0);
-    assert_eq!(worth_waking(&profile, 1 << 20), 1);
-    assert!(worth_waking(&profile, 64 << 20) >= 16);
+    assert_eq!(worth_waking(&profile, 256 << 10, true), 0);
+    assert_eq!(worth_waking(&profile, 1 << 20, true), 1);
+    assert_eq!(worth_waking(&profile, 1 << 20, false), 0);
+    assert!(worth_waking(&profile, 64 << 20, true) >= 16);
 }
 
 #[test]

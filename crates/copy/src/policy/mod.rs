@@ -3,6 +3,7 @@
 mod adaptive;
 mod dedicated;
 mod round_robin;
+mod sticky;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -12,6 +13,7 @@ use memferry_engine::Channel;
 pub use adaptive::Adaptive;
 pub use dedicated::Dedicated;
 pub use round_robin::RoundRobin;
+pub use sticky::Sticky;
 
 /// A choice of channels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,14 +46,16 @@ pub enum PolicyKind {
     RoundRobin,
     /// A lane of its own for small transfers, which never wait behind large ones.
     Dedicated,
-    /// The channel with the fewest outstanding bytes, awake rather than asleep.
-    #[default]
+    /// The channel with the fewest outstanding bytes.
     Adaptive,
+    /// The one used last, while it keeps up; then the next.
+    #[default]
+    Sticky,
 }
 
 impl PolicyKind {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::RoundRobin, Self::Dedicated, Self::Adaptive];
+    pub const ALL: [Self; 4] = [Self::RoundRobin, Self::Dedicated, Self::Adaptive, Self::Sticky];
 
     /// The policy of a name, as in `MEMFERRY_POLICY`.
     pub fn from_name(name: &str) -> Option<Self> {
@@ -64,6 +68,7 @@ impl PolicyKind {
             Self::RoundRobin => Box::new(RoundRobin::default()),
             Self::Dedicated => Box::new(Dedicated::default()),
             Self::Adaptive => Box::new(Adaptive),
+            Self::Sticky => Box::new(Sticky::default()),
         }
     }
 }

@@ -32,26 +32,32 @@ pub(super) fn measure() -> Profile {
     profile.streaming = streaming;
     profile.stream_gb_per_s = bench.alone(stream, LARGEST);
     profile.pair_stream_gb_per_s = bench.shared(stream, LARGEST);
-    profile.stream_bytes =
-        crossover(|bytes| bench.alone(stream, bytes) > bench.alone(Kernel::Cached, bytes));
-    profile.shared_stream_bytes =
-        crossover(|bytes| bench.shared(stream, bytes) > bench.shared(Kernel::Cached, bytes));
+    profile.stream_bytes = crossover(|kernel, bytes| bench.alone(kernel, bytes), stream);
+    profile.shared_stream_bytes = crossover(|kernel, bytes| bench.shared(kernel, bytes), stream);
     profile.split_bytes = bench.split_bytes();
     tracing::debug!(?profile, took = ?bench.start.elapsed(), "calibrated");
     profile
 }
 
-/// The smallest size from which on the better kernel stays better. The largest size is not asked:
-/// beyond every cache, streaming saves reading the target, whatever one measurement says.
-fn crossover(mut streaming_wins: impl FnMut(usize) -> bool) -> usize {
-    let mut from = LARGEST;
-    for bytes in [8 << 20, 4 << 20, 2 << 20, 1 << 20, 512 << 10] {
-        if !streaming_wins(bytes) {
-            break;
-        }
-        from = bytes;
-    }
-    from
+/// The size from which on to stream: the one with which a copy of each size would, taken together,
+/// lose the least against the better kernel for that size. One disturbed measurement so moves the
+/// line by little. What does not fit the second-level cache counts a little for streaming, which
+/// leaves the caches to others.
+fn crossover(mut gb_per_s: impl FnMut(Kernel, usize) -> f64, stream: Kernel) -> usize {
+    const SIZES: [usize; 6] = [512 << 10, 1 << 20, 2 << 20, 4 << 20, 8 << 20, LARGEST];
+    const LEAVES_CACHES_ALONE: f64 = 1.1;
+    let l2_bytes = memferry_sys::cpu::facts().l2_bytes;
+    let losses = SIZES.map(|bytes| {
+        let bonus = if 2 * bytes > l2_bytes { LEAVES_CACHES_ALONE } else { 1.0 };
+        let (cached, streamed) = (gb_per_s(Kernel::Cached, bytes), bonus * gb_per_s(stream, bytes));
+        let best = cached.max(streamed);
+        (best / cached, best / streamed)
+    });
+    let loss = |from: usize| -> f64 {
+        losses.iter().enumerate().map(|(at, &(c, s))| if at < from { c } else { s }).sum()
+    };
+    let best = (0..SIZES.len()).min_by(|&a, &b| loss(a).total_cmp(&loss(b)));
+    SIZES[best.unwrap_or(SIZES.len() - 1)]
 }
 
 /// Buffers and a channel to measure with.
@@ -66,8 +72,8 @@ struct Bench {
 impl Bench {
     fn new() -> Option<Self> {
         let start = Instant::now();
-        let mut source = Pages::huge(LARGEST).ok()?;
-        let mut target = Pages::huge(LARGEST).ok()?;
+        let mut source = Pages::new(LARGEST).ok()?;
+        let mut target = Pages::new(LARGEST).ok()?;
         source.as_mut_slice().fill(1);
         target.as_mut_slice().fill(2);
         let channel = (affinity::allowed_cores().len() > 1)

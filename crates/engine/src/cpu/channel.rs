@@ -50,8 +50,6 @@ struct Incoming {
 
 #[derive(Debug, Default)]
 struct Outgoing {
-    /// Bytes of the descriptors finished.
-    retired_bytes: AtomicU64,
     /// Bytes that this thread moved itself.
     moved_bytes: AtomicU64,
     failed: AtomicU64,
@@ -173,8 +171,8 @@ impl Channel for CpuChannel {
     }
 
     fn outstanding_bytes(&self) -> u64 {
-        let retired = self.shared.outgoing.retired_bytes.load(Ordering::Relaxed);
-        self.shared.incoming.bytes.load(Ordering::Relaxed).saturating_sub(retired)
+        let finished = self.shared.ring.finished_weight();
+        self.shared.incoming.bytes.load(Ordering::Relaxed).saturating_sub(finished)
     }
 
     fn statistics(&self) -> ChannelStatistics {
@@ -223,8 +221,9 @@ impl Worker {
                 // One that was taken at once cannot, and looking would cost a cache line.
                 let waited = ring.has_next(finished + 1);
                 finished += 1;
+                let bytes = descriptor.length();
                 self.carry_out(descriptor, finished, waited);
-                ring.complete(finished);
+                ring.complete(finished, bytes);
                 self.shared.waiters.unpark();
             }
             if !self.wait_for_work(finished) {
@@ -234,8 +233,6 @@ impl Worker {
     }
 
     fn carry_out(&self, descriptor: Descriptor, sequence: Sequence, waited: bool) {
-        let outgoing = &self.shared.outgoing;
-        let length = descriptor.length();
         if !descriptor.is_host_only() {
             let reason = "a processor cannot reach device memory";
             self.fail(descriptor, sequence, ExecutionError::Engine { done_bytes: 0, reason });
@@ -243,9 +240,8 @@ impl Worker {
             self.fail(descriptor, sequence, ExecutionError::Cancelled { done_bytes: 0 });
         } else {
             let moved = descriptor.run();
-            add(&outgoing.moved_bytes, moved);
+            add(&self.shared.outgoing.moved_bytes, moved);
         }
-        add(&outgoing.retired_bytes, length);
     }
 
     fn fail(&self, descriptor: Descriptor, sequence: Sequence, error: ExecutionError) {

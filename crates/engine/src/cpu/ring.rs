@@ -6,7 +6,7 @@
 //! last descriptor it *finished*, and a slot is free again when its descriptor is finished. So a
 //! hand-over moves exactly one cache line, and a completion exactly one more.
 //!
-//! Who may touch what: `tail` and `limit` submitters only; `completed` written by the channel,
+//! Who may touch what: `tail` and `limit` submitters only; `done` written by the channel,
 //! read by everybody; a slot by the submitter that claimed it until it has written the number, then
 //! by the channel until `completed` reaches the number.
 
@@ -25,7 +25,7 @@ const CLOSED: u64 = 1 << 63;
 #[derive(Debug)]
 pub struct Ring<T> {
     submit: CachePadded<Submit>,
-    completed: CachePadded<AtomicU64>,
+    done: CachePadded<Done>,
     slots: Box<[Slot<T>]>,
 }
 
@@ -36,6 +36,14 @@ struct Submit {
     /// The tail may rise to here without a look at `completed`. Kept beside the tail so that a
     /// submitter does not fetch the channel's line each time.
     limit: AtomicU64,
+}
+
+/// What the channel publishes, in one cache line: who has fetched one has both.
+#[derive(Debug)]
+struct Done {
+    completed: AtomicU64,
+    /// The weights of all finished values.
+    weight: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -62,7 +70,10 @@ impl<T> Ring<T> {
                 tail: AtomicU64::new(0),
                 limit: AtomicU64::new(capacity as u64),
             }),
-            completed: CachePadded::new(AtomicU64::new(0)),
+            done: CachePadded::new(Done {
+                completed: AtomicU64::new(0),
+                weight: AtomicU64::new(0),
+            }),
             slots: (0..capacity).map(slot).collect(),
         }
     }
@@ -101,7 +112,7 @@ impl<T> Ring<T> {
             if room < wanted {
                 // Acquire: the channel is through with the slots that this number frees. The
                 // limit passes that on to submitters that do not look here themselves.
-                let limit = self.completed.load(Ordering::Acquire) + self.slots.len() as u64;
+                let limit = self.done.completed.load(Ordering::Acquire) + self.slots.len() as u64;
                 self.submit.limit.fetch_max(limit, Ordering::AcqRel);
                 room = limit.saturating_sub(tail);
             }
@@ -139,7 +150,12 @@ impl<T> Ring<T> {
     /// The number of the last finished value.
     #[inline]
     pub fn completed(&self) -> Sequence {
-        self.completed.load(Ordering::Acquire)
+        self.done.completed.load(Ordering::Acquire)
+    }
+
+    /// The weights of all finished values.
+    pub fn finished_weight(&self) -> u64 {
+        self.done.weight.load(Ordering::Relaxed)
     }
 
     /// Whether the value after `finished` has arrived. For the channel only.
@@ -162,16 +178,19 @@ impl<T> Ring<T> {
         Some(self.slot(finished).value.with(|cell| unsafe { (*cell).assume_init_read() }))
     }
 
-    /// Publishes that everything up to `sequence` is finished. For the channel only.
+    /// Publishes that everything up to `sequence` is finished, the last of them of a weight. For
+    /// the channel only.
     #[inline]
-    pub fn complete(&self, sequence: Sequence) {
-        self.completed.store(sequence, Ordering::Release);
+    pub fn complete(&self, sequence: Sequence, weight: u64) {
+        let before = self.done.weight.load(Ordering::Relaxed);
+        self.done.weight.store(before + weight, Ordering::Relaxed);
+        self.done.completed.store(sequence, Ordering::Release);
     }
 }
 
 impl<T> Drop for Ring<T> {
     fn drop(&mut self) {
-        let mut finished = self.completed.load(Ordering::Relaxed);
+        let mut finished = self.done.completed.load(Ordering::Relaxed);
         // SAFETY: `&mut self`: no submitter and no channel is left, and each is taken once.
         while let Some(value) = unsafe { self.take(finished) } {
             drop(value);
@@ -199,7 +218,7 @@ mod tests {
         // SAFETY: this thread is the only consumer.
         assert_eq!(unsafe { ring.take(0) }, Some(0));
         assert_eq!(ring.push(&mut batch), Ok(Taken::NONE), "taken is not yet finished");
-        ring.complete(1);
+        ring.complete(1, 0);
         assert_eq!(ring.push(&mut batch), Ok(Taken { first: 5, count: 1 }));
         assert_eq!(batch[5], Some(5));
     }
@@ -222,7 +241,7 @@ mod tests {
         ring.push(&mut [Some(value.clone()), Some(value.clone())]).unwrap();
         // SAFETY: this thread is the only consumer.
         drop(unsafe { ring.take(0) });
-        ring.complete(1);
+        ring.complete(1, 0);
         drop(ring);
         assert_eq!(std::sync::Arc::strong_count(&value), 1);
     }
@@ -256,7 +275,7 @@ mod tests {
                 assert_eq!(number, last[submitter as usize] + 1, "in order per submitter");
                 last[submitter as usize] = number;
                 sums[submitter as usize] += number;
-                ring.complete(finished + 1);
+                ring.complete(finished + 1, 0);
             }
         });
         assert_eq!(sums, [EACH * (EACH + 1) / 2; 4]);

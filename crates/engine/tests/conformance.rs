@@ -1,0 +1,36 @@
+//! The conformance suite over every engine of this crate.
+#![cfg(not(loom))]
+
+use std::sync::Arc;
+
+use memferry_engine::ChannelOptions;
+use memferry_engine::conformance::Subject;
+use memferry_engine::conformance_tests;
+use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
+use memferry_engine::fault::{FaultEngine, Script};
+use memferry_engine::polled::PolledEngine;
+
+/// Without a measurement: the tests are not about speed.
+fn cpu() -> Arc<CpuEngine> {
+    Arc::new(CpuEngine::new(Profile::load(&ProfileSource::BuiltIn).unwrap()))
+}
+
+fn tiny() -> ChannelOptions {
+    ChannelOptions { capacity: Some(2), spin_ns: Some(0), ..ChannelOptions::default() }
+}
+
+fn polled() -> Arc<PolledEngine> {
+    Arc::new(PolledEngine::new())
+}
+
+conformance_tests!(cpu_engine, Subject::new(cpu));
+conformance_tests!(cpu_engine_with_a_tiny_ring_that_never_spins, Subject::new(cpu).options(tiny()));
+conformance_tests!(polled_engine, Subject::new(polled));
+conformance_tests!(
+    fault_engine_around_cpu,
+    Subject::new(|| Arc::new(FaultEngine::new(cpu(), Script::default())))
+);
+conformance_tests!(
+    fault_engine_around_polled,
+    Subject::new(|| Arc::new(FaultEngine::new(polled(), Script::default())))
+);

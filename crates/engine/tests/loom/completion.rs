@@ -1,0 +1,185 @@
+//! The completion: one end, seen by everybody who waits for it in whichever way.
+
+use std::sync::Arc;
+use std::task::{Wake, Waker};
+
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::thread;
+use memferry_engine::{Completion, Descriptor, ExecutionError};
+
+use crate::model;
+
+/// Ends a transfer well, as a channel does.
+fn finish(completion: &Arc<Completion>) {
+    Descriptor::marker(completion.clone()).run();
+}
+
+/// Ends it badly.
+fn abandon(completion: &Arc<Completion>) {
+    drop(Descriptor::marker(completion.clone()));
+}
+
+/// Something an engine writes before the end and a user reads after it.
+struct Transfer {
+    completion: Arc<Completion>,
+    data: AtomicU32,
+}
+
+impl Transfer {
+    fn new() -> Arc<Self> {
+        Arc::new(Self { completion: Arc::new(Completion::whole()), data: AtomicU32::new(0) })
+    }
+
+    fn carry_out(&self) {
+        self.data.store(7, Ordering::Relaxed);
+        finish(&self.completion);
+    }
+
+    fn wait(&self) {
+        assert!(self.completion.wait(0, None));
+        assert_eq!(self.data.load(Ordering::Relaxed), 7, "the end comes after the data");
+    }
+}
+
+#[test]
+fn two_sleepers_wake_at_the_end_and_see_the_data() {
+    model(3, || {
+        let transfer = Transfer::new();
+        let engine = thread::spawn({
+            let transfer = transfer.clone();
+            move || transfer.carry_out()
+        });
+        let other = thread::spawn({
+            let transfer = transfer.clone();
+            move || transfer.wait()
+        });
+        transfer.wait();
+        engine.join().unwrap();
+        other.join().unwrap();
+    });
+}
+
+#[test]
+fn a_watcher_or_a_cancellation_that_changes_the_word_does_not_lose_the_sleeper() {
+    model(3, || {
+        let transfer = Transfer::new();
+        let engine = thread::spawn({
+            let transfer = transfer.clone();
+            move || transfer.carry_out()
+        });
+        let busybody = thread::spawn({
+            let transfer = transfer.clone();
+            move || {
+                transfer.completion.wake_at_end(Waker::noop());
+                transfer.completion.cancel();
+            }
+        });
+        transfer.wait();
+        engine.join().unwrap();
+        busybody.join().unwrap();
+        assert!(matches!(transfer.completion.outcome(), Some(Ok(_))));
+    });
+}
+
+#[test]
+fn a_failure_is_there_to_be_read_when_the_end_is_seen() {
+    model(4, || {
+        let completion = Arc::new(Completion::whole());
+        let engine = thread::spawn({
+            let completion = completion.clone();
+            move || abandon(&completion)
+        });
+        while !completion.is_done() {
+            thread::yield_now();
+        }
+        let outcome = completion.outcome();
+        assert!(matches!(outcome, Some(Err(ExecutionError::Engine { done_bytes: 0, .. }))));
+        engine.join().unwrap();
+    });
+}
+
+/// Counts how often it is woken.
+struct Count(AtomicU32);
+
+impl Count {
+    fn new() -> Arc<Self> {
+        Arc::new(Self(AtomicU32::new(0)))
+    }
+
+    fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_waker_is_woken_once_or_told_that_the_transfer_is_over() {
+    model(4, || {
+        let transfer = Transfer::new();
+        let engine = thread::spawn({
+            let transfer = transfer.clone();
+            move || transfer.carry_out()
+        });
+        let count = Count::new();
+        let added = transfer.completion.wake_at_end(&Waker::from(count.clone()));
+        if !added {
+            assert!(transfer.completion.is_done());
+            assert_eq!(transfer.data.load(Ordering::Relaxed), 7);
+        }
+        engine.join().unwrap();
+        assert_eq!(count.get(), u32::from(added));
+    });
+}
+
+#[test]
+fn of_two_wakers_the_later_is_woken_and_the_earlier_forgotten() {
+    model(3, || {
+        let transfer = Transfer::new();
+        let counts = [Count::new(), Count::new()];
+        assert!(transfer.completion.wake_at_end(&Waker::from(counts[0].clone())));
+        let engine = thread::spawn({
+            let transfer = transfer.clone();
+            move || transfer.carry_out()
+        });
+        let replaced = transfer.completion.wake_at_end(&Waker::from(counts[1].clone()));
+        engine.join().unwrap();
+        let woken = counts.map(|count| count.get());
+        assert_eq!(woken, if replaced { [0, 1] } else { [1, 0] });
+    });
+}
+
+/// Counts how often it is dropped.
+#[derive(Debug)]
+struct Kept(Arc<AtomicU32>);
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn what_is_kept_is_dropped_once_after_the_end_or_given_back() {
+    model(4, || {
+        let transfer = Transfer::new();
+        let engine = thread::spawn({
+            let transfer = transfer.clone();
+            move || transfer.carry_out()
+        });
+        let dropped = Arc::new(AtomicU32::new(0));
+        match transfer.completion.keep_until_end(Kept(dropped.clone())) {
+            Ok(()) => {}
+            Err(back) => {
+                assert!(transfer.completion.is_done());
+                drop(back);
+            }
+        }
+        engine.join().unwrap();
+        assert_eq!(dropped.load(Ordering::Relaxed), 1);
+    });
+}
