@@ -11,7 +11,7 @@ use crate::driver::Driver;
 use crate::error::ValidationError;
 use crate::plan::{self, Facts, Path, Plan, Question};
 use crate::policy::{Choice, Policy};
-use crate::request::{Options, Request};
+use crate::request::{Extras, Request};
 use crate::transfer::{Lane, Transfer, Waiting};
 
 /// What all clones of a ferry share.
@@ -118,7 +118,7 @@ impl Inner {
         plan: &Plan,
         blocking: bool,
     ) -> Arc<Completion> {
-        let Options { after, notify, kept, .. } = std::mem::take(&mut request.options);
+        let Extras { after, notify, kept } = request.options.take_extras();
         let completion = match plan.path {
             Path::Chunks { chunk_bytes, .. } | Path::Parts { chunk_bytes, .. } => {
                 let Request { operation, source, target, length, value, .. } = request;

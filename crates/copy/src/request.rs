@@ -24,12 +24,19 @@ pub enum Temperature {
 /// Wishes for one transfer. `'a` is how long a notification variable must live.
 #[derive(Debug, Default)]
 pub struct Options<'a> {
+    pub(crate) temperature: Temperature,
+    pub(crate) spare_caller: bool,
+    /// What few transfers have, out of the way of those that do not.
+    extras: Option<Box<Extras>>,
+    lifetime: PhantomData<&'a Notification>,
+}
+
+/// What a transfer waits for and whom it tells.
+#[derive(Debug, Default)]
+pub(crate) struct Extras {
     pub(crate) after: Vec<Arc<Completion>>,
     pub(crate) notify: Option<Notify>,
     pub(crate) kept: Option<Arc<Notification>>,
-    pub(crate) temperature: Temperature,
-    pub(crate) spare_caller: bool,
-    lifetime: PhantomData<&'a Notification>,
 }
 
 impl<'a> Options<'a> {
@@ -41,7 +48,7 @@ impl<'a> Options<'a> {
     /// Begin only when `transfer` is over. If it does not end well, this one is not begun and ends
     /// with an error. May be given several times.
     pub fn after(mut self, transfer: &impl Ordered) -> Self {
-        self.after.push(transfer.completion());
+        self.extras().after.push(transfer.completion());
         self
     }
 
@@ -49,15 +56,15 @@ impl<'a> Options<'a> {
     pub fn notify(mut self, variable: &'a Notification, value: u64) -> Self {
         // SAFETY: `'a` outlives the transfer: the calls that take options with a lifetime tie it
         // to a scope, which does not end before its transfers.
-        self.notify = Some(unsafe { Notify::new(variable, value) });
+        self.extras().notify = Some(unsafe { Notify::new(variable, value) });
         self
     }
 
     /// As [`Options::notify`], for a variable that is shared rather than borrowed.
     pub fn notify_shared(mut self, variable: &Arc<Notification>, value: u64) -> Self {
-        self.kept = Some(variable.clone());
+        self.extras().kept = Some(variable.clone());
         // SAFETY: the transfer keeps its own reference until it is over.
-        self.notify = Some(unsafe { Notify::new(Arc::as_ptr(variable), value) });
+        self.extras().notify = Some(unsafe { Notify::new(Arc::as_ptr(variable), value) });
         self
     }
 
@@ -65,6 +72,14 @@ impl<'a> Options<'a> {
     pub fn temperature(mut self, temperature: Temperature) -> Self {
         self.temperature = temperature;
         self
+    }
+
+    fn extras(&mut self) -> &mut Extras {
+        self.extras.get_or_insert_default()
+    }
+
+    pub(crate) fn take_extras(&mut self) -> Extras {
+        self.extras.take().map_or_else(Extras::default, |extras| *extras)
     }
 
     /// Leave the caller's core and its caches alone: a waiting caller sleeps instead of helping,
@@ -131,10 +146,8 @@ impl<'a> Request<'a> {
 
     /// Nothing to be told at the end but that it is over.
     pub(crate) fn is_simple(&self) -> bool {
-        let Options { after, notify, .. } = &self.options;
         self.operation != Operation::Compare
-            && after.is_empty()
-            && notify.is_none()
+            && self.options.extras.is_none()
             && !tracing::enabled!(tracing::Level::TRACE)
     }
 
@@ -150,17 +163,22 @@ impl<'a> Request<'a> {
         if self.length == 0 {
             return Ok(());
         }
-        for (side, address) in [("source", self.source), ("target", self.target)] {
-            if address == 0 {
-                return Err(ValidationError::Null { side });
-            }
-            if address.checked_add(self.length).is_none() {
-                return Err(ValidationError::Wraps { side, address, length: self.length });
-            }
-        }
+        check_range("source", self.source, self.length)?;
+        check_range("target", self.target, self.length)?;
         if self.operation == Operation::Copy && self.overlaps() {
             self.operation = Operation::Move;
         }
         Ok(())
     }
+}
+
+#[inline]
+fn check_range(side: &'static str, address: u64, length: u64) -> Result<(), ValidationError> {
+    if address == 0 {
+        return Err(ValidationError::Null { side });
+    }
+    if address.checked_add(length).is_none() {
+        return Err(ValidationError::Wraps { side, address, length });
+    }
+    Ok(())
 }

@@ -121,19 +121,36 @@ fn patience(bytes: usize, effort: Effort) -> Patience {
     if bytes >= 64 << 20 { Patience { rounds: usual.rounds.min(9), ..usual } } else { usual }
 }
 
+/// A way to copy. Contestants differ in nothing but this function, so that what is compared is the
+/// call and not the code around it.
+type Copy = fn(&Ferry, &[u8], &mut [u8]);
+
+#[inline(never)]
+fn by_memcpy(_: &Ferry, source: &[u8], target: &mut [u8]) {
+    memcpy(target, source);
+}
+
+#[inline(never)]
+fn by_ferry(ferry: &Ferry, source: &[u8], target: &mut [u8]) {
+    ferry.copy(source, target).expect("the slices are of equal length");
+}
+
+/// memcpy and every ferry, each with its series.
+fn field(ferries: &[(usize, Ferry)]) -> impl Iterator<Item = (String, &Ferry, Copy)> {
+    let peer = (MEMCPY.to_owned(), &ferries[0].1, by_memcpy as Copy);
+    let ours = ferries.iter().map(|(channels, ferry)| (series(channels), ferry, by_ferry as Copy));
+    std::iter::once(peer).chain(ours)
+}
+
 /// The same two buffers again and again.
 fn hot_contest(ferries: &[(usize, Ferry)], pair: &mut Pair, bytes: usize, effort: Effort) -> Times {
     let source = &pair.source.as_slice()[..bytes];
     let target = RefCell::new(&mut pair.target.as_mut_slice()[..bytes]);
     let target = &target;
-    let mut contestants =
-        vec![Contestant::new(MEMCPY, || memcpy(&mut target.borrow_mut(), source))];
-    for (channels, ferry) in ferries {
-        contestants.push(Contestant::new(series(channels), move || {
-            ferry.copy(source, &mut target.borrow_mut()).expect("the slices are of equal length");
-        }));
-    }
-    contest(contestants, patience(bytes, effort))
+    let contestants = field(ferries).map(|(series, ferry, copy)| {
+        Contestant::new(series, move || copy(ferry, source, &mut target.borrow_mut()))
+    });
+    contest(contestants.collect(), patience(bytes, effort))
 }
 
 /// Every copy at another place of two large buffers.
@@ -146,18 +163,12 @@ fn cold_contest(
     let source = pair.source.as_slice();
     let place = RefCell::new((Walk::over(COLD_BYTES), pair.target.as_mut_slice()));
     let place = &place;
-    let walking = move |copy: &dyn Fn(&mut [u8], &[u8])| {
-        let (walk, target) = &mut *place.borrow_mut();
-        let range = walk.next(bytes);
-        copy(&mut target[range.clone()], &source[range]);
-    };
-    let mut contestants = vec![Contestant::new(MEMCPY, move || walking(&memcpy))];
-    for (channels, ferry) in ferries {
-        contestants.push(Contestant::new(series(channels), move || {
-            walking(&|target, source| {
-                ferry.copy(source, target).expect("the slices are of equal length");
-            });
-        }));
-    }
-    contest(contestants, patience(bytes, effort))
+    let contestants = field(ferries).map(|(series, ferry, copy)| {
+        Contestant::new(series, move || {
+            let (walk, target) = &mut *place.borrow_mut();
+            let range = walk.next(bytes);
+            copy(ferry, &source[range.clone()], &mut target[range]);
+        })
+    });
+    contest(contestants.collect(), patience(bytes, effort))
 }

@@ -138,13 +138,7 @@ impl Pair {
 pub(super) fn memcpy(target: &mut [u8], source: &[u8]) {
     assert_eq!(source.len(), target.len());
     // SAFETY: two distinct slices of equal length.
-    unsafe {
-        libc::memcpy(
-            black_box(target.as_mut_ptr()).cast(),
-            black_box(source.as_ptr()).cast(),
-            black_box(source.len()),
-        );
-    }
+    unsafe { libc::memcpy(target.as_mut_ptr().cast(), source.as_ptr().cast(), source.len()) };
 }
 
 /// A position that walks over large buffers, so that every copy meets cold memory.

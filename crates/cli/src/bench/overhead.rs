@@ -4,6 +4,7 @@
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::thread::Thread;
 use std::time::Instant;
 
 use memferry::sys::affinity;
@@ -59,24 +60,24 @@ impl Bench for Overhead {
 
 /// Submit, check, round trip and floor, in turn in every round.
 fn small_costs(ferry: &Ferry, pair: &mut Pair, rounds: usize, outcome: &mut Outcome) {
-    const REPEAT: u32 = 2000;
+    const REPEAT: u32 = 4000;
     let floor = Floor::default();
     let mut costs: [(&str, Vec<f64>); 4] =
         ["submit", "check", "round trip of 8 bytes", "floor: two hand-overs"].map(|n| (n, vec![]));
     std::thread::scope(|scope| {
         let two_cores = affinity::allowed_cores().len() > 1;
-        if two_cores {
-            scope.spawn(|| floor.answer());
-        }
+        let answering = two_cores.then(|| scope.spawn(|| floor.answer()));
         for _ in 0..rounds {
             costs[0].1.push(submit_ns(ferry, pair, REPEAT));
             costs[1].1.push(check_ns(ferry, pair));
             costs[2].1.push(roundtrip_ns(ferry, pair, REPEAT));
-            if two_cores {
-                costs[3].1.push(floor.roundtrip_ns(REPEAT));
+            if let Some(other) = &answering {
+                costs[3].1.push(floor.roundtrip_ns(other.thread(), REPEAT));
             }
         }
-        floor.stop();
+        if let Some(other) = &answering {
+            floor.stop(other.thread());
+        }
     });
     let ratio =
         median(costs[2].1.iter().zip(&costs[3].1).map(|(ours, floor)| ours / floor).collect());
@@ -151,10 +152,18 @@ const REST: u64 = 1 << 62;
 const END: u64 = 1 << 63;
 
 impl Floor {
-    fn roundtrip_ns(&self, repeat: u32) -> f64 {
-        let first = (self.back.0.load(Ordering::Acquire) & !REST) + 1;
-        // A round trip to wake the other thread, then the measured ones.
-        self.hand(first);
+    fn roundtrip_ns(&self, other: &Thread, repeat: u32) -> f64 {
+        const WARM_UP: u64 = 100;
+        let mut first = (self.back.0.load(Ordering::Acquire) & !REST) + 1;
+        // A few round trips to wake the other thread, then the measured ones. The word changes
+        // before the thread is woken, or it would go back to sleep.
+        self.there.0.store(first, Ordering::Release);
+        other.unpark();
+        for _ in 0..WARM_UP {
+            self.hand(first);
+            first += 1;
+        }
+        first -= 1;
         let begin = Instant::now();
         for turn in 0..u64::from(repeat) {
             self.hand(first + 1 + turn);
@@ -180,7 +189,7 @@ impl Floor {
             }
             if value & REST != 0 {
                 // The channel under test needs this core more.
-                std::thread::sleep(std::time::Duration::from_micros(100));
+                std::thread::park();
             } else if value != last {
                 last = value;
                 self.back.0.store(value, Ordering::Release);
@@ -190,8 +199,9 @@ impl Floor {
         }
     }
 
-    fn stop(&self) {
+    fn stop(&self, other: &Thread) {
         self.there.0.store(END, Ordering::Release);
+        other.unpark();
     }
 }
 

@@ -110,7 +110,7 @@ pub enum Path {
 }
 
 /// A decision and its reason.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plan {
     /// Who carries it out.
     pub path: Path,
@@ -194,7 +194,7 @@ fn plan_for_engine(facts: &Facts, question: &Question, engine: usize) -> Plan {
         } else {
             let path = Path::Parts { engine, chunk_bytes: largest_chunk };
             let kernel = kernel(&facts.profile, question, 1);
-            Plan { path, kernel, reason: Reason::CutForEngine { name: chosen.name.clone() } }
+            Plan { path, kernel, reason: Reason::CutForEngine }
         };
     }
     let helper = u64::from(question.blocking && !question.spare_caller);

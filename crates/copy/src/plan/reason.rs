@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Why.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum Reason {
     /// No bytes at all.
@@ -32,10 +32,7 @@ pub enum Reason {
         limit_bytes: u64,
     },
     /// The engine takes fixed parts.
-    CutForEngine {
-        /// Which engine.
-        name: String,
-    },
+    CutForEngine,
     /// Large enough that several parties working on it pays.
     Shared {
         /// How many work on it.
@@ -74,9 +71,7 @@ impl fmt::Display for Reason {
             Self::OneDescriptorSuffices { limit_bytes } => {
                 write!(f, "up to {limit_bytes} bytes, cutting costs more than it gains")
             }
-            Self::CutForEngine { name } => {
-                write!(f, "engine {name} takes fixed parts within its limits")
-            }
+            Self::CutForEngine => write!(f, "the engine takes fixed parts within its limits"),
             Self::Shared { parties, blocking: true } => write!(
                 f,
                 "large enough to be shared: the caller claims chunks from the back and {} \

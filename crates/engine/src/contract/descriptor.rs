@@ -43,6 +43,7 @@ impl Kernel {
 
     /// The kernel itself, or the cached one where this processor cannot run it: a wrong wish costs
     /// speed, never an illegal instruction.
+    #[inline]
     pub(crate) fn or_cached(self) -> Self {
         match self {
             Self::Stream(variant) if !variant.is_supported() => Self::Cached,
@@ -93,6 +94,7 @@ impl Descriptor {
     /// Until the descriptor is finished, the source must stay valid for reads and the target for
     /// writes of `length` bytes (those that the operation uses), and nobody else may access the
     /// target, or write to the source. For [`Operation::Copy`] the two must not overlap.
+    #[inline]
     pub unsafe fn new(operation: Operation, source: u64, target: u64, length: u64) -> Self {
         Self {
             operation,
@@ -136,18 +138,21 @@ impl Descriptor {
     }
 
     /// The value that a fill writes.
+    #[inline]
     pub fn value(mut self, value: u8) -> Self {
         self.value = value;
         self
     }
 
     /// How a processor should move the bytes.
+    #[inline]
     pub fn kernel(mut self, kernel: Kernel) -> Self {
         self.kernel = kernel.or_cached();
         self
     }
 
     /// Where source and target are.
+    #[inline]
     pub fn memory(mut self, source: MemoryKind, target: MemoryKind) -> Self {
         (self.source_memory, self.target_memory) = (source, target);
         self
@@ -198,6 +203,7 @@ impl Descriptor {
     }
 
     /// How many bytes.
+    #[inline]
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -213,6 +219,7 @@ impl Descriptor {
     }
 
     /// Whether a processor can carry it out itself.
+    #[inline]
     pub fn is_host_only(&self) -> bool {
         self.source_memory == MemoryKind::Host && self.target_memory == MemoryKind::Host
     }

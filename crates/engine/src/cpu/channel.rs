@@ -122,7 +122,7 @@ impl Channel for CpuChannel {
         let taken = ring.push(batch).inspect_err(|_| {
             incoming.bytes.fetch_sub(bytes, Ordering::Relaxed);
         })?;
-        if batch.iter().any(Option::is_some) {
+        if taken.count < batch.len() && batch.iter().any(Option::is_some) {
             incoming.full.fetch_add(1, Ordering::Relaxed);
             incoming.bytes.fetch_sub(bytes_of(batch), Ordering::Relaxed);
         }
@@ -288,7 +288,10 @@ impl Worker {
 }
 
 fn bytes_of(batch: &[Option<Descriptor>]) -> u64 {
-    batch.iter().flatten().map(Descriptor::length).sum()
+    match batch {
+        [Some(only)] => only.length(),
+        many => many.iter().flatten().map(Descriptor::length).sum(),
+    }
 }
 
 /// Adds to a counter that only the calling thread writes.
