@@ -46,13 +46,16 @@ impl Ferry {
     /// Copies `source` to `target`, which must be of equal length, and returns when it is done.
     #[inline]
     pub fn copy(&self, source: &[u8], target: &mut [u8]) -> Result<(), Error> {
-        if source.len() == target.len() && source.len() < self.plain_below {
-            target.copy_from_slice(source);
-            return Ok(());
+        if source.len() >= self.plain_below || source.len() != target.len() {
+            return self.copy_large(source, target);
         }
-        self.copy_large(source, target)
+        target.copy_from_slice(source);
+        Ok(())
     }
 
+    /// Out of the way, so that the small copies above need no stack frame.
+    #[cold]
+    #[inline(never)]
     fn copy_large(&self, source: &[u8], target: &mut [u8]) -> Result<(), Error> {
         self.copy_with(source, target, Options::new())
     }

@@ -100,6 +100,11 @@ impl Times {
         self.rows(figure, size, "GB/s", |ns| moved as f64 / ns)
     }
 
+    /// Rows of time for one run.
+    pub(super) fn time_rows(&self, figure: &str, size: u64) -> Vec<Row> {
+        self.rows(figure, size, "ns", |ns| ns)
+    }
+
     fn rows(&self, figure: &str, size: u64, unit: &str, of_ns: impl Fn(f64) -> f64) -> Vec<Row> {
         let row = |(series, rounds): (&String, &Vec<f64>)| {
             let values: Vec<_> = rounds.iter().map(|&ns| of_ns(ns)).collect();

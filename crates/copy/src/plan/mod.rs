@@ -172,13 +172,18 @@ fn caller_reason(profile: &Profile, question: &Question) -> Option<Reason> {
 
 /// The cheapest engine that can do it; the first of equals.
 fn choose_engine(facts: &Facts, question: &Question) -> Option<usize> {
-    let able = facts.engines.iter().enumerate().filter(|(_, engine)| {
+    let is_able = |engine: &EngineFacts| {
         let capabilities = &engine.capabilities;
         engine.channels > 0
             && capabilities.operations.contains(question.operation)
             && capabilities.memory.contains(question.source_memory)
             && capabilities.memory.contains(question.target_memory)
-    });
+    };
+    // Most ferries have one engine, and most transfers are too short for a comparison.
+    if let [only] = &facts.engines[..] {
+        return is_able(only).then_some(0);
+    }
+    let able = facts.engines.iter().enumerate().filter(|(_, engine)| is_able(engine));
     let estimate = |engine: &EngineFacts| engine.cost.estimate_ns(question.bytes);
     able.min_by(|(_, a), (_, b)| estimate(a).total_cmp(&estimate(b))).map(|(index, _)| index)
 }

@@ -32,15 +32,16 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Spins, then sleeps, until the channel has come to a number, or until the deadline.
-    pub(crate) fn wait(&self, sequence: Sequence, deadline: Option<Instant>) {
+    /// Spins, then sleeps, until the channel has come to a number, or until the deadline. Returns
+    /// whether it has come there.
+    pub(crate) fn wait(&self, sequence: Sequence, deadline: Option<Instant>) -> bool {
         const LOOKS_PER_CLOCK: u32 = 64;
         const NAP: Duration = Duration::from_millis(100);
         let mut start = None;
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
                 if self.channel.completed() >= sequence {
-                    return;
+                    return true;
                 }
                 std::hint::spin_loop();
             }
@@ -51,14 +52,15 @@ impl Lane {
         }
         while !self.waiting.is_forked() {
             let left = match deadline.map(|at| at.saturating_duration_since(Instant::now())) {
-                Some(Duration::ZERO) => return,
+                Some(Duration::ZERO) => return false,
                 Some(left) => left.min(NAP),
                 None => NAP,
             };
             if self.channel.park(sequence, left) {
-                return;
+                return true;
             }
         }
+        false
     }
 
     /// A completion for a number: that of a marker behind it in the channel, which is in order. If

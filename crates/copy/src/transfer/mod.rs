@@ -142,7 +142,11 @@ impl Transfer {
             // A child must not touch what its parent began, not even to help.
             _ if self.is_out_of_reach() => {}
             State::Over => {}
-            State::Numbered { lane, sequence } => lane.wait(*sequence, deadline),
+            State::Numbered { lane, sequence } => {
+                if lane.wait(*sequence, deadline) {
+                    return Some(Ok(Finish { difference: None }));
+                }
+            }
             State::Shared { completion, helps, waiting } => {
                 while *helps && completion.help_from_back() {
                     waiting.helped_chunks.fetch_add(1, Ordering::Relaxed);

@@ -231,7 +231,8 @@ impl Descriptor {
 
     /// Carries it out on the calling processor and reports. Returns the bytes it moved itself,
     /// which for an invitation may be fewer than its length.
-    pub fn run(self) -> u64 {
+    #[inline]
+    pub fn run(mut self) -> u64 {
         debug_assert!(self.is_host_only(), "a processor cannot reach device memory");
         if self.scope == Scope::Chunks {
             let completion = self.completion.as_ref().expect("an invitation has a completion");
@@ -239,9 +240,10 @@ impl Descriptor {
         }
         // SAFETY: whoever made the descriptor vouched for its memory until it is finished.
         let difference = unsafe { self.execute_range(0, self.length) };
-        let length = self.length;
-        self.finish(Ok(difference));
-        length
+        if let Some(completion) = self.completion.take() {
+            self.report(&completion, Ok(difference));
+        }
+        self.length
     }
 
     /// Carries out a range of it on the calling processor without reporting.
@@ -282,6 +284,10 @@ impl Descriptor {
             }
             other => other,
         };
+        self.report(&completion, result);
+    }
+
+    fn report(&self, completion: &Completion, result: Result<Option<u64>, ExecutionError>) {
         match self.scope {
             Scope::Whole if self.quiet && result == Ok(None) => completion.finish_quietly(),
             Scope::Whole => completion.finish_whole(result),
@@ -302,15 +308,11 @@ impl Descriptor {
 }
 
 impl Drop for Descriptor {
+    #[inline]
     fn drop(&mut self) {
-        let Some(completion) = self.completion.take() else {
-            return;
-        };
-        let abandoned = ExecutionError::Engine { done_bytes: 0, reason: "descriptor abandoned" };
-        match self.scope {
-            Scope::Whole => completion.finish_whole(Err(abandoned)),
-            Scope::Part => completion.finish_part(self.offset, self.length, Err(abandoned)),
-            Scope::Chunks => {}
+        if let Some(completion) = self.completion.take() {
+            let reason = "descriptor abandoned";
+            self.report(&completion, Err(ExecutionError::Engine { done_bytes: 0, reason }));
         }
     }
 }
