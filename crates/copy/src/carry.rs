@@ -201,15 +201,15 @@ impl Inner {
         bytes: u64,
         count: usize,
         blocking: bool,
-    ) -> Vec<&'a Arc<dyn Channel>> {
+    ) -> Invited<'a> {
+        let mut chosen = Invited::default();
         let Choice::Channel { index, first_lane } = self.policy.choose(&open.channels, bytes)
         else {
-            return Vec::new();
+            return chosen;
         };
         let lanes = &open.channels[first_lane..];
         let in_turn =
             || (0..lanes.len()).map(|turn| &lanes[(index - first_lane + turn) % lanes.len()]);
-        let mut chosen = Vec::with_capacity(count);
         let mut asleep = 0;
         for (turn, channel) in in_turn().enumerate() {
             if (turn > 0 || blocking) && channel.is_asleep() {
@@ -223,7 +223,10 @@ impl Inner {
             let worth = self.worth_waking(bytes, blocking).min(room);
             // A channel that fell asleep or woke meanwhile is invited twice or not at all: neither
             // does harm.
-            chosen.extend(in_turn().filter(|channel| channel.is_asleep()).take(worth));
+            in_turn()
+                .filter(|channel| channel.is_asleep())
+                .take(worth)
+                .for_each(|c| chosen.push(c));
         }
         chosen
     }
@@ -259,6 +262,30 @@ impl Inner {
 impl OpenEngine {
     fn is_self_driving(&self) -> bool {
         self.engine.capabilities().self_driving
+    }
+}
+
+/// Invited channels. Most often there is one, for which no list is allocated.
+#[derive(Default)]
+struct Invited<'a> {
+    first: Option<&'a Arc<dyn Channel>>,
+    others: Vec<&'a Arc<dyn Channel>>,
+}
+
+impl<'a> Invited<'a> {
+    fn push(&mut self, channel: &'a Arc<dyn Channel>) {
+        match self.first {
+            None => self.first = Some(channel),
+            Some(_) => self.others.push(channel),
+        }
+    }
+
+    fn len(&self) -> usize {
+        usize::from(self.first.is_some()) + self.others.len()
+    }
+
+    fn into_iter(self) -> impl Iterator<Item = &'a Arc<dyn Channel>> {
+        self.first.into_iter().chain(self.others)
     }
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Overlap;
 const COLD_BYTES: usize = 256 << 20;
 /// The paper asks for a computation longer than the copy. A waiting caller works along, so T_copy
 /// is the time of two; a channel by itself may need twice that, and must fit as well.
-const COMPUTE_PER_COPY: f64 = 4.0;
+const COMPUTE_PER_COPY: f64 = 3.0;
 
 impl Bench for Overlap {
     fn name(&self) -> &'static str {

@@ -40,7 +40,39 @@ pub struct Work {
     /// Chunks that have not ended yet.
     unfinished: AtomicU32,
     /// Bytes missing from each chunk, or [`LOST`].
-    missing: Box<[AtomicU32]>,
+    missing: Missing,
+}
+
+/// A word for each chunk. A few are kept in place, so that middle-sized copies, of which there are
+/// many, need no allocation for them.
+#[derive(Debug)]
+enum Missing {
+    Few([AtomicU32; Self::FEW], usize),
+    Many(Box<[AtomicU32]>),
+}
+
+impl Missing {
+    const FEW: usize = 8;
+
+    fn new(count: usize, word: impl Fn(usize) -> u32) -> Self {
+        if count <= Self::FEW {
+            let word = |index| AtomicU32::new(if index < count { word(index) } else { 0 });
+            Self::Few(std::array::from_fn(word), count)
+        } else {
+            Self::Many((0..count).map(|index| AtomicU32::new(word(index))).collect())
+        }
+    }
+}
+
+impl std::ops::Deref for Missing {
+    type Target = [AtomicU32];
+
+    fn deref(&self) -> &[AtomicU32] {
+        match self {
+            Self::Few(words, count) => &words[..*count],
+            Self::Many(words) => words,
+        }
+    }
 }
 
 impl Work {
@@ -66,9 +98,9 @@ impl Work {
         assert!(length > 0 && operation != Operation::Move, "this cannot be cut into chunks");
         let chunk_bytes = chunk_bytes.clamp(1, LONGEST_CHUNK).max(length.div_ceil(MOST_CHUNKS));
         let count = length.div_ceil(chunk_bytes);
-        let missing = (0..count)
-            .map(|index| AtomicU32::new((length - index * chunk_bytes).min(chunk_bytes) as u32))
-            .collect();
+        let missing = Missing::new(count as usize, |index| {
+            (length - index as u64 * chunk_bytes).min(chunk_bytes) as u32
+        });
         Self {
             operation,
             kernel: kernel.or_cached(),
