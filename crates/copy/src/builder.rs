@@ -152,7 +152,7 @@ impl Builder {
             None => environment(
                 "MEMFERRY_POLICY",
                 "round-robin, dedicated, adaptive or sticky",
-                |text| PolicyKind::from_name(text),
+                PolicyKind::from_name,
             )?
             .unwrap_or_default(),
         };

@@ -145,7 +145,7 @@ fn a_full_ring_loses_nothing() {
         let mut targets = vec![vec![0u8; 10_000]; 500];
         ferry.scope(|scope| {
             for target in &mut targets {
-                let _ = scope.icopy(&source, target).unwrap();
+                drop(scope.icopy(&source, target).unwrap());
             }
         });
         assert!(targets.iter().all(|target| *target == source));

@@ -54,7 +54,7 @@ fn completions_of_a_polled_engine_arrive_without_anybody_calling() {
     let mut target = vec![0u8; 300_000];
     ferry.scope(|scope| {
         let options = Options::new().notify(&variable, 5);
-        let _ = scope.icopy_with(&source, &mut target, options).unwrap();
+        drop(scope.icopy_with(&source, &mut target, options).unwrap());
         assert!(variable.wait(5, Some(Duration::from_secs(20))));
     });
     assert!(source == target);

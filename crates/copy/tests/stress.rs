@@ -58,7 +58,7 @@ fn one_copy(ferry: &Ferry, random: &mut Random) {
             let variable = Notification::new(0);
             ferry.scope(|scope| {
                 let options = Options::new().notify(&variable, 1);
-                let _ = scope.icopy_with(expected, &mut target[inside.clone()], options).unwrap();
+                drop(scope.icopy_with(expected, &mut target[inside.clone()], options).unwrap());
                 assert!(variable.wait(1, Some(Duration::from_secs(60))));
             });
         }
@@ -117,7 +117,7 @@ fn a_long_chain_of_ordered_transfers_keeps_its_order() {
     let mut target = vec![0u8; 3000];
     let mut last: Option<memferry_copy::Transfer> = None;
     for step in &steps {
-        let options = last.iter().fold(Options::new(), |options, last| options.after(last));
+        let options = last.iter().fold(Options::new(), Options::after);
         let request = Request::copy(step.as_ptr(), target.as_mut_ptr(), step.len());
         // SAFETY: every step and the target live until after the wait, and the order makes each
         // write to the target follow the one before.

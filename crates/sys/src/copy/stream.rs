@@ -249,7 +249,7 @@ mod tests {
 
     #[test]
     fn every_variant_copies_exactly_its_range_at_every_alignment() {
-        let source: Vec<u8> = (0..80_000u32).map(|i| (i * 31 >> 3) as u8).collect();
+        let source: Vec<u8> = (0..80_000u32).map(|i| ((i * 31) >> 3) as u8).collect();
         for variant in Streaming::supported() {
             for length in lengths() {
                 for (from, to) in [(0, 0), (1, 0), (0, 1), (3, 61), (63, 64), (7, 33)] {
