@@ -112,7 +112,9 @@ impl Descriptor {
         }
     }
 
-    /// An invitation to claim the chunks of a transfer; see [`Completion::chunked`].
+    /// An invitation to claim the chunks of a transfer; see [`Completion::chunked`]. Dropping an
+    /// invitation only declines it: whoever made the transfer sees to it that somebody accepts
+    /// one ([`Launch::now`](crate::completion::Launch::now) does).
     pub fn chunks(completion: Arc<Completion>) -> Self {
         let work = completion.work().expect("only a chunked completion has chunks to claim");
         Self {
@@ -165,7 +167,9 @@ impl Descriptor {
         self
     }
 
-    /// Reports to a chunked completion, of which it carries the part at `offset`.
+    /// Reports to a chunked completion, of which it carries the part at `offset`. The part must
+    /// lie inside one chunk, have a length, and its chunk must have been claimed by whoever makes
+    /// the part, so that nobody else does the same bytes.
     pub fn part_of(mut self, completion: Arc<Completion>, offset: u64) -> Self {
         self.scope = Scope::Part;
         self.offset = offset;
@@ -270,7 +274,8 @@ impl Descriptor {
 
     /// Reports the end of the descriptor: `Ok` with the offset of the first difference for a
     /// compare, or an error. Where the engine failed but the memory is sound and the host's, the
-    /// calling processor finishes the rest, and the transfer succeeds.
+    /// calling processor finishes the rest, and the transfer succeeds. Without a completion there is
+    /// nobody to finish it for: then only the channel's `error_of` tells.
     pub fn finish(mut self, result: Result<Option<u64>, ExecutionError>) {
         let Some(completion) = self.completion.take() else {
             return;
