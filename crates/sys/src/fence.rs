@@ -1,4 +1,5 @@
-//! Fences of unequal cost: a pair of a [`light`] and a [`heavy`] one orders as two full fences.
+//! Fences of unequal cost: a light end and a heavy end together order as two full fences. See
+//! [`Asymmetric`].
 //!
 //! A submitter publishes a descriptor and then asks whether the channel sleeps; a channel says
 //! that it sleeps and then looks for descriptors. Without a full fence on both sides each may miss

@@ -13,7 +13,7 @@ use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Operation};
 use crate::execute;
 
 const LARGEST: usize = 16 << 20;
-const BUDGET: Duration = Duration::from_millis(180);
+const BUDGET: Duration = Duration::from_millis(120);
 
 /// Measures, or falls back to the built-in values for what cannot be measured here.
 pub(super) fn measure() -> Profile {
@@ -84,7 +84,7 @@ impl Bench {
 
     /// How often to repeat something that moves `bytes`; less when the time runs out.
     fn tries(&self, bytes: usize) -> usize {
-        if self.start.elapsed() > BUDGET { 1 } else { (LARGEST / bytes).clamp(3, 12) }
+        if self.start.elapsed() > BUDGET { 1 } else { (LARGEST / bytes).clamp(3, 8) }
     }
 
     /// Bandwidth of one core, in GB/s.
