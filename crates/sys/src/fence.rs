@@ -43,18 +43,18 @@ impl Asymmetric {
         fence(Ordering::SeqCst);
     }
 
-    /// The end that runs rarely.
-    pub fn heavy(self) {
+    /// The end that runs rarely. Returns `false` if the order could not be had, which happens only
+    /// when a system-call filter was installed since the start: then the other side may be missed,
+    /// and the caller must look again soon instead of relying on being woken.
+    #[must_use]
+    pub fn heavy(self) -> bool {
         #[cfg(not(loom))]
         if self.expedited {
             use rustix::thread::{MembarrierCommand, membarrier};
-            // The registration succeeded, so the only failure left is a filter installed since:
-            // the fallback would be unsound with a light end that does nothing.
-            membarrier(MembarrierCommand::PrivateExpedited)
-                .expect("membarrier was available at start and must stay so");
-            return;
+            return membarrier(MembarrierCommand::PrivateExpedited).is_ok();
         }
         fence(Ordering::SeqCst);
+        true
     }
 }
 

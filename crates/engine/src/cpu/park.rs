@@ -32,7 +32,7 @@ impl Parker {
         // An exchange, not a store: it comes after whatever a waker wrote last, so a waker whose
         // fence follows ours cannot take its own earlier AWAKE for the newest value.
         self.word.word().swap(ASLEEP, Ordering::Relaxed);
-        self.fence.heavy();
+        let timeout = bounded(timeout, self.fence.heavy());
         let sleeps = !ready();
         if sleeps {
             self.word.wait(ASLEEP, timeout);
@@ -74,6 +74,12 @@ impl Default for Parker {
     }
 }
 
+/// Without an order between saying "asleep" and looking, a waker may have missed us: nap briefly.
+fn bounded(timeout: Option<Duration>, ordered: bool) -> Option<Duration> {
+    const NAP: Duration = Duration::from_millis(1);
+    if ordered { timeout } else { Some(timeout.map_or(NAP, |timeout| timeout.min(NAP))) }
+}
+
 /// A place where any number of threads sleep until there is something to see.
 #[derive(Debug)]
 pub struct Crowd {
@@ -92,7 +98,7 @@ impl Crowd {
     /// May return early: callers look again.
     pub fn park(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
-        self.fence.heavy();
+        let timeout = bounded(timeout, self.fence.heavy());
         let epoch = self.epoch.word().load(Ordering::Acquire);
         if !ready() {
             self.epoch.wait(epoch, timeout);

@@ -37,7 +37,7 @@ impl Consumer {
         };
         self.values.push(value);
         self.finished += 1;
-        self.ring.complete(self.finished);
+        self.ring.complete(self.finished, 1);
         true
     }
 
@@ -144,7 +144,7 @@ fn a_close_beside_pushes_keeps_what_was_taken_and_gives_back_the_rest() {
             match unsafe { ring.take(finished) } {
                 Some(_) => {
                     finished += 1;
-                    ring.complete(finished);
+                    ring.complete(finished, 1);
                 }
                 None => thread::yield_now(),
             }
@@ -167,7 +167,7 @@ fn what_nobody_takes_is_dropped_with_the_ring() {
         // SAFETY: the only consumer takes each number once.
         if let Some(taken) = unsafe { ring.take(0) } {
             drop(taken);
-            ring.complete(1);
+            ring.complete(1, 1);
         }
         submitter.join().unwrap();
         drop(ring);
