@@ -47,17 +47,18 @@ impl Ferry {
     #[inline]
     pub fn copy(&self, source: &[u8], target: &mut [u8]) -> Result<(), Error> {
         if source.len() >= self.plain_below || source.len() != target.len() {
-            return self.copy_large(source, target);
+            return self.copy_large(source, target).map_err(|error| *error);
         }
         target.copy_from_slice(source);
         Ok(())
     }
 
-    /// Out of the way, so that the small copies above need no stack frame.
+    /// Out of the way, and with a result that fits a register, so that the small copies above
+    /// need neither a stack frame nor a shuffle of registers.
     #[cold]
     #[inline(never)]
-    fn copy_large(&self, source: &[u8], target: &mut [u8]) -> Result<(), Error> {
-        self.copy_with(source, target, Options::new())
+    fn copy_large(&self, source: &[u8], target: &mut [u8]) -> Result<(), Box<Error>> {
+        self.copy_with(source, target, Options::new()).map_err(Box::new)
     }
 
     /// As [`Ferry::copy`], with wishes.

@@ -60,8 +60,10 @@ pub(super) fn contest(mut contestants: Vec<Contestant<'_>>, patience: Patience) 
     let mut rounds = vec![Vec::new(); contestants.len()];
     for round in 0..patience.rounds {
         for turn in 0..contestants.len() {
-            // The one that goes first changes, so that none profits from its place.
-            let index = (turn + round) % contestants.len();
+            // The one that goes first changes, and so does the direction, so that none profits or
+            // suffers from its place or its neighbour.
+            let place = (turn + round / 2) % contestants.len();
+            let index = if round % 2 == 0 { place } else { contestants.len() - 1 - place };
             // One run to get warm: a sleeping channel wakes, the branch predictor learns.
             (contestants[index].run)();
             rounds[index].push(time_ns(&mut contestants[index].run, repeat));

@@ -41,6 +41,11 @@ impl Bench for Overhead {
         let mut pair = Pair::new(1 << 24)?;
         let mut outcome = Outcome::new(self.name());
         small_costs(&ferry, &mut pair, rounds, &mut outcome);
+        let ordinary = Ferry::new()?;
+        let submits: Vec<_> =
+            (0..rounds).map(|_| submit_ns(&ordinary, &mut pair, 64 << 10, 100)).collect();
+        outcome.rows.push(Row::of_rounds("small costs", "submit 64 KiB", 0, "ns", &submits));
+        set(&mut outcome.summary, "submit_64k_ns", median(submits));
         for bytes in sizes {
             progress.step(&size::format(bytes as u64));
             outcome.rows.extend(split(&ferry, &mut pair, bytes, rounds));
@@ -68,7 +73,7 @@ fn small_costs(ferry: &Ferry, pair: &mut Pair, rounds: usize, outcome: &mut Outc
         let two_cores = affinity::allowed_cores().len() > 1;
         let answering = two_cores.then(|| scope.spawn(|| floor.answer()));
         for _ in 0..rounds {
-            costs[0].1.push(submit_ns(ferry, pair, REPEAT));
+            costs[0].1.push(submit_ns(ferry, pair, 8, REPEAT));
             costs[1].1.push(check_ns(ferry, pair));
             costs[2].1.push(roundtrip_ns(ferry, pair, REPEAT));
             if let Some(other) = &answering {
@@ -97,12 +102,12 @@ fn start(ferry: &Ferry, pair: &mut Pair, bytes: usize) -> Transfer {
 }
 
 /// The time inside the submitting call, with a channel that keeps up.
-fn submit_ns(ferry: &Ferry, pair: &mut Pair, repeat: u32) -> f64 {
+fn submit_ns(ferry: &Ferry, pair: &mut Pair, bytes: usize, repeat: u32) -> f64 {
     let mut inside = 0;
     let clock = clock_ns();
     for _ in 0..repeat {
         let begin = Instant::now();
-        let transfer = start(ferry, pair, 8);
+        let transfer = start(ferry, pair, bytes);
         inside += begin.elapsed().as_nanos();
         transfer.wait().expect("memory of this process is good");
     }
