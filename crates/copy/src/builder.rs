@@ -12,7 +12,7 @@ use memferry_sys::{affinity, fork};
 
 use crate::carry::{Inner, OpenEngine};
 use crate::cookie::{CookieTable, LARGEST_FERRY};
-use crate::driver::Driver;
+use crate::driver::{Bell, Driven, Driver};
 use crate::error::BuildError;
 use crate::ferry::Ferry;
 use crate::plan::{EngineFacts, Facts};
@@ -172,22 +172,17 @@ impl Builder {
             fork_generation: fork::generation(),
             helped_chunks: AtomicU64::new(0),
         });
-        let mut engines = Vec::new();
+        let (mut engines, mut driven, bell) = (Vec::new(), Vec::new(), Bell::new());
         for choice in choices {
-            engines.push(self.open(choice, spin_ns, &waiting)?);
+            engines.push(self.open(choice, spin_ns, &waiting, &bell, &mut driven)?);
         }
-        let driven = engines
-            .iter()
-            .filter(|open| !open.engine.capabilities().self_driving)
-            .flat_map(|open| open.channels.iter().cloned())
-            .collect();
         let facts = Facts {
             profile,
             engines: engines.iter().map(engine_facts).collect(),
             spread: spread.unwrap_or(DEFAULT_SPREAD).max(1),
         };
         Ok(Ferry::from_inner(Inner {
-            driver: Driver::start(driven)?,
+            _driver: Driver::start(driven, bell)?,
             engines,
             facts,
             policy: policy.build(),
@@ -250,8 +245,21 @@ impl Builder {
         choice: EngineChoice,
         spin_ns: Option<u64>,
         waiting: &Arc<Waiting>,
+        bell: &Arc<Bell>,
+        driven: &mut Vec<Arc<dyn Channel>>,
     ) -> Result<OpenEngine, BuildError> {
+        const MOST_DESCRIPTORS: usize = 1 << 20;
         let EngineChoice { engine, channels } = choice;
+        let capabilities = engine.capabilities();
+        if capabilities.largest_descriptor_bytes == 0 || capabilities.boundary_bytes == Some(0) {
+            let (name, value) = ("engine", engine.name().to_owned());
+            let expected = "an engine that takes at least one byte per descriptor";
+            return Err(BuildError::Setting { name, value, expected });
+        }
+        if let Some(capacity) = self.capacity.filter(|capacity| *capacity > MOST_DESCRIPTORS) {
+            let (name, value) = ("capacity", capacity.to_string());
+            return Err(BuildError::Setting { name, value, expected: "at most 1048576" });
+        }
         let channels: Vec<_> = (0..channels)
             .map(|index| {
                 engine.open_channel(&ChannelOptions {
@@ -262,10 +270,18 @@ impl Builder {
                 })
             })
             .collect::<Result<_, _>>()?;
+        let channels = if capabilities.self_driving {
+            channels
+        } else {
+            driven.extend(channels.iter().cloned());
+            let drive = |channel| Arc::new(Driven::new(channel, bell.clone())) as Arc<dyn Channel>;
+            channels.into_iter().map(drive).collect()
+        };
         let lane = |channel: &Arc<dyn Channel>| {
             Arc::new(Lane { channel: channel.clone(), waiting: waiting.clone() })
         };
-        Ok(OpenEngine { engine, lanes: channels.iter().map(lane).collect(), channels })
+        let lanes = channels.iter().map(lane).collect();
+        Ok(OpenEngine { engine, lanes, channels })
     }
 }
 

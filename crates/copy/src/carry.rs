@@ -18,7 +18,7 @@ use crate::transfer::{Lane, Transfer, Waiting};
 #[derive(Debug)]
 pub(crate) struct Inner {
     /// First, so that it is dropped first: it drains the channels it drives.
-    pub(crate) driver: Option<Driver>,
+    pub(crate) _driver: Option<Driver>,
     pub(crate) engines: Vec<OpenEngine>,
     pub(crate) facts: Facts,
     pub(crate) policy: Box<dyn Policy>,
@@ -92,7 +92,10 @@ impl Inner {
             return Some(Transfer::over(length));
         }
         let (index, open) = self.channel_for(plan.path, length)?;
-        if length > plan::WHOLE_BYTES || !open.engine.capabilities().never_fails {
+        if length > plan::WHOLE_BYTES
+            || !open.engine.capabilities().never_fails
+            || !request.is_host_only()
+        {
             return None;
         }
         // Everything that takes a locked instruction comes before the submit: after it, such an
@@ -252,9 +255,6 @@ impl Inner {
             Launch::now(completion, orders);
         } else {
             Launch::after(after, completion.clone(), orders.into_iter().collect());
-        }
-        if let Some(driver) = &self.driver {
-            driver.launched();
         }
     }
 }

@@ -97,10 +97,13 @@ impl CookieTable {
         if matches!(transfer.check(), Some(Ok(_))) {
             return Ok(cookie);
         }
-        let old = lock(self.slot(number)).replace(Entry { number, transfer });
-        if let Some(old) = old {
+        // Retired while the slot is locked: a transfer is always in its slot or in the archive.
+        let mut slot = lock(self.slot(number));
+        if let Some(old) = slot.take() {
             self.retire(old);
         }
+        *slot = Some(Entry { number, transfer });
+        drop(slot);
         Ok(cookie)
     }
 

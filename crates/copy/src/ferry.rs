@@ -17,7 +17,8 @@ use crate::statistics::Statistics;
 use crate::transfer::{Failed, OwnedSource, OwnedTarget, OwnedTransfer, Transfer};
 
 /// Moves memory. Cheap to clone; clones share engines, channels and cookies. When the last clone
-/// is dropped, transfers in flight are finished and the channels closed.
+/// is dropped, the channels finish what they hold and end. A transfer that waits for another, or
+/// whose handle lives on, may end later than that: memory is free when its transfer says so.
 #[derive(Debug, Clone)]
 pub struct Ferry {
     /// Blocking copies below this size are a plain `memcpy`. Kept here, beside the pointer, so

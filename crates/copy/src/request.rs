@@ -48,7 +48,7 @@ impl<'a> Options<'a> {
     /// Begin only when `transfer` is over. If it does not end well, this one is not begun and ends
     /// with an error. May be given several times.
     pub fn after(mut self, transfer: &impl Ordered) -> Self {
-        self.extras().after.push(transfer.completion());
+        self.extras().after.push(transfer.predecessor().0);
         self
     }
 
@@ -149,6 +149,11 @@ impl<'a> Request<'a> {
         self.operation != Operation::Compare
             && self.options.extras.is_none()
             && !tracing::enabled!(tracing::Level::TRACE)
+    }
+
+    /// Whether a processor can carry it out.
+    pub(crate) fn is_host_only(&self) -> bool {
+        self.source_memory == MemoryKind::Host && self.target_memory == MemoryKind::Host
     }
 
     /// Whether source and target share a byte.

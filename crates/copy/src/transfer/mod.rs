@@ -34,8 +34,12 @@ use crate::error::{Error, ValidationError};
 /// Something that another transfer can be ordered after. Implemented by every handle.
 pub trait Ordered: sealed::Sealed {
     #[doc(hidden)]
-    fn completion(&self) -> Arc<Completion>;
+    fn predecessor(&self) -> Predecessor;
 }
+
+/// What a later transfer needs to know of an earlier one. Opaque: nobody outside may touch it.
+#[derive(Debug)]
+pub struct Predecessor(pub(crate) Arc<Completion>);
 
 mod sealed {
     pub trait Sealed {}
@@ -66,9 +70,15 @@ enum State {
 }
 
 impl Ordered for Transfer {
+    fn predecessor(&self) -> Predecessor {
+        Predecessor(self.completion())
+    }
+}
+
+impl Transfer {
     /// The completion of the transfer. A numbered one gets one now: a marker behind it in its
     /// channel, which is in order, so when the marker is done the transfer is.
-    fn completion(&self) -> Arc<Completion> {
+    pub(crate) fn completion(&self) -> Arc<Completion> {
         match &self.state {
             State::Over => Arc::new(Completion::over()),
             State::Shared { completion, .. } => completion.clone(),
@@ -207,7 +217,9 @@ impl Transfer {
     /// with [`ExecutionError::Cancelled`], unless everything was begun already or it is too small
     /// to be worth it, in which case it ends as if this had not been called. Does not wait.
     pub fn cancel(&self) {
-        if let State::Shared { completion, .. } = &self.state {
+        if let State::Shared { completion, waiting, .. } = &self.state
+            && !waiting.is_forked()
+        {
             completion.cancel();
         }
     }

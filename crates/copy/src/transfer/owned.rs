@@ -7,10 +7,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use memferry_engine::Completion;
 use memferry_sys::Pages;
 
-use super::{Ordered, Transfer};
+use super::{Ordered, Predecessor, Transfer};
 use crate::error::Error;
 
 /// Memory of an engine-friendly kind: page-aligned, on huge pages where they are to be had.
@@ -190,11 +189,14 @@ impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<S, T> {
     /// addresses and lengths.
     pub(crate) fn start(
         source: S,
-        mut target: T,
+        target: T,
         start: impl FnOnce((*const u8, usize), (*mut u8, usize)) -> Result<Transfer, Error>,
     ) -> Result<Self, Failed<S, T>> {
+        let mut held = Held(MaybeUninit::new((source, target)));
+        // SAFETY: initialised a line above. The addresses are taken where the buffers stay, because
+        // moving a box again would end the right to use what was taken before.
+        let (source, target) = unsafe { held.0.assume_init_mut() };
         let (from, to) = (source.source(), target.target());
-        let held = Held(MaybeUninit::new((source, target)));
         match start(from, to) {
             Ok(transfer) => Ok(Self { transfer, held: Some(held) }),
             Err(error) => {
@@ -235,8 +237,8 @@ impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<S, T> {
 }
 
 impl<S: OwnedSource, T: OwnedTarget> Ordered for OwnedTransfer<S, T> {
-    fn completion(&self) -> Arc<Completion> {
-        self.transfer.completion()
+    fn predecessor(&self) -> Predecessor {
+        self.transfer.predecessor()
     }
 }
 

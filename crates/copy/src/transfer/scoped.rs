@@ -5,13 +5,12 @@ use std::marker::PhantomData;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::task::{Context, Poll};
 
-use memferry_engine::Completion;
 use memferry_sys::sync::lock;
 
-use super::{Ordered, Transfer};
+use super::{Ordered, Predecessor, Transfer};
 use crate::error::{Error, ValidationError};
 use crate::ferry::Ferry;
 use crate::request::{Options, Request};
@@ -179,8 +178,8 @@ impl<'scope> ScopedTransfer<'scope> {
 }
 
 impl Ordered for ScopedTransfer<'_> {
-    fn completion(&self) -> Arc<Completion> {
-        self.transfer.completion()
+    fn predecessor(&self) -> Predecessor {
+        self.transfer.predecessor()
     }
 }
 

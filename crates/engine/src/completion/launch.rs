@@ -121,11 +121,18 @@ impl Launch {
         if !outermost {
             return;
         }
+        /// Empties the queue whatever happens, or nothing would be launched from here again.
+        struct Emptied;
+        impl Drop for Emptied {
+            fn drop(&mut self) {
+                QUEUE.with(|queue| queue.replace(None));
+            }
+        }
+        let _emptied = Emptied;
         let next = || QUEUE.with(|queue| queue.borrow_mut().as_mut().and_then(Vec::pop));
         while let Some(launch) = next() {
             launch.go();
         }
-        QUEUE.with(|queue| queue.replace(None));
     }
 
     /// Counts a predecessor as over; `true` for the last.

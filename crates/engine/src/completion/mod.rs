@@ -62,7 +62,7 @@ pub struct Completion {
 /// Everybody who wants to be told, apart from sleepers on the state word.
 #[derive(Debug, Default)]
 struct Watchers {
-    waker: Option<Waker>,
+    wakers: Vec<Waker>,
     events: Vec<Arc<EventFd>>,
     followers: Vec<Arc<Launch>>,
     kept: Vec<Box<dyn Kept>>,
@@ -279,8 +279,10 @@ impl Completion {
         if !failed && let Some(notify) = &self.notify {
             notify.deliver();
         }
-        tracing::trace!(parent: &self.span, failed, "completed");
         self.announce(failed);
+        if !self.span.is_disabled() {
+            shielded(|| tracing::trace!(parent: &self.span, failed, "completed"));
+        }
     }
 
     fn announce(&self, failed: bool) {
@@ -311,12 +313,10 @@ impl Completion {
     }
 
     fn tell_watchers(&self, failed: bool) {
-        let Watchers { waker, events, followers, kept } =
+        let Watchers { wakers, events, followers, kept } =
             std::mem::take(&mut *lock(&self.watchers));
         events.iter().for_each(|event| event.signal());
-        if let Some(waker) = waker {
-            shielded(|| waker.wake());
-        }
+        wakers.into_iter().for_each(|waker| shielded(|| waker.wake()));
         Launch::predecessor_ended(followers, failed);
         kept.into_iter().for_each(|thing| shielded(|| drop(thing)));
     }
@@ -334,11 +334,14 @@ impl Completion {
         true
     }
 
-    /// Wakes a task at the end; a later waker replaces an earlier one. `false`: over already.
+    /// Wakes a task at the end, each task once. `false`: over already.
     pub fn wake_at_end(&self, waker: &Waker) -> bool {
-        self.watch(|watchers| match &mut watchers.waker {
-            Some(old) => old.clone_from(waker),
-            none => *none = Some(waker.clone()),
+        // Cloned outside the lock: a waker's code is the user's.
+        let mut new = Some(waker.clone());
+        self.watch(|watchers| {
+            if !watchers.wakers.iter().any(|known| known.will_wake(waker)) {
+                watchers.wakers.extend(new.take());
+            }
         })
     }
 
@@ -411,5 +414,8 @@ impl Completion {
 /// Runs what belongs to the user. A panic in there goes no further: the thread of an engine must
 /// not die of it, nor leave behind a descriptor that is neither finished nor failed.
 fn shielded(theirs: impl FnOnce()) {
-    let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(theirs));
+    if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(theirs)) {
+        // Its drop is the user's code too, and may panic again.
+        std::mem::forget(panic);
+    }
 }

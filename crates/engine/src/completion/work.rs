@@ -96,7 +96,7 @@ impl Work {
         const MOST_CHUNKS: u64 = 1 << 20;
         const LONGEST_CHUNK: u64 = 1 << 30;
         assert!(length > 0 && operation != Operation::Move, "this cannot be cut into chunks");
-        let chunk_bytes = chunk_bytes.clamp(1, LONGEST_CHUNK).max(length.div_ceil(MOST_CHUNKS));
+        let chunk_bytes = chunk_bytes.max(length.div_ceil(MOST_CHUNKS)).clamp(1, LONGEST_CHUNK);
         let count = length.div_ceil(chunk_bytes);
         let missing = Missing::new(count as usize, |index| {
             (length - index as u64 * chunk_bytes).min(chunk_bytes) as u32

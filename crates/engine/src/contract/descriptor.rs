@@ -280,6 +280,10 @@ impl Descriptor {
         let Some(completion) = self.completion.take() else {
             return;
         };
+        if self.scope == Scope::Chunks {
+            // Declined: what nobody has claimed is for others to claim.
+            return;
+        }
         let result = match result {
             Err(error) if error.is_recoverable() && self.is_host_only() => {
                 let from = self.rescue_start(error.done_bytes());

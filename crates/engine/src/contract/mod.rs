@@ -18,7 +18,7 @@ pub use capabilities::{Capabilities, MemoryKind, MemoryKinds, Operations, Regist
 pub use cost::{CostLine, Direction};
 pub use descriptor::{Descriptor, Kernel, Operation, Scope};
 pub use error::{ExecutionError, OpenError, SubmitError};
-pub use shared::{FailureLog, park_by_polling};
+pub use shared::{FailureLog, enter_engine_thread, is_engine_thread, park_by_polling};
 
 /// The number of a descriptor in its channel. The first is 1; 0 stands for "none yet".
 pub type Sequence = u64;
@@ -40,7 +40,13 @@ pub trait Engine: Send + Sync + Debug {
 }
 
 /// An in-order queue of one engine. Any number of threads may use it at once.
-pub trait Channel: Send + Sync + Debug {
+///
+/// # Safety
+/// Callers give memory back on the channel's word. So `completed` must not reach a number before
+/// the descriptor of that number is over, and a descriptor that was taken must not touch its memory
+/// after it was finished, dropped, or its number was reached. Numbers rise by one per descriptor in
+/// the order of `submit`, without gaps.
+pub unsafe trait Channel: Send + Sync + Debug {
     /// Takes descriptors from the front of `batch` for as long as there is room, leaving `None`
     /// behind for each one taken; `None` entries are skipped. Taking none is no error.
     ///

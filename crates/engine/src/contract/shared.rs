@@ -40,3 +40,18 @@ pub fn park_by_polling(channel: &dyn Channel, sequence: Sequence, timeout: Durat
     }
     true
 }
+
+thread_local! {
+    static ENGINE_THREAD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// Marks the calling thread as one that carries out transfers. Such a thread never waits for
+/// another of its kind to end: two of them could wait for each other.
+pub fn enter_engine_thread() {
+    ENGINE_THREAD.set(true);
+}
+
+/// Whether the calling thread carries out transfers.
+pub fn is_engine_thread() -> bool {
+    ENGINE_THREAD.get()
+}

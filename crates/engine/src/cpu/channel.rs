@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::{JoinHandle, ThreadId};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
@@ -13,7 +13,7 @@ use super::park::{Crowd, Parker};
 use super::ring::Ring;
 use crate::contract::{
     Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, FailureLog, OpenError,
-    Scope, Sequence, SubmitError, Taken,
+    Scope, Sequence, SubmitError, Taken, enter_engine_thread, is_engine_thread,
 };
 
 /// The handle that submitters share. Dropping the last one finishes the work and ends the thread.
@@ -21,7 +21,6 @@ use crate::contract::{
 pub(super) struct CpuChannel {
     shared: Arc<Shared>,
     thread: Mutex<Option<JoinHandle<()>>>,
-    thread_id: ThreadId,
     /// The thread exists only in the process that started it.
     fork_generation: u64,
 }
@@ -84,11 +83,16 @@ impl CpuChannel {
                 let failed = binding.is_err();
                 let _ = tell.send(binding);
                 if !failed {
-                    worker.run();
+                    enter_engine_thread();
+                    worker.run_or_abort();
                 }
             })
-            .map_err(|error| refused(format!("no thread could be started: {error}")))?;
-        let thread_id = thread.thread().id();
+            .map_err(|error| {
+                refused(format!(
+                    "no thread could be started ({error}): raise the limit of processes \
+                     (ulimit -u), or ask for fewer channels (MEMFERRY_CHANNELS)"
+                ))
+            })?;
         if let Ok(Err(error)) = bound.recv() {
             let core = core.unwrap_or_default();
             return Err(refused(format!(
@@ -96,12 +100,7 @@ impl CpuChannel {
                  name a core that this process may run on"
             )));
         }
-        Ok(Self {
-            shared,
-            thread: Mutex::new(Some(thread)),
-            thread_id,
-            fork_generation: fork::generation(),
-        })
+        Ok(Self { shared, thread: Mutex::new(Some(thread)), fork_generation: fork::generation() })
     }
 
     fn is_forked(&self) -> bool {
@@ -109,7 +108,9 @@ impl CpuChannel {
     }
 }
 
-impl Channel for CpuChannel {
+// SAFETY: the ring numbers descriptors in order, and the worker completes a number after it has
+// run and dropped its descriptor.
+unsafe impl Channel for CpuChannel {
     fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
         if self.is_forked() {
             return Err(SubmitError::Closed);
@@ -193,9 +194,10 @@ impl Drop for CpuChannel {
     fn drop(&mut self) {
         self.close();
         let thread = lock(&self.thread).take();
-        // A forked child has no such thread, and a thread cannot wait for itself: it may be the
-        // one that drops the last handle, which an order that it launched still held.
-        if self.is_forked() || std::thread::current().id() == self.thread_id {
+        // A forked child has no such thread. And the last handle may be dropped by the channel's
+        // own thread, or by another channel's, which an order that it launched had left it with:
+        // the thread then ends by itself.
+        if self.is_forked() || is_engine_thread() {
             return;
         }
         if let Some(thread) = thread {
@@ -211,7 +213,15 @@ struct Worker {
 }
 
 impl Worker {
-    fn run(self) {
+    /// What is queued would never end if this thread died, and its memory would never be free.
+    fn run_or_abort(self) {
+        let run = std::panic::AssertUnwindSafe(|| self.run());
+        if std::panic::catch_unwind(run).is_err() {
+            std::process::abort();
+        }
+    }
+
+    fn run(&self) {
         let ring = &self.shared.ring;
         let mut finished = 0;
         let mut moved_before = 0;
@@ -224,7 +234,8 @@ impl Worker {
                 finished += 1;
                 let bytes = descriptor.length();
                 self.carry_out(descriptor, finished, waited);
-                ring.complete(finished, bytes);
+                // SAFETY: this thread is the channel, and the descriptor is over and gone.
+                unsafe { ring.complete(finished, bytes) };
                 self.shared.waiters.unpark();
             }
             // A channel that has just worked long is likely to be needed again after as long. How
@@ -290,7 +301,7 @@ impl Worker {
                 }
                 spin_hint();
             }
-            if start.elapsed() >= spin {
+            if start.elapsed() >= spin || self.shared.ring.is_closed() {
                 return false;
             }
         }

@@ -183,10 +183,12 @@ impl<T> Ring<T> {
         Some(self.slot(finished).value.with(|cell| unsafe { (*cell).assume_init_read() }))
     }
 
-    /// Publishes that everything up to `sequence` is finished, the last of them of a weight. For
-    /// the channel only.
+    /// Publishes that everything up to `sequence` is finished, the last of them of a weight.
+    ///
+    /// # Safety
+    /// Only the thread that takes may call this, with a number up to which it has taken everything.
     #[inline]
-    pub fn complete(&self, sequence: Sequence, weight: u64) {
+    pub unsafe fn complete(&self, sequence: Sequence, weight: u64) {
         let before = self.done.weight.load(Ordering::Relaxed);
         self.done.weight.store(before + weight, Ordering::Relaxed);
         self.done.completed.store(sequence, Ordering::Release);
@@ -225,7 +227,8 @@ mod tests {
         // SAFETY: this thread is the only consumer.
         assert_eq!(unsafe { ring.take(0) }, Some(0));
         assert_eq!(ring.push(&mut batch), Ok(Taken::NONE), "taken is not yet finished");
-        ring.complete(1, 0);
+        // SAFETY: this thread is the only consumer and has taken it.
+        unsafe { ring.complete(1, 0) };
         assert_eq!(ring.push(&mut batch), Ok(Taken { first: 5, count: 1 }));
         assert_eq!(batch[5], Some(5));
     }
@@ -248,7 +251,8 @@ mod tests {
         ring.push(&mut [Some(value.clone()), Some(value.clone())]).unwrap();
         // SAFETY: this thread is the only consumer.
         drop(unsafe { ring.take(0) });
-        ring.complete(1, 0);
+        // SAFETY: this thread is the only consumer and has taken it.
+        unsafe { ring.complete(1, 0) };
         drop(ring);
         assert_eq!(std::sync::Arc::strong_count(&value), 1);
     }
@@ -282,7 +286,8 @@ mod tests {
                 assert_eq!(number, last[submitter as usize] + 1, "in order per submitter");
                 last[submitter as usize] = number;
                 sums[submitter as usize] += number;
-                ring.complete(finished + 1, 0);
+                // SAFETY: as above, and it was taken.
+                unsafe { ring.complete(finished + 1, 0) };
             }
         });
         assert_eq!(sums, [EACH * (EACH + 1) / 2; 4]);

@@ -134,7 +134,9 @@ fn moved_bytes(descriptor: &Descriptor, fault: Fault) -> u64 {
     }
 }
 
-impl Channel for FaultChannel {
+// SAFETY: a descriptor is reported, by the script or by the inner channel's word, before its number is
+// counted, and the inner order over its memory is over by then.
+unsafe impl Channel for FaultChannel {
     fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
         let mut queue = lock(&self.queue);
         if queue.closed {

@@ -38,7 +38,8 @@ impl Queue {
             while let Some(value) = unsafe { self.ring.take(finished) } {
                 finished += 1;
                 values.push(value);
-                self.ring.complete(finished, 1);
+                // SAFETY: this thread is the only consumer and has taken everything up to the number.
+                unsafe { self.ring.complete(finished, 1) };
             }
             let over = || self.ring.is_closed() && self.ring.submitted() == finished;
             if over() {
@@ -81,7 +82,8 @@ fn two_submitters_cannot_both_leave_the_waking_to_the_other() {
                 Some(value) => {
                     finished += 1;
                     sum += value;
-                    queue.ring.complete(finished, 1);
+                    // SAFETY: this thread is the only consumer and has taken everything up to the number.
+                    unsafe { queue.ring.complete(finished, 1) };
                 }
                 None => _ = queue.idle.park(None, || queue.ring.has_next(finished)),
             }

@@ -37,7 +37,8 @@ impl Consumer {
         };
         self.values.push(value);
         self.finished += 1;
-        self.ring.complete(self.finished, 1);
+        // SAFETY: this thread is the only consumer and has taken everything up to the number.
+        unsafe { self.ring.complete(self.finished, 1) };
         true
     }
 
@@ -144,7 +145,8 @@ fn a_close_beside_pushes_keeps_what_was_taken_and_gives_back_the_rest() {
             match unsafe { ring.take(finished) } {
                 Some(_) => {
                     finished += 1;
-                    ring.complete(finished, 1);
+                    // SAFETY: this thread is the only consumer and has taken everything up to the number.
+                    unsafe { ring.complete(finished, 1) };
                 }
                 None => thread::yield_now(),
             }
@@ -167,7 +169,8 @@ fn what_nobody_takes_is_dropped_with_the_ring() {
         // SAFETY: the only consumer takes each number once.
         if let Some(taken) = unsafe { ring.take(0) } {
             drop(taken);
-            ring.complete(1, 1);
+            // SAFETY: this thread is the only consumer and has taken everything up to the number.
+            unsafe { ring.complete(1, 1) };
         }
         submitter.join().unwrap();
         drop(ring);

@@ -1,0 +1,25 @@
+//! A subscriber of `tracing` that panics does not take a channel with it.
+
+mod common;
+
+use common::builder;
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::{Context, SubscriberExt};
+
+struct Bomb;
+
+impl<S: tracing::Subscriber> Layer<S> for Bomb {
+    fn on_event(&self, _: &tracing::Event<'_>, _: Context<'_, S>) {
+        panic!("on purpose");
+    }
+}
+
+#[test]
+fn transfers_end_although_the_subscriber_panics() {
+    tracing::subscriber::set_global_default(tracing_subscriber::registry().with(Bomb)).unwrap();
+    let ferry = builder().channels(1).build().unwrap();
+    for _ in 0..3 {
+        let transfer = ferry.icopy_owned(vec![7u8; 8192], vec![0u8; 8192]).unwrap();
+        assert_eq!(transfer.wait().unwrap().1, vec![7u8; 8192]);
+    }
+}
