@@ -79,10 +79,21 @@ pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
     ];
     let diagnosis = Diagnosis { machine, checks };
     if json {
-        return show::print_json(&diagnosis);
+        show::print_json(&diagnosis)?;
+    } else {
+        show::print(&render(&diagnosis, Paint::for_stdout()))?;
     }
-    Ok(show::print(&render(&diagnosis, Paint::for_stdout()))?)
+    // The last two are what every program needs: a script can go by the exit status.
+    let broken: Vec<_> = (diagnosis.checks.iter())
+        .filter(|check| [PROFILE, A_COPY].contains(&check.name) && check.status == Status::Missing)
+        .map(|check| check.name)
+        .collect();
+    anyhow::ensure!(broken.is_empty(), "not working: {}", broken.join(", "));
+    Ok(())
 }
+
+const PROFILE: &str = "profile";
+const A_COPY: &str = "a copy";
 
 fn cores(usable: usize, online: Option<&str>) -> Check {
     const NAME: &str = "cores";
@@ -187,10 +198,10 @@ fn eventfd(made: std::io::Result<()>) -> Check {
 }
 
 fn profile(loaded: Result<Arc<Profile>, ProfileError>) -> Check {
-    const NAME: &str = "profile";
-    const ANEW: &str = "memferry doctor --measure";
+    const NAME: &str = PROFILE;
     match loaded {
-        Err(error) => Check::new(NAME, Status::Missing, error.to_string()).cure(ANEW),
+        Err(error) => Check::new(NAME, Status::Missing, error.to_string())
+            .cure("unset MEMFERRY_PROFILE, or let it name another file"),
         Ok(profile) => {
             let kernel = profile.streaming.name();
             match &profile.origin {
@@ -211,13 +222,13 @@ fn profile(loaded: Result<Arc<Profile>, ProfileError>) -> Check {
 
 /// A real copy through a channel, every byte checked.
 fn a_copy(ferry: Result<Ferry, BuildError>) -> Check {
-    const NAME: &str = "a copy";
+    const NAME: &str = A_COPY;
     const BYTES: usize = 4 << 20;
     let ferry = match ferry {
         Ok(ferry) => ferry,
         Err(error) => {
             return Check::new(NAME, Status::Missing, error.to_string())
-                .cure("correct the setting that the message names");
+                .cure("do what the message says");
         }
     };
     let source: Vec<u8> = (0..BYTES).map(|at| (at ^ (at >> 8)) as u8).collect();

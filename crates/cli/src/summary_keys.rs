@@ -163,9 +163,11 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     ratio(LATENCY, "hot_4m_vs_memcpy", Some(2.0), "Speed of one 4 MiB copy between buffers used just before, against memcpy."),
     ratio(LATENCY, "hot_64m_vs_memcpy", Some(2.5), "Speed of one 64 MiB copy between buffers used just before, against memcpy."),
     ratio(LATENCY, "hot_256m_vs_memcpy", Some(1.5), "Speed of one 256 MiB copy between buffers used just before, against memcpy."),
-    ratio(LATENCY, "worst_small_vs_memcpy", Some(0.95), "The smallest ratio over all sizes up to 1 MiB: what small copies lose at worst."),
+    ratio(LATENCY, "worst_small_vs_memcpy", Some(0.95), "The smallest ratio over all sizes from 8 B to 1 MiB: what small copies lose at worst."),
 
     ratio(BANDWIDTH, "cold_64k_vs_memcpy", None, "Throughput of many 64 KiB copies outside the caches, against memcpy."),
+    ratio(BANDWIDTH, "cold_64k_vs_rayon", None, "Throughput of many 64 KiB copies outside the caches, against memcpy spread over rayon."),
+    ratio(BANDWIDTH, "worst_vs_memcpy", None, "The smallest ratio over all measured sizes of a window of copies."),
     ratio(BANDWIDTH, "cold_4m_vs_memcpy", Some(2.0), "Throughput of many 4 MiB copies outside the caches, against memcpy."),
     ratio(BANDWIDTH, "cold_4m_vs_rayon", None, "Throughput of many 4 MiB copies outside the caches, against memcpy spread over rayon."),
 
@@ -174,14 +176,17 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     share("hot_4m", Some(0.97), "Share of a hot 4 MiB copy that hides behind the caller's own work."),
     share("cold_4m", Some(0.97), "Share of a cold 4 MiB copy that hides behind the caller's own work."),
 
-    cost(OVERHEAD, "submit_ns", "ns", Some(150.0), "Time the caller spends to hand over one copy."),
-    cost(OVERHEAD, "check_ns", "ns", None, "Time the caller spends to ask whether a copy is done."),
+    cost(OVERHEAD, "submit_ns", "ns", Some(150.0), "Time the caller spends to hand over the smallest copy to a channel that is awake."),
+    cost(OVERHEAD, "submit_64k_ns", "ns", None, "Time the caller spends to start a copy of 64 KiB, which others can help with."),
+    cost(OVERHEAD, "check_ns", "ns", None, "Time the caller spends to ask a copy that goes on whether it is done."),
     cost(OVERHEAD, "roundtrip_8b_ns", "ns", None, "Time from handing over a copy of 8 bytes to seeing it done."),
     cost(OVERHEAD, "floor_roundtrip_ns", "ns", None, "Time one cache line takes to another core and back: no hand-over can be quicker."),
     cost(OVERHEAD, "roundtrip_vs_floor", "ratio", Some(1.6), "The 8-byte round trip as a multiple of that floor."),
 
-    cost(POLLUTION, "memcpy_slowdown", "ratio", None, "How much slower cached work runs after memcpy has copied beside it."),
-    cost(POLLUTION, "ours_slowdown", "ratio", Some(1.05), "How much slower cached work runs after Memferry has copied beside it."),
+    cost(POLLUTION, "memcpy_slowdown", "ratio", None, "How much slower a warm buffer is read after memcpy than after a pause as long."),
+    cost(POLLUTION, "ours_slowdown", "ratio", Some(1.05), "The same after a copy of ours that spares the caller's core."),
+    cost(POLLUTION, "ours_slowdown_vs_at_once", "ratio", None, "The same against a read without any pause."),
+    cost(POLLUTION, "ours_helping_slowdown", "ratio", None, "The same after an ordinary blocking copy of ours, with which the caller helps."),
 ];
 
 #[cfg(test)]

@@ -53,3 +53,8 @@ pub mod sys {
     pub use memferry_sys::copy::stream::Streaming;
     pub use memferry_sys::{affinity, clock, copy, cpu, pages};
 }
+
+/// The README's examples, compiled and run as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+pub struct ReadmeExamples;

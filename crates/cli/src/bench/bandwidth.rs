@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
+use anyhow::Context;
 use memferry::sys::affinity;
 use memferry::{Ferry, Request, Transfer};
 use rayon::prelude::*;
@@ -41,6 +42,10 @@ impl Bench for CopyBandwidth {
         let ferry = Ferry::new()?;
         // As many threads as cores: more would only get in each other's way.
         let cores = affinity::allowed_cores().len();
+        // The runtime panics where it cannot start its threads: ask the system first.
+        for _ in 0..2 * cores {
+            std::thread::Builder::new().spawn(|| ()).context("no thread could be started")?;
+        }
         let runtime =
             tokio::runtime::Builder::new_multi_thread().max_blocking_threads(cores).build()?;
         // As large as a window of the largest copies: no two copies in flight share a byte.

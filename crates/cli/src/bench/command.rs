@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
+use super::load::Load;
 use super::{Bench, Effort, all, find, suite};
 use crate::args::BenchArgs;
 use crate::outcome::Outcome;
@@ -16,6 +17,14 @@ const DEFAULT_REPORT: &str = "memferry-report.html";
 
 /// Runs what the arguments ask for.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
+    let default = (args.name.is_none() && !args.json).then(|| PathBuf::from(DEFAULT_REPORT));
+    if let Some(path) = args.report.as_deref().or(default.as_deref()) {
+        // Better now than after minutes of measuring.
+        std::fs::OpenOptions::new().append(true).create(true).open(path).with_context(|| {
+            let path = path.display();
+            format!("the report {path} cannot be written: name another file with --report")
+        })?;
+    }
     match &args.name {
         Some(name) => run_one(find(name).map_err(anyhow::Error::msg)?, args),
         None => run_suite(all(), args),
@@ -84,9 +93,12 @@ fn measure_all(
 
 /// Runs a bench and takes its progress bar away, whatever comes of it.
 fn measure(bench: &dyn Bench, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
+    let before = Load::now();
     let outcome = bench.run(effort, progress);
     progress.finish();
-    outcome.with_context(|| format!("the bench {} failed", bench.name()))
+    let mut outcome = outcome.with_context(|| format!("the bench {} failed", bench.name()))?;
+    outcome.notes.extend(before.and_then(Load::disturbance));
+    Ok(outcome)
 }
 
 fn write_report(path: Option<&Path>, outcomes: &[Outcome], args: &BenchArgs) -> anyhow::Result<()> {

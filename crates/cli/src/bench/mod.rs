@@ -4,6 +4,7 @@
 mod bandwidth;
 pub(crate) mod command;
 mod latency;
+mod load;
 mod measure;
 mod overhead;
 mod overlap;

@@ -23,11 +23,20 @@ const LINE: usize = 64;
 const ROW_BYTES: usize = 4096;
 
 /// What happens between warming the small buffer and reading it.
-const PAUSE: &str = "after the same time without a copy";
-const MEMCPY: &str = "after memcpy";
-const SPARING: &str = "after memferry, sparing the caller";
-const HELPING: &str = "after memferry, caller helping";
-const AT_ONCE: &str = "at once";
+const AT_ONCE: usize = 0;
+const MEMCPY: usize = 1;
+const MEMCPY_PAUSE: usize = 2;
+const SPARING: usize = 3;
+const SPARING_PAUSE: usize = 4;
+const HELPING: usize = 5;
+const SERIES: [&str; 6] = [
+    "at once",
+    "after memcpy",
+    "after a pause as long as memcpy",
+    "after memferry, sparing the caller",
+    "after a pause as long as that",
+    "after memferry, caller helping",
+];
 
 impl Bench for Pollution {
     fn name(&self) -> &'static str {
@@ -41,92 +50,104 @@ impl Bench for Pollution {
     fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
         let l2_bytes = cpu::facts().l2_bytes;
         let all = (14..).map(|shift| 1usize << shift).take_while(|&bytes| bytes <= l2_bytes / 2);
-        let mut sizes: Vec<usize> = all.collect();
-        if effort == Effort::Brief {
-            sizes.retain(|&bytes| bytes >= 128 << 10);
-        }
+        let sizes: Vec<usize> = all.collect();
         let rounds = if effort == Effort::Full { 201 } else { 61 };
         progress.start(sizes.len() as u64 + 1, self.name());
         progress.step("preparing buffers");
         let ferry = Ferry::new()?;
         let mut pair = Pair::new(COPY_BYTES)?;
         let mut outcome = Outcome::new(self.name());
-        let (mut memcpy_slowdowns, mut our_slowdowns) = (vec![], vec![]);
+        let mut slowdowns: [Vec<f64>; 4] = Default::default();
         for bytes in sizes {
             progress.step(&size::format(bytes as u64));
             let times = measure(&ferry, &mut pair, bytes, rounds)?;
-            memcpy_slowdowns.extend(ratios(&times[1], &times[0]));
-            our_slowdowns.extend(ratios(&times[2], &times[0]));
-            for (series, values) in times {
+            let ratio = |series: usize, base: usize| {
+                median(times[series].clone()) / median(times[base].clone())
+            };
+            slowdowns[0].push(ratio(MEMCPY, MEMCPY_PAUSE));
+            slowdowns[1].push(ratio(SPARING, SPARING_PAUSE));
+            slowdowns[2].push(ratio(SPARING, AT_ONCE));
+            slowdowns[3].push(ratio(HELPING, SPARING_PAUSE));
+            for (series, values) in SERIES.into_iter().zip(&times) {
                 outcome.rows.push(Row::of_rounds(
                     "access time",
                     series,
                     bytes as u64,
                     "ns",
-                    &values,
+                    values,
                 ));
             }
         }
-        set(&mut outcome.summary, "memcpy_slowdown", median(memcpy_slowdowns));
-        set(&mut outcome.summary, "ours_slowdown", median(our_slowdowns));
+        let keys = [
+            "memcpy_slowdown",
+            "ours_slowdown",
+            "ours_slowdown_vs_at_once",
+            "ours_helping_slowdown",
+        ];
+        for (key, values) in keys.into_iter().zip(slowdowns) {
+            set(&mut outcome.summary, key, median(values));
+        }
         outcome.notes.push(format!(
             "Time to read one byte of every cache line of a small warm buffer, column by column, \
-             right after a copy of {}. Keys are medians over all sizes and rounds of the time after \
-             a copy over the time after a pause of the same length without one: other tenants of \
-             the core and its caches leave their traces whether there is a copy or not, as the row \
-             \"{AT_ONCE}\" shows. ours_slowdown is for copies with Options::spare_caller, where, as \
-             with the paper's engine, the caller's core takes no part and polls for the end; the \
-             row for a caller that helps is beside it.",
+             right after a copy of {}. Keys are medians over the buffer sizes of the time after a \
+             copy over the time after a pause of the same length without one: other tenants of a \
+             shared core leave their traces in the caches whether there is a copy or not. \
+             ours_slowdown_vs_at_once compares with a read without any pause instead. \
+             ours_slowdown is for copies with Options::spare_caller, where, as with the paper's \
+             engine, the caller's core takes no part and polls for the end; ours_helping_slowdown \
+             is for an ordinary blocking copy, with which the caller helps.",
             size::format(COPY_BYTES as u64)
         ));
         Ok(outcome)
     }
 }
 
-type Series = (&'static str, Vec<f64>);
-
-/// Round by round, one series over another.
-fn ratios(series: &Series, base: &Series) -> Vec<f64> {
-    series.1.iter().zip(&base.1).map(|(time, base)| time / base).collect()
-}
-
+/// The times to read a small buffer of `bytes`, by series and round.
 fn measure(
     ferry: &Ferry,
     pair: &mut Pair,
     bytes: usize,
     rounds: usize,
-) -> anyhow::Result<[Series; 5]> {
+) -> anyhow::Result<[Vec<f64>; 6]> {
     let mut small = Pages::new(bytes)?;
     small.as_mut_slice().fill(1);
-    let mut times: [Series; 5] =
-        [PAUSE, MEMCPY, SPARING, HELPING, AT_ONCE].map(|series| (series, vec![]));
-    let mut copy_time = Duration::ZERO;
-    // The pause is as long as the copy before it, so the copy comes first.
-    for index in std::iter::once([2, 0, 1, 3, 4]).cycle().take(rounds).flatten() {
-        for _ in 0..3 {
-            walk_columns(small.as_slice());
-        }
-        let (source, target) = (pair.source.as_slice(), pair.target.as_mut_slice());
-        let begin = Instant::now();
-        match times[index].0 {
-            PAUSE => {
-                while begin.elapsed() < copy_time {
-                    spin_loop();
+    let mut times: [Vec<f64>; 6] = Default::default();
+    let (mut memcpy_time, mut sparing_time) = (Duration::ZERO, Duration::ZERO);
+    for round in 0..rounds {
+        for turn in 0..SERIES.len() {
+            // A pause is as long as the copy of its kind was last time; the order changes.
+            let series = (turn + round) % SERIES.len();
+            for _ in 0..3 {
+                walk_columns(small.as_slice());
+            }
+            let (source, target) = (pair.source.as_slice(), pair.target.as_mut_slice());
+            let begin = Instant::now();
+            match series {
+                MEMCPY => {
+                    memcpy(target, source);
+                    memcpy_time = begin.elapsed();
                 }
+                MEMCPY_PAUSE => pause(begin, memcpy_time),
+                SPARING => {
+                    copy_sparing(ferry, source, target)?;
+                    sparing_time = begin.elapsed();
+                }
+                SPARING_PAUSE => pause(begin, sparing_time),
+                HELPING => ferry.copy(source, target)?,
+                _ => {}
             }
-            MEMCPY => memcpy(target, source),
-            SPARING => {
-                copy_sparing(ferry, source, target)?;
-                copy_time = begin.elapsed();
-            }
-            HELPING => ferry.copy(source, target)?,
-            _ => {}
+            let start = Instant::now();
+            walk_columns(small.as_slice());
+            times[series].push(start.elapsed().as_nanos() as f64);
         }
-        let start = Instant::now();
-        walk_columns(small.as_slice());
-        times[index].1.push(start.elapsed().as_nanos() as f64);
     }
     Ok(times)
+}
+
+fn pause(begin: Instant, length: Duration) {
+    while begin.elapsed() < length {
+        spin_loop();
+    }
 }
 
 fn copy_sparing(ferry: &Ferry, source: &[u8], target: &mut [u8]) -> anyhow::Result<()> {

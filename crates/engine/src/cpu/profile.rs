@@ -82,7 +82,9 @@ pub enum ProfileError {
         error: io::Error,
     },
     /// The file is no profile.
-    #[error("profile {path}: {problem}: delete the file, and it will be measured anew")]
+    #[error(
+        "{path} is no profile: {problem}; unset MEMFERRY_PROFILE, or let it name a file that may be written"
+    )]
     Malformed {
         /// The file.
         path: PathBuf,
@@ -112,10 +114,11 @@ impl Profile {
             Some(word) if word == "off" => Self::built_in(),
             Some(word) if word == "measure" => calibrate::measure(),
             Some(path) => Self::read_or_measure(Path::new(&path))?,
-            // Without a place to save, or with a stale file: this process measures for itself.
+            // Without a place to save this process measures for itself; a broken file at the
+            // default place is our own, and is replaced.
             None => Self::default_path()
                 .and_then(|path| Self::read_or_measure(&path).ok())
-                .unwrap_or_else(calibrate::measure),
+                .unwrap_or_else(Self::remeasure),
         };
         Ok(FOUND.get_or_init(|| Arc::new(profile)).clone())
     }
@@ -282,7 +285,7 @@ mod tests {
         let path = folder.path().join("profile");
         fs::write(&path, "hello").unwrap();
         let error = Profile::load(&ProfileSource::File(path)).unwrap_err().to_string();
-        assert!(error.contains("profile") && error.contains("delete"), "{error}");
+        assert!(error.contains("no profile") && error.contains("MEMFERRY_PROFILE"), "{error}");
     }
 
     #[test]
