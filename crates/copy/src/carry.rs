@@ -265,6 +265,21 @@ impl OpenEngine {
     }
 }
 
+/// Carries out a small request on the calling processor, through the caches.
+///
+/// # Safety
+/// As for [`Ferry::start`](crate::Ferry::start); the request must have been validated, simple, and
+/// over ordinary memory.
+#[inline]
+pub(crate) unsafe fn at_once(request: &Request<'_>) -> Transfer {
+    let Request { operation, source, target, length, value, .. } = *request;
+    if length > 0 {
+        // SAFETY: passed on.
+        unsafe { Descriptor::new(operation, source, target, length).value(value) }.run();
+    }
+    Transfer::over(length)
+}
+
 /// Invited channels. Most often there is one, for which no list is allocated.
 #[derive(Default)]
 struct Invited<'a> {

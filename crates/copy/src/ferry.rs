@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use memferry_engine::completion::Finish;
 
 use crate::builder::Builder;
-use crate::carry::{Inner, OpenEngine};
+use crate::carry::{self, Inner, OpenEngine};
 use crate::cookie::{Cookie, Known};
 use crate::error::{BuildError, Error, ValidationError};
 use crate::plan::{self, Facts, Plan, Question};
@@ -24,6 +24,9 @@ pub struct Ferry {
     /// Blocking copies below this size are a plain `memcpy`. Kept here, beside the pointer, so
     /// that finding out costs nothing.
     plain_below: usize,
+    /// Asynchronous transfers up to this size, without any wish, are carried out at once. The plan
+    /// would say the same, but asking it takes longer than some of these copies.
+    at_once: u64,
     inner: Arc<Inner>,
 }
 
@@ -41,7 +44,8 @@ impl Ferry {
     pub(crate) fn from_inner(inner: Inner) -> Self {
         let profile = &inner.facts.profile;
         let plain_below = profile.split_bytes.min(profile.stream_bytes);
-        Self { plain_below, inner: Arc::new(inner) }
+        let at_once = profile.inline_bytes.min(profile.stream_bytes.saturating_sub(1)) as u64;
+        Self { plain_below, at_once, inner: Arc::new(inner) }
     }
 
     /// Copies `source` to `target`, which must be of equal length, and returns when it is done.
@@ -220,6 +224,10 @@ impl Ferry {
     /// notification variable must stay valid. Dropping the handle changes nothing of this.
     pub unsafe fn start(&self, mut request: Request<'_>) -> Result<Transfer, Error> {
         request.validate()?;
+        if request.length <= self.at_once && request.is_without_wishes() {
+            // SAFETY: passed on.
+            return Ok(unsafe { carry::at_once(&request) });
+        }
         let plan = self.inner.plan(&request, false)?;
         // SAFETY: passed on.
         Ok(unsafe { self.inner.carry_out(request, &plan, false) })

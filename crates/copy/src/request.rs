@@ -151,6 +151,16 @@ impl<'a> Request<'a> {
             && !tracing::enabled!(tracing::Level::TRACE)
     }
 
+    /// A simple request over ordinary memory that leaves everything to the planner.
+    #[inline]
+    pub(crate) fn is_without_wishes(&self) -> bool {
+        let Options { temperature, spare_caller, .. } = self.options;
+        temperature == Temperature::Unknown
+            && !spare_caller
+            && self.is_host_only()
+            && self.is_simple()
+    }
+
     /// Whether a processor can carry it out.
     pub(crate) fn is_host_only(&self) -> bool {
         self.source_memory == MemoryKind::Host && self.target_memory == MemoryKind::Host
