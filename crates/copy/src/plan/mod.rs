@@ -15,7 +15,7 @@ use crate::request::Temperature;
 /// Asynchronous transfers up to this size are one descriptor; larger ones are chunks that can be
 /// claimed, which costs one more cache line but lets a waiting caller help.
 pub(crate) const WHOLE_BYTES: u64 = 16 << 10;
-const SMALLEST_CHUNK: u64 = 16 << 10;
+const SMALLEST_CHUNK: u64 = 32 << 10;
 const CHUNKS_PER_PARTY: u64 = 4;
 const PAGE: u64 = 4096;
 

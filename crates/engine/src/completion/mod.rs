@@ -55,7 +55,8 @@ pub struct Completion {
     notify: Option<Notify>,
     work: Option<Work>,
     failure: Mutex<Option<ExecutionError>>,
-    watchers: Mutex<Watchers>,
+    /// Boxed: most transfers have none, and a completion should be few cache lines.
+    watchers: Mutex<Option<Box<Watchers>>>,
     span: tracing::Span,
 }
 
@@ -81,7 +82,7 @@ impl Completion {
             notify: None,
             work: None,
             failure: Mutex::new(None),
-            watchers: Mutex::new(Watchers::default()),
+            watchers: Mutex::new(None),
             span: tracing::Span::none(),
         }
     }
@@ -313,8 +314,10 @@ impl Completion {
     }
 
     fn tell_watchers(&self, failed: bool) {
-        let Watchers { wakers, events, followers, kept } =
-            std::mem::take(&mut *lock(&self.watchers));
+        let Some(watchers) = lock(&self.watchers).take() else {
+            return;
+        };
+        let Watchers { wakers, events, followers, kept } = *watchers;
         events.iter().for_each(|event| event.signal());
         wakers.into_iter().for_each(|waker| shielded(|| waker.wake()));
         Launch::predecessor_ended(followers, failed);
@@ -330,7 +333,7 @@ impl Completion {
         if previous & DONE != 0 {
             return false;
         }
-        add(&mut watchers);
+        add(watchers.get_or_insert_default());
         true
     }
 
