@@ -40,11 +40,4 @@ mod tests {
         write(&path, &sample::suite()).unwrap();
         assert!(fs::read_to_string(path).unwrap().starts_with("<!doctype html>"));
     }
-
-    #[test]
-    #[ignore = "writes a report of invented data to $MEMFERRY_SAMPLE_REPORT, to look at"]
-    fn the_sample_report_can_be_looked_at() {
-        let path = std::env::var_os("MEMFERRY_SAMPLE_REPORT").expect("a path is set");
-        write(Path::new(&path), &sample::suite()).unwrap();
-    }
 }
