@@ -13,6 +13,11 @@ pub fn allowed_cores() -> Vec<usize> {
     }
 }
 
+/// The core that the calling thread runs on at this moment.
+pub fn current_core() -> usize {
+    rustix::thread::sched_getcpu()
+}
+
 /// Binds the calling thread to one core.
 pub fn bind_to_core(core: usize) -> io::Result<()> {
     if core >= CpuSet::MAX_CPU {

@@ -8,10 +8,15 @@ pub mod affinity;
 pub mod clock;
 pub mod copy;
 pub mod cpu;
+pub mod cross_memory;
 pub mod event;
 pub mod fence;
 pub mod fork;
+pub mod packet_socket;
 pub mod pages;
+pub mod peer_process;
+pub mod readiness;
+pub mod shared_memory;
 pub mod sync;
 pub mod wait_word;
 

@@ -77,6 +77,49 @@ pub fn futex_wake_all(word: &std::sync::atomic::AtomicU32) {
     let _ = futex::wake(word, futex::Flags::PRIVATE, i32::MAX as u32);
 }
 
+/// As [`futex_wait`], on several words at once that other processes may share, at most
+/// [`MOST_WORDS`] of them.
+pub fn futex_wait_shared(
+    words: &[(&std::sync::atomic::AtomicU32, u32)],
+    timeout: Duration,
+) {
+    use rustix::thread::futex;
+    let timespec = |t: Duration| futex::Timespec {
+        tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: t.subsec_nanos().into(),
+    };
+    if let [(word, expected)] = words {
+        let _ = futex::wait(word, futex::Flags::empty(), *expected, Some(&timespec(timeout)));
+        return;
+    }
+    let mut waiters = [futex::Wait::new(); MOST_WORDS];
+    for (waiter, (word, expected)) in waiters.iter_mut().zip(words) {
+        waiter.val = u64::from(*expected);
+        waiter.uaddr = futex::WaitPtr::new(word.as_ptr().cast());
+        waiter.flags = futex::WaitFlags::SIZE_U32;
+    }
+    // This call wants the moment, not the length of time.
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
+    let until = timespec(now.saturating_add(timeout));
+    let waiters = &waiters[..words.len().min(MOST_WORDS)];
+    let _ = futex::waitv(
+        waiters,
+        futex::WaitvFlags::empty(),
+        Some(&until),
+        futex::ClockId::Monotonic,
+    );
+}
+
+/// The most words that [`futex_wait_shared`] can wait on.
+pub const MOST_WORDS: usize = 128;
+
+/// Wakes every thread of any process that sleeps on `word`.
+pub fn futex_wake_shared(word: &std::sync::atomic::AtomicU32) {
+    use rustix::thread::futex;
+    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

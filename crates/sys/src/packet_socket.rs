@@ -1,0 +1,225 @@
+//! Unix sockets that keep the borders of packets and can carry descriptors along.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
+};
+
+/// The name of a listening socket.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum SocketName {
+    /// A name outside the file system, which vanishes with the process.
+    Abstract(String),
+    /// A file.
+    Path(PathBuf),
+}
+
+impl SocketName {
+    /// A name with a slash in it is a path; any other is abstract.
+    pub fn parse(name: &str) -> Self {
+        if name.contains('/') { Self::Path(name.into()) } else { Self::Abstract(name.to_owned()) }
+    }
+
+    fn address(&self) -> io::Result<SocketAddrUnix> {
+        Ok(match self {
+            Self::Abstract(name) => {
+                SocketAddrUnix::new_abstract_name(format!("memferry/{name}").as_bytes())?
+            }
+            Self::Path(path) => SocketAddrUnix::new(path.as_path())?,
+        })
+    }
+}
+
+impl std::fmt::Display for SocketName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Abstract(name) => f.write_str(name),
+            Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// A connected socket. Never blocks: what cannot be done at once is `WouldBlock`.
+#[derive(Debug)]
+pub struct PacketSocket(OwnedFd);
+
+fn new_socket() -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+}
+
+impl PacketSocket {
+    /// Connects to a listening socket.
+    pub fn connect(name: &SocketName) -> io::Result<Self> {
+        let socket = new_socket()?;
+        connect(&socket, &name.address()?)?;
+        Ok(Self(socket))
+    }
+
+    /// Two sockets connected to each other.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let (one, other) =
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        Ok((Self(one), Self(other)))
+    }
+
+    /// Sends one packet with descriptors.
+    pub fn send(&self, packet: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty()
+            && !control.push(SendAncillaryMessage::ScmRights(descriptors))
+        {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+        sendmsg(&self.0, &[io::IoSlice::new(packet)], &mut control, flags)?;
+        Ok(())
+    }
+
+    /// Receives one packet; returns its length (0 when the other side has closed) and the
+    /// descriptors that came with it. A packet that does not fit is an error.
+    pub fn receive(&self, packet: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+        let result = recvmsg(&self.0, &mut [io::IoSliceMut::new(packet)], &mut control, flags)?;
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(rights) = message {
+                descriptors.extend(rights);
+            }
+        }
+        if result.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet that is too long"));
+        }
+        Ok((result.bytes, descriptors))
+    }
+}
+
+/// The most descriptors that one packet carries.
+const MOST_DESCRIPTORS: usize = 4;
+
+impl AsFd for PacketSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// A listening socket. Its file, if it has one, is removed on drop.
+#[derive(Debug)]
+pub struct PacketListener {
+    socket: OwnedFd,
+    name: SocketName,
+}
+
+impl PacketListener {
+    /// Takes a name. A file that a dead process left behind is taken over; a name that somebody
+    /// listens on is `AddrInUse`.
+    pub fn bind(name: &SocketName) -> io::Result<Self> {
+        const WAITING: i32 = 64;
+        let socket = new_socket()?;
+        let address = name.address()?;
+        if let Err(error) = bind(&socket, &address) {
+            let SocketName::Path(path) = name else { return Err(error.into()) };
+            if error != rustix::io::Errno::ADDRINUSE || !is_stale(name) {
+                return Err(error.into());
+            }
+            std::fs::remove_file(path)?;
+            bind(&socket, &address)?;
+        }
+        listen(&socket, WAITING)?;
+        Ok(Self { socket, name: name.clone() })
+    }
+
+    /// The next process that has connected, or `WouldBlock`.
+    pub fn accept(&self) -> io::Result<PacketSocket> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        Ok(PacketSocket(accept_with(&self.socket, flags)?))
+    }
+
+    /// The name it was bound to.
+    pub fn name(&self) -> &SocketName {
+        &self.name
+    }
+}
+
+impl Drop for PacketListener {
+    fn drop(&mut self) {
+        if let SocketName::Path(path) = &self.name {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl AsFd for PacketListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+/// Whether a name is a socket's file that nobody listens on any more.
+fn is_stale(name: &SocketName) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    let SocketName::Path(path) = name else { return false };
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+    let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    is_socket && PacketSocket::connect(name).err().is_some_and(refused)
+}
+
+/// Removes the file of a listening socket whose process is gone.
+pub fn remove_stale(path: &Path) {
+    if is_stale(&SocketName::Path(path.to_owned())) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::EventFd;
+
+    fn unique(name: &str) -> SocketName {
+        SocketName::Abstract(format!("{name}-{}", std::process::id()))
+    }
+
+    #[test]
+    fn a_packet_arrives_with_its_descriptors() {
+        let listener = PacketListener::bind(&unique("packet")).unwrap();
+        let client = PacketSocket::connect(listener.name()).unwrap();
+        let server = listener.accept().unwrap();
+        let event = EventFd::new().unwrap();
+        client.send(b"hello", &[event.as_fd()]).unwrap();
+        let mut packet = [0; 16];
+        let (length, descriptors) = server.receive(&mut packet).unwrap();
+        assert_eq!((&packet[..length], descriptors.len()), (&b"hello"[..], 1));
+        assert!(server.receive(&mut packet).unwrap_err().kind() == io::ErrorKind::WouldBlock);
+        client.send(&[1; 17], &[]).unwrap();
+        assert!(server.receive(&mut packet).unwrap_err().kind() == io::ErrorKind::InvalidData);
+        drop(client);
+        assert_eq!(server.receive(&mut packet).unwrap().0, 0);
+    }
+
+    #[test]
+    fn a_name_in_use_is_refused_and_a_stale_file_is_taken_over() {
+        let path = std::env::temp_dir().join(format!("memferry-stale-{}", std::process::id()));
+        let name = SocketName::Path(path.clone());
+        let listener = PacketListener::bind(&name).unwrap();
+        let error = PacketListener::bind(&name).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        // As a crash leaves it: the file is there, the socket is not.
+        let file = std::mem::ManuallyDrop::new(listener);
+        // SAFETY: the listener is never dropped, so its socket is closed once, here.
+        drop(unsafe { std::ptr::read(&file.socket) });
+        assert!(path.exists());
+        drop(PacketListener::bind(&name).unwrap());
+        assert!(!path.exists());
+    }
+}

@@ -1,0 +1,80 @@
+//! Another process as seen from here: who it is, and whether it still lives.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+/// Who is at the other end of a socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Credentials {
+    /// Its process number as seen from here; 0 where it is not visible.
+    pub pid: u32,
+    /// Its user.
+    pub uid: u32,
+}
+
+/// Asks the kernel who connected, or who listens. What the kernel says cannot be forged.
+pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
+    // SAFETY: all zeroes is a valid ucred.
+    let mut found: libc::ucred = unsafe { std::mem::zeroed() };
+    socket_option(socket, libc::SO_PEERCRED, &mut found)?;
+    Ok(Credentials { pid: found.pid.max(0) as u32, uid: found.uid })
+}
+
+/// A descriptor of the process at the other end, which becomes readable when that process ends.
+/// `None` where the kernel cannot tell.
+pub fn process_of(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut descriptor: libc::c_int = -1;
+    if socket_option(socket, SO_PEERPIDFD, &mut descriptor).is_ok() && descriptor >= 0 {
+        // SAFETY: the kernel just made this descriptor for us.
+        return Some(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    }
+    let pid = credentials(socket).ok()?.pid;
+    pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()
+}
+
+fn socket_option<T>(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut T) -> io::Result<()> {
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: value and length are valid for writes, and length says how large the value is.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (value as *mut T).cast(),
+            &mut length,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether the process still lives and holds its end of the socket.
+pub fn is_alive(process: Option<BorrowedFd<'_>>, socket: BorrowedFd<'_>) -> bool {
+    let mut watched = vec![PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+    watched.extend(process.map(|process| PollFd::from_borrowed_fd(process, PollFlags::IN)));
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // Interrupted, or out of memory: ask again later.
+    poll(&mut watched, Some(&now)).map_or(true, |ended| ended == 0)
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_socket_pair_is_from_this_process_and_alive_until_closed() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let found = credentials(ours.as_fd()).unwrap();
+        assert_eq!(found.pid, std::process::id());
+        let process = process_of(ours.as_fd()).unwrap();
+        assert!(is_alive(Some(process.as_fd()), ours.as_fd()));
+        drop(theirs);
+        assert!(!is_alive(Some(process.as_fd()), ours.as_fd()));
+        assert!(!is_alive(None, ours.as_fd()));
+    }
+}
