@@ -48,6 +48,11 @@ pub mod engine {
     pub use memferry_engine::*;
 }
 
+/// Messages between processes: endpoints, links, jobs, shareable memory.
+pub mod message {
+    pub use memferry_message::*;
+}
+
 /// Facts about the machine and the lowest building blocks.
 pub mod sys {
     pub use memferry_sys::copy::stream::Streaming;

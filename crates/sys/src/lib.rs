@@ -18,6 +18,7 @@ pub mod peer_process;
 pub mod readiness;
 pub mod shared_memory;
 pub mod sync;
+pub mod user;
 pub mod wait_word;
 
 pub use event::EventFd;

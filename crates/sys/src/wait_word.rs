@@ -79,10 +79,7 @@ pub fn futex_wake_all(word: &std::sync::atomic::AtomicU32) {
 
 /// As [`futex_wait`], on several words at once that other processes may share, at most
 /// [`MOST_WORDS`] of them.
-pub fn futex_wait_shared(
-    words: &[(&std::sync::atomic::AtomicU32, u32)],
-    timeout: Duration,
-) {
+pub fn futex_wait_shared(words: &[(&std::sync::atomic::AtomicU32, u32)], timeout: Duration) {
     use rustix::thread::futex;
     let timespec = |t: Duration| futex::Timespec {
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
@@ -103,12 +100,8 @@ pub fn futex_wait_shared(
     let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
     let until = timespec(now.saturating_add(timeout));
     let waiters = &waiters[..words.len().min(MOST_WORDS)];
-    let _ = futex::waitv(
-        waiters,
-        futex::WaitvFlags::empty(),
-        Some(&until),
-        futex::ClockId::Monotonic,
-    );
+    let _ =
+        futex::waitv(waiters, futex::WaitvFlags::empty(), Some(&until), futex::ClockId::Monotonic);
 }
 
 /// The most words that [`futex_wait_shared`] can wait on.

@@ -1,0 +1,167 @@
+//! Settings of endpoints and links: from the caller, then from the environment, then from
+//! measurement.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use crate::error::{Error, ValidationError};
+use crate::plan::PathKind;
+use crate::port::Settings;
+
+/// Settings for a new endpoint, listener or link. What is not set here is taken from the
+/// environment, and what is not set there is measured.
+#[derive(Debug, Clone, Default)]
+#[must_use = "nothing happens before it is opened"]
+pub struct Builder {
+    settings: Settings,
+    problem: Option<ValidationError>,
+}
+
+impl Builder {
+    /// Nothing set.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Moves messages in a thread of their own, so that they arrive while the application computes
+    /// and calls nothing (`MEMFERRY_BACKGROUND=on`).
+    pub fn background(mut self, background: bool) -> Self {
+        self.settings.background = background;
+        self
+    }
+
+    /// Lets a further user connect, and connects to that user's processes. Usual: this process's
+    /// user alone.
+    pub fn allow_uid(mut self, uid: u32) -> Self {
+        self.settings.allowed.uids.push(uid);
+        self
+    }
+
+    /// As [`Builder::allow_uid`], by the user's name.
+    pub fn allow_user(mut self, name: &str) -> Self {
+        match memferry_sys::user::uid_of(name) {
+            Some(uid) => self.allow_uid(uid),
+            None => {
+                self.problem = Some(ValidationError::Setting {
+                    name: "allow_user",
+                    value: name.to_owned(),
+                    expected: "the name of a user of this machine",
+                });
+                self
+            }
+        }
+    }
+
+    /// Whether the memory of peers is read and written directly where the system permits it
+    /// (`MEMFERRY_CMA=off` forbids it). Usual: yes.
+    pub fn cross_memory(mut self, use_it: bool) -> Self {
+        self.settings.cross_memory = use_it;
+        self
+    }
+
+    /// Messages up to this size are sent at once, without asking the receiver
+    /// (`MEMFERRY_EAGER_BYTES`).
+    pub fn eager_bytes(mut self, bytes: u64) -> Self {
+        self.settings.limits.eager_bytes = Some(bytes);
+        self
+    }
+
+    /// Messages from this size on are copied by both sides (`MEMFERRY_COOPERATIVE_BYTES`).
+    pub fn cooperative_bytes(mut self, bytes: u64) -> Self {
+        self.settings.limits.cooperative_bytes = Some(bytes);
+        self
+    }
+
+    /// Messages in shareable memory from this size on are copied by engines
+    /// (`MEMFERRY_OFFLOAD_BYTES`).
+    pub fn offload_bytes(mut self, bytes: u64) -> Self {
+        self.settings.limits.offload_bytes = Some(bytes);
+        self
+    }
+
+    /// Messages that are not sent at once take this path, where it is possible
+    /// (`MEMFERRY_PATH`: `single`, `cooperative`, `offload` or `pipeline`).
+    pub fn path(mut self, path: PathKind) -> Self {
+        self.settings.limits.path = Some(path);
+        self
+    }
+
+    /// How long a waiting thread looks before it sleeps (`MEMFERRY_MESSAGE_SPIN_NS`). Usual: a
+    /// while if every process of the conversation has a core, hardly at all if not.
+    pub fn spin_ns(mut self, spin_ns: u64) -> Self {
+        self.settings.spin_ns = Some(spin_ns);
+        self
+    }
+
+    /// The most peers at a time. Usual: 1024.
+    pub fn most_peers(mut self, peers: usize) -> Self {
+        self.settings.most_peers = peers;
+        self
+    }
+
+    /// The most operations under way at a time. Usual: 65536.
+    pub fn most_operations(mut self, operations: usize) -> Self {
+        self.settings.most_operations = operations;
+        self
+    }
+
+    /// The most payload bytes of messages from one peer that are kept until somebody receives
+    /// them; beyond that, the peer waits. Usual: 16 MiB.
+    pub fn most_kept_bytes(mut self, bytes: usize) -> Self {
+        self.settings.most_kept_bytes = bytes;
+        self
+    }
+
+    /// How long connecting may take. Usual: 10 s.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.settings.connect_timeout = timeout;
+        self
+    }
+
+    /// The settings, with the environment in the places that were left open.
+    pub(crate) fn settings(&self) -> Result<Settings, Error> {
+        if let Some(problem) = &self.problem {
+            return Err(problem.clone().into());
+        }
+        let mut settings = self.settings.clone();
+        let limits = &mut settings.limits;
+        fill(&mut limits.eager_bytes, "MEMFERRY_EAGER_BYTES")?;
+        fill(&mut limits.cooperative_bytes, "MEMFERRY_COOPERATIVE_BYTES")?;
+        fill(&mut limits.offload_bytes, "MEMFERRY_OFFLOAD_BYTES")?;
+        fill(&mut settings.spin_ns, "MEMFERRY_MESSAGE_SPIN_NS")?;
+        if limits.path.is_none() {
+            limits.path = word("MEMFERRY_PATH", "single, cooperative, offload or pipeline", |w| {
+                PathKind::from_name(w)
+                    .filter(|path| !matches!(path, PathKind::Inline | PathKind::Eager))
+            })?;
+        }
+        let switch = |word: &str| match word {
+            "on" => Some(true),
+            "off" => Some(false),
+            _ => None,
+        };
+        settings.background |= word("MEMFERRY_BACKGROUND", "on or off", switch)?.unwrap_or(false);
+        settings.cross_memory &= word("MEMFERRY_CMA", "on or off", switch)?.unwrap_or(true);
+        Ok(settings)
+    }
+}
+
+fn word<T>(
+    name: &'static str,
+    expected: &'static str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, Error> {
+    let Some(value) = std::env::var_os(name) else { return Ok(None) };
+    let value = value.to_string_lossy().into_owned();
+    match parse(&value) {
+        Some(parsed) => Ok(Some(parsed)),
+        None => Err(ValidationError::Setting { name, value, expected }.into()),
+    }
+}
+
+fn fill<T: FromStr>(place: &mut Option<T>, name: &'static str) -> Result<(), Error> {
+    if place.is_none() {
+        *place = word(name, "a whole number", |word| word.parse().ok())?;
+    }
+    Ok(())
+}

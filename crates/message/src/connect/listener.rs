@@ -1,0 +1,146 @@
+//! The side that is connected to: takes sockets, reads hellos when they come, answers.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use memferry_sys::packet_socket::{PacketListener, PacketSocket, SocketName};
+use memferry_sys::peer_process;
+
+use super::hello::{self, BadHello, Hello, Identity, Refusal, Welcome};
+use super::reach::ProbeWords;
+use super::{Acquaintance, Allowed};
+use crate::error::ConnectError;
+use crate::ring::layout::{End, Memory};
+
+/// Sockets whose hello has not come yet: at most so many, for at most so long.
+const MOST_PENDING: usize = 64;
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A name that others connect to.
+#[derive(Debug)]
+pub(crate) struct Listener {
+    socket: PacketListener,
+    allowed: Allowed,
+    pending: Vec<(PacketSocket, Instant)>,
+}
+
+/// A hello that has come: to be answered.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    socket: PacketSocket,
+    hello: Hello,
+    memory: Memory,
+    credentials: peer_process::Credentials,
+}
+
+impl Listener {
+    /// Takes a name.
+    pub(crate) fn bind(name: &SocketName, allowed: Allowed) -> Result<Self, ConnectError> {
+        let socket = PacketListener::bind(name).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AddrInUse => ConnectError::NameInUse(name.to_string()),
+            _ => ConnectError::system("listening on the name")(error),
+        })?;
+        Ok(Self { socket, allowed, pending: Vec::new() })
+    }
+
+    /// Descriptors that become readable when there may be something to do.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
+        let pending = self.pending.iter().map(|(socket, _)| socket.as_fd());
+        std::iter::once(self.socket.as_fd()).chain(pending)
+    }
+
+    /// The next hello that has come. Never waits.
+    pub(crate) fn poll(&mut self, own: Identity) -> Option<Caller> {
+        while self.pending.len() < MOST_PENDING {
+            match self.socket.accept() {
+                Ok(socket) => self.pending.push((socket, Instant::now())),
+                Err(_) => break,
+            }
+        }
+        let mut index = 0;
+        while index < self.pending.len() {
+            let (socket, since) = &self.pending[index];
+            let mut packet = [0; hello::MOST_BYTES];
+            match socket.receive(&mut packet) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                    if since.elapsed() < PATIENCE {
+                        index += 1;
+                        continue;
+                    }
+                    self.pending.swap_remove(index);
+                }
+                Ok((length, descriptors)) if length > 0 => {
+                    let (socket, _) = self.pending.swap_remove(index);
+                    match read_hello(&packet[..length], descriptors, &socket, &self.allowed) {
+                        Ok((hello, memory, credentials)) => {
+                            return Some(Caller { socket, hello, memory, credentials });
+                        }
+                        Err(refusal) => refuse(&socket, own, refusal),
+                    }
+                }
+                _ => drop(self.pending.swap_remove(index)),
+            }
+        }
+        None
+    }
+}
+
+fn read_hello(
+    packet: &[u8],
+    mut descriptors: Vec<std::os::fd::OwnedFd>,
+    socket: &PacketSocket,
+    allowed: &Allowed,
+) -> Result<(Hello, Memory, peer_process::Credentials), Option<Refusal>> {
+    let credentials = peer_process::credentials(socket.as_fd()).map_err(|_| None)?;
+    if !allowed.permits(credentials.uid) {
+        return Err(Some(Refusal::User));
+    }
+    let hello = Hello::decode(packet).map_err(|bad| match bad {
+        BadHello::Foreign => None,
+        BadHello::Version(_) => Some(Refusal::Version(hello::VERSION)),
+    })?;
+    let descriptor = descriptors.pop().ok_or(Some(Refusal::Memory))?;
+    let memory =
+        Memory::from_foreign(descriptor, End::Accepting).map_err(|_| Some(Refusal::Memory))?;
+    Ok((hello, memory, credentials))
+}
+
+fn refuse(socket: &PacketSocket, identity: Identity, refusal: Option<Refusal>) {
+    if refusal.is_some() {
+        let _ = socket.send(&Welcome { refusal, identity, probe: (0, 0) }.encode(), &[]);
+    }
+}
+
+impl Caller {
+    /// Which endpoint calls.
+    pub(crate) fn identity(&self) -> Identity {
+        self.hello.identity
+    }
+
+    /// Where it can be reached, as it says.
+    pub(crate) fn name(&self) -> &str {
+        &self.hello.name
+    }
+
+    /// Says no.
+    pub(crate) fn refuse(self, own: Identity, refusal: Refusal) {
+        refuse(&self.socket, own, Some(refusal));
+    }
+
+    /// Says yes. `None` if the caller has gone meanwhile.
+    pub(crate) fn welcome(self, own: Identity) -> Option<Acquaintance> {
+        let own_probe = ProbeWords::new();
+        let welcome = Welcome { refusal: None, identity: own, probe: own_probe.describe() };
+        self.socket.send(&welcome.encode(), &[]).ok()?;
+        Some(Acquaintance {
+            process: peer_process::process_of(self.socket.as_fd()),
+            memory: self.memory,
+            socket: self.socket,
+            credentials: self.credentials,
+            identity: self.hello.identity,
+            name: self.hello.name,
+            their_probe: self.hello.probe,
+            own_probe,
+        })
+    }
+}

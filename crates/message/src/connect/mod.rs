@@ -1,0 +1,170 @@
+//! How two processes get to know each other.
+//!
+//! The connecting side makes the shared memory and sends it in one packet with all that the other
+//! side must know; the accepting side answers with one packet. Nobody waits inside a handshake for
+//! a peer that does not answer: what has not come yet is looked at again later. Who the other side
+//! is, is asked of the kernel, never of the packet.
+
+pub(crate) mod hello;
+pub(crate) mod listener;
+pub(crate) mod reach;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use memferry_sys::packet_socket::{PacketSocket, SocketName};
+use memferry_sys::peer_process::{self, Credentials};
+
+use crate::error::ConnectError;
+use crate::ring::layout::{End, Memory};
+use hello::{Hello, Identity, Refusal, Welcome};
+use reach::ProbeWords;
+
+/// Everything that a new connection is made of.
+#[derive(Debug)]
+pub(crate) struct Acquaintance {
+    /// The shared memory.
+    pub(crate) memory: Memory,
+    /// The socket of the handshake, kept for descriptors, for wake-ups, and to notice the end.
+    pub(crate) socket: PacketSocket,
+    /// The other process, where the kernel can name it.
+    pub(crate) process: Option<OwnedFd>,
+    /// Who it is.
+    pub(crate) credentials: Credentials,
+    /// Which endpoint of that process it is.
+    pub(crate) identity: Identity,
+    /// The name under which it can be reached, empty for a link.
+    pub(crate) name: String,
+    /// Memory of the other side for trying out cross-memory access.
+    pub(crate) their_probe: (u64, u64),
+    /// The same on this side, for the other to try.
+    pub(crate) own_probe: Box<ProbeWords>,
+}
+
+/// Which users may connect: this one, and those that were allowed.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Allowed {
+    /// Further users.
+    pub(crate) uids: Vec<u32>,
+}
+
+impl Allowed {
+    /// Whether a user may connect.
+    pub(crate) fn permits(&self, uid: u32) -> bool {
+        uid == rustix::process::geteuid().as_raw() || self.uids.contains(&uid)
+    }
+}
+
+/// A connection on its way: the hello is sent, the answer has not come.
+#[derive(Debug)]
+pub(crate) struct Connecting {
+    socket: PacketSocket,
+    memory: Memory,
+    own_probe: Box<ProbeWords>,
+    name: SocketName,
+    began: Instant,
+    patience: Duration,
+}
+
+/// What became of it so far.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// It is connected.
+    Here(Box<Acquaintance>),
+    /// Both sides connected to each other at once, and the other side's attempt counts.
+    Crossed(Identity),
+    /// No answer yet.
+    NotYet,
+}
+
+impl Connecting {
+    /// Connects and sends the hello.
+    pub(crate) fn start(
+        name: &SocketName,
+        identity: Identity,
+        own_name: &str,
+        allowed: &Allowed,
+        patience: Duration,
+    ) -> Result<Self, ConnectError> {
+        let socket = PacketSocket::connect(name).map_err(|error| match error.kind() {
+            std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => {
+                ConnectError::NobodyListens(name.to_string())
+            }
+            _ => ConnectError::system("connecting")(error),
+        })?;
+        check_user(&socket, allowed)?;
+        let system = ConnectError::system;
+        let (memory, descriptor) =
+            Memory::create(End::Connecting).map_err(system("making shared memory"))?;
+        let own_probe = ProbeWords::new();
+        let hello = Hello { identity, probe: own_probe.describe(), name: own_name.to_owned() };
+        socket.send(&hello.encode(), &[descriptor.as_fd()]).map_err(system("sending a hello"))?;
+        let (name, began) = (name.clone(), Instant::now());
+        Ok(Self { socket, memory, own_probe, name, began, patience })
+    }
+
+    /// Waits for the answer, at most so long.
+    pub(crate) fn wait_readable(&self, timeout: Duration) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
+        let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
+        let _ = poll(&mut watched, Some(&timeout));
+    }
+
+    /// How long it may still take.
+    pub(crate) fn time_left(&self) -> Duration {
+        self.patience.saturating_sub(self.began.elapsed())
+    }
+
+    /// Looks for the answer. Takes the connection out of `waiting` when there is one.
+    pub(crate) fn look(waiting: &mut Option<Self>) -> Result<Answer, ConnectError> {
+        let Some(this) = waiting else { return Ok(Answer::NotYet) };
+        let name = this.name.to_string();
+        let mut packet = [0; hello::MOST_BYTES];
+        let length = match this.socket.receive(&mut packet) {
+            Ok((0, _)) => return Err(ConnectError::Refused(name, "it closed the socket")),
+            Ok((length, _)) => length,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if this.time_left().is_zero() {
+                    let seconds = this.patience.as_secs();
+                    return Err(ConnectError::NoAnswer { name, seconds });
+                }
+                return Ok(Answer::NotYet);
+            }
+            Err(error) => return Err(ConnectError::system("waiting for an answer")(error)),
+        };
+        let welcome = Welcome::decode(&packet[..length])
+            .ok_or(ConnectError::Refused(name.clone(), "it does not speak this protocol"))?;
+        match welcome.refusal {
+            None => {}
+            Some(Refusal::Crossed) => return Ok(Answer::Crossed(welcome.identity)),
+            Some(Refusal::Version(theirs)) => {
+                return Err(ConnectError::Version { name, theirs, ours: hello::VERSION });
+            }
+            Some(refusal) => return Err(ConnectError::Refused(name, refusal.text())),
+        }
+        let this = waiting.take().expect("it was there above");
+        let credentials = peer_process::credentials(this.socket.as_fd())
+            .map_err(ConnectError::system("asking who listens"))?;
+        Ok(Answer::Here(Box::new(Acquaintance {
+            process: peer_process::process_of(this.socket.as_fd()),
+            memory: this.memory,
+            socket: this.socket,
+            credentials,
+            identity: welcome.identity,
+            name,
+            their_probe: welcome.probe,
+            own_probe: this.own_probe,
+        })))
+    }
+}
+
+fn check_user(socket: &PacketSocket, allowed: &Allowed) -> Result<Credentials, ConnectError> {
+    let credentials = peer_process::credentials(socket.as_fd())
+        .map_err(ConnectError::system("asking who is at the other end"))?;
+    if allowed.permits(credentials.uid) {
+        Ok(credentials)
+    } else {
+        Err(ConnectError::UserNotAllowed(credentials.uid))
+    }
+}

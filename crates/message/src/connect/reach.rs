@@ -1,0 +1,103 @@
+//! Whether the two processes can read and write each other's memory: tried out, not assumed.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memferry_sys::cross_memory::{self, Denied, Stretch};
+
+/// Two words that the other side tries its access on: one to read, one to write.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct ProbeWords {
+    readable: AtomicU64,
+    /// Written by the other process through the kernel, read by nobody.
+    writable: UnsafeCell<u64>,
+}
+
+// SAFETY: one word is atomic, the other is never read or written by this process.
+unsafe impl Send for ProbeWords {}
+// SAFETY: as above.
+unsafe impl Sync for ProbeWords {}
+
+impl ProbeWords {
+    /// Words with a value that is unlikely to be found by chance.
+    pub(crate) fn new() -> Box<Self> {
+        let nonce = super::Identity::random().0 as u64;
+        Box::new(Self { readable: AtomicU64::new(nonce), writable: UnsafeCell::new(0) })
+    }
+
+    /// Where they are, and what is to be read there.
+    pub(crate) fn describe(&self) -> (u64, u64) {
+        (&raw const *self as u64, self.readable.load(Ordering::Relaxed))
+    }
+}
+
+/// What this process can do with the memory of another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reach {
+    /// It can be read.
+    pub read: bool,
+    /// It can be written.
+    pub write: bool,
+    /// What stands in the way, if something does.
+    pub denied: Option<Denied>,
+}
+
+impl Reach {
+    /// No access.
+    pub(crate) fn none(denied: Denied) -> Self {
+        Self { read: false, write: false, denied: Some(denied) }
+    }
+
+    /// Tries to read and to write the probe words of process `pid`, unless it is switched off.
+    pub(crate) fn try_out(pid: u32, uid: u32, probe: (u64, u64), switched_off: bool) -> Self {
+        if switched_off {
+            return Self::none(Denied::SwitchedOff);
+        }
+        let (address, expected) = probe;
+        let (mut found, value) = (0u64, 1u64);
+        let local = |word: *const u64| [Stretch { address: word as usize, length: 8 }];
+        let remote =
+            |offset| [Stretch { address: (address as usize).wrapping_add(offset), length: 8 }];
+        // SAFETY: the target is a local word.
+        let read = unsafe { cross_memory::read(pid, &remote(0), &local(&raw mut found)) };
+        match read {
+            // A word that does not hold what was said belongs to some other process.
+            Ok(8) if found == expected => {}
+            Ok(_) => return Self::none(Denied::PidNamespace),
+            Err(error) => return Self::none(cross_memory::why_denied(pid, uid, &error)),
+        }
+        // SAFETY: the source is a local word; the target was named by the other process for this.
+        let written = unsafe { cross_memory::write(pid, &remote(8), &local(&raw const value)) };
+        match written {
+            Ok(8) => Self { read: true, write: true, denied: None },
+            Ok(_) => Self { read: true, write: false, denied: Some(Denied::Unknown) },
+            Err(error) => {
+                let denied = cross_memory::why_denied(pid, uid, &error);
+                Self { read: true, write: false, denied: Some(denied) }
+            }
+        }
+    }
+}
+
+/// Whether `MEMFERRY_CMA` says that cross-memory access must not be used.
+pub(crate) fn is_switched_off() -> bool {
+    std::env::var_os("MEMFERRY_CMA").is_some_and(|word| word == "off")
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_reaches_itself_if_the_value_is_right() {
+        let (words, own) = (ProbeWords::new(), std::process::id());
+        let (address, nonce) = words.describe();
+        let reach = Reach::try_out(own, 0, (address, nonce), false);
+        assert!(reach.read && reach.write && reach.denied.is_none());
+        assert!(!Reach::try_out(own, 0, (address, nonce ^ 1), false).read);
+        assert!(!Reach::try_out(own, 0, (8, nonce), false).read);
+        let off = Reach::try_out(own, 0, (address, nonce), true);
+        assert_eq!(off.denied, Some(Denied::SwitchedOff));
+    }
+}

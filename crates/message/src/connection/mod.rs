@@ -1,0 +1,380 @@
+//! One connection: the rings to and from a peer, and the ways to its memory. It writes notes and
+//! copies bytes; what notes mean for operations is the port's business.
+
+mod doorbell;
+mod view;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+
+use memferry_sys::cross_memory::{self, Stretch};
+use memferry_sys::packet_socket::PacketSocket;
+use memferry_sys::peer_process::{self, Credentials};
+use memferry_sys::shared_memory::Access;
+
+use crate::connect::Acquaintance;
+use crate::connect::hello::Identity;
+use crate::connect::reach::{ProbeWords, Reach};
+use crate::error::Gone;
+use crate::pieces::{Piece, stretches};
+use crate::plan::Way;
+use crate::region;
+use crate::region::exported::Exported;
+use crate::region::imported::Imported;
+use crate::ring::cells::{Consumer, Nonsense, Producer, Words};
+use crate::ring::layout::{End, Memory, RECORDS, SPACE_BYTES};
+use crate::ring::space::{Space, Span};
+use crate::wire::{Note, PIECE_BYTES, Place};
+pub(crate) use view::{CopyError, Description, View};
+
+/// Who and where the peer is.
+#[derive(Debug, Clone)]
+pub(crate) struct PeerFacts {
+    pub(crate) identity: Identity,
+    pub(crate) credentials: Credentials,
+    /// The name under which it listens, empty if it does not.
+    pub(crate) name: String,
+}
+
+/// A connection to a peer, or of an endpoint to itself.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    // The ring's ends point into the memory, so they come first: they are dropped first.
+    producer: Producer,
+    pub(crate) consumer: Consumer,
+    pub(crate) memory: Memory,
+    space: Space,
+    /// Payload bytes of passed cells that the other side has not been told of.
+    unpublished_bytes: usize,
+    /// Notes that found no room in the ring, in order.
+    held: VecDeque<Words>,
+    /// Something was written since the other side was last told.
+    unannounced: bool,
+    /// Free records for messages to this side: number and next generation.
+    free_records: Vec<(u16, u16)>,
+    socket: Option<PacketSocket>,
+    process: Option<OwnedFd>,
+    /// What this side can do with the other's memory.
+    pub(crate) reach: Reach,
+    /// What the other side can do with ours; nothing until it says so.
+    pub(crate) their_reach: (bool, bool),
+    pub(crate) peer: PeerFacts,
+    imported: Imported,
+    exported: Exported,
+    /// Descriptors that came before their note.
+    early: Vec<(u32, OwnedFd)>,
+    _own_probe: Option<Box<ProbeWords>>,
+}
+
+impl Wire {
+    /// A connection to a new acquaintance. Tries out the access to its memory and tells it.
+    pub(crate) fn new(met: Acquaintance, switched_off: bool) -> Self {
+        let Credentials { pid, uid } = met.credentials;
+        let reach = Reach::try_out(pid, uid, met.their_probe, switched_off);
+        let peer =
+            PeerFacts { identity: met.identity, credentials: met.credentials, name: met.name };
+        let mut wire = Self::over(met.memory, reach, peer);
+        wire.socket = Some(met.socket);
+        wire.process = met.process;
+        wire._own_probe = Some(met.own_probe);
+        wire.post(Note::Reach { read: reach.read, write: reach.write });
+        wire
+    }
+
+    /// The connection of an endpoint to itself.
+    pub(crate) fn to_self(identity: Identity, name: String) -> std::io::Result<Self> {
+        let (memory, _) = Memory::create(End::Both)?;
+        let credentials =
+            Credentials { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() };
+        let reach = Reach { read: true, write: true, denied: None };
+        let mut wire = Self::over(memory, reach, PeerFacts { identity, credentials, name });
+        wire.their_reach = (true, true);
+        Ok(wire)
+    }
+
+    fn over(memory: Memory, reach: Reach, peer: PeerFacts) -> Self {
+        Self {
+            producer: memory.producer(),
+            consumer: memory.consumer(),
+            memory,
+            space: Space::new(SPACE_BYTES),
+            unpublished_bytes: 0,
+            held: VecDeque::new(),
+            unannounced: false,
+            free_records: (0..RECORDS as u16).map(|number| (number, 1)).collect(),
+            socket: None,
+            process: None,
+            reach,
+            their_reach: (false, false),
+            peer,
+            imported: Imported::default(),
+            exported: Exported::default(),
+            early: Vec::new(),
+            _own_probe: None,
+        }
+    }
+
+    /// Whether both ends are in this process, which then needs no help to reach the memory.
+    pub(crate) fn is_self(&self) -> bool {
+        self.socket.is_none()
+    }
+
+    /// Whether the other process still lives and has not hung up.
+    pub(crate) fn is_alive(&self) -> bool {
+        let Some(socket) = &self.socket else { return true };
+        peer_process::is_alive(self.process.as_ref().map(AsFd::as_fd), socket.as_fd())
+    }
+
+    /// The socket and the process, to be watched.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
+        let socket = self.socket.as_ref().map(AsFd::as_fd);
+        socket.into_iter().chain(self.process.as_ref().map(AsFd::as_fd))
+    }
+
+    // ---- writing ----
+
+    /// Whether a cell is free for something new, with no held note before it.
+    #[inline]
+    pub(crate) fn has_room(&mut self) -> Result<bool, Nonsense> {
+        Ok(self.held.is_empty() && self.producer.has_room()?)
+    }
+
+    /// Writes a cell for which room was found.
+    #[inline]
+    pub(crate) fn write(&mut self, words: &Words) {
+        self.producer.write(words);
+        self.unannounced = true;
+    }
+
+    /// Writes a note now, or as soon as there is room. For notes that answer something, of which
+    /// there are never more than operations.
+    pub(crate) fn post(&mut self, note: Note) {
+        self.held.push_back(note.encode());
+        // Nonsense from the other side shows up when the ring is looked at next.
+        let _ = self.flush();
+    }
+
+    /// Writes held notes while there is room. Returns whether any was written.
+    pub(crate) fn flush(&mut self) -> Result<bool, Nonsense> {
+        let mut moved = false;
+        while !self.held.is_empty() && self.producer.has_room()? {
+            let words = self.held.pop_front().expect("not empty");
+            self.write(&words);
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Whether notes wait for room.
+    pub(crate) fn is_holding(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// A span of the space for the payload of the next cell, if one is free.
+    pub(crate) fn give_out(&mut self, length: usize) -> Result<Option<Span>, Nonsense> {
+        let position = self.producer.position();
+        if let Some(span) = self.space.give_out(position, length) {
+            return Ok(Some(span));
+        }
+        self.space.take_back(self.producer.look()?);
+        Ok(self.space.give_out(position, length))
+    }
+
+    /// The longest payload of a cell.
+    pub(crate) fn longest_span(&self) -> usize {
+        self.space.longest()
+    }
+
+    /// The memory of a span that this side writes.
+    pub(crate) fn outgoing(&self, span: Span) -> *mut u8 {
+        self.memory.span(false, span)
+    }
+
+    /// The memory of a span that this side reads.
+    pub(crate) fn incoming(&self, span: Span) -> *const u8 {
+        self.memory.span(true, span)
+    }
+
+    // ---- reading ----
+
+    /// The payload of a passed cell was used.
+    pub(crate) fn used(&mut self, span: Span) {
+        self.unpublished_bytes += span.length as usize;
+    }
+
+    /// Goes on to the next cell, and gives cells back when enough have gathered.
+    #[inline]
+    pub(crate) fn pass(&mut self) {
+        self.consumer.pass();
+        if self.consumer.should_publish() || self.unpublished_bytes >= SPACE_BYTES / 4 {
+            self.give_back();
+        }
+    }
+
+    fn give_back(&mut self) {
+        self.unpublished_bytes = 0;
+        if self.consumer.publish() {
+            // The other side may wait for room.
+            self.unannounced = true;
+        }
+    }
+
+    // ---- memory ----
+
+    /// Describes memory of this side to the other, and shares regions that it lies in.
+    /// `None` when the list of pieces finds no room now.
+    pub(crate) fn describe(
+        &mut self,
+        pieces: &[Piece],
+        access: Access,
+    ) -> Result<Option<Place>, Nonsense> {
+        if let [piece] = pieces {
+            let region = self.region_of(piece, access);
+            return Ok(Some(Place::Piece { address: piece.address as u64, region }));
+        }
+        let mut list = Vec::with_capacity(pieces.len() * PIECE_BYTES);
+        for piece in pieces {
+            let region = self.region_of(piece, access);
+            list.extend((piece.address as u64).to_le_bytes());
+            list.extend((piece.length as u64).to_le_bytes());
+            list.extend(u64::from(region).to_le_bytes());
+        }
+        // Sharing may have taken the last cell.
+        if !self.has_room()? {
+            return Ok(None);
+        }
+        let Some(span) = self.give_out(list.len())? else { return Ok(None) };
+        // SAFETY: the span is this side's until the cell that names it is written.
+        unsafe { std::ptr::copy_nonoverlapping(list.as_ptr(), self.outgoing(span), list.len()) };
+        Ok(Some(Place::List { list: span, count: pieces.len() as u32 }))
+    }
+
+    /// The number of the region that a piece lies in, shared with the other side; 0 for none.
+    fn region_of(&mut self, piece: &Piece, access: Access) -> u32 {
+        if self.is_self() {
+            return 0;
+        }
+        let Some(region) = region::find(piece.address, piece.length) else { return 0 };
+        if self.exported.has(&region, access) {
+            return region.number;
+        }
+        self.unshare_dropped();
+        let share = |socket| self.exported.share(&region, access, socket);
+        match self.socket.as_ref().and_then(share) {
+            Some(note) => {
+                self.post(note);
+                region.number
+            }
+            None => 0,
+        }
+    }
+
+    /// Tells the other side which regions are gone.
+    pub(crate) fn unshare_dropped(&mut self) {
+        for region in self.exported.take_dropped() {
+            self.post(Note::Unshare { region });
+        }
+    }
+
+    /// Maps a region that the other side has shared.
+    pub(crate) fn import(
+        &mut self,
+        region: u32,
+        access: Access,
+        address: u64,
+        length: u64,
+    ) -> Result<(), Nonsense> {
+        self.drain_socket()?;
+        let place = self.early.iter().position(|(number, _)| *number == region);
+        let Some(place) = place else { return Err(Nonsense("a region without its descriptor")) };
+        let (_, descriptor) = self.early.swap_remove(place);
+        self.imported
+            .add(region, access, address, length, descriptor)
+            .map_err(|_| Nonsense("a region that is not sealed or not as long as it says"))
+    }
+
+    /// Forgets a region of the other side.
+    pub(crate) fn forget(&mut self, region: u32) {
+        self.imported.remove(region);
+    }
+
+    /// Copies out what a note says about the memory of a message of `length` bytes. Must be done
+    /// before the note is passed.
+    pub(crate) fn read_place(
+        &mut self,
+        place: Place,
+        length: u64,
+    ) -> Result<Description, Nonsense> {
+        let description = view::read(self, place, length)?;
+        if let Place::List { list, .. } = place {
+            self.used(list);
+        }
+        Ok(description)
+    }
+
+    /// The memory that the other side described, seen from here.
+    pub(crate) fn view(&self, described: &Description, access: Access) -> (View, Way) {
+        view::of(self, described, access)
+    }
+
+    /// How the other side will get at memory of this side, with what it has been given so far.
+    pub(crate) fn their_way(&self, pieces: &[Piece], access: Access) -> Way {
+        let mapped = |piece: &Piece| {
+            region::find(piece.address, piece.length)
+                .is_some_and(|region| self.exported.has(&region, access))
+        };
+        let (read, write) = self.their_reach;
+        let crossing = if access == Access::Read { read } else { write };
+        if self.is_self() || pieces.iter().all(mapped) {
+            Way::Near
+        } else if crossing {
+            Way::Cross
+        } else {
+            Way::None
+        }
+    }
+
+    /// A record for a message to this side that both will copy: number and generation.
+    pub(crate) fn take_record(&mut self) -> Option<(u16, u16)> {
+        self.free_records.pop()
+    }
+
+    /// Whether a record is free.
+    pub(crate) fn has_record(&self) -> bool {
+        !self.free_records.is_empty()
+    }
+
+    /// Gives a record back.
+    pub(crate) fn return_record(&mut self, number: u16, generation: u16) {
+        self.free_records.push((number, generation.wrapping_add(1).max(1)));
+    }
+
+    /// Tells the other side that it may free what it has shared with a dead connection: nothing to
+    /// do but to take the file of its socket away if the process left it behind.
+    pub(crate) fn clean_up_after(&self, gone: &Gone) {
+        if *gone == Gone::Ended && self.peer.name.contains('/') {
+            memferry_sys::packet_socket::remove_stale(std::path::Path::new(&self.peer.name));
+        }
+    }
+}
+
+/// Copies between this side's pieces and stretches of the other process.
+pub(crate) fn cross_copy(
+    pid: u32,
+    local: &[Piece],
+    local_offset: u64,
+    remote: &[Stretch],
+    length: u64,
+    access: Access,
+) -> Result<u64, std::io::Error> {
+    let local = stretches(local, local_offset, length);
+    // SAFETY: the pieces belong to an operation that is under way, whose owner vouched for them
+    // until its end; the other side has described its memory for this.
+    let done = unsafe {
+        match access {
+            Access::Read => cross_memory::read(pid, remote, &local),
+            Access::Write => cross_memory::write(pid, remote, &local),
+        }
+    };
+    done.map(|done| done as u64)
+}

@@ -1,0 +1,139 @@
+//! Jobs: many endpoints that find each other by a name and a number each.
+
+use std::time::{Duration, Instant};
+
+use crate::builder::Builder;
+use crate::endpoint::Endpoint;
+use crate::error::{ConnectError, Error, ValidationError};
+use crate::port::Peer;
+
+/// An endpoint among `size` endpoints of a job, all connected to each other.
+#[derive(Debug)]
+pub struct Job {
+    endpoint: Endpoint,
+    rank: usize,
+    peers: Vec<Peer>,
+}
+
+impl Job {
+    /// Joins a job under a rank; returns when all ranks are there and connected.
+    pub fn join(name: &str, rank: usize, size: usize) -> Result<Self, Error> {
+        Builder::new().join(name, rank, size)
+    }
+
+    /// Joins a job under the lowest rank that is free.
+    pub fn join_any(name: &str, size: usize) -> Result<Self, Error> {
+        Builder::new().join_any(name, size)
+    }
+
+    /// This endpoint.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The rank of this endpoint.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// How many endpoints there are.
+    pub fn size(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// The peer of a rank, this one included.
+    ///
+    /// # Panics
+    /// When there is no such rank.
+    pub fn peer(&self, rank: usize) -> Peer {
+        self.peers[rank]
+    }
+
+    /// The rank of a peer.
+    pub fn rank_of(&self, peer: Peer) -> Option<usize> {
+        self.peers.iter().position(|known| *known == peer)
+    }
+}
+
+fn socket_name(job: &str, rank: usize) -> String {
+    // The user is part of it, so that jobs of two users do not get in each other's way.
+    let uid = rustix::process::geteuid().as_raw();
+    format!("job:{uid}:{}:{rank}", job.replace('/', "|"))
+}
+
+impl Builder {
+    /// Joins a job under a rank, with these settings; returns when all are connected. Waits for
+    /// others at most as long as connecting may take.
+    pub fn join(&self, name: &str, rank: usize, size: usize) -> Result<Job, Error> {
+        if rank >= size {
+            return Err(ValidationError::Rank { rank, size }.into());
+        }
+        self.connect_all(self.open(&socket_name(name, rank))?, name, rank, size)
+    }
+
+    /// Joins a job under the lowest rank that is free.
+    pub fn join_any(&self, name: &str, size: usize) -> Result<Job, Error> {
+        for rank in 0..size {
+            match self.open(&socket_name(name, rank)) {
+                Ok(endpoint) => return self.connect_all(endpoint, name, rank, size),
+                Err(Error::Connect(ConnectError::NameInUse(_))) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(ConnectError::NameInUse(format!("{name} (all {size} ranks are taken)")).into())
+    }
+
+    /// Connects to all lower ranks, and waits for the higher ones to connect.
+    fn connect_all(
+        &self,
+        endpoint: Endpoint,
+        name: &str,
+        rank: usize,
+        size: usize,
+    ) -> Result<Job, Error> {
+        let timeout = self.settings()?.connect_timeout;
+        let deadline = Instant::now() + timeout;
+        let mut peers = Vec::with_capacity(size);
+        for other in 0..size {
+            let other_name = socket_name(name, other);
+            let peer = if other == rank {
+                endpoint.myself()?
+            } else {
+                wait_for(&endpoint, &other_name, other < rank, deadline, timeout)?
+            };
+            peers.push(peer);
+        }
+        Ok(Job { endpoint, rank, peers })
+    }
+}
+
+/// Connects to a rank, or waits until it has connected.
+fn wait_for(
+    endpoint: &Endpoint,
+    name: &str,
+    dial: bool,
+    deadline: Instant,
+    timeout: Duration,
+) -> Result<Peer, Error> {
+    const NAP: Duration = Duration::from_millis(1);
+    loop {
+        let attempt = if dial { endpoint.connect(name).map(Some) } else { Ok(None) };
+        match attempt {
+            Ok(Some(peer)) => return Ok(peer),
+            Ok(None) | Err(Error::Connect(ConnectError::NobodyListens(_))) => {}
+            Err(error) => return Err(error),
+        }
+        let mut state = endpoint.port().enter();
+        state.accept_callers();
+        state.progress();
+        if let Some(peer) = state.find_name(name) {
+            return Ok(peer);
+        }
+        drop(state);
+        if Instant::now() >= deadline {
+            let seconds = timeout.as_secs();
+            return Err(ConnectError::NoAnswer { name: name.to_owned(), seconds }.into());
+        }
+        std::thread::sleep(NAP);
+    }
+}

@@ -1,0 +1,42 @@
+//! Messages between processes of one machine, from any memory to any memory, with a single copy.
+//!
+//! [`Endpoint`]s exchange tagged messages with many peers; a [`Link`] connects two processes that
+//! read and write in order; a [`Job`] lets many endpoints find each other by a name.
+//! [`ShareableBuffer`] is memory that peers map, so that messages need no system call.
+//!
+//! Inside, from the outside in: [`endpoint`](Endpoint) and [`link`](Link) hand over memory and
+//! take results ([`operation`]); a port keeps connections and operations and moves them on; the
+//! planner ([`plan`]) picks a path for each message; paths write notes and copy bytes through a
+//! connection, which stands on shared rings ([`ring`]).
+
+mod buffers;
+mod builder;
+mod connect;
+mod connection;
+mod endpoint;
+mod error;
+mod job;
+mod link;
+mod matching;
+pub mod operation;
+mod path;
+mod pieces;
+pub mod plan;
+mod port;
+mod region;
+#[doc(hidden)]
+pub mod ring;
+mod wire;
+
+pub use buffers::{IntoPieces, IntoPiecesMut, Source};
+pub use builder::Builder;
+pub use connect::reach::Reach;
+pub use endpoint::{Endpoint, TAG_ALL, TAG_ANY, Watch};
+pub use error::{ConnectError, Error, Gone, SystemError, ValidationError, Who};
+pub use job::Job;
+pub use link::{Link, Listener};
+pub use memferry_sys::cross_memory::Denied;
+pub use operation::{Failed, Operation, OwnedOperation, Scope, ScopedOperation};
+pub use pieces::{MOST_PIECES, Piece, Pieces};
+pub use port::{Peer, Received};
+pub use region::ShareableBuffer;

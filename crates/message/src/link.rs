@@ -1,0 +1,241 @@
+//! Links: two connected processes that post reads and writes, matched in order.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use memferry_copy::{OwnedSource, OwnedTarget};
+use memferry_sys::packet_socket::SocketName;
+
+use crate::buffers::{IntoPieces, IntoPiecesMut, Source};
+use crate::builder::Builder;
+use crate::connect::hello::Identity;
+use crate::connect::listener::Listener as Ear;
+use crate::endpoint::Watch;
+use crate::error::{ConnectError, Error};
+use crate::operation::{self, Failed, Operation, OwnedOperation};
+use crate::pieces::Piece;
+use crate::port::{Begun, Peer, Port, Received, Settings};
+
+/// A name that others connect links to.
+#[derive(Debug)]
+pub struct Listener {
+    ear: std::sync::Mutex<Ear>,
+    settings: Settings,
+}
+
+impl Builder {
+    /// Takes a name for links. A name with a slash is a path in the file system; any other
+    /// vanishes with the process.
+    pub fn listen(&self, name: &str) -> Result<Listener, Error> {
+        let settings = self.settings()?;
+        let ear = Ear::bind(&SocketName::parse(name), settings.allowed.clone())?;
+        Ok(Listener { ear: std::sync::Mutex::new(ear), settings })
+    }
+
+    /// Connects a link to a name that another process listens on.
+    pub fn connect_link(&self, name: &str) -> Result<Link, Error> {
+        let port = Port::new(self.settings()?, String::new(), None);
+        let peer = port.connect(name)?;
+        Link::over(port, peer)
+    }
+}
+
+impl Listener {
+    /// Takes a name with the usual settings.
+    pub fn bind(name: &str) -> Result<Self, Error> {
+        Builder::new().listen(name)
+    }
+
+    /// Waits for the next process that connects.
+    pub fn accept(&self) -> Result<Link, Error> {
+        loop {
+            if let Some(link) = self.poll_accept()? {
+                return Ok(link);
+            }
+            self.wait_readable(Duration::from_millis(100));
+        }
+    }
+
+    /// The next process that has connected, if one has.
+    pub fn poll_accept(&self) -> Result<Option<Link>, Error> {
+        let port = Port::new(self.settings.clone(), String::new(), None);
+        let identity: Identity = port.enter().own_identity();
+        let mut ear = memferry_sys::sync::lock(&self.ear);
+        let Some(caller) = ear.poll(identity) else { return Ok(None) };
+        drop(ear);
+        let Some(met) = caller.welcome(identity) else { return Ok(None) };
+        let peer = port.enter().add(met)?;
+        Link::over(port, peer).map(Some)
+    }
+
+    /// A descriptor that is readable when a process may have connected.
+    pub fn descriptor(&self) -> Result<std::os::fd::OwnedFd, Error> {
+        let ear = memferry_sys::sync::lock(&self.ear);
+        let first = ear.descriptors().next().expect("a listener has a socket");
+        let copied = first.try_clone_to_owned();
+        Ok(copied.map_err(ConnectError::system("copying a descriptor"))?)
+    }
+
+    fn wait_readable(&self, timeout: Duration) {
+        use rustix::event::{PollFd, PollFlags, Timespec, poll};
+        let ear = memferry_sys::sync::lock(&self.ear);
+        let descriptors: Vec<_> =
+            ear.descriptors().filter_map(|fd| fd.try_clone_to_owned().ok()).collect();
+        drop(ear);
+        let mut watched: Vec<_> =
+            descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let timeout =
+            Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        let _ = poll(&mut watched, Some(&timeout));
+    }
+}
+
+/// Two connected processes: the n-th write of one meets the n-th read of the other. Cheap to
+/// clone; closes when the last clone is dropped.
+#[derive(Debug, Clone)]
+pub struct Link {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    port: Arc<Port>,
+    peer: Peer,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.port.close();
+    }
+}
+
+/// A link has one kind of message.
+const TAG: u64 = 0;
+
+impl Link {
+    /// Connects to a name with the usual settings.
+    pub fn connect(name: &str) -> Result<Self, Error> {
+        Builder::new().connect_link(name)
+    }
+
+    fn over(port: Arc<Port>, peer: Peer) -> Result<Self, Error> {
+        if port.enter().wants_background() {
+            port.run_in_background()?;
+        }
+        Ok(Self { inner: Arc::new(Inner { port, peer }) })
+    }
+
+    fn port(&self) -> &Arc<Port> {
+        &self.inner.port
+    }
+
+    fn source(&self) -> Source {
+        Source::Peer(self.inner.peer)
+    }
+
+    /// Writes a buffer, or several pieces as one message, and returns when the memory may be used
+    /// again.
+    pub fn write<'a>(&self, buffer: impl IntoPieces<'a>) -> Result<(), Error> {
+        let pieces = buffer.into_pieces();
+        // SAFETY: the memory is borrowed until this returns, which is after the end.
+        let begun = unsafe { self.begin_write(pieces.as_slice()) }?;
+        self.finish(begun).map(drop)
+    }
+
+    /// Reads what the matching write of the other side wrote; returns its length. A buffer that
+    /// is too short gets what fits and [`Error::Truncated`].
+    pub fn read<'a>(&self, buffer: impl IntoPiecesMut<'a>) -> Result<u64, Error> {
+        let pieces = buffer.into_pieces_mut();
+        // SAFETY: the memory is borrowed until this returns, which is after the end.
+        let begun = unsafe { self.begin_read(pieces.as_slice()) }?;
+        self.finish(begun).map(|received| received.length)
+    }
+
+    unsafe fn begin_write(&self, pieces: &[Piece]) -> Result<Begun, Error> {
+        // SAFETY: passed on.
+        unsafe { self.port().begin_send(self.inner.peer, TAG, pieces) }
+    }
+
+    unsafe fn begin_read(&self, pieces: &[Piece]) -> Result<Begun, Error> {
+        // SAFETY: passed on.
+        unsafe { self.port().begin_receive(self.source(), TAG, u64::MAX, pieces) }
+    }
+
+    fn finish(&self, begun: Begun) -> Result<Received, Error> {
+        Operation::new(self.port(), begun).wait()
+    }
+
+    /// Begins writing an owned buffer, which comes back at the end.
+    pub fn iwrite<B: OwnedSource>(&self, buffer: B) -> Result<OwnedOperation<B>, Failed<B>> {
+        OwnedOperation::begin(buffer, false, |buffer| {
+            let (address, length) = buffer.source();
+            // SAFETY: the operation owns the buffer and gives it back only after the end.
+            unsafe { self.iwrite_raw(address, length) }
+        })
+    }
+
+    /// Begins reading into an owned buffer, which comes back at the end.
+    pub fn iread<B: OwnedTarget>(&self, buffer: B) -> Result<OwnedOperation<B>, Failed<B>> {
+        OwnedOperation::begin(buffer, true, |buffer| {
+            let (address, length) = buffer.target();
+            // SAFETY: the operation owns the buffer and gives it back only after the end.
+            unsafe { self.iread_raw(address, length) }
+        })
+    }
+
+    /// Begins writing raw memory.
+    ///
+    /// # Safety
+    /// Until the operation is over, the memory must stay valid and unchanged. Dropping the handle
+    /// changes nothing of this.
+    pub unsafe fn iwrite_raw(&self, address: *const u8, length: usize) -> Result<Operation, Error> {
+        // SAFETY: passed on.
+        let begun = unsafe { self.begin_write(&[Piece::source(address, length)]) }?;
+        Ok(Operation::new(self.port(), begun))
+    }
+
+    /// Begins reading into raw memory.
+    ///
+    /// # Safety
+    /// Until the operation is over, the memory must stay valid for writes, and nobody else may
+    /// access it. Dropping the handle changes nothing of this.
+    pub unsafe fn iread_raw(&self, address: *mut u8, length: usize) -> Result<Operation, Error> {
+        // SAFETY: passed on.
+        let begun = unsafe { self.begin_read(&[Piece::target(address, length)]) }?;
+        Ok(Operation::new(self.port(), begun))
+    }
+
+    /// Runs `f` with a scope in which borrowed memory can be handed over: `isend` to
+    /// [`Link::peer`] is a write, `irecv` from it a read.
+    pub fn scope<'env, R>(
+        &self,
+        f: impl for<'scope> FnOnce(&'scope operation::Scope<'scope, 'env>) -> R,
+    ) -> R {
+        operation::scope(self.port(), f)
+    }
+
+    /// The other side.
+    pub fn peer(&self) -> Peer {
+        self.inner.peer
+    }
+
+    /// Moves messages on; returns whether anything moved. Every other call does this too.
+    pub fn progress(&self) -> bool {
+        if self.port().check_fork().is_err() {
+            return false;
+        }
+        let mut state = self.port().enter();
+        state.progress() || state.check_peers(false)
+    }
+
+    /// A descriptor for event loops: readable while there is something to do or to take.
+    pub fn watch(&self) -> Result<Watch, Error> {
+        self.port().check_fork()?;
+        self.port().watch().map(Watch)
+    }
+
+    /// Closes the link for all clones: operations under way end as closed, the other side is told.
+    pub fn close(self) {
+        self.port().close();
+    }
+}

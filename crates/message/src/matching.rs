@@ -1,0 +1,236 @@
+//! Which message meets which receive: pure bookkeeping, in order, with tags and masks.
+//!
+//! A message goes to the first posted receive that fits; a receive takes the first unexpected
+//! message that fits. Since both lists are in order and messages of a pair arrive in order, two
+//! messages of a pair that fit the same receives never overtake each other.
+
+use std::collections::VecDeque;
+
+/// What a receive asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Want {
+    /// From whom; `None` for anybody.
+    pub(crate) source: Option<usize>,
+    /// The tag, in the bits of the mask.
+    pub(crate) tag: u64,
+    /// Which bits of the tag count.
+    pub(crate) mask: u64,
+}
+
+impl Want {
+    /// Whether a message fits.
+    #[inline]
+    pub(crate) fn fits(&self, source: usize, tag: u64) -> bool {
+        (tag ^ self.tag) & self.mask == 0 && self.source.is_none_or(|wanted| wanted == source)
+    }
+}
+
+/// A message that nobody has asked for yet.
+#[derive(Debug)]
+pub(crate) struct Unexpected<M> {
+    /// Its number, in order of arrival.
+    pub(crate) id: u64,
+    /// From whom.
+    pub(crate) source: usize,
+    /// Its tag.
+    pub(crate) tag: u64,
+    /// The rest of it.
+    pub(crate) message: M,
+}
+
+/// The two lists.
+#[derive(Debug)]
+pub(crate) struct Matching<R, M> {
+    posted: VecDeque<(Want, R)>,
+    unexpected: VecDeque<Unexpected<M>>,
+    next_id: u64,
+}
+
+impl<R, M> Default for Matching<R, M> {
+    fn default() -> Self {
+        Self { posted: VecDeque::new(), unexpected: VecDeque::new(), next_id: 0 }
+    }
+}
+
+impl<R: PartialEq, M> Matching<R, M> {
+    /// A message has arrived: the receive that takes it, if one is posted.
+    #[inline]
+    pub(crate) fn arrive(&mut self, source: usize, tag: u64) -> Option<R> {
+        let place = self.posted.iter().position(|(want, _)| want.fits(source, tag))?;
+        self.posted.remove(place).map(|(_, receive)| receive)
+    }
+
+    /// Whether a posted receive would take a message.
+    pub(crate) fn is_wanted(&self, source: usize, tag: u64) -> bool {
+        self.posted.iter().any(|(want, _)| want.fits(source, tag))
+    }
+
+    /// Keeps a message that no receive took; returns its number.
+    pub(crate) fn keep(&mut self, source: usize, tag: u64, message: M) -> u64 {
+        let id = self.next_id;
+        self.next_id += 1;
+        self.unexpected.push_back(Unexpected { id, source, tag, message });
+        id
+    }
+
+    /// The first kept message that fits, taken out.
+    #[inline]
+    pub(crate) fn take(&mut self, want: &Want) -> Option<Unexpected<M>> {
+        let place = self.unexpected.iter().position(|u| want.fits(u.source, u.tag))?;
+        self.unexpected.remove(place)
+    }
+
+    /// Posts a receive that no kept message fitted.
+    #[inline]
+    pub(crate) fn post(&mut self, want: Want, receive: R) {
+        self.posted.push_back((want, receive));
+    }
+
+    /// The first kept message that fits, left where it is.
+    pub(crate) fn look(&self, want: &Want) -> Option<&Unexpected<M>> {
+        self.unexpected.iter().find(|u| want.fits(u.source, u.tag))
+    }
+
+    /// A kept message by its number.
+    pub(crate) fn kept(&mut self, id: u64) -> Option<&mut Unexpected<M>> {
+        self.unexpected.iter_mut().rev().find(|u| u.id == id)
+    }
+
+    /// Takes a posted receive back; `false` if it was matched already.
+    pub(crate) fn unpost(&mut self, receive: &R) -> bool {
+        let place = self.posted.iter().position(|(_, posted)| posted == receive);
+        place.and_then(|place| self.posted.remove(place)).is_some()
+    }
+
+    /// Takes out every posted receive that can only come from `source`.
+    pub(crate) fn unpost_source(&mut self, source: usize) -> Vec<R> {
+        let (gone, left) = std::mem::take(&mut self.posted)
+            .into_iter()
+            .partition(|(want, _)| want.source == Some(source));
+        self.posted = left;
+        let gone: VecDeque<(Want, R)> = gone;
+        gone.into_iter().map(|(_, receive)| receive).collect()
+    }
+
+    /// Takes out all posted receives.
+    pub(crate) fn unpost_all(&mut self) -> Vec<R> {
+        self.posted.drain(..).map(|(_, receive)| receive).collect()
+    }
+
+    /// Drops kept messages that `keep` turns down.
+    pub(crate) fn retain(&mut self, keep: impl FnMut(&Unexpected<M>) -> bool) {
+        self.unexpected.retain(keep);
+    }
+
+    /// How many messages are kept.
+    pub(crate) fn kept_count(&self) -> usize {
+        self.unexpected.len()
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone)]
+    enum Deed {
+        Send { source: usize, tag: u64 },
+        Receive(Want),
+        Cancel(usize),
+    }
+
+    /// The plain model: everything in two vectors, searched from the start every time.
+    #[derive(Default)]
+    struct Model {
+        sent: Vec<(usize, u64, usize)>,
+        wanted: Vec<(Want, usize)>,
+        met: Vec<(usize, usize)>,
+    }
+
+    impl Model {
+        fn fits(want: &Want, source: usize, tag: u64) -> bool {
+            want.source.is_none_or(|s| s == source) && want.tag & want.mask == tag & want.mask
+        }
+
+        fn send(&mut self, source: usize, tag: u64, number: usize) {
+            for at in 0..self.wanted.len() {
+                if Self::fits(&self.wanted[at].0, source, tag) {
+                    let (_, receive) = self.wanted.remove(at);
+                    return self.met.push((number, receive));
+                }
+            }
+            self.sent.push((source, tag, number));
+        }
+
+        fn receive(&mut self, want: Want, number: usize) {
+            for at in 0..self.sent.len() {
+                let (source, tag, message) = self.sent[at];
+                if Self::fits(&want, source, tag) {
+                    self.sent.remove(at);
+                    return self.met.push((message, number));
+                }
+            }
+            self.wanted.push((want, number));
+        }
+
+        fn cancel(&mut self, receive: usize) -> bool {
+            let before = self.wanted.len();
+            self.wanted.retain(|(_, number)| *number != receive);
+            self.wanted.len() != before
+        }
+    }
+
+    fn deed() -> impl Strategy<Value = Deed> {
+        let tag = prop_oneof![0..4u64, any::<u64>()];
+        let mask = prop_oneof![Just(u64::MAX), Just(0), Just(1), Just(2), any::<u64>()];
+        let source = proptest::option::of(0..3usize);
+        prop_oneof![
+            4 => (0..3usize, tag.clone()).prop_map(|(source, tag)| Deed::Send { source, tag }),
+            4 => (source, tag, mask)
+                .prop_map(|(source, tag, mask)| Deed::Receive(Want { source, tag, mask })),
+            1 => (0..60usize).prop_map(Deed::Cancel),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn matching_agrees_with_the_plain_model(deeds in prop::collection::vec(deed(), 0..120)) {
+            let (mut model, mut matching) = (Model::default(), Matching::default());
+            let mut met = Vec::new();
+            for (number, deed) in deeds.into_iter().enumerate() {
+                match deed {
+                    Deed::Send { source, tag } => {
+                        model.send(source, tag, number);
+                        match matching.arrive(source, tag) {
+                            Some(receive) => met.push((number, receive)),
+                            None => drop(matching.keep(source, tag, number)),
+                        }
+                    }
+                    Deed::Receive(want) => {
+                        model.receive(want, number);
+                        match matching.take(&want) {
+                            Some(unexpected) => met.push((unexpected.message, number)),
+                            None => matching.post(want, number),
+                        }
+                    }
+                    Deed::Cancel(receive) => {
+                        prop_assert_eq!(model.cancel(receive), matching.unpost(&receive));
+                    }
+                }
+                prop_assert_eq!(&model.met, &met);
+                prop_assert_eq!(model.sent.len(), matching.kept_count());
+            }
+        }
+    }
+
+    #[test]
+    fn receives_from_a_source_can_be_taken_back_together() {
+        let mut matching = Matching::<u32, ()>::default();
+        for (number, source) in [(1, Some(0)), (2, None), (3, Some(1)), (4, Some(0))] {
+            matching.post(Want { source, tag: 0, mask: 0 }, number);
+        }
+        assert_eq!(matching.unpost_source(0), [1, 4]);
+        assert_eq!(matching.unpost_all(), [2, 3]);
+    }
+}

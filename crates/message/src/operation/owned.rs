@@ -1,0 +1,138 @@
+//! Messages whose buffers are moved in and handed back at the end.
+
+use std::fmt;
+use std::future::Future;
+use std::mem::{ManuallyDrop, MaybeUninit};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use super::Operation;
+use crate::error::Error;
+use crate::port::Received;
+
+/// A buffer in flight. `MaybeUninit` keeps the compiler from assuming that nobody else touches
+/// what it points to.
+struct Held<B>(MaybeUninit<B>);
+
+impl<B> Held<B> {
+    fn into_inner(self) -> B {
+        let this = ManuallyDrop::new(self);
+        // SAFETY: initialised from construction on, and read once: `this` is not dropped.
+        unsafe { this.0.assume_init_read() }
+    }
+}
+
+impl<B> Drop for Held<B> {
+    fn drop(&mut self) {
+        // SAFETY: initialised from construction on, and `into_inner` does not come here.
+        unsafe { self.0.assume_init_drop() };
+    }
+}
+
+/// A message over an owned buffer that failed, with the buffer.
+pub struct Failed<B> {
+    /// What went wrong.
+    pub error: Error,
+    /// The buffer, given back. What a receive has left in it is unspecified, except for a message
+    /// that was cut off: then it is full.
+    pub buffer: B,
+}
+
+impl<B> fmt::Debug for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Display for Failed<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B> std::error::Error for Failed<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
+
+/// A send or receive that owns its buffer and hands it back at the end. Also a future.
+///
+/// Dropped before the end, a send goes on and a receive is cancelled; the buffer is freed when it
+/// is over.
+#[must_use = "the buffer comes back from `wait`"]
+pub struct OwnedOperation<B: Send + 'static> {
+    operation: Operation,
+    held: Option<Held<B>>,
+    is_receive: bool,
+}
+
+impl<B: Send + 'static> fmt::Debug for OwnedOperation<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedOperation").field("operation", &self.operation).finish_non_exhaustive()
+    }
+}
+
+impl<B: Send + 'static> OwnedOperation<B> {
+    /// Takes the buffer, then begins the operation on it with `begin`.
+    pub(crate) fn begin(
+        buffer: B,
+        is_receive: bool,
+        begin: impl FnOnce(&mut B) -> Result<Operation, Error>,
+    ) -> Result<Self, Failed<B>> {
+        let mut held = Held(MaybeUninit::new(buffer));
+        // SAFETY: initialised a line above. The address is taken where the buffer stays, because
+        // moving a box again would end the right to use what was taken before.
+        match begin(unsafe { held.0.assume_init_mut() }) {
+            Ok(operation) => Ok(Self { operation, held: Some(held), is_receive }),
+            Err(error) => Err(Failed { error, buffer: held.into_inner() }),
+        }
+    }
+
+    /// The operation without the buffer: to test, to cancel, for an eventfd.
+    pub fn operation(&mut self) -> &mut Operation {
+        &mut self.operation
+    }
+
+    /// Whether it is over; moves messages on.
+    pub fn is_done(&mut self) -> bool {
+        self.operation.test().is_some()
+    }
+
+    /// Waits for the end and hands the buffer back.
+    pub fn wait(mut self) -> Result<(Received, B), Failed<B>> {
+        let outcome = self.operation.wait();
+        self.hand_back(outcome)
+    }
+
+    fn hand_back(&mut self, outcome: Result<Received, Error>) -> Result<(Received, B), Failed<B>> {
+        let buffer = self.held.take().expect("the buffer is handed back once").into_inner();
+        match outcome {
+            Ok(received) => Ok((received, buffer)),
+            Err(error) => Err(Failed { error, buffer }),
+        }
+    }
+}
+
+impl<B: Send + 'static> Drop for OwnedOperation<B> {
+    fn drop(&mut self) {
+        let Some(held) = self.held.take() else { return };
+        if self.is_receive {
+            self.operation.cancel();
+        }
+        if self.operation.port.check_fork().is_ok() {
+            self.operation.detach(Box::new(held));
+        }
+    }
+}
+
+impl<B: Send + Unpin + 'static> Future for OwnedOperation<B> {
+    type Output = Result<(Received, B), Failed<B>>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        match Pin::new(&mut self.operation).poll(context) {
+            Poll::Ready(outcome) => Poll::Ready(self.hand_back(outcome)),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}

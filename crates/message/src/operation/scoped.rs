@@ -1,0 +1,117 @@
+//! Messages over borrowed memory, inside a scope that cannot be left before they are over.
+
+use std::future::Future;
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+
+use memferry_sys::sync::lock;
+
+use super::Operation;
+use crate::error::Error;
+use crate::pieces::Piece;
+use crate::port::{Begun, Peer, Port, Received};
+use crate::wire::Number;
+use crate::{IntoPieces, IntoPiecesMut, Source};
+
+/// Begins messages over memory that lives at least as long as `'scope`.
+#[derive(Debug)]
+pub struct Scope<'scope, 'env: 'scope> {
+    port: &'scope Arc<Port>,
+    begun: Mutex<Vec<Number>>,
+    /// Invariant, so that `'scope` can neither shrink nor grow.
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+/// Runs `f` with a scope; at the end, cancels what nobody has met and waits for the rest.
+pub(crate) fn scope<'env, R>(
+    port: &Arc<Port>,
+    f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
+) -> R {
+    let scope = Scope { port, begun: Mutex::default(), scope: PhantomData, env: PhantomData };
+    let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
+    if port.check_fork().is_ok() {
+        for number in lock(&scope.begun).drain(..) {
+            port.enter().cancel(number);
+            port.block(true, None, |state| state.operations.is_over(number).then_some(()));
+        }
+    }
+    result.unwrap_or_else(|panic| resume_unwind(panic))
+}
+
+impl<'scope> Scope<'scope, '_> {
+    /// Begins sending a buffer, or several pieces as one message.
+    pub fn isend(
+        &'scope self,
+        to: Peer,
+        tag: u64,
+        buffer: impl IntoPieces<'scope>,
+    ) -> Result<ScopedOperation<'scope>, Error> {
+        let pieces = buffer.into_pieces();
+        // SAFETY: the memory is borrowed for `'scope`, which does not end before the message.
+        self.begin(unsafe { self.port.begin_send(to, tag, pieces.as_slice()) }?)
+    }
+
+    /// Begins receiving into a buffer, or into several pieces.
+    pub fn irecv(
+        &'scope self,
+        from: impl Into<Source>,
+        tag: u64,
+        mask: u64,
+        buffer: impl IntoPiecesMut<'scope>,
+    ) -> Result<ScopedOperation<'scope>, Error> {
+        let pieces = buffer.into_pieces_mut();
+        let pieces: &[Piece] = pieces.as_slice();
+        // SAFETY: as above, and the borrow is exclusive.
+        self.begin(unsafe { self.port.begin_receive(from.into(), tag, mask, pieces) }?)
+    }
+
+    fn begin(&'scope self, begun: Begun) -> Result<ScopedOperation<'scope>, Error> {
+        if let Begun::Underway(number) = begun {
+            let mut kept = lock(&self.begun);
+            // A scope that lives long should not gather what is over.
+            if kept.len() == kept.capacity() {
+                let state = &mut *self.port.enter();
+                kept.retain(|number| !state.operations.is_over(*number));
+            }
+            kept.push(number);
+        }
+        let operation = Operation::new(self.port, begun);
+        Ok(ScopedOperation { operation, scope: PhantomData })
+    }
+}
+
+/// A message over borrowed memory.
+#[derive(Debug)]
+pub struct ScopedOperation<'scope> {
+    operation: Operation,
+    scope: PhantomData<&'scope mut [u8]>,
+}
+
+impl ScopedOperation<'_> {
+    /// Whether it is over, and how it ended; moves messages on.
+    pub fn test(&mut self) -> Option<Result<Received, Error>> {
+        self.operation.test()
+    }
+
+    /// Waits for the end.
+    pub fn wait(&mut self) -> Result<Received, Error> {
+        self.operation.wait()
+    }
+
+    /// The operation: to cancel, for an eventfd, to wait for any.
+    pub fn operation(&mut self) -> &mut Operation {
+        &mut self.operation
+    }
+}
+
+impl Future for ScopedOperation<'_> {
+    type Output = Result<Received, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        Pin::new(&mut self.operation).poll(context)
+    }
+}

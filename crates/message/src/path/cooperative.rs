@@ -1,0 +1,241 @@
+//! `cooperative`: one copy, by both sides. The receiver claims chunks from the front and reads
+//! them, the sender claims from the back and writes them; a side that is busy elsewhere claims
+//! none, and the other does its share.
+
+use memferry_sys::shared_memory::Access;
+
+use super::{
+    Path, ReceiveStage, Receiving, SendStage, Sending, Step, Tools, announce, copy_failed,
+};
+use crate::connection::{View, Wire};
+use crate::error::Error;
+use crate::ring::cells::Nonsense;
+use crate::ring::record::Finished;
+use crate::wire::{Manner, Note, Number};
+
+pub(super) struct Cooperative;
+
+/// One side's account of a message that both copy.
+#[derive(Debug)]
+pub(crate) struct Together {
+    record: u16,
+    generation: u16,
+    chunk_bytes: u64,
+    length: u64,
+    /// Chunks that this side has copied.
+    done: u64,
+    /// The receiver's memory, for the sender.
+    target: Option<View>,
+    /// Whether plain copies go around the caches.
+    streams: bool,
+    /// The receiver stops: what the sender has claimed is waited for, then this is the end.
+    failing: Option<(u64, Error)>,
+    /// The receiver has copied the chunk that the sender gave back.
+    returned_done: bool,
+}
+
+impl Together {
+    fn chunks(&self) -> u64 {
+        self.length.div_ceil(self.chunk_bytes)
+    }
+
+    /// Where a chunk lies.
+    fn chunk(&self, index: u64) -> (u64, u64) {
+        let offset = index * self.chunk_bytes;
+        (offset, (self.length - offset).min(self.chunk_bytes))
+    }
+}
+
+/// The receiver lets the sender help: its view of that. `None` if it cannot get at the target.
+pub(crate) fn begin_helping(
+    wire: &mut Wire,
+    manner: &Manner,
+    length: u64,
+    stream_bytes: u64,
+) -> Result<Option<Box<Together>>, Nonsense> {
+    let Manner::Together { record, generation, chunk_bytes, target } = *manner else {
+        return Ok(None);
+    };
+    let described = wire.read_place(target, length)?;
+    let (target, _) = wire.view(&described, Access::Write);
+    if matches!(target, View::Nowhere) {
+        return Ok(None);
+    }
+    Ok(Some(Box::new(Together {
+        record,
+        generation,
+        chunk_bytes: chunk_bytes.into(),
+        length,
+        done: 0,
+        target: Some(target),
+        streams: length >= stream_bytes,
+        failing: None,
+        returned_done: false,
+    })))
+}
+
+impl Path for Cooperative {
+    fn send(
+        &self,
+        sending: &mut Sending,
+        number: Number,
+        wire: &mut Wire,
+    ) -> Result<Step, Nonsense> {
+        let pieces = sending.pieces.as_slice();
+        match &mut sending.stage {
+            SendStage::Queued => announce(sending, number, wire),
+            SendStage::Helping(together) => help(together, pieces, wire),
+            _ => Ok(Step::Idle),
+        }
+    }
+
+    fn receive(
+        &self,
+        receiving: &mut Receiving,
+        number: Number,
+        wire: &mut Wire,
+        tools: &Tools<'_>,
+    ) -> Result<Step, Nonsense> {
+        let length = receiving.accepted();
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
+        let pieces = receiving.pieces.as_slice();
+        let Some(together) = &mut fetch.together else {
+            let opened = open(wire, pieces, length, &fetch.plan, fetch.sender, number)?;
+            fetch.together = Some(opened);
+            return Ok(Step::Moved);
+        };
+        let record = wire.memory.record(true, together.record.into());
+        let (generation, chunks) = (together.generation, together.chunks());
+        let claimed = match together.failing {
+            None => record.claim_front(generation, chunks)?,
+            Some(_) => None,
+        };
+        // What the sender gave back is done here, once.
+        let finished = record.told(generation, chunks);
+        let returned = match (&finished, together.failing.is_some()) {
+            (Ok(Finished { returned: Some(chunk), .. }), false) if !together.returned_done => {
+                Some(*chunk)
+            }
+            _ => None,
+        };
+        if let Some(chunk) = claimed.or(returned) {
+            let (offset, bytes) = together.chunk(chunk);
+            let streaming = together.streams.then_some(tools.streaming);
+            // SAFETY: the operation is under way, so its owner vouches for the pieces; the chunk
+            // is this side's alone.
+            let copied =
+                unsafe { fetch.source.copy(pieces, offset, bytes, Access::Read, streaming) };
+            if let Err(error) = copied {
+                let held = record.close(generation, chunks)?;
+                together.failing = Some((held, copy_failed(error)));
+                return Ok(Step::Moved);
+            }
+            together.done += 1;
+            together.returned_done |= claimed.is_none();
+        }
+        let record = wire.memory.record(true, together.record.into());
+        let finished = record.told(generation, chunks)?;
+        if let Some((held, error)) = &together.failing {
+            let over = finished.chunks + u64::from(finished.returned.is_some()) >= *held;
+            let step = if over { Step::Failed(error.clone()) } else { Step::Idle };
+            if over {
+                wire.return_record(together.record, generation);
+            }
+            return Ok(step);
+        }
+        if together.done + finished.chunks > chunks {
+            return Err(Nonsense("more chunks finished than there are"));
+        }
+        if together.done + finished.chunks < chunks {
+            let moved = claimed.or(returned).is_some();
+            return Ok(if moved { Step::Moved } else { Step::Idle });
+        }
+        record.close(generation, chunks)?;
+        wire.return_record(together.record, generation);
+        Ok(Step::Done)
+    }
+
+    fn is_held(&self, receiving: &mut Receiving, wire: &mut Wire) -> bool {
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return false };
+        let Some(together) = &mut fetch.together else { return false };
+        let record = wire.memory.record(true, together.record.into());
+        let (generation, chunks) = (together.generation, together.chunks());
+        let held = match &together.failing {
+            Some((held, _)) => *held,
+            None => {
+                let held = record.close(generation, chunks).unwrap_or(0);
+                together.failing = Some((held, Error::Closed));
+                held
+            }
+        };
+        record
+            .told(generation, chunks)
+            .is_ok_and(|f| f.chunks + u64::from(f.returned.is_some()) < held)
+    }
+}
+
+/// Opens a record and tells the sender where the target is.
+fn open(
+    wire: &mut Wire,
+    pieces: &[crate::pieces::Piece],
+    length: u64,
+    plan: &crate::plan::Plan,
+    sender: Number,
+    receiver: Number,
+) -> Result<Together, Nonsense> {
+    let (record, generation) = wire.take_record().expect("the plan was made with one free");
+    wire.memory.record(true, record.into()).open(generation);
+    let chunk_bytes = plan.chunk_bytes;
+    // Without room for the list of pieces the sender is not asked: this side does it all.
+    if let Some(target) = wire.describe(pieces, Access::Write)? {
+        let manner = Manner::Together { record, generation, chunk_bytes, target };
+        wire.post(Note::Accept { sender, receiver, length, manner });
+        wire.announce();
+    }
+    Ok(Together {
+        record,
+        generation,
+        chunk_bytes: chunk_bytes.into(),
+        length,
+        done: 0,
+        target: None,
+        streams: plan.streams,
+        failing: None,
+        returned_done: false,
+    })
+}
+
+/// The sender copies one chunk, if one is left.
+fn help(
+    together: &mut Together,
+    pieces: &[crate::pieces::Piece],
+    wire: &mut Wire,
+) -> Result<Step, Nonsense> {
+    let record = wire.memory.record(false, together.record.into());
+    let (generation, chunks) = (together.generation, together.chunks());
+    let Some(target) = &together.target else { return Ok(Step::Idle) };
+    let Some(chunk) = record.claim_back(generation, chunks)? else {
+        together.target = None;
+        return Ok(Step::Idle);
+    };
+    let (offset, bytes) = together.chunk(chunk);
+    let streaming = together.streams.then(best_streaming);
+    // SAFETY: the operation is under way, so its owner vouches for the pieces; the receiver named
+    // the target for this, and the chunk is this side's alone.
+    let copied = unsafe { target.copy(pieces, offset, bytes, Access::Write, streaming) };
+    let returned = copied.is_err().then_some(chunk);
+    together.done += u64::from(copied.is_ok());
+    record.tell(generation, Finished { chunks: together.done, returned });
+    if returned.is_some() {
+        // This side cannot copy, or not all of it: the receiver does the rest.
+        together.target = None;
+    }
+    if returned.is_some() || !record.has_unclaimed(generation, chunks) {
+        wire.announce_later();
+    }
+    Ok(Step::Moved)
+}
+
+fn best_streaming() -> memferry_sys::copy::stream::Streaming {
+    crate::port::streaming()
+}

@@ -1,0 +1,51 @@
+//! `inline`: the payload is in the cell, one cache line for the whole message.
+
+use super::{Path, Receiving, Sending, Step, Tools};
+use crate::connection::Wire;
+use crate::pieces::{Piece, gather};
+use crate::ring::cells::Nonsense;
+use crate::wire::{INLINE_BYTES, Number, inline_words};
+
+pub(super) struct Inline;
+
+/// Writes a message of at most [`INLINE_BYTES`] if there is room.
+///
+/// # Safety
+/// The pieces must be valid for reads of `length` bytes.
+#[inline]
+pub(crate) unsafe fn put_inline(
+    wire: &mut Wire,
+    tag: u64,
+    pieces: &[Piece],
+    length: usize,
+) -> Result<bool, Nonsense> {
+    debug_assert!(length <= INLINE_BYTES);
+    if !wire.has_room()? {
+        return Ok(false);
+    }
+    let mut payload = [0u64; INLINE_BYTES / 8];
+    // SAFETY: the payload has room for the length; the pieces are the caller's promise.
+    unsafe { gather(pieces, 0, payload.as_mut_ptr().cast(), length) };
+    wire.write(&inline_words(tag, length as u8, &payload));
+    Ok(true)
+}
+
+impl Path for Inline {
+    fn send(&self, sending: &mut Sending, _: Number, wire: &mut Wire) -> Result<Step, Nonsense> {
+        let (tag, length) = (sending.tag, sending.length as usize);
+        // SAFETY: the operation is under way, so its owner vouches for the memory.
+        let written = unsafe { put_inline(wire, tag, sending.pieces.as_slice(), length) }?;
+        Ok(if written { Step::Done } else { Step::Idle })
+    }
+
+    fn receive(
+        &self,
+        _: &mut Receiving,
+        _: Number,
+        _: &mut Wire,
+        _: &Tools<'_>,
+    ) -> Result<Step, Nonsense> {
+        // All of it came with the cell.
+        Ok(Step::Done)
+    }
+}

@@ -1,0 +1,208 @@
+//! The paths that a message can take, each in a file of its own behind one trait.
+//!
+//! A path does the next step of a message whenever it is asked, for the sender or the receiver,
+//! and never waits: what cannot be done now is asked for again later. Its state is in
+//! [`Sending`] and [`Receiving`], so a path itself is only code.
+
+mod cooperative;
+mod eager;
+mod inline;
+mod offload;
+mod pipeline;
+mod single;
+mod stream;
+
+use memferry_copy::{Ferry, Transfer};
+use memferry_sys::copy::stream::Streaming;
+
+use crate::connection::{View, Wire};
+use crate::error::{Error, Gone, Who};
+use crate::pieces::Pieces;
+use crate::plan::{PathKind, Plan};
+use crate::ring::cells::Nonsense;
+use crate::wire::Number;
+use cooperative::Together;
+
+/// What came of a step.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Nothing could be done now.
+    Idle,
+    /// Something was done, and more may be possible at once.
+    Moved,
+    /// This side's part is over.
+    Done,
+    /// It ended badly, and the operation with it.
+    Failed(Error),
+}
+
+/// What a path may use besides the connection.
+pub(crate) struct Tools<'a> {
+    /// The best way to write around the caches.
+    pub(crate) streaming: Streaming,
+    /// The copy core, for engines. Built when first needed.
+    pub(crate) ferry: &'a dyn Fn() -> Option<&'static Ferry>,
+}
+
+/// A message on its way out.
+#[derive(Debug)]
+pub(crate) struct Sending {
+    /// To whom.
+    pub(crate) peer: usize,
+    pub(crate) tag: u64,
+    pub(crate) pieces: Pieces,
+    pub(crate) length: u64,
+    pub(crate) path: PathKind,
+    pub(crate) chunk_bytes: u32,
+    pub(crate) stage: SendStage,
+}
+
+/// How far it is.
+#[derive(Debug)]
+pub(crate) enum SendStage {
+    /// Nothing is sent.
+    Queued,
+    /// So many bytes are in the space or beyond it; with the receiver's number if it asked.
+    Streaming { sent: u64, receiver: Option<Number>, until: u64 },
+    /// The receiver knows of it.
+    Announced,
+    /// The receiver lets this side help.
+    Helping(Box<Together>),
+    /// The receiver is asked to give it back.
+    Withdrawing,
+}
+
+/// A message on its way in.
+#[derive(Debug)]
+pub(crate) struct Receiving {
+    pub(crate) pieces: Pieces,
+    /// The bytes of all pieces.
+    pub(crate) capacity: u64,
+    /// Who sends it, once it is matched.
+    pub(crate) peer: usize,
+    pub(crate) tag: u64,
+    /// The length of the message, once it is matched.
+    pub(crate) length: u64,
+    pub(crate) stage: ReceiveStage,
+}
+
+/// How far it is.
+#[derive(Debug)]
+pub(crate) enum ReceiveStage {
+    /// No message has met it.
+    Posted,
+    /// So many bytes of the message have come through the space.
+    Arriving { arrived: u64, requested: Option<Number> },
+    /// The message waits in the sender's memory and is being fetched.
+    Fetching(Box<Fetch>),
+}
+
+/// A message being fetched from the sender's memory.
+#[derive(Debug)]
+pub(crate) struct Fetch {
+    /// The sender's number for it.
+    pub(crate) sender: Number,
+    pub(crate) plan: Plan,
+    pub(crate) source: View,
+    /// Bytes done from the front, for paths that go from front to back.
+    pub(crate) done: u64,
+    pub(crate) together: Option<Together>,
+    pub(crate) transfer: Option<Transfer>,
+}
+
+impl Receiving {
+    /// How many bytes of the message fit.
+    pub(crate) fn accepted(&self) -> u64 {
+        self.length.min(self.capacity)
+    }
+}
+
+/// A way for messages.
+pub(crate) trait Path: Sync {
+    /// The sender's next step.
+    fn send(
+        &self,
+        sending: &mut Sending,
+        number: Number,
+        wire: &mut Wire,
+    ) -> Result<Step, Nonsense>;
+
+    /// The receiver's next step, for a message that is matched.
+    fn receive(
+        &self,
+        receiving: &mut Receiving,
+        number: Number,
+        wire: &mut Wire,
+        tools: &Tools<'_>,
+    ) -> Result<Step, Nonsense>;
+
+    /// Whether the other side may still write to the memory of a receive that is to be given up.
+    /// Asking also tells it to stop.
+    fn is_held(&self, _receiving: &mut Receiving, _wire: &mut Wire) -> bool {
+        false
+    }
+}
+
+/// The path of a kind.
+pub(crate) fn of(kind: PathKind) -> &'static dyn Path {
+    match kind {
+        PathKind::Inline => &inline::Inline,
+        PathKind::Eager => &eager::Eager,
+        PathKind::Single => &single::Single,
+        PathKind::Cooperative => &cooperative::Cooperative,
+        PathKind::Offload => &offload::Offload,
+        PathKind::Pipeline => &pipeline::Pipeline,
+    }
+}
+
+pub(crate) use cooperative::begin_helping;
+pub(crate) use inline::put_inline;
+pub(crate) use stream::arrive;
+
+/// What a failed copy means for the operation of the side that copied.
+fn copy_failed(error: crate::connection::CopyError) -> Error {
+    use crate::connection::CopyError;
+    match error {
+        CopyError::Bad(who) => Error::BadMemory(who),
+        // Access was permitted when it was tried: the process must be going away.
+        CopyError::Refused => Error::PeerGone(Gone::Ended),
+    }
+}
+
+/// Sends the request for a message that waits in this side's memory. For all paths that do.
+fn announce(sending: &mut Sending, number: Number, wire: &mut Wire) -> Result<Step, Nonsense> {
+    use crate::wire::Note;
+    use memferry_sys::shared_memory::Access;
+    if !wire.has_room()? {
+        return Ok(Step::Idle);
+    }
+    let Some(source) = wire.describe(sending.pieces.as_slice(), Access::Read)? else {
+        return Ok(Step::Idle);
+    };
+    // Sharing a region may have taken the room.
+    if !wire.has_room()? {
+        return Ok(Step::Idle);
+    }
+    let core = memferry_sys::affinity::current_core() as u16;
+    let (tag, length) = (sending.tag, sending.length);
+    wire.write(&Note::Request { tag, length, sender: number, source, core }.encode());
+    sending.stage = SendStage::Announced;
+    Ok(Step::Moved)
+}
+
+/// The error that the receiver reported for a message.
+pub(crate) fn reported(error: u16) -> Option<Error> {
+    match error {
+        0 => None,
+        1 => Some(Error::BadMemory(Who::Ours)),
+        _ => Some(Error::BadMemory(Who::Theirs)),
+    }
+}
+
+/// How an error of the receiver is reported to the sender: its memory is theirs, and the reverse.
+pub(crate) fn report(error: &Error) -> u16 {
+    match error {
+        Error::BadMemory(Who::Theirs) => 1,
+        _ => 2,
+    }
+}

@@ -1,0 +1,54 @@
+//! `single`: one copy, by the receiver alone, while the sender does what it likes.
+
+use memferry_sys::shared_memory::Access;
+
+use super::{
+    Path, ReceiveStage, Receiving, SendStage, Sending, Step, Tools, announce, copy_failed,
+};
+use crate::connection::Wire;
+use crate::ring::cells::Nonsense;
+use crate::wire::Number;
+
+pub(super) struct Single;
+
+impl Path for Single {
+    fn send(
+        &self,
+        sending: &mut Sending,
+        number: Number,
+        wire: &mut Wire,
+    ) -> Result<Step, Nonsense> {
+        match sending.stage {
+            SendStage::Queued => announce(sending, number, wire),
+            _ => Ok(Step::Idle),
+        }
+    }
+
+    fn receive(
+        &self,
+        receiving: &mut Receiving,
+        _: Number,
+        wire: &mut Wire,
+        tools: &Tools<'_>,
+    ) -> Result<Step, Nonsense> {
+        let accepted = receiving.accepted();
+        let pieces = receiving.pieces.as_slice();
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
+        let length = (accepted - fetch.done).min(fetch.plan.chunk_bytes.into());
+        if length > 0 {
+            let streaming = fetch.plan.streams.then_some(tools.streaming);
+            // SAFETY: the operation is under way, so its owner vouches for the pieces.
+            let copied =
+                unsafe { fetch.source.copy(pieces, fetch.done, length, Access::Read, streaming) };
+            if let Err(error) = copied {
+                return Ok(Step::Failed(copy_failed(error)));
+            }
+            fetch.done += length;
+        }
+        if fetch.done < accepted {
+            return Ok(Step::Moved);
+        }
+        let _ = wire;
+        Ok(Step::Done)
+    }
+}

@@ -1,0 +1,313 @@
+//! Which path a message takes, and why: pure functions of what was measured and what is asked.
+//!
+//! The sender decides whether a message goes at once ([`at_once`]) or waits in its memory until
+//! the receiver has a place for it; then the receiver, who knows both sides, decides how it comes
+//! ([`rendezvous`]). Limits come from measured cost lines, and can be set by hand.
+
+pub mod closeness;
+pub mod lines;
+mod reason;
+
+pub use closeness::Closeness;
+pub use lines::{Lines, Profile};
+pub use reason::Reason;
+
+use crate::wire::INLINE_BYTES;
+
+/// The ways a message can take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PathKind {
+    /// In a cell of the ring.
+    Inline,
+    /// Copied through the shared space, sent at once.
+    Eager,
+    /// One copy, by the receiver.
+    Single,
+    /// One copy, by both sides, chunk by chunk.
+    Cooperative,
+    /// One copy, by the copy engines of the receiver's process.
+    Offload,
+    /// Copied through the shared space, when the receiver asks for it.
+    Pipeline,
+}
+
+impl PathKind {
+    /// All of them, in the order of growing messages.
+    pub const ALL: [Self; 6] =
+        [Self::Inline, Self::Eager, Self::Single, Self::Cooperative, Self::Offload, Self::Pipeline];
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Inline => "inline",
+            Self::Eager => "eager",
+            Self::Single => "single",
+            Self::Cooperative => "cooperative",
+            Self::Offload => "offload",
+            Self::Pipeline => "pipeline",
+        }
+    }
+
+    /// The path of a name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|path| path.name() == name)
+    }
+}
+
+/// How one side gets at the memory of the other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Way {
+    /// Not at all.
+    None,
+    /// By the system call for cross-memory access.
+    Cross,
+    /// By plain loads and stores: it is mapped here.
+    Near,
+}
+
+/// Limits set by hand; what is not set comes from measurement.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Limits {
+    /// Messages up to this size are sent at once.
+    pub eager_bytes: Option<u64>,
+    /// Messages from this size on are copied by both sides.
+    pub cooperative_bytes: Option<u64>,
+    /// Messages from this size on go to the copy engines, where there are spare cores.
+    pub offload_bytes: Option<u64>,
+    /// Every message that waits takes this path, if it is possible.
+    pub path: Option<PathKind>,
+}
+
+/// What the planner goes by.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// Measured lines.
+    pub profile: Profile,
+    /// What was set by hand.
+    pub limits: Limits,
+    /// The second-level cache of a core.
+    pub l2_bytes: u64,
+    /// From this size on, plain copies go around the caches.
+    pub stream_bytes: u64,
+}
+
+/// What is known of a message that waits at the sender.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Question {
+    /// How many bytes will be copied.
+    pub bytes: u64,
+    /// How the receiver gets at the source.
+    pub receiver_reads: Way,
+    /// How the sender gets at the target.
+    pub sender_writes: Way,
+    /// What the cores of the two sides share.
+    pub closeness: Closeness,
+    /// Cores that no process of the conversation needs.
+    pub spare_cores: usize,
+}
+
+/// The decision for one message.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The path.
+    pub path: PathKind,
+    /// The size of a chunk or fragment.
+    pub chunk_bytes: u32,
+    /// The first bytes that the receiver copies through its cache although engines do the rest.
+    pub warm_bytes: u64,
+    /// Whether plain copies go around the caches.
+    pub streams: bool,
+    /// Why.
+    pub reason: Reason,
+}
+
+/// The largest message that is sent at once. `reachable`: whether a single copy is possible.
+pub fn eager_limit(facts: &Facts, closeness: Closeness, reachable: bool) -> u64 {
+    let lines = facts.profile.lines(closeness);
+    facts.limits.eager_bytes.unwrap_or_else(|| {
+        let other = if reachable { lines.single(Way::Cross) } else { lines.pipeline };
+        lines::crossing(lines.eager, other).clamp(SMALLEST_EAGER_LIMIT, LARGEST_EAGER_LIMIT)
+    })
+}
+
+const SMALLEST_EAGER_LIMIT: u64 = 1 << 10;
+const LARGEST_EAGER_LIMIT: u64 = 64 << 10;
+
+/// The decision of the sender: `None` if the message must wait for the receiver.
+pub fn at_once(facts: &Facts, bytes: u64, closeness: Closeness, reachable: bool) -> Option<Plan> {
+    let plan = |path, reason| {
+        Some(Plan {
+            path,
+            chunk_bytes: fragment_bytes(bytes),
+            warm_bytes: 0,
+            streams: false,
+            reason,
+        })
+    };
+    if bytes <= INLINE_BYTES as u64 {
+        return plan(PathKind::Inline, Reason::FitsCell { limit_bytes: INLINE_BYTES as u64 });
+    }
+    let limit_bytes = eager_limit(facts, closeness, reachable);
+    if bytes > limit_bytes {
+        return None;
+    }
+    let by_hand = facts.limits.eager_bytes.is_some();
+    plan(PathKind::Eager, Reason::QuickerThroughSpace { limit_bytes, by_hand })
+}
+
+/// The decision of the receiver on a message that waits at the sender.
+pub fn rendezvous(facts: &Facts, question: &Question) -> Plan {
+    let Question { bytes, receiver_reads, sender_writes, closeness, spare_cores } = *question;
+    let plan = |path, reason| {
+        let streams = bytes >= facts.stream_bytes;
+        let chunk_bytes = match path {
+            PathKind::Cooperative => cooperative_chunk(bytes, sender_writes),
+            PathKind::Pipeline => fragment_bytes(bytes),
+            _ => SINGLE_STEP,
+        };
+        let warm_bytes =
+            if path == PathKind::Offload { (facts.l2_bytes / 4).min(bytes / 4) } else { 0 };
+        Plan { path, chunk_bytes, warm_bytes, streams, reason }
+    };
+    if receiver_reads == Way::None {
+        return plan(PathKind::Pipeline, Reason::OutOfReach);
+    }
+    if let Some(path) = facts.limits.path
+        && is_possible(path, question)
+    {
+        return plan(path, Reason::ByHand);
+    }
+    let offload_from = facts.limits.offload_bytes.unwrap_or(facts.l2_bytes);
+    let by_hand = facts.limits.offload_bytes.is_some();
+    if receiver_reads == Way::Near && bytes >= offload_from && (spare_cores > 0 || by_hand) {
+        return plan(PathKind::Offload, Reason::SpareCores { cores: spare_cores, offload_from });
+    }
+    if sender_writes == Way::None {
+        return plan(PathKind::Single, Reason::SenderCannotWrite);
+    }
+    let lines = facts.profile.lines(closeness);
+    let limit_bytes = facts.limits.cooperative_bytes.unwrap_or_else(|| {
+        let crossing =
+            lines::crossing(lines.single(receiver_reads), lines.together(receiver_reads));
+        crossing.max(2 * SMALLEST_CHUNK)
+    });
+    if bytes < limit_bytes {
+        return plan(PathKind::Single, Reason::TooSmallToShare { limit_bytes });
+    }
+    plan(PathKind::Cooperative, Reason::BothCopy { limit_bytes })
+}
+
+fn is_possible(path: PathKind, question: &Question) -> bool {
+    match path {
+        PathKind::Inline | PathKind::Eager => false,
+        PathKind::Single => true,
+        PathKind::Cooperative => question.sender_writes != Way::None,
+        PathKind::Offload => question.receiver_reads == Way::Near,
+        PathKind::Pipeline => true,
+    }
+}
+
+/// Below this, a system call costs more than the bytes it moves.
+const SMALLEST_CHUNK: u64 = 16 << 10;
+/// What a receiver copies alone before it looks at its other messages again.
+const SINGLE_STEP: u32 = 1 << 20;
+
+/// Two chunks for a small message, larger ones for a large one: measured.
+fn cooperative_chunk(bytes: u64, way: Way) -> u32 {
+    let chunk = match (way, bytes) {
+        (Way::Near, 0..=0x7_FFFF) => (bytes / 4).next_multiple_of(4096).clamp(8 << 10, 32 << 10),
+        (Way::Near, _) => 128 << 10,
+        (_, 0..=0x7_FFFF) => (bytes / 2).next_multiple_of(4096).clamp(SMALLEST_CHUNK, 128 << 10),
+        (_, 0x8_0000..=0x7F_FFFF) => 256 << 10,
+        _ => 512 << 10,
+    };
+    // A record counts chunks in 24 bits.
+    chunk.max(bytes.div_ceil(1 << 23)).min(1 << 30) as u32
+}
+
+/// Fragments are small where the first one is waited for, large where many follow.
+pub(crate) fn fragment_bytes(bytes: u64) -> u32 {
+    match bytes {
+        0..=0x3_FFFF => 8 << 10,
+        _ => 32 << 10,
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn facts() -> Facts {
+        let (limits, l2_bytes) = (Limits::default(), 2 << 20);
+        Facts { profile: Profile::built_in(), limits, l2_bytes, stream_bytes: 2 << 20 }
+    }
+
+    fn question(bytes: u64) -> Question {
+        Question {
+            bytes,
+            receiver_reads: Way::Cross,
+            sender_writes: Way::Cross,
+            closeness: Closeness::SharedCache,
+            spare_cores: 0,
+        }
+    }
+
+    #[test]
+    fn growing_messages_take_the_paths_in_order() {
+        let facts = facts();
+        let path = |bytes| {
+            at_once(&facts, bytes, Closeness::SharedCache, true)
+                .unwrap_or_else(|| rendezvous(&facts, &question(bytes)))
+                .path
+        };
+        assert_eq!(path(0), PathKind::Inline);
+        assert_eq!(path(48), PathKind::Inline);
+        assert_eq!(path(49), PathKind::Eager);
+        assert_eq!(path(4096), PathKind::Eager);
+        assert_eq!(path(20 << 10), PathKind::Single);
+        assert_eq!(path(64 << 10), PathKind::Cooperative);
+        assert_eq!(path(5 << 30), PathKind::Cooperative);
+    }
+
+    #[test]
+    fn without_access_everything_large_goes_through_the_pipeline() {
+        let none =
+            Question { receiver_reads: Way::None, sender_writes: Way::None, ..question(1 << 20) };
+        assert_eq!(rendezvous(&facts(), &none).path, PathKind::Pipeline);
+        let reads_only = Question { sender_writes: Way::None, ..question(1 << 20) };
+        assert_eq!(rendezvous(&facts(), &reads_only).path, PathKind::Single);
+    }
+
+    #[test]
+    fn engines_are_used_for_mapped_memory_when_cores_are_spare() {
+        let near = Question { receiver_reads: Way::Near, spare_cores: 2, ..question(64 << 20) };
+        let plan = rendezvous(&facts(), &near);
+        assert_eq!(plan.path, PathKind::Offload);
+        assert!(plan.warm_bytes > 0 && plan.warm_bytes < 64 << 20);
+        let busy = Question { spare_cores: 0, ..near };
+        assert_eq!(rendezvous(&facts(), &busy).path, PathKind::Cooperative);
+    }
+
+    #[test]
+    fn a_path_set_by_hand_is_taken_where_it_is_possible() {
+        let mut facts = facts();
+        facts.limits.path = Some(PathKind::Pipeline);
+        assert_eq!(rendezvous(&facts, &question(1 << 20)).path, PathKind::Pipeline);
+        facts.limits.path = Some(PathKind::Offload);
+        assert_eq!(rendezvous(&facts, &question(1 << 20)).path, PathKind::Cooperative);
+        facts.limits = Limits { eager_bytes: Some(0), ..Limits::default() };
+        assert!(at_once(&facts, 49, Closeness::Apart, true).is_none());
+    }
+
+    #[test]
+    fn chunks_are_never_too_many_for_a_record() {
+        for bytes in [1, 32 << 10, 1 << 20, 5 << 30, 1 << 50] {
+            for way in [Way::Near, Way::Cross] {
+                let chunk = u64::from(cooperative_chunk(bytes, way));
+                if bytes <= 1 << 53 {
+                    assert!(bytes.div_ceil(chunk) <= crate::ring::record::MOST_CHUNKS, "{bytes}");
+                }
+            }
+        }
+    }
+}

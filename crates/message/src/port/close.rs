@@ -1,0 +1,52 @@
+//! The end of a port: everything under way ends, peers are told, nothing stays behind.
+
+use memferry_sys::sync::lock;
+
+use super::operations::Deed;
+use super::{Port, State};
+use crate::error::Error;
+use crate::path::ReceiveStage;
+use crate::wire::Note;
+
+impl Port {
+    /// Closes the port. What is in the rings still arrives; operations under way end as closed.
+    pub(crate) fn close(&self) {
+        if self.check_fork().is_err() {
+            return;
+        }
+        let mut state = self.enter();
+        if !state.closed {
+            state.progress();
+            state.close();
+            self.wake_sleeper(&mut state);
+        }
+        drop(state);
+        if let Some(background) = lock(&self.background).take() {
+            background.join();
+        }
+    }
+}
+
+impl State {
+    fn close(&mut self) {
+        self.closed = true;
+        self.listener = None;
+        for peer in 0..self.peers.len() {
+            let Some(mut connection) = self.peers[peer].connection.take() else { continue };
+            let matched = |deed: &Deed| {
+                matches!(deed, Deed::Receive(receiving)
+                    if receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted))
+            };
+            for number in self.operations.numbers(matched) {
+                self.let_go(number, &mut connection.wire);
+            }
+            connection.wire.post(Note::Close);
+            connection.wire.announce();
+            self.peers[peer].gone = Some(crate::error::Gone::Closed);
+        }
+        self.matching.unpost_all();
+        for number in self.operations.numbers(|_| true) {
+            self.operations.finish(number, Err(Error::Closed));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Getting to know peers: connecting, being connected to, and the way to oneself.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use memferry_sys::packet_socket::SocketName;
+
+use super::{Assembling, Connection, Peer, PeerSlot, Port, State};
+use crate::connect::hello::{Identity, Refusal};
+use crate::connect::reach::is_switched_off;
+use crate::connect::{Acquaintance, Answer, Connecting};
+use crate::connection::{PeerFacts, Wire};
+use crate::error::{ConnectError, Error};
+
+impl Port {
+    /// Connects to a name. A peer that is connected already is simply returned.
+    pub(crate) fn connect(&self, name: &str) -> Result<Peer, Error> {
+        self.check_fork()?;
+        let mut waiting = {
+            let mut state = self.enter();
+            if state.closed {
+                return Err(Error::Closed);
+            }
+            state.accept_callers();
+            if let Some(peer) = state.find_name(name) {
+                return Ok(peer);
+            }
+            if name == state.name {
+                return Ok(state.peer_to_self()?);
+            }
+            let (allowed, patience) = (&state.settings.allowed, state.settings.connect_timeout);
+            let socket_name = SocketName::parse(name);
+            let dialing =
+                Connecting::start(&socket_name, state.identity, &state.name, allowed, patience)?;
+            state.dialing.push(name.to_owned());
+            Some(dialing)
+        };
+        let outcome = self.await_answer(&mut waiting);
+        let mut state = self.enter();
+        state.dialing.retain(|dialed| dialed != name);
+        match outcome? {
+            Met::Here(met) => Ok(state.add(*met)?),
+            Met::Crossed(identity) => {
+                drop(state);
+                self.await_identity(identity, name)
+            }
+        }
+    }
+
+    /// Waits for the answer to a hello, and answers those of others meanwhile.
+    fn await_answer(&self, waiting: &mut Option<Connecting>) -> Result<Met, Error> {
+        const NAP: Duration = Duration::from_millis(1);
+        loop {
+            let answer = Connecting::look(waiting)?;
+            match answer {
+                Answer::Here(met) => return Ok(Met::Here(met)),
+                Answer::Crossed(identity) => return Ok(Met::Crossed(identity)),
+                Answer::NotYet => {}
+            }
+            let mut state = self.enter();
+            state.accept_callers();
+            state.progress();
+            drop(state);
+            if let Some(waiting) = waiting {
+                waiting.wait_readable(NAP);
+            }
+        }
+    }
+
+    /// Both sides connected at once: the other's attempt counts, and is on its way.
+    fn await_identity(&self, identity: Identity, name: &str) -> Result<Peer, Error> {
+        let deadline = Instant::now() + self.enter().settings.connect_timeout;
+        loop {
+            let mut state = self.enter();
+            state.accept_callers();
+            state.progress();
+            if let Some(peer) = state.find_identity(identity) {
+                return Ok(peer);
+            }
+            let seconds = state.settings.connect_timeout.as_secs();
+            drop(state);
+            if Instant::now() >= deadline {
+                return Err(ConnectError::NoAnswer { name: name.to_owned(), seconds }.into());
+            }
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+}
+
+enum Met {
+    Here(Box<Acquaintance>),
+    Crossed(Identity),
+}
+
+impl State {
+    /// Answers everybody who wants to connect.
+    pub(crate) fn accept_callers(&mut self) -> bool {
+        let mut any = false;
+        while let Some(listener) = &mut self.listener {
+            let Some(caller) = listener.poll(self.identity) else { break };
+            let (theirs, name) = (caller.identity(), caller.name().to_owned());
+            let crossed = self.find_identity(theirs).is_some()
+                || (self.dialing.contains(&name) && self.identity < theirs);
+            if crossed {
+                caller.refuse(self.identity, Refusal::Crossed);
+            } else if self.free_slot().is_none() {
+                caller.refuse(self.identity, Refusal::Full);
+            } else if let Some(met) = caller.welcome(self.identity) {
+                any |= self.add(met).is_ok();
+            }
+        }
+        any
+    }
+
+    /// Makes a connection out of an acquaintance.
+    pub(crate) fn add(&mut self, met: Acquaintance) -> Result<Peer, ConnectError> {
+        let switched_off = !self.settings.cross_memory || is_switched_off();
+        self.add_wire(Wire::new(met, switched_off))
+    }
+
+    fn add_wire(&mut self, mut wire: Wire) -> Result<Peer, ConnectError> {
+        let index = self.free_slot().ok_or(ConnectError::TooManyPeers(self.peers.len()))?;
+        if index == self.peers.len() {
+            self.peers.push(PeerSlot::default());
+        }
+        wire.announce();
+        if let Some(readiness) = &self.readiness {
+            for descriptor in wire.descriptors() {
+                let _ = readiness.add(descriptor, false);
+            }
+        }
+        wire.memory.own_attention().rest(if self.pollers == 0 { self.resting } else { 0 });
+        let slot = &mut self.peers[index];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.gone = None;
+        slot.connection = Some(Box::new(Connection {
+            wire,
+            outbox: VecDeque::new(),
+            active: Vec::new(),
+            assembling: Assembling::Nothing,
+        }));
+        Ok(self.peer(index))
+    }
+
+    /// A place for one more peer: one that nobody speaks of any more, or a new one.
+    fn free_slot(&self) -> Option<usize> {
+        let is_free = |slot: &PeerSlot| slot.connection.is_none() && slot.kept_count == 0;
+        let used = self.peers.iter().position(is_free);
+        used.or_else(|| (self.peers.len() < self.settings.most_peers).then_some(self.peers.len()))
+    }
+
+    /// The endpoint as its own peer.
+    pub(crate) fn peer_to_self(&mut self) -> Result<Peer, ConnectError> {
+        if let Some(peer) = self.find_identity(self.identity) {
+            return Ok(peer);
+        }
+        let wire = Wire::to_self(self.identity, self.name.clone())
+            .map_err(ConnectError::system("making shared memory"))?;
+        self.add_wire(wire)
+    }
+
+    fn find_peer(&self, is_it: impl Fn(&PeerFacts) -> bool) -> Option<Peer> {
+        let index = self.peers.iter().position(|slot| {
+            slot.connection.as_ref().is_some_and(|connection| is_it(&connection.wire.peer))
+        })?;
+        Some(self.peer(index))
+    }
+
+    fn find_identity(&self, identity: Identity) -> Option<Peer> {
+        self.find_peer(|facts| facts.identity == identity)
+    }
+
+    /// The connected peer of a name.
+    pub(crate) fn find_name(&self, name: &str) -> Option<Peer> {
+        self.find_peer(|facts| !facts.name.is_empty() && facts.name == name)
+    }
+
+    /// Who a peer is.
+    pub(crate) fn facts_of(&self, peer: Peer) -> Result<&Wire, Error> {
+        let index = self.find(peer)?;
+        let connection = self.peers[index].connection.as_ref();
+        connection.map(|connection| &connection.wire).ok_or_else(|| self.gone(index))
+    }
+
+    /// All connected peers.
+    pub(crate) fn all_peers(&self) -> Vec<Peer> {
+        let connected = |index: &usize| self.peers[*index].connection.is_some();
+        (0..self.peers.len()).filter(connected).map(|index| self.peer(index)).collect()
+    }
+}

@@ -1,0 +1,381 @@
+//! What arrives: each note is matched with the operation it belongs to. Nothing that a note says
+//! is believed before it was held against what this side knows.
+
+use memferry_sys::affinity;
+use memferry_sys::shared_memory::Access;
+
+use super::{Assembling, Kept, State};
+use crate::connection::Description;
+use crate::error::{Error, Gone};
+use crate::path::{self, Fetch, ReceiveStage, Receiving, SendStage, Step};
+use crate::pieces::{Pieces, scatter};
+use crate::plan::{self, Closeness, PathKind, Question, Way};
+use crate::region;
+use crate::ring::cells::{Nonsense, Words};
+use crate::ring::space::Span;
+use crate::wire::{Manner, Note, Number};
+
+/// What became of a note.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It was dealt with.
+    Passed,
+    /// It must stay in the ring: there is no room to keep its message.
+    Stays,
+    /// The peer says that nothing follows.
+    Closes,
+}
+
+impl State {
+    /// Deals with one note of a peer.
+    pub(super) fn deliver(&mut self, peer: usize, words: &Words) -> Result<Fate, Nonsense> {
+        match Note::decode(words)? {
+            Note::Inline { tag, length, payload } => {
+                return Ok(self.deliver_inline(peer, tag, length, &payload));
+            }
+            Note::Eager { tag, length, first } => {
+                return self.deliver_eager(peer, tag, length, first);
+            }
+            Note::Fragment { receiver: None, data } => self.deliver_next(peer, data)?,
+            Note::Fragment { receiver: Some(number), data } => {
+                self.deliver_requested(peer, number, data)?;
+            }
+            Note::Request { tag, length, sender, source, core } => {
+                if !self.has_room_to_keep(peer, 0) && !self.matching.is_wanted(peer, tag) {
+                    return Ok(Fate::Stays);
+                }
+                let source = self.wire(peer).read_place(source, length)?;
+                match self.matching.arrive(peer, tag) {
+                    Some(number) => self.fetch(number, peer, tag, length, sender, &source, core),
+                    None => self.keep(peer, tag, Kept::There { sender, length, source, core }),
+                }
+            }
+            Note::Accept { sender, receiver, length, manner } => {
+                self.accepted(peer, sender, receiver, length, &manner)?;
+            }
+            Note::Finish { sender, error } => self.finished(peer, sender, error)?,
+            Note::Withdraw { sender } => self.withdraw(peer, sender),
+            Note::Withdrawn { sender, granted } => self.withdrawn(peer, sender, granted),
+            Note::Reach { read, write } => self.wire(peer).their_reach = (read, write),
+            Note::Share { region, writable, address, length } => {
+                let access = if writable { Access::Write } else { Access::Read };
+                self.wire(peer).import(region, access, address, length)?;
+            }
+            Note::Unshare { region } => self.wire(peer).forget(region),
+            Note::Close => return Ok(Fate::Closes),
+        }
+        Ok(Fate::Passed)
+    }
+
+    #[inline]
+    fn deliver_inline(&mut self, peer: usize, tag: u64, length: u8, payload: &[u64; 6]) -> Fate {
+        let bytes = payload.as_ptr().cast::<u8>();
+        if let Some(number) = self.matching.arrive(peer, tag) {
+            let Some(receiving) = self.operations.receiving(number) else { return Fate::Passed };
+            receiving.meet(peer, tag, length.into());
+            let fits = receiving.accepted() as usize;
+            // SAFETY: the operation is under way, so its owner vouches for the pieces, and no more
+            // is written than they hold; the payload is a local copy of 48 bytes, of which the
+            // length was checked.
+            unsafe { scatter(receiving.pieces.as_slice(), 0, bytes, fits) };
+            self.complete_receive(number);
+            return Fate::Passed;
+        }
+        if !self.has_room_to_keep(peer, length.into()) {
+            return Fate::Stays;
+        }
+        // SAFETY: as above.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes, length.into()) }.to_vec();
+        self.keep(peer, tag, Kept::Here { arrived: bytes.len(), bytes });
+        Fate::Passed
+    }
+
+    fn deliver_eager(
+        &mut self,
+        peer: usize,
+        tag: u64,
+        length: u64,
+        first: Span,
+    ) -> Result<Fate, Nonsense> {
+        if self.connection(peer).assembling != Assembling::Nothing {
+            return Err(Nonsense("a message inside another"));
+        }
+        if let Some(number) = self.matching.arrive(peer, tag) {
+            if let Some(receiving) = self.operations.receiving(number) {
+                receiving.meet(peer, tag, length);
+                receiving.stage = ReceiveStage::Arriving { arrived: 0, requested: None };
+            }
+            self.connection(peer).assembling = Assembling::Operation(number);
+        } else {
+            let Ok(whole) = usize::try_from(length) else { return Ok(Fate::Stays) };
+            if !self.has_room_to_keep(peer, whole) {
+                return Ok(Fate::Stays);
+            }
+            let kept = Kept::Here { bytes: vec![0; whole], arrived: 0 };
+            let id = self.keep_numbered(peer, tag, kept);
+            self.connection(peer).assembling = Assembling::Kept(id);
+        }
+        self.deliver_next(peer, first)?;
+        Ok(Fate::Passed)
+    }
+
+    /// More of the message that a peer is sending at once.
+    fn deliver_next(&mut self, peer: usize, data: Span) -> Result<(), Nonsense> {
+        match self.connection(peer).assembling {
+            Assembling::Nothing => Err(Nonsense("a fragment of no message")),
+            Assembling::Operation(number) => {
+                if self.arrive(peer, number, data)? {
+                    self.connection(peer).assembling = Assembling::Nothing;
+                }
+                Ok(())
+            }
+            Assembling::Kept(id) => self.deliver_kept(peer, id, data),
+        }
+    }
+
+    fn deliver_kept(&mut self, peer: usize, id: u64, data: Span) -> Result<(), Nonsense> {
+        let connection = self.peers[peer].connection.as_mut().expect("notes come from connections");
+        let length = data.length as usize;
+        let source = connection.wire.incoming(data);
+        connection.wire.used(data);
+        let Some(unexpected) = self.matching.kept(id) else {
+            return Err(Nonsense("a fragment of a message that is gone"));
+        };
+        let Kept::Here { bytes, arrived } = &mut unexpected.message else {
+            return Err(Nonsense("a fragment of a message that waits"));
+        };
+        if length > bytes.len() - *arrived {
+            return Err(Nonsense("more fragments than the message has bytes"));
+        }
+        // SAFETY: the span lies inside the space, and the place behind what has arrived has room.
+        unsafe {
+            std::ptr::copy_nonoverlapping(source, bytes.as_mut_ptr().add(*arrived), length);
+        }
+        *arrived += length;
+        if *arrived == bytes.len() {
+            connection.assembling = Assembling::Nothing;
+        }
+        Ok(())
+    }
+
+    /// A fragment that a receive has asked for.
+    fn deliver_requested(
+        &mut self,
+        peer: usize,
+        number: Number,
+        data: Span,
+    ) -> Result<(), Nonsense> {
+        let asked = self.operations.receiving(number).is_some_and(|receiving| {
+            receiving.peer == peer
+                && matches!(receiving.stage, ReceiveStage::Arriving { requested: Some(_), .. })
+        });
+        if !asked {
+            return Err(Nonsense("a fragment that nobody asked for"));
+        }
+        self.arrive(peer, number, data).map(drop)
+    }
+
+    /// Puts a fragment into the memory of a receive. Returns whether the message is complete.
+    fn arrive(&mut self, peer: usize, number: Number, data: Span) -> Result<bool, Nonsense> {
+        let Self { operations, peers, .. } = self;
+        let wire = &mut peers[peer].connection.as_mut().expect("it is connected").wire;
+        let Some(receiving) = operations.receiving(number) else {
+            return Err(Nonsense("a fragment for no receive"));
+        };
+        if path::arrive(receiving, data, wire)? != Step::Done {
+            return Ok(false);
+        }
+        if let ReceiveStage::Arriving { requested: Some(sender), .. } = receiving.stage {
+            wire.post(Note::Finish { sender, error: 0 });
+        }
+        self.complete_receive(number);
+        Ok(true)
+    }
+
+    /// A message that waits at its sender has met a receive: plans how to get it.
+    #[allow(clippy::too_many_arguments)]
+    pub(super) fn fetch(
+        &mut self,
+        number: Number,
+        peer: usize,
+        tag: u64,
+        length: u64,
+        sender: Number,
+        source: &Description,
+        core: u16,
+    ) {
+        let spare_cores = self.spare_cores();
+        let Self { operations, peers, facts, .. } = self;
+        let connection = peers[peer].connection.as_mut().expect("it is connected");
+        let Some(receiving) = operations.receiving(number) else { return };
+        receiving.meet(peer, tag, length);
+        let (source, receiver_reads) = connection.wire.view(source, Access::Read);
+        let question = Question {
+            bytes: receiving.accepted(),
+            receiver_reads,
+            sender_writes: sender_writes(&connection.wire, &receiving.pieces),
+            closeness: Closeness::of(core.into(), affinity::current_core()),
+            spare_cores,
+        };
+        let mut plan = plan::rendezvous(facts, &question);
+        if question.bytes == 0
+            || (plan.path == PathKind::Cooperative && !connection.wire.has_record())
+        {
+            plan.path =
+                if receiver_reads == Way::None { PathKind::Pipeline } else { PathKind::Single };
+        }
+        tracing::trace!(bytes = question.bytes, path = plan.path.name(), "a message met a receive");
+        let (together, transfer) = (None, None);
+        receiving.stage = ReceiveStage::Fetching(Box::new(Fetch {
+            sender,
+            plan,
+            source,
+            done: 0,
+            together,
+            transfer,
+        }));
+        connection.active.push(number);
+    }
+
+    fn accepted(
+        &mut self,
+        peer: usize,
+        sender: Number,
+        receiver: Number,
+        length: u64,
+        manner: &Manner,
+    ) -> Result<(), Nonsense> {
+        let stream_bytes = self.facts.stream_bytes;
+        let Self { operations, peers, .. } = self;
+        let connection = peers[peer].connection.as_mut().expect("notes come from connections");
+        // The list of pieces is taken out of the ring whatever comes of it.
+        let helping = path::begin_helping(&mut connection.wire, manner, length, stream_bytes)?;
+        let Some(sending) = operations.sending(sender).filter(|s| s.peer == peer) else {
+            return Err(Nonsense("an answer to no request"));
+        };
+        if !matches!(sending.stage, SendStage::Announced | SendStage::Withdrawing) {
+            return Err(Nonsense("a second answer to a request"));
+        }
+        if length > sending.length {
+            return Err(Nonsense("a request for more than was offered"));
+        }
+        match manner {
+            Manner::Pipeline => {
+                sending.path = PathKind::Pipeline;
+                let receiver = Some(receiver);
+                sending.stage = SendStage::Streaming { sent: 0, receiver, until: length };
+            }
+            Manner::Together { .. } => {
+                let Some(together) = helping else { return Ok(()) };
+                sending.path = PathKind::Cooperative;
+                sending.stage = SendStage::Helping(together);
+            }
+        }
+        connection.active.push(sender);
+        Ok(())
+    }
+
+    fn finished(&mut self, peer: usize, sender: Number, error: u16) -> Result<(), Nonsense> {
+        let Some(sending) = self.operations.sending(sender).filter(|s| s.peer == peer) else {
+            return Err(Nonsense("the end of no message"));
+        };
+        if matches!(sending.stage, SendStage::Queued) {
+            return Err(Nonsense("the end of a message that did not begin"));
+        }
+        let (tag, length) = (sending.tag, sending.length);
+        let outcome = match path::reported(error) {
+            None => Ok(self.received(peer, tag, length)),
+            Some(error) => Err(error),
+        };
+        self.operations.finish(sender, outcome);
+        Ok(())
+    }
+
+    fn withdraw(&mut self, peer: usize, wanted: Number) {
+        let mut granted = false;
+        self.matching.retain(|unexpected| {
+            let is_it = unexpected.source == peer
+                && matches!(&unexpected.message, Kept::There { sender, .. } if *sender == wanted);
+            granted |= is_it;
+            !is_it
+        });
+        if granted {
+            self.peers[peer].kept_count -= 1;
+        }
+        self.wire(peer).post(Note::Withdrawn { sender: wanted, granted });
+    }
+
+    fn withdrawn(&mut self, peer: usize, sender: Number, granted: bool) {
+        let sending = self.operations.sending(sender).filter(|s| s.peer == peer);
+        let Some(sending) = sending else { return };
+        if !matches!(sending.stage, SendStage::Withdrawing) {
+            return;
+        }
+        if granted {
+            self.operations.finish(sender, Err(Error::Cancelled));
+        } else {
+            sending.stage = SendStage::Announced;
+        }
+    }
+
+    /// A receive has all its bytes.
+    #[inline]
+    pub(super) fn complete_receive(&mut self, number: Number) {
+        let Some(receiving) = self.operations.receiving(number) else { return };
+        let (peer, tag) = (receiving.peer, receiving.tag);
+        let (message_bytes, buffer_bytes) = (receiving.length, receiving.capacity);
+        let outcome = if message_bytes > buffer_bytes {
+            Err(Error::Truncated { message_bytes, buffer_bytes })
+        } else {
+            Ok(self.received(peer, tag, message_bytes))
+        };
+        self.operations.finish(number, outcome);
+    }
+
+    fn has_room_to_keep(&self, peer: usize, bytes: usize) -> bool {
+        let slot = &self.peers[peer];
+        slot.kept_count < self.settings.most_kept
+            && slot.kept_bytes.saturating_add(bytes) <= self.settings.most_kept_bytes
+    }
+
+    fn keep(&mut self, peer: usize, tag: u64, kept: Kept) {
+        self.keep_numbered(peer, tag, kept);
+    }
+
+    fn keep_numbered(&mut self, peer: usize, tag: u64, kept: Kept) -> u64 {
+        let slot = &mut self.peers[peer];
+        slot.kept_count += 1;
+        if let Kept::Here { bytes, .. } = &kept {
+            slot.kept_bytes += bytes.len();
+        }
+        self.matching.keep(peer, tag, kept)
+    }
+
+    /// Cores that no process of this conversation needs.
+    fn spare_cores(&self) -> usize {
+        super::settings::online_cores().saturating_sub(self.processes())
+    }
+
+    /// The error of a peer that is gone.
+    pub(super) fn gone(&self, peer: usize) -> Error {
+        Error::PeerGone(self.peers[peer].gone.clone().unwrap_or(Gone::Ended))
+    }
+}
+
+/// How the sender will get at the target: regions are shared when it is described to it.
+fn sender_writes(wire: &crate::connection::Wire, target: &Pieces) -> Way {
+    let shareable =
+        |piece: &crate::pieces::Piece| region::find(piece.address, piece.length).is_some();
+    if target.as_slice().iter().all(shareable) {
+        return Way::Near;
+    }
+    wire.their_way(target.as_slice(), Access::Write)
+}
+
+impl Receiving {
+    /// A message has met this receive.
+    #[inline]
+    pub(super) fn meet(&mut self, peer: usize, tag: u64, length: u64) {
+        (self.peer, self.tag, self.length) = (peer, tag, length);
+    }
+}

@@ -1,0 +1,251 @@
+//! A port: connections, operations and matching of one endpoint or link, and what moves them on.
+//!
+//! Everything is behind one lock. Calls of the application, and a background thread where one was
+//! asked for, take it, do what can be done at once ([`progress`]), and leave; nobody sleeps with
+//! it ([`wait`]).
+
+mod background;
+mod close;
+mod connections;
+mod deliver;
+mod operations;
+mod progress;
+mod settings;
+mod submit;
+mod wait;
+
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use memferry_copy::Ferry;
+use memferry_engine::cpu::{Profile as CopyProfile, ProfileSource};
+use memferry_sys::copy::stream::Streaming;
+use memferry_sys::readiness::Readiness;
+use memferry_sys::{WaitWord, fork};
+
+use crate::Source;
+use crate::connect::hello::Identity;
+use crate::connect::listener::Listener;
+use crate::connection::{Description, Wire};
+use crate::error::{Error, Gone};
+use crate::matching::Matching;
+use crate::pieces::Piece;
+use crate::plan::Facts;
+use crate::wire::Number;
+pub(crate) use background::Background;
+pub(crate) use operations::Operations;
+pub(crate) use settings::Settings;
+pub(crate) use submit::Begun;
+
+/// A message that has arrived, or that waits and was found by a probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Received {
+    /// Who sent it. For a send: to whom.
+    pub source: Peer,
+    /// Its tag.
+    pub tag: u64,
+    /// Its length in bytes.
+    pub length: u64,
+}
+
+/// A peer of an endpoint, as [`crate::Endpoint::connect`] and messages name it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Peer {
+    pub(crate) index: usize,
+    /// Places of peers that are gone are used again.
+    pub(crate) generation: u32,
+    /// Which port it is a peer of.
+    pub(crate) port: u64,
+}
+
+/// A message that nobody has asked for yet.
+#[derive(Debug)]
+pub(crate) enum Kept {
+    /// It came by itself: all of it, or as much as `arrived`.
+    Here { bytes: Vec<u8>, arrived: usize },
+    /// It waits at the sender.
+    There { sender: Number, length: u64, source: Description, core: u16 },
+}
+
+impl Kept {
+    fn length(&self) -> u64 {
+        match self {
+            Self::Here { bytes, .. } => bytes.len() as u64,
+            Self::There { length, .. } => *length,
+        }
+    }
+}
+
+/// Where the fragments go that come next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Assembling {
+    Nothing,
+    /// Into the memory of a receive.
+    Operation(Number),
+    /// Into a kept message.
+    Kept(u64),
+}
+
+/// A connection with what belongs to it.
+#[derive(Debug)]
+struct Connection {
+    wire: Wire,
+    /// Sends that are not yet all in the ring, in order.
+    outbox: std::collections::VecDeque<Number>,
+    /// Operations with steps to do: claims to make, fragments to send.
+    active: Vec<Number>,
+    assembling: Assembling,
+}
+
+/// A place for a peer.
+#[derive(Debug, Default)]
+struct PeerSlot {
+    generation: u32,
+    connection: Option<Box<Connection>>,
+    /// How the last one ended.
+    gone: Option<Gone>,
+    /// Payload bytes and number of kept messages from it, which may outlive it.
+    kept_bytes: usize,
+    kept_count: usize,
+}
+
+/// What the lock guards.
+#[derive(Debug)]
+pub(crate) struct State {
+    port: u64,
+    settings: Settings,
+    facts: Facts,
+    identity: Identity,
+    name: String,
+    peers: Vec<PeerSlot>,
+    /// Names that are being connected to at this moment.
+    dialing: Vec<String>,
+    pub(crate) operations: Operations,
+    matching: Matching<Number, Kept>,
+    listener: Option<Listener>,
+    /// Watches sockets and processes, for event loops and deep sleep.
+    readiness: Option<Arc<Readiness>>,
+    closed: bool,
+    /// How the owner wants to be told while no call of its own looks.
+    resting: u32,
+    /// Somebody sleeps on the words of the connections.
+    has_sleeper: bool,
+    /// Threads that look at the rings again and again.
+    pollers: u32,
+    /// Signalled while an outcome or a message waits to be taken, for event loops.
+    event: Option<memferry_sys::EventFd>,
+    is_signalled: bool,
+    last_checked_ns: u64,
+}
+
+/// A port, shared by handles.
+#[derive(Debug)]
+pub(crate) struct Port {
+    state: Mutex<State>,
+    /// Changes when an operation ends or the sleeper leaves, for threads that wait for those.
+    local: WaitWord,
+    /// Threads that wait on it, and threads that want the lock.
+    local_waiters: AtomicU32,
+    contenders: AtomicU32,
+    fork_generation: u64,
+    background: Mutex<Option<Background>>,
+}
+
+impl Port {
+    /// A port without connections.
+    pub(crate) fn new(settings: Settings, name: String, listener: Option<Listener>) -> Arc<Self> {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        fork::watch();
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        let facts = settings.facts();
+        let state = State {
+            port: id,
+            operations: Operations::new(settings.most_operations),
+            settings,
+            facts,
+            identity: Identity::random(),
+            name,
+            peers: Vec::new(),
+            dialing: Vec::new(),
+            matching: Matching::default(),
+            listener,
+            readiness: None,
+            closed: false,
+            resting: 0,
+            has_sleeper: false,
+            pollers: 0,
+            event: None,
+            is_signalled: false,
+            last_checked_ns: 0,
+        };
+        Arc::new(Self {
+            state: Mutex::new(state),
+            local: WaitWord::new(0),
+            local_waiters: AtomicU32::new(0),
+            contenders: AtomicU32::new(0),
+            fork_generation: fork::generation(),
+            background: Mutex::new(None),
+        })
+    }
+
+    /// Begins a send.
+    ///
+    /// # Safety
+    /// As for [`State::send`].
+    pub(crate) unsafe fn begin_send(
+        &self,
+        to: Peer,
+        tag: u64,
+        pieces: &[Piece],
+    ) -> Result<Begun, Error> {
+        self.check_fork()?;
+        // SAFETY: passed on.
+        unsafe { self.enter().send(to, tag, pieces) }
+    }
+
+    /// Begins a receive.
+    ///
+    /// # Safety
+    /// As for [`State::receive`].
+    pub(crate) unsafe fn begin_receive(
+        &self,
+        from: Source,
+        tag: u64,
+        mask: u64,
+        pieces: &[Piece],
+    ) -> Result<Begun, Error> {
+        self.check_fork()?;
+        let mut state = self.enter();
+        // What has come already is met first.
+        state.progress();
+        // SAFETY: passed on.
+        unsafe { state.receive(from.peer(), tag, mask, pieces) }
+    }
+
+    /// A forked child has the memory of the port but is not its process: it must keep its hands
+    /// off the rings.
+    pub(crate) fn check_fork(&self) -> Result<(), Error> {
+        if self.fork_generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
+    }
+}
+
+/// The copy core of this process, for messages that engines copy.
+fn ferry() -> Option<&'static Ferry> {
+    static FERRY: OnceLock<Option<Ferry>> = OnceLock::new();
+    FERRY.get_or_init(|| Ferry::new().ok()).as_ref()
+}
+
+/// The measured profile of the copy core, which knows the best way around the caches.
+fn copy_profile() -> &'static CopyProfile {
+    static PROFILE: OnceLock<Arc<CopyProfile>> = OnceLock::new();
+    PROFILE.get_or_init(|| {
+        CopyProfile::load(&ProfileSource::Automatic)
+            .unwrap_or_else(|_| Arc::new(CopyProfile::built_in()))
+    })
+}
+
+/// The best way to write around the caches.
+pub(crate) fn streaming() -> Streaming {
+    copy_profile().streaming
+}

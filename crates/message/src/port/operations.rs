@@ -1,0 +1,206 @@
+//! Operations under way, by number. A number is used once: it names a place and the place's use.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::task::Waker;
+
+use memferry_sys::EventFd;
+
+use super::Received;
+use crate::error::Error;
+use crate::path::{Receiving, Sending};
+use crate::wire::Number;
+
+/// What is under way.
+#[derive(Debug)]
+pub(crate) enum Deed {
+    Send(Sending),
+    Receive(Receiving),
+}
+
+/// An operation.
+pub(crate) struct Operation {
+    pub(crate) deed: Deed,
+    pub(crate) outcome: Option<Result<Received, Error>>,
+    /// To be woken at the end.
+    waker: Option<Waker>,
+    /// To be signalled at the end.
+    event: Option<Arc<EventFd>>,
+    /// Nobody will ask for the outcome: whatever this is can be dropped at the end.
+    detached: Option<Box<dyn Any + Send>>,
+}
+
+impl std::fmt::Debug for Operation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Operation");
+        shown.field("deed", &self.deed).field("outcome", &self.outcome).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    generation: u32,
+    operation: Option<Operation>,
+}
+
+/// All operations of a port.
+#[derive(Debug)]
+pub(crate) struct Operations {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    most: usize,
+    /// Outcomes that nobody has taken yet.
+    untaken: usize,
+    /// Ends since this was last set to zero.
+    pub(crate) ended: usize,
+}
+
+fn split(number: Number) -> (u32, usize) {
+    ((number.0 >> 32) as u32, (number.0 & 0xFFFF_FFFF) as usize)
+}
+
+impl Operations {
+    pub(crate) fn new(most: usize) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), most, untaken: 0, ended: 0 }
+    }
+
+    /// How many are under way or not yet asked for.
+    pub(crate) fn count(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether outcomes wait to be taken.
+    pub(crate) fn has_untaken(&self) -> bool {
+        self.untaken > 0
+    }
+
+    /// Whether one more may be begun.
+    pub(crate) fn has_room(&self) -> bool {
+        self.count() < self.most
+    }
+
+    /// Keeps an operation and gives it a number.
+    pub(crate) fn insert(&mut self, deed: Deed) -> Number {
+        let operation =
+            Some(Operation { deed, outcome: None, waker: None, event: None, detached: None });
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.operation = operation;
+        Number(u64::from(slot.generation) << 32 | u64::from(index))
+    }
+
+    /// The operation of a number, if the number is current.
+    #[inline]
+    pub(crate) fn get(&mut self, number: Number) -> Option<&mut Operation> {
+        let (generation, index) = split(number);
+        let slot = self.slots.get_mut(index)?;
+        if slot.generation == generation { slot.operation.as_mut() } else { None }
+    }
+
+    /// The sending of a number, if it is one that is under way.
+    pub(crate) fn sending(&mut self, number: Number) -> Option<&mut Sending> {
+        match self.get(number)? {
+            Operation { deed: Deed::Send(sending), outcome: None, .. } => Some(sending),
+            _ => None,
+        }
+    }
+
+    /// The receiving of a number, if it is one that is under way.
+    #[inline]
+    pub(crate) fn receiving(&mut self, number: Number) -> Option<&mut Receiving> {
+        match self.get(number)? {
+            Operation { deed: Deed::Receive(receiving), outcome: None, .. } => Some(receiving),
+            _ => None,
+        }
+    }
+
+    /// Forgets an operation.
+    pub(crate) fn remove(&mut self, number: Number) -> Option<Operation> {
+        let (generation, index) = split(number);
+        let slot = self.slots.get_mut(index)?;
+        if slot.generation != generation {
+            return None;
+        }
+        let operation = slot.operation.take()?;
+        self.untaken -= usize::from(operation.outcome.is_some());
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(index as u32);
+        Some(operation)
+    }
+
+    /// Ends an operation: whoever waits for it is told, and a detached one is forgotten.
+    pub(crate) fn finish(&mut self, number: Number, outcome: Result<Received, Error>) {
+        let Some(operation) = self.get(number) else { return };
+        if operation.outcome.is_some() {
+            return;
+        }
+        operation.outcome = Some(outcome);
+        self.untaken += 1;
+        self.ended += 1;
+        let operation = self.get(number).expect("it was there");
+        if let Some(waker) = operation.waker.take() {
+            waker.wake();
+        }
+        if let Some(event) = operation.event.take() {
+            event.signal();
+        }
+        if operation.detached.is_some() {
+            drop(self.remove(number));
+        }
+    }
+
+    /// Whether an operation is over or forgotten.
+    pub(crate) fn is_over(&mut self, number: Number) -> bool {
+        self.get(number).is_none_or(|operation| operation.outcome.is_some())
+    }
+
+    /// The outcome, if it is over; the operation is then forgotten.
+    #[inline]
+    pub(crate) fn take_outcome(&mut self, number: Number) -> Option<Result<Received, Error>> {
+        self.get(number)?.outcome.as_ref()?;
+        self.remove(number)?.outcome
+    }
+
+    /// Nobody will ask any more: drops `kept` at the end, or gives it back if that is now.
+    pub(crate) fn detach(&mut self, number: Number, kept: Box<dyn Any + Send>) {
+        match self.get(number) {
+            Some(operation) if operation.outcome.is_none() => operation.detached = Some(kept),
+            _ => drop(self.remove(number)),
+        }
+    }
+
+    /// Wakes a waker at the end. `false` if it is over.
+    pub(crate) fn wake_at_end(&mut self, number: Number, waker: &Waker) -> bool {
+        match self.get(number) {
+            Some(operation) if operation.outcome.is_none() => {
+                operation.waker = Some(waker.clone());
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Signals a descriptor at the end, or now if it is over.
+    pub(crate) fn signal_at_end(&mut self, number: Number, event: &Arc<EventFd>) {
+        match self.get(number) {
+            Some(operation) if operation.outcome.is_none() => operation.event = Some(event.clone()),
+            _ => event.signal(),
+        }
+    }
+
+    /// Numbers of all operations under way that `choose` picks.
+    pub(crate) fn numbers(&self, choose: impl Fn(&Deed) -> bool) -> Vec<Number> {
+        self.slots
+            .iter()
+            .enumerate()
+            .filter_map(|(index, slot)| {
+                let operation = slot.operation.as_ref()?;
+                (operation.outcome.is_none() && choose(&operation.deed))
+                    .then_some(Number(u64::from(slot.generation) << 32 | index as u64))
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,281 @@
+//! Moving everything on: notes that came, steps of messages under way, sends that wait for room.
+
+use memferry_sys::clock;
+
+use super::deliver::Fate;
+use super::operations::Deed;
+use super::{Connection, Peer, Received, State, ferry, streaming};
+use crate::connection::Wire;
+use crate::error::{Error, Gone};
+use crate::path::{self, ReceiveStage, SendStage, Step, Tools};
+use crate::plan::PathKind;
+use crate::ring::cells::Nonsense;
+use crate::ring::layout::CELLS;
+use crate::wire::{Note, Number};
+
+/// How often the ends of peers are looked for while nothing moves.
+const CHECK_NS: u64 = 10_000_000;
+
+impl State {
+    /// Does what can be done now. Returns whether anything moved.
+    pub(crate) fn progress(&mut self) -> bool {
+        let mut moved = false;
+        for peer in 0..self.peers.len() {
+            if self.peers[peer].connection.is_some() {
+                moved |= self.progress_peer(peer);
+            }
+        }
+        moved
+    }
+
+    /// The same for one peer. One that breaks the protocol is lost.
+    pub(super) fn progress_peer(&mut self, peer: usize) -> bool {
+        match self.try_progress(peer) {
+            Ok((moved, closes)) => {
+                if let Some(connection) = &mut self.peers[peer].connection {
+                    connection.wire.announce();
+                }
+                if closes {
+                    self.lose(peer, Gone::Closed);
+                }
+                moved || closes
+            }
+            Err(Nonsense(what)) => {
+                self.lose(peer, Gone::Misbehaved(what));
+                true
+            }
+        }
+    }
+
+    fn try_progress(&mut self, peer: usize) -> Result<(bool, bool), Nonsense> {
+        let mut moved = false;
+        for _ in 0..CELLS {
+            let Some(words) = self.connection(peer).wire.consumer.peek() else { break };
+            match self.deliver(peer, &words)? {
+                Fate::Passed => {}
+                Fate::Stays => break,
+                Fate::Closes => return Ok((true, true)),
+            }
+            self.connection(peer).wire.pass();
+            moved = true;
+        }
+        let connection = self.connection(peer);
+        if !connection.active.is_empty() {
+            moved |= self.step_active(peer)?;
+        }
+        let connection = self.connection(peer);
+        if connection.wire.is_holding() {
+            moved |= connection.wire.flush()?;
+        }
+        if !self.connection(peer).outbox.is_empty() {
+            moved |= self.send_outbox(peer)?;
+        }
+        Ok((moved, false))
+    }
+
+    /// Lets every active operation of a peer do a step.
+    fn step_active(&mut self, peer: usize) -> Result<bool, Nonsense> {
+        let mut moved = false;
+        let mut index = 0;
+        while let Some(&number) = self.connection(peer).active.get(index) {
+            match self.step(peer, number)? {
+                Some(Step::Idle) => index += 1,
+                Some(Step::Moved) => {
+                    moved = true;
+                    index += 1;
+                }
+                // Over, for this list: ended, or no more to do for this side.
+                _ => {
+                    moved = true;
+                    self.connection(peer).active.swap_remove(index);
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    /// One step of an operation. `None` if it is no longer under way.
+    fn step(&mut self, peer: usize, number: Number) -> Result<Option<Step>, Nonsense> {
+        let Self { operations, peers, .. } = self;
+        let Some(operation) = operations.get(number) else { return Ok(None) };
+        if operation.outcome.is_some() {
+            return Ok(None);
+        }
+        let wire = &mut peers[peer].connection.as_mut().expect("it is connected").wire;
+        match &mut operation.deed {
+            Deed::Send(sending) => {
+                let step = path::of(sending.path).send(sending, number, wire)?;
+                wire.announce();
+                Ok(Some(step))
+            }
+            Deed::Receive(receiving) => {
+                let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(None) };
+                let (kind, sender) = (fetch.plan.path, fetch.sender);
+                let tools = Tools { streaming: streaming(), ferry: &ferry };
+                let step = path::of(kind).receive(receiving, number, wire, &tools)?;
+                match &step {
+                    Step::Done => {
+                        wire.post(Note::Finish { sender, error: 0 });
+                        self.complete_receive(number);
+                    }
+                    Step::Failed(error) => {
+                        wire.post(Note::Finish { sender, error: path::report(error) });
+                        self.operations.finish(number, Err(error.clone()));
+                    }
+                    Step::Moved if kind == PathKind::Pipeline => return Ok(None),
+                    _ => {}
+                }
+                Ok(Some(step))
+            }
+        }
+    }
+
+    /// Sends what waits, in order, while there is room.
+    fn send_outbox(&mut self, peer: usize) -> Result<bool, Nonsense> {
+        let mut moved = false;
+        while let Some(&number) = self.connection(peer).outbox.front() {
+            let Self { operations, peers, .. } = self;
+            let connection = peers[peer].connection.as_mut().expect("it is connected");
+            let Some(sending) = operations.sending(number) else {
+                connection.outbox.pop_front();
+                continue;
+            };
+            match path::of(sending.path).send(sending, number, &mut connection.wire)? {
+                Step::Idle => break,
+                Step::Moved if matches!(sending.stage, SendStage::Announced) => {
+                    connection.outbox.pop_front();
+                }
+                Step::Moved => {}
+                Step::Done => {
+                    connection.outbox.pop_front();
+                    let (tag, length) = (sending.tag, sending.length);
+                    let received = self.received(peer, tag, length);
+                    self.operations.finish(number, Ok(received));
+                }
+                Step::Failed(error) => {
+                    connection.outbox.pop_front();
+                    operations.finish(number, Err(error));
+                }
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Looks whether peers have ended and whether new ones call, if it is time to. Returns whether
+    /// any had ended.
+    pub(crate) fn check_peers(&mut self, now: bool) -> bool {
+        let time = clock::now_ns();
+        if !now && time.saturating_sub(self.last_checked_ns) < CHECK_NS {
+            return false;
+        }
+        self.last_checked_ns = time;
+        self.accept_callers();
+        let mut found = false;
+        for peer in 0..self.peers.len() {
+            let Some(connection) = &self.peers[peer].connection else { continue };
+            if connection.wire.is_alive() {
+                continue;
+            }
+            // What it sent before its end still counts.
+            while self.peers[peer].connection.is_some() && self.progress_peer(peer) {}
+            if self.peers[peer].connection.is_some() {
+                self.lose(peer, Gone::Ended);
+            }
+            found = true;
+        }
+        found
+    }
+
+    /// Ends a connection and everything that needs it.
+    pub(super) fn lose(&mut self, peer: usize, gone: Gone) {
+        let Some(mut connection) = self.peers[peer].connection.take() else { return };
+        tracing::debug!(peer, ?gone, "lost a peer");
+        self.peers[peer].gone = Some(gone.clone());
+        let error = Error::PeerGone(gone.clone());
+        let belongs = |deed: &Deed| match deed {
+            Deed::Send(sending) => sending.peer == peer,
+            Deed::Receive(receiving) => {
+                receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
+            }
+        };
+        for number in self.operations.numbers(belongs) {
+            self.let_go(number, &mut connection.wire);
+            self.operations.finish(number, Err(error.clone()));
+        }
+        for number in self.matching.unpost_source(peer) {
+            self.operations.finish(number, Err(error.clone()));
+        }
+        self.forget_incomplete(peer);
+        connection.wire.clean_up_after(&gone);
+        if let Some(readiness) = &self.readiness {
+            connection.wire.descriptors().for_each(|fd| readiness.remove(fd));
+        }
+    }
+
+    /// Makes sure that nobody writes to the memory of an operation any more. A live peer that has
+    /// claimed a chunk is given a moment to finish it.
+    pub(super) fn let_go(&mut self, number: Number, wire: &mut Wire) {
+        const MOMENT_NS: u64 = 1_000_000_000;
+        let Some(receiving) = self.operations.receiving(number) else { return };
+        let ReceiveStage::Fetching(fetch) = &receiving.stage else { return };
+        let path = path::of(fetch.plan.path);
+        let began = clock::now_ns();
+        while path.is_held(receiving, wire) && wire.is_alive() {
+            if clock::now_ns() - began > MOMENT_NS {
+                tracing::warn!("a peer holds on to a message that has ended");
+                break;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    /// Messages of a lost peer that are all here can still be received; others cannot.
+    fn forget_incomplete(&mut self, peer: usize) {
+        let slot = &mut self.peers[peer];
+        self.matching.retain(|unexpected| {
+            if unexpected.source != peer {
+                return true;
+            }
+            match &unexpected.message {
+                super::Kept::Here { bytes, arrived } if *arrived == bytes.len() => true,
+                kept => {
+                    slot.kept_count -= 1;
+                    if let super::Kept::Here { bytes, .. } = kept {
+                        slot.kept_bytes -= bytes.len();
+                    }
+                    false
+                }
+            }
+        });
+    }
+
+    // ---- small helpers for everybody ----
+
+    #[inline]
+    pub(super) fn connection(&mut self, peer: usize) -> &mut Connection {
+        self.peers[peer].connection.as_mut().expect("the caller knows that it is connected")
+    }
+
+    #[inline]
+    pub(super) fn wire(&mut self, peer: usize) -> &mut Wire {
+        &mut self.connection(peer).wire
+    }
+
+    #[inline]
+    pub(super) fn received(&self, peer: usize, tag: u64, length: u64) -> Received {
+        Received { source: self.peer(peer), tag, length }
+    }
+
+    pub(super) fn peer(&self, index: usize) -> Peer {
+        Peer { index, generation: self.peers[index].generation, port: self.port }
+    }
+
+    /// Processes in this conversation, this one included.
+    pub(super) fn processes(&self) -> usize {
+        let others = self.peers.iter().filter(|slot| {
+            slot.connection.as_ref().is_some_and(|connection| !connection.wire.is_self())
+        });
+        1 + others.count()
+    }
+}

@@ -1,0 +1,72 @@
+//! The settings of a port, and the facts that the planner gets from them.
+
+use std::time::Duration;
+
+use memferry_sys::{affinity, cpu};
+
+use super::copy_profile;
+use crate::connect::Allowed;
+use crate::plan::{Facts, Limits, Profile};
+
+/// Settings of an endpoint or link.
+#[derive(Debug, Clone)]
+pub(crate) struct Settings {
+    pub(crate) allowed: Allowed,
+    pub(crate) limits: Limits,
+    pub(crate) cross_memory: bool,
+    pub(crate) background: bool,
+    pub(crate) spin_ns: Option<u64>,
+    pub(crate) most_peers: usize,
+    pub(crate) most_operations: usize,
+    pub(crate) most_kept_bytes: usize,
+    pub(crate) most_kept: usize,
+    pub(crate) connect_timeout: Duration,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            allowed: Allowed::default(),
+            limits: Limits::default(),
+            cross_memory: true,
+            background: false,
+            spin_ns: None,
+            most_peers: 1024,
+            most_operations: 1 << 16,
+            most_kept_bytes: 16 << 20,
+            most_kept: 16 << 10,
+            connect_timeout: Duration::from_secs(10),
+        }
+    }
+}
+
+impl Settings {
+    pub(crate) fn facts(&self) -> Facts {
+        let copy = copy_profile();
+        Facts {
+            profile: Profile::built_in(),
+            limits: self.limits,
+            l2_bytes: cpu::facts().l2_bytes as u64,
+            stream_bytes: copy.shared_stream_bytes as u64,
+        }
+    }
+
+    /// How long to look before sleeping, among `processes` that talk to each other: long where
+    /// each has a core of its own, hardly at all where they share cores.
+    pub(crate) fn spin_ns(&self, processes: usize) -> u64 {
+        const ROOMY: u64 = 50_000;
+        const CROWDED: u64 = 2_000;
+        let roomy = processes <= affinity::allowed_cores().len().max(online_cores());
+        self.spin_ns.unwrap_or(if roomy { ROOMY } else { CROWDED })
+    }
+}
+
+/// Cores of the machine: a process bound to one core is not alone on the machine for that.
+pub(crate) fn online_cores() -> usize {
+    use std::sync::OnceLock;
+    static ONLINE: OnceLock<usize> = OnceLock::new();
+    *ONLINE.get_or_init(|| {
+        // SAFETY: reads a number that the C library knows.
+        usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1).max(1)
+    })
+}

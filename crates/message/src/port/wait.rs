@@ -1,0 +1,338 @@
+//! Waiting: look for a while, then sleep, and never through something that came.
+//!
+//! One thread at a time sleeps on the words of the connections; others wait until it or whoever
+//! else moved things tells them. After a while without anything, the sleeper changes to the
+//! descriptors of sockets and processes, which cost nothing while nothing happens.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
+use std::time::{Duration, Instant};
+
+use memferry_sys::EventFd;
+use memferry_sys::readiness::Readiness;
+use memferry_sys::sync::lock;
+use memferry_sys::wait_word::{MOST_WORDS, futex_wait_shared, futex_wake_shared};
+
+use super::{Port, State};
+use crate::error::{ConnectError, Error};
+use crate::ring::attention::{ASLEEP, AWAY};
+use crate::ring::layout::Memory;
+
+/// Looks in one go, before the lock is free for others for a moment.
+const LOOKS: u32 = 200;
+/// One sleep on the words; ends of peers are looked for in between.
+const SLICE: Duration = Duration::from_millis(20);
+/// Sleeps on the words without anything before the sleeper goes deeper.
+const SLICES: u32 = 3;
+
+/// The lock, held. When it is let go, whoever waits for what was done is told.
+pub(crate) struct Entered<'a> {
+    port: &'a Port,
+    state: MutexGuard<'a, State>,
+}
+
+impl Deref for Entered<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for Entered<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for Entered<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.state.operations.ended > 0 {
+            self.state.operations.ended = 0;
+            self.port.tell_local();
+        }
+        if self.state.resting & AWAY != 0 && self.state.pollers == 0 {
+            self.state.watch_again();
+        }
+    }
+}
+
+impl Port {
+    /// Takes the lock.
+    #[inline]
+    pub(crate) fn enter(&self) -> Entered<'_> {
+        let state = match self.state.try_lock() {
+            Ok(state) => state,
+            Err(_) => {
+                self.contenders.fetch_add(1, Ordering::Relaxed);
+                let state = lock(&self.state);
+                self.contenders.fetch_sub(1, Ordering::Relaxed);
+                state
+            }
+        };
+        Entered { port: self, state }
+    }
+
+    /// Tells threads of this process that something ended or that the sleeper's place is free.
+    fn tell_local(&self) {
+        if self.local_waiters.load(Ordering::Relaxed) > 0 {
+            self.local.word().fetch_add(1, Ordering::Release);
+            self.local.wake_all();
+        }
+    }
+
+    /// Moves everything on until `look` finds what it looks for, or until the deadline.
+    pub(crate) fn block<T>(
+        &self,
+        spin: bool,
+        deadline: Option<Instant>,
+        mut look: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<T> {
+        let mut state = self.enter();
+        state.progress();
+        if let Some(found) = look(&mut state) {
+            return Some(found);
+        }
+        state.begin_polling();
+        let spin_ns = if spin { state.spin_ns() } else { 0 };
+        let crowded = state.is_crowded();
+        let mut quiet = 0;
+        let found = 'wait: loop {
+            let began = Instant::now();
+            let mut moved_at = began;
+            loop {
+                for _ in 0..LOOKS {
+                    let moved = state.progress();
+                    if let Some(found) = look(&mut state) {
+                        break 'wait Some(found);
+                    }
+                    if moved {
+                        (moved_at, quiet) = (Instant::now(), 0);
+                    }
+                    std::hint::spin_loop();
+                }
+                let now = Instant::now();
+                if deadline.is_some_and(|deadline| now >= deadline) {
+                    break 'wait None;
+                }
+                if now.duration_since(moved_at).as_nanos() as u64 >= spin_ns {
+                    break;
+                }
+                if crowded || self.contenders.load(Ordering::Relaxed) > 0 {
+                    drop(state);
+                    std::thread::yield_now();
+                    state = self.enter();
+                }
+            }
+            state = self.sleep(state, deadline, quiet >= SLICES);
+            quiet += 1;
+            if let Some(found) = look(&mut state) {
+                break Some(found);
+            }
+        };
+        state.end_polling();
+        found
+    }
+
+    /// Sleeps until something may have happened. Gives the lock up meanwhile.
+    fn sleep<'a>(
+        &'a self,
+        mut state: Entered<'a>,
+        deadline: Option<Instant>,
+        deeply: bool,
+    ) -> Entered<'a> {
+        let slice = deadline.map_or(SLICE, |deadline| {
+            deadline.saturating_duration_since(Instant::now()).min(SLICE)
+        });
+        state.pollers -= 1;
+        if state.has_sleeper {
+            let seen = self.local.word().load(Ordering::Acquire);
+            self.local_waiters.fetch_add(1, Ordering::Relaxed);
+            drop(state);
+            self.local.wait(seen, Some(slice));
+            self.local_waiters.fetch_sub(1, Ordering::Relaxed);
+            state = self.enter();
+        } else {
+            state.has_sleeper = true;
+            let deeply = deeply || state.connected() > MOST_WORDS - 1;
+            let readiness = if deeply { state.readiness().ok() } else { None };
+            let way = if readiness.is_some() { AWAY } else { ASLEEP };
+            let before = state.resting;
+            state.resting |= way;
+            let words = state.rest();
+            if !state.is_anything_ready() {
+                drop(state);
+                match readiness {
+                    Some(readiness) => {
+                        let _ = readiness.wait(deadline.map(|_| slice));
+                    }
+                    None => {
+                        let words: Vec<_> = words
+                            .iter()
+                            .map(|(memory, value)| (memory.own_attention().word(), *value))
+                            .collect();
+                        futex_wait_shared(&words, slice);
+                    }
+                }
+                state = self.enter();
+            }
+            state.has_sleeper = false;
+            state.resting = before;
+            state.check_peers(true);
+            self.tell_local();
+        }
+        state.pollers += 1;
+        state.awake();
+        state
+    }
+
+    /// Wakes the sleeper of this process, wherever it sleeps.
+    pub(crate) fn wake_sleeper(&self, state: &mut State) {
+        for slot in &state.peers {
+            if let Some(connection) = &slot.connection {
+                let attention = connection.wire.memory.own_attention();
+                attention.awake();
+                futex_wake_shared(attention.word());
+            }
+        }
+        if let Some(event) = &state.event {
+            event.signal();
+            state.is_signalled = true;
+        }
+        self.local.word().fetch_add(1, Ordering::Release);
+        self.local.wake_all();
+    }
+
+    /// A descriptor that is readable whenever there is something to do or to take.
+    pub(crate) fn watch(&self) -> Result<Arc<Readiness>, Error> {
+        let mut state = self.enter();
+        let readiness = state
+            .readiness()
+            .map_err(ConnectError::system("making a descriptor for event loops"))?;
+        state.resting |= AWAY;
+        state.rest();
+        Ok(readiness)
+    }
+}
+
+impl State {
+    fn spin_ns(&self) -> u64 {
+        self.settings.spin_ns(self.processes())
+    }
+
+    fn is_crowded(&self) -> bool {
+        self.processes() > super::settings::online_cores()
+    }
+
+    fn connected(&self) -> usize {
+        self.peers.iter().filter(|slot| slot.connection.is_some()).count()
+    }
+
+    /// While a thread looks by itself, peers need not ring.
+    fn begin_polling(&mut self) {
+        self.pollers += 1;
+        self.awake();
+    }
+
+    fn end_polling(&mut self) {
+        self.pollers -= 1;
+        if self.pollers == 0 && self.resting & ASLEEP != 0 {
+            self.rest();
+            // What came before the word was set is for whoever sleeps: done here instead.
+            if self.is_anything_ready() {
+                self.progress();
+            }
+        }
+    }
+
+    fn awake(&self) {
+        if self.resting != 0 {
+            for slot in &self.peers {
+                if let Some(connection) = &slot.connection {
+                    connection.wire.memory.own_attention().awake();
+                }
+            }
+        }
+    }
+
+    /// Says to all peers how this side wants to be told; returns the words to sleep on.
+    fn rest(&mut self) -> Vec<(Memory, u32)> {
+        let flags = self.resting;
+        let connections = self.peers.iter().filter_map(|slot| slot.connection.as_ref());
+        connections
+            .map(|connection| {
+                connection.wire.memory.own_attention().rest(flags);
+                (connection.wire.memory.clone(), flags)
+            })
+            .collect()
+    }
+
+    /// Whether a ring has something, or room that was waited for.
+    fn is_anything_ready(&self) -> bool {
+        self.peers
+            .iter()
+            .filter_map(|slot| slot.connection.as_ref())
+            .any(|connection| connection.wire.consumer.is_ready())
+            || self.closed
+    }
+
+    /// The descriptor that stands for all others, made when first asked for.
+    pub(super) fn readiness(&mut self) -> std::io::Result<Arc<Readiness>> {
+        use std::os::fd::AsFd;
+        if let Some(readiness) = &self.readiness {
+            return Ok(readiness.clone());
+        }
+        let readiness = Arc::new(Readiness::new()?);
+        let event = EventFd::new()?;
+        readiness.add(event.as_fd(), false)?;
+        if let Some(listener) = &self.listener {
+            for descriptor in listener.descriptors() {
+                readiness.add(descriptor, false)?;
+            }
+        }
+        for connection in self.peers.iter().filter_map(|slot| slot.connection.as_ref()) {
+            for descriptor in connection.wire.descriptors() {
+                readiness.add(descriptor, false)?;
+            }
+        }
+        self.event = Some(event);
+        self.readiness = Some(readiness.clone());
+        Ok(readiness)
+    }
+
+    /// For event loops, at the end of every call: takes wake-ups out of the sockets, asks for new
+    /// ones, and makes the descriptor readable exactly while something waits to be taken.
+    #[cold]
+    fn watch_again(&mut self) {
+        loop {
+            for peer in 0..self.peers.len() {
+                let flags = self.resting;
+                let Some(connection) = &mut self.peers[peer].connection else { continue };
+                if connection.wire.memory.own_attention().resting() == flags {
+                    continue;
+                }
+                let drained = connection.wire.drain_socket();
+                connection.wire.memory.own_attention().rest(flags);
+                if let Err(nonsense) = drained {
+                    self.lose(peer, crate::error::Gone::Misbehaved(nonsense.0));
+                }
+            }
+            if !self.is_anything_ready() || !self.progress() {
+                break;
+            }
+        }
+        let wanted = self.operations.has_untaken() || self.matching.kept_count() > 0 || self.closed;
+        if let Some(event) = &self.event
+            && wanted != self.is_signalled
+        {
+            self.is_signalled = wanted;
+            if wanted {
+                event.signal();
+            } else {
+                event.drain();
+            }
+        }
+    }
+}

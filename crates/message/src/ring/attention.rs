@@ -1,0 +1,62 @@
+//! Whether the other side looks at its ring by itself, or must be told that something came.
+//!
+//! A side that stops looking first says so, then looks once more; a side that writes first writes,
+//! then asks whether the other one looks. With a full fence between the two steps on both sides,
+//! at least one of them sees the other, so nothing is slept through.
+
+use memferry_sys::sync::atomic::{AtomicU32, Ordering, fence};
+
+/// Somebody sleeps on the word.
+pub const ASLEEP: u32 = 1;
+/// Somebody watches the descriptor.
+pub const AWAY: u32 = 2;
+
+/// The word of one side. The side itself sets flags, the other side clears them when it rings.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub struct Attention {
+    word: AtomicU32,
+    padding: [u32; 15],
+}
+
+impl Default for Attention {
+    fn default() -> Self {
+        Self { word: AtomicU32::new(0), padding: [0; 15] }
+    }
+}
+
+impl Attention {
+    /// For the owner: from now on it must be told, in the ways of `flags`. Look at the ring once
+    /// more after this.
+    pub fn rest(&self, flags: u32) {
+        self.word.store(flags, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+    }
+
+    /// For the owner: it looks by itself.
+    pub fn awake(&self) {
+        self.word.store(0, Ordering::Relaxed);
+    }
+
+    /// For the owner: what it said last, unless it was told since.
+    pub fn resting(&self) -> u32 {
+        self.word.load(Ordering::Relaxed)
+    }
+
+    /// For the other side, after writing: the ways in which the owner must be told, now that this
+    /// side has taken that on itself.
+    #[inline]
+    pub fn take_ways(&self) -> u32 {
+        fence(Ordering::SeqCst);
+        if self.word.load(Ordering::Relaxed) == 0 {
+            0
+        } else {
+            self.word.swap(0, Ordering::Relaxed)
+        }
+    }
+
+    /// The word, to sleep on and to wake.
+    pub fn word(&self) -> &AtomicU32 {
+        &self.word
+    }
+}

@@ -1,0 +1,173 @@
+//! Messages between two endpoints, over every path, with every byte checked.
+
+use std::thread;
+
+use memferry_message::plan::PathKind;
+use memferry_message::{Builder, Endpoint, Error, Operation, Source, TAG_ALL, TAG_ANY};
+
+fn unique(name: &str) -> String {
+    format!("{name}-{}-{:?}", std::process::id(), thread::current().id())
+}
+
+fn pattern(length: usize, seed: u8) -> Vec<u8> {
+    (0..length).map(|at| (at as u8).wrapping_mul(31).wrapping_add((at >> 8) as u8) ^ seed).collect()
+}
+
+/// Runs `here` and `there` on two connected endpoints, each in a thread.
+fn pair(
+    builder: Builder,
+    name: &str,
+    here: impl FnOnce(&Endpoint, memferry_message::Peer) + Send,
+    there: impl FnOnce(&Endpoint, memferry_message::Peer) + Send,
+) {
+    let (a, b) = (unique(&format!("{name}-a")), unique(&format!("{name}-b")));
+    let first = builder.open(&a).unwrap();
+    let second = builder.open(&b).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let peer = first.connect(&b).unwrap();
+            here(&first, peer);
+        });
+        scope.spawn(move || {
+            let peer = second.connect(&a).unwrap();
+            there(&second, peer);
+        });
+    });
+}
+
+const SIZES: [usize; 14] =
+    [0, 1, 47, 48, 49, 4096, 8192, 8193, 20_000, 65_536, 300_001, 1 << 20, (4 << 20) + 7, 9 << 20];
+
+fn ping_pong(builder: Builder, name: &str) {
+    pair(
+        builder,
+        name,
+        |endpoint, peer| {
+            for (round, size) in SIZES.into_iter().enumerate() {
+                let message = pattern(size, round as u8);
+                endpoint.send(peer, round as u64, &message).unwrap();
+                let mut back = vec![0; size];
+                let received = endpoint.recv(peer, round as u64, TAG_ALL, &mut back).unwrap();
+                assert_eq!(received.length, size as u64);
+                assert!(back == message, "{size}");
+            }
+        },
+        |endpoint, peer| {
+            for (round, size) in SIZES.into_iter().enumerate() {
+                let mut buffer = vec![0; size + 10];
+                let received =
+                    endpoint.recv(Source::Any, round as u64, TAG_ALL, &mut buffer).unwrap();
+                assert_eq!((received.source, received.length), (peer, size as u64));
+                assert!(buffer[..size] == pattern(size, round as u8), "{size}");
+                endpoint.send(peer, round as u64, &buffer[..size]).unwrap();
+            }
+        },
+    );
+}
+
+#[test]
+fn messages_of_all_sizes_come_back_as_they_went() {
+    ping_pong(Builder::new(), "all");
+}
+
+#[test]
+fn every_path_delivers_every_byte() {
+    for path in [PathKind::Single, PathKind::Cooperative, PathKind::Pipeline] {
+        ping_pong(Builder::new().path(path).eager_bytes(0), path.name());
+    }
+}
+
+#[test]
+fn without_cross_memory_access_messages_arrive_through_the_pipeline() {
+    ping_pong(Builder::new().cross_memory(false), "off");
+}
+
+#[test]
+fn messages_move_in_the_background() {
+    ping_pong(Builder::new().background(true), "background");
+}
+
+#[test]
+fn a_message_that_nobody_waits_for_is_kept_until_it_is_received() {
+    pair(
+        Builder::new(),
+        "unexpected",
+        |endpoint, peer| {
+            for tag in 0..50 {
+                endpoint.send(peer, tag, &pattern(100 * tag as usize, 1)).unwrap();
+            }
+        },
+        |endpoint, peer| {
+            for tag in (0..50).rev() {
+                let mut buffer = vec![0; 100 * tag as usize];
+                endpoint.recv(peer, tag, TAG_ALL, &mut buffer).unwrap();
+                assert_eq!(buffer, pattern(100 * tag as usize, 1));
+            }
+        },
+    );
+}
+
+#[test]
+fn an_endpoint_can_send_to_itself() {
+    let endpoint = Endpoint::open(&unique("self")).unwrap();
+    let myself = endpoint.myself().unwrap();
+    for size in SIZES {
+        let message = pattern(size, 9);
+        let mut buffer = vec![0; size];
+        endpoint.scope(|scope| {
+            let mut receive = scope.irecv(myself, 1, TAG_ANY, &mut buffer).unwrap();
+            let mut send = scope.isend(myself, 1, &message).unwrap();
+            send.wait().unwrap();
+            receive.wait().unwrap();
+        });
+        assert!(buffer == message);
+    }
+}
+
+#[test]
+fn a_buffer_that_is_too_short_gets_what_fits_and_both_lengths() {
+    for size in [40, 5000, 100_000, 3 << 20] {
+        for builder in [Builder::new(), Builder::new().cross_memory(false)] {
+            pair(
+                builder,
+                "short",
+                |endpoint, peer| endpoint.send(peer, 0, &pattern(size, 2)).unwrap(),
+                |endpoint, peer| {
+                    let mut buffer = vec![0; size / 2];
+                    let error = endpoint.recv(peer, 0, 0, &mut buffer).unwrap_err();
+                    let (message_bytes, buffer_bytes) = (size as u64, size as u64 / 2);
+                    assert_eq!(error, Error::Truncated { message_bytes, buffer_bytes });
+                    assert!(buffer == pattern(size, 2)[..size / 2]);
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn owned_buffers_come_back_and_any_of_several_can_be_waited_for() {
+    pair(
+        Builder::new(),
+        "owned",
+        |endpoint, peer| {
+            let sends: Vec<_> = (0..4u8)
+                .map(|seed| endpoint.isend(peer, seed.into(), pattern(100_000, seed)).unwrap())
+                .collect();
+            for send in sends {
+                send.wait().unwrap();
+            }
+        },
+        |endpoint, peer| {
+            let mut receives: Vec<_> = (0..4)
+                .map(|tag| endpoint.irecv(peer, tag, TAG_ALL, vec![0; 100_000]).unwrap())
+                .collect();
+            while !receives.is_empty() {
+                let mut operations: Vec<_> =
+                    receives.iter_mut().map(|receive| receive.operation()).collect();
+                let done = Operation::wait_any(&mut operations);
+                let (received, buffer) = receives.remove(done).wait().unwrap();
+                assert!(buffer == pattern(100_000, received.tag as u8));
+            }
+        },
+    );
+}
