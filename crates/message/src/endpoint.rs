@@ -15,7 +15,7 @@ use crate::connect::reach::Reach;
 use crate::error::Error;
 use crate::operation::{self, Failed, Operation, OwnedOperation, Scope};
 use crate::pieces::Piece;
-use crate::port::{Begun, Peer, Port, Received};
+use crate::port::{Peer, Port, Received};
 
 /// All bits of a tag count.
 pub const TAG_ALL: u64 = u64::MAX;
@@ -128,8 +128,7 @@ impl Endpoint {
     pub fn send<'a>(&self, to: Peer, tag: u64, buffer: impl IntoPieces<'a>) -> Result<(), Error> {
         let pieces = buffer.into_pieces();
         // SAFETY: the memory is borrowed until this returns, which is after the end.
-        let begun = unsafe { self.port().begin_send(to, tag, pieces.as_slice()) }?;
-        self.finish(begun).map(drop)
+        unsafe { self.port().send(to, tag, pieces.as_slice()) }
     }
 
     /// Receives a message into a buffer, or into several pieces. Only bits of the tag that are set
@@ -143,20 +142,7 @@ impl Endpoint {
     ) -> Result<Received, Error> {
         let pieces = buffer.into_pieces_mut();
         // SAFETY: the memory is borrowed until this returns, which is after the end.
-        let begun =
-            unsafe { self.port().begin_receive(from.into(), tag, mask, pieces.as_slice()) }?;
-        self.finish(begun)
-    }
-
-    #[inline]
-    fn finish(&self, begun: Begun) -> Result<Received, Error> {
-        match begun {
-            Begun::Over(outcome) => outcome,
-            Begun::Underway(number) => self
-                .port()
-                .block(true, None, |state| state.operations.take_outcome(number))
-                .expect("without a deadline it ends"),
-        }
+        unsafe { self.port().receive(from.into(), tag, mask, pieces.as_slice()) }
     }
 
     /// Begins sending an owned buffer, which comes back at the end.

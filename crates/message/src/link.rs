@@ -14,7 +14,7 @@ use crate::endpoint::Watch;
 use crate::error::{ConnectError, Error};
 use crate::operation::{self, Failed, Operation, OwnedOperation};
 use crate::pieces::Piece;
-use crate::port::{Begun, Peer, Port, Received, Settings};
+use crate::port::{Begun, Peer, Port, Settings};
 
 /// A name that others connect links to.
 #[derive(Debug)]
@@ -138,8 +138,7 @@ impl Link {
     pub fn write<'a>(&self, buffer: impl IntoPieces<'a>) -> Result<(), Error> {
         let pieces = buffer.into_pieces();
         // SAFETY: the memory is borrowed until this returns, which is after the end.
-        let begun = unsafe { self.begin_write(pieces.as_slice()) }?;
-        self.finish(begun).map(drop)
+        unsafe { self.port().send(self.inner.peer, TAG, pieces.as_slice()) }
     }
 
     /// Reads what the matching write of the other side wrote; returns its length. A buffer that
@@ -147,8 +146,8 @@ impl Link {
     pub fn read<'a>(&self, buffer: impl IntoPiecesMut<'a>) -> Result<u64, Error> {
         let pieces = buffer.into_pieces_mut();
         // SAFETY: the memory is borrowed until this returns, which is after the end.
-        let begun = unsafe { self.begin_read(pieces.as_slice()) }?;
-        self.finish(begun).map(|received| received.length)
+        let received = unsafe { self.port().receive(self.source(), TAG, u64::MAX, pieces.as_slice()) };
+        received.map(|received| received.length)
     }
 
     unsafe fn begin_write(&self, pieces: &[Piece]) -> Result<Begun, Error> {
@@ -159,10 +158,6 @@ impl Link {
     unsafe fn begin_read(&self, pieces: &[Piece]) -> Result<Begun, Error> {
         // SAFETY: passed on.
         unsafe { self.port().begin_receive(self.source(), TAG, u64::MAX, pieces) }
-    }
-
-    fn finish(&self, begun: Begun) -> Result<Received, Error> {
-        Operation::new(self.port(), begun).wait()
     }
 
     /// Begins writing an owned buffer, which comes back at the end.

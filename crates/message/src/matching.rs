@@ -60,6 +60,12 @@ impl<R: PartialEq, M> Matching<R, M> {
         self.posted.remove(place).map(|(_, receive)| receive)
     }
 
+    /// Whether any receive is posted.
+    #[inline]
+    pub(crate) fn has_posted(&self) -> bool {
+        !self.posted.is_empty()
+    }
+
     /// Whether a posted receive would take a message.
     pub(crate) fn is_wanted(&self, source: usize, tag: u64) -> bool {
         self.posted.iter().any(|(want, _)| want.fits(source, tag))

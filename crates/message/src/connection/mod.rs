@@ -27,6 +27,9 @@ use crate::ring::space::{Space, Span};
 use crate::wire::{Note, PIECE_BYTES, Place};
 pub(crate) use view::{CopyError, Description, View};
 
+/// More lines than this are not got ahead.
+const WARM_BYTES: usize = 8 << 10;
+
 /// Who and where the peer is.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerFacts {
@@ -178,6 +181,16 @@ impl Wire {
         }
         self.space.take_back(self.producer.look()?);
         Ok(self.space.give_out(position, length))
+    }
+
+    /// Gets the lines that the next message of this size will be written to, while there is time:
+    /// the other side has read them last.
+    #[inline]
+    pub(crate) fn warm_up(&mut self, length: usize) {
+        let at = self.memory.span(false, Span { offset: self.space.next_offset(), length: 0 });
+        for line in (0..length.min(WARM_BYTES)).step_by(64) {
+            memferry_sys::copy::prefetch_for_write(at.wrapping_add(line));
+        }
     }
 
     /// The longest payload of a cell.

@@ -2,10 +2,33 @@
 
 use super::{Path, Receiving, SendStage, Sending, Step, Tools, stream};
 use crate::connection::Wire;
+use crate::pieces::{Piece, gather};
 use crate::ring::cells::Nonsense;
-use crate::wire::Number;
+use crate::wire::{Note, Number};
 
 pub(super) struct Eager;
+
+/// Writes a message that fits one fragment, if there is room.
+///
+/// # Safety
+/// The pieces must be valid for reads of `length` bytes.
+#[inline]
+pub(crate) unsafe fn put_eager(
+    wire: &mut Wire,
+    tag: u64,
+    pieces: &[Piece],
+    length: usize,
+) -> Result<bool, Nonsense> {
+    if !wire.has_room()? {
+        return Ok(false);
+    }
+    let Some(first) = wire.give_out(length)? else { return Ok(false) };
+    // SAFETY: the pieces are the caller's promise; the span is this side's until the cell that
+    // names it is written.
+    unsafe { gather(pieces, 0, wire.outgoing(first), length) };
+    wire.write(&Note::Eager { tag, length: length as u64, first }.encode());
+    Ok(true)
+}
 
 impl Path for Eager {
     fn send(&self, sending: &mut Sending, _: Number, wire: &mut Wire) -> Result<Step, Nonsense> {

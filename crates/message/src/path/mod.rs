@@ -111,6 +111,11 @@ pub(crate) struct Fetch {
 }
 
 impl Receiving {
+    /// Whether an engine of this process copies it.
+    pub(crate) fn is_offloaded(&self) -> bool {
+        matches!(&self.stage, ReceiveStage::Fetching(fetch) if fetch.transfer.is_some())
+    }
+
     /// How many bytes of the message fit.
     pub(crate) fn accepted(&self) -> u64 {
         self.length.min(self.capacity)
@@ -156,6 +161,7 @@ pub(crate) fn of(kind: PathKind) -> &'static dyn Path {
 }
 
 pub(crate) use cooperative::begin_helping;
+pub(crate) use eager::put_eager;
 pub(crate) use inline::put_inline;
 pub(crate) use stream::arrive;
 

@@ -103,6 +103,18 @@ impl State {
         if let Some(number) = self.matching.arrive(peer, tag) {
             if let Some(receiving) = self.operations.receiving(number) {
                 receiving.meet(peer, tag, length);
+                if u64::from(first.length) == length {
+                    let wire = &mut self.peers[peer].connection.as_mut().expect("it is there").wire;
+                    let fits = receiving.accepted() as usize;
+                    // SAFETY: the operation is under way, so its owner vouches for the pieces, and
+                    // no more is written than they hold; the span lies inside the space.
+                    unsafe {
+                        scatter(receiving.pieces.as_slice(), 0, wire.incoming(first), fits);
+                    }
+                    wire.used(first);
+                    self.complete_receive(number);
+                    return Ok(Fate::Passed);
+                }
                 receiving.stage = ReceiveStage::Arriving { arrived: 0, requested: None };
             }
             self.connection(peer).assembling = Assembling::Operation(number);
@@ -353,7 +365,9 @@ impl State {
 
     /// Cores that no process of this conversation needs.
     fn spare_cores(&self) -> usize {
-        super::settings::online_cores().saturating_sub(self.processes())
+        let online = super::settings::online_cores().saturating_sub(self.processes());
+        // Channels of the copy core run where this process may run.
+        online.min(self.allowed_cores.saturating_sub(1))
     }
 
     /// The error of a peer that is gone.

@@ -10,6 +10,7 @@ mod connections;
 mod deliver;
 mod operations;
 mod progress;
+mod receive_now;
 mod settings;
 mod submit;
 mod wait;
@@ -30,7 +31,7 @@ use crate::connection::{Description, Wire};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
 use crate::pieces::Piece;
-use crate::plan::Facts;
+use crate::plan::{self, Closeness, Facts};
 use crate::wire::Number;
 pub(crate) use background::Background;
 pub(crate) use operations::Operations;
@@ -115,6 +116,10 @@ pub(crate) struct State {
     port: u64,
     settings: Settings,
     facts: Facts,
+    /// Cores that this process may run on.
+    allowed_cores: usize,
+    /// The largest message that is sent at once: if the receiver cannot read it, and if it can.
+    eager_limits: [u64; 2],
     identity: Identity,
     name: String,
     peers: Vec<PeerSlot>,
@@ -163,6 +168,9 @@ impl Port {
             port: id,
             operations: Operations::new(settings.most_operations),
             settings,
+            allowed_cores: memferry_sys::affinity::allowed_cores().len(),
+            eager_limits: [false, true]
+                .map(|reachable| plan::eager_limit(&facts, Closeness::SharedCache, reachable)),
             facts,
             identity: Identity::random(),
             name,
@@ -221,6 +229,52 @@ impl Port {
         state.progress();
         // SAFETY: passed on.
         unsafe { state.receive(from.peer(), tag, mask, pieces) }
+    }
+
+    /// Sends and returns when the memory may be used again.
+    ///
+    /// # Safety
+    /// As for [`State::send`], until this returns.
+    pub(crate) unsafe fn send(&self, to: Peer, tag: u64, pieces: &[Piece]) -> Result<(), Error> {
+        self.check_fork()?;
+        let mut state = self.enter();
+        // SAFETY: passed on.
+        let begun = unsafe { state.send(to, tag, pieces) }?;
+        self.finish(state, begun).map(drop)
+    }
+
+    /// Receives and returns when the message is there.
+    ///
+    /// # Safety
+    /// As for [`State::receive`], until this returns.
+    pub(crate) unsafe fn receive(
+        &self,
+        from: Source,
+        tag: u64,
+        mask: u64,
+        pieces: &[Piece],
+    ) -> Result<Received, Error> {
+        self.check_fork()?;
+        let mut state = self.enter();
+        // SAFETY: passed on, for both.
+        let begun = unsafe {
+            if let Some(outcome) = state.receive_at_once(from.peer(), tag, mask, pieces)? {
+                return outcome;
+            }
+            state.progress();
+            state.receive(from.peer(), tag, mask, pieces)
+        }?;
+        self.finish(state, begun)
+    }
+
+    #[inline]
+    fn finish(&self, state: wait::Entered<'_>, begun: Begun) -> Result<Received, Error> {
+        match begun {
+            Begun::Over(outcome) => outcome,
+            Begun::Underway(number) => self
+                .block_entered(state, true, None, |state| state.operations.take_outcome(number))
+                .expect("without a deadline it ends"),
+        }
     }
 
     /// A forked child has the memory of the port but is not its process: it must keep its hands

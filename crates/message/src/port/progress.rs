@@ -13,6 +13,19 @@ use crate::ring::cells::Nonsense;
 use crate::ring::layout::CELLS;
 use crate::wire::{Note, Number};
 
+impl super::PeerSlot {
+    /// Whether a look at the peer could move anything.
+    #[inline]
+    fn has_something_to_do(&self) -> bool {
+        self.connection.as_ref().is_some_and(|connection| {
+            connection.wire.consumer.is_ready()
+                || !connection.active.is_empty()
+                || !connection.outbox.is_empty()
+                || connection.wire.is_holding()
+        })
+    }
+}
+
 /// How often the ends of peers are looked for while nothing moves.
 const CHECK_NS: u64 = 10_000_000;
 
@@ -21,7 +34,7 @@ impl State {
     pub(crate) fn progress(&mut self) -> bool {
         let mut moved = false;
         for peer in 0..self.peers.len() {
-            if self.peers[peer].connection.is_some() {
+            if self.peers[peer].has_something_to_do() {
                 moved |= self.progress_peer(peer);
             }
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use memferry_sys::{affinity, cpu};
+use memferry_sys::cpu;
 
 use super::copy_profile;
 use crate::connect::Allowed;
@@ -56,7 +56,7 @@ impl Settings {
     pub(crate) fn spin_ns(&self, processes: usize) -> u64 {
         const ROOMY: u64 = 50_000;
         const CROWDED: u64 = 2_000;
-        let roomy = processes <= affinity::allowed_cores().len().max(online_cores());
+        let roomy = processes <= online_cores();
         self.spin_ns.unwrap_or(if roomy { ROOMY } else { CROWDED })
     }
 }

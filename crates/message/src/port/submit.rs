@@ -7,9 +7,13 @@ use crate::error::{Error, ValidationError};
 use crate::matching::Want;
 use crate::path::{self, ReceiveStage, Receiving, SendStage, Sending, Step};
 use crate::pieces::{MOST_PIECES, Piece, Pieces, scatter, total};
-use crate::plan::{self, Closeness, PathKind};
+use crate::plan::{self, PathKind};
 use crate::ring::cells::Nonsense;
 use crate::wire::{INLINE_BYTES, Note, Number};
+
+const INLINE_LIMIT: u64 = INLINE_BYTES as u64;
+/// Messages up to this size are one fragment.
+const ONE_FRAGMENT: u64 = 8 << 10;
 
 /// What became of a new operation.
 #[derive(Debug)]
@@ -77,15 +81,28 @@ impl State {
             }
         }
         let reachable = wire.their_reach.0 || wire.is_self();
-        let plan = plan::at_once(&self.facts, length, Closeness::SharedCache, reachable);
-        let (path, chunk_bytes) = plan.map_or((PathKind::Single, 0), |p| (p.path, p.chunk_bytes));
+        let eager_limit = self.eager_limits[usize::from(reachable)];
+        let wire = self.wire(peer);
+        if first && length <= ONE_FRAGMENT.min(eager_limit) && length > 0 {
+            // SAFETY: the caller vouches for the pieces.
+            if unsafe { path::put_eager(wire, tag, pieces, length as usize) }? {
+                wire.announce();
+                wire.warm_up(length as usize);
+                return Ok(Ok(Begun::Over(Ok(self.received(peer, tag, length)))));
+            }
+        }
+        let path = match length {
+            0..=INLINE_LIMIT => PathKind::Inline,
+            _ if length <= eager_limit => PathKind::Eager,
+            _ => PathKind::Single,
+        };
         let mut sending = Sending {
             peer,
             tag,
             pieces: Pieces::new(pieces),
             length,
             path,
-            chunk_bytes: if chunk_bytes == 0 { plan::fragment_bytes(length) } else { chunk_bytes },
+            chunk_bytes: plan::fragment_bytes(length),
             stage: SendStage::Queued,
         };
         if first && path == PathKind::Eager && self.send_at_once(peer, &mut sending)? {
@@ -164,6 +181,24 @@ impl State {
         let number = self.insert_receive(pieces, capacity);
         self.matching.post(want, number);
         Ok(Begun::Underway(number))
+    }
+
+    /// Receives a small message without making an operation, if it comes at once.
+    ///
+    /// # Safety
+    /// The pieces must be valid for writes, and nobody else may access them.
+    #[inline]
+    pub(crate) unsafe fn receive_at_once(
+        &mut self,
+        from: Option<Peer>,
+        tag: u64,
+        mask: u64,
+        pieces: &[Piece],
+    ) -> Result<Option<Result<Received, Error>>, Error> {
+        let source = from.map(|peer| self.find(peer)).transpose()?;
+        let capacity = check_pieces(pieces)?;
+        // SAFETY: passed on.
+        Ok(unsafe { self.receive_now(source, tag, mask, pieces, capacity) })
     }
 
     fn insert_receive(&mut self, pieces: &[Piece], capacity: u64) -> Number {

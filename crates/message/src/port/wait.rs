@@ -23,6 +23,8 @@ use crate::ring::layout::Memory;
 const LOOKS: u32 = 200;
 /// One sleep on the words; ends of peers are looked for in between.
 const SLICE: Duration = Duration::from_millis(20);
+/// One sleep while an engine copies.
+const ENGINE_SLICE: Duration = Duration::from_micros(20);
 /// Sleeps on the words without anything before the sleeper goes deeper.
 const SLICES: u32 = 3;
 
@@ -88,36 +90,49 @@ impl Port {
         &self,
         spin: bool,
         deadline: Option<Instant>,
+        look: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<T> {
+        self.block_entered(self.enter(), spin, deadline, look)
+    }
+
+    /// As [`Port::block`], for a caller that holds the lock.
+    #[inline]
+    pub(crate) fn block_entered<'a, T>(
+        &'a self,
+        mut state: Entered<'a>,
+        spin: bool,
+        deadline: Option<Instant>,
         mut look: impl FnMut(&mut State) -> Option<T>,
     ) -> Option<T> {
-        let mut state = self.enter();
         state.progress();
         if let Some(found) = look(&mut state) {
             return Some(found);
         }
         state.begin_polling();
-        let spin_ns = if spin { state.spin_ns() } else { 0 };
-        let crowded = state.is_crowded();
-        let mut quiet = 0;
+        let (mut quiet, mut limit) = (0, None);
         let found = 'wait: loop {
-            let began = Instant::now();
-            let mut moved_at = began;
+            let mut moved_at: Option<Instant> = None;
             loop {
-                for _ in 0..LOOKS {
-                    let moved = state.progress();
+                for turn in 0..LOOKS {
+                    if state.progress() {
+                        (moved_at, quiet) = (None, 0);
+                    }
                     if let Some(found) = look(&mut state) {
                         break 'wait Some(found);
                     }
-                    if moved {
-                        (moved_at, quiet) = (Instant::now(), 0);
+                    // A pause takes longer than a look: now and then is enough for a core's twin.
+                    if turn % 8 == 7 {
+                        std::hint::spin_loop();
                     }
-                    std::hint::spin_loop();
                 }
                 let now = Instant::now();
                 if deadline.is_some_and(|deadline| now >= deadline) {
                     break 'wait None;
                 }
-                if now.duration_since(moved_at).as_nanos() as u64 >= spin_ns {
+                let (spin_ns, crowded) =
+                    *limit.get_or_insert_with(|| (state.spin_ns(), state.is_crowded()));
+                let spun = now.duration_since(*moved_at.get_or_insert(now)).as_nanos() as u64;
+                if !spin || spun >= spin_ns {
                     break;
                 }
                 if crowded || self.contenders.load(Ordering::Relaxed) > 0 {
@@ -143,8 +158,11 @@ impl Port {
         deadline: Option<Instant>,
         deeply: bool,
     ) -> Entered<'a> {
-        let slice = deadline.map_or(SLICE, |deadline| {
-            deadline.saturating_duration_since(Instant::now()).min(SLICE)
+        // Engines do not ring: what they copy is looked at again soon.
+        let longest = if state.is_offloading() { ENGINE_SLICE } else { SLICE };
+        let deeply = deeply && longest == SLICE;
+        let slice = deadline.map_or(longest, |deadline| {
+            deadline.saturating_duration_since(Instant::now()).min(longest)
         });
         state.pollers -= 1;
         if state.has_sleeper {
@@ -224,6 +242,15 @@ impl State {
 
     fn is_crowded(&self) -> bool {
         self.processes() > super::settings::online_cores()
+    }
+
+    /// Whether an engine copies for this port.
+    fn is_offloading(&mut self) -> bool {
+        let Self { peers, operations, .. } = self;
+        let active = peers.iter().filter_map(|slot| slot.connection.as_ref());
+        active.flat_map(|connection| &connection.active).any(|number| {
+            operations.receiving(*number).is_some_and(|receiving| receiving.is_offloaded())
+        })
     }
 
     fn connected(&self) -> usize {

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use memferry_copy::{OwnedSource, OwnedTarget};
@@ -52,8 +52,14 @@ impl Region {
 /// All shareable allocations of this process, by address.
 static REGIONS: RwLock<BTreeMap<usize, Arc<Region>>> = RwLock::new(BTreeMap::new());
 
+/// How many there are: most programs have none, and learn that by one load.
+static COUNT: AtomicUsize = AtomicUsize::new(0);
+
 /// The shareable allocation in which a piece of memory lies, if it lies in one.
 pub(crate) fn find(address: *const u8, length: usize) -> Option<Arc<Region>> {
+    if COUNT.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
     let regions = REGIONS.read().unwrap_or_else(PoisonError::into_inner);
     let (start, region) = regions.range(..=address as usize).next_back()?;
     let end = (address as usize).checked_add(length)?;
@@ -96,6 +102,7 @@ impl ShareableBuffer {
         let region = Arc::new(Region { number, memory, mapping });
         let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
         regions.insert(region.address() as usize, region.clone());
+        COUNT.store(regions.len(), Ordering::Relaxed);
         Ok(Self { region, length })
     }
 }
@@ -104,6 +111,7 @@ impl Drop for ShareableBuffer {
     fn drop(&mut self) {
         let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
         regions.remove(&(self.region.address() as usize));
+        COUNT.store(regions.len(), Ordering::Relaxed);
     }
 }
 

@@ -6,6 +6,19 @@
 
 use memferry_sys::sync::atomic::{AtomicU32, Ordering, fence};
 
+/// A fence between a store and a later load. On x86 a locked instruction does that in less time
+/// than the instruction that `fence` stands for.
+#[inline]
+fn full_fence() {
+    #[cfg(all(target_arch = "x86_64", not(loom)))]
+    // SAFETY: adds nothing to a word of the stack.
+    unsafe {
+        std::arch::asm!("lock or dword ptr [rsp], 0");
+    }
+    #[cfg(not(all(target_arch = "x86_64", not(loom))))]
+    fence(Ordering::SeqCst);
+}
+
 /// Somebody sleeps on the word.
 pub const ASLEEP: u32 = 1;
 /// Somebody watches the descriptor.
@@ -47,7 +60,7 @@ impl Attention {
     /// side has taken that on itself.
     #[inline]
     pub fn take_ways(&self) -> u32 {
-        fence(Ordering::SeqCst);
+        full_fence();
         if self.word.load(Ordering::Relaxed) == 0 {
             0
         } else {

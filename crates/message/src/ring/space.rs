@@ -53,6 +53,12 @@ impl Space {
         (self.capacity / 4) as usize
     }
 
+    /// Where the next span will most likely begin.
+    #[inline]
+    pub fn next_offset(&self) -> u32 {
+        (self.head % self.capacity) as u32
+    }
+
     /// Takes back what belongs to cells before position `consumed`.
     pub fn take_back(&mut self, consumed: u64) {
         while let Some(&(position, end)) = self.in_use.front() {

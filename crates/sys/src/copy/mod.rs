@@ -17,6 +17,20 @@ pub unsafe fn cached(target: *mut u8, source: *const u8, length: usize) {
     unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
 }
 
+/// Asks for the cache line at `address`, to be written soon. Any address will do: one that is not
+/// mapped is passed over.
+#[inline]
+pub fn prefetch_for_write(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch touches nothing that a program can see, whatever the address, and
+    // processors without the instruction treat it as none.
+    unsafe {
+        std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// Copies between ranges that may overlap, as if through a buffer between them.
 ///
 /// # Safety
