@@ -9,6 +9,7 @@ use clap::error::ErrorKind;
 use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 
+use crate::bench::group::worker::WorkerArgs;
 use crate::{bench, size};
 
 /// Moves memory for programs: measure, check and explain copies on this machine.
@@ -34,6 +35,9 @@ pub(crate) enum Task {
         /// The shell to complete for
         shell: Shell,
     },
+    /// A member of a group of processes that a bench has started
+    #[command(hide = true)]
+    Worker(WorkerArgs),
 }
 
 /// Arguments of `memferry bench`.

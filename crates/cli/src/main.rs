@@ -44,6 +44,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
             };
             explain::run(args.bytes, temperature, args.json)
         }
+        Task::Worker(args) => bench::group::worker::run(&args),
         Task::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::command(), "memferry", &mut script);

@@ -153,6 +153,9 @@ const LATENCY: &str = "copy-latency";
 const BANDWIDTH: &str = "copy-bandwidth";
 const OVERHEAD: &str = "overhead";
 const POLLUTION: &str = "pollution";
+const PINGPONG: &str = "pingpong";
+const ALLTOALL: &str = "alltoall";
+const APPS: &str = "apps";
 
 /// Every known key, grouped by bench.
 #[rustfmt::skip]
@@ -187,6 +190,24 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     cost(POLLUTION, "ours_slowdown", "ratio", Some(1.05), "The same after a copy of ours that spares the caller's core."),
     cost(POLLUTION, "ours_slowdown_vs_at_once", "ratio", None, "The same against a read without any pause."),
     cost(POLLUTION, "ours_helping_slowdown", "ratio", None, "The same after an ordinary blocking copy of ours, with which the caller helps."),
+
+    cost(PINGPONG, "floor_ns", "ns", None, "Time a cache line takes from core to core, with a line for each direction: no message can be quicker."),
+    cost(PINGPONG, "8b_vs_floor", "ratio", Some(1.5), "A message of 8 bytes as a multiple of that floor."),
+    ratio(PINGPONG, "8b_vs_best", Some(1.0), "Speed of a message of 8 bytes, against the fastest peer."),
+    ratio(PINGPONG, "64k_vs_best", Some(1.2), "Speed of a message of 64 KiB, against the fastest peer."),
+    ratio(PINGPONG, "1m_vs_best", None, "Speed of a message of 1 MiB, against the fastest peer."),
+    ratio(PINGPONG, "4m_vs_best", Some(1.6), "Speed of a message of 4 MiB, against the fastest peer."),
+    ratio(PINGPONG, "64m_vs_best", Some(2.0), "Speed of a message of 64 MiB, against the fastest peer."),
+    ratio(PINGPONG, "worst_vs_best", Some(0.95), "The smallest ratio over all measured sizes of a message."),
+    ratio(PINGPONG, "4m_shareable_vs_best", Some(2.0), "Speed of a message of 4 MiB from and to memory that both processes map, against the fastest peer."),
+
+    ratio(ALLTOALL, "np2_64k_vs_best", None, "Speed of an exchange of 64 KiB from each to each of 2 processes, against the faster MPI."),
+    ratio(ALLTOALL, "np2_1m_vs_best", None, "Speed of an exchange of 1 MiB from each to each of 2 processes, against the faster MPI."),
+    ratio(ALLTOALL, "np4_64k_vs_best", Some(1.2), "Speed of an exchange of 64 KiB from each to each of 4 processes, against the faster MPI."),
+    ratio(ALLTOALL, "np4_1m_vs_best", None, "Speed of an exchange of 1 MiB from each to each of 4 processes, against the faster MPI."),
+
+    ratio(APPS, "is_vs_best", None, "Speed of an integer sort over several processes, against the faster MPI."),
+    ratio(APPS, "ft_vs_best", None, "Speed of a Fourier transform over several processes, against the faster MPI."),
 ];
 
 #[cfg(test)]

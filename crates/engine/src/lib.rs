@@ -19,6 +19,8 @@ mod execute;
 pub mod fault;
 #[cfg(not(loom))]
 pub mod polled;
+#[cfg(not(loom))]
+pub mod saved;
 
 pub use completion::{Completion, Finish};
 pub use contract::{

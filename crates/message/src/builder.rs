@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, ValidationError};
-use crate::plan::PathKind;
+use crate::plan::{Facts, PathKind};
 use crate::port::Settings;
 
 /// Settings for a new endpoint, listener or link. What is not set here is taken from the
@@ -116,6 +116,12 @@ impl Builder {
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.settings.connect_timeout = timeout;
         self
+    }
+
+    /// What messages will be planned by: measured costs, and what was set here or in the
+    /// environment.
+    pub fn facts(&self) -> Result<Facts, Error> {
+        Ok(self.settings()?.facts())
     }
 
     /// The settings, with the environment in the places that were left open.

@@ -175,8 +175,8 @@ impl Endpoint {
     }
 
     /// Runs `f` with a scope in which borrowed memory can be sent and received into. Returns when
-    /// `f` has returned and every message of the scope is over; what nobody has met by then is
-    /// cancelled.
+    /// `f` has returned and every message of the scope is over. Sends are waited for; receives that
+    /// no message has met by then are cancelled.
     pub fn scope<'env, R>(
         &self,
         f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,

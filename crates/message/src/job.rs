@@ -126,7 +126,8 @@ fn wait_for(
         let mut state = endpoint.port().enter();
         state.accept_callers();
         state.progress();
-        if let Some(peer) = state.find_name(name) {
+        // One that has come and gone already was there: its messages tell.
+        if let Some(peer) = state.find_name_ever(name) {
             return Ok(peer);
         }
         drop(state);

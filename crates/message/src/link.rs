@@ -48,11 +48,12 @@ impl Listener {
 
     /// Waits for the next process that connects.
     pub fn accept(&self) -> Result<Link, Error> {
+        let watch = self.watch()?;
         loop {
             if let Some(link) = self.poll_accept()? {
                 return Ok(link);
             }
-            self.wait_readable(Duration::from_millis(100));
+            watch.0.wait(Some(Duration::from_millis(100)));
         }
     }
 
@@ -68,25 +69,10 @@ impl Listener {
         Link::over(port, peer).map(Some)
     }
 
-    /// A descriptor that is readable when a process may have connected.
-    pub fn descriptor(&self) -> Result<std::os::fd::OwnedFd, Error> {
-        let ear = memferry_sys::sync::lock(&self.ear);
-        let first = ear.descriptors().next().expect("a listener has a socket");
-        let copied = first.try_clone_to_owned();
-        Ok(copied.map_err(ConnectError::system("copying a descriptor"))?)
-    }
-
-    fn wait_readable(&self, timeout: Duration) {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let ear = memferry_sys::sync::lock(&self.ear);
-        let descriptors: Vec<_> =
-            ear.descriptors().filter_map(|fd| fd.try_clone_to_owned().ok()).collect();
-        drop(ear);
-        let mut watched: Vec<_> =
-            descriptors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        let timeout =
-            Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-        let _ = poll(&mut watched, Some(&timeout));
+    /// A descriptor for event loops: readable when a process may have connected.
+    pub fn watch(&self) -> Result<Watch, Error> {
+        let readiness = memferry_sys::sync::lock(&self.ear).watch();
+        Ok(readiness.map(Watch).map_err(ConnectError::system("watching a listener"))?)
     }
 }
 
@@ -146,7 +132,8 @@ impl Link {
     pub fn read<'a>(&self, buffer: impl IntoPiecesMut<'a>) -> Result<u64, Error> {
         let pieces = buffer.into_pieces_mut();
         // SAFETY: the memory is borrowed until this returns, which is after the end.
-        let received = unsafe { self.port().receive(self.source(), TAG, u64::MAX, pieces.as_slice()) };
+        let received =
+            unsafe { self.port().receive(self.source(), TAG, u64::MAX, pieces.as_slice()) };
         received.map(|received| received.length)
     }
 
@@ -212,6 +199,18 @@ impl Link {
     /// The other side.
     pub fn peer(&self) -> Peer {
         self.inner.peer
+    }
+
+    /// The length of the message that the next read will get, if it waits already; moves messages
+    /// on, and takes nothing.
+    pub fn peek(&self) -> Result<Option<u64>, Error> {
+        self.port().check_fork()?;
+        let mut state = self.port().enter();
+        if !state.progress() {
+            state.check_peers(false);
+        }
+        let found = state.probe(Some(self.inner.peer), TAG, u64::MAX)?;
+        Ok(found.map(|message| message.length))
     }
 
     /// Moves messages on; returns whether anything moved. Every other call does this too.

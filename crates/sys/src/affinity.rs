@@ -13,6 +13,16 @@ pub fn allowed_cores() -> Vec<usize> {
     }
 }
 
+/// How many cores the machine has, whether or not this process may use them.
+pub fn online_cores() -> usize {
+    use std::sync::OnceLock;
+    static ONLINE: OnceLock<usize> = OnceLock::new();
+    *ONLINE.get_or_init(|| {
+        // SAFETY: reads a number that the C library knows.
+        usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1).max(1)
+    })
+}
+
 /// The core that the calling thread runs on at this moment.
 pub fn current_core() -> usize {
     // The C library keeps it at hand; the system call would cost as much as a small copy.

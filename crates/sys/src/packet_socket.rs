@@ -116,6 +116,8 @@ impl AsFd for PacketSocket {
 pub struct PacketListener {
     socket: OwnedFd,
     name: SocketName,
+    /// Whose the file is: not a forked child's.
+    pid: u32,
 }
 
 impl PacketListener {
@@ -134,7 +136,7 @@ impl PacketListener {
             bind(&socket, &address)?;
         }
         listen(&socket, WAITING)?;
-        Ok(Self { socket, name: name.clone() })
+        Ok(Self { socket, name: name.clone(), pid: std::process::id() })
     }
 
     /// The next process that has connected, or `WouldBlock`.
@@ -151,7 +153,9 @@ impl PacketListener {
 
 impl Drop for PacketListener {
     fn drop(&mut self) {
-        if let SocketName::Path(path) = &self.name {
+        if let SocketName::Path(path) = &self.name
+            && self.pid == std::process::id()
+        {
             let _ = std::fs::remove_file(path);
         }
     }

@@ -5,7 +5,10 @@ use std::time::Instant;
 
 use memferry::sys::{affinity, clock};
 
-/// What the machine and this process had used at one moment.
+/// The unit in which the kernel counts processor time.
+const NS_PER_TICK: u64 = 10_000_000;
+
+/// What the machine and this process, with the processes it had started, had used at one moment.
 pub(super) struct Load {
     at: Instant,
     all_ns: u64,
@@ -16,7 +19,8 @@ impl Load {
     /// The load up to now; `None` where the kernel does not tell.
     pub(super) fn now() -> Option<Self> {
         let all_ns = busy_ns(&std::fs::read_to_string("/proc/stat").ok()?)?;
-        Some(Self { at: Instant::now(), all_ns, ours_ns: clock::process_cpu_ns() })
+        let children_ns = children_ns(&std::fs::read_to_string("/proc/self/stat").ok()?)?;
+        Some(Self { at: Instant::now(), all_ns, ours_ns: clock::process_cpu_ns() + children_ns })
     }
 
     /// A sentence if others used much of the machine since then.
@@ -40,9 +44,16 @@ fn warning(share: f64) -> Option<String> {
     })
 }
 
+/// Time of all processes that were started here and have ended, and of those that they started.
+fn children_ns(stat: &str) -> Option<u64> {
+    // Behind the name, which may contain anything: state and twelve numbers, then the two.
+    let (_, fields) = stat.rsplit_once(')')?;
+    let ticks = fields.split_whitespace().skip(13).take(2).map(|word| word.parse::<u64>().ok());
+    Some(ticks.sum::<Option<u64>>()? * NS_PER_TICK)
+}
+
 /// Time that all processors have spent on anything but idling, stolen time included.
 fn busy_ns(stat: &str) -> Option<u64> {
-    const NS_PER_TICK: u64 = 10_000_000;
     let ticks = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> = ticks.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     // user nice system idle iowait irq softirq steal
@@ -58,6 +69,13 @@ mod tests {
     fn idle_time_is_not_counted() {
         assert_eq!(busy_ns("cpu  1 2 3 400 500 6 7 8 0 0\ncpu0 9\n"), Some(27 * 10_000_000));
         assert_eq!(busy_ns("intr 5"), None);
+    }
+
+    #[test]
+    fn the_time_of_ended_children_is_found_behind_any_name() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 0 1 2 3 4 50 60 70 80 20 0 1 0 99";
+        assert_eq!(children_ns(stat), Some(150 * 10_000_000));
+        assert_eq!(children_ns("7 (a"), None);
     }
 
     #[test]

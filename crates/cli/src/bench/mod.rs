@@ -1,13 +1,17 @@
 //! The registry of benches. A bench measures and hands back an outcome; it never prints. The
 //! command line finds it here by name, and the views take its outcome from there.
 
+mod alltoall;
+mod apps;
 mod bandwidth;
 pub(crate) mod command;
+pub(crate) mod group;
 mod latency;
 mod load;
 mod measure;
 mod overhead;
 mod overlap;
+mod pingpong;
 mod pollution;
 mod suite;
 
@@ -63,6 +67,9 @@ pub(crate) fn all() -> &'static [&'static dyn Bench] {
         &overlap::Overlap,
         &overhead::Overhead,
         &pollution::Pollution,
+        &pingpong::Pingpong,
+        &alltoall::Alltoall,
+        &apps::Apps,
     ]
 }
 

@@ -1,10 +1,13 @@
 //! The side that is connected to: takes sockets, reads hellos when they come, answers.
 
+use std::io;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memferry_sys::packet_socket::{PacketListener, PacketSocket, SocketName};
 use memferry_sys::peer_process;
+use memferry_sys::readiness::Readiness;
 
 use super::hello::{self, BadHello, Hello, Identity, Refusal, Welcome};
 use super::reach::ProbeWords;
@@ -22,6 +25,9 @@ pub(crate) struct Listener {
     socket: PacketListener,
     allowed: Allowed,
     pending: Vec<(PacketSocket, Instant)>,
+    /// Readable when somebody connects, and when the hello of one who has connected comes. Made
+    /// when first asked for.
+    readiness: Option<Arc<Readiness>>,
 }
 
 /// A hello that has come: to be answered.
@@ -40,22 +46,53 @@ impl Listener {
             std::io::ErrorKind::AddrInUse => ConnectError::NameInUse(name.to_string()),
             _ => ConnectError::system("listening on the name")(error),
         })?;
-        Ok(Self { socket, allowed, pending: Vec::new() })
+        Ok(Self { socket, allowed, pending: Vec::new(), readiness: None })
     }
 
-    /// Descriptors that become readable when there may be something to do.
-    pub(crate) fn descriptors(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
-        let pending = self.pending.iter().map(|(socket, _)| socket.as_fd());
-        std::iter::once(self.socket.as_fd()).chain(pending)
+    /// What becomes readable when there may be something to do.
+    pub(crate) fn watch(&mut self) -> io::Result<Arc<Readiness>> {
+        if let Some(readiness) = &self.readiness {
+            return Ok(readiness.clone());
+        }
+        let readiness = Arc::new(Readiness::new()?);
+        readiness.add(self.socket.as_fd(), false)?;
+        for (socket, _) in &self.pending {
+            readiness.add(socket.as_fd(), false)?;
+        }
+        self.readiness = Some(readiness.clone());
+        Ok(readiness)
+    }
+
+    fn add_pending(&mut self, socket: PacketSocket) {
+        if let Some(readiness) = &self.readiness {
+            let _ = readiness.add(socket.as_fd(), false);
+        }
+        self.pending.push((socket, Instant::now()));
+    }
+
+    fn take_pending(&mut self, index: usize) -> PacketSocket {
+        let (socket, _) = self.pending.swap_remove(index);
+        if let Some(readiness) = &self.readiness {
+            readiness.remove(socket.as_fd());
+        }
+        socket
+    }
+
+    /// Whether sockets wait for their hello.
+    pub(crate) fn has_pending(&self) -> bool {
+        !self.pending.is_empty()
     }
 
     /// The next hello that has come. Never waits.
     pub(crate) fn poll(&mut self, own: Identity) -> Option<Caller> {
-        while self.pending.len() < MOST_PENDING {
-            match self.socket.accept() {
-                Ok(socket) => self.pending.push((socket, Instant::now())),
-                Err(_) => break,
+        for _ in 0..MOST_PENDING {
+            let Ok(socket) = self.socket.accept() else { break };
+            if self.pending.len() >= MOST_PENDING {
+                // Whoever has said nothing for longest makes room: a hello comes at once.
+                let oldest = (0..self.pending.len()).min_by_key(|&index| self.pending[index].1);
+                oldest.map(|index| self.take_pending(index));
             }
+            self.add_pending(socket);
         }
         let mut index = 0;
         while index < self.pending.len() {
@@ -67,10 +104,10 @@ impl Listener {
                         index += 1;
                         continue;
                     }
-                    self.pending.swap_remove(index);
+                    drop(self.take_pending(index));
                 }
                 Ok((length, descriptors)) if length > 0 => {
-                    let (socket, _) = self.pending.swap_remove(index);
+                    let socket = self.take_pending(index);
                     match read_hello(&packet[..length], descriptors, &socket, &self.allowed) {
                         Ok((hello, memory, credentials)) => {
                             return Some(Caller { socket, hello, memory, credentials });
@@ -78,7 +115,7 @@ impl Listener {
                         Err(refusal) => refuse(&socket, own, refusal),
                     }
                 }
-                _ => drop(self.pending.swap_remove(index)),
+                _ => drop(self.take_pending(index)),
             }
         }
         None

@@ -86,12 +86,7 @@ impl Connecting {
         allowed: &Allowed,
         patience: Duration,
     ) -> Result<Self, ConnectError> {
-        let socket = PacketSocket::connect(name).map_err(|error| match error.kind() {
-            std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => {
-                ConnectError::NobodyListens(name.to_string())
-            }
-            _ => ConnectError::system("connecting")(error),
-        })?;
+        let socket = dial(name, patience)?;
         check_user(&socket, allowed)?;
         let system = ConnectError::system;
         let (memory, descriptor) =
@@ -156,6 +151,30 @@ impl Connecting {
             their_probe: welcome.probe,
             own_probe: this.own_probe,
         })))
+    }
+}
+
+/// Connects a socket. Where many others do the same it takes a while until it is this one's turn.
+fn dial(name: &SocketName, patience: Duration) -> Result<PacketSocket, ConnectError> {
+    let began = Instant::now();
+    loop {
+        let error = match PacketSocket::connect(name) {
+            Ok(socket) => return Ok(socket),
+            Err(error) => error,
+        };
+        match error.kind() {
+            std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => {
+                return Err(ConnectError::NobodyListens(name.to_string()));
+            }
+            std::io::ErrorKind::WouldBlock if began.elapsed() < patience => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            std::io::ErrorKind::WouldBlock => {
+                let seconds = patience.as_secs();
+                return Err(ConnectError::NoAnswer { name: name.to_string(), seconds });
+            }
+            _ => return Err(ConnectError::system("connecting")(error)),
+        }
     }
 }
 

@@ -27,6 +27,9 @@ use crate::ring::space::{Space, Span};
 use crate::wire::{Note, PIECE_BYTES, Place};
 pub(crate) use view::{CopyError, Description, View};
 
+/// Notes that may wait for room: more than all operations of both sides together can cause.
+const MOST_HELD: usize = 1 << 18;
+
 /// More lines than this are not got ahead.
 const WARM_BYTES: usize = 8 << 10;
 
@@ -160,6 +163,9 @@ impl Wire {
     /// Writes held notes while there is room. Returns whether any was written.
     pub(crate) fn flush(&mut self) -> Result<bool, Nonsense> {
         let mut moved = false;
+        if self.held.len() > MOST_HELD {
+            return Err(Nonsense("a peer that asks and never reads the answers"));
+        }
         while !self.held.is_empty() && self.producer.has_room()? {
             let words = self.held.pop_front().expect("not empty");
             self.write(&words);

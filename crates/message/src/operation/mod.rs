@@ -63,7 +63,8 @@ impl Operation {
         self.outcome()
     }
 
-    fn outcome(&self) -> Option<Result<Received, Error>> {
+    /// How it ended, if this handle has seen the end; moves nothing.
+    pub fn outcome(&self) -> Option<Result<Received, Error>> {
         match &self.state {
             State::Over(outcome) => Some(outcome.clone()),
             State::Underway(_) => None,

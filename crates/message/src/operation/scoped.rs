@@ -20,13 +20,15 @@ use crate::{IntoPieces, IntoPiecesMut, Source};
 #[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     port: &'scope Arc<Port>,
-    begun: Mutex<Vec<Number>>,
+    /// What was begun, and whether it may be taken back at the end.
+    begun: Mutex<Vec<(Number, bool)>>,
     /// Invariant, so that `'scope` can neither shrink nor grow.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
 }
 
-/// Runs `f` with a scope; at the end, cancels what nobody has met and waits for the rest.
+/// Runs `f` with a scope; at the end, cancels receives that no message has met, and waits for
+/// everything else.
 pub(crate) fn scope<'env, R>(
     port: &Arc<Port>,
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
@@ -34,8 +36,10 @@ pub(crate) fn scope<'env, R>(
     let scope = Scope { port, begun: Mutex::default(), scope: PhantomData, env: PhantomData };
     let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
     if port.check_fork().is_ok() {
-        for number in lock(&scope.begun).drain(..) {
-            port.enter().cancel(number);
+        for (number, is_receive) in lock(&scope.begun).drain(..) {
+            if is_receive {
+                port.enter().cancel(number);
+            }
             port.block(true, None, |state| state.operations.is_over(number).then_some(()));
         }
     }
@@ -52,7 +56,7 @@ impl<'scope> Scope<'scope, '_> {
     ) -> Result<ScopedOperation<'scope>, Error> {
         let pieces = buffer.into_pieces();
         // SAFETY: the memory is borrowed for `'scope`, which does not end before the message.
-        self.begin(unsafe { self.port.begin_send(to, tag, pieces.as_slice()) }?)
+        self.begin(unsafe { self.port.begin_send(to, tag, pieces.as_slice()) }?, false)
     }
 
     /// Begins receiving into a buffer, or into several pieces.
@@ -66,18 +70,22 @@ impl<'scope> Scope<'scope, '_> {
         let pieces = buffer.into_pieces_mut();
         let pieces: &[Piece] = pieces.as_slice();
         // SAFETY: as above, and the borrow is exclusive.
-        self.begin(unsafe { self.port.begin_receive(from.into(), tag, mask, pieces) }?)
+        self.begin(unsafe { self.port.begin_receive(from.into(), tag, mask, pieces) }?, true)
     }
 
-    fn begin(&'scope self, begun: Begun) -> Result<ScopedOperation<'scope>, Error> {
+    fn begin(
+        &'scope self,
+        begun: Begun,
+        is_receive: bool,
+    ) -> Result<ScopedOperation<'scope>, Error> {
         if let Begun::Underway(number) = begun {
             let mut kept = lock(&self.begun);
             // A scope that lives long should not gather what is over.
             if kept.len() == kept.capacity() {
                 let state = &mut *self.port.enter();
-                kept.retain(|number| !state.operations.is_over(*number));
+                kept.retain(|(number, _)| !state.operations.is_over(*number));
             }
-            kept.push(number);
+            kept.push((number, is_receive));
         }
         let operation = Operation::new(self.port, begun);
         Ok(ScopedOperation { operation, scope: PhantomData })

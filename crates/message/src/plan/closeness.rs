@@ -32,6 +32,22 @@ impl Closeness {
             _ => Self::SharedCache,
         }
     }
+
+    /// Two of these cores that are so near to each other. Twins, which share all of their caches,
+    /// stand for near cores only where there are no others.
+    pub fn pair_of(self, cores: &[usize]) -> Option<(usize, usize)> {
+        let pairs = || {
+            let others = |at: usize| cores[at + 1..].iter().map(move |&other| (cores[at], other));
+            (0..cores.len()).flat_map(others).filter(|&(a, b)| Self::of(a, b) == self)
+        };
+        pairs().find(|&(a, b)| first_twin(a) != first_twin(b)).or_else(|| pairs().next())
+    }
+}
+
+/// The first of the cores that are one core to the eye: hardware threads of a core.
+fn first_twin(core: usize) -> usize {
+    let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
+    fs::read_to_string(path).ok().and_then(|list| first_of(&list)).unwrap_or(core)
 }
 
 /// For each core, the first of those that share its last cache.
@@ -51,7 +67,12 @@ fn cache_groups() -> &'static [usize] {
 fn first_sharer(folder: &str) -> Option<usize> {
     let list = |index| fs::read_to_string(format!("{folder}/cache/index{index}/shared_cpu_list"));
     let last = (0..8).rev().find_map(|index| list(index).ok())?;
-    last.split([',', '-']).next()?.trim().parse().ok()
+    first_of(&last)
+}
+
+/// The first number of a list as the kernel writes it: `0-3,8`.
+fn first_of(list: &str) -> Option<usize> {
+    list.split([',', '-']).next()?.trim().parse().ok()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -62,5 +83,24 @@ mod tests {
     fn a_core_shares_with_itself_and_an_unknown_one_is_taken_as_near() {
         assert_eq!(Closeness::of(0, 0), Closeness::SharedCache);
         assert_eq!(Closeness::of(0, 1 << 20), Closeness::SharedCache);
+    }
+
+    #[test]
+    fn a_pair_is_as_near_as_was_asked_and_one_core_is_none() {
+        let cores: Vec<_> = (0..memferry_sys::affinity::online_cores()).collect();
+        for closeness in Closeness::ALL {
+            if let Some((a, b)) = closeness.pair_of(&cores) {
+                assert!(a != b && Closeness::of(a, b) == closeness);
+            }
+            assert_eq!(closeness.pair_of(&cores[..1]), None);
+        }
+    }
+
+    #[test]
+    fn the_first_of_a_list_is_found_in_every_way_of_writing() {
+        assert_eq!(first_of("4-7,12\n"), Some(4));
+        assert_eq!(first_of("3,5"), Some(3));
+        assert_eq!(first_of("0\n"), Some(0));
+        assert_eq!(first_of("none"), None);
     }
 }

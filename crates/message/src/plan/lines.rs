@@ -1,8 +1,8 @@
-//! What each path costs: a start-up and a time per byte, measured for near and far cores.
+//! What each path costs: a start-up and a time per byte, for two cores.
 
 use memferry_engine::contract::CostLine;
 
-use super::{Closeness, PathKind, Way};
+use super::{PathKind, Way};
 
 /// The cost lines of the paths between two cores.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -62,45 +62,6 @@ pub fn crossing(first: CostLine, second: CostLine) -> u64 {
     }
 }
 
-/// The lines of a machine.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Profile {
-    /// Whether they were measured here.
-    pub measured: bool,
-    shared_cache: Lines,
-    apart: Lines,
-}
-
-impl Profile {
-    /// From lines for both kinds of pairs.
-    pub fn new(measured: bool, shared_cache: Lines, apart: Lines) -> Self {
-        Self { measured, shared_cache, apart }
-    }
-
-    /// The lines between two cores.
-    pub fn lines(&self, closeness: Closeness) -> &Lines {
-        match closeness {
-            Closeness::SharedCache => &self.shared_cache,
-            Closeness::Apart => &self.apart,
-        }
-    }
-
-    /// Values that are sensible for most machines, as measured on a recent server.
-    pub fn built_in() -> Self {
-        let lines = |handover_ns: f64, slower: f64| Lines {
-            handover_ns,
-            eager: CostLine { startup_ns: 1.2 * handover_ns, ns_per_byte: 0.165 * slower },
-            single_cross: CostLine {
-                startup_ns: 3.5 * handover_ns + 500.0,
-                ns_per_byte: 0.05 * slower,
-            },
-            single_near: CostLine { startup_ns: 3.5 * handover_ns, ns_per_byte: 0.04 * slower },
-            pipeline: CostLine { startup_ns: 5.0 * handover_ns, ns_per_byte: 0.1 * slower },
-        };
-        Self::new(false, lines(160.0, 1.0), lines(320.0, 1.6))
-    }
-}
-
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -115,12 +76,5 @@ mod tests {
         assert_eq!(crossing(flat, steep), 0);
         let worse = CostLine { startup_ns: 700.0, ns_per_byte: 0.5 };
         assert_eq!(crossing(flat, worse), u64::MAX);
-    }
-
-    #[test]
-    fn the_built_in_limit_for_eager_messages_is_near_the_papers() {
-        let lines = *Profile::built_in().lines(Closeness::SharedCache);
-        let limit = crossing(lines.eager, lines.single_cross);
-        assert!((4 << 10..=16 << 10).contains(&limit), "{limit}");
     }
 }

@@ -4,12 +4,17 @@
 //! the receiver has a place for it; then the receiver, who knows both sides, decides how it comes
 //! ([`rendezvous`]). Limits come from measured cost lines, and can be set by hand.
 
+mod calibrate;
 pub mod closeness;
+pub mod costs;
 pub mod lines;
+mod profile;
 mod reason;
 
 pub use closeness::Closeness;
-pub use lines::{Lines, Profile};
+pub use costs::{Costs, Measurement};
+pub use lines::Lines;
+pub use profile::Profile;
 pub use reason::Reason;
 
 use crate::wire::INLINE_BYTES;
@@ -104,6 +109,8 @@ pub struct Question {
     pub closeness: Closeness,
     /// Cores that no process of the conversation needs.
     pub spare_cores: usize,
+    /// The sender has a message of this side to fetch, so it will have no time to help.
+    pub sender_is_busy: bool,
 }
 
 /// The decision for one message.
@@ -133,6 +140,19 @@ pub fn eager_limit(facts: &Facts, closeness: Closeness, reachable: bool) -> u64 
 const SMALLEST_EAGER_LIMIT: u64 = 1 << 10;
 const LARGEST_EAGER_LIMIT: u64 = 64 << 10;
 
+/// The smallest message that both sides copy, if both can. `way`: how they get at the memory.
+pub fn cooperative_limit(facts: &Facts, closeness: Closeness, way: Way) -> u64 {
+    let lines = facts.profile.lines(closeness);
+    facts.limits.cooperative_bytes.unwrap_or_else(|| {
+        lines::crossing(lines.single(way), lines.together(way)).max(2 * SMALLEST_CHUNK)
+    })
+}
+
+/// The smallest message in mapped memory that goes to the copy engines, if cores are spare.
+pub fn offload_limit(facts: &Facts) -> u64 {
+    facts.limits.offload_bytes.unwrap_or(facts.l2_bytes)
+}
+
 /// The decision of the sender: `None` if the message must wait for the receiver.
 pub fn at_once(facts: &Facts, bytes: u64, closeness: Closeness, reachable: bool) -> Option<Plan> {
     let plan = |path, reason| {
@@ -157,7 +177,8 @@ pub fn at_once(facts: &Facts, bytes: u64, closeness: Closeness, reachable: bool)
 
 /// The decision of the receiver on a message that waits at the sender.
 pub fn rendezvous(facts: &Facts, question: &Question) -> Plan {
-    let Question { bytes, receiver_reads, sender_writes, closeness, spare_cores } = *question;
+    let Question { bytes, receiver_reads, sender_writes, closeness, spare_cores, sender_is_busy } =
+        *question;
     let plan = |path, reason| {
         let streams = bytes >= facts.stream_bytes;
         let chunk_bytes = match path {
@@ -177,7 +198,7 @@ pub fn rendezvous(facts: &Facts, question: &Question) -> Plan {
     {
         return plan(path, Reason::ByHand);
     }
-    let offload_from = facts.limits.offload_bytes.unwrap_or(facts.l2_bytes);
+    let offload_from = offload_limit(facts);
     let by_hand = facts.limits.offload_bytes.is_some();
     if receiver_reads == Way::Near && bytes >= offload_from && (spare_cores > 0 || by_hand) {
         return plan(PathKind::Offload, Reason::SpareCores { cores: spare_cores, offload_from });
@@ -185,17 +206,19 @@ pub fn rendezvous(facts: &Facts, question: &Question) -> Plan {
     if sender_writes == Way::None {
         return plan(PathKind::Single, Reason::SenderCannotWrite);
     }
-    let lines = facts.profile.lines(closeness);
-    let limit_bytes = facts.limits.cooperative_bytes.unwrap_or_else(|| {
-        let crossing =
-            lines::crossing(lines.single(receiver_reads), lines.together(receiver_reads));
-        crossing.max(2 * SMALLEST_CHUNK)
-    });
+    let limit_bytes = cooperative_limit(facts, closeness, receiver_reads);
     if bytes < limit_bytes {
         return plan(PathKind::Single, Reason::TooSmallToShare { limit_bytes });
     }
+    if sender_is_busy && bytes < BUSY_LIMIT {
+        return plan(PathKind::Single, Reason::SenderIsBusy);
+    }
     plan(PathKind::Cooperative, Reason::BothCopy { limit_bytes })
 }
+
+/// From this size on the two sides of an exchange are hardly done at the same time, and the one
+/// that is helps the other.
+const BUSY_LIMIT: u64 = 2 << 20;
 
 fn is_possible(path: PathKind, question: &Question) -> bool {
     match path {
@@ -233,81 +256,5 @@ pub(crate) fn fragment_bytes(bytes: u64) -> u32 {
     }
 }
 
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    fn facts() -> Facts {
-        let (limits, l2_bytes) = (Limits::default(), 2 << 20);
-        Facts { profile: Profile::built_in(), limits, l2_bytes, stream_bytes: 2 << 20 }
-    }
-
-    fn question(bytes: u64) -> Question {
-        Question {
-            bytes,
-            receiver_reads: Way::Cross,
-            sender_writes: Way::Cross,
-            closeness: Closeness::SharedCache,
-            spare_cores: 0,
-        }
-    }
-
-    #[test]
-    fn growing_messages_take_the_paths_in_order() {
-        let facts = facts();
-        let path = |bytes| {
-            at_once(&facts, bytes, Closeness::SharedCache, true)
-                .unwrap_or_else(|| rendezvous(&facts, &question(bytes)))
-                .path
-        };
-        assert_eq!(path(0), PathKind::Inline);
-        assert_eq!(path(48), PathKind::Inline);
-        assert_eq!(path(49), PathKind::Eager);
-        assert_eq!(path(4096), PathKind::Eager);
-        assert_eq!(path(20 << 10), PathKind::Single);
-        assert_eq!(path(64 << 10), PathKind::Cooperative);
-        assert_eq!(path(5 << 30), PathKind::Cooperative);
-    }
-
-    #[test]
-    fn without_access_everything_large_goes_through_the_pipeline() {
-        let none =
-            Question { receiver_reads: Way::None, sender_writes: Way::None, ..question(1 << 20) };
-        assert_eq!(rendezvous(&facts(), &none).path, PathKind::Pipeline);
-        let reads_only = Question { sender_writes: Way::None, ..question(1 << 20) };
-        assert_eq!(rendezvous(&facts(), &reads_only).path, PathKind::Single);
-    }
-
-    #[test]
-    fn engines_are_used_for_mapped_memory_when_cores_are_spare() {
-        let near = Question { receiver_reads: Way::Near, spare_cores: 2, ..question(64 << 20) };
-        let plan = rendezvous(&facts(), &near);
-        assert_eq!(plan.path, PathKind::Offload);
-        assert!(plan.warm_bytes > 0 && plan.warm_bytes < 64 << 20);
-        let busy = Question { spare_cores: 0, ..near };
-        assert_eq!(rendezvous(&facts(), &busy).path, PathKind::Cooperative);
-    }
-
-    #[test]
-    fn a_path_set_by_hand_is_taken_where_it_is_possible() {
-        let mut facts = facts();
-        facts.limits.path = Some(PathKind::Pipeline);
-        assert_eq!(rendezvous(&facts, &question(1 << 20)).path, PathKind::Pipeline);
-        facts.limits.path = Some(PathKind::Offload);
-        assert_eq!(rendezvous(&facts, &question(1 << 20)).path, PathKind::Cooperative);
-        facts.limits = Limits { eager_bytes: Some(0), ..Limits::default() };
-        assert!(at_once(&facts, 49, Closeness::Apart, true).is_none());
-    }
-
-    #[test]
-    fn chunks_are_never_too_many_for_a_record() {
-        for bytes in [1, 32 << 10, 1 << 20, 5 << 30, 1 << 50] {
-            for way in [Way::Near, Way::Cross] {
-                let chunk = u64::from(cooperative_chunk(bytes, way));
-                if bytes <= 1 << 53 {
-                    assert!(bytes.div_ceil(chunk) <= crate::ring::record::MOST_CHUNKS, "{bytes}");
-                }
-            }
-        }
-    }
-}
+#[cfg(test)]
+mod tests;

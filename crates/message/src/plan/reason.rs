@@ -31,6 +31,8 @@ pub enum Reason {
     },
     /// The sender cannot write the receiver's memory, so it cannot help.
     SenderCannotWrite,
+    /// The sender fetches a message of the receiver at the same time.
+    SenderIsBusy,
     /// Telling the sender where the target is would cost more than its help saves.
     TooSmallToShare {
         /// Below this size.
@@ -70,6 +72,9 @@ impl fmt::Display for Reason {
             ),
             Self::SenderCannotWrite => {
                 write!(f, "the sender may not write the receiver's memory, so it cannot help")
+            }
+            Self::SenderIsBusy => {
+                write!(f, "messages go both ways, so each side copies the one that it receives")
             }
             Self::TooSmallToShare { limit_bytes } => write!(
                 f,

@@ -16,7 +16,7 @@ impl Port {
     /// Connects to a name. A peer that is connected already is simply returned.
     pub(crate) fn connect(&self, name: &str) -> Result<Peer, Error> {
         self.check_fork()?;
-        let mut waiting = {
+        let (mut waiting, before) = {
             let mut state = self.enter();
             if state.closed {
                 return Err(Error::Closed);
@@ -33,16 +33,21 @@ impl Port {
             let dialing =
                 Connecting::start(&socket_name, state.identity, &state.name, allowed, patience)?;
             state.dialing.push(name.to_owned());
-            Some(dialing)
+            (Some(dialing), state.find_name_ever(name))
         };
         let outcome = self.await_answer(&mut waiting);
         let mut state = self.enter();
         state.dialing.retain(|dialed| dialed != name);
-        match outcome? {
-            Met::Here(met) => Ok(state.add(*met)?),
-            Met::Crossed(identity) => {
+        match outcome {
+            Ok(Met::Here(met)) => Ok(state.add(*met)?),
+            Ok(Met::Crossed(identity)) => {
                 drop(state);
                 self.await_identity(identity, name)
+            }
+            // It did not answer, but its own call may have come through meanwhile.
+            Err(error) => {
+                let came = state.find_name_ever(name);
+                came.filter(|peer| Some(*peer) != before).ok_or(error)
             }
         }
     }
@@ -74,7 +79,8 @@ impl Port {
             let mut state = self.enter();
             state.accept_callers();
             state.progress();
-            if let Some(peer) = state.find_identity(identity) {
+            // It may even have come, said all it had to say, and gone.
+            if let Some(peer) = state.find_identity_ever(identity) {
                 return Ok(peer);
             }
             let seconds = state.settings.connect_timeout.as_secs();
@@ -136,6 +142,7 @@ impl State {
         slot.connection = Some(Box::new(Connection {
             wire,
             outbox: VecDeque::new(),
+            announced: 0,
             active: Vec::new(),
             assembling: Assembling::Nothing,
         }));
@@ -173,6 +180,24 @@ impl State {
     /// The connected peer of a name.
     pub(crate) fn find_name(&self, name: &str) -> Option<Peer> {
         self.find_peer(|facts| !facts.name.is_empty() && facts.name == name)
+    }
+
+    /// The peer of a name, although it may have come and gone.
+    pub(crate) fn find_name_ever(&self, name: &str) -> Option<Peer> {
+        self.find_name(name).or_else(|| self.find_gone(|_, last| last == name))
+    }
+
+    /// The same by identity.
+    fn find_identity_ever(&self, identity: Identity) -> Option<Peer> {
+        self.find_identity(identity).or_else(|| self.find_gone(|last, _| last == identity))
+    }
+
+    fn find_gone(&self, is_it: impl Fn(Identity, &str) -> bool) -> Option<Peer> {
+        let matches = |slot: &PeerSlot| {
+            let last = slot.last.as_ref().filter(|_| slot.connection.is_none());
+            last.is_some_and(|(identity, name)| is_it(*identity, name))
+        };
+        self.peers.iter().position(matches).map(|index| self.peer(index))
     }
 
     /// Who a peer is.

@@ -228,6 +228,7 @@ impl State {
             sender_writes: sender_writes(&connection.wire, &receiving.pieces),
             closeness: Closeness::of(core.into(), affinity::current_core()),
             spare_cores,
+            sender_is_busy: connection.announced > 0,
         };
         let mut plan = plan::rendezvous(facts, &question);
         if question.bytes == 0
@@ -300,6 +301,8 @@ impl State {
             Some(error) => Err(error),
         };
         self.operations.finish(sender, outcome);
+        let connection = self.connection(peer);
+        connection.announced = connection.announced.saturating_sub(1);
         Ok(())
     }
 
@@ -324,6 +327,8 @@ impl State {
             return;
         }
         if granted {
+            let connection = self.peers[peer].connection.as_mut().expect("notes come from one");
+            connection.announced = connection.announced.saturating_sub(1);
             self.operations.finish(sender, Err(Error::Cancelled));
         } else {
             sending.stage = SendStage::Announced;

@@ -93,6 +93,8 @@ struct Connection {
     wire: Wire,
     /// Sends that are not yet all in the ring, in order.
     outbox: std::collections::VecDeque<Number>,
+    /// Messages of this side that wait for the peer to fetch them.
+    announced: usize,
     /// Operations with steps to do: claims to make, fragments to send.
     active: Vec<Number>,
     assembling: Assembling,
@@ -103,8 +105,9 @@ struct Connection {
 struct PeerSlot {
     generation: u32,
     connection: Option<Box<Connection>>,
-    /// How the last one ended.
+    /// How the last one ended, and who it was.
     gone: Option<Gone>,
+    last: Option<(Identity, String)>,
     /// Payload bytes and number of kept messages from it, which may outlive it.
     kept_bytes: usize,
     kept_count: usize,
@@ -141,6 +144,8 @@ pub(crate) struct State {
     event: Option<memferry_sys::EventFd>,
     is_signalled: bool,
     last_checked_ns: u64,
+    /// Dropped regions that peers have been told of.
+    drops_told: usize,
 }
 
 /// A port, shared by handles.
@@ -186,6 +191,7 @@ impl Port {
             event: None,
             is_signalled: false,
             last_checked_ns: 0,
+            drops_told: crate::region::drops(),
         };
         Arc::new(Self {
             state: Mutex::new(state),

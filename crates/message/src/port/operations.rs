@@ -53,6 +53,22 @@ pub(crate) struct Operations {
     untaken: usize,
     /// Ends since this was last set to zero.
     pub(crate) ended: usize,
+    /// To be dealt with when nobody holds the lock any more: foreign code may call back.
+    pub(crate) leavings: Vec<Leaving>,
+}
+
+/// What is left to do for an operation that has ended.
+pub(crate) enum Leaving {
+    /// Wake.
+    Wake(Waker),
+    /// Drop.
+    Drop { _operation: Box<Operation> },
+}
+
+impl std::fmt::Debug for Leaving {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Leaving")
+    }
 }
 
 fn split(number: Number) -> (u32, usize) {
@@ -61,7 +77,14 @@ fn split(number: Number) -> (u32, usize) {
 
 impl Operations {
     pub(crate) fn new(most: usize) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), most, untaken: 0, ended: 0 }
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            most,
+            untaken: 0,
+            ended: 0,
+            leavings: Vec::new(),
+        }
     }
 
     /// How many are under way or not yet asked for.
@@ -141,14 +164,13 @@ impl Operations {
         self.untaken += 1;
         self.ended += 1;
         let operation = self.get(number).expect("it was there");
-        if let Some(waker) = operation.waker.take() {
-            waker.wake();
-        }
         if let Some(event) = operation.event.take() {
             event.signal();
         }
-        if operation.detached.is_some() {
-            drop(self.remove(number));
+        let (waker, is_detached) = (operation.waker.take(), operation.detached.is_some());
+        self.leavings.extend(waker.map(Leaving::Wake));
+        if is_detached && let Some(operation) = self.remove(number) {
+            self.leavings.push(Leaving::Drop { _operation: Box::new(operation) });
         }
     }
 

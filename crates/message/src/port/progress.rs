@@ -9,6 +9,7 @@ use crate::connection::Wire;
 use crate::error::{Error, Gone};
 use crate::path::{self, ReceiveStage, SendStage, Step, Tools};
 use crate::plan::PathKind;
+use crate::region;
 use crate::ring::cells::Nonsense;
 use crate::ring::layout::CELLS;
 use crate::wire::{Note, Number};
@@ -33,12 +34,27 @@ impl State {
     /// Does what can be done now. Returns whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
         let mut moved = false;
+        if self.drops_told != region::drops() {
+            self.tell_drops();
+        }
         for peer in 0..self.peers.len() {
             if self.peers[peer].has_something_to_do() {
                 moved |= self.progress_peer(peer);
             }
         }
         moved
+    }
+
+    /// Tells peers which regions of this process are gone, so that they let go of the memory.
+    #[cold]
+    fn tell_drops(&mut self) {
+        self.drops_told = region::drops();
+        for slot in &mut self.peers {
+            if let Some(connection) = &mut slot.connection {
+                connection.wire.unshare_dropped();
+                connection.wire.announce();
+            }
+        }
     }
 
     /// The same for one peer. One that breaks the protocol is lost.
@@ -156,6 +172,7 @@ impl State {
             match path::of(sending.path).send(sending, number, &mut connection.wire)? {
                 Step::Idle => break,
                 Step::Moved if matches!(sending.stage, SendStage::Announced) => {
+                    connection.announced += 1;
                     connection.outbox.pop_front();
                 }
                 Step::Moved => {}
@@ -205,6 +222,8 @@ impl State {
         let Some(mut connection) = self.peers[peer].connection.take() else { return };
         tracing::debug!(peer, ?gone, "lost a peer");
         self.peers[peer].gone = Some(gone.clone());
+        let facts = &connection.wire.peer;
+        self.peers[peer].last = Some((facts.identity, facts.name.clone()));
         let error = Error::PeerGone(gone.clone());
         let belongs = |deed: &Deed| match deed {
             Deed::Send(sending) => sending.peer == peer,

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+/// A process bound to one core is not alone on the machine for that.
+pub(crate) use memferry_sys::affinity::online_cores;
 use memferry_sys::cpu;
 
 use super::copy_profile;
@@ -44,29 +46,18 @@ impl Settings {
     pub(crate) fn facts(&self) -> Facts {
         let copy = copy_profile();
         Facts {
-            profile: Profile::built_in(),
+            profile: Profile::load().clone(),
             limits: self.limits,
             l2_bytes: cpu::facts().l2_bytes as u64,
             stream_bytes: copy.shared_stream_bytes as u64,
         }
     }
 
-    /// How long to look before sleeping, among `processes` that talk to each other: long where
-    /// each has a core of its own, hardly at all where they share cores.
-    pub(crate) fn spin_ns(&self, processes: usize) -> u64 {
+    /// How long to look before sleeping: long where each process of the conversation has a core of
+    /// its own, hardly at all where they share cores.
+    pub(crate) fn spin_ns(&self, crowded: bool) -> u64 {
         const ROOMY: u64 = 50_000;
         const CROWDED: u64 = 2_000;
-        let roomy = processes <= online_cores();
-        self.spin_ns.unwrap_or(if roomy { ROOMY } else { CROWDED })
+        self.spin_ns.unwrap_or(if crowded { CROWDED } else { ROOMY })
     }
-}
-
-/// Cores of the machine: a process bound to one core is not alone on the machine for that.
-pub(crate) fn online_cores() -> usize {
-    use std::sync::OnceLock;
-    static ONLINE: OnceLock<usize> = OnceLock::new();
-    *ONLINE.get_or_init(|| {
-        // SAFETY: reads a number that the C library knows.
-        usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1).max(1)
-    })
 }

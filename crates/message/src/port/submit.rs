@@ -272,7 +272,8 @@ impl State {
         let Some(sending) = operations.sending(number) else { return };
         let Some(connection) = peers[sending.peer].connection.as_mut() else { return };
         match sending.stage {
-            SendStage::Queued => {
+            // It waits for its turn, or is the next and waits for room.
+            SendStage::Queued | SendStage::Streaming { sent: 0, receiver: None, .. } => {
                 connection.outbox.retain(|waiting| *waiting != number);
                 operations.finish(number, Err(Error::Cancelled));
             }

@@ -4,6 +4,7 @@
 //! else moved things tells them. After a while without anything, the sleeper changes to the
 //! descriptors of sockets and processes, which cost nothing while nothing happens.
 
+use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
@@ -14,6 +15,7 @@ use memferry_sys::readiness::Readiness;
 use memferry_sys::sync::lock;
 use memferry_sys::wait_word::{MOST_WORDS, futex_wait_shared, futex_wake_shared};
 
+use super::operations::Leaving;
 use super::{Port, State};
 use crate::error::{ConnectError, Error};
 use crate::ring::attention::{ASLEEP, AWAY};
@@ -25,13 +27,15 @@ const LOOKS: u32 = 200;
 const SLICE: Duration = Duration::from_millis(20);
 /// One sleep while an engine copies.
 const ENGINE_SLICE: Duration = Duration::from_micros(20);
+/// One sleep while a hello is on its way.
+const HELLO_SLICE: Duration = Duration::from_micros(500);
 /// Sleeps on the words without anything before the sleeper goes deeper.
 const SLICES: u32 = 3;
 
 /// The lock, held. When it is let go, whoever waits for what was done is told.
 pub(crate) struct Entered<'a> {
     port: &'a Port,
-    state: MutexGuard<'a, State>,
+    state: ManuallyDrop<MutexGuard<'a, State>>,
 }
 
 impl Deref for Entered<'_> {
@@ -51,12 +55,22 @@ impl DerefMut for Entered<'_> {
 impl Drop for Entered<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.state.operations.ended > 0 {
-            self.state.operations.ended = 0;
+        let state = &mut **self.state;
+        if state.pollers == 0 && state.resting != 0 {
+            self.port.leave_to_others(state);
+        }
+        if state.operations.ended > 0 {
+            state.operations.ended = 0;
             self.port.tell_local();
         }
-        if self.state.resting & AWAY != 0 && self.state.pollers == 0 {
-            self.state.watch_again();
+        let leavings = std::mem::take(&mut state.operations.leavings);
+        // SAFETY: dropped once, here, and not used any more: the lock is free from now on.
+        unsafe { ManuallyDrop::drop(&mut self.state) };
+        for leaving in leavings {
+            match leaving {
+                Leaving::Wake(waker) => waker.wake(),
+                Leaving::Drop { .. } => {}
+            }
         }
     }
 }
@@ -74,7 +88,19 @@ impl Port {
                 state
             }
         };
-        Entered { port: self, state }
+        Entered { port: self, state: ManuallyDrop::new(state) }
+    }
+
+    /// At the end of a call, when others wait: the sleeper goes on with messages that this call
+    /// has begun, and watchers are told of what waits to be taken.
+    #[cold]
+    fn leave_to_others(&self, state: &mut State) {
+        if state.resting & AWAY != 0 {
+            state.watch_again();
+        }
+        if state.has_sleeper && state.has_active() {
+            self.wake_sleeper(state);
+        }
     }
 
     /// Tells threads of this process that something ended or that the sleeper's place is free.
@@ -113,9 +139,10 @@ impl Port {
         let found = 'wait: loop {
             let mut moved_at: Option<Instant> = None;
             loop {
+                let mut moved = false;
                 for turn in 0..LOOKS {
                     if state.progress() {
-                        (moved_at, quiet) = (None, 0);
+                        (moved_at, quiet, moved) = (None, 0, true);
                     }
                     if let Some(found) = look(&mut state) {
                         break 'wait Some(found);
@@ -129,10 +156,9 @@ impl Port {
                 if deadline.is_some_and(|deadline| now >= deadline) {
                     break 'wait None;
                 }
-                let (spin_ns, crowded) =
-                    *limit.get_or_insert_with(|| (state.spin_ns(), state.is_crowded()));
+                let (spin_ns, crowded) = *limit.get_or_insert_with(|| state.patience());
                 let spun = now.duration_since(*moved_at.get_or_insert(now)).as_nanos() as u64;
-                if !spin || spun >= spin_ns {
+                if !moved && (!spin || spun >= spin_ns) {
                     break;
                 }
                 if crowded || self.contenders.load(Ordering::Relaxed) > 0 {
@@ -158,8 +184,14 @@ impl Port {
         deadline: Option<Instant>,
         deeply: bool,
     ) -> Entered<'a> {
-        // Engines do not ring: what they copy is looked at again soon.
-        let longest = if state.is_offloading() { ENGINE_SLICE } else { SLICE };
+        // Engines do not ring, nor does the hello of somebody who calls: looked at again soon.
+        let longest = if state.is_offloading() {
+            ENGINE_SLICE
+        } else if state.listener.as_ref().is_some_and(|listener| listener.has_pending()) {
+            HELLO_SLICE
+        } else {
+            SLICE
+        };
         let deeply = deeply && longest == SLICE;
         let slice = deadline.map_or(longest, |deadline| {
             deadline.saturating_duration_since(Instant::now()).min(longest)
@@ -182,10 +214,11 @@ impl Port {
             let words = state.rest();
             if !state.is_anything_ready() {
                 drop(state);
-                match readiness {
+                match &readiness {
                     Some(readiness) => {
                         let _ = readiness.wait(deadline.map(|_| slice));
                     }
+                    None if words.is_empty() => std::thread::sleep(slice),
                     None => {
                         let words: Vec<_> = words
                             .iter()
@@ -197,6 +230,9 @@ impl Port {
                 state = self.enter();
             }
             state.has_sleeper = false;
+            if readiness.is_some() {
+                state.forget_wake_ups();
+            }
             state.resting = before;
             state.check_peers(true);
             self.tell_local();
@@ -236,12 +272,18 @@ impl Port {
 }
 
 impl State {
-    fn spin_ns(&self) -> u64 {
-        self.settings.spin_ns(self.processes())
+    /// How long to look before sleeping, and whether to let others run meanwhile.
+    fn patience(&self) -> (u64, bool) {
+        let crowded = self.is_crowded();
+        (self.settings.spin_ns(crowded), crowded)
     }
 
+    /// Whether processes of this conversation share cores. One that is bound to a single core is
+    /// taken to have it for itself: whoever bound it will have bound the others elsewhere.
     fn is_crowded(&self) -> bool {
-        self.processes() > super::settings::online_cores()
+        let processes = self.processes();
+        let confined = self.allowed_cores > 1 && processes > self.allowed_cores;
+        confined || processes > super::settings::online_cores()
     }
 
     /// Whether an engine copies for this port.
@@ -314,10 +356,8 @@ impl State {
         let readiness = Arc::new(Readiness::new()?);
         let event = EventFd::new()?;
         readiness.add(event.as_fd(), false)?;
-        if let Some(listener) = &self.listener {
-            for descriptor in listener.descriptors() {
-                readiness.add(descriptor, false)?;
-            }
+        if let Some(listener) = &mut self.listener {
+            readiness.add(listener.watch()?.as_fd(), false)?;
         }
         for connection in self.peers.iter().filter_map(|slot| slot.connection.as_ref()) {
             for descriptor in connection.wire.descriptors() {
@@ -327,6 +367,26 @@ impl State {
         self.event = Some(event);
         self.readiness = Some(readiness.clone());
         Ok(readiness)
+    }
+
+    /// Whether any message has steps to do on this side.
+    fn has_active(&self) -> bool {
+        let mut connections = self.peers.iter().filter_map(|slot| slot.connection.as_ref());
+        connections.any(|connection| !connection.active.is_empty())
+    }
+
+    /// After a deep sleep: what woke the sleeper must not wake it again.
+    fn forget_wake_ups(&mut self) {
+        for peer in 0..self.peers.len() {
+            let Some(connection) = &mut self.peers[peer].connection else { continue };
+            if let Err(nonsense) = connection.wire.drain_socket() {
+                self.lose(peer, crate::error::Gone::Misbehaved(nonsense.0));
+            }
+        }
+        if let Some(event) = &self.event {
+            event.drain();
+            self.is_signalled = false;
+        }
     }
 
     /// For event loops, at the end of every call: takes wake-ups out of the sockets, asks for new

@@ -66,6 +66,13 @@ pub(crate) fn find(address: *const u8, length: usize) -> Option<Arc<Region>> {
     (end <= start + region.length()).then(|| region.clone())
 }
 
+/// How many shareable allocations have been dropped: when it changes, peers must be told.
+pub(crate) fn drops() -> usize {
+    DROPS.load(Ordering::Relaxed)
+}
+
+static DROPS: AtomicUsize = AtomicUsize::new(0);
+
 /// Whether a region still exists.
 pub(crate) fn exists(region: &Region) -> bool {
     let regions = REGIONS.read().unwrap_or_else(PoisonError::into_inner);
@@ -111,6 +118,7 @@ impl Drop for ShareableBuffer {
     fn drop(&mut self) {
         let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
         regions.remove(&(self.region.address() as usize));
+        DROPS.fetch_add(1, Ordering::Relaxed);
         COUNT.store(regions.len(), Ordering::Relaxed);
     }
 }

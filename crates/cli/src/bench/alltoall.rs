@@ -1,0 +1,111 @@
+//! `alltoall`: a message from every process to every process, with as many processes as there are
+//! cores and with more, against MPI.
+
+use super::group::{Camp, MEMFERRY, Patience, Task, Timing};
+use super::measure::set;
+use super::{Bench, Effort};
+use crate::machine::memory_bytes;
+use crate::outcome::Outcome;
+use crate::show::Progress;
+use crate::size;
+
+pub(super) struct Alltoall;
+
+/// Contestants that hold buffers at the same time: two of ours and two of MPI.
+const CONTESTANTS: u64 = 4;
+
+impl Bench for Alltoall {
+    fn name(&self) -> &'static str {
+        "alltoall"
+    }
+
+    fn about(&self) -> &'static str {
+        "A message from each process to each, 2 to 8 processes, against MPI"
+    }
+
+    fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
+        let (groups, sizes) = points(effort);
+        progress.start((groups.len() * (sizes.len() + 1)) as u64 + 1, self.name());
+        progress.step("compiling the peers");
+        let mut outcome = Outcome::new(self.name());
+        let mut camp = Camp::pitch()?;
+        let cores = camp.cores();
+        for members in groups {
+            progress.step(&format!("starting groups of {members}"));
+            let mut field = camp.field(members as usize);
+            for &bytes in &sizes {
+                progress.step(&format!("{members} × {}", size::format(bytes)));
+                if !fits(members, bytes, memory_bytes("MemAvailable")) {
+                    outcome.notes.push(format!(
+                        "{} from each to each of {members} was left out: too little memory.",
+                        size::format(bytes)
+                    ));
+                    continue;
+                }
+                let task = Task::Alltoall { bytes };
+                let rounds = field.contest(task, Patience::of(effort), |_| true);
+                let figure = format!("{members} processes");
+                let total = |timing: &Timing| timing.total_ns;
+                outcome.rows.extend(rounds.rows(&figure, bytes, "ns", total));
+                if let Some(key) = key(members, bytes) {
+                    set(&mut outcome.summary, key, rounds.against_best(MEMFERRY));
+                }
+            }
+        }
+        camp.strike(&mut outcome);
+        outcome.notes.push(format!(
+            "The time of one exchange, over the bytes for each receiver; data is checked before it is \
+             timed. This machine has {cores} cores: with more processes than that, members of ours \
+             share cores that they are bound to, and those of MPI go where the kernel puts them."
+        ));
+        Ok(outcome)
+    }
+}
+
+/// How many members, and how many bytes from each to each.
+fn points(effort: Effort) -> (Vec<u64>, Vec<u64>) {
+    match effort {
+        Effort::Brief => (vec![2, 4], vec![64 << 10, 1 << 20]),
+        Effort::Quick => (vec![2, 4, 8], vec![1 << 10, 64 << 10, 1 << 20]),
+        Effort::Full => (vec![2, 4, 8], (10..=22).step_by(2).map(|shift| 1 << shift).collect()),
+    }
+}
+
+/// Whether the buffers of all contestants take no more than half of what is free.
+fn fits(members: u64, bytes: u64, available: Option<u64>) -> bool {
+    let needed = 2 * members * members * bytes * CONTESTANTS;
+    available.is_none_or(|available| needed <= available / 2)
+}
+
+fn key(members: u64, bytes: u64) -> Option<&'static str> {
+    match (members, bytes) {
+        (2, 0x1_0000) => Some("np2_64k_vs_best"),
+        (2, 0x10_0000) => Some("np2_1m_vs_best"),
+        (4, 0x1_0000) => Some("np4_64k_vs_best"),
+        (4, 0x10_0000) => Some("np4_1m_vs_best"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_effort_measures_what_the_keys_need() {
+        for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
+            let (groups, sizes) = points(effort);
+            let keys = groups
+                .iter()
+                .flat_map(|&members| sizes.iter().filter_map(move |&bytes| key(members, bytes)));
+            assert_eq!(keys.count(), 4, "{effort:?}");
+        }
+    }
+
+    #[test]
+    fn what_would_fill_the_memory_is_left_out() {
+        assert!(fits(8, 1 << 20, Some(8 << 30)));
+        assert!(!fits(8, 4 << 20, Some(2 << 30)));
+        assert!(fits(8, 4 << 20, None));
+    }
+}

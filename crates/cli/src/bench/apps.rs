@@ -1,0 +1,99 @@
+//! `apps`: two whole programs that live on messages, an integer sort and a Fourier transform after
+//! the NAS benchmarks, against the same programs on MPI.
+
+use super::group::{Camp, MEMFERRY, Patience, SHAREABLE, Task, Timing};
+use super::measure::set;
+use super::{Bench, Effort};
+use crate::outcome::Outcome;
+use crate::show::Progress;
+
+pub(super) struct Apps;
+
+struct App {
+    name: &'static str,
+    task: Task,
+    key: &'static str,
+}
+
+const APPS: [App; 2] = [
+    App {
+        name: "integer sort of 4 Mi keys",
+        task: Task::IntegerSort { keys_log2: 22 },
+        key: "is_vs_best",
+    },
+    App {
+        name: "Fourier transform of 128³ points",
+        task: Task::Fourier { points: 128 },
+        key: "ft_vs_best",
+    },
+];
+
+impl Bench for Apps {
+    fn name(&self) -> &'static str {
+        "apps"
+    }
+
+    fn about(&self) -> &'static str {
+        "An integer sort and a Fourier transform over several processes, against the same on MPI"
+    }
+
+    fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
+        progress.start((2 * (APPS.len() + 1)) as u64 + 1, self.name());
+        progress.step("compiling the peers");
+        let mut outcome = Outcome::new(self.name());
+        let mut camp = Camp::pitch()?;
+        let telling = telling_size(camp.cores());
+        for members in sizes(effort, telling) {
+            progress.step(&format!("starting groups of {members}"));
+            let mut field = camp.field(members);
+            for app in APPS {
+                progress.step(&format!("{}, {members} processes", app.name));
+                // Their memory is ordinary: they differ from ours in nothing.
+                let apart = |series: &str| series != SHAREABLE;
+                let rounds = field.contest(app.task, Patience::of(effort), apart);
+                let figure = format!("{}, {members} processes", app.name);
+                let inside = format!("{figure}: inside messages");
+                let total = |timing: &Timing| timing.total_ns;
+                outcome.rows.extend(rounds.rows(&figure, 0, "ns", total));
+                let messages = |timing: &Timing| timing.messages_ns;
+                outcome.rows.extend(rounds.rows(&inside, 0, "ns", messages));
+                if members == telling {
+                    set(&mut outcome.summary, app.key, rounds.against_best(MEMFERRY));
+                }
+            }
+        }
+        camp.strike(&mut outcome);
+        outcome.notes.push(format!(
+            "The keys are for {telling} processes. Every contestant checks its results: keys are \
+             sorted over all processes and none is lost; the transform can be undone and keeps the \
+             energy. The programs on MPI are in C, ours in Rust; both do the same steps without \
+             processor-specific instructions. Times inside messages are those of the first process \
+             and include waiting for the others."
+        ));
+        Ok(outcome)
+    }
+}
+
+/// The number of processes for the keys: as many as there are cores, two or four.
+fn telling_size(cores: usize) -> usize {
+    if cores >= 4 { 4 } else { 2 }
+}
+
+fn sizes(effort: Effort, telling: usize) -> Vec<usize> {
+    if effort == Effort::Brief { vec![telling] } else { vec![2, 4] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keys_are_measured_with_every_effort() {
+        for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
+            for cores in [1, 2, 3, 4, 64] {
+                let telling = telling_size(cores);
+                assert!(sizes(effort, telling).contains(&telling));
+            }
+        }
+    }
+}

@@ -1,0 +1,171 @@
+//! What a distributed program needs of its members: a message from each to each, all at once. Sums
+//! and gatherings over all members are made of it here.
+
+use super::plain::{Plain, bytes_of, bytes_of_mut};
+
+/// One member's way to all others.
+pub(super) trait Exchange {
+    /// This member's number.
+    fn rank(&self) -> usize;
+
+    /// How many members there are.
+    fn size(&self) -> usize;
+
+    /// Sends `sent[rank]` to every member and receives `received[rank]` from it, its own part
+    /// included. Both sides of a pair name the same length.
+    fn exchange(&mut self, sent: &[&[u8]], received: &mut [&mut [u8]]) -> anyhow::Result<()>;
+}
+
+/// Sends the same values to everybody and receives everybody's, in the order of their ranks.
+pub(super) fn gather_all<T: Plain>(
+    members: &mut impl Exchange,
+    own: &[T],
+    all: &mut [T],
+) -> anyhow::Result<()> {
+    assert_eq!(all.len(), own.len() * members.size());
+    let sent = vec![bytes_of(own); members.size()];
+    let mut received: Vec<_> = all.chunks_exact_mut(own.len()).map(bytes_of_mut).collect();
+    members.exchange(&sent, &mut received)
+}
+
+/// Adds up the values of all members, place by place. `all` is for everybody's.
+pub(super) fn sum_all<T: Plain + std::ops::AddAssign>(
+    members: &mut impl Exchange,
+    own: &[T],
+    all: &mut [T],
+    sums: &mut [T],
+) -> anyhow::Result<()> {
+    gather_all(members, own, all)?;
+    let (first, others) = all.split_at(own.len());
+    sums.copy_from_slice(first);
+    for other in others.chunks_exact(own.len()) {
+        for (sum, &value) in sums.iter_mut().zip(other) {
+            *sum += value;
+        }
+    }
+    Ok(())
+}
+
+/// Sends and receives blocks of one length, one for each member, one behind the other.
+pub(super) fn exchange_blocks<T: Plain>(
+    members: &mut impl Exchange,
+    sent: &[T],
+    received: &mut [T],
+) -> anyhow::Result<()> {
+    let block = sent.len() / members.size();
+    let lengths = vec![block; members.size()];
+    exchange_parts(members, (sent, &lengths), (received, &lengths))
+}
+
+/// Sends and receives blocks of given lengths, one for each member, one behind the other.
+pub(super) fn exchange_parts<T: Plain>(
+    members: &mut impl Exchange,
+    (mut sent, sent_lengths): (&[T], &[usize]),
+    (mut received, received_lengths): (&mut [T], &[usize]),
+) -> anyhow::Result<()> {
+    let mut parts = Vec::with_capacity(sent_lengths.len());
+    for &length in sent_lengths {
+        let (part, rest) = sent.split_at(length);
+        parts.push(bytes_of(part));
+        sent = rest;
+    }
+    let mut places = Vec::with_capacity(received_lengths.len());
+    for &length in received_lengths {
+        let (place, rest) = received.split_at_mut(length);
+        places.push(bytes_of_mut(place));
+        received = rest;
+    }
+    members.exchange(&parts, &mut places)
+}
+
+/// Whether every member says yes.
+pub(super) fn all_agree(members: &mut impl Exchange, yes: bool) -> anyhow::Result<bool> {
+    let mut all = vec![0u32; members.size()];
+    gather_all(members, &[u32::from(yes)], &mut all)?;
+    Ok(all.iter().all(|&answer| answer == 1))
+}
+
+/// Members that are threads of one process, for tests of what members do.
+#[cfg(test)]
+pub(super) mod threads {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+
+    use super::Exchange;
+
+    pub(in crate::bench::group) struct Thread {
+        rank: usize,
+        to: Vec<Sender<Vec<u8>>>,
+        from: Vec<Receiver<Vec<u8>>>,
+    }
+
+    impl Exchange for Thread {
+        fn rank(&self) -> usize {
+            self.rank
+        }
+
+        fn size(&self) -> usize {
+            self.to.len()
+        }
+
+        fn exchange(&mut self, sent: &[&[u8]], received: &mut [&mut [u8]]) -> anyhow::Result<()> {
+            for (to, part) in self.to.iter().zip(sent) {
+                to.send(part.to_vec())?;
+            }
+            for (from, place) in self.from.iter().zip(received) {
+                place.copy_from_slice(&from.recv()?);
+            }
+            Ok(())
+        }
+    }
+
+    /// Runs the same on `size` threads that can exchange messages.
+    pub(in crate::bench::group) fn together(size: usize, run: impl Fn(Thread) + Sync) {
+        let mut members: Vec<_> =
+            (0..size).map(|rank| Thread { rank, to: Vec::new(), from: Vec::new() }).collect();
+        for from in 0..size {
+            for to in 0..size {
+                let (sender, receiver) = channel();
+                members[from].to.push(sender);
+                members[to].from.push(receiver);
+            }
+        }
+        std::thread::scope(|scope| {
+            for member in members {
+                scope.spawn(|| run(member));
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::threads::together;
+    use super::*;
+
+    #[test]
+    fn everybody_gets_the_sum_of_all() {
+        together(3, |mut member| {
+            let own = [1, member.rank() as u64];
+            let (mut all, mut sums) = ([0; 6], [0; 2]);
+            sum_all(&mut member, &own, &mut all, &mut sums).unwrap();
+            assert_eq!(sums, [3, 3]);
+            assert!(all_agree(&mut member, true).unwrap());
+            let not_the_last = member.rank() != 2;
+            assert!(!all_agree(&mut member, not_the_last).unwrap());
+        });
+    }
+
+    #[test]
+    fn parts_of_any_length_arrive_in_the_order_of_their_senders() {
+        together(2, |mut member| {
+            let (lengths, rank) = ([1, 2], member.rank());
+            let sent = [10 * rank as u32; 3];
+            let expected = lengths[rank];
+            let mut received = vec![7u32; 2 * expected];
+            let places = (&mut received[..], &[expected; 2][..]);
+            exchange_parts(&mut member, (&sent, &lengths), places).unwrap();
+            assert!(received[..expected].iter().all(|&value| value == 0));
+            assert!(received[expected..].iter().all(|&value| value == 10));
+        });
+    }
+}

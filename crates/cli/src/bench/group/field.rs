@@ -1,0 +1,199 @@
+//! The contestants of a bench: found, compiled and started here, each as a group of so many
+//! processes. One that cannot be had is named as missing, with the reason.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::contest::{Entry, Patience, Rounds, contest};
+use super::cores::Cores;
+use super::floor::{FLOOR, Floor, SINGLE_LINE};
+use super::members::{Group, PATIENCE};
+use super::mpi::{Flavour, Installed};
+use super::scratch::Scratch;
+use super::ucx::Perftest;
+use super::worker::{Kind, commands};
+use super::{Contender, Role, Task};
+use crate::outcome::Outcome;
+
+/// Ours, with memory of any kind.
+pub(in crate::bench) const MEMFERRY: &str = "memferry";
+/// Ours, with memory that the other side maps.
+pub(in crate::bench) const SHAREABLE: &str = "memferry (shareable)";
+/// UCX by its own measuring program, which a bench may leave out where time is short.
+pub(in crate::bench) const UCX: &str = "UCX";
+
+/// Members of ours, by series.
+const OURS: [(&str, Kind); 2] = [(MEMFERRY, Kind::Memferry), (SHAREABLE, Kind::Shareable)];
+
+/// Peers that are libraries inside this program, by the name of their crate.
+#[cfg(feature = "peers")]
+const LIBRARIES: [(&str, Kind); 2] =
+    [("iceoryx2", Kind::Iceoryx), ("ipc-channel", Kind::IpcChannel)];
+/// What this program was built with.
+#[cfg(feature = "peers")]
+const LOCK_FILE: &str = include_str!("../../../../../Cargo.lock");
+
+/// What was found on this machine, and what was not.
+pub(in crate::bench) struct Camp {
+    ground: Ground,
+    missing: Vec<String>,
+    versions: BTreeMap<String, String>,
+}
+
+/// What groups are started with.
+struct Ground {
+    cores: Cores,
+    mpi: Vec<(Flavour, Installed, PathBuf)>,
+    scratch: Scratch,
+}
+
+/// Groups of one size, ready for contests.
+pub(in crate::bench) struct Field<'a> {
+    entries: Vec<Entry>,
+    missing: &'a mut Vec<String>,
+}
+
+impl Camp {
+    /// Looks for the implementations of MPI and compiles our program for each.
+    pub(in crate::bench) fn pitch() -> anyhow::Result<Self> {
+        let scratch = Scratch::new()?;
+        let (mut missing, mut versions) = (Vec::new(), BTreeMap::new());
+        let mut mpi = Vec::new();
+        for flavour in Flavour::ALL {
+            let series = flavour.series();
+            let compiled = flavour.find().and_then(|installed| {
+                versions.insert(series.to_owned(), installed.version.clone());
+                installed.compile(scratch.folder()).map(|member| (flavour, installed, member))
+            });
+            match compiled {
+                Ok(ready) => mpi.push(ready),
+                Err(reason) => missing.push(because(series, &reason)),
+            }
+        }
+        let ground = Ground { cores: Cores::of_this_machine(), mpi, scratch };
+        Ok(Self { ground, missing, versions })
+    }
+
+    /// How many cores there are for members.
+    pub(in crate::bench) fn cores(&self) -> usize {
+        self.ground.cores.whole()
+    }
+
+    /// Ours and MPI in groups of `size`.
+    pub(in crate::bench) fn field(&mut self, size: usize) -> Field<'_> {
+        let mut field = Field { entries: Vec::new(), missing: &mut self.missing };
+        field.enter_groups(&self.ground, size);
+        field
+    }
+
+    /// Ours and everybody else who can send a message to and fro, and the floor.
+    pub(in crate::bench) fn field_of_pairs(&mut self) -> Field<'_> {
+        let mut field = Field { entries: Vec::new(), missing: &mut self.missing };
+        field.enter_groups(&self.ground, 2);
+        let perftest = Perftest::find(&self.ground.cores);
+        if let (Ok(_), Some(version)) = (&perftest, Perftest::version()) {
+            self.versions.insert(UCX.to_owned(), version);
+        }
+        field.enter(UCX, Role::Peer, perftest);
+        #[cfg(feature = "peers")]
+        for (series, kind) in LIBRARIES {
+            let version = locked_version(LOCK_FILE, series).unwrap_or("unknown");
+            self.versions.insert(series.to_owned(), version.to_owned());
+            field.enter(series, Role::Peer, self.ground.start(kind, 2));
+        }
+        #[cfg(not(feature = "peers"))]
+        for series in ["iceoryx2", "ipc-channel"] {
+            let reason = "this program was built without the feature `peers`".to_owned();
+            field.enter(series, Role::Peer, Err::<Group, _>(reason));
+        }
+        for (series, single_line) in [(FLOOR, false), (SINGLE_LINE, true)] {
+            field.enter(series, Role::Floor, Floor::between(&self.ground.cores, single_line));
+        }
+        field
+    }
+
+    /// Writes down who was measured, and who was not.
+    pub(in crate::bench) fn strike(self, outcome: &mut Outcome) {
+        outcome.versions.extend(self.versions);
+        outcome.missing.extend(self.missing);
+    }
+}
+
+impl Ground {
+    /// Starts a group of members made of this program, in a room of its own.
+    fn start(&self, kind: Kind, size: usize) -> Result<Group, String> {
+        let room = self.scratch.room().map_err(|error| format!("no folder: {error}"))?;
+        Group::start(commands(kind, size, &self.cores, &room)?, PATIENCE)
+    }
+}
+
+impl Field<'_> {
+    fn enter_groups(&mut self, ground: &Ground, size: usize) {
+        for (series, kind) in OURS {
+            self.enter(series, Role::Ours, ground.start(kind, size));
+        }
+        for (flavour, installed, member) in &ground.mpi {
+            let group = installed.start(member, size, &ground.cores);
+            self.enter(flavour.series(), Role::Peer, group);
+        }
+    }
+
+    fn enter(
+        &mut self,
+        series: &str,
+        role: Role,
+        contender: Result<impl Contender + 'static, String>,
+    ) {
+        match contender {
+            Ok(contender) => {
+                let (series, contender) = (series.to_owned(), Box::new(contender));
+                self.entries.push(Entry { series, role, contender });
+            }
+            Err(reason) => self.missing.push(because(series, &reason)),
+        }
+    }
+
+    /// Lets those that `takes_part` names do a task in turn.
+    pub(in crate::bench) fn contest(
+        &mut self,
+        task: Task,
+        patience: Patience,
+        takes_part: impl Fn(&str) -> bool,
+    ) -> Rounds {
+        contest(&mut self.entries, self.missing, takes_part, task, patience)
+    }
+}
+
+fn because(series: &str, reason: &str) -> String {
+    if reason == "not installed" { series.to_owned() } else { format!("{series} ({reason})") }
+}
+
+/// The version of a crate in a lock file.
+#[cfg(feature = "peers")]
+fn locked_version<'a>(lock_file: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = lock_file.lines();
+    lines.find(|line| line.strip_prefix("name = ") == Some(&format!("\"{name}\"")))?;
+    Some(lines.next()?.strip_prefix("version = ")?.trim_matches('"'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(feature = "peers")]
+    fn the_versions_of_libraries_are_those_they_were_built_with() {
+        let lock_file = "[[package]]\nname = \"ipc-channel\"\nversion = \"0.20.0\"\n";
+        assert_eq!(locked_version(lock_file, "ipc-channel"), Some("0.20.0"));
+        assert_eq!(locked_version(lock_file, "ipc"), None);
+        for (series, _) in LIBRARIES {
+            assert!(locked_version(LOCK_FILE, series).is_some(), "{series}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_installed_needs_no_reason() {
+        assert_eq!(because("UCX", "not installed"), "UCX");
+        assert_eq!(because("UCX", "no free port"), "UCX (no free port)");
+    }
+}

@@ -1,0 +1,84 @@
+//! Groups of processes that do one thing together on command: the contestants of the benches about
+//! messages. Every group sleeps while it has nothing to do, so that many can live side by side and
+//! be measured in turn, round by round. `field.rs` gathers the contestants, `contest.rs` lets them
+//! run against each other, `worker.rs` is what a member made of this very program does.
+
+mod contest;
+mod cores;
+mod exchange;
+mod field;
+mod floor;
+mod fourier;
+#[cfg(feature = "peers")]
+mod iceoryx;
+mod integer_sort;
+#[cfg(feature = "peers")]
+mod ipc_channel;
+mod members;
+mod messages;
+mod mpi;
+mod order;
+mod ours;
+mod plain;
+mod program;
+mod scratch;
+mod ucx;
+pub(crate) mod worker;
+
+pub(super) use contest::{Patience, Rounds};
+pub(super) use field::{Camp, MEMFERRY, SHAREABLE, UCX};
+pub(super) use floor::{FLOOR, SINGLE_LINE};
+pub(super) use order::{Order, Task, Timing};
+
+/// Something that carries out orders and says how long they took.
+pub(super) trait Contender {
+    /// Carries out an order. After an error it is not asked again.
+    fn carry_out(&mut self, order: Order) -> Result<Timing, String>;
+
+    /// How often it can do a task in a slice of time, found out by trying.
+    fn fit(&mut self, task: Task, slice_ns: f64) -> Result<Fit, String> {
+        let mut iterations = 1;
+        loop {
+            let took_ns = self.carry_out(Order { task, iterations })?.total_ns;
+            let once_ns = took_ns / iterations as f64;
+            // What took long enough is a fair measure of the rest.
+            if took_ns * 4.0 >= slice_ns || iterations >= MOST_ITERATIONS {
+                return Ok(Fit::into(slice_ns, once_ns));
+            }
+            let halfway = (slice_ns / once_ns / 2.0) as u64;
+            iterations = halfway.clamp(2 * iterations, 64 * iterations);
+        }
+    }
+}
+
+/// How often something can be done in a slice of time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Fit {
+    iterations: u64,
+    once_ns: f64,
+}
+
+impl Fit {
+    /// As often as it fits, but at least once.
+    fn into(slice_ns: f64, once_ns: f64) -> Self {
+        Self { iterations: ((slice_ns / once_ns) as u64).clamp(1, MOST_ITERATIONS), once_ns }
+    }
+
+    /// What a turn will take: the iterations and those that warm up.
+    fn turn_ns(self) -> f64 {
+        (self.iterations + order::warm_up_of(self.iterations)) as f64 * self.once_ns
+    }
+}
+
+const MOST_ITERATIONS: u64 = 100_000;
+
+/// What a contestant stands for in a comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Role {
+    /// Memferry.
+    Ours,
+    /// What ours is compared with.
+    Peer,
+    /// What nobody can beat.
+    Floor,
+}

@@ -1,0 +1,98 @@
+//! Programs that may be installed: where they are, what version they say they are, and running one
+//! to its end without waiting for ever.
+
+use std::io::{Read, Seek};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+use std::{env, fs::File};
+
+use rustix::fs::{MemfdFlags, memfd_create};
+
+use super::members::{die_with_parent, end};
+
+/// The first file of this name in the search path.
+pub(super) fn find(name: &str) -> Option<PathBuf> {
+    env::split_paths(&env::var_os("PATH")?)
+        .map(|folder| folder.join(name))
+        .find(|path| path.is_file())
+}
+
+/// What a program wrote to both outputs, if it ended well and in time.
+pub(super) fn output(mut command: Command, patience: Duration) -> Result<String, String> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    // A file instead of a pipe: nobody has to read while the program runs.
+    let mut text = memfd_create("output", MemfdFlags::CLOEXEC).map(File::from).map_err(said)?;
+    let (out, err) = (text.try_clone().map_err(said)?, text.try_clone().map_err(said)?);
+    command.stdin(Stdio::null()).stdout(out).stderr(err);
+    let child = die_with_parent(&mut command, 0).spawn();
+    let mut child = child.map_err(|error| format!("{name} cannot be started: {error}"))?;
+    let deadline = Instant::now() + patience;
+    let status = loop {
+        match child.try_wait().map_err(said)? {
+            Some(status) => break Some(status),
+            None if Instant::now() >= deadline => break None,
+            None => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    if status.is_none() {
+        end(std::slice::from_mut(&mut child), false);
+    }
+    let mut bytes = Vec::new();
+    text.rewind().and_then(|()| text.read_to_end(&mut bytes)).map_err(said)?;
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    let last = text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("");
+    match status {
+        Some(status) if status.success() => Ok(text),
+        Some(status) => Err(format!("{name} failed ({status}): {last}")),
+        None => Err(format!("{name} did not end within {patience:?}")),
+    }
+}
+
+fn said(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// The first word of a text that looks like a version: digits and points.
+pub(super) fn version_in(text: &str) -> Option<&str> {
+    let is_version = |word: &&str| {
+        let begins = word.starts_with(|c: char| c.is_ascii_digit());
+        begins && word.contains('.') && !word.contains('/')
+    };
+    text.split_whitespace().map(|word| word.trim_start_matches('v')).find(is_version)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn script(text: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", text]);
+        command
+    }
+
+    #[test]
+    fn a_program_is_found_where_the_shell_finds_it() {
+        assert!(find("sh").is_some());
+        assert!(find("memferry-no-such-program").is_none());
+    }
+
+    #[test]
+    fn the_output_of_a_program_is_handed_back_or_its_failure_said() {
+        let patience = Duration::from_secs(20);
+        assert_eq!(output(script("echo out; echo err >&2"), patience).unwrap(), "out\nerr\n");
+        let failure = output(script("echo no such host; exit 7"), patience).unwrap_err();
+        assert_eq!(failure, "sh failed (exit status: 7): no such host");
+        let endless = output(script("sleep 1000"), Duration::from_millis(50)).unwrap_err();
+        assert_eq!(endless, "sh did not end within 50ms");
+    }
+
+    #[test]
+    fn a_version_is_found_among_other_words() {
+        assert_eq!(version_in("mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs"), Some("4.1.4"));
+        assert_eq!(version_in("HYDRA build details:\n    Version:      4.0.2"), Some("4.0.2"));
+        assert_eq!(version_in("# Version 1.13.1"), Some("1.13.1"));
+        assert_eq!(version_in("# Library version: none"), None);
+    }
+}

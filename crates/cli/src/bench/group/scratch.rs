@@ -1,0 +1,126 @@
+//! A folder for what contestants leave lying about: compiled programs, sockets, service files. It
+//! goes when the bench goes, with all shared memory that is named after it. A bench that is killed
+//! cannot tidy up, so a janitor waits for its end.
+
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const PREFIX: &str = "memferry-bench-";
+/// Where shared memory has names.
+const SHARED_MEMORY: &str = "/dev/shm";
+/// Reads until the bench ends, however it does, and leaves its children a moment to end too.
+const JANITOR: &str = "trap '' HUP INT TERM; read end; sleep 1; rm -rf -- \"$1\" \"$2\".*";
+
+/// A folder with a name of its own, and the shared memory whose names begin with the same name.
+#[derive(Debug)]
+pub(super) struct Scratch {
+    folder: PathBuf,
+    name: String,
+    rooms: AtomicU32,
+    janitor: Child,
+}
+
+/// A part of the folder for one group, and a name that no other group has.
+#[derive(Debug)]
+pub(super) struct Room {
+    pub(super) folder: PathBuf,
+    pub(super) name: String,
+}
+
+impl Scratch {
+    /// A new folder among the temporary files.
+    pub(super) fn new() -> io::Result<Self> {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        loop {
+            let number = MADE.fetch_add(1, Ordering::Relaxed);
+            let name = format!("{PREFIX}{}-{number}", std::process::id());
+            let folder = std::env::temp_dir().join(&name);
+            match DirBuilder::new().mode(0o700).create(&folder) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => continue,
+                made => made?,
+            }
+            let janitor = hire_janitor(&folder, &name).inspect_err(|_| remove(&folder, &name))?;
+            return Ok(Self { folder, name, rooms: AtomicU32::new(0), janitor });
+        }
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// A folder and a name for one group.
+    pub(super) fn room(&self) -> io::Result<Room> {
+        let number = self.rooms.fetch_add(1, Ordering::Relaxed).to_string();
+        let room =
+            Room { folder: self.folder.join(&number), name: format!("{}.{number}", self.name) };
+        fs::create_dir(&room.folder)?;
+        Ok(room)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        remove(&self.folder, &self.name);
+        let _ = self.janitor.kill().and_then(|()| self.janitor.wait());
+    }
+}
+
+fn hire_janitor(folder: &Path, name: &str) -> io::Result<Child> {
+    Command::new("sh")
+        .args(["-c", JANITOR, "janitor"])
+        .args([folder, &Path::new(SHARED_MEMORY).join(name)])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        // What a terminal sends to the bench is not for the janitor.
+        .process_group(0)
+        .spawn()
+}
+
+fn remove(folder: &Path, name: &str) {
+    let is_ours = |file: &str| file.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
+    for entry in fs::read_dir(SHARED_MEMORY).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(is_ours) {
+            let _ = fs::remove_file(entry.path());
+        }
+    }
+    let _ = fs::remove_dir_all(folder);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    #[test]
+    fn a_scratch_folder_goes_with_its_owner() {
+        let scratch = Scratch::new().unwrap();
+        let (first, second) = (scratch.room().unwrap(), scratch.room().unwrap());
+        assert_ne!(first.name, second.name);
+        fs::write(first.folder.join("something"), "left").unwrap();
+        let folder = scratch.folder().to_owned();
+        assert!(first.folder.starts_with(&folder));
+        drop(scratch);
+        assert!(!folder.exists());
+    }
+
+    #[test]
+    fn the_janitor_tidies_up_after_an_owner_that_cannot() {
+        let mut scratch = Scratch::new().unwrap();
+        let room = scratch.room().unwrap();
+        let shared = Path::new(SHARED_MEMORY).join(format!("{}_segment", room.name));
+        let has_shared_memory = fs::write(&shared, "left").is_ok();
+        // What the janitor sees when its bench is killed.
+        drop(scratch.janitor.stdin.take());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while scratch.folder().exists() || (has_shared_memory && shared.exists()) {
+            assert!(Instant::now() < deadline, "nobody came");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

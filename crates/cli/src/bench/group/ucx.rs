@@ -1,0 +1,133 @@
+//! UCX as a peer: its own `ucx_perftest`, a server and a client started anew for every measurement,
+//! because it has no way to wait for an order.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use super::cores::Cores;
+use super::members::{PATIENCE, die_with_parent, end};
+use super::order::{Order, Task, Timing, warm_up_of};
+use super::{Contender, Fit, program};
+
+const PERFTEST: &str = "ucx_perftest";
+
+/// Starts pairs of `ucx_perftest`.
+#[derive(Debug)]
+pub(super) struct Perftest {
+    cores: [usize; 2],
+}
+
+/// A server that is ended when it goes out of scope.
+struct Server(Child);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        end(std::slice::from_mut(&mut self.0), false);
+    }
+}
+
+impl Perftest {
+    pub(super) fn find(cores: &Cores) -> Result<Self, String> {
+        program::find(PERFTEST).ok_or("not installed")?;
+        Ok(Self { cores: [cores.of_member(0), cores.of_member(1)] })
+    }
+
+    /// The version that the library says it has.
+    pub(super) fn version() -> Option<String> {
+        let mut ask = Command::new("ucx_info");
+        ask.arg("-v");
+        let text = program::output(ask, Duration::from_secs(10)).ok()?;
+        program::version_in(&text).map(str::to_owned)
+    }
+
+    fn command(&self, member: usize, port: u16) -> Command {
+        let mut command = Command::new(PERFTEST);
+        command.args(["-p", &port.to_string(), "-c", &self.cores[member].to_string()]);
+        // Shared memory only: the loopback network is not what is compared.
+        command.env("UCX_TLS", "sm,self").env("UCX_WARN_UNUSED_ENV_VARS", "n");
+        command
+    }
+
+    fn serve(&self, port: u16) -> Result<Server, String> {
+        let mut command = self.command(1, port);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = die_with_parent(&mut command, 0).spawn();
+        child.map(Server).map_err(|error| format!("{PERFTEST} cannot be started: {error}"))
+    }
+}
+
+impl Contender for Perftest {
+    fn carry_out(&mut self, order: Order) -> Result<Timing, String> {
+        let Task::Pingpong { bytes } = order.task else {
+            return Err("can only play pingpong".into());
+        };
+        let port = free_port()?;
+        let mut server = self.serve(port)?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let mut client = self.command(0, port);
+            client.args(["127.0.0.1", "-t", "tag_lat", "-f", "-v"]);
+            for (option, value) in
+                [("-s", bytes), ("-n", order.iterations), ("-w", warm_up_of(order.iterations))]
+            {
+                client.args([option, &value.to_string()]);
+            }
+            match program::output(client, deadline.saturating_duration_since(Instant::now())) {
+                Ok(text) => {
+                    let half_ns = overall_ns(&text).ok_or(format!("said `{}`", text.trim()))?;
+                    return Ok(Timing::of_messages(half_ns * 2.0 * order.iterations as f64));
+                }
+                // The server may not listen yet.
+                Err(reason) if Instant::now() >= deadline => return Err(reason),
+                Err(reason) if !matches!(server.0.try_wait(), Ok(None)) => return Err(reason),
+                Err(_) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        }
+    }
+
+    /// Guessed, because every try would start two processes.
+    fn fit(&mut self, task: Task, slice_ns: f64) -> Result<Fit, String> {
+        let Task::Pingpong { bytes } = task else { return Err("can only play pingpong".into()) };
+        Ok(Fit::into(slice_ns, 2.0 * (600.0 + bytes as f64 / 5.0)))
+    }
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> Result<u16, String> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
+    let address = listener.and_then(|listener| listener.local_addr());
+    address.map(|address| address.port()).map_err(|error| format!("no free port: {error}"))
+}
+
+/// The overall latency in the last line of comma-separated numbers: iterations, a percentile, the
+/// average of the last second, the average of all, in microseconds, then bandwidths.
+fn overall_ns(text: &str) -> Option<f64> {
+    let numbers = |line: &str| {
+        line.split(',').map(|word| word.trim().parse().ok()).collect::<Option<Vec<f64>>>()
+    };
+    let last = text.lines().rev().find_map(numbers)?;
+    last.get(3).map(|overall_us| overall_us * 1000.0).filter(|&ns| ns > 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_overall_latency_is_the_fourth_number_of_the_last_line() {
+        let text = "iterations,50.0_percentile_lat,avg_lat,overall_lat,avg_bw\n\
+                    1000,0.373,0.378,0.381,20.16\n";
+        assert_eq!(overall_ns(text), Some(381.0));
+        assert_eq!(overall_ns("[1:error] connect() failed\n"), None);
+        assert_eq!(overall_ns(""), None);
+    }
+
+    #[test]
+    fn it_plays_nothing_but_pingpong() {
+        let mut perftest = Perftest { cores: [0, 0] };
+        let order = Order { task: Task::Alltoall { bytes: 8 }, iterations: 1 };
+        assert!(perftest.carry_out(order).is_err());
+        assert!(perftest.fit(order.task, 1e6).is_err());
+    }
+}

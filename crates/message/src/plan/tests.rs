@@ -1,0 +1,76 @@
+use super::*;
+
+fn facts() -> Facts {
+    let (limits, l2_bytes) = (Limits::default(), 2 << 20);
+    Facts { profile: Profile::built_in(), limits, l2_bytes, stream_bytes: 2 << 20 }
+}
+
+fn question(bytes: u64) -> Question {
+    Question {
+        bytes,
+        receiver_reads: Way::Cross,
+        sender_writes: Way::Cross,
+        closeness: Closeness::SharedCache,
+        spare_cores: 0,
+        sender_is_busy: false,
+    }
+}
+
+#[test]
+fn growing_messages_take_the_paths_in_order() {
+    let facts = facts();
+    let path = |bytes| {
+        at_once(&facts, bytes, Closeness::SharedCache, true)
+            .unwrap_or_else(|| rendezvous(&facts, &question(bytes)))
+            .path
+    };
+    assert_eq!(path(0), PathKind::Inline);
+    assert_eq!(path(48), PathKind::Inline);
+    assert_eq!(path(49), PathKind::Eager);
+    assert_eq!(path(4096), PathKind::Eager);
+    assert_eq!(path(20 << 10), PathKind::Single);
+    assert_eq!(path(64 << 10), PathKind::Cooperative);
+    assert_eq!(path(5 << 30), PathKind::Cooperative);
+}
+
+#[test]
+fn without_access_everything_large_goes_through_the_pipeline() {
+    let none =
+        Question { receiver_reads: Way::None, sender_writes: Way::None, ..question(1 << 20) };
+    assert_eq!(rendezvous(&facts(), &none).path, PathKind::Pipeline);
+    let reads_only = Question { sender_writes: Way::None, ..question(1 << 20) };
+    assert_eq!(rendezvous(&facts(), &reads_only).path, PathKind::Single);
+}
+
+#[test]
+fn engines_are_used_for_mapped_memory_when_cores_are_spare() {
+    let near = Question { receiver_reads: Way::Near, spare_cores: 2, ..question(64 << 20) };
+    let plan = rendezvous(&facts(), &near);
+    assert_eq!(plan.path, PathKind::Offload);
+    assert!(plan.warm_bytes > 0 && plan.warm_bytes < 64 << 20);
+    let busy = Question { spare_cores: 0, ..near };
+    assert_eq!(rendezvous(&facts(), &busy).path, PathKind::Cooperative);
+}
+
+#[test]
+fn a_path_set_by_hand_is_taken_where_it_is_possible() {
+    let mut facts = facts();
+    facts.limits.path = Some(PathKind::Pipeline);
+    assert_eq!(rendezvous(&facts, &question(1 << 20)).path, PathKind::Pipeline);
+    facts.limits.path = Some(PathKind::Offload);
+    assert_eq!(rendezvous(&facts, &question(1 << 20)).path, PathKind::Cooperative);
+    facts.limits = Limits { eager_bytes: Some(0), ..Limits::default() };
+    assert!(at_once(&facts, 49, Closeness::Apart, true).is_none());
+}
+
+#[test]
+fn chunks_are_never_too_many_for_a_record() {
+    for bytes in [1, 32 << 10, 1 << 20, 5 << 30, 1 << 50] {
+        for way in [Way::Near, Way::Cross] {
+            let chunk = u64::from(cooperative_chunk(bytes, way));
+            if bytes <= 1 << 53 {
+                assert!(bytes.div_ceil(chunk) <= crate::ring::record::MOST_CHUNKS, "{bytes}");
+            }
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Calls that make no sense, or come too late, or too early: each has a defined result.
+
+mod support;
+
+use std::io::IoSlice;
+
+use memferry_message::{
+    Builder, ConnectError, Endpoint, Error, Job, Link, Listener, MOST_PIECES, Piece, Source,
+    TAG_ALL, TAG_ANY, ValidationError,
+};
+use support::memory::pattern;
+use support::traces::Folder;
+use support::{pair, process, raw_peer, unique, until};
+
+#[test]
+fn a_peer_of_another_endpoint_is_unknown() {
+    let (ours, others) = (pair(&Builder::new()), pair(&Builder::new()));
+    let unknown = Err(Error::Validation(ValidationError::UnknownPeer));
+    assert_eq!(ours.here.send(others.to_there, 0, b"x"), unknown);
+    let mut buffer = [0; 1];
+    let received = ours.here.recv(others.to_there, 0, TAG_ANY, &mut buffer);
+    assert_eq!(received.map(drop), unknown);
+    assert_eq!(ours.here.name_of(others.to_there).map(drop), unknown);
+    assert_eq!(ours.here.reach(others.to_there).map(drop), unknown);
+}
+
+#[test]
+fn a_closed_endpoint_says_so() {
+    let sides = pair(&Builder::new());
+    let (clone, to_there) = (sides.here.clone(), sides.to_there);
+    let mut waiting = sides.here.irecv(to_there, 0, TAG_ANY, vec![0; 8]).unwrap();
+    let mut pending = sides.here.isend(to_there, 0, pattern(1 << 20, 1)).unwrap();
+    assert!(!waiting.is_done() && !pending.is_done());
+    clone.close();
+    assert_eq!(waiting.wait().unwrap_err().error, Error::Closed);
+    let failed = pending.wait().unwrap_err();
+    assert_eq!(failed.error, Error::Closed);
+    assert!(failed.buffer == pattern(1 << 20, 1), "the buffer comes back");
+    assert_eq!(sides.here.send(to_there, 0, b"x"), Err(Error::Closed));
+    assert_eq!(sides.here.recv(Source::Any, 0, TAG_ANY, &mut [0; 1]), Err(Error::Closed));
+    assert_eq!(sides.here.probe(Source::Any, 0, TAG_ANY), Err(Error::Closed));
+    assert_eq!(sides.here.connect("somebody"), Err(Error::Closed));
+    assert!(sides.here.peers().is_empty());
+    let error = sides.there.recv(sides.to_here, 0, TAG_ANY, &mut [0; 1]).unwrap_err();
+    assert!(matches!(error, Error::PeerGone(_)), "{error}");
+}
+
+#[test]
+fn messages_of_no_length_arrive() {
+    let sides = pair(&Builder::new());
+    sides.here.send(sides.to_there, 7, &[]).unwrap();
+    sides.here.send(sides.to_there, 8, &[IoSlice::new(&[]), IoSlice::new(&[])][..]).unwrap();
+    // SAFETY: no memory at all.
+    unsafe { sides.here.isend_raw(sides.to_there, 9, std::ptr::null(), 0) }
+        .unwrap()
+        .wait()
+        .unwrap();
+    // SAFETY: as above.
+    unsafe { sides.here.isend_pieces(sides.to_there, 10, &[]) }.unwrap().wait().unwrap();
+    for tag in 7..=10 {
+        let received = sides.there.recv(sides.to_here, tag, TAG_ALL, &mut []).unwrap();
+        assert_eq!((received.tag, received.length), (tag, 0));
+    }
+}
+
+#[test]
+fn a_null_pointer_with_a_length_is_refused() {
+    let sides = pair(&Builder::new());
+    let refused = Error::Validation(ValidationError::NullPointer(5));
+    // SAFETY: refused before anybody looks at the memory.
+    let sent = unsafe { sides.here.isend_raw(sides.to_there, 0, std::ptr::null(), 5) };
+    assert_eq!(sent.unwrap_err(), refused);
+    // SAFETY: as above.
+    let received =
+        unsafe { sides.here.irecv_raw(Source::Any, 0, TAG_ANY, std::ptr::null_mut(), 5) };
+    assert_eq!(received.unwrap_err(), refused);
+}
+
+#[test]
+fn too_many_pieces_are_refused_and_as_many_as_may_be_arrive() {
+    let sides = pair(&Builder::new());
+    let mut bytes = pattern(100 * MOST_PIECES, 4);
+    let at = bytes.as_mut_ptr();
+    for piece_bytes in [3, 100] {
+        let piece = |index| Piece::source(at.wrapping_add(piece_bytes * index), piece_bytes);
+        let pieces: Vec<_> = (0..MOST_PIECES).map(piece).collect();
+        let length = piece_bytes * MOST_PIECES;
+        // SAFETY: the bytes live and stay as they are until the end of the test.
+        let mut send = unsafe { sides.here.isend_pieces(sides.to_there, 0, &pieces) }.unwrap();
+        let mut receive = sides.there.irecv(sides.to_here, 0, TAG_ANY, vec![0; length]).unwrap();
+        sides.finish(&mut [&mut send, receive.operation()]);
+        assert!(receive.wait().unwrap().1 == bytes[..length]);
+    }
+    let too_many = vec![Piece::source(at, 1); MOST_PIECES + 1];
+    // SAFETY: refused before anybody looks at the memory.
+    let error = unsafe { sides.here.isend_pieces(sides.to_there, 0, &too_many) }.unwrap_err();
+    assert_eq!(error, Error::Validation(ValidationError::TooManyPieces(MOST_PIECES + 1)));
+    let too_long = [Piece::source(at, usize::MAX), Piece::source(at, usize::MAX)];
+    // SAFETY: as above.
+    let error = unsafe { sides.here.isend_pieces(sides.to_there, 0, &too_long) }.unwrap_err();
+    assert_eq!(error, Error::Validation(ValidationError::TooLong));
+}
+
+#[test]
+fn two_receives_into_the_same_memory_both_end_and_touch_nothing_else() {
+    let sides = pair(&Builder::new());
+    let mut memory = support::memory::Guarded::plain(100_000);
+    let at = memory.address();
+    // SAFETY: the memory lives until both are over; that two receives share a part of it leaves
+    // bytes that nobody relies on.
+    let (mut one, mut other) = unsafe {
+        let one = sides.there.irecv_raw(sides.to_here, 1, TAG_ALL, at, 70_000).unwrap();
+        (one, sides.there.irecv_raw(sides.to_here, 2, TAG_ALL, at.add(30_000), 70_000).unwrap())
+    };
+    let (first, second) = (pattern(70_000, 1), pattern(70_000, 2));
+    sides.here.scope(|scope| {
+        let mut sends = [
+            scope.isend(sides.to_there, 1, &first).unwrap(),
+            scope.isend(sides.to_there, 2, &second).unwrap(),
+        ];
+        let [a, b] = &mut sends;
+        sides.finish(&mut [&mut one, &mut other, a.operation(), b.operation()]);
+    });
+    assert!(one.wait().is_ok() && other.wait().is_ok());
+    memory.check_guards();
+    assert!(memory.bytes()[..30_000] == first[..30_000]);
+    assert!(memory.bytes()[70_000..] == second[40_000..]);
+}
+
+#[test]
+fn names_and_ranks_that_make_no_sense_are_refused() {
+    let name = unique("taken");
+    let _holder = Endpoint::open(&name).unwrap();
+    let in_use = Error::Connect(ConnectError::NameInUse(name.clone()));
+    assert_eq!(Endpoint::open(&name).unwrap_err(), in_use);
+    assert_eq!(Listener::bind(&name).unwrap_err(), in_use);
+    let folder = Folder::new("names");
+    let path = folder.file("socket");
+    let _file_holder = Endpoint::open(&path).unwrap();
+    let in_use = Error::Connect(ConnectError::NameInUse(path.clone()));
+    assert_eq!(Endpoint::open(&path).unwrap_err(), in_use);
+    assert!(Endpoint::open(&folder.file("no such folder/socket")).is_err());
+    assert!(Endpoint::open(&"long".repeat(100)).is_err());
+    let error = Job::join("job", 3, 3).unwrap_err();
+    assert_eq!(error, Error::Validation(ValidationError::Rank { rank: 3, size: 3 }));
+    assert!(Builder::new().allow_user("no such user, surely").open(&unique("user")).is_err());
+}
+
+#[test]
+fn connecting_to_nobody_says_so_at_once() {
+    let endpoint = Endpoint::open(&unique("lonely")).unwrap();
+    let folder = Folder::new("nobody");
+    for name in [unique("nobody"), folder.file("nobody")] {
+        let nobody = Error::Connect(ConnectError::NobodyListens(name.clone()));
+        assert_eq!(endpoint.connect(&name).unwrap_err(), nobody);
+        assert_eq!(Link::connect(&name).unwrap_err(), nobody);
+    }
+}
+
+#[test]
+fn somebody_who_never_answers_is_given_up() {
+    use memferry_sys::packet_socket::{PacketListener, SocketName};
+    let name = unique("mute");
+    let _mute = PacketListener::bind(&SocketName::parse(&name)).unwrap();
+    let patience = std::time::Duration::from_millis(50);
+    let endpoint = Builder::new().connect_timeout(patience).open(&unique("asking")).unwrap();
+    let error = endpoint.connect(&name).unwrap_err();
+    assert_eq!(error, Error::Connect(ConnectError::NoAnswer { name, seconds: 0 }));
+}
+
+#[test]
+fn somebody_who_speaks_another_protocol_is_told_apart() {
+    use memferry_sys::packet_socket::{PacketListener, SocketName};
+    let name = unique("stranger");
+    let stranger = PacketListener::bind(&SocketName::parse(&name)).unwrap();
+    let endpoint = Endpoint::open(&unique("asking")).unwrap();
+    let error = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| endpoint.connect(&name).unwrap_err());
+        let mut socket = None;
+        until("the call comes", || {
+            socket = stranger.accept().ok();
+            socket.is_some()
+        });
+        let socket = socket.unwrap();
+        raw_peer::answer(&socket).unwrap();
+        socket.send(b"good day, who are you?", &[]).unwrap();
+        connecting.join().unwrap()
+    });
+    assert!(matches!(error, Error::Connect(ConnectError::Refused(..))), "{error}");
+}
+
+#[test]
+fn the_file_of_a_crashed_process_is_taken_over() {
+    let folder = Folder::new("crashed");
+    let path = folder.file("socket");
+    let mut command = process::command("holder");
+    let mut child = process::Child::spawn(command.env("MEMFERRY_TEST_NAME", &path));
+    until("the name is taken", || std::path::Path::new(&path).exists());
+    let endpoint = Endpoint::open(&unique("survivor")).unwrap();
+    // It answers nobody, so this only shows that somebody listens.
+    until("it listens", || {
+        memferry_sys::packet_socket::PacketSocket::connect(
+            &memferry_sys::packet_socket::SocketName::parse(&path),
+        )
+        .is_ok()
+    });
+    assert!(Endpoint::open(&path).is_err());
+    child.kill();
+    let nobody = Error::Connect(ConnectError::NobodyListens(path.clone()));
+    assert_eq!(endpoint.connect(&path).unwrap_err(), nobody);
+    let successor = Builder::new().background(true).open(&path).unwrap();
+    endpoint.connect(&path).unwrap();
+    successor.close();
+    assert!(folder.contents().is_empty(), "{:?}", folder.contents());
+}
+
+#[test]
+fn other_processes_begin_here() {
+    if process::role().is_some() {
+        let _endpoint = Endpoint::open(&process::setting("MEMFERRY_TEST_NAME")).unwrap();
+        loop {
+            std::thread::park();
+        }
+    }
+}

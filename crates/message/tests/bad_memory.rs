@@ -1,0 +1,142 @@
+//! Memory that is not there, and memory of a process that is not this one.
+
+mod support;
+
+use memferry_message::plan::PathKind;
+use memferry_message::{Builder, Error, Source, TAG_ALL, TAG_ANY, Who};
+use support::memory::pattern;
+use support::traces::Folder;
+use support::{Pair, pair, unique};
+
+const LENGTH: usize = 4 << 20;
+
+/// A mapping with a hole in the middle. What is in the hole cannot be read or written.
+struct Holed(*mut u8);
+
+impl Holed {
+    fn new() -> Self {
+        let (access, kind) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh mapping; then a hole in it, which nothing uses.
+        let start = unsafe {
+            let start = libc::mmap(std::ptr::null_mut(), LENGTH, access, kind, -1, 0);
+            assert_ne!(start, libc::MAP_FAILED);
+            assert_eq!(libc::mprotect(start.add(LENGTH / 2), 64 << 10, libc::PROT_NONE), 0);
+            start
+        };
+        Self(start.cast())
+    }
+}
+
+impl Drop for Holed {
+    fn drop(&mut self) {
+        // SAFETY: what `new` mapped, and no message is under way.
+        unsafe { libc::munmap(self.0.cast(), LENGTH) };
+    }
+}
+
+fn paths() -> [Builder; 2] {
+    [PathKind::Single, PathKind::Cooperative].map(|path| Builder::new().path(path))
+}
+
+/// The connection is as good as before.
+fn check_still_connected(sides: &Pair) {
+    let message = pattern(1 << 20, 5);
+    let mut send = sides.here.isend(sides.to_there, 9, message.clone()).unwrap();
+    let mut receive = sides.there.irecv(sides.to_here, 9, TAG_ALL, vec![0; 1 << 20]).unwrap();
+    sides.finish(&mut [send.operation(), receive.operation()]);
+    assert!(receive.wait().unwrap().1 == message);
+}
+
+#[test]
+fn a_source_that_is_gone_is_reported_to_both_sides() {
+    for builder in paths() {
+        let (sides, source) = (pair(&builder), Holed::new());
+        // SAFETY: the memory stays as it is until the operation is over; that it has a hole is
+        // what is tested, on paths that leave the copy to the kernel.
+        let mut send =
+            unsafe { sides.here.isend_raw(sides.to_there, 1, source.0, LENGTH) }.unwrap();
+        let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; LENGTH]).unwrap();
+        sides.finish(&mut [&mut send, receive.operation()]);
+        assert_eq!(send.wait(), Err(Error::BadMemory(Who::Ours)));
+        assert_eq!(receive.wait().unwrap_err().error, Error::BadMemory(Who::Theirs));
+        check_still_connected(&sides);
+    }
+}
+
+#[test]
+fn a_target_that_is_gone_is_reported_to_both_sides() {
+    for builder in paths() {
+        let (sides, target) = (pair(&builder), Holed::new());
+        let mut send = sides.here.isend(sides.to_there, 1, pattern(LENGTH, 2)).unwrap();
+        // SAFETY: as above, and nobody else accesses the memory.
+        let mut receive =
+            unsafe { sides.there.irecv_raw(sides.to_here, 1, TAG_ALL, target.0, LENGTH) }.unwrap();
+        sides.finish(&mut [send.operation(), &mut receive]);
+        assert_eq!(send.wait().unwrap_err().error, Error::BadMemory(Who::Theirs));
+        assert_eq!(receive.wait(), Err(Error::BadMemory(Who::Ours)));
+        check_still_connected(&sides);
+    }
+}
+
+/// Runs `child` in a fork of this process; it says whether all was as expected.
+fn in_fork(child: impl FnOnce() -> bool) {
+    // SAFETY: the child only calls the library, which says that it is not its process, and leaves
+    // by `_exit`.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let fine = std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)).unwrap_or(false);
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    assert_eq!(status, 0, "the child got another answer");
+}
+
+#[test]
+fn a_forked_child_is_told_that_it_is_not_the_owner() {
+    let sides = pair(&Builder::new());
+    let mut waiting = sides.there.irecv(sides.to_here, 3, TAG_ALL, vec![0; 4]).unwrap();
+    in_fork(|| {
+        let (endpoint, peer) = (&sides.here, sides.to_there);
+        let forked = |result: Result<(), Error>| result == Err(Error::Forked);
+        forked(endpoint.send(peer, 0, b"x"))
+            && forked(endpoint.recv(Source::Any, 0, TAG_ANY, &mut [0; 1]).map(drop))
+            && forked(endpoint.isend(peer, 0, vec![1]).map(drop).map_err(|failed| failed.error))
+            && forked(endpoint.connect("x").map(drop))
+            && forked(endpoint.myself().map(drop))
+            && forked(endpoint.iprobe(Source::Any, 0, TAG_ANY).map(drop))
+            && forked(endpoint.watch().map(drop))
+            && waiting.operation().test() == Some(Err(Error::Forked))
+            && !endpoint.progress()
+            && !endpoint.progress_timeout(std::time::Duration::ZERO)
+    });
+    sides.here.send(sides.to_there, 3, b"well").unwrap();
+    sides.finish(&mut [waiting.operation()]);
+    assert_eq!(waiting.wait().unwrap().1, b"well");
+}
+
+#[test]
+fn a_forked_child_that_drops_an_endpoint_takes_nothing_from_its_parent() {
+    let folder = Folder::new("forked");
+    let path = folder.file("socket");
+    let endpoint = Builder::new().open(&path).unwrap();
+    let mut owned = Some(endpoint.clone());
+    in_fork(|| {
+        drop(owned.take());
+        // The last handle of the child's copy.
+        // SAFETY: the child never looks at the handle of the parent again: it leaves by `_exit`.
+        drop(unsafe { std::ptr::read(&endpoint) });
+        true
+    });
+    drop(owned);
+    assert_eq!(folder.contents(), ["socket"], "the name is still the parent's");
+    let other = Builder::new().background(true).open(&unique("other")).unwrap();
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| other.connect(&path).unwrap());
+        support::until("it has connected", || endpoint.peers().len() == 1);
+        connecting.join().unwrap();
+    });
+}

@@ -1,0 +1,135 @@
+//! Taking operations back: before anybody has met them they end as cancelled, after that as if
+//! nothing had been asked.
+
+mod support;
+
+use memferry_message::{Builder, Error, Operation, Source, TAG_ALL, TAG_ANY};
+use support::memory::pattern;
+use support::{pair, until};
+
+#[test]
+fn a_receive_that_nobody_met_is_cancelled_and_takes_no_message() {
+    let sides = pair(&Builder::new());
+    let mut receive = sides.there.irecv(sides.to_here, 5, TAG_ALL, vec![0; 10]).unwrap();
+    receive.operation().cancel();
+    assert_eq!(receive.wait().unwrap_err().error, Error::Cancelled);
+    sides.here.send(sides.to_there, 5, b"later").unwrap();
+    let mut buffer = [0; 5];
+    sides.there.recv(sides.to_here, 5, TAG_ALL, &mut buffer).unwrap();
+    assert_eq!(&buffer, b"later");
+}
+
+#[test]
+fn a_send_that_nobody_met_is_cancelled_and_arrives_nowhere() {
+    let sides = pair(&Builder::new());
+    let mut send = sides.here.isend(sides.to_there, 5, pattern(1 << 20, 1)).unwrap();
+    sides.settle();
+    assert!(!send.is_done());
+    assert!(sides.there.iprobe(Source::Any, 5, TAG_ALL).unwrap().is_some());
+    send.operation().cancel();
+    sides.finish(&mut [send.operation()]);
+    let failed = send.wait().unwrap_err();
+    assert_eq!(failed.error, Error::Cancelled);
+    assert!(failed.buffer == pattern(1 << 20, 1));
+    assert!(sides.there.iprobe(Source::Any, 5, TAG_ALL).unwrap().is_none());
+}
+
+#[test]
+fn cancelling_after_the_two_have_met_changes_nothing() {
+    for size in [20, 5000, 100_000, 5 << 20] {
+        for builder in [Builder::new(), Builder::new().cross_memory(false)] {
+            let sides = pair(&builder);
+            let mut receive = sides.there.irecv(sides.to_here, 5, TAG_ALL, vec![0; size]).unwrap();
+            let mut send = sides.here.isend(sides.to_there, 5, pattern(size, 3)).unwrap();
+            sides.there.progress();
+            receive.operation().cancel();
+            send.operation().cancel();
+            sides.finish(&mut [send.operation(), receive.operation()]);
+            send.wait().unwrap();
+            let (received, buffer) = receive.wait().unwrap();
+            assert_eq!(received.length, size as u64);
+            assert!(buffer == pattern(size, 3));
+        }
+    }
+}
+
+#[test]
+fn a_send_that_waits_for_room_is_cancelled_and_the_others_stay_in_order() {
+    // Nobody reads, so the ring fills up: with cells, or with bytes.
+    for size in [30, 4000] {
+        let sides = pair(&Builder::new());
+        let mut sends: Vec<_> = (0..600u64)
+            .map(|tag| sides.here.isend(sides.to_there, tag, pattern(size, tag)).unwrap())
+            .collect();
+        let first = sends.iter_mut().position(|send| !send.is_done()).unwrap();
+        assert!(first < 500, "the ring has no end");
+        let cancelled = [first as u64, first as u64 + 1, 550];
+        for tag in cancelled {
+            sends[tag as usize].operation().cancel();
+        }
+        for tag in cancelled {
+            let outcome = sends[tag as usize].operation().test();
+            assert_eq!(outcome, Some(Err(Error::Cancelled)), "nothing of {tag} was sent");
+        }
+        let sides = &sides;
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                for send in sends {
+                    match send.wait() {
+                        Ok((sent, _)) => assert!(!cancelled.contains(&sent.tag)),
+                        Err(failed) => assert_eq!(failed.error, Error::Cancelled),
+                    }
+                }
+            });
+            let mut last = None;
+            while last != Some(599) {
+                let mut buffer = vec![0; size];
+                let received = sides.there.recv(sides.to_here, 0, TAG_ANY, &mut buffer).unwrap();
+                assert!(last < Some(received.tag) && !cancelled.contains(&received.tag));
+                assert!(buffer == pattern(size, received.tag));
+                last = Some(received.tag);
+            }
+        });
+    }
+}
+
+#[test]
+fn a_scope_takes_back_what_nobody_met() {
+    let sides = pair(&Builder::new().background(true));
+    let (mut buffer, message) = (vec![0; 100], pattern(1 << 20, 8));
+    sides.here.scope(|scope| {
+        scope.irecv(sides.to_there, 1, TAG_ALL, &mut buffer).unwrap();
+        scope.isend(sides.to_there, 2, &message).unwrap();
+        until("the other side knows of it", || {
+            sides.there.iprobe(Source::Any, 2, TAG_ALL).unwrap().is_some()
+        });
+    });
+    assert!(sides.there.iprobe(Source::Any, 2, TAG_ALL).unwrap().is_none());
+    sides.there.send(sides.to_here, 1, b"nobody wants this now").unwrap();
+    assert!(buffer.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn dropped_handles_keep_their_promise() {
+    let sides = pair(&Builder::new());
+    // A dropped receive takes no message; a dropped send still arrives.
+    drop(sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 100_000]).unwrap());
+    drop(sides.here.isend(sides.to_there, 1, pattern(100_000, 1)).unwrap());
+    let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 100_000]).unwrap();
+    sides.finish(&mut [receive.operation()]);
+    assert!(receive.wait().unwrap().1 == pattern(100_000, 1));
+    sides.settle();
+}
+
+#[test]
+fn an_operation_that_is_over_can_be_cancelled_and_asked_again() {
+    let sides = pair(&Builder::new());
+    sides.here.send(sides.to_there, 1, b"once").unwrap();
+    let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 4]).unwrap();
+    let operation: &mut Operation = receive.operation();
+    let outcome = operation.wait();
+    operation.cancel();
+    assert_eq!(operation.test(), Some(outcome.clone()));
+    assert_eq!(operation.wait(), outcome);
+    assert_eq!(Operation::wait_any(&mut [operation]), 0);
+}

@@ -1,0 +1,240 @@
+//! Processes that are killed in the middle of everything, a thousand of them: whoever talks to them
+//! learns of it soon, keeps its memory, and is left with nothing of theirs.
+
+mod support;
+
+use std::os::unix::process::ExitStatusExt;
+use std::time::{Duration, Instant};
+
+use memferry_message::{Builder, Endpoint, Error};
+use support::memory::{Guarded, fill, first_wrong};
+use support::process::{self, Child, setting};
+use support::talk::{KINDS, Kind, Talk};
+use support::traces::{Folder, holdings, named_memory};
+use support::{PATIENCE, Random, alone, say, unique, until};
+
+/// Killed for each kind of message, so many at a time.
+const BATCHES: usize = 18;
+const AT_A_TIME: usize = 6;
+/// What is found in memory that nobody writes to any more.
+const MARKER: u64 = 77;
+
+/// A process that talks until it is killed.
+struct Victim {
+    name: String,
+    child: Child,
+    seed: u64,
+    talk: Option<Talk>,
+    kill_at: Option<Instant>,
+}
+
+/// The end of the operations with one killed process.
+struct Account {
+    slowest: Duration,
+    late: usize,
+    killed: usize,
+    messages: u64,
+}
+
+/// Which of the two sends: the seed says it, to both.
+fn roles(seed: u64) -> (usize, usize) {
+    [(0, 2), (2, 0), (2, 2)][seed as usize % 3]
+}
+
+fn spawn(kind: usize, number: usize, survivor: &str, folder: &Folder, seed: u64) -> Victim {
+    let name = unique("victim");
+    // Every other one has a name in the file system.
+    let name = if number % 2 == 0 { name } else { folder.file(&name) };
+    let mut command = process::command("traffic");
+    command
+        .env("TMPDIR", folder.path())
+        .env("MEMFERRY_TEST_KIND", kind.to_string())
+        .env("MEMFERRY_TEST_NAME", &name)
+        .env("MEMFERRY_TEST_SURVIVOR", survivor)
+        .env("MEMFERRY_TEST_SEED", seed.to_string());
+    let child = Child::spawn(&mut command);
+    Victim { name, child, seed, talk: None, kill_at: None }
+}
+
+/// The life of a victim: connects, and talks for ever.
+fn traffic() {
+    let kind = KINDS[setting("MEMFERRY_TEST_KIND").parse::<usize>().unwrap()];
+    let seed: u64 = setting("MEMFERRY_TEST_SEED").parse().unwrap();
+    let endpoint = kind.builder().open(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    let peer = endpoint.connect(&setting("MEMFERRY_TEST_SURVIVOR")).unwrap();
+    let (sends, receives) = roles(seed);
+    let mut talk = Talk::begin((&endpoint, peer), kind, seed, sends, receives).unwrap();
+    loop {
+        talk.step().unwrap();
+        talk.pause(Duration::from_micros(200));
+    }
+}
+
+impl Victim {
+    /// Talks to it, kills it when it is time. Returns the memory of all messages when it is over.
+    fn go_on(
+        &mut self,
+        endpoint: &Endpoint,
+        kind: Kind,
+        random: &mut Random,
+        account: &mut Account,
+    ) -> Option<Vec<Guarded>> {
+        let Some(talk) = &mut self.talk else {
+            self.meet(endpoint, kind, random);
+            return None;
+        };
+        talk.step().unwrap();
+        if self.kill_at.is_none_or(|moment| Instant::now() < moment) {
+            return None;
+        }
+        let status = self.child.kill();
+        let killed_at = Instant::now();
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "it failed by itself: {status}");
+        until("all operations with a dead peer end", || talk.pending() == 0);
+        let took = killed_at.elapsed();
+        account.slowest = account.slowest.max(took);
+        account.late += usize::from(took > Duration::from_millis(100));
+        account.killed += 1;
+        let talk = self.talk.take().unwrap();
+        account.messages += talk.done;
+        let check = |(outcome, memory): (Result<_, Error>, Guarded)| {
+            let fine = matches!(outcome, Ok(_) | Err(Error::PeerGone(_)));
+            assert!(fine, "another error: {outcome:?}");
+            memory.check_guards();
+            memory
+        };
+        Some(talk.end().into_iter().map(check).collect())
+    }
+
+    /// Begins to talk as soon as it has connected, and chooses the moment of its death.
+    fn meet(&mut self, endpoint: &Endpoint, kind: Kind, random: &mut Random) {
+        let is_it = |peer: &_| endpoint.name_of(*peer).is_ok_and(|name| name == self.name);
+        let Some(peer) = endpoint.peers().into_iter().find(is_it) else {
+            let ended = self.child.ended();
+            assert!(ended.is_none(), "it failed by itself: {ended:?}");
+            return;
+        };
+        let (receives, sends) = roles(self.seed);
+        self.talk = Talk::begin((endpoint, peer), kind, random.next(), sends, receives).ok();
+        self.kill_at = Some(Instant::now() + Duration::from_micros(random.below(5000)));
+    }
+}
+
+/// Kills a few at a time, and looks afterwards whether anything is left of them.
+fn batch(
+    kind: usize,
+    endpoint: &Endpoint,
+    folder: &Folder,
+    random: &mut Random,
+    account: &mut Account,
+) {
+    let mut victims: Vec<_> = (0..AT_A_TIME)
+        .map(|number| spawn(kind, number, endpoint.name(), folder, random.next() >> 8))
+        .collect();
+    let mut left_alone: Vec<Guarded> = Vec::new();
+    let deadline = Instant::now() + PATIENCE;
+    while !victims.is_empty() {
+        assert!(Instant::now() < deadline, "a victim neither talks nor ends");
+        endpoint.progress();
+        victims.retain_mut(|victim| {
+            let Some(memory) = victim.go_on(endpoint, KINDS[kind], random, account) else {
+                return true;
+            };
+            for mut memory in memory {
+                fill(memory.bytes_mut(), MARKER);
+                left_alone.push(memory);
+            }
+            false
+        });
+    }
+    assert!(endpoint.peers().is_empty());
+    for memory in &left_alone {
+        memory.check_guards();
+        assert_eq!(first_wrong(memory.bytes(), MARKER), None, "somebody still writes");
+    }
+}
+
+#[test]
+fn killed_processes_end_their_messages_and_leave_nothing() {
+    let (_alone, folder) = (alone(), Folder::new("death"));
+    let seed = Random::fresh_seed();
+    say(format_args!("seed {seed}"));
+    let mut random = Random::new(seed);
+    for (number, kind) in KINDS.iter().enumerate() {
+        let mut account = Account { slowest: Duration::ZERO, late: 0, killed: 0, messages: 0 };
+        let name = if number % 2 == 0 { unique("survivor") } else { folder.file("survivor") };
+        let endpoint = kind.builder().background(number % 3 == 1).open(&name).unwrap();
+        let before = holdings();
+        for _ in 0..BATCHES {
+            batch(number, &endpoint, &folder, &mut random, &mut account);
+            // A thread that is just waking up may hold on for a moment, and an endpoint has two
+            // descriptors of its own from the first time on that it sleeps deeply.
+            until("nothing is left of the dead", || {
+                let now = holdings();
+                now.mappings == before.mappings && now.descriptors <= before.descriptors + 2
+            });
+        }
+        drop(endpoint);
+        assert!(folder.contents().is_empty(), "{:?}", folder.contents());
+        let Account { slowest, late, killed, messages } = account;
+        say(format_args!(
+            "{}: {killed} killed after {messages} messages, the last operation ended {slowest:?} \
+             later at worst, {late} times after more than 100 ms",
+            kind.name
+        ));
+        assert!(messages > 0 && slowest < Duration::from_secs(5));
+    }
+    assert_eq!(named_memory(), [] as [String; 0]);
+}
+
+#[test]
+fn a_call_that_sleeps_returns_when_the_peer_is_killed() {
+    let _alone = alone();
+    let mut slowest = Duration::ZERO;
+    let naps = [0, 1, 5, 30, 150].map(Duration::from_millis);
+    for (round, nap) in naps.into_iter().cycle().take(15).enumerate() {
+        let survivor = Builder::new().background(round % 2 == 1).open(&unique("sleeper")).unwrap();
+        let (name, message) = (unique("idle"), vec![1; 1 << 20]);
+        let mut command = process::command("idle");
+        let mut child = Child::spawn(
+            command.env("MEMFERRY_TEST_NAME", &name).env("MEMFERRY_TEST_SURVIVOR", survivor.name()),
+        );
+        until("it has connected", || survivor.peers().len() == 1);
+        let peer = survivor.peers()[0];
+        let ended = std::thread::scope(|scope| {
+            let (survivor, message) = (&survivor, &message);
+            let waiting = scope.spawn(move || {
+                let outcome = match round % 3 {
+                    0 => survivor.recv(peer, 0, 0, &mut [0; 8]).map(drop),
+                    1 => survivor.send(peer, 0, message),
+                    _ => survivor.probe(peer, 0, 0).map(drop),
+                };
+                assert!(matches!(outcome, Err(Error::PeerGone(_))), "{outcome:?}");
+                Instant::now()
+            });
+            // Not to hide anything: how deeply the call sleeps depends on how long it has slept.
+            std::thread::sleep(nap);
+            child.kill();
+            let killed = Instant::now();
+            waiting.join().unwrap().saturating_duration_since(killed)
+        });
+        slowest = slowest.max(ended);
+    }
+    say(format_args!("a sleeping call returned {slowest:?} after the end of its peer at worst"));
+    assert!(slowest < Duration::from_secs(5));
+}
+
+#[test]
+fn other_processes_begin_here() {
+    match process::role().as_deref() {
+        Some("traffic") => traffic(),
+        Some(_) => {
+            let endpoint = Builder::new().open(&setting("MEMFERRY_TEST_NAME")).unwrap();
+            endpoint.connect(&setting("MEMFERRY_TEST_SURVIVOR")).unwrap();
+            loop {
+                std::thread::park();
+            }
+        }
+        None => {}
+    }
+}

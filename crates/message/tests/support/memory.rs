@@ -1,0 +1,134 @@
+//! Bytes that can be recognised, and memory that notices writes beside it.
+
+use std::sync::OnceLock;
+
+use memferry_message::ShareableBuffer;
+
+/// Spreads the bits of a number.
+pub(crate) fn mix(mut bits: u64) -> u64 {
+    bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    bits ^ (bits >> 31)
+}
+
+/// Patterns are cut from a table, block by block, so that checking one costs hardly more than
+/// reading it.
+const BLOCK: usize = 64 << 10;
+
+fn table() -> &'static [u8] {
+    static TABLE: OnceLock<Vec<u8>> = OnceLock::new();
+    TABLE.get_or_init(|| (0..BLOCK as u64 / 4).flat_map(|n| mix(n).to_le_bytes()).collect())
+}
+
+/// The bytes of a block.
+fn block(seed: u64, index: usize) -> &'static [u8] {
+    let start = mix(seed.wrapping_add(index as u64)) as usize % BLOCK;
+    &table()[start..start + BLOCK]
+}
+
+/// Fills memory with the bytes of a seed.
+pub(crate) fn fill(memory: &mut [u8], seed: u64) {
+    let seed = mix(seed);
+    for (index, bytes) in memory.chunks_mut(BLOCK).enumerate() {
+        bytes.copy_from_slice(&block(seed, index)[..bytes.len()]);
+    }
+}
+
+/// The first place where memory does not hold the bytes of a seed.
+pub(crate) fn first_wrong(memory: &[u8], seed: u64) -> Option<usize> {
+    let seed = mix(seed);
+    memory.chunks(BLOCK).enumerate().find_map(|(index, bytes)| {
+        let expected = &block(seed, index)[..bytes.len()];
+        let place = || bytes.iter().zip(expected).position(|(found, meant)| found != meant);
+        if bytes == expected { None } else { place().map(|place| index * BLOCK + place) }
+    })
+}
+
+/// The bytes of a seed.
+pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    fill(&mut bytes, seed);
+    bytes
+}
+
+/// Bytes before and behind the memory that a test lends out. Not a round number, so that nothing
+/// in between is aligned by chance.
+const GUARD: usize = 261;
+const GUARD_SEED: u64 = 0x6775_6172_64;
+
+enum Backing {
+    Plain(Vec<u8>),
+    Shareable(ShareableBuffer),
+}
+
+/// Memory for a message with guards on both sides.
+pub(crate) struct Guarded {
+    backing: Backing,
+    length: usize,
+}
+
+impl Guarded {
+    pub(crate) fn plain(length: usize) -> Self {
+        Self::over(Backing::Plain(vec![0; length + 2 * GUARD]), length)
+    }
+
+    pub(crate) fn shareable(length: usize) -> Self {
+        let buffer = ShareableBuffer::new(length + 2 * GUARD).unwrap();
+        Self::over(Backing::Shareable(buffer), length)
+    }
+
+    pub(crate) fn new(length: usize, shareable: bool) -> Self {
+        if shareable { Self::shareable(length) } else { Self::plain(length) }
+    }
+
+    fn over(backing: Backing, length: usize) -> Self {
+        let mut this = Self { backing, length };
+        let all = this.all_mut();
+        fill(&mut all[..GUARD], GUARD_SEED);
+        fill(&mut all[GUARD + length..], GUARD_SEED);
+        this
+    }
+
+    fn all(&self) -> &[u8] {
+        let whole = self.length + 2 * GUARD;
+        match &self.backing {
+            Backing::Plain(bytes) => &bytes[..whole],
+            Backing::Shareable(buffer) => &buffer[..whole],
+        }
+    }
+
+    fn all_mut(&mut self) -> &mut [u8] {
+        let whole = self.length + 2 * GUARD;
+        match &mut self.backing {
+            Backing::Plain(bytes) => &mut bytes[..whole],
+            Backing::Shareable(buffer) => &mut buffer[..whole],
+        }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.length
+    }
+
+    /// The memory between the guards. Not while a message is under way.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.all()[GUARD..GUARD + self.length]
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        let length = self.length;
+        &mut self.all_mut()[GUARD..GUARD + length]
+    }
+
+    /// Where the memory begins, for messages.
+    pub(crate) fn address(&mut self) -> *mut u8 {
+        self.bytes_mut().as_mut_ptr()
+    }
+
+    /// Fails if a byte beside the memory has changed.
+    pub(crate) fn check_guards(&self) {
+        let all = self.all();
+        let (before, behind) = (&all[..GUARD], &all[GUARD + self.length..]);
+        assert_eq!(first_wrong(before, GUARD_SEED), None, "written before the memory");
+        assert_eq!(first_wrong(behind, GUARD_SEED), None, "written behind the memory");
+    }
+}

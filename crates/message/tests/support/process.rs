@@ -1,0 +1,93 @@
+//! Other processes of a test: the test program itself, started again in a role.
+//!
+//! A test file with roles has a test [`ENTRY`] that does nothing but [`role`] and, in another
+//! process, what the role says. Processes die with the test that started them.
+
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitStatus, Stdio};
+
+/// The test in which the other processes begin.
+pub(crate) const ENTRY: &str = "other_processes_begin_here";
+const ROLE: &str = "MEMFERRY_TEST_ROLE";
+const PARENT: &str = "MEMFERRY_TEST_PARENT";
+
+/// A command that starts another process in a role.
+pub(crate) fn command(role: &str) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
+        .args(["--exact", ENTRY, "--nocapture", "--test-threads=1"])
+        .env(ROLE, role)
+        .env(PARENT, std::process::id().to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    command
+}
+
+/// The role of this process; `None` in the test itself.
+pub(crate) fn role() -> Option<String> {
+    let role = std::env::var(ROLE).ok()?;
+    // SAFETY: sets a number of this process.
+    unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
+    // SAFETY: asks for a number. 0: the parent is in another pid namespace.
+    let parent = unsafe { libc::getppid() };
+    if parent != 0 && Some(parent.to_string()) != std::env::var(PARENT).ok() {
+        // It died before the line above.
+        std::process::exit(0);
+    }
+    Some(role)
+}
+
+/// A setting of this process, given by whoever started it.
+pub(crate) fn setting(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} is set by whoever starts this role"))
+}
+
+/// Another process, killed when dropped.
+pub(crate) struct Child(std::process::Child);
+
+impl Child {
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        Self(command.spawn().expect("the test program can be started again"))
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Ends it as hard as can be, if it has not ended; returns how it ended.
+    pub(crate) fn kill(&mut self) -> ExitStatus {
+        let _ = self.0.kill();
+        self.0.wait().unwrap()
+    }
+
+    /// Whether it has ended by itself.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.0.try_wait().unwrap()
+    }
+
+    /// Waits until it has ended by itself, and well.
+    pub(crate) fn finish(mut self) {
+        let status = self.0.wait().unwrap();
+        assert!(status.success(), "another process of the test failed: {status}");
+    }
+
+    /// The end of its standard input, if it was asked for: dropping it is a sign.
+    pub(crate) fn take_input(&mut self) -> std::process::ChildStdin {
+        self.0.stdin.take().expect("a piped input")
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+/// Calls `prepare` in the new process before it becomes the test program.
+pub(crate) fn prepare(
+    command: &mut Command,
+    prepare: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static,
+) {
+    // SAFETY: what tests do here are plain system calls, allowed between fork and exec.
+    unsafe { command.pre_exec(prepare) };
+}

@@ -1,0 +1,132 @@
+//! A peer that speaks the protocol by hand, so that it can break it.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use memferry_message::ring::cells::{Consumer, Producer, Words};
+use memferry_message::ring::layout::{End, Memory};
+use memferry_sys::packet_socket::{PacketSocket, SocketName};
+use memferry_sys::shared_memory::SealedMemory;
+
+use super::until;
+
+const MAGIC: u64 = 0x7972_7265_666D_656D;
+const VERSION: u32 = 1;
+
+/// The first bytes of a hello, and all of it for somebody who does not listen.
+pub(crate) fn hello(identity: u128, probe: (u64, u64), name: &str) -> Vec<u8> {
+    let mut packet = MAGIC.to_le_bytes().to_vec();
+    packet.extend(VERSION.to_le_bytes());
+    packet.extend(identity.to_le_bytes());
+    packet.extend(probe.0.to_le_bytes());
+    packet.extend(probe.1.to_le_bytes());
+    packet.extend(name.as_bytes());
+    packet
+}
+
+/// A socket to an endpoint, and not a word said.
+pub(crate) fn call(name: &str) -> PacketSocket {
+    let name = SocketName::parse(name);
+    let mut socket = None;
+    until("the endpoint takes the call", || {
+        socket = PacketSocket::connect(&name).ok();
+        socket.is_some()
+    });
+    socket.unwrap()
+}
+
+/// A connection by hand.
+pub(crate) struct RawPeer {
+    pub(crate) socket: PacketSocket,
+    // The ends point into the memory, so they come first: they are dropped first.
+    pub(crate) producer: Producer,
+    pub(crate) consumer: Consumer,
+    pub(crate) memory: Memory,
+    pub(crate) descriptor: SealedMemory,
+    probe: Box<[u64; 2]>,
+}
+
+impl RawPeer {
+    /// Says hello as it should be said, and waits for the welcome.
+    pub(crate) fn connect(name: &str, identity: u128) -> Option<Self> {
+        let socket = call(name);
+        let (memory, descriptor) = Memory::create(End::Connecting).unwrap();
+        let probe = Box::new([identity as u64, 0]);
+        let hello = hello(identity, (probe.as_ptr() as u64, probe[0]), "");
+        socket.send(&hello, &[descriptor.as_fd()]).ok()?;
+        let welcome = answer(&socket)?;
+        // The word behind the two words of the probe says whether the answer is yes.
+        if welcome.get(44..48)? != [0; 4] {
+            return None;
+        }
+        let (producer, consumer) = (memory.producer(), memory.consumer());
+        Some(Self { socket, producer, consumer, memory, descriptor, probe })
+    }
+
+    /// Writes a cell if there is room, and wakes the reader whatever it says.
+    pub(crate) fn write(&mut self, words: &Words) -> bool {
+        let has_room = self.producer.has_room().unwrap_or(false);
+        if has_room {
+            self.producer.write(words);
+            self.wake();
+        }
+        has_room
+    }
+
+    pub(crate) fn wake(&self) {
+        let attention = self.memory.other_attention();
+        let ways = attention.take_ways();
+        if ways != 0 {
+            memferry_sys::wait_word::futex_wake_shared(attention.word());
+            let _ = self.socket.send(&[0], &[]);
+        }
+    }
+
+    /// Sends a descriptor as a shareable region is sent.
+    pub(crate) fn send_region(&self, region: u32, descriptor: BorrowedFd<'_>) -> bool {
+        self.socket.send(&region.to_le_bytes(), &[descriptor]).is_ok()
+    }
+
+    /// Whether the other side has hung up.
+    pub(crate) fn is_lost(&self) -> bool {
+        !memferry_sys::peer_process::is_alive(None, self.socket.as_fd())
+    }
+
+    /// All bytes of the shared memory.
+    pub(crate) fn bytes(&self) -> (OwnedFd, usize) {
+        let descriptor = self.descriptor.as_fd().try_clone_to_owned().unwrap();
+        (descriptor, self.descriptor.len())
+    }
+}
+
+/// The next packet; `None` when the other side hangs up.
+pub(crate) fn answer(socket: &PacketSocket) -> Option<Vec<u8>> {
+    let mut packet = [0; 512];
+    let mut found = None;
+    until("an answer comes", || match socket.receive(&mut packet) {
+        Ok((0, _)) => true,
+        Ok((length, _)) => {
+            found = Some(packet[..length].to_vec());
+            true
+        }
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    });
+    found
+}
+
+/// The first word of a cell: its kind, a small number, a larger one.
+pub(crate) fn first(kind: u8, small: u8, large: u16) -> u64 {
+    u64::from(kind) << 32 | u64::from(small) << 40 | u64::from(large) << 48
+}
+
+/// The kinds of cells, as the protocol numbers them.
+pub(crate) mod kind {
+    pub(crate) const INLINE: u8 = 1;
+    pub(crate) const EAGER: u8 = 2;
+    pub(crate) const FRAGMENT: u8 = 3;
+    pub(crate) const REQUEST: u8 = 4;
+    pub(crate) const ACCEPT: u8 = 5;
+    pub(crate) const FINISH: u8 = 6;
+    pub(crate) const WITHDRAW: u8 = 7;
+    pub(crate) const REACH: u8 = 9;
+    pub(crate) const SHARE: u8 = 10;
+}

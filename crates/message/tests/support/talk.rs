@@ -1,0 +1,187 @@
+//! Random traffic with one peer: several sends and receives at a time, every byte checked.
+
+use memferry_message::plan::PathKind;
+use memferry_message::{Builder, Endpoint, Error, Operation, Peer, Received, TAG_ANY};
+
+use super::Random;
+use super::memory::{Guarded, fill, first_wrong};
+
+/// What the messages are like, and which way they go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kind {
+    pub(crate) name: &'static str,
+    /// The path, if it is set by hand.
+    pub(crate) path: Option<PathKind>,
+    pub(crate) eager_bytes: u64,
+    pub(crate) cross_memory: bool,
+    pub(crate) shareable: bool,
+    pub(crate) most_bytes: usize,
+}
+
+const PLAIN: Kind = Kind {
+    name: "inline",
+    path: None,
+    eager_bytes: 8 << 10,
+    cross_memory: true,
+    shareable: false,
+    most_bytes: 48,
+};
+
+/// One for each way that a message can take.
+pub(crate) const KINDS: [Kind; 8] = [
+    PLAIN,
+    Kind { name: "eager", eager_bytes: 1 << 20, most_bytes: 200_000, ..PLAIN },
+    Kind { name: "single", path: Some(PathKind::Single), most_bytes: 400_000, ..PLAIN },
+    Kind { name: "cooperative", path: Some(PathKind::Cooperative), most_bytes: 3 << 20, ..PLAIN },
+    Kind { name: "pipeline", cross_memory: false, most_bytes: 1 << 20, ..PLAIN },
+    Kind { name: "mapped", shareable: true, most_bytes: 2 << 20, ..PLAIN },
+    Kind {
+        name: "mapped, the receiver alone",
+        path: Some(PathKind::Single),
+        cross_memory: false,
+        shareable: true,
+        most_bytes: 2 << 20,
+        ..PLAIN
+    },
+    Kind {
+        name: "offload",
+        path: Some(PathKind::Offload),
+        shareable: true,
+        most_bytes: 3 << 20,
+        ..PLAIN
+    },
+];
+
+impl Kind {
+    /// The settings of an endpoint for such messages.
+    pub(crate) fn builder(&self) -> Builder {
+        let builder = Builder::new().eager_bytes(self.eager_bytes).cross_memory(self.cross_memory);
+        match self.path {
+            Some(path) => builder.path(path),
+            None => builder,
+        }
+    }
+}
+
+/// One send or receive that is begun again whenever it is over.
+struct Slot {
+    memory: Guarded,
+    operation: Operation,
+    /// What a send sends.
+    sent: Option<(u64, usize)>,
+}
+
+impl Slot {
+    /// Fails if a message that has come is not what was sent.
+    fn check(&self, received: &Received) {
+        if self.sent.is_none() {
+            let bytes = &self.memory.bytes()[..received.length as usize];
+            assert_eq!(first_wrong(bytes, received.tag), None, "{received:?}");
+        }
+    }
+}
+
+/// The traffic of one side with one peer.
+pub(crate) struct Talk {
+    endpoint: Endpoint,
+    peer: Peer,
+    kind: Kind,
+    random: Random,
+    slots: Vec<Slot>,
+    /// How many messages have gone or come.
+    pub(crate) done: u64,
+}
+
+impl Talk {
+    /// Begins with so many sends and receives at a time.
+    pub(crate) fn begin(
+        (endpoint, peer): (&Endpoint, Peer),
+        kind: Kind,
+        seed: u64,
+        sends: usize,
+        receives: usize,
+    ) -> Result<Self, Error> {
+        let (endpoint, random) = (endpoint.clone(), Random::new(seed));
+        let mut talk = Self { endpoint, peer, kind, random, slots: Vec::new(), done: 0 };
+        for number in 0..sends + receives {
+            let memory = Guarded::new(kind.most_bytes, kind.shareable);
+            talk.add(memory, number < sends)?;
+        }
+        Ok(talk)
+    }
+
+    fn add(&mut self, mut memory: Guarded, is_send: bool) -> Result<(), Error> {
+        let (most, tag) = (memory.len(), self.random.next());
+        let length = match self.random.below(8) {
+            0 => most,
+            1 => self.random.below(most as u64 / 16) as usize,
+            _ => self.random.below(most as u64 + 1) as usize,
+        };
+        let at = memory.address();
+        // SAFETY: the memory is kept in the slot until the operation is over.
+        let operation = unsafe {
+            if is_send {
+                fill(&mut memory.bytes_mut()[..length], tag);
+                self.endpoint.isend_raw(self.peer, tag, at, length)
+            } else {
+                self.endpoint.irecv_raw(self.peer, 0, TAG_ANY, at, most)
+            }
+        }?;
+        let sent = is_send.then_some((tag, length));
+        self.slots.push(Slot { memory, operation, sent });
+        Ok(())
+    }
+
+    /// Moves everything on by one step. An error is that of the first message that failed.
+    pub(crate) fn step(&mut self) -> Result<(), Error> {
+        for _ in 0..self.slots.len() {
+            let mut slot = self.slots.remove(0);
+            let Some(outcome) = slot.operation.test() else {
+                self.slots.push(slot);
+                continue;
+            };
+            slot.memory.check_guards();
+            match outcome {
+                Ok(received) => {
+                    slot.check(&received);
+                    self.done += 1;
+                    self.add(slot.memory, slot.sent.is_some())?;
+                }
+                Err(error) => {
+                    self.slots.push(slot);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits a moment for the oldest operation.
+    pub(crate) fn pause(&mut self, moment: std::time::Duration) {
+        self.slots[0].operation.wait_timeout(moment);
+    }
+
+    /// How many operations are not over.
+    pub(crate) fn pending(&mut self) -> usize {
+        self.slots
+            .iter_mut()
+            .filter_map(|slot| slot.operation.test().is_none().then_some(()))
+            .count()
+    }
+
+    /// When all are over: how they ended, and their memory.
+    pub(crate) fn end(self) -> Vec<(Result<Received, Error>, Guarded)> {
+        let end = |mut slot: Slot| {
+            let outcome = slot.operation.test().expect("it is over");
+            if let Ok(received) = &outcome {
+                slot.check(received);
+            }
+            // Whatever became of it, a source is only read.
+            if let Some((tag, length)) = slot.sent {
+                assert_eq!(first_wrong(&slot.memory.bytes()[..length], tag), None);
+            }
+            (outcome, slot.memory)
+        };
+        self.slots.into_iter().map(end).collect()
+    }
+}

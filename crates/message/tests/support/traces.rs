@@ -1,0 +1,64 @@
+//! What a process holds, and what processes leave behind.
+
+use std::path::PathBuf;
+
+/// Descriptors and shared mappings of this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Holdings {
+    pub(crate) descriptors: usize,
+    pub(crate) mappings: usize,
+}
+
+pub(crate) fn holdings() -> Holdings {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let mappings = maps.lines().filter(|line| line.contains("memfd:memferry")).count();
+    // One of them is the folder that is being read.
+    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count() - 1;
+    Holdings { descriptors, mappings }
+}
+
+/// Shared memory that has a name and therefore outlives processes. There should be none.
+pub(crate) fn named_memory() -> Vec<String> {
+    let Ok(folder) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
+    let names = folder.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter(|name| name.contains("memferry")).collect()
+}
+
+/// A kilobyte count of a process, by its name in `/proc/PID/status`.
+pub(crate) fn memory_kib(pid: u32, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with(field)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// A folder of a test's own, removed with all that is in it.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(super::unique(name));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+
+    /// The path of a file in it.
+    pub(crate) fn file(&self, name: &str) -> String {
+        self.0.join(name).into_os_string().into_string().unwrap()
+    }
+
+    /// The names of what is in it.
+    pub(crate) fn contents(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(&self.0).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
