@@ -87,7 +87,7 @@ impl Builder {
     }
 
     /// How long a waiting thread looks before it sleeps (`MEMFERRY_MESSAGE_SPIN_NS`). Usual: a
-    /// while if every process of the conversation has a core, hardly at all if not.
+    /// while; where processes share cores, others run between any two looks.
     pub fn spin_ns(mut self, spin_ns: u64) -> Self {
         self.settings.spin_ns = Some(spin_ns);
         self

@@ -145,6 +145,11 @@ impl Wire {
         Ok(self.held.is_empty() && self.producer.has_room()?)
     }
 
+    /// Whether the other side has given back room since this side last looked for some.
+    pub(crate) fn has_news_of_room(&self) -> bool {
+        self.producer.has_news()
+    }
+
     /// Writes a cell for which room was found.
     #[inline]
     pub(crate) fn write(&mut self, words: &Words) {

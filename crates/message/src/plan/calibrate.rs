@@ -79,8 +79,7 @@ impl Bench {
         Some([
             Some(handover),
             self.eager_ns_per_byte(),
-            // What the system call adds to a plain copy: both wait for the first line to come over.
-            cross.zip(near).map(|((with_call, _), (without, _))| with_call - without),
+            cross.map(|(startup_ns, _)| startup_ns),
             cross.map(|(_, ns_per_byte)| ns_per_byte),
             near.map(|(_, ns_per_byte)| ns_per_byte),
             self.pipeline_ns_per_byte(),

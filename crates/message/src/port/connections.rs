@@ -144,8 +144,10 @@ impl State {
             outbox: VecDeque::new(),
             announced: 0,
             active: Vec::new(),
+            is_stepping: false,
             assembling: Assembling::Nothing,
         }));
+        self.count_processes();
         Ok(self.peer(index))
     }
 

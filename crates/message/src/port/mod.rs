@@ -14,6 +14,7 @@ mod receive_now;
 mod settings;
 mod submit;
 mod wait;
+mod watch;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -97,6 +98,8 @@ struct Connection {
     announced: usize,
     /// Operations with steps to do: claims to make, fragments to send.
     active: Vec<Number>,
+    /// The last look at those has moved them, and not all to their end.
+    is_stepping: bool,
     assembling: Assembling,
 }
 
@@ -121,6 +124,8 @@ pub(crate) struct State {
     facts: Facts,
     /// Cores that this process may run on.
     allowed_cores: usize,
+    /// Processes of this conversation share cores.
+    is_crowded: bool,
     /// The largest message that is sent at once: if the receiver cannot read it, and if it can.
     eager_limits: [u64; 2],
     identity: Identity,
@@ -140,9 +145,10 @@ pub(crate) struct State {
     has_sleeper: bool,
     /// Threads that look at the rings again and again.
     pollers: u32,
-    /// Signalled while an outcome or a message waits to be taken, for event loops.
+    /// In `readiness`: wakes whoever sleeps on that.
     event: Option<memferry_sys::EventFd>,
-    is_signalled: bool,
+    /// What event loops watch.
+    watched: Option<watch::Watched>,
     last_checked_ns: u64,
     /// Dropped regions that peers have been told of.
     drops_told: usize,
@@ -173,6 +179,7 @@ impl Port {
             port: id,
             operations: Operations::new(settings.most_operations),
             settings,
+            is_crowded: false,
             allowed_cores: memferry_sys::affinity::allowed_cores().len(),
             eager_limits: [false, true]
                 .map(|reachable| plan::eager_limit(&facts, Closeness::SharedCache, reachable)),
@@ -189,7 +196,7 @@ impl Port {
             has_sleeper: false,
             pollers: 0,
             event: None,
-            is_signalled: false,
+            watched: None,
             last_checked_ns: 0,
             drops_told: crate::region::drops(),
         };

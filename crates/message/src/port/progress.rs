@@ -90,7 +90,10 @@ impl State {
         }
         let connection = self.connection(peer);
         if !connection.active.is_empty() {
-            moved |= self.step_active(peer)?;
+            let stepped = self.step_active(peer)?;
+            let connection = self.connection(peer);
+            connection.is_stepping = stepped && !connection.active.is_empty();
+            moved |= stepped;
         }
         let connection = self.connection(peer);
         if connection.wire.is_holding() {
@@ -239,6 +242,7 @@ impl State {
             self.operations.finish(number, Err(error.clone()));
         }
         self.forget_incomplete(peer);
+        self.count_processes();
         connection.wire.clean_up_after(&gone);
         if let Some(readiness) = &self.readiness {
             connection.wire.descriptors().for_each(|fd| readiness.remove(fd));

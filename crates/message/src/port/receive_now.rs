@@ -31,7 +31,7 @@ impl State {
         if self.matching.has_posted() || self.matching.kept_count() > 0 {
             return None;
         }
-        for _ in 0..LOOKS {
+        for _ in 0..if self.is_crowded { 1 } else { LOOKS } {
             for peer in 0..self.peers.len() {
                 let Some(connection) = &self.peers[peer].connection else { continue };
                 if connection.wire.consumer.is_ready() {

@@ -53,11 +53,11 @@ impl Settings {
         }
     }
 
-    /// How long to look before sleeping: long where each process of the conversation has a core of
-    /// its own, hardly at all where they share cores.
+    /// How long to look before sleeping. Where processes share cores, others run between any two
+    /// looks, so it is their time that passes.
     pub(crate) fn spin_ns(&self, crowded: bool) -> u64 {
         const ROOMY: u64 = 50_000;
-        const CROWDED: u64 = 2_000;
+        const CROWDED: u64 = 100_000;
         self.spin_ns.unwrap_or(if crowded { CROWDED } else { ROOMY })
     }
 }

@@ -17,12 +17,13 @@ use memferry_sys::wait_word::{MOST_WORDS, futex_wait_shared, futex_wake_shared};
 
 use super::operations::Leaving;
 use super::{Port, State};
-use crate::error::{ConnectError, Error};
 use crate::ring::attention::{ASLEEP, AWAY};
 use crate::ring::layout::Memory;
 
 /// Looks in one go, before the lock is free for others for a moment.
 const LOOKS: u32 = 200;
+/// The same where processes share cores: then others must run before there is anything to see.
+const CROWDED_LOOKS: u32 = 2;
 /// One sleep on the words; ends of peers are looked for in between.
 const SLICE: Duration = Duration::from_millis(20);
 /// One sleep while an engine copies.
@@ -135,12 +136,13 @@ impl Port {
             return Some(found);
         }
         state.begin_polling();
-        let (mut quiet, mut limit) = (0, None);
+        let looks = if state.is_crowded { CROWDED_LOOKS } else { LOOKS };
+        let mut quiet = 0;
         let found = 'wait: loop {
             let mut moved_at: Option<Instant> = None;
             loop {
                 let mut moved = false;
-                for turn in 0..LOOKS {
+                for turn in 0..looks {
                     if state.progress() {
                         (moved_at, quiet, moved) = (None, 0, true);
                     }
@@ -156,12 +158,11 @@ impl Port {
                 if deadline.is_some_and(|deadline| now >= deadline) {
                     break 'wait None;
                 }
-                let (spin_ns, crowded) = *limit.get_or_insert_with(|| state.patience());
                 let spun = now.duration_since(*moved_at.get_or_insert(now)).as_nanos() as u64;
-                if !moved && (!spin || spun >= spin_ns) {
+                if !moved && (!spin || spun >= state.spin_ns()) {
                     break;
                 }
-                if crowded || self.contenders.load(Ordering::Relaxed) > 0 {
+                if state.is_crowded || self.contenders.load(Ordering::Relaxed) > 0 {
                     drop(state);
                     std::thread::yield_now();
                     state = self.enter();
@@ -253,41 +254,28 @@ impl Port {
         }
         if let Some(event) = &state.event {
             event.signal();
-            state.is_signalled = true;
         }
         self.local.word().fetch_add(1, Ordering::Release);
         self.local.wake_all();
     }
-
-    /// A descriptor that is readable whenever there is something to do or to take.
-    pub(crate) fn watch(&self) -> Result<Arc<Readiness>, Error> {
-        let mut state = self.enter();
-        let readiness = state
-            .readiness()
-            .map_err(ConnectError::system("making a descriptor for event loops"))?;
-        state.resting |= AWAY;
-        state.rest();
-        Ok(readiness)
-    }
 }
 
 impl State {
-    /// How long to look before sleeping, and whether to let others run meanwhile.
-    fn patience(&self) -> (u64, bool) {
-        let crowded = self.is_crowded();
-        (self.settings.spin_ns(crowded), crowded)
+    /// How long to look before sleeping.
+    fn spin_ns(&self) -> u64 {
+        self.settings.spin_ns(self.is_crowded)
     }
 
-    /// Whether processes of this conversation share cores. One that is bound to a single core is
-    /// taken to have it for itself: whoever bound it will have bound the others elsewhere.
-    fn is_crowded(&self) -> bool {
+    /// Finds out whether processes of this conversation share cores. One that is bound to a single
+    /// core is taken to have it for itself: whoever bound it will have bound the others elsewhere.
+    pub(super) fn count_processes(&mut self) {
         let processes = self.processes();
         let confined = self.allowed_cores > 1 && processes > self.allowed_cores;
-        confined || processes > super::settings::online_cores()
+        self.is_crowded = confined || processes > super::settings::online_cores();
     }
 
     /// Whether an engine copies for this port.
-    fn is_offloading(&mut self) -> bool {
+    pub(super) fn is_offloading(&mut self) -> bool {
         let Self { peers, operations, .. } = self;
         let active = peers.iter().filter_map(|slot| slot.connection.as_ref());
         active.flat_map(|connection| &connection.active).any(|number| {
@@ -327,7 +315,7 @@ impl State {
     }
 
     /// Says to all peers how this side wants to be told; returns the words to sleep on.
-    fn rest(&mut self) -> Vec<(Memory, u32)> {
+    pub(super) fn rest(&mut self) -> Vec<(Memory, u32)> {
         let flags = self.resting;
         let connections = self.peers.iter().filter_map(|slot| slot.connection.as_ref());
         connections
@@ -339,12 +327,12 @@ impl State {
     }
 
     /// Whether a ring has something, or room that was waited for.
-    fn is_anything_ready(&self) -> bool {
-        self.peers
-            .iter()
-            .filter_map(|slot| slot.connection.as_ref())
-            .any(|connection| connection.wire.consumer.is_ready())
-            || self.closed
+    pub(super) fn is_anything_ready(&self) -> bool {
+        self.peers.iter().filter_map(|slot| slot.connection.as_ref()).any(|connection| {
+            let wants_room = !connection.outbox.is_empty() || connection.wire.is_holding();
+            connection.wire.consumer.is_ready()
+                || (wants_room && connection.wire.has_news_of_room())
+        }) || self.closed
     }
 
     /// The descriptor that stands for all others, made when first asked for.
@@ -385,41 +373,6 @@ impl State {
         }
         if let Some(event) = &self.event {
             event.drain();
-            self.is_signalled = false;
-        }
-    }
-
-    /// For event loops, at the end of every call: takes wake-ups out of the sockets, asks for new
-    /// ones, and makes the descriptor readable exactly while something waits to be taken.
-    #[cold]
-    fn watch_again(&mut self) {
-        loop {
-            for peer in 0..self.peers.len() {
-                let flags = self.resting;
-                let Some(connection) = &mut self.peers[peer].connection else { continue };
-                if connection.wire.memory.own_attention().resting() == flags {
-                    continue;
-                }
-                let drained = connection.wire.drain_socket();
-                connection.wire.memory.own_attention().rest(flags);
-                if let Err(nonsense) = drained {
-                    self.lose(peer, crate::error::Gone::Misbehaved(nonsense.0));
-                }
-            }
-            if !self.is_anything_ready() || !self.progress() {
-                break;
-            }
-        }
-        let wanted = self.operations.has_untaken() || self.matching.kept_count() > 0 || self.closed;
-        if let Some(event) = &self.event
-            && wanted != self.is_signalled
-        {
-            self.is_signalled = wanted;
-            if wanted {
-                event.signal();
-            } else {
-                event.drain();
-            }
         }
     }
 }

@@ -103,6 +103,11 @@ impl Producer {
         Ok(consumed)
     }
 
+    /// Whether cells were given back since the last look.
+    pub fn has_news(&self) -> bool {
+        self.ring.consumed().load(Ordering::Acquire) != self.seen_consumed
+    }
+
     /// The position of the next cell, which is how many were written.
     pub fn position(&self) -> u64 {
         self.tail
