@@ -18,6 +18,17 @@ pub struct Builder {
 }
 
 impl Builder {
+    /// The variables of the environment that are looked at.
+    pub const VARIABLES: [&'static str; 7] = [
+        "MEMFERRY_BACKGROUND",
+        "MEMFERRY_CMA",
+        "MEMFERRY_EAGER_BYTES",
+        "MEMFERRY_COOPERATIVE_BYTES",
+        "MEMFERRY_OFFLOAD_BYTES",
+        "MEMFERRY_PATH",
+        "MEMFERRY_MESSAGE_SPIN_NS",
+    ];
+
     /// Nothing set.
     pub fn new() -> Self {
         Self::default()

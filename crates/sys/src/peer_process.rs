@@ -26,14 +26,26 @@ pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
 /// A descriptor of the process at the other end, which becomes readable when that process ends.
 /// `None` where the kernel cannot tell.
 pub fn process_of(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    process_by_socket(socket).or_else(|_| process_by_number(socket)).ok()
+}
+
+/// The same by the socket, which cannot mean another process. Linux 6.5 or later.
+pub fn process_by_socket(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut descriptor: libc::c_int = -1;
-    if socket_option(socket, SO_PEERPIDFD, &mut descriptor).is_ok() && descriptor >= 0 {
-        // SAFETY: the kernel just made this descriptor for us.
-        return Some(unsafe { OwnedFd::from_raw_fd(descriptor) });
+    socket_option(socket, SO_PEERPIDFD, &mut descriptor)?;
+    if descriptor < 0 {
+        return Err(io::ErrorKind::Unsupported.into());
     }
-    let pid = credentials(socket).ok()?.pid;
-    pidfd_open(Pid::from_raw(i32::try_from(pid).ok()?)?, PidfdFlags::empty()).ok()
+    // SAFETY: the kernel just made this descriptor for us.
+    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
+}
+
+/// The same by the number of the process, which has to be visible here.
+pub fn process_by_number(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let pid = i32::try_from(credentials(socket)?.pid).ok().and_then(Pid::from_raw);
+    let pid = pid.ok_or(io::ErrorKind::NotFound)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
 }
 
 fn socket_option<T>(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut T) -> io::Result<()> {
@@ -58,6 +70,16 @@ pub fn is_alive(process: Option<BorrowedFd<'_>>, socket: BorrowedFd<'_>) -> bool
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     // Interrupted, or out of memory: ask again later.
     poll(&mut watched, Some(&now)).map_or(true, |ended| ended == 0)
+}
+
+/// Waits until a process has ended, at most `timeout`.
+pub fn wait_for_end(process: BorrowedFd<'_>, timeout: std::time::Duration) {
+    let mut watched = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
+    let timeout = Timespec {
+        tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    let _ = poll(&mut watched, Some(&timeout));
 }
 
 #[cfg(all(test, not(loom)))]

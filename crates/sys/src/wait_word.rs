@@ -104,6 +104,25 @@ pub fn futex_wait_shared(words: &[(&std::sync::atomic::AtomicU32, u32)], timeout
         futex::waitv(waiters, futex::WaitvFlags::empty(), Some(&until), futex::ClockId::Monotonic);
 }
 
+/// Whether the kernel can wait on several words at once: asks it to wait on words that hold
+/// something else already.
+pub fn try_waiting_on_several() -> std::io::Result<()> {
+    use rustix::thread::futex;
+    let words = [0, 0].map(std::sync::atomic::AtomicU32::new);
+    let waiters = words.each_ref().map(|word| {
+        let mut waiter = futex::Wait::new();
+        waiter.val = 1;
+        waiter.uaddr = futex::WaitPtr::new(word.as_ptr().cast());
+        waiter.flags = futex::WaitFlags::SIZE_U32;
+        waiter
+    });
+    let clock = futex::ClockId::Monotonic;
+    match futex::waitv(&waiters, futex::WaitvFlags::empty(), None, clock) {
+        Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// The most words that [`futex_wait_shared`] can wait on.
 pub const MOST_WORDS: usize = 128;
 
@@ -135,5 +154,11 @@ mod tests {
             word.word().store(1, Ordering::Release);
             word.wake_all();
         });
+    }
+
+    #[test]
+    fn trying_to_wait_on_several_words_returns_at_once() {
+        // Old kernels cannot, and say so.
+        let _ = try_waiting_on_several();
     }
 }

@@ -1,5 +1,7 @@
 //! Telling the other side that something came, and being told.
 
+use std::os::fd::OwnedFd;
+
 use memferry_sys::wait_word::futex_wake_shared;
 
 use super::Wire;
@@ -9,7 +11,7 @@ use crate::ring::cells::Nonsense;
 /// The packet that wakes a side which watches its socket. Regions come with longer packets.
 const WAKE_PACKET: [u8; 1] = [0];
 /// Descriptors that may wait for their notes.
-const MOST_EARLY: usize = 16;
+const MOST_EARLY: usize = 64;
 
 impl Wire {
     /// Tells the other side about everything written since the last time, if it does not look by
@@ -43,31 +45,80 @@ impl Wire {
         }
     }
 
-    /// Takes wake-ups out of the socket, and keeps descriptors that came between them.
+    /// From now on this side must be told, in the ways of `flags`.
+    pub(crate) fn rest(&mut self, flags: u32) {
+        let before = self.memory.own_attention().rest(flags);
+        self.count_packet(before);
+        self.asked_for_packet = flags & AWAY != 0;
+    }
+
+    /// From now on this side looks by itself.
+    pub(crate) fn awake(&mut self) {
+        let before = self.memory.own_attention().awake();
+        self.count_packet(before);
+        self.asked_for_packet = false;
+    }
+
+    /// Whoever takes the word away sends a packet, which may come at any time after that.
+    fn count_packet(&mut self, before: u32) {
+        if self.asked_for_packet && before & AWAY == 0 {
+            self.packets_owed += 1;
+        }
+    }
+
+    /// Whether this side still waits to be told in the ways of `flags`.
+    pub(crate) fn is_resting(&self, flags: u32) -> bool {
+        self.memory.own_attention().resting() == flags
+    }
+
+    /// Whether packets are in the socket, or on their way, that have nothing to tell any more. While
+    /// they are there, the socket is readable for no reason.
+    pub(crate) fn has_stale_packets(&self) -> bool {
+        self.packets_owed > 0
+    }
+
+    /// Takes wake-ups out of the socket, and keeps descriptors that came between them. What there is
+    /// no place for stays in the socket until the notes of the others come.
     pub(crate) fn drain_socket(&mut self) -> Result<(), Nonsense> {
-        let Some(socket) = &self.socket else { return Ok(()) };
-        let mut packet = [0; 8];
+        while self.early.len() < MOST_EARLY && self.take_packet()? {}
+        Ok(())
+    }
+
+    /// The descriptor of a region, which was sent before its note.
+    pub(super) fn take_descriptor(&mut self, region: u32) -> Result<OwnedFd, Nonsense> {
         loop {
-            match socket.receive(&mut packet) {
-                Ok((1, descriptors)) if descriptors.is_empty() => {}
-                Ok((4, mut descriptors)) if descriptors.len() == 1 => {
-                    let [a, b, c, d, ..] = packet;
-                    let region = u32::from_le_bytes([a, b, c, d]);
-                    if self.early.len() >= MOST_EARLY {
-                        return Err(Nonsense("more descriptors than notes"));
-                    }
-                    self.early.push((region, descriptors.remove(0)));
-                }
-                // Closed: `is_alive` sees that too, and by then all notes have been read.
-                Ok((0, _)) => return Ok(()),
-                Ok(_) => return Err(Nonsense("a packet that nobody sends")),
-                Err(error) => match error.kind() {
-                    std::io::ErrorKind::InvalidData => {
-                        return Err(Nonsense("a packet that is too long"));
-                    }
-                    _ => return Ok(()),
-                },
+            // In order: a region that was shared twice has two descriptors.
+            if let Some(place) = self.early.iter().position(|(number, _)| *number == region) {
+                return Ok(self.early.remove(place).1);
             }
+            if self.early.len() >= MOST_EARLY || !self.take_packet()? {
+                return Err(Nonsense("a region without its descriptor"));
+            }
+        }
+    }
+
+    /// Takes one packet out of the socket. `false` when there is none.
+    fn take_packet(&mut self) -> Result<bool, Nonsense> {
+        let Some(socket) = &self.socket else { return Ok(false) };
+        let mut packet = [0; 8];
+        match socket.receive(&mut packet) {
+            Ok((1, descriptors)) if descriptors.is_empty() => {
+                self.packets_owed = self.packets_owed.saturating_sub(1);
+                Ok(true)
+            }
+            Ok((4, mut descriptors)) if descriptors.len() == 1 => {
+                let [a, b, c, d, ..] = packet;
+                let region = u32::from_le_bytes([a, b, c, d]);
+                self.early.push((region, descriptors.remove(0)));
+                Ok(true)
+            }
+            // Closed: `is_alive` sees that too, and by then all notes have been read.
+            Ok((0, _)) => Ok(false),
+            Ok(_) => Err(Nonsense("a packet that nobody sends")),
+            Err(error) => match error.kind() {
+                std::io::ErrorKind::InvalidData => Err(Nonsense("a packet that is too long")),
+                _ => Ok(false),
+            },
         }
     }
 }

@@ -30,6 +30,9 @@ pub(crate) use view::{CopyError, Description, View};
 /// Notes that may wait for room: more than all operations of both sides together can cause.
 const MOST_HELD: usize = 1 << 18;
 
+/// How long a process that has hung up may take to end.
+const LAST_MOMENTS: std::time::Duration = std::time::Duration::from_millis(20);
+
 /// More lines than this are not got ahead.
 const WARM_BYTES: usize = 8 << 10;
 
@@ -69,6 +72,10 @@ pub(crate) struct Wire {
     exported: Exported,
     /// Descriptors that came before their note.
     early: Vec<(u32, OwnedFd)>,
+    /// The other side was asked to send a packet when something comes, and packets that it has sent
+    /// or is about to send, as far as this side knows.
+    asked_for_packet: bool,
+    packets_owed: u32,
     _own_probe: Option<Box<ProbeWords>>,
 }
 
@@ -116,6 +123,8 @@ impl Wire {
             imported: Imported::default(),
             exported: Exported::default(),
             early: Vec::new(),
+            asked_for_packet: false,
+            packets_owed: 0,
             _own_probe: None,
         }
     }
@@ -308,10 +317,7 @@ impl Wire {
         address: u64,
         length: u64,
     ) -> Result<(), Nonsense> {
-        self.drain_socket()?;
-        let place = self.early.iter().position(|(number, _)| *number == region);
-        let Some(place) = place else { return Err(Nonsense("a region without its descriptor")) };
-        let (_, descriptor) = self.early.swap_remove(place);
+        let descriptor = self.take_descriptor(region)?;
         self.imported
             .add(region, access, address, length, descriptor)
             .map_err(|_| Nonsense("a region that is not sealed or not as long as it says"))
@@ -377,6 +383,10 @@ impl Wire {
     /// do but to take the file of its socket away if the process left it behind.
     pub(crate) fn clean_up_after(&self, gone: &Gone) {
         if *gone == Gone::Ended && self.peer.name.contains('/') {
+            // A process that ends closes its sockets one after the other.
+            if let Some(process) = &self.process {
+                peer_process::wait_for_end(process.as_fd(), LAST_MOMENTS);
+            }
             memferry_sys::packet_socket::remove_stale(std::path::Path::new(&self.peer.name));
         }
     }

@@ -9,6 +9,7 @@ use super::{
 };
 use crate::connection::{View, Wire};
 use crate::error::Error;
+use crate::plan::PathKind;
 use crate::ring::cells::Nonsense;
 use crate::ring::record::Finished;
 use crate::wire::{Manner, Note, Number};
@@ -100,8 +101,11 @@ impl Path for Cooperative {
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
         let pieces = receiving.pieces.as_slice();
         let Some(together) = &mut fetch.together else {
-            let opened = open(wire, pieces, length, &fetch.plan, fetch.sender, number)?;
-            fetch.together = Some(opened);
+            // Other messages may have taken the last record since the plan was made.
+            match open(wire, pieces, length, &fetch.plan, fetch.sender, number)? {
+                Some(opened) => fetch.together = Some(opened),
+                None => fetch.plan.path = PathKind::Single,
+            }
             return Ok(Step::Moved);
         };
         let record = wire.memory.record(true, together.record.into());
@@ -174,7 +178,7 @@ impl Path for Cooperative {
     }
 }
 
-/// Opens a record and tells the sender where the target is.
+/// Opens a record and tells the sender where the target is. `None` if all records are in use.
 fn open(
     wire: &mut Wire,
     pieces: &[crate::pieces::Piece],
@@ -182,8 +186,8 @@ fn open(
     plan: &crate::plan::Plan,
     sender: Number,
     receiver: Number,
-) -> Result<Together, Nonsense> {
-    let (record, generation) = wire.take_record().expect("the plan was made with one free");
+) -> Result<Option<Together>, Nonsense> {
+    let Some((record, generation)) = wire.take_record() else { return Ok(None) };
     wire.memory.record(true, record.into()).open(generation);
     let chunk_bytes = plan.chunk_bytes;
     // Without room for the list of pieces the sender is not asked: this side does it all.
@@ -192,7 +196,7 @@ fn open(
         wire.post(Note::Accept { sender, receiver, length, manner });
         wire.announce();
     }
-    Ok(Together {
+    Ok(Some(Together {
         record,
         generation,
         chunk_bytes: chunk_bytes.into(),
@@ -202,7 +206,7 @@ fn open(
         streams: plan.streams,
         failing: None,
         returned_done: false,
-    })
+    }))
 }
 
 /// The sender copies one chunk, if one is left.

@@ -1,6 +1,7 @@
 //! Measuring what messages cost between two cores: with two threads, each bound to one of them,
-//! that do what two processes would do. A twentieth of a second for each pair; every figure is a
-//! median of medians, so that a core that was taken away for a while does not show.
+//! that do what two processes would do. Every figure is a median of medians, so that a core that
+//! was taken away for a while does not show; a machine that was busy all the time does, and then
+//! nothing of what was measured counts.
 
 mod duet;
 
@@ -15,10 +16,12 @@ use super::costs::Measurement;
 use super::{Closeness, fragment_bytes};
 use duet::{Duet, median};
 
-/// The time for one pair of cores.
-const BUDGET: Duration = Duration::from_millis(50);
+/// The time for one try at a pair of cores: several times what it takes undisturbed.
+const BUDGET: Duration = Duration::from_millis(35);
 /// How often everything is measured in that time, if it suffices.
 const PASSES: usize = 5;
+/// Tries until the values can be believed.
+const TRIES: usize = 2;
 
 /// Two sizes tell the start-up from the time per byte.
 const SMALL: usize = 4 << 10;
@@ -27,26 +30,32 @@ const LARGE: usize = 256 << 10;
 const EAGER_SMALL: usize = 1 << 10;
 const EAGER_LARGE: usize = 8 << 10;
 
-/// Measures near cores and far ones, in this order, where there are such. `None` if this process
-/// may not use two cores.
+/// Measures near cores and far ones, in this order, where there are such: nothing where there are
+/// none or where the machine was too busy. `None` if this process may not use two cores.
 pub(super) fn measure() -> Option<[Measurement; 2]> {
     let cores = affinity::allowed_cores();
+    if cores.len() < 2 {
+        return None;
+    }
     let began = Instant::now();
     let measured = Closeness::ALL.map(|closeness| {
-        let pair = closeness.pair_of(&cores).and_then(|pair| measure_pair(pair, closeness));
-        pair.unwrap_or_default()
+        let pair = closeness.pair_of(&cores);
+        pair.and_then(|pair| measure_pair(pair, closeness)).unwrap_or_default()
     });
     tracing::debug!(?measured, took = ?began.elapsed(), "calibrated messages");
-    (!measured.iter().all(Measurement::is_empty)).then_some(measured)
+    Some(measured)
 }
 
 fn measure_pair(cores: (usize, usize), closeness: Closeness) -> Option<Measurement> {
-    let until = Instant::now() + BUDGET;
-    let bench = Bench::new(Duet::new(cores, until))?;
-    let in_time = (0..PASSES).take_while(|_| Instant::now() < until);
-    let passes: Vec<_> = in_time.map_while(|_| bench.pass()).collect();
-    let of = |at: usize| median(passes.iter().filter_map(|pass: &[Option<f64>; 6]| pass[at]));
-    Some(Measurement::new(std::array::from_fn(of)).plausible(closeness))
+    let try_once = || {
+        let until = Instant::now() + BUDGET;
+        let bench = Bench::new(Duet::new(cores, until))?;
+        let in_time = (0..PASSES).take_while(|_| Instant::now() < until);
+        let passes: Vec<_> = in_time.map_while(|_| bench.pass()).collect();
+        let of = |at: usize| median(passes.iter().filter_map(|pass: &[Option<f64>; 6]| pass[at]));
+        Measurement::new(std::array::from_fn(of)).plausible(closeness)
+    };
+    (0..TRIES).find_map(|_| try_once())
 }
 
 /// Memory for the two, and the two themselves.
@@ -79,7 +88,8 @@ impl Bench {
         Some([
             Some(handover),
             self.eager_ns_per_byte(),
-            cross.map(|(startup_ns, _)| startup_ns),
+            // The first line has to come over before it can be copied: lines count that already.
+            cross.map(|(startup_ns, _)| startup_ns - handover),
             cross.map(|(_, ns_per_byte)| ns_per_byte),
             near.map(|(_, ns_per_byte)| ns_per_byte),
             self.pipeline_ns_per_byte(),
@@ -162,10 +172,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_measured_is_plausible_or_left_out() {
+    fn what_is_measured_can_be_believed_or_is_left_out() {
         let Some(measured) = measure() else { return };
         for (closeness, measured) in Closeness::ALL.into_iter().zip(measured) {
-            assert_eq!(measured, measured.plausible(closeness));
+            assert!(measured.is_empty() || measured.plausible(closeness).is_some());
         }
     }
 

@@ -104,15 +104,21 @@ impl Measurement {
         self.0.iter().all(Option::is_none)
     }
 
-    /// Without what cannot be. A disturbance only ever slows things, so what is much slower than
-    /// it is elsewhere was disturbed, while a processor may well be many times faster.
-    pub(super) fn plausible(mut self, closeness: Closeness) -> Self {
+    /// If it can be believed. A disturbance only ever slows things, so what is much slower than it
+    /// is elsewhere was disturbed, while a processor may well be many times faster. Limits are where
+    /// two lines cross: one disturbed cost beside good ones would move them far, so all count or
+    /// none. Only the system call may be missing, where it is forbidden.
+    pub(super) fn plausible(self, closeness: Closeness) -> Option<Self> {
         const SLOWER: f64 = 4.0;
         const FASTER: f64 = 16.0;
-        for (measured, usual) in self.0.iter_mut().zip(Costs::built_in(closeness).values()) {
-            *measured = measured.filter(|ns| (usual / FASTER..=usual * SLOWER).contains(ns));
-        }
-        self
+        let usual = Costs::built_in(closeness).values();
+        let all = self.0.iter().zip(usual).zip(Costs::NAMES).all(|((measured, usual), name)| {
+            match measured {
+                Some(ns) => (usual / FASTER..=usual * SLOWER).contains(ns),
+                None => name.starts_with("cross"),
+            }
+        });
+        all.then_some(self)
     }
 
     /// The costs to go by: measured ones, and built-in ones in the gaps.
@@ -151,11 +157,26 @@ mod tests {
     }
 
     #[test]
-    fn a_disturbed_value_is_dropped_and_its_neighbours_stay() {
-        // Preempted in the middle; a machine twice as fast; nonsense.
-        let measured = [Some(9000.0), Some(0.08), Some(-3.0), Some(f64::NAN), Some(1e-9), None];
-        let plausible = Measurement::new(measured).plausible(Closeness::SharedCache);
-        assert_eq!(plausible.values(), [None, Some(0.08), None, None, None, None]);
+    fn one_disturbed_value_spoils_the_measurement_and_a_fast_machine_does_not() {
+        let built_in = Costs::built_in(Closeness::Apart).values();
+        let fast = Measurement::new(built_in.map(|ns| Some(ns / 8.0)));
+        assert_eq!(fast.plausible(Closeness::Apart), Some(fast));
+        for disturbed in [9000.0, -3.0, 0.0, 1e-9, f64::NAN, f64::INFINITY] {
+            let mut values = fast.values();
+            values[0] = Some(disturbed);
+            assert_eq!(Measurement::new(values).plausible(Closeness::Apart), None, "{disturbed}");
+        }
+    }
+
+    #[test]
+    fn only_the_forbidden_system_call_may_be_missing() {
+        let whole = Costs::built_in(Closeness::SharedCache).values().map(Some);
+        for (at, name) in Costs::NAMES.iter().enumerate() {
+            let mut values = whole;
+            values[at] = None;
+            let believed = Measurement::new(values).plausible(Closeness::SharedCache).is_some();
+            assert_eq!(believed, name.starts_with("cross"), "{name}");
+        }
     }
 
     #[test]

@@ -137,6 +137,8 @@ pub fn eager_limit(facts: &Facts, closeness: Closeness, reachable: bool) -> u64 
     })
 }
 
+/// The largest message that goes in a cell of the ring.
+pub const INLINE_LIMIT: u64 = INLINE_BYTES as u64;
 const SMALLEST_EAGER_LIMIT: u64 = 1 << 10;
 const LARGEST_EAGER_LIMIT: u64 = 64 << 10;
 
@@ -164,8 +166,8 @@ pub fn at_once(facts: &Facts, bytes: u64, closeness: Closeness, reachable: bool)
             reason,
         })
     };
-    if bytes <= INLINE_BYTES as u64 {
-        return plan(PathKind::Inline, Reason::FitsCell { limit_bytes: INLINE_BYTES as u64 });
+    if bytes <= INLINE_LIMIT {
+        return plan(PathKind::Inline, Reason::FitsCell { limit_bytes: INLINE_LIMIT });
     }
     let limit_bytes = eager_limit(facts, closeness, reachable);
     if bytes > limit_bytes {
@@ -173,6 +175,13 @@ pub fn at_once(facts: &Facts, bytes: u64, closeness: Closeness, reachable: bool)
     }
     let by_hand = facts.limits.eager_bytes.is_some();
     plan(PathKind::Eager, Reason::QuickerThroughSpace { limit_bytes, by_hand })
+}
+
+/// The decision on a message, by whoever takes it. A sender does not know on which core its
+/// receiver will be, and takes it as near.
+pub fn message(facts: &Facts, question: &Question, reachable: bool) -> Plan {
+    at_once(facts, question.bytes, Closeness::SharedCache, reachable)
+        .unwrap_or_else(|| rendezvous(facts, question))
 }
 
 /// The decision of the receiver on a message that waits at the sender.

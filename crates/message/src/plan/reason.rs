@@ -53,8 +53,8 @@ impl fmt::Display for Reason {
             }
             Self::QuickerThroughSpace { limit_bytes, by_hand: false } => write!(
                 f,
-                "up to {limit_bytes} bytes, two copies through shared memory were measured to cost \
-                 less than meeting the receiver first"
+                "up to {limit_bytes} bytes, two copies through shared memory cost less than meeting \
+                 the receiver first"
             ),
             Self::QuickerThroughSpace { limit_bytes, by_hand: true } => {
                 write!(f, "messages up to {limit_bytes} bytes are sent at once, as was set")

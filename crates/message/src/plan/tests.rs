@@ -19,11 +19,7 @@ fn question(bytes: u64) -> Question {
 #[test]
 fn growing_messages_take_the_paths_in_order() {
     let facts = facts();
-    let path = |bytes| {
-        at_once(&facts, bytes, Closeness::SharedCache, true)
-            .unwrap_or_else(|| rendezvous(&facts, &question(bytes)))
-            .path
-    };
+    let path = |bytes| message(&facts, &question(bytes), true).path;
     assert_eq!(path(0), PathKind::Inline);
     assert_eq!(path(48), PathKind::Inline);
     assert_eq!(path(49), PathKind::Eager);

@@ -135,7 +135,7 @@ impl State {
                 let _ = readiness.add(descriptor, false);
             }
         }
-        wire.memory.own_attention().rest(if self.pollers == 0 { self.resting } else { 0 });
+        wire.rest(if self.pollers == 0 { self.resting } else { 0 });
         let slot = &mut self.peers[index];
         slot.generation = slot.generation.wrapping_add(1);
         slot.gone = None;
@@ -145,6 +145,7 @@ impl State {
             announced: 0,
             active: Vec::new(),
             is_stepping: false,
+            is_stalled: false,
             assembling: Assembling::Nothing,
         }));
         self.count_processes();

@@ -70,6 +70,11 @@ pub(crate) enum Kept {
 }
 
 impl Kept {
+    /// Whether all of it is here.
+    fn is_complete(&self) -> bool {
+        matches!(self, Self::Here { bytes, arrived } if *arrived == bytes.len())
+    }
+
     fn length(&self) -> u64 {
         match self {
             Self::Here { bytes, .. } => bytes.len() as u64,
@@ -100,6 +105,8 @@ struct Connection {
     active: Vec<Number>,
     /// The last look at those has moved them, and not all to their end.
     is_stepping: bool,
+    /// The next note must stay in the ring until a receive makes room for its message.
+    is_stalled: bool,
     assembling: Assembling,
 }
 
@@ -241,7 +248,9 @@ impl Port {
         // What has come already is met first.
         state.progress();
         // SAFETY: passed on.
-        unsafe { state.receive(from.peer(), tag, mask, pieces) }
+        let begun = unsafe { state.receive(from.peer(), tag, mask, pieces) };
+        state.go_on_with_stalled();
+        begun
     }
 
     /// Sends and returns when the memory may be used again.
@@ -277,6 +286,7 @@ impl Port {
             state.progress();
             state.receive(from.peer(), tag, mask, pieces)
         }?;
+        state.go_on_with_stalled();
         self.finish(state, begun)
     }
 

@@ -78,11 +78,15 @@ impl State {
 
     fn try_progress(&mut self, peer: usize) -> Result<(bool, bool), Nonsense> {
         let mut moved = false;
+        self.connection(peer).is_stalled = false;
         for _ in 0..CELLS {
             let Some(words) = self.connection(peer).wire.consumer.peek() else { break };
             match self.deliver(peer, &words)? {
                 Fate::Passed => {}
-                Fate::Stays => break,
+                Fate::Stays => {
+                    self.connection(peer).is_stalled = true;
+                    break;
+                }
                 Fate::Closes => return Ok((true, true)),
             }
             self.connection(peer).wire.pass();
@@ -103,6 +107,16 @@ impl State {
             moved |= self.send_outbox(peer)?;
         }
         Ok((moved, false))
+    }
+
+    /// A receive was posted, or has taken a kept message: there may be room for messages now that
+    /// had to stay in their rings. Nobody else would look at them: their senders have rung.
+    pub(super) fn go_on_with_stalled(&mut self) {
+        for peer in 0..self.peers.len() {
+            if self.peers[peer].connection.as_ref().is_some_and(|c| c.is_stalled) {
+                self.progress_peer(peer);
+            }
+        }
     }
 
     /// Lets every active operation of a peer do a step.

@@ -153,6 +153,11 @@ impl State {
         }
         let capacity = check_pieces(pieces)?;
         let want = Want { source, tag, mask };
+        if !self.operations.has_room()
+            && self.matching.look(&want).is_some_and(|found| !found.message.is_complete())
+        {
+            return Err(ValidationError::TooManyOperations(self.operations.count()).into());
+        }
         if let Some(unexpected) = self.matching.take(&want) {
             let (peer, tag, id) = (unexpected.source, unexpected.tag, unexpected.id);
             self.peers[peer].kept_count -= 1;

@@ -36,6 +36,8 @@ const SLICES: u32 = 3;
 /// The lock, held. When it is let go, whoever waits for what was done is told.
 pub(crate) struct Entered<'a> {
     port: &'a Port,
+    /// Let go to sleep on the words: this thread is the sleeper.
+    to_sleep: bool,
     state: ManuallyDrop<MutexGuard<'a, State>>,
 }
 
@@ -58,7 +60,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         let state = &mut **self.state;
         if state.pollers == 0 && state.resting != 0 {
-            self.port.leave_to_others(state);
+            self.port.leave_to_others(state, self.to_sleep);
         }
         if state.operations.ended > 0 {
             state.operations.ended = 0;
@@ -89,17 +91,18 @@ impl Port {
                 state
             }
         };
-        Entered { port: self, state: ManuallyDrop::new(state) }
+        Entered { port: self, to_sleep: false, state: ManuallyDrop::new(state) }
     }
 
     /// At the end of a call, when others wait: the sleeper goes on with messages that this call
     /// has begun, and watchers are told of what waits to be taken.
     #[cold]
-    fn leave_to_others(&self, state: &mut State) {
+    fn leave_to_others(&self, state: &mut State, to_sleep: bool) {
         if state.resting & AWAY != 0 {
             state.watch_again();
         }
-        if state.has_sleeper && state.has_active() {
+        // Messages that only wait for their peers need nobody.
+        if !to_sleep && state.has_sleeper && state.has_active() && state.progress() {
             self.wake_sleeper(state);
         }
     }
@@ -149,6 +152,9 @@ impl Port {
                     if let Some(found) = look(&mut state) {
                         break 'wait Some(found);
                     }
+                    if moved && self.contenders.load(Ordering::Relaxed) > 0 {
+                        break;
+                    }
                     // A pause takes longer than a look: now and then is enough for a core's twin.
                     if turn % 8 == 7 {
                         std::hint::spin_loop();
@@ -164,7 +170,7 @@ impl Port {
                 }
                 if state.is_crowded || self.contenders.load(Ordering::Relaxed) > 0 {
                     drop(state);
-                    std::thread::yield_now();
+                    self.let_others_in();
                     state = self.enter();
                 }
             }
@@ -176,6 +182,19 @@ impl Port {
         };
         state.end_polling();
         found
+    }
+
+    /// Lets those in who wait for the lock. Whoever has slept for it takes a while to wake up, and
+    /// would never find it free if this thread took it again at once.
+    fn let_others_in(&self) {
+        const PATIENCE: u32 = 100;
+        std::thread::yield_now();
+        for _ in 0..PATIENCE {
+            if self.contenders.load(Ordering::Relaxed) == 0 {
+                break;
+            }
+            std::thread::yield_now();
+        }
     }
 
     /// Sleeps until something may have happened. Gives the lock up meanwhile.
@@ -214,9 +233,12 @@ impl Port {
             state.resting |= way;
             let words = state.rest();
             if !state.is_anything_ready() {
+                state.to_sleep = true;
                 drop(state);
                 match &readiness {
                     Some(readiness) => {
+                        // Peers may be lost meanwhile, and their memory should go with them.
+                        drop(words);
                         let _ = readiness.wait(deadline.map(|_| slice));
                     }
                     None if words.is_empty() => std::thread::sleep(slice),
@@ -245,11 +267,10 @@ impl Port {
 
     /// Wakes the sleeper of this process, wherever it sleeps.
     pub(crate) fn wake_sleeper(&self, state: &mut State) {
-        for slot in &state.peers {
-            if let Some(connection) = &slot.connection {
-                let attention = connection.wire.memory.own_attention();
-                attention.awake();
-                futex_wake_shared(attention.word());
+        for slot in &mut state.peers {
+            if let Some(connection) = &mut slot.connection {
+                connection.wire.awake();
+                futex_wake_shared(connection.wire.memory.own_attention().word());
             }
         }
         if let Some(event) = &state.event {
@@ -304,11 +325,11 @@ impl State {
         }
     }
 
-    fn awake(&self) {
+    fn awake(&mut self) {
         if self.resting != 0 {
-            for slot in &self.peers {
-                if let Some(connection) = &slot.connection {
-                    connection.wire.memory.own_attention().awake();
+            for slot in &mut self.peers {
+                if let Some(connection) = &mut slot.connection {
+                    connection.wire.awake();
                 }
             }
         }
@@ -317,10 +338,10 @@ impl State {
     /// Says to all peers how this side wants to be told; returns the words to sleep on.
     pub(super) fn rest(&mut self) -> Vec<(Memory, u32)> {
         let flags = self.resting;
-        let connections = self.peers.iter().filter_map(|slot| slot.connection.as_ref());
+        let connections = self.peers.iter_mut().filter_map(|slot| slot.connection.as_mut());
         connections
             .map(|connection| {
-                connection.wire.memory.own_attention().rest(flags);
+                connection.wire.rest(flags);
                 (connection.wire.memory.clone(), flags)
             })
             .collect()
@@ -330,7 +351,7 @@ impl State {
     pub(super) fn is_anything_ready(&self) -> bool {
         self.peers.iter().filter_map(|slot| slot.connection.as_ref()).any(|connection| {
             let wants_room = !connection.outbox.is_empty() || connection.wire.is_holding();
-            connection.wire.consumer.is_ready()
+            (connection.wire.consumer.is_ready() && !connection.is_stalled)
                 || (wants_room && connection.wire.has_news_of_room())
         }) || self.closed
     }

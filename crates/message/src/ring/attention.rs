@@ -40,15 +40,16 @@ impl Default for Attention {
 
 impl Attention {
     /// For the owner: from now on it must be told, in the ways of `flags`. Look at the ring once
-    /// more after this.
-    pub fn rest(&self, flags: u32) {
-        self.word.store(flags, Ordering::Relaxed);
+    /// more after this. Returns what it said last, unless it was told since.
+    pub fn rest(&self, flags: u32) -> u32 {
+        let before = self.word.swap(flags, Ordering::Relaxed);
         fence(Ordering::SeqCst);
+        before
     }
 
-    /// For the owner: it looks by itself.
-    pub fn awake(&self) {
-        self.word.store(0, Ordering::Relaxed);
+    /// For the owner: it looks by itself. Returns what it said last, unless it was told since.
+    pub fn awake(&self) -> u32 {
+        self.word.swap(0, Ordering::Relaxed)
     }
 
     /// For the owner: what it said last, unless it was told since.

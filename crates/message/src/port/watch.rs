@@ -1,0 +1,111 @@
+//! Being watched: a descriptor for event loops, readable while there is something to do or to take.
+//!
+//! What comes from outside makes a set of sockets and processes readable ([`super::wait`]), on which
+//! threads of this port sleep too. What has come already and waits to be taken shows in an event
+//! beside it: threads that sleep for something else must not be woken by it again and again.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use memferry_sys::EventFd;
+use memferry_sys::readiness::Readiness;
+
+use super::{Port, State};
+use crate::error::{ConnectError, Error, Gone};
+use crate::ring::attention::AWAY;
+
+/// What event loops watch.
+#[derive(Debug)]
+pub(super) struct Watched {
+    set: Arc<Readiness>,
+    event: EventFd,
+    is_signalled: bool,
+}
+
+impl Port {
+    /// A descriptor that is readable whenever there is something to do or to take.
+    pub(crate) fn watch(&self) -> Result<Arc<Readiness>, Error> {
+        let mut state = self.enter();
+        let set = state
+            .watched_set()
+            .map_err(ConnectError::system("making a descriptor for event loops"))?;
+        state.resting |= AWAY;
+        state.rest();
+        Ok(set)
+    }
+}
+
+impl State {
+    fn watched_set(&mut self) -> std::io::Result<Arc<Readiness>> {
+        if let Some(watched) = &self.watched {
+            return Ok(watched.set.clone());
+        }
+        let (set, event) = (Arc::new(Readiness::new()?), EventFd::new()?);
+        set.add(self.readiness()?.as_fd(), false)?;
+        set.add(event.as_fd(), false)?;
+        self.watched = Some(Watched { set: set.clone(), event, is_signalled: false });
+        Ok(set)
+    }
+
+    /// At the end of every call: takes wake-ups out of the sockets, asks for new ones, and makes the
+    /// descriptor readable exactly while something waits.
+    #[cold]
+    pub(super) fn watch_again(&mut self) {
+        loop {
+            for peer in 0..self.peers.len() {
+                let flags = self.resting;
+                let Some(connection) = &mut self.peers[peer].connection else { continue };
+                let wire = &mut connection.wire;
+                if wire.is_resting(flags) && !wire.has_stale_packets() {
+                    continue;
+                }
+                // In this order: a packet for what comes after `rest` must stay in the socket.
+                wire.awake();
+                let drained = if wire.has_stale_packets() { wire.drain_socket() } else { Ok(()) };
+                wire.rest(flags);
+                if let Err(nonsense) = drained {
+                    self.lose(peer, Gone::Misbehaved(nonsense.0));
+                }
+            }
+            if !self.is_anything_ready() || !self.progress() {
+                break;
+            }
+        }
+        let waits = self.has_something_to_take();
+        if let Some(watched) = &mut self.watched
+            && waits != watched.is_signalled
+        {
+            watched.is_signalled = waits;
+            if waits {
+                watched.event.signal();
+            } else {
+                watched.event.drain();
+            }
+        }
+    }
+
+    /// Whether there is a reason to call although nothing comes from outside: outcomes, messages,
+    /// copies with steps left, or that nothing will ever come again.
+    fn has_something_to_take(&mut self) -> bool {
+        self.operations.has_untaken()
+            || self.matching.kept_count() > 0
+            || self.closed
+            || self.is_abandoned()
+            || self.is_stepping()
+            // Engines do not ring.
+            || self.is_offloading()
+    }
+
+    /// Whether this is a link and its other side is gone.
+    fn is_abandoned(&self) -> bool {
+        self.listener.is_none()
+            && !self.peers.is_empty()
+            && self.peers.iter().all(|slot| slot.connection.is_none())
+    }
+
+    /// Whether the last look at messages under way has moved them, and not to the end.
+    fn is_stepping(&self) -> bool {
+        let mut connections = self.peers.iter().filter_map(|slot| slot.connection.as_ref());
+        connections.any(|connection| connection.is_stepping)
+    }
+}

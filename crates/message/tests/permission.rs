@@ -1,0 +1,269 @@
+//! Processes that may not look into each other, for real: switched off, filtered, another user,
+//! another namespace. Messages of all sizes arrive nevertheless, and the gate is named.
+
+mod support;
+
+use std::process::{Command, Stdio};
+
+use memferry_message::{Builder, ConnectError, Denied, Endpoint, Error, Peer, TAG_ALL};
+use support::memory::{first_wrong, pattern};
+use support::process::{self, Child, setting};
+use support::{say, unique};
+
+const SIZES: [usize; 9] = [0, 1, 48, 49, 5000, 20_000, 300_001, 1 << 20, (5 << 20) + 3];
+const NOBODY: u32 = 65534;
+
+/// Messages of all sizes from one side to the other.
+fn send_all(endpoint: &Endpoint, to: Peer) {
+    for (tag, size) in SIZES.into_iter().enumerate() {
+        endpoint.send(to, tag as u64, &pattern(size, tag as u64)).unwrap();
+    }
+}
+
+fn receive_all(endpoint: &Endpoint, from: Peer) {
+    for (tag, size) in SIZES.into_iter().enumerate() {
+        let mut buffer = vec![0; size];
+        let received = endpoint.recv(from, tag as u64, TAG_ALL, &mut buffer).unwrap();
+        assert_eq!(received.length, size as u64);
+        assert_eq!(first_wrong(&buffer, tag as u64), None, "{size} bytes");
+    }
+}
+
+/// Messages in shareable memory, which both sides may map whatever else they may not.
+fn exchange_shareable(endpoint: &Endpoint, peer: Peer) {
+    let mut mine = memferry_message::ShareableBuffer::new(3 << 20).unwrap();
+    support::memory::fill(&mut mine, 4);
+    let send = endpoint.isend(peer, 99, mine).unwrap();
+    let theirs = memferry_message::ShareableBuffer::new(3 << 20).unwrap();
+    let receive = endpoint.irecv(peer, 99, TAG_ALL, theirs).unwrap();
+    assert_eq!(first_wrong(&receive.wait().unwrap().1, 4), None);
+    send.wait().unwrap();
+}
+
+/// The other process: behind the gate, it exchanges everything and says what stood in the way.
+fn behind_the_gate() {
+    let gate = setting("MEMFERRY_TEST_GATE");
+    match gate.as_str() {
+        "eperm" => filter(libc::EPERM),
+        "enosys" => filter(libc::ENOSYS),
+        _ => {}
+    }
+    let builder = Builder::new().allow_uid(0).allow_uid(NOBODY);
+    let endpoint = builder.open(&unique("behind")).unwrap();
+    let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    let reach = endpoint.reach(peer).unwrap();
+    endpoint.send(peer, 1000, format!("{reach:?}").as_bytes()).unwrap();
+    send_all(&endpoint, peer);
+    receive_all(&endpoint, peer);
+    exchange_shareable(&endpoint, peer);
+}
+
+/// Makes the calls for cross-memory access fail from now on.
+fn filter(error: i32) {
+    let jump = |number: libc::c_long, skip: u8| libc::sock_filter {
+        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+        jt: skip,
+        jf: 0,
+        k: number as u32,
+    };
+    let plain = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    let mut program = [
+        // The number of the call comes first in what the filter sees.
+        plain(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
+        jump(libc::SYS_process_vm_readv, 2),
+        jump(libc::SYS_process_vm_writev, 1),
+        plain(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
+        plain(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | error as u32),
+    ];
+    let filter =
+        libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: changes what this thread and those it starts may do; the program is copied.
+    let result = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter)
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn gated(gate: &str, endpoint: &Endpoint) -> Command {
+    let mut command = process::command("behind the gate");
+    command.env("MEMFERRY_TEST_GATE", gate).env("MEMFERRY_TEST_NAME", endpoint.name());
+    command
+}
+
+/// Exchanges everything with a process behind a gate; returns what it says about its reach.
+fn exchange(endpoint: &Endpoint, command: &mut Command) -> String {
+    let child = Child::spawn(command);
+    let mut words = vec![0; 200];
+    let received =
+        endpoint.recv(memferry_message::Source::Any, 1000, TAG_ALL, &mut words).unwrap();
+    words.truncate(received.length as usize);
+    receive_all(endpoint, received.source);
+    send_all(endpoint, received.source);
+    exchange_shareable(endpoint, received.source);
+    child.finish();
+    String::from_utf8(words).unwrap()
+}
+
+fn here() -> Endpoint {
+    Builder::new().allow_uid(NOBODY).open(&unique("here")).unwrap()
+}
+
+fn denied(gate: Denied) -> String {
+    format!("Reach {{ read: false, write: false, denied: Some({gate:?}) }}")
+}
+
+#[test]
+fn switched_off_by_the_environment() {
+    let endpoint = here();
+    let reach = exchange(&endpoint, gated("", &endpoint).env("MEMFERRY_CMA", "off"));
+    assert_eq!(reach, denied(Denied::SwitchedOff));
+}
+
+#[test]
+fn a_filter_that_forbids_or_hides_the_calls() {
+    for gate in ["eperm", "enosys"] {
+        let endpoint = here();
+        let reach = exchange(&endpoint, &mut gated(gate, &endpoint));
+        assert_eq!(reach, denied(Denied::Filtered), "{gate}");
+    }
+}
+
+#[test]
+fn a_filter_on_both_sides() {
+    let name = unique("filtered");
+    let spawn = |rank: &str| {
+        let mut command = process::command("pair");
+        command.env("MEMFERRY_TEST_NAME", &name).env("MEMFERRY_TEST_RANK", rank);
+        Child::spawn(&mut command)
+    };
+    for child in [spawn("0"), spawn("1")] {
+        child.finish();
+    }
+}
+
+/// One of two processes of a job, neither of which may look into the other.
+fn filtered_pair() {
+    filter(libc::EPERM);
+    let rank: usize = setting("MEMFERRY_TEST_RANK").parse().unwrap();
+    let job = memferry_message::Job::join(&setting("MEMFERRY_TEST_NAME"), rank, 2).unwrap();
+    let peer = job.peer(1 - rank);
+    let reach = job.endpoint().reach(peer).unwrap();
+    assert_eq!(format!("{reach:?}"), denied(Denied::Filtered));
+    for turn in 0..2 {
+        if turn == rank {
+            send_all(job.endpoint(), peer);
+        } else {
+            receive_all(job.endpoint(), peer);
+        }
+    }
+    exchange_shareable(job.endpoint(), peer);
+}
+
+fn is_root() -> bool {
+    // SAFETY: asks for a number.
+    unsafe { libc::geteuid() == 0 }
+}
+
+#[test]
+fn another_user_is_let_in_where_it_is_allowed() {
+    use std::os::unix::process::CommandExt;
+    if !is_root() {
+        return say(format_args!("skipped: only root can become another user"));
+    }
+    let endpoint = here();
+    let reach = exchange(&endpoint, gated("", &endpoint).uid(NOBODY));
+    assert_eq!(reach, denied(Denied::OtherUser));
+}
+
+#[test]
+fn another_user_is_refused_where_it_is_not_allowed() {
+    use std::os::unix::process::CommandExt;
+    if !is_root() {
+        return say(format_args!("skipped: only root can become another user"));
+    }
+    let (name, mine) = (unique("nobody's"), unique("root's"));
+    let strict = Builder::new().background(true).open(&mine).unwrap();
+    let mut command = process::command("other user");
+    command.env("MEMFERRY_TEST_NAME", &name).env("MEMFERRY_TEST_OTHER", &mine);
+    let mut child = Child::spawn(command.uid(NOBODY).stdin(Stdio::piped()));
+    let mut error = None;
+    support::until("it listens", || {
+        error = strict.connect(&name).err();
+        !matches!(error, Some(Error::Connect(ConnectError::NobodyListens(_))))
+    });
+    assert_eq!(error, Some(Error::Connect(ConnectError::UserNotAllowed(NOBODY))));
+    assert!(error.unwrap().to_string().contains("65534"));
+    drop(child.take_input());
+    child.finish();
+    assert!(strict.peers().is_empty());
+}
+
+/// Another user, who is refused whether it allows root or not.
+fn other_user() {
+    let other = setting("MEMFERRY_TEST_OTHER");
+    let endpoint = Endpoint::open(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    let error = endpoint.connect(&other).unwrap_err();
+    assert_eq!(error, Error::Connect(ConnectError::UserNotAllowed(0)));
+    let trusting = Builder::new().allow_user("root").open(&unique("trusting")).unwrap();
+    let error = trusting.connect(&other).unwrap_err();
+    assert!(matches!(error, Error::Connect(ConnectError::Refused(..))), "{error}");
+    assert!(error.to_string().contains("allow_uid"), "{error}");
+    // Root calls meanwhile.
+    std::io::read_to_string(std::io::stdin()).unwrap();
+}
+
+/// Enters a new namespace.
+fn unshare(kind: i32) -> std::io::Result<()> {
+    // SAFETY: changes only what this process sees of others.
+    match unsafe { libc::unshare(kind) } {
+        0 => Ok(()),
+        _ => Err(std::io::Error::last_os_error()),
+    }
+}
+
+/// Whether such namespaces can be made here at all.
+fn may_unshare(kind: i32) -> bool {
+    let mut command = Command::new("true");
+    process::prepare(&mut command, move || unshare(kind));
+    let may = command.status().is_ok();
+    if !may {
+        say(format_args!("skipped: this kind of namespace cannot be made here"));
+    }
+    may
+}
+
+#[test]
+fn another_user_namespace() {
+    if may_unshare(libc::CLONE_NEWUSER) {
+        let endpoint = here();
+        let mut command = gated("", &endpoint);
+        process::prepare(&mut command, || unshare(libc::CLONE_NEWUSER));
+        assert_eq!(exchange(&endpoint, &mut command), denied(Denied::UserNamespace));
+    }
+}
+
+#[test]
+fn another_pid_namespace() {
+    if may_unshare(libc::CLONE_NEWPID) {
+        let endpoint = here();
+        let mut command = process::command("parent of a namespace");
+        command.env("MEMFERRY_TEST_GATE", "").env("MEMFERRY_TEST_NAME", endpoint.name());
+        assert_eq!(exchange(&endpoint, &mut command), denied(Denied::PidNamespace));
+    }
+}
+
+#[test]
+fn other_processes_begin_here() {
+    match process::role().as_deref() {
+        Some("behind the gate") => behind_the_gate(),
+        Some("pair") => filtered_pair(),
+        Some("other user") => other_user(),
+        Some(_) => {
+            // The namespace is for the children of whoever makes it.
+            unshare(libc::CLONE_NEWPID).unwrap();
+            Child::spawn(&mut process::command("behind the gate")).finish();
+        }
+        None => {}
+    }
+}
