@@ -28,12 +28,19 @@ pub(crate) enum Task {
     Bench(BenchArgs),
     /// Check what this machine can do, what is missing, and how to mend it
     Doctor(DoctorArgs),
-    /// Tell which path a copy of a size takes, and why
+    /// Tell which path a copy or a message of a size takes, and why
     Explain(ExplainArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell to complete for
         shell: Shell,
+    },
+    /// The other side of the messages that `memferry doctor` sends
+    #[command(hide = true)]
+    Partner {
+        /// The name of its endpoint
+        #[arg(long)]
+        name: String,
     },
     /// A member of a group of processes that a bench has started
     #[command(hide = true)]
@@ -63,7 +70,7 @@ pub(crate) struct BenchArgs {
 /// Arguments of `memferry doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
-    /// Measure the machine anew (a fifth of a second) and save the result for all programs
+    /// Measure the machine anew (a third of a second) and save the result for all programs
     #[arg(long)]
     pub(crate) measure: bool,
     /// Print one JSON object instead of text
@@ -75,8 +82,11 @@ pub(crate) struct DoctorArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
     /// The size of the copy, such as 4096, 64k, 4MiB or 1g
-    #[arg(value_name = "SIZE", value_parser = size::parse)]
-    pub(crate) bytes: u64,
+    #[arg(value_name = "SIZE", value_parser = size::parse, required_unless_present = "message")]
+    pub(crate) bytes: Option<u64>,
+    /// Explain a message of this size between two processes instead of a copy
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with_all = ["bytes", "hot", "cold"])]
+    pub(crate) message: Option<u64>,
     /// The buffers were used just before, or will be used soon: keep them in the caches
     #[arg(long, conflicts_with = "cold")]
     pub(crate) hot: bool,
@@ -154,12 +164,18 @@ mod tests {
     fn a_size_arrives_in_bytes() {
         let cli = Cli::try_parse_from(["memferry", "explain", "64k", "--cold"]).unwrap();
         let Task::Explain(args) = cli.command else { panic!("not explain") };
-        assert_eq!((args.bytes, args.hot, args.cold), (64 << 10, false, true));
+        assert_eq!((args.bytes, args.hot, args.cold), (Some(64 << 10), false, true));
     }
 
     #[test]
     fn what_contradicts_itself_is_refused() {
-        for line in [&["explain", "1k", "--hot", "--cold"][..], &["bench", "--all", "--quick"]] {
+        for line in [
+            &["explain", "1k", "--hot", "--cold"][..],
+            &["explain", "1k", "--message", "1k"],
+            &["explain", "--message", "1k", "--hot"],
+            &["explain"],
+            &["bench", "--all", "--quick"],
+        ] {
             let words = std::iter::once("memferry").chain(line.iter().copied());
             assert_eq!(Cli::try_parse_from(words).unwrap_err().exit_code(), 2);
         }

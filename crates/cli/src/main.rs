@@ -1,5 +1,5 @@
-//! The program `memferry`: measures copies on this machine, checks what the machine can do, and
-//! explains which path a copy takes. This file only sends the arguments to the command they name
+//! The program `memferry`: measures copies and messages on this machine, checks what the machine can
+//! do, and explains which path a copy or a message takes. This file only sends the arguments to the command they name
 //! and turns the result into an exit status: 0 well, 1 failed, 2 called wrongly.
 
 mod args;
@@ -42,8 +42,14 @@ fn run(cli: Cli) -> anyhow::Result<()> {
                 (_, true) => Temperature::Cold,
                 _ => Temperature::Unknown,
             };
-            explain::run(args.bytes, temperature, args.json)
+            match (args.bytes, args.message) {
+                (_, Some(bytes)) => explain::message::run(bytes, args.json),
+                (bytes, None) => {
+                    explain::copy::run(bytes.unwrap_or_default(), temperature, args.json)
+                }
+            }
         }
+        Task::Partner { name } => doctor::partner::run(&name),
         Task::Worker(args) => bench::group::worker::run(&args),
         Task::Completions { shell } => {
             let mut script = Vec::new();

@@ -135,8 +135,13 @@ const fn ratio(
     SummaryKey { bench, key, unit: "ratio", better: Better::Higher, bar, meaning }
 }
 
-const fn share(key: &'static str, bar: Option<f64>, meaning: &'static str) -> SummaryKey {
-    SummaryKey { bench: "overlap", key, unit: "share", better: Better::Higher, bar, meaning }
+const fn share(
+    bench: &'static str,
+    key: &'static str,
+    bar: Option<f64>,
+    meaning: &'static str,
+) -> SummaryKey {
+    SummaryKey { bench, key, unit: "share", better: Better::Higher, bar, meaning }
 }
 
 const fn cost(
@@ -151,10 +156,13 @@ const fn cost(
 
 const LATENCY: &str = "copy-latency";
 const BANDWIDTH: &str = "copy-bandwidth";
+const OVERLAP: &str = "overlap";
 const OVERHEAD: &str = "overhead";
 const POLLUTION: &str = "pollution";
+const IPC: &str = "ipc";
 const PINGPONG: &str = "pingpong";
 const ALLTOALL: &str = "alltoall";
+const RECEIVE: &str = "receive-overhead";
 const APPS: &str = "apps";
 
 /// Every known key, grouped by bench.
@@ -174,10 +182,10 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     ratio(BANDWIDTH, "cold_4m_vs_memcpy", Some(2.0), "Throughput of many 4 MiB copies outside the caches, against memcpy."),
     ratio(BANDWIDTH, "cold_4m_vs_rayon", None, "Throughput of many 4 MiB copies outside the caches, against memcpy spread over rayon."),
 
-    share("hot_64k", Some(0.85), "Share of a hot 64 KiB copy that hides behind the caller's own work."),
-    share("hot_1m", None, "Share of a hot 1 MiB copy that hides behind the caller's own work."),
-    share("hot_4m", Some(0.97), "Share of a hot 4 MiB copy that hides behind the caller's own work."),
-    share("cold_4m", Some(0.97), "Share of a cold 4 MiB copy that hides behind the caller's own work."),
+    share(OVERLAP, "hot_64k", Some(0.85), "Share of a hot 64 KiB copy that hides behind the caller's own work."),
+    share(OVERLAP, "hot_1m", None, "Share of a hot 1 MiB copy that hides behind the caller's own work."),
+    share(OVERLAP, "hot_4m", Some(0.97), "Share of a hot 4 MiB copy that hides behind the caller's own work."),
+    share(OVERLAP, "cold_4m", Some(0.97), "Share of a cold 4 MiB copy that hides behind the caller's own work."),
 
     cost(OVERHEAD, "submit_ns", "ns", Some(150.0), "Time the caller spends to hand over the smallest copy to a channel that is awake."),
     cost(OVERHEAD, "submit_64k_ns", "ns", None, "Time the caller spends to start a copy of 64 KiB, which others can help with."),
@@ -190,6 +198,10 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     cost(POLLUTION, "ours_slowdown", "ratio", Some(1.05), "The same after a copy of ours that spares the caller's core."),
     cost(POLLUTION, "ours_slowdown_vs_at_once", "ratio", None, "The same against a read without any pause."),
     cost(POLLUTION, "ours_helping_slowdown", "ratio", None, "The same after an ordinary blocking copy of ours, with which the caller helps."),
+
+    ratio(IPC, "4m_vs_cma", None, "Speed of a message of 4 MiB (half of a round trip), against one copy by the receiver with process_vm_readv."),
+    ratio(IPC, "4m_vs_shm", None, "Speed of a message of 4 MiB (half of a round trip), against two pipelined copies through shared memory."),
+    ratio(IPC, "4m_vs_loopback", None, "Speed of a message of 4 MiB (half of a round trip), against TCP over the loopback interface."),
 
     cost(PINGPONG, "floor_ns", "ns", None, "Time a cache line takes from core to core, with a line for each direction: no message can be quicker."),
     cost(PINGPONG, "8b_vs_floor", "ratio", Some(1.5), "A message of 8 bytes as a multiple of that floor."),
@@ -205,6 +217,9 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     ratio(ALLTOALL, "np2_1m_vs_best", None, "Speed of an exchange of 1 MiB from each to each of 2 processes, against the faster MPI."),
     ratio(ALLTOALL, "np4_64k_vs_best", Some(1.2), "Speed of an exchange of 64 KiB from each to each of 4 processes, against the faster MPI."),
     ratio(ALLTOALL, "np4_1m_vs_best", None, "Speed of an exchange of 1 MiB from each to each of 4 processes, against the faster MPI."),
+
+    share(RECEIVE, "overhead_reduction", None, "Share of the compute time lost to naive receiving of cold 1 MiB messages that the best way to receive ahead gives back (paper: 0.42)."),
+    share(RECEIVE, "overhead_reduction_hot", None, "The same with messages in few places, which stay in the caches (paper: 0.31)."),
 
     ratio(APPS, "is_vs_best", None, "Speed of an integer sort over several processes, against the faster MPI."),
     ratio(APPS, "ft_vs_best", None, "Speed of a Fourier transform over several processes, against the faster MPI."),

@@ -80,6 +80,22 @@ fn two_members_of_ours_carry_out_every_order() {
 }
 
 #[test]
+fn two_members_carry_messages_in_every_way() {
+    let streams = ["stream 1000 3", "stream 300000 2"];
+    for kind in ["link", "cross-memory", "two-copies", "loopback-tcp", "unix-socket", "pipe"] {
+        play_well(kind, &[&PINGPONG[1..], &streams[..]].concat());
+    }
+}
+
+#[test]
+fn a_receiver_of_tasks_works_through_them_in_every_form() {
+    let orders = ["receive-hot 4096 3", "receive-hot 300000 2", "receive-cold 70000 2"];
+    for form in ["naive", "two-phase", "three-phase", "background"] {
+        play_well(&format!("receive-{form}"), &orders);
+    }
+}
+
+#[test]
 #[cfg(feature = "peers")]
 fn two_members_of_other_libraries_play_pingpong() {
     for kind in ["iceoryx", "ipc-channel"] {

@@ -6,6 +6,7 @@ mod apps;
 mod bandwidth;
 pub(crate) mod command;
 pub(crate) mod group;
+mod ipc;
 mod latency;
 mod load;
 mod measure;
@@ -13,6 +14,7 @@ mod overhead;
 mod overlap;
 mod pingpong;
 mod pollution;
+mod receive_overhead;
 mod suite;
 
 use crate::outcome::Outcome;
@@ -67,8 +69,10 @@ pub(crate) fn all() -> &'static [&'static dyn Bench] {
         &overlap::Overlap,
         &overhead::Overhead,
         &pollution::Pollution,
+        &ipc::Ipc,
         &pingpong::Pingpong,
         &alltoall::Alltoall,
+        &receive_overhead::ReceiveOverhead,
         &apps::Apps,
     ]
 }

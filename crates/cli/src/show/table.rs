@@ -86,7 +86,7 @@ fn render_summary(outcome: &Outcome, paint: Paint) -> String {
 }
 
 /// Pads cells to columns. Numbers stand to the right; a first column of names to the left.
-fn align(lines: &[Vec<String>], names_first: bool) -> Vec<String> {
+pub(crate) fn align(lines: &[Vec<String>], names_first: bool) -> Vec<String> {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         let cells = lines.iter().filter_map(|line| line.get(column));

@@ -152,8 +152,17 @@ impl Rounds {
 
     /// The median time of a series.
     pub(in crate::bench) fn median_ns(&self, series: &str) -> f64 {
+        median(self.values(series, |timing| timing.total_ns))
+    }
+
+    /// What a series took, round by round, turned into a value; nothing if it did not take part.
+    pub(in crate::bench) fn values(
+        &self,
+        series: &str,
+        value_of: impl Fn(&Timing) -> f64,
+    ) -> Vec<f64> {
         let times = self.line(series).map(|line| &line.times[..]).unwrap_or_default();
-        median(times.iter().map(|timing| timing.total_ns).collect())
+        times.iter().map(value_of).collect()
     }
 
     /// A row for every contestant, with its times turned into a value of some unit.

@@ -22,8 +22,39 @@ pub(in crate::bench) const SHAREABLE: &str = "memferry (shareable)";
 /// UCX by its own measuring program, which a bench may leave out where time is short.
 pub(in crate::bench) const UCX: &str = "UCX";
 
+/// One copy by the receiver alone.
+pub(in crate::bench) const CROSS_MEMORY: &str = "cross-memory read";
+/// Two copies through shared memory.
+pub(in crate::bench) const TWO_COPIES: &str = "shared memory, two copies";
+/// TCP over the loopback interface.
+pub(in crate::bench) const LOOPBACK: &str = "loopback TCP";
+
+/// A receiver that does nothing ahead.
+pub(in crate::bench) const RECEIVE_NAIVE: &str = "naive";
+/// Receivers that begin to receive before they need the message.
+pub(in crate::bench) const RECEIVE_AHEAD: [&str; 3] =
+    ["memferry (two phases)", "memferry (three phases)", "memferry (background)"];
+
 /// Members of ours, by series.
 const OURS: [(&str, Kind); 2] = [(MEMFERRY, Kind::Memferry), (SHAREABLE, Kind::Shareable)];
+
+/// Ways from one process to another: ours, and those that every program has.
+const CARRIERS: [(&str, Role, Kind); 6] = [
+    (MEMFERRY, Role::Ours, Kind::Link),
+    (CROSS_MEMORY, Role::Peer, Kind::CrossMemory),
+    (TWO_COPIES, Role::Peer, Kind::TwoCopies),
+    (LOOPBACK, Role::Peer, Kind::LoopbackTcp),
+    ("Unix socket", Role::Peer, Kind::UnixSocket),
+    ("pipe", Role::Peer, Kind::Pipe),
+];
+
+/// Receivers of ours, which differ in how their loops are written.
+const RECEIVERS: [(&str, Role, Kind); 4] = [
+    (RECEIVE_NAIVE, Role::Peer, Kind::ReceiveNaive),
+    (RECEIVE_AHEAD[0], Role::Ours, Kind::ReceiveTwoPhase),
+    (RECEIVE_AHEAD[1], Role::Ours, Kind::ReceiveThreePhase),
+    (RECEIVE_AHEAD[2], Role::Ours, Kind::ReceiveBackground),
+];
 
 /// Peers that are libraries inside this program, by the name of their crate.
 #[cfg(feature = "peers")]
@@ -74,6 +105,13 @@ impl Camp {
         Ok(Self { ground, missing, versions })
     }
 
+    /// For contestants that are all in this program.
+    pub(in crate::bench) fn pitch_for_own() -> anyhow::Result<Self> {
+        let (cores, scratch) = (Cores::of_this_machine(), Scratch::new()?);
+        let ground = Ground { cores, mpi: Vec::new(), scratch };
+        Ok(Self { ground, missing: Vec::new(), versions: BTreeMap::new() })
+    }
+
     /// How many cores there are for members.
     pub(in crate::bench) fn cores(&self) -> usize {
         self.ground.cores.whole()
@@ -108,6 +146,24 @@ impl Camp {
         }
         for (series, single_line) in [(FLOOR, false), (SINGLE_LINE, true)] {
             field.enter(series, Role::Floor, Floor::between(&self.ground.cores, single_line));
+        }
+        field
+    }
+
+    /// A link of ours, and the ways that every program has.
+    pub(in crate::bench) fn field_of_carriers(&mut self) -> Field<'_> {
+        self.field_of_own(&CARRIERS)
+    }
+
+    /// Receivers of streams of tasks, each with its sender.
+    pub(in crate::bench) fn field_of_receivers(&mut self) -> Field<'_> {
+        self.field_of_own(&RECEIVERS)
+    }
+
+    fn field_of_own(&mut self, kinds: &[(&str, Role, Kind)]) -> Field<'_> {
+        let mut field = Field { entries: Vec::new(), missing: &mut self.missing };
+        for &(series, role, kind) in kinds {
+            field.enter(series, role, self.ground.start(kind, 2));
         }
         field
     }

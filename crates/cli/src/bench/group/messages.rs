@@ -151,7 +151,8 @@ fn check_exchange(
     Ok(())
 }
 
-fn pattern(place: usize, seed: usize) -> u8 {
+/// The byte at a place.
+pub(super) fn pattern(place: usize, seed: usize) -> u8 {
     (place * 31 + (place >> 8) * 7 + (place >> 16) * 3 + seed) as u8
 }
 

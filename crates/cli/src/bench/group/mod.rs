@@ -3,6 +3,7 @@
 //! be measured in turn, round by round. `field.rs` gathers the contestants, `contest.rs` lets them
 //! run against each other, `worker.rs` is what a member made of this very program does.
 
+mod carrier;
 mod contest;
 mod cores;
 mod exchange;
@@ -21,14 +22,20 @@ mod order;
 mod ours;
 mod plain;
 mod program;
+mod receiver;
 mod scratch;
+mod stream;
 mod ucx;
 pub(crate) mod worker;
 
 pub(super) use contest::{Patience, Rounds};
-pub(super) use field::{Camp, MEMFERRY, SHAREABLE, UCX};
+pub(super) use field::{
+    CROSS_MEMORY, Camp, LOOPBACK, MEMFERRY, RECEIVE_AHEAD, RECEIVE_NAIVE, SHAREABLE, TWO_COPIES,
+    UCX,
+};
 pub(super) use floor::{FLOOR, SINGLE_LINE};
 pub(super) use order::{Order, Task, Timing};
+pub(super) use stream::window_of;
 
 /// Something that carries out orders and says how long they took.
 pub(super) trait Contender {

@@ -8,8 +8,10 @@ use std::process::Command;
 use clap::{Args, ValueEnum};
 use memferry::sys::affinity;
 
+use super::carrier::{self, CrossMemory, LoopbackTcp, OurLink, Pipe, TwoCopies, UnixSocket};
 use super::cores::Cores;
 use super::order::{Order, QUIT, READY, Timing};
+use super::receiver::{self, Form};
 use super::scratch::Room;
 use crate::show;
 
@@ -20,6 +22,26 @@ pub(crate) enum Kind {
     Memferry,
     /// Our endpoints, with memory that the other side maps.
     Shareable,
+    /// Our link.
+    Link,
+    /// One copy by the receiver, out of the sender's memory.
+    CrossMemory,
+    /// Two copies, through shared memory.
+    TwoCopies,
+    /// TCP over the loopback interface.
+    LoopbackTcp,
+    /// A Unix stream socket.
+    UnixSocket,
+    /// A pipe for each direction.
+    Pipe,
+    /// A receiver that does nothing ahead, and its sender.
+    ReceiveNaive,
+    /// A receiver that begins to receive before it waits.
+    ReceiveTwoPhase,
+    /// A receiver that moves messages on in between, too.
+    ReceiveThreePhase,
+    /// A receiver with a thread that moves messages.
+    ReceiveBackground,
     /// Publish and subscribe of iceoryx2.
     #[cfg(feature = "peers")]
     Iceoryx,
@@ -79,11 +101,24 @@ pub(super) fn commands(
 
 /// Joins a group and serves until it is told to quit.
 pub(crate) fn run(args: &WorkerArgs) -> anyhow::Result<()> {
-    affinity::bind_to_core(args.core)?;
+    // That one first starts a thread on another core.
+    if args.kind != Kind::ReceiveBackground {
+        affinity::bind_to_core(args.core)?;
+    }
     let leads = args.rank == 0;
     match args.kind {
         Kind::Memferry => serve(super::ours::join(args)?, leads),
         Kind::Shareable => serve(super::ours::join_shareable(args)?, leads),
+        Kind::Link => serve(carrier::join::<OurLink>(args)?, leads),
+        Kind::CrossMemory => serve(carrier::join::<CrossMemory>(args)?, leads),
+        Kind::TwoCopies => serve(carrier::join::<TwoCopies>(args)?, leads),
+        Kind::LoopbackTcp => serve(carrier::join::<LoopbackTcp>(args)?, leads),
+        Kind::UnixSocket => serve(carrier::join::<UnixSocket>(args)?, leads),
+        Kind::Pipe => serve(carrier::join::<Pipe>(args)?, leads),
+        Kind::ReceiveNaive => serve(receiver::join(args, Form::Naive)?, leads),
+        Kind::ReceiveTwoPhase => serve(receiver::join(args, Form::TwoPhase)?, leads),
+        Kind::ReceiveThreePhase => serve(receiver::join(args, Form::ThreePhase)?, leads),
+        Kind::ReceiveBackground => serve(receiver::join(args, Form::Background)?, leads),
         #[cfg(feature = "peers")]
         Kind::Iceoryx => serve(super::iceoryx::join(args)?, leads),
         #[cfg(feature = "peers")]

@@ -11,8 +11,8 @@ use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_s
 
 use super::{Connect, Link, Meeting};
 
-/// What is asked of the kernel for the data under way; it grants no more than its own limit.
-const SOCKET_BYTES: usize = 4 << 20;
+/// What is asked of the kernel for the data under way: much, but what the caches hold.
+const SOCKET_BYTES: usize = 1 << 20;
 /// The largest pipe for users without privileges, where the kernel does not say it.
 const PIPE_BYTES: i32 = 1 << 20;
 

@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     /// Sizes below, at and above those of fragments, pipes and rings.
-    const SIZES: [usize; 7] = [1, 1000, 32 << 10, (32 << 10) + 1, 300_000, 1 << 20, 3 << 20];
+    const SIZES: [usize; 7] = [1, 1000, 16 << 10, (16 << 10) + 1, 300_000, 1 << 20, 3 << 20];
 
     /// Both tasks look at every byte before they time anything.
     fn carries<L: Connect + Send + 'static>(name: &str) {

@@ -7,9 +7,16 @@ use anyhow::ensure;
 use super::shared_ring::{Rings, Shape};
 use super::{Connect, Link, Meeting};
 
-/// Small enough that the ring stays in the caches, and large enough that hand-overs do not count.
-const FRAGMENT: usize = 32 << 10;
-const SHAPE: Shape = Shape { slots: 8, payload_bytes: FRAGMENT };
+/// Large enough that hand-overs do not count, while the ring stays in the caches.
+const LARGEST_FRAGMENT: usize = 64 << 10;
+const SMALLEST_FRAGMENT: usize = 16 << 10;
+const SHAPE: Shape = Shape { slots: 8, payload_bytes: LARGEST_FRAGMENT };
+
+/// What is copied in one go of a message of a length: a part of it, so that the receiver copies while
+/// the sender does.
+fn fragment_bytes(message_bytes: usize) -> usize {
+    (message_bytes / 4).clamp(SMALLEST_FRAGMENT, LARGEST_FRAGMENT)
+}
 
 pub(in crate::bench::group) struct TwoCopies(Rings);
 
@@ -22,10 +29,11 @@ impl Connect for TwoCopies {
 impl Link for TwoCopies {
     fn send(&mut self, message: &[u8]) -> anyhow::Result<()> {
         let outgoing = &mut self.0.outgoing;
+        let most = fragment_bytes(message.len());
         let mut rest = message;
         // An empty message is a fragment too.
         loop {
-            let (fragment, behind) = rest.split_at(rest.len().min(FRAGMENT));
+            let (fragment, behind) = rest.split_at(rest.len().min(most));
             let payload = outgoing.claim()?;
             // SAFETY: the payload of a claimed slot is this side's and has room for a fragment.
             unsafe { payload.copy_from_nonoverlapping(fragment.as_ptr(), fragment.len()) };
@@ -39,9 +47,10 @@ impl Link for TwoCopies {
 
     fn receive(&mut self, message: &mut [u8]) -> anyhow::Result<()> {
         let incoming = &mut self.0.incoming;
+        let most = fragment_bytes(message.len());
         let mut rest = message;
         loop {
-            let (fragment, behind) = rest.split_at_mut(rest.len().min(FRAGMENT));
+            let (fragment, behind) = rest.split_at_mut(rest.len().min(most));
             let ([length, _], payload) = incoming.next()?;
             ensure!(length == fragment.len() as u64, "a fragment of {length} bytes arrived");
             // SAFETY: the payload of a slot that came holds `length` bytes until it is given back.

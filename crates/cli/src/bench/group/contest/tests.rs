@@ -58,6 +58,8 @@ fn every_contestant_gets_one_turn_in_every_round() {
     assert_eq!(rounds.against_best("a"), 0.5);
     assert_eq!(rounds.times_longer("a", "c"), 2.0);
     assert_eq!(rounds.median_ns("b"), 20.0);
+    assert_eq!(rounds.values("b", |timing| timing.total_ns / 2.0), [10.0; 6]);
+    assert!(rounds.values("d", |timing| timing.total_ns).is_empty());
 }
 
 #[test]

@@ -1,18 +1,16 @@
-//! A member that works through a stream of tasks, each a message and a computation on it, and the
-//! member that sends them: how much of the receiver's time receiving takes away from computing, with
-//! each way to write its loop. After the benchmark of Ciaccio's paper on a self-connected network
-//! card as copy engine.
+//! A stream of tasks: one member sends them, the other receives each and computes on it. How much of
+//! its time does receiving take away from computing, with each way to write that loop? After the
+//! benchmark in Ciaccio's paper on a self-connected network card as copy engine.
 
 mod form;
-mod region;
+mod places;
+mod sender;
 mod work;
 
-use std::collections::VecDeque;
 use std::io;
-use std::ops::Range;
 
 use anyhow::{bail, ensure};
-use memferry::message::{Endpoint, Job, Operation, Peer};
+use memferry::message::{Endpoint, Job, Peer};
 use memferry::sys::affinity;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
@@ -20,29 +18,173 @@ pub(super) use form::Form;
 
 use super::order::{Order, Task, Timing, warm_up_of};
 use super::worker::{Member, WorkerArgs};
-use crate::bench::measure::Walk;
-use region::Region;
+use places::Places;
 use work::{Clocks, steps_of, work};
 
+/// All messages have the same tag: order tells them apart.
 const TAG: u64 = 1;
-/// Sends that the sender keeps open, so that the next task is always ready.
-const WINDOW: usize = 8;
-/// Tasks behind the last timed one, so that those in flight are as many at the end as at the start.
-const TAIL: u64 = 2;
-/// Tasks whose every byte is looked at before any are timed: the hot places more than once.
+/// Tasks whose every byte is looked at before any are timed: more than there are hot places.
 const CHECKED: u64 = 7;
+/// Tasks behind the last timed one, so that as many are in flight at the end as at the start.
+const TAIL: u64 = 3;
 
-/// One of the two members. The job comes first: it ends what is under way before the memory goes.
-struct Member2 {
+/// The receiver, which leads, or the sender.
+struct Pair {
+    // Before the memory: its end is the end of everything that is in flight.
     job: Job,
     form: Form,
     places: Option<Places>,
 }
 
-/// Where messages of one size go, or come from. Both members walk over the same places in step.
-struct Places {
-    bytes: usize,
-    cold: bool,
-    walk: Walk,
-    region: Region,
+/// Joins the other member. The receiver computes on its own core alone; what moves messages in the
+/// background does so on the others.
+pub(super) fn join(args: &WorkerArgs, form: Form) -> anyhow::Result<impl Member + use<>> {
+    let in_background = form == Form::Background && args.rank == 0;
+    if in_background {
+        keep_off(args.core)?;
+    }
+    let pair = Pair::join(&args.name, args.rank, args.size, form)?;
+    affinity::bind_to_core(args.core)?;
+    Ok(pair)
+}
+
+/// Keeps this thread and those that it starts off a core, if there are others.
+fn keep_off(core: usize) -> io::Result<()> {
+    let mut others = CpuSet::new();
+    for other in affinity::allowed_cores() {
+        if other != core {
+            others.set(other);
+        }
+    }
+    if others.count() > 0 {
+        sched_setaffinity(None, &others)?;
+    }
+    Ok(())
+}
+
+impl Pair {
+    fn join(name: &str, rank: usize, size: usize, form: Form) -> anyhow::Result<Self> {
+        ensure!(size == 2, "one sends and one receives");
+        let background = form == Form::Background && rank == 0;
+        let job = Endpoint::builder().background(background).join(name, rank, size)?;
+        Ok(Self { job, form, places: None })
+    }
+
+    fn receives(&self) -> bool {
+        self.job.rank() == 0
+    }
+
+    fn other(&self) -> Peer {
+        self.job.peer(usize::from(self.receives()))
+    }
+
+    /// Sends or receives tasks in the next places.
+    fn pass_on(&mut self, times: u64, task: impl FnMut(&mut [u8], usize)) -> anyhow::Result<()> {
+        let (other, receives) = (self.other(), self.receives());
+        let places = self.places.as_mut().expect("prepared before");
+        let endpoint = self.job.endpoint();
+        if receives {
+            self.form.receive(endpoint, other, places, times, task)
+        } else {
+            sender::send(endpoint, other, places, times)
+        }
+    }
+
+    /// Memory for messages of this kind, and a look at what arrives in it. Returns at once if the
+    /// last order was for the same kind.
+    fn prepare(&mut self, bytes: usize, cold: bool) -> anyhow::Result<()> {
+        if self.places.as_ref().is_some_and(|places| places.are_for(bytes, cold)) {
+            return Ok(());
+        }
+        let mut places = Places::make(self.places.take(), bytes, cold, self.receives())?;
+        if self.receives() {
+            places.clear_first(CHECKED);
+        }
+        self.places = Some(places);
+        let mut right = true;
+        self.pass_on(CHECKED, |message, start| {
+            right &= places::holds_what_lies_at(message, start);
+            // The next one here must bring its own.
+            message.fill(0);
+        })?;
+        ensure!(right, "a byte of a task got lost");
+        Ok(())
+    }
+
+    /// The time of `iterations` tasks in the middle of a stream, and how much more it is than that
+    /// of the computation alone.
+    fn timed(&mut self, bytes: usize, iterations: u64) -> anyhow::Result<Timing> {
+        let (warm_up, steps) = (warm_up_of(iterations), steps_of(bytes));
+        let (mut begin, mut with) = (Clocks::now(), None);
+        let mut count = 0;
+        self.pass_on(warm_up + iterations + TAIL, |message, _| {
+            work(message, steps);
+            count += 1;
+            if count == warm_up {
+                begin = Clocks::now();
+            } else if count == warm_up + iterations {
+                with = Some(begin.elapsed());
+            }
+        })?;
+        // Nobody asks the sender what it took.
+        let Some(with) = with else { return Ok(Timing::of_messages(1.0)) };
+        let message = self.places.as_mut().expect("prepared before").first();
+        // In the caches of this core, whoever brought it there in the stream.
+        work(message, steps);
+        let begin = Clocks::now();
+        (0..iterations).for_each(|_| work(message, steps));
+        // A computation alone takes no other time than the processor's: that of the wall would be
+        // this and whatever else runs on the machine.
+        let alone_ns = begin.elapsed().processor_ns;
+        Ok(Timing {
+            total_ns: with.wall_ns,
+            messages_ns: with.wall_ns - alone_ns,
+            processor_ns: with.processor_ns - alone_ns,
+        })
+    }
+}
+
+impl Member for Pair {
+    fn carry_out(&mut self, order: Order) -> anyhow::Result<Timing> {
+        let Task::Receive { bytes, cold } = order.task else { bail!("can only receive tasks") };
+        let bytes = usize::try_from(bytes)?;
+        self.prepare(bytes, cold)?;
+        self.timed(bytes, order.iterations)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_form_delivers_every_byte() {
+        for form in Form::ALL {
+            let run = move |rank| {
+                let name = format!("receiver-test-{form:?}-{}", std::process::id());
+                let mut pair = Pair::join(&name, rank, 2, form).unwrap();
+                for (bytes, cold) in [(1, false), (5000, false), (300_000, false), (70_001, true)] {
+                    for iterations in [1, 12] {
+                        let task = Task::Receive { bytes, cold };
+                        let timing = pair.carry_out(Order { task, iterations }).unwrap();
+                        assert!(timing.total_ns > 0.0, "{form:?}");
+                    }
+                }
+            };
+            let sender = std::thread::spawn(move || run(1));
+            run(0);
+            sender.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn a_thread_that_is_kept_off_a_core_runs_elsewhere_if_it_can() {
+        let core = affinity::current_core();
+        let left = std::thread::spawn(move || {
+            keep_off(core).unwrap();
+            affinity::allowed_cores()
+        });
+        let left = left.join().unwrap();
+        assert!(left == [core] || !left.contains(&core));
+    }
 }

@@ -1,4 +1,4 @@
-//! `memferry explain`: which path a copy of a size takes on this machine, why, and the measured
+//! `memferry explain SIZE`: which path a copy of a size takes on this machine, why, and the measured
 //! values behind the decision. It asks the planner that real copies ask, and copies nothing.
 
 use memferry::engine::Kernel;

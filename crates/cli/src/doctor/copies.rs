@@ -1,6 +1,4 @@
-//! `memferry doctor`: what this machine can do for copies, what is missing, and the exact command
-//! that mends it. Each check looks at one thing. Nothing is changed, but for the saved profile when
-//! `--measure` asks for it.
+//! What copies need of a machine.
 
 use std::fs;
 use std::sync::Arc;
@@ -9,65 +7,19 @@ use memferry::engine::cpu::{Origin, Profile, ProfileError, ProfileSource};
 use memferry::{BuildError, Ferry};
 use memferry_sys::EventFd;
 use rustix::thread::{MembarrierCommand, membarrier_query};
-use serde::Serialize;
 
-use crate::machine::memory_bytes;
-use crate::outcome::Machine;
-use crate::show::{self, Paint};
+use super::{Check, Status};
+use crate::machine::{Machine, memory_bytes};
 use crate::size;
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 
-/// How a check came out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Status {
-    /// As good as it can be.
-    Ok,
-    /// It works, and could work better.
-    Warn,
-    /// It is not there.
-    Missing,
-}
+pub(super) const PROFILE: &str = "profile";
+pub(super) const A_COPY: &str = "a copy";
 
-/// One thing looked at.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub(crate) struct Check {
-    /// What was looked at.
-    pub(crate) name: &'static str,
-    /// How it came out.
-    pub(crate) status: Status,
-    /// What was found and what it means.
-    pub(crate) detail: String,
-    /// The command or change that mends it.
-    pub(crate) cure: Option<String>,
-}
-
-impl Check {
-    fn new(name: &'static str, status: Status, detail: impl Into<String>) -> Self {
-        Self { name, status, detail: detail.into(), cure: None }
-    }
-
-    fn cure(mut self, cure: impl Into<String>) -> Self {
-        self.cure = Some(cure.into());
-        self
-    }
-}
-
-/// Everything `memferry doctor --json` prints.
-#[derive(Debug, Serialize)]
-struct Diagnosis {
-    machine: Machine,
-    checks: Vec<Check>,
-}
-
-/// Looks at everything and prints it, as text or as JSON.
-pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
-    if measure {
-        Profile::remeasure();
-    }
-    let machine = Machine::look();
-    let checks = vec![
+/// All checks, in the order in which they are shown.
+pub(super) fn checks(machine: &Machine) -> Vec<Check> {
+    vec![
         cores(machine.cores, online_cores().as_deref()),
         streaming(&machine.streaming),
         huge_pages(fs::read_to_string(HUGE_PAGES).ok().as_deref()),
@@ -76,24 +28,8 @@ pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
         eventfd(EventFd::new().map(drop)),
         profile(Profile::load(&ProfileSource::Automatic)),
         a_copy(Ferry::new()),
-    ];
-    let diagnosis = Diagnosis { machine, checks };
-    if json {
-        show::print_json(&diagnosis)?;
-    } else {
-        show::print(&render(&diagnosis, Paint::for_stdout()))?;
-    }
-    // The last two are what every program needs: a script can go by the exit status.
-    let broken: Vec<_> = (diagnosis.checks.iter())
-        .filter(|check| [PROFILE, A_COPY].contains(&check.name) && check.status == Status::Missing)
-        .map(|check| check.name)
-        .collect();
-    anyhow::ensure!(broken.is_empty(), "not working: {}", broken.join(", "));
-    Ok(())
+    ]
 }
-
-const PROFILE: &str = "profile";
-const A_COPY: &str = "a copy";
 
 fn cores(usable: usize, online: Option<&str>) -> Check {
     const NAME: &str = "cores";
@@ -140,10 +76,9 @@ fn streaming(kernels: &[String]) -> Check {
     }
 }
 
-fn huge_pages(setting: Option<&str>) -> Check {
+pub(super) fn huge_pages(setting: Option<&str>) -> Check {
     const NAME: &str = "huge pages";
-    let chosen = setting.and_then(|text| text.split_once('[')?.1.split_once(']'));
-    match chosen.map(|(word, _)| word) {
+    match setting.and_then(chosen) {
         Some(word @ ("always" | "madvise")) => Check::new(
             NAME,
             Status::Ok,
@@ -175,7 +110,7 @@ fn memory(available: Option<u64>) -> Check {
     }
 }
 
-fn membarrier(available: bool) -> Check {
+pub(super) fn membarrier(available: bool) -> Check {
     const NAME: &str = "membarrier";
     if available {
         return Check::new(NAME, Status::Ok, "submitting a copy needs no fence");
@@ -251,6 +186,11 @@ fn a_copy(ferry: Result<Ferry, BuildError>) -> Check {
     }
 }
 
+/// The word in brackets, by which the kernel marks what was chosen: `always [madvise] never`.
+pub(super) fn chosen(setting: &str) -> Option<&str> {
+    Some(setting.split_once('[')?.1.split_once(']')?.0)
+}
+
 /// The cores that are online, as the kernel lists them: `0-3,8`.
 fn online_cores() -> Option<String> {
     fs::read_to_string("/sys/devices/system/cpu/online").ok()
@@ -265,34 +205,9 @@ fn count_cores(list: &str) -> Option<usize> {
     ranges.sum()
 }
 
-fn render(diagnosis: &Diagnosis, paint: Paint) -> String {
-    let facts = diagnosis.machine.facts();
-    let names = facts.iter().map(|(name, _)| *name);
-    let width = names.chain(diagnosis.checks.iter().map(|check| check.name)).map(str::len).max();
-    let width = width.unwrap_or(0);
-    let mut text = format!("{}\n", paint.bold("this machine"));
-    for (name, fact) in &facts {
-        text.push_str(&format!("    {}  {fact}\n", paint.dim(&format!("{name:<width$}"))));
-    }
-    text.push_str(&format!("\n{}\n", paint.bold("checks")));
-    for check in &diagnosis.checks {
-        let sign = match check.status {
-            Status::Ok => paint.good("✓"),
-            Status::Warn => paint.bad("!"),
-            Status::Missing => paint.bad("✗"),
-        };
-        text.push_str(&format!("  {sign} {:<width$}  {}\n", check.name, check.detail));
-        if let Some(cure) = &check.cure {
-            text.push_str(&format!("    {:<width$}  to mend: {}\n", "", paint.bold(cure)));
-        }
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample;
 
     #[test]
     fn the_cure_for_huge_pages_is_a_command() {
@@ -324,23 +239,5 @@ mod tests {
         assert_eq!(count_cores("0-3,8\n"), Some(5));
         assert_eq!(count_cores("0"), Some(1));
         assert_eq!(count_cores("many"), None);
-    }
-
-    #[test]
-    fn a_check_is_rendered_with_its_cure() {
-        let checks = vec![membarrier(false), huge_pages(Some("[always]"))];
-        let diagnosis = Diagnosis { machine: sample::empty("x").machine, checks };
-        let text = render(&diagnosis, Paint::plain());
-        assert!(text.contains("  ✗ membarrier "), "{text}");
-        assert!(text.contains("to mend: run Linux 4.14"), "{text}");
-        assert!(text.contains("  ✓ huge pages "), "{text}");
-    }
-
-    #[test]
-    fn a_check_has_the_fields_scripts_read() {
-        let json = serde_json::to_value(huge_pages(Some("[never]"))).unwrap();
-        assert_eq!(json["status"], "warn");
-        assert!(json["cure"].as_str().unwrap().starts_with("echo madvise"));
-        assert!(json["name"].is_string() && json["detail"].is_string());
     }
 }

@@ -1,0 +1,196 @@
+//! Checks that need a second process: what the two may do with each other's memory, and messages
+//! small and large between them.
+
+use std::time::{Duration, Instant};
+
+use memferry::message::plan::{self, Closeness, Plan, Question, Way};
+use memferry::message::{Builder, Reach};
+
+use super::super::partner::{LARGEST, Partner, TheirReach};
+use super::super::{Check, Status};
+use crate::{number, size};
+
+pub(in super::super) const A_MESSAGE: &str = "a message";
+const A_LARGE_MESSAGE: &str = "a large message";
+const CROSS_MEMORY: &str = "cross-memory access";
+
+/// Everything with a partner; without one, the reason why there is none.
+pub(super) fn checks() -> Vec<Check> {
+    let partner = match Partner::start() {
+        Ok(partner) => partner,
+        Err(error) => return vec![Check::new(A_MESSAGE, Status::Missing, error)],
+    };
+    let small = small(round_trip_ns(&partner));
+    if small.status == Status::Missing {
+        return vec![small];
+    }
+    let reach = partner.reach().and_then(|ours| Ok((ours, partner.their_reach()?)));
+    let plan = reach.as_ref().ok().and_then(|(ours, theirs)| planned(ours, theirs));
+    vec![cross_memory(reach), small, large(large_ns(&partner), plan)]
+}
+
+fn cross_memory(reach: Result<(Reach, TheirReach), String>) -> Check {
+    let (ours, theirs) = match reach {
+        Ok(reach) => reach,
+        Err(error) => {
+            return Check::new(CROSS_MEMORY, Status::Warn, format!("cannot be told: {error}"));
+        }
+    };
+    let words = |read, write| match (read, write) {
+        (true, true) => "reads and writes",
+        (true, false) => "reads, but may not write,",
+        (false, _) => "may not look into",
+    };
+    // The other direction counts more: a parent may do more with its child than strangers may.
+    let detail = format!(
+        "this process {} its child, the child {} this process",
+        words(ours.read, ours.write),
+        words(theirs.read, theirs.write)
+    );
+    let denied = theirs.denied.or_else(|| ours.denied.map(|denied| denied.to_string()));
+    match denied {
+        None => Check::new(CROSS_MEMORY, Status::Ok, detail),
+        Some(gate) => {
+            let detail = format!("{detail}: large messages are copied twice");
+            Check::new(CROSS_MEMORY, Status::Warn, detail).cure(gate)
+        }
+    }
+}
+
+/// The median time of a small message there and back, and of how many.
+fn round_trip_ns(partner: &Partner) -> Result<(f64, usize), String> {
+    const MOST: usize = 2000;
+    const LONGEST: Duration = Duration::from_millis(300);
+    let mut times = Vec::with_capacity(MOST);
+    let began = Instant::now();
+    while times.len() < MOST && (times.is_empty() || began.elapsed() < LONGEST) {
+        let message = (times.len() as u64).to_le_bytes();
+        let mut back = [0; 8];
+        let sent = Instant::now();
+        partner.echo(&message, &mut back)?;
+        times.push(sent.elapsed().as_nanos() as f64);
+        if back != message {
+            return Err("it came back with wrong bytes".into());
+        }
+    }
+    let count = times.len();
+    Ok((median(times), count))
+}
+
+fn small(round_trip: Result<(f64, usize), String>) -> Check {
+    match round_trip {
+        Ok((ns, count)) => {
+            let time = number::duration(ns);
+            let detail = format!("8 B to a second process and back in {time} (median of {count})");
+            Check::new(A_MESSAGE, Status::Ok, detail)
+        }
+        Err(error) => Check::new(A_MESSAGE, Status::Missing, error),
+    }
+}
+
+/// The median time of a large message there and back, every byte checked.
+fn large_ns(partner: &Partner) -> Result<f64, String> {
+    const ROUNDS: usize = 5;
+    let message: Vec<u8> = (0..LARGEST).map(|at| (at ^ (at >> 8)) as u8).collect();
+    let mut back = vec![0; LARGEST];
+    let mut times = Vec::with_capacity(ROUNDS);
+    for round in 0..=ROUNDS {
+        back.fill(0);
+        let sent = Instant::now();
+        partner.echo(&message, &mut back)?;
+        // The first goes into fresh memory.
+        if round > 0 {
+            times.push(sent.elapsed().as_nanos() as f64);
+        }
+        if back != message {
+            return Err("it came back with wrong bytes".into());
+        }
+    }
+    Ok(median(times))
+}
+
+/// The one in the middle of several.
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn large(took: Result<f64, String>, plan: Option<Plan>) -> Check {
+    match took {
+        Ok(ns) => {
+            let speed = 2.0 * LARGEST as f64 / ns;
+            let mut detail = format!(
+                "{} there and back in {}, {} GB/s",
+                size::format(LARGEST as u64),
+                number::duration(ns),
+                number::short(speed)
+            );
+            if let Some(plan) = plan {
+                detail += &format!("; planned as {}: {}", plan.path.name(), plan.reason);
+            }
+            Check::new(A_LARGE_MESSAGE, Status::Ok, detail)
+        }
+        Err(error) => Check::new(A_LARGE_MESSAGE, Status::Missing, error)
+            .cure("test the memory of this machine, then report this"),
+    }
+}
+
+/// What the child plans for the large message, with what the two may do.
+fn planned(ours: &Reach, theirs: &TheirReach) -> Option<Plan> {
+    let way = |permitted| if permitted { Way::Cross } else { Way::None };
+    let question = Question {
+        bytes: LARGEST as u64,
+        receiver_reads: way(theirs.read),
+        sender_writes: way(ours.write),
+        // Ordinary memory never goes to engines, so that spare cores do not matter.
+        closeness: Closeness::SharedCache,
+        spare_cores: 0,
+        sender_is_busy: false,
+    };
+    Some(plan::message(&Builder::new().facts().ok()?, &question, theirs.read))
+}
+
+#[cfg(test)]
+mod tests {
+    use memferry::message::Denied;
+
+    use super::*;
+
+    fn theirs(read: bool, write: bool, denied: Option<&str>) -> TheirReach {
+        TheirReach { read, write, denied: denied.map(str::to_owned) }
+    }
+
+    #[test]
+    fn full_reach_in_both_directions_is_well() {
+        let ours = Reach { read: true, write: true, denied: None };
+        let check = cross_memory(Ok((ours, theirs(true, true, None))));
+        assert_eq!((check.status, check.cure), (Status::Ok, None));
+    }
+
+    #[test]
+    fn the_gate_is_named_even_if_only_the_child_meets_it() {
+        let ours = Reach { read: true, write: true, denied: None };
+        let gate = Denied::PtraceScope(1).to_string();
+        let check = cross_memory(Ok((ours, theirs(false, false, Some(&gate)))));
+        assert_eq!(check.status, Status::Warn);
+        assert!(check.detail.contains("the child may not look into"), "{}", check.detail);
+        assert!(check.cure.unwrap().contains("sysctl kernel.yama.ptrace_scope=0"));
+    }
+
+    #[test]
+    fn messages_that_do_not_arrive_are_missing() {
+        let check = small(Err("the peer is gone".into()));
+        assert_eq!((check.name, check.status), (A_MESSAGE, Status::Missing));
+        assert_eq!(large(Err("wrong".into()), None).status, Status::Missing);
+    }
+
+    #[test]
+    fn the_path_of_the_large_message_follows_from_the_reach() {
+        let yes = Reach { read: true, write: true, denied: None };
+        let path = |ours, theirs| planned(&ours, &theirs).map(|plan| plan.path.name());
+        assert_eq!(path(yes, theirs(true, true, None)), Some("cooperative"));
+        assert_eq!(path(yes, theirs(false, false, None)), Some("pipeline"));
+        let reads = Reach { write: false, ..yes };
+        assert_eq!(path(reads, theirs(true, true, None)), Some("single"));
+    }
+}
