@@ -1,11 +1,15 @@
 /*
- * adma.h - asynchronous memory copies, fills and compares: start one, compute on, ask whether it is
- * done. Part of Memferry. Link with -ladma.
+ * adma.h - asynchronous memory copies, fills and compares, and messages between two processes that
+ * go from memory to memory: start one, compute on, ask whether it is done. Part of Memferry. Link
+ * with -ladma.
  *
- * Memory. A call that returns at once (adma_icopy, adma_icopy_notify) leaves its memory to the copy
- * until that is over; the caller keeps it valid until then. All other calls use memory only until
- * they return. The library frees nothing that it is given, and gives out nothing to be freed.
- * Lengths of 0 are always fine, also with null pointers.
+ * Memory. A call that returns at once (adma_icopy, adma_icopy_notify, adma_iread, adma_iwrite)
+ * leaves its memory to the copy, read or write until that is over; the caller keeps it valid until
+ * then. All other calls use memory only until they return. The library frees nothing that it is
+ * given, and gives out nothing to be freed. Lengths of 0 are always fine, also with null pointers.
+ *
+ * Cookies. Those of copies are asked about with adma_check_copy and adma_wait_copy, those of reads
+ * and writes with adma_check and adma_wait. None is ever given out twice.
  *
  * Errors. Calls return a negative code, one of ADMA_E..., which is the negative of the Linux errno
  * that comes nearest. adma_strerror tells what a code means, adma_last_error what exactly went
@@ -14,20 +18,27 @@
  * Threads. Every call may be made on every thread at any time. None may be made in a signal handler.
  *
  * Fork. A forked child may make every call: its first one opens the library anew, with channels of
- * its own. Cookies from before the fork are the parent's, and ADMA_ECHILD in the child, where
- * nothing is known of what their dst holds. In the parent nothing changes.
+ * its own. Cookies and links from before the fork are the parent's, and ADMA_ECHILD in the child,
+ * where nothing is known of what the memory of those cookies holds. In the parent nothing changes;
+ * but what it closes is gone for good only when its children have closed their copies of the
+ * descriptors too, by exec or by ending: until then a name stays in use.
  *
- * Settings come from the environment (MEMFERRY_CHANNELS and others) when the library opens. While
- * one is not valid, every call that would open the library returns ADMA_EDOM.
+ * Settings come from the environment (MEMFERRY_CHANNELS and others) when the library, a link or a
+ * listener opens. While one is not valid, every call that would open it returns ADMA_EDOM.
  */
 
 #ifndef ADMA_H
 #define ADMA_H
 
-/* Generated from src/code.rs and src/lib.rs: edit those, then see tests/header.rs. */
+/* Generated from src/code.rs, src/lib.rs, src/link_calls.rs: edit those; see tests/header.rs. */
 
 #include <stddef.h>
 #include <stdint.h>
+
+/**
+ * The process at the other end belongs to a user that is not allowed here.
+ */
+#define ADMA_EPERM -1
 
 /**
  * The cookie is a number that was not given out yet.
@@ -45,22 +56,24 @@
 #define ADMA_ENXIO -6
 
 /**
- * Not a cookie: it is negative. Often the error code of a call that was not looked at.
+ * Not a cookie: it is negative; often the error code of a call that was not looked at. Or not the
+ * descriptor of an open link or listener.
  */
 #define ADMA_EBADF -9
 
 /**
- * The cookie is from before a fork: only the parent process can ask about this copy.
+ * The cookie or descriptor is from before a fork: only the parent process can use it.
  */
 #define ADMA_ECHILD -10
 
 /**
- * The system refused a thread or other means that a channel needs; may work later.
+ * The system refused a thread, memory or other means; may work later.
  */
 #define ADMA_EAGAIN -11
 
 /**
- * The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written.
+ * The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written, or the name of a link
+ * is a path that this user may not use.
  */
 #define ADMA_EACCES -13
 
@@ -75,14 +88,25 @@
 #define ADMA_EBUSY -16
 
 /**
- * An argument that makes no sense, such as a notification variable that is not aligned to 8 bytes.
+ * An argument that makes no sense, such as a notification variable that is not aligned to 8 bytes,
+ * a name that is empty, or the cookie of a copy where that of a read or write is asked for.
  */
 #define ADMA_EINVAL -22
 
 /**
- * All cookies are used up: call `adma_fini` to begin anew.
+ * Too many descriptors or links are open.
+ */
+#define ADMA_EMFILE -24
+
+/**
+ * All cookies are used up: call `adma_fini`, or open the link anew.
  */
 #define ADMA_ENOSPC -28
+
+/**
+ * The other side of the link is gone: its process has ended, or it closed the link.
+ */
+#define ADMA_EPIPE -32
 
 /**
  * A variable in the environment (`MEMFERRY_CHANNELS` and so on) holds a value that is not valid.
@@ -95,7 +119,12 @@
 #define ADMA_ERANGE -34
 
 /**
- * The cookie's copy failed so long ago that the reason is no longer known.
+ * No message waits to be read.
+ */
+#define ADMA_ENOMSG -42
+
+/**
+ * The cookie's copy, read or write ended so long ago that what is asked is no longer known.
  */
 #define ADMA_EIDRM -43
 
@@ -103,6 +132,11 @@
  * Not begun, because what it was ordered after did not succeed.
  */
 #define ADMA_ENOLINK -67
+
+/**
+ * The other side of the link does not keep to the protocol, or has another version of it.
+ */
+#define ADMA_EPROTO -71
 
 /**
  * The profile of the machine (`MEMFERRY_PROFILE`) is not a profile.
@@ -120,22 +154,53 @@
 #define ADMA_EUSERS -87
 
 /**
+ * The message is longer than the buffer for it, which holds as much as fits.
+ */
+#define ADMA_EMSGSIZE -90
+
+/**
  * No engine can do this operation on this memory.
  */
 #define ADMA_EOPNOTSUPP -95
 
 /**
- * The time was over before the notification variable held the value.
+ * Somebody listens on this name already.
+ */
+#define ADMA_EADDRINUSE -98
+
+/**
+ * Nobody can listen on this name: it is too long, or a path in a folder that does not exist.
+ */
+#define ADMA_EADDRNOTAVAIL -99
+
+/**
+ * So many reads and writes of the link are under way that some must be waited for first.
+ */
+#define ADMA_ENOBUFS -105
+
+/**
+ * The time was over before the notification variable held the value, or before the other side of a
+ * link answered.
  */
 #define ADMA_ETIMEDOUT -110
 
 /**
- * The cookie is from before an `adma_fini`, or never was one.
+ * Nobody listens on this name, or who does refused.
+ */
+#define ADMA_ECONNREFUSED -111
+
+/**
+ * The read or write is not over yet.
+ */
+#define ADMA_EINPROGRESS -115
+
+/**
+ * The cookie is from before an `adma_fini` or of a link that was closed, or never was one.
  */
 #define ADMA_ESTALE -116
 
 /**
- * Cancelled.
+ * Cancelled: this side closed the link or listener meanwhile.
  */
 #define ADMA_ECANCELED -125
 
@@ -160,12 +225,13 @@ extern "C" {
 int adma_init(void);
 
 /**
- * Closes the library: waits for calls under way on other threads and for all copies in flight,
- * then ends the channels. Calls that begin meanwhile wait, then open the library anew.
+ * Closes the library: closes all links and listeners as `adma_close` does, waits for calls under
+ * way on other threads and for all copies in flight, then ends the channels. Calls that begin
+ * meanwhile wait, then open the library anew.
  *
- * Optional: a program may end without it. All memory of all copies is the caller's again
- * afterwards. Cookies from before are refused with `ADMA_ESTALE` from then on. Does nothing when
- * the library is not open.
+ * Optional: a program may end without it. All memory of all copies, reads and writes is the
+ * caller's again afterwards. Cookies from before are refused with `ADMA_ESTALE` from then on. Does
+ * nothing when the library is not open.
  *
  * Returns 0 or a negative code.
  */
@@ -297,6 +363,166 @@ const char *adma_last_error(void);
  * The version of the library, such as "0.1.0". It is constant and valid for ever.
  */
 const char *adma_version(void);
+
+/**
+ * Takes a name that other processes connect to. A name with a slash in it is a path in the file
+ * system, and goes with `adma_close`; any other is known on the whole machine and vanishes with the
+ * process. Processes of other users are refused.
+ *
+ * Returns a descriptor (0 or above) for `adma_accept`, which `poll` and `epoll` find readable when
+ * somebody has connected; or a negative code, such as `ADMA_EADDRINUSE`.
+ *
+ * # Safety
+ * `name` must be null or a text that ends with a zero byte.
+ */
+int adma_listen(const char *name);
+
+/**
+ * Waits until a process connects to the name of a listener.
+ *
+ * Returns the descriptor of a link (0 or above), or a negative code; `ADMA_ECANCELED` if the
+ * listener is closed meanwhile.
+ */
+int adma_accept(int listen_fd);
+
+/**
+ * Connects to a name that a process of the same user listens on, and waits until that process
+ * accepts, for at most 10 seconds.
+ *
+ * Returns the descriptor of a link (0 or above), or a negative code: `ADMA_ECONNREFUSED` if nobody
+ * listens, `ADMA_ETIMEDOUT` if nobody accepts.
+ *
+ * A link takes messages in both directions: the first write of one side meets the first read of the
+ * other, the second the second, whichever comes first. Its descriptor is for the calls of this
+ * header, and for `poll` and `epoll`, level-triggered, which find it readable while there is a
+ * reason to make such a call: a read or write has ended and nobody has asked about its cookie, a
+ * message waits to be read or wants to be moved on, or the other side is gone. Call `adma_check` for
+ * the cookies that are open, or `adma_peek` if there are none: what they find nothing about, they
+ * make unreadable.
+ *
+ * Messages move while either side is inside a call; with `MEMFERRY_BACKGROUND=on` in the
+ * environment, also while both compute. Close the descriptor with `adma_close`. It is closed by
+ * `exec`.
+ *
+ * # Safety
+ * `name` must be null or a text that ends with a zero byte.
+ */
+int adma_connect(const char *name);
+
+/**
+ * Starts reading the next message of a link into `len` bytes at `addr`, and returns at once.
+ *
+ * Returns a cookie (0 or above) for `adma_check`, `adma_wait`, `adma_result` and `adma_lengths`,
+ * which any thread may call, any number of times or never; or a negative code, and then nothing is
+ * under way.
+ *
+ * # Safety
+ * Until the read is over, `addr` must stay valid for writing of `len` bytes, and nobody may use it.
+ * It is over when a check returns 1 or a code of its failure, when a wait returns, or when
+ * `adma_close` of its link or `adma_fini` returns.
+ */
+int64_t adma_iread(int fd, void *addr, size_t len);
+
+/**
+ * Starts writing `len` bytes at `addr` as one message to a link, and returns at once; small messages
+ * may be on their way already.
+ *
+ * Returns a cookie or a negative code, as `adma_iread`. That a write is over means that its memory
+ * may be used again: a small message may still wait on the other side to be read.
+ *
+ * # Safety
+ * Until the write is over, `addr` must stay valid for reading of `len` bytes, and nobody may write
+ * to it. It is over when a read would be, see `adma_iread`.
+ */
+int64_t adma_iwrite(int fd,
+                    const void *addr,
+                    size_t len);
+
+/**
+ * Reads the next message of a link into `len` bytes at `addr`, and returns when it is there. Sleeps
+ * while there is nothing to do.
+ *
+ * Returns the length of the message (0 or above), or a negative code. A message that is longer than
+ * `len` is `ADMA_EMSGSIZE`: then `addr` holds as much of it as fits, and the rest is lost.
+ *
+ * # Safety
+ * Until this returns, `addr` must be valid for writing of `len` bytes, and nobody may use it.
+ */
+int64_t adma_read(int fd, void *addr, size_t len);
+
+/**
+ * Writes `len` bytes at `addr` as one message to a link, and returns when the memory may be used
+ * again: at once for small messages, and when the other side has read them for large ones. Sleeps
+ * while there is nothing to do.
+ *
+ * Returns 0 or a negative code. That a read on the other side was too short does not show here.
+ *
+ * # Safety
+ * Until this returns, `addr` must be valid for reading of `len` bytes, and nobody may write to it.
+ */
+int adma_write(int fd, const void *addr, size_t len);
+
+/**
+ * Asks whether the read or write of a cookie is over. Moves messages of its link on, and does not
+ * wait.
+ *
+ * Returns 1 if it is over; 0 if not yet; or a negative code: what it failed with, or what is wrong
+ * with the cookie. `ADMA_EMSGSIZE` is a read that is over with as much of a longer message as fits:
+ * see `adma_lengths`. Asking again about one that is over gives the same answer, until its link is
+ * closed: then it is `ADMA_ESTALE`. The reasons of only so many failures are known, the older ones
+ * are then `ADMA_EIDRM`. In a forked child, the cookies of the parent are `ADMA_ECHILD`.
+ */
+int adma_check(int64_t cookie);
+
+/**
+ * Waits until the read or write of a cookie is over. Moves messages of its link on, and sleeps while
+ * there is nothing to do.
+ *
+ * Returns 0 when it is over; or a negative code, as `adma_check`; or `ADMA_ECANCELED` if this side
+ * closes the link meanwhile.
+ */
+int adma_wait(int64_t cookie);
+
+/**
+ * The length of the message that the read of a cookie got, or that its write wrote. Does not wait.
+ *
+ * Returns it (0 or above); `ADMA_EINPROGRESS` if the read or write is not over yet; or another
+ * negative code, as `adma_check`. Known for the last 4096 reads and writes of a link, afterwards it
+ * is `ADMA_EIDRM`.
+ */
+int64_t adma_result(int64_t cookie);
+
+/**
+ * As `adma_result`, but of a read that was too short as well: `*message` becomes the length of the
+ * message and `*buffer` that of the memory that was given for it. Either pointer may be null.
+ *
+ * Returns 0; or a negative code, as `adma_result`, and then nothing is set.
+ *
+ * # Safety
+ * `message` and `buffer` must be null or valid for writing.
+ */
+int adma_lengths(int64_t cookie, uint64_t *message, uint64_t *buffer);
+
+/**
+ * The length of the message that the next read of a link will get. Moves messages on, takes none,
+ * and does not wait.
+ *
+ * Returns it (0 or above); `ADMA_ENOMSG` if no message waits; or another negative code, such as
+ * `ADMA_EPIPE` if no message waits and none will come.
+ */
+int64_t adma_peek(int fd);
+
+/**
+ * Closes a link or listener and its descriptor. The other side of a link is told; what was written
+ * and is over can still be read there. Reads and writes of this side that are not over end without
+ * success, also those of calls on other threads, with `ADMA_ECANCELED`; afterwards the cookies of
+ * the link are `ADMA_ESTALE`, and all memory is the caller's again.
+ *
+ * Returns 0, or `ADMA_EBADF` if it is not the descriptor of an open link or listener. A descriptor
+ * that the program has closed with `close` is noticed at the next call for it, and its link closed
+ * then.
+ */
+int adma_close(int fd);
 
 #ifdef __cplusplus
 }  // extern "C"

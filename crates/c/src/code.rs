@@ -5,51 +5,78 @@ use std::ffi::{CStr, c_int};
 
 use memferry::engine::OpenError;
 use memferry::engine::cpu::ProfileError;
+use memferry::message::{self, ConnectError, Gone};
 use memferry::{BuildError, CookieError, Error, ExecutionError, ValidationError};
 
+/// The process at the other end belongs to a user that is not allowed here.
+pub const ADMA_EPERM: c_int = -1;
 /// The cookie is a number that was not given out yet.
 pub const ADMA_ENOENT: c_int = -2;
 /// The engine failed, and nobody could finish the rest.
 pub const ADMA_EIO: c_int = -5;
 /// The memory cannot be reached: is it still mapped?
 pub const ADMA_ENXIO: c_int = -6;
-/// Not a cookie: it is negative. Often the error code of a call that was not looked at.
+/// Not a cookie: it is negative; often the error code of a call that was not looked at. Or not the
+/// descriptor of an open link or listener.
 pub const ADMA_EBADF: c_int = -9;
-/// The cookie is from before a fork: only the parent process can ask about this copy.
+/// The cookie or descriptor is from before a fork: only the parent process can use it.
 pub const ADMA_ECHILD: c_int = -10;
-/// The system refused a thread or other means that a channel needs; may work later.
+/// The system refused a thread, memory or other means; may work later.
 pub const ADMA_EAGAIN: c_int = -11;
-/// The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written.
+/// The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written, or the name of a link
+/// is a path that this user may not use.
 pub const ADMA_EACCES: c_int = -13;
 /// A null pointer with a length above zero, or for a notification variable.
 pub const ADMA_EFAULT: c_int = -14;
 /// An engine has no more channels to give.
 pub const ADMA_EBUSY: c_int = -16;
-/// An argument that makes no sense, such as a notification variable that is not aligned to 8 bytes.
+/// An argument that makes no sense, such as a notification variable that is not aligned to 8 bytes,
+/// a name that is empty, or the cookie of a copy where that of a read or write is asked for.
 pub const ADMA_EINVAL: c_int = -22;
-/// All cookies are used up: call `adma_fini` to begin anew.
+/// Too many descriptors or links are open.
+pub const ADMA_EMFILE: c_int = -24;
+/// All cookies are used up: call `adma_fini`, or open the link anew.
 pub const ADMA_ENOSPC: c_int = -28;
+/// The other side of the link is gone: its process has ended, or it closed the link.
+pub const ADMA_EPIPE: c_int = -32;
 /// A variable in the environment (`MEMFERRY_CHANNELS` and so on) holds a value that is not valid.
 pub const ADMA_EDOM: c_int = -33;
 /// A range that does not lie inside its memory.
 pub const ADMA_ERANGE: c_int = -34;
-/// The cookie's copy failed so long ago that the reason is no longer known.
+/// No message waits to be read.
+pub const ADMA_ENOMSG: c_int = -42;
+/// The cookie's copy, read or write ended so long ago that what is asked is no longer known.
 pub const ADMA_EIDRM: c_int = -43;
 /// Not begun, because what it was ordered after did not succeed.
 pub const ADMA_ENOLINK: c_int = -67;
+/// The other side of the link does not keep to the protocol, or has another version of it.
+pub const ADMA_EPROTO: c_int = -71;
 /// The profile of the machine (`MEMFERRY_PROFILE`) is not a profile.
 pub const ADMA_EBADMSG: c_int = -74;
 /// A range that runs past the end of the address space.
 pub const ADMA_EOVERFLOW: c_int = -75;
 /// The process has opened and closed the library too often for cookies to be told apart.
 pub const ADMA_EUSERS: c_int = -87;
+/// The message is longer than the buffer for it, which holds as much as fits.
+pub const ADMA_EMSGSIZE: c_int = -90;
 /// No engine can do this operation on this memory.
 pub const ADMA_EOPNOTSUPP: c_int = -95;
-/// The time was over before the notification variable held the value.
+/// Somebody listens on this name already.
+pub const ADMA_EADDRINUSE: c_int = -98;
+/// Nobody can listen on this name: it is too long, or a path in a folder that does not exist.
+pub const ADMA_EADDRNOTAVAIL: c_int = -99;
+/// So many reads and writes of the link are under way that some must be waited for first.
+pub const ADMA_ENOBUFS: c_int = -105;
+/// The time was over before the notification variable held the value, or before the other side of a
+/// link answered.
 pub const ADMA_ETIMEDOUT: c_int = -110;
-/// The cookie is from before an `adma_fini`, or never was one.
+/// Nobody listens on this name, or who does refused.
+pub const ADMA_ECONNREFUSED: c_int = -111;
+/// The read or write is not over yet.
+pub const ADMA_EINPROGRESS: c_int = -115;
+/// The cookie is from before an `adma_fini` or of a link that was closed, or never was one.
 pub const ADMA_ESTALE: c_int = -116;
-/// Cancelled.
+/// Cancelled: this side closed the link or listener meanwhile.
 pub const ADMA_ECANCELED: c_int = -125;
 /// A mistake inside the library. Nothing is known of what the call has done.
 pub const ADMA_ENOTRECOVERABLE: c_int = -131;
@@ -58,28 +85,39 @@ pub const ADMA_ENOTRECOVERABLE: c_int = -131;
 pub(crate) fn text(code: c_int) -> &'static CStr {
     match code {
         0 => c"success",
+        ADMA_EPERM => c"the process at the other end belongs to a user that is not allowed here",
         ADMA_ENOENT => c"this cookie was never given out",
         ADMA_EIO => c"the engine failed",
         ADMA_ENXIO => c"the memory cannot be reached",
-        ADMA_EBADF => c"not a cookie: it is negative",
-        ADMA_ECHILD => c"this cookie is from before a fork: only the parent can ask about the copy",
-        ADMA_EAGAIN => c"the system refused what a channel needs",
-        ADMA_EACCES => c"the profile of the machine cannot be read or written",
+        ADMA_EBADF => c"neither a cookie nor the descriptor of an open link or listener",
+        ADMA_ECHILD => c"this cookie or descriptor is from before a fork: only the parent can use it",
+        ADMA_EAGAIN => c"the system refused a thread, memory or other means",
+        ADMA_EACCES => c"the profile of the machine, or the name, is a file that may not be used",
         ADMA_EFAULT => c"null pointer",
         ADMA_EBUSY => c"an engine has no free channel",
         ADMA_EINVAL => c"invalid argument",
-        ADMA_ENOSPC => c"all cookies are used up: call adma_fini to begin anew",
+        ADMA_EMFILE => c"too many descriptors or links are open",
+        ADMA_ENOSPC => c"all cookies are used up: call adma_fini, or open the link anew",
+        ADMA_EPIPE => c"the other side of the link is gone",
         ADMA_EDOM => c"a MEMFERRY_ variable in the environment holds a value that is not valid",
         ADMA_ERANGE => c"a range does not lie inside its memory",
-        ADMA_EIDRM => c"this cookie's copy failed too long ago: the reason is no longer known",
+        ADMA_ENOMSG => c"no message waits to be read",
+        ADMA_EIDRM => c"what the cookie stands for ended too long ago: no more is known of it",
         ADMA_ENOLINK => c"not begun: what it was ordered after did not succeed",
+        ADMA_EPROTO => c"the other side of the link speaks another protocol",
         ADMA_EBADMSG => c"the profile of the machine is malformed: delete the file",
         ADMA_EOVERFLOW => c"a range runs past the end of the address space",
         ADMA_EUSERS => c"the library was opened and closed too often in this process",
+        ADMA_EMSGSIZE => c"the message is longer than the buffer for it",
         ADMA_EOPNOTSUPP => c"no engine can do this operation on this memory",
+        ADMA_EADDRINUSE => c"somebody listens on this name already",
+        ADMA_EADDRNOTAVAIL => c"nobody can listen on this name: is it too long, or its folder missing?",
+        ADMA_ENOBUFS => c"too many reads and writes are under way: wait for some of them first",
         ADMA_ETIMEDOUT => c"timed out",
-        ADMA_ESTALE => c"this cookie is from before an adma_fini, or never was one",
-        ADMA_ECANCELED => c"cancelled",
+        ADMA_ECONNREFUSED => c"nobody listens on this name, or who does refused",
+        ADMA_EINPROGRESS => c"not over yet",
+        ADMA_ESTALE => c"this cookie is from before an adma_fini or adma_close, or never was one",
+        ADMA_ECANCELED => c"cancelled: this side was closed meanwhile",
         ADMA_ENOTRECOVERABLE => c"a mistake inside the library",
         1.. => c"not an error",
         _ => c"unknown error code",
@@ -123,6 +161,73 @@ impl From<BuildError> for Failure {
             _ => ADMA_ENOTRECOVERABLE,
         };
         Self::new(code, error.to_string())
+    }
+}
+
+impl From<message::Error> for Failure {
+    fn from(error: message::Error) -> Self {
+        use message::Error as E;
+        let code = match &error {
+            E::Validation(error) => of_message_validation(error),
+            E::Connect(error) => of_connect(error),
+            E::Truncated { .. } => ADMA_EMSGSIZE,
+            E::PeerGone(Gone::Misbehaved(_)) => ADMA_EPROTO,
+            E::PeerGone(_) => ADMA_EPIPE,
+            E::Cancelled | E::Closed => ADMA_ECANCELED,
+            E::BadMemory(_) => ADMA_ENXIO,
+            E::Forked => ADMA_ECHILD,
+            _ => ADMA_ENOTRECOVERABLE,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+impl From<std::io::Error> for Failure {
+    fn from(error: std::io::Error) -> Self {
+        Self::new(of_system(&error), error.to_string())
+    }
+}
+
+fn of_message_validation(error: &message::ValidationError) -> c_int {
+    use message::ValidationError as E;
+    match error {
+        E::NullPointer(_) => ADMA_EFAULT,
+        E::TooLong => ADMA_EOVERFLOW,
+        E::TooManyOperations(_) => ADMA_ENOBUFS,
+        E::Setting { .. } => ADMA_EDOM,
+        _ => ADMA_EINVAL,
+    }
+}
+
+fn of_connect(error: &ConnectError) -> c_int {
+    match error {
+        ConnectError::NameInUse(_) => ADMA_EADDRINUSE,
+        ConnectError::NobodyListens(_) | ConnectError::Refused(..) => ADMA_ECONNREFUSED,
+        ConnectError::NoAnswer { .. } => ADMA_ETIMEDOUT,
+        ConnectError::UserNotAllowed(_) => ADMA_EPERM,
+        ConnectError::Version { .. } => ADMA_EPROTO,
+        ConnectError::TooManyPeers(_) => ADMA_EMFILE,
+        ConnectError::System { error, .. } => of_system(&error.0),
+        _ => ADMA_ENOTRECOVERABLE,
+    }
+}
+
+/// What the system refuses: names that cannot be, files that may not be used, and things of which
+/// there are too many. Everything else may work later.
+fn of_system(error: &std::io::Error) -> c_int {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => ADMA_EMFILE,
+        Some(libc::EACCES | libc::EPERM) => ADMA_EACCES,
+        Some(
+            libc::ENAMETOOLONG
+            | libc::ENOENT
+            | libc::ENOTDIR
+            | libc::ELOOP
+            | libc::EROFS
+            | libc::EINVAL
+            | libc::EPROTOTYPE,
+        ) => ADMA_EADDRNOTAVAIL,
+        _ => ADMA_EAGAIN,
     }
 }
 
@@ -205,9 +310,49 @@ mod tests {
         ]
     }
 
+    /// The same for links.
+    fn one_of_each_of_links() -> Vec<(c_int, Failure)> {
+        use message::{Error as E, SystemError, ValidationError as V, Who};
+        let link = |code, error: E| (code, Failure::from(error));
+        let system = |errno| {
+            let error = SystemError(std::io::Error::from_raw_os_error(errno).into());
+            E::Connect(ConnectError::System { what: "listening", error })
+        };
+        let name = || String::from("name");
+        let (value, expected) = (String::from("maybe"), "on or off");
+        let setting = V::Setting { name: "MEMFERRY_BACKGROUND", value, expected };
+        let version = ConnectError::Version { name: name(), theirs: 2, ours: 1 };
+        vec![
+            link(ADMA_EFAULT, V::NullPointer(1).into()),
+            link(ADMA_EOVERFLOW, V::TooLong.into()),
+            link(ADMA_ENOBUFS, V::TooManyOperations(1).into()),
+            link(ADMA_EDOM, setting.into()),
+            link(ADMA_EINVAL, V::UnknownPeer.into()),
+            link(ADMA_EADDRINUSE, ConnectError::NameInUse(name()).into()),
+            link(ADMA_ECONNREFUSED, ConnectError::NobodyListens(name()).into()),
+            link(ADMA_ECONNREFUSED, ConnectError::Refused(name(), "no").into()),
+            link(ADMA_ETIMEDOUT, ConnectError::NoAnswer { name: name(), seconds: 1 }.into()),
+            link(ADMA_EPERM, ConnectError::UserNotAllowed(1).into()),
+            link(ADMA_EPROTO, version.into()),
+            link(ADMA_EMFILE, ConnectError::TooManyPeers(1).into()),
+            link(ADMA_EMFILE, system(libc::EMFILE)),
+            link(ADMA_EACCES, system(libc::EACCES)),
+            link(ADMA_EADDRNOTAVAIL, system(libc::ENAMETOOLONG)),
+            link(ADMA_EAGAIN, system(libc::ENOMEM)),
+            link(ADMA_EMSGSIZE, E::Truncated { message_bytes: 2, buffer_bytes: 1 }),
+            link(ADMA_EPIPE, E::PeerGone(Gone::Ended)),
+            link(ADMA_EPIPE, E::PeerGone(Gone::Closed)),
+            link(ADMA_EPROTO, E::PeerGone(Gone::Misbehaved("nonsense"))),
+            link(ADMA_ECANCELED, E::Closed),
+            link(ADMA_ECANCELED, E::Cancelled),
+            link(ADMA_ENXIO, E::BadMemory(Who::Theirs)),
+            link(ADMA_ECHILD, E::Forked),
+        ]
+    }
+
     #[test]
     fn every_error_of_the_core_has_the_code_that_is_documented_for_it() {
-        for (code, failure) in one_of_each() {
+        for (code, failure) in one_of_each().into_iter().chain(one_of_each_of_links()) {
             assert_eq!(failure.code, code, "{}", failure.text);
             assert!(!failure.text.is_empty());
         }
@@ -215,8 +360,9 @@ mod tests {
 
     #[test]
     fn every_code_has_a_text_of_its_own() {
-        let mut codes: HashSet<_> = one_of_each().iter().map(|(code, _)| *code).collect();
-        codes.extend([0, ADMA_ETIMEDOUT, ADMA_ENOTRECOVERABLE]);
+        let all = one_of_each().into_iter().chain(one_of_each_of_links());
+        let mut codes: HashSet<_> = all.map(|(code, _)| code).collect();
+        codes.extend([0, ADMA_ENOTRECOVERABLE, ADMA_ENOMSG, ADMA_EINPROGRESS]);
         let texts: HashSet<_> = codes.iter().map(|code| text(*code)).collect();
         assert_eq!(texts.len(), codes.len());
         assert!(!texts.contains(text(c_int::MIN)));

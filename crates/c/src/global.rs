@@ -1,17 +1,21 @@
-//! The one ferry of the process, opened by the first call that needs it and closed by `adma_fini`.
+//! What the process has: one ferry, opened by the first call that needs it and closed by
+//! `adma_fini`, and its links.
 //!
 //! A call holds the lock for reading for as long as it uses the ferry; opening and closing hold it
 //! for writing. So closing waits for every call that is under way, and no call ever sees a ferry
 //! that is half closed. A forked child can use neither its parent's ferry, whose channels are
 //! threads that the child does not have, nor its locks, which one of those threads may have held:
-//! it leaves both alone for ever and begins with its own.
+//! it leaves both alone for ever and begins with its own. So it is with links.
 
+use std::ffi::c_int;
 use std::ptr;
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memferry::{BuildError, Cookie, Ferry, Request};
 use memferry_sys::fork;
+
+use crate::links::{FIRST_LINK_COOKIE, Links};
 
 /// Runs `call` with the ferry, which is opened first if it is not open.
 pub(crate) fn with<R>(call: impl FnOnce(&Ferry) -> R) -> Result<R, BuildError> {
@@ -40,10 +44,21 @@ pub(crate) fn close() {
     Process::current().close();
 }
 
+/// The links of this process.
+pub(crate) fn links() -> &'static Links {
+    &Process::current().links
+}
+
+/// Whether a descriptor is of a link or listener that this process has from before a fork.
+pub(crate) fn is_from_before_fork(descriptor: c_int) -> bool {
+    let ancestors = std::iter::successors(Process::current().parent, |process| process.parent);
+    ancestors.into_iter().any(|process| process.links.is_from_before_fork(descriptor))
+}
+
 /// Whether a cookie that the ferry does not know is from before a fork.
 pub(crate) fn is_from_parent(cookie: i64) -> bool {
     let process = Process::current();
-    process.is_child && (0..process.first_cookie.load(Ordering::Relaxed)).contains(&cookie)
+    process.parent.is_some() && (0..process.first_cookie.load(Ordering::Relaxed)).contains(&cookie)
 }
 
 /// Blocking copies below this size are a plain `memmove`, for which no ferry is needed. Zero while
@@ -53,18 +68,22 @@ pub(crate) fn plain_below() -> usize {
     PLAIN_BELOW.load(Ordering::Relaxed)
 }
 
+/// Ferries whose cookies are below those of links.
+const MOST_FERRIES: u64 = (1 << 15) - 1;
+
 static PLAIN_BELOW: AtomicUsize = AtomicUsize::new(0);
 
 /// The state of this process; a forked child makes its own.
 #[derive(Debug)]
 struct Process {
     generation: u64,
-    /// Whether a process that used the library forked this one.
-    is_child: bool,
+    /// The state of the process that forked this one, if it used the library.
+    parent: Option<&'static Self>,
     /// The first cookie of this process. Cookies rise from ferry to ferry, and a child goes on
     /// where its parent was, so smaller ones are of the parent.
     first_cookie: AtomicI64,
     ferry: RwLock<Option<Ferry>>,
+    links: Links,
 }
 
 impl Process {
@@ -84,11 +103,14 @@ impl Process {
     #[cold]
     fn enter(current: &AtomicPtr<Self>, parent: *mut Self) -> &'static Self {
         fork::watch();
+        // SAFETY: it is null or came from a box; nothing that was published is ever freed.
+        let inherited = unsafe { parent.as_ref() };
         let ours = Box::into_raw(Box::new(Self {
             generation: fork::generation(),
-            is_child: !parent.is_null(),
+            parent: inherited,
             first_cookie: AtomicI64::new(i64::MAX),
             ferry: RwLock::new(None),
+            links: Links::new(inherited.is_some()),
         }));
         match current.compare_exchange(parent, ours, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: it comes from a box, and being published it is never freed.
@@ -114,7 +136,12 @@ impl Process {
         let mut ferry = self.write();
         if ferry.is_none() {
             let opened = Ferry::new()?;
-            self.first_cookie.fetch_min(first_cookie(&opened), Ordering::Relaxed);
+            let first = first_cookie(&opened);
+            // Cookies of links are above those of copies, and must stay so.
+            if first >= FIRST_LINK_COOKIE {
+                return Err(BuildError::TooMany(MOST_FERRIES));
+            }
+            self.first_cookie.fetch_min(first, Ordering::Relaxed);
             let profile = &opened.facts().profile;
             PLAIN_BELOW.store(profile.split_bytes.min(profile.stream_bytes), Ordering::Relaxed);
             *ferry = Some(opened);

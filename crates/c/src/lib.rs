@@ -1,12 +1,17 @@
-//! `libadma`: Memferry's copies for C programs, under the names that the papers gave the calls.
+//! `libadma`: Memferry's copies and links for C programs, under the names that the papers gave the
+//! calls.
 //!
-//! Every call goes through `guard`, which lets no panic out, to the one ferry that `global` keeps;
-//! errors become numbers in `code`. The comments here are also those of `include/adma.h`,
-//! which is generated from this file and from `code.rs`: they speak to users of C.
+//! Every call goes through `guard`, which lets no panic out, to the one ferry and to the links that
+//! `global` keeps; errors become numbers in `code`. The comments here are also those of
+//! `include/adma.h`, which is generated from this file, `link_calls.rs` and `code.rs`: they speak to
+//! users of C.
 
 mod code;
 mod global;
 mod guard;
+mod link_calls;
+mod links;
+mod memory;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::time::Duration;
@@ -16,6 +21,8 @@ use memferry::{Cookie, CookieError, Error, ExecutionError, Ferry, Notification, 
 use code::Failure;
 pub use code::*;
 use guard::guarded;
+pub use link_calls::*;
+use links::LinkCookie;
 
 /// Opens the library: measures or looks up what the machine can do, and starts the channels.
 ///
@@ -32,17 +39,19 @@ pub extern "C" fn adma_init() -> c_int {
     })
 }
 
-/// Closes the library: waits for calls under way on other threads and for all copies in flight,
-/// then ends the channels. Calls that begin meanwhile wait, then open the library anew.
+/// Closes the library: closes all links and listeners as `adma_close` does, waits for calls under
+/// way on other threads and for all copies in flight, then ends the channels. Calls that begin
+/// meanwhile wait, then open the library anew.
 ///
-/// Optional: a program may end without it. All memory of all copies is the caller's again
-/// afterwards. Cookies from before are refused with `ADMA_ESTALE` from then on. Does nothing when
-/// the library is not open.
+/// Optional: a program may end without it. All memory of all copies, reads and writes is the
+/// caller's again afterwards. Cookies from before are refused with `ADMA_ESTALE` from then on. Does
+/// nothing when the library is not open.
 ///
 /// Returns 0 or a negative code.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_fini() -> c_int {
     guarded("adma_fini", || {
+        global::links().close_all();
         global::close();
         Ok(0)
     })
@@ -278,8 +287,16 @@ fn with_cookie(
         Err(Error::Cookie(CookieError::Foreign(_))) if global::is_from_parent(raw) => {
             Err(Error::from(ExecutionError::Forked).into())
         }
+        Err(Error::Cookie(CookieError::Foreign(_))) if is_of_a_link(raw) => {
+            let text = format!("cookie {raw} is of a read or write: use adma_check or adma_wait");
+            Err(Failure::new(ADMA_EINVAL, text))
+        }
         answer => Ok(answer?),
     }
+}
+
+fn is_of_a_link(cookie: i64) -> bool {
+    LinkCookie::from_raw(cookie).is_ok_and(LinkCookie::was_given_out)
 }
 
 /// Views a word of the C program as a notification variable.

@@ -100,10 +100,40 @@ fn forked_children_copy_by_themselves() {
 }
 
 #[test]
-fn the_example_copies_while_it_computes() {
-    for output in run_with_both_libraries("examples-c/overlap.c", &["1"]) {
-        let text = String::from_utf8_lossy(&output.stdout);
-        assert!(text.trim_end().ends_with(": equal"), "the example says: {text}");
+fn messages_arrive_whichever_side_comes_first() {
+    run_with_both_libraries("tests/c/link_messages.c", &["1"]);
+}
+
+#[test]
+fn links_fit_into_event_loops() {
+    run_with_both_libraries("tests/c/link_events.c", &["1"]);
+}
+
+#[test]
+fn links_end_well_whatever_happens_to_them() {
+    run_with_both_libraries("tests/c/link_ends.c", &["1"]);
+}
+
+#[test]
+fn links_work_with_a_thread_behind_them_and_without_access_to_memory() {
+    let into = TempDir::new().expect("a folder for programs");
+    for source in ["tests/c/link_messages.c", "tests/c/link_events.c", "tests/c/link_ends.c"] {
+        let program = compile(source, Linkage::Shared, &into);
+        for (name, value) in [("MEMFERRY_BACKGROUND", "on"), ("MEMFERRY_CMA", "off")] {
+            let output = command(&program).env(name, value).output();
+            let output = output.expect("what was compiled can be run");
+            expect_success(&format!("{source} ({name}={value})"), &output);
+        }
+    }
+}
+
+#[test]
+fn the_examples_say_that_all_went_well() {
+    for example in ["examples-c/overlap.c", "examples-c/link.c"] {
+        for output in run_with_both_libraries(example, &["1"]) {
+            let text = String::from_utf8_lossy(&output.stdout);
+            assert!(text.trim_end().ends_with(": equal"), "{example} says: {text}");
+        }
     }
 }
 

@@ -18,5 +18,10 @@ int all_calls(const void *src, void *dst, std::atomic<std::uint64_t> &variable) 
     int sum = adma_init() + adma_copy(src, dst, 1) + adma_fill(dst, 0, 1);
     sum += adma_compare(src, dst, 1, &at) + adma_check_copy(cookie) + adma_wait_copy(other);
     sum += adma_wait_notify(word, 1, -1) + adma_fini();
+    int listener = adma_listen("name"), link = adma_connect("name");
+    cookie = adma_iread(adma_accept(listener), dst, 1) + adma_read(link, dst, 1);
+    other = adma_iwrite(link, src, 1) + adma_result(cookie) + adma_peek(link);
+    sum += adma_write(link, src, 1) + adma_check(other) + adma_wait(other);
+    sum += adma_lengths(cookie, word, nullptr) + adma_close(link);
     return texts[0] == texts[1] ? sum : 0;
 }

@@ -1,0 +1,113 @@
+//! The numbers of reads and writes.
+//!
+//! A cookie names a place for a link and counts the operations of that place. The count goes on when
+//! another link takes the place, and in a forked child it goes on from the parent's: so no number is
+//! ever given out twice, and one that is older than the link of its place is stale. The counts are
+//! atomics without a lock, because a child finds locks as they were when it was forked.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::code::{ADMA_EBADF, ADMA_EINVAL, ADMA_ENOSPC, Failure};
+
+/// The smallest cookie of a read or write. All cookies of copies are below.
+pub(crate) const FIRST: i64 = 1 << 62;
+
+/// Bits that count the operations of a place; those above name the place.
+const NUMBER_BITS: u32 = 48;
+
+/// Links that can be open at a time.
+pub(super) const PLACES: usize = 1 << (62 - NUMBER_BITS);
+
+static NEXT: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+/// Places that were ever used.
+static USED: AtomicUsize = AtomicUsize::new(0);
+
+/// A read or write: the place of its link, and its number there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LinkCookie {
+    pub(super) place: usize,
+    pub(super) number: u64,
+}
+
+impl LinkCookie {
+    /// What a number of the program stands for, if it can be that of a read or write.
+    pub(crate) fn from_raw(raw: i64) -> Result<Self, Failure> {
+        if raw < 0 {
+            let text = format!("{raw} is no cookie: is it the error code of an earlier call?");
+            return Err(Failure::new(ADMA_EBADF, text));
+        }
+        if raw < FIRST {
+            let text = format!(
+                "cookie {raw} is not of a read or write: for a copy, use adma_check_copy or \
+                 adma_wait_copy"
+            );
+            return Err(Failure::new(ADMA_EINVAL, text));
+        }
+        let bits = (raw - FIRST).cast_unsigned();
+        let (place, number) = ((bits >> NUMBER_BITS) as usize, bits & ((1 << NUMBER_BITS) - 1));
+        Ok(Self { place, number })
+    }
+
+    pub(super) fn to_raw(self) -> i64 {
+        FIRST | ((self.place as i64) << NUMBER_BITS) | self.number.cast_signed()
+    }
+
+    /// Whether it was given out, by this process or an ancestor.
+    pub(crate) fn was_given_out(self) -> bool {
+        self.number < next(self.place)
+    }
+}
+
+/// The number of the next operation in a place.
+pub(super) fn next(place: usize) -> u64 {
+    NEXT[place].load(Ordering::Relaxed)
+}
+
+/// Whether a place has a number for one more operation.
+pub(super) fn check_room(place: usize) -> Result<(), Failure> {
+    if next(place) >> NUMBER_BITS == 0 {
+        return Ok(());
+    }
+    Err(Failure::new(ADMA_ENOSPC, "all cookies of this link are used up: close it, open another"))
+}
+
+/// Takes the next number of a place. Only the link that has the place does so, one at a time.
+pub(super) fn take_number(place: usize) -> u64 {
+    NEXT[place].fetch_add(1, Ordering::Relaxed)
+}
+
+/// A place is used from now on.
+pub(super) fn use_place(place: usize) {
+    USED.fetch_max(place + 1, Ordering::Relaxed);
+}
+
+/// How far every place has counted, for a child that has just been forked.
+pub(super) fn all_counts() -> Box<[u64]> {
+    (0..USED.load(Ordering::Relaxed)).map(next).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cookie_comes_back_as_it_went() {
+        for place in [0, 1, 77, PLACES - 1] {
+            for number in [0, 1, (1 << NUMBER_BITS) - 1] {
+                let cookie = LinkCookie { place, number };
+                assert!(cookie.to_raw() >= FIRST);
+                assert_eq!(LinkCookie::from_raw(cookie.to_raw()).unwrap(), cookie);
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_a_cookie_of_a_link_is_refused() {
+        assert_eq!(LinkCookie::from_raw(-14).unwrap_err().code, ADMA_EBADF);
+        assert_eq!(LinkCookie::from_raw(i64::MIN).unwrap_err().code, ADMA_EBADF);
+        for raw in [0, 42, 1 << 47, FIRST - 1] {
+            assert_eq!(LinkCookie::from_raw(raw).unwrap_err().code, ADMA_EINVAL);
+        }
+        assert!(!LinkCookie::from_raw(i64::MAX).unwrap().was_given_out());
+    }
+}

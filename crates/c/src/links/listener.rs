@@ -1,0 +1,57 @@
+//! A name that others connect to, with the program's descriptor for it.
+
+use std::ffi::c_int;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use memferry::message::{Error, Link, Listener, Watch};
+
+use super::descriptor::{Descriptor, wait_readable};
+use crate::code::Failure;
+
+/// A listener of this process.
+#[derive(Debug)]
+pub(super) struct OpenListener {
+    listener: Listener,
+    watch: Watch,
+    descriptor: Descriptor,
+    is_closed: AtomicBool,
+}
+
+impl OpenListener {
+    pub(super) fn bind(name: &str) -> Result<Self, Failure> {
+        let listener = Listener::bind(name)?;
+        let watch = listener.watch()?;
+        let descriptor = Descriptor::over(watch.as_fd())?;
+        Ok(Self { listener, watch, descriptor, is_closed: AtomicBool::new(false) })
+    }
+
+    pub(super) fn number(&self) -> c_int {
+        self.descriptor.number()
+    }
+
+    /// Whether the program still holds the descriptor.
+    pub(super) fn is_held(&self) -> bool {
+        self.descriptor.is_ours(self.watch.as_fd())
+    }
+
+    /// Waits for the next process that connects.
+    pub(super) fn accept(&self) -> Result<Link, Failure> {
+        loop {
+            if self.is_closed.load(Ordering::Acquire) {
+                return Err(Error::Closed.into());
+            }
+            if let Some(link) = self.listener.poll_accept()? {
+                return Ok(link);
+            }
+            wait_readable(&self.watch);
+        }
+    }
+
+    /// Wakes those who wait; the name is free again when the last of them has left.
+    pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
+        self.descriptor.event().signal();
+        self.descriptor.close(self.watch.as_fd());
+    }
+}

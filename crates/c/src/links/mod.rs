@@ -1,0 +1,237 @@
+//! The links and listeners of this process, by the descriptors and cookies that the program knows.
+//!
+//! Calls take what they need out of the table and let go of its lock before they do anything that
+//! may wait. A forked child begins with an empty table: what it finds in its parent's it refuses.
+
+mod cookie;
+mod descriptor;
+mod ledger;
+mod link;
+mod listener;
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use memferry::message::{Error, Link};
+
+use crate::code::{ADMA_EBADF, ADMA_EMFILE, ADMA_ESTALE, Failure};
+pub(crate) use cookie::{FIRST as FIRST_LINK_COOKIE, LinkCookie};
+pub(crate) use link::OpenLink;
+use listener::OpenListener;
+
+/// All links and listeners.
+#[derive(Debug)]
+pub(crate) struct Links {
+    table: RwLock<Table>,
+    /// How far each place had counted when this process was forked.
+    inherited: Box<[u64]>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    by_descriptor: HashMap<c_int, Entry>,
+    places: Vec<Option<Arc<OpenLink>>>,
+}
+
+#[derive(Debug, Clone)]
+enum Entry {
+    Link(Arc<OpenLink>),
+    Listener(Arc<OpenListener>),
+}
+
+impl Links {
+    /// None, in a process that may have been forked.
+    pub(crate) fn new(is_child: bool) -> Self {
+        let inherited = if is_child { cookie::all_counts() } else { Box::default() };
+        Self { table: RwLock::default(), inherited }
+    }
+
+    /// Takes a name; the descriptor.
+    pub(crate) fn listen(&self, name: &str) -> Result<c_int, Failure> {
+        let entry = Entry::Listener(Arc::new(OpenListener::bind(name)?));
+        Ok(Table::insert(self.write(), entry))
+    }
+
+    /// Waits for somebody to connect; the descriptor of the link.
+    pub(crate) fn accept(&self, descriptor: c_int) -> Result<c_int, Failure> {
+        match self.entry(descriptor)? {
+            Entry::Listener(listener) => self.add(listener.accept()?),
+            Entry::Link(_) => Err(not_open(descriptor, "a listener: it is a link")),
+        }
+    }
+
+    /// Connects to a name; the descriptor of the link.
+    pub(crate) fn connect(&self, name: &str) -> Result<c_int, Failure> {
+        self.add(Link::connect(name)?)
+    }
+
+    /// The open link of a descriptor.
+    pub(crate) fn link(&self, descriptor: c_int) -> Result<Arc<OpenLink>, Failure> {
+        match self.entry(descriptor)? {
+            Entry::Link(link) => Ok(link),
+            Entry::Listener(_) => Err(not_open(descriptor, "a link: it is a listener")),
+        }
+    }
+
+    /// The open link of a cookie, and the number of the operation there.
+    pub(crate) fn of_cookie(&self, raw: i64) -> Result<(Arc<OpenLink>, u64), Failure> {
+        let cookie = LinkCookie::from_raw(raw)?;
+        if self.inherited.get(cookie.place).is_some_and(|count| cookie.number < *count) {
+            return Err(Error::Forked.into());
+        }
+        let found = self.read().places.get(cookie.place).cloned().flatten();
+        match found {
+            Some(link) => Ok((link, cookie.number)),
+            None if cookie.was_given_out() => {
+                Err(Failure::new(ADMA_ESTALE, format!("the link of cookie {raw} was closed")))
+            }
+            None => Err(Failure::new(ADMA_ESTALE, format!("{raw} never was a cookie"))),
+        }
+    }
+
+    /// Closes a link or listener.
+    pub(crate) fn close(&self, descriptor: c_int) -> Result<(), Failure> {
+        let entry = self.entry(descriptor)?;
+        // Of two threads that close it one is first, and the other comes too late.
+        if !self.remove(&entry) {
+            return Err(not_open(descriptor, "open any more"));
+        }
+        entry.close();
+        Ok(())
+    }
+
+    /// Closes all of them.
+    pub(crate) fn close_all(&self) {
+        let table = std::mem::take(&mut *self.write());
+        for entry in table.by_descriptor.values() {
+            entry.close();
+        }
+    }
+
+    /// Whether a descriptor of a forked child is one of these, which are its parent's. Another
+    /// thread may have held the lock when the process was forked; then nothing can be said.
+    pub(crate) fn is_from_before_fork(&self, descriptor: c_int) -> bool {
+        let table = match self.table.try_read() {
+            Ok(table) => table,
+            Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(std::sync::TryLockError::WouldBlock) => return false,
+        };
+        table.by_descriptor.get(&descriptor).is_some_and(Entry::is_held)
+    }
+
+    /// What a descriptor stands for. If the program has closed it with `close(2)`, that is noticed
+    /// here, and the link or listener is closed.
+    fn entry(&self, descriptor: c_int) -> Result<Entry, Failure> {
+        let found = self.read().by_descriptor.get(&descriptor).cloned();
+        let Some(entry) = found else {
+            if crate::global::is_from_before_fork(descriptor) {
+                return Err(Error::Forked.into());
+            }
+            return Err(not_open(descriptor, "of an open link or listener"));
+        };
+        if entry.is_held() {
+            return Ok(entry);
+        }
+        if self.remove(&entry) {
+            entry.close();
+        }
+        Err(not_open(descriptor, "open any more: it was closed outside of this library"))
+    }
+
+    /// Finds a place for a link.
+    fn add(&self, link: Link) -> Result<c_int, Failure> {
+        let mut table = self.write();
+        let place = table.free_place()?;
+        let link = Arc::new(OpenLink::new(link, place)?);
+        table.places[place] = Some(link.clone());
+        Ok(Table::insert(table, Entry::Link(link)))
+    }
+
+    /// Takes an entry out of the table. `false` if another thread has.
+    fn remove(&self, entry: &Entry) -> bool {
+        let mut table = self.write();
+        let is_there = table.by_descriptor.get(&entry.number()).is_some_and(|it| it.is(entry));
+        if is_there {
+            table.by_descriptor.remove(&entry.number());
+            table.free(entry);
+        }
+        is_there
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    /// Keeps an entry; its number.
+    fn insert(mut table: RwLockWriteGuard<'_, Self>, entry: Entry) -> c_int {
+        let number = entry.number();
+        let lost = table.by_descriptor.insert(number, entry);
+        // The number is new, so whatever had it was closed with `close(2)`.
+        if let Some(lost) = lost {
+            table.free(&lost);
+            drop(table);
+            lost.close();
+        }
+        number
+    }
+
+    fn free_place(&mut self) -> Result<usize, Failure> {
+        let place = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
+        if place == cookie::PLACES {
+            return Err(Failure::new(ADMA_EMFILE, format!("{place} links are open: close some")));
+        }
+        if place == self.places.len() {
+            self.places.push(None);
+        }
+        cookie::use_place(place);
+        Ok(place)
+    }
+
+    fn free(&mut self, entry: &Entry) {
+        if let Entry::Link(link) = entry {
+            self.places[link.place] = None;
+        }
+    }
+}
+
+impl Entry {
+    fn number(&self) -> c_int {
+        match self {
+            Self::Link(link) => link.number(),
+            Self::Listener(listener) => listener.number(),
+        }
+    }
+
+    fn is_held(&self) -> bool {
+        match self {
+            Self::Link(link) => link.is_held(),
+            Self::Listener(listener) => listener.is_held(),
+        }
+    }
+
+    fn is(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Link(a), Self::Link(b)) => Arc::ptr_eq(a, b),
+            (Self::Listener(a), Self::Listener(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+
+    fn close(&self) {
+        match self {
+            Self::Link(link) => link.close(),
+            Self::Listener(listener) => listener.close(),
+        }
+    }
+}
+
+fn not_open(descriptor: c_int, what: &str) -> Failure {
+    Failure::new(ADMA_EBADF, format!("descriptor {descriptor} is not {what}"))
+}
