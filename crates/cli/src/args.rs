@@ -85,7 +85,8 @@ pub(crate) struct ExplainArgs {
     #[arg(value_name = "SIZE", value_parser = size::parse, required_unless_present = "message")]
     pub(crate) bytes: Option<u64>,
     /// Explain a message of this size between two processes instead of a copy
-    #[arg(long, value_name = "SIZE", value_parser = size::parse, conflicts_with_all = ["bytes", "hot", "cold"])]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    #[arg(conflicts_with_all = ["bytes", "hot", "cold"])]
     pub(crate) message: Option<u64>,
     /// The buffers were used just before, or will be used soon: keep them in the caches
     #[arg(long, conflicts_with = "cold")]

@@ -50,9 +50,7 @@ fn late_receiver(endpoint: &Endpoint, background: &str) -> (Child, memferry_mess
 }
 
 fn flood(endpoint: &Endpoint, to: memferry_message::Peer) -> Vec<OwnedOperation<Vec<u8>>> {
-    (0..MESSAGES)
-        .map(|tag| endpoint.isend(to, tag, pattern(LENGTH, tag)).unwrap())
-        .collect()
+    (0..MESSAGES).map(|tag| endpoint.isend(to, tag, pattern(LENGTH, tag)).unwrap()).collect()
 }
 
 #[test]

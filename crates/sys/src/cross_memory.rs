@@ -123,11 +123,11 @@ pub fn why_denied(pid: u32, uid: u32, error: &io::Error) -> Denied {
         _ if pid == 0 => Denied::PidNamespace,
         Some(libc::ENOSYS) => Denied::Filtered,
         Some(libc::ESRCH) => Denied::PidNamespace,
+        _ if is_filtered() => Denied::Filtered,
         _ if uid != own_uid => Denied::OtherUser,
         _ => match (namespace(&pid.to_string()), namespace("self")) {
             (Some(theirs), Some(ours)) if theirs != ours => Denied::UserNamespace,
             _ if ptrace_scope() > 0 => Denied::PtraceScope(ptrace_scope()),
-            _ if is_filtered() => Denied::Filtered,
             // A process that this one may not look into hides even its namespace.
             (None, _) => Denied::UserNamespace,
             _ => Denied::Unknown,

@@ -100,8 +100,13 @@ pub fn futex_wait_shared(words: &[(&std::sync::atomic::AtomicU32, u32)], timeout
     let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
     let until = timespec(now.saturating_add(timeout));
     let waiters = &waiters[..words.len().min(MOST_WORDS)];
-    let _ =
+    let outcome =
         futex::waitv(waiters, futex::WaitvFlags::empty(), Some(&until), futex::ClockId::Monotonic);
+    if matches!(outcome, Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM)) {
+        // An older kernel, or one that hides the call: look at all words again and again.
+        const NAP: Duration = Duration::from_micros(100);
+        std::thread::sleep(NAP.min(timeout));
+    }
 }
 
 /// Whether the kernel can wait on several words at once: asks it to wait on words that hold

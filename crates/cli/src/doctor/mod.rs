@@ -1,6 +1,6 @@
-//! `memferry doctor`: what this machine can do, what is missing, and the exact command that mends it.
-//! Each check looks at one thing. Nothing is changed, but for the saved profiles when `--measure`
-//! asks for it.
+//! `memferry doctor`: what this machine can do, what is missing, and the exact command that mends
+//! it. Each check looks at one thing. Nothing is changed, but for the saved profiles when
+//! `--measure` asks for it.
 
 mod copies;
 mod messages;

@@ -1,5 +1,5 @@
 //! The other side of the messages that `memferry doctor` sends: a second process of this very
-//! program, which answers until its standard input ends. A partner that hangs is ended after a while.
+//! program, which answers until its standard input ends. One that hangs is ended after a while.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};

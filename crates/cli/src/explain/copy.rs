@@ -1,5 +1,5 @@
-//! `memferry explain SIZE`: which path a copy of a size takes on this machine, why, and the measured
-//! values behind the decision. It asks the planner that real copies ask, and copies nothing.
+//! `memferry explain SIZE`: which path a copy takes on this machine, why, and the measured values
+//! behind the decision. It asks the planner that real copies ask, and copies nothing.
 
 use memferry::engine::Kernel;
 use memferry::engine::cpu::{Origin, Profile};

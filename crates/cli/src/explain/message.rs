@@ -1,5 +1,5 @@
-//! `memferry explain --message SIZE`: which path a message takes, for every kind of memory, of cores
-//! and of permission that there is, with the cost of each path and where the limits come from.
+//! `memferry explain --message SIZE`: which path a message takes, for every kind of memory, cores
+//! and permission that there is, with the cost of each path and where the limits come from.
 
 mod text;
 

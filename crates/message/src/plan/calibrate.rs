@@ -1,7 +1,7 @@
 //! Measuring what messages cost between two cores: with two threads, each bound to one of them,
-//! that do what two processes would do. Every figure is a median of medians, so that a core that
-//! was taken away for a while does not show; a machine that was busy all the time does, and then
-//! nothing of what was measured counts.
+//! that do what two processes would do. Every time is the median of several rounds, and the best
+//! of several passes: disturbances only ever slow things. A machine that was busy all the time
+//! still shows, and then nothing of what was measured counts.
 
 mod duet;
 
@@ -14,7 +14,7 @@ use memferry_sys::{affinity, copy};
 
 use super::costs::Measurement;
 use super::{Closeness, fragment_bytes};
-use duet::{Duet, median};
+use duet::Duet;
 
 /// The time for one try at a pair of cores: several times what it takes undisturbed.
 const BUDGET: Duration = Duration::from_millis(35);
@@ -52,10 +52,45 @@ fn measure_pair(cores: (usize, usize), closeness: Closeness) -> Option<Measureme
         let bench = Bench::new(Duet::new(cores, until))?;
         let in_time = (0..PASSES).take_while(|_| Instant::now() < until);
         let passes: Vec<_> = in_time.map_while(|_| bench.pass()).collect();
-        let of = |at: usize| median(passes.iter().filter_map(|pass: &[Option<f64>; 6]| pass[at]));
-        Measurement::new(std::array::from_fn(of)).plausible(closeness)
+        let best = |at: usize| {
+            let times = passes.iter().filter_map(|pass: &Times| pass[at]);
+            times.min_by(f64::total_cmp)
+        };
+        Measurement::new(costs(std::array::from_fn(best))).plausible(closeness)
     };
     (0..TRIES).find_map(|_| try_once())
+}
+
+/// What is timed: a hand-over, then small and large of eager, cross-memory and plain copies, then
+/// the pipeline.
+type Times = [Option<f64>; 8];
+
+/// Costs in their order, out of times.
+fn costs(times: Times) -> [Option<f64>; 6] {
+    let [
+        handover,
+        eager_small,
+        eager_large,
+        cross_small,
+        cross_large,
+        near_small,
+        near_large,
+        pipeline,
+    ] = times;
+    let slope = |small: Option<f64>, large: Option<f64>, bytes: usize| {
+        large.zip(small).map(|(large, small)| (large - small) / bytes as f64)
+    };
+    let cross_ns_per_byte = slope(cross_small, cross_large, LARGE - SMALL);
+    // The first line has to come over before it can be copied: that is counted with the lines.
+    let call = || Some(cross_small? - SMALL as f64 * cross_ns_per_byte? - handover?);
+    [
+        handover,
+        slope(eager_small, eager_large, EAGER_LARGE - EAGER_SMALL),
+        call(),
+        cross_ns_per_byte,
+        slope(near_small, near_large, LARGE - SMALL),
+        pipeline.map(|ns| ns / LARGE as f64),
+    ]
 }
 
 /// Memory for the two, and the two themselves.
@@ -80,27 +115,19 @@ impl Bench {
         Some(Self { duet, source, target, space })
     }
 
-    /// Measures everything once. `None` when the time is up before the first figure.
-    fn pass(&self) -> Option<[Option<f64>; 6]> {
+    /// Times everything once. `None` when the time is up before the first figure.
+    fn pass(&self) -> Option<Times> {
         let handover = self.duet.take_turns(5, 100, || {}, || {})? / 2.0;
-        let cross = self.line(|bytes| self.one_copy(bytes, Self::cross_copy));
-        let near = self.line(|bytes| self.one_copy(bytes, Self::near_copy));
         Some([
             Some(handover),
-            self.eager_ns_per_byte(),
-            // The first line has to come over before it can be copied: lines count that already.
-            cross.map(|(startup_ns, _)| startup_ns - handover),
-            cross.map(|(_, ns_per_byte)| ns_per_byte),
-            near.map(|(_, ns_per_byte)| ns_per_byte),
-            self.pipeline_ns_per_byte(),
+            self.eager(EAGER_SMALL),
+            self.eager(EAGER_LARGE),
+            self.one_copy(SMALL, Self::cross_copy),
+            self.one_copy(LARGE, Self::cross_copy),
+            self.one_copy(SMALL, Self::near_copy),
+            self.one_copy(LARGE, Self::near_copy),
+            self.pipeline(),
         ])
-    }
-
-    /// Start-up and time per byte.
-    fn line(&self, mut ns: impl FnMut(usize) -> Option<f64>) -> Option<(f64, f64)> {
-        let (small, large) = (ns(SMALL)?, ns(LARGE)?);
-        let ns_per_byte = (large - small) / (LARGE - SMALL) as f64;
-        Some((small - SMALL as f64 * ns_per_byte, ns_per_byte))
     }
 
     /// The sender writes its message; the receiver's copy of it is what counts.
@@ -149,27 +176,50 @@ impl Bench {
         }
     }
 
-    fn eager_ns_per_byte(&self) -> Option<f64> {
-        let ns = |bytes| self.duet.take_turns(5, 20, || self.put(0, bytes), || self.take(0, bytes));
-        Some((ns(EAGER_LARGE)? - ns(EAGER_SMALL)?) / (EAGER_LARGE - EAGER_SMALL) as f64)
+    fn eager(&self, bytes: usize) -> Option<f64> {
+        self.duet.take_turns(5, 20, || self.put(0, bytes), || self.take(0, bytes))
     }
 
-    fn pipeline_ns_per_byte(&self) -> Option<f64> {
+    fn pipeline(&self) -> Option<f64> {
         let fragment = fragment_bytes(LARGE as u64) as usize;
         let offset = |number: usize| number * fragment;
-        let took = self.duet.overlap(
+        self.duet.overlap(
             9,
             LARGE / fragment,
             |number| self.put(offset(number), fragment),
             |number| self.take(offset(number), fragment),
-        )?;
-        Some(took / LARGE as f64)
+        )
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn costs_come_out_of_times() {
+        let line = |startup_ns: f64, ns_per_byte: f64, bytes: usize| {
+            Some(startup_ns + ns_per_byte * bytes as f64)
+        };
+        let times = [
+            Some(150.0),
+            line(300.0, 0.2, EAGER_SMALL),
+            line(300.0, 0.2, EAGER_LARGE),
+            line(650.0, 0.05, SMALL),
+            line(650.0, 0.05, LARGE),
+            line(200.0, 0.04, SMALL),
+            line(200.0, 0.04, LARGE),
+            line(0.0, 0.1, LARGE),
+        ];
+        let expected = [150.0, 0.2, 500.0, 0.05, 0.04, 0.1];
+        for (cost, expected) in costs(times).into_iter().zip(expected) {
+            assert!(cost.is_some_and(|cost| (cost / expected - 1.0).abs() < 1e-9), "{cost:?}");
+        }
+        let mut forbidden = times;
+        forbidden[3] = None;
+        let missing = costs(forbidden).map(|cost| cost.is_none());
+        assert_eq!(missing, [false, false, true, true, false, false]);
+    }
 
     #[test]
     fn what_is_measured_can_be_believed_or_is_left_out() {

@@ -156,6 +156,8 @@ pub(crate) struct State {
     event: Option<memferry_sys::EventFd>,
     /// What event loops watch.
     watched: Option<watch::Watched>,
+    /// Something was left in the rings at the end of a call, and the event says so.
+    is_behind: bool,
     last_checked_ns: u64,
     /// Dropped regions that peers have been told of.
     drops_told: usize,
@@ -204,6 +206,7 @@ impl Port {
             pollers: 0,
             event: None,
             watched: None,
+            is_behind: false,
             last_checked_ns: 0,
             drops_told: crate::region::drops(),
         };

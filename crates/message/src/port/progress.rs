@@ -30,6 +30,10 @@ impl super::PeerSlot {
 /// How often the ends of peers are looked for while nothing moves.
 const CHECK_NS: u64 = 10_000_000;
 
+/// Looks at what a peer has left behind: more than a ring full of messages and the copies they
+/// ask for can take, and an end for one that has hung up and still writes.
+const MOST_LAST_STEPS: usize = 100_000;
+
 impl State {
     /// Does what can be done now. Returns whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
@@ -224,9 +228,14 @@ impl State {
             if connection.wire.is_alive() {
                 continue;
             }
-            // What it sent before its end still counts.
-            while self.peers[peer].connection.is_some() && self.progress_peer(peer) {}
-            if self.peers[peer].connection.is_some() {
+            // What it sent before its end still counts, if it comes to an end.
+            let still_moves = (0..MOST_LAST_STEPS)
+                .all(|_| self.peers[peer].connection.is_some() && self.progress_peer(peer));
+            if let Some(connection) = &self.peers[peer].connection {
+                // A message that there is no room to keep waits in the ring for its receive.
+                if !still_moves && connection.wire.consumer.is_ready() {
+                    continue;
+                }
                 self.lose(peer, Gone::Ended);
             }
             found = true;
@@ -248,8 +257,9 @@ impl State {
                 receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
             }
         };
+        let began_ns = clock::now_ns();
         for number in self.operations.numbers(belongs) {
-            self.let_go(number, &mut connection.wire);
+            self.let_go(number, &mut connection.wire, began_ns);
             self.operations.finish(number, Err(error.clone()));
         }
         for number in self.matching.unpost_source(peer) {
@@ -264,15 +274,14 @@ impl State {
     }
 
     /// Makes sure that nobody writes to the memory of an operation any more. A live peer that has
-    /// claimed a chunk is given a moment to finish it.
-    pub(super) fn let_go(&mut self, number: Number, wire: &mut Wire) {
+    /// claimed a chunk is given a moment to finish it, counted from when the first was given up.
+    pub(super) fn let_go(&mut self, number: Number, wire: &mut Wire, began_ns: u64) {
         const MOMENT_NS: u64 = 1_000_000_000;
         let Some(receiving) = self.operations.receiving(number) else { return };
         let ReceiveStage::Fetching(fetch) = &receiving.stage else { return };
         let path = path::of(fetch.plan.path);
-        let began = clock::now_ns();
         while path.is_held(receiving, wire) && wire.is_alive() {
-            if clock::now_ns() - began > MOMENT_NS {
+            if clock::now_ns() - began_ns > MOMENT_NS {
                 tracing::warn!("a peer holds on to a message that has ended");
                 break;
             }

@@ -24,6 +24,8 @@ use crate::ring::layout::Memory;
 const LOOKS: u32 = 200;
 /// The same where processes share cores: then others must run before there is anything to see.
 const CROWDED_LOOKS: u32 = 2;
+/// A wait that takes longer lets others have the core between looks: one of them may be the peer.
+const ALONE_NS: u64 = 5_000;
 /// One sleep on the words; ends of peers are looked for in between.
 const SLICE: Duration = Duration::from_millis(20);
 /// One sleep while an engine copies.
@@ -65,6 +67,10 @@ impl Drop for Entered<'_> {
         if state.operations.ended > 0 {
             state.operations.ended = 0;
             self.port.tell_local();
+            // It may be what the sleeper sleeps for.
+            if state.has_sleeper && !self.to_sleep && state.operations.has_untaken() {
+                self.port.wake_sleeper(state);
+            }
         }
         let leavings = std::mem::take(&mut state.operations.leavings);
         // SAFETY: dropped once, here, and not used any more: the lock is free from now on.
@@ -99,7 +105,11 @@ impl Port {
     #[cold]
     fn leave_to_others(&self, state: &mut State, to_sleep: bool) {
         if state.resting & AWAY != 0 {
-            state.watch_again();
+            // Whoever goes to sleep has looked, and must be woken by whatever comes after that.
+            if !to_sleep {
+                state.ask_again();
+            }
+            state.show_what_waits();
         }
         // Messages that only wait for their peers need nobody.
         if !to_sleep && state.has_sleeper && state.has_active() && state.progress() {
@@ -168,7 +178,8 @@ impl Port {
                 if !moved && (!spin || spun >= state.spin_ns()) {
                     break;
                 }
-                if state.is_crowded || self.contenders.load(Ordering::Relaxed) > 0 {
+                let alone = !state.is_crowded && spun < ALONE_NS;
+                if !alone || self.contenders.load(Ordering::Relaxed) > 0 {
                     drop(state);
                     self.let_others_in();
                     state = self.enter();
@@ -232,7 +243,9 @@ impl Port {
             let before = state.resting;
             state.resting |= way;
             let words = state.rest();
-            if !state.is_anything_ready() {
+            // Once more, now that whatever comes later rings: notes, room, and what peers have told
+            // about messages that both copy.
+            if !state.is_anything_ready() && !state.progress() {
                 state.to_sleep = true;
                 drop(state);
                 match &readiness {
@@ -319,7 +332,7 @@ impl State {
         if self.pollers == 0 && self.resting & ASLEEP != 0 {
             self.rest();
             // What came before the word was set is for whoever sleeps: done here instead.
-            if self.is_anything_ready() {
+            if self.is_anything_ready() || self.has_active() {
                 self.progress();
             }
         }
@@ -392,8 +405,6 @@ impl State {
                 self.lose(peer, crate::error::Gone::Misbehaved(nonsense.0));
             }
         }
-        if let Some(event) = &self.event {
-            event.drain();
-        }
+        self.catch_up();
     }
 }

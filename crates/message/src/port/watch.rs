@@ -14,6 +14,9 @@ use super::{Port, State};
 use crate::error::{ConnectError, Error, Gone};
 use crate::ring::attention::AWAY;
 
+/// Looks at the end of a call before what still comes is left to the next one.
+const MOST_ROUNDS: u32 = 100;
+
 /// What event loops watch.
 #[derive(Debug)]
 pub(super) struct Watched {
@@ -47,11 +50,14 @@ impl State {
         Ok(set)
     }
 
-    /// At the end of every call: takes wake-ups out of the sockets, asks for new ones, and makes the
-    /// descriptor readable exactly while something waits.
+    /// At the end of every call: takes wake-ups out of the sockets and asks for new ones.
     #[cold]
-    pub(super) fn watch_again(&mut self) {
-        loop {
+    pub(super) fn ask_again(&mut self) {
+        // A sleeper takes its event back itself.
+        if self.is_behind && !self.has_sleeper {
+            self.catch_up();
+        }
+        for _ in 0..MOST_ROUNDS {
             for peer in 0..self.peers.len() {
                 let flags = self.resting;
                 let Some(connection) = &mut self.peers[peer].connection else { continue };
@@ -68,8 +74,28 @@ impl State {
                 }
             }
             if !self.is_anything_ready() || !self.progress() {
-                break;
+                return;
             }
+        }
+        // Whoever writes faster than this side reads does not keep the call from returning.
+        self.is_behind = true;
+        if let Some(event) = &self.event {
+            event.signal();
+        }
+    }
+
+    /// Somebody looks again at what was left in the rings.
+    pub(super) fn catch_up(&mut self) {
+        self.is_behind = false;
+        if let Some(event) = &self.event {
+            event.drain();
+        }
+    }
+
+    /// At the end of every call: makes the descriptor readable exactly while something waits.
+    pub(super) fn show_what_waits(&mut self) {
+        if self.watched.is_none() {
+            return;
         }
         let waits = self.has_something_to_take();
         if let Some(watched) = &mut self.watched

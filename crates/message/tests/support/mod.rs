@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod memory;
+pub(crate) mod prey;
 pub(crate) mod process;
 pub(crate) mod raw_peer;
 pub(crate) mod talk;

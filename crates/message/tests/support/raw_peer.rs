@@ -1,11 +1,11 @@
 //! A peer that speaks the protocol by hand, so that it can break it.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use memferry_message::ring::cells::{Consumer, Producer, Words};
 use memferry_message::ring::layout::{End, Memory};
 use memferry_sys::packet_socket::{PacketSocket, SocketName};
-use memferry_sys::shared_memory::SealedMemory;
+use memferry_sys::shared_memory::{Access, Mapping};
 
 use super::until;
 
@@ -34,6 +34,13 @@ pub(crate) fn call(name: &str) -> PacketSocket {
     socket.unwrap()
 }
 
+/// Different for every connection of every process.
+fn identity() -> u128 {
+    let spread = |sum, byte| super::memory::mix(sum ^ u64::from(byte));
+    let name = super::unique("").bytes().fold(1, spread);
+    u128::from(std::process::id()) << 64 | u128::from(name)
+}
+
 /// A connection by hand.
 pub(crate) struct RawPeer {
     pub(crate) socket: PacketSocket,
@@ -41,13 +48,15 @@ pub(crate) struct RawPeer {
     pub(crate) producer: Producer,
     pub(crate) consumer: Consumer,
     pub(crate) memory: Memory,
-    pub(crate) descriptor: SealedMemory,
+    /// All bytes of the memory, once more.
+    pub(crate) bytes: Mapping,
     probe: Box<[u64; 2]>,
 }
 
 impl RawPeer {
     /// Says hello as it should be said, and waits for the welcome.
-    pub(crate) fn connect(name: &str, identity: u128) -> Option<Self> {
+    pub(crate) fn connect(name: &str) -> Option<Self> {
+        let identity = identity();
         let socket = call(name);
         let (memory, descriptor) = Memory::create(End::Connecting).unwrap();
         let probe = Box::new([identity as u64, 0]);
@@ -59,7 +68,8 @@ impl RawPeer {
             return None;
         }
         let (producer, consumer) = (memory.producer(), memory.consumer());
-        Some(Self { socket, producer, consumer, memory, descriptor, probe })
+        let bytes = descriptor.map(Access::Write).unwrap();
+        Some(Self { socket, producer, consumer, memory, bytes, probe })
     }
 
     /// Writes a cell if there is room, and wakes the reader whatever it says.
@@ -89,12 +99,6 @@ impl RawPeer {
     /// Whether the other side has hung up.
     pub(crate) fn is_lost(&self) -> bool {
         !memferry_sys::peer_process::is_alive(None, self.socket.as_fd())
-    }
-
-    /// All bytes of the shared memory.
-    pub(crate) fn bytes(&self) -> (OwnedFd, usize) {
-        let descriptor = self.descriptor.as_fd().try_clone_to_owned().unwrap();
-        (descriptor, self.descriptor.len())
     }
 }
 

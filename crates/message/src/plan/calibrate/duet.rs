@@ -201,7 +201,7 @@ fn perform<T>(stage: &Stage, core: usize, act: impl FnOnce(&Stage) -> Option<T>)
 }
 
 /// The one in the middle. `None` of nothing.
-pub(super) fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
     let mut values: Vec<_> = values.collect();
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied()

@@ -1,0 +1,303 @@
+//! Peers that break the protocol in one way each: those who do not say hello properly, who share
+//! what they must not, who never answer, never listen, or never stop.
+
+mod support;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use memferry_message::plan::PathKind;
+use memferry_message::{Builder, Endpoint, Error, Gone, Peer, Source, TAG_ALL, TAG_ANY};
+use memferry_sys::shared_memory::SealedMemory;
+use support::memory::{Guarded, first_wrong, pattern};
+use support::raw_peer::{self, RawPeer, first, kind};
+use support::traces::{holdings, memory_kib};
+use support::{alone, say, unique, until};
+
+/// An endpoint, and an honest one that is connected to it.
+struct Pair {
+    prey: Endpoint,
+    honest: Endpoint,
+    to_honest: Peer,
+    to_prey: Peer,
+}
+
+fn pair(builder: &Builder) -> Pair {
+    let sides = support::pair(builder);
+    let (to_honest, to_prey) = (sides.to_there, sides.to_here);
+    Pair { prey: sides.here, honest: sides.there, to_honest, to_prey }
+}
+
+impl Pair {
+    /// A peer that speaks by hand, and how the prey names it.
+    fn meet(&self) -> (RawPeer, Peer) {
+        let before = self.prey.peers();
+        let raw = std::thread::scope(|scope| {
+            let name = self.prey.name();
+            let connecting = scope.spawn(move || RawPeer::connect(name).unwrap());
+            until("it has connected", || {
+                self.prey.peers();
+                connecting.is_finished()
+            });
+            connecting.join().unwrap()
+        });
+        let peer = self.prey.peers().into_iter().find(|peer| !before.contains(peer)).unwrap();
+        (raw, peer)
+    }
+
+    /// A large message with the honest peer, from the prey and back.
+    fn check_honest(&self) {
+        let messages = [(&self.prey, self.to_honest), (&self.honest, self.to_prey)];
+        let sends = messages.map(|(from, to)| from.isend(to, 77, pattern(400_000, 7)).unwrap());
+        let receives = [(&self.prey, self.to_honest), (&self.honest, self.to_prey)]
+            .map(|(at, from)| at.irecv(from, 77, TAG_ALL, vec![0; 400_000]).unwrap());
+        let (mut sends, mut receives) = (sends, receives);
+        until("the honest peer is served", || {
+            self.honest.progress();
+            sends.iter_mut().chain(&mut receives).all(|operation| operation.is_done())
+        });
+        for receive in receives {
+            assert_eq!(first_wrong(&receive.wait().unwrap().1, 7), None);
+        }
+        sends.into_iter().for_each(|send| drop(send.wait().unwrap()));
+    }
+}
+
+fn misbehaved(outcome: Result<(), Error>) -> bool {
+    matches!(outcome, Err(Error::PeerGone(Gone::Misbehaved(_))))
+}
+
+#[test]
+fn those_who_say_no_hello_or_half_of_one_keep_nobody_out() {
+    let _alone = alone();
+    let prey = Builder::new().background(true).open(&unique("prey")).unwrap();
+    let before = holdings();
+    let hello = raw_peer::hello(5, (0, 0), "name");
+    let mut rude = Vec::new();
+    for number in 0..200 {
+        let socket = raw_peer::call(prey.name());
+        match number % 4 {
+            0 => {}
+            1 => socket.send(&hello[..20], &[]).unwrap(),
+            2 => socket.send(&[0xFF; 100], &[]).unwrap(),
+            // All of it, without the memory.
+            _ => socket.send(&hello, &[]).unwrap(),
+        }
+        rude.push(socket);
+    }
+    let honest = Endpoint::open(&unique("honest")).unwrap();
+    let peer = honest.connect(prey.name()).unwrap();
+    honest.send(peer, 1, b"hello").unwrap();
+    prey.recv(Source::Any, 1, TAG_ALL, &mut [0; 5]).unwrap();
+    assert_eq!(prey.peers().len(), 1);
+    drop((rude, honest));
+    until("nothing is left of them", || {
+        prey.peers().is_empty() && holdings().descriptors <= before.descriptors + 3
+    });
+}
+
+/// Memory as a hello or a region must not have it.
+fn bad_memory(length: usize) -> Vec<(&'static str, OwnedFd)> {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let memfd = |bytes: usize, seals: SealFlags| {
+        let fd = memfd_create("bad", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, bytes as u64).unwrap();
+        fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    };
+    let sealed = SealFlags::SHRINK | SealFlags::GROW;
+    vec![
+        ("not sealed", memfd(length, SealFlags::empty())),
+        ("can be shrunk", memfd(length, SealFlags::GROW)),
+        ("too short", memfd(length - 4096, sealed)),
+        ("too long", memfd(length + 4096, sealed)),
+        ("empty", memfd(0, sealed)),
+        ("not memory", std::fs::File::open("/proc/self/exe").unwrap().into()),
+        ("not even a file", memferry_sys::packet_socket::PacketSocket::pair().unwrap().0
+            .as_fd().try_clone_to_owned().unwrap()),
+    ]
+}
+
+#[test]
+fn shared_memory_that_could_be_taken_away_is_refused() {
+    let _alone = alone();
+    let prey = Builder::new().background(true).open(&unique("prey")).unwrap();
+    let hello = raw_peer::hello(6, (0, 0), "");
+    for (what, descriptor) in bad_memory(memferry_message::ring::layout::BYTES) {
+        let socket = raw_peer::call(prey.name());
+        socket.send(&hello, &[descriptor.as_fd()]).unwrap();
+        let answer = raw_peer::answer(&socket).expect("a refusal");
+        assert_ne!(answer[44..48], [0; 4], "welcomed with memory that is {what}");
+    }
+    assert!(prey.peers().is_empty());
+}
+
+#[test]
+fn regions_that_could_be_taken_away_end_the_connection() {
+    let _alone = alone();
+    let sides = pair(&Builder::new());
+    for (what, descriptor) in bad_memory(1 << 20) {
+        let (mut raw, peer) = sides.meet();
+        let mut target = Guarded::plain(1 << 20);
+        let at = target.address();
+        // SAFETY: kept until the operation is over, below.
+        let mut receive =
+            unsafe { sides.prey.irecv_raw(peer, 0, TAG_ANY, at, 1 << 20) }.unwrap();
+        assert!(raw.send_region(3, descriptor.as_fd()));
+        raw.write(&[first(kind::SHARE, 1, 0), 3, 1 << 40, 1 << 20, 0, 0, 0, 0]);
+        raw.write(&[first(kind::REQUEST, 0, 0), 5, 1 << 20, 1, 1 << 40, 3, 0, 0]);
+        until("it is thrown out", || receive.test().is_some());
+        assert!(misbehaved(receive.wait().map(drop)), "{what}: {:?}", receive.wait());
+        target.check_guards();
+    }
+    // Sealed as it should be, but the note says more than there is, or comes alone.
+    for (sends, address, length) in [(true, 0, 1 << 21), (true, u64::MAX - 5, 1 << 20), (false, 0, 4096)]
+    {
+        let (mut raw, peer) = sides.meet();
+        let memory = SealedMemory::new("region", 1 << 20).unwrap();
+        if sends {
+            raw.send_region(3, memory.as_fd());
+        }
+        raw.write(&[first(kind::SHARE, 0, 0), 3, address, length, 0, 0, 0, 0]);
+        let error = sides.prey.recv(peer, 0, TAG_ANY, &mut [0; 8]).map(drop);
+        assert!(misbehaved(error));
+    }
+    sides.check_honest();
+}
+
+#[test]
+fn more_descriptors_than_notes_fill_no_table() {
+    let _alone = alone();
+    let sides = pair(&Builder::new().background(true));
+    let (raw, _) = sides.meet();
+    let before = holdings();
+    let memory = SealedMemory::new("region", 4096).unwrap();
+    let mut sent = 0;
+    while sent < 1000 && raw.send_region(sent, memory.as_fd()) {
+        raw.wake();
+        sent += 1;
+    }
+    sides.check_honest();
+    let grown = holdings().descriptors.saturating_sub(before.descriptors);
+    say(format_args!("{sent} descriptors sent, the process holds {grown} more"));
+    assert!(grown < 100);
+}
+
+#[test]
+fn one_who_never_answers_stops_nobody() {
+    let _alone = alone();
+    let sides = pair(&Builder::new());
+    let (raw, peer) = sides.meet();
+    let mut sends: Vec<_> =
+        (0..300).map(|tag| sides.prey.isend(peer, tag, pattern(100_000, tag)).unwrap()).collect();
+    let receive = sides.prey.irecv(peer, 0, TAG_ANY, vec![0; 10]).unwrap();
+    for _ in 0..3 {
+        sides.check_honest();
+    }
+    assert!(sends.iter_mut().all(|send| !send.is_done()));
+    sends[7].operation().cancel();
+    sides.prey.clone().close();
+    for send in sends {
+        let error = send.wait().unwrap_err().error;
+        assert!(matches!(error, Error::Closed | Error::Cancelled), "{error}");
+    }
+    assert_eq!(receive.wait().unwrap_err().error, Error::Closed);
+    drop(raw);
+}
+
+#[test]
+fn claims_that_are_never_finished_are_given_up_together() {
+    let _alone = alone();
+    let began = Instant::now();
+    for closes in [true, false] {
+        let sides = pair(&Builder::new().path(PathKind::Cooperative));
+        let (mut raw, peer) = sides.meet();
+        let source = pattern(1 << 20, 1);
+        let receives: Vec<_> = (0..20)
+            .map(|tag| sides.prey.irecv(peer, tag, TAG_ALL, vec![0; 1 << 20]).unwrap())
+            .collect();
+        raw.write(&[first(kind::REACH, 3, 0), 0, 0, 0, 0, 0, 0, 0]);
+        for tag in 0..20 {
+            let address = source.as_ptr() as u64;
+            raw.write(&[first(kind::REQUEST, 0, 0), tag, 1 << 20, tag, address, 0, 0, 0]);
+        }
+        let mut claimed = 0;
+        until("all are accepted, and a chunk of each is claimed", || {
+            sides.prey.progress();
+            while let Some(words) = raw.consumer.peek() {
+                raw.consumer.pass();
+                raw.consumer.publish();
+                if words[0] >> 32 & 0xFF == u64::from(kind::ACCEPT) {
+                    let (record, generation) = ((words[6] >> 32) as u16, (words[6] >> 48) as u16);
+                    let chunks = (1u64 << 20).div_ceil(words[6] & 0xFFFF_FFFF);
+                    let record = raw.memory.record(false, record.into());
+                    claimed += usize::from(record.claim_back(generation, chunks) != Ok(None));
+                }
+            }
+            claimed == 20
+        });
+        if closes {
+            sides.prey.clone().close();
+        } else {
+            raw.write(&[first(99, 0, 0), 0, 0, 0, 0, 0, 0, 0]);
+        }
+        for receive in receives {
+            let error = receive.wait().unwrap_err().error;
+            assert!(matches!(error, Error::Closed | Error::PeerGone(_)), "{error}");
+        }
+        if !closes {
+            sides.check_honest();
+        }
+    }
+    say(format_args!("giving up what 20 claims held took {:?}", began.elapsed() / 2));
+    assert!(began.elapsed() < Duration::from_secs(10), "each was waited for by itself");
+}
+
+#[test]
+fn one_who_asks_and_never_reads_the_answers_is_thrown_out() {
+    let _alone = alone();
+    let sides = pair(&Builder::new());
+    let (mut raw, peer) = sides.meet();
+    let before = memory_kib(std::process::id(), "VmRSS");
+    until("it is thrown out", || {
+        for number in 0..200 {
+            raw.write(&[first(kind::WITHDRAW, 0, 0), number, 0, 0, 0, 0, 0, 0]);
+        }
+        sides.prey.progress();
+        raw.is_lost()
+    });
+    let grown = memory_kib(std::process::id(), "VmRSS").saturating_sub(before);
+    assert!(grown < 64 << 10, "{grown} KiB were kept for it");
+    assert!(misbehaved(sides.prey.send(peer, 0, b"x")));
+    sides.check_honest();
+}
+
+#[test]
+fn one_who_never_stops_writing_does_not_keep_calls_from_returning() {
+    let _alone = alone();
+    for hangs_up in [false, true] {
+        let sides = pair(&Builder::new());
+        let (mut raw, peer) = sides.meet();
+        let _watch = sides.prey.watch().unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let over = &over;
+            scope.spawn(move || {
+                if hangs_up {
+                    rustix::net::shutdown(&raw.socket, rustix::net::Shutdown::Both).unwrap();
+                }
+                while !over.load(Ordering::Relaxed) {
+                    raw.write(&[first(kind::REACH, 3, 0), 0, 0, 0, 0, 0, 0, 0]);
+                }
+            });
+            for _ in 0..20 {
+                sides.check_honest();
+            }
+            if hangs_up {
+                until("it is lost", || sides.prey.send(peer, 0, b"x").is_err());
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+}

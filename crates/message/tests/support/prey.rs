@@ -1,0 +1,159 @@
+//! An endpoint that talks to an honest peer and to whoever else connects, whatever that one does.
+
+use std::time::{Duration, Instant};
+
+use memferry_message::{Endpoint, Operation, Peer, Source, TAG_ALL, TAG_ANY};
+
+use super::memory::{Guarded, fill, first_wrong};
+use super::{Random, until};
+
+/// The tag of messages with the honest peer.
+const HONEST: u64 = 0x1234_5678_9ABC_DEF0;
+
+/// An operation with a peer that is not to be trusted, and its memory.
+struct Risk {
+    peer: Peer,
+    operation: Operation,
+    memory: Guarded,
+    /// The seed and the length of what is sent.
+    sent: Option<(u64, usize)>,
+}
+
+/// The endpoint that is attacked.
+pub(crate) struct Prey {
+    pub(crate) endpoint: Endpoint,
+    honest: Peer,
+    risks: Vec<Risk>,
+    random: Random,
+    /// What is there to tell afterwards.
+    pub(crate) exchanged: u64,
+    pub(crate) slowest: Duration,
+    pub(crate) completed: u64,
+    pub(crate) failed: u64,
+}
+
+/// The life of the honest peer: sends everything back, and checks it.
+pub(crate) fn honest_peer(name: &str, prey: &str) {
+    let endpoint = Endpoint::open(name).unwrap();
+    let peer = endpoint.connect(prey).unwrap();
+    endpoint.send(peer, HONEST, b"here").unwrap();
+    let mut buffer = vec![0; 2 << 20];
+    for number in 0.. {
+        let Ok(received) = endpoint.recv(peer, HONEST, TAG_ALL, &mut buffer) else { return };
+        let bytes = &buffer[..received.length as usize];
+        assert_eq!(first_wrong(bytes, number), None, "message {number}");
+        endpoint.send(peer, HONEST, bytes).unwrap();
+    }
+}
+
+impl Prey {
+    /// Waits for the honest peer.
+    pub(crate) fn new(endpoint: Endpoint, seed: u64) -> Self {
+        let honest = endpoint.recv(Source::Any, HONEST, TAG_ALL, &mut [0; 8]).unwrap().source;
+        Self {
+            endpoint,
+            honest,
+            risks: Vec::new(),
+            random: Random::new(seed),
+            exchanged: 0,
+            slowest: Duration::ZERO,
+            completed: 0,
+            failed: 0,
+        }
+    }
+
+    /// One message to the honest peer and back.
+    pub(crate) fn exchange(&mut self) {
+        let began = Instant::now();
+        let length = self.random.pick(&[10, 1000, 20_000, 200_000, 1 << 20]);
+        let (mut there, mut back) = (Guarded::plain(length), Guarded::plain(length));
+        fill(there.bytes_mut(), self.exchanged);
+        let (from, to) = (there.address(), back.address());
+        // SAFETY: both live until the operations are over, below.
+        let (mut send, mut receive) = unsafe {
+            let receive = self.endpoint.irecv_raw(self.honest, HONEST, TAG_ALL, to, length);
+            (self.endpoint.isend_raw(self.honest, HONEST, from, length).unwrap(), receive.unwrap())
+        };
+        until("the honest peer has answered", || {
+            self.go_on();
+            send.test().is_some() && receive.test().is_some()
+        });
+        send.wait().unwrap();
+        assert_eq!(receive.wait().unwrap().length, length as u64);
+        assert_eq!(first_wrong(back.bytes(), self.exchanged), None);
+        back.check_guards();
+        there.check_guards();
+        self.exchanged += 1;
+        self.slowest = self.slowest.max(began.elapsed());
+    }
+
+    /// Begins operations with everybody else, and looks after those that are over.
+    pub(crate) fn go_on(&mut self) {
+        for index in (0..self.risks.len()).rev() {
+            let Some(outcome) = self.risks[index].operation.test() else { continue };
+            let risk = self.risks.swap_remove(index);
+            risk.memory.check_guards();
+            if let Some((seed, length)) = risk.sent {
+                assert_eq!(first_wrong(&risk.memory.bytes()[..length], seed), None);
+            }
+            let counter = if outcome.is_ok() { &mut self.completed } else { &mut self.failed };
+            *counter += 1;
+        }
+        for peer in self.endpoint.peers() {
+            if peer != self.honest {
+                self.risk_something(peer);
+            }
+        }
+        self.take_gifts();
+    }
+
+    /// Keeps a few sends and receives with a peer under way.
+    fn risk_something(&mut self, peer: Peer) {
+        while self.risks.iter().filter(|risk| risk.peer == peer).count() < 6 {
+            let length = self.random.pick(&[0, 30, 3000, 50_000, 600_000, 3 << 20]);
+            let mut memory = Guarded::new(length, self.random.chance(3));
+            let (at, seed) = (memory.address(), self.random.next());
+            let (is_send, mask) = (self.random.chance(2), self.random.pick(&[0, 1, TAG_ALL]));
+            // SAFETY: the memory is kept until the operation is over.
+            let begun = unsafe {
+                if is_send {
+                    fill(memory.bytes_mut(), seed);
+                    self.endpoint.isend_raw(peer, seed % 4, at, length)
+                } else {
+                    self.endpoint.irecv_raw(peer, seed % 4, mask, at, length)
+                }
+            };
+            let sent = is_send.then_some((seed, length));
+            match begun {
+                Ok(operation) => self.risks.push(Risk { peer, operation, memory, sent }),
+                Err(_) => break,
+            }
+        }
+    }
+
+    /// Takes messages that nobody asked for, those of peers included that are gone.
+    fn take_gifts(&mut self) {
+        for _ in 0..50 {
+            let Ok(Some(gift)) = self.endpoint.iprobe(Source::Any, 0, TAG_ANY) else { break };
+            if gift.source == self.honest {
+                break;
+            }
+            let mut memory = Guarded::plain(self.random.pick(&[0, 100, 100_000]));
+            let (at, length) = (memory.address(), memory.len());
+            // SAFETY: the memory is kept until the operation is over.
+            let begun =
+                unsafe { self.endpoint.irecv_raw(gift.source, gift.tag, TAG_ALL, at, length) };
+            if let Ok(operation) = begun {
+                self.risks.push(Risk { peer: gift.source, operation, memory, sent: None });
+            }
+        }
+    }
+
+    /// Waits until everything with others than the honest peer is over, when they are gone.
+    pub(crate) fn settle(&mut self) {
+        until("everything with the others has ended", || {
+            self.go_on();
+            self.endpoint.peers().len() == 1 && self.risks.is_empty()
+        });
+    }
+}
