@@ -90,7 +90,9 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
         ADMA_EIO => c"the engine failed",
         ADMA_ENXIO => c"the memory cannot be reached",
         ADMA_EBADF => c"neither a cookie nor the descriptor of an open link or listener",
-        ADMA_ECHILD => c"this cookie or descriptor is from before a fork: only the parent can use it",
+        ADMA_ECHILD => {
+            c"this cookie or descriptor is from before a fork: only the parent can use it"
+        }
         ADMA_EAGAIN => c"the system refused a thread, memory or other means",
         ADMA_EACCES => c"the profile of the machine, or the name, is a file that may not be used",
         ADMA_EFAULT => c"null pointer",
@@ -111,7 +113,9 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
         ADMA_EMSGSIZE => c"the message is longer than the buffer for it",
         ADMA_EOPNOTSUPP => c"no engine can do this operation on this memory",
         ADMA_EADDRINUSE => c"somebody listens on this name already",
-        ADMA_EADDRNOTAVAIL => c"nobody can listen on this name: is it too long, or its folder missing?",
+        ADMA_EADDRNOTAVAIL => {
+            c"nobody can listen on this name: is it too long, or its folder missing?"
+        }
         ADMA_ENOBUFS => c"too many reads and writes are under way: wait for some of them first",
         ADMA_ETIMEDOUT => c"timed out",
         ADMA_ECONNREFUSED => c"nobody listens on this name, or who does refused",

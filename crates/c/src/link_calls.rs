@@ -178,11 +178,7 @@ pub extern "C" fn adma_result(cookie: i64) -> i64 {
 /// # Safety
 /// `message` and `buffer` must be null or valid for writing.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn adma_lengths(
-    cookie: i64,
-    message: *mut u64,
-    buffer: *mut u64,
-) -> c_int {
+pub unsafe extern "C" fn adma_lengths(cookie: i64, message: *mut u64, buffer: *mut u64) -> c_int {
     guarded("adma_lengths", || {
         let (link, number) = links().of_cookie(cookie)?;
         let ended = link.check(number)?.ok_or_else(not_yet)?;

@@ -15,8 +15,7 @@ pub(crate) fn check(address: *const u8, length: usize) -> Result<(), Failure> {
     }
     let end = (address as usize).checked_add(length);
     if end.is_none() || length > isize::MAX as usize {
-        let text =
-            format!("{length} bytes at {address:p} run past the end of the address space");
+        let text = format!("{length} bytes at {address:p} run past the end of the address space");
         return Err(Failure::new(ADMA_EOVERFLOW, text));
     }
     Ok(())

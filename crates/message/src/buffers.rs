@@ -84,7 +84,7 @@ impl<'a, const N: usize> IntoPiecesMut<'a> for &'a mut [u8; N] {
     }
 }
 
-impl<'a> IntoPiecesMut<'a> for &'a mut [IoSliceMut<'a>] {
+impl<'a> IntoPiecesMut<'a> for &'a mut [IoSliceMut<'_>] {
     fn into_pieces_mut(self) -> Pieces {
         let piece = |s: &mut IoSliceMut<'_>| Piece::target(s.as_mut_ptr(), s.len());
         let pieces: Vec<_> = self.iter_mut().map(piece).collect();

@@ -178,8 +178,9 @@ fn many_shareable_buffers_are_as_good_as_few() {
                     sides.there.irecv(sides.to_here, tag, TAG_ALL, buffer).unwrap()
                 })
                 .collect();
-            let mut all: Vec<_> = sends.iter_mut().map(|send| send.operation()).collect();
-            all.extend(receives.iter_mut().map(|receive| receive.operation()));
+            let mut all: Vec<_> =
+                sends.iter_mut().map(memferry_message::OwnedOperation::operation).collect();
+            all.extend(receives.iter_mut().map(memferry_message::OwnedOperation::operation));
             sides.finish(&mut all);
             for (tag, receive) in receives.into_iter().enumerate() {
                 let (_, buffer) = receive.wait().unwrap();
@@ -203,8 +204,9 @@ fn many_messages_at_a_time_are_as_good_as_few() {
     let mut sends: Vec<_> = (0..100)
         .map(|tag| sides.here.isend(sides.to_there, tag, pattern(length, tag)).unwrap())
         .collect();
-    let mut all: Vec<_> = sends.iter_mut().map(|send| send.operation()).collect();
-    all.extend(receives.iter_mut().map(|receive| receive.operation()));
+    let mut all: Vec<_> =
+        sends.iter_mut().map(memferry_message::OwnedOperation::operation).collect();
+    all.extend(receives.iter_mut().map(memferry_message::OwnedOperation::operation));
     sides.finish(&mut all);
     for (tag, receive) in receives.into_iter().enumerate() {
         assert_eq!(first_wrong(&receive.wait().unwrap().1, tag as u64), None, "message {tag}");

@@ -44,7 +44,7 @@ fn roles(seed: u64) -> (usize, usize) {
 fn spawn(kind: usize, number: usize, survivor: &str, folder: &Folder, seed: u64) -> Victim {
     let name = unique("victim");
     // Every other one has a name in the file system.
-    let name = if number % 2 == 0 { name } else { folder.file(&name) };
+    let name = if number.is_multiple_of(2) { name } else { folder.file(&name) };
     let mut command = process::command("traffic");
     command
         .env("TMPDIR", folder.path())

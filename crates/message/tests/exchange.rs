@@ -163,7 +163,7 @@ fn owned_buffers_come_back_and_any_of_several_can_be_waited_for() {
                 .collect();
             while !receives.is_empty() {
                 let mut operations: Vec<_> =
-                    receives.iter_mut().map(|receive| receive.operation()).collect();
+                    receives.iter_mut().map(memferry_message::OwnedOperation::operation).collect();
                 let done = Operation::wait_any(&mut operations);
                 let (received, buffer) = receives.remove(done).wait().unwrap();
                 assert!(buffer == pattern(100_000, received.tag as u8));

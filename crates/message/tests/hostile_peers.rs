@@ -55,7 +55,7 @@ impl Pair {
         let (mut sends, mut receives) = (sends, receives);
         until("the honest peer is served", || {
             self.honest.progress();
-            sends.iter_mut().chain(&mut receives).all(|operation| operation.is_done())
+            sends.iter_mut().chain(&mut receives).all(memferry_message::OwnedOperation::is_done)
         });
         for receive in receives {
             assert_eq!(first_wrong(&receive.wait().unwrap().1, 7), None);
@@ -114,8 +114,15 @@ fn bad_memory(length: usize) -> Vec<(&'static str, OwnedFd)> {
         ("too long", memfd(length + 4096, sealed)),
         ("empty", memfd(0, sealed)),
         ("not memory", std::fs::File::open("/proc/self/exe").unwrap().into()),
-        ("not even a file", memferry_sys::packet_socket::PacketSocket::pair().unwrap().0
-            .as_fd().try_clone_to_owned().unwrap()),
+        (
+            "not even a file",
+            memferry_sys::packet_socket::PacketSocket::pair()
+                .unwrap()
+                .0
+                .as_fd()
+                .try_clone_to_owned()
+                .unwrap(),
+        ),
     ]
 }
 
@@ -142,8 +149,7 @@ fn regions_that_could_be_taken_away_end_the_connection() {
         let mut target = Guarded::plain(1 << 20);
         let at = target.address();
         // SAFETY: kept until the operation is over, below.
-        let mut receive =
-            unsafe { sides.prey.irecv_raw(peer, 0, TAG_ANY, at, 1 << 20) }.unwrap();
+        let mut receive = unsafe { sides.prey.irecv_raw(peer, 0, TAG_ANY, at, 1 << 20) }.unwrap();
         assert!(raw.send_region(3, descriptor.as_fd()));
         raw.write(&[first(kind::SHARE, 1, 0), 3, 1 << 40, 1 << 20, 0, 0, 0, 0]);
         raw.write(&[first(kind::REQUEST, 0, 0), 5, 1 << 20, 1, 1 << 40, 3, 0, 0]);
@@ -152,7 +158,8 @@ fn regions_that_could_be_taken_away_end_the_connection() {
         target.check_guards();
     }
     // Sealed as it should be, but the note says more than there is, or comes alone.
-    for (sends, address, length) in [(true, 0, 1 << 21), (true, u64::MAX - 5, 1 << 20), (false, 0, 4096)]
+    for (sends, address, length) in
+        [(true, 0, 1 << 21), (true, u64::MAX - 5, 1 << 20), (false, 0, 4096)]
     {
         let (mut raw, peer) = sides.meet();
         let memory = SealedMemory::new("region", 1 << 20).unwrap();

@@ -79,7 +79,8 @@ fn control(set: c_int, operation: c_int, event: &EventFd) -> std::io::Result<()>
 
 /// Sleeps until a descriptor is readable, however long that takes.
 pub(super) fn wait_readable(watched: &impl AsFd) {
-    let mut one = libc::pollfd { fd: watched.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    let mut one =
+        libc::pollfd { fd: watched.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one valid entry. When it is interrupted, the caller looks and comes again.
     let _ = unsafe { libc::poll(&raw mut one, 1, -1) };
 }

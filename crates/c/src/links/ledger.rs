@@ -27,7 +27,10 @@ pub(super) type Shared = Arc<Mutex<Operation>>;
 #[derive(Debug)]
 pub(super) enum Known {
     /// Not known to be over, with the length of its memory.
-    Underway { shared: Shared, posted: u64 },
+    Underway {
+        shared: Shared,
+        posted: u64,
+    },
     Over(Ended),
 }
 

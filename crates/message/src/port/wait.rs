@@ -17,6 +17,7 @@ use memferry_sys::wait_word::{MOST_WORDS, futex_wait_shared, futex_wake_shared};
 
 use super::operations::Leaving;
 use super::{Port, State};
+use crate::connect::listener::Listener;
 use crate::ring::attention::{ASLEEP, AWAY};
 use crate::ring::layout::Memory;
 
@@ -218,7 +219,7 @@ impl Port {
         // Engines do not ring, nor does the hello of somebody who calls: looked at again soon.
         let longest = if state.is_offloading() {
             ENGINE_SLICE
-        } else if state.listener.as_ref().is_some_and(|listener| listener.has_pending()) {
+        } else if state.listener.as_ref().is_some_and(Listener::has_pending) {
             HELLO_SLICE
         } else {
             SLICE

@@ -43,7 +43,7 @@ const ALIGNMENT: u64 = 64;
 impl Space {
     /// A space with nothing in use.
     pub fn new(capacity: usize) -> Self {
-        assert!(capacity as u64 % ALIGNMENT == 0);
+        assert!((capacity as u64).is_multiple_of(ALIGNMENT));
         Self { capacity: capacity as u64, head: 0, tail: 0, in_use: VecDeque::new() }
     }
 

@@ -54,7 +54,7 @@ pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
 /// Bytes before and behind the memory that a test lends out. Not a round number, so that nothing
 /// in between is aligned by chance.
 const GUARD: usize = 261;
-const GUARD_SEED: u64 = 0x6775_6172_64;
+const GUARD_SEED: u64 = 0x67_7561_7264;
 
 enum Backing {
     Plain(Vec<u8>),

@@ -1,0 +1,82 @@
+//! Many processes that all send to all, at random, on few cores: every byte and the order of every
+//! pair and tag is checked.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use memferry_message::Builder;
+use memferry_message::plan::PathKind;
+use support::crowd::{LAST, Member};
+use support::process::{self, Child, setting};
+use support::{Random, say, unique};
+
+/// One process of the crowd. What it is like depends on its rank.
+fn member() {
+    let number = |name: &str| setting(name).parse::<u64>().unwrap();
+    let (rank, size) = (number("MEMFERRY_TEST_RANK"), number("MEMFERRY_TEST_SIZE"));
+    let mut builder = Builder::new().background(rank % 3 == 1);
+    builder = match rank % 4 {
+        1 => builder.cross_memory(false),
+        2 => builder.path(PathKind::Single).eager_bytes(500),
+        3 => builder.path(PathKind::Cooperative),
+        _ => builder,
+    };
+    let job = builder.join(&setting("MEMFERRY_TEST_NAME"), rank as usize, size as usize).unwrap();
+    let mut member = Member::new(&job, number("MEMFERRY_TEST_SEED"));
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        for _ in 0..4 {
+            member.send();
+        }
+        member.receive();
+    }
+    let received = member.finish();
+    let cancelled = member.cancelled;
+    assert!(received > 0);
+    // Nobody leaves before all have what they need of the others.
+    for other in 0..size as usize {
+        job.endpoint().send(job.peer(other), LAST + 1, b"").unwrap();
+    }
+    for other in 0..size as usize {
+        job.endpoint().recv(job.peer(other), LAST + 1, u64::MAX, &mut []).unwrap();
+    }
+    say(format_args!("rank {rank}: {received} messages, {cancelled} receives cancelled"));
+}
+
+fn crowd(size: usize) {
+    let (name, seed) = (unique("crowd"), Random::fresh_seed());
+    say(format_args!("{size} processes, seed {seed}"));
+    let children: Vec<_> = (0..size)
+        .map(|rank| {
+            let mut command = process::command("member");
+            command
+                .stdout(std::process::Stdio::inherit())
+                .env("MEMFERRY_TEST_NAME", &name)
+                .env("MEMFERRY_TEST_RANK", rank.to_string())
+                .env("MEMFERRY_TEST_SIZE", size.to_string())
+                .env("MEMFERRY_TEST_SEED", seed.to_string());
+            Child::spawn(&mut command)
+        })
+        .collect();
+    children.into_iter().for_each(Child::finish);
+}
+
+#[test]
+fn four_processes_send_to_each_other_at_random() {
+    let _alone = support::alone();
+    crowd(4);
+}
+
+#[test]
+fn eight_processes_send_to_each_other_at_random() {
+    let _alone = support::alone();
+    crowd(8);
+}
+
+#[test]
+fn other_processes_begin_here() {
+    if process::role().is_some() {
+        member();
+    }
+}
