@@ -286,7 +286,10 @@ impl Endpoint {
             return false;
         }
         let deadline = Instant::now() + timeout;
-        self.port().block(true, Some(deadline), |state| state.progress().then_some(())).is_some()
+        let state = self.port().enter();
+        let before = state.moves();
+        let moved = |state: &mut crate::port::State| (state.moves() != before).then_some(());
+        self.port().block_entered(state, true, Some(deadline), moved).is_some()
     }
 
     /// A descriptor for event loops: readable while there is something to do or to take, which

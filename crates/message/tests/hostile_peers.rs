@@ -3,7 +3,7 @@
 
 mod support;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -97,41 +97,12 @@ fn those_who_say_no_hello_or_half_of_one_keep_nobody_out() {
     });
 }
 
-/// Memory as a hello or a region must not have it.
-fn bad_memory(length: usize) -> Vec<(&'static str, OwnedFd)> {
-    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
-    let memfd = |bytes: usize, seals: SealFlags| {
-        let fd = memfd_create("bad", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
-        ftruncate(&fd, bytes as u64).unwrap();
-        fcntl_add_seals(&fd, seals).unwrap();
-        fd
-    };
-    let sealed = SealFlags::SHRINK | SealFlags::GROW;
-    vec![
-        ("not sealed", memfd(length, SealFlags::empty())),
-        ("can be shrunk", memfd(length, SealFlags::GROW)),
-        ("too short", memfd(length - 4096, sealed)),
-        ("too long", memfd(length + 4096, sealed)),
-        ("empty", memfd(0, sealed)),
-        ("not memory", std::fs::File::open("/proc/self/exe").unwrap().into()),
-        (
-            "not even a file",
-            memferry_sys::packet_socket::PacketSocket::pair()
-                .unwrap()
-                .0
-                .as_fd()
-                .try_clone_to_owned()
-                .unwrap(),
-        ),
-    ]
-}
-
 #[test]
 fn shared_memory_that_could_be_taken_away_is_refused() {
     let _alone = alone();
     let prey = Builder::new().background(true).open(&unique("prey")).unwrap();
     let hello = raw_peer::hello(6, (0, 0), "");
-    for (what, descriptor) in bad_memory(memferry_message::ring::layout::BYTES) {
+    for (what, descriptor) in raw_peer::bad_memory(memferry_message::ring::layout::BYTES) {
         let socket = raw_peer::call(prey.name());
         socket.send(&hello, &[descriptor.as_fd()]).unwrap();
         let answer = raw_peer::answer(&socket).expect("a refusal");
@@ -144,7 +115,7 @@ fn shared_memory_that_could_be_taken_away_is_refused() {
 fn regions_that_could_be_taken_away_end_the_connection() {
     let _alone = alone();
     let sides = pair(&Builder::new());
-    for (what, descriptor) in bad_memory(1 << 20) {
+    for (what, descriptor) in raw_peer::bad_memory(1 << 20) {
         let (mut raw, peer) = sides.meet();
         let mut target = Guarded::plain(1 << 20);
         let at = target.address();

@@ -5,7 +5,9 @@ mod support;
 use std::sync::Barrier;
 use std::thread;
 
-use memferry_message::{Builder, Endpoint, Link, Listener, Source, TAG_ALL, TAG_ANY};
+use memferry_message::{
+    Builder, Endpoint, Link, Listener, OwnedOperation, Source, TAG_ALL, TAG_ANY,
+};
 use support::memory::{first_wrong, pattern};
 use support::{Random, pair, say, unique, until};
 
@@ -153,8 +155,8 @@ fn messages_of_one_tag_do_not_overtake_each_other_on_different_paths() {
                 sides.there.irecv(from, 5, mask, vec![0; 4 << 20]).unwrap()
             })
             .collect();
-        let mut all: Vec<_> = sends.iter_mut().map(|send| send.operation()).collect();
-        all.extend(receives.iter_mut().map(|receive| receive.operation()));
+        let mut all: Vec<_> = sends.iter_mut().map(OwnedOperation::operation).collect();
+        all.extend(receives.iter_mut().map(OwnedOperation::operation));
         sides.finish(&mut all);
         for (number, receive) in receives.into_iter().enumerate() {
             let (received, bytes) = receive.wait().unwrap();

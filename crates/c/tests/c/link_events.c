@@ -51,7 +51,7 @@ static void notice_what_comes(struct side *side) {
         while ((found = adma_peek(side->fd)) == ADMA_ENOMSG) CHECK(is_readable(side->fd, PATIENCE_MS));
         CHECK_IS(found, SIZES[n]);
         CHECK_IS(adma_peek(side->fd), SIZES[n]);
-        CHECK(is_readable(side->fd, 0));
+        CHECK(is_readable(side->fd, PATIENCE_MS));
         CHECK_IS(adma_read(side->fd, bytes, LARGE), SIZES[n]);
         CHECK(is_painted(bytes, SIZES[n], n));
         becomes_quiet(side->fd);

@@ -68,6 +68,12 @@ impl Bench for Ipc {
              them, and the calls of both block."
                 .into(),
         );
+        outcome.notes.push(
+            "In the paper a message of 4 MB took 1.96 times as long through memory mapped by the \
+             kernel, and 4.85 times as long through the loopback of a network card, as with its copy \
+             engine."
+                .into(),
+        );
         Ok(outcome)
     }
 }

@@ -90,14 +90,15 @@ fn sizes(effort: Effort) -> Vec<u64> {
     }
 }
 
-/// Longer turns than for messages alone: a turn should have many tasks.
+/// Many short turns: what is lost is a small difference of large times, which a turn without
+/// disturbance shows.
 fn patience(effort: Effort) -> Patience {
-    let (slice_ns, contest_ns) = match effort {
-        Effort::Brief => (8e6, 0.7e9),
-        Effort::Quick => (12e6, 1.2e9),
-        Effort::Full => (20e6, 4e9),
+    let (rounds, slice_ns, contest_ns) = match effort {
+        Effort::Brief => (11, 4e6, 0.5e9),
+        Effort::Quick => (21, 5e6, 1e9),
+        Effort::Full => (31, 10e6, 4e9),
     };
-    Patience { slice_ns, contest_ns, ..Patience::of(effort) }
+    Patience { rounds, slice_ns, contest_ns }
 }
 
 fn lost_ns(timing: &Timing) -> f64 {

@@ -21,7 +21,8 @@ impl Port {
             if state.closed {
                 return Err(Error::Closed);
             }
-            state.accept_callers();
+            // Somebody else may have the name of one that has ended.
+            state.check_peers(true);
             if let Some(peer) = state.find_name(name) {
                 return Ok(peer);
             }

@@ -158,6 +158,7 @@ pub(crate) struct State {
     watched: Option<watch::Watched>,
     /// Something was left in the rings at the end of a call, and the event says so.
     is_behind: bool,
+    moves: u64,
     last_checked_ns: u64,
     /// Dropped regions that peers have been told of.
     drops_told: usize,
@@ -207,6 +208,7 @@ impl Port {
             event: None,
             watched: None,
             is_behind: false,
+            moves: 0,
             last_checked_ns: 0,
             drops_told: crate::region::drops(),
         };

@@ -46,7 +46,13 @@ impl State {
                 moved |= self.progress_peer(peer);
             }
         }
+        self.moves += u64::from(moved);
         moved
+    }
+
+    /// A number that is another one whenever something has moved.
+    pub(crate) fn moves(&self) -> u64 {
+        self.moves
     }
 
     /// Tells peers which regions of this process are gone, so that they let go of the memory.
@@ -240,6 +246,7 @@ impl State {
             }
             found = true;
         }
+        self.moves += u64::from(found);
         found
     }
 

@@ -1,6 +1,6 @@
 //! A peer that speaks the protocol by hand, so that it can break it.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use memferry_message::ring::cells::{Consumer, Producer, Words};
 use memferry_message::ring::layout::{End, Memory};
@@ -115,6 +115,35 @@ pub(crate) fn answer(socket: &PacketSocket) -> Option<Vec<u8>> {
         Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
     });
     found
+}
+
+/// Memory as a hello or a region must not have it.
+pub(crate) fn bad_memory(length: usize) -> Vec<(&'static str, OwnedFd)> {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
+    let memfd = |bytes: usize, seals: SealFlags| {
+        let fd = memfd_create("bad", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&fd, bytes as u64).unwrap();
+        fcntl_add_seals(&fd, seals).unwrap();
+        fd
+    };
+    let sealed = SealFlags::SHRINK | SealFlags::GROW;
+    vec![
+        ("not sealed", memfd(length, SealFlags::empty())),
+        ("can be shrunk", memfd(length, SealFlags::GROW)),
+        ("too short", memfd(length - 4096, sealed)),
+        ("too long", memfd(length + 4096, sealed)),
+        ("empty", memfd(0, sealed)),
+        ("not memory", std::fs::File::open("/proc/self/exe").unwrap().into()),
+        (
+            "not even a file",
+            memferry_sys::packet_socket::PacketSocket::pair()
+                .unwrap()
+                .0
+                .as_fd()
+                .try_clone_to_owned()
+                .unwrap(),
+        ),
+    ]
 }
 
 /// The first word of a cell: its kind, a small number, a larger one.
