@@ -29,14 +29,27 @@ impl From<Peer> for Source {
     }
 }
 
+/// Only what this crate knows to be valid memory may call itself that.
+mod sealed {
+    pub trait Memory {}
+    impl Memory for &[u8] {}
+    impl Memory for &Vec<u8> {}
+    impl<const N: usize> Memory for &[u8; N] {}
+    impl Memory for &[std::io::IoSlice<'_>] {}
+    impl Memory for &mut [u8] {}
+    impl Memory for &mut Vec<u8> {}
+    impl<const N: usize> Memory for &mut [u8; N] {}
+    impl Memory for &mut [std::io::IoSliceMut<'_>] {}
+}
+
 /// Memory that can be sent: a slice, or a list of slices.
-pub trait IntoPieces<'a> {
+pub trait IntoPieces<'a>: sealed::Memory {
     /// Its pieces.
     fn into_pieces(self) -> Pieces;
 }
 
 /// Memory that can be received into: a slice, or a list of slices.
-pub trait IntoPiecesMut<'a> {
+pub trait IntoPiecesMut<'a>: sealed::Memory {
     /// Its pieces.
     fn into_pieces_mut(self) -> Pieces;
 }

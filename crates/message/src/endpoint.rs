@@ -108,6 +108,9 @@ impl Endpoint {
 
     /// All connected peers, those included that connected to this endpoint.
     pub fn peers(&self) -> Vec<Peer> {
+        if self.port().check_fork().is_err() {
+            return Vec::new();
+        }
         let mut state = self.port().enter();
         state.check_peers(true);
         state.all_peers()
@@ -115,11 +118,13 @@ impl Endpoint {
 
     /// The name under which a peer listens.
     pub fn name_of(&self, peer: Peer) -> Result<String, Error> {
+        self.port().check_fork()?;
         Ok(self.port().enter().facts_of(peer)?.peer.name.clone())
     }
 
     /// What this process can do with the memory of a peer, and what stands in the way if it cannot.
     pub fn reach(&self, peer: Peer) -> Result<Reach, Error> {
+        self.port().check_fork()?;
         Ok(self.port().enter().facts_of(peer)?.reach)
     }
 
@@ -285,11 +290,11 @@ impl Endpoint {
         if self.port().check_fork().is_err() {
             return false;
         }
-        let deadline = Instant::now() + timeout;
+        let deadline = Instant::now().checked_add(timeout);
         let state = self.port().enter();
         let before = state.moves();
         let moved = |state: &mut crate::port::State| (state.moves() != before).then_some(());
-        self.port().block_entered(state, true, Some(deadline), moved).is_some()
+        self.port().block_entered(state, true, deadline, moved).is_some()
     }
 
     /// A descriptor for event loops: readable while there is something to do or to take, which

@@ -13,6 +13,9 @@ use crate::ring::space::Span;
 /// The longest payload inside a cell.
 pub(crate) const INLINE_BYTES: usize = 48;
 
+/// The longest message: no memory is longer.
+const LONGEST: u64 = isize::MAX as u64;
+
 /// An operation of the side that gave the number out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct Number(pub u64);
@@ -185,7 +188,7 @@ impl Note {
         Ok(match kind {
             kind::EAGER => {
                 let (length, first) = (words[2], unpack_span(words[3])?);
-                if u64::from(first.length) > length || first.length == 0 {
+                if u64::from(first.length) > length || first.length == 0 || length > LONGEST {
                     return Err(Nonsense("a message shorter than its beginning"));
                 }
                 Self::Eager { tag: words[1], length, first }
@@ -197,6 +200,9 @@ impl Note {
                     return Err(Nonsense("an empty fragment"));
                 }
                 Self::Fragment { receiver, data }
+            }
+            kind::REQUEST if words[2] > LONGEST => {
+                return Err(Nonsense("a message longer than memory can be"));
             }
             kind::REQUEST => Self::Request {
                 tag: words[1],
@@ -264,11 +270,11 @@ mod tests {
         prop_oneof![
             (any::<u64>(), 0..=48u8, any::<[u64; 6]>())
                 .prop_map(|(tag, length, payload)| Note::Inline { tag, length, payload }),
-            (any::<u64>(), 4096..u64::MAX, span.clone())
+            (any::<u64>(), 4096..LONGEST, span.clone())
                 .prop_map(|(tag, length, first)| Note::Eager { tag, length, first }),
             (proptest::option::of(number()), span)
                 .prop_map(|(receiver, data)| Note::Fragment { receiver, data }),
-            (any::<u64>(), any::<u64>(), number(), place(), any::<u16>()).prop_map(
+            (any::<u64>(), 0..LONGEST, number(), place(), any::<u16>()).prop_map(
                 |(tag, length, sender, source, core)| Note::Request {
                     tag,
                     length,

@@ -18,6 +18,8 @@ use support::{alone, pair, say, unique, until};
 const MOST_KEPT: usize = 2 << 20;
 const MESSAGES: u64 = 4000;
 const LENGTH: usize = 4096;
+/// So that messages of that length are sent at once, whatever this machine was measured to do best.
+const EAGER: u64 = 8 << 10;
 
 /// A process that receives nothing before its input is closed, and then everything.
 fn receives_late() {
@@ -57,7 +59,7 @@ fn flood(endpoint: &Endpoint, to: memferry_message::Peer) -> Vec<OwnedOperation<
 fn a_receiver_that_does_not_receive_keeps_little_and_later_gets_everything_in_order() {
     let _alone = alone();
     for background in ["off", "on"] {
-        let endpoint = Endpoint::open(&unique("flood")).unwrap();
+        let endpoint = Builder::new().eager_bytes(EAGER).open(&unique("flood")).unwrap();
         let (mut child, peer) = late_receiver(&endpoint, background);
         let before = memory_kib(child.id(), "VmRSS");
         let mut sends = flood(&endpoint, peer);
@@ -88,7 +90,7 @@ fn a_receiver_that_does_not_receive_keeps_little_and_later_gets_everything_in_or
 #[test]
 fn a_blocking_send_waits_for_the_receiver() {
     let _alone = alone();
-    let endpoint = Endpoint::open(&unique("blocking")).unwrap();
+    let endpoint = Builder::new().eager_bytes(EAGER).open(&unique("blocking")).unwrap();
     let (mut child, peer) = late_receiver(&endpoint, "on");
     let (all_sent, before) = (AtomicBool::new(false), memory_kib(child.id(), "VmRSS"));
     std::thread::scope(|scope| {
@@ -216,9 +218,10 @@ fn many_messages_at_a_time_are_as_good_as_few() {
 #[test]
 fn coming_and_going_leaves_nothing_behind() {
     let _alone = alone();
+    let guests = Builder::new().eager_bytes(EAGER);
     let host = Builder::new().background(true).open(&unique("host")).unwrap();
     let visit = || {
-        let guest = Endpoint::open(&unique("guest")).unwrap();
+        let guest = guests.open(&unique("guest")).unwrap();
         let peer = guest.connect(host.name()).unwrap();
         guest.send(peer, 1, &pattern(5000, 1)).unwrap();
         let mut buffer = vec![0; 5000];

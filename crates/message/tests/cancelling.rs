@@ -3,6 +3,8 @@
 
 mod support;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use memferry_message::{Builder, Error, Operation, Source, TAG_ALL, TAG_ANY};
 use support::memory::pattern;
 use support::{pair, until};
@@ -57,7 +59,7 @@ fn cancelling_after_the_two_have_met_changes_nothing() {
 fn a_send_that_waits_for_room_is_cancelled_and_the_others_stay_in_order() {
     // Nobody reads, so the ring fills up: with cells, or with bytes.
     for size in [30, 4000] {
-        let sides = pair(&Builder::new());
+        let sides = pair(&Builder::new().eager_bytes(8 << 10));
         let mut sends: Vec<_> = (0..600u64)
             .map(|tag| sides.here.isend(sides.to_there, tag, pattern(size, tag)).unwrap())
             .collect();
@@ -94,18 +96,28 @@ fn a_send_that_waits_for_room_is_cancelled_and_the_others_stay_in_order() {
 }
 
 #[test]
-fn a_scope_takes_back_what_nobody_met() {
-    let sides = pair(&Builder::new().background(true));
+fn a_scope_takes_back_receives_that_nobody_met_and_waits_for_sends() {
+    let sides = pair(&Builder::new());
     let (mut buffer, message) = (vec![0; 100], pattern(1 << 20, 8));
-    sides.here.scope(|scope| {
-        scope.irecv(sides.to_there, 1, TAG_ALL, &mut buffer).unwrap();
-        scope.isend(sides.to_there, 2, &message).unwrap();
-        until("the other side knows of it", || {
+    let left = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            sides.here.scope(|scope| {
+                scope.irecv(sides.to_there, 1, TAG_ALL, &mut buffer).unwrap();
+                scope.isend(sides.to_there, 2, &message).unwrap();
+            });
+            left.store(true, Ordering::Relaxed);
+        });
+        until("the message is offered", || {
             sides.there.iprobe(Source::Any, 2, TAG_ALL).unwrap().is_some()
         });
+        assert!(!left.load(Ordering::Relaxed), "the message is still lent");
+        let mut bytes = vec![0; 1 << 20];
+        sides.there.recv(sides.to_here, 2, TAG_ALL, &mut bytes).unwrap();
+        assert!(bytes == pattern(1 << 20, 8));
     });
-    assert!(sides.there.iprobe(Source::Any, 2, TAG_ALL).unwrap().is_none());
     sides.there.send(sides.to_here, 1, b"nobody wants this now").unwrap();
+    sides.settle();
     assert!(buffer.iter().all(|byte| *byte == 0));
 }
 

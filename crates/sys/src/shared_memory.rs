@@ -35,6 +35,8 @@ impl SealedMemory {
         let descriptor = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
             .or_else(|_| rustix::fs::memfd_create(name, flags))?;
         rustix::fs::ftruncate(&descriptor, length as u64)?;
+        // Whoever is given it for reading must not be able to open it again for writing.
+        rustix::fs::fchmod(&descriptor, rustix::fs::Mode::from_raw_mode(0o600))?;
         rustix::fs::fcntl_add_seals(&descriptor, Self::SEALS | SealFlags::SEAL)?;
         Ok(Self { descriptor, length })
     }

@@ -25,6 +25,8 @@ pub(crate) struct Listener {
     socket: PacketListener,
     allowed: Allowed,
     pending: Vec<(PacketSocket, Instant)>,
+    /// The last look failed for want of something.
+    is_troubled: bool,
     /// Readable when somebody connects, and when the hello of one who has connected comes. Made
     /// when first asked for.
     readiness: Option<Arc<Readiness>>,
@@ -46,7 +48,7 @@ impl Listener {
             std::io::ErrorKind::AddrInUse => ConnectError::NameInUse(name.to_string()),
             _ => ConnectError::system("listening on the name")(error),
         })?;
-        Ok(Self { socket, allowed, pending: Vec::new(), readiness: None })
+        Ok(Self { socket, allowed, pending: Vec::new(), readiness: None, is_troubled: false })
     }
 
     /// What becomes readable when there may be something to do.
@@ -80,13 +82,25 @@ impl Listener {
 
     /// Whether sockets wait for their hello.
     pub(crate) fn has_pending(&self) -> bool {
-        !self.pending.is_empty()
+        !self.pending.is_empty() || self.is_troubled
     }
 
     /// The next hello that has come. Never waits.
     pub(crate) fn poll(&mut self, own: Identity) -> Option<Caller> {
         for _ in 0..MOST_PENDING {
-            let Ok(socket) = self.socket.accept() else { break };
+            let socket = match self.socket.accept() {
+                Ok(socket) => socket,
+                Err(error) => {
+                    // Out of descriptors, say: looked at again soon, but not at once.
+                    self.is_troubled = error.kind() != io::ErrorKind::WouldBlock;
+                    break;
+                }
+            };
+            let user = peer_process::credentials(socket.as_fd()).map(|found| found.uid);
+            if !user.is_ok_and(|uid| self.allowed.permits(uid)) {
+                refuse(&socket, own, Some(Refusal::User));
+                continue;
+            }
             if self.pending.len() >= MOST_PENDING {
                 // Whoever has said nothing for longest makes room: a hello comes at once.
                 let oldest = (0..self.pending.len()).min_by_key(|&index| self.pending[index].1);
@@ -166,7 +180,7 @@ impl Caller {
 
     /// Says yes. `None` if the caller has gone meanwhile.
     pub(crate) fn welcome(self, own: Identity) -> Option<Acquaintance> {
-        let own_probe = ProbeWords::new();
+        let own_probe = ProbeWords::of_process();
         let welcome = Welcome { refusal: None, identity: own, probe: own_probe.describe() };
         self.socket.send(&welcome.encode(), &[]).ok()?;
         Some(Acquaintance {
@@ -177,7 +191,6 @@ impl Caller {
             identity: self.hello.identity,
             name: self.hello.name,
             their_probe: self.hello.probe,
-            own_probe,
         })
     }
 }

@@ -37,8 +37,6 @@ pub(crate) struct Acquaintance {
     pub(crate) name: String,
     /// Memory of the other side for trying out cross-memory access.
     pub(crate) their_probe: (u64, u64),
-    /// The same on this side, for the other to try.
-    pub(crate) own_probe: Box<ProbeWords>,
 }
 
 /// Which users may connect: this one, and those that were allowed.
@@ -60,7 +58,6 @@ impl Allowed {
 pub(crate) struct Connecting {
     socket: PacketSocket,
     memory: Memory,
-    own_probe: Box<ProbeWords>,
     name: SocketName,
     began: Instant,
     patience: Duration,
@@ -91,11 +88,11 @@ impl Connecting {
         let system = ConnectError::system;
         let (memory, descriptor) =
             Memory::create(End::Connecting).map_err(system("making shared memory"))?;
-        let own_probe = ProbeWords::new();
+        let own_probe = ProbeWords::of_process();
         let hello = Hello { identity, probe: own_probe.describe(), name: own_name.to_owned() };
         socket.send(&hello.encode(), &[descriptor.as_fd()]).map_err(system("sending a hello"))?;
         let (name, began) = (name.clone(), Instant::now());
-        Ok(Self { socket, memory, own_probe, name, began, patience })
+        Ok(Self { socket, memory, name, began, patience })
     }
 
     /// Waits for the answer, at most so long.
@@ -149,7 +146,6 @@ impl Connecting {
             identity: welcome.identity,
             name,
             their_probe: welcome.probe,
-            own_probe: this.own_probe,
         })))
     }
 }

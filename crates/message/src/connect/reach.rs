@@ -1,6 +1,7 @@
 //! Whether the two processes can read and write each other's memory: tried out, not assumed.
 
 use std::cell::UnsafeCell;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memferry_sys::cross_memory::{self, Denied, Stretch};
@@ -20,10 +21,14 @@ unsafe impl Send for ProbeWords {}
 unsafe impl Sync for ProbeWords {}
 
 impl ProbeWords {
-    /// Words with a value that is unlikely to be found by chance.
-    pub(crate) fn new() -> Box<Self> {
-        let nonce = super::Identity::random().0 as u64;
-        Box::new(Self { readable: AtomicU64::new(nonce), writable: UnsafeCell::new(0) })
+    /// Those of this process, with a value that is unlikely to be found by chance. They stay for
+    /// ever: a peer may try them at any time.
+    pub(crate) fn of_process() -> &'static Self {
+        static WORDS: OnceLock<ProbeWords> = OnceLock::new();
+        WORDS.get_or_init(|| {
+            let nonce = super::Identity::random().0 as u64;
+            Self { readable: AtomicU64::new(nonce), writable: UnsafeCell::new(0) }
+        })
     }
 
     /// Where they are, and what is to be read there.
@@ -91,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_process_reaches_itself_if_the_value_is_right() {
-        let (words, own) = (ProbeWords::new(), std::process::id());
+        let (words, own) = (ProbeWords::of_process(), std::process::id());
         let (address, nonce) = words.describe();
         let reach = Reach::try_out(own, 0, (address, nonce), false);
         assert!(reach.read && reach.write && reach.denied.is_none());

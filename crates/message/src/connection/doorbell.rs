@@ -10,6 +10,8 @@ use crate::ring::cells::Nonsense;
 
 /// The packet that wakes a side which watches its socket. Regions come with longer packets.
 const WAKE_PACKET: [u8; 1] = [0];
+/// Packets that are taken at a time.
+const MOST_PACKETS: usize = 256;
 /// Descriptors that may wait for their notes.
 const MOST_EARLY: usize = 64;
 
@@ -80,21 +82,28 @@ impl Wire {
     /// Takes wake-ups out of the socket, and keeps descriptors that came between them. What there is
     /// no place for stays in the socket until the notes of the others come.
     pub(crate) fn drain_socket(&mut self) -> Result<(), Nonsense> {
-        while self.early.len() < MOST_EARLY && self.take_packet()? {}
+        // More than this at once is not needed to go on, and nobody may keep this side busy.
+        for _ in 0..MOST_PACKETS {
+            if self.early.len() >= MOST_EARLY || !self.take_packet()? {
+                break;
+            }
+        }
         Ok(())
     }
 
     /// The descriptor of a region, which was sent before its note.
-    pub(super) fn take_descriptor(&mut self, region: u32) -> Result<OwnedFd, Nonsense> {
-        loop {
+    /// `None` if it got lost: this process may have had too many.
+    pub(super) fn take_descriptor(&mut self, region: u32) -> Result<Option<OwnedFd>, Nonsense> {
+        for _ in 0..MOST_PACKETS {
             // In order: a region that was shared twice has two descriptors.
             if let Some(place) = self.early.iter().position(|(number, _)| *number == region) {
-                return Ok(self.early.remove(place).1);
+                return Ok(Some(self.early.remove(place).1));
             }
             if self.early.len() >= MOST_EARLY || !self.take_packet()? {
-                return Err(Nonsense("a region without its descriptor"));
+                break;
             }
         }
+        Ok(None)
     }
 
     /// Takes one packet out of the socket. `false` when there is none.
@@ -112,6 +121,8 @@ impl Wire {
                 self.early.push((region, descriptors.remove(0)));
                 Ok(true)
             }
+            // Its descriptor got lost here.
+            Ok((4, _)) => Ok(true),
             // Closed: `is_alive` sees that too, and by then all notes have been read.
             Ok((0, _)) => Ok(false),
             Ok(_) => Err(Nonsense("a packet that nobody sends")),

@@ -14,7 +14,7 @@ use memferry_sys::shared_memory::Access;
 
 use crate::connect::Acquaintance;
 use crate::connect::hello::Identity;
-use crate::connect::reach::{ProbeWords, Reach};
+use crate::connect::reach::Reach;
 use crate::error::Gone;
 use crate::pieces::{Piece, stretches};
 use crate::plan::Way;
@@ -57,6 +57,8 @@ pub(crate) struct Wire {
     unpublished_bytes: usize,
     /// Notes that found no room in the ring, in order.
     held: VecDeque<Words>,
+    /// When the other process was last seen alive.
+    alive_at_ns: u64,
     /// Something was written since the other side was last told.
     unannounced: bool,
     /// Free records for messages to this side: number and next generation.
@@ -76,7 +78,6 @@ pub(crate) struct Wire {
     /// or is about to send, as far as this side knows.
     asked_for_packet: bool,
     packets_owed: u32,
-    _own_probe: Option<Box<ProbeWords>>,
 }
 
 impl Wire {
@@ -89,7 +90,6 @@ impl Wire {
         let mut wire = Self::over(met.memory, reach, peer);
         wire.socket = Some(met.socket);
         wire.process = met.process;
-        wire._own_probe = Some(met.own_probe);
         wire.post(Note::Reach { read: reach.read, write: reach.write });
         wire
     }
@@ -114,6 +114,7 @@ impl Wire {
             unpublished_bytes: 0,
             held: VecDeque::new(),
             unannounced: false,
+            alive_at_ns: 0,
             free_records: (0..RECORDS as u16).map(|number| (number, 1)).collect(),
             socket: None,
             process: None,
@@ -125,7 +126,6 @@ impl Wire {
             early: Vec::new(),
             asked_for_packet: false,
             packets_owed: 0,
-            _own_probe: None,
         }
     }
 
@@ -138,6 +138,21 @@ impl Wire {
     pub(crate) fn is_alive(&self) -> bool {
         let Some(socket) = &self.socket else { return true };
         peer_process::is_alive(self.process.as_ref().map(AsFd::as_fd), socket.as_fd())
+    }
+
+    /// Whether the other process lived a moment ago: too short a time for its number to be given to
+    /// another.
+    pub(crate) fn is_surely_alive(&mut self) -> bool {
+        const MOMENT_NS: u64 = 1_000_000;
+        let now = memferry_sys::clock::now_ns();
+        if now.saturating_sub(self.alive_at_ns) < MOMENT_NS {
+            return true;
+        }
+        let alive = self.is_alive();
+        if alive {
+            self.alive_at_ns = now;
+        }
+        alive
     }
 
     /// The socket and the process, to be watched.
@@ -317,7 +332,8 @@ impl Wire {
         address: u64,
         length: u64,
     ) -> Result<(), Nonsense> {
-        let descriptor = self.take_descriptor(region)?;
+        // Without it other paths are taken.
+        let Some(descriptor) = self.take_descriptor(region)? else { return Ok(()) };
         self.imported
             .add(region, access, address, length, descriptor)
             .map_err(|_| Nonsense("a region that is not sealed or not as long as it says"))

@@ -107,11 +107,11 @@ pub(super) fn of(wire: &Wire, described: &Description, access: Access) -> (View,
 
 fn read_list(list: *const u8, count: usize) -> Box<[Described]> {
     let word = |piece: usize, word: usize| {
-        let at = list.wrapping_add(piece * PIECE_BYTES + word * 8).cast::<u64>();
+        let at = list.wrapping_add(piece * PIECE_BYTES + word * 8).cast::<[u8; 8]>();
         // SAFETY: the list was checked to lie inside the space and to have `count` pieces; spans
         // may begin anywhere, so the read is unaligned, and volatile since the other side may
         // write meanwhile.
-        u64::from_le(unsafe { std::ptr::read_unaligned(at) })
+        u64::from_le_bytes(unsafe { at.read_volatile() })
     };
     (0..count)
         .map(|piece| Described {

@@ -47,6 +47,14 @@ impl Operation {
         Self { port: port.clone(), state }
     }
 
+    /// Its number, while it is under way.
+    fn number(&self) -> Option<Number> {
+        match self.state {
+            State::Over(_) => None,
+            State::Underway(number) => Some(number),
+        }
+    }
+
     /// Whether it is over, and how it ended; moves messages on. Asking again gives the same answer.
     pub fn test(&mut self) -> Option<Result<Received, Error>> {
         let State::Underway(number) = self.state else { return self.outcome() };
@@ -54,9 +62,8 @@ impl Operation {
             return Some(Err(error));
         }
         let mut state = self.port.enter();
-        if !state.progress() {
-            state.check_peers(false);
-        }
+        state.progress();
+        state.check_peers(false);
         let outcome = state.operations.take_outcome(number)?;
         drop(state);
         self.state = State::Over(outcome);
@@ -105,6 +112,10 @@ impl Operation {
         );
         if let Some(index) = operations.iter_mut().position(|o| o.outcome().is_some()) {
             return index;
+        }
+        if let Err(error) = port.check_fork() {
+            operations[0].state = State::Over(Err(error));
+            return 0;
         }
         let found = port.block(true, None, |state| {
             operations.iter().enumerate().find_map(|(index, operation)| match operation.state {
@@ -174,11 +185,14 @@ impl Future for Operation {
         if let Some(outcome) = self.test() {
             return Poll::Ready(outcome);
         }
-        if let Err(error) = self.port.run_in_background() {
-            return Poll::Ready(Err(error));
+        if self.port.run_in_background().is_err() {
+            // Without a thread it is asked again and again: it is not over, and must not say so.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
         }
         let State::Underway(number) = self.state else { unreachable!("it is not over") };
-        if self.port.enter().operations.wake_at_end(number, context.waker()) {
+        let waker = context.waker().clone();
+        if self.port.enter().operations.wake_at_end(number, waker) {
             return Poll::Pending;
         }
         Poll::Ready(self.test().unwrap_or(Err(Error::Closed)))

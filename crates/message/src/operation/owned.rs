@@ -9,6 +9,7 @@ use std::task::{Context, Poll};
 use super::Operation;
 use crate::error::Error;
 use crate::port::Received;
+use crate::wire::Number;
 
 /// A buffer in flight. `MaybeUninit` keeps the compiler from assuming that nobody else touches
 /// what it points to.
@@ -63,6 +64,8 @@ impl<B> std::error::Error for Failed<B> {
 #[must_use = "the buffer comes back from `wait`"]
 pub struct OwnedOperation<B: Send + 'static> {
     operation: Operation,
+    /// The message that uses the buffer, whatever handle `operation` has been exchanged for.
+    number: Option<Number>,
     held: Option<Held<B>>,
     is_receive: bool,
 }
@@ -84,7 +87,10 @@ impl<B: Send + 'static> OwnedOperation<B> {
         // SAFETY: initialised a line above. The address is taken where the buffer stays, because
         // moving a box again would end the right to use what was taken before.
         match begin(unsafe { held.0.assume_init_mut() }) {
-            Ok(operation) => Ok(Self { operation, held: Some(held), is_receive }),
+            Ok(operation) => {
+                let number = operation.number();
+                Ok(Self { operation, number, held: Some(held), is_receive })
+            }
             Err(error) => Err(Failed { error, buffer: held.into_inner() }),
         }
     }
@@ -106,6 +112,14 @@ impl<B: Send + 'static> OwnedOperation<B> {
     }
 
     fn hand_back(&mut self, outcome: Result<Received, Error>) -> Result<(Received, B), Failed<B>> {
+        // The handle may have been swapped for that of another message: the buffer comes back only
+        // when its own is over.
+        if let Some(number) = self.number
+            && self.operation.port.check_fork().is_ok()
+        {
+            let over = |state: &mut crate::port::State| state.operations.is_over(number);
+            self.operation.port.block(true, None, |state| over(state).then_some(()));
+        }
         let buffer = self.held.take().expect("the buffer is handed back once").into_inner();
         match outcome {
             Ok(received) => Ok((received, buffer)),
@@ -117,11 +131,17 @@ impl<B: Send + 'static> OwnedOperation<B> {
 impl<B: Send + 'static> Drop for OwnedOperation<B> {
     fn drop(&mut self) {
         let Some(held) = self.held.take() else { return };
-        if self.is_receive {
-            self.operation.cancel();
-        }
-        if self.operation.port.check_fork().is_ok() {
-            self.operation.detach(Box::new(held));
+        let port = &self.operation.port;
+        match self.number {
+            Some(number) if port.check_fork().is_ok() => {
+                let mut state = port.enter();
+                state.progress();
+                if self.is_receive {
+                    state.cancel(number);
+                }
+                state.operations.detach(number, Box::new(held));
+            }
+            _ => drop(held),
         }
     }
 }

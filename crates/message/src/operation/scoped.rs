@@ -82,8 +82,13 @@ impl<'scope> Scope<'scope, '_> {
             let mut kept = lock(&self.begun);
             // A scope that lives long should not gather what is over.
             if kept.len() == kept.capacity() {
-                let state = &mut *self.port.enter();
-                kept.retain(|(number, _)| !state.operations.is_over(*number));
+                let mut all = std::mem::take(&mut *kept);
+                drop(kept);
+                let mut state = self.port.enter();
+                all.retain(|(number, _)| !state.operations.is_over(*number));
+                drop(state);
+                kept = lock(&self.begun);
+                kept.append(&mut all);
             }
             kept.push((number, is_receive));
         }

@@ -17,11 +17,13 @@ impl Port {
         let mut state = self.enter();
         if !state.closed {
             state.progress();
-            state.close();
             self.wake_sleeper(&mut state);
+            state.close();
         }
         drop(state);
-        if let Some(background) = lock(&self.background).take() {
+        // The thread may run code of the application's that closes too: not with this lock held.
+        let background = lock(&self.background).take();
+        if let Some(background) = background {
             background.join();
         }
     }
@@ -31,15 +33,15 @@ impl State {
     fn close(&mut self) {
         self.closed = true;
         self.listener = None;
-        let began_ns = memferry_sys::clock::now_ns();
         for peer in 0..self.peers.len() {
             let Some(mut connection) = self.peers[peer].connection.take() else { continue };
+            connection.wire.memory.end();
             let matched = |deed: &Deed| {
                 matches!(deed, Deed::Receive(receiving)
                     if receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted))
             };
             for number in self.operations.numbers(matched) {
-                self.let_go(number, &mut connection.wire, began_ns);
+                self.let_go(number, &mut connection.wire, None);
             }
             connection.wire.post(Note::Close);
             connection.wire.announce();

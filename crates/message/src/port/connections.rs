@@ -29,16 +29,28 @@ impl Port {
             if name == state.name {
                 return Ok(state.peer_to_self()?);
             }
-            let (allowed, patience) = (&state.settings.allowed, state.settings.connect_timeout);
-            let socket_name = SocketName::parse(name);
-            let dialing =
-                Connecting::start(&socket_name, state.identity, &state.name, allowed, patience)?;
             state.dialing.push(name.to_owned());
-            (Some(dialing), state.find_name_ever(name))
+            let before = state.find_name_ever(name);
+            let (own_name, identity) = (state.name.clone(), state.identity);
+            let (allowed, patience) =
+                (state.settings.allowed.clone(), state.settings.connect_timeout);
+            drop(state);
+            // Without the lock: where many connect at once it takes a while.
+            let socket_name = SocketName::parse(name);
+            (Connecting::start(&socket_name, identity, &own_name, &allowed, patience), before)
         };
-        let outcome = self.await_answer(&mut waiting);
+        let outcome = match &mut waiting {
+            Ok(_) => {
+                let mut waiting = waiting.ok();
+                self.await_answer(&mut waiting)
+            }
+            Err(error) => Err(error.clone().into()),
+        };
         let mut state = self.enter();
         state.dialing.retain(|dialed| dialed != name);
+        if state.closed {
+            return Err(Error::Closed);
+        }
         match outcome {
             Ok(Met::Here(met)) => Ok(state.add(*met)?),
             Ok(Met::Crossed(identity)) => {
@@ -75,7 +87,8 @@ impl Port {
 
     /// Both sides connected at once: the other's attempt counts, and is on its way.
     fn await_identity(&self, identity: Identity, name: &str) -> Result<Peer, Error> {
-        let deadline = Instant::now() + self.enter().settings.connect_timeout;
+        let timeout = self.enter().settings.connect_timeout;
+        let began = Instant::now();
         loop {
             let mut state = self.enter();
             state.accept_callers();
@@ -86,7 +99,7 @@ impl Port {
             }
             let seconds = state.settings.connect_timeout.as_secs();
             drop(state);
-            if Instant::now() >= deadline {
+            if began.elapsed() >= timeout {
                 return Err(ConnectError::NoAnswer { name: name.to_owned(), seconds }.into());
             }
             std::thread::sleep(Duration::from_micros(200));
@@ -106,6 +119,7 @@ impl State {
         while let Some(listener) = &mut self.listener {
             let Some(caller) = listener.poll(self.identity) else { break };
             let (theirs, name) = (caller.identity(), caller.name().to_owned());
+            self.lose_if_ended(theirs);
             let crossed = self.find_identity(theirs).is_some()
                 || (self.dialing.contains(&name) && self.identity < theirs);
             if crossed {
@@ -117,6 +131,15 @@ impl State {
             }
         }
         any
+    }
+
+    /// A peer that connects anew has lost its old connection, though this side may not know yet.
+    fn lose_if_ended(&mut self, identity: Identity) {
+        if let Some(peer) = self.find_identity(identity)
+            && self.peers[peer.index].connection.as_ref().is_some_and(|c| !c.wire.is_alive())
+        {
+            self.lose(peer.index, crate::error::Gone::Ended);
+        }
     }
 
     /// Makes a connection out of an acquaintance.

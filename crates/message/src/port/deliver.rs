@@ -13,7 +13,7 @@ use crate::plan::{self, Closeness, PathKind, Question, Way};
 use crate::region;
 use crate::ring::cells::{Nonsense, Words};
 use crate::ring::space::Span;
-use crate::wire::{Manner, Note, Number};
+use crate::wire::{Manner, Note, Number, Place};
 
 /// What became of a note.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,7 +41,11 @@ impl State {
                 self.deliver_requested(peer, number, data)?;
             }
             Note::Request { tag, length, sender, source, core } => {
-                if !self.has_room_to_keep(peer, 0) && !self.matching.is_wanted(peer, tag) {
+                let list_bytes = match source {
+                    Place::Piece { .. } => 0,
+                    Place::List { list, .. } => list.length as usize,
+                };
+                if !self.has_room_to_keep(peer, list_bytes) && !self.matching.is_wanted(peer, tag) {
                     return Ok(Fate::Stays);
                 }
                 let source = self.wire(peer).read_place(source, length)?;
@@ -307,16 +311,17 @@ impl State {
     }
 
     fn withdraw(&mut self, peer: usize, wanted: Number) {
-        let mut granted = false;
+        let (mut removed, mut bytes) = (0, 0);
         self.matching.retain(|unexpected| {
             let is_it = unexpected.source == peer
                 && matches!(&unexpected.message, Kept::There { sender, .. } if *sender == wanted);
-            granted |= is_it;
+            removed += usize::from(is_it);
+            bytes += if is_it { unexpected.message.bytes() } else { 0 };
             !is_it
         });
-        if granted {
-            self.peers[peer].kept_count -= 1;
-        }
+        self.peers[peer].kept_count -= removed;
+        self.peers[peer].kept_bytes -= bytes;
+        let granted = removed > 0;
         self.wire(peer).post(Note::Withdrawn { sender: wanted, granted });
     }
 
@@ -360,11 +365,10 @@ impl State {
     }
 
     fn keep_numbered(&mut self, peer: usize, tag: u64, kept: Kept) -> u64 {
+        self.has_news = true;
         let slot = &mut self.peers[peer];
         slot.kept_count += 1;
-        if let Kept::Here { bytes, .. } = &kept {
-            slot.kept_bytes += bytes.len();
-        }
+        slot.kept_bytes += kept.bytes();
         self.matching.keep(peer, tag, kept)
     }
 

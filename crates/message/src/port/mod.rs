@@ -31,7 +31,7 @@ use crate::connect::listener::Listener;
 use crate::connection::{Description, Wire};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
-use crate::pieces::Piece;
+use crate::pieces::{Piece, Pieces};
 use crate::plan::{self, Closeness, Facts};
 use crate::wire::Number;
 pub(crate) use background::Background;
@@ -70,6 +70,15 @@ pub(crate) enum Kept {
 }
 
 impl Kept {
+    /// The memory that keeping it takes, apart from its entry.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Here { bytes, .. } => bytes.len(),
+            Self::There { source: Pieces::One(_), .. } => 0,
+            Self::There { source: Pieces::Many(pieces), .. } => size_of_val(&**pieces),
+        }
+    }
+
     /// Whether all of it is here.
     fn is_complete(&self) -> bool {
         matches!(self, Self::Here { bytes, arrived } if *arrived == bytes.len())
@@ -150,6 +159,8 @@ pub(crate) struct State {
     resting: u32,
     /// Somebody sleeps on the words of the connections.
     has_sleeper: bool,
+    /// A message was kept that another thread may look for.
+    has_news: bool,
     /// Threads that look at the rings again and again.
     pollers: u32,
     /// In `readiness`: wakes whoever sleeps on that.
@@ -204,6 +215,7 @@ impl Port {
             closed: false,
             resting: 0,
             has_sleeper: false,
+            has_news: false,
             pollers: 0,
             event: None,
             watched: None,

@@ -63,6 +63,8 @@ pub(crate) enum Leaving {
     Wake(Waker),
     /// Drop.
     Drop { _operation: Box<Operation> },
+    /// Drop something of the application's.
+    Kept(#[allow(dead_code, reason = "kept to be dropped")] Box<dyn Any + Send>),
 }
 
 impl std::fmt::Debug for Leaving {
@@ -189,19 +191,33 @@ impl Operations {
     /// Nobody will ask any more: drops `kept` at the end, or gives it back if that is now.
     pub(crate) fn detach(&mut self, number: Number, kept: Box<dyn Any + Send>) {
         match self.get(number) {
-            Some(operation) if operation.outcome.is_none() => operation.detached = Some(kept),
-            _ => drop(self.remove(number)),
+            Some(operation) if operation.outcome.is_none() => {
+                // Whatever was left here before stays as long: its memory may be in use.
+                operation.detached = Some(match operation.detached.take() {
+                    None => kept,
+                    Some(before) => Box::new((before, kept)),
+                });
+            }
+            _ => {
+                let gone = self.remove(number).map(Box::new);
+                self.leavings.extend(gone.map(|operation| Leaving::Drop { _operation: operation }));
+                self.leavings.push(Leaving::Kept(kept));
+            }
         }
     }
 
     /// Wakes a waker at the end. `false` if it is over.
-    pub(crate) fn wake_at_end(&mut self, number: Number, waker: &Waker) -> bool {
+    pub(crate) fn wake_at_end(&mut self, number: Number, waker: Waker) -> bool {
         match self.get(number) {
             Some(operation) if operation.outcome.is_none() => {
-                operation.waker = Some(waker.clone());
+                let before = operation.waker.replace(waker);
+                self.leavings.extend(before.map(|waker| Leaving::Kept(Box::new(waker))));
                 true
             }
-            _ => false,
+            _ => {
+                self.leavings.push(Leaving::Kept(Box::new(waker)));
+                false
+            }
         }
     }
 

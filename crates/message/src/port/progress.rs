@@ -158,6 +158,10 @@ impl State {
             return Ok(None);
         }
         let wire = &mut peers[peer].connection.as_mut().expect("it is connected").wire;
+        if !wire.is_surely_alive() {
+            // The number of a process that has ended may be another's by now.
+            return Ok(Some(Step::Idle));
+        }
         match &mut operation.deed {
             Deed::Send(sending) => {
                 let step = path::of(sending.path).send(sending, number, wire)?;
@@ -168,7 +172,10 @@ impl State {
                 let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(None) };
                 let (kind, sender) = (fetch.plan.path, fetch.sender);
                 let tools = Tools { streaming: streaming(), ferry: &ferry };
-                let step = path::of(kind).receive(receiving, number, wire, &tools)?;
+                let mut step = path::of(kind).receive(receiving, number, wire, &tools)?;
+                if step == Step::Done && wire.memory.has_other_ended() && !wire.is_self() {
+                    step = Step::Failed(Error::PeerGone(Gone::Closed));
+                }
                 match &step {
                     Step::Done => {
                         wire.post(Note::Finish { sender, error: 0 });
@@ -253,6 +260,7 @@ impl State {
     /// Ends a connection and everything that needs it.
     pub(super) fn lose(&mut self, peer: usize, gone: Gone) {
         let Some(mut connection) = self.peers[peer].connection.take() else { return };
+        connection.wire.memory.end();
         tracing::debug!(peer, ?gone, "lost a peer");
         self.peers[peer].gone = Some(gone.clone());
         let facts = &connection.wire.peer;
@@ -266,7 +274,8 @@ impl State {
         };
         let began_ns = clock::now_ns();
         for number in self.operations.numbers(belongs) {
-            self.let_go(number, &mut connection.wire, began_ns);
+            let patience = matches!(gone, Gone::Misbehaved(_)).then_some(began_ns);
+            self.let_go(number, &mut connection.wire, patience);
             self.operations.finish(number, Err(error.clone()));
         }
         for number in self.matching.unpost_source(peer) {
@@ -280,15 +289,16 @@ impl State {
         }
     }
 
-    /// Makes sure that nobody writes to the memory of an operation any more. A live peer that has
-    /// claimed a chunk is given a moment to finish it, counted from when the first was given up.
-    pub(super) fn let_go(&mut self, number: Number, wire: &mut Wire, began_ns: u64) {
+    /// Makes sure that nobody writes to the memory of an operation any more: waits for a live peer
+    /// to finish the chunk that it has claimed. One that broke the protocol is given a moment, counted
+    /// from `misbehaved_ns`: it does what it likes anyway.
+    pub(super) fn let_go(&mut self, number: Number, wire: &mut Wire, misbehaved_ns: Option<u64>) {
         const MOMENT_NS: u64 = 1_000_000_000;
         let Some(receiving) = self.operations.receiving(number) else { return };
         let ReceiveStage::Fetching(fetch) = &receiving.stage else { return };
         let path = path::of(fetch.plan.path);
         while path.is_held(receiving, wire) && wire.is_alive() {
-            if clock::now_ns() - began_ns > MOMENT_NS {
+            if misbehaved_ns.is_some_and(|began_ns| clock::now_ns() - began_ns > MOMENT_NS) {
                 tracing::warn!("a peer holds on to a message that has ended");
                 break;
             }
@@ -307,9 +317,7 @@ impl State {
                 super::Kept::Here { bytes, arrived } if *arrived == bytes.len() => true,
                 kept => {
                     slot.kept_count -= 1;
-                    if let super::Kept::Here { bytes, .. } = kept {
-                        slot.kept_bytes -= bytes.len();
-                    }
+                    slot.kept_bytes -= kept.bytes();
                     false
                 }
             }

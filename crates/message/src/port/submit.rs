@@ -161,9 +161,9 @@ impl State {
         if let Some(unexpected) = self.matching.take(&want) {
             let (peer, tag, id) = (unexpected.source, unexpected.tag, unexpected.id);
             self.peers[peer].kept_count -= 1;
+            self.peers[peer].kept_bytes -= unexpected.message.bytes();
             return Ok(match unexpected.message {
                 Kept::Here { bytes, arrived } => {
-                    self.peers[peer].kept_bytes -= bytes.len();
                     // SAFETY: passed on.
                     unsafe { self.receive_kept(peer, tag, id, &bytes, arrived, pieces, capacity) }
                 }

@@ -73,13 +73,20 @@ impl Drop for Entered<'_> {
                 self.port.wake_sleeper(state);
             }
         }
+        if state.has_news {
+            state.has_news = false;
+            self.port.tell_local();
+            if state.has_sleeper && !self.to_sleep {
+                self.port.wake_sleeper(state);
+            }
+        }
         let leavings = std::mem::take(&mut state.operations.leavings);
         // SAFETY: dropped once, here, and not used any more: the lock is free from now on.
         unsafe { ManuallyDrop::drop(&mut self.state) };
         for leaving in leavings {
             match leaving {
                 Leaving::Wake(waker) => waker.wake(),
-                Leaving::Drop { .. } => {}
+                Leaving::Drop { .. } | Leaving::Kept(_) => {}
             }
         }
     }
@@ -171,6 +178,7 @@ impl Port {
                         std::hint::spin_loop();
                     }
                 }
+                state.check_peers(false);
                 let now = Instant::now();
                 if deadline.is_some_and(|deadline| now >= deadline) {
                     break 'wait None;
@@ -230,6 +238,11 @@ impl Port {
         });
         state.pollers -= 1;
         if state.has_sleeper {
+            if state.pollers == 0 && state.rest_again() {
+                state.pollers += 1;
+                state.awake();
+                return state;
+            }
             let seen = self.local.word().load(Ordering::Acquire);
             self.local_waiters.fetch_add(1, Ordering::Relaxed);
             drop(state);
@@ -330,13 +343,20 @@ impl State {
 
     fn end_polling(&mut self) {
         self.pollers -= 1;
-        if self.pollers == 0 && self.resting & ASLEEP != 0 {
-            self.rest();
-            // What came before the word was set is for whoever sleeps: done here instead.
-            if self.is_anything_ready() || self.has_active() {
-                self.progress();
-            }
+        if self.pollers == 0 {
+            self.rest_again();
         }
+    }
+
+    /// The last thread that looked stops, and another sleeps: peers must ring again. What came
+    /// before they knew is for whoever sleeps, and is done here instead. Returns whether there was
+    /// anything.
+    fn rest_again(&mut self) -> bool {
+        if self.resting & ASLEEP == 0 {
+            return false;
+        }
+        self.rest();
+        (self.is_anything_ready() || self.has_active()) && self.progress()
     }
 
     fn awake(&mut self) {

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
-use memferry_sys::sync::atomic::AtomicU64;
+use memferry_sys::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::attention::Attention;
 use super::cells::{Cell, Consumer, Producer, Ring};
@@ -23,7 +23,9 @@ pub const RECORDS: usize = 32;
 #[repr(C, align(128))]
 struct Side {
     consumed: AtomicU64,
-    padding: [u64; 15],
+    /// Not 0: this side has given up its messages, and their memory may hold something else by now.
+    ended: AtomicU64,
+    padding: [u64; 14],
     attention: Attention,
 }
 
@@ -134,6 +136,18 @@ impl Memory {
     /// The word of the other side.
     pub fn other_attention(&self) -> &Attention {
         &self.reader_of(self.outgoing).attention
+    }
+
+    /// Says that this side gives up its messages, before it does.
+    pub fn end(&self) {
+        self.reader_of(self.incoming).ended.store(1, Ordering::Release);
+    }
+
+    /// Whether the other side has given up its messages: what was copied from it may be anything.
+    pub fn has_other_ended(&self) -> bool {
+        // Acquire fence: the loads of the copy come before this one.
+        fence(Ordering::Acquire);
+        self.reader_of(self.outgoing).ended.load(Ordering::Relaxed) != 0
     }
 
     /// A record of messages to this side, or from it.
