@@ -90,7 +90,7 @@ fn messages_move_in_the_background() {
 #[test]
 fn a_message_that_nobody_waits_for_is_kept_until_it_is_received() {
     pair(
-        Builder::new(),
+        Builder::new().eager_bytes(8192),
         "unexpected",
         |endpoint, peer| {
             for tag in 0..50 {

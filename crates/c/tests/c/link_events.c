@@ -20,12 +20,13 @@ static int is_readable(int fd, int timeout_ms) {
     return ready;
 }
 
-/* Asks until there is nothing to be found, and then the descriptor is not readable any more. Now and
- * then it is once more: a wake-up may come late. */
+/* Asks until there is nothing to be found, and then the descriptor is not readable any more. For a
+ * moment it may be: a wake-up comes late, or a thread of the library has yet to take it. */
 static void becomes_quiet(int fd) {
-    for (int tries = 0; tries < 200; tries++) {
+    for (int tries = 0; tries < 2000; tries++) {
         CHECK_IS(adma_peek(fd), ADMA_ENOMSG);
         if (!is_readable(fd, 20)) return;
+        nap_ms(1);
     }
     CHECK(!"it stays readable without a reason");
 }
@@ -165,9 +166,9 @@ static void notice_the_end(struct side *side) {
     while (adma_peek(side->fd) == ADMA_ENOMSG) CHECK(is_readable(side->fd, PATIENCE_MS));
     for (int again = 0; again < 3; again++) {
         CHECK_IS(adma_peek(side->fd), ADMA_EPIPE);
-        CHECK(is_readable(side->fd, 0));
+        CHECK(is_readable(side->fd, PATIENCE_MS));
         CHECK_IS(adma_read(side->fd, &byte, 1), ADMA_EPIPE);
-        CHECK(is_readable(side->fd, 0));
+        CHECK(is_readable(side->fd, PATIENCE_MS));
     }
 }
 
@@ -180,7 +181,7 @@ static void notice_the_end_of_a_read(struct side *side) {
     int state;
     while ((state = adma_check(cookie)) == 0) CHECK(is_readable(side->fd, PATIENCE_MS));
     CHECK_IS(state, ADMA_EPIPE);
-    CHECK(is_readable(side->fd, 0));
+    CHECK(is_readable(side->fd, PATIENCE_MS));
 }
 
 static void end(struct side *side) {

@@ -90,7 +90,11 @@ impl Connecting {
             Memory::create(End::Connecting).map_err(system("making shared memory"))?;
         let own_probe = ProbeWords::of_process();
         let hello = Hello { identity, probe: own_probe.describe(), name: own_name.to_owned() };
-        socket.send(&hello.encode(), &[descriptor.as_fd()]).map_err(system("sending a hello"))?;
+        match socket.send(&hello.encode(), &[descriptor.as_fd()]) {
+            // It has hung up already, and its answer says why.
+            Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
+            sent => sent.map_err(system("sending a hello"))?,
+        }
         let (name, began) = (name.clone(), Instant::now());
         Ok(Self { socket, memory, name, began, patience })
     }

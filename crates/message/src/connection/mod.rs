@@ -77,7 +77,7 @@ pub(crate) struct Wire {
     /// The other side was asked to send a packet when something comes, and packets that it has sent
     /// or is about to send, as far as this side knows.
     asked_for_packet: bool,
-    packets_owed: u32,
+    packets_owed: i32,
 }
 
 impl Wire {

@@ -33,6 +33,7 @@ impl State {
     fn close(&mut self) {
         self.closed = true;
         self.listener = None;
+        let began_ns = memferry_sys::clock::now_ns();
         for peer in 0..self.peers.len() {
             let Some(mut connection) = self.peers[peer].connection.take() else { continue };
             connection.wire.memory.end();
@@ -41,7 +42,7 @@ impl State {
                     if receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted))
             };
             for number in self.operations.numbers(matched) {
-                self.let_go(number, &mut connection.wire, None);
+                self.let_go(number, &mut connection.wire, began_ns);
             }
             connection.wire.post(Note::Close);
             connection.wire.announce();

@@ -170,6 +170,7 @@ impl State {
             active: Vec::new(),
             is_stepping: false,
             is_stalled: false,
+            is_ending: false,
             assembling: Assembling::Nothing,
         }));
         self.count_processes();

@@ -12,6 +12,7 @@ use crate::pieces::{Pieces, scatter};
 use crate::plan::{self, Closeness, PathKind, Question, Way};
 use crate::region;
 use crate::ring::cells::{Nonsense, Words};
+use crate::ring::layout::SPACE_BYTES;
 use crate::ring::space::Span;
 use crate::wire::{Manner, Note, Number, Place};
 
@@ -356,6 +357,10 @@ impl State {
 
     fn has_room_to_keep(&self, peer: usize, bytes: usize) -> bool {
         let slot = &self.peers[peer];
+        if slot.connection.as_ref().is_some_and(|connection| connection.is_ending) {
+            // No more than is in the ring will ever come, and what is longer is not all there.
+            return bytes <= SPACE_BYTES;
+        }
         slot.kept_count < self.settings.most_kept
             && slot.kept_bytes.saturating_add(bytes) <= self.settings.most_kept_bytes
     }

@@ -116,6 +116,8 @@ struct Connection {
     is_stepping: bool,
     /// The next note must stay in the ring until a receive makes room for its message.
     is_stalled: bool,
+    /// The process is gone: what it has left behind is taken, and then that is all.
+    is_ending: bool,
     assembling: Assembling,
 }
 
@@ -159,6 +161,8 @@ pub(crate) struct State {
     resting: u32,
     /// Somebody sleeps on the words of the connections.
     has_sleeper: bool,
+    /// And does so on `readiness`.
+    sleeps_deeply: bool,
     /// A message was kept that another thread may look for.
     has_news: bool,
     /// Threads that look at the rings again and again.
@@ -215,6 +219,7 @@ impl Port {
             closed: false,
             resting: 0,
             has_sleeper: false,
+            sleeps_deeply: false,
             has_news: false,
             pollers: 0,
             event: None,

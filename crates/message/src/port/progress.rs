@@ -237,20 +237,18 @@ impl State {
         self.accept_callers();
         let mut found = false;
         for peer in 0..self.peers.len() {
-            let Some(connection) = &self.peers[peer].connection else { continue };
+            let Some(connection) = &mut self.peers[peer].connection else { continue };
             if connection.wire.is_alive() {
                 continue;
             }
             // What it sent before its end still counts, if it comes to an end.
-            let still_moves = (0..MOST_LAST_STEPS)
-                .all(|_| self.peers[peer].connection.is_some() && self.progress_peer(peer));
-            if let Some(connection) = &self.peers[peer].connection {
-                // A message that there is no room to keep waits in the ring for its receive.
-                if !still_moves && connection.wire.consumer.is_ready() {
-                    continue;
+            connection.is_ending = true;
+            for _ in 0..MOST_LAST_STEPS {
+                if self.peers[peer].connection.is_none() || !self.progress_peer(peer) {
+                    break;
                 }
-                self.lose(peer, Gone::Ended);
             }
+            self.lose(peer, Gone::Ended);
             found = true;
         }
         self.moves += u64::from(found);
@@ -274,8 +272,7 @@ impl State {
         };
         let began_ns = clock::now_ns();
         for number in self.operations.numbers(belongs) {
-            let patience = matches!(gone, Gone::Misbehaved(_)).then_some(began_ns);
-            self.let_go(number, &mut connection.wire, patience);
+            self.let_go(number, &mut connection.wire, began_ns);
             self.operations.finish(number, Err(error.clone()));
         }
         for number in self.matching.unpost_source(peer) {
@@ -289,16 +286,16 @@ impl State {
         }
     }
 
-    /// Makes sure that nobody writes to the memory of an operation any more: waits for a live peer
-    /// to finish the chunk that it has claimed. One that broke the protocol is given a moment, counted
-    /// from `misbehaved_ns`: it does what it likes anyway.
-    pub(super) fn let_go(&mut self, number: Number, wire: &mut Wire, misbehaved_ns: Option<u64>) {
+    /// Makes sure that nobody writes to the memory of an operation any more. A live peer that has
+    /// claimed a chunk is given a moment to finish it, counted from when the first was given up:
+    /// nobody may keep this side from closing for ever.
+    pub(super) fn let_go(&mut self, number: Number, wire: &mut Wire, began_ns: u64) {
         const MOMENT_NS: u64 = 1_000_000_000;
         let Some(receiving) = self.operations.receiving(number) else { return };
         let ReceiveStage::Fetching(fetch) = &receiving.stage else { return };
         let path = path::of(fetch.plan.path);
         while path.is_held(receiving, wire) && wire.is_alive() {
-            if misbehaved_ns.is_some_and(|began_ns| clock::now_ns() - began_ns > MOMENT_NS) {
+            if clock::now_ns() - began_ns > MOMENT_NS {
                 tracing::warn!("a peer holds on to a message that has ended");
                 break;
             }

@@ -254,6 +254,7 @@ impl Port {
             let deeply = deeply || state.connected() > MOST_WORDS - 1;
             let readiness = if deeply { state.readiness().ok() } else { None };
             let way = if readiness.is_some() { AWAY } else { ASLEEP };
+            state.sleeps_deeply = readiness.is_some();
             let before = state.resting;
             state.resting |= way;
             let words = state.rest();
@@ -280,6 +281,7 @@ impl Port {
                 state = self.enter();
             }
             state.has_sleeper = false;
+            state.sleeps_deeply = false;
             if readiness.is_some() {
                 state.forget_wake_ups();
             }
@@ -300,7 +302,8 @@ impl Port {
                 futex_wake_shared(connection.wire.memory.own_attention().word());
             }
         }
-        if let Some(event) = &state.event {
+        // Signalled for nobody, it would be taken for news by those who watch.
+        if let Some(event) = state.event.as_ref().filter(|_| state.sleeps_deeply) {
             event.signal();
         }
         self.local.word().fetch_add(1, Ordering::Release);

@@ -67,7 +67,7 @@ impl State {
                 }
                 // In this order: a packet for what comes after `rest` must stay in the socket.
                 wire.awake();
-                let drained = if wire.has_stale_packets() { wire.drain_socket() } else { Ok(()) };
+                let drained = wire.drop_stale_packets();
                 wire.rest(flags);
                 if let Err(nonsense) = drained {
                     self.lose(peer, Gone::Misbehaved(nonsense.0));

@@ -95,7 +95,8 @@ impl ShareableBuffer {
     pub fn new(length: usize) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         const HUGE: usize = 2 << 20;
-        let whole = if length >= HUGE { length.checked_next_multiple_of(HUGE) } else { Some(length) };
+        let whole =
+            if length >= HUGE { length.checked_next_multiple_of(HUGE) } else { Some(length) };
         let whole = whole.filter(|&whole| whole <= isize::MAX as usize);
         let whole = whole.ok_or(io::ErrorKind::OutOfMemory)?;
         let memory = SealedMemory::new("memferry-shareable", whole)?;
