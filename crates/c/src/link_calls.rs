@@ -210,7 +210,8 @@ pub extern "C" fn adma_peek(fd: c_int) -> i64 {
 /// Closes a link or listener and its descriptor. The other side of a link is told; what was written
 /// and is over can still be read there. Reads and writes of this side that are not over end without
 /// success, also those of calls on other threads, with `ADMA_ECANCELED`; afterwards the cookies of
-/// the link are `ADMA_ESTALE`, and all memory is the caller's again.
+/// the link are `ADMA_ESTALE`, and all memory is the caller's again: if the other side is copying into
+/// it at this moment, that is waited for.
 ///
 /// Returns 0, or `ADMA_EBADF` if it is not the descriptor of an open link or listener. A descriptor
 /// that the program has closed with `close` is noticed at the next call for it, and its link closed

@@ -242,6 +242,23 @@ fn coming_and_going_leaves_nothing_behind() {
 }
 
 #[test]
+fn a_hundred_callers_at_once_are_all_answered() {
+    let _alone = alone();
+    let host = Builder::new().background(true).open(&unique("popular")).unwrap();
+    std::thread::scope(|scope| {
+        for number in 0..100u64 {
+            let host = &host;
+            scope.spawn(move || {
+                let caller = Endpoint::open(&unique("caller")).unwrap();
+                let peer = caller.connect(host.name()).unwrap();
+                caller.send(peer, number, b"hello").unwrap();
+                host.recv(Source::Any, number, TAG_ALL, &mut [0; 5]).unwrap();
+            });
+        }
+    });
+}
+
+#[test]
 fn other_processes_begin_here() {
     if process::role().is_some() {
         receives_late();

@@ -31,9 +31,7 @@ fn member() {
         }
         member.receive();
     }
-    let received = member.finish();
-    let cancelled = member.cancelled;
-    assert!(received > 0);
+    assert!(member.finish() > 0 && member.cancelled > 0);
     // Nobody leaves before all have what they need of the others.
     for other in 0..size as usize {
         job.endpoint().send(job.peer(other), LAST + 1, b"").unwrap();
@@ -41,7 +39,6 @@ fn member() {
     for other in 0..size as usize {
         job.endpoint().recv(job.peer(other), LAST + 1, u64::MAX, &mut []).unwrap();
     }
-    say(format_args!("rank {rank}: {received} messages, {cancelled} receives cancelled"));
 }
 
 fn crowd(size: usize) {
@@ -51,7 +48,6 @@ fn crowd(size: usize) {
         .map(|rank| {
             let mut command = process::command("member");
             command
-                .stdout(std::process::Stdio::inherit())
                 .env("MEMFERRY_TEST_NAME", &name)
                 .env("MEMFERRY_TEST_RANK", rank.to_string())
                 .env("MEMFERRY_TEST_SIZE", size.to_string())

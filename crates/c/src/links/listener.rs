@@ -3,11 +3,16 @@
 use std::ffi::c_int;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use memferry::message::{Error, Link, Listener, Watch};
 
 use super::descriptor::{Descriptor, wait_readable};
 use crate::code::Failure;
+
+/// Wake-ups for nothing before the next is not believed at once.
+const MOST_IN_VAIN: u32 = 10;
+const NAP: Duration = Duration::from_millis(1);
 
 /// A listener of this process.
 #[derive(Debug)]
@@ -37,6 +42,7 @@ impl OpenListener {
 
     /// Waits for the next process that connects.
     pub(super) fn accept(&self) -> Result<Link, Failure> {
+        let mut in_vain = 0;
         loop {
             if self.is_closed.load(Ordering::Acquire) {
                 return Err(Error::Closed.into());
@@ -44,7 +50,12 @@ impl OpenListener {
             if let Some(link) = self.listener.poll_accept()? {
                 return Ok(link);
             }
+            // Without descriptors to spare nobody can be let in, and the name stays readable.
+            if in_vain > MOST_IN_VAIN {
+                std::thread::sleep(NAP);
+            }
             wait_readable(&self.watch);
+            in_vain += 1;
         }
     }
 

@@ -207,6 +207,35 @@ static void read_too_little(struct side *side) {
     tell(side, 'd');
 }
 
+/* Failures are known for a long time, but not for ever. */
+enum { FAILURES = 9000, KNOWN = 4096 };
+
+static void write_in_vain(struct side *side) {
+    for (unsigned n = 0; n < FAILURES; n++) CHECK_IS(adma_write(side->fd, "ab", 2), 0);
+    CHECK_IS(hear(side), 'd');
+}
+
+static void fail_often(struct side *side) {
+    unsigned char byte;
+    uint64_t message, buffer;
+    int64_t first = -1, last = -1;
+    for (unsigned n = 0; n < FAILURES; n++) {
+        last = adma_iread(side->fd, &byte, 1);
+        CHECK(last >= 0);
+        CHECK_IS(adma_wait(last), ADMA_EMSGSIZE);
+        if (n == 0) first = last;
+    }
+    for (int64_t cookie = last; cookie > last - 2 * KNOWN; cookie -= 100) {
+        CHECK_IS(adma_check(cookie), ADMA_EMSGSIZE);
+        CHECK_IS(adma_lengths(cookie, &message, &buffer), 0);
+        CHECK(message == 2 && buffer == 1);
+    }
+    CHECK_IS(adma_check(first), ADMA_EIDRM);
+    CHECK_IS(adma_wait(first), ADMA_EIDRM);
+    CHECK_SAYS("too long ago");
+    tell(side, 'd');
+}
+
 /* Thousands of messages of random sizes, several under way at a time. */
 enum { MESSAGES = 5000, WINDOW = 16, MOST = 300000 };
 
@@ -395,6 +424,7 @@ int main(void) {
     both_ways(send_and_get_back, send_back);
     both_ways(wait_for_a_late_partner, come_late);
     both_ways(write_too_much, read_too_little);
+    between(write_in_vain, fail_often);
     both_ways(write_many, read_many);
     between(accept_a_second_link, connect_a_second_link);
     between(read_with_many_waiting, write_when_told);

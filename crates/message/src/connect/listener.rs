@@ -18,6 +18,8 @@ use crate::ring::layout::{End, Memory};
 /// Sockets whose hello has not come yet: at most so many, for at most so long.
 const MOST_PENDING: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The same while others wait for the place.
+const GRACE: Duration = Duration::from_millis(200);
 
 /// A name that others connect to.
 #[derive(Debug)]
@@ -85,9 +87,23 @@ impl Listener {
         !self.pending.is_empty() || self.is_troubled
     }
 
+    /// Whether one more can be pending. Whoever has said nothing for a while makes room; those who
+    /// have only just come are waited for, and others wait in the queue of the socket.
+    fn has_place(&mut self) -> bool {
+        if self.pending.len() >= MOST_PENDING
+            && let Some(silent) = self.pending.iter().position(|(_, since)| since.elapsed() > GRACE)
+        {
+            drop(self.take_pending(silent));
+        }
+        self.pending.len() < MOST_PENDING
+    }
+
     /// The next hello that has come. Never waits.
     pub(crate) fn poll(&mut self, own: Identity) -> Option<Caller> {
         for _ in 0..MOST_PENDING {
+            if !self.has_place() {
+                break;
+            }
             let socket = match self.socket.accept() {
                 Ok(socket) => socket,
                 Err(error) => {
@@ -100,11 +116,6 @@ impl Listener {
             if !user.is_ok_and(|uid| self.allowed.permits(uid)) {
                 refuse(&socket, own, Some(Refusal::User));
                 continue;
-            }
-            if self.pending.len() >= MOST_PENDING {
-                // Whoever has said nothing for longest makes room: a hello comes at once.
-                let oldest = (0..self.pending.len()).min_by_key(|&index| self.pending[index].1);
-                oldest.map(|index| self.take_pending(index));
             }
             self.add_pending(socket);
         }

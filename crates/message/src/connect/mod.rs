@@ -117,7 +117,15 @@ impl Connecting {
         let Some(this) = waiting else { return Ok(Answer::NotYet) };
         let name = this.name.to_string();
         let mut packet = [0; hello::MOST_BYTES];
-        let length = match this.socket.receive(&mut packet) {
+        let received = match this.socket.receive(&mut packet) {
+            // Told once, when the other side hangs up before it has read everything; what it has
+            // answered before that comes next.
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
+                this.socket.receive(&mut packet)
+            }
+            received => received,
+        };
+        let length = match received {
             Ok((0, _)) => return Err(ConnectError::Refused(name, "it closed the socket")),
             Ok((length, _)) => length,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {

@@ -21,6 +21,7 @@ impl Port {
             if state.closed {
                 return Err(Error::Closed);
             }
+            let before = state.find_name_ever(name);
             // Somebody else may have the name of one that has ended.
             state.check_peers(true);
             if let Some(peer) = state.find_name(name) {
@@ -30,7 +31,6 @@ impl Port {
                 return Ok(state.peer_to_self()?);
             }
             state.dialing.push(name.to_owned());
-            let before = state.find_name_ever(name);
             let (own_name, identity) = (state.name.clone(), state.identity);
             let (allowed, patience) =
                 (state.settings.allowed.clone(), state.settings.connect_timeout);
