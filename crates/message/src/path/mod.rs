@@ -124,13 +124,18 @@ impl Receiving {
 
 /// A way for messages.
 pub(crate) trait Path: Sync {
-    /// The sender's next step.
+    /// The sender's next step. Usual: tell the receiver, who does the rest.
     fn send(
         &self,
         sending: &mut Sending,
         number: Number,
         wire: &mut Wire,
-    ) -> Result<Step, Nonsense>;
+    ) -> Result<Step, Nonsense> {
+        match sending.stage {
+            SendStage::Queued => announce(sending, number, wire),
+            _ => Ok(Step::Idle),
+        }
+    }
 
     /// The receiver's next step, for a message that is matched.
     fn receive(

@@ -5,7 +5,7 @@
 use memferry_copy::{Options, Request, Temperature};
 use memferry_sys::shared_memory::Access;
 
-use super::{Fetch, Path, ReceiveStage, Receiving, SendStage, Sending, Step, Tools, announce};
+use super::{Fetch, Path, ReceiveStage, Receiving, Step, Tools};
 use crate::connection::Wire;
 use crate::error::{Error, Who};
 use crate::pieces::{Piece, Pieces};
@@ -15,18 +15,6 @@ use crate::wire::Number;
 pub(super) struct Offload;
 
 impl Path for Offload {
-    fn send(
-        &self,
-        sending: &mut Sending,
-        number: Number,
-        wire: &mut Wire,
-    ) -> Result<Step, Nonsense> {
-        match sending.stage {
-            SendStage::Queued => announce(sending, number, wire),
-            _ => Ok(Step::Idle),
-        }
-    }
-
     fn receive(
         &self,
         receiving: &mut Receiving,

@@ -2,9 +2,7 @@
 
 use memferry_sys::shared_memory::Access;
 
-use super::{
-    Path, ReceiveStage, Receiving, SendStage, Sending, Step, Tools, announce, copy_failed,
-};
+use super::{Path, ReceiveStage, Receiving, Step, Tools, copy_failed};
 use crate::connection::Wire;
 use crate::ring::cells::Nonsense;
 use crate::wire::Number;
@@ -12,23 +10,11 @@ use crate::wire::Number;
 pub(super) struct Single;
 
 impl Path for Single {
-    fn send(
-        &self,
-        sending: &mut Sending,
-        number: Number,
-        wire: &mut Wire,
-    ) -> Result<Step, Nonsense> {
-        match sending.stage {
-            SendStage::Queued => announce(sending, number, wire),
-            _ => Ok(Step::Idle),
-        }
-    }
-
     fn receive(
         &self,
         receiving: &mut Receiving,
         _: Number,
-        wire: &mut Wire,
+        _: &mut Wire,
         tools: &Tools<'_>,
     ) -> Result<Step, Nonsense> {
         let accepted = receiving.accepted();
@@ -48,7 +34,6 @@ impl Path for Single {
         if fetch.done < accepted {
             return Ok(Step::Moved);
         }
-        let _ = wire;
         Ok(Step::Done)
     }
 }
