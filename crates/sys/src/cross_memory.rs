@@ -21,25 +21,24 @@ const _: () = assert!(size_of::<Stretch>() == size_of::<libc::iovec>());
 /// The most stretches that one call takes on each side.
 pub const MOST_STRETCHES: usize = 1024;
 
+/// The two system calls look the same from here.
+type Call = unsafe extern "C" fn(
+    libc::pid_t,
+    *const libc::iovec,
+    libc::c_ulong,
+    *const libc::iovec,
+    libc::c_ulong,
+    libc::c_ulong,
+) -> libc::ssize_t;
+
 /// Reads from `remote` in process `pid` into `local`, in order; returns how many bytes were read,
 /// which is less than asked for where memory on either side is missing.
 ///
 /// # Safety
 /// Every local stretch must be valid for writes, and nobody else may access it meanwhile.
 pub unsafe fn read(pid: u32, remote: &[Stretch], local: &[Stretch]) -> io::Result<usize> {
-    // SAFETY: both slices have the layout of iovecs and live until the call returns; the caller
-    // vouches for the local memory, the kernel checks the remote.
-    let done = unsafe {
-        libc::process_vm_readv(
-            pid as libc::pid_t,
-            local.as_ptr().cast(),
-            local.len().min(MOST_STRETCHES) as libc::c_ulong,
-            remote.as_ptr().cast(),
-            remote.len().min(MOST_STRETCHES) as libc::c_ulong,
-            0,
-        )
-    };
-    usize::try_from(done).map_err(|_| io::Error::last_os_error())
+    // SAFETY: passed on.
+    unsafe { copy(libc::process_vm_readv, pid, remote, local) }
 }
 
 /// Writes from `local` to `remote` in process `pid`, in order; returns how many bytes were written.
@@ -48,17 +47,16 @@ pub unsafe fn read(pid: u32, remote: &[Stretch], local: &[Stretch]) -> io::Resul
 /// Every local stretch must be valid for reads. What it does to the other process is between that
 /// process and the caller: it must have named the memory for this.
 pub unsafe fn write(pid: u32, remote: &[Stretch], local: &[Stretch]) -> io::Result<usize> {
-    // SAFETY: as in `read`, with the local memory only read.
-    let done = unsafe {
-        libc::process_vm_writev(
-            pid as libc::pid_t,
-            local.as_ptr().cast(),
-            local.len().min(MOST_STRETCHES) as libc::c_ulong,
-            remote.as_ptr().cast(),
-            remote.len().min(MOST_STRETCHES) as libc::c_ulong,
-            0,
-        )
-    };
+    // SAFETY: passed on.
+    unsafe { copy(libc::process_vm_writev, pid, remote, local) }
+}
+
+unsafe fn copy(call: Call, pid: u32, remote: &[Stretch], local: &[Stretch]) -> io::Result<usize> {
+    let count = |list: &[Stretch]| list.len().min(MOST_STRETCHES) as libc::c_ulong;
+    let (at, there) = (local.as_ptr().cast(), remote.as_ptr().cast());
+    // SAFETY: both slices have the layout of iovecs and live until the call returns; the caller
+    // vouches for the local memory, the kernel checks the remote.
+    let done = unsafe { call(pid as libc::pid_t, at, count(local), there, count(remote), 0) };
     usize::try_from(done).map_err(|_| io::Error::last_os_error())
 }
 
