@@ -30,7 +30,7 @@ impl Piece {
         Self { address: address.cast_mut(), length }
     }
 
-    fn stretch(self) -> Stretch {
+    pub(crate) fn stretch(self) -> Stretch {
         Stretch { address: self.address as usize, length: self.length }
     }
 }
@@ -51,6 +51,24 @@ impl<T: Copy> Pieces<T> {
             [piece] => Self::One(*piece),
             _ => Self::Many(pieces.into()),
         }
+    }
+}
+
+impl<T> Pieces<T> {
+    /// Something else for every piece.
+    pub fn map<U>(&self, mut each: impl FnMut(&T) -> U) -> Pieces<U> {
+        match self {
+            Self::One(piece) => Pieces::One(each(piece)),
+            Self::Many(pieces) => Pieces::Many(pieces.iter().map(each).collect()),
+        }
+    }
+
+    /// Something else for every piece, if there is something for all of them.
+    pub fn try_map<U>(&self, mut each: impl FnMut(&T) -> Option<U>) -> Option<Pieces<U>> {
+        Some(match self {
+            Self::One(piece) => Pieces::One(each(piece)?),
+            Self::Many(pieces) => Pieces::Many(pieces.iter().map(each).collect::<Option<_>>()?),
+        })
     }
 
     /// The list.
@@ -110,9 +128,29 @@ pub(crate) fn range<T: Cut>(
     })
 }
 
-/// The same as [`range`], for system calls.
-pub(crate) fn stretches(pieces: &[Piece], offset: u64, length: u64) -> Vec<Stretch> {
-    range(pieces, offset, length).map(Piece::stretch).collect()
+/// Stretches for one system call. What does not fit waits for the next call.
+pub(crate) struct Batch {
+    stretches: [Stretch; Self::MOST],
+    count: usize,
+}
+
+impl Batch {
+    const MOST: usize = 16;
+
+    /// The first of these.
+    pub(crate) fn new(from: impl Iterator<Item = Stretch>) -> Self {
+        let mut batch =
+            Self { stretches: [Stretch { address: 0, length: 0 }; Self::MOST], count: 0 };
+        for (to, from) in batch.stretches.iter_mut().zip(from) {
+            *to = from;
+            batch.count += 1;
+        }
+        batch
+    }
+
+    pub(crate) fn as_slice(&self) -> &[Stretch] {
+        &self.stretches[..self.count]
+    }
 }
 
 /// The bytes of all pieces together.
@@ -120,11 +158,62 @@ pub(crate) fn total(pieces: &[Piece]) -> Option<u64> {
     pieces.iter().try_fold(0u64, |sum, piece| sum.checked_add(piece.length as u64))
 }
 
+/// The most bytes that [`copy_short`] copies.
+const SHORT: usize = 64;
+
+/// Copies a few bytes: in less time than it takes to call for a copy of any length.
+///
+/// # Safety
+/// `from` must be valid for reads of `length` bytes, `to` for writes; they must not overlap.
+#[inline]
+unsafe fn copy_short(from: *const u8, to: *mut u8, length: usize) {
+    /// Whole words from the front, and one that ends with the last byte.
+    ///
+    /// # Safety
+    /// As for [`copy_short`]; the length must be that of a word or more.
+    #[inline]
+    unsafe fn words<T: Copy>(from: *const u8, to: *mut u8, length: usize) {
+        let last = length - size_of::<T>();
+        let mut at = 0;
+        // SAFETY: every word lies inside the length, and may lie at any address.
+        unsafe {
+            while at < last {
+                to.add(at).cast::<T>().write_unaligned(from.add(at).cast::<T>().read_unaligned());
+                at += size_of::<T>();
+            }
+            to.add(last).cast::<T>().write_unaligned(from.add(last).cast::<T>().read_unaligned());
+        }
+    }
+    // SAFETY: passed on.
+    unsafe {
+        match length {
+            0 => {}
+            1..=3 => words::<u8>(from, to, length),
+            4..=7 => words::<u32>(from, to, length),
+            _ => words::<u64>(from, to, length),
+        }
+    }
+}
+
 /// Copies `length` bytes to the pieces from `offset` on.
 ///
 /// # Safety
 /// The pieces must be valid for writes there, and `source` for reads; they must not overlap.
+#[inline]
 pub(crate) unsafe fn scatter(pieces: &[Piece], offset: u64, source: *const u8, length: usize) {
+    if let [piece] = pieces
+        && length <= SHORT
+        && offset == 0
+        && length <= piece.length
+    {
+        // SAFETY: the caller's promise, for a length that the piece has.
+        return unsafe { copy_short(source, piece.address, length) };
+    }
+    // SAFETY: passed on.
+    unsafe { scatter_long(pieces, offset, source, length) };
+}
+
+unsafe fn scatter_long(pieces: &[Piece], offset: u64, source: *const u8, length: usize) {
     let mut from = source;
     for part in range(pieces, offset, length as u64) {
         // SAFETY: the parts add up to at most `length` bytes, of memory the caller vouches for.
@@ -139,7 +228,21 @@ pub(crate) unsafe fn scatter(pieces: &[Piece], offset: u64, source: *const u8, l
 ///
 /// # Safety
 /// The pieces must be valid for reads there, and `target` for writes; they must not overlap.
+#[inline]
 pub(crate) unsafe fn gather(pieces: &[Piece], offset: u64, target: *mut u8, length: usize) {
+    if let [piece] = pieces
+        && length <= SHORT
+        && offset == 0
+        && length <= piece.length
+    {
+        // SAFETY: as in `scatter`.
+        return unsafe { copy_short(piece.address, target, length) };
+    }
+    // SAFETY: passed on.
+    unsafe { gather_long(pieces, offset, target, length) };
+}
+
+unsafe fn gather_long(pieces: &[Piece], offset: u64, target: *mut u8, length: usize) {
     let mut to = target;
     for part in range(pieces, offset, length as u64) {
         // SAFETY: as in `scatter`.
@@ -184,5 +287,17 @@ mod tests {
             gather(&pieces, 20, back.as_mut_ptr(), 60);
         }
         assert_eq!(back, bytes[20..80]);
+    }
+
+    #[test]
+    fn short_copies_copy_every_byte_and_no_other() {
+        let bytes: Vec<u8> = (1..=SHORT as u8).collect();
+        for length in 0..=SHORT {
+            let mut target = [0; SHORT + 2];
+            // SAFETY: both have room for the length, and are apart.
+            unsafe { copy_short(bytes.as_ptr(), target.as_mut_ptr().add(1), length) };
+            assert_eq!(target[1..=length], bytes[..length]);
+            assert!(target[0] == 0 && target[length + 1..].iter().all(|byte| *byte == 0));
+        }
     }
 }

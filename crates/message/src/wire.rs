@@ -47,8 +47,8 @@ pub(crate) enum Note {
     Eager { tag: u64, length: u64, first: Span },
     /// More of the message that began last, or of one that was accepted for the pipeline.
     Fragment { receiver: Option<Number>, data: Span },
-    /// A message that waits in the sender's memory.
-    Request { tag: u64, length: u64, sender: Number, source: Place, core: u16 },
+    /// A message that waits in the sender's memory; whether the sender expects messages too.
+    Request { tag: u64, length: u64, sender: Number, source: Place, core: u16, expects: bool },
     /// The receiver has a place for a message, and says how it should come.
     Accept { sender: Number, receiver: Number, length: u64, manner: Manner },
     /// A requested message has arrived, or cannot (the number is the system's).
@@ -124,6 +124,15 @@ pub(crate) fn inline_words(tag: u64, length: u8, payload: &[u64; 6]) -> Words {
     [first(kind::INLINE, length, 0), tag, a, b, c, d, e, f]
 }
 
+/// Tag, length and payload of an inline message, if the words are one and make sense. As
+/// [`inline_words`], without building a note.
+#[inline]
+pub(crate) fn inline_message(words: &Words) -> Option<(u64, usize, &[u64; 6])> {
+    let [first, tag, payload @ ..] = words;
+    let (kind, length) = ((first >> 32) as u8, usize::from((first >> 40) as u8));
+    (kind == kind::INLINE && length <= INLINE_BYTES).then_some((*tag, length, payload))
+}
+
 impl Note {
     /// As words of a cell.
     pub(crate) fn encode(&self) -> Words {
@@ -138,9 +147,9 @@ impl Note {
                 let number = receiver.unwrap_or_default().0;
                 [first(FRAGMENT, named, 0), number, pack_span(data), 0, 0, 0, 0, 0]
             }
-            Self::Request { tag, length, sender, source, core } => {
+            Self::Request { tag, length, sender, source, core, expects } => {
                 let [p, q] = pack_place(source);
-                [first(REQUEST, 0, core), tag, length, sender.0, p, q, 0, 0]
+                [first(REQUEST, expects.into(), core), tag, length, sender.0, p, q, 0, 0]
             }
             Self::Accept { sender, receiver, length, manner } => match manner {
                 Manner::Pipeline => [first(ACCEPT, 0, 0), sender.0, receiver.0, length, 0, 0, 0, 0],
@@ -210,6 +219,7 @@ impl Note {
                 sender: Number(words[3]),
                 source: unpack_place([words[4], words[5]])?,
                 core: large,
+                expects: small != 0,
             },
             kind::ACCEPT => {
                 let length = words[3];
@@ -274,13 +284,14 @@ mod tests {
                 .prop_map(|(tag, length, first)| Note::Eager { tag, length, first }),
             (proptest::option::of(number()), span)
                 .prop_map(|(receiver, data)| Note::Fragment { receiver, data }),
-            (any::<u64>(), 0..LONGEST, number(), place(), any::<u16>()).prop_map(
-                |(tag, length, sender, source, core)| Note::Request {
+            (any::<u64>(), 0..LONGEST, number(), place(), any::<u16>(), any::<bool>()).prop_map(
+                |(tag, length, sender, source, core, expects)| Note::Request {
                     tag,
                     length,
                     sender,
                     source,
-                    core
+                    core,
+                    expects
                 }
             ),
             (

@@ -9,6 +9,13 @@ pub fn now_ns() -> u64 {
     u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// Nanoseconds since some moment in the past, in steps of a few milliseconds: for what happens so
+/// often that the exact time would cost more than it is worth. Not to be compared with [`now_ns`].
+pub fn coarse_ns() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
+
 /// Processor time used so far by the calling thread, in nanoseconds.
 pub fn thread_cpu_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);

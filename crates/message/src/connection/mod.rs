@@ -7,7 +7,6 @@ mod view;
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 
-use memferry_sys::cross_memory::{self, Stretch};
 use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::peer_process::{self, Credentials};
 use memferry_sys::shared_memory::Access;
@@ -16,7 +15,7 @@ use crate::connect::Acquaintance;
 use crate::connect::hello::Identity;
 use crate::connect::reach::Reach;
 use crate::error::Gone;
-use crate::pieces::{Piece, stretches};
+use crate::pieces::Piece;
 use crate::plan::Way;
 use crate::region;
 use crate::region::exported::Exported;
@@ -140,11 +139,11 @@ impl Wire {
         peer_process::is_alive(self.process.as_ref().map(AsFd::as_fd), socket.as_fd())
     }
 
-    /// Whether the other process lived a moment ago: too short a time for its number to be given to
-    /// another.
+    /// Whether the other process lived a moment ago: too short a time for all other numbers to be
+    /// given out, and its own to another.
     pub(crate) fn is_surely_alive(&mut self) -> bool {
-        const MOMENT_NS: u64 = 1_000_000;
-        let now = memferry_sys::clock::now_ns();
+        const MOMENT_NS: u64 = 10_000_000;
+        let now = memferry_sys::clock::coarse_ns();
         if now.saturating_sub(self.alive_at_ns) < MOMENT_NS {
             return true;
         }
@@ -184,9 +183,13 @@ impl Wire {
     /// Writes a note now, or as soon as there is room. For notes that answer something, of which
     /// there are never more than operations.
     pub(crate) fn post(&mut self, note: Note) {
-        self.held.push_back(note.encode());
+        let words = note.encode();
         // Nonsense from the other side shows up when the ring is looked at next.
-        let _ = self.flush();
+        if self.has_room().unwrap_or(false) {
+            self.write(&words);
+        } else {
+            self.held.push_back(words);
+        }
     }
 
     /// Writes held notes while there is room. Returns whether any was written.
@@ -406,25 +409,4 @@ impl Wire {
             memferry_sys::packet_socket::remove_stale(std::path::Path::new(&self.peer.name));
         }
     }
-}
-
-/// Copies between this side's pieces and stretches of the other process.
-pub(crate) fn cross_copy(
-    pid: u32,
-    local: &[Piece],
-    local_offset: u64,
-    remote: &[Stretch],
-    length: u64,
-    access: Access,
-) -> Result<u64, std::io::Error> {
-    let local = stretches(local, local_offset, length);
-    // SAFETY: the pieces belong to an operation that is under way, whose owner vouched for them
-    // until its end; the other side has described its memory for this.
-    let done = unsafe {
-        match access {
-            Access::Read => cross_memory::read(pid, remote, &local),
-            Access::Write => cross_memory::write(pid, remote, &local),
-        }
-    };
-    done.map(|done| done as u64)
 }

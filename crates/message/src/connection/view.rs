@@ -1,13 +1,15 @@
 //! The other side's memory as this side gets at it, and copies to and from it.
 
+use std::io;
+
 use memferry_sys::copy;
 use memferry_sys::copy::stream::Streaming;
-use memferry_sys::cross_memory::Stretch;
+use memferry_sys::cross_memory::{self, Stretch};
 use memferry_sys::shared_memory::Access;
 
-use super::{Wire, cross_copy};
+use super::Wire;
 use crate::error::Who;
-use crate::pieces::{Piece, Pieces, range};
+use crate::pieces::{Batch, Cut, Piece, Pieces, range};
 use crate::plan::Way;
 use crate::region::imported::Mapped;
 use crate::ring::cells::Nonsense;
@@ -32,7 +34,7 @@ pub(crate) enum View {
         /// Where it is in this process.
         pieces: Pieces,
         /// What keeps it there.
-        _held: Vec<Mapped>,
+        _held: Pieces<Mapped>,
         /// Both ends are in this process, so the two may overlap.
         may_overlap: bool,
     },
@@ -73,36 +75,23 @@ pub(super) fn read(wire: &Wire, place: Place, length: u64) -> Result<Description
 
 /// Finds the memory that the other side has described.
 pub(super) fn of(wire: &Wire, described: &Description, access: Access) -> (View, Way) {
-    let described = described.as_slice();
     if wire.is_self() {
         let piece = |d: &Described| Piece::target(d.address as *mut u8, d.length as usize);
-        let pieces: Vec<_> = described.iter().map(piece).collect();
-        let pieces = Pieces::new(&pieces);
-        return (View::Near { pieces, _held: Vec::new(), may_overlap: true }, Way::Near);
+        let _held = Pieces::Many(Box::default());
+        return (View::Near { pieces: described.map(piece), _held, may_overlap: true }, Way::Near);
     }
-    let mapped: Option<Vec<Mapped>> = described
-        .iter()
-        .map(|d| wire.imported.find(d.region, d.address, d.length, access))
-        .collect();
-    if let Some(held) = mapped {
-        let pieces: Vec<_> = held
-            .iter()
-            .zip(described)
-            .map(|(mapped, d)| Piece::target(mapped.address, d.length as usize))
-            .collect();
-        let pieces = Pieces::new(&pieces);
-        return (View::Near { pieces, _held: held, may_overlap: false }, Way::Near);
+    let mapped = described.try_map(|d| wire.imported.find(d.region, d.address, d.length, access));
+    if let Some(_held) = mapped {
+        let pieces = _held.map(|mapped| Piece::target(mapped.address, mapped.length));
+        return (View::Near { pieces, _held, may_overlap: false }, Way::Near);
     }
     let permitted = if access == Access::Read { wire.reach.read } else { wire.reach.write };
     if !permitted {
         return (View::Nowhere, Way::None);
     }
-    let stretches: Vec<_> = described
-        .iter()
-        .map(|d| Stretch { address: d.address as usize, length: d.length as usize })
-        .collect();
-    let pid = wire.peer.credentials.pid;
-    (View::Cross { pid, stretches: Pieces::new(&stretches) }, Way::Cross)
+    let stretches =
+        described.map(|d| Stretch { address: d.address as usize, length: d.length as usize });
+    (View::Cross { pid: wire.peer.credentials.pid, stretches }, Way::Cross)
 }
 
 fn read_list(list: *const u8, count: usize) -> Box<[Described]> {
@@ -141,18 +130,18 @@ impl View {
                 let theirs = range(pieces.as_slice(), offset, length);
                 let ours = range(local, offset, length);
                 let streaming = streaming.filter(|_| !may_overlap);
-                let (from, to): (Vec<_>, Vec<_>) = match access {
-                    Access::Read => (theirs.collect(), ours.collect()),
-                    Access::Write => (ours.collect(), theirs.collect()),
-                };
                 // SAFETY: ours by the caller's promise; theirs are mapped, and the view keeps
                 // them so.
-                unsafe { copy_lists(&from, &to, *may_overlap, streaming) };
+                unsafe {
+                    match access {
+                        Access::Read => copy_lists(theirs, ours, *may_overlap, streaming),
+                        Access::Write => copy_lists(ours, theirs, *may_overlap, streaming),
+                    }
+                }
                 Ok(())
             }
             Self::Cross { pid, stretches } => {
-                let remote: Vec<_> = range(stretches.as_slice(), offset, length).collect();
-                cross(*pid, local, offset, &remote, length, access)
+                cross(*pid, local, stretches.as_slice(), offset, length, access)
             }
             Self::Nowhere => Err(CopyError::Refused),
         }
@@ -167,37 +156,32 @@ impl View {
     }
 }
 
-/// Copies from one list of pieces to another of the same total length.
+/// Copies from some pieces to others of the same total length.
 ///
 /// # Safety
 /// All of `from` must be valid for reads, all of `to` for writes.
 unsafe fn copy_lists(
-    from: &[Piece],
-    to: &[Piece],
+    mut from: impl Iterator<Item = Piece>,
+    mut to: impl Iterator<Item = Piece>,
     may_overlap: bool,
     streaming: Option<Streaming>,
 ) {
-    let (mut f, mut t) = (0, 0);
-    let (mut f_done, mut t_done) = (0, 0);
-    while f < from.len() && t < to.len() {
-        let length = (from[f].length - f_done).min(to[t].length - t_done);
+    let (mut source, mut target) = (from.next(), to.next());
+    while let (Some(s), Some(t)) = (source, target) {
+        let length = s.length.min(t.length);
         // SAFETY: inside both pieces.
         unsafe {
-            let (source, target) = (from[f].address.add(f_done), to[t].address.add(t_done));
             match streaming {
-                _ if may_overlap => copy::overlapping(target, source, length),
-                Some(streaming) => streaming.copy(target, source, length),
-                None => copy::cached(target, source, length),
+                _ if may_overlap => copy::overlapping(t.address, s.address, length),
+                Some(streaming) => streaming.copy(t.address, s.address, length),
+                None => copy::cached(t.address, s.address, length),
             }
         }
-        f_done += length;
-        t_done += length;
-        if f_done == from[f].length {
-            (f, f_done) = (f + 1, 0);
-        }
-        if t_done == to[t].length {
-            (t, t_done) = (t + 1, 0);
-        }
+        let rest = |piece: Piece| {
+            (piece.length > length).then(|| piece.part(length, piece.length - length))
+        };
+        source = rest(s).or_else(|| from.next());
+        target = rest(t).or_else(|| to.next());
     }
 }
 
@@ -205,26 +189,22 @@ unsafe fn copy_lists(
 fn cross(
     pid: u32,
     local: &[Piece],
-    offset: u64,
     remote: &[Stretch],
+    offset: u64,
     length: u64,
     access: Access,
 ) -> Result<(), CopyError> {
     let mut done = 0;
     while done < length {
-        let rest: Vec<_>;
-        let remote = if done == 0 {
-            remote
-        } else {
-            rest = range(remote, done, length - done).collect();
-            &rest[..]
-        };
-        match cross_copy(pid, local, offset + done, remote, length - done, access) {
+        let (offset, length) = (offset + done, length - done);
+        let theirs = Batch::new(range(remote, offset, length));
+        let ours = Batch::new(range(local, offset, length).map(Piece::stretch));
+        match cross_copy(pid, &ours, &theirs, access) {
             Ok(0) => return Err(CopyError::Bad(Who::Theirs)),
-            Ok(more) => done += more,
+            Ok(more) => done += more as u64,
             Err(error) => {
                 return Err(match error.raw_os_error() {
-                    Some(libc::EFAULT) => CopyError::Bad(whose_fault(pid, remote, access)),
+                    Some(libc::EFAULT) => CopyError::Bad(whose_fault(pid, &theirs)),
                     _ => CopyError::Refused,
                 });
             }
@@ -233,14 +213,24 @@ fn cross(
     Ok(())
 }
 
+/// Copies between stretches of this process and of the other.
+fn cross_copy(pid: u32, ours: &Batch, theirs: &Batch, access: Access) -> io::Result<usize> {
+    // SAFETY: ours belong to an operation that is under way, whose owner vouched for them until its
+    // end; the other side has described its memory for this.
+    unsafe {
+        match access {
+            Access::Read => cross_memory::read(pid, theirs.as_slice(), ours.as_slice()),
+            Access::Write => cross_memory::write(pid, theirs.as_slice(), ours.as_slice()),
+        }
+    }
+}
+
 /// A fault does not say on which side it was: try the other side alone.
-fn whose_fault(pid: u32, remote: &[Stretch], _access: Access) -> Who {
+fn whose_fault(pid: u32, theirs: &Batch) -> Who {
     let mut byte = 0u8;
-    let local = [Piece::target(&raw mut byte, 1)];
-    let first = remote.iter().find(|stretch| stretch.length > 0);
-    let remote = first.map(|first| Stretch { length: 1, ..*first });
-    match remote.map(|remote| cross_copy(pid, &local, 0, &[remote], 1, Access::Read)) {
-        Some(Ok(1)) => Who::Ours,
+    let ours = Batch::new([Piece::target(&raw mut byte, 1).stretch()].into_iter());
+    match cross_copy(pid, &ours, theirs, Access::Read) {
+        Ok(1) => Who::Ours,
         _ => Who::Theirs,
     }
 }

@@ -90,24 +90,33 @@ impl Path for Cooperative {
         }
     }
 
-    fn receive(
+    fn begin(
         &self,
         receiving: &mut Receiving,
         number: Number,
         wire: &mut Wire,
+        _: &Tools<'_>,
+    ) -> Result<(), Nonsense> {
+        let length = receiving.accepted();
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(()) };
+        let pieces = receiving.pieces.as_slice();
+        fetch.together = open(wire, pieces, length, &fetch.plan, fetch.sender, number)?;
+        if fetch.together.is_none() {
+            fetch.plan.path = PathKind::Single;
+        }
+        Ok(())
+    }
+
+    fn receive(
+        &self,
+        receiving: &mut Receiving,
+        _: Number,
+        wire: &mut Wire,
         tools: &Tools<'_>,
     ) -> Result<Step, Nonsense> {
-        let length = receiving.accepted();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
         let pieces = receiving.pieces.as_slice();
-        let Some(together) = &mut fetch.together else {
-            // Other messages may have taken the last record since the plan was made.
-            match open(wire, pieces, length, &fetch.plan, fetch.sender, number)? {
-                Some(opened) => fetch.together = Some(opened),
-                None => fetch.plan.path = PathKind::Single,
-            }
-            return Ok(Step::Moved);
-        };
+        let Some(together) = &mut fetch.together else { return Ok(Step::Idle) };
         let record = wire.memory.record(true, together.record.into());
         let (generation, chunks) = (together.generation, together.chunks());
         let claimed = match together.failing {

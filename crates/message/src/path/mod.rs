@@ -15,7 +15,7 @@ mod stream;
 use memferry_copy::{Ferry, Transfer};
 use memferry_sys::copy::stream::Streaming;
 
-use crate::connection::{View, Wire};
+use crate::connection::{Description, View, Wire};
 use crate::error::{Error, Gone, Who};
 use crate::pieces::Pieces;
 use crate::plan::{PathKind, Plan};
@@ -54,6 +54,8 @@ pub(crate) struct Sending {
     pub(crate) length: u64,
     pub(crate) path: PathKind,
     pub(crate) chunk_bytes: u32,
+    /// Receives were under way when it was begun.
+    pub(crate) expects: bool,
     pub(crate) stage: SendStage,
 }
 
@@ -93,6 +95,9 @@ pub(crate) enum ReceiveStage {
     Posted,
     /// So many bytes of the message have come through the space.
     Arriving { arrived: u64, requested: Option<Number> },
+    /// The message waits in the sender's memory. How it comes is decided when this side has time:
+    /// by then it may have a message for the sender, and the two copy one each.
+    Met { sender: Number, source: Description, core: u16 },
     /// The message waits in the sender's memory and is being fetched.
     Fetching(Box<Fetch>),
 }
@@ -135,6 +140,18 @@ pub(crate) trait Path: Sync {
             SendStage::Queued => announce(sending, number, wire),
             _ => Ok(Step::Idle),
         }
+    }
+
+    /// The receiver has a place for a message: tells the others who can do something about it.
+    /// Copies nothing.
+    fn begin(
+        &self,
+        _receiving: &mut Receiving,
+        _number: Number,
+        _wire: &mut Wire,
+        _tools: &Tools<'_>,
+    ) -> Result<(), Nonsense> {
+        Ok(())
     }
 
     /// The receiver's next step, for a message that is matched.
@@ -195,8 +212,8 @@ fn announce(sending: &mut Sending, number: Number, wire: &mut Wire) -> Result<St
         return Ok(Step::Idle);
     }
     let core = memferry_sys::affinity::current_core() as u16;
-    let (tag, length) = (sending.tag, sending.length);
-    wire.write(&Note::Request { tag, length, sender: number, source, core }.encode());
+    let Sending { tag, length, expects, .. } = *sending;
+    wire.write(&Note::Request { tag, length, sender: number, source, core, expects }.encode());
     sending.stage = SendStage::Announced;
     Ok(Step::Moved)
 }

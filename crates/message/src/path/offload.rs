@@ -9,40 +9,53 @@ use super::{Fetch, Path, ReceiveStage, Receiving, Step, Tools};
 use crate::connection::Wire;
 use crate::error::{Error, Who};
 use crate::pieces::{Piece, Pieces};
+use crate::plan::PathKind;
 use crate::ring::cells::Nonsense;
 use crate::wire::Number;
 
 pub(super) struct Offload;
 
 impl Path for Offload {
+    fn begin(
+        &self,
+        receiving: &mut Receiving,
+        _: Number,
+        _: &mut Wire,
+        tools: &Tools<'_>,
+    ) -> Result<(), Nonsense> {
+        let accepted = receiving.accepted();
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(()) };
+        let started = match &receiving.pieces {
+            Pieces::One(target) => start(fetch, *target, accepted, tools),
+            Pieces::Many(_) => false,
+        };
+        if !started {
+            // Several pieces, or no engine to be had.
+            fetch.plan.path = PathKind::Single;
+        }
+        Ok(())
+    }
+
     fn receive(
         &self,
         receiving: &mut Receiving,
-        number: Number,
-        wire: &mut Wire,
-        tools: &Tools<'_>,
+        _: Number,
+        _: &mut Wire,
+        _: &Tools<'_>,
     ) -> Result<Step, Nonsense> {
         let accepted = receiving.accepted();
-        let one_piece = match &receiving.pieces {
-            Pieces::One(piece) => Some(*piece),
-            Pieces::Many(_) => None,
-        };
         let pieces = receiving.pieces.as_slice();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
-        if let Some(transfer) = &fetch.transfer {
+        let Some(transfer) = &fetch.transfer else { return Ok(Step::Idle) };
+        let warm = fetch.plan.warm_bytes.min(accepted);
+        if fetch.done == warm {
             return Ok(match transfer.check() {
                 None => Step::Idle,
                 Some(Ok(_)) => Step::Done,
                 Some(Err(_)) => Step::Failed(Error::BadMemory(Who::Ours)),
             });
         }
-        let started = one_piece.is_some_and(|target| start(fetch, target, accepted, tools));
-        if !started {
-            // Several pieces, or no engine to be had: as if the path were `single`.
-            return super::of(crate::plan::PathKind::Single)
-                .receive(receiving, number, wire, tools);
-        }
-        let warm = fetch.plan.warm_bytes.min(accepted);
+        fetch.done = warm;
         // SAFETY: the operation is under way, so its owner vouches for the pieces; engines have
         // only what comes behind this part.
         let copied = unsafe { fetch.source.copy(pieces, 0, warm, Access::Read, None) };

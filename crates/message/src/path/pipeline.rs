@@ -26,23 +26,33 @@ impl Path for Pipeline {
         }
     }
 
-    fn receive(
+    fn begin(
         &self,
         receiving: &mut Receiving,
         number: Number,
         wire: &mut Wire,
         _: &Tools<'_>,
-    ) -> Result<Step, Nonsense> {
+    ) -> Result<(), Nonsense> {
         let accepted = receiving.accepted();
-        let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(Step::Idle) };
+        let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(()) };
         let sender = fetch.sender;
         let manner = Manner::Pipeline;
         // What does not fit is not sent at all.
         wire.post(Note::Accept { sender, receiver: number, length: accepted, manner });
-        if accepted == 0 {
-            return Ok(Step::Done);
+        if accepted > 0 {
+            receiving.stage = ReceiveStage::Arriving { arrived: 0, requested: Some(sender) };
         }
-        receiving.stage = ReceiveStage::Arriving { arrived: 0, requested: Some(sender) };
-        Ok(Step::Moved)
+        Ok(())
+    }
+
+    fn receive(
+        &self,
+        _: &mut Receiving,
+        _: Number,
+        _: &mut Wire,
+        _: &Tools<'_>,
+    ) -> Result<Step, Nonsense> {
+        // Fragments come by themselves; a message of which nothing is wanted has none.
+        Ok(Step::Done)
     }
 }

@@ -249,7 +249,9 @@ fn cooperative_chunk(bytes: u64, way: Way) -> u32 {
     let chunk = match (way, bytes) {
         (Way::Near, 0..=0x7_FFFF) => (bytes / 4).next_multiple_of(4096).clamp(8 << 10, 32 << 10),
         (Way::Near, _) => 128 << 10,
-        (_, 0..=0x7_FFFF) => (bytes / 2).next_multiple_of(4096).clamp(SMALLEST_CHUNK, 128 << 10),
+        // The receiver begins a little earlier, and takes the larger part.
+        (_, 0..=0x3_FFFF) => (bytes / 16 * 9).next_multiple_of(4096).max(SMALLEST_CHUNK),
+        (_, 0x4_0000..=0x7_FFFF) => 128 << 10,
         (_, 0x8_0000..=0x7F_FFFF) => 256 << 10,
         _ => 512 << 10,
     };

@@ -1,20 +1,16 @@
 //! What arrives: each note is matched with the operation it belongs to. Nothing that a note says
 //! is believed before it was held against what this side knows.
 
-use memferry_sys::affinity;
 use memferry_sys::shared_memory::Access;
 
-use super::{Assembling, Kept, State};
-use crate::connection::Description;
+use super::{Assembling, Kept, Request, State};
 use crate::error::{Error, Gone};
-use crate::path::{self, Fetch, ReceiveStage, Receiving, SendStage, Step};
-use crate::pieces::{Pieces, scatter};
-use crate::plan::{self, Closeness, PathKind, Question, Way};
-use crate::region;
+use crate::path::{self, ReceiveStage, Receiving, Step};
+use crate::pieces::scatter;
 use crate::ring::cells::{Nonsense, Words};
 use crate::ring::layout::SPACE_BYTES;
 use crate::ring::space::Span;
-use crate::wire::{Manner, Note, Number, Place};
+use crate::wire::{Note, Number, Place};
 
 /// What became of a note.
 #[derive(Debug, PartialEq, Eq)]
@@ -41,7 +37,7 @@ impl State {
             Note::Fragment { receiver: Some(number), data } => {
                 self.deliver_requested(peer, number, data)?;
             }
-            Note::Request { tag, length, sender, source, core } => {
+            Note::Request { tag, length, sender, source, core, expects } => {
                 let list_bytes = match source {
                     Place::Piece { .. } => 0,
                     Place::List { list, .. } => list.length as usize,
@@ -50,9 +46,10 @@ impl State {
                     return Ok(Fate::Stays);
                 }
                 let source = self.wire(peer).read_place(source, length)?;
+                let request = Request { sender, source, core, expects };
                 match self.matching.arrive(peer, tag) {
-                    Some(number) => self.fetch(number, peer, tag, length, sender, &source, core),
-                    None => self.keep(peer, tag, Kept::There { sender, length, source, core }),
+                    Some(number) => self.meet(number, peer, tag, length, request)?,
+                    None => self.keep(peer, tag, Kept::There { length, request }),
                 }
             }
             Note::Accept { sender, receiver, length, manner } => {
@@ -209,138 +206,6 @@ impl State {
         Ok(true)
     }
 
-    /// A message that waits at its sender has met a receive: plans how to get it.
-    #[allow(clippy::too_many_arguments)]
-    pub(super) fn fetch(
-        &mut self,
-        number: Number,
-        peer: usize,
-        tag: u64,
-        length: u64,
-        sender: Number,
-        source: &Description,
-        core: u16,
-    ) {
-        let spare_cores = self.spare_cores();
-        let Self { operations, peers, facts, .. } = self;
-        let connection = peers[peer].connection.as_mut().expect("it is connected");
-        let Some(receiving) = operations.receiving(number) else { return };
-        receiving.meet(peer, tag, length);
-        let (source, receiver_reads) = connection.wire.view(source, Access::Read);
-        let question = Question {
-            bytes: receiving.accepted(),
-            receiver_reads,
-            sender_writes: sender_writes(&connection.wire, &receiving.pieces),
-            closeness: Closeness::of(core.into(), affinity::current_core()),
-            spare_cores,
-            sender_is_busy: connection.announced > 0,
-        };
-        let mut plan = plan::rendezvous(facts, &question);
-        if question.bytes == 0
-            || (plan.path == PathKind::Cooperative && !connection.wire.has_record())
-        {
-            plan.path =
-                if receiver_reads == Way::None { PathKind::Pipeline } else { PathKind::Single };
-        }
-        tracing::trace!(bytes = question.bytes, path = plan.path.name(), "a message met a receive");
-        let (together, transfer) = (None, None);
-        receiving.stage = ReceiveStage::Fetching(Box::new(Fetch {
-            sender,
-            plan,
-            source,
-            done: 0,
-            together,
-            transfer,
-        }));
-        connection.active.push(number);
-    }
-
-    fn accepted(
-        &mut self,
-        peer: usize,
-        sender: Number,
-        receiver: Number,
-        length: u64,
-        manner: &Manner,
-    ) -> Result<(), Nonsense> {
-        let stream_bytes = self.facts.stream_bytes;
-        let Self { operations, peers, .. } = self;
-        let connection = peers[peer].connection.as_mut().expect("notes come from connections");
-        // The list of pieces is taken out of the ring whatever comes of it.
-        let helping = path::begin_helping(&mut connection.wire, manner, length, stream_bytes)?;
-        let Some(sending) = operations.sending(sender).filter(|s| s.peer == peer) else {
-            return Err(Nonsense("an answer to no request"));
-        };
-        if !matches!(sending.stage, SendStage::Announced | SendStage::Withdrawing) {
-            return Err(Nonsense("a second answer to a request"));
-        }
-        if length > sending.length {
-            return Err(Nonsense("a request for more than was offered"));
-        }
-        match manner {
-            Manner::Pipeline => {
-                sending.path = PathKind::Pipeline;
-                let receiver = Some(receiver);
-                sending.stage = SendStage::Streaming { sent: 0, receiver, until: length };
-            }
-            Manner::Together { .. } => {
-                let Some(together) = helping else { return Ok(()) };
-                sending.path = PathKind::Cooperative;
-                sending.stage = SendStage::Helping(together);
-            }
-        }
-        connection.active.push(sender);
-        Ok(())
-    }
-
-    fn finished(&mut self, peer: usize, sender: Number, error: u16) -> Result<(), Nonsense> {
-        let Some(sending) = self.operations.sending(sender).filter(|s| s.peer == peer) else {
-            return Err(Nonsense("the end of no message"));
-        };
-        if matches!(sending.stage, SendStage::Queued) {
-            return Err(Nonsense("the end of a message that did not begin"));
-        }
-        let (tag, length) = (sending.tag, sending.length);
-        let outcome = match path::reported(error) {
-            None => Ok(self.received(peer, tag, length)),
-            Some(error) => Err(error),
-        };
-        self.operations.finish(sender, outcome);
-        let connection = self.connection(peer);
-        connection.announced = connection.announced.saturating_sub(1);
-        Ok(())
-    }
-
-    fn withdraw(&mut self, peer: usize, wanted: Number) {
-        let (mut removed, mut bytes) = (0, 0);
-        self.matching.retain(|unexpected| {
-            let is_it = unexpected.source == peer
-                && matches!(&unexpected.message, Kept::There { sender, .. } if *sender == wanted);
-            removed += usize::from(is_it);
-            bytes += if is_it { unexpected.message.bytes() } else { 0 };
-            !is_it
-        });
-        self.peers[peer].kept_count -= removed;
-        self.peers[peer].kept_bytes -= bytes;
-        let granted = removed > 0;
-        self.wire(peer).post(Note::Withdrawn { sender: wanted, granted });
-    }
-
-    fn withdrawn(&mut self, peer: usize, sender: Number, granted: bool) {
-        let sending = self.operations.sending(sender).filter(|s| s.peer == peer);
-        let Some(sending) = sending else { return };
-        if !matches!(sending.stage, SendStage::Withdrawing) {
-            return;
-        }
-        if granted {
-            let connection = self.peers[peer].connection.as_mut().expect("notes come from one");
-            connection.announced = connection.announced.saturating_sub(1);
-            self.operations.finish(sender, Err(Error::Cancelled));
-        } else {
-            sending.stage = SendStage::Announced;
-        }
-    }
-
     /// A receive has all its bytes.
     #[inline]
     pub(super) fn complete_receive(&mut self, number: Number) {
@@ -377,27 +242,10 @@ impl State {
         self.matching.keep(peer, tag, kept)
     }
 
-    /// Cores that no process of this conversation needs.
-    fn spare_cores(&self) -> usize {
-        let online = super::settings::online_cores().saturating_sub(self.processes());
-        // Channels of the copy core run where this process may run.
-        online.min(self.allowed_cores.saturating_sub(1))
-    }
-
     /// The error of a peer that is gone.
     pub(super) fn gone(&self, peer: usize) -> Error {
         Error::PeerGone(self.peers[peer].gone.clone().unwrap_or(Gone::Ended))
     }
-}
-
-/// How the sender will get at the target: regions are shared when it is described to it.
-fn sender_writes(wire: &crate::connection::Wire, target: &Pieces) -> Way {
-    let shareable =
-        |piece: &crate::pieces::Piece| region::find(piece.address, piece.length).is_some();
-    if target.as_slice().iter().all(shareable) {
-        return Way::Near;
-    }
-    wire.their_way(target.as_slice(), Access::Write)
 }
 
 impl Receiving {

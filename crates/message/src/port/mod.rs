@@ -11,6 +11,7 @@ mod deliver;
 mod operations;
 mod progress;
 mod receive_now;
+mod rendezvous;
 mod settings;
 mod submit;
 mod wait;
@@ -31,6 +32,7 @@ use crate::connect::listener::Listener;
 use crate::connection::{Description, Wire};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
+use crate::path::Tools;
 use crate::pieces::{Piece, Pieces};
 use crate::plan::{self, Closeness, Facts};
 use crate::wire::Number;
@@ -66,7 +68,16 @@ pub(crate) enum Kept {
     /// It came by itself: all of it, or as much as `arrived`.
     Here { bytes: Vec<u8>, arrived: usize },
     /// It waits at the sender.
-    There { sender: Number, length: u64, source: Description, core: u16 },
+    There { length: u64, request: Request },
+}
+
+/// What a sender says of a message that waits in its memory.
+#[derive(Debug)]
+pub(crate) struct Request {
+    sender: Number,
+    source: Description,
+    core: u16,
+    expects: bool,
 }
 
 impl Kept {
@@ -74,8 +85,10 @@ impl Kept {
     fn bytes(&self) -> usize {
         match self {
             Self::Here { bytes, .. } => bytes.len(),
-            Self::There { source: Pieces::One(_), .. } => 0,
-            Self::There { source: Pieces::Many(pieces), .. } => size_of_val(&**pieces),
+            Self::There { request: Request { source: Pieces::One(_), .. }, .. } => 0,
+            Self::There { request: Request { source: Pieces::Many(pieces), .. }, .. } => {
+                size_of_val(&**pieces)
+            }
         }
     }
 
@@ -112,7 +125,7 @@ struct Connection {
     announced: usize,
     /// Operations with steps to do: claims to make, fragments to send.
     active: Vec<Number>,
-    /// The last look at those has moved them, and not all to their end.
+    /// Some of those are new, or the last look at them has moved them, and not all to their end.
     is_stepping: bool,
     /// The next note must stay in the ring until a receive makes room for its message.
     is_stalled: bool,
@@ -268,7 +281,7 @@ impl Port {
         self.check_fork()?;
         let mut state = self.enter();
         // What has come already is met first.
-        state.progress();
+        state.hear();
         // SAFETY: passed on.
         let begun = unsafe { state.receive(from.peer(), tag, mask, pieces) };
         state.go_on_with_stalled();
@@ -305,7 +318,7 @@ impl Port {
             if let Some(outcome) = state.receive_at_once(from.peer(), tag, mask, pieces)? {
                 return outcome;
             }
-            state.progress();
+            state.hear();
             state.receive(from.peer(), tag, mask, pieces)
         }?;
         state.go_on_with_stalled();
@@ -342,6 +355,11 @@ fn copy_profile() -> &'static CopyProfile {
         CopyProfile::load(&ProfileSource::Automatic)
             .unwrap_or_else(|_| Arc::new(CopyProfile::built_in()))
     })
+}
+
+/// What paths may use besides the connection.
+fn tools() -> Tools<'static> {
+    Tools { streaming: streaming(), ferry: &ferry }
 }
 
 /// The best way to write around the caches.

@@ -4,11 +4,10 @@ use memferry_sys::clock;
 
 use super::deliver::Fate;
 use super::operations::Deed;
-use super::{Connection, Peer, Received, State, ferry, streaming};
+use super::{Connection, Peer, Received, State, tools};
 use crate::connection::Wire;
 use crate::error::{Error, Gone};
-use crate::path::{self, ReceiveStage, SendStage, Step, Tools};
-use crate::plan::PathKind;
+use crate::path::{self, ReceiveStage, SendStage, Step};
 use crate::region;
 use crate::ring::cells::Nonsense;
 use crate::ring::layout::CELLS;
@@ -27,6 +26,15 @@ impl super::PeerSlot {
     }
 }
 
+/// How much is done at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    /// What came is taken in, what waits is sent; nothing is copied that takes a while.
+    Notes,
+    /// Messages under way are copied too.
+    Everything,
+}
+
 /// How often the ends of peers are looked for while nothing moves.
 const CHECK_NS: u64 = 10_000_000;
 
@@ -37,13 +45,23 @@ const MOST_LAST_STEPS: usize = 100_000;
 impl State {
     /// Does what can be done now. Returns whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
+        self.work(Work::Everything)
+    }
+
+    /// Does what takes no time: for calls that only begin something. A call that copied what came
+    /// meanwhile would keep the peer waiting for what it is about to say.
+    pub(crate) fn hear(&mut self) -> bool {
+        self.work(Work::Notes)
+    }
+
+    fn work(&mut self, work: Work) -> bool {
         let mut moved = false;
         if self.drops_told != region::drops() {
             self.tell_drops();
         }
         for peer in 0..self.peers.len() {
             if self.peers[peer].has_something_to_do() {
-                moved |= self.progress_peer(peer);
+                moved |= self.progress_peer(peer, work);
             }
         }
         self.moves += u64::from(moved);
@@ -68,8 +86,8 @@ impl State {
     }
 
     /// The same for one peer. One that breaks the protocol is lost.
-    pub(super) fn progress_peer(&mut self, peer: usize) -> bool {
-        match self.try_progress(peer) {
+    pub(super) fn progress_peer(&mut self, peer: usize, work: Work) -> bool {
+        match self.try_progress(peer, work) {
             Ok((moved, closes)) => {
                 if let Some(connection) = &mut self.peers[peer].connection {
                     connection.wire.announce();
@@ -86,7 +104,7 @@ impl State {
         }
     }
 
-    fn try_progress(&mut self, peer: usize) -> Result<(bool, bool), Nonsense> {
+    fn try_progress(&mut self, peer: usize, work: Work) -> Result<(bool, bool), Nonsense> {
         let mut moved = false;
         self.connection(peer).is_stalled = false;
         for _ in 0..CELLS {
@@ -103,18 +121,19 @@ impl State {
             moved = true;
         }
         let connection = self.connection(peer);
-        if !connection.active.is_empty() {
+        if connection.wire.is_holding() {
+            moved |= connection.wire.flush()?;
+        }
+        // Before the copies: the peer can begin with what it is told of while this side copies.
+        if !self.connection(peer).outbox.is_empty() && self.send_outbox(peer)? {
+            self.wire(peer).announce();
+            moved = true;
+        }
+        if work == Work::Everything && !self.connection(peer).active.is_empty() {
             let stepped = self.step_active(peer)?;
             let connection = self.connection(peer);
             connection.is_stepping = stepped && !connection.active.is_empty();
             moved |= stepped;
-        }
-        let connection = self.connection(peer);
-        if connection.wire.is_holding() {
-            moved |= connection.wire.flush()?;
-        }
-        if !self.connection(peer).outbox.is_empty() {
-            moved |= self.send_outbox(peer)?;
         }
         Ok((moved, false))
     }
@@ -124,7 +143,7 @@ impl State {
     pub(super) fn go_on_with_stalled(&mut self) {
         for peer in 0..self.peers.len() {
             if self.peers[peer].connection.as_ref().is_some_and(|c| c.is_stalled) {
-                self.progress_peer(peer);
+                self.progress_peer(peer, Work::Notes);
             }
         }
     }
@@ -152,6 +171,7 @@ impl State {
 
     /// One step of an operation. `None` if it is no longer under way.
     fn step(&mut self, peer: usize, number: Number) -> Result<Option<Step>, Nonsense> {
+        self.fetch(number)?;
         let Self { operations, peers, .. } = self;
         let Some(operation) = operations.get(number) else { return Ok(None) };
         if operation.outcome.is_some() {
@@ -171,7 +191,7 @@ impl State {
             Deed::Receive(receiving) => {
                 let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(None) };
                 let (kind, sender) = (fetch.plan.path, fetch.sender);
-                let tools = Tools { streaming: streaming(), ferry: &ferry };
+                let tools = tools();
                 let mut step = path::of(kind).receive(receiving, number, wire, &tools)?;
                 if step == Step::Done && wire.memory.has_other_ended() && !wire.is_self() {
                     step = Step::Failed(Error::PeerGone(Gone::Closed));
@@ -185,7 +205,6 @@ impl State {
                         wire.post(Note::Finish { sender, error: path::report(error) });
                         self.operations.finish(number, Err(error.clone()));
                     }
-                    Step::Moved if kind == PathKind::Pipeline => return Ok(None),
                     _ => {}
                 }
                 Ok(Some(step))
@@ -244,7 +263,9 @@ impl State {
             // What it sent before its end still counts, if it comes to an end.
             connection.is_ending = true;
             for _ in 0..MOST_LAST_STEPS {
-                if self.peers[peer].connection.is_none() || !self.progress_peer(peer) {
+                if self.peers[peer].connection.is_none()
+                    || !self.progress_peer(peer, Work::Everything)
+                {
                     break;
                 }
             }

@@ -5,12 +5,14 @@ use super::{Assembling, Received, State};
 use crate::error::Error;
 use crate::matching::Want;
 use crate::pieces::{Piece, scatter};
-use crate::ring::cells::Nonsense;
-use crate::wire::Note;
+use crate::ring::cells::Words;
+use crate::wire::{Note, inline_message};
 
 /// Looks at the ring before the usual way is taken: a few microseconds, without the pause between
 /// looks that would take longer than a look.
 const LOOKS: u32 = 400;
+/// Longer ones are copied step by step, so that others get their turn.
+const LONGEST_NOW: u64 = 64 << 10;
 
 impl State {
     /// Takes the next message out of the ring if it fits, is small, and nobody has an older claim
@@ -57,27 +59,20 @@ impl State {
     ) -> Option<Result<Received, Error>> {
         let connection = self.peers[peer].connection.as_mut()?;
         let wire = &mut connection.wire;
-        let note = Note::decode(&wire.consumer.peek()?);
-        let (tag, length) = match note {
-            Ok(Note::Inline { tag, length, payload }) if want.fits(peer, tag) => {
-                let fits = u64::from(length).min(capacity) as usize;
-                // SAFETY: no more is written than the pieces hold; the payload is a local copy.
-                unsafe { scatter(pieces, 0, payload.as_ptr().cast(), fits) };
-                (tag, u64::from(length))
+        let words = wire.consumer.peek()?;
+        let (tag, length) = if let Some((tag, length, payload)) = inline_message(&words) {
+            if !want.fits(peer, tag) {
+                return None;
             }
-            Ok(Note::Eager { tag, length, first })
-                if want.fits(peer, tag)
-                    && u64::from(first.length) == length
-                    && connection.assembling == Assembling::Nothing =>
-            {
-                let fits = length.min(capacity) as usize;
-                // SAFETY: as above; the span was checked to lie inside the space.
-                unsafe { scatter(pieces, 0, wire.incoming(first), fits) };
-                wire.used(first);
-                (tag, length)
-            }
-            Ok(_) | Err(Nonsense(_)) => return None,
+            let fits = (length as u64).min(capacity) as usize;
+            // SAFETY: no more is written than the pieces hold; the payload is a local copy.
+            unsafe { scatter(pieces, 0, payload.as_ptr().cast(), fits) };
+            (tag, length as u64)
+        } else {
+            // SAFETY: passed on.
+            unsafe { self.take_longer(peer, want, &words, pieces, capacity) }?
         };
+        let wire = self.wire(peer);
         wire.pass();
         wire.announce();
         Some(if length > capacity {
@@ -85,5 +80,41 @@ impl State {
         } else {
             Ok(self.received(peer, tag, length))
         })
+    }
+
+    /// The same for messages that do not fit a cell; returns tag and length.
+    unsafe fn take_longer(
+        &mut self,
+        peer: usize,
+        want: &Want,
+        words: &Words,
+        pieces: &[Piece],
+        capacity: u64,
+    ) -> Option<(u64, u64)> {
+        let connection = self.peers[peer].connection.as_mut()?;
+        match Note::decode(words).ok()? {
+            Note::Eager { tag, length, first }
+                if want.fits(peer, tag)
+                    && u64::from(first.length) == length
+                    && connection.assembling == Assembling::Nothing =>
+            {
+                let fits = length.min(capacity) as usize;
+                let wire = &mut connection.wire;
+                // SAFETY: no more is written than the pieces hold; the span was checked to lie
+                // inside the space.
+                unsafe { scatter(pieces, 0, wire.incoming(first), fits) };
+                wire.used(first);
+                Some((tag, length))
+            }
+            Note::Request { tag, length, sender, source, core, .. }
+                if want.fits(peer, tag) && length <= LONGEST_NOW.min(capacity) =>
+            {
+                // SAFETY: passed on, for no more than the pieces hold.
+                unsafe { self.fetch_now(peer, source, length, core, pieces) }?;
+                self.wire(peer).post(Note::Finish { sender, error: 0 });
+                Some((tag, length))
+            }
+            _ => None,
+        }
     }
 }

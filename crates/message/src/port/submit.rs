@@ -1,6 +1,7 @@
 //! Beginning operations: sends, receives, probes, and taking them back.
 
 use super::operations::Deed;
+use super::progress::Work;
 use super::{Assembling, Kept, Peer, Received, State};
 use crate::error::Gone;
 use crate::error::{Error, ValidationError};
@@ -26,6 +27,7 @@ pub(crate) enum Begun {
 
 impl State {
     /// Checks a peer's name and that it is connected.
+    #[inline]
     pub(crate) fn find(&self, peer: Peer) -> Result<usize, Error> {
         if self.closed {
             return Err(Error::Closed);
@@ -42,6 +44,7 @@ impl State {
     ///
     /// # Safety
     /// The pieces must stay valid for reads, unchanged, until the operation is over.
+    #[inline]
     pub(crate) unsafe fn send(
         &mut self,
         to: Peer,
@@ -63,6 +66,7 @@ impl State {
         }
     }
 
+    #[inline]
     unsafe fn try_send(
         &mut self,
         peer: usize,
@@ -80,6 +84,21 @@ impl State {
                 return Ok(Ok(Begun::Over(Ok(self.received(peer, tag, length)))));
             }
         }
+        // SAFETY: passed on.
+        unsafe { self.send_longer(peer, tag, pieces, length) }
+    }
+
+    /// Sends what does not go by the shortest way.
+    unsafe fn send_longer(
+        &mut self,
+        peer: usize,
+        tag: u64,
+        pieces: &[Piece],
+        length: u64,
+    ) -> Result<Result<Begun, Error>, Nonsense> {
+        let connection = self.connection(peer);
+        let first = connection.outbox.is_empty();
+        let wire = &mut connection.wire;
         let reachable = wire.their_reach.0 || wire.is_self();
         let eager_limit = self.eager_limits[usize::from(reachable)];
         let wire = self.wire(peer);
@@ -103,6 +122,7 @@ impl State {
             length,
             path,
             chunk_bytes: plan::fragment_bytes(length),
+            expects: self.matching.has_posted(),
             stage: SendStage::Queued,
         };
         if first && path == PathKind::Eager && self.send_at_once(peer, &mut sending)? {
@@ -115,7 +135,7 @@ impl State {
         let number = self.operations.insert(Deed::Send(sending));
         self.connection(peer).outbox.push_back(number);
         if first {
-            self.progress_peer(peer);
+            self.progress_peer(peer, Work::Notes);
         }
         Ok(Ok(Begun::Underway(number)))
     }
@@ -167,10 +187,12 @@ impl State {
                     // SAFETY: passed on.
                     unsafe { self.receive_kept(peer, tag, id, &bytes, arrived, pieces, capacity) }
                 }
-                Kept::There { sender, length, source, core } => {
+                Kept::There { length, request } => {
                     let number = self.insert_receive(pieces, capacity);
-                    self.fetch(number, peer, tag, length, sender, &source, core);
-                    self.progress_peer(peer);
+                    if let Err(Nonsense(what)) = self.meet(number, peer, tag, length, request) {
+                        self.lose(peer, Gone::Misbehaved(what));
+                    }
+                    self.progress_peer(peer, Work::Notes);
                     Begun::Underway(number)
                 }
             });
@@ -292,6 +314,7 @@ impl State {
     }
 }
 
+#[inline]
 fn check_pieces(pieces: &[Piece]) -> Result<u64, Error> {
     if let [piece] = pieces
         && !piece.address.is_null()
@@ -299,6 +322,10 @@ fn check_pieces(pieces: &[Piece]) -> Result<u64, Error> {
     {
         return Ok(piece.length as u64);
     }
+    check_many(pieces)
+}
+
+fn check_many(pieces: &[Piece]) -> Result<u64, Error> {
     if pieces.len() > MOST_PIECES {
         return Err(ValidationError::TooManyPieces(pieces.len()).into());
     }

@@ -61,6 +61,16 @@ impl DerefMut for Entered<'_> {
 impl Drop for Entered<'_> {
     #[inline]
     fn drop(&mut self) {
+        if self.state.must_tell_somebody() {
+            return self.leave_and_tell();
+        }
+        // SAFETY: dropped once, here, and not used any more.
+        unsafe { ManuallyDrop::drop(&mut self.state) };
+    }
+}
+
+impl Entered<'_> {
+    fn leave_and_tell(&mut self) {
         let state = &mut **self.state;
         if state.pollers == 0 && state.resting != 0 {
             self.port.leave_to_others(state, self.to_sleep);
@@ -98,14 +108,17 @@ impl Port {
     pub(crate) fn enter(&self) -> Entered<'_> {
         let state = match self.state.try_lock() {
             Ok(state) => state,
-            Err(_) => {
-                self.contenders.fetch_add(1, Ordering::Relaxed);
-                let state = lock(&self.state);
-                self.contenders.fetch_sub(1, Ordering::Relaxed);
-                state
-            }
+            Err(_) => self.enter_when_free(),
         };
         Entered { port: self, to_sleep: false, state: ManuallyDrop::new(state) }
+    }
+
+    #[cold]
+    fn enter_when_free(&self) -> MutexGuard<'_, State> {
+        self.contenders.fetch_add(1, Ordering::Relaxed);
+        let state = lock(&self.state);
+        self.contenders.fetch_sub(1, Ordering::Relaxed);
+        state
     }
 
     /// At the end of a call, when others wait: the sleeper goes on with messages that this call
@@ -120,7 +133,7 @@ impl Port {
             state.show_what_waits();
         }
         // Messages that only wait for their peers need nobody.
-        if !to_sleep && state.has_sleeper && state.has_active() && state.progress() {
+        if !to_sleep && state.has_sleeper && state.is_stepping() {
             self.wake_sleeper(state);
         }
     }
@@ -312,6 +325,15 @@ impl Port {
 }
 
 impl State {
+    /// Whether others wait for what was done.
+    #[inline]
+    fn must_tell_somebody(&self) -> bool {
+        (self.pollers == 0 && self.resting != 0)
+            || self.operations.ended > 0
+            || self.has_news
+            || !self.operations.leavings.is_empty()
+    }
+
     /// How long to look before sleeping.
     fn spin_ns(&self) -> u64 {
         self.settings.spin_ns(self.is_crowded)

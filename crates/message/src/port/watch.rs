@@ -129,8 +129,9 @@ impl State {
             && self.peers.iter().all(|slot| slot.connection.is_none())
     }
 
-    /// Whether the last look at messages under way has moved them, and not to the end.
-    fn is_stepping(&self) -> bool {
+    /// Whether messages under way can be moved on: some are new, or the last look at them has moved
+    /// them, and not all to the end.
+    pub(super) fn is_stepping(&self) -> bool {
         let mut connections = self.peers.iter().filter_map(|slot| slot.connection.as_ref());
         connections.any(|connection| connection.is_stepping)
     }

@@ -30,6 +30,8 @@ pub(crate) struct Imported {
 pub(crate) struct Mapped {
     /// The address in this process.
     pub(crate) address: *mut u8,
+    /// How much of it was asked for.
+    pub(crate) length: usize,
     _mapping: Arc<Mapping>,
 }
 
@@ -79,6 +81,7 @@ impl Imported {
         let permitted = access == Access::Read || import.access == Access::Write;
         (inside && permitted).then(|| Mapped {
             address: import.mapping.as_ptr().wrapping_add(offset as usize),
+            length: length as usize,
             _mapping: import.mapping.clone(),
         })
     }

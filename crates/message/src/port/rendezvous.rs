@@ -1,0 +1,228 @@
+//! Messages that wait in their sender's memory: how they meet a receive and how they end.
+
+use memferry_sys::affinity;
+use memferry_sys::shared_memory::Access;
+
+use super::{Connection, Kept, Request, State, tools};
+use crate::connection::Wire;
+use crate::error::Error;
+use crate::path::{self, Fetch, ReceiveStage, SendStage};
+use crate::pieces::Piece;
+use crate::plan::{self, Closeness, PathKind, Question, Way};
+use crate::region;
+use crate::ring::cells::Nonsense;
+use crate::wire::{Manner, Note, Number, Place};
+
+impl State {
+    /// A message that waits at its sender has met a receive. If the sender expects a message too,
+    /// this side may be about to send it: then how to get this one is planned later.
+    pub(super) fn meet(
+        &mut self,
+        number: Number,
+        peer: usize,
+        tag: u64,
+        length: u64,
+        request: Request,
+    ) -> Result<(), Nonsense> {
+        let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
+        receiving.meet(peer, tag, length);
+        let Request { sender, source, core, expects } = request;
+        receiving.stage = ReceiveStage::Met { sender, source, core };
+        if !expects {
+            self.fetch(number)?;
+        }
+        let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
+        if let ReceiveStage::Met { .. } | ReceiveStage::Fetching(_) = receiving.stage {
+            let connection = self.connection(peer);
+            connection.active.push(number);
+            connection.is_stepping = true;
+        }
+        Ok(())
+    }
+
+    /// Plans how to get a message that waits at its sender, and begins.
+    pub(super) fn fetch(&mut self, number: Number) -> Result<(), Nonsense> {
+        let spare_cores = match self.operations.receiving(number).map(|r| &r.stage) {
+            Some(ReceiveStage::Met { .. }) => self.spare_cores(),
+            _ => return Ok(()),
+        };
+        let Self { operations, peers, facts, .. } = self;
+        let Some(receiving) = operations.receiving(number) else { return Ok(()) };
+        let ReceiveStage::Met { sender, source, core } = &receiving.stage else { return Ok(()) };
+        let connection = peers[receiving.peer].connection.as_mut().expect("it is connected");
+        let (view, way) = connection.wire.view(source, Access::Read);
+        let (bytes, pieces) = (receiving.accepted(), receiving.pieces.as_slice());
+        let question = connection.question(bytes, pieces, way, *core, spare_cores);
+        let mut plan = plan::rendezvous(facts, &question);
+        if bytes == 0 || (plan.path == PathKind::Cooperative && !connection.wire.has_record()) {
+            plan.path = if way == Way::None { PathKind::Pipeline } else { PathKind::Single };
+        }
+        tracing::trace!(bytes, path = plan.path.name(), "a message met a receive");
+        let path = path::of(plan.path);
+        receiving.stage = ReceiveStage::Fetching(Box::new(Fetch {
+            sender: *sender,
+            plan,
+            source: view,
+            done: 0,
+            together: None,
+            transfer: None,
+        }));
+        path.begin(receiving, number, &mut connection.wire, &tools())
+    }
+
+    /// Fetches a message at once, for a thread that waits for it, if it is so small that the
+    /// planner would let the receiver copy it alone. `None`: receive it the usual way. Nothing has
+    /// happened then but that some bytes of the target may be there already.
+    ///
+    /// # Safety
+    /// The pieces must be valid for writes of `length` bytes.
+    pub(super) unsafe fn fetch_now(
+        &mut self,
+        peer: usize,
+        source: Place,
+        length: u64,
+        core: u16,
+        pieces: &[Piece],
+    ) -> Option<()> {
+        let Place::Piece { .. } = source else { return None };
+        let spare_cores = self.spare_cores();
+        let connection = self.peers[peer].connection.as_mut()?;
+        let source = connection.wire.read_place(source, length).ok()?;
+        let (view, way) = connection.wire.view(&source, Access::Read);
+        let question = connection.question(length, pieces, way, core, spare_cores);
+        let plan = plan::rendezvous(&self.facts, &question);
+        if plan.path != PathKind::Single || !connection.wire.is_surely_alive() {
+            return None;
+        }
+        // SAFETY: passed on.
+        unsafe { view.copy(pieces, 0, length, Access::Read, None) }.ok()?;
+        // What a side that has ended left behind is nobody's any more.
+        (connection.wire.is_self() || !connection.wire.memory.has_other_ended()).then_some(())
+    }
+
+    pub(super) fn accepted(
+        &mut self,
+        peer: usize,
+        sender: Number,
+        receiver: Number,
+        length: u64,
+        manner: &Manner,
+    ) -> Result<(), Nonsense> {
+        let stream_bytes = self.facts.stream_bytes;
+        let Self { operations, peers, .. } = self;
+        let connection = peers[peer].connection.as_mut().expect("notes come from connections");
+        // The list of pieces is taken out of the ring whatever comes of it.
+        let helping = path::begin_helping(&mut connection.wire, manner, length, stream_bytes)?;
+        let Some(sending) = operations.sending(sender).filter(|s| s.peer == peer) else {
+            return Err(Nonsense("an answer to no request"));
+        };
+        if !matches!(sending.stage, SendStage::Announced | SendStage::Withdrawing) {
+            return Err(Nonsense("a second answer to a request"));
+        }
+        if length > sending.length {
+            return Err(Nonsense("a request for more than was offered"));
+        }
+        match manner {
+            Manner::Pipeline => {
+                sending.path = PathKind::Pipeline;
+                let receiver = Some(receiver);
+                sending.stage = SendStage::Streaming { sent: 0, receiver, until: length };
+            }
+            Manner::Together { .. } => {
+                let Some(together) = helping else { return Ok(()) };
+                sending.path = PathKind::Cooperative;
+                sending.stage = SendStage::Helping(together);
+            }
+        }
+        connection.active.push(sender);
+        connection.is_stepping = true;
+        Ok(())
+    }
+
+    pub(super) fn finished(
+        &mut self,
+        peer: usize,
+        sender: Number,
+        error: u16,
+    ) -> Result<(), Nonsense> {
+        let Some(sending) = self.operations.sending(sender).filter(|s| s.peer == peer) else {
+            return Err(Nonsense("the end of no message"));
+        };
+        if matches!(sending.stage, SendStage::Queued) {
+            return Err(Nonsense("the end of a message that did not begin"));
+        }
+        let (tag, length) = (sending.tag, sending.length);
+        let outcome = match path::reported(error) {
+            None => Ok(self.received(peer, tag, length)),
+            Some(error) => Err(error),
+        };
+        self.operations.finish(sender, outcome);
+        let connection = self.connection(peer);
+        connection.announced = connection.announced.saturating_sub(1);
+        Ok(())
+    }
+
+    pub(super) fn withdraw(&mut self, peer: usize, wanted: Number) {
+        let (mut removed, mut bytes) = (0, 0);
+        self.matching.retain(|unexpected| {
+            let is_it = unexpected.source == peer
+                && matches!(&unexpected.message, Kept::There { request, .. } if request.sender == wanted);
+            removed += usize::from(is_it);
+            bytes += if is_it { unexpected.message.bytes() } else { 0 };
+            !is_it
+        });
+        self.peers[peer].kept_count -= removed;
+        self.peers[peer].kept_bytes -= bytes;
+        let granted = removed > 0;
+        self.wire(peer).post(Note::Withdrawn { sender: wanted, granted });
+    }
+
+    pub(super) fn withdrawn(&mut self, peer: usize, sender: Number, granted: bool) {
+        let sending = self.operations.sending(sender).filter(|s| s.peer == peer);
+        let Some(sending) = sending else { return };
+        if !matches!(sending.stage, SendStage::Withdrawing) {
+            return;
+        }
+        if granted {
+            let connection = self.peers[peer].connection.as_mut().expect("notes come from one");
+            connection.announced = connection.announced.saturating_sub(1);
+            self.operations.finish(sender, Err(Error::Cancelled));
+        } else {
+            sending.stage = SendStage::Announced;
+        }
+    }
+
+    /// Cores that no process of this conversation needs.
+    fn spare_cores(&self) -> usize {
+        let online = super::settings::online_cores().saturating_sub(self.processes());
+        // Channels of the copy core run where this process may run.
+        online.min(self.allowed_cores.saturating_sub(1))
+    }
+}
+
+impl Connection {
+    /// What the planner has to know of a message.
+    fn question(
+        &self,
+        bytes: u64,
+        target: &[Piece],
+        receiver_reads: Way,
+        sender_core: u16,
+        spare_cores: usize,
+    ) -> Question {
+        Question {
+            bytes,
+            receiver_reads,
+            sender_writes: sender_writes(&self.wire, target),
+            closeness: Closeness::of(sender_core.into(), affinity::current_core()),
+            spare_cores,
+            sender_is_busy: self.announced > 0 || !self.outbox.is_empty(),
+        }
+    }
+}
+
+/// How the sender will get at the target: regions are shared when it is described to it.
+fn sender_writes(wire: &Wire, target: &[Piece]) -> Way {
+    let shareable = |piece: &Piece| region::find(piece.address, piece.length).is_some();
+    if target.iter().all(shareable) { Way::Near } else { wire.their_way(target, Access::Write) }
+}
