@@ -55,8 +55,8 @@ impl Bench for Alltoall {
         camp.strike(&mut outcome);
         outcome.notes.push(format!(
             "The time of one exchange, over the bytes for each receiver; data is checked before it is \
-             timed. This machine has {cores} cores: with more processes than that, members of ours \
-             share cores that they are bound to, and those of MPI go where the kernel puts them."
+             timed. This machine has {cores} cores: members are bound to them, and with more \
+             processes than that they share."
         ));
         Ok(outcome)
     }

@@ -21,7 +21,7 @@ use crate::region;
 use crate::region::exported::Exported;
 use crate::region::imported::Imported;
 use crate::ring::cells::{Consumer, Nonsense, Producer, Words};
-use crate::ring::layout::{End, Memory, RECORDS, SPACE_BYTES};
+use crate::ring::layout::{CELLS, End, Memory, RECORDS, SPACE_BYTES};
 use crate::ring::space::{Space, Span};
 use crate::wire::{Note, PIECE_BYTES, Place};
 pub(crate) use view::{CopyError, Description, View};
@@ -52,8 +52,10 @@ pub(crate) struct Wire {
     pub(crate) consumer: Consumer,
     pub(crate) memory: Memory,
     space: Space,
-    /// Payload bytes of passed cells that the other side has not been told of.
-    unpublished_bytes: usize,
+    /// Passed cells, and payload bytes of passed cells, when the other side was last told that
+    /// there is room.
+    told_cells: u64,
+    untold_bytes: usize,
     /// Notes that found no room in the ring, in order.
     held: VecDeque<Words>,
     /// When the other process was last seen alive.
@@ -110,7 +112,8 @@ impl Wire {
             consumer: memory.consumer(),
             memory,
             space: Space::new(SPACE_BYTES),
-            unpublished_bytes: 0,
+            told_cells: 0,
+            untold_bytes: 0,
             held: VecDeque::new(),
             unannounced: false,
             alive_at_ns: 0,
@@ -214,7 +217,9 @@ impl Wire {
     /// A span of the space for the payload of the next cell, if one is free.
     pub(crate) fn give_out(&mut self, length: usize) -> Result<Option<Span>, Nonsense> {
         let position = self.producer.position();
-        if let Some(span) = self.space.give_out(position, length) {
+        if !self.space.is_far_from_front()
+            && let Some(span) = self.space.give_out(position, length)
+        {
             return Ok(Some(span));
         }
         self.space.take_back(self.producer.look()?);
@@ -248,25 +253,23 @@ impl Wire {
 
     // ---- reading ----
 
-    /// The payload of a passed cell was used.
+    /// The payload of the cell that is passed next was used.
     pub(crate) fn used(&mut self, span: Span) {
-        self.unpublished_bytes += span.length as usize;
+        self.untold_bytes += span.length as usize;
     }
 
-    /// Goes on to the next cell, and gives cells back when enough have gathered.
+    /// Goes on to the next cell. Payloads are given back at once, so that the other side can use
+    /// the same memory again; it is told when so much has gathered that it may have waited for it.
     #[inline]
     pub(crate) fn pass(&mut self) {
         self.consumer.pass();
-        if self.consumer.should_publish() || self.unpublished_bytes >= SPACE_BYTES / 4 {
-            self.give_back();
-        }
-    }
-
-    fn give_back(&mut self) {
-        self.unpublished_bytes = 0;
-        if self.consumer.publish() {
-            // The other side may wait for room.
+        let untold_cells = self.consumer.passed() - self.told_cells;
+        if untold_cells >= CELLS as u64 / 4 || self.untold_bytes >= SPACE_BYTES / 4 {
+            self.consumer.publish();
+            (self.told_cells, self.untold_bytes) = (self.consumer.passed(), 0);
             self.unannounced = true;
+        } else if self.untold_bytes > 0 {
+            self.consumer.publish();
         }
     }
 

@@ -42,8 +42,8 @@ impl State {
 
     /// Plans how to get a message that waits at its sender, and begins.
     pub(super) fn fetch(&mut self, number: Number) -> Result<(), Nonsense> {
-        let spare_cores = match self.operations.receiving(number).map(|r| &r.stage) {
-            Some(ReceiveStage::Met { .. }) => self.spare_cores(),
+        let cores = match self.operations.receiving(number).map(|r| &r.stage) {
+            Some(ReceiveStage::Met { .. }) => self.cores(),
             _ => return Ok(()),
         };
         let Self { operations, peers, facts, .. } = self;
@@ -52,7 +52,7 @@ impl State {
         let connection = peers[receiving.peer].connection.as_mut().expect("it is connected");
         let (view, way) = connection.wire.view(source, Access::Read);
         let (bytes, pieces) = (receiving.accepted(), receiving.pieces.as_slice());
-        let question = connection.question(bytes, pieces, way, *core, spare_cores);
+        let question = connection.question(bytes, pieces, way, *core, cores);
         let mut plan = plan::rendezvous(facts, &question);
         if bytes == 0 || (plan.path == PathKind::Cooperative && !connection.wire.has_record()) {
             plan.path = if way == Way::None { PathKind::Pipeline } else { PathKind::Single };
@@ -85,11 +85,11 @@ impl State {
         pieces: &[Piece],
     ) -> Option<()> {
         let Place::Piece { .. } = source else { return None };
-        let spare_cores = self.spare_cores();
+        let cores = self.cores();
         let connection = self.peers[peer].connection.as_mut()?;
         let source = connection.wire.read_place(source, length).ok()?;
         let (view, way) = connection.wire.view(&source, Access::Read);
-        let question = connection.question(length, pieces, way, core, spare_cores);
+        let question = connection.question(length, pieces, way, core, cores);
         let plan = plan::rendezvous(&self.facts, &question);
         if plan.path != PathKind::Single || !connection.wire.is_surely_alive() {
             return None;
@@ -192,12 +192,21 @@ impl State {
         }
     }
 
-    /// Cores that no process of this conversation needs.
-    fn spare_cores(&self) -> usize {
+    fn cores(&self) -> Cores {
         let online = super::settings::online_cores().saturating_sub(self.processes());
         // Channels of the copy core run where this process may run.
-        online.min(self.allowed_cores.saturating_sub(1))
+        let spare = online.min(self.allowed_cores.saturating_sub(1));
+        Cores { spare, are_shared: self.is_crowded }
     }
+}
+
+/// The cores for a conversation.
+#[derive(Debug, Clone, Copy)]
+struct Cores {
+    /// How many no process of it needs.
+    spare: usize,
+    /// Whether it has more processes than cores.
+    are_shared: bool,
 }
 
 impl Connection {
@@ -208,15 +217,16 @@ impl Connection {
         target: &[Piece],
         receiver_reads: Way,
         sender_core: u16,
-        spare_cores: usize,
+        cores: Cores,
     ) -> Question {
         Question {
             bytes,
             receiver_reads,
             sender_writes: sender_writes(&self.wire, target),
             closeness: Closeness::of(sender_core.into(), affinity::current_core()),
-            spare_cores,
-            sender_is_busy: self.announced > 0 || !self.outbox.is_empty(),
+            spare_cores: cores.spare,
+            // Where processes share cores, it is most likely not running.
+            sender_is_busy: cores.are_shared || self.announced > 0 || !self.outbox.is_empty(),
         }
     }
 }

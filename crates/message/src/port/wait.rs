@@ -24,7 +24,7 @@ use crate::ring::layout::Memory;
 /// Looks in one go, before the lock is free for others for a moment.
 const LOOKS: u32 = 200;
 /// The same where processes share cores: then others must run before there is anything to see.
-const CROWDED_LOOKS: u32 = 2;
+const CROWDED_LOOKS: u32 = 5;
 /// A wait that takes longer lets others have the core between looks: one of them may be the peer.
 const ALONE_NS: u64 = 5_000;
 /// One sleep on the words; ends of peers are looked for in between.

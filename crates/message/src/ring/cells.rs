@@ -136,13 +136,12 @@ impl Producer {
 pub struct Consumer {
     ring: Ring,
     head: u64,
-    published: u64,
 }
 
 impl Consumer {
     /// The reading end of a fresh ring.
     pub fn new(ring: Ring) -> Self {
-        Self { ring, head: 0, published: 0 }
+        Self { ring, head: 0 }
     }
 
     /// Whether a cell is there.
@@ -172,27 +171,17 @@ impl Consumer {
         self.head += 1;
     }
 
-    /// How many cells were passed and not yet given back.
+    /// How many cells were passed in all.
     #[inline]
-    pub fn unpublished(&self) -> u64 {
-        self.head - self.published
+    pub fn passed(&self) -> u64 {
+        self.head
     }
 
-    /// Whether so many cells were passed that the producer should be told.
+    /// Gives all passed cells back.
     #[inline]
-    pub fn should_publish(&self) -> bool {
-        self.unpublished() >= self.ring.count() / 4
-    }
-
-    /// Gives all passed cells back. Returns whether there were any.
-    pub fn publish(&mut self) -> bool {
-        if self.published == self.head {
-            return false;
-        }
-        self.published = self.head;
+    pub fn publish(&mut self) {
         // Release: the reads of the cells and of their payload are over.
         self.ring.consumed().store(self.head, Ordering::Release);
-        true
     }
 }
 

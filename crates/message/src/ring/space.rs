@@ -35,7 +35,13 @@ pub struct Space {
     tail: u64,
     /// For each cell with a payload: the cell's position and the head after it.
     in_use: VecDeque<(u64, u64)>,
+    /// The head from which on it is worth a look whether everything came back.
+    look_from: u64,
 }
+
+/// So much of the space is used before the front is used again, if everything came back by then:
+/// those lines are warm, and where few messages are on their way the rest is never touched.
+const WARM: u64 = 64 << 10;
 
 /// Spans begin on a cache line.
 const ALIGNMENT: u64 = 64;
@@ -44,7 +50,7 @@ impl Space {
     /// A space with nothing in use.
     pub fn new(capacity: usize) -> Self {
         assert!((capacity as u64).is_multiple_of(ALIGNMENT));
-        Self { capacity: capacity as u64, head: 0, tail: 0, in_use: VecDeque::new() }
+        Self { capacity: capacity as u64, head: 0, tail: 0, in_use: VecDeque::new(), look_from: WARM }
     }
 
     /// The longest span: with less than a quarter of the space unreturned by a consumer that has
@@ -69,9 +75,16 @@ impl Space {
             self.in_use.pop_front();
         }
         if self.in_use.is_empty() {
-            // Begin again at the front: those lines are warm.
-            (self.head, self.tail) = (0, 0);
+            (self.head, self.tail, self.look_from) = (0, 0, WARM);
+        } else {
+            self.look_from = self.head + WARM / 2;
         }
+    }
+
+    /// Whether it is worth a look what came back, although there may be room without it.
+    #[inline]
+    pub fn is_far_from_front(&self) -> bool {
+        self.head >= self.look_from
     }
 
     /// Gives out a span for the payload of the cell at `position`, if one is free.
@@ -121,6 +134,19 @@ mod tests {
             }
             live.push_back((position, span));
         }
+    }
+
+    #[test]
+    fn the_front_is_used_again_once_everything_came_back() {
+        let mut space = Space::new(512 << 10);
+        let mut reached = 0;
+        for position in 0..10_000 {
+            if space.is_far_from_front() {
+                space.take_back(position);
+            }
+            reached = reached.max(space.give_out(position, 1000).unwrap().offset);
+        }
+        assert_eq!(reached, WARM as u32 - 1024);
     }
 
     #[test]

@@ -111,21 +111,22 @@ impl Installed {
         Group::start(vec![launcher], PATIENCE)
     }
 
+    /// Every rank on a core, as the other members; they share where there are more ranks than cores.
     fn options(&self, size: usize, cores: &Cores) -> Vec<String> {
-        let bound = size <= cores.whole();
+        let shared = size > cores.whole();
         let mut words: Vec<&str> = Vec::new();
         match self.flavour {
             Flavour::OpenMpi => {
                 if rustix::process::geteuid().is_root() {
                     words.push("--allow-run-as-root");
                 }
-                words.extend(if bound {
-                    ["--map-by", "core", "--bind-to", "core"].as_slice()
+                words.extend(if shared {
+                    ["--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"]
                 } else {
-                    &["--oversubscribe", "--bind-to", "none"]
+                    ["--map-by", "core", "--bind-to", "core"]
                 });
             }
-            Flavour::Mpich => words.extend(["-bind-to", if bound { "core" } else { "none" }]),
+            Flavour::Mpich => words.extend(["-bind-to", "core"]),
         }
         let count = size.to_string();
         words.extend(["-np", &count]);
