@@ -50,7 +50,13 @@ impl Space {
     /// A space with nothing in use.
     pub fn new(capacity: usize) -> Self {
         assert!((capacity as u64).is_multiple_of(ALIGNMENT));
-        Self { capacity: capacity as u64, head: 0, tail: 0, in_use: VecDeque::new(), look_from: WARM }
+        Self {
+            capacity: capacity as u64,
+            head: 0,
+            tail: 0,
+            in_use: VecDeque::new(),
+            look_from: WARM,
+        }
     }
 
     /// The longest span: with less than a quarter of the space unreturned by a consumer that has
