@@ -70,7 +70,7 @@ impl Builder {
         self
     }
 
-    /// Messages up to this size are sent at once, without asking the receiver
+    /// Messages up to this size, at most 128 KiB, are sent at once, without asking the receiver
     /// (`MEMFERRY_EAGER_BYTES`).
     pub fn eager_bytes(mut self, bytes: u64) -> Self {
         self.settings.limits.eager_bytes = Some(bytes);
@@ -117,9 +117,15 @@ impl Builder {
     }
 
     /// The most payload bytes of messages from one peer that are kept until somebody receives
-    /// them; beyond that, the peer waits. Usual: 16 MiB.
+    /// them; beyond that, they stay with the peer. Usual: 16 MiB.
     pub fn most_kept_bytes(mut self, bytes: usize) -> Self {
         self.settings.most_kept_bytes = bytes;
+        self
+    }
+
+    /// The most messages from one peer that are kept until somebody receives them. Usual: 16384.
+    pub fn most_kept_messages(mut self, messages: usize) -> Self {
+        self.settings.most_kept = messages;
         self
     }
 

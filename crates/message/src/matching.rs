@@ -66,11 +66,6 @@ impl<R: PartialEq, M> Matching<R, M> {
         !self.posted.is_empty()
     }
 
-    /// Whether a posted receive would take a message.
-    pub(crate) fn is_wanted(&self, source: usize, tag: u64) -> bool {
-        self.posted.iter().any(|(want, _)| want.fits(source, tag))
-    }
-
     /// Keeps a message that no receive took; returns its number.
     pub(crate) fn keep(&mut self, source: usize, tag: u64, message: M) -> u64 {
         let id = self.next_id;

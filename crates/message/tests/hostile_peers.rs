@@ -259,6 +259,30 @@ fn one_who_asks_and_never_reads_the_answers_is_thrown_out() {
 }
 
 #[test]
+fn one_who_sends_although_there_is_no_room_is_thrown_out() {
+    let _alone = alone();
+    let fill = [
+        // Small messages, announcements, and messages of which the rest never comes.
+        [first(kind::INLINE, 48, 0), 1, 0, 0, 0, 0, 0, 0],
+        [first(kind::REQUEST, 0, 0), 1, 1 << 20, 5, 4096, 0, 0, 0],
+        [first(kind::EAGER, 0, 0), 1, 1 << 40, 64, 0, 0, 0, 0],
+    ];
+    for words in fill {
+        let sides = pair(&Builder::new().most_kept_messages(50).most_kept_bytes(10_000));
+        let (mut raw, peer) = sides.meet();
+        until("it is thrown out", || {
+            for _ in 0..100 {
+                raw.write(&words);
+            }
+            sides.prey.progress();
+            raw.is_lost()
+        });
+        assert!(misbehaved(sides.prey.send(peer, 0, b"x")));
+        sides.check_honest();
+    }
+}
+
+#[test]
 fn one_who_never_stops_writing_does_not_keep_calls_from_returning() {
     let _alone = alone();
     for hangs_up in [false, true] {

@@ -21,6 +21,7 @@ use crate::region;
 use crate::region::exported::Exported;
 use crate::region::imported::Imported;
 use crate::ring::cells::{Consumer, Nonsense, Producer, Words};
+use crate::ring::fullness::{NO_MESSAGES, NO_PAYLOADS};
 use crate::ring::layout::{CELLS, End, Memory, RECORDS, SPACE_BYTES};
 use crate::ring::space::{Space, Span};
 use crate::wire::{Note, PIECE_BYTES, Place};
@@ -62,6 +63,10 @@ pub(crate) struct Wire {
     alive_at_ns: u64,
     /// Something was written since the other side was last told.
     unannounced: bool,
+    /// What this side last said it has no room for.
+    fullness: u32,
+    /// What the other side had no room for when something could not be sent for that.
+    refused_for: u32,
     /// Free records for messages to this side: number and next generation.
     free_records: Vec<(u16, u16)>,
     socket: Option<PacketSocket>,
@@ -116,6 +121,8 @@ impl Wire {
             untold_bytes: 0,
             held: VecDeque::new(),
             unannounced: false,
+            fullness: 0,
+            refused_for: 0,
             alive_at_ns: 0,
             free_records: (0..RECORDS as u16).map(|number| (number, 1)).collect(),
             socket: None,
@@ -173,7 +180,40 @@ impl Wire {
 
     /// Whether the other side has given back room since this side last looked for some.
     pub(crate) fn has_news_of_room(&self) -> bool {
-        self.producer.has_news()
+        let is_let =
+            self.refused_for != 0 && !self.memory.other_fullness().includes(self.refused_for);
+        is_let || self.producer.has_news()
+    }
+
+    /// Whether the other side takes payloads of messages that it may not have asked for.
+    #[inline]
+    pub(crate) fn takes_payloads(&self) -> bool {
+        !self.memory.other_fullness().includes(NO_PAYLOADS | NO_MESSAGES)
+    }
+
+    /// Whether the other side takes the announcement of a message of so many pieces.
+    pub(crate) fn takes_announcement(&mut self, pieces: usize) -> bool {
+        // A list of pieces must be kept like a payload.
+        let needs = if pieces == 1 { NO_MESSAGES } else { NO_MESSAGES | NO_PAYLOADS };
+        let takes = !self.memory.other_fullness().includes(needs);
+        self.refused_for = if takes { 0 } else { needs };
+        takes
+    }
+
+    /// What this side has no room for, as far as it said so.
+    pub(crate) fn fullness(&self) -> u32 {
+        self.fullness
+    }
+
+    /// Says what this side has no room for.
+    pub(crate) fn set_fullness(&mut self, fullness: u32) {
+        let has_room_again = self.fullness & !fullness != 0;
+        self.fullness = fullness;
+        self.memory.own_fullness().set(fullness);
+        if has_room_again {
+            self.unannounced = true;
+            self.announce();
+        }
     }
 
     /// Writes a cell for which room was found.

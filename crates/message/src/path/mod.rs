@@ -201,7 +201,7 @@ fn copy_failed(error: crate::connection::CopyError) -> Error {
 fn announce(sending: &mut Sending, number: Number, wire: &mut Wire) -> Result<Step, Nonsense> {
     use crate::wire::Note;
     use memferry_sys::shared_memory::Access;
-    if !wire.has_room()? {
+    if !wire.has_room()? || !wire.takes_announcement(sending.pieces.as_slice().len()) {
         return Ok(Step::Idle);
     }
     let Some(source) = wire.describe(sending.pieces.as_slice(), Access::Read)? else {

@@ -131,16 +131,19 @@ pub struct Plan {
 /// The largest message that is sent at once. `reachable`: whether a single copy is possible.
 pub fn eager_limit(facts: &Facts, closeness: Closeness, reachable: bool) -> u64 {
     let lines = facts.profile.lines(closeness);
-    facts.limits.eager_bytes.unwrap_or_else(|| {
+    let by_hand = facts.limits.eager_bytes.map(|bytes| bytes.min(LARGEST_EAGER_LIMIT));
+    by_hand.unwrap_or_else(|| {
         let other = if reachable { lines.single(Way::Cross) } else { lines.pipeline };
-        lines::crossing(lines.eager, other).clamp(SMALLEST_EAGER_LIMIT, LARGEST_EAGER_LIMIT)
+        lines::crossing(lines.eager, other).clamp(SMALLEST_EAGER_LIMIT, LARGEST_MEASURED_LIMIT)
     })
 }
 
 /// The largest message that goes in a cell of the ring.
 pub const INLINE_LIMIT: u64 = INLINE_BYTES as u64;
 const SMALLEST_EAGER_LIMIT: u64 = 1 << 10;
-const LARGEST_EAGER_LIMIT: u64 = 64 << 10;
+const LARGEST_MEASURED_LIMIT: u64 = 64 << 10;
+/// Longer messages are never sent at once: a receiver has to keep those that it did not ask for.
+pub const LARGEST_EAGER_LIMIT: u64 = 128 << 10;
 
 /// The smallest message that both sides copy, if both can. `way`: how they get at the memory.
 pub fn cooperative_limit(facts: &Facts, closeness: Closeness, way: Way) -> u64 {

@@ -169,8 +169,6 @@ impl State {
             announced: 0,
             active: Vec::new(),
             is_stepping: false,
-            is_stalled: false,
-            is_ending: false,
             assembling: Assembling::Nothing,
         }));
         self.count_processes();

@@ -3,22 +3,22 @@
 
 use memferry_sys::shared_memory::Access;
 
-use super::{Assembling, Kept, Request, State};
+use super::{Assembling, Kept, PeerSlot, Request, State};
 use crate::error::{Error, Gone};
 use crate::path::{self, ReceiveStage, Receiving, Step};
 use crate::pieces::scatter;
+use crate::plan::LARGEST_EAGER_LIMIT;
 use crate::ring::cells::{Nonsense, Words};
-use crate::ring::layout::SPACE_BYTES;
+use crate::ring::fullness::{NO_MESSAGES, NO_PAYLOADS};
+use crate::ring::layout::{CELLS, SPACE_BYTES};
 use crate::ring::space::Span;
-use crate::wire::{Note, Number, Place};
+use crate::wire::{Note, Number};
 
 /// What became of a note.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     /// It was dealt with.
     Passed,
-    /// It must stay in the ring: there is no room to keep its message.
-    Stays,
     /// The peer says that nothing follows.
     Closes,
 }
@@ -28,28 +28,21 @@ impl State {
     pub(super) fn deliver(&mut self, peer: usize, words: &Words) -> Result<Fate, Nonsense> {
         match Note::decode(words)? {
             Note::Inline { tag, length, payload } => {
-                return Ok(self.deliver_inline(peer, tag, length, &payload));
+                self.deliver_inline(peer, tag, length, &payload)?;
             }
             Note::Eager { tag, length, first } => {
-                return self.deliver_eager(peer, tag, length, first);
+                self.deliver_eager(peer, tag, length, first)?;
             }
             Note::Fragment { receiver: None, data } => self.deliver_next(peer, data)?,
             Note::Fragment { receiver: Some(number), data } => {
                 self.deliver_requested(peer, number, data)?;
             }
             Note::Request { tag, length, sender, source, core, expects } => {
-                let list_bytes = match source {
-                    Place::Piece { .. } => 0,
-                    Place::List { list, .. } => list.length as usize,
-                };
-                if !self.has_room_to_keep(peer, list_bytes) && !self.matching.is_wanted(peer, tag) {
-                    return Ok(Fate::Stays);
-                }
                 let source = self.wire(peer).read_place(source, length)?;
                 let request = Request { sender, source, core, expects };
                 match self.matching.arrive(peer, tag) {
                     Some(number) => self.meet(number, peer, tag, length, request)?,
-                    None => self.keep(peer, tag, Kept::There { length, request }),
+                    None => drop(self.keep(peer, tag, Kept::There { length, request })?),
                 }
             }
             Note::Accept { sender, receiver, length, manner } => {
@@ -70,10 +63,16 @@ impl State {
     }
 
     #[inline]
-    fn deliver_inline(&mut self, peer: usize, tag: u64, length: u8, payload: &[u64; 6]) -> Fate {
+    fn deliver_inline(
+        &mut self,
+        peer: usize,
+        tag: u64,
+        length: u8,
+        payload: &[u64; 6],
+    ) -> Result<(), Nonsense> {
         let bytes = payload.as_ptr().cast::<u8>();
         if let Some(number) = self.matching.arrive(peer, tag) {
-            let Some(receiving) = self.operations.receiving(number) else { return Fate::Passed };
+            let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
             receiving.meet(peer, tag, length.into());
             let fits = receiving.accepted() as usize;
             // SAFETY: the operation is under way, so its owner vouches for the pieces, and no more
@@ -81,15 +80,11 @@ impl State {
             // length was checked.
             unsafe { scatter(receiving.pieces.as_slice(), 0, bytes, fits) };
             self.complete_receive(number);
-            return Fate::Passed;
-        }
-        if !self.has_room_to_keep(peer, length.into()) {
-            return Fate::Stays;
+            return Ok(());
         }
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(bytes, length.into()) }.to_vec();
-        self.keep(peer, tag, Kept::Here { arrived: bytes.len(), bytes });
-        Fate::Passed
+        self.keep(peer, tag, Kept::Here { arrived: bytes.len(), bytes }).map(drop)
     }
 
     fn deliver_eager(
@@ -98,7 +93,7 @@ impl State {
         tag: u64,
         length: u64,
         first: Span,
-    ) -> Result<Fate, Nonsense> {
+    ) -> Result<(), Nonsense> {
         if self.connection(peer).assembling != Assembling::Nothing {
             return Err(Nonsense("a message inside another"));
         }
@@ -115,22 +110,20 @@ impl State {
                     }
                     wire.used(first);
                     self.complete_receive(number);
-                    return Ok(Fate::Passed);
+                    return Ok(());
                 }
                 receiving.stage = ReceiveStage::Arriving { arrived: 0, requested: None };
             }
             self.connection(peer).assembling = Assembling::Operation(number);
         } else {
-            let Ok(whole) = usize::try_from(length) else { return Ok(Fate::Stays) };
-            if !self.has_room_to_keep(peer, whole) {
-                return Ok(Fate::Stays);
+            if length > LARGEST_EAGER_LIMIT {
+                return Err(Nonsense("a message too long to be sent without being asked for"));
             }
-            let kept = Kept::Here { bytes: vec![0; whole], arrived: 0 };
-            let id = self.keep_numbered(peer, tag, kept);
+            let kept = Kept::Here { bytes: vec![0; length as usize], arrived: 0 };
+            let id = self.keep(peer, tag, kept)?;
             self.connection(peer).assembling = Assembling::Kept(id);
         }
-        self.deliver_next(peer, first)?;
-        Ok(Fate::Passed)
+        self.deliver_next(peer, first)
     }
 
     /// More of the message that a peer is sending at once.
@@ -220,26 +213,46 @@ impl State {
         self.operations.finish(number, outcome);
     }
 
-    fn has_room_to_keep(&self, peer: usize, bytes: usize) -> bool {
-        let slot = &self.peers[peer];
-        if slot.connection.as_ref().is_some_and(|connection| connection.is_ending) {
-            // No more than is in the ring will ever come, and what is longer is not all there.
-            return bytes <= SPACE_BYTES;
-        }
-        slot.kept_count < self.settings.most_kept
-            && slot.kept_bytes.saturating_add(bytes) <= self.settings.most_kept_bytes
-    }
-
-    fn keep(&mut self, peer: usize, tag: u64, kept: Kept) {
-        self.keep_numbered(peer, tag, kept);
-    }
-
-    fn keep_numbered(&mut self, peer: usize, tag: u64, kept: Kept) -> u64 {
-        self.has_news = true;
+    /// Keeps a message that nobody has asked for yet; returns its number. What a peer can have sent
+    /// before it could know that there is no more room is kept too, and no more.
+    fn keep(&mut self, peer: usize, tag: u64, kept: Kept) -> Result<u64, Nonsense> {
         let slot = &mut self.peers[peer];
         slot.kept_count += 1;
         slot.kept_bytes += kept.bytes();
-        self.matching.keep(peer, tag, kept)
+        if slot.kept_count > self.settings.most_kept.saturating_add(2 * CELLS)
+            || slot.kept_bytes > self.settings.most_kept_bytes.saturating_add(2 * SPACE_BYTES)
+        {
+            slot.kept_count -= 1;
+            slot.kept_bytes -= kept.bytes();
+            return Err(Nonsense("messages beyond what there is room for"));
+        }
+        self.has_news = true;
+        self.tell_fullness(peer);
+        Ok(self.matching.keep(peer, tag, kept))
+    }
+
+    /// Kept messages of a peer were taken.
+    pub(super) fn let_go_of_kept(&mut self, peer: usize, count: usize, bytes: usize) {
+        self.peers[peer].kept_count -= count;
+        self.peers[peer].kept_bytes -= bytes;
+        self.tell_fullness(peer);
+    }
+
+    /// Tells a peer what there is no room for, and again when there is plenty.
+    fn tell_fullness(&mut self, peer: usize) {
+        let PeerSlot { kept_bytes, kept_count, connection, .. } = &mut self.peers[peer];
+        let Some(connection) = connection else { return };
+        let said = connection.wire.fullness();
+        let level = |used: usize, most: usize, what: u32| match used {
+            _ if used >= most => what,
+            _ if used > most / 4 * 3 => said & what,
+            _ => 0,
+        };
+        let now = level(*kept_bytes, self.settings.most_kept_bytes, NO_PAYLOADS)
+            | level(*kept_count, self.settings.most_kept, NO_MESSAGES);
+        if now != said {
+            connection.wire.set_fullness(now);
+        }
     }
 
     /// The error of a peer that is gone.

@@ -127,10 +127,6 @@ struct Connection {
     active: Vec<Number>,
     /// Some of those are new, or the last look at them has moved them, and not all to their end.
     is_stepping: bool,
-    /// The next note must stay in the ring until a receive makes room for its message.
-    is_stalled: bool,
-    /// The process is gone: what it has left behind is taken, and then that is all.
-    is_ending: bool,
     assembling: Assembling,
 }
 
@@ -283,9 +279,7 @@ impl Port {
         // What has come already is met first.
         state.hear();
         // SAFETY: passed on.
-        let begun = unsafe { state.receive(from.peer(), tag, mask, pieces) };
-        state.go_on_with_stalled();
-        begun
+        unsafe { state.receive(from.peer(), tag, mask, pieces) }
     }
 
     /// Sends and returns when the memory may be used again.
@@ -321,7 +315,6 @@ impl Port {
             state.hear();
             state.receive(from.peer(), tag, mask, pieces)
         }?;
-        state.go_on_with_stalled();
         self.finish(state, begun)
     }
 

@@ -8,6 +8,7 @@ use super::{Connection, Peer, Received, State, tools};
 use crate::connection::Wire;
 use crate::error::{Error, Gone};
 use crate::path::{self, ReceiveStage, SendStage, Step};
+use crate::plan::PathKind;
 use crate::region;
 use crate::ring::cells::Nonsense;
 use crate::ring::layout::CELLS;
@@ -106,16 +107,10 @@ impl State {
 
     fn try_progress(&mut self, peer: usize, work: Work) -> Result<(bool, bool), Nonsense> {
         let mut moved = false;
-        self.connection(peer).is_stalled = false;
         for _ in 0..CELLS {
             let Some(words) = self.connection(peer).wire.consumer.peek() else { break };
-            match self.deliver(peer, &words)? {
-                Fate::Passed => {}
-                Fate::Stays => {
-                    self.connection(peer).is_stalled = true;
-                    break;
-                }
-                Fate::Closes => return Ok((true, true)),
+            if self.deliver(peer, &words)? == Fate::Closes {
+                return Ok((true, true));
             }
             self.connection(peer).wire.pass();
             moved = true;
@@ -136,16 +131,6 @@ impl State {
             moved |= stepped;
         }
         Ok((moved, false))
-    }
-
-    /// A receive was posted, or has taken a kept message: there may be room for messages now that
-    /// had to stay in their rings. Nobody else would look at them: their senders have rung.
-    pub(super) fn go_on_with_stalled(&mut self) {
-        for peer in 0..self.peers.len() {
-            if self.peers[peer].connection.as_ref().is_some_and(|c| c.is_stalled) {
-                self.progress_peer(peer, Work::Notes);
-            }
-        }
     }
 
     /// Lets every active operation of a peer do a step.
@@ -222,6 +207,9 @@ impl State {
                 connection.outbox.pop_front();
                 continue;
             };
+            if matches!(sending.stage, SendStage::Queued) && !connection.wire.takes_payloads() {
+                sending.path = PathKind::Single;
+            }
             match path::of(sending.path).send(sending, number, &mut connection.wire)? {
                 Step::Idle => break,
                 Step::Moved if matches!(sending.stage, SendStage::Announced) => {
@@ -256,12 +244,11 @@ impl State {
         self.accept_callers();
         let mut found = false;
         for peer in 0..self.peers.len() {
-            let Some(connection) = &mut self.peers[peer].connection else { continue };
+            let Some(connection) = &self.peers[peer].connection else { continue };
             if connection.wire.is_alive() {
                 continue;
             }
             // What it sent before its end still counts, if it comes to an end.
-            connection.is_ending = true;
             for _ in 0..MOST_LAST_STEPS {
                 if self.peers[peer].connection.is_none()
                     || !self.progress_peer(peer, Work::Everything)

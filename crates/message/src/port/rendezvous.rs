@@ -171,8 +171,7 @@ impl State {
             bytes += if is_it { unexpected.message.bytes() } else { 0 };
             !is_it
         });
-        self.peers[peer].kept_count -= removed;
-        self.peers[peer].kept_bytes -= bytes;
+        self.let_go_of_kept(peer, removed, bytes);
         let granted = removed > 0;
         self.wire(peer).post(Note::Withdrawn { sender: wanted, granted });
     }

@@ -77,7 +77,7 @@ impl State {
         let connection = self.connection(peer);
         let first = connection.outbox.is_empty();
         let wire = &mut connection.wire;
-        if first && length <= INLINE_BYTES as u64 {
+        if first && length <= INLINE_LIMIT && wire.takes_payloads() {
             // SAFETY: the caller vouches for the pieces.
             if unsafe { path::put_inline(wire, tag, pieces, length as usize) }? {
                 wire.announce();
@@ -100,9 +100,11 @@ impl State {
         let first = connection.outbox.is_empty();
         let wire = &mut connection.wire;
         let reachable = wire.their_reach.0 || wire.is_self();
+        // A receiver that is full gets the payload when it asks for it.
+        let takes_payloads = wire.takes_payloads();
         let eager_limit = self.eager_limits[usize::from(reachable)];
         let wire = self.wire(peer);
-        if first && length <= ONE_FRAGMENT.min(eager_limit) && length > 0 {
+        if first && takes_payloads && length <= ONE_FRAGMENT.min(eager_limit) && length > 0 {
             // SAFETY: the caller vouches for the pieces.
             if unsafe { path::put_eager(wire, tag, pieces, length as usize) }? {
                 wire.announce();
@@ -111,6 +113,7 @@ impl State {
             }
         }
         let path = match length {
+            _ if !takes_payloads => PathKind::Single,
             0..=INLINE_LIMIT => PathKind::Inline,
             _ if length <= eager_limit => PathKind::Eager,
             _ => PathKind::Single,
@@ -180,8 +183,7 @@ impl State {
         }
         if let Some(unexpected) = self.matching.take(&want) {
             let (peer, tag, id) = (unexpected.source, unexpected.tag, unexpected.id);
-            self.peers[peer].kept_count -= 1;
-            self.peers[peer].kept_bytes -= unexpected.message.bytes();
+            self.let_go_of_kept(peer, 1, unexpected.message.bytes());
             return Ok(match unexpected.message {
                 Kept::Here { bytes, arrived } => {
                     // SAFETY: passed on.

@@ -410,7 +410,7 @@ impl State {
     pub(super) fn is_anything_ready(&self) -> bool {
         self.peers.iter().filter_map(|slot| slot.connection.as_ref()).any(|connection| {
             let wants_room = !connection.outbox.is_empty() || connection.wire.is_holding();
-            (connection.wire.consumer.is_ready() && !connection.is_stalled)
+            connection.wire.consumer.is_ready()
                 || (wants_room && connection.wire.has_news_of_room())
         }) || self.closed
     }

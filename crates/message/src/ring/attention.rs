@@ -25,17 +25,9 @@ pub const ASLEEP: u32 = 1;
 pub const AWAY: u32 = 2;
 
 /// The word of one side. The side itself sets flags, the other side clears them when it rings.
-#[derive(Debug)]
-#[repr(C, align(64))]
+#[derive(Debug, Default)]
 pub struct Attention {
     word: AtomicU32,
-    padding: [u32; 15],
-}
-
-impl Default for Attention {
-    fn default() -> Self {
-        Self { word: AtomicU32::new(0), padding: [0; 15] }
-    }
 }
 
 impl Attention {

@@ -9,6 +9,7 @@ use memferry_sys::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::attention::Attention;
 use super::cells::{Cell, Consumer, Producer, Ring};
+use super::fullness::Fullness;
 use super::record::Record;
 use super::space::Span;
 
@@ -19,14 +20,17 @@ pub const SPACE_BYTES: usize = 512 << 10;
 /// Records of a direction.
 pub const RECORDS: usize = 32;
 
-/// What one side owns: how far it has read, and whether it looks.
+/// What one side owns: how far it has read, whether it looks and what it has room for.
 #[repr(C, align(128))]
 struct Side {
     consumed: AtomicU64,
     /// Not 0: this side has given up its messages, and their memory may hold something else by now.
     ended: AtomicU64,
     padding: [u64; 14],
+    // Those two are in one line: whoever writes asks for both.
     attention: Attention,
+    fullness: Fullness,
+    padding_2: [u32; 14],
 }
 
 /// One direction.
@@ -138,6 +142,17 @@ impl Memory {
         &self.reader_of(self.outgoing).attention
     }
 
+    /// What this side has no room for.
+    pub fn own_fullness(&self) -> &Fullness {
+        &self.reader_of(self.incoming).fullness
+    }
+
+    /// What the other side has no room for.
+    #[inline]
+    pub fn other_fullness(&self) -> &Fullness {
+        &self.reader_of(self.outgoing).fullness
+    }
+
     /// Says that this side gives up its messages, before it does.
     pub fn end(&self) {
         self.reader_of(self.incoming).ended.store(1, Ordering::Release);
@@ -168,6 +183,7 @@ impl Memory {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use super::super::fullness::NO_PAYLOADS;
     use super::*;
     use std::os::fd::AsFd;
 
@@ -187,6 +203,10 @@ mod tests {
             to.own_attention().rest(1);
             assert_eq!(from.other_attention().take_ways(), 1);
             assert_eq!(to.own_attention().resting(), 0);
+            to.own_fullness().set(NO_PAYLOADS);
+            assert!(from.other_fullness().includes(NO_PAYLOADS));
+            assert!(!to.other_fullness().includes(NO_PAYLOADS));
+            to.own_fullness().set(0);
             let span = Span { offset: 64, length: 8 };
             // SAFETY: inside the space, and only this thread touches it.
             unsafe {
