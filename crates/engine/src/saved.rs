@@ -1,12 +1,12 @@
 //! What is measured once per machine and kept in a file: where the file is, when it is still good,
 //! and that it is written whole. What is measured, and how, each measurement knows for itself.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use std::{env, fs, io};
 
 use memferry_sys::cpu;
+use memferry_sys::folder_lock::lock_folder_of;
 use thiserror::Error;
 
 /// Where measured values come from.
@@ -145,12 +145,19 @@ fn measure_or_built_in<S: Saved>() -> S {
     S::measure().unwrap_or_else(S::built_in)
 }
 
+/// How long to wait for others who measure.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// A saved profile of another machine is measured anew, a missing one for the first time.
 fn read_or_measure<S: Saved>(path: &Path) -> Result<S, ProfileError> {
     if let Some(values) = read(path)? {
         return Ok(values);
     }
-    let _turn = take_turn(path);
+    // Processes that start together would disturb each other's measurements: one at a time.
+    if let Some(folder) = path.parent() {
+        let _ = fs::create_dir_all(folder);
+    }
+    let _turn = lock_folder_of(path, PATIENCE);
     // Whoever had the turn before has measured for all.
     if let Some(values) = read(path)? {
         return Ok(values);
@@ -158,24 +165,6 @@ fn read_or_measure<S: Saved>(path: &Path) -> Result<S, ProfileError> {
     let Some(values) = S::measure() else { return Ok(S::built_in()) };
     save(&values, path).map_err(|error| ProfileError::Io { path: path.to_owned(), error })?;
     Ok(values)
-}
-
-/// Processes that start together would disturb each other's measurements: one at a time. The lock
-/// is on the folder, so that nothing is left behind, and is not waited for too long.
-fn take_turn(path: &Path) -> Option<File> {
-    const PATIENCE: Duration = Duration::from_secs(2);
-    const NAP: Duration = Duration::from_millis(2);
-    let folder = path.parent()?;
-    fs::create_dir_all(folder).ok()?;
-    let folder = File::open(folder).ok()?;
-    let began = Instant::now();
-    while let Err(fs::TryLockError::WouldBlock) = folder.try_lock() {
-        if began.elapsed() > PATIENCE {
-            return None;
-        }
-        std::thread::sleep(NAP);
-    }
-    Some(folder)
 }
 
 /// What is in the file. `None` if there is none, or if it is of another machine or version.

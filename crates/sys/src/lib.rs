@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod cross_memory;
 pub mod event;
 pub mod fence;
+pub mod folder_lock;
 pub mod fork;
 pub mod packet_socket;
 pub mod pages;

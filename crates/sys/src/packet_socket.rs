@@ -4,12 +4,15 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
 };
+
+use crate::folder_lock::lock_folder_of;
 
 /// The name of a listening socket.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -24,6 +27,13 @@ impl SocketName {
     /// A name with a slash in it is a path; any other is abstract.
     pub fn parse(name: &str) -> Self {
         if name.contains('/') { Self::Path(name.into()) } else { Self::Abstract(name.to_owned()) }
+    }
+
+    fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Abstract(_) => None,
+            Self::Path(path) => Some(path),
+        }
     }
 
     fn address(&self) -> io::Result<SocketAddrUnix> {
@@ -119,15 +129,22 @@ pub struct PacketListener {
     name: SocketName,
     /// Whose the file is: not a forked child's.
     pid: u32,
+    file: Option<FileId>,
 }
+
+/// Which file a name stands for, whatever becomes of the name.
+type FileId = (u64, u64);
 
 impl PacketListener {
     /// Takes a name. A file that a dead process left behind is taken over; a name that somebody
     /// listens on is `AddrInUse`.
     pub fn bind(name: &SocketName) -> io::Result<Self> {
         const WAITING: i32 = 64;
+        const PATIENCE: Duration = Duration::from_secs(2);
         let socket = new_socket()?;
         let address = name.address()?;
+        // A file that nobody listens on yet looks stale.
+        let _turn = name.path().and_then(|path| lock_folder_of(path, PATIENCE));
         if let Err(error) = bind(&socket, &address) {
             let SocketName::Path(path) = name else { return Err(error.into()) };
             if error != rustix::io::Errno::ADDRINUSE || !is_stale(name) {
@@ -137,7 +154,8 @@ impl PacketListener {
             bind(&socket, &address)?;
         }
         listen(&socket, WAITING)?;
-        Ok(Self { socket, name: name.clone(), pid: std::process::id() })
+        let file = name.path().and_then(socket_file).map(|(id, _)| id);
+        Ok(Self { socket, name: name.clone(), pid: std::process::id(), file })
     }
 
     /// The next process that has connected, or `WouldBlock`.
@@ -157,7 +175,11 @@ impl Drop for PacketListener {
         if let SocketName::Path(path) = &self.name
             && self.pid == std::process::id()
         {
-            let _ = std::fs::remove_file(path);
+            // Somebody else may have the name by now.
+            let _turn = lock_folder_of(path, Duration::ZERO);
+            if socket_file(path).map(|(id, _)| id) == self.file {
+                let _ = std::fs::remove_file(path);
+            }
         }
     }
 }
@@ -170,16 +192,25 @@ impl AsFd for PacketListener {
 
 /// Whether a name is a socket's file that nobody listens on any more.
 fn is_stale(name: &SocketName) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    let SocketName::Path(path) = name else { return false };
-    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket());
+    let is_socket = name.path().and_then(socket_file).is_some();
     let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
     is_socket && PacketSocket::connect(name).err().is_some_and(refused)
 }
 
-/// Removes the file of a listening socket whose process is gone.
-pub fn remove_stale(path: &Path) {
-    if is_stale(&SocketName::Path(path.to_owned())) {
+/// Which file a path stands for, and whose it is, if it is a socket's.
+fn socket_file(path: &Path) -> Option<(FileId, u32)> {
+    use std::os::unix::fs::{FileTypeExt, MetadataExt};
+    let facts = std::fs::symlink_metadata(path).ok()?;
+    facts.file_type().is_socket().then(|| ((facts.dev(), facts.ino()), facts.uid()))
+}
+
+/// Removes the file of a listening socket whose process is gone, if it was made by this user: a
+/// process may say that it listens anywhere.
+pub fn remove_stale(path: &Path, owner: u32) {
+    let name = SocketName::Path(path.to_owned());
+    // Whoever has the turn may be about to listen there; others wait for this, so not for long.
+    let Some(_turn) = lock_folder_of(path, Duration::from_millis(5)) else { return };
+    if socket_file(path).is_some_and(|(_, uid)| uid == owner) && is_stale(&name) {
         let _ = std::fs::remove_file(path);
     }
 }
@@ -208,6 +239,35 @@ mod tests {
         assert!(server.receive(&mut packet).unwrap_err().kind() == io::ErrorKind::InvalidData);
         drop(client);
         assert_eq!(server.receive(&mut packet).unwrap().0, 0);
+    }
+
+    #[test]
+    fn a_name_that_somebody_else_has_taken_over_is_left_alone() {
+        let path = std::env::temp_dir().join(format!("memferry-taken-{}", std::process::id()));
+        let name = SocketName::Path(path.clone());
+        let first = PacketListener::bind(&name).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = PacketListener::bind(&name).unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn only_the_owners_stale_file_is_removed() {
+        let path = std::env::temp_dir().join(format!("memferry-owner-{}", std::process::id()));
+        let name = SocketName::Path(path.clone());
+        let own = rustix::process::geteuid().as_raw();
+        let listener = PacketListener::bind(&name).unwrap();
+        remove_stale(&path, own);
+        assert!(path.exists(), "somebody listens");
+        let PacketListener { socket, .. } = &*std::mem::ManuallyDrop::new(listener);
+        rustix::net::shutdown(socket, rustix::net::Shutdown::Both).unwrap();
+        remove_stale(&path, own + 1);
+        assert!(path.exists(), "it is another's");
+        remove_stale(&path, own);
+        assert!(!path.exists());
     }
 
     #[test]

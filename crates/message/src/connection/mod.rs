@@ -449,7 +449,8 @@ impl Wire {
             if let Some(process) = &self.process {
                 peer_process::wait_for_end(process.as_fd(), LAST_MOMENTS);
             }
-            memferry_sys::packet_socket::remove_stale(std::path::Path::new(&self.peer.name));
+            let name = std::path::Path::new(&self.peer.name);
+            memferry_sys::packet_socket::remove_stale(name, self.peer.credentials.uid);
         }
     }
 }
