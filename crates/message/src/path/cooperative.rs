@@ -4,12 +4,11 @@
 
 use memferry_sys::shared_memory::Access;
 
-use super::{
-    Path, ReceiveStage, Receiving, SendStage, Sending, Step, Tools, announce, copy_failed,
-};
+use super::{Path, ReceiveStage, Receiving, SendStage, Sending, Step, Turn, announce, copy_failed};
 use crate::connection::{View, Wire};
 use crate::error::Error;
-use crate::plan::PathKind;
+use crate::pieces::Piece;
+use crate::plan::{PathKind, Plan};
 use crate::ring::cells::Nonsense;
 use crate::ring::record::Finished;
 use crate::wire::{Manner, Note, Number};
@@ -76,44 +75,28 @@ pub(crate) fn begin_helping(
 }
 
 impl Path for Cooperative {
-    fn send(
-        &self,
-        sending: &mut Sending,
-        number: Number,
-        wire: &mut Wire,
-    ) -> Result<Step, Nonsense> {
+    fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
         let pieces = sending.pieces.as_slice();
         match &mut sending.stage {
-            SendStage::Queued => announce(sending, number, wire),
-            SendStage::Helping(together) => help(together, pieces, wire),
+            SendStage::Queued => announce(sending, turn),
+            SendStage::Helping(together) => help(together, pieces, turn),
             _ => Ok(Step::Idle),
         }
     }
 
-    fn begin(
-        &self,
-        receiving: &mut Receiving,
-        number: Number,
-        wire: &mut Wire,
-        _: &Tools<'_>,
-    ) -> Result<(), Nonsense> {
+    fn begin(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<(), Nonsense> {
         let length = receiving.accepted();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(()) };
         let pieces = receiving.pieces.as_slice();
-        fetch.together = open(wire, pieces, length, &fetch.plan, fetch.sender, number)?;
+        fetch.together = open(turn, pieces, length, &fetch.plan, fetch.sender)?;
         if fetch.together.is_none() {
             fetch.plan.path = PathKind::Single;
         }
         Ok(())
     }
 
-    fn receive(
-        &self,
-        receiving: &mut Receiving,
-        _: Number,
-        wire: &mut Wire,
-        tools: &Tools<'_>,
-    ) -> Result<Step, Nonsense> {
+    fn receive(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+        let Turn { wire, streaming, .. } = turn;
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
         let pieces = receiving.pieces.as_slice();
         let Some(together) = &mut fetch.together else { return Ok(Step::Idle) };
@@ -133,7 +116,7 @@ impl Path for Cooperative {
         };
         if let Some(chunk) = claimed.or(returned) {
             let (offset, bytes) = together.chunk(chunk);
-            let streaming = together.streams.then_some(tools.streaming);
+            let streaming = together.streams.then_some(*streaming);
             // SAFETY: the operation is under way, so its owner vouches for the pieces; the chunk
             // is this side's alone.
             let copied =
@@ -189,13 +172,13 @@ impl Path for Cooperative {
 
 /// Opens a record and tells the sender where the target is. `None` if all records are in use.
 fn open(
-    wire: &mut Wire,
-    pieces: &[crate::pieces::Piece],
+    turn: &mut Turn<'_>,
+    pieces: &[Piece],
     length: u64,
-    plan: &crate::plan::Plan,
+    plan: &Plan,
     sender: Number,
-    receiver: Number,
 ) -> Result<Option<Together>, Nonsense> {
+    let (wire, receiver) = (&mut *turn.wire, turn.number);
     let Some((record, generation)) = wire.take_record() else { return Ok(None) };
     wire.memory.record(true, record.into()).open(generation);
     let chunk_bytes = plan.chunk_bytes;
@@ -219,11 +202,8 @@ fn open(
 }
 
 /// The sender copies one chunk, if one is left.
-fn help(
-    together: &mut Together,
-    pieces: &[crate::pieces::Piece],
-    wire: &mut Wire,
-) -> Result<Step, Nonsense> {
+fn help(together: &mut Together, pieces: &[Piece], turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+    let Turn { wire, streaming, .. } = turn;
     let record = wire.memory.record(false, together.record.into());
     let (generation, chunks) = (together.generation, together.chunks());
     let Some(target) = &together.target else { return Ok(Step::Idle) };
@@ -232,7 +212,7 @@ fn help(
         return Ok(Step::Idle);
     };
     let (offset, bytes) = together.chunk(chunk);
-    let streaming = together.streams.then(best_streaming);
+    let streaming = together.streams.then_some(*streaming);
     // SAFETY: the operation is under way, so its owner vouches for the pieces; the receiver named
     // the target for this, and the chunk is this side's alone.
     let copied = unsafe { target.copy(pieces, offset, bytes, Access::Write, streaming) };
@@ -247,8 +227,4 @@ fn help(
         wire.announce_later();
     }
     Ok(Step::Moved)
-}
-
-fn best_streaming() -> memferry_sys::copy::stream::Streaming {
-    crate::port::streaming()
 }

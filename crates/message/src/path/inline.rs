@@ -1,10 +1,10 @@
 //! `inline`: the payload is in the cell, one cache line for the whole message.
 
-use super::{Path, Receiving, Sending, Step, Tools};
+use super::{Path, Sending, Step, Turn};
 use crate::connection::Wire;
 use crate::pieces::{Piece, gather};
 use crate::ring::cells::Nonsense;
-use crate::wire::{INLINE_BYTES, Number, inline_words};
+use crate::wire::{INLINE_BYTES, inline_words};
 
 pub(super) struct Inline;
 
@@ -31,21 +31,10 @@ pub(crate) unsafe fn put_inline(
 }
 
 impl Path for Inline {
-    fn send(&self, sending: &mut Sending, _: Number, wire: &mut Wire) -> Result<Step, Nonsense> {
+    fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
         let (tag, length) = (sending.tag, sending.length as usize);
         // SAFETY: the operation is under way, so its owner vouches for the memory.
-        let written = unsafe { put_inline(wire, tag, sending.pieces.as_slice(), length) }?;
+        let written = unsafe { put_inline(turn.wire, tag, sending.pieces.as_slice(), length) }?;
         Ok(if written { Step::Done } else { Step::Idle })
-    }
-
-    fn receive(
-        &self,
-        _: &mut Receiving,
-        _: Number,
-        _: &mut Wire,
-        _: &Tools<'_>,
-    ) -> Result<Step, Nonsense> {
-        // All of it came with the cell.
-        Ok(Step::Done)
     }
 }

@@ -36,12 +36,16 @@ pub(crate) enum Step {
     Failed(Error),
 }
 
-/// What a path may use besides the connection.
-pub(crate) struct Tools<'a> {
+/// What a path has for a step, besides the message.
+pub(crate) struct Turn<'a> {
+    /// The number of the operation.
+    pub(crate) number: Number,
+    /// The connection.
+    pub(crate) wire: &'a mut Wire,
     /// The best way to write around the caches.
     pub(crate) streaming: Streaming,
     /// The copy core, for engines. Built when first needed.
-    pub(crate) ferry: &'a dyn Fn() -> Option<&'static Ferry>,
+    pub(crate) ferry: fn() -> Option<&'static Ferry>,
 }
 
 /// A message on its way out.
@@ -130,38 +134,23 @@ impl Receiving {
 /// A way for messages.
 pub(crate) trait Path: Sync {
     /// The sender's next step. Usual: tell the receiver, who does the rest.
-    fn send(
-        &self,
-        sending: &mut Sending,
-        number: Number,
-        wire: &mut Wire,
-    ) -> Result<Step, Nonsense> {
+    fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
         match sending.stage {
-            SendStage::Queued => announce(sending, number, wire),
+            SendStage::Queued => announce(sending, turn),
             _ => Ok(Step::Idle),
         }
     }
 
     /// The receiver has a place for a message: tells the others who can do something about it.
     /// Copies nothing.
-    fn begin(
-        &self,
-        _receiving: &mut Receiving,
-        _number: Number,
-        _wire: &mut Wire,
-        _tools: &Tools<'_>,
-    ) -> Result<(), Nonsense> {
+    fn begin(&self, _receiving: &mut Receiving, _turn: &mut Turn<'_>) -> Result<(), Nonsense> {
         Ok(())
     }
 
-    /// The receiver's next step, for a message that is matched.
-    fn receive(
-        &self,
-        receiving: &mut Receiving,
-        number: Number,
-        wire: &mut Wire,
-        tools: &Tools<'_>,
-    ) -> Result<Step, Nonsense>;
+    /// The receiver's next step, for a message that is matched. Usual: all of it comes by itself.
+    fn receive(&self, _: &mut Receiving, _: &mut Turn<'_>) -> Result<Step, Nonsense> {
+        Ok(Step::Done)
+    }
 
     /// Whether the other side may still write to the memory of a receive that is to be given up.
     /// Asking also tells it to stop.
@@ -198,7 +187,8 @@ fn copy_failed(error: crate::connection::CopyError) -> Error {
 }
 
 /// Sends the request for a message that waits in this side's memory. For all paths that do.
-fn announce(sending: &mut Sending, number: Number, wire: &mut Wire) -> Result<Step, Nonsense> {
+fn announce(sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+    let (wire, number) = (&mut *turn.wire, turn.number);
     use crate::wire::Note;
     use memferry_sys::shared_memory::Access;
     if !wire.has_room()? || !wire.takes_announcement(sending.pieces.as_slice().len()) {

@@ -2,31 +2,24 @@
 //! here. The receiver itself copies the first part through its cache, where the reader will look
 //! first; engines write the rest around the caches.
 
-use memferry_copy::{Options, Request, Temperature};
+use memferry_copy::{Ferry, Options, Request, Temperature};
 use memferry_sys::shared_memory::Access;
 
-use super::{Fetch, Path, ReceiveStage, Receiving, Step, Tools};
+use super::{Fetch, Path, ReceiveStage, Receiving, Step, Turn};
 use crate::connection::Wire;
 use crate::error::{Error, Who};
 use crate::pieces::{Piece, Pieces};
 use crate::plan::PathKind;
 use crate::ring::cells::Nonsense;
-use crate::wire::Number;
 
 pub(super) struct Offload;
 
 impl Path for Offload {
-    fn begin(
-        &self,
-        receiving: &mut Receiving,
-        _: Number,
-        _: &mut Wire,
-        tools: &Tools<'_>,
-    ) -> Result<(), Nonsense> {
+    fn begin(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<(), Nonsense> {
         let accepted = receiving.accepted();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(()) };
         let started = match &receiving.pieces {
-            Pieces::One(target) => start(fetch, *target, accepted, tools),
+            Pieces::One(target) => start(fetch, *target, accepted, (turn.ferry)()),
             Pieces::Many(_) => false,
         };
         if !started {
@@ -36,13 +29,7 @@ impl Path for Offload {
         Ok(())
     }
 
-    fn receive(
-        &self,
-        receiving: &mut Receiving,
-        _: Number,
-        _: &mut Wire,
-        _: &Tools<'_>,
-    ) -> Result<Step, Nonsense> {
+    fn receive(&self, receiving: &mut Receiving, _: &mut Turn<'_>) -> Result<Step, Nonsense> {
         let accepted = receiving.accepted();
         let pieces = receiving.pieces.as_slice();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
@@ -77,8 +64,8 @@ impl Path for Offload {
 }
 
 /// Hands everything behind the warm part to the engines.
-fn start(fetch: &mut Fetch, target: Piece, accepted: u64, tools: &Tools<'_>) -> bool {
-    let (Some(source), Some(ferry)) = (fetch.source.near_address(), (tools.ferry)()) else {
+fn start(fetch: &mut Fetch, target: Piece, accepted: u64, ferry: Option<&Ferry>) -> bool {
+    let (Some(source), Some(ferry)) = (fetch.source.near_address(), ferry) else {
         return false;
     };
     let warm = fetch.plan.warm_bytes.min(accepted) as usize;

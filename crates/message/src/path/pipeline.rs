@@ -1,23 +1,17 @@
 //! `pipeline`: through the shared space, in fragments, when the receiver has a place for them. Two
 //! copies, but it works where nobody may look into anybody's memory.
 
-use super::{Path, ReceiveStage, Receiving, SendStage, Sending, Step, Tools, announce, stream};
-use crate::connection::Wire;
+use super::{Path, ReceiveStage, Receiving, SendStage, Sending, Step, Turn, announce, stream};
 use crate::ring::cells::Nonsense;
-use crate::wire::{Manner, Note, Number};
+use crate::wire::{Manner, Note};
 
 pub(super) struct Pipeline;
 
 impl Path for Pipeline {
-    fn send(
-        &self,
-        sending: &mut Sending,
-        number: Number,
-        wire: &mut Wire,
-    ) -> Result<Step, Nonsense> {
+    fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
         match sending.stage {
-            SendStage::Queued => announce(sending, number, wire),
-            SendStage::Streaming { .. } => match stream::send_fragment(sending, wire)? {
+            SendStage::Queued => announce(sending, turn),
+            SendStage::Streaming { .. } => match stream::send_fragment(sending, turn.wire)? {
                 // The receiver's word ends it, when it has copied the last byte.
                 Step::Done => Ok(Step::Idle),
                 step => Ok(step),
@@ -26,33 +20,17 @@ impl Path for Pipeline {
         }
     }
 
-    fn begin(
-        &self,
-        receiving: &mut Receiving,
-        number: Number,
-        wire: &mut Wire,
-        _: &Tools<'_>,
-    ) -> Result<(), Nonsense> {
+    fn begin(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<(), Nonsense> {
         let accepted = receiving.accepted();
         let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(()) };
         let sender = fetch.sender;
         let manner = Manner::Pipeline;
         // What does not fit is not sent at all.
-        wire.post(Note::Accept { sender, receiver: number, length: accepted, manner });
+        turn.wire.post(Note::Accept { sender, receiver: turn.number, length: accepted, manner });
+        // Fragments come by themselves; a message of which nothing is wanted has none.
         if accepted > 0 {
             receiving.stage = ReceiveStage::Arriving { arrived: 0, requested: Some(sender) };
         }
         Ok(())
-    }
-
-    fn receive(
-        &self,
-        _: &mut Receiving,
-        _: Number,
-        _: &mut Wire,
-        _: &Tools<'_>,
-    ) -> Result<Step, Nonsense> {
-        // Fragments come by themselves; a message of which nothing is wanted has none.
-        Ok(Step::Done)
     }
 }

@@ -2,27 +2,19 @@
 
 use memferry_sys::shared_memory::Access;
 
-use super::{Path, ReceiveStage, Receiving, Step, Tools, copy_failed};
-use crate::connection::Wire;
+use super::{Path, ReceiveStage, Receiving, Step, Turn, copy_failed};
 use crate::ring::cells::Nonsense;
-use crate::wire::Number;
 
 pub(super) struct Single;
 
 impl Path for Single {
-    fn receive(
-        &self,
-        receiving: &mut Receiving,
-        _: Number,
-        _: &mut Wire,
-        tools: &Tools<'_>,
-    ) -> Result<Step, Nonsense> {
+    fn receive(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
         let accepted = receiving.accepted();
         let pieces = receiving.pieces.as_slice();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
         let length = (accepted - fetch.done).min(fetch.plan.chunk_bytes.into());
         if length > 0 {
-            let streaming = fetch.plan.streams.then_some(tools.streaming);
+            let streaming = fetch.plan.streams.then_some(turn.streaming);
             // SAFETY: the operation is under way, so its owner vouches for the pieces.
             let copied =
                 unsafe { fetch.source.copy(pieces, fetch.done, length, Access::Read, streaming) };

@@ -2,7 +2,7 @@
 //!
 //! Everything is behind one lock. Calls of the application, and a background thread where one was
 //! asked for, take it, do what can be done at once ([`progress`]), and leave; nobody sleeps with
-//! it ([`wait`]).
+//! it ([`wait`], [`sleep`]).
 
 mod background;
 mod close;
@@ -13,6 +13,7 @@ mod progress;
 mod receive_now;
 mod rendezvous;
 mod settings;
+mod sleep;
 mod submit;
 mod wait;
 mod watch;
@@ -32,7 +33,7 @@ use crate::connect::listener::Listener;
 use crate::connection::{Description, Wire};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
-use crate::path::Tools;
+use crate::path::Turn;
 use crate::pieces::{Piece, Pieces};
 use crate::plan::{self, Closeness, Facts};
 use crate::wire::Number;
@@ -350,9 +351,9 @@ fn copy_profile() -> &'static CopyProfile {
     })
 }
 
-/// What paths may use besides the connection.
-fn tools() -> Tools<'static> {
-    Tools { streaming: streaming(), ferry: &ferry }
+/// What a path has for a step.
+fn turn(number: Number, wire: &mut Wire) -> Turn<'_> {
+    Turn { number, wire, streaming: streaming(), ferry }
 }
 
 /// The best way to write around the caches.

@@ -4,7 +4,7 @@ use memferry_sys::clock;
 
 use super::deliver::Fate;
 use super::operations::Deed;
-use super::{Connection, Peer, Received, State, tools};
+use super::{Connection, Peer, Received, State, turn};
 use crate::connection::Wire;
 use crate::error::{Error, Gone};
 use crate::path::{self, ReceiveStage, SendStage, Step};
@@ -169,15 +169,14 @@ impl State {
         }
         match &mut operation.deed {
             Deed::Send(sending) => {
-                let step = path::of(sending.path).send(sending, number, wire)?;
+                let step = path::of(sending.path).send(sending, &mut turn(number, wire))?;
                 wire.announce();
                 Ok(Some(step))
             }
             Deed::Receive(receiving) => {
                 let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(None) };
                 let (kind, sender) = (fetch.plan.path, fetch.sender);
-                let tools = tools();
-                let mut step = path::of(kind).receive(receiving, number, wire, &tools)?;
+                let mut step = path::of(kind).receive(receiving, &mut turn(number, wire))?;
                 if step == Step::Done && wire.memory.has_other_ended() && !wire.is_self() {
                     step = Step::Failed(Error::PeerGone(Gone::Closed));
                 }
@@ -210,7 +209,7 @@ impl State {
             if matches!(sending.stage, SendStage::Queued) && !connection.wire.takes_payloads() {
                 sending.path = PathKind::Single;
             }
-            match path::of(sending.path).send(sending, number, &mut connection.wire)? {
+            match path::of(sending.path).send(sending, &mut turn(number, &mut connection.wire))? {
                 Step::Idle => break,
                 Step::Moved if matches!(sending.stage, SendStage::Announced) => {
                     connection.announced += 1;

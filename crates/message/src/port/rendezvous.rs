@@ -3,7 +3,7 @@
 use memferry_sys::affinity;
 use memferry_sys::shared_memory::Access;
 
-use super::{Connection, Kept, Request, State, tools};
+use super::{Connection, Kept, Request, State, turn};
 use crate::connection::Wire;
 use crate::error::Error;
 use crate::path::{self, Fetch, ReceiveStage, SendStage};
@@ -67,7 +67,7 @@ impl State {
             together: None,
             transfer: None,
         }));
-        path.begin(receiving, number, &mut connection.wire, &tools())
+        path.begin(receiving, &mut turn(number, &mut connection.wire))
     }
 
     /// Fetches a message at once, for a thread that waits for it, if it is so small that the

@@ -2,7 +2,7 @@
 
 use super::operations::Deed;
 use super::progress::Work;
-use super::{Assembling, Kept, Peer, Received, State};
+use super::{Assembling, Kept, Peer, Received, State, turn};
 use crate::error::Gone;
 use crate::error::{Error, ValidationError};
 use crate::matching::Want;
@@ -147,7 +147,7 @@ impl State {
     fn send_at_once(&mut self, peer: usize, sending: &mut Sending) -> Result<bool, Nonsense> {
         let wire = self.wire(peer);
         loop {
-            match path::of(sending.path).send(sending, Number::default(), wire)? {
+            match path::of(sending.path).send(sending, &mut turn(Number::default(), wire))? {
                 Step::Done => {
                     wire.announce();
                     return Ok(true);
