@@ -8,6 +8,7 @@ use crate::cells::{self, CELLS, Reader, Writer};
 use crate::futex::{Futex, Socket};
 use crate::model;
 use crate::ring::attention::{ASLEEP, AWAY, Attention};
+use crate::ring::fullness::{Fullness, NO_MESSAGES, NO_PAYLOADS};
 use crate::ring::record::{Finished, Record};
 
 /// One side's word, and where it sleeps.
@@ -147,6 +148,49 @@ fn a_writer_without_room_is_woken_by_what_is_given_back() {
         let mut reader = there.join().unwrap();
         while reader.take() {}
         assert_eq!(reader.seen, CELLS as u64 + 1);
+    });
+}
+
+#[test]
+fn a_sender_that_was_refused_is_woken_when_there_is_room_again() {
+    model(4, || {
+        let fullness = Arc::new(Fullness::default());
+        fullness.set(NO_MESSAGES);
+        let side = Side::new();
+        let receiver = thread::spawn({
+            let (fullness, side) = (fullness.clone(), side.clone());
+            move || {
+                fullness.set(0);
+                side.ring();
+            }
+        });
+        let is_let = || !fullness.includes(NO_MESSAGES);
+        while !is_let() {
+            side.sleep_unless(ASLEEP, is_let);
+        }
+        receiver.join().unwrap();
+    });
+}
+
+/// What a side sends after the other has said that it is full is bounded by the ring.
+#[test]
+fn a_sender_that_finds_room_in_the_ring_knows_that_the_receiver_is_full() {
+    model(4, || {
+        let (mut writer, mut reader) = cells::ends();
+        let fullness = Arc::new(Fullness::default());
+        (0..CELLS).for_each(|_| writer.write());
+        let there = thread::spawn({
+            let fullness = fullness.clone();
+            move || {
+                assert!(reader.take());
+                fullness.set(NO_PAYLOADS);
+                reader.consumer.publish();
+            }
+        });
+        if writer.has_room() {
+            assert!(fullness.includes(NO_PAYLOADS));
+        }
+        there.join().unwrap();
     });
 }
 
