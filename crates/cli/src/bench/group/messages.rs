@@ -172,37 +172,15 @@ pub(super) fn has_pattern(bytes: &[u8], seed: usize) -> bool {
 mod tests {
     use super::*;
     use crate::bench::group::exchange::threads::together;
+    use crate::bench::group::fragile;
     use crate::bench::group::plain::Touched;
-    use std::sync::mpsc::{Receiver, Sender, channel};
 
-    struct Pair {
-        to: Sender<Vec<u8>>,
-        from: Receiver<Vec<u8>>,
-        breaks: bool,
-    }
-
-    impl Link for Pair {
-        fn send(&mut self, message: &[u8]) -> anyhow::Result<()> {
-            let mut copy = message.to_vec();
-            if let (true, Some(last)) = (self.breaks, copy.last_mut()) {
-                *last ^= 1;
-            }
-            Ok(self.to.send(copy)?)
-        }
-
-        fn receive(&mut self, message: &mut [u8]) -> anyhow::Result<()> {
-            message.copy_from_slice(&self.from.recv()?);
-            Ok(())
-        }
-    }
-
-    fn play(bytes: usize, breaks: bool) -> anyhow::Result<Timing> {
-        let ((to_second, from_first), (to_first, from_second)) = (channel(), channel());
-        let mut second = Pair { to: to_first, from: from_first, breaks };
+    fn play(bytes: usize, breaks: Option<usize>) -> anyhow::Result<Timing> {
+        let (mut first, mut second) = fragile::ends();
+        second.breaks = breaks;
         let other = std::thread::spawn(move || {
             let _ = pingpong::<Touched<u8>>(&mut second, false, &mut None, bytes, 5);
         });
-        let mut first = Pair { to: to_second, from: from_second, breaks: false };
         let timing = pingpong::<Touched<u8>>(&mut first, true, &mut None, bytes, 5);
         drop(first);
         other.join().unwrap();
@@ -212,9 +190,9 @@ mod tests {
     #[test]
     fn a_broken_byte_is_noticed_before_anything_is_timed() {
         for bytes in [0, 1, 100_000] {
-            assert!(play(bytes, false).is_ok(), "{bytes}");
+            assert!(play(bytes, None).is_ok(), "{bytes}");
         }
-        assert!(play(100, true).is_err());
+        assert!(play(100, Some(0)).is_err());
     }
 
     #[test]

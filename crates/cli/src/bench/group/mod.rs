@@ -10,6 +10,8 @@ mod exchange;
 mod field;
 mod floor;
 mod fourier;
+#[cfg(test)]
+mod fragile;
 #[cfg(feature = "peers")]
 mod iceoryx;
 mod integer_sort;

@@ -97,40 +97,15 @@ fn check_window(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::group::fragile;
     use crate::bench::group::plain::Touched;
-    use std::sync::mpsc::{Receiver, Sender, channel};
-
-    /// Breaks the last byte of one message, counted from 0.
-    struct Fragile {
-        to: Sender<Vec<u8>>,
-        from: Receiver<Vec<u8>>,
-        sent: usize,
-        breaks: Option<usize>,
-    }
-
-    impl Link for Fragile {
-        fn send(&mut self, message: &[u8]) -> anyhow::Result<()> {
-            let mut copy = message.to_vec();
-            if let (true, Some(last)) = (self.breaks == Some(self.sent), copy.last_mut()) {
-                *last ^= 1;
-            }
-            self.sent += 1;
-            Ok(self.to.send(copy)?)
-        }
-
-        fn receive(&mut self, message: &mut [u8]) -> anyhow::Result<()> {
-            message.copy_from_slice(&self.from.recv()?);
-            Ok(())
-        }
-    }
 
     fn play(bytes: usize, breaks: Option<usize>) -> anyhow::Result<Timing> {
-        let ((to_second, from_first), (to_first, from_second)) = (channel(), channel());
-        let mut second = Fragile { to: to_first, from: from_first, sent: 0, breaks: None };
+        let (mut first, mut second) = fragile::ends();
+        first.breaks = breaks;
         let other = std::thread::spawn(move || {
             let _ = stream::<Touched<u8>>(&mut second, false, &mut None, bytes, 2);
         });
-        let mut first = Fragile { to: to_second, from: from_second, sent: 0, breaks };
         let timing = stream::<Touched<u8>>(&mut first, true, &mut None, bytes, 2);
         drop(first);
         other.join().unwrap();
