@@ -98,3 +98,21 @@ fn senders_wait_when_not_even_announcements_can_be_kept_and_go_on_when_they_can(
     receive(&sides, sides.to_there, 0..1500);
     sends.into_iter().for_each(|send| drop(send.wait().unwrap()));
 }
+
+#[test]
+fn one_who_keeps_nothing_still_gets_what_it_asks_for() {
+    for builder in [Builder::new().most_kept_messages(0), Builder::new().most_kept_bytes(0)] {
+        let sides = pair(&builder);
+        for tag in 0..50 {
+            // Unexpected, then expected.
+            let sends = [0, 1]
+                .map(|_| sides.there.isend(sides.to_here, tag, pattern(LENGTH, tag)).unwrap());
+            sides.settle();
+            receive(&sides, sides.to_there, tag..tag + 1);
+            receive(&sides, sides.to_there, tag..tag + 1);
+            for mut send in sends {
+                sides.finish(&mut [send.operation()]);
+            }
+        }
+    }
+}

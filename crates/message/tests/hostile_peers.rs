@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_message::plan::PathKind;
+use memferry_message::ring::record::Finished;
 use memferry_message::{Builder, Endpoint, Error, Gone, Peer, Source, TAG_ALL, TAG_ANY};
 use memferry_sys::shared_memory::SealedMemory;
 use support::memory::{Guarded, first_wrong, pattern};
 use support::raw_peer::{self, RawPeer, first, kind};
 use support::traces::{holdings, memory_kib};
-use support::{alone, say, unique, until};
+use support::{alone, is_readable, say, unique, until};
 
 /// An endpoint, and an honest one that is connected to it.
 struct Pair {
@@ -237,6 +238,59 @@ fn claims_that_are_never_finished_are_given_up_in_the_end() {
     }
     say(format_args!("giving up what 20 claims held took {:?}", began.elapsed() / 2));
     assert!(began.elapsed() < Duration::from_secs(10), "each was waited for by itself");
+}
+
+/// A chunk that is told of without a note, and another call before the event loop looks.
+#[test]
+fn an_event_loop_hears_of_a_chunk_although_other_calls_come_first() {
+    let _alone = alone();
+    let sides = pair(&Builder::new().path(PathKind::Cooperative));
+    let (mut raw, peer) = sides.meet();
+    let watch = sides.prey.watch().unwrap();
+    let source = pattern(1 << 20, 1);
+    let mut receive = sides.prey.irecv(peer, 1, TAG_ALL, vec![0; 1 << 20]).unwrap();
+    raw.write(&[first(kind::REACH, 3, 0), 0, 0, 0, 0, 0, 0, 0]);
+    let address = source.as_ptr() as u64;
+    raw.write(&[first(kind::REQUEST, 0, 0), 1, 1 << 20, 5, address, 0, 0, 0]);
+    let (mut helping, mut others) = (None, Vec::new());
+    until("a chunk is claimed, and all others are copied", || {
+        while let Some(words) = raw.consumer.peek() {
+            raw.consumer.pass();
+            if words[0] >> 32 & 0xFF == u64::from(kind::ACCEPT) {
+                let (record, generation) = ((words[6] >> 32) as u16, (words[6] >> 48) as u16);
+                let (chunk_bytes, target) = (words[6] & 0xFFFF_FFFF, words[4]);
+                helping = Some((record, generation, chunk_bytes, target));
+                let record = raw.memory.record(false, record.into());
+                let chunks = (1u64 << 20).div_ceil(chunk_bytes);
+                assert_eq!(record.claim_back(generation, chunks), Ok(Some(chunks - 1)));
+            }
+        }
+        if helping.is_none() {
+            // Takes in notes, and copies nothing yet.
+            others.push(sides.prey.irecv(peer, 2, TAG_ALL, vec![0; 8]).unwrap());
+        } else {
+            sides.prey.progress();
+        }
+        helping.is_some() && !is_readable(&watch)
+    });
+    let (record, generation, chunk_bytes, target) = helping.unwrap();
+    let at = (1 << 20) - chunk_bytes;
+    // SAFETY: the receiver has named the target, which is in this process, and the chunk is claimed.
+    unsafe {
+        let from = source.as_ptr().add(at as usize);
+        std::ptr::copy_nonoverlapping(from, (target + at) as *mut u8, chunk_bytes as usize);
+    }
+    raw.memory
+        .record(false, record.into())
+        .tell(generation, Finished { chunks: 1, returned: None });
+    raw.wake();
+    assert!(is_readable(&watch));
+    others.push(sides.prey.irecv(peer, 2, TAG_ALL, vec![0; 8]).unwrap());
+    assert!(is_readable(&watch), "the call has taken the news away");
+    sides.prey.progress();
+    assert!(receive.is_done());
+    assert_eq!(first_wrong(&receive.wait().unwrap().1, 1), None);
+    drop(others);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use memferry_message::{Builder, Endpoint, Link, Listener, Source, TAG_ALL, TAG_ANY};
 use support::memory::{first_wrong, pattern};
 use support::process::{self, Child, setting};
-use support::{PATIENCE, pair, say, unique, until};
+use support::{PATIENCE, is_readable, pair, say, unique, until};
 
 const SIZES: [usize; 6] = [10, 3000, 40_000, 300_000, 1 << 20, 4 << 20];
 
@@ -18,13 +18,6 @@ fn poll(descriptor: impl AsFd) -> bool {
     let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
     let mut watched = [PollFd::new(&descriptor, PollFlags::IN)];
     rustix::event::poll(&mut watched, Some(&timeout)).unwrap() == 1
-}
-
-fn is_readable(descriptor: impl AsFd) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec};
-    let mut watched = [PollFd::new(&descriptor, PollFlags::IN)];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    rustix::event::poll(&mut watched, Some(&now)).unwrap() == 1
 }
 
 #[test]
@@ -269,4 +262,16 @@ fn other_processes_begin_here() {
             endpoint.send(received.source, received.tag, &buffer).unwrap();
         }
     }
+}
+
+#[test]
+fn a_message_whose_handle_was_dropped_moves_on_with_any_other_call() {
+    let sides = pair(&Builder::new().cross_memory(false));
+    drop(sides.here.isend(sides.to_there, 1, pattern(1 << 20, 1)).unwrap());
+    let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 1 << 20]).unwrap();
+    until("it has arrived", || {
+        drop(sides.here.isend(sides.to_there, 2, vec![0; 8]).unwrap());
+        receive.is_done()
+    });
+    assert_eq!(first_wrong(&receive.wait().unwrap().1, 1), None);
 }

@@ -153,8 +153,8 @@ impl PacketListener {
             std::fs::remove_file(path)?;
             bind(&socket, &address)?;
         }
-        listen(&socket, WAITING)?;
         let file = name.path().and_then(socket_file).map(|(id, _)| id);
+        listen(&socket, WAITING)?;
         Ok(Self { socket, name: name.clone(), pid: std::process::id(), file })
     }
 
@@ -207,6 +207,9 @@ fn socket_file(path: &Path) -> Option<(FileId, u32)> {
 /// Removes the file of a listening socket whose process is gone, if it was made by this user: a
 /// process may say that it listens anywhere.
 pub fn remove_stale(path: &Path, owner: u32) {
+    if socket_file(path).is_none_or(|(_, uid)| uid != owner) {
+        return;
+    }
     let name = SocketName::Path(path.to_owned());
     // Whoever has the turn may be about to listen there; others wait for this, so not for long.
     let Some(_turn) = lock_folder_of(path, Duration::from_millis(5)) else { return };

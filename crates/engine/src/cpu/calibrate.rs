@@ -133,8 +133,8 @@ impl Bench {
 
     /// One way: half of the time for a descriptor of one byte to come back.
     fn handover_ns(&mut self) -> Option<f64> {
-        const BATCHES: usize = 100;
-        const ROUNDS: usize = 20;
+        const BATCHES: usize = 200;
+        const ROUNDS: usize = 10;
         let channel = self.channel.as_ref()?;
         let round = || {
             // SAFETY: one byte inside the target, which lives until the channel is done.

@@ -197,6 +197,11 @@ impl Wire {
         takes
     }
 
+    /// Nothing that was refused waits any more.
+    pub(crate) fn forget_refusal(&mut self) {
+        self.refused_for = 0;
+    }
+
     /// What this side has no room for, as far as it said so.
     pub(crate) fn fullness(&self) -> u32 {
         self.fullness
@@ -325,16 +330,31 @@ impl Wire {
         self.free_records.push((number, generation.wrapping_add(1).max(1)));
     }
 
-    /// Tells the other side that it may free what it has shared with a dead connection: nothing to
-    /// do but to take the file of its socket away if the process left it behind.
-    pub(crate) fn clean_up_after(&self, gone: &Gone) {
-        if *gone == Gone::Ended && self.peer.name.contains('/') {
-            // A process that ends closes its sockets one after the other.
-            if let Some(process) = &self.process {
-                peer_process::wait_for_end(process.as_fd(), LAST_MOMENTS);
-            }
-            let name = std::path::Path::new(&self.peer.name);
-            memferry_sys::packet_socket::remove_stale(name, self.peer.credentials.uid);
+    /// What a process that has ended may have left behind: the file of its socket. Other users'
+    /// files are not this side's to remove.
+    pub(crate) fn leftover(&mut self, gone: &Gone) -> Option<Leftover> {
+        let own = rustix::process::geteuid().as_raw();
+        let is_own = self.peer.credentials.uid == own && self.peer.name.contains('/');
+        (is_own && *gone == Gone::Ended)
+            .then(|| Leftover { path: self.peer.name.clone().into(), process: self.process.take() })
+    }
+}
+
+/// The file of the socket of a process that has ended.
+#[derive(Debug)]
+pub(crate) struct Leftover {
+    path: std::path::PathBuf,
+    process: Option<OwnedFd>,
+}
+
+impl Leftover {
+    /// Removes it if nobody listens there any more. Takes a moment.
+    pub(crate) fn remove(self) {
+        // A process that ends closes its sockets one after the other.
+        if let Some(process) = &self.process {
+            peer_process::wait_for_end(process.as_fd(), LAST_MOMENTS);
         }
+        let own = rustix::process::geteuid().as_raw();
+        memferry_sys::packet_socket::remove_stale(&self.path, own);
     }
 }

@@ -244,7 +244,7 @@ impl State {
         let Some(connection) = connection else { return };
         let said = connection.wire.fullness();
         let level = |used: usize, most: usize, what: u32| match used {
-            _ if used >= most => what,
+            _ if used >= most.max(1) => what,
             _ if used > most / 4 * 3 => said & what,
             _ => 0,
         };

@@ -185,6 +185,9 @@ pub(crate) struct State {
     is_behind: bool,
     moves: u64,
     last_checked_ns: u64,
+    /// From whom a message was last taken straight out of the ring, and how many were in a row.
+    last_taken_from: usize,
+    taken_now: u32,
     /// Dropped regions that peers have been told of.
     drops_told: usize,
 }
@@ -237,6 +240,8 @@ impl Port {
             is_behind: false,
             moves: 0,
             last_checked_ns: 0,
+            last_taken_from: 0,
+            taken_now: 0,
             drops_told: crate::region::drops(),
         };
         Arc::new(Self {
@@ -260,8 +265,14 @@ impl Port {
         pieces: &[Piece],
     ) -> Result<Begun, Error> {
         self.check_fork()?;
+        let mut state = self.enter();
         // SAFETY: passed on.
-        unsafe { self.enter().send(to, tag, pieces) }
+        let begun = unsafe { state.send(to, tag, pieces) };
+        // Small messages are sent without a look at anything else.
+        if state.operations.has_detached() {
+            state.progress();
+        }
+        begun
     }
 
     /// Begins a receive.

@@ -7,6 +7,7 @@ use std::task::Waker;
 use memferry_sys::EventFd;
 
 use super::Received;
+use crate::connection::Leftover;
 use crate::error::Error;
 use crate::path::{Receiving, Sending};
 use crate::wire::Number;
@@ -51,6 +52,8 @@ pub(crate) struct Operations {
     most: usize,
     /// Outcomes that nobody has taken yet.
     untaken: usize,
+    /// Those under way that nobody will ask for.
+    detached: usize,
     /// Ends since this was last set to zero.
     pub(crate) ended: usize,
     /// To be dealt with when nobody holds the lock any more: foreign code may call back.
@@ -63,6 +66,8 @@ pub(crate) enum Leaving {
     Wake(Waker),
     /// Drop.
     Drop { _operation: Box<Operation> },
+    /// Remove a file.
+    CleanUp(Leftover),
     /// Drop something of the application's.
     Kept(#[allow(dead_code, reason = "kept to be dropped")] Box<dyn Any + Send>),
 }
@@ -84,6 +89,7 @@ impl Operations {
             free: Vec::new(),
             most,
             untaken: 0,
+            detached: 0,
             ended: 0,
             leavings: Vec::new(),
         }
@@ -97,6 +103,11 @@ impl Operations {
     /// Whether outcomes wait to be taken.
     pub(crate) fn has_untaken(&self) -> bool {
         self.untaken > 0
+    }
+
+    /// Whether some are under way that nobody will ask for.
+    pub(crate) fn has_detached(&self) -> bool {
+        self.detached > 0
     }
 
     /// Whether one more may be begun.
@@ -151,6 +162,7 @@ impl Operations {
         }
         let operation = slot.operation.take()?;
         self.untaken -= usize::from(operation.outcome.is_some());
+        self.detached -= usize::from(operation.detached.is_some());
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index as u32);
         Some(operation)
@@ -193,10 +205,13 @@ impl Operations {
         match self.get(number) {
             Some(operation) if operation.outcome.is_none() => {
                 // Whatever was left here before stays as long: its memory may be in use.
-                operation.detached = Some(match operation.detached.take() {
+                let before = operation.detached.take();
+                let is_new = before.is_none();
+                operation.detached = Some(match before {
                     None => kept,
                     Some(before) => Box::new((before, kept)),
                 });
+                self.detached += usize::from(is_new);
             }
             _ => {
                 let gone = self.remove(number).map(Box::new);

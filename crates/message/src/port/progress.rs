@@ -3,7 +3,7 @@
 use memferry_sys::clock;
 
 use super::deliver::Fate;
-use super::operations::Deed;
+use super::operations::{Deed, Leaving};
 use super::{Connection, Peer, Received, State, turn};
 use crate::connection::Wire;
 use crate::error::{Error, Gone};
@@ -52,7 +52,13 @@ impl State {
     /// Does what takes no time: for calls that only begin something. A call that copied what came
     /// meanwhile would keep the peer waiting for what it is about to say.
     pub(crate) fn hear(&mut self) -> bool {
-        self.work(Work::Notes)
+        self.work(self.work_of_beginnings())
+    }
+
+    /// How much calls do that only begin something. Messages whose handles were dropped are never
+    /// waited for, so every call has to move them.
+    pub(super) fn work_of_beginnings(&self) -> Work {
+        if self.operations.has_detached() { Work::Everything } else { Work::Notes }
     }
 
     fn work(&mut self, work: Work) -> bool {
@@ -88,6 +94,9 @@ impl State {
 
     /// The same for one peer. One that breaks the protocol is lost.
     pub(super) fn progress_peer(&mut self, peer: usize, work: Work) -> bool {
+        if self.peers[peer].connection.is_none() {
+            return false;
+        }
         match self.try_progress(peer, work) {
             Ok((moved, closes)) => {
                 if let Some(connection) = &mut self.peers[peer].connection {
@@ -199,6 +208,7 @@ impl State {
     /// Sends what waits, in order, while there is room.
     fn send_outbox(&mut self, peer: usize) -> Result<bool, Nonsense> {
         let mut moved = false;
+        self.wire(peer).forget_refusal();
         while let Some(&number) = self.connection(peer).outbox.front() {
             let Self { operations, peers, .. } = self;
             let connection = peers[peer].connection.as_mut().expect("it is connected");
@@ -249,9 +259,7 @@ impl State {
             }
             // What it sent before its end still counts, if it comes to an end.
             for _ in 0..MOST_LAST_STEPS {
-                if self.peers[peer].connection.is_none()
-                    || !self.progress_peer(peer, Work::Everything)
-                {
+                if !self.progress_peer(peer, Work::Everything) {
                     break;
                 }
             }
@@ -287,7 +295,8 @@ impl State {
         }
         self.forget_incomplete(peer);
         self.count_processes();
-        connection.wire.clean_up_after(&gone);
+        let leftover = connection.wire.leftover(&gone).map(Leaving::CleanUp);
+        self.operations.leavings.extend(leftover);
         if let Some(readiness) = &self.readiness {
             connection.wire.descriptors().for_each(|fd| readiness.remove(fd));
         }

@@ -11,6 +11,8 @@ use crate::wire::{Note, inline_message};
 /// Looks at the ring before the usual way is taken: a few microseconds, without the pause between
 /// looks that would take longer than a look.
 const LOOKS: u32 = 400;
+/// Messages that are taken so before everything else is looked at.
+const MOST_IN_A_ROW: u32 = 64;
 /// Longer ones are copied step by step, so that others get their turn.
 const LONGEST_NOW: u64 = 64 << 10;
 
@@ -33,10 +35,18 @@ impl State {
         if self.matching.has_posted() || self.matching.kept_count() > 0 {
             return None;
         }
+        // Now and then the usual way, on which everything else gets its turn.
+        self.taken_now = (self.taken_now + 1) % MOST_IN_A_ROW;
+        if self.taken_now == 0 {
+            return None;
+        }
         for _ in 0..if self.is_crowded { 1 } else { LOOKS } {
-            for peer in 0..self.peers.len() {
+            // Not always the first one first: it may write faster than this side reads.
+            let first = (self.last_taken_from + 1).min(self.peers.len());
+            for peer in (first..self.peers.len()).chain(0..first) {
                 let Some(connection) = &self.peers[peer].connection else { continue };
                 if connection.wire.consumer.is_ready() {
+                    self.last_taken_from = peer;
                     // SAFETY: passed on.
                     return unsafe { self.take_now(peer, &want, pieces, capacity) };
                 }
@@ -107,7 +117,9 @@ impl State {
                 Some((tag, length))
             }
             Note::Request { tag, length, sender, source, core, .. }
-                if want.fits(peer, tag) && length <= LONGEST_NOW.min(capacity) =>
+                if want.fits(peer, tag)
+                    && length <= LONGEST_NOW.min(capacity)
+                    && !connection.wire.is_holding() =>
             {
                 // SAFETY: passed on, for no more than the pieces hold.
                 unsafe { self.fetch_now(peer, source, length, core, pieces) }?;

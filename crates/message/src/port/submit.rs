@@ -1,7 +1,6 @@
 //! Beginning operations: sends, receives, probes, and taking them back.
 
 use super::operations::Deed;
-use super::progress::Work;
 use super::{Assembling, Kept, Peer, Received, State, turn};
 use crate::error::Gone;
 use crate::error::{Error, ValidationError};
@@ -138,7 +137,7 @@ impl State {
         let number = self.operations.insert(Deed::Send(sending));
         self.connection(peer).outbox.push_back(number);
         if first {
-            self.progress_peer(peer, Work::Notes);
+            self.progress_peer(peer, self.work_of_beginnings());
         }
         Ok(Ok(Begun::Underway(number)))
     }
@@ -194,7 +193,7 @@ impl State {
                     if let Err(Nonsense(what)) = self.meet(number, peer, tag, length, request) {
                         self.lose(peer, Gone::Misbehaved(what));
                     }
-                    self.progress_peer(peer, Work::Notes);
+                    self.progress_peer(peer, self.work_of_beginnings());
                     Begun::Underway(number)
                 }
             });
@@ -304,6 +303,7 @@ impl State {
             // It waits for its turn, or is the next and waits for room.
             SendStage::Queued | SendStage::Streaming { sent: 0, receiver: None, .. } => {
                 connection.outbox.retain(|waiting| *waiting != number);
+                connection.wire.forget_refusal();
                 operations.finish(number, Err(Error::Cancelled));
             }
             SendStage::Announced => {

@@ -87,6 +87,7 @@ impl Entered<'_> {
 fn deal_with(leaving: Leaving) {
     let deal = || match leaving {
         Leaving::Wake(waker) => waker.wake(),
+        Leaving::CleanUp(leftover) => leftover.remove(),
         Leaving::Drop { .. } | Leaving::Kept(_) => {}
     };
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(deal)).is_err() {

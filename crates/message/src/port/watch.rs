@@ -69,6 +69,8 @@ impl State {
                 wire.awake();
                 let drained = wire.drop_stale_packets();
                 wire.rest(flags);
+                // What was told without a note before that must be looked at again.
+                connection.is_stepping |= !connection.active.is_empty();
                 if let Err(nonsense) = drained {
                     self.lose(peer, Gone::Misbehaved(nonsense.0));
                 }

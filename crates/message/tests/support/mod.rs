@@ -126,3 +126,11 @@ pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         std::thread::yield_now();
     }
 }
+
+/// Whether a descriptor is readable now.
+pub(crate) fn is_readable(descriptor: impl std::os::fd::AsFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+    let mut watched = [PollFd::new(&descriptor, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    rustix::event::poll(&mut watched, Some(&now)).unwrap() == 1
+}

@@ -10,7 +10,7 @@ use memferry_sys::shared_memory::{Access, Mapping};
 use super::until;
 
 const MAGIC: u64 = 0x7972_7265_666D_656D;
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// The first bytes of a hello, and all of it for somebody who does not listen.
 pub(crate) fn hello(identity: u128, probe: (u64, u64), name: &str) -> Vec<u8> {
