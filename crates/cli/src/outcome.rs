@@ -21,7 +21,7 @@ pub(crate) struct Outcome {
     pub(crate) rows: Vec<Row>,
     /// The telling numbers, by key.
     pub(crate) summary: Summary,
-    /// Peers that should have been measured and are not installed.
+    /// Peers that should have been measured and were not: they are not installed, or failed.
     pub(crate) missing: Vec<String>,
     /// Sentences for the reader.
     pub(crate) notes: Vec<String>,

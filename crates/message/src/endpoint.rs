@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memferry_copy::{OwnedSource, OwnedTarget};
-use memferry_sys::packet_socket::SocketName;
 use memferry_sys::readiness::Readiness;
 
 use crate::buffers::{IntoPieces, IntoPiecesMut, Source};
 use crate::builder::Builder;
 use crate::connect::listener::Listener;
+use crate::connect::parse_name;
 use crate::connect::reach::Reach;
 use crate::error::Error;
 use crate::operation::{self, Failed, Operation, OwnedOperation, Scope};
@@ -64,7 +64,7 @@ impl Builder {
     /// file system; any other vanishes with the process.
     pub fn open(&self, name: &str) -> Result<Endpoint, Error> {
         let settings = self.settings()?;
-        let listener = Listener::bind(&SocketName::parse(name), settings.allowed.clone())?;
+        let listener = Listener::bind(&parse_name(name)?, settings.allowed.clone())?;
         let background = settings.background;
         let port = Port::new(settings, name.to_owned(), Some(listener));
         if background {

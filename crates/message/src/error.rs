@@ -5,7 +5,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 /// Anything that can go wrong with a message or a connection.
-#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[derive(Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Nothing was started.
@@ -37,6 +37,13 @@ pub enum Error {
     /// This process is a fork of the one that opened the endpoint or link.
     #[error("opened before a fork: only the parent process can use it; open another here")]
     Forked,
+}
+
+/// The text for people: it is what they see of an error that `main` returns or that is unwrapped.
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Display::fmt(self, f)
+    }
 }
 
 /// Whose memory.
@@ -108,6 +115,9 @@ pub enum ValidationError {
         /// What would be valid.
         expected: &'static str,
     },
+    /// A name without a character.
+    #[error("the name is empty: others find an endpoint or a listener by its name")]
+    EmptyName,
     /// A rank that does not exist.
     #[error("rank {rank} of a job of {size}: ranks go from 0 to one less than the size")]
     Rank {
@@ -128,9 +138,37 @@ pub enum ConnectError {
     /// Nobody listens on the name.
     #[error("nobody listens on {0}: start the other side first, or check the name")]
     NobodyListens(String),
+    /// The system does not let anybody listen there.
+    #[error(
+        "cannot listen on {name}: {error}: a name has at most 90 bytes, and one with a slash is a \
+         path in a folder that exists and may be written"
+    )]
+    CannotListen {
+        /// The name.
+        name: String,
+        /// What the system said.
+        error: SystemError,
+    },
+    /// The path is that of something else.
+    #[error("{0} is a file that is no socket: choose another name, or remove it")]
+    NotASocket(String),
+    /// A rank did not join its job in time.
+    #[error(
+        "rank {rank} of the job {job} did not come within {seconds} s: was it started, by the same \
+         user, with the same name and size?"
+    )]
+    RankMissing {
+        /// The job.
+        job: String,
+        /// The rank.
+        rank: usize,
+        /// How long was waited.
+        seconds: u64,
+    },
     /// The other side did not answer in time.
     #[error(
-        "{name} did not answer within {seconds} s: is it stopped, or busy outside the library?"
+        "{name} did not answer within {seconds} s: is it stopped, or busy outside the library? Does \
+         a link call an endpoint, or the reverse? Has a listener never called `accept`?"
     )]
     NoAnswer {
         /// The name.

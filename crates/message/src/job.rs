@@ -99,7 +99,11 @@ impl Builder {
             let peer = if other == rank {
                 endpoint.myself()?
             } else {
-                wait_for(&endpoint, &other_name, other < rank, deadline, timeout)?
+                let found = wait_for(&endpoint, &other_name, other < rank, deadline)?;
+                let seconds = timeout.as_secs();
+                let missing =
+                    || ConnectError::RankMissing { job: name.to_owned(), rank: other, seconds };
+                found.ok_or_else(missing)?
             };
             peers.push(peer);
         }
@@ -107,19 +111,18 @@ impl Builder {
     }
 }
 
-/// Connects to a rank, or waits until it has connected.
+/// Connects to a rank, or waits until it has connected. `None` if it does not come.
 fn wait_for(
     endpoint: &Endpoint,
     name: &str,
     dial: bool,
     deadline: Option<Instant>,
-    timeout: Duration,
-) -> Result<Peer, Error> {
+) -> Result<Option<Peer>, Error> {
     const NAP: Duration = Duration::from_millis(1);
     loop {
         let attempt = if dial { endpoint.connect(name).map(Some) } else { Ok(None) };
         match attempt {
-            Ok(Some(peer)) => return Ok(peer),
+            Ok(Some(peer)) => return Ok(Some(peer)),
             Ok(None) | Err(Error::Connect(ConnectError::NobodyListens(_))) => {}
             Err(error) => return Err(error),
         }
@@ -128,12 +131,11 @@ fn wait_for(
         state.progress();
         // One that has come and gone already was there: its messages tell.
         if let Some(peer) = state.find_name_ever(name) {
-            return Ok(peer);
+            return Ok(Some(peer));
         }
         drop(state);
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            let seconds = timeout.as_secs();
-            return Err(ConnectError::NoAnswer { name: name.to_owned(), seconds }.into());
+            return Ok(None);
         }
         std::thread::sleep(NAP);
     }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memferry_copy::{OwnedSource, OwnedTarget};
-use memferry_sys::packet_socket::SocketName;
 
 use crate::buffers::{IntoPieces, IntoPiecesMut, Source};
 use crate::builder::Builder;
 use crate::connect::hello::Identity;
 use crate::connect::listener::Listener as Ear;
+use crate::connect::parse_name;
 use crate::endpoint::Watch;
 use crate::error::{ConnectError, Error};
 use crate::operation::{self, Failed, Operation, OwnedOperation};
@@ -28,7 +28,7 @@ impl Builder {
     /// vanishes with the process.
     pub fn listen(&self, name: &str) -> Result<Listener, Error> {
         let settings = self.settings()?;
-        let ear = Ear::bind(&SocketName::parse(name), settings.allowed.clone())?;
+        let ear = Ear::bind(&parse_name(name)?, settings.allowed.clone())?;
         Ok(Listener { ear: std::sync::Mutex::new(ear), settings })
     }
 

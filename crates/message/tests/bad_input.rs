@@ -223,3 +223,35 @@ fn other_processes_begin_here() {
         }
     }
 }
+
+#[test]
+fn names_that_cannot_be_are_refused_with_the_reason() {
+    let text = |error: Error| error.to_string();
+    let endpoint = Endpoint::open(&unique("named")).unwrap();
+    for error in [
+        Endpoint::open("").unwrap_err(),
+        Listener::bind("").unwrap_err(),
+        Link::connect("").unwrap_err(),
+        endpoint.connect("").unwrap_err(),
+    ] {
+        assert_eq!(error, Error::Validation(ValidationError::EmptyName));
+    }
+    let long = "x".repeat(300);
+    assert!(text(Endpoint::open(&long).unwrap_err()).contains(&long));
+    let nowhere = std::env::temp_dir().join("memferry-no-such-folder/x");
+    let error = text(Endpoint::open(nowhere.to_str().unwrap()).unwrap_err());
+    assert!(error.contains("no-such-folder") && error.contains("folder that exists"), "{error}");
+    let file = std::env::temp_dir().join(unique("file"));
+    std::fs::write(&file, "text").unwrap();
+    let error = text(Endpoint::open(file.to_str().unwrap()).unwrap_err());
+    assert!(error.contains("no socket"), "{error}");
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "text");
+    std::fs::remove_file(file).unwrap();
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named() {
+    let builder = Builder::new().connect_timeout(std::time::Duration::from_millis(50));
+    let error = builder.join(&unique("job"), 0, 2).unwrap_err().to_string();
+    assert!(error.starts_with("rank 1 of the job job"), "{error}");
+}

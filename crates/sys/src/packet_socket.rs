@@ -29,6 +29,11 @@ impl SocketName {
         if name.contains('/') { Self::Path(name.into()) } else { Self::Abstract(name.to_owned()) }
     }
 
+    /// Whether it is the path of something that is no socket.
+    pub fn is_other_file(&self) -> bool {
+        self.path().is_some_and(|path| path.exists() && socket_file(path).is_none())
+    }
+
     fn path(&self) -> Option<&Path> {
         match self {
             Self::Abstract(_) => None,

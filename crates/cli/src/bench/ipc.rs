@@ -64,8 +64,8 @@ impl Bench for Ipc {
             "The cross-memory read is one process_vm_readv by the receiver, told of by a line in \
              shared memory. Two copies are pipelined through a ring that stays in the caches. Both \
              look for the other without sleeping, as ours does for a while. Loopback TCP is without \
-             delay; sockets have buffers of 1 MiB, pipes are as large as the kernel lets users make \
-             them, and the calls of both block."
+             delay, its buffers are the kernel's; Unix sockets have buffers of 1 MiB, pipes are as \
+             large as the kernel lets users make them, and the calls of all three block."
                 .into(),
         );
         outcome.notes.push(

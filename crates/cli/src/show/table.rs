@@ -17,7 +17,7 @@ pub(crate) fn render(outcome: &Outcome, paint: Paint) -> String {
     text.push_str(&render_summary(outcome, paint));
     if !outcome.missing.is_empty() {
         let missing = outcome.missing.join(", ");
-        text.push_str(&format!("\n  {} {missing}\n", paint.bad("not installed:")));
+        text.push_str(&format!("\n  {} {missing}\n", paint.bad("did not take part:")));
     }
     for (index, note) in outcome.notes.iter().enumerate() {
         let gap = if index == 0 { "\n" } else { "" };
@@ -160,6 +160,6 @@ mod tests {
         outcome.missing.push("rayon".to_owned());
         outcome.notes.push("Two cores only.".to_owned());
         let text = render(&outcome, Paint::plain());
-        assert!(text.ends_with("\n  not installed: rayon\n\n  Two cores only.\n"), "{text}");
+        assert!(text.ends_with("\n  did not take part: rayon\n\n  Two cores only.\n"), "{text}");
     }
 }

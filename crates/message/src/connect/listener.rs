@@ -12,7 +12,7 @@ use memferry_sys::readiness::Readiness;
 use super::hello::{self, BadHello, Hello, Identity, Refusal, Welcome};
 use super::reach::ProbeWords;
 use super::{Acquaintance, Allowed};
-use crate::error::ConnectError;
+use crate::error::{ConnectError, SystemError};
 use crate::ring::layout::{End, Memory};
 
 /// Sockets whose hello has not come yet: at most so many, for at most so long.
@@ -47,8 +47,14 @@ impl Listener {
     /// Takes a name.
     pub(crate) fn bind(name: &SocketName, allowed: Allowed) -> Result<Self, ConnectError> {
         let socket = PacketListener::bind(name).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AddrInUse if name.is_other_file() => {
+                ConnectError::NotASocket(name.to_string())
+            }
             std::io::ErrorKind::AddrInUse => ConnectError::NameInUse(name.to_string()),
-            _ => ConnectError::system("listening on the name")(error),
+            _ => ConnectError::CannotListen {
+                name: name.to_string(),
+                error: SystemError(Arc::new(error)),
+            },
         })?;
         Ok(Self { socket, allowed, pending: Vec::new(), readiness: None, is_troubled: false })
     }

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use memferry_sys::packet_socket::{PacketSocket, SocketName};
 use memferry_sys::peer_process::{self, Credentials};
 
-use crate::error::ConnectError;
+use crate::error::{ConnectError, ValidationError};
 use crate::ring::layout::{End, Memory};
 use hello::{Hello, Identity, Refusal, Welcome};
 use reach::ProbeWords;
@@ -194,4 +194,9 @@ fn check_user(socket: &PacketSocket, allowed: &Allowed) -> Result<Credentials, C
     } else {
         Err(ConnectError::UserNotAllowed(credentials.uid))
     }
+}
+
+/// The socket that a name stands for.
+pub(crate) fn parse_name(name: &str) -> Result<SocketName, ValidationError> {
+    if name.is_empty() { Err(ValidationError::EmptyName) } else { Ok(SocketName::parse(name)) }
 }

@@ -3,12 +3,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use memferry_sys::packet_socket::SocketName;
-
 use super::{Assembling, Connection, Peer, PeerSlot, Port, State};
 use crate::connect::hello::{Identity, Refusal};
 use crate::connect::reach::is_switched_off;
-use crate::connect::{Acquaintance, Answer, Connecting};
+use crate::connect::{Acquaintance, Answer, Connecting, parse_name};
 use crate::connection::{PeerFacts, Wire};
 use crate::error::{ConnectError, Error};
 
@@ -16,6 +14,7 @@ impl Port {
     /// Connects to a name. A peer that is connected already is simply returned.
     pub(crate) fn connect(&self, name: &str) -> Result<Peer, Error> {
         self.check_fork()?;
+        let socket_name = parse_name(name)?;
         let (mut waiting, before) = {
             let mut state = self.enter();
             if state.closed {
@@ -36,7 +35,6 @@ impl Port {
                 (state.settings.allowed.clone(), state.settings.connect_timeout);
             drop(state);
             // Without the lock: where many connect at once it takes a while.
-            let socket_name = SocketName::parse(name);
             (Connecting::start(&socket_name, identity, &own_name, &allowed, patience), before)
         };
         let outcome = match &mut waiting {

@@ -125,20 +125,18 @@ fn place(turn: usize, round: usize, count: usize) -> usize {
 }
 
 impl Rounds {
-    /// The median over rounds of how many times faster `series` is than the fastest peer of the
-    /// same round. Not a number if one of them did not take part.
+    /// The median over rounds of how many times faster `series` is than the peer with the best
+    /// median. Not a number if one of them did not take part.
     pub(in crate::bench) fn against_best(&self, series: &str) -> f64 {
-        let Some(ours) = self.line(series) else { return f64::NAN };
-        let peers: Vec<_> = self.lines.iter().filter(|line| line.role == Role::Peer).collect();
-        if peers.is_empty() {
-            return f64::NAN;
-        }
-        let best = |round: usize| {
-            let times = peers.iter().map(|peer| peer.times[round].total_ns);
-            times.fold(f64::INFINITY, f64::min)
-        };
-        let ratio = |(round, own): (usize, &Timing)| best(round) / own.total_ns;
-        median(ours.times.iter().enumerate().map(ratio).collect())
+        let median_of = |line: &&Line| self.median_ns(&line.series);
+        let peers = self.lines.iter().filter(|line| line.role == Role::Peer);
+        let best = peers.min_by(|one, other| median_of(one).total_cmp(&median_of(other)));
+        best.map_or(f64::NAN, |best| self.times_longer(&best.series, series))
+    }
+
+    /// Whether a series took part, and did not fail.
+    pub(in crate::bench) fn has(&self, series: &str) -> bool {
+        self.line(series).is_some()
     }
 
     /// The median over rounds of how much longer `series` takes than `other`.

@@ -73,6 +73,11 @@ impl Fit {
         Self { iterations: ((slice_ns / once_ns) as u64).clamp(1, MOST_ITERATIONS), once_ns }
     }
 
+    /// The same, with more iterations if they are so few.
+    fn at_least(self, iterations: u64) -> Self {
+        Self { iterations: self.iterations.max(iterations), ..self }
+    }
+
     /// What a turn will take: the iterations and those that warm up.
     fn turn_ns(self) -> f64 {
         (self.iterations + order::warm_up_of(self.iterations)) as f64 * self.once_ns

@@ -71,7 +71,7 @@ impl Drop for Scratch {
 }
 
 fn hire_janitor(folder: &Path, name: &str) -> io::Result<Child> {
-    Command::new("sh")
+    Command::new("/bin/sh")
         .args(["-c", JANITOR, "janitor"])
         .args([folder, &Path::new(SHARED_MEMORY).join(name)])
         .stdin(Stdio::piped())
