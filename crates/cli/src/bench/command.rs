@@ -40,7 +40,15 @@ fn run_one(bench: &'static dyn Bench, args: &BenchArgs) -> anyhow::Result<()> {
     } else {
         show::print(&table::render(&outcome, Paint::for_stdout()))?;
     }
-    write_report(args.report.as_deref(), &[outcome], args)
+    let failed = failure_of_ours(&outcome).map(str::to_owned);
+    write_report(args.report.as_deref(), &[outcome], args)?;
+    failed.map_or(Ok(()), |failed| bail!("{failed}"))
+}
+
+/// What happened to one of our own contestants that did not get to the end: a failure, not a peer
+/// that happens to be missing.
+fn failure_of_ours(outcome: &Outcome) -> Option<&str> {
+    outcome.missing.iter().map(String::as_str).find(|missing| missing.starts_with("memferry"))
 }
 
 fn run_suite(benches: &[&'static dyn Bench], args: &BenchArgs) -> anyhow::Result<()> {
@@ -79,6 +87,10 @@ fn measure_all(
             Ok(outcome) => {
                 if shown {
                     show::print(&format!("{}\n", table::render(&outcome, Paint::for_stdout())))?;
+                }
+                if let Some(failed) = failure_of_ours(&outcome) {
+                    show::complain(&format!("memferry: the bench {}: {failed}", bench.name()));
+                    failures.push(bench.name());
                 }
                 outcomes.push(outcome);
             }
