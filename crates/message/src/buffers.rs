@@ -8,7 +8,7 @@ use crate::port::Peer;
 /// From whom a receive takes messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// From anybody.
+    /// From anybody. Such a receive stays under way when the last peer is gone: another may come.
     Any,
     /// From one peer.
     Peer(Peer),

@@ -141,7 +141,8 @@ impl Builder {
         Ok(self.settings()?.facts())
     }
 
-    /// The settings, with the environment in the places that were left open.
+    /// The settings, with the environment in the places that were left open. Background progress is
+    /// on if either asks for it, cross-memory access if neither forbids it.
     pub(crate) fn settings(&self) -> Result<Settings, Error> {
         if let Some(problem) = &self.problem {
             return Err(problem.clone().into());
@@ -152,6 +153,11 @@ impl Builder {
         fill(&mut limits.cooperative_bytes, "MEMFERRY_COOPERATIVE_BYTES")?;
         fill(&mut limits.offload_bytes, "MEMFERRY_OFFLOAD_BYTES")?;
         fill(&mut settings.spin_ns, "MEMFERRY_MESSAGE_SPIN_NS")?;
+        if let Some(path @ (PathKind::Inline | PathKind::Eager)) = limits.path {
+            let (name, value) = ("path", path.name().to_owned());
+            let expected = "a path for messages that wait: single, cooperative, offload or pipeline";
+            return Err(ValidationError::Setting { name, value, expected }.into());
+        }
         if limits.path.is_none() {
             limits.path = word("MEMFERRY_PATH", "single, cooperative, offload or pipeline", |w| {
                 PathKind::from_name(w)

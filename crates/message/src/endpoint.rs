@@ -276,7 +276,8 @@ impl Endpoint {
         found.expect("without a deadline it ends")
     }
 
-    /// Moves messages on; returns whether anything moved. Every other call does this too.
+    /// Moves messages on; returns whether anything moved. Calls that wait, test or probe do this
+    /// too; those that begin a message only take in what came.
     pub fn progress(&self) -> bool {
         if self.port().check_fork().is_err() {
             return false;

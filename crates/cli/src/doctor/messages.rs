@@ -169,7 +169,7 @@ fn watching(pair: io::Result<(UnixStream, UnixStream)>) -> Check {
         peer_process::process_by_number(socket.as_fd()),
     ) {
         (Ok(_), _) => {
-            Check::new(NAME, Status::Ok, "SO_PEERPIDFD: the end of a peer is noticed at once")
+            Check::new(NAME, Status::Ok, "SO_PEERPIDFD: the end of a peer is noticed within 20 ms")
         }
         (Err(_), Ok(_)) => {
             let detail = "pidfd_open: the end of a peer is noticed, its number could be reused";

@@ -24,8 +24,8 @@ pub use scoped::{Scope, ScopedOperation};
 
 /// A send or receive, over or under way.
 ///
-/// Dropping it changes nothing: the message goes on, and its memory must stay valid until it is
-/// over.
+/// Dropping it changes nothing: the message goes on in other calls to its endpoint or link, and its
+/// memory must stay valid until it is over.
 #[derive(Debug)]
 pub struct Operation {
     port: Arc<Port>,
