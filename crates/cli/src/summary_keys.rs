@@ -203,7 +203,7 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     ratio(IPC, "4m_vs_shm", None, "Speed of a message of 4 MiB (half of a round trip), against two pipelined copies through shared memory."),
     ratio(IPC, "4m_vs_loopback", None, "Speed of a message of 4 MiB (half of a round trip), against TCP over the loopback interface."),
 
-    cost(PINGPONG, "floor_ns", "ns", None, "Time a cache line takes from core to core, with a line for each direction: no message can be quicker."),
+    cost(PINGPONG, "floor_ns", "ns", None, "Time a cache line takes from core to core, with a line for each direction: what the simplest message takes."),
     cost(PINGPONG, "8b_vs_floor", "ratio", Some(1.5), "A message of 8 bytes as a multiple of that floor."),
     ratio(PINGPONG, "8b_vs_best", Some(1.0), "Speed of a message of 8 bytes, against the fastest peer."),
     ratio(PINGPONG, "64k_vs_best", Some(1.2), "Speed of a message of 64 KiB, against the fastest peer."),

@@ -155,7 +155,8 @@ impl Builder {
         fill(&mut settings.spin_ns, "MEMFERRY_MESSAGE_SPIN_NS")?;
         if let Some(path @ (PathKind::Inline | PathKind::Eager)) = limits.path {
             let (name, value) = ("path", path.name().to_owned());
-            let expected = "a path for messages that wait: single, cooperative, offload or pipeline";
+            let expected =
+                "a path for messages that wait: single, cooperative, offload or pipeline";
             return Err(ValidationError::Setting { name, value, expected }.into());
         }
         if limits.path.is_none() {
