@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, ValidationError};
-use crate::plan::{Facts, PathKind};
+use crate::plan::{Facts, PathKind, Profile};
 use crate::port::Settings;
 
 /// Settings for a new endpoint, listener or link. What is not set here is taken from the
@@ -146,6 +146,14 @@ impl Builder {
     pub(crate) fn settings(&self) -> Result<Settings, Error> {
         if let Some(problem) = &self.problem {
             return Err(problem.clone().into());
+        }
+        if Profile::load().is_err() {
+            return Err(ValidationError::Setting {
+                name: "MEMFERRY_PROFILE",
+                value: std::env::var("MEMFERRY_PROFILE").unwrap_or_default(),
+                expected: "off, measure, or a file that can be read and written",
+            }
+            .into());
         }
         let mut settings = self.settings.clone();
         let limits = &mut settings.limits;

@@ -275,3 +275,13 @@ fn a_message_whose_handle_was_dropped_moves_on_with_any_other_call() {
     });
     assert_eq!(first_wrong(&receive.wait().unwrap().1, 1), None);
 }
+
+#[test]
+fn an_owned_receive_can_be_waited_for_again_and_again() {
+    let sides = pair(&Builder::new());
+    let receive = sides.here.irecv(sides.to_there, 1, TAG_ALL, vec![0; 8]).unwrap();
+    let receive = receive.wait_timeout(std::time::Duration::from_millis(5)).unwrap_err();
+    sides.there.send(sides.to_here, 1, &[7; 8]).unwrap();
+    let (received, bytes) = receive.wait_timeout(PATIENCE).unwrap().unwrap();
+    assert_eq!((received.length, bytes), (8, vec![7; 8]));
+}

@@ -4,6 +4,7 @@ use std::fs;
 use std::sync::Arc;
 
 use memferry::engine::cpu::{Origin, Profile, ProfileError, ProfileSource};
+use memferry::engine::saved::{Saved, default_path};
 use memferry::{BuildError, Ferry};
 use memferry_sys::EventFd;
 use rustix::thread::{MembarrierCommand, membarrier_query};
@@ -132,6 +133,19 @@ fn eventfd(made: std::io::Result<()>) -> Check {
     }
 }
 
+/// Values that were measured a moment ago, which is fine if they are saved for next time.
+pub(super) fn measured_now<S: Saved>(name: &'static str, detail: &str) -> Check {
+    let place = default_path::<S>();
+    let is_saved = place.as_ref().is_some_and(|path| path.exists());
+    if is_saved || std::env::var_os("MEMFERRY_PROFILE").is_some() {
+        return Check::new(name, Status::Ok, detail);
+    }
+    let place = place.map_or("no folder".to_owned(), |path| path.display().to_string());
+    let detail = format!("{detail}, and by every other process: {place} cannot be written");
+    Check::new(name, Status::Warn, detail)
+        .cure("let MEMFERRY_PROFILE name a file that can be written, or set HOME")
+}
+
 fn profile(loaded: Result<Arc<Profile>, ProfileError>) -> Check {
     const NAME: &str = PROFILE;
     match loaded {
@@ -144,7 +158,7 @@ fn profile(loaded: Result<Arc<Profile>, ProfileError>) -> Check {
                     Check::new(NAME, Status::Ok, format!("{kernel}, saved in {}", path.display()))
                 }
                 Origin::Measured => {
-                    Check::new(NAME, Status::Ok, format!("{kernel}, measured by this run"))
+                    measured_now::<Profile>(NAME, &format!("{kernel}, measured by this run"))
                 }
                 Origin::BuiltIn => {
                     let detail = "built-in values: this machine was not measured";

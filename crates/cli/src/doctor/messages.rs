@@ -13,7 +13,7 @@ use memferry::message::{Builder, ShareableBuffer};
 use memferry_sys::shared_memory::SealedMemory;
 use memferry_sys::{peer_process, wait_word};
 
-use super::copies::chosen;
+use super::copies::{chosen, measured_now};
 use super::{Check, Status};
 use crate::{number, size};
 
@@ -84,7 +84,10 @@ fn profile(found: Result<Profile, ProfileError>) -> Check {
         number::duration(lines.handover_ns),
         size::format(crossing)
     );
-    Check::new(NAME, Status::Ok, detail)
+    match profile.origin {
+        Origin::Measured => measured_now::<Profile>(NAME, &detail),
+        _ => Check::new(NAME, Status::Ok, detail),
+    }
 }
 
 fn try_sealed_memory() -> io::Result<()> {

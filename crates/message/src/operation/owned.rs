@@ -5,6 +5,7 @@ use std::future::Future;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use super::Operation;
 use crate::error::Error;
@@ -109,6 +110,17 @@ impl<B: Send + 'static> OwnedOperation<B> {
     pub fn wait(mut self) -> Result<(Received, B), Failed<B>> {
         let outcome = self.operation.wait();
         self.hand_back(outcome)
+    }
+
+    /// Waits for the end at most so long; hands itself back if it is not over then.
+    pub fn wait_timeout(
+        mut self,
+        timeout: Duration,
+    ) -> Result<Result<(Received, B), Failed<B>>, Self> {
+        match self.operation.wait_timeout(timeout) {
+            Some(outcome) => Ok(self.hand_back(outcome)),
+            None => Err(self),
+        }
     }
 
     fn hand_back(&mut self, outcome: Result<Received, Error>) -> Result<(Received, B), Failed<B>> {

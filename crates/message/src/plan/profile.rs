@@ -29,15 +29,11 @@ struct Pair {
 
 impl Profile {
     /// The profile that all endpoints and links of this process go by: as `MEMFERRY_PROFILE` says,
-    /// else the saved one, else measured now and saved. Built-in values where that is not possible.
-    pub fn load() -> &'static Self {
-        static FOUND: OnceLock<Profile> = OnceLock::new();
-        FOUND.get_or_init(|| {
-            Self::find().unwrap_or_else(|error| {
-                tracing::warn!(%error, "messages are planned with built-in costs");
-                Self::built_in()
-            })
-        })
+    /// else the saved one, else measured now and saved. An error if `MEMFERRY_PROFILE` names a file
+    /// that cannot be used.
+    pub fn load() -> Result<&'static Self, &'static ProfileError> {
+        static FOUND: OnceLock<Result<Profile, ProfileError>> = OnceLock::new();
+        FOUND.get_or_init(Self::find).as_ref()
     }
 
     /// As [`Profile::load`], with what stands in the way.

@@ -46,7 +46,8 @@ impl Settings {
     pub(crate) fn facts(&self) -> Facts {
         let copy = copy_profile();
         Facts {
-            profile: Profile::load().clone(),
+            // The builder has asked for it before.
+            profile: Profile::load().cloned().unwrap_or_else(|_| Profile::built_in()),
             limits: self.limits,
             l2_bytes: cpu::facts().l2_bytes as u64,
             stream_bytes: copy.shared_stream_bytes as u64,
