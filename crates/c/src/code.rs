@@ -211,7 +211,11 @@ fn of_connect(error: &ConnectError) -> c_int {
         ConnectError::UserNotAllowed(_) => ADMA_EPERM,
         ConnectError::Version { .. } => ADMA_EPROTO,
         ConnectError::TooManyPeers(_) => ADMA_EMFILE,
-        ConnectError::System { error, .. } => of_system(&error.0),
+        ConnectError::System { error, .. } | ConnectError::CannotListen { error, .. } => {
+            of_system(&error.0)
+        }
+        ConnectError::NotASocket(_) => ADMA_EADDRINUSE,
+        ConnectError::RankMissing { .. } => ADMA_ETIMEDOUT,
         _ => ADMA_ENOTRECOVERABLE,
     }
 }

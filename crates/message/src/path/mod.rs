@@ -102,6 +102,8 @@ pub(crate) enum ReceiveStage {
     /// The message waits in the sender's memory. How it comes is decided when this side has time:
     /// by then it may have a message for the sender, and the two copy one each.
     Met { sender: Number, source: Description, core: u16 },
+    /// All of it is here, and the sender is to be told as soon as there is room in the ring.
+    Arrived { sender: Number },
     /// The message waits in the sender's memory and is being fetched.
     Fetching(Box<Fetch>),
 }

@@ -167,6 +167,8 @@ impl State {
             announced: 0,
             active: Vec::new(),
             is_stepping: false,
+            announces_all: false,
+            arrived: 0,
             assembling: Assembling::Nothing,
         }));
         self.count_processes();

@@ -192,10 +192,14 @@ impl State {
         if path::arrive(receiving, data, wire)? != Step::Done {
             return Ok(false);
         }
-        if let ReceiveStage::Arriving { requested: Some(sender), .. } = receiving.stage {
-            wire.post(Note::Finish { sender, error: 0 });
+        match receiving.stage {
+            ReceiveStage::Arriving { requested: Some(sender), .. } => {
+                if !self.tell_arrived(peer, number, sender)? {
+                    self.connection(peer).active.push(number);
+                }
+            }
+            _ => self.complete_receive(number),
         }
-        self.complete_receive(number);
         Ok(true)
     }
 

@@ -124,11 +124,29 @@ struct Connection {
     outbox: std::collections::VecDeque<Number>,
     /// Messages of this side that wait for the peer to fetch them.
     announced: usize,
+    /// The peer was full, and small messages that were announced for that are still on their way.
+    announces_all: bool,
+    /// Receives that have everything, and whose sender must be told before they end.
+    arrived: usize,
     /// Operations with steps to do: claims to make, fragments to send.
     active: Vec<Number>,
     /// Some of those are new, or the last look at them has moved them, and not all to their end.
     is_stepping: bool,
     assembling: Assembling,
+}
+
+impl Connection {
+    /// Whether payloads may be sent without being asked for. One that is sent so is over at once:
+    /// those before it that had to be announced must be over too, or who waits for the last of
+    /// many small messages would not have them all.
+    #[inline]
+    fn takes_payloads(&mut self) -> bool {
+        if self.announces_all && self.announced == 0 && self.outbox.is_empty() {
+            self.announces_all = false;
+        }
+        self.announces_all |= !self.wire.takes_payloads();
+        !self.announces_all
+    }
 }
 
 /// A place for a peer.

@@ -156,7 +156,8 @@ impl State {
                 // Over, for this list: ended, or no more to do for this side.
                 _ => {
                     moved = true;
-                    self.connection(peer).active.swap_remove(index);
+                    // In order: who waits for the last of several small messages has them all.
+                    self.connection(peer).active.remove(index);
                 }
             }
         }
@@ -183,22 +184,21 @@ impl State {
                 Ok(Some(step))
             }
             Deed::Receive(receiving) => {
+                if let ReceiveStage::Arrived { sender } = receiving.stage {
+                    let told = self.tell_arrived(peer, number, sender)?;
+                    return Ok(Some(if told { Step::Done } else { Step::Idle }));
+                }
                 let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(None) };
                 let (kind, sender) = (fetch.plan.path, fetch.sender);
                 let mut step = path::of(kind).receive(receiving, &mut turn(number, wire))?;
                 if step == Step::Done && wire.memory.has_other_ended() && !wire.is_self() {
                     step = Step::Failed(Error::PeerGone(Gone::Closed));
                 }
-                match &step {
-                    Step::Done => {
-                        wire.post(Note::Finish { sender, error: 0 });
-                        self.complete_receive(number);
-                    }
-                    Step::Failed(error) => {
-                        wire.post(Note::Finish { sender, error: path::report(error) });
-                        self.operations.finish(number, Err(error.clone()));
-                    }
-                    _ => {}
+                if let Step::Failed(error) = &step {
+                    wire.post(Note::Finish { sender, error: path::report(error) });
+                    self.operations.finish(number, Err(error.clone()));
+                } else if step == Step::Done && !self.tell_arrived(peer, number, sender)? {
+                    step = Step::Idle;
                 }
                 Ok(Some(step))
             }
@@ -216,7 +216,7 @@ impl State {
                 connection.outbox.pop_front();
                 continue;
             };
-            if matches!(sending.stage, SendStage::Queued) && !connection.wire.takes_payloads() {
+            if matches!(sending.stage, SendStage::Queued) && !connection.takes_payloads() {
                 sending.path = PathKind::Single;
             }
             match path::of(sending.path).send(sending, &mut turn(number, &mut connection.wire))? {
@@ -287,6 +287,11 @@ impl State {
         };
         let began_ns = clock::now_ns();
         for number in self.operations.numbers(belongs) {
+            let stage = self.operations.receiving(number).map(|receiving| &receiving.stage);
+            if let Some(ReceiveStage::Arrived { .. }) = stage {
+                self.complete_receive(number);
+                continue;
+            }
             self.let_go(number, &mut connection.wire, began_ns);
             self.operations.finish(number, Err(error.clone()));
         }

@@ -119,11 +119,11 @@ impl State {
             Note::Request { tag, length, sender, source, core, .. }
                 if want.fits(peer, tag)
                     && length <= LONGEST_NOW.min(capacity)
-                    && !connection.wire.is_holding() =>
+                    && connection.wire.has_room().unwrap_or(false) =>
             {
                 // SAFETY: passed on, for no more than the pieces hold.
                 unsafe { self.fetch_now(peer, source, length, core, pieces) }?;
-                self.wire(peer).post(Note::Finish { sender, error: 0 });
+                self.wire(peer).write(&Note::Finish { sender, error: 0 }.encode());
                 Some((tag, length))
             }
             _ => None,

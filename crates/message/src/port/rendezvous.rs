@@ -100,6 +100,32 @@ impl State {
         (connection.wire.is_self() || !connection.wire.memory.has_other_ended()).then_some(())
     }
 
+    /// A receive has all its bytes: tells its sender, and then the receive is over. In this order:
+    /// whoever ends after its last receive leaves no sender in the dark. Without room in the ring
+    /// it is tried again later; returns whether it was done.
+    pub(super) fn tell_arrived(
+        &mut self,
+        peer: usize,
+        number: Number,
+        sender: Number,
+    ) -> Result<bool, Nonsense> {
+        let connection = self.connection(peer);
+        let (has_room, others) = (connection.wire.has_room()?, connection.arrived);
+        let Some(receiving) = self.operations.receiving(number) else { return Ok(true) };
+        let waited = matches!(receiving.stage, ReceiveStage::Arrived { .. });
+        // Those that have waited go first.
+        if !has_room || (others > 0 && !waited) {
+            receiving.stage = ReceiveStage::Arrived { sender };
+            self.connection(peer).arrived += usize::from(!waited);
+            return Ok(false);
+        }
+        let connection = self.connection(peer);
+        connection.arrived -= usize::from(waited);
+        connection.wire.write(&Note::Finish { sender, error: 0 }.encode());
+        self.complete_receive(number);
+        Ok(true)
+    }
+
     pub(super) fn accepted(
         &mut self,
         peer: usize,

@@ -170,7 +170,9 @@ impl State {
     /// Whether a ring has something, or room that was waited for.
     pub(super) fn is_anything_ready(&self) -> bool {
         self.peers.iter().filter_map(|slot| slot.connection.as_ref()).any(|connection| {
-            let wants_room = !connection.outbox.is_empty() || connection.wire.is_holding();
+            let wants_room = !connection.outbox.is_empty()
+                || connection.wire.is_holding()
+                || connection.arrived > 0;
             connection.wire.consumer.is_ready()
                 || (wants_room && connection.wire.has_news_of_room())
         }) || self.closed

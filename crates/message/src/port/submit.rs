@@ -75,8 +75,8 @@ impl State {
     ) -> Result<Result<Begun, Error>, Nonsense> {
         let connection = self.connection(peer);
         let first = connection.outbox.is_empty();
-        let wire = &mut connection.wire;
-        if first && length <= INLINE_LIMIT && wire.takes_payloads() {
+        if first && length <= INLINE_LIMIT && connection.takes_payloads() {
+            let wire = &mut connection.wire;
             // SAFETY: the caller vouches for the pieces.
             if unsafe { path::put_inline(wire, tag, pieces, length as usize) }? {
                 wire.announce();
@@ -97,10 +97,10 @@ impl State {
     ) -> Result<Result<Begun, Error>, Nonsense> {
         let connection = self.connection(peer);
         let first = connection.outbox.is_empty();
+        // A receiver that is full gets the payload when it asks for it.
+        let takes_payloads = connection.takes_payloads();
         let wire = &mut connection.wire;
         let reachable = wire.their_reach.0 || wire.is_self();
-        // A receiver that is full gets the payload when it asks for it.
-        let takes_payloads = wire.takes_payloads();
         let eager_limit = self.eager_limits[usize::from(reachable)];
         let wire = self.wire(peer);
         if first && takes_payloads && length <= ONE_FRAGMENT.min(eager_limit) && length > 0 {
