@@ -42,10 +42,6 @@ impl State {
                     if receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted))
             };
             for number in self.operations.numbers(matched) {
-                let stage = self.operations.receiving(number).map(|receiving| &receiving.stage);
-                if let Some(ReceiveStage::Arrived { .. }) = stage {
-                    self.complete_receive(number);
-                }
                 self.let_go(number, &mut connection.wire, began_ns);
             }
             connection.wire.post(Note::Close);

@@ -221,15 +221,13 @@ impl State {
     /// before it could know that there is no more room is kept too, and no more.
     fn keep(&mut self, peer: usize, tag: u64, kept: Kept) -> Result<u64, Nonsense> {
         let slot = &mut self.peers[peer];
-        slot.kept_count += 1;
-        slot.kept_bytes += kept.bytes();
-        if slot.kept_count > self.settings.most_kept.saturating_add(2 * CELLS)
-            || slot.kept_bytes > self.settings.most_kept_bytes.saturating_add(2 * SPACE_BYTES)
+        let (count, bytes) = (slot.kept_count + 1, slot.kept_bytes + kept.bytes());
+        if count > self.settings.most_kept.saturating_add(2 * CELLS)
+            || bytes > self.settings.most_kept_bytes.saturating_add(2 * SPACE_BYTES)
         {
-            slot.kept_count -= 1;
-            slot.kept_bytes -= kept.bytes();
             return Err(Nonsense("messages beyond what there is room for"));
         }
+        (slot.kept_count, slot.kept_bytes) = (count, bytes);
         self.has_news = true;
         self.tell_fullness(peer);
         Ok(self.matching.keep(peer, tag, kept))

@@ -52,13 +52,9 @@ impl State {
     /// Does what takes no time: for calls that only begin something. A call that copied what came
     /// meanwhile would keep the peer waiting for what it is about to say.
     pub(crate) fn hear(&mut self) -> bool {
-        self.work(self.work_of_beginnings())
-    }
-
-    /// How much calls do that only begin something. Messages whose handles were dropped are never
-    /// waited for, so every call has to move them.
-    pub(super) fn work_of_beginnings(&self) -> Work {
-        if self.operations.has_detached() { Work::Everything } else { Work::Notes }
+        // Messages whose handles were dropped are never waited for: every call has to move them.
+        let alone = self.operations.has_detached();
+        self.work(if alone { Work::Everything } else { Work::Notes })
     }
 
     fn work(&mut self, work: Work) -> bool {
@@ -287,11 +283,6 @@ impl State {
         };
         let began_ns = clock::now_ns();
         for number in self.operations.numbers(belongs) {
-            let stage = self.operations.receiving(number).map(|receiving| &receiving.stage);
-            if let Some(ReceiveStage::Arrived { .. }) = stage {
-                self.complete_receive(number);
-                continue;
-            }
             self.let_go(number, &mut connection.wire, began_ns);
             self.operations.finish(number, Err(error.clone()));
         }
@@ -309,10 +300,13 @@ impl State {
 
     /// Makes sure that nobody writes to the memory of an operation any more. A live peer that has
     /// claimed a chunk is given a moment to finish it, counted from when the first was given up:
-    /// nobody may keep this side from closing for ever.
+    /// nobody may keep this side from closing for ever. A receive that has all its bytes ends well.
     pub(super) fn let_go(&mut self, number: Number, wire: &mut Wire, began_ns: u64) {
         const MOMENT_NS: u64 = 1_000_000_000;
         let Some(receiving) = self.operations.receiving(number) else { return };
+        if let ReceiveStage::Arrived { .. } = receiving.stage {
+            return self.complete_receive(number);
+        }
         let ReceiveStage::Fetching(fetch) = &receiving.stage else { return };
         let path = path::of(fetch.plan.path);
         while path.is_held(receiving, wire) && wire.is_alive() {

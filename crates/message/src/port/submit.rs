@@ -1,6 +1,7 @@
 //! Beginning operations: sends, receives, probes, and taking them back.
 
 use super::operations::Deed;
+use super::progress::Work;
 use super::{Assembling, Kept, Peer, Received, State, turn};
 use crate::error::Gone;
 use crate::error::{Error, ValidationError};
@@ -75,31 +76,16 @@ impl State {
     ) -> Result<Result<Begun, Error>, Nonsense> {
         let connection = self.connection(peer);
         let first = connection.outbox.is_empty();
-        if first && length <= INLINE_LIMIT && connection.takes_payloads() {
-            let wire = &mut connection.wire;
+        // A receiver that is full gets the payload when it asks for it.
+        let takes_payloads = connection.takes_payloads();
+        let wire = &mut connection.wire;
+        if first && takes_payloads && length <= INLINE_LIMIT {
             // SAFETY: the caller vouches for the pieces.
             if unsafe { path::put_inline(wire, tag, pieces, length as usize) }? {
                 wire.announce();
                 return Ok(Ok(Begun::Over(Ok(self.received(peer, tag, length)))));
             }
         }
-        // SAFETY: passed on.
-        unsafe { self.send_longer(peer, tag, pieces, length) }
-    }
-
-    /// Sends what does not go by the shortest way.
-    unsafe fn send_longer(
-        &mut self,
-        peer: usize,
-        tag: u64,
-        pieces: &[Piece],
-        length: u64,
-    ) -> Result<Result<Begun, Error>, Nonsense> {
-        let connection = self.connection(peer);
-        let first = connection.outbox.is_empty();
-        // A receiver that is full gets the payload when it asks for it.
-        let takes_payloads = connection.takes_payloads();
-        let wire = &mut connection.wire;
         let reachable = wire.their_reach.0 || wire.is_self();
         let eager_limit = self.eager_limits[usize::from(reachable)];
         let wire = self.wire(peer);
@@ -137,7 +123,7 @@ impl State {
         let number = self.operations.insert(Deed::Send(sending));
         self.connection(peer).outbox.push_back(number);
         if first {
-            self.progress_peer(peer, self.work_of_beginnings());
+            self.progress_peer(peer, Work::Notes);
         }
         Ok(Ok(Begun::Underway(number)))
     }
@@ -193,7 +179,7 @@ impl State {
                     if let Err(Nonsense(what)) = self.meet(number, peer, tag, length, request) {
                         self.lose(peer, Gone::Misbehaved(what));
                     }
-                    self.progress_peer(peer, self.work_of_beginnings());
+                    self.progress_peer(peer, Work::Notes);
                     Begun::Underway(number)
                 }
             });
@@ -324,10 +310,6 @@ fn check_pieces(pieces: &[Piece]) -> Result<u64, Error> {
     {
         return Ok(piece.length as u64);
     }
-    check_many(pieces)
-}
-
-fn check_many(pieces: &[Piece]) -> Result<u64, Error> {
     if pieces.len() > MOST_PIECES {
         return Err(ValidationError::TooManyPieces(pieces.len()).into());
     }
