@@ -17,9 +17,11 @@ pub mod packet_socket;
 pub mod pages;
 pub mod peer_process;
 pub mod readiness;
+pub mod residency;
 pub mod shared_memory;
 pub mod sync;
 pub mod user;
+pub mod userfault;
 pub mod wait_word;
 
 pub use event::EventFd;
