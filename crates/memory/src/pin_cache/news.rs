@@ -1,0 +1,130 @@
+//! What the reader of events hands to the cache: a bounded list, filled without allocating.
+//!
+//! The reader holds the list's lock from before it reads until what it read is in the list, and sets
+//! `some` before that. A thread that knows that an event was read therefore finds `some` set, and
+//! finds the event once it has the lock. Nobody allocates, frees or waits with the lock.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+use memferry_sys::sync::lock;
+use memferry_sys::userfault::{Event, Userfault};
+
+/// How many events wait to be taken in. If there are more, the cache forgets everything.
+pub(super) const MOST_EVENTS: usize = 256;
+
+/// Events that were read and not yet taken in.
+#[derive(Debug)]
+pub(super) struct News {
+    /// Whether a look at the list is worth while. Written with the lock held.
+    some: AtomicBool,
+    list: Mutex<List>,
+    /// Signalled when `call` of the list changes.
+    called: Condvar,
+}
+
+#[derive(Debug)]
+struct List {
+    events: Vec<Event>,
+    lost: bool,
+    call: Call,
+}
+
+/// What the reader and the reaper say to each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Call {
+    /// The reader is not ready yet.
+    NotStarted,
+    /// There is nothing to reap.
+    Nothing,
+    /// Events have waited for a while.
+    Reap,
+    /// The cache is going.
+    End,
+}
+
+impl News {
+    /// An empty list.
+    pub(super) fn new() -> Self {
+        let list = List { events: empty_list(), lost: false, call: Call::NotStarted };
+        Self { some: AtomicBool::new(false), list: Mutex::new(list), called: Condvar::new() }
+    }
+
+    /// Reads events into the list. For the reader alone.
+    pub(super) fn read_from(&self, userfault: &Userfault) {
+        let mut list = lock(&self.list);
+        self.some.store(true, Ordering::SeqCst);
+        userfault.read(|event| {
+            if list.events.len() < MOST_EVENTS {
+                list.events.push(event);
+            } else {
+                list.lost = true;
+            }
+        });
+        if list.events.is_empty() && !list.lost {
+            self.some.store(false, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether there is something to take in.
+    pub(super) fn is_some(&self) -> bool {
+        self.some.load(Ordering::SeqCst)
+    }
+
+    /// Exchanges the list for an empty one that holds [`MOST_EVENTS`]. True: events were lost.
+    pub(super) fn take(&self, empty: &mut Vec<Event>) -> bool {
+        let mut list = lock(&self.list);
+        std::mem::swap(&mut list.events, empty);
+        self.some.store(false, Ordering::SeqCst);
+        std::mem::take(&mut list.lost)
+    }
+
+    /// Says that the reader is ready.
+    pub(super) fn start(&self) {
+        self.say(Call::Nothing);
+    }
+
+    /// Waits until the reader is ready.
+    pub(super) fn wait_for_start(&self) {
+        self.wait_while(Call::NotStarted);
+    }
+
+    /// Asks the reaper to take in what waits.
+    pub(super) fn ask_to_reap(&self) {
+        self.say(Call::Reap);
+    }
+
+    /// Tells the reaper to end.
+    pub(super) fn end(&self) {
+        self.say(Call::End);
+    }
+
+    /// Waits until something is to be reaped; false: the reaper shall end.
+    pub(super) fn wait_for_call(&self) -> bool {
+        self.wait_while(Call::Nothing) != Call::End
+    }
+
+    fn say(&self, call: Call) {
+        let mut list = lock(&self.list);
+        if list.call != Call::End {
+            list.call = call;
+        }
+        self.called.notify_all();
+    }
+
+    fn wait_while(&self, call: Call) -> Call {
+        let waits = |list: &mut List| list.call == call;
+        let list = self.called.wait_while(lock(&self.list), waits);
+        let mut list = list.unwrap_or_else(PoisonError::into_inner);
+        let said = list.call;
+        if said == Call::Reap {
+            list.call = Call::Nothing;
+        }
+        said
+    }
+}
+
+/// A list that takes [`MOST_EVENTS`] without growing.
+pub(super) fn empty_list() -> Vec<Event> {
+    Vec::with_capacity(MOST_EVENTS)
+}

@@ -1,0 +1,156 @@
+//! What a cache, its leases and its reaper have in common.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+use memferry_sys::sync::lock;
+use memferry_sys::userfault::{Event, Userfault};
+use memferry_sys::{clock, fork};
+
+use crate::pinning::{Access, PageRange, PinError, Pinner, Token};
+
+use super::Limits;
+use super::index::{Cleared, Index};
+use super::news::{News, empty_list};
+use super::region::Region;
+use super::statistics::Statistics;
+
+/// The index, its lock, and what it takes to use it.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) pinner: Arc<dyn Pinner>,
+    inside: Mutex<Inside>,
+    bytes_pinned: AtomicU64,
+    generation: u64,
+}
+
+#[derive(Debug)]
+struct Inside {
+    index: Index,
+    /// Exchanged for the list of news, so that taking it allocates nothing.
+    spare: Vec<Event>,
+}
+
+/// How a cache hears of changes. Without it, only by being told.
+#[derive(Debug, Clone)]
+pub(super) struct Ears {
+    pub(super) userfault: Arc<Userfault>,
+    pub(super) news: Arc<News>,
+}
+
+impl Shared {
+    pub(super) fn new(pinner: Arc<dyn Pinner>, limits: Limits) -> Self {
+        fork::watch();
+        Self {
+            pinner,
+            inside: Mutex::new(Inside { index: Index::new(limits), spare: empty_list() }),
+            bytes_pinned: AtomicU64::new(0),
+            generation: fork::generation(),
+        }
+    }
+
+    /// Whether this is the process that made the cache. In a child the lock may be held for ever by
+    /// a thread that does not exist there.
+    pub(super) fn is_home(&self) -> bool {
+        fork::generation() == self.generation
+    }
+
+    /// Works on the index as it is after all that was heard, then unwatches under the lock and
+    /// unpins without it what the work cleared.
+    pub(super) fn with<R>(
+        &self,
+        ears: Option<&Ears>,
+        work: impl FnOnce(&mut Index, &mut Cleared) -> R,
+    ) -> R {
+        let mut cleared = Cleared::default();
+        let result = {
+            let mut inside = lock(&self.inside);
+            if let Some(ears) = ears.filter(|ears| ears.news.is_some()) {
+                self.take_in(&ears.news, &mut inside, &mut cleared);
+            }
+            let result = work(&mut inside.index, &mut cleared);
+            if let Some(ears) = ears {
+                // Under the lock: else the memory of a pin that begins meanwhile would be missed.
+                for piece in cleared.unwatch.iter().flat_map(|&range| inside.index.uncovered(range))
+                {
+                    ears.userfault.unwatch(piece.start(), piece.bytes());
+                }
+            }
+            result
+        };
+        for region in cleared.unpin {
+            self.unpin(&region);
+        }
+        result
+    }
+
+    /// Pins, and counts.
+    pub(super) fn pin(&self, range: PageRange, access: Access) -> Result<Token, PinError> {
+        let token = self.pinner.pin(range, access)?;
+        self.bytes_pinned.fetch_add(range.bytes() as u64, Ordering::Relaxed);
+        Ok(token)
+    }
+
+    /// Ends the use of a region.
+    pub(super) fn release(&self, region: &Region) {
+        // In a child there are only regions for one use, and the lock must not be taken.
+        if !self.is_home() || lock(&self.inside).index.release(region) {
+            self.unpin(region);
+        }
+    }
+
+    pub(super) fn statistics(&self, ears: Option<&Ears>) -> Statistics {
+        let bytes_pinned = || self.bytes_pinned.load(Ordering::Relaxed);
+        self.with(ears, |index, _| index.statistics(bytes_pinned()))
+    }
+
+    fn unpin(&self, region: &Region) {
+        self.pinner.unpin(region.range, region.token);
+        self.bytes_pinned.fetch_sub(region.range.bytes() as u64, Ordering::Relaxed);
+    }
+
+    fn take_in(&self, news: &News, inside: &mut Inside, cleared: &mut Cleared) {
+        let Inside { index, spare } = inside;
+        let lost = news.take(spare);
+        for event in spare.drain(..) {
+            self.apply(event, index, cleared);
+        }
+        if lost {
+            index.invalidate_all(cleared);
+            self.put_under_quarantine(None, index);
+        }
+    }
+
+    fn apply(&self, event: Event, index: &mut Index, cleared: &mut Cleared) {
+        match event {
+            Event::Unmapped { start, end } => {
+                if let Some(range) = PageRange::between(start, end) {
+                    index.invalidate(range, Some(range), cleared);
+                }
+            }
+            Event::Moved { from, to, length } => {
+                if let Ok(old) = PageRange::covering(from, length) {
+                    index.invalidate(old, Some(old), cleared);
+                }
+                if let Ok(new) = PageRange::covering(to, length) {
+                    index.invalidate(new, None, cleared);
+                    // The pages took their registration along.
+                    cleared.unwatch.push(new);
+                }
+            }
+            Event::Discarded { start, end } => {
+                if let Some(range) = PageRange::between(start, end) {
+                    index.invalidate(range, None, cleared);
+                    self.put_under_quarantine(Some(range), index);
+                }
+            }
+        }
+    }
+
+    fn put_under_quarantine(&self, range: Option<PageRange>, index: &mut Index) {
+        // A pin that follows the mapping is right whatever happens to the pages.
+        if !self.pinner.follows_mapping() {
+            index.quarantine.add(range, clock::now_ns());
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The two threads behind a cache that hears of changes.
+//!
+//! The *reader* reads events and does nothing else. Threads that unmap watched memory wait for it,
+//! among them such as hold the cache's lock or the allocator's; so it takes no lock that anybody
+//! holds for long, allocates nothing, frees nothing, and takes no signals. The *reaper* unpins what
+//! became stale when no request does so first.
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use memferry_sys::EventFd;
+use memferry_sys::userfault::{Userfault, Wake, keep_signals_away};
+
+use super::StartError;
+use super::news::News;
+use super::shared::{Ears, Shared};
+
+/// How long stale memory may wait for a request before the reaper is woken for it.
+const REAP_AFTER_NS: u32 = 10_000_000;
+
+/// How often a request looks whether mappings are still changing before it does without the cache.
+const SETTLE_TRIES: usize = 64;
+
+/// The threads, and what they share with requests.
+#[derive(Debug)]
+pub(super) struct Watcher {
+    ears: Ears,
+    stop: Arc<EventFd>,
+    reader: JoinHandle<()>,
+    reaper: JoinHandle<()>,
+}
+
+impl Watcher {
+    /// Starts both threads; they are ready when this returns.
+    pub(super) fn start(shared: &Arc<Shared>) -> Result<Self, StartError> {
+        let userfault = Arc::new(Userfault::open().map_err(StartError::NoEvents)?);
+        let ears = Ears { userfault, news: Arc::new(News::new()) };
+        let stop = Arc::new(EventFd::new().map_err(StartError::NoThread)?);
+        let reader = {
+            let (ears, stop) = (ears.clone(), Arc::clone(&stop));
+            spawn("memferry-pin-events", move || read(ears, &stop))?
+        };
+        ears.news.wait_for_start();
+        let reaper = {
+            let (ears, shared) = (ears.clone(), Arc::clone(shared));
+            spawn("memferry-pin-reaper", move || {
+                while ears.news.wait_for_call() {
+                    shared.with(Some(&ears), |_, _| ());
+                }
+            })
+        };
+        match reaper {
+            Ok(reaper) => Ok(Self { ears, stop, reader, reaper }),
+            Err(error) => {
+                stop.signal();
+                drop(ears);
+                let _ = reader.join();
+                Err(error)
+            }
+        }
+    }
+
+    /// What requests need.
+    pub(super) fn ears(&self) -> &Ears {
+        &self.ears
+    }
+
+    /// Waits a little until no mapping of watched memory is changing. When this returns true, the
+    /// event of every earlier change has been read.
+    pub(super) fn settle(&self) -> bool {
+        for _ in 0..SETTLE_TRIES {
+            if !self.ears.userfault.is_changing() {
+                return true;
+            }
+            thread::yield_now();
+        }
+        false
+    }
+
+    /// Ends both threads. Nothing may be registered any more.
+    pub(super) fn end(self) {
+        self.ears.news.end();
+        let _ = self.reaper.join();
+        // The reader holds the last reference and closes the descriptor as its last deed. Were it
+        // closed here, joining would free memory, a stack perhaps, with nobody left to read.
+        drop(self.ears);
+        self.stop.signal();
+        let _ = self.reader.join();
+    }
+
+    /// Leaves everything as it is: in a forked child the threads do not exist, and even to detach
+    /// them would touch memory that is not theirs any more.
+    pub(super) fn abandon(self) {
+        std::mem::forget(self);
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
+    let thread = thread::Builder::new().name(name.into()).spawn(work);
+    thread.map_err(|error: io::Error| StartError::NoThread(error))
+}
+
+/// The reader.
+fn read(ears: Ears, stop: &EventFd) {
+    keep_signals_away();
+    let Ears { userfault, news } = ears;
+    news.start();
+    loop {
+        let timeout_ns = news.is_some().then_some(REAP_AFTER_NS);
+        match userfault.wait(stop, timeout_ns) {
+            Wake::Events => news.read_from(&userfault),
+            Wake::TimeOut => news.ask_to_reap(),
+            Wake::Stopped => break,
+        }
+    }
+    // Closing ends all watching and wakes everybody who still waits; only then is anything freed.
+    drop(userfault);
+}
