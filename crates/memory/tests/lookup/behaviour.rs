@@ -1,0 +1,377 @@
+//! What callers can rely on, one promise after the other.
+
+use std::io::ErrorKind;
+
+use memferry_memory::handle::{ProcessHandle, VirtualMemoryHandle};
+use memferry_memory::lookup::{
+    Kind, LookupError, Policy, Refused, Route, Settings, TooManyProcesses,
+};
+
+use crate::support::{lookup, page, page_bytes, settings, truth};
+
+const SEND: Route = Route::Send;
+
+#[test]
+fn a_miss_brings_the_whole_line() {
+    let (lookup, source) = lookup(settings(64, 8, 2));
+    let process = lookup.add_process().unwrap();
+    let missed = lookup.translate(page(process, 10), SEND).unwrap();
+    assert_eq!(missed.entry(), truth(process, 10 * page_bytes()));
+    assert_eq!(missed.address(), 10 * page_bytes());
+    assert_eq!(missed.line().address, 8 * page_bytes());
+    let rest: Vec<_> = missed.rest().collect();
+    let expected: Vec<_> = (10..16).map(|page| truth(process, page * page_bytes())).collect();
+    assert_eq!(rest, expected);
+    assert_eq!(missed.page(5), Some(expected[5]));
+    assert_eq!(missed.page(6), None);
+    assert_eq!(missed.page(usize::MAX), None);
+    drop(missed);
+    let found = lookup.find(page(process, 8), Route::Receive).unwrap().unwrap();
+    assert_eq!(found.entry(), truth(process, 8 * page_bytes()));
+    let counters = lookup.counters();
+    assert_eq!((counters.hits.send, counters.hits.receive), (0, 1));
+    assert_eq!((counters.misses.send.cold, counters.misses.receive.total()), (1, 0));
+    assert_eq!((counters.fills, counters.attached, source.attached()), (1, 1, 1));
+}
+
+#[test]
+fn an_address_within_a_page_leads_to_the_page() {
+    let (lookup, _) = lookup(settings(64, 8, 2));
+    let process = lookup.add_process().unwrap();
+    let address = 3 * page_bytes() + 17;
+    let found = lookup.translate(VirtualMemoryHandle { process, address }, SEND).unwrap();
+    assert_eq!((found.address(), found.entry()), (3 * page_bytes(), truth(process, address)));
+}
+
+#[test]
+fn a_find_that_finds_nothing_attaches_nothing() {
+    let (lookup, source) = lookup(settings(64, 8, 2));
+    let process = lookup.add_process().unwrap();
+    assert!(lookup.find(page(process, 1), SEND).unwrap().is_none());
+    assert_eq!((source.attached(), lookup.counters().misses.send.cold), (0, 1));
+}
+
+#[test]
+fn an_evicted_line_stays_attached() {
+    let (lookup, source) = lookup(settings(2, 1, 2));
+    let process = lookup.add_process().unwrap();
+    for number in 0..3 {
+        lookup.translate(page(process, number), SEND).unwrap();
+    }
+    assert_eq!((lookup.counters().evictions, source.attached()), (1, 3));
+    assert!(lookup.find(page(process, 0), SEND).unwrap().is_none());
+    lookup.translate(page(process, 0), SEND).unwrap();
+    assert_eq!(source.attaches(), 3, "found in the table");
+}
+
+#[test]
+fn a_line_in_use_is_passed_over_by_evictions() {
+    let (lookup, _) = lookup(settings(2, 1, 2));
+    let process = lookup.add_process().unwrap();
+    let held = lookup.translate(page(process, 0), SEND).unwrap();
+    for number in 1..4 {
+        lookup.translate(page(process, number), SEND).unwrap();
+    }
+    assert_eq!(held.entry(), truth(process, 0));
+    drop(held);
+    let names = lookup.cached_lines();
+    let mut cached: Vec<_> = names.iter().map(|name| name.address / page_bytes()).collect();
+    cached.sort_unstable();
+    assert_eq!(cached, [0, 3]);
+}
+
+#[test]
+fn with_all_ways_in_use_a_line_is_used_from_the_table() {
+    let (lookup, source) = lookup(settings(2, 1, 2));
+    let process = lookup.add_process().unwrap();
+    let held: Vec<_> =
+        (0..5).map(|number| lookup.translate(page(process, number), SEND).unwrap()).collect();
+    for (number, translation) in held.iter().enumerate() {
+        assert_eq!(translation.entry(), truth(process, number as u64 * page_bytes()));
+        assert!(source.is_attached(translation.line()));
+    }
+    assert_eq!((lookup.counters().uncached, lookup.counters().evictions), (3, 0));
+    drop(held);
+    lookup.translate(page(process, 4), SEND).unwrap();
+    assert_eq!((lookup.counters().uncached, lookup.counters().evictions), (3, 1));
+}
+
+#[test]
+fn a_stale_handle_fails_and_a_reused_number_sees_nothing_old() {
+    let (lookup, source) = lookup(settings(64, 8, 2));
+    let old = lookup.add_process().unwrap();
+    lookup.translate(page(old, 1), SEND).unwrap();
+    lookup.remove_process(old);
+    assert_eq!(source.attached(), 0);
+    let stale = LookupError::Stale(old);
+    assert_eq!(lookup.translate(page(old, 1), SEND).unwrap_err(), stale);
+    assert_eq!(lookup.find(page(old, 1), SEND).unwrap_err(), stale);
+    let new = lookup.add_process().unwrap();
+    assert_eq!(new.number(), old.number());
+    assert!(lookup.find(page(new, 1), SEND).unwrap().is_none());
+    let found = lookup.translate(page(new, 1), SEND).unwrap();
+    assert_eq!(found.entry(), truth(new, page_bytes()));
+    assert_eq!(lookup.translate(page(old, 1), SEND).unwrap_err(), stale);
+    lookup.remove_process(old);
+    assert_eq!(source.attached(), 1, "a stale handle removes nothing");
+}
+
+#[test]
+fn a_handle_of_a_process_that_never_was_fails() {
+    let (lookup, _) = lookup(settings(64, 8, 2));
+    let nobody = ProcessHandle::new(9, 1).unwrap();
+    let error = lookup.translate(page(nobody, 1), SEND).unwrap_err();
+    assert_eq!(error, LookupError::Stale(nobody));
+}
+
+#[test]
+fn addresses_that_no_process_has_fail() {
+    let (lookup, source) = lookup(settings(64, 8, 2));
+    let process = lookup.add_process().unwrap();
+    for address in [1 << 57, u64::MAX] {
+        let error = lookup.translate(VirtualMemoryHandle { process, address }, SEND).unwrap_err();
+        assert_eq!(error, LookupError::OutOfRange(address));
+    }
+    let last = VirtualMemoryHandle { process, address: (1 << 57) - 1 };
+    assert_eq!(lookup.translate(last, SEND).unwrap().page(1), None);
+    lookup.forget(process, u64::MAX - 5, u64::MAX);
+    assert_eq!(source.attached(), 1);
+    lookup.forget(process, 0, u64::MAX);
+    assert_eq!(source.attached(), 0);
+}
+
+#[test]
+fn forgotten_lines_are_attached_anew() {
+    let (lookup, source) = lookup(settings(64, 8, 2));
+    let process = lookup.add_process().unwrap();
+    for number in [0, 8, 16, 24] {
+        lookup.translate(page(process, number), SEND).unwrap();
+    }
+    // From the last page of the second line to the first of the third.
+    lookup.forget(process, 15 * page_bytes(), 2 * page_bytes());
+    assert_eq!((source.attached(), lookup.counters().detached), (2, 2));
+    lookup.forget(process, 0, 0);
+    assert_eq!(source.attached(), 2);
+    assert!(lookup.find(page(process, 7), SEND).unwrap().is_some());
+    assert!(lookup.find(page(process, 8), SEND).unwrap().is_none());
+    lookup.translate(page(process, 8), SEND).unwrap();
+    assert_eq!(source.attaches(), 5);
+}
+
+#[test]
+fn a_refusal_reaches_the_caller_and_is_not_cached() {
+    let (lookup, source) = lookup(settings(64, 8, 2));
+    let process = lookup.add_process().unwrap();
+    source.refuse(0, true);
+    let refused = Refused::from(ErrorKind::PermissionDenied);
+    let error = lookup.translate(page(process, 1), SEND).unwrap_err();
+    assert_eq!(error, LookupError::Refused(refused));
+    source.refuse(0, false);
+    assert_eq!(
+        lookup.translate(page(process, 1), SEND).unwrap().entry(),
+        truth(process, page_bytes())
+    );
+    assert_eq!(lookup.counters().refused, 1);
+}
+
+#[test]
+fn a_request_that_may_not_wait_comes_again_until_it_hits() {
+    let (lookup, source) = lookup(Settings { policy: Policy::Retry, ..settings(64, 8, 2) });
+    let process = lookup.add_process().unwrap();
+    assert_eq!(lookup.translate(page(process, 1), SEND).unwrap_err(), LookupError::Missed);
+    let found = loop {
+        match lookup.translate(page(process, 1), SEND) {
+            Err(LookupError::Missed) => std::thread::yield_now(),
+            other => break other.unwrap(),
+        }
+    };
+    assert_eq!(found.entry(), truth(process, page_bytes()));
+    let counters = lookup.counters();
+    assert_eq!(
+        (counters.misses.send.cold, counters.misses.send.total(), counters.hits.send),
+        (1, 1, 1)
+    );
+    assert_eq!(source.attaches(), 1);
+}
+
+#[test]
+fn a_refusal_waits_for_the_request_that_comes_again() {
+    let (lookup, source) = lookup(Settings { policy: Policy::Retry, ..settings(64, 8, 2) });
+    let process = lookup.add_process().unwrap();
+    source.refuse(0, true);
+    let error = loop {
+        match lookup.translate(page(process, 1), SEND) {
+            Err(LookupError::Missed) => std::thread::yield_now(),
+            other => break other.unwrap_err(),
+        }
+    };
+    assert_eq!(error, LookupError::Refused(ErrorKind::PermissionDenied.into()));
+}
+
+#[test]
+fn a_requested_line_arrives_by_itself() {
+    let (lookup, source) = lookup(settings(64, 8, 2));
+    let process = lookup.add_process().unwrap();
+    lookup.request(page(process, 1), Route::Receive);
+    while lookup.cached_lines().is_empty() {
+        std::thread::yield_now();
+    }
+    assert!(lookup.find(page(process, 1), Route::Receive).unwrap().is_some());
+    lookup.request(page(process, 1), Route::Receive);
+    let counters = lookup.counters();
+    assert_eq!((counters.requests.receive, counters.misses.receive.total()), (1, 0));
+    assert_eq!(source.attaches(), 1);
+}
+
+#[test]
+fn sweeps_detach_what_was_not_used_for_longest() {
+    let settings = Settings { high_water_lines: 40, sweep_every: 1000, ..settings(8, 1, 8) };
+    let (lookup, source) = lookup(settings);
+    let process = lookup.add_process().unwrap();
+    for number in 0..40 {
+        lookup.translate(page(process, number), SEND).unwrap();
+    }
+    assert_eq!(lookup.counters().detached, 0);
+    // Used again, though not in the cache any more, and in use while it happens.
+    lookup.translate(page(process, 0), SEND).unwrap();
+    let held = lookup.translate(page(process, 1), SEND).unwrap();
+    lookup.translate(page(process, 40), SEND).unwrap();
+    assert_eq!((lookup.counters().detached, source.attached()), (11, 30));
+    for number in [0, 1].into_iter().chain(13..=40) {
+        let name = page(process, number);
+        let line = memferry_memory::lookup::LineName { process, address: name.address };
+        assert!(source.is_attached(line), "{number}");
+    }
+    drop(held);
+}
+
+#[test]
+fn lines_in_the_cache_survive_a_sweep() {
+    let settings = Settings { high_water_lines: 2, sweep_every: 1, ..settings(8, 1, 8) };
+    let (lookup, source) = lookup(settings);
+    let process = lookup.add_process().unwrap();
+    for number in 0..20 {
+        lookup.translate(page(process, number), SEND).unwrap();
+        assert_eq!(lookup.cached_lines().len() as u64, (number + 1).min(8));
+    }
+    assert_eq!(source.attached(), 8);
+}
+
+#[test]
+fn prepared_memory_is_found_without_the_source() {
+    for settings in [settings(64, 8, 2), Settings::full()] {
+        let (lookup, source) = lookup(settings);
+        let process = lookup.add_process().unwrap();
+        lookup.prepare(process, 5 * page_bytes(), 200 * page_bytes()).unwrap();
+        let attaches = source.attaches();
+        for number in 5..205 {
+            let found = lookup.translate(page(process, number), SEND).unwrap();
+            assert_eq!(found.entry(), truth(process, number * page_bytes()));
+        }
+        lookup.prepare(process, 5 * page_bytes(), 200 * page_bytes()).unwrap();
+        assert_eq!(source.attaches(), attaches);
+        drop(lookup);
+        assert_eq!(source.attached(), 0);
+    }
+}
+
+#[test]
+fn the_full_table_finds_what_was_prepared_and_nothing_else() {
+    let (lookup, source) = lookup(Settings::full());
+    assert_eq!(lookup.settings().kind, Kind::Full);
+    let process = lookup.add_process().unwrap();
+    let other = lookup.add_process().unwrap();
+    lookup.prepare(process, 0, 64 * page_bytes()).unwrap();
+    lookup.prepare(process, 256 * page_bytes(), 128 * page_bytes()).unwrap();
+    assert!(lookup.find(page(process, 64), SEND).unwrap().is_none());
+    let error = lookup.translate(page(other, 0), SEND).unwrap_err();
+    assert_eq!(error, LookupError::NotPrepared(0));
+    assert!(lookup.memory().entries >= 192 * 8);
+    // Memory between and around what is there.
+    lookup.prepare(process, 0, 512 * page_bytes()).unwrap();
+    assert_eq!(source.attaches(), 8);
+    assert_eq!(lookup.memory().entries, 512 * 8);
+    for number in 0..512 {
+        let found = lookup.find(page(process, number), SEND).unwrap().unwrap();
+        assert_eq!(found.entry(), truth(process, number * page_bytes()));
+    }
+    lookup.forget(process, 0, 64 * page_bytes());
+    assert!(lookup.find(page(process, 0), SEND).unwrap().is_none());
+    lookup.remove_process(process);
+    assert_eq!(source.attached(), 0);
+    let error = lookup.translate(page(process, 300), SEND).unwrap_err();
+    assert_eq!(error, LookupError::Stale(process));
+    assert_eq!(lookup.prepare(process, 0, 1), Err(LookupError::Stale(process)));
+}
+
+#[test]
+fn the_full_table_uses_its_room_again() {
+    let (lookup, _) = lookup(Settings::full());
+    let mut memory = None;
+    for _ in 0..10 {
+        let process = lookup.add_process().unwrap();
+        lookup.prepare(process, 1 << 40, 640 * page_bytes()).unwrap();
+        assert!(
+            lookup.find(page(process, (1 << 40) / page_bytes() + 639), SEND).unwrap().is_some()
+        );
+        lookup.remove_process(process);
+        assert_eq!(*memory.get_or_insert(lookup.memory().entries), lookup.memory().entries);
+    }
+}
+
+#[test]
+fn a_refusal_leaves_the_full_table_as_it_was() {
+    let (lookup, source) = lookup(Settings::full());
+    let process = lookup.add_process().unwrap();
+    source.refuse(128 * page_bytes(), true);
+    let error = lookup.prepare(process, 0, 256 * page_bytes()).unwrap_err();
+    assert_eq!(error, LookupError::Refused(ErrorKind::PermissionDenied.into()));
+    assert_eq!(source.attached(), 0);
+    assert!(lookup.find(page(process, 0), SEND).unwrap().is_none());
+}
+
+#[test]
+fn a_leaked_translation_does_not_keep_the_lookup_from_ending() {
+    for settings in [settings(64, 8, 2), Settings::full()] {
+        let (lookup, source) = lookup(settings);
+        let process = lookup.add_process().unwrap();
+        lookup.prepare(process, 0, 1).unwrap();
+        std::mem::forget(lookup.translate(page(process, 0), SEND).unwrap());
+        drop(lookup);
+        assert_eq!(source.attached(), 0);
+    }
+}
+
+#[test]
+fn there_is_a_limit_to_processes_and_none_to_their_succession() {
+    let (lookup, _) = lookup(settings(64, 8, 2));
+    let all: Vec<_> = (0..=u16::MAX).map(|_| lookup.add_process().unwrap()).collect();
+    assert_eq!(lookup.add_process(), Err(TooManyProcesses));
+    lookup.remove_process(all[77]);
+    assert_eq!(lookup.add_process().unwrap().number(), 77);
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused() {
+    for (queue_length, sweep_every) in [(0, 1), (1, 0)] {
+        let settings = Settings { queue_length, sweep_every, ..settings(64, 8, 2) };
+        let error =
+            memferry_memory::lookup::Lookup::new(settings, crate::support::Truth::default());
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidInput);
+    }
+}
+
+#[test]
+fn memory_is_told_by_component() {
+    let (lookup, _) = lookup(settings(16 << 10, 64, 4));
+    let process = lookup.add_process().unwrap();
+    let before = lookup.memory();
+    assert_eq!((before.entries, before.tags, before.order), (128 << 10, 8 << 10, 512));
+    assert_eq!(before.table, 0);
+    for line in 0..1000 {
+        lookup.translate(page(process, line * 64), SEND).unwrap();
+    }
+    let after = lookup.memory();
+    assert_eq!(after.near(), before.near(), "the cache does not grow");
+    assert!(after.table > 1000 * 64 * 8);
+}

@@ -1,0 +1,5 @@
+//! Handle lookup from outside: what callers see, what the source sees, alone and in a crowd.
+#![cfg(not(loom))]
+
+mod behaviour;
+mod support;
