@@ -41,7 +41,8 @@ impl Lease {
     }
 
     /// Whether the mapping of some of these pages was changed, or forgotten, since they were pinned.
-    /// A copy that is under way goes on with the pages as they were.
+    /// A copy that is under way goes on with the pages as they were. What was pinned for one use is
+    /// not followed, and never called stale after that.
     pub fn is_stale(&self) -> bool {
         self.region.is_stale()
     }

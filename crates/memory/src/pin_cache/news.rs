@@ -30,6 +30,16 @@ struct List {
     call: Call,
 }
 
+impl List {
+    fn push(&mut self, event: Event) {
+        if self.events.len() < MOST_EVENTS {
+            self.events.push(event);
+        } else {
+            self.lost = true;
+        }
+    }
+}
+
 /// What the reader and the reaper say to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Call {
@@ -54,16 +64,17 @@ impl News {
     pub(super) fn read_from(&self, userfault: &Userfault) {
         let mut list = lock(&self.list);
         self.some.store(true, Ordering::SeqCst);
-        userfault.read(|event| {
-            if list.events.len() < MOST_EVENTS {
-                list.events.push(event);
-            } else {
-                list.lost = true;
-            }
-        });
+        userfault.read(|event| list.push(event));
         if list.events.is_empty() && !list.lost {
             self.some.store(false, Ordering::SeqCst);
         }
+    }
+
+    /// Puts an event into the list that no kernel told.
+    #[cfg(test)]
+    pub(super) fn tell(&self, event: Event) {
+        lock(&self.list).push(event);
+        self.some.store(true, Ordering::SeqCst);
     }
 
     /// Whether there is something to take in.

@@ -154,3 +154,61 @@ impl Shared {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::news::MOST_EVENTS;
+    use super::*;
+    use crate::pinning::Populate;
+    use memferry_sys::pages::page_bytes;
+
+    fn pages(first: usize, count: usize) -> PageRange {
+        PageRange::covering(first * page_bytes(), count * page_bytes()).unwrap()
+    }
+
+    /// Keeps five pages at page 10 and at page 30, tells `events`, and says which of the two are
+    /// found afterwards.
+    fn found_after(events: impl IntoIterator<Item = Event>) -> [bool; 2] {
+        let shared = Shared::new(Arc::new(Populate), Limits::default());
+        let news = News::new();
+        events.into_iter().for_each(|event| news.tell(event));
+        let (mut inside, mut cleared) = (lock(&shared.inside), Cleared::default());
+        for range in [pages(10, 5), pages(30, 5)] {
+            let index = &mut inside.index;
+            let ticket = index.begin(range, Access::Read, true, &mut cleared).unwrap();
+            let region = index.commit(&ticket, range, Token(0), &mut cleared);
+            assert!(!index.release(&region) && region.is_kept());
+        }
+        shared.take_in(&news, &mut inside, &mut cleared);
+        assert!(!news.is_some());
+        [10, 30].map(|first| inside.index.find(pages(first, 5), Access::Read).is_some())
+    }
+
+    fn unmapped(first: usize, count: usize) -> Event {
+        let range = pages(first, count);
+        Event::Unmapped { start: range.start(), end: range.end() }
+    }
+
+    #[test]
+    fn an_event_drops_what_it_touches_and_nothing_else() {
+        assert_eq!(found_after([unmapped(15, 15)]), [true, true]);
+        assert_eq!(found_after([unmapped(14, 1)]), [false, true]);
+        let discarded = Event::Discarded { start: pages(30, 1).start(), end: pages(30, 1).end() };
+        assert_eq!(found_after([discarded]), [true, false]);
+    }
+
+    #[test]
+    fn a_move_drops_both_the_old_and_the_new_place() {
+        let (old, new) = (pages(12, 1).start(), pages(34, 1).start());
+        let length = page_bytes();
+        assert_eq!(found_after([Event::Moved { from: old, to: new, length }]), [false, false]);
+        assert_eq!(found_after([Event::Moved { from: 1 << 30, to: new, length }]), [true, false]);
+    }
+
+    #[test]
+    fn more_events_than_the_list_holds_drop_everything() {
+        let elsewhere = |count| (0..count).map(|_| unmapped(100, 1));
+        assert_eq!(found_after(elsewhere(MOST_EVENTS)), [true, true]);
+        assert_eq!(found_after(elsewhere(MOST_EVENTS + 1)), [false, false]);
+    }
+}

@@ -1,0 +1,364 @@
+//! The pin-down cache with a pinner that writes everything down, and with the kernel's limits.
+
+#![cfg(not(loom))]
+
+#[path = "pin_cache_support/child.rs"]
+mod child;
+#[path = "pin_cache_support/recorder.rs"]
+mod recorder;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use child::Child;
+use memferry_memory::pin_cache::{Lease, Limits, PinCache, StartError, Watching};
+use memferry_memory::pinning::{Access, Lock, PinError};
+use memferry_sys::pages::{Pages, page_bytes};
+use recorder::Recorder;
+
+fn limits(most_pages: usize, most_entries: usize) -> Limits {
+    Limits { most_bytes: most_pages * page_bytes(), most_entries }
+}
+
+fn explicit(recorder: &Arc<Recorder>, limits: Limits) -> PinCache {
+    PinCache::new(recorder.clone(), limits, Watching::Explicit).unwrap()
+}
+
+/// A lease of some pages, counted from nowhere: the recorder needs no memory.
+fn acquire(cache: &PinCache, first: usize, pages: usize) -> Lease {
+    cache.acquire(first * page_bytes(), pages * page_bytes(), Access::Write).unwrap()
+}
+
+/// A cache that hears events, or a word on why there is none.
+#[allow(clippy::print_stderr)]
+fn listening(recorder: &Arc<Recorder>, limits: Limits) -> Option<PinCache> {
+    match PinCache::new(recorder.clone(), limits, Watching::Events) {
+        Ok(cache) => Some(cache),
+        Err(StartError::NoEvents(denied)) => {
+            eprintln!("not tested: {denied}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[test]
+fn memory_is_pinned_once_and_found_again() {
+    let recorder = Arc::new(Recorder::new());
+    let cache = explicit(&recorder, limits(100, 10));
+    let token = acquire(&cache, 10, 5).token();
+    assert_eq!(acquire(&cache, 11, 2).token(), token);
+    assert_eq!(recorder.pinned().len(), 1);
+    let numbers = cache.statistics();
+    assert_eq!((numbers.hits, numbers.misses, numbers.entries), (1, 1, 1));
+    assert_eq!(numbers.bytes_pinned, 5 * page_bytes() as u64);
+    drop(cache);
+    assert_eq!(recorder.pinned(), []);
+}
+
+#[test]
+fn a_pin_for_reading_is_not_found_for_writing() {
+    let recorder = Arc::new(Recorder::new());
+    let cache = explicit(&recorder, limits(100, 10));
+    let read = cache.acquire(page_bytes(), 1, Access::Read).unwrap();
+    let write = cache.acquire(page_bytes(), 1, Access::Write).unwrap();
+    assert_ne!(read.token(), write.token());
+    assert_eq!(cache.acquire(page_bytes(), 1, Access::Read).unwrap().token(), write.token());
+}
+
+#[test]
+fn overlapping_requests_merge_and_what_is_in_use_stays_pinned() {
+    let recorder = Arc::new(Recorder::new());
+    let cache = explicit(&recorder, limits(100, 10));
+    let small = acquire(&cache, 10, 5);
+    let merged = acquire(&cache, 13, 10);
+    assert_eq!((merged.range().start(), merged.range().pages()), (10 * page_bytes(), 13));
+    assert!(recorder.is_pinned(small.token()) && !small.is_kept() && !small.is_stale());
+    let token = small.token();
+    drop(small);
+    assert!(!recorder.is_pinned(token));
+    assert_eq!(acquire(&cache, 10, 13).token(), merged.token());
+    assert_eq!(cache.statistics().merges, 1);
+}
+
+#[test]
+fn when_a_merged_range_cannot_be_pinned_the_request_alone_is() {
+    let recorder = Arc::new(Recorder::with_most(12 * page_bytes()));
+    let cache = explicit(&recorder, limits(100, 10));
+    let used = acquire(&cache, 10, 5);
+    // Together they have ten pages, and five are in use: too much for this pinner.
+    let alone = acquire(&cache, 14, 6);
+    assert_eq!(alone.range().pages(), 6);
+    assert!(alone.is_kept() && !used.is_kept() && recorder.is_pinned(used.token()));
+}
+
+#[test]
+fn the_longest_unused_goes_first() {
+    let recorder = Arc::new(Recorder::new());
+    let cache = explicit(&recorder, limits(100, 3));
+    let [a, b, c] = [10, 20, 30].map(|first| acquire(&cache, first, 5));
+    let tokens = [a.token(), b.token(), c.token()];
+    drop((b, a, c));
+    // A hit makes it recent again.
+    drop(acquire(&cache, 20, 5));
+    drop(acquire(&cache, 40, 5));
+    assert_eq!(tokens.map(|token| recorder.is_pinned(token)), [false, true, true]);
+    assert_eq!(cache.statistics().evictions, 1);
+}
+
+#[test]
+fn with_everything_in_use_a_request_is_pinned_for_its_use_alone() {
+    let recorder = Arc::new(Recorder::new());
+    let cache = explicit(&recorder, limits(10, 10));
+    let used = acquire(&cache, 10, 8);
+    let extra = acquire(&cache, 30, 5);
+    assert!(used.is_kept() && !extra.is_kept());
+    let token = extra.token();
+    drop(extra);
+    assert!(!recorder.is_pinned(token) && recorder.is_pinned(used.token()));
+    assert_eq!((cache.statistics().uncached, cache.statistics().entries), (1, 1));
+    let too_large = acquire(&cache, 100, 11);
+    assert!(!too_large.is_kept());
+}
+
+#[test]
+fn forgotten_memory_is_unpinned_when_its_last_lease_is_dropped() {
+    let recorder = Arc::new(Recorder::new());
+    let cache = explicit(&recorder, limits(100, 10));
+    let [used, unused] = [10, 20].map(|first| acquire(&cache, first, 5));
+    let (old, other) = (used.token(), unused.token());
+    drop(unused);
+    cache.forget(12 * page_bytes(), 10 * page_bytes());
+    assert!(used.is_stale() && recorder.is_pinned(old) && !recorder.is_pinned(other));
+    let fresh = acquire(&cache, 10, 5);
+    assert_ne!(fresh.token(), old);
+    drop(used);
+    assert!(!recorder.is_pinned(old) && recorder.is_pinned(fresh.token()));
+    assert_eq!(cache.statistics().invalidations, 2);
+    cache.forget_all();
+    assert!(fresh.is_stale() && cache.statistics().entries == 0);
+}
+
+#[test]
+fn a_lease_outlives_its_cache() {
+    let recorder = Arc::new(Recorder::new());
+    let cache = explicit(&recorder, limits(100, 10));
+    let lease = acquire(&cache, 10, 5);
+    drop(cache);
+    assert!(recorder.is_pinned(lease.token()));
+    drop(lease);
+    assert_eq!(recorder.pinned(), []);
+}
+
+#[test]
+fn at_the_pinners_limit_unused_memory_is_given_up_and_used_memory_is_not() {
+    let recorder = Arc::new(Recorder::with_most(10 * page_bytes()));
+    let cache = explicit(&recorder, limits(100, 10));
+    drop(acquire(&cache, 10, 4));
+    let used = acquire(&cache, 20, 4);
+    drop(acquire(&cache, 30, 5));
+    assert_eq!(cache.statistics().evictions, 1);
+    let error = cache.acquire(40 * page_bytes(), 7 * page_bytes(), Access::Write).unwrap_err();
+    assert!(matches!(error, PinError::MemlockLimit { .. }));
+    assert!(recorder.is_pinned(used.token()));
+}
+
+#[test]
+fn at_the_limit_of_locked_memory_unused_locks_make_room() {
+    Child::run(|| {
+        child::limit_locked_memory(16 * page_bytes() as u64);
+        let cache =
+            PinCache::new(Arc::new(Lock::new()), limits(100, 10), Watching::Explicit).unwrap();
+        let pages = Pages::new(64 * page_bytes()).unwrap();
+        let acquire = |first: usize, count: usize| {
+            let address = pages.as_ptr() as usize + first * page_bytes();
+            cache.acquire(address, count * page_bytes(), Access::Write)
+        };
+        drop(acquire(0, 8).unwrap());
+        let used = acquire(20, 8).unwrap();
+        let second = acquire(40, 8).unwrap();
+        assert_eq!(cache.statistics().evictions, 1);
+        assert!(matches!(acquire(60, 1), Err(PinError::MemlockLimit { .. })));
+        drop((used, second));
+        acquire(60, 1).unwrap();
+    })
+    .join();
+}
+
+#[test]
+fn unmapped_memory_is_unpinned_without_a_request() {
+    let recorder = Arc::new(Recorder::new());
+    let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
+    let pages = Pages::new(8 * page_bytes()).unwrap();
+    drop(cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap());
+    assert_eq!(recorder.pinned().len(), 1);
+    drop(pages);
+    // The reaper does it; were it not there, this would never end and the run would time out.
+    while !recorder.pinned().is_empty() {
+        std::thread::yield_now();
+    }
+    assert_eq!(cache.statistics().invalidations, 1);
+}
+
+#[test]
+fn a_lease_of_unmapped_memory_says_so_and_stays_pinned() {
+    let recorder = Arc::new(Recorder::new());
+    let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
+    let pages = Pages::new(8 * page_bytes()).unwrap();
+    let lease = cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap();
+    assert!(lease.is_kept() && !lease.is_stale());
+    drop(pages);
+    assert_eq!(cache.statistics().entries, 0);
+    assert!(lease.is_stale() && !lease.is_kept() && recorder.is_pinned(lease.token()));
+}
+
+#[test]
+fn mapped_files_are_pinned_for_one_use() {
+    let recorder = Arc::new(Recorder::new());
+    let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
+    // The code of this test is a mapped file.
+    let code = mapped_files_are_pinned_for_one_use as fn() as usize;
+    let lease = cache.acquire(code, 1, Access::Read).unwrap();
+    assert!(!lease.is_kept());
+    assert_eq!(cache.statistics().uncached, 1);
+}
+
+#[test]
+fn events_are_active_or_the_reason_is_known() {
+    let recorder = Arc::new(Recorder::new());
+    let cache = PinCache::new(recorder, Limits::default(), Watching::EventsOrExplicit).unwrap();
+    assert_eq!(cache.watching() == Watching::Explicit, cache.why_no_events().is_some());
+}
+
+#[test]
+fn with_no_mapping_left_memory_is_pinned_for_one_use() {
+    let pages = Pages::new(8 * page_bytes()).unwrap();
+    Child::run(|| {
+        let recorder = Arc::new(Recorder::new());
+        let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
+        child::use_up_all_mappings();
+        let middle = pages.as_ptr() as usize + 3 * page_bytes();
+        let lease = cache.acquire(middle, page_bytes(), Access::Write).unwrap();
+        assert!(!lease.is_kept());
+    })
+    .join();
+}
+
+#[test]
+fn dropped_regions_leave_no_mappings_split() {
+    let recorder = Arc::new(Recorder::new());
+    let pages = Pages::new(1000 * page_bytes()).unwrap();
+    // A child, because other tests map memory in this process.
+    Child::run(|| {
+        let Some(cache) = listening(&recorder, limits(4, 4)) else { return };
+        let before = memferry_sys::residency::maps_now();
+        for number in 0..400 {
+            let address = pages.as_ptr() as usize + 2 * number * page_bytes();
+            drop(cache.acquire(address, page_bytes(), Access::Write).unwrap());
+        }
+        assert!(memferry_sys::residency::maps_now() < before + 50);
+        assert_eq!(cache.statistics().entries, 4);
+    })
+    .join();
+}
+
+#[test]
+fn many_changes_between_two_requests_are_not_missed() {
+    let recorder = Arc::new(Recorder::new());
+    let Some(cache) = listening(&recorder, limits(10_000, 10_000)) else { return };
+    let all: Vec<Pages> = (0..600).map(|_| Pages::new(page_bytes()).unwrap()).collect();
+    let lease = |pages: &Pages| cache.acquire(pages.as_ptr() as usize, 1, Access::Write);
+    let leases: Vec<Lease> = all.iter().map(|pages| lease(pages).unwrap()).collect();
+    assert!(leases.iter().all(Lease::is_kept));
+    drop(all);
+    assert_eq!(cache.statistics().entries, 0);
+    assert!(leases.iter().all(Lease::is_stale));
+}
+
+#[test]
+fn threads_share_a_cache_and_nothing_is_unpinned_in_use() {
+    let recorder = Arc::new(Recorder::new());
+    let cache = explicit(&recorder, limits(40, 6));
+    let failed = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for seed in 1..=4u64 {
+            let (cache, recorder, failed) = (&cache, &recorder, &failed);
+            scope.spawn(move || {
+                let (mut state, mut held) = (seed, Vec::new());
+                let mut random = move |below: u64| {
+                    // A linear congruential step is enough to shuffle a test.
+                    state =
+                        state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    ((state >> 33) % below) as usize
+                };
+                for _ in 0..5_000 {
+                    held.push(acquire(cache, 1 + random(60), 1 + random(8)));
+                    if held.len() > 4 {
+                        held.swap_remove(random(4));
+                    }
+                    if random(50) == 0 {
+                        cache.forget((1 + random(60)) * page_bytes(), page_bytes());
+                    }
+                    let pinned = held.iter().all(|lease| recorder.is_pinned(lease.token()));
+                    failed.fetch_or(!pinned, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    assert!(!failed.into_inner());
+    let numbers = cache.statistics();
+    assert_eq!(numbers.hits + numbers.misses, 20_000);
+    assert_eq!(numbers.bytes_pinned, numbers.bytes_kept);
+    assert!(numbers.bytes_kept <= 40 * page_bytes() as u64 && numbers.entries <= 6);
+    drop(cache);
+    assert_eq!(recorder.pinned(), []);
+}
+
+#[test]
+fn in_a_forked_child_requests_are_pinned_for_one_use_and_parents_leases_do_nothing() {
+    let recorder = Arc::new(Recorder::new());
+    let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
+    let pages = Pages::new(8 * page_bytes()).unwrap();
+    let lease = cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap();
+    Child::run(|| {
+        let token = lease.token();
+        let own = cache.acquire(pages.as_ptr() as usize, 1, Access::Write).unwrap();
+        assert!(!own.is_kept() && own.token() != token);
+        let own_token = own.token();
+        drop(own);
+        drop(lease);
+        assert!(!recorder.is_pinned(own_token) && recorder.is_pinned(token));
+        cache.forget_all();
+        assert_eq!(cache.statistics(), Default::default());
+        drop(pages);
+        drop(cache);
+    })
+    .join();
+}
+
+#[test]
+fn a_cache_that_is_gone_keeps_nobody_waiting_even_while_a_child_lives() {
+    let recorder = Arc::new(Recorder::new());
+    let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
+    let pages = Pages::new(8 * page_bytes()).unwrap();
+    let lease = cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap();
+    let mut ends = [0; 2];
+    // SAFETY: two descriptors are written into an array of two.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    let child = Child::run(|| {
+        let mut byte = 0u8;
+        // SAFETY: reads one byte into a local variable; the parent's writing ends the child.
+        assert_eq!(unsafe { libc::read(ends[0], (&raw mut byte).cast(), 1) }, 1);
+    });
+    drop(cache);
+    // Were the memory still watched, this would wait for ever: nobody reads events any more.
+    drop(pages);
+    drop(lease);
+    // SAFETY: writes one byte, and closes what was opened above.
+    unsafe {
+        assert_eq!(libc::write(ends[1], [1u8].as_ptr().cast(), 1), 1);
+        libc::close(ends[0]);
+        libc::close(ends[1]);
+    }
+    child.join();
+}

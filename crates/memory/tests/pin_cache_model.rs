@@ -1,0 +1,201 @@
+//! The pin-down cache against a model so simple that it is plainly right: a list that is searched
+//! from end to end.
+
+#![cfg(not(loom))]
+
+#[path = "pin_cache_support/recorder.rs"]
+mod recorder;
+
+use std::sync::Arc;
+
+use memferry_memory::pin_cache::{Lease, Limits, PinCache, Watching};
+use memferry_memory::pinning::{Access, PageRange};
+use memferry_sys::pages::page_bytes;
+use proptest::prelude::*;
+use recorder::Recorder;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Acquire { first: usize, pages: usize, write: bool },
+    Release { which: usize },
+    Forget { first: usize, pages: usize },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let acquire = (1usize..60, 1usize..9, any::<bool>())
+        .prop_map(|(first, pages, write)| Step::Acquire { first, pages, write });
+    let release = (0usize..100).prop_map(|which| Step::Release { which });
+    let forget = (1usize..60, 1usize..9).prop_map(|(first, pages)| Step::Forget { first, pages });
+    prop_oneof![6 => acquire, 5 => release, 1 => forget]
+}
+
+fn range(first: usize, pages: usize) -> PageRange {
+    PageRange::covering(first * page_bytes(), pages * page_bytes()).unwrap()
+}
+
+#[derive(Debug, Clone)]
+struct Entry {
+    name: usize,
+    range: PageRange,
+    access: Access,
+    users: usize,
+    kept: bool,
+}
+
+/// Entries in the order of their last use, the oldest first; those that are neither kept nor used
+/// are not pinned any more.
+#[derive(Debug, Default)]
+struct Model {
+    entries: Vec<Entry>,
+    names: usize,
+    hits: u64,
+    merges: u64,
+    evictions: u64,
+    invalidations: u64,
+    uncached: u64,
+}
+
+impl Model {
+    /// Returns the name of the entry that the request uses.
+    fn acquire(&mut self, asked: PageRange, access: Access, limits: Limits) -> usize {
+        let found = |entry: &&mut Entry| {
+            entry.kept && entry.range.contains(asked) && entry.access >= access
+        };
+        if let Some(entry) = self.entries.iter_mut().find(found) {
+            entry.users += 1;
+            self.hits += 1;
+            return entry.name;
+        }
+        let overlapping = |entry: &&Entry| entry.kept && entry.range.overlaps(asked);
+        let (mut range, mut widest, mut merges) = (asked, access, false);
+        for entry in self.entries.iter().filter(overlapping) {
+            range = range.merge(entry.range);
+            widest = widest.max(entry.access);
+            merges = true;
+        }
+        if !self.fits(range, limits) {
+            (range, widest, merges) = (asked, access, false);
+        }
+        let kept = self.fits(range, limits);
+        if kept {
+            self.make_room(range, limits);
+            for entry in self.entries.iter_mut().filter(|entry| entry.range.overlaps(range)) {
+                entry.kept = false;
+            }
+            self.merges += u64::from(merges);
+        } else {
+            self.uncached += 1;
+        }
+        self.names += 1;
+        self.entries.push(Entry { name: self.names, range, access: widest, users: 1, kept });
+        self.names
+    }
+
+    /// Whether there is room beside what is in use and not replaced.
+    fn fits(&self, range: PageRange, limits: Limits) -> bool {
+        let stays = |entry: &&Entry| entry.kept && entry.users > 0 && !entry.range.overlaps(range);
+        let staying = || self.entries.iter().filter(stays);
+        let bytes: usize = staying().map(|entry| entry.range.bytes()).sum();
+        bytes + range.bytes() <= limits.most_bytes && staying().count() < limits.most_entries
+    }
+
+    fn make_room(&mut self, range: PageRange, limits: Limits) {
+        loop {
+            let stays = |entry: &&Entry| entry.kept && !entry.range.overlaps(range);
+            let staying = || self.entries.iter().filter(stays);
+            let bytes: usize = staying().map(|entry| entry.range.bytes()).sum();
+            if bytes + range.bytes() <= limits.most_bytes && staying().count() < limits.most_entries
+            {
+                return;
+            }
+            let oldest = self
+                .entries
+                .iter_mut()
+                .find(|entry| entry.kept && entry.users == 0 && !entry.range.overlaps(range));
+            oldest.expect("something unused, else it would not fit").kept = false;
+            self.evictions += 1;
+        }
+    }
+
+    fn release(&mut self, name: usize) {
+        let at = self.entries.iter().position(|entry| entry.name == name).unwrap();
+        let mut entry = self.entries.remove(at);
+        entry.users -= 1;
+        // The last use is the latest.
+        self.entries.push(entry);
+    }
+
+    fn forget(&mut self, range: PageRange) {
+        for entry in self.entries.iter_mut().filter(|e| e.kept && e.range.overlaps(range)) {
+            entry.kept = false;
+            self.invalidations += 1;
+        }
+    }
+
+    fn pinned(&mut self) -> Vec<PageRange> {
+        self.entries.retain(|entry| entry.kept || entry.users > 0);
+        let mut ranges: Vec<_> = self.entries.iter().map(|entry| entry.range).collect();
+        ranges.sort_by_key(|range| (range.start(), range.end()));
+        ranges
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn the_cache_keeps_and_drops_what_the_model_does(
+        steps in proptest::collection::vec(step(), 1..120),
+        most_pages in 4usize..40,
+        most_entries in 1usize..6,
+    ) {
+        let limits = Limits { most_bytes: most_pages * page_bytes(), most_entries };
+        let recorder = Arc::new(Recorder::new());
+        let cache = PinCache::new(recorder.clone(), limits, Watching::Explicit).unwrap();
+        let (mut model, mut leases) = (Model::default(), Vec::<(usize, Lease)>::new());
+        let mut requests = 0;
+        for step in steps {
+            match step {
+                Step::Acquire { first, pages, write } => {
+                    let asked = range(first, pages);
+                    let access = if write { Access::Write } else { Access::Read };
+                    let lease = cache.acquire(asked.start(), asked.bytes(), access).unwrap();
+                    prop_assert!(lease.range().contains(asked) && lease.access() >= access);
+                    leases.push((model.acquire(asked, access, limits), lease));
+                    requests += 1;
+                }
+                Step::Release { which } if !leases.is_empty() => {
+                    let (name, lease) = leases.swap_remove(which % leases.len());
+                    drop(lease);
+                    model.release(name);
+                }
+                Step::Release { .. } => {}
+                Step::Forget { first, pages } => {
+                    let range = range(first, pages);
+                    cache.forget(range.start(), range.bytes());
+                    model.forget(range);
+                }
+            }
+            prop_assert_eq!(recorder.pinned(), model.pinned());
+            let mut kept: Vec<_> = model.entries.iter().filter(|entry| entry.kept).collect();
+            kept.sort_by_key(|entry| entry.range.start());
+            let numbers = cache.statistics();
+            let bytes: usize = kept.iter().map(|entry| entry.range.bytes()).sum();
+            prop_assert_eq!(numbers.entries as usize, kept.len());
+            prop_assert_eq!(numbers.bytes_kept as usize, bytes);
+            prop_assert!(bytes <= limits.most_bytes && kept.len() <= most_entries);
+            for (_, lease) in &leases {
+                prop_assert!(recorder.is_pinned(lease.token()));
+            }
+        }
+        let numbers = cache.statistics();
+        prop_assert_eq!(numbers.hits + numbers.misses, requests);
+        prop_assert_eq!(
+            (numbers.hits, numbers.merges, numbers.evictions, numbers.invalidations),
+            (model.hits, model.merges, model.evictions, model.invalidations)
+        );
+        prop_assert_eq!(numbers.uncached, model.uncached);
+        drop((leases, cache));
+        prop_assert_eq!(recorder.pinned(), []);
+    }
+}
