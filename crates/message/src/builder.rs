@@ -19,7 +19,7 @@ pub struct Builder {
 
 impl Builder {
     /// The variables of the environment that are looked at.
-    pub const VARIABLES: [&'static str; 7] = [
+    pub const VARIABLES: [&'static str; 8] = [
         "MEMFERRY_BACKGROUND",
         "MEMFERRY_CMA",
         "MEMFERRY_EAGER_BYTES",
@@ -27,6 +27,7 @@ impl Builder {
         "MEMFERRY_OFFLOAD_BYTES",
         "MEMFERRY_PATH",
         "MEMFERRY_MESSAGE_SPIN_NS",
+        crate::window::windows::TRACE_VARIABLE,
     ];
 
     /// Nothing set.
@@ -126,6 +127,12 @@ impl Builder {
     /// The most messages from one peer that are kept until somebody receives them. Usual: 16384.
     pub fn most_kept_messages(mut self, messages: usize) -> Self {
         self.settings.most_kept = messages;
+        self
+    }
+
+    /// How windows of peers are looked up: the size of the cache, what becomes of accesses that miss.
+    pub fn lookup(mut self, lookup: memferry_memory::lookup::Settings) -> Self {
+        self.settings.lookup = lookup;
         self
     }
 

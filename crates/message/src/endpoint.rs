@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memferry_copy::{OwnedSource, OwnedTarget};
+use memferry_memory::lookup::{Counters, MemoryUse};
 use memferry_sys::readiness::Readiness;
 
 use crate::buffers::{IntoPieces, IntoPiecesMut, Source};
@@ -16,6 +17,7 @@ use crate::error::Error;
 use crate::operation::{self, Failed, Operation, OwnedOperation, Scope};
 use crate::pieces::Piece;
 use crate::port::{Peer, Port, Received};
+use crate::window::{RawMemory, RemoteWindow, Rights, Window, WindowHandle};
 
 /// All bits of a tag count.
 pub const TAG_ALL: u64 = u64::MAX;
@@ -251,6 +253,49 @@ impl Endpoint {
         // SAFETY: passed on.
         let begun = unsafe { self.port().begin_receive(from.into(), tag, mask, pieces) }?;
         Ok(Operation::new(self.port(), begun))
+    }
+
+    /// Exposes the memory of a buffer to peers, who put to it and get from it as `rights` say,
+    /// without a word from this process. In a [`ShareableBuffer`](crate::ShareableBuffer) they need
+    /// no system call. The buffer comes back from [`Window::withdraw`].
+    pub fn expose<B: OwnedTarget>(
+        &self,
+        buffer: B,
+        rights: Rights,
+    ) -> Result<Window<B>, Failed<B>> {
+        self.port().expose(buffer, rights)
+    }
+
+    /// Exposes raw memory.
+    ///
+    /// # Safety
+    /// The memory must be valid for reads and writes until the window is withdrawn or dropped.
+    /// Whoever accesses it meanwhile must expect that peers do too.
+    pub unsafe fn expose_raw(
+        &self,
+        address: *mut u8,
+        length: usize,
+        rights: Rights,
+    ) -> Result<Window<RawMemory>, Error> {
+        // SAFETY: passed on.
+        let memory = unsafe { RawMemory::new(address, length) };
+        self.port().expose(memory, rights).map_err(|failed| failed.error)
+    }
+
+    /// Attaches a window that a peer has exposed. Connected peers alone can; putting and getting
+    /// needs nothing from the peer.
+    pub fn attach(&self, peer: Peer, handle: WindowHandle) -> Result<RemoteWindow, Error> {
+        self.port().attach(peer, handle)
+    }
+
+    /// What the lookup of windows has counted so far; `None` before the first was attached.
+    pub fn lookup_counters(&self) -> Option<Counters> {
+        self.port().lookup_counters()
+    }
+
+    /// The memory that the lookup of windows takes; `None` before the first was attached.
+    pub fn lookup_memory(&self) -> Option<MemoryUse> {
+        self.port().lookup_memory()
     }
 
     /// The first message that a receive would take, if one has arrived or waits at its sender.

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
+use memferry_sys::cross_memory::Denied;
 use thiserror::Error;
+
+use crate::window::Rights;
 
 /// Anything that can go wrong with a message or a connection.
 #[derive(Clone, PartialEq, Eq, Error)]
@@ -34,6 +37,26 @@ pub enum Error {
     /// The memory of the message could not be read or written.
     #[error("the memory of the message cannot be reached ({0}): is it still mapped?")]
     BadMemory(Who),
+    /// The window is not open (any more).
+    #[error("the window was withdrawn by its owner: ask it for a new handle")]
+    Withdrawn,
+    /// The owner does not permit it.
+    #[error(
+        "the window is open for {given}, not for {asked}: its owner decides when it exposes it"
+    )]
+    NotPermitted {
+        /// What was tried.
+        asked: Rights,
+        /// What is permitted.
+        given: Rights,
+    },
+    /// The memory of a window cannot be reached from this process.
+    #[error(
+        "the memory of the window cannot be reached from here{}: let its owner expose a \
+         ShareableBuffer",
+        .0.map_or_else(String::new, |denied| format!(" ({denied})"))
+    )]
+    Unreachable(Option<Denied>),
     /// This process is a fork of the one that opened the endpoint or link.
     #[error("opened before a fork: only the parent process can use it; open another here")]
     Forked,
@@ -115,6 +138,25 @@ pub enum ValidationError {
         /// What would be valid.
         expected: &'static str,
     },
+    /// The handle is not one of that peer's.
+    #[error("the handle is of another process's window: attach it with the peer that sent it")]
+    ForeignHandle,
+    /// An access that does not fit.
+    #[error("{bytes} bytes at offset {offset} are outside the window, which has {window_bytes}")]
+    OutsideWindow {
+        /// Where it would begin.
+        offset: u64,
+        /// How long it is.
+        bytes: u64,
+        /// How long the window is.
+        window_bytes: u64,
+    },
+    /// A notification variable in the wrong place.
+    #[error("the variable at offset {0} is not on a boundary of eight bytes in the owner's memory")]
+    MisalignedVariable(u64),
+    /// A million windows.
+    #[error("this endpoint has as many windows as it can have: withdraw some of them first")]
+    TooManyWindows,
     /// A name without a character.
     #[error("the name is empty: others find an endpoint or a listener by its name")]
     EmptyName,

@@ -2,6 +2,7 @@
 //!
 //! [`Endpoint`]s exchange tagged messages with many peers; a [`Link`] connects two processes that
 //! read and write in order; a [`Job`] lets many endpoints find each other by a name.
+//! A [`Window`] is memory that peers put to and get from without a word from its owner.
 //! [`ShareableBuffer`] is memory that peers map, so that messages need no system call.
 //!
 //! Inside, from the outside in: [`endpoint`](Endpoint) and [`link`](Link) hand over memory and
@@ -29,6 +30,7 @@ mod port;
 mod region;
 #[doc(hidden)]
 pub mod ring;
+pub mod window;
 mod wire;
 
 pub use buffers::{IntoPieces, IntoPiecesMut, Source};
@@ -43,3 +45,4 @@ pub use operation::{Failed, Operation, OwnedOperation, Scope, ScopedOperation};
 pub use pieces::{MOST_PIECES, Piece, Pieces};
 pub use port::{Peer, Received};
 pub use region::ShareableBuffer;
+pub use window::{Notify, RemoteWindow, Rights, Window, WindowHandle};

@@ -1,5 +1,6 @@
 //! Links: two connected processes that post reads and writes, matched in order.
 
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::error::{ConnectError, Error};
 use crate::operation::{self, Failed, Operation, OwnedOperation};
 use crate::pieces::Piece;
 use crate::port::{Begun, Peer, Port, Settings};
+use crate::window::{RawMemory, RemoteWindow, Rights, Window, WindowHandle};
 
 /// A name that others connect links to.
 #[derive(Debug)]
@@ -64,7 +66,8 @@ impl Listener {
         let mut ear = memferry_sys::sync::lock(&self.ear);
         let Some(caller) = ear.poll(identity) else { return Ok(None) };
         drop(ear);
-        let Some(met) = caller.welcome(identity) else { return Ok(None) };
+        let board = port.enter().board().map_err(ConnectError::system("making shared memory"))?;
+        let Some(met) = caller.welcome(identity, board.as_fd()) else { return Ok(None) };
         let peer = port.enter().add(met)?;
         Link::over(port, peer).map(Some)
     }
@@ -194,6 +197,38 @@ impl Link {
         f: impl for<'scope> FnOnce(&'scope operation::Scope<'scope, 'env>) -> R,
     ) -> R {
         operation::scope(self.port(), f)
+    }
+
+    /// Exposes the memory of a buffer to peers, who put to it and get from it as `rights` say,
+    /// without a word from this process. In a [`ShareableBuffer`](crate::ShareableBuffer) they need
+    /// no system call. The buffer comes back from [`Window::withdraw`].
+    pub fn expose<B: OwnedTarget>(
+        &self,
+        buffer: B,
+        rights: Rights,
+    ) -> Result<Window<B>, Failed<B>> {
+        self.port().expose(buffer, rights)
+    }
+
+    /// Exposes raw memory.
+    ///
+    /// # Safety
+    /// The memory must be valid for reads and writes until the window is withdrawn or dropped.
+    /// Whoever accesses it meanwhile must expect that peers do too.
+    pub unsafe fn expose_raw(
+        &self,
+        address: *mut u8,
+        length: usize,
+        rights: Rights,
+    ) -> Result<Window<RawMemory>, Error> {
+        // SAFETY: passed on.
+        let memory = unsafe { RawMemory::new(address, length) };
+        self.port().expose(memory, rights).map_err(|failed| failed.error)
+    }
+
+    /// Attaches a window that the other side has exposed.
+    pub fn attach(&self, handle: WindowHandle) -> Result<RemoteWindow, Error> {
+        self.port().attach(self.inner.peer, handle)
     }
 
     /// The other side.

@@ -121,6 +121,13 @@ impl PacketSocket {
 /// The most descriptors that one packet carries.
 const MOST_DESCRIPTORS: usize = 4;
 
+impl PacketSocket {
+    /// Another descriptor of the same socket.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        self.0.try_clone().map(Self)
+    }
+}
+
 impl AsFd for PacketSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()

@@ -72,6 +72,13 @@ pub fn is_alive(process: Option<BorrowedFd<'_>>, socket: BorrowedFd<'_>) -> bool
     poll(&mut watched, Some(&now)).map_or(true, |ended| ended == 0)
 }
 
+/// Whether a process has ended.
+pub fn has_ended(process: BorrowedFd<'_>) -> bool {
+    let mut watched = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut watched, Some(&now)).is_ok_and(|ended| ended > 0)
+}
+
 /// Waits until a process has ended, at most `timeout`.
 pub fn wait_for_end(process: BorrowedFd<'_>, timeout: std::time::Duration) {
     let mut watched = [PollFd::from_borrowed_fd(process, PollFlags::IN)];

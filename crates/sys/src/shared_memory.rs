@@ -27,6 +27,12 @@ pub struct SealedMemory {
 impl SealedMemory {
     /// Zeroed memory of `length` bytes, rounded up to whole pages.
     pub fn new(name: &str, length: usize) -> io::Result<Self> {
+        let this = Self::unsealed(name, length)?;
+        rustix::fs::fcntl_add_seals(&this.descriptor, Self::SEALS | SealFlags::SEAL)?;
+        Ok(this)
+    }
+
+    fn unsealed(name: &str, length: usize) -> io::Result<Self> {
         let page = super::pages::page_bytes();
         let length =
             length.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::InvalidInput)?;
@@ -37,8 +43,16 @@ impl SealedMemory {
         rustix::fs::ftruncate(&descriptor, length as u64)?;
         // Whoever is given it for reading must not be able to open it again for writing.
         rustix::fs::fchmod(&descriptor, rustix::fs::Mode::from_raw_mode(0o600))?;
-        rustix::fs::fcntl_add_seals(&descriptor, Self::SEALS | SealFlags::SEAL)?;
         Ok(Self { descriptor, length })
+    }
+
+    /// The same, and mapped here for writing; whoever is given the descriptor can only read it.
+    pub fn for_readers(name: &str, length: usize) -> io::Result<(Self, Mapping)> {
+        let this = Self::unsealed(name, length)?;
+        let mapping = this.map(Access::Write)?;
+        let seals = Self::SEALS | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&this.descriptor, seals)?;
+        Ok((this, mapping))
     }
 
     const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -131,6 +145,20 @@ impl Mapping {
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
+
+    /// Whether a stretch of this process's memory lies in it.
+    pub fn contains(&self, address: usize, length: usize) -> bool {
+        let offset = address.checked_sub(self.start.as_ptr() as usize);
+        offset.and_then(|offset| offset.checked_add(length)).is_some_and(|end| end <= self.length)
+    }
+
+    /// Lets go of what it takes to reach a stretch of whole pages: the bytes stay in the shared
+    /// memory, and whoever touches the stretch again gets to them again.
+    pub fn let_go(&self, address: usize, length: usize) {
+        assert!(self.contains(address, length), "a stretch of this mapping");
+        // SAFETY: inside this mapping, which is shared, so that no byte depends on its page tables.
+        let _ = unsafe { madvise(address as *mut _, length, Advice::LinuxDontNeed) };
+    }
 }
 
 impl Drop for Mapping {
@@ -178,6 +206,19 @@ mod tests {
         assert!(SealedMemory::from_foreign(open, 8192).is_err());
         let file = std::fs::File::open("/proc/self/exe").unwrap();
         assert!(SealedMemory::from_foreign(file.into(), 8192).is_err());
+    }
+
+    #[test]
+    fn memory_for_readers_is_written_by_its_maker_alone() {
+        let (memory, own) = SealedMemory::for_readers("test", 8192).unwrap();
+        let theirs = SealedMemory::from_foreign(duplicate(&memory), 8192).unwrap();
+        assert!(theirs.map(Access::Write).is_err());
+        let view = theirs.map(Access::Read).unwrap();
+        // SAFETY: both mappings have at least a page, and only this thread touches them.
+        unsafe {
+            own.as_ptr().write_volatile(7);
+            assert_eq!(view.as_ptr().read_volatile(), 7);
+        }
     }
 
     #[test]

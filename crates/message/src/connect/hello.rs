@@ -1,7 +1,7 @@
 //! The two packets of the handshake.
 
 /// The version of everything that two processes share: packets, cells, layout.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 const MAGIC: u64 = 0x7972_7265_666D_656D;
 const LONGEST_NAME: usize = 256;

@@ -1,7 +1,7 @@
 //! The side that is connected to: takes sockets, reads hellos when they come, answers.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use super::reach::ProbeWords;
 use super::{Acquaintance, Allowed};
 use crate::error::{ConnectError, SystemError};
 use crate::ring::layout::{End, Memory};
+use crate::window::board::BoardView;
 
 /// Sockets whose hello has not come yet: at most so many, for at most so long.
 const MOST_PENDING: usize = 64;
@@ -40,6 +41,7 @@ pub(crate) struct Caller {
     socket: PacketSocket,
     hello: Hello,
     memory: Memory,
+    board: BoardView,
     credentials: peer_process::Credentials,
 }
 
@@ -140,8 +142,8 @@ impl Listener {
                 Ok((length, descriptors)) if length > 0 => {
                     let socket = self.take_pending(index);
                     match read_hello(&packet[..length], descriptors, &socket, &self.allowed) {
-                        Ok((hello, memory, credentials)) => {
-                            return Some(Caller { socket, hello, memory, credentials });
+                        Ok((hello, memory, board, credentials)) => {
+                            return Some(Caller { socket, hello, memory, board, credentials });
                         }
                         Err(refusal) => refuse(&socket, own, refusal),
                     }
@@ -158,7 +160,7 @@ fn read_hello(
     mut descriptors: Vec<std::os::fd::OwnedFd>,
     socket: &PacketSocket,
     allowed: &Allowed,
-) -> Result<(Hello, Memory, peer_process::Credentials), Option<Refusal>> {
+) -> Result<(Hello, Memory, BoardView, peer_process::Credentials), Option<Refusal>> {
     let credentials = peer_process::credentials(socket.as_fd()).map_err(|_| None)?;
     if !allowed.permits(credentials.uid) {
         return Err(Some(Refusal::User));
@@ -167,10 +169,12 @@ fn read_hello(
         BadHello::Foreign => None,
         BadHello::Version(_) => Some(Refusal::Version(hello::VERSION)),
     })?;
+    let refused = |_| Some(Refusal::Memory);
+    let boards = descriptors.split_off(descriptors.len().min(1));
     let descriptor = descriptors.pop().ok_or(Some(Refusal::Memory))?;
-    let memory =
-        Memory::from_foreign(descriptor, End::Accepting).map_err(|_| Some(Refusal::Memory))?;
-    Ok((hello, memory, credentials))
+    let memory = Memory::from_foreign(descriptor, End::Accepting).map_err(refused)?;
+    let board = BoardView::from_descriptors(boards).map_err(refused)?;
+    Ok((hello, memory, board, credentials))
 }
 
 fn refuse(socket: &PacketSocket, identity: Identity, refusal: Option<Refusal>) {
@@ -196,10 +200,10 @@ impl Caller {
     }
 
     /// Says yes. `None` if the caller has gone meanwhile.
-    pub(crate) fn welcome(self, own: Identity) -> Option<Acquaintance> {
+    pub(crate) fn welcome(self, own: Identity, board: BorrowedFd<'_>) -> Option<Acquaintance> {
         let own_probe = ProbeWords::of_process();
         let welcome = Welcome { refusal: None, identity: own, probe: own_probe.describe() };
-        self.socket.send(&welcome.encode(), &[]).ok()?;
+        self.socket.send(&welcome.encode(), &[board]).ok()?;
         Some(Acquaintance {
             process: peer_process::process_of(self.socket.as_fd()),
             memory: self.memory,
@@ -208,6 +212,7 @@ impl Caller {
             identity: self.hello.identity,
             name: self.hello.name,
             their_probe: self.hello.probe,
+            board: self.board,
         })
     }
 }

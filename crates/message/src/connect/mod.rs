@@ -9,7 +9,7 @@ pub(crate) mod hello;
 pub(crate) mod listener;
 pub(crate) mod reach;
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use memferry_sys::packet_socket::{PacketSocket, SocketName};
@@ -17,6 +17,7 @@ use memferry_sys::peer_process::{self, Credentials};
 
 use crate::error::{ConnectError, ValidationError};
 use crate::ring::layout::{End, Memory};
+use crate::window::board::BoardView;
 use hello::{Hello, Identity, Refusal, Welcome};
 use reach::ProbeWords;
 
@@ -37,6 +38,8 @@ pub(crate) struct Acquaintance {
     pub(crate) name: String,
     /// Memory of the other side for trying out cross-memory access.
     pub(crate) their_probe: (u64, u64),
+    /// The windows that it exposes.
+    pub(crate) board: BoardView,
 }
 
 /// Which users may connect: this one, and those that were allowed.
@@ -80,6 +83,7 @@ impl Connecting {
         name: &SocketName,
         identity: Identity,
         own_name: &str,
+        board: BorrowedFd<'_>,
         allowed: &Allowed,
         patience: Duration,
     ) -> Result<Self, ConnectError> {
@@ -90,7 +94,7 @@ impl Connecting {
             Memory::create(End::Connecting).map_err(system("making shared memory"))?;
         let own_probe = ProbeWords::of_process();
         let hello = Hello { identity, probe: own_probe.describe(), name: own_name.to_owned() };
-        match socket.send(&hello.encode(), &[descriptor.as_fd()]) {
+        match socket.send(&hello.encode(), &[descriptor.as_fd(), board]) {
             // It has hung up already, and its answer says why.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             sent => sent.map_err(system("sending a hello"))?,
@@ -125,9 +129,9 @@ impl Connecting {
             }
             received => received,
         };
-        let length = match received {
+        let (length, descriptors) = match received {
             Ok((0, _)) => return Err(ConnectError::Refused(name, "it closed the socket")),
-            Ok((length, _)) => length,
+            Ok(received) => received,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 if this.time_left().is_zero() {
                     let seconds = this.patience.as_secs();
@@ -147,6 +151,8 @@ impl Connecting {
             }
             Some(refusal) => return Err(ConnectError::Refused(name, refusal.text())),
         }
+        let board = BoardView::from_descriptors(descriptors)
+            .map_err(|_| ConnectError::Refused(name.clone(), "it sent no list of its windows"))?;
         let this = waiting.take().expect("it was there above");
         let credentials = peer_process::credentials(this.socket.as_fd())
             .map_err(ConnectError::system("asking who listens"))?;
@@ -158,6 +164,7 @@ impl Connecting {
             identity: welcome.identity,
             name,
             their_probe: welcome.probe,
+            board,
         })))
     }
 }

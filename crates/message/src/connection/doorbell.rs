@@ -2,11 +2,13 @@
 
 use std::os::fd::OwnedFd;
 
+use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::wait_word::futex_wake_shared;
 
 use super::Wire;
 use crate::ring::attention::{ASLEEP, AWAY};
 use crate::ring::cells::Nonsense;
+use crate::ring::layout::Memory;
 
 /// The packet that wakes a side which watches its socket. Regions come with longer packets.
 const WAKE_PACKET: [u8; 1] = [0];
@@ -14,6 +16,28 @@ const WAKE_PACKET: [u8; 1] = [0];
 const MOST_PACKETS: usize = 256;
 /// Descriptors that may wait for their notes.
 const MOST_EARLY: usize = 64;
+
+/// Tells the other side that something came by other means than a note, if it does not look by
+/// itself.
+pub(crate) fn ring_doorbell(memory: &Memory, socket: Option<&PacketSocket>) {
+    let ways = memory.other_attention().take_ways();
+    if ways != 0 {
+        wake(memory, socket, ways);
+    }
+}
+
+#[cold]
+fn wake(memory: &Memory, socket: Option<&PacketSocket>, ways: u32) {
+    if ways & ASLEEP != 0 {
+        futex_wake_shared(memory.other_attention().word());
+    }
+    if ways & AWAY != 0
+        && let Some(socket) = socket
+    {
+        // A full socket has packets in it, so its watcher is awake already.
+        let _ = socket.send(&WAKE_PACKET, &[]);
+    }
+}
 
 impl Wire {
     /// Tells the other side about everything written since the last time, if it does not look by
@@ -36,15 +60,7 @@ impl Wire {
 
     #[cold]
     fn wake(&self, ways: u32) {
-        if ways & ASLEEP != 0 {
-            futex_wake_shared(self.memory.other_attention().word());
-        }
-        if ways & AWAY != 0
-            && let Some(socket) = &self.socket
-        {
-            // A full socket has packets in it, so its watcher is awake already.
-            let _ = socket.send(&WAKE_PACKET, &[]);
-        }
+        wake(&self.memory, self.socket.as_ref(), ways);
     }
 
     /// From now on this side must be told, in the ways of `flags`.

@@ -4,9 +4,11 @@
 mod doorbell;
 mod places;
 mod view;
+mod windows;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 
 use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::peer_process::{self, Credentials};
@@ -21,8 +23,12 @@ use crate::ring::cells::{Consumer, Nonsense, Producer, Words};
 use crate::ring::fullness::{NO_MESSAGES, NO_PAYLOADS};
 use crate::ring::layout::{CELLS, End, Memory, RECORDS, SPACE_BYTES};
 use crate::ring::space::{Space, Span};
+use crate::window::board::BoardView;
+use crate::window::peer_memory::PeerMemory;
 use crate::wire::Note;
+pub(crate) use doorbell::ring_doorbell;
 pub(crate) use view::{CopyError, Description, View};
+pub(crate) use windows::Absent;
 
 /// Notes that may wait for room: more than all operations of both sides together can cause.
 const MOST_HELD: usize = 1 << 18;
@@ -73,7 +79,7 @@ pub(crate) struct Wire {
     /// What the other side can do with ours; nothing until it says so.
     pub(crate) their_reach: (bool, bool),
     pub(crate) peer: PeerFacts,
-    imported: Imported,
+    imported: Arc<Imported>,
     exported: Exported,
     /// Descriptors that came before their note.
     early: Vec<(u32, OwnedFd)>,
@@ -81,6 +87,9 @@ pub(crate) struct Wire {
     /// or is about to send, as far as this side knows.
     asked_for_packet: bool,
     packets_owed: i32,
+    /// The other side's windows, until somebody asks for one of them; then how they are reached.
+    their_board: Option<BoardView>,
+    pub(crate) window_peer: Option<Arc<PeerMemory>>,
 }
 
 impl Wire {
@@ -93,6 +102,7 @@ impl Wire {
         let mut wire = Self::over(met.memory, reach, peer);
         wire.socket = Some(met.socket);
         wire.process = met.process;
+        wire.their_board = Some(met.board);
         wire.post(Note::Reach { read: reach.read, write: reach.write });
         wire
     }
@@ -127,7 +137,9 @@ impl Wire {
             reach,
             their_reach: (false, false),
             peer,
-            imported: Imported::default(),
+            imported: Arc::default(),
+            their_board: None,
+            window_peer: None,
             exported: Exported::default(),
             early: Vec::new(),
             asked_for_packet: false,

@@ -40,7 +40,7 @@ impl Wire {
     }
 
     /// The number of the region that a piece lies in, shared with the other side; 0 for none.
-    fn region_of(&mut self, piece: &Piece, access: Access) -> u32 {
+    pub(super) fn region_of(&mut self, piece: &Piece, access: Access) -> u32 {
         if self.is_self() {
             return 0;
         }

@@ -18,6 +18,7 @@ use memferry_sys::EventFd;
 use crate::error::Error;
 use crate::port::{Begun, Port, Received};
 use crate::wire::Number;
+pub(crate) use owned::Held;
 pub use owned::{Failed, OwnedOperation};
 pub(crate) use scoped::scope;
 pub use scoped::{Scope, ScopedOperation};
@@ -93,6 +94,7 @@ impl Operation {
             if let Err(error) = self.port.check_fork() {
                 return Some(Err(error));
             }
+            self.port.help_accesses();
             let outcome =
                 self.port.block(true, deadline, |state| state.operations.take_outcome(number))?;
             self.state = State::Over(outcome);

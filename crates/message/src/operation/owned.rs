@@ -14,10 +14,21 @@ use crate::wire::Number;
 
 /// A buffer in flight. `MaybeUninit` keeps the compiler from assuming that nobody else touches
 /// what it points to.
-struct Held<B>(MaybeUninit<B>);
+pub(crate) struct Held<B>(MaybeUninit<B>);
 
 impl<B> Held<B> {
-    fn into_inner(self) -> B {
+    pub(crate) fn new(buffer: B) -> Self {
+        Self(MaybeUninit::new(buffer))
+    }
+
+    /// The buffer, where it stays: the address of a boxed one is taken from here, because moving a
+    /// box again would end the right to use what was taken before.
+    pub(crate) fn get_mut(&mut self) -> &mut B {
+        // SAFETY: initialised from construction on.
+        unsafe { self.0.assume_init_mut() }
+    }
+
+    pub(crate) fn into_inner(self) -> B {
         let this = ManuallyDrop::new(self);
         // SAFETY: initialised from construction on, and read once: `this` is not dropped.
         unsafe { this.0.assume_init_read() }
@@ -84,10 +95,8 @@ impl<B: Send + 'static> OwnedOperation<B> {
         is_receive: bool,
         begin: impl FnOnce(&mut B) -> Result<Operation, Error>,
     ) -> Result<Self, Failed<B>> {
-        let mut held = Held(MaybeUninit::new(buffer));
-        // SAFETY: initialised a line above. The address is taken where the buffer stays, because
-        // moving a box again would end the right to use what was taken before.
-        match begin(unsafe { held.0.assume_init_mut() }) {
+        let mut held = Held::new(buffer);
+        match begin(held.get_mut()) {
             Ok(operation) => {
                 let number = operation.number();
                 Ok(Self { operation, number, held: Some(held), is_receive })

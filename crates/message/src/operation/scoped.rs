@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::pieces::Piece;
 use crate::port::{Begun, Peer, Port, Received};
 use crate::wire::Number;
-use crate::{IntoPieces, IntoPiecesMut, Source};
+use crate::{IntoPieces, IntoPiecesMut, RemoteWindow, Source, ValidationError};
 
 /// Begins messages over memory that lives at least as long as `'scope`.
 #[derive(Debug)]
@@ -71,6 +71,36 @@ impl<'scope> Scope<'scope, '_> {
         let pieces: &[Piece] = pieces.as_slice();
         // SAFETY: as above, and the borrow is exclusive.
         self.begin(unsafe { self.port.begin_receive(from.into(), tag, mask, pieces) }?, true)
+    }
+
+    /// Begins a put of borrowed memory to a window.
+    pub fn iput(
+        &'scope self,
+        window: &RemoteWindow,
+        offset: u64,
+        data: &'scope [u8],
+    ) -> Result<ScopedOperation<'scope>, Error> {
+        self.check_port(window)?;
+        // SAFETY: the memory is borrowed for `'scope`, which does not end before the access.
+        self.begin(unsafe { window.begin_put(offset, data.as_ptr(), data.len(), None) }?, false)
+    }
+
+    /// Begins a get from a window into borrowed memory.
+    pub fn iget(
+        &'scope self,
+        window: &RemoteWindow,
+        offset: u64,
+        buffer: &'scope mut [u8],
+    ) -> Result<ScopedOperation<'scope>, Error> {
+        self.check_port(window)?;
+        // SAFETY: as above.
+        self.begin(unsafe { window.begin_get(offset, buffer.as_mut_ptr(), buffer.len()) }?, false)
+    }
+
+    /// A scope waits for what its own endpoint or link does.
+    fn check_port(&self, window: &RemoteWindow) -> Result<(), Error> {
+        let is_own = Arc::ptr_eq(self.port, &window.port);
+        if is_own { Ok(()) } else { Err(ValidationError::UnknownPeer.into()) }
     }
 
     fn begin(

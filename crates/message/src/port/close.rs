@@ -14,6 +14,10 @@ impl Port {
         if self.check_fork().is_err() {
             return;
         }
+        // First, and without the lock: who carries out accesses needs it to end them.
+        if let Some(windows) = self.windows.get() {
+            windows.close(self);
+        }
         let mut state = self.enter();
         if !state.closed {
             state.progress();
@@ -32,6 +36,9 @@ impl Port {
 impl State {
     fn close(&mut self) {
         self.closed = true;
+        if let Some(board) = &self.board {
+            board.close_all();
+        }
         self.listener = None;
         let began_ns = memferry_sys::clock::now_ns();
         for peer in 0..self.peers.len() {
@@ -44,12 +51,14 @@ impl State {
             for number in self.operations.numbers(matched) {
                 self.let_go(number, &mut connection.wire, began_ns);
             }
+            self.lose_windows(peer, &mut connection.wire);
             connection.wire.post(Note::Close);
             connection.wire.announce();
             self.peers[peer].gone = Some(crate::error::Gone::Closed);
         }
         self.matching.unpost_all();
-        for number in self.operations.numbers(|_| true) {
+        // Accesses to windows are ended by whoever carries them out.
+        for number in self.operations.numbers(|deed| !matches!(deed, Deed::Access)) {
             self.operations.finish(number, Err(Error::Closed));
         }
     }

@@ -1,6 +1,8 @@
 //! Getting to know peers: connecting, being connected to, and the way to oneself.
 
 use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Assembling, Connection, Peer, PeerSlot, Port, State};
@@ -9,6 +11,7 @@ use crate::connect::reach::is_switched_off;
 use crate::connect::{Acquaintance, Answer, Connecting, parse_name};
 use crate::connection::{PeerFacts, Wire};
 use crate::error::{ConnectError, Error};
+use crate::window::board::Board;
 
 impl Port {
     /// Connects to a name. A peer that is connected already is simply returned.
@@ -33,9 +36,14 @@ impl Port {
             let (own_name, identity) = (state.name.clone(), state.identity);
             let (allowed, patience) =
                 (state.settings.allowed.clone(), state.settings.connect_timeout);
+            let board = state.board();
             drop(state);
             // Without the lock: where many connect at once it takes a while.
-            (Connecting::start(&socket_name, identity, &own_name, &allowed, patience), before)
+            let start = |board: Arc<Board>| {
+                let board = board.as_fd();
+                Connecting::start(&socket_name, identity, &own_name, board, &allowed, patience)
+            };
+            (board.map_err(ConnectError::system("making shared memory")).and_then(start), before)
         };
         let outcome = match &mut waiting {
             Ok(_) => {
@@ -124,7 +132,9 @@ impl State {
                 caller.refuse(self.identity, Refusal::Crossed);
             } else if self.free_slot().is_none() {
                 caller.refuse(self.identity, Refusal::Full);
-            } else if let Some(met) = caller.welcome(self.identity) {
+            } else if let Ok(board) = self.board()
+                && let Some(met) = caller.welcome(self.identity, board.as_fd())
+            {
                 any |= self.add(met).is_ok();
             }
         }
@@ -150,6 +160,9 @@ impl State {
         let index = self.free_slot().ok_or(ConnectError::TooManyPeers(self.peers.len()))?;
         if index == self.peers.len() {
             self.peers.push(PeerSlot::default());
+        }
+        for exposure in &self.exposures {
+            wire.share_window(exposure);
         }
         wire.announce();
         if let Some(readiness) = &self.readiness {

@@ -55,8 +55,12 @@ impl State {
             Note::Share { region, writable, address, length } => {
                 let access = if writable { Access::Write } else { Access::Read };
                 self.wire(peer).import(region, access, address, length)?;
+                self.region_changed(peer, region);
             }
-            Note::Unshare { region } => self.wire(peer).forget(region),
+            Note::Unshare { region } => {
+                self.wire(peer).forget(region);
+                self.region_changed(peer, region);
+            }
             Note::Close => return Ok(Fate::Closes),
         }
         Ok(Fate::Passed)

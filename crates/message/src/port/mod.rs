@@ -17,6 +17,7 @@ mod sleep;
 mod submit;
 mod wait;
 mod watch;
+mod windows;
 
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -30,12 +31,15 @@ use memferry_sys::{WaitWord, fork};
 use crate::Source;
 use crate::connect::hello::Identity;
 use crate::connect::listener::Listener;
-use crate::connection::{Description, Wire};
+use crate::connection::{Absent, Description, Wire};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
 use crate::path::Turn;
 use crate::pieces::{Piece, Pieces};
 use crate::plan::{self, Closeness, Facts};
+use crate::window::board::Board;
+use crate::window::windows::Windows;
+use crate::window::{Exposure, Variable};
 use crate::wire::Number;
 pub(crate) use background::Background;
 pub(crate) use operations::Operations;
@@ -208,6 +212,14 @@ pub(crate) struct State {
     taken_now: u32,
     /// Dropped regions that peers have been told of.
     drops_told: usize,
+    /// The windows of this side, and those that wait for something in them.
+    board: Option<Arc<Board>>,
+    pub(crate) exposures: Vec<Exposure>,
+    pub(crate) variables: Vec<Variable>,
+    /// Peers that are gone and were in the middle of an access when they went.
+    absent: Vec<Absent>,
+    /// Windows of peers: the port's.
+    windows: Arc<OnceLock<Arc<Windows>>>,
 }
 
 /// A port, shared by handles.
@@ -221,6 +233,8 @@ pub(crate) struct Port {
     contenders: AtomicU32,
     fork_generation: u64,
     background: Mutex<Option<Background>>,
+    /// What accesses to windows of peers need.
+    windows: Arc<OnceLock<Arc<Windows>>>,
 }
 
 impl Port {
@@ -231,6 +245,7 @@ impl Port {
         fork::watch();
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let facts = settings.facts();
+        let windows = Arc::<OnceLock<Arc<Windows>>>::default();
         let state = State {
             port: id,
             operations: Operations::new(settings.most_operations),
@@ -261,6 +276,11 @@ impl Port {
             last_taken_from: 0,
             taken_now: 0,
             drops_told: crate::region::drops(),
+            board: None,
+            exposures: Vec::new(),
+            variables: Vec::new(),
+            absent: Vec::new(),
+            windows: windows.clone(),
         };
         Arc::new(Self {
             state: Mutex::new(state),
@@ -269,6 +289,7 @@ impl Port {
             contenders: AtomicU32::new(0),
             fork_generation: fork::generation(),
             background: Mutex::new(None),
+            windows,
         })
     }
 

@@ -17,6 +17,8 @@ use crate::wire::Number;
 pub(crate) enum Deed {
     Send(Sending),
     Receive(Receiving),
+    /// An access to a window, which is carried out elsewhere and ends there.
+    Access,
 }
 
 /// An operation.

@@ -179,6 +179,7 @@ impl State {
                 wire.announce();
                 Ok(Some(step))
             }
+            Deed::Access => Ok(None),
             Deed::Receive(receiving) => {
                 if let ReceiveStage::Arrived { sender } = receiving.stage {
                     let told = self.tell_arrived(peer, number, sender)?;
@@ -277,6 +278,7 @@ impl State {
         let error = Error::PeerGone(gone.clone());
         let belongs = |deed: &Deed| match deed {
             Deed::Send(sending) => sending.peer == peer,
+            Deed::Access => false,
             Deed::Receive(receiving) => {
                 receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
             }
@@ -290,6 +292,7 @@ impl State {
             self.operations.finish(number, Err(error.clone()));
         }
         self.forget_incomplete(peer);
+        self.lose_windows(peer, &mut connection.wire);
         self.count_processes();
         let leftover = connection.wire.leftover(&gone).map(Leaving::CleanUp);
         self.operations.leavings.extend(leftover);

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use memferry_memory::lookup::{Geometry, Settings as LookupSettings};
+
 /// A process bound to one core is not alone on the machine for that.
 pub(crate) use memferry_sys::affinity::online_cores;
 use memferry_sys::cpu;
@@ -23,6 +25,7 @@ pub(crate) struct Settings {
     pub(crate) most_kept_bytes: usize,
     pub(crate) most_kept: usize,
     pub(crate) connect_timeout: Duration,
+    pub(crate) lookup: LookupSettings,
 }
 
 impl Default for Settings {
@@ -38,6 +41,7 @@ impl Default for Settings {
             most_kept_bytes: 16 << 20,
             most_kept: 16 << 10,
             connect_timeout: Duration::from_secs(10),
+            lookup: default_lookup(),
         }
     }
 }
@@ -61,4 +65,10 @@ impl Settings {
         const CROWDED: u64 = 100_000;
         self.spin_ns.unwrap_or(if crowded { CROWDED } else { ROOMY })
     }
+}
+
+/// A cache of 16384 pages in lines of 64, four to a set: what the paper on dynamic handle lookup
+/// found to be the best trade, and enough for 64 MiB at a time.
+fn default_lookup() -> LookupSettings {
+    LookupSettings::dynamic(Geometry::new(16 << 10, 64, 4).expect("a valid shape"))
 }

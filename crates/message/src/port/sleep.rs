@@ -17,6 +17,7 @@ use super::{Port, State};
 use crate::connect::listener::Listener;
 use crate::ring::attention::{ASLEEP, AWAY};
 use crate::ring::layout::Memory;
+use crate::window::Variable;
 
 /// One sleep on the words; ends of peers are looked for in between.
 const SLICE: Duration = Duration::from_millis(20);
@@ -176,6 +177,7 @@ impl State {
             connection.wire.consumer.is_ready()
                 || (wants_room && connection.wire.has_news_of_room())
         }) || self.closed
+            || self.variables.iter().any(Variable::has_changed)
     }
 
     /// The descriptor that stands for all others, made when first asked for.

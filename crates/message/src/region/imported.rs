@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
 
@@ -22,7 +22,7 @@ struct Import {
 /// The mapped regions of one peer.
 #[derive(Debug, Default)]
 pub(crate) struct Imported {
-    regions: HashMap<u32, Import>,
+    regions: RwLock<HashMap<u32, Import>>,
 }
 
 /// A place in a mapped region, with the share of the mapping that keeps it there.
@@ -39,10 +39,18 @@ pub(crate) struct Mapped {
 unsafe impl Send for Mapped {}
 
 impl Imported {
+    fn regions(&self) -> RwLockReadGuard<'_, HashMap<u32, Import>> {
+        self.regions.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn regions_mut(&self) -> RwLockWriteGuard<'_, HashMap<u32, Import>> {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Maps a region that the peer has sent. One that is not sealed, or not of the length that was
     /// said, is an error; one too many is passed over.
     pub(crate) fn add(
-        &mut self,
+        &self,
         region: u32,
         access: Access,
         address: u64,
@@ -54,17 +62,31 @@ impl Imported {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let memory = SealedMemory::from_foreign(descriptor, length)?;
-        if self.regions.len() >= MOST_REGIONS && !self.regions.contains_key(&region) {
+        let mut regions = self.regions_mut();
+        if regions.len() >= MOST_REGIONS && !regions.contains_key(&region) {
             return Ok(());
         }
         let mapping = Arc::new(memory.map(access)?);
-        self.regions.insert(region, Import { address, access, mapping });
+        regions.insert(region, Import { address, access, mapping });
         Ok(())
     }
 
     /// Forgets a region; it is unmapped when nobody uses it any more.
-    pub(crate) fn remove(&mut self, region: u32) {
-        self.regions.remove(&region);
+    pub(crate) fn remove(&self, region: u32) {
+        let removed = self.regions_mut().remove(&region);
+        // Unmapped without the lock.
+        drop(removed);
+    }
+
+    /// Where a page of the peer's memory is mapped here, if it is: in which mapping, how far from
+    /// its beginning, for what.
+    pub(crate) fn page(&self, region: u32, address: u64) -> Option<(Arc<Mapping>, u64, Access)> {
+        let regions = self.regions();
+        let import = regions.get(&region)?;
+        let offset = address.checked_sub(import.address)?;
+        let page_bytes = memferry_sys::pages::page_bytes() as u64;
+        let inside = offset.checked_add(page_bytes)? <= import.mapping.len() as u64;
+        inside.then(|| (import.mapping.clone(), offset, import.access))
     }
 
     /// Where a piece of the peer's memory is mapped here, if it is.
@@ -75,7 +97,11 @@ impl Imported {
         length: u64,
         access: Access,
     ) -> Option<Mapped> {
-        let import = self.regions.get(&region)?;
+        if region == 0 {
+            return None;
+        }
+        let regions = self.regions();
+        let import = regions.get(&region)?;
         let offset = address.checked_sub(import.address)?;
         let inside = offset.checked_add(length)? <= import.mapping.len() as u64;
         let permitted = access == Access::Read || import.access == Access::Write;
@@ -96,7 +122,7 @@ mod tests {
     fn only_what_lies_inside_a_region_and_is_permitted_is_found() {
         let buffer = ShareableBuffer::new(8192).unwrap();
         let region = find(buffer.as_ptr(), 1).unwrap();
-        let mut imported = Imported::default();
+        let imported = Imported::default();
         let descriptor = region.descriptor(Access::Read).unwrap();
         imported.add(5, Access::Read, 1 << 40, 8192, descriptor).unwrap();
         let at = |address, length, access| imported.find(5, address, length, access).is_some();

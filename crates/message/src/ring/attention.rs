@@ -9,7 +9,7 @@ use memferry_sys::sync::atomic::{AtomicU32, Ordering, fence};
 /// A fence between a store and a later load. On x86 a locked instruction does that in less time
 /// than the instruction that `fence` stands for.
 #[inline]
-fn full_fence() {
+pub fn full_fence() {
     #[cfg(all(target_arch = "x86_64", not(loom)))]
     // SAFETY: adds nothing to a word of the stack.
     unsafe {

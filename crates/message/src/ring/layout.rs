@@ -31,6 +31,9 @@ struct Side {
     attention: Attention,
     fullness: Fullness,
     padding_2: [u32; 14],
+    /// Which window of the other side this side is copying to or from: its number plus one, or 0.
+    accessing: AtomicU64,
+    padding_3: [u64; 7],
 }
 
 /// One direction.
@@ -163,6 +166,16 @@ impl Memory {
         // Acquire fence: the loads of the copy come before this one.
         fence(Ordering::Acquire);
         self.reader_of(self.outgoing).ended.load(Ordering::Relaxed) != 0
+    }
+
+    /// The window of the other side that this side copies to or from, for this side to say.
+    pub fn own_access(&self) -> &AtomicU64 {
+        &self.reader_of(self.incoming).accessing
+    }
+
+    /// The window of this side that the other one says it copies to or from.
+    pub fn other_access(&self) -> &AtomicU64 {
+        &self.reader_of(self.outgoing).accessing
     }
 
     /// A record of messages to this side, or from it.

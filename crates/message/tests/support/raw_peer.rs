@@ -5,12 +5,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use memferry_message::ring::cells::{Consumer, Producer, Words};
 use memferry_message::ring::layout::{End, Memory};
 use memferry_sys::packet_socket::{PacketSocket, SocketName};
-use memferry_sys::shared_memory::{Access, Mapping};
+use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
 
 use super::until;
 
 const MAGIC: u64 = 0x7972_7265_666D_656D;
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
+/// The bytes of a list of windows.
+const BOARD_BYTES: usize = 64 << 20;
 
 /// The first bytes of a hello, and all of it for somebody who does not listen.
 pub(crate) fn hello(identity: u128, probe: (u64, u64), name: &str) -> Vec<u8> {
@@ -61,7 +63,8 @@ impl RawPeer {
         let (memory, descriptor) = Memory::create(End::Connecting).unwrap();
         let probe = Box::new([identity as u64, 0]);
         let hello = hello(identity, (probe.as_ptr() as u64, probe[0]), "");
-        socket.send(&hello, &[descriptor.as_fd()]).ok()?;
+        let board = SealedMemory::new("memferry-windows", BOARD_BYTES).unwrap();
+        socket.send(&hello, &[descriptor.as_fd(), board.as_fd()]).ok()?;
         let welcome = answer(&socket)?;
         // The word behind the two words of the probe says whether the answer is yes.
         if welcome.get(44..48)? != [0; 4] {

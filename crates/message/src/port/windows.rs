@@ -1,0 +1,158 @@
+//! Windows in a port: what it exposes, who is in it, and how the memory of peers is reached.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use memferry_memory::handle::ProcessHandle;
+
+use super::operations::Deed;
+use super::{Peer, Port, State};
+use crate::connect::hello::Identity;
+use crate::connection::Absent;
+use crate::error::{ConnectError, Error, Gone, ValidationError};
+use crate::window::Exposure;
+use crate::window::board::{Board, Name};
+use crate::window::peer_memory::PeerMemory;
+use crate::window::windows::Windows;
+use crate::wire::Number;
+
+impl Port {
+    /// What accesses to windows of peers need, made when first asked for.
+    pub(crate) fn windows(&self) -> Result<Arc<Windows>, Error> {
+        if let Some(windows) = self.windows.get() {
+            return Ok(windows.clone());
+        }
+        let state = self.enter();
+        let (settings, stream_bytes) = (state.settings.lookup.clone(), state.facts.stream_bytes);
+        let made = Windows::new(settings, super::streaming(), stream_bytes)
+            .map_err(ConnectError::system("making the lookup of windows"))?;
+        // With the lock: made once, and closed with the port.
+        Ok(self.windows.get_or_init(|| Arc::new(made)).clone())
+    }
+
+    /// What the lookup of windows has counted.
+    pub(crate) fn lookup_counters(&self) -> Option<memferry_memory::lookup::Counters> {
+        self.windows.get().map(|windows| windows.counters())
+    }
+
+    /// The memory that the lookup of windows takes.
+    pub(crate) fn lookup_memory(&self) -> Option<memferry_memory::lookup::MemoryUse> {
+        self.windows.get().map(|windows| windows.memory())
+    }
+
+    /// Carries out accesses that wait, for a thread that is about to wait for one.
+    #[inline]
+    pub(crate) fn help_accesses(&self) {
+        if let Some(windows) = self.windows.get() {
+            windows.help(self);
+        }
+    }
+}
+
+/// The number by which handles name an endpoint: a part of what tells endpoints apart.
+fn public_number(identity: Identity) -> ProcessHandle {
+    let generation = ((identity.0 >> 16) as u32).max(1);
+    ProcessHandle::new(identity.0 as u16, generation).expect("it is not 0")
+}
+
+impl State {
+    /// The list of this side's windows, made when first asked for.
+    pub(crate) fn board(&mut self) -> std::io::Result<Arc<Board>> {
+        if let Some(board) = &self.board {
+            return Ok(board.clone());
+        }
+        let board = Arc::new(Board::new()?);
+        self.board = Some(board.clone());
+        Ok(board)
+    }
+
+    /// The number by which handles of this side's windows name it.
+    pub(crate) fn own_public_number(&self) -> ProcessHandle {
+        public_number(self.identity)
+    }
+
+    /// The number by which handles of a peer's windows name it.
+    pub(crate) fn public_number(&self, peer: Peer) -> Result<ProcessHandle, Error> {
+        Ok(public_number(self.facts_of(peer)?.peer.identity))
+    }
+
+    /// A new window: those peers that can map it get it.
+    pub(crate) fn show_to_peers(&mut self, exposure: Exposure) {
+        for connection in self.peers.iter_mut().filter_map(|slot| slot.connection.as_mut()) {
+            connection.wire.share_window(&exposure);
+            connection.wire.announce();
+        }
+        self.exposures.push(exposure);
+    }
+
+    /// Somebody who is in the middle of an access to a window: a peer, or one that was.
+    pub(crate) fn visitor(&mut self, window: Name) -> Option<Option<Peer>> {
+        let wanted = u64::from(window.number) + 1;
+        self.absent.retain(Absent::is_accessing);
+        if self.absent.iter().any(|absent| absent.accesses() == wanted) {
+            return Some(None);
+        }
+        let visits = |index: &usize| {
+            self.peers[*index].connection.as_ref().is_some_and(|connection| {
+                let wire = &connection.wire;
+                // Acquire: what the visit wrote is seen by whoever sees its end.
+                wire.memory.other_access().load(Ordering::Acquire) == wanted && wire.is_alive()
+            })
+        };
+        (0..self.peers.len()).find(visits).map(|index| Some(self.peer(index)))
+    }
+
+    /// How the memory of a peer is reached.
+    pub(crate) fn peer_memory(
+        &mut self,
+        peer: Peer,
+        windows: &Windows,
+    ) -> Result<Arc<PeerMemory>, Error> {
+        let index = self.find(peer)?;
+        let own_board = self.board().map_err(ConnectError::system("making shared memory"))?;
+        let Some(connection) = self.peers[index].connection.as_mut() else {
+            return Err(self.gone(index));
+        };
+        if let Some(memory) = &connection.wire.window_peer {
+            return Ok(memory.clone());
+        }
+        let parts = connection
+            .wire
+            .window_parts(&own_board)
+            .map_err(ConnectError::system("reaching the windows of a peer"))?;
+        let memory = windows.add_peer(parts)?;
+        connection.wire.window_peer = Some(memory.clone());
+        Ok(memory)
+    }
+
+    /// A connection has ended: its windows are gone, and whoever is still in one of ours is
+    /// remembered.
+    pub(super) fn lose_windows(&mut self, peer: usize, wire: &mut crate::connection::Wire) {
+        let gone = self.peers[peer].gone.clone().unwrap_or(Gone::Ended);
+        if let (Some(memory), Some(windows)) = (wire.window_peer.take(), self.windows.get()) {
+            windows.remove_peer(&memory, gone);
+        }
+        if !self.exposures.is_empty() {
+            self.absent.extend(wire.absent().filter(Absent::is_accessing));
+        }
+    }
+
+    /// A place for an access that is not over at once.
+    pub(crate) fn begin_access(&mut self) -> Result<Number, Error> {
+        if self.closed {
+            return Err(Error::Closed);
+        }
+        if !self.operations.has_room() {
+            return Err(ValidationError::TooManyOperations(self.operations.count()).into());
+        }
+        Ok(self.operations.insert(Deed::Access))
+    }
+
+    /// A region of a peer is mapped from now on, or is gone.
+    pub(super) fn region_changed(&mut self, peer: usize, region: u32) {
+        let Some(connection) = &self.peers[peer].connection else { return };
+        if let (Some(memory), Some(windows)) = (&connection.wire.window_peer, self.windows.get()) {
+            windows.forget_region(memory, region);
+        }
+    }
+}

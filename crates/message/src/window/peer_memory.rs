@@ -1,0 +1,241 @@
+//! The memory of one peer as accesses to its windows reach it: what is mapped here, what system
+//! calls reach, whether the peer still lives, and how it is told of a notification.
+
+use std::collections::BTreeMap;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use memferry_memory::handle::ProcessHandle;
+use memferry_sys::packet_socket::PacketSocket;
+use memferry_sys::peer_process;
+use memferry_sys::shared_memory::{Access, Mapping};
+use memferry_sys::sync::lock;
+
+use super::board::{BoardView, Entry, Name};
+use super::lane::Lane;
+use crate::connect::reach::Reach;
+use crate::connection::ring_doorbell;
+use crate::error::{Error, Gone};
+use crate::region::imported::Imported;
+use crate::ring::attention::full_fence;
+use crate::ring::layout::Memory;
+
+/// Extents beyond this are looked through for windows that are gone.
+const MANY_EXTENTS: usize = 1024;
+
+/// A stretch of a peer's memory that an attached window covers.
+#[derive(Debug, Clone, Copy)]
+struct Extent {
+    end: u64,
+    region: u32,
+    window: Name,
+}
+
+/// How a page of a peer is reached, as one word of the lookup: an address with these bits in it.
+pub(crate) mod page {
+    /// It is mapped here, at the address.
+    pub(crate) const NEAR: u64 = 1;
+    /// System calls reach it, at the address in the peer.
+    pub(crate) const CROSS: u64 = 2;
+    /// It may be written.
+    pub(crate) const WRITABLE: u64 = 4;
+    /// The bits that are not address.
+    pub(crate) const FLAGS: u64 = 7;
+}
+
+/// The memory of a peer.
+#[derive(Debug)]
+pub(crate) struct PeerMemory {
+    /// Its number in the lookup.
+    pub(crate) process: ProcessHandle,
+    pub(crate) board: BoardView,
+    pub(crate) lane: Lane,
+    pub(crate) pid: u32,
+    pub(crate) is_self: bool,
+    reach: Reach,
+    rings: Memory,
+    socket: Option<PacketSocket>,
+    alive: Option<OwnedFd>,
+    alive_at_ns: AtomicU64,
+    imported: Arc<Imported>,
+    extents: Mutex<BTreeMap<u64, Extent>>,
+    gone: OnceLock<Gone>,
+}
+
+/// What a peer's memory is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) board: BoardView,
+    pub(crate) pid: u32,
+    pub(crate) is_self: bool,
+    pub(crate) reach: Reach,
+    pub(crate) rings: Memory,
+    pub(crate) socket: Option<PacketSocket>,
+    pub(crate) alive: Option<OwnedFd>,
+    pub(crate) imported: Arc<Imported>,
+}
+
+impl PeerMemory {
+    pub(crate) fn new(process: ProcessHandle, parts: Parts) -> Self {
+        let Parts { board, pid, is_self, reach, rings, socket, alive, imported } = parts;
+        Self {
+            process,
+            board,
+            lane: Lane::default(),
+            pid,
+            is_self,
+            reach,
+            rings,
+            socket,
+            alive,
+            alive_at_ns: AtomicU64::new(0),
+            imported,
+            extents: Mutex::default(),
+            gone: OnceLock::new(),
+        }
+    }
+
+    /// An open window is attached: its memory is what the board says. Returns whether anything else
+    /// was thought of it before, so that translations of it must be forgotten.
+    pub(crate) fn cover(&self, window: Name, entry: &Entry) -> bool {
+        let (start, end) = (entry.address, entry.address + entry.length);
+        let new = Extent { end, region: entry.region, window };
+        let mut extents = lock(&self.extents);
+        if extents.len() > MANY_EXTENTS {
+            extents.retain(|_, extent| self.board.read(extent.window).is_some());
+        }
+        let same = |extent: &Extent| extent.end == end && extent.region == entry.region;
+        if extents.get(&start).is_some_and(same) {
+            extents.insert(start, new);
+            return false;
+        }
+        // What overlaps and lies in another region is of a window that is gone.
+        let overlapping: Vec<u64> = extents
+            .range(..end)
+            .filter(|(_, extent)| extent.end > start && extent.region != entry.region)
+            .map(|(start, _)| *start)
+            .collect();
+        for old in overlapping {
+            extents.remove(&old);
+        }
+        let longest = extents.get(&start).map_or(end, |extent| extent.end.max(end));
+        extents.insert(start, Extent { end: longest, ..new });
+        true
+    }
+
+    /// How the pages of a line are reached, and what must be kept while they are.
+    pub(crate) fn reach_pages(&self, first: u64, entries: &mut [u64]) -> Vec<Arc<Mapping>> {
+        let page_bytes = memferry_sys::pages::page_bytes() as u64;
+        let mut kept: Vec<Arc<Mapping>> = Vec::new();
+        let extents = lock(&self.extents);
+        for (index, entry) in entries.iter_mut().enumerate() {
+            let address = first + index as u64 * page_bytes;
+            // A window may begin or end inside a page.
+            let touching = extents.range(..address + page_bytes).rev();
+            let region = touching.take(MANY_EXTENTS).find(|(_, extent)| extent.end > address);
+            *entry = match region {
+                None => 0,
+                Some((_, extent)) => self.reach_page(address, extent.region, &mut kept),
+            };
+        }
+        kept
+    }
+
+    fn reach_page(&self, address: u64, region: u32, kept: &mut Vec<Arc<Mapping>>) -> u64 {
+        if self.is_self {
+            return address | page::NEAR | page::WRITABLE;
+        }
+        if let Some((mapping, offset, access)) = self.imported.page(region, address) {
+            let at = mapping.as_ptr() as u64 + offset;
+            if !kept.iter().any(|known| Arc::ptr_eq(known, &mapping)) {
+                kept.push(mapping);
+            }
+            return at | page::NEAR | if access == Access::Write { page::WRITABLE } else { 0 };
+        }
+        let writable = if self.reach.write { page::WRITABLE } else { 0 };
+        if self.reach.read || self.reach.write { address | page::CROSS | writable } else { 0 }
+    }
+
+    /// Why nothing reaches it, if nothing does.
+    pub(crate) fn denied(&self) -> Option<memferry_sys::cross_memory::Denied> {
+        self.reach.denied
+    }
+
+    /// The extents that lie in a region, which is mapped from now on or is gone.
+    pub(crate) fn extents_of(&self, region: u32) -> Vec<(u64, u64)> {
+        let extents = lock(&self.extents);
+        let inside = extents.iter().filter(|(_, extent)| extent.region == region);
+        inside.map(|(start, extent)| (*start, extent.end - start)).collect()
+    }
+
+    /// Says that a window is being accessed, for as long as the value lives. Ask the board after
+    /// this: the owner closes the window first and then looks for visits.
+    #[inline]
+    pub(crate) fn visit(&self, window: Name) -> Visit<'_> {
+        let word = self.rings.own_access();
+        word.store(u64::from(window.number) + 1, Ordering::Relaxed);
+        full_fence();
+        Visit(word)
+    }
+
+    /// Tells the owner that a variable was set, if it sleeps.
+    pub(crate) fn ring(&self) {
+        ring_doorbell(&self.rings, self.socket.as_ref());
+    }
+
+    /// The connection has ended.
+    pub(crate) fn retire(&self, gone: Gone) {
+        let _ = self.gone.set(gone);
+    }
+
+    /// An error if the peer is gone. Looked at by the system now and then: a process that ended a
+    /// moment ago is noticed soon enough.
+    #[inline]
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        const MOMENT_NS: u64 = 10_000_000;
+        if let Some(gone) = self.gone.get() {
+            return Err(Error::PeerGone(gone.clone()));
+        }
+        let now = memferry_sys::clock::coarse_ns();
+        if now.saturating_sub(self.alive_at_ns.load(Ordering::Relaxed)) < MOMENT_NS {
+            return Ok(());
+        }
+        self.check_now()?;
+        self.alive_at_ns.store(now, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The same, asked of the system.
+    #[cold]
+    pub(crate) fn check_now(&self) -> Result<(), Error> {
+        if let Some(gone) = self.gone.get() {
+            return Err(Error::PeerGone(gone.clone()));
+        }
+        if self.is_self {
+            return Ok(());
+        }
+        let is_alive = |socket: &PacketSocket| {
+            peer_process::is_alive(self.alive.as_ref().map(AsFd::as_fd), socket.as_fd())
+        };
+        let gone = match &self.socket {
+            _ if self.rings.has_other_ended() => Gone::Closed,
+            Some(socket) if !is_alive(socket) => Gone::Ended,
+            _ => return Ok(()),
+        };
+        // From now on nobody takes it for alive because it was a moment ago.
+        self.retire(gone.clone());
+        Err(Error::PeerGone(gone))
+    }
+}
+
+/// A window is being accessed.
+#[derive(Debug)]
+pub(crate) struct Visit<'a>(&'a AtomicU64);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        // Release: whoever sees the visit over sees what it wrote.
+        self.0.store(0, Ordering::Release);
+    }
+}

@@ -1,0 +1,276 @@
+//! Windows between processes: killed owners, killed visitors, forbidden memory, forks.
+
+mod support;
+
+use std::time::{Duration, Instant};
+
+use memferry_message::{
+    Endpoint, Error, Peer, RemoteWindow, Rights, ShareableBuffer, Source, TAG_ALL, Window,
+    WindowHandle,
+};
+use support::memory::{first_wrong, pattern};
+use support::process::{self, Child, setting};
+use support::traces::{holdings, named_memory};
+use support::{Random, alone, say, unique, until};
+
+const BYTES: usize = 16 << 20;
+const TAG: u64 = 5;
+
+/// A window over either kind of memory.
+enum Either {
+    Shareable(Window<ShareableBuffer>),
+    Ordinary(Window<Vec<u8>>),
+}
+
+impl Either {
+    fn expose(endpoint: &Endpoint, shareable: bool) -> Self {
+        if shareable {
+            let buffer = ShareableBuffer::new(BYTES).unwrap();
+            Self::Shareable(endpoint.expose(buffer, Rights::READ_WRITE).unwrap())
+        } else {
+            Self::Ordinary(endpoint.expose(vec![0; BYTES], Rights::READ_WRITE).unwrap())
+        }
+    }
+
+    fn handle(&self) -> WindowHandle {
+        match self {
+            Self::Shareable(window) => window.handle(),
+            Self::Ordinary(window) => window.handle(),
+        }
+    }
+
+    fn withdraw(self) -> Vec<u8> {
+        match self {
+            Self::Shareable(window) => window.withdraw().unwrap().to_vec(),
+            Self::Ordinary(window) => window.withdraw().unwrap(),
+        }
+    }
+}
+
+fn spawn(role: &str, endpoint: &Endpoint, shareable: bool) -> std::process::Command {
+    let mut command = process::command(role);
+    command
+        .env("MEMFERRY_TEST_NAME", endpoint.name())
+        .env("MEMFERRY_TEST_SHAREABLE", u8::from(shareable).to_string());
+    command
+}
+
+/// Attaches the window whose handle a peer sends.
+fn attach_sent(endpoint: &Endpoint) -> Result<RemoteWindow, Error> {
+    let mut bytes = [0; WindowHandle::BYTES];
+    let received = endpoint.recv(Source::Any, TAG, TAG_ALL, &mut bytes)?;
+    endpoint.attach(received.source, WindowHandle::from_bytes(bytes).unwrap())
+}
+
+fn connect() -> (Endpoint, Peer) {
+    let endpoint = Endpoint::open(&unique("child")).unwrap();
+    let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    (endpoint, peer)
+}
+
+/// Exposes a window, sends its handle, and then calls nothing any more.
+fn owner() {
+    let (endpoint, peer) = connect();
+    let window = Either::expose(&endpoint, setting("MEMFERRY_TEST_SHAREABLE") == "1");
+    endpoint.send(peer, TAG, &window.handle().to_bytes()).unwrap();
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// Attaches a window and puts to it for ever.
+fn visitor() {
+    let (endpoint, peer) = connect();
+    // Somebody must have been connected to before he can send.
+    endpoint.send(peer, TAG, &[]).unwrap();
+    let remote = attach_sent(&endpoint).unwrap();
+    let mut random = Random::new(std::process::id().into());
+    let data = vec![1u8; BYTES];
+    endpoint.send(peer, TAG, &[]).unwrap();
+    loop {
+        let length = random.below(BYTES as u64) as usize;
+        if remote.put(0, &data[..length]).is_err() {
+            return;
+        }
+    }
+}
+
+/// Gets and puts once, and says how it ended.
+fn guest() {
+    let (endpoint, peer) = connect();
+    endpoint.send(peer, TAG, &[]).unwrap();
+    let remote = attach_sent(&endpoint).unwrap();
+    let mut head = vec![0; 300_000];
+    let outcome = remote.get(100, &mut head).and_then(|()| remote.put(1 << 20, &head));
+    let words = match outcome {
+        Ok(()) => "done".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    endpoint.send(peer, TAG, words.as_bytes()).unwrap();
+}
+
+#[test]
+fn other_processes_begin_here() {
+    match process::role().as_deref() {
+        Some("owner") => owner(),
+        Some("visitor") => visitor(),
+        Some("guest") => guest(),
+        _ => {}
+    }
+}
+
+#[test]
+fn an_owner_that_calls_nothing_is_put_to_and_got_from() {
+    let _alone = alone();
+    for shareable in [true, false] {
+        let endpoint = Endpoint::open(&unique("initiator")).unwrap();
+        let mut child = Child::spawn(&mut spawn("owner", &endpoint, shareable));
+        let remote = attach_sent(&endpoint).unwrap();
+        for (turn, length) in [(1, 8), (2, 5000), (3, BYTES)] {
+            remote.put(0, &pattern(length, turn)).unwrap();
+            let mut back = vec![0; length];
+            remote.get(0, &mut back).unwrap();
+            assert_eq!(first_wrong(&back, turn), None);
+        }
+        child.kill();
+    }
+}
+
+#[test]
+fn a_killed_owner_is_an_error_and_soon() {
+    let _alone = alone();
+    let mut slowest = Duration::ZERO;
+    for round in 0..30u64 {
+        let endpoint = Endpoint::open(&unique("initiator")).unwrap();
+        let mut child = Child::spawn(&mut spawn("owner", &endpoint, round % 2 == 0));
+        let remote = attach_sent(&endpoint).unwrap();
+        let data = vec![3u8; BYTES];
+        let (error, late) = std::thread::scope(|scope| {
+            let putting = scope.spawn(|| {
+                let error = (0..1_000_000).find_map(|turn: usize| {
+                    let length = 1 << (turn % 24);
+                    remote.put(0, &data[..length]).err()
+                });
+                (error, Instant::now())
+            });
+            std::thread::sleep(Duration::from_micros(round * 777 % 9000));
+            child.kill();
+            let killed = Instant::now();
+            let (error, ended) = putting.join().unwrap();
+            (error, ended.saturating_duration_since(killed))
+        });
+        assert!(matches!(error, Some(Error::PeerGone(_))), "{error:?}");
+        slowest = slowest.max(late);
+        let begun = remote.iput(0, vec![1; 1 << 20]).unwrap().wait().unwrap_err();
+        assert!(matches!(begun.error, Error::PeerGone(_)), "{begun:?}");
+        assert!(matches!(remote.fence(), Err(Error::PeerGone(_))));
+    }
+    say(format_args!("the slowest took {slowest:?} to be noticed"));
+    assert!(named_memory().is_empty());
+}
+
+#[test]
+fn a_killed_visitor_leaves_the_owner_its_memory() {
+    let _alone = alone();
+    let endpoint = Endpoint::open(&unique("owner")).unwrap();
+    let mut before = None;
+    for round in 0..30u64 {
+        let mut child = Child::spawn(&mut spawn("visitor", &endpoint, round % 2 == 0));
+        let hello = endpoint.recv(Source::Any, TAG, TAG_ALL, &mut []).unwrap();
+        let window = Either::expose(&endpoint, round % 2 == 0);
+        endpoint.send(hello.source, TAG, &window.handle().to_bytes()).unwrap();
+        endpoint.recv(hello.source, TAG, TAG_ALL, &mut []).unwrap();
+        std::thread::sleep(Duration::from_micros(round * 531 % 7000));
+        child.kill();
+        let memory = window.withdraw();
+        // Each byte is the owner's or the visitor's.
+        assert!(memory.iter().all(|&byte| byte <= 1));
+        until("the dead is forgotten", || {
+            endpoint.progress();
+            endpoint.peers().is_empty()
+        });
+        // What is made with the first connection stays.
+        assert_eq!(holdings(), *before.get_or_insert_with(holdings), "round {round}");
+    }
+}
+
+#[test]
+fn a_stopped_visitor_does_not_keep_others_from_the_window_being_closed() {
+    let _alone = alone();
+    let endpoint = Endpoint::open(&unique("owner")).unwrap();
+    let child = Child::spawn(&mut spawn("visitor", &endpoint, true));
+    let hello = endpoint.recv(Source::Any, TAG, TAG_ALL, &mut []).unwrap();
+    let mut window =
+        endpoint.expose(ShareableBuffer::new(BYTES).unwrap(), Rights::READ_WRITE).unwrap();
+    endpoint.send(hello.source, TAG, &window.handle().to_bytes()).unwrap();
+    endpoint.recv(hello.source, TAG, TAG_ALL, &mut []).unwrap();
+    let signal = |signal| {
+        // SAFETY: a signal to a child of this test.
+        assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
+    };
+    // It is in the middle of an access nearly always; stopped there, it holds on to the memory.
+    signal(libc::SIGSTOP);
+    let buffer = loop {
+        match window.withdraw() {
+            Ok(buffer) => break buffer,
+            Err(held) => {
+                assert_eq!(held.peer, Some(hello.source));
+                signal(libc::SIGCONT);
+                window = held.window;
+            }
+        }
+    };
+    assert!(buffer.iter().all(|&byte| byte <= 1));
+    signal(libc::SIGCONT);
+}
+
+#[test]
+fn memory_that_may_not_be_reached_is_named_and_shareable_memory_is_reached() {
+    let _alone = alone();
+    for shareable in [true, false] {
+        let endpoint = Endpoint::open(&unique("owner")).unwrap();
+        let mut command = spawn("guest", &endpoint, shareable);
+        let child = Child::spawn(command.env("MEMFERRY_CMA", "off"));
+        let hello = endpoint.recv(Source::Any, TAG, TAG_ALL, &mut []).unwrap();
+        let window = Either::expose(&endpoint, shareable);
+        endpoint.send(hello.source, TAG, &window.handle().to_bytes()).unwrap();
+        let mut words = vec![0; 500];
+        let received = endpoint.recv(hello.source, TAG, TAG_ALL, &mut words).unwrap();
+        let words = String::from_utf8(words[..received.length as usize].to_vec()).unwrap();
+        if shareable {
+            assert_eq!(words, "done");
+        } else {
+            assert!(
+                words.contains("MEMFERRY_CMA=off") && words.contains("ShareableBuffer"),
+                "{words}"
+            );
+        }
+        child.finish();
+    }
+}
+
+#[test]
+fn a_forked_child_is_refused_and_harms_nothing() {
+    let _alone = alone();
+    let endpoint = Endpoint::open(&unique("forking")).unwrap();
+    let window = endpoint.expose(vec![7u8; 4096], Rights::READ_WRITE).unwrap();
+    let remote = endpoint.attach(endpoint.myself().unwrap(), window.handle()).unwrap();
+    remote.put(0, &[8]).unwrap();
+    // SAFETY: the child does nothing but what is tested, and leaves without running anything else.
+    let child = unsafe { libc::fork() };
+    assert!(child >= 0);
+    if child == 0 {
+        let refused = remote.put(0, &[9]) == Err(Error::Forked)
+            && endpoint.expose(vec![0u8; 10], Rights::READ).is_err()
+            && endpoint.attach(remote.peer(), window.handle()).err() == Some(Error::Forked);
+        drop(window);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!refused)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    unsafe { libc::waitpid(child, &mut status, 0) };
+    assert_eq!(status, 0);
+    remote.put(1, &[9]).unwrap();
+    assert_eq!(window.withdraw().unwrap()[..3], [8, 9, 7]);
+}
