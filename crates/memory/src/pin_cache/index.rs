@@ -307,3 +307,62 @@ impl Index {
         self.tick
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use memferry_sys::pages::page_bytes;
+
+    fn pages(first: usize, count: usize) -> PageRange {
+        PageRange::covering(first * page_bytes(), count * page_bytes()).unwrap()
+    }
+
+    fn begin(index: &mut Index, range: PageRange, cleared: &mut Cleared) -> Ticket {
+        index.begin(range, Access::Read, true, cleared).unwrap()
+    }
+
+    #[test]
+    fn a_pin_whose_memory_changes_while_it_is_made_is_not_kept() {
+        let (mut index, mut cleared) = (Index::new(Limits::default()), Cleared::default());
+        let (range, other) = (pages(10, 5), pages(20, 5));
+        let tickets = [range, other].map(|range| begin(&mut index, range, &mut cleared));
+        index.invalidate(pages(14, 1), None, &mut cleared);
+        let spoiled = index.commit(&tickets[0], range, Token(0), &mut cleared);
+        let good = index.commit(&tickets[1], other, Token(1), &mut cleared);
+        assert!(!spoiled.is_kept() && spoiled.is_stale() && good.is_kept());
+        assert!(index.find(range, Access::Read).is_none());
+        assert!(index.release(&spoiled) && !index.release(&good));
+        assert_eq!(cleared.unwatch, [range]);
+    }
+
+    #[test]
+    fn of_two_threads_that_pin_the_same_memory_the_later_gives_way() {
+        let (mut index, mut cleared) = (Index::new(Limits::default()), Cleared::default());
+        let range = pages(10, 5);
+        let tickets = [range, range].map(|range| begin(&mut index, range, &mut cleared));
+        let first = index.commit(&tickets[0], range, Token(0), &mut cleared);
+        let second = index.commit(&tickets[1], range, Token(1), &mut cleared);
+        assert!(Arc::ptr_eq(&first, &second));
+        assert_eq!(cleared.unpin.iter().map(|region| region.token).collect::<Vec<_>>(), [Token(1)]);
+    }
+
+    #[test]
+    fn what_is_kept_or_being_pinned_stays_watched() {
+        let (mut index, mut cleared) = (Index::new(Limits::default()), Cleared::default());
+        let kept = begin(&mut index, pages(10, 5), &mut cleared);
+        index.commit(&kept, pages(10, 5), Token(0), &mut cleared);
+        let pending = begin(&mut index, pages(20, 5), &mut cleared);
+        assert_eq!(index.uncovered(pages(8, 20)), [pages(8, 2), pages(15, 5), pages(25, 3)]);
+        index.abandon(&pending, &mut cleared);
+        assert_eq!(index.uncovered(pages(8, 20)), [pages(8, 2), pages(15, 13)]);
+    }
+
+    #[test]
+    fn the_part_that_is_gone_needs_no_unwatching() {
+        let (mut index, mut cleared) = (Index::new(Limits::default()), Cleared::default());
+        let ticket = begin(&mut index, pages(10, 5), &mut cleared);
+        index.commit(&ticket, pages(10, 5), Token(0), &mut cleared);
+        index.invalidate(pages(8, 4), Some(pages(8, 4)), &mut cleared);
+        assert_eq!(cleared.unwatch, [pages(12, 3)]);
+    }
+}

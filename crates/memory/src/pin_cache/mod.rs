@@ -331,3 +331,26 @@ enum Step {
     Pin(Ticket),
     PinOnce,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pinning::Populate;
+    use memferry_sys::Pages;
+    use memferry_sys::pages::page_bytes;
+
+    #[test]
+    fn pins_of_memory_under_quarantine_are_not_kept() {
+        let cache =
+            PinCache::new(Arc::new(Populate), Limits::default(), Watching::Explicit).unwrap();
+        let pages = Pages::new(8 * page_bytes()).unwrap();
+        let address = pages.as_ptr() as usize;
+        let second = PageRange::covering(address + page_bytes(), 1).unwrap();
+        // An hour from now, so that it does not end during the test.
+        let later_ns = clock::now_ns() + 3_600_000_000_000;
+        cache.shared.with(None, |index, _| index.quarantine.add(Some(second), later_ns));
+        assert!(!cache.acquire(address, pages.len(), Access::Write).unwrap().is_kept());
+        assert!(cache.acquire(address, page_bytes(), Access::Write).unwrap().is_kept());
+        assert_eq!(cache.statistics().uncached, 1);
+    }
+}

@@ -198,6 +198,33 @@ mod tests {
     }
 
     #[test]
+    fn discarded_memory_comes_under_quarantine_if_its_frames_are_pinned() {
+        #[derive(Debug)]
+        struct Frames;
+        impl Pinner for Frames {
+            fn name(&self) -> &'static str {
+                "frames"
+            }
+            fn pin(&self, _range: PageRange, _access: Access) -> Result<Token, PinError> {
+                Ok(Token(0))
+            }
+            fn unpin(&self, _range: PageRange, _token: Token) {}
+            fn follows_mapping(&self) -> bool {
+                false
+            }
+        }
+        let pinners: [(Arc<dyn Pinner>, bool); 2] =
+            [(Arc::new(Frames), true), (Arc::new(Populate), false)];
+        for (pinner, expected) in pinners {
+            let (shared, news) = (Shared::new(pinner, Limits::default()), News::new());
+            news.tell(Event::Discarded { start: pages(5, 1).start(), end: pages(5, 1).end() });
+            let mut inside = lock(&shared.inside);
+            shared.take_in(&news, &mut inside, &mut Cleared::default());
+            assert_eq!(!inside.index.quarantine.is_empty(), expected);
+        }
+    }
+
+    #[test]
     fn a_move_drops_both_the_old_and_the_new_place() {
         let (old, new) = (pages(12, 1).start(), pages(34, 1).start());
         let length = page_bytes();

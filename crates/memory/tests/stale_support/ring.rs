@@ -1,0 +1,282 @@
+//! A pinner whose pins are page frames: buffers registered with an io_uring.
+//!
+//! The kernel looks up the frames once, when a buffer is registered, and copies to and from those
+//! frames ever after. Other memory at the same addresses is not what it sees, which is just what the
+//! tests need.
+
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::ptr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use memferry_memory::pinning::{Access, PageRange, PerProcess, PinError, Pinner, Token};
+
+/// How many buffers a ring has room for.
+const SLOTS: u32 = 1024;
+/// How many requests: one at a time is enough.
+const ENTRIES: u32 = 4;
+
+const REGISTER_BUFFERS: u32 = 15;
+const UPDATE_BUFFERS: u32 = 16;
+const EMPTY_TABLE: u32 = 1;
+const READ_FIXED: u8 = 4;
+const WRITE_FIXED: u8 = 5;
+const WAIT_FOR_COMPLETION: u32 = 1;
+const ENTRIES_OFFSET: i64 = 0x1000_0000;
+
+/// Pins by registering buffers, and copies between them and files. Each process has its own ring.
+#[derive(Debug)]
+pub(crate) struct RingPinner {
+    ring: PerProcess<Mutex<Ring>>,
+}
+
+impl RingPinner {
+    /// `None`, with a word on why, where io_uring is not permitted.
+    #[allow(clippy::print_stderr)]
+    pub(crate) fn new() -> Option<Self> {
+        if let Err(error) = Ring::new() {
+            eprintln!("not tested: io_uring is not permitted here: {error}");
+            return None;
+        }
+        let make = || Mutex::new(Ring::new().expect("a second ring after the first"));
+        Some(Self { ring: PerProcess::new(make) })
+    }
+
+    /// Writes registered memory to the start of a file.
+    pub(crate) fn copy_out(&self, token: Token, address: usize, length: usize, file: &File) {
+        self.ring.get().lock().unwrap().copy(WRITE_FIXED, token, address, length, file);
+    }
+
+    /// Reads the start of a file into registered memory.
+    pub(crate) fn copy_in(&self, token: Token, address: usize, length: usize, file: &File) {
+        self.ring.get().lock().unwrap().copy(READ_FIXED, token, address, length, file);
+    }
+}
+
+impl Pinner for RingPinner {
+    fn name(&self) -> &'static str {
+        "ring"
+    }
+
+    fn pin(&self, range: PageRange, _access: Access) -> Result<Token, PinError> {
+        self.ring.get().lock().unwrap().register(range)
+    }
+
+    fn unpin(&self, _range: PageRange, token: Token) {
+        let mut ring = self.ring.get().lock().unwrap();
+        ring.update(token.0 as u32, 0, 0).expect("a slot can be emptied");
+        ring.free.push(token.0 as u32);
+    }
+
+    fn follows_mapping(&self) -> bool {
+        false
+    }
+}
+
+#[derive(Debug)]
+struct Ring {
+    descriptor: OwnedFd,
+    parameters: Parameters,
+    queues: Shared,
+    entries: Shared,
+    free: Vec<u32>,
+}
+
+impl Ring {
+    fn new() -> std::io::Result<Self> {
+        let mut parameters = Parameters::default();
+        // SAFETY: the parameters have the kernel's layout and live until the call returns.
+        let descriptor = unsafe {
+            let result = libc::syscall(libc::SYS_io_uring_setup, ENTRIES, &raw mut parameters);
+            if result < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            OwnedFd::from_raw_fd(result as i32)
+        };
+        // Both queues are in one mapping since Linux 5.4.
+        let completions = parameters.completion.entries + parameters.completion_entries * 16;
+        let submissions = parameters.submission.array + parameters.submission_entries * 4;
+        let queues = Shared::new(&descriptor, completions.max(submissions) as usize, 0)?;
+        let bytes = parameters.submission_entries as usize * size_of::<Entry>();
+        let entries = Shared::new(&descriptor, bytes, ENTRIES_OFFSET)?;
+        let table = Table { count: SLOTS, flags: EMPTY_TABLE, ..Table::default() };
+        let free = (0..SLOTS).rev().collect();
+        let ring = Self { descriptor, parameters, queues, entries, free };
+        ring.call(REGISTER_BUFFERS, &table)?;
+        Ok(ring)
+    }
+
+    fn register(&mut self, range: PageRange) -> Result<Token, PinError> {
+        let slot = self.free.pop().expect("a free slot");
+        self.update(slot, range.start(), range.bytes()).map_err(|error| {
+            self.free.push(slot);
+            match error.raw_os_error() {
+                Some(libc::EFAULT) => PinError::BadMemory { range },
+                code => PinError::Refused { what: "registering", code: code.unwrap_or(0) },
+            }
+        })?;
+        Ok(Token(u64::from(slot)))
+    }
+
+    fn update(&self, slot: u32, address: usize, length: usize) -> std::io::Result<()> {
+        let buffer = libc::iovec { iov_base: address as *mut _, iov_len: length };
+        let data = &raw const buffer as u64;
+        self.call(UPDATE_BUFFERS, &Update { offset: slot, data, count: 1, ..Update::default() })
+    }
+
+    fn call<T>(&self, what: u32, argument: &T) -> std::io::Result<()> {
+        let (descriptor, bytes) = (self.descriptor.as_raw_fd(), size_of::<T>() as u32);
+        // SAFETY: each argument has the kernel's layout for its call and lives until it returns.
+        let result = unsafe {
+            libc::syscall(
+                libc::SYS_io_uring_register,
+                descriptor,
+                what,
+                ptr::from_ref(argument),
+                bytes,
+            )
+        };
+        if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn copy(&mut self, code: u8, token: Token, address: usize, length: usize, file: &File) {
+        let (submission, completion) = (&self.parameters.submission, &self.parameters.completion);
+        let tail = self.queues.word(submission.tail);
+        let number = tail.load(Ordering::Relaxed);
+        let slot = number % self.parameters.submission_entries;
+        let entry = Entry {
+            code,
+            file: file.as_raw_fd(),
+            address: address as u64,
+            length: length as u32,
+            buffer: token.0 as u16,
+            ..Entry::default()
+        };
+        // SAFETY: the slot is inside the mapping, and free: every request was waited for.
+        unsafe { self.entries.start.cast::<Entry>().add(slot as usize).write(entry) };
+        self.queues.word(submission.array + 4 * slot).store(slot, Ordering::Relaxed);
+        tail.store(number + 1, Ordering::Release);
+        // SAFETY: submits the entry above and waits for it; the memory it names is registered.
+        let submitted = unsafe {
+            let (descriptor, none) = (self.descriptor.as_raw_fd(), ptr::null::<u8>());
+            let flags = WAIT_FOR_COMPLETION;
+            libc::syscall(libc::SYS_io_uring_enter, descriptor, 1, 1, flags, none, 0)
+        };
+        assert_eq!(submitted, 1);
+        let head = self.queues.word(completion.head);
+        let done = head.load(Ordering::Relaxed);
+        assert_eq!(self.queues.word(completion.tail).load(Ordering::Acquire), done + 1);
+        let at = completion.entries + 16 * (done % self.parameters.completion_entries) + 8;
+        let result = self.queues.word(at).load(Ordering::Relaxed) as i32;
+        head.store(done + 1, Ordering::Release);
+        assert_eq!(result, length as i32, "the copy ended with this");
+    }
+}
+
+/// Memory shared with the kernel.
+#[derive(Debug)]
+struct Shared {
+    start: *mut u8,
+    length: usize,
+}
+
+// SAFETY: the mapping belongs to the ring that holds it, which is used under a lock.
+unsafe impl Send for Shared {}
+
+impl Shared {
+    fn new(descriptor: &OwnedFd, length: usize, offset: i64) -> std::io::Result<Self> {
+        let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+        let file = descriptor.as_raw_fd();
+        // SAFETY: a fresh mapping overlaps nothing.
+        let start = unsafe { libc::mmap(ptr::null_mut(), length, rights, flags, file, offset) };
+        if start == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        Ok(Self { start: start.cast(), length })
+    }
+
+    fn word(&self, offset: u32) -> &AtomicU32 {
+        assert!(offset as usize + 4 <= self.length && offset.is_multiple_of(4));
+        // SAFETY: inside the mapping, aligned, and shared with the kernel as an atomic word.
+        unsafe { &*self.start.add(offset as usize).cast() }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        // SAFETY: what was mapped, once; no reference outlives self.
+        unsafe { libc::munmap(self.start.cast(), self.length) };
+    }
+}
+
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Parameters {
+    submission_entries: u32,
+    completion_entries: u32,
+    unused: [u32; 8],
+    submission: SubmissionOffsets,
+    completion: CompletionOffsets,
+}
+
+#[derive(Debug, Default)]
+#[repr(C)]
+struct SubmissionOffsets {
+    head: u32,
+    tail: u32,
+    unused: [u32; 4],
+    array: u32,
+    more_unused: [u32; 3],
+}
+
+#[derive(Debug, Default)]
+#[repr(C)]
+struct CompletionOffsets {
+    head: u32,
+    tail: u32,
+    unused: [u32; 3],
+    entries: u32,
+    more_unused: [u32; 4],
+}
+
+const _: () = assert!(size_of::<Parameters>() == 120);
+
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Entry {
+    code: u8,
+    flags: u8,
+    priority: u16,
+    file: i32,
+    offset: u64,
+    address: u64,
+    length: u32,
+    more_flags: u32,
+    user_data: u64,
+    buffer: u16,
+    unused: [u16; 11],
+}
+
+const _: () = assert!(size_of::<Entry>() == 64);
+
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Table {
+    count: u32,
+    flags: u32,
+    unused: u64,
+    data: u64,
+    tags: u64,
+}
+
+#[derive(Debug, Default)]
+#[repr(C)]
+struct Update {
+    offset: u32,
+    unused: u32,
+    data: u64,
+    tags: u64,
+    count: u32,
+    more_unused: u32,
+}
