@@ -68,12 +68,14 @@ impl Cache {
         self.geometry
     }
 
-    fn set_of(&self, address: u64) -> usize {
+    /// The set that the line at an address belongs to.
+    #[inline]
+    pub fn set_of(&self, address: u64) -> usize {
         (address >> self.line_shift) as usize & (self.orders.len() - 1)
     }
 
     /// Finds a line and holds its slot until [`Cache::release`].
-    #[inline]
+    #[inline(always)]
     pub fn find(&self, name: LineName) -> Result<usize, Missed> {
         let set = self.set_of(name.address);
         let first = set * self.geometry.ways();
@@ -147,10 +149,11 @@ impl Cache {
         self.tick.0.load(Ordering::Relaxed)
     }
 
-    /// How many lines it holds that were used at `tick` or later; stops counting at `enough`.
-    pub fn used_since(&self, tick: u64, enough: usize) -> usize {
+    /// How many lines of a set were used at `tick` or later.
+    pub fn used_since(&self, set: usize, tick: u64) -> usize {
+        let first = set * self.geometry.ways();
         let recent = |slot: &&Slot| slot.last_use() >= tick && slot.name().is_some();
-        self.slots.iter().filter(recent).take(enough).count()
+        self.slots[first..first + self.geometry.ways()].iter().filter(recent).count()
     }
 
     /// The lines it holds, in no particular order. Exact while nobody fills.

@@ -124,18 +124,22 @@ impl<S: Source> Lookup<S> {
     }
 
     /// Looks for a translation that is there already.
-    #[inline]
+    // Moved through memory, a translation would cost more than it takes to find.
+    #[inline(always)]
     pub fn find(
         &self,
         handle: VirtualMemoryHandle,
         route: Route,
     ) -> Result<Option<Translation<'_>>, LookupError> {
         let place = self.begin(handle, route)?;
-        if let Some(translation) = self.service.shared.hit(place) {
-            self.service.shared.hits.count(route);
-            return translation.checked().map(Some);
+        let shared = &self.service.shared;
+        match shared.find(place.name) {
+            Some(held) => {
+                shared.hits.count(route);
+                Ok(Some(Translation::of_hit(shared, held, place)?))
+            }
+            None => self.service.not_found(place, route),
         }
-        self.service.not_found(place, route)
     }
 
     /// Asks for a translation that will be needed later. Never waits; with a full queue nothing
@@ -148,18 +152,22 @@ impl<S: Source> Lookup<S> {
 
     /// Finds a translation, there or not. By the policy, a miss waits until it is there, or fails
     /// with [`LookupError::Missed`] and is to be tried again later.
-    #[inline]
+    // As above.
+    #[inline(always)]
     pub fn translate(
         &self,
         handle: VirtualMemoryHandle,
         route: Route,
     ) -> Result<Translation<'_>, LookupError> {
         let place = self.begin(handle, route)?;
-        if let Some(translation) = self.service.shared.hit(place) {
-            self.service.shared.hits.count(route);
-            return translation.checked();
+        let shared = &self.service.shared;
+        match shared.find(place.name) {
+            Some(held) => {
+                shared.hits.count(route);
+                Translation::of_hit(shared, held, place)
+            }
+            None => self.service.missed(place, route),
         }
-        self.service.missed(place, route)
     }
 
     /// What was counted so far.
@@ -198,7 +206,7 @@ impl<S: Source> Lookup<S> {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn begin(&self, handle: VirtualMemoryHandle, route: Route) -> Result<Place, LookupError> {
         let place = self.service.shared.place(handle)?;
         if let Some(recorder) = &self.recorder {

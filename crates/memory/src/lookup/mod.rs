@@ -31,6 +31,8 @@ mod order;
 #[cfg(not(loom))]
 mod processes;
 #[cfg(not(loom))]
+mod recency;
+#[cfg(not(loom))]
 mod service;
 #[cfg(not(loom))]
 mod settings;

@@ -3,6 +3,7 @@
 //! The cache and the full table are read without a lock. Everything else lies under one lock, which
 //! nobody holds while the source works or while it sleeps.
 
+use std::sync::atomic::AtomicU64;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -16,7 +17,7 @@ use super::full::{FULL_LINE_ENTRIES, Full};
 use super::line::LineName;
 use super::miss::MissQueue;
 use super::settings::{Kind, Settings};
-use super::slot::Attempt;
+use super::slot::{Attempt, Slot};
 use super::stripes::HitCounts;
 use super::table::Table;
 use super::translation::Translation;
@@ -92,7 +93,10 @@ impl Shared {
             Kind::Full => (Store::Full(Full::new()), None, FULL_LINE_ENTRIES),
         };
         let tables = Tables {
-            table: Table::default(),
+            table: Table::new(match &store {
+                Store::Dynamic(cache) => Some(cache),
+                Store::Full(_) => None,
+            }),
             filler,
             queue: MissQueue::new(settings.queue_length),
             counters: Counters::default(),
@@ -115,7 +119,7 @@ impl Shared {
     }
 
     /// Finds the line and the page of a handle.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn place(&self, handle: VirtualMemoryHandle) -> Result<Place, LookupError> {
         if handle.address >> ADDRESS_BITS != 0 {
             return Err(LookupError::OutOfRange(handle.address));
@@ -141,18 +145,17 @@ impl Shared {
         start..end.next_multiple_of(self.line_bytes())
     }
 
-    /// A translation from the cache or the full table, without the lock.
-    #[inline]
-    pub(crate) fn hit(&self, place: Place) -> Option<Translation<'_>> {
+    /// Finds a line in the cache or the full table, without the lock. The caller makes a
+    /// translation of what it finds, which gives it back.
+    #[inline(always)]
+    pub(crate) fn find(&self, name: LineName) -> Option<(&Slot, &[AtomicU64])> {
         let found = match &self.store {
-            Store::Dynamic(cache) => match cache.find(place.name) {
-                Ok(slot) => return Some(self.held(cache, slot, place)),
+            Store::Dynamic(cache) => match cache.find(name) {
+                Ok(slot) => return Some((cache.slot(slot), cache.entries(slot))),
                 Err(missed) => missed,
             },
-            Store::Full(full) => match full.find(place.name) {
-                Ok((slot, entries)) => {
-                    return Some(Translation::of_slot(self, slot, entries, place));
-                }
+            Store::Full(full) => match full.find(name) {
+                Ok(found) => return Some(found),
                 Err(missed) => missed,
             },
         };
@@ -162,17 +165,15 @@ impl Shared {
         None
     }
 
-    #[inline]
-    fn held<'a>(&'a self, cache: &'a Cache, slot: usize, place: Place) -> Translation<'a> {
-        Translation::of_slot(self, cache.slot(slot), cache.entries(slot), place)
-    }
-
     /// A translation from a slot that is known to hold the line, because the lock is held.
     pub(crate) fn resident(&self, tables: &Tables, place: Place) -> Option<Translation<'_>> {
         let Store::Dynamic(cache) = &self.store else { return None };
         let slot = tables.table.line(place.name)?.slot?;
         match cache.slot(slot).hold() {
-            Attempt::Held => Some(self.held(cache, slot, place)),
+            Attempt::Held => {
+                let held = (cache.slot(slot), cache.entries(slot));
+                Some(Translation::of_slot(self, held, place))
+            }
             Attempt::Other => None,
             Attempt::OtherAndWake => {
                 self.changed.notify_all();
@@ -216,6 +217,12 @@ impl Shared {
             }
             Store::Full(full) => full.wake(),
         }
+    }
+
+    /// Ends a use of a line as [`Shared::end_use`] does, for callers without the lock.
+    #[cold]
+    pub(crate) fn release_line(&self, name: LineName) {
+        self.end_use(&mut self.lock(), name);
     }
 
     /// Ends a use of a line that did not go through the cache.

@@ -55,7 +55,7 @@ impl Slot {
     }
 
     /// Uses the slot if it holds the line of this owner.
-    #[inline]
+    #[inline(always)]
     pub fn attempt(&self, address: u64, owner: u64) -> Attempt {
         // Acquire: the tag below is that of this generation or of a later one.
         let seen = self.state.load(Ordering::Acquire);
@@ -86,7 +86,7 @@ impl Slot {
     }
 
     /// Takes a user away. Says whether it was the last of a slot that is to leave.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub fn release(&self) -> bool {
         // Release: what this user read was read before the contents change.

@@ -1,8 +1,7 @@
 //! The tables behind the cache: for each process, what is attached of its memory.
 //!
 //! Ordinary memory without a limit, changed only under the lock. The table knows which of its lines
-//! are in the cache, and keeps the others in the order of their last use: sweeps take from the old
-//! end, and the kind of a miss is read off the young end.
+//! are in the cache, and keeps the others in the order of their last use, for sweeps.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -14,6 +13,7 @@ use super::departed::Departed;
 use super::error::LookupError;
 use super::line::LineName;
 use super::processes::Processes;
+use super::recency::Recency;
 use crate::handle::ProcessHandle;
 
 /// The tables of all processes.
@@ -23,6 +23,8 @@ pub(crate) struct Table {
     /// Attached lines that are not in the cache and not to leave, by their last use.
     idle: BTreeSet<(u64, LineName)>,
     departed: Departed,
+    /// Only with a cache.
+    recency: Option<Recency>,
     /// How many lines are attached, or about to be.
     count: usize,
 }
@@ -58,6 +60,10 @@ pub(crate) type Batch = Vec<(LineName, Arc<[u64]>)>;
 const BATCH_LINES: usize = 64;
 
 impl Table {
+    pub(crate) fn new(cache: Option<&Cache>) -> Self {
+        Self { recency: cache.map(Recency::new), ..Self::default() }
+    }
+
     pub(crate) fn line(&self, name: LineName) -> Option<&Line> {
         self.processes.lines(name.process)?.get(&name.address)
     }
@@ -134,21 +140,24 @@ impl Table {
         line.last_use = cache.tick();
         line.slot = filled.map(|filled| filled.slot);
         self.idle.remove(&(before, name));
+        self.recency.iter_mut().for_each(|recency| recency.remove(name, before));
         if filled.is_none() {
-            self.idle.insert((cache.tick(), name));
+            self.lie_idle(cache, name, cache.tick());
         }
         if let Some((victim, last_use)) = filled.and_then(|filled| filled.victim) {
-            self.lose_slot(victim, last_use);
+            self.lie_idle(cache, victim, last_use);
         }
         filled
     }
 
-    fn lose_slot(&mut self, name: LineName, last_use: u64) {
+    /// A line is not in the cache any more, or did not get there.
+    fn lie_idle(&mut self, cache: &Cache, name: LineName, last_use: u64) {
         let Some(line) = self.line_mut(name) else { return };
         line.slot = None;
         line.last_use = last_use;
         if !line.leaving {
             self.idle.insert((last_use, name));
+            self.recency.iter_mut().for_each(|recency| recency.insert(cache, name, last_use));
         }
     }
 
@@ -158,20 +167,14 @@ impl Table {
             Some(line) => line.last_use,
             None => self.departed.last_use(name).unwrap_or(0),
         };
-        let lines = cache.geometry().lines();
         if last_use == 0 {
             return Class::Cold;
         }
-        // With a single set the cache itself is the one it would be compared with.
-        if cache.geometry().sets() == 1 {
-            return Class::Capacity;
+        let recency = self.recency.as_ref();
+        match recency.is_some_and(|recency| recency.would_hold(cache, name, last_use)) {
+            true => Class::Conflict,
+            false => Class::Capacity,
         }
-        let cached = cache.used_since(last_use, lines);
-        // Of the idle lines no more than a cache full can matter.
-        let young = self.idle.iter().rev().take(lines + 1);
-        let young = young.take_while(|&&(used, _)| used >= last_use);
-        let others = young.filter(|&&(_, other)| other != name).count();
-        if cached + others < lines { Class::Conflict } else { Class::Capacity }
     }
 
     /// Takes some of the least recently used idle lines out of use, until no more than `target`
@@ -199,7 +202,9 @@ impl Table {
         for (&address, line) in lines.range_mut(range) {
             // What a sweep is detaching goes anyway; the mark makes the caller wait for it.
             line.leaving = true;
-            self.idle.remove(&(line.last_use, LineName { process, address }));
+            let name = LineName { process, address };
+            self.idle.remove(&(line.last_use, name));
+            self.recency.iter_mut().for_each(|recency| recency.remove(name, line.last_use));
             if let Some(slot) = line.slot {
                 cache.slot(slot).leave();
             }
@@ -259,5 +264,6 @@ impl Table {
         self.count * line
             + self.idle.len() * size_of::<(u64, LineName)>()
             + self.departed.memory_bytes()
+            + self.recency.as_ref().map_or(0, Recency::memory_bytes)
     }
 }

@@ -27,14 +27,26 @@ enum Held<'a> {
 }
 
 impl<'a> Translation<'a> {
-    #[inline]
+    #[inline(always)]
     pub(crate) fn of_slot(
         shared: &'a Shared,
-        slot: &'a Slot,
-        entries: &'a [AtomicU64],
+        (slot, entries): (&'a Slot, &'a [AtomicU64]),
         place: Place,
     ) -> Self {
         Self { held: Held::Slot { slot, entries }, shared, place }
+    }
+
+    /// A translation of a slot that the caller holds, made in its place.
+    #[inline(always)]
+    pub(crate) fn of_hit(
+        shared: &'a Shared,
+        held: (&'a Slot, &'a [AtomicU64]),
+        place: Place,
+    ) -> Result<Self, LookupError> {
+        if held.1[place.page].load(Ordering::Relaxed) == 0 {
+            return Self::of_slot(shared, held, place).checked();
+        }
+        Ok(Self::of_slot(shared, held, place))
     }
 
     pub(crate) fn of_table(shared: &'a Shared, entries: Arc<[u64]>, place: Place) -> Self {
@@ -42,7 +54,7 @@ impl<'a> Translation<'a> {
     }
 
     /// Itself, if the page asked for has an entry.
-    #[inline]
+    #[cold]
     pub(crate) fn checked(self) -> Result<Self, LookupError> {
         if self.entry() == 0 { Err(LookupError::NoMemory(self.address())) } else { Ok(self) }
     }
@@ -87,7 +99,7 @@ impl<'a> Translation<'a> {
 }
 
 impl Drop for Translation<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         match &self.held {
             Held::Slot { slot, .. } => {
@@ -95,10 +107,7 @@ impl Drop for Translation<'_> {
                     self.shared.wake();
                 }
             }
-            Held::Table(_) => {
-                let mut tables = self.shared.lock();
-                self.shared.end_use(&mut tables, self.place.name);
-            }
+            Held::Table(_) => self.shared.release_line(self.place.name),
         }
     }
 }

@@ -367,11 +367,10 @@ fn memory_is_told_by_component() {
     let process = lookup.add_process().unwrap();
     let before = lookup.memory();
     assert_eq!((before.entries, before.tags, before.order), (128 << 10, 8 << 10, 512));
-    assert_eq!(before.table, 0);
     for line in 0..1000 {
         lookup.translate(page(process, line * 64), SEND).unwrap();
     }
     let after = lookup.memory();
     assert_eq!(after.near(), before.near(), "the cache does not grow");
-    assert!(after.table > 1000 * 64 * 8);
+    assert!(after.table - before.table > 1000 * 64 * 8);
 }

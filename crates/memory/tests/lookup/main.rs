@@ -2,4 +2,5 @@
 #![cfg(not(loom))]
 
 mod behaviour;
+mod speed;
 mod support;
