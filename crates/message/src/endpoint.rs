@@ -13,7 +13,7 @@ use crate::builder::Builder;
 use crate::connect::listener::Listener;
 use crate::connect::parse_name;
 use crate::connect::reach::Reach;
-use crate::error::Error;
+use crate::error::{ConnectError, Error};
 use crate::operation::{self, Failed, Operation, OwnedOperation, Scope};
 use crate::pieces::Piece;
 use crate::port::{Peer, Port, Received};
@@ -69,6 +69,8 @@ impl Builder {
         let listener = Listener::bind(&parse_name(name)?, settings.allowed.clone())?;
         let background = settings.background;
         let port = Port::new(settings, name.to_owned(), Some(listener));
+        // Every connection will need it.
+        port.enter().board().map_err(ConnectError::system("making shared memory"))?;
         if background {
             port.run_in_background()?;
         }
