@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 
 use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::peer_process;
@@ -54,16 +53,15 @@ pub(crate) struct Absent {
 }
 
 impl Absent {
-    /// What it says it accesses: the number of a window plus one, or 0.
-    pub(crate) fn accesses(&self) -> u64 {
-        // Acquire: what a visit wrote is seen by whoever sees its end.
-        self.memory.other_access().load(Ordering::Acquire)
+    /// Whether it says that it accesses a window.
+    pub(crate) fn is_at(&self, window: u32) -> bool {
+        self.memory.other_visits().is_at(window)
     }
 
     /// Whether it lives and is in the middle of an access. A process without a descriptor is taken
     /// to have ended with its socket.
     pub(crate) fn is_accessing(&self) -> bool {
-        self.accesses() != 0
+        self.memory.other_visits().is_anywhere()
             && match &self.process {
                 Some(process) => !peer_process::has_ended(process.as_fd()),
                 None => peer_process::is_alive(None, self.socket.as_fd()),

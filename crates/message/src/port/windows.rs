@@ -1,7 +1,6 @@
 //! Windows in a port: what it exposes, who is in it, and how the memory of peers is reached.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use memferry_memory::handle::ProcessHandle;
 
@@ -87,16 +86,14 @@ impl State {
 
     /// Somebody who is in the middle of an access to a window: a peer, or one that was.
     pub(crate) fn visitor(&mut self, window: Name) -> Option<Option<Peer>> {
-        let wanted = u64::from(window.number) + 1;
         self.absent.retain(Absent::is_accessing);
-        if self.absent.iter().any(|absent| absent.accesses() == wanted) {
+        if self.absent.iter().any(|absent| absent.is_at(window.number)) {
             return Some(None);
         }
         let visits = |index: &usize| {
             self.peers[*index].connection.as_ref().is_some_and(|connection| {
                 let wire = &connection.wire;
-                // Acquire: what the visit wrote is seen by whoever sees its end.
-                wire.memory.other_access().load(Ordering::Acquire) == wanted && wire.is_alive()
+                wire.memory.other_visits().is_at(window.number) && wire.is_alive()
             })
         };
         (0..self.peers.len()).find(visits).map(|index| Some(self.peer(index)))

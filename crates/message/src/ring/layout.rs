@@ -12,6 +12,7 @@ use super::cells::{Cell, Consumer, Producer, Ring};
 use super::fullness::Fullness;
 use super::record::Record;
 use super::space::Span;
+use super::visit::Visiting;
 
 /// Cells of a ring.
 pub const CELLS: usize = 256;
@@ -31,8 +32,8 @@ struct Side {
     attention: Attention,
     fullness: Fullness,
     padding_2: [u32; 14],
-    /// Which window of the other side this side is copying to or from: its number plus one, or 0.
-    accessing: AtomicU64,
+    /// Which window of the other side this side is copying to or from.
+    visiting: Visiting,
     padding_3: [u64; 7],
 }
 
@@ -169,13 +170,13 @@ impl Memory {
     }
 
     /// The window of the other side that this side copies to or from, for this side to say.
-    pub fn own_access(&self) -> &AtomicU64 {
-        &self.reader_of(self.incoming).accessing
+    pub fn own_visits(&self) -> &Visiting {
+        &self.reader_of(self.incoming).visiting
     }
 
     /// The window of this side that the other one says it copies to or from.
-    pub fn other_access(&self) -> &AtomicU64 {
-        &self.reader_of(self.outgoing).accessing
+    pub fn other_visits(&self) -> &Visiting {
+        &self.reader_of(self.outgoing).visiting
     }
 
     /// A record of messages to this side, or from it.

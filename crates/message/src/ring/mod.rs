@@ -2,9 +2,9 @@
 //!
 //! One sealed memfd for each connection, with a half for each direction. A half has a ring of
 //! cells of one cache line ([`cells`]), a space for payloads that do not fit a cell ([`space`]),
-//! records for messages that both sides copy together ([`record`]), and the words by which the
+//! records for messages that both sides copy together ([`record`]), the words by which the
 //! consumer says whether it must be woken ([`attention`]) and what it has no room for
-//! ([`fullness`]). Everything in here can be overwritten by the other process at any time: words are
+//! ([`fullness`]), and that by which a side says whose window it copies to ([`visit`]). Everything in here can be overwritten by the other process at any time: words are
 //! read once, copied out, checked, then used.
 
 pub mod attention;
@@ -13,3 +13,4 @@ pub mod fullness;
 pub mod layout;
 pub mod record;
 pub mod space;
+pub mod visit;

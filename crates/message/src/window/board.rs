@@ -8,12 +8,13 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
 use memferry_sys::sync::lock;
 
 use super::Rights;
+use crate::ring::visit::Gate;
 
 /// Records of a board. Their memory is taken only when they are used.
 const RECORDS: usize = 1 << 20;
@@ -28,7 +29,7 @@ const RIGHTS_SHIFT: u32 = 1;
 #[repr(C, align(64))]
 struct Record {
     /// Generation in the upper half, rights and whether it is open in the lower.
-    state: AtomicU64,
+    state: Gate,
     address: AtomicU64,
     length: AtomicU64,
     /// The shareable region that it lies in, 0 for none.
@@ -102,13 +103,12 @@ impl Board {
             None => return None,
         };
         let record = &records(&self.mapping)[number as usize];
-        let last = (record.state.load(Ordering::Relaxed) >> 32) as u32;
+        let last = (record.state.look() >> 32) as u32;
         let generation = last.wrapping_add(1).max(1);
         record.address.store(entry.address, Ordering::Relaxed);
         record.length.store(entry.length, Ordering::Relaxed);
         record.region.store(entry.region.into(), Ordering::Relaxed);
-        // Release: whoever sees it open sees where it is.
-        record.state.store(pack(generation, entry.rights), Ordering::Release);
+        record.state.open(pack(generation, entry.rights));
         Some(Name { number, generation })
     }
 
@@ -116,19 +116,15 @@ impl Board {
     /// to be waited for before the number is given back by [`Board::give_back`].
     pub(crate) fn close(&self, name: Name) {
         let record = &records(&self.mapping)[name.number as usize];
-        record.state.store(u64::from(name.generation) << 32, Ordering::Relaxed);
-        // Between this store and the looks at what peers access: see `Visit`.
-        fence(Ordering::SeqCst);
+        record.state.close(u64::from(name.generation) << 32);
     }
 
     /// Closes all windows.
     pub(crate) fn close_all(&self) {
         let used = lock(&self.numbers).used as usize;
         for record in &records(&self.mapping)[..used] {
-            let generation = record.state.load(Ordering::Relaxed) >> 32 << 32;
-            record.state.store(generation, Ordering::Relaxed);
+            record.state.close(record.state.look() >> 32 << 32);
         }
-        fence(Ordering::SeqCst);
     }
 
     /// The number of a closed window may be used again.
@@ -161,7 +157,7 @@ impl BoardView {
     #[inline]
     pub(crate) fn read(&self, name: Name) -> Option<Entry> {
         let record = records(&self.mapping).get(name.number as usize)?;
-        let state = record.state.load(Ordering::Acquire);
+        let state = record.state.look();
         if state & OPEN == 0 || (state >> 32) as u32 != name.generation {
             return None;
         }
@@ -171,9 +167,7 @@ impl BoardView {
             region: record.region.load(Ordering::Relaxed) as u32,
             rights: Rights::from_bits((state >> RIGHTS_SHIFT) as u8),
         };
-        // Acquire fence: what was read belongs to the state if that is still the same.
-        fence(Ordering::Acquire);
-        let is_same = record.state.load(Ordering::Relaxed) == state;
+        let is_same = record.state.is_still(state);
         (is_same && entry.address.checked_add(entry.length).is_some()).then_some(entry)
     }
 }

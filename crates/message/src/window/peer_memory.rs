@@ -18,8 +18,8 @@ use crate::connect::reach::Reach;
 use crate::connection::ring_doorbell;
 use crate::error::{Error, Gone};
 use crate::region::imported::Imported;
-use crate::ring::attention::full_fence;
 use crate::ring::layout::Memory;
+use crate::ring::visit::Visiting;
 
 /// Extents beyond this are looked through for windows that are gone.
 const MANY_EXTENTS: usize = 1024;
@@ -173,10 +173,9 @@ impl PeerMemory {
     /// this: the owner closes the window first and then looks for visits.
     #[inline]
     pub(crate) fn visit(&self, window: Name) -> Visit<'_> {
-        let word = self.rings.own_access();
-        word.store(u64::from(window.number) + 1, Ordering::Relaxed);
-        full_fence();
-        Visit(word)
+        let visiting = self.rings.own_visits();
+        visiting.begin(window.number);
+        Visit(visiting)
     }
 
     /// Tells the owner that a variable was set, if it sleeps.
@@ -231,11 +230,10 @@ impl PeerMemory {
 
 /// A window is being accessed.
 #[derive(Debug)]
-pub(crate) struct Visit<'a>(&'a AtomicU64);
+pub(crate) struct Visit<'a>(&'a Visiting);
 
 impl Drop for Visit<'_> {
     fn drop(&mut self) {
-        // Release: whoever sees the visit over sees what it wrote.
-        self.0.store(0, Ordering::Release);
+        self.0.end();
     }
 }

@@ -13,6 +13,7 @@ mod attention;
 mod cells;
 mod futex;
 mod record;
+mod visit;
 
 /// The very files of the library, with the atomics of the model checker.
 #[path = "../../src/ring/mod.rs"]
