@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::{Error, ValidationError};
-use crate::plan::{Facts, PathKind, Profile};
+use crate::plan::{Facts, PathKind, Pinning, Profile};
 use crate::port::Settings;
 
 /// Settings for a new endpoint, listener or link. What is not set here is taken from the
@@ -14,18 +14,21 @@ use crate::port::Settings;
 #[must_use = "nothing happens before it is opened"]
 pub struct Builder {
     settings: Settings,
+    /// What is set of it, if it is.
+    pinning: Option<Pinning>,
     problem: Option<ValidationError>,
 }
 
 impl Builder {
     /// The variables of the environment that are looked at.
-    pub const VARIABLES: [&'static str; 8] = [
+    pub const VARIABLES: [&'static str; 9] = [
         "MEMFERRY_BACKGROUND",
         "MEMFERRY_CMA",
         "MEMFERRY_EAGER_BYTES",
         "MEMFERRY_COOPERATIVE_BYTES",
         "MEMFERRY_OFFLOAD_BYTES",
         "MEMFERRY_PATH",
+        "MEMFERRY_PINNING",
         "MEMFERRY_MESSAGE_SPIN_NS",
         crate::window::windows::TRACE_VARIABLE,
     ];
@@ -95,6 +98,14 @@ impl Builder {
     /// (`MEMFERRY_PATH`: `single`, `cooperative`, `offload` or `pipeline`).
     pub fn path(mut self, path: PathKind) -> Self {
         self.settings.limits.path = Some(path);
+        self
+    }
+
+    /// Whether memory that is not there (never touched, discarded, swapped out) is brought in just
+    /// before it is copied (`MEMFERRY_PINNING`: `auto`, `off` or `on`). Usual: `auto`, which looks
+    /// whether it is there.
+    pub fn pinning(mut self, pinning: Pinning) -> Self {
+        self.pinning = Some(pinning);
         self
     }
 
@@ -180,6 +191,12 @@ impl Builder {
                     .filter(|path| !matches!(path, PathKind::Inline | PathKind::Eager))
             })?;
         }
+        limits.pinning = match self.pinning {
+            Some(pinning) => pinning,
+            None => {
+                word("MEMFERRY_PINNING", "auto, off or on", Pinning::from_name)?.unwrap_or_default()
+            }
+        };
         let switch = |word: &str| match word {
             "on" => Some(true),
             "off" => Some(false),

@@ -2,7 +2,7 @@
 
 mod support;
 
-use memferry_message::plan::PathKind;
+use memferry_message::plan::{PathKind, Pinning};
 use memferry_message::{Builder, Error, Source, TAG_ALL, TAG_ANY, Who};
 use support::memory::pattern;
 use support::traces::Folder;
@@ -35,8 +35,11 @@ impl Drop for Holed {
     }
 }
 
-fn paths() -> [Builder; 2] {
-    [PathKind::Single, PathKind::Cooperative].map(|path| Builder::new().path(path))
+/// Paths on which the kernel copies, with memory that is brought in before and without.
+fn paths() -> impl Iterator<Item = Builder> {
+    [PathKind::Single, PathKind::Cooperative].into_iter().flat_map(|path| {
+        Pinning::ALL.into_iter().map(move |pinning| Builder::new().path(path).pinning(pinning))
+    })
 }
 
 /// The connection is as good as before.

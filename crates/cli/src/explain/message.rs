@@ -5,7 +5,7 @@ mod text;
 
 use memferry::engine::saved::Origin;
 use memferry::message::Builder;
-use memferry::message::plan::{self, Closeness, Facts, PathKind, Question, Way};
+use memferry::message::plan::{self, Closeness, Ends, Facts, PathKind, Question, Way};
 use memferry::sys::affinity;
 use serde::Serialize;
 
@@ -37,6 +37,18 @@ struct Case {
     path: &'static str,
     reason: String,
     estimate_us: Option<f64>,
+    /// What is brought in before it is copied, and why.
+    brings_in: String,
+    /// The same where the target is not in memory: never touched, discarded or swapped out.
+    if_absent: IfAbsent,
+}
+
+/// What would be done with a message whose target is not in memory.
+#[derive(Debug, Serialize)]
+struct IfAbsent {
+    path: &'static str,
+    reason: String,
+    brings_in: String,
 }
 
 /// What the message lies in.
@@ -145,8 +157,11 @@ fn cases_of(
             closeness,
             spare_cores,
             sender_is_busy,
+            absent: Ends::default(),
         };
         let plan = plan::message(facts, &question, permitted);
+        let absent = Ends { source: false, target: true };
+        let fresh = plan::message(facts, &Question { absent, ..question }, permitted);
         let line = facts.profile.lines(closeness).of(plan.path, way);
         Case {
             memory,
@@ -155,6 +170,12 @@ fn cases_of(
             path: plan.path.name(),
             reason: plan.reason.to_string(),
             estimate_us: line.map(|line| line.estimate_ns(bytes) / 1000.0),
+            brings_in: plan.populating.reason.to_string(),
+            if_absent: IfAbsent {
+                path: fresh.path.name(),
+                reason: fresh.reason.to_string(),
+                brings_in: fresh.populating.reason.to_string(),
+            },
         }
     })
 }

@@ -4,11 +4,13 @@
 
 use memferry_sys::shared_memory::Access;
 
-use super::{Path, ReceiveStage, Receiving, SendStage, Sending, Step, Turn, announce, copy_failed};
+use super::{
+    Path, ReceiveStage, Receiving, SendStage, Sending, Step, Turn, announce, copy_failed, pinning,
+};
 use crate::connection::{View, Wire};
 use crate::error::Error;
 use crate::pieces::Piece;
-use crate::plan::{PathKind, Plan};
+use crate::plan::{Ends, PathKind, Plan};
 use crate::ring::cells::Nonsense;
 use crate::ring::record::Finished;
 use crate::wire::{Manner, Note, Number};
@@ -28,6 +30,8 @@ pub(crate) struct Together {
     target: Option<View>,
     /// Whether plain copies go around the caches.
     streams: bool,
+    /// What this side brings in of the chunks that it copies.
+    populates: Ends,
     /// The receiver stops: what the sender has claimed is waited for, then this is the end.
     failing: Option<(u64, Error)>,
     /// The receiver has copied the chunk that the sender gave back.
@@ -35,6 +39,21 @@ pub(crate) struct Together {
 }
 
 impl Together {
+    /// The bytes of all chunks.
+    pub(crate) fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// The target, for the sender.
+    pub(crate) fn target(&self) -> Option<&View> {
+        self.target.as_ref()
+    }
+
+    /// Brings in these ends of the chunks that this side copies.
+    pub(crate) fn populate(&mut self, ends: Ends) {
+        self.populates = ends;
+    }
+
     fn chunks(&self) -> u64 {
         self.length.div_ceil(self.chunk_bytes)
     }
@@ -69,6 +88,7 @@ pub(crate) fn begin_helping(
         done: 0,
         target: Some(target),
         streams: length >= stream_bytes,
+        populates: Ends::default(),
         failing: None,
         returned_done: false,
     })))
@@ -119,8 +139,10 @@ impl Path for Cooperative {
             let streaming = together.streams.then_some(*streaming);
             // SAFETY: the operation is under way, so its owner vouches for the pieces; the chunk
             // is this side's alone.
-            let copied =
-                unsafe { fetch.source.copy(pieces, offset, bytes, Access::Read, streaming) };
+            let copied = unsafe {
+                let (part, populates) = (offset..offset + bytes, together.populates);
+                pinning::copy(&fetch.source, pieces, part, Access::Read, streaming, populates)
+            };
             if let Err(error) = copied {
                 let held = record.close(generation, chunks)?;
                 together.failing = Some((held, copy_failed(error)));
@@ -196,6 +218,7 @@ fn open(
         done: 0,
         target: None,
         streams: plan.streams,
+        populates: plan.populating.ends,
         failing: None,
         returned_done: false,
     }))
@@ -215,7 +238,10 @@ fn help(together: &mut Together, pieces: &[Piece], turn: &mut Turn<'_>) -> Resul
     let streaming = together.streams.then_some(*streaming);
     // SAFETY: the operation is under way, so its owner vouches for the pieces; the receiver named
     // the target for this, and the chunk is this side's alone.
-    let copied = unsafe { target.copy(pieces, offset, bytes, Access::Write, streaming) };
+    let copied = unsafe {
+        let (part, populates) = (offset..offset + bytes, together.populates);
+        pinning::copy(target, pieces, part, Access::Write, streaming, populates)
+    };
     let returned = copied.is_err().then_some(chunk);
     together.done += u64::from(copied.is_ok());
     record.tell(generation, Finished { chunks: together.done, returned });

@@ -8,11 +8,12 @@ mod cooperative;
 mod eager;
 mod inline;
 mod offload;
+mod pinning;
 mod pipeline;
 mod single;
 mod stream;
 
-use memferry_copy::{Ferry, Transfer};
+use memferry_copy::Ferry;
 use memferry_sys::copy::stream::Streaming;
 
 use crate::connection::{Description, View, Wire};
@@ -21,7 +22,7 @@ use crate::pieces::Pieces;
 use crate::plan::{PathKind, Plan};
 use crate::ring::cells::Nonsense;
 use crate::wire::Number;
-use cooperative::Together;
+use offload::Engines;
 
 /// What came of a step.
 #[derive(Debug, PartialEq, Eq)]
@@ -98,7 +99,7 @@ pub(crate) enum ReceiveStage {
     /// No message has met it.
     Posted,
     /// So many bytes of the message have come through the space.
-    Arriving { arrived: u64, requested: Option<Number> },
+    Arriving { arrived: u64, requested: Option<Requested> },
     /// The message waits in the sender's memory. How it comes is decided when this side has time:
     /// by then it may have a message for the sender, and the two copy one each.
     Met { sender: Number, source: Description, core: u16 },
@@ -106,6 +107,15 @@ pub(crate) enum ReceiveStage {
     Arrived { sender: Number },
     /// The message waits in the sender's memory and is being fetched.
     Fetching(Box<Fetch>),
+}
+
+/// A message that comes through the space because this side asked for it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Requested {
+    /// The sender's number for it.
+    pub(crate) sender: Number,
+    /// So many bytes of the target have been brought in, if that is done.
+    pub(crate) populated: Option<u64>,
 }
 
 /// A message being fetched from the sender's memory.
@@ -118,13 +128,13 @@ pub(crate) struct Fetch {
     /// Bytes done from the front, for paths that go from front to back.
     pub(crate) done: u64,
     pub(crate) together: Option<Together>,
-    pub(crate) transfer: Option<Transfer>,
+    pub(crate) engines: Option<Engines>,
 }
 
 impl Receiving {
     /// Whether an engine of this process copies it.
     pub(crate) fn is_offloaded(&self) -> bool {
-        matches!(&self.stage, ReceiveStage::Fetching(fetch) if fetch.transfer.is_some())
+        matches!(&self.stage, ReceiveStage::Fetching(fetch) if fetch.engines.is_some())
     }
 
     /// How many bytes of the message fit.
@@ -173,9 +183,10 @@ pub(crate) fn of(kind: PathKind) -> &'static dyn Path {
     }
 }
 
-pub(crate) use cooperative::begin_helping;
+pub(crate) use cooperative::{Together, begin_helping};
 pub(crate) use eager::put_eager;
 pub(crate) use inline::put_inline;
+pub(crate) use pinning::{Looks, copy_at_once};
 pub(crate) use stream::arrive;
 
 /// What a failed copy means for the operation of the side that copied.

@@ -1,7 +1,9 @@
 //! `pipeline`: through the shared space, in fragments, when the receiver has a place for them. Two
 //! copies, but it works where nobody may look into anybody's memory.
 
-use super::{Path, ReceiveStage, Receiving, SendStage, Sending, Step, Turn, announce, stream};
+use super::{
+    Path, ReceiveStage, Receiving, Requested, SendStage, Sending, Step, Turn, announce, stream,
+};
 use crate::ring::cells::Nonsense;
 use crate::wire::{Manner, Note};
 
@@ -29,7 +31,9 @@ impl Path for Pipeline {
         turn.wire.post(Note::Accept { sender, receiver: turn.number, length: accepted, manner });
         // Fragments come by themselves; a message of which nothing is wanted has none.
         if accepted > 0 {
-            receiving.stage = ReceiveStage::Arriving { arrived: 0, requested: Some(sender) };
+            let populated = fetch.plan.populating.ends.target.then_some(0);
+            let requested = Some(Requested { sender, populated });
+            receiving.stage = ReceiveStage::Arriving { arrived: 0, requested };
         }
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use memferry_sys::shared_memory::Access;
 
-use super::{Path, ReceiveStage, Receiving, Step, Turn, copy_failed};
+use super::{Path, ReceiveStage, Receiving, Step, Turn, copy_failed, pinning};
 use crate::ring::cells::Nonsense;
 
 pub(super) struct Single;
@@ -16,8 +16,11 @@ impl Path for Single {
         if length > 0 {
             let streaming = fetch.plan.streams.then_some(turn.streaming);
             // SAFETY: the operation is under way, so its owner vouches for the pieces.
-            let copied =
-                unsafe { fetch.source.copy(pieces, fetch.done, length, Access::Read, streaming) };
+            let copied = unsafe {
+                let part = fetch.done..fetch.done + length;
+                let populates = fetch.plan.populating.ends;
+                pinning::copy(&fetch.source, pieces, part, Access::Read, streaming, populates)
+            };
             if let Err(error) = copied {
                 return Ok(Step::Failed(copy_failed(error)));
             }

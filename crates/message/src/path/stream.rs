@@ -2,7 +2,10 @@
 //! common. The sender fills spans while the receiver empties those before, so that both copies
 //! of a long message run at the same time.
 
-use super::{ReceiveStage, Receiving, SendStage, Sending, Step};
+use memferry_memory::pinning::Access as Use;
+
+use super::pinning::{self, STEP_BYTES};
+use super::{ReceiveStage, Receiving, Requested, SendStage, Sending, Step};
 use crate::connection::Wire;
 use crate::pieces::{gather, scatter};
 use crate::ring::cells::Nonsense;
@@ -54,6 +57,14 @@ pub(crate) fn arrive(
         return Err(Nonsense("more fragments than the message has bytes"));
     }
     let fits = accepted.saturating_sub(*arrived).min(data.length.into());
+    if let Some(Requested { populated: Some(populated), .. }) = requested
+        && *arrived + fits > *populated
+    {
+        // The sender fills the next spans meanwhile.
+        let length = (accepted - *populated).min(STEP_BYTES.max(fits));
+        pinning::populate(receiving.pieces.as_slice(), *populated, length, Use::Write);
+        *populated += length;
+    }
     // SAFETY: the operation is under way, so its owner vouches for the pieces, and no more is
     // written than they hold; the span was checked to lie inside the space.
     unsafe { scatter(receiving.pieces.as_slice(), *arrived, wire.incoming(data), fits as usize) };

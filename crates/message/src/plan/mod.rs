@@ -8,16 +8,19 @@ mod calibrate;
 pub mod closeness;
 pub mod costs;
 pub mod lines;
+pub mod pinning;
 mod profile;
 mod reason;
 
 pub use closeness::Closeness;
 pub use costs::{Costs, Measurement};
 pub use lines::Lines;
+pub use pinning::{Ends, PinReason, Pinning, Populating};
 pub use profile::Profile;
 pub use reason::Reason;
 
 use crate::wire::INLINE_BYTES;
+use pinning::FRESH_ALONE_LIMIT;
 
 /// The ways a message can take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -81,6 +84,8 @@ pub struct Limits {
     pub offload_bytes: Option<u64>,
     /// Every message that waits takes this path, if it is possible.
     pub path: Option<PathKind>,
+    /// Whether memory is brought in before it is copied.
+    pub pinning: Pinning,
 }
 
 /// What the planner goes by.
@@ -111,6 +116,8 @@ pub struct Question {
     pub spare_cores: usize,
     /// The sender has a message of this side to fetch, so it will have no time to help.
     pub sender_is_busy: bool,
+    /// Which memory is not there: it was never touched, was discarded or is swapped out.
+    pub absent: Ends,
 }
 
 /// The decision for one message.
@@ -126,6 +133,8 @@ pub struct Plan {
     pub streams: bool,
     /// Why.
     pub reason: Reason,
+    /// What the receiver brings in before it copies, and why.
+    pub populating: Populating,
 }
 
 /// The largest message that is sent at once. `reachable`: whether a single copy is possible.
@@ -167,6 +176,7 @@ pub fn at_once(facts: &Facts, bytes: u64, closeness: Closeness, reachable: bool)
             warm_bytes: 0,
             streams: false,
             reason,
+            populating: Populating::nothing(PinReason::NothingToDo),
         })
     };
     if bytes <= INLINE_LIMIT {
@@ -189,8 +199,15 @@ pub fn message(facts: &Facts, question: &Question, reachable: bool) -> Plan {
 
 /// The decision of the receiver on a message that waits at the sender.
 pub fn rendezvous(facts: &Facts, question: &Question) -> Plan {
-    let Question { bytes, receiver_reads, sender_writes, closeness, spare_cores, sender_is_busy } =
-        *question;
+    let Question {
+        bytes,
+        receiver_reads,
+        sender_writes,
+        closeness,
+        spare_cores,
+        sender_is_busy,
+        absent,
+    } = *question;
     let plan = |path, reason| {
         let streams = bytes >= facts.stream_bytes;
         let chunk_bytes = match path {
@@ -200,7 +217,8 @@ pub fn rendezvous(facts: &Facts, question: &Question) -> Plan {
         };
         let warm_bytes =
             if path == PathKind::Offload { (facts.l2_bytes / 4).min(bytes / 4) } else { 0 };
-        Plan { path, chunk_bytes, warm_bytes, streams, reason }
+        let populating = pinning::populating(facts, question, path);
+        Plan { path, chunk_bytes, warm_bytes, streams, reason, populating }
     };
     if receiver_reads == Way::None {
         return plan(PathKind::Pipeline, Reason::OutOfReach);
@@ -224,6 +242,9 @@ pub fn rendezvous(facts: &Facts, question: &Question) -> Plan {
     }
     if sender_is_busy && bytes < BUSY_LIMIT {
         return plan(PathKind::Single, Reason::SenderIsBusy);
+    }
+    if absent.target && bytes <= FRESH_ALONE_LIMIT && pinning::looks(facts, bytes) {
+        return plan(PathKind::Single, Reason::FreshTarget { limit_bytes: FRESH_ALONE_LIMIT });
     }
     plan(PathKind::Cooperative, Reason::BothCopy { limit_bytes })
 }

@@ -38,6 +38,11 @@ pub enum Reason {
         /// Below this size.
         limit_bytes: u64,
     },
+    /// The target is not there, and pages are brought in faster by one side than by two.
+    FreshTarget {
+        /// Up to this size.
+        limit_bytes: u64,
+    },
     /// Both sides can copy, and the message is large enough.
     BothCopy {
         /// From this size on.
@@ -79,6 +84,11 @@ impl fmt::Display for Reason {
             Self::TooSmallToShare { limit_bytes } => write!(
                 f,
                 "below {limit_bytes} bytes the receiver is done before the sender could help"
+            ),
+            Self::FreshTarget { limit_bytes } => write!(
+                f,
+                "the target is not in memory, and up to {limit_bytes} bytes the receiver brings it \
+                 in and copies faster alone"
             ),
             Self::BothCopy { limit_bytes } => write!(
                 f,

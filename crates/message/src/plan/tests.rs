@@ -13,6 +13,7 @@ fn question(bytes: u64) -> Question {
         closeness: Closeness::SharedCache,
         spare_cores: 0,
         sender_is_busy: false,
+        absent: Ends::default(),
     }
 }
 
@@ -69,4 +70,40 @@ fn chunks_are_never_too_many_for_a_record() {
             }
         }
     }
+}
+
+#[test]
+fn a_fresh_target_is_brought_in_and_a_short_one_copied_by_the_receiver_alone() {
+    let fresh = Ends { source: false, target: true };
+    let plan =
+        |facts: &Facts, bytes| rendezvous(facts, &Question { absent: fresh, ..question(bytes) });
+    let mut facts = facts();
+    assert_eq!(plan(&facts, 256 << 10).path, PathKind::Single);
+    assert_eq!(plan(&facts, 256 << 10).populating.ends, fresh);
+    assert_eq!(plan(&facts, 4 << 20).path, PathKind::Cooperative);
+    assert_eq!(plan(&facts, 4 << 20).populating.reason, PinReason::Absent);
+    assert_eq!(plan(&facts, 20 << 10).populating.ends, Ends::default());
+    facts.limits.pinning = Pinning::Off;
+    assert_eq!(plan(&facts, 256 << 10).path, PathKind::Cooperative);
+    assert_eq!(plan(&facts, 4 << 20).populating.reason, PinReason::Off);
+}
+
+#[test]
+fn memory_that_is_there_is_left_alone_unless_it_was_set_otherwise() {
+    let mut facts = facts();
+    let populating = |facts: &Facts| rendezvous(facts, &question(4 << 20)).populating;
+    assert_eq!(populating(&facts), Populating::nothing(PinReason::Present));
+    facts.limits.pinning = Pinning::On;
+    assert_eq!(populating(&facts).ends, Ends { source: false, target: true });
+    assert_eq!(rendezvous(&facts, &question(4 << 20)).path, PathKind::Cooperative);
+}
+
+#[test]
+fn engines_get_both_ends_brought_in() {
+    let absent = Ends { source: true, target: true };
+    let near = Question { receiver_reads: Way::Near, spare_cores: 2, ..question(64 << 20) };
+    let plan = |absent| rendezvous(&facts(), &Question { absent, ..near });
+    assert_eq!(plan(absent).path, PathKind::Offload);
+    assert_eq!(plan(absent).populating.ends, absent);
+    assert_eq!(plan(Ends::default()).populating.reason, PinReason::Present);
 }

@@ -197,8 +197,8 @@ impl State {
             return Ok(false);
         }
         match receiving.stage {
-            ReceiveStage::Arriving { requested: Some(sender), .. } => {
-                if !self.tell_arrived(peer, number, sender)? {
+            ReceiveStage::Arriving { requested: Some(requested), .. } => {
+                if !self.tell_arrived(peer, number, requested.sender)? {
                     self.connection(peer).active.push(number);
                 }
             }

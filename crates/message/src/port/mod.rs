@@ -34,7 +34,7 @@ use crate::connect::listener::Listener;
 use crate::connection::{Absent, Description, Wire};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
-use crate::path::Turn;
+use crate::path::{Looks, Turn};
 use crate::pieces::{Piece, Pieces};
 use crate::plan::{self, Closeness, Facts};
 use crate::window::board::Board;
@@ -185,6 +185,8 @@ pub(crate) struct State {
     dialing: Vec<String>,
     pub(crate) operations: Operations,
     matching: Matching<Number, Kept>,
+    /// Which memory is known to be there.
+    looks: Looks,
     listener: Option<Listener>,
     /// Watches sockets and processes, for event loops and deep sleep.
     readiness: Option<Arc<Readiness>>,
@@ -260,6 +262,7 @@ impl Port {
             peers: Vec::new(),
             dialing: Vec::new(),
             matching: Matching::default(),
+            looks: Looks::default(),
             listener,
             readiness: None,
             closed: false,

@@ -4,11 +4,12 @@ use memferry_sys::affinity;
 use memferry_sys::shared_memory::Access;
 
 use super::{Connection, Kept, Request, State, turn};
-use crate::connection::Wire;
+use crate::connection::{View, Wire};
 use crate::error::Error;
-use crate::path::{self, Fetch, ReceiveStage, SendStage};
+use crate::path::{self, Fetch, Looks, ReceiveStage, SendStage, Together};
 use crate::pieces::Piece;
-use crate::plan::{self, Closeness, PathKind, Question, Way};
+use crate::plan::pinning::{self, Copier};
+use crate::plan::{self, Closeness, Ends, Facts, PathKind, Pinning, Question, Way};
 use crate::region;
 use crate::ring::cells::Nonsense;
 use crate::wire::{Manner, Note, Number, Place};
@@ -46,13 +47,14 @@ impl State {
             Some(ReceiveStage::Met { .. }) => self.cores(),
             _ => return Ok(()),
         };
-        let Self { operations, peers, facts, .. } = self;
+        let Self { operations, peers, facts, looks, .. } = self;
         let Some(receiving) = operations.receiving(number) else { return Ok(()) };
         let ReceiveStage::Met { sender, source, core } = &receiving.stage else { return Ok(()) };
         let connection = peers[receiving.peer].connection.as_mut().expect("it is connected");
         let (view, way) = connection.wire.view(source, Access::Read);
         let (bytes, pieces) = (receiving.accepted(), receiving.pieces.as_slice());
-        let question = connection.question(bytes, pieces, way, *core, cores);
+        let absent = absent(looks, facts, bytes, pieces, &view);
+        let question = connection.question(bytes, pieces, way, *core, cores, absent);
         let mut plan = plan::rendezvous(facts, &question);
         if bytes == 0 || (plan.path == PathKind::Cooperative && !connection.wire.has_record()) {
             plan.path = if way == Way::None { PathKind::Pipeline } else { PathKind::Single };
@@ -65,7 +67,7 @@ impl State {
             source: view,
             done: 0,
             together: None,
-            transfer: None,
+            engines: None,
         }));
         path.begin(receiving, &mut turn(number, &mut connection.wire))
     }
@@ -86,16 +88,18 @@ impl State {
     ) -> Option<()> {
         let Place::Piece { .. } = source else { return None };
         let cores = self.cores();
-        let connection = self.peers[peer].connection.as_mut()?;
+        let Self { peers, facts, looks, .. } = self;
+        let connection = peers[peer].connection.as_mut()?;
         let source = connection.wire.read_place(source, length).ok()?;
         let (view, way) = connection.wire.view(&source, Access::Read);
-        let question = connection.question(length, pieces, way, core, cores);
-        let plan = plan::rendezvous(&self.facts, &question);
+        let absent = absent(looks, facts, length, pieces, &view);
+        let question = connection.question(length, pieces, way, core, cores, absent);
+        let plan = plan::rendezvous(facts, &question);
         if plan.path != PathKind::Single || !connection.wire.is_surely_alive() {
             return None;
         }
         // SAFETY: passed on.
-        unsafe { view.copy(pieces, 0, length, Access::Read, None) }.ok()?;
+        unsafe { path::copy_at_once(&view, pieces, length, &plan) }.ok()?;
         // What a side that has ended left behind is nobody's any more.
         (connection.wire.is_self() || !connection.wire.memory.has_other_ended()).then_some(())
     }
@@ -135,7 +139,7 @@ impl State {
         manner: &Manner,
     ) -> Result<(), Nonsense> {
         let stream_bytes = self.facts.stream_bytes;
-        let Self { operations, peers, .. } = self;
+        let Self { operations, peers, facts, looks, .. } = self;
         let connection = peers[peer].connection.as_mut().expect("notes come from connections");
         // The list of pieces is taken out of the ring whatever comes of it.
         let helping = path::begin_helping(&mut connection.wire, manner, length, stream_bytes)?;
@@ -155,7 +159,8 @@ impl State {
                 sending.stage = SendStage::Streaming { sent: 0, receiver, until: length };
             }
             Manner::Together { .. } => {
-                let Some(together) = helping else { return Ok(()) };
+                let Some(mut together) = helping else { return Ok(()) };
+                together.populate(helped(looks, facts, sending.pieces.as_slice(), &together));
                 sending.path = PathKind::Cooperative;
                 sending.stage = SendStage::Helping(together);
             }
@@ -243,6 +248,7 @@ impl Connection {
         receiver_reads: Way,
         sender_core: u16,
         cores: Cores,
+        absent: Ends,
     ) -> Question {
         Question {
             bytes,
@@ -252,6 +258,7 @@ impl Connection {
             spare_cores: cores.spare,
             // Where processes share cores, it is most likely not running.
             sender_is_busy: cores.are_shared || self.announced > 0 || !self.outbox.is_empty(),
+            absent,
         }
     }
 }
@@ -260,4 +267,32 @@ impl Connection {
 fn sender_writes(wire: &Wire, target: &[Piece]) -> Way {
     let shareable = |piece: &Piece| region::find(piece.address, piece.length).is_some();
     if target.iter().all(shareable) { Way::Near } else { wire.their_way(target, Access::Write) }
+}
+
+/// Which memory of a message the receiver may have to bring in. Sources matter to engines alone.
+fn absent(looks: &mut Looks, facts: &Facts, bytes: u64, target: &[Piece], source: &View) -> Ends {
+    if !pinning::looks(facts, bytes) {
+        return Ends::default();
+    }
+    Ends {
+        source: bytes >= plan::offload_limit(facts) && looks.is_view_absent(source, bytes),
+        target: looks.is_absent(target, bytes),
+    }
+}
+
+/// What a sender brings in of what it copies for its receiver.
+fn helped(looks: &mut Looks, facts: &Facts, source: &[Piece], together: &Together) -> Ends {
+    let (bytes, Some(target)) = (together.length(), together.target()) else {
+        return Ends::default();
+    };
+    let way = if matches!(target, View::Near { .. }) { Way::Near } else { Way::Cross };
+    let can = pinning::reachable(PathKind::Cooperative, Copier::Sender, way);
+    match facts.limits.pinning {
+        Pinning::On => can,
+        _ if !pinning::looks(facts, bytes) => Ends::default(),
+        _ => Ends {
+            source: can.source && looks.is_absent(source, bytes),
+            target: can.target && looks.is_view_absent(target, bytes),
+        },
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use memferry::message::plan::{self, Closeness, Plan, Question, Way};
+use memferry::message::plan::{self, Closeness, Ends, Plan, Question, Way};
 use memferry::message::{Builder, Reach};
 
 use super::super::partner::{LARGEST, Partner, TheirReach};
@@ -146,6 +146,7 @@ fn planned(ours: &Reach, theirs: &TheirReach) -> Option<Plan> {
         closeness: Closeness::SharedCache,
         spare_cores: 0,
         sender_is_busy: false,
+        absent: Ends::default(),
     };
     Some(plan::message(&Builder::new().facts().ok()?, &question, theirs.read))
 }

@@ -74,3 +74,19 @@ fn the_text_names_paths_limits_and_costs() {
         assert!(text.contains(words), "{words} is missing from:\n{text}");
     }
 }
+
+#[test]
+fn a_target_that_is_not_in_memory_changes_what_is_brought_in_and_the_path_of_short_messages() {
+    let explanation = of(256 << 10);
+    let case = &explanation.cases[0];
+    assert_eq!((case.path, case.if_absent.path), ("cooperative", "single"));
+    assert!(case.if_absent.reason.contains("not in memory"), "{}", case.if_absent.reason);
+    let text = text::render(&explanation, Paint::plain());
+    for words in
+        ["brings in nothing, since the memory is there", "if the target is not in memory\n"]
+    {
+        assert!(text.contains(words), "{words} is missing from:\n{text}");
+    }
+    let text = text::render(&of(8), Paint::plain());
+    assert!(!text.contains("if the target"), "{text}");
+}

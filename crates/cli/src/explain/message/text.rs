@@ -1,6 +1,6 @@
 //! The explanation of a message as text.
 
-use super::{Explanation, Memory};
+use super::{Case, Explanation, IfAbsent, Memory};
 use crate::show::{Paint, table};
 use crate::{number, size};
 
@@ -18,6 +18,8 @@ pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
         if let Some(estimate) = case.estimate_us {
             text += &format!("    estimate  {}\n", number::duration(estimate * 1000.0));
         }
+        text += &format!("    brings in {}\n", case.brings_in);
+        text += &if_absent(case);
     }
     if explanation.switched_off {
         text += "\n  MEMFERRY_CMA=off is set: access to each other is not permitted.\n";
@@ -63,6 +65,19 @@ pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
         .collect();
     push(&mut text, &table::align(&lines, true));
     text
+}
+
+/// What changes when the target is not in memory; nothing where nothing does.
+fn if_absent(case: &Case) -> String {
+    let IfAbsent { path, reason, brings_in } = &case.if_absent;
+    let mut text = String::new();
+    if *path != case.path {
+        text += &format!("      path      {path}\n      because   {reason}\n");
+    }
+    if *brings_in != case.brings_in {
+        text += &format!("      brings in {brings_in}\n");
+    }
+    if text.is_empty() { text } else { format!("    if the target is not in memory\n{text}") }
 }
 
 fn push(text: &mut String, lines: &[String]) {
