@@ -17,6 +17,7 @@ pub mod packet_socket;
 pub mod pages;
 pub mod peer_process;
 pub mod readiness;
+pub mod registered_buffers;
 pub mod residency;
 pub mod shared_memory;
 pub mod sync;

@@ -12,6 +12,7 @@ mod per_process;
 mod pinned;
 mod populate;
 mod range;
+mod registered;
 mod schedule;
 mod tally;
 
@@ -22,6 +23,7 @@ pub use per_process::PerProcess;
 pub use pinned::Pinned;
 pub use populate::Populate;
 pub use range::PageRange;
+pub use registered::Registered;
 pub use schedule::{ChunkSchedule, Chunks};
 
 /// What a pinned range will be used for. Writing includes reading.
