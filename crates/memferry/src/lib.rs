@@ -48,7 +48,12 @@ pub mod engine {
     pub use memferry_engine::*;
 }
 
-/// Messages between processes: endpoints, links, jobs, shareable memory.
+/// Memory made ready for engines and peers: pinning, the pin-down cache, handles and their lookup.
+pub mod memory {
+    pub use memferry_memory::*;
+}
+
+/// Messages between processes: windows, endpoints, links, jobs, shareable memory.
 pub mod message {
     pub use memferry_message::*;
 }

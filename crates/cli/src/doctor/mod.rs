@@ -3,6 +3,7 @@
 //! `--measure` asks for it.
 
 mod copies;
+mod memory;
 mod messages;
 pub(crate) mod partner;
 
@@ -57,14 +58,19 @@ struct Diagnosis {
     checks: Vec<Check>,
     /// What messages need.
     messages: Vec<Check>,
+    /// What pinning and windows need.
+    memory: Vec<Check>,
 }
 
 impl Diagnosis {
+    fn all(&self) -> impl Iterator<Item = &Check> {
+        self.checks.iter().chain(&self.messages).chain(&self.memory)
+    }
+
     /// What every program needs and is not there: a script can go by the exit status.
     fn broken(&self) -> Vec<&'static str> {
         const NEEDED: [&str; 3] = [copies::PROFILE, copies::A_COPY, messages::A_MESSAGE];
-        let all = self.checks.iter().chain(&self.messages);
-        all.filter(|check| NEEDED.contains(&check.name) && check.status == Status::Missing)
+        self.all().filter(|check| NEEDED.contains(&check.name) && check.status == Status::Missing)
             .map(|check| check.name)
             .collect()
     }
@@ -78,7 +84,7 @@ pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
     }
     let machine = Machine::look();
     let (checks, messages) = (copies::checks(&machine), messages::checks());
-    let diagnosis = Diagnosis { machine, checks, messages };
+    let diagnosis = Diagnosis { machine, checks, messages, memory: memory::checks() };
     if json {
         show::print_json(&diagnosis)?;
     } else {
@@ -92,13 +98,16 @@ pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
 fn render(diagnosis: &Diagnosis, paint: Paint) -> String {
     let facts = diagnosis.machine.facts();
     let names = facts.iter().map(|(name, _)| *name);
-    let all = diagnosis.checks.iter().chain(&diagnosis.messages);
-    let width = names.chain(all.map(|check| check.name)).map(str::len).max().unwrap_or(0);
+    let width = names.chain(diagnosis.all().map(|check| check.name)).map(str::len).max().unwrap_or(0);
     let mut text = format!("{}\n", paint.bold("this machine"));
     for (name, fact) in &facts {
         text.push_str(&format!("    {}  {fact}\n", paint.dim(&format!("{name:<width$}"))));
     }
-    for (title, checks) in [("copies", &diagnosis.checks), ("messages", &diagnosis.messages)] {
+    for (title, checks) in [
+        ("copies", &diagnosis.checks),
+        ("messages", &diagnosis.messages),
+        ("memory", &diagnosis.memory),
+    ] {
         text.push_str(&format!("\n{}\n", paint.bold(title)));
         checks.iter().for_each(|check| text.push_str(&line(check, width, paint)));
     }
@@ -124,7 +133,7 @@ mod tests {
     use crate::sample;
 
     fn diagnosis(checks: Vec<Check>, messages: Vec<Check>) -> Diagnosis {
-        Diagnosis { machine: sample::empty("x").machine, checks, messages }
+        Diagnosis { machine: sample::empty("x").machine, checks, messages, memory: vec![] }
     }
 
     #[test]
