@@ -3,7 +3,8 @@
 //! Only the kind of a miss depends on it. It is bounded: the lines that left first are forgotten
 //! first, and a miss of such a line counts as a first use again.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 
 use super::line::LineName;
 use crate::handle::ProcessHandle;
@@ -13,7 +14,7 @@ const MOST_REMEMBERED: usize = 1 << 16;
 
 #[derive(Debug, Default)]
 pub(crate) struct Departed {
-    records: HashMap<LineName, Record>,
+    records: BTreeMap<LineName, Record>,
     /// In the order in which they left, with their numbers. A line that came back and left again
     /// has another number by then.
     order: VecDeque<(LineName, u64)>,
@@ -48,9 +49,21 @@ impl Departed {
         self.records.get(&name).map(|record| record.last_use)
     }
 
-    pub(crate) fn drop_process(&mut self, process: ProcessHandle) {
-        self.records.retain(|name, _| name.process != process);
-        self.order.retain(|(name, _)| name.process != process);
+    /// Forgets the lines of a range, and tells of each when it was last used.
+    pub(crate) fn drop_range(
+        &mut self,
+        process: ProcessHandle,
+        range: Range<u64>,
+    ) -> Vec<(LineName, u64)> {
+        if range.is_empty() {
+            return Vec::new();
+        }
+        let name = |address| LineName { process, address };
+        let names = name(range.start)..name(range.end);
+        let records = self.records.range(names);
+        let gone: Vec<_> = records.map(|(&name, record)| (name, record.last_use)).collect();
+        gone.iter().for_each(|&(name, _)| self.drop_line(name));
+        gone
     }
 
     pub(crate) fn drop_line(&mut self, name: LineName) {
@@ -94,6 +107,8 @@ mod tests {
         departed.remember(name(0), 5);
         departed.remember(name(1), 6);
         assert_eq!(departed.order.len(), MOST_REMEMBERED);
+        assert_eq!(departed.drop_range(name(0).process, 1..2), [(name(1), 6)]);
+        departed.remember(name(1), 6);
         let last_uses = [7, 0, 1].map(|line| departed.last_use(name(line)));
         assert_eq!(last_uses, [None, Some(5), Some(6)]);
     }

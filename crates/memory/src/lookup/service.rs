@@ -269,7 +269,6 @@ impl<S: Source> Service<S> {
                 tables
             }
         };
-        tables.table.forget_departed(process);
         tables.table.processes.end_removal(process);
         self.shared.tell();
     }

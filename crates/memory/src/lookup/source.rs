@@ -1,6 +1,7 @@
 //! Where translations come from.
 
 use std::io;
+use std::sync::Arc;
 
 use thiserror::Error;
 
@@ -20,6 +21,17 @@ pub trait Source: Send + Sync + 'static {
 
     /// Takes back what [`Source::attach`] made. Nobody uses the line any more.
     fn detach(&self, line: LineName, entries: &[u64]);
+}
+
+/// A source that others keep hold of.
+impl<S: Source + ?Sized> Source for Arc<S> {
+    fn attach(&self, line: LineName, entries: &mut [u64]) -> Result<(), Refused> {
+        (**self).attach(line, entries)
+    }
+
+    fn detach(&self, line: LineName, entries: &[u64]) {
+        (**self).detach(line, entries);
+    }
 }
 
 /// The source does not attach a line.

@@ -196,8 +196,11 @@ impl Table {
         batch
     }
 
-    /// Tells all lines of a range to leave.
+    /// Tells all lines of a range to leave, and forgets those that have left.
     pub(crate) fn leave(&mut self, cache: &Cache, process: ProcessHandle, range: Range<u64>) {
+        for (name, last_use) in self.departed.drop_range(process, range.clone()) {
+            self.recency.iter_mut().for_each(|recency| recency.remove(name, last_use));
+        }
         let Some(lines) = self.processes.lines_mut(process) else { return };
         for (&address, line) in lines.range_mut(range) {
             // What a sweep is detaching goes anyway; the mark makes the caller wait for it.
@@ -251,11 +254,6 @@ impl Table {
         }
         self.count = 0;
         batch
-    }
-
-    /// Forgets what is remembered of the lines of a process.
-    pub(crate) fn forget_departed(&mut self, process: ProcessHandle) {
-        self.departed.drop_process(process);
     }
 
     pub(crate) fn memory_bytes(&self, line_entries: usize) -> usize {

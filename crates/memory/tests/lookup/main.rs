@@ -2,5 +2,9 @@
 #![cfg(not(loom))]
 
 mod behaviour;
+mod classes;
+mod crowd;
+mod model;
 mod speed;
 mod support;
+mod traces;
