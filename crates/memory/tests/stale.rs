@@ -51,6 +51,15 @@ fn on_threads(work: impl Fn(u64) + Sync) {
     });
 }
 
+/// Says that the test is over when it goes, also by a failure: the other threads wait for it.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn without_forget_the_old_pages_are_seen() {
     let Some((cache, ring)) = cache(Watching::Explicit) else { return };
@@ -186,15 +195,13 @@ fn memory_that_others_copy_while_it_is_discarded_is_right_afterwards() {
             });
         }
         let file = memory_file();
-        let right = (1..=300).all(|seed| {
+        let _over = Over(&over);
+        for seed in 1..=300 {
             place.fill(seed);
-            place.copied_out(&cache, &ring, &file) == pattern(seed, length()) && {
-                place.discard();
-                place.copied_out(&cache, &ring, &file) == pattern(0, length())
-            }
-        });
-        over.store(true, Ordering::Relaxed);
-        assert!(right);
+            assert_eq!(place.copied_out(&cache, &ring, &file), pattern(seed, length()));
+            place.discard();
+            assert_eq!(place.copied_out(&cache, &ring, &file), pattern(0, length()));
+        }
     });
     place.unmap();
 }
@@ -220,6 +227,7 @@ fn parent_and_forked_child_each_copy_their_own_pages() {
                 }
             });
         }
+        let _over = Over(&over);
         let (place, file) = (Place::map(length()), memory_file());
         for round in 1..=40 {
             place.fill(round);
@@ -241,7 +249,6 @@ fn parent_and_forked_child_each_copy_their_own_pages() {
             assert!(place.holds(round + 4000));
             child.join();
         }
-        over.store(true, Ordering::Relaxed);
         place.unmap();
     });
 }

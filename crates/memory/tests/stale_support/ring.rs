@@ -113,6 +113,11 @@ impl Ring {
             self.free.push(slot);
             match error.raw_os_error() {
                 Some(libc::EFAULT) => PinError::BadMemory { range },
+                Some(libc::ENOMEM) => PinError::MemlockLimit {
+                    limit_bytes: memferry_sys::residency::lock_limit_bytes().unwrap_or(u64::MAX),
+                    locked_bytes: memferry_sys::residency::locked_bytes(),
+                    asked_bytes: range.bytes() as u64,
+                },
                 code => PinError::Refused { what: "registering", code: code.unwrap_or(0) },
             }
         })?;
