@@ -40,6 +40,8 @@ pub(crate) struct Line {
     pub(crate) slot: Option<usize>,
     /// The tick at which it was last used, or left the cache. 0 before the first use.
     last_use: u64,
+    /// The cache had no room for it when it was last brought there.
+    unplaced: bool,
     /// It is being forgotten: no new users, and it goes when the last one is gone.
     pub(crate) leaving: bool,
 }
@@ -87,6 +89,7 @@ impl Table {
             uses: 0,
             slot: None,
             last_use: 0,
+            unplaced: false,
             leaving: false,
         };
         assert!(lines.insert(name.address, line).is_none(), "{name:?} is there already");
@@ -139,6 +142,7 @@ impl Table {
         let before = line.last_use;
         line.last_use = cache.tick();
         line.slot = filled.map(|filled| filled.slot);
+        line.unplaced = filled.is_none();
         self.idle.remove(&(before, name));
         self.recency.iter_mut().for_each(|recency| recency.remove(name, before));
         if filled.is_none() {
@@ -148,6 +152,16 @@ impl Table {
             self.lie_idle(cache, victim, last_use);
         }
         filled
+    }
+
+    /// Begins a use of a line that the cache had no room for; the next use tries the cache again.
+    pub(crate) fn use_unplaced(&mut self, name: LineName) -> Option<Arc<[u64]>> {
+        let is_usable =
+            |line: &&mut Line| line.unplaced && line.stage == Stage::Attached && !line.leaving;
+        let line = self.line_mut(name).filter(is_usable)?;
+        line.unplaced = false;
+        line.uses += 1;
+        Some(line.entries.clone())
     }
 
     /// A line is not in the cache any more, or did not get there.

@@ -242,9 +242,11 @@ impl<R: Read> Iterator for Accesses<R> {
     }
 }
 
-/// Runs a trace through a cache of some shape, with a source that does nothing.
+/// Runs a trace through a cache of some shape, with a source that does nothing. The tables behind
+/// the cache keep at least 128 MiB of entries, as much as any trace of a working set needs.
 pub fn replay(reader: impl Read, geometry: Geometry) -> Result<Counters, TraceError> {
-    let settings = Settings { high_water_lines: usize::MAX, ..Settings::dynamic(geometry) };
+    let high_water_lines = ((1 << 24) / geometry.line_entries()).max(4 * geometry.lines());
+    let settings = Settings { high_water_lines, ..Settings::dynamic(geometry) };
     let lookup = Lookup::new(settings, Nothing)?;
     let mut processes = HashMap::new();
     // Pages of another size in the trace are pages of this size here: only their numbers count.

@@ -91,6 +91,12 @@ impl<S: Source> Service<S> {
         route: Route,
     ) -> Result<Translation<'_>, LookupError> {
         let mut tables = self.shared.lock();
+        if let Some(entries) = tables.table.use_unplaced(place.name) {
+            // It came once before, and its line is there but for a place in the cache.
+            tables.counters.retries += 1;
+            drop(tables);
+            return Translation::of_table(&self.shared, entries, place).checked();
+        }
         if let Some(translation) = self.look_again(&mut tables, place, route)? {
             drop(tables);
             return translation.checked();

@@ -195,6 +195,28 @@ fn a_request_that_may_not_wait_comes_again_until_it_hits() {
 }
 
 #[test]
+fn a_request_that_comes_again_is_served_though_all_ways_are_in_use() {
+    let (lookup, source) = lookup(Settings { policy: Policy::Retry, ..settings(2, 1, 2) });
+    let process = lookup.add_process().unwrap();
+    let mut held = Vec::new();
+    for number in 0..5 {
+        held.push(loop {
+            match lookup.translate(page(process, number), SEND) {
+                Err(LookupError::Missed) => std::thread::yield_now(),
+                other => break other.unwrap(),
+            }
+        });
+    }
+    for (number, translation) in held.iter().enumerate() {
+        assert_eq!(translation.entry(), truth(process, number as u64 * page_bytes()));
+    }
+    assert_eq!(lookup.counters().misses.send.total(), 5);
+    drop(held);
+    lookup.forget(process, 0, 5 * page_bytes());
+    assert_eq!(source.attached(), 0);
+}
+
+#[test]
 fn a_refusal_waits_for_the_request_that_comes_again() {
     let (lookup, source) = lookup(Settings { policy: Policy::Retry, ..settings(64, 8, 2) });
     let process = lookup.add_process().unwrap();
