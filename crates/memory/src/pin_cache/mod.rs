@@ -55,9 +55,10 @@
 //!
 //! # What watching costs
 //!
-//! Unmapping watched memory waits for the reader, some 15 microseconds. A watched part of a mapping
-//! is a mapping of its own for the kernel, up to two more for each region, and a huge page across its
-//! edge is split. Regions that are dropped are watched no more, and their mappings grow together
+//! A request that finds its memory makes one system call that does nothing. Unmapping watched memory
+//! waits until the reader ran: some ten microseconds, and milliseconds where all processors are busy.
+//! A watched part of a mapping is a mapping of its own for the kernel, up to two more for each region,
+//! and a huge page across its edge is split. Regions that are dropped are watched no more, and their mappings grow together
 //! again; unmapping ends watching by itself.
 //!
 //! # Forked children
