@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, RwLock};
+use std::thread::ScopedJoinHandle;
 
 use memferry_memory::handle::ProcessHandle;
 use memferry_memory::lookup::{
@@ -115,7 +116,7 @@ fn crowd(settings: Settings) {
             })
             .collect();
         let taker = scope.spawn(move || take_memory(lookup, source, processes, over));
-        let found: Vec<_> = users.into_iter().map(|user| user.join()).collect();
+        let found: Vec<_> = users.into_iter().map(ScopedJoinHandle::join).collect();
         over.store(true, Ordering::Relaxed);
         taker.join().unwrap();
         found.into_iter().map(Result::unwrap).sum::<u64>()
@@ -295,7 +296,7 @@ fn a_full_queue_makes_callers_wait_and_loses_none_of_them() {
             for number in 0..12 {
                 let lookup = &lookup;
                 scope.spawn(move || {
-                    drop(lookup.translate(page(process, number), Route::Send).unwrap())
+                    drop(lookup.translate(page(process, number), Route::Send).unwrap());
                 });
             }
             while lookup.counters().misses.send.total() < 12 {
