@@ -8,7 +8,7 @@ use memferry_engine::conformance::Subject;
 use memferry_engine::conformance_tests;
 use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
 use memferry_engine::fault::{FaultEngine, Script};
-use memferry_engine::polled::PolledEngine;
+use memferry_engine::polled::{PinLedger, PolledEngine};
 
 /// Without a measurement: the tests are not about speed.
 fn cpu() -> Arc<CpuEngine> {
@@ -23,6 +23,11 @@ fn polled() -> Arc<PolledEngine> {
     Arc::new(PolledEngine::new())
 }
 
+/// The same, with a ledger of what is pinned for it.
+fn pinned() -> Arc<PolledEngine> {
+    Arc::new(PolledEngine::pinned_by(Arc::new(PinLedger::new())))
+}
+
 conformance_tests!(cpu_engine, Subject::new(cpu));
 conformance_tests!(cpu_engine_with_a_tiny_ring_that_never_spins, Subject::new(cpu).options(tiny()));
 conformance_tests!(polled_engine, Subject::new(polled));
@@ -33,4 +38,9 @@ conformance_tests!(
 conformance_tests!(
     fault_engine_around_polled,
     Subject::new(|| Arc::new(FaultEngine::new(polled(), Script::default())))
+);
+conformance_tests!(polled_engine_with_pinned_memory, Subject::new(pinned));
+conformance_tests!(
+    fault_engine_around_polled_with_pinned_memory,
+    Subject::new(|| Arc::new(FaultEngine::new(pinned(), Script::default())))
 );

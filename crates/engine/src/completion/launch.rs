@@ -14,11 +14,19 @@ use crate::contract::{Channel, Descriptor, ExecutionError, Scope};
 /// Descriptors that go to one place.
 #[derive(Debug)]
 pub struct Order {
-    /// Where they go; without a channel, the launching thread carries them out.
-    channel: Option<Arc<dyn Channel>>,
+    place: Place,
     descriptors: Batch,
-    /// Whether the channel moves on by itself; if not, a full one is polled for room.
-    self_driving: bool,
+}
+
+/// Where descriptors go.
+#[derive(Debug)]
+enum Place {
+    /// To a channel. `self_driving`: it moves on by itself; if not, a full one is polled for room.
+    Channel { channel: Arc<dyn Channel>, self_driving: bool },
+    /// Nowhere: the launching thread carries them out.
+    Here,
+    /// Nowhere: they failed before they were begun.
+    Failed(ExecutionError),
 }
 
 /// Most orders are a single descriptor, for which no list is allocated.
@@ -174,8 +182,8 @@ impl Launch {
 impl Order {
     /// One descriptor for a channel. `self_driving`: the channel moves on without being polled.
     pub fn one(channel: Arc<dyn Channel>, self_driving: bool, descriptor: Descriptor) -> Self {
-        let channel = Some(channel);
-        Self { channel, self_driving, descriptors: Batch::One([Some(descriptor)]) }
+        let place = Place::Channel { channel, self_driving };
+        Self { place, descriptors: Batch::One([Some(descriptor)]) }
     }
 
     /// Several descriptors for a channel, in order.
@@ -185,13 +193,18 @@ impl Order {
         descriptors: impl IntoIterator<Item = Descriptor>,
     ) -> Self {
         let descriptors = Batch::Many(descriptors.into_iter().map(Some).collect());
-        Self { channel: Some(channel), self_driving, descriptors }
+        Self { place: Place::Channel { channel, self_driving }, descriptors }
     }
 
     /// A descriptor for whichever thread launches it.
     pub fn here(descriptor: Descriptor) -> Self {
-        let descriptors = Batch::One([Some(descriptor)]);
-        Self { channel: None, self_driving: true, descriptors }
+        Self { place: Place::Here, descriptors: Batch::One([Some(descriptor)]) }
+    }
+
+    /// A descriptor that failed before it was begun. It is reported when its turn has come, and
+    /// finished by the launching thread if the error is one from which that recovers.
+    pub fn failed(descriptor: Descriptor, error: ExecutionError) -> Self {
+        Self { place: Place::Failed(error), descriptors: Batch::One([Some(descriptor)]) }
     }
 
     /// Submits everything; what is not taken is run here, except invitations. Returns whether
@@ -204,7 +217,9 @@ impl Order {
                 continue;
             }
             reached = true;
-            if descriptor.is_host_only() {
+            if let Place::Failed(error) = &self.place {
+                descriptor.finish(Err(error.clone()));
+            } else if descriptor.is_host_only() {
                 descriptor.run();
             } else {
                 let reason = "the channel is full or closed, and no processor reaches this memory";
@@ -218,14 +233,14 @@ impl Order {
     /// there is a thread here that can work. One that must be polled is polled for room.
     fn submit(&mut self) -> usize {
         const IDLE_POLLS: u32 = 1000;
-        let Some(channel) = &self.channel else {
+        let Place::Channel { channel, self_driving } = &self.place else {
             return 0;
         };
         let batch = self.descriptors.as_mut_slice();
         let (mut handed, mut idle) = (0, 0);
         while let Ok(taken) = channel.submit(&mut batch[handed..]) {
             handed += taken.count;
-            if handed == batch.len() || self.self_driving || idle == IDLE_POLLS {
+            if handed == batch.len() || *self_driving || idle == IDLE_POLLS {
                 break;
             }
             idle = if taken.count > 0 || channel.poll() { 0 } else { idle + 1 };

@@ -4,11 +4,12 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::pinning::Pinning;
 use super::{LIMIT, Subject, Verdict};
 use crate::completion::{Completion, Finish, Launch, Order, Work};
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, Descriptor, Engine, ExecutionError, Kernel, Operation,
-    Taken,
+    Capabilities, Channel, ChannelOptions, Descriptor, Engine, ExecutionError, Kernel, OpenError,
+    Operation, Registration, Taken,
 };
 
 /// An engine with open channels.
@@ -96,10 +97,27 @@ impl Bench {
             "every engine copies, but {} does not",
             engine.name()
         );
-        let first = engine.open_channel(options).expect("a first channel");
-        let more = (1..count).map_while(|_| engine.open_channel(options).ok());
-        let channels = std::iter::once(first).chain(more).collect();
-        Self { engine, channels }
+        let mut bench = Self { engine, channels: Vec::new() };
+        bench.channels.push(bench.open_channel(options).expect("a first channel"));
+        for _ in 1..count {
+            bench.channels.extend(bench.open_channel(options));
+        }
+        bench
+    }
+
+    /// One more channel of the engine; if the engine needs pinned memory, one that pins it.
+    pub(super) fn open_channel(
+        &self,
+        options: &ChannelOptions,
+    ) -> Result<Arc<dyn Channel>, OpenError> {
+        let channel = self.engine.open_channel(options)?;
+        Ok(match self.capabilities().registration {
+            Registration::ByMemoryLayer => {
+                let pinner = self.engine.pinner().expect("an engine with pinned memory pins it");
+                Arc::new(Pinning::new(channel, pinner))
+            }
+            Registration::NotNeeded | Registration::ByEngine => channel,
+        })
     }
 
     pub(super) fn channel(&self) -> &Arc<dyn Channel> {

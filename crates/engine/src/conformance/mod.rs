@@ -12,9 +12,9 @@
 //! ```
 //!
 //! which makes one test of every case, so that a failure names what is wrong. The cases go by the
-//! engine's [`Capabilities`](crate::Capabilities): they cut what is too long for it, poll it if it
-//! does not move on by itself, and skip, saying so, what it does not claim to do. All engines are
-//! expected to copy. Descriptors of length 0 are legal and end well at once.
+//! engine's [`Capabilities`](crate::Capabilities): they cut what is too long for it, pin its memory
+//! if it needs that, poll it if it does not move on by itself, and skip, saying so, what it does not
+//! claim to do. All engines are expected to copy. Descriptors of length 0 are legal and end well at once.
 //!
 //! No case waits longer than [`LIMIT`] for anything, and none asserts how long something takes.
 
@@ -25,6 +25,7 @@ mod close;
 mod field;
 mod numbers;
 mod order;
+mod pinning;
 mod signals;
 mod sizes;
 
@@ -64,7 +65,7 @@ impl Subject {
         self
     }
 
-    /// Takes the memory for copies from here, for engines that need it registered.
+    /// Takes the memory for copies from here, for engines that do not reach all of it.
     pub fn memory(
         mut self,
         allocate: impl Fn(usize) -> Box<dyn Memory> + Send + Sync + 'static,
@@ -191,6 +192,10 @@ suite! { $;
         a_park_returns_when_its_number_comes,
         a_marker_ends_after_everything_before_it,
         memory_out_of_reach_fails_cleanly_and_is_remembered;
+    pinning:
+        an_engine_with_pinned_memory_is_complete,
+        memory_that_is_not_pinned_is_not_touched_by_the_engine,
+        memory_pinned_for_another_place_is_not_touched_by_the_engine;
     order:
         a_chain_is_carried_out_link_by_link,
         a_transfer_after_several_waits_for_all_of_them,

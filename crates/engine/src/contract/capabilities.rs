@@ -59,7 +59,9 @@ impl MemoryKinds {
 pub enum Registration {
     /// Any mapped memory will do.
     NotNeeded,
-    /// Pages must be pinned and made known to the engine by the memory layer first.
+    /// Pages must be pinned and made known to the engine by the memory layer first, with the
+    /// engine's [`pinner`](super::Engine::pinner). Descriptors say where they are pinned; an
+    /// invitation to claim chunks cannot, so such an engine does not claim any.
     ByMemoryLayer,
     /// The engine takes any memory and registers it itself, faster if it is registered already.
     ByEngine,

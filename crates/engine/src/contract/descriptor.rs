@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use memferry_sys::copy::stream::Streaming;
 
-use super::{ExecutionError, MemoryKind};
+use super::{ExecutionError, MemoryKind, Pins};
 use crate::completion::Completion;
 use crate::execute;
 
@@ -82,6 +82,8 @@ pub struct Descriptor {
     length: u64,
     offset: u64,
     completion: Option<Arc<Completion>>,
+    /// Dropped after everything else is over: the memory stays pinned for as long as this exists.
+    pins: Option<Arc<Pins>>,
 }
 
 /// A slot of a ring holds a descriptor and its sequence number in one cache line.
@@ -109,6 +111,7 @@ impl Descriptor {
             length,
             offset: 0,
             completion: None,
+            pins: None,
         }
     }
 
@@ -130,6 +133,7 @@ impl Descriptor {
             length: work.length,
             offset: 0,
             completion: Some(completion),
+            pins: None,
         }
     }
 
@@ -160,6 +164,12 @@ impl Descriptor {
         self
     }
 
+    /// Says what its memory is pinned by, and keeps it pinned until the descriptor is gone.
+    pub fn pinned_by(mut self, pins: Arc<Pins>) -> Self {
+        self.pins = Some(pins);
+        self
+    }
+
     /// Reports to a completion that has no other descriptor.
     pub fn completes(mut self, completion: Arc<Completion>) -> Self {
         self.quiet = completion.is_quiet();
@@ -183,7 +193,8 @@ impl Descriptor {
     /// # Safety
     /// The copy must be finished before the original is.
     pub unsafe fn unreported_copy(&self, length: u64) -> Self {
-        Self { completion: None, scope: Scope::Whole, length, ..*self }
+        let pins = self.pins.clone();
+        Self { completion: None, pins, scope: Scope::Whole, length, ..*self }
     }
 
     /// What to do.
@@ -215,6 +226,11 @@ impl Descriptor {
     /// Where source and target are.
     pub fn memory_kinds(&self) -> (MemoryKind, MemoryKind) {
         (self.source_memory, self.target_memory)
+    }
+
+    /// What its memory is pinned by, if it is.
+    pub fn pins(&self) -> Option<&Pins> {
+        self.pins.as_deref()
     }
 
     /// The value that a fill writes.

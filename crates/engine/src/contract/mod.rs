@@ -8,6 +8,11 @@ mod capabilities;
 mod cost;
 mod descriptor;
 mod error;
+#[cfg(not(loom))]
+mod pins;
+#[cfg(loom)]
+#[path = "pins_loom.rs"]
+mod pins;
 mod shared;
 
 use std::fmt::Debug;
@@ -18,6 +23,9 @@ pub use capabilities::{Capabilities, MemoryKind, MemoryKinds, Operations, Regist
 pub use cost::{CostLine, Direction};
 pub use descriptor::{Descriptor, Kernel, Operation, Scope};
 pub use error::{ExecutionError, OpenError, SubmitError};
+#[cfg(not(loom))]
+pub use pins::PinnedAt;
+pub use pins::{Pinner, Pins};
 pub use shared::{FailureLog, enter_engine_thread, is_engine_thread, park_by_polling};
 
 /// The number of a descriptor in its channel. The first is 1; 0 stands for "none yet".
@@ -33,6 +41,14 @@ pub trait Engine: Send + Sync + Debug {
 
     /// What a transfer of a direction costs: start-up plus time per byte, as measured.
     fn cost(&self, direction: Direction) -> CostLine;
+
+    /// What pins memory for it: for engines with
+    /// [`Registration::ByMemoryLayer`], which must name one, and for no others. Such an engine is
+    /// given descriptors that say where their memory is pinned
+    /// ([`Descriptor::pinned_source`], [`Descriptor::pinned_target`]), and fails those that do not.
+    fn pinner(&self) -> Option<Arc<dyn Pinner>> {
+        None
+    }
 
     /// Opens an in-order queue. Dropping the last handle of a channel finishes or fails what it
     /// still holds before the drop returns.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use memferry_sys::sync::lock;
 
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, OpenError,
+    Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, OpenError, Pinner,
 };
 
 /// Descriptors a channel holds unless told otherwise: the inner one may drain sooner than this one
@@ -136,6 +136,10 @@ impl Engine for FaultEngine {
 
     fn cost(&self, direction: Direction) -> CostLine {
         self.inner.cost(direction)
+    }
+
+    fn pinner(&self) -> Option<Arc<dyn Pinner>> {
+        self.inner.pinner()
     }
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {

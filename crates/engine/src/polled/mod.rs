@@ -1,7 +1,10 @@
 //! A tiny engine that is everything the processor engine is not: no thread, no chunks to claim, a
 //! short ring, descriptors that may not cross a page, two operations only, and it moves on only
 //! when it is polled. It keeps the contract honest for device engines, and shows how small an
-//! engine can be.
+//! engine can be. With a [`PinLedger`] it is also an engine that touches no memory but what is
+//! pinned for it, and looks closely.
+
+mod ledger;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -9,11 +12,14 @@ use std::time::Duration;
 
 use memferry_sys::sync::lock;
 
+pub use ledger::{LedgerCounts, PinLedger};
+
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Direction,
-    Engine, ExecutionError, FailureLog, MemoryKind, MemoryKinds, OpenError, Operation, Operations,
-    Registration, Sequence, SubmitError, Taken, park_by_polling,
+    Engine, ExecutionError, FailureLog, Kernel, MemoryKind, MemoryKinds, OpenError, Operation,
+    Operations, Pinner, Registration, Sequence, SubmitError, Taken, park_by_polling,
 };
+use crate::execute;
 
 const PAGE: usize = 4096;
 const DEFAULT_CAPACITY: usize = 16;
@@ -22,6 +28,7 @@ const DEFAULT_CAPACITY: usize = 16;
 #[derive(Debug)]
 pub struct PolledEngine {
     capabilities: Capabilities,
+    ledger: Option<Arc<PinLedger>>,
 }
 
 impl PolledEngine {
@@ -39,7 +46,21 @@ impl PolledEngine {
                 never_fails: false,
                 self_driving: false,
             },
+            ledger: None,
         }
+    }
+
+    /// The engine as one that needs its memory pinned, by this ledger. Before and after it moves
+    /// the bytes of a descriptor it looks whether all of them are in the ledger under the tokens
+    /// that the descriptor carries. It compares, too, so that pins for reading alone are seen.
+    pub fn pinned_by(ledger: Arc<PinLedger>) -> Self {
+        let plain = Self::new().capabilities;
+        let capabilities = Capabilities {
+            operations: Operations::of(&[Operation::Copy, Operation::Fill, Operation::Compare]),
+            registration: Registration::ByMemoryLayer,
+            ..plain
+        };
+        Self { capabilities, ledger: Some(ledger) }
     }
 }
 
@@ -51,7 +72,7 @@ impl Default for PolledEngine {
 
 impl Engine for PolledEngine {
     fn name(&self) -> &'static str {
-        "polled"
+        if self.ledger.is_some() { "polled-pinned" } else { "polled" }
     }
 
     fn capabilities(&self) -> &Capabilities {
@@ -62,9 +83,14 @@ impl Engine for PolledEngine {
         CostLine::from_bandwidth(100.0, 5.0)
     }
 
+    fn pinner(&self) -> Option<Arc<dyn Pinner>> {
+        self.ledger.clone().map(|ledger| ledger as Arc<dyn Pinner>)
+    }
+
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
         let capacity = options.capacity.unwrap_or(DEFAULT_CAPACITY).max(1);
-        Ok(Arc::new(PolledChannel { queue: Mutex::default(), capacity }))
+        let ledger = self.ledger.clone();
+        Ok(Arc::new(PolledChannel { queue: Mutex::default(), capacity, ledger }))
     }
 }
 
@@ -72,6 +98,7 @@ impl Engine for PolledEngine {
 struct PolledChannel {
     queue: Mutex<Queue>,
     capacity: usize,
+    ledger: Option<Arc<PinLedger>>,
 }
 
 #[derive(Debug, Default)]
@@ -91,12 +118,11 @@ impl PolledChannel {
             return false;
         };
         let bytes = descriptor.length();
-        let error = refusal(&descriptor);
         // Not under the lock: the end of a transfer may launch a follower into this very channel.
-        match &error {
-            None => _ = descriptor.run(),
-            Some(error) => descriptor.finish(Err(error.clone())),
-        }
+        let error = match &self.ledger {
+            None => run(descriptor),
+            Some(ledger) => run_pinned(descriptor, ledger),
+        };
         let mut queue = lock(&self.queue);
         queue.busy = false;
         queue.statistics.completed += 1;
@@ -124,17 +150,58 @@ impl PolledChannel {
     }
 }
 
-/// Why this engine cannot carry out a descriptor, if it cannot.
-fn refusal(descriptor: &Descriptor) -> Option<ExecutionError> {
-    let crosses = |address: u64| address % PAGE as u64 + descriptor.length() > PAGE as u64;
+/// Carries out a descriptor over any memory. Returns why not, if not.
+fn run(descriptor: Descriptor) -> Option<ExecutionError> {
     let reason = match descriptor.operation() {
-        Operation::Move | Operation::Compare => "this operation is not supported",
-        Operation::Copy if crosses(descriptor.source()) => "the source crosses a page",
-        _ if crosses(descriptor.target()) => "the target crosses a page",
-        _ if !descriptor.is_host_only() => "device memory is out of reach",
-        _ => return None,
+        Operation::Move | Operation::Compare => Some("this operation is not supported"),
+        _ => beyond_limits(&descriptor),
     };
-    Some(ExecutionError::Engine { done_bytes: 0, reason })
+    let Some(reason) = reason else {
+        descriptor.run();
+        return None;
+    };
+    let error = ExecutionError::Engine { done_bytes: 0, reason };
+    descriptor.finish(Err(error.clone()));
+    Some(error)
+}
+
+/// Carries out a descriptor as a device would: only if its memory is pinned, without touching a
+/// byte if it is not, and reporting the end itself. Returns why not, if not.
+fn run_pinned(descriptor: Descriptor, ledger: &PinLedger) -> Option<ExecutionError> {
+    let reason = match descriptor.operation() {
+        Operation::Move => Some("this operation is not supported"),
+        _ => beyond_limits(&descriptor).or_else(|| ledger.objection(&descriptor)),
+    };
+    let result = match reason {
+        Some(reason) => Err(ExecutionError::Engine { done_bytes: 0, reason }),
+        None => {
+            let (source, target) = (descriptor.source(), descriptor.target());
+            let (length, value) = (descriptor.length(), descriptor.fill_value());
+            // SAFETY: whoever made the descriptor vouched for its memory until it is finished, and
+            // it is the host's: `beyond_limits` looked.
+            let difference = unsafe {
+                execute::run(descriptor.operation(), Kernel::Cached, source, target, length, value)
+            };
+            ledger.count_if_gone(&descriptor);
+            Ok(difference)
+        }
+    };
+    let error = result.clone().err();
+    descriptor.finish(result);
+    error
+}
+
+/// What is wrong with the addresses of a descriptor, if anything is.
+fn beyond_limits(descriptor: &Descriptor) -> Option<&'static str> {
+    let crosses = |address: u64| address % PAGE as u64 + descriptor.length() > PAGE as u64;
+    match descriptor.operation() {
+        Operation::Copy | Operation::Compare if crosses(descriptor.source()) => {
+            Some("the source crosses a page")
+        }
+        _ if crosses(descriptor.target()) => Some("the target crosses a page"),
+        _ if !descriptor.is_host_only() => Some("device memory is out of reach"),
+        _ => None,
+    }
 }
 
 // SAFETY: one descriptor at a time is carried out and reported before its number is counted.
