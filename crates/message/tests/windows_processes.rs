@@ -115,6 +115,7 @@ fn other_processes_begin_here() {
         Some("owner") => owner(),
         Some("visitor") => visitor(),
         Some("guest") => guest(),
+        Some("crowded") => crowded(),
         _ => {}
     }
 }
@@ -246,6 +247,80 @@ fn memory_that_may_not_be_reached_is_named_and_shareable_memory_is_reached() {
             );
         }
         child.finish();
+    }
+}
+
+/// Has as many mappings as a process may have, and accesses a window nevertheless.
+fn crowded() {
+    let (endpoint, peer) = connect();
+    endpoint.send(peer, TAG, &[]).unwrap();
+    let page = memferry_sys::pages::page_bytes();
+    let mut mappings = 0;
+    loop {
+        // Neighbours of different protection do not grow together.
+        let protection = if mappings % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: fresh mappings that nobody uses.
+        let at = unsafe { libc::mmap(std::ptr::null_mut(), page, protection, flags, -1, 0) };
+        if at == libc::MAP_FAILED {
+            break;
+        }
+        mappings += 1;
+    }
+    let words = match attach_sent(&endpoint).and_then(|remote| {
+        let mut head = vec![0; 3000];
+        remote.get(100, &mut head)?;
+        remote.put(1 << 20, &head)
+    }) {
+        Ok(()) => format!("done with {mappings}"),
+        Err(error) => error.to_string(),
+    };
+    endpoint.send(peer, TAG, words.as_bytes()).unwrap();
+}
+
+#[test]
+fn a_process_that_can_map_nothing_more_takes_another_way() {
+    let _alone = alone();
+    let endpoint = Endpoint::open(&unique("owner")).unwrap();
+    let child = Child::spawn(&mut spawn("crowded", &endpoint, true));
+    let hello = endpoint.recv(Source::Any, TAG, TAG_ALL, &mut []).unwrap();
+    let window = Either::expose(&endpoint, true);
+    endpoint.send(hello.source, TAG, &window.handle().to_bytes()).unwrap();
+    let mut words = vec![0; 500];
+    let received = endpoint.recv(hello.source, TAG, TAG_ALL, &mut words).unwrap();
+    let words = String::from_utf8(words[..received.length as usize].to_vec()).unwrap();
+    assert!(words.starts_with("done with "), "{words}");
+    child.finish();
+}
+
+#[test]
+fn memory_that_its_owner_unmaps_is_an_error_and_not_a_crash() {
+    let _alone = alone();
+    let endpoint = Endpoint::open(&unique("unmapping")).unwrap();
+    let other = Endpoint::open(&unique("visiting")).unwrap();
+    let peer = std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| other.connect(endpoint.name()).unwrap());
+        until("the other side has connected", || endpoint.peers().len() == 1);
+        connecting.join().unwrap()
+    });
+    for round in 0..50u64 {
+        let pages = memferry_sys::Pages::new(BYTES).unwrap();
+        // SAFETY: what becomes of an access to memory that is gone is what this test is about; it
+        // goes by system calls, which report it.
+        let window =
+            unsafe { endpoint.expose_raw(pages.as_ptr(), BYTES, Rights::READ_WRITE) }.unwrap();
+        let remote = other.attach(peer, window.handle()).unwrap();
+        let data = vec![1; BYTES];
+        std::thread::scope(|scope| {
+            let putting = scope.spawn(|| (0..3).find_map(|_| remote.put(0, &data).err()));
+            std::thread::sleep(Duration::from_micros(round * 100));
+            drop(pages);
+            let error = putting.join().unwrap();
+            assert!(
+                matches!(error, None | Some(Error::BadMemory(memferry_message::Who::Theirs))),
+                "{error:?}"
+            );
+        });
     }
 }
 

@@ -50,8 +50,9 @@ impl SealedMemory {
     pub fn for_readers(name: &str, length: usize) -> io::Result<(Self, Mapping)> {
         let this = Self::unsealed(name, length)?;
         let mapping = this.map(Access::Write)?;
-        let seals = Self::SEALS | SealFlags::FUTURE_WRITE | SealFlags::SEAL;
-        rustix::fs::fcntl_add_seals(&this.descriptor, seals)?;
+        // Before Linux 5.1 readers are only trusted not to write.
+        let _ = rustix::fs::fcntl_add_seals(&this.descriptor, SealFlags::FUTURE_WRITE);
+        rustix::fs::fcntl_add_seals(&this.descriptor, Self::SEALS | SealFlags::SEAL)?;
         Ok((this, mapping))
     }
 

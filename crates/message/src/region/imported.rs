@@ -66,8 +66,14 @@ impl Imported {
         if regions.len() >= MOST_REGIONS && !regions.contains_key(&region) {
             return Ok(());
         }
-        let mapping = Arc::new(memory.map(access)?);
-        regions.insert(region, Import { address, access, mapping });
+        // A process that has as many mappings as it may have does without: other paths are slower,
+        // and work.
+        match memory.map(access) {
+            Ok(mapping) => {
+                regions.insert(region, Import { address, access, mapping: Arc::new(mapping) });
+            }
+            Err(error) => tracing::warn!("a region of a peer cannot be mapped: {error}"),
+        }
         Ok(())
     }
 

@@ -245,7 +245,7 @@ impl<B: Send + 'static> Window<B> {
     }
 
     /// Waits until a variable has a value that `is_it` accepts, at most so long; `None` if it has
-    /// not by then. Looks for a while, then sleeps.
+    /// not by then. Looks for a while, then sleeps. `is_it` must not call the endpoint or link.
     ///
     /// # Panics
     /// As [`Window::load`].

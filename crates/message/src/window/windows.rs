@@ -33,6 +33,9 @@ fn trace_name(mut file: std::ffi::OsString) -> std::ffi::OsString {
     file
 }
 
+/// The longest window for which a full table is made: 2 GiB of entries.
+const LONGEST_PREPARED: u64 = 1 << 40;
+
 /// Accesses to windows of peers.
 #[derive(Debug)]
 pub(crate) struct Windows {
@@ -110,7 +113,8 @@ impl Windows {
     /// Memory of a peer is reached otherwise than before, if it was reached at all.
     pub(crate) fn look_up_anew(&self, peer: &PeerMemory, address: u64, length: u64) {
         self.lookup.forget(peer.process, address, length);
-        if self.lookup.settings().kind == Kind::Full {
+        // A length that no memory has is the owner's nonsense, and is not prepared for.
+        if self.lookup.settings().kind == Kind::Full && length <= LONGEST_PREPARED {
             // A peer that has just gone is found out by the next access.
             let _ = self.lookup.prepare(peer.process, address, length);
         }
@@ -262,10 +266,12 @@ impl Windows {
         let mut worker = lock(&self.worker);
         worker.closes = true;
         let thread = worker.thread.take();
-        worker.lanes.clear();
+        let lanes = std::mem::take(&mut worker.lanes);
         drop(worker);
         self.work.notify_all();
-        for peer in self.lookup.source().all() {
+        // Accesses to peers that are gone may still wait for their end.
+        let lost = lanes.into_iter().map(|(_, peer)| peer);
+        for peer in self.lookup.source().all().into_iter().chain(lost) {
             peer.retire(Gone::Closed);
             for job in peer.lane.stop() {
                 self.end(port, &job, Err(Error::Closed));
