@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memferry_engine::contract::Direction;
 use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
 use memferry_engine::{Channel, ChannelOptions, Engine};
+use memferry_memory::pin_cache::Limits;
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, fork};
 
@@ -17,6 +18,7 @@ use crate::error::BuildError;
 use crate::ferry::Ferry;
 use crate::plan::{EngineFacts, Facts};
 use crate::policy::PolicyKind;
+use crate::registration::Registration;
 use crate::transfer::{Lane, Waiting};
 
 const MOST_CHANNELS: usize = 256;
@@ -52,6 +54,7 @@ pub struct Builder {
     stream_bytes: Option<usize>,
     chunk_bytes: Option<usize>,
     engines: Vec<EngineChoice>,
+    pin_limits: Limits,
 }
 
 impl Builder {
@@ -141,6 +144,13 @@ impl Builder {
     /// used; if any is, only those named are.
     pub fn engine(mut self, engine: Arc<dyn Engine>, channels: usize) -> Self {
         self.engines.push(EngineChoice { engine, channels });
+        self
+    }
+
+    /// How much memory is kept pinned for later, for each engine that needs pinned memory. What is
+    /// in flight beyond that is pinned for its one use.
+    pub fn pin_limits(mut self, limits: Limits) -> Self {
+        self.pin_limits = limits;
         self
     }
 
@@ -260,6 +270,7 @@ impl Builder {
             let (name, value) = ("capacity", capacity.to_string());
             return Err(BuildError::Setting { name, value, expected: "at most 1048576" });
         }
+        let registration = Registration::of(&*engine, self.pin_limits)?;
         let channels: Vec<_> = (0..channels)
             .map(|index| {
                 engine.open_channel(&ChannelOptions {
@@ -281,7 +292,8 @@ impl Builder {
             Arc::new(Lane { channel: channel.clone(), waiting: waiting.clone() })
         };
         let lanes = channels.iter().map(lane).collect();
-        Ok(OpenEngine { engine, lanes, channels })
+        let numbers_suffice = capabilities.never_fails && registration.is_none();
+        Ok(OpenEngine { engine, lanes, channels, registration, numbers_suffice })
     }
 }
 

@@ -9,8 +9,10 @@ use memferry_engine::{Channel, Descriptor, Engine, Taken};
 use crate::cookie::CookieTable;
 use crate::driver::Driver;
 use crate::error::ValidationError;
+use crate::parts::{self, Cut};
 use crate::plan::{self, Facts, Path, Plan, Question};
 use crate::policy::{Choice, Policy};
+use crate::registration::{PinnedPieces, Registration};
 use crate::request::{Extras, Request};
 use crate::transfer::{Lane, Transfer, Waiting};
 
@@ -35,6 +37,10 @@ pub(crate) struct OpenEngine {
     pub(crate) channels: Vec<Arc<dyn Channel>>,
     /// The same channels, for numbered transfers.
     pub(crate) lanes: Vec<Arc<Lane>>,
+    /// Its pinned memory, if it needs any.
+    pub(crate) registration: Option<Registration>,
+    /// The number of a small descriptor says all there is to say: none fails, and none has pins.
+    pub(crate) numbers_suffice: bool,
 }
 
 impl Inner {
@@ -88,21 +94,18 @@ impl Inner {
         }
         if plan.path == Path::Caller {
             // SAFETY: passed on.
-            unsafe { descriptor(request, plan) }.run();
+            unsafe { parts::whole(request, plan) }.run();
             return Some(Transfer::over(length));
         }
         let (index, open) = self.channel_for(plan.path, length)?;
-        if length > plan::WHOLE_BYTES
-            || !open.engine.capabilities().never_fails
-            || !request.is_host_only()
-        {
+        if length > plan::WHOLE_BYTES || !open.numbers_suffice || !request.is_host_only() {
             return None;
         }
         // Everything that takes a locked instruction comes before the submit: after it, such an
         // instruction would wait until the channel's cache line has come over.
         let lane = open.lanes[index].clone();
         // SAFETY: passed on.
-        let mut batch = [Some(unsafe { descriptor(request, plan) })];
+        let mut batch = [Some(unsafe { parts::whole(request, plan) })];
         if let Ok(Taken { first, count: 1 }) = lane.channel.submit(&mut batch) {
             return Some(Transfer::numbered(lane, first, length));
         }
@@ -150,10 +153,16 @@ impl Inner {
         match plan.path {
             Path::Caller | Path::Whole { .. } => {
                 // SAFETY: passed on.
-                let whole = unsafe { descriptor(&request, plan) }.completes(completion.clone());
+                let whole = unsafe { parts::whole(&request, plan) }.completes(completion.clone());
                 let order = match self.channel_for(plan.path, request.length) {
                     Some((index, open)) => {
-                        Order::one(open.channels[index].clone(), open.is_self_driving(), whole)
+                        let submit = |whole| {
+                            Order::one(open.channels[index].clone(), open.is_self_driving(), whole)
+                        };
+                        match &open.registration {
+                            Some(registration) => registration.whole(&request, whole, submit),
+                            None => submit(whole),
+                        }
                     }
                     None => Order::here(whole),
                 };
@@ -170,15 +179,23 @@ impl Inner {
             }
             Path::Parts { engine, .. } => {
                 let open = &self.engines[engine];
-                // SAFETY: passed on.
-                let parts = unsafe { parts(&request, plan, open, &completion) };
                 let index = match self.policy.choose(&open.channels, request.length) {
                     Choice::Channel { index, .. } => index,
                     Choice::Caller => 0,
                 };
                 let channel = open.channels[index].clone();
-                let order = Order::many(channel, open.is_self_driving(), parts);
-                self.hand_over(&completion, &after, [order]);
+                let capabilities = open.engine.capabilities();
+                let cut = Cut { request: &request, plan, capabilities, completion: &completion };
+                if let Some(registration) = &open.registration {
+                    // SAFETY: passed on; the completion is nobody else's before this returns.
+                    let pieces = unsafe { PinnedPieces::new(registration, cut, channel) };
+                    self.hand_over(&completion, &after, pieces);
+                } else {
+                    // SAFETY: passed on.
+                    let parts = unsafe { cut.all() };
+                    let order = Order::many(channel, open.is_self_driving(), parts);
+                    self.hand_over(&completion, &after, [order]);
+                }
             }
         }
         completion
@@ -302,52 +319,4 @@ impl<'a> Invited<'a> {
     fn into_iter(self) -> impl Iterator<Item = &'a Arc<dyn Channel>> {
         self.first.into_iter().chain(self.others)
     }
-}
-
-/// The whole request as one descriptor.
-///
-/// # Safety
-/// As for [`Ferry::start`].
-unsafe fn descriptor(request: &Request<'_>, plan: &Plan) -> Descriptor {
-    // SAFETY: the caller of `start` vouches for the memory; overlapping copies were turned into
-    // moves by the validation.
-    unsafe {
-        Descriptor::new(request.operation, request.source, request.target, request.length)
-            .value(request.value)
-            .kernel(plan.kernel)
-            .memory(request.source_memory, request.target_memory)
-    }
-}
-
-/// The request cut as an engine demands, never across a chunk, every chunk claimed.
-///
-/// # Safety
-/// As for [`Ferry::start`].
-unsafe fn parts(
-    request: &Request<'_>,
-    plan: &Plan,
-    open: &OpenEngine,
-    completion: &Arc<Completion>,
-) -> Vec<Descriptor> {
-    let work = completion.work().expect("parts belong to chunked work");
-    let capabilities = open.engine.capabilities();
-    let mut parts = Vec::new();
-    while let Some(chunk) = work.claim_front() {
-        let end = chunk.offset + chunk.length;
-        let mut offset = chunk.offset;
-        while offset < end {
-            let (source, target) = (request.source + offset, request.target + offset);
-            let length = capabilities.longest_piece(source, target, end - offset);
-            // SAFETY: a part of the memory that the caller of `start` vouches for.
-            let part = unsafe { Descriptor::new(request.operation, source, target, length) };
-            parts.push(
-                part.value(request.value)
-                    .kernel(plan.kernel)
-                    .memory(request.source_memory, request.target_memory)
-                    .part_of(completion.clone(), offset),
-            );
-            offset += length;
-        }
-    }
-    parts
 }

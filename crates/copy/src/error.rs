@@ -2,6 +2,7 @@
 
 use memferry_engine::cpu::ProfileError;
 use memferry_engine::{ExecutionError, OpenError};
+use memferry_memory::pin_cache::StartError;
 use thiserror::Error;
 
 /// A request that cannot be carried out as it stands: nothing was started.
@@ -116,6 +117,14 @@ pub enum BuildError {
     /// An engine opened no channel.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// The pin-down cache of an engine could not be started.
+    #[error("engine {engine} needs pinned memory: {error}")]
+    Pinning {
+        /// The engine's name.
+        engine: String,
+        /// Why not.
+        error: StartError,
+    },
     /// The profile could not be had.
     #[error(transparent)]
     Profile(#[from] ProfileError),

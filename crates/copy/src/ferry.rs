@@ -266,6 +266,22 @@ impl Ferry {
         Statistics {
             helped_chunks: waiting.helped_chunks.load(Ordering::Relaxed),
             engines: engines.iter().map(|o| (o.engine.name().into(), channels(o))).collect(),
+            pinning: engines
+                .iter()
+                .filter_map(|o| {
+                    Some((o.engine.name().into(), o.registration.as_ref()?.statistics()))
+                })
+                .collect(),
+        }
+    }
+
+    /// Lets go of what is kept pinned of `length` bytes at `address`. Call it before memory that was
+    /// copied from or to is unmapped, if an engine needs pinned memory and its
+    /// [`PinStatistics::watching`](crate::PinStatistics::watching) is not by events. Transfers in
+    /// flight keep their pins until they are over.
+    pub fn forget(&self, address: *const u8, length: usize) {
+        for registration in self.inner.engines.iter().filter_map(|o| o.registration.as_ref()) {
+            registration.forget(address as usize, length);
         }
     }
 }

@@ -10,8 +10,10 @@ mod cookie;
 mod driver;
 mod error;
 mod ferry;
+mod parts;
 pub mod plan;
 pub mod policy;
+mod registration;
 mod request;
 mod statistics;
 pub mod transfer;
@@ -21,9 +23,10 @@ pub use cookie::Cookie;
 pub use error::{BuildError, CookieError, Error, ValidationError};
 pub use ferry::Ferry;
 pub use request::{Options, Request, Temperature};
-pub use statistics::Statistics;
+pub use statistics::{PinStatistics, Statistics};
 pub use transfer::{
     Buffer, Failed, OwnedSource, OwnedTarget, OwnedTransfer, Scope, ScopedTransfer, Transfer,
 };
 
 pub use memferry_engine::completion::{Finish, Notification};
+pub use memferry_memory::pin_cache::Limits as PinLimits;

@@ -5,6 +5,7 @@
 
 mod reason;
 
+use memferry_engine::contract::Registration;
 use memferry_engine::cpu::Profile;
 use memferry_engine::{Capabilities, CostLine, Kernel, MemoryKind, Operation};
 
@@ -199,7 +200,9 @@ fn plan_for_engine(facts: &Facts, question: &Question, engine: usize) -> Plan {
         } else {
             let path = Path::Parts { engine, chunk_bytes: largest_chunk };
             let kernel = kernel(&facts.profile, question, 1);
-            Plan { path, kernel, reason: Reason::CutForEngine }
+            let pinned = chosen.capabilities.registration == Registration::ByMemoryLayer;
+            let reason = if pinned { Reason::CutAndPinned } else { Reason::CutForEngine };
+            Plan { path, kernel, reason }
         };
     }
     let helper = u64::from(question.blocking && !question.spare_caller);

@@ -33,6 +33,8 @@ pub enum Reason {
     },
     /// The engine takes fixed parts.
     CutForEngine,
+    /// The engine takes fixed parts, of pinned memory.
+    CutAndPinned,
     /// Large enough that several parties working on it pays.
     Shared {
         /// How many work on it.
@@ -72,6 +74,11 @@ impl fmt::Display for Reason {
                 write!(f, "up to {limit_bytes} bytes, cutting costs more than it gains")
             }
             Self::CutForEngine => write!(f, "the engine takes fixed parts within its limits"),
+            Self::CutAndPinned => write!(
+                f,
+                "the engine takes fixed parts within its limits, of memory that is pinned for it \
+                 piece by piece while it works"
+            ),
             Self::Shared { parties, blocking: true } => write!(
                 f,
                 "large enough to be shared: the caller claims chunks from the back and {} \

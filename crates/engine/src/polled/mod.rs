@@ -52,11 +52,16 @@ impl PolledEngine {
 
     /// The engine as one that needs its memory pinned, by this ledger. Before and after it moves
     /// the bytes of a descriptor it looks whether all of them are in the ledger under the tokens
-    /// that the descriptor carries. It compares, too, so that pins for reading alone are seen.
+    /// that the descriptor carries. It knows all operations, so that every kind of pin is seen.
     pub fn pinned_by(ledger: Arc<PinLedger>) -> Self {
         let plain = Self::new().capabilities;
         let capabilities = Capabilities {
-            operations: Operations::of(&[Operation::Copy, Operation::Fill, Operation::Compare]),
+            operations: Operations::of(&[
+                Operation::Copy,
+                Operation::Move,
+                Operation::Fill,
+                Operation::Compare,
+            ]),
             registration: Registration::ByMemoryLayer,
             ..plain
         };
@@ -168,11 +173,7 @@ fn run(descriptor: Descriptor) -> Option<ExecutionError> {
 /// Carries out a descriptor as a device would: only if its memory is pinned, without touching a
 /// byte if it is not, and reporting the end itself. Returns why not, if not.
 fn run_pinned(descriptor: Descriptor, ledger: &PinLedger) -> Option<ExecutionError> {
-    let reason = match descriptor.operation() {
-        Operation::Move => Some("this operation is not supported"),
-        _ => beyond_limits(&descriptor).or_else(|| ledger.objection(&descriptor)),
-    };
-    let result = match reason {
+    let result = match beyond_limits(&descriptor).or_else(|| ledger.objection(&descriptor)) {
         Some(reason) => Err(ExecutionError::Engine { done_bytes: 0, reason }),
         None => {
             let (source, target) = (descriptor.source(), descriptor.target());
@@ -195,7 +196,7 @@ fn run_pinned(descriptor: Descriptor, ledger: &PinLedger) -> Option<ExecutionErr
 fn beyond_limits(descriptor: &Descriptor) -> Option<&'static str> {
     let crosses = |address: u64| address % PAGE as u64 + descriptor.length() > PAGE as u64;
     match descriptor.operation() {
-        Operation::Copy | Operation::Compare if crosses(descriptor.source()) => {
+        Operation::Copy | Operation::Move | Operation::Compare if crosses(descriptor.source()) => {
             Some("the source crosses a page")
         }
         _ if crosses(descriptor.target()) => Some("the target crosses a page"),

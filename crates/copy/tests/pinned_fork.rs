@@ -1,0 +1,36 @@
+//! A forked child has an engine with pinned memory that is its parent's: it copies by itself, and
+//! pins nothing.
+
+mod common;
+#[path = "common/pinned.rs"]
+mod pinned;
+
+use common::pattern;
+use memferry_engine::polled::PinLedger;
+use pinned::{end, over};
+
+#[test]
+fn a_forked_child_copies_without_a_pin() {
+    let (ferry, ledger) = over(PinLedger::new());
+    let source = pattern(300_000, 1);
+    let mut target = vec![0u8; 300_000];
+    ferry.copy(&source, &mut target).unwrap();
+    let pins = ledger.counts().pins;
+    // SAFETY: the child copies, allocates, and leaves by `_exit`; no other thread of this process
+    // holds a lock that it needs for that.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        target.fill(0);
+        let fine = ferry.copy(&source, &mut target).is_ok()
+            && target == source
+            && ledger.counts().pins == pins;
+        drop(ferry);
+        // SAFETY: ends the child without running the parent's exit handlers.
+        unsafe { libc::_exit(i32::from(!fine)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0, "the child found a wrong byte, or pinned");
+    end(ferry, &ledger);
+}
