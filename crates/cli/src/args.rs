@@ -30,6 +30,8 @@ pub(crate) enum Task {
     Doctor(DoctorArgs),
     /// Tell which path a copy or a message of a size takes, and why
     Explain(ExplainArgs),
+    /// Replay recorded lookups of windows with caches of other shapes
+    Replay(ReplayArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell to complete for
@@ -95,6 +97,17 @@ pub(crate) struct ExplainArgs {
     #[arg(long)]
     pub(crate) cold: bool,
     /// Print one JSON object instead of text
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `memferry replay`.
+#[derive(Debug, Args)]
+pub(crate) struct ReplayArgs {
+    /// A recording: with MEMFERRY_LOOKUP_TRACE=NAME, endpoints leave files NAME.PROCESS.NUMBER
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Print one JSON object instead of a table
     #[arg(long)]
     pub(crate) json: bool,
 }

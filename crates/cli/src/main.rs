@@ -10,6 +10,7 @@ mod figure;
 mod machine;
 mod number;
 mod outcome;
+mod replay;
 mod report;
 #[cfg(test)]
 mod sample;
@@ -49,6 +50,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
                 }
             }
         }
+        Task::Replay(args) => replay::run(&args.file, args.json),
         Task::Partner { name } => doctor::partner::run(&name),
         Task::Worker(args) => bench::group::worker::run(&args),
         Task::Completions { shell } => {

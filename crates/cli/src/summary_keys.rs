@@ -163,6 +163,7 @@ const IPC: &str = "ipc";
 const PINGPONG: &str = "pingpong";
 const ALLTOALL: &str = "alltoall";
 const RECEIVE: &str = "receive-overhead";
+const LOOKUP: &str = "lookup";
 const APPS: &str = "apps";
 
 /// Every known key, grouped by bench.
@@ -220,6 +221,13 @@ pub(crate) static KEYS: &[SummaryKey] = &[
 
     share(RECEIVE, "overhead_reduction", None, "Share of the compute time lost to naive receiving of cold 1 MiB messages that the best way to receive ahead gives back (paper: 0.42)."),
     share(RECEIVE, "overhead_reduction_hot", None, "The same with messages in few places, which stay in the caches (paper: 0.31)."),
+
+    cost(LOOKUP, "hit_ns", "ns", Some(20.0), "Time to find a translation that is in the cache and to let it go again, from one thread."),
+    share(LOOKUP, "memory_saving", Some(0.8), "Share of the full table's bytes that the cache does not take, for the program with the largest windows."),
+    cost(LOOKUP, "worst_slowdown", "ratio", None, "Longest time of a program with the cache as a multiple of its time with the full table, over all programs."),
+    cost(LOOKUP, "median_slowdown", "ratio", Some(1.03), "The same for the program in the middle."),
+    cost(LOOKUP, "worst_first_slowdown", "ratio", None, "The worst of the first runs, which begin with nothing attached and nothing in the cache."),
+    cost(LOOKUP, "median_first_slowdown", "ratio", None, "The same for the program in the middle."),
 
     ratio(APPS, "is_vs_best", None, "Speed of an integer sort over several processes, against the faster MPI."),
     ratio(APPS, "ft_vs_best", None, "Speed of a Fourier transform over several processes, against the faster MPI."),

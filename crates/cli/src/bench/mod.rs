@@ -9,6 +9,7 @@ pub(crate) mod group;
 mod ipc;
 mod latency;
 mod load;
+pub(crate) mod lookup;
 mod measure;
 mod overhead;
 mod overlap;
@@ -73,6 +74,7 @@ pub(crate) fn all() -> &'static [&'static dyn Bench] {
         &pingpong::Pingpong,
         &alltoall::Alltoall,
         &receive_overhead::ReceiveOverhead,
+        &lookup::Lookup,
         &apps::Apps,
     ]
 }

@@ -10,11 +10,12 @@ use super::exchange::{Exchange, all_agree, exchange_blocks, gather_all};
 use super::order::{Timing, warm_up_of};
 use super::plain::{Plain, Touched, mixed};
 
+/// A complex number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
-struct Complex {
-    re: f64,
-    im: f64,
+pub(in crate::bench) struct Complex {
+    pub(in crate::bench) re: f64,
+    pub(in crate::bench) im: f64,
 }
 
 // SAFETY: two numbers without padding, of which every pattern is a value.
@@ -166,7 +167,8 @@ impl<'a, E: Exchange> Cube<'a, E> {
     }
 }
 
-fn cell_at(place: u64) -> Complex {
+/// The value at a place of a field that looks like chance.
+pub(in crate::bench) fn cell_at(place: u64) -> Complex {
     let value = mixed(place);
     let part = |bits: u64| bits as f64 / 4_294_967_296.0 - 0.5;
     Complex { re: part(value >> 32), im: part(value & 0xFFFF_FFFF) }
@@ -178,7 +180,12 @@ fn energy(cells: &[Complex]) -> f64 {
 
 /// Transforms along the slow axis of an array of rows of `width` cells (Stockham, radix 2). The
 /// result is in `data`.
-fn transform_rows(data: &mut [Complex], scratch: &mut [Complex], roots: &[Complex], width: usize) {
+pub(in crate::bench) fn transform_rows(
+    data: &mut [Complex],
+    scratch: &mut [Complex],
+    roots: &[Complex],
+    width: usize,
+) {
     let points = data.len() / width;
     let scratch = &mut scratch[..data.len()];
     let (mut from, mut to) = (data, scratch);

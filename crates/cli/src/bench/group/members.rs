@@ -62,6 +62,12 @@ impl Group {
         }
     }
 
+    /// Tells every member one line, and hands back the line that the leader answers.
+    pub(super) fn ask(&mut self, line: &str) -> Result<String, String> {
+        let told = self.tell(&format!("{line}\n")).map_err(|error| format!("is deaf: {error}"));
+        told.and_then(|()| self.read_line()).map_err(|reason| self.failed(reason))
+    }
+
     /// Tells every member. Launchers pass it on to the leader, who tells the others.
     fn tell(&mut self, line: &str) -> io::Result<()> {
         for member in &mut self.members {
@@ -140,9 +146,8 @@ impl Group {
 
 impl Contender for Group {
     fn carry_out(&mut self, order: Order) -> Result<Timing, String> {
-        let told = self.tell(&format!("{order}\n")).map_err(|error| format!("is deaf: {error}"));
-        let answer = told.and_then(|()| self.read_line());
-        answer.and_then(|line| Timing::parse(&line)).map_err(|reason| self.failed(reason))
+        let answer = self.ask(&order.to_string())?;
+        Timing::parse(&answer).map_err(|reason| self.failed(reason))
     }
 }
 

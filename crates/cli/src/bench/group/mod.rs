@@ -6,6 +6,7 @@
 mod carrier;
 mod contest;
 mod cores;
+mod crew;
 mod exchange;
 mod field;
 mod floor;
@@ -31,12 +32,15 @@ mod ucx;
 pub(crate) mod worker;
 
 pub(super) use contest::{Patience, Rounds};
+pub(super) use crew::Crew;
 pub(super) use field::{
     CROSS_MEMORY, Camp, LOOPBACK, MEMFERRY, RECEIVE_AHEAD, RECEIVE_NAIVE, SHAREABLE, TWO_COPIES,
     UCX,
 };
 pub(super) use floor::{FLOOR, SINGLE_LINE};
+pub(super) use fourier::{Complex, cell_at, transform_rows};
 pub(super) use order::{Order, Task, Timing};
+pub(super) use plain::{Plain, bytes_of, bytes_of_mut, mixed};
 pub(super) use stream::window_of;
 
 /// Something that carries out orders and says how long they took.

@@ -11,7 +11,7 @@ use memferry::sys::pages::Pages;
 /// # Safety
 ///
 /// Every pattern of bytes is a value, there is no padding, and the alignment is at most a page's.
-pub(super) unsafe trait Plain: Copy + 'static {}
+pub(in crate::bench) unsafe trait Plain: Copy + 'static {}
 
 // SAFETY: a primitive number without padding, of which every pattern is a value.
 unsafe impl Plain for u8 {}
@@ -23,13 +23,13 @@ unsafe impl Plain for u64 {}
 unsafe impl Plain for f64 {}
 
 /// The bytes of some values, for reading.
-pub(super) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
+pub(in crate::bench) fn bytes_of<T: Plain>(values: &[T]) -> &[u8] {
     // SAFETY: a plain type has no padding, so all bytes are initialised.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 /// The bytes of some values, for writing.
-pub(super) fn bytes_of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
+pub(in crate::bench) fn bytes_of_mut<T: Plain>(values: &mut [T]) -> &mut [u8] {
     // SAFETY: as in `bytes_of`, and whatever is written is a value of a plain type.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }
@@ -80,7 +80,7 @@ impl Memory for Touched<u8> {
 }
 
 /// Mixes all bits of a number (the finaliser of splitmix64), as the C contestant does.
-pub(super) fn mixed(value: u64) -> u64 {
+pub(in crate::bench) fn mixed(value: u64) -> u64 {
     let value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

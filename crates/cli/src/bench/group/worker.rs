@@ -42,6 +42,8 @@ pub(crate) enum Kind {
     ReceiveThreePhase,
     /// A receiver with a thread that moves messages.
     ReceiveBackground,
+    /// Workloads over windows, for the bench of their lookup.
+    Lookup,
     /// Publish and subscribe of iceoryx2.
     #[cfg(feature = "peers")]
     Iceoryx,
@@ -119,6 +121,7 @@ pub(crate) fn run(args: &WorkerArgs) -> anyhow::Result<()> {
         Kind::ReceiveTwoPhase => serve(receiver::join(args, Form::TwoPhase)?, leads),
         Kind::ReceiveThreePhase => serve(receiver::join(args, Form::ThreePhase)?, leads),
         Kind::ReceiveBackground => serve(receiver::join(args, Form::Background)?, leads),
+        Kind::Lookup => crate::bench::lookup::work(args),
         #[cfg(feature = "peers")]
         Kind::Iceoryx => serve(super::iceoryx::join(args)?, leads),
         #[cfg(feature = "peers")]

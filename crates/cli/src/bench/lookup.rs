@@ -1,0 +1,201 @@
+//! `lookup`: what it costs to find the memory of windows through a small cache of translations
+//! instead of a full table, in time and in memory: programs over several processes, single accesses,
+//! and the lookup alone.
+
+mod costs;
+mod memory;
+mod misses;
+pub(crate) mod order;
+mod puts;
+mod session;
+pub(crate) mod shape;
+mod slowdown;
+mod team;
+mod windows;
+mod worker;
+mod workload;
+
+use memferry::sys::affinity;
+
+pub(crate) use worker::work;
+
+use self::session::Session;
+use self::workload::{Kind, Problem};
+use super::measure::{median, set};
+use super::{Bench, Effort};
+use crate::outcome::Outcome;
+use crate::show::Progress;
+
+pub(super) struct Lookup;
+
+impl Bench for Lookup {
+    fn name(&self) -> &'static str {
+        "lookup"
+    }
+
+    fn about(&self) -> &'static str {
+        "Windows found through a small cache of translations, against the full table"
+    }
+
+    fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
+        let problems = problems(effort);
+        let members = members(effort, affinity::allowed_cores().len());
+        progress.start(2 * problems.len() as u64 + 3, self.name());
+        let mut outcome = Outcome::new(self.name());
+        progress.step("hits and misses");
+        let costs = costs::measure(effort)?;
+        outcome.rows.extend(costs.rows);
+        set(&mut outcome.summary, "hit_ns", costs.hit_ns);
+        let mut session = Session::start(members)?;
+        slowdowns(&mut outcome, &mut session, &problems, effort, progress)?;
+        progress.step("puts");
+        outcome.rows.extend(puts::rows(&mut session, effort)?);
+        progress.step("a large window");
+        if effort != Effort::Brief {
+            outcome.rows.extend(memory::sparse_rows(&mut session)?);
+        }
+        drop(session);
+        all_misses(&mut outcome, &problems, members, effort, progress)?;
+        outcome.notes.extend(notes(members));
+        Ok(outcome)
+    }
+}
+
+/// The programs against the full table, and the memory of the largest.
+fn slowdowns(
+    outcome: &mut Outcome,
+    session: &mut Session,
+    problems: &[Problem],
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    let (mut steady, mut first) = (Vec::new(), Vec::new());
+    for &problem in problems {
+        let name = problem.kind.name();
+        progress.step(name);
+        let found = slowdown::measure(session, problem, effort)?;
+        outcome.rows.extend(found.rows);
+        steady.push(found.steady);
+        first.push(found.first);
+        if problem.kind == LARGEST {
+            let size = crate::size::format(found.full.attached_window_bytes);
+            let name = format!("{name}, {size} attached");
+            outcome.rows.extend(memory::rows(&name, &found.cache, &found.full));
+            let saving = memory::saving(&found.cache, &found.full);
+            set(&mut outcome.summary, "memory_saving", saving);
+            let series = format!("{name}, cache");
+            let delay = ("delay of a miss", found.cache.delay_ns);
+            for (part, spread) in [delay, ("processing of a miss", found.cache.processing_ns)] {
+                outcome.rows.extend(costs::rows_of_spread(part, &series, spread));
+            }
+        }
+    }
+    let worst = |ratios: &[f64]| ratios.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let summary = &mut outcome.summary;
+    set(summary, "worst_slowdown", worst(&steady));
+    set(summary, "median_slowdown", median(steady));
+    set(summary, "worst_first_slowdown", worst(&first));
+    set(summary, "median_first_slowdown", median(first));
+    Ok(())
+}
+
+/// The misses of all programs with all shapes.
+fn all_misses(
+    outcome: &mut Outcome,
+    problems: &[Problem],
+    members: usize,
+    effort: Effort,
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    let mut differences = Vec::new();
+    for &problem in problems {
+        let name = problem.kind.name();
+        progress.step(&format!("misses of {name}"));
+        let found = misses::measure(problem, members, effort)?;
+        outcome.rows.extend(found.rows);
+        if found.live != found.replayed {
+            let misses::Found { live, replayed, .. } = found;
+            differences.push(format!("{name} counted {live}, its replay {replayed}"));
+        }
+    }
+    outcome.notes.push(if differences.is_empty() {
+        "The replay of every recorded run, with the shape it was recorded with, has exactly the \
+         misses that the run has counted."
+            .into()
+    } else {
+        format!(
+            "Misses of recorded runs and of their replays with the same shape differ: {}.",
+            differences.join("; ")
+        )
+    });
+    Ok(())
+}
+
+/// The program with the largest windows.
+const LARGEST: Kind = Kind::Random;
+
+/// The programs and their sizes.
+fn problems(effort: Effort) -> [Problem; 6] {
+    let scales = match effort {
+        Effort::Brief => [512, 512, 1 << 20, 512, 2 << 10, 512],
+        Effort::Quick => [1024, 1024, 1 << 22, 1024, 8 << 10, 512],
+        Effort::Full => [4096, 2048, 1 << 25, 2048, 16 << 10, 512],
+    };
+    let kinds = [Kind::Fourier, Kind::Lu, Kind::Radix, Kind::Ocean, Kind::Water, LARGEST];
+    std::array::from_fn(|place| Problem { kind: kinds[place], scale: scales[place] })
+}
+
+/// How many processes: two, unless there are cores for four.
+fn members(effort: Effort, cores: usize) -> usize {
+    if effort == Effort::Full && cores >= 4 { 4 } else { 2 }
+}
+
+fn notes(members: usize) -> Vec<String> {
+    vec![
+        format!(
+            "Programs run over {members} processes, each bound to a core, with their data in windows \
+             of shareable memory; what belongs to another process is put and got, and barriers are \
+             notifications. Both lookups serve the same processes and the same memory over an \
+             endpoint each, in turn; a ratio is that of two runs side by side, and the \
+             median over rounds counts. Every run is checked, and must come to the same result as all \
+             others."
+        ),
+        "The clock runs in the first process from a barrier before the program to the one at its \
+         end. The full table is attached in advance, which is not timed. The first run with a cache \
+         begins with nothing attached and nothing in the cache, and all its misses are timed; later \
+         runs miss what the cache has no room for. worst_slowdown and median_slowdown are of later \
+         runs."
+            .into(),
+        "C, L and A are entries of the cache, entries of a line, lines of a set; an entry is a page \
+         of 4 KiB. Traces are recorded with L8, so that no line of any shape is passed over, and \
+         a miss ratio is that of the lookups in the trace. They, and all counters, are \
+         the first process's."
+            .into(),
+        "memory_saving compares what copies look at: the cache with its tags, or the full table. \
+         Tables behind the cache are ordinary memory that grows with what is attached, and are shown \
+         beside it."
+            .into(),
+        "Puts with misses go around in a circle of lines larger than the cache; the full table gets \
+         puts to the very same places, so that what the caches of the processor cost is on both \
+         sides."
+            .into(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_problem_can_be_dealt() {
+        for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
+            for problem in problems(effort) {
+                let size = members(effort, 64);
+                let program = workload::Any::new(problem, 0, size).unwrap();
+                if problem.kind == LARGEST {
+                    assert!(workload::Workload::bytes(&program) >= 512 << 20);
+                }
+            }
+        }
+    }
+}
