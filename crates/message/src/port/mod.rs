@@ -390,7 +390,7 @@ impl Port {
 }
 
 /// The copy core of this process, for messages that engines copy.
-fn ferry() -> Option<&'static Ferry> {
+pub(crate) fn ferry() -> Option<&'static Ferry> {
     static FERRY: OnceLock<Option<Ferry>> = OnceLock::new();
     FERRY.get_or_init(|| Ferry::new().ok()).as_ref()
 }

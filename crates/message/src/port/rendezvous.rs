@@ -222,6 +222,11 @@ impl State {
         }
     }
 
+    /// How many cores no process of this conversation needs.
+    pub(super) fn spare_cores(&self) -> usize {
+        self.cores().spare
+    }
+
     fn cores(&self) -> Cores {
         let online = super::settings::online_cores().saturating_sub(self.processes());
         // Channels of the copy core run where this process may run.

@@ -106,6 +106,7 @@ impl State {
         windows: &Windows,
     ) -> Result<Arc<PeerMemory>, Error> {
         let index = self.find(peer)?;
+        windows.set_spare_cores(self.spare_cores() > 0);
         let own_board = self.board().map_err(ConnectError::system("making shared memory"))?;
         let Some(connection) = self.peers[index].connection.as_mut() else {
             return Err(self.gone(index));

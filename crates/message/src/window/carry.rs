@@ -3,6 +3,7 @@
 //! Between two pieces nothing is held, so that a window can be withdrawn in the middle of a long
 //! access. What the board says is asked again for every piece and believed for that piece alone.
 
+use memferry_copy::Request;
 use memferry_memory::handle::VirtualMemoryHandle;
 use memferry_memory::lookup::{LookupError, Route, Translation};
 use memferry_sys::copy::stream::Streaming;
@@ -18,8 +19,10 @@ use crate::error::{Error, Gone, Who};
 use crate::pieces::{Cut, Piece, Pieces};
 use crate::wire::Number;
 
-/// The most that is copied before the board is asked again.
-const PIECE_BYTES: usize = 1 << 20;
+/// The most that is copied before the board is asked again: less than a millisecond's work.
+const PIECE_BYTES: usize = 4 << 20;
+/// Pieces from this length on are copied by the engines too, where cores are spare.
+const ENGINE_BYTES: usize = 256 << 10;
 /// The most lines of the lookup that are held at a time.
 const MOST_LINES: usize = 16;
 
@@ -215,6 +218,12 @@ impl Windows {
         if access == Access::Write && run.flags & page::WRITABLE == 0 {
             return Err(unreachable(peer));
         }
+        if run.flags & page::NEAR != 0 && run.length >= ENGINE_BYTES && self.has_spare_cores() {
+            // SAFETY: as below.
+            if unsafe { copy_by_engines(local[0].address, run, access) } {
+                return Ok(());
+            }
+        }
         let view = run.view(peer);
         let streaming: Option<Streaming> =
             (job.local.length as u64 >= self.stream_bytes).then_some(self.streaming);
@@ -270,6 +279,23 @@ impl Run<'_> {
         let stretch = Stretch { address: self.address as usize, length: self.length };
         View::Cross { pid: peer.pid, stretches: Pieces::One(stretch) }
     }
+}
+
+/// Copies between local memory and mapped memory of a peer with all engines of this process. `false`:
+/// nobody did.
+///
+/// # Safety
+/// As for [`Windows::step`], for the length of the run, which must be near.
+unsafe fn copy_by_engines(local: *mut u8, run: &Run<'_>, access: Access) -> bool {
+    let theirs = run.address as *mut u8;
+    let (source, target) = match access {
+        Access::Write => (local, theirs),
+        Access::Read => (theirs, local),
+    };
+    let Some(ferry) = crate::port::ferry() else { return false };
+    // SAFETY: passed on; the wait is over before the run is let go.
+    let started = unsafe { ferry.start(Request::copy(source, target, run.length)) };
+    started.is_ok_and(|transfer| transfer.wait().is_ok())
 }
 
 /// What the board says of a window, or why there is none.

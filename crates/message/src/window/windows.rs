@@ -2,7 +2,7 @@
 //! and the thread that carries out what nobody waits for.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
 
@@ -42,6 +42,8 @@ pub(crate) struct Windows {
     pub(super) lookup: PeerLookup,
     pub(super) streaming: Streaming,
     pub(super) stream_bytes: u64,
+    /// No process of this conversation needs all cores.
+    spare_cores: AtomicBool,
     /// Accesses that were put behind others, or begun without being waited for.
     waiting: AtomicUsize,
     worker: Mutex<Worker>,
@@ -71,6 +73,7 @@ impl Windows {
             lookup,
             streaming,
             stream_bytes,
+            spare_cores: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
             worker: Mutex::default(),
             work: Condvar::new(),
@@ -83,6 +86,15 @@ impl Windows {
 
     pub(crate) fn memory(&self) -> memferry_memory::lookup::MemoryUse {
         self.lookup.memory()
+    }
+
+    /// Whether engines may take cores: asked anew whenever a window is attached.
+    pub(crate) fn set_spare_cores(&self, are_there: bool) {
+        self.spare_cores.store(are_there, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_spare_cores(&self) -> bool {
+        self.spare_cores.load(Ordering::Relaxed)
     }
 
     /// A peer whose windows are attached for the first time.
