@@ -92,6 +92,8 @@ pub(super) fn populate(pieces: &[Piece], offset: u64, length: u64, access: Use) 
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
     known: [Known; Self::PLACES],
+    /// Which of them makes room for the next.
+    oldest: usize,
 }
 
 /// A page that was there when it was looked at.
@@ -104,7 +106,7 @@ struct Known {
 
 impl Looks {
     const PLACES: usize = 16;
-    const TRUST: u8 = 15;
+    const TRUST: u8 = 63;
 
     /// Whether the last of `bytes` bytes of a message lies in a page that is not in memory.
     pub(crate) fn is_absent(&mut self, pieces: &[Piece], bytes: u64) -> bool {
@@ -119,15 +121,20 @@ impl Looks {
     }
 
     fn is_page_absent(&mut self, page: usize, is_resident: impl FnOnce(usize) -> bool) -> bool {
-        // Buffers mostly lie at multiples of large numbers: all bits count.
-        let mixed = (page / page_bytes()).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        let known = &mut self.known[mixed >> (usize::BITS - Self::PLACES.ilog2())];
-        if known.page == page && known.trusted > 0 {
+        let found = self.known.iter().position(|known| known.page == page);
+        let place = found.unwrap_or(self.oldest);
+        let known = &mut self.known[place];
+        if found.is_some() && known.trusted > 0 {
             known.trusted -= 1;
             return false;
         }
         let is_there = is_resident(page);
-        *known = Known { page, trusted: if is_there { Self::TRUST } else { 0 } };
+        if is_there {
+            *known = Known { page, trusted: Self::TRUST };
+            if found.is_none() {
+                self.oldest = (place + 1) % Self::PLACES;
+            }
+        }
         !is_there
     }
 }
@@ -153,10 +160,27 @@ mod tests {
             assert!(ask(false));
         }
         assert_eq!(count.get(), 5);
-        for _ in 0..32 {
+        for _ in 0..2 * (usize::from(Looks::TRUST) + 1) {
             assert!(!ask(true));
         }
         assert_eq!(count.get(), 7);
+        assert!(ask(false), "trust has an end");
+        assert!(ask(false), "and what is gone is not trusted");
+    }
+
+    #[test]
+    fn as_many_buffers_as_there_are_places_are_known() {
+        let (mut looks, count) = (Looks::default(), Cell::new(0));
+        for round in 1..=3 {
+            for page in 1..=Looks::PLACES {
+                let look = |_| {
+                    count.set(count.get() + 1);
+                    true
+                };
+                assert!(!looks.is_page_absent(page << 20, look));
+            }
+            assert_eq!(count.get(), Looks::PLACES, "round {round}");
+        }
     }
 
     #[test]

@@ -66,6 +66,11 @@ pub const LOOK_LIMIT: u64 = 64 << 10;
 /// wait for each other at every page of one address space.
 pub const FRESH_ALONE_LIMIT: u64 = 512 << 10;
 
+/// From this size on it pays for a receiver to bring in its share of what both sides copy by system
+/// calls. Below, the sender's calls, which bring in pages of the same address space, suffer as much
+/// as the receiver gains.
+pub const SHARED_CALLS_LIMIT: u64 = 4 << 20;
+
 /// Which ends somebody who copies can bring in before. `way`: how the copier gets at the other
 /// side's memory. The system call for cross-memory access brings in the other side's pages itself,
 /// many at a time, so only the copier's own side is left to do; what is mapped is both.
@@ -97,6 +102,14 @@ pub(super) fn populating(facts: &Facts, question: &Question, path: PathKind) -> 
         Pinning::On => Populating { ends: can, reason: PinReason::On },
         Pinning::Auto if question.bytes < LOOK_LIMIT => {
             Populating::nothing(PinReason::TooSmall { limit_bytes: LOOK_LIMIT })
+        }
+        Pinning::Auto
+            if path == PathKind::Cooperative
+                && question.sender_writes == Way::Cross
+                && absent.target
+                && question.bytes < SHARED_CALLS_LIMIT =>
+        {
+            Populating::nothing(PinReason::BothCall { limit_bytes: SHARED_CALLS_LIMIT })
         }
         Pinning::Auto => {
             let ends =
@@ -138,6 +151,11 @@ pub enum PinReason {
         /// Below this size.
         limit_bytes: u64,
     },
+    /// Both sides copy by system calls, which bring it in.
+    BothCall {
+        /// Below this size.
+        limit_bytes: u64,
+    },
     /// The memory is there.
     Present,
     /// The memory is not there.
@@ -153,6 +171,11 @@ impl fmt::Display for PinReason {
             Self::TooSmall { limit_bytes } => {
                 write!(f, "nothing: below {limit_bytes} bytes a look costs more than it saves")
             }
+            Self::BothCall { limit_bytes } => write!(
+                f,
+                "nothing: below {limit_bytes} bytes it would slow the sender's calls, which bring \
+                 in pages of the same process"
+            ),
             Self::Present => write!(f, "nothing, since the memory is there"),
             Self::Absent => write!(
                 f,
