@@ -1,15 +1,17 @@
 /*
- * adma.h - asynchronous memory copies, fills and compares, and messages between two processes that
- * go from memory to memory: start one, compute on, ask whether it is done. Part of Memferry. Link
- * with -ladma.
+ * adma.h - asynchronous memory copies, fills and compares, messages between two processes that go
+ * from memory to memory, and windows, into the memory of another process: start one, compute on, ask
+ * whether it is done. Part of Memferry. Link with -ladma.
  *
- * Memory. A call that returns at once (adma_icopy, adma_icopy_notify, adma_iread, adma_iwrite)
- * leaves its memory to the copy, read or write until that is over; the caller keeps it valid until
- * then. All other calls use memory only until they return. The library frees nothing that it is
+ * Memory. A call that returns at once (adma_icopy, adma_icopy_notify, adma_iread, adma_iwrite,
+ * adma_iput, adma_iput_notify, adma_iget) leaves its memory to the copy, read, write, put or get until
+ * that is over; the caller keeps it valid until then, and the memory of a window until that is
+ * withdrawn. All other calls use memory only until they return. The library frees nothing that it is
  * given, and gives out nothing to be freed. Lengths of 0 are always fine, also with null pointers.
  *
- * Cookies. Those of copies are asked about with adma_check_copy and adma_wait_copy, those of reads
- * and writes with adma_check and adma_wait. None is ever given out twice.
+ * Cookies. Those of copies are asked about with adma_check_copy and adma_wait_copy, those of reads,
+ * writes, puts and gets with adma_check and adma_wait. No cookie, and no number of a window, is ever
+ * given out twice, nor is any both.
  *
  * Errors. Calls return a negative code, one of ADMA_E..., which is the negative of the Linux errno
  * that comes nearest. adma_strerror tells what a code means, adma_last_error what exactly went
@@ -18,8 +20,8 @@
  * Threads. Every call may be made on every thread at any time. None may be made in a signal handler.
  *
  * Fork. A forked child may make every call: its first one opens the library anew, with channels of
- * its own. Cookies and links from before the fork are the parent's, and ADMA_ECHILD in the child,
- * where nothing is known of what the memory of those cookies holds. In the parent nothing changes;
+ * its own. Cookies, links and windows from before the fork are the parent's, and ADMA_ECHILD in the
+ * child, where nothing is known of what the memory of those cookies holds. In the parent nothing changes;
  * but what it closes is gone for good only when its children have closed their copies of the
  * descriptors too, by exec or by ending: until then a name stays in use.
  *
@@ -30,7 +32,7 @@
 #ifndef ADMA_H
 #define ADMA_H
 
-/* Generated from src/code.rs, src/lib.rs, src/link_calls.rs: edit those; see tests/header.rs. */
+/* Generated from src/code.rs, src/lib.rs and the files of calls: edit those; see tests/header.rs. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -41,7 +43,7 @@
 #define ADMA_EPERM -1
 
 /**
- * The cookie is a number that was not given out yet.
+ * The cookie or window is a number that was not given out yet.
  */
 #define ADMA_ENOENT -2
 
@@ -56,13 +58,13 @@
 #define ADMA_ENXIO -6
 
 /**
- * Not a cookie: it is negative; often the error code of a call that was not looked at. Or not the
- * descriptor of an open link or listener.
+ * Neither a cookie nor a window: it is negative; often the error code of a call that was not looked
+ * at. Or not the descriptor of an open link or listener.
  */
 #define ADMA_EBADF -9
 
 /**
- * The cookie or descriptor is from before a fork: only the parent process can use it.
+ * The cookie, window or descriptor is from before a fork: only the parent process can use it.
  */
 #define ADMA_ECHILD -10
 
@@ -72,8 +74,8 @@
 #define ADMA_EAGAIN -11
 
 /**
- * The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written, or the name of a link
- * is a path that this user may not use.
+ * The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written, the name of a link is a
+ * path that this user may not use, or the owner of a window has not opened it for such an access.
  */
 #define ADMA_EACCES -13
 
@@ -83,23 +85,30 @@
 #define ADMA_EFAULT -14
 
 /**
- * An engine has no more channels to give.
+ * The other side is stopped in the middle of an access to a window, whose memory must stay valid. Or
+ * an engine has no more channels to give.
  */
 #define ADMA_EBUSY -16
 
 /**
+ * The handle is not of a window of the process at the other end of this link.
+ */
+#define ADMA_EXDEV -18
+
+/**
  * An argument that makes no sense, such as a notification variable that is not aligned to 8 bytes,
- * a name that is empty, or the cookie of a copy where that of a read or write is asked for.
+ * a name that is empty, rights that are none, the cookie of a copy where that of a read or write is
+ * asked for, or a window of the wrong side.
  */
 #define ADMA_EINVAL -22
 
 /**
- * Too many descriptors or links are open.
+ * Too many descriptors, links or windows are open.
  */
 #define ADMA_EMFILE -24
 
 /**
- * All cookies are used up: call `adma_fini`, or open the link anew.
+ * All cookies or numbers of windows are used up: call `adma_fini`, or open the link anew.
  */
 #define ADMA_ENOSPC -28
 
@@ -114,7 +123,7 @@
 #define ADMA_EDOM -33
 
 /**
- * A range that does not lie inside its memory.
+ * A range that does not lie inside its memory, or inside its window.
  */
 #define ADMA_ERANGE -34
 
@@ -139,7 +148,8 @@
 #define ADMA_EPROTO -71
 
 /**
- * The profile of the machine (`MEMFERRY_PROFILE`) is not a profile.
+ * The profile of the machine (`MEMFERRY_PROFILE`) is not a profile, or bytes are not the handle of a
+ * window.
  */
 #define ADMA_EBADMSG -74
 
@@ -174,7 +184,7 @@
 #define ADMA_EADDRNOTAVAIL -99
 
 /**
- * So many reads and writes of the link are under way that some must be waited for first.
+ * So many reads, writes, puts and gets of the link are under way that some must be waited for first.
  */
 #define ADMA_ENOBUFS -105
 
@@ -190,12 +200,18 @@
 #define ADMA_ECONNREFUSED -111
 
 /**
+ * The system does not let this process reach the memory of the window.
+ */
+#define ADMA_EHOSTUNREACH -113
+
+/**
  * The read or write is not over yet.
  */
 #define ADMA_EINPROGRESS -115
 
 /**
- * The cookie is from before an `adma_fini` or of a link that was closed, or never was one.
+ * The cookie or window is from before an `adma_fini` or of a link that was closed, or never was one;
+ * or the window was withdrawn.
  */
 #define ADMA_ESTALE -116
 
@@ -208,6 +224,26 @@
  * A mistake inside the library. Nothing is known of what the call has done.
  */
 #define ADMA_ENOTRECOVERABLE -131
+
+/**
+ * For `adma_expose`: the other side may get from the window.
+ */
+#define ADMA_READ 1
+
+/**
+ * For `adma_expose`: the other side may put to the window.
+ */
+#define ADMA_WRITE 2
+
+/**
+ * The name of a window, 16 bytes, to be sent to the other side, as they are, in any way.
+ */
+typedef struct adma_window {
+    /**
+     * Not for the program.
+     */
+    uint8_t bytes[16];
+} adma_window;
 
 #ifdef __cplusplus
 extern "C" {
@@ -230,10 +266,10 @@ int adma_init(void);
  * meanwhile wait, then open the library anew.
  *
  * Optional: a program may end without it. All memory of all copies, reads and writes is the
- * caller's again afterwards. Cookies from before are refused with `ADMA_ESTALE` from then on. Does
- * nothing when the library is not open.
+ * caller's again afterwards, and all windows are withdrawn and detached. Cookies and windows from
+ * before are refused with `ADMA_ESTALE` from then on. Does nothing when the library is not open.
  *
- * Returns 0 or a negative code.
+ * Returns 0 or a negative code; `ADMA_EBUSY` if a window is still accessed, see `adma_close`.
  */
 int adma_fini(void);
 
@@ -463,8 +499,8 @@ int64_t adma_read(int fd, void *addr, size_t len);
 int adma_write(int fd, const void *addr, size_t len);
 
 /**
- * Asks whether the read or write of a cookie is over. Moves messages of its link on, and does not
- * wait.
+ * Asks whether the read, write, put or get of a cookie is over. Moves messages of its link on, and
+ * does not wait.
  *
  * Returns 1 if it is over; 0 if not yet; or a negative code: what it failed with, or what is wrong
  * with the cookie. `ADMA_EMSGSIZE` is a read that is over with as much of a longer message as fits:
@@ -475,8 +511,8 @@ int adma_write(int fd, const void *addr, size_t len);
 int adma_check(int64_t cookie);
 
 /**
- * Waits until the read or write of a cookie is over. Moves messages of its link on, and sleeps while
- * there is nothing to do.
+ * Waits until the read, write, put or get of a cookie is over. Moves messages of its link on, and
+ * sleeps while there is nothing to do.
  *
  * Returns 0 when it is over; or a negative code, as `adma_check`; or `ADMA_ECANCELED` if this side
  * closes the link meanwhile.
@@ -484,11 +520,11 @@ int adma_check(int64_t cookie);
 int adma_wait(int64_t cookie);
 
 /**
- * The length of the message that the read of a cookie got, or that its write wrote. Does not wait.
+ * The length of the message that the read of a cookie got, or that its write wrote, or of the data
+ * of its put or get. Does not wait.
  *
- * Returns it (0 or above); `ADMA_EINPROGRESS` if the read or write is not over yet; or another
- * negative code, as `adma_check`. Known for the last 4096 reads and writes of a link, afterwards it
- * is `ADMA_EIDRM`.
+ * Returns it (0 or above); `ADMA_EINPROGRESS` if it is not over yet; or another negative code, as
+ * `adma_check`. Known for the last 4096 operations of a link, afterwards it is `ADMA_EIDRM`.
  */
 int64_t adma_result(int64_t cookie);
 
@@ -514,16 +550,202 @@ int64_t adma_peek(int fd);
 
 /**
  * Closes a link or listener and its descriptor. The other side of a link is told; what was written
- * and is over can still be read there. Reads and writes of this side that are not over end without
- * success, also those of calls on other threads, with `ADMA_ECANCELED`; afterwards the cookies of
- * the link are `ADMA_ESTALE`, and all memory is the caller's again: if the other side is copying into
- * it at this moment, that is waited for.
+ * and is over can still be read there. Reads, writes, puts and gets of this side that are not over
+ * end without success, also those of calls on other threads, with `ADMA_ECANCELED`; the windows of
+ * the link are withdrawn and detached. Afterwards the cookies and windows of the link are
+ * `ADMA_ESTALE`, and all memory is the caller's again: if the other side is copying into it at this
+ * moment, that is waited for.
  *
- * Returns 0, or `ADMA_EBADF` if it is not the descriptor of an open link or listener. A descriptor
- * that the program has closed with `close` is noticed at the next call for it, and its link closed
- * then.
+ * Returns 0, or `ADMA_EBADF` if it is not the descriptor of an open link or listener. `ADMA_EBUSY`:
+ * it is closed, but the other process is stopped in the middle of an access to a window, whose memory
+ * must stay valid until an `adma_withdraw` of it returns 0. A descriptor that the program has closed
+ * with `close` is noticed at the next call for it, and its link closed then.
  */
 int adma_close(int fd);
+
+/**
+ * Exposes `len` bytes at `addr` to the other side of a link, which then puts to them (`ADMA_WRITE`)
+ * or gets from them (`ADMA_READ`, or both with `|` between) without a word from this process.
+ * `*handle` becomes the name of the window: send it to the other side, which attaches it. Knowing it
+ * is no use to any other process.
+ *
+ * Returns the number of the window (0 or above) for `adma_wait_value` and `adma_withdraw`, or a
+ * negative code.
+ *
+ * # Safety
+ * Until the window is withdrawn, `addr` must stay valid for reading and writing of `len` bytes.
+ * Whoever uses it meanwhile must expect that the other side does so too. It is withdrawn when
+ * `adma_withdraw`, `adma_close` of the link or `adma_fini` returns 0. `handle` must be valid for
+ * writing.
+ */
+int64_t adma_expose(int fd,
+                    void *addr,
+                    size_t len,
+                    int rights,
+                    struct adma_window *handle);
+
+/**
+ * Takes a window of this side back. The other side cannot begin another access; what it copies at
+ * this moment, a piece of an access, is waited for, and it finds the window withdrawn after that.
+ * Calls of other threads that wait for a value of the window end with `ADMA_ESTALE`.
+ *
+ * Returns 0, and then the memory is the caller's alone; or a negative code. `ADMA_EBUSY`: the other
+ * side was stopped in the middle of a copy and did not finish it within a second. Then the memory
+ * must stay valid: let the other process go on or end it, and call this again.
+ */
+int adma_withdraw(int64_t window);
+
+/**
+ * Waits until the variable at an offset of a window of this side is `at_least` or more, for at most
+ * `timeout_ns` nanoseconds; for as long as it takes if that is negative. The variable is 8 bytes, on
+ * a boundary of 8 in this process. Looks for a while, then sleeps; a notification of the other side
+ * wakes it. To look without waiting, ask with a time of 0.
+ *
+ * Returns 0, and then `*value`, unless the pointer is null, is what the variable holds, and the data
+ * that was put before it is visible to the calling thread; or a negative code: `ADMA_ETIMEDOUT` when
+ * the time is over, `ADMA_EPIPE` if the other side is gone, `ADMA_ESTALE` if another thread withdraws
+ * the window, `ADMA_ECANCELED` if another thread closes the link.
+ *
+ * # Safety
+ * `value` must be null or valid for writing.
+ */
+int adma_wait_value(int64_t window,
+                    uint64_t offset,
+                    uint64_t at_least,
+                    int64_t timeout_ns,
+                    uint64_t *value);
+
+/**
+ * Attaches a window of the other side of a link by the handle that came from there. Any bytes may be
+ * tried: those that are no handle are `ADMA_EBADMSG`, the handle of a window that was withdrawn is
+ * `ADMA_ESTALE`, and one that is not of the process at the other end is `ADMA_EXDEV`.
+ *
+ * Returns the number of the window here (0 or above) for puts and gets, or a negative code.
+ *
+ * # Safety
+ * `handle` must be null or valid for reading.
+ */
+int64_t adma_attach(int fd,
+                    const struct adma_window *handle);
+
+/**
+ * Forgets a window of the other side. Puts and gets under way go on.
+ *
+ * Returns 0 or a negative code.
+ */
+int adma_detach(int64_t remote);
+
+/**
+ * The length of a window in bytes, of one of this side's or of one that is attached.
+ *
+ * Returns it (0 or above), or a negative code.
+ */
+int64_t adma_window_length(int64_t window);
+
+/**
+ * Copies `len` bytes at `src` to an offset of a window of the other side, and returns when they are
+ * there. The other process need not call anything.
+ *
+ * Puts and gets of one link are carried out in the order in which they were begun, those that are
+ * waited for and those that are not. One that fails leaves nothing known of the bytes that it was to
+ * write.
+ *
+ * Returns 0 or a negative code: `ADMA_ERANGE` if it does not fit into the window, `ADMA_EACCES` if
+ * the window is not open for it, `ADMA_ESTALE` if the window was withdrawn, `ADMA_EPIPE` if the other
+ * side is gone, `ADMA_EHOSTUNREACH` if the system lets nobody reach that memory, `ADMA_ENXIO` if it
+ * is no longer mapped there.
+ *
+ * # Safety
+ * Until this returns, `src` must be valid for reading of `len` bytes, and nobody may write to it.
+ */
+int adma_put(int64_t remote,
+             uint64_t offset,
+             const void *src,
+             size_t len);
+
+/**
+ * As `adma_put`; and when all data is there, the variable at `notify_offset` of the same window
+ * becomes `value`, and the owner is woken if it waits for that: see `adma_wait_value`. The variable
+ * is 8 bytes, on a boundary of 8 in the owner's memory, and otherwise `ADMA_EINVAL`. A put that fails
+ * sets nothing.
+ *
+ * Returns 0 or a negative code, as `adma_put`.
+ *
+ * # Safety
+ * As for `adma_put`.
+ */
+int adma_put_notify(int64_t remote,
+                    uint64_t offset,
+                    const void *src,
+                    size_t len,
+                    uint64_t notify_offset,
+                    uint64_t value);
+
+/**
+ * Copies `len` bytes at an offset of a window of the other side to `dst`, and returns when they are
+ * here. In order with puts and other gets, see `adma_put`.
+ *
+ * Returns 0 or a negative code, as `adma_put`.
+ *
+ * # Safety
+ * Until this returns, `dst` must be valid for writing of `len` bytes, and nobody may use it.
+ */
+int adma_get(int64_t remote, uint64_t offset, void *dst, size_t len);
+
+/**
+ * Starts a put, and returns at once; small ones may be done already. A thread of the library carries
+ * it out, or whoever waits for it.
+ *
+ * Returns a cookie (0 or above) for `adma_check`, `adma_wait` and `adma_result`, as `adma_iread`; or
+ * a negative code, and then nothing is under way. That a put is over means that its data is in the
+ * window.
+ *
+ * # Safety
+ * Until the put is over, `src` must stay valid for reading of `len` bytes, and nobody may write to
+ * it. It is over when a read would be, see `adma_iread`, or when an `adma_fence` that was called
+ * after it returns 0.
+ */
+int64_t adma_iput(int64_t remote,
+                  uint64_t offset,
+                  const void *src,
+                  size_t len);
+
+/**
+ * Starts a put with a notification, see `adma_put_notify`, and returns at once.
+ *
+ * Returns a cookie or a negative code, as `adma_iput`.
+ *
+ * # Safety
+ * As for `adma_iput`.
+ */
+int64_t adma_iput_notify(int64_t remote,
+                         uint64_t offset,
+                         const void *src,
+                         size_t len,
+                         uint64_t notify_offset,
+                         uint64_t value);
+
+/**
+ * Starts a get, and returns at once; small ones may be done already.
+ *
+ * Returns a cookie or a negative code, as `adma_iput`.
+ *
+ * # Safety
+ * Until the get is over, `dst` must stay valid for writing of `len` bytes, and nobody may use it. It
+ * is over when a put would be, see `adma_iput`.
+ */
+int64_t adma_iget(int64_t remote,
+                  uint64_t offset,
+                  void *dst,
+                  size_t len);
+
+/**
+ * Waits until every put and get that was begun before, on any window of the same link, is over. How
+ * each of them ended, its cookie says.
+ *
+ * Returns 0 or a negative code, such as `ADMA_EPIPE` if the other side is gone.
+ */
+int adma_fence(int64_t remote);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -10,38 +10,42 @@ use memferry::{BuildError, CookieError, Error, ExecutionError, ValidationError};
 
 /// The process at the other end belongs to a user that is not allowed here.
 pub const ADMA_EPERM: c_int = -1;
-/// The cookie is a number that was not given out yet.
+/// The cookie or window is a number that was not given out yet.
 pub const ADMA_ENOENT: c_int = -2;
 /// The engine failed, and nobody could finish the rest.
 pub const ADMA_EIO: c_int = -5;
 /// The memory cannot be reached: is it still mapped?
 pub const ADMA_ENXIO: c_int = -6;
-/// Not a cookie: it is negative; often the error code of a call that was not looked at. Or not the
-/// descriptor of an open link or listener.
+/// Neither a cookie nor a window: it is negative; often the error code of a call that was not looked
+/// at. Or not the descriptor of an open link or listener.
 pub const ADMA_EBADF: c_int = -9;
-/// The cookie or descriptor is from before a fork: only the parent process can use it.
+/// The cookie, window or descriptor is from before a fork: only the parent process can use it.
 pub const ADMA_ECHILD: c_int = -10;
 /// The system refused a thread, memory or other means; may work later.
 pub const ADMA_EAGAIN: c_int = -11;
-/// The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written, or the name of a link
-/// is a path that this user may not use.
+/// The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written, the name of a link is a
+/// path that this user may not use, or the owner of a window has not opened it for such an access.
 pub const ADMA_EACCES: c_int = -13;
 /// A null pointer with a length above zero, or for a notification variable.
 pub const ADMA_EFAULT: c_int = -14;
-/// An engine has no more channels to give.
+/// The other side is stopped in the middle of an access to a window, whose memory must stay valid. Or
+/// an engine has no more channels to give.
 pub const ADMA_EBUSY: c_int = -16;
+/// The handle is not of a window of the process at the other end of this link.
+pub const ADMA_EXDEV: c_int = -18;
 /// An argument that makes no sense, such as a notification variable that is not aligned to 8 bytes,
-/// a name that is empty, or the cookie of a copy where that of a read or write is asked for.
+/// a name that is empty, rights that are none, the cookie of a copy where that of a read or write is
+/// asked for, or a window of the wrong side.
 pub const ADMA_EINVAL: c_int = -22;
-/// Too many descriptors or links are open.
+/// Too many descriptors, links or windows are open.
 pub const ADMA_EMFILE: c_int = -24;
-/// All cookies are used up: call `adma_fini`, or open the link anew.
+/// All cookies or numbers of windows are used up: call `adma_fini`, or open the link anew.
 pub const ADMA_ENOSPC: c_int = -28;
 /// The other side of the link is gone: its process has ended, or it closed the link.
 pub const ADMA_EPIPE: c_int = -32;
 /// A variable in the environment (`MEMFERRY_CHANNELS` and so on) holds a value that is not valid.
 pub const ADMA_EDOM: c_int = -33;
-/// A range that does not lie inside its memory.
+/// A range that does not lie inside its memory, or inside its window.
 pub const ADMA_ERANGE: c_int = -34;
 /// No message waits to be read.
 pub const ADMA_ENOMSG: c_int = -42;
@@ -51,7 +55,8 @@ pub const ADMA_EIDRM: c_int = -43;
 pub const ADMA_ENOLINK: c_int = -67;
 /// The other side of the link does not keep to the protocol, or has another version of it.
 pub const ADMA_EPROTO: c_int = -71;
-/// The profile of the machine (`MEMFERRY_PROFILE`) is not a profile.
+/// The profile of the machine (`MEMFERRY_PROFILE`) is not a profile, or bytes are not the handle of a
+/// window.
 pub const ADMA_EBADMSG: c_int = -74;
 /// A range that runs past the end of the address space.
 pub const ADMA_EOVERFLOW: c_int = -75;
@@ -65,16 +70,19 @@ pub const ADMA_EOPNOTSUPP: c_int = -95;
 pub const ADMA_EADDRINUSE: c_int = -98;
 /// Nobody can listen on this name: it is too long, or a path in a folder that does not exist.
 pub const ADMA_EADDRNOTAVAIL: c_int = -99;
-/// So many reads and writes of the link are under way that some must be waited for first.
+/// So many reads, writes, puts and gets of the link are under way that some must be waited for first.
 pub const ADMA_ENOBUFS: c_int = -105;
 /// The time was over before the notification variable held the value, or before the other side of a
 /// link answered.
 pub const ADMA_ETIMEDOUT: c_int = -110;
 /// Nobody listens on this name, or who does refused.
 pub const ADMA_ECONNREFUSED: c_int = -111;
+/// The system does not let this process reach the memory of the window.
+pub const ADMA_EHOSTUNREACH: c_int = -113;
 /// The read or write is not over yet.
 pub const ADMA_EINPROGRESS: c_int = -115;
-/// The cookie is from before an `adma_fini` or of a link that was closed, or never was one.
+/// The cookie or window is from before an `adma_fini` or of a link that was closed, or never was one;
+/// or the window was withdrawn.
 pub const ADMA_ESTALE: c_int = -116;
 /// Cancelled: this side closed the link or listener meanwhile.
 pub const ADMA_ECANCELED: c_int = -125;
@@ -86,28 +94,31 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
     match code {
         0 => c"success",
         ADMA_EPERM => c"the process at the other end belongs to a user that is not allowed here",
-        ADMA_ENOENT => c"this cookie was never given out",
+        ADMA_ENOENT => c"this cookie or window was never given out",
         ADMA_EIO => c"the engine failed",
         ADMA_ENXIO => c"the memory cannot be reached",
-        ADMA_EBADF => c"neither a cookie nor the descriptor of an open link or listener",
+        ADMA_EBADF => c"neither a cookie, a window nor the descriptor of an open link or listener",
         ADMA_ECHILD => {
-            c"this cookie or descriptor is from before a fork: only the parent can use it"
+            c"this cookie, window or descriptor is from before a fork: only the parent can use it"
         }
         ADMA_EAGAIN => c"the system refused a thread, memory or other means",
-        ADMA_EACCES => c"the profile of the machine, or the name, is a file that may not be used",
+        ADMA_EACCES => {
+            c"the profile of the machine, or the name, may not be used, or the window not so"
+        }
         ADMA_EFAULT => c"null pointer",
-        ADMA_EBUSY => c"an engine has no free channel",
+        ADMA_EBUSY => c"a window is still accessed, or an engine has no free channel",
+        ADMA_EXDEV => c"the handle is not of a window of the process at the other end",
         ADMA_EINVAL => c"invalid argument",
-        ADMA_EMFILE => c"too many descriptors or links are open",
-        ADMA_ENOSPC => c"all cookies are used up: call adma_fini, or open the link anew",
+        ADMA_EMFILE => c"too many descriptors, links or windows are open",
+        ADMA_ENOSPC => c"all cookies or windows are used up: call adma_fini, or open the link anew",
         ADMA_EPIPE => c"the other side of the link is gone",
         ADMA_EDOM => c"a MEMFERRY_ variable in the environment holds a value that is not valid",
-        ADMA_ERANGE => c"a range does not lie inside its memory",
+        ADMA_ERANGE => c"a range does not lie inside its memory or window",
         ADMA_ENOMSG => c"no message waits to be read",
         ADMA_EIDRM => c"what the cookie stands for ended too long ago: no more is known of it",
         ADMA_ENOLINK => c"not begun: what it was ordered after did not succeed",
         ADMA_EPROTO => c"the other side of the link speaks another protocol",
-        ADMA_EBADMSG => c"the profile of the machine is malformed: delete the file",
+        ADMA_EBADMSG => c"the profile of the machine or the handle of a window is malformed",
         ADMA_EOVERFLOW => c"a range runs past the end of the address space",
         ADMA_EUSERS => c"the library was opened and closed too often in this process",
         ADMA_EMSGSIZE => c"the message is longer than the buffer for it",
@@ -116,11 +127,14 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
         ADMA_EADDRNOTAVAIL => {
             c"nobody can listen on this name: is it too long, or its folder missing?"
         }
-        ADMA_ENOBUFS => c"too many reads and writes are under way: wait for some of them first",
+        ADMA_ENOBUFS => c"too many operations are under way: wait for some of them first",
         ADMA_ETIMEDOUT => c"timed out",
         ADMA_ECONNREFUSED => c"nobody listens on this name, or who does refused",
+        ADMA_EHOSTUNREACH => c"the memory of the window cannot be reached from this process",
         ADMA_EINPROGRESS => c"not over yet",
-        ADMA_ESTALE => c"this cookie is from before an adma_fini or adma_close, or never was one",
+        ADMA_ESTALE => {
+            c"this cookie or window is from before an adma_fini, adma_close or adma_withdraw"
+        }
         ADMA_ECANCELED => c"cancelled: this side was closed meanwhile",
         ADMA_ENOTRECOVERABLE => c"a mistake inside the library",
         1.. => c"not an error",
@@ -179,6 +193,9 @@ impl From<message::Error> for Failure {
             E::PeerGone(_) => ADMA_EPIPE,
             E::Cancelled | E::Closed => ADMA_ECANCELED,
             E::BadMemory(_) => ADMA_ENXIO,
+            E::Withdrawn => ADMA_ESTALE,
+            E::NotPermitted { .. } => ADMA_EACCES,
+            E::Unreachable(_) => ADMA_EHOSTUNREACH,
             E::Forked => ADMA_ECHILD,
             _ => ADMA_ENOTRECOVERABLE,
         };
@@ -199,6 +216,10 @@ fn of_message_validation(error: &message::ValidationError) -> c_int {
         E::TooLong => ADMA_EOVERFLOW,
         E::TooManyOperations(_) => ADMA_ENOBUFS,
         E::Setting { .. } => ADMA_EDOM,
+        E::ForeignHandle => ADMA_EXDEV,
+        E::OutsideWindow { .. } => ADMA_ERANGE,
+        E::TooManyWindows => ADMA_EMFILE,
+        // Also a variable that is not aligned.
         _ => ADMA_EINVAL,
     }
 }
@@ -320,7 +341,7 @@ mod tests {
 
     /// The same for links.
     fn one_of_each_of_links() -> Vec<(c_int, Failure)> {
-        use message::{Error as E, SystemError, ValidationError as V, Who};
+        use message::{Denied, Error as E, Rights, SystemError, ValidationError as V, Who};
         let link = |code, error: E| (code, Failure::from(error));
         let system = |errno| {
             let error = SystemError(std::io::Error::from_raw_os_error(errno).into());
@@ -329,6 +350,7 @@ mod tests {
         let name = || String::from("name");
         let (value, expected) = (String::from("maybe"), "on or off");
         let setting = V::Setting { name: "MEMFERRY_BACKGROUND", value, expected };
+        let outside = V::OutsideWindow { offset: 1, bytes: 8, window_bytes: 8 };
         let version = ConnectError::Version { name: name(), theirs: 2, ours: 1 };
         vec![
             link(ADMA_EFAULT, V::NullPointer(1).into()),
@@ -355,6 +377,14 @@ mod tests {
             link(ADMA_ECANCELED, E::Cancelled),
             link(ADMA_ENXIO, E::BadMemory(Who::Theirs)),
             link(ADMA_ECHILD, E::Forked),
+            link(ADMA_ESTALE, E::Withdrawn),
+            link(ADMA_EACCES, E::NotPermitted { asked: Rights::WRITE, given: Rights::READ }),
+            link(ADMA_EHOSTUNREACH, E::Unreachable(None)),
+            link(ADMA_EHOSTUNREACH, E::Unreachable(Some(Denied::SwitchedOff))),
+            link(ADMA_EXDEV, V::ForeignHandle.into()),
+            link(ADMA_ERANGE, outside.into()),
+            link(ADMA_EINVAL, V::MisalignedVariable(4).into()),
+            link(ADMA_EMFILE, V::TooManyWindows.into()),
         ]
     }
 

@@ -15,7 +15,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use memferry::{BuildError, Cookie, Ferry, Request};
 use memferry_sys::fork;
 
-use crate::links::{FIRST_LINK_COOKIE, Links};
+use crate::links::Links;
+use crate::windows::FIRST_WINDOW;
 
 /// Runs `call` with the ferry, which is opened first if it is not open.
 pub(crate) fn with<R>(call: impl FnOnce(&Ferry) -> R) -> Result<R, BuildError> {
@@ -68,8 +69,8 @@ pub(crate) fn plain_below() -> usize {
     PLAIN_BELOW.load(Ordering::Relaxed)
 }
 
-/// Ferries whose cookies are below those of links.
-const MOST_FERRIES: u64 = (1 << 15) - 1;
+/// Ferries whose cookies are below the numbers of windows and the cookies of links.
+const MOST_FERRIES: u64 = (1 << 15) - 2;
 
 static PLAIN_BELOW: AtomicUsize = AtomicUsize::new(0);
 
@@ -137,8 +138,8 @@ impl Process {
         if ferry.is_none() {
             let opened = Ferry::new()?;
             let first = first_cookie(&opened);
-            // Cookies of links are above those of copies, and must stay so.
-            if first >= FIRST_LINK_COOKIE {
+            // Windows and the cookies of links are above those of copies, and must stay so.
+            if first >= FIRST_WINDOW {
                 return Err(BuildError::TooMany(MOST_FERRIES));
             }
             self.first_cookie.fetch_min(first, Ordering::Relaxed);

@@ -1,10 +1,10 @@
-//! `libadma`: Memferry's copies and links for C programs, under the names that the papers gave the
-//! calls.
+//! `libadma`: Memferry's copies, links and windows for C programs, under the names that the papers
+//! gave the calls.
 //!
 //! Every call goes through `guard`, which lets no panic out, to the one ferry and to the links that
 //! `global` keeps; errors become numbers in `code`. The comments here are also those of
-//! `include/adma.h`, which is generated from this file, `link_calls.rs` and `code.rs`: they speak to
-//! users of C.
+//! `include/adma.h`, which is generated from this file, `link_calls.rs`, `window_calls.rs` and
+//! `code.rs`: they speak to users of C.
 
 mod code;
 mod global;
@@ -12,6 +12,8 @@ mod guard;
 mod link_calls;
 mod links;
 mod memory;
+mod window_calls;
+mod windows;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::time::Duration;
@@ -23,6 +25,7 @@ pub use code::*;
 use guard::guarded;
 pub use link_calls::*;
 use links::LinkCookie;
+pub use window_calls::*;
 
 /// Opens the library: measures or looks up what the machine can do, and starts the channels.
 ///
@@ -44,16 +47,16 @@ pub extern "C" fn adma_init() -> c_int {
 /// meanwhile wait, then open the library anew.
 ///
 /// Optional: a program may end without it. All memory of all copies, reads and writes is the
-/// caller's again afterwards. Cookies from before are refused with `ADMA_ESTALE` from then on. Does
-/// nothing when the library is not open.
+/// caller's again afterwards, and all windows are withdrawn and detached. Cookies and windows from
+/// before are refused with `ADMA_ESTALE` from then on. Does nothing when the library is not open.
 ///
-/// Returns 0 or a negative code.
+/// Returns 0 or a negative code; `ADMA_EBUSY` if a window is still accessed, see `adma_close`.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_fini() -> c_int {
     guarded("adma_fini", || {
-        global::links().close_all();
+        let outcome = global::links().close_all();
         global::close();
-        Ok(0)
+        outcome.map(|()| 0)
     })
 }
 

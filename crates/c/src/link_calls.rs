@@ -124,8 +124,8 @@ pub unsafe extern "C" fn adma_write(fd: c_int, addr: *const c_void, len: usize) 
     })
 }
 
-/// Asks whether the read or write of a cookie is over. Moves messages of its link on, and does not
-/// wait.
+/// Asks whether the read, write, put or get of a cookie is over. Moves messages of its link on, and
+/// does not wait.
 ///
 /// Returns 1 if it is over; 0 if not yet; or a negative code: what it failed with, or what is wrong
 /// with the cookie. `ADMA_EMSGSIZE` is a read that is over with as much of a longer message as fits:
@@ -143,8 +143,8 @@ pub extern "C" fn adma_check(cookie: i64) -> c_int {
     })
 }
 
-/// Waits until the read or write of a cookie is over. Moves messages of its link on, and sleeps while
-/// there is nothing to do.
+/// Waits until the read, write, put or get of a cookie is over. Moves messages of its link on, and
+/// sleeps while there is nothing to do.
 ///
 /// Returns 0 when it is over; or a negative code, as `adma_check`; or `ADMA_ECANCELED` if this side
 /// closes the link meanwhile.
@@ -156,11 +156,11 @@ pub extern "C" fn adma_wait(cookie: i64) -> c_int {
     })
 }
 
-/// The length of the message that the read of a cookie got, or that its write wrote. Does not wait.
+/// The length of the message that the read of a cookie got, or that its write wrote, or of the data
+/// of its put or get. Does not wait.
 ///
-/// Returns it (0 or above); `ADMA_EINPROGRESS` if the read or write is not over yet; or another
-/// negative code, as `adma_check`. Known for the last 4096 reads and writes of a link, afterwards it
-/// is `ADMA_EIDRM`.
+/// Returns it (0 or above); `ADMA_EINPROGRESS` if it is not over yet; or another negative code, as
+/// `adma_check`. Known for the last 4096 operations of a link, afterwards it is `ADMA_EIDRM`.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_result(cookie: i64) -> i64 {
     guarded("adma_result", || {
@@ -208,19 +208,21 @@ pub extern "C" fn adma_peek(fd: c_int) -> i64 {
 }
 
 /// Closes a link or listener and its descriptor. The other side of a link is told; what was written
-/// and is over can still be read there. Reads and writes of this side that are not over end without
-/// success, also those of calls on other threads, with `ADMA_ECANCELED`; afterwards the cookies of
-/// the link are `ADMA_ESTALE`, and all memory is the caller's again: if the other side is copying into
-/// it at this moment, that is waited for.
+/// and is over can still be read there. Reads, writes, puts and gets of this side that are not over
+/// end without success, also those of calls on other threads, with `ADMA_ECANCELED`; the windows of
+/// the link are withdrawn and detached. Afterwards the cookies and windows of the link are
+/// `ADMA_ESTALE`, and all memory is the caller's again: if the other side is copying into it at this
+/// moment, that is waited for.
 ///
-/// Returns 0, or `ADMA_EBADF` if it is not the descriptor of an open link or listener. A descriptor
-/// that the program has closed with `close` is noticed at the next call for it, and its link closed
-/// then.
+/// Returns 0, or `ADMA_EBADF` if it is not the descriptor of an open link or listener. `ADMA_EBUSY`:
+/// it is closed, but the other process is stopped in the middle of an access to a window, whose memory
+/// must stay valid until an `adma_withdraw` of it returns 0. A descriptor that the program has closed
+/// with `close` is noticed at the next call for it, and its link closed then.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_close(fd: c_int) -> c_int {
     guarded("adma_close", || links().close(fd).map(|()| 0))
 }
 
 fn not_yet() -> Failure {
-    Failure::new(ADMA_EINPROGRESS, "this read or write is not over yet: check or wait first")
+    Failure::new(ADMA_EINPROGRESS, "this is not over yet: check or wait first")
 }

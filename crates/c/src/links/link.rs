@@ -1,4 +1,5 @@
-//! An open link: the core's link, the program's descriptor for it, and its reads and writes.
+//! An open link: the core's link, the program's descriptor for it, and its reads and writes, puts and
+//! gets.
 
 use std::ffi::c_int;
 use std::os::fd::AsFd;
@@ -6,7 +7,7 @@ use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memferry::message::{Error, Link, Operation, ValidationError, Watch};
+use memferry::message::{Error, Gone, Link, Operation, ValidationError, Watch, WindowHandle};
 use memferry_sys::sync::lock;
 
 use super::cookie;
@@ -26,6 +27,8 @@ pub(crate) struct OpenLink {
     /// Our event is signalled. It is left so until somebody asks in vain: then it matters. Changes
     /// only while the ledger is locked.
     is_signalled: AtomicBool,
+    /// This side closes it. Set before anything is ended.
+    is_closed: AtomicBool,
 }
 
 impl OpenLink {
@@ -33,8 +36,15 @@ impl OpenLink {
     pub(super) fn new(link: Link, place: usize) -> Result<Self, Failure> {
         let watch = link.watch()?;
         let descriptor = Descriptor::over(watch.as_fd())?;
-        let (ledger, is_signalled) = (Mutex::new(Ledger::new(place)), AtomicBool::new(false));
-        Ok(Self { link, watch, descriptor, place, ledger, is_signalled })
+        Ok(Self {
+            link,
+            watch,
+            descriptor,
+            place,
+            ledger: Mutex::new(Ledger::new(place)),
+            is_signalled: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn number(&self) -> c_int {
@@ -47,11 +57,47 @@ impl OpenLink {
         self.descriptor.is_ours(self.watch.as_fd())
     }
 
-    /// Ends everything under way and tells the other side; what the program holds is closed last,
-    /// so that its number is free only when nothing is left behind it.
+    /// The link of the core.
+    pub(crate) fn core(&self) -> &Link {
+        &self.link
+    }
+
+    /// Whether this side has closed it, or is about to.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Ends everything under way and tells the other side.
     pub(super) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
         self.link.clone().close();
+    }
+
+    /// Closes what the program holds: last, so that its number is free only when nothing is left
+    /// behind it.
+    pub(super) fn close_descriptor(&self) {
         self.descriptor.close(self.watch.as_fd());
+    }
+
+    /// Accesses that find the connection ended do not know who ended it.
+    pub(crate) fn whose_end(&self, error: Error) -> Error {
+        match error {
+            Error::PeerGone(Gone::Closed) if self.is_closed() => Error::Closed,
+            other => other,
+        }
+    }
+
+    /// An error if the other side is gone, or if this side has closed the link. `own` is the handle
+    /// of a window of this side.
+    pub(crate) fn check_other_side(&self, own: WindowHandle) -> Result<(), Failure> {
+        if self.link.peek()?.is_none() {
+            return Ok(());
+        }
+        // While a message waits, only an access notices. This one is refused if it comes so far.
+        match self.link.attach(own) {
+            Err(gone @ (Error::PeerGone(_) | Error::Closed)) => Err(gone.into()),
+            _ => Ok(()),
+        }
     }
 
     /// Writes and waits.
@@ -105,7 +151,7 @@ impl OpenLink {
     }
 
     /// Starts an operation and keeps it. The lock makes numbers follow the order on the link.
-    fn start(
+    pub(crate) fn start(
         &self,
         length: usize,
         begin: impl Fn() -> Result<Operation, Error>,
@@ -147,7 +193,7 @@ impl OpenLink {
             Known::Underway { shared, posted } => (shared, posted),
             Known::Over(ended) => return Ok(ended),
         };
-        let outcome = wait_for(&shared);
+        let outcome = wait_for(&shared).map_err(|error| self.whose_end(error));
         Ok(lock(&self.ledger).settle(number, posted, outcome))
     }
 

@@ -16,6 +16,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use memferry::message::{Error, Link};
 
 use crate::code::{ADMA_EBADF, ADMA_EMFILE, ADMA_ESTALE, Failure};
+use crate::windows::Windows;
 pub(crate) use cookie::{FIRST as FIRST_LINK_COOKIE, LinkCookie};
 pub(crate) use link::OpenLink;
 use listener::OpenListener;
@@ -24,6 +25,8 @@ use listener::OpenListener;
 #[derive(Debug)]
 pub(crate) struct Links {
     table: RwLock<Table>,
+    /// The windows of links, which end with them.
+    windows: Windows,
     /// How far each place had counted when this process was forked.
     inherited: Box<[u64]>,
 }
@@ -44,13 +47,19 @@ impl Links {
     /// None, in a process that may have been forked.
     pub(crate) fn new(is_child: bool) -> Self {
         let inherited = if is_child { cookie::all_counts() } else { Box::default() };
-        Self { table: RwLock::default(), inherited }
+        Self { table: RwLock::default(), windows: Windows::new(), inherited }
     }
 
     /// Takes a name; the descriptor.
     pub(crate) fn listen(&self, name: &str) -> Result<c_int, Failure> {
         let entry = Entry::Listener(Arc::new(OpenListener::bind(name)?));
-        Ok(Table::insert(self.write(), entry))
+        Ok(self.insert(self.write(), entry))
+    }
+
+    /// The windows of all links.
+    #[inline]
+    pub(crate) fn windows(&self) -> &Windows {
+        &self.windows
     }
 
     /// Waits for somebody to connect; the descriptor of the link.
@@ -90,23 +99,21 @@ impl Links {
         }
     }
 
-    /// Closes a link or listener.
+    /// Closes a link or listener. An error that says busy: it is closed, but the other side is in the
+    /// middle of an access to a window of it.
     pub(crate) fn close(&self, descriptor: c_int) -> Result<(), Failure> {
         let entry = self.entry(descriptor)?;
         // Of two threads that close it one is first, and the other comes too late.
         if !self.remove(&entry) {
             return Err(not_open(descriptor, "open any more"));
         }
-        entry.close();
-        Ok(())
+        self.end(&entry)
     }
 
-    /// Closes all of them.
-    pub(crate) fn close_all(&self) {
+    /// Closes all of them. An error as for [`Links::close`].
+    pub(crate) fn close_all(&self) -> Result<(), Failure> {
         let table = std::mem::take(&mut *self.write());
-        for entry in table.by_descriptor.values() {
-            entry.close();
-        }
+        table.by_descriptor.values().map(|entry| self.end(entry)).fold(Ok(()), Result::and)
     }
 
     /// Whether a descriptor of a forked child is one of these, which are its parent's. Another
@@ -134,7 +141,8 @@ impl Links {
             return Ok(entry);
         }
         if self.remove(&entry) {
-            entry.close();
+            // A window that is still accessed says so itself when it is withdrawn.
+            let _ = self.end(&entry);
         }
         Err(not_open(descriptor, "open any more: it was closed outside of this library"))
     }
@@ -145,7 +153,37 @@ impl Links {
         let place = table.free_place()?;
         let link = Arc::new(OpenLink::new(link, place)?);
         table.places[place] = Some(link.clone());
-        Ok(Table::insert(table, Entry::Link(link)))
+        Ok(self.insert(table, Entry::Link(link)))
+    }
+
+    /// Keeps an entry; its number.
+    fn insert(&self, mut table: RwLockWriteGuard<'_, Table>, entry: Entry) -> c_int {
+        let number = entry.number();
+        let lost = table.by_descriptor.insert(number, entry);
+        // The number is new, so whatever had it was closed with `close(2)`.
+        if let Some(lost) = lost {
+            table.free(&lost);
+            drop(table);
+            // As above.
+            let _ = self.end(&lost);
+        }
+        number
+    }
+
+    /// Ends what an entry stands for, now that nobody can find it.
+    fn end(&self, entry: &Entry) -> Result<(), Failure> {
+        match entry {
+            Entry::Link(link) => {
+                link.close();
+                let outcome = self.windows.end_of(link);
+                link.close_descriptor();
+                outcome
+            }
+            Entry::Listener(listener) => {
+                listener.close();
+                Ok(())
+            }
+        }
     }
 
     /// Takes an entry out of the table. `false` if another thread has.
@@ -169,19 +207,6 @@ impl Links {
 }
 
 impl Table {
-    /// Keeps an entry; its number.
-    fn insert(mut table: RwLockWriteGuard<'_, Self>, entry: Entry) -> c_int {
-        let number = entry.number();
-        let lost = table.by_descriptor.insert(number, entry);
-        // The number is new, so whatever had it was closed with `close(2)`.
-        if let Some(lost) = lost {
-            table.free(&lost);
-            drop(table);
-            lost.close();
-        }
-        number
-    }
-
     fn free_place(&mut self) -> Result<usize, Failure> {
         let place = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
         if place == cookie::PLACES {
@@ -221,13 +246,6 @@ impl Entry {
             (Self::Link(a), Self::Link(b)) => Arc::ptr_eq(a, b),
             (Self::Listener(a), Self::Listener(b)) => Arc::ptr_eq(a, b),
             _ => false,
-        }
-    }
-
-    fn close(&self) {
-        match self {
-            Self::Link(link) => link.close(),
-            Self::Listener(listener) => listener.close(),
         }
     }
 }

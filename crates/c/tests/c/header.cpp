@@ -6,6 +6,7 @@
 #include <cstdint>
 
 static_assert(ADMA_EFAULT == -14, "codes are constants");
+static_assert(sizeof(adma_window) == 16, "a handle is 16 bytes");
 
 int all_calls(const void *src, void *dst, std::atomic<std::uint64_t> &variable);
 
@@ -23,5 +24,13 @@ int all_calls(const void *src, void *dst, std::atomic<std::uint64_t> &variable) 
     other = adma_iwrite(link, src, 1) + adma_result(cookie) + adma_peek(link);
     sum += adma_write(link, src, 1) + adma_check(other) + adma_wait(other);
     sum += adma_lengths(cookie, word, nullptr) + adma_close(link);
+    adma_window handle = {};
+    std::int64_t window = adma_expose(link, dst, 16, ADMA_READ | ADMA_WRITE, &handle);
+    std::int64_t remote = adma_attach(link, &handle) + adma_window_length(window);
+    cookie = adma_iput(remote, 0, src, 1) + adma_iput_notify(remote, 0, src, 1, 8, 1);
+    other = adma_iget(remote, 0, dst, 1);
+    sum += adma_put(remote, 0, src, 1) + adma_put_notify(remote, 0, src, 1, 8, 1);
+    sum += adma_get(remote, 0, dst, 1) + adma_fence(remote) + adma_detach(remote);
+    sum += adma_wait_value(window, 8, 1, -1, word) + adma_withdraw(window);
     return texts[0] == texts[1] ? sum : 0;
 }

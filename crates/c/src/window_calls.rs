@@ -1,0 +1,290 @@
+//! The calls for windows: memory that one side of a link exposes, and that the other puts to and gets
+//! from. As in `lib.rs`, comments here are those of the header.
+
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+use memferry::message::Notify;
+
+use crate::code::{ADMA_EFAULT, Failure};
+use crate::global::links;
+use crate::guard::guarded;
+
+/// For `adma_expose`: the other side may get from the window.
+pub const ADMA_READ: c_int = 1;
+/// For `adma_expose`: the other side may put to the window.
+pub const ADMA_WRITE: c_int = 2;
+
+/// The name of a window, 16 bytes, to be sent to the other side, as they are, in any way.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct WindowName {
+    /// Not for the program.
+    pub bytes: [u8; 16],
+}
+
+/// Exposes `len` bytes at `addr` to the other side of a link, which then puts to them (`ADMA_WRITE`)
+/// or gets from them (`ADMA_READ`, or both with `|` between) without a word from this process.
+/// `*handle` becomes the name of the window: send it to the other side, which attaches it. Knowing it
+/// is no use to any other process.
+///
+/// Returns the number of the window (0 or above) for `adma_wait_value` and `adma_withdraw`, or a
+/// negative code.
+///
+/// # Safety
+/// Until the window is withdrawn, `addr` must stay valid for reading and writing of `len` bytes.
+/// Whoever uses it meanwhile must expect that the other side does so too. It is withdrawn when
+/// `adma_withdraw`, `adma_close` of the link or `adma_fini` returns 0. `handle` must be valid for
+/// writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn adma_expose(
+    fd: c_int,
+    addr: *mut c_void,
+    len: usize,
+    rights: c_int,
+    handle: *mut WindowName,
+) -> i64 {
+    guarded("adma_expose", || {
+        if handle.is_null() {
+            return Err(no_handle());
+        }
+        let links = links();
+        // SAFETY: the caller vouches for the memory until the window is withdrawn.
+        let (number, name) =
+            unsafe { links.windows().expose(links.link(fd)?, addr.cast(), len, rights) }?;
+        // SAFETY: not null, bytes have no alignment, and the caller vouches for the rest.
+        unsafe { handle.write(WindowName { bytes: name.to_bytes() }) };
+        Ok(number)
+    })
+}
+
+/// Takes a window of this side back. The other side cannot begin another access; what it copies at
+/// this moment, a piece of an access, is waited for, and it finds the window withdrawn after that.
+/// Calls of other threads that wait for a value of the window end with `ADMA_ESTALE`.
+///
+/// Returns 0, and then the memory is the caller's alone; or a negative code. `ADMA_EBUSY`: the other
+/// side was stopped in the middle of a copy and did not finish it within a second. Then the memory
+/// must stay valid: let the other process go on or end it, and call this again.
+#[unsafe(no_mangle)]
+pub extern "C" fn adma_withdraw(window: i64) -> c_int {
+    guarded("adma_withdraw", || links().windows().withdraw(window).map(|()| 0))
+}
+
+/// Waits until the variable at an offset of a window of this side is `at_least` or more, for at most
+/// `timeout_ns` nanoseconds; for as long as it takes if that is negative. The variable is 8 bytes, on
+/// a boundary of 8 in this process. Looks for a while, then sleeps; a notification of the other side
+/// wakes it. To look without waiting, ask with a time of 0.
+///
+/// Returns 0, and then `*value`, unless the pointer is null, is what the variable holds, and the data
+/// that was put before it is visible to the calling thread; or a negative code: `ADMA_ETIMEDOUT` when
+/// the time is over, `ADMA_EPIPE` if the other side is gone, `ADMA_ESTALE` if another thread withdraws
+/// the window, `ADMA_ECANCELED` if another thread closes the link.
+///
+/// # Safety
+/// `value` must be null or valid for writing.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn adma_wait_value(
+    window: i64,
+    offset: u64,
+    at_least: u64,
+    timeout_ns: i64,
+    value: *mut u64,
+) -> c_int {
+    guarded("adma_wait_value", || {
+        if !value.is_null() && !value.is_aligned() {
+            let text = format!("a value cannot be stored at {value:p}: not aligned to 8 bytes");
+            return Err(Failure::new(ADMA_EFAULT, text));
+        }
+        let timeout = u64::try_from(timeout_ns).ok().map(Duration::from_nanos);
+        let found = links().windows().exposed(window)?.wait_value(offset, at_least, timeout)?;
+        // SAFETY: aligned, and the caller vouches that it is null or valid.
+        if let Some(value) = unsafe { value.as_mut() } {
+            *value = found;
+        }
+        Ok(0)
+    })
+}
+
+/// Attaches a window of the other side of a link by the handle that came from there. Any bytes may be
+/// tried: those that are no handle are `ADMA_EBADMSG`, the handle of a window that was withdrawn is
+/// `ADMA_ESTALE`, and one that is not of the process at the other end is `ADMA_EXDEV`.
+///
+/// Returns the number of the window here (0 or above) for puts and gets, or a negative code.
+///
+/// # Safety
+/// `handle` must be null or valid for reading.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn adma_attach(fd: c_int, handle: *const WindowName) -> i64 {
+    guarded("adma_attach", || {
+        // SAFETY: bytes have no alignment, and the caller vouches that it is null or valid.
+        let name = unsafe { handle.as_ref() }.ok_or_else(no_handle)?;
+        let links = links();
+        links.windows().attach(links.link(fd)?, name.bytes)
+    })
+}
+
+/// Forgets a window of the other side. Puts and gets under way go on.
+///
+/// Returns 0 or a negative code.
+#[unsafe(no_mangle)]
+pub extern "C" fn adma_detach(remote: i64) -> c_int {
+    guarded("adma_detach", || links().windows().detach(remote).map(|()| 0))
+}
+
+/// The length of a window in bytes, of one of this side's or of one that is attached.
+///
+/// Returns it (0 or above), or a negative code.
+#[unsafe(no_mangle)]
+pub extern "C" fn adma_window_length(window: i64) -> i64 {
+    guarded("adma_window_length", || links().windows().length(window).map(u64::cast_signed))
+}
+
+/// Copies `len` bytes at `src` to an offset of a window of the other side, and returns when they are
+/// there. The other process need not call anything.
+///
+/// Puts and gets of one link are carried out in the order in which they were begun, those that are
+/// waited for and those that are not. One that fails leaves nothing known of the bytes that it was to
+/// write.
+///
+/// Returns 0 or a negative code: `ADMA_ERANGE` if it does not fit into the window, `ADMA_EACCES` if
+/// the window is not open for it, `ADMA_ESTALE` if the window was withdrawn, `ADMA_EPIPE` if the other
+/// side is gone, `ADMA_EHOSTUNREACH` if the system lets nobody reach that memory, `ADMA_ENXIO` if it
+/// is no longer mapped there.
+///
+/// # Safety
+/// Until this returns, `src` must be valid for reading of `len` bytes, and nobody may write to it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn adma_put(
+    remote: i64,
+    offset: u64,
+    src: *const c_void,
+    len: usize,
+) -> c_int {
+    guarded("adma_put", || {
+        let window = links().windows().attached(remote)?;
+        // SAFETY: the caller vouches for the memory until this returns.
+        unsafe { window.put(offset, src.cast(), len, None) }.map(|()| 0)
+    })
+}
+
+/// As `adma_put`; and when all data is there, the variable at `notify_offset` of the same window
+/// becomes `value`, and the owner is woken if it waits for that: see `adma_wait_value`. The variable
+/// is 8 bytes, on a boundary of 8 in the owner's memory, and otherwise `ADMA_EINVAL`. A put that fails
+/// sets nothing.
+///
+/// Returns 0 or a negative code, as `adma_put`.
+///
+/// # Safety
+/// As for `adma_put`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn adma_put_notify(
+    remote: i64,
+    offset: u64,
+    src: *const c_void,
+    len: usize,
+    notify_offset: u64,
+    value: u64,
+) -> c_int {
+    guarded("adma_put_notify", || {
+        let (window, notify) = (links().windows().attached(remote)?, notify(notify_offset, value));
+        // SAFETY: the caller vouches for the memory until this returns.
+        unsafe { window.put(offset, src.cast(), len, notify) }.map(|()| 0)
+    })
+}
+
+/// Copies `len` bytes at an offset of a window of the other side to `dst`, and returns when they are
+/// here. In order with puts and other gets, see `adma_put`.
+///
+/// Returns 0 or a negative code, as `adma_put`.
+///
+/// # Safety
+/// Until this returns, `dst` must be valid for writing of `len` bytes, and nobody may use it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn adma_get(remote: i64, offset: u64, dst: *mut c_void, len: usize) -> c_int {
+    guarded("adma_get", || {
+        let window = links().windows().attached(remote)?;
+        // SAFETY: the caller vouches for the memory until this returns.
+        unsafe { window.get(offset, dst.cast(), len) }.map(|()| 0)
+    })
+}
+
+/// Starts a put, and returns at once; small ones may be done already. A thread of the library carries
+/// it out, or whoever waits for it.
+///
+/// Returns a cookie (0 or above) for `adma_check`, `adma_wait` and `adma_result`, as `adma_iread`; or
+/// a negative code, and then nothing is under way. That a put is over means that its data is in the
+/// window.
+///
+/// # Safety
+/// Until the put is over, `src` must stay valid for reading of `len` bytes, and nobody may write to
+/// it. It is over when a read would be, see `adma_iread`, or when an `adma_fence` that was called
+/// after it returns 0.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn adma_iput(
+    remote: i64,
+    offset: u64,
+    src: *const c_void,
+    len: usize,
+) -> i64 {
+    guarded("adma_iput", || {
+        let window = links().windows().attached(remote)?;
+        // SAFETY: the caller vouches for the memory until the put is over.
+        unsafe { window.iput(offset, src.cast(), len, None) }
+    })
+}
+
+/// Starts a put with a notification, see `adma_put_notify`, and returns at once.
+///
+/// Returns a cookie or a negative code, as `adma_iput`.
+///
+/// # Safety
+/// As for `adma_iput`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn adma_iput_notify(
+    remote: i64,
+    offset: u64,
+    src: *const c_void,
+    len: usize,
+    notify_offset: u64,
+    value: u64,
+) -> i64 {
+    guarded("adma_iput_notify", || {
+        let (window, notify) = (links().windows().attached(remote)?, notify(notify_offset, value));
+        // SAFETY: the caller vouches for the memory until the put is over.
+        unsafe { window.iput(offset, src.cast(), len, notify) }
+    })
+}
+
+/// Starts a get, and returns at once; small ones may be done already.
+///
+/// Returns a cookie or a negative code, as `adma_iput`.
+///
+/// # Safety
+/// Until the get is over, `dst` must stay valid for writing of `len` bytes, and nobody may use it. It
+/// is over when a put would be, see `adma_iput`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn adma_iget(remote: i64, offset: u64, dst: *mut c_void, len: usize) -> i64 {
+    guarded("adma_iget", || {
+        let window = links().windows().attached(remote)?;
+        // SAFETY: the caller vouches for the memory until the get is over.
+        unsafe { window.iget(offset, dst.cast(), len) }
+    })
+}
+
+/// Waits until every put and get that was begun before, on any window of the same link, is over. How
+/// each of them ended, its cookie says.
+///
+/// Returns 0 or a negative code, such as `ADMA_EPIPE` if the other side is gone.
+#[unsafe(no_mangle)]
+pub extern "C" fn adma_fence(remote: i64) -> c_int {
+    guarded("adma_fence", || links().windows().attached(remote)?.fence().map(|()| 0))
+}
+
+/// What the core calls a notification. The variable's place is checked there.
+fn notify(offset: u64, value: u64) -> Option<Notify> {
+    Some(Notify { offset, value })
+}
+
+fn no_handle() -> Failure {
+    Failure::new(ADMA_EFAULT, "the handle is a null pointer")
+}

@@ -1,0 +1,126 @@
+//! A window of the other side of a link, as the C program accesses it.
+
+use std::slice;
+use std::sync::Arc;
+
+use memferry::message::{Error, Notify, RemoteWindow, WindowHandle};
+
+use crate::code::{ADMA_EBADMSG, Failure};
+use crate::links::OpenLink;
+use crate::memory;
+
+/// A window of the other side.
+#[derive(Debug)]
+pub(crate) struct Attached {
+    link: Arc<OpenLink>,
+    remote: RemoteWindow,
+}
+
+impl Attached {
+    /// Attaches the window that some bytes name, if they do.
+    pub(super) fn new(link: Arc<OpenLink>, handle: [u8; 16]) -> Result<Self, Failure> {
+        let handle = WindowHandle::from_bytes(handle).map_err(|error| {
+            Failure::new(ADMA_EBADMSG, format!("these bytes are no handle of a window: {error}"))
+        })?;
+        let remote = link.core().attach(handle)?;
+        Ok(Self { link, remote })
+    }
+
+    pub(super) fn is_of(&self, link: &Arc<OpenLink>) -> bool {
+        Arc::ptr_eq(&self.link, link)
+    }
+
+    pub(super) fn link(&self) -> &OpenLink {
+        &self.link
+    }
+
+    /// How many bytes it has.
+    pub(super) fn length(&self) -> u64 {
+        self.remote.len()
+    }
+
+    /// Puts and waits.
+    ///
+    /// # Safety
+    /// The memory must be valid for reads, and not change, until this returns.
+    pub(crate) unsafe fn put(
+        &self,
+        offset: u64,
+        address: *const u8,
+        length: usize,
+        notify: Option<Notify>,
+    ) -> Result<(), Failure> {
+        memory::check(address, length)?;
+        let bytes = if length == 0 {
+            &[]
+        } else {
+            // SAFETY: not null and not too long, which was checked; the caller vouches for the rest.
+            unsafe { slice::from_raw_parts(address, length) }
+        };
+        self.outcome(match notify {
+            Some(notify) => self.remote.put_notify(offset, bytes, notify),
+            None => self.remote.put(offset, bytes),
+        })
+    }
+
+    /// Gets and waits.
+    ///
+    /// # Safety
+    /// The memory must be valid for writes, and nobody else may use it, until this returns.
+    pub(crate) unsafe fn get(
+        &self,
+        offset: u64,
+        address: *mut u8,
+        length: usize,
+    ) -> Result<(), Failure> {
+        memory::check(address, length)?;
+        let bytes = if length == 0 {
+            &mut []
+        } else {
+            // SAFETY: as above.
+            unsafe { slice::from_raw_parts_mut(address, length) }
+        };
+        self.outcome(self.remote.get(offset, bytes))
+    }
+
+    /// Starts a put; its cookie.
+    ///
+    /// # Safety
+    /// As for [`Attached::put`], until it is over.
+    pub(crate) unsafe fn iput(
+        &self,
+        offset: u64,
+        address: *const u8,
+        length: usize,
+        notify: Option<Notify>,
+    ) -> Result<i64, Failure> {
+        memory::check(address, length)?;
+        // SAFETY: passed on.
+        let begin = || unsafe { self.remote.iput_raw(offset, address, length, notify) };
+        self.link.start(length, begin)
+    }
+
+    /// Starts a get; its cookie.
+    ///
+    /// # Safety
+    /// As for [`Attached::get`], until it is over.
+    pub(crate) unsafe fn iget(
+        &self,
+        offset: u64,
+        address: *mut u8,
+        length: usize,
+    ) -> Result<i64, Failure> {
+        memory::check(address, length)?;
+        // SAFETY: passed on.
+        self.link.start(length, || unsafe { self.remote.iget_raw(offset, address, length) })
+    }
+
+    /// Waits until everything that was begun before, on any window of the link, is over.
+    pub(crate) fn fence(&self) -> Result<(), Failure> {
+        self.outcome(self.remote.fence())
+    }
+
+    fn outcome(&self, outcome: Result<(), Error>) -> Result<(), Failure> {
+        outcome.map_err(|error| self.link.whose_end(error).into())
+    }
+}

@@ -1,0 +1,165 @@
+//! A window of this process: memory of the C program that the other side of a link may access.
+//!
+//! Threads that wait for a value share the window; who withdraws it has it alone. It tells the others
+//! to leave, because the memory may be gone when it is done.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use memferry::message::window::RawMemory;
+use memferry::message::{Error, Rights, ValidationError, Window, WindowHandle};
+
+use crate::code::{ADMA_EBUSY, ADMA_EINVAL, ADMA_ESTALE, ADMA_ETIMEDOUT, Failure};
+use crate::links::OpenLink;
+use crate::memory;
+use crate::window_calls::{ADMA_READ, ADMA_WRITE};
+
+/// Both rights together.
+const READ_WRITE: c_int = ADMA_READ | ADMA_WRITE;
+
+/// A wait looks this often whether the other side still lives.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A window of this process.
+#[derive(Debug)]
+pub(crate) struct Exposed {
+    link: Arc<OpenLink>,
+    handle: WindowHandle,
+    /// `None` once it is withdrawn.
+    window: RwLock<Option<Window<RawMemory>>>,
+    /// It is being withdrawn: nobody may wait for its values any more.
+    is_ending: AtomicBool,
+}
+
+/// What a look at a variable found.
+enum Seen {
+    Value(u64),
+    NotYet,
+}
+
+impl Exposed {
+    /// Exposes memory to the other side of a link.
+    ///
+    /// # Safety
+    /// The memory must be valid for reads and writes until the window is withdrawn.
+    pub(super) unsafe fn new(
+        link: Arc<OpenLink>,
+        address: *mut u8,
+        length: usize,
+        rights: c_int,
+    ) -> Result<Self, Failure> {
+        memory::check(address, length)?;
+        let rights = match rights {
+            ADMA_READ => Rights::READ,
+            ADMA_WRITE => Rights::WRITE,
+            READ_WRITE => Rights::READ_WRITE,
+            other => {
+                let text = format!("{other} is not ADMA_READ, ADMA_WRITE, or both with | between");
+                return Err(Failure::new(ADMA_EINVAL, text));
+            }
+        };
+        // SAFETY: passed on.
+        let window = unsafe { link.core().expose_raw(address, length, rights) }?;
+        let handle = window.handle();
+        let (window, is_ending) = (RwLock::new(Some(window)), AtomicBool::new(false));
+        Ok(Self { link, handle, window, is_ending })
+    }
+
+    pub(super) fn is_of(&self, link: &Arc<OpenLink>) -> bool {
+        Arc::ptr_eq(&self.link, link)
+    }
+
+    pub(super) fn link(&self) -> &OpenLink {
+        &self.link
+    }
+
+    /// The name by which the other side attaches it.
+    pub(super) fn handle(&self) -> WindowHandle {
+        self.handle
+    }
+
+    /// How many bytes it has.
+    pub(super) fn length(&self) -> Result<u64, Failure> {
+        let window = self.window.read().unwrap_or_else(PoisonError::into_inner);
+        window.as_ref().map(|window| window.len() as u64).ok_or_else(withdrawn)
+    }
+
+    /// Takes the memory back: when this returns, the other side does not access it any more, unless
+    /// it says that it is busy.
+    pub(super) fn withdraw(&self) -> Result<(), Failure> {
+        self.is_ending.store(true, Ordering::Release);
+        let mut place = self.window.write().unwrap_or_else(PoisonError::into_inner);
+        match place.take().ok_or_else(withdrawn)?.withdraw() {
+            Ok(_memory) => Ok(()),
+            Err(held) => {
+                let failure = Failure::new(ADMA_EBUSY, held.to_string());
+                *place = Some(held.window);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Waits until a variable is at least so much, and gives its value.
+    pub(crate) fn wait_value(
+        &self,
+        offset: u64,
+        at_least: u64,
+        timeout: Option<Duration>,
+    ) -> Result<u64, Failure> {
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let look = left.map_or(LOOK, |left| left.min(LOOK));
+            if let Seen::Value(value) = self.look(offset, at_least, look)? {
+                return Ok(value);
+            }
+            let is_over = left.is_some_and(|left| left <= look);
+            let gone = if is_over { Ok(()) } else { self.link.check_other_side(self.handle) };
+            if !is_over && gone.is_ok() {
+                continue;
+            }
+            // It may have come with the last breath.
+            if let Seen::Value(value) = self.look(offset, at_least, Duration::ZERO)? {
+                return Ok(value);
+            }
+            gone?;
+            let text = format!("the variable at {offset} did not become {at_least} in time");
+            return Err(Failure::new(ADMA_ETIMEDOUT, text));
+        }
+    }
+
+    /// One look, of some length, with the window kept from being withdrawn.
+    fn look(&self, offset: u64, at_least: u64, time: Duration) -> Result<Seen, Failure> {
+        let window = self.window.read().unwrap_or_else(PoisonError::into_inner);
+        let is_ending = || self.is_ending.load(Ordering::Acquire);
+        let window = window.as_ref().filter(|_| !is_ending()).ok_or_else(withdrawn)?;
+        let offset = variable_at(window, offset)?;
+        let is_it = |value| value >= at_least || is_ending();
+        match window.wait(offset, Some(time), is_it)? {
+            Some(value) if value >= at_least => Ok(Seen::Value(value)),
+            _ if is_ending() => Err(withdrawn()),
+            _ => Ok(Seen::NotYet),
+        }
+    }
+}
+
+/// The offset of a variable, if it can be one.
+fn variable_at(window: &Window<RawMemory>, offset: u64) -> Result<usize, Failure> {
+    let window_bytes = window.len() as u64;
+    if offset.checked_add(8).is_none_or(|end| end > window_bytes) {
+        let outside = ValidationError::OutsideWindow { offset, bytes: 8, window_bytes };
+        return Err(Error::from(outside).into());
+    }
+    // Inside the window, so it fits.
+    let inside = offset as usize;
+    if !window.as_ptr().wrapping_add(inside).cast::<u64>().is_aligned() {
+        return Err(Error::from(ValidationError::MisalignedVariable(offset)).into());
+    }
+    Ok(inside)
+}
+
+fn withdrawn() -> Failure {
+    Failure::new(ADMA_ESTALE, "the window was withdrawn")
+}

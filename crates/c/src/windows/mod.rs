@@ -1,0 +1,164 @@
+//! The windows that this process has exposed or attached, by the numbers that the program knows.
+//!
+//! As with links, calls take what they need out of the table and let go of its lock before they do
+//! anything that may wait. A forked child begins with an empty table.
+
+mod attached;
+mod exposed;
+mod number;
+
+use std::collections::HashMap;
+use std::ffi::c_int;
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+
+use memferry::message::{Error, WindowHandle};
+
+use crate::code::{ADMA_EINVAL, Failure};
+use crate::links::OpenLink;
+use attached::Attached;
+use exposed::Exposed;
+pub(crate) use number::FIRST as FIRST_WINDOW;
+
+/// All windows.
+#[derive(Debug)]
+pub(crate) struct Windows {
+    table: RwLock<HashMap<i64, Entry>>,
+    /// Smaller numbers are those of the process that forked this one.
+    first_own: i64,
+}
+
+#[derive(Debug, Clone)]
+enum Entry {
+    Exposed(Arc<Exposed>),
+    Attached(Arc<Attached>),
+}
+
+impl Windows {
+    /// None, in a process that may have been forked.
+    pub(crate) fn new() -> Self {
+        Self { table: RwLock::default(), first_own: number::next() }
+    }
+
+    /// Exposes memory to the other side of a link; the number of the window, and its handle.
+    ///
+    /// # Safety
+    /// The memory must be valid for reads and writes until the window is withdrawn.
+    pub(crate) unsafe fn expose(
+        &self,
+        link: Arc<OpenLink>,
+        address: *mut u8,
+        length: usize,
+        rights: c_int,
+    ) -> Result<(i64, WindowHandle), Failure> {
+        // SAFETY: passed on.
+        let exposed = unsafe { Exposed::new(link, address, length, rights) }?;
+        let handle = exposed.handle();
+        // Without a number it is dropped, and so withdrawn: nobody has heard of it.
+        Ok((self.insert(Entry::Exposed(Arc::new(exposed)))?, handle))
+    }
+
+    /// Attaches a window of the other side of a link; its number.
+    pub(crate) fn attach(&self, link: Arc<OpenLink>, handle: [u8; 16]) -> Result<i64, Failure> {
+        self.insert(Entry::Attached(Arc::new(Attached::new(link, handle)?)))
+    }
+
+    /// A window of this process.
+    pub(crate) fn exposed(&self, number: i64) -> Result<Arc<Exposed>, Failure> {
+        match self.find(number)? {
+            Entry::Exposed(exposed) => Ok(exposed),
+            Entry::Attached(_) => Err(other_kind(number, "of the other side: it is attached here")),
+        }
+    }
+
+    /// A window of another process.
+    #[inline]
+    pub(crate) fn attached(&self, number: i64) -> Result<Arc<Attached>, Failure> {
+        match self.find(number)? {
+            Entry::Attached(attached) => Ok(attached),
+            Entry::Exposed(_) => Err(other_kind(number, "of this side: others put to it and get")),
+        }
+    }
+
+    /// How many bytes a window of either kind has.
+    pub(crate) fn length(&self, number: i64) -> Result<u64, Failure> {
+        match self.find(number)? {
+            Entry::Attached(attached) => Ok(attached.length()),
+            Entry::Exposed(exposed) => exposed.length(),
+        }
+    }
+
+    /// Takes a window of this process back. If the other side is in the middle of an access, the
+    /// window stays in the table, to be withdrawn again.
+    pub(crate) fn withdraw(&self, number: i64) -> Result<(), Failure> {
+        self.exposed(number)?.withdraw()?;
+        self.write().remove(&number);
+        Ok(())
+    }
+
+    /// Forgets a window of another process.
+    pub(crate) fn detach(&self, number: i64) -> Result<(), Failure> {
+        self.attached(number)?;
+        self.write().remove(&number);
+        Ok(())
+    }
+
+    /// A link has closed, and so its windows are withdrawn and detached. Fails if the other side is
+    /// in the middle of an access to one of them, which stays in the table.
+    pub(crate) fn end_of(&self, link: &Arc<OpenLink>) -> Result<(), Failure> {
+        let mut exposed = Vec::new();
+        self.write().retain(|number, entry| match entry {
+            Entry::Exposed(window) => {
+                if window.is_of(link) {
+                    exposed.push(*number);
+                }
+                true
+            }
+            Entry::Attached(window) => !window.is_of(link),
+        });
+        let mut outcome = Ok(());
+        for number in exposed {
+            if let Err(failure) = self.withdraw(number)
+                && failure.code == crate::code::ADMA_EBUSY
+            {
+                let text = format!("window {number} of this link: {}", failure.text);
+                outcome = Err(Failure::new(failure.code, text));
+            }
+        }
+        outcome
+    }
+
+    fn find(&self, number: i64) -> Result<Entry, Failure> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.get(&number).cloned().ok_or_else(|| number::explain(number, self.first_own))
+    }
+
+    /// Gives a window its number, unless its link has closed meanwhile: who closed it looks through
+    /// the table after that, and may have done so already.
+    fn insert(&self, entry: Entry) -> Result<i64, Failure> {
+        let mut table = self.write();
+        if entry.link().is_closed() {
+            return Err(Error::Closed.into());
+        }
+        let number = number::take()?;
+        table.insert(number, entry);
+        Ok(number)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<i64, Entry>> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn link(&self) -> &OpenLink {
+        match self {
+            Self::Exposed(exposed) => exposed.link(),
+            Self::Attached(attached) => attached.link(),
+        }
+    }
+}
+
+#[cold]
+fn other_kind(number: i64, what: &str) -> Failure {
+    Failure::new(ADMA_EINVAL, format!("window {number} is one {what}"))
+}
