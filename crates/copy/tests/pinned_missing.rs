@@ -1,0 +1,37 @@
+//! Memory that is not there, for an engine with pinned memory. Alone in its process, so that nobody
+//! else maps anything into the hole.
+
+mod common;
+#[path = "common/pinned.rs"]
+mod pinned;
+
+use common::pattern;
+use memferry_copy::{Error, Request};
+use memferry_engine::ExecutionError;
+use memferry_engine::polled::PinLedger;
+use memferry_sys::pages::page_bytes;
+use pinned::{end, over, pages};
+
+#[test]
+fn memory_that_is_not_there_is_an_error_that_says_where() {
+    let (ferry, ledger) = over(PinLedger::new());
+    let (source, mut target) = (pages(64, 1), pages(64, 2));
+    let hole = source.as_ptr().wrapping_add(40 * page_bytes());
+    // SAFETY: a page of this test's own, which is looked at no more.
+    assert_eq!(unsafe { libc::munmap(hole.cast(), page_bytes()) }, 0);
+    let to = target.as_mut_slice().as_mut_ptr();
+    // SAFETY: the engine pins before it touches anything; that there is a hole is what is tested.
+    let error = unsafe { ferry.run(Request::copy(source.as_ptr(), to, source.len())) };
+    let Err(Error::Execution(ExecutionError::BadMemory { address, done_bytes })) = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(address, hole as u64);
+    // Chunks have 16 pages. The third has the hole; what lies before the hole is done all the same.
+    assert_eq!(done_bytes as usize, 48 * page_bytes());
+    for (first, count) in [(0, 40), (48, 16)] {
+        let (from, length) = (first * page_bytes(), count * page_bytes());
+        let expected = &pattern(64 * page_bytes(), 1)[from..from + length];
+        assert!(target.as_slice()[from..from + length] == *expected, "pages from {first} on");
+    }
+    end(ferry, &ledger);
+}
