@@ -300,6 +300,28 @@ fn a_notification_wakes_the_owner_and_comes_after_the_data() {
 }
 
 #[test]
+fn a_notification_wakes_the_owner_while_another_thread_moves_messages() {
+    // The thread in the background sleeps on the rings, and this one on that.
+    let pair = pair(&Builder::new().background(true));
+    let window = pair.there.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
+    let other = pair.here.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
+    let there = pair.here.attach(pair.to_there, window.handle()).unwrap();
+    let here = pair.there.attach(pair.to_here, other.handle()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for value in 1..=2000 {
+                window.wait(0, None, |seen| seen == value).unwrap();
+                here.put_notify(0, &[], Notify { offset: 0, value }).unwrap();
+            }
+        });
+        for value in 1..=2000 {
+            there.put_notify(0, &[], Notify { offset: 0, value }).unwrap();
+            other.wait(0, None, |seen| seen == value).unwrap();
+        }
+    });
+}
+
+#[test]
 fn accesses_that_are_begun_end_in_order() {
     let pair = pair(&Builder::new());
     both_kinds(&pair, Rights::READ_WRITE, |owned, remote| {

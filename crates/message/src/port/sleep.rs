@@ -17,7 +17,6 @@ use super::{Port, State};
 use crate::connect::listener::Listener;
 use crate::ring::attention::{ASLEEP, AWAY};
 use crate::ring::layout::Memory;
-use crate::window::Variable;
 
 /// One sleep on the words; ends of peers are looked for in between.
 const SLICE: Duration = Duration::from_millis(20);
@@ -48,7 +47,7 @@ impl Port {
         });
         state.pollers -= 1;
         if state.has_sleeper {
-            if state.pollers == 0 && state.rest_again() {
+            if state.pollers == 0 && (state.rest_again() || state.have_variables_changed()) {
                 state.pollers += 1;
                 state.awake();
                 return state;
@@ -70,7 +69,8 @@ impl Port {
             let words = state.rest();
             // Once more, now that whatever comes later rings: notes, room, and what peers have told
             // about messages that both copy.
-            if !state.is_anything_ready() && !state.progress() {
+            let is_idle = !state.have_variables_changed() && !state.is_anything_ready();
+            if is_idle && !state.progress() {
                 state.to_sleep = true;
                 drop(state);
                 match &readiness {
@@ -177,7 +177,13 @@ impl State {
             connection.wire.consumer.is_ready()
                 || (wants_room && connection.wire.has_news_of_room())
         }) || self.closed
-            || self.variables.iter().any(Variable::has_changed)
+    }
+
+    /// Whether a variable that some thread waits for has changed since this was last asked. Whoever
+    /// asks does not sleep then, but tells the others.
+    fn have_variables_changed(&mut self) -> bool {
+        // All of them are looked at, and each change is told once.
+        self.variables.iter_mut().fold(false, |any, variable| variable.take_change() | any)
     }
 
     /// The descriptor that stands for all others, made when first asked for.

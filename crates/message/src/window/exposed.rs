@@ -30,7 +30,7 @@ pub(crate) struct Exposure {
     pub(crate) access: Access,
 }
 
-/// A variable of a window that a thread waits for, and the value it has seen.
+/// A variable of a window that a thread waits for, and the value that was last seen by anybody.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Variable {
     address: *const AtomicU64,
@@ -42,9 +42,10 @@ pub(crate) struct Variable {
 unsafe impl Send for Variable {}
 
 impl Variable {
-    /// Whether it has changed since the waiting thread looked.
-    pub(crate) fn has_changed(&self) -> bool {
-        self.load() != self.seen
+    /// Whether it has changed since it was last looked at.
+    pub(crate) fn take_change(&mut self) -> bool {
+        let now = self.load();
+        now != std::mem::replace(&mut self.seen, now)
     }
 
     fn load(&self) -> u64 {
