@@ -55,12 +55,16 @@ impl Bench {
         VirtualMemoryHandle { process: self.process, address }
     }
 
-    /// Finds pages of some lines and lets them go again. All must be there.
-    fn hit(&self, first_line: u64, lines: u64) {
-        for number in 0..BATCH as u64 {
-            let place = self.at(first_line + number % lines, number % 61);
-            match self.lookup.find(place, Route::Receive) {
-                Ok(Some(found)) => drop(black_box(found)),
+    /// Places in some lines, one after the other.
+    fn places(&self, first_line: u64, lines: u64) -> Vec<VirtualMemoryHandle> {
+        (0..BATCH as u64).map(|n| self.at(first_line + n % lines, n * 7 % 64)).collect()
+    }
+
+    /// Finds a page and lets it go again, at every place. All must be there.
+    fn hit(&self, places: &[VirtualMemoryHandle]) {
+        for place in places {
+            match self.lookup.find(*place, Route::Receive) {
+                Ok(Some(found)) => _ = black_box(found.entry()),
                 other => panic!("a hit was expected: {other:?}"),
             }
         }
@@ -73,13 +77,16 @@ impl Bench {
         }
     }
 
-    /// Looks up lines in a circle that begins behind the hot ones.
-    fn miss(&self, lines: u64, next: &mut u64) {
-        for _ in 0..BATCH {
-            let place = self.at(HOT_LINES + *next % lines, 0);
+    /// Looks up lines in a circle that begins behind the hot ones; the time of one lookup.
+    fn miss(&self, lines: u64, next: &mut u64) -> f64 {
+        let places: Vec<_> =
+            (0..BATCH as u64).map(|n| self.at(HOT_LINES + (*next + n) % lines, 0)).collect();
+        *next += BATCH as u64;
+        let begin = Instant::now();
+        for place in places {
             drop(black_box(self.lookup.translate(place, Route::Send)));
-            *next += 1;
         }
+        begin.elapsed().as_nanos() as f64 / BATCH as f64
     }
 }
 
@@ -89,10 +96,11 @@ pub(super) fn measure(effort: Effort) -> anyhow::Result<Found> {
     let (cache, full) = (Bench::new(cached)?, Bench::new(Settings::full())?);
     cache.warm(HOT_LINES);
     let mut rows = Vec::new();
+    let (full_places, cache_places) = (full.places(0, HOT_LINES), cache.places(0, HOT_LINES));
     let times = contest(
         vec![
-            Contestant::new("full table, one thread", || full.hit(0, HOT_LINES)),
-            Contestant::new("cache, one thread", || cache.hit(0, HOT_LINES)),
+            Contestant::new("full table, one thread", || full.hit(&full_places)),
+            Contestant::new("cache, one thread", || cache.hit(&cache_places)),
         ],
         Patience::of(effort),
     );
@@ -119,11 +127,12 @@ fn two_threads(cache: &Bench, effort: Effort) -> Vec<Row> {
         let one = || {
             let barrier = Barrier::new(2);
             let run = |first: u64| {
-                cache.hit(first, lines);
+                let places = cache.places(first, lines);
+                cache.hit(&places);
                 barrier.wait();
                 let begin = Instant::now();
                 for _ in 0..100 {
-                    cache.hit(first, lines);
+                    cache.hit(&places);
                 }
                 begin.elapsed().as_nanos() as f64 / (100 * BATCH) as f64
             };
@@ -155,14 +164,9 @@ fn misses(effort: Effort) -> anyhow::Result<Vec<Row>> {
     for (who, helping) in [("the caller", true), ("the miss thread", false)] {
         let bench = Bench::new(Settings { helping, ..cached })?;
         let mut next = 0;
-        let once = |next: &mut u64| {
-            let begin = Instant::now();
-            bench.miss(circle, next);
-            begin.elapsed().as_nanos() as f64 / BATCH as f64
-        };
         // Around once, so that all lines are attached.
-        once(&mut next);
-        let times: Vec<f64> = (0..rounds).map(|_| once(&mut next)).collect();
+        bench.miss(circle, &mut next);
+        let times: Vec<f64> = (0..rounds).map(|_| bench.miss(circle, &mut next)).collect();
         let series = format!("handled by {who}");
         rows.push(Row::of_rounds("find and release, miss", &series, 0, "ns", &times));
         let counters = bench.lookup.counters();
@@ -170,10 +174,7 @@ fn misses(effort: Effort) -> anyhow::Result<Vec<Row>> {
     }
     let mut first = Vec::new();
     for _ in 0..rounds {
-        let bench = Bench::new(cached)?;
-        let begin = Instant::now();
-        bench.miss(u64::MAX / 2, &mut 0);
-        first.push(begin.elapsed().as_nanos() as f64 / BATCH as f64);
+        first.push(Bench::new(cached)?.miss(BATCH as u64, &mut 0));
     }
     let series = "handled by the caller, first use";
     rows.push(Row::of_rounds("find and release, miss", series, 0, "ns", &first));
@@ -208,13 +209,13 @@ mod tests {
     fn hits_are_hits_and_misses_are_misses() {
         let bench = Bench::new(Settings::dynamic(Shape::TELLING.geometry())).unwrap();
         bench.warm(HOT_LINES);
-        bench.hit(0, HOT_LINES);
+        bench.hit(&bench.places(0, HOT_LINES));
         let counters = bench.lookup.counters();
         assert_eq!(counters.hits.receive, BATCH as u64);
         assert_eq!(counters.misses.receive.total(), HOT_LINES);
         let mut next = 0;
         let circle = 2 * Shape::TELLING.geometry().lines() as u64;
-        (0..4).for_each(|_| bench.miss(circle, &mut next));
+        (0..4).for_each(|_| _ = bench.miss(circle, &mut next));
         let counters = bench.lookup.counters();
         assert_eq!(counters.misses.send.total(), 4 * BATCH as u64);
         assert_eq!(counters.misses.send.cold, circle);

@@ -29,12 +29,13 @@ pub(super) fn rows(name: &str, cache: &Report, full: &Report) -> Vec<Row> {
             ("tags", memory.tags),
             ("order of use", memory.order),
             ("tables behind it", memory.table),
-            ("processes", memory.process_table),
-            ("queue of misses", memory.queue),
-            ("counters", memory.counters),
+            ("processes, queue, counters", memory.rest()),
         ] {
-            let series = format!("{table}: {component}");
-            rows.push(Row::of_rounds(&figure, &series, 0, "bytes", &[bytes as f64]));
+            // What a kind of table does not have.
+            if bytes > 0 {
+                let series = format!("{table}: {component}");
+                rows.push(Row::of_rounds(&figure, &series, 0, "bytes", &[bytes as f64]));
+            }
         }
     }
     rows
@@ -53,12 +54,11 @@ pub(super) fn sparse_rows(session: &mut Session) -> anyhow::Result<Vec<Row>> {
     let row =
         |series: &str, bytes: u64| Row::of_rounds(&figure, series, 0, "bytes", &[bytes as f64]);
     let memory = after.memory;
-    let rest = memory.process_table + memory.queue + memory.counters;
     Ok(vec![
         row("a full table would take (entries alone)", after.attached_window_bytes / 4096 * 8),
         row("cache", memory.near() as u64),
         row("tables behind it", memory.table as u64),
-        row("processes, queue, counters", rest as u64),
+        row("processes, queue, counters", memory.rest() as u64),
         row("page tables before", before.page_table_bytes),
         row("page tables after", after.page_table_bytes),
     ])

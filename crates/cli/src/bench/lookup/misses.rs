@@ -1,6 +1,8 @@
 //! Misses of the programs by route and kind, for every shape of the cache: one run of each is
 //! recorded and replayed.
 
+use std::collections::BTreeSet;
+
 use memferry_memory::lookup::Counters;
 
 use super::order::{Kinds, Table};
@@ -34,7 +36,7 @@ pub(super) fn measure(problem: Problem, members: usize, effort: Effort) -> anyho
     let replayed = own.map_or(0, |replay| misses(&replay.counters));
     let mut rows = ratio_rows(name, &replays);
     let every = effort == Effort::Full;
-    rows.extend(replays.iter().flat_map(|replay| kind_rows(name, replay, every)));
+    rows.extend(kind_rows(name, &replays, every));
     Ok(Found { rows, live, replayed })
 }
 
@@ -53,30 +55,56 @@ fn ratio_rows(name: &str, replays: &[Replayed]) -> Vec<Row> {
     replays.iter().map(row).collect()
 }
 
-/// Misses by route and kind. Without `every`, of the shapes that differ from the telling one in
-/// their lines alone.
-fn kind_rows(name: &str, replay: &Replayed, every: bool) -> Vec<Row> {
-    let shape = replay.shape;
+/// Misses by route and kind, as shares of all lookups. Without `every`, only with the size and the
+/// ways of the telling shape.
+fn kind_rows(name: &str, replays: &[Replayed], every: bool) -> Vec<Row> {
     let telling = Shape::TELLING;
-    if !every && (shape.entries, shape.ways) != (telling.entries, telling.ways) {
-        return Vec::new();
-    }
-    let figure = format!("misses of {name} by kind, {}", shape.size_and_ways());
+    let is_shown = |replay: &&Replayed| {
+        every || (replay.shape.entries, replay.shape.ways) == (telling.entries, telling.ways)
+    };
     let mut rows = Vec::new();
-    for (route, misses) in
-        [("send", replay.counters.misses.send), ("receive", replay.counters.misses.receive)]
-    {
-        let Kinds { cold, capacity, conflict } = misses.into();
-        for (kind, count) in [("cold", cold), ("capacity", capacity), ("conflict", conflict)] {
-            let series = format!("{route}, {kind}");
-            rows.push(Row::of_rounds(
-                &figure,
-                &series,
-                shape.line_bytes(),
-                "misses",
-                &[count as f64],
-            ));
+    for replay in replays.iter().filter(is_shown) {
+        let (counters, shape) = (&replay.counters, replay.shape);
+        let lookups = counters.hits.send + counters.hits.receive + misses(counters);
+        let figure = format!("misses of {name} by kind, {}", shape.size_and_ways());
+        for (route, misses) in
+            [("send", counters.misses.send), ("receive", counters.misses.receive)]
+        {
+            for (kind, count) in Kinds::from(misses).named() {
+                let (series, percent) = (format!("{route}, {kind}"), 100.0 * count as f64);
+                let share = percent / lookups.max(1) as f64;
+                rows.push(Row::of_rounds(&figure, &series, shape.line_bytes(), "%", &[share]));
+            }
         }
     }
+    // A program that does not send, or never meets a conflict, has no line for it.
+    let shown: BTreeSet<_> = rows
+        .iter()
+        .filter(|row| row.value > 0.0)
+        .map(|row| (row.figure.clone(), row.series.clone()))
+        .collect();
+    rows.retain(|row| shown.contains(&(row.figure.clone(), row.series.clone())));
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_that_never_occur_have_no_rows() {
+        let replays: Vec<_> = Shape::all()
+            .map(|shape| {
+                let mut counters = Counters::default();
+                counters.hits.send = 90;
+                counters.misses.send.cold = if shape.line_entries == 8 { 10 } else { 0 };
+                Replayed { shape, counters }
+            })
+            .collect();
+        let rows = kind_rows("lu", &replays, false);
+        assert_eq!(rows.len(), 4, "one for each length of lines");
+        assert!(rows.iter().all(|row| row.series == "send, cold"));
+        assert_eq!(rows[0].value, 10.0);
+        assert_eq!(kind_rows("lu", &replays, true).len(), 36);
+    }
 }

@@ -137,6 +137,11 @@ impl Kinds {
     pub(crate) fn total(self) -> u64 {
         self.cold + self.capacity + self.conflict
     }
+
+    /// Each with its name.
+    pub(crate) fn named(self) -> [(&'static str, u64); 3] {
+        [("cold", self.cold), ("capacity", self.capacity), ("conflict", self.conflict)]
+    }
 }
 
 impl From<Misses> for Kinds {
@@ -160,6 +165,11 @@ impl Components {
     /// What stands where copies are initiated: the cache, or the full table.
     pub(super) fn near(self) -> usize {
         self.entries + self.tags + self.order
+    }
+
+    /// What depends neither on the cache nor on what is attached.
+    pub(super) fn rest(self) -> usize {
+        self.process_table + self.queue + self.counters
     }
 }
 

@@ -76,9 +76,15 @@ pub(super) fn measure(
             Row::of_rounds(figure, &series, bytes, "ratio", &ratios)
         }));
     }
-    rows.extend(places_of(Shape::TELLING).into_iter().map(|(figure, bytes, suffix)| {
-        Row::of_rounds(figure, &format!("{name}{suffix}"), bytes, "ratio", &steady)
-    }));
+    // Beside the others, where there are some.
+    let beside = places_of(Shape::TELLING).into_iter();
+    let beside = beside.filter(|(figure, ..)| rows.iter().any(|row| row.figure == *figure));
+    let beside: Vec<Row> = beside
+        .map(|(figure, bytes, suffix)| {
+            Row::of_rounds(figure, &format!("{name}{suffix}"), bytes, "ratio", &steady)
+        })
+        .collect();
+    rows.extend(beside);
     session.end()?;
     Ok(Found {
         rows,

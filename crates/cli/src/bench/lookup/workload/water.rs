@@ -58,13 +58,15 @@ impl Water {
             // Those opposite to each other are a pair once.
             let last = if one < half { half } else { half - 1 };
             let mut total = [0.0; 3];
-            let first = (one + 1..(one + 1 + last).min(count))
-                .chain(0..(one + 1 + last).saturating_sub(count));
-            for other in first {
-                let force = force(&positions[one], &positions[other]);
-                for axis in 0..3 {
-                    total[axis] += force[axis];
-                    forces[3 * other + axis] -= force[axis];
+            let end = one + 1 + last;
+            for others in [one + 1..end.min(count), 0..end.saturating_sub(count)] {
+                let pushed = forces[3 * others.start..3 * others.end].chunks_exact_mut(3);
+                for (other, pushed) in positions[others].iter().zip(pushed) {
+                    let force = force(&positions[one], other);
+                    for axis in 0..3 {
+                        total[axis] += force[axis];
+                        pushed[axis] -= force[axis];
+                    }
                 }
             }
             for axis in 0..3 {
