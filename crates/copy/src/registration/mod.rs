@@ -91,7 +91,8 @@ impl Registration {
         }
     }
 
-    /// The order for a request that is one descriptor: pinned by `submit`, or not submitted at all.
+    /// The order for a request that is one descriptor: what `submit` makes of it once its memory is
+    /// pinned, or one that no channel gets.
     pub(crate) fn whole(
         &self,
         request: &Request<'_>,

@@ -62,7 +62,7 @@ impl PinLedger {
         self
     }
 
-    /// Refuses every call of this number, for no reason.
+    /// Refuses one pin in so many, for no reason.
     pub fn failing_every(mut self, calls: u64) -> Self {
         self.fails_every = Some(calls);
         self
