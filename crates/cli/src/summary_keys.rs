@@ -163,6 +163,7 @@ const IPC: &str = "ipc";
 const PINGPONG: &str = "pingpong";
 const ALLTOALL: &str = "alltoall";
 const RECEIVE: &str = "receive-overhead";
+const PINNING: &str = "pinning";
 const LOOKUP: &str = "lookup";
 const APPS: &str = "apps";
 
@@ -228,6 +229,10 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     cost(LOOKUP, "median_slowdown", "ratio", Some(1.03), "The same for the program in the middle."),
     cost(LOOKUP, "worst_first_slowdown", "ratio", None, "The worst of the first runs, which begin with nothing attached and nothing in the cache."),
     cost(LOOKUP, "median_first_slowdown", "ratio", None, "The same for the program in the middle."),
+
+    ratio(PINNING, "overlapped_vs_whole_fresh", None, "Speed of a 4 MiB copy by a device into a fresh buffer that is pinned in growing chunks while it copies, against one pinned whole before."),
+    ratio(PINNING, "cache_vs_none_reused", Some(1.2), "Speed of a 4 MiB copy by a device between buffers used before, with the pin-down cache, against pinning each time."),
+    ratio(PINNING, "never_slower", Some(0.97), "The smallest ratio over all sizes, fresh and reused, of messages with the usual policy against none, and of device copies with the cache against none."),
 
     ratio(APPS, "is_vs_best", None, "Speed of an integer sort over several processes, against the faster MPI."),
     ratio(APPS, "ft_vs_best", None, "Speed of a Fourier transform over several processes, against the faster MPI."),

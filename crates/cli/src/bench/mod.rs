@@ -14,6 +14,7 @@ mod measure;
 mod overhead;
 mod overlap;
 mod pingpong;
+mod pinning;
 mod pollution;
 mod receive_overhead;
 mod suite;
@@ -74,6 +75,7 @@ pub(crate) fn all() -> &'static [&'static dyn Bench] {
         &pingpong::Pingpong,
         &alltoall::Alltoall,
         &receive_overhead::ReceiveOverhead,
+        &pinning::Pinning,
         &lookup::Lookup,
         &apps::Apps,
     ]

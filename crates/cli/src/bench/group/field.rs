@@ -35,6 +35,11 @@ pub(in crate::bench) const RECEIVE_NAIVE: &str = "naive";
 pub(in crate::bench) const RECEIVE_AHEAD: [&str; 3] =
     ["memferry (two phases)", "memferry (three phases)", "memferry (background)"];
 
+/// Messages into memory that may not be there: without bringing it in, and as usual; with ordinary
+/// memory, then with shareable memory.
+pub(in crate::bench) const LANDINGS: [[&str; 2]; 2] =
+    [["plain", MEMFERRY], ["plain (shareable)", SHAREABLE]];
+
 /// Members of ours, by series.
 const OURS: [(&str, Kind); 2] = [(MEMFERRY, Kind::Memferry), (SHAREABLE, Kind::Shareable)];
 
@@ -54,6 +59,14 @@ const RECEIVERS: [(&str, Role, Kind); 4] = [
     (RECEIVE_AHEAD[0], Role::Ours, Kind::ReceiveTwoPhase),
     (RECEIVE_AHEAD[1], Role::Ours, Kind::ReceiveThreePhase),
     (RECEIVE_AHEAD[2], Role::Ours, Kind::ReceiveBackground),
+];
+
+/// Those that land messages.
+const LANDERS: [(&str, Role, Kind); 4] = [
+    (LANDINGS[0][0], Role::Peer, Kind::Unpinned),
+    (LANDINGS[0][1], Role::Ours, Kind::Memferry),
+    (LANDINGS[1][0], Role::Peer, Kind::UnpinnedShareable),
+    (LANDINGS[1][1], Role::Ours, Kind::Shareable),
 ];
 
 /// Peers that are libraries inside this program, by the name of their crate.
@@ -158,6 +171,11 @@ impl Camp {
     /// Receivers of streams of tasks, each with its sender.
     pub(in crate::bench) fn field_of_receivers(&mut self) -> Field<'_> {
         self.field_of_own(&RECEIVERS)
+    }
+
+    /// Members that receive into memory that may not be there.
+    pub(in crate::bench) fn field_of_landings(&mut self) -> Field<'_> {
+        self.field_of_own(&LANDERS)
     }
 
     fn field_of_own(&mut self, kinds: &[(&str, Role, Kind)]) -> Field<'_> {

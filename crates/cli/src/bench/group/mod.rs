@@ -18,6 +18,7 @@ mod iceoryx;
 mod integer_sort;
 #[cfg(feature = "peers")]
 mod ipc_channel;
+mod landing;
 mod members;
 mod messages;
 mod mpi;
@@ -34,8 +35,8 @@ pub(crate) mod worker;
 pub(super) use contest::{Patience, Rounds};
 pub(super) use crew::Crew;
 pub(super) use field::{
-    CROSS_MEMORY, Camp, LOOPBACK, MEMFERRY, RECEIVE_AHEAD, RECEIVE_NAIVE, SHAREABLE, TWO_COPIES,
-    UCX,
+    CROSS_MEMORY, Camp, LANDINGS, LOOPBACK, MEMFERRY, RECEIVE_AHEAD, RECEIVE_NAIVE, SHAREABLE,
+    TWO_COPIES, UCX,
 };
 pub(super) use floor::{FLOOR, SINGLE_LINE};
 pub(super) use fourier::{Complex, cell_at, transform_rows};

@@ -20,6 +20,9 @@ pub(crate) enum Task {
     /// The first member receives a message, which the second has ready, and computes on it: always
     /// in the same few places, or in places that are `cold`.
     Receive { bytes: u64, cold: bool },
+    /// A message from the first member to the second, into memory that was never touched or has
+    /// been used before.
+    Land { bytes: u64, fresh: bool },
 }
 
 /// A task and how often it is to be done.
@@ -60,6 +63,8 @@ impl Task {
             Self::Stream { bytes } => ("stream", bytes),
             Self::Receive { bytes, cold: false } => ("receive-hot", bytes),
             Self::Receive { bytes, cold: true } => ("receive-cold", bytes),
+            Self::Land { bytes, fresh: false } => ("land-reused", bytes),
+            Self::Land { bytes, fresh: true } => ("land-fresh", bytes),
         }
     }
 }
@@ -93,6 +98,8 @@ impl FromStr for Order {
             "stream" => Task::Stream { bytes: size },
             "receive-hot" => Task::Receive { bytes: size, cold: false },
             "receive-cold" => Task::Receive { bytes: size, cold: true },
+            "land-reused" => Task::Land { bytes: size, fresh: false },
+            "land-fresh" => Task::Land { bytes: size, fresh: true },
             _ => return Err(wrong()),
         };
         Ok(Self { task, iterations: iterations.parse().map_err(|_| wrong())? })
@@ -165,6 +172,8 @@ mod tests {
             Task::Stream { bytes: 4096 },
             Task::Receive { bytes: 4096, cold: false },
             Task::Receive { bytes: 1 << 20, cold: true },
+            Task::Land { bytes: 4096, fresh: false },
+            Task::Land { bytes: 1 << 20, fresh: true },
         ] {
             let order = Order { task, iterations: 17 };
             assert_eq!(order.to_string().parse::<Order>(), Ok(order));

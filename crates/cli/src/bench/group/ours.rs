@@ -3,11 +3,13 @@
 use std::io;
 
 use anyhow::bail;
-use memferry::message::{Endpoint, Error, Job, Peer, ShareableBuffer, TAG_ALL};
+use memferry::message::plan::Pinning;
+use memferry::message::{Builder, Endpoint, Error, Job, Peer, ShareableBuffer, TAG_ALL};
 
 use super::exchange::Exchange;
 use super::fourier::fourier;
 use super::integer_sort::integer_sort;
+use super::landing::{Untouched, land};
 use super::messages::{Buffers, Link, alltoall, pingpong};
 use super::order::{Order, Task, Timing};
 use super::plain::{Memory, Touched};
@@ -19,6 +21,8 @@ const TAG: u64 = 1;
 struct Ours<M> {
     team: Team,
     held: Option<Buffers<M>>,
+    /// The size of messages into fresh memory that was last checked.
+    landed: usize,
     checked_points: u64,
 }
 
@@ -35,22 +39,30 @@ struct Wire<'a> {
 }
 
 /// Joins the job, with messages from and to ordinary memory.
-pub(super) fn join(args: &WorkerArgs) -> anyhow::Result<impl Member + use<>> {
-    join_with::<Touched<u8>>(args)
+pub(super) fn join(args: &WorkerArgs, pinning: Pinning) -> anyhow::Result<impl Member + use<>> {
+    join_with::<Touched<u8>>(args, pinning)
 }
 
 /// The same with memory that the other side maps.
-pub(super) fn join_shareable(args: &WorkerArgs) -> anyhow::Result<impl Member + use<>> {
-    join_with::<ShareableBuffer>(args)
+pub(super) fn join_shareable(
+    args: &WorkerArgs,
+    pinning: Pinning,
+) -> anyhow::Result<impl Member + use<>> {
+    join_with::<ShareableBuffer>(args, pinning)
 }
 
-fn join_with<M: Memory>(args: &WorkerArgs) -> anyhow::Result<Ours<M>> {
-    let job = Job::join(&args.name, args.rank, args.size)?;
+fn join_with<M: Untouched>(args: &WorkerArgs, pinning: Pinning) -> anyhow::Result<Ours<M>> {
+    let mut builder = Builder::new();
+    // Usual is what the environment says.
+    if pinning != Pinning::Auto {
+        builder = builder.pinning(pinning);
+    }
+    let job = builder.join(&args.name, args.rank, args.size)?;
     let peers = (0..job.size()).map(|rank| job.peer(rank)).collect();
-    Ok(Ours { team: Team { job, peers }, held: None, checked_points: 0 })
+    Ok(Ours { team: Team { job, peers }, held: None, landed: 0, checked_points: 0 })
 }
 
-impl<M: Memory> Member for Ours<M> {
+impl<M: Untouched> Member for Ours<M> {
     fn carry_out(&mut self, order: Order) -> anyhow::Result<Timing> {
         let times = order.iterations;
         match order.task {
@@ -65,6 +77,12 @@ impl<M: Memory> Member for Ours<M> {
             Task::IntegerSort { keys_log2 } => integer_sort(&mut self.team, keys_log2, times),
             Task::Fourier { points } => {
                 fourier(&mut self.team, points, times, &mut self.checked_points)
+            }
+            Task::Land { bytes, fresh } => {
+                let first = self.team.rank() == 0;
+                let mut wire = self.team.wire(if first { 1 } else { 0 });
+                let task = (usize::try_from(bytes)?, fresh);
+                land::<M>(&mut wire, first, &mut self.landed, task, times)
             }
             task => bail!("endpoints do not do `{task}`"),
         }

@@ -6,6 +6,7 @@ use std::io::BufRead;
 use std::process::Command;
 
 use clap::{Args, ValueEnum};
+use memferry::message::plan::Pinning;
 use memferry::sys::affinity;
 
 use super::carrier::{self, CrossMemory, LoopbackTcp, OurLink, Pipe, TwoCopies, UnixSocket};
@@ -22,6 +23,10 @@ pub(crate) enum Kind {
     Memferry,
     /// Our endpoints, with memory that the other side maps.
     Shareable,
+    /// Our endpoints, with ordinary memory that is never brought in before a copy.
+    Unpinned,
+    /// The same with memory that the other side maps.
+    UnpinnedShareable,
     /// Our link.
     Link,
     /// One copy by the receiver, out of the sender's memory.
@@ -109,8 +114,12 @@ pub(crate) fn run(args: &WorkerArgs) -> anyhow::Result<()> {
     }
     let leads = args.rank == 0;
     match args.kind {
-        Kind::Memferry => serve(super::ours::join(args)?, leads),
-        Kind::Shareable => serve(super::ours::join_shareable(args)?, leads),
+        Kind::Memferry => serve(super::ours::join(args, Pinning::Auto)?, leads),
+        Kind::Shareable => serve(super::ours::join_shareable(args, Pinning::Auto)?, leads),
+        Kind::Unpinned => serve(super::ours::join(args, Pinning::Off)?, leads),
+        Kind::UnpinnedShareable => {
+            serve(super::ours::join_shareable(args, Pinning::Off)?, leads)
+        }
         Kind::Link => serve(carrier::join::<OurLink>(args)?, leads),
         Kind::CrossMemory => serve(carrier::join::<CrossMemory>(args)?, leads),
         Kind::TwoCopies => serve(carrier::join::<TwoCopies>(args)?, leads),
