@@ -200,9 +200,9 @@ fn notes() -> [String; 3] {
             .into(),
         "Messages go from one process to another, each bound to a core of its own, into a buffer \
          that was never touched or has been used before. Timed are the message and an answer of one \
-         byte, by the sender. Plain is MEMFERRY_PINNING=off. `never_slower` is the worst of all \
-         ratios of medians of messages, plain against usual, and of device copies without the cache \
-         against those with it."
+         byte, by the sender. Plain is MEMFERRY_PINNING=off. `never_slower` is the worst over \
+         all sizes of the median ratio of messages, plain against usual, and of device copies, \
+         without the cache against with it."
             .into(),
     ]
 }
