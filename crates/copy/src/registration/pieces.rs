@@ -84,6 +84,7 @@ impl Iterator for PinnedPieces<'_> {
         match pinned {
             Ok(pinned) => {
                 self.at = pinned.min(self.claimed);
+                assert!(self.at > from, "a pinned piece has bytes");
                 let pins = Pins { source: self.source.lease(), target: self.target.lease() };
                 let mut parts = Vec::new();
                 // SAFETY: promised to `new`; the range is in the claimed chunk, and `at` moved on.

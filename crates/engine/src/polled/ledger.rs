@@ -11,7 +11,7 @@ use memferry_memory::pinning::{Access, PageRange, PinError, Pinner, Token};
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
 
-use crate::contract::{Descriptor, PinnedAt};
+use crate::contract::{Descriptor, Operation, PinnedAt};
 
 /// The kernel's number for "busy".
 const EBUSY: i32 = 16;
@@ -102,23 +102,25 @@ impl Default for PinLedger {
 
 impl Book {
     fn objection(&self, descriptor: &Descriptor) -> Option<&'static str> {
-        let operation = descriptor.operation();
         let holds = |place: Option<PinnedAt>, needed: Access| {
             place.is_some_and(|place| {
                 let pin = self.pinned.get(&place.token.0);
                 pin.is_some_and(|(range, access)| *range == place.range && *access >= needed)
             })
         };
+        // Not by the rules of those who pin: a mistake there shall be seen here.
+        let (reads_source, written) = match descriptor.operation() {
+            Operation::Copy | Operation::Move => (true, Access::Write),
+            Operation::Fill => (false, Access::Write),
+            Operation::Compare => (true, Access::Read),
+        };
         if descriptor.length() == 0 {
             return None;
         }
-        if let Some(needed) = operation.source_access()
-            && !holds(descriptor.pinned_source(), needed)
-        {
+        if reads_source && !holds(descriptor.pinned_source(), Access::Read) {
             return Some("the source is not pinned");
         }
-        let held = holds(descriptor.pinned_target(), operation.target_access());
-        (!held).then_some("the target is not pinned")
+        (!holds(descriptor.pinned_target(), written)).then_some("the target is not pinned")
     }
 }
 
