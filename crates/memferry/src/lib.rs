@@ -37,8 +37,9 @@
 
 pub use memferry_copy::{
     Buffer, BuildError, Builder, Cookie, CookieError, EngineChoice, Error, Failed, Ferry, Finish,
-    Notification, Options, OwnedSource, OwnedTarget, OwnedTransfer, Request, Scope, ScopedTransfer,
-    Statistics, Temperature, Transfer, ValidationError, plan, policy, transfer,
+    Notification, Options, OwnedSource, OwnedTarget, OwnedTransfer, PinLimits, PinStatistics,
+    Request, Scope, ScopedTransfer, Statistics, Temperature, Transfer, ValidationError, plan,
+    policy, transfer,
 };
 pub use memferry_engine::{ExecutionError, MemoryKind};
 pub use memferry_sys::EventFd;

@@ -322,6 +322,53 @@ fn a_notification_wakes_the_owner_while_another_thread_moves_messages() {
 }
 
 #[test]
+fn a_notification_reaches_a_sleeper_while_another_thread_takes_a_message() {
+    let pair = pair(&Builder::new());
+    let window = pair.there.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
+    let remote = pair.here.attach(pair.to_there, window.handle()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for value in 1..=6 {
+                window.wait(0, None, |seen| seen == value).unwrap();
+                window.store(8, value);
+            }
+        });
+        scope.spawn(|| {
+            for value in 1..=6 {
+                // Takes the attention of peers away from the one that sleeps.
+                pair.there.recv(pair.to_here, value, memferry_message::TAG_ALL, &mut []).unwrap();
+            }
+        });
+        for value in 1..=6 {
+            // Long enough for the one to sleep deeply; the other comes and goes.
+            std::thread::sleep(Duration::from_millis(90));
+            remote.put_notify(16, &[], Notify { offset: 0, value }).unwrap();
+            pair.here.send(pair.to_there, value, &[]).unwrap();
+            until("the waiting thread has seen it", || window.load(8) == value);
+        }
+    });
+}
+
+#[test]
+fn a_panic_in_what_is_waited_for_leaves_nothing_behind() {
+    let pair = pair(&Builder::new());
+    let window = pair.there.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
+    let waited = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let mut looks = 0;
+        window.wait(0, None, |_| {
+            looks += 1;
+            assert!(looks < 3, "on purpose");
+            false
+        })
+    }));
+    assert!(waited.is_err());
+    drop(window.withdraw().unwrap());
+    // Others sleep and wake as before.
+    let again = pair.there.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
+    assert_eq!(again.wait(0, Some(Duration::from_millis(100)), |_| false), Ok(None));
+}
+
+#[test]
 fn accesses_that_are_begun_end_in_order() {
     let pair = pair(&Builder::new());
     both_kinds(&pair, Rights::READ_WRITE, |owned, remote| {

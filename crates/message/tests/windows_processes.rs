@@ -190,8 +190,10 @@ fn a_killed_visitor_leaves_the_owner_its_memory() {
             endpoint.progress();
             endpoint.peers().is_empty()
         });
-        // What is made with the first connection stays.
-        assert_eq!(holdings(), *before.get_or_insert_with(holdings), "round {round}");
+        // What is made for the first connection stays, and so does what is made to sleep deeply.
+        let (first, now) = (*before.get_or_insert_with(holdings), holdings());
+        let is_same = now.mappings == first.mappings && now.descriptors <= first.descriptors + 3;
+        assert!(is_same, "round {round}: {first:?}, {now:?}");
     }
 }
 
@@ -328,8 +330,11 @@ fn memory_that_its_owner_unmaps_is_an_error_and_not_a_crash() {
 fn a_forked_child_is_refused_and_harms_nothing() {
     let _alone = alone();
     let endpoint = Endpoint::open(&unique("forking")).unwrap();
-    let window = endpoint.expose(vec![7u8; 4096], Rights::READ_WRITE).unwrap();
+    let window = endpoint.expose(vec![7u8; 4 << 20], Rights::READ_WRITE).unwrap();
     let remote = endpoint.attach(endpoint.myself().unwrap(), window.handle()).unwrap();
+    // Over many lines, and begun without being waited for: all threads have been started.
+    remote.put(100, &vec![7; 3 << 20]).unwrap();
+    remote.iput(100, vec![7; 3 << 20]).unwrap().wait().unwrap();
     remote.put(0, &[8]).unwrap();
     // SAFETY: the child does nothing but what is tested, and leaves without running anything else.
     let child = unsafe { libc::fork() };
@@ -339,6 +344,9 @@ fn a_forked_child_is_refused_and_harms_nothing() {
             && endpoint.expose(vec![0u8; 10], Rights::READ).is_err()
             && endpoint.attach(remote.peer(), window.handle()).err() == Some(Error::Forked);
         drop(window);
+        // Threads of the parent's that these have do not exist here.
+        drop(remote);
+        drop(endpoint);
         // SAFETY: ends the child at once.
         unsafe { libc::_exit(i32::from(!refused)) };
     }

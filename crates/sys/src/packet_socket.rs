@@ -122,6 +122,11 @@ impl PacketSocket {
 const MOST_DESCRIPTORS: usize = 4;
 
 impl PacketSocket {
+    /// Lets the other end know that nothing comes any more, whoever else has descriptors of it.
+    pub fn hang_up(&self) {
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Write);
+    }
+
     /// Another descriptor of the same socket.
     pub fn try_clone(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)

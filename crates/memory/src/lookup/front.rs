@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use memferry_sys::fork;
+
 use super::counters::Counters;
 use super::error::{LookupError, TooManyProcesses};
 use super::line::LineName;
@@ -20,6 +22,8 @@ use crate::handle::{ProcessHandle, VirtualMemoryHandle};
 pub struct Lookup<S: Source> {
     service: Arc<Service<S>>,
     recorder: Option<Recorder>,
+    /// The process that made it.
+    fork_generation: u64,
 }
 
 impl<S: Source> Lookup<S> {
@@ -30,7 +34,9 @@ impl<S: Source> Lookup<S> {
             let message = "a queue of no length, or sweeps at no distance";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
-        Ok(Self { service: Arc::new(Service::new(settings, source)), recorder: None })
+        fork::watch();
+        let service = Arc::new(Service::new(settings, source));
+        Ok(Self { service, recorder: None, fork_generation: fork::generation() })
     }
 
     /// Writes every access from now on to `writer`, for [`replay`](super::trace::replay).
@@ -219,6 +225,13 @@ impl<S: Source> Lookup<S> {
 
 impl<S: Source> Drop for Lookup<S> {
     fn drop(&mut self) {
+        if fork::generation() != self.fork_generation {
+            // In a forked child the miss thread does not exist, its lock may be held for ever, and
+            // what is recorded is the parent's to write: all of it is left as it is.
+            std::mem::forget(Arc::clone(&self.service));
+            std::mem::forget(self.recorder.take());
+            return;
+        }
         self.service.shut_down();
     }
 }

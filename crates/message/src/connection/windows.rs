@@ -38,9 +38,23 @@ impl Wire {
 
     /// The other side, when its connection ends: it may be in the middle of an access.
     pub(crate) fn absent(&mut self) -> Option<Absent> {
-        let socket = self.socket.as_ref()?.try_clone().ok()?;
+        // Without a descriptor left it counts as alive.
+        let socket = self.socket.as_ref()?.try_clone().ok();
         let process = self.process.as_ref().and_then(|process| process.try_clone().ok());
         Some(Absent { memory: self.memory.clone(), socket, process })
+    }
+
+    /// Whether the other side has been given any way to memory of this side.
+    pub(crate) fn could_access(&self) -> bool {
+        let (reads, writes) = self.their_reach;
+        reads || writes || self.is_self() || self.exported.is_any()
+    }
+
+    /// The connection ends, though other descriptors of its socket may stay open for a while.
+    pub(crate) fn hang_up(&self) {
+        if let Some(socket) = &self.socket {
+            socket.hang_up();
+        }
     }
 }
 
@@ -48,7 +62,7 @@ impl Wire {
 #[derive(Debug)]
 pub(crate) struct Absent {
     memory: Memory,
-    socket: PacketSocket,
+    socket: Option<PacketSocket>,
     process: Option<OwnedFd>,
 }
 
@@ -62,9 +76,10 @@ impl Absent {
     /// to have ended with its socket.
     pub(crate) fn is_accessing(&self) -> bool {
         self.memory.other_visits().is_anywhere()
-            && match &self.process {
-                Some(process) => !peer_process::has_ended(process.as_fd()),
-                None => peer_process::is_alive(None, self.socket.as_fd()),
+            && match (&self.process, &self.socket) {
+                (Some(process), _) => !peer_process::has_ended(process.as_fd()),
+                (None, Some(socket)) => peer_process::is_alive(None, socket.as_fd()),
+                (None, None) => true,
             }
     }
 }

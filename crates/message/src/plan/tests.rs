@@ -85,7 +85,8 @@ fn a_fresh_target_is_brought_in_and_a_short_one_copied_by_the_receiver_alone() {
     assert_eq!(plan(&facts, 20 << 10).populating.ends, Ends::default());
     let shared = plan(&facts, 2 << 20);
     assert_eq!((shared.path, shared.populating.ends), (PathKind::Cooperative, Ends::default()));
-    let near = Question { receiver_reads: Way::Near, sender_writes: Way::Near, ..question(2 << 20) };
+    let near =
+        Question { receiver_reads: Way::Near, sender_writes: Way::Near, ..question(2 << 20) };
     let near = rendezvous(&facts, &Question { absent: fresh, ..near });
     assert_eq!((near.path, near.populating.ends), (PathKind::Cooperative, fresh));
     facts.limits.pinning = Pinning::Off;

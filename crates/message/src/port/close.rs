@@ -54,6 +54,7 @@ impl State {
             self.lose_windows(peer, &mut connection.wire);
             connection.wire.post(Note::Close);
             connection.wire.announce();
+            connection.wire.hang_up();
             self.peers[peer].gone = Some(crate::error::Gone::Closed);
         }
         self.matching.unpost_all();

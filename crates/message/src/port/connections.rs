@@ -130,7 +130,7 @@ impl State {
                 || (self.dialing.contains(&name) && self.identity < theirs);
             if crossed {
                 caller.refuse(self.identity, Refusal::Crossed);
-            } else if self.free_slot().is_none() {
+            } else if self.free_slot().is_none() || self.has_many_absent() {
                 caller.refuse(self.identity, Refusal::Full);
             } else if let Ok(board) = self.board()
                 && let Some(met) = caller.welcome(self.identity, board.as_fd())

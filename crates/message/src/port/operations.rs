@@ -70,6 +70,8 @@ pub(crate) enum Leaving {
     Drop { _operation: Box<Operation> },
     /// Remove a file.
     CleanUp(Leftover),
+    /// Forget how memory of a peer is reached, which may wait for whoever copies it.
+    Forget(Box<dyn FnOnce() + Send>),
     /// Drop something of the application's.
     Kept(#[allow(dead_code, reason = "kept to be dropped")] Box<dyn Any + Send>),
 }

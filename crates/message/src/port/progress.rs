@@ -293,6 +293,7 @@ impl State {
         }
         self.forget_incomplete(peer);
         self.lose_windows(peer, &mut connection.wire);
+        connection.wire.hang_up();
         self.count_processes();
         let leftover = connection.wire.leftover(&gone).map(Leaving::CleanUp);
         self.operations.leavings.extend(leftover);

@@ -47,7 +47,12 @@ impl Port {
         });
         state.pollers -= 1;
         if state.has_sleeper {
-            if state.pollers == 0 && (state.rest_again() || state.have_variables_changed()) {
+            let have_changed = state.have_variables_changed();
+            if have_changed {
+                // It may be what the sleeper waits for.
+                self.wake_sleeper(&mut state);
+            }
+            if have_changed || (state.pollers == 0 && state.rest_again()) {
                 state.pollers += 1;
                 state.awake();
                 return state;
@@ -181,7 +186,7 @@ impl State {
 
     /// Whether a variable that some thread waits for has changed since this was last asked. Whoever
     /// asks does not sleep then, but tells the others.
-    fn have_variables_changed(&mut self) -> bool {
+    pub(super) fn have_variables_changed(&mut self) -> bool {
         // All of them are looked at, and each change is told once.
         self.variables.iter_mut().fold(false, |any, variable| variable.take_change() | any)
     }

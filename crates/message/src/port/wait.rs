@@ -88,6 +88,7 @@ fn deal_with(leaving: Leaving) {
     let deal = || match leaving {
         Leaving::Wake(waker) => waker.wake(),
         Leaving::CleanUp(leftover) => leftover.remove(),
+        Leaving::Forget(forget) => forget(),
         Leaving::Drop { .. } | Leaving::Kept(_) => {}
     };
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(deal)).is_err() {
@@ -124,6 +125,11 @@ impl Port {
                 state.ask_again();
             }
             state.show_what_waits();
+        }
+        // What a thread waits for that sleeps may have come while this one looked, and took the
+        // wake-up that was meant for it.
+        if !to_sleep && state.has_sleeper && state.have_variables_changed() {
+            self.wake_sleeper(state);
         }
         // Messages that only wait for their peers need nobody.
         if !to_sleep && state.has_sleeper && state.is_stepping() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memferry_memory::handle::ProcessHandle;
 
-use super::operations::Deed;
+use super::operations::{Deed, Leaving};
 use super::{Peer, Port, State};
 use crate::connect::hello::Identity;
 use crate::connection::Absent;
@@ -14,6 +14,9 @@ use crate::window::board::{Board, Name};
 use crate::window::peer_memory::PeerMemory;
 use crate::window::windows::Windows;
 use crate::wire::Number;
+
+/// Peers that are gone and hold on to a window, at most.
+const MOST_ABSENT: usize = 64;
 
 impl Port {
     /// What accesses to windows of peers need, made when first asked for.
@@ -93,7 +96,9 @@ impl State {
         let visits = |index: &usize| {
             self.peers[*index].connection.as_ref().is_some_and(|connection| {
                 let wire = &connection.wire;
-                wire.memory.other_visits().is_at(window.number) && wire.is_alive()
+                wire.memory.other_visits().is_at(window.number)
+                    && wire.could_access()
+                    && wire.is_alive()
             })
         };
         (0..self.peers.len()).find(visits).map(|index| Some(self.peer(index)))
@@ -128,11 +133,22 @@ impl State {
     pub(super) fn lose_windows(&mut self, peer: usize, wire: &mut crate::connection::Wire) {
         let gone = self.peers[peer].gone.clone().unwrap_or(Gone::Ended);
         if let (Some(memory), Some(windows)) = (wire.window_peer.take(), self.windows.get()) {
-            windows.remove_peer(&memory, gone);
+            memory.retire(gone);
+            let windows = windows.clone();
+            let forget = move || windows.remove_peer(&memory);
+            self.operations.leavings.push(Leaving::Forget(Box::new(forget)));
         }
+        self.absent.retain(Absent::is_accessing);
         if !self.exposures.is_empty() {
             self.absent.extend(wire.absent().filter(Absent::is_accessing));
         }
+    }
+
+    /// Whether so many have gone in the middle of an access, and live on, that nobody new is let in:
+    /// each of them holds descriptors here.
+    pub(super) fn has_many_absent(&mut self) -> bool {
+        self.absent.retain(Absent::is_accessing);
+        self.absent.len() >= MOST_ABSENT
     }
 
     /// A place for an access that is not over at once.
@@ -150,7 +166,11 @@ impl State {
     pub(super) fn region_changed(&mut self, peer: usize, region: u32) {
         let Some(connection) = &self.peers[peer].connection else { return };
         if let (Some(memory), Some(windows)) = (&connection.wire.window_peer, self.windows.get()) {
-            windows.forget_region(memory, region);
+            // Translations of before are right until then: a region that is gone has no open window,
+            // and one that is new is reached in another way.
+            let (windows, memory) = (windows.clone(), memory.clone());
+            let forget = move || windows.forget_region(&memory, region);
+            self.operations.leavings.push(Leaving::Forget(Box::new(forget)));
         }
     }
 }

@@ -25,6 +25,11 @@ impl Exported {
         given.is_some_and(|(given, _)| *given == Access::Write || *given == access)
     }
 
+    /// Whether the peer has any.
+    pub(crate) fn is_any(&self) -> bool {
+        !self.regions.is_empty()
+    }
+
     /// Sends a region's descriptor to the peer, and returns the note that must follow it. `None`
     /// if it cannot be sent now, or the peer has enough of them: then do without.
     pub(crate) fn share(

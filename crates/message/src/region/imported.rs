@@ -58,7 +58,8 @@ impl Imported {
         descriptor: OwnedFd,
     ) -> io::Result<()> {
         let length = usize::try_from(length).map_err(|_| io::ErrorKind::InvalidData)?;
-        if address.checked_add(length as u64).is_none() {
+        let page_bytes = memferry_sys::pages::page_bytes() as u64;
+        if address.checked_add(length as u64).is_none() || !address.is_multiple_of(page_bytes) {
             return Err(io::ErrorKind::InvalidData.into());
         }
         let memory = SealedMemory::from_foreign(descriptor, length)?;
@@ -139,5 +140,8 @@ mod tests {
         assert!(!at(1 << 40, u64::MAX, Access::Read));
         assert!(!at(1 << 40, 1, Access::Write));
         assert!(imported.find(6, 1 << 40, 1, Access::Read).is_none());
+        // What begins inside a page would be taken for something else than it is.
+        let descriptor = region.descriptor(Access::Read).unwrap();
+        assert!(imported.add(7, Access::Read, (1 << 40) - 4, 8192, descriptor).is_err());
     }
 }

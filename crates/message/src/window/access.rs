@@ -56,11 +56,11 @@ impl Port {
         }
         drop(state);
         let name = handle.name();
-        let Some(entry) = memory.board.read(name) else {
+        let Some((entry, is_new)) = memory.cover(name) else {
             return memory.check_now().and(Err(Error::Withdrawn));
         };
-        if memory.cover(name, &entry) {
-            windows.look_up_anew(&memory, entry.address, entry.length);
+        if is_new && !windows.look_up_anew(&memory, entry.address, entry.length) {
+            return Err(Error::Unreachable(None));
         }
         Ok(RemoteWindow { port: self.clone(), windows, memory, peer, name, entry })
     }

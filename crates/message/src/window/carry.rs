@@ -181,7 +181,10 @@ impl Windows {
                     break;
                 }
                 Err(_) if length > 0 => break,
-                Err(LookupError::Missed | LookupError::Forgotten) => return Ok(None),
+                // A full table that is being made anew has holes for a moment.
+                Err(LookupError::Missed | LookupError::Forgotten | LookupError::NotPrepared(_)) => {
+                    return Ok(None);
+                }
                 Err(error) => return Err(refused(peer, &error)),
             };
             let (word, in_page) = (found.entry(), (address + length) % page_bytes);

@@ -2,6 +2,7 @@
 //! and taking it back.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -67,10 +68,12 @@ pub struct Window<B: Send + 'static = Vec<u8>> {
     held: Option<Held<B>>,
 }
 
-// SAFETY: the address is that of the buffer, which is `Send`; access to the memory is by raw copies
-// and atomics, since peers access it at any time anyway.
+// SAFETY: the address is that of the buffer, which is `Send`.
 unsafe impl<B: Send + 'static> Send for Window<B> {}
-// SAFETY: as above.
+// SAFETY: the memory is shared with other processes from the moment it is exposed, so no reference to
+// its bytes is ever made: it is reached by raw copies and atomics, whose result under contention is
+// bytes of both. Threads of this process that copy to the same bytes at the same time are in no other
+// position than a peer that does.
 unsafe impl<B: Send + 'static> Sync for Window<B> {}
 
 impl<B: Send + 'static> fmt::Debug for Window<B> {
@@ -271,13 +274,20 @@ impl<B: Send + 'static> Window<B> {
             let variable = state.variables.iter_mut().find(|v| v.waiter == waiter)?;
             variable.seen = variable.load();
             let seen = variable.seen;
-            if is_it(seen) {
-                return Some(Ok(seen));
+            // A panic goes on when everything is as it was before: nobody may look at the variable
+            // when this window is gone.
+            match catch_unwind(AssertUnwindSafe(|| is_it(seen))) {
+                Ok(true) => Some(Ok(Ok(seen))),
+                Ok(false) => state.is_closed().then_some(Ok(Err(Error::Closed))),
+                Err(panic) => Some(Err(panic)),
             }
-            state.is_closed().then_some(Err(Error::Closed))
         });
         self.port.enter().variables.retain(|variable| variable.waiter != waiter);
-        found.transpose()
+        match found {
+            Some(Err(panic)) => resume_unwind(panic),
+            Some(Ok(found)) => found.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// Takes the window back. From now on nobody can access it; whoever is in the middle of a piece

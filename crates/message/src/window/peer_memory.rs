@@ -27,6 +27,7 @@ const MANY_EXTENTS: usize = 1024;
 /// A stretch of a peer's memory that an attached window covers.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
+    start: u64,
     end: u64,
     region: u32,
     window: Name,
@@ -59,7 +60,8 @@ pub(crate) struct PeerMemory {
     alive: Option<OwnedFd>,
     alive_at_ns: AtomicU64,
     imported: Arc<Imported>,
-    extents: Mutex<BTreeMap<u64, Extent>>,
+    /// By where they begin, and which window it is.
+    extents: Mutex<BTreeMap<(u64, u32), Extent>>,
     gone: OnceLock<Gone>,
 }
 
@@ -96,47 +98,49 @@ impl PeerMemory {
         }
     }
 
-    /// An open window is attached: its memory is what the board says. Returns whether anything else
-    /// was thought of it before, so that translations of it must be forgotten.
-    pub(crate) fn cover(&self, window: Name, entry: &Entry) -> bool {
-        let (start, end) = (entry.address, entry.address + entry.length);
-        let new = Extent { end, region: entry.region, window };
+    /// A window is attached: its memory is what the board says. Returns that, and whether anything
+    /// else was thought of the memory before, so that translations of it must be forgotten; `None`
+    /// if the window is not open.
+    pub(crate) fn cover(&self, window: Name) -> Option<(Entry, bool)> {
         let mut extents = lock(&self.extents);
+        // With the lock: whoever attaches what came after this window finds the board changed too.
+        let entry = self.board.read(window)?;
+        let (start, end) = (entry.address, entry.address + entry.length);
         if extents.len() > MANY_EXTENTS {
             extents.retain(|_, extent| self.board.read(extent.window).is_some());
         }
-        let same = |extent: &Extent| extent.end == end && extent.region == entry.region;
-        if extents.get(&start).is_some_and(same) {
-            extents.insert(start, new);
-            return false;
-        }
+        let is_known = extents.range(..=(start, u32::MAX)).any(|(_, extent)| {
+            extent.start <= start && extent.end >= end && extent.region == entry.region
+        });
         // What overlaps and lies in another region is of a window that is gone.
-        let overlapping: Vec<u64> = extents
-            .range(..end)
-            .filter(|(_, extent)| extent.end > start && extent.region != entry.region)
-            .map(|(start, _)| *start)
-            .collect();
-        for old in overlapping {
-            extents.remove(&old);
-        }
-        let longest = extents.get(&start).map_or(end, |extent| extent.end.max(end));
-        extents.insert(start, Extent { end: longest, ..new });
-        true
+        extents.retain(|_, extent| {
+            extent.end <= start || extent.start >= end || extent.region == entry.region
+        });
+        let extent = Extent { start, end, region: entry.region, window };
+        extents.insert((start, window.number), extent);
+        Some((entry, !is_known))
     }
 
     /// How the pages of a line are reached, and what must be kept while they are.
     pub(crate) fn reach_pages(&self, first: u64, entries: &mut [u64]) -> Vec<Arc<Mapping>> {
         let page_bytes = memferry_sys::pages::page_bytes() as u64;
-        let mut kept: Vec<Arc<Mapping>> = Vec::new();
+        let last = first + entries.len() as u64 * page_bytes;
         let extents = lock(&self.extents);
+        let touching: Vec<Extent> = extents
+            .range(..(last, 0))
+            .map(|(_, extent)| *extent)
+            .filter(|extent| extent.end > first)
+            .collect();
+        drop(extents);
+        let mut kept: Vec<Arc<Mapping>> = Vec::new();
         for (index, entry) in entries.iter_mut().enumerate() {
             let address = first + index as u64 * page_bytes;
             // A window may begin or end inside a page.
-            let touching = extents.range(..address + page_bytes).rev();
-            let region = touching.take(MANY_EXTENTS).find(|(_, extent)| extent.end > address);
-            *entry = match region {
+            let covers =
+                |extent: &&Extent| extent.start < address + page_bytes && extent.end > address;
+            *entry = match touching.iter().find(covers) {
                 None => 0,
-                Some((_, extent)) => self.reach_page(address, extent.region, &mut kept),
+                Some(extent) => self.reach_page(address, extent.region, &mut kept),
             };
         }
         kept
@@ -148,6 +152,7 @@ impl PeerMemory {
         }
         if let Some((mapping, offset, access)) = self.imported.page(region, address) {
             let at = mapping.as_ptr() as u64 + offset;
+            debug_assert!(at & page::FLAGS == 0, "regions begin on pages");
             if !kept.iter().any(|known| Arc::ptr_eq(known, &mapping)) {
                 kept.push(mapping);
             }
@@ -165,8 +170,8 @@ impl PeerMemory {
     /// The extents that lie in a region, which is mapped from now on or is gone.
     pub(crate) fn extents_of(&self, region: u32) -> Vec<(u64, u64)> {
         let extents = lock(&self.extents);
-        let inside = extents.iter().filter(|(_, extent)| extent.region == region);
-        inside.map(|(start, extent)| (*start, extent.end - start)).collect()
+        let inside = extents.values().filter(|extent| extent.region == region);
+        inside.map(|extent| (extent.start, extent.end - extent.start)).collect()
     }
 
     /// Says that a window is being accessed, for as long as the value lives. Ask the board after

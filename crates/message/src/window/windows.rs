@@ -8,6 +8,7 @@ use std::thread::JoinHandle;
 
 use memferry_memory::lookup::{Kind, Lookup, Settings as LookupSettings};
 use memferry_sys::copy::stream::Streaming;
+use memferry_sys::fork;
 use memferry_sys::sync::lock;
 
 use super::carry::{Job, Patience, Progress};
@@ -33,8 +34,8 @@ fn trace_name(mut file: std::ffi::OsString) -> std::ffi::OsString {
     file
 }
 
-/// The longest window for which a full table is made: 2 GiB of entries.
-const LONGEST_PREPARED: u64 = 1 << 40;
+/// The longest window for which a full table is made.
+const LONGEST_PREPARED: u64 = 128 << 30;
 
 /// Accesses to windows of peers.
 #[derive(Debug)]
@@ -49,6 +50,17 @@ pub(crate) struct Windows {
     worker: Mutex<Worker>,
     /// There is something for the worker.
     work: Condvar,
+    fork_generation: u64,
+}
+
+impl Drop for Windows {
+    fn drop(&mut self) {
+        let worker = self.worker.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if fork::generation() != self.fork_generation {
+            // In a forked child the thread does not exist, and cannot even be let go.
+            std::mem::forget(worker.thread.take());
+        }
+    }
 }
 
 /// The thread, and the lanes that it is to look at.
@@ -77,6 +89,7 @@ impl Windows {
             waiting: AtomicUsize::new(0),
             worker: Mutex::default(),
             work: Condvar::new(),
+            fork_generation: fork::generation(),
         })
     }
 
@@ -108,9 +121,8 @@ impl Windows {
         Ok(peer)
     }
 
-    /// A peer is gone: accesses under way end with an error, and nothing of it stays.
-    pub(crate) fn remove_peer(&self, peer: &PeerMemory, gone: Gone) {
-        peer.retire(gone);
+    /// A peer has retired: nothing of it stays. Waits for accesses under way.
+    pub(crate) fn remove_peer(&self, peer: &PeerMemory) {
         self.lookup.source().remove(peer.process);
         self.lookup.remove_process(peer.process);
     }
@@ -123,13 +135,18 @@ impl Windows {
     }
 
     /// Memory of a peer is reached otherwise than before, if it was reached at all.
-    pub(crate) fn look_up_anew(&self, peer: &PeerMemory, address: u64, length: u64) {
+    /// May wait for accesses under way. `false` if it is too much for a full table.
+    pub(crate) fn look_up_anew(&self, peer: &PeerMemory, address: u64, length: u64) -> bool {
         self.lookup.forget(peer.process, address, length);
-        // A length that no memory has is the owner's nonsense, and is not prepared for.
-        if self.lookup.settings().kind == Kind::Full && length <= LONGEST_PREPARED {
-            // A peer that has just gone is found out by the next access.
+        if self.lookup.settings().kind != Kind::Full {
+            return true;
+        }
+        // A peer that has just gone is found out by the next access.
+        let fits = length <= LONGEST_PREPARED;
+        if fits {
             let _ = self.lookup.prepare(peer.process, address, length);
         }
+        fits
     }
 
     /// Carries out a new access at once, if nothing is before it and nobody minds the wait.
