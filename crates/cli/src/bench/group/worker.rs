@@ -117,9 +117,7 @@ pub(crate) fn run(args: &WorkerArgs) -> anyhow::Result<()> {
         Kind::Memferry => serve(super::ours::join(args, Pinning::Auto)?, leads),
         Kind::Shareable => serve(super::ours::join_shareable(args, Pinning::Auto)?, leads),
         Kind::Unpinned => serve(super::ours::join(args, Pinning::Off)?, leads),
-        Kind::UnpinnedShareable => {
-            serve(super::ours::join_shareable(args, Pinning::Off)?, leads)
-        }
+        Kind::UnpinnedShareable => serve(super::ours::join_shareable(args, Pinning::Off)?, leads),
         Kind::Link => serve(carrier::join::<OurLink>(args)?, leads),
         Kind::CrossMemory => serve(carrier::join::<CrossMemory>(args)?, leads),
         Kind::TwoCopies => serve(carrier::join::<TwoCopies>(args)?, leads),
