@@ -740,8 +740,8 @@ int64_t adma_iget(int64_t remote,
                   size_t len);
 
 /**
- * Waits until every put and get that was begun before, on any window of the same link, is over. How
- * each of them ended, its cookie says.
+ * Waits until every put and get that was begun before, on any window of the same link, is over: its
+ * memory may be used. How each of them ended, its cookie says, an instant later.
  *
  * Returns 0 or a negative code, such as `ADMA_EPIPE` if the other side is gone.
  */

@@ -271,8 +271,8 @@ pub unsafe extern "C" fn adma_iget(remote: i64, offset: u64, dst: *mut c_void, l
     })
 }
 
-/// Waits until every put and get that was begun before, on any window of the same link, is over. How
-/// each of them ended, its cookie says.
+/// Waits until every put and get that was begun before, on any window of the same link, is over: its
+/// memory may be used. How each of them ended, its cookie says, an instant later.
 ///
 /// Returns 0 or a negative code, such as `ADMA_EPIPE` if the other side is gone.
 #[unsafe(no_mangle)]

@@ -140,6 +140,16 @@ fn links_work_with_a_thread_behind_them_and_without_access_to_memory() {
 }
 
 #[test]
+fn windows_work_with_a_thread_behind_their_links() {
+    let into = TempDir::new().expect("a folder for programs");
+    for source in ["tests/c/window_access.c", "tests/c/window_ends.c"] {
+        let program = compile(source, Linkage::Shared, &into);
+        let output = command(&program).env("MEMFERRY_BACKGROUND", "on").output();
+        expect_success(source, &output.expect("what was compiled can be run"));
+    }
+}
+
+#[test]
 fn the_examples_say_that_all_went_well() {
     for example in ["examples-c/overlap.c", "examples-c/link.c", "examples-c/window.c"] {
         for output in run_with_both_libraries(example, &["1"]) {
