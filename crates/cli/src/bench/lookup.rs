@@ -142,7 +142,7 @@ fn problems(effort: Effort) -> [Problem; 6] {
     let scales = match effort {
         Effort::Brief => [512, 512, 1 << 20, 512, 2 << 10, 512],
         Effort::Quick => [1024, 1024, 1 << 22, 1024, 4 << 10, 512],
-        Effort::Full => [4096, 2048, 1 << 25, 2048, 16 << 10, 512],
+        Effort::Full => [4096, 2048, 1 << 25, 2048, 8 << 10, 512],
     };
     let kinds = [Kind::Fourier, Kind::Lu, Kind::Radix, Kind::Ocean, Kind::Water, LARGEST];
     std::array::from_fn(|place| Problem { kind: kinds[place], scale: scales[place] })
@@ -173,6 +173,9 @@ fn notes(members: usize) -> Vec<String> {
          of 4 KiB. Traces are recorded with L8, so that no line of any shape is passed over, and \
          a miss ratio is that of the lookups in the trace. They, and all counters, are \
          the first process's."
+            .into(),
+        "A hit is one translation looked up, read and let go, of lines that are all in the cache. Two \
+         locked additions are what counting the users of a line takes by itself on this machine."
             .into(),
         "memory_saving compares what copies look at: the cache with its tags, or the full table. \
          Tables behind the cache are ordinary memory that grows with what is attached, and are shown \

@@ -3,6 +3,7 @@
 
 use std::hint::black_box;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use memferry_memory::handle::{ProcessHandle, VirtualMemoryHandle};
@@ -19,13 +20,17 @@ struct Given;
 
 impl Source for Given {
     fn attach(&self, _: LineName, entries: &mut [u64]) -> Result<(), Refused> {
-        entries.fill(8);
+        entries.fill(GIVEN);
         Ok(())
     }
 
     fn detach(&self, _: LineName, _: &[u64]) {}
 }
 
+/// The series of the key.
+const HIT: &str = "cache, one thread";
+/// The entry of every page.
+const GIVEN: u64 = 8;
 /// Lookups in one measured run.
 const BATCH: usize = 1024;
 /// Lines that hits go to in turn.
@@ -60,14 +65,28 @@ impl Bench {
         (0..BATCH as u64).map(|n| self.at(first_line + n % lines, n * 7 % 64)).collect()
     }
 
-    /// Finds a page and lets it go again, at every place. All must be there.
+    /// Finds a page and lets it go again, at every place, by the call that accesses to windows make.
+    /// All must be there.
     fn hit(&self, places: &[VirtualMemoryHandle]) {
+        let mut entries = 0;
         for place in places {
-            match self.lookup.find(*place, Route::Receive) {
-                Ok(Some(found)) => _ = black_box(found.entry()),
-                other => panic!("a hit was expected: {other:?}"),
+            // Nothing is done with a failure here that would keep the result in memory.
+            if let Ok(found) = self.lookup.translate(*place, Route::Receive) {
+                entries += found.entry();
             }
         }
+        assert_eq!(entries, GIVEN * places.len() as u64, "a hit was expected");
+    }
+
+    /// The same by the call that never waits.
+    fn hit_now(&self, places: &[VirtualMemoryHandle]) {
+        let mut entries = 0;
+        for place in places {
+            if let Ok(Some(found)) = self.lookup.find(*place, Route::Receive) {
+                entries += found.entry();
+            }
+        }
+        assert_eq!(entries, GIVEN * places.len() as u64, "a hit was expected");
     }
 
     /// Brings lines into the cache.
@@ -90,17 +109,40 @@ impl Bench {
     }
 }
 
+/// What nobody can do without who counts the users of a line: one more, and one less.
+#[derive(Default)]
+struct Floor {
+    lines: [Line; HOT_LINES as usize],
+}
+
+#[derive(Default)]
+#[repr(align(64))]
+struct Line(AtomicU64);
+
+impl Floor {
+    fn hit(&self) {
+        for number in 0..BATCH {
+            let line = &self.lines[number % self.lines.len()];
+            black_box(line.0.fetch_add(1, Ordering::Acquire));
+            black_box(line.0.fetch_sub(1, Ordering::Release));
+        }
+    }
+}
+
 /// Measures everything.
 pub(super) fn measure(effort: Effort) -> anyhow::Result<Found> {
     let cached = Settings::dynamic(Shape::TELLING.geometry());
     let (cache, full) = (Bench::new(cached)?, Bench::new(Settings::full())?);
     cache.warm(HOT_LINES);
+    let floor = Floor::default();
     let mut rows = Vec::new();
     let (full_places, cache_places) = (full.places(0, HOT_LINES), cache.places(0, HOT_LINES));
     let times = contest(
         vec![
             Contestant::new("full table, one thread", || full.hit(&full_places)),
-            Contestant::new("cache, one thread", || cache.hit(&cache_places)),
+            Contestant::new(HIT, || cache.hit(&cache_places)),
+            Contestant::new("cache, one thread, find", || cache.hit_now(&cache_places)),
+            Contestant::new("two locked additions alone", || floor.hit()),
         ],
         Patience::of(effort),
     );
@@ -109,7 +151,7 @@ pub(super) fn measure(effort: Effort) -> anyhow::Result<Found> {
         for value in [&mut row.value, &mut row.low, &mut row.high] {
             *value /= BATCH as f64;
         }
-        if row.series.starts_with("cache") {
+        if row.series == HIT {
             hit_ns = row.value;
         }
         rows.push(row);
@@ -210,8 +252,9 @@ mod tests {
         let bench = Bench::new(Settings::dynamic(Shape::TELLING.geometry())).unwrap();
         bench.warm(HOT_LINES);
         bench.hit(&bench.places(0, HOT_LINES));
+        bench.hit_now(&bench.places(0, HOT_LINES));
         let counters = bench.lookup.counters();
-        assert_eq!(counters.hits.receive, BATCH as u64);
+        assert_eq!(counters.hits.receive, 2 * BATCH as u64);
         assert_eq!(counters.misses.receive.total(), HOT_LINES);
         let mut next = 0;
         let circle = 2 * Shape::TELLING.geometry().lines() as u64;

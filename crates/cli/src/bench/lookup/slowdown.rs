@@ -25,7 +25,7 @@ impl Rounds {
         match effort {
             Effort::Brief => Self { first: 1, steady: 3, others: 0 },
             Effort::Quick => Self { first: 3, steady: 7, others: 1 },
-            Effort::Full => Self { first: 5, steady: 11, others: 5 },
+            Effort::Full => Self { first: 5, steady: 9, others: 3 },
         }
     }
 }
