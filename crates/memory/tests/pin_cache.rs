@@ -185,11 +185,33 @@ fn at_the_limit_of_locked_memory_unused_locks_make_room() {
     .join();
 }
 
+/// Pages that are not new any more.
+fn touched(pages: usize) -> Pages {
+    let mut pages = Pages::new(pages * page_bytes()).unwrap();
+    pages.as_mut_slice().fill(1);
+    pages
+}
+
+#[test]
+fn new_memory_is_kept_from_its_second_use_on() {
+    let recorder = Arc::new(Recorder::new());
+    let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
+    let mut pages = Pages::new(8 * page_bytes()).unwrap();
+    let is_kept = |pages: &Pages| {
+        let lease = cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write);
+        lease.unwrap().is_kept()
+    };
+    assert!(!is_kept(&pages));
+    pages.as_mut_slice().fill(1);
+    assert!(is_kept(&pages));
+    assert_eq!(cache.statistics().uncached, 1);
+}
+
 #[test]
 fn unmapped_memory_is_unpinned_without_a_request() {
     let recorder = Arc::new(Recorder::new());
     let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
-    let pages = Pages::new(8 * page_bytes()).unwrap();
+    let pages = touched(8);
     drop(cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap());
     assert_eq!(recorder.pinned().len(), 1);
     drop(pages);
@@ -204,7 +226,7 @@ fn unmapped_memory_is_unpinned_without_a_request() {
 fn a_lease_of_unmapped_memory_says_so_and_stays_pinned() {
     let recorder = Arc::new(Recorder::new());
     let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
-    let pages = Pages::new(8 * page_bytes()).unwrap();
+    let pages = touched(8);
     let lease = cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap();
     assert!(lease.is_kept() && !lease.is_stale());
     drop(pages);
@@ -247,7 +269,7 @@ fn with_no_mapping_left_memory_is_pinned_for_one_use() {
 #[test]
 fn dropped_regions_leave_no_mappings_split() {
     let recorder = Arc::new(Recorder::new());
-    let pages = Pages::new(1000 * page_bytes()).unwrap();
+    let pages = touched(1000);
     // A child, because other tests map memory in this process.
     Child::run(|| {
         let Some(cache) = listening(&recorder, limits(4, 4)) else { return };
@@ -266,7 +288,7 @@ fn dropped_regions_leave_no_mappings_split() {
 fn many_changes_between_two_requests_are_not_missed() {
     let recorder = Arc::new(Recorder::new());
     let Some(cache) = listening(&recorder, limits(10_000, 10_000)) else { return };
-    let all: Vec<Pages> = (0..600).map(|_| Pages::new(page_bytes()).unwrap()).collect();
+    let all: Vec<Pages> = (0..600).map(|_| touched(1)).collect();
     let lease = |pages: &Pages| cache.acquire(pages.as_ptr() as usize, 1, Access::Write);
     let leases: Vec<Lease> = all.iter().map(|pages| lease(pages).unwrap()).collect();
     assert!(leases.iter().all(Lease::is_kept));
@@ -318,7 +340,7 @@ fn threads_share_a_cache_and_nothing_is_unpinned_in_use() {
 fn in_a_forked_child_requests_are_pinned_for_one_use_and_parents_leases_do_nothing() {
     let recorder = Arc::new(Recorder::new());
     let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
-    let pages = Pages::new(8 * page_bytes()).unwrap();
+    let pages = touched(8);
     let lease = cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap();
     Child::run(|| {
         let token = lease.token();
@@ -340,7 +362,7 @@ fn in_a_forked_child_requests_are_pinned_for_one_use_and_parents_leases_do_nothi
 fn a_cache_that_is_gone_keeps_nobody_waiting_even_while_a_child_lives() {
     let recorder = Arc::new(Recorder::new());
     let Some(cache) = listening(&recorder, limits(100, 10)) else { return };
-    let pages = Pages::new(8 * page_bytes()).unwrap();
+    let pages = touched(8);
     let lease = cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap();
     let mut ends = [0; 2];
     // SAFETY: two descriptors are written into an array of two.

@@ -42,8 +42,7 @@ fn locked(limit: Option<u64>, now: u64) -> Check {
             Check::new(NAME, Status::Ok, detail)
         }
         Some(limit) => {
-            let detail =
-                format!("at most {}, little for buffers of devices", size::format(limit));
+            let detail = format!("at most {}, little for buffers of devices", size::format(limit));
             Check::new(NAME, Status::Warn, detail)
                 .cure("`ulimit -l unlimited` as root, or LimitMEMLOCK=infinity in the service")
         }

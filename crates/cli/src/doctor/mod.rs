@@ -70,7 +70,8 @@ impl Diagnosis {
     /// What every program needs and is not there: a script can go by the exit status.
     fn broken(&self) -> Vec<&'static str> {
         const NEEDED: [&str; 3] = [copies::PROFILE, copies::A_COPY, messages::A_MESSAGE];
-        self.all().filter(|check| NEEDED.contains(&check.name) && check.status == Status::Missing)
+        self.all()
+            .filter(|check| NEEDED.contains(&check.name) && check.status == Status::Missing)
             .map(|check| check.name)
             .collect()
     }
@@ -98,7 +99,8 @@ pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
 fn render(diagnosis: &Diagnosis, paint: Paint) -> String {
     let facts = diagnosis.machine.facts();
     let names = facts.iter().map(|(name, _)| *name);
-    let width = names.chain(diagnosis.all().map(|check| check.name)).map(str::len).max().unwrap_or(0);
+    let width =
+        names.chain(diagnosis.all().map(|check| check.name)).map(str::len).max().unwrap_or(0);
     let mut text = format!("{}\n", paint.bold("this machine"));
     for (name, fact) in &facts {
         text.push_str(&format!("    {}  {fact}\n", paint.dim(&format!("{name:<width$}"))));

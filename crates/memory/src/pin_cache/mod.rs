@@ -61,6 +61,9 @@
 //! and a huge page across its edge is split. Regions that are dropped are watched no more, and their mappings grow together
 //! again; unmapping ends watching by itself.
 //!
+//! Memory that was not touched yet is pinned for one use and kept from its second use on: what is
+//! mapped for one copy and unmapped after it is never watched.
+//!
 //! # Forked children
 //!
 //! A child has neither the threads nor the regions of its parent. Requests there are pinned for one
@@ -80,8 +83,8 @@ mod watcher;
 use std::io;
 use std::sync::Arc;
 
-use memferry_sys::clock;
 use memferry_sys::userfault::{Denied, Unwatchable};
+use memferry_sys::{clock, residency};
 
 use crate::pinning::{Access, PageRange, PinError, Pinner, Token};
 
@@ -255,7 +258,11 @@ impl PinCache {
     ) -> Step {
         let in_quarantine =
             !index.quarantine.is_empty() && index.quarantine.holds(asked, clock::now_ns());
-        let attempts = if settled && !in_quarantine { &[may_merge, false][..] } else { &[] };
+        // Memory that nobody has touched is new. If it is unmapped after this use, as buffers for one
+        // message are, watching it costs more than finding it again could save.
+        let is_new = self.ears().is_some() && !residency::is_resident(asked.end() - 1);
+        let may_keep = settled && !in_quarantine && !is_new;
+        let attempts = if may_keep { &[may_merge, false][..] } else { &[] };
         for &may_merge in attempts {
             let Some(ticket) = index.begin(asked, access, may_merge, cleared) else { break };
             if self.watch(ticket.range, index, cleared) {

@@ -25,7 +25,7 @@ impl Port {
             return Ok(windows.clone());
         }
         let state = self.enter();
-        let (settings, stream_bytes) = (state.settings.lookup.clone(), state.facts.stream_bytes);
+        let (settings, stream_bytes) = (state.settings.lookup, state.facts.stream_bytes);
         let made = Windows::new(settings, super::streaming(), stream_bytes)
             .map_err(ConnectError::system("making the lookup of windows"))?;
         // With the lock: made once, and closed with the port.

@@ -15,7 +15,7 @@ use super::carry::{Job, Patience, Progress};
 use super::peer_memory::{Parts, PeerMemory};
 use super::source::PeerMemories;
 use crate::error::{ConnectError, Error, Gone};
-use crate::port::{Peer, Port, Received};
+use crate::port::{Peer, Port, Received, State};
 
 /// The lookup of a port.
 pub(crate) type PeerLookup = Lookup<PeerMemories>;
@@ -245,20 +245,17 @@ impl Windows {
                     Err(error) => break Err(error),
                 }
             };
-            drop(turn);
             any = true;
             let length = job.local.length as u64;
             let outcome = outcome.map(|()| Received { source: who, tag: 0, length });
-            self.end(port, &job, outcome);
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
+            let mut state = port.enter();
+            finish(&mut state, &job, outcome);
+            // In this order: whoever comes next, a fence perhaps, finds this one over. And before the
+            // lock is left: what is then woken or dropped may want the turn.
+            drop(turn);
         }
         any
-    }
-
-    fn end(&self, port: &Port, job: &Job, outcome: Result<Received, Error>) {
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        if let Some(number) = job.number {
-            port.enter().operations.finish(number, outcome);
-        }
     }
 
     /// The thread.
@@ -303,7 +300,8 @@ impl Windows {
         for peer in self.lookup.source().all().into_iter().chain(lost) {
             peer.retire(Gone::Closed);
             for job in peer.lane.stop() {
-                self.end(port, &job, Err(Error::Closed));
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                finish(&mut port.enter(), &job, Err(Error::Closed));
             }
         }
         if let Some(thread) = thread
@@ -311,5 +309,12 @@ impl Windows {
         {
             let _ = thread.join();
         }
+    }
+}
+
+/// Ends the operation of an access.
+fn finish(state: &mut State, job: &Job, outcome: Result<Received, Error>) {
+    if let Some(number) = job.number {
+        state.operations.finish(number, outcome);
     }
 }
