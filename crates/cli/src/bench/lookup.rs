@@ -167,7 +167,8 @@ fn notes(members: usize) -> Vec<String> {
          end. The full table is attached in advance, which is not timed. The first run with a cache \
          begins with nothing attached and nothing in the cache, and all its misses are timed; later \
          runs miss what the cache has no room for. worst_slowdown and median_slowdown are of later \
-         runs."
+         runs. The processor time of the first process stands beside the slowdown: where others use \
+         the processors too, the clock says more about them than about the lookup."
             .into(),
         "C, L and A are entries of the cache, entries of a line, lines of a set; an entry is a page \
          of 4 KiB. Traces are recorded with L8, so that no line of any shape is passed over, and \

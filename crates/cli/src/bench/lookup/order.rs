@@ -61,6 +61,8 @@ pub(super) enum Answer {
 pub(super) struct Ran {
     /// How long it took; for puts, one of them.
     pub(super) ns: f64,
+    /// The processor time that the leader's process has used meanwhile.
+    pub(super) processor_ns: f64,
     /// The same for every right run of a program.
     pub(super) digest: u64,
 }
@@ -227,7 +229,7 @@ mod tests {
             assert_eq!(serde_json::from_str::<Order>(&line).unwrap(), order);
         }
         // Digests use all 64 bits.
-        let ran = Ran { ns: 1.5, digest: u64::MAX - 1 };
+        let ran = Ran { ns: 1.5, processor_ns: 0.5, digest: u64::MAX - 1 };
         let line = serde_json::to_string(&Answer::Ran(ran)).unwrap();
         assert_eq!(serde_json::from_str::<Answer>(&line).unwrap(), Answer::Ran(ran));
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{anyhow, bail, ensure};
 
-use super::order::{Answer, Order, Pattern, Report, Table};
+use super::order::{Answer, Order, Pattern, Ran, Report, Table};
 use super::workload::Problem;
 use crate::bench::group::Crew;
 use crate::bench::group::worker::Kind;
@@ -60,13 +60,13 @@ impl Session {
         Ok(self.opened - 1)
     }
 
-    /// Runs the program over an endpoint, and says what it took in nanoseconds. Its result must be
-    /// that of all runs before, over whichever endpoint.
-    pub(super) fn run(&mut self, endpoint: usize) -> anyhow::Result<f64> {
+    /// Runs the program over an endpoint, and says what it took. Its result must be that of all runs
+    /// before, over whichever endpoint.
+    pub(super) fn run(&mut self, endpoint: usize) -> anyhow::Result<Ran> {
         let Answer::Ran(ran) = self.ask(Order::Run(endpoint))? else { bail!("no run") };
         let first = *self.digest.get_or_insert(ran.digest);
         ensure!(first == ran.digest, "two runs of the same program differ in their results");
-        Ok(ran.ns)
+        Ok(ran)
     }
 
     /// Lets the leader put, and says what one put took in nanoseconds.

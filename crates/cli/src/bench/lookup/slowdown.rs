@@ -1,7 +1,7 @@
 //! How much longer programs take with a cache of translations than with a full table: the same
 //! processes, the same memory, two endpoints, in turn.
 
-use super::order::{Report, Table};
+use super::order::{Ran, Report, Table};
 use super::session::Session;
 use super::shape::Shape;
 use super::workload::{Kind, Problem};
@@ -55,14 +55,15 @@ pub(super) fn measure(
     session.run(full)?;
     let (first, mut fresh) = first_runs(session, full, rounds.first)?;
     let times = compare(session, [full, fresh], rounds.steady)?;
-    let steady: Vec<f64> = times.iter().map(|[full, cache]| cache / full).collect();
+    let steady = ratios(&times, |ran| ran.ns);
     let (cache_report, full_report) = (session.report(fresh)?, session.report(full)?);
     let mut rows = vec![
         Row::of_rounds(FIRST, name, 0, "ratio", &first),
         Row::of_rounds(STEADY, name, 0, "ratio", &steady),
+        Row::of_rounds(PROCESSOR, name, 0, "ratio", &ratios(&times, |ran| ran.processor_ns)),
     ];
     for (which, series) in ["full table", "cache"].into_iter().enumerate() {
-        let times: Vec<f64> = times.iter().map(|pair| pair[which]).collect();
+        let times: Vec<f64> = times.iter().map(|pair| pair[which].ns).collect();
         rows.push(Row::of_rounds(TIME, &format!("{name}, {series}"), 0, "ns", &times));
     }
     for shape in others(problem.kind, effort) {
@@ -70,7 +71,7 @@ pub(super) fn measure(
         fresh = session.open(Table::of(shape))?;
         session.run(fresh)?;
         let times = compare(session, [full, fresh], rounds.others)?;
-        let ratios: Vec<f64> = times.iter().map(|[full, cache]| cache / full).collect();
+        let ratios = ratios(&times, |ran| ran.ns);
         rows.extend(places_of(shape).into_iter().map(|(figure, bytes, suffix)| {
             let series = format!("{name}{suffix}");
             Row::of_rounds(figure, &series, bytes, "ratio", &ratios)
@@ -97,6 +98,7 @@ pub(super) fn measure(
 
 const FIRST: &str = "slowdown against the full table, first run, C16K L64 A4";
 const STEADY: &str = "slowdown against the full table, later runs, C16K L64 A4";
+const PROCESSOR: &str = "processor time against the full table, later runs, C16K L64 A4";
 const TIME: &str = "time of a later run, C16K L64 A4";
 const BY_LINE: &str = "slowdown by memory of a line, C16K A4";
 const BY_REACH: &str = "slowdown by memory of the cache, L64 A4";
@@ -108,7 +110,7 @@ fn first_runs(
     full: usize,
     rounds: usize,
 ) -> anyhow::Result<(Vec<f64>, usize)> {
-    let mut ratios = Vec::new();
+    let mut found = Vec::new();
     let mut fresh = session.open(Table::TELLING)?;
     for round in 0..rounds {
         if round > 0 {
@@ -116,9 +118,14 @@ fn first_runs(
             fresh = session.open(Table::TELLING)?;
         }
         let times = compare(session, [full, fresh], 1)?;
-        ratios.extend(times.iter().map(|[full, cache]| cache / full));
+        found.extend(ratios(&times, |ran| ran.ns));
     }
-    Ok((ratios, fresh))
+    Ok((found, fresh))
+}
+
+/// The ratios of cache to full table, round by round.
+fn ratios(times: &[[Ran; 2]], of: impl Fn(&Ran) -> f64) -> Vec<f64> {
+    times.iter().map(|[full, cache]| of(cache) / of(full)).collect()
 }
 
 /// Runs over two endpoints in turn; the one that goes first changes.
@@ -126,15 +133,12 @@ fn compare(
     session: &mut Session,
     endpoints: [usize; 2],
     rounds: usize,
-) -> anyhow::Result<Vec<[f64; 2]>> {
+) -> anyhow::Result<Vec<[Ran; 2]>> {
     let mut times = Vec::new();
     for round in 0..rounds {
-        let mut pair = [0.0; 2];
-        for turn in 0..2 {
-            let which = (round + turn) % 2;
-            pair[which] = session.run(endpoints[which])?;
-        }
-        times.push(pair);
+        let (first, second) = (round % 2, (round + 1) % 2);
+        let ran = [session.run(endpoints[first])?, session.run(endpoints[second])?];
+        times.push([ran[first], ran[second]]);
     }
     Ok(times)
 }

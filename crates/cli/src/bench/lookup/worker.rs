@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, bail};
 use memferry::message::ShareableBuffer;
+use memferry::sys::clock;
 
 use super::order::{Answer, Order, Pattern, Ran, Report};
 use super::puts::Places;
@@ -129,12 +130,13 @@ impl Stage {
         let (member, program, meetings) = self.parts(number)?;
         program.prepare(member)?;
         member.barrier()?;
-        let begin = Instant::now();
+        let (begin, processor_begin) = (Instant::now(), clock::process_cpu_ns());
         program.run(member)?;
         let ns = begin.elapsed().as_nanos() as f64;
+        let processor_ns = (clock::process_cpu_ns() - processor_begin) as f64;
         let digest = program.check(member)?;
         *meetings = member.meetings();
-        Ok(Ran { ns, digest })
+        Ok(Ran { ns, processor_ns, digest })
     }
 
     /// The leader puts, the others wait until it has.
@@ -158,7 +160,7 @@ impl Stage {
         }
         member.barrier()?;
         *meetings = member.meetings();
-        Ok(Ran { ns, digest: 0 })
+        Ok(Ran { ns, processor_ns: 0.0, digest: 0 })
     }
 
     fn report(&mut self, number: usize) -> anyhow::Result<Report> {
