@@ -99,9 +99,11 @@ fn visitor() {
 fn guest() {
     let (endpoint, peer) = connect();
     endpoint.send(peer, TAG, &[]).unwrap();
-    let remote = attach_sent(&endpoint).unwrap();
-    let mut head = vec![0; 300_000];
-    let outcome = remote.get(100, &mut head).and_then(|()| remote.put(1 << 20, &head));
+    let outcome = attach_sent(&endpoint).and_then(|remote| {
+        let mut head = vec![0; 300_000];
+        remote.get(100, &mut head)?;
+        remote.put(1 << 20, &head)
+    });
     let words = match outcome {
         Ok(()) => "done".to_owned(),
         Err(error) => error.to_string(),
@@ -195,6 +197,23 @@ fn a_killed_visitor_leaves_the_owner_its_memory() {
         let is_same = now.mappings == first.mappings && now.descriptors <= first.descriptors + 3;
         assert!(is_same, "round {round}: {first:?}, {now:?}");
     }
+}
+
+#[test]
+fn an_owner_that_waits_for_a_killed_visitor_is_told() {
+    let _alone = alone();
+    let endpoint = Endpoint::open(&unique("owner")).unwrap();
+    let mut child = Child::spawn(&mut spawn("visitor", &endpoint, true));
+    let hello = endpoint.recv(Source::Any, TAG, TAG_ALL, &mut []).unwrap();
+    let window = endpoint.expose(vec![0; BYTES], Rights::READ_WRITE).unwrap();
+    endpoint.send(hello.source, TAG, &window.handle().to_bytes()).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| window.wait(0, None, |value| value == 7));
+        std::thread::sleep(Duration::from_millis(100));
+        child.kill();
+        let outcome = waiting.join().unwrap();
+        assert!(matches!(outcome, Err(Error::PeerGone(_))), "{outcome:?}");
+    });
 }
 
 #[test]

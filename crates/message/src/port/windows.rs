@@ -104,6 +104,18 @@ impl State {
         (0..self.peers.len()).find(visits).map(|index| Some(self.peer(index)))
     }
 
+    /// How the last peer went, if no other process is connected.
+    pub(crate) fn last_gone(&self) -> Option<Gone> {
+        let is_other = |slot: &super::PeerSlot| {
+            slot.connection.as_ref().is_some_and(|connection| !connection.wire.is_self())
+        };
+        if self.peers.iter().any(is_other) {
+            return None;
+        }
+        let gone = self.peers.iter().find_map(|slot| slot.gone.clone());
+        Some(gone.unwrap_or(Gone::Ended))
+    }
+
     /// How the memory of a peer is reached.
     pub(crate) fn peer_memory(
         &mut self,

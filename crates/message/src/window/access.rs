@@ -59,6 +59,9 @@ impl Port {
         let Some((entry, is_new)) = memory.cover(name) else {
             return memory.check_now().and(Err(Error::Withdrawn));
         };
+        if !memory.can_reach(entry.region) {
+            return Err(Error::Unreachable(memory.denied()));
+        }
         if is_new && !windows.look_up_anew(&memory, entry.address, entry.length) {
             return Err(Error::Unreachable(None));
         }

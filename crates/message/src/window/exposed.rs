@@ -250,6 +250,7 @@ impl<B: Send + 'static> Window<B> {
 
     /// Waits until a variable has a value that `is_it` accepts, at most so long; `None` if it has
     /// not by then. Looks for a while, then sleeps. `is_it` must not call the endpoint or link.
+    /// When the last connected peer goes, nobody is left to set it: [`Error::PeerGone`].
     ///
     /// # Panics
     /// As [`Window::load`].
@@ -270,6 +271,7 @@ impl<B: Send + 'static> Window<B> {
             return Ok(Some(seen));
         }
         state.variables.push(Variable { address: word, seen, waiter });
+        let mut had_peers = false;
         let found = self.port.block_entered(state, true, deadline, |state| {
             let variable = state.variables.iter_mut().find(|v| v.waiter == waiter)?;
             variable.seen = variable.load();
@@ -278,7 +280,12 @@ impl<B: Send + 'static> Window<B> {
             // when this window is gone.
             match catch_unwind(AssertUnwindSafe(|| is_it(seen))) {
                 Ok(true) => Some(Ok(Ok(seen))),
-                Ok(false) => state.is_closed().then_some(Ok(Err(Error::Closed))),
+                Ok(false) if state.is_closed() => Some(Ok(Err(Error::Closed))),
+                Ok(false) => {
+                    let last = state.last_gone();
+                    had_peers |= last.is_none();
+                    last.filter(|_| had_peers).map(|gone| Ok(Err(Error::PeerGone(gone))))
+                }
                 Err(panic) => Some(Err(panic)),
             }
         });

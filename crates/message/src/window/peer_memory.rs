@@ -162,6 +162,12 @@ impl PeerMemory {
         if self.reach.read || self.reach.write { address | page::CROSS | writable } else { 0 }
     }
 
+    /// Whether anything leads to memory in a region (0: in none). One that is shareable may be
+    /// mapped a little later.
+    pub(crate) fn can_reach(&self, region: u32) -> bool {
+        self.is_self || region != 0 || self.reach.read || self.reach.write
+    }
+
     /// Why nothing reaches it, if nothing does.
     pub(crate) fn denied(&self) -> Option<memferry_sys::cross_memory::Denied> {
         self.reach.denied

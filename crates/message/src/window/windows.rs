@@ -79,7 +79,13 @@ impl Windows {
     ) -> std::io::Result<Self> {
         let mut lookup = Lookup::new(settings, PeerMemories::default())?;
         if let Some(file) = std::env::var_os(TRACE_VARIABLE) {
-            lookup.record_to(Box::new(std::fs::File::create(trace_name(file))?))?;
+            let file = trace_name(file);
+            let failed = |error: std::io::Error| {
+                let text = format!("{TRACE_VARIABLE}: cannot write {}: {error}", file.display());
+                std::io::Error::new(error.kind(), text)
+            };
+            let written = std::fs::File::create(&file).map_err(failed)?;
+            lookup.record_to(Box::new(written)).map_err(failed)?;
         }
         Ok(Self {
             lookup,
