@@ -141,8 +141,8 @@ const LARGEST: Kind = Kind::Random;
 fn problems(effort: Effort) -> [Problem; 6] {
     let scales = match effort {
         Effort::Brief => [512, 512, 1 << 20, 512, 2 << 10, 512],
-        Effort::Quick => [1024, 1024, 1 << 22, 1024, 4 << 10, 512],
-        Effort::Full => [4096, 2048, 1 << 25, 2048, 8 << 10, 512],
+        Effort::Quick => [2048, 1024, 1 << 22, 1024, 4 << 10, 512],
+        Effort::Full => [4096, 4096, 1 << 25, 4096, 8 << 10, 512],
     };
     let kinds = [Kind::Fourier, Kind::Lu, Kind::Radix, Kind::Ocean, Kind::Water, LARGEST];
     std::array::from_fn(|place| Problem { kind: kinds[place], scale: scales[place] })
@@ -169,6 +169,11 @@ fn notes(members: usize) -> Vec<String> {
          runs miss what the cache has no room for. worst_slowdown and median_slowdown are of later \
          runs. The processor time of the first process stands beside the slowdown: where others use \
          the processors too, the clock says more about them than about the lookup."
+            .into(),
+        "A program whose memory at other processes fits the cache does not miss in later runs: its \
+         slowdown is then that of hits alone, and differs from 1 by little more than chance. The \
+         misses of later runs say which programs these are; only the full effort makes most of \
+         them larger than the cache."
             .into(),
         "C, L and A are entries of the cache, entries of a line, lines of a set; an entry is a page \
          of 4 KiB. Traces are recorded with L8, so that no line of any shape is passed over, and \

@@ -24,8 +24,8 @@ impl Rounds {
     fn of(effort: Effort) -> Self {
         match effort {
             Effort::Brief => Self { first: 1, steady: 3, others: 0 },
-            Effort::Quick => Self { first: 3, steady: 7, others: 1 },
-            Effort::Full => Self { first: 5, steady: 9, others: 3 },
+            Effort::Quick => Self { first: 2, steady: 5, others: 1 },
+            Effort::Full => Self { first: 3, steady: 7, others: 2 },
         }
     }
 }
@@ -54,6 +54,7 @@ pub(super) fn measure(
     // The first run wakes the memory itself up, which has nothing to do with translations.
     session.run(full)?;
     let (first, mut fresh) = first_runs(session, full, rounds.first)?;
+    let before = session.report(fresh)?;
     let times = compare(session, [full, fresh], rounds.steady)?;
     let steady = ratios(&times, |ran| ran.ns);
     let (cache_report, full_report) = (session.report(fresh)?, session.report(full)?);
@@ -62,6 +63,8 @@ pub(super) fn measure(
         Row::of_rounds(STEADY, name, 0, "ratio", &steady),
         Row::of_rounds(PROCESSOR, name, 0, "ratio", &ratios(&times, |ran| ran.processor_ns)),
     ];
+    let later_misses = miss_percent(&before, &cache_report);
+    rows.push(Row::of_rounds(MISSES, name, 0, "%", &[later_misses]));
     for (which, series) in ["full table", "cache"].into_iter().enumerate() {
         let times: Vec<f64> = times.iter().map(|pair| pair[which].ns).collect();
         rows.push(Row::of_rounds(TIME, &format!("{name}, {series}"), 0, "ns", &times));
@@ -99,6 +102,7 @@ pub(super) fn measure(
 const FIRST: &str = "slowdown against the full table, first run, C16K L64 A4";
 const STEADY: &str = "slowdown against the full table, later runs, C16K L64 A4";
 const PROCESSOR: &str = "processor time against the full table, later runs, C16K L64 A4";
+const MISSES: &str = "misses of later runs, C16K L64 A4";
 const TIME: &str = "time of a later run, C16K L64 A4";
 const BY_LINE: &str = "slowdown by memory of a line, C16K A4";
 const BY_REACH: &str = "slowdown by memory of the cache, L64 A4";
@@ -121,6 +125,13 @@ fn first_runs(
         found.extend(ratios(&times, |ran| ran.ns));
     }
     Ok((found, fresh))
+}
+
+/// How many of a hundred lookups missed between two reports.
+fn miss_percent(before: &Report, after: &Report) -> f64 {
+    let misses = after.misses() - before.misses();
+    let lookups = after.hits - before.hits + misses;
+    100.0 * misses as f64 / lookups.max(1) as f64
 }
 
 /// The ratios of cache to full table, round by round.
@@ -154,7 +165,7 @@ fn others(kind: Kind, effort: Effort) -> Vec<Shape> {
     match effort {
         Effort::Brief => Vec::new(),
         // Where lines matter most.
-        Effort::Quick if matches!(kind, Kind::Fourier | Kind::Radix | Kind::Random) => {
+        Effort::Quick if matches!(kind, Kind::Fourier | Kind::Random) => {
             Shape::lines_of(telling.entries, telling.ways).filter(|s| *s != telling).collect()
         }
         Effort::Quick => Vec::new(),
@@ -190,6 +201,17 @@ mod tests {
         let others = others(Kind::Lu, Effort::Full);
         assert_eq!(others.len(), 7);
         assert!(others.iter().all(|shape| places_of(*shape).len() == 1));
+    }
+
+    #[test]
+    fn only_misses_between_two_reports_count() {
+        let report = |hits, cold| {
+            let mut report = Report { hits, ..Report::default() };
+            report.send.cold = cold;
+            report
+        };
+        assert_eq!(miss_percent(&report(100, 50), &report(175, 75)), 25.0);
+        assert_eq!(miss_percent(&report(100, 50), &report(100, 50)), 0.0);
     }
 
     #[test]
