@@ -64,7 +64,7 @@ pub const LOOK_LIMIT: u64 = 64 << 10;
 
 /// Up to this size a receiver alone, who brings many pages in at once, is faster than two sides who
 /// wait for each other at every page of one address space.
-pub const FRESH_ALONE_LIMIT: u64 = 512 << 10;
+pub const FRESH_ALONE_LIMIT: u64 = 64 << 10;
 
 /// From this size on it pays for a receiver to bring in its share of what both sides copy by system
 /// calls. Below, the sender's calls, which bring in pages of the same address space, suffer as much
