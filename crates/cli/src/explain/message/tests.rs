@@ -77,7 +77,7 @@ fn the_text_names_paths_limits_and_costs() {
 
 #[test]
 fn a_target_that_is_not_in_memory_changes_what_is_brought_in_and_the_path_of_short_messages() {
-    let explanation = of(256 << 10);
+    let explanation = of(64 << 10);
     let case = &explanation.cases[0];
     assert_eq!((case.path, case.if_absent.path), ("cooperative", "single"));
     assert!(case.if_absent.reason.contains("not in memory"), "{}", case.if_absent.reason);
