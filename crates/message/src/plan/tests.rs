@@ -78,8 +78,8 @@ fn a_fresh_target_is_brought_in_and_a_short_one_copied_by_the_receiver_alone() {
     let plan =
         |facts: &Facts, bytes| rendezvous(facts, &Question { absent: fresh, ..question(bytes) });
     let mut facts = facts();
-    assert_eq!(plan(&facts, 256 << 10).path, PathKind::Single);
-    assert_eq!(plan(&facts, 256 << 10).populating.ends, fresh);
+    assert_eq!(plan(&facts, 64 << 10).path, PathKind::Single);
+    assert_eq!(plan(&facts, 64 << 10).populating.ends, fresh);
     assert_eq!(plan(&facts, 4 << 20).path, PathKind::Cooperative);
     assert_eq!(plan(&facts, 4 << 20).populating.reason, PinReason::Absent);
     assert_eq!(plan(&facts, 20 << 10).populating.ends, Ends::default());
@@ -90,7 +90,7 @@ fn a_fresh_target_is_brought_in_and_a_short_one_copied_by_the_receiver_alone() {
     let near = rendezvous(&facts, &Question { absent: fresh, ..near });
     assert_eq!((near.path, near.populating.ends), (PathKind::Cooperative, fresh));
     facts.limits.pinning = Pinning::Off;
-    assert_eq!(plan(&facts, 256 << 10).path, PathKind::Cooperative);
+    assert_eq!(plan(&facts, 64 << 10).path, PathKind::Cooperative);
     assert_eq!(plan(&facts, 4 << 20).populating.reason, PinReason::Off);
 }
 

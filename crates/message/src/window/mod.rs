@@ -3,9 +3,9 @@
 //!
 //! The owner [exposes](crate::Endpoint::expose) memory and sends the [`WindowHandle`] to whom it
 //! likes; they [attach](crate::Endpoint::attach) it and get a [`RemoteWindow`]. Inside, from the
-//! owner's memory to the copy: the owner's [`board`] says what is open to whom; [`peer_memory`]
-//! knows how the memory of a peer is reached; the lookup finds every page through [`source`];
-//! [`carry`] does an access piece by piece, and a [`lane`] keeps the accesses to one peer in order.
+//! owner's memory to the copy: the owner's `board` says what is open to whom; `peer_memory`
+//! knows how the memory of a peer is reached; the lookup finds every page through `source`;
+//! `carry` does an access piece by piece, and a `lane` keeps the accesses to one peer in order.
 
 mod access;
 pub(crate) mod board;
