@@ -37,6 +37,11 @@ impl BufferTable {
             }
             OwnedFd::from_raw_fd(ring as i32)
         };
+        Self::over(ring, slots)
+    }
+
+    /// A table with empty slots in an io_uring that has none.
+    pub fn over(ring: OwnedFd, slots: u32) -> io::Result<Self> {
         let table = Self { ring, slots };
         let empty = Registration { count: slots, flags: EMPTY_TABLE, ..Registration::default() };
         table.register_with(REGISTER_BUFFERS, &empty)?;

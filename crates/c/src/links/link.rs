@@ -7,7 +7,7 @@ use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memferry::message::{Error, Gone, Link, Operation, ValidationError, Watch, WindowHandle};
+use memferry::message::{Error, Gone, Link, Operation, ValidationError, Watch};
 use memferry_sys::sync::lock;
 
 use super::cookie;
@@ -84,19 +84,6 @@ impl OpenLink {
         match error {
             Error::PeerGone(Gone::Closed) if self.is_closed() => Error::Closed,
             other => other,
-        }
-    }
-
-    /// An error if the other side is gone, or if this side has closed the link. `own` is the handle
-    /// of a window of this side.
-    pub(crate) fn check_other_side(&self, own: WindowHandle) -> Result<(), Failure> {
-        if self.link.peek()?.is_none() {
-            return Ok(());
-        }
-        // While a message waits, only an access notices. This one is refused if it comes so far.
-        match self.link.attach(own) {
-            Err(gone @ (Error::PeerGone(_) | Error::Closed)) => Err(gone.into()),
-            _ => Ok(()),
         }
     }
 

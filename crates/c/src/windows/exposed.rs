@@ -19,7 +19,7 @@ use crate::window_calls::{ADMA_READ, ADMA_WRITE};
 /// Both rights together.
 const READ_WRITE: c_int = ADMA_READ | ADMA_WRITE;
 
-/// A wait looks this often whether the other side still lives.
+/// A wait looks this often whether the window is being withdrawn.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A window of this process.
@@ -31,12 +31,6 @@ pub(crate) struct Exposed {
     window: RwLock<Option<Window<RawMemory>>>,
     /// It is being withdrawn: nobody may wait for its values any more.
     is_ending: AtomicBool,
-}
-
-/// What a look at a variable found.
-enum Seen {
-    Value(u64),
-    NotYet,
 }
 
 impl Exposed {
@@ -112,35 +106,27 @@ impl Exposed {
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let look = left.map_or(LOOK, |left| left.min(LOOK));
-            if let Seen::Value(value) = self.look(offset, at_least, look)? {
+            if let Some(value) = self.look(offset, at_least, look)? {
                 return Ok(value);
             }
-            let is_over = left.is_some_and(|left| left <= look);
-            let gone = if is_over { Ok(()) } else { self.link.check_other_side(self.handle) };
-            if !is_over && gone.is_ok() {
-                continue;
+            if left.is_some_and(|left| left <= look) {
+                let text = format!("the variable at {offset} did not become {at_least} in time");
+                return Err(Failure::new(ADMA_ETIMEDOUT, text));
             }
-            // It may have come with the last breath.
-            if let Seen::Value(value) = self.look(offset, at_least, Duration::ZERO)? {
-                return Ok(value);
-            }
-            gone?;
-            let text = format!("the variable at {offset} did not become {at_least} in time");
-            return Err(Failure::new(ADMA_ETIMEDOUT, text));
         }
     }
 
     /// One look, of some length, with the window kept from being withdrawn.
-    fn look(&self, offset: u64, at_least: u64, time: Duration) -> Result<Seen, Failure> {
+    fn look(&self, offset: u64, at_least: u64, time: Duration) -> Result<Option<u64>, Failure> {
         let window = self.window.read().unwrap_or_else(PoisonError::into_inner);
         let is_ending = || self.is_ending.load(Ordering::Acquire);
         let window = window.as_ref().filter(|_| !is_ending()).ok_or_else(withdrawn)?;
         let offset = variable_at(window, offset)?;
         let is_it = |value| value >= at_least || is_ending();
         match window.wait(offset, Some(time), is_it)? {
-            Some(value) if value >= at_least => Ok(Seen::Value(value)),
+            Some(value) if value >= at_least => Ok(Some(value)),
             _ if is_ending() => Err(withdrawn()),
-            _ => Ok(Seen::NotYet),
+            _ => Ok(None),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::error::{LookupError, TooManyProcesses};
 use super::line::LineName;
 use super::memory::MemoryUse;
 use super::service::Service;
-use super::settings::{Route, Settings};
+use super::settings::{Policy, Route, Settings};
 use super::shared::{Place, Store};
 use super::source::Source;
 use super::trace::Recorder;
@@ -148,6 +148,20 @@ impl<S: Source> Lookup<S> {
         }
     }
 
+    /// Looks for a translation that is needed after one that was found. What is not there is asked
+    /// for, and counts as a miss only when it is needed.
+    pub fn find_ahead(&self, handle: VirtualMemoryHandle, route: Route) -> Option<Translation<'_>> {
+        let shared = &self.service.shared;
+        let place = shared.place(handle).ok()?;
+        let Some(held) = shared.find(place.name) else {
+            self.service.requested(place, route);
+            return None;
+        };
+        self.record(handle, route);
+        shared.hits.count(route);
+        Translation::of_hit(shared, held, place).ok()
+    }
+
     /// Asks for a translation that will be needed later. Never waits; with a full queue nothing
     /// happens.
     pub fn request(&self, handle: VirtualMemoryHandle, route: Route) {
@@ -165,6 +179,26 @@ impl<S: Source> Lookup<S> {
         handle: VirtualMemoryHandle,
         route: Route,
     ) -> Result<Translation<'_>, LookupError> {
+        self.translate_by(handle, route, self.service.shared.settings.policy)
+    }
+
+    /// The same for a caller that has other things to do: whatever the policy says, a miss is to be
+    /// tried again later.
+    pub fn try_translate(
+        &self,
+        handle: VirtualMemoryHandle,
+        route: Route,
+    ) -> Result<Translation<'_>, LookupError> {
+        self.translate_by(handle, route, Policy::Retry)
+    }
+
+    #[inline(always)]
+    fn translate_by(
+        &self,
+        handle: VirtualMemoryHandle,
+        route: Route,
+        policy: Policy,
+    ) -> Result<Translation<'_>, LookupError> {
         let place = self.begin(handle, route)?;
         let shared = &self.service.shared;
         match shared.find(place.name) {
@@ -172,7 +206,7 @@ impl<S: Source> Lookup<S> {
                 shared.hits.count(route);
                 Translation::of_hit(shared, held, place)
             }
-            None => self.service.missed(place, route),
+            None => self.service.missed(place, route, policy),
         }
     }
 
@@ -215,11 +249,16 @@ impl<S: Source> Lookup<S> {
     #[inline(always)]
     fn begin(&self, handle: VirtualMemoryHandle, route: Route) -> Result<Place, LookupError> {
         let place = self.service.shared.place(handle)?;
+        self.record(handle, route);
+        Ok(place)
+    }
+
+    #[inline(always)]
+    fn record(&self, handle: VirtualMemoryHandle, route: Route) {
         if let Some(recorder) = &self.recorder {
             let page = handle.address >> self.service.shared.page_shift;
             recorder.access(handle.process, page, route);
         }
-        Ok(place)
     }
 }
 

@@ -29,6 +29,9 @@ pub(crate) struct MissQueue {
 pub(crate) struct Event {
     pub(crate) posted_ns: u64,
     pub(crate) class: Class,
+    /// Whether somebody needed the line, and was counted as a miss. What is only asked for ahead is
+    /// none until it is needed.
+    pub(crate) is_counted: bool,
     pub(crate) waiters: u32,
     pub(crate) answer: Answer,
 }
@@ -41,8 +44,8 @@ impl MissQueue {
     }
 
     /// The event of a line, if one is on its way.
-    pub(crate) fn event(&self, name: LineName) -> Option<&Event> {
-        self.events.get(&name)
+    pub(crate) fn event(&mut self, name: LineName) -> Option<&mut Event> {
+        self.events.get_mut(&name)
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -54,9 +57,9 @@ impl MissQueue {
     }
 
     /// Puts an event at the end. There must be room, and none for this line.
-    pub(crate) fn post(&mut self, name: LineName, class: Class, posted_ns: u64) {
+    pub(crate) fn post(&mut self, name: LineName, class: Class, is_counted: bool, posted_ns: u64) {
         assert!(!self.is_full(), "the queue of misses is full");
-        let event = Event { posted_ns, class, waiters: 0, answer: Answer::default() };
+        let event = Event { posted_ns, class, is_counted, waiters: 0, answer: Answer::default() };
         assert!(self.events.insert(name, event).is_none(), "{name:?} is on its way already");
         self.waiting.push_back(name);
     }

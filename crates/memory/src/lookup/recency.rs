@@ -62,6 +62,12 @@ impl Recency {
         if self.sets == 1 {
             return false;
         }
+        // Older than all that are kept, of which there are enough: the usual case where much more
+        // memory is used than the cache holds.
+        let oldest = self.left.first().filter(|_| self.left.len() > self.lines);
+        if oldest.is_some_and(|&(used, _)| used >= last_use) {
+            return false;
+        }
         let cached: usize = self.sample.iter().map(|&set| cache.used_since(set, last_use)).sum();
         let young = self.left.iter().rev().take_while(|&&(used, _)| used >= last_use);
         let others = young.filter(|&&(_, other)| other != name).take(self.lines).count();

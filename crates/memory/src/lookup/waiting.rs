@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use memferry_sys::clock::now_ns;
 
-use super::cache::Cache;
 use super::counters::Class;
 use super::error::LookupError;
 use super::line::LineName;
@@ -26,7 +25,7 @@ impl<S: Source> Service<S> {
         let found = self.look_again(&mut tables, place, route)?;
         // The end of a translation may need the lock.
         drop(tables);
-        found.map(Translation::checked).transpose()
+        found.ok().map(Translation::checked).transpose()
     }
 
     /// A request that found nothing in the cache.
@@ -35,14 +34,15 @@ impl<S: Source> Service<S> {
         self: &Arc<Self>,
         place: Place,
         route: Route,
+        policy: Policy,
     ) -> Result<Translation<'_>, LookupError> {
-        let Store::Dynamic(cache) = &self.shared.store else {
+        let Store::Dynamic(_) = &self.shared.store else {
             let found = self.not_found(place, route)?;
             return found.ok_or(LookupError::NotPrepared(place.name.address));
         };
-        match self.shared.settings.policy {
-            Policy::Park => self.park(cache, place, route),
-            Policy::Retry => self.give_back(cache, place, route),
+        match policy {
+            Policy::Park => self.park(place, route),
+            Policy::Retry => self.give_back(place, route),
         }
     }
 
@@ -54,39 +54,47 @@ impl<S: Source> Service<S> {
         let is_cached = tables.table.line(place.name).is_some_and(|line| line.slot.is_some());
         if !is_stale && !is_cached {
             *tables.counters.requests.of(route) += 1;
-            self.post(cache, tables, place.name);
+            let class = tables.table.classify(cache, place.name);
+            self.post(tables, place.name, class, false);
         }
     }
 
-    /// Looks a second time, with the lock, and counts what it finds.
+    /// Looks a second time, with the lock, and counts what it finds; or the kind of the miss.
     fn look_again<'a>(
         &'a self,
         tables: &mut Locked<'_>,
         place: Place,
         route: Route,
-    ) -> Result<Option<Translation<'a>>, LookupError> {
+    ) -> Result<Result<Translation<'a>, Class>, LookupError> {
         tables.table.processes.check(place.name.process)?;
         if let Some(translation) = self.shared.resident(tables, place) {
             self.shared.hits.count(route);
-            return Ok(Some(translation));
+            return Ok(Ok(translation));
         }
         if let Some(refused) = tables.queue.take_refusal(place.name) {
             return Err(refused.into());
         }
-        match &self.shared.store {
-            _ if tables.queue.event(place.name).is_some() => tables.counters.retries += 1,
-            Store::Dynamic(cache) => {
-                let class = tables.table.classify(cache, place.name);
-                tables.counters.misses.of(route).count(class);
-            }
-            Store::Full(_) => tables.counters.misses.of(route).count(Class::Cold),
+        let (class, is_counted) = self.need(tables, place);
+        if is_counted {
+            tables.counters.retries += 1;
+        } else {
+            tables.counters.misses.of(route).count(class);
         }
-        Ok(None)
+        Ok(Err(class))
+    }
+
+    /// The kind of a miss, and whether the line is on its way for somebody who was counted already.
+    fn need(&self, tables: &mut Locked<'_>, place: Place) -> (Class, bool) {
+        let tables = &mut **tables;
+        match (tables.queue.event(place.name), &self.shared.store) {
+            (Some(event), _) => (event.class, std::mem::replace(&mut event.is_counted, true)),
+            (None, Store::Dynamic(cache)) => (tables.table.classify(cache, place.name), false),
+            (None, Store::Full(_)) => (Class::Cold, false),
+        }
     }
 
     fn give_back(
         self: &Arc<Self>,
-        cache: &Cache,
         place: Place,
         route: Route,
     ) -> Result<Translation<'_>, LookupError> {
@@ -97,17 +105,21 @@ impl<S: Source> Service<S> {
             drop(tables);
             return Translation::of_table(&self.shared, entries, place).checked();
         }
-        if let Some(translation) = self.look_again(&mut tables, place, route)? {
-            drop(tables);
-            return translation.checked();
+        match self.look_again(&mut tables, place, route)? {
+            Ok(translation) => {
+                drop(tables);
+                translation.checked()
+            }
+            Err(class) => {
+                self.post(tables, place.name, class, true);
+                Err(LookupError::Missed)
+            }
         }
-        self.post(cache, tables, place.name);
-        Err(LookupError::Missed)
     }
 
     /// Leaves an event for the miss thread, if there is none for the line yet. Without room it is
     /// dropped.
-    fn post(self: &Arc<Self>, cache: &Cache, mut tables: Locked<'_>, name: LineName) {
+    fn post(self: &Arc<Self>, mut tables: Locked<'_>, name: LineName, class: Class, counted: bool) {
         if tables.queue.event(name).is_some() {
             return;
         }
@@ -115,20 +127,14 @@ impl<S: Source> Service<S> {
             tables.counters.dropped += 1;
             return;
         }
-        let class = tables.table.classify(cache, name);
-        tables.queue.post(name, class, now_ns());
+        tables.queue.post(name, class, counted, now_ns());
         if !self.call_miss_thread(&mut tables) {
             drop(self.handle_next(tables));
         }
     }
 
     /// Waits until a line is there, and works the queue off meanwhile if that is the setting.
-    fn park(
-        self: &Arc<Self>,
-        cache: &Cache,
-        place: Place,
-        route: Route,
-    ) -> Result<Translation<'_>, LookupError> {
+    fn park(self: &Arc<Self>, place: Place, route: Route) -> Result<Translation<'_>, LookupError> {
         let mut tables = self.shared.lock();
         let mut counted = None;
         let answer = loop {
@@ -141,14 +147,13 @@ impl<S: Source> Service<S> {
                 return translation.checked();
             }
             let class = counted.unwrap_or_else(|| {
-                let event = tables.queue.event(place.name).map(|event| event.class);
-                let class = event.unwrap_or_else(|| tables.table.classify(cache, place.name));
+                let (class, _) = self.need(&mut tables, place);
                 tables.counters.misses.of(route).count(class);
                 class
             });
             counted = Some(class);
             if tables.queue.event(place.name).is_none() && !tables.queue.is_full() {
-                tables.queue.post(place.name, class, now_ns());
+                tables.queue.post(place.name, class, true, now_ns());
             }
             if let Some(answer) = tables.queue.join(place.name) {
                 break answer;

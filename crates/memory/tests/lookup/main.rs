@@ -5,6 +5,5 @@ mod behaviour;
 mod classes;
 mod crowd;
 mod model;
-mod speed;
 mod support;
 mod traces;

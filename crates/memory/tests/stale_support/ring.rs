@@ -11,15 +11,13 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use memferry_memory::pinning::{Access, PageRange, PerProcess, PinError, Pinner, Token};
+use memferry_sys::registered_buffers::BufferTable;
 
 /// How many buffers a ring has room for.
 const SLOTS: u32 = 1024;
 /// How many requests: one at a time is enough.
 const ENTRIES: u32 = 4;
 
-const REGISTER_BUFFERS: u32 = 15;
-const UPDATE_BUFFERS: u32 = 16;
-const EMPTY_TABLE: u32 = 1;
 const READ_FIXED: u8 = 4;
 const WRITE_FIXED: u8 = 5;
 const WAIT_FOR_COMPLETION: u32 = 1;
@@ -65,7 +63,7 @@ impl Pinner for RingPinner {
 
     fn unpin(&self, _range: PageRange, token: Token) {
         let mut ring = self.ring.get().lock().unwrap();
-        ring.update(token.0 as u32, 0, 0).expect("a slot can be emptied");
+        ring.table.clear(token.0 as u32).expect("a slot can be emptied");
         ring.free.push(token.0 as u32);
     }
 
@@ -80,6 +78,7 @@ struct Ring {
     parameters: Parameters,
     queues: Shared,
     entries: Shared,
+    table: BufferTable,
     free: Vec<u32>,
 }
 
@@ -100,16 +99,14 @@ impl Ring {
         let queues = Shared::new(&descriptor, completions.max(submissions) as usize, 0)?;
         let bytes = parameters.submission_entries as usize * size_of::<Entry>();
         let entries = Shared::new(&descriptor, bytes, ENTRIES_OFFSET)?;
-        let table = Table { count: SLOTS, flags: EMPTY_TABLE, ..Table::default() };
+        let table = BufferTable::over(descriptor.try_clone()?, SLOTS)?;
         let free = (0..SLOTS).rev().collect();
-        let ring = Self { descriptor, parameters, queues, entries, free };
-        ring.call(REGISTER_BUFFERS, &table)?;
-        Ok(ring)
+        Ok(Self { descriptor, parameters, queues, entries, table, free })
     }
 
     fn register(&mut self, range: PageRange) -> Result<Token, PinError> {
         let slot = self.free.pop().expect("a free slot");
-        self.update(slot, range.start(), range.bytes()).map_err(|error| {
+        self.table.set(slot, range.start(), range.bytes()).map_err(|error| {
             self.free.push(slot);
             match error.raw_os_error() {
                 Some(libc::EFAULT) => PinError::BadMemory { range },
@@ -122,27 +119,6 @@ impl Ring {
             }
         })?;
         Ok(Token(u64::from(slot)))
-    }
-
-    fn update(&self, slot: u32, address: usize, length: usize) -> std::io::Result<()> {
-        let buffer = libc::iovec { iov_base: address as *mut _, iov_len: length };
-        let data = &raw const buffer as u64;
-        self.call(UPDATE_BUFFERS, &Update { offset: slot, data, count: 1, ..Update::default() })
-    }
-
-    fn call<T>(&self, what: u32, argument: &T) -> std::io::Result<()> {
-        let (descriptor, bytes) = (self.descriptor.as_raw_fd(), size_of::<T>() as u32);
-        // SAFETY: each argument has the kernel's layout for its call and lives until it returns.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_io_uring_register,
-                descriptor,
-                what,
-                ptr::from_ref(argument),
-                bytes,
-            )
-        };
-        if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
     }
 
     fn copy(&mut self, code: u8, token: Token, address: usize, length: usize, file: &File) {
@@ -264,24 +240,3 @@ struct Entry {
 }
 
 const _: () = assert!(size_of::<Entry>() == 64);
-
-#[derive(Debug, Default)]
-#[repr(C)]
-struct Table {
-    count: u32,
-    flags: u32,
-    unused: u64,
-    data: u64,
-    tags: u64,
-}
-
-#[derive(Debug, Default)]
-#[repr(C)]
-struct Update {
-    offset: u32,
-    unused: u32,
-    data: u64,
-    tags: u64,
-    count: u32,
-    more_unused: u32,
-}

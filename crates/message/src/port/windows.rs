@@ -104,6 +104,11 @@ impl State {
         (0..self.peers.len()).find(visits).map(|index| Some(self.peer(index)))
     }
 
+    /// Whether others can connect to this side.
+    pub(crate) fn takes_callers(&self) -> bool {
+        self.listener.is_some()
+    }
+
     /// How the last peer went, if no other process is connected.
     pub(crate) fn last_gone(&self) -> Option<Gone> {
         let is_other = |slot: &super::PeerSlot| {

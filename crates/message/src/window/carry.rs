@@ -166,21 +166,16 @@ impl Windows {
         for line in &mut lines {
             let at = VirtualMemoryHandle { process: peer.process, address: address + length };
             // What comes behind the first line is asked for, but not waited for.
-            let found = if length == 0 && patience == Patience::Waits {
-                lookup.translate(at, route).map(Some)
-            } else {
-                lookup.find(at, route)
+            let found = match (length, patience) {
+                (1.., _) => match lookup.find_ahead(at, route) {
+                    Some(found) => Ok(found),
+                    None => break,
+                },
+                (0, Patience::Waits) => lookup.translate(at, route),
+                (0, Patience::Never) => lookup.try_translate(at, route),
             };
             let found = match found {
-                Ok(Some(found)) => found,
-                Ok(None) => {
-                    lookup.request(at, route);
-                    if length == 0 {
-                        return Ok(None);
-                    }
-                    break;
-                }
-                Err(_) if length > 0 => break,
+                Ok(found) => found,
                 // A full table that is being made anew has holes for a moment.
                 Err(LookupError::Missed | LookupError::Forgotten | LookupError::NotPrepared(_)) => {
                     return Ok(None);

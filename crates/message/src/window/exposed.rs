@@ -250,7 +250,8 @@ impl<B: Send + 'static> Window<B> {
 
     /// Waits until a variable has a value that `is_it` accepts, at most so long; `None` if it has
     /// not by then. Looks for a while, then sleeps. `is_it` must not call the endpoint or link.
-    /// When the last connected peer goes, nobody is left to set it: [`Error::PeerGone`].
+    /// When the last connected peer goes, or the peer of a link is gone, nobody is left to set it:
+    /// [`Error::PeerGone`].
     ///
     /// # Panics
     /// As [`Window::load`].
@@ -271,7 +272,8 @@ impl<B: Send + 'static> Window<B> {
             return Ok(Some(seen));
         }
         state.variables.push(Variable { address: word, seen, waiter });
-        let mut had_peers = false;
+        // A link has one peer; to an endpoint others may come while it has none.
+        let mut had_peers = !state.takes_callers();
         let found = self.port.block_entered(state, true, deadline, |state| {
             let variable = state.variables.iter_mut().find(|v| v.waiter == waiter)?;
             variable.seen = variable.load();
