@@ -1,7 +1,7 @@
 //! Engines: the things that move bytes, behind one contract.
 //!
 //! [`contract`] says what an engine is; [`completion`] is what an engine reports to; [`cpu`],
-//! [`polled`] and [`fault`] are the engines that need no hardware; `conformance` (a feature) is the suite
+//! [`polled`] and [`fault`] are the engines that need no hardware, `cuda` is that of a GPU; `conformance` (a feature) is the suite
 //! that every engine passes. Nothing here knows who asked for a copy or why: plans and policies
 //! live in the crate above.
 
@@ -14,6 +14,8 @@ pub mod cpu;
 #[cfg(loom)]
 #[path = "cpu/loom.rs"]
 pub mod cpu;
+#[cfg(not(loom))]
+pub mod cuda;
 mod execute;
 #[cfg(not(loom))]
 pub mod fault;
@@ -21,6 +23,8 @@ pub mod fault;
 pub mod polled;
 #[cfg(not(loom))]
 pub mod saved;
+#[cfg(not(loom))]
+mod threaded;
 
 pub use completion::{Completion, Finish};
 pub use contract::{

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use memferry_engine::ChannelOptions;
 use memferry_engine::conformance::Subject;
 use memferry_engine::conformance_tests;
+use memferry_engine::contract::Limits;
 use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
+use memferry_engine::cuda::model::ModelDevice;
+use memferry_engine::cuda::{CudaEngine, Rates};
 use memferry_engine::fault::{FaultEngine, Script};
 use memferry_engine::polled::{PinLedger, PolledEngine};
 
@@ -43,4 +46,17 @@ conformance_tests!(polled_engine_with_pinned_memory, Subject::new(pinned));
 conformance_tests!(
     fault_engine_around_polled_with_pinned_memory,
     Subject::new(|| Arc::new(FaultEngine::new(pinned(), Script::default())))
+);
+
+/// The GPU engine over a model of a GPU.
+fn modelled() -> Arc<CudaEngine> {
+    let limits = Limits { most_bytes: 1 << 30, most_entries: 1024 };
+    let engine = CudaEngine::with_driver(ModelDevice::new(), Rates::default(), limits);
+    Arc::new(engine.expect("an engine over a model"))
+}
+
+conformance_tests!(cuda_engine_over_a_model, Subject::new(modelled));
+conformance_tests!(
+    cuda_engine_over_a_model_with_a_tiny_ring,
+    Subject::new(modelled).options(tiny())
 );

@@ -3,6 +3,12 @@
 use std::sync::OnceLock;
 use std::time::Instant;
 
+/// Lets short sleeps of the calling thread end when they should, and not up to 50 microseconds later.
+pub fn sharpen_timers() {
+    // SAFETY: sets a number of the calling thread; a kernel that refuses changes nothing.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
+}
+
 /// Nanoseconds since the first call in this process.
 pub fn now_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();

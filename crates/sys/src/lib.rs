@@ -9,6 +9,8 @@ pub mod clock;
 pub mod copy;
 pub mod cpu;
 pub mod cross_memory;
+#[cfg(not(loom))]
+pub mod cuda;
 pub mod event;
 pub mod fence;
 pub mod folder_lock;

@@ -10,6 +10,21 @@ pub fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
+/// How much memory the machine has.
+pub fn machine_bytes() -> usize {
+    // SAFETY: asks for a number.
+    let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
+    usize::try_from(pages).unwrap_or(0) * page_bytes()
+}
+
+/// Lets nobody read or write these pages any more: who tries is stopped by the processor.
+pub fn forbid(pages: &Pages) -> io::Result<()> {
+    // SAFETY: the mapping is the pages' own. Whoever has a slice of them borrows them, and touches
+    // them at his peril, but never sees other memory.
+    let done = unsafe { libc::mprotect(pages.as_ptr().cast(), pages.mapped, libc::PROT_NONE) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// An anonymous mapping that is released on drop. Starts zeroed, begins on a page boundary.
 #[derive(Debug)]
 pub struct Pages {

@@ -4,6 +4,7 @@
 //! and unlocks overlapping ranges has to count for itself.
 
 use std::io::{self, Read};
+use std::os::fd::AsRawFd;
 
 use rustix::process::{Resource, getrlimit};
 
@@ -77,6 +78,63 @@ pub fn is_resident(address: usize) -> bool {
 /// Whether something is mapped at every page of a range.
 pub fn is_mapped(address: usize, length: usize) -> bool {
     resident_pages(address, length).is_ok()
+}
+
+/// Whether memory is made of huge pages, judged by a few megabytes in its middle. No where the
+/// kernel does not tell (before Linux 6.7).
+pub fn is_huge(address: usize, length: usize) -> bool {
+    const SAMPLE_BYTES: usize = 4 << 20;
+    const HUGE_BYTES: usize = 2 << 20;
+    let sample = length.min(SAMPLE_BYTES);
+    let start = (address + (length - sample) / 2).next_multiple_of(HUGE_BYTES);
+    let end = (start + sample / 2).min(address + length) & !(page_bytes() - 1);
+    start < end && huge_until(start, end) >= end
+}
+
+/// Up to where memory that begins on a page is made of huge pages.
+fn huge_until(start: usize, end: usize) -> usize {
+    /// The kernel's argument of this call.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Scan {
+        size: u64,
+        flags: u64,
+        start: u64,
+        end: u64,
+        walk_end: u64,
+        regions: u64,
+        region_count: u64,
+        most_pages: u64,
+        inverted: u64,
+        all_of: u64,
+        any_of: u64,
+        told: u64,
+    }
+    #[repr(C)]
+    #[derive(Default)]
+    struct Region {
+        start: u64,
+        end: u64,
+        categories: u64,
+    }
+    const PAGEMAP_SCAN: libc::c_ulong = 0xC060_6610;
+    const IS_HUGE: u64 = 1 << 6;
+    let Ok(map) = std::fs::File::open("/proc/self/pagemap") else { return start };
+    let mut region = Region::default();
+    let mut scan = Scan {
+        size: size_of::<Scan>() as u64,
+        start: start as u64,
+        end: end as u64,
+        regions: &raw mut region as u64,
+        region_count: 1,
+        all_of: IS_HUGE,
+        told: IS_HUGE,
+        ..Scan::default()
+    };
+    // SAFETY: the kernel reads and writes the argument, and writes one region at most, for which
+    // there is room. The memory that is asked about is not touched.
+    let found = unsafe { libc::ioctl(map.as_raw_fd(), PAGEMAP_SCAN, &raw mut scan) };
+    if found == 1 && region.start as usize == start { region.end as usize } else { start }
 }
 
 /// How many bytes this process may lock, `None` where there is no limit for it: none is set, or it
@@ -165,5 +223,16 @@ mod tests {
         assert!(locked_bytes() >= pages.len() as u64);
         unlock(at, pages.len()).unwrap();
         assert!(maps_now() > 10 && maps_now() < most_maps());
+    }
+
+    #[test]
+    fn ordinary_pages_are_not_huge_and_memory_that_is_not_there_is_nothing() {
+        let mut pages = Pages::new(8 << 20).unwrap();
+        // SAFETY: advice about memory that is ours.
+        unsafe { libc::madvise(pages.as_ptr().cast(), pages.len(), libc::MADV_NOHUGEPAGE) };
+        pages.as_mut_slice().fill(1);
+        assert!(!is_huge(pages.as_ptr() as usize, pages.len()));
+        assert!(!is_huge(0, 8 << 20));
+        assert!(!is_huge(pages.as_ptr() as usize, 0));
     }
 }

@@ -71,8 +71,13 @@ impl Launch {
         }
         match completion.work() {
             // Invitations that nobody took leave chunks that nobody would claim: claim them here.
-            Some(_) => {
+            Some(work) if work.is_host_only() => {
                 completion.run_from_front();
+            }
+            Some(_) => {
+                let reason =
+                    "the channels are full or closed, and no processor reaches this memory";
+                completion.refuse(ExecutionError::Engine { done_bytes: 0, reason });
             }
             None => completion.finish_whole(Ok(None)),
         }

@@ -176,10 +176,16 @@ impl Completion {
         self.state.word().load(Ordering::Relaxed) & CANCELLED != 0
     }
 
+    /// The work, if a processor can do it.
+    fn work_for_processors(&self) -> Option<&Work> {
+        self.work().filter(|work| work.is_host_only())
+    }
+
     /// Claims one chunk from the back and carries it out on the calling processor. Returns `false`
-    /// when there was none left.
+    /// when there was none left, or none that a processor reaches.
     pub fn help_from_back(&self) -> bool {
-        let Some((work, chunk)) = self.work().and_then(|w| Some((w, w.claim_back()?))) else {
+        let work = self.work_for_processors();
+        let Some((work, chunk)) = work.and_then(|w| Some((w, w.claim_back()?))) else {
             return false;
         };
         self.run_chunk(work, chunk);
@@ -187,9 +193,10 @@ impl Completion {
     }
 
     /// Claims one chunk from the front and carries it out on the calling processor. Returns
-    /// `false` when there was none left.
+    /// `false` when there was none left, or none that a processor reaches.
     pub fn help_from_front(&self) -> bool {
-        let Some((work, chunk)) = self.work().and_then(|w| Some((w, w.claim_front()?))) else {
+        let work = self.work_for_processors();
+        let Some((work, chunk)) = work.and_then(|w| Some((w, w.claim_front()?))) else {
             return false;
         };
         self.run_chunk(work, chunk);
@@ -198,7 +205,7 @@ impl Completion {
 
     /// Claims chunks from the front and carries them out until none is left; returns the bytes.
     pub fn run_from_front(&self) -> u64 {
-        let Some(work) = self.work() else { return 0 };
+        let Some(work) = self.work_for_processors() else { return 0 };
         let mut bytes = 0;
         while let Some(chunk) = work.claim_front() {
             bytes += chunk.length;
@@ -212,6 +219,25 @@ impl Completion {
         // the claim makes this thread the only one to touch the chunk.
         let difference = unsafe { work.execute(chunk) };
         self.finish_part(chunk.offset, chunk.length, Ok(difference));
+    }
+
+    /// Carries out a run that an engine claimed and could not do.
+    pub(crate) fn run_claimed(&self, run: Chunk) {
+        let Some(work) = self.work_for_processors() else { return };
+        work.chunks_of(run).for_each(|chunk| self.run_chunk(work, chunk));
+    }
+
+    /// A run that an engine claimed has ended.
+    pub(crate) fn finish_claimed(&self, run: Chunk, result: &Result<Option<u64>, ExecutionError>) {
+        let Some(work) = self.work() else { return };
+        for chunk in work.chunks_of(run) {
+            // The difference is reported with the chunk that it is in.
+            let inside = |at: u64| {
+                (run.offset + at).checked_sub(chunk.offset).filter(|&at| at < chunk.length)
+            };
+            let result = result.clone().map(|difference| difference.and_then(inside));
+            self.finish_part(chunk.offset, chunk.length, result);
+        }
     }
 
     /// Whether the end has to be told to nobody but those who look at the state word. An engine

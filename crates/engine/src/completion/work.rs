@@ -7,7 +7,7 @@
 
 use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::contract::{Kernel, Operation};
+use crate::contract::{Kernel, MemoryKind, Operation};
 use crate::execute;
 
 /// The work is held back: nothing may be claimed yet.
@@ -34,6 +34,7 @@ pub struct Work {
     pub(crate) target: u64,
     pub(crate) length: u64,
     pub(crate) value: u8,
+    memory: (MemoryKind, MemoryKind),
     chunk_bytes: u64,
     /// Chunks claimed at the front (high half) and at the back (low half), and [`HELD`].
     claims: AtomicU64,
@@ -108,11 +109,29 @@ impl Work {
             target,
             length,
             value,
+            memory: (MemoryKind::Host, MemoryKind::Host),
             chunk_bytes,
             claims: AtomicU64::new(0),
             unfinished: AtomicU32::new(count as u32),
             missing,
         }
+    }
+
+    /// Says where source and target are; ordinary memory unless said otherwise. What is not is
+    /// for engines alone: no processor claims it.
+    pub fn in_memory(mut self, source: MemoryKind, target: MemoryKind) -> Self {
+        self.memory = (source, target);
+        self
+    }
+
+    /// Where source and target are.
+    pub fn memory_kinds(&self) -> (MemoryKind, MemoryKind) {
+        self.memory
+    }
+
+    /// Whether a processor can carry it out.
+    pub fn is_host_only(&self) -> bool {
+        self.memory == (MemoryKind::Host, MemoryKind::Host)
     }
 
     /// How many chunks there are.
@@ -134,6 +153,45 @@ impl Work {
     pub fn claim_front(&self) -> Option<Chunk> {
         let (front, _) = self.claim(1 << 32)?;
         Some(self.chunk(front))
+    }
+
+    /// Claims as many chunks at the front as fit into `most` bytes, at least one, and leaves as
+    /// many for others where there are others: never more than half of what is left, so that all
+    /// who share the work come to its end at about the same time.
+    pub fn claim_run(&self, most: u64) -> Option<Chunk> {
+        let mut claims = self.claims.load(Ordering::Acquire);
+        loop {
+            let (front, back) = (claims >> 32, claims & 0xFFFF_FFFF);
+            if claims & HELD != 0 || front + back >= self.chunk_count() {
+                return None;
+            }
+            let left = self.chunk_count() - front - back;
+            let count = (most / self.chunk_bytes).min(left.div_ceil(2)).max(1);
+            match self.claims.compare_exchange_weak(
+                claims,
+                claims + (count << 32),
+                Ordering::Acquire,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => {
+                    let offset = front * self.chunk_bytes;
+                    let length = (self.length - offset).min(count * self.chunk_bytes);
+                    return Some(Chunk { offset, length });
+                }
+                Err(now) => claims = now,
+            }
+        }
+    }
+
+    /// A range, cut where chunks end.
+    pub(crate) fn chunks_of(&self, range: Chunk) -> impl Iterator<Item = Chunk> {
+        let (mut offset, end) = (range.offset, range.offset + range.length);
+        std::iter::from_fn(move || {
+            let length = self.chunk_end(offset).min(end).checked_sub(offset).filter(|&n| n > 0)?;
+            let chunk = Chunk { offset, length };
+            offset += length;
+            Some(chunk)
+        })
     }
 
     /// Claims the next chunk at the back.

@@ -12,8 +12,25 @@ pub struct Direction {
 }
 
 impl Direction {
+    /// From one kind of memory to another.
+    pub const fn new(source: MemoryKind, target: MemoryKind) -> Self {
+        Self { source, target }
+    }
+
     /// Inside ordinary memory.
     pub const HOST_TO_HOST: Self = Self { source: MemoryKind::Host, target: MemoryKind::Host };
+}
+
+/// What it costs to make ordinary memory ready for an engine that registers it itself, beside the
+/// cost of the transfer. Both go on while earlier bytes move.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Preparation {
+    /// Registering it.
+    pub register: CostLine,
+    /// Registering it where it is made of huge pages.
+    pub register_huge: CostLine,
+    /// Copying it through a ring instead, by one channel.
+    pub stage: CostLine,
 }
 
 /// Start-up plus time per byte.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use memferry_sys::copy::stream::Streaming;
 
 use super::{ExecutionError, MemoryKind, Pins};
-use crate::completion::Completion;
+use crate::completion::{Chunk, Completion};
 use crate::execute;
 
 /// What to do with the bytes.
@@ -75,8 +75,7 @@ pub struct Descriptor {
     source_memory: MemoryKind,
     target_memory: MemoryKind,
     value: u8,
-    /// The completion is quiet: it can be finished without being read.
-    quiet: bool,
+    flags: Flags,
     source: u64,
     target: u64,
     length: u64,
@@ -84,6 +83,25 @@ pub struct Descriptor {
     completion: Option<Arc<Completion>>,
     /// Dropped after everything else is over: the memory stays pinned for as long as this exists.
     pins: Option<Arc<Pins>>,
+}
+
+/// Two yes-or-no facts in one byte, because a descriptor has no more room.
+#[derive(Debug, Clone, Copy, Default)]
+struct Flags(u8);
+
+impl Flags {
+    /// The completion is quiet: it can be finished without being read.
+    const QUIET: u8 = 1;
+    /// Memory that is not registered stays so.
+    const PASSING: u8 = 2;
+
+    fn set(&mut self, flag: u8, on: bool) {
+        self.0 = if on { self.0 | flag } else { self.0 & !flag };
+    }
+
+    fn has(self, flag: u8) -> bool {
+        self.0 & flag != 0
+    }
 }
 
 /// A slot of a ring holds a descriptor and its sequence number in one cache line.
@@ -105,7 +123,7 @@ impl Descriptor {
             source_memory: MemoryKind::Host,
             target_memory: MemoryKind::Host,
             value: 0,
-            quiet: false,
+            flags: Flags::default(),
             source,
             target,
             length,
@@ -120,14 +138,15 @@ impl Descriptor {
     /// one ([`Launch::now`](crate::completion::Launch::now) does).
     pub fn chunks(completion: Arc<Completion>) -> Self {
         let work = completion.work().expect("only a chunked completion has chunks to claim");
+        let (source_memory, target_memory) = work.memory_kinds();
         Self {
             operation: work.operation,
             scope: Scope::Chunks,
             kernel: work.kernel,
-            source_memory: MemoryKind::Host,
-            target_memory: MemoryKind::Host,
+            source_memory,
+            target_memory,
             value: work.value,
-            quiet: false,
+            flags: Flags::default(),
             source: work.source,
             target: work.target,
             length: work.length,
@@ -164,6 +183,14 @@ impl Descriptor {
         self
     }
 
+    /// Memory that passes by once: an engine that registers memory itself leaves what is not
+    /// registered as it is, if it has another way.
+    #[inline]
+    pub fn passing(mut self, passing: bool) -> Self {
+        self.flags.set(Flags::PASSING, passing);
+        self
+    }
+
     /// Says what its memory is pinned by, and keeps it pinned until the descriptor is gone.
     pub fn pinned_by(mut self, pins: Arc<Pins>) -> Self {
         self.pins = Some(pins);
@@ -172,7 +199,7 @@ impl Descriptor {
 
     /// Reports to a completion that has no other descriptor.
     pub fn completes(mut self, completion: Arc<Completion>) -> Self {
-        self.quiet = completion.is_quiet();
+        self.flags.set(Flags::QUIET, completion.is_quiet());
         self.completion = Some(completion);
         self
     }
@@ -228,6 +255,11 @@ impl Descriptor {
         (self.source_memory, self.target_memory)
     }
 
+    /// Whether memory that is not registered is to be left so.
+    pub fn is_passing(&self) -> bool {
+        self.flags.has(Flags::PASSING)
+    }
+
     /// What its memory is pinned by, if it is.
     pub fn pins(&self) -> Option<&Pins> {
         self.pins.as_deref()
@@ -253,7 +285,7 @@ impl Descriptor {
     /// which for an invitation may be fewer than its length.
     #[inline]
     pub fn run(mut self) -> u64 {
-        debug_assert!(self.is_host_only(), "a processor cannot reach device memory");
+        assert!(self.is_host_only(), "a processor cannot reach device memory");
         if self.scope == Scope::Chunks {
             let completion = self.completion.as_ref().expect("an invitation has a completion");
             return completion.run_from_front();
@@ -288,6 +320,28 @@ impl Descriptor {
         .map(|at| at + from)
     }
 
+    /// For an invitation: claims the next bytes of the transfer, whole chunks and at most `most`
+    /// bytes of them, but at least one. `None` when nothing is left to claim.
+    pub fn claim(&self, most: u64) -> Option<Chunk> {
+        self.completion.as_ref()?.work()?.claim_run(most)
+    }
+
+    /// Reports the end of bytes that were claimed by [`Descriptor::claim`]: `Ok` with the offset in
+    /// them of the first difference for a compare. As in [`Descriptor::finish`], the calling
+    /// processor finishes what it can.
+    pub fn finish_claimed(&self, claimed: Chunk, result: Result<Option<u64>, ExecutionError>) {
+        let Some(completion) = self.completion.as_ref().filter(|_| self.scope == Scope::Chunks)
+        else {
+            return;
+        };
+        match result {
+            Err(error) if error.is_recoverable() && self.is_host_only() => {
+                completion.run_claimed(claimed);
+            }
+            result => completion.finish_claimed(claimed, &result),
+        }
+    }
+
     /// Reports the end of the descriptor: `Ok` with the offset of the first difference for a
     /// compare, or an error. Where the engine failed but the memory is sound and the host's, the
     /// calling processor finishes the rest, and the transfer succeeds. Without a completion there is
@@ -314,7 +368,9 @@ impl Descriptor {
 
     fn report(&self, completion: &Completion, result: Result<Option<u64>, ExecutionError>) {
         match self.scope {
-            Scope::Whole if self.quiet && result == Ok(None) => completion.finish_quietly(),
+            Scope::Whole if self.flags.has(Flags::QUIET) && result == Ok(None) => {
+                completion.finish_quietly()
+            }
             Scope::Whole => completion.finish_whole(result),
             Scope::Part => completion.finish_part(self.offset, self.length, result),
             Scope::Chunks => {}

@@ -13,6 +13,8 @@ mod pins;
 #[cfg(loom)]
 #[path = "pins_loom.rs"]
 mod pins;
+#[cfg(not(loom))]
+mod registry;
 mod shared;
 
 use std::fmt::Debug;
@@ -20,12 +22,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use capabilities::{Capabilities, MemoryKind, MemoryKinds, Operations, Registration};
-pub use cost::{CostLine, Direction};
+pub use cost::{CostLine, Direction, Preparation};
 pub use descriptor::{Descriptor, Kernel, Operation, Scope};
 pub use error::{ExecutionError, OpenError, SubmitError};
 #[cfg(not(loom))]
 pub use pins::PinnedAt;
 pub use pins::{Pinner, Pins};
+#[cfg(not(loom))]
+pub use registry::{Acquaintance, Limits, Registry};
 pub use shared::{FailureLog, enter_engine_thread, is_engine_thread, park_by_polling};
 
 /// The number of a descriptor in its channel. The first is 1; 0 stands for "none yet".
@@ -47,6 +51,23 @@ pub trait Engine: Send + Sync + Debug {
     /// given descriptors that say where their memory is pinned
     /// ([`Descriptor::pinned_source`], [`Descriptor::pinned_target`]), and fails those that do not.
     fn pinner(&self) -> Option<Arc<dyn Pinner>> {
+        None
+    }
+
+    /// The memory that it registers: for engines with [`Registration::ByEngine`], and for no
+    /// others.
+    #[cfg(not(loom))]
+    fn registry(&self) -> Option<&Registry> {
+        None
+    }
+
+    /// What making memory ready costs, for engines that have a [`registry`](Engine::registry).
+    fn preparation(&self) -> Option<Preparation> {
+        None
+    }
+
+    /// What kind of memory an address is of, as far as the engine knows.
+    fn kind_of(&self, _address: u64) -> Option<MemoryKind> {
         None
     }
 

@@ -7,10 +7,11 @@ use memferry_sys::affinity;
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::pages::Pages;
 
-use super::channel::CpuChannel;
+use super::channel;
 use super::profile::{Origin, Profile};
 use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Operation};
 use crate::execute;
+use crate::threaded::ThreadedChannel;
 
 const LARGEST: usize = 16 << 20;
 const BUDGET: Duration = Duration::from_millis(120);
@@ -65,7 +66,7 @@ struct Bench {
     source: Pages,
     target: Pages,
     /// `None` on a single core, where sharing cannot win.
-    channel: Option<CpuChannel>,
+    channel: Option<ThreadedChannel>,
     start: Instant,
 }
 
@@ -77,7 +78,7 @@ impl Bench {
         source.as_mut_slice().fill(1);
         target.as_mut_slice().fill(2);
         let channel = (affinity::allowed_cores().len() > 1)
-            .then(|| CpuChannel::open(&ChannelOptions::default(), 64, 5_000_000).ok())
+            .then(|| channel::open(&ChannelOptions::default(), 64, 5_000_000).ok())
             .flatten();
         Some(Self { source, target, channel, start })
     }
@@ -157,7 +158,7 @@ impl Bench {
         const TRIES: u32 = 7;
         self.channel.as_ref()?;
         let options = ChannelOptions { spin_ns: Some(0), ..ChannelOptions::default() };
-        let sleeper = CpuChannel::open(&options, 4, 0).ok()?;
+        let sleeper = channel::open(&options, 4, 0).ok()?;
         let mut times = Vec::new();
         for _ in 0..TRIES {
             let deadline = Instant::now() + Duration::from_millis(2);

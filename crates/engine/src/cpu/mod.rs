@@ -76,6 +76,6 @@ impl Engine for CpuEngine {
     }
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
-        Ok(Arc::new(channel::CpuChannel::open(options, DEFAULT_CAPACITY, self.spin_ns)?))
+        Ok(Arc::new(channel::open(options, DEFAULT_CAPACITY, self.spin_ns)?))
     }
 }

@@ -163,24 +163,24 @@ impl<T> Ring<T> {
         self.done.weight.load(Ordering::Relaxed)
     }
 
-    /// Whether the value after `finished` has arrived. For the channel only.
+    /// Whether the value after `taken` has arrived. For the channel only.
     #[inline]
-    pub fn has_next(&self, finished: Sequence) -> bool {
-        self.slot(finished).sequence.load(Ordering::Acquire) == finished + 1
+    pub fn has_next(&self, taken: Sequence) -> bool {
+        self.slot(taken).sequence.load(Ordering::Acquire) == taken + 1
     }
 
-    /// Takes the value after `finished`, if it has arrived.
+    /// Takes the value after `taken`, if it has arrived. What is taken need not be completed before
+    /// the next is taken.
     ///
     /// # Safety
-    /// Only one thread at a time may call this, with the number it last gave to
-    /// [`Ring::complete`] (0 at first), and only once for each number.
-    pub unsafe fn take(&self, finished: Sequence) -> Option<T> {
-        if !self.has_next(finished) {
+    /// Only one thread at a time may call this, with the number of values that were taken so far.
+    pub unsafe fn take(&self, taken: Sequence) -> Option<T> {
+        if !self.has_next(taken) {
             return None;
         }
         // SAFETY: the number says that the submitter has written the value and left the slot; the
         // caller promises to take it once. The slot is not reused before it is completed.
-        Some(self.slot(finished).value.with(|cell| unsafe { (*cell).assume_init_read() }))
+        Some(self.slot(taken).value.with(|cell| unsafe { (*cell).assume_init_read() }))
     }
 
     /// Publishes that everything up to `sequence` is finished, the last of them of a weight.

@@ -88,6 +88,18 @@ impl Index {
         Some(region)
     }
 
+    /// Whether kept regions hold all that is asked for, without a gap.
+    pub(super) fn covers(&self, asked: PageRange, access: Access) -> bool {
+        let mut at = asked.start();
+        for region in self.overlapping(asked).iter().filter(|region| region.access >= access) {
+            if region.range.start() > at {
+                return false;
+            }
+            at = region.range.end();
+        }
+        at >= asked.end()
+    }
+
     /// Prepares a pin that shall be kept: decides on its range, and makes room for it. `None`: there
     /// is no room, because what is there is in use or the request is too large.
     pub(super) fn begin(

@@ -214,6 +214,29 @@ impl PinCache {
         }
     }
 
+    /// What is kept pinned of `length` bytes at `address`, if all of them are in one region. Pins
+    /// nothing.
+    pub fn find(&self, address: usize, length: usize, access: Access) -> Option<Lease> {
+        let asked = PageRange::covering(address, length).ok()?;
+        if !self.shared.is_home() || !self.watcher.as_ref().is_none_or(Watcher::settle) {
+            return None;
+        }
+        let region = self.shared.with(self.ears(), |index, _| {
+            let found = index.find(asked, access);
+            index.statistics.hits += u64::from(found.is_some());
+            found
+        })?;
+        Some(self.lease(region))
+    }
+
+    /// Whether `length` bytes at `address` are kept pinned, in however many regions. Only a hint:
+    /// they may not be any more when the answer is used.
+    pub fn keeps(&self, address: usize, length: usize, access: Access) -> bool {
+        let Ok(asked) = PageRange::covering(address, length) else { return false };
+        let keeps = |index: &mut Index, _: &mut Cleared| index.covers(asked, access);
+        self.shared.is_home() && self.shared.with(self.ears(), keeps)
+    }
+
     /// Unpins what overlaps `length` bytes at `address` as soon as nobody uses it, and lets no
     /// request find it any more.
     pub fn forget(&self, address: usize, length: usize) {

@@ -1,0 +1,127 @@
+//! The memory of an engine that registers it itself: what is registered now, and what was met.
+//!
+//! Registering pays from the second use on. So what is met for the first time is only remembered,
+//! unless registering is the quickest way even for one use; what comes again is registered and kept,
+//! within limits, until it is unmapped, forgotten, or makes room for other memory.
+
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use memferry_memory::pin_cache::{Lease, PinCache, StartError, Watching};
+use memferry_memory::pinning::{Access, PageRange, PinError, Pinner};
+use memferry_sys::residency;
+use memferry_sys::sync::lock;
+
+use std::sync::Arc;
+
+pub use memferry_memory::pin_cache::Limits;
+
+/// What is known of a piece of ordinary memory. Later ones are better.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Acquaintance {
+    /// It is met for the first time, or so long after the last time that this is forgotten.
+    New,
+    /// The same, and it is made of huge pages, which are registered quicker.
+    NewAndHuge,
+    /// It is registered, or was met before and is worth it.
+    Known,
+}
+
+/// What is registered with an engine, and what was met.
+#[derive(Debug)]
+pub struct Registry {
+    cache: PinCache,
+    met: Mutex<VecDeque<PageRange>>,
+    refused: AtomicU64,
+    last_refusal: Mutex<Option<PinError>>,
+}
+
+impl Registry {
+    /// How many pieces of memory are remembered.
+    const REMEMBERED: usize = 256;
+
+    /// An empty registry. Where the kernel does not tell what is unmapped nothing is kept: memory
+    /// that was mapped anew at the same place would be taken for the old.
+    pub fn new(pinner: Arc<dyn Pinner>, limits: Limits) -> Result<Self, StartError> {
+        let events = PinCache::new(pinner.clone(), limits, Watching::EventsOrExplicit)?;
+        let cache = match events.watching() {
+            Watching::Events => events,
+            _ => {
+                let nothing = Limits { most_bytes: 0, most_entries: 0 };
+                PinCache::new(pinner, nothing, Watching::Explicit)?
+            }
+        };
+        let (met, last_refusal) = (Mutex::default(), Mutex::default());
+        Ok(Self { cache, met, refused: AtomicU64::new(0), last_refusal })
+    }
+
+    /// What is known of memory. From now on it is known.
+    pub fn meet(&self, address: u64, length: u64) -> Acquaintance {
+        let known = self.acquaintance(address, length);
+        if known != Acquaintance::Known
+            && self.keeps_anything()
+            && let Ok(range) = PageRange::covering(address as usize, length as usize)
+        {
+            let mut met = lock(&self.met);
+            if met.len() == Self::REMEMBERED {
+                met.pop_front();
+            }
+            met.push_back(range);
+        }
+        known
+    }
+
+    /// What is known of memory, without making it known.
+    pub fn acquaintance(&self, address: u64, length: u64) -> Acquaintance {
+        let Ok(range) = PageRange::covering(address as usize, length as usize) else {
+            return Acquaintance::New;
+        };
+        let was_met = || lock(&self.met).iter().any(|met| met.contains(range));
+        if self.cache.keeps(range.start(), range.bytes(), Access::Read) || was_met() {
+            return Acquaintance::Known;
+        }
+        match residency::is_huge(range.start(), range.bytes()) {
+            true => Acquaintance::NewAndHuge,
+            false => Acquaintance::New,
+        }
+    }
+
+    /// Whether anything stays registered after its use.
+    pub fn keeps_anything(&self) -> bool {
+        self.cache.watching() == Watching::Events
+    }
+
+    /// What is registered at an address, up to an end that the lease tells.
+    pub fn find(&self, address: u64, access: Access) -> Option<Lease> {
+        self.cache.find(address as usize, 1, access)
+    }
+
+    /// Registers memory, or finds it registered. Counts what is refused.
+    pub fn acquire(&self, address: u64, length: u64, access: Access) -> Result<Lease, PinError> {
+        self.cache.acquire(address as usize, length as usize, access).inspect_err(|error| {
+            if self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
+                tracing::warn!(%error, "memory cannot be registered: it is copied in other ways");
+            }
+            *lock(&self.last_refusal) = Some(error.clone());
+        })
+    }
+
+    /// Lets no later request find this memory registered, or known.
+    pub fn forget(&self, address: usize, length: usize) {
+        self.cache.forget(address, length);
+        if let Ok(range) = PageRange::covering(address, length) {
+            lock(&self.met).retain(|met| !met.overlaps(range));
+        }
+    }
+
+    /// What it has kept and done.
+    pub fn cache(&self) -> &PinCache {
+        &self.cache
+    }
+
+    /// How often memory was refused, and why the last time.
+    pub fn refusals(&self) -> (u64, Option<PinError>) {
+        (self.refused.load(Ordering::Relaxed), lock(&self.last_refusal).clone())
+    }
+}

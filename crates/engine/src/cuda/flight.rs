@@ -1,0 +1,140 @@
+//! What a channel has under way: descriptors that were taken and are not over, and the pieces of
+//! them that are with the device.
+
+use std::ops::Range;
+
+use memferry_memory::pin_cache::Lease;
+use memferry_sys::cuda::Event;
+
+use crate::Descriptor;
+use crate::completion::Chunk;
+use crate::contract::{ExecutionError, Scope, Sequence};
+
+/// A descriptor that was taken and is not over.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) descriptor: Descriptor,
+    pub(super) sequence: Sequence,
+    /// What is this channel's to do and was not begun.
+    pub(super) window: Range<u64>,
+    /// Nothing is left to begin, or to claim.
+    pub(super) is_begun: bool,
+    /// Pieces that were begun and are not over.
+    pub(super) in_flight: usize,
+    /// Bytes that are done, counted until the first failure.
+    pub(super) done_bytes: u64,
+    pub(super) failure: Option<ExecutionError>,
+    pub(super) difference: Option<u64>,
+    /// How much of each side is registered next.
+    pub(super) growth: [u64; 2],
+    /// The driver would not copy what is registered: leave registrations alone.
+    pub(super) distrusts_registrations: bool,
+}
+
+impl Open {
+    /// The first piece to be registered; each is twice as long as the one before.
+    const FIRST_REGISTERED: u64 = 1 << 20;
+
+    pub(super) fn new(descriptor: Descriptor, sequence: Sequence) -> Self {
+        let is_invitation = descriptor.scope() == Scope::Chunks;
+        let window = if is_invitation { 0..0 } else { 0..descriptor.length() };
+        Self {
+            is_begun: !is_invitation && descriptor.length() == 0,
+            descriptor,
+            sequence,
+            window,
+            in_flight: 0,
+            done_bytes: 0,
+            failure: None,
+            difference: None,
+            growth: [Self::FIRST_REGISTERED; 2],
+            distrusts_registrations: false,
+        }
+    }
+
+    /// Sees to it that there is something to begin, if anything is left: claims at most `most` bytes
+    /// of an invitation. `false`: nothing is left.
+    pub(super) fn has_more(&mut self, most: u64) -> bool {
+        if self.window.is_empty() && self.descriptor.scope() == Scope::Chunks {
+            if let Some(chunk) = self.descriptor.claim(most) {
+                self.window = chunk.offset..chunk.offset + chunk.length;
+            }
+        }
+        self.is_begun = self.window.is_empty();
+        !self.is_begun
+    }
+
+    /// Takes a piece from the front of what was not begun.
+    pub(super) fn begin(&mut self, length: u64) -> Chunk {
+        let piece = Chunk { offset: self.window.start, length };
+        self.window.start += length;
+        self.in_flight += 1;
+        if self.window.is_empty() && self.descriptor.scope() != Scope::Chunks {
+            self.is_begun = true;
+        }
+        piece
+    }
+
+    /// Takes note of the end of a piece.
+    /// For a compare, the result is where in the piece the first difference is.
+    pub(super) fn end(&mut self, piece: Chunk, result: Result<Option<u64>, ExecutionError>) {
+        self.in_flight -= 1;
+        self.descriptor.finish_claimed(piece, result.clone());
+        match result {
+            Ok(difference) => {
+                self.difference = self.difference.or(difference.map(|at| piece.offset + at));
+                self.done_bytes += if self.failure.is_none() { piece.length } else { 0 };
+            }
+            Err(error) => {
+                self.failure.get_or_insert(error);
+            }
+        }
+    }
+
+    /// Whether everything is over.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_begun && self.in_flight == 0
+    }
+
+    /// How it ended, with the bytes that are done.
+    pub(super) fn outcome(&self) -> Result<Option<u64>, ExecutionError> {
+        match self.failure.clone() {
+            None => Ok(self.difference),
+            Some(ExecutionError::Engine { reason, .. }) => {
+                Err(ExecutionError::Engine { done_bytes: self.done_bytes, reason })
+            }
+            Some(ExecutionError::BadMemory { address, .. }) => {
+                Err(ExecutionError::BadMemory { address, done_bytes: self.done_bytes })
+            }
+            Some(other) => Err(other),
+        }
+    }
+}
+
+/// A piece that is with the device, or waits for its turn to be reported.
+#[derive(Debug)]
+pub(super) struct Flight {
+    /// The number of its descriptor.
+    pub(super) sequence: Sequence,
+    pub(super) piece: Chunk,
+    pub(super) step: Step,
+    /// When the device should be through with it.
+    pub(super) expected_ns: u64,
+    /// What keeps its memory registered.
+    pub(super) leases: [Option<Lease>; 2],
+}
+
+/// How a piece is carried out.
+#[derive(Debug)]
+pub(super) enum Step {
+    /// By a copy, straight from or to memory that is registered, or the device's.
+    Direct { end: Event },
+    /// Through a slot of the device.
+    Through { slot: u64, middle: Event, end: Event },
+    /// From the ring, where this channel has put it.
+    StagedIn { slot: u64, end: Event },
+    /// Into the ring, from where this channel copies it when it is there.
+    StagedOut { slot: u64, end: Event },
+    /// It is over.
+    Over(Result<Option<u64>, ExecutionError>),
+}

@@ -1,0 +1,252 @@
+//! The copy engines of a GPU.
+//!
+//! Every GPU moves memory without the processor: into its own memory, out of it, and, one after the
+//! other, from ordinary memory to ordinary memory. A channel is a thread with a stream for each
+//! direction. It cuts transfers into pieces, keeps several of them under way, sleeps until the device
+//! should be done, and reports piece by piece.
+//!
+//! | from, to | way |
+//! |---|---|
+//! | ordinary, device | one copy, from registered memory, or from a ring that the channel copies into |
+//! | device, ordinary | one copy, into registered memory, or into a ring that the channel copies from |
+//! | device, device | one copy |
+//! | ordinary, ordinary | in by one stream, out by the other, through memory of the device; where the memory cannot be registered, the channel copies it itself |
+//!
+//! Memory is registered piece by piece while earlier pieces move, in growing pieces, and kept
+//! registered for the next time ([`Registry`]). Descriptors whose memory is only
+//! [passing](crate::Descriptor::passing) leave it unregistered.
+//!
+//! When the device is lost, what is in flight fails; what lies in ordinary memory is finished by the
+//! processor, now and from then on.
+
+mod channel;
+mod flight;
+pub mod model;
+mod rates;
+mod registrar;
+mod slots;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use memferry_sys::cuda::{Driver, DriverError};
+
+pub use memferry_sys::cuda::DeviceFacts;
+pub use rates::Rates;
+
+use crate::contract::{
+    Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, Limits, MemoryKind,
+    MemoryKinds, OpenError, Operation, Operations, Preparation, Registration, Registry,
+};
+use registrar::Registrar;
+
+/// Descriptors a channel holds unless told otherwise. Many: what does not fit and is not in ordinary
+/// memory has to wait.
+const DEFAULT_CAPACITY: usize = 4096;
+
+/// Settings for opening a device.
+#[derive(Debug, Clone, Copy)]
+pub struct Settings {
+    /// Which device.
+    pub ordinal: usize,
+    /// How much ordinary memory is kept registered for later.
+    pub limits: Limits,
+}
+
+impl Default for Settings {
+    /// The first device. A quarter of the machine's memory may stay registered, up to 16 GiB.
+    fn default() -> Self {
+        const MOST_BYTES: usize = 16 << 30;
+        let quarter = memferry_sys::pages::machine_bytes() / 4;
+        let limits = Limits { most_bytes: quarter.min(MOST_BYTES), most_entries: 16 << 10 };
+        Self { ordinal: 0, limits }
+    }
+}
+
+/// The copy engines of one GPU.
+#[derive(Debug)]
+pub struct CudaEngine {
+    capabilities: Capabilities,
+    device: Arc<Device>,
+}
+
+/// What the channels of an engine share.
+pub(crate) struct Device {
+    driver: Arc<dyn Driver>,
+    rates: Rates,
+    registrar: Arc<Registrar>,
+    registry: Registry,
+    is_lost: AtomicBool,
+}
+
+impl CudaEngine {
+    /// Opens a device of this machine, and measures it. Takes about half a second, most of which
+    /// the driver needs for itself.
+    #[cfg(feature = "cuda")]
+    pub fn open(settings: Settings) -> Result<Self, OpenError> {
+        let refused = |reason| OpenError::System { engine: "cuda".into(), reason };
+        let driver = memferry_sys::cuda::Cuda::open(settings.ordinal).map_err(refused)?;
+        let driver: Arc<dyn Driver> = Arc::new(driver);
+        let rates = Rates::measure(&driver);
+        Self::with_driver(driver, rates, settings.limits)
+    }
+
+    /// An engine for a device behind any driver, such as a [model](model::ModelDevice).
+    pub fn with_driver(
+        driver: Arc<dyn Driver>,
+        rates: Rates,
+        limits: Limits,
+    ) -> Result<Self, OpenError> {
+        let registrar = Arc::new(Registrar::new(driver.clone()));
+        let registry = Registry::new(registrar.clone(), limits).map_err(|error| {
+            let reason = format!("memory cannot be kept registered: {error}");
+            OpenError::System { engine: "cuda".into(), reason }
+        })?;
+        let is_lost = AtomicBool::new(false);
+        let device = Arc::new(Device { driver, rates, registrar, registry, is_lost });
+        Ok(Self { capabilities: capabilities(), device })
+    }
+
+    /// What the device is.
+    pub fn facts(&self) -> &DeviceFacts {
+        self.device.driver.facts()
+    }
+
+    /// What was measured of it.
+    pub fn rates(&self) -> &Rates {
+        &self.device.rates
+    }
+
+    /// Where an address is: `None` if it is neither the device's nor registered.
+    pub fn memory_kind(&self, address: u64) -> Option<MemoryKind> {
+        let kind = |is_device| if is_device { MemoryKind::Device } else { MemoryKind::Host };
+        self.device.driver.is_device(address).map(kind)
+    }
+
+    /// Takes memory of the device.
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceMemory, DriverError> {
+        let address = self.device.driver.allocate(bytes)?;
+        Ok(DeviceMemory { device: self.device.clone(), address, bytes })
+    }
+
+    /// Free memory of the device, and all of it.
+    pub fn memory_bytes(&self) -> Result<(usize, usize), DriverError> {
+        self.device.driver.memory()
+    }
+
+    /// Whether the device is gone for good.
+    pub fn is_lost(&self) -> bool {
+        self.device.is_lost()
+    }
+}
+
+fn capabilities() -> Capabilities {
+    Capabilities {
+        operations: Operations::of(&[
+            Operation::Copy,
+            Operation::Move,
+            Operation::Fill,
+            Operation::Compare,
+        ]),
+        memory: MemoryKinds::of(&[MemoryKind::Host, MemoryKind::Device]),
+        largest_descriptor_bytes: usize::MAX,
+        preferred_alignment: 4096,
+        boundary_bytes: None,
+        registration: Registration::ByEngine,
+        claims_chunks: true,
+        never_fails: false,
+        self_driving: true,
+    }
+}
+
+impl Engine for CudaEngine {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn cost(&self, direction: Direction) -> CostLine {
+        self.device.rates.cost(direction)
+    }
+
+    fn registry(&self) -> Option<&Registry> {
+        Some(&self.device.registry)
+    }
+
+    fn preparation(&self) -> Option<Preparation> {
+        Some(self.device.rates.preparation())
+    }
+
+    fn kind_of(&self, address: u64) -> Option<MemoryKind> {
+        self.memory_kind(address)
+    }
+
+    fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
+        Ok(Arc::new(channel::open(&self.device, options, DEFAULT_CAPACITY)?))
+    }
+}
+
+impl Device {
+    fn is_lost(&self) -> bool {
+        self.is_lost.load(Ordering::Relaxed)
+    }
+
+    /// Takes note of what a driver said.
+    fn heard(&self, error: DriverError) {
+        if error.is_loss() && !self.is_lost.swap(true, Ordering::Relaxed) {
+            tracing::error!(%error, "the GPU is lost: processors copy what they reach");
+        }
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Device")
+            .field("facts", self.driver.facts())
+            .field("rates", &self.rates)
+            .field("is_lost", &self.is_lost())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Memory of a device. It is given back when this is dropped; transfers over it must be over by
+/// then, as their callers promise.
+#[derive(Debug)]
+pub struct DeviceMemory {
+    device: Arc<Device>,
+    address: u64,
+    bytes: usize,
+}
+
+impl DeviceMemory {
+    /// The first address. No processor can use it.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// The same as a pointer, for requests.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.address as *mut u8
+    }
+
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `CudaEngine::allocate`; whoever used it raw vouched for the end.
+        unsafe { self.device.driver.free(self.address) };
+    }
+}

@@ -1,0 +1,237 @@
+//! What the device was measured to do, when it was opened.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use memferry_sys::Pages;
+use memferry_sys::cuda::{Driver, DriverError, Event, Stream, Way};
+
+use crate::contract::{CostLine, Direction, MemoryKind, Preparation};
+use crate::execute;
+use crate::{Kernel, Operation};
+
+/// Start-up times and bandwidths, in nanoseconds and bytes per nanosecond (GB/s).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// From the hand-over of a small copy to its end.
+    pub startup_ns: f64,
+    /// From registered memory to the device.
+    pub inward: f64,
+    /// From the device to registered memory.
+    pub outward: f64,
+    /// Between registered memory, through the device.
+    pub through: f64,
+    /// Inside the device.
+    pub within: f64,
+    /// Registering memory of ordinary pages.
+    pub register: f64,
+    /// Registering memory of huge pages.
+    pub register_huge: f64,
+    /// One channel that copies memory through its ring.
+    pub stage: f64,
+}
+
+impl Default for Rates {
+    /// Sensible for a current device, where nothing was measured.
+    fn default() -> Self {
+        Self {
+            startup_ns: 10_000.0,
+            inward: 50.0,
+            outward: 50.0,
+            through: 40.0,
+            within: 1000.0,
+            register: 18.0,
+            register_huge: 30.0,
+            stage: 7.0,
+        }
+    }
+}
+
+impl Rates {
+    /// What a copy of registered memory costs.
+    pub(super) fn cost(&self, direction: Direction) -> CostLine {
+        use MemoryKind::{Device, Host};
+        let (factor, rate) = match (direction.source, direction.target) {
+            (Host, Host) => (2.0, self.through),
+            (Host, Device) => (1.0, self.inward),
+            (Device, Host) => (1.0, self.outward),
+            (Device, Device) => (1.0, self.within),
+        };
+        CostLine::from_bandwidth(factor * self.startup_ns, rate)
+    }
+
+    /// What it costs to make memory ready.
+    pub(super) fn preparation(&self) -> Preparation {
+        let line = |rate| CostLine::from_bandwidth(self.startup_ns, rate);
+        Preparation {
+            register: line(self.register),
+            register_huge: line(self.register_huge),
+            stage: line(self.stage),
+        }
+    }
+
+    /// Measures, in some tens of milliseconds. What cannot be measured keeps its usual value.
+    pub(super) fn measure(driver: &Arc<dyn Driver>) -> Self {
+        let driver = driver.clone();
+        // On a thread of its own, whose context is nobody else's.
+        let measured = std::thread::Builder::new()
+            .name("memferry-rates".into())
+            .spawn(move || Bench::new(&driver).and_then(|bench| bench.measure()));
+        let measured = measured.ok().and_then(|thread| thread.join().ok());
+        match measured {
+            Some(Ok(rates)) => rates,
+            Some(Err(error)) => {
+                tracing::warn!(%error, "the device could not be measured");
+                Self::default()
+            }
+            None => Self::default(),
+        }
+    }
+}
+
+/// How much memory each measurement moves.
+const BYTES: usize = 32 << 20;
+
+/// What measuring takes.
+struct Bench<'a> {
+    driver: &'a Arc<dyn Driver>,
+    streams: [Stream; 2],
+    event: Event,
+    device: u64,
+    host: Pages,
+    ring: u64,
+}
+
+impl<'a> Bench<'a> {
+    const RING_BYTES: usize = 1 << 20;
+
+    fn new(driver: &'a Arc<dyn Driver>) -> Result<Self, DriverError> {
+        driver.enter()?;
+        let streams = [driver.create_stream()?, driver.create_stream()?];
+        let no_memory = |_| DriverError { call: "mmap", code: 2 };
+        let mut host = Pages::new(BYTES).map_err(no_memory)?;
+        host.as_mut_slice().fill(1);
+        Ok(Self {
+            driver,
+            streams,
+            event: driver.create_event()?,
+            device: driver.allocate(2 * BYTES)?,
+            host,
+            ring: driver.allocate_pinned(Self::RING_BYTES)?,
+        })
+    }
+
+    fn measure(&self) -> Result<Rates, DriverError> {
+        let (driver, host) = (self.driver, self.host.as_ptr() as usize);
+        let huge = Pages::huge(BYTES).ok().map(|mut pages| {
+            pages.as_mut_slice().fill(1);
+            pages
+        });
+        let usual = Rates::default();
+        let register_huge = huge.map_or(Ok(usual.register_huge), |huge| {
+            let at = huge.as_ptr() as usize;
+            let rate = self.rate(|| driver.register(at, BYTES, false))?;
+            driver.unregister(at).map(|()| rate)
+        })?;
+        let register = self.rate(|| driver.register(host, BYTES, false))?;
+        let (inside, outside) = (self.device, host as u64);
+        let [inward_stream, outward_stream] = self.streams;
+        // SAFETY: all memory is this measurement's own and stays until the device is through with
+        // it: `rate` waits. Registered memory is used as one piece, or the ring as such.
+        let measured = unsafe {
+            let small = || driver.copy(Way::In, self.ring, inside, 4096, inward_stream);
+            self.time(small)?;
+            let startup_ns = self.best(3, small)?;
+            let inward =
+                self.best(3, || driver.copy(Way::In, outside, inside, BYTES, inward_stream));
+            let outward =
+                self.best(3, || driver.copy(Way::Out, inside, outside, BYTES, outward_stream));
+            let both = self.best(3, || {
+                let half = BYTES / 2;
+                driver.copy(Way::In, outside, inside + BYTES as u64, half, inward_stream)?;
+                driver.copy(Way::Out, inside, outside + half as u64, half, outward_stream)
+            });
+            let within = self.best(3, || {
+                driver.copy(Way::Within, inside, inside + BYTES as u64, BYTES, inward_stream)
+            });
+            (startup_ns, inward?, outward?, both?, within?)
+        };
+        driver.unregister(host)?;
+        let (startup_ns, inward, outward, both, within) = measured;
+        let gb_per_s = |bytes: usize, ns: f64| bytes as f64 / (ns - startup_ns).max(1.0);
+        Ok(Rates {
+            startup_ns: startup_ns.max(1.0),
+            inward: gb_per_s(BYTES, inward),
+            outward: gb_per_s(BYTES, outward),
+            through: gb_per_s(BYTES / 2, both),
+            within: gb_per_s(BYTES, within),
+            register,
+            register_huge: register_huge.max(register),
+            stage: self.stage(),
+        })
+    }
+
+    /// How fast this thread copies memory that is in no cache into the ring.
+    fn stage(&self) -> f64 {
+        let start = Instant::now();
+        for at in (0..BYTES).step_by(Self::RING_BYTES) {
+            let source = self.host.as_ptr() as u64 + at as u64;
+            let length = Self::RING_BYTES as u64;
+            // SAFETY: both are this measurement's own, and of this size.
+            unsafe {
+                execute::run(Operation::Copy, Kernel::Cached, source, self.ring, length, 0);
+            }
+        }
+        BYTES as f64 / nanoseconds(start)
+    }
+
+    fn rate(&self, work: impl Fn() -> Result<(), DriverError>) -> Result<f64, DriverError> {
+        let start = Instant::now();
+        work()?;
+        Ok(BYTES as f64 / nanoseconds(start))
+    }
+
+    /// The shortest of some times.
+    fn best(
+        &self,
+        times: usize,
+        work: impl Fn() -> Result<(), DriverError>,
+    ) -> Result<f64, DriverError> {
+        let mut best = f64::INFINITY;
+        for _ in 0..times {
+            best = best.min(self.time(&work)?);
+        }
+        Ok(best)
+    }
+
+    /// How long the device takes for what is put into the streams.
+    fn time(&self, work: impl Fn() -> Result<(), DriverError>) -> Result<f64, DriverError> {
+        let start = Instant::now();
+        let outcome = work();
+        for stream in self.streams {
+            self.driver.record(self.event, stream)?;
+            while !self.driver.is_reached(self.event)? {
+                std::hint::spin_loop();
+            }
+        }
+        outcome.map(|()| nanoseconds(start))
+    }
+}
+
+fn nanoseconds(start: Instant) -> f64 {
+    start.elapsed().as_nanos().max(1) as f64
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        for stream in self.streams {
+            self.driver.destroy_stream(stream);
+        }
+        self.driver.destroy_event(self.event);
+        // SAFETY: from the matching calls; everything was waited for.
+        unsafe {
+            self.driver.free(self.device);
+            self.driver.free_pinned(self.ring);
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Registering ordinary memory with a device, any number of times.
+//!
+//! A driver registers a page once, and unregisters what was registered together. Pins overlap: the
+//! pin-down cache pins a larger range while a smaller one inside it is in use. So this keeps a map of
+//! what is registered, registers only what is missing, counts who uses each piece, and unregisters a
+//! piece when nobody does. A copy must stay inside one piece: [`Registrar::piece_end`] tells where it
+//! ends.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use memferry_memory::pinning::{Access, PageRange, PinError, Pinner, Token};
+use memferry_sys::cuda::{Driver, DriverError, code};
+use memferry_sys::sync::lock;
+use memferry_sys::{fork, residency};
+
+/// What is registered with one device.
+#[derive(Debug)]
+pub(super) struct Registrar {
+    driver: Arc<dyn Driver>,
+    book: Mutex<Book>,
+    fork_generation: u64,
+}
+
+#[derive(Debug, Default)]
+struct Book {
+    /// By their first address. Pieces never overlap.
+    pieces: BTreeMap<usize, Piece>,
+    /// The pieces of each pin.
+    pins: HashMap<u64, Vec<usize>>,
+    last_pin: u64,
+}
+
+#[derive(Debug)]
+struct Piece {
+    end: usize,
+    users: usize,
+    may_be_written: bool,
+    /// Somebody else registered it, and will unregister it.
+    is_theirs: bool,
+}
+
+impl Registrar {
+    pub(super) fn new(driver: Arc<dyn Driver>) -> Self {
+        fork::watch();
+        Self { driver, book: Mutex::default(), fork_generation: fork::generation() }
+    }
+
+    /// Up to where one copy may go that begins at an address; `None` where nothing is registered.
+    pub(super) fn piece_end(&self, address: u64) -> Option<u64> {
+        let book = lock(&self.book);
+        let (_, piece) = book.pieces.range(..=address as usize).next_back()?;
+        (piece.end as u64 > address).then_some(piece.end as u64)
+    }
+
+    /// Registers what nobody has registered.
+    fn register(&self, gap: PageRange, access: Access) -> Result<Piece, DriverError> {
+        let piece = |may_be_written, is_theirs| Piece {
+            end: gap.end(),
+            users: 0,
+            may_be_written,
+            is_theirs,
+        };
+        let error = match self.driver.register(gap.start(), gap.bytes(), false) {
+            Ok(()) => return Ok(piece(true, false)),
+            Err(error) => error,
+        };
+        let is_host = |address: usize| self.driver.is_device(address as u64) == Some(false);
+        match error.code {
+            // The application's own, from one end to the other.
+            code::ALREADY_REGISTERED if is_host(gap.start()) && is_host(gap.end() - 1) => {
+                Ok(piece(true, true))
+            }
+            // Memory that may not be written.
+            code::INVALID_VALUE
+                if access == Access::Read && self.driver.facts().registers_read_only =>
+            {
+                self.driver.register(gap.start(), gap.bytes(), true)?;
+                Ok(piece(false, false))
+            }
+            _ => Err(error),
+        }
+    }
+
+    fn unregister(&self, start: usize, piece: &Piece) {
+        if !piece.is_theirs
+            && let Err(error) = self.driver.unregister(start)
+        {
+            // A device that is lost, or a process that ends.
+            tracing::debug!(%error, "memory could not be unregistered");
+        }
+    }
+}
+
+impl Book {
+    /// The first addresses of the pieces inside a range, and what lies between them.
+    fn survey(&self, range: PageRange) -> (Vec<usize>, Vec<PageRange>) {
+        let before = self.pieces.range(..range.start()).next_back();
+        let inside = self.pieces.range(range.start()..range.end());
+        let (mut starts, mut gaps, mut at) = (Vec::new(), Vec::new(), range.start());
+        for (&start, piece) in before.into_iter().chain(inside) {
+            if piece.end > range.start() {
+                gaps.extend(PageRange::between(at, start));
+                starts.push(start);
+                at = piece.end;
+            }
+        }
+        gaps.extend(PageRange::between(at, range.end()));
+        (starts, gaps)
+    }
+}
+
+impl Pinner for Registrar {
+    fn name(&self) -> &'static str {
+        "cuda"
+    }
+
+    fn pin(&self, range: PageRange, access: Access) -> Result<Token, PinError> {
+        if fork::generation() != self.fork_generation {
+            let what = "registering memory with a GPU of the parent process";
+            return Err(PinError::Unsupported { what, cure: "open the GPU in this process" });
+        }
+        let mut book = lock(&self.book);
+        let (mut starts, gaps) = book.survey(range);
+        if access == Access::Write && starts.iter().any(|at| !book.pieces[at].may_be_written) {
+            let what = "writing to memory while it is registered for reading";
+            return Err(PinError::Unsupported {
+                what,
+                cure: "it is copied in other ways meanwhile",
+            });
+        }
+        let mut new = Vec::new();
+        for gap in gaps {
+            match self.register(gap, access) {
+                Ok(piece) => new.push((gap.start(), piece)),
+                Err(error) => {
+                    new.iter().for_each(|(start, piece)| self.unregister(*start, piece));
+                    return Err(refusal(error, gap));
+                }
+            }
+        }
+        starts.extend(new.iter().map(|(start, _)| *start));
+        book.pieces.extend(new);
+        for start in &starts {
+            if let Some(piece) = book.pieces.get_mut(start) {
+                piece.users += 1;
+            }
+        }
+        book.last_pin += 1;
+        let token = book.last_pin;
+        book.pins.insert(token, starts);
+        Ok(Token(token))
+    }
+
+    fn unpin(&self, _range: PageRange, token: Token) {
+        if fork::generation() != self.fork_generation {
+            return;
+        }
+        let mut book = lock(&self.book);
+        for start in book.pins.remove(&token.0).unwrap_or_default() {
+            let Some(piece) = book.pieces.get_mut(&start) else { continue };
+            piece.users -= 1;
+            if piece.users == 0
+                && let Some(piece) = book.pieces.remove(&start)
+            {
+                self.unregister(start, &piece);
+            }
+        }
+    }
+
+    fn follows_mapping(&self) -> bool {
+        false
+    }
+}
+
+/// A driver's refusal in the words of those who pin.
+fn refusal(error: DriverError, range: PageRange) -> PinError {
+    match error.code {
+        code::OUT_OF_MEMORY => PinError::OutOfMemory,
+        _ if !residency::is_mapped(range.start(), range.bytes()) => PinError::BadMemory { range },
+        code::ALREADY_REGISTERED => PinError::Unsupported {
+            what: "registering memory of which the application has registered a part",
+            cure: "register all of it, or nothing",
+        },
+        _ => PinError::Unsupported {
+            what: "registering this memory with the GPU",
+            cure: "mapped files and memory of devices are copied through a ring instead",
+        },
+    }
+}

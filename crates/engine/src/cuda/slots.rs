@@ -1,0 +1,100 @@
+//! A few pieces of memory of equal size that are used in turn: memory of the device that copies
+//! between ordinary memory pass through, or registered memory that passing bytes are copied into.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use memferry_sys::cuda::{Driver, DriverError};
+
+/// Where the memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In the device.
+    Device,
+    /// In ordinary memory, registered.
+    Pinned,
+}
+
+/// A ring of slots. Its memory is taken with the first use, and given back at the end.
+#[derive(Debug)]
+pub(super) struct Slots {
+    driver: Arc<dyn Driver>,
+    place: Place,
+    slot_bytes: usize,
+    count: usize,
+    /// The memory, once it is there.
+    base: Option<u64>,
+    free: VecDeque<u64>,
+    /// There was no memory to be had; it is not asked for again.
+    is_refused: bool,
+}
+
+/// What became of a wish for a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wish {
+    /// The address of a free slot, which is in use now.
+    Slot(u64),
+    /// All are in use: one will be free later.
+    Busy,
+    /// There is no memory for slots.
+    Refused,
+}
+
+impl Slots {
+    pub(super) fn new(
+        driver: Arc<dyn Driver>,
+        place: Place,
+        slot_bytes: usize,
+        count: usize,
+    ) -> Self {
+        let (free, is_refused) = (VecDeque::new(), false);
+        Self { driver, place, slot_bytes, count, base: None, free, is_refused }
+    }
+
+    /// Takes a slot.
+    pub(super) fn take(&mut self) -> Wish {
+        if self.base.is_none() && !self.is_refused {
+            match self.allocate() {
+                Ok(base) => {
+                    self.base = Some(base);
+                    let slot = |index| base + (index * self.slot_bytes) as u64;
+                    self.free = (0..self.count).map(slot).collect();
+                }
+                Err(error) => {
+                    tracing::warn!(%error, place = ?self.place, "no memory to copy through");
+                    self.is_refused = true;
+                }
+            }
+        }
+        if self.is_refused {
+            return Wish::Refused;
+        }
+        self.free.pop_front().map_or(Wish::Busy, Wish::Slot)
+    }
+
+    /// Gives a slot back.
+    pub(super) fn give_back(&mut self, slot: u64) {
+        self.free.push_back(slot);
+    }
+
+    fn allocate(&self) -> Result<u64, DriverError> {
+        let bytes = self.slot_bytes * self.count;
+        match self.place {
+            Place::Device => self.driver.allocate(bytes),
+            Place::Pinned => self.driver.allocate_pinned(bytes),
+        }
+    }
+}
+
+impl Drop for Slots {
+    fn drop(&mut self) {
+        let Some(base) = self.base else { return };
+        // SAFETY: it is from the matching call, and whoever used slots waited for the device.
+        unsafe {
+            match self.place {
+                Place::Device => self.driver.free(base),
+                Place::Pinned => self.driver.free_pinned(base),
+            }
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! The driver of the machine: its library is looked for and its calls are found by name, when the
+//! first device is opened.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys;
+
+use super::{DeviceFacts, Driver, DriverError, Event, Stream, Way, code};
+
+/// The oldest driver that this speaks to: CUDA 11.4.
+const OLDEST_VERSION: u32 = 11_040;
+
+type Context = *mut c_void;
+
+/// The calls, each by the name that the driver's library has for it. All answer with a number: the
+/// enumeration of the bindings would be undefined behaviour for one that a newer driver invents.
+macro_rules! calls {
+    ($($field:ident: $name:literal ($($argument:ty),*);)+) => {
+        struct Calls { $($field: unsafe extern "C" fn($($argument),*) -> c_uint),+ }
+
+        impl Calls {
+            /// Finds every call, or names the first that is missing.
+            fn find() -> Result<Self, &'static str> {
+                // SAFETY: the library was found by `library`, and its initialisation is the
+                // driver's own; each symbol has the type that the driver's documentation gives it.
+                unsafe {
+                    let library = sys::culib();
+                    Ok(Self { $($field: *library.get($name.as_bytes()).map_err(|_| $name)?),+ })
+                }
+            }
+        }
+    };
+}
+
+calls! {
+    init: "cuInit" (c_uint);
+    version: "cuDriverGetVersion" (*mut c_int);
+    device_count: "cuDeviceGetCount" (*mut c_int);
+    device: "cuDeviceGet" (*mut c_int, c_int);
+    device_name: "cuDeviceGetName" (*mut c_char, c_int, c_int);
+    device_attribute: "cuDeviceGetAttribute" (*mut c_int, c_int, c_int);
+    device_bytes: "cuDeviceTotalMem_v2" (*mut usize, c_int);
+    retain_context: "cuDevicePrimaryCtxRetain" (*mut Context, c_int);
+    release_context: "cuDevicePrimaryCtxRelease_v2" (c_int);
+    set_context: "cuCtxSetCurrent" (Context);
+    push_context: "cuCtxPushCurrent_v2" (Context);
+    pop_context: "cuCtxPopCurrent_v2" (*mut Context);
+    memory: "cuMemGetInfo_v2" (*mut usize, *mut usize);
+    allocate: "cuMemAlloc_v2" (*mut u64, usize);
+    free: "cuMemFree_v2" (u64);
+    allocate_pinned: "cuMemHostAlloc" (*mut *mut c_void, usize, c_uint);
+    free_pinned: "cuMemFreeHost" (*mut c_void);
+    register: "cuMemHostRegister_v2" (*mut c_void, usize, c_uint);
+    unregister: "cuMemHostUnregister" (*mut c_void);
+    pointer_attribute: "cuPointerGetAttribute" (*mut c_void, c_int, u64);
+    create_stream: "cuStreamCreate" (*mut *mut c_void, c_uint);
+    destroy_stream: "cuStreamDestroy_v2" (*mut c_void);
+    create_event: "cuEventCreate" (*mut *mut c_void, c_uint);
+    destroy_event: "cuEventDestroy_v2" (*mut c_void);
+    drain: "cuStreamSynchronize" (*mut c_void);
+    record: "cuEventRecord" (*mut c_void, *mut c_void);
+    query: "cuEventQuery" (*mut c_void);
+    await_event: "cuStreamWaitEvent" (*mut c_void, *mut c_void, c_uint);
+    copy_in: "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, *mut c_void);
+    copy_out: "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, *mut c_void);
+    copy_within: "cuMemcpyDtoDAsync_v2" (u64, u64, usize, *mut c_void);
+    copy_in_now: "cuMemcpyHtoD_v2" (u64, *const c_void, usize);
+    copy_out_now: "cuMemcpyDtoH_v2" (*mut c_void, u64, usize);
+    copy_within_now: "cuMemcpyDtoD_v2" (u64, u64, usize);
+    fill: "cuMemsetD8Async" (u64, u8, usize, *mut c_void);
+}
+
+/// Numbers of the driver's interface.
+mod number {
+    use std::ffi::{c_int, c_uint};
+
+    pub(super) const ASYNC_ENGINE_COUNT: c_int = 40;
+    pub(super) const READ_ONLY_HOST_REGISTER: c_int = 113;
+    pub(super) const POINTER_MEMORY_TYPE: c_int = 2;
+    pub(super) const MEMORY_OF_DEVICE: c_uint = 2;
+    pub(super) const REGISTER_PORTABLE: c_uint = 1;
+    pub(super) const REGISTER_READ_ONLY: c_uint = 8;
+    pub(super) const NON_BLOCKING_STREAM: c_uint = 1;
+    pub(super) const EVENT_WITHOUT_TIMING: c_uint = 2;
+}
+
+/// What there is of CUDA on this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Inventory {
+    /// There is no driver.
+    NoDriver,
+    /// There is one that cannot be used, and why.
+    Unusable(String),
+    /// These devices, with their memory.
+    Devices(Vec<(DeviceFacts, usize)>),
+}
+
+/// Looks what there is. Loads the driver if it is there, which takes a good part of a second.
+pub fn inventory() -> Inventory {
+    let calls = match library() {
+        Ok(calls) => calls,
+        Err(None) => return Inventory::NoDriver,
+        Err(Some(reason)) => return Inventory::Unusable(reason),
+    };
+    let devices = (0..calls.count()).filter_map(|ordinal| {
+        let device = calls.device(ordinal).ok()?;
+        let mut bytes = 0;
+        // SAFETY: a valid device and a place for the answer.
+        let answer = unsafe { (calls.device_bytes)(&raw mut bytes, device) };
+        (answer == 0).then(|| (calls.facts(ordinal, device), bytes))
+    });
+    Inventory::Devices(devices.collect())
+}
+
+/// The calls of the driver, which is initialised. `Err(None)`: there is none; `Err(Some)`: why it
+/// cannot be used.
+fn library() -> Result<&'static Calls, Option<String>> {
+    static CALLS: OnceLock<Result<Calls, Option<String>>> = OnceLock::new();
+    let load = || {
+        // SAFETY: loading the driver runs its initialisation, which every program that uses CUDA
+        // runs.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(None);
+        }
+        let calls = Calls::find().map_err(|name| {
+            Some(format!(
+                "it has no call {name}: it is too old, install one for CUDA 11.4 or later"
+            ))
+        })?;
+        // SAFETY: initialising twice is allowed; the version needs a place for the answer.
+        unsafe {
+            checked("cuInit", (calls.init)(0)).map_err(|error| Some(error.to_string()))?;
+            let mut version = 0;
+            let _ = (calls.version)(&raw mut version);
+            let version = u32::try_from(version).unwrap_or(0);
+            if version < OLDEST_VERSION {
+                let (major, minor) = (version / 1000, version % 1000 / 10);
+                return Err(Some(format!(
+                    "it is for CUDA {major}.{minor}: install one for CUDA 11.4 or later"
+                )));
+            }
+        }
+        Ok(calls)
+    };
+    CALLS.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+fn checked(call: &'static str, code: c_uint) -> Result<(), DriverError> {
+    if code == 0 { Ok(()) } else { Err(DriverError { call, code }) }
+}
+
+impl Calls {
+    fn count(&self) -> usize {
+        let mut count = 0;
+        // SAFETY: a place for the answer.
+        let answer = unsafe { (self.device_count)(&raw mut count) };
+        if answer == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
+    }
+
+    fn device(&self, ordinal: usize) -> Result<c_int, DriverError> {
+        let mut device = 0;
+        let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
+        // SAFETY: a place for the answer; a number that is none is an error.
+        checked("cuDeviceGet", unsafe { (self.device)(&raw mut device, number) })?;
+        Ok(device)
+    }
+
+    fn facts(&self, ordinal: usize, device: c_int) -> DeviceFacts {
+        let mut name = [0 as c_char; 256];
+        let attribute = |which| {
+            let mut value = 0;
+            // SAFETY: a valid device and a place for the answer.
+            let answer = unsafe { (self.device_attribute)(&raw mut value, which, device) };
+            if answer == 0 { value } else { 0 }
+        };
+        let mut version = 0;
+        // SAFETY: places for the answers; the driver ends the name with a zero, and there is one
+        // behind what it may write.
+        let name = unsafe {
+            let _ = (self.version)(&raw mut version);
+            let _ = (self.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, device);
+            CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
+        };
+        DeviceFacts {
+            ordinal,
+            name,
+            driver_version: u32::try_from(version).unwrap_or(0),
+            copy_engines: usize::try_from(attribute(number::ASYNC_ENGINE_COUNT)).unwrap_or(0),
+            registers_read_only: attribute(number::READ_ONLY_HOST_REGISTER) != 0,
+        }
+    }
+}
+
+/// A device of the machine, with the context that all libraries of a process share.
+pub struct Cuda {
+    calls: &'static Calls,
+    device: c_int,
+    context: Context,
+    facts: DeviceFacts,
+}
+
+// SAFETY: the context is a name for something inside the driver, whose calls may come from any
+// thread.
+unsafe impl Send for Cuda {}
+// SAFETY: as above.
+unsafe impl Sync for Cuda {}
+
+impl std::fmt::Debug for Cuda {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cuda").field("facts", &self.facts).finish_non_exhaustive()
+    }
+}
+
+impl Cuda {
+    /// Opens a device; says what is missing, and what would help, if it cannot.
+    pub fn open(ordinal: usize) -> Result<Self, String> {
+        let calls = library().map_err(|reason| match reason {
+            None => "there is no NVIDIA driver (libcuda.so.1): install it, or leave the GPU out"
+                .to_owned(),
+            Some(reason) => format!("the NVIDIA driver cannot be used: {reason}"),
+        })?;
+        let count = calls.count();
+        if count == 0 {
+            let error = DriverError { call: "cuDeviceGetCount", code: code::NO_DEVICE };
+            return Err(error.to_string());
+        }
+        let device = calls
+            .device(ordinal)
+            .map_err(|_| format!("there is no GPU {ordinal}: the last one is {}", count - 1))?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: a valid device and a place for the answer.
+        checked("cuDevicePrimaryCtxRetain", unsafe {
+            (calls.retain_context)(&raw mut context, device)
+        })
+        .map_err(|error| error.to_string())?;
+        Ok(Self { calls, device, context, facts: calls.facts(ordinal, device) })
+    }
+
+    /// Makes a call with the context of this device, whatever the thread's own is.
+    fn inside<R>(
+        &self,
+        call: impl FnOnce(&Calls) -> Result<R, DriverError>,
+    ) -> Result<R, DriverError> {
+        // SAFETY: the context lives as long as this does; what is pushed is popped.
+        checked("cuCtxPushCurrent", unsafe { (self.calls.push_context)(self.context) })?;
+        let result = call(self.calls);
+        let mut before = std::ptr::null_mut();
+        // SAFETY: as above.
+        unsafe { (self.calls.pop_context)(&raw mut before) };
+        result
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // SAFETY: retained once, in `open`.
+        unsafe { (self.calls.release_context)(self.device) };
+    }
+}
+
+// SAFETY: events and streams are the driver's, which promises what the trait asks for; each call is
+// the driver's for what the method says.
+unsafe impl Driver for Cuda {
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    fn enter(&self) -> Result<(), DriverError> {
+        // SAFETY: the context lives at least as long as the threads that entered it: they hold this.
+        checked("cuCtxSetCurrent", unsafe { (self.calls.set_context)(self.context) })
+    }
+
+    fn memory(&self) -> Result<(usize, usize), DriverError> {
+        let (mut free, mut total) = (0, 0);
+        self.inside(|calls| {
+            // SAFETY: places for the answers.
+            checked("cuMemGetInfo", unsafe { (calls.memory)(&raw mut free, &raw mut total) })
+        })?;
+        Ok((free, total))
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
+        let mut address = 0;
+        self.inside(|calls| {
+            // SAFETY: a place for the answer.
+            checked("cuMemAlloc", unsafe { (calls.allocate)(&raw mut address, bytes) })
+        })?;
+        Ok(address)
+    }
+
+    unsafe fn free(&self, address: u64) {
+        // SAFETY: passed on.
+        let _ = self.inside(|calls| checked("cuMemFree", unsafe { (calls.free)(address) }));
+    }
+
+    fn allocate_pinned(&self, bytes: usize) -> Result<u64, DriverError> {
+        let mut address = std::ptr::null_mut();
+        self.inside(|calls| {
+            let flags = number::REGISTER_PORTABLE;
+            // SAFETY: a place for the answer.
+            let answer = unsafe { (calls.allocate_pinned)(&raw mut address, bytes, flags) };
+            checked("cuMemHostAlloc", answer)
+        })?;
+        Ok(address as u64)
+    }
+
+    unsafe fn free_pinned(&self, address: u64) {
+        // SAFETY: passed on.
+        let answer = |calls: &Calls| unsafe { (calls.free_pinned)(address as *mut c_void) };
+        let _ = self.inside(|calls| checked("cuMemFreeHost", answer(calls)));
+    }
+
+    fn register(&self, address: usize, bytes: usize, read_only: bool) -> Result<(), DriverError> {
+        let read_only = if read_only { number::REGISTER_READ_ONLY } else { 0 };
+        let flags = number::REGISTER_PORTABLE | read_only;
+        // SAFETY: registering changes no byte; memory that is not there is an error.
+        let answer =
+            |calls: &Calls| unsafe { (calls.register)(address as *mut c_void, bytes, flags) };
+        self.inside(|calls| checked("cuMemHostRegister", answer(calls)))
+    }
+
+    fn unregister(&self, address: usize) -> Result<(), DriverError> {
+        // SAFETY: the driver knows what it registered; anything else is an error.
+        let answer = |calls: &Calls| unsafe { (calls.unregister)(address as *mut c_void) };
+        self.inside(|calls| checked("cuMemHostUnregister", answer(calls)))
+    }
+
+    fn is_device(&self, address: u64) -> Option<bool> {
+        let mut kind: c_uint = 0;
+        let place = (&raw mut kind).cast();
+        // SAFETY: this attribute is one unsigned number, for which there is a place; an address
+        // that the driver does not know is an error.
+        let answer =
+            unsafe { (self.calls.pointer_attribute)(place, number::POINTER_MEMORY_TYPE, address) };
+        (answer == 0).then_some(kind == number::MEMORY_OF_DEVICE)
+    }
+
+    fn create_stream(&self) -> Result<Stream, DriverError> {
+        let mut stream = std::ptr::null_mut();
+        let flags = number::NON_BLOCKING_STREAM;
+        // SAFETY: a place for the answer.
+        checked("cuStreamCreate", unsafe { (self.calls.create_stream)(&raw mut stream, flags) })?;
+        Ok(Stream(stream as u64))
+    }
+
+    fn destroy_stream(&self, stream: Stream) {
+        // SAFETY: the driver keeps what is in the stream until it is over.
+        unsafe { (self.calls.destroy_stream)(stream.0 as *mut c_void) };
+    }
+
+    fn create_event(&self) -> Result<Event, DriverError> {
+        let mut event = std::ptr::null_mut();
+        let flags = number::EVENT_WITHOUT_TIMING;
+        // SAFETY: a place for the answer.
+        checked("cuEventCreate", unsafe { (self.calls.create_event)(&raw mut event, flags) })?;
+        Ok(Event(event as u64))
+    }
+
+    fn destroy_event(&self, event: Event) {
+        // SAFETY: the driver keeps an event until the device is past it.
+        unsafe { (self.calls.destroy_event)(event.0 as *mut c_void) };
+    }
+
+    unsafe fn copy(
+        &self,
+        way: Way,
+        source: u64,
+        target: u64,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), DriverError> {
+        let (calls, stream) = (self.calls, stream.0 as *mut c_void);
+        // SAFETY: passed on.
+        unsafe {
+            match way {
+                Way::In => {
+                    let answer = (calls.copy_in)(target, source as *const c_void, bytes, stream);
+                    checked("cuMemcpyHtoDAsync", answer)
+                }
+                Way::Out => {
+                    let answer = (calls.copy_out)(target as *mut c_void, source, bytes, stream);
+                    checked("cuMemcpyDtoHAsync", answer)
+                }
+                Way::Within => {
+                    let answer = (calls.copy_within)(target, source, bytes, stream);
+                    checked("cuMemcpyDtoDAsync", answer)
+                }
+            }
+        }
+    }
+
+    unsafe fn copy_now(
+        &self,
+        way: Way,
+        source: u64,
+        target: u64,
+        bytes: usize,
+    ) -> Result<(), DriverError> {
+        let calls = self.calls;
+        // SAFETY: passed on.
+        unsafe {
+            match way {
+                Way::In => {
+                    let answer = (calls.copy_in_now)(target, source as *const c_void, bytes);
+                    checked("cuMemcpyHtoD", answer)
+                }
+                Way::Out => {
+                    let answer = (calls.copy_out_now)(target as *mut c_void, source, bytes);
+                    checked("cuMemcpyDtoH", answer)
+                }
+                Way::Within => {
+                    checked("cuMemcpyDtoD", (calls.copy_within_now)(target, source, bytes))
+                }
+            }
+        }
+    }
+
+    unsafe fn fill(
+        &self,
+        target: u64,
+        value: u8,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), DriverError> {
+        // SAFETY: passed on.
+        let answer = unsafe { (self.calls.fill)(target, value, bytes, stream.0 as *mut c_void) };
+        checked("cuMemsetD8Async", answer)
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> Result<(), DriverError> {
+        let (event, stream) = (event.0 as *mut c_void, stream.0 as *mut c_void);
+        // SAFETY: both are the driver's own.
+        checked("cuEventRecord", unsafe { (self.calls.record)(event, stream) })
+    }
+
+    fn await_event(&self, stream: Stream, event: Event) -> Result<(), DriverError> {
+        let (event, stream) = (event.0 as *mut c_void, stream.0 as *mut c_void);
+        // SAFETY: both are the driver's own.
+        checked("cuStreamWaitEvent", unsafe { (self.calls.await_event)(stream, event, 0) })
+    }
+
+    fn drain(&self, stream: Stream) {
+        // SAFETY: the stream is the driver's own.
+        unsafe { (self.calls.drain)(stream.0 as *mut c_void) };
+    }
+
+    fn is_reached(&self, event: Event) -> Result<bool, DriverError> {
+        // SAFETY: the event is the driver's own.
+        match unsafe { (self.calls.query)(event.0 as *mut c_void) } {
+            code::NOT_READY => Ok(false),
+            code => checked("cuEventQuery", code).map(|()| true),
+        }
+    }
+}
