@@ -4,9 +4,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memferry_engine::contract::Direction;
 use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
-use memferry_engine::{Channel, ChannelOptions, Engine};
+use memferry_engine::cuda::{self, CudaEngine};
+use memferry_engine::{Channel, ChannelOptions, Engine, OpenError};
 use memferry_memory::pin_cache::Limits;
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, fork};
@@ -16,7 +16,7 @@ use crate::cookie::{CookieTable, LARGEST_FERRY};
 use crate::driver::{Bell, Driven, Driver};
 use crate::error::BuildError;
 use crate::ferry::Ferry;
-use crate::plan::{EngineFacts, Facts};
+use crate::plan::{Costs, EngineFacts, Facts};
 use crate::policy::PolicyKind;
 use crate::registration::Registration;
 use crate::transfer::{Lane, Waiting};
@@ -25,6 +25,8 @@ const MOST_CHANNELS: usize = 256;
 /// One transfer is spread over at most this many channels unless told otherwise: a few cores
 /// saturate the memory, and every further one has to be woken.
 const DEFAULT_SPREAD: usize = 4;
+/// Channels of a GPU: as many as it takes to feed it with memory that passes through rings.
+const MOST_GPU_CHANNELS: usize = 8;
 const DEFAULT_WAIT_SPIN_NS: u64 = 20_000;
 
 /// An engine and how many channels to open on it.
@@ -54,7 +56,30 @@ pub struct Builder {
     stream_bytes: Option<usize>,
     chunk_bytes: Option<usize>,
     engines: Vec<EngineChoice>,
-    pin_limits: Limits,
+    gpu: Option<Gpu>,
+    pin_limits: Option<Limits>,
+}
+
+/// Whether a GPU moves memory too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Gpu {
+    /// None does, and its driver is not looked for.
+    #[default]
+    Off,
+    /// The first one, if there is one that can be used.
+    IfPresent,
+    /// The one of this number; without it there is no ferry.
+    Number(usize),
+}
+
+impl Gpu {
+    fn from_name(name: &str) -> Option<Self> {
+        match name {
+            "off" => Some(Self::Off),
+            "auto" => Some(Self::IfPresent),
+            number => number.parse().ok().map(Self::Number),
+        }
+    }
 }
 
 impl Builder {
@@ -147,10 +172,18 @@ impl Builder {
         self
     }
 
+    /// Whether a GPU moves memory too, beside the processor engine or the engines named
+    /// (`MEMFERRY_GPU`: `off`, `auto` or the number of a GPU). Opening one takes about half a second,
+    /// most of which its driver needs. Usual: off.
+    pub fn gpu(mut self, gpu: Gpu) -> Self {
+        self.gpu = Some(gpu);
+        self
+    }
+
     /// How much memory is kept pinned for later, for each engine that needs pinned memory. What is
     /// in flight beyond that is pinned for its one use.
     pub fn pin_limits(mut self, limits: Limits) -> Self {
-        self.pin_limits = limits;
+        self.pin_limits = Some(limits);
         self
     }
 
@@ -168,12 +201,17 @@ impl Builder {
         };
         let spread = or_environment(self.spread, "MEMFERRY_SPREAD", "a number above 0")?;
         let spin_ns = or_environment(self.spin_ns, "MEMFERRY_SPIN_NS", "a number of nanoseconds")?;
-        let choices = if self.engines.is_empty() {
+        let mut choices = if self.engines.is_empty() {
             let engine = Arc::new(CpuEngine::new(Arc::new(profile.clone())));
             vec![EngineChoice { engine, channels: self.cpu_channels()? }]
         } else {
             self.engines.clone()
         };
+        let gpu = self.open_gpu()?;
+        if let Some(gpu) = &gpu {
+            let channels = (affinity::allowed_cores().len() / 2).clamp(1, MOST_GPU_CHANNELS);
+            choices.push(EngineChoice { engine: gpu.clone(), channels });
+        }
 
         fork::watch();
         let alone = affinity::allowed_cores().len() == 1;
@@ -199,7 +237,33 @@ impl Builder {
             cookies: CookieTable::new(next_ferry()?),
             owed_bytes: AtomicU64::new(0),
             waiting,
+            gpu,
         }))
+    }
+
+    /// Opens the GPU that is wanted, if any is.
+    fn open_gpu(&self) -> Result<Option<Arc<CudaEngine>>, BuildError> {
+        let expected = "off, auto or the number of a GPU";
+        let gpu = match self.gpu {
+            Some(gpu) => gpu,
+            None => environment("MEMFERRY_GPU", expected, Gpu::from_name)?.unwrap_or_default(),
+        };
+        let mut settings = cuda::Settings::default();
+        settings.limits = self.pin_limits.unwrap_or(settings.limits);
+        match gpu {
+            Gpu::Off => Ok(None),
+            Gpu::Number(ordinal) => {
+                settings.ordinal = ordinal;
+                Ok(Some(Arc::new(open_gpu(settings)?)))
+            }
+            Gpu::IfPresent => match open_gpu(settings) {
+                Ok(engine) => Ok(Some(Arc::new(engine))),
+                Err(error) => {
+                    tracing::info!(%error, "no GPU is used");
+                    Ok(None)
+                }
+            },
+        }
     }
 
     /// The measured profile with what the caller and the environment know better.
@@ -270,7 +334,7 @@ impl Builder {
             let (name, value) = ("capacity", capacity.to_string());
             return Err(BuildError::Setting { name, value, expected: "at most 1048576" });
         }
-        let registration = Registration::of(&*engine, self.pin_limits)?;
+        let registration = Registration::of(&*engine, self.pin_limits.unwrap_or_default())?;
         let channels: Vec<_> = (0..channels)
             .map(|index| {
                 engine.open_channel(&ChannelOptions {
@@ -297,11 +361,23 @@ impl Builder {
     }
 }
 
+#[cfg(feature = "cuda")]
+fn open_gpu(settings: cuda::Settings) -> Result<CudaEngine, OpenError> {
+    CudaEngine::open(settings)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn open_gpu(_settings: cuda::Settings) -> Result<CudaEngine, OpenError> {
+    let reason = "this program was built without it: build with the feature `cuda`".into();
+    Err(OpenError::System { engine: "cuda".into(), reason })
+}
+
 fn engine_facts(open: &OpenEngine) -> EngineFacts {
     EngineFacts {
         name: open.engine.name().into(),
         capabilities: open.engine.capabilities().clone(),
-        cost: open.engine.cost(Direction::HOST_TO_HOST),
+        costs: Costs::measured(&*open.engine),
+        preparation: open.engine.preparation(),
         channels: open.channels.len(),
     }
 }

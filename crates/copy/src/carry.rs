@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memferry_engine::completion::{Completion, Launch, Order, Work};
-use memferry_engine::{Channel, Descriptor, Engine, Taken};
+use memferry_engine::contract::Acquaintance;
+use memferry_engine::cuda::CudaEngine;
+use memferry_engine::{Channel, Descriptor, Engine, MemoryKind, Operation, Taken};
 
 use crate::cookie::CookieTable;
 use crate::driver::Driver;
@@ -14,6 +16,7 @@ use crate::plan::{self, Facts, Path, Plan, Question};
 use crate::policy::{Choice, Policy};
 use crate::registration::{PinnedPieces, Registration};
 use crate::request::{Extras, Request};
+use crate::statistics::PinStatistics;
 use crate::transfer::{Lane, Transfer, Waiting};
 
 /// What all clones of a ferry share.
@@ -28,6 +31,8 @@ pub(crate) struct Inner {
     /// Bytes of blocking copies for which no channel was woken since the last time one was.
     pub(crate) owed_bytes: AtomicU64,
     pub(crate) waiting: Arc<Waiting>,
+    /// The GPU among the engines, if the builder opened one.
+    pub(crate) gpu: Option<Arc<CudaEngine>>,
 }
 
 /// An engine with its channels.
@@ -57,8 +62,28 @@ impl Inner {
             spare_caller: request.options.spare_caller,
             source_memory: request.source_memory,
             target_memory: request.target_memory,
+            acquaintance: self.meet(request),
         };
         plan::plan(&self.facts, &question).ok_or(ValidationError::NoEngine)
+    }
+
+    /// What an engine that registers memory knows of a request's. From now on it knows it.
+    fn meet(&self, request: &Request<'_>) -> Acquaintance {
+        /// Below, no registration pays.
+        const SMALLEST: u64 = 64 << 10;
+        let registry = self.engines.iter().find_map(|open| open.engine.registry());
+        let Some(registry) = registry.filter(|_| request.length >= SMALLEST) else {
+            return Acquaintance::New;
+        };
+        let meet = |kind, address| match kind {
+            MemoryKind::Host => registry.meet(address, request.length),
+            MemoryKind::Device => Acquaintance::Known,
+        };
+        let target = meet(request.target_memory, request.target);
+        match request.operation {
+            Operation::Fill => target,
+            _ => target.min(meet(request.source_memory, request.source)),
+        }
     }
 
     /// # Safety
@@ -97,7 +122,7 @@ impl Inner {
             unsafe { parts::whole(request, plan) }.run();
             return Some(Transfer::over(length));
         }
-        let (index, open) = self.channel_for(plan.path, length)?;
+        let (index, open) = self.channel_for(plan.path, request)?;
         if length > plan::WHOLE_BYTES || !open.numbers_suffice || !request.is_host_only() {
             return None;
         }
@@ -126,12 +151,15 @@ impl Inner {
     ) -> Arc<Completion> {
         let Extras { after, notify, kept } = request.options.take_extras();
         let completion = match plan.path {
-            Path::Chunks { chunk_bytes, .. } | Path::Parts { chunk_bytes, .. } => {
+            Path::Chunks { chunk_bytes, .. }
+            | Path::Split { chunk_bytes, .. }
+            | Path::Parts { chunk_bytes, .. } => {
                 let Request { operation, source, target, length, value, .. } = request;
                 // SAFETY: the caller of `start` vouches for the memory until the transfer is over.
-                Completion::chunked(unsafe {
+                let work = unsafe {
                     Work::new(operation, plan.kernel, source, target, length, value, chunk_bytes)
-                })
+                };
+                Completion::chunked(work.in_memory(request.source_memory, request.target_memory))
             }
             Path::Caller | Path::Whole { .. } => Completion::whole(),
         };
@@ -154,7 +182,7 @@ impl Inner {
             Path::Caller | Path::Whole { .. } => {
                 // SAFETY: passed on.
                 let whole = unsafe { parts::whole(&request, plan) }.completes(completion.clone());
-                let order = match self.channel_for(plan.path, request.length) {
+                let order = match self.channel_for(plan.path, &request) {
                     Some((index, open)) => {
                         let submit = |whole| {
                             Order::one(open.channels[index].clone(), open.is_self_driving(), whole)
@@ -170,12 +198,23 @@ impl Inner {
             }
             Path::Chunks { engine, channels, .. } => {
                 let open = &self.engines[engine];
-                let chosen = self.invited(open, request.length, channels, blocking);
-                let orders = chosen.into_iter().map(|channel| {
-                    let invitation = Descriptor::chunks(completion.clone());
-                    Order::one(channel.clone(), open.is_self_driving(), invitation)
-                });
+                let orders = match open.engine.registry() {
+                    Some(_) => self.all_invited(open, request.length, channels),
+                    None => self.invited(open, request.length, channels, blocking),
+                };
+                let orders = orders.into_iter();
+                let orders =
+                    orders.map(|channel| open.invitation(channel, &completion, plan.passing));
                 self.hand_over(&completion, &after, orders);
+            }
+            Path::Split { engine, processors, channels, .. } => {
+                let quick = &self.engines[engine];
+                let first = self.all_invited(quick, request.length, 1).into_iter();
+                let first = first.map(|channel| quick.invitation(channel, &completion, false));
+                let others = &self.engines[processors];
+                let invited = self.invited(others, request.length, channels, blocking).into_iter();
+                let invited = invited.map(|channel| others.invitation(channel, &completion, false));
+                self.hand_over(&completion, &after, first.chain(invited));
             }
             Path::Parts { engine, .. } => {
                 let open = &self.engines[engine];
@@ -202,13 +241,28 @@ impl Inner {
     }
 
     /// Where a whole request goes; `None` if the caller carries it out.
-    fn channel_for(&self, path: Path, bytes: u64) -> Option<(usize, &OpenEngine)> {
+    fn channel_for(&self, path: Path, request: &Request<'_>) -> Option<(usize, &OpenEngine)> {
         let Path::Whole { engine } = path else { return None };
         let open = &self.engines[engine];
-        match self.policy.choose(&open.channels, bytes) {
-            Choice::Caller => None,
+        match self.policy.choose(&open.channels, request.length) {
+            // What no processor reaches the caller cannot do.
+            Choice::Caller if request.is_host_only() => None,
+            Choice::Caller => Some((0, open)),
             Choice::Channel { index, .. } => Some((index, open)),
         }
+    }
+
+    /// As many channels as are wanted, from the one on that the policy chooses.
+    fn all_invited<'a>(&self, open: &'a OpenEngine, bytes: u64, count: usize) -> Invited<'a> {
+        let first = match self.policy.choose(&open.channels, bytes) {
+            Choice::Channel { index, .. } => index,
+            Choice::Caller => 0,
+        };
+        let mut chosen = Invited::default();
+        for turn in 0..count.min(open.channels.len()) {
+            chosen.push(&open.channels[(first + turn) % open.channels.len()]);
+        }
+        chosen
     }
 
     /// The channels that are invited to claim chunks, at most `count`: those that are awake, and as
@@ -279,6 +333,28 @@ impl Inner {
 impl OpenEngine {
     fn is_self_driving(&self) -> bool {
         self.engine.capabilities().self_driving
+    }
+
+    /// What was pinned for it, if it needs that.
+    pub(crate) fn pin_statistics(&self) -> Option<PinStatistics> {
+        if let Some(registration) = &self.registration {
+            return Some(registration.statistics());
+        }
+        let registry = self.engine.registry()?;
+        let (refused, last_refusal) = registry.refusals();
+        let (cache, watching) = (registry.cache().statistics(), registry.cache().watching());
+        Some(PinStatistics { cache, watching, refused, refused_bytes: 0, last_refusal })
+    }
+
+    /// Invites a channel to claim chunks.
+    fn invitation(
+        &self,
+        channel: &Arc<dyn Channel>,
+        completion: &Arc<Completion>,
+        passing: bool,
+    ) -> Order {
+        let invitation = Descriptor::chunks(completion.clone()).passing(passing);
+        Order::one(channel.clone(), self.is_self_driving(), invitation)
     }
 }
 

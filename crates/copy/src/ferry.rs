@@ -27,7 +27,7 @@ pub struct Ferry {
     /// Asynchronous transfers up to this size, without any wish, are carried out at once. The plan
     /// would say the same, but asking it takes longer than some of these copies.
     at_once: u64,
-    inner: Arc<Inner>,
+    pub(crate) inner: Arc<Inner>,
 }
 
 impl Ferry {
@@ -148,10 +148,11 @@ impl Ferry {
         target: T,
         options: Options<'static>,
     ) -> Result<OwnedTransfer<S, T>, Failed<S, T>> {
-        OwnedTransfer::start(source, target, |(from, from_length), (to, length)| {
-            check_lengths(from_length, length)?;
+        OwnedTransfer::start(source, target, |from, to| {
+            check_lengths(from.length, to.length)?;
+            let request = Request::copy(from.address, to.address, to.length);
             // SAFETY: the transfer owns both buffers and gives neither back before its end.
-            unsafe { self.start(Request::copy(from, to, length).with(options)) }
+            unsafe { self.start(request.memory(from.memory, to.memory).with(options)) }
         })
     }
 
@@ -162,9 +163,10 @@ impl Ferry {
         value: u8,
         options: Options<'static>,
     ) -> Result<OwnedTransfer<(), T>, Failed<(), T>> {
-        OwnedTransfer::start((), target, |_, (to, length)| {
+        OwnedTransfer::start((), target, |_, to| {
+            let request = Request::fill(to.address, value, to.length);
             // SAFETY: the transfer owns the buffer and does not give it back before its end.
-            unsafe { self.start(Request::fill(to, value, length).with(options)) }
+            unsafe { self.start(request.memory(to.memory, to.memory).with(options)) }
         })
     }
 
@@ -268,9 +270,7 @@ impl Ferry {
             engines: engines.iter().map(|o| (o.engine.name().into(), channels(o))).collect(),
             pinning: engines
                 .iter()
-                .filter_map(|o| {
-                    Some((o.engine.name().into(), o.registration.as_ref()?.statistics()))
-                })
+                .filter_map(|o| Some((o.engine.name().into(), o.pin_statistics()?)))
                 .collect(),
         }
     }
@@ -280,8 +280,13 @@ impl Ferry {
     /// [`PinStatistics::watching`](crate::PinStatistics::watching) is not by events. Transfers in
     /// flight keep their pins until they are over.
     pub fn forget(&self, address: *const u8, length: usize) {
-        for registration in self.inner.engines.iter().filter_map(|o| o.registration.as_ref()) {
-            registration.forget(address as usize, length);
+        for open in &self.inner.engines {
+            if let Some(registration) = &open.registration {
+                registration.forget(address as usize, length);
+            }
+            if let Some(registry) = open.engine.registry() {
+                registry.forget(address as usize, length);
+            }
         }
     }
 }

@@ -7,6 +7,7 @@
 mod builder;
 mod carry;
 mod cookie;
+mod device;
 mod driver;
 mod error;
 mod ferry;
@@ -18,8 +19,9 @@ mod request;
 mod statistics;
 pub mod transfer;
 
-pub use builder::{Builder, EngineChoice};
+pub use builder::{Builder, EngineChoice, Gpu};
 pub use cookie::Cookie;
+pub use device::Region;
 pub use error::{BuildError, CookieError, Error, ValidationError};
 pub use ferry::Ferry;
 pub use request::{Options, Request, Temperature};
@@ -29,4 +31,5 @@ pub use transfer::{
 };
 
 pub use memferry_engine::completion::{Finish, Notification};
+pub use memferry_engine::cuda::{CudaEngine, DeviceMemory};
 pub use memferry_memory::pin_cache::Limits as PinLimits;

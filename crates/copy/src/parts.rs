@@ -21,6 +21,7 @@ pub(crate) unsafe fn whole(request: &Request<'_>, plan: &Plan) -> Descriptor {
         Descriptor::new(request.operation, request.source, request.target, request.length)
             .value(request.value)
             .kernel(plan.kernel)
+            .passing(plan.passing)
             .memory(request.source_memory, request.target_memory)
     }
 }

@@ -36,10 +36,10 @@
 //! [`Notification`] variable, or a [`Cookie`]: all are views of the same event.
 
 pub use memferry_copy::{
-    Buffer, BuildError, Builder, Cookie, CookieError, EngineChoice, Error, Failed, Ferry, Finish,
-    Notification, Options, OwnedSource, OwnedTarget, OwnedTransfer, PinLimits, PinStatistics,
-    Request, Scope, ScopedTransfer, Statistics, Temperature, Transfer, ValidationError, plan,
-    policy, transfer,
+    Buffer, BuildError, Builder, Cookie, CookieError, CudaEngine, DeviceMemory, EngineChoice,
+    Error, Failed, Ferry, Finish, Gpu, Notification, Options, OwnedSource, OwnedTarget,
+    OwnedTransfer, PinLimits, PinStatistics, Region, Request, Scope, ScopedTransfer, Statistics,
+    Temperature, Transfer, ValidationError, plan, policy, transfer,
 };
 pub use memferry_engine::{ExecutionError, MemoryKind};
 pub use memferry_sys::EventFd;

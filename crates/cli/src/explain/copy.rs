@@ -85,6 +85,12 @@ fn path(facts: &Facts, plan: &Plan) -> String {
             name(engine),
             size::format(chunk_bytes)
         ),
+        Path::Split { engine, processors, chunk_bytes, channels } => format!(
+            "engine {} and up to {channels} channel(s) of {} claim chunks of {}",
+            name(engine),
+            name(processors),
+            size::format(chunk_bytes)
+        ),
         Path::Parts { engine, .. } => {
             format!("engine {}, fixed parts on one channel", name(engine))
         }
@@ -93,7 +99,7 @@ fn path(facts: &Facts, plan: &Plan) -> String {
 
 /// The measured line for the plan: start-up plus bytes over bandwidth.
 fn estimate_ns(profile: &Profile, plan: &Plan, bytes: u64, blocking: bool) -> f64 {
-    let shared = blocking && matches!(plan.path, Path::Chunks { .. });
+    let shared = blocking && matches!(plan.path, Path::Chunks { .. } | Path::Split { .. });
     let startup = if plan.path == Path::Caller { 0.0 } else { profile.handover_ns };
     let gb_per_s = match plan.kernel {
         Kernel::Cached if shared => 2.0 * profile.cached_gb_per_s,

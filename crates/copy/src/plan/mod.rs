@@ -3,11 +3,12 @@
 //! The same question always gets the same answer, nothing is measured and nothing is touched here,
 //! so `memferry explain` can print what would happen without doing it.
 
+mod preparing;
 mod reason;
 
-use memferry_engine::contract::Registration;
+use memferry_engine::contract::{Acquaintance, Direction, Preparation, Registration};
 use memferry_engine::cpu::Profile;
-use memferry_engine::{Capabilities, CostLine, Kernel, MemoryKind, Operation};
+use memferry_engine::{Capabilities, CostLine, Engine, Kernel, MemoryKind, Operation};
 
 pub use reason::Reason;
 
@@ -27,10 +28,35 @@ pub struct EngineFacts {
     pub name: String,
     /// What it can do.
     pub capabilities: Capabilities,
-    /// What it costs.
-    pub cost: CostLine,
+    /// What it costs, for each direction.
+    pub costs: Costs,
+    /// What making memory ready costs, if it registers memory itself.
+    pub preparation: Option<Preparation>,
     /// How many channels are open.
     pub channels: usize,
+}
+
+/// What an engine costs, for each direction.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Costs([[CostLine; 2]; 2]);
+
+impl Costs {
+    /// The costs of an engine.
+    pub fn measured(engine: &dyn Engine) -> Self {
+        use MemoryKind::{Device, Host};
+        let row = |source| [Host, Device].map(|target| engine.cost(Direction { source, target }));
+        Self([row(Host), row(Device)])
+    }
+
+    /// The same for all directions.
+    pub fn uniform(line: CostLine) -> Self {
+        Self([[line; 2]; 2])
+    }
+
+    /// The cost of one direction.
+    pub fn of(&self, source: MemoryKind, target: MemoryKind) -> CostLine {
+        self.0[source as usize][target as usize]
+    }
 }
 
 /// What the planner knows of the machine and the settings.
@@ -61,6 +87,8 @@ pub struct Question {
     pub source_memory: MemoryKind,
     /// Where the target is.
     pub target_memory: MemoryKind,
+    /// What engines that register memory know of it, of the lesser known side.
+    pub acquaintance: Acquaintance,
 }
 
 impl Question {
@@ -74,6 +102,7 @@ impl Question {
             spare_caller: false,
             source_memory: MemoryKind::Host,
             target_memory: MemoryKind::Host,
+            acquaintance: Acquaintance::New,
         }
     }
 
@@ -101,6 +130,18 @@ pub enum Path {
         /// How many channels are invited at most; see [`worth_waking`].
         channels: usize,
     },
+    /// Chunks that channels of two engines, and a waiting caller, claim: each as many as it is
+    /// quick.
+    Split {
+        /// Which engine.
+        engine: usize,
+        /// Which engine of processors.
+        processors: usize,
+        /// How large a chunk is. The first engine claims many at a time.
+        chunk_bytes: u64,
+        /// How many channels of processors are invited at most.
+        channels: usize,
+    },
     /// Fixed parts on one channel, cut as the engine demands.
     Parts {
         /// Which engine.
@@ -117,29 +158,35 @@ pub struct Plan {
     pub path: Path,
     /// How a processor moves the bytes.
     pub kernel: Kernel,
+    /// Whether memory that is not registered stays so.
+    pub passing: bool,
     /// Why.
     pub reason: Reason,
+}
+
+impl Plan {
+    fn new(path: Path, kernel: Kernel, reason: Reason) -> Self {
+        Self { path, kernel, passing: false, reason }
+    }
 }
 
 /// Decides. `None`: no engine can do this.
 pub fn plan(facts: &Facts, question: &Question) -> Option<Plan> {
     let profile = &facts.profile;
     if question.bytes == 0 {
-        let (path, kernel) = (Path::Caller, Kernel::Cached);
-        return Some(Plan { path, kernel, reason: Reason::NothingToMove });
+        return Some(Plan::new(Path::Caller, Kernel::Cached, Reason::NothingToMove));
     }
     if question.is_host_only()
         && let Some(reason) = caller_reason(profile, question)
     {
         let kernel = kernel(profile, question, 1);
-        return Some(Plan { path: Path::Caller, kernel, reason });
+        return Some(Plan::new(Path::Caller, kernel, reason));
     }
     let Some(engine) = choose_engine(facts, question) else {
         // A processor can do everything on ordinary memory.
-        return question.is_host_only().then(|| Plan {
-            path: Path::Caller,
-            kernel: kernel(profile, question, 1),
-            reason: Reason::NoEngineKnowsOperation,
+        return question.is_host_only().then(|| {
+            let kernel = kernel(profile, question, 1);
+            Plan::new(Path::Caller, kernel, Reason::NoEngineKnowsOperation)
         });
     };
     Some(plan_for_engine(facts, question, engine))
@@ -185,24 +232,83 @@ fn choose_engine(facts: &Facts, question: &Question) -> Option<usize> {
         return is_able(only).then_some(0);
     }
     let able = facts.engines.iter().enumerate().filter(|(_, engine)| is_able(engine));
-    let estimate = |engine: &EngineFacts| engine.cost.estimate_ns(question.bytes);
+    let estimate = |engine: &EngineFacts| estimate_ns(facts, engine, question);
     able.min_by(|(_, a), (_, b)| estimate(a).total_cmp(&estimate(b))).map(|(index, _)| index)
+}
+
+/// What a request takes if it is given to an engine.
+fn estimate_ns(facts: &Facts, engine: &EngineFacts, question: &Question) -> f64 {
+    if let Some(best) = preparing::best_use(engine, question) {
+        return best.estimate_ns;
+    }
+    let line = engine.costs.of(question.source_memory, question.target_memory);
+    if !engine.capabilities.claims_chunks || question.bytes <= WHOLE_BYTES {
+        return line.estimate_ns(question.bytes);
+    }
+    // Several parties share it: each adds what the second of two was measured to add.
+    let helper = usize::from(question.blocking && !question.spare_caller);
+    let parties = engine.channels.min(facts.spread) + helper;
+    let profile = &facts.profile;
+    let added = (profile.pair_stream_gb_per_s / profile.stream_gb_per_s - 1.0).max(0.0);
+    let speed_up = 1.0 + added * (parties.max(1) - 1) as f64;
+    line.startup_ns + line.ns_per_byte * question.bytes as f64 / speed_up
+}
+
+/// The plan for an engine that registers memory itself.
+fn plan_with_registry(
+    facts: &Facts,
+    question: &Question,
+    engine: usize,
+    best: preparing::Use,
+) -> Plan {
+    /// The chunks that such an engine claims, many at a time, and in which progress is seen.
+    const CHUNK_BYTES: u64 = 1 << 20;
+    const CHUNKS: u64 = 16;
+    /// From here on processors can be of help to an engine that is many times as quick.
+    const SPLIT_BYTES: u64 = 16 << 20;
+    let bytes = question.bytes;
+    let kernel = kernel(&facts.profile, question, 2);
+    if question.operation == Operation::Move || bytes <= WHOLE_BYTES {
+        let plan = Plan::new(Path::Whole { engine }, kernel, best.reason);
+        return Plan { passing: best.passing, ..plan };
+    }
+    let is_shared = question.is_host_only()
+        && question.blocking
+        && !question.spare_caller
+        && bytes >= SPLIT_BYTES;
+    let processors = facts.engines.iter().position(|other| {
+        other.preparation.is_none()
+            && other.capabilities.claims_chunks
+            && other.capabilities.operations.contains(question.operation)
+    });
+    if let Some(processors) = processors.filter(|_| is_shared) {
+        let channels = facts.engines[processors].channels.min(facts.spread);
+        let chunk_bytes = (facts.profile.chunk_bytes as u64).max(PAGE);
+        let path = Path::Split { engine, processors, chunk_bytes, channels };
+        return Plan::new(path, kernel, Reason::SplitOverEngines { channels });
+    }
+    let chunk_bytes = bytes.div_ceil(CHUNKS).next_multiple_of(PAGE).min(CHUNK_BYTES);
+    let path = Path::Chunks { engine, chunk_bytes, channels: best.channels };
+    Plan { passing: best.passing, ..Plan::new(path, kernel, best.reason) }
 }
 
 fn plan_for_engine(facts: &Facts, question: &Question, engine: usize) -> Plan {
     let bytes = question.bytes;
     let chosen = &facts.engines[engine];
+    if let Some(best) = preparing::best_use(chosen, question) {
+        return plan_with_registry(facts, question, engine, best);
+    }
     let largest_chunk = (facts.profile.chunk_bytes as u64).max(PAGE);
     if !chosen.capabilities.claims_chunks {
         return if question.operation == Operation::Move {
             let kernel = kernel(&facts.profile, question, 1);
-            Plan { path: Path::Whole { engine }, kernel, reason: Reason::Overlapping }
+            Plan::new(Path::Whole { engine }, kernel, Reason::Overlapping)
         } else {
             let path = Path::Parts { engine, chunk_bytes: largest_chunk };
             let kernel = kernel(&facts.profile, question, 1);
             let pinned = chosen.capabilities.registration == Registration::ByMemoryLayer;
             let reason = if pinned { Reason::CutAndPinned } else { Reason::CutForEngine };
-            Plan { path, kernel, reason }
+            Plan::new(path, kernel, reason)
         };
     }
     let helper = u64::from(question.blocking && !question.spare_caller);
@@ -212,7 +318,7 @@ fn plan_for_engine(facts: &Facts, question: &Question, engine: usize) -> Plan {
             _ => Reason::OneDescriptorSuffices { limit_bytes: WHOLE_BYTES },
         };
         let kernel = kernel(&facts.profile, question, 1);
-        return Plan { path: Path::Whole { engine }, kernel, reason };
+        return Plan::new(Path::Whole { engine }, kernel, reason);
     }
     let most = chosen.channels.min(facts.spread).max(1) as u64;
     let channels = most.min(bytes.div_ceil(SMALLEST_CHUNK)).max(1);
@@ -221,11 +327,11 @@ fn plan_for_engine(facts: &Facts, question: &Question, engine: usize) -> Plan {
         .div_ceil((channels + 1) * CHUNKS_PER_PARTY)
         .next_multiple_of(PAGE)
         .clamp(SMALLEST_CHUNK.min(largest_chunk), largest_chunk);
-    Plan {
-        path: Path::Chunks { engine, chunk_bytes, channels: channels as usize },
-        kernel: kernel(&facts.profile, question, parties),
-        reason: Reason::Shared { parties, blocking: question.blocking },
-    }
+    Plan::new(
+        Path::Chunks { engine, chunk_bytes, channels: channels as usize },
+        kernel(&facts.profile, question, parties),
+        Reason::Shared { parties, blocking: question.blocking },
+    )
 }
 
 /// How many sleeping channels it pays to wake for so many bytes: the caller's time for waking them

@@ -35,6 +35,27 @@ pub enum Reason {
     CutForEngine,
     /// The engine takes fixed parts, of pinned memory.
     CutAndPinned,
+    /// The device has all the memory.
+    InDevice,
+    /// The memory is registered, or was met before.
+    Registered,
+    /// The memory is new, and registering it is the quickest way even for one use.
+    RegisteredOnTheWay {
+        /// At this speed.
+        gb_per_s: f64,
+    },
+    /// The memory is new, and passing it through rings is quicker than registering it.
+    ThroughRings {
+        /// By so many channels.
+        channels: usize,
+        /// Each at this speed.
+        gb_per_s: f64,
+    },
+    /// So large that processors are of help to a quicker engine.
+    SplitOverEngines {
+        /// So many channels of processors.
+        channels: usize,
+    },
     /// Large enough that several parties working on it pays.
     Shared {
         /// How many work on it.
@@ -78,6 +99,26 @@ impl fmt::Display for Reason {
                 f,
                 "the engine takes fixed parts within its limits, of memory that is pinned for it \
                  piece by piece while it works"
+            ),
+            Self::InDevice => write!(f, "the device has all the memory, and moves it itself"),
+            Self::Registered => write!(
+                f,
+                "the memory is registered with the engine, or was met before and is registered now"
+            ),
+            Self::RegisteredOnTheWay { gb_per_s } => write!(
+                f,
+                "the memory is new, and is registered at {gb_per_s:.0} GB/s while its first bytes \
+                 move"
+            ),
+            Self::ThroughRings { channels, gb_per_s } => write!(
+                f,
+                "the memory is new, and passes through the rings of {channels} channel(s) at \
+                 {gb_per_s:.0} GB/s each"
+            ),
+            Self::SplitOverEngines { channels } => write!(
+                f,
+                "the engine and up to {channels} channel(s) of processors claim chunks from the \
+                 front, and the waiting caller from the back, each as many as it is quick"
             ),
             Self::Shared { parties, blocking: true } => write!(
                 f,

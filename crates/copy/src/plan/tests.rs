@@ -21,7 +21,8 @@ fn engine(name: &str, claims_chunks: bool, startup_ns: f64, gb_per_s: f64) -> En
     EngineFacts {
         name: name.into(),
         capabilities: capabilities(claims_chunks),
-        cost: CostLine::from_bandwidth(startup_ns, gb_per_s),
+        costs: Costs::uniform(CostLine::from_bandwidth(startup_ns, gb_per_s)),
+        preparation: None,
         channels: 3,
     }
 }
@@ -122,7 +123,7 @@ fn the_cheapest_engine_for_the_size_is_chosen_and_the_first_of_equals() {
     };
     assert_eq!(engine_of(&facts, 32 << 10), 0);
     assert_eq!(engine_of(&facts, 16 << 20), 1);
-    facts.engines[1].cost = facts.engines[0].cost;
+    facts.engines[1].costs = facts.engines[0].costs;
     assert_eq!(engine_of(&facts, 16 << 20), 0);
 }
 

@@ -7,6 +7,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use memferry_engine::MemoryKind;
+use memferry_engine::cuda::DeviceMemory;
 use memferry_sys::Pages;
 
 use super::{Ordered, Predecessor, Transfer};
@@ -45,6 +47,11 @@ impl std::ops::DerefMut for Buffer {
 pub unsafe trait OwnedSource: Send + 'static {
     /// Where the bytes are, and how many.
     fn source(&self) -> (*const u8, usize);
+
+    /// What kind of memory they are in.
+    fn source_memory(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
 }
 
 /// An owned buffer that can be written to.
@@ -55,6 +62,11 @@ pub unsafe trait OwnedSource: Send + 'static {
 pub unsafe trait OwnedTarget: Send + 'static {
     /// Where the bytes are, and how many.
     fn target(&mut self) -> (*mut u8, usize);
+
+    /// What kind of memory they are in.
+    fn target_memory(&self) -> MemoryKind {
+        MemoryKind::Host
+    }
 }
 
 // SAFETY: a vector's bytes are on the heap and stay there when the vector is moved.
@@ -113,6 +125,28 @@ unsafe impl OwnedSource for &'static [u8] {
     }
 }
 
+// SAFETY: memory of a device stays where it is until it is given back, and no processor reaches it.
+unsafe impl OwnedSource for DeviceMemory {
+    fn source(&self) -> (*const u8, usize) {
+        (self.as_ptr(), self.len())
+    }
+
+    fn source_memory(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+}
+
+// SAFETY: as above, and it is this value's alone.
+unsafe impl OwnedTarget for DeviceMemory {
+    fn target(&mut self) -> (*mut u8, usize) {
+        (self.as_ptr(), self.len())
+    }
+
+    fn target_memory(&self) -> MemoryKind {
+        MemoryKind::Device
+    }
+}
+
 // SAFETY: no bytes at all: the source of a fill.
 unsafe impl OwnedSource for () {
     fn source(&self) -> (*const u8, usize) {
@@ -143,6 +177,14 @@ impl<S, T> fmt::Debug for Held<S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Held")
     }
+}
+
+/// Where the bytes of a buffer are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bytes<P> {
+    pub(crate) address: P,
+    pub(crate) length: usize,
+    pub(crate) memory: MemoryKind,
 }
 
 /// A request over owned buffers that failed, with the buffers.
@@ -186,18 +228,20 @@ pub struct OwnedTransfer<S: OwnedSource, T: OwnedTarget> {
 
 impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<S, T> {
     /// Takes the buffers, then starts the transfer on them with `start`, which is given the
-    /// addresses and lengths.
+    /// addresses and lengths, and where they are.
     pub(crate) fn start(
         source: S,
         target: T,
-        start: impl FnOnce((*const u8, usize), (*mut u8, usize)) -> Result<Transfer, Error>,
+        start: impl FnOnce(Bytes<*const u8>, Bytes<*mut u8>) -> Result<Transfer, Error>,
     ) -> Result<Self, Failed<S, T>> {
         let mut held = Held(MaybeUninit::new((source, target)));
         // SAFETY: initialised a line above. The addresses are taken where the buffers stay, because
         // moving a box again would end the right to use what was taken before.
         let (source, target) = unsafe { held.0.assume_init_mut() };
-        let (from, to) = (source.source(), target.target());
-        match start(from, to) {
+        let (memory, (address, length)) = (source.source_memory(), source.source());
+        let from = Bytes { address, length, memory };
+        let (memory, (address, length)) = (target.target_memory(), target.target());
+        match start(from, Bytes { address, length, memory }) {
             Ok(transfer) => Ok(Self { transfer, held: Some(held) }),
             Err(error) => {
                 let (source, target) = held.into_inner();

@@ -4,12 +4,13 @@
 //! launch never waits for another transfer and never loses one.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use memferry_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memferry_sys::sync::{Mutex, lock, thread_local};
 
 use super::Completion;
-use crate::contract::{Channel, Descriptor, ExecutionError, Scope};
+use crate::contract::{Channel, Descriptor, ExecutionError, Scope, is_engine_thread};
 
 /// Descriptors that go to one place.
 #[derive(Debug)]
@@ -235,9 +236,12 @@ impl Order {
     }
 
     /// Returns how many the channel took. One that moves on by itself is tried once: if it is full
-    /// there is a thread here that can work. One that must be polled is polled for room.
+    /// there is a thread here that can work, and where that cannot, it waits for room, unless it is
+    /// the thread of a channel, for which others may be waiting. One that must be polled is polled
+    /// for room.
     fn submit(&mut self) -> usize {
         const IDLE_POLLS: u32 = 1000;
+        const ROOM: Duration = Duration::from_millis(10);
         let Place::Channel { channel, self_driving } = &self.place else {
             return 0;
         };
@@ -245,8 +249,16 @@ impl Order {
         let (mut handed, mut idle) = (0, 0);
         while let Ok(taken) = channel.submit(&mut batch[handed..]) {
             handed += taken.count;
-            if handed == batch.len() || *self_driving || idle == IDLE_POLLS {
+            if handed == batch.len() || idle == IDLE_POLLS {
                 break;
+            }
+            if *self_driving {
+                let must_wait = batch.iter().flatten().any(|left| !left.is_host_only());
+                if !must_wait || is_engine_thread() {
+                    break;
+                }
+                channel.park(channel.completed() + 1, ROOM);
+                continue;
             }
             idle = if taken.count > 0 || channel.poll() { 0 } else { idle + 1 };
         }

@@ -1,0 +1,87 @@
+//! Memory of a GPU in the calls of a ferry, and ordinary memory that is made ready for it.
+
+use std::sync::Arc;
+
+use memferry_engine::MemoryKind;
+use memferry_engine::cuda::{CudaEngine, DeviceMemory};
+use memferry_memory::pin_cache::Lease;
+use memferry_memory::pinning::{Access, PinError};
+
+use crate::error::{Error, ValidationError};
+use crate::ferry::Ferry;
+use crate::request::Request;
+
+/// Ordinary memory that stays registered with an engine until this is dropped.
+#[derive(Debug)]
+pub struct Region {
+    _leases: Vec<Lease>,
+}
+
+impl Ferry {
+    /// The GPU that the builder opened, to take memory of it.
+    pub fn gpu(&self) -> Option<&Arc<CudaEngine>> {
+        self.inner.gpu.as_ref()
+    }
+
+    /// What kind of memory an address is of: the device's if an engine knows it as such.
+    pub fn memory_kind(&self, address: *const u8) -> MemoryKind {
+        let kinds = self.inner.engines.iter().filter_map(|o| o.engine.kind_of(address as u64));
+        kinds.into_iter().next().unwrap_or(MemoryKind::Host)
+    }
+
+    /// Copies to a GPU, from `offset` on in its memory, and returns when it is done.
+    pub fn copy_to_device(
+        &self,
+        source: &[u8],
+        target: &mut DeviceMemory,
+        offset: usize,
+    ) -> Result<(), Error> {
+        check_inside(target, offset, source.len())?;
+        let to = target.as_ptr().wrapping_add(offset);
+        let request = Request::copy(source.as_ptr(), to, source.len())
+            .memory(MemoryKind::Host, MemoryKind::Device);
+        // SAFETY: both are borrowed until this returns, which is after the end; the range lies
+        // inside the memory.
+        unsafe { self.run(request) }.map(|_| ())
+    }
+
+    /// Copies from a GPU, from `offset` on in its memory, and returns when it is done.
+    pub fn copy_from_device(
+        &self,
+        source: &DeviceMemory,
+        offset: usize,
+        target: &mut [u8],
+    ) -> Result<(), Error> {
+        check_inside(source, offset, target.len())?;
+        let from = source.as_ptr().wrapping_add(offset);
+        let request = Request::copy(from, target.as_mut_ptr(), target.len())
+            .memory(MemoryKind::Device, MemoryKind::Host);
+        // SAFETY: as above.
+        unsafe { self.run(request) }.map(|_| ())
+    }
+
+    /// Registers memory with the engines that would register it anyway, sooner or later, and keeps
+    /// it so until the region is dropped. Copies are quickest from the first on then.
+    pub fn register(&self, address: *const u8, length: usize) -> Result<Region, PinError> {
+        let registries = self.inner.engines.iter().filter_map(|open| open.engine.registry());
+        let leases = registries.map(|registry| {
+            registry.meet(address as u64, length as u64);
+            let registered = registry.acquire(address as u64, length as u64, Access::Write);
+            registered.or_else(|error| match error {
+                PinError::BadMemory { .. } => Err(error),
+                _ => registry.acquire(address as u64, length as u64, Access::Read),
+            })
+        });
+        Ok(Region { _leases: leases.collect::<Result<_, _>>()? })
+    }
+}
+
+fn check_inside(
+    memory: &DeviceMemory,
+    offset: usize,
+    length: usize,
+) -> Result<(), ValidationError> {
+    let (from, to) = (offset as u64, offset.saturating_add(length) as u64);
+    let length = memory.len() as u64;
+    if to <= length { Ok(()) } else { Err(ValidationError::OutOfRange { from, to, length }) }
+}

@@ -1,0 +1,72 @@
+//! How an engine that registers memory itself is best used: whether its memory is worth registering,
+//! or better passes through a ring, and by how many channels.
+
+use memferry_engine::contract::{Acquaintance, CostLine};
+use memferry_engine::{MemoryKind, Operation};
+
+use super::{EngineFacts, Question, Reason};
+
+/// From here on several channels share a transfer that passes through rings.
+const SHARED_BYTES: u64 = 1 << 20;
+
+/// The best use of an engine for a request.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Use {
+    /// Memory that is not registered stays so.
+    pub(super) passing: bool,
+    /// How many channels work on it.
+    pub(super) channels: usize,
+    pub(super) estimate_ns: f64,
+    pub(super) reason: Reason,
+}
+
+/// Finds the best use of an engine; `None` if it is not one that registers memory itself.
+pub(super) fn best_use(engine: &EngineFacts, question: &Question) -> Option<Use> {
+    let preparation = engine.preparation?;
+    let direct = engine.costs.of(question.source_memory, question.target_memory);
+    let sides = host_sides(question);
+    let bytes = question.bytes as f64;
+    let estimate = |per_byte: f64, startup: f64| startup + bytes * per_byte.max(direct.ns_per_byte);
+    if sides == 0 || question.acquaintance == Acquaintance::Known {
+        let reason = if sides == 0 { Reason::InDevice } else { Reason::Registered };
+        let estimate_ns = estimate(0.0, direct.startup_ns);
+        return Some(Use { passing: false, channels: 1, estimate_ns, reason });
+    }
+    let registering = match question.acquaintance {
+        Acquaintance::NewAndHuge => preparation.register_huge,
+        _ => preparation.register,
+    };
+    let startup = |line: CostLine| direct.startup_ns + line.startup_ns;
+    let registered = Use {
+        passing: false,
+        channels: 1,
+        estimate_ns: estimate(registering.ns_per_byte * f64::from(sides), startup(registering)),
+        reason: Reason::RegisteredOnTheWay { gb_per_s: registering.gb_per_s() },
+    };
+    // Between two pieces of ordinary memory a ring would mean two copies by processors for one.
+    if sides > 1 {
+        return Some(registered);
+    }
+    let channels = (question.bytes / SHARED_BYTES).clamp(1, engine.channels.max(1) as u64) as usize;
+    let stage = preparation.stage;
+    let through_rings = Use {
+        passing: true,
+        channels,
+        estimate_ns: estimate(stage.ns_per_byte / channels as f64, startup(stage)),
+        reason: Reason::ThroughRings { channels, gb_per_s: stage.gb_per_s() },
+    };
+    Some(if through_rings.estimate_ns <= registered.estimate_ns {
+        through_rings
+    } else {
+        registered
+    })
+}
+
+/// How many pieces of ordinary memory the operation touches.
+fn host_sides(question: &Question) -> u32 {
+    let is_host = |kind| u32::from(kind == MemoryKind::Host);
+    match question.operation {
+        Operation::Fill => is_host(question.target_memory),
+        _ => is_host(question.source_memory) + is_host(question.target_memory),
+    }
+}
