@@ -69,13 +69,14 @@ impl Inner {
 
     /// What an engine that registers memory knows of a request's. From now on it knows it.
     fn meet(&self, request: &Request<'_>) -> Acquaintance {
-        /// Below, no registration pays.
-        const SMALLEST: u64 = 64 << 10;
+        /// Below, what is not registered is not worth it: unmapping watched memory costs time.
+        const SMALLEST: u64 = 1 << 20;
         let registry = self.engines.iter().find_map(|open| open.engine.registry());
-        let Some(registry) = registry.filter(|_| request.length >= SMALLEST) else {
-            return Acquaintance::New;
-        };
+        let Some(registry) = registry else { return Acquaintance::New };
         let meet = |kind, address| match kind {
+            MemoryKind::Host if request.length < SMALLEST => {
+                registry.acquaintance(address, request.length)
+            }
             MemoryKind::Host => registry.meet(address, request.length),
             MemoryKind::Device => Acquaintance::Known,
         };

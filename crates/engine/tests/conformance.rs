@@ -1,15 +1,16 @@
 //! The conformance suite over every engine of this crate.
 #![cfg(not(loom))]
+#![allow(clippy::print_stderr)]
 
 use std::sync::Arc;
 
 use memferry_engine::ChannelOptions;
-use memferry_engine::conformance::Subject;
+use memferry_engine::conformance::{Subject, Verdict, run_all};
 use memferry_engine::conformance_tests;
 use memferry_engine::contract::Limits;
 use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
 use memferry_engine::cuda::model::ModelDevice;
-use memferry_engine::cuda::{CudaEngine, Rates};
+use memferry_engine::cuda::{CudaEngine, Rates, Settings};
 use memferry_engine::fault::{FaultEngine, Script};
 use memferry_engine::polled::{PinLedger, PolledEngine};
 
@@ -60,3 +61,19 @@ conformance_tests!(
     cuda_engine_over_a_model_with_a_tiny_ring,
     Subject::new(modelled).options(tiny())
 );
+
+#[cfg(feature = "cuda")]
+#[test]
+fn the_cuda_engine_over_a_real_gpu_passes_every_case() {
+    let engine = match CudaEngine::open(Settings::default()) {
+        Ok(engine) => Arc::new(engine),
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            return;
+        }
+    };
+    // One engine for all cases: opening a device takes long.
+    let verdicts = run_all(&Subject::new(move || engine.clone()));
+    let passed = verdicts.iter().filter(|(_, verdict)| *verdict == Verdict::Passed).count();
+    assert!(passed > verdicts.len() / 2, "{verdicts:?}");
+}

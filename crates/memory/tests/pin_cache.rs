@@ -384,3 +384,47 @@ fn a_cache_that_is_gone_keeps_nobody_waiting_even_while_a_child_lives() {
     }
     child.join();
 }
+
+#[test]
+fn memory_that_is_unmapped_is_unpinned_before_its_owner_goes_on() {
+    let recorder = Arc::new(Recorder::new());
+    let Some(cache) = listening(&recorder, limits(1000, 100)) else { return };
+    for _ in 0..20 {
+        let mut pages = Pages::new(8 * page_bytes()).unwrap();
+        pages.as_mut_slice().fill(1);
+        let lease = cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap();
+        let token = lease.token();
+        assert!(lease.is_kept());
+        drop(lease);
+        assert!(recorder.is_pinned(token));
+        drop(pages);
+        assert!(!recorder.is_pinned(token), "the address is free, and the device still knows it");
+    }
+}
+
+#[test]
+fn memory_is_remembered_until_it_is_unmapped_and_never_pinned_for_that() {
+    let recorder = Arc::new(Recorder::new());
+    let Some(cache) = listening(&recorder, limits(1000, 100)) else { return };
+    let mut pages = Pages::new(8 * page_bytes()).unwrap();
+    pages.as_mut_slice().fill(1);
+    let (address, length) = (pages.as_ptr() as usize, pages.len());
+    assert!(!cache.remember(address, length));
+    assert!(!cache.keeps(address, length, Access::Read));
+    assert_eq!(recorder.pinned(), []);
+    assert!(cache.remember(address + page_bytes(), page_bytes()), "a part of it is known too");
+
+    // Having been known once, it is forgotten, so that pieces of it can be pinned by themselves.
+    assert!(!cache.remember(address, length));
+    drop(pages);
+    let mut again = Pages::new(8 * page_bytes()).unwrap();
+    again.as_mut_slice().fill(1);
+    assert!(!cache.remember(again.as_ptr() as usize, length), "other memory, wherever it is");
+
+    // What is pinned is not remembered, but kept.
+    cache.forget_all();
+    drop(cache.acquire(again.as_ptr() as usize, page_bytes(), Access::Read).unwrap());
+    assert!(!cache.remember(again.as_ptr() as usize, length));
+    assert!(!cache.remember(again.as_ptr() as usize, length));
+    assert!(cache.keeps(again.as_ptr() as usize, page_bytes(), Access::Read));
+}

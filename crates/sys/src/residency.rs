@@ -75,9 +75,11 @@ pub fn is_resident(address: usize) -> bool {
     resident_pages(address & !(page_bytes() - 1), page_bytes()).is_ok_and(|pages| pages == 1)
 }
 
-/// Whether something is mapped at every page of a range.
+/// Whether something is mapped at every page of a range, which must begin on a page. Looks at
+/// mappings and not at pages, however many there are.
 pub fn is_mapped(address: usize, length: usize) -> bool {
-    resident_pages(address, length).is_ok()
+    // SAFETY: an asynchronous flush begins and changes nothing; it fails where nothing is mapped.
+    unsafe { libc::msync(address as *mut libc::c_void, length, libc::MS_ASYNC) == 0 }
 }
 
 /// Whether memory is made of huge pages, judged by a few megabytes in its middle. No where the

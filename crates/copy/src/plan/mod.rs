@@ -232,8 +232,8 @@ fn choose_engine(facts: &Facts, question: &Question) -> Option<usize> {
         return is_able(only).then_some(0);
     }
     let able = facts.engines.iter().enumerate().filter(|(_, engine)| is_able(engine));
-    let estimate = |engine: &EngineFacts| estimate_ns(facts, engine, question);
-    able.min_by(|(_, a), (_, b)| estimate(a).total_cmp(&estimate(b))).map(|(index, _)| index)
+    let cost = |engine: &EngineFacts| cost_ns(facts, engine, question);
+    able.min_by(|(_, a), (_, b)| cost(a).total_cmp(&cost(b))).map(|(index, _)| index)
 }
 
 /// What a request takes if it is given to an engine.
@@ -254,6 +254,13 @@ fn estimate_ns(facts: &Facts, engine: &EngineFacts, question: &Question) -> f64 
     line.startup_ns + line.ns_per_byte * question.bytes as f64 / speed_up
 }
 
+/// What a request costs if it is given to an engine: its time, and where it is processors' time,
+/// twice that. They have something better to do while a device is nearly as quick.
+fn cost_ns(facts: &Facts, engine: &EngineFacts, question: &Question) -> f64 {
+    let factor = if engine.preparation.is_some() { 1.0 } else { 2.0 };
+    factor * estimate_ns(facts, engine, question)
+}
+
 /// The plan for an engine that registers memory itself.
 fn plan_with_registry(
     facts: &Facts,
@@ -261,9 +268,11 @@ fn plan_with_registry(
     engine: usize,
     best: preparing::Use,
 ) -> Plan {
-    /// The chunks that such an engine claims, many at a time, and in which progress is seen.
-    const CHUNK_BYTES: u64 = 1 << 20;
-    const CHUNKS: u64 = 16;
+    /// The chunks that such an engine claims, several at a time, and in which progress is seen. Those
+    /// that pass through rings are as long as a slot of a ring.
+    const CHUNK_BYTES: u64 = 4 << 20;
+    const RING_CHUNK_BYTES: u64 = 1 << 20;
+    const CHUNKS: u64 = 32;
     /// From here on processors can be of help to an engine that is many times as quick.
     const SPLIT_BYTES: u64 = 16 << 20;
     let bytes = question.bytes;
@@ -287,7 +296,8 @@ fn plan_with_registry(
         let path = Path::Split { engine, processors, chunk_bytes, channels };
         return Plan::new(path, kernel, Reason::SplitOverEngines { channels });
     }
-    let chunk_bytes = bytes.div_ceil(CHUNKS).next_multiple_of(PAGE).min(CHUNK_BYTES);
+    let largest = if best.passing { RING_CHUNK_BYTES } else { CHUNK_BYTES };
+    let chunk_bytes = bytes.div_ceil(CHUNKS).next_multiple_of(PAGE).min(largest);
     let path = Path::Chunks { engine, chunk_bytes, channels: best.channels };
     Plan { passing: best.passing, ..Plan::new(path, kernel, best.reason) }
 }

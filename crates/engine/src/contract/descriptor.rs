@@ -369,7 +369,7 @@ impl Descriptor {
     fn report(&self, completion: &Completion, result: Result<Option<u64>, ExecutionError>) {
         match self.scope {
             Scope::Whole if self.flags.has(Flags::QUIET) && result == Ok(None) => {
-                completion.finish_quietly()
+                completion.finish_quietly();
             }
             Scope::Whole => completion.finish_whole(result),
             Scope::Part => completion.finish_part(self.offset, self.length, result),

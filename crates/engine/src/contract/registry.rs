@@ -4,16 +4,13 @@
 //! unless registering is the quickest way even for one use; what comes again is registered and kept,
 //! within limits, until it is unmapped, forgotten, or makes room for other memory.
 
-use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use memferry_memory::pin_cache::{Lease, PinCache, StartError, Watching};
-use memferry_memory::pinning::{Access, PageRange, PinError, Pinner};
+use memferry_memory::pinning::{Access, PinError, Pinner};
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
-
-use std::sync::Arc;
 
 pub use memferry_memory::pin_cache::Limits;
 
@@ -32,15 +29,11 @@ pub enum Acquaintance {
 #[derive(Debug)]
 pub struct Registry {
     cache: PinCache,
-    met: Mutex<VecDeque<PageRange>>,
     refused: AtomicU64,
     last_refusal: Mutex<Option<PinError>>,
 }
 
 impl Registry {
-    /// How many pieces of memory are remembered.
-    const REMEMBERED: usize = 256;
-
     /// An empty registry. Where the kernel does not tell what is unmapped nothing is kept: memory
     /// that was mapped anew at the same place would be taken for the old.
     pub fn new(pinner: Arc<dyn Pinner>, limits: Limits) -> Result<Self, StartError> {
@@ -52,36 +45,25 @@ impl Registry {
                 PinCache::new(pinner, nothing, Watching::Explicit)?
             }
         };
-        let (met, last_refusal) = (Mutex::default(), Mutex::default());
-        Ok(Self { cache, met, refused: AtomicU64::new(0), last_refusal })
+        Ok(Self { cache, refused: AtomicU64::new(0), last_refusal: Mutex::default() })
     }
 
-    /// What is known of memory. From now on it is known.
+    /// What is known of memory. From now on it is known, until it is unmapped.
     pub fn meet(&self, address: u64, length: u64) -> Acquaintance {
-        let known = self.acquaintance(address, length);
-        if known != Acquaintance::Known
-            && self.keeps_anything()
-            && let Ok(range) = PageRange::covering(address as usize, length as usize)
-        {
-            let mut met = lock(&self.met);
-            if met.len() == Self::REMEMBERED {
-                met.pop_front();
-            }
-            met.push_back(range);
+        match self.acquaintance(address, length) {
+            Acquaintance::Known => Acquaintance::Known,
+            _ if self.cache.remember(address as usize, length as usize) => Acquaintance::Known,
+            new => new,
         }
-        known
     }
 
-    /// What is known of memory, without making it known.
+    /// What is known of memory, without making it known: only what is registered is.
     pub fn acquaintance(&self, address: u64, length: u64) -> Acquaintance {
-        let Ok(range) = PageRange::covering(address as usize, length as usize) else {
-            return Acquaintance::New;
-        };
-        let was_met = || lock(&self.met).iter().any(|met| met.contains(range));
-        if self.cache.keeps(range.start(), range.bytes(), Access::Read) || was_met() {
+        let (address, length) = (address as usize, length as usize);
+        if self.cache.keeps(address, length, Access::Read) {
             return Acquaintance::Known;
         }
-        match residency::is_huge(range.start(), range.bytes()) {
+        match residency::is_huge(address, length) {
             true => Acquaintance::NewAndHuge,
             false => Acquaintance::New,
         }
@@ -110,9 +92,6 @@ impl Registry {
     /// Lets no later request find this memory registered, or known.
     pub fn forget(&self, address: usize, length: usize) {
         self.cache.forget(address, length);
-        if let Ok(range) = PageRange::covering(address, length) {
-            lock(&self.met).retain(|met| !met.overlaps(range));
-        }
     }
 
     /// What it has kept and done.

@@ -406,6 +406,8 @@ impl Worker {
                 self.begun(length, step, expected_ns, [None, Some(lease)])
             }
             Err(error) => {
+                // The slot may be on its way to be set, and is written by the other stream next.
+                self.device.driver.drain(stream);
                 self.through.give_back(slot);
                 self.begun(length, Err(error), expected_ns, [None, Some(lease)])
             }
@@ -758,15 +760,18 @@ impl Worker {
         moved
     }
 
-    /// Sleeps until the oldest piece should be done, then looks again and again, at first without a
-    /// pause. New descriptors end the sleep if there is room for them.
+    /// Sleeps until about half of the pieces that are under way should be done; there are enough of
+    /// them to keep the device busy meanwhile. The end of the last one is looked for without a pause.
+    /// New descriptors end the sleep if there is room for them.
     fn wait_for_device(&mut self) {
         const SHORT_NS: u64 = 20_000;
         const NAP: Duration = Duration::from_micros(20);
         const LONGEST: Duration = Duration::from_millis(2);
-        let Some(expected_ns) = self.flights.front().map(|flight| flight.expected_ns) else {
+        let awaited = (self.flights.len() - 1) / 2;
+        let Some(expected_ns) = self.flights.get(awaited).map(|flight| flight.expected_ns) else {
             return;
         };
+        let is_last = self.flights.len() == 1;
         let now = clock::now_ns();
         let is_waiting = self.open.back().is_some_and(|open| !open.is_begun);
         let ready = || {
@@ -778,7 +783,7 @@ impl Worker {
         if left > SHORT_NS {
             let left = Duration::from_nanos(left - SHORT_NS / 2).min(LONGEST);
             self.inside.sleep(Some(left), ready);
-        } else if now > expected_ns + SHORT_NS {
+        } else if !is_last || now > expected_ns + SHORT_NS {
             self.inside.sleep(Some(NAP), ready);
         } else {
             for _ in 0..64 {

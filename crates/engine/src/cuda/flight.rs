@@ -55,10 +55,11 @@ impl Open {
     /// Sees to it that there is something to begin, if anything is left: claims at most `most` bytes
     /// of an invitation. `false`: nothing is left.
     pub(super) fn has_more(&mut self, most: u64) -> bool {
-        if self.window.is_empty() && self.descriptor.scope() == Scope::Chunks {
-            if let Some(chunk) = self.descriptor.claim(most) {
-                self.window = chunk.offset..chunk.offset + chunk.length;
-            }
+        if self.window.is_empty()
+            && self.descriptor.scope() == Scope::Chunks
+            && let Some(chunk) = self.descriptor.claim(most)
+        {
+            self.window = chunk.offset..chunk.offset + chunk.length;
         }
         self.is_begun = self.window.is_empty();
         !self.is_begun

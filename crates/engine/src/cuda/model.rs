@@ -379,7 +379,7 @@ unsafe impl Driver for ModelDevice {
         if refused.is_some_and(|every| asked.is_multiple_of(every)) {
             return Err(error("register", code::NOT_SUPPORTED));
         }
-        let is_aligned = address % page_bytes() == 0 && bytes % page_bytes() == 0;
+        let is_aligned = (address | bytes).is_multiple_of(page_bytes());
         // As pinning does, this brings pages in.
         let populate = match read_only {
             true => residency::populate_for_reading,

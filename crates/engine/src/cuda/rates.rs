@@ -128,6 +128,9 @@ impl<'a> Bench<'a> {
             pages
         });
         let usual = Rates::default();
+        // The first registration of a process takes longer than later ones.
+        driver.register(host, BYTES, false)?;
+        driver.unregister(host)?;
         let register_huge = huge.map_or(Ok(usual.register_huge), |huge| {
             let at = huge.as_ptr() as usize;
             let rate = self.rate(|| driver.register(at, BYTES, false))?;

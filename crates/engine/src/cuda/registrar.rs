@@ -188,3 +188,109 @@ fn refusal(error: DriverError, range: PageRange) -> PinError {
         },
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cuda::model::{Faults, ModelDevice};
+    use memferry_sys::Pages;
+    use memferry_sys::pages::page_bytes;
+
+    const COUNT: usize = 16;
+
+    /// A registrar over a model, and sixteen pages.
+    fn place(faults: Faults) -> (Arc<ModelDevice>, Registrar, Pages) {
+        let model = ModelDevice::with_faults(faults);
+        let registrar = Registrar::new(model.clone());
+        (model, registrar, Pages::new(COUNT * page_bytes()).unwrap())
+    }
+
+    fn range(pages: &Pages, from: usize, to: usize) -> PageRange {
+        let start = pages.as_ptr() as usize;
+        PageRange::between(start + from * page_bytes(), start + to * page_bytes()).unwrap()
+    }
+
+    /// Where the piece of each page ends, in pages; 0 for those that are not registered.
+    fn ends(registrar: &Registrar, pages: &Pages) -> [usize; COUNT] {
+        let start = pages.as_ptr() as u64;
+        std::array::from_fn(|page| {
+            let end = registrar.piece_end(start + (page * page_bytes()) as u64);
+            end.map_or(0, |end| (end - start) as usize / page_bytes())
+        })
+    }
+
+    #[test]
+    fn pins_that_overlap_share_pieces_and_each_piece_goes_with_its_last_pin() {
+        let (model, registrar, pages) = place(Faults::default());
+        let ranges = [(2, 5), (8, 10), (4, 9), (0, 16), (2, 5)];
+        let ranges = ranges.map(|(from, to)| range(&pages, from, to));
+        let pin = |range| registrar.pin(range, Access::Write).unwrap();
+        let tokens = ranges.map(pin);
+        let all = [2, 2, 5, 5, 5, 8, 8, 8, 10, 10, 16, 16, 16, 16, 16, 16];
+        assert_eq!(ends(&registrar, &pages), all);
+        assert_eq!(model.sightings().registrations, 5);
+        let unpin = |index: usize| registrar.unpin(ranges[index], tokens[index]);
+        unpin(3);
+        let mut left = all;
+        left[..2].fill(0);
+        left[10..].fill(0);
+        assert_eq!(ends(&registrar, &pages), left);
+        unpin(2);
+        left[5..8].fill(0);
+        assert_eq!(ends(&registrar, &pages), left);
+        unpin(0);
+        assert_eq!(ends(&registrar, &pages), left, "a second pin of the same range is left");
+        unpin(4);
+        unpin(1);
+        assert_eq!(ends(&registrar, &pages), [0; COUNT]);
+        assert_eq!(model.sightings().unregistrations, 5);
+    }
+
+    #[test]
+    fn a_pin_of_which_a_part_is_refused_leaves_nothing_behind() {
+        // The second part of the last pin is the fourth registration.
+        let faults = Faults { refuses_registrations: Some(4), ..Faults::default() };
+        let (model, registrar, pages) = place(faults);
+        let kept = [(2, 4), (8, 10)].map(|(from, to)| range(&pages, from, to));
+        let tokens = kept.map(|range| registrar.pin(range, Access::Read).unwrap());
+        let before = ends(&registrar, &pages);
+        let refused = registrar.pin(range(&pages, 0, 16), Access::Read);
+        assert!(matches!(refused, Err(PinError::Unsupported { .. })), "{refused:?}");
+        assert_eq!(ends(&registrar, &pages), before);
+        assert_eq!(model.sightings().unregistrations, 1, "the part that was not refused");
+        kept.iter().zip(tokens).for_each(|(range, token)| registrar.unpin(*range, token));
+        assert_eq!(ends(&registrar, &pages), [0; COUNT]);
+        let seen = model.sightings();
+        assert_eq!(seen.registrations, seen.unregistrations);
+    }
+
+    #[test]
+    fn memory_that_is_registered_for_reading_is_pinned_again_only_for_reading() {
+        let (_model, registrar, pages) = place(Faults::default());
+        let (first, all) = (range(&pages, 0, 4), range(&pages, 0, 8));
+        let read_only =
+            Piece { end: first.end(), users: 1, may_be_written: false, is_theirs: true };
+        lock(&registrar.book).pieces.insert(first.start(), read_only);
+        for range in [first, all] {
+            let refused = registrar.pin(range, Access::Write);
+            assert!(matches!(refused, Err(PinError::Unsupported { .. })), "{refused:?}");
+            let token = registrar.pin(range, Access::Read).unwrap();
+            registrar.unpin(range, token);
+        }
+        let rest = range(&pages, 4, 8);
+        assert!(registrar.pin(rest, Access::Write).is_ok());
+    }
+
+    #[test]
+    fn memory_that_somebody_else_registered_is_used_and_not_unregistered() {
+        let (model, registrar, pages) = place(Faults::default());
+        let all = range(&pages, 0, 16);
+        model.register(all.start(), all.bytes(), false).unwrap();
+        let token = registrar.pin(all, Access::Write).unwrap();
+        assert_eq!(ends(&registrar, &pages), [16; COUNT]);
+        registrar.unpin(all, token);
+        assert_eq!(ends(&registrar, &pages), [0; COUNT]);
+        let seen = model.sightings();
+        assert_eq!((seen.registrations, seen.unregistrations), (1, 0));
+    }
+}

@@ -8,6 +8,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use memferry_sys::residency;
+
 use crate::pinning::{Access, PageRange, Token};
 
 use super::Limits;
@@ -86,6 +88,18 @@ impl Index {
             self.count_used(&region);
         }
         Some(region)
+    }
+
+    /// The region that is watched, and not pinned, and holds all that is asked for.
+    pub(super) fn watched(&self, asked: PageRange) -> Option<PageRange> {
+        let (_, region) = self.kept.range(..=asked.start()).next_back()?;
+        let is_it = region.access == Access::Watch && region.range.contains(asked);
+        is_it.then_some(region.range)
+    }
+
+    /// Whether any region overlaps what is asked for.
+    pub(super) fn overlaps(&self, asked: PageRange) -> bool {
+        !self.overlapping(asked).is_empty()
     }
 
     /// Whether kept regions hold all that is asked for, without a gap.
@@ -233,6 +247,15 @@ impl Index {
             cleared.unwatch.push(region.range);
         }
         free > 0
+    }
+
+    /// Drops every region of which a part is not mapped any more.
+    pub(super) fn invalidate_unmapped(&mut self, cleared: &mut Cleared) {
+        let is_gone = |region: &PageRange| !residency::is_mapped(region.start(), region.bytes());
+        let ranges: Vec<_> = self.kept.values().map(|region| region.range).collect();
+        for range in ranges.into_iter().filter(is_gone) {
+            self.invalidate(range, None, cleared);
+        }
     }
 
     /// The parts of a range that neither a kept region nor a pin being made needs watched.

@@ -229,6 +229,26 @@ impl PinCache {
         Some(self.lease(region))
     }
 
+    /// Whether memory was remembered before, by this call, and is the same still; if not, it is
+    /// remembered now. Nothing is pinned. What is not kept in one piece, or cannot be watched, is not
+    /// remembered.
+    pub fn remember(&self, address: usize, length: usize) -> bool {
+        let Ok(asked) = PageRange::covering(address, length) else { return false };
+        if !self.shared.is_home() || !self.watcher.as_ref().is_some_and(Watcher::settle) {
+            return false;
+        }
+        let (is_known, is_free) = self.shared.with(self.ears(), |index, cleared| {
+            let known = index.watched(asked);
+            // What is known is pinned next, in pieces, and not together with what was remembered.
+            known.into_iter().for_each(|range| index.invalidate(range, None, cleared));
+            (known.is_some(), known.is_none() && !index.overlaps(asked))
+        });
+        if is_free {
+            drop(self.acquire(address, length, Access::Watch));
+        }
+        is_known
+    }
+
     /// Whether `length` bytes at `address` are kept pinned, in however many regions. Only a hint:
     /// they may not be any more when the answer is used.
     pub fn keeps(&self, address: usize, length: usize, access: Access) -> bool {

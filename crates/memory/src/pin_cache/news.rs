@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use memferry_sys::sync::lock;
 use memferry_sys::userfault::{Event, Userfault};
@@ -49,8 +50,19 @@ enum Call {
     Nothing,
     /// Events have waited for a while.
     Reap,
+    /// Somebody waits until his memory is unpinned.
+    Sweep,
     /// The cache is going.
     End,
+}
+
+/// What the reaper has to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Chore {
+    /// Take in what was heard.
+    Reap,
+    /// Unpin what is gone, of which nothing was heard yet.
+    Sweep,
 }
 
 impl News {
@@ -105,19 +117,42 @@ impl News {
         self.say(Call::Reap);
     }
 
+    /// Asks the reaper to unpin what is gone, and waits until that is done, but no longer than a
+    /// while: whoever unmapped the memory may hold a lock that the reaper needs.
+    pub(super) fn sweep(&self) {
+        const AT_MOST: Duration = Duration::from_millis(50);
+        self.say(Call::Sweep);
+        let waits = |list: &mut List| list.call == Call::Sweep;
+        drop(self.called.wait_timeout_while(lock(&self.list), AT_MOST, waits));
+    }
+
+    /// Says that what is gone is unpinned.
+    pub(super) fn swept(&self) {
+        let mut list = lock(&self.list);
+        if list.call == Call::Sweep {
+            list.call = Call::Nothing;
+        }
+        self.called.notify_all();
+    }
+
     /// Tells the reaper to end.
     pub(super) fn end(&self) {
         self.say(Call::End);
     }
 
-    /// Waits until something is to be reaped; false: the reaper shall end.
-    pub(super) fn wait_for_call(&self) -> bool {
-        self.wait_while(Call::Nothing) != Call::End
+    /// Waits until something is to be reaped, or swept; `None`: the reaper shall end.
+    pub(super) fn wait_for_call(&self) -> Option<Chore> {
+        match self.wait_while(Call::Nothing) {
+            Call::End => None,
+            Call::Sweep => Some(Chore::Sweep),
+            _ => Some(Chore::Reap),
+        }
     }
 
     fn say(&self, call: Call) {
         let mut list = lock(&self.list);
-        if list.call != Call::End {
+        // A request to reap is part of one to sweep.
+        if list.call != Call::End && (list.call, call) != (Call::Sweep, Call::Reap) {
             list.call = call;
         }
         self.called.notify_all();

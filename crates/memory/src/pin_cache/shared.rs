@@ -86,6 +86,9 @@ impl Shared {
 
     /// Pins, and counts.
     pub(super) fn pin(&self, range: PageRange, access: Access) -> Result<Token, PinError> {
+        if access == Access::Watch {
+            return Ok(Token(0));
+        }
         let token = self.pinner.pin(range, access)?;
         self.bytes_pinned.fetch_add(range.bytes() as u64, Ordering::Relaxed);
         Ok(token)
@@ -105,6 +108,9 @@ impl Shared {
     }
 
     fn unpin(&self, region: &Region) {
+        if region.access == Access::Watch {
+            return;
+        }
         self.pinner.unpin(region.range, region.token);
         self.bytes_pinned.fetch_sub(region.range.bytes() as u64, Ordering::Relaxed);
     }

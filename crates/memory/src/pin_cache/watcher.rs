@@ -3,7 +3,9 @@
 //! The *reader* reads events and does nothing else. Threads that unmap watched memory wait for it,
 //! among them such as hold the cache's lock or the allocator's; so it takes no lock that anybody
 //! holds for long, allocates nothing, frees nothing, and takes no signals. The *reaper* unpins what
-//! became stale when no request does so first.
+//! became stale when no request does so first. Where pins are of page frames, the reader has it look
+//! for memory that is gone before it reads: a device must not know addresses any more when their
+//! owner gets them back from the kernel for something else. It waits for that a bounded time only.
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use memferry_sys::EventFd;
 use memferry_sys::userfault::{Userfault, Wake, keep_signals_away};
 
 use super::StartError;
-use super::news::News;
+use super::news::{Chore, News};
 use super::shared::{Ears, Shared};
 
 /// How long stale memory may wait for a request before the reaper is woken for it.
@@ -39,14 +41,20 @@ impl Watcher {
         let stop = Arc::new(EventFd::new().map_err(StartError::NoThread)?);
         let reader = {
             let (ears, stop) = (ears.clone(), Arc::clone(&stop));
-            spawn("memferry-pin-events", move || read(ears, &stop))?
+            let sweeps = !shared.pinner.follows_mapping();
+            spawn("memferry-pin-events", move || read(ears, &stop, sweeps))?
         };
         ears.news.wait_for_start();
         let reaper = {
             let (ears, shared) = (ears.clone(), Arc::clone(shared));
             spawn("memferry-pin-reaper", move || {
-                while ears.news.wait_for_call() {
-                    shared.with(Some(&ears), |_, _| ());
+                while let Some(chore) = ears.news.wait_for_call() {
+                    shared.with(Some(&ears), |index, cleared| {
+                        if chore == Chore::Sweep {
+                            index.invalidate_unmapped(cleared);
+                        }
+                    });
+                    ears.news.swept();
                 }
             })
         };
@@ -101,15 +109,21 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
     thread.map_err(|error: io::Error| StartError::NoThread(error))
 }
 
-/// The reader.
-fn read(ears: Ears, stop: &EventFd) {
+/// The reader. If it sweeps, memory is unpinned before the thread that unmapped it goes on: until the
+/// event is read, that thread waits.
+fn read(ears: Ears, stop: &EventFd, sweeps: bool) {
     keep_signals_away();
     let Ears { userfault, news } = ears;
     news.start();
     loop {
         let timeout_ns = news.is_some().then_some(REAP_AFTER_NS);
         match userfault.wait(stop, timeout_ns) {
-            Wake::Events => news.read_from(&userfault),
+            Wake::Events => {
+                if sweeps {
+                    news.sweep();
+                }
+                news.read_from(&userfault);
+            }
             Wake::TimeOut => news.ask_to_reap(),
             Wake::Stopped => break,
         }

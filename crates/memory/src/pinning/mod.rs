@@ -29,6 +29,8 @@ pub use schedule::{ChunkSchedule, Chunks};
 /// What a pinned range will be used for. Writing includes reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Access {
+    /// The pages are not touched, only watched. Pinners are never asked for this.
+    Watch,
     /// The pages are copied from.
     Read,
     /// The pages are copied to.

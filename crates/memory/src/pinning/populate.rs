@@ -24,6 +24,7 @@ impl Pinner for Populate {
         let mut outcome = Ok(());
         for _ in 0..MOST_TRIES {
             outcome = match access {
+                Access::Watch => Ok(()),
                 Access::Read => residency::populate_for_reading(range.start(), range.bytes()),
                 Access::Write => residency::populate_for_writing(range.start(), range.bytes()),
             };

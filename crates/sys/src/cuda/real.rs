@@ -65,6 +65,7 @@ calls! {
     copy_in: "cuMemcpyHtoDAsync_v2" (u64, *const c_void, usize, *mut c_void);
     copy_out: "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, *mut c_void);
     copy_within: "cuMemcpyDtoDAsync_v2" (u64, u64, usize, *mut c_void);
+    copy_anywhere: "cuMemcpyAsync" (u64, u64, usize, *mut c_void);
     copy_in_now: "cuMemcpyHtoD_v2" (u64, *const c_void, usize);
     copy_out_now: "cuMemcpyDtoH_v2" (*mut c_void, u64, usize);
     copy_within_now: "cuMemcpyDtoD_v2" (u64, u64, usize);
@@ -235,6 +236,27 @@ impl Cuda {
         })
         .map_err(|error| error.to_string())?;
         Ok(Self { calls, device, context, facts: calls.facts(ordinal, device) })
+    }
+
+    /// Puts a copy between two pieces of ordinary memory, registered or not, into a stream: the
+    /// driver's own way, which finds out by itself where addresses are. For threads that
+    /// [entered](Driver::enter). The driver may return before the copy is over.
+    ///
+    /// # Safety
+    /// Both ranges must be ordinary memory that is valid until the stream has passed the copy, and
+    /// nobody else may write to either, or read the target, until then.
+    pub unsafe fn copy_host(
+        &self,
+        source: u64,
+        target: u64,
+        bytes: usize,
+        stream: Stream,
+    ) -> Result<(), DriverError> {
+        // SAFETY: passed on; all addresses of the process are the driver's as well (unified
+        // addressing, which every device has that a driver for CUDA 11.4 speaks to on 64 bits).
+        let answer =
+            unsafe { (self.calls.copy_anywhere)(target, source, bytes, stream.0 as *mut c_void) };
+        checked("cuMemcpyAsync", answer)
     }
 
     /// Makes a call with the context of this device, whatever the thread's own is.
