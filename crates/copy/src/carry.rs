@@ -200,7 +200,7 @@ impl Inner {
             Path::Chunks { engine, channels, .. } => {
                 let open = &self.engines[engine];
                 let orders = match open.engine.registry() {
-                    Some(_) => self.all_invited(open, request.length, channels),
+                    Some(_) => self.all_invited(open, channels),
                     None => self.invited(open, request.length, channels, blocking),
                 };
                 let orders = orders.into_iter();
@@ -210,7 +210,7 @@ impl Inner {
             }
             Path::Split { engine, processors, channels, .. } => {
                 let quick = &self.engines[engine];
-                let first = self.all_invited(quick, request.length, 1).into_iter();
+                let first = self.all_invited(quick, 1).into_iter();
                 let first = first.map(|channel| quick.invitation(channel, &completion, false));
                 let others = &self.engines[processors];
                 let invited = self.invited(others, request.length, channels, blocking).into_iter();
@@ -253,12 +253,12 @@ impl Inner {
         }
     }
 
-    /// As many channels as are wanted, from the one on that the policy chooses.
-    fn all_invited<'a>(&self, open: &'a OpenEngine, bytes: u64, count: usize) -> Invited<'a> {
-        let first = match self.policy.choose(&open.channels, bytes) {
-            Choice::Channel { index, .. } => index,
-            Choice::Caller => 0,
-        };
+    /// As many channels of a device as are wanted, from the one on that has least to do. All of them
+    /// use the same copy engines, so that the first will do while it is idle.
+    fn all_invited<'a>(&self, open: &'a OpenEngine, count: usize) -> Invited<'a> {
+        let outstanding = open.channels.iter().map(|channel| channel.outstanding_bytes());
+        let first = outstanding.enumerate().min_by_key(|(_, bytes)| *bytes);
+        let first = first.map_or(0, |(index, _)| index);
         let mut chosen = Invited::default();
         for turn in 0..count.min(open.channels.len()) {
             chosen.push(&open.channels[(first + turn) % open.channels.len()]);

@@ -270,6 +270,11 @@ impl Descriptor {
         self.value
     }
 
+    /// How a processor should move the bytes.
+    pub(crate) fn processor_kernel(&self) -> Kernel {
+        self.kernel
+    }
+
     /// Whether a processor can carry it out itself.
     #[inline]
     pub fn is_host_only(&self) -> bool {

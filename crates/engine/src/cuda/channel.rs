@@ -66,6 +66,8 @@ struct Worker {
     taken: Sequence,
     /// When each stream should be through with what it has.
     busy_until_ns: [u64; 2],
+    /// How much later than expected the device has been of late.
+    lag_ns: u64,
 }
 
 /// What became of the wish to begin a piece.
@@ -95,7 +97,8 @@ impl Worker {
         let slots =
             |place, bytes: u64, count| Slots::new(driver.clone(), place, bytes as usize, count);
         let through = slots(Place::Device, PIECE_BYTES, DEVICE_SLOTS);
-        let ring = slots(Place::Pinned, RING_SLOT_BYTES, RING_SLOTS);
+        let mut ring = slots(Place::Pinned, RING_SLOT_BYTES, RING_SLOTS);
+        ring.prepare();
         Ok(Self {
             inside,
             inward,
@@ -108,6 +111,7 @@ impl Worker {
             flights: VecDeque::new(),
             taken: 0,
             busy_until_ns: [0; 2],
+            lag_ns: 0,
         })
     }
 
@@ -694,11 +698,22 @@ impl Worker {
                 },
             };
             if let Some(flight) = self.flights.pop_front() {
+                self.learn(&flight);
                 self.finish(flight, ended);
                 moved = true;
             }
         }
         moved | self.complete()
+    }
+
+    /// Learns from a piece that is over how far the device is behind.
+    fn learn(&mut self, flight: &Flight) {
+        if self.flights.is_empty() {
+            self.lag_ns = 0;
+            self.busy_until_ns = [0; 2];
+        } else if !matches!(flight.step, Step::Over(_)) {
+            self.lag_ns = clock::now_ns().saturating_sub(flight.expected_ns);
+        }
     }
 
     /// Ends a piece.
@@ -723,10 +738,10 @@ impl Worker {
             Step::StagedOut { slot, end } => {
                 if ended.is_ok() {
                     let target = open.descriptor.target().wrapping_add(piece.offset);
-                    let (operation, length) = (Operation::Copy, piece.length);
+                    let kernel = open.descriptor.processor_kernel();
                     // SAFETY: the target is vouched for until the descriptor is reported, and the
                     // device has written the slot.
-                    unsafe { execute::run(operation, Kernel::Cached, slot, target, length, 0) };
+                    unsafe { execute::run(Operation::Copy, kernel, slot, target, piece.length, 0) };
                 }
                 self.ring.give_back(slot);
                 self.events.push(end);
@@ -765,12 +780,15 @@ impl Worker {
     /// New descriptors end the sleep if there is room for them.
     fn wait_for_device(&mut self) {
         const SHORT_NS: u64 = 20_000;
-        const NAP: Duration = Duration::from_micros(20);
+        const NAP_NS: u64 = 20_000;
+        const LONGEST_NAP_NS: u64 = 100_000;
         const LONGEST: Duration = Duration::from_millis(2);
+        let (Some(first), Some(last)) = (self.flights.front(), self.flights.back()) else { return };
         let awaited = (self.flights.len() - 1) / 2;
-        let Some(expected_ns) = self.flights.get(awaited).map(|flight| flight.expected_ns) else {
-            return;
-        };
+        let expected_ns = self.flights[awaited].expected_ns + self.lag_ns;
+        // A nap is short beside what the device still has to do.
+        let rest_ns = last.expected_ns.saturating_sub(first.expected_ns);
+        let nap = Duration::from_nanos((rest_ns / 8).clamp(NAP_NS, LONGEST_NAP_NS));
         let is_last = self.flights.len() == 1;
         let now = clock::now_ns();
         let is_waiting = self.open.back().is_some_and(|open| !open.is_begun);
@@ -784,7 +802,7 @@ impl Worker {
             let left = Duration::from_nanos(left - SHORT_NS / 2).min(LONGEST);
             self.inside.sleep(Some(left), ready);
         } else if !is_last || now > expected_ns + SHORT_NS {
-            self.inside.sleep(Some(NAP), ready);
+            self.inside.sleep(Some(nap), ready);
         } else {
             for _ in 0..64 {
                 spin_hint();

@@ -15,7 +15,7 @@ pub(super) enum Place {
     Pinned,
 }
 
-/// A ring of slots. Its memory is taken with the first use, and given back at the end.
+/// A ring of slots. Its memory is taken with the first use at the latest, and given back at the end.
 #[derive(Debug)]
 pub(super) struct Slots {
     driver: Arc<dyn Driver>,
@@ -53,6 +53,15 @@ impl Slots {
 
     /// Takes a slot.
     pub(super) fn take(&mut self) -> Wish {
+        self.prepare();
+        if self.is_refused {
+            return Wish::Refused;
+        }
+        self.free.pop_front().map_or(Wish::Busy, Wish::Slot)
+    }
+
+    /// Takes the memory, if that was not done or refused before.
+    pub(super) fn prepare(&mut self) {
         if self.base.is_none() && !self.is_refused {
             match self.allocate() {
                 Ok(base) => {
@@ -66,10 +75,6 @@ impl Slots {
                 }
             }
         }
-        if self.is_refused {
-            return Wish::Refused;
-        }
-        self.free.pop_front().map_or(Wish::Busy, Wish::Slot)
     }
 
     /// Gives a slot back.

@@ -1,0 +1,241 @@
+//! A ferry with a GPU among its engines: a model of one, so that this runs everywhere.
+
+use std::sync::Arc;
+
+use memferry_copy::plan::{Path, Question};
+use memferry_copy::{Error, Ferry, Options, Request, ValidationError};
+use memferry_engine::contract::{Acquaintance, Limits};
+use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
+use memferry_engine::cuda::model::{Faults, ModelDevice};
+use memferry_engine::cuda::{CudaEngine, Rates};
+use memferry_engine::{Engine, ExecutionError, MemoryKind};
+use memferry_sys::Pages;
+
+struct Machine {
+    device: Arc<ModelDevice>,
+    engine: Arc<CudaEngine>,
+    ferry: Ferry,
+}
+
+fn machine(faults: Faults) -> Machine {
+    let device = ModelDevice::with_faults(faults);
+    let limits = Limits { most_bytes: 1 << 30, most_entries: 1024 };
+    let engine = CudaEngine::with_driver(device.clone(), Rates::default(), limits).unwrap();
+    let engine = Arc::new(engine);
+    let profile = Profile::load(&ProfileSource::BuiltIn).unwrap();
+    let ferry = Ferry::builder()
+        .profile(ProfileSource::BuiltIn)
+        .engine(Arc::new(CpuEngine::new(profile)), 2)
+        .engine(engine.clone(), 3)
+        .build()
+        .unwrap();
+    Machine { device, engine, ferry }
+}
+
+fn pattern(length: usize, seed: usize) -> Pages {
+    let mut pages = Pages::new(length).unwrap();
+    for (at, byte) in pages.as_mut_slice().iter_mut().enumerate() {
+        *byte = ((at + seed).wrapping_mul(2_654_435_761) >> 13) as u8;
+    }
+    pages
+}
+
+/// No copy touched memory that was not registered for it.
+fn assert_clean(machine: &Machine) {
+    let seen = machine.device.sightings();
+    assert_eq!((seen.torn_copies, seen.stray_copies), (0, 0));
+}
+
+#[test]
+fn bytes_go_to_the_device_and_come_back() {
+    let machine = machine(Faults::default());
+    let ferry = &machine.ferry;
+    for length in [1, 4096, 100_001, 3 << 20, 40 << 20] {
+        let source = pattern(length, length);
+        let mut device = machine.engine.allocate(length + 7).unwrap();
+        let mut back = vec![0; length];
+        // New memory the first time, known and registered later.
+        for _ in 0..3 {
+            ferry.copy_to_device(source.as_slice(), &mut device, 7).unwrap();
+            back.fill(0);
+            ferry.copy_from_device(&device, 7, &mut back).unwrap();
+            assert!(back == source.as_slice(), "{length} bytes");
+        }
+    }
+    assert_clean(&machine);
+}
+
+#[test]
+fn memory_that_comes_again_is_registered_and_found() {
+    let machine = machine(Faults::default());
+    let source = pattern(8 << 20, 1);
+    let mut device = machine.engine.allocate(8 << 20).unwrap();
+    let mut copy = || machine.ferry.copy_to_device(source.as_slice(), &mut device, 0).unwrap();
+    copy();
+    let pinning = || machine.ferry.statistics().pinning("cuda").cloned().unwrap();
+    if !machine.engine.registry().is_some_and(|registry| registry.keeps_anything()) {
+        return;
+    }
+    assert_eq!(machine.device.sightings().registrations, 0, "new memory passes through rings");
+    copy();
+    let registered = machine.device.sightings().registrations;
+    assert!(registered > 0 && pinning().cache.bytes_pinned >= 8 << 20);
+    copy();
+    assert_eq!(machine.device.sightings().registrations, registered);
+    machine.ferry.forget(source.as_slice().as_ptr(), 8 << 20);
+    assert_eq!(pinning().cache.bytes_pinned, 0);
+}
+
+#[test]
+fn a_registered_region_is_used_from_the_first_copy_on() {
+    let machine = machine(Faults::default());
+    let (source, mut target) = (pattern(4 << 20, 1), pattern(4 << 20, 2));
+    let region = |pages: &Pages| machine.ferry.register(pages.as_ptr(), pages.len()).unwrap();
+    let regions = [region(&source), region(&target)];
+    let options = Options::new().spare_caller();
+    machine.ferry.copy_with(source.as_slice(), target.as_mut_slice(), options).unwrap();
+    assert!(source.as_slice() == target.as_slice());
+    assert_eq!(machine.ferry.statistics().engine("cuda").bytes, 4 << 20);
+    assert_eq!(machine.device.sightings().registrations, 2);
+    drop(regions);
+    assert_clean(&machine);
+}
+
+#[test]
+fn owned_buffers_and_device_memory_are_handed_over_alike() {
+    let machine = machine(Faults::default());
+    let source: Vec<u8> = pattern(2 << 20, 3).as_slice().to_vec();
+    let device = machine.engine.allocate(2 << 20).unwrap();
+    let (source, device) = machine.ferry.icopy_owned(source, device).unwrap().wait().unwrap();
+    let twin = machine.engine.allocate(2 << 20).unwrap();
+    let (_, twin) = machine.ferry.icopy_owned(device, twin).unwrap().wait().unwrap();
+    let (_, back) = machine.ferry.icopy_owned(twin, vec![0u8; 2 << 20]).unwrap().wait().unwrap();
+    assert!(source == back);
+    assert_clean(&machine);
+}
+
+#[test]
+fn a_blocking_copy_is_split_over_the_device_and_processors() {
+    let machine = machine(Faults::default());
+    let (source, mut target) = (pattern(48 << 20, 1), pattern(48 << 20, 2));
+    for _ in 0..3 {
+        target.as_mut_slice().fill(0);
+        machine.ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
+        assert!(source.as_slice() == target.as_slice());
+    }
+    let statistics = machine.ferry.statistics();
+    assert!(statistics.engine("cuda").bytes > 0, "{statistics:?}");
+    assert!(statistics.helped_chunks + statistics.engine("cpu").bytes > 0, "{statistics:?}");
+    assert_clean(&machine);
+}
+
+#[test]
+fn progress_is_seen_while_bytes_go_to_the_device() {
+    let delay = std::time::Duration::from_millis(2);
+    let machine = machine(Faults { delay, ..Faults::default() });
+    let source = pattern(16 << 20, 1);
+    let device = machine.engine.allocate(16 << 20).unwrap();
+    let request = Request::copy(source.as_ptr(), device.as_ptr(), 16 << 20)
+        .memory(MemoryKind::Host, MemoryKind::Device);
+    // SAFETY: both live until the transfer is over.
+    let transfer = unsafe { machine.ferry.start(request) }.unwrap();
+    transfer.wait_range(0..1).unwrap();
+    let first = transfer.ready();
+    assert!(first > 0);
+    transfer.wait().unwrap();
+    assert_eq!(transfer.ready(), 16 << 20);
+    assert_eq!(machine.device.read(device.address(), 16 << 20), source.as_slice());
+}
+
+#[test]
+fn more_small_copies_than_a_channel_holds_wait_for_room() {
+    let delay = std::time::Duration::from_micros(50);
+    let machine = machine(Faults { delay, ..Faults::default() });
+    let ferry = Ferry::builder()
+        .profile(ProfileSource::BuiltIn)
+        .capacity(4)
+        .engine(machine.engine.clone(), 1)
+        .build()
+        .unwrap();
+    let source = pattern(64 << 10, 1);
+    let device = machine.engine.allocate(64 << 10).unwrap();
+    let part = |at: usize| {
+        let (from, to) = (source.as_ptr().wrapping_add(at), device.as_ptr().wrapping_add(at));
+        let request = Request::copy(from, to, 256).memory(MemoryKind::Host, MemoryKind::Device);
+        // SAFETY: both live until the transfers are over.
+        unsafe { ferry.start(request) }.unwrap()
+    };
+    let transfers: Vec<_> = (0..64 << 10).step_by(256).map(part).collect();
+    for transfer in transfers {
+        transfer.wait().unwrap();
+    }
+    assert_eq!(machine.device.read(device.address(), 64 << 10), source.as_slice());
+}
+
+#[test]
+fn a_lost_device_costs_ordinary_memory_nothing_and_fails_the_rest() {
+    let machine = machine(Faults { lost_at_copy: Some(5), ..Faults::default() });
+    let source = pattern(32 << 20, 1);
+    let mut device = machine.engine.allocate(32 << 20).unwrap();
+    let lost = machine.ferry.copy_to_device(source.as_slice(), &mut device, 0).unwrap_err();
+    assert!(matches!(lost, Error::Execution(ExecutionError::Engine { .. })), "{lost}");
+    assert!(machine.engine.is_lost());
+    let again = machine.ferry.copy_to_device(source.as_slice(), &mut device, 0).unwrap_err();
+    assert!(again.to_string().contains("lost"), "{again}");
+    let mut target = pattern(32 << 20, 2);
+    for _ in 0..3 {
+        target.as_mut_slice().fill(0);
+        let options = Options::new().spare_caller();
+        machine.ferry.copy_with(source.as_slice(), target.as_mut_slice(), options).unwrap();
+        assert!(source.as_slice() == target.as_slice());
+    }
+}
+
+#[test]
+fn without_a_device_engine_its_memory_is_out_of_reach() {
+    let machine = machine(Faults::default());
+    let plain = Ferry::builder().profile(ProfileSource::BuiltIn).build().unwrap();
+    let device = machine.engine.allocate(4096).unwrap();
+    let request = Request::fill(device.as_ptr(), 1, 4096);
+    let request = request.memory(MemoryKind::Device, MemoryKind::Device);
+    // SAFETY: it is never begun.
+    let refused = unsafe { plain.run(request) }.unwrap_err();
+    assert_eq!(refused, Error::Validation(ValidationError::NoEngine));
+    assert!(plain.gpu().is_none());
+    assert_eq!(plain.memory_kind(device.as_ptr()), MemoryKind::Host);
+    assert_eq!(machine.ferry.memory_kind(device.as_ptr()), MemoryKind::Device);
+}
+
+#[test]
+fn ranges_outside_device_memory_are_refused() {
+    let machine = machine(Faults::default());
+    let mut device = machine.engine.allocate(4096).unwrap();
+    let refused = machine.ferry.copy_to_device(&[0; 100], &mut device, 4000).unwrap_err();
+    assert!(matches!(refused, Error::Validation(ValidationError::OutOfRange { .. })));
+    let refused = machine.ferry.copy_from_device(&device, usize::MAX, &mut [0; 2]).unwrap_err();
+    assert!(matches!(refused, Error::Validation(ValidationError::OutOfRange { .. })));
+}
+
+#[test]
+fn the_plan_says_which_way_memory_takes() {
+    let machine = machine(Faults::default());
+    let to_device = |acquaintance| Question {
+        target_memory: MemoryKind::Device,
+        acquaintance,
+        ..Question::copy(256 << 20, true)
+    };
+    let new = machine.ferry.explain(&to_device(Acquaintance::New)).unwrap();
+    assert!(new.passing && matches!(new.path, Path::Chunks { engine: 1, channels: 3, .. }));
+    let known = machine.ferry.explain(&to_device(Acquaintance::Known)).unwrap();
+    assert!(!known.passing && matches!(known.path, Path::Chunks { engine: 1, channels: 1, .. }));
+    let huge = machine.ferry.explain(&to_device(Acquaintance::NewAndHuge)).unwrap();
+    assert!(!huge.passing, "three rings of 7 GB/s are slower than registering at 30");
+    let host = |acquaintance| Question { acquaintance, ..Question::copy(256 << 20, true) };
+    let new = machine.ferry.explain(&host(Acquaintance::New)).unwrap();
+    assert!(matches!(new.path, Path::Chunks { engine: 0, .. }), "{new:?}");
+    let known = machine.ferry.explain(&host(Acquaintance::Known)).unwrap();
+    assert!(matches!(known.path, Path::Split { engine: 1, processors: 0, .. }), "{known:?}");
+    let spare = Question { spare_caller: true, ..host(Acquaintance::Known) };
+    let spare = machine.ferry.explain(&spare).unwrap();
+    assert!(matches!(spare.path, Path::Chunks { engine: 1, .. }), "{spare:?}");
+}
