@@ -123,9 +123,10 @@ fn a_blocking_copy_is_split_over_the_device_and_processors() {
         machine.ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
         assert!(source.as_slice() == target.as_slice());
     }
+    // Who is quicker claims more: how much that is no test can say.
     let statistics = machine.ferry.statistics();
-    assert!(statistics.engine("cuda").bytes > 0, "{statistics:?}");
-    assert!(statistics.helped_chunks + statistics.engine("cpu").bytes > 0, "{statistics:?}");
+    assert!(statistics.engine("cuda").submitted > 0, "{statistics:?}");
+    assert!(statistics.engine("cpu").submitted > 0, "{statistics:?}");
     assert_clean(&machine);
 }
 

@@ -17,6 +17,8 @@ use crate::request::Temperature;
 /// Asynchronous transfers up to this size are one descriptor; larger ones are chunks that can be
 /// claimed, which costs one more cache line but lets a waiting caller help.
 pub(crate) const WHOLE_BYTES: u64 = 16 << 10;
+/// Memory of smaller transfers is not remembered by engines that register it: it would not pay.
+pub const REMEMBERED_BYTES: u64 = 64 << 10;
 const SMALLEST_CHUNK: u64 = 32 << 10;
 const CHUNKS_PER_PARTY: u64 = 4;
 const PAGE: u64 = 4096;
@@ -236,8 +238,8 @@ fn choose_engine(facts: &Facts, question: &Question) -> Option<usize> {
     able.min_by(|(_, a), (_, b)| cost(a).total_cmp(&cost(b))).map(|(index, _)| index)
 }
 
-/// What a request takes if it is given to an engine.
-fn estimate_ns(facts: &Facts, engine: &EngineFacts, question: &Question) -> f64 {
+/// What a request is expected to take if it is given to an engine.
+pub fn estimate_ns(facts: &Facts, engine: &EngineFacts, question: &Question) -> f64 {
     if let Some(best) = preparing::best_use(engine, question) {
         return best.estimate_ns;
     }
@@ -269,10 +271,11 @@ fn plan_with_registry(
     best: preparing::Use,
 ) -> Plan {
     /// The chunks that such an engine claims, several at a time, and in which progress is seen. Those
-    /// that pass through rings are as long as a slot of a ring.
+    /// that pass through rings are no longer than a slot of a ring, and some for each channel.
     const CHUNK_BYTES: u64 = 4 << 20;
-    const RING_CHUNK_BYTES: u64 = 1 << 20;
     const CHUNKS: u64 = 32;
+    const RING_CHUNK_BYTES: u64 = 1 << 20;
+    const RING_CHUNKS: u64 = 4;
     /// From here on processors can be of help to an engine that is many times as quick.
     const SPLIT_BYTES: u64 = 16 << 20;
     let bytes = question.bytes;
@@ -296,8 +299,11 @@ fn plan_with_registry(
         let path = Path::Split { engine, processors, chunk_bytes, channels };
         return Plan::new(path, kernel, Reason::SplitOverEngines { channels });
     }
-    let largest = if best.passing { RING_CHUNK_BYTES } else { CHUNK_BYTES };
-    let chunk_bytes = bytes.div_ceil(CHUNKS).next_multiple_of(PAGE).min(largest);
+    let (chunks, largest) = match best.passing {
+        true => (RING_CHUNKS * best.channels as u64, RING_CHUNK_BYTES),
+        false => (CHUNKS, CHUNK_BYTES),
+    };
+    let chunk_bytes = bytes.div_ceil(chunks).next_multiple_of(PAGE).min(largest);
     let path = Path::Chunks { engine, chunk_bytes, channels: best.channels };
     Plan { passing: best.passing, ..Plan::new(path, kernel, best.reason) }
 }

@@ -24,7 +24,7 @@ use crate::{Kernel, execute};
 /// while the channel sleeps.
 const MOST_FLIGHTS: usize = 16;
 /// The largest piece, and a slot of the device that it passes through.
-const PIECE_BYTES: u64 = 16 << 20;
+pub(super) const PIECE_BYTES: u64 = 16 << 20;
 const DEVICE_SLOTS: usize = 4;
 /// A slot of the ring: small enough that it stays in the cache of the core that copies.
 const RING_SLOT_BYTES: u64 = 1 << 20;
@@ -68,6 +68,8 @@ struct Worker {
     busy_until_ns: [u64; 2],
     /// How much later than expected the device has been of late.
     lag_ns: u64,
+    /// The device was later than that, and was looked for again.
+    was_late: bool,
 }
 
 /// What became of the wish to begin a piece.
@@ -112,6 +114,7 @@ impl Worker {
             taken: 0,
             busy_until_ns: [0; 2],
             lag_ns: 0,
+            was_late: false,
         })
     }
 
@@ -178,7 +181,7 @@ impl Worker {
         let (operation, kinds) = (descriptor.operation(), descriptor.memory_kinds());
         let most = match descriptor.is_passing() {
             true => RING_SLOT_BYTES,
-            false => piece_bytes(descriptor.length()),
+            false => open.next_piece_bytes(),
         };
         if open.is_begun || !open.has_more(most) {
             return Begun::Nothing;
@@ -706,14 +709,17 @@ impl Worker {
         moved | self.complete()
     }
 
-    /// Learns from a piece that is over how far the device is behind.
+    /// Learns from a piece that is over how far the device is behind. Nothing is known of when it
+    /// came to one that was done at the first look: then it may be less.
     fn learn(&mut self, flight: &Flight) {
         if self.flights.is_empty() {
-            self.lag_ns = 0;
-            self.busy_until_ns = [0; 2];
-        } else if !matches!(flight.step, Step::Over(_)) {
+            (self.lag_ns, self.busy_until_ns) = (0, [0; 2]);
+        } else if self.was_late {
             self.lag_ns = clock::now_ns().saturating_sub(flight.expected_ns);
+        } else {
+            self.lag_ns -= self.lag_ns / 8;
         }
+        self.was_late = false;
     }
 
     /// Ends a piece.
@@ -780,6 +786,7 @@ impl Worker {
     /// New descriptors end the sleep if there is room for them.
     fn wait_for_device(&mut self) {
         const SHORT_NS: u64 = 20_000;
+        const LATE_NS: u64 = 200_000;
         const NAP_NS: u64 = 20_000;
         const LONGEST_NAP_NS: u64 = 100_000;
         const LONGEST: Duration = Duration::from_millis(2);
@@ -789,7 +796,9 @@ impl Worker {
         // A nap is short beside what the device still has to do.
         let rest_ns = last.expected_ns.saturating_sub(first.expected_ns);
         let nap = Duration::from_nanos((rest_ns / 8).clamp(NAP_NS, LONGEST_NAP_NS));
-        let is_last = self.flights.len() == 1;
+        // Nor is there time to sleep where this thread is what the device waits for.
+        let is_staged = matches!(first.step, Step::StagedIn { .. } | Step::StagedOut { .. });
+        let is_urgent = is_staged || self.flights.len() == 1;
         let now = clock::now_ns();
         let is_waiting = self.open.back().is_some_and(|open| !open.is_begun);
         let ready = || {
@@ -798,10 +807,11 @@ impl Worker {
                 && self.inside.ring.has_next(self.taken)
         };
         let left = expected_ns.saturating_sub(now);
-        if left > SHORT_NS {
+        if left > SHORT_NS && !is_staged {
             let left = Duration::from_nanos(left - SHORT_NS / 2).min(LONGEST);
             self.inside.sleep(Some(left), ready);
-        } else if !is_last || now > expected_ns + SHORT_NS {
+        } else if !is_urgent || now > expected_ns + LATE_NS {
+            self.was_late = true;
             self.inside.sleep(Some(nap), ready);
         } else {
             for _ in 0..64 {
@@ -833,14 +843,6 @@ impl Drop for Worker {
         driver.destroy_stream(self.inward);
         driver.destroy_stream(self.outward);
     }
-}
-
-/// How long the pieces of a transfer are: many enough to keep both directions busy, large enough
-/// that handing them over costs little.
-fn piece_bytes(length: u64) -> u64 {
-    const SMALLEST: u64 = 512 << 10;
-    const PIECES: u64 = 16;
-    length.div_ceil(PIECES).next_multiple_of(64 << 10).clamp(SMALLEST, PIECE_BYTES)
 }
 
 fn failed(reason: &'static str) -> ExecutionError {

@@ -6,6 +6,7 @@ use std::ops::Range;
 use memferry_memory::pin_cache::Lease;
 use memferry_sys::cuda::Event;
 
+use super::channel::PIECE_BYTES;
 use crate::Descriptor;
 use crate::completion::Chunk;
 use crate::contract::{ExecutionError, Scope, Sequence};
@@ -17,6 +18,8 @@ pub(super) struct Open {
     pub(super) sequence: Sequence,
     /// What is this channel's to do and was not begun.
     pub(super) window: Range<u64>,
+    /// How much was begun.
+    begun_bytes: u64,
     /// Nothing is left to begin, or to claim.
     pub(super) is_begun: bool,
     /// Pieces that were begun and are not over.
@@ -43,6 +46,7 @@ impl Open {
             descriptor,
             sequence,
             window,
+            begun_bytes: 0,
             in_flight: 0,
             done_bytes: 0,
             failure: None,
@@ -65,10 +69,23 @@ impl Open {
         !self.is_begun
     }
 
+    /// How long the next piece is at most: pieces are many enough to keep both directions busy, and
+    /// large enough that handing them over costs little. The first are short, so that the second half
+    /// of the way is busy soon.
+    pub(super) fn next_piece_bytes(&self) -> u64 {
+        const SMALLEST: u64 = 512 << 10;
+        const PIECES: u64 = 16;
+        const FIRST: u64 = 8;
+        let usual = self.descriptor.length().div_ceil(PIECES).next_multiple_of(64 << 10);
+        let usual = usual.clamp(SMALLEST, PIECE_BYTES);
+        (usual / FIRST).max(SMALLEST).max(self.begun_bytes).min(usual)
+    }
+
     /// Takes a piece from the front of what was not begun.
     pub(super) fn begin(&mut self, length: u64) -> Chunk {
         let piece = Chunk { offset: self.window.start, length };
         self.window.start += length;
+        self.begun_bytes += length;
         self.in_flight += 1;
         if self.window.is_empty() && self.descriptor.scope() != Scope::Chunks {
             self.is_begun = true;

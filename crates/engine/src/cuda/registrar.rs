@@ -4,7 +4,8 @@
 //! pin-down cache pins a larger range while a smaller one inside it is in use. So this keeps a map of
 //! what is registered, registers only what is missing, counts who uses each piece, and unregisters a
 //! piece when nobody does. A copy must stay inside one piece: [`Registrar::piece_end`] tells where it
-//! ends.
+//! ends. A piece is of page frames: when the mapping changes while it is in use, it is not shared any
+//! more.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -38,6 +39,8 @@ struct Piece {
     may_be_written: bool,
     /// Somebody else registered it, and will unregister it.
     is_theirs: bool,
+    /// Other memory may be at its addresses by now: it is for those who use it already.
+    is_outdated: bool,
 }
 
 impl Registrar {
@@ -60,6 +63,7 @@ impl Registrar {
             users: 0,
             may_be_written,
             is_theirs,
+            is_outdated: false,
         };
         let error = match self.driver.register(gap.start(), gap.bytes(), false) {
             Ok(()) => return Ok(piece(true, false)),
@@ -129,6 +133,13 @@ impl Pinner for Registrar {
                 cure: "it is copied in other ways meanwhile",
             });
         }
+        if starts.iter().any(|at| book.pieces[at].is_outdated) {
+            let what = "registering memory while what was there before is in use";
+            return Err(PinError::Unsupported {
+                what,
+                cure: "it is copied in other ways meanwhile",
+            });
+        }
         let mut new = Vec::new();
         for gap in gaps {
             match self.register(gap, access) {
@@ -164,6 +175,18 @@ impl Pinner for Registrar {
                 && let Some(piece) = book.pieces.remove(&start)
             {
                 self.unregister(start, &piece);
+            }
+        }
+    }
+
+    fn outdate(&self, range: PageRange) {
+        if fork::generation() != self.fork_generation {
+            return;
+        }
+        let mut book = lock(&self.book);
+        for start in book.survey(range).0 {
+            if let Some(piece) = book.pieces.get_mut(&start) {
+                piece.is_outdated = true;
             }
         }
     }
@@ -268,8 +291,13 @@ mod tests {
     fn memory_that_is_registered_for_reading_is_pinned_again_only_for_reading() {
         let (_model, registrar, pages) = place(Faults::default());
         let (first, all) = (range(&pages, 0, 4), range(&pages, 0, 8));
-        let read_only =
-            Piece { end: first.end(), users: 1, may_be_written: false, is_theirs: true };
+        let read_only = Piece {
+            end: first.end(),
+            users: 1,
+            may_be_written: false,
+            is_theirs: true,
+            is_outdated: false,
+        };
         lock(&registrar.book).pieces.insert(first.start(), read_only);
         for range in [first, all] {
             let refused = registrar.pin(range, Access::Write);
@@ -279,6 +307,23 @@ mod tests {
         }
         let rest = range(&pages, 4, 8);
         assert!(registrar.pin(rest, Access::Write).is_ok());
+    }
+
+    #[test]
+    fn what_is_registered_of_memory_that_changed_is_not_taken_for_what_is_there_now() {
+        let (_model, registrar, pages) = place(Faults::default());
+        let (whole, half) = (range(&pages, 0, 8), range(&pages, 4, 8));
+        let token = registrar.pin(whole, Access::Write).unwrap();
+        let other = registrar.pin(range(&pages, 8, 10), Access::Write).unwrap();
+        registrar.outdate(half);
+        for range in [half, range(&pages, 0, 2), range(&pages, 7, 9)] {
+            let refused = registrar.pin(range, Access::Read);
+            assert!(matches!(refused, Err(PinError::Unsupported { .. })), "{refused:?}");
+        }
+        assert!(registrar.pin(range(&pages, 8, 12), Access::Read).is_ok(), "beside it");
+        registrar.unpin(whole, token);
+        registrar.unpin(range(&pages, 8, 10), other);
+        assert!(registrar.pin(half, Access::Write).is_ok(), "the last who used it is gone");
     }
 
     #[test]
