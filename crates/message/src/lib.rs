@@ -43,6 +43,6 @@ pub use link::{Link, Listener};
 pub use memferry_sys::cross_memory::Denied;
 pub use operation::{Failed, Operation, OwnedOperation, Scope, ScopedOperation};
 pub use pieces::{MOST_PIECES, Piece, Pieces};
-pub use port::{Peer, Received};
+pub use port::{Peer, Received, offload_by};
 pub use region::ShareableBuffer;
 pub use window::{Notify, RemoteWindow, Rights, Window, WindowHandle};

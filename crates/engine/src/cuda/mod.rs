@@ -21,6 +21,8 @@
 
 mod channel;
 mod flight;
+#[cfg(feature = "cuda")]
+mod measure;
 pub mod model;
 mod rates;
 mod registrar;

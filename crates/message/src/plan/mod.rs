@@ -99,6 +99,8 @@ pub struct Facts {
     pub l2_bytes: u64,
     /// From this size on, plain copies go around the caches.
     pub stream_bytes: u64,
+    /// Whether a device is among the copy engines of this process.
+    pub has_device: bool,
 }
 
 /// What is known of a message that waits at the sender.
@@ -228,6 +230,9 @@ pub fn rendezvous(facts: &Facts, question: &Question) -> Plan {
     {
         return plan(path, Reason::ByHand);
     }
+    if receiver_reads == Way::Near && facts.has_device && bytes >= DEVICE_LIMIT {
+        return plan(PathKind::Offload, Reason::Device { limit_bytes: DEVICE_LIMIT });
+    }
     let offload_from = offload_limit(facts);
     let by_hand = facts.limits.offload_bytes.is_some();
     if receiver_reads == Way::Near && bytes >= offload_from && (spare_cores > 0 || by_hand) {
@@ -252,6 +257,10 @@ pub fn rendezvous(facts: &Facts, question: &Question) -> Plan {
 /// From this size on the two sides of an exchange are hardly done at the same time, and the one
 /// that is helps the other.
 const BUSY_LIMIT: u64 = 2 << 20;
+
+/// From this size on a device copies mapped memory, which costs no core. It registers the memory when
+/// it comes for the second time, and leaves it to cores before that.
+const DEVICE_LIMIT: u64 = 4 << 20;
 
 fn is_possible(path: PathKind, question: &Question) -> bool {
     match path {

@@ -29,6 +29,11 @@ pub enum Reason {
         /// From this size on.
         offload_from: u64,
     },
+    /// Mapped memory, large, and a device that copies it.
+    Device {
+        /// From this size on.
+        limit_bytes: u64,
+    },
     /// The sender cannot write the receiver's memory, so it cannot help.
     SenderCannotWrite,
     /// The sender fetches a message of the receiver at the same time.
@@ -64,6 +69,11 @@ impl fmt::Display for Reason {
             Self::QuickerThroughSpace { limit_bytes, by_hand: true } => {
                 write!(f, "messages up to {limit_bytes} bytes are sent at once, as was set")
             }
+            Self::Device { limit_bytes } => write!(
+                f,
+                "memory that is mapped here is copied by a device from {limit_bytes} bytes on, which \
+                 costs no core"
+            ),
             Self::OutOfReach => write!(
                 f,
                 "the receiver may not read the sender's memory, so the bytes go through shared \

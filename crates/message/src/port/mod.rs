@@ -389,10 +389,28 @@ impl Port {
     }
 }
 
+static FERRY: OnceLock<Option<Ferry>> = OnceLock::new();
+
 /// The copy core of this process, for messages that engines copy.
 pub(crate) fn ferry() -> Option<&'static Ferry> {
-    static FERRY: OnceLock<Option<Ferry>> = OnceLock::new();
     FERRY.get_or_init(|| Ferry::new().ok()).as_ref()
+}
+
+/// Lets the engines of this ferry copy large messages into this process, for all its endpoints and
+/// links that are made from now on. Without this call, a ferry is made when it is first needed, with
+/// the settings of the environment (`MEMFERRY_GPU`, for example).
+///
+/// # Errors
+/// Gives the ferry back if there is one already.
+pub fn offload_by(ferry: Ferry) -> Result<(), Ferry> {
+    FERRY.set(Some(ferry)).map_err(|ferry| ferry.expect("what was given"))
+}
+
+/// Whether a device is among the engines. One is looked for only where the environment names it.
+pub(crate) fn has_device() -> bool {
+    let is_wanted = || std::env::var_os("MEMFERRY_GPU").is_some_and(|value| value != "off");
+    let ferry = FERRY.get().map_or_else(|| is_wanted().then(ferry).flatten(), Option::as_ref);
+    ferry.is_some_and(|f| f.facts().engines.iter().any(|engine| engine.preparation.is_some()))
 }
 
 /// The measured profile of the copy core, which knows the best way around the caches.

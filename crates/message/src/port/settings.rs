@@ -8,7 +8,7 @@ use memferry_memory::lookup::{Geometry, Settings as LookupSettings};
 pub(crate) use memferry_sys::affinity::online_cores;
 use memferry_sys::cpu;
 
-use super::copy_profile;
+use super::{copy_profile, has_device};
 use crate::connect::Allowed;
 use crate::plan::{Facts, Limits, Profile};
 
@@ -55,6 +55,7 @@ impl Settings {
             limits: self.limits,
             l2_bytes: cpu::facts().l2_bytes as u64,
             stream_bytes: copy.shared_stream_bytes as u64,
+            has_device: has_device(),
         }
     }
 

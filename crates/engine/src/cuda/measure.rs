@@ -1,0 +1,181 @@
+//! Measuring a device: what it moves, and what it takes to make memory ready for it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use memferry_sys::Pages;
+use memferry_sys::cuda::{Driver, DriverError, Event, Stream, Way};
+
+use super::Rates;
+use crate::execute;
+use crate::{Kernel, Operation};
+
+impl Rates {
+    /// Measures, in some tens of milliseconds. What cannot be measured keeps its usual value.
+    pub(super) fn measure(driver: &Arc<dyn Driver>) -> Self {
+        let driver = driver.clone();
+        // On a thread of its own, whose context is nobody else's.
+        let measured = std::thread::Builder::new()
+            .name("memferry-rates".into())
+            .spawn(move || Bench::new(&driver).and_then(|bench| bench.measure()));
+        let measured = measured.ok().and_then(|thread| thread.join().ok());
+        match measured {
+            Some(Ok(rates)) => rates,
+            Some(Err(error)) => {
+                tracing::warn!(%error, "the device could not be measured");
+                Self::default()
+            }
+            None => Self::default(),
+        }
+    }
+}
+
+/// How much memory each measurement moves.
+const BYTES: usize = 32 << 20;
+
+/// What measuring takes.
+struct Bench<'a> {
+    driver: &'a Arc<dyn Driver>,
+    streams: [Stream; 2],
+    event: Event,
+    device: u64,
+    host: Pages,
+    ring: u64,
+}
+
+impl<'a> Bench<'a> {
+    const RING_BYTES: usize = 1 << 20;
+
+    fn new(driver: &'a Arc<dyn Driver>) -> Result<Self, DriverError> {
+        driver.enter()?;
+        let streams = [driver.create_stream()?, driver.create_stream()?];
+        let no_memory = |_| DriverError { call: "mmap", code: 2 };
+        let mut host = Pages::new(BYTES).map_err(no_memory)?;
+        host.as_mut_slice().fill(1);
+        Ok(Self {
+            driver,
+            streams,
+            event: driver.create_event()?,
+            device: driver.allocate(2 * BYTES)?,
+            host,
+            ring: driver.allocate_pinned(Self::RING_BYTES)?,
+        })
+    }
+
+    fn measure(&self) -> Result<Rates, DriverError> {
+        let (driver, host) = (self.driver, self.host.as_ptr() as usize);
+        let huge = Pages::huge(BYTES).ok().map(|mut pages| {
+            pages.as_mut_slice().fill(1);
+            pages
+        });
+        let usual = Rates::default();
+        // The first registration of a process takes longer than later ones.
+        driver.register(host, BYTES, false)?;
+        driver.unregister(host)?;
+        let register_huge = huge.map_or(Ok(usual.register_huge), |huge| {
+            let at = huge.as_ptr() as usize;
+            let rate = self.rate(|| driver.register(at, BYTES, false))?;
+            driver.unregister(at).map(|()| rate)
+        })?;
+        let register = self.rate(|| driver.register(host, BYTES, false))?;
+        let (inside, outside) = (self.device, host as u64);
+        let [inward_stream, outward_stream] = self.streams;
+        // SAFETY: all memory is this measurement's own and stays until the device is through with
+        // it: `rate` waits. Registered memory is used as one piece, or the ring as such.
+        let measured = unsafe {
+            let small = || driver.copy(Way::In, self.ring, inside, 4096, inward_stream);
+            self.time(small)?;
+            let startup_ns = self.best(3, small)?;
+            let inward =
+                self.best(3, || driver.copy(Way::In, outside, inside, BYTES, inward_stream));
+            let outward =
+                self.best(3, || driver.copy(Way::Out, inside, outside, BYTES, outward_stream));
+            let both = self.best(3, || {
+                let half = BYTES / 2;
+                driver.copy(Way::In, outside, inside + BYTES as u64, half, inward_stream)?;
+                driver.copy(Way::Out, inside, outside + half as u64, half, outward_stream)
+            });
+            let within = self.best(3, || {
+                driver.copy(Way::Within, inside, inside + BYTES as u64, BYTES, inward_stream)
+            });
+            (startup_ns, inward?, outward?, both?, within?)
+        };
+        driver.unregister(host)?;
+        let (startup_ns, inward, outward, both, within) = measured;
+        let gb_per_s = |bytes: usize, ns: f64| bytes as f64 / (ns - startup_ns).max(1.0);
+        Ok(Rates {
+            startup_ns: startup_ns.max(1.0),
+            inward: gb_per_s(BYTES, inward),
+            outward: gb_per_s(BYTES, outward),
+            through: gb_per_s(BYTES / 2, both),
+            within: gb_per_s(BYTES, within),
+            register,
+            register_huge: register_huge.max(register),
+            stage: self.stage(),
+        })
+    }
+
+    /// How fast this thread copies memory that is in no cache into the ring.
+    fn stage(&self) -> f64 {
+        let start = Instant::now();
+        for at in (0..BYTES).step_by(Self::RING_BYTES) {
+            let source = self.host.as_ptr() as u64 + at as u64;
+            let length = Self::RING_BYTES as u64;
+            // SAFETY: both are this measurement's own, and of this size.
+            unsafe {
+                execute::run(Operation::Copy, Kernel::Cached, source, self.ring, length, 0);
+            }
+        }
+        BYTES as f64 / nanoseconds(start)
+    }
+
+    fn rate(&self, work: impl Fn() -> Result<(), DriverError>) -> Result<f64, DriverError> {
+        let start = Instant::now();
+        work()?;
+        Ok(BYTES as f64 / nanoseconds(start))
+    }
+
+    /// The shortest of some times.
+    fn best(
+        &self,
+        times: usize,
+        work: impl Fn() -> Result<(), DriverError>,
+    ) -> Result<f64, DriverError> {
+        let mut best = f64::INFINITY;
+        for _ in 0..times {
+            best = best.min(self.time(&work)?);
+        }
+        Ok(best)
+    }
+
+    /// How long the device takes for what is put into the streams.
+    fn time(&self, work: impl Fn() -> Result<(), DriverError>) -> Result<f64, DriverError> {
+        let start = Instant::now();
+        let outcome = work();
+        for stream in self.streams {
+            self.driver.record(self.event, stream)?;
+            while !self.driver.is_reached(self.event)? {
+                std::hint::spin_loop();
+            }
+        }
+        outcome.map(|()| nanoseconds(start))
+    }
+}
+
+fn nanoseconds(start: Instant) -> f64 {
+    start.elapsed().as_nanos().max(1) as f64
+}
+
+impl Drop for Bench<'_> {
+    fn drop(&mut self) {
+        for stream in self.streams {
+            self.driver.destroy_stream(stream);
+        }
+        self.driver.destroy_event(self.event);
+        // SAFETY: from the matching calls; everything was waited for.
+        unsafe {
+            self.driver.free(self.device);
+            self.driver.free_pinned(self.ring);
+        }
+    }
+}
