@@ -31,8 +31,9 @@ mod slots;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use memferry_sys::cuda::{Driver, DriverError};
+use memferry_sys::cuda::{Driver, DriverError, code};
 
 pub use memferry_sys::cuda::DeviceFacts;
 pub use rates::Rates;
@@ -128,7 +129,7 @@ impl CudaEngine {
 
     /// Takes memory of the device.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceMemory, DriverError> {
-        let address = self.device.driver.allocate(bytes)?;
+        let address = self.device.allocate(bytes)?;
         Ok(DeviceMemory { device: self.device.clone(), address, bytes })
     }
 
@@ -193,6 +194,22 @@ impl Engine for CudaEngine {
 }
 
 impl Device {
+    /// Takes memory of the device. A driver takes addresses that the kernel calls free, also where
+    /// ordinary memory has gone a moment ago and is still being unregistered.
+    fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
+        const TRIES: u32 = 20;
+        const PAUSE: Duration = Duration::from_millis(1);
+        let mut outcome = self.driver.allocate(bytes);
+        for _ in 0..TRIES {
+            match outcome {
+                Err(DriverError { code: code::ALREADY_MAPPED, .. }) => std::thread::sleep(PAUSE),
+                _ => break,
+            }
+            outcome = self.driver.allocate(bytes);
+        }
+        outcome
+    }
+
     fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }

@@ -178,6 +178,8 @@ pub mod code {
     pub const NO_DEVICE: u32 = 100;
     /// There is no device of this number.
     pub const INVALID_DEVICE: u32 = 101;
+    /// The device knows the address as something else.
+    pub const ALREADY_MAPPED: u32 = 208;
     /// The device has not come there yet.
     pub const NOT_READY: u32 = 600;
     /// The device found memory that is not there.
@@ -213,6 +215,7 @@ impl DriverError {
             code::NO_DEVICE => "there is no GPU, or none is visible (CUDA_VISIBLE_DEVICES)",
             code::INVALID_DEVICE => "there is no GPU of this number",
             201 | 709 => "the context of this process is gone",
+            code::ALREADY_MAPPED => "the device still knows the address as that of other memory",
             214 => "memory of the device has an error that cannot be corrected",
             code::ILLEGAL_ADDRESS => "the device found memory that is not there",
             code::ALREADY_REGISTERED => "some of the memory is registered already",

@@ -6,6 +6,8 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
+use crate::fork;
+
 use super::{DeviceFacts, Driver, DriverError, Event, Stream, Way, code};
 
 /// The oldest driver that this speaks to: CUDA 11.4.
@@ -199,6 +201,8 @@ pub struct Cuda {
     device: c_int,
     context: Context,
     facts: DeviceFacts,
+    /// A forked child must not make any call: the driver's threads are the parent's.
+    fork_generation: u64,
 }
 
 // SAFETY: the context is a name for something inside the driver, whose calls may come from any
@@ -235,7 +239,13 @@ impl Cuda {
             (calls.retain_context)(&raw mut context, device)
         })
         .map_err(|error| error.to_string())?;
-        Ok(Self { calls, device, context, facts: calls.facts(ordinal, device) })
+        fork::watch();
+        let (facts, fork_generation) = (calls.facts(ordinal, device), fork::generation());
+        Ok(Self { calls, device, context, facts, fork_generation })
+    }
+
+    fn is_forked(&self) -> bool {
+        fork::generation() != self.fork_generation
     }
 
     /// Puts a copy between two pieces of ordinary memory, registered or not, into a stream: the
@@ -264,6 +274,9 @@ impl Cuda {
         &self,
         call: impl FnOnce(&Calls) -> Result<R, DriverError>,
     ) -> Result<R, DriverError> {
+        if self.is_forked() {
+            return Err(DriverError { call: "fork", code: code::DEINITIALIZED });
+        }
         // SAFETY: the context lives as long as this does; what is pushed is popped.
         checked("cuCtxPushCurrent", unsafe { (self.calls.push_context)(self.context) })?;
         let result = call(self.calls);
@@ -276,8 +289,10 @@ impl Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // SAFETY: retained once, in `open`.
-        unsafe { (self.calls.release_context)(self.device) };
+        if !self.is_forked() {
+            // SAFETY: retained once, in `open`.
+            unsafe { (self.calls.release_context)(self.device) };
+        }
     }
 }
 
@@ -349,6 +364,9 @@ unsafe impl Driver for Cuda {
     }
 
     fn is_device(&self, address: u64) -> Option<bool> {
+        if self.is_forked() {
+            return None;
+        }
         let mut kind: c_uint = 0;
         let place = (&raw mut kind).cast();
         // SAFETY: this attribute is one unsigned number, for which there is a place; an address
