@@ -69,12 +69,10 @@ impl Inner {
 
     /// What an engine that registers memory knows of a request's. From now on it knows it.
     fn meet(&self, request: &Request<'_>) -> Acquaintance {
-        /// Below, what is not registered is not worth it: unmapping watched memory costs time.
-        const SMALLEST: u64 = 1 << 20;
         let registry = self.engines.iter().find_map(|open| open.engine.registry());
         let Some(registry) = registry else { return Acquaintance::New };
         let meet = |kind, address| match kind {
-            MemoryKind::Host if request.length < SMALLEST => {
+            MemoryKind::Host if request.length < plan::REMEMBERED_BYTES => {
                 registry.acquaintance(address, request.length)
             }
             MemoryKind::Host => registry.meet(address, request.length),

@@ -17,8 +17,9 @@ use crate::request::Temperature;
 /// Asynchronous transfers up to this size are one descriptor; larger ones are chunks that can be
 /// claimed, which costs one more cache line but lets a waiting caller help.
 pub(crate) const WHOLE_BYTES: u64 = 16 << 10;
-/// Memory of smaller transfers is not remembered by engines that register it: it would not pay.
-pub const REMEMBERED_BYTES: u64 = 64 << 10;
+/// Memory of smaller transfers is not remembered by engines that register it: unmapping watched memory
+/// costs time.
+pub const REMEMBERED_BYTES: u64 = 1 << 20;
 const SMALLEST_CHUNK: u64 = 32 << 10;
 const CHUNKS_PER_PARTY: u64 = 4;
 const PAGE: u64 = 4096;

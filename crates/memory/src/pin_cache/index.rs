@@ -227,13 +227,6 @@ impl Index {
         }
     }
 
-    /// Drops every region.
-    pub(super) fn invalidate_all(&mut self, cleared: &mut Cleared) {
-        if let Some(all) = PageRange::between(0, isize::MAX as usize) {
-            self.invalidate(all, None, cleared);
-        }
-    }
-
     /// Drops unused regions, those unused for longest first, until `bytes` are free or none is left.
     /// True: there were some.
     pub(super) fn evict(&mut self, bytes: usize, cleared: &mut Cleared) -> bool {

@@ -263,14 +263,18 @@ impl PinCache {
         if let Ok(range) = PageRange::covering(address, length)
             && self.shared.is_home()
         {
-            self.shared.with(self.ears(), |index, cleared| index.invalidate(range, None, cleared));
+            let shared = &self.shared;
+            shared.with(self.ears(), |index, cleared| {
+                shared.invalidate(range, None, index, cleared);
+            });
         }
     }
 
     /// Forgets everything.
     pub fn forget_all(&self) {
         if self.shared.is_home() {
-            self.shared.with(self.ears(), Index::invalidate_all);
+            let shared = &self.shared;
+            shared.with(self.ears(), |index, cleared| shared.invalidate_all(index, cleared));
         }
     }
 

@@ -122,7 +122,7 @@ impl Shared {
             self.apply(event, index, cleared);
         }
         if lost {
-            index.invalidate_all(cleared);
+            self.invalidate_all(index, cleared);
             self.put_under_quarantine(None, index);
         }
     }
@@ -131,25 +131,45 @@ impl Shared {
         match event {
             Event::Unmapped { start, end } => {
                 if let Some(range) = PageRange::between(start, end) {
-                    index.invalidate(range, Some(range), cleared);
+                    self.invalidate(range, Some(range), index, cleared);
                 }
             }
             Event::Moved { from, to, length } => {
                 if let Ok(old) = PageRange::covering(from, length) {
-                    index.invalidate(old, Some(old), cleared);
+                    self.invalidate(old, Some(old), index, cleared);
                 }
                 if let Ok(new) = PageRange::covering(to, length) {
-                    index.invalidate(new, None, cleared);
+                    self.invalidate(new, None, index, cleared);
                     // The pages took their registration along.
                     cleared.unwatch.push(new);
                 }
             }
             Event::Discarded { start, end } => {
                 if let Some(range) = PageRange::between(start, end) {
-                    index.invalidate(range, None, cleared);
+                    self.invalidate(range, None, index, cleared);
                     self.put_under_quarantine(Some(range), index);
                 }
             }
+        }
+    }
+
+    /// As [`Index::invalidate`], and says so to the pinner: what is in use stays pinned, and must not
+    /// be taken for the memory that is there next.
+    pub(super) fn invalidate(
+        &self,
+        range: PageRange,
+        gone: Option<PageRange>,
+        index: &mut Index,
+        cleared: &mut Cleared,
+    ) {
+        self.pinner.outdate(range);
+        index.invalidate(range, gone, cleared);
+    }
+
+    /// The same for all memory.
+    pub(super) fn invalidate_all(&self, index: &mut Index, cleared: &mut Cleared) {
+        if let Some(all) = PageRange::between(0, isize::MAX as usize) {
+            self.invalidate(all, None, index, cleared);
         }
     }
 

@@ -50,7 +50,7 @@ pub struct Token(pub u64);
 ///
 /// Pins of overlapping ranges must be independent of each other: the pin-down cache pins a larger
 /// range while a smaller one inside it is still in use. Calls come from any thread, several at a
-/// time, and from none that holds a lock of the cache.
+/// time, and, but for [`Pinner::outdate`], from none that holds a lock of the cache.
 pub trait Pinner: Send + Sync + std::fmt::Debug {
     /// What people call it.
     fn name(&self) -> &'static str;
@@ -61,6 +61,11 @@ pub trait Pinner: Send + Sync + std::fmt::Debug {
     /// Ends a pin, with the range and the token that it began with. The range may be mapped to
     /// other memory by now, or not at all.
     fn unpin(&self, range: PageRange, token: Token);
+
+    /// The mapping of these addresses changed, or is about to, or is forgotten: no later pin may be
+    /// served by what an earlier one of them still holds. Pins that have nothing in common need
+    /// nothing here. Comes with a lock of the cache held, and must not call the cache.
+    fn outdate(&self, _range: PageRange) {}
 
     /// Whose a pin is. True: the addresses', so that it follows what is mapped there; once the
     /// mapping changes it is at worst slow. False: the page frames', so that it shows the old bytes

@@ -1,0 +1,227 @@
+//! What the driver refuses is done in another way, or told: nothing hangs, and nothing arrives wrong.
+
+use std::time::Duration;
+
+use memferry_engine::cuda::model::Faults;
+use memferry_engine::{ExecutionError, Finish, Operation};
+
+use crate::common::{
+    Job, KIB, MIB, OK, Subject, check, device, host, outcome, pattern, patterned, untouched,
+};
+
+const SIZE: usize = 5 * MIB + 77;
+
+/// Sends bytes through ordinary memory, to the device, inside it and back, whole and cut.
+fn everything_arrives(subject: &Subject) {
+    for (cut, is_passing) in [(None, false), (Some(300_001), false), (None, true)] {
+        let seed = 1 + cut.map_or(0, |_| 1) + u32::from(is_passing) * 2;
+        let (source, middle, target) = (patterned(seed, SIZE), untouched(SIZE), untouched(SIZE));
+        let (first, second) = (subject.device(SIZE), subject.device(SIZE));
+        let ways = [
+            (host(&source, 0), host(&middle, 0)),
+            (host(&middle, 0), device(&first, 0)),
+            (device(&first, 0), device(&second, 0)),
+            (device(&second, 0), host(&target, 0)),
+        ];
+        for (from, to) in ways {
+            let job = Job::copy(from, to, SIZE).cut(cut).passing(is_passing);
+            assert_eq!(subject.carry_out(job), OK);
+        }
+        check(middle.as_slice(), 0, source.as_slice(), "between ordinary memory");
+        check(target.as_slice(), 0, source.as_slice(), "by the device");
+        assert_eq!(subject.carry_out(Job::fill(host(&target, 5), SIZE - 5, 9).cut(cut)), OK);
+        check(&target.as_slice()[5..], 0, &vec![9; SIZE - 5], "a fill");
+    }
+}
+
+#[test]
+fn without_device_memory_to_pass_through_processors_copy_between_ordinary_memory() {
+    let faults = Faults { most_device_bytes: Some(16 * MIB), ..Faults::default() };
+    let subject = Subject::modelled(faults).with_channels(2);
+    let (source, target) = (patterned(1, SIZE), untouched(SIZE));
+    assert_eq!(subject.carry_out(Job::copy(host(&source, 0), host(&target, 0), SIZE)), OK);
+    check(target.as_slice(), 0, source.as_slice(), "by the processor");
+    assert_eq!(subject.sightings().copies, 0, "the device has no part in it");
+    everything_arrives(&subject);
+    assert_eq!(subject.channels.iter().map(|each| each.statistics().failed).sum::<u64>(), 0);
+    // Only moves inside the device cannot do without.
+    let memory = subject.device(MIB);
+    let job = Job::copy(device(&memory, 0), device(&memory, 100), MIB - 100);
+    let error = subject.carry_out(job.operation(Operation::Move)).unwrap_err();
+    assert!(matches!(error, ExecutionError::Engine { .. }), "{error}");
+}
+
+#[test]
+fn without_pinned_memory_copies_of_the_device_arrive_all_the_same() {
+    let faults = Faults { no_pinned_memory: true, ..Faults::default() };
+    let subject = Subject::modelled(faults).with_channels(2);
+    everything_arrives(&subject);
+    let faults = Faults { refuses_registrations: Some(1), ..faults };
+    let subject = Subject::modelled(faults).with_channels(2);
+    everything_arrives(&subject);
+    assert_eq!(subject.sightings().registrations, 0, "nothing was registered, nothing pinned");
+    // Only comparisons need some of it.
+    let (memory, same) = (subject.upload(&pattern(1, KIB)), patterned(1, KIB));
+    let job = Job::copy(device(&memory, 0), host(&same, 0), KIB).operation(Operation::Compare);
+    let error = subject.carry_out(job).unwrap_err();
+    assert!(matches!(error, ExecutionError::Engine { .. }), "{error}");
+}
+
+#[test]
+fn everything_arrives_if_registrations_are_refused_always_or_now_and_then() {
+    for every in 1..=5 {
+        let faults = Faults { refuses_registrations: Some(every), ..Faults::default() };
+        let subject = Subject::modelled(faults).with_channels(2);
+        everything_arrives(&subject);
+        let (refused, why) = subject.registry().refusals();
+        assert!(refused > 0 && why.is_some(), "one in {every} is refused");
+        assert_eq!(subject.sightings().registrations == 0, every == 1);
+        subject.registry().cache().forget_all();
+        let seen = subject.sightings();
+        assert_eq!(seen.registrations, seen.unregistrations, "nothing half registered is left");
+    }
+}
+
+#[test]
+fn a_refused_copy_is_made_up_for_by_the_processor_where_it_reaches() {
+    // Refuses the first half of a way through the device, the second, and later ones.
+    for number in 1..=12 {
+        for cut in [None, Some(300_001)] {
+            let faults = Faults { refused_copy: Some(number), ..Faults::default() };
+            let subject = Subject::modelled(faults);
+            let (source, target) = (patterned(1, SIZE), untouched(SIZE));
+            let job = Job::copy(host(&source, 0), host(&target, 0), SIZE).cut(cut);
+            assert_eq!(subject.carry_out(job), OK, "copy {number} is refused");
+            check(target.as_slice(), 0, source.as_slice(), "made up for");
+            let filled = untouched(SIZE);
+            assert_eq!(subject.carry_out(Job::fill(host(&filled, 0), SIZE, 7).cut(cut)), OK);
+            check(filled.as_slice(), 0, &vec![7; SIZE], "a fill");
+            assert!(subject.sightings().copies >= number, "the refused copy was asked for");
+            assert!(!subject.engine.is_lost());
+        }
+    }
+}
+
+#[test]
+fn a_refused_copy_of_device_memory_is_an_error_and_the_next_is_not() {
+    for number in 1..=4 {
+        for cut in [None, Some(300_001)] {
+            for is_passing in [false, true] {
+                let faults = Faults { refused_copy: Some(number), ..Faults::default() };
+                let subject = Subject::modelled(faults);
+                let (source, inside) = (patterned(1, SIZE), subject.device(SIZE));
+                let job = Job::copy(host(&source, 0), device(&inside, 0), SIZE).cut(cut);
+                let job = job.passing(is_passing);
+                let error = subject.carry_out(job).unwrap_err();
+                let ExecutionError::Engine { done_bytes, .. } = error else { panic!("{error}") };
+                assert!(done_bytes < SIZE as u64);
+                assert_eq!(subject.carry_out(job), OK);
+                check(&subject.download(&inside), 0, source.as_slice(), "the second attempt");
+                assert!(!subject.engine.is_lost());
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_told_as_done_before_a_refused_copy_is_done() {
+    for number in [2, 5, 9] {
+        let faults = Faults { refused_copy: Some(number), ..Faults::default() };
+        let subject = Subject::modelled(faults);
+        let (source, inside) = (patterned(1, SIZE), subject.device(SIZE));
+        let job = Job::copy(host(&source, 0), device(&inside, 0), SIZE);
+        let done = subject.carry_out(job).unwrap_err().done_bytes() as usize;
+        assert!(done > 0 && done < SIZE, "{done} bytes are done");
+        let found = subject.model().read(inside.address(), SIZE);
+        assert!(found[..done] == source.as_slice()[..done]);
+    }
+}
+
+#[test]
+fn a_refused_copy_in_a_comparison_is_an_error_of_that_comparison_alone() {
+    for number in 1..=3 {
+        // The first copy is the upload; each comparison takes one more.
+        let faults = Faults { refused_copy: Some(1 + number), ..Faults::default() };
+        let subject = Subject::modelled(faults);
+        let (inside, same) = (subject.upload(&pattern(1, MIB)), patterned(1, MIB));
+        let job = Job::copy(host(&same, 0), device(&inside, 0), MIB).operation(Operation::Compare);
+        for turn in 1..=3 {
+            let found = subject.carry_out(job);
+            assert_eq!(found.is_err(), turn == number, "{found:?}");
+            assert!(found.is_err() || found == OK, "{found:?}");
+        }
+    }
+}
+
+#[test]
+fn a_refused_copy_in_a_move_is_an_error_of_that_move_alone() {
+    const LENGTH: usize = 17 * MIB;
+    for number in 1..=4 {
+        // A move takes four copies: two pieces, to a slot and from it.
+        let faults = Faults {
+            refused_copy: Some(LENGTH.div_ceil(MIB) as u64 + 1 + number),
+            ..Faults::default()
+        };
+        let subject = Subject::modelled(faults);
+        let mut expected = pattern(1, LENGTH + 77);
+        let inside = subject.upload(&expected);
+        let copies = subject.sightings().copies;
+        let job = Job::copy(device(&inside, 0), device(&inside, 77), LENGTH);
+        let error = subject.carry_out(job.operation(Operation::Move)).unwrap_err();
+        assert_eq!(error.done_bytes(), 0, "a move that failed cannot be resumed");
+        assert_eq!(subject.sightings().copies, copies + number - 1, "what was taken is over");
+        subject.model().write(inside.address(), &expected);
+        assert_eq!(subject.carry_out(job.operation(Operation::Move)), OK);
+        expected.copy_within(..LENGTH, 77);
+        check(&subject.download(&inside), 0, &expected, "the next move");
+    }
+}
+
+#[test]
+fn a_fill_that_is_refused_does_not_reach_what_comes_after_it() {
+    // The stream that leads out of the device has so much to do that the refused fill is late.
+    const BEFORE: usize = 8;
+    const AFTER: usize = 6;
+    const EACH: usize = 64 * KIB;
+    let faults = Faults {
+        refused_copy: Some(BEFORE as u64 + 2),
+        delay: Duration::from_millis(4),
+        ..Faults::default()
+    };
+    let subject = Subject::modelled(faults);
+    let inside = subject.upload(&pattern(1, EACH));
+    let (out, filled) = (untouched(BEFORE * EACH), untouched(EACH));
+    let (source, target) = (patterned(2, AFTER * EACH), untouched(AFTER * EACH));
+    let before = |at| Job::copy(device(&inside, 0), host(&out, at * EACH), EACH);
+    let after = |at| Job::copy(host(&source, at * EACH), host(&target, at * EACH), EACH);
+    let jobs = (0..BEFORE)
+        .map(before)
+        .chain([Job::fill(host(&filled, 0), EACH, 0xEE)])
+        .chain((0..AFTER).map(after));
+    let completions: Vec<_> = jobs.map(|job| subject.begin(job)).collect();
+    assert!(completions.iter().all(|each| outcome(each) == OK));
+    check(filled.as_slice(), 0, &[0xEE; EACH], "the fill itself, by the processor");
+    check(target.as_slice(), 0, source.as_slice(), "what comes after it");
+    assert_eq!(subject.channels[0].statistics().failed, 1, "the fill was refused");
+}
+
+#[test]
+fn comparisons_beside_copies_that_need_the_same_ring_end() {
+    let faults = Faults { delay: Duration::from_micros(300), ..Faults::default() };
+    let subject = Subject::modelled(faults).with_channels(2);
+    let (bytes, same) = (pattern(1, 3 * MIB), patterned(1, 3 * MIB));
+    let (inside, other) = (subject.upload(&bytes), subject.device(3 * MIB));
+    let completions: Vec<_> = (0..10)
+        .map(|turn| {
+            let cut = (turn % 3 == 0).then_some(256 * KIB);
+            let copy = Job::copy(host(&same, 0), device(&other, 0), 3 * MIB).passing(true);
+            let compare = Job::copy(device(&inside, 0), host(&same, 0), 3 * MIB);
+            let compare = compare.operation(Operation::Compare);
+            subject.begin(if turn % 2 == 0 { copy } else { compare }.cut(cut))
+        })
+        .collect();
+    for completion in completions {
+        assert_eq!(outcome(&completion), Ok(Finish { difference: None }));
+    }
+    check(&subject.download(&other), 0, &bytes, "the copies");
+}

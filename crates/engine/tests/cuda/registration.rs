@@ -1,0 +1,193 @@
+//! Registered memory: found again, shared, bounded, and left alone where it is somebody else's.
+
+use std::time::Duration;
+
+use memferry_engine::contract::Limits;
+use memferry_engine::cuda::model::Faults;
+use memferry_sys::cuda::Driver;
+
+use crate::common::{
+    Job, KIB, MIB, OK, Subject, check, device, host, outcome, pattern, patterned, subjects,
+    untouched,
+};
+
+#[test]
+fn memory_that_was_used_before_is_found_registered() {
+    const SIZE: usize = 5 * MIB + 100;
+    let subject = Subject::modelled(Faults::default());
+    let (mut source, target, inside) = (untouched(SIZE), untouched(SIZE), subject.device(SIZE));
+    let fresh = subject.sightings().registrations;
+    let mut after = Vec::new();
+    for seed in 1..=3 {
+        source.as_mut_slice().copy_from_slice(&pattern(seed, SIZE));
+        let ways = [
+            (host(&source, 0), device(&inside, 0)),
+            (device(&inside, 0), host(&target, 0)),
+            (host(&source, 0), host(&target, 0)),
+        ];
+        for (from, to) in ways {
+            assert_eq!(subject.carry_out(Job::copy(from, to, SIZE)), OK);
+            check(&subject.download(&inside), 0, &pattern(seed, SIZE), "the latest bytes");
+        }
+        check(target.as_slice(), 0, &pattern(seed, SIZE), "the latest bytes");
+        after.push((subject.sightings(), subject.registry().cache().statistics()));
+    }
+    let [first, second, third] = [0, 1, 2].map(|turn: usize| after[turn]);
+    assert!(first.0.registrations > fresh);
+    if !subject.keeps() {
+        assert_eq!(third.0.registrations, third.0.unregistrations, "nothing is kept");
+        return;
+    }
+    assert_eq!(second.0.registrations, first.0.registrations, "what is kept is found");
+    assert_eq!(third.0.registrations, first.0.registrations);
+    assert_eq!((third.0.unregistrations, third.1.evictions), (0, 0));
+    assert!(first.1.hits < second.1.hits && second.1.hits < third.1.hits);
+    assert_eq!((second.1.misses, third.1.misses), (first.1.misses, first.1.misses));
+    assert!(third.1.bytes_kept >= 2 * SIZE as u64);
+    // It may be forgotten, and is registered anew then.
+    subject.registry().forget(source.as_ptr() as usize, SIZE);
+    subject.registry().forget(target.as_ptr() as usize, SIZE);
+    let forgotten = subject.sightings();
+    assert_eq!(forgotten.registrations, forgotten.unregistrations);
+    assert_eq!(subject.registry().cache().statistics().bytes_pinned, 0);
+    assert_eq!(subject.carry_out(Job::copy(host(&source, 0), device(&inside, 0), SIZE)), OK);
+    assert!(subject.sightings().registrations > forgotten.registrations);
+}
+
+#[test]
+fn memory_that_was_read_is_not_registered_a_second_time_to_be_written() {
+    let subject = Subject::modelled(Faults::default());
+    let (memory, inside) = (patterned(1, 4 * MIB), subject.device(4 * MIB));
+    let other = subject.upload(&pattern(2, 4 * MIB));
+    let registrations = || subject.sightings().registrations;
+    assert_eq!(subject.carry_out(Job::copy(host(&memory, 0), device(&inside, 0), 4 * MIB)), OK);
+    let read = registrations();
+    assert!(read > 0);
+    assert_eq!(subject.carry_out(Job::copy(device(&other, 0), host(&memory, 0), 4 * MIB)), OK);
+    check(memory.as_slice(), 0, &pattern(2, 4 * MIB), "what was written");
+    assert!(!subject.keeps() || registrations() == read);
+}
+
+#[test]
+fn overlapping_sources_may_be_registered_and_in_flight_at_once() {
+    let slow = Faults { delay: Duration::from_millis(1), ..Faults::default() };
+    for subject in subjects().into_iter().chain([Subject::modelled(slow)]) {
+        let subject = subject.with_channels(2);
+        for round in 0..4 {
+            let source = patterned(round, 12 * MIB);
+            let (first, second) = (subject.device(8 * MIB), subject.device(8 * MIB));
+            let (third, fourth) = (untouched(8 * MIB), untouched(8 * MIB));
+            let jobs = [
+                Job::copy(host(&source, 0), device(&first, 0), 8 * MIB),
+                Job::copy(host(&source, 4 * MIB), device(&second, 0), 8 * MIB).cut(Some(MIB)),
+                Job::copy(host(&source, 2 * MIB + 5), host(&third, 0), 8 * MIB),
+                Job::copy(host(&source, 3 * MIB), host(&fourth, 0), 8 * MIB).cut(Some(700_001)),
+            ];
+            let completions = jobs.map(|job| subject.begin(job));
+            assert!(completions.iter().all(|each| outcome(each) == OK), "{}", subject.name);
+            let bytes = source.as_slice();
+            check(&subject.download(&first), 0, &bytes[..8 * MIB], "the first");
+            check(&subject.download(&second), 0, &bytes[4 * MIB..], "the second");
+            check(third.as_slice(), 0, &bytes[2 * MIB + 5..10 * MIB + 5], "the third");
+            check(fourth.as_slice(), 0, &bytes[3 * MIB..11 * MIB], "the fourth");
+        }
+    }
+}
+
+#[test]
+fn targets_that_share_a_page_may_be_in_flight_at_once() {
+    const EACH: usize = 300 * KIB + 100;
+    for subject in subjects() {
+        let subject = subject.with_channels(3);
+        let inside = subject.upload(&pattern(5, 10 * EACH));
+        for _ in 0..4 {
+            let target = untouched(10 * EACH);
+            let begin = |at: usize, cut| {
+                let at = at * EACH;
+                let job = Job::copy(device(&inside, at), host(&target, at), EACH);
+                subject.begin(job.cut(cut))
+            };
+            let completions = [0, 2, 4, 6, 8, 1, 3, 5, 7, 9].map(|at| begin(at, Some(70_001)));
+            assert!(completions.iter().all(|each| outcome(each) == OK));
+            check(target.as_slice(), 0, &pattern(5, 10 * EACH), subject.name);
+        }
+    }
+}
+
+#[test]
+fn an_engine_that_may_keep_little_or_nothing_registered_copies_all_the_same() {
+    let limits = [(0, 0), (MIB, 1024), (1 << 30, 1), (6 * MIB, 3)];
+    for (most_bytes, most_entries) in limits {
+        let slow = Faults { delay: Duration::from_micros(200), ..Faults::default() };
+        let subject = Subject::limited(slow, Limits { most_bytes, most_entries }).with_channels(2);
+        let (first, second) = (patterned(1, 9 * MIB + 7), patterned(2, 9 * MIB + 7));
+        let inside = [(); 2].map(|()| subject.device(9 * MIB + 7));
+        let targets = [(); 2].map(|()| untouched(9 * MIB + 7));
+        for _ in 0..3 {
+            for stage in 0..2 {
+                let completions: Vec<_> = [&first, &second]
+                    .into_iter()
+                    .enumerate()
+                    .map(|(index, source)| {
+                        let (device, target) = (device(&inside[index], 0), &targets[index]);
+                        let ways = [(host(source, 0), device), (device, host(target, 0))];
+                        let (from, to) = ways[stage];
+                        subject.begin(Job::copy(from, to, 9 * MIB + 7).cut(Some(MIB)))
+                    })
+                    .collect();
+                assert!(completions.iter().all(|each| outcome(each) == OK));
+            }
+        }
+        check(targets[0].as_slice(), 0, first.as_slice(), "the first");
+        check(targets[1].as_slice(), 0, second.as_slice(), "the second");
+        let kept = subject.registry().cache().statistics();
+        assert!(kept.bytes_kept <= most_bytes as u64 && kept.entries <= most_entries as u64);
+        let seen = subject.sightings();
+        assert!(seen.registrations > 0);
+        if most_entries == 0 || !subject.keeps() {
+            assert_eq!(seen.registrations, seen.unregistrations);
+        }
+    }
+}
+
+#[test]
+fn memory_that_the_application_registered_is_used_and_left_registered() {
+    let subject = Subject::modelled(Faults::default());
+    let (source, inside) = (patterned(1, 4 * MIB), subject.device(4 * MIB));
+    let address = source.as_ptr() as usize;
+    subject.model().register(address, 4 * MIB, false).unwrap();
+    assert_eq!(subject.carry_out(Job::copy(host(&source, 0), device(&inside, 0), 4 * MIB)), OK);
+    check(&subject.download(&inside), 0, source.as_slice(), "registered by somebody else");
+    subject.registry().forget(address, 4 * MIB);
+    let seen = subject.sightings();
+    assert_eq!((seen.registrations, seen.unregistrations), (1, 0));
+    subject.model().unregister(address).expect("it is the application's to unregister");
+}
+
+#[test]
+fn memory_of_which_the_application_registered_a_part_is_copied_in_other_ways() {
+    // The first half of a page range, its two ends with a hole between them, and its middle.
+    for parts in [&[0..8][..], &[0..2, 14..16], &[5..7]] {
+        let mut subject = Subject::modelled(Faults::default());
+        subject.may_stray = true;
+        let size = 16 * memferry_sys::pages::page_bytes();
+        let (memory, inside, target) = (patterned(1, size), subject.device(size), untouched(size));
+        for pages in [&memory, &target] {
+            for part in parts {
+                let page = size / 16;
+                let start = pages.as_ptr() as usize + part.start * page;
+                subject.model().register(start, part.len() * page, false).unwrap();
+            }
+        }
+        let ways = [
+            (host(&memory, 0), device(&inside, 0)),
+            (device(&inside, 0), host(&target, 0)),
+            (host(&memory, 0), host(&target, 0)),
+        ];
+        for (from, to) in ways {
+            assert_eq!(subject.carry_out(Job::copy(from, to, size)), OK, "{parts:?}");
+        }
+        check(&subject.download(&inside), 0, memory.as_slice(), "into the device");
+        check(target.as_slice(), 0, memory.as_slice(), "out of the device");
+    }
+}
