@@ -1,13 +1,15 @@
 /*
  * adma.h - asynchronous memory copies, fills and compares, messages between two processes that go
  * from memory to memory, and windows, into the memory of another process: start one, compute on, ask
- * whether it is done. Part of Memferry. Link with -ladma.
+ * whether it is done. Copies, fills and compares take memory of a GPU too, if one is in use
+ * (adma_use_gpu). Part of Memferry. Link with -ladma.
  *
  * Memory. A call that returns at once (adma_icopy, adma_icopy_notify, adma_iread, adma_iwrite,
  * adma_iput, adma_iput_notify, adma_iget) leaves its memory to the copy, read, write, put or get until
  * that is over; the caller keeps it valid until then, and the memory of a window until that is
  * withdrawn. All other calls use memory only until they return. The library frees nothing that it is
- * given, and gives out nothing to be freed. Lengths of 0 are always fine, also with null pointers.
+ * given, and gives out nothing to be freed but memory of a GPU. Lengths of 0 are always fine, also with
+ * null pointers.
  *
  * Cookies. Those of copies are asked about with adma_check_copy and adma_wait_copy, those of reads,
  * writes, puts and gets with adma_check and adma_wait. No cookie, and no number of a window, is ever
@@ -20,10 +22,10 @@
  * Threads. Every call may be made on every thread at any time. None may be made in a signal handler.
  *
  * Fork. A forked child may make every call: its first one opens the library anew, with channels of
- * its own. Cookies, links and windows from before the fork are the parent's, and ADMA_ECHILD in the
- * child, where nothing is known of what the memory of those cookies holds. In the parent nothing changes;
- * but what it closes is gone for good only when its children have closed their copies of the
- * descriptors too, by exec or by ending: until then a name stays in use.
+ * its own, and without the GPU of its parent. Cookies, links and windows from before the fork are the
+ * parent's, and ADMA_ECHILD in the child, where nothing is known of what the memory of those cookies
+ * holds. In the parent nothing changes; but what it closes is gone for good only when its children have
+ * closed their copies of the descriptors too, by exec or by ending: until then a name stays in use.
  *
  * Settings come from the environment (MEMFERRY_CHANNELS and others) when the library, a link or a
  * listener opens. While one is not valid, every call that would open it returns ADMA_EDOM.
@@ -74,6 +76,11 @@
 #define ADMA_EAGAIN -11
 
 /**
+ * The GPU has no memory left, or the machine none that could be registered with it.
+ */
+#define ADMA_ENOMEM -12
+
+/**
  * The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written, the name of a link is a
  * path that this user may not use, or the owner of a window has not opened it for such an access.
  */
@@ -94,6 +101,11 @@
  * The handle is not of a window of the process at the other end of this link.
  */
 #define ADMA_EXDEV -18
+
+/**
+ * No GPU is in use, or there is none of this number, or it cannot be used.
+ */
+#define ADMA_ENODEV -19
 
 /**
  * An argument that makes no sense, such as a notification variable that is not aligned to 8 bytes,
@@ -205,6 +217,11 @@
 #define ADMA_EHOSTUNREACH -113
 
 /**
+ * The library is open already, without this GPU.
+ */
+#define ADMA_EALREADY -114
+
+/**
  * The read or write is not over yet.
  */
 #define ADMA_EINPROGRESS -115
@@ -266,12 +283,31 @@ int adma_init(void);
  * meanwhile wait, then open the library anew.
  *
  * Optional: a program may end without it. All memory of all copies, reads and writes is the
- * caller's again afterwards, and all windows are withdrawn and detached. Cookies and windows from
- * before are refused with `ADMA_ESTALE` from then on. Does nothing when the library is not open.
+ * caller's again afterwards, all windows are withdrawn and detached, memory of a GPU that the program
+ * still has is given back, and nothing stays registered. Cookies and windows from before are refused
+ * with `ADMA_ESTALE` from then on. Does nothing when the library is not open.
  *
  * Returns 0 or a negative code; `ADMA_EBUSY` if a window is still accessed, see `adma_close`.
  */
 int adma_fini(void);
+
+/**
+ * What a code means: a text for every code, also for one that does not exist. It is constant and
+ * valid for ever.
+ */
+const char *adma_strerror(int code);
+
+/**
+ * What exactly went wrong in the last call that failed on the calling thread, and what to do about
+ * it; an empty text if none did. Never null. Valid until the next call that fails on this thread,
+ * or the thread's end.
+ */
+const char *adma_last_error(void);
+
+/**
+ * The version of the library, such as "0.1.0". It is constant and valid for ever.
+ */
+const char *adma_version(void);
 
 /**
  * Copies `len` bytes from `src` to `dst` and returns when it is done. Ranges that overlap give
@@ -383,22 +419,71 @@ int adma_fill(void *dst, int value, size_t len);
 int adma_compare(const void *a, const void *b, size_t len, size_t *first_difference);
 
 /**
- * What a code means: a text for every code, also for one that does not exist. It is constant and
- * valid for ever.
+ * Opens the library with a GPU that copies take part in; `ordinal` is 0 for the first one. Nothing but
+ * its driver is needed, which is looked for now. Takes about half a second.
+ *
+ * From now on every copy, fill and compare also takes pointers to memory of the GPU, from
+ * `adma_device_alloc` or from CUDA itself, on either side, and finds out by itself which memory is
+ * where. The same happens without this call if `MEMFERRY_GPU` in the environment is `auto` or the
+ * number of a GPU. Messages and windows take ordinary memory only.
+ *
+ * Must come before all calls that open the library: a copy, or `adma_init`. After an `adma_fini` the
+ * library opens with the same GPU again, unless this is called first with another. A forked child
+ * begins without it, and cannot use a GPU that its parent used.
+ *
+ * Returns 0, also if the library is open with this GPU already; or a negative code:
+ * `ADMA_EALREADY` if it is open without it, `ADMA_ENODEV` if there is no such GPU or it cannot be
+ * used, and then the library stays closed and can be used without one.
  */
-const char *adma_strerror(int code);
+int adma_use_gpu(int ordinal);
 
 /**
- * What exactly went wrong in the last call that failed on the calling thread, and what to do about
- * it; an empty text if none did. Never null. Valid until the next call that fails on this thread,
- * or the thread's end.
+ * Takes `bytes` of memory of the GPU in use, and sets `*pointer` to it. Only the GPU can use it, and
+ * the copies, fills and compares of this library. Its contents are not known. For 0 bytes the pointer
+ * is null.
+ *
+ * Give it back with `adma_device_free`. What is left is given back by `adma_fini`.
+ *
+ * Returns 0; or a negative code, and then `*pointer` is left alone: `ADMA_ENODEV` if no GPU is in use,
+ * `ADMA_ENOMEM` if it has no memory left.
+ *
+ * # Safety
+ * `pointer` must be null or valid for writing.
  */
-const char *adma_last_error(void);
+int adma_device_alloc(size_t bytes,
+                      void **pointer);
 
 /**
- * The version of the library, such as "0.1.0". It is constant and valid for ever.
+ * Gives back memory that `adma_device_alloc` took. A null pointer is fine.
+ *
+ * Returns 0, or a negative code: `ADMA_EINVAL` if it is not such memory, or was given back before.
+ *
+ * # Safety
+ * No copy may use it any more.
  */
-const char *adma_version(void);
+int adma_device_free(void *pointer);
+
+/**
+ * Makes `len` bytes of ordinary memory ready for the GPU in use, until `adma_unregister`: copies
+ * between them and the GPU are as quick as they can be from the first one on. Without this call,
+ * memory that is copied again and again becomes ready by itself.
+ *
+ * Returns 0; or a negative code, and then copies work as they did: `ADMA_ENODEV` if no GPU is in use,
+ * `ADMA_ENXIO` if the memory is not mapped, `ADMA_EOPNOTSUPP` if it is of a kind that the GPU cannot
+ * reach, such as some mapped files, `ADMA_ENOMEM` if there is not enough memory.
+ *
+ * # Safety
+ * The memory must stay mapped until it is unregistered, by `adma_unregister` or `adma_fini`.
+ */
+int adma_register(const void *addr,
+                  size_t len);
+
+/**
+ * Undoes one `adma_register` that began at `addr`. Copies under way are not disturbed.
+ *
+ * Returns 0, or a negative code: `ADMA_EINVAL` if nothing that begins there is registered.
+ */
+int adma_unregister(const void *addr);
 
 /**
  * Takes a name that other processes connect to. A name with a slash in it is a path in the file

@@ -1,12 +1,11 @@
 //! Error codes: every cause has one, and each is the negative of the Linux `errno` that comes
-//! nearest. This is the only place that knows which error of the core becomes which code.
+//! nearest. `failure.rs` is the only place that knows which error of the core becomes which code.
+
+mod failure;
 
 use std::ffi::{CStr, c_int};
 
-use memferry::engine::OpenError;
-use memferry::engine::cpu::ProfileError;
-use memferry::message::{self, ConnectError, Gone};
-use memferry::{BuildError, CookieError, Error, ExecutionError, ValidationError};
+pub(crate) use failure::Failure;
 
 /// The process at the other end belongs to a user that is not allowed here.
 pub const ADMA_EPERM: c_int = -1;
@@ -23,6 +22,8 @@ pub const ADMA_EBADF: c_int = -9;
 pub const ADMA_ECHILD: c_int = -10;
 /// The system refused a thread, memory or other means; may work later.
 pub const ADMA_EAGAIN: c_int = -11;
+/// The GPU has no memory left, or the machine none that could be registered with it.
+pub const ADMA_ENOMEM: c_int = -12;
 /// The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written, the name of a link is a
 /// path that this user may not use, or the owner of a window has not opened it for such an access.
 pub const ADMA_EACCES: c_int = -13;
@@ -33,6 +34,8 @@ pub const ADMA_EFAULT: c_int = -14;
 pub const ADMA_EBUSY: c_int = -16;
 /// The handle is not of a window of the process at the other end of this link.
 pub const ADMA_EXDEV: c_int = -18;
+/// No GPU is in use, or there is none of this number, or it cannot be used.
+pub const ADMA_ENODEV: c_int = -19;
 /// An argument that makes no sense, such as a notification variable that is not aligned to 8 bytes,
 /// a name that is empty, rights that are none, the cookie of a copy where that of a read or write is
 /// asked for, or a window of the wrong side.
@@ -79,6 +82,8 @@ pub const ADMA_ETIMEDOUT: c_int = -110;
 pub const ADMA_ECONNREFUSED: c_int = -111;
 /// The system does not let this process reach the memory of the window.
 pub const ADMA_EHOSTUNREACH: c_int = -113;
+/// The library is open already, without this GPU.
+pub const ADMA_EALREADY: c_int = -114;
 /// The read or write is not over yet.
 pub const ADMA_EINPROGRESS: c_int = -115;
 /// The cookie or window is from before an `adma_fini` or of a link that was closed, or never was one;
@@ -102,12 +107,14 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
             c"this cookie, window or descriptor is from before a fork: only the parent can use it"
         }
         ADMA_EAGAIN => c"the system refused a thread, memory or other means",
+        ADMA_ENOMEM => c"the GPU has no memory left, or the machine none to register with it",
         ADMA_EACCES => {
             c"the profile of the machine, or the name, may not be used, or the window not so"
         }
         ADMA_EFAULT => c"null pointer",
         ADMA_EBUSY => c"a window is still accessed, or an engine has no free channel",
         ADMA_EXDEV => c"the handle is not of a window of the process at the other end",
+        ADMA_ENODEV => c"no GPU is in use, or this one is not there or cannot be used",
         ADMA_EINVAL => c"invalid argument",
         ADMA_EMFILE => c"too many descriptors, links or windows are open",
         ADMA_ENOSPC => c"all cookies or windows are used up: call adma_fini, or open the link anew",
@@ -131,6 +138,7 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
         ADMA_ETIMEDOUT => c"timed out",
         ADMA_ECONNREFUSED => c"nobody listens on this name, or who does refused",
         ADMA_EHOSTUNREACH => c"the memory of the window cannot be reached from this process",
+        ADMA_EALREADY => c"the library is open already: choose the GPU before all other calls",
         ADMA_EINPROGRESS => c"not over yet",
         ADMA_ESTALE => {
             c"this cookie or window is from before an adma_fini, adma_close or adma_withdraw"
@@ -142,274 +150,5 @@ pub(crate) fn text(code: c_int) -> &'static CStr {
     }
 }
 
-/// Why a call fails: the code that it returns and the text for `adma_last_error`.
-#[derive(Debug)]
-pub(crate) struct Failure {
-    pub(crate) code: c_int,
-    pub(crate) text: String,
-}
-
-impl Failure {
-    pub(crate) fn new(code: c_int, text: impl Into<String>) -> Self {
-        Self { code, text: text.into() }
-    }
-}
-
-impl From<Error> for Failure {
-    fn from(error: Error) -> Self {
-        let code = match &error {
-            Error::Validation(error) => of_validation(error),
-            Error::Cookie(error) => of_cookie(error),
-            Error::Execution(error) => of_execution(error),
-            _ => ADMA_ENOTRECOVERABLE,
-        };
-        Self::new(code, error.to_string())
-    }
-}
-
-impl From<BuildError> for Failure {
-    fn from(error: BuildError) -> Self {
-        let code = match &error {
-            BuildError::Environment { .. } | BuildError::Setting { .. } => ADMA_EDOM,
-            BuildError::Open(OpenError::Exhausted { .. }) => ADMA_EBUSY,
-            BuildError::Open(_) => ADMA_EAGAIN,
-            BuildError::Profile(ProfileError::Io { .. }) => ADMA_EACCES,
-            BuildError::Profile(_) => ADMA_EBADMSG,
-            BuildError::TooMany(_) => ADMA_EUSERS,
-            _ => ADMA_ENOTRECOVERABLE,
-        };
-        Self::new(code, error.to_string())
-    }
-}
-
-impl From<message::Error> for Failure {
-    fn from(error: message::Error) -> Self {
-        use message::Error as E;
-        let code = match &error {
-            E::Validation(error) => of_message_validation(error),
-            E::Connect(error) => of_connect(error),
-            E::Truncated { .. } => ADMA_EMSGSIZE,
-            E::PeerGone(Gone::Misbehaved(_)) => ADMA_EPROTO,
-            E::PeerGone(_) => ADMA_EPIPE,
-            E::Cancelled | E::Closed => ADMA_ECANCELED,
-            E::BadMemory(_) => ADMA_ENXIO,
-            E::Withdrawn => ADMA_ESTALE,
-            E::NotPermitted { .. } => ADMA_EACCES,
-            E::Unreachable(_) => ADMA_EHOSTUNREACH,
-            E::Forked => ADMA_ECHILD,
-            _ => ADMA_ENOTRECOVERABLE,
-        };
-        Self::new(code, error.to_string())
-    }
-}
-
-impl From<std::io::Error> for Failure {
-    fn from(error: std::io::Error) -> Self {
-        Self::new(of_system(&error), error.to_string())
-    }
-}
-
-fn of_message_validation(error: &message::ValidationError) -> c_int {
-    use message::ValidationError as E;
-    match error {
-        E::NullPointer(_) => ADMA_EFAULT,
-        E::TooLong => ADMA_EOVERFLOW,
-        E::TooManyOperations(_) => ADMA_ENOBUFS,
-        E::Setting { .. } => ADMA_EDOM,
-        E::ForeignHandle => ADMA_EXDEV,
-        E::OutsideWindow { .. } => ADMA_ERANGE,
-        E::TooManyWindows => ADMA_EMFILE,
-        // Also a variable that is not aligned.
-        _ => ADMA_EINVAL,
-    }
-}
-
-fn of_connect(error: &ConnectError) -> c_int {
-    match error {
-        ConnectError::NameInUse(_) => ADMA_EADDRINUSE,
-        ConnectError::NobodyListens(_) | ConnectError::Refused(..) => ADMA_ECONNREFUSED,
-        ConnectError::NoAnswer { .. } => ADMA_ETIMEDOUT,
-        ConnectError::UserNotAllowed(_) => ADMA_EPERM,
-        ConnectError::Version { .. } => ADMA_EPROTO,
-        ConnectError::TooManyPeers(_) => ADMA_EMFILE,
-        ConnectError::System { error, .. } | ConnectError::CannotListen { error, .. } => {
-            of_system(&error.0)
-        }
-        ConnectError::NotASocket(_) => ADMA_EADDRINUSE,
-        ConnectError::RankMissing { .. } => ADMA_ETIMEDOUT,
-        _ => ADMA_ENOTRECOVERABLE,
-    }
-}
-
-/// What the system refuses: names that cannot be, files that may not be used, and things of which
-/// there are too many. Everything else may work later.
-fn of_system(error: &std::io::Error) -> c_int {
-    match error.raw_os_error() {
-        Some(libc::EMFILE | libc::ENFILE) => ADMA_EMFILE,
-        Some(libc::EACCES | libc::EPERM) => ADMA_EACCES,
-        Some(
-            libc::ENAMETOOLONG
-            | libc::ENOENT
-            | libc::ENOTDIR
-            | libc::ELOOP
-            | libc::EROFS
-            | libc::EINVAL
-            | libc::EPROTOTYPE,
-        ) => ADMA_EADDRNOTAVAIL,
-        _ => ADMA_EAGAIN,
-    }
-}
-
-fn of_validation(error: &ValidationError) -> c_int {
-    match error {
-        ValidationError::Null { .. } => ADMA_EFAULT,
-        ValidationError::Wraps { .. } => ADMA_EOVERFLOW,
-        ValidationError::OutOfRange { .. } => ADMA_ERANGE,
-        ValidationError::NoEngine => ADMA_EOPNOTSUPP,
-        _ => ADMA_EINVAL,
-    }
-}
-
-fn of_cookie(error: &CookieError) -> c_int {
-    match error {
-        CookieError::Foreign(negative) if *negative < 0 => ADMA_EBADF,
-        CookieError::Foreign(_) => ADMA_ESTALE,
-        CookieError::Unknown(_) => ADMA_ENOENT,
-        CookieError::Forgotten(_) => ADMA_EIDRM,
-        CookieError::Forked(_) => ADMA_ECHILD,
-        CookieError::Exhausted => ADMA_ENOSPC,
-        _ => ADMA_EINVAL,
-    }
-}
-
-fn of_execution(error: &ExecutionError) -> c_int {
-    match error {
-        ExecutionError::BadMemory { .. } => ADMA_ENXIO,
-        ExecutionError::Cancelled { .. } => ADMA_ECANCELED,
-        ExecutionError::Predecessor => ADMA_ENOLINK,
-        ExecutionError::Forked => ADMA_ECHILD,
-        _ => ADMA_EIO,
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use std::collections::HashSet;
-
-    use super::*;
-
-    /// One error of every kind, with the code that is documented for it.
-    fn one_of_each() -> Vec<(c_int, Failure)> {
-        let copy = |code, error: Error| (code, Failure::from(error));
-        let build = |code, error: BuildError| (code, Failure::from(error));
-        let (side, engine, done_bytes) = ("source", String::from("cpu"), 0);
-        let (name, value, expected) = ("MEMFERRY_CHANNELS", String::from("many"), "a number");
-        let environment = BuildError::Environment { name, value: value.clone(), expected };
-        let wraps = ValidationError::Wraps { side, address: u64::MAX, length: 2 };
-        let range = ValidationError::OutOfRange { from: 1, to: 3, length: 2 };
-        let lengths = ValidationError::LengthMismatch { source_bytes: 1, target_bytes: 2 };
-        let bad_memory = ExecutionError::BadMemory { address: 1, done_bytes };
-        let system = OpenError::System { engine: engine.clone(), reason: "no threads".into() };
-        let refused = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-        let unreadable = ProfileError::Io { path: "/profile".into(), error: refused };
-        let malformed = ProfileError::Malformed { path: "/profile".into(), problem: "no".into() };
-        vec![
-            copy(ADMA_EFAULT, ValidationError::Null { side }.into()),
-            copy(ADMA_EOVERFLOW, wraps.into()),
-            copy(ADMA_ERANGE, range.into()),
-            copy(ADMA_EINVAL, lengths.into()),
-            copy(ADMA_EOPNOTSUPP, ValidationError::NoEngine.into()),
-            copy(ADMA_EBADF, CookieError::Foreign(-14).into()),
-            copy(ADMA_ESTALE, CookieError::Foreign(14).into()),
-            copy(ADMA_ENOENT, CookieError::Unknown(14).into()),
-            copy(ADMA_EIDRM, CookieError::Forgotten(14).into()),
-            copy(ADMA_ENOSPC, CookieError::Exhausted.into()),
-            copy(ADMA_EIO, ExecutionError::Engine { done_bytes, reason: "hot" }.into()),
-            copy(ADMA_ENXIO, bad_memory.into()),
-            copy(ADMA_ECANCELED, ExecutionError::Cancelled { done_bytes }.into()),
-            copy(ADMA_ENOLINK, ExecutionError::Predecessor.into()),
-            copy(ADMA_ECHILD, ExecutionError::Forked.into()),
-            build(ADMA_EDOM, environment),
-            build(ADMA_EBUSY, OpenError::Exhausted { engine }.into()),
-            build(ADMA_EAGAIN, system.into()),
-            build(ADMA_EACCES, unreadable.into()),
-            build(ADMA_EBADMSG, malformed.into()),
-            build(ADMA_EUSERS, BuildError::TooMany(65535)),
-            build(ADMA_EDOM, BuildError::Setting { name, value, expected }),
-        ]
-    }
-
-    /// The same for links.
-    fn one_of_each_of_links() -> Vec<(c_int, Failure)> {
-        use message::{Denied, Error as E, Rights, SystemError, ValidationError as V, Who};
-        let link = |code, error: E| (code, Failure::from(error));
-        let system = |errno| {
-            let error = SystemError(std::io::Error::from_raw_os_error(errno).into());
-            E::Connect(ConnectError::System { what: "listening", error })
-        };
-        let name = || String::from("name");
-        let (value, expected) = (String::from("maybe"), "on or off");
-        let setting = V::Setting { name: "MEMFERRY_BACKGROUND", value, expected };
-        let outside = V::OutsideWindow { offset: 1, bytes: 8, window_bytes: 8 };
-        let version = ConnectError::Version { name: name(), theirs: 2, ours: 1 };
-        vec![
-            link(ADMA_EFAULT, V::NullPointer(1).into()),
-            link(ADMA_EOVERFLOW, V::TooLong.into()),
-            link(ADMA_ENOBUFS, V::TooManyOperations(1).into()),
-            link(ADMA_EDOM, setting.into()),
-            link(ADMA_EINVAL, V::UnknownPeer.into()),
-            link(ADMA_EADDRINUSE, ConnectError::NameInUse(name()).into()),
-            link(ADMA_ECONNREFUSED, ConnectError::NobodyListens(name()).into()),
-            link(ADMA_ECONNREFUSED, ConnectError::Refused(name(), "no").into()),
-            link(ADMA_ETIMEDOUT, ConnectError::NoAnswer { name: name(), seconds: 1 }.into()),
-            link(ADMA_EPERM, ConnectError::UserNotAllowed(1).into()),
-            link(ADMA_EPROTO, version.into()),
-            link(ADMA_EMFILE, ConnectError::TooManyPeers(1).into()),
-            link(ADMA_EMFILE, system(libc::EMFILE)),
-            link(ADMA_EACCES, system(libc::EACCES)),
-            link(ADMA_EADDRNOTAVAIL, system(libc::ENAMETOOLONG)),
-            link(ADMA_EAGAIN, system(libc::ENOMEM)),
-            link(ADMA_EMSGSIZE, E::Truncated { message_bytes: 2, buffer_bytes: 1 }),
-            link(ADMA_EPIPE, E::PeerGone(Gone::Ended)),
-            link(ADMA_EPIPE, E::PeerGone(Gone::Closed)),
-            link(ADMA_EPROTO, E::PeerGone(Gone::Misbehaved("nonsense"))),
-            link(ADMA_ECANCELED, E::Closed),
-            link(ADMA_ECANCELED, E::Cancelled),
-            link(ADMA_ENXIO, E::BadMemory(Who::Theirs)),
-            link(ADMA_ECHILD, E::Forked),
-            link(ADMA_ESTALE, E::Withdrawn),
-            link(ADMA_EACCES, E::NotPermitted { asked: Rights::WRITE, given: Rights::READ }),
-            link(ADMA_EHOSTUNREACH, E::Unreachable(None)),
-            link(ADMA_EHOSTUNREACH, E::Unreachable(Some(Denied::SwitchedOff))),
-            link(ADMA_EXDEV, V::ForeignHandle.into()),
-            link(ADMA_ERANGE, outside.into()),
-            link(ADMA_EINVAL, V::MisalignedVariable(4).into()),
-            link(ADMA_EMFILE, V::TooManyWindows.into()),
-        ]
-    }
-
-    #[test]
-    fn every_error_of_the_core_has_the_code_that_is_documented_for_it() {
-        for (code, failure) in one_of_each().into_iter().chain(one_of_each_of_links()) {
-            assert_eq!(failure.code, code, "{}", failure.text);
-            assert!(!failure.text.is_empty());
-        }
-    }
-
-    #[test]
-    fn every_code_has_a_text_of_its_own() {
-        let all = one_of_each().into_iter().chain(one_of_each_of_links());
-        let mut codes: HashSet<_> = all.map(|(code, _)| code).collect();
-        codes.extend([0, ADMA_ENOTRECOVERABLE, ADMA_ENOMSG, ADMA_EINPROGRESS]);
-        let texts: HashSet<_> = codes.iter().map(|code| text(*code)).collect();
-        assert_eq!(texts.len(), codes.len());
-        assert!(!texts.contains(text(c_int::MIN)));
-    }
-
-    #[test]
-    fn a_code_that_does_not_exist_has_a_text_too() {
-        assert_eq!(text(-9999), c"unknown error code");
-        assert_eq!(text(c_int::MIN), c"unknown error code");
-        assert_eq!(text(c_int::MAX), c"not an error");
-    }
-}
+mod tests;

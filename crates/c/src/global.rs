@@ -1,5 +1,5 @@
-//! What the process has: one ferry, opened by the first call that needs it and closed by
-//! `adma_fini`, and its links.
+//! What the process has: one ferry with what belongs to it (`Open`), opened by the first call that
+//! needs it and closed by `adma_fini`, and its links.
 //!
 //! A call holds the lock for reading for as long as it uses the ferry; opening and closing hold it
 //! for writing. So closing waits for every call that is under way, and no call ever sees a ferry
@@ -12,35 +12,42 @@ use std::ptr;
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use memferry::{BuildError, Cookie, Ferry, Request};
+use memferry::{BuildError, Builder, Cookie, Ferry, Gpu, Request};
 use memferry_sys::fork;
 
+use crate::code::{ADMA_EALREADY, Failure};
 use crate::links::Links;
+use crate::open::Open;
 use crate::windows::FIRST_WINDOW;
 
-/// Runs `call` with the ferry, which is opened first if it is not open.
-pub(crate) fn with<R>(call: impl FnOnce(&Ferry) -> R) -> Result<R, BuildError> {
+/// Runs `call` with the library, which is opened first if it is not open.
+pub(crate) fn with<R>(call: impl FnOnce(&Open) -> R) -> Result<R, BuildError> {
     let process = Process::current();
     loop {
-        if let Some(ferry) = &*process.read() {
-            return Ok(call(ferry));
+        if let Some(open) = &process.read().open {
+            return Ok(call(open));
         }
         // Another thread may close it before we look again; then it is opened once more.
         process.open()?;
     }
 }
 
-/// Runs `call` with the ferry if it is open.
-pub(crate) fn with_open<R>(call: impl FnOnce(&Ferry) -> R) -> Option<R> {
-    Process::current().read().as_ref().map(call)
+/// Runs `call` with the library if it is open.
+pub(crate) fn with_open<R>(call: impl FnOnce(&Open) -> R) -> Option<R> {
+    Process::current().read().open.as_ref().map(call)
 }
 
-/// Opens the ferry unless it is open.
+/// Opens the library unless it is open.
 pub(crate) fn open() -> Result<(), BuildError> {
     Process::current().open()
 }
 
-/// Waits for all calls under way and all copies in flight, and closes the ferry.
+/// Opens the library with a GPU.
+pub(crate) fn use_gpu(ordinal: usize) -> Result<(), Failure> {
+    Process::current().use_gpu(ordinal)
+}
+
+/// Waits for all calls under way and all copies in flight, and closes the library.
 pub(crate) fn close() {
     Process::current().close();
 }
@@ -63,7 +70,8 @@ pub(crate) fn is_from_parent(cookie: i64) -> bool {
 }
 
 /// Blocking copies below this size are a plain `memmove`, for which no ferry is needed. Zero while
-/// none is open, so that the first call opens it and reports what is wrong.
+/// none is open, so that the first call opens it and reports what is wrong, and with a GPU, whose
+/// memory no processor can move.
 #[inline]
 pub(crate) fn plain_below() -> usize {
     PLAIN_BELOW.load(Ordering::Relaxed)
@@ -83,8 +91,15 @@ struct Process {
     /// The first cookie of this process. Cookies rise from ferry to ferry, and a child goes on
     /// where its parent was, so smaller ones are of the parent.
     first_cookie: AtomicI64,
-    ferry: RwLock<Option<Ferry>>,
+    state: RwLock<State>,
     links: Links,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    open: Option<Open>,
+    /// The GPU that `adma_use_gpu` named; otherwise the environment decides.
+    gpu: Option<usize>,
 }
 
 impl Process {
@@ -110,7 +125,7 @@ impl Process {
             generation: fork::generation(),
             parent: inherited,
             first_cookie: AtomicI64::new(i64::MAX),
-            ferry: RwLock::new(None),
+            state: RwLock::default(),
             links: Links::new(inherited.is_some()),
         }));
         match current.compare_exchange(parent, ours, Ordering::AcqRel, Ordering::Acquire) {
@@ -125,36 +140,66 @@ impl Process {
         }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Option<Ferry>> {
-        self.ferry.read().unwrap_or_else(PoisonError::into_inner)
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Option<Ferry>> {
-        self.ferry.write().unwrap_or_else(PoisonError::into_inner)
+    fn write(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open(&self) -> Result<(), BuildError> {
-        let mut ferry = self.write();
-        if ferry.is_none() {
-            let opened = Ferry::new()?;
-            let first = first_cookie(&opened);
-            // Windows and the cookies of links are above those of copies, and must stay so.
-            if first >= FIRST_WINDOW {
-                return Err(BuildError::TooMany(MOST_FERRIES));
-            }
-            self.first_cookie.fetch_min(first, Ordering::Relaxed);
-            let profile = &opened.facts().profile;
-            PLAIN_BELOW.store(profile.split_bytes.min(profile.stream_bytes), Ordering::Relaxed);
-            *ferry = Some(opened);
+        let mut state = self.write();
+        if state.open.is_none() {
+            state.open = Some(self.build(state.gpu)?);
         }
         Ok(())
     }
 
+    fn use_gpu(&self, ordinal: usize) -> Result<(), Failure> {
+        let mut state = self.write();
+        let Some(open) = &state.open else {
+            state.open = Some(self.build(Some(ordinal))?);
+            state.gpu = Some(ordinal);
+            return Ok(());
+        };
+        if open.gpu().is_some_and(|gpu| gpu.facts().ordinal == ordinal) {
+            return Ok(());
+        }
+        let text = format!(
+            "the library is open already, without GPU {ordinal}: call adma_use_gpu before all \
+             other calls, or adma_fini first"
+        );
+        Err(Failure::new(ADMA_EALREADY, text))
+    }
+
+    fn build(&self, gpu: Option<usize>) -> Result<Open, BuildError> {
+        let settings = Builder::new();
+        let settings = match gpu {
+            Some(ordinal) => settings.gpu(Gpu::Number(ordinal)),
+            None => settings,
+        };
+        let opened = settings.build()?;
+        let first = first_cookie(&opened);
+        // Windows and the cookies of links are above those of copies, and must stay so.
+        if first >= FIRST_WINDOW {
+            return Err(BuildError::TooMany(MOST_FERRIES));
+        }
+        self.first_cookie.fetch_min(first, Ordering::Relaxed);
+        let profile = &opened.facts().profile;
+        let plain_below = match opened.gpu() {
+            Some(_) => 0,
+            None => profile.split_bytes.min(profile.stream_bytes),
+        };
+        PLAIN_BELOW.store(plain_below, Ordering::Relaxed);
+        Ok(Open::new(opened))
+    }
+
     fn close(&self) {
-        let mut ferry = self.write();
+        let mut state = self.write();
         PLAIN_BELOW.store(0, Ordering::Relaxed);
         // Dropped with the lock held: whoever calls meanwhile waits until everything is closed.
-        *ferry = None;
+        state.open = None;
     }
 }
 

@@ -150,6 +150,25 @@ fn windows_work_with_a_thread_behind_their_links() {
 }
 
 #[test]
+fn copies_reach_the_memory_of_a_gpu_or_say_that_there_is_none() {
+    let into = TempDir::new().expect("a folder for programs");
+    for linkage in BOTH {
+        let program = compile("tests/c/gpu.c", linkage, &into);
+        for (way, setting) in [("call", None), ("environment", Some("auto"))] {
+            let mut command = command(&program);
+            let output =
+                command.arg(way).envs(setting.map(|value| ("MEMFERRY_GPU", value))).output();
+            let output = output.expect("what was compiled can be run");
+            expect_success(&format!("tests/c/gpu.c {way} ({linkage:?})"), &output);
+            #[expect(clippy::print_stderr, reason = "a test that skips something says so")]
+            if output.stdout.starts_with(b"skipped") {
+                eprint!("{}", String::from_utf8_lossy(&output.stdout));
+            }
+        }
+    }
+}
+
+#[test]
 fn the_examples_say_that_all_went_well() {
     for example in ["examples-c/overlap.c", "examples-c/link.c", "examples-c/window.c"] {
         for output in run_with_both_libraries(example, &["1"]) {
@@ -167,12 +186,14 @@ fn a_library_that_cannot_be_opened_says_why_in_every_call() {
     let (malformed, a_folder) =
         (malformed.display().to_string(), into.path().display().to_string());
     // A setting, what it holds, and the arguments of the program.
-    let cases: [(&str, &str, &[&str]); 6] = [
+    let cases: [(&str, &str, &[&str]); 8] = [
         ("MEMFERRY_CHANNELS", "none", &["-33", "MEMFERRY_CHANNELS=\"none\" is not valid"]),
         ("MEMFERRY_CHANNELS", "0", &["-33", "from 1 to 256"]),
         ("MEMFERRY_POLICY", "\u{1f6a2}", &["-33", "MEMFERRY_POLICY"]),
         ("MEMFERRY_PROFILE", &a_folder, &["-13", &a_folder]),
         ("MEMFERRY_PROFILE", &malformed, &["-74", &malformed]),
+        ("MEMFERRY_GPU", "fast", &["-33", "off, auto or the number of a GPU"]),
+        ("MEMFERRY_GPU", "4000", &["-19", "engine cuda"]),
         ("MEMFERRY_CHANNELS", "256", &["-11", "no thread could be started", "64"]),
     ];
     for linkage in BOTH {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 
 use crate::bench::group::worker::WorkerArgs;
@@ -88,7 +88,7 @@ pub(crate) struct ExplainArgs {
     pub(crate) bytes: Option<u64>,
     /// Explain a message of this size between two processes instead of a copy
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-    #[arg(conflicts_with_all = ["bytes", "hot", "cold"])]
+    #[arg(conflicts_with_all = ["bytes", "hot", "cold", "gpu"])]
     pub(crate) message: Option<u64>,
     /// The buffers were used just before, or will be used soon: keep them in the caches
     #[arg(long, conflicts_with = "cold")]
@@ -96,9 +96,34 @@ pub(crate) struct ExplainArgs {
     /// The buffers are in memory, outside the caches
     #[arg(long)]
     pub(crate) cold: bool,
+    /// Let a GPU take part: the first, or the one of this number
+    #[arg(long, value_name = "NUMBER", num_args = 0..=1)]
+    #[arg(require_equals = true, default_missing_value = "0")]
+    pub(crate) gpu: Option<usize>,
+    /// Where the source is; ordinary memory unless said otherwise
+    #[arg(long, value_name = "MEMORY", requires = "gpu")]
+    pub(crate) from: Option<Place>,
+    /// Where the target is, likewise
+    #[arg(long, value_name = "MEMORY", requires = "gpu")]
+    pub(crate) to: Option<Place>,
+    /// Ordinary memory is copied for the first time; otherwise it was copied before
+    #[arg(long, requires = "gpu", conflicts_with = "registered")]
+    pub(crate) fresh: bool,
+    /// Ordinary memory was registered with the GPU ahead
+    #[arg(long, requires = "gpu")]
+    pub(crate) registered: bool,
     /// Print one JSON object instead of text
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Where memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Place {
+    /// Ordinary memory
+    Host,
+    /// Memory of the GPU
+    Device,
 }
 
 /// Arguments of `memferry replay`.
@@ -182,11 +207,28 @@ mod tests {
     }
 
     #[test]
+    fn a_gpu_is_the_first_unless_it_has_a_number() {
+        for (word, number) in [("--gpu", 0), ("--gpu=3", 3)] {
+            let words = ["memferry", "explain", word, "64k", "--to", "device", "--fresh"];
+            let Task::Explain(args) = Cli::try_parse_from(words).unwrap().command else {
+                panic!("not explain")
+            };
+            assert_eq!((args.bytes, args.gpu, args.fresh), (Some(64 << 10), Some(number), true));
+            assert_eq!((args.from, args.to), (None, Some(Place::Device)));
+        }
+    }
+
+    #[test]
     fn what_contradicts_itself_is_refused() {
         for line in [
             &["explain", "1k", "--hot", "--cold"][..],
             &["explain", "1k", "--message", "1k"],
             &["explain", "--message", "1k", "--hot"],
+            &["explain", "1k", "--from", "device"],
+            &["explain", "1k", "--fresh"],
+            &["explain", "1k", "--gpu", "--fresh", "--registered"],
+            &["explain", "1k", "--gpu", "--from", "disk"],
+            &["explain", "--message", "1k", "--gpu"],
             &["explain"],
             &["bench", "--all", "--quick"],
         ] {

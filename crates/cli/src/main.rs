@@ -21,7 +21,6 @@ mod summary_keys;
 use std::process::ExitCode;
 
 use args::{Cli, Task};
-use memferry::Temperature;
 
 fn main() -> ExitCode {
     match run(args::parse()) {
@@ -37,19 +36,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Task::Bench(args) => bench::command::run(&args),
         Task::Doctor(args) => doctor::run(args.measure, args.json),
-        Task::Explain(args) => {
-            let temperature = match (args.hot, args.cold) {
-                (true, _) => Temperature::Hot,
-                (_, true) => Temperature::Cold,
-                _ => Temperature::Unknown,
-            };
-            match (args.bytes, args.message) {
-                (_, Some(bytes)) => explain::message::run(bytes, args.json),
-                (bytes, None) => {
-                    explain::copy::run(bytes.unwrap_or_default(), temperature, args.json)
-                }
-            }
-        }
+        Task::Explain(args) => explain::run(&args),
         Task::Replay(args) => replay::run(&args.file, args.json),
         Task::Partner { name } => doctor::partner::run(&name),
         Task::Worker(args) => bench::group::worker::run(&args),

@@ -165,6 +165,7 @@ const ALLTOALL: &str = "alltoall";
 const RECEIVE: &str = "receive-overhead";
 const PINNING: &str = "pinning";
 const LOOKUP: &str = "lookup";
+const GPU: &str = "gpu";
 const APPS: &str = "apps";
 
 /// Every known key, grouped by bench.
@@ -233,6 +234,14 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     ratio(PINNING, "overlapped_vs_whole_fresh", None, "Speed of a 4 MiB copy by a device into a fresh buffer that is pinned in growing chunks while it copies, against one pinned whole before."),
     ratio(PINNING, "cache_vs_none_reused", Some(1.2), "Speed of a 4 MiB copy by a device between buffers used before, with the pin-down cache, against pinning each time."),
     ratio(PINNING, "never_slower", Some(0.97), "The smallest ratio over all sizes, fresh and reused, of messages with the usual policy against none, and of device copies with the cache against none."),
+
+    ratio(GPU, "host_to_host_vs_memcpy", Some(4.0), "Speed of a copy of 256 MiB between registered memory by the GPU while the caller sleeps, against memcpy."),
+    cost(GPU, "host_to_host_cpu_share", "share", Some(0.1), "Processor time of the whole process during that copy, as a share of its time."),
+    ratio(GPU, "pageable_to_device_vs_driver", Some(3.5), "Speed of a copy of 256 MiB to the GPU from fresh memory of 4 KiB pages, against the driver's own copy."),
+    ratio(GPU, "pageable_to_device_vs_pinned", Some(0.7), "Speed of that copy, against one from memory that the driver pinned long before: the limit."),
+    ratio(GPU, "device_to_pageable_vs_driver", None, "Speed of a copy of 256 MiB from the GPU to fresh memory of 4 KiB pages, against the driver's own copy."),
+    share(GPU, "overlap_64m", Some(0.97), "Share of a copy of 64 MiB between registered memory by the GPU that hides behind the caller's own work."),
+    ratio(GPU, "split_vs_gpu_alone", None, "Speed of a copy of 256 MiB between registered memory that GPU, channels and caller share, against the GPU alone."),
 
     ratio(APPS, "is_vs_best", None, "Speed of an integer sort over several processes, against the faster MPI."),
     ratio(APPS, "ft_vs_best", None, "Speed of a Fourier transform over several processes, against the faster MPI."),

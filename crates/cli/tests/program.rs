@@ -74,6 +74,16 @@ fn the_json_of_doctor_is_one_object_with_checks() {
 }
 
 #[test]
+fn doctor_tells_of_gpus_whether_there_are_any_or_not() {
+    let json: serde_json::Value = serde_json::from_str(&stdout(&["doctor", "--json"])).unwrap();
+    let gpus = json["gpus"].as_array().unwrap();
+    for name in ["GPU driver", "MEMFERRY_GPU"] {
+        let check = gpus.iter().find(|check| check["name"] == name).unwrap();
+        assert!(check["detail"].is_string() && check["status"].is_string(), "{check}");
+    }
+}
+
+#[test]
 fn the_json_of_explain_is_one_object_about_the_size() {
     let text = stdout(&["explain", "64k", "--json"]);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
@@ -81,6 +91,32 @@ fn the_json_of_explain_is_one_object_about_the_size() {
 }
 
 #[test]
+fn explain_with_a_gpu_tells_of_it_or_what_is_missing() {
+    let words = ["explain", "64MiB", "--gpu", "--to", "device", "--json"];
+    let output = memferry(&words).output().expect("the program runs");
+    if output.status.success() {
+        let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(json["gpu"]["to"], "device");
+        assert!(json["blocking"]["estimate_us"].as_f64().unwrap() > 0.0);
+    } else {
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{complaint}");
+        assert!(complaint.contains("GPU") && complaint.contains("memferry doctor"), "{complaint}");
+    }
+}
+
+#[test]
 fn text_for_a_pipe_has_no_colour() {
     assert!(!stdout(&["doctor"]).contains('\x1b'));
+}
+
+#[test]
+fn the_bench_of_gpus_says_why_it_measured_nothing_and_ends_well() {
+    let mut command = memferry(&["bench", "gpu", "--quick", "--json"]);
+    let assert = command.env("CUDA_VISIBLE_DEVICES", "").assert().success();
+    let json: serde_json::Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
+    assert_eq!(json["missing"], serde_json::json!(["a GPU"]));
+    assert!(json["rows"].as_array().unwrap().is_empty());
+    assert!(json["summary"].as_object().unwrap().is_empty());
+    assert!(json["notes"][0].as_str().unwrap().starts_with("Nothing was measured: "));
 }

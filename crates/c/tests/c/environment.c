@@ -45,6 +45,11 @@ int main(int count, char **arguments) {
         CHECK_IS(adma_icopy_notify(a, b, 8, &variable, 5), code);
         CHECK_IS(adma_fill(b, 0, 8), code);
         CHECK_IS(adma_compare(a, b, 8, &at), code);
+        void *memory = a;
+        CHECK_IS(adma_device_alloc(8, &memory), code);
+        CHECK_SAYS(text);
+        CHECK(memory == a);
+        CHECK_IS(adma_register(a, 8), code);
         CHECK_IS(adma_check_copy(0), ADMA_ESTALE);
         CHECK_IS(adma_wait_copy(0), ADMA_ESTALE);
         CHECK_IS(adma_fini(), 0);
@@ -55,6 +60,7 @@ int main(int count, char **arguments) {
     CHECK_IS(setrlimit(RLIMIT_AS, &usual), 0);
     unsetenv("MEMFERRY_CHANNELS");
     unsetenv("MEMFERRY_POLICY");
+    unsetenv("MEMFERRY_GPU");
     setenv("MEMFERRY_PROFILE", "off", 1);
     CHECK_IS(adma_copy(a, b, 8), 0);
     CHECK_IS(b[0], 1);

@@ -32,5 +32,8 @@ int all_calls(const void *src, void *dst, std::atomic<std::uint64_t> &variable) 
     sum += adma_put(remote, 0, src, 1) + adma_put_notify(remote, 0, src, 1, 8, 1);
     sum += adma_get(remote, 0, dst, 1) + adma_fence(remote) + adma_detach(remote);
     sum += adma_wait_value(window, 8, 1, -1, word) + adma_withdraw(window);
+    void *device = nullptr;
+    sum += adma_use_gpu(0) + adma_device_alloc(1, &device) + adma_device_free(device);
+    sum += adma_register(src, 1) + adma_unregister(src);
     return texts[0] == texts[1] ? sum : 0;
 }

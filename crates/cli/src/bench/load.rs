@@ -1,12 +1,14 @@
 //! Whether others used the processors while a bench ran: then its numbers say little, and the
 //! reader must know.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use memferry::sys::{affinity, clock};
 
 /// The unit in which the kernel counts processor time.
 const NS_PER_TICK: u64 = 10_000_000;
+/// In a shorter time a few of these units are everything that there is.
+const SHORTEST: Duration = Duration::from_millis(200);
 
 /// What the machine and this process, with the processes it had started, had used at one moment.
 pub(super) struct Load {
@@ -26,6 +28,9 @@ impl Load {
     /// A sentence if others used much of the machine since then.
     pub(super) fn disturbance(self) -> Option<String> {
         let now = Self::now()?;
+        if now.at - self.at < SHORTEST {
+            return None;
+        }
         let others = (now.all_ns - self.all_ns).saturating_sub(now.ours_ns - self.ours_ns);
         let cores = affinity::allowed_cores().len() as f64;
         let room = self.at.elapsed().as_nanos() as f64 * cores;

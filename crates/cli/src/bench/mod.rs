@@ -5,6 +5,7 @@ mod alltoall;
 mod apps;
 mod bandwidth;
 pub(crate) mod command;
+mod gpu;
 pub(crate) mod group;
 mod ipc;
 mod latency;
@@ -77,6 +78,7 @@ pub(crate) fn all() -> &'static [&'static dyn Bench] {
         &receive_overhead::ReceiveOverhead,
         &pinning::Pinning,
         &lookup::Lookup,
+        &gpu::Gpu,
         &apps::Apps,
     ]
 }
@@ -132,10 +134,10 @@ mod tests {
 
     #[test]
     fn a_planned_bench_is_told_apart_from_a_wrong_name() {
-        let planned = find_in(&[&Invented], "gpu").err().unwrap();
+        let planned = find_in(&[&Invented], "devices").err().unwrap();
         assert_eq!(
             planned,
-            "the bench `gpu` is planned but not built yet; available: copy-latency"
+            "the bench `devices` is planned but not built yet; available: copy-latency"
         );
         let wrong = find_in(&[&Invented], "gup").err().unwrap();
         assert_eq!(wrong, "there is no bench `gup`; available: copy-latency");

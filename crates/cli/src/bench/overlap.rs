@@ -60,7 +60,7 @@ impl Bench for Overlap {
                     let walk = walk_bytes.map(Walk::over);
                     let pair = &mut pair;
                     let mut subject = Subject { ferry: &ferry, pair, bytes, walk, way };
-                    let rounds = subject.rounds(effort, factor, steps_per_ns);
+                    let rounds = subject.rounds(effort, factor, steps_per_ns)?;
                     let row = Row::of_rounds(figure, series, bytes as u64, "overlap", &rounds);
                     let key = match (series, figure, bytes) {
                         (OURS, "hot", 0x1_0000) => Some("hot_64k"),
@@ -90,7 +90,7 @@ impl Bench for Overlap {
 }
 
 /// How many steps of computation one nanosecond takes.
-fn calibrate_compute() -> f64 {
+pub(super) fn calibrate_compute() -> f64 {
     const STEPS: u64 = 2_000_000;
     let once = || {
         let start = Instant::now();
@@ -98,6 +98,39 @@ fn calibrate_compute() -> f64 {
         STEPS as f64 / start.elapsed().as_nanos() as f64
     };
     median((0..5).map(|_| once()).collect())
+}
+
+/// How many rounds there are, and how many measurements in each.
+pub(super) struct Pace {
+    pub(super) rounds: usize,
+    pub(super) repeat: usize,
+}
+
+/// The overlap, round by round, each from the medians of a few interleaved measurements. `timed`
+/// starts a copy, computes so many steps and waits, and says how long all three took; the
+/// computation takes `factor` times as long as the copy.
+pub(super) fn overlap_rounds(
+    pace: Pace,
+    factor: f64,
+    steps_per_ns: f64,
+    mut timed: impl FnMut(u64) -> anyhow::Result<f64>,
+) -> anyhow::Result<Vec<f64>> {
+    let Pace { rounds, repeat } = pace;
+    let alone = (0..repeat).map(|_| timed(0)).collect::<anyhow::Result<_>>()?;
+    let steps = (median(alone) * factor * steps_per_ns) as u64;
+    let mut round = || {
+        let (mut copy, mut work, mut total) = (vec![], vec![], vec![]);
+        for _ in 0..repeat {
+            copy.push(timed(0)?);
+            let start = Instant::now();
+            compute(steps);
+            work.push(start.elapsed().as_nanos() as f64);
+            total.push(timed(steps)?);
+        }
+        let (copy, work, total) = (median(copy), median(work), median(total));
+        Ok((copy + work - total) / copy)
+    };
+    (0..rounds).map(|_| round()).collect()
 }
 
 struct Subject<'a> {
@@ -109,29 +142,20 @@ struct Subject<'a> {
 }
 
 impl Subject<'_> {
-    /// The overlap, round by round, each from the medians of a few interleaved measurements.
-    fn rounds(&mut self, effort: Effort, factor: f64, steps_per_ns: f64) -> Vec<f64> {
+    fn rounds(
+        &mut self,
+        effort: Effort,
+        factor: f64,
+        steps_per_ns: f64,
+    ) -> anyhow::Result<Vec<f64>> {
         let (rounds, repeat) = match effort {
             Effort::Brief => (7, 15),
             Effort::Quick => (9, 21),
             Effort::Full => (11, 21),
         };
         let repeat = if self.bytes < 1 << 20 { 4 * repeat } else { repeat };
-        let copy_ns = median((0..repeat).map(|_| self.timed(0)).collect());
-        let steps = (copy_ns * factor * steps_per_ns) as u64;
-        let round = |subject: &mut Self| {
-            let (mut copy, mut work, mut total) = (vec![], vec![], vec![]);
-            for _ in 0..repeat {
-                copy.push(subject.timed(0));
-                let start = Instant::now();
-                compute(steps);
-                work.push(start.elapsed().as_nanos() as f64);
-                total.push(subject.timed(steps));
-            }
-            let (copy, work, total) = (median(copy), median(work), median(total));
-            (copy + work - total) / copy
-        };
-        (0..rounds).map(|_| round(self)).collect()
+        let pace = Pace { rounds, repeat };
+        overlap_rounds(pace, factor, steps_per_ns, |steps| Ok(self.timed(steps)))
     }
 
     /// Starts a copy, computes, waits; the time of all three.

@@ -3,6 +3,7 @@
 //! `--measure` asks for it.
 
 mod copies;
+mod gpu;
 mod memory;
 mod messages;
 pub(crate) mod partner;
@@ -60,11 +61,13 @@ struct Diagnosis {
     messages: Vec<Check>,
     /// What pinning and windows need.
     memory: Vec<Check>,
+    /// GPUs that can copy.
+    gpus: Vec<Check>,
 }
 
 impl Diagnosis {
     fn all(&self) -> impl Iterator<Item = &Check> {
-        self.checks.iter().chain(&self.messages).chain(&self.memory)
+        self.checks.iter().chain(&self.messages).chain(&self.memory).chain(&self.gpus)
     }
 
     /// What every program needs and is not there: a script can go by the exit status.
@@ -85,7 +88,8 @@ pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
     }
     let machine = Machine::look();
     let (checks, messages) = (copies::checks(&machine), messages::checks());
-    let diagnosis = Diagnosis { machine, checks, messages, memory: memory::checks() };
+    let (memory, gpus) = (memory::checks(), gpu::checks());
+    let diagnosis = Diagnosis { machine, checks, messages, memory, gpus };
     if json {
         show::print_json(&diagnosis)?;
     } else {
@@ -109,6 +113,7 @@ fn render(diagnosis: &Diagnosis, paint: Paint) -> String {
         ("copies", &diagnosis.checks),
         ("messages", &diagnosis.messages),
         ("memory", &diagnosis.memory),
+        ("GPUs", &diagnosis.gpus),
     ] {
         text.push_str(&format!("\n{}\n", paint.bold(title)));
         checks.iter().for_each(|check| text.push_str(&line(check, width, paint)));
@@ -135,7 +140,8 @@ mod tests {
     use crate::sample;
 
     fn diagnosis(checks: Vec<Check>, messages: Vec<Check>) -> Diagnosis {
-        Diagnosis { machine: sample::empty("x").machine, checks, messages, memory: vec![] }
+        let machine = sample::empty("x").machine;
+        Diagnosis { machine, checks, messages, memory: vec![], gpus: vec![] }
     }
 
     #[test]
@@ -159,6 +165,8 @@ mod tests {
     fn only_what_every_program_needs_makes_the_diagnosis_a_failure() {
         let missing = |name| Check::new(name, Status::Missing, "");
         assert!(diagnosis(vec![missing("membarrier")], vec![]).broken().is_empty());
+        let no_gpu = Diagnosis { gpus: vec![missing("GPU driver")], ..diagnosis(vec![], vec![]) };
+        assert!(no_gpu.broken().is_empty());
         let broken = diagnosis(vec![missing(copies::A_COPY)], vec![missing(messages::A_MESSAGE)]);
         assert_eq!(broken.broken(), [copies::A_COPY, messages::A_MESSAGE]);
         let fine = Check::new(messages::A_MESSAGE, Status::Warn, "");

@@ -1,12 +1,14 @@
 //! `memferry explain SIZE`: which path a copy takes on this machine, why, and the measured values
 //! behind the decision. It asks the planner that real copies ask, and copies nothing.
 
+use anyhow::{Context, anyhow};
 use memferry::engine::Kernel;
 use memferry::engine::cpu::{Origin, Profile};
-use memferry::plan::{Facts, Path, Plan, Question};
-use memferry::{Ferry, Temperature};
+use memferry::plan::{self, Facts, Path, Plan, Question};
+use memferry::{Ferry, Gpu, Temperature};
 use serde::Serialize;
 
+use super::gpu::Device;
 use crate::show::{self, Paint};
 use crate::size;
 
@@ -20,6 +22,9 @@ struct Explanation {
     /// For a caller that goes on.
     asynchronous: Choice,
     measured: Vec<Fact>,
+    /// The GPU that takes part, if one was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<Device>,
 }
 
 /// What would be done with one request.
@@ -33,46 +38,55 @@ struct Choice {
 
 /// A value that the planner goes by.
 #[derive(Debug, Serialize)]
-struct Fact {
-    name: &'static str,
-    value: f64,
-    text: String,
-    meaning: &'static str,
+pub(super) struct Fact {
+    pub(super) name: &'static str,
+    pub(super) value: f64,
+    pub(super) text: String,
+    pub(super) meaning: &'static str,
 }
 
 /// Explains a copy, as text or as JSON.
-pub(crate) fn run(bytes: u64, temperature: Temperature, json: bool) -> anyhow::Result<()> {
-    let ferry = Ferry::new()?;
-    let explanation = explain(ferry.facts(), bytes, temperature);
+pub(super) fn run(question: Question, gpu: Option<usize>, json: bool) -> anyhow::Result<()> {
+    let ferry = match gpu {
+        Some(number) => {
+            let ferry = Ferry::builder().gpu(Gpu::Number(number)).build();
+            ferry.context("no GPU to explain with; `memferry doctor` tells what it needs")?
+        }
+        None => Ferry::new()?,
+    };
+    let device = ferry.gpu().filter(|_| gpu.is_some());
+    let device = device.map(|gpu| Device::new(gpu.facts(), gpu.rates(), &question));
+    let explanation = explain(ferry.facts(), question, device)?;
     if json {
         return show::print_json(&explanation);
     }
     Ok(show::print(&render(&explanation, &origin(ferry.facts()), Paint::for_stdout()))?)
 }
 
-fn explain(facts: &Facts, bytes: u64, temperature: Temperature) -> Explanation {
+fn explain(facts: &Facts, question: Question, gpu: Option<Device>) -> anyhow::Result<Explanation> {
     let choose = |blocking| {
-        let question = Question { temperature, ..Question::copy(bytes, blocking) };
-        let plan = memferry::plan::plan(facts, &question);
-        let plan = plan.expect("a processor can copy ordinary memory");
-        Choice {
+        let question = Question { blocking, ..question };
+        let plan = plan::plan(facts, &question);
+        let plan = plan.ok_or_else(|| anyhow!("no engine reaches this memory: use --gpu"))?;
+        anyhow::Ok(Choice {
             path: path(facts, &plan),
-            kernel: plan.kernel.name(),
+            kernel: kernel(facts, &plan),
             reason: plan.reason.to_string(),
-            estimate_us: estimate_ns(&facts.profile, &plan, bytes, blocking) / 1000.0,
-        }
+            estimate_us: estimate_ns(facts, &plan, &question) / 1000.0,
+        })
     };
-    Explanation {
-        bytes,
-        temperature: match temperature {
+    Ok(Explanation {
+        bytes: question.bytes,
+        temperature: match question.temperature {
             Temperature::Unknown => "unknown",
             Temperature::Hot => "hot",
             Temperature::Cold => "cold",
         },
-        blocking: choose(true),
-        asynchronous: choose(false),
+        blocking: choose(true)?,
+        asynchronous: choose(false)?,
         measured: measured(&facts.profile),
-    }
+        gpu,
+    })
 }
 
 fn path(facts: &Facts, plan: &Plan) -> String {
@@ -97,9 +111,38 @@ fn path(facts: &Facts, plan: &Plan) -> String {
     }
 }
 
-/// The measured line for the plan: start-up plus bytes over bandwidth.
-fn estimate_ns(profile: &Profile, plan: &Plan, bytes: u64, blocking: bool) -> f64 {
-    let shared = blocking && matches!(plan.path, Path::Chunks { .. } | Path::Split { .. });
+/// How processors move bytes, where they have a part in it.
+fn kernel(facts: &Facts, plan: &Plan) -> &'static str {
+    match plan.path {
+        Path::Whole { engine } | Path::Chunks { engine, .. }
+            if facts.engines[engine].preparation.is_some() =>
+        {
+            "none"
+        }
+        _ => plan.kernel.name(),
+    }
+}
+
+/// What the plan is expected to take.
+fn estimate_ns(facts: &Facts, plan: &Plan, question: &Question) -> f64 {
+    let alone = |engine: usize| plan::estimate_ns(facts, &facts.engines[engine], question);
+    match plan.path {
+        // Each does as much as it is quick.
+        Path::Split { engine, processors, .. } => {
+            1.0 / (1.0 / alone(engine) + 1.0 / alone(processors))
+        }
+        Path::Whole { engine } | Path::Chunks { engine, .. }
+            if facts.engines[engine].preparation.is_some() =>
+        {
+            alone(engine)
+        }
+        _ => processors_ns(&facts.profile, plan, question.bytes, question.blocking),
+    }
+}
+
+/// The measured line for a plan of processors alone: start-up plus bytes over bandwidth.
+fn processors_ns(profile: &Profile, plan: &Plan, bytes: u64, blocking: bool) -> f64 {
+    let shared = blocking && matches!(plan.path, Path::Chunks { .. });
     let startup = if plan.path == Path::Caller { 0.0 } else { profile.handover_ns };
     let gb_per_s = match plan.kernel {
         Kernel::Cached if shared => 2.0 * profile.cached_gb_per_s,
@@ -158,7 +201,8 @@ fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
         "unknown" => String::new(),
         word => format!("{word} "),
     };
-    let title = format!("a {temperature}copy of {}", size::format(explanation.bytes));
+    let way = explanation.gpu.as_ref().map_or(String::new(), Device::way);
+    let title = format!("a {temperature}copy of {}{way}", size::format(explanation.bytes));
     let mut text = format!("{}\n", paint.bold(&title));
     for (name, choice) in
         [("blocking", &explanation.blocking), ("asynchronous", &explanation.asynchronous)]
@@ -173,11 +217,17 @@ fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
         );
     }
     text += &format!("\n  {} ({origin})\n", paint.bold("what the planner goes by"));
-    for fact in &explanation.measured {
-        text += &format!("    {:<21} {:>9}  {}\n", fact.name, fact.text, fact.meaning);
-    }
+    let lines = |facts: &[Fact], width: usize| -> String {
+        let line = |f: &Fact| format!("    {:<width$} {:>9}  {}\n", f.name, f.text, f.meaning);
+        facts.iter().map(line).collect()
+    };
+    text += &lines(&explanation.measured, 21);
     text +=
         "    Each *_bytes value can be set by the builder or as MEMFERRY_INLINE_BYTES and so on.\n";
+    if let Some(gpu) = &explanation.gpu {
+        text += &format!("\n  {} (measured just now)\n", paint.bold(&gpu.title()));
+        text += &lines(&gpu.measured, 22);
+    }
     text
 }
 
@@ -190,45 +240,4 @@ fn duration(us: f64) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use memferry::engine::cpu::ProfileSource;
-
-    use super::*;
-
-    fn facts() -> Facts {
-        let ferry = Ferry::builder()
-            .profile(ProfileSource::BuiltIn)
-            .channels(1)
-            .inline_bytes(4 << 10)
-            .split_bytes(256 << 10)
-            .stream_bytes(2 << 20)
-            .build()
-            .unwrap();
-        ferry.facts().clone()
-    }
-
-    #[test]
-    fn small_copies_are_explained_as_the_callers_own() {
-        let explanation = explain(&facts(), 4096, Temperature::Unknown);
-        assert_eq!(explanation.blocking.path, "the caller, at once");
-        assert_eq!(explanation.asynchronous.path, "the caller, at once");
-    }
-
-    #[test]
-    fn large_copies_name_engine_kernel_and_reason() {
-        let explanation = explain(&facts(), 64 << 20, Temperature::Unknown);
-        assert!(explanation.blocking.path.contains("engine cpu"));
-        assert_ne!(explanation.blocking.kernel, "cached");
-        let text = render(&explanation, "not measured", Paint::plain());
-        for word in ["a copy of 64 MiB", "blocking", "asynchronous", "because", "split_bytes"] {
-            assert!(text.contains(word), "{word} is missing from:\n{text}");
-        }
-    }
-
-    #[test]
-    fn temperature_changes_the_kernel() {
-        let kernel = |temperature| explain(&facts(), 1 << 20, temperature).blocking.kernel;
-        assert_eq!(kernel(Temperature::Hot), "cached");
-        assert_ne!(kernel(Temperature::Cold), "cached");
-    }
-}
+mod tests;

@@ -2,7 +2,13 @@ use super::*;
 
 fn facts() -> Facts {
     let (limits, l2_bytes) = (Limits::default(), 2 << 20);
-    Facts { profile: Profile::built_in(), limits, l2_bytes, stream_bytes: 2 << 20, has_device: false }
+    Facts {
+        profile: Profile::built_in(),
+        limits,
+        l2_bytes,
+        stream_bytes: 2 << 20,
+        has_device: false,
+    }
 }
 
 fn question(bytes: u64) -> Question {
@@ -119,6 +125,9 @@ fn a_device_copies_large_messages_in_mapped_memory_without_a_spare_core() {
     let facts = Facts { has_device: true, ..facts() };
     let near = Question { receiver_reads: Way::Near, ..question(4 << 20) };
     assert_eq!(rendezvous(&facts, &near).path, PathKind::Offload);
-    assert_ne!(rendezvous(&facts, &Question { bytes: (4 << 20) - 1, ..near }).path, PathKind::Offload);
+    assert_ne!(
+        rendezvous(&facts, &Question { bytes: (4 << 20) - 1, ..near }).path,
+        PathKind::Offload
+    );
     assert_ne!(rendezvous(&facts, &question(64 << 20)).path, PathKind::Offload);
 }

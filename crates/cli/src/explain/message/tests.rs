@@ -4,7 +4,8 @@ use memferry::message::plan::{Limits, Measurement, Profile};
 use super::*;
 
 fn facts(limits: Limits) -> Facts {
-    Facts { profile: Profile::built_in(), limits, l2_bytes: 2 << 20, stream_bytes: 4 << 20 }
+    let (l2_bytes, stream_bytes) = (2 << 20, 4 << 20);
+    Facts { profile: Profile::built_in(), limits, l2_bytes, stream_bytes, has_device: false }
 }
 
 fn of(bytes: u64) -> Explanation {

@@ -1,0 +1,148 @@
+//! The library while it is open: the ferry, the GPU that it uses if it does, and what the program has
+//! of that GPU. Finds out where the memory of a request is; without a GPU there is nothing to find.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+use memferry::{CudaEngine, DeviceMemory, Ferry, Region, Request};
+use memferry_sys::sync::lock;
+
+use crate::code::{ADMA_EINVAL, ADMA_ENODEV, Failure};
+
+/// The library while it is open. Fields are dropped in their order: all copies are over before the
+/// memory of the GPU is given back.
+#[derive(Debug)]
+pub(crate) struct Open {
+    ferry: Ferry,
+    gpu: Option<Arc<CudaEngine>>,
+    /// Memory of the GPU that the program has, by its address.
+    memory: Mutex<HashMap<usize, DeviceMemory>>,
+    /// Memory that is to stay registered, by its address, once for each time; `None` has no bytes.
+    regions: Mutex<HashMap<usize, Vec<Option<Region>>>>,
+}
+
+impl Open {
+    pub(crate) fn new(ferry: Ferry) -> Self {
+        let gpu = ferry.gpu().cloned();
+        Self { ferry, gpu, memory: Mutex::default(), regions: Mutex::default() }
+    }
+
+    pub(crate) fn ferry(&self) -> &Ferry {
+        &self.ferry
+    }
+
+    /// The GPU, if one is in use.
+    pub(crate) fn gpu(&self) -> Option<&CudaEngine> {
+        self.gpu.as_deref()
+    }
+
+    /// A copy between memory that is where it is.
+    #[inline]
+    pub(crate) fn copy<'a>(
+        &self,
+        source: *const u8,
+        target: *mut u8,
+        length: usize,
+    ) -> Request<'a> {
+        self.located(Request::copy(source, target, length), source, target)
+    }
+
+    /// A fill, likewise.
+    #[inline]
+    pub(crate) fn fill<'a>(&self, target: *mut u8, value: u8, length: usize) -> Request<'a> {
+        self.located(Request::fill(target, value, length), target, target)
+    }
+
+    /// A compare, likewise.
+    #[inline]
+    pub(crate) fn compare<'a>(
+        &self,
+        left: *const u8,
+        right: *const u8,
+        length: usize,
+    ) -> Request<'a> {
+        self.located(Request::compare(left, right, length), left, right)
+    }
+
+    /// Says where the memory of a request is.
+    #[inline]
+    fn located<'a>(
+        &self,
+        request: Request<'a>,
+        source: *const u8,
+        target: *const u8,
+    ) -> Request<'a> {
+        if self.gpu.is_none() {
+            return request;
+        }
+        request.memory(self.ferry.memory_kind(source), self.ferry.memory_kind(target))
+    }
+
+    /// Takes memory of the GPU. None of it has no address.
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<*mut u8, Failure> {
+        let gpu = self.gpu().ok_or_else(no_gpu)?;
+        if bytes == 0 {
+            return Ok(std::ptr::null_mut());
+        }
+        let memory = gpu.allocate(bytes)?;
+        let address = memory.as_ptr();
+        lock(&self.memory).insert(address as usize, memory);
+        Ok(address)
+    }
+
+    /// Gives it back.
+    pub(crate) fn free(&self, address: *const u8) -> Result<(), Failure> {
+        // Dropped after the lock, which the driver has no part in.
+        let memory = lock(&self.memory).remove(&(address as usize));
+        memory.map(drop).ok_or_else(|| not_of_the_gpu(address))
+    }
+
+    /// Registers memory until it is unregistered as often.
+    pub(crate) fn register(&self, address: *const u8, length: usize) -> Result<(), Failure> {
+        self.gpu().ok_or_else(no_gpu)?;
+        let register = || self.ferry.register(address, length);
+        let region = (length > 0).then(register).transpose()?;
+        lock(&self.regions).entry(address as usize).or_default().push(region);
+        Ok(())
+    }
+
+    /// Undoes the last registration that began at an address.
+    pub(crate) fn unregister(&self, address: *const u8) -> Result<(), Failure> {
+        let mut regions = lock(&self.regions);
+        let here = regions.get_mut(&(address as usize));
+        let Some(region) = here.and_then(Vec::pop) else { return Err(not_registered(address)) };
+        if regions.get(&(address as usize)).is_some_and(Vec::is_empty) {
+            regions.remove(&(address as usize));
+        }
+        drop(regions);
+        drop(region);
+        Ok(())
+    }
+}
+
+fn no_gpu() -> Failure {
+    let text = "no GPU is in use: call adma_use_gpu before all other calls, or set MEMFERRY_GPU to \
+                auto or to the number of a GPU; `memferry doctor` tells whether there is one";
+    Failure::new(ADMA_ENODEV, text)
+}
+
+/// What is said of memory that the library does not know as the GPU's.
+pub(crate) fn not_of_the_gpu(address: *const u8) -> Failure {
+    let text = format!(
+        "{address:p} is not what adma_device_alloc gave, or was freed since: by adma_device_free, \
+         or by adma_fini"
+    );
+    Failure::new(ADMA_EINVAL, text)
+}
+
+/// What is said of memory that the library does not know as registered.
+pub(crate) fn not_registered(address: *const u8) -> Failure {
+    let text = format!(
+        "nothing that begins at {address:p} is registered: pass the address that adma_register \
+         was given, once for each time"
+    );
+    Failure::new(ADMA_EINVAL, text)
+}
+
+#[cfg(test)]
+mod tests;

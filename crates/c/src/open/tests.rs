@@ -1,0 +1,124 @@
+//! Over a model of a GPU, as there is not one on every machine.
+
+use memferry::PinLimits;
+use memferry::engine::cpu::{CpuEngine, Profile, ProfileSource};
+use memferry::engine::cuda::Rates;
+use memferry::engine::cuda::model::{Faults, ModelDevice};
+
+use super::*;
+use crate::code::{ADMA_ENOMEM, ADMA_ENXIO};
+
+fn open_with(faults: Faults) -> (Open, Arc<ModelDevice>) {
+    let device = ModelDevice::with_faults(faults);
+    let limits = PinLimits { most_bytes: 64 << 20, most_entries: 64 };
+    let gpu = CudaEngine::with_driver(device.clone(), Rates::default(), limits).unwrap();
+    let gpu = Arc::new(gpu);
+    let profile = Profile::load(&ProfileSource::BuiltIn).unwrap();
+    let ferry = Ferry::builder()
+        .profile(ProfileSource::BuiltIn)
+        .engine(Arc::new(CpuEngine::new(profile)), 1)
+        .engine(gpu.clone(), 2)
+        .build()
+        .unwrap();
+    (Open { gpu: Some(gpu), ..Open::new(ferry) }, device)
+}
+
+fn bytes(length: usize) -> Vec<u8> {
+    (0..length).map(|at| (at * 131 + at / 251) as u8).collect()
+}
+
+#[test]
+fn requests_find_the_memory_of_the_gpu_on_either_side() {
+    let (open, device) = open_with(Faults::default());
+    for length in [1, 4096, 70_000, 3_000_017] {
+        let (source, mut target) = (bytes(length), vec![0; length]);
+        let inside = open.allocate(length).unwrap();
+        let other = open.allocate(length).unwrap();
+        // SAFETY: all memory is of this length and used by nobody else.
+        unsafe {
+            open.ferry().run(open.copy(source.as_ptr(), inside, length)).unwrap();
+            open.ferry().run(open.copy(inside, other, length)).unwrap();
+            open.ferry().run(open.copy(other, target.as_mut_ptr(), length)).unwrap();
+        }
+        assert!(source == target, "{length}");
+        // SAFETY: as above.
+        let compared = unsafe {
+            open.ferry().run(open.fill(other, 7, length - 1)).unwrap();
+            open.ferry().run(open.compare(other, target.as_ptr(), length)).unwrap()
+        };
+        let expected: Vec<_> = std::iter::repeat_n(7, length - 1)
+            .chain(source[length - 1..].iter().copied())
+            .collect();
+        assert_eq!(device.read(other as u64, length), expected);
+        let first = expected.iter().zip(&source).position(|(left, right)| left != right);
+        assert_eq!(compared.difference.map(|at| at as usize), first);
+        open.free(inside).unwrap();
+        open.free(other).unwrap();
+    }
+}
+
+#[test]
+fn memory_of_the_gpu_is_given_back_once_and_only_by_its_address() {
+    let (open, _device) = open_with(Faults::default());
+    let memory = open.allocate(4096).unwrap();
+    assert_eq!(open.free(memory.wrapping_add(8)).unwrap_err().code, ADMA_EINVAL);
+    open.free(memory).unwrap();
+    assert_eq!(open.free(memory).unwrap_err().code, ADMA_EINVAL);
+    assert!(open.allocate(0).unwrap().is_null());
+}
+
+#[test]
+fn closing_gives_back_what_the_program_has_left() {
+    let (open, device) = open_with(Faults::default());
+    let host = bytes(1 << 20);
+    open.allocate(1 << 20).unwrap();
+    open.register(host.as_ptr(), host.len()).unwrap();
+    drop(open);
+    let seen = device.sightings();
+    assert_eq!(seen.device_bytes, 0);
+    assert_eq!(seen.registrations, seen.unregistrations);
+}
+
+#[test]
+fn a_gpu_without_memory_left_says_so() {
+    let (open, _device) =
+        open_with(Faults { most_device_bytes: Some(64 << 20), ..Faults::default() });
+    assert_eq!(open.allocate(1 << 30).unwrap_err().code, ADMA_ENOMEM);
+}
+
+#[test]
+fn memory_stays_registered_until_it_is_unregistered_as_often() {
+    let (open, device) = open_with(Faults::default());
+    let host = bytes(1 << 20);
+    let is_registered = || open.gpu().unwrap().memory_kind(host.as_ptr() as u64).is_some();
+    open.register(host.as_ptr(), host.len()).unwrap();
+    open.register(host.as_ptr(), host.len()).unwrap();
+    assert!(is_registered());
+    open.unregister(host.as_ptr()).unwrap();
+    assert!(is_registered());
+    open.unregister(host.as_ptr()).unwrap();
+    assert_eq!(open.unregister(host.as_ptr()).unwrap_err().code, ADMA_EINVAL);
+    assert_eq!(device.sightings().torn_copies, 0);
+}
+
+#[test]
+fn memory_that_is_not_there_is_not_registered() {
+    let (open, _device) = open_with(Faults::default());
+    let pages = memferry_sys::Pages::new(1 << 20).unwrap();
+    let address = pages.as_ptr();
+    drop(pages);
+    assert_eq!(open.register(address, 1 << 20).unwrap_err().code, ADMA_ENXIO);
+    open.register(std::ptr::null(), 0).unwrap();
+    open.unregister(std::ptr::null()).unwrap();
+}
+
+#[test]
+fn without_a_gpu_there_is_none_of_its_memory() {
+    let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).channels(1).build().unwrap();
+    let open = Open { gpu: None, ..Open::new(ferry) };
+    let host = bytes(4096);
+    for failure in [open.allocate(1).unwrap_err(), open.register(host.as_ptr(), 1).unwrap_err()] {
+        assert_eq!(failure.code, ADMA_ENODEV);
+        assert!(failure.text.contains("adma_use_gpu"), "{}", failure.text);
+    }
+}

@@ -1,0 +1,258 @@
+//! `gpu`: copies by the copy engines of a GPU, between ordinary memory and to the device and back,
+//! against memcpy, the driver's own copies, and memory that the driver pinned.
+
+mod cases;
+mod hiding;
+mod memory;
+mod peer;
+mod rig;
+mod rounds;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use memferry::engine::contract::Acquaintance;
+use memferry::memory::pin_cache::Watching;
+use memferry::plan::{Path, Question};
+use memferry::{Ferry, Gpu as Choice};
+use memferry_sys::cuda::{Cuda, Driver};
+use memferry_sys::residency;
+
+use super::measure::set;
+use super::overlap::calibrate_compute;
+use super::{Bench, Effort};
+use crate::outcome::{Outcome, Row, Summary};
+use crate::show::Progress;
+use crate::size;
+use cases::{
+    Buffers, Case, DRIVER, Direction, MEMCPY, OURS, PINNED, PageSize, SPARING, SPLIT, TELLING,
+    TELLING_OVERLAP,
+};
+use peer::Peer;
+use rig::Rig;
+use rounds::Rounds;
+
+pub(super) struct Gpu;
+
+/// Which of the machine's GPUs.
+const ORDINAL: usize = 0;
+
+/// What a run measures.
+struct Plan {
+    effort: Effort,
+    cases: Vec<Case>,
+    overlap_sizes: Vec<usize>,
+    /// After so long, only what keys are taken from.
+    most_time: Duration,
+}
+
+impl Plan {
+    fn of(effort: Effort) -> Self {
+        let seconds = match effort {
+            Effort::Brief | Effort::Quick => 17,
+            Effort::Full => 200,
+        };
+        let overlap_sizes = cases::overlap_sizes(effort).to_vec();
+        let most_time = Duration::from_secs(seconds);
+        Self { effort, cases: cases::cases(effort), overlap_sizes, most_time }
+    }
+
+    fn most_bytes(&self) -> usize {
+        let sizes = self.cases.iter().map(|case| case.bytes);
+        sizes.chain(self.overlap_sizes.iter().copied()).max().unwrap_or(0)
+    }
+}
+
+impl Bench for Gpu {
+    fn name(&self) -> &'static str {
+        "gpu"
+    }
+
+    fn about(&self) -> &'static str {
+        "Copies by a GPU: between ordinary memory, to the device and back, against its driver"
+    }
+
+    fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
+        let plan = Plan::of(effort);
+        progress.start((plan.cases.len() + plan.overlap_sizes.len() + 2) as u64, self.name());
+        progress.step("looking for a GPU");
+        let mut outcome = Outcome::new(self.name());
+        let cuda = match Cuda::open(ORDINAL) {
+            Ok(cuda) => Arc::new(cuda),
+            Err(reason) => {
+                outcome.missing.push("a GPU".into());
+                outcome.notes.push(format!("Nothing was measured: {reason}."));
+                return Ok(outcome);
+            }
+        };
+        progress.step("opening the GPU");
+        let facts = cuda.facts();
+        let version = (facts.driver_version / 1000, facts.driver_version % 1000 / 10);
+        let version = format!("with a driver for CUDA {}.{}", version.0, version.1);
+        outcome.versions.insert(facts.name.clone(), version);
+        let ferry = Ferry::builder().gpu(Choice::Number(ORDINAL)).build()?;
+        let gpu = ferry.gpu().context("the ferry has no GPU")?.clone();
+        let peer = Peer::new(cuda.clone(), Some(cuda), plan.most_bytes())?;
+        let mut rig = Rig::new(ferry, &gpu, peer, plan.most_bytes())?;
+        measure(&mut outcome, &mut rig, &plan, progress)?;
+        Ok(outcome)
+    }
+}
+
+fn measure(
+    outcome: &mut Outcome,
+    rig: &mut Rig,
+    plan: &Plan,
+    progress: &Progress,
+) -> anyhow::Result<()> {
+    let begun = Instant::now();
+    let mut left_out = 0;
+    for case in &plan.cases {
+        progress.step(&format!("{}, {}", case.figure(), size::format(case.bytes as u64)));
+        if begun.elapsed() > plan.most_time && !case.is_telling() {
+            left_out += 1;
+            continue;
+        }
+        let rounds = rounds::contest(rig, case, plan.effort)?;
+        take_note(outcome, case, &rounds);
+    }
+    let steps_per_ns = calibrate_compute();
+    for &bytes in &plan.overlap_sizes {
+        progress.step(&format!("overlap, {}", size::format(bytes as u64)));
+        if begun.elapsed() > plan.most_time && bytes != TELLING_OVERLAP {
+            left_out += 1;
+            continue;
+        }
+        let rounds = hiding::measure(rig, bytes, plan.effort, steps_per_ns)?;
+        let figure = "overlap with computation, host to host, registered memory of 4 KiB pages";
+        let row = Row::of_rounds(figure, SPARING, bytes as u64, "overlap", &rounds);
+        if bytes == TELLING_OVERLAP {
+            set(&mut outcome.summary, "overlap_64m", row.value.clamp(0.0, 1.0));
+        }
+        outcome.rows.push(row);
+    }
+    outcome.notes.extend(notes());
+    outcome.notes.extend(warnings(rig));
+    if left_out > 0 {
+        outcome.notes.push(format!(
+            "{left_out} points were left out: memory is made ready so slowly here that they would \
+             have taken too long."
+        ));
+    }
+    Ok(())
+}
+
+/// The rows and keys of a contest, and who could not take part.
+fn take_note(outcome: &mut Outcome, case: &Case, rounds: &Rounds) {
+    let figure = case.figure();
+    outcome.rows.extend(rounds.bandwidth_rows(&figure, case.bytes));
+    if case.direction == Direction::HostToHost && case.buffers == Buffers::Reused {
+        let busy = format!("processors busy, {figure}");
+        outcome.rows.extend(rounds.cores_rows(&busy, case.bytes));
+    }
+    for (series, error) in &rounds.failed {
+        let missing = format!("{series}, {} ({error})", case.direction);
+        if !outcome.missing.contains(&missing) {
+            outcome.missing.push(missing);
+        }
+    }
+    if case.is_telling() {
+        set_keys(&mut outcome.summary, case.direction, rounds);
+    }
+}
+
+fn set_keys(summary: &mut Summary, direction: Direction, rounds: &Rounds) {
+    match direction {
+        Direction::HostToHost => {
+            set(summary, "host_to_host_vs_memcpy", rounds.speedup(SPARING, MEMCPY));
+            set(summary, "host_to_host_cpu_share", rounds.cores(SPARING));
+            set(summary, "split_vs_gpu_alone", rounds.speedup(SPLIT, SPARING));
+        }
+        Direction::ToDevice => {
+            set(summary, "pageable_to_device_vs_driver", rounds.speedup(OURS, DRIVER));
+            set(summary, "pageable_to_device_vs_pinned", rounds.speedup(OURS, PINNED));
+        }
+        Direction::FromDevice => {
+            set(summary, "device_to_pageable_vs_driver", rounds.speedup(OURS, DRIVER));
+        }
+    }
+}
+
+fn notes() -> [String; 3] {
+    [
+        "Fresh memory is mapped and written anew for every copy, which is not timed; no engine has \
+         seen it before. Reused memory was used at least three times. Between ordinary memory, \
+         everybody uses the same registered memory; to the device and back, the driver's copies \
+         have pageable memory of their own. After each contest every way has to show that it moves \
+         every byte."
+            .into(),
+        format!(
+            "`{SPARING}`: nobody but the engine works on the copy; `{SPLIT}`: an ordinary blocking \
+             copy, which the GPU, channels of processors and the caller share. `{DRIVER}` is \
+             cuMemcpyHtoD or cuMemcpyDtoH; `{PINNED}` one asynchronous copy of memory from \
+             cuMemHostAlloc, waited for by asking for an event: the limit. Processors busy is the \
+             processor time of the whole process, driver included, over the time."
+        ),
+        format!(
+            "Overlap = (T_copy + T_compute - T_total) / T_copy, each the median of interleaved \
+             measurements; the computation is {} times T_copy, on the caller's core. The keys are \
+             for 256 MiB and 4 KiB pages, overlap_64m for 64 MiB.",
+            hiding::COMPUTE_PER_COPY
+        ),
+    ]
+}
+
+/// What the reader must know because it is not as it should be.
+fn warnings(rig: &Rig) -> Vec<String> {
+    let mut warnings = Vec::new();
+    let ferry = &rig.ferry;
+    let question = Question {
+        spare_caller: true,
+        acquaintance: Acquaintance::Known,
+        ..Question::copy(TELLING as u64, true)
+    };
+    if let Some(plan) = ferry.explain(&question) {
+        let by_gpu = match plan.path {
+            Path::Chunks { engine, .. } | Path::Split { engine, .. } | Path::Whole { engine } => {
+                ferry.facts().engines[engine].name == "cuda"
+            }
+            Path::Caller | Path::Parts { .. } => false,
+        };
+        if !by_gpu {
+            warnings.push(format!(
+                "Copies between registered memory are not given to the GPU here, even if they are \
+                 to spare the caller: {}.",
+                plan.reason
+            ));
+        }
+    }
+    if let Some(pinning) = ferry.statistics().pinning("cuda") {
+        if pinning.watching != Watching::Events {
+            warnings.push(
+                "The kernel does not tell this process what it unmaps, so nothing stays registered \
+                 between copies: `memferry doctor` says what helps."
+                    .into(),
+            );
+        }
+        if let Some(error) = &pinning.last_refusal {
+            let refused = pinning.refused;
+            warnings.push(format!("Memory was refused {refused} times, the last time: {error}."));
+        }
+    }
+    let huge = rig.fresh(Direction::ToDevice, PageSize::Huge, rig.most_bytes().min(64 << 20));
+    let is_huge = |host: memory::Host| {
+        host.all().all(|pages| residency::is_huge(pages.as_ptr() as usize, pages.len()))
+    };
+    if !huge.is_ok_and(is_huge) {
+        warnings.push(
+            "Memory of huge pages is memory for which the kernel was asked for them: here it does \
+             not say that it gave them."
+                .into(),
+        );
+    }
+    warnings
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+//! What GPUs there are to copy with, and whether they do. What is reported was tried.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{anyhow, ensure};
+use memferry::engine::cuda::{DeviceFacts, Rates};
+use memferry::{CudaEngine, Ferry, Gpu};
+use memferry_sys::cuda::{Inventory, inventory};
+use memferry_sys::userfault;
+
+use super::{Check, Status};
+use crate::size;
+
+const VARIABLE: &str = "MEMFERRY_GPU";
+const BUS: &str = "/sys/bus/pci/devices";
+
+/// All checks, in the order in which they are shown.
+pub(super) fn checks() -> Vec<Check> {
+    let inventory = inventory();
+    let devices = match &inventory {
+        Inventory::Devices(devices) => devices.clone(),
+        _ => Vec::new(),
+    };
+    let mut checks = vec![driver(&inventory, on_the_bus(Path::new(BUS)))];
+    if !devices.is_empty() {
+        checks.push(registered(userfault::probe()));
+    }
+    for (facts, bytes) in &devices {
+        checks.push(device(facts, *bytes));
+        checks.push(a_copy(facts.ordinal, try_copy(facts.ordinal)));
+    }
+    let set = std::env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned());
+    checks.push(setting(set.as_deref(), devices.len()));
+    checks
+}
+
+fn driver(inventory: &Inventory, on_the_bus: usize) -> Check {
+    const NAME: &str = "GPU driver";
+    const INSTALL: &str = "install the NVIDIA driver (Debian: sudo apt install nvidia-driver; in a \
+                           container: docker run --gpus all); nothing else is needed, no CUDA toolkit";
+    const SHOW: &str =
+        "nvidia-smi -L, which must list the GPU; in a container: docker run --gpus all";
+    let missing = |detail: String| Check::new(NAME, Status::Missing, detail);
+    match inventory {
+        Inventory::NoDriver if on_the_bus > 0 => {
+            missing(format!("{on_the_bus} NVIDIA GPU(s), but no driver (libcuda.so.1)"))
+                .cure(INSTALL)
+        }
+        Inventory::NoDriver => {
+            missing("no NVIDIA GPU and no driver (libcuda.so.1): processors copy".into())
+                .cure(format!("if there is a GPU, {INSTALL}"))
+        }
+        Inventory::Unusable(reason) => {
+            missing(format!("the NVIDIA driver cannot be used: {reason}")).cure(SHOW)
+        }
+        Inventory::Devices(devices) => match devices.first() {
+            None => missing("the NVIDIA driver sees no GPU".into())
+                .cure(format!("unset CUDA_VISIBLE_DEVICES; {SHOW}")),
+            Some((facts, _)) => {
+                let (count, cuda) = (devices.len(), version(facts.driver_version));
+                let detail = format!("libcuda.so.1 for CUDA {cuda}, {count} GPU(s)");
+                Check::new(NAME, Status::Ok, detail)
+            }
+        },
+    }
+}
+
+fn device(facts: &DeviceFacts, bytes: usize) -> Check {
+    let read_only = match facts.registers_read_only {
+        true => "registers memory that may only be read",
+        false => "memory that may only be read passes through rings",
+    };
+    let detail = format!(
+        "{}: {}, {}, {} copy engine(s), {read_only}",
+        facts.ordinal,
+        facts.name,
+        size::format(bytes as u64),
+        facts.copy_engines
+    );
+    Check::new("GPU", Status::Ok, detail)
+}
+
+fn registered(probed: Result<(), userfault::Denied>) -> Check {
+    const NAME: &str = "GPU memory kept";
+    match probed {
+        Ok(()) => {
+            let detail = "userfaultfd: memory met twice stays registered with the GPU until it is \
+                          unmapped; the limit of locked memory does not matter";
+            Check::new(NAME, Status::Ok, detail)
+        }
+        Err(denied) => {
+            let detail = "memory is registered anew for each copy, or passes through rings";
+            Check::new(NAME, Status::Warn, detail).cure(denied.to_string())
+        }
+    }
+}
+
+/// Copies to a GPU and back, with a ferry as programs have it, and gives what was measured of it.
+fn try_copy(ordinal: usize) -> anyhow::Result<Rates> {
+    let ferry = Ferry::builder().gpu(Gpu::Number(ordinal)).build()?;
+    let gpu = ferry.gpu().ok_or_else(|| anyhow!("the ferry has no GPU"))?;
+    there_and_back(&ferry, gpu)?;
+    Ok(*gpu.rates())
+}
+
+const COPIED_BYTES: usize = 16 << 20;
+
+fn there_and_back(ferry: &Ferry, gpu: &CudaEngine) -> anyhow::Result<()> {
+    let source: Vec<u8> = (0..COPIED_BYTES).map(|at| (at ^ (at >> 8)) as u8).collect();
+    let mut back = vec![0; COPIED_BYTES];
+    let mut memory = gpu.allocate(COPIED_BYTES)?;
+    ferry.copy_to_device(&source, &mut memory, 0)?;
+    ferry.copy_from_device(&memory, 0, &mut back)?;
+    ensure!(
+        source == back,
+        "arrived with wrong bytes: test the memory of the GPU, then report this"
+    );
+    Ok(())
+}
+
+fn a_copy(ordinal: usize, tried: anyhow::Result<Rates>) -> Check {
+    const NAME: &str = "a GPU copy";
+    let rates = match tried {
+        Ok(rates) => rates,
+        Err(error) => {
+            return Check::new(NAME, Status::Missing, format!("{ordinal}: {error:#}"))
+                .cure("do what the message says; nvidia-smi tells more about the GPU");
+        }
+    };
+    let detail = format!(
+        "{ordinal}: {} there and back; {:.0} GB/s in, {:.0} GB/s out, {:.0} GB/s from memory to \
+         memory; {:.0} GB/s to register ({:.0} GB/s on huge pages), {:.0} GB/s through one ring; \
+         {:.0} µs to begin",
+        size::format(COPIED_BYTES as u64),
+        rates.inward,
+        rates.outward,
+        rates.through,
+        rates.register,
+        rates.register_huge,
+        rates.stage,
+        rates.startup_ns / 1000.0
+    );
+    Check::new(NAME, Status::Ok, detail)
+}
+
+/// What the environment tells programs that do not choose by themselves.
+fn setting(value: Option<&str>, count: usize) -> Check {
+    let numbers = match count {
+        0 => "0 and so on".to_owned(),
+        count => (0..count).map(|n| n.to_string()).collect::<Vec<_>>().join(", "),
+    };
+    let check = |status, detail: String| Check::new(VARIABLE, status, detail);
+    let Some(value) = value else {
+        let detail = format!(
+            "not set: programs use a GPU if they ask for it (Builder::gpu, adma_use_gpu); auto or a \
+             number ({numbers}) gives one to all"
+        );
+        return check(Status::Ok, detail);
+    };
+    match value.trim() {
+        "off" => check(Status::Ok, "off: only programs that ask for a GPU use one".into()),
+        "auto" if count > 0 => check(Status::Ok, "auto: all programs use GPU 0".into()),
+        "auto" => check(Status::Ok, "auto: all programs would use a GPU, and work without".into()),
+        number => match number.parse::<usize>() {
+            Ok(number) if number < count => {
+                check(Status::Ok, format!("{number}: all programs use this GPU"))
+            }
+            Ok(number) => {
+                check(Status::Warn, format!("{number}: programs fail, as this GPU cannot be used"))
+                    .cure(format!("export {VARIABLE}=auto"))
+            }
+            Err(_) => check(Status::Warn, format!("{value}: not valid, and programs fail"))
+                .cure(format!("export {VARIABLE}=auto, or off, or a number ({numbers})")),
+        },
+    }
+}
+
+/// NVIDIA's GPUs that the kernel sees, with a driver or without.
+fn on_the_bus(folder: &Path) -> usize {
+    const MAKER: &str = "0x10de";
+    const DISPLAY: &str = "0x03";
+    let Ok(devices) = fs::read_dir(folder) else { return 0 };
+    let says = |device: &Path, file: &str, start: &str| {
+        fs::read_to_string(device.join(file)).is_ok_and(|text| text.starts_with(start))
+    };
+    let devices = devices.flatten().map(|device| device.path());
+    devices.filter(|at| says(at, "vendor", MAKER) && says(at, "class", DISPLAY)).count()
+}
+
+/// A version of CUDA as people write it.
+fn version(number: u32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,170 @@
+//! Loads a large file to a GPU with progress, and shows what that gains over the driver's own copy.
+//!
+//! `cargo run --release -p memferry --example load_to_device [FILE]`
+//!
+//! Without a file it makes one; without a GPU it does the same, in small, with a model of one.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use memferry::engine::cpu::ProfileSource;
+use memferry::engine::cuda::Rates;
+use memferry::engine::cuda::model::ModelDevice;
+use memferry::{Buffer, CudaEngine, DeviceMemory, Ferry, Gpu, OwnedTransfer, PinLimits};
+use memferry_sys::cuda::{Cuda, Driver, Way};
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+const MADE_BYTES: usize = 512 << 20;
+const MODEL_BYTES: usize = 16 << 20;
+
+/// A GPU, by Memferry and by its driver alone.
+struct Machine {
+    ferry: Ferry,
+    gpu: Arc<CudaEngine>,
+    driver: Arc<dyn Driver>,
+}
+
+#[allow(clippy::print_stdout, reason = "an example shows something")]
+fn main() -> Outcome<()> {
+    let named = std::env::args_os().nth(1).map(PathBuf::from);
+    match Ferry::builder().gpu(Gpu::Number(0)).build() {
+        Ok(ferry) => {
+            let gpu = ferry.gpu().ok_or("the ferry has no GPU")?.clone();
+            let driver = Arc::new(Cuda::open(gpu.facts().ordinal)?);
+            println!("{}", gpu.facts().name);
+            demonstrate(&Machine { ferry, gpu, driver }, named.as_deref(), MADE_BYTES)
+        }
+        Err(error) => {
+            println!("no GPU: {error}");
+            println!(
+                "the same with a MODEL of a GPU: its speed is that of threads, and means nothing"
+            );
+            demonstrate(&model()?, None, MODEL_BYTES)
+        }
+    }
+}
+
+/// A model of a GPU, for machines without one.
+fn model() -> Outcome<Machine> {
+    let driver = ModelDevice::new();
+    let limits = PinLimits { most_bytes: 64 << 20, most_entries: 64 };
+    let gpu = Arc::new(CudaEngine::with_driver(driver.clone(), Rates::default(), limits)?);
+    let builder = Ferry::builder().profile(ProfileSource::BuiltIn);
+    let ferry = builder.engine(gpu.clone(), 2).build()?;
+    Ok(Machine { ferry, gpu, driver })
+}
+
+#[allow(clippy::print_stdout, reason = "an example shows something")]
+fn demonstrate(machine: &Machine, named: Option<&Path>, bytes: usize) -> Outcome<()> {
+    let contents = match named {
+        Some(path) => read(&mut File::open(path)?)?,
+        None => made(bytes)?,
+    };
+    let bytes = contents.len();
+    let expected = contents.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+    println!("{} MiB in ordinary memory", bytes >> 20);
+
+    // The driver first: what Memferry has copied stays registered, and would be quick for it too.
+    let memory = machine.gpu.allocate(bytes)?;
+    let by_driver = (0..3).map(|_| copy_by_driver(machine, &contents, &memory));
+    let by_driver = by_driver.collect::<Outcome<Vec<_>>>()?.into_iter().min().unwrap_or_default();
+
+    // Memory that the GPU has never met; then the same, which it registers now; then registered.
+    let start = Instant::now();
+    let transfer = machine.ferry.icopy_owned(contents, memory)?;
+    let sum = watch(&transfer)?;
+    let (contents, memory) = transfer.wait()?;
+    let first = start.elapsed();
+    let start = Instant::now();
+    let (contents, memory) = machine.ferry.icopy_owned(contents, memory)?.wait()?;
+    let second = start.elapsed();
+    let start = Instant::now();
+    let (contents, memory) = machine.ferry.icopy_owned(contents, memory)?.wait()?;
+    let third = start.elapsed();
+
+    let mut back = Buffer::new(bytes)?;
+    machine.ferry.copy_from_device(&memory, 0, &mut back)?;
+    let same = *back == *contents && back.iter().map(|&b| u64::from(b)).sum::<u64>() == expected;
+    assert!(same, "other bytes came back than were sent");
+
+    let gb_per_s = |time: Duration| bytes as f64 / time.as_nanos() as f64;
+    let line = |name: &str, time: Duration| {
+        let ratio = by_driver.as_secs_f64() / time.as_secs_f64();
+        println!("{name:<32} {:6.1} GB/s  {ratio:4.1} times the driver", gb_per_s(time));
+    };
+    line("the driver's own copy", by_driver);
+    line("Memferry, the first time", first);
+    line("Memferry, and registers it", second);
+    line("Memferry, from then on", third);
+    println!("{bytes} bytes came back as they were; the program summed up {sum:.6} meanwhile");
+    Ok(())
+}
+
+/// Shows how far a transfer is, while the program does something else.
+#[allow(clippy::print_stdout, reason = "an example shows something")]
+fn watch(transfer: &OwnedTransfer<Buffer, DeviceMemory>) -> Outcome<f64> {
+    const EVERY: Duration = Duration::from_millis(2);
+    let transfer = transfer.transfer();
+    let (mut sum, mut next, mut shown) = (0.0, 1.0, Instant::now());
+    loop {
+        let is_done = transfer.is_done();
+        if is_done || shown.elapsed() >= EVERY {
+            let (ready, all) = (transfer.ready(), transfer.len().max(1));
+            print!("\rloading: {:3} %, {} of {} MiB", 100 * ready / all, ready >> 20, all >> 20);
+            io::stdout().flush()?;
+            shown = Instant::now();
+        }
+        if is_done {
+            println!();
+            return Ok(sum);
+        }
+        // Stands for the program's own work.
+        for _ in 0..1000 {
+            sum += 1.0 / (next * next);
+            next += 1.0;
+        }
+    }
+}
+
+/// What a program without Memferry does: one call of the driver with memory that is not registered.
+fn copy_by_driver(machine: &Machine, from: &Buffer, to: &DeviceMemory) -> Outcome<Duration> {
+    machine.driver.enter()?;
+    let start = Instant::now();
+    // SAFETY: both are valid for the length of the first, which is that of the second too; nobody
+    // else uses them before this returns, and then it is over.
+    unsafe { machine.driver.copy_now(Way::In, from.as_ptr() as u64, to.address(), from.len())? };
+    Ok(start.elapsed())
+}
+
+/// Makes a file, and reads it.
+fn made(bytes: usize) -> Outcome<Buffer> {
+    let path = std::env::temp_dir().join(format!("memferry-load-{}", std::process::id()));
+    let written = write(&path, bytes).and_then(|()| File::open(&path));
+    let contents = written.map_err(Into::into).and_then(|mut file| read(&mut file));
+    let _ = std::fs::remove_file(&path);
+    contents
+}
+
+fn write(path: &Path, bytes: usize) -> io::Result<()> {
+    let mut file = io::BufWriter::new(File::create(path)?);
+    let block: Vec<u8> = (0..1 << 20).map(|at: usize| (at ^ (at >> 8)) as u8).collect();
+    for number in 0..bytes >> 20 {
+        file.write_all(&(number as u64).to_le_bytes())?;
+        file.write_all(&block[8..])?;
+    }
+    file.flush()
+}
+
+fn read(file: &mut File) -> Outcome<Buffer> {
+    let bytes = usize::try_from(file.metadata()?.len())?;
+    if bytes == 0 {
+        return Err("the file is empty: name one with something in it".into());
+    }
+    let mut contents = Buffer::new(bytes)?;
+    file.read_exact(&mut contents)?;
+    Ok(contents)
+}
