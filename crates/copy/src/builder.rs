@@ -26,7 +26,7 @@ const MOST_CHANNELS: usize = 256;
 /// saturate the memory, and every further one has to be woken.
 const DEFAULT_SPREAD: usize = 4;
 /// Channels of a GPU: as many as it takes to feed it with memory that passes through rings.
-const MOST_GPU_CHANNELS: usize = 8;
+const MOST_GPU_CHANNELS: usize = 10;
 const DEFAULT_WAIT_SPIN_NS: u64 = 20_000;
 
 /// An engine and how many channels to open on it.
@@ -209,7 +209,7 @@ impl Builder {
         };
         let gpu = self.open_gpu()?;
         if let Some(gpu) = &gpu {
-            let channels = (affinity::allowed_cores().len() / 2).clamp(1, MOST_GPU_CHANNELS);
+            let channels = (affinity::allowed_cores().len() * 5 / 8).clamp(1, MOST_GPU_CHANNELS);
             choices.push(EngineChoice { engine: gpu.clone(), channels });
         }
 

@@ -60,6 +60,18 @@ impl Ferry {
         unsafe { self.run(request) }.map(|_| ())
     }
 
+    /// Takes memory for known from its first use on: engines that register memory keep it registered
+    /// without watching what becomes of it.
+    ///
+    /// # Safety
+    /// The memory must be [forgotten](Ferry::forget) before it is unmapped, or engines go on with the
+    /// old pages when other memory is mapped at its place.
+    pub unsafe fn promise_to_forget(&self, address: *const u8, length: usize) {
+        for registry in self.inner.engines.iter().filter_map(|open| open.engine.registry()) {
+            registry.promise(address as usize, length);
+        }
+    }
+
     /// Registers memory with the engines that would register it anyway, sooner or later, and keeps
     /// it so until the region is dropped. Copies are quickest from the first on then.
     pub fn register(&self, address: *const u8, length: usize) -> Result<Region, PinError> {

@@ -280,6 +280,10 @@ impl Ferry {
     /// [`PinStatistics::watching`](crate::PinStatistics::watching) is not by events. Transfers in
     /// flight keep their pins until they are over.
     pub fn forget(&self, address: *const u8, length: usize) {
+        // In a forked child engines are the parent's, and so are locks that were held at the fork.
+        if self.inner.waiting.is_forked() {
+            return;
+        }
         for open in &self.inner.engines {
             if let Some(registration) = &open.registration {
                 registration.forget(address as usize, length);

@@ -29,7 +29,7 @@ fn a_device_copies_what_comes_again_and_every_byte_is_right() {
     assert!(offload_by(again).is_err(), "there is one already");
 
     let sides = pair(&Builder::new());
-    let length = 9_000_011;
+    let length = 18_000_011;
     let mut source = ShareableBuffer::new(length).unwrap();
     let mut target = ShareableBuffer::new(length).unwrap();
     for seed in 0..5 {
@@ -51,5 +51,6 @@ fn a_device_copies_what_comes_again_and_every_byte_is_right() {
     let seen = device.sightings();
     assert_eq!((seen.torn_copies, seen.stray_copies), (0, 0));
     assert!(ferry.statistics().engine("cuda").bytes > 0);
-    assert!(seen.copies > 0 || !keeps, "{seen:?}");
+    let kept = ferry.statistics().pinning("cuda").unwrap().cache;
+    assert!(!keeps || kept.bytes_kept > 30_000_000, "both sides stay registered: {kept:?}");
 }

@@ -275,7 +275,7 @@ fn plan_with_registry(
     /// that pass through rings are no longer than a slot of a ring, and some for each channel.
     const CHUNK_BYTES: u64 = 4 << 20;
     const CHUNKS: u64 = 32;
-    const RING_CHUNK_BYTES: u64 = 1 << 20;
+    const RING_CHUNK_BYTES: u64 = 512 << 10;
     const RING_CHUNKS: u64 = 4;
     /// From here on processors can be of help to an engine that is many times as quick.
     const SPLIT_BYTES: u64 = 16 << 20;

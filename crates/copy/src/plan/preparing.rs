@@ -9,6 +9,9 @@ use super::{EngineFacts, Question, Reason};
 /// From here on several channels share a transfer that passes through rings.
 const SHARED_BYTES: u64 = 1 << 20;
 
+/// By so much a way is made to look worse than it is that is taken only for want of another.
+const UNWANTED: f64 = 10.0;
+
 /// The best use of an engine for a request.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Use {
@@ -37,15 +40,20 @@ pub(super) fn best_use(engine: &EngineFacts, question: &Question) -> Option<Use>
         _ => preparation.register,
     };
     let startup = |line: CostLine| direct.startup_ns + line.startup_ns;
+    // Each piece that is registered has its own start, and its own end.
+    let registering =
+        CostLine { startup_ns: registering.startup_ns * pieces(question.bytes), ..registering };
     let registered = Use {
         passing: false,
         channels: 1,
         estimate_ns: estimate(registering.ns_per_byte * f64::from(sides), startup(registering)),
         reason: Reason::RegisteredOnTheWay { gb_per_s: registering.gb_per_s() },
     };
-    // Between two pieces of ordinary memory a ring would mean two copies by processors for one.
+    // Between two pieces of ordinary memory a ring would mean two copies by processors for one, and
+    // registering both takes longer than a processor takes for the copy: for engines that are alone.
     if sides > 1 {
-        return Some(registered);
+        let estimate_ns = UNWANTED * registered.estimate_ns;
+        return Some(Use { estimate_ns, ..registered });
     }
     let channels = (question.bytes / SHARED_BYTES).clamp(1, engine.channels.max(1) as u64) as usize;
     let stage = preparation.stage;
@@ -60,6 +68,14 @@ pub(super) fn best_use(engine: &EngineFacts, question: &Question) -> Option<Use>
     } else {
         registered
     })
+}
+
+/// How many pieces a side is registered in: they double from the first to the largest.
+fn pieces(bytes: u64) -> f64 {
+    const FIRST: f64 = (1u64 << 20) as f64;
+    const LARGEST: f64 = (32u64 << 20) as f64;
+    let bytes = bytes as f64;
+    1.0 + (bytes.clamp(FIRST, LARGEST) / FIRST).log2() + (bytes / LARGEST).floor()
 }
 
 /// How many pieces of ordinary memory the operation touches.

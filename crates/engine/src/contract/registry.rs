@@ -5,10 +5,10 @@
 //! within limits, until it is unmapped, forgotten, or makes room for other memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use memferry_memory::pin_cache::{Lease, PinCache, StartError, Watching};
-use memferry_memory::pinning::{Access, PinError, Pinner};
+use memferry_memory::pinning::{Access, PageRange, PinError, Pinner};
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
 
@@ -29,6 +29,8 @@ pub enum Acquaintance {
 #[derive(Debug)]
 pub struct Registry {
     cache: PinCache,
+    /// Memory that its owner has promised to forget before it is unmapped.
+    promised: RwLock<Vec<PageRange>>,
     refused: AtomicU64,
     last_refusal: Mutex<Option<PinError>>,
 }
@@ -45,13 +47,15 @@ impl Registry {
                 PinCache::new(pinner, nothing, Watching::Explicit)?
             }
         };
-        Ok(Self { cache, refused: AtomicU64::new(0), last_refusal: Mutex::default() })
+        let (promised, last_refusal) = (RwLock::default(), Mutex::default());
+        Ok(Self { cache, promised, refused: AtomicU64::new(0), last_refusal })
     }
 
     /// What is known of memory. From now on it is known, until it is unmapped.
     pub fn meet(&self, address: u64, length: u64) -> Acquaintance {
         match self.acquaintance(address, length) {
             Acquaintance::Known => Acquaintance::Known,
+            _ if self.is_promised(address, length) => Acquaintance::Known,
             _ if self.cache.remember(address as usize, length as usize) => Acquaintance::Known,
             new => new,
         }
@@ -81,7 +85,12 @@ impl Registry {
 
     /// Registers memory, or finds it registered. Counts what is refused.
     pub fn acquire(&self, address: u64, length: u64, access: Access) -> Result<Lease, PinError> {
-        self.cache.acquire(address as usize, length as usize, access).inspect_err(|error| {
+        let (at, bytes) = (address as usize, length as usize);
+        let acquired = match self.is_promised(address, length) {
+            true => self.cache.acquire_promised(at, bytes, access),
+            false => self.cache.acquire(at, bytes, access),
+        };
+        acquired.inspect_err(|error| {
             if self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
                 tracing::warn!(%error, "memory cannot be registered: it is copied in other ways");
             }
@@ -91,7 +100,27 @@ impl Registry {
 
     /// Lets no later request find this memory registered, or known.
     pub fn forget(&self, address: usize, length: usize) {
+        if let Ok(range) = PageRange::covering(address, length) {
+            let mut promised = self.promised.write().unwrap_or_else(PoisonError::into_inner);
+            promised.retain(|other| !other.overlaps(range));
+        }
         self.cache.forget(address, length);
+    }
+
+    /// Takes memory for known whose owner promises to [forget](Registry::forget) it before it is
+    /// unmapped: it need not be watched, and may be such as cannot be.
+    pub fn promise(&self, address: usize, length: usize) {
+        if let Ok(range) = PageRange::covering(address, length) {
+            self.promised.write().unwrap_or_else(PoisonError::into_inner).push(range);
+        }
+    }
+
+    fn is_promised(&self, address: u64, length: u64) -> bool {
+        let promised = self.promised.read().unwrap_or_else(PoisonError::into_inner);
+        let Ok(range) = PageRange::covering(address as usize, length as usize) else {
+            return false;
+        };
+        promised.iter().any(|whole| whole.contains(range))
     }
 
     /// What it has kept and done.

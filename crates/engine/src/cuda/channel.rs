@@ -13,7 +13,8 @@ use memferry_sys::sync::spin_hint;
 
 use super::Device;
 use super::flight::{Flight, Open, Step};
-use super::slots::{Place, Slots, Wish};
+use super::passage::Passage;
+use super::slots::{Slots, Wish};
 use crate::contract::{
     ChannelOptions, Direction, ExecutionError, MemoryKind, OpenError, Operation, Scope, Sequence,
 };
@@ -23,12 +24,13 @@ use crate::{Kernel, execute};
 /// Pieces that a channel has under way at most: enough that the device does not run out of work
 /// while the channel sleeps.
 const MOST_FLIGHTS: usize = 16;
-/// The largest piece, and a slot of the device that it passes through.
-pub(super) const PIECE_BYTES: u64 = 16 << 20;
-const DEVICE_SLOTS: usize = 4;
-/// A slot of the ring: small enough that it stays in the cache of the core that copies.
-const RING_SLOT_BYTES: u64 = 1 << 20;
-const RING_SLOTS: usize = 4;
+/// The largest piece.
+pub(super) const PIECE_BYTES: u64 = 32 << 20;
+/// Memory of the device that copies between ordinary memory pass through.
+const PASSAGE_BYTES: u64 = 4 * PIECE_BYTES;
+/// A slot of the ring: each costs the device a few microseconds, and small ones stay in the cache.
+pub(super) const RING_SLOT_BYTES: u64 = 2 << 20;
+const RING_SLOTS: usize = 3;
 
 /// Opens a channel.
 pub(super) fn open(
@@ -57,7 +59,7 @@ struct Worker {
     /// Out of the device.
     outward: Stream,
     events: Vec<Event>,
-    through: Slots,
+    passage: Passage,
     ring: Slots,
     /// Taken and not over, in order.
     open: VecDeque<Open>,
@@ -96,17 +98,15 @@ impl Worker {
         driver.enter()?;
         let inward = driver.create_stream()?;
         let outward = driver.create_stream().inspect_err(|_| driver.destroy_stream(inward))?;
-        let slots =
-            |place, bytes: u64, count| Slots::new(driver.clone(), place, bytes as usize, count);
-        let through = slots(Place::Device, PIECE_BYTES, DEVICE_SLOTS);
-        let mut ring = slots(Place::Pinned, RING_SLOT_BYTES, RING_SLOTS);
+        let passage = Passage::new(driver.clone(), PASSAGE_BYTES);
+        let mut ring = Slots::new(driver.clone(), RING_SLOT_BYTES as usize, RING_SLOTS);
         ring.prepare();
         Ok(Self {
             inside,
             inward,
             outward,
             events: Vec::new(),
-            through,
+            passage,
             ring,
             device,
             open: VecDeque::new(),
@@ -179,10 +179,7 @@ impl Worker {
         let Some(open) = self.open.back_mut() else { return Begun::Nothing };
         let descriptor = &open.descriptor;
         let (operation, kinds) = (descriptor.operation(), descriptor.memory_kinds());
-        let most = match descriptor.is_passing() {
-            true => RING_SLOT_BYTES,
-            false => open.next_piece_bytes(),
-        };
+        let most = open.next_piece_bytes();
         if open.is_begun || !open.has_more(most) {
             return Begun::Nothing;
         }
@@ -211,7 +208,7 @@ impl Worker {
         let (lease, length) = match self.lease(0, source, most, Access::Read) {
             Ok(registered) => registered,
             Err(Unregistered::Missing { address }) => return self.missing(address),
-            Err(Unregistered::Refused) => return self.begin_staged_inward(source, target),
+            Err(Unregistered::Refused) => return self.begin_staged_inward(source, target, most),
         };
         let expected_ns =
             self.expect(0, Direction::new(MemoryKind::Host, MemoryKind::Device), length);
@@ -228,8 +225,8 @@ impl Worker {
     }
 
     /// From ordinary memory to the device, by a slot of the ring.
-    fn begin_staged_inward(&mut self, source: u64, target: u64) -> Begun {
-        let length = self.left().min(RING_SLOT_BYTES);
+    fn begin_staged_inward(&mut self, source: u64, target: u64, most: u64) -> Begun {
+        let length = self.left().min(most).min(RING_SLOT_BYTES);
         let slot = match self.ring.take() {
             Wish::Slot(slot) => slot,
             Wish::Busy => return Begun::NoRoom,
@@ -255,7 +252,7 @@ impl Worker {
         let (lease, length) = match self.lease(1, target, most, Access::Write) {
             Ok(registered) => registered,
             Err(Unregistered::Missing { address }) => return self.missing(address),
-            Err(Unregistered::Refused) => return self.begin_staged_outward(source),
+            Err(Unregistered::Refused) => return self.begin_staged_outward(source, most),
         };
         let expected_ns =
             self.expect(1, Direction::new(MemoryKind::Device, MemoryKind::Host), length);
@@ -271,8 +268,8 @@ impl Worker {
     }
 
     /// From the device to ordinary memory, by a slot of the ring; `finish` does the second half.
-    fn begin_staged_outward(&mut self, source: u64) -> Begun {
-        let length = self.left().min(RING_SLOT_BYTES);
+    fn begin_staged_outward(&mut self, source: u64, most: u64) -> Begun {
+        let length = self.left().min(most).min(RING_SLOT_BYTES);
         let slot = match self.ring.take() {
             Wish::Slot(slot) => slot,
             Wish::Busy => return Begun::NoRoom,
@@ -314,7 +311,7 @@ impl Worker {
             // A copy into the ring and out of it is more work than the copy itself.
             Err(Unregistered::Refused) => return self.run_here(RING_SLOT_BYTES),
         };
-        let slot = match self.through.take() {
+        let slot = match self.passage.take(length) {
             Wish::Slot(slot) => slot,
             Wish::Busy => return Begun::NoRoom,
             Wish::Refused => return self.run_here(RING_SLOT_BYTES),
@@ -331,7 +328,7 @@ impl Worker {
             }
             Err(error) => {
                 // The first half may be on its way: the slot is used again only by the same stream.
-                self.through.give_back(slot);
+                self.passage.give_back(slot);
                 if error.code == code::INVALID_VALUE {
                     return self.distrust();
                 }
@@ -393,7 +390,7 @@ impl Worker {
             Err(Unregistered::Missing { address }) => return self.missing(address),
             Err(Unregistered::Refused) => return self.run_here(RING_SLOT_BYTES),
         };
-        let slot = match self.through.take() {
+        let slot = match self.passage.take(length) {
             Wish::Slot(slot) => slot,
             Wish::Busy => return Begun::NoRoom,
             Wish::Refused => return self.run_here(RING_SLOT_BYTES),
@@ -415,7 +412,7 @@ impl Worker {
             Err(error) => {
                 // The slot may be on its way to be set, and is written by the other stream next.
                 self.device.driver.drain(stream);
-                self.through.give_back(slot);
+                self.passage.give_back(slot);
                 self.begun(length, Err(error), expected_ns, [None, Some(lease)])
             }
         }
@@ -425,7 +422,7 @@ impl Worker {
     /// one stream, from the end that is not overwritten first.
     fn begin_move(&mut self) -> Begun {
         let ((source, target), length) = (self.addresses(), self.left());
-        let slot = match self.through.take() {
+        let slot = match self.passage.take(length.min(PIECE_BYTES)) {
             Wish::Slot(slot) => slot,
             Wish::Busy => return Begun::NoRoom,
             Wish::Refused => {
@@ -456,7 +453,7 @@ impl Worker {
             Err(error) => {
                 // A part may be on its way.
                 self.device.driver.drain(stream);
-                self.through.give_back(slot);
+                self.passage.give_back(slot);
                 self.begun(length, Err(error), expected_ns, [None, None])
             }
         }
@@ -642,9 +639,9 @@ impl Worker {
 
     /// When a stream should be through with so many more bytes.
     fn expect(&mut self, stream: usize, direction: Direction, length: u64) -> u64 {
-        let line = self.device.rates.cost(direction);
+        let (rates, line) = (&self.device.rates, self.device.rates.cost(direction));
         let busy = &mut self.busy_until_ns[stream];
-        let begins = (*busy).max(clock::now_ns() + line.startup_ns as u64);
+        let begins = (*busy).max(clock::now_ns() + rates.startup_ns as u64);
         *busy = begins + (line.ns_per_byte * length as f64) as u64;
         *busy
     }
@@ -731,7 +728,7 @@ impl Worker {
             Step::Over(_) => {}
             Step::Direct { end } => self.events.push(end),
             Step::Through { slot, middle, end } => {
-                self.through.give_back(slot);
+                self.passage.give_back(slot);
                 self.events.push(end);
                 if middle != end {
                     self.events.push(middle);
@@ -786,9 +783,10 @@ impl Worker {
     /// New descriptors end the sleep if there is room for them.
     fn wait_for_device(&mut self) {
         const SHORT_NS: u64 = 20_000;
-        const LATE_NS: u64 = 200_000;
+        const LATE_NS: u64 = 20_000;
+        const LATE_STAGED_NS: u64 = 200_000;
         const NAP_NS: u64 = 20_000;
-        const LONGEST_NAP_NS: u64 = 100_000;
+        const LONGEST_NAP_NS: u64 = 50_000;
         const LONGEST: Duration = Duration::from_millis(2);
         let (Some(first), Some(last)) = (self.flights.front(), self.flights.back()) else { return };
         let awaited = (self.flights.len() - 1) / 2;
@@ -799,6 +797,7 @@ impl Worker {
         // Nor is there time to sleep where this thread is what the device waits for.
         let is_staged = matches!(first.step, Step::StagedIn { .. } | Step::StagedOut { .. });
         let is_urgent = is_staged || self.flights.len() == 1;
+        let late_ns = if is_staged { LATE_STAGED_NS } else { LATE_NS };
         let now = clock::now_ns();
         let is_waiting = self.open.back().is_some_and(|open| !open.is_begun);
         let ready = || {
@@ -810,7 +809,7 @@ impl Worker {
         if left > SHORT_NS && !is_staged {
             let left = Duration::from_nanos(left - SHORT_NS / 2).min(LONGEST);
             self.inside.sleep(Some(left), ready);
-        } else if !is_urgent || now > expected_ns + LATE_NS {
+        } else if !is_urgent || now > expected_ns + late_ns {
             self.was_late = true;
             self.inside.sleep(Some(nap), ready);
         } else {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use memferry_memory::pin_cache::Lease;
 use memferry_sys::cuda::Event;
 
-use super::channel::PIECE_BYTES;
+use super::channel::{PIECE_BYTES, RING_SLOT_BYTES};
 use crate::Descriptor;
 use crate::completion::Chunk;
 use crate::contract::{ExecutionError, Scope, Sequence};
@@ -74,8 +74,15 @@ impl Open {
     /// of the way is busy soon.
     pub(super) fn next_piece_bytes(&self) -> u64 {
         const SMALLEST: u64 = 512 << 10;
-        const PIECES: u64 = 16;
+        const PIECES: u64 = 10;
         const FIRST: u64 = 8;
+        const SMALLEST_STAGED: u64 = 256 << 10;
+        const STAGED_PIECES: u64 = 32;
+        if self.descriptor.is_passing() {
+            // Several channels share it, and shall be done at the same time.
+            let pieces = self.descriptor.length() / STAGED_PIECES;
+            return pieces.clamp(SMALLEST_STAGED, RING_SLOT_BYTES);
+        }
         let usual = self.descriptor.length().div_ceil(PIECES).next_multiple_of(64 << 10);
         let usual = usual.clamp(SMALLEST, PIECE_BYTES);
         (usual / FIRST).max(SMALLEST).max(self.begun_bytes).min(usual)

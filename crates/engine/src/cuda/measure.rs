@@ -32,6 +32,8 @@ impl Rates {
 
 /// How much memory each measurement moves.
 const BYTES: usize = 32 << 20;
+/// So little that what it takes is the start.
+const LITTLE_BYTES: usize = 64 << 10;
 
 /// What measuring takes.
 struct Bench<'a> {
@@ -72,6 +74,10 @@ impl<'a> Bench<'a> {
         // The first registration of a process takes longer than later ones.
         driver.register(host, BYTES, false)?;
         driver.unregister(host)?;
+        let start = Instant::now();
+        driver.register(host, LITTLE_BYTES, false)?;
+        driver.unregister(host)?;
+        let register_startup_ns = nanoseconds(start);
         let register_huge = huge.map_or(Ok(usual.register_huge), |huge| {
             let at = huge.as_ptr() as usize;
             let rate = self.rate(|| driver.register(at, BYTES, false))?;
@@ -109,6 +115,7 @@ impl<'a> Bench<'a> {
             outward: gb_per_s(BYTES, outward),
             through: gb_per_s(BYTES / 2, both),
             within: gb_per_s(BYTES, within),
+            register_startup_ns,
             register,
             register_huge: register_huge.max(register),
             stage: self.stage(),

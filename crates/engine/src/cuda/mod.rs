@@ -24,6 +24,7 @@ mod flight;
 #[cfg(feature = "cuda")]
 mod measure;
 pub mod model;
+mod passage;
 mod rates;
 mod registrar;
 mod slots;

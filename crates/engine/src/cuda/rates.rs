@@ -2,6 +2,9 @@
 
 use crate::contract::{CostLine, Direction, MemoryKind, Preparation};
 
+/// What it takes to wake a channel, and for the channel to wake who waits.
+const HAND_OVER_NS: f64 = 40_000.0;
+
 /// Start-up times and bandwidths, in nanoseconds and bytes per nanosecond (GB/s).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Rates {
@@ -15,6 +18,8 @@ pub struct Rates {
     pub through: f64,
     /// Inside the device.
     pub within: f64,
+    /// Registering a little memory and undoing that.
+    pub register_startup_ns: f64,
     /// Registering memory of ordinary pages.
     pub register: f64,
     /// Registering memory of huge pages.
@@ -32,6 +37,7 @@ impl Default for Rates {
             outward: 50.0,
             through: 40.0,
             within: 1000.0,
+            register_startup_ns: 100_000.0,
             register: 18.0,
             register_huge: 30.0,
             stage: 7.0,
@@ -49,16 +55,15 @@ impl Rates {
             (Device, Host) => (1.0, self.outward),
             (Device, Device) => (1.0, self.within),
         };
-        CostLine::from_bandwidth(factor * self.startup_ns, rate)
+        CostLine::from_bandwidth(HAND_OVER_NS + factor * self.startup_ns, rate)
     }
 
     /// What it costs to make memory ready.
     pub(super) fn preparation(&self) -> Preparation {
-        let line = |rate| CostLine::from_bandwidth(self.startup_ns, rate);
         Preparation {
-            register: line(self.register),
-            register_huge: line(self.register_huge),
-            stage: line(self.stage),
+            register: CostLine::from_bandwidth(self.register_startup_ns, self.register),
+            register_huge: CostLine::from_bandwidth(self.register_startup_ns, self.register_huge),
+            stage: CostLine::from_bandwidth(self.startup_ns, self.stage),
         }
     }
 }

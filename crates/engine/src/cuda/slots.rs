@@ -1,25 +1,14 @@
-//! A few pieces of memory of equal size that are used in turn: memory of the device that copies
-//! between ordinary memory pass through, or registered memory that passing bytes are copied into.
+//! A few pieces of registered memory of equal size, which passing bytes are copied into or out of.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use memferry_sys::cuda::{Driver, DriverError};
-
-/// Where the memory is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// In the device.
-    Device,
-    /// In ordinary memory, registered.
-    Pinned,
-}
+use memferry_sys::cuda::Driver;
 
 /// A ring of slots. Its memory is taken with the first use at the latest, and given back at the end.
 #[derive(Debug)]
 pub(super) struct Slots {
     driver: Arc<dyn Driver>,
-    place: Place,
     slot_bytes: usize,
     count: usize,
     /// The memory, once it is there.
@@ -41,14 +30,9 @@ pub(super) enum Wish {
 }
 
 impl Slots {
-    pub(super) fn new(
-        driver: Arc<dyn Driver>,
-        place: Place,
-        slot_bytes: usize,
-        count: usize,
-    ) -> Self {
+    pub(super) fn new(driver: Arc<dyn Driver>, slot_bytes: usize, count: usize) -> Self {
         let (free, is_refused) = (VecDeque::new(), false);
-        Self { driver, place, slot_bytes, count, base: None, free, is_refused }
+        Self { driver, slot_bytes, count, base: None, free, is_refused }
     }
 
     /// Takes a slot.
@@ -63,14 +47,14 @@ impl Slots {
     /// Takes the memory, if that was not done or refused before.
     pub(super) fn prepare(&mut self) {
         if self.base.is_none() && !self.is_refused {
-            match self.allocate() {
+            match self.driver.allocate_pinned(self.slot_bytes * self.count) {
                 Ok(base) => {
                     self.base = Some(base);
                     let slot = |index| base + (index * self.slot_bytes) as u64;
                     self.free = (0..self.count).map(slot).collect();
                 }
                 Err(error) => {
-                    tracing::warn!(%error, place = ?self.place, "no memory to copy through");
+                    tracing::warn!(%error, "no pinned memory to copy through");
                     self.is_refused = true;
                 }
             }
@@ -81,25 +65,12 @@ impl Slots {
     pub(super) fn give_back(&mut self, slot: u64) {
         self.free.push_back(slot);
     }
-
-    fn allocate(&self) -> Result<u64, DriverError> {
-        let bytes = self.slot_bytes * self.count;
-        match self.place {
-            Place::Device => self.driver.allocate(bytes),
-            Place::Pinned => self.driver.allocate_pinned(bytes),
-        }
-    }
 }
 
 impl Drop for Slots {
     fn drop(&mut self) {
         let Some(base) = self.base else { return };
         // SAFETY: it is from the matching call, and whoever used slots waited for the device.
-        unsafe {
-            match self.place {
-                Place::Device => self.driver.free(base),
-                Place::Pinned => self.driver.free_pinned(base),
-            }
-        }
+        unsafe { self.driver.free_pinned(base) };
     }
 }

@@ -140,10 +140,11 @@ fn what_is_told_as_done_before_a_refused_copy_is_done() {
 #[test]
 fn a_refused_copy_in_a_comparison_is_an_error_of_that_comparison_alone() {
     for number in 1..=3 {
-        // The first copy is the upload; each comparison takes one more.
-        let faults = Faults { refused_copy: Some(1 + number), ..Faults::default() };
+        // Each comparison takes one copy.
+        let faults = Faults { refused_copy: Some(number), ..Faults::default() };
         let subject = Subject::modelled(faults);
-        let (inside, same) = (subject.upload(&pattern(1, MIB)), patterned(1, MIB));
+        let (inside, same) = (subject.device(MIB), patterned(1, MIB));
+        subject.model().write(inside.address(), same.as_slice());
         let job = Job::copy(host(&same, 0), device(&inside, 0), MIB).operation(Operation::Compare);
         for turn in 1..=3 {
             let found = subject.carry_out(job);
@@ -155,16 +156,14 @@ fn a_refused_copy_in_a_comparison_is_an_error_of_that_comparison_alone() {
 
 #[test]
 fn a_refused_copy_in_a_move_is_an_error_of_that_move_alone() {
-    const LENGTH: usize = 17 * MIB;
+    const LENGTH: usize = 33 * MIB;
     for number in 1..=4 {
         // A move takes four copies: two pieces, to a slot and from it.
-        let faults = Faults {
-            refused_copy: Some(LENGTH.div_ceil(MIB) as u64 + 1 + number),
-            ..Faults::default()
-        };
+        let faults = Faults { refused_copy: Some(number), ..Faults::default() };
         let subject = Subject::modelled(faults);
         let mut expected = pattern(1, LENGTH + 77);
-        let inside = subject.upload(&expected);
+        let inside = subject.device(LENGTH + 77);
+        subject.model().write(inside.address(), &expected);
         let copies = subject.sightings().copies;
         let job = Job::copy(device(&inside, 0), device(&inside, 77), LENGTH);
         let error = subject.carry_out(job.operation(Operation::Move)).unwrap_err();

@@ -186,6 +186,27 @@ impl PinCache {
         length: usize,
         access: Access,
     ) -> Result<Lease, PinError> {
+        self.acquire_as(address, length, access, false)
+    }
+
+    /// As [`PinCache::acquire`], for memory that cannot be watched, or need not be: the pin is kept on
+    /// the promise that the memory is [forgotten](PinCache::forget) before it is unmapped.
+    pub fn acquire_promised(
+        &self,
+        address: usize,
+        length: usize,
+        access: Access,
+    ) -> Result<Lease, PinError> {
+        self.acquire_as(address, length, access, true)
+    }
+
+    fn acquire_as(
+        &self,
+        address: usize,
+        length: usize,
+        access: Access,
+        is_promised: bool,
+    ) -> Result<Lease, PinError> {
         let asked = PageRange::covering(address, length)?;
         if !self.shared.is_home() {
             return self.pin_once(asked, access);
@@ -199,7 +220,8 @@ impl PinCache {
                     index.statistics.hits += u64::from(found.is_some());
                     index.statistics.misses += u64::from(found.is_none());
                 }
-                let begin = || self.begin(index, asked, access, (settled, may_merge), cleared);
+                let wish = Wish { asked, access, settled, may_merge, is_promised };
+                let begin = || self.begin(index, wish, cleared);
                 found.map_or_else(begin, Step::Found)
             });
             match step {
@@ -295,24 +317,19 @@ impl PinCache {
     }
 
     /// Decides how a request that found nothing is pinned, and begins to watch its memory.
-    fn begin(
-        &self,
-        index: &mut Index,
-        asked: PageRange,
-        access: Access,
-        (settled, may_merge): (bool, bool),
-        cleared: &mut Cleared,
-    ) -> Step {
+    fn begin(&self, index: &mut Index, wish: Wish, cleared: &mut Cleared) -> Step {
+        let Wish { asked, access, settled, may_merge, is_promised } = wish;
         let in_quarantine =
             !index.quarantine.is_empty() && index.quarantine.holds(asked, clock::now_ns());
         // Memory that nobody has touched is new. If it is unmapped after this use, as buffers for one
         // message are, watching it costs more than finding it again could save.
-        let is_new = self.ears().is_some() && !residency::is_resident(asked.end() - 1);
+        let watches = self.ears().is_some() && !is_promised;
+        let is_new = watches && !residency::is_resident(asked.end() - 1);
         let may_keep = settled && !in_quarantine && !is_new;
         let attempts = if may_keep { &[may_merge, false][..] } else { &[] };
         for &may_merge in attempts {
             let Some(ticket) = index.begin(asked, access, may_merge, cleared) else { break };
-            if self.watch(ticket.range, index, cleared) {
+            if is_promised || self.watch(ticket.range, index, cleared) {
                 return Step::Pin(ticket);
             }
             index.abandon(&ticket, cleared);
@@ -377,6 +394,18 @@ impl Drop for PinCache {
             if self.shared.is_home() { watcher.end() } else { watcher.abandon() }
         }
     }
+}
+
+/// What a request that found nothing asks for.
+#[derive(Debug, Clone, Copy)]
+struct Wish {
+    asked: PageRange,
+    access: Access,
+    /// No mapping is changing.
+    settled: bool,
+    may_merge: bool,
+    /// Its owner says when it goes.
+    is_promised: bool,
 }
 
 /// What a request does next.

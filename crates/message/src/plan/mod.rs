@@ -258,9 +258,9 @@ pub fn rendezvous(facts: &Facts, question: &Question) -> Plan {
 /// that is helps the other.
 const BUSY_LIMIT: u64 = 2 << 20;
 
-/// From this size on a device copies mapped memory, which costs no core. It registers the memory when
-/// it comes for the second time, and leaves it to cores before that.
-const DEVICE_LIMIT: u64 = 4 << 20;
+/// From this size on a device copies mapped memory, which costs no core: below, caches are quicker. It
+/// registers the memory when it comes for the second time, and leaves it to cores before that.
+const DEVICE_LIMIT: u64 = 16 << 20;
 
 fn is_possible(path: PathKind, question: &Question) -> bool {
     match path {

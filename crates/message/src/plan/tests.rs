@@ -123,10 +123,10 @@ fn engines_get_both_ends_brought_in() {
 #[test]
 fn a_device_copies_large_messages_in_mapped_memory_without_a_spare_core() {
     let facts = Facts { has_device: true, ..facts() };
-    let near = Question { receiver_reads: Way::Near, ..question(4 << 20) };
+    let near = Question { receiver_reads: Way::Near, ..question(16 << 20) };
     assert_eq!(rendezvous(&facts, &near).path, PathKind::Offload);
     assert_ne!(
-        rendezvous(&facts, &Question { bytes: (4 << 20) - 1, ..near }).path,
+        rendezvous(&facts, &Question { bytes: (16 << 20) - 1, ..near }).path,
         PathKind::Offload
     );
     assert_ne!(rendezvous(&facts, &question(64 << 20)).path, PathKind::Offload);

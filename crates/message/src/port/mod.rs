@@ -406,6 +406,11 @@ pub fn offload_by(ferry: Ferry) -> Result<(), Ferry> {
     FERRY.set(Some(ferry)).map_err(|ferry| ferry.expect("what was given"))
 }
 
+/// The ferry, if a device is among its engines.
+pub(crate) fn device_ferry() -> Option<&'static Ferry> {
+    FERRY.get().and_then(Option::as_ref).filter(|_| has_device())
+}
+
 /// Whether a device is among the engines. One is looked for only where the environment names it.
 pub(crate) fn has_device() -> bool {
     let is_wanted = || std::env::var_os("MEMFERRY_GPU").is_some_and(|value| value != "off");

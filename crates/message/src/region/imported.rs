@@ -7,6 +7,8 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
 
+use crate::port::device_ferry;
+
 /// The most regions of one peer that are mapped here. What comes beyond is not mapped, and its
 /// messages take other paths.
 const MOST_REGIONS: usize = 128;
@@ -16,7 +18,38 @@ struct Import {
     /// Where the region begins in the peer.
     address: u64,
     access: Access,
-    mapping: Arc<Mapping>,
+    mapping: Arc<PeerMapping>,
+}
+
+/// Memory of a peer that is mapped here. A device among the copy engines may know it until it is
+/// unmapped.
+#[derive(Debug)]
+pub(crate) struct PeerMapping(Mapping);
+
+impl PeerMapping {
+    fn new(mapping: Mapping) -> Self {
+        if let Some(ferry) = device_ferry() {
+            // SAFETY: it is forgotten when this is dropped, before the mapping goes.
+            unsafe { ferry.promise_to_forget(mapping.as_ptr(), mapping.len()) };
+        }
+        Self(mapping)
+    }
+}
+
+impl std::ops::Deref for PeerMapping {
+    type Target = Mapping;
+
+    fn deref(&self) -> &Mapping {
+        &self.0
+    }
+}
+
+impl Drop for PeerMapping {
+    fn drop(&mut self) {
+        if let Some(ferry) = device_ferry() {
+            ferry.forget(self.0.as_ptr(), self.0.len());
+        }
+    }
 }
 
 /// The mapped regions of one peer.
@@ -32,7 +65,7 @@ pub(crate) struct Mapped {
     pub(crate) address: *mut u8,
     /// How much of it was asked for.
     pub(crate) length: usize,
-    _mapping: Arc<Mapping>,
+    _mapping: Arc<PeerMapping>,
 }
 
 // SAFETY: an address, and the mapping that keeps it valid.
@@ -71,7 +104,8 @@ impl Imported {
         // and work.
         match memory.map(access) {
             Ok(mapping) => {
-                regions.insert(region, Import { address, access, mapping: Arc::new(mapping) });
+                let mapping = Arc::new(PeerMapping::new(mapping));
+                regions.insert(region, Import { address, access, mapping });
             }
             Err(error) => tracing::warn!("a region of a peer cannot be mapped: {error}"),
         }
@@ -87,7 +121,11 @@ impl Imported {
 
     /// Where a page of the peer's memory is mapped here, if it is: in which mapping, how far from
     /// its beginning, for what.
-    pub(crate) fn page(&self, region: u32, address: u64) -> Option<(Arc<Mapping>, u64, Access)> {
+    pub(crate) fn page(
+        &self,
+        region: u32,
+        address: u64,
+    ) -> Option<(Arc<PeerMapping>, u64, Access)> {
         let regions = self.regions();
         let import = regions.get(&region)?;
         let offset = address.checked_sub(import.address)?;

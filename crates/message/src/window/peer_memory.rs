@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use memferry_memory::handle::ProcessHandle;
 use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::peer_process;
-use memferry_sys::shared_memory::{Access, Mapping};
+use memferry_sys::shared_memory::Access;
 use memferry_sys::sync::lock;
 
 use super::board::{BoardView, Entry, Name};
@@ -18,6 +18,7 @@ use crate::connect::reach::Reach;
 use crate::connection::ring_doorbell;
 use crate::error::{Error, Gone};
 use crate::region::imported::Imported;
+use crate::region::imported::PeerMapping;
 use crate::ring::layout::Memory;
 use crate::ring::visit::Visiting;
 
@@ -122,7 +123,7 @@ impl PeerMemory {
     }
 
     /// How the pages of a line are reached, and what must be kept while they are.
-    pub(crate) fn reach_pages(&self, first: u64, entries: &mut [u64]) -> Vec<Arc<Mapping>> {
+    pub(crate) fn reach_pages(&self, first: u64, entries: &mut [u64]) -> Vec<Arc<PeerMapping>> {
         let page_bytes = memferry_sys::pages::page_bytes() as u64;
         let last = first + entries.len() as u64 * page_bytes;
         let extents = lock(&self.extents);
@@ -132,7 +133,7 @@ impl PeerMemory {
             .filter(|extent| extent.end > first)
             .collect();
         drop(extents);
-        let mut kept: Vec<Arc<Mapping>> = Vec::new();
+        let mut kept: Vec<Arc<PeerMapping>> = Vec::new();
         for (index, entry) in entries.iter_mut().enumerate() {
             let address = first + index as u64 * page_bytes;
             // A window may begin or end inside a page.
@@ -146,7 +147,7 @@ impl PeerMemory {
         kept
     }
 
-    fn reach_page(&self, address: u64, region: u32, kept: &mut Vec<Arc<Mapping>>) -> u64 {
+    fn reach_page(&self, address: u64, region: u32, kept: &mut Vec<Arc<PeerMapping>>) -> u64 {
         if self.is_self {
             return address | page::NEAR | page::WRITABLE;
         }

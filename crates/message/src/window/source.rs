@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, RwLock};
 
+use crate::region::imported::PeerMapping;
 use memferry_memory::handle::ProcessHandle;
 use memferry_memory::lookup::{LineName, Refused, Source};
 use memferry_sys::residency;
-use memferry_sys::shared_memory::Mapping;
 use memferry_sys::sync::lock;
 
 use super::peer_memory::{PeerMemory, page};
@@ -17,7 +17,7 @@ use super::peer_memory::{PeerMemory, page};
 pub(crate) struct PeerMemories {
     peers: RwLock<HashMap<ProcessHandle, Arc<PeerMemory>>>,
     /// What keeps the attached lines mapped.
-    kept: Mutex<HashMap<LineName, Vec<Arc<Mapping>>>>,
+    kept: Mutex<HashMap<LineName, Vec<Arc<PeerMapping>>>>,
 }
 
 impl PeerMemories {
