@@ -6,8 +6,8 @@ use memferry_engine::{MemoryKind, Operation};
 
 use super::{EngineFacts, Question, Reason};
 
-/// From here on several channels share a transfer that passes through rings.
-const SHARED_BYTES: u64 = 1 << 20;
+/// A channel more shares a transfer that passes through rings for each so many bytes.
+const SHARED_BYTES: u64 = 256 << 10;
 
 /// By so much a way is made to look worse than it is that is taken only for want of another.
 const UNWANTED: f64 = 10.0;

@@ -74,7 +74,7 @@ impl Open {
     /// of the way is busy soon.
     pub(super) fn next_piece_bytes(&self) -> u64 {
         const SMALLEST: u64 = 512 << 10;
-        const PIECES: u64 = 10;
+        const PIECES: u64 = 8;
         const FIRST: u64 = 8;
         const SMALLEST_STAGED: u64 = 256 << 10;
         const STAGED_PIECES: u64 = 32;

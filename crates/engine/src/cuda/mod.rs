@@ -20,14 +20,18 @@
 //! processor, now and from then on.
 
 mod channel;
+mod copies;
 mod flight;
 #[cfg(feature = "cuda")]
 mod measure;
 pub mod model;
+mod operations;
+mod pace;
 mod passage;
 mod rates;
 mod registrar;
 mod slots;
+mod steps;
 
 use std::fmt;
 use std::sync::Arc;

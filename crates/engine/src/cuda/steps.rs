@@ -1,0 +1,175 @@
+//! What beginning a piece is made of: registrations, copies with an event behind them, expectations,
+//! and what is done without the device.
+
+use memferry_memory::pin_cache::Lease;
+use memferry_memory::pinning::{Access, PinError};
+use memferry_sys::clock;
+use memferry_sys::cuda::{DriverError, Event, Stream, Way};
+use memferry_sys::sync::spin_hint;
+
+use super::channel::{Begun, PIECE_BYTES, Unregistered, Worker, failed};
+use super::flight::{Flight, Step};
+use crate::contract::{Direction, ExecutionError};
+use crate::{Kernel, execute};
+
+impl Worker {
+    /// Carries out what a processor can, here and now.
+    pub(super) fn run_here(&mut self, most: u64) -> Begun {
+        let length = self.left().min(most);
+        let (source, target) = self.addresses();
+        let Some(open) = self.open.back() else { return Begun::Nothing };
+        let (operation, value) = (open.descriptor.operation(), open.descriptor.fill_value());
+        // SAFETY: the memory is vouched for until the descriptor is reported, and it is ordinary.
+        let difference =
+            unsafe { execute::run(operation, Kernel::Cached, source, target, length, value) };
+        self.over(length, Ok(difference))
+    }
+
+    /// The driver's own way with memory that is not registered, where there is no ring.
+    pub(super) fn copy_now(&mut self, way: Way) -> Begun {
+        let ((source, target), length) = (self.addresses(), self.left());
+        // SAFETY: the memory is vouched for until the descriptor is reported.
+        let copied = unsafe { self.device.driver.copy_now(way, source, target, length as usize) };
+        let result = copied.map(|()| None).map_err(|error| self.failure(error));
+        self.over(length, result)
+    }
+
+    /// Memory that is not there.
+    pub(super) fn missing(&mut self, address: u64) -> Begun {
+        self.over(u64::MAX, Err(ExecutionError::BadMemory { address, done_bytes: 0 }))
+    }
+
+    /// The driver does not take registered memory for what it is: do without.
+    pub(super) fn distrust(&mut self) -> Begun {
+        match self.open.back_mut() {
+            Some(open) if !open.distrusts_registrations => {
+                open.distrusts_registrations = true;
+                self.begin_piece()
+            }
+            _ => self.over(u64::MAX, Err(failed("the driver refuses the addresses"))),
+        }
+    }
+
+    /// The addresses at which the next piece begins.
+    pub(super) fn addresses(&self) -> (u64, u64) {
+        self.open.back().map_or((0, 0), |open| {
+            let (descriptor, at) = (&open.descriptor, open.window.start);
+            (descriptor.source().wrapping_add(at), descriptor.target().wrapping_add(at))
+        })
+    }
+
+    /// How much is left of what was claimed.
+    pub(super) fn left(&self) -> u64 {
+        self.open.back().map_or(0, |open| open.window.end - open.window.start)
+    }
+
+    /// Finds or makes a registration for one side of the next piece; says how long it is.
+    pub(super) fn lease(
+        &mut self,
+        side: usize,
+        address: u64,
+        most: u64,
+        access: Access,
+    ) -> Result<(Lease, u64), Unregistered> {
+        let left = self.left().min(most).min(PIECE_BYTES);
+        let Some(open) = self.open.back_mut().filter(|open| !open.distrusts_registrations) else {
+            return Err(Unregistered::Refused);
+        };
+        let registry = &self.device.registry;
+        let lease = match registry.find(address, access) {
+            Some(lease) => lease,
+            None if open.descriptor.is_passing() => return Err(Unregistered::Refused),
+            None => {
+                let length = left.min(open.growth[side]);
+                open.growth[side] = (2 * open.growth[side]).min(PIECE_BYTES);
+                registry.acquire(address, length, access).map_err(|error| match error {
+                    PinError::BadMemory { range } => {
+                        Unregistered::Missing { address: address.max(range.start() as u64) }
+                    }
+                    _ => Unregistered::Refused,
+                })?
+            }
+        };
+        let registered = lease.range().end() as u64;
+        let end = self.device.registrar.piece_end(address).unwrap_or(address).min(registered);
+        if end <= address {
+            Err(Unregistered::Refused)
+        } else {
+            Ok((lease, left.min(end - address)))
+        }
+    }
+
+    /// Puts a copy and an event behind it into a stream.
+    ///
+    /// # Safety
+    /// As for [`Driver::copy`](memferry_sys::cuda::Driver::copy).
+    pub(super) unsafe fn copy(
+        &mut self,
+        way: Way,
+        source: u64,
+        target: u64,
+        length: u64,
+        stream: Stream,
+    ) -> Result<Event, DriverError> {
+        // SAFETY: passed on.
+        unsafe { self.device.driver.copy(way, source, target, length as usize, stream) }?;
+        self.mark(stream)
+    }
+
+    /// Puts an event into a stream. Without one nobody would know when what is in the stream is
+    /// over: then this waits until it is, and fails.
+    pub(super) fn mark(&mut self, stream: Stream) -> Result<Event, DriverError> {
+        let driver = &self.device.driver;
+        let event = self.events.pop().map_or_else(|| driver.create_event(), Ok);
+        let marked = event.and_then(|event| driver.record(event, stream).map(|()| event));
+        marked.inspect_err(|_| driver.drain(stream))
+    }
+
+    /// Waits until the device has come to an event, by asking again and again.
+    pub(super) fn wait_for(&self, event: Event) -> Result<(), DriverError> {
+        while !self.device.driver.is_reached(event)? {
+            spin_hint();
+        }
+        Ok(())
+    }
+
+    /// When a stream should be through with so many more bytes.
+    pub(super) fn expect(&mut self, stream: usize, direction: Direction, length: u64) -> u64 {
+        let (rates, line) = (&self.device.rates, self.device.rates.cost(direction));
+        let busy = &mut self.busy_until_ns[stream];
+        let begins = (*busy).max(clock::now_ns() + rates.startup_ns as u64);
+        *busy = begins + (line.ns_per_byte * length as f64) as u64;
+        *busy
+    }
+
+    /// A piece was handed to the device, or was not taken.
+    pub(super) fn begun(
+        &mut self,
+        length: u64,
+        step: Result<Step, DriverError>,
+        expected_ns: u64,
+        leases: [Option<Lease>; 2],
+    ) -> Begun {
+        let step = step.unwrap_or_else(|error| Step::Over(Err(self.failure(error))));
+        let Some(open) = self.open.back_mut() else { return Begun::Nothing };
+        let (sequence, piece) = (open.sequence, open.begin(length));
+        self.flights.push_back(Flight { sequence, piece, step, expected_ns, leases });
+        Begun::Yes
+    }
+
+    /// A piece of at most `most` bytes is over before the device has seen it.
+    pub(super) fn over(&mut self, most: u64, result: Result<Option<u64>, ExecutionError>) -> Begun {
+        let length = self.left().min(most);
+        let Some(open) = self.open.back_mut() else { return Begun::Nothing };
+        let (sequence, piece) = (open.sequence, open.begin(length));
+        let (step, leases) = (Step::Over(result), [None, None]);
+        self.flights.push_back(Flight { sequence, piece, step, expected_ns: 0, leases });
+        Begun::Yes
+    }
+
+    /// What a driver said, as the error of a piece.
+    pub(super) fn failure(&self, error: DriverError) -> ExecutionError {
+        self.device.heard(error);
+        failed(error.meaning())
+    }
+}
