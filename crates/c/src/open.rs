@@ -100,7 +100,8 @@ impl Open {
     /// Registers memory until it is unregistered as often.
     pub(crate) fn register(&self, address: *const u8, length: usize) -> Result<(), Failure> {
         self.gpu().ok_or_else(no_gpu)?;
-        let register = || self.ferry.register(address, length);
+        // SAFETY: the C calls say that memory stays mapped until it is unregistered.
+        let register = || unsafe { self.ferry.register(address, length) };
         let region = (length > 0).then(register).transpose()?;
         lock(&self.regions).entry(address as usize).or_default().push(region);
         Ok(())

@@ -14,7 +14,22 @@ use crate::request::Request;
 /// Ordinary memory that stays registered with an engine until this is dropped.
 #[derive(Debug)]
 pub struct Region {
-    _leases: Vec<Lease>,
+    leases: Vec<Lease>,
+    ferry: Ferry,
+    address: *const u8,
+    length: usize,
+}
+
+// SAFETY: the address is only a name here: nothing is read or written through it.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        self.leases.clear();
+        self.ferry.forget(self.address, self.length);
+    }
 }
 
 impl Ferry {
@@ -74,17 +89,22 @@ impl Ferry {
 
     /// Registers memory with the engines that would register it anyway, sooner or later, and keeps
     /// it so until the region is dropped. Copies are quickest from the first on then.
-    pub fn register(&self, address: *const u8, length: usize) -> Result<Region, PinError> {
-        let registries = self.inner.engines.iter().filter_map(|open| open.engine.registry());
-        let leases = registries.map(|registry| {
-            registry.meet(address as u64, length as u64);
-            let registered = registry.acquire(address as u64, length as u64, Access::Write);
-            registered.or_else(|error| match error {
+    ///
+    /// # Safety
+    /// The memory must stay mapped until the region is dropped.
+    pub unsafe fn register(&self, address: *const u8, length: usize) -> Result<Region, PinError> {
+        // Forgotten by the region when it is dropped, or here if there is none.
+        let mut region = Region { leases: Vec::new(), ferry: self.clone(), address, length };
+        // SAFETY: promised by the caller, up to there.
+        unsafe { self.promise_to_forget(address, length) };
+        for registry in self.inner.engines.iter().filter_map(|open| open.engine.registry()) {
+            let register = |access| registry.acquire(address as u64, length as u64, access);
+            region.leases.push(register(Access::Write).or_else(|error| match error {
                 PinError::BadMemory { .. } => Err(error),
-                _ => registry.acquire(address as u64, length as u64, Access::Read),
-            })
-        });
-        Ok(Region { _leases: leases.collect::<Result<_, _>>()? })
+                _ => register(Access::Read),
+            })?);
+        }
+        Ok(region)
     }
 }
 

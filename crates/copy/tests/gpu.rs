@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memferry_copy::plan::{Path, Question};
 use memferry_copy::{Error, Ferry, Options, Request, ValidationError};
-use memferry_engine::contract::{Acquaintance, Limits};
+use memferry_engine::contract::{Acquaintance, Limits, Registry};
 use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
 use memferry_engine::cuda::model::{Faults, ModelDevice};
 use memferry_engine::cuda::{CudaEngine, Rates};
@@ -73,7 +73,7 @@ fn memory_that_comes_again_is_registered_and_found() {
     let mut copy = || machine.ferry.copy_to_device(source.as_slice(), &mut device, 0).unwrap();
     copy();
     let pinning = || machine.ferry.statistics().pinning("cuda").cloned().unwrap();
-    if !machine.engine.registry().is_some_and(|registry| registry.keeps_anything()) {
+    if !machine.engine.registry().is_some_and(Registry::keeps_anything) {
         return;
     }
     assert_eq!(machine.device.sightings().registrations, 0, "new memory passes through rings");
@@ -90,7 +90,9 @@ fn memory_that_comes_again_is_registered_and_found() {
 fn a_registered_region_is_used_from_the_first_copy_on() {
     let machine = machine(Faults::default());
     let (source, mut target) = (pattern(4 << 20, 1), pattern(4 << 20, 2));
-    let region = |pages: &Pages| machine.ferry.register(pages.as_ptr(), pages.len()).unwrap();
+    // SAFETY: the pages outlive the regions.
+    let region =
+        |pages: &Pages| unsafe { machine.ferry.register(pages.as_ptr(), pages.len()) }.unwrap();
     let regions = [region(&source), region(&target)];
     let options = Options::new().spare_caller();
     machine.ferry.copy_with(source.as_slice(), target.as_mut_slice(), options).unwrap();

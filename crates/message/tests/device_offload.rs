@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use memferry_copy::Ferry;
 use memferry_engine::Engine;
-use memferry_engine::contract::Limits;
+use memferry_engine::contract::{Limits, Registry};
 use memferry_engine::cpu::ProfileSource;
 use memferry_engine::cuda::model::ModelDevice;
 use memferry_engine::cuda::{CudaEngine, Rates};
@@ -21,7 +21,7 @@ fn a_device_copies_what_comes_again_and_every_byte_is_right() {
     let limits = Limits { most_bytes: 1 << 30, most_entries: 1024 };
     let engine = CudaEngine::with_driver(device.clone(), Rates::default(), limits).unwrap();
     let engine = Arc::new(engine);
-    let keeps = engine.registry().is_some_and(|registry| registry.keeps_anything());
+    let keeps = engine.registry().is_some_and(Registry::keeps_anything);
     let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).engine(engine, 2);
     let ferry = ferry.build().unwrap();
     let again = ferry.clone();

@@ -17,12 +17,24 @@ pub fn machine_bytes() -> usize {
     usize::try_from(pages).unwrap_or(0) * page_bytes()
 }
 
-/// Lets nobody read or write these pages any more: who tries is stopped by the processor.
-pub fn forbid(pages: &Pages) -> io::Result<()> {
-    // SAFETY: the mapping is the pages' own. Whoever has a slice of them borrows them, and touches
-    // them at his peril, but never sees other memory.
-    let done = unsafe { libc::mprotect(pages.as_ptr().cast(), pages.mapped, libc::PROT_NONE) };
-    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+/// Addresses at which nobody can read or write: who tries is stopped by the processor. They are free
+/// again when this is dropped.
+#[derive(Debug)]
+pub struct Reserved(Pages);
+
+impl Reserved {
+    /// Takes at least `length` bytes of addresses.
+    pub fn new(length: usize) -> io::Result<Self> {
+        let pages = Pages::new(length)?;
+        // SAFETY: the mapping is these pages' own, and nobody has a slice of them.
+        let done = unsafe { libc::mprotect(pages.as_ptr().cast(), pages.mapped, libc::PROT_NONE) };
+        if done == 0 { Ok(Self(pages)) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// The first address.
+    pub fn address(&self) -> usize {
+        self.0.as_ptr() as usize
+    }
 }
 
 /// An anonymous mapping that is released on drop. Starts zeroed, begins on a page boundary.

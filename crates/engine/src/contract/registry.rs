@@ -9,8 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use memferry_memory::pin_cache::{Lease, PinCache, StartError, Watching};
 use memferry_memory::pinning::{Access, PageRange, PinError, Pinner};
-use memferry_sys::residency;
 use memferry_sys::sync::lock;
+use memferry_sys::{fork, residency};
 
 pub use memferry_memory::pin_cache::Limits;
 
@@ -33,22 +33,17 @@ pub struct Registry {
     promised: RwLock<Vec<PageRange>>,
     refused: AtomicU64,
     last_refusal: Mutex<Option<PinError>>,
+    fork_generation: u64,
 }
 
 impl Registry {
-    /// An empty registry. Where the kernel does not tell what is unmapped nothing is kept: memory
-    /// that was mapped anew at the same place would be taken for the old.
+    /// An empty registry. Where the kernel does not tell what is unmapped, only what is promised is
+    /// kept: other memory that was mapped at the same place would be taken for the old.
     pub fn new(pinner: Arc<dyn Pinner>, limits: Limits) -> Result<Self, StartError> {
-        let events = PinCache::new(pinner.clone(), limits, Watching::EventsOrExplicit)?;
-        let cache = match events.watching() {
-            Watching::Events => events,
-            _ => {
-                let nothing = Limits { most_bytes: 0, most_entries: 0 };
-                PinCache::new(pinner, nothing, Watching::Explicit)?
-            }
-        };
+        let cache = PinCache::new(pinner, limits, Watching::EventsOrExplicit)?;
         let (promised, last_refusal) = (RwLock::default(), Mutex::default());
-        Ok(Self { cache, promised, refused: AtomicU64::new(0), last_refusal })
+        let (refused, fork_generation) = (AtomicU64::new(0), fork::generation());
+        Ok(Self { cache, promised, refused, last_refusal, fork_generation })
     }
 
     /// What is known of memory. From now on it is known, until it is unmapped.
@@ -73,7 +68,12 @@ impl Registry {
         }
     }
 
-    /// Whether anything stays registered after its use.
+    /// A lock that was held at a fork is held for ever in the child.
+    fn is_forked(&self) -> bool {
+        fork::generation() != self.fork_generation
+    }
+
+    /// Whether memory that nobody has promised anything about stays registered after its use.
     pub fn keeps_anything(&self) -> bool {
         self.cache.watching() == Watching::Events
     }
@@ -86,9 +86,12 @@ impl Registry {
     /// Registers memory, or finds it registered. Counts what is refused.
     pub fn acquire(&self, address: u64, length: u64, access: Access) -> Result<Lease, PinError> {
         let (at, bytes) = (address as usize, length as usize);
-        let acquired = match self.is_promised(address, length) {
-            true => self.cache.acquire_promised(at, bytes, access),
-            false => self.cache.acquire(at, bytes, access),
+        let acquired = if self.is_promised(address, length) {
+            self.cache.acquire_promised(at, bytes, access)
+        } else if self.keeps_anything() {
+            self.cache.acquire(at, bytes, access)
+        } else {
+            self.cache.acquire_once(at, bytes, access)
         };
         acquired.inspect_err(|error| {
             if self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
@@ -100,7 +103,9 @@ impl Registry {
 
     /// Lets no later request find this memory registered, or known.
     pub fn forget(&self, address: usize, length: usize) {
-        if let Ok(range) = PageRange::covering(address, length) {
+        if !self.is_forked()
+            && let Ok(range) = PageRange::covering(address, length)
+        {
             let mut promised = self.promised.write().unwrap_or_else(PoisonError::into_inner);
             promised.retain(|other| !other.overlaps(range));
         }
@@ -110,12 +115,17 @@ impl Registry {
     /// Takes memory for known whose owner promises to [forget](Registry::forget) it before it is
     /// unmapped: it need not be watched, and may be such as cannot be.
     pub fn promise(&self, address: usize, length: usize) {
-        if let Ok(range) = PageRange::covering(address, length) {
+        if !self.is_forked()
+            && let Ok(range) = PageRange::covering(address, length)
+        {
             self.promised.write().unwrap_or_else(PoisonError::into_inner).push(range);
         }
     }
 
     fn is_promised(&self, address: u64, length: u64) -> bool {
+        if self.is_forked() {
+            return false;
+        }
         let promised = self.promised.read().unwrap_or_else(PoisonError::into_inner);
         let Ok(range) = PageRange::covering(address as usize, length as usize) else {
             return false;

@@ -38,8 +38,8 @@ const LITTLE_BYTES: usize = 64 << 10;
 /// What measuring takes.
 struct Bench<'a> {
     driver: &'a Arc<dyn Driver>,
-    streams: [Stream; 2],
-    event: Event,
+    streams: Vec<Stream>,
+    event: Option<Event>,
     device: u64,
     host: Pages,
     ring: u64,
@@ -50,18 +50,18 @@ impl<'a> Bench<'a> {
 
     fn new(driver: &'a Arc<dyn Driver>) -> Result<Self, DriverError> {
         driver.enter()?;
-        let streams = [driver.create_stream()?, driver.create_stream()?];
         let no_memory = |_| DriverError { call: "mmap", code: 2 };
         let mut host = Pages::new(BYTES).map_err(no_memory)?;
         host.as_mut_slice().fill(1);
-        Ok(Self {
-            driver,
-            streams,
-            event: driver.create_event()?,
-            device: driver.allocate(2 * BYTES)?,
-            host,
-            ring: driver.allocate_pinned(Self::RING_BYTES)?,
-        })
+        // What was taken goes with this, also if the rest is refused.
+        let mut bench = Self { driver, streams: Vec::new(), event: None, device: 0, host, ring: 0 };
+        for _ in 0..2 {
+            bench.streams.push(driver.create_stream()?);
+        }
+        bench.event = Some(driver.create_event()?);
+        bench.device = super::allocate(&**driver, 2 * BYTES)?;
+        bench.ring = driver.allocate_pinned(Self::RING_BYTES)?;
+        Ok(bench)
     }
 
     fn measure(&self) -> Result<Rates, DriverError> {
@@ -84,11 +84,31 @@ impl<'a> Bench<'a> {
             driver.unregister(at).map(|()| rate)
         })?;
         let register = self.rate(|| driver.register(host, BYTES, false))?;
-        let (inside, outside) = (self.device, host as u64);
-        let [inward_stream, outward_stream] = self.streams;
+        let moved = self.move_registered(host as u64);
+        // Whatever came of it: memory must not go while it is registered.
+        driver.unregister(host)?;
+        let (startup_ns, inward, outward, both, within) = moved?;
+        let gb_per_s = |bytes: usize, ns: f64| bytes as f64 / (ns - startup_ns).max(1.0);
+        Ok(Rates {
+            startup_ns: startup_ns.max(1.0),
+            inward: gb_per_s(BYTES, inward),
+            outward: gb_per_s(BYTES, outward),
+            through: gb_per_s(BYTES / 2, both),
+            within: gb_per_s(BYTES, within),
+            register_startup_ns,
+            register,
+            register_huge: register_huge.max(register),
+            stage: self.stage(),
+        })
+    }
+
+    /// How long the device takes for a small copy, in, out, for half of each at once, and within.
+    fn move_registered(&self, outside: u64) -> Result<(f64, f64, f64, f64, f64), DriverError> {
+        let (driver, inside) = (self.driver, self.device);
+        let (inward_stream, outward_stream) = (self.streams[0], self.streams[1]);
         // SAFETY: all memory is this measurement's own and stays until the device is through with
         // it: `rate` waits. Registered memory is used as one piece, or the ring as such.
-        let measured = unsafe {
+        unsafe {
             let small = || driver.copy(Way::In, self.ring, inside, 4096, inward_stream);
             self.time(small)?;
             let startup_ns = self.best(3, small)?;
@@ -104,22 +124,8 @@ impl<'a> Bench<'a> {
             let within = self.best(3, || {
                 driver.copy(Way::Within, inside, inside + BYTES as u64, BYTES, inward_stream)
             });
-            (startup_ns, inward?, outward?, both?, within?)
-        };
-        driver.unregister(host)?;
-        let (startup_ns, inward, outward, both, within) = measured;
-        let gb_per_s = |bytes: usize, ns: f64| bytes as f64 / (ns - startup_ns).max(1.0);
-        Ok(Rates {
-            startup_ns: startup_ns.max(1.0),
-            inward: gb_per_s(BYTES, inward),
-            outward: gb_per_s(BYTES, outward),
-            through: gb_per_s(BYTES / 2, both),
-            within: gb_per_s(BYTES, within),
-            register_startup_ns,
-            register,
-            register_huge: register_huge.max(register),
-            stage: self.stage(),
-        })
+            Ok((startup_ns, inward?, outward?, both?, within?))
+        }
     }
 
     /// How fast this thread copies memory that is in no cache into the ring.
@@ -159,9 +165,10 @@ impl<'a> Bench<'a> {
     fn time(&self, work: impl Fn() -> Result<(), DriverError>) -> Result<f64, DriverError> {
         let start = Instant::now();
         let outcome = work();
-        for stream in self.streams {
-            self.driver.record(self.event, stream)?;
-            while !self.driver.is_reached(self.event)? {
+        let event = self.event.ok_or(DriverError { call: "measure", code: 2 })?;
+        for &stream in &self.streams {
+            self.driver.record(event, stream)?;
+            while !self.driver.is_reached(event)? {
                 std::hint::spin_loop();
             }
         }
@@ -175,14 +182,21 @@ fn nanoseconds(start: Instant) -> f64 {
 
 impl Drop for Bench<'_> {
     fn drop(&mut self) {
-        for stream in self.streams {
+        for &stream in &self.streams {
+            self.driver.drain(stream);
             self.driver.destroy_stream(stream);
         }
-        self.driver.destroy_event(self.event);
-        // SAFETY: from the matching calls; everything was waited for.
+        if let Some(event) = self.event {
+            self.driver.destroy_event(event);
+        }
+        // SAFETY: from the matching calls, if they were made; the streams are drained.
         unsafe {
-            self.driver.free(self.device);
-            self.driver.free_pinned(self.ring);
+            if self.device != 0 {
+                self.driver.free(self.device);
+            }
+            if self.ring != 0 {
+                self.driver.free_pinned(self.ring);
+            }
         }
     }
 }

@@ -36,9 +36,13 @@ mod steps;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+#[cfg(feature = "cuda")]
+use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
 use memferry_sys::cuda::{Driver, DriverError, code};
+#[cfg(feature = "cuda")]
+use memferry_sys::{fork, sync::lock};
 
 pub use memferry_sys::cuda::DeviceFacts;
 pub use rates::Rates;
@@ -88,16 +92,39 @@ pub(crate) struct Device {
     is_lost: AtomicBool,
 }
 
+/// A device that this process has open. All engines for it share what is registered with it: a driver
+/// registers a page once, and each must know what the others did.
+#[cfg(feature = "cuda")]
+#[derive(Debug)]
+struct Opened {
+    ordinal: usize,
+    device: Weak<Device>,
+    fork_generation: u64,
+}
+
+#[cfg(feature = "cuda")]
+static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+
 impl CudaEngine {
     /// Opens a device of this machine, and measures it. Takes about half a second, most of which
-    /// the driver needs for itself.
+    /// the driver needs for itself. Engines for one device share it, with the limits of the first.
     #[cfg(feature = "cuda")]
     pub fn open(settings: Settings) -> Result<Self, OpenError> {
         let refused = |reason| OpenError::System { engine: "cuda".into(), reason };
+        let mut opened = lock(&OPENED);
+        let here = fork::generation();
+        opened.retain(|known| known.device.strong_count() > 0 && known.fork_generation == here);
+        let known = opened.iter().find(|known| known.ordinal == settings.ordinal);
+        if let Some(device) = known.and_then(|known| known.device.upgrade()) {
+            return Ok(Self { capabilities: capabilities(), device });
+        }
         let driver = memferry_sys::cuda::Cuda::open(settings.ordinal).map_err(refused)?;
         let driver: Arc<dyn Driver> = Arc::new(driver);
         let rates = Rates::measure(&driver);
-        Self::with_driver(driver, rates, settings.limits)
+        let engine = Self::with_driver(driver, rates, settings.limits)?;
+        let device = Arc::downgrade(&engine.device);
+        opened.push(Opened { ordinal: settings.ordinal, device, fork_generation: here });
+        Ok(engine)
     }
 
     /// An engine for a device behind any driver, such as a [model](model::ModelDevice).
@@ -134,7 +161,7 @@ impl CudaEngine {
 
     /// Takes memory of the device.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceMemory, DriverError> {
-        let address = self.device.allocate(bytes)?;
+        let address = allocate(&*self.device.driver, bytes)?;
         Ok(DeviceMemory { device: self.device.clone(), address, bytes })
     }
 
@@ -199,22 +226,6 @@ impl Engine for CudaEngine {
 }
 
 impl Device {
-    /// Takes memory of the device. A driver takes addresses that the kernel calls free, also where
-    /// ordinary memory has gone a moment ago and is still being unregistered.
-    fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
-        const TRIES: u32 = 20;
-        const PAUSE: Duration = Duration::from_millis(1);
-        let mut outcome = self.driver.allocate(bytes);
-        for _ in 0..TRIES {
-            match outcome {
-                Err(DriverError { code: code::ALREADY_MAPPED, .. }) => std::thread::sleep(PAUSE),
-                _ => break,
-            }
-            outcome = self.driver.allocate(bytes);
-        }
-        outcome
-    }
-
     fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
@@ -235,6 +246,22 @@ impl fmt::Debug for Device {
             .field("is_lost", &self.is_lost())
             .finish_non_exhaustive()
     }
+}
+
+/// Takes memory of the device. A driver takes addresses that the kernel calls free, also where
+/// ordinary memory has gone a moment ago and is still being unregistered.
+fn allocate(driver: &dyn Driver, bytes: usize) -> Result<u64, DriverError> {
+    const TRIES: u32 = 20;
+    const PAUSE: Duration = Duration::from_millis(1);
+    let mut outcome = driver.allocate(bytes);
+    for _ in 0..TRIES {
+        match outcome {
+            Err(DriverError { code: code::ALREADY_MAPPED, .. }) => std::thread::sleep(PAUSE),
+            _ => break,
+        }
+        outcome = driver.allocate(bytes);
+    }
+    outcome
 }
 
 /// Memory of a device. It is given back when this is dropped; transfers over it must be over by

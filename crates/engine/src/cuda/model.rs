@@ -13,7 +13,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use memferry_sys::cuda::{DeviceFacts, Driver, DriverError, Event, Stream, Way, code};
-use memferry_sys::pages::page_bytes;
+use memferry_sys::pages::{Reserved, page_bytes};
 use memferry_sys::sync::lock;
 use memferry_sys::{Pages, residency};
 
@@ -91,20 +91,8 @@ struct State {
 struct Allocation {
     bytes: usize,
     /// Reserves the addresses, and lets nobody touch them.
-    _fence: Fence,
+    _addresses: Reserved,
     contents: Pages,
-}
-
-/// Addresses at which there is nothing.
-#[derive(Debug)]
-struct Fence(Pages);
-
-impl Fence {
-    fn new(bytes: usize) -> Option<Self> {
-        let pages = Pages::new(bytes).ok()?;
-        memferry_sys::pages::forbid(&pages).ok()?;
-        Some(Self(pages))
-    }
 }
 
 #[derive(Debug)]
@@ -197,7 +185,8 @@ impl ModelDevice {
 
     fn put(&self, stream: Stream, order: Order) -> Result<(), DriverError> {
         let streams = lock(&self.streams);
-        let orders = &streams.get(&stream.0).ok_or(error("stream", code::INVALID_VALUE))?.orders;
+        let orders =
+            &streams.get(&stream.raw()).ok_or(error("stream", code::INVALID_VALUE))?.orders;
         lock(&orders.inbox).queue.push_back(order);
         orders.rung.notify_one();
         Ok(())
@@ -342,10 +331,10 @@ unsafe impl Driver for ModelDevice {
         if self.memory()?.0 < bytes || bytes == 0 {
             return Err(none);
         }
-        let fence = Fence::new(bytes).ok_or(none)?;
+        let addresses = Reserved::new(bytes).map_err(|_| none)?;
         let contents = Pages::new(bytes).map_err(|_| none)?;
-        let address = fence.0.as_ptr() as u64;
-        let allocation = Allocation { bytes, _fence: fence, contents };
+        let address = addresses.address() as u64;
+        let allocation = Allocation { bytes, _addresses: addresses, contents };
         lock(&self.shared.state).allocations.insert(address, allocation);
         Ok(address)
     }
@@ -425,11 +414,12 @@ unsafe impl Driver for ModelDevice {
             .spawn(move || shared.run(&own))
             .map_err(|_| error("create_stream", code::OUT_OF_MEMORY))?;
         lock(&self.streams).insert(name, Queue { orders, thread: Some(thread) });
-        Ok(Stream(name))
+        // SAFETY: the name of a stream that was made just now.
+        Ok(unsafe { Stream::from_raw(name) })
     }
 
     fn destroy_stream(&self, stream: Stream) {
-        let queue = lock(&self.streams).remove(&stream.0);
+        let queue = lock(&self.streams).remove(&stream.raw());
         drop(queue);
     }
 
@@ -438,11 +428,12 @@ unsafe impl Driver for ModelDevice {
         let mut state = lock(&self.shared.state);
         let name = state.name();
         state.events.insert(name, (0, 0));
-        Ok(Event(name))
+        // SAFETY: the name of an event that was made just now.
+        Ok(unsafe { Event::from_raw(name) })
     }
 
     fn destroy_event(&self, event: Event) {
-        lock(&self.shared.state).events.remove(&event.0);
+        lock(&self.shared.state).events.remove(&event.raw());
     }
 
     unsafe fn copy(
@@ -513,26 +504,26 @@ unsafe impl Driver for ModelDevice {
         self.check("record")?;
         let turn = {
             let mut state = lock(&self.shared.state);
-            let known = state.events.get_mut(&event.0);
+            let known = state.events.get_mut(&event.raw());
             let (recorded, _) = known.ok_or(error("record", code::INVALID_VALUE))?;
             *recorded += 1;
             *recorded
         };
-        self.put(stream, Order::Record { event: event.0, turn })
+        self.put(stream, Order::Record { event: event.raw(), turn })
     }
 
     fn await_event(&self, stream: Stream, event: Event) -> Result<(), DriverError> {
         self.check("await_event")?;
         let turn = {
             let state = lock(&self.shared.state);
-            state.events.get(&event.0).ok_or(error("await_event", code::INVALID_VALUE))?.0
+            state.events.get(&event.raw()).ok_or(error("await_event", code::INVALID_VALUE))?.0
         };
-        self.put(stream, Order::Await { event: event.0, turn })
+        self.put(stream, Order::Await { event: event.raw(), turn })
     }
 
     fn drain(&self, stream: Stream) {
         let streams = lock(&self.streams);
-        let Some(orders) = streams.get(&stream.0).map(|queue| queue.orders.clone()) else {
+        let Some(orders) = streams.get(&stream.raw()).map(|queue| queue.orders.clone()) else {
             return;
         };
         drop(streams);
@@ -546,7 +537,7 @@ unsafe impl Driver for ModelDevice {
         self.check("is_reached")?;
         let state = lock(&self.shared.state);
         let (recorded, reached) =
-            state.events.get(&event.0).ok_or(error("is_reached", code::INVALID_VALUE))?;
+            state.events.get(&event.raw()).ok_or(error("is_reached", code::INVALID_VALUE))?;
         Ok(reached >= recorded)
     }
 }

@@ -158,7 +158,7 @@ impl Worker {
         let stream = self.outward;
         // SAFETY: the memory is vouched for, the slot is ours, and the event is waited for.
         let end = unsafe { self.copy(Way::Out, address, slot, bytes, stream) }?;
-        let reached = self.wait_for(end);
+        let reached = self.wait_for(end).inspect_err(|_| self.device.driver.drain(stream));
         self.events.push(end);
         reached.map(|()| slot)
     }

@@ -4,9 +4,14 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use memferry_sys::clock;
 use memferry_sys::cuda::Driver;
 
+use super::allocate;
 use super::slots::Wish;
+
+/// After a refusal, memory is asked for again when so much time has passed.
+const ASK_AGAIN_NS: u64 = 1_000_000_000;
 
 /// The ring. Its memory is taken with the first use, and given back at the end.
 #[derive(Debug)]
@@ -17,23 +22,25 @@ pub(super) struct Passage {
     /// What is given out, as offsets, the oldest first. It is given back from the front, or from the
     /// back if it was not used.
     given: VecDeque<(u64, u64)>,
-    /// There was no memory to be had; it is not asked for again.
-    is_refused: bool,
+    /// When there was no memory to be had the last time.
+    refused_ns: Option<u64>,
 }
 
 impl Passage {
     pub(super) fn new(driver: Arc<dyn Driver>, bytes: u64) -> Self {
-        Self { driver, bytes, base: None, given: VecDeque::new(), is_refused: false }
+        Self { driver, bytes, base: None, given: VecDeque::new(), refused_ns: None }
     }
 
     /// Takes a piece of this length.
     pub(super) fn take(&mut self, length: u64) -> Wish {
-        if self.base.is_none() && !self.is_refused {
-            match self.driver.allocate(self.bytes as usize) {
+        let now = clock::now_ns();
+        let is_refused = self.refused_ns.is_some_and(|at| now < at + ASK_AGAIN_NS);
+        if self.base.is_none() && !is_refused {
+            match allocate(&*self.driver, self.bytes as usize) {
                 Ok(base) => self.base = Some(base),
                 Err(error) => {
                     tracing::warn!(%error, "no memory of the device to copy through");
-                    self.is_refused = true;
+                    self.refused_ns = Some(now);
                 }
             }
         }

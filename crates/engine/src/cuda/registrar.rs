@@ -194,6 +194,10 @@ impl Pinner for Registrar {
     fn follows_mapping(&self) -> bool {
         false
     }
+
+    fn shares_frames(&self) -> bool {
+        true
+    }
 }
 
 /// A driver's refusal in the words of those who pin.

@@ -120,9 +120,21 @@ impl Worker {
     /// over: then this waits until it is, and fails.
     pub(super) fn mark(&mut self, stream: Stream) -> Result<Event, DriverError> {
         let driver = &self.device.driver;
-        let event = self.events.pop().map_or_else(|| driver.create_event(), Ok);
-        let marked = event.and_then(|event| driver.record(event, stream).map(|()| event));
-        marked.inspect_err(|_| driver.drain(stream))
+        let event = match self.events.pop().map_or_else(|| driver.create_event(), Ok) {
+            Ok(event) => event,
+            Err(error) => {
+                driver.drain(stream);
+                return Err(error);
+            }
+        };
+        match driver.record(event, stream) {
+            Ok(()) => Ok(event),
+            Err(error) => {
+                driver.drain(stream);
+                self.events.push(event);
+                Err(error)
+            }
+        }
     }
 
     /// Waits until the device has come to an event, by asking again and again.

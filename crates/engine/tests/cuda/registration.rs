@@ -167,6 +167,7 @@ fn memory_that_the_application_registered_is_used_and_left_registered() {
 #[test]
 fn memory_of_which_the_application_registered_a_part_is_copied_in_other_ways() {
     // The first half of a page range, its two ends with a hole between them, and its middle.
+    #[allow(clippy::single_range_in_vec_init)]
     for parts in [&[0..8][..], &[0..2, 14..16], &[5..7]] {
         let mut subject = Subject::modelled(Faults::default());
         subject.may_stray = true;

@@ -125,7 +125,9 @@ impl Index {
     ) -> Option<Ticket> {
         let (mut range, mut widest, mut merges) = (asked, access, false);
         if may_merge {
-            for region in self.overlapping(asked) {
+            // What is only watched makes room: it is no reason to pin all of it.
+            let pinned = |region: &Arc<Region>| region.access > Access::Watch;
+            for region in self.overlapping(asked).into_iter().filter(pinned) {
                 range = range.merge(region.range);
                 widest = widest.max(region.access);
                 merges = true;

@@ -25,7 +25,8 @@
 //! Together: if other memory was mapped at an address before a request for it began, then the old
 //! mapping had gone before that, its change is counted or read when the request asks, and so the old
 //! region is out of the index when the request looks. If changes do not stop for a while, the request
-//! is pinned for one use, which is always right.
+//! is pinned for one use, which is right, unless the pinner shares page frames among pins: that could
+//! give it those of memory that is gone, and so it is refused.
 //!
 //! The list is bounded. If it overflows, everything is forgotten. Nobody who reads events can wait
 //! for somebody who holds the cache's lock, so it may be held while memory is freed.
@@ -200,6 +201,16 @@ impl PinCache {
         self.acquire_as(address, length, access, true)
     }
 
+    /// Pins memory for one use, whatever is kept.
+    pub fn acquire_once(
+        &self,
+        address: usize,
+        length: usize,
+        access: Access,
+    ) -> Result<Lease, PinError> {
+        self.pin_once(PageRange::covering(address, length)?, access)
+    }
+
     fn acquire_as(
         &self,
         address: usize,
@@ -212,6 +223,14 @@ impl PinCache {
             return self.pin_once(asked, access);
         }
         let settled = self.watcher.as_ref().is_none_or(Watcher::settle);
+        if !settled && self.shared.pinner.shares_frames() {
+            // What is pinned there may be memory that is gone.
+            let what = "pinning memory while mappings keep changing";
+            return Err(PinError::Unsupported {
+                what,
+                cure: "it is copied in other ways meanwhile",
+            });
+        }
         let mut may_merge = true;
         loop {
             let step = self.shared.with(self.ears(), |index, cleared| {

@@ -29,6 +29,9 @@ struct List {
     events: Vec<Event>,
     lost: bool,
     call: Call,
+    /// How many sweeps were asked for, and up to which of them everything is swept.
+    sweeps_asked: u64,
+    swept: u64,
 }
 
 impl List {
@@ -61,14 +64,15 @@ enum Call {
 pub(super) enum Chore {
     /// Take in what was heard.
     Reap,
-    /// Unpin what is gone, of which nothing was heard yet.
-    Sweep,
+    /// Unpin what is gone, of which nothing was heard yet, and say that this sweep is done.
+    Sweep(u64),
 }
 
 impl News {
     /// An empty list.
     pub(super) fn new() -> Self {
-        let list = List { events: empty_list(), lost: false, call: Call::NotStarted };
+        let events = empty_list();
+        let list = List { events, lost: false, call: Call::NotStarted, sweeps_asked: 0, swept: 0 };
         Self { some: AtomicBool::new(false), list: Mutex::new(list), called: Condvar::new() }
     }
 
@@ -121,17 +125,20 @@ impl News {
     /// while: whoever unmapped the memory may hold a lock that the reaper needs.
     pub(super) fn sweep(&self) {
         const AT_MOST: Duration = Duration::from_millis(50);
+        let number = {
+            let mut list = lock(&self.list);
+            list.sweeps_asked += 1;
+            list.sweeps_asked
+        };
         self.say(Call::Sweep);
-        let waits = |list: &mut List| list.call == Call::Sweep;
+        let waits = |list: &mut List| list.swept < number && list.call != Call::End;
         drop(self.called.wait_timeout_while(lock(&self.list), AT_MOST, waits));
     }
 
-    /// Says that what is gone is unpinned.
-    pub(super) fn swept(&self) {
+    /// Says that what was gone when a sweep was asked for is unpinned.
+    pub(super) fn swept(&self, number: u64) {
         let mut list = lock(&self.list);
-        if list.call == Call::Sweep {
-            list.call = Call::Nothing;
-        }
+        list.swept = list.swept.max(number);
         self.called.notify_all();
     }
 
@@ -144,7 +151,7 @@ impl News {
     pub(super) fn wait_for_call(&self) -> Option<Chore> {
         match self.wait_while(Call::Nothing) {
             Call::End => None,
-            Call::Sweep => Some(Chore::Sweep),
+            Call::Sweep => Some(Chore::Sweep(lock(&self.list).sweeps_asked)),
             _ => Some(Chore::Reap),
         }
     }
@@ -163,7 +170,7 @@ impl News {
         let list = self.called.wait_while(lock(&self.list), waits);
         let mut list = list.unwrap_or_else(PoisonError::into_inner);
         let said = list.call;
-        if said == Call::Reap {
+        if matches!(said, Call::Reap | Call::Sweep) {
             list.call = Call::Nothing;
         }
         said

@@ -50,11 +50,13 @@ impl Watcher {
             spawn("memferry-pin-reaper", move || {
                 while let Some(chore) = ears.news.wait_for_call() {
                     shared.with(Some(&ears), |index, cleared| {
-                        if chore == Chore::Sweep {
+                        if let Chore::Sweep(_) = chore {
                             index.invalidate_unmapped(cleared);
                         }
                     });
-                    ears.news.swept();
+                    if let Chore::Sweep(number) = chore {
+                        ears.news.swept(number);
+                    }
                 }
             })
         };

@@ -67,6 +67,12 @@ pub trait Pinner: Send + Sync + std::fmt::Debug {
     /// nothing here. Comes with a lock of the cache held, and must not call the cache.
     fn outdate(&self, _range: PageRange) {}
 
+    /// Whether a pin may share the page frames of another that overlaps it, instead of asking the
+    /// kernel for those that are mapped now.
+    fn shares_frames(&self) -> bool {
+        false
+    }
+
     /// Whose a pin is. True: the addresses', so that it follows what is mapped there; once the
     /// mapping changes it is at worst slow. False: the page frames', so that it shows the old bytes
     /// for ever once the mapping changes; only such pins can be wrong.

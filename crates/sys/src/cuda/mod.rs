@@ -14,11 +14,32 @@ use std::fmt;
 
 /// An in-order queue of the device, as the driver names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Stream(pub u64);
+pub struct Stream(u64);
 
 /// A mark in a stream, as the driver names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Event(pub u64);
+pub struct Event(u64);
+
+macro_rules! names {
+    ($($name:ident),+) => {$(
+        impl $name {
+            /// A name that a driver gave.
+            ///
+            /// # Safety
+            /// It must be one of the driver that it is used with, and not destroyed.
+            pub unsafe fn from_raw(name: u64) -> Self {
+                Self(name)
+            }
+
+            /// What the driver calls it.
+            pub fn raw(self) -> u64 {
+                self.0
+            }
+        }
+    )+};
+}
+
+names!(Stream, Event);
 
 /// Which way a copy goes. The driver wants to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -200,8 +221,10 @@ impl DriverError {
         use code::{DEINITIALIZED, ILLEGAL_ADDRESS, UNKNOWN};
         // Uncorrectable memory, a hardware fault, a broken link between devices; and what a device
         // that found a bad access, a trap or a time limit says from then on.
-        matches!(self.code, DEINITIALIZED | UNKNOWN | 201 | 214 | 219 | 220 | 709 | 710 | 713..=721)
-            || self.code == ILLEGAL_ADDRESS
+        matches!(
+            self.code,
+            DEINITIALIZED | UNKNOWN | 201 | 214 | 219 | 220 | 702 | 709 | 710 | 713..=721
+        ) || self.code == ILLEGAL_ADDRESS
     }
 
     /// What the number means, for people.
@@ -225,7 +248,7 @@ impl DriverError {
                 "the driver's library and its kernel module differ: restart the machine or reload \
                  the module"
             }
-            710 | 713..=721 => "the device failed while it worked",
+            702 | 710 | 713..=721 => "the device failed while it worked",
             _ => "the driver gave no reason that is known here",
         }
     }

@@ -264,8 +264,9 @@ impl Cuda {
     ) -> Result<(), DriverError> {
         // SAFETY: passed on; all addresses of the process are the driver's as well (unified
         // addressing, which every device has that a driver for CUDA 11.4 speaks to on 64 bits).
-        let answer =
-            unsafe { (self.calls.copy_anywhere)(target, source, bytes, stream.0 as *mut c_void) };
+        let answer = unsafe {
+            (self.calls.copy_anywhere)(target, source, bytes, stream.raw() as *mut c_void)
+        };
         checked("cuMemcpyAsync", answer)
     }
 
@@ -304,6 +305,9 @@ unsafe impl Driver for Cuda {
     }
 
     fn enter(&self) -> Result<(), DriverError> {
+        if self.is_forked() {
+            return Err(DriverError { call: "fork", code: code::DEINITIALIZED });
+        }
         // SAFETY: the context lives at least as long as the threads that entered it: they hold this.
         checked("cuCtxSetCurrent", unsafe { (self.calls.set_context)(self.context) })
     }
@@ -381,12 +385,13 @@ unsafe impl Driver for Cuda {
         let flags = number::NON_BLOCKING_STREAM;
         // SAFETY: a place for the answer.
         checked("cuStreamCreate", unsafe { (self.calls.create_stream)(&raw mut stream, flags) })?;
-        Ok(Stream(stream as u64))
+        // SAFETY: the driver made it just now.
+        Ok(unsafe { Stream::from_raw(stream as u64) })
     }
 
     fn destroy_stream(&self, stream: Stream) {
         // SAFETY: the driver keeps what is in the stream until it is over.
-        unsafe { (self.calls.destroy_stream)(stream.0 as *mut c_void) };
+        unsafe { (self.calls.destroy_stream)(stream.raw() as *mut c_void) };
     }
 
     fn create_event(&self) -> Result<Event, DriverError> {
@@ -394,12 +399,13 @@ unsafe impl Driver for Cuda {
         let flags = number::EVENT_WITHOUT_TIMING;
         // SAFETY: a place for the answer.
         checked("cuEventCreate", unsafe { (self.calls.create_event)(&raw mut event, flags) })?;
-        Ok(Event(event as u64))
+        // SAFETY: the driver made it just now.
+        Ok(unsafe { Event::from_raw(event as u64) })
     }
 
     fn destroy_event(&self, event: Event) {
         // SAFETY: the driver keeps an event until the device is past it.
-        unsafe { (self.calls.destroy_event)(event.0 as *mut c_void) };
+        unsafe { (self.calls.destroy_event)(event.raw() as *mut c_void) };
     }
 
     unsafe fn copy(
@@ -410,7 +416,7 @@ unsafe impl Driver for Cuda {
         bytes: usize,
         stream: Stream,
     ) -> Result<(), DriverError> {
-        let (calls, stream) = (self.calls, stream.0 as *mut c_void);
+        let (calls, stream) = (self.calls, stream.raw() as *mut c_void);
         // SAFETY: passed on.
         unsafe {
             match way {
@@ -464,30 +470,31 @@ unsafe impl Driver for Cuda {
         stream: Stream,
     ) -> Result<(), DriverError> {
         // SAFETY: passed on.
-        let answer = unsafe { (self.calls.fill)(target, value, bytes, stream.0 as *mut c_void) };
+        let answer =
+            unsafe { (self.calls.fill)(target, value, bytes, stream.raw() as *mut c_void) };
         checked("cuMemsetD8Async", answer)
     }
 
     fn record(&self, event: Event, stream: Stream) -> Result<(), DriverError> {
-        let (event, stream) = (event.0 as *mut c_void, stream.0 as *mut c_void);
+        let (event, stream) = (event.raw() as *mut c_void, stream.raw() as *mut c_void);
         // SAFETY: both are the driver's own.
         checked("cuEventRecord", unsafe { (self.calls.record)(event, stream) })
     }
 
     fn await_event(&self, stream: Stream, event: Event) -> Result<(), DriverError> {
-        let (event, stream) = (event.0 as *mut c_void, stream.0 as *mut c_void);
+        let (event, stream) = (event.raw() as *mut c_void, stream.raw() as *mut c_void);
         // SAFETY: both are the driver's own.
         checked("cuStreamWaitEvent", unsafe { (self.calls.await_event)(stream, event, 0) })
     }
 
     fn drain(&self, stream: Stream) {
         // SAFETY: the stream is the driver's own.
-        unsafe { (self.calls.drain)(stream.0 as *mut c_void) };
+        unsafe { (self.calls.drain)(stream.raw() as *mut c_void) };
     }
 
     fn is_reached(&self, event: Event) -> Result<bool, DriverError> {
         // SAFETY: the event is the driver's own.
-        match unsafe { (self.calls.query)(event.0 as *mut c_void) } {
+        match unsafe { (self.calls.query)(event.raw() as *mut c_void) } {
             code::NOT_READY => Ok(false),
             code => checked("cuEventQuery", code).map(|()| true),
         }

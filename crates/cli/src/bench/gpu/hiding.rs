@@ -28,7 +28,8 @@ pub(super) fn measure(
     // What is refused is counted, and a note says so.
     let register = |rig: &Rig, host: &Host| -> Vec<_> {
         host.all()
-            .filter_map(|pages| rig.ferry.register(pages.as_ptr(), pages.len()).ok())
+            // SAFETY: the pages outlive the regions.
+            .filter_map(|pages| unsafe { rig.ferry.register(pages.as_ptr(), pages.len()) }.ok())
             .collect()
     };
     let regions = register(rig, &host);

@@ -94,7 +94,9 @@ impl Kept {
             && let Some((_, shared)) = hosts.first()
         {
             // What is refused is counted, and a note says so.
-            let register = |pages: &Pages| rig.ferry.register(pages.as_ptr(), pages.len()).ok();
+            // SAFETY: regions are dropped before the pages that they are of.
+            let register =
+                |pages: &Pages| unsafe { rig.ferry.register(pages.as_ptr(), pages.len()) }.ok();
             regions.extend(shared.all().filter_map(register));
         }
         Ok(Self { regions, hosts })
