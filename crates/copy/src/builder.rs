@@ -173,7 +173,7 @@ impl Builder {
     }
 
     /// Whether a GPU moves memory too, beside the processor engine or the engines named
-    /// (`MEMFERRY_GPU`: `off`, `auto` or the number of a GPU). Opening one takes about half a second,
+    /// (`MEMFERRY_GPU`: `off`, `auto` or the number of a GPU; for programs that do not call this). Opening one takes about half a second,
     /// most of which its driver needs. Usual: off.
     pub fn gpu(mut self, gpu: Gpu) -> Self {
         self.gpu = Some(gpu);
@@ -248,13 +248,22 @@ impl Builder {
             Some(gpu) => gpu,
             None => environment("MEMFERRY_GPU", expected, Gpu::from_name)?.unwrap_or_default(),
         };
+        let by_environment = self.gpu.is_none();
         let mut settings = cuda::Settings::default();
         settings.limits = self.pin_limits.unwrap_or(settings.limits);
         match gpu {
             Gpu::Off => Ok(None),
             Gpu::Number(ordinal) => {
                 settings.ordinal = ordinal;
-                Ok(Some(Arc::new(open_gpu(settings)?)))
+                let opened = open_gpu(settings).map_err(|error| match error {
+                    OpenError::System { engine, reason } if by_environment => {
+                        let asked = format!("MEMFERRY_GPU={ordinal} asks for it");
+                        let reason = format!("{reason} ({asked}: unset it, or set it to auto)");
+                        OpenError::System { engine, reason }
+                    }
+                    error => error,
+                });
+                Ok(Some(Arc::new(opened?)))
             }
             Gpu::IfPresent => match open_gpu(settings) {
                 Ok(engine) => Ok(Some(Arc::new(engine))),

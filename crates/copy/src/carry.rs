@@ -202,17 +202,18 @@ impl Inner {
                     None => self.invited(open, request.length, channels, blocking),
                 };
                 let orders = orders.into_iter();
-                let orders =
-                    orders.map(|channel| open.invitation(channel, &completion, plan.passing));
+                let invitation = || Descriptor::chunks(completion.clone()).passing(plan.passing);
+                let orders = orders.map(|channel| open.order(channel, invitation()));
                 self.hand_over(&completion, &after, orders);
             }
             Path::Split { engine, processors, channels, .. } => {
                 let quick = &self.engines[engine];
                 let first = self.all_invited(quick, 1).into_iter();
-                let first = first.map(|channel| quick.invitation(channel, &completion, false));
+                let invitation = || Descriptor::chunks(completion.clone()).shared(true);
+                let first = first.map(|channel| quick.order(channel, invitation()));
                 let others = &self.engines[processors];
                 let invited = self.invited(others, request.length, channels, blocking).into_iter();
-                let invited = invited.map(|channel| others.invitation(channel, &completion, false));
+                let invited = invited.map(|channel| others.order(channel, invitation()));
                 self.hand_over(&completion, &after, first.chain(invited));
             }
             Path::Parts { engine, .. } => {
@@ -345,15 +346,9 @@ impl OpenEngine {
         Some(PinStatistics { cache, watching, refused, refused_bytes: 0, last_refusal })
     }
 
-    /// Invites a channel to claim chunks.
-    fn invitation(
-        &self,
-        channel: &Arc<dyn Channel>,
-        completion: &Arc<Completion>,
-        passing: bool,
-    ) -> Order {
-        let invitation = Descriptor::chunks(completion.clone()).passing(passing);
-        Order::one(channel.clone(), self.is_self_driving(), invitation)
+    /// A descriptor for a channel.
+    fn order(&self, channel: &Arc<dyn Channel>, descriptor: Descriptor) -> Order {
+        Order::one(channel.clone(), self.is_self_driving(), descriptor)
     }
 }
 

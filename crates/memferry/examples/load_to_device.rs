@@ -43,6 +43,9 @@ fn main() -> Outcome<()> {
             println!(
                 "the same with a MODEL of a GPU: its speed is that of threads, and means nothing"
             );
+            if let Some(path) = &named {
+                println!("{} is left alone: it would be loaded by a GPU", path.display());
+            }
             demonstrate(&model()?, None, MODEL_BYTES)
         }
     }
@@ -53,7 +56,7 @@ fn model() -> Outcome<Machine> {
     let driver = ModelDevice::new();
     let limits = PinLimits { most_bytes: 64 << 20, most_entries: 64 };
     let gpu = Arc::new(CudaEngine::with_driver(driver.clone(), Rates::default(), limits)?);
-    let builder = Ferry::builder().profile(ProfileSource::BuiltIn);
+    let builder = Ferry::builder().profile(ProfileSource::BuiltIn).gpu(Gpu::Off);
     let ferry = builder.engine(gpu.clone(), 2).build()?;
     Ok(Machine { ferry, gpu, driver })
 }

@@ -26,7 +26,7 @@ use crate::outcome::{Outcome, Row, Summary};
 use crate::show::Progress;
 use crate::size;
 use cases::{
-    Buffers, Case, DRIVER, Direction, MEMCPY, OURS, PINNED, PageSize, SPARING, SPLIT, TELLING,
+    Case, DRIVER, Direction, MEMCPY, OURS, PINNED, PageSize, SPARING, SPLIT, TELLING,
     TELLING_OVERLAP,
 };
 use peer::Peer;
@@ -136,8 +136,8 @@ fn measure(
     outcome.notes.extend(warnings(rig));
     if left_out > 0 {
         outcome.notes.push(format!(
-            "{left_out} points were left out: memory is made ready so slowly here that they would \
-             have taken too long."
+            "{left_out} points were left out, the last ones of each list: with them the run would have \
+             taken too long. None of them decides a key."
         ));
     }
     Ok(())
@@ -147,10 +147,8 @@ fn measure(
 fn take_note(outcome: &mut Outcome, case: &Case, rounds: &Rounds) {
     let figure = case.figure();
     outcome.rows.extend(rounds.bandwidth_rows(&figure, case.bytes));
-    if case.direction == Direction::HostToHost && case.buffers == Buffers::Reused {
-        let busy = format!("processors busy, {figure}");
-        outcome.rows.extend(rounds.cores_rows(&busy, case.bytes));
-    }
+    let busy = format!("processors busy, {figure}");
+    outcome.rows.extend(rounds.cores_rows(&busy, case.bytes));
     for (series, error) in &rounds.failed {
         let missing = format!("{series}, {} ({error})", case.direction);
         if !outcome.missing.contains(&missing) {
@@ -191,8 +189,11 @@ fn notes() -> [String; 3] {
             "`{SPARING}`: nobody but the engine works on the copy; `{SPLIT}`: an ordinary blocking \
              copy, which the GPU, channels of processors and the caller share. `{DRIVER}` is \
              cuMemcpyHtoD or cuMemcpyDtoH; `{PINNED}` one asynchronous copy of memory from \
-             cuMemHostAlloc, waited for by asking for an event: the limit. Processors busy is the \
-             processor time of the whole process, driver included, over the time."
+             cuMemHostAlloc, waited for by asking for an event: the limit. cuMemcpyHtoD may return \
+             before its last bytes have moved, which is to its advantage. Processors busy is the \
+             processor time of the whole process, driver included, over the time: the driver copies \
+             with one thread, ours with up to ten where memory passes through rings. Fresh memory \
+             between ordinary memory, and small copies, are left to processors by the planner."
         ),
         format!(
             "Overlap = (T_copy + T_compute - T_total) / T_copy, each the median of interleaved \

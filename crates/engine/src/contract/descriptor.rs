@@ -85,7 +85,7 @@ pub struct Descriptor {
     pins: Option<Arc<Pins>>,
 }
 
-/// Two yes-or-no facts in one byte, because a descriptor has no more room.
+/// Yes-or-no facts in one byte, because a descriptor has no more room.
 #[derive(Debug, Clone, Copy, Default)]
 struct Flags(u8);
 
@@ -94,6 +94,8 @@ impl Flags {
     const QUIET: u8 = 1;
     /// Memory that is not registered stays so.
     const PASSING: u8 = 2;
+    /// Others claim from the same transfer.
+    const SHARED: u8 = 4;
 
     fn set(&mut self, flag: u8, on: bool) {
         self.0 = if on { self.0 | flag } else { self.0 & !flag };
@@ -191,6 +193,12 @@ impl Descriptor {
         self
     }
 
+    /// Other engines are invited to the same transfer: claim no more than is needed to be busy.
+    pub fn shared(mut self, shared: bool) -> Self {
+        self.flags.set(Flags::SHARED, shared);
+        self
+    }
+
     /// Says what its memory is pinned by, and keeps it pinned until the descriptor is gone.
     pub fn pinned_by(mut self, pins: Arc<Pins>) -> Self {
         self.pins = Some(pins);
@@ -258,6 +266,11 @@ impl Descriptor {
     /// Whether memory that is not registered is to be left so.
     pub fn is_passing(&self) -> bool {
         self.flags.has(Flags::PASSING)
+    }
+
+    /// Whether other engines are invited to the same transfer.
+    pub fn is_shared(&self) -> bool {
+        self.flags.has(Flags::SHARED)
     }
 
     /// What its memory is pinned by, if it is.

@@ -16,6 +16,9 @@ impl Worker {
         let descriptor = &open.descriptor;
         let (operation, kinds) = (descriptor.operation(), descriptor.memory_kinds());
         let most = open.next_piece_bytes();
+        if !open.is_begun && open.is_busy() {
+            return Begun::NoRoom;
+        }
         if open.is_begun || !open.has_more(most) {
             return Begun::Nothing;
         }

@@ -76,8 +76,14 @@ impl Open {
         const SMALLEST: u64 = 512 << 10;
         const PIECES: u64 = 8;
         const FIRST: u64 = 8;
+        const SHARED_PIECES: u64 = 32;
+        const LARGEST_SHARED: u64 = 8 << 20;
         const SMALLEST_STAGED: u64 = 256 << 10;
         const STAGED_PIECES: u64 = 32;
+        if self.descriptor.is_shared() {
+            let pieces = self.descriptor.length() / SHARED_PIECES;
+            return pieces.clamp(SMALLEST, LARGEST_SHARED);
+        }
         if self.descriptor.is_passing() {
             // Several channels share it, and shall be done at the same time.
             let pieces = self.descriptor.length() / STAGED_PIECES;
@@ -86,6 +92,12 @@ impl Open {
         let usual = self.descriptor.length().div_ceil(PIECES).next_multiple_of(64 << 10);
         let usual = usual.clamp(SMALLEST, PIECE_BYTES);
         (usual / FIRST).max(SMALLEST).max(self.begun_bytes).min(usual)
+    }
+
+    /// Whether it has enough under way: what others could do is not claimed long before its turn.
+    pub(super) fn is_busy(&self) -> bool {
+        const ENOUGH: usize = 5;
+        self.descriptor.is_shared() && self.in_flight >= ENOUGH
     }
 
     /// Takes a piece from the front of what was not begun.

@@ -221,7 +221,7 @@ impl Cuda {
     /// Opens a device; says what is missing, and what would help, if it cannot.
     pub fn open(ordinal: usize) -> Result<Self, String> {
         let calls = library().map_err(|reason| match reason {
-            None => "there is no NVIDIA driver (libcuda.so.1): install it, or leave the GPU out"
+            None => "there is no NVIDIA driver (no libcuda.so.1 can be loaded): install it, or leave the GPU out"
                 .to_owned(),
             Some(reason) => format!("the NVIDIA driver cannot be used: {reason}"),
         })?;
@@ -230,9 +230,10 @@ impl Cuda {
             let error = DriverError { call: "cuDeviceGetCount", code: code::NO_DEVICE };
             return Err(error.to_string());
         }
-        let device = calls
-            .device(ordinal)
-            .map_err(|_| format!("there is no GPU {ordinal}: the last one is {}", count - 1))?;
+        let device = calls.device(ordinal).map_err(|error| match ordinal < count {
+            true => format!("GPU {ordinal} cannot be used: {error}"),
+            false => format!("there is no GPU {ordinal}: the last one is {}", count - 1),
+        })?;
         let mut context = std::ptr::null_mut();
         // SAFETY: a valid device and a place for the answer.
         checked("cuDevicePrimaryCtxRetain", unsafe {
