@@ -52,7 +52,8 @@ fn driver(inventory: &Inventory, on_the_bus: usize) -> Check {
                 .cure(format!("if there is a GPU, {INSTALL}"))
         }
         Inventory::Unusable(reason) => {
-            missing(format!("the NVIDIA driver cannot be used: {reason}")).cure(SHOW)
+            missing(format!("the NVIDIA driver cannot be used: {reason}"))
+                .cure(format!("do what the message says, then look at {SHOW}"))
         }
         Inventory::Devices(devices) => match devices.first() {
             None => missing("the NVIDIA driver sees no GPU".into())

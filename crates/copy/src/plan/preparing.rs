@@ -4,7 +4,7 @@
 use memferry_engine::contract::{Acquaintance, CostLine};
 use memferry_engine::{MemoryKind, Operation};
 
-use super::{EngineFacts, Question, Reason};
+use super::{EngineFacts, Facts, PAGE, Path, Plan, Question, Reason, WHOLE_BYTES};
 
 /// A channel more shares a transfer that passes through rings for each so many bytes.
 const SHARED_BYTES: u64 = 256 << 10;
@@ -68,6 +68,46 @@ pub(super) fn best_use(engine: &EngineFacts, question: &Question) -> Option<Use>
     } else {
         registered
     })
+}
+
+/// The plan for an engine that registers memory itself.
+pub(super) fn plan(facts: &Facts, question: &Question, engine: usize, best: Use) -> Plan {
+    /// The chunks that such an engine claims, several at a time, and in which progress is seen. Those
+    /// that pass through rings are no longer than a slot of a ring, and some for each channel.
+    const CHUNK_BYTES: u64 = 4 << 20;
+    const CHUNKS: u64 = 32;
+    const RING_CHUNK_BYTES: u64 = 512 << 10;
+    const RING_CHUNKS: u64 = 4;
+    /// From here on processors can be of help to an engine that is many times as quick.
+    const SPLIT_BYTES: u64 = 16 << 20;
+    let bytes = question.bytes;
+    let kernel = super::kernel(&facts.profile, question, 2);
+    if question.operation == Operation::Move || bytes <= WHOLE_BYTES {
+        let plan = Plan::new(Path::Whole { engine }, kernel, best.reason);
+        return Plan { passing: best.passing, ..plan };
+    }
+    let is_shared = question.is_host_only()
+        && question.blocking
+        && !question.spare_caller
+        && bytes >= SPLIT_BYTES;
+    let processors = facts.engines.iter().position(|other| {
+        other.preparation.is_none()
+            && other.capabilities.claims_chunks
+            && other.capabilities.operations.contains(question.operation)
+    });
+    if let Some(processors) = processors.filter(|_| is_shared) {
+        let channels = facts.engines[processors].channels.min(facts.spread);
+        let chunk_bytes = (facts.profile.chunk_bytes as u64).max(PAGE);
+        let path = Path::Split { engine, processors, chunk_bytes, channels };
+        return Plan::new(path, kernel, Reason::SplitOverEngines { channels });
+    }
+    let (chunks, largest) = match best.passing {
+        true => (RING_CHUNKS * best.channels as u64, RING_CHUNK_BYTES),
+        false => (CHUNKS, CHUNK_BYTES),
+    };
+    let chunk_bytes = bytes.div_ceil(chunks).next_multiple_of(PAGE).min(largest);
+    let path = Path::Chunks { engine, chunk_bytes, channels: best.channels };
+    Plan { passing: best.passing, ..Plan::new(path, kernel, best.reason) }
 }
 
 /// How many pieces a side is registered in: they double from the first to the largest.

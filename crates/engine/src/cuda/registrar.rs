@@ -86,9 +86,11 @@ impl Registrar {
         }
     }
 
+    /// Unregisters a piece that no pin has any more, or none had yet: pins outlive copies.
     fn unregister(&self, start: usize, piece: &Piece) {
         if !piece.is_theirs
-            && let Err(error) = self.driver.unregister(start)
+            // SAFETY: leases are held until the device has passed the copies that they are for.
+            && let Err(error) = unsafe { self.driver.unregister(start) }
         {
             // A device that is lost, or a process that ends.
             tracing::debug!(%error, "memory could not be unregistered");

@@ -107,9 +107,12 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// registered again.
     fn register(&self, address: usize, bytes: usize, read_only: bool) -> Result<(), DriverError>;
 
-    /// Undoes [`Driver::register`], for the whole range that begins at `address`. What is in flight
-    /// ends first, or is none of the device's business any more.
-    fn unregister(&self, address: usize) -> Result<(), DriverError>;
+    /// Undoes [`Driver::register`], for the whole range that begins at `address`.
+    ///
+    /// # Safety
+    /// No copy of this memory may be in a stream: the device would go on with pages that are given
+    /// to others.
+    unsafe fn unregister(&self, address: usize) -> Result<(), DriverError>;
 
     /// Whether an address is the device's: `None` if the driver does not know it.
     fn is_device(&self, address: u64) -> Option<bool>;

@@ -362,8 +362,8 @@ unsafe impl Driver for Cuda {
         self.inside(|calls| checked("cuMemHostRegister", answer(calls)))
     }
 
-    fn unregister(&self, address: usize) -> Result<(), DriverError> {
-        // SAFETY: the driver knows what it registered; anything else is an error.
+    unsafe fn unregister(&self, address: usize) -> Result<(), DriverError> {
+        // SAFETY: passed on; what the driver did not register is an error.
         let answer = |calls: &Calls| unsafe { (calls.unregister)(address as *mut c_void) };
         self.inside(|calls| checked("cuMemHostUnregister", answer(calls)))
     }

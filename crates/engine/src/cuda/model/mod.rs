@@ -6,16 +6,19 @@
 //! wait for each other only where they are told to. [`Faults`] makes it fail as devices do. What it
 //! saw is in [`Sightings`].
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+mod streams;
+
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use memferry_sys::cuda::{DeviceFacts, Driver, DriverError, Event, Stream, Way, code};
 use memferry_sys::pages::{Reserved, page_bytes};
 use memferry_sys::sync::lock;
 use memferry_sys::{Pages, residency};
+
+use streams::{Order, Orders, Queue};
 
 /// How the model misbehaves.
 #[derive(Debug, Clone, Copy, Default)]
@@ -93,36 +96,6 @@ struct Allocation {
     /// Reserves the addresses, and lets nobody touch them.
     _addresses: Reserved,
     contents: Pages,
-}
-
-#[derive(Debug)]
-struct Queue {
-    orders: Arc<Orders>,
-    thread: Option<JoinHandle<()>>,
-}
-
-#[derive(Debug, Default)]
-struct Orders {
-    inbox: Mutex<Inbox>,
-    rung: Condvar,
-    /// Rung when the queue is empty and nothing is being done.
-    idle: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Inbox {
-    queue: VecDeque<Order>,
-    is_busy: bool,
-    is_closed: bool,
-}
-
-/// What a stream does. Addresses are those at which the bytes really are.
-#[derive(Debug)]
-enum Order {
-    Copy { source: u64, target: u64, bytes: usize, host: Option<(usize, usize)> },
-    Fill { target: u64, value: u8, bytes: usize },
-    Record { event: u64, turn: u64 },
-    Await { event: u64, turn: u64 },
 }
 
 impl ModelDevice {
@@ -241,73 +214,6 @@ impl State {
     }
 }
 
-impl Shared {
-    /// What the thread of a stream does.
-    fn run(&self, orders: &Orders) {
-        loop {
-            let mut inbox = lock(&orders.inbox);
-            inbox.is_busy = false;
-            let order = loop {
-                if let Some(order) = inbox.queue.pop_front() {
-                    break order;
-                }
-                orders.idle.notify_all();
-                if inbox.is_closed {
-                    return;
-                }
-                inbox = orders.rung.wait(inbox).unwrap_or_else(PoisonError::into_inner);
-            };
-            inbox.is_busy = true;
-            drop(inbox);
-            self.carry_out(order);
-        }
-    }
-
-    fn carry_out(&self, order: Order) {
-        let is_lost = || self.is_lost.load(Ordering::SeqCst);
-        match order {
-            Order::Copy { source, target, bytes, host } => {
-                std::thread::sleep(self.faults.delay);
-                let number = self.copies.fetch_add(1, Ordering::SeqCst) + 1;
-                if self.faults.lost_at_copy == Some(number) {
-                    self.is_lost.store(true, Ordering::SeqCst);
-                    self.reached.notify_all();
-                }
-                if !is_lost() {
-                    // SAFETY: whoever put the copy into the stream vouched for its memory until the
-                    // stream has passed it, and `copy` checked the device's.
-                    unsafe { std::ptr::copy(source as *const u8, target as *mut u8, bytes) };
-                }
-                let mut state = lock(&self.state);
-                state.sightings.copies += 1;
-                if let Some(range) = host
-                    && let Some(at) = state.in_flight.iter().position(|each| *each == range)
-                {
-                    state.in_flight.swap_remove(at);
-                }
-            }
-            Order::Fill { target, value, bytes } => {
-                if !is_lost() {
-                    // SAFETY: as above.
-                    unsafe { std::ptr::write_bytes(target as *mut u8, value, bytes) };
-                }
-            }
-            Order::Record { event, turn } => {
-                if let Some((_, reached)) = lock(&self.state).events.get_mut(&event) {
-                    *reached = turn.max(*reached);
-                }
-                self.reached.notify_all();
-            }
-            Order::Await { event, turn } => {
-                let mut state = lock(&self.state);
-                while !is_lost() && state.events.get(&event).is_some_and(|(_, at)| *at < turn) {
-                    state = self.reached.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
-            }
-        }
-    }
-}
-
 // SAFETY: a stream is one thread that does one order after the other, and an event is reached when
 // its order's turn comes.
 unsafe impl Driver for ModelDevice {
@@ -385,7 +291,7 @@ unsafe impl Driver for ModelDevice {
         Ok(())
     }
 
-    fn unregister(&self, address: usize) -> Result<(), DriverError> {
+    unsafe fn unregister(&self, address: usize) -> Result<(), DriverError> {
         let mut state = lock(&self.shared.state);
         let removed = state.registered.remove(&address);
         let (end, _) = removed.ok_or(error("unregister", code::INVALID_VALUE))?;
@@ -539,15 +445,5 @@ unsafe impl Driver for ModelDevice {
         let (recorded, reached) =
             state.events.get(&event.raw()).ok_or(error("is_reached", code::INVALID_VALUE))?;
         Ok(reached >= recorded)
-    }
-}
-
-impl Drop for Queue {
-    fn drop(&mut self) {
-        lock(&self.orders.inbox).is_closed = true;
-        self.orders.rung.notify_all();
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
