@@ -35,9 +35,9 @@ mod steps;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 #[cfg(feature = "cuda")]
-use std::sync::{Mutex, Weak};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use memferry_sys::cuda::{Driver, DriverError, code};
@@ -93,12 +93,14 @@ pub(crate) struct Device {
 }
 
 /// A device that this process has open. All engines for it share what is registered with it: a driver
-/// registers a page once, and each must know what the others did.
+/// registers a page once, and each must know what the others did. It stays open until the process ends,
+/// as the context does that libraries share: an engine that is opened while the last one goes would
+/// meet what that one is still unregistering.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
 struct Opened {
     ordinal: usize,
-    device: Weak<Device>,
+    device: Arc<Device>,
     fork_generation: u64,
 }
 
@@ -107,22 +109,25 @@ static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 
 impl CudaEngine {
     /// Opens a device of this machine, and measures it. Takes about half a second, most of which
-    /// the driver needs for itself. Engines for one device share it, with the limits of the first.
+    /// the driver needs for itself. Engines for one device share it, with the limits of the first,
+    /// until the process ends.
     #[cfg(feature = "cuda")]
     pub fn open(settings: Settings) -> Result<Self, OpenError> {
         let refused = |reason| OpenError::System { engine: "cuda".into(), reason };
         let mut opened = lock(&OPENED);
         let here = fork::generation();
-        opened.retain(|known| known.device.strong_count() > 0 && known.fork_generation == here);
-        let known = opened.iter().find(|known| known.ordinal == settings.ordinal);
-        if let Some(device) = known.and_then(|known| known.device.upgrade()) {
-            return Ok(Self { capabilities: capabilities(), device });
+        let is_it = |known: &&Opened| {
+            let is_same = known.ordinal == settings.ordinal && known.fork_generation == here;
+            is_same && !known.device.is_lost()
+        };
+        if let Some(known) = opened.iter().find(is_it) {
+            return Ok(Self { capabilities: capabilities(), device: known.device.clone() });
         }
         let driver = memferry_sys::cuda::Cuda::open(settings.ordinal).map_err(refused)?;
         let driver: Arc<dyn Driver> = Arc::new(driver);
         let rates = Rates::measure(&driver);
         let engine = Self::with_driver(driver, rates, settings.limits)?;
-        let device = Arc::downgrade(&engine.device);
+        let device = engine.device.clone();
         opened.push(Opened { ordinal: settings.ordinal, device, fork_generation: here });
         Ok(engine)
     }

@@ -121,11 +121,7 @@ pub fn inventory() -> Inventory {
 fn library() -> Result<&'static Calls, Option<String>> {
     static CALLS: OnceLock<Result<Calls, Option<String>>> = OnceLock::new();
     let load = || {
-        // SAFETY: loading the driver runs its initialisation, which every program that uses CUDA
-        // runs.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(None);
-        }
+        hold_library()?;
         let calls = Calls::find().map_err(|name| {
             Some(format!(
                 "it has no call {name}: it is too old, install one for CUDA 11.4 or later"
@@ -147,6 +143,25 @@ fn library() -> Result<&'static Calls, Option<String>> {
         Ok(calls)
     };
     CALLS.get_or_init(load).as_ref().map_err(Clone::clone)
+}
+
+/// Loads the driver's library and never lets go of it: to look whether it is there by loading and
+/// unloading it would unload it under threads that are being started meanwhile.
+fn hold_library() -> Result<(), Option<String>> {
+    // SAFETY: loading the driver runs its initialisation, which every program that uses CUDA runs;
+    // the reason for a refusal is a string of the loader's that is read at once.
+    unsafe {
+        if !libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL).is_null() {
+            return Ok(());
+        }
+        let reason = libc::dlerror();
+        if reason.is_null() {
+            return Err(None);
+        }
+        let reason = CStr::from_ptr(reason).to_string_lossy().into_owned();
+        let is_absent = reason.starts_with("libcuda.so.1: cannot open shared object file");
+        Err((!is_absent).then(|| format!("it cannot be loaded: {reason}")))
+    }
 }
 
 fn checked(call: &'static str, code: c_uint) -> Result<(), DriverError> {
