@@ -2,10 +2,10 @@
 //! and what is done without the device.
 
 use memferry_memory::pin_cache::Lease;
-use memferry_memory::pinning::{Access, PinError};
-use memferry_sys::clock;
+use memferry_memory::pinning::{Access, PageRange, PinError};
 use memferry_sys::cuda::{DriverError, Event, Stream, Way};
 use memferry_sys::sync::spin_hint;
+use memferry_sys::{clock, residency};
 
 use super::channel::{Begun, PIECE_BYTES, Unregistered, Worker, failed};
 use super::flight::{Flight, Step};
@@ -73,12 +73,12 @@ impl Worker {
     ) -> Result<(Lease, u64), Unregistered> {
         let left = self.left().min(most).min(PIECE_BYTES);
         let Some(open) = self.open.back_mut().filter(|open| !open.distrusts_registrations) else {
-            return Err(Unregistered::Refused);
+            return Err(unregistered(address, left));
         };
         let registry = &self.device.registry;
         let lease = match registry.find(address, access) {
             Some(lease) => lease,
-            None if open.descriptor.is_passing() => return Err(Unregistered::Refused),
+            None if open.descriptor.is_passing() => return Err(unregistered(address, left)),
             None => {
                 let length = left.min(open.growth[side]);
                 open.growth[side] = (2 * open.growth[side]).min(PIECE_BYTES);
@@ -86,14 +86,14 @@ impl Worker {
                     PinError::BadMemory { range } => {
                         Unregistered::Missing { address: address.max(range.start() as u64) }
                     }
-                    _ => Unregistered::Refused,
+                    _ => unregistered(address, left),
                 })?
             }
         };
         let registered = lease.range().end() as u64;
         let end = self.device.registrar.piece_end(address).unwrap_or(address).min(registered);
         if end <= address {
-            Err(Unregistered::Refused)
+            Err(unregistered(address, left))
         } else {
             Ok((lease, left.min(end - address)))
         }
@@ -184,4 +184,12 @@ impl Worker {
         self.device.heard(error);
         failed(error.meaning())
     }
+}
+
+/// Why memory is not registered, where no pinner said it. This channel's processor copies it next: what
+/// is not there must be an error, and not the end of the process.
+fn unregistered(address: u64, length: u64) -> Unregistered {
+    let is_there = PageRange::covering(address as usize, length as usize)
+        .is_ok_and(|range| residency::is_mapped(range.start(), range.bytes()));
+    if is_there { Unregistered::Refused } else { Unregistered::Missing { address } }
 }

@@ -1,6 +1,6 @@
 //! Memory whose mapping changes while it is registered, or is not what it should be.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memferry_engine::cuda::DeviceMemory;
 use memferry_engine::cuda::model::Faults;
@@ -216,6 +216,33 @@ fn a_source_that_is_not_there_is_an_error_and_the_channel_goes_on() {
         assert_eq!(subject.carry_out(Job::copy(host(&source, 0), device(&inside, 0), MIB)), OK);
         check_inside(&subject, &inside, source.as_slice());
     }
+}
+
+#[test]
+fn a_source_that_is_not_there_is_an_error_while_other_mappings_keep_changing() {
+    let subject = Subject::modelled(Faults::default());
+    let (inside, over) = (subject.device(MIB), AtomicBool::new(false));
+    let nowhere = Place { address: 1 << 44, kind: MemoryKind::Host };
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            let (subject, over) = (&subject, &over);
+            scope.spawn(move || {
+                let ground = Ground::new(MIB);
+                ground.map(0, MIB, seed);
+                while !over.load(Ordering::Relaxed) {
+                    drop(subject.registry().acquire(ground.start as u64, 4096, Access::Read));
+                    ground.unmap(0, MIB);
+                    ground.map(0, MIB, seed);
+                }
+            });
+        }
+        for turn in 0..1000 {
+            let job = Job::copy(nowhere, device(&inside, 0), MIB).passing(turn % 2 == 0);
+            let error = subject.carry_out(job).unwrap_err();
+            assert!(matches!(error, ExecutionError::BadMemory { .. }), "{error}");
+        }
+        over.store(true, Ordering::Relaxed);
+    });
 }
 
 #[test]
