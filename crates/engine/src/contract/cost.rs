@@ -12,13 +12,14 @@ pub struct Direction {
 }
 
 impl Direction {
-    /// From one kind of memory to another.
-    pub const fn new(source: MemoryKind, target: MemoryKind) -> Self {
-        Self { source, target }
-    }
-
     /// Inside ordinary memory.
     pub const HOST_TO_HOST: Self = Self { source: MemoryKind::Host, target: MemoryKind::Host };
+    /// From ordinary memory to a device.
+    pub const TO_DEVICE: Self = Self { source: MemoryKind::Host, target: MemoryKind::Device };
+    /// From a device to ordinary memory.
+    pub const FROM_DEVICE: Self = Self { source: MemoryKind::Device, target: MemoryKind::Host };
+    /// Inside a device.
+    pub const IN_DEVICE: Self = Self { source: MemoryKind::Device, target: MemoryKind::Device };
 }
 
 /// What it costs to make ordinary memory ready for an engine that registers it itself, beside the

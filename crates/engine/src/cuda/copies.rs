@@ -49,8 +49,7 @@ impl Worker {
             Err(Unregistered::Missing { address }) => return self.missing(address),
             Err(Unregistered::Refused) => return self.begin_staged_inward(source, target, most),
         };
-        let expected_ns =
-            self.expect(0, Direction::new(MemoryKind::Host, MemoryKind::Device), length);
+        let expected_ns = self.expect(0, Direction::TO_DEVICE, length);
         let stream = self.inward;
         // SAFETY: whoever made the descriptor vouches for its memory until it is reported, which
         // happens after the event; the lease keeps this range registered, in one piece.
@@ -73,8 +72,7 @@ impl Worker {
         };
         // SAFETY: the source is vouched for, and the slot is ours and large enough.
         unsafe { execute::run(Operation::Copy, Kernel::Cached, source, slot, length, 0) };
-        let expected_ns =
-            self.expect(0, Direction::new(MemoryKind::Host, MemoryKind::Device), length);
+        let expected_ns = self.expect(0, Direction::TO_DEVICE, length);
         let stream = self.inward;
         // SAFETY: the target is vouched for, and the slot stays taken, until the event.
         let copied = unsafe { self.copy(Way::In, slot, target, length, stream) };
@@ -93,8 +91,7 @@ impl Worker {
             Err(Unregistered::Missing { address }) => return self.missing(address),
             Err(Unregistered::Refused) => return self.begin_staged_outward(source, most),
         };
-        let expected_ns =
-            self.expect(1, Direction::new(MemoryKind::Device, MemoryKind::Host), length);
+        let expected_ns = self.expect(1, Direction::FROM_DEVICE, length);
         let stream = self.outward;
         // SAFETY: as in `begin_inward`.
         match unsafe { self.copy(Way::Out, source, target, length, stream) } {
@@ -114,8 +111,7 @@ impl Worker {
             Wish::Busy => return Begun::NoRoom,
             Wish::Refused => return self.copy_now(Way::Out),
         };
-        let expected_ns =
-            self.expect(1, Direction::new(MemoryKind::Device, MemoryKind::Host), length);
+        let expected_ns = self.expect(1, Direction::FROM_DEVICE, length);
         let stream = self.outward;
         // SAFETY: the source is vouched for, and the slot stays taken, until the event.
         let copied = unsafe { self.copy(Way::Out, source, slot, length, stream) };
@@ -129,7 +125,7 @@ impl Worker {
     /// Inside the device.
     pub(super) fn begin_within(&mut self) -> Begun {
         let ((source, target), length) = (self.addresses(), self.left());
-        let direction = Direction::new(MemoryKind::Device, MemoryKind::Device);
+        let direction = Direction::IN_DEVICE;
         let (stream, expected_ns) = (self.inward, self.expect(0, direction, length));
         // SAFETY: the memory is vouched for until the descriptor is reported, after the event.
         let copied = unsafe { self.copy(Way::Within, source, target, length, stream) };
@@ -155,7 +151,7 @@ impl Worker {
             Wish::Busy => return Begun::NoRoom,
             Wish::Refused => return self.run_here(RING_SLOT_BYTES),
         };
-        let in_ns = self.expect(0, Direction::new(MemoryKind::Host, MemoryKind::Device), length);
+        let in_ns = self.expect(0, Direction::TO_DEVICE, length);
         self.busy_until_ns[1] = self.busy_until_ns[1].max(in_ns);
         let expected_ns = self.expect(1, Direction::HOST_TO_HOST, length);
         // SAFETY: as in `begin_inward`, for both sides; the slot stays taken until the last event,
@@ -166,7 +162,7 @@ impl Worker {
                 self.begun(length, step, expected_ns, [Some(from), Some(to)])
             }
             Err(error) => {
-                // The first half may be on its way: the slot is used again only by the same stream.
+                // Nothing of it is on its way any more.
                 self.passage.give_back(slot);
                 if error.code == code::INVALID_VALUE {
                     return self.distrust();

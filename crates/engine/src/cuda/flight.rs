@@ -161,6 +161,13 @@ pub(super) struct Flight {
     pub(super) leases: [Option<Lease>; 2],
 }
 
+impl Flight {
+    /// Whether the channel itself copies it into or out of the ring.
+    pub(super) fn is_staged(&self) -> bool {
+        matches!(self.step, Step::StagedIn { .. } | Step::StagedOut { .. })
+    }
+}
+
 /// How a piece is carried out.
 #[derive(Debug)]
 pub(super) enum Step {

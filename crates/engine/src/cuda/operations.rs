@@ -16,7 +16,7 @@ impl Worker {
         let Some(value) = self.open.back().map(|open| open.descriptor.fill_value()) else {
             return Begun::Nothing;
         };
-        let direction = Direction::new(MemoryKind::Device, MemoryKind::Device);
+        let direction = Direction::IN_DEVICE;
         let (stream, expected_ns) = (self.inward, self.expect(0, direction, length));
         // SAFETY: the memory is vouched for until the descriptor is reported, after the event.
         let filled = unsafe { self.device.driver.fill(target, value, length as usize, stream) }
@@ -41,8 +41,7 @@ impl Worker {
             Wish::Busy => return Begun::NoRoom,
             Wish::Refused => return self.run_here(RING_SLOT_BYTES),
         };
-        let expected_ns =
-            self.expect(1, Direction::new(MemoryKind::Device, MemoryKind::Host), length);
+        let expected_ns = self.expect(1, Direction::FROM_DEVICE, length);
         let stream = self.outward;
         // SAFETY: the slot is ours until the event, and large enough; the target as ever.
         let filled = unsafe {
@@ -76,7 +75,7 @@ impl Worker {
                     .over(u64::MAX, Err(failed("there is no memory of the device to move by")));
             }
         };
-        let direction = Direction::new(MemoryKind::Device, MemoryKind::Device);
+        let direction = Direction::IN_DEVICE;
         let (stream, expected_ns) = (self.inward, self.expect(0, direction, 2 * length));
         let count = length.div_ceil(PIECE_BYTES);
         let moved = (0..count).try_for_each(|turn| {

@@ -6,15 +6,14 @@ use memferry_sys::clock;
 use memferry_sys::sync::spin_hint;
 
 use super::channel::{MOST_FLIGHTS, Worker};
-use super::flight::{Flight, Step};
+use super::flight::Flight;
 
 impl Worker {
     /// Whether the device has certainly not come to a piece yet. Asking it takes longer than looking
     /// at the clock.
     pub(super) fn is_early(&self, flight: &Flight) -> bool {
         const CERTAIN_NS: u64 = 100_000;
-        let is_staged = matches!(flight.step, Step::StagedIn { .. } | Step::StagedOut { .. });
-        !is_staged && clock::now_ns() + CERTAIN_NS < flight.expected_ns
+        !flight.is_staged() && clock::now_ns() + CERTAIN_NS < flight.expected_ns
     }
 
     /// Learns from a piece that is over how far the device is behind. Nothing is known of when it
@@ -31,8 +30,8 @@ impl Worker {
     }
 
     /// Sleeps until about half of the pieces that are under way should be done, or most of them if no
-    /// more will come; there are enough of them to keep the device busy meanwhile. The end of the last one is looked for without a pause.
-    /// New descriptors end the sleep if there is room for them.
+    /// more will come; there are enough of them to keep the device busy meanwhile. The end of the last
+    /// one is looked for without a pause. New descriptors end the sleep if there is room for them.
     pub(super) fn wait_for_device(&mut self) {
         const SHORT_NS: u64 = 20_000;
         const LATE_NS: u64 = 20_000;
@@ -50,15 +49,12 @@ impl Worker {
         let rest_ns = last.expected_ns.saturating_sub(first.expected_ns);
         let nap = Duration::from_nanos((rest_ns / 8).clamp(NAP_NS, LONGEST_NAP_NS));
         // Nor is there time to sleep where this thread is what the device waits for.
-        let is_staged = matches!(first.step, Step::StagedIn { .. } | Step::StagedOut { .. });
+        let is_staged = first.is_staged();
         let is_urgent = is_staged || self.flights.len() == 1;
         let late_ns = if is_staged { LATE_STAGED_NS } else { LATE_NS };
         let now = clock::now_ns();
-        let is_waiting = self.open.back().is_some_and(|open| !open.is_begun);
         let ready = || {
-            !is_waiting
-                && self.flights.len() < MOST_FLIGHTS
-                && self.inside.ring.has_next(self.taken)
+            is_begun && self.flights.len() < MOST_FLIGHTS && self.inside.ring.has_next(self.taken)
         };
         let left = expected_ns.saturating_sub(now);
         if left > SHORT_NS && !is_staged {
