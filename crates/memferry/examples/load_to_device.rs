@@ -1,11 +1,12 @@
-//! Loads a large file to a GPU with progress, and shows what that gains over the driver's own copy.
+//! Loads the pages of a large file to a GPU with progress, and shows what that gains over the driver's
+//! own copy of the same pages.
 //!
 //! `cargo run --release -p memferry --example load_to_device [FILE]`
 //!
 //! Without a file it makes one; without a GPU it does the same, in small, with a model of one.
 
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,8 +14,11 @@ use std::time::{Duration, Instant};
 use memferry::engine::cpu::ProfileSource;
 use memferry::engine::cuda::Rates;
 use memferry::engine::cuda::model::ModelDevice;
-use memferry::{Buffer, CudaEngine, DeviceMemory, Ferry, Gpu, OwnedTransfer, PinLimits};
+use memferry::{
+    Buffer, CudaEngine, DeviceMemory, Ferry, Gpu, OwnedSource, OwnedTransfer, PinLimits,
+};
 use memferry_sys::cuda::{Cuda, Driver, Way};
+use memferry_sys::pages::FilePages;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -26,6 +30,16 @@ struct Machine {
     ferry: Ferry,
     gpu: Arc<CudaEngine>,
     driver: Arc<dyn Driver>,
+}
+
+/// The pages of the file.
+struct Contents(FilePages);
+
+// SAFETY: a mapping stays where it is until it is dropped, and the file is left alone meanwhile.
+unsafe impl OwnedSource for Contents {
+    fn source(&self) -> (*const u8, usize) {
+        (self.0.as_slice().as_ptr(), self.0.as_slice().len())
+    }
 }
 
 #[allow(clippy::print_stdout, reason = "an example shows something")]
@@ -64,19 +78,17 @@ fn model() -> Outcome<Machine> {
 #[allow(clippy::print_stdout, reason = "an example shows something")]
 fn demonstrate(machine: &Machine, named: Option<&Path>, bytes: usize) -> Outcome<()> {
     let contents = match named {
-        Some(path) => read(&mut File::open(path)?)?,
+        Some(path) => mapped(&File::open(path)?)?,
         None => made(bytes)?,
     };
-    let bytes = contents.len();
-    let expected = contents.iter().map(|&byte| u64::from(byte)).sum::<u64>();
-    println!("{} MiB in ordinary memory", bytes >> 20);
+    let bytes = contents.0.as_slice().len();
+    let expected = contents.0.as_slice().iter().map(|&byte| u64::from(byte)).sum::<u64>();
+    println!("{} MiB in the pages of a file", bytes >> 20);
 
-    // The driver first: what Memferry has copied stays registered, and would be quick for it too.
     let memory = machine.gpu.allocate(bytes)?;
     let by_driver = (0..3).map(|_| copy_by_driver(machine, &contents, &memory));
     let by_driver = by_driver.collect::<Outcome<Vec<_>>>()?.into_iter().min().unwrap_or_default();
 
-    // Memory that the GPU has never met; then the same, which it registers now; then registered.
     let start = Instant::now();
     let transfer = machine.ferry.icopy_owned(contents, memory)?;
     let sum = watch(&transfer)?;
@@ -84,15 +96,12 @@ fn demonstrate(machine: &Machine, named: Option<&Path>, bytes: usize) -> Outcome
     let first = start.elapsed();
     let start = Instant::now();
     let (contents, memory) = machine.ferry.icopy_owned(contents, memory)?.wait()?;
-    let second = start.elapsed();
-    let start = Instant::now();
-    let (contents, memory) = machine.ferry.icopy_owned(contents, memory)?.wait()?;
-    let third = start.elapsed();
+    let again = start.elapsed();
 
     let mut back = Buffer::new(bytes)?;
     machine.ferry.copy_from_device(&memory, 0, &mut back)?;
-    let same = *back == *contents && back.iter().map(|&b| u64::from(b)).sum::<u64>() == expected;
-    assert!(same, "other bytes came back than were sent");
+    let total = back.iter().map(|&byte| u64::from(byte)).sum::<u64>();
+    assert!(*back == *contents.0.as_slice() && total == expected, "other bytes came back");
 
     let gb_per_s = |time: Duration| bytes as f64 / time.as_nanos() as f64;
     let line = |name: &str, time: Duration| {
@@ -100,16 +109,15 @@ fn demonstrate(machine: &Machine, named: Option<&Path>, bytes: usize) -> Outcome
         println!("{name:<32} {:6.1} GB/s  {ratio:4.1} times the driver", gb_per_s(time));
     };
     line("the driver's own copy", by_driver);
-    line("Memferry, the first time", first);
-    line("Memferry, and registers it", second);
-    line("Memferry, from then on", third);
+    line("Memferry, with progress", first);
+    line("Memferry, again", again);
     println!("{bytes} bytes came back as they were; the program summed up {sum:.6} meanwhile");
     Ok(())
 }
 
 /// Shows how far a transfer is, while the program does something else.
 #[allow(clippy::print_stdout, reason = "an example shows something")]
-fn watch(transfer: &OwnedTransfer<Buffer, DeviceMemory>) -> Outcome<f64> {
+fn watch(transfer: &OwnedTransfer<Contents, DeviceMemory>) -> Outcome<f64> {
     const EVERY: Duration = Duration::from_millis(2);
     let transfer = transfer.transfer();
     let (mut sum, mut next, mut shown) = (0.0, 1.0, Instant::now());
@@ -134,8 +142,9 @@ fn watch(transfer: &OwnedTransfer<Buffer, DeviceMemory>) -> Outcome<f64> {
 }
 
 /// What a program without Memferry does: one call of the driver with memory that is not registered.
-fn copy_by_driver(machine: &Machine, from: &Buffer, to: &DeviceMemory) -> Outcome<Duration> {
+fn copy_by_driver(machine: &Machine, from: &Contents, to: &DeviceMemory) -> Outcome<Duration> {
     machine.driver.enter()?;
+    let from = from.0.as_slice();
     let start = Instant::now();
     // SAFETY: both are valid for the length of the first, which is that of the second too; nobody
     // else uses them before this returns, and then it is over.
@@ -143,11 +152,11 @@ fn copy_by_driver(machine: &Machine, from: &Buffer, to: &DeviceMemory) -> Outcom
     Ok(start.elapsed())
 }
 
-/// Makes a file, and reads it.
-fn made(bytes: usize) -> Outcome<Buffer> {
+/// Makes a file, and maps it.
+fn made(bytes: usize) -> Outcome<Contents> {
     let path = std::env::temp_dir().join(format!("memferry-load-{}", std::process::id()));
     let written = write(&path, bytes).and_then(|()| File::open(&path));
-    let contents = written.map_err(Into::into).and_then(|mut file| read(&mut file));
+    let contents = written.map_err(Into::into).and_then(|file| mapped(&file));
     let _ = std::fs::remove_file(&path);
     contents
 }
@@ -162,12 +171,10 @@ fn write(path: &Path, bytes: usize) -> io::Result<()> {
     file.flush()
 }
 
-fn read(file: &mut File) -> Outcome<Buffer> {
-    let bytes = usize::try_from(file.metadata()?.len())?;
-    if bytes == 0 {
+fn mapped(file: &File) -> Outcome<Contents> {
+    if file.metadata()?.len() == 0 {
         return Err("the file is empty: name one with something in it".into());
     }
-    let mut contents = Buffer::new(bytes)?;
-    file.read_exact(&mut contents)?;
-    Ok(contents)
+    // SAFETY: whoever runs an example leaves its file alone meanwhile.
+    Ok(Contents(unsafe { FilePages::map(file) }?))
 }

@@ -3,7 +3,7 @@
 use std::io;
 use std::ptr::NonNull;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
 /// The size of an ordinary page.
 pub fn page_bytes() -> usize {
@@ -34,6 +34,46 @@ impl Reserved {
     /// The first address.
     pub fn address(&self) -> usize {
         self.0.as_ptr() as usize
+    }
+}
+
+/// The pages of a file, for reading, until this is dropped.
+#[derive(Debug)]
+pub struct FilePages {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the mapping belongs to this value and is only read.
+unsafe impl Send for FilePages {}
+// SAFETY: as above.
+unsafe impl Sync for FilePages {}
+
+impl FilePages {
+    /// Maps all of a file, which must not be empty.
+    ///
+    /// # Safety
+    /// Nobody may change the file or make it shorter while it is mapped.
+    pub unsafe fn map(file: &std::fs::File) -> io::Result<Self> {
+        let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+        let (rights, flags) = (ProtFlags::READ, MapFlags::PRIVATE);
+        // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
+        let start = unsafe { mmap(std::ptr::null_mut(), length, rights, flags, file, 0) }?;
+        let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Self { start, length })
+    }
+
+    /// The bytes of the file.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: mapped for this length until the drop, and promised not to change.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
+    }
+}
+
+impl Drop for FilePages {
+    fn drop(&mut self) {
+        // SAFETY: what mmap returned, unmapped once; every slice of it borrows this.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
 
