@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod cross_memory;
 #[cfg(not(loom))]
 pub mod cuda;
+pub mod device;
 pub mod event;
 pub mod fence;
 pub mod folder_lock;
