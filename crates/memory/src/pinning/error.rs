@@ -49,6 +49,9 @@ pub enum PinError {
     /// There is not enough memory to bring the pages in.
     #[error("the machine, or the control group of the process, has not enough memory")]
     OutOfMemory,
+    /// The device has as much memory mapped as it has addresses or entries for.
+    #[error("the device has no addresses left for more memory: let it keep less of it pinned")]
+    DeviceAddresses,
     /// This kernel or device cannot do it.
     #[error("{what} is not supported here: {cure}")]
     Unsupported {
@@ -70,6 +73,12 @@ pub enum PinError {
 impl PinError {
     /// Whether unpinning other memory may help.
     pub fn is_shortage(&self) -> bool {
-        matches!(self, Self::MemlockLimit { .. } | Self::MapCount { .. } | Self::OutOfMemory)
+        matches!(
+            self,
+            Self::MemlockLimit { .. }
+                | Self::MapCount { .. }
+                | Self::OutOfMemory
+                | Self::DeviceAddresses
+        )
     }
 }
