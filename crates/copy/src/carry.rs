@@ -187,7 +187,10 @@ impl Inner {
                             Order::one(open.channels[index].clone(), open.is_self_driving(), whole)
                         };
                         match &open.registration {
-                            Some(registration) => registration.whole(&request, whole, submit),
+                            Some(registration) => {
+                                let variable = registration.variable(notify.as_ref());
+                                registration.whole(&request, whole, variable, submit)
+                            }
                             None => submit(whole),
                         }
                     }
@@ -226,8 +229,9 @@ impl Inner {
                 let capabilities = open.engine.capabilities();
                 let cut = Cut { request: &request, plan, capabilities, completion: &completion };
                 if let Some(registration) = &open.registration {
+                    let variable = registration.variable(notify.as_ref());
                     // SAFETY: passed on; the completion is nobody else's before this returns.
-                    let pieces = unsafe { PinnedPieces::new(registration, cut, channel) };
+                    let pieces = unsafe { PinnedPieces::new(registration, cut, channel, variable) };
                     self.hand_over(&completion, &after, pieces);
                 } else {
                     // SAFETY: passed on.

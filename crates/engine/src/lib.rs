@@ -16,9 +16,13 @@ pub mod cpu;
 pub mod cpu;
 #[cfg(not(loom))]
 pub mod cuda;
+#[cfg(not(loom))]
+mod device;
 mod execute;
 #[cfg(not(loom))]
 pub mod fault;
+#[cfg(not(loom))]
+pub mod nic;
 #[cfg(not(loom))]
 pub mod polled;
 #[cfg(not(loom))]

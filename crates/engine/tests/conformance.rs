@@ -12,6 +12,8 @@ use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
 use memferry_engine::cuda::model::ModelDevice;
 use memferry_engine::cuda::{CudaEngine, Rates, Settings};
 use memferry_engine::fault::{FaultEngine, Script};
+use memferry_engine::nic::model::NicModel;
+use memferry_engine::nic::{self, NicEngine};
 use memferry_engine::polled::{PinLedger, PolledEngine};
 
 /// Without a measurement: the tests are not about speed.
@@ -61,6 +63,14 @@ conformance_tests!(
     cuda_engine_over_a_model_with_a_tiny_ring,
     Subject::new(modelled).options(tiny())
 );
+
+/// The engine of a network card over a model of one.
+fn card() -> Arc<NicEngine> {
+    Arc::new(NicEngine::over(NicModel::new(), nic::Settings::default()).expect("a model of a card"))
+}
+
+conformance_tests!(nic_engine_over_a_model, Subject::new(card));
+conformance_tests!(nic_engine_over_a_model_with_a_tiny_ring, Subject::new(card).options(tiny()));
 
 #[cfg(feature = "cuda")]
 #[test]

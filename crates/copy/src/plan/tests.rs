@@ -14,6 +14,7 @@ fn capabilities(claims_chunks: bool) -> Capabilities {
         claims_chunks,
         never_fails: claims_chunks,
         self_driving: true,
+        notifies: false,
     }
 }
 

@@ -9,7 +9,7 @@ mod pieces;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use memferry_engine::completion::Order;
+use memferry_engine::completion::{Notify, Order};
 use memferry_engine::contract::{Pins, Registration as Needs};
 use memferry_engine::{Descriptor, Engine, ExecutionError, MemoryKind};
 use memferry_memory::pin_cache::{Lease, Limits, PinCache, Watching};
@@ -30,6 +30,8 @@ use crate::statistics::PinStatistics;
 pub(crate) struct Registration {
     engine: String,
     cache: PinCache,
+    /// The engine sets notification variables.
+    notifies: bool,
     refused: AtomicU64,
     refused_bytes: AtomicU64,
     last_refusal: Mutex<Option<PinError>>,
@@ -67,6 +69,7 @@ impl Registration {
         Ok(Some(Self {
             engine: engine.name().into(),
             cache,
+            notifies: capabilities.notifies,
             refused: AtomicU64::new(0),
             refused_bytes: AtomicU64::new(0),
             last_refusal: Mutex::new(None),
@@ -91,16 +94,24 @@ impl Registration {
         }
     }
 
+    /// Pins a notification variable, if the engine sets such variables. Where that is refused, the
+    /// processor sets it as ever.
+    pub(crate) fn variable(&self, notify: Option<&Notify>) -> Option<Arc<Lease>> {
+        let address = notify.filter(|_| self.notifies)?.address();
+        self.pin(address, size_of::<u64>() as u64, Access::Write).ok().map(Arc::new)
+    }
+
     /// The order for a request that is one descriptor: what `submit` makes of it once its memory is
     /// pinned, or one that no channel gets.
     pub(crate) fn whole(
         &self,
         request: &Request<'_>,
         descriptor: Descriptor,
+        variable: Option<Arc<Lease>>,
         submit: impl FnOnce(Descriptor) -> Order,
     ) -> Order {
         match self.pin_whole(request) {
-            Ok(pins) => submit(descriptor.pinned_by(Arc::new(pins))),
+            Ok(pins) => submit(descriptor.pinned_by(Arc::new(Pins { variable, ..pins }))),
             Err(unpinned) => self.without_pins(descriptor, unpinned),
         }
     }
@@ -114,7 +125,7 @@ impl Registration {
             let start = source.min(target);
             let lease = self.pin(start, source.max(target) + length - start, Access::Write)?;
             let lease = Some(Arc::new(lease));
-            return Ok(Pins { source: lease.clone(), target: lease });
+            return Ok(Pins { source: lease.clone(), target: lease, variable: None });
         }
         let mut pins = Pins::default();
         if let Some(access) = operation.source_access().filter(|_| is_host(request.source_memory)) {

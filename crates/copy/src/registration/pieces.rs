@@ -33,6 +33,8 @@ pub(crate) struct PinnedPieces<'a> {
     self_driving: bool,
     source: Side,
     target: Side,
+    /// The pinned notification variable.
+    variable: Option<Arc<Lease>>,
     /// Where the next order begins, and where the chunk ends that was claimed for it.
     at: u64,
     claimed: u64,
@@ -46,6 +48,7 @@ impl<'a> PinnedPieces<'a> {
         registration: &'a Registration,
         cut: Cut<'a>,
         channel: Arc<dyn Channel>,
+        variable: Option<Arc<Lease>>,
     ) -> Self {
         let request = cut.request;
         let needed = |kind, access: Option<Access>| access.filter(|_| kind == MemoryKind::Host);
@@ -58,6 +61,7 @@ impl<'a> PinnedPieces<'a> {
             self_driving: cut.capabilities.self_driving,
             source: Side::new(request.source, request.length, source),
             target: Side::new(request.target, request.length, target),
+            variable,
             at: 0,
             claimed: 0,
         }
@@ -85,7 +89,8 @@ impl Iterator for PinnedPieces<'_> {
             Ok(pinned) => {
                 self.at = pinned.min(self.claimed);
                 assert!(self.at > from, "a pinned piece has bytes");
-                let pins = Pins { source: self.source.lease(), target: self.target.lease() };
+                let variable = self.variable.clone();
+                let pins = Pins { source: self.source.lease(), target: self.target.lease(), variable };
                 let mut parts = Vec::new();
                 // SAFETY: promised to `new`; the range is in the claimed chunk, and `at` moved on.
                 unsafe { self.cut.extend(&mut parts, from..self.at, Some(&Arc::new(pins))) };

@@ -36,6 +36,8 @@ const FAILED: u32 = 2;
 const SLEEPER: u32 = 4;
 const WATCHER: u32 = 8;
 const CANCELLED: u32 = 16;
+/// The engine has set the notification variable itself.
+const NOTIFIED: u32 = 32;
 
 /// No difference found.
 const EQUAL: u64 = u64::MAX;
@@ -240,6 +242,16 @@ impl Completion {
         }
     }
 
+    /// The variable that is set at the end, if there is one.
+    pub(crate) fn notify(&self) -> Option<Notify> {
+        self.notify
+    }
+
+    /// The engine that ends the transfer has set its notification variable.
+    pub(crate) fn mark_notified(&self) {
+        self.state.word().fetch_or(NOTIFIED, Ordering::Relaxed);
+    }
+
     /// Whether the end has to be told to nobody but those who look at the state word. An engine
     /// that knows this beforehand need not read the completion to finish it, which spares the
     /// transfer of a cache line.
@@ -304,7 +316,10 @@ impl Completion {
     fn settle(&self) {
         let failed = self.take_stock();
         if !failed && let Some(notify) = &self.notify {
-            notify.deliver();
+            match self.state.word().load(Ordering::Relaxed) & NOTIFIED {
+                0 => notify.deliver(),
+                _ => notify.wake(),
+            }
         }
         self.announce(failed);
         if !self.span.is_disabled() {

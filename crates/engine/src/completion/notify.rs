@@ -64,6 +64,10 @@ impl Notification {
 
     fn set(&self, value: u64) {
         self.0.store(value, Ordering::Release);
+        self.wake();
+    }
+
+    fn wake(&self) {
         // Pairs with the announcement: either the sleeper sees the value or we see the sleeper.
         fence(Ordering::SeqCst);
         if self.sleepers().load(Ordering::Relaxed) != 0 {
@@ -127,6 +131,22 @@ impl Notify {
     pub(crate) fn deliver(&self) {
         // SAFETY: promised to `Notify::new`; the transfer is not over before this returns.
         unsafe { &*self.variable }.set(self.value);
+    }
+
+    /// Wakes who sleeps on the variable, which somebody else has set.
+    pub(crate) fn wake(&self) {
+        // SAFETY: as above.
+        unsafe { &*self.variable }.wake();
+    }
+
+    /// Where the variable is.
+    pub fn address(&self) -> u64 {
+        self.variable as u64
+    }
+
+    /// What it is to be set to.
+    pub fn value(&self) -> u64 {
+        self.value
     }
 }
 

@@ -15,6 +15,8 @@ const HELD: u64 = 1 << 63;
 
 /// Marks a chunk that was begun and failed, or was never begun because of a cancellation.
 const LOST: u32 = u32::MAX;
+/// Set in the word of a chunk of which a piece has failed, or all of it is lost.
+const FAILED_PIECE: u32 = 1 << 31;
 
 /// A claimed piece of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -283,7 +285,6 @@ impl Work {
     /// Several descriptors may share a chunk: bytes count down, and a failed piece leaves a mark
     /// in the top bit that no countdown reaches.
     fn finish_piece(&self, missing: &AtomicU32, length: u32, done: bool) -> bool {
-        const FAILED_PIECE: u32 = 1 << 31;
         if !done {
             missing.fetch_or(FAILED_PIECE, Ordering::AcqRel);
         }
@@ -327,6 +328,14 @@ impl Work {
             .filter(|&index| self.is_chunk_done(index))
             .map(|index| self.chunk(index as u64).length)
             .sum()
+    }
+
+    /// Bytes that have not ended yet; `None` if some of them never will, because they are lost.
+    pub(crate) fn missing_bytes(&self) -> Option<u64> {
+        self.missing.iter().try_fold(0, |sum, missing| {
+            let bytes = missing.load(Ordering::Acquire);
+            (bytes & FAILED_PIECE == 0).then_some(sum + u64::from(bytes))
+        })
     }
 
     /// The boundary of the chunk in which `offset` lies: fixed parts must not cross it.

@@ -45,6 +45,10 @@ impl Pinning {
         let pins = Pins {
             source: lease(source_memory, descriptor.source(), operation.source_access()),
             target: lease(target_memory, descriptor.target(), Some(operation.target_access())),
+            variable: descriptor.closing_notify().map(|notify| {
+                const WORD: u64 = size_of::<u64>() as u64;
+                Arc::new(self::lease(&self.cache, notify.address(), WORD, Access::Write))
+            }),
         };
         descriptor.pinned_by(Arc::new(pins))
     }
@@ -125,7 +129,7 @@ pub(super) fn memory_pinned_for_another_place_is_not_touched_by_the_engine(
         let length = descriptor.length();
         let source = Arc::new(lease(cache, descriptor.source(), length, Access::Read));
         let target = Arc::new(lease(cache, elsewhere, length, Access::Write));
-        let pins = Pins { source: Some(source), target: Some(target) };
+        let pins = Pins { source: Some(source), target: Some(target), variable: None };
         descriptor.pinned_by(Arc::new(pins))
     })
 }

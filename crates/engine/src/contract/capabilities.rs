@@ -90,6 +90,9 @@ pub struct Capabilities {
     pub never_fails: bool,
     /// Whether channels move on by themselves. If not, somebody must call `poll`.
     pub self_driving: bool,
+    /// Whether a channel can set a notification variable behind the data by itself, if the variable
+    /// is pinned for it ([`Pins::variable`](super::Pins)).
+    pub notifies: bool,
 }
 
 impl Capabilities {
@@ -120,6 +123,7 @@ mod tests {
             claims_chunks: false,
             never_fails: false,
             self_driving: true,
+            notifies: false,
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use memferry_sys::copy::stream::Streaming;
 
 use super::{ExecutionError, MemoryKind, Pins};
-use crate::completion::{Chunk, Completion};
+use crate::completion::{Chunk, Completion, Notify, Work};
 use crate::execute;
 
 /// What to do with the bytes.
@@ -292,6 +292,35 @@ impl Descriptor {
     #[inline]
     pub fn is_host_only(&self) -> bool {
         self.source_memory == MemoryKind::Host && self.target_memory == MemoryKind::Host
+    }
+
+    /// Whether both are of one transfer.
+    pub(crate) fn is_of_same_transfer(&self, other: &Self) -> bool {
+        match (&self.completion, &other.completion) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
+
+    /// What is to be told at the end of its transfer, if it carries the last bytes of it.
+    pub fn closing_notify(&self) -> Option<Notify> {
+        let completion = self.completion.as_ref()?;
+        let end = completion.work().map_or(self.length, Work::length);
+        completion.notify().filter(|_| self.offset + self.length == end)
+    }
+
+    /// Whether nothing of its transfer is missing but itself and `before` bytes.
+    pub fn is_all_behind(&self, before: impl FnOnce() -> u64) -> bool {
+        let work = self.completion.as_ref().and_then(|completion| completion.work());
+        work.is_none_or(|work| work.missing_bytes() == Some(before() + self.length))
+    }
+
+    /// Reports a good end, behind which the engine has set the notification variable.
+    pub fn finish_noticed(self) {
+        if let Some(completion) = &self.completion {
+            completion.mark_notified();
+        }
+        self.finish(Ok(None));
     }
 
     /// Whether its transfer was cancelled before it began.

@@ -26,7 +26,7 @@ pub use cost::{CostLine, Direction, Preparation};
 pub use descriptor::{Descriptor, Kernel, Operation, Scope};
 pub use error::{ExecutionError, OpenError, SubmitError};
 #[cfg(not(loom))]
-pub use pins::PinnedAt;
+pub use pins::{Notice, PinnedAt};
 pub use pins::{Pinner, Pins};
 #[cfg(not(loom))]
 pub use registry::{Acquaintance, Limits, Registry};

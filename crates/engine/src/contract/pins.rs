@@ -21,6 +21,8 @@ pub struct Pins {
     pub source: Option<Arc<Lease>>,
     /// That of the target, if it is in ordinary memory.
     pub target: Option<Arc<Lease>>,
+    /// That of the transfer's notification variable, for engines that set it themselves.
+    pub variable: Option<Arc<Lease>>,
 }
 
 /// Where pinned memory is, for the engine whose pinner pinned it.
@@ -43,6 +45,29 @@ impl Descriptor {
     /// Where the target is pinned. `None` if it is not, or not all of it.
     pub fn pinned_target(&self) -> Option<PinnedAt> {
         place(self.pins()?.target.as_deref()?, self.target(), self.length())
+    }
+}
+
+/// A notification variable that an engine is to set behind the data.
+#[derive(Debug, Clone, Copy)]
+pub struct Notice {
+    /// Where the variable is pinned.
+    pub at: PinnedAt,
+    /// What it is to be set to.
+    pub value: u64,
+}
+
+impl Descriptor {
+    /// The notice that comes behind this descriptor, if it is the last of its transfer and the
+    /// variable is pinned. `before` is how much of the same transfer the channel has taken before
+    /// it, and will have done before the notice: if anything else of the transfer is missing, it is
+    /// not for the engine to tell. An engine that has set the variable says so by
+    /// [`Descriptor::finish_noticed`].
+    pub fn notice(&self, before: impl FnOnce() -> u64) -> Option<Notice> {
+        let lease = self.pins()?.variable.as_deref()?;
+        let notify = self.closing_notify().filter(|_| self.is_all_behind(before))?;
+        let at = place(lease, notify.address(), size_of::<u64>() as u64)?;
+        Some(Notice { at, value: notify.value() })
     }
 }
 
@@ -87,7 +112,7 @@ mod tests {
         let (start, page) = (pages.as_ptr() as u64, page_bytes() as u64);
         let lease = cache.acquire((start + page) as usize, page_bytes(), Access::Write).unwrap();
         let range = lease.range();
-        let pins = Arc::new(Pins { source: None, target: Some(Arc::new(lease)) });
+        let pins = Arc::new(Pins { target: Some(Arc::new(lease)), ..Pins::default() });
         let place = |address: u64, length: u64| {
             // SAFETY: it is never carried out.
             let fill = unsafe { Descriptor::new(Operation::Fill, 0, address, length) };

@@ -49,6 +49,7 @@ impl CpuEngine {
                 claims_chunks: true,
                 never_fails: true,
                 self_driving: true,
+                notifies: false,
             },
             profile,
             // On a single core, a spinning channel only keeps others from running.

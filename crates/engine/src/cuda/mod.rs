@@ -197,6 +197,7 @@ fn capabilities() -> Capabilities {
         claims_chunks: true,
         never_fails: false,
         self_driving: true,
+        notifies: false,
     }
 }
 

@@ -107,6 +107,7 @@ impl FaultEngine {
             claims_chunks: false,
             never_fails: false,
             self_driving: false,
+            notifies: false,
             ..inner.capabilities().clone()
         };
         let name = format!("fault({})", inner.name());

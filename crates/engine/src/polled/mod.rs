@@ -45,6 +45,7 @@ impl PolledEngine {
                 claims_chunks: false,
                 never_fails: false,
                 self_driving: false,
+                notifies: false,
             },
             ledger: None,
         }
