@@ -37,6 +37,12 @@ pub enum ValidationError {
         /// Length of the target.
         target_bytes: u64,
     },
+    /// A piece that is to be delivered lies in the target.
+    #[error("the piece at {address:#x} overlaps the target: copy it away first")]
+    Overlap {
+        /// Where the piece begins.
+        address: u64,
+    },
     /// A range outside its buffer.
     #[error("the range {from}..{to} does not lie inside the {length} bytes")]
     OutOfRange {

@@ -7,6 +7,7 @@
 mod builder;
 mod carry;
 mod cookie;
+mod deliver;
 mod device;
 mod driver;
 mod error;
@@ -21,6 +22,7 @@ pub mod transfer;
 
 pub use builder::{Builder, EngineChoice, Gpu};
 pub use cookie::Cookie;
+pub use deliver::Piece;
 pub use device::Region;
 pub use error::{BuildError, CookieError, Error, ValidationError};
 pub use ferry::Ferry;

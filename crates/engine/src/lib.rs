@@ -22,6 +22,8 @@ mod execute;
 #[cfg(not(loom))]
 pub mod fault;
 #[cfg(not(loom))]
+pub mod ioat;
+#[cfg(not(loom))]
 pub mod nic;
 #[cfg(not(loom))]
 pub mod polled;

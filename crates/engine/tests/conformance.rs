@@ -12,9 +12,10 @@ use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
 use memferry_engine::cuda::model::ModelDevice;
 use memferry_engine::cuda::{CudaEngine, Rates, Settings};
 use memferry_engine::fault::{FaultEngine, Script};
-use memferry_engine::nic::model::NicModel;
-use memferry_engine::nic::{self, NicEngine};
+use memferry_engine::ioat::model::{IoatModel, When};
+use memferry_engine::ioat::{self, IoatEngine};
 use memferry_engine::polled::{PinLedger, PolledEngine};
+use memferry_sys::device::Device;
 
 /// Without a measurement: the tests are not about speed.
 fn cpu() -> Arc<CpuEngine> {
@@ -64,13 +65,47 @@ conformance_tests!(
     Subject::new(modelled).options(tiny())
 );
 
-/// The engine of a network card over a model of one.
-fn card() -> Arc<NicEngine> {
-    Arc::new(NicEngine::over(NicModel::new(), nic::Settings::default()).expect("a model of a card"))
+/// The engine of Intel's copy engine over a model of a device with four channels.
+fn ioat() -> Arc<IoatEngine> {
+    ioat_over(IoatModel::builder().channels(4).build())
 }
 
-conformance_tests!(nic_engine_over_a_model, Subject::new(card));
-conformance_tests!(nic_engine_over_a_model_with_a_tiny_ring, Subject::new(card).options(tiny()));
+/// The same, that goes wrong once it is in use.
+fn faulty_ioat(faults: ioat::model::Faults) -> Arc<IoatEngine> {
+    let device = IoatModel::builder().channels(4).build();
+    let engine = ioat_over(device.clone());
+    device.set_faults(faults);
+    engine
+}
+
+fn ioat_over(device: Arc<dyn Device>) -> Arc<IoatEngine> {
+    Arc::new(IoatEngine::over(&[device]).expect("a model of a copy engine"))
+}
+
+conformance_tests!(ioat_engine_over_a_model, Subject::new(ioat));
+conformance_tests!(ioat_engine_over_a_model_with_a_tiny_ring, Subject::new(ioat).options(tiny()));
+
+conformance_tests!(
+    ioat_engine_with_contiguous_pages,
+    Subject::new(|| ioat_over(IoatModel::builder().channels(2).contiguous(true).build()))
+);
+conformance_tests!(
+    ioat_engine_that_halts,
+    Subject::new(|| {
+        let faults = ioat::model::Faults { halts: When::Every(7), ..Default::default() };
+        faulty_ioat(faults)
+    })
+    .injects_faults()
+);
+conformance_tests!(
+    ioat_engine_that_does_not_write_back,
+    Subject::new(|| {
+        let faults =
+            ioat::model::Faults { loses_write_backs: When::Every(3), ..Default::default() };
+        faulty_ioat(faults)
+    })
+    .injects_faults()
+);
 
 #[cfg(feature = "cuda")]
 #[test]

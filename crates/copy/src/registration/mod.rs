@@ -39,8 +39,8 @@ pub(crate) struct Registration {
 }
 
 /// Why memory is not pinned.
-#[derive(Debug)]
-enum Unpinned {
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Unpinned {
     /// It could not be, which says nothing about the memory.
     Refused,
     /// It is not there.
@@ -98,7 +98,17 @@ impl Registration {
     /// processor sets it as ever.
     pub(crate) fn variable(&self, notify: Option<&Notify>) -> Option<Arc<Lease>> {
         let address = notify.filter(|_| self.notifies)?.address();
-        self.pin(address, size_of::<u64>() as u64, Access::Write).ok().map(Arc::new)
+        self.lease(address, size_of::<u64>() as u64, Access::Write).ok()
+    }
+
+    /// Pins memory, or finds it pinned.
+    pub(crate) fn lease(
+        &self,
+        address: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Arc<Lease>, Unpinned> {
+        self.pin(address, length, access).map(Arc::new)
     }
 
     /// The order for a request that is one descriptor: what `submit` makes of it once its memory is
@@ -161,7 +171,7 @@ impl Registration {
     }
 
     /// What becomes of a descriptor whose memory is not pinned.
-    fn without_pins(&self, descriptor: Descriptor, unpinned: Unpinned) -> Order {
+    pub(crate) fn without_pins(&self, descriptor: Descriptor, unpinned: Unpinned) -> Order {
         match unpinned {
             Unpinned::Missing { address } => {
                 Order::failed(descriptor, ExecutionError::BadMemory { address, done_bytes: 0 })

@@ -90,7 +90,8 @@ impl Iterator for PinnedPieces<'_> {
                 self.at = pinned.min(self.claimed);
                 assert!(self.at > from, "a pinned piece has bytes");
                 let variable = self.variable.clone();
-                let pins = Pins { source: self.source.lease(), target: self.target.lease(), variable };
+                let pins =
+                    Pins { source: self.source.lease(), target: self.target.lease(), variable };
                 let mut parts = Vec::new();
                 // SAFETY: promised to `new`; the range is in the claimed chunk, and `at` moved on.
                 unsafe { self.cut.extend(&mut parts, from..self.at, Some(&Arc::new(pins))) };

@@ -75,7 +75,9 @@ impl SharedMemory {
 
     /// Where an aligned word of `bytes` lies.
     fn word(&self, offset: usize, bytes: usize) -> *mut u8 {
-        assert!(offset + bytes <= self.addresses.len() * page_bytes() && offset.is_multiple_of(bytes));
+        assert!(
+            offset + bytes <= self.addresses.len() * page_bytes() && offset.is_multiple_of(bytes)
+        );
         // SAFETY: inside the mapping, as was just asserted.
         unsafe { self.pages.as_ptr().add(offset) }
     }

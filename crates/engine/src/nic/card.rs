@@ -84,10 +84,7 @@ impl Card {
         self.memory.clear(0..2 * page_bytes());
         let device = &*self.device;
         let write = |at, value| device.write32(at, value);
-        write(
-            r::CTRL,
-            r::CTRL_FULL_DUPLEX | r::CTRL_LINK_UP | r::CTRL_SPEED_1000 | r::CTRL_FORCE,
-        );
+        write(r::CTRL, r::CTRL_FULL_DUPLEX | r::CTRL_LINK_UP | r::CTRL_SPEED_1000 | r::CTRL_FORCE);
         let ring = |low: usize, length: usize, region: Region, bytes: usize| {
             let address = self.memory.address(region.offset(0));
             write(low, address as u32);

@@ -1,7 +1,7 @@
 //! Frames: what goes around the card at once.
 //!
 //! A frame is a head of exactly the size of the first receive buffer, so that it stays apart, and
-//! behind it up to [`MOST_PAYLOAD`] bytes, which land at their target itself. The head has a number,
+//! behind it up to `MOST_PAYLOAD` bytes, which land at their target itself. The head has a number,
 //! by which a lost frame is noticed: receive descriptors are used in order, so behind a lost frame
 //! every other lands one place too early.
 
@@ -11,7 +11,8 @@ pub(super) const HEAD_BYTES: usize = 128;
 pub(super) const BUFFER_BYTES: u64 = 4096;
 /// The most bytes of payload. With the head and the checksum this is within what the cards take
 /// (9018 bytes).
-pub(super) const MOST_PAYLOAD: u64 = 2 * BUFFER_BYTES;
+const MOST_PAYLOAD: u64 = 2 * BUFFER_BYTES;
+const _: () = assert!(HEAD_BYTES as u64 + MOST_PAYLOAD + 4 <= 9018);
 /// The most pieces that a payload is gathered from.
 pub(super) const MOST_PIECES: usize = 16;
 

@@ -98,7 +98,8 @@ impl State {
             // No place for it: it is lost.
             return;
         }
-        if self.get(r::RCTL) & r::RCTL_PACKET_SPLIT == 0 || self.get(r::RFCTL) & r::RFCTL_EXTENDED == 0
+        if self.get(r::RCTL) & r::RCTL_PACKET_SPLIT == 0
+            || self.get(r::RFCTL) & r::RFCTL_EXTENDED == 0
         {
             self.mistake("the model knows descriptors with several buffers only".into());
             return;

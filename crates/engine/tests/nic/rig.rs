@@ -1,0 +1,145 @@
+//! An engine with a channel, memory that is pinned for it, and a field around each target that must
+//! not change.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use memferry_engine::completion::{Completion, Notification, Notify, Work};
+use memferry_engine::contract::{Channel, Pins};
+use memferry_engine::nic::NicEngine;
+use memferry_engine::{ChannelOptions, Descriptor, Engine, Kernel, Operation};
+use memferry_memory::pin_cache::{Lease, Limits, PinCache, Watching};
+use memferry_memory::pinning::Access;
+use memferry_sys::Pages;
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// What is in targets before.
+const UNTOUCHED: u8 = 0xA5;
+
+pub(crate) struct Rig {
+    // Before the memory: the end of the channel is the end of everything that is under way.
+    channel: Arc<dyn Channel>,
+    pub(crate) cache: PinCache,
+    pub(crate) engine: Arc<NicEngine>,
+    source: Pages,
+    target: Pages,
+    expected: Vec<u8>,
+}
+
+/// A copy between offsets.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Copy {
+    pub(crate) from: usize,
+    pub(crate) to: usize,
+    pub(crate) length: usize,
+}
+
+impl Rig {
+    /// Memory of so many bytes on both sides.
+    pub(crate) fn new(engine: Arc<NicEngine>, bytes: usize) -> Self {
+        let channel = engine.open_channel(&ChannelOptions::default()).expect("a channel");
+        let pinner = engine.pinner().expect("an engine that pins");
+        let cache = PinCache::new(pinner, Limits::default(), Watching::Explicit).unwrap();
+        let mut source = Pages::new(bytes).unwrap();
+        for (at, byte) in source.as_mut_slice().iter_mut().enumerate() {
+            *byte = (at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()[6];
+        }
+        let mut target = Pages::new(bytes).unwrap();
+        target.as_mut_slice().fill(UNTOUCHED);
+        let expected = vec![UNTOUCHED; bytes];
+        Self { channel, cache, engine, source, target, expected }
+    }
+
+    fn lease(&self, address: u64, length: usize, access: Access) -> Option<Arc<Lease>> {
+        Some(Arc::new(self.cache.acquire(address as usize, length, access).unwrap()))
+    }
+
+    /// The descriptor of a copy, with its memory pinned, and the variable if one is given.
+    fn descriptor(&mut self, copy: Copy, variable: Option<&Notification>) -> Descriptor {
+        let Copy { from, to, length } = copy;
+        self.expected[to..to + length]
+            .copy_from_slice(&self.source.as_slice()[from..from + length]);
+        let source = self.source.as_ptr() as u64 + from as u64;
+        let target = self.target.as_ptr() as u64 + to as u64;
+        let variable = variable.map(|variable| std::ptr::from_ref(variable) as u64);
+        let pins = Pins {
+            source: self.lease(source, length, Access::Read),
+            target: self.lease(target, length, Access::Write),
+            variable: variable.and_then(|at| self.lease(at, 8, Access::Write)),
+        };
+        // SAFETY: both lie inside memory that outlives the channel, and nobody else uses it.
+        unsafe { Descriptor::new(Operation::Copy, source, target, length as u64) }
+            .pinned_by(Arc::new(pins))
+    }
+
+    fn submit(&self, descriptors: Vec<Descriptor>) {
+        let mut batch: Vec<_> = descriptors.into_iter().map(Some).collect();
+        let mut taken = 0;
+        while taken < batch.len() {
+            taken += self.channel.submit(&mut batch[taken..]).expect("an open channel").count;
+            self.channel.poll();
+        }
+        let last = self.channel.statistics().submitted;
+        assert!(self.channel.park(last, LIMIT), "it does not end");
+    }
+
+    /// Carries out copies, each a transfer of its own, in one batch.
+    pub(crate) fn copy(&mut self, copies: &[Copy]) {
+        let completions: Vec<_> = copies.iter().map(|_| Arc::new(Completion::whole())).collect();
+        let descriptors = copies.iter().zip(&completions);
+        let descriptors = descriptors
+            .map(|(copy, completion)| self.descriptor(*copy, None).completes(completion.clone()))
+            .collect();
+        self.submit(descriptors);
+        for completion in completions {
+            completion.outcome().expect("an end").expect("a good one");
+        }
+        self.check();
+    }
+
+    /// Carries out copies as parts of one transfer, in one batch, with a notification at the end.
+    pub(crate) fn deliver(&mut self, copies: &[Copy], variable: &Notification, value: u64) {
+        let length: usize = copies.iter().map(|copy| copy.length).sum();
+        let (start, length) = (self.target.as_ptr() as u64, length as u64);
+        // SAFETY: never carried out as it stands: all of it is claimed at once.
+        let work =
+            unsafe { Work::new(Operation::Copy, Kernel::Cached, start, start, length, 0, length) };
+        while work.claim_front().is_some() {}
+        // SAFETY: the variable outlives this call, which waits for the end.
+        let notify = unsafe { Notify::new(variable, value) };
+        let completion = Arc::new(Completion::chunked(work).notifying(Some(notify)));
+        let mut offset = 0;
+        let descriptors = copies
+            .iter()
+            .map(|copy| {
+                let part = self.descriptor(*copy, Some(variable));
+                let part = part.part_of(completion.clone(), offset);
+                offset += copy.length as u64;
+                part
+            })
+            .collect();
+        self.submit(descriptors);
+        completion.outcome().expect("an end").expect("a good one");
+        self.check();
+    }
+
+    /// All of the target is as it must be.
+    fn check(&self) {
+        let wrong = self.target.as_slice().iter().zip(&self.expected).position(|(a, b)| a != b);
+        assert_eq!(wrong, None, "the first wrong byte");
+    }
+
+    /// What the source holds and is not to be written.
+    pub(crate) fn protect_source(&self) {
+        let (start, bytes) = (self.source.as_ptr(), self.source.len());
+        // SAFETY: the pages are this rig's own, and are only read from now on.
+        let done = unsafe { libc::mprotect(start.cast(), bytes, libc::PROT_READ) };
+        assert_eq!(done, 0);
+    }
+}
+
+impl std::fmt::Debug for Rig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rig").field("engine", &self.engine).finish_non_exhaustive()
+    }
+}
