@@ -36,8 +36,12 @@ pub struct VfioDevice {
 }
 
 impl VfioDevice {
-    /// Opens the device at an address such as `0000:02:00.0`, as it is after a reset, with no mapping.
-    /// Only one device of a group can be open at a time.
+    /// Opens the device at an address such as `0000:02:00.0`, with no mapping. Only one device of a
+    /// group can be open at a time.
+    ///
+    /// The kernel resets it as well as it can, which for some devices is a change of their power state
+    /// that not all obey. A driver therefore stops the device by its registers before it maps memory:
+    /// a process that was killed may have left it at work on addresses that are given out again.
     ///
     /// # Errors
     /// What is in the way, and what to type against it.
@@ -234,8 +238,9 @@ impl Device for VfioDevice {
         true
     }
 
-    /// Where the kernel knows no way to do it the error is `EOPNOTSUPP`, and the device reaches memory
-    /// no more until it is opened anew: its registers are for the driver to reset before.
+    /// As well as the kernel can: registers may be what they were (see [`VfioDevice::open`]), and the
+    /// driver resets them too. Where the kernel knows no way at all the error is `EOPNOTSUPP`. After an
+    /// error the device reaches memory no more until it is opened anew.
     fn reset(&self) -> io::Result<()> {
         if !self.file.is_ours() {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));

@@ -4,7 +4,7 @@ use std::fmt;
 use std::io;
 
 use super::commands;
-use super::pci::{Access, Companion, PciDevice};
+use super::pci::{Access, Companion, Interface, PciDevice};
 
 /// What stands between a program and a device. Each says what to type against it.
 #[derive(Debug)]
@@ -29,6 +29,13 @@ pub enum OpenError {
         driver: Option<String>,
         /// The commands that hand it over.
         commands: String,
+    },
+    /// The kernel uses the device for a network that would be gone.
+    CarriesNetwork {
+        /// The device.
+        address: String,
+        /// The interface that it is.
+        interface: Interface,
     },
     /// Other devices of the group have drivers of the kernel.
     GroupNotViable {
@@ -89,6 +96,18 @@ impl fmt::Display for OpenError {
             Self::NotHandedOver { address, driver: None, commands } => {
                 write!(f, "{address} has no driver, and programs need vfio-pci: {commands}")
             }
+            Self::CarriesNetwork { address, interface } if interface.has_default_route => write!(
+                f,
+                "{address} is {}, through which this machine reaches the rest of the world: taking it \
+                 would cut the machine off; use another card",
+                interface.name
+            ),
+            Self::CarriesNetwork { address, interface } => write!(
+                f,
+                "{address} is {name}, a network that is in use: if nobody needs it, sudo ip link set \
+                 {name} down; use another card otherwise",
+                name = interface.name
+            ),
             Self::GroupNotViable { group, others } => write!(
                 f,
                 "group {group} has devices with drivers of the kernel ({}), and a program gets all \
@@ -147,6 +166,9 @@ impl PciDevice {
     pub fn obstacle(&self, container: Access) -> Option<OpenError> {
         let address = self.address.clone();
         let Some(group) = &self.group else { return Some(OpenError::NoIommu { address }) };
+        if let Some(interface) = self.network().cloned() {
+            return Some(OpenError::CarriesNetwork { address, interface });
+        }
         if !self.is_handed_over() {
             let commands = commands::hand_over(&[self]).unwrap_or_default();
             return Some(OpenError::NotHandedOver {

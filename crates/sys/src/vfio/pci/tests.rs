@@ -173,3 +173,17 @@ fn a_device_without_a_group_needs_an_iommu() {
     let text = card.obstacle(Access::Allowed).unwrap().to_string();
     assert!(text.contains("intel_iommu=on") && text.contains("0000:05:00.0"), "{text}");
 }
+
+#[test]
+fn nobody_is_told_to_take_a_card_that_carries_the_network() {
+    let tree = Tree::new();
+    tree.interface("0000:02:00.0", "eth0", "0x1003\n");
+    let says = || {
+        let card = tree.bus().device("0000:02:00.0").unwrap();
+        card.obstacle(Access::Allowed).unwrap().to_string()
+    };
+    assert!(says().contains("sudo ip link set eth0 down"), "{}", says());
+    assert!(!says().contains("unbind"), "{}", says());
+    tree.write("proc/net/route", &ROUTES.replace("br0", "eth0"));
+    assert!(says().contains("cut the machine off") && !says().contains("sudo"), "{}", says());
+}
