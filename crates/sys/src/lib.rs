@@ -26,6 +26,8 @@ pub mod shared_memory;
 pub mod sync;
 pub mod user;
 pub mod userfault;
+#[cfg(not(loom))]
+pub mod vfio;
 pub mod wait_word;
 
 pub use event::EventFd;

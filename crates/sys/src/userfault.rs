@@ -6,12 +6,10 @@
 //! then. Somebody must therefore read for as long as anything is watched.
 
 use std::io;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::sync::Once;
-use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::{EventFd, fork};
+use crate::EventFd;
+use crate::fork::{MOST_PARENT_ONLY, ParentOnly};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How many events one read takes.
@@ -62,8 +60,7 @@ pub enum Unwatchable {
 /// copy there would keep the parent's memory watched when nobody reads any more.
 #[derive(Debug)]
 pub struct Userfault {
-    descriptor: ManuallyDrop<OwnedFd>,
-    generation: u64,
+    descriptor: ParentOnly,
 }
 
 impl Userfault {
@@ -80,13 +77,11 @@ impl Userfault {
         if offered & NEEDED != NEEDED {
             return Err(Denied::NoWriteProtection);
         }
-        fork::watch();
-        let opened =
-            Self { descriptor: ManuallyDrop::new(create()?), generation: fork::generation() };
+        let descriptor = ParentOnly::new(create()?).map_err(Denied::from_error)?;
+        let opened = Self { descriptor };
         let mut wanted =
             Api { api: API, features: NEEDED | (offered & SHARED_MEMORY), ..Api::default() };
         call(opened.as_fd(), API_CALL, &mut wanted).map_err(Denied::from_error)?;
-        close_in_children(opened.as_fd())?;
         Ok(opened)
     }
 
@@ -146,7 +141,7 @@ impl Userfault {
         // SAFETY: the kernel writes at most the bytes of the array, and any bytes are valid words.
         let read = unsafe {
             let bytes = size_of_val(&messages);
-            libc::read(self.descriptor.as_raw_fd(), messages.as_mut_ptr().cast(), bytes)
+            libc::read(self.as_fd().as_raw_fd(), messages.as_mut_ptr().cast(), bytes)
         };
         let count = usize::try_from(read).unwrap_or(0) / (MESSAGE_WORDS * 8);
         for message in messages.chunks_exact(MESSAGE_WORDS).take(count) {
@@ -177,20 +172,6 @@ pub enum Wake {
 impl AsFd for Userfault {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
-    }
-}
-
-impl Drop for Userfault {
-    fn drop(&mut self) {
-        // In a child the descriptor is closed, and its number may be another file's.
-        if fork::generation() == self.generation {
-            for slot in &OPEN {
-                let own = self.descriptor.as_raw_fd();
-                let _ = slot.compare_exchange(own, FREE, Ordering::AcqRel, Ordering::Relaxed);
-            }
-            // SAFETY: dropped once, here, and not used afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.descriptor) };
-        }
     }
 }
 
@@ -255,7 +236,7 @@ impl std::fmt::Display for Denied {
             Self::NoDescriptor => write!(
                 f,
                 "no descriptor is left: raise the limit by `ulimit -n`, and keep fewer than \
-                 {MOST_OPEN} caches in one process"
+                 {MOST_PARENT_ONLY} caches and devices in one process"
             ),
             Self::Unknown(code) => {
                 write!(f, "the kernel refused it: {}", io::Error::from_raw_os_error(*code))
@@ -349,36 +330,6 @@ fn create() -> Result<OwnedFd, Denied> {
     }
     // SAFETY: the kernel just made this descriptor for us.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor as libc::c_int) })
-}
-
-/// How many descriptors can be open at a time.
-const MOST_OPEN: usize = 64;
-const FREE: i32 = -1;
-static OPEN: [AtomicI32; MOST_OPEN] = [const { AtomicI32::new(FREE) }; MOST_OPEN];
-
-/// Has forked children close their copy, which would keep the parent's memory watched after the
-/// parent closed its own, with nobody left to read.
-fn close_in_children(descriptor: BorrowedFd<'_>) -> Result<(), Denied> {
-    extern "C" fn in_child() {
-        for slot in &OPEN {
-            let descriptor = slot.swap(FREE, Ordering::AcqRel);
-            if descriptor != FREE {
-                // SAFETY: the slot names a descriptor that the parent held open when it forked;
-                // this copy belongs to nobody, since the owner closes it in the parent only.
-                unsafe { libc::close(descriptor) };
-            }
-        }
-    }
-    static PREPARED: Once = Once::new();
-    PREPARED.call_once(|| {
-        // SAFETY: the handler uses atomics and `close`, both allowed between fork and exec.
-        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-    });
-    let number = descriptor.as_raw_fd();
-    let take = |slot: &AtomicI32| {
-        slot.compare_exchange(FREE, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
-    };
-    if OPEN.iter().any(take) { Ok(()) } else { Err(Denied::NoDescriptor) }
 }
 
 #[cfg(all(test, not(loom)))]
