@@ -20,6 +20,8 @@ mod execute;
 #[cfg(not(loom))]
 pub mod fault;
 #[cfg(not(loom))]
+pub mod ioat;
+#[cfg(not(loom))]
 pub mod polled;
 #[cfg(not(loom))]
 pub mod saved;

@@ -1,0 +1,283 @@
+//! The registers of an I/OAT device of version 3, under the names that its maker gave them.
+//!
+//! Those of the device come first, then a block of [`CHANNEL_BYTES`] for each channel. On server
+//! processors every channel is a device of its own; then there is one block.
+
+use std::ops::RangeInclusive;
+
+/// How many channels the device has, in the bits of [`CHANCNT_COUNT`]. 8 bits, read only.
+pub const CHANCNT: usize = 0x00;
+/// The largest transfer of one descriptor, as [`largest_transfer_bytes`] reads it. 8 bits, read only.
+pub const XFERCAP: usize = 0x01;
+/// General control. 8 bits.
+pub const GENCTRL: usize = 0x02;
+/// Control of interrupts. 8 bits.
+pub const INTRCTRL: usize = 0x03;
+/// Which channels want attention, a bit for each. 32 bits, read only.
+pub const ATTNSTATUS: usize = 0x04;
+/// The version: the major number in the upper four bits, the minor in the lower. 8 bits, read only.
+pub const CBVER: usize = 0x08;
+/// How long interrupts are held back. 16 bits.
+pub const INTRDELAY: usize = 0x0C;
+/// The state of the whole device. 16 bits, read only.
+pub const CS_STATUS: usize = 0x0E;
+/// What the device can do. 32 bits, read only.
+pub const DMACAPABILITY: usize = 0x10;
+
+/// The bits of [`CHANCNT`] that count.
+pub const CHANCNT_COUNT: u8 = 0x1F;
+/// The first version with the registers that are described here. Before it the channel's had other
+/// places.
+pub const OLDEST_VERSION: u8 = 0x30;
+/// It knows descriptors that fill.
+pub const DMACAPABILITY_FILL_BLOCK: u32 = 1 << 6;
+
+/// The size of a channel's block of registers.
+pub const CHANNEL_BYTES: usize = 0x80;
+
+/// Where the registers of a channel begin. The offsets below count from there.
+pub const fn channel_base(channel: usize) -> usize {
+    CHANNEL_BYTES * (channel + 1)
+}
+
+/// What a channel does when something is finished or goes wrong. 16 bits.
+pub const CHANCTRL: usize = 0x00;
+/// Which older versions the channel is compatible with. 16 bits, read only.
+pub const DMACOMP: usize = 0x02;
+/// Commands. 8 bits.
+pub const CHANCMD: usize = 0x04;
+/// How many descriptors the chain has had so far, counted from the one at [`CHAINADDR`] and over
+/// 65535 to 0. The channel works while it has finished fewer: writing this register is the doorbell.
+/// Set to 0 when a new chain is written. 16 bits.
+pub const DMACOUNT: usize = 0x06;
+/// The address of the last finished descriptor and, in its low bits, the state. 64 bits, read only.
+pub const CHANSTS: usize = 0x08;
+/// The address of a chain's first descriptor. Not to be written while the channel is active. 64 bits.
+pub const CHAINADDR: usize = 0x10;
+/// The address of a word of 64 bits to which the channel writes what [`CHANSTS`] says. 64 bits.
+pub const CHANCMP: usize = 0x18;
+/// The address of the descriptor that is worked on. 64 bits, read only.
+pub const CDAR: usize = 0x20;
+/// What went wrong, a bit for each [error]. Bits that are written as ones become zeros. 32 bits.
+pub const CHANERR: usize = 0x28;
+/// Which errors are kept to the channel. 32 bits.
+pub const CHANERRMASK: usize = 0x2C;
+
+/// Interrupts are wanted again.
+pub const CHANCTRL_INTERRUPT_REARM: u16 = 0x0001;
+/// The status is written to the completion word when an error halts the channel.
+pub const CHANCTRL_ERROR_COMPLETION: u16 = 0x0004;
+/// Every error halts the channel.
+pub const CHANCTRL_ANY_ERROR_ABORT: u16 = 0x0008;
+/// Errors interrupt.
+pub const CHANCTRL_ERROR_INTERRUPT: u16 = 0x0010;
+/// Descriptors lie in memory that processors do not cache.
+pub const CHANCTRL_NO_DESCRIPTOR_SNOOP: u16 = 0x0020;
+/// Somebody uses the channel: set by the first who reads the register.
+pub const CHANCTRL_IN_USE: u16 = 0x0100;
+/// Completion words are put into a processor's cache.
+pub const CHANCTRL_COMPLETION_TO_CACHE: u16 = 0x0200;
+
+/// Stops after the descriptor that is worked on.
+pub const CHANCMD_SUSPEND: u8 = 0x04;
+/// Forgets everything but errors. The bit reads as one until that is done.
+pub const CHANCMD_RESET: u8 = 0x20;
+
+/// The bits of [`CHANSTS`] that say the state.
+pub const CHANSTS_STATE: u64 = 0x7;
+/// The bits of [`CHANSTS`] that are the address of the last finished descriptor.
+pub const CHANSTS_COMPLETED: u64 = !0x3F;
+
+/// The bits of [`CHANERR`].
+pub mod error {
+    /// The source of a transfer cannot be read.
+    pub const SOURCE_ADDRESS: u32 = 1;
+    /// The target of a transfer cannot be written.
+    pub const TARGET_ADDRESS: u32 = 1 << 1;
+    /// The next descriptor is nowhere.
+    pub const NEXT_ADDRESS: u32 = 1 << 2;
+    /// A descriptor does not begin on 64 bytes.
+    pub const DESCRIPTOR: u32 = 1 << 3;
+    /// The chain begins at an impossible address.
+    pub const CHAIN_ADDRESS: u32 = 1 << 4;
+    /// A command that does not fit.
+    pub const COMMAND: u32 = 1 << 5;
+    /// Data was damaged in the chipset.
+    pub const CHIPSET_INTEGRITY: u32 = 1 << 6;
+    /// Data was damaged in the device.
+    pub const DEVICE_INTEGRITY: u32 = 1 << 7;
+    /// Reading was answered with an error.
+    pub const READ_DATA: u32 = 1 << 8;
+    /// Writing was answered with an error.
+    pub const WRITE_DATA: u32 = 1 << 9;
+    /// A descriptor asks for something that does not exist.
+    pub const CONTROL: u32 = 1 << 10;
+    /// A descriptor moves nothing, or too much.
+    pub const LENGTH: u32 = 1 << 11;
+    /// The completion word cannot be written.
+    pub const COMPLETION_ADDRESS: u32 = 1 << 12;
+    /// Interrupts are set up wrongly.
+    pub const INTERRUPT: u32 = 1 << 13;
+    /// The extension of a descriptor is nowhere.
+    pub const EXTENSION_ADDRESS: u32 = 1 << 14;
+    /// An error that belongs to no descriptor.
+    pub const UNAFFILIATED: u32 = 1 << 15;
+    /// A checksum, or the first parity, is wrong.
+    pub const CHECKSUM: u32 = 1 << 16;
+    /// The second parity is wrong.
+    pub const SECOND_PARITY: u32 = 1 << 17;
+    /// The count of descriptors is wrong.
+    pub const COUNT: u32 = 1 << 18;
+}
+
+/// What each bit of [`CHANERR`] means, from the lowest on.
+const REASONS: [&str; 19] = [
+    "the source address cannot be read",
+    "the target address cannot be written",
+    "the address of the next descriptor is wrong",
+    "a descriptor is not aligned",
+    "the address of the chain is wrong",
+    "a command was refused",
+    "data was damaged in the chipset",
+    "data was damaged in the device",
+    "reading memory failed",
+    "writing memory failed",
+    "a descriptor asks for an unknown operation",
+    "a descriptor has a wrong size",
+    "the completion address is wrong",
+    "interrupts are set up wrongly",
+    "the address of an extended descriptor is wrong",
+    "an error that belongs to no descriptor",
+    "a checksum is wrong",
+    "a parity is wrong",
+    "the count of descriptors is wrong",
+];
+
+/// Says in words what [`CHANERR`] tells, by its lowest bit.
+pub fn error_reason(errors: u32) -> &'static str {
+    match errors {
+        0 => "no error",
+        u32::MAX => "the device does not answer",
+        _ => REASONS.get(errors.trailing_zeros() as usize).copied().unwrap_or("an unknown error"),
+    }
+}
+
+/// What a channel is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ChannelState {
+    /// It works.
+    Active = 0,
+    /// It has finished what was there.
+    Idle = 1,
+    /// It was told to stop.
+    Suspended = 2,
+    /// It met an error, or was reset.
+    Halted = 3,
+    /// It waits for something that starts it.
+    Armed = 4,
+}
+
+impl ChannelState {
+    /// The state that is in [`CHANSTS`], or in a completion word; `None` for what no channel says,
+    /// as when a device that is gone reads as ones.
+    pub const fn of(status: u64) -> Option<Self> {
+        match status & CHANSTS_STATE {
+            0 => Some(Self::Active),
+            1 => Some(Self::Idle),
+            2 => Some(Self::Suspended),
+            3 => Some(Self::Halted),
+            4 => Some(Self::Armed),
+            _ => None,
+        }
+    }
+}
+
+/// The largest transfer of one descriptor, as [`XFERCAP`] tells it: a power of two of at least
+/// 4 KiB, where 0 stands for 4 GiB. `None` for what no device says.
+pub const fn largest_transfer_bytes(xfercap: u8) -> Option<u64> {
+    match xfercap & 0x1F {
+        0 => Some(1 << 32),
+        power @ 12.. => Some(1 << power),
+        _ => None,
+    }
+}
+
+/// The maker of all of them, as the bus numbers makers.
+pub const VENDOR: u16 = 0x8086;
+
+/// The devices of version 3 and later: their numbers on the bus, and the processors or chipsets that
+/// they are in.
+pub const DEVICES: &[(RangeInclusive<u16>, &str)] = &[
+    (0x3429..=0x342C, "Tylersburg"),
+    (0x3430..=0x3433, "Tylersburg"),
+    (0x3710..=0x3719, "Jasper Forest"),
+    (0x3C20..=0x3C27, "Sandy Bridge"),
+    (0x3C2E..=0x3C2F, "Sandy Bridge"),
+    (0x0E20..=0x0E27, "Ivy Bridge"),
+    (0x0E2E..=0x0E2F, "Ivy Bridge"),
+    (0x2F20..=0x2F27, "Haswell"),
+    (0x2F2E..=0x2F2F, "Haswell"),
+    (0x6F20..=0x6F27, "Broadwell"),
+    (0x6F2E..=0x6F2F, "Broadwell"),
+    (0x6F50..=0x6F53, "Broadwell-DE"),
+    (0x2021..=0x2021, "Skylake"),
+    (0x0C50..=0x0C53, "Atom"),
+    (0x0B00..=0x0B00, "Ice Lake"),
+];
+
+/// What a device is in, if it is one of [`DEVICES`].
+pub fn generation(vendor: u16, device: u16) -> Option<&'static str> {
+    let mut known = DEVICES.iter().filter(|(numbers, _)| numbers.contains(&device));
+    if vendor == VENDOR { known.next().map(|(_, name)| *name) } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_error_is_the_one_that_is_named() {
+        assert_eq!(error_reason(error::SOURCE_ADDRESS), "the source address cannot be read");
+        assert_eq!(error_reason(error::LENGTH | error::COUNT), "a descriptor has a wrong size");
+        assert_eq!(error_reason(error::COUNT), "the count of descriptors is wrong");
+        assert_eq!(error_reason(1 << 30), "an unknown error");
+        assert_eq!(error_reason(0), "no error");
+        assert_eq!(error_reason(u32::MAX), "the device does not answer");
+    }
+
+    #[test]
+    fn states_are_in_the_low_bits_and_ones_are_no_state() {
+        use ChannelState::*;
+        for state in [Active, Idle, Suspended, Halted, Armed] {
+            assert_eq!(ChannelState::of(0x12_3440 | state as u64), Some(state));
+        }
+        assert_eq!(ChannelState::of(u64::MAX), None);
+    }
+
+    #[test]
+    fn the_largest_transfer_is_a_power_of_two() {
+        assert_eq!(largest_transfer_bytes(20), Some(1 << 20));
+        assert_eq!(largest_transfer_bytes(0), Some(1 << 32));
+        assert_eq!(largest_transfer_bytes(0xE0 | 12), Some(4096));
+        assert_eq!(largest_transfer_bytes(11), None);
+    }
+
+    #[test]
+    fn devices_are_known_by_their_numbers_and_by_no_two_names() {
+        assert_eq!(generation(VENDOR, 0x2021), Some("Skylake"));
+        assert_eq!(generation(VENDOR, 0x0B00), Some("Ice Lake"));
+        assert_eq!(generation(VENDOR, 0x0E2F), Some("Ivy Bridge"));
+        assert_eq!(generation(VENDOR, 0x0E28), None);
+        assert_eq!(generation(0x1AF4, 0x2021), None);
+        for device in 0..=u16::MAX {
+            let names = DEVICES.iter().filter(|(numbers, _)| numbers.contains(&device)).count();
+            assert!(names <= 1, "{device:#x} has {names} names");
+        }
+    }
+
+    #[test]
+    fn the_registers_of_channels_lie_behind_those_of_the_device() {
+        assert_eq!(channel_base(0), 0x80);
+        assert_eq!(channel_base(3) + CHANSTS, 0x208);
+    }
+}
