@@ -50,6 +50,8 @@ pub(super) struct Registers {
     is_dead: bool,
     is_busy: bool,
     is_closed: bool,
+    /// How many wait for the thread to stop. It begins nothing meanwhile.
+    stops: u32,
     /// Counts what ends the work of the thread from outside: its result no longer matters then.
     turn: u64,
     pub(super) counters: Counters,
@@ -108,12 +110,14 @@ impl Channel {
     pub(super) fn stop(&self, then: impl FnOnce(&mut Registers)) {
         let mut registers = lock(&self.registers);
         registers.turn += 1;
+        registers.stops += 1;
         self.rung.notify_all();
         // The thread counts as working until it has seen that it is not wanted.
         while registers.is_busy {
             registers = self.quiet.wait(registers).unwrap_or_else(PoisonError::into_inner);
         }
         then(&mut registers);
+        registers.stops -= 1;
         self.rung.notify_all();
     }
 
@@ -181,6 +185,7 @@ impl Registers {
             is_dead: false,
             is_busy: false,
             is_closed: false,
+            stops: 0,
             turn: 0,
             counters: Counters::default(),
         }
@@ -193,9 +198,8 @@ impl Registers {
 
     /// The state of power-on.
     pub(super) fn power_on(&mut self) {
-        let (is_busy, is_closed) = (self.is_busy, self.is_closed);
-        let (turn, counters) = (self.turn, self.counters);
-        *self = Self { is_busy, is_closed, turn, counters, ..Self::new() };
+        let Self { is_busy, is_closed, stops, turn, counters, .. } = *self;
+        *self = Self { is_busy, is_closed, stops, turn, counters, ..Self::new() };
     }
 
     /// A reset that does not end.
@@ -209,7 +213,7 @@ impl Registers {
     }
 
     fn work(&self) -> Option<Place> {
-        let may = !self.is_dead && !self.is_stalled && self.reset.is_none();
+        let may = !self.is_dead && !self.is_stalled && self.reset.is_none() && self.stops == 0;
         let has = self.state == ChannelState::Active && self.done != self.count;
         if may && has { self.next } else { None }
     }
@@ -258,7 +262,7 @@ impl Registers {
         value: u64,
         refuses_reset: impl FnOnce() -> bool,
     ) -> Result<(), &'static str> {
-        if self.reset.is_some() && register != CHANCMD {
+        if self.reset.is_some() && ![CHANCMD, CHANERR].contains(&register) {
             return Err("it was written during a reset");
         }
         let is_active = self.state == ChannelState::Active;
@@ -349,6 +353,7 @@ impl Registers {
     /// The channel stops, and says nothing.
     pub(super) fn stall(&mut self) {
         self.is_stalled = true;
+        self.counters.stalls += 1;
         self.wants_suspend = false;
     }
 }

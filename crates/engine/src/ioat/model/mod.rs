@@ -46,6 +46,8 @@ pub struct Counters {
     pub write_backs: u64,
     /// Errors that ended a chain.
     pub halts: u64,
+    /// Times that the channel stopped and said nothing.
+    pub stalls: u64,
     /// Times that the count of descriptors was written.
     pub doorbells: u64,
 }
@@ -59,6 +61,7 @@ impl Add for Counters {
             bytes: self.bytes + other.bytes,
             write_backs: self.write_backs + other.write_backs,
             halts: self.halts + other.halts,
+            stalls: self.stalls + other.stalls,
             doorbells: self.doorbells + other.doorbells,
         }
     }
@@ -208,11 +211,13 @@ impl IoatModel {
     /// touches nothing any more when this returns.
     pub fn set_faults(&self, faults: Faults) {
         let shared = &self.shared;
-        *lock(&shared.script) = Script::new(faults);
         if faults.is_dead {
+            // Before the rest of the script, so that nothing goes on without the faults of before.
             shared.is_dead.store(true, Ordering::SeqCst);
             shared.channels.iter().for_each(|channel| channel.stop(Registers::die));
-        } else if shared.is_dead.load(Ordering::SeqCst) {
+        }
+        *lock(&shared.script) = Script::new(faults);
+        if !faults.is_dead && shared.is_dead.load(Ordering::SeqCst) {
             shared.power_on();
             shared.is_dead.store(false, Ordering::SeqCst);
         }

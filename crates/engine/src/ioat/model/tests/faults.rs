@@ -42,11 +42,10 @@ fn a_channel_that_stalls_says_nothing_and_hears_nothing_but_a_reset() {
     let (word, last) = (rig.word(), rig.slot(0));
     rig.put(Descriptor::null().with_write_back());
     rig.ring();
-    for _ in 0..100 {
-        model.write8(rig.register(CHANCMD), CHANCMD_SUSPEND);
-        std::thread::yield_now();
-    }
-    // Whether the suspension came before the stall or not, the second descriptor is not finished.
+    await_that("the stall", || rig.counters().stalls == 1);
+    model.write8(rig.register(CHANCMD), CHANCMD_SUSPEND);
+    rig.ring();
+    assert_eq!(rig.state(), Some(ChannelState::Active));
     assert_eq!((rig.word(), rig.status() & CHANSTS_COMPLETED), (word, last));
     assert_eq!((rig.errors(), rig.counters().descriptors), (0, 1));
     rig.start();

@@ -2,25 +2,14 @@
 
 use super::*;
 
-/// A descriptor that takes as long as nobody waits.
-const LONG: Faults = {
-    let mut faults = NONE;
-    faults.delay = Duration::from_secs(3600);
-    faults
-};
+fn delayed(delay: Duration) -> Faults {
+    Faults { delay, ..Faults::default() }
+}
 
-const NONE: Faults = Faults {
-    halts: When::Never,
-    halt_error: error::READ_DATA,
-    stalls: When::Never,
-    loses_write_backs: When::Never,
-    delay: Duration::ZERO,
-    refused_resets: 0,
-    is_dead: false,
-    refuses_maps: When::Never,
-    map_error: ENOMEM,
-    most_mapped_bytes: None,
-};
+/// Descriptors that take longer than anybody waits.
+fn endless() -> Faults {
+    delayed(Duration::from_secs(3600))
+}
 
 #[test]
 fn a_suspended_channel_waits_for_the_next_doorbell() {
@@ -39,7 +28,7 @@ fn suspending_lets_the_descriptor_end_that_is_worked_on() {
     let model = IoatModel::new();
     let mut rig = Rig::new(&model);
     let target = Mapped::new(&model, 1);
-    model.set_faults(Faults { delay: Duration::from_millis(20), ..NONE });
+    model.set_faults(delayed(Duration::from_millis(20)));
     for index in 0..100 {
         rig.put(Descriptor::fill(!0, target.at(8 * index), 8).with_write_back());
     }
@@ -52,7 +41,7 @@ fn suspending_lets_the_descriptor_end_that_is_worked_on() {
     assert_eq!(rig.status() & CHANSTS_COMPLETED, rig.slot(done - 1));
     assert!(target.bytes(0, 8 * done).iter().all(|&byte| byte == 0xFF));
     assert!(target.bytes(8 * done, 8).iter().all(|&byte| byte == 0));
-    model.set_faults(NONE);
+    model.set_faults(Faults::default());
     rig.ring();
     rig.await_word(rig.slot(99));
 }
@@ -82,14 +71,14 @@ fn a_reset_gives_up_what_is_being_done() {
     let model = IoatModel::new();
     let mut rig = Rig::new(&model);
     let target = Mapped::new(&model, 1);
-    model.set_faults(LONG);
+    model.set_faults(endless());
     rig.put(Descriptor::fill(!0, target.at(0), 8).with_write_back());
     rig.ring();
     assert_eq!(rig.state(), Some(ChannelState::Active));
     rig.reset();
     assert_eq!((target.bytes(0, 8), rig.word()), (&[0; 8][..], 0));
     assert_eq!(rig.counters().descriptors, 0);
-    model.set_faults(NONE);
+    model.set_faults(Faults::default());
     rig.start();
     rig.run(Descriptor::null());
     assert_eq!(model.mistakes(), Vec::<String>::new());
@@ -101,7 +90,7 @@ fn a_reset_of_the_device_stops_all_channels_and_leaves_mappings() {
     {
         let mut rigs = [Rig::on(&model, 0), Rig::on(&model, 1)];
         let target = Mapped::new(&model, 1);
-        model.set_faults(LONG);
+        model.set_faults(endless());
         for rig in &mut rigs {
             rig.put(Descriptor::fill(!0, target.at(0), 8).with_write_back());
             rig.ring();
@@ -113,7 +102,7 @@ fn a_reset_of_the_device_stops_all_channels_and_leaves_mappings() {
         for rig in &rigs {
             assert_eq!((rig.status(), rig.errors()), (ChannelState::Halted as u64, 0));
         }
-        model.set_faults(NONE);
+        model.set_faults(Faults::default());
         assert_eq!(target.bytes(0, 8), [0; 8]);
         for rig in &mut rigs {
             rig.start();
@@ -128,7 +117,7 @@ fn unmapping_waits_for_the_descriptor_that_is_worked_on() {
     let model = IoatModel::new();
     let mut rig = Rig::new(&model);
     let mut target = Mapped::new(&model, 1);
-    model.set_faults(Faults { delay: Duration::from_millis(50), ..NONE });
+    model.set_faults(delayed(Duration::from_millis(50)));
     let last = rig.put(Descriptor::fill(!0, target.at(0), 8).with_write_back());
     rig.ring();
     // Either it is worked on already, and then it ends first, or it finds nothing any more.
@@ -149,7 +138,7 @@ fn a_model_ends_in_the_middle_of_its_work() {
     let model = IoatModel::builder().channels(2).build();
     let weak = Arc::downgrade(&model);
     let mut rig = Rig::on(&model, 1);
-    model.set_faults(LONG);
+    model.set_faults(endless());
     rig.put(Descriptor::null());
     rig.ring();
     drop(model);
