@@ -10,12 +10,25 @@ mod memory;
 mod seats;
 
 use std::fmt::Debug;
+use std::time::{Duration, Instant};
 
 pub(crate) use channel::DeviceChannel;
 pub(crate) use memory::{Region, SharedMemory};
 pub(crate) use seats::{Seat, Seats};
 
 use crate::contract::{Descriptor, Notice};
+
+/// Waits until something is so, but not for ever. Returns whether it is.
+pub(crate) fn until(limit: Duration, is_so: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while !is_so() {
+        if Instant::now() > deadline {
+            return is_so();
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    true
+}
 
 /// What became of a descriptor that was to be posted.
 #[derive(Debug)]

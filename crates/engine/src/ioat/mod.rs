@@ -63,6 +63,11 @@ impl IoatEngine {
             fills &= known.fills;
             channels.extend((0..known.channels).map(|number| (device.clone(), number)));
         }
+        for (device, number) in &channels {
+            // Before any memory is mapped: whoever had the device before may have left it at work,
+            // on addresses that are given out again.
+            queue::stop(&**device, r::channel_base(*number)).or_else(|_| device.reset())?;
+        }
         let pages = Arc::new(DevicePages::new(first.clone())?);
         let operations: &[_] = match fills {
             true => &[Operation::Copy, Operation::Fill],

@@ -14,7 +14,7 @@ use memferry_sys::pages::page_bytes;
 use super::descriptor::{DESCRIPTOR_BYTES, Descriptor as Hard};
 use super::registers::{self as r, ChannelState};
 use crate::contract::{Descriptor, Notice, Operation, PinnedAt};
-use crate::device::{Ended, Hardware, Posted, Region, Seat, SharedMemory};
+use crate::device::{Ended, Hardware, Posted, Region, Seat, SharedMemory, until};
 
 /// The count of descriptors that a channel is told has 16 bits.
 const LONGEST_RING: usize = 1 << 15;
@@ -118,35 +118,21 @@ impl Queue {
         self.device.read64(self.registers + r::CHANSTS)
     }
 
-    /// Stops the channel, wherever it is, and clears its errors.
-    fn stop(&self) -> io::Result<()> {
-        let (device, at) = (&*self.device, self.registers);
-        let runs = |status| {
-            let state = ChannelState::of(status);
-            matches!(state, Some(ChannelState::Active | ChannelState::Idle | ChannelState::Armed))
-        };
-        if runs(self.status()) {
-            device.write8(at + r::CHANCMD, r::CHANCMD_SUSPEND);
-            // One that does not obey is reset all the same.
-            let _ = until(|| !runs(self.status()));
-        }
-        let errors = device.read32(at + r::CHANERR);
-        device.write32(at + r::CHANERR, errors);
-        device.write8(at + r::CHANCMD, r::CHANCMD_RESET);
-        let is_over = || device.read8(at + r::CHANCMD) & r::CHANCMD_RESET == 0;
-        if until(is_over) { Ok(()) } else { Err(io::Error::other("the channel cannot be reset")) }
-    }
-
     /// Starts the channel at the oldest descriptor that is not over.
     fn start(&mut self) -> io::Result<()> {
-        self.stop()?;
+        stop(&*self.device, self.registers)?;
         let (device, at) = (&*self.device, self.registers);
         self.memory.store64(self.word, &[0]);
         (self.first, self.told) = (self.tail, self.tail);
         device
             .write16(at + r::CHANCTRL, r::CHANCTRL_ANY_ERROR_ABORT | r::CHANCTRL_ERROR_COMPLETION);
-        device.write64(at + r::CHANCMP, self.memory.address(self.word));
-        device.write64(at + r::CHAINADDR, self.address(self.tail));
+        // In halves: not all devices take these in one.
+        let write = |register: usize, address: u64| {
+            device.write32(at + register, address as u32);
+            device.write32(at + register + 4, (address >> 32) as u32);
+        };
+        write(r::CHANCMP, self.memory.address(self.word));
+        write(r::CHAINADDR, self.address(self.tail));
         self.tell();
         Ok(())
     }
@@ -155,7 +141,7 @@ impl Queue {
     fn try_out(&mut self) -> io::Result<()> {
         self.put(Hard::null());
         self.tell();
-        until(|| !matches!(self.meaning(self.status()), Found::Up(0)));
+        until(COMMAND_LIMIT, || !matches!(self.meaning(self.status()), Found::Up(0)));
         match self.meaning(self.status()) {
             Found::Up(0) => Err(io::Error::other("the channel does not start")),
             Found::Halted(_, reason) => Err(io::Error::other(reason)),
@@ -343,20 +329,30 @@ unsafe impl Hardware for Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        if self.stop().is_err() && self.device.reset().is_err() {
+        if stop(&*self.device, self.registers).is_err() && self.device.reset().is_err() {
             tracing::warn!(device = self.device.name(), "a channel could not be stopped");
         }
     }
 }
 
-/// Waits until something is so, but not for ever.
-fn until(is_so: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + COMMAND_LIMIT;
-    while !is_so() {
-        if Instant::now() > deadline {
-            return is_so();
-        }
-        std::thread::sleep(Duration::from_micros(20));
+/// Stops the channel with these registers, whatever it does, and clears its errors.
+pub(super) fn stop(device: &dyn Device, at: usize) -> io::Result<()> {
+    let status = || device.read64(at + r::CHANSTS);
+    let runs = |status| {
+        let state = ChannelState::of(status);
+        matches!(state, Some(ChannelState::Active | ChannelState::Idle | ChannelState::Armed))
+    };
+    if runs(status()) {
+        device.write8(at + r::CHANCMD, r::CHANCMD_SUSPEND);
+        // One that does not obey is reset all the same.
+        let _ = until(COMMAND_LIMIT, || !runs(status()));
     }
-    true
+    let errors = device.read32(at + r::CHANERR);
+    device.write32(at + r::CHANERR, errors);
+    device.write8(at + r::CHANCMD, r::CHANCMD_RESET);
+    let is_over = || device.read8(at + r::CHANCMD) & r::CHANCMD_RESET == 0;
+    match until(COMMAND_LIMIT, is_over) {
+        true => Ok(()),
+        false => Err(io::Error::other("the channel cannot be reset")),
+    }
 }

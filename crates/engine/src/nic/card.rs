@@ -2,14 +2,14 @@
 
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use memferry_sys::device::Device;
 use memferry_sys::pages::page_bytes;
 
 use super::frame::{BUFFER_BYTES, Frame, HEAD_BYTES, Head, Payload};
 use super::registers::{self as r, receive, transmit};
-use crate::device::{Region, SharedMemory};
+use crate::device::{Region, SharedMemory, until};
 
 /// Transmit descriptors: a page of them.
 const TRANSMIT: usize = 256;
@@ -55,6 +55,9 @@ pub(super) enum Arrival {
 impl Card {
     /// Brings a card into the state in which it talks to itself.
     pub(super) fn new(device: Arc<dyn Device>) -> io::Result<Self> {
+        // Before any memory is mapped: whoever had the card before may have left it at work, on
+        // addresses that are given out again.
+        stop(&*device)?;
         let page = page_bytes();
         let heads = (RECEIVE * HEAD_BYTES).next_multiple_of(page);
         let memory = SharedMemory::new(device.clone(), 4 * page + 2 * heads)?;
@@ -78,7 +81,7 @@ impl Card {
 
     /// Begins anew with empty rings: whatever was under way does not land any more.
     pub(super) fn start(&mut self) -> io::Result<()> {
-        self.stop()?;
+        stop(&*self.device)?;
         (self.transmit_tail, self.receive_tail) = (0, 0);
         (self.receive_head, self.transmit_used) = (0, 0);
         self.memory.clear(0..2 * page_bytes());
@@ -112,29 +115,6 @@ impl Card {
                 | r::RCTL_STRIP_CHECKSUM,
         );
         write(r::TCTL, r::TCTL_ENABLE | r::TCTL_PAD | r::TCTL_COLLISIONS);
-        Ok(())
-    }
-
-    /// Stops the card: it neither reads nor writes memory any more, and raises no interrupts.
-    pub(super) fn stop(&self) -> io::Result<()> {
-        let device = &*self.device;
-        device.write32(r::IMC, u32::MAX);
-        device.write32(r::RCTL, 0);
-        device.write32(r::TCTL, 0);
-        device.write32(r::CTRL, device.read32(r::CTRL) | r::CTRL_STOP_BUS);
-        let is_off_bus = || device.read32(r::STATUS) & r::STATUS_ON_BUS == 0;
-        // A card that does not let go of the bus is reset all the same.
-        let _ = until(RESET_LIMIT, is_off_bus);
-        device.write32(r::CTRL, device.read32(r::CTRL) | r::CTRL_RESET);
-        let is_over = || device.read32(r::CTRL) & r::CTRL_RESET == 0;
-        if !until(RESET_LIMIT, is_over) || device.read32(r::STATUS) == r::GONE {
-            device.reset()?;
-            if device.read32(r::STATUS) == r::GONE {
-                return Err(io::Error::other("the card does not answer"));
-            }
-        }
-        device.write32(r::IMC, u32::MAX);
-        let _ = device.read32(r::ICR);
         Ok(())
     }
 
@@ -218,21 +198,31 @@ impl Card {
 
 impl Drop for Card {
     fn drop(&mut self) {
-        if self.stop().is_err() {
+        if stop(&*self.device).is_err() {
             // It does not answer, and its memory is unmapped next.
             tracing::warn!(card = self.device.name(), "the card could not be stopped");
         }
     }
 }
 
-/// Waits until something is so, but not for ever.
-fn until(limit: Duration, is_so: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    while !is_so() {
-        if Instant::now() > deadline {
-            return is_so();
+/// Stops a card: it neither reads nor writes memory any more, and raises no interrupts.
+fn stop(device: &dyn Device) -> io::Result<()> {
+    device.write32(r::IMC, u32::MAX);
+    device.write32(r::RCTL, 0);
+    device.write32(r::TCTL, 0);
+    device.write32(r::CTRL, device.read32(r::CTRL) | r::CTRL_STOP_BUS);
+    let is_off_bus = || device.read32(r::STATUS) & r::STATUS_ON_BUS == 0;
+    // A card that does not let go of the bus is reset all the same.
+    let _ = until(RESET_LIMIT, is_off_bus);
+    device.write32(r::CTRL, device.read32(r::CTRL) | r::CTRL_RESET);
+    let is_over = || device.read32(r::CTRL) & r::CTRL_RESET == 0;
+    if !until(RESET_LIMIT, is_over) || device.read32(r::STATUS) == r::GONE {
+        device.reset()?;
+        if device.read32(r::STATUS) == r::GONE {
+            return Err(io::Error::other("the card does not answer"));
         }
-        std::thread::sleep(Duration::from_micros(50));
     }
-    true
+    device.write32(r::IMC, u32::MAX);
+    let _ = device.read32(r::ICR);
+    Ok(())
 }

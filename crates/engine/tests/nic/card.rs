@@ -1,11 +1,12 @@
 //! The card that is tried: a real one where there is one, a model elsewhere.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use memferry_engine::nic::model::{Faults, NicModel};
 use memferry_engine::nic::{NicEngine, Settings};
 use memferry_sys::device::Device;
-use memferry_sys::vfio::VfioDevice;
+use memferry_sys::vfio::{OpenError, VfioDevice};
 use memferry_sys::vfio::pci::{Bus, E1000E};
 
 use crate::spoiled::Spoiled;
@@ -31,7 +32,17 @@ pub(crate) fn address() -> Option<String> {
 /// The real card, if there is one to be tried.
 pub(crate) fn real() -> Option<Arc<VfioDevice>> {
     let address = address()?;
-    Some(Arc::new(VfioDevice::open(&address).expect("a card that was handed over")))
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        match VfioDevice::open(&address) {
+            Ok(card) => return Some(Arc::new(card)),
+            // A thread of the test before may still be about to let go of it.
+            Err(OpenError::Busy { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(error) => panic!("the card {address} cannot be had: {error}"),
+        }
+    }
 }
 
 /// The engine over the card.

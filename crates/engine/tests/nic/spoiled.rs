@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use memferry_engine::nic::model::Faults;
 use memferry_engine::nic::registers::{self as r, transmit};
+use memferry_sys::Pages;
 use memferry_sys::device::{Device, Direction};
 use memferry_sys::pages::page_bytes;
 
@@ -15,6 +16,8 @@ use memferry_sys::pages::page_bytes;
 pub(crate) struct Spoiled {
     inner: Arc<dyn Device>,
     faults: Faults,
+    spare: Pages,
+    addresses: Vec<u64>,
     state: Mutex<State>,
 }
 
@@ -28,19 +31,24 @@ struct State {
     frames: u64,
 }
 
-/// An address that no page is mapped at: the card cannot read there.
-const NOWHERE: u64 = 16;
+/// Makes a descriptor one that has no data, and is skipped: a frame of such descriptors is not sent.
+const WITHOUT_DATA: u64 = 1 << 29;
+
+/// Pages for damaged copies: more than there can be frames in the ring.
+const SPARE_PAGES: usize = 128;
 
 impl Spoiled {
     pub(crate) fn new(inner: Arc<dyn Device>, faults: Faults) -> Self {
-        Self { inner, faults, state: Mutex::default() }
+        let spare = Pages::new(SPARE_PAGES * page_bytes()).unwrap();
+        let mut addresses = vec![0; SPARE_PAGES];
+        inner.map(spare.as_ptr() as usize, &mut addresses, Direction::Writes).unwrap();
+        Self { inner, faults, spare, addresses, state: Mutex::default() }
     }
 
-    /// Spoils what is new in the transmit ring, and says which bytes were changed.
-    fn spoil(&self, tail: u32) -> Vec<*mut u8> {
+    /// Spoils what is new in the transmit ring.
+    fn spoil(&self, tail: u32) {
         let mut state = self.state.lock().unwrap();
         let count = state.length / transmit::BYTES as u32;
-        let mut changed = Vec::new();
         let (mut at, mut pieces) = (state.tail, Vec::new());
         while at != tail {
             let base = u64::from(state.ring[1]) << 32 | u64::from(state.ring[0]);
@@ -54,22 +62,40 @@ impl Spoiled {
             state.frames += 1;
             let is_turn =
                 |every: Option<u64>| every.is_some_and(|n| state.frames.is_multiple_of(n));
-            // The first piece is the head.
-            let piece = pieces[1];
             if is_turn(self.faults.lose_every) {
-                // SAFETY: as above.
-                unsafe { piece.write_volatile(NOWHERE) };
+                for order in &pieces {
+                    // SAFETY: as above.
+                    unsafe {
+                        order.add(1).write_volatile(order.add(1).read_volatile() | WITHOUT_DATA)
+                    };
+                }
             } else if is_turn(self.faults.damage_every) {
-                // SAFETY: as above; the source of a piece, which is put right again below.
-                let source = state.find(unsafe { piece.read_volatile() });
-                // SAFETY: as above.
-                unsafe { source.write_volatile(!source.read_volatile()) };
-                changed.push(source);
+                // The first piece is the head.
+                self.damage(pieces[1], &state);
             }
             pieces.clear();
         }
         state.tail = tail;
-        changed
+    }
+
+    /// Has the card read a damaged copy of a piece, and not the piece.
+    fn damage(&self, order: *mut u64, state: &State) {
+        let place = state.frames as usize % SPARE_PAGES;
+        let copy = self.spare.as_ptr().wrapping_add(place * page_bytes());
+        // SAFETY: a descriptor in the ring, which the card does not look at yet; its piece, which is
+        // in one page and is not written meanwhile; and a page that is this value's own.
+        unsafe {
+            let bytes = (order.add(1).read_volatile() & 0xFFFF) as usize;
+            std::ptr::copy_nonoverlapping(state.find(order.read_volatile()), copy, bytes);
+            copy.write(!copy.read());
+            order.write_volatile(self.addresses[place]);
+        }
+    }
+}
+
+impl Drop for Spoiled {
+    fn drop(&mut self) {
+        self.inner.unmap(&self.addresses);
     }
 }
 
@@ -117,13 +143,10 @@ impl Device for Spoiled {
             _ => {}
         }
         drop(state);
-        let changed = if at == r::TDT { self.spoil(value) } else { Vec::new() };
-        self.inner.write32(at, value);
-        // An emulated card has read everything by now.
-        for byte in changed {
-            // SAFETY: changed above.
-            unsafe { byte.write_volatile(!byte.read_volatile()) };
+        if at == r::TDT {
+            self.spoil(value);
         }
+        self.inner.write32(at, value);
     }
 
     fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
@@ -136,9 +159,11 @@ impl Device for Spoiled {
     }
 
     fn unmap(&self, pages: &[u64]) {
-        self.inner.unmap(pages);
+        // First here: the addresses may be used again at once.
         let mut state = self.state.lock().unwrap();
-        pages.iter().for_each(|page| drop(state.pages.remove(page)));
+        pages.iter().for_each(|page| assert!(state.pages.remove(page).is_some()));
+        drop(state);
+        self.inner.unmap(pages);
     }
 
     fn is_contiguous(&self) -> bool {
