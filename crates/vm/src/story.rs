@@ -108,7 +108,10 @@ impl Story {
     ) -> Result<Outcome, VmError> {
         let Some(boot) = self.boot else {
             let last = self.console.len().saturating_sub(LAST_WORDS);
-            let console = self.console[last..].join("; ");
+            let console = match &self.console[last..] {
+                [] => "none".into(),
+                lines => lines.join("; "),
+            };
             return Err(match (self.trouble, ending) {
                 (Some(reason), _) => VmError::Guest { reason },
                 (None, Ending::Stopped) => VmError::Stopped { console },
