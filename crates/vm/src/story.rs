@@ -186,7 +186,7 @@ mod tests {
             hear(&mut story, lines);
             story.finish(ending, SECOND, SECOND).unwrap_err().to_string()
         };
-        assert!(finish("", Ending::Stopped).ends_with("its last words: Kernel panic"));
+        assert!(finish("", Ending::Stopped).ends_with("last words: Kernel panic"));
         assert!(finish("", Ending::TimedOut).contains("not ready after 1 s"));
         assert!(finish("@trouble no card\n", Ending::Stopped).ends_with("ready: no card"));
     }
