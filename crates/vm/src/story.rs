@@ -108,7 +108,10 @@ impl Story {
     ) -> Result<Outcome, VmError> {
         let Some(boot) = self.boot else {
             let last = self.console.len().saturating_sub(LAST_WORDS);
-            let console = self.console[last..].join("; ");
+            let console = match &self.console[last..] {
+                [] => "none".into(),
+                lines => lines.join("; "),
+            };
             return Err(match (self.trouble, ending) {
                 (Some(reason), _) => VmError::Guest { reason },
                 (None, Ending::Stopped) => VmError::Stopped { console },
@@ -183,7 +186,7 @@ mod tests {
             hear(&mut story, lines);
             story.finish(ending, SECOND, SECOND).unwrap_err().to_string()
         };
-        assert!(finish("", Ending::Stopped).ends_with("its last words: Kernel panic"));
+        assert!(finish("", Ending::Stopped).ends_with("last words: Kernel panic"));
         assert!(finish("", Ending::TimedOut).contains("not ready after 1 s"));
         assert!(finish("@trouble no card\n", Ending::Stopped).ends_with("ready: no card"));
     }
