@@ -34,14 +34,10 @@ pub enum VmError {
         reason: String,
     },
     /// The machine ended by itself before it was ready.
-<<<<<<< HEAD
-    #[error("the virtual machine stopped before it was ready; its last words: {console}")]
-=======
     #[error(
         "the virtual machine stopped before it was ready: has it enough memory? Its last words: \
          {console}"
     )]
->>>>>>> helper1
     Stopped {
         /// The last lines of QEMU and of the kernel.
         console: String,

@@ -15,12 +15,8 @@ use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
 /// What the kernel is told. The programs' port must not be its console. On a busy host the check of
-<<<<<<< HEAD
-/// the timer fails now and then, and the kernel gives up; the others save time.
-=======
 /// the timer fails now and then, and the kernel gives up. The last three make the start a little
 /// quicker, about a tenth.
->>>>>>> helper1
 const KERNEL_LINE: &str = "console=ttyS0 panic=-1 quiet intel_iommu=on no_timer_check tsc=reliable \
                            mitigations=off cryptomgr.notests";
 

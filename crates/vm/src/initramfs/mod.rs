@@ -16,12 +16,9 @@ pub use cpio::Archive;
 /// The list of libraries that the host's loader keeps, and the guest's needs to find the same.
 const LOADER_CACHE: &str = "/etc/ld.so.cache";
 
-<<<<<<< HEAD
-=======
 /// The only user of the machine.
 const USERS: &str = "root:x:0:0:root:/tmp:/bin/false\n";
 
->>>>>>> helper1
 /// A program could not be packed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -70,10 +67,7 @@ impl<W: Write> Initramfs<W> {
             archive.folder(folder)?;
         }
         archive.character_device("dev/console", 0o600, 5, 1)?;
-<<<<<<< HEAD
-=======
         archive.file("etc/passwd", 0o644, USERS.as_bytes())?;
->>>>>>> helper1
         Ok(Self { archive, programs: BTreeMap::new(), libraries: BTreeSet::new() })
     }
 
