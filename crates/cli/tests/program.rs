@@ -74,6 +74,16 @@ fn the_json_of_doctor_is_one_object_with_checks() {
 }
 
 #[test]
+fn doctor_tells_of_copy_devices_whether_there_are_any_or_not() {
+    let json: serde_json::Value = serde_json::from_str(&stdout(&["doctor", "--json"])).unwrap();
+    let devices = json["devices"].as_array().unwrap();
+    for name in ["IOMMU", "VFIO", "device memory", "QEMU"] {
+        assert!(devices.iter().any(|check| check["name"] == name), "{name}");
+    }
+    assert!(stdout(&["doctor"]).contains("copy devices\n"));
+}
+
+#[test]
 fn doctor_tells_of_gpus_whether_there_are_any_or_not() {
     let json: serde_json::Value = serde_json::from_str(&stdout(&["doctor", "--json"])).unwrap();
     let gpus = json["gpus"].as_array().unwrap();

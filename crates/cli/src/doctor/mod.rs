@@ -3,6 +3,7 @@
 //! `--measure` asks for it.
 
 mod copies;
+mod devices;
 mod gpu;
 mod memory;
 mod messages;
@@ -63,11 +64,14 @@ struct Diagnosis {
     memory: Vec<Check>,
     /// GPUs that can copy.
     gpus: Vec<Check>,
+    /// Other devices that can copy.
+    devices: Vec<Check>,
 }
 
 impl Diagnosis {
     fn all(&self) -> impl Iterator<Item = &Check> {
-        self.checks.iter().chain(&self.messages).chain(&self.memory).chain(&self.gpus)
+        let sections = [&self.checks, &self.messages, &self.memory, &self.gpus, &self.devices];
+        sections.into_iter().flatten()
     }
 
     /// What every program needs and is not there: a script can go by the exit status.
@@ -88,8 +92,8 @@ pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
     }
     let machine = Machine::look();
     let (checks, messages) = (copies::checks(&machine), messages::checks());
-    let (memory, gpus) = (memory::checks(), gpu::checks());
-    let diagnosis = Diagnosis { machine, checks, messages, memory, gpus };
+    let (memory, gpus, devices) = (memory::checks(), gpu::checks(), devices::checks());
+    let diagnosis = Diagnosis { machine, checks, messages, memory, gpus, devices };
     if json {
         show::print_json(&diagnosis)?;
     } else {
@@ -114,6 +118,7 @@ fn render(diagnosis: &Diagnosis, paint: Paint) -> String {
         ("messages", &diagnosis.messages),
         ("memory", &diagnosis.memory),
         ("GPUs", &diagnosis.gpus),
+        ("copy devices", &diagnosis.devices),
     ] {
         text.push_str(&format!("\n{}\n", paint.bold(title)));
         checks.iter().for_each(|check| text.push_str(&line(check, width, paint)));
@@ -141,7 +146,7 @@ mod tests {
 
     fn diagnosis(checks: Vec<Check>, messages: Vec<Check>) -> Diagnosis {
         let machine = sample::empty("x").machine;
-        Diagnosis { machine, checks, messages, memory: vec![], gpus: vec![] }
+        Diagnosis { machine, checks, messages, memory: vec![], gpus: vec![], devices: vec![] }
     }
 
     #[test]

@@ -75,80 +75,94 @@ pub enum OpenError {
     },
 }
 
-impl fmt::Display for OpenError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl OpenError {
+    /// What is in the way.
+    pub fn cause(&self) -> String {
         match self {
-            Self::NoSuchDevice { address } => {
-                write!(f, "there is no device at {address}: lspci -D lists those there are")
+            Self::NoSuchDevice { address } => format!("there is no device at {address}"),
+            Self::NoIommu { address } => format!("no IOMMU stands between {address} and memory"),
+            Self::NoVfio => "VFIO is not there (/dev/vfio/vfio)".to_owned(),
+            Self::NotHandedOver { address, driver: Some(driver), .. } => {
+                format!("{address} belongs to the kernel's driver {driver}")
             }
-            Self::NoIommu { address } => write!(
-                f,
-                "no IOMMU stands between {address} and memory: switch it on in the firmware (VT-d, \
-                 AMD-Vi) and boot with intel_iommu=on (AMD: amd_iommu=on) on the kernel's command \
-                 line; some machines have none"
-            ),
-            Self::NoVfio => {
-                write!(f, "VFIO is not there (/dev/vfio/vfio): sudo modprobe vfio-pci")
+            Self::NotHandedOver { address, driver: None, .. } => {
+                format!("{address} has no driver, and programs need vfio-pci")
             }
-            Self::NotHandedOver { address, driver: Some(driver), commands } => {
-                write!(f, "{address} belongs to the kernel's driver {driver}: {commands}")
-            }
-            Self::NotHandedOver { address, driver: None, commands } => {
-                write!(f, "{address} has no driver, and programs need vfio-pci: {commands}")
-            }
-            Self::CarriesNetwork { address, interface } if interface.has_default_route => write!(
-                f,
-                "{address} is {}, through which this machine reaches the rest of the world: taking it \
-                 would cut the machine off; use another card",
-                interface.name
-            ),
-            Self::CarriesNetwork { address, interface } => write!(
-                f,
-                "{address} is {name}, a network that is in use: if nobody needs it, sudo ip link set \
-                 {name} down; use another card otherwise",
-                name = interface.name
-            ),
-            Self::GroupNotViable { group, others } => write!(
-                f,
+            Self::CarriesNetwork { address, interface } => match interface.has_default_route {
+                true => format!(
+                    "{address} is {}, through which this machine reaches the rest of the world",
+                    interface.name
+                ),
+                false => format!("{address} is {}, a network that is in use", interface.name),
+            },
+            Self::GroupNotViable { group, others } => format!(
                 "group {group} has devices with drivers of the kernel ({}), and a program gets all \
-                 of a group or nothing: hand those over too, or put the card into another slot",
+                 of a group or nothing",
                 list(others)
             ),
-            Self::NoPermission { file } => {
-                write!(f, "no permission to open {file}: sudo chown $USER {file}")
+            Self::NoPermission { file } => format!("no permission to open {file}"),
+            Self::Busy { group } => {
+                format!("group {group} is in use, by another process or for another device of it")
             }
-            Self::Busy { group } => write!(
-                f,
-                "group {group} is in use, by another process or for another device of it: sudo \
-                 fuser -v /dev/vfio/{group} names the process"
-            ),
-            Self::UncheckedInterrupts => write!(
-                f,
-                "the IOMMU does not check interrupts, so the kernel gives no device to programs: \
-                 switch on interrupt remapping in the firmware, or, where all programs are trusted, \
-                 echo 1 | sudo tee /sys/module/vfio_iommu_type1/parameters/allow_unsafe_interrupts"
-            ),
+            Self::UncheckedInterrupts => {
+                "the IOMMU does not check interrupts, so the kernel gives \
+                                          no device to programs"
+                    .to_owned()
+            }
             Self::NoRegisters { address } => {
-                write!(
-                    f,
-                    "{address} has no registers that can be mapped (BAR 0): use another device"
-                )
+                format!("{address} has no registers that can be mapped (BAR 0)")
             }
-            Self::LockedMemory { limit } => {
-                write!(f, "no page can be locked for the device")?;
-                if let Some(limit) = limit {
-                    write!(f, ", the limit being {} KiB", limit >> 10)?;
-                }
-                write!(
-                    f,
-                    ": `ulimit -l unlimited` as root, or LimitMEMLOCK=infinity in the service"
-                )
+            Self::LockedMemory { limit: Some(limit) } => {
+                format!("no page can be locked for the device, the limit being {} KiB", limit >> 10)
             }
-            Self::Refused { what, error } => write!(
-                f,
-                "the kernel refused {what}: {error}; the last lines of sudo dmesg may tell why"
-            ),
+            Self::LockedMemory { limit: None } => "no page can be locked for the device".to_owned(),
+            Self::Refused { what, error } => format!("the kernel refused {what}: {error}"),
         }
+    }
+
+    /// What to do about it.
+    pub fn cure(&self) -> String {
+        match self {
+            Self::NoSuchDevice { .. } => "lspci -D lists those there are".to_owned(),
+            Self::NoIommu { .. } => "switch it on in the firmware (VT-d, AMD-Vi) and boot with \
+                                     intel_iommu=on (AMD: without amd_iommu=off) on the kernel's \
+                                     command line; some machines have none"
+                .to_owned(),
+            Self::NoVfio => "sudo modprobe vfio-pci".to_owned(),
+            Self::NotHandedOver { commands, .. } => commands.clone(),
+            Self::CarriesNetwork { interface, .. } => match interface.has_default_route {
+                true => "use another card, taking this one would cut the machine off".to_owned(),
+                false => format!(
+                    "use another card, or, if nobody needs this network, sudo ip link set {} down",
+                    interface.name
+                ),
+            },
+            Self::GroupNotViable { .. } => {
+                "hand those over too, or put the card into another slot".to_owned()
+            }
+            Self::NoPermission { file } => format!("sudo chown $USER {file}"),
+            Self::Busy { group } => {
+                format!("sudo fuser -v /dev/vfio/{group} names the process, which must end first")
+            }
+            Self::UncheckedInterrupts => {
+                "switch on interrupt remapping in the firmware, or, where \
+                                          all programs are trusted, echo 1 | sudo tee \
+                                          /sys/module/vfio_iommu_type1/parameters/\
+                                          allow_unsafe_interrupts"
+                    .to_owned()
+            }
+            Self::NoRegisters { .. } => "use another device".to_owned(),
+            Self::LockedMemory { .. } => {
+                "`ulimit -l unlimited` as root, or LimitMEMLOCK=infinity in the service".to_owned()
+            }
+            Self::Refused { .. } => "the last lines of sudo dmesg may tell why".to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for OpenError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.cause(), self.cure())
     }
 }
 
