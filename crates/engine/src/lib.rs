@@ -17,7 +17,7 @@ pub mod cpu;
 #[cfg(not(loom))]
 pub mod cuda;
 #[cfg(not(loom))]
-mod device;
+pub mod device;
 mod execute;
 #[cfg(not(loom))]
 pub mod fault;
