@@ -146,7 +146,7 @@ fn packets_are_delivered_in_few_frames_with_one_notice() {
         buffers.as_slice().chunks(2048).map(|buffer| &buffer[64..64 + PACKET]).collect();
     let mut target = Pages::new(packets.len() * PACKET).unwrap();
     let variable = Notification::new(0);
-    let options = Options::new().notify(&variable, 7);
+    let options = Options::new().notify(&variable, 7).spare_caller();
     ferry.deliver(&packets, target.as_mut_slice(), options).unwrap();
     assert!(target.as_slice() == packets.concat());
     let counters = engine.counters();
