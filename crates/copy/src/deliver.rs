@@ -31,7 +31,6 @@ const LARGEST_CHUNK: u64 = 1 << 30;
 
 /// A piece of memory that is read.
 #[derive(Debug, Clone, Copy)]
-#[repr(C)]
 pub struct Piece {
     /// Where it begins.
     pub address: *const u8,
