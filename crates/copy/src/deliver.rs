@@ -280,10 +280,9 @@ impl Delivery<'_> {
         let mut orders = Vec::new();
         let Some(route) = self.route else {
             for (piece, offset) in self.placed() {
+                let mut push = |part| orders.push(Order::here(part));
                 // SAFETY: passed on.
-                unsafe {
-                    self.cut(piece, offset, completion, |part| orders.push(Order::here(part)))
-                };
+                unsafe { self.cut(piece, offset, completion, &mut push) };
             }
             return orders;
         };

@@ -18,11 +18,13 @@ use memferry_engine::nic::{self, NicEngine};
 use memferry_engine::polled::PolledEngine;
 use memferry_engine::{Engine, ExecutionError};
 use memferry_sys::Pages;
+use memferry_sys::device::Device;
 use packets::{PACKET, RefusingEngine, is_complete_when_it_is_notified, packets, raw, ring, start};
 
 fn ioat() -> (Arc<IoatModel>, Arc<IoatEngine>) {
     let model = IoatModel::builder().channels(2).build();
-    let engine = IoatEngine::over(&[model.clone()]).unwrap();
+    let device: Arc<dyn Device> = model.clone();
+    let engine = IoatEngine::over(&[device]).unwrap();
     (model, Arc::new(engine))
 }
 
@@ -229,7 +231,7 @@ fn a_scope_waits_for_its_deliveries() {
             // The list of pieces may go before the delivery is over.
             let delivery = scope.ideliver(&packets(&ring), first, Options::new()).unwrap();
             let options = Options::new().after(&delivery).notify(&variable, 5);
-            let _ = scope.ideliver(&packets(&ring), second, options).unwrap();
+            drop(scope.ideliver(&packets(&ring), second, options).unwrap());
             let target = delivery.wait().unwrap();
             assert!(*target == packets(&ring).concat());
             let refused = scope.ideliver(&packets(&ring)[1..], target, Options::new());
