@@ -4,9 +4,9 @@
  * whether it is done. Copies, fills and compares take memory of a GPU too, if one is in use
  * (adma_use_gpu). Part of Memferry. Link with -ladma.
  *
- * Memory. A call that returns at once (adma_icopy, adma_icopy_notify, adma_iread, adma_iwrite,
- * adma_iput, adma_iput_notify, adma_iget) leaves its memory to the copy, read, write, put or get until
- * that is over; the caller keeps it valid until then, and the memory of a window until that is
+ * Memory. A call that returns at once (adma_icopy, adma_icopy_notify, adma_ideliver,
+ * adma_ideliver_notify, adma_iread, adma_iwrite, adma_iput, adma_iput_notify, adma_iget) leaves its
+ * memory to the copy, read, write, put or get until that is over; the caller keeps it valid until then, and the memory of a window until that is
  * withdrawn. All other calls use memory only until they return. The library frees nothing that it is
  * given, and gives out nothing to be freed but memory of a GPU. Lengths of 0 are always fine, also with
  * null pointers.
@@ -253,6 +253,20 @@
 #define ADMA_WRITE 2
 
 /**
+ * A piece of memory that is delivered: `len` bytes at `addr`.
+ */
+typedef struct adma_piece {
+    /**
+     * Where it begins.
+     */
+    const void *addr;
+    /**
+     * How long it is.
+     */
+    size_t len;
+} adma_piece;
+
+/**
  * The name of a window, 16 bytes, to be sent to the other side, as they are, in any way.
  */
 typedef struct adma_window {
@@ -417,6 +431,41 @@ int adma_fill(void *dst, int value, size_t len);
  * and no copy may write to them. `first_difference` must be null or valid for writing.
  */
 int adma_compare(const void *a, const void *b, size_t len, size_t *first_difference);
+
+/**
+ * Starts copying `count` pieces, one behind the other, to `dst`, and returns at once: a message that
+ * has arrived in packets goes where it is wanted, as one copy. Nothing is told of single pieces. No
+ * piece may overlap the bytes at `dst`. Pieces and `dst` are ordinary memory, not that of a GPU.
+ *
+ * Returns a cookie (0 or above) for `adma_check_copy` and `adma_wait_copy`, as `adma_icopy`; or a
+ * negative code, and then nothing is in flight: `ADMA_EINVAL` if a piece overlaps the bytes at `dst`,
+ * `ADMA_EOPNOTSUPP` if memory is that of a GPU.
+ *
+ * # Safety
+ * `pieces` must be valid for reading of `count` pieces until this returns, and need not be longer.
+ * Until the copy is over, all that they name must stay valid for reading, and `dst` for writing of as
+ * many bytes as they have together; nobody may write to the former or use the latter, nor free either.
+ * It is over when a copy would be, see `adma_icopy`.
+ */
+int64_t adma_ideliver(const struct adma_piece *pieces,
+                      size_t count,
+                      void *dst);
+
+/**
+ * As `adma_ideliver`; and when the data of all pieces is visible, `*variable` becomes `value`, as in
+ * `adma_icopy_notify`.
+ *
+ * Returns a cookie or a negative code, as `adma_ideliver`. A null variable is `ADMA_EFAULT`, one that
+ * is not aligned to 8 bytes `ADMA_EINVAL`.
+ *
+ * # Safety
+ * As for `adma_ideliver`, and for the variable as for `adma_icopy_notify`.
+ */
+int64_t adma_ideliver_notify(const struct adma_piece *pieces,
+                             size_t count,
+                             void *dst,
+                             uint64_t *variable,
+                             uint64_t value);
 
 /**
  * Opens the library with a GPU that copies take part in; `ordinal` is 0 for the first one. Nothing but

@@ -236,7 +236,7 @@ fn is_of_a_link(cookie: i64) -> bool {
 ///
 /// # Safety
 /// If it is neither null nor misaligned, it must stay valid for `'a`.
-unsafe fn notification<'a>(variable: *mut u64) -> Result<&'a Notification, Failure> {
+pub(crate) unsafe fn notification<'a>(variable: *mut u64) -> Result<&'a Notification, Failure> {
     if variable.is_null() {
         return Err(Failure::new(ADMA_EFAULT, "the notification variable is a null pointer"));
     }

@@ -8,6 +8,7 @@
 
 mod code;
 mod copy_calls;
+mod deliver_calls;
 mod global;
 mod gpu_calls;
 mod guard;
@@ -22,6 +23,7 @@ use std::ffi::{CStr, c_char, c_int};
 
 pub use code::*;
 pub use copy_calls::*;
+pub use deliver_calls::*;
 pub use gpu_calls::*;
 use guard::guarded;
 pub use link_calls::*;

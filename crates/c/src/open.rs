@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use memferry::{CudaEngine, DeviceMemory, Ferry, Region, Request};
+use memferry::{CudaEngine, DeviceMemory, Ferry, MemoryKind, Piece, Region, Request};
 use memferry_sys::sync::lock;
 
-use crate::code::{ADMA_EINVAL, ADMA_ENODEV, Failure};
+use crate::code::{ADMA_EINVAL, ADMA_ENODEV, ADMA_EOPNOTSUPP, Failure};
 
 /// The library while it is open. Fields are dropped in their order: all copies are over before the
 /// memory of the GPU is given back.
@@ -76,6 +76,23 @@ impl Open {
             return request;
         }
         request.memory(self.ferry.memory_kind(source), self.ferry.memory_kind(target))
+    }
+
+    /// Refuses a delivery from or to memory of the GPU.
+    pub(crate) fn refuse_device_memory(
+        &self,
+        pieces: &[Piece],
+        target: *const u8,
+    ) -> Result<(), Failure> {
+        let is_of_device = |address| self.ferry.memory_kind(address) == MemoryKind::Device;
+        let mut all = pieces.iter().map(|piece| piece.address).chain([target]);
+        match all.find(|address| self.gpu.is_some() && is_of_device(*address)) {
+            None => Ok(()),
+            Some(address) => {
+                let text = format!("{address:p} is memory of a GPU: copy it with adma_icopy");
+                Err(Failure::new(ADMA_EOPNOTSUPP, text))
+            }
+        }
     }
 
     /// Takes memory of the GPU. None of it has no address.

@@ -92,6 +92,11 @@ fn every_call_does_what_the_header_says() {
 }
 
 #[test]
+fn packets_are_delivered_as_one_message() {
+    run_with_both_libraries("tests/c/deliver.c", &["1", "3"]);
+}
+
+#[test]
 fn the_library_can_be_closed_and_opened_anew_under_many_threads() {
     run_with_both_libraries("tests/c/lifetime.c", &["1", "3"]);
 }

@@ -3,21 +3,27 @@
 //!
 //! All pieces are parts of one transfer, on one channel, in order: they end together, with one
 //! notification. An engine that gathers, as a network card does, moves many of them at once.
+//!
+//! The notification never comes before the last byte, whoever moves which piece. What a channel does
+//! not take, or cannot because it is not pinned, the launching thread moves; every piece counts down
+//! the same bytes, and who counts the last one down sets the variable. An engine that sets it itself
+//! does so behind the last piece only if nothing is missing then but what it has before that piece.
 
 use std::sync::Arc;
 
 use memferry_engine::completion::{Completion, Launch, Order, Work};
-use memferry_engine::contract::Pins;
+use memferry_engine::contract::{Channel, Pins};
 use memferry_engine::{Descriptor, Operation};
 use memferry_memory::pin_cache::Lease;
 use memferry_memory::pinning::Access;
 
 use crate::carry::{Inner, OpenEngine};
+use crate::cookie::Cookie;
 use crate::error::{Error, ValidationError};
-use crate::ferry::Ferry;
+use crate::ferry::{Ferry, check_lengths};
 use crate::plan::{Path, Plan};
 use crate::policy::Choice;
-use crate::request::{Extras, Options, Request};
+use crate::request::{Extras, Options, Request, check_range};
 use crate::transfer::Transfer;
 
 /// The most bytes of a chunk that parts are counted down in.
@@ -30,6 +36,14 @@ pub struct Piece {
     pub address: *const u8,
     /// How long it is.
     pub length: usize,
+}
+
+impl Piece {
+    /// The pieces for a target of `length` bytes, which must be as long as all of them.
+    pub(crate) fn all(slices: &[&[u8]], length: usize) -> Result<Vec<Self>, ValidationError> {
+        let pieces: Vec<_> = slices.iter().map(|slice| Self::from(*slice)).collect();
+        check_lengths(total(&pieces), length).map(|()| pieces)
+    }
 }
 
 impl From<&[u8]> for Piece {
@@ -58,13 +72,15 @@ impl Ferry {
         target: &mut [u8],
         options: Options<'_>,
     ) -> Result<(), Error> {
-        let pieces: Vec<_> = pieces.iter().map(|piece| Piece::from(*piece)).collect();
-        check_total(&pieces, target.len())?;
+        let pieces = Piece::all(pieces, target.len())?;
         // SAFETY: all slices are borrowed until this returns, which is after the end.
-        unsafe { self.ideliver(&pieces, target.as_mut_ptr(), options) }?.wait().map(|_| ())
+        let delivery = unsafe { self.begin(&pieces, target.as_mut_ptr(), options, true) }?;
+        delivery.wait().map(|_| ())
     }
 
-    /// Starts copying pieces one behind the other to `target`. None of them may overlap it.
+    /// Starts copying pieces one behind the other to `target`. None of them may overlap it. All bytes
+    /// become ready together, at the end. The list of pieces may go when this returns; what they
+    /// point to may not.
     ///
     /// # Safety
     /// As for [`Ferry::start`], for every piece and for as many bytes at the target as all pieces have.
@@ -74,36 +90,67 @@ impl Ferry {
         target: *mut u8,
         options: Options<'_>,
     ) -> Result<Transfer, Error> {
+        // SAFETY: passed on.
+        unsafe { self.begin(pieces, target, options, false) }
+    }
+
+    /// As [`Ferry::ideliver`]; the cookie is for [`Ferry::check`] and [`Ferry::wait`].
+    ///
+    /// # Safety
+    /// As for [`Ferry::ideliver`].
+    pub unsafe fn ideliver_cookie(
+        &self,
+        pieces: &[Piece],
+        target: *mut u8,
+        options: Options<'_>,
+    ) -> Result<Cookie, Error> {
+        // SAFETY: passed on.
+        self.cookie_for(unsafe { self.ideliver(pieces, target, options) }?)
+    }
+
+    /// # Safety
+    /// As for [`Ferry::ideliver`].
+    unsafe fn begin(
+        &self,
+        pieces: &[Piece],
+        target: *mut u8,
+        options: Options<'_>,
+        blocking: bool,
+    ) -> Result<Transfer, Error> {
         let length = total(pieces);
-        let mut request = Request::copy(target, target, length);
-        request.validate()?;
-        for piece in pieces.iter().filter(|piece| piece.length > 0) {
-            let mut each = Request::copy(piece.address, target, piece.length);
-            each.validate()?;
-            if each.source < each.target + request.length && each.target < each.source + each.length
-            {
-                return Err(ValidationError::Overlap { address: each.source }.into());
-            }
-        }
-        // Of the two only the target is meant.
-        request.operation = Operation::Copy;
-        let mut request = request.with(options);
-        let plan = self.inner.plan(&request, false)?;
+        check(pieces, target, length)?;
+        // Of the two sides only the target is meant.
+        let mut request = Request::copy(target, target, length).with(options);
+        let (plan, is_simple) = (self.inner.plan(&request, blocking)?, request.is_simple());
         let extras = request.options.take_extras();
-        let spares = request.options.spare_caller;
-        let delivery = Delivery { inner: &self.inner, pieces, request: &request, plan: &plan };
+        let helps = !request.options.spare_caller;
+        let route = Route::of(&self.inner, &plan, request.length);
+        let delivery = Delivery { pieces, request: &request, plan: &plan, route };
+        if is_simple && delivery.route.is_none() {
+            // SAFETY: passed on.
+            unsafe { delivery.run() };
+            return Ok(Transfer::over(length as u64));
+        }
         // SAFETY: passed on.
         let completion = unsafe { delivery.launch(extras) };
-        Ok(Transfer::shared(completion, length as u64, !spares, self.inner.waiting.clone()))
+        Ok(Transfer::shared(completion, length as u64, helps, self.inner.waiting.clone()))
     }
 }
 
-pub(crate) fn check_total(pieces: &[Piece], target: usize) -> Result<(), ValidationError> {
-    let (source_bytes, target_bytes) = (total(pieces) as u64, target as u64);
-    match source_bytes == target_bytes {
-        true => Ok(()),
-        false => Err(ValidationError::LengthMismatch { source_bytes, target_bytes }),
+/// Checks all ranges, and that no piece shares a byte with the target.
+fn check(pieces: &[Piece], target: *mut u8, length: usize) -> Result<(), ValidationError> {
+    let (target, length) = (target as u64, length as u64);
+    if length > 0 {
+        check_range("target", target, length)?;
     }
+    for piece in pieces.iter().filter(|piece| piece.length > 0) {
+        let (address, bytes) = (piece.address as u64, piece.length as u64);
+        check_range("source", address, bytes)?;
+        if address < target + length && target < address + bytes {
+            return Err(ValidationError::Overlap { address });
+        }
+    }
+    Ok(())
 }
 
 /// The length of all pieces; as long as can be if there is no such length, which no target has.
@@ -111,39 +158,91 @@ fn total(pieces: &[Piece]) -> usize {
     pieces.iter().fold(0, |sum, piece| sum.saturating_add(piece.length))
 }
 
+/// The one channel that all pieces go to.
+#[derive(Clone, Copy)]
+struct Route<'a> {
+    open: &'a OpenEngine,
+    channel: &'a Arc<dyn Channel>,
+}
+
+impl<'a> Route<'a> {
+    /// `None`: the caller carries them out.
+    fn of(inner: &'a Inner, plan: &Plan, length: u64) -> Option<Self> {
+        let (Path::Whole { engine }
+        | Path::Chunks { engine, .. }
+        | Path::Split { processors: engine, .. }
+        | Path::Parts { engine, .. }) = plan.path
+        else {
+            return None;
+        };
+        let open = &inner.engines[engine];
+        let index = match inner.policy.choose(&open.channels, length) {
+            Choice::Channel { index, .. } => index,
+            Choice::Caller if matches!(plan.path, Path::Parts { .. }) => 0,
+            Choice::Caller => return None,
+        };
+        Some(Self { open, channel: &open.channels[index] })
+    }
+
+    /// The order for what was collected, if anything was.
+    fn order(self, batch: &mut Vec<Descriptor>) -> Option<Order> {
+        if batch.is_empty() {
+            return None;
+        }
+        let self_driving = self.open.engine.capabilities().self_driving;
+        Some(Order::many(self.channel.clone(), self_driving, batch.drain(..)))
+    }
+}
+
 /// A delivery on its way to a channel. The request has the target, and no source.
 struct Delivery<'a> {
-    inner: &'a Inner,
     pieces: &'a [Piece],
     request: &'a Request<'a>,
     plan: &'a Plan,
+    route: Option<Route<'a>>,
 }
 
 impl Delivery<'_> {
+    /// Pieces that have bytes, and where in the target each begins.
+    fn placed(&self) -> impl Iterator<Item = (Piece, u64)> {
+        let mut next = 0;
+        self.pieces.iter().filter(|piece| piece.length > 0).map(move |piece| {
+            let offset = next;
+            next += piece.length as u64;
+            (*piece, offset)
+        })
+    }
+
+    /// Carries everything out on the calling processor.
+    ///
+    /// # Safety
+    /// As for [`Ferry::ideliver`].
+    unsafe fn run(&self) {
+        for (piece, offset) in self.placed() {
+            // SAFETY: passed on.
+            unsafe { self.descriptor(piece.address as u64, offset, piece.length as u64) }.run();
+        }
+    }
+
     /// # Safety
     /// As for [`Ferry::ideliver`].
     unsafe fn launch(&self, extras: Extras) -> Arc<Completion> {
         let Extras { after, notify, kept } = extras;
-        let Request { target, length, .. } = *self.request;
-        let completion = match length {
-            0 => Completion::whole(),
-            _ => {
-                let (kernel, chunk) = (self.plan.kernel, length.min(LARGEST_CHUNK));
-                // SAFETY: the target is vouched for until the transfer is over. The source is not
-                // where this says, but nobody reads it there: all chunks are claimed before anybody
-                // else knows of them, and only parts with sources of their own are made.
-                let work =
-                    unsafe { Work::new(Operation::Copy, kernel, target, target, length, 0, chunk) };
-                while work.claim_front().is_some() {}
-                Completion::chunked(work)
-            }
-        };
-        let completion = Arc::new(completion.notifying(notify));
+        let span = tracing::trace_span!(
+            "delivery",
+            pieces = self.pieces.len(),
+            bytes = self.request.length,
+            path = ?self.plan.path,
+            kernel = self.plan.kernel.name(),
+        );
+        // SAFETY: passed on.
+        let completion = unsafe { self.completion() };
+        let completion = Arc::new(completion.notifying(notify).traced(span));
         if let Some(variable) = kept {
             let _ = completion.keep_until_end(variable);
         }
-        let variable =
-            self.open().and_then(|open| open.registration.as_ref()?.variable(notify.as_ref()));
+        let registration = self.route.and_then(|route| route.open.registration.as_ref());
+        let variable = registration.and_then(|pin| pin.variable(notify.as_ref()));
         // SAFETY: passed on.
         let orders = unsafe { self.orders(&completion, variable) };
         if after.is_empty() {
@@ -154,92 +253,103 @@ impl Delivery<'_> {
         completion
     }
 
-    /// The engine that the plan names, if it names one.
-    fn open(&self) -> Option<&OpenEngine> {
-        let (Path::Whole { engine }
-        | Path::Chunks { engine, .. }
-        | Path::Split { processors: engine, .. }
-        | Path::Parts { engine, .. }) = self.plan.path
-        else {
-            return None;
-        };
-        Some(&self.inner.engines[engine])
+    /// # Safety
+    /// As for [`Ferry::ideliver`].
+    unsafe fn completion(&self) -> Completion {
+        let Request { target, length, .. } = *self.request;
+        if length == 0 {
+            return Completion::whole();
+        }
+        let (kernel, chunk) = (self.plan.kernel, length.min(LARGEST_CHUNK));
+        // SAFETY: the target is vouched for until the transfer is over. The source is not where this
+        // says, but nobody reads it there: all chunks are claimed before anybody else knows of them,
+        // and only parts with sources of their own are made.
+        let work = unsafe { Work::new(Operation::Copy, kernel, target, target, length, 0, chunk) };
+        while work.claim_front().is_some() {}
+        Completion::chunked(work)
     }
 
     /// # Safety
-    /// As for [`Ferry::ideliver`].
+    /// As for [`Ferry::ideliver`]; the completion must be this delivery's.
     unsafe fn orders(
         &self,
         completion: &Arc<Completion>,
         variable: Option<Arc<Lease>>,
     ) -> Vec<Order> {
         let Request { target, length, .. } = *self.request;
-        let registration = self.open().and_then(|open| open.registration.as_ref());
+        let mut orders = Vec::new();
+        let Some(route) = self.route else {
+            for (piece, offset) in self.placed() {
+                let mut push = |part| orders.push(Order::here(part));
+                // SAFETY: passed on.
+                unsafe { self.cut(piece, offset, completion, &mut push) };
+            }
+            return orders;
+        };
+        let registration = route.open.registration.as_ref().filter(|_| length > 0);
         let target = registration.map(|pin| pin.lease(target, length, Access::Write));
-        let (mut orders, mut batch, mut offset) = (Vec::new(), Vec::new(), 0);
-        for piece in self.pieces.iter().filter(|piece| piece.length > 0) {
-            let pins = registration.zip(target.clone()).map(|(registration, target)| {
+        let mut batch = Vec::with_capacity(self.pieces.len());
+        for (piece, offset) in self.placed() {
+            let Some((registration, target)) = registration.zip(target.clone()) else {
+                // SAFETY: passed on.
+                unsafe { self.cut(piece, offset, completion, |part| batch.push(part)) };
+                continue;
+            };
+            let pins = target.and_then(|target| {
                 let (address, length) = (piece.address as u64, piece.length as u64);
-                let source = Some(registration.lease(address, length, Access::Read)?);
-                let (target, variable) = (Some(target?), variable.clone());
-                Ok(Arc::new(Pins { source, target, variable }))
+                let source = registration.lease(address, length, Access::Read)?;
+                let (source, target) = (Some(source), Some(target));
+                Ok(Arc::new(Pins { source, target, variable: variable.clone() }))
             });
-            // SAFETY: passed on.
-            let parts = unsafe { self.parts(piece, offset, completion) };
-            offset += piece.length as u64;
-            match (pins, registration) {
-                (Some(Err(unpinned)), Some(registration)) => {
-                    orders.extend(self.to_channel(&mut batch));
-                    let parts = parts.into_iter();
-                    orders.extend(parts.map(|part| registration.without_pins(part, unpinned)));
+            match pins {
+                Ok(pins) => {
+                    let mut push = |part: Descriptor| batch.push(part.pinned_by(pins.clone()));
+                    // SAFETY: passed on.
+                    unsafe { self.cut(piece, offset, completion, &mut push) };
                 }
-                (Some(Ok(pins)), _) => {
-                    batch.extend(parts.into_iter().map(|part| part.pinned_by(pins.clone())));
+                Err(unpinned) => {
+                    orders.extend(route.order(&mut batch));
+                    let mut push = |part| orders.push(registration.without_pins(part, unpinned));
+                    // SAFETY: passed on.
+                    unsafe { self.cut(piece, offset, completion, &mut push) };
                 }
-                _ if self.open().is_some() => batch.extend(parts),
-                _ => orders.extend(parts.into_iter().map(Order::here)),
             }
         }
-        orders.extend(self.to_channel(&mut batch));
+        orders.extend(route.order(&mut batch));
         orders
     }
 
-    /// The descriptors of a piece, cut to the engine's limits.
+    /// Cuts a piece to the limits of the engine and to those of chunks, and makes a part of each.
     ///
     /// # Safety
-    /// As for [`Ferry::ideliver`].
-    unsafe fn parts(
+    /// As for [`Ferry::ideliver`]; the completion must be this delivery's, and no piece is cut twice.
+    unsafe fn cut(
         &self,
-        piece: &Piece,
+        piece: Piece,
         mut offset: u64,
         completion: &Arc<Completion>,
-    ) -> Vec<Descriptor> {
-        let work = completion.work();
+        mut push: impl FnMut(Descriptor),
+    ) {
+        let work = completion.work().expect("what has bytes is chunked work");
+        let capabilities = self.route.map(|route| route.open.engine.capabilities());
         let (mut source, end) = (piece.address as u64, offset + piece.length as u64);
-        let mut parts = Vec::new();
         while offset < end {
-            let target = self.request.target + offset;
-            let left = (end - offset).min(work.map_or(0, |work| work.chunk_end(offset) - offset));
-            let length = match self.open() {
-                Some(open) => open.engine.capabilities().longest_piece(source, target, left),
-                None => left,
-            };
+            let left = end.min(work.chunk_end(offset)) - offset;
+            let length = capabilities.map_or(left, |capabilities| {
+                capabilities.longest_piece(source, self.request.target + offset, left)
+            });
             // SAFETY: passed on; a part of the piece and its place at the target.
-            let part = unsafe { Descriptor::new(Operation::Copy, source, target, length) };
-            parts.push(part.kernel(self.plan.kernel).part_of(completion.clone(), offset));
+            let part = unsafe { self.descriptor(source, offset, length) };
+            push(part.part_of(completion.clone(), offset));
             (source, offset) = (source + length, offset + length);
         }
-        parts
     }
 
-    /// The order for what was collected for the channel.
-    fn to_channel(&self, batch: &mut Vec<Descriptor>) -> Option<Order> {
-        let open = self.open().filter(|_| !batch.is_empty())?;
-        let index = match self.inner.policy.choose(&open.channels, self.request.length) {
-            Choice::Channel { index, .. } => index,
-            Choice::Caller => 0,
-        };
-        let self_driving = open.engine.capabilities().self_driving;
-        Some(Order::many(open.channels[index].clone(), self_driving, batch.drain(..)))
+    /// # Safety
+    /// As for [`Ferry::ideliver`], for these bytes.
+    unsafe fn descriptor(&self, source: u64, offset: u64, length: u64) -> Descriptor {
+        let target = self.request.target + offset;
+        // SAFETY: passed on; no piece overlaps the target, as was checked.
+        unsafe { Descriptor::new(Operation::Copy, source, target, length) }.kernel(self.plan.kernel)
     }
 }

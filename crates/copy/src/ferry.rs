@@ -191,7 +191,11 @@ impl Ferry {
     /// As for [`Ferry::start`].
     pub unsafe fn start_cookie(&self, request: Request<'_>) -> Result<Cookie, Error> {
         // SAFETY: passed on.
-        let transfer = unsafe { self.start(request) }?;
+        self.cookie_for(unsafe { self.start(request) }?)
+    }
+
+    /// The cookie of a transfer that was just started.
+    pub(crate) fn cookie_for(&self, transfer: Transfer) -> Result<Cookie, Error> {
         match self.inner.cookies.insert(transfer.clone()) {
             Ok(cookie) => Ok(cookie),
             Err(error) => {
@@ -295,7 +299,7 @@ impl Ferry {
     }
 }
 
-fn check_lengths(source: usize, target: usize) -> Result<(), ValidationError> {
+pub(crate) fn check_lengths(source: usize, target: usize) -> Result<(), ValidationError> {
     if source == target {
         return Ok(());
     }

@@ -187,8 +187,13 @@ impl<'a> Request<'a> {
     }
 }
 
+/// Checks a range that has bytes.
 #[inline]
-fn check_range(side: &'static str, address: u64, length: u64) -> Result<(), ValidationError> {
+pub(crate) fn check_range(
+    side: &'static str,
+    address: u64,
+    length: u64,
+) -> Result<(), ValidationError> {
     if address == 0 {
         return Err(ValidationError::Null { side });
     }

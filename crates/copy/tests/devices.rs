@@ -10,6 +10,7 @@ use memferry_engine::ioat::model::{Faults, IoatModel, When};
 use memferry_engine::nic::model::NicModel;
 use memferry_engine::nic::{self, NicEngine};
 use memferry_sys::Pages;
+use memferry_sys::device::Device;
 
 const MIB: usize = 1 << 20;
 
@@ -35,7 +36,8 @@ fn copy(ferry: &Ferry, source: &[u8], target: &mut [u8], options: Options<'_>) {
 
 fn ioat(channels: usize) -> (Arc<IoatModel>, Arc<IoatEngine>) {
     let model = IoatModel::builder().channels(channels).build();
-    let engine = IoatEngine::over(&[model.clone()]).unwrap();
+    let device: Arc<dyn Device> = model.clone();
+    let engine = IoatEngine::over(&[device]).unwrap();
     (model, Arc::new(engine))
 }
 
@@ -146,7 +148,7 @@ fn packets_are_delivered_in_few_frames_with_one_notice() {
         buffers.as_slice().chunks(2048).map(|buffer| &buffer[64..64 + PACKET]).collect();
     let mut target = Pages::new(packets.len() * PACKET).unwrap();
     let variable = Notification::new(0);
-    let options = Options::new().notify(&variable, 7);
+    let options = Options::new().notify(&variable, 7).spare_caller();
     ferry.deliver(&packets, target.as_mut_slice(), options).unwrap();
     assert!(target.as_slice() == packets.concat());
     let counters = engine.counters();

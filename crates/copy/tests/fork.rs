@@ -4,7 +4,7 @@
 mod common;
 
 use common::{builder, pattern};
-use memferry_copy::{Error, Request};
+use memferry_copy::{Error, Options, Request};
 use memferry_engine::ExecutionError;
 
 #[test]
@@ -30,6 +30,10 @@ fn a_child_can_copy_and_never_hangs() {
             // SAFETY: the child's own memory, awaited at once.
             let cookie = unsafe { ferry.icopy(source.as_ptr(), copy.as_mut_ptr(), length) };
             fine &= cookie.and_then(|cookie| ferry.wait(cookie)).is_ok();
+            copy.fill(0);
+            let pieces: Vec<_> = source[..length].chunks(1460).collect();
+            let options = Options::new().spare_caller();
+            fine &= ferry.deliver(&pieces, &mut copy, options).is_ok() && copy == source[..length];
         }
         drop(ferry);
         // SAFETY: ends the child without running the parent's exit handlers.

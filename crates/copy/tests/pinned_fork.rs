@@ -6,6 +6,7 @@ mod common;
 mod pinned;
 
 use common::pattern;
+use memferry_copy::Options;
 use memferry_engine::polled::PinLedger;
 use pinned::{end, over};
 
@@ -21,7 +22,11 @@ fn a_forked_child_copies_without_a_pin() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         target.fill(0);
-        let fine = ferry.copy(&source, &mut target).is_ok()
+        let mut fine = ferry.copy(&source, &mut target).is_ok() && target == source;
+        target.fill(0);
+        let pieces: Vec<_> = source.chunks(1460).collect();
+        fine = fine
+            && ferry.deliver(&pieces, &mut target, Options::new()).is_ok()
             && target == source
             && ledger.counts().pins == pins;
         drop(ferry);

@@ -58,6 +58,19 @@ fn requests_find_the_memory_of_the_gpu_on_either_side() {
 }
 
 #[test]
+fn a_delivery_from_or_to_the_gpu_is_refused() {
+    let (open, _device) = open_with(Faults::default());
+    let (host, inside) = (bytes(64), open.allocate(64).unwrap());
+    let piece = |address: *const u8| Piece { address, length: 8 };
+    let pieces = [piece(host.as_ptr()), piece(inside)];
+    assert!(open.refuse_device_memory(&pieces[..1], host.as_ptr()).is_ok());
+    for (pieces, target) in [(&pieces[..], host.as_ptr()), (&pieces[..1], inside.cast_const())] {
+        let failure = open.refuse_device_memory(pieces, target).unwrap_err();
+        assert_eq!(failure.code, ADMA_EOPNOTSUPP);
+    }
+}
+
+#[test]
 fn memory_of_the_gpu_is_given_back_once_and_only_by_its_address() {
     let (open, _device) = open_with(Faults::default());
     let memory = open.allocate(4096).unwrap();

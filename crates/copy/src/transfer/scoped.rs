@@ -11,8 +11,9 @@ use std::task::{Context, Poll};
 use memferry_sys::sync::lock;
 
 use super::{Ordered, Predecessor, Transfer};
-use crate::error::{Error, ValidationError};
-use crate::ferry::Ferry;
+use crate::deliver::Piece;
+use crate::error::Error;
+use crate::ferry::{Ferry, check_lengths};
 use crate::request::{Options, Request};
 
 /// Starts transfers over memory that lives at least as long as `'scope`.
@@ -76,13 +77,7 @@ impl<'scope> Scope<'scope, '_> {
         target: &'scope mut [u8],
         options: Options<'scope>,
     ) -> Result<ScopedTransfer<'scope>, Error> {
-        if source.len() != target.len() {
-            return Err(ValidationError::LengthMismatch {
-                source_bytes: source.len() as u64,
-                target_bytes: target.len() as u64,
-            }
-            .into());
-        }
+        check_lengths(source.len(), target.len())?;
         let (address, length) = (target.as_mut_ptr(), target.len());
         self.start(Request::copy(source.as_ptr(), address, length).with(options), address)
     }
@@ -98,6 +93,38 @@ impl<'scope> Scope<'scope, '_> {
         self.start(Request::fill(address, value, length).with(options), address)
     }
 
+    /// Starts copying pieces one behind the other into `target`, which must be as long as all of them:
+    /// one transfer, with one notification. All bytes become ready together, at the end.
+    ///
+    /// ```
+    /// # use memferry_copy::{Ferry, Notification, Options};
+    /// let ferry = Ferry::new()?;
+    /// let packets = vec![[7u8; 1460]; 100];
+    /// let pieces: Vec<_> = packets.iter().map(|packet| &packet[..]).collect();
+    /// let mut message = vec![0; 100 * 1460];
+    /// let arrived = Notification::new(0);
+    /// ferry.scope(|scope| {
+    ///     let options = Options::new().notify(&arrived, 1);
+    ///     let delivery = scope.ideliver(&pieces, &mut message, options)?;
+    ///     // ... compute something else meanwhile ...
+    ///     delivery.wait().map(|_| ())
+    /// })?;
+    /// assert_eq!((arrived.load(), message), (1, packets.concat()));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn ideliver(
+        &'scope self,
+        pieces: &[&'scope [u8]],
+        target: &'scope mut [u8],
+        options: Options<'scope>,
+    ) -> Result<ScopedTransfer<'scope>, Error> {
+        let pieces = Piece::all(pieces, target.len())?;
+        let address = target.as_mut_ptr();
+        // SAFETY: as in `start`, for every piece.
+        let transfer = unsafe { self.ferry.ideliver(&pieces, address, options) }?;
+        Ok(self.watch(transfer, address))
+    }
+
     fn start(
         &'scope self,
         request: Request<'scope>,
@@ -107,6 +134,11 @@ impl<'scope> Scope<'scope, '_> {
         // not end before `Ferry::scope` has waited for the transfer; the borrow of the target is
         // exclusive, and only the handle gives it back, when the bytes are done.
         let transfer = unsafe { self.ferry.start(request) }?;
+        Ok(self.watch(transfer, target))
+    }
+
+    /// Sees to it that the scope waits for a transfer.
+    fn watch(&'scope self, transfer: Transfer, target: *mut u8) -> ScopedTransfer<'scope> {
         if !transfer.is_done() {
             let mut started = lock(&self.started);
             // A scope that lives long should not gather what is over.
@@ -115,7 +147,7 @@ impl<'scope> Scope<'scope, '_> {
             }
             started.push(transfer.clone());
         }
-        Ok(ScopedTransfer { transfer, target, scope: PhantomData })
+        ScopedTransfer { transfer, target, scope: PhantomData }
     }
 }
 

@@ -12,6 +12,17 @@ fn main() {
         let target = transfer.wait().unwrap();
         target[0] = 2;
     });
+    let packets = [[1u8; 1460]; 2];
+    let mut message = vec![0u8; 2 * 1460];
+    ferry.scope(|scope| {
+        // The list of pieces may go while they are on their way.
+        let delivery = {
+            let pieces = vec![&packets[0][..], &packets[1][..]];
+            let options = Options::new().notify(&variable, 2);
+            scope.ideliver(&pieces, &mut message, options).unwrap()
+        };
+        delivery.wait().unwrap()[0] = 2;
+    });
     target[1] = 3;
     let transfer = ferry.icopy_owned(source, target).unwrap();
     let (_, mut target) = transfer.wait().unwrap();

@@ -102,7 +102,7 @@ impl Card {
         write(r::RFCTL, r::RFCTL_EXTENDED);
         let kib = BUFFER_BYTES as u32 >> 10;
         // The last buffer is as small as can be: nothing is to get there.
-        write(r::PSRCTL, HEAD_BYTES as u32 / 128 | kib << 8 | kib << 16 | 1 << 24);
+        write(r::PSRCTL, (HEAD_BYTES as u32 / 128) | (kib << 8) | (kib << 16) | (1 << 24));
         write(r::TXDCTL, device.read32(r::TXDCTL) | r::TXDCTL_COUNT_DESCRIPTORS);
         write(r::TIPG, r::TIPG_USUAL);
         write(

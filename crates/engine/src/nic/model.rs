@@ -113,10 +113,10 @@ impl State {
         match at {
             r::STATUS | r::ICR => self.mistake(format!("a write to register {at:#x}")),
             r::CTRL if value & r::CTRL_RESET != 0 => self.begin_anew(),
-            r::RDBAL | r::TDBAL if value % 128 != 0 => {
+            r::RDBAL | r::TDBAL if !value.is_multiple_of(128) => {
                 self.mistake(format!("a ring at {value:#x}, which is not aligned"));
             }
-            r::RDLEN | r::TDLEN if value % 128 != 0 => {
+            r::RDLEN | r::TDLEN if !value.is_multiple_of(128) => {
                 self.mistake(format!("a ring of {value} bytes"));
             }
             r::PSRCTL | r::RFCTL | r::RDBAL | r::RDBAH | r::RDLEN

@@ -9,6 +9,7 @@ use super::cores::Cores;
 use super::floor::{FLOOR, Floor, SINGLE_LINE};
 use super::members::{Group, PATIENCE};
 use super::mpi::{Flavour, Installed};
+use super::receiver::{PacketReceiver, Way};
 use super::scratch::Scratch;
 use super::ucx::Perftest;
 use super::worker::{Kind, commands};
@@ -34,6 +35,9 @@ pub(in crate::bench) const RECEIVE_NAIVE: &str = "naive";
 /// Receivers that begin to receive before they need the message.
 pub(in crate::bench) const RECEIVE_AHEAD: [&str; 3] =
     ["memferry (two phases)", "memferry (three phases)", "memferry (background)"];
+
+/// Receivers of packets: one that copies them, and one that has them delivered.
+pub(in crate::bench) const PACKETS: [&str; 2] = ["packets, memcpy", "packets, deliver"];
 
 /// Messages into memory that may not be there: without bringing it in, and as usual; with ordinary
 /// memory, then with shareable memory.
@@ -171,6 +175,18 @@ impl Camp {
     /// Receivers of streams of tasks, each with its sender.
     pub(in crate::bench) fn field_of_receivers(&mut self) -> Field<'_> {
         self.field_of_own(&RECEIVERS)
+    }
+
+    /// Receivers of packets, in this process.
+    pub(in crate::bench) fn field_of_packets(&mut self) -> Field<'_> {
+        let mut field = Field { entries: Vec::new(), missing: &mut self.missing };
+        let both = PacketReceiver::pair(&self.ground.cores, [Way::Memcpy, Way::Deliver]);
+        for ((series, role), receiver) in
+            PACKETS.into_iter().zip([Role::Peer, Role::Ours]).zip(both)
+        {
+            field.enter(series, role, receiver);
+        }
+        field
     }
 
     /// Members that receive into memory that may not be there.

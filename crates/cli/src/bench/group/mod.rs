@@ -35,8 +35,8 @@ pub(crate) mod worker;
 pub(super) use contest::{Patience, Rounds};
 pub(super) use crew::Crew;
 pub(super) use field::{
-    CROSS_MEMORY, Camp, LANDINGS, LOOPBACK, MEMFERRY, RECEIVE_AHEAD, RECEIVE_NAIVE, SHAREABLE,
-    TWO_COPIES, UCX,
+    CROSS_MEMORY, Camp, LANDINGS, LOOPBACK, MEMFERRY, PACKETS, RECEIVE_AHEAD, RECEIVE_NAIVE,
+    SHAREABLE, TWO_COPIES, UCX,
 };
 pub(super) use floor::{FLOOR, SINGLE_LINE};
 pub(super) use fourier::{Complex, cell_at, transform_rows};

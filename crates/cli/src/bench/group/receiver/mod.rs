@@ -3,6 +3,7 @@
 //! benchmark in Ciaccio's paper on a self-connected network card as copy engine.
 
 mod form;
+mod packets;
 mod places;
 mod sender;
 mod work;
@@ -11,22 +12,21 @@ use std::io;
 
 use anyhow::{bail, ensure};
 use memferry::message::{Endpoint, Job, Peer};
-use memferry::sys::affinity;
+use memferry::sys::{affinity, clock};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 pub(super) use form::Form;
+pub(super) use packets::{PacketReceiver, Way};
 
-use super::order::{Order, Task, Timing, warm_up_of};
+use super::order::{Order, Task, Timing};
 use super::worker::{Member, WorkerArgs};
 use places::Places;
-use work::{Clocks, steps_of, work};
+use work::Watch;
 
 /// All messages have the same tag: order tells them apart.
 const TAG: u64 = 1;
 /// Tasks whose every byte is looked at before any are timed: more than there are hot places.
 const CHECKED: u64 = 7;
-/// Tasks behind the last timed one, so that as many are in flight at the end as at the start.
-const TAIL: u64 = 3;
 
 /// The receiver, which leads, or the sender.
 struct Pair {
@@ -114,33 +114,12 @@ impl Pair {
     /// The time of `iterations` tasks in the middle of a stream, and how much more it is than that
     /// of the computation alone.
     fn timed(&mut self, bytes: usize, iterations: u64) -> anyhow::Result<Timing> {
-        let (warm_up, steps) = (warm_up_of(iterations), steps_of(bytes));
-        let (mut begin, mut with) = (Clocks::now(), None);
-        let mut count = 0;
-        self.pass_on(warm_up + iterations + TAIL, |message, _| {
-            work(message, steps);
-            count += 1;
-            if count == warm_up {
-                begin = Clocks::now();
-            } else if count == warm_up + iterations {
-                with = Some(begin.elapsed());
-            }
-        })?;
-        // Nobody asks the sender what it took.
-        let Some(with) = with else { return Ok(Timing::of_messages(1.0)) };
+        let mut watch = Watch::new(bytes, iterations);
+        self.pass_on(watch.tasks(), |message, _| watch.task(message))?;
         let message = self.places.as_mut().expect("prepared before").first();
-        // In the caches of this core, whoever brought it there in the stream.
-        work(message, steps);
-        let begin = Clocks::now();
-        (0..iterations).for_each(|_| work(message, steps));
-        // A computation alone takes no other time than the processor's: that of the wall would be
-        // this and whatever else runs on the machine.
-        let alone_ns = begin.elapsed().processor_ns;
-        Ok(Timing {
-            total_ns: with.wall_ns,
-            messages_ns: with.wall_ns - alone_ns,
-            processor_ns: with.processor_ns - alone_ns,
-        })
+        let timing = watch.timing(message, clock::process_cpu_ns);
+        // Nobody asks the sender what it took.
+        Ok(timing.unwrap_or(Timing::of_messages(1.0)))
     }
 }
 

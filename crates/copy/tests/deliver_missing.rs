@@ -1,0 +1,58 @@
+//! Pieces that are not there, for engines with pinned memory. Alone in its process, so that nobody
+//! else maps anything into the hole.
+
+mod common;
+#[path = "common/packets.rs"]
+mod packets;
+
+use std::sync::Arc;
+
+use common::builder;
+use memferry_copy::{Error, Notification, Options};
+use memferry_engine::ioat::IoatEngine;
+use memferry_engine::ioat::model::IoatModel;
+use memferry_engine::nic::model::NicModel;
+use memferry_engine::nic::{self, NicEngine};
+use memferry_engine::polled::PolledEngine;
+use memferry_engine::{Engine, ExecutionError};
+use memferry_sys::Pages;
+use memferry_sys::device::Device;
+use memferry_sys::pages::page_bytes;
+use packets::{PACKET, packets, ring, start};
+
+#[test]
+fn a_piece_that_is_not_there_is_an_error_that_says_where() {
+    let ring = ring(64);
+    let hole = ring.as_ptr().wrapping_add(16 * page_bytes());
+    let ioat = IoatModel::builder().channels(1).build();
+    let device: Arc<dyn Device> = ioat.clone();
+    let card = NicModel::new();
+    let engines: [Arc<dyn Engine>; 3] = [
+        Arc::new(PolledEngine::pinned_by(Arc::default())),
+        Arc::new(IoatEngine::over(&[device]).unwrap()),
+        Arc::new(NicEngine::over(card.clone(), nic::Settings::default()).unwrap()),
+    ];
+    let mut target = Pages::new(64 * PACKET).unwrap();
+    let expected = packets(&ring).concat();
+    // SAFETY: a page of this test's own, which is looked at no more.
+    assert_eq!(unsafe { libc::munmap(hole.cast(), page_bytes()) }, 0);
+    for engine in engines {
+        let ferry = builder().engine(engine, 1).inline_bytes(0).build().unwrap();
+        target.as_mut_slice().fill(0);
+        let variable = Notification::new(0);
+        let options = Options::new().notify(&variable, 1);
+        let outcome = start(&ferry, &packets(&ring), &mut target, options).wait();
+        let Err(Error::Execution(ExecutionError::BadMemory { address, .. })) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert!((hole as u64..hole as u64 + page_bytes() as u64).contains(&address));
+        assert_eq!(variable.load(), 0);
+        // Two packets lie in the hole. The others are delivered all the same.
+        let first = 16 * page_bytes() / 2048;
+        for range in [0..first * PACKET, (first + 2) * PACKET..64 * PACKET] {
+            assert!(target.as_slice()[range.clone()] == expected[range]);
+        }
+    }
+    assert_eq!(ioat.mistakes(), Vec::<String>::new());
+    assert_eq!(card.sightings().mistakes, Vec::<String>::new());
+}
