@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use memferry_engine::nic::model::{Faults, NicModel};
 use memferry_engine::nic::{NicEngine, Settings};
 use memferry_sys::device::Device;
-use memferry_sys::vfio::{OpenError, VfioDevice};
 use memferry_sys::vfio::pci::{Bus, E1000E};
+use memferry_sys::vfio::{OpenError, VfioDevice};
 
 use crate::spoiled::Spoiled;
 
