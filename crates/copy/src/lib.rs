@@ -20,7 +20,7 @@ mod request;
 mod statistics;
 pub mod transfer;
 
-pub use builder::{Builder, EngineChoice, Gpu};
+pub use builder::{Builder, EngineChoice, Gpu, PciDevices};
 pub use cookie::Cookie;
 pub use deliver::Piece;
 pub use device::Region;

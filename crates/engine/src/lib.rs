@@ -1,7 +1,8 @@
 //! Engines: the things that move bytes, behind one contract.
 //!
 //! [`contract`] says what an engine is; [`completion`] is what an engine reports to; [`cpu`],
-//! [`polled`] and [`fault`] are the engines that need no hardware, `cuda` is that of a GPU; `conformance` (a feature) is the suite
+//! [`polled`] and [`fault`] are the engines that need no hardware, `cuda` is that of a GPU, `ioat` that of
+//! Intel's copy engine and `nic` that of a network card; `conformance` (a feature) is the suite
 //! that every engine passes. Nothing here knows who asked for a copy or why: plans and policies
 //! live in the crate above.
 
@@ -17,7 +18,7 @@ pub mod cpu;
 #[cfg(not(loom))]
 pub mod cuda;
 #[cfg(not(loom))]
-mod device;
+pub mod device;
 mod execute;
 #[cfg(not(loom))]
 pub mod fault;

@@ -38,8 +38,8 @@
 pub use memferry_copy::{
     Buffer, BuildError, Builder, Cookie, CookieError, CudaEngine, DeviceMemory, EngineChoice,
     Error, Failed, Ferry, Finish, Gpu, Notification, Options, OwnedSource, OwnedTarget,
-    OwnedTransfer, Piece, PinLimits, PinStatistics, Region, Request, Scope, ScopedTransfer,
-    Statistics, Temperature, Transfer, ValidationError, plan, policy, transfer,
+    OwnedTransfer, PciDevices, Piece, PinLimits, PinStatistics, Region, Request, Scope,
+    ScopedTransfer, Statistics, Temperature, Transfer, ValidationError, plan, policy, transfer,
 };
 pub use memferry_engine::{ExecutionError, MemoryKind};
 pub use memferry_sys::EventFd;

@@ -135,9 +135,12 @@ impl DevicePages {
     fn map(&self, range: PageRange, access: Access) -> io::Result<Box<[u64]>> {
         let mut pages = vec![0; range.pages()].into_boxed_slice();
         let device = &self.pins.device;
-        match device.map(range.start(), &mut pages, Direction::Writes) {
+        // SAFETY: the device is told to touch pinned memory by descriptors alone, and whoever makes
+        // one vouches for its memory until it is over; pins outlive their descriptors.
+        let mut map = |direction| unsafe { device.map(range.start(), &mut pages, direction) };
+        match map(Direction::Writes) {
             Err(error) if error.raw_os_error() == Some(EFAULT) && access < Access::Write => {
-                device.map(range.start(), &mut pages, Direction::Reads)?;
+                map(Direction::Reads)?;
             }
             mapped => mapped?,
         }

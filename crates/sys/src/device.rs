@@ -45,11 +45,15 @@ pub trait Device: Send + Sync + Debug {
     /// and writes into `pages` under which address it finds each. Pages may be mapped any number of
     /// times; each time they have addresses of their own, none of them 0.
     ///
+    /// # Safety
+    /// The device reads and writes what its driver tells it to. Until the mapping is ended, the memory
+    /// must stay what it is, and whoever has the device write to it must have it to themselves.
+    ///
     /// # Errors
     /// As the kernel numbers them: `EFAULT` where nothing is mapped or writing is not allowed,
     /// `ENOMEM` where the limit of locked memory is reached, `ENOSPC` where the device has no
     /// addresses left. Then nothing is mapped.
-    fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()>;
+    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()>;
 
     /// Ends a mapping, named by the addresses that [`Device::map`] gave. When this returns the device
     /// reaches the pages no more.

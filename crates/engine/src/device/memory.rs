@@ -56,7 +56,9 @@ impl SharedMemory {
         let pages = Pages::new(bytes)?;
         let count = bytes.div_ceil(page_bytes());
         let mut addresses = vec![0; count].into_boxed_slice();
-        device.map(pages.as_ptr() as usize, &mut addresses, Direction::Writes)?;
+        // SAFETY: its own pages, which are accessed as something that a device writes to, and are
+        // unmapped before they are freed.
+        unsafe { device.map(pages.as_ptr() as usize, &mut addresses, Direction::Writes) }?;
         Ok(Self { pages, addresses, device })
     }
 

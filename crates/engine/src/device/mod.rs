@@ -6,14 +6,19 @@
 //! and descriptors, and nothing of transfers.
 
 mod channel;
+mod measure;
 mod memory;
+mod open;
 mod seats;
 
 use std::fmt::Debug;
 use std::time::{Duration, Instant};
 
 pub(crate) use channel::DeviceChannel;
+pub(crate) use measure::measure;
 pub(crate) use memory::{Region, SharedMemory};
+pub use open::ready;
+pub(crate) use open::{open_all, refused};
 pub(crate) use seats::{Seat, Seats};
 
 use crate::contract::{Descriptor, Notice};

@@ -19,6 +19,7 @@ use std::sync::atomic::Ordering;
 use memferry_memory::device_pages::DevicePages;
 use memferry_sys::device::Device;
 use memferry_sys::pages::page_bytes;
+use memferry_sys::vfio::pci::IOAT;
 
 use self::queue::{Counters, Facts, Queue};
 use self::registers as r;
@@ -26,7 +27,7 @@ use crate::contract::{
     Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, MemoryKind, MemoryKinds,
     OpenError, Operation, Operations, Pinner, Registration,
 };
-use crate::device::{DeviceChannel, Seats};
+use crate::device::{DeviceChannel, Seats, measure, open_all, refused};
 
 const NAME: &str = "ioat";
 /// Descriptors that a channel holds unless told otherwise.
@@ -90,8 +91,18 @@ impl IoatEngine {
                 self_driving: false,
                 notifies: false,
             },
+            // Until it is measured: what such devices are said to do.
             cost: CostLine::from_bandwidth(1500.0, 5.0),
         })
+    }
+
+    /// The engine over devices of the machine that were handed over to programs, named by their
+    /// addresses on the bus. Measures what their copies take.
+    pub fn open(addresses: &[impl AsRef<str>]) -> Result<Self, OpenError> {
+        let devices = open_all(NAME, addresses, IOAT)?;
+        let engine = Self::over(&devices).map_err(|error| refused(NAME, &error))?;
+        let cost = measure(&engine).unwrap_or(engine.cost);
+        Ok(Self { cost, ..engine })
     }
 
     /// How many channels there are.

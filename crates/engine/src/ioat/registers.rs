@@ -3,8 +3,6 @@
 //! Those of the device come first, then a block of [`CHANNEL_BYTES`] for each channel. On server
 //! processors every channel is a device of its own; then there is one block.
 
-use std::ops::RangeInclusive;
-
 /// How many channels the device has, in the bits of [`CHANCNT_COUNT`]. 8 bits, read only.
 pub const CHANCNT: usize = 0x00;
 /// The largest transfer of one descriptor, as [`largest_transfer_bytes`] reads it. 8 bits, read only.
@@ -202,35 +200,6 @@ pub const fn largest_transfer_bytes(xfercap: u8) -> Option<u64> {
     }
 }
 
-/// The maker of all of them, as the bus numbers makers.
-pub const VENDOR: u16 = 0x8086;
-
-/// The devices of version 3 and later: their numbers on the bus, and the processors or chipsets that
-/// they are in.
-pub const DEVICES: &[(RangeInclusive<u16>, &str)] = &[
-    (0x3429..=0x342C, "Tylersburg"),
-    (0x3430..=0x3433, "Tylersburg"),
-    (0x3710..=0x3719, "Jasper Forest"),
-    (0x3C20..=0x3C27, "Sandy Bridge"),
-    (0x3C2E..=0x3C2F, "Sandy Bridge"),
-    (0x0E20..=0x0E27, "Ivy Bridge"),
-    (0x0E2E..=0x0E2F, "Ivy Bridge"),
-    (0x2F20..=0x2F27, "Haswell"),
-    (0x2F2E..=0x2F2F, "Haswell"),
-    (0x6F20..=0x6F27, "Broadwell"),
-    (0x6F2E..=0x6F2F, "Broadwell"),
-    (0x6F50..=0x6F53, "Broadwell-DE"),
-    (0x2021..=0x2021, "Skylake"),
-    (0x0C50..=0x0C53, "Atom"),
-    (0x0B00..=0x0B00, "Ice Lake"),
-];
-
-/// What a device is in, if it is one of [`DEVICES`].
-pub fn generation(vendor: u16, device: u16) -> Option<&'static str> {
-    let mut known = DEVICES.iter().filter(|(numbers, _)| numbers.contains(&device));
-    if vendor == VENDOR { known.next().map(|(_, name)| *name) } else { None }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -260,19 +229,6 @@ mod tests {
         assert_eq!(largest_transfer_bytes(0), Some(1 << 32));
         assert_eq!(largest_transfer_bytes(0xE0 | 12), Some(4096));
         assert_eq!(largest_transfer_bytes(11), None);
-    }
-
-    #[test]
-    fn devices_are_known_by_their_numbers_and_by_no_two_names() {
-        assert_eq!(generation(VENDOR, 0x2021), Some("Skylake"));
-        assert_eq!(generation(VENDOR, 0x0B00), Some("Ice Lake"));
-        assert_eq!(generation(VENDOR, 0x0E2F), Some("Ivy Bridge"));
-        assert_eq!(generation(VENDOR, 0x0E28), None);
-        assert_eq!(generation(0x1AF4, 0x2021), None);
-        for device in 0..=u16::MAX {
-            let names = DEVICES.iter().filter(|(numbers, _)| numbers.contains(&device)).count();
-            assert!(names <= 1, "{device:#x} has {names} names");
-        }
     }
 
     #[test]

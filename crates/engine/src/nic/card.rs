@@ -131,9 +131,9 @@ impl Card {
         let came = self.heads_in.offset(slot);
         self.memory.clear(came..came + HEAD_BYTES);
         let nowhere = self.memory.address(self.nowhere);
-        let [first, second] = frame.targets;
+        let (first, second) = frame.targets;
         debug_assert_eq!(first & 1, 0, "an odd address looks like a frame that has come");
-        let buffers = [self.memory.address(came), first, second, nowhere];
+        let buffers = [self.memory.address(came), first, second.unwrap_or(nowhere), nowhere];
         self.memory.store64(self.receive.offset(slot), &buffers);
 
         self.send(self.memory.address(self.heads_out.offset(slot)), HEAD_BYTES as u16, false);

@@ -69,17 +69,22 @@ pub(super) struct Frame {
     pub(super) payload: Payload,
     pub(super) bytes: u64,
     /// Where the first [`BUFFER_BYTES`] of the payload go, as the card calls it, and where the rest
-    /// does.
-    pub(super) targets: [u64; 2],
+    /// does, if there is any.
+    pub(super) targets: (u64, Option<u64>),
     /// Where the payload goes in this process.
     pub(super) lands_at: u64,
     /// The sum of the payload, once it was made.
     pub(super) sum: u64,
-    /// How often it was sent.
-    pub(super) sent: u32,
+    /// How often it was found to be lost or damaged.
+    pub(super) lost: u32,
 }
 
 impl Frame {
+    /// Whether another may be under way behind it, and land in its place if it is lost.
+    pub(super) fn may_precede(&self, next: &Self) -> bool {
+        matches!(self.payload, Payload::Pieces(_)) && next.bytes <= self.bytes
+    }
+
     /// How many transmit descriptors it takes: one for the head, and one for each piece.
     pub(super) fn transmit_descriptors(&self) -> usize {
         1 + match &self.payload {

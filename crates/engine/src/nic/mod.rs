@@ -19,6 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memferry_memory::device_pages::DevicePages;
 use memferry_sys::device::Device;
 use memferry_sys::pages::page_bytes;
+use memferry_sys::vfio::pci::E1000E;
 
 use self::card::Card;
 use self::queue::{Counters, Queue};
@@ -26,7 +27,7 @@ use crate::contract::{
     Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, MemoryKind, MemoryKinds,
     OpenError, Operation, Operations, Pinner, Registration,
 };
-use crate::device::{DeviceChannel, Seats};
+use crate::device::{DeviceChannel, Seats, measure, open_all, refused};
 
 const NAME: &str = "nic";
 /// Descriptors that a channel holds unless told otherwise.
@@ -52,6 +53,7 @@ pub struct NicEngine {
     settings: Settings,
     capabilities: Capabilities,
     seats: Seats,
+    cost: CostLine,
 }
 
 /// What a card has done so far.
@@ -95,7 +97,19 @@ impl NicEngine {
                 notifies: !settings.checks,
             },
             seats: Seats::new(1),
+            // Until it is measured: 1 Gb/s, and what a frame takes before it begins.
+            cost: CostLine::from_bandwidth(20_000.0, 0.125),
         })
+    }
+
+    /// The engine over a card of the machine that was handed over to programs, named by its address
+    /// on the bus. Measures what its copies take.
+    pub fn open(address: &str, settings: Settings) -> Result<Self, OpenError> {
+        let mut devices = open_all(NAME, &[address], E1000E)?;
+        let device = devices.pop().ok_or_else(|| refused(NAME, &"no card was named"))?;
+        let engine = Self::over(device, settings).map_err(|error| refused(NAME, &error))?;
+        let cost = measure(&engine).unwrap_or(engine.cost);
+        Ok(Self { cost, counters: Arc::default(), ..engine })
     }
 
     /// What the card has done so far.
@@ -127,9 +141,8 @@ impl Engine for NicEngine {
         &self.capabilities
     }
 
-    /// The line of the wire: 1 Gb/s, and what a frame takes before it begins.
     fn cost(&self, _direction: Direction) -> CostLine {
-        CostLine::from_bandwidth(20_000.0, 0.125)
+        self.cost
     }
 
     fn pinner(&self) -> Option<Arc<dyn Pinner>> {

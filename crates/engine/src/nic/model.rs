@@ -172,7 +172,7 @@ impl Device for NicModel {
         self.wrong_width(at);
     }
 
-    fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
+    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
         let mut state = self.state();
         match state.faults.refuses_memory {
             Some(code) => Err(io::Error::from_raw_os_error(code)),

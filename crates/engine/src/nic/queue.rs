@@ -19,7 +19,7 @@ use crate::execute;
 const SHORT_BYTES: u64 = 128;
 /// Frames that were made and have not arrived. A descriptor makes about thirty.
 const MOST_FRAMES: usize = 256;
-/// How often a frame is sent before the processor takes over.
+/// How often a frame may be lost before the processor takes over.
 const MOST_TIMES: u32 = 4;
 /// A frame takes 70 µs at 1 Gb/s. If none has arrived for so long, the oldest is lost.
 const LOST_AFTER: Duration = Duration::from_millis(20);
@@ -152,10 +152,10 @@ impl Queue {
             number: self.next,
             payload: Payload::Pieces(Vec::new()),
             bytes: 0,
-            targets: [first.address, second.map_or(first.address, |second| second.address)],
+            targets: (first.address, second.map(|second| second.address)),
             lands_at: descriptor.target() + done,
             sum: u64::from(self.checks),
-            sent: 0,
+            lost: 0,
         };
         let room = first.bytes + second.map_or(0, |second| second.bytes);
         let gathered = self.gather(&mut frame, descriptor, source, done, room);
@@ -222,7 +222,7 @@ impl Queue {
         let Some(mut frame) = self.frames.pop_back() else { return 0 };
         // The page in which the frame begins, which lies in one stretch in any case.
         let page = page_bytes() as u64;
-        let room = (page - frame.targets[0] % page).saturating_sub(frame.bytes);
+        let room = (page - frame.targets.0 % page).saturating_sub(frame.bytes);
         let added = self.gather(&mut frame, descriptor, source, 0, room);
         self.frames.push_back(frame);
         added
@@ -237,29 +237,29 @@ impl Queue {
             number: self.next,
             payload: Payload::Value(value),
             bytes: WORD,
-            targets: [found.address, found.address],
+            targets: (found.address, None),
             lands_at: 0,
             sum: 0,
-            sent: 0,
+            lost: 0,
         });
         self.next += 1;
         true
     }
 
     /// Puts frames into the rings. A frame never follows a shorter one there: if that were lost, the
-    /// longer would land in its place, and beyond its end.
+    /// longer would land in its place, and beyond its end. And none follows the frame of a value: if
+    /// that were lost, something else would land in the variable.
     fn fill_rings(&mut self) {
         let before = self.in_rings;
         while self.in_rings < self.frames.len() {
             if self.goes_alone && self.in_rings > 0 {
                 break;
             }
-            let shorter = self.in_rings.checked_sub(1).map(|last| self.frames[last].bytes);
-            let frame = &mut self.frames[self.in_rings];
-            if shorter.is_some_and(|shorter| shorter < frame.bytes) || !self.card.put(frame) {
+            let before = self.in_rings.checked_sub(1).map(|last| &self.frames[last]);
+            let frame = &self.frames[self.in_rings];
+            if !before.is_none_or(|before| before.may_precede(frame)) || !self.card.put(frame) {
                 break;
             }
-            frame.sent += 1;
             self.in_rings += 1;
         }
         if self.in_rings > before {
@@ -309,7 +309,10 @@ impl Queue {
     /// Something was lost: begins anew with the oldest frame. If that was tried often enough, or the
     /// card does not begin anew, drops all frames and says why.
     fn recover(&mut self) -> Option<&'static str> {
-        let times = self.frames.front().map_or(0, |frame| frame.sent);
+        let times = self.frames.front_mut().map_or(0, |frame| {
+            frame.lost += 1;
+            frame.lost
+        });
         tracing::debug!(times, in_rings = self.in_rings, "a frame was lost or damaged");
         self.in_rings = 0;
         if let Err(error) = self.card.start() {

@@ -47,6 +47,22 @@ fn a_notice_does_not_overtake_a_frame_that_was_lost() {
 }
 
 #[test]
+fn no_value_lands_in_the_variable_of_another_transfer() {
+    for lose_every in [2, 3] {
+        // Before the rig, which ends what is under way.
+        let variables: Vec<_> = (0..20).map(|_| Notification::new(0)).collect();
+        let faults = Faults { lose_every: Some(lose_every), ..Faults::default() };
+        let mut rig = Rig::new(card::faulty_engine(Settings::default(), faults), 1 << 18);
+        // So short that there is nothing in the rings but values, and long ones between them.
+        let copies = variables.iter().enumerate().map(|(index, variable)| {
+            let length = if index % 4 == 3 { 6000 } else { 30 };
+            (Copy { from: 0, to: index * 8192, length }, variable, index as u64 + 1)
+        });
+        rig.deliver_each(&copies.collect::<Vec<_>>());
+    }
+}
+
+#[test]
 fn damaged_frames_are_noticed_by_their_sums_and_sent_again() {
     let faults = Faults { damage_every: Some(3), ..Faults::default() };
     let settings = Settings { checks: true };

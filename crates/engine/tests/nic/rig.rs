@@ -2,7 +2,7 @@
 //! not change.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memferry_engine::completion::{Completion, Notification, Notify, Work};
 use memferry_engine::contract::{Channel, Pins};
@@ -99,13 +99,51 @@ impl Rig {
 
     /// Carries out copies as parts of one transfer, in one batch, with a notification at the end.
     pub(crate) fn deliver(&mut self, copies: &[Copy], variable: &Notification, value: u64) {
+        let (descriptors, completion) = self.delivery(copies, variable, value);
+        self.submit(descriptors);
+        completion.outcome().expect("an end").expect("a good one");
+        self.check();
+    }
+
+    /// Carries out transfers in one batch, each a copy with a notification at the end, and looks at
+    /// the variables all the time: each holds 0 or its own value.
+    pub(crate) fn deliver_each(&mut self, copies: &[(Copy, &Notification, u64)]) {
+        let (mut batch, mut completions) = (Vec::new(), Vec::new());
+        for (copy, variable, value) in copies {
+            let (descriptors, completion) = self.delivery(&[*copy], variable, *value);
+            batch.extend(descriptors.into_iter().map(Some));
+            completions.push(completion);
+        }
+        let taken = self.channel.submit(&mut batch).expect("an open channel");
+        assert_eq!(taken.count, batch.len(), "more than the channel holds");
+        let deadline = Instant::now() + LIMIT;
+        while completions.iter().any(|completion| !completion.is_done()) {
+            self.channel.poll();
+            for (_, variable, value) in copies {
+                let found = variable.load();
+                assert!(found == 0 || found == *value, "{found} for {value}");
+            }
+            assert!(Instant::now() < deadline, "it does not end");
+        }
+        for (_, variable, value) in copies {
+            assert_eq!(variable.load(), *value);
+        }
+        self.check();
+    }
+
+    fn delivery(
+        &mut self,
+        copies: &[Copy],
+        variable: &Notification,
+        value: u64,
+    ) -> (Vec<Descriptor>, Arc<Completion>) {
         let length: usize = copies.iter().map(|copy| copy.length).sum();
         let (start, length) = (self.target.as_ptr() as u64, length as u64);
         // SAFETY: never carried out as it stands: all of it is claimed at once.
         let work =
             unsafe { Work::new(Operation::Copy, Kernel::Cached, start, start, length, 0, length) };
         while work.claim_front().is_some() {}
-        // SAFETY: the variable outlives this call, which waits for the end.
+        // SAFETY: the variable outlives the call that wants this, which waits for the end.
         let notify = unsafe { Notify::new(variable, value) };
         let completion = Arc::new(Completion::chunked(work).notifying(Some(notify)));
         let mut offset = 0;
@@ -118,9 +156,7 @@ impl Rig {
                 part
             })
             .collect();
-        self.submit(descriptors);
-        completion.outcome().expect("an end").expect("a good one");
-        self.check();
+        (descriptors, completion)
     }
 
     /// All of the target is as it must be.

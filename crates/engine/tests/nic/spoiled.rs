@@ -41,7 +41,8 @@ impl Spoiled {
     pub(crate) fn new(inner: Arc<dyn Device>, faults: Faults) -> Self {
         let spare = Pages::new(SPARE_PAGES * page_bytes()).unwrap();
         let mut addresses = vec![0; SPARE_PAGES];
-        inner.map(spare.as_ptr() as usize, &mut addresses, Direction::Writes).unwrap();
+        // SAFETY: its own pages, unmapped before they are freed.
+        unsafe { inner.map(spare.as_ptr() as usize, &mut addresses, Direction::Writes) }.unwrap();
         Self { inner, faults, spare, addresses, state: Mutex::default() }
     }
 
@@ -149,8 +150,9 @@ impl Device for Spoiled {
         self.inner.write32(at, value);
     }
 
-    fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
-        self.inner.map(start, pages, direction)?;
+    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.inner.map(start, pages, direction) }?;
         let mut state = self.state.lock().unwrap();
         for (index, page) in pages.iter().enumerate() {
             state.pages.insert(*page, start + index * page_bytes());

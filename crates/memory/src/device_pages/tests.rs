@@ -46,7 +46,7 @@ impl Device for Invented {
     fn write32(&self, _at: usize, _value: u32) {}
     fn write64(&self, _at: usize, _value: u64) {}
 
-    fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
+    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
         if self.is_full {
             return Err(io::Error::from_raw_os_error(ENOSPC));
         }

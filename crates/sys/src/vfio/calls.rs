@@ -35,6 +35,11 @@ impl Container {
         open("/dev/vfio/vfio").map(Self)
     }
 
+    /// Whether this process opened it.
+    pub(super) fn is_ours(&self) -> bool {
+        self.0.is_ours()
+    }
+
     /// Whether the kernel has the kind of mappings that are used here.
     pub(super) fn has_mappings(&self) -> bool {
         let kind = kernel::VFIO_TYPE1v2_IOMMU as usize;

@@ -1,13 +1,13 @@
 //! A device of the machine that this process drives.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
-use super::addresses::Addresses;
-use super::calls::{Container, DeviceFile, Group, Region};
-use super::error::OpenError;
+use super::calls::{DeviceFile, Group, Region};
+use super::error::{OpenError, refused};
 use super::pci::{Bus, Id, PciDevice};
 use super::registers::Registers;
+use super::space::Space;
 use crate::Pages;
 use crate::device::{Device, Direction};
 use crate::pages::page_bytes;
@@ -26,18 +26,17 @@ pub struct VfioDevice {
     name: String,
     id: Id,
     can_reset: bool,
-    addresses: Mutex<Addresses>,
     // Closed in this order.
     registers: Registers,
     configuration: Region,
     file: DeviceFile,
-    _group: Group,
-    container: Container,
+    _group: Arc<Group>,
+    space: Arc<Space>,
 }
 
 impl VfioDevice {
     /// Opens the device at an address such as `0000:02:00.0`, with no mapping. Only one device of a
-    /// group can be open at a time.
+    /// group can be open at a time, unless they are opened [together](VfioDevice::open_all).
     ///
     /// The kernel resets it as well as it can, which for some devices is a change of their power state
     /// that not all obey. A driver therefore stops the device by its registers before it maps memory:
@@ -46,52 +45,45 @@ impl VfioDevice {
     /// # Errors
     /// What is in the way, and what to type against it.
     pub fn open(address: &str) -> Result<Self, OpenError> {
+        Self::open_in(address, None)
+    }
+
+    /// Opens devices that share their mappings: what is mapped for one is mapped for all.
+    ///
+    /// # Errors
+    /// As for [`VfioDevice::open`]. If one cannot be opened, none is.
+    pub fn open_all(addresses: &[impl AsRef<str>]) -> Result<Vec<Self>, OpenError> {
+        let mut devices: Vec<Self> = Vec::new();
+        for address in addresses {
+            let space = devices.first().map(|device| device.space.clone());
+            devices.push(Self::open_in(address.as_ref(), space)?);
+        }
+        Ok(devices)
+    }
+
+    fn open_in(address: &str, space: Option<Arc<Space>>) -> Result<Self, OpenError> {
         let bus = Bus::default();
         let found = bus.device(address);
         let Some(found) = found else {
             return Err(OpenError::NoSuchDevice { address: address.to_owned() });
         };
-        match found.obstacle(bus.container()) {
-            Some(obstacle) => Err(obstacle),
-            None => Self::open_found(found),
+        if let Some(obstacle) = found.obstacle(bus.container()) {
+            return Err(obstacle);
         }
-    }
-
-    fn open_found(found: PciDevice) -> Result<Self, OpenError> {
         let PciDevice { address: name, id, group: Some(facts), .. } = found else {
             return Err(OpenError::NoIommu { address: found.address });
         };
-        let container = Container::open().map_err(no_container)?;
-        if !container.has_mappings() {
-            return Err(OpenError::NoVfio);
-        }
-        let number = facts.number;
-        let group = Group::open(number).map_err(|error| no_group(number, error))?;
-        if !group.is_viable().map_err(refused("the state of the group"))? {
-            return Err(OpenError::GroupNotViable { group: number, others: facts.companions });
-        }
-        group.join(&container).map_err(refused("putting the group into a container"))?;
-        container.begin().map_err(|error| match error.raw_os_error() {
-            Some(libc::EPERM) => OpenError::UncheckedInterrupts,
-            _ => refused("an empty set of mappings")(error),
-        })?;
+        let space = match space {
+            Some(space) => space,
+            None => Arc::new(Space::of(&facts)?),
+        };
+        let group = space.group(&facts)?;
         let file = group.device(&name).map_err(refused("the device"))?;
         let can_reset = file.can_reset().map_err(refused("facts about the device"))?;
         let configuration = file.configuration().map_err(refused("the configuration"))?;
         let registers = map_registers(&file, &name)?;
-        let usable = container.usable().map_err(refused("the usable addresses"))?;
-        let addresses = Mutex::new(Addresses::new(&usable, page_bytes() as u64));
-        let device = Self {
-            name,
-            id,
-            can_reset,
-            addresses,
-            registers,
-            configuration,
-            file,
-            _group: group,
-            container,
-        };
+        let device =
+            Self { name, id, can_reset, registers, configuration, file, _group: group, space };
         device.try_mapping()?;
         device.set_reach(true).map_err(refused("access to memory for the device"))?;
         Ok(device)
@@ -111,7 +103,8 @@ impl VfioDevice {
     fn try_mapping(&self) -> Result<(), OpenError> {
         let page = Pages::new(page_bytes()).map_err(refused("a page"))?;
         let mut at = [0];
-        let mapped = self.map(page.as_ptr() as usize, &mut at, Direction::Writes);
+        // SAFETY: a page of its own, that no driver knows of, for as long as it exists.
+        let mapped = unsafe { self.map(page.as_ptr() as usize, &mut at, Direction::Writes) };
         mapped.map_err(|error| match error.raw_os_error() {
             Some(libc::ENOMEM) => OpenError::LockedMemory { limit: residency::lock_limit_bytes() },
             _ => refused("mapping a page")(error),
@@ -136,24 +129,6 @@ impl VfioDevice {
             true => Ok(()),
             false => Err(io::Error::from_raw_os_error(libc::EIO)),
         }
-    }
-
-    fn addresses(&self) -> MutexGuard<'_, Addresses> {
-        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Ends the mapping of a range. Should the kernel refuse, the device is stopped and the range never
-    /// used again: whoever unmaps relies on the device not reaching the pages.
-    fn end_mapping(&self, start: u64, bytes: u64) -> bool {
-        if self.container.unmap(start, bytes).is_ok() {
-            return true;
-        }
-        if self.set_reach(false).is_err() {
-            // Memory that is somebody else's by now would be overwritten. The end of the process
-            // closes the device.
-            std::process::abort();
-        }
-        false
     }
 }
 
@@ -194,7 +169,7 @@ impl Device for VfioDevice {
         self.registers.write64(at, value);
     }
 
-    fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
+    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
         assert!(start.is_multiple_of(page_bytes()), "{start:#x} is not the first byte of a page");
         if !self.file.is_ours() {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
@@ -207,14 +182,7 @@ impl Device for VfioDevice {
             // Memory that may only be read cannot be prepared, and nobody writes it.
             let _ = residency::populate_for_writing(start, bytes as usize);
         }
-        let taken = self.addresses().take(bytes, start as u64);
-        let at = taken.ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSPC))?;
-        if let Err(error) = self.container.map(at, start, bytes, direction) {
-            let mut addresses = self.addresses();
-            addresses.end(at);
-            addresses.give_back(at, bytes);
-            return Err(error);
-        }
+        let at = self.space.map(start, bytes, direction)?;
         for (page, address) in pages.iter_mut().zip((at..).step_by(page_bytes())) {
             *page = address;
         }
@@ -227,10 +195,14 @@ impl Device for VfioDevice {
             return;
         }
         let bytes = pages.len() as u64 * page_bytes() as u64;
-        let taken = self.addresses().end(start);
-        assert_eq!(taken, Some(bytes), "{start:#x} is not what a mapping was given");
-        if self.end_mapping(start, bytes) {
-            self.addresses().give_back(start, bytes);
+        if self.space.unmap(start, bytes) {
+            return;
+        }
+        // Whoever unmaps relies on the device not reaching the pages: it is stopped. Where it is not
+        // alone, or does not stop, memory that is somebody else's by now would be overwritten; the
+        // end of the process closes all of them.
+        if self.set_reach(false).is_err() || Arc::strong_count(&self.space) > 1 {
+            std::process::abort();
         }
     }
 
@@ -264,10 +236,6 @@ impl Drop for VfioDevice {
         if self.can_reset {
             let _ = self.file.reset();
         }
-        let taken: Vec<(u64, u64)> = self.addresses().taken().collect();
-        for (start, bytes) in taken {
-            self.end_mapping(start, bytes);
-        }
     }
 }
 
@@ -298,31 +266,6 @@ fn map_registers(file: &DeviceFile, name: &str) -> Result<Registers, OpenError> 
     Registers::map(file.as_fd(), region.offset, bytes).map_err(refused("mapping the registers"))
 }
 
-fn no_container(error: io::Error) -> OpenError {
-    match error.raw_os_error() {
-        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => OpenError::NoVfio,
-        Some(libc::EACCES | libc::EPERM) => {
-            OpenError::NoPermission { file: "/dev/vfio/vfio".to_owned() }
-        }
-        _ => refused("opening /dev/vfio/vfio")(error),
-    }
-}
-
-fn no_group(group: u32, error: io::Error) -> OpenError {
-    match error.raw_os_error() {
-        Some(libc::EBUSY) => OpenError::Busy { group },
-        Some(libc::EACCES | libc::EPERM) => {
-            OpenError::NoPermission { file: format!("/dev/vfio/{group}") }
-        }
-        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => OpenError::NoVfio,
-        _ => refused("opening the group")(error),
-    }
-}
-
-fn refused(what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
-    move |error| OpenError::Refused { what, error }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -332,15 +275,6 @@ mod tests {
         let error = VfioDevice::open("ffff:ff:1f.7").unwrap_err();
         assert!(matches!(error, OpenError::NoSuchDevice { .. }), "{error}");
         assert!(error.to_string().contains("ffff:ff:1f.7"), "{error}");
-    }
-
-    #[test]
-    fn what_the_kernel_says_of_a_group_becomes_something_to_do() {
-        let says = |code| no_group(7, io::Error::from_raw_os_error(code)).to_string();
-        assert!(says(libc::EBUSY).contains("fuser -v /dev/vfio/7"));
-        assert!(says(libc::EACCES).contains("sudo chown $USER /dev/vfio/7"));
-        assert!(says(libc::ENOENT).contains("sudo modprobe vfio-pci"));
-        assert!(says(libc::EIO).contains("dmesg"));
     }
 
     #[test]

@@ -160,6 +160,11 @@ impl OpenError {
     }
 }
 
+/// What the kernel refused, without a better name.
+pub(super) fn refused(what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
+    move |error| OpenError::Refused { what, error }
+}
+
 impl fmt::Display for OpenError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.cause(), self.cure())

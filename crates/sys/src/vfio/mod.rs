@@ -17,6 +17,7 @@ mod device;
 mod error;
 pub mod pci;
 mod registers;
+mod space;
 
 pub use addresses::Addresses;
 pub use commands::{give_back, hand_over};

@@ -301,7 +301,7 @@ impl Device for IoatModel {
         self.shared.write(at, 8, value);
     }
 
-    fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
+    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
         let error = |code| Err(io::Error::from_raw_os_error(code));
         let (refused, limit) = {
             let mut script = lock(&self.shared.script);

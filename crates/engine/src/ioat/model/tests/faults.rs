@@ -130,7 +130,7 @@ fn mappings_are_refused_by_number_and_by_size() {
     let at = pages.as_ptr() as usize;
     let map = |count: usize| {
         let mut addresses = vec![0; count];
-        let mapped = model.map(at, &mut addresses, Direction::Writes);
+        let mapped = map(&model, at, &mut addresses, Direction::Writes);
         mapped.map(|()| addresses).map_err(|error| error.raw_os_error().unwrap())
     };
     model.set_faults(with(|faults| {

@@ -18,6 +18,12 @@ use super::super::descriptor::{DESCRIPTOR_BYTES, Descriptor};
 use super::super::registers::*;
 use super::*;
 
+/// Maps memory of a test, which nobody but the model and the test uses.
+fn map(model: &IoatModel, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
+    // SAFETY: tests keep their memory until the model has stopped, or have it unmapped before.
+    unsafe { model.map(start, pages, direction) }
+}
+
 /// Waits for something that happens sooner or later.
 fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
     let patience = Instant::now() + Duration::from_secs(60);
@@ -42,7 +48,7 @@ impl Mapped {
     fn with(model: &Arc<IoatModel>, count: usize, direction: Direction) -> Self {
         let pages = Pages::new(count * page_bytes()).unwrap();
         let mut addresses = vec![0; count];
-        model.map(pages.as_ptr() as usize, &mut addresses, direction).unwrap();
+        map(&model, pages.as_ptr() as usize, &mut addresses, direction).unwrap();
         Self { model: model.clone(), pages, addresses }
     }
 

@@ -149,10 +149,10 @@ fn memory_is_mapped_only_where_there_is_some() {
     let at = pages.as_ptr() as usize;
     drop(pages);
     let mut addresses = [0; 2];
-    let nowhere = model.map(page_bytes(), &mut addresses, Direction::Reads).unwrap_err();
+    let nowhere = map(&model, page_bytes(), &mut addresses, Direction::Reads).unwrap_err();
     assert_eq!(nowhere.raw_os_error(), Some(EFAULT));
     assert_clean(&model);
-    let crooked = model.map(at + 1, &mut addresses, Direction::Reads).unwrap_err();
+    let crooked = map(&model, at + 1, &mut addresses, Direction::Reads).unwrap_err();
     assert_eq!(crooked.raw_os_error(), Some(EINVAL));
     assert_eq!((model.mistakes().len(), model.mapped_pages()), (1, 0));
 }
@@ -165,9 +165,9 @@ fn memory_that_cannot_be_written_is_mapped_for_reading_only() {
     let done = unsafe { libc::mprotect(pages.as_ptr().cast(), page_bytes(), libc::PROT_READ) };
     assert_eq!(done, 0);
     let (at, mut addresses) = (pages.as_ptr() as usize, [0]);
-    let refused = model.map(at, &mut addresses, Direction::Writes).unwrap_err();
+    let refused = map(&model, at, &mut addresses, Direction::Writes).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(EFAULT));
-    model.map(at, &mut addresses, Direction::Reads).unwrap();
+    map(&model, at, &mut addresses, Direction::Reads).unwrap();
     model.unmap(&addresses);
     assert_clean(&model);
 }
@@ -178,7 +178,7 @@ fn a_page_may_be_mapped_twice_and_has_two_addresses() {
     {
         let memory = Mapped::new(&model, 1);
         let mut again = [0];
-        model.map(memory.pages.as_ptr() as usize, &mut again, Direction::Reads).unwrap();
+        map(&model, memory.pages.as_ptr() as usize, &mut again, Direction::Reads).unwrap();
         assert_ne!(memory.addresses, again);
         assert_eq!(model.mapped_pages(), 2);
         model.unmap(&again);

@@ -1,5 +1,7 @@
 //! Building a ferry: settings from the caller, then from the environment, then from measurement.
 
+mod pci;
+
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +12,8 @@ use memferry_engine::{Channel, ChannelOptions, Engine, OpenError};
 use memferry_memory::pin_cache::Limits;
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, fork};
+
+pub use pci::PciDevices;
 
 use crate::carry::{Inner, OpenEngine};
 use crate::cookie::{CookieTable, LARGEST_FERRY};
@@ -57,6 +61,8 @@ pub struct Builder {
     chunk_bytes: Option<usize>,
     engines: Vec<EngineChoice>,
     gpu: Option<Gpu>,
+    ioat: Option<PciDevices>,
+    nic: Option<PciDevices>,
     pin_limits: Option<Limits>,
 }
 
@@ -207,6 +213,7 @@ impl Builder {
         } else {
             self.engines.clone()
         };
+        choices.extend(self.open_pci()?);
         let gpu = self.open_gpu()?;
         if let Some(gpu) = &gpu {
             let channels = (affinity::allowed_cores().len() * 5 / 8).clamp(1, MOST_GPU_CHANNELS);

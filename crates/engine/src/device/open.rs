@@ -1,0 +1,37 @@
+//! Devices of the machine that were handed over to programs.
+
+use std::sync::Arc;
+
+use memferry_sys::device::Device;
+use memferry_sys::vfio::pci::Id;
+use memferry_sys::vfio::{Bus, VfioDevice};
+
+use crate::contract::OpenError;
+
+/// The addresses of the devices of a kind that were handed over to programs. Nothing is opened, and
+/// nothing is taken from the kernel.
+pub fn ready(ids: &[Id]) -> Vec<String> {
+    let found = Bus::default().find(ids).into_iter();
+    found.filter(|device| device.is_handed_over()).map(|device| device.address).collect()
+}
+
+/// Opens devices that share their mappings.
+pub(crate) fn open_all(
+    engine: &str,
+    addresses: &[impl AsRef<str>],
+    ids: &[Id],
+) -> Result<Vec<Arc<dyn Device>>, OpenError> {
+    let devices = VfioDevice::open_all(addresses).map_err(|error| refused(engine, &error))?;
+    for (device, address) in devices.iter().zip(addresses) {
+        if !ids.contains(&device.id()) {
+            let ((maker, kind), address) = (device.id(), address.as_ref());
+            let reason = format!("{address} ({maker:04x}:{kind:04x}) is no device of this kind");
+            return Err(refused(engine, &reason));
+        }
+    }
+    Ok(devices.into_iter().map(|device| Arc::new(device) as Arc<dyn Device>).collect())
+}
+
+pub(crate) fn refused(engine: &str, reason: &dyn std::fmt::Display) -> OpenError {
+    OpenError::System { engine: engine.into(), reason: reason.to_string() }
+}
