@@ -5,9 +5,9 @@ use std::sync::Arc;
 use anyhow::Context;
 use memferry::engine::ChannelOptions;
 use memferry::engine::conformance::Subject;
+use memferry::engine::device::ready;
 use memferry::engine::nic::{NicEngine, Settings};
 use memferry_sys::vfio::pci::E1000E;
-use memferry_sys::vfio::{Bus, VfioDevice};
 
 use super::super::Effort;
 use super::report::Report;
@@ -52,11 +52,9 @@ pub(crate) fn run(is_quick: bool) -> anyhow::Result<()> {
 
 /// The card of the machine, for all cases: to open it takes long.
 fn open() -> anyhow::Result<NicEngine> {
-    let found = Bus::default().find(E1000E).into_iter().next();
-    let address = found.context("there is no card that can be driven")?.address;
-    let device = VfioDevice::open(&address)?;
-    let engine = NicEngine::over(Arc::new(device), Settings::default());
-    engine.with_context(|| format!("the card {address} does not work"))
+    let address = ready(E1000E).into_iter().next();
+    let address = address.context("there is no card that was handed over to programs")?;
+    Ok(NicEngine::open(&address, Settings::default())?)
 }
 
 fn keep(engine: &Arc<NicEngine>) -> impl Fn() -> Arc<NicEngine> + Send + Sync + 'static {

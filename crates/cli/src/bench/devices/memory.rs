@@ -1,11 +1,12 @@
 //! Memory to copy between, and copies that devices make of it while the caller only waits.
 
+use std::sync::Arc;
+
 use anyhow::ensure;
 use memferry::engine::Engine;
 use memferry::engine::cpu::ProfileSource;
-use memferry::{Ferry, Notification, Options, Request};
+use memferry::{Ferry, Gpu, Notification, Options, PciDevices, Request};
 use memferry_sys::Pages;
-use std::sync::Arc;
 
 /// How far apart the two sides of a copy lie in their pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +26,10 @@ pub(super) const LINE_APART: Placing = Placing { series: "memferry, 64 B apart",
 /// The target begins with an odd address.
 pub(super) const ODD: Placing = Placing { series: "memferry, odd target", target_at: 1 };
 
+/// Descriptors that a channel holds: enough for the largest copy. The caller does what a full channel
+/// does not take, and is not to do anything here.
+const CAPACITY: usize = 1 << 14;
+
 /// A source with a pattern, a target, and a ferry over one engine between them.
 pub(super) struct Shore {
     // Before the memory: its end is the end of everything that is under way.
@@ -37,8 +42,15 @@ impl Shore {
     /// For copies of up to so many bytes, by one channel of an engine and nobody else.
     pub(super) fn new(engine: Arc<dyn Engine>, most_bytes: usize) -> anyhow::Result<Self> {
         // Not measured: nothing here is decided by the speed of the processor.
-        let builder = Ferry::builder().profile(ProfileSource::BuiltIn);
-        let ferry = builder.engine(engine, 1).inline_bytes(0).build()?;
+        let ferry = Ferry::builder()
+            .profile(ProfileSource::BuiltIn)
+            .engine(engine, 1)
+            .gpu(Gpu::Off)
+            .ioat(PciDevices::Off)
+            .nic(PciDevices::Off)
+            .capacity(CAPACITY)
+            .inline_bytes(0)
+            .build()?;
         let mut source = Pages::new(most_bytes)?;
         for (at, byte) in source.as_mut_slice().iter_mut().enumerate() {
             *byte = (at as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15).to_le_bytes()[6] | 1;
