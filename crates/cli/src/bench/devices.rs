@@ -7,6 +7,7 @@ mod copy_engine;
 pub(crate) mod guest;
 mod lossy;
 mod memory;
+mod odometer;
 mod report;
 mod suite;
 mod virtual_machine;
@@ -101,7 +102,7 @@ fn emulated_card(outcome: &mut Outcome, effort: Effort, progress: &Progress) -> 
 fn modelled_card(outcome: &mut Outcome, effort: Effort, progress: &Progress) -> anyhow::Result<()> {
     let engine = Arc::new(NicEngine::over(NicModel::new(), Settings::default())?);
     let step = |figure: &str| progress.step(&format!("{MODEL}: {figure}"));
-    outcome.rows.extend(card::measure(engine, MODEL, effort, step)?.rows);
+    outcome.rows.extend(card::measure(engine, None, MODEL, effort, step)?.rows);
     Ok(())
 }
 
@@ -168,13 +169,15 @@ fn notes() -> [String; 4] {
         "Descriptors are those that the model of the copy engine has carried out, by its own count. \
          A descriptor must not cross a page on either side, so a copy takes one for each page if \
          both sides begin at the same place in their pages, and two if not, however far apart they \
-         are. Where pages lie one behind the other for the device, only its largest transfer \
-         (1 MiB) counts."
+         are. Where pages lie one behind the other for the device, as behind an IOMMU, a descriptor \
+         goes from one into the next; memory that is copied for the first time is pinned in growing \
+         chunks, and each of them takes one."
             .into(),
         "The card sends to itself what it reads at the source, and receives it at the target: up \
          to 8 KiB in a frame, behind a head that never reaches the target. Bytes too few for a \
          frame, and an odd byte at the start of a target, are left to the processor. A notice is a \
-         frame that carries the value of a notification variable behind the data."
+         frame that carries the value of a notification variable behind the data. Frames are \
+         counted by the driver, and for an aligned mebibyte by the emulated card as well."
             .into(),
         "Every copy that is counted is also compared, byte by byte; those that are timed are not."
             .into(),

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use memferry::engine::nic::{NicCounters, NicEngine};
+use memferry_sys::device::Device;
 
 use super::super::Effort;
 use super::memory::{ALIGNED, LINE_APART, ODD, Packets, Placing, Shore};
+use super::odometer;
 use crate::outcome::Row;
 
 /// The size that the key is of.
@@ -25,11 +27,13 @@ pub(super) struct Found {
 
 /// The figures of a card, in the order in which they are made.
 pub(super) const FIGURES: [&str; 5] =
-    ["bytes by the card", "notices", "delivered packets", "frames a second", "mappings looked up"];
+    ["bytes moved", "notices", "delivered packets", "frames a second", "mappings looked up"];
 
-/// Makes all figures, and says the name of each before it does.
+/// Makes all figures, and says the name of each before it does. A card that counts by itself what
+/// passes is asked too.
 pub(super) fn measure(
     engine: Arc<NicEngine>,
+    counting: Option<&dyn Device>,
     place: &str,
     effort: Effort,
     mut on_figure: impl FnMut(&str),
@@ -40,6 +44,9 @@ pub(super) fn measure(
     let [bytes, notices, packets, pace, lookups] = FIGURES;
     on_figure(bytes);
     let (share, mut rows) = card.shares(&sizes)?;
+    if let Some(device) = counting {
+        rows.extend(card.both_counts(device)?);
+    }
     on_figure(notices);
     rows.extend(card.notices(&sizes)?);
     on_figure(packets);
@@ -113,6 +120,26 @@ impl Card<'_> {
         }
         let share = telling.context("an aligned mebibyte was not copied")?;
         Ok((share, [by_card, by_processor, frames].concat()))
+    }
+
+    /// An aligned mebibyte, as the driver counts it and as the card does.
+    fn both_counts(&mut self, device: &dyn Device) -> anyhow::Result<Vec<Row>> {
+        odometer::read(device);
+        let driver = self.during(|shore| shore.copy(TELLING, ALIGNED))?;
+        let card = odometer::read(device);
+        let mut rows = Vec::new();
+        for (unit, by_driver, by_card) in [
+            ("frames", driver.frames, card.frames),
+            ("bytes", driver.bytes_by_card, card.payload_bytes),
+        ] {
+            let figure = "an aligned copy, counted twice";
+            for (series, count) in
+                [("memferry, by the driver", by_driver), ("by the card itself", by_card)]
+            {
+                rows.push(self.row(figure, series, TELLING, unit, &[count as f64]));
+            }
+        }
+        Ok(rows)
     }
 
     /// Copies with a notification variable that the card sets behind the data.
@@ -229,7 +256,8 @@ mod tests {
     fn a_model_of_a_card_moves_nearly_all_of_an_aligned_mebibyte() {
         let engine = Arc::new(NicEngine::over(NicModel::new(), Settings::default()).unwrap());
         let mut figures = Vec::new();
-        let found = measure(engine, "model", Effort::Brief, |name| figures.push(name.to_owned()));
+        let found =
+            measure(engine, None, "model", Effort::Brief, |name| figures.push(name.to_owned()));
         let found = found.unwrap();
         assert!(found.share >= 0.99, "{}", found.share);
         assert_eq!(figures, FIGURES);

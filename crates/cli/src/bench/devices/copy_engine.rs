@@ -1,6 +1,7 @@
 //! Intel's copy engine over the model of its registers: how many descriptors the device is given,
 //! counted by the device.
 
+use std::io;
 use std::sync::Arc;
 
 use anyhow::ensure;
@@ -8,6 +9,7 @@ use memferry::engine::ChannelOptions;
 use memferry::engine::conformance::Subject;
 use memferry::engine::ioat::IoatEngine;
 use memferry::engine::ioat::model::{Faults, IoatModel, When};
+use memferry_sys::device::Device;
 
 use super::super::Effort;
 use super::memory::{ALIGNED, HALF_APART, LINE_APART, Placing, Shore};
@@ -44,9 +46,13 @@ pub(super) fn subjects(effort: Effort) -> Vec<(&'static str, Subject)> {
 /// An engine over a model with four channels that goes wrong once it is in use.
 fn engine(faults: Faults, is_contiguous: bool) -> Arc<IoatEngine> {
     let model = IoatModel::builder().channels(4).contiguous(is_contiguous).build();
-    let engine = IoatEngine::over(&[model.clone()]).expect("a model of a copy engine");
+    let engine = over(model.clone()).expect("a model of a copy engine");
     model.set_faults(faults);
-    Arc::new(engine)
+    engine
+}
+
+fn over(device: Arc<dyn Device>) -> io::Result<Arc<IoatEngine>> {
+    IoatEngine::over(&[device]).map(Arc::new)
 }
 
 /// Descriptors for copies of all sizes and placings, and the keys.
@@ -113,8 +119,7 @@ struct Counted {
 impl Counted {
     fn new(most_bytes: usize, is_contiguous: bool) -> anyhow::Result<Self> {
         let model = IoatModel::builder().contiguous(is_contiguous).build();
-        let engine = Arc::new(IoatEngine::over(&[model.clone()])?);
-        Ok(Self { shore: Shore::new(engine, most_bytes)?, model })
+        Ok(Self { shore: Shore::new(over(model.clone())?, most_bytes)?, model })
     }
 
     /// How many descriptors the device carries out for a copy, every byte of which it moves.

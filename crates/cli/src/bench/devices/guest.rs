@@ -7,6 +7,7 @@ use memferry::engine::ChannelOptions;
 use memferry::engine::conformance::Subject;
 use memferry::engine::device::ready;
 use memferry::engine::nic::{NicEngine, Settings};
+use memferry_sys::vfio::VfioDevice;
 use memferry_sys::vfio::pci::E1000E;
 
 use super::super::Effort;
@@ -26,7 +27,9 @@ pub(super) fn suites(effort: Effort) -> u64 {
 /// Tries the card and tells of it.
 pub(crate) fn run(is_quick: bool) -> anyhow::Result<()> {
     let effort = if is_quick { Effort::Quick } else { Effort::Full };
-    let engine = Arc::new(open()?);
+    let device = open()?;
+    let engine = NicEngine::over(device.clone(), Settings::default());
+    let engine = Arc::new(engine.context("the card does not work")?);
     let mut tallies = vec![tally("nic over the emulated card", Subject::new(keep(&engine)))];
     if suites(effort) > 1 {
         let tiny =
@@ -42,7 +45,8 @@ pub(crate) fn run(is_quick: bool) -> anyhow::Result<()> {
         trouble: None,
     };
     // After a case that failed the card may be in no state to go on; the cases are still told.
-    match card::measure(engine, CARD, effort, |figure| say(&format!("{CARD}: {figure}"))) {
+    let on_figure = |figure: &str| say(&format!("{CARD}: {figure}"));
+    match card::measure(engine, Some(&*device), CARD, effort, on_figure) {
         Ok(found) => (report.share, report.rows) = (Some(found.share), found.rows),
         Err(error) => report.trouble = Some(format!("{error:#}")),
     }
@@ -51,10 +55,11 @@ pub(crate) fn run(is_quick: bool) -> anyhow::Result<()> {
 }
 
 /// The card of the machine, for all cases: to open it takes long.
-fn open() -> anyhow::Result<NicEngine> {
+fn open() -> anyhow::Result<Arc<VfioDevice>> {
     let address = ready(E1000E).into_iter().next();
     let address = address.context("there is no card that was handed over to programs")?;
-    Ok(NicEngine::open(&address, Settings::default())?)
+    let device = VfioDevice::open(&address);
+    Ok(Arc::new(device.with_context(|| format!("the card {address} cannot be had"))?))
 }
 
 fn keep(engine: &Arc<NicEngine>) -> impl Fn() -> Arc<NicEngine> + Send + Sync + 'static {

@@ -22,8 +22,7 @@ pub(super) fn subjects(effort: Effort) -> Vec<(&'static str, Subject)> {
         Subject::new(move || engine(faults, Settings { checks }).1).injects_faults()
     };
     match effort {
-        Effort::Brief => Vec::new(),
-        Effort::Quick => vec![("nic over a model that loses frames", faulty(loses, false))],
+        Effort::Brief | Effort::Quick => Vec::new(),
         Effort::Full => vec![
             ("nic over a model that loses frames", faulty(loses, false)),
             ("nic over a model that damages frames", faulty(damages, true)),
@@ -41,7 +40,7 @@ fn engine(faults: Faults, settings: Settings) -> (Arc<NicModel>, Arc<NicEngine>)
 
 /// Copies of a mebibyte with ever more losses.
 pub(super) fn measure() -> anyhow::Result<Vec<Row>> {
-    let figure = "model of a card that loses frames: an aligned copy";
+    let figure = "model of a card that loses frames: all that is sent for a copy";
     let (mut frames, mut repeats) = (Vec::new(), Vec::new());
     for (series, lose_every) in [
         ("memferry, nothing lost", None),
@@ -51,16 +50,18 @@ pub(super) fn measure() -> anyhow::Result<Vec<Row>> {
     ] {
         let faults = Faults { lose_every, ..Faults::default() };
         let (model, engine) = engine(faults, Settings::default());
+        let mut shore = Shore::new(engine.clone(), BYTES)?;
+        // A card is tried out when it is opened.
         let before = model.sightings().frames;
-        Shore::new(engine.clone(), BYTES)?.copy(BYTES, ALIGNED)?;
+        shore.copy(BYTES, ALIGNED)?;
         let sightings = model.sightings();
         let mistakes = sightings.mistakes;
         ensure!(mistakes.is_empty(), "the driver made mistakes: {}", mistakes.join("; "));
         let row = |unit: &str, count: u64| {
             Row::of_rounds(figure, series, BYTES as u64, unit, &[count as f64])
         };
-        frames.push(row("frames sent", sightings.frames - before));
-        repeats.push(row("times sent again", engine.counters().sent_again));
+        frames.push(row("frames", sightings.frames - before));
+        repeats.push(row("times frames were sent again", engine.counters().sent_again));
     }
     Ok([frames, repeats].concat())
 }
@@ -72,7 +73,7 @@ mod tests {
     #[test]
     fn the_more_is_lost_the_more_is_sent() {
         let rows = measure().unwrap();
-        let sent: Vec<_> = rows.iter().filter(|row| row.unit == "frames sent").collect();
+        let sent: Vec<_> = rows.iter().filter(|row| row.unit == "frames").collect();
         assert_eq!(sent[0].value, 128.0);
         assert!(sent.windows(2).all(|pair| pair[0].value < pair[1].value), "{sent:?}");
     }

@@ -42,14 +42,14 @@ impl Tally {
 
     /// The counts, for a table.
     pub(super) fn rows(&self) -> [Row; 3] {
-        let row = |series: &str, count: u64| {
-            let figure = format!("conformance, {}", self.name);
-            Row::of_rounds(&figure, series, 0, "cases", &[count as f64])
+        let row = |figure: &str, count: u64| {
+            let series = format!("memferry {}", self.name);
+            Row::of_rounds(figure, &series, 0, "cases", &[count as f64])
         };
         [
-            row("passed", self.passed),
-            row("skipped, not claimed", self.skipped),
-            row("failed", self.failed.len() as u64),
+            row("conformance, passed", self.passed),
+            row("conformance, skipped because it is not claimed", self.skipped),
+            row("conformance, failed", self.failed.len() as u64),
         ]
     }
 }
