@@ -20,7 +20,7 @@ const SLOW: &str = "(emulated, says nothing about hardware)";
 
 /// What was found out about a card.
 pub(super) struct Found {
-    /// The share of an aligned mebibyte that the card has moved.
+    /// The share of an aligned mebibyte that the card has moved, by the lower count if there are two.
     pub(super) share: f64,
     pub(super) rows: Vec<Row>,
 }
@@ -43,9 +43,11 @@ pub(super) fn measure(
     let mut card = Card { shore: Shore::new(engine.clone(), most)?, engine, place };
     let [bytes, notices, packets, pace, lookups] = FIGURES;
     on_figure(bytes);
-    let (share, mut rows) = card.shares(&sizes)?;
+    let (mut share, mut rows) = card.shares(&sizes)?;
     if let Some(device) = counting {
-        rows.extend(card.both_counts(device)?);
+        let (counted, both) = card.both_counts(device)?;
+        share = share.min(counted);
+        rows.extend(both);
     }
     on_figure(notices);
     rows.extend(card.notices(&sizes)?);
@@ -122,8 +124,9 @@ impl Card<'_> {
         Ok((share, [by_card, by_processor, frames].concat()))
     }
 
-    /// An aligned mebibyte, as the driver counts it and as the card does.
-    fn both_counts(&mut self, device: &dyn Device) -> anyhow::Result<Vec<Row>> {
+    /// An aligned mebibyte, as the driver counts it and as the card does; and the card's share by
+    /// its own count.
+    fn both_counts(&mut self, device: &dyn Device) -> anyhow::Result<(f64, Vec<Row>)> {
         odometer::read(device);
         let driver = self.during(|shore| shore.copy(TELLING, ALIGNED))?;
         let card = odometer::read(device);
@@ -139,7 +142,7 @@ impl Card<'_> {
                 rows.push(self.row(figure, series, TELLING, unit, &[count as f64]));
             }
         }
-        Ok(rows)
+        Ok((card.payload_bytes as f64 / TELLING as f64, rows))
     }
 
     /// Copies with a notification variable that the card sets behind the data.
