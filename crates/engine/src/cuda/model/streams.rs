@@ -90,6 +90,9 @@ impl Shared {
                     unsafe { std::ptr::write_bytes(target as *mut u8, value, bytes) };
                 }
             }
+            // Nothing behind a copy that was lost is reached: whoever asked just before the loss
+            // would take the copy for done.
+            Order::Record { .. } if is_lost() => self.reached.notify_all(),
             Order::Record { event, turn } => {
                 if let Some((_, reached)) = lock(&self.state).events.get_mut(&event) {
                     *reached = turn.max(*reached);
