@@ -33,7 +33,7 @@ pub(crate) fn with_unit(value: f64, unit: &str) -> String {
         _ if !value.is_finite() => short(value),
         "ratio" => format!("{}×", short(value)),
         "ns" => duration(value),
-        "" => short(value),
+        "" | "count" => in_unit(value, unit),
         _ => format!("{} {unit}", in_unit(value, unit)),
     }
 }
@@ -100,6 +100,7 @@ mod tests {
         assert_eq!(in_unit(3.0, "GB/s"), "3.00");
         assert_eq!(in_unit(f64::NAN, "frames"), "–");
         assert_eq!(with_unit(1024.0, "descriptors"), "1,024 descriptors");
+        assert_eq!(with_unit(1024.0, "count"), "1,024");
     }
 
     #[test]

@@ -18,7 +18,7 @@ use memferry::engine::conformance::Subject;
 use memferry::engine::nic::model::NicModel;
 use memferry::engine::nic::{NicEngine, Settings};
 
-use self::suite::Tally;
+use self::suite::{Exception, Tally};
 use self::virtual_machine::{Told, Tried};
 use super::measure::set;
 use super::{Bench, Effort};
@@ -134,20 +134,33 @@ fn take_suites(outcome: &mut Outcome, key: &str, tallies: &[Tally]) {
     let is_good = !tallies.is_empty() && tallies.iter().all(Tally::is_good);
     outcome.summary.set(key, if is_good { 1.0 } else { 0.0 });
     tallies.iter().for_each(|tally| take_suite(outcome, tally));
+    outcome.notes.extend(tallies.first().map(skipped));
 }
 
 /// The rows of a suite, and what failed.
 fn take_suite(outcome: &mut Outcome, tally: &Tally) {
     outcome.rows.extend(tally.rows());
     for failed in &tally.failed {
-        let suite::Failed { case, reason } = failed;
+        let Exception { case, reason } = failed;
         outcome.missing.push(format!("memferry {}: the case {case} failed ({reason})", tally.name));
     }
     if tally.failed.is_empty() && !tally.is_good() {
-        let Tally { name, passed, skipped, cases, .. } = tally;
-        let told = format!("memferry {name}: {passed} cases passed, {skipped} skipped, of {cases}");
-        outcome.missing.push(told);
+        let Tally { name, cases, passed, .. } = tally;
+        let turns = tally.had_their_turn();
+        outcome.missing.push(format!(
+            "memferry {name}: {turns} of {cases} cases had their turn, and {passed} passed"
+        ));
     }
+}
+
+/// What was not tried, and why.
+fn skipped(tally: &Tally) -> String {
+    let Tally { name, cases, passed, skipped, failed } = tally;
+    let each = skipped.iter().map(|Exception { case, reason }| format!("{case} ({reason})"));
+    let each: Vec<_> = each.collect();
+    let list = if each.is_empty() { "none".to_owned() } else { each.join(", ") };
+    let failed = failed.len();
+    format!("Of {cases} cases, {name} passed {passed} and failed {failed}; skipped: {list}.")
 }
 
 const SPEED: &str = "None of these devices is real: they are models in this process, and a card that \
@@ -197,9 +210,15 @@ mod tests {
     fn tally(failed: &[&str]) -> Tally {
         let failed = failed
             .iter()
-            .map(|&case| suite::Failed { case: case.into(), reason: "one is not two".into() });
+            .map(|&case| Exception { case: case.into(), reason: "one is not two".into() });
         let failed: Vec<_> = failed.collect();
-        Tally { name: "nic".into(), cases: 3, passed: 3 - failed.len() as u64, skipped: 0, failed }
+        Tally {
+            name: "nic".into(),
+            cases: 3,
+            passed: 3 - failed.len() as u64,
+            skipped: Vec::new(),
+            failed,
+        }
     }
 
     fn told(failed: &[&str]) -> Told {

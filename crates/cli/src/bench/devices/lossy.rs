@@ -40,7 +40,6 @@ fn engine(faults: Faults, settings: Settings) -> (Arc<NicModel>, Arc<NicEngine>)
 
 /// Copies of a mebibyte with ever more losses.
 pub(super) fn measure() -> anyhow::Result<Vec<Row>> {
-    let figure = "model of a card that loses frames: all that is sent for a copy";
     let (mut frames, mut repeats) = (Vec::new(), Vec::new());
     for (series, lose_every) in [
         ("memferry, nothing lost", None),
@@ -57,11 +56,12 @@ pub(super) fn measure() -> anyhow::Result<Vec<Row>> {
         let sightings = model.sightings();
         let mistakes = sightings.mistakes;
         ensure!(mistakes.is_empty(), "the driver made mistakes: {}", mistakes.join("; "));
-        let row = |unit: &str, count: u64| {
-            Row::of_rounds(figure, series, BYTES as u64, unit, &[count as f64])
+        let row = |figure: &str, unit: &str, count: u64| {
+            let figure = format!("model of a card that loses frames: {figure}");
+            Row::of_rounds(&figure, series, BYTES as u64, unit, &[count as f64])
         };
-        frames.push(row("frames", sightings.frames - before));
-        repeats.push(row("times frames were sent again", engine.counters().sent_again));
+        frames.push(row("all that is sent for a copy", "frames", sightings.frames - before));
+        repeats.push(row("times that some were sent again", "count", engine.counters().sent_again));
     }
     Ok([frames, repeats].concat())
 }

@@ -62,7 +62,7 @@ pub(super) fn last_of(lines: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::suite::Failed;
+    use super::super::suite::Exception;
     use super::*;
 
     fn report() -> Report {
@@ -72,8 +72,8 @@ mod tests {
                 name: "nic".into(),
                 cases: 3,
                 passed: 1,
-                skipped: 1,
-                failed: vec![Failed { case: "c".into(), reason: "\"x\"\nis wrong".into() }],
+                skipped: vec![Exception { case: "b".into(), reason: "no fills".into() }],
+                failed: vec![Exception { case: "c".into(), reason: "\"x\"\nis wrong".into() }],
             }],
             share: Some(1.0),
             rows: vec![Row::of_rounds("figure", "series", 64, "frames", &[1.0, 2.0])],

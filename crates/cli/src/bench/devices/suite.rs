@@ -19,25 +19,30 @@ pub(super) struct Tally {
     pub(super) cases: u64,
     /// How many the engine passed.
     pub(super) passed: u64,
-    /// How many are about what it does not claim to do.
-    pub(super) skipped: u64,
+    /// Those that are about what it does not claim to do.
+    pub(super) skipped: Vec<Exception>,
     /// Those that it failed.
-    pub(super) failed: Vec<Failed>,
+    pub(super) failed: Vec<Exception>,
 }
 
-/// A case that an engine failed.
+/// A case that an engine did not pass.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Failed {
+pub(super) struct Exception {
     pub(super) case: String,
-    /// What was said when it panicked.
+    /// Why it was skipped, or what was said when it panicked.
     pub(super) reason: String,
 }
 
 impl Tally {
     /// Whether every case had its turn, some passed, and none failed.
     pub(super) fn is_good(&self) -> bool {
-        self.passed > 0 && self.failed.is_empty() && self.passed + self.skipped == self.cases
+        self.passed > 0 && self.failed.is_empty() && self.had_their_turn() == self.cases
+    }
+
+    /// How many cases were run to an end, or skipped for a reason.
+    pub(super) fn had_their_turn(&self) -> u64 {
+        self.passed + (self.skipped.len() + self.failed.len()) as u64
     }
 
     /// The counts, for a table.
@@ -48,7 +53,7 @@ impl Tally {
         };
         [
             row("conformance, passed", self.passed),
-            row("conformance, skipped because it is not claimed", self.skipped),
+            row("conformance, skipped because it is not claimed", self.skipped.len() as u64),
             row("conformance, failed", self.failed.len() as u64),
         ]
     }
@@ -74,9 +79,10 @@ fn run_cases(
         name: name.into(),
         cases: cases.len() as u64,
         passed: 0,
-        skipped: 0,
+        skipped: Vec::new(),
         failed: Vec::new(),
     };
+    let exception = |case: &Case, reason| Exception { case: case.name.into(), reason };
     let heard = Heard::listen();
     for case in cases {
         on_case(case.name);
@@ -84,8 +90,8 @@ fn run_cases(
         // A subject makes its engine anew or has one that outlives panics, as in `cargo test`.
         match panic::catch_unwind(AssertUnwindSafe(|| (case.run)(subject))) {
             Ok(Verdict::Passed) => tally.passed += 1,
-            Ok(Verdict::Skipped(_)) => tally.skipped += 1,
-            Err(_) => tally.failed.push(Failed { case: case.name.into(), reason: heard.reason() }),
+            Ok(Verdict::Skipped(reason)) => tally.skipped.push(exception(case, reason)),
+            Err(_) => tally.failed.push(exception(case, heard.reason())),
         }
     }
     tally
@@ -150,7 +156,9 @@ mod tests {
         let mut names = Vec::new();
         let tally = run_cases("invented", &INVENTED, &subject, |name| names.push(name.to_owned()));
         assert_eq!(names, ["good", "bad", "unknown"]);
-        assert_eq!((tally.cases, tally.passed, tally.skipped), (3, 1, 1));
+        assert_eq!((tally.cases, tally.passed, tally.had_their_turn()), (3, 1, 3));
+        let unknown = Exception { case: "unknown".into(), reason: "no fills".into() };
+        assert_eq!(tally.skipped, [unknown]);
         assert_eq!(tally.failed[0].case, "bad");
         assert!(tally.failed[0].reason.ends_with("one and one is three"), "{tally:?}");
         assert!(!tally.is_good());
@@ -159,12 +167,10 @@ mod tests {
 
     #[test]
     fn a_suite_without_a_case_that_passed_is_not_good() {
-        let tally = |passed, skipped| Tally {
-            name: String::new(),
-            cases: 3,
-            passed,
-            skipped,
-            failed: Vec::new(),
+        let tally = |passed, skipped| {
+            let exception = Exception { case: "a_case".into(), reason: "no fills".into() };
+            let skipped = vec![exception; skipped];
+            Tally { name: String::new(), cases: 3, passed, skipped, failed: Vec::new() }
         };
         assert!(tally(2, 1).is_good());
         assert!(!tally(0, 3).is_good());
