@@ -44,6 +44,13 @@ pub(crate) enum Task {
         #[arg(long)]
         name: String,
     },
+    /// The part of `memferry bench devices` inside the virtual machine
+    #[command(hide = true)]
+    DeviceGuest {
+        /// Measure fewer points
+        #[arg(long)]
+        quick: bool,
+    },
     /// A member of a group of processes that a bench has started
     #[command(hide = true)]
     Worker(WorkerArgs),

@@ -23,6 +23,8 @@ use std::process::ExitCode;
 use args::{Cli, Task};
 
 fn main() -> ExitCode {
+    // In a virtual machine that `memferry bench devices` started, this program is the first process.
+    memferry_vm::guest::enter_if_first();
     match run(args::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -39,6 +41,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Task::Explain(args) => explain::run(&args),
         Task::Replay(args) => replay::run(&args.file, args.json),
         Task::Partner { name } => doctor::partner::run(&name),
+        Task::DeviceGuest { quick } => bench::devices::guest::run(quick),
         Task::Worker(args) => bench::group::worker::run(&args),
         Task::Completions { shell } => {
             let mut script = Vec::new();

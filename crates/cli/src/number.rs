@@ -18,14 +18,23 @@ pub(crate) fn short(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
+/// What is counted, one by one.
+const COUNTED: [&str; 6] = ["bytes", "cases", "count", "descriptors", "frames", "packets"];
+
+/// A number in a column of a unit: as [`short`], but what is counted is whole.
+pub(crate) fn in_unit(value: f64, unit: &str) -> String {
+    let is_count = COUNTED.contains(&unit) && value.fract() == 0.0;
+    if is_count { thousands(value) } else { short(value) }
+}
+
 /// A number with its unit, as prose would write it: `21.3 GB/s`, `2.31×`, `190 ns`.
 pub(crate) fn with_unit(value: f64, unit: &str) -> String {
     match unit {
         _ if !value.is_finite() => short(value),
         "ratio" => format!("{}×", short(value)),
         "ns" => duration(value),
-        "" => short(value),
-        _ => format!("{} {unit}", short(value)),
+        "" | "count" => in_unit(value, unit),
+        _ => format!("{} {unit}", in_unit(value, unit)),
     }
 }
 
@@ -81,6 +90,17 @@ mod tests {
     fn what_is_no_number_is_a_dash() {
         assert_eq!(short(f64::NAN), "–");
         assert_eq!(with_unit(f64::INFINITY, "GB/s"), "–");
+    }
+
+    #[test]
+    fn what_is_counted_is_whole() {
+        assert_eq!(in_unit(3.0, "frames"), "3");
+        assert_eq!(in_unit(0.0, "cases"), "0");
+        assert_eq!(in_unit(2.75, "packets"), "2.75");
+        assert_eq!(in_unit(3.0, "GB/s"), "3.00");
+        assert_eq!(in_unit(f64::NAN, "frames"), "–");
+        assert_eq!(with_unit(1024.0, "descriptors"), "1,024 descriptors");
+        assert_eq!(with_unit(1024.0, "count"), "1,024");
     }
 
     #[test]

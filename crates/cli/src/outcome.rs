@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use serde::ser::SerializeMap;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use crate::machine::Machine;
 
@@ -28,7 +28,8 @@ pub(crate) struct Outcome {
 }
 
 /// One measured point: the median over the rounds, with its quartiles.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Row {
     /// The plot this point belongs to, such as `hot`.
     pub(crate) figure: String,
@@ -38,7 +39,7 @@ pub(crate) struct Row {
     pub(crate) bytes: u64,
     /// The median.
     pub(crate) value: f64,
-    /// `GB/s`, `ns` or `ratio`.
+    /// `GB/s`, `ns`, `ratio`, or what is counted, such as `frames`.
     pub(crate) unit: String,
     /// The lower quartile.
     pub(crate) low: f64,

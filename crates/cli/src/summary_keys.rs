@@ -37,7 +37,7 @@ pub(crate) struct SummaryKey {
     pub(crate) bench: &'static str,
     /// Its name in the summary.
     pub(crate) key: &'static str,
-    /// `ratio`, `share` (0 to 1) or `ns`.
+    /// `ratio`, `share` (0 to 1), `ns`, or what is counted.
     pub(crate) unit: &'static str,
     /// Which way it improves.
     pub(crate) better: Better,
@@ -166,6 +166,7 @@ const RECEIVE: &str = "receive-overhead";
 const PINNING: &str = "pinning";
 const LOOKUP: &str = "lookup";
 const GPU: &str = "gpu";
+const DEVICES: &str = "devices";
 const APPS: &str = "apps";
 
 /// Every known key, grouped by bench.
@@ -242,6 +243,12 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     ratio(GPU, "device_to_pageable_vs_driver", None, "Speed of a copy of 256 MiB from the GPU to fresh memory of 4 KiB pages, against the driver's own copy."),
     share(GPU, "overlap_64m", Some(0.97), "Share of a copy of 64 MiB between registered memory by the GPU that hides behind the caller's own work."),
     ratio(GPU, "split_vs_gpu_alone", None, "Speed of a copy of 256 MiB between registered memory that GPU, channels and caller share, against the GPU alone."),
+
+    share(DEVICES, "nic_conformance_passed", Some(1.0), "1 if the network card engine passed every case of the conformance suite over an emulated card in a virtual machine, else 0."),
+    share(DEVICES, "nic_bytes_by_device_share", Some(0.99), "Share of a page-aligned copy of 1 MiB that the emulated card moved, and not the processor."),
+    share(DEVICES, "ioat_conformance_passed", Some(1.0), "1 if the engine of Intel's copy engine passed every case over the model of its registers, with faults too, else 0."),
+    cost(DEVICES, "ioat_descriptors_aligned_4m", "descriptors", Some(1024.0), "Descriptors that the model carried out for a page-aligned copy of 4 MiB: one for each page."),
+    cost(DEVICES, "ioat_descriptors_misaligned_4m", "descriptors", Some(2052.0), "The same with source and target 2 KiB apart in their pages: two for each page."),
 
     ratio(APPS, "is_vs_best", None, "Speed of an integer sort over several processes, against the faster MPI."),
     ratio(APPS, "ft_vs_best", None, "Speed of a Fourier transform over several processes, against the faster MPI."),

@@ -182,9 +182,9 @@ fn raw_rows(outcome: &Outcome) -> String {
             escape(&row.figure),
             escape(&row.series),
             if row.bytes == 0 { String::new() } else { size::format(row.bytes) },
-            number::short(row.value),
-            number::short(row.low),
-            number::short(row.high),
+            number::in_unit(row.value, &row.unit),
+            number::in_unit(row.low, &row.unit),
+            number::in_unit(row.high, &row.unit),
             escape(&row.unit),
             row.rounds
         );

@@ -28,7 +28,8 @@ pub(crate) fn render(outcome: &Outcome, paint: Paint) -> String {
 
 /// Sizes down and series across; a figure of one size turns into a plain list of series.
 fn render_figure(figure: &Figure<'_>, paint: Paint) -> String {
-    let cell = |row: Option<&Row>| row.map_or(String::new(), |row| number::short(row.value));
+    let cell =
+        |row: Option<&Row>| row.map_or(String::new(), |row| number::in_unit(row.value, &row.unit));
     let mut lines: Vec<Vec<String>> = Vec::new();
     if let [bytes] = figure.sizes[..] {
         for series in &figure.series {

@@ -1,0 +1,276 @@
+//! `devices`: the drivers of devices that copy. Intel's copy engine over a model of its registers, and
+//! a network card that talks to itself: an emulated one in a virtual machine where QEMU is installed,
+//! and a model of one. What is counted here is counted by the devices; nothing here is about speed.
+
+mod card;
+mod copy_engine;
+pub(crate) mod guest;
+mod lossy;
+mod memory;
+mod odometer;
+mod report;
+mod suite;
+mod virtual_machine;
+
+use std::sync::Arc;
+
+use memferry::engine::conformance::Subject;
+use memferry::engine::nic::model::NicModel;
+use memferry::engine::nic::{NicEngine, Settings};
+
+use self::suite::{Exception, Tally};
+use self::virtual_machine::{Told, Tried};
+use super::measure::set;
+use super::{Bench, Effort};
+use crate::outcome::Outcome;
+use crate::show::Progress;
+
+pub(super) struct Devices;
+
+/// What the model of the card is called.
+const MODEL: &str = "model of a card";
+
+impl Bench for Devices {
+    fn name(&self) -> &'static str {
+        "devices"
+    }
+
+    fn about(&self) -> &'static str {
+        "Drivers of copy devices: Intel's copy engine (a model), a network card (emulated)"
+    }
+
+    fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
+        let mut outcome = Outcome::new(self.name());
+        outcome.notes.push(SPEED.into());
+        let (ioat, lossy) = (copy_engine::subjects(effort), lossy::subjects(effort));
+        let guest = if effort == Effort::Brief { 0 } else { guest::suites(effort) };
+        let suites = (ioat.len() + lossy.len()) as u64 + guest;
+        let others = 3 + card::FIGURES.len() as u64;
+        progress.start(suites * suite::count() + others, self.name());
+        // The card first: what it is about stands at the top.
+        match effort {
+            Effort::Brief => {
+                outcome.notes.push(NOT_STARTED.into());
+                modelled_card(&mut outcome, effort, progress)?;
+            }
+            _ => emulated_card(&mut outcome, effort, progress)?,
+        }
+        progress.step("descriptors of the copy engine");
+        copy_engine::measure(&mut outcome, effort)?;
+        let tallies: Vec<_> = run_suites(ioat, progress);
+        take_suites(&mut outcome, "ioat_conformance_passed", &tallies);
+        progress.step("lost frames");
+        outcome.rows.extend(lossy::measure()?);
+        for tally in run_suites(lossy, progress) {
+            take_suite(&mut outcome, &tally);
+        }
+        outcome.notes.extend(notes());
+        Ok(outcome)
+    }
+}
+
+fn run_suites(subjects: Vec<(&'static str, Subject)>, progress: &Progress) -> Vec<Tally> {
+    let run = |(name, subject): (&str, Subject)| {
+        suite::run(name, &subject, |case| progress.step(&format!("{name}: {case}")))
+    };
+    subjects.into_iter().map(run).collect()
+}
+
+/// The card of the virtual machine, or the model of one where there can be no machine.
+fn emulated_card(outcome: &mut Outcome, effort: Effort, progress: &Progress) -> anyhow::Result<()> {
+    match virtual_machine::run(effort, progress) {
+        Tried::Told(told) => {
+            take_told(outcome, *told);
+            Ok(())
+        }
+        Tried::Missing(reason) => {
+            outcome.missing.push("a network card in a virtual machine".into());
+            outcome.notes.push(format!(
+                "The driver of the network card was not tried in a virtual machine: {reason}. \
+                 A model of a card in this process stands in for the figures, but not for the keys."
+            ));
+            modelled_card(outcome, effort, progress)
+        }
+        Tried::Failed(reason) => {
+            // One of ours that did not get to the end.
+            outcome.missing.push(format!("memferry nic in a virtual machine ({reason})"));
+            modelled_card(outcome, effort, progress)
+        }
+    }
+}
+
+fn modelled_card(outcome: &mut Outcome, effort: Effort, progress: &Progress) -> anyhow::Result<()> {
+    let engine = Arc::new(NicEngine::over(NicModel::new(), Settings::default())?);
+    let step = |figure: &str| progress.step(&format!("{MODEL}: {figure}"));
+    outcome.rows.extend(card::measure(engine, None, MODEL, effort, step)?.rows);
+    Ok(())
+}
+
+/// What the program in the virtual machine has found out.
+fn take_told(outcome: &mut Outcome, told: Told) {
+    let Told { report, boot, total } = told;
+    outcome.versions.insert("Linux in the virtual machine".into(), report.kernel);
+    outcome
+        .versions
+        .extend(virtual_machine::emulator_version().map(|version| ("QEMU".to_owned(), version)));
+    take_suites(outcome, "nic_conformance_passed", &report.suites);
+    if let Some(share) = report.share {
+        set(&mut outcome.summary, "nic_bytes_by_device_share", share);
+    }
+    outcome.rows.extend(report.rows);
+    if let Some(trouble) = report.trouble {
+        outcome.missing.push(format!("memferry nic, copies by the emulated card ({trouble})"));
+    }
+    outcome.notes.push(format!(
+        "The virtual machine took {:.1} s to start and {:.1} s in all.",
+        boot.as_secs_f64(),
+        total.as_secs_f64()
+    ));
+}
+
+/// The rows of suites, and the key for all of them together: 1 if every case had its turn and none
+/// failed, else 0.
+fn take_suites(outcome: &mut Outcome, key: &str, tallies: &[Tally]) {
+    let is_good = !tallies.is_empty() && tallies.iter().all(Tally::is_good);
+    outcome.summary.set(key, if is_good { 1.0 } else { 0.0 });
+    tallies.iter().for_each(|tally| take_suite(outcome, tally));
+    outcome.notes.extend(tallies.first().map(skipped));
+}
+
+/// The rows of a suite, and what failed.
+fn take_suite(outcome: &mut Outcome, tally: &Tally) {
+    outcome.rows.extend(tally.rows());
+    for failed in &tally.failed {
+        let Exception { case, reason } = failed;
+        outcome.missing.push(format!("memferry {}: the case {case} failed ({reason})", tally.name));
+    }
+    if tally.failed.is_empty() && !tally.is_good() {
+        let Tally { name, cases, passed, .. } = tally;
+        let turns = tally.had_their_turn();
+        outcome.missing.push(format!(
+            "memferry {name}: {turns} of {cases} cases had their turn, and {passed} passed"
+        ));
+    }
+}
+
+/// What was not tried, and why.
+fn skipped(tally: &Tally) -> String {
+    let Tally { name, cases, passed, skipped, failed } = tally;
+    let each = skipped.iter().map(|Exception { case, reason }| format!("{case} ({reason})"));
+    let each: Vec<_> = each.collect();
+    let list = if each.is_empty() { "none".to_owned() } else { each.join(", ") };
+    let failed = failed.len();
+    format!("Of {cases} cases, {name} passed {passed} and failed {failed}; skipped: {list}.")
+}
+
+const SPEED: &str = "None of these devices is real: they are models in this process, and a card that \
+                     QEMU emulates. What they are told to do, and what they do, is what hardware \
+                     would be told and would do; how fast they are says nothing about hardware.";
+
+const NOT_STARTED: &str = "The short suite starts no virtual machine, so nic_conformance_passed and \
+                           nic_bytes_by_device_share are not here: `memferry bench devices --quick` \
+                           has them.";
+
+fn notes() -> [String; 4] {
+    [
+        "Conformance is the suite that every engine of Memferry passes, the same cases that its \
+         tests run. A case is skipped where it is about something that the engine does not claim to \
+         do, such as fills by a network card. The keys are 1 if every case had its turn and none \
+         failed. Models that halt, lose write-backs, or lose or damage frames must pass as well: \
+         transfers then recover."
+            .into(),
+        "Descriptors are those that the model of the copy engine has carried out, by its own count. \
+         A descriptor must not cross a page on either side, so a copy takes one for each page if \
+         both sides begin at the same place in their pages, and two if not, however far apart they \
+         are. Where pages lie one behind the other for the device, as behind an IOMMU, a descriptor \
+         goes from one into the next; memory that is copied for the first time is pinned in growing \
+         chunks, and each of them takes one."
+            .into(),
+        "The card sends to itself what it reads at the source, and receives it at the target: up \
+         to 8 KiB in a frame, behind a head that never reaches the target. Bytes too few for a \
+         frame, and an odd byte at the start of a target, are left to the processor. A notice is a \
+         frame that carries the value of a notification variable behind the data. Frames are \
+         counted by the driver, and for an aligned mebibyte by the emulated card as well."
+            .into(),
+        "Every copy that is counted is also compared, byte by byte; those that are timed are not."
+            .into(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::report::Report;
+    use super::*;
+    use crate::outcome::Row;
+    use crate::sample;
+    use crate::summary_keys::{Mark, judge};
+
+    fn tally(failed: &[&str]) -> Tally {
+        let failed = failed
+            .iter()
+            .map(|&case| Exception { case: case.into(), reason: "one is not two".into() });
+        let failed: Vec<_> = failed.collect();
+        Tally {
+            name: "nic".into(),
+            cases: 3,
+            passed: 3 - failed.len() as u64,
+            skipped: Vec::new(),
+            failed,
+        }
+    }
+
+    fn told(failed: &[&str]) -> Told {
+        let report = Report {
+            kernel: "6.1".into(),
+            suites: vec![tally(failed)],
+            share: Some(0.995),
+            rows: vec![Row::of_rounds("emulated card: frames", "memferry", 64, "frames", &[1.0])],
+            trouble: None,
+        };
+        Told { report, boot: Duration::from_secs(4), total: Duration::from_secs(9) }
+    }
+
+    #[test]
+    fn what_was_found_in_the_machine_becomes_part_of_the_outcome() {
+        let mut outcome = sample::empty("devices");
+        take_told(&mut outcome, told(&[]));
+        assert_eq!(outcome.summary.get("nic_conformance_passed"), Some(1.0));
+        assert_eq!(outcome.summary.get("nic_bytes_by_device_share"), Some(0.995));
+        assert_eq!(outcome.rows.len(), 1 + 3);
+        assert!(outcome.missing.is_empty(), "{:?}", outcome.missing);
+    }
+
+    #[test]
+    fn a_case_that_failed_is_named_and_fails_the_bench() {
+        let mut outcome = sample::empty("devices");
+        take_told(&mut outcome, told(&["a_notification_comes_after_the_data"]));
+        assert_eq!(outcome.summary.get("nic_conformance_passed"), Some(0.0));
+        let missing = &outcome.missing[0];
+        assert!(missing.starts_with("memferry "), "{missing}");
+        assert!(missing.contains("a_notification_comes_after_the_data"), "{missing}");
+        assert!(missing.contains("one is not two"), "{missing}");
+    }
+
+    #[test]
+    fn no_suite_at_all_is_not_taken_for_a_good_one() {
+        let mut outcome = sample::empty("devices");
+        take_suites(&mut outcome, "nic_conformance_passed", &[]);
+        assert_eq!(outcome.summary.get("nic_conformance_passed"), Some(0.0));
+    }
+
+    #[test]
+    fn every_key_has_a_bar() {
+        for (key, good, bad) in [
+            ("nic_conformance_passed", 1.0, 0.0),
+            ("nic_bytes_by_device_share", 0.99, 0.98),
+            ("ioat_conformance_passed", 1.0, 0.0),
+            ("ioat_descriptors_aligned_4m", 1024.0, 1025.0),
+            ("ioat_descriptors_misaligned_4m", 2048.0, 2100.0),
+        ] {
+            assert_eq!(judge("devices", key, good).mark, Mark::Reached, "{key}");
+            assert_eq!(judge("devices", key, bad).mark, Mark::Missed, "{key}");
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! The bench of devices as a user meets it, without QEMU and with it.
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+/// Set, it lets the test start a virtual machine, which takes long.
+const MACHINE: &str = "MEMFERRY_TEST_MACHINE";
+
+fn bench() -> Command {
+    let mut command = Command::cargo_bin("memferry").expect("the program is built");
+    command.args(["bench", "devices", "--quick", "--json"]);
+    command
+}
+
+fn json(command: &mut Command) -> Value {
+    let output = command.assert().success().get_output().stdout.clone();
+    serde_json::from_slice(&output).expect("the output is one JSON object")
+}
+
+fn has_row(outcome: &Value, figure: &str) -> bool {
+    let rows = outcome["rows"].as_array().expect("rows are a list");
+    rows.iter().any(|row| row["figure"].as_str().is_some_and(|name| name.starts_with(figure)))
+}
+
+#[test]
+fn without_qemu_the_models_are_tried_and_the_cure_is_told() {
+    let outcome = json(bench().env("PATH", ""));
+    let summary = outcome["summary"].as_object().unwrap();
+    assert_eq!(summary["ioat_conformance_passed"], 1.0);
+    assert_eq!(summary["ioat_descriptors_aligned_4m"], 1024.0);
+    assert_eq!(summary["ioat_descriptors_misaligned_4m"], 2048.0);
+    assert!(!summary.contains_key("nic_conformance_passed"), "{summary:?}");
+    assert!(!summary.contains_key("nic_bytes_by_device_share"), "{summary:?}");
+    let missing = serde_json::json!(["a network card in a virtual machine"]);
+    assert_eq!(outcome["missing"], missing);
+    let notes = outcome["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
+    let notes: Vec<_> = notes.collect();
+    assert!(notes[0].ends_with("says nothing about hardware."), "{notes:?}");
+    assert!(
+        notes.iter().any(|note| note.contains("sudo apt install qemu-system-x86")),
+        "{notes:?}"
+    );
+    assert!(has_row(&outcome, "model of a card: ") && !has_row(&outcome, "emulated card: "));
+}
+
+#[test]
+#[allow(clippy::print_stderr)]
+fn the_card_of_a_virtual_machine_passes_every_case() {
+    if std::env::var_os(MACHINE).is_none() {
+        eprintln!("skipped: set {MACHINE} to start a virtual machine");
+        return;
+    }
+    let outcome = json(&mut bench());
+    assert_eq!(outcome["summary"]["nic_conformance_passed"], 1.0);
+    assert!(outcome["summary"]["nic_bytes_by_device_share"].as_f64().unwrap() >= 0.99);
+    assert!(has_row(&outcome, "emulated card: ") && !has_row(&outcome, "model of a card: "));
+}
