@@ -56,7 +56,7 @@ impl Builder {
     pub(super) fn open_pci(&self) -> Result<Vec<EngineChoice>, BuildError> {
         let mut choices = Vec::new();
         let wanted = wanted(self.ioat.as_ref(), "MEMFERRY_IOAT", || ready(IOAT))?;
-        if let Some(engine) = wanted.open(|addresses| IoatEngine::open(addresses))? {
+        if let Some(engine) = wanted.open(IoatEngine::open)? {
             choices.push(EngineChoice { channels: engine.channels(), engine: Arc::new(engine) });
         }
         let wanted = self::wanted(self.nic.as_ref(), "MEMFERRY_NIC", || ready(E1000E))?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memferry_sys::device::Device;
 use memferry_sys::vfio::pci::Id;
-use memferry_sys::vfio::{Bus, VfioDevice};
+use memferry_sys::vfio::{Bus, PciDevice, VfioDevice};
 
 use crate::contract::OpenError;
 
@@ -12,7 +12,7 @@ use crate::contract::OpenError;
 /// nothing is taken from the kernel.
 pub fn ready(ids: &[Id]) -> Vec<String> {
     let found = Bus::default().find(ids).into_iter();
-    found.filter(|device| device.is_handed_over()).map(|device| device.address).collect()
+    found.filter(PciDevice::is_handed_over).map(|device| device.address).collect()
 }
 
 /// Opens devices that share their mappings.

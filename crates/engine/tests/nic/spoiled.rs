@@ -67,7 +67,7 @@ impl Spoiled {
                 for order in &pieces {
                     // SAFETY: as above.
                     unsafe {
-                        order.add(1).write_volatile(order.add(1).read_volatile() | WITHOUT_DATA)
+                        order.add(1).write_volatile(order.add(1).read_volatile() | WITHOUT_DATA);
                     };
                 }
             } else if is_turn(self.faults.damage_every) {
