@@ -48,7 +48,7 @@ impl Mapped {
     fn with(model: &Arc<IoatModel>, count: usize, direction: Direction) -> Self {
         let pages = Pages::new(count * page_bytes()).unwrap();
         let mut addresses = vec![0; count];
-        map(&model, pages.as_ptr() as usize, &mut addresses, direction).unwrap();
+        map(model, pages.as_ptr() as usize, &mut addresses, direction).unwrap();
         Self { model: model.clone(), pages, addresses }
     }
 
