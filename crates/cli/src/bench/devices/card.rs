@@ -197,16 +197,12 @@ impl Card<'_> {
         for bytes in [4 << 10, 64 << 10, 1 << 20] {
             for (series, notified) in [("memferry", false), ("memferry, with a notification", true)]
             {
-                let run = |shore: &mut Shore| match notified {
-                    true => shore.copy_with_notice(bytes),
-                    false => shore.copy_unseen(bytes),
-                };
                 let (mut copies_per_s, mut frames_per_s) = (Vec::new(), Vec::new());
                 for _ in 0..rounds {
                     let (begun, mut count) = (Instant::now(), 0);
                     let done = self.during(|shore| {
                         while count == 0 || begun.elapsed() < slice {
-                            run(shore)?;
+                            shore.copy_unseen(bytes, notified)?;
                             count += 1;
                         }
                         Ok(())

@@ -61,25 +61,40 @@ impl Shore {
 
     /// Copies, waits without helping, and looks whether the bytes are there.
     pub(super) fn copy(&mut self, bytes: usize, placing: Placing) -> anyhow::Result<()> {
-        // The source has no zeros: what was not copied is seen.
-        let range = placing.target_at..placing.target_at + bytes;
-        self.target.as_mut_slice()[range.clone()].fill(0);
-        self.start(bytes, placing, Options::new())?;
-        let (source, target) = (&self.source.as_slice()[..bytes], self.target.as_slice());
-        ensure!(*source == target[range], "a copy of {bytes} bytes came out wrong");
+        self.seen(bytes, placing, |shore| shore.start(bytes, placing, Options::new()))
+    }
+
+    /// The same with a notification behind the data.
+    pub(super) fn copy_with_notice(&mut self, bytes: usize) -> anyhow::Result<()> {
+        self.seen(bytes, ALIGNED, |shore| shore.copy_unseen(bytes, true))
+    }
+
+    /// A copy without the look, which takes longer than the copy.
+    pub(super) fn copy_unseen(&mut self, bytes: usize, is_notified: bool) -> anyhow::Result<()> {
+        let variable = Notification::new(0);
+        let options = match is_notified {
+            true => Options::new().notify(&variable, 7),
+            false => Options::new(),
+        };
+        self.start(bytes, ALIGNED, options)?;
+        let is_told = variable.load() == 7;
+        ensure!(is_told == is_notified, "a copy of {bytes} bytes ended without its notification");
         Ok(())
     }
 
-    /// The same without the look, which takes longer than the copy.
-    pub(super) fn copy_unseen(&mut self, bytes: usize) -> anyhow::Result<()> {
-        self.start(bytes, ALIGNED, Options::new())
-    }
-
-    /// A copy with a notification behind the data.
-    pub(super) fn copy_with_notice(&mut self, bytes: usize) -> anyhow::Result<()> {
-        let variable = Notification::new(0);
-        self.start(bytes, ALIGNED, Options::new().notify(&variable, 7))?;
-        ensure!(variable.load() == 7, "a copy of {bytes} bytes ended without its notification");
+    /// Looks whether the bytes are there after a copy.
+    fn seen(
+        &mut self,
+        bytes: usize,
+        placing: Placing,
+        copy: impl FnOnce(&mut Self) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        // The source has no zeros: what was not copied is seen.
+        let range = placing.target_at..placing.target_at + bytes;
+        self.target.as_mut_slice()[range.clone()].fill(0);
+        copy(self)?;
+        let (source, target) = (&self.source.as_slice()[..bytes], self.target.as_slice());
+        ensure!(*source == target[range], "a copy of {bytes} bytes came out wrong");
         Ok(())
     }
 
