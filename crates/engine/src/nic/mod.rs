@@ -31,7 +31,7 @@ use crate::device::{DeviceChannel, Seats, measure, open_all, refused};
 
 const NAME: &str = "nic";
 /// Descriptors that a channel holds unless told otherwise.
-const CAPACITY: usize = 64;
+const CAPACITY: usize = 1024;
 /// About thirty frames: enough to keep the card busy, and little to do again.
 const LARGEST_DESCRIPTOR: usize = 256 << 10;
 
