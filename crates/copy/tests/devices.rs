@@ -50,7 +50,9 @@ fn card() -> (Arc<NicModel>, Arc<NicEngine>) {
 #[test]
 fn an_aligned_copy_takes_a_descriptor_for_each_page_and_a_shifted_one_two() {
     let (model, engine) = ioat(1);
-    let ferry = ferry_over(engine.clone(), 1);
+    // So many that the caller is never in want of room, and never helps.
+    let builder = Ferry::builder().engine(engine.clone(), 1).inline_bytes(0).capacity(4096);
+    let ferry = builder.build().unwrap();
     let (source, mut target) = (patterned(4 * MIB), Pages::new(4 * MIB + 2048).unwrap());
     copy(&ferry, source.as_slice(), &mut target.as_mut_slice()[..4 * MIB], Options::new());
     assert_eq!(engine.counters().descriptors, 1024);

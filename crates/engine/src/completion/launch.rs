@@ -4,7 +4,7 @@
 //! launch never waits for another transfer and never loses one.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use memferry_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memferry_sys::sync::{Mutex, lock, thread_local};
@@ -238,18 +238,21 @@ impl Order {
     /// Returns how many the channel took. One that moves on by itself is tried once: if it is full
     /// there is a thread here that can work, and where that cannot, it waits for room, unless it is
     /// the thread of a channel, for which others may be waiting. One that must be polled is polled
-    /// for room.
+    /// for room: for a while, or a few times by the thread of a channel, which may be the one that
+    /// would have to make the room.
     fn submit(&mut self) -> usize {
         const IDLE_POLLS: u32 = 1000;
+        const PATIENCE: Duration = Duration::from_millis(50);
+        const NAP: Duration = Duration::from_micros(50);
         const ROOM: Duration = Duration::from_millis(10);
         let Place::Channel { channel, self_driving } = &self.place else {
             return 0;
         };
         let batch = self.descriptors.as_mut_slice();
-        let (mut handed, mut idle) = (0, 0);
+        let (mut handed, mut idle, mut since) = (0, 0, None);
         while let Ok(taken) = channel.submit(&mut batch[handed..]) {
             handed += taken.count;
-            if handed == batch.len() || idle == IDLE_POLLS {
+            if handed == batch.len() {
                 break;
             }
             if *self_driving {
@@ -260,7 +263,18 @@ impl Order {
                 channel.park(channel.completed() + 1, ROOM);
                 continue;
             }
-            idle = if taken.count > 0 || channel.poll() { 0 } else { idle + 1 };
+            if taken.count > 0 || channel.poll() {
+                (idle, since) = (0, None);
+                continue;
+            }
+            idle += 1;
+            if idle < IDLE_POLLS {
+                continue;
+            }
+            if is_engine_thread() || since.get_or_insert_with(Instant::now).elapsed() > PATIENCE {
+                break;
+            }
+            std::thread::sleep(NAP);
         }
         handed
     }

@@ -80,6 +80,22 @@ pub(super) struct Frame {
 }
 
 impl Frame {
+    /// How many more bytes it can take that go to this address of the card's. If they begin the second
+    /// buffer, that is there from now on.
+    pub(super) fn room_at(&mut self, address: u64) -> u64 {
+        match self.bytes.checked_sub(BUFFER_BYTES) {
+            None if address == self.targets.0 + self.bytes => BUFFER_BYTES - self.bytes,
+            Some(0) => {
+                self.targets.1 = Some(address);
+                BUFFER_BYTES
+            }
+            Some(behind) if self.targets.1.is_some_and(|second| second + behind == address) => {
+                MOST_PAYLOAD - self.bytes
+            }
+            _ => 0,
+        }
+    }
+
     /// Whether another may be under way behind it, and land in its place if it is lost.
     pub(super) fn may_precede(&self, next: &Self) -> bool {
         matches!(self.payload, Payload::Pieces(_)) && next.bytes <= self.bytes

@@ -113,7 +113,7 @@ impl Queue {
     /// processor copies at once.
     fn make_frames(&mut self, descriptor: &Descriptor, source: PinnedAt, target: PinnedAt) {
         let length = descriptor.length();
-        let mut done = self.join_last(descriptor, source);
+        let mut done = self.join_last(descriptor, source, target);
         while done < length {
             let left = length - done;
             let is_odd = (descriptor.target() + done) % 2 == 1;
@@ -211,19 +211,26 @@ impl Queue {
     /// Adds the beginning of a descriptor to the last frame, if that is not in the rings yet and ends
     /// where the descriptor's target begins: many small pieces for one target go together. Returns
     /// how many bytes it added.
-    fn join_last(&mut self, descriptor: &Descriptor, source: PinnedAt) -> u64 {
-        let joins = |frame: &Frame| {
+    fn join_last(&mut self, descriptor: &Descriptor, source: PinnedAt, target: PinnedAt) -> u64 {
+        let ends_there = |frame: &Frame| {
             matches!(frame.payload, Payload::Pieces(_))
                 && frame.lands_at + frame.bytes == descriptor.target()
         };
-        if self.frames.len() == self.in_rings || !self.frames.back().is_some_and(joins) {
+        if self.frames.len() == self.in_rings || !self.frames.back().is_some_and(ends_there) {
             return 0;
         }
         let Some(mut frame) = self.frames.pop_back() else { return 0 };
-        // The page in which the frame begins, which lies in one stretch in any case.
-        let page = page_bytes() as u64;
-        let room = (page - frame.targets.0 % page).saturating_sub(frame.bytes);
-        let added = self.gather(&mut frame, descriptor, source, 0, room);
+        let mut added = 0;
+        while added < descriptor.length() {
+            let (at, left) = (target.offset_bytes + added, descriptor.length() - added);
+            let found = self.pages.find(target.token, at, left.min(BUFFER_BYTES), Route::Receive);
+            let room = found.map_or(0, |found| frame.room_at(found.address).min(found.bytes));
+            let gathered = self.gather(&mut frame, descriptor, source, added, room);
+            if gathered == 0 {
+                break;
+            }
+            added += gathered;
+        }
         self.frames.push_back(frame);
         added
     }

@@ -112,7 +112,9 @@ impl Shore {
         let target = &mut self.target.as_mut_slice()[..count * Packets::BYTES];
         target.fill(0);
         let variable = Notification::new(0);
-        self.ferry.deliver(&pieces, target, Options::new().notify(&variable, 9))?;
+        // By the card, though the caller waits.
+        let options = Options::new().notify(&variable, 9).spare_caller();
+        self.ferry.deliver(&pieces, target, options)?;
         ensure!(variable.load() == 9, "{count} packets were delivered without a notification");
         ensure!(*target == pieces.concat(), "{count} packets were not delivered well");
         Ok(())
