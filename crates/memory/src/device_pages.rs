@@ -37,6 +37,8 @@ pub struct DevicePages {
     process: ProcessHandle,
     /// Where the next pin begins in the linear space.
     next: AtomicU64,
+    /// Held while the device is cut off.
+    cutting: Mutex<()>,
 }
 
 /// All pins, by where they begin in the linear space.
@@ -68,7 +70,8 @@ impl DevicePages {
         let pins = Arc::new(Pins { device, pages: Mutex::default() });
         let lookup = Lookup::new(Settings::dynamic(SHAPE), pins.clone())?;
         let process = lookup.add_process().map_err(io::Error::other)?;
-        Ok(Self { lookup, pins, process, next: AtomicU64::new(SHAPE.line_bytes()) })
+        let (next, cutting) = (AtomicU64::new(SHAPE.line_bytes()), Mutex::default());
+        Ok(Self { lookup, pins, process, next, cutting })
     }
 
     /// Where the device finds pinned memory: the byte `offset` bytes behind the start of a pin, and
@@ -114,14 +117,17 @@ impl DevicePages {
     /// Takes all memory away from the device, whoever still has it pinned, and pins none any more:
     /// for a device that does not stop in any other way.
     pub fn cut_off(&self) {
-        let pins = {
-            let mut book = lock(&self.pins.pages);
-            book.is_cut_off = true;
-            std::mem::take(&mut book.pins)
-        };
-        for (start, pages) in pins {
+        let _cutting = lock(&self.cutting);
+        lock(&self.pins.pages).is_cut_off = true;
+        let next = || lock(&self.pins.pages).pins.pop_first();
+        while let Some((start, pages)) = next() {
             self.end(start, &pages);
         }
+    }
+
+    /// Whether the device has lost all access.
+    pub fn is_cut_off(&self) -> bool {
+        lock(&self.pins.pages).is_cut_off
     }
 
     fn end(&self, start: u64, pages: &[u64]) {
@@ -164,9 +170,10 @@ impl Pinner for DevicePages {
                 cure: "the device failed and has lost its access to memory: open it again",
             });
         }
-        // Whole lines, so that no line holds pages of two pins.
-        let linear = (range.bytes() as u64).next_multiple_of(SHAPE.line_bytes());
-        let pages = self.map(range, access).map_err(|error| cause(range, &error))?;
+        // Whole lines, so that no line holds pages of two pins, and one that is nobody's behind them.
+        let linear =
+            (range.bytes() as u64).next_multiple_of(SHAPE.line_bytes()) + SHAPE.line_bytes();
+        let pages = self.map(range, access).map_err(|error| cause(range, access, &error))?;
         let start = self.next.fetch_add(linear, Ordering::Relaxed);
         let mut book = lock(&self.pins.pages);
         if book.is_cut_off {
@@ -180,8 +187,10 @@ impl Pinner for DevicePages {
 
     fn unpin(&self, _range: PageRange, token: Token) {
         let pages = lock(&self.pins.pages).pins.remove(&token.0);
-        if let Some(pages) = pages {
-            self.end(token.0, &pages);
+        match pages {
+            Some(pages) => self.end(token.0, &pages),
+            // Whoever cuts the device off is ending it, and must be done when this returns.
+            None => drop(lock(&self.cutting)),
         }
     }
 
@@ -206,8 +215,10 @@ impl Source for Pins {
     fn detach(&self, _line: LineName, _entries: &[u64]) {}
 }
 
-fn cause(range: PageRange, error: &io::Error) -> PinError {
+fn cause(range: PageRange, access: Access, error: &io::Error) -> PinError {
     match error.raw_os_error() {
+        // Some memory is sound and cannot be pinned all the same, such as that of shared files.
+        Some(EFAULT) if is_sound(range, access) => PinError::Refused { what: WHAT, code: EFAULT },
         Some(EFAULT) => PinError::BadMemory { range },
         Some(ENOMEM) => match residency::lock_limit_bytes() {
             Some(limit_bytes) => PinError::MemlockLimit {
@@ -219,6 +230,14 @@ fn cause(range: PageRange, error: &io::Error) -> PinError {
         },
         Some(ENOSPC) => PinError::DeviceAddresses,
         code => PinError::Refused { what: WHAT, code: code.unwrap_or(0) },
+    }
+}
+
+fn is_sound(range: PageRange, access: Access) -> bool {
+    let (start, bytes) = (range.start(), range.bytes());
+    match access {
+        Access::Write => residency::populate_for_writing(start, bytes).is_ok(),
+        Access::Read | Access::Watch => residency::populate_for_reading(start, bytes).is_ok(),
     }
 }
 

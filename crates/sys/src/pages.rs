@@ -96,6 +96,12 @@ impl Pages {
         Self::map(length, false)
     }
 
+    /// Lets forked children have no part in them.
+    pub fn keep_from_children(&self) -> io::Result<()> {
+        // SAFETY: advice on a mapping of our own, which changes nothing in this process.
+        Ok(unsafe { madvise(self.start.as_ptr().cast(), self.mapped, Advice::LinuxDontFork) }?)
+    }
+
     /// Maps at least `length` bytes and asks the kernel for huge pages, which it may not grant.
     pub fn huge(length: usize) -> io::Result<Self> {
         Self::map(length, true)

@@ -97,8 +97,15 @@ impl Registration {
     /// Pins a notification variable, if the engine sets such variables. Where that is refused, the
     /// processor sets it as ever.
     pub(crate) fn variable(&self, notify: Option<&Notify>) -> Option<Arc<Lease>> {
-        let address = notify.filter(|_| self.notifies)?.address();
-        self.lease(address, size_of::<u64>() as u64, Access::Write).ok()
+        let address = notify.filter(|_| self.notifies && !self.is_forked())?.address() as usize;
+        let bytes = size_of::<u64>();
+        // Nobody says when the memory of a variable goes: where the kernel does not tell either, it is
+        // pinned for this one use.
+        let pinned = match self.cache.watching() {
+            Watching::Events => self.cache.acquire(address, bytes, Access::Write),
+            _ => self.cache.acquire_once(address, bytes, Access::Write),
+        };
+        pinned.ok().map(Arc::new)
     }
 
     /// Pins memory, or finds it pinned.

@@ -53,6 +53,10 @@ pub(crate) fn measure(engine: &dyn Engine) -> Option<CostLine> {
         times?.into_iter().min_by(f64::total_cmp)
     };
     let (small, large) = (quickest(SMALL)?, quickest(LARGE)?);
+    // What fails is over soonest of all.
+    if channel.statistics().failed > 0 {
+        return None;
+    }
     let ns_per_byte = ((large - small) / (LARGE - SMALL) as f64).max(0.001);
     Some(CostLine { startup_ns: (small - ns_per_byte * SMALL as f64).max(0.0), ns_per_byte })
 }

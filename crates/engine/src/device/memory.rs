@@ -54,6 +54,8 @@ impl SharedMemory {
     /// At least `bytes`, all zero, mapped for a device.
     pub(crate) fn new(device: Arc<dyn Device>, bytes: usize) -> io::Result<Self> {
         let pages = Pages::new(bytes)?;
+        // A child would share them, and the next write would give this process others.
+        pages.keep_from_children()?;
         let count = bytes.div_ceil(page_bytes());
         let mut addresses = vec![0; count].into_boxed_slice();
         // SAFETY: its own pages, which are accessed as something that a device writes to, and are

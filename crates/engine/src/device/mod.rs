@@ -18,7 +18,7 @@ pub(crate) use channel::DeviceChannel;
 pub(crate) use measure::measure;
 pub(crate) use memory::{Region, SharedMemory};
 pub use open::ready;
-pub(crate) use open::{open_all, refused};
+pub(crate) use open::{CUT_OFF, open_all, refused};
 pub(crate) use seats::{Seat, Seats};
 
 use crate::contract::{Descriptor, Notice};

@@ -32,6 +32,9 @@ pub(crate) fn open_all(
     Ok(devices.into_iter().map(|device| Arc::new(device) as Arc<dyn Device>).collect())
 }
 
+/// Why no channel is opened on a device that did not stop.
+pub(crate) const CUT_OFF: &str = "the device failed and lost its access to memory: open it again";
+
 pub(crate) fn refused(engine: &str, reason: &dyn std::fmt::Display) -> OpenError {
     OpenError::System { engine: engine.into(), reason: reason.to_string() }
 }

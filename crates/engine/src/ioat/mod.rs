@@ -27,11 +27,13 @@ use crate::contract::{
     Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, MemoryKind, MemoryKinds,
     OpenError, Operation, Operations, Pinner, Registration,
 };
-use crate::device::{DeviceChannel, Seats, measure, open_all, refused};
+use crate::device::{CUT_OFF, DeviceChannel, Seats, measure, open_all, refused};
 
 const NAME: &str = "ioat";
 /// Descriptors that a channel holds unless told otherwise.
 const CAPACITY: usize = 1024;
+/// The longest descriptor, whatever the device would take.
+const LARGEST_DESCRIPTOR: u64 = 16 << 20;
 
 /// The engine, over one device or several that share their mappings of memory.
 #[derive(Debug)]
@@ -149,8 +151,9 @@ fn known(device: &dyn Device) -> io::Result<Known> {
     let largest_bytes = r::largest_transfer_bytes(device.read8(r::XFERCAP))
         .ok_or_else(|| wrong("it does not say how much it copies at once".into()))?;
     let fills = device.read32(r::DMACAPABILITY) & r::DMACAPABILITY_FILL_BLOCK != 0;
-    // The size of a descriptor has 32 bits.
-    Ok(Known { channels, largest_bytes: largest_bytes.min(1 << 31), fills })
+    // More in one descriptor gains nothing, and would not be done in the time after which a channel
+    // is taken to stand still.
+    Ok(Known { channels, largest_bytes: largest_bytes.min(LARGEST_DESCRIPTOR), fills })
 }
 
 impl Engine for IoatEngine {
@@ -171,6 +174,9 @@ impl Engine for IoatEngine {
     }
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
+        if self.facts.pages.is_cut_off() {
+            return Err(refused(NAME, &CUT_OFF));
+        }
         let seat = self.seats.take();
         let seat = seat.ok_or_else(|| OpenError::Exhausted { engine: NAME.into() })?;
         let (device, number) = &self.channels[seat.number()];

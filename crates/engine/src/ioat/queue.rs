@@ -22,6 +22,8 @@ const LONGEST_RING: usize = 1 << 15;
 const COMMAND_LIMIT: Duration = Duration::from_millis(50);
 /// A descriptor takes microseconds. A channel that has finished none for so long stands still.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
+/// If it does so again and again, it is given up.
+const MOST_STALLS: u32 = 2;
 /// Without news in memory for so long, the registers are asked.
 const ASK_AFTER: Duration = Duration::from_millis(1);
 
@@ -63,6 +65,10 @@ pub(super) struct Queue {
     tail: u64,
     /// The number of the first descriptor of the chain, since the channel was last started.
     first: u64,
+    /// What the status register said when the channel was started: that is of an earlier chain.
+    stale: u64,
+    /// How often the channel stood still without having finished anything in between.
+    stalls: u32,
     /// When something was finished, or was begun in an empty queue; and when registers were asked.
     moved: Instant,
     asked: Instant,
@@ -89,7 +95,7 @@ impl Queue {
         facts: Facts,
         seat: Seat,
     ) -> io::Result<Self> {
-        let size = (capacity + 1).next_power_of_two().clamp(2, LONGEST_RING);
+        let size = (capacity.min(LONGEST_RING - 1) + 1).next_power_of_two().max(2);
         let ring_bytes = (size * DESCRIPTOR_BYTES).next_multiple_of(page_bytes());
         let memory = SharedMemory::new(device.clone(), ring_bytes + page_bytes())?;
         let mut queue = Self {
@@ -103,6 +109,8 @@ impl Queue {
             told: 0,
             tail: 0,
             first: 0,
+            stale: 0,
+            stalls: 0,
             moved: Instant::now(),
             asked: Instant::now(),
             facts,
@@ -133,6 +141,7 @@ impl Queue {
         };
         write(r::CHANCMP, self.memory.address(self.word));
         write(r::CHAINADDR, self.address(self.tail));
+        self.stale = self.status() & r::CHANSTS_COMPLETED;
         self.tell();
         Ok(())
     }
@@ -141,8 +150,8 @@ impl Queue {
     fn try_out(&mut self) -> io::Result<()> {
         self.put(Hard::null());
         self.tell();
-        until(COMMAND_LIMIT, || !matches!(self.meaning(self.status()), Found::Up(0)));
-        match self.meaning(self.status()) {
+        until(COMMAND_LIMIT, || !matches!(self.ask(), Found::Up(0)));
+        match self.ask() {
             Found::Up(0) => Err(io::Error::other("the channel does not start")),
             Found::Halted(_, reason) => Err(io::Error::other(reason)),
             Found::Up(_) => {
@@ -186,12 +195,20 @@ impl Queue {
             return found;
         }
         self.asked = Instant::now();
-        match self.meaning(self.status()) {
+        match self.ask() {
             Found::Up(number) if number == self.tail && self.moved.elapsed() > STALLED_AFTER => {
                 Found::Halted(number, STALLED)
             }
             found => found,
         }
+    }
+
+    /// How far the channel is by its registers. An address that was there when it was started says
+    /// nothing.
+    fn ask(&self) -> Found {
+        let status = self.status();
+        let is_stale = status & r::CHANSTS_COMPLETED == self.stale;
+        self.meaning(if is_stale { status & r::CHANSTS_STATE } else { status })
     }
 
     fn find(&self) -> Found {
@@ -235,7 +252,10 @@ impl Queue {
         self.facts.counters.recoveries.fetch_add(1, Ordering::Relaxed);
         let has_one = self.tail < self.told;
         self.tail += u64::from(has_one);
-        if self.start().is_err() && (self.device.reset().is_err() || self.start().is_err()) {
+        self.stalls += u32::from(reason == STALLED);
+        if self.stalls >= MOST_STALLS && stop(&*self.device, self.registers).is_ok() {
+            self.is_broken = true;
+        } else if self.start().is_err() && (self.device.reset().is_err() || self.start().is_err()) {
             tracing::warn!(device = self.device.name(), reason, "a channel is not used any more");
             // It may still be writing: then the memory is taken away from it.
             self.facts.pages.cut_off();
@@ -319,7 +339,7 @@ unsafe impl Hardware for Queue {
         let (Found::Up(number) | Found::Halted(number, _)) = found;
         if number > self.tail {
             ended.extend((self.tail..number).map(|_| Ended::Well));
-            (self.tail, self.moved) = (number, Instant::now());
+            (self.tail, self.moved, self.stalls) = (number, Instant::now(), 0);
         }
         if let Found::Halted(_, reason) = found {
             self.recover(ended, reason);

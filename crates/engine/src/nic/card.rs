@@ -75,13 +75,17 @@ impl Card {
             receive_head: 0,
             transmit_used: 0,
         };
-        card.start()?;
+        card.set_up();
         Ok(card)
     }
 
-    /// Begins anew with empty rings: whatever was under way does not land any more.
-    pub(super) fn start(&mut self) -> io::Result<()> {
-        stop(&*self.device)?;
+    /// Stops the card: whatever was under way does not land any more. The rings are as they were.
+    pub(super) fn stop(&self) -> io::Result<()> {
+        stop(&*self.device)
+    }
+
+    /// Begins anew with empty rings. The card must have been stopped.
+    pub(super) fn set_up(&mut self) {
         (self.transmit_tail, self.receive_tail) = (0, 0);
         (self.receive_head, self.transmit_used) = (0, 0);
         self.memory.clear(0..2 * page_bytes());
@@ -115,7 +119,6 @@ impl Card {
                 | r::RCTL_STRIP_CHECKSUM,
         );
         write(r::TCTL, r::TCTL_ENABLE | r::TCTL_PAD | r::TCTL_COLLISIONS);
-        Ok(())
     }
 
     /// Puts a frame into both rings, if there is room. The card does not know of it yet.
@@ -180,12 +183,13 @@ impl Card {
         let head = Head { number: frame.number, payload: frame.bytes, sum: frame.sum };
         let words = head.words();
         let is_head = (0..words.len()).all(|at| self.memory.load64(came + 8 * at) == words[at]);
-        let lengths = self.memory.load64(at + receive::OTHER_LENGTHS_AT) >> 16;
-        let payload = (lengths & 0xFFFF) + (lengths >> 16 & 0xFFFF) + (lengths >> 32 & 0xFFFF);
-        let first = self.memory.load64(at + receive::FIRST_LENGTH_AT) >> 32 & 0xFFFF;
+        let others = self.memory.load64(at + receive::OTHER_LENGTHS_AT) >> 16;
+        let first = frame.bytes.min(BUFFER_BYTES);
+        let payload = first | (frame.bytes - first) << 16;
+        let head = self.memory.load64(at + receive::FIRST_LENGTH_AT) >> 32 & 0xFFFF;
         let is_whole = status & (receive::END | receive::ERRORS) == receive::END
-            && first == HEAD_BYTES as u64
-            && payload == frame.bytes;
+            && head == HEAD_BYTES as u64
+            && others == payload;
         if is_head && is_whole { Arrival::Right } else { Arrival::Wrong }
     }
 

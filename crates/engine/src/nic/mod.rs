@@ -27,7 +27,7 @@ use crate::contract::{
     Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, MemoryKind, MemoryKinds,
     OpenError, Operation, Operations, Pinner, Registration,
 };
-use crate::device::{DeviceChannel, Seats, measure, open_all, refused};
+use crate::device::{CUT_OFF, DeviceChannel, Seats, measure, open_all, refused};
 
 const NAME: &str = "nic";
 /// Descriptors that a channel holds unless told otherwise.
@@ -150,6 +150,9 @@ impl Engine for NicEngine {
     }
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
+        if self.pages.is_cut_off() {
+            return Err(refused(NAME, &CUT_OFF));
+        }
         let seat = self.seats.take();
         let seat = seat.ok_or_else(|| OpenError::Exhausted { engine: NAME.into() })?;
         let card = Card::new(self.device.clone()).map_err(|error| OpenError::System {

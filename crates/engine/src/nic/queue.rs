@@ -195,7 +195,7 @@ impl Queue {
             let Some(found) = self.pages.find(source.token, at, most - added, Route::Send) else {
                 break;
             };
-            let bytes = found.bytes.min(page - found.address % page);
+            let bytes = found.bytes.min(page - found.address % page).min(BUFFER_BYTES);
             pieces.push(Piece { address: found.address, bytes: bytes as u16 });
             if self.checks {
                 let at = descriptor.source() + offset + added;
@@ -313,24 +313,33 @@ impl Queue {
         !self.checks || sum == frame.sum
     }
 
-    /// Something was lost: begins anew with the oldest frame. If that was tried often enough, or the
-    /// card does not begin anew, drops all frames and says why.
-    fn recover(&mut self) -> Option<&'static str> {
+    /// Something seems to be lost: stops the card, and begins anew with the oldest frame. If that was
+    /// lost often enough, or the card does not stop, drops all frames and says why.
+    fn recover(&mut self, ended: &mut Vec<Ended>) -> Option<&'static str> {
+        let stopped = self.card.stop();
+        // What has landed until now was only late. It must not be sent again: its owner may know of
+        // it, by the value behind it, and use the memory for something else.
+        let _ = self.take_arrived();
+        self.end_arrived(ended);
+        match stopped {
+            Ok(()) => self.card.set_up(),
+            Err(error) => {
+                tracing::warn!(%error, "the network card is not used any more");
+                // It may still be writing: then the memory is taken away from it.
+                self.pages.cut_off();
+                self.is_broken = true;
+            }
+        }
+        let is_late = self.in_rings == 0;
+        self.in_rings = 0;
         let times = self.frames.front_mut().map_or(0, |frame| {
-            frame.lost += 1;
+            frame.lost += u32::from(!is_late);
             frame.lost
         });
-        tracing::debug!(times, in_rings = self.in_rings, "a frame was lost or damaged");
-        self.in_rings = 0;
-        if let Err(error) = self.card.start() {
-            tracing::warn!(%error, "the network card is not used any more");
-            // It may still be writing: then the memory is taken away from it.
-            self.pages.cut_off();
-            self.is_broken = true;
-        }
+        tracing::debug!(times, is_late, "a frame was late, lost or damaged");
         if !self.is_broken && times < MOST_TIMES {
-            self.counters.sent_again.fetch_add(1, Ordering::Relaxed);
-            self.goes_alone = true;
+            self.counters.sent_again.fetch_add(u64::from(!is_late), Ordering::Relaxed);
+            self.goes_alone = !is_late;
             self.fill_rings();
             return None;
         }
@@ -386,7 +395,7 @@ unsafe impl Hardware for Queue {
         if is_right && !is_late {
             return self.fill_rings();
         }
-        if let Some(reason) = self.recover() {
+        if let Some(reason) = self.recover(ended) {
             ended.extend(self.orders.drain(..).map(|_| Ended::Failed(reason)));
         }
     }

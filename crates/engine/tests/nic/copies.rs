@@ -1,5 +1,7 @@
 //! What goes by the card and what by the processor.
 
+use memferry_sys::residency;
+
 use crate::card;
 use crate::rig::{Copy, Rig};
 
@@ -57,6 +59,11 @@ fn no_memory_is_mapped_for_the_card_when_nothing_is_kept() {
     assert!(engine.pages().pinned().0 > 0);
     drop(rig);
     assert_eq!(engine.pages().pinned(), (0, 0));
+    drop(engine);
+    // Mappings of a real card lock memory, as the kernel counts it.
+    if card::address().is_some() {
+        assert_eq!(residency::locked_bytes(), 0);
+    }
 }
 
 #[test]

@@ -9,6 +9,7 @@ mod card;
 mod copies;
 mod faults;
 mod killed;
+mod late;
 mod notices;
 mod rig;
 mod spoiled;

@@ -174,6 +174,15 @@ impl Rig {
     }
 }
 
+/// Waits until something is so, and fails if it does not become so.
+pub(crate) fn until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + LIMIT;
+    while !is_so() {
+        assert!(Instant::now() < deadline, "gave up waiting for {what}");
+        std::thread::yield_now();
+    }
+}
+
 impl std::fmt::Debug for Rig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Rig").field("engine", &self.engine).finish_non_exhaustive()

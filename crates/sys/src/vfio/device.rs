@@ -1,6 +1,7 @@
 //! A device of the machine that this process drives.
 
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use super::calls::{DeviceFile, Group, Region};
@@ -26,6 +27,8 @@ pub struct VfioDevice {
     name: String,
     id: Id,
     can_reset: bool,
+    /// A mapping could not be ended: the device does not reach memory any more.
+    is_barred: AtomicBool,
     // Closed in this order.
     registers: Registers,
     configuration: Region,
@@ -82,8 +85,18 @@ impl VfioDevice {
         let can_reset = file.can_reset().map_err(refused("facts about the device"))?;
         let configuration = file.configuration().map_err(refused("the configuration"))?;
         let registers = map_registers(&file, &name)?;
-        let device =
-            Self { name, id, can_reset, registers, configuration, file, _group: group, space };
+        let is_barred = AtomicBool::new(false);
+        let device = Self {
+            name,
+            id,
+            can_reset,
+            is_barred,
+            registers,
+            configuration,
+            file,
+            _group: group,
+            space,
+        };
         device.try_mapping()?;
         device.set_reach(true).map_err(refused("access to memory for the device"))?;
         Ok(device)
@@ -201,6 +214,7 @@ impl Device for VfioDevice {
         // Whoever unmaps relies on the device not reaching the pages: it is stopped. Where it is not
         // alone, or does not stop, memory that is somebody else's by now would be overwritten; the
         // end of the process closes all of them.
+        self.is_barred.store(true, Ordering::Release);
         if self.set_reach(false).is_err() || Arc::strong_count(&self.space) > 1 {
             std::process::abort();
         }
@@ -218,6 +232,9 @@ impl Device for VfioDevice {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         self.set_reach(false)?;
+        if self.is_barred.load(Ordering::Acquire) {
+            return Err(io::Error::from_raw_os_error(libc::EIO));
+        }
         if !self.can_reset {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }

@@ -1,0 +1,191 @@
+//! The driver of I/OAT against devices that stand still, halt, or have things left over from before.
+#![cfg(not(loom))]
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use memferry_engine::completion::Completion;
+use memferry_engine::contract::{Channel, Pins};
+use memferry_engine::ioat::IoatEngine;
+use memferry_engine::ioat::model::{Faults, IoatModel, When};
+use memferry_engine::ioat::registers as r;
+use memferry_engine::{ChannelOptions, Descriptor, Engine, Operation};
+use memferry_memory::pin_cache::{Limits, PinCache, Watching};
+use memferry_memory::pinning::Access;
+use memferry_sys::Pages;
+use memferry_sys::device::{Device, Direction};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const PIECE: u64 = 64;
+
+/// A channel, and memory that is pinned for it.
+struct Rig {
+    // Before the memory: the end of the channel is the end of everything that is under way.
+    channel: Arc<dyn Channel>,
+    engine: IoatEngine,
+    pins: Arc<Pins>,
+    _cache: PinCache,
+    source: Pages,
+    target: Pages,
+}
+
+impl Rig {
+    fn new(device: Arc<dyn Device>, capacity: Option<usize>) -> Self {
+        let engine = IoatEngine::over(&[device]).unwrap();
+        let options = ChannelOptions { capacity, ..ChannelOptions::default() };
+        let channel = engine.open_channel(&options).unwrap();
+        let pinner = engine.pinner().unwrap();
+        let cache = PinCache::new(pinner, Limits::default(), Watching::Explicit).unwrap();
+        let (mut source, target) = (Pages::new(4096).unwrap(), Pages::new(4096).unwrap());
+        source.as_mut_slice().fill(9);
+        let lease = |pages: &Pages, access| {
+            Some(Arc::new(cache.acquire(pages.as_ptr() as usize, 4096, access).unwrap()))
+        };
+        let pins = Arc::new(Pins {
+            source: lease(&source, Access::Read),
+            target: lease(&target, Access::Write),
+            variable: None,
+        });
+        Self { channel, engine, pins, _cache: cache, source, target }
+    }
+
+    /// Begins the copy of a piece.
+    fn begin(&self, number: u64) -> Arc<Completion> {
+        let source = self.source.as_ptr() as u64 + PIECE * number;
+        let target = self.target.as_ptr() as u64 + PIECE * number;
+        let completion = Arc::new(Completion::whole());
+        // SAFETY: inside memory that outlives the channel, each piece once.
+        let copy = unsafe { Descriptor::new(Operation::Copy, source, target, PIECE) };
+        let copy = copy.pinned_by(self.pins.clone()).completes(completion.clone());
+        assert_eq!(self.channel.submit(&mut [Some(copy)]).unwrap().count, 1);
+        completion
+    }
+
+    /// Waits for everything.
+    fn finish(&self) {
+        assert!(self.channel.park(self.channel.statistics().submitted, LIMIT), "it does not end");
+    }
+
+    fn is_copied(&self, number: u64) -> bool {
+        let at = (PIECE * number) as usize;
+        self.target.as_slice()[at..at + PIECE as usize] == [9; PIECE as usize]
+    }
+}
+
+#[test]
+fn a_channel_that_stands_still_for_good_is_given_up() {
+    let model = IoatModel::new();
+    let rig = Rig::new(model.clone(), None);
+    model.set_faults(Faults { stalls: When::Always, ..Faults::default() });
+    let completions: Vec<_> = (0..8).map(|number| rig.begin(number)).collect();
+    rig.finish();
+    assert!(completions.iter().all(|completion| matches!(completion.outcome(), Some(Ok(_)))));
+    assert!((0..8).all(|number| rig.is_copied(number)), "the processor does it");
+    // Not once for each descriptor.
+    assert_eq!(rig.engine.counters().recoveries, 2);
+    drop(rig);
+    assert_eq!((model.mapped_pages(), model.mistakes()), (0, Vec::<String>::new()));
+}
+
+#[test]
+fn an_enormous_capacity_is_bounded_and_a_tiny_one_works() {
+    for capacity in [1, 2, 3, usize::MAX] {
+        let rig = Rig::new(IoatModel::new(), Some(capacity));
+        for number in 0..10 {
+            rig.begin(number);
+            rig.finish();
+            assert!(rig.is_copied(number), "{capacity}");
+        }
+    }
+}
+
+#[test]
+fn the_count_that_a_channel_is_told_may_go_around() {
+    let rig = Rig::new(IoatModel::new(), Some(64));
+    for turn in 0..70_000 {
+        rig.begin(turn % 64);
+        if turn % 60 == 59 {
+            rig.finish();
+        }
+    }
+    rig.finish();
+    assert_eq!(rig.channel.statistics().failed, 0);
+    assert_eq!(rig.engine.counters().recoveries, 0);
+}
+
+/// A device whose status register keeps the last finished address when its channel is reset.
+#[derive(Debug)]
+struct Remembering {
+    model: Arc<IoatModel>,
+    last: AtomicU64,
+}
+
+impl Device for Remembering {
+    fn name(&self) -> &str {
+        "remembering"
+    }
+    fn read8(&self, at: usize) -> u8 {
+        self.model.read8(at)
+    }
+    fn read16(&self, at: usize) -> u16 {
+        self.model.read16(at)
+    }
+    fn read32(&self, at: usize) -> u32 {
+        self.model.read32(at)
+    }
+    fn read64(&self, at: usize) -> u64 {
+        let status = self.model.read64(at);
+        if at != r::channel_base(0) + r::CHANSTS {
+            return status;
+        }
+        if status & r::CHANSTS_COMPLETED != 0 {
+            self.last.store(status & r::CHANSTS_COMPLETED, Ordering::SeqCst);
+        }
+        status & !r::CHANSTS_COMPLETED | self.last.load(Ordering::SeqCst)
+    }
+    fn write8(&self, at: usize, value: u8) {
+        self.model.write8(at, value);
+    }
+    fn write16(&self, at: usize, value: u16) {
+        self.model.write16(at, value);
+    }
+    fn write32(&self, at: usize, value: u32) {
+        self.model.write32(at, value);
+    }
+    fn write64(&self, at: usize, value: u64) {
+        self.model.write64(at, value);
+    }
+    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
+        // SAFETY: passed on.
+        unsafe { self.model.map(start, pages, direction) }
+    }
+    fn unmap(&self, pages: &[u64]) {
+        self.model.unmap(pages);
+    }
+    fn is_contiguous(&self) -> bool {
+        self.model.is_contiguous()
+    }
+    fn reset(&self) -> io::Result<()> {
+        self.model.reset()
+    }
+}
+
+#[test]
+fn what_a_status_register_says_of_an_earlier_chain_is_not_believed() {
+    let model = IoatModel::new();
+    let device = Remembering { model: model.clone(), last: AtomicU64::new(0) };
+    // Two places, so that every address comes again at once.
+    let rig = Rig::new(Arc::new(device), Some(1));
+    model.set_faults(Faults { halts: When::At(1), ..Faults::default() });
+    rig.begin(0);
+    rig.finish();
+    // So slow that the registers are asked meanwhile.
+    model.set_faults(Faults { delay: Duration::from_millis(100), ..Faults::default() });
+    for number in 1..4 {
+        rig.begin(number);
+        rig.finish();
+        assert!(rig.is_copied(number), "told before it was done");
+    }
+}
