@@ -184,7 +184,14 @@ fn a_copy(ferry: Result<Ferry, BuildError>) -> Check {
     let copied = ferry.icopy_owned(source, vec![0; BYTES]);
     match copied.and_then(memferry::OwnedTransfer::wait) {
         Ok((source, target)) if source == target => {
-            let engine = &ferry.facts().engines[0];
+            // That which did the most of it.
+            let statistics = ferry.statistics();
+            let moved = |index: &usize| -> u64 {
+                statistics.engines[*index].1.iter().map(|channel| channel.bytes).sum()
+            };
+            let engines = &ferry.facts().engines;
+            let engine = (0..engines.len()).rev().max_by_key(moved).unwrap_or(0);
+            let engine = &engines[engine];
             let detail = format!(
                 "{} through engine {} with {} channel(s), {}",
                 size::format(BYTES as u64),

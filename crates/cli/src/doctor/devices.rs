@@ -42,8 +42,25 @@ pub(super) fn checks() -> Vec<Check> {
     for (family, devices) in &found {
         checks.extend(alike(devices).iter().map(|alike| some(family, alike, bus.container())));
     }
+    for ((family, devices), variable) in found.iter().zip(["MEMFERRY_IOAT", "MEMFERRY_NIC"]) {
+        let ready = devices.iter().filter(|device| device.is_handed_over()).count();
+        let value = env::var_os(variable).map(|value| value.to_string_lossy().into_owned());
+        checks.extend(value.map(|value| setting(variable, value.trim(), family, ready)));
+    }
     checks.push(emulator(program("qemu-system-x86_64", env::var_os("PATH").as_deref())));
     checks
+}
+
+/// What the environment tells programs that do not choose by themselves.
+fn setting(variable: &'static str, value: &str, family: &Family, ready: usize) -> Check {
+    let name = family.name;
+    let detail = match (value, ready) {
+        ("off", _) => format!("off: only programs that ask for {name} use it"),
+        ("auto", 0) => format!("auto: no {name} was handed over to programs, so none is used"),
+        ("auto", _) => format!("auto: programs use {name}, {ready} handed over"),
+        _ => format!("{value}: programs use this, and fail without it"),
+    };
+    Check::new(variable, Status::Ok, detail)
 }
 
 /// Who made the processor, and so the IOMMU.

@@ -114,8 +114,8 @@ fn path(facts: &Facts, plan: &Plan) -> String {
 /// How processors move bytes, where they have a part in it.
 fn kernel(facts: &Facts, plan: &Plan) -> &'static str {
     match plan.path {
-        Path::Whole { engine } | Path::Chunks { engine, .. }
-            if facts.engines[engine].preparation.is_some() =>
+        Path::Whole { engine } | Path::Chunks { engine, .. } | Path::Parts { engine, .. }
+            if facts.engines[engine].is_device() =>
         {
             "none"
         }

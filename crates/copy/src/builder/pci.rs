@@ -6,7 +6,7 @@ use memferry_engine::device::ready;
 use memferry_engine::ioat::IoatEngine;
 use memferry_engine::nic::{self, NicEngine};
 use memferry_engine::{Engine, OpenError};
-use memferry_sys::vfio::pci::{E1000E, IOAT};
+use memferry_sys::vfio::pci::{E1000E, IOAT, Id};
 
 use super::{Builder, EngineChoice, environment};
 use crate::error::BuildError;
@@ -24,17 +24,61 @@ pub enum PciDevices {
 }
 
 impl PciDevices {
-    const EXPECTED: &str = "off, auto, or addresses on the bus with commas between them";
-
     fn from_name(name: &str) -> Option<Self> {
         match name {
-            "" => None,
             "off" => Some(Self::Off),
             "auto" => Some(Self::IfPresent),
-            addresses => Some(Self::At(addresses.split(',').map(|at| at.trim().into()).collect())),
+            addresses => {
+                let addresses = addresses.split(',').map(str::trim);
+                let each = addresses.map(|at| is_address(at).then(|| at.to_owned()));
+                each.collect::<Option<Vec<_>>>().map(Self::At)
+            }
         }
     }
 }
+
+/// Whether this is an address on the bus: `0000:00:04.0`, or without the first part.
+fn is_address(text: &str) -> bool {
+    let is_hex = |part: &str, digits: usize| {
+        part.len() == digits && part.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    let short = match text.split_once(':') {
+        Some((domain, rest)) if rest.contains(':') => is_hex(domain, 4).then_some(rest),
+        _ => Some(text),
+    };
+    let parts = short.and_then(|short| short.split_once(':'));
+    parts.is_some_and(|(bus, rest)| {
+        is_hex(bus, 2)
+            && rest
+                .split_once('.')
+                .is_some_and(|(device, function)| is_hex(device, 2) && is_hex(function, 1))
+    })
+}
+
+/// A kind of devices, as settings name it.
+struct Kind {
+    setting: &'static str,
+    variable: &'static str,
+    expected: &'static str,
+    most: usize,
+    ids: &'static [Id],
+}
+
+const IOATS: Kind = Kind {
+    setting: "ioat",
+    variable: "MEMFERRY_IOAT",
+    expected: "off, auto, or addresses on the bus such as 0000:00:04.0, with commas between them",
+    most: usize::MAX,
+    ids: IOAT,
+};
+
+const CARDS: Kind = Kind {
+    setting: "nic",
+    variable: "MEMFERRY_NIC",
+    expected: "off, auto, or the address of one card on the bus such as 0000:02:00.0",
+    most: 1,
+    ids: E1000E,
+};
 
 impl Builder {
     /// Whether Intel's copy engine, I/OAT, moves memory too, beside the processor engine or the
@@ -46,7 +90,8 @@ impl Builder {
     }
 
     /// Whether a network card that talks to itself moves memory too (`MEMFERRY_NIC`). It is slower
-    /// than a processor, and leaves that alone. Of several, the first is used. Usual: off.
+    /// than a processor, and leaves that alone. Of those that were handed over, the first is used.
+    /// Usual: off.
     pub fn nic(mut self, devices: PciDevices) -> Self {
         self.nic = Some(devices);
         self
@@ -55,11 +100,11 @@ impl Builder {
     /// The engines of devices that are wanted.
     pub(super) fn open_pci(&self) -> Result<Vec<EngineChoice>, BuildError> {
         let mut choices = Vec::new();
-        let wanted = wanted(self.ioat.as_ref(), "MEMFERRY_IOAT", || ready(IOAT))?;
+        let wanted = IOATS.wanted(self.ioat.as_ref())?;
         if let Some(engine) = wanted.open(IoatEngine::open)? {
             choices.push(EngineChoice { channels: engine.channels(), engine: Arc::new(engine) });
         }
-        let wanted = self::wanted(self.nic.as_ref(), "MEMFERRY_NIC", || ready(E1000E))?;
+        let wanted = CARDS.wanted(self.nic.as_ref())?;
         let open = |addresses: &[String]| NicEngine::open(&addresses[0], nic::Settings::default());
         if let Some(engine) = wanted.open(open)? {
             choices.push(EngineChoice { engine: Arc::new(engine), channels: 1 });
@@ -76,24 +121,32 @@ struct Wanted {
     variable: Option<&'static str>,
 }
 
-/// What the builder says, or the environment.
-fn wanted(
-    set: Option<&PciDevices>,
-    variable: &'static str,
-    ready: impl FnOnce() -> Vec<String>,
-) -> Result<Wanted, BuildError> {
-    let devices = match set {
-        Some(devices) => devices.clone(),
-        None => {
-            environment(variable, PciDevices::EXPECTED, PciDevices::from_name)?.unwrap_or_default()
-        }
-    };
-    let variable = set.is_none().then_some(variable);
-    Ok(match devices {
-        PciDevices::Off => Wanted { addresses: Vec::new(), is_needed: false, variable },
-        PciDevices::IfPresent => Wanted { addresses: ready(), is_needed: false, variable },
-        PciDevices::At(addresses) => Wanted { addresses, is_needed: true, variable },
-    })
+impl Kind {
+    /// What the builder says, or the environment.
+    fn wanted(&self, set: Option<&PciDevices>) -> Result<Wanted, BuildError> {
+        let Self { setting, variable, expected, most, ids } = *self;
+        let is_right = |devices: &PciDevices| match devices {
+            PciDevices::At(addresses) => (1..=most).contains(&addresses.len()),
+            PciDevices::Off | PciDevices::IfPresent => true,
+        };
+        let devices = match set {
+            Some(devices) if is_right(devices) => devices.clone(),
+            Some(wrong) => {
+                let (name, value) = (setting, format!("{wrong:?}"));
+                return Err(BuildError::Setting { name, value, expected });
+            }
+            None => environment(variable, expected, |text| {
+                PciDevices::from_name(text).filter(is_right)
+            })?
+            .unwrap_or_default(),
+        };
+        let variable = set.is_none().then_some(variable);
+        Ok(match devices {
+            PciDevices::Off => Wanted { addresses: Vec::new(), is_needed: false, variable },
+            PciDevices::IfPresent => Wanted { addresses: ready(ids), is_needed: false, variable },
+            PciDevices::At(addresses) => Wanted { addresses, is_needed: true, variable },
+        })
+    }
 }
 
 impl Wanted {
@@ -134,7 +187,9 @@ mod tests {
             PciDevices::from_name("0000:00:04.0, 00:04.1"),
             at(&["0000:00:04.0", "00:04.1"])
         );
-        assert_eq!(PciDevices::from_name(""), None);
+        for wrong in ["", "banana", "AUTO", "1", "00:04", "0000:00:04.00", ", ,", "00:04.0,x"] {
+            assert_eq!(PciDevices::from_name(wrong), None, "{wrong}");
+        }
     }
 
     #[test]
@@ -144,6 +199,10 @@ mod tests {
         assert!(error.contains("ioat") && error.contains("ffff:ff:1f.7"), "{error}");
         let error = Builder::new().nic(named).build().unwrap_err().to_string();
         assert!(error.contains("nic") && error.contains("ffff:ff:1f.7"), "{error}");
+        let two = PciDevices::At(vec!["00:01.0".into(), "00:02.0".into()]);
+        let error = Builder::new().nic(two).build().unwrap_err().to_string();
+        assert!(error.contains("one card"), "{error}");
+        assert!(Builder::new().ioat(PciDevices::At(Vec::new())).build().is_err());
         let builder = Builder::new().ioat(PciDevices::IfPresent).nic(PciDevices::IfPresent);
         assert!(builder.build().is_ok());
     }

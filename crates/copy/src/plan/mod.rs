@@ -39,6 +39,13 @@ pub struct EngineFacts {
     pub channels: usize,
 }
 
+impl EngineFacts {
+    /// Whether it is a device, and not processors: those reach all memory as it is.
+    pub fn is_device(&self) -> bool {
+        self.capabilities.registration != Registration::NotNeeded
+    }
+}
+
 /// What an engine costs, for each direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Costs([[CostLine; 2]; 2]);
@@ -260,7 +267,7 @@ pub fn estimate_ns(facts: &Facts, engine: &EngineFacts, question: &Question) -> 
 /// What a request costs if it is given to an engine: its time, and where it is processors' time,
 /// twice that. They have something better to do while a device is nearly as quick.
 fn cost_ns(facts: &Facts, engine: &EngineFacts, question: &Question) -> f64 {
-    let factor = if engine.preparation.is_some() { 1.0 } else { 2.0 };
+    let factor = if engine.is_device() { 1.0 } else { 2.0 };
     factor * estimate_ns(facts, engine, question)
 }
 

@@ -21,14 +21,19 @@ pub(crate) fn open_all(
     addresses: &[impl AsRef<str>],
     ids: &[Id],
 ) -> Result<Vec<Arc<dyn Device>>, OpenError> {
-    let devices = VfioDevice::open_all(addresses).map_err(|error| refused(engine, &error))?;
-    for (device, address) in devices.iter().zip(addresses) {
-        if !ids.contains(&device.id()) {
-            let ((maker, kind), address) = (device.id(), address.as_ref());
-            let reason = format!("{address} ({maker:04x}:{kind:04x}) is no device of this kind");
+    // Before anything is opened: nobody is to be told how to hand over something else.
+    for address in addresses.iter().map(AsRef::as_ref) {
+        if let Some(PciDevice { id: (maker, kind), .. }) =
+            Bus::default().device(address).filter(|device| !ids.contains(&device.id))
+        {
+            let reason = format!(
+                "{address} ({maker:04x}:{kind:04x}) is no device that this engine drives: `memferry \
+                 doctor` lists those there are"
+            );
             return Err(refused(engine, &reason));
         }
     }
+    let devices = VfioDevice::open_all(addresses).map_err(|error| refused(engine, &error))?;
     Ok(devices.into_iter().map(|device| Arc::new(device) as Arc<dyn Device>).collect())
 }
 

@@ -19,7 +19,7 @@ use crate::device::{Ended, Hardware, Posted, Region, Seat, SharedMemory, until};
 /// The count of descriptors that a channel is told has 16 bits.
 const LONGEST_RING: usize = 1 << 15;
 /// How long a channel may take to obey a command.
-const COMMAND_LIMIT: Duration = Duration::from_millis(50);
+const COMMAND_LIMIT: Duration = Duration::from_secs(1);
 /// A descriptor takes microseconds. A channel that has finished none for so long stands still.
 const STALLED_AFTER: Duration = Duration::from_secs(1);
 /// If it does so again and again, it is given up.

@@ -17,7 +17,7 @@ const TRANSMIT: usize = 256;
 const RECEIVE: usize = 128;
 
 /// How long the card may take to begin anew.
-const RESET_LIMIT: Duration = Duration::from_millis(100);
+const RESET_LIMIT: Duration = Duration::from_secs(1);
 
 /// A card that talks to itself, and the memory that it shares with its driver. In order in memory:
 /// transmit ring, receive ring, values, a page that takes what goes nowhere, heads to send, heads

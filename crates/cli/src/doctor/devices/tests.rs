@@ -151,3 +151,12 @@ fn programs_are_looked_for_where_shells_do() {
     assert_eq!(emulator(found).status, Status::Ok);
     assert!(emulator(None).cure.unwrap().contains("sudo apt install qemu-system-x86"));
 }
+
+#[test]
+fn a_variable_that_asks_for_devices_is_told_what_comes_of_it() {
+    let says = |value, ready| setting("MEMFERRY_IOAT", value, &FAMILIES[0], ready).detail;
+    assert!(says("auto", 0).contains("none is used"));
+    assert!(says("auto", 8).contains("8 handed over"));
+    assert!(says("off", 8).starts_with("off:"));
+    assert!(says("0000:00:04.0", 0).contains("fail without it"));
+}
