@@ -2,7 +2,7 @@
 //! driver shares with its device.
 //!
 //! A channel has no thread. Whoever submits writes the device's orders and rings its bell; whoever
-//! polls looks at what the device has written back. A driver is a [`Hardware`]: it knows registers
+//! polls looks at what the device has written back. A driver is a `Hardware`: it knows registers
 //! and descriptors, and nothing of transfers.
 
 mod channel;

@@ -3,8 +3,8 @@
 //!
 //! After G. Ciaccio, "Using a self-connected Gigabit Ethernet adapter as a memcpy() low-overhead
 //! engine for MPI". The card is an 82574L or a relative (`e1000e` in Linux) in its own loopback, so it
-//! needs no cable. [`frame`] says how bytes are cut up, [`card`] knows the rings and registers,
-//! [`queue`] sends, awaits, and sends again what was lost. `docs/design/devices.md` has the reasons.
+//! needs no cable. `frame` says how bytes are cut up, `card` knows the rings and registers,
+//! `queue` sends, awaits, and sends again what was lost. `docs/design/devices.md` has the reasons.
 
 mod card;
 mod frame;
