@@ -438,8 +438,9 @@ int adma_compare(const void *a, const void *b, size_t len, size_t *first_differe
  * piece may overlap the bytes at `dst`. Pieces and `dst` are ordinary memory, not that of a GPU.
  *
  * Returns a cookie (0 or above) for `adma_check_copy` and `adma_wait_copy`, as `adma_icopy`; or a
- * negative code, and then nothing is in flight: `ADMA_EINVAL` if a piece overlaps the bytes at `dst`,
- * `ADMA_EOPNOTSUPP` if memory is that of a GPU.
+ * negative code, and then nothing is in flight: `ADMA_EFAULT` if `pieces`, `dst` or a piece is null and
+ * not empty, `ADMA_EINVAL` if a piece overlaps the bytes at `dst`, `ADMA_EOPNOTSUPP` if memory is that
+ * of a GPU.
  *
  * # Safety
  * `pieces` must be valid for reading of `count` pieces until this returns, and need not be longer.

@@ -56,6 +56,9 @@ impl Ferry {
     /// Copies pieces one behind the other into `target`, which must be as long as all of them, and
     /// returns when it is done.
     ///
+    /// The caller waits, so short deliveries are copied by its own core, whatever engines there are.
+    /// With [`Options::spare_caller`] a channel copies them; [`Ferry::ideliver`] does not wait.
+    ///
     /// ```
     /// # use memferry_copy::{Ferry, Options};
     /// let ferry = Ferry::new()?;

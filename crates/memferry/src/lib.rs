@@ -1,8 +1,8 @@
 //! Memferry moves memory for programs.
 //!
 //! Start a copy, compute on, ask whether it is done, use the first bytes while the last still
-//! move. Copies go through whatever can move bytes on the machine; today that is spare processor
-//! cores, behind a contract that other engines will meet too.
+//! move. Copies go through whatever can move bytes on the machine: spare processor cores, the copy
+//! engines of GPUs, Intel's I/OAT, and a network card in loopback.
 //!
 //! ```
 //! use memferry::Ferry;

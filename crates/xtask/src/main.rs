@@ -19,6 +19,10 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Task {
     /// Run the tests that need a network card in a virtual machine that has one
+    ///
+    /// Takes some minutes, and qemu-system-x86_64. The machine's kernel is fetched by apt the first
+    /// time (27 MB, kept in ~/.cache/memferry/vm, nothing is installed), unless MEMFERRY_VM_KERNEL
+    /// names a folder with boot/vmlinuz-* and lib/modules.
     Qemu(qemu::Args),
 }
 

@@ -24,8 +24,22 @@ pub enum KernelError {
         /// What is not there.
         missing: String,
     },
+    /// The folder that the user names does not hold what a machine needs.
+    #[error(
+        "{VARIABLE}={folder}: there is no {missing} there: name a folder with boot/vmlinuz-* and \
+         lib/modules, or unset it to have one fetched"
+    )]
+    Named {
+        /// What the variable says.
+        folder: PathBuf,
+        /// What is not there.
+        missing: String,
+    },
     /// There is no place to keep a kernel.
-    #[error("there is no folder to keep a kernel in: set HOME or XDG_CACHE_HOME")]
+    #[error(
+        "there is no folder to keep a kernel in: set HOME or XDG_CACHE_HOME, or {VARIABLE} to a \
+         folder with boot/vmlinuz-* and lib/modules"
+    )]
     NoCache,
     /// The machine's packages are of another kind.
     #[error(
@@ -54,7 +68,10 @@ pub enum KernelError {
         said: String,
     },
     /// The cache could not be written.
-    #[error("the kernel could not be kept in {folder}: {error}")]
+    #[error(
+        "the kernel could not be kept in {folder}: {error}; set XDG_CACHE_HOME to another place, or \
+         {VARIABLE} to a folder with boot/vmlinuz-* and lib/modules"
+    )]
     Cache {
         /// The cache.
         folder: PathBuf,
@@ -78,7 +95,7 @@ impl Kernel {
     /// The kernel that is here: the user's, else the cache's. Fetches nothing.
     pub fn find() -> Result<Option<Self>, KernelError> {
         if let Some(folder) = env::var_os(VARIABLE).filter(|folder| !folder.is_empty()) {
-            return Self::in_folder(Path::new(&folder)).map(Some);
+            return Self::in_named(Path::new(&folder)).map(Some);
         }
         Ok(cache().and_then(|cache| Self::in_cache(&cache)))
     }
@@ -108,6 +125,14 @@ impl Kernel {
             .ok_or_else(|| missing("boot/vmlinuz-*"))?;
         let modules = modules::find(folder, &version).map_err(|name| missing(&name))?;
         Ok(Self { version, image, modules })
+    }
+
+    /// As [`Kernel::in_folder`], for the folder that the variable names.
+    fn in_named(folder: &Path) -> Result<Self, KernelError> {
+        Self::in_folder(folder).map_err(|error| match error {
+            KernelError::Incomplete { folder, missing } => KernelError::Named { folder, missing },
+            error => error,
+        })
     }
 
     fn in_cache(cache: &Path) -> Option<Self> {
@@ -178,7 +203,7 @@ mod tests {
     fn a_module_may_be_part_of_the_kernel_but_not_missing() {
         let folder = package("6.1", &["vfio-pci.ko"]);
         let error = Kernel::in_folder(folder.path()).unwrap_err().to_string();
-        assert!(error.contains("the module vfio of 6.1 is missing"), "{error}");
+        assert!(error.contains("module vfio of 6.1 is missing"), "{error}");
         let list = folder.path().join("lib/modules/6.1/modules.builtin");
         fs::write(list, "kernel/vfio.ko\nkernel/vfio_iommu_type1.ko\n").unwrap();
         assert_eq!(names(&Kernel::in_folder(folder.path()).unwrap()), ["vfio-pci.ko"]);
@@ -208,5 +233,13 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let error = Kernel::in_folder(folder.path()).unwrap_err().to_string();
         assert!(error.contains("boot/vmlinuz-* is missing"), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_was_named_in_vain_is_told_of_with_the_variable_and_the_cure() {
+        let error = Kernel::in_named(Path::new("/nowhere")).unwrap_err().to_string();
+        let told = "MEMFERRY_VM_KERNEL=/nowhere: there is no boot/vmlinuz-* there: name a folder";
+        assert!(error.starts_with(told), "{error}");
+        assert!(error.ends_with("or unset it to have one fetched"), "{error}");
     }
 }

@@ -39,7 +39,7 @@ pub(super) fn find(package: &Path, version: &str) -> Result<Vec<PathBuf>, String
         match files.iter().find(|(module, _)| module == name) {
             Some((_, path)) => found.push(path.clone()),
             None if NEEDED.contains(&name) && !is_built_in(name) => {
-                return Err(format!("the module {name} of {version}"));
+                return Err(format!("module {name} of {version}"));
             }
             None => {}
         }
