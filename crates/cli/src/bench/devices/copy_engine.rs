@@ -202,14 +202,6 @@ mod tests {
     }
 
     #[test]
-    fn the_suite_over_every_model_is_the_work_of_the_model() {
-        for trial in trials(Effort::Quick) {
-            let tally = trial.run(|_| ());
-            assert!(tally.is_good(), "{tally:?}");
-        }
-    }
-
-    #[test]
     fn every_effort_has_the_size_of_the_keys() {
         for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
             assert!(sizes(effort).contains(&TELLING), "{effort:?}");
