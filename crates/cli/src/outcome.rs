@@ -66,6 +66,12 @@ impl Outcome {
             notes: Vec::new(),
         }
     }
+
+    /// What is missing, in two: what happened to contestants of our own, which are failures, and
+    /// peers that are not here.
+    pub(crate) fn failed_and_absent(&self) -> (Vec<&str>, Vec<&str>) {
+        self.missing.iter().map(String::as_str).partition(|name| name.starts_with("memferry"))
+    }
 }
 
 impl Row {

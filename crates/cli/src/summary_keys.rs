@@ -244,7 +244,7 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     share(GPU, "overlap_64m", Some(0.97), "Share of a copy of 64 MiB between registered memory by the GPU that hides behind the caller's own work."),
     ratio(GPU, "split_vs_gpu_alone", None, "Speed of a copy of 256 MiB between registered memory that GPU, channels and caller share, against the GPU alone."),
 
-    share(DEVICES, "nic_conformance_passed", Some(1.0), "1 if the network card engine passed every case of the conformance suite over an emulated card in a virtual machine, else 0."),
+    share(DEVICES, "nic_conformance_passed", Some(1.0), "1 if the network card engine passed every case of the conformance suite over an emulated card in a virtual machine, the card did the work and the kernel did not complain, else 0."),
     share(DEVICES, "nic_bytes_by_device_share", Some(0.99), "Share of a page-aligned copy of 1 MiB that the emulated card moved, and not the processor."),
     share(DEVICES, "ioat_conformance_passed", Some(1.0), "1 if the engine of Intel's copy engine passed every case over the model of its registers, with faults too, else 0."),
     cost(DEVICES, "ioat_descriptors_aligned_4m", "descriptors", Some(1024.0), "Descriptors that the model carried out for a page-aligned copy of 4 MiB: one for each page."),

@@ -68,4 +68,52 @@ impl Outcome {
     pub fn is_success(&self) -> bool {
         self.programs.iter().all(|program| program.end.is_success())
     }
+
+    /// The first line in which the kernel says that something is wrong with it, or that a device
+    /// reached for memory that is not its own. Programs may not have noticed.
+    pub fn kernel_trouble(&self) -> Option<&str> {
+        self.console.iter().map(String::as_str).find(|line| is_trouble(line))
+    }
+}
+
+/// Words of a kernel that found a fault in itself.
+const TROUBLE: [&str; 4] = ["BUG:", "Oops", "WARNING:", "Call Trace"];
+
+fn is_trouble(line: &str) -> bool {
+    // A domain may be a default one, which is no fault.
+    let lower = line.to_lowercase().replace("default", "");
+    lower.contains("dmar") && lower.contains("fault")
+        || TROUBLE.iter().any(|word| line.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_of_the_iommu_and_of_the_kernel_are_trouble() {
+        for line in [
+            "[    1.0] DMAR: DRHD: handling fault status reg 2",
+            "DMAR: [DMA Write NO_PASID] Request device [00:03.0] Fault addr 0x1000",
+            "[    2.0] BUG: kernel NULL pointer dereference",
+            "[    2.0] Oops: 0002 [#1] PREEMPT SMP",
+            "[    2.0] WARNING: CPU: 0 PID: 1 at drivers/vfio/vfio_main.c:1",
+            "[    2.0] Call Trace:",
+        ] {
+            assert!(is_trouble(line), "{line}");
+        }
+        for line in ["DMAR: the default domain", "qemu: warning: no peer", "a page fault"] {
+            assert!(!is_trouble(line), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_first_line_of_trouble_is_told() {
+        let console = ["hello", "BUG: one", "Call Trace:"].map(str::to_owned).to_vec();
+        let time = Duration::from_secs(1);
+        let mut outcome = Outcome { programs: Vec::new(), console, boot: time, total: time };
+        assert_eq!(outcome.kernel_trouble(), Some("BUG: one"));
+        outcome.console.truncate(1);
+        assert_eq!(outcome.kernel_trouble(), None);
+    }
 }

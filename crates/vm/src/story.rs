@@ -9,7 +9,8 @@ use crate::wire::Note;
 
 /// What is said whenever all is well: QEMU misses a cable, which our card does not need, and the kernel
 /// tells of its end.
-const SMALL_TALK: [&str; 2] = ["has no peer", "reboot: Restarting system"];
+const SMALL_TALK: [&str; 3] =
+    ["has no peer", "reboot: Restarting system", "tsc: Unable to calibrate against PIT"];
 
 /// How many of the last lines explain a machine that did not come up.
 const LAST_WORDS: usize = 12;

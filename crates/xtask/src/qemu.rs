@@ -1,5 +1,5 @@
 //! `cargo xtask qemu`: builds the tests that need a network card, runs them in a virtual machine, and
-//! fails unless tests ran there and every one of them passed.
+//! fails unless tests ran there, every one of them passed, and the kernel had nothing to complain of.
 
 use std::time::Duration;
 
@@ -94,6 +94,8 @@ fn report(args: &Args, targets: &[TestTarget], outcome: &Outcome) -> anyhow::Res
     if wrongs.is_empty() && tally.passed == 0 {
         wrongs.push("no test ran".into());
     }
+    // The tests may have passed over it.
+    wrongs.extend(outcome.kernel_trouble().map(|line| format!("the kernel said: {line}")));
     let Tally { passed, failed, ignored } = tally;
     let seconds = |time: Duration| (time.as_secs_f64() * 10.0).round() / 10.0;
     let (boot, total) = (seconds(outcome.boot), seconds(outcome.total));
@@ -161,6 +163,17 @@ mod tests {
         assert!(args(&["--", "--ignored"]).has_plain_lines());
         assert!(!args(&["--", "--format=json"]).has_plain_lines());
         assert!(!args(&["--", "--nocapture"]).has_plain_lines());
+    }
+
+    #[test]
+    fn trouble_of_the_kernel_is_a_failure_though_all_tests_passed() {
+        let result = "test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 9 filtered out";
+        let mut outcome = outcome(&["test one ... ok", result]);
+        let fault = "DMAR: [DMA Write] Request device [00:03.0] fault addr 0x1000";
+        outcome.console.push(fault.into());
+        let args = args(&[]);
+        let error = report(&args, &args.targets(), &outcome).unwrap_err().to_string();
+        assert!(error.contains(fault), "{error}");
     }
 
     #[test]

@@ -48,7 +48,7 @@ fn run_one(bench: &'static dyn Bench, args: &BenchArgs) -> anyhow::Result<()> {
 /// What happened to one of our own contestants that did not get to the end: a failure, not a peer
 /// that happens to be missing.
 fn failure_of_ours(outcome: &Outcome) -> Option<&str> {
-    outcome.missing.iter().map(String::as_str).find(|missing| missing.starts_with("memferry"))
+    outcome.failed_and_absent().0.first().copied()
 }
 
 fn run_suite(benches: &[&'static dyn Bench], args: &BenchArgs) -> anyhow::Result<()> {

@@ -120,7 +120,16 @@ fn headline_row(key: &str, judged: &Judged) -> String {
 fn section(all: &[Outcome], outcome: &Outcome) -> String {
     let palette = Palette::new(all, outcome);
     let bench = escape(&outcome.bench);
-    let mut html = format!("<section id=\"{bench}\">\n<h2>{bench}</h2>\n<div class=\"figures\">\n");
+    let mut html = format!("<section id=\"{bench}\">\n<h2>{bench}</h2>\n");
+    let (failed, absent) = outcome.failed_and_absent();
+    for failure in failed {
+        let _ = writeln!(
+            html,
+            "<p class=\"note\"><strong class=\"mark missed\">Failed:</strong> {}</p>",
+            escape(failure)
+        );
+    }
+    html.push_str("<div class=\"figures\">\n");
     for figure in Figure::of(&outcome.rows) {
         let _ = writeln!(
             html,
@@ -130,8 +139,8 @@ fn section(all: &[Outcome], outcome: &Outcome) -> String {
         );
     }
     html.push_str("</div>\n");
-    if !outcome.missing.is_empty() {
-        let missing = escape(&outcome.missing.join(", "));
+    if !absent.is_empty() {
+        let missing = escape(&absent.join(", "));
         let _ = writeln!(html, "<p class=\"note\"><strong>Not installed:</strong> {missing}</p>");
     }
     for note in &outcome.notes {
@@ -216,6 +225,16 @@ mod tests {
         let page = page(&[outcome], "<script>date");
         assert!(!page.contains("<script>"));
         assert!(page.contains("&lt;script&gt;note"));
+    }
+
+    #[test]
+    fn a_failure_of_ours_is_not_taken_for_a_peer_that_is_not_installed() {
+        let mut outcome = sample::empty("devices");
+        outcome.missing = vec!["rayon".into(), "memferry nic (no card)".into()];
+        let page = page(&[outcome], "2026-01-31");
+        let failed = page.find("Failed:</strong> memferry nic (no card)</p>").unwrap();
+        let absent = page.find("Not installed:</strong> rayon</p>").unwrap();
+        assert!(failed < absent);
     }
 
     #[test]

@@ -15,8 +15,13 @@ pub(crate) fn render(outcome: &Outcome, paint: Paint) -> String {
         text.push_str(&render_figure(&figure, paint));
     }
     text.push_str(&render_summary(outcome, paint));
-    if !outcome.missing.is_empty() {
-        let missing = outcome.missing.join(", ");
+    let (failed, absent) = outcome.failed_and_absent();
+    for (index, failure) in failed.iter().enumerate() {
+        let gap = if index == 0 { "\n" } else { "" };
+        text.push_str(&format!("{gap}  {} {failure}\n", paint.bad("failed:")));
+    }
+    if !absent.is_empty() {
+        let missing = absent.join(", ");
         text.push_str(&format!("\n  {} {missing}\n", paint.bad("did not take part:")));
     }
     for (index, note) in outcome.notes.iter().enumerate() {
@@ -162,5 +167,14 @@ mod tests {
         outcome.notes.push("Two cores only.".to_owned());
         let text = render(&outcome, Paint::plain());
         assert!(text.ends_with("\n  did not take part: rayon\n\n  Two cores only.\n"), "{text}");
+    }
+
+    #[test]
+    fn failures_of_ours_come_before_missing_peers() {
+        let mut outcome = outcome(Vec::new());
+        outcome.missing = vec!["rayon".to_owned(), "memferry nic (no card)".to_owned()];
+        let text = render(&outcome, Paint::plain());
+        let end = "\n  failed: memferry nic (no card)\n\n  did not take part: rayon\n";
+        assert!(text.ends_with(end), "{text}");
     }
 }

@@ -4,19 +4,29 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{bail, ensure};
 use memferry::engine::nic::{NicCounters, NicEngine};
 use memferry_sys::device::Device;
 
 use super::super::Effort;
 use super::memory::{ALIGNED, LINE_APART, ODD, Packets, Placing, Shore};
-use super::odometer;
+use super::odometer::{self, Passed};
 use crate::outcome::Row;
 
 /// The size that the key is of.
 const TELLING: usize = 1 << 20;
+/// How often it is tried.
+const TIMES: usize = 3;
 /// What figures with a time in them must say.
 const SLOW: &str = "(emulated, says nothing about hardware)";
+
+/// Cases of the suite about what a card does not claim to do.
+pub(super) const SKIPS: [&str; 4] = [
+    "fills_of_every_size_touch_nothing_else",
+    "comparisons_find_the_first_difference",
+    "overlapping_moves_have_the_result_of_memmove",
+    "nobody_can_help_a_transfer_before_its_turn",
+];
 
 /// What was found out about a card.
 pub(super) struct Found {
@@ -43,12 +53,9 @@ pub(super) fn measure(
     let mut card = Card { shore: Shore::new(engine.clone(), most)?, engine, place };
     let [bytes, notices, packets, pace, lookups] = FIGURES;
     on_figure(bytes);
-    let (mut share, mut rows) = card.shares(&sizes)?;
-    if let Some(device) = counting {
-        let (counted, both) = card.both_counts(device)?;
-        share = share.min(counted);
-        rows.extend(both);
-    }
+    let mut rows = card.shares(&sizes)?;
+    let (share, both) = card.telling(counting)?;
+    rows.extend(both);
     on_figure(notices);
     rows.extend(card.notices(&sizes)?);
     on_figure(packets);
@@ -69,6 +76,30 @@ fn sizes(effort: Effort) -> Vec<usize> {
     shifts.iter().map(|shift| 1 << shift).collect()
 }
 
+/// What was counted in between.
+pub(super) fn since(before: &NicCounters, after: &NicCounters) -> NicCounters {
+    NicCounters {
+        frames: after.frames - before.frames,
+        bytes_by_card: after.bytes_by_card - before.bytes_by_card,
+        bytes_by_processor: after.bytes_by_processor - before.bytes_by_processor,
+        sent_again: after.sent_again - before.sent_again,
+        given_up: after.given_up - before.given_up,
+        notices: after.notices - before.notices,
+    }
+}
+
+/// Why the counts of an aligned mebibyte are not to be trusted.
+fn doubt(done: &NicCounters) -> Option<String> {
+    let NicCounters { bytes_by_card, bytes_by_processor, sent_again, given_up, .. } = *done;
+    let is_whole = bytes_by_card + bytes_by_processor == TELLING as u64;
+    (given_up > 0 || sent_again > 0 || !is_whole).then(|| {
+        format!(
+            "{bytes_by_card} bytes by the card, {bytes_by_processor} by the processor, sent again \
+             {sent_again} times, given up {given_up} times"
+        )
+    })
+}
+
 struct Card<'a> {
     shore: Shore,
     engine: Arc<NicEngine>,
@@ -87,20 +118,11 @@ impl Card<'_> {
     ) -> anyhow::Result<NicCounters> {
         let before = self.engine.counters();
         something(&mut self.shore)?;
-        let after = self.engine.counters();
-        Ok(NicCounters {
-            frames: after.frames - before.frames,
-            bytes_by_card: after.bytes_by_card - before.bytes_by_card,
-            bytes_by_processor: after.bytes_by_processor - before.bytes_by_processor,
-            sent_again: after.sent_again - before.sent_again,
-            given_up: after.given_up - before.given_up,
-            notices: after.notices - before.notices,
-        })
+        Ok(since(&before, &self.engine.counters()))
     }
 
     /// Who moves the bytes of copies, in how many frames.
-    fn shares(&mut self, sizes: &[usize]) -> anyhow::Result<(f64, Vec<Row>)> {
-        let mut telling = None;
+    fn shares(&mut self, sizes: &[usize]) -> anyhow::Result<Vec<Row>> {
         let (mut by_card, mut by_processor, mut frames) = (Vec::new(), Vec::new(), Vec::new());
         for Placing { series, target_at } in [ALIGNED, LINE_APART, ODD] {
             for &bytes in sizes {
@@ -115,21 +137,32 @@ impl Card<'_> {
                 by_processor.push(self.row(figure, series, bytes, "bytes", &[rest as f64]));
                 let figure = "frames for a copy";
                 frames.push(self.row(figure, series, bytes, "frames", &[done.frames as f64]));
-                if bytes == TELLING && target_at == ALIGNED.target_at {
-                    telling = Some(share);
-                }
             }
         }
-        let share = telling.context("an aligned mebibyte was not copied")?;
-        Ok((share, [by_card, by_processor, frames].concat()))
+        Ok([by_card, by_processor, frames].concat())
     }
 
-    /// An aligned mebibyte, as the driver counts it and as the card does; and the card's share by
-    /// its own count.
-    fn both_counts(&mut self, device: &dyn Device) -> anyhow::Result<(f64, Vec<Row>)> {
-        odometer::read(device);
-        let driver = self.during(|shore| shore.copy(TELLING, ALIGNED))?;
-        let card = odometer::read(device);
+    /// An aligned mebibyte, as the driver counts it and as the card does, if it does; and the
+    /// card's share of it by the lower count. A frame that is sent again counts twice at the card,
+    /// so such a copy tells nothing, and another one is made.
+    fn telling(&mut self, counting: Option<&dyn Device>) -> anyhow::Result<(f64, Vec<Row>)> {
+        let mut reason = String::new();
+        for _ in 0..TIMES {
+            counting.map(odometer::read);
+            let driver = self.during(|shore| shore.copy(TELLING, ALIGNED))?;
+            let card = counting.map(odometer::read);
+            match doubt(&driver) {
+                None => return Ok(self.both_counts(&driver, card)),
+                Some(doubt) => reason = doubt,
+            }
+        }
+        bail!("an aligned mebibyte was not copied as it should be, {TIMES} times: {reason}")
+    }
+
+    fn both_counts(&self, driver: &NicCounters, card: Option<Passed>) -> (f64, Vec<Row>) {
+        let Some(card) = card else {
+            return (driver.bytes_by_card as f64 / TELLING as f64, Vec::new());
+        };
         let mut rows = Vec::new();
         for (unit, by_driver, by_card) in [
             ("frames", driver.frames, card.frames),
@@ -142,7 +175,7 @@ impl Card<'_> {
                 rows.push(self.row(figure, series, TELLING, unit, &[count as f64]));
             }
         }
-        Ok((card.payload_bytes as f64 / TELLING as f64, rows))
+        (driver.bytes_by_card.min(card.payload_bytes) as f64 / TELLING as f64, rows)
     }
 
     /// Copies with a notification variable that the card sets behind the data.
@@ -178,7 +211,8 @@ impl Card<'_> {
             ] {
                 frames.push(self.row(figure, series, bytes, "frames", &[number as f64]));
             }
-            let carriers = (done.frames - done.notices).max(1);
+            let carriers = done.frames.saturating_sub(done.notices);
+            ensure!(carriers > 0, "no frame of the card carried any of {count} packets");
             let pieces = count as f64 / carriers as f64;
             let figure = "packets of 1460 B gathered by one frame";
             gathered.push(self.row(figure, "memferry", bytes, "packets", &[pieces]));
@@ -250,6 +284,17 @@ mod tests {
     use memferry::engine::nic::model::NicModel;
 
     use super::*;
+
+    #[test]
+    fn a_copy_that_was_sent_again_or_is_not_whole_tells_nothing() {
+        let bytes = TELLING as u64;
+        let good = NicCounters { bytes_by_card: bytes, ..NicCounters::default() };
+        assert_eq!(doubt(&good), None);
+        assert!(doubt(&NicCounters { sent_again: 1, ..good }).is_some());
+        assert!(doubt(&NicCounters { given_up: 1, ..good }).is_some());
+        assert!(doubt(&NicCounters { bytes_by_card: bytes - 1, ..good }).is_some());
+        assert!(doubt(&NicCounters { bytes_by_processor: 1, ..good }).is_some());
+    }
 
     #[test]
     fn a_model_of_a_card_moves_nearly_all_of_an_aligned_mebibyte() {

@@ -2,17 +2,18 @@
 //! counted by the device.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::ensure;
 use memferry::engine::ChannelOptions;
 use memferry::engine::conformance::Subject;
 use memferry::engine::ioat::IoatEngine;
-use memferry::engine::ioat::model::{Faults, IoatModel, When};
+use memferry::engine::ioat::model::{Counters, Faults, IoatModel, When};
 use memferry_sys::device::Device;
 
 use super::super::Effort;
 use super::memory::{ALIGNED, HALF_APART, LINE_APART, Placing, Shore};
+use super::suite::{self, Tally};
 use crate::outcome::{Outcome, Row};
 
 /// The size that the keys are of.
@@ -23,32 +24,84 @@ const LITERATURE: [(&str, f64); 2] = [("paper, aligned", 1000.0), ("paper, misal
 
 const FIGURE: &str = "I/OAT model: descriptors for a copy";
 
-/// The engines that the suite is run over.
-pub(super) fn subjects(effort: Effort) -> Vec<(&'static str, Subject)> {
-    let tiny = ChannelOptions { capacity: Some(2), spin_ns: Some(0), ..ChannelOptions::default() };
+/// Cases about what this engine does not claim to do.
+const SKIPS: [&str; 3] = [
+    "comparisons_find_the_first_difference",
+    "overlapping_moves_have_the_result_of_memmove",
+    "nobody_can_help_a_transfer_before_its_turn",
+];
+
+/// A kind of model that the suite is run over.
+pub(super) struct Trial {
+    pub(super) name: &'static str,
+    faults: Faults,
+    is_contiguous: bool,
+    options: ChannelOptions,
+}
+
+/// The kinds of models, those with faults among them.
+pub(super) fn trials(effort: Effort) -> Vec<Trial> {
+    let plain = |name| Trial {
+        name,
+        faults: Faults::default(),
+        is_contiguous: false,
+        options: ChannelOptions::default(),
+    };
     let halts = Faults { halts: When::Every(7), ..Faults::default() };
     let loses = Faults { loses_write_backs: When::Every(3), ..Faults::default() };
-    let faulty = |faults| Subject::new(move || engine(faults, false)).injects_faults();
-    let plain = || Subject::new(|| engine(Faults::default(), false));
-    let mut subjects = vec![("ioat over its model", plain())];
-    if effort != Effort::Brief {
-        subjects.push(("ioat over a model that halts", faulty(halts)));
-        subjects.push(("ioat over a model that loses write-backs", faulty(loses)));
-    }
+    let tiny = ChannelOptions { capacity: Some(2), spin_ns: Some(0), ..ChannelOptions::default() };
+    let mut trials = vec![
+        plain("ioat over its model"),
+        Trial { faults: halts, ..plain("ioat over a model that halts") },
+        Trial { faults: loses, ..plain("ioat over a model that loses write-backs") },
+    ];
     if effort == Effort::Full {
-        subjects.push(("ioat over its model, with a tiny ring", plain().options(tiny)));
-        let contiguous = Subject::new(|| engine(Faults::default(), true));
-        subjects.push(("ioat over a model with contiguous pages", contiguous));
+        trials.push(Trial { options: tiny, ..plain("ioat over its model, with a tiny ring") });
+        let name = "ioat over a model with contiguous pages";
+        trials.push(Trial { is_contiguous: true, ..plain(name) });
     }
-    subjects
+    trials
+}
+
+impl Trial {
+    /// Runs the suite, and looks whether it was the models that did the work, and without a mistake
+    /// of the driver.
+    pub(super) fn run(&self, on_case: impl FnMut(&str)) -> Tally {
+        let models = Arc::new(Mutex::new(Vec::new()));
+        let (faults, is_contiguous, kept) = (self.faults, self.is_contiguous, models.clone());
+        let mut subject = Subject::new(move || {
+            let (model, engine) = engine(faults, is_contiguous);
+            kept.lock().unwrap_or_else(PoisonError::into_inner).push(model);
+            engine
+        });
+        subject = subject.options(self.options.clone());
+        if faults != Faults::default() {
+            subject = subject.injects_faults();
+        }
+        let mut tally = suite::run(self.name, &subject, on_case);
+        let models = models.lock().unwrap_or_else(PoisonError::into_inner);
+        let sum = |count: fn(&Counters) -> u64| -> u64 {
+            models.iter().map(|model| count(&model.all_counters())).sum()
+        };
+        tally.require_skips(&SKIPS);
+        tally.require(sum(|counters| counters.bytes) > 0, || "the models moved nothing".into());
+        let halts = sum(|counters| counters.halts);
+        let is_halting = faults.halts != When::Never;
+        tally.require((halts > 0) == is_halting, || format!("the models halted {halts} times"));
+        let mistakes: Vec<_> = models.iter().flat_map(|model| model.mistakes()).collect();
+        tally.require(mistakes.is_empty(), || {
+            format!("the driver made mistakes: {}", mistakes.join("; "))
+        });
+        tally
+    }
 }
 
 /// An engine over a model with four channels that goes wrong once it is in use.
-fn engine(faults: Faults, is_contiguous: bool) -> Arc<IoatEngine> {
+fn engine(faults: Faults, is_contiguous: bool) -> (Arc<IoatModel>, Arc<IoatEngine>) {
     let model = IoatModel::builder().channels(4).contiguous(is_contiguous).build();
     let engine = over(model.clone()).expect("a model of a copy engine");
     model.set_faults(faults);
-    engine
+    (model, engine)
 }
 
 fn over(device: Arc<dyn Device>) -> io::Result<Arc<IoatEngine>> {

@@ -30,12 +30,13 @@ pub(crate) fn run(is_quick: bool) -> anyhow::Result<()> {
     let device = open()?;
     let engine = NicEngine::over(device.clone(), Settings::default());
     let engine = Arc::new(engine.context("the card does not work")?);
-    let mut tallies = vec![tally("nic over the emulated card", Subject::new(keep(&engine)))];
+    let subject = Subject::new(keep(&engine));
+    let mut tallies = vec![tally("nic over the emulated card", &engine, &subject)];
     if suites(effort) > 1 {
         let tiny =
             ChannelOptions { capacity: Some(2), spin_ns: Some(0), ..ChannelOptions::default() };
         let subject = Subject::new(keep(&engine)).options(tiny);
-        tallies.push(tally("nic over the emulated card, with a tiny ring", subject));
+        tallies.push(tally("nic over the emulated card, with a tiny ring", &engine, &subject));
     }
     let mut report = Report {
         kernel: Machine::look().kernel,
@@ -67,8 +68,16 @@ fn keep(engine: &Arc<NicEngine>) -> impl Fn() -> Arc<NicEngine> + Send + Sync + 
     move || engine.clone()
 }
 
-fn tally(name: &str, subject: Subject) -> suite::Tally {
-    suite::run(name, &subject, |case| say(&format!("{name}: {case}")))
+/// Runs the suite, and looks whether it was the card that did the work.
+fn tally(name: &str, engine: &NicEngine, subject: &Subject) -> suite::Tally {
+    let before = engine.counters();
+    let mut tally = suite::run(name, subject, |case| say(&format!("{name}: {case}")));
+    let done = card::since(&before, &engine.counters());
+    tally.require_skips(&card::SKIPS);
+    tally.require(done.bytes_by_card > 0, || "the card moved nothing".into());
+    let times = done.given_up;
+    tally.require(times == 0, || format!("the card gave up {times} times"));
+    tally
 }
 
 /// A line for those who wait. Whoever does not read it does not matter.

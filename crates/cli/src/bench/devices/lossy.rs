@@ -1,33 +1,61 @@
 //! The model of a card that loses frames or damages them, in this process: what is lost is sent
 //! again, and what that takes.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::ensure;
 use memferry::engine::conformance::Subject;
 use memferry::engine::nic::model::{Faults, NicModel};
 use memferry::engine::nic::{NicEngine, Settings};
 
-use super::super::Effort;
+use super::card::SKIPS;
 use super::memory::{ALIGNED, Shore};
+use super::suite::{self, Tally};
 use crate::outcome::Row;
 
 const BYTES: usize = 1 << 20;
 
-/// The engines that the suite is run over.
-pub(super) fn subjects(effort: Effort) -> Vec<(&'static str, Subject)> {
+/// The models that the suite is run over, if there is time for it.
+pub(super) const SUITES: [&str; 2] =
+    ["nic over a model that loses frames", "nic over a model that damages frames"];
+
+/// Runs the suite over both kinds of models, and looks whether it was they who did the work, that
+/// something was lost, and that the driver made no mistake.
+pub(super) fn run_suites(mut on_case: impl FnMut(&str, &str)) -> Vec<Tally> {
     let loses = Faults { lose_every: Some(11), ..Faults::default() };
     let damages = Faults { damage_every: Some(5), ..Faults::default() };
-    let faulty = |faults, checks| {
-        Subject::new(move || engine(faults, Settings { checks }).1).injects_faults()
-    };
-    match effort {
-        Effort::Brief | Effort::Quick => Vec::new(),
-        Effort::Full => vec![
-            ("nic over a model that loses frames", faulty(loses, false)),
-            ("nic over a model that damages frames", faulty(damages, true)),
-        ],
+    [(SUITES[0], loses, false), (SUITES[1], damages, true)]
+        .map(|(name, faults, checks)| {
+            run_suite(name, faults, Settings { checks }, |case| on_case(name, case))
+        })
+        .into()
+}
+
+fn run_suite(name: &str, faults: Faults, settings: Settings, on_case: impl FnMut(&str)) -> Tally {
+    let made = Arc::new(Mutex::new(Vec::new()));
+    let kept = made.clone();
+    let subject = Subject::new(move || {
+        let (model, engine) = engine(faults, settings);
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push((model, engine.clone()));
+        engine
+    });
+    let mut tally = suite::run(name, &subject.injects_faults(), on_case);
+    let made = made.lock().unwrap_or_else(PoisonError::into_inner);
+    let (mut bytes, mut again, mut mistakes) = (0, 0, Vec::new());
+    for (model, engine) in made.iter() {
+        let counters = engine.counters();
+        bytes += counters.bytes_by_card;
+        again += counters.sent_again;
+        mistakes.extend(model.sightings().mistakes);
     }
+    tally.require_skips(&SKIPS);
+    tally.require(bytes > 0, || "the models moved nothing".into());
+    tally.require(again > 0, || "nothing was sent again".into());
+    tally.require(mistakes.is_empty(), || {
+        format!("the driver made mistakes: {}", mistakes.join("; "))
+    });
+    tally
 }
 
 /// An engine over a model that goes wrong once it is in use.

@@ -74,6 +74,7 @@ mod tests {
                 passed: 1,
                 skipped: vec![Exception { case: "b".into(), reason: "no fills".into() }],
                 failed: vec![Exception { case: "c".into(), reason: "\"x\"\nis wrong".into() }],
+                wrong: vec!["the card moved nothing".into()],
             }],
             share: Some(1.0),
             rows: vec![Row::of_rounds("figure", "series", 64, "frames", &[1.0, 2.0])],

@@ -1,6 +1,7 @@
 //! The conformance suite over an engine, case by case: a case that fails is told with its reason, and
 //! the others still have their turn.
 
+use std::borrow::Borrow;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -23,6 +24,8 @@ pub(super) struct Tally {
     pub(super) skipped: Vec<Exception>,
     /// Those that it failed.
     pub(super) failed: Vec<Exception>,
+    /// What else is wrong, such as that the device did none of the work.
+    pub(super) wrong: Vec<String>,
 }
 
 /// A case that an engine did not pass.
@@ -35,9 +38,30 @@ pub(super) struct Exception {
 }
 
 impl Tally {
-    /// Whether every case had its turn, some passed, and none failed.
+    /// Whether every case had its turn, some passed, none failed, and nothing else is wrong.
     pub(super) fn is_good(&self) -> bool {
-        self.passed > 0 && self.failed.is_empty() && self.had_their_turn() == self.cases
+        let is_clean = self.failed.is_empty() && self.wrong.is_empty();
+        self.passed > 0 && is_clean && self.had_their_turn() == self.cases
+    }
+
+    /// Notes what is wrong unless something holds.
+    pub(super) fn require(&mut self, holds: bool, else_wrong: impl FnOnce() -> String) {
+        if !holds {
+            self.wrong.push(else_wrong());
+        }
+    }
+
+    /// Exactly these cases may have been skipped, and the suite must be the whole one.
+    pub(super) fn require_skips(&mut self, expected: &[&str]) {
+        let mut skipped: Vec<_> = self.skipped.iter().map(|skip| skip.case.clone()).collect();
+        skipped.sort_unstable();
+        let mut expected = expected.to_vec();
+        expected.sort_unstable();
+        self.require(skipped == expected, || {
+            format!("skipped {}, and not {}", listed(&skipped), listed(&expected))
+        });
+        let (cases, all) = (self.cases, count());
+        self.require(cases == all, || format!("the suite has {all} cases, and not {cases}"));
     }
 
     /// How many cases were run to an end, or skipped for a reason.
@@ -57,6 +81,10 @@ impl Tally {
             row("conformance, failed", self.failed.len() as u64),
         ]
     }
+}
+
+fn listed<S: Borrow<str>>(names: &[S]) -> String {
+    if names.is_empty() { "nothing".into() } else { names.join(", ") }
 }
 
 /// How many cases there are.
@@ -81,6 +109,7 @@ fn run_cases(
         passed: 0,
         skipped: Vec::new(),
         failed: Vec::new(),
+        wrong: Vec::new(),
     };
     let exception = |case: &Case, reason| Exception { case: case.name.into(), reason };
     let heard = Heard::listen();
@@ -170,10 +199,34 @@ mod tests {
         let tally = |passed, skipped| {
             let exception = Exception { case: "a_case".into(), reason: "no fills".into() };
             let skipped = vec![exception; skipped];
-            Tally { name: String::new(), cases: 3, passed, skipped, failed: Vec::new() }
+            let (name, failed, wrong) = (String::new(), Vec::new(), Vec::new());
+            Tally { name, cases: 3, passed, skipped, failed, wrong }
         };
         assert!(tally(2, 1).is_good());
         assert!(!tally(0, 3).is_good());
         assert!(!tally(1, 1).is_good());
+    }
+
+    #[test]
+    fn a_suite_is_not_good_if_other_cases_were_skipped_than_expected() {
+        let skip = |case: &str| Exception { case: case.into(), reason: "no fills".into() };
+        let good = Tally {
+            name: "nic".into(),
+            cases: count(),
+            passed: count() - 2,
+            skipped: vec![skip("b"), skip("a")],
+            failed: Vec::new(),
+            wrong: Vec::new(),
+        };
+        let after = |mut tally: Tally, expected: &[&str]| {
+            tally.require_skips(expected);
+            tally
+        };
+        assert!(after(good.clone(), &["a", "b"]).is_good());
+        let wrong = after(good.clone(), &["a"]);
+        assert!(!wrong.is_good());
+        assert_eq!(wrong.wrong, ["skipped a, b, and not a"]);
+        let short = Tally { cases: 2, passed: 0, ..good };
+        assert!(!after(short, &["a", "b"]).is_good());
     }
 }

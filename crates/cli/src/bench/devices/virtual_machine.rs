@@ -26,6 +26,8 @@ pub(super) enum Tried {
 #[derive(Debug)]
 pub(super) struct Told {
     pub(super) report: Report,
+    /// The first line in which the kernel complained.
+    pub(super) complaint: Option<String>,
     pub(super) boot: Duration,
     pub(super) total: Duration,
 }
@@ -51,8 +53,9 @@ pub(super) fn run(effort: Effort, progress: &Progress) -> Tried {
         Ok(outcome) => match judge(&outcome) {
             Err(error) => Tried::Failed(format!("{error:#}")),
             Ok(report) => {
+                let complaint = outcome.kernel_trouble().map(str::to_owned);
                 let (boot, total) = (outcome.boot, outcome.total);
-                Tried::Told(Box::new(Told { report, boot, total }))
+                Tried::Told(Box::new(Told { report, complaint, boot, total }))
             }
         },
     }
