@@ -26,7 +26,7 @@ pub(crate) struct Args {
     #[arg(long = "test", value_name = "PACKAGE/TARGET")]
     tests: Vec<TestTarget>,
     /// How long the machine may run, in seconds
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1200)]
     limit: u64,
     /// How many processors the machine has
     #[arg(long, value_name = "COUNT", default_value_t = 1)]
