@@ -35,7 +35,7 @@ fn without_qemu_the_models_are_tried_and_the_cure_is_told() {
     assert_eq!(outcome["missing"], missing);
     let notes = outcome["notes"].as_array().unwrap().iter().filter_map(Value::as_str);
     let notes: Vec<_> = notes.collect();
-    assert!(notes[0].ends_with("says nothing about hardware."), "{notes:?}");
+    assert!(notes[0].contains("says nothing about hardware"), "{notes:?}");
     assert!(
         notes.iter().any(|note| note.contains("sudo apt install qemu-system-x86")),
         "{notes:?}"
