@@ -33,7 +33,7 @@ fn resident(range: PageRange) -> usize {
 /// The bytes locked in the mappings that lie in a range, as the kernel lists them.
 fn locked_bytes_in(range: PageRange) -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let (mut inside, mut bytes) = (false, 0);
+    let (mut inside, mut bytes) = (None, 0);
     for line in text.lines() {
         let mut words = line.split_whitespace();
         let first = words.next().unwrap_or("");
@@ -41,10 +41,12 @@ fn locked_bytes_in(range: PageRange) -> usize {
             let number = |text| usize::from_str_radix(text, 16).ok();
             PageRange::between(number(start)?, number(end)?)
         });
+        // By the flag of the mapping: the bytes that the kernel tells are fewer while a forked child
+        // of another test shares them.
         if let Some(mapping) = bounds {
-            inside = range.contains(mapping);
-        } else if inside && first == "Locked:" {
-            bytes += words.next().unwrap().parse::<usize>().unwrap() * 1024;
+            inside = range.common(mapping);
+        } else if first == "VmFlags:" && words.any(|flag| flag == "lo") {
+            bytes += inside.map_or(0, |inside| inside.bytes());
         }
     }
     bytes
