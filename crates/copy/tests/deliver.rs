@@ -1,6 +1,8 @@
 //! Deliveries of many pieces: one transfer, one notification, whoever moves which piece.
 
 mod common;
+#[path = "common/models.rs"]
+mod models;
 #[path = "common/packets.rs"]
 mod packets;
 
@@ -11,28 +13,13 @@ use memferry_copy::policy::PolicyKind;
 use memferry_copy::{Error, Ferry, Notification, Options, Piece, Request, ValidationError};
 use memferry_engine::cuda::model::ModelDevice;
 use memferry_engine::cuda::{CudaEngine, Rates};
-use memferry_engine::ioat::IoatEngine;
-use memferry_engine::ioat::model::{self as ioat_model, IoatModel, When};
-use memferry_engine::nic::model::{self as nic_model, NicModel};
-use memferry_engine::nic::{self, NicEngine};
+use memferry_engine::ioat::model::{self as ioat_model, When};
+use memferry_engine::nic::model as nic_model;
 use memferry_engine::polled::PolledEngine;
 use memferry_engine::{Engine, ExecutionError};
 use memferry_sys::Pages;
-use memferry_sys::device::Device;
+use models::{card, ioat};
 use packets::{PACKET, RefusingEngine, is_complete_when_it_is_notified, packets, raw, ring, start};
-
-fn ioat() -> (Arc<IoatModel>, Arc<IoatEngine>) {
-    let model = IoatModel::builder().channels(2).build();
-    let device: Arc<dyn Device> = model.clone();
-    let engine = IoatEngine::over(&[device]).unwrap();
-    (model, Arc::new(engine))
-}
-
-fn card() -> (Arc<NicModel>, Arc<NicEngine>) {
-    let model = NicModel::new();
-    let engine = NicEngine::over(model.clone(), nic::Settings::default()).unwrap();
-    (model, Arc::new(engine))
-}
 
 /// A ferry that leaves everything to this engine.
 fn over(engine: Arc<dyn Engine>, capacity: usize) -> Ferry {
@@ -41,7 +28,7 @@ fn over(engine: Arc<dyn Engine>, capacity: usize) -> Ferry {
 
 #[test]
 fn a_delivery_is_notified_behind_its_last_byte_however_little_a_channel_holds() {
-    let (ioat, copy_engine) = ioat();
+    let (ioat, copy_engine) = ioat(2);
     let (nic, network_card) = card();
     let ring = ring(3000);
     let packets = packets(&ring);
@@ -87,7 +74,7 @@ fn pieces_that_cannot_be_pinned_are_moved_by_the_processor_between_the_others() 
     let counters = card.counters();
     assert!(counters.notices > 0 && counters.bytes_by_card > 0, "{counters:?}");
     assert_eq!(model.sightings().mistakes, Vec::<String>::new());
-    let (model, engine) = ioat();
+    let (model, engine) = ioat(2);
     let ferry = over(engine.clone(), 1 << 10);
     let refuses_maps = When::Every(3);
     model.set_faults(ioat_model::Faults { refuses_maps, ..ioat_model::Faults::default() });
@@ -97,7 +84,7 @@ fn pieces_that_cannot_be_pinned_are_moved_by_the_processor_between_the_others() 
 
 #[test]
 fn all_pieces_go_to_one_channel_though_some_cannot_be_pinned() {
-    let (_model, engine) = ioat();
+    let (_model, engine) = ioat(2);
     let refusing = Arc::new(RefusingEngine::new(engine, 5));
     let ferry = builder().engine(refusing, 2).policy(PolicyKind::RoundRobin).inline_bytes(0);
     let ferry = ferry.build().unwrap();
@@ -155,7 +142,7 @@ fn a_delivery_behind_one_that_failed_is_not_begun() {
 
 #[test]
 fn a_cancelled_delivery_is_complete_or_tells_nobody() {
-    let (ioat, copy_engine) = ioat();
+    let (ioat, copy_engine) = ioat(2);
     let (nic, network_card) = card();
     let ring = ring(1000);
     let packets = packets(&ring);
@@ -288,7 +275,7 @@ fn a_range_that_cannot_be_is_refused_by_its_side() {
 
 #[test]
 fn pieces_may_be_read_only_and_in_the_pages_of_the_target() {
-    let (ioat, copy_engine) = ioat();
+    let (ioat, copy_engine) = ioat(2);
     let (nic, network_card) = card();
     let ring = ring(64);
     // SAFETY: pages of this test's own, which nobody writes from now on.

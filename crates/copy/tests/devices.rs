@@ -1,16 +1,16 @@
 //! Ferries over the engines of devices, with models of the devices behind them.
 
+#[path = "common/models.rs"]
+mod models;
+
 use std::sync::Arc;
 
 use memferry_copy::policy::PolicyKind;
 use memferry_copy::{Ferry, Notification, Options, Piece, PinLimits, Request};
 use memferry_engine::Engine;
-use memferry_engine::ioat::IoatEngine;
-use memferry_engine::ioat::model::{Faults, IoatModel, When};
-use memferry_engine::nic::model::NicModel;
-use memferry_engine::nic::{self, NicEngine};
+use memferry_engine::ioat::model::{Faults, When};
 use memferry_sys::Pages;
-use memferry_sys::device::Device;
+use models::{card, ioat};
 
 const MIB: usize = 1 << 20;
 
@@ -32,19 +32,6 @@ fn copy(ferry: &Ferry, source: &[u8], target: &mut [u8], options: Options<'_>) {
     // SAFETY: both are borrowed until the transfer is over.
     unsafe { ferry.start(request.with(options.spare_caller())) }.unwrap().wait().unwrap();
     assert!(source == target);
-}
-
-fn ioat(channels: usize) -> (Arc<IoatModel>, Arc<IoatEngine>) {
-    let model = IoatModel::builder().channels(channels).build();
-    let device: Arc<dyn Device> = model.clone();
-    let engine = IoatEngine::over(&[device]).unwrap();
-    (model, Arc::new(engine))
-}
-
-fn card() -> (Arc<NicModel>, Arc<NicEngine>) {
-    let model = NicModel::new();
-    let engine = NicEngine::over(model.clone(), nic::Settings::default()).unwrap();
-    (model, Arc::new(engine))
 }
 
 #[test]

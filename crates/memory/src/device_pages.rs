@@ -11,6 +11,7 @@ use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use memferry_sys::device::code::{EFAULT, ENOMEM, ENOSPC};
 use memferry_sys::device::{Device, Direction};
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
@@ -153,10 +154,6 @@ impl DevicePages {
         Ok(pages)
     }
 }
-
-const EFAULT: i32 = 14;
-const ENOMEM: i32 = 12;
-const ENOSPC: i32 = 28;
 
 impl Pinner for DevicePages {
     fn name(&self) -> &'static str {

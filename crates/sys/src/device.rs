@@ -6,6 +6,16 @@
 use std::fmt::Debug;
 use std::io;
 
+/// What the kernel answers when memory cannot be mapped for a device.
+pub mod code {
+    /// There is no such memory, or not for this.
+    pub const EFAULT: i32 = libc::EFAULT;
+    /// A limit of memory is reached.
+    pub const ENOMEM: i32 = libc::ENOMEM;
+    /// Addresses are used up.
+    pub const ENOSPC: i32 = libc::ENOSPC;
+}
+
 /// What a device does with memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {

@@ -2,16 +2,12 @@
 
 use std::time::Duration;
 
+pub use memferry_sys::device::code::{EFAULT, ENOMEM, ENOSPC};
+
 use super::super::registers::error;
 
-/// The kernel's number for memory that is not there.
-pub const EFAULT: i32 = 14;
 /// The kernel's number for a device that does not answer.
 pub const EIO: i32 = 5;
-/// The kernel's number for a limit of memory that is reached.
-pub const ENOMEM: i32 = 12;
-/// The kernel's number for addresses that are used up.
-pub const ENOSPC: i32 = 28;
 /// The kernel's number for a request that makes no sense.
 pub const EINVAL: i32 = 22;
 /// The kernel's number for something that takes too long.

@@ -4,11 +4,9 @@ use std::collections::BTreeMap;
 use std::io;
 
 use memferry_sys::device::Direction;
+use memferry_sys::device::code::EFAULT;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
-
-/// The kernel's number for memory that is not there.
-const EFAULT: i32 = 14;
 
 /// Pages by the address at which the device finds them.
 #[derive(Debug, Default)]
