@@ -12,6 +12,7 @@ use crate::connect::hello::Identity;
 use crate::connect::listener::Listener as Ear;
 use crate::connect::parse_name;
 use crate::endpoint::Watch;
+use crate::envelope::Wanted;
 use crate::error::{ConnectError, Error};
 use crate::operation::{self, Failed, Operation, OwnedOperation};
 use crate::pieces::Piece;
@@ -244,7 +245,7 @@ impl Link {
         if !state.progress() {
             state.check_peers(false);
         }
-        let found = state.probe(Some(self.inner.peer), TAG, u64::MAX)?;
+        let found = state.probe(&Wanted::tagged(self.inner.peer, TAG, u64::MAX))?;
         Ok(found.map(|message| message.length))
     }
 

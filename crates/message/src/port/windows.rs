@@ -176,7 +176,7 @@ impl State {
         if !self.operations.has_room() {
             return Err(ValidationError::TooManyOperations(self.operations.count()).into());
         }
-        Ok(self.operations.insert(Deed::Access))
+        Ok(self.operations.insert(Deed::Access, None))
     }
 
     /// A region of a peer is mapped from now on, or is gone.
