@@ -107,7 +107,7 @@ fn what_was_injected_before_the_first_word_is_not_lost_when_the_endpoint_closes(
     let mut room = [0; 12];
     // SAFETY: it lives until its report has come.
     unsafe {
-        two.post_receive(&Wanted::tagged(to_one, 1, TAG_ALL), &target(&mut room), 1).unwrap()
+        two.post_receive(&Wanted::tagged(to_one, 1, TAG_ALL), &target(&mut room), 1).unwrap();
     };
     let closing = std::thread::spawn(move || assert!(one.flush(Duration::from_secs(20))));
     assert_eq!(reports(&[&two], 0, 1)[0].outcome, Ok(()));
