@@ -25,7 +25,6 @@ mod mpi;
 mod order;
 mod ours;
 mod plain;
-mod program;
 mod receiver;
 mod scratch;
 mod stream;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::cores::Cores;
 use super::members::{Group, PATIENCE};
-use super::program;
+use crate::process;
 
 /// The program, file by file.
 const SOURCES: [(&str, &str); 5] = [
@@ -66,13 +66,13 @@ impl Flavour {
     pub(super) fn find(self) -> Result<Installed, String> {
         for suffix in [format!(".{}", self.suffix()), String::new()] {
             let programs =
-                ["mpicc", "mpirun"].map(|name| program::find(&format!("{name}{suffix}")));
+                ["mpicc", "mpirun"].map(|name| process::find(&format!("{name}{suffix}")));
             let [Some(compiler), Some(launcher)] = programs else { continue };
             let mut ask = Command::new(&launcher);
             ask.arg("--version");
-            let Ok(text) = program::output(ask, Duration::from_secs(10)) else { continue };
+            let Ok(text) = process::output(ask, Duration::from_secs(10)) else { continue };
             if self.wrote(&text) {
-                let version = program::version_in(&text).unwrap_or("unknown").to_owned();
+                let version = process::version_in(&text).unwrap_or("unknown").to_owned();
                 return Ok(Installed { flavour: self, compiler, launcher, version });
             }
         }
@@ -95,7 +95,7 @@ impl Installed {
             }
         }
         compiler.arg("-lm");
-        program::output(compiler, PATIENCE)?;
+        process::output(compiler, PATIENCE)?;
         Ok(folder.join("member"))
     }
 
