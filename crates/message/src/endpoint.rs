@@ -13,6 +13,7 @@ use crate::builder::Builder;
 use crate::connect::listener::Listener;
 use crate::connect::parse_name;
 use crate::connect::reach::Reach;
+use crate::envelope::Wanted;
 use crate::error::{ConnectError, Error};
 use crate::operation::{self, Failed, Operation, OwnedOperation, Scope};
 use crate::pieces::Piece;
@@ -265,7 +266,7 @@ impl Endpoint {
         buffer: B,
         rights: Rights,
     ) -> Result<Window<B>, Failed<B>> {
-        self.port().expose(buffer, rights)
+        self.port().expose(buffer, rights, None)
     }
 
     /// Exposes raw memory.
@@ -281,7 +282,7 @@ impl Endpoint {
     ) -> Result<Window<RawMemory>, Error> {
         // SAFETY: passed on.
         let memory = unsafe { RawMemory::new(address, length) };
-        self.port().expose(memory, rights).map_err(|failed| failed.error)
+        self.port().expose(memory, rights, None).map_err(|failed| failed.error)
     }
 
     /// Attaches a window that a peer has exposed. Connected peers alone can; putting and getting
@@ -309,17 +310,15 @@ impl Endpoint {
     ) -> Result<Option<Received>, Error> {
         self.port().check_fork()?;
         let mut state = self.port().enter();
-        if !state.progress() {
-            state.check_peers(false);
-        }
-        state.probe(from.into().peer(), tag, mask)
+        state.look_around();
+        state.probe(&Wanted::tagged(from, tag, mask))
     }
 
     /// Waits for a message that a receive would take.
     pub fn probe(&self, from: impl Into<Source>, tag: u64, mask: u64) -> Result<Received, Error> {
         self.port().check_fork()?;
-        let from = from.into().peer();
-        let found = self.port().block(true, None, |state| state.probe(from, tag, mask).transpose());
+        let wanted = Wanted::tagged(from, tag, mask);
+        let found = self.port().block(true, None, |state| state.probe(&wanted).transpose());
         found.expect("without a deadline it ends")
     }
 
@@ -329,8 +328,7 @@ impl Endpoint {
         if self.port().check_fork().is_err() {
             return false;
         }
-        let mut state = self.port().enter();
-        state.progress() || state.check_peers(false)
+        self.port().enter().look_around()
     }
 
     /// Moves messages on until something moves, at most so long.

@@ -119,6 +119,9 @@ pub enum ValidationError {
     /// A null address with a length.
     #[error("a null pointer with a length of {0} bytes")]
     NullPointer(usize),
+    /// No message was set aside under that number.
+    #[error("no message was set aside under that number, or it was received already")]
+    NoSuchClaim,
     /// The pieces together are longer than memory can be.
     #[error("the pieces together are longer than the address space")]
     TooLong,

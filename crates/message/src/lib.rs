@@ -15,9 +15,11 @@
 
 mod buffers;
 mod builder;
+mod carrier;
 mod connect;
 mod connection;
 mod endpoint;
+mod envelope;
 mod error;
 mod job;
 mod link;
@@ -27,7 +29,9 @@ mod path;
 mod pieces;
 pub mod plan;
 mod port;
+mod posted;
 mod region;
+mod report;
 #[doc(hidden)]
 pub mod ring;
 pub mod window;
@@ -35,8 +39,10 @@ mod wire;
 
 pub use buffers::{IntoPieces, IntoPiecesMut, Source};
 pub use builder::Builder;
+pub use carrier::{Carrier, CarrierEvent};
 pub use connect::reach::Reach;
 pub use endpoint::{Endpoint, TAG_ALL, TAG_ANY, Watch};
+pub use envelope::{Envelope, Lane, Wanted};
 pub use error::{ConnectError, Error, Gone, SystemError, ValidationError, Who};
 pub use job::Job;
 pub use link::{Link, Listener};
@@ -45,4 +51,5 @@ pub use operation::{Failed, Operation, OwnedOperation, Scope, ScopedOperation};
 pub use pieces::{MOST_PIECES, Piece, Pieces};
 pub use port::{Peer, Received, offload_by};
 pub use region::ShareableBuffer;
-pub use window::{Notify, RemoteWindow, Rights, Window, WindowHandle};
+pub use report::{Ending, Report, ReportKind};
+pub use window::{Notify, RawMemory, RemoteWindow, Rights, Window, WindowHandle};

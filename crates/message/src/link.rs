@@ -12,6 +12,7 @@ use crate::connect::hello::Identity;
 use crate::connect::listener::Listener as Ear;
 use crate::connect::parse_name;
 use crate::endpoint::Watch;
+use crate::envelope::Wanted;
 use crate::error::{ConnectError, Error};
 use crate::operation::{self, Failed, Operation, OwnedOperation};
 use crate::pieces::Piece;
@@ -207,7 +208,7 @@ impl Link {
         buffer: B,
         rights: Rights,
     ) -> Result<Window<B>, Failed<B>> {
-        self.port().expose(buffer, rights)
+        self.port().expose(buffer, rights, None)
     }
 
     /// Exposes raw memory.
@@ -223,7 +224,7 @@ impl Link {
     ) -> Result<Window<RawMemory>, Error> {
         // SAFETY: passed on.
         let memory = unsafe { RawMemory::new(address, length) };
-        self.port().expose(memory, rights).map_err(|failed| failed.error)
+        self.port().expose(memory, rights, None).map_err(|failed| failed.error)
     }
 
     /// Attaches a window that the other side has exposed.
@@ -244,7 +245,7 @@ impl Link {
         if !state.progress() {
             state.check_peers(false);
         }
-        let found = state.probe(Some(self.inner.peer), TAG, u64::MAX)?;
+        let found = state.probe(&Wanted::tagged(self.inner.peer, TAG, u64::MAX))?;
         Ok(found.map(|message| message.length))
     }
 

@@ -6,9 +6,13 @@
 
 use std::collections::VecDeque;
 
+use crate::envelope::{Envelope, Lane};
+
 /// What a receive asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Want {
+    /// Which messages.
+    pub(crate) lane: Lane,
     /// From whom; `None` for anybody.
     pub(crate) source: Option<usize>,
     /// The tag, in the bits of the mask.
@@ -20,8 +24,10 @@ pub(crate) struct Want {
 impl Want {
     /// Whether a message fits.
     #[inline]
-    pub(crate) fn fits(&self, source: usize, tag: u64) -> bool {
-        (tag ^ self.tag) & self.mask == 0 && self.source.is_none_or(|wanted| wanted == source)
+    pub(crate) fn fits(&self, source: usize, envelope: &Envelope) -> bool {
+        (envelope.tag ^ self.tag) & self.mask == 0
+            && self.lane == envelope.lane
+            && self.source.is_none_or(|wanted| wanted == source)
     }
 }
 
@@ -32,16 +38,34 @@ pub(crate) struct Unexpected<M> {
     pub(crate) id: u64,
     /// From whom.
     pub(crate) source: usize,
-    /// Its tag.
-    pub(crate) tag: u64,
+    /// What came with it.
+    pub(crate) envelope: Envelope,
+    /// Set aside for whoever knows this number: no receive finds it.
+    pub(crate) claim: Option<u64>,
     /// The rest of it.
     pub(crate) message: M,
+}
+
+impl<M> Unexpected<M> {
+    #[inline]
+    fn is_for(&self, want: &Want) -> bool {
+        self.claim.is_none() && want.fits(self.source, &self.envelope)
+    }
+}
+
+/// A receive that no message has met.
+#[derive(Debug)]
+struct Posted<R> {
+    want: Want,
+    receive: R,
+    /// It takes one message after the other, until it is taken back.
+    stays: bool,
 }
 
 /// The two lists.
 #[derive(Debug)]
 pub(crate) struct Matching<R, M> {
-    posted: VecDeque<(Want, R)>,
+    posted: VecDeque<Posted<R>>,
     unexpected: VecDeque<Unexpected<M>>,
     next_id: u64,
 }
@@ -52,12 +76,16 @@ impl<R, M> Default for Matching<R, M> {
     }
 }
 
-impl<R: PartialEq, M> Matching<R, M> {
-    /// A message has arrived: the receive that takes it, if one is posted.
+impl<R: PartialEq + Copy, M> Matching<R, M> {
+    /// A message has arrived: the receive that takes it, if one is posted, and whether it stays.
     #[inline]
-    pub(crate) fn arrive(&mut self, source: usize, tag: u64) -> Option<R> {
-        let place = self.posted.iter().position(|(want, _)| want.fits(source, tag))?;
-        self.posted.remove(place).map(|(_, receive)| receive)
+    pub(crate) fn arrive(&mut self, source: usize, envelope: &Envelope) -> Option<(R, bool)> {
+        let place = self.posted.iter().position(|posted| posted.want.fits(source, envelope))?;
+        let Posted { receive, stays, .. } = self.posted[place];
+        if !stays {
+            self.posted.remove(place);
+        }
+        Some((receive, stays))
     }
 
     /// Whether any receive is posted.
@@ -67,55 +95,67 @@ impl<R: PartialEq, M> Matching<R, M> {
     }
 
     /// Keeps a message that no receive took; returns its number.
-    pub(crate) fn keep(&mut self, source: usize, tag: u64, message: M) -> u64 {
+    pub(crate) fn keep(&mut self, source: usize, envelope: Envelope, message: M) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
-        self.unexpected.push_back(Unexpected { id, source, tag, message });
+        self.unexpected.push_back(Unexpected { id, source, envelope, claim: None, message });
         id
     }
 
     /// The first kept message that fits, taken out.
     #[inline]
     pub(crate) fn take(&mut self, want: &Want) -> Option<Unexpected<M>> {
-        let place = self.unexpected.iter().position(|u| want.fits(u.source, u.tag))?;
+        let place = self.unexpected.iter().position(|kept| kept.is_for(want))?;
         self.unexpected.remove(place)
     }
 
-    /// Posts a receive that no kept message fitted.
+    /// A message that was set aside, taken out.
+    pub(crate) fn take_claimed(&mut self, claim: u64) -> Option<Unexpected<M>> {
+        let place = self.unexpected.iter().position(|kept| kept.claim == Some(claim))?;
+        self.unexpected.remove(place)
+    }
+
+    /// Posts a receive that no kept message fitted. One that `stays` takes more than one message.
     #[inline]
-    pub(crate) fn post(&mut self, want: Want, receive: R) {
-        self.posted.push_back((want, receive));
+    pub(crate) fn post(&mut self, want: Want, receive: R, stays: bool) {
+        self.posted.push_back(Posted { want, receive, stays });
     }
 
     /// The first kept message that fits, left where it is.
-    pub(crate) fn look(&self, want: &Want) -> Option<&Unexpected<M>> {
-        self.unexpected.iter().find(|u| want.fits(u.source, u.tag))
+    pub(crate) fn look(&mut self, want: &Want) -> Option<&mut Unexpected<M>> {
+        self.unexpected.iter_mut().find(|kept| kept.is_for(want))
+    }
+
+    /// A message that was set aside, left where it is.
+    pub(crate) fn look_claimed(&mut self, claim: u64) -> Option<&mut Unexpected<M>> {
+        self.unexpected.iter_mut().find(|kept| kept.claim == Some(claim))
     }
 
     /// A kept message by its number.
     pub(crate) fn kept(&mut self, id: u64) -> Option<&mut Unexpected<M>> {
-        self.unexpected.iter_mut().rev().find(|u| u.id == id)
+        self.unexpected.iter_mut().rev().find(|kept| kept.id == id)
     }
 
     /// Takes a posted receive back; `false` if it was matched already.
     pub(crate) fn unpost(&mut self, receive: &R) -> bool {
-        let place = self.posted.iter().position(|(_, posted)| posted == receive);
+        let place = self.posted.iter().position(|posted| posted.receive == *receive);
         place.and_then(|place| self.posted.remove(place)).is_some()
     }
 
     /// Takes out every posted receive that can only come from `source`.
     pub(crate) fn unpost_source(&mut self, source: usize) -> Vec<R> {
-        let (gone, left) = std::mem::take(&mut self.posted)
-            .into_iter()
-            .partition(|(want, _)| want.source == Some(source));
-        self.posted = left;
-        let gone: VecDeque<(Want, R)> = gone;
-        gone.into_iter().map(|(_, receive)| receive).collect()
+        let mut gone = Vec::new();
+        self.posted.retain(|posted| {
+            let is_gone = posted.want.source == Some(source);
+            gone.extend(is_gone.then_some(posted.receive));
+            !is_gone
+        });
+        gone
     }
 
     /// Takes out all posted receives.
     pub(crate) fn unpost_all(&mut self) -> Vec<R> {
-        self.posted.drain(..).map(|(_, receive)| receive).collect()
+        self.posted.drain(..).map(|posted| posted.receive).collect()
     }
 
     /// Drops kept messages that `keep` turns down.
@@ -132,6 +172,10 @@ impl<R: PartialEq, M> Matching<R, M> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+
+    fn want(source: Option<usize>, tag: u64, mask: u64) -> Want {
+        Want { lane: Lane::Tagged, source, tag, mask }
+    }
     use proptest::prelude::*;
 
     #[derive(Debug, Clone)]
@@ -189,7 +233,7 @@ mod tests {
         prop_oneof![
             4 => (0..3usize, tag.clone()).prop_map(|(source, tag)| Deed::Send { source, tag }),
             4 => (source, tag, mask)
-                .prop_map(|(source, tag, mask)| Deed::Receive(Want { source, tag, mask })),
+                .prop_map(|(source, tag, mask)| Deed::Receive(want(source, tag, mask))),
             1 => (0..60usize).prop_map(Deed::Cancel),
         ]
     }
@@ -203,16 +247,16 @@ mod tests {
                 match deed {
                     Deed::Send { source, tag } => {
                         model.send(source, tag, number);
-                        match matching.arrive(source, tag) {
-                            Some(receive) => met.push((number, receive)),
-                            None => drop(matching.keep(source, tag, number)),
+                        match matching.arrive(source, &Envelope::tagged(tag)) {
+                            Some((receive, _)) => met.push((number, receive)),
+                            None => drop(matching.keep(source, Envelope::tagged(tag), number)),
                         }
                     }
                     Deed::Receive(want) => {
                         model.receive(want, number);
                         match matching.take(&want) {
                             Some(unexpected) => met.push((unexpected.message, number)),
-                            None => matching.post(want, number),
+                            None => matching.post(want, number, false),
                         }
                     }
                     Deed::Cancel(receive) => {
@@ -229,7 +273,7 @@ mod tests {
     fn receives_from_a_source_can_be_taken_back_together() {
         let mut matching = Matching::<u32, ()>::default();
         for (number, source) in [(1, Some(0)), (2, None), (3, Some(1)), (4, Some(0))] {
-            matching.post(Want { source, tag: 0, mask: 0 }, number);
+            matching.post(want(source, 0, 0), number, false);
         }
         assert_eq!(matching.unpost_source(0), [1, 4]);
         assert_eq!(matching.unpost_all(), [2, 3]);

@@ -4,6 +4,7 @@
 //! them: a note either makes sense in itself or is [`Nonsense`]. Whether it makes sense at the
 //! moment is checked by whoever acts on it.
 
+use crate::envelope::{Envelope, Lane};
 use crate::pieces::MOST_PIECES;
 use crate::ring::cells::{Nonsense, Words};
 use crate::ring::layout::{RECORDS, SPACE_BYTES};
@@ -42,13 +43,20 @@ pub(crate) enum Manner {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Note {
     /// A whole message.
-    Inline { tag: u64, length: u8, payload: [u64; 6] },
+    Inline { envelope: Envelope, length: u8, payload: [u64; 6] },
     /// The beginning of a message, of which fragments follow until its length is reached.
-    Eager { tag: u64, length: u64, first: Span },
+    Eager { envelope: Envelope, length: u64, first: Span },
     /// More of the message that began last, or of one that was accepted for the pipeline.
     Fragment { receiver: Option<Number>, data: Span },
     /// A message that waits in the sender's memory; whether the sender expects messages too.
-    Request { tag: u64, length: u64, sender: Number, source: Place, core: u16, expects: bool },
+    Request {
+        envelope: Envelope,
+        length: u64,
+        sender: Number,
+        source: Place,
+        core: u16,
+        expects: bool,
+    },
     /// The receiver has a place for a message, and says how it should come.
     Accept { sender: Number, receiver: Number, length: u64, manner: Manner },
     /// A requested message has arrived, or cannot (the number is the system's).
@@ -117,20 +125,48 @@ fn unpack_place(words: [u64; 2]) -> Result<Place, Nonsense> {
 /// The bytes of a piece in a list: address, length, region.
 pub(crate) const PIECE_BYTES: usize = 24;
 
-/// The words of an inline message, without building a note first: this is the fastest path.
+/// What the large number of a note says of its envelope.
+const HAS_DATA: u16 = 1;
+const IS_PLAIN: u16 = 2;
+/// The same of a request, whose large number is that of a core.
+const REQUEST_EXPECTS: u8 = 1;
+const REQUEST_SHIFT: u32 = 1;
+
 #[inline]
-pub(crate) fn inline_words(tag: u64, length: u8, payload: &[u64; 6]) -> Words {
-    let [a, b, c, d, e, f] = *payload;
-    [first(kind::INLINE, length, 0), tag, a, b, c, d, e, f]
+fn pack_envelope(envelope: &Envelope) -> u16 {
+    let plain = if envelope.lane == Lane::Plain { IS_PLAIN } else { 0 };
+    plain | if envelope.data.is_some() { HAS_DATA } else { 0 }
 }
 
-/// Tag, length and payload of an inline message, if the words are one and make sense. As
+#[inline]
+fn unpack_envelope(flags: u16, tag: u64, data: u64) -> Envelope {
+    let lane = if flags & IS_PLAIN == 0 { Lane::Tagged } else { Lane::Plain };
+    Envelope { lane, tag, data: (flags & HAS_DATA != 0).then_some(data) }
+}
+
+/// The longest payload of an inline message: data takes the last word of it.
+#[inline]
+pub(crate) fn inline_limit(envelope: &Envelope) -> usize {
+    if envelope.data.is_some() { INLINE_BYTES - 8 } else { INLINE_BYTES }
+}
+
+/// The words of an inline message, without building a note first: this is the fastest path.
+#[inline]
+pub(crate) fn inline_words(envelope: &Envelope, length: u8, payload: &[u64; 6]) -> Words {
+    let [a, b, c, d, e, f] = *payload;
+    let first = first(kind::INLINE, length, pack_envelope(envelope));
+    [first, envelope.tag, a, b, c, d, e, envelope.data.unwrap_or(f)]
+}
+
+/// Envelope, length and payload of an inline message, if the words are one and make sense. As
 /// [`inline_words`], without building a note.
 #[inline]
-pub(crate) fn inline_message(words: &Words) -> Option<(u64, usize, &[u64; 6])> {
+pub(crate) fn inline_message(words: &Words) -> Option<(Envelope, usize, &[u64; 6])> {
     let [first, tag, payload @ ..] = words;
     let (kind, length) = ((first >> 32) as u8, usize::from((first >> 40) as u8));
-    (kind == kind::INLINE && length <= INLINE_BYTES).then_some((*tag, length, payload))
+    let envelope = unpack_envelope((first >> 48) as u16, *tag, payload[5]);
+    let makes_sense = kind == kind::INLINE && length <= inline_limit(&envelope);
+    makes_sense.then_some((envelope, length, payload))
 }
 
 impl Note {
@@ -138,18 +174,23 @@ impl Note {
     pub(crate) fn encode(&self) -> Words {
         use kind::*;
         match *self {
-            Self::Inline { tag, length, payload } => inline_words(tag, length, &payload),
-            Self::Eager { tag, length, first: span } => {
-                [first(EAGER, 0, 0), tag, length, pack_span(span), 0, 0, 0, 0]
+            Self::Inline { envelope, length, payload } => inline_words(&envelope, length, &payload),
+            Self::Eager { envelope, length, first: span } => {
+                let first = first(EAGER, 0, pack_envelope(&envelope));
+                let data = envelope.data.unwrap_or(0);
+                [first, envelope.tag, length, pack_span(span), data, 0, 0, 0]
             }
             Self::Fragment { receiver, data } => {
                 let named = u8::from(receiver.is_some());
                 let number = receiver.unwrap_or_default().0;
                 [first(FRAGMENT, named, 0), number, pack_span(data), 0, 0, 0, 0, 0]
             }
-            Self::Request { tag, length, sender, source, core, expects } => {
+            Self::Request { envelope, length, sender, source, core, expects } => {
                 let [p, q] = pack_place(source);
-                [first(REQUEST, expects.into(), core), tag, length, sender.0, p, q, 0, 0]
+                let flags = (pack_envelope(&envelope) as u8) << REQUEST_SHIFT
+                    | if expects { REQUEST_EXPECTS } else { 0 };
+                let data = envelope.data.unwrap_or(0);
+                [first(REQUEST, flags, core), envelope.tag, length, sender.0, p, q, data, 0]
             }
             Self::Accept { sender, receiver, length, manner } => match manner {
                 Manner::Pipeline => [first(ACCEPT, 0, 0), sender.0, receiver.0, length, 0, 0, 0, 0],
@@ -182,11 +223,10 @@ impl Note {
     pub(crate) fn decode(words: &Words) -> Result<Self, Nonsense> {
         let (kind, small) = ((words[0] >> 32) as u8, (words[0] >> 40) as u8);
         if kind == kind::INLINE {
-            if usize::from(small) > INLINE_BYTES {
+            let Some((envelope, _, payload)) = inline_message(words) else {
                 return Err(Nonsense("more payload than a cell holds"));
-            }
-            let [_, tag, a, b, c, d, e, f] = *words;
-            return Ok(Self::Inline { tag, length: small, payload: [a, b, c, d, e, f] });
+            };
+            return Ok(Self::Inline { envelope, length: small, payload: *payload });
         }
         Self::decode_others(kind, small, words)
     }
@@ -200,7 +240,8 @@ impl Note {
                 if u64::from(first.length) > length || first.length == 0 || length > LONGEST {
                     return Err(Nonsense("a message shorter than its beginning"));
                 }
-                Self::Eager { tag: words[1], length, first }
+                let envelope = unpack_envelope(large, words[1], words[4]);
+                Self::Eager { envelope, length, first }
             }
             kind::FRAGMENT => {
                 let receiver = (small != 0).then_some(Number(words[1]));
@@ -214,12 +255,12 @@ impl Note {
                 return Err(Nonsense("a message longer than memory can be"));
             }
             kind::REQUEST => Self::Request {
-                tag: words[1],
+                envelope: unpack_envelope((small >> REQUEST_SHIFT).into(), words[1], words[6]),
                 length: words[2],
                 sender: Number(words[3]),
                 source: unpack_place([words[4], words[5]])?,
                 core: large,
-                expects: small != 0,
+                expects: small & REQUEST_EXPECTS != 0,
             },
             kind::ACCEPT => {
                 let length = words[3];
@@ -274,19 +315,31 @@ mod tests {
         ]
     }
 
+    fn envelope() -> impl Strategy<Value = Envelope> {
+        any::<(bool, u64, Option<u64>)>().prop_map(|(plain, tag, data)| {
+            let lane = if plain { Lane::Plain } else { Lane::Tagged };
+            Envelope { lane, tag, data }
+        })
+    }
+
     fn note() -> impl Strategy<Value = Note> {
         let span = (0..1024u32, 1..4096u32).prop_map(|(offset, length)| Span { offset, length });
         let number = || any::<u64>().prop_map(Number);
         prop_oneof![
-            (any::<u64>(), 0..=48u8, any::<[u64; 6]>())
-                .prop_map(|(tag, length, payload)| Note::Inline { tag, length, payload }),
-            (any::<u64>(), 4096..LONGEST, span.clone())
-                .prop_map(|(tag, length, first)| Note::Eager { tag, length, first }),
+            (envelope(), 0..=48u8, any::<[u64; 6]>()).prop_map(
+                |(envelope, length, mut payload)| {
+                    let length = length.min(inline_limit(&envelope) as u8);
+                    payload[5] = envelope.data.unwrap_or(payload[5]);
+                    Note::Inline { envelope, length, payload }
+                }
+            ),
+            (envelope(), 4096..LONGEST, span.clone())
+                .prop_map(|(envelope, length, first)| Note::Eager { envelope, length, first }),
             (proptest::option::of(number()), span)
                 .prop_map(|(receiver, data)| Note::Fragment { receiver, data }),
-            (any::<u64>(), 0..LONGEST, number(), place(), any::<u16>(), any::<bool>()).prop_map(
-                |(tag, length, sender, source, core, expects)| Note::Request {
-                    tag,
+            (envelope(), 0..LONGEST, number(), place(), any::<u16>(), any::<bool>()).prop_map(
+                |(envelope, length, sender, source, core, expects)| Note::Request {
+                    envelope,
                     length,
                     sender,
                     source,
@@ -341,7 +394,9 @@ mod tests {
                 Ok(())
             };
             match Note::decode(&words) {
-                Ok(Note::Inline { length, .. }) => prop_assert!(length <= 48),
+                Ok(Note::Inline { length, envelope, .. }) => {
+                    prop_assert!(usize::from(length) <= inline_limit(&envelope));
+                }
                 Ok(Note::Eager { first, length, .. }) => {
                     inside(first)?;
                     prop_assert!(u64::from(first.length) <= length);

@@ -103,6 +103,11 @@ impl Connecting {
         Ok(Self { socket, memory, name, began, patience })
     }
 
+    /// The same, but the other side may take as long as it likes to answer.
+    pub(crate) fn with_endless_patience(self) -> Self {
+        Self { patience: Duration::MAX, ..self }
+    }
+
     /// Waits for the answer, at most so long.
     pub(crate) fn wait_readable(&self, timeout: Duration) {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -166,6 +171,12 @@ impl Connecting {
             their_probe: welcome.probe,
             board,
         })))
+    }
+}
+
+impl AsFd for Connecting {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Path, SendStage, Sending, Step, Turn, stream};
 use crate::connection::Wire;
+use crate::envelope::Envelope;
 use crate::pieces::{Piece, gather};
 use crate::ring::cells::Nonsense;
 use crate::wire::Note;
@@ -15,7 +16,7 @@ pub(super) struct Eager;
 #[inline]
 pub(crate) unsafe fn put_eager(
     wire: &mut Wire,
-    tag: u64,
+    envelope: &Envelope,
     pieces: &[Piece],
     length: usize,
 ) -> Result<bool, Nonsense> {
@@ -26,7 +27,7 @@ pub(crate) unsafe fn put_eager(
     // SAFETY: the pieces are the caller's promise; the span is this side's until the cell that
     // names it is written.
     unsafe { gather(pieces, 0, wire.outgoing(first), length) };
-    wire.write(&Note::Eager { tag, length: length as u64, first }.encode());
+    wire.write(&Note::Eager { envelope: *envelope, length: length as u64, first }.encode());
     Ok(true)
 }
 

@@ -17,6 +17,7 @@ use memferry_copy::Ferry;
 use memferry_sys::copy::stream::Streaming;
 
 use crate::connection::{Description, View, Wire};
+use crate::envelope::Envelope;
 use crate::error::{Error, Gone, Who};
 use crate::pieces::Pieces;
 use crate::plan::{PathKind, Plan};
@@ -54,7 +55,7 @@ pub(crate) struct Turn<'a> {
 pub(crate) struct Sending {
     /// To whom.
     pub(crate) peer: usize,
-    pub(crate) tag: u64,
+    pub(crate) envelope: Envelope,
     pub(crate) pieces: Pieces,
     pub(crate) length: u64,
     pub(crate) path: PathKind,
@@ -77,6 +78,8 @@ pub(crate) enum SendStage {
     Helping(Box<Together>),
     /// The receiver is asked to give it back.
     Withdrawing,
+    /// The carrier has it.
+    Carried,
 }
 
 /// A message on its way in.
@@ -87,9 +90,11 @@ pub(crate) struct Receiving {
     pub(crate) capacity: u64,
     /// Who sends it, once it is matched.
     pub(crate) peer: usize,
-    pub(crate) tag: u64,
+    pub(crate) envelope: Envelope,
     /// The length of the message, once it is matched.
     pub(crate) length: u64,
+    /// The receive of several messages that it is a part of.
+    pub(crate) part_of: Option<Number>,
     pub(crate) stage: ReceiveStage,
 }
 
@@ -107,6 +112,8 @@ pub(crate) enum ReceiveStage {
     Arrived { sender: Number },
     /// The message waits in the sender's memory and is being fetched.
     Fetching(Box<Fetch>),
+    /// The carrier brings it.
+    Carried,
 }
 
 /// A message that comes through the space because this side asked for it.
@@ -215,8 +222,8 @@ fn announce(sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense
         return Ok(Step::Idle);
     }
     let core = memferry_sys::affinity::current_core() as u16;
-    let Sending { tag, length, expects, .. } = *sending;
-    wire.write(&Note::Request { tag, length, sender: number, source, core, expects }.encode());
+    let Sending { envelope, length, expects, .. } = *sending;
+    wire.write(&Note::Request { envelope, length, sender: number, source, core, expects }.encode());
     sending.stage = SendStage::Announced;
     Ok(Step::Moved)
 }

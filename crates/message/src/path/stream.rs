@@ -30,7 +30,10 @@ pub(super) fn send_fragment(sending: &mut Sending, wire: &mut Wire) -> Result<St
     // side's until the cell that names it is written.
     unsafe { gather(sending.pieces.as_slice(), sent, wire.outgoing(span), length) };
     let note = match receiver {
-        None if sent == 0 => Note::Eager { tag: sending.tag, length: sending.length, first: span },
+        None if sent == 0 => {
+            let (envelope, length) = (sending.envelope, sending.length);
+            Note::Eager { envelope, length, first: span }
+        }
         receiver => Note::Fragment { receiver, data: span },
     };
     wire.write(&note.encode());

@@ -36,6 +36,9 @@ impl Port {
 impl State {
     fn close(&mut self) {
         self.closed = true;
+        // It must not touch the memory of operations that end here.
+        self.carried.drop_carrier();
+        self.calls = 0;
         if let Some(board) = &self.board {
             board.close_all();
         }

@@ -156,11 +156,14 @@ impl State {
         self.add_wire(Wire::new(met, switched_off))
     }
 
-    fn add_wire(&mut self, mut wire: Wire) -> Result<Peer, ConnectError> {
-        let index = self.free_slot().ok_or(ConnectError::TooManyPeers(self.peers.len()))?;
-        if index == self.peers.len() {
-            self.peers.push(PeerSlot::default());
-        }
+    pub(super) fn add_wire(&mut self, mut wire: Wire) -> Result<Peer, ConnectError> {
+        let known = Some(&wire.peer.name).filter(|name| !name.is_empty());
+        let known = known.and_then(|name| self.place_of(name));
+        let known = known.filter(|index| self.peers[*index].connection.is_none());
+        let index = match known {
+            Some(index) => index,
+            None => self.make_place()?,
+        };
         for exposure in &self.exposures {
             wire.share_window(exposure);
         }
@@ -172,7 +175,6 @@ impl State {
         }
         wire.rest(if self.pollers == 0 { self.resting } else { 0 });
         let slot = &mut self.peers[index];
-        slot.generation = slot.generation.wrapping_add(1);
         slot.gone = None;
         slot.connection = Some(Box::new(Connection {
             wire,
@@ -185,13 +187,23 @@ impl State {
             assembling: Assembling::Nothing,
         }));
         self.count_processes();
+        if known.is_some() {
+            self.begin_known(index);
+        }
         Ok(self.peer(index))
     }
 
     /// A place for one more peer: one that nobody speaks of any more, or a new one.
-    fn free_slot(&self) -> Option<usize> {
-        let is_free = |slot: &PeerSlot| slot.connection.is_none() && slot.kept_count == 0;
-        let used = self.peers.iter().position(is_free);
+    pub(super) fn free_slot(&self) -> Option<usize> {
+        let is_free = |slot: &PeerSlot| {
+            let is_expected = slot.known.is_some() || slot.carried.is_some();
+            slot.connection.is_none() && slot.kept_count == 0 && !is_expected
+        };
+        // Reports tell of places.
+        let is_told_of = |index| self.operations.reports.iter().any(|(peer, _)| *peer == index);
+        let mut places = self.peers.iter().enumerate();
+        let used = places.find(|(index, slot)| is_free(slot) && !is_told_of(*index));
+        let used = used.map(|(index, _)| index);
         used.or_else(|| (self.peers.len() < self.settings.most_peers).then_some(self.peers.len()))
     }
 

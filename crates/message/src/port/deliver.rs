@@ -4,6 +4,7 @@
 use memferry_sys::shared_memory::Access;
 
 use super::{Assembling, Kept, PeerSlot, Request, State};
+use crate::envelope::Envelope;
 use crate::error::{Error, Gone};
 use crate::path::{self, ReceiveStage, Receiving, Step};
 use crate::pieces::scatter;
@@ -27,22 +28,22 @@ impl State {
     /// Deals with one note of a peer.
     pub(super) fn deliver(&mut self, peer: usize, words: &Words) -> Result<Fate, Nonsense> {
         match Note::decode(words)? {
-            Note::Inline { tag, length, payload } => {
-                self.deliver_inline(peer, tag, length, &payload)?;
+            Note::Inline { envelope, length, payload } => {
+                self.deliver_inline(peer, envelope, length, &payload)?;
             }
-            Note::Eager { tag, length, first } => {
-                self.deliver_eager(peer, tag, length, first)?;
+            Note::Eager { envelope, length, first } => {
+                self.deliver_eager(peer, envelope, length, first)?;
             }
             Note::Fragment { receiver: None, data } => self.deliver_next(peer, data)?,
             Note::Fragment { receiver: Some(number), data } => {
                 self.deliver_requested(peer, number, data)?;
             }
-            Note::Request { tag, length, sender, source, core, expects } => {
+            Note::Request { envelope, length, sender, source, core, expects } => {
                 let source = self.wire(peer).read_place(source, length)?;
                 let request = Request { sender, source, core, expects };
-                match self.matching.arrive(peer, tag) {
-                    Some(number) => self.meet(number, peer, tag, length, request)?,
-                    None => drop(self.keep(peer, tag, Kept::There { length, request })?),
+                match self.met(peer, &envelope, length) {
+                    Some(number) => self.meet(number, peer, envelope, length, request)?,
+                    None => drop(self.keep(peer, envelope, Kept::There { length, request })?),
                 }
             }
             Note::Accept { sender, receiver, length, manner } => {
@@ -66,18 +67,28 @@ impl State {
         Ok(Fate::Passed)
     }
 
+    /// The receive that takes a message that has arrived, if one is posted. Of one that takes
+    /// several, a part is set apart for the message.
+    #[inline]
+    pub(super) fn met(&mut self, peer: usize, envelope: &Envelope, length: u64) -> Option<Number> {
+        match self.matching.arrive(peer, envelope)? {
+            (number, false) => Some(number),
+            (number, true) => Some(self.set_apart(number, length)),
+        }
+    }
+
     #[inline]
     fn deliver_inline(
         &mut self,
         peer: usize,
-        tag: u64,
+        envelope: Envelope,
         length: u8,
         payload: &[u64; 6],
     ) -> Result<(), Nonsense> {
         let bytes = payload.as_ptr().cast::<u8>();
-        if let Some(number) = self.matching.arrive(peer, tag) {
+        if let Some(number) = self.met(peer, &envelope, length.into()) {
             let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
-            receiving.meet(peer, tag, length.into());
+            receiving.meet(peer, envelope, length.into());
             let fits = receiving.accepted() as usize;
             // SAFETY: the operation is under way, so its owner vouches for the pieces, and no more
             // is written than they hold; the payload is a local copy of 48 bytes, of which the
@@ -88,22 +99,22 @@ impl State {
         }
         // SAFETY: as above.
         let bytes = unsafe { std::slice::from_raw_parts(bytes, length.into()) }.to_vec();
-        self.keep(peer, tag, Kept::Here { arrived: bytes.len(), bytes }).map(drop)
+        self.keep(peer, envelope, Kept::Here { arrived: bytes.len(), bytes }).map(drop)
     }
 
     fn deliver_eager(
         &mut self,
         peer: usize,
-        tag: u64,
+        envelope: Envelope,
         length: u64,
         first: Span,
     ) -> Result<(), Nonsense> {
         if self.connection(peer).assembling != Assembling::Nothing {
             return Err(Nonsense("a message inside another"));
         }
-        if let Some(number) = self.matching.arrive(peer, tag) {
+        if let Some(number) = self.met(peer, &envelope, length) {
             if let Some(receiving) = self.operations.receiving(number) {
-                receiving.meet(peer, tag, length);
+                receiving.meet(peer, envelope, length);
                 if u64::from(first.length) == length {
                     let wire = &mut self.peers[peer].connection.as_mut().expect("it is there").wire;
                     let fits = receiving.accepted() as usize;
@@ -124,7 +135,7 @@ impl State {
                 return Err(Nonsense("a message too long to be sent without being asked for"));
             }
             let kept = Kept::Here { bytes: vec![0; length as usize], arrived: 0 };
-            let id = self.keep(peer, tag, kept)?;
+            let id = self.keep(peer, envelope, kept)?;
             self.connection(peer).assembling = Assembling::Kept(id);
         }
         self.deliver_next(peer, first)
@@ -211,7 +222,7 @@ impl State {
     #[inline]
     pub(super) fn complete_receive(&mut self, number: Number) {
         let Some(receiving) = self.operations.receiving(number) else { return };
-        let (peer, tag) = (receiving.peer, receiving.tag);
+        let (peer, tag) = (receiving.peer, receiving.envelope.tag);
         let (message_bytes, buffer_bytes) = (receiving.length, receiving.capacity);
         let outcome = if message_bytes > buffer_bytes {
             Err(Error::Truncated { message_bytes, buffer_bytes })
@@ -223,18 +234,26 @@ impl State {
 
     /// Keeps a message that nobody has asked for yet; returns its number. What a peer can have sent
     /// before it could know that there is no more room is kept too, and no more.
-    fn keep(&mut self, peer: usize, tag: u64, kept: Kept) -> Result<u64, Nonsense> {
+    pub(super) fn keep(
+        &mut self,
+        peer: usize,
+        envelope: Envelope,
+        kept: Kept,
+    ) -> Result<u64, Nonsense> {
         let slot = &mut self.peers[peer];
         let (count, bytes) = (slot.kept_count + 1, slot.kept_bytes + kept.bytes());
-        if count > self.settings.most_kept.saturating_add(2 * CELLS)
-            || bytes > self.settings.most_kept_bytes.saturating_add(2 * SPACE_BYTES)
+        // What comes by the carrier is bounded by the room that the carrier was told of.
+        let is_bounded = slot.carried.is_none();
+        if is_bounded
+            && (count > self.settings.most_kept.saturating_add(2 * CELLS)
+                || bytes > self.settings.most_kept_bytes.saturating_add(2 * SPACE_BYTES))
         {
             return Err(Nonsense("messages beyond what there is room for"));
         }
         (slot.kept_count, slot.kept_bytes) = (count, bytes);
         self.has_news = true;
         self.tell_fullness(peer);
-        Ok(self.matching.keep(peer, tag, kept))
+        Ok(self.matching.keep(peer, envelope, kept))
     }
 
     /// Kept messages of a peer were taken.
@@ -242,6 +261,7 @@ impl State {
         self.peers[peer].kept_count -= count;
         self.peers[peer].kept_bytes -= bytes;
         self.tell_fullness(peer);
+        self.tell_carrier(peer, bytes);
     }
 
     /// Tells a peer what there is no room for, and again when there is plenty.
@@ -270,7 +290,7 @@ impl State {
 impl Receiving {
     /// A message has met this receive.
     #[inline]
-    pub(super) fn meet(&mut self, peer: usize, tag: u64, length: u64) {
-        (self.peer, self.tag, self.length) = (peer, tag, length);
+    pub(super) fn meet(&mut self, peer: usize, envelope: Envelope, length: u64) {
+        (self.peer, self.envelope, self.length) = (peer, envelope, length);
     }
 }

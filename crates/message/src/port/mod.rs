@@ -5,10 +5,13 @@
 //! it ([`wait`], [`sleep`]).
 
 mod background;
+mod carried;
 mod close;
 mod connections;
 mod deliver;
+mod known;
 mod operations;
+mod posted;
 mod progress;
 mod receive_now;
 mod rendezvous;
@@ -32,6 +35,7 @@ use crate::Source;
 use crate::connect::hello::Identity;
 use crate::connect::listener::Listener;
 use crate::connection::{Absent, Description, Wire};
+use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
 use crate::path::{Looks, Turn};
@@ -42,7 +46,10 @@ use crate::window::windows::Windows;
 use crate::window::{Exposure, Variable};
 use crate::wire::Number;
 pub(crate) use background::Background;
+use carried::Carried;
+use known::Known;
 pub(crate) use operations::Operations;
+use posted::Asking;
 pub(crate) use settings::Settings;
 pub(crate) use submit::Begun;
 
@@ -74,6 +81,8 @@ pub(crate) enum Kept {
     Here { bytes: Vec<u8>, arrived: usize },
     /// It waits at the sender.
     There { length: u64, request: Request },
+    /// It waits on another host, and the carrier can fetch it.
+    Elsewhere { length: u64, ticket: u64 },
 }
 
 /// What a sender says of a message that waits in its memory.
@@ -90,7 +99,8 @@ impl Kept {
     fn bytes(&self) -> usize {
         match self {
             Self::Here { bytes, .. } => bytes.len(),
-            Self::There { request: Request { source: Pieces::One(_), .. }, .. } => 0,
+            Self::There { request: Request { source: Pieces::One(_), .. }, .. }
+            | Self::Elsewhere { .. } => 0,
             Self::There { request: Request { source: Pieces::Many(pieces), .. }, .. } => {
                 size_of_val(&**pieces)
             }
@@ -105,7 +115,7 @@ impl Kept {
     fn length(&self) -> u64 {
         match self {
             Self::Here { bytes, .. } => bytes.len() as u64,
-            Self::There { length, .. } => *length,
+            Self::There { length, .. } | Self::Elsewhere { length, .. } => *length,
         }
     }
 }
@@ -164,6 +174,10 @@ struct PeerSlot {
     /// Payload bytes and number of kept messages from it, which may outlive it.
     kept_bytes: usize,
     kept_count: usize,
+    /// It was asked for by name, and has the place to itself.
+    known: Option<Box<Known>>,
+    /// It is on another host: the carrier's number for it.
+    carried: Option<u64>,
 }
 
 /// What the lock guards.
@@ -183,6 +197,15 @@ pub(crate) struct State {
     peers: Vec<PeerSlot>,
     /// Names that are being connected to at this moment.
     dialing: Vec<String>,
+    /// Known peers that are being called, and those that nobody has called yet.
+    calls: usize,
+    strangers: usize,
+    /// When callers were last looked for.
+    listened_at_ns: u64,
+    asking: Asking,
+    /// Whoever waits for reports is to stop.
+    interrupted: bool,
+    carried: Carried,
     pub(crate) operations: Operations,
     matching: Matching<Number, Kept>,
     /// Which memory is known to be there.
@@ -261,6 +284,12 @@ impl Port {
             name,
             peers: Vec::new(),
             dialing: Vec::new(),
+            calls: 0,
+            strangers: 0,
+            listened_at_ns: 0,
+            asking: Asking::default(),
+            interrupted: false,
+            carried: Carried::default(),
             matching: Matching::default(),
             looks: Looks::default(),
             listener,
@@ -309,7 +338,7 @@ impl Port {
         self.check_fork()?;
         let mut state = self.enter();
         // SAFETY: passed on.
-        let begun = unsafe { state.send(to, tag, pieces) };
+        let begun = unsafe { state.send(to, Envelope::tagged(tag), pieces, None) };
         // Small messages are sent without a look at anything else.
         if state.operations.has_detached() {
             state.progress();
@@ -333,7 +362,7 @@ impl Port {
         // What has come already is met first.
         state.hear();
         // SAFETY: passed on.
-        unsafe { state.receive(from.peer(), tag, mask, pieces) }
+        unsafe { state.receive(&Wanted::tagged(from, tag, mask), pieces, None) }
     }
 
     /// Sends and returns when the memory may be used again.
@@ -344,7 +373,7 @@ impl Port {
         self.check_fork()?;
         let mut state = self.enter();
         // SAFETY: passed on.
-        let begun = unsafe { state.send(to, tag, pieces) }?;
+        let begun = unsafe { state.send(to, Envelope::tagged(tag), pieces, None) }?;
         self.finish(state, begun).map(drop)
     }
 
@@ -361,13 +390,14 @@ impl Port {
     ) -> Result<Received, Error> {
         self.check_fork()?;
         let mut state = self.enter();
+        let wanted = Wanted::tagged(from, tag, mask);
         // SAFETY: passed on, for both.
         let begun = unsafe {
-            if let Some(outcome) = state.receive_at_once(from.peer(), tag, mask, pieces)? {
+            if let Some(outcome) = state.receive_at_once(&wanted, pieces)? {
                 return outcome;
             }
             state.hear();
-            state.receive(from.peer(), tag, mask, pieces)
+            state.receive(&wanted, pieces, None)
         }?;
         self.finish(state, begun)
     }

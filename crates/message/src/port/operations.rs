@@ -1,6 +1,7 @@
 //! Operations under way, by number. A number is used once: it names a place and the place's use.
 
 use std::any::Any;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -10,6 +11,8 @@ use super::Received;
 use crate::connection::Leftover;
 use crate::error::Error;
 use crate::path::{Receiving, Sending};
+use crate::pieces::Piece;
+use crate::report::{Ending, Report, ReportKind};
 use crate::wire::Number;
 
 /// What is under way.
@@ -17,8 +20,23 @@ use crate::wire::Number;
 pub(crate) enum Deed {
     Send(Sending),
     Receive(Receiving),
+    /// A receive that takes several messages, each of them in a receive that is a part of it.
+    Several(Several),
     /// An access to a window, which is carried out elsewhere and ends there.
     Access,
+}
+
+/// A receive that takes several messages, one behind the other.
+#[derive(Debug)]
+pub(crate) struct Several {
+    /// What is left of its memory.
+    pub(crate) left: Piece,
+    /// It takes no more when fewer bytes than this are left.
+    pub(crate) least: u64,
+    /// Messages that are still coming in.
+    pub(crate) parts: usize,
+    /// It takes no more.
+    pub(crate) is_full: bool,
 }
 
 /// An operation.
@@ -31,6 +49,8 @@ pub(crate) struct Operation {
     event: Option<Arc<EventFd>>,
     /// Nobody will ask for the outcome: whatever this is can be dropped at the end.
     detached: Option<Box<dyn Any + Send>>,
+    /// Nobody will ask for the outcome: it is told in a report.
+    ending: Option<Ending>,
 }
 
 impl std::fmt::Debug for Operation {
@@ -58,6 +78,8 @@ pub(crate) struct Operations {
     detached: usize,
     /// Ends since this was last set to zero.
     pub(crate) ended: usize,
+    /// Ends that were to be told, with the places of the peers.
+    pub(crate) reports: VecDeque<(usize, Report)>,
     /// To be dealt with when nobody holds the lock any more: foreign code may call back.
     pub(crate) leavings: Vec<Leaving>,
 }
@@ -95,6 +117,7 @@ impl Operations {
             untaken: 0,
             detached: 0,
             ended: 0,
+            reports: VecDeque::new(),
             leavings: Vec::new(),
         }
     }
@@ -106,7 +129,7 @@ impl Operations {
 
     /// Whether outcomes wait to be taken.
     pub(crate) fn has_untaken(&self) -> bool {
-        self.untaken > 0
+        self.untaken > 0 || !self.reports.is_empty()
     }
 
     /// Whether some are under way that nobody will ask for.
@@ -120,9 +143,15 @@ impl Operations {
     }
 
     /// Keeps an operation and gives it a number.
-    pub(crate) fn insert(&mut self, deed: Deed) -> Number {
-        let operation =
-            Some(Operation { deed, outcome: None, waker: None, event: None, detached: None });
+    pub(crate) fn insert(&mut self, deed: Deed, ending: Option<Ending>) -> Number {
+        let operation = Some(Operation {
+            deed,
+            outcome: None,
+            waker: None,
+            event: None,
+            detached: None,
+            ending,
+        });
         let index = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.slots.len() as u32 - 1
@@ -178,6 +207,9 @@ impl Operations {
         if operation.outcome.is_some() {
             return;
         }
+        if let Some(ending) = operation.ending {
+            return self.report(number, ending, outcome.map(drop));
+        }
         operation.outcome = Some(outcome);
         self.untaken += 1;
         self.ended += 1;
@@ -190,6 +222,78 @@ impl Operations {
         if is_detached && let Some(operation) = self.remove(number) {
             self.leavings.push(Leaving::Drop { _operation: Box::new(operation) });
         }
+    }
+
+    /// Forgets an operation that is over and tells how it ended.
+    fn report(&mut self, number: Number, ending: Ending, outcome: Result<(), Error>) {
+        let Some(operation) = self.remove(number) else { return };
+        self.ended += 1;
+        if ending.quiet && outcome.is_ok() {
+            return;
+        }
+        let mut report = Report::new(ReportKind::Receive, ending.context, outcome);
+        let peer = match operation.deed {
+            Deed::Send(sending) => {
+                report.kind = ReportKind::Send;
+                (report.envelope, report.length) = (sending.envelope, sending.length);
+                sending.peer
+            }
+            Deed::Receive(receiving) => {
+                (report.envelope, report.length) = (receiving.envelope, receiving.length);
+                let first = receiving.pieces.as_slice().first();
+                report.address = first.map_or(std::ptr::null_mut(), |piece| piece.address);
+                report.is_last = receiving.part_of.is_some_and(|whole| self.end_part(whole));
+                receiving.peer
+            }
+            Deed::Several(several) => {
+                report.address = several.left.address;
+                report.is_last = several.parts == 0;
+                usize::MAX
+            }
+            Deed::Access => {
+                report.kind = ReportKind::Access;
+                usize::MAX
+            }
+        };
+        self.reports.push_back((peer, report));
+    }
+
+    /// A part of a receive of several messages is over. Returns whether all of it is.
+    fn end_part(&mut self, whole: Number) -> bool {
+        let Some(several) = self.several(whole) else { return false };
+        several.parts -= 1;
+        let is_last = several.is_full && several.parts == 0;
+        if is_last {
+            self.remove(whole);
+        }
+        is_last
+    }
+
+    /// The receive of several messages of a number, if it is one that is under way.
+    pub(crate) fn several(&mut self, number: Number) -> Option<&mut Several> {
+        match self.get(number)? {
+            Operation { deed: Deed::Several(several), .. } => Some(several),
+            _ => None,
+        }
+    }
+
+    /// How an operation was to be told of.
+    pub(crate) fn ending_of(&mut self, number: Number) -> Option<Ending> {
+        self.get(number)?.ending
+    }
+
+    /// The operation under way that is to be told of with this context.
+    pub(crate) fn find_context(
+        &self,
+        context: u64,
+        choose: impl Fn(&Deed) -> bool,
+    ) -> Option<Number> {
+        self.slots.iter().enumerate().find_map(|(index, slot)| {
+            let operation = slot.operation.as_ref()?;
+            let is_it = operation.ending.is_some_and(|ending| ending.context == context)
+                && choose(&operation.deed);
+            is_it.then_some(Number(u64::from(slot.generation) << 32 | index as u64))
+        })
     }
 
     /// Whether an operation is over or forgotten.

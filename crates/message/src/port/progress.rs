@@ -39,6 +39,9 @@ pub(super) enum Work {
 /// How often the ends of peers are looked for while nothing moves.
 const CHECK_NS: u64 = 10_000_000;
 
+/// The same for calls of peers that are expected to call.
+const LISTEN_NS: u64 = 100_000;
+
 /// Looks at what a peer has left behind: more than a ring full of messages and the copies they
 /// ask for can take, and an end for one that has hung up and still writes.
 const MOST_LAST_STEPS: usize = 100_000;
@@ -47,6 +50,13 @@ impl State {
     /// Does what can be done now. Returns whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
         self.work(Work::Everything)
+    }
+
+    /// Does what can be done now, and looks after peers if that was nothing. Returns whether anything
+    /// moved.
+    #[inline]
+    pub(crate) fn look_around(&mut self) -> bool {
+        self.progress() || self.check_peers(false)
     }
 
     /// Does what takes no time: for calls that only begin something. A call that copied what came
@@ -66,6 +76,12 @@ impl State {
             if self.peers[peer].has_something_to_do() {
                 moved |= self.progress_peer(peer, work);
             }
+        }
+        if self.calls > 0 {
+            moved |= self.look_at_calls();
+        }
+        if self.carried.is_used() {
+            moved |= self.look_at_carrier();
         }
         self.moves += u64::from(moved);
         moved
@@ -179,7 +195,7 @@ impl State {
                 wire.announce();
                 Ok(Some(step))
             }
-            Deed::Access => Ok(None),
+            Deed::Access | Deed::Several(_) => Ok(None),
             Deed::Receive(receiving) => {
                 if let ReceiveStage::Arrived { sender } = receiving.stage {
                     let told = self.tell_arrived(peer, number, sender)?;
@@ -225,7 +241,7 @@ impl State {
                 Step::Moved => {}
                 Step::Done => {
                     connection.outbox.pop_front();
-                    let (tag, length) = (sending.tag, sending.length);
+                    let (tag, length) = (sending.envelope.tag, sending.length);
                     let received = self.received(peer, tag, length);
                     self.operations.finish(number, Ok(received));
                 }
@@ -244,9 +260,9 @@ impl State {
     pub(crate) fn check_peers(&mut self, now: bool) -> bool {
         let time = clock::now_ns();
         if !now && time.saturating_sub(self.last_checked_ns) < CHECK_NS {
-            return false;
+            return self.listen(time);
         }
-        self.last_checked_ns = time;
+        (self.last_checked_ns, self.listened_at_ns) = (time, time);
         self.accept_callers();
         let mut found = false;
         for peer in 0..self.peers.len() {
@@ -267,6 +283,15 @@ impl State {
         found
     }
 
+    /// Looks for callers while there are peers that have not called. Returns whether any came.
+    fn listen(&mut self, time: u64) -> bool {
+        if self.strangers == 0 || time.saturating_sub(self.listened_at_ns) < LISTEN_NS {
+            return false;
+        }
+        self.listened_at_ns = time;
+        self.accept_callers()
+    }
+
     /// Ends a connection and everything that needs it.
     pub(super) fn lose(&mut self, peer: usize, gone: Gone) {
         let Some(mut connection) = self.peers[peer].connection.take() else { return };
@@ -278,7 +303,7 @@ impl State {
         let error = Error::PeerGone(gone.clone());
         let belongs = |deed: &Deed| match deed {
             Deed::Send(sending) => sending.peer == peer,
-            Deed::Access => false,
+            Deed::Access | Deed::Several(_) => false,
             Deed::Receive(receiving) => {
                 receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
             }
@@ -323,7 +348,7 @@ impl State {
     }
 
     /// Messages of a lost peer that are all here can still be received; others cannot.
-    fn forget_incomplete(&mut self, peer: usize) {
+    pub(super) fn forget_incomplete(&mut self, peer: usize) {
         let slot = &mut self.peers[peer];
         self.matching.retain(|unexpected| {
             if unexpected.source != peer {
@@ -363,9 +388,6 @@ impl State {
 
     /// Processes in this conversation, this one included.
     pub(super) fn processes(&self) -> usize {
-        let others = self.peers.iter().filter(|slot| {
-            slot.connection.as_ref().is_some_and(|connection| !connection.wire.is_self())
-        });
-        1 + others.count()
+        1 + self.peers.iter().filter(|slot| slot.is_neighbour(&self.name)).count()
     }
 }

@@ -25,13 +25,10 @@ impl State {
     #[inline]
     pub(super) unsafe fn receive_now(
         &mut self,
-        source: Option<usize>,
-        tag: u64,
-        mask: u64,
+        want: &Want,
         pieces: &[Piece],
         capacity: u64,
     ) -> Option<Result<Received, Error>> {
-        let want = Want { source, tag, mask };
         if self.matching.has_posted() || self.matching.kept_count() > 0 {
             return None;
         }
@@ -48,7 +45,7 @@ impl State {
                 if connection.wire.consumer.is_ready() {
                     self.last_taken_from = peer;
                     // SAFETY: passed on.
-                    return unsafe { self.take_now(peer, &want, pieces, capacity) };
+                    return unsafe { self.take_now(peer, want, pieces, capacity) };
                 }
                 if !connection.active.is_empty() || !connection.outbox.is_empty() {
                     return None;
@@ -70,14 +67,14 @@ impl State {
         let connection = self.peers[peer].connection.as_mut()?;
         let wire = &mut connection.wire;
         let words = wire.consumer.peek()?;
-        let (tag, length) = if let Some((tag, length, payload)) = inline_message(&words) {
-            if !want.fits(peer, tag) {
+        let (tag, length) = if let Some((envelope, length, payload)) = inline_message(&words) {
+            if !want.fits(peer, &envelope) {
                 return None;
             }
             let fits = (length as u64).min(capacity) as usize;
             // SAFETY: no more is written than the pieces hold; the payload is a local copy.
             unsafe { scatter(pieces, 0, payload.as_ptr().cast(), fits) };
-            (tag, length as u64)
+            (envelope.tag, length as u64)
         } else {
             // SAFETY: passed on.
             unsafe { self.take_longer(peer, want, &words, pieces, capacity) }?
@@ -103,8 +100,8 @@ impl State {
     ) -> Option<(u64, u64)> {
         let connection = self.peers[peer].connection.as_mut()?;
         match Note::decode(words).ok()? {
-            Note::Eager { tag, length, first }
-                if want.fits(peer, tag)
+            Note::Eager { envelope, length, first }
+                if want.fits(peer, &envelope)
                     && u64::from(first.length) == length
                     && connection.assembling == Assembling::Nothing =>
             {
@@ -114,17 +111,17 @@ impl State {
                 // inside the space.
                 unsafe { scatter(pieces, 0, wire.incoming(first), fits) };
                 wire.used(first);
-                Some((tag, length))
+                Some((envelope.tag, length))
             }
-            Note::Request { tag, length, sender, source, core, .. }
-                if want.fits(peer, tag)
+            Note::Request { envelope, length, sender, source, core, .. }
+                if want.fits(peer, &envelope)
                     && length <= LONGEST_NOW.min(capacity)
                     && connection.wire.has_room().unwrap_or(false) =>
             {
                 // SAFETY: passed on, for no more than the pieces hold.
                 unsafe { self.fetch_now(peer, source, length, core, pieces) }?;
                 self.wire(peer).write(&Note::Finish { sender, error: 0 }.encode());
-                Some((tag, length))
+                Some((envelope.tag, length))
             }
             _ => None,
         }

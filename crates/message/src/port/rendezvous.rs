@@ -5,6 +5,7 @@ use memferry_sys::shared_memory::Access;
 
 use super::{Connection, Kept, Request, State, turn};
 use crate::connection::{View, Wire};
+use crate::envelope::Envelope;
 use crate::error::Error;
 use crate::path::{self, Fetch, Looks, ReceiveStage, SendStage, Together};
 use crate::pieces::Piece;
@@ -21,12 +22,12 @@ impl State {
         &mut self,
         number: Number,
         peer: usize,
-        tag: u64,
+        envelope: Envelope,
         length: u64,
         request: Request,
     ) -> Result<(), Nonsense> {
         let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
-        receiving.meet(peer, tag, length);
+        receiving.meet(peer, envelope, length);
         let Request { sender, source, core, expects } = request;
         receiving.stage = ReceiveStage::Met { sender, source, core };
         if !expects {
@@ -182,7 +183,7 @@ impl State {
         if matches!(sending.stage, SendStage::Queued) {
             return Err(Nonsense("the end of a message that did not begin"));
         }
-        let (tag, length) = (sending.tag, sending.length);
+        let (tag, length) = (sending.envelope.tag, sending.length);
         let outcome = match path::reported(error) {
             None => Ok(self.received(peer, tag, length)),
             Some(error) => Err(error),

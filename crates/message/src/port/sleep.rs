@@ -22,7 +22,7 @@ use crate::ring::layout::Memory;
 const SLICE: Duration = Duration::from_millis(20);
 /// One sleep while an engine copies.
 const ENGINE_SLICE: Duration = Duration::from_micros(20);
-/// One sleep while a hello is on its way.
+/// One sleep while a hello or its answer is on its way.
 const HELLO_SLICE: Duration = Duration::from_micros(500);
 
 impl Port {
@@ -36,7 +36,7 @@ impl Port {
         // Engines do not ring, nor does the hello of somebody who calls: looked at again soon.
         let longest = if state.is_offloading() {
             ENGINE_SLICE
-        } else if state.listener.as_ref().is_some_and(Listener::has_pending) {
+        } else if state.is_hearing_soon() {
             HELLO_SLICE
         } else {
             SLICE
@@ -65,7 +65,7 @@ impl Port {
             state = self.enter();
         } else {
             state.has_sleeper = true;
-            let deeply = deeply || state.connected() > MOST_WORDS - 1;
+            let deeply = deeply || state.connected() > MOST_WORDS - 1 || state.carried.is_used();
             let readiness = if deeply { state.readiness().ok() } else { None };
             let way = if readiness.is_some() { AWAY } else { ASLEEP };
             state.sleeps_deeply = readiness.is_some();
@@ -127,6 +127,14 @@ impl Port {
 }
 
 impl State {
+    /// Whether something is on its way that does not ring: a hello, the answer to one, or what the
+    /// carrier has to do.
+    fn is_hearing_soon(&mut self) -> bool {
+        self.listener.as_ref().is_some_and(Listener::has_pending)
+            || self.calls > 0
+            || !self.is_carrier_quiet()
+    }
+
     /// Whether an engine copies for this port.
     pub(super) fn is_offloading(&mut self) -> bool {
         let Self { peers, operations, .. } = self;
@@ -207,6 +215,10 @@ impl State {
             for descriptor in connection.wire.descriptors() {
                 readiness.add(descriptor, false)?;
             }
+        }
+        let others = self.call_sockets().chain(self.carried.descriptor());
+        for descriptor in others {
+            readiness.add(descriptor, false)?;
         }
         self.event = Some(event);
         self.readiness = Some(readiness.clone());

@@ -3,18 +3,18 @@
 use super::operations::Deed;
 use super::progress::Work;
 use super::{Assembling, Kept, Peer, Received, State, turn};
-use crate::error::Gone;
-use crate::error::{Error, ValidationError};
-use crate::matching::Want;
+use crate::envelope::{Envelope, Wanted};
+use crate::error::{Error, Gone, ValidationError};
+use crate::matching::{Unexpected, Want};
 use crate::path::{self, ReceiveStage, Receiving, SendStage, Sending, Step};
 use crate::pieces::{MOST_PIECES, Piece, Pieces, scatter, total};
 use crate::plan::{self, PathKind};
+use crate::report::Ending;
 use crate::ring::cells::Nonsense;
-use crate::wire::{INLINE_BYTES, Note, Number};
+use crate::wire::{Note, Number, inline_limit};
 
-const INLINE_LIMIT: u64 = INLINE_BYTES as u64;
 /// Messages up to this size are one fragment.
-const ONE_FRAGMENT: u64 = 8 << 10;
+pub(crate) const ONE_FRAGMENT: u64 = 8 << 10;
 
 /// What became of a new operation.
 #[derive(Debug)]
@@ -40,7 +40,7 @@ impl State {
         Ok(peer.index)
     }
 
-    /// Begins a send.
+    /// Begins a send. With an ending it is told in a report when it is not over at once.
     ///
     /// # Safety
     /// The pieces must stay valid for reads, unchanged, until the operation is over.
@@ -48,16 +48,17 @@ impl State {
     pub(crate) unsafe fn send(
         &mut self,
         to: Peer,
-        tag: u64,
+        envelope: Envelope,
         pieces: &[Piece],
+        ending: Option<Ending>,
     ) -> Result<Begun, Error> {
         let peer = self.find(to)?;
         let length = check_pieces(pieces)?;
         if self.peers[peer].connection.is_none() {
-            return Err(self.gone(peer));
+            return self.send_unconnected(peer, envelope, pieces, length, ending);
         }
         // SAFETY: passed on.
-        match unsafe { self.try_send(peer, tag, pieces, length) } {
+        match unsafe { self.try_send(peer, envelope, pieces, length, ending) } {
             Ok(begun) => begun,
             Err(Nonsense(what)) => {
                 self.lose(peer, Gone::Misbehaved(what));
@@ -70,62 +71,108 @@ impl State {
     unsafe fn try_send(
         &mut self,
         peer: usize,
-        tag: u64,
+        envelope: Envelope,
         pieces: &[Piece],
         length: u64,
+        ending: Option<Ending>,
     ) -> Result<Result<Begun, Error>, Nonsense> {
+        // Of a message that was announced the receiver tells when it has it.
+        let is_asked_for = ending.is_some_and(|ending| ending.delivered);
+        let eager_limit = self.eager_limit(peer);
+        // SAFETY: passed on.
+        if !is_asked_for && unsafe { self.send_now(peer, &envelope, pieces, length, eager_limit) }?
+        {
+            return Ok(Ok(Begun::Over(Ok(self.received(peer, envelope.tag, length)))));
+        }
         let connection = self.connection(peer);
         let first = connection.outbox.is_empty();
-        // A receiver that is full gets the payload when it asks for it.
-        let takes_payloads = connection.takes_payloads();
-        let wire = &mut connection.wire;
-        if first && takes_payloads && length <= INLINE_LIMIT {
-            // SAFETY: the caller vouches for the pieces.
-            if unsafe { path::put_inline(wire, tag, pieces, length as usize) }? {
-                wire.announce();
-                return Ok(Ok(Begun::Over(Ok(self.received(peer, tag, length)))));
-            }
-        }
-        let reachable = wire.their_reach.0 || wire.is_self();
-        let eager_limit = self.eager_limits[usize::from(reachable)];
-        let wire = self.wire(peer);
-        if first && takes_payloads && length <= ONE_FRAGMENT.min(eager_limit) && length > 0 {
-            // SAFETY: the caller vouches for the pieces.
-            if unsafe { path::put_eager(wire, tag, pieces, length as usize) }? {
-                wire.announce();
-                wire.warm_up(length as usize);
-                return Ok(Ok(Begun::Over(Ok(self.received(peer, tag, length)))));
-            }
-        }
         let path = match length {
-            _ if !takes_payloads => PathKind::Single,
-            0..=INLINE_LIMIT => PathKind::Inline,
+            // A receiver that is full gets the payload when it asks for it.
+            _ if is_asked_for || !connection.takes_payloads() => PathKind::Single,
+            _ if length <= inline_limit(&envelope) as u64 => PathKind::Inline,
             _ if length <= eager_limit => PathKind::Eager,
             _ => PathKind::Single,
         };
-        let mut sending = Sending {
+        let mut sending = self.sending(peer, envelope, pieces, length, path);
+        if first && path == PathKind::Eager && self.send_at_once(peer, &mut sending)? {
+            return Ok(Ok(Begun::Over(Ok(self.received(peer, envelope.tag, length)))));
+        }
+        if !self.operations.has_room() && matches!(sending.stage, SendStage::Queued) {
+            let count = self.operations.count();
+            return Ok(Err(ValidationError::TooManyOperations(count).into()));
+        }
+        let number = self.operations.insert(Deed::Send(sending), ending);
+        self.connection(peer).outbox.push_back(number);
+        if first {
+            self.progress_peer(peer, Work::Notes);
+        }
+        Ok(Ok(Begun::Underway(number)))
+    }
+
+    /// The largest message that is sent to a peer without being asked for.
+    #[inline]
+    fn eager_limit(&mut self, peer: usize) -> u64 {
+        let wire = self.wire(peer);
+        let reachable = wire.their_reach.0 || wire.is_self();
+        self.eager_limits[usize::from(reachable)]
+    }
+
+    /// Sends a small message, if nothing waits before it and there is room for all of it: then it
+    /// is over.
+    ///
+    /// # Safety
+    /// The pieces must be valid for reads of `length` bytes.
+    #[inline]
+    pub(super) unsafe fn send_now(
+        &mut self,
+        peer: usize,
+        envelope: &Envelope,
+        pieces: &[Piece],
+        length: u64,
+        limit: u64,
+    ) -> Result<bool, Nonsense> {
+        let connection = self.connection(peer);
+        if !connection.outbox.is_empty() || !connection.takes_payloads() {
+            return Ok(false);
+        }
+        let wire = &mut connection.wire;
+        // SAFETY: the caller vouches for the pieces, for both.
+        unsafe {
+            if length <= inline_limit(envelope) as u64 {
+                if path::put_inline(wire, envelope, pieces, length as usize)? {
+                    wire.announce();
+                    return Ok(true);
+                }
+            } else if length <= ONE_FRAGMENT.min(limit)
+                && path::put_eager(wire, envelope, pieces, length as usize)?
+            {
+                wire.announce();
+                wire.warm_up(length as usize);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// A message of which nothing is sent.
+    pub(super) fn sending(
+        &self,
+        peer: usize,
+        envelope: Envelope,
+        pieces: &[Piece],
+        length: u64,
+        path: PathKind,
+    ) -> Sending {
+        Sending {
             peer,
-            tag,
+            envelope,
             pieces: Pieces::new(pieces),
             length,
             path,
             chunk_bytes: plan::fragment_bytes(length),
             expects: self.matching.has_posted(),
             stage: SendStage::Queued,
-        };
-        if first && path == PathKind::Eager && self.send_at_once(peer, &mut sending)? {
-            return Ok(Ok(Begun::Over(Ok(self.received(peer, tag, length)))));
         }
-        if !self.operations.has_room() && matches!(sending.stage, SendStage::Queued) {
-            let count = self.operations.count();
-            return Ok(Err(ValidationError::TooManyOperations(count).into()));
-        }
-        let number = self.operations.insert(Deed::Send(sending));
-        self.connection(peer).outbox.push_back(number);
-        if first {
-            self.progress_peer(peer, Work::Notes);
-        }
-        Ok(Ok(Begun::Underway(number)))
     }
 
     /// Sends an eager message as far as there is room. Returns whether all of it is sent.
@@ -143,58 +190,55 @@ impl State {
         }
     }
 
-    /// Begins a receive.
+    /// What a receive asks for, with the place of the peer.
+    #[inline]
+    pub(super) fn want(&self, wanted: &Wanted) -> Result<Want, Error> {
+        let source = wanted.from.peer().map(|peer| self.find(peer)).transpose()?;
+        if self.closed {
+            return Err(Error::Closed);
+        }
+        Ok(Want { lane: wanted.lane, source, tag: wanted.tag, mask: wanted.mask })
+    }
+
+    /// Begins a receive. With an ending it is told in a report, even if it is over at once.
     ///
     /// # Safety
     /// The pieces must stay valid for writes until the operation is over, and nobody else may
     /// access them.
     pub(crate) unsafe fn receive(
         &mut self,
-        from: Option<Peer>,
-        tag: u64,
-        mask: u64,
+        wanted: &Wanted,
         pieces: &[Piece],
+        ending: Option<Ending>,
     ) -> Result<Begun, Error> {
-        let source = from.map(|peer| self.find(peer)).transpose()?;
-        if self.closed {
-            return Err(Error::Closed);
-        }
+        let want = self.want(wanted)?;
         let capacity = check_pieces(pieces)?;
-        let want = Want { source, tag, mask };
-        if !self.operations.has_room()
-            && self.matching.look(&want).is_some_and(|found| !found.message.is_complete())
-        {
+        let kept = self.matching.look(&want).map(|found| found.message.is_complete());
+        // A message that is all here makes room for itself.
+        if kept != Some(true) && !self.operations.has_room() {
             return Err(ValidationError::TooManyOperations(self.operations.count()).into());
         }
-        if let Some(unexpected) = self.matching.take(&want) {
-            let (peer, tag, id) = (unexpected.source, unexpected.tag, unexpected.id);
-            self.let_go_of_kept(peer, 1, unexpected.message.bytes());
-            return Ok(match unexpected.message {
-                Kept::Here { bytes, arrived } => {
-                    // SAFETY: passed on.
-                    unsafe { self.receive_kept(peer, tag, id, &bytes, arrived, pieces, capacity) }
-                }
-                Kept::There { length, request } => {
-                    let number = self.insert_receive(pieces, capacity);
-                    if let Err(Nonsense(what)) = self.meet(number, peer, tag, length, request) {
-                        self.lose(peer, Gone::Misbehaved(what));
-                    }
-                    self.progress_peer(peer, Work::Notes);
-                    Begun::Underway(number)
-                }
-            });
+        if kept.is_none() {
+            self.check_source(&want)?;
         }
-        if let Some(peer) = source
-            && self.peers[peer].connection.is_none()
-        {
-            return Err(self.gone(peer));
+        let number = self.insert_receive(pieces, capacity, ending, None);
+        match self.matching.take(&want) {
+            // SAFETY: the receive has the pieces that the caller vouches for.
+            Some(unexpected) => unsafe { self.take_kept(unexpected, number) },
+            None => self.matching.post(want, number, false),
         }
-        if !self.operations.has_room() {
-            return Err(ValidationError::TooManyOperations(self.operations.count()).into());
+        Ok(match self.operations.take_outcome(number) {
+            Some(outcome) => Begun::Over(outcome),
+            None => Begun::Underway(number),
+        })
+    }
+
+    /// Whether anything can still come from whom a receive asks for.
+    pub(super) fn check_source(&self, want: &Want) -> Result<(), Error> {
+        match want.source {
+            Some(peer) if !self.is_reachable(peer) => Err(self.gone(peer)),
+            _ => Ok(()),
         }
-        let number = self.insert_receive(pieces, capacity);
-        self.matching.post(want, number);
-        Ok(Begun::Underway(number))
     }
 
     /// Receives a small message without making an operation, if it comes at once.
@@ -204,76 +248,75 @@ impl State {
     #[inline]
     pub(crate) unsafe fn receive_at_once(
         &mut self,
-        from: Option<Peer>,
-        tag: u64,
-        mask: u64,
+        wanted: &Wanted,
         pieces: &[Piece],
     ) -> Result<Option<Result<Received, Error>>, Error> {
-        let source = from.map(|peer| self.find(peer)).transpose()?;
+        let want = self.want(wanted)?;
         let capacity = check_pieces(pieces)?;
         // SAFETY: passed on.
-        Ok(unsafe { self.receive_now(source, tag, mask, pieces, capacity) })
+        Ok(unsafe { self.receive_now(&want, pieces, capacity) })
     }
 
-    fn insert_receive(&mut self, pieces: &[Piece], capacity: u64) -> Number {
-        let (pieces, stage) = (Pieces::new(pieces), ReceiveStage::Posted);
-        let (peer, tag, length) = (usize::MAX, 0, 0);
-        let receiving = Receiving { pieces, capacity, peer, tag, length, stage };
-        self.operations.insert(Deed::Receive(receiving))
-    }
-
-    /// A kept message has found its receive. What has not arrived yet goes to the receive itself.
-    #[allow(clippy::too_many_arguments)]
-    unsafe fn receive_kept(
+    pub(super) fn insert_receive(
         &mut self,
-        peer: usize,
-        tag: u64,
-        id: u64,
-        bytes: &[u8],
-        arrived: usize,
         pieces: &[Piece],
         capacity: u64,
-    ) -> Begun {
-        let length = bytes.len() as u64;
-        let fits = (arrived as u64).min(capacity) as usize;
-        // SAFETY: the caller vouches for the pieces, and no more is written than they hold.
-        unsafe { scatter(pieces, 0, bytes.as_ptr(), fits) };
-        if arrived == bytes.len() {
-            return Begun::Over(if length > capacity {
-                Err(Error::Truncated { message_bytes: length, buffer_bytes: capacity })
-            } else {
-                Ok(self.received(peer, tag, length))
-            });
+        ending: Option<Ending>,
+        part_of: Option<Number>,
+    ) -> Number {
+        let (pieces, stage) = (Pieces::new(pieces), ReceiveStage::Posted);
+        let (peer, envelope, length) = (usize::MAX, Envelope::default(), 0);
+        let receiving = Receiving { pieces, capacity, peer, envelope, length, part_of, stage };
+        self.operations.insert(Deed::Receive(receiving), ending)
+    }
+
+    /// A kept message has found its receive.
+    ///
+    /// # Safety
+    /// The pieces of the receive must be valid for writes.
+    pub(super) unsafe fn take_kept(&mut self, kept: Unexpected<Kept>, number: Number) {
+        let Unexpected { id, source: peer, envelope, message, .. } = kept;
+        self.let_go_of_kept(peer, 1, message.bytes());
+        match message {
+            Kept::Here { bytes, arrived } => {
+                let length = bytes.len() as u64;
+                let Some(receiving) = self.operations.receiving(number) else { return };
+                receiving.meet(peer, envelope, length);
+                let fits = receiving.accepted().min(arrived as u64) as usize;
+                // SAFETY: the caller vouches for the pieces; no more is written than they hold.
+                unsafe { scatter(receiving.pieces.as_slice(), 0, bytes.as_ptr(), fits) };
+                if arrived == bytes.len() {
+                    return self.complete_receive(number);
+                }
+                // What has not arrived yet goes to the receive itself.
+                let arrived = arrived as u64;
+                receiving.stage = ReceiveStage::Arriving { arrived, requested: None };
+                let connection = self.connection(peer);
+                debug_assert_eq!(connection.assembling, Assembling::Kept(id));
+                connection.assembling = Assembling::Operation(number);
+            }
+            Kept::There { length, request } => {
+                if let Err(Nonsense(what)) = self.meet(number, peer, envelope, length, request) {
+                    self.lose(peer, Gone::Misbehaved(what));
+                }
+                self.progress_peer(peer, Work::Notes);
+            }
+            Kept::Elsewhere { length, ticket } => {
+                self.meet_carried(number, peer, envelope, length, ticket);
+            }
         }
-        let number = self.insert_receive(pieces, capacity);
-        let receiving = self.operations.receiving(number).expect("it was just inserted");
-        receiving.meet(peer, tag, length);
-        let arrived = arrived as u64;
-        receiving.stage = ReceiveStage::Arriving { arrived, requested: None };
-        let connection = self.connection(peer);
-        debug_assert_eq!(connection.assembling, Assembling::Kept(id));
-        connection.assembling = Assembling::Operation(number);
-        Begun::Underway(number)
     }
 
     /// The first message that a receive would take, if one has arrived or waits.
-    pub(crate) fn probe(
-        &self,
-        from: Option<Peer>,
-        tag: u64,
-        mask: u64,
-    ) -> Result<Option<Received>, Error> {
-        let source = from.map(|peer| self.find(peer)).transpose()?;
-        if self.closed {
-            return Err(Error::Closed);
+    pub(crate) fn probe(&mut self, wanted: &Wanted) -> Result<Option<Received>, Error> {
+        let want = self.want(wanted)?;
+        if let Some(found) = self.matching.look(&want) {
+            let (source, tag) = (found.source, found.envelope.tag);
+            let length = found.message.length();
+            return Ok(Some(self.received(source, tag, length)));
         }
-        if let Some(found) = self.matching.look(&Want { source, tag, mask }) {
-            return Ok(Some(self.received(found.source, found.tag, found.message.length())));
-        }
-        match source {
-            Some(peer) if self.peers[peer].connection.is_none() => Err(self.gone(peer)),
-            _ => Ok(None),
-        }
+        self.check_source(&want)?;
+        Ok(None)
     }
 
     /// Tries to take an operation back. It ends as cancelled if no message has met it; a send that
@@ -284,7 +327,12 @@ impl State {
         }
         let Self { operations, peers, .. } = self;
         let Some(sending) = operations.sending(number) else { return };
-        let Some(connection) = peers[sending.peer].connection.as_mut() else { return };
+        let Some(connection) = peers[sending.peer].connection.as_mut() else {
+            if peers[sending.peer].stop_waiting(number) {
+                operations.finish(number, Err(Error::Cancelled));
+            }
+            return;
+        };
         match sending.stage {
             // It waits for its turn, or is the next and waits for room.
             SendStage::Queued | SendStage::Streaming { sent: 0, receiver: None, .. } => {
@@ -303,7 +351,7 @@ impl State {
 }
 
 #[inline]
-fn check_pieces(pieces: &[Piece]) -> Result<u64, Error> {
+pub(super) fn check_pieces(pieces: &[Piece]) -> Result<u64, Error> {
     if let [piece] = pieces
         && !piece.address.is_null()
         && piece.length <= isize::MAX as usize

@@ -248,6 +248,7 @@ impl State {
     /// Finds out whether processes of this conversation share cores. One that is bound to a single
     /// core is taken to have it for itself: whoever bound it will have bound the others elsewhere.
     pub(super) fn count_processes(&mut self) {
+        self.strangers = self.count_strangers();
         let processes = self.processes();
         let confined = self.allowed_cores > 1 && processes > self.allowed_cores;
         self.is_crowded = confined || processes > super::settings::online_cores();

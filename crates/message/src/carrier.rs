@@ -1,0 +1,90 @@
+//! Peers on other hosts: whoever can carry messages there.
+//!
+//! An endpoint matches messages from everywhere in one list. Those of other hosts are brought by a
+//! carrier, which an endpoint is given when it is opened: small ones arrive whole, longer ones are
+//! announced and fetched when a receive has met them. A carrier never waits, and is only ever called
+//! by one thread at a time.
+
+use std::fmt::Debug;
+use std::os::fd::BorrowedFd;
+
+use crate::envelope::Envelope;
+use crate::error::Error;
+use crate::pieces::Piece;
+
+/// Carries messages to and from peers on other hosts, which it names by numbers of its own.
+pub trait Carrier: Send + Debug {
+    /// Takes a message for a peer. Its memory stays valid and unchanged until
+    /// [`CarrierEvent::Sent`] says the number: when it may be used again or, if `delivered`, when
+    /// the receiver has all of it.
+    fn send(
+        &mut self,
+        peer: u64,
+        number: u64,
+        envelope: &Envelope,
+        pieces: &[Piece],
+        delivered: bool,
+    );
+
+    /// Fetches the first `length` bytes of an announced message. The memory stays valid until
+    /// [`CarrierEvent::Fetched`] says the number. The sender is told, whatever the length.
+    fn fetch(&mut self, peer: u64, ticket: u64, number: u64, pieces: &[Piece], length: u64);
+
+    /// So many bytes of messages that have arrived whole were taken by receives: there is room for
+    /// as many again.
+    fn taken(&mut self, peer: u64, bytes: u64);
+
+    /// Looks what has happened.
+    fn poll(&mut self, events: &mut Vec<CarrierEvent>);
+
+    /// Becomes readable when there may be something to look at. `false` from `is_quiet` says that it
+    /// must be looked at again at once.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Whether nothing will be lost if the next look waits for the descriptor.
+    fn is_quiet(&mut self) -> bool;
+}
+
+/// What a carrier has to say.
+#[derive(Debug)]
+pub enum CarrierEvent {
+    /// A message has come, all of it.
+    Arrived {
+        /// From whom.
+        peer: u64,
+        /// What came with it.
+        envelope: Envelope,
+        /// Its bytes.
+        bytes: Vec<u8>,
+    },
+    /// A message waits at its sender.
+    Announced {
+        /// From whom.
+        peer: u64,
+        /// What came with it.
+        envelope: Envelope,
+        /// How long it is.
+        length: u64,
+        /// What to fetch it by.
+        ticket: u64,
+    },
+    /// A send is over.
+    Sent {
+        /// Which one.
+        number: u64,
+        /// How it ended.
+        outcome: Result<(), Error>,
+    },
+    /// A fetch is over.
+    Fetched {
+        /// Which one.
+        number: u64,
+        /// How it ended.
+        outcome: Result<(), Error>,
+    },
+    /// A peer cannot be reached any more. What was under way with it ends with that.
+    Gone {
+        /// Who.
+        peer: u64,
+    },
+}

@@ -1,0 +1,229 @@
+//! Peers on other hosts: what the carrier brings is matched like everything else.
+
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+
+use super::operations::Deed;
+use super::submit::Begun;
+use super::{Kept, Peer, State};
+use crate::carrier::{Carrier, CarrierEvent};
+use crate::envelope::Envelope;
+use crate::error::{Error, Gone};
+use crate::path::{ReceiveStage, SendStage};
+use crate::pieces::{Piece, scatter};
+use crate::plan::PathKind;
+use crate::report::Ending;
+use crate::wire::Number;
+
+/// Looks at everything else before a carrier is looked at that nobody has used yet.
+const IDLE_LOOKS: u32 = 256;
+
+/// The carrier of a port.
+#[derive(Debug, Default)]
+pub(super) struct Carried {
+    carrier: Option<Box<dyn Carrier>>,
+    /// Its peers' places.
+    places: HashMap<u64, usize>,
+    events: Vec<CarrierEvent>,
+    idle: u32,
+}
+
+impl Carried {
+    /// Whether there is one.
+    #[inline]
+    pub(super) fn is_used(&self) -> bool {
+        self.carrier.is_some()
+    }
+
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.carrier.as_ref().and_then(|carrier| carrier.descriptor())
+    }
+
+    pub(super) fn drop_carrier(&mut self) {
+        self.carrier = None;
+    }
+}
+
+impl State {
+    /// Gives the port a carrier.
+    pub(crate) fn carry(&mut self, carrier: Box<dyn Carrier>) -> Result<(), Error> {
+        if self.closed {
+            return Err(Error::Closed);
+        }
+        self.carried.carrier = Some(carrier);
+        if let (Some(readiness), Some(descriptor)) = (&self.readiness, self.carried.descriptor()) {
+            let _ = readiness.add(descriptor, false);
+        }
+        Ok(())
+    }
+
+    /// The peer of a number of the carrier's.
+    pub(crate) fn know_carried(&mut self, number: u64) -> Result<Peer, Error> {
+        let index = self.place_of_carried(number)?;
+        Ok(self.peer(index))
+    }
+
+    /// The carrier's number for a peer.
+    pub(crate) fn carried_number(&self, peer: Peer) -> Option<u64> {
+        self.find(peer).ok().and_then(|index| self.peers[index].carried)
+    }
+
+    fn place_of_carried(&mut self, number: u64) -> Result<usize, Error> {
+        if let Some(index) = self.carried.places.get(&number) {
+            return Ok(*index);
+        }
+        let index = self.make_place()?;
+        self.peers[index].carried = Some(number);
+        self.carried.places.insert(number, index);
+        Ok(index)
+    }
+
+    pub(super) fn send_carried(
+        &mut self,
+        peer: usize,
+        to: u64,
+        envelope: Envelope,
+        pieces: &[Piece],
+        length: u64,
+        ending: Option<Ending>,
+    ) -> Begun {
+        let mut sending = self.sending(peer, envelope, pieces, length, PathKind::Single);
+        sending.stage = SendStage::Carried;
+        let number = self.operations.insert(Deed::Send(sending), ending);
+        let delivered = ending.is_some_and(|ending| ending.delivered);
+        match &mut self.carried.carrier {
+            Some(carrier) => carrier.send(to, number.0, &envelope, pieces, delivered),
+            None => self.operations.finish(number, Err(Error::PeerGone(Gone::Ended))),
+        }
+        Begun::Underway(number)
+    }
+
+    /// An announced message has met a receive.
+    pub(super) fn meet_carried(
+        &mut self,
+        number: Number,
+        peer: usize,
+        envelope: Envelope,
+        length: u64,
+        ticket: u64,
+    ) {
+        let Some(receiving) = self.operations.receiving(number) else { return };
+        receiving.meet(peer, envelope, length);
+        receiving.stage = ReceiveStage::Carried;
+        let (from, wanted) = (self.peers[peer].carried, receiving.accepted());
+        if let (Some(carrier), Some(from)) = (&mut self.carried.carrier, from) {
+            carrier.fetch(from, ticket, number.0, receiving.pieces.as_slice(), wanted);
+        }
+    }
+
+    /// Messages that had arrived whole were taken.
+    pub(super) fn tell_carrier(&mut self, peer: usize, bytes: usize) {
+        if let Some(from) = self.peers[peer].carried
+            && let Some(carrier) = &mut self.carried.carrier
+            && bytes > 0
+        {
+            carrier.taken(from, bytes as u64);
+        }
+    }
+
+    /// Whether the carrier needs no look before its descriptor is readable.
+    pub(super) fn is_carrier_quiet(&mut self) -> bool {
+        self.carried.carrier.as_mut().is_none_or(|carrier| {
+            let is_watched = carrier.descriptor().is_some();
+            is_watched && carrier.is_quiet()
+        })
+    }
+
+    /// Deals with what the carrier has to say. Returns whether there was anything.
+    pub(super) fn look_at_carrier(&mut self) -> bool {
+        if self.carried.places.is_empty() {
+            self.carried.idle = (self.carried.idle + 1) % IDLE_LOOKS;
+            if self.carried.idle != 0 {
+                return false;
+            }
+        }
+        let mut events = std::mem::take(&mut self.carried.events);
+        if let Some(carrier) = &mut self.carried.carrier {
+            carrier.poll(&mut events);
+        }
+        let moved = !events.is_empty();
+        for event in events.drain(..) {
+            if let Err(error) = self.deliver_carried(event) {
+                tracing::warn!(%error, "a message from another host was lost");
+            }
+        }
+        self.carried.events = events;
+        moved
+    }
+
+    fn deliver_carried(&mut self, event: CarrierEvent) -> Result<(), Error> {
+        match event {
+            CarrierEvent::Arrived { peer, envelope, bytes } => {
+                let index = self.place_of_carried(peer)?;
+                self.deliver_whole(index, envelope, bytes);
+            }
+            CarrierEvent::Announced { peer, envelope, length, ticket } => {
+                let index = self.place_of_carried(peer)?;
+                match self.met(index, &envelope, length) {
+                    Some(number) => self.meet_carried(number, index, envelope, length, ticket),
+                    None => {
+                        let _ = self.keep(index, envelope, Kept::Elsewhere { length, ticket });
+                    }
+                }
+            }
+            CarrierEvent::Sent { number, outcome } => {
+                let number = Number(number);
+                let Some(sending) = self.operations.sending(number) else { return Ok(()) };
+                let (peer, tag, length) = (sending.peer, sending.envelope.tag, sending.length);
+                let outcome = outcome.map(|()| self.received(peer, tag, length));
+                self.operations.finish(number, outcome);
+            }
+            CarrierEvent::Fetched { number, outcome } => match outcome {
+                Ok(()) => self.complete_receive(Number(number)),
+                Err(error) => self.operations.finish(Number(number), Err(error)),
+            },
+            CarrierEvent::Gone { peer } => {
+                if let Some(index) = self.carried.places.get(&peer) {
+                    self.lose_carried(*index);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn deliver_whole(&mut self, peer: usize, envelope: Envelope, bytes: Vec<u8>) {
+        let length = bytes.len();
+        let Some(number) = self.met(peer, &envelope, length as u64) else {
+            let _ = self.keep(peer, envelope, Kept::Here { arrived: length, bytes });
+            return;
+        };
+        if let Some(receiving) = self.operations.receiving(number) {
+            receiving.meet(peer, envelope, length as u64);
+            let fits = receiving.accepted() as usize;
+            // SAFETY: the operation is under way, so its owner vouches for the pieces, and no more
+            // is written than they hold; the bytes are this side's own.
+            unsafe { scatter(receiving.pieces.as_slice(), 0, bytes.as_ptr(), fits) };
+            self.complete_receive(number);
+        }
+        self.tell_carrier(peer, length);
+    }
+
+    /// A peer on another host is gone, and the carrier touches none of its messages any more.
+    fn lose_carried(&mut self, peer: usize) {
+        let error = Error::PeerGone(Gone::Ended);
+        self.peers[peer].gone = Some(Gone::Ended);
+        let belongs = |deed: &Deed| match deed {
+            Deed::Send(sending) => sending.peer == peer,
+            Deed::Receive(receiving) => {
+                receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
+            }
+            Deed::Access | Deed::Several(_) => false,
+        };
+        let mut ended = self.operations.numbers(belongs);
+        ended.extend(self.matching.unpost_source(peer));
+        for number in ended {
+            self.operations.finish(number, Err(error.clone()));
+        }
+        self.forget_incomplete(peer);
+    }
+}

@@ -1,0 +1,317 @@
+//! Peers that were asked for by name before anybody spoke. They are connected when the first message
+//! to them needs it, and nobody waits for that: what is sent meanwhile is kept in order.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use memferry_sys::clock;
+
+use super::operations::Deed;
+use super::submit::Begun;
+use super::{Peer, PeerSlot, State};
+use crate::connect::{Answer, Connecting, parse_name};
+use crate::connection::Wire;
+use crate::envelope::Envelope;
+use crate::error::{ConnectError, Error, Gone, ValidationError};
+use crate::pieces::Piece;
+use crate::plan::PathKind;
+use crate::report::Ending;
+use crate::wire::{Number, inline_limit};
+
+/// How long the other's call may take after both have called at once.
+const CROSSED_NS: u64 = 1_000_000_000;
+
+/// A peer that is known by its name.
+#[derive(Debug)]
+pub(super) struct Known {
+    name: String,
+    /// How often it was asked for.
+    uses: usize,
+    call: Call,
+    /// Sends that wait for the connection, in order.
+    waiting: VecDeque<Number>,
+}
+
+/// How far the connection is that this side asked for.
+#[derive(Debug)]
+enum Call {
+    /// Nobody needs it yet.
+    NotNeeded,
+    /// There was no place in the peer's queue: to be tried again.
+    Delayed,
+    /// The hello is sent.
+    Calling(Connecting),
+    /// Both have called at once, and the other's call counts.
+    Crossed { since_ns: u64 },
+}
+
+impl Call {
+    fn is_under_way(&self) -> bool {
+        !matches!(self, Self::NotNeeded)
+    }
+}
+
+impl PeerSlot {
+    /// Takes a send back that waits for the connection. Returns whether it did.
+    pub(super) fn stop_waiting(&mut self, number: Number) -> bool {
+        let Some(known) = &mut self.known else { return false };
+        let before = known.waiting.len();
+        known.waiting.retain(|waiting| *waiting != number);
+        known.waiting.len() != before
+    }
+
+    /// Whether it is known and not yet connected, but may be.
+    fn is_stranger(&self) -> bool {
+        self.known.is_some() && self.connection.is_none() && self.gone.is_none()
+    }
+
+    /// Whether a process of this host, other than the one of the name `own`, may be there.
+    pub(super) fn is_neighbour(&self, own: &str) -> bool {
+        match (&self.connection, &self.known) {
+            (Some(connection), _) => !connection.wire.is_self(),
+            (None, Some(known)) => self.gone.is_none() && known.name != own,
+            (None, None) => false,
+        }
+    }
+}
+
+impl State {
+    /// A peer by its name, in a place of its own.
+    pub(crate) fn know(&mut self, name: &str) -> Result<Peer, Error> {
+        if self.closed {
+            return Err(Error::Closed);
+        }
+        parse_name(name)?;
+        if let Some(index) = self.place_of(name) {
+            self.peers[index].known.as_mut().expect("it is known").uses += 1;
+            return Ok(self.peer(index));
+        }
+        let index = match self.find_name_ever(name) {
+            Some(peer) => peer.index,
+            None => self.make_place()?,
+        };
+        let (name, uses) = (name.to_owned(), 1);
+        let known = Known { name, uses, call: Call::NotNeeded, waiting: VecDeque::new() };
+        self.peers[index].known = Some(Box::new(known));
+        self.count_processes();
+        Ok(self.peer(index))
+    }
+
+    /// A place for a peer that has no connection yet.
+    pub(super) fn make_place(&mut self) -> Result<usize, ConnectError> {
+        let index = self.free_slot().ok_or(ConnectError::TooManyPeers(self.peers.len()))?;
+        if index == self.peers.len() {
+            self.peers.push(PeerSlot::default());
+        }
+        let slot = &mut self.peers[index];
+        slot.generation = slot.generation.wrapping_add(1);
+        (slot.gone, slot.last) = (None, None);
+        Ok(index)
+    }
+
+    /// The place of a known name.
+    pub(super) fn place_of(&self, name: &str) -> Option<usize> {
+        let has_name = |slot: &PeerSlot| slot.known.as_ref().is_some_and(|k| k.name == name);
+        self.peers.iter().position(has_name)
+    }
+
+    /// Nobody needs a known peer any more, as often as it was asked for. A connection stays.
+    pub(crate) fn forget(&mut self, peer: Peer) {
+        let Ok(index) = self.find(peer) else { return };
+        let Some(known) = &mut self.peers[index].known else { return };
+        known.uses -= 1;
+        if known.uses == 0 {
+            self.give_up(index, &Error::PeerGone(Gone::Closed));
+            self.peers[index].known = None;
+            self.count_processes();
+        }
+    }
+
+    /// Whether something can still be sent to a peer, or come from it.
+    pub(super) fn is_reachable(&self, peer: usize) -> bool {
+        let slot = &self.peers[peer];
+        let is_expected = slot.known.is_some() || slot.carried.is_some();
+        slot.connection.is_some() || (is_expected && slot.gone.is_none())
+    }
+
+    /// A send to a peer that has no connection: it goes with the carrier, or waits until there is one.
+    #[cold]
+    pub(super) fn send_unconnected(
+        &mut self,
+        peer: usize,
+        envelope: Envelope,
+        pieces: &[Piece],
+        length: u64,
+        ending: Option<Ending>,
+    ) -> Result<Begun, Error> {
+        if !self.is_reachable(peer) {
+            return Err(self.gone(peer));
+        }
+        if !self.operations.has_room() {
+            return Err(ValidationError::TooManyOperations(self.operations.count()).into());
+        }
+        if let Some(number) = self.peers[peer].carried {
+            return Ok(self.send_carried(peer, number, envelope, pieces, length, ending));
+        }
+        let path = match length {
+            _ if ending.is_some_and(|ending| ending.delivered) => PathKind::Single,
+            _ if length <= inline_limit(&envelope) as u64 => PathKind::Inline,
+            _ if length <= self.eager_limits[0] => PathKind::Eager,
+            _ => PathKind::Single,
+        };
+        let sending = self.sending(peer, envelope, pieces, length, path);
+        let number = self.operations.insert(Deed::Send(sending), ending);
+        self.peers[peer].known.as_mut().expect("it is known").waiting.push_back(number);
+        self.call(peer);
+        Ok(Begun::Underway(number))
+    }
+
+    /// Whether a peer is connected; calls it if it is not.
+    pub(crate) fn reach_out(&mut self, peer: Peer) -> Result<bool, Error> {
+        let index = self.find(peer)?;
+        if self.peers[index].connection.is_some() {
+            return Ok(true);
+        }
+        if !self.is_reachable(index) || self.peers[index].carried.is_some() {
+            return Err(self.gone(index));
+        }
+        self.call(index);
+        Ok(self.peers[index].connection.is_some())
+    }
+
+    /// Calls a known peer if nobody does.
+    fn call(&mut self, peer: usize) {
+        let known = self.peers[peer].known.as_ref().expect("the caller knows it");
+        if known.call.is_under_way() {
+            return;
+        }
+        let name = known.name.clone();
+        if name == self.name {
+            match Wire::to_self(self.identity, name) {
+                Ok(wire) => drop(self.add_wire(wire)),
+                Err(error) => {
+                    let error = ConnectError::system("making shared memory")(error);
+                    self.give_up(peer, &error.into());
+                }
+            }
+            return;
+        }
+        self.dialing.push(name);
+        self.calls += 1;
+        self.dial(peer);
+    }
+
+    fn dial(&mut self, peer: usize) {
+        let known = self.peers[peer].known.as_ref().expect("the caller knows it");
+        let started = parse_name(&known.name).map_err(Error::from).and_then(|name| {
+            let board = self.board().map_err(ConnectError::system("making shared memory"))?;
+            let (own, allowed) = (&self.name, &self.settings.allowed);
+            let (identity, board) = (self.identity, board.as_fd());
+            Ok(Connecting::start(&name, identity, own, board, allowed, Duration::ZERO)?)
+        });
+        let known = self.peers[peer].known.as_mut().expect("it was there above");
+        match started {
+            Ok(connecting) => {
+                if let Some(readiness) = &self.readiness {
+                    let _ = readiness.add(connecting.as_fd(), false);
+                }
+                known.call = Call::Calling(connecting.with_endless_patience());
+            }
+            Err(Error::Connect(ConnectError::NoAnswer { .. })) => known.call = Call::Delayed,
+            Err(error) => self.call_failed(peer, &error),
+        }
+    }
+
+    /// Looks how far the calls are. Returns whether any came to an end.
+    #[cold]
+    pub(super) fn look_at_calls(&mut self) -> bool {
+        let before = self.calls;
+        for peer in 0..self.peers.len() {
+            let Some(known) = &mut self.peers[peer].known else { continue };
+            match std::mem::replace(&mut known.call, Call::Delayed) {
+                Call::NotNeeded => known.call = Call::NotNeeded,
+                Call::Delayed => self.dial(peer),
+                Call::Crossed { since_ns } if clock::now_ns() - since_ns < CROSSED_NS => {
+                    known.call = Call::Crossed { since_ns };
+                }
+                // Its call has not come: it may have ended meanwhile, and calling again tells.
+                Call::Crossed { .. } => self.dial(peer),
+                Call::Calling(connecting) => {
+                    let mut waiting = Some(connecting);
+                    match Connecting::look(&mut waiting) {
+                        Ok(Answer::Here(met)) => drop(self.add(*met)),
+                        Ok(Answer::Crossed(_)) => {
+                            known.call = Call::Crossed { since_ns: clock::now_ns() };
+                        }
+                        Ok(Answer::NotYet) => {
+                            known.call = Call::Calling(waiting.expect("it waits"));
+                        }
+                        Err(error) => self.call_failed(peer, &error.into()),
+                    }
+                }
+            }
+        }
+        self.calls != before
+    }
+
+    /// Nobody answers there, and nobody will.
+    fn call_failed(&mut self, peer: usize, error: &Error) {
+        tracing::debug!(peer, %error, "a peer cannot be reached");
+        let error = match error {
+            Error::Connect(ConnectError::NobodyListens(_)) => Error::PeerGone(Gone::Ended),
+            error => error.clone(),
+        };
+        self.end_call(peer);
+        self.peers[peer].gone = Some(Gone::Ended);
+        self.give_up(peer, &error);
+        for number in self.matching.unpost_source(peer) {
+            self.operations.finish(number, Err(error.clone()));
+        }
+        self.count_processes();
+    }
+
+    /// Ends all sends that wait for a connection.
+    fn give_up(&mut self, peer: usize, error: &Error) {
+        self.end_call(peer);
+        let Some(known) = &mut self.peers[peer].known else { return };
+        for number in std::mem::take(&mut known.waiting) {
+            self.operations.finish(number, Err(error.clone()));
+        }
+    }
+
+    /// A call is over, one way or the other.
+    fn end_call(&mut self, peer: usize) {
+        let Some(known) = &mut self.peers[peer].known else { return };
+        if std::mem::replace(&mut known.call, Call::NotNeeded).is_under_way() {
+            self.calls -= 1;
+            let name = &known.name;
+            self.dialing.retain(|dialed| dialed != name);
+        }
+    }
+
+    /// A known peer is connected: what waits can go.
+    pub(super) fn begin_known(&mut self, peer: usize) {
+        self.end_call(peer);
+        let Some(known) = &mut self.peers[peer].known else { return };
+        let waiting = std::mem::take(&mut known.waiting);
+        if !waiting.is_empty() {
+            self.connection(peer).outbox = waiting;
+            self.progress_peer(peer, super::progress::Work::Notes);
+        }
+    }
+
+    /// The sockets of calls, to be watched.
+    pub(super) fn call_sockets(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let known = self.peers.iter().filter_map(|slot| slot.known.as_ref());
+        known.filter_map(|known| match &known.call {
+            Call::Calling(connecting) => Some(connecting.as_fd()),
+            _ => None,
+        })
+    }
+
+    /// Known peers that nobody has called yet.
+    pub(super) fn count_strangers(&self) -> usize {
+        self.peers.iter().filter(|slot| slot.is_stranger()).count()
+    }
+}
