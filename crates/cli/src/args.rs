@@ -263,15 +263,15 @@ mod tests {
 
     #[test]
     fn the_words_of_mpirun_are_passed_on_as_they_are() {
-        let words = ["memferry", "mpirun", "--mpi", "/opt/mpi", "-n", "4", "./a", "--mpi", "--json"];
+        let words =
+            ["memferry", "mpirun", "--mpi", "/opt/mpi", "-n", "4", "./a", "--mpi", "--json"];
         let Task::Mpirun(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("not mpirun")
         };
         assert_eq!(args.mpi.as_deref(), Some("/opt/mpi".as_ref()));
         assert_eq!(args.words, ["-n", "4", "./a", "--mpi", "--json"]);
-        let Task::Mpirun(args) = Cli::try_parse_from(["memferry", "mpirun", "--oversubscribe"])
-            .unwrap()
-            .command
+        let Task::Mpirun(args) =
+            Cli::try_parse_from(["memferry", "mpirun", "--oversubscribe"]).unwrap().command
         else {
             panic!("not mpirun")
         };

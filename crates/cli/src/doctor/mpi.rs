@@ -62,7 +62,8 @@ fn an_mpi(launcher: &Launcher) -> Check {
         }
         Fabric::No(reason) => {
             let detail = format!("{place} {reason}: it cannot run over Memferry");
-            Check::new(name, Status::Warn, detail).cure("apt install openmpi-bin, or pip install mpich")
+            Check::new(name, Status::Warn, detail)
+                .cure("apt install openmpi-bin, or pip install mpich")
         }
     }
 }

@@ -137,9 +137,10 @@ impl Launcher {
 /// MPICH says what it was configured with. From version 4 on, libfabric is there unless another
 /// device was asked for.
 fn fabric_of_mpich(text: &str) -> Fabric {
-    let device = text.split("--with-device=").nth(1).and_then(|rest| {
-        rest.split(|c: char| c.is_whitespace() || c == '\'' || c == '"').next()
-    });
+    let device = text
+        .split("--with-device=")
+        .nth(1)
+        .and_then(|rest| rest.split(|c: char| c.is_whitespace() || c == '\'' || c == '"').next());
     match device {
         None => Fabric::Unknown,
         Some(device) if device.contains("ofi") => Fabric::Yes,
@@ -273,7 +274,8 @@ mod tests {
 
     #[test]
     fn a_word_names_a_launcher_or_a_program() {
-        for word in ["mpirun", "/opt/my mpi/bin/mpiexec", "mpirun.openmpi", "mpiexec-5", "prterun"] {
+        for word in ["mpirun", "/opt/my mpi/bin/mpiexec", "mpirun.openmpi", "mpiexec-5", "prterun"]
+        {
             assert!(names_launcher(OsStr::new(word)), "{word}");
         }
         for word in ["./a.out", "-n", "/bin/sh", "mpirunner", "", "/"] {

@@ -192,9 +192,9 @@ fn question(library: &Path, lines: &mut Vec<String>) -> anyhow::Result<()> {
 fn symbol(handle: *mut c_void, name: &CStr) -> anyhow::Result<*mut c_void> {
     // SAFETY: the handle is of a library that stays loaded.
     let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
-    (!found.is_null())
-        .then_some(found)
-        .with_context(|| format!("the library has no {}: it is not libfabric", name.display()))
+    (!found.is_null()).then_some(found).with_context(|| {
+        format!("the library has no {}: it is not libfabric", name.to_string_lossy())
+    })
 }
 
 fn last_error() -> String {

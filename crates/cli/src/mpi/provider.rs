@@ -29,9 +29,8 @@ pub(crate) fn find() -> anyhow::Result<PathBuf> {
 
 /// In the folder that was set, if one was; else beside the program or where it is installed.
 fn find_in(set: Option<&Path>, program: &Path) -> anyhow::Result<PathBuf> {
-    let inside = |folder: &Path| {
-        FILES.iter().map(|file| folder.join(file)).find(|path| path.is_file())
-    };
+    let inside =
+        |folder: &Path| FILES.iter().map(|file| folder.join(file)).find(|path| path.is_file());
     let absolute = |path: PathBuf| path.canonicalize().unwrap_or(path);
     if let Some(folder) = set {
         return inside(folder).map(absolute).with_context(|| {

@@ -13,11 +13,7 @@ pub(crate) const PROVIDER_PATH: &str = "FI_PROVIDER_PATH";
 pub(crate) type Variable = (&'static str, OsString);
 
 /// The variables for a family. `already` is what `FI_PROVIDER_PATH` is set to.
-pub(crate) fn for_family(
-    family: Family,
-    folder: &Path,
-    already: Option<&OsStr>,
-) -> Vec<Variable> {
+pub(crate) fn for_family(family: Family, folder: &Path, already: Option<&OsStr>) -> Vec<Variable> {
     let path = (PROVIDER_PATH, with_folder(already, folder));
     let plain: &[(&str, &str)] = match family {
         Family::OpenMpi => &[
