@@ -56,6 +56,8 @@ pub(crate) enum Task {
     FabricProbe {
         /// The library
         library: PathBuf,
+        /// The file of the provider
+        provider: PathBuf,
     },
     /// The part of `memferry bench devices` inside the virtual machine
     #[command(hide = true)]

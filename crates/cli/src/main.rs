@@ -44,7 +44,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Task::Replay(args) => replay::run(&args.file, args.json),
         Task::Mpirun(args) => mpi::command::mpirun(&args),
         Task::Env(args) => mpi::command::env(&args),
-        Task::FabricProbe { library } => mpi::probe::run(&library),
+        Task::FabricProbe { library, provider } => mpi::probe::run(&library, &provider),
         Task::Partner { name } => doctor::partner::run(&name),
         Task::DeviceGuest { quick } => bench::devices::guest::run(quick),
         Task::Worker(args) => bench::group::worker::run(&args),

@@ -23,9 +23,8 @@ pub(super) fn checks(reach: Option<&Check>) -> Vec<Check> {
     }
     match &provider {
         Ok(file) => {
-            let folder = file.parent().unwrap_or(Path::new("/"));
             for (library, users) in libraries(&launchers) {
-                checks.push(loaded(&library, &users, file, probe::ask(&library, folder)));
+                checks.push(loaded(&library, &users, file, probe::ask(&library, file)));
             }
         }
         Err(reason) => checks.push(no_provider(reason)),

@@ -30,24 +30,25 @@ pub(crate) struct Answer {
     pub(crate) provider: Result<String, String>,
 }
 
-/// Asks a libfabric whether it loads the provider in `folder`, and whether that answers.
-pub(crate) fn ask(library: &Path, folder: &Path) -> Answer {
-    let quiet = Answer::read(run_child(library, folder, false));
+/// Asks a libfabric whether it loads a provider, and whether that answers.
+pub(crate) fn ask(library: &Path, provider: &Path) -> Answer {
+    let quiet = Answer::read(run_child(library, provider, false));
     if quiet.provider.is_ok() {
         return quiet;
     }
     // Once more with everything that libfabric has to say, to learn the reason.
-    let loud = run_child(library, folder, true);
-    match loud.as_deref().ok().and_then(reason_in) {
+    let loud = run_child(library, provider, true);
+    match loud.as_deref().ok().and_then(reason_in).filter(|_| quiet.libfabric.is_some()) {
         Some(reason) => Answer { provider: Err(reason), ..quiet },
         None => quiet,
     }
 }
 
-fn run_child(library: &Path, folder: &Path, loud: bool) -> Result<String, String> {
+fn run_child(library: &Path, provider: &Path, loud: bool) -> Result<String, String> {
     let program = std::env::current_exe().map_err(|error| error.to_string())?;
+    let folder = provider.parent().unwrap_or(Path::new("/"));
     let mut command = Command::new(program);
-    command.arg("fabric-probe").arg(library).env(PROVIDER_PATH, folder);
+    command.arg("fabric-probe").args([library, provider]).env(PROVIDER_PATH, folder);
     command.env_remove("FI_PROVIDER").env_remove("FI_LOG_LEVEL");
     if loud {
         command.env("FI_LOG_LEVEL", "debug");
@@ -77,8 +78,8 @@ impl Answer {
 
 /// The line of libfabric's log that says what is wrong with the provider.
 fn reason_in(log: &str) -> Option<String> {
-    const TROUBLE: [&str; 8] =
-        ["dlopen", "dlsym", "fail", "error", "cannot", "disabled", "skipping", "returned -"];
+    const TROUBLE: [&str; 7] =
+        ["dlopen", "dlsym", "fail", "error", "cannot", "disabled", "returned -"];
     let telling = |line: &&str| {
         line.contains("memferry")
             && !line.starts_with(MARK)
@@ -90,10 +91,14 @@ fn reason_in(log: &str) -> Option<String> {
 }
 
 /// The child: loads a libfabric, asks it, and says what it answered.
-pub(crate) fn run(library: &Path) -> anyhow::Result<()> {
+pub(crate) fn run(library: &Path, provider: &Path) -> anyhow::Result<()> {
     let mut lines = Vec::new();
     if let Err(error) = question(library, &mut lines) {
         lines.push(format!("{error:#}"));
+        // Some versions of libfabric never say why a provider could not be loaded.
+        let loaded = lines[0].starts_with(VERSION);
+        let tried = loaded.then(|| load(provider).and_then(|it| symbol(it, c"fi_prov_ini")));
+        lines.extend(tried.and_then(Result::err).map(|error| format!("{error:#}")));
     }
     let lines = lines.into_iter().map(|line| format!("{MARK}{line}\n"));
     Ok(show::print(&lines.collect::<String>())?)
@@ -149,12 +154,7 @@ type FiGetinfo = unsafe extern "C" fn(
 ) -> c_int;
 
 fn question(library: &Path, lines: &mut Vec<String>) -> anyhow::Result<()> {
-    let name = CString::new(library.as_os_str().as_bytes())?;
-    // SAFETY: loading a library runs its initialisers; this process exists for nothing else.
-    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
-    if handle.is_null() {
-        bail!("{} cannot be loaded: {}", library.display(), last_error());
-    }
+    let handle = load(library)?;
     // SAFETY: the functions have had these signatures since the first version of the library.
     unsafe {
         let fi_version: FiVersion = std::mem::transmute(symbol(handle, c"fi_version")?);
@@ -189,11 +189,21 @@ fn question(library: &Path, lines: &mut Vec<String>) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn load(library: &Path) -> anyhow::Result<*mut c_void> {
+    let name = CString::new(library.as_os_str().as_bytes())?;
+    // SAFETY: loading a library runs its initialisers; this process exists for nothing else.
+    let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
+    if handle.is_null() {
+        bail!("{} cannot be loaded: {}", library.display(), last_error());
+    }
+    Ok(handle)
+}
+
 fn symbol(handle: *mut c_void, name: &CStr) -> anyhow::Result<*mut c_void> {
     // SAFETY: the handle is of a library that stays loaded.
     let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
     (!found.is_null()).then_some(found).with_context(|| {
-        format!("the library has no {}: it is not libfabric", name.to_string_lossy())
+        format!("the library has no {}: it is another one", name.to_string_lossy())
     })
 }
 
@@ -238,7 +248,7 @@ mod tests {
                    memferry-probe: fi_getinfo finds no provider memferry: No data available\n";
         let reason = reason_in(log).unwrap();
         assert_eq!(reason, "dlopen(/x/libmemferry_fi.so): undefined symbol: nothing");
-        assert_eq!(reason_in("libfabric: all is well with tcp"), None);
+        assert_eq!(reason_in("<info> Requesting provider memferry, skipping tcp"), None);
     }
 
     #[test]
