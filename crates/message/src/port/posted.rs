@@ -21,6 +21,9 @@ const ASKED_IN_VAIN: u32 = 16;
 /// How long it sleeps then, if nothing comes.
 const NAP: Duration = Duration::from_millis(1);
 
+/// Longer messages are never injected without a copy.
+const INJECTED_BYTES: u64 = 16 << 10;
+
 /// Questions in vain between two looks after the peers.
 const QUESTIONS: u32 = 16;
 
@@ -197,7 +200,7 @@ impl State {
         }
         let length = piece.length as u64;
         // SAFETY: passed on.
-        match unsafe { self.send_now(peer, envelope, &[piece], length, u64::MAX) } {
+        match unsafe { self.send_now(peer, envelope, &[piece], length, INJECTED_BYTES) } {
             Ok(is_over) => Ok(is_over),
             Err(Nonsense(what)) => {
                 self.lose(peer, Gone::Misbehaved(what));
