@@ -142,20 +142,16 @@ fn addresses(
         ),
         None => (None, None),
     };
-    if node.is_none() && service.is_none() {
-        return Ok((source, target));
-    }
     if node.is_some_and(|node| !is_this_host(node)) {
         return Err(Code(FI_ENODATA));
     }
     let named = service.map(|service| Address::here(LocalId::of_service(service)));
     if flags & FI_SOURCE != 0 {
-        source = named.or(source).or_else(|| Some(Address::here(LocalId::random())));
+        source = named.or(source);
     } else {
         target = named.or(target);
-        source = source.or_else(|| Some(Address::here(LocalId::random())));
     }
-    Ok((source, target))
+    Ok((source.or_else(|| Some(Address::here(LocalId::random()))), target))
 }
 
 /// The bytes of an address in memory of C's.

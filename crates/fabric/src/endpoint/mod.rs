@@ -89,8 +89,7 @@ impl Endpoint {
         if needed.iter().any(|(cap, bound)| common.caps & cap != 0 && bound.is_unbound()) {
             return Err(Code(FI_ENOCQ));
         }
-        let name = common.address.lock().unwrap().get().id.listening_name();
-        let messages = station::open_messages(&name, common.domain.moves_by_itself())?;
+        let messages = self.open_messages()?;
         let is_directed = common.caps & FI_DIRECTED_RECV != 0;
         let station = Arc::new(Station::new(messages, vector, &bindings, is_directed));
         station.attach()?;
@@ -99,6 +98,21 @@ impl Endpoint {
         }
         let _ = self.station.set(station);
         Ok(())
+    }
+
+    /// Opens the Memferry endpoint, under another address if a process of this host has the one that
+    /// was asked for.
+    fn open_messages(&self) -> Result<memferry_message::Endpoint> {
+        let moves_by_itself = self.common.domain.moves_by_itself();
+        let mut own = self.common.address.lock().unwrap();
+        let name = own.get().id.listening_name();
+        match station::open_messages(&name, moves_by_itself) {
+            Err(Code(FI_EADDRINUSE)) if !own.is_fixed() => {
+                *own = OwnAddress::new()?;
+                station::open_messages(&own.get().id.listening_name(), moves_by_itself)
+            }
+            outcome => outcome,
+        }
     }
 
     /// # Safety

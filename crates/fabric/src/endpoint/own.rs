@@ -1,5 +1,6 @@
-//! The addresses of this process's endpoints. Programs open several endpoints from one info, of which
-//! one can have the address that was asked for; the others get addresses of their own.
+//! The addresses of this process's endpoints. Programs open several endpoints from one info, and ask in
+//! several processes of a host for the same service: one endpoint can have the address that was asked
+//! for, the others get addresses of their own.
 
 use std::collections::HashSet;
 use std::sync::{LazyLock, Mutex};
@@ -12,16 +13,18 @@ static TAKEN: LazyLock<Mutex<HashSet<LocalId>>> = LazyLock::new(Mutex::default);
 
 /// An address that no other endpoint of this process has.
 #[derive(Debug)]
-pub(super) struct OwnAddress(Address);
+pub(super) struct OwnAddress {
+    address: Address,
+    /// No other will do: the program has given it, and may have told others.
+    is_fixed: bool,
+}
 
 impl OwnAddress {
     /// The one that is wanted if it is free, else a new one.
     pub(super) fn take(wanted: Option<Address>) -> Result<Self> {
         match wanted.map(Self::exactly) {
-            Some(Err(Code(FI_EADDRINUSE))) | None => {
-                Self::exactly(Address::here(LocalId::random()))
-            }
-            Some(outcome) => outcome,
+            Some(Err(Code(FI_EADDRINUSE))) | None => Self::new(),
+            Some(outcome) => outcome.map(Self::replaceable),
         }
     }
 
@@ -31,18 +34,36 @@ impl OwnAddress {
             return Err(Code(FI_EADDRNOTAVAIL));
         }
         let is_free = TAKEN.lock().unwrap().insert(wanted.id);
-        if is_free { Ok(Self(wanted)) } else { Err(Code(FI_EADDRINUSE)) }
+        if is_free {
+            Ok(Self { address: wanted, is_fixed: true })
+        } else {
+            Err(Code(FI_EADDRINUSE))
+        }
+    }
+
+    /// One that nobody else has.
+    pub(super) fn new() -> Result<Self> {
+        Self::exactly(Address::here(LocalId::random()))
     }
 
     pub(super) fn get(&self) -> Address {
-        self.0
+        self.address
+    }
+
+    fn replaceable(mut self) -> Self {
+        self.is_fixed = false;
+        self
+    }
+
+    pub(super) fn is_fixed(&self) -> bool {
+        self.is_fixed
     }
 }
 
 impl Drop for OwnAddress {
     fn drop(&mut self) {
         if let Ok(mut taken) = TAKEN.lock() {
-            taken.remove(&self.0.id);
+            taken.remove(&self.address.id);
         }
     }
 }
