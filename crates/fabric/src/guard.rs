@@ -74,6 +74,9 @@ impl From<&Error> for Code {
             Error::Cancelled => FI_ECANCELED,
             Error::Closed => FI_ESHUTDOWN,
             Error::BadMemory(_) => FI_EFAULT,
+            Error::Withdrawn => FI_ENOKEY,
+            Error::NotPermitted { .. } => FI_EACCES,
+            Error::Unreachable(_) => FI_EPERM,
             Error::Forked => FI_EOPBADSTATE,
             _ => FI_EOTHER,
         })

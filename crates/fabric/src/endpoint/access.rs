@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use memferry_message::{Ending, Piece, RemoteWindow, Report, ReportKind};
+use memferry_message::{Ending, Piece, Report, ReportKind};
 
 use super::Endpoint;
 use super::marked::{Marked, is_mark};
@@ -129,17 +129,16 @@ impl Endpoint {
     ) -> Result<Option<Report>> {
         let peer = station.peer(place.peer)?;
         let is_virtual = self.common.domain.has_virtual_addresses();
-        station.with_window(peer, place.key, |window: &RemoteWindow| {
-            let start = if is_virtual { window.address() } else { 0 };
-            let offset = place.address.wrapping_sub(start);
-            // SAFETY: passed on.
-            unsafe {
-                match way {
-                    Way::Read => window.post_get(offset, piece.address, piece.length, ending),
-                    Way::Write => window.post_put(offset, piece.address, piece.length, ending),
-                }
+        let window = station.window(peer, place.key)?;
+        let start = if is_virtual { window.address() } else { 0 };
+        let offset = place.address.wrapping_sub(start);
+        // SAFETY: passed on.
+        Ok(unsafe {
+            match way {
+                Way::Read => window.post_get(offset, piece.address, piece.length, ending),
+                Way::Write => window.post_put(offset, piece.address, piece.length, ending),
             }
-        })
+        }?)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use memferry_message::{Error, Peer, RawMemory, RemoteWindow, Window};
+use memferry_message::{Peer, RawMemory, RemoteWindow, Window};
 
 use super::Station;
 use crate::abi::*;
@@ -39,36 +39,24 @@ impl Station {
         drop(window);
     }
 
-    /// Lets `access` use the window of a peer that has a key. A window that was withdrawn meanwhile is
-    /// looked for once more: its owner may have given the key to other memory.
-    pub(super) fn with_window<T>(
-        &self,
-        peer: Peer,
-        key: u64,
-        access: impl Fn(&RemoteWindow) -> std::result::Result<T, Error>,
-    ) -> Result<T> {
+    /// The window of a peer that has a key. One that was withdrawn meanwhile is looked for once more:
+    /// its owner may have given the key to other memory.
+    pub(super) fn window(&self, peer: Peer, key: u64) -> Result<RemoteWindow> {
         let known = self.windows.attached.lock().unwrap().get(&(peer, key)).cloned();
-        if let Some(window) = known {
-            match access(&window) {
-                Err(Error::Withdrawn) => {}
-                outcome => return Ok(outcome?),
-            }
+        if let Some(window) = known.filter(RemoteWindow::is_open) {
+            return Ok(window);
         }
         if !self.messages.is_connected(peer)? {
             // Moved on here as well: a program may only try again.
             self.messages.progress();
             return Err(Code(FI_EAGAIN));
         }
-        let window = self.messages.attach_key(peer, key).map_err(|error| match error {
-            Error::Withdrawn => Code(FI_ENOKEY),
-            error => Code::from(&error),
-        })?;
+        let window = self.messages.attach_key(peer, key)?;
         let mut attached = self.windows.attached.lock().unwrap();
         if attached.len() >= MOST_ATTACHED {
             attached.clear();
         }
         attached.insert((peer, key), window.clone());
-        drop(attached);
-        Ok(access(&window)?)
+        Ok(window)
     }
 }

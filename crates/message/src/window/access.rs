@@ -109,6 +109,11 @@ impl RemoteWindow {
         self.entry.address
     }
 
+    /// Whether its owner has not withdrawn it, as far as can be said from here.
+    pub fn is_open(&self) -> bool {
+        self.memory.board.read(self.name).is_some()
+    }
+
     /// What may be done with it.
     pub fn rights(&self) -> Rights {
         self.entry.rights
