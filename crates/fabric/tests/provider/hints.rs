@@ -68,7 +68,7 @@ fn threading_progress_and_vectors_are_as_asked() {
 fn what_is_not_there_is_not_offered() {
     type Change = fn(&mut Parts<'_>);
     let changes: [(&str, Change); 16] = [
-        ("remote memory", |parts| parts.info.caps = FI_RMA),
+        ("groups", |parts| parts.info.caps = FI_MSG | FI_MULTICAST),
         ("atomics", |parts| parts.info.caps = FI_MSG | FI_ATOMIC),
         ("memory of devices", |parts| parts.info.caps = FI_MSG | FI_HMEM),
         ("connections", |parts| parts.ep.r#type = FI_EP_MSG),

@@ -192,7 +192,7 @@ fn registered_memory_has_the_key_that_was_asked_for_once() {
             regv(fid, iov.as_ptr(), count, FI_SEND, 0, 0xc0de, 0, &raw mut mr, null_mut())
         }
     };
-    assert_eq!((regv(0), regv(17), regv(2)), (-FI_EINVAL, -FI_EINVAL, 0));
+    assert_eq!((regv(0), regv(17), regv(1)), (-FI_EINVAL, -FI_EINVAL, 0));
     assert_eq!(close(mr.cast()), 0);
 }
 
@@ -204,9 +204,6 @@ fn what_is_not_offered_says_so() {
     unsafe {
         assert_eq!(((*(*side.ep).atomic).write)(), -(FI_ENOSYS as isize));
         assert_eq!(((*(*side.ep).collective).barrier)(), -(FI_ENOSYS as isize));
-        let read = (*(*side.ep).rma).read;
-        let read = read(side.ep, null_mut(), 0, null_mut(), 0, 0, 0, null_mut());
-        assert_eq!(read, -(FI_ENOSYS as isize));
         assert_eq!((*(*side.ep).rma).size, size_of::<OpsRma>());
         assert_eq!((*(*side.ep).atomic).size, size_of::<OpsAtomic>());
         assert_eq!((*(*side.ep).collective).size, size_of::<OpsCollective>());
