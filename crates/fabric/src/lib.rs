@@ -3,3 +3,6 @@
 
 #[doc(hidden)]
 pub mod abi;
+
+#[allow(dead_code, reason = "the endpoint is not here yet")]
+mod remote;
