@@ -266,7 +266,7 @@ impl Endpoint {
         buffer: B,
         rights: Rights,
     ) -> Result<Window<B>, Failed<B>> {
-        self.port().expose(buffer, rights)
+        self.port().expose(buffer, rights, None)
     }
 
     /// Exposes raw memory.
@@ -282,7 +282,7 @@ impl Endpoint {
     ) -> Result<Window<RawMemory>, Error> {
         // SAFETY: passed on.
         let memory = unsafe { RawMemory::new(address, length) };
-        self.port().expose(memory, rights).map_err(|failed| failed.error)
+        self.port().expose(memory, rights, None).map_err(|failed| failed.error)
     }
 
     /// Attaches a window that a peer has exposed. Connected peers alone can; putting and getting

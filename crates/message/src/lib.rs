@@ -52,4 +52,4 @@ pub use pieces::{MOST_PIECES, Piece, Pieces};
 pub use port::{Peer, Received, offload_by};
 pub use region::ShareableBuffer;
 pub use report::{Ending, Report, ReportKind};
-pub use window::{Notify, RemoteWindow, Rights, Window, WindowHandle};
+pub use window::{Notify, RawMemory, RemoteWindow, Rights, Window, WindowHandle};

@@ -208,7 +208,7 @@ impl Link {
         buffer: B,
         rights: Rights,
     ) -> Result<Window<B>, Failed<B>> {
-        self.port().expose(buffer, rights)
+        self.port().expose(buffer, rights, None)
     }
 
     /// Exposes raw memory.
@@ -224,7 +224,7 @@ impl Link {
     ) -> Result<Window<RawMemory>, Error> {
         // SAFETY: passed on.
         let memory = unsafe { RawMemory::new(address, length) };
-        self.port().expose(memory, rights).map_err(|failed| failed.error)
+        self.port().expose(memory, rights, None).map_err(|failed| failed.error)
     }
 
     /// Attaches a window that the other side has exposed.

@@ -11,6 +11,7 @@ use crate::error::Error;
 use crate::pieces::Piece;
 use crate::port::Peer;
 use crate::report::{Ending, Report};
+use crate::window::{RawMemory, RemoteWindow, Rights, Window};
 
 impl Endpoint {
     /// A peer by its name. It is connected when the first message to it needs that, and nobody waits
@@ -18,6 +19,34 @@ impl Endpoint {
     pub fn know(&self, name: &str) -> Result<Peer, Error> {
         self.port().check_fork()?;
         self.port().enter().know(name)
+    }
+
+    /// Whether a known peer is connected. If it is not, it is called: ask again later.
+    pub fn is_connected(&self, peer: Peer) -> Result<bool, Error> {
+        self.port().check_fork()?;
+        self.port().enter().reach_out(peer)
+    }
+
+    /// Exposes raw memory under a key that the caller chooses, so that peers find it without a
+    /// handle. Nothing keeps two windows from having the same key: then either is found.
+    ///
+    /// # Safety
+    /// As for [`Endpoint::expose_raw`].
+    pub unsafe fn expose_key(
+        &self,
+        address: *mut u8,
+        length: usize,
+        rights: Rights,
+        key: u64,
+    ) -> Result<Window<RawMemory>, Error> {
+        // SAFETY: passed on.
+        let memory = unsafe { RawMemory::new(address, length) };
+        self.port().expose(memory, rights, Some(key)).map_err(|failed| failed.error)
+    }
+
+    /// Attaches the window of a connected peer that has a key.
+    pub fn attach_key(&self, peer: Peer, key: u64) -> Result<RemoteWindow, Error> {
+        self.port().attach_key(peer, key)
     }
 
     /// Takes back [`Endpoint::know`]. Messages that wait for the connection end.

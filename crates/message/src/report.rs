@@ -24,6 +24,8 @@ pub enum ReportKind {
     Send,
     /// A receive.
     Receive,
+    /// An access to a window.
+    Access,
 }
 
 /// The end of a posted operation.
@@ -33,7 +35,8 @@ pub struct Report {
     pub context: u64,
     /// What it was.
     pub kind: ReportKind,
-    /// Who sent it, or to whom it was sent; `None` for a receive that no message has met.
+    /// Who sent it, or to whom it was sent; `None` for a receive that no message has met, and for
+    /// accesses that did not end at once.
     pub peer: Option<Peer>,
     /// What came with the message.
     pub envelope: Envelope,
@@ -45,6 +48,22 @@ pub struct Report {
     pub is_last: bool,
     /// How it ended.
     pub outcome: Result<(), Error>,
+}
+
+impl Report {
+    /// One that says nothing yet of the message.
+    pub(crate) fn new(kind: ReportKind, context: u64, outcome: Result<(), Error>) -> Self {
+        Self {
+            context,
+            kind,
+            peer: None,
+            envelope: Envelope::default(),
+            length: 0,
+            address: std::ptr::null_mut(),
+            is_last: false,
+            outcome,
+        }
+    }
 }
 
 // SAFETY: the address is only told; whoever uses it answers for what is there.

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use memferry_message::{
-    Ending, Endpoint, Envelope, Error, Lane, Piece, Report, ReportKind, Source, TAG_ALL, Wanted,
+    Ending, Endpoint, Envelope, Error, Lane, Piece, Report, ReportKind, Rights, Source, TAG_ALL,
+    Wanted,
 };
 
 fn endpoint(name: &str) -> (Endpoint, String) {
@@ -337,4 +338,38 @@ fn a_wait_for_reports_ends_when_it_is_interrupted() {
     one.interrupt();
     assert!(!task.join().unwrap());
     assert!(!one.collect_timeout(&mut Vec::new(), Some(Duration::from_millis(1))));
+}
+
+#[test]
+fn a_window_is_found_by_its_key_and_accesses_to_it_end_in_reports() {
+    let [(one, to_two), (two, _)] = pair("keys");
+    let mut exposed = pattern(100_000, 1);
+    let (address, length) = (exposed.as_mut_ptr(), exposed.len());
+    // SAFETY: the memory lives until the window is withdrawn, and is not touched meanwhile.
+    let window = unsafe { two.expose_key(address, length, Rights::READ_WRITE, 77) }.unwrap();
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !one.is_connected(to_two).unwrap() {
+        assert!(Instant::now() < deadline, "it answered");
+        one.progress();
+        two.progress();
+    }
+    assert!(matches!(one.attach_key(to_two, 78), Err(Error::Withdrawn)));
+    let remote = one.attach_key(to_two, 77).unwrap();
+    for (offset, length) in [(0, 8), (100, 100), (5000, 95_000)] {
+        let (bytes, mut back) = (pattern(length, offset), vec![0; length]);
+        // SAFETY: both live until their reports have come, here or at once.
+        let over = unsafe {
+            let put = remote.post_put(offset as u64, bytes.as_ptr(), length, ending(1)).unwrap();
+            let get = remote.post_get(offset as u64, back.as_mut_ptr(), length, ending(2)).unwrap();
+            [put, get].into_iter().flatten().count()
+        };
+        for report in reports(&[&one], 0, 2 - over) {
+            assert_eq!((report.kind, report.outcome), (ReportKind::Access, Ok(())));
+        }
+        assert!(back == bytes);
+    }
+    drop(remote);
+    window.withdraw().unwrap();
+    assert!(exposed[5000..] == pattern(95_000, 5000));
+    assert!(matches!(one.attach_key(to_two, 77), Err(Error::Withdrawn)));
 }

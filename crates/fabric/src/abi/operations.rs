@@ -5,8 +5,7 @@ use std::ffi::{c_char, c_int, c_void};
 
 use super::{
     AvAttr, CntrAttr, CqAttr, CqErrEntry, EqAttr, EqErrEntry, Fid, FidAv, FidCntr, FidCq,
-    FidDomain, FidEp, FidEq, FidFabric, FidMr, Info, MrAttr, Msg, MsgRma, MsgTagged, RxAttr,
-    TxAttr, structures,
+    FidDomain, FidEp, FidEq, FidFabric, FidMr, Info, MrAttr, Msg, MsgRma, MsgTagged, structures,
 };
 
 /// A function that says that it does not exist, whatever it is given: in C's calling convention a
@@ -163,20 +162,8 @@ structures! {
             optval: *const c_void,
             optlen: usize,
         ) -> c_int,
-        tx_ctx: unsafe extern "C" fn(
-            *mut FidEp,
-            index: c_int,
-            *mut TxAttr,
-            *mut *mut FidEp,
-            context: *mut c_void,
-        ) -> c_int,
-        rx_ctx: unsafe extern "C" fn(
-            *mut FidEp,
-            index: c_int,
-            *mut RxAttr,
-            *mut *mut FidEp,
-            context: *mut c_void,
-        ) -> c_int,
+        tx_ctx: Unsupported,
+        rx_ctx: Unsupported,
         rx_size_left: unsafe extern "C" fn(*mut FidEp) -> isize,
         tx_size_left: unsafe extern "C" fn(*mut FidEp) -> isize,
     }

@@ -9,9 +9,7 @@ use std::ptr;
 use super::library::Library;
 use super::open::{Chosen, Settings, Unavailable, failed};
 use crate::abi::*;
-
-/// The bytes of the longest address of a socket.
-pub(crate) const SOCKET_BYTES: usize = 28;
+use crate::address::SOCKET_BYTES;
 
 /// The inner objects. Closed in the order in which they stand on each other.
 #[derive(Debug)]

@@ -1,10 +1,11 @@
 //! The functions of libfabric's core that open another provider, found in the library that the
 //! program has loaded.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::abi::{FabricAttr, FidFabric, Info};
+use crate::core::{self, Found};
 
 type GetInfo = unsafe extern "C" fn(
     version: u32,
@@ -35,22 +36,18 @@ impl Library {
     }
 
     fn look() -> Option<Self> {
+        let library = core::loaded_library().unwrap_or(libc::RTLD_DEFAULT);
+        let found = |name| core::function(library, name);
         // SAFETY: these are the types that libfabric's headers give these functions.
         unsafe {
             Some(Self {
-                getinfo: std::mem::transmute::<*mut c_void, GetInfo>(function(c"fi_getinfo")?),
-                freeinfo: std::mem::transmute::<*mut c_void, FreeInfo>(function(c"fi_freeinfo")?),
-                dupinfo: std::mem::transmute::<*mut c_void, DupInfo>(function(c"fi_dupinfo")?),
-                fabric: std::mem::transmute::<*mut c_void, Fabric>(function(c"fi_fabric")?),
+                getinfo: std::mem::transmute::<Found, GetInfo>(found(c"fi_getinfo")?),
+                freeinfo: std::mem::transmute::<Found, FreeInfo>(found(c"fi_freeinfo")?),
+                dupinfo: std::mem::transmute::<Found, DupInfo>(found(c"fi_dupinfo")?),
+                fabric: std::mem::transmute::<Found, Fabric>(found(c"fi_fabric")?),
             })
         }
     }
-}
-
-fn function(name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a special library, and a string of C's.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, name.as_ptr()) };
-    (!found.is_null()).then_some(found)
 }
 
 /// Loads a libfabric for tests: that of the environment's choice, or the installed one. Whether there

@@ -25,15 +25,17 @@ use std::sync::Arc;
 use memferry_message::{Carrier, CarrierEvent, Envelope, Error, Gone, Piece};
 
 use flights::{Flight, Flights};
-pub(crate) use inner::{Inner, SOCKET_BYTES};
+pub(crate) use inner::Inner;
 use inner::{Finished, Refused};
 pub(crate) use open::{Settings, Unavailable};
 use packet::{MOST_PACKET, Note};
 pub(crate) use peers::Directory;
 use peers::{Outgoing, Remote};
 
+use crate::address::{ADDRESS_BYTES, SOCKET_BYTES};
+
 /// An address of the provider's, as its bytes.
-pub(crate) type Name = [u8; 64];
+pub(crate) type Name = [u8; ADDRESS_BYTES];
 
 /// Packets that can come before anybody looks.
 const ROOMS: usize = 64;
@@ -171,7 +173,7 @@ impl RemoteCarrier {
         };
         // SAFETY: the flight keeps the bytes until the inner endpoint has finished.
         match unsafe { self.inner.send(&bytes, to, self.flights.next()) } {
-            Ok(()) => self.flights.insert(Flight::Packet { peer, bytes }),
+            Ok(()) => self.flights.insert(Flight::Packet { peer, _bytes: bytes }),
             Err(refused) => return Err((bytes, refused)),
         }
         Ok(())

@@ -6,9 +6,9 @@ use std::sync::Mutex;
 use memferry_message::Gone;
 
 use super::fetches::Fetch;
-use super::inner::SOCKET_BYTES;
 use super::sends::Sending;
 use super::{Name, socket_of};
+use crate::address::SOCKET_BYTES;
 
 /// The most peers on other hosts that are kept.
 const MOST_PEERS: usize = 1 << 16;

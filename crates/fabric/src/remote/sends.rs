@@ -129,7 +129,7 @@ impl RemoteCarrier {
         unsafe { self.inner.send_labelled(&vectors, to, label, context)? };
         sending.stage = Stage::Asked { is_under_way: true };
         remote.under_way += 1;
-        self.flights.insert(Flight::Departure { peer, ticket, gathered });
+        self.flights.insert(Flight::Departure { peer, ticket, _gathered: gathered });
         Ok(())
     }
 

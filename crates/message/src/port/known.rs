@@ -167,6 +167,19 @@ impl State {
         Ok(Begun::Underway(number))
     }
 
+    /// Whether a peer is connected; calls it if it is not.
+    pub(crate) fn reach_out(&mut self, peer: Peer) -> Result<bool, Error> {
+        let index = self.find(peer)?;
+        if self.peers[index].connection.is_some() {
+            return Ok(true);
+        }
+        if !self.is_reachable(index) || self.peers[index].carried.is_some() {
+            return Err(self.gone(index));
+        }
+        self.call(index);
+        Ok(self.peers[index].connection.is_some())
+    }
+
     /// Calls a known peer if nobody does.
     fn call(&mut self, peer: usize) {
         let known = self.peers[peer].known.as_ref().expect("the caller knows it");

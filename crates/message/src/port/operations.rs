@@ -9,7 +9,6 @@ use memferry_sys::EventFd;
 
 use super::Received;
 use crate::connection::Leftover;
-use crate::envelope::Envelope;
 use crate::error::Error;
 use crate::path::{Receiving, Sending};
 use crate::pieces::Piece;
@@ -232,16 +231,7 @@ impl Operations {
         if ending.quiet && outcome.is_ok() {
             return;
         }
-        let mut report = Report {
-            context: ending.context,
-            kind: ReportKind::Receive,
-            peer: None,
-            envelope: Envelope::default(),
-            length: 0,
-            address: std::ptr::null_mut(),
-            is_last: false,
-            outcome,
-        };
+        let mut report = Report::new(ReportKind::Receive, ending.context, outcome);
         let peer = match operation.deed {
             Deed::Send(sending) => {
                 report.kind = ReportKind::Send;
@@ -260,7 +250,10 @@ impl Operations {
                 report.is_last = several.parts == 0;
                 usize::MAX
             }
-            Deed::Access => return,
+            Deed::Access => {
+                report.kind = ReportKind::Access;
+                usize::MAX
+            }
         };
         self.reports.push_back((peer, report));
     }

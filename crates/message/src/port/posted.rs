@@ -59,14 +59,10 @@ impl Port {
         match unsafe { state.send(to, envelope, pieces, Some(ending)) }? {
             Begun::Over(Ok(_)) if ending.quiet => Ok(None),
             Begun::Over(outcome) => Ok(Some(Report {
-                context: ending.context,
-                kind: ReportKind::Send,
                 peer: Some(to),
                 envelope,
                 length: pieces.iter().map(|piece| piece.length as u64).sum(),
-                address: std::ptr::null_mut(),
-                is_last: false,
-                outcome: outcome.map(drop),
+                ..Report::new(ReportKind::Send, ending.context, outcome.map(drop))
             })),
             Begun::Underway(_) => Ok(None),
         }
@@ -262,16 +258,8 @@ impl State {
     }
 
     fn report_of(&self, peer: usize, envelope: Envelope, length: u64) -> Report {
-        Report {
-            context: 0,
-            kind: ReportKind::Receive,
-            peer: Some(self.peer(peer)),
-            envelope,
-            length,
-            address: std::ptr::null_mut(),
-            is_last: false,
-            outcome: Ok(()),
-        }
+        let report = Report::new(ReportKind::Receive, 0, Ok(()));
+        Report { peer: Some(self.peer(peer)), envelope, length, ..report }
     }
 
     /// Receives a message that was set aside.

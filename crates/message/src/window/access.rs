@@ -12,7 +12,8 @@ use super::{Rights, WindowHandle};
 use crate::error::{Error, ValidationError};
 use crate::operation::{Failed, Operation, OwnedOperation};
 use crate::pieces::Piece;
-use crate::port::{Begun, Peer, Port};
+use crate::port::{Begun, Peer, Port, State};
+use crate::report::{Ending, Report, ReportKind};
 
 /// An access up to this size that finds its translation is carried out when it is begun.
 const AT_ONCE_BYTES: usize = 16 << 10;
@@ -45,17 +46,40 @@ impl Port {
         peer: Peer,
         handle: WindowHandle,
     ) -> Result<RemoteWindow, Error> {
+        self.attach_found(peer, |state, _| {
+            if handle.0.process() != state.public_number(peer)? {
+                return Err(ValidationError::ForeignHandle.into());
+            }
+            Ok(handle.name())
+        })
+    }
+
+    /// Attaches the window of a peer that its owner calls by a key.
+    pub(crate) fn attach_key(
+        self: &Arc<Self>,
+        peer: Peer,
+        key: u64,
+    ) -> Result<RemoteWindow, Error> {
+        self.attach_found(peer, |_, memory| memory.board.find(key).ok_or(Error::Withdrawn))
+    }
+
+    fn attach_found(
+        self: &Arc<Self>,
+        peer: Peer,
+        find: impl FnOnce(&State, &PeerMemory) -> Result<Name, Error>,
+    ) -> Result<RemoteWindow, Error> {
         self.check_fork()?;
         let windows = self.windows()?;
         let mut state = self.enter();
         // What the owner has shared by now.
         state.hear();
         let memory = state.peer_memory(peer, &windows)?;
-        if handle.0.process() != state.public_number(peer)? {
-            return Err(ValidationError::ForeignHandle.into());
-        }
+        let name = find(&state, &memory);
         drop(state);
-        let name = handle.name();
+        let name = match name {
+            Err(Error::Withdrawn) => return memory.check_now().and(Err(Error::Withdrawn)),
+            name => name?,
+        };
         let Some((entry, is_new)) = memory.cover(name) else {
             return memory.check_now().and(Err(Error::Withdrawn));
         };
@@ -190,6 +214,51 @@ impl RemoteWindow {
         Ok(Operation::new(&self.port, begun))
     }
 
+    /// Begins a put that ends in a report of the endpoint, or at once, in this one (nothing for a
+    /// quiet one that ended well).
+    ///
+    /// # Safety
+    /// As for [`RemoteWindow::iput_raw`].
+    pub unsafe fn post_put(
+        &self,
+        offset: u64,
+        address: *const u8,
+        length: usize,
+        ending: Ending,
+    ) -> Result<Option<Report>, Error> {
+        let job = self.put_job(offset, address, length, None)?;
+        // SAFETY: passed on.
+        let begun = unsafe { self.begin(job, Some(ending)) }?;
+        Ok(self.reported(begun, length, ending))
+    }
+
+    /// Begins a get that ends in a report, as [`RemoteWindow::post_put`] does.
+    ///
+    /// # Safety
+    /// As for [`RemoteWindow::iget_raw`].
+    pub unsafe fn post_get(
+        &self,
+        offset: u64,
+        address: *mut u8,
+        length: usize,
+        ending: Ending,
+    ) -> Result<Option<Report>, Error> {
+        let job = self.get_job(offset, address, length)?;
+        // SAFETY: passed on.
+        let begun = unsafe { self.begin(job, Some(ending)) }?;
+        Ok(self.reported(begun, length, ending))
+    }
+
+    fn reported(&self, begun: Begun, length: usize, ending: Ending) -> Option<Report> {
+        let Begun::Over(outcome) = begun else { return None };
+        let is_told = outcome.is_err() || !ending.quiet;
+        is_told.then(|| Report {
+            peer: Some(self.peer),
+            length: length as u64,
+            ..Report::new(ReportKind::Access, ending.context, outcome.map(drop))
+        })
+    }
+
     /// # Safety
     /// As for [`RemoteWindow::iput_raw`].
     pub(crate) unsafe fn begin_put(
@@ -201,7 +270,7 @@ impl RemoteWindow {
     ) -> Result<Begun, Error> {
         let job = self.put_job(offset, address, length, notify)?;
         // SAFETY: passed on.
-        unsafe { self.begin(job) }
+        unsafe { self.begin(job, None) }
     }
 
     /// # Safety
@@ -214,7 +283,7 @@ impl RemoteWindow {
     ) -> Result<Begun, Error> {
         let job = self.get_job(offset, address, length)?;
         // SAFETY: passed on.
-        unsafe { self.begin(job) }
+        unsafe { self.begin(job, None) }
     }
 
     /// Waits until everything that was begun before, on any window of this peer, is over: puts are
@@ -284,13 +353,13 @@ impl RemoteWindow {
         // SAFETY: passed on.
         match unsafe { self.windows.carry_now(&self.memory, job, Patience::Waits) } {
             Ok(outcome) => outcome,
-            Err(job) => Operation::new(&self.port, self.enqueue(job)?).wait().map(drop),
+            Err(job) => Operation::new(&self.port, self.enqueue(job, None)?).wait().map(drop),
         }
     }
 
     /// # Safety
     /// The job's memory must be valid until the operation is over.
-    unsafe fn begin(&self, mut job: Job) -> Result<Begun, Error> {
+    unsafe fn begin(&self, mut job: Job, ending: Option<Ending>) -> Result<Begun, Error> {
         self.port.check_fork()?;
         if job.local.length <= AT_ONCE_BYTES {
             let length = job.local.length as u64;
@@ -304,11 +373,11 @@ impl RemoteWindow {
                 Err(back) => job = back,
             }
         }
-        self.enqueue(job)
+        self.enqueue(job, ending)
     }
 
-    fn enqueue(&self, mut job: Job) -> Result<Begun, Error> {
-        let number = self.port.enter().begin_access()?;
+    fn enqueue(&self, mut job: Job, ending: Option<Ending>) -> Result<Begun, Error> {
+        let number = self.port.enter().begin_access(ending)?;
         job.number = Some(number);
         if let Err(error) = self.windows.enqueue(&self.port, self.peer, &self.memory, job) {
             self.port.enter().operations.remove(number);

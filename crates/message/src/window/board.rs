@@ -23,6 +23,8 @@ const BYTES: usize = RECORDS * size_of::<Record>();
 /// In the state of a record: the window can be accessed.
 const OPEN: u64 = 1;
 const RIGHTS_SHIFT: u32 = 1;
+/// It can be found by its key.
+const KEYED: u64 = 8;
 
 /// A window as its owner describes it.
 #[derive(Debug, Default)]
@@ -34,7 +36,9 @@ struct Record {
     length: AtomicU64,
     /// The shareable region that it lies in, 0 for none.
     region: AtomicU64,
-    spare: [AtomicU64; 4],
+    /// What its owner calls it, if it is keyed.
+    key: AtomicU64,
+    spare: [AtomicU64; 3],
 }
 
 /// What a board says of an open window.
@@ -45,6 +49,8 @@ pub(crate) struct Entry {
     pub(crate) length: u64,
     pub(crate) region: u32,
     pub(crate) rights: Rights,
+    /// What its owner calls it, for those who have no handle.
+    pub(crate) key: Option<u64>,
 }
 
 /// The number of a window, and which use of the number it is.
@@ -75,8 +81,9 @@ fn records(mapping: &Mapping) -> &[Record] {
     unsafe { std::slice::from_raw_parts(mapping.as_ptr().cast(), RECORDS) }
 }
 
-fn pack(generation: u32, rights: Rights) -> u64 {
-    u64::from(generation) << 32 | u64::from(rights.bits()) << RIGHTS_SHIFT | OPEN
+fn pack(generation: u32, entry: &Entry) -> u64 {
+    let keyed = if entry.key.is_some() { KEYED } else { 0 };
+    u64::from(generation) << 32 | u64::from(entry.rights.bits()) << RIGHTS_SHIFT | keyed | OPEN
 }
 
 impl Board {
@@ -108,7 +115,8 @@ impl Board {
         record.address.store(entry.address, Ordering::Relaxed);
         record.length.store(entry.length, Ordering::Relaxed);
         record.region.store(entry.region.into(), Ordering::Relaxed);
-        record.state.open(pack(generation, entry.rights));
+        record.key.store(entry.key.unwrap_or(0), Ordering::Relaxed);
+        record.state.open(pack(generation, &entry));
         Some(Name { number, generation })
     }
 
@@ -166,9 +174,26 @@ impl BoardView {
             length: record.length.load(Ordering::Relaxed),
             region: record.region.load(Ordering::Relaxed) as u32,
             rights: Rights::from_bits((state >> RIGHTS_SHIFT) as u8),
+            key: (state & KEYED != 0).then(|| record.key.load(Ordering::Relaxed)),
         };
         let is_same = record.state.is_still(state);
         (is_same && entry.address.checked_add(entry.length).is_some()).then_some(entry)
+    }
+
+    /// The open window that its owner calls by a key.
+    pub(crate) fn find(&self, key: u64) -> Option<Name> {
+        for (number, record) in (0..).zip(records(&self.mapping)) {
+            let state = record.state.look();
+            let name = Name { number, generation: (state >> 32) as u32 };
+            // Numbers are used in order: behind one that was never used there is none.
+            if name.generation == 0 {
+                break;
+            }
+            if self.read(name).is_some_and(|entry| entry.key == Some(key)) {
+                return Some(name);
+            }
+        }
+        None
     }
 }
 
@@ -177,7 +202,7 @@ mod tests {
     use super::*;
 
     fn entry(address: u64) -> Entry {
-        Entry { address, length: 4096, region: 3, rights: Rights::READ }
+        Entry { address, length: 4096, region: 3, rights: Rights::READ, key: None }
     }
 
     #[test]
@@ -203,6 +228,20 @@ mod tests {
         assert_eq!(second.number, first.number);
         assert_eq!(view.read(first), None);
         assert_eq!(view.read(second), Some(entry(2 << 20)));
+    }
+
+    #[test]
+    fn a_window_with_a_key_is_found_by_it_while_it_is_open() {
+        let board = Board::new().unwrap();
+        let view = board.view().unwrap();
+        let keyed = |key| Entry { key: Some(key), ..entry(1 << 20) };
+        let names = [entry(1 << 20), keyed(0), keyed(7)].map(|e| board.open(e).unwrap());
+        assert_eq!((view.find(7), view.find(0)), (Some(names[2]), Some(names[1])));
+        assert_eq!(view.find(8), None);
+        board.close(names[2]);
+        assert_eq!(view.find(7), None);
+        let again = board.open(keyed(7)).unwrap();
+        assert_eq!(view.find(7), Some(again));
     }
 
     #[test]

@@ -144,10 +144,11 @@ impl Port {
         self: &Arc<Self>,
         buffer: B,
         rights: Rights,
+        key: Option<u64>,
     ) -> Result<Window<B>, crate::Failed<B>> {
         let mut held = Held::new(buffer);
         let (address, length) = held.get_mut().target();
-        match self.expose_memory(address, length, rights) {
+        match self.expose_memory(address, length, rights, key) {
             Ok((board, name, handle)) => Ok(Window {
                 port: self.clone(),
                 board,
@@ -166,6 +167,7 @@ impl Port {
         address: *mut u8,
         length: usize,
         rights: Rights,
+        key: Option<u64>,
     ) -> Result<(Arc<Board>, Name, WindowHandle), Error> {
         self.check_fork()?;
         if address.is_null() && length > 0 {
@@ -179,7 +181,8 @@ impl Port {
         }
         let board = state.board().map_err(ConnectError::system("making shared memory"))?;
         let region = region::find(address, length).map_or(0, |region| region.number);
-        let entry = Entry { address: address as u64, length: length as u64, region, rights };
+        let (start, bytes) = (address as u64, length as u64);
+        let entry = Entry { address: start, length: bytes, region, rights, key };
         let name = board.open(entry).ok_or(ValidationError::TooManyWindows)?;
         state.show_to_peers(Exposure { name, piece, access });
         let process = state.own_public_number();

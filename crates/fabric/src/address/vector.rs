@@ -1,0 +1,320 @@
+//! Address vectors: the addresses that a program has inserted, by number.
+//!
+//! A vector knows nothing of connections. Several endpoints may share it, before and after they are
+//! enabled, and each finds its own way to an address when it first needs one.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::sync::{Arc, Mutex, RwLock};
+
+use super::{ADDRESS_BYTES, Address, HostId, LocalId};
+use crate::abi::*;
+use crate::domain::Domain;
+use crate::guard::{self, Code, call, number, unsupported};
+use crate::object::{self, Object, Visible};
+use crate::queue::EventQueue;
+
+/// Where an inserted address is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// On this host, under this listening name.
+    Local(String),
+    /// On another host.
+    Remote(Address),
+}
+
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct AddressVector {
+    visible: Visible<FidAv>,
+    domain: Arc<Domain>,
+    /// Insertions are told to the event queue that is bound.
+    tells_events: bool,
+    events: Mutex<Option<Arc<EventQueue>>>,
+    addresses: RwLock<Addresses>,
+}
+
+// SAFETY: it begins with the visible part of an address vector, whose class this is.
+unsafe impl Object for AddressVector {
+    const CLASS: usize = FI_CLASS_AV;
+}
+
+/// Numbers are not used again: what endpoints remember of one stays right.
+#[derive(Debug, Default)]
+struct Addresses {
+    by_number: Vec<Option<Address>>,
+    numbers: HashMap<LocalId, u64>,
+}
+
+impl Addresses {
+    fn insert(&mut self, address: Address) -> u64 {
+        let number = self.by_number.len() as u64;
+        self.by_number.push(Some(address));
+        // If one address is inserted twice, messages come from the first.
+        self.numbers.entry(address.id).or_insert(number);
+        number
+    }
+
+    fn get(&self, number: u64) -> Option<Address> {
+        *self.by_number.get(usize::try_from(number).ok()?)?
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Address> {
+        let address = self.by_number.get_mut(usize::try_from(number).ok()?)?.take()?;
+        if self.numbers.get(&address.id) == Some(&number) {
+            self.numbers.remove(&address.id);
+            let other = self.by_number.iter().position(|other| *other == Some(address));
+            other.map(|other| self.numbers.insert(address.id, other as u64));
+        }
+        Some(address)
+    }
+}
+
+impl AddressVector {
+    /// Where the address of this number is.
+    pub(crate) fn place(&self, number: u64) -> Option<Place> {
+        let address = self.addresses.read().unwrap().get(number)?;
+        Some(if address.host == HostId::ours() {
+            Place::Local(address.id.listening_name())
+        } else {
+            Place::Remote(address)
+        })
+    }
+
+    /// The number of the endpoint with this identifier.
+    pub(crate) fn number_of(&self, id: LocalId) -> Option<u64> {
+        self.addresses.read().unwrap().numbers.get(&id).copied()
+    }
+
+    pub(crate) fn domain(&self) -> &Arc<Domain> {
+        &self.domain
+    }
+
+    fn tell(&self, event: u32, context: *mut c_void, data: u64, code: c_int) {
+        let queue = self.events.lock().unwrap().clone();
+        let Some(queue) = queue else { return };
+        let fid = (&raw const *self).cast_mut().cast();
+        if code == 0 {
+            queue.push_entry(event, EqEntry { fid, context, data });
+        } else {
+            queue.push_error(EqErrEntry {
+                fid,
+                context,
+                data,
+                err: code,
+                prov_errno: code,
+                err_data: std::ptr::null_mut(),
+                err_data_size: 0,
+            });
+        }
+    }
+}
+
+static FID_OPS: Ops = Ops {
+    size: size_of::<Ops>(),
+    close,
+    bind,
+    control: crate::fabric::no_control,
+    ops_open: unsupported,
+    tostr: unsupported,
+    ops_set: unsupported,
+};
+
+static OPS: OpsAv = OpsAv {
+    size: size_of::<OpsAv>(),
+    insert,
+    // Names of hosts say nothing of endpoints: programs exchange addresses.
+    insertsvc: unsupported,
+    insertsym: unsupported,
+    remove,
+    lookup,
+    straddr,
+    av_set: unsupported,
+};
+
+pub(crate) unsafe extern "C" fn open(
+    domain: *mut FidDomain,
+    attr: *mut AvAttr,
+    av: *mut *mut FidAv,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: libfabric's contract: an open domain, attributes or null, room for a pointer.
+    call(|| unsafe {
+        let attr = attr.as_ref().ok_or(Code(FI_EINVAL))?;
+        if ![FI_AV_UNSPEC, FI_AV_MAP, FI_AV_TABLE].contains(&attr.r#type) {
+            return Err(Code(FI_EINVAL));
+        }
+        // A vector with a name is one that processes share.
+        if !attr.name.is_null() || attr.flags & FI_READ != 0 {
+            return Err(Code(FI_ENOSYS));
+        }
+        let fid = Fid { fclass: FI_CLASS_AV, context, ops: &raw const FID_OPS };
+        let vector = AddressVector {
+            visible: Visible::new(FidAv { fid, ops: &raw const OPS }),
+            domain: object::share(domain),
+            tells_events: attr.flags & FI_COMPLETION != 0,
+            events: Mutex::default(),
+            addresses: RwLock::default(),
+        };
+        object::give(Arc::new(vector), av)
+    })
+}
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    // SAFETY: libfabric's contract: an open vector, which is not used again if it closes.
+    call(|| unsafe { object::take::<AddressVector, _>(fid).map(drop) })
+}
+
+unsafe extern "C" fn bind(fid: *mut Fid, to: *mut Fid, _flags: u64) -> c_int {
+    // SAFETY: libfabric's contract: both are open.
+    call(|| unsafe {
+        let vector: &AddressVector = object::borrow(fid);
+        let queue = object::downcast(to).ok_or(Code(FI_EINVAL))?;
+        *vector.events.lock().unwrap() = Some(queue);
+        Ok(())
+    })
+}
+
+unsafe extern "C" fn insert(
+    av: *mut FidAv,
+    addresses: *const c_void,
+    count: usize,
+    numbers: *mut u64,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: libfabric's contract: `count` addresses one behind the other, and as many numbers (or
+    // null), and with FI_SYNC_ERR as many ints at the context.
+    number(|| unsafe {
+        let vector: &AddressVector = object::borrow(av);
+        let has_queue = vector.events.lock().unwrap().is_some();
+        if vector.tells_events && !has_queue {
+            return Err(Code(FI_ENOEQ));
+        }
+        if count > 0 && addresses.is_null() {
+            return Err(Code(FI_EINVAL));
+        }
+        let mut inserted = 0;
+        let mut table = vector.addresses.write().unwrap();
+        for index in 0..count {
+            let bytes = addresses.cast::<u8>().add(index * ADDRESS_BYTES);
+            let address = Address::from_bytes(std::slice::from_raw_parts(bytes, ADDRESS_BYTES));
+            let number = address.map_or(FI_ADDR_NOTAVAIL, |address| table.insert(address));
+            if !numbers.is_null() {
+                numbers.add(index).write(number);
+            }
+            let code = if address.is_some() { 0 } else { FI_EINVAL };
+            if flags & FI_SYNC_ERR != 0 && !vector.tells_events {
+                context.cast::<c_int>().add(index).write(code);
+            } else if code != 0 && vector.tells_events {
+                vector.tell(FI_AV_COMPLETE, context, index as u64, code);
+            }
+            inserted += c_int::from(code == 0);
+        }
+        drop(table);
+        if vector.tells_events {
+            vector.tell(FI_AV_COMPLETE, context, inserted as u64, 0);
+            return Ok(0);
+        }
+        Ok(inserted)
+    })
+}
+
+unsafe extern "C" fn remove(av: *mut FidAv, numbers: *mut u64, count: usize, _flags: u64) -> c_int {
+    // SAFETY: libfabric's contract: an open vector, `count` numbers.
+    call(|| unsafe {
+        let vector: &AddressVector = object::borrow(av);
+        if count > 0 && numbers.is_null() {
+            return Err(Code(FI_EINVAL));
+        }
+        let mut table = vector.addresses.write().unwrap();
+        let mut outcome = Ok(());
+        for index in 0..count {
+            if table.remove(*numbers.add(index)).is_none() {
+                outcome = Err(Code(FI_ENOENT));
+            }
+        }
+        outcome
+    })
+}
+
+unsafe extern "C" fn lookup(
+    av: *mut FidAv,
+    number: u64,
+    address: *mut c_void,
+    length: *mut usize,
+) -> c_int {
+    // SAFETY: libfabric's contract: an open vector, a length and as much memory.
+    call(|| unsafe {
+        let vector: &AddressVector = object::borrow(av);
+        let table = vector.addresses.read().unwrap();
+        let bytes = table.get(number).ok_or(Code(FI_EINVAL))?.to_bytes();
+        let room = length.as_mut().ok_or(Code(FI_EINVAL))?;
+        copy_out(&bytes, address.cast(), *room);
+        *room = bytes.len();
+        Ok(())
+    })
+}
+
+/// Copies as much as fits.
+///
+/// # Safety
+/// `to` must be valid for writes of `room` bytes, or null.
+pub(crate) unsafe fn copy_out(bytes: &[u8], to: *mut u8, room: usize) {
+    if !to.is_null() {
+        // SAFETY: the caller's promise, for as much as fits.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len().min(room)) };
+    }
+}
+
+unsafe extern "C" fn straddr(
+    _av: *mut FidAv,
+    address: *const c_void,
+    buffer: *mut c_char,
+    length: *mut usize,
+) -> *const c_char {
+    // SAFETY: libfabric's contract: an address, a length and as much memory.
+    let text = guard::protected(|| unsafe {
+        let room = length.as_mut().ok_or(Code(FI_EINVAL))?;
+        let bytes = std::slice::from_raw_parts(address.cast::<u8>(), ADDRESS_BYTES);
+        let text = Address::from_bytes(bytes).map_or("not an address".into(), |a| a.text());
+        let text = CString::new(text).map_err(|_| Code(FI_EINVAL))?;
+        let whole = text.as_bytes_with_nul();
+        copy_out(whole, buffer.cast(), *room);
+        if !buffer.is_null() && *room > 0 && whole.len() > *room {
+            buffer.add(*room - 1).write(0);
+        }
+        *room = whole.len();
+        Ok(buffer.cast_const())
+    });
+    text.unwrap_or(std::ptr::null())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_count_up_and_are_not_used_again() {
+        let mut table = Addresses::default();
+        let address = [(); 3].map(|()| Address::here(LocalId::random()));
+        assert_eq!(address.map(|address| table.insert(address)), [0, 1, 2]);
+        assert_eq!(table.remove(1), Some(address[1]));
+        assert_eq!(table.remove(1), None);
+        assert_eq!((table.get(1), table.get(9)), (None, None));
+        assert_eq!(table.insert(address[1]), 3);
+        assert_eq!(table.numbers[&address[1].id], 3);
+    }
+
+    #[test]
+    fn an_address_that_is_there_twice_is_found_until_both_are_removed() {
+        let mut table = Addresses::default();
+        let address = Address::here(LocalId::random());
+        assert_eq!((table.insert(address), table.insert(address)), (0, 1));
+        assert_eq!(table.numbers[&address.id], 0);
+        table.remove(0);
+        assert_eq!(table.numbers[&address.id], 1);
+        table.remove(1);
+        assert!(table.numbers.is_empty());
+    }
+}

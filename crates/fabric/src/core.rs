@@ -1,0 +1,124 @@
+//! The functions of libfabric's core that a provider calls, found at run time.
+//!
+//! The provider is not linked to libfabric: a program may have one under any file name, visible to
+//! nobody but itself. Without any (in tests), what is needed is made here.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use crate::abi::{DomainAttr, EpAttr, FabricAttr, Info, RxAttr, TxAttr};
+
+/// The version that is named where there is no core: that of the structures in `abi`.
+const OWN_VERSION: u32 = (1 << 16) | 17;
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    dupinfo: Option<unsafe extern "C" fn(*const Info) -> *mut Info>,
+    version: Option<unsafe extern "C" fn() -> u32>,
+    strerror: Option<unsafe extern "C" fn(c_int) -> *const c_char>,
+}
+
+/// The core of this process.
+pub(crate) fn core() -> &'static Core {
+    static CORE: OnceLock<Core> = OnceLock::new();
+    CORE.get_or_init(|| {
+        let library = loaded_library().unwrap_or(libc::RTLD_DEFAULT);
+        // SAFETY: these are the types that libfabric's headers give these functions.
+        unsafe {
+            Core {
+                dupinfo: function(library, c"fi_dupinfo").map(|f| std::mem::transmute(f)),
+                version: function(library, c"fi_version").map(|f| std::mem::transmute(f)),
+                strerror: function(library, c"fi_strerror").map(|f| std::mem::transmute(f)),
+            }
+        }
+    })
+}
+
+impl Core {
+    /// An empty info with all its attributes, for the core or [`libc::free`] to free.
+    pub(crate) fn new_info(&self) -> *mut Info {
+        match self.dupinfo {
+            // SAFETY: without an info to copy it makes an empty one.
+            Some(dupinfo) => unsafe { dupinfo(std::ptr::null()) },
+            None => own_info(),
+        }
+    }
+
+    pub(crate) fn version(&self) -> u32 {
+        // SAFETY: it has no conditions.
+        self.version.map_or(OWN_VERSION, |version| unsafe { version() })
+    }
+
+    /// The text for a code.
+    pub(crate) fn text(&self, code: c_int) -> *const c_char {
+        match self.strerror {
+            // SAFETY: it takes any number.
+            Some(strerror) => unsafe { strerror(code) },
+            None => c"an error of the provider".as_ptr(),
+        }
+    }
+}
+
+/// What C's linker gives for a function.
+pub(crate) type Found = unsafe extern "C" fn();
+
+pub(crate) fn function(library: *mut c_void, name: &CStr) -> Option<Found> {
+    // SAFETY: the library is open or one of the special ones, the name is a string of C's.
+    let found = unsafe { libc::dlsym(library, name.as_ptr()) };
+    // SAFETY: a symbol of this name is a function.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Found>(found) })
+}
+
+/// The first loaded library that is called libfabric and has its functions.
+pub(crate) fn loaded_library() -> Option<*mut c_void> {
+    let mut library: *mut c_void = std::ptr::null_mut();
+    // SAFETY: the visitor gets this pointer while this function runs, and keeps to its type.
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut library).cast()) };
+    (!library.is_null()).then_some(library)
+}
+
+/// Opens the object again if it is the one, and ends the visits then.
+unsafe extern "C" fn visit(
+    object: *mut libc::dl_phdr_info,
+    _: usize,
+    library: *mut c_void,
+) -> c_int {
+    // SAFETY: the linker passes a description of an object that is loaded.
+    let path = unsafe { (*object).dlpi_name };
+    if path.is_null() {
+        return 0;
+    }
+    // SAFETY: as above: a string of C's.
+    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let file = bytes.rsplit(|byte| *byte == b'/').next().unwrap_or(bytes);
+    if !file.windows(9).any(|part| part == b"libfabric") {
+        return 0;
+    }
+    // SAFETY: it is loaded already: nothing is run.
+    let opened = unsafe { libc::dlopen(path, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if opened.is_null() || function(opened, c"fi_dupinfo").is_none() {
+        return 0;
+    }
+    // SAFETY: `loaded_library` passes such a pointer.
+    unsafe { library.cast::<*mut c_void>().write(opened) };
+    1
+}
+
+/// As the core's, for tests. The attributes have room for what later versions add.
+fn own_info() -> *mut Info {
+    fn zeroed<T>() -> *mut T {
+        // SAFETY: it has no conditions; nothing in these structures minds being zero.
+        unsafe { libc::calloc(1, size_of::<T>() + 128).cast() }
+    }
+    let info: *mut Info = zeroed();
+    if !info.is_null() {
+        // SAFETY: it was just allocated.
+        let info = unsafe { &mut *info };
+        info.tx_attr = zeroed::<TxAttr>();
+        info.rx_attr = zeroed::<RxAttr>();
+        info.ep_attr = zeroed::<EpAttr>();
+        info.domain_attr = zeroed::<DomainAttr>();
+        info.fabric_attr = zeroed::<FabricAttr>();
+    }
+    info
+}

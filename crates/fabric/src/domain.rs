@@ -1,0 +1,125 @@
+//! Domains: where everything is opened that messages need.
+
+use std::collections::HashSet;
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::{Arc, Mutex};
+
+use crate::abi::*;
+use crate::fabric::{Fabric, no_control};
+use crate::guard::{Code, Result, call, unsupported};
+use crate::info::DOMAIN_NAME;
+use crate::object::{self, Object, Visible};
+use crate::queue::EventQueue;
+use crate::{address, endpoint, memory, queue};
+
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct Domain {
+    visible: Visible<FidDomain>,
+    /// Counted, so that it is not closed first.
+    _fabric: Arc<Fabric>,
+    /// Whether messages move on while the program calls nothing.
+    moves_by_itself: bool,
+    events: Mutex<Option<Arc<EventQueue>>>,
+    keys: Mutex<HashSet<u64>>,
+}
+
+// SAFETY: it begins with the visible part of a domain, whose class this is.
+unsafe impl Object for Domain {
+    const CLASS: usize = FI_CLASS_DOMAIN;
+}
+
+impl Domain {
+    pub(crate) fn moves_by_itself(&self) -> bool {
+        self.moves_by_itself
+    }
+
+    /// Takes a key for a registration.
+    pub(crate) fn take_key(&self, key: u64) -> Result {
+        if self.keys.lock().unwrap().insert(key) { Ok(()) } else { Err(Code(FI_ENOKEY)) }
+    }
+
+    pub(crate) fn give_key_back(&self, key: u64) {
+        self.keys.lock().unwrap().remove(&key);
+    }
+}
+
+static FID_OPS: Ops = Ops {
+    size: size_of::<Ops>(),
+    close,
+    bind,
+    control: no_control,
+    ops_open: unsupported,
+    tostr: unsupported,
+    ops_set: unsupported,
+};
+
+static OPS: OpsDomain = OpsDomain {
+    size: size_of::<OpsDomain>(),
+    av_open: address::open,
+    cq_open: queue::open_completion_queue,
+    endpoint: endpoint::open,
+    scalable_ep: unsupported,
+    cntr_open: queue::open_counter,
+    poll_open: unsupported,
+    stx_ctx: unsupported,
+    srx_ctx: unsupported,
+    query_atomic: unsupported,
+    query_collective: unsupported,
+    endpoint2: endpoint::open_with_flags,
+};
+
+pub(crate) unsafe extern "C" fn open(
+    fabric: *mut FidFabric,
+    info: *mut Info,
+    domain: *mut *mut FidDomain,
+    context: *mut c_void,
+) -> c_int {
+    // SAFETY: libfabric's contract: an open fabric, an info of `getinfo`, room for a pointer.
+    call(|| unsafe {
+        let attr = info.as_ref().and_then(|info| info.domain_attr.as_ref());
+        let attr = attr.ok_or(Code(FI_EINVAL))?;
+        if !attr.name.is_null() && CStr::from_ptr(attr.name) != DOMAIN_NAME {
+            return Err(Code(FI_EINVAL));
+        }
+        let fid = Fid { fclass: FI_CLASS_DOMAIN, context, ops: &raw const FID_OPS };
+        let visible = FidDomain { fid, ops: &raw const OPS, mr: &raw const memory::OPS };
+        let opened = Domain {
+            visible: Visible::new(visible),
+            _fabric: object::share(fabric),
+            moves_by_itself: attr.data_progress == FI_PROGRESS_AUTO,
+            events: Mutex::default(),
+            keys: Mutex::default(),
+        };
+        object::give(Arc::new(opened), domain)
+    })
+}
+
+pub(crate) unsafe extern "C" fn open_with_flags(
+    fabric: *mut FidFabric,
+    info: *mut Info,
+    domain: *mut *mut FidDomain,
+    flags: u64,
+    context: *mut c_void,
+) -> c_int {
+    if flags != 0 {
+        return -FI_EBADFLAGS;
+    }
+    // SAFETY: passed on.
+    unsafe { open(fabric, info, domain, context) }
+}
+
+unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
+    // SAFETY: libfabric's contract: an open domain, which is not used again if it closes.
+    call(|| unsafe { object::take::<Domain, _>(fid).map(drop) })
+}
+
+unsafe extern "C" fn bind(fid: *mut Fid, to: *mut Fid, _flags: u64) -> c_int {
+    // SAFETY: libfabric's contract: both are open.
+    call(|| unsafe {
+        let domain: &Domain = object::borrow(fid);
+        let queue = object::downcast(to).ok_or(Code(FI_EINVAL))?;
+        *domain.events.lock().unwrap() = Some(queue);
+        Ok(())
+    })
+}

@@ -1,0 +1,312 @@
+//! A station: the Memferry endpoint behind an enabled endpoint, with the way from the program's numbers
+//! to peers, and from reports back to what the program reads.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex};
+
+use memferry_message::{Endpoint, Error, Lane, Peer, Report, ReportKind, Source, Watch};
+
+use super::marked::{Marked, Marks, is_mark};
+use super::peers::Peers;
+use crate::abi::*;
+use crate::address::{Address, AddressVector, LocalId, Place};
+use crate::guard::{Code, Result};
+use crate::queue::{CompletionQueue, Counter, Entry};
+use crate::remote::{Directory, Unavailable};
+
+/// The numbers of peers on other hosts, or why there are none.
+pub(super) type Remotes = std::result::Result<Arc<Directory>, Unavailable>;
+
+/// Programs post as many operations as they like, and name as many peers.
+const MOST_OPERATIONS: usize = 1 << 22;
+const MOST_PEERS: usize = 1 << 16;
+
+/// Opens the Memferry endpoint of a station.
+pub(super) fn open_messages(name: &str, moves_by_itself: bool) -> Result<Endpoint> {
+    let builder = Endpoint::builder().most_operations(MOST_OPERATIONS).most_peers(MOST_PEERS);
+    builder.background(moves_by_itself).open(name).map_err(|error| {
+        tracing::warn!(%error, "cannot open an endpoint");
+        Code::from(&error)
+    })
+}
+
+/// Where the ends of sends are told, or those of receives.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Direction {
+    pub(super) queue: Option<Arc<CompletionQueue>>,
+    pub(super) counter: Option<Arc<Counter>>,
+    /// The queue hears only of operations that ask for it, and of those that fail.
+    pub(super) is_selective: bool,
+}
+
+impl Direction {
+    pub(super) fn is_unbound(&self) -> bool {
+        self.queue.is_none() && self.counter.is_none()
+    }
+
+    /// Whether an operation with these flags says nothing if it goes well.
+    #[inline]
+    pub(super) fn is_quiet(&self, flags: u64) -> bool {
+        (self.is_selective && flags & FI_COMPLETION == 0) || self.queue.is_none()
+    }
+
+    /// Tells the queue, if there is one.
+    pub(super) fn tell(&self, entry: Entry) {
+        if let Some(queue) = &self.queue {
+            queue.push(entry);
+        }
+    }
+
+    /// Counts the end of an operation, if somebody counts.
+    #[inline]
+    pub(super) fn count(&self, is_well: bool) {
+        if let Some(counter) = &self.counter {
+            counter.count(is_well);
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Station {
+    /// Closed before anything else here goes: what is under way may use it.
+    pub(super) messages: Endpoint,
+    pub(super) sends: Direction,
+    pub(super) receives: Direction,
+    /// Receives may ask for one peer.
+    is_directed: bool,
+    /// Both directions are told to the same queue and to nothing else, which collects by itself.
+    reports_to_one_queue: bool,
+    remotes: Remotes,
+    vector: Arc<AddressVector>,
+    peers: Peers,
+    /// The identifiers of those whose messages came.
+    senders: Mutex<HashMap<Peer, LocalId>>,
+    pub(super) marks: Marks,
+    /// Held while reports are collected for several queues, so that their order stays. Empty between
+    /// calls; kept for its memory.
+    reports: Mutex<Vec<Report>>,
+}
+
+impl Station {
+    pub(super) fn new(
+        messages: Endpoint,
+        remotes: Remotes,
+        vector: Arc<AddressVector>,
+        sends: Direction,
+        receives: Direction,
+        is_directed: bool,
+    ) -> Self {
+        let is_counted = sends.counter.is_some() || receives.counter.is_some();
+        let reports_to_one_queue = match (&sends.queue, &receives.queue) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other) && !is_counted,
+            _ => false,
+        };
+        Self {
+            messages,
+            sends,
+            receives,
+            is_directed,
+            reports_to_one_queue,
+            remotes,
+            vector,
+            peers: Peers::default(),
+            senders: Mutex::default(),
+            marks: Marks::default(),
+            reports: Mutex::default(),
+        }
+    }
+
+    /// Lets its queues and counters collect from it.
+    pub(super) fn attach(self: &Arc<Self>) -> Result {
+        for direction in [&self.sends, &self.receives] {
+            direction.queue.iter().try_for_each(|queue| queue.add(self))?;
+            direction.counter.iter().try_for_each(|counter| counter.add(self))?;
+        }
+        Ok(())
+    }
+
+    /// The opposite, before it goes.
+    pub(super) fn detach(self: &Arc<Self>) {
+        for direction in [&self.sends, &self.receives] {
+            direction.queue.iter().for_each(|queue| queue.remove(self));
+            direction.counter.iter().for_each(|counter| counter.remove(self));
+        }
+    }
+
+    pub(crate) fn watch(&self) -> Result<Watch> {
+        Ok(self.messages.watch()?)
+    }
+
+    #[inline]
+    pub(crate) fn reports_to_one_queue(&self) -> bool {
+        self.reports_to_one_queue
+    }
+
+    /// Moves messages on, and hands over what has ended.
+    #[inline]
+    pub(crate) fn collect(&self, reports: &mut Vec<Report>) -> bool {
+        self.messages.collect(reports)
+    }
+
+    /// Moves messages on, and tells queues and counters what has ended.
+    pub(crate) fn progress(&self) {
+        let mut reports = self.reports.lock().unwrap();
+        self.messages.collect(&mut reports);
+        reports.drain(..).for_each(|report| self.tell(&report));
+    }
+
+    /// Tells what has ended.
+    pub(super) fn tell(&self, report: &Report) {
+        if let Some(mut entry) = self.settle(report) {
+            entry.source = self.source_of(report);
+            self.direction(report.kind).tell(entry);
+        }
+    }
+
+    #[inline]
+    fn direction(&self, kind: ReportKind) -> &Direction {
+        if kind == ReportKind::Receive { &self.receives } else { &self.sends }
+    }
+
+    /// Counts the end of an operation, and gives what its queue is told, if anything.
+    #[inline]
+    pub(crate) fn settle(&self, report: &Report) -> Option<Entry> {
+        let mut entry = entry_of(report);
+        let mut is_quiet = false;
+        if is_mark(report.context) {
+            (entry.context, is_quiet) = self.marks.end(report.context, report.is_last)?;
+        }
+        self.direction(report.kind).count(entry.code == 0);
+        (!is_quiet || entry.code != 0).then_some(entry)
+    }
+
+    /// The number of whoever sent a message.
+    pub(crate) fn source_of(&self, report: &Report) -> u64 {
+        let number = match (report.kind, report.peer) {
+            (ReportKind::Receive, Some(peer)) => self.number_of(peer),
+            _ => None,
+        };
+        number.unwrap_or(FI_ADDR_NOTAVAIL)
+    }
+
+    fn number_of(&self, peer: Peer) -> Option<u64> {
+        let mut senders = self.senders.lock().unwrap();
+        let known = senders.get(&peer).copied();
+        let id = match known {
+            Some(id) => id,
+            None => self.identifier_of(peer)?,
+        };
+        if known.is_none() {
+            senders.insert(peer, id);
+        }
+        self.vector.number_of(id)
+    }
+
+    fn identifier_of(&self, peer: Peer) -> Option<LocalId> {
+        if let Some(number) = self.messages.carried_number(peer) {
+            let name = self.remotes.as_ref().ok()?.name(number)?;
+            return Address::from_bytes(&name).map(|address| address.id);
+        }
+        LocalId::from_listening_name(&self.messages.name_of(peer).ok()?)
+    }
+
+    /// The peer of a number.
+    #[inline]
+    pub(super) fn peer(&self, number: u64) -> Result<Peer> {
+        match self.peers.get(number) {
+            Some(peer) => Ok(peer),
+            None => self.find_peer(number),
+        }
+    }
+
+    #[cold]
+    fn find_peer(&self, number: u64) -> Result<Peer> {
+        let peer = match self.vector.place(number).ok_or(Code(FI_EINVAL))? {
+            Place::Local(name) => self.messages.know(&name)?,
+            Place::Remote(address) => self.find_remote(address)?,
+        };
+        self.peers.set(number, peer);
+        Ok(peer)
+    }
+
+    /// A peer on another host.
+    fn find_remote(&self, address: Address) -> Result<Peer> {
+        let number = self.remotes.as_ref().map_err(Unavailable::to_string).and_then(|directory| {
+            let number = directory.number(&address.to_bytes());
+            number.ok_or_else(|| "its address names no socket".into())
+        });
+        match number {
+            Ok(number) => Ok(self.messages.know_carried(number)?),
+            Err(reason) => {
+                tracing::warn!(address = address.text(), reason, "a peer cannot be reached");
+                Err(Code(FI_EHOSTUNREACH))
+            }
+        }
+    }
+
+    /// From whom a receive takes messages.
+    #[inline]
+    pub(super) fn source(&self, number: u64) -> Result<Source> {
+        if self.is_directed && number != FI_ADDR_UNSPEC {
+            return Ok(Source::Peer(self.peer(number)?));
+        }
+        Ok(Source::Any)
+    }
+
+    /// A context for a receive of which more must be known at its end.
+    pub(super) fn mark(&self, context: u64, is_quiet: bool, takes_several: bool) -> u64 {
+        self.marks.add(Marked { context, is_quiet, takes_several, bytes: None })
+    }
+
+    /// Asks for an early end of an operation, which its report tells.
+    pub(super) fn cancel(&self, context: u64) {
+        let mark = self.marks.find(context);
+        if !mark.is_some_and(|mark| self.messages.cancel_posted(mark)) && !is_mark(context) {
+            self.messages.cancel_posted(context);
+        }
+    }
+}
+
+/// What a report says, in libfabric's words.
+#[inline]
+pub(super) fn entry_of(report: &Report) -> Entry {
+    let mut entry = Entry::new(report.context, lane_flag(report.envelope.lane));
+    entry.tag = report.envelope.tag;
+    if report.kind == ReportKind::Receive {
+        entry.flags |= FI_RECV;
+        entry.length = report.length as usize;
+        entry.buffer = report.address.cast::<c_void>();
+        if let Some(data) = report.envelope.data {
+            entry.flags |= FI_REMOTE_CQ_DATA;
+            entry.data = data;
+        }
+        if report.is_last {
+            entry.flags |= FI_MULTI_RECV;
+        }
+    } else {
+        entry.flags |= FI_SEND;
+    }
+    if let Err(error) = &report.outcome {
+        describe(&mut entry, error);
+    }
+    entry
+}
+
+#[cold]
+fn describe(entry: &mut Entry, error: &Error) {
+    entry.code = Code::from(error).0;
+    if let Error::Truncated { message_bytes, buffer_bytes } = error {
+        entry.length = *buffer_bytes as usize;
+        entry.excess = (message_bytes - buffer_bytes) as usize;
+    }
+}
+
+/// The flag of messages of one kind.
+#[inline]
+pub(super) fn lane_flag(lane: Lane) -> u64 {
+    match lane {
+        Lane::Tagged => FI_TAGGED,
+        Lane::Plain => FI_MSG,
+    }
+}

@@ -1,0 +1,114 @@
+//! What a completion queue keeps for its program, and how it is written in the queue's format.
+
+use std::ffi::{c_int, c_void};
+
+use crate::abi::*;
+use crate::guard::{Code, Result};
+
+/// The end of an operation.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) context: u64,
+    pub(crate) flags: u64,
+    pub(crate) length: usize,
+    /// Where a received message begins.
+    pub(crate) buffer: *mut c_void,
+    pub(crate) data: u64,
+    pub(crate) tag: u64,
+    /// Who sent it, as a number of the address vector.
+    pub(crate) source: u64,
+    /// The bytes that did not fit.
+    pub(crate) excess: usize,
+    /// What went wrong, or 0.
+    pub(crate) code: c_int,
+}
+
+// SAFETY: the buffer is only told; the program alone uses it.
+unsafe impl Send for Entry {}
+
+impl Entry {
+    /// What an operation with this context says when there is nothing else to say.
+    pub(crate) fn new(context: u64, flags: u64) -> Self {
+        Self {
+            context,
+            flags,
+            length: 0,
+            buffer: std::ptr::null_mut(),
+            data: 0,
+            tag: 0,
+            source: FI_ADDR_NOTAVAIL,
+            excess: 0,
+            code: 0,
+        }
+    }
+
+    fn context(&self) -> *mut c_void {
+        self.context as *mut c_void
+    }
+
+    /// As an error of 1.17: what follows in later versions is not ours to write.
+    pub(super) fn error(&self) -> CqErrEntry {
+        CqErrEntry {
+            op_context: self.context(),
+            flags: self.flags,
+            len: self.length,
+            buf: self.buffer,
+            data: self.data,
+            tag: self.tag,
+            olen: self.excess,
+            err: self.code,
+            prov_errno: self.code,
+            err_data: std::ptr::null_mut(),
+            err_data_size: 0,
+        }
+    }
+}
+
+/// How a program reads entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Format {
+    Context,
+    Message,
+    Data,
+    Tagged,
+}
+
+impl Format {
+    pub(super) fn new(format: c_int) -> Result<Self> {
+        Ok(match format {
+            FI_CQ_FORMAT_UNSPEC | FI_CQ_FORMAT_CONTEXT => Self::Context,
+            FI_CQ_FORMAT_MSG => Self::Message,
+            FI_CQ_FORMAT_DATA => Self::Data,
+            FI_CQ_FORMAT_TAGGED => Self::Tagged,
+            _ => return Err(Code(FI_ENOSYS)),
+        })
+    }
+
+    /// Writes an entry to a place of a program's array.
+    ///
+    /// # Safety
+    /// The array must be aligned and valid for writes of that many entries of this format.
+    #[inline]
+    pub(super) unsafe fn write(self, entry: &Entry, array: *mut c_void, index: usize) {
+        let op_context = entry.context();
+        let &Entry { flags, length: len, buffer: buf, data, tag, .. } = entry;
+        // SAFETY: the caller's promise.
+        unsafe {
+            match self {
+                Self::Context => array.cast::<CqEntry>().add(index).write(CqEntry { op_context }),
+                Self::Message => {
+                    let entry = CqMsgEntry { op_context, flags, len };
+                    array.cast::<CqMsgEntry>().add(index).write(entry);
+                }
+                Self::Data => {
+                    let entry = CqDataEntry { op_context, flags, len, buf, data };
+                    array.cast::<CqDataEntry>().add(index).write(entry);
+                }
+                Self::Tagged => {
+                    let entry = CqTaggedEntry { op_context, flags, len, buf, data, tag };
+                    array.cast::<CqTaggedEntry>().add(index).write(entry);
+                }
+            }
+        }
+    }
+}
