@@ -24,8 +24,8 @@ use crate::object::{self, Object, Visible};
 use crate::queue::{CompletionQueue, Counter, EventQueue};
 use crate::remote::{Directory, Inner, RemoteCarrier, Settings};
 use own::OwnAddress;
-use station::{Direction, Remotes};
 pub(crate) use station::Station;
+use station::{Direction, Remotes};
 
 /// The least room for a further message in memory that takes several, unless the program says.
 const LEAST_ROOM: usize = 64;
@@ -89,7 +89,8 @@ impl Endpoint {
         let remote = self.carry(&messages)?;
         let (sends, receives) = (bindings.sends.clone(), bindings.receives.clone());
         let is_directed = common.caps & FI_DIRECTED_RECV != 0;
-        let station = Arc::new(Station::new(messages, remote, vector, sends, receives, is_directed));
+        let station =
+            Arc::new(Station::new(messages, remote, vector, sends, receives, is_directed));
         station.attach()?;
         let _ = self.station.set(station);
         Ok(())

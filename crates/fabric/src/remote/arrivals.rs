@@ -28,6 +28,7 @@ impl RemoteCarrier {
         let Some(peer) = number.and_then(|number| self.peer_of(number)) else {
             return tracing::warn!("a packet from nowhere was dropped");
         };
+        self.peers[peer].heard += 1;
         if self.peers[peer].gone().is_none()
             && let Err(gone) = self.told(peer, &packet)
         {

@@ -49,9 +49,7 @@ impl RemoteCarrier {
 
     /// The contexts of fetches under way: a peer's, or all.
     fn landings(&self, of: Option<usize>) -> Vec<u64> {
-        let is_it = |flight: &Flight| {
-            matches!(flight, Flight::Landing { peer, .. } if of.is_none_or(|of| of == *peer))
-        };
+        let is_it = |flight: &Flight| matches!(flight, Flight::Landing { peer, .. } if of.is_none_or(|of| of == *peer));
         self.flights.iter().filter(|(_, flight)| is_it(flight)).map(|(at, _)| at).collect()
     }
 

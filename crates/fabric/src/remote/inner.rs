@@ -113,8 +113,8 @@ impl Inner {
                 ((*ops).av_open)(domain.0, &mut attr, to, none)
             })?;
             // Not every provider has something to wait for.
-            let queue = open_queue(&domain, FI_WAIT_FD)
-                .or_else(|_| open_queue(&domain, FI_WAIT_NONE))?;
+            let queue =
+                open_queue(&domain, FI_WAIT_FD).or_else(|_| open_queue(&domain, FI_WAIT_NONE))?;
             let endpoint =
                 Owned::opened("endpoint", |to| ((*ops).endpoint)(domain.0, info, to, none))?;
             let fid = endpoint.fid();

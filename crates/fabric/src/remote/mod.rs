@@ -5,6 +5,7 @@
 //! receive that has met them. A peer that says what cannot be right is given up.
 
 mod arrivals;
+mod doubt;
 mod ending;
 mod fetches;
 mod flights;
@@ -21,6 +22,7 @@ mod tests;
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use memferry_message::{Carrier, CarrierEvent, Envelope, Error, Gone, Piece};
 
@@ -74,6 +76,10 @@ pub(crate) struct RemoteCarrier {
     tickets: u64,
     labels: u64,
     idle: u32,
+    /// Looks so far, and when peers are asked after next.
+    looks: u32,
+    doubt_at: Instant,
+    patience: Duration,
     process: u32,
 }
 
@@ -93,6 +99,9 @@ impl RemoteCarrier {
             tickets: 0,
             labels: 0,
             idle: 0,
+            looks: 0,
+            doubt_at: Instant::now(),
+            patience: doubt::PATIENCE,
             process: std::process::id(),
         };
         carrier.give_rooms();
@@ -212,6 +221,7 @@ impl RemoteCarrier {
             self.peers[peer].is_waiting = false;
             self.send_waiting(peer);
         }
+        self.doubt();
         moved
     }
 

@@ -65,10 +65,7 @@ impl Drop for Chosen {
 
 impl Chosen {
     /// Asks libfabric what there is, and chooses.
-    pub(super) fn ask(
-        library: &'static Library,
-        settings: &Settings,
-    ) -> Result<Self, Unavailable> {
+    pub(super) fn ask(library: &'static Library, settings: &Settings) -> Result<Self, Unavailable> {
         let hints = hints(library)?;
         let mut list = ptr::null_mut();
         let mut code = -FI_ENODATA;

@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use memferry_message::Gone;
 
+use super::doubt::Doubt;
 use super::fetches::Fetch;
 use super::sends::Sending;
 use super::{Name, socket_of};
@@ -77,7 +78,11 @@ fn is_reachable(socket: &[u8; SOCKET_BYTES]) -> bool {
 pub(super) enum Outgoing {
     Packet(Vec<u8>),
     /// The bytes of an announced message.
-    Bytes { ticket: u64, label: u64, length: u64 },
+    Bytes {
+        ticket: u64,
+        label: u64,
+        length: u64,
+    },
     /// A fetch, whose memory is given before the peer is asked.
     Fetch(Fetch),
 }
@@ -121,6 +126,9 @@ pub(super) struct Remote {
     pub(super) offers: HashMap<u64, Offer>,
     /// Operations of the inner endpoint with memory of messages.
     pub(super) under_way: usize,
+    /// The packets that have come from it.
+    pub(super) heard: u64,
+    pub(super) doubt: Option<Doubt>,
 }
 
 impl Remote {
@@ -137,6 +145,8 @@ impl Remote {
             sends: HashMap::new(),
             offers: HashMap::new(),
             under_way: 0,
+            heard: 0,
+            doubt: None,
         }
     }
 
@@ -146,6 +156,12 @@ impl Remote {
             Standing::Open => None,
             Standing::Ending(gone) | Standing::Gone(gone) => Some(gone.clone()),
         }
+    }
+
+    /// Whether something of it is awaited: that it lets packets in, asks for bytes or sends them.
+    pub(super) fn is_expected(&self) -> bool {
+        let is_needed = !self.outgoing.is_empty() || !self.sends.is_empty() || self.under_way > 0;
+        is_needed && self.standing == Standing::Open
     }
 
     /// Whether anything was ever exchanged with it.

@@ -68,14 +68,8 @@ impl RemoteCarrier {
         self.tickets += 1;
         let ticket = self.tickets;
         let stage = Stage::Announced;
-        let sending = Sending {
-            number,
-            pieces: pieces.to_vec(),
-            length,
-            delivered,
-            stage,
-            is_there: false,
-        };
+        let sending =
+            Sending { number, pieces: pieces.to_vec(), length, delivered, stage, is_there: false };
         self.peers[peer].sends.insert(ticket, sending);
         let note = Note::Announce { envelope, length, ticket, acknowledged: delivered };
         self.push_note(peer, &note);

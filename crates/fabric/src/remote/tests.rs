@@ -5,7 +5,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
 
 use memferry_message::{Carrier, CarrierEvent, Envelope, Error, Gone, Lane, Piece};
 
@@ -120,8 +119,7 @@ fn receive(sides: &mut [Side; 2], room: usize) -> (u64, Envelope, u64, Vec<u8>) 
             let mut bytes = vec![0; room.min(length as usize)];
             let pieces = [Piece::target(bytes.as_mut_ptr(), bytes.len())];
             sides[1].carrier.fetch(peer, ticket, 77, &pieces, bytes.len() as u64);
-            let CarrierEvent::Fetched { number: 77, outcome: Ok(()) } =
-                until(sides, 1, is_fetched)
+            let CarrierEvent::Fetched { number: 77, outcome: Ok(()) } = until(sides, 1, is_fetched)
             else {
                 panic!("the fetch ends well");
             };
@@ -178,8 +176,7 @@ fn many_pieces_go_out_and_come_in() {
 fn small_and_long_messages_keep_their_order() {
     let Some(mut sides) = both() else { return };
     let to = sides[0].number(&sides[1]);
-    let all: Vec<_> =
-        (0..600).map(|n| pattern([0, 8, 9000, 50_000, SMALL][n % 5], n)).collect();
+    let all: Vec<_> = (0..600).map(|n| pattern([0, 8, 9000, 50_000, SMALL][n % 5], n)).collect();
     for (number, bytes) in all.iter().enumerate() {
         sides[0].send(to, number as u64, Envelope::tagged(number as u64), bytes);
     }
@@ -306,12 +303,30 @@ fn a_peer_that_is_not_there_is_gone() {
     let to = one.directory.number(&name).unwrap();
     let bytes = pattern(100_000, 1);
     one.send(to, 1, Envelope::tagged(1), &bytes);
-    let deadline = Instant::now() + Duration::from_secs(60);
+    one.carrier.patience = Duration::from_millis(50);
+    let deadline = Instant::now() + Duration::from_secs(30);
     while !one.events.iter().any(is_gone) {
         assert!(Instant::now() < deadline, "it is noticed");
         one.carrier.poll(&mut one.events);
     }
     assert!(matches!(one.take(is_sent), Some(CarrierEvent::Sent { outcome: Err(_), .. })));
+}
+
+#[test]
+fn a_peer_that_does_not_look_for_a_while_is_not_given_up() {
+    let Some(mut sides) = both() else { return };
+    let to = sides[0].number(&sides[1]);
+    sides[0].carrier.patience = Duration::from_millis(10);
+    let bytes = pattern(100_000, 1);
+    sides[0].send(to, 1, Envelope::tagged(1), &bytes);
+    let silence = Instant::now() + Duration::from_millis(300);
+    while Instant::now() < silence {
+        let one = &mut sides[0];
+        one.carrier.poll(&mut one.events);
+    }
+    assert!(receive(&mut sides, usize::MAX).3 == bytes);
+    until(&mut sides, 0, is_sent);
+    assert!(!sides[0].events.iter().any(is_gone));
 }
 
 #[test]
@@ -358,7 +373,8 @@ fn a_carrier_that_nobody_has_used_is_quiet_and_can_be_waited_for() {
         one.carrier.poll(&mut one.events);
         if two.carrier.is_quiet() {
             let Some(descriptor) = two.carrier.descriptor() else { return };
-            let mut waited = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
+            let mut waited =
+                [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
             let moment = rustix::event::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             if rustix::event::poll(&mut waited, Some(&moment)).unwrap() == 0 {
                 continue;
