@@ -3,8 +3,9 @@
 #
 #   two_hosts.sh FOLDER-OF-THE-PROVIDER PROGRAM [ARGUMENTS...]
 #
-# Two ranks run on each (RANKS_EACH says how many). Needs root and Open MPI, and says that it skipped
-# the test where it may not make namespaces. Removes what it made, and nothing else.
+# Two ranks run on each (RANKS_EACH says how many), started by `mpirun` (or MPIRUN) of Open MPI 4 or 5
+# or of MPICH. Needs root, and says that it skipped the test where it may not make namespaces. Removes
+# what it made, and nothing else.
 set -eu
 
 skip() {
@@ -51,20 +52,33 @@ for name in "$here" "$there"; do
     done
 done
 
-# What Open MPI starts its part on the other host with: a host's name, then a command.
+# What a launcher starts its part on the other host with: options, a host's name, then a command.
 cat > "$folder/agent" << AGENT
 #!/bin/sh
+while case \$1 in -*) true ;; *) false ;; esac; do shift; done
 shift
 exec ip netns exec $there unshare --uts sh -c "hostname there; \$*"
 AGENT
 chmod +x "$folder/agent"
 
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-timeout "${TIMEOUT:-300}" ip netns exec "$here" unshare --uts sh -c 'hostname here; exec "$@"' sh \
-    "$mpirun" --host "198.18.0.1:$ranks,198.18.0.2:$ranks" -np $((2 * ranks)) \
-    --oversubscribe --bind-to none \
-    --mca plm_rsh_agent "$folder/agent" --mca oob_tcp_if_include 198.18.0.0/24 \
-    --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include memferry --mca btl ^ofi \
-    -x FI_PROVIDER_PATH="$provider" ${LD_LIBRARY_PATH:+-x LD_LIBRARY_PATH} \
-    ${FI_LOG_LEVEL:+-x FI_LOG_LEVEL} ${MEMFERRY_FABRIC_INTERFACE:+-x MEMFERRY_FABRIC_INTERFACE} \
-    "$@"
+on_here() {
+    timeout "${TIMEOUT:-300}" ip netns exec "$here" unshare --uts \
+        sh -c 'hostname here; exec "$@"' sh "$@"
+}
+
+export FI_PROVIDER_PATH="$provider"
+hosts="198.18.0.1:$ranks,198.18.0.2:$ranks"
+all=$((2 * ranks))
+if "$mpirun" --version 2>&1 | grep -q HYDRA; then
+    export FI_PROVIDER=memferry MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1
+    on_here "$mpirun" -launcher ssh -launcher-exec "$folder/agent" -iface "mfh$$" \
+        -hosts "$hosts" -n "$all" "$@"
+else
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+    export OMPI_MCA_plm_rsh_agent="$folder/agent" PRTE_MCA_plm_ssh_agent="$folder/agent"
+    export OMPI_MCA_oob_tcp_if_include=198.18.0.0/24 PRTE_MCA_prte_if_include=198.18.0.0/24
+    on_here "$mpirun" --host "$hosts" -np "$all" --oversubscribe --bind-to none \
+        --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include memferry --mca btl ^ofi \
+        -x FI_PROVIDER_PATH ${FI_LOG_LEVEL:+-x FI_LOG_LEVEL} \
+        ${MEMFERRY_FABRIC_INTERFACE:+-x MEMFERRY_FABRIC_INTERFACE} "$@"
+fi
