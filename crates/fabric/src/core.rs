@@ -60,9 +60,9 @@ impl Core {
 }
 
 /// What C's linker gives for a function.
-type Found = unsafe extern "C" fn();
+pub(crate) type Found = unsafe extern "C" fn();
 
-fn function(library: *mut c_void, name: &CStr) -> Option<Found> {
+pub(crate) fn function(library: *mut c_void, name: &CStr) -> Option<Found> {
     // SAFETY: the library is open or one of the special ones, the name is a string of C's.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     // SAFETY: a symbol of this name is a function.
@@ -70,7 +70,7 @@ fn function(library: *mut c_void, name: &CStr) -> Option<Found> {
 }
 
 /// The first loaded library that is called libfabric and has its functions.
-fn loaded_library() -> Option<*mut c_void> {
+pub(crate) fn loaded_library() -> Option<*mut c_void> {
     let mut library: *mut c_void = std::ptr::null_mut();
     // SAFETY: the visitor gets this pointer while this function runs, and keeps to its type.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut library).cast()) };

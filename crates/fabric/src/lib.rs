@@ -5,7 +5,8 @@
 //! everything goes through tables of functions ([`abi`]): `info` says what there is, a `fabric` opens
 //! domains and event queues, a `domain` opens address vectors, queues, counters and endpoints. An
 //! `endpoint` hands its messages to a station, which owns the Memferry endpoint; what has ended is
-//! collected there when a program reads its queues (`queue`).
+//! collected there when a program reads its queues (`queue`). Peers on other hosts are reached through
+//! another provider of libfabric's (`remote`).
 
 #[doc(hidden)]
 pub mod abi;
@@ -19,6 +20,7 @@ mod info;
 mod memory;
 mod object;
 mod queue;
+mod remote;
 
 use std::cell::UnsafeCell;
 

@@ -30,8 +30,8 @@ pub trait Carrier: Send + Debug {
     /// [`CarrierEvent::Fetched`] says the number. The sender is told, whatever the length.
     fn fetch(&mut self, peer: u64, ticket: u64, number: u64, pieces: &[Piece], length: u64);
 
-    /// So many bytes of messages that have arrived whole were taken by receives: there is room for
-    /// as many again.
+    /// A message that had arrived whole, of so many bytes (or none), was taken by a receive: there is
+    /// room for another. Called once for every such message.
     fn taken(&mut self, peer: u64, bytes: u64);
 
     /// Looks what has happened.

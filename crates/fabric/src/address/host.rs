@@ -13,6 +13,10 @@ impl HostId {
     pub(crate) fn ours() -> Self {
         static OURS: OnceLock<HostId> = OnceLock::new();
         *OURS.get_or_init(|| {
+            // For containers that look like one host and are not, and for tests.
+            if let Ok(named) = std::env::var("MEMFERRY_HOST_ID") {
+                return Self(digest(format!("named {named}").as_bytes()));
+            }
             let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
             let boot = boot.unwrap_or_else(|_| unreadable_boot());
             // Listening names are those of a network namespace, processes those of another one.

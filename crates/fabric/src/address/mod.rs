@@ -14,7 +14,7 @@ pub(crate) use vector::{AddressVector, Place, copy_out, open};
 /// The bytes of an address: as many as the longest name that Open MPI keeps.
 pub(crate) const ADDRESS_BYTES: usize = 64;
 /// The bytes for a socket's address, which is that of IPv6 at most.
-const SOCKET_BYTES: usize = 28;
+pub(crate) const SOCKET_BYTES: usize = 28;
 /// What every address begins with. The digit is the version.
 const MAGIC: [u8; 4] = *b"mfy1";
 

@@ -24,9 +24,10 @@ use crate::domain::Domain;
 use crate::guard::{Code, Result, call, unsupported};
 use crate::object::{self, Object, Visible};
 use crate::queue::{CompletionQueue, Counter, EventQueue};
+use crate::remote::{Directory, Inner, RemoteCarrier, Settings};
 use own::OwnAddress;
-use station::Direction;
 pub(crate) use station::Station;
+use station::{Direction, Remotes};
 
 /// The least room for a further message in memory that takes several, unless the program says.
 const LEAST_ROOM: usize = 64;
@@ -90,8 +91,9 @@ impl Endpoint {
             return Err(Code(FI_ENOCQ));
         }
         let messages = self.open_messages()?;
+        let remote = self.carry(&messages)?;
         let is_directed = common.caps & FI_DIRECTED_RECV != 0;
-        let station = Arc::new(Station::new(messages, vector, &bindings, is_directed));
+        let station = Arc::new(Station::new(messages, remote, vector, &bindings, is_directed));
         station.attach()?;
         if common.caps & FI_RMA != 0 {
             common.domain.expose_by(&station)?;
@@ -113,6 +115,24 @@ impl Endpoint {
             }
             outcome => outcome,
         }
+    }
+
+    /// Lets messages go to other hosts, if there is a way. It is no error if there is none: then only
+    /// peers of this host can be reached.
+    fn carry(&self, messages: &memferry_message::Endpoint) -> Result<Remotes> {
+        let inner = match Inner::open(&Settings::of_environment()) {
+            Ok(inner) => inner,
+            Err(unavailable) => {
+                tracing::info!("{unavailable}");
+                return Ok(Err(unavailable));
+            }
+        };
+        let mut own = self.common.address.lock().unwrap();
+        own.set_socket(inner.address().0);
+        let directory = Arc::new(Directory::default());
+        let carrier = RemoteCarrier::new(inner, own.get().to_bytes(), Arc::clone(&directory));
+        messages.carry(Box::new(carrier))?;
+        Ok(Ok(directory))
     }
 
     /// # Safety

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use std::sync::{LazyLock, Mutex};
 
 use crate::abi::{FI_EADDRINUSE, FI_EADDRNOTAVAIL};
-use crate::address::{Address, HostId, LocalId};
+use crate::address::{Address, HostId, LocalId, SOCKET_BYTES};
 use crate::guard::{Code, Result};
 
 static TAKEN: LazyLock<Mutex<HashSet<LocalId>>> = LazyLock::new(Mutex::default);
@@ -48,6 +48,11 @@ impl OwnAddress {
 
     pub(super) fn get(&self) -> Address {
         self.address
+    }
+
+    /// Other hosts reach the endpoint at this socket.
+    pub(super) fn set_socket(&mut self, socket: [u8; SOCKET_BYTES]) {
+        self.address.socket = socket;
     }
 
     fn replaceable(mut self) -> Self {

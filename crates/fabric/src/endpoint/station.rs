@@ -15,6 +15,10 @@ use crate::abi::*;
 use crate::address::{Address, AddressVector, LocalId, Place};
 use crate::guard::{Code, Result};
 use crate::queue::{CompletionQueue, Counter, Entry};
+use crate::remote::{Directory, Unavailable};
+
+/// The numbers of peers on other hosts, or why there are none.
+pub(super) type Remotes = std::result::Result<Arc<Directory>, Unavailable>;
 
 /// Programs post as many operations as they like, and name as many peers.
 const MOST_OPERATIONS: usize = 1 << 22;
@@ -79,6 +83,7 @@ pub(crate) struct Station {
     is_directed: bool,
     /// Both directions are told to the same queue and to nothing else, which collects by itself.
     reports_to_one_queue: bool,
+    remotes: Remotes,
     vector: Arc<AddressVector>,
     peers: Peers,
     /// The identifiers of those whose messages came.
@@ -92,6 +97,7 @@ pub(crate) struct Station {
 impl Station {
     pub(super) fn new(
         messages: Endpoint,
+        remotes: Remotes,
         vector: Arc<AddressVector>,
         bindings: &Bindings,
         is_directed: bool,
@@ -112,6 +118,7 @@ impl Station {
             windows: Windows::default(),
             is_directed,
             reports_to_one_queue,
+            remotes,
             vector,
             peers: Peers::default(),
             senders: Mutex::default(),
@@ -217,12 +224,20 @@ impl Station {
         let known = senders.get(&peer).copied();
         let id = match known {
             Some(id) => id,
-            None => LocalId::from_listening_name(&self.messages.name_of(peer).ok()?)?,
+            None => self.identifier_of(peer)?,
         };
         if known.is_none() {
             senders.insert(peer, id);
         }
         self.vector.number_of(id)
+    }
+
+    fn identifier_of(&self, peer: Peer) -> Option<LocalId> {
+        if let Some(number) = self.messages.carried_number(peer) {
+            let name = self.remotes.as_ref().ok()?.name(number)?;
+            return Address::from_bytes(&name).map(|address| address.id);
+        }
+        LocalId::from_listening_name(&self.messages.name_of(peer).ok()?)
     }
 
     /// The peer of a number.
@@ -244,10 +259,19 @@ impl Station {
         Ok(peer)
     }
 
-    /// A peer on another host. Nothing carries messages there yet.
+    /// A peer on another host.
     fn find_remote(&self, address: Address) -> Result<Peer> {
-        tracing::warn!(address = address.text(), "a peer on another host cannot be reached");
-        Err(Code(FI_EHOSTUNREACH))
+        let number = self.remotes.as_ref().map_err(Unavailable::to_string).and_then(|directory| {
+            let number = directory.number(&address.to_bytes());
+            number.ok_or_else(|| "its address names no socket".into())
+        });
+        match number {
+            Ok(number) => Ok(self.messages.know_carried(number)?),
+            Err(reason) => {
+                tracing::warn!(address = address.text(), reason, "a peer cannot be reached");
+                Err(Code(FI_EHOSTUNREACH))
+            }
+        }
     }
 
     /// From whom a receive takes messages.

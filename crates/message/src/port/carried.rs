@@ -116,13 +116,12 @@ impl State {
         }
     }
 
-    /// Messages that had arrived whole were taken.
-    pub(super) fn tell_carrier(&mut self, peer: usize, bytes: usize) {
+    /// A message that had arrived whole was taken.
+    pub(super) fn tell_carrier(&mut self, peer: usize, bytes: u64) {
         if let Some(from) = self.peers[peer].carried
             && let Some(carrier) = &mut self.carried.carrier
-            && bytes > 0
         {
-            carrier.taken(from, bytes as u64);
+            carrier.taken(from, bytes);
         }
     }
 
@@ -205,7 +204,7 @@ impl State {
             unsafe { scatter(receiving.pieces.as_slice(), 0, bytes.as_ptr(), fits) };
             self.complete_receive(number);
         }
-        self.tell_carrier(peer, length);
+        self.tell_carrier(peer, length as u64);
     }
 
     /// A peer on another host is gone, and the carrier touches none of its messages any more.

@@ -261,7 +261,6 @@ impl State {
         self.peers[peer].kept_count -= count;
         self.peers[peer].kept_bytes -= bytes;
         self.tell_fullness(peer);
-        self.tell_carrier(peer, bytes);
     }
 
     /// Tells a peer what there is no room for, and again when there is plenty.

@@ -284,6 +284,7 @@ impl State {
                 // SAFETY: the caller vouches for the pieces; no more is written than they hold.
                 unsafe { scatter(receiving.pieces.as_slice(), 0, bytes.as_ptr(), fits) };
                 if arrived == bytes.len() {
+                    self.tell_carrier(peer, length);
                     return self.complete_receive(number);
                 }
                 // What has not arrived yet goes to the receive itself.

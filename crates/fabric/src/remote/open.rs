@@ -1,0 +1,193 @@
+//! Which inner provider and interface: libfabric's list of what there is, and the choice from it.
+
+use std::ffi::{CStr, CString, c_int};
+use std::net::IpAddr;
+use std::ptr;
+
+use super::library::Library;
+use crate::abi::*;
+
+/// The version that is asked for: that of the structures in `abi`.
+const VERSION: u32 = (1 << 16) | 17;
+/// Also providers that `FI_PROVIDER` hides from the program: it names what the program shall use, and
+/// that is this provider. A flag between libfabric's core and its providers.
+const HIDDEN_TOO: u64 = 1 << 60;
+const AF_INET: c_int = libc::AF_INET;
+const AF_INET6: c_int = libc::AF_INET6;
+
+/// Why other hosts cannot be reached.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Unavailable(pub(crate) String);
+
+impl std::fmt::Display for Unavailable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "other hosts cannot be reached: {}", self.0)
+    }
+}
+
+/// The words for a call that failed.
+pub(super) fn failed(what: &str, code: isize) -> Unavailable {
+    let error = std::io::Error::from_raw_os_error(-code as c_int);
+    Unavailable(format!("{what}: {error}"))
+}
+
+/// What was said about peers on other hosts.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Settings {
+    /// No peers on other hosts.
+    pub(crate) is_off: bool,
+    /// The interface, by its name or its address.
+    pub(crate) interface: Option<String>,
+}
+
+impl Settings {
+    /// From `MEMFERRY_REMOTE` and `MEMFERRY_FABRIC_INTERFACE`. libfabric itself heeds `FI_TCP_IFACE`.
+    pub(crate) fn of_environment() -> Self {
+        let is_off = std::env::var("MEMFERRY_REMOTE").is_ok_and(|word| word == "off");
+        let interface = std::env::var("MEMFERRY_FABRIC_INTERFACE").ok();
+        Self { is_off, interface: interface.filter(|name| !name.is_empty()) }
+    }
+}
+
+/// An info that is freed with its owner.
+#[derive(Debug)]
+pub(super) struct Chosen {
+    library: &'static Library,
+    pub(super) info: *mut Info,
+}
+
+impl Drop for Chosen {
+    fn drop(&mut self) {
+        // SAFETY: it came from `dupinfo` and nobody else frees it.
+        unsafe { (self.library.freeinfo)(self.info) };
+    }
+}
+
+impl Chosen {
+    /// Asks libfabric what there is, and chooses.
+    pub(super) fn ask(library: &'static Library, settings: &Settings) -> Result<Self, Unavailable> {
+        let hints = hints(library)?;
+        let mut list = ptr::null_mut();
+        let mut code = -FI_ENODATA;
+        for flags in [0, HIDDEN_TOO] {
+            // SAFETY: hints of this library's, and room for a pointer.
+            code = unsafe {
+                (library.getinfo)(VERSION, ptr::null(), ptr::null(), flags, hints.info, &mut list)
+            };
+            if code == 0 && !list.is_null() {
+                let all = Self { library, info: list };
+                return all.best(settings.interface.as_deref());
+            }
+        }
+        Err(failed("libfabric has no provider \"tcp\" for it", code as isize))
+    }
+
+    /// A copy of the info of the list that suits best.
+    fn best(&self, interface: Option<&str>) -> Result<Self, Unavailable> {
+        let mut best: Option<(u32, *mut Info)> = None;
+        let mut at = self.info;
+        while !at.is_null() {
+            // SAFETY: infos of the list, which this object keeps.
+            let info = unsafe { &*at };
+            // SAFETY: as above.
+            if let Some(rank) = unsafe { rank(info, interface) }
+                && best.is_none_or(|(other, _)| rank < other)
+            {
+                best = Some((rank, at));
+            }
+            at = info.next;
+        }
+        let Some((_, info)) = best else {
+            let which = interface.map_or_else(String::new, |name| format!(" called {name}"));
+            return Err(Unavailable(format!("there is no interface{which} with an address")));
+        };
+        // SAFETY: an info of the list; copies have no next one.
+        let info = unsafe { (self.library.dupinfo)(info) };
+        if info.is_null() {
+            return Err(Unavailable("out of memory".into()));
+        }
+        Ok(Self { library: self.library, info })
+    }
+}
+
+/// How well an info suits: the less the better, and the first of equals. Nothing if it does not.
+///
+/// # Safety
+/// It must be one of libfabric's, with all its attributes.
+unsafe fn rank(info: &Info, interface: Option<&str>) -> Option<u32> {
+    // SAFETY: the caller's promise; names are strings of C's or null.
+    let (address, provider, domain) = unsafe {
+        let text = |name: *const std::ffi::c_char| {
+            if name.is_null() { None } else { CStr::from_ptr(name).to_str().ok() }
+        };
+        let provider = text((*info.fabric_attr).prov_name)?;
+        (ip_address(info)?, provider, text((*info.domain_attr).name).unwrap_or_default())
+    };
+    // Never one that might come back to this provider.
+    let layers = match provider {
+        "tcp" => 0,
+        "tcp;ofi_rxm" => 1,
+        _ => return None,
+    };
+    let is_wanted = match interface {
+        Some(wanted) => wanted == domain || wanted.parse() == Ok(address),
+        None => true,
+    };
+    // Addresses that only mean something together with an interface are of no use to other hosts.
+    let is_of_link = matches!(address, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80);
+    if !is_wanted || is_of_link {
+        return None;
+    }
+    // Loopback only where there is nothing else. Everyone must come to the same layers.
+    let kind = u32::from(address.is_loopback()) * 2 + u32::from(address.is_ipv6());
+    Some(layers * 8 + kind)
+}
+
+/// The address that an endpoint would have.
+unsafe fn ip_address(info: &Info) -> Option<IpAddr> {
+    if info.src_addr.is_null() || info.src_addrlen < size_of::<libc::sockaddr_in>() {
+        return None;
+    }
+    // SAFETY: an address of a socket's, of which at least this much is there.
+    let family = unsafe { info.src_addr.cast::<libc::sockaddr>().read_unaligned() }.sa_family;
+    match c_int::from(family) {
+        AF_INET => {
+            // SAFETY: as above.
+            let address = unsafe { info.src_addr.cast::<libc::sockaddr_in>().read_unaligned() };
+            Some(IpAddr::V4(u32::from_be(address.sin_addr.s_addr).into()))
+        }
+        AF_INET6 if info.src_addrlen >= size_of::<libc::sockaddr_in6>() => {
+            // SAFETY: its length was just checked.
+            let address = unsafe { info.src_addr.cast::<libc::sockaddr_in6>().read_unaligned() };
+            Some(IpAddr::V6(address.sin6_addr.s6_addr.into()))
+        }
+        _ => None,
+    }
+}
+
+fn hints(library: &'static Library) -> Result<Chosen, Unavailable> {
+    // SAFETY: without an info to copy it makes an empty one.
+    let info = unsafe { (library.dupinfo)(ptr::null()) };
+    if info.is_null() {
+        return Err(Unavailable("out of memory".into()));
+    }
+    let hints = Chosen { library, info };
+    let provider = CString::from(c"tcp");
+    // SAFETY: the info and its attributes were just allocated; the name is freed with them.
+    unsafe {
+        let info = &mut *info;
+        info.caps = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV;
+        let (tx, rx) = (&mut *info.tx_attr, &mut *info.rx_attr);
+        (tx.msg_order, rx.msg_order) = (FI_ORDER_SAS, FI_ORDER_SAS);
+        (*info.ep_attr).r#type = FI_EP_RDM;
+        let domain = &mut *info.domain_attr;
+        domain.threading = FI_THREAD_DOMAIN;
+        domain.control_progress = FI_PROGRESS_MANUAL;
+        domain.data_progress = FI_PROGRESS_MANUAL;
+        domain.resource_mgmt = FI_RM_ENABLED;
+        domain.av_type = FI_AV_TABLE;
+        domain.mr_mode = 0;
+        (*info.fabric_attr).prov_name = libc::strdup(provider.as_ptr());
+    }
+    Ok(hints)
+}
