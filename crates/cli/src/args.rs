@@ -1,7 +1,7 @@
 //! The command line. Parsing validates everything that can be wrong with the words themselves, so
 //! that the commands only see sizes that are sizes and benches that exist.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, TypedValueParser};
@@ -32,6 +32,13 @@ pub(crate) enum Task {
     Explain(ExplainArgs),
     /// Replay recorded lookups of windows with caches of other shapes
     Replay(ReplayArgs),
+    /// Start an MPI program over Memferry
+    ///
+    /// The words are those of mpirun: `memferry mpirun -n 4 ./program`. A first word such as mpiexec
+    /// or /opt/mpi/bin/mpirun is the launcher; without one it is the mpirun that a shell finds.
+    Mpirun(MpirunArgs),
+    /// Print the variables by which MPI programs run over Memferry: eval "$(memferry env)"
+    Env(EnvArgs),
     /// Print a completion script for a shell
     Completions {
         /// The shell to complete for
@@ -43,6 +50,14 @@ pub(crate) enum Task {
         /// The name of its endpoint
         #[arg(long)]
         name: String,
+    },
+    /// Asks a libfabric for the provider, for `memferry doctor`
+    #[command(hide = true)]
+    FabricProbe {
+        /// The library
+        library: PathBuf,
+        /// The file of the provider
+        provider: PathBuf,
     },
     /// The part of `memferry bench devices` inside the virtual machine
     #[command(hide = true)]
@@ -144,6 +159,29 @@ pub(crate) struct ReplayArgs {
     pub(crate) json: bool,
 }
 
+/// Arguments of `memferry mpirun`.
+#[derive(Debug, Args)]
+pub(crate) struct MpirunArgs {
+    /// The launcher, or the folder in which its MPI is installed
+    #[arg(long, value_name = "PATH")]
+    pub(crate) mpi: Option<PathBuf>,
+    /// What mpirun is to be called with
+    #[arg(value_name = "WORDS", required = true, trailing_var_arg = true)]
+    #[arg(allow_hyphen_values = true)]
+    pub(crate) words: Vec<OsString>,
+}
+
+/// Arguments of `memferry env`.
+#[derive(Debug, Args)]
+pub(crate) struct EnvArgs {
+    /// The launcher, or the folder in which its MPI is installed
+    #[arg(long, value_name = "PATH")]
+    pub(crate) mpi: Option<PathBuf>,
+    /// Print one JSON object instead of lines for a shell
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
 /// Reads the command line, or says what is wrong with it and ends the program with status 2.
 pub(crate) fn parse() -> Cli {
     let mut command = command();
@@ -223,6 +261,23 @@ mod tests {
             assert_eq!((args.bytes, args.gpu, args.fresh), (Some(64 << 10), Some(number), true));
             assert_eq!((args.from, args.to), (None, Some(Place::Device)));
         }
+    }
+
+    #[test]
+    fn the_words_of_mpirun_are_passed_on_as_they_are() {
+        let words =
+            ["memferry", "mpirun", "--mpi", "/opt/mpi", "-n", "4", "./a", "--mpi", "--json"];
+        let Task::Mpirun(args) = Cli::try_parse_from(words).unwrap().command else {
+            panic!("not mpirun")
+        };
+        assert_eq!(args.mpi.as_deref(), Some("/opt/mpi".as_ref()));
+        assert_eq!(args.words, ["-n", "4", "./a", "--mpi", "--json"]);
+        let Task::Mpirun(args) =
+            Cli::try_parse_from(["memferry", "mpirun", "--oversubscribe"]).unwrap().command
+        else {
+            panic!("not mpirun")
+        };
+        assert_eq!((args.mpi, args.words.len()), (None, 1));
     }
 
     #[test]

@@ -8,8 +8,10 @@ mod doctor;
 mod explain;
 mod figure;
 mod machine;
+mod mpi;
 mod number;
 mod outcome;
+mod process;
 mod replay;
 mod report;
 #[cfg(test)]
@@ -40,6 +42,9 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         Task::Doctor(args) => doctor::run(args.measure, args.json),
         Task::Explain(args) => explain::run(&args),
         Task::Replay(args) => replay::run(&args.file, args.json),
+        Task::Mpirun(args) => mpi::command::mpirun(&args),
+        Task::Env(args) => mpi::command::env(&args),
+        Task::FabricProbe { library, provider } => mpi::probe::run(&library, &provider),
         Task::Partner { name } => doctor::partner::run(&name),
         Task::DeviceGuest { quick } => bench::devices::guest::run(quick),
         Task::Worker(args) => bench::group::worker::run(&args),

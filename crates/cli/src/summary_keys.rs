@@ -216,11 +216,17 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     ratio(PINGPONG, "64m_vs_best", Some(2.0), "Speed of a message of 64 MiB, against the fastest peer."),
     ratio(PINGPONG, "worst_vs_best", Some(0.95), "The smallest ratio over all measured sizes of a message."),
     ratio(PINGPONG, "4m_shareable_vs_best", Some(2.0), "Speed of a message of 4 MiB from and to memory that both processes map, against the fastest peer."),
+    ratio(PINGPONG, "mpi_8b_vs_own", Some(0.8), "Speed of a message of 8 bytes of Open MPI over Memferry, against Open MPI's own transport."),
+    ratio(PINGPONG, "mpi_64k_vs_own", Some(1.1), "The same with 64 KiB."),
+    ratio(PINGPONG, "mpi_4m_vs_own", Some(1.5), "The same with 4 MiB."),
+    ratio(PINGPONG, "mpi_64m_vs_own", Some(1.8), "The same with 64 MiB."),
 
     ratio(ALLTOALL, "np2_64k_vs_best", None, "Speed of an exchange of 64 KiB from each to each of 2 processes, against the faster MPI."),
     ratio(ALLTOALL, "np2_1m_vs_best", None, "Speed of an exchange of 1 MiB from each to each of 2 processes, against the faster MPI."),
     ratio(ALLTOALL, "np4_64k_vs_best", Some(1.2), "Speed of an exchange of 64 KiB from each to each of 4 processes, against the faster MPI."),
     ratio(ALLTOALL, "np4_1m_vs_best", None, "Speed of an exchange of 1 MiB from each to each of 4 processes, against the faster MPI."),
+    ratio(ALLTOALL, "mpi_np2_1m_vs_own", None, "Speed of an exchange of 1 MiB from each to each of 2 processes by Open MPI over Memferry, against Open MPI's own transport."),
+    ratio(ALLTOALL, "mpi_np4_64k_vs_own", None, "The same with 64 KiB and 4 processes."),
 
     share(RECEIVE, "overhead_reduction", None, "Share of the compute time lost to naive receiving of cold 1 MiB messages that the best way to receive ahead gives back (paper: 0.42)."),
     share(RECEIVE, "overhead_reduction_hot", None, "The same with messages in few places, which stay in the caches (paper: 0.31)."),

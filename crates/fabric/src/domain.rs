@@ -1,13 +1,15 @@
 //! Domains: where everything is opened that messages need.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_void};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 use crate::abi::*;
+use crate::endpoint::Station;
 use crate::fabric::{Fabric, no_control};
 use crate::guard::{Code, Result, call, unsupported};
-use crate::info::DOMAIN_NAME;
+use crate::info::{DOMAIN_NAME, MR_BASIC};
+use crate::memory::Region;
 use crate::object::{self, Object, Visible};
 use crate::queue::EventQueue;
 use crate::{address, endpoint, memory, queue};
@@ -21,7 +23,16 @@ pub(crate) struct Domain {
     /// Whether messages move on while the program calls nothing.
     moves_by_itself: bool,
     events: Mutex<Option<Arc<EventQueue>>>,
-    keys: Mutex<HashSet<u64>>,
+    /// Memory that others may access, and who exposes it.
+    exposed: Mutex<Exposed>,
+    has_virtual_addresses: bool,
+}
+
+#[derive(Debug, Default)]
+struct Exposed {
+    regions: HashMap<u64, Region>,
+    next_key: u64,
+    stations: Vec<Weak<Station>>,
 }
 
 // SAFETY: it begins with the visible part of a domain, whose class this is.
@@ -34,13 +45,58 @@ impl Domain {
         self.moves_by_itself
     }
 
-    /// Takes a key for a registration.
-    pub(crate) fn take_key(&self, key: u64) -> Result {
-        if self.keys.lock().unwrap().insert(key) { Ok(()) } else { Err(Code(FI_ENOKEY)) }
+    /// Whether others name memory by its address here, and not by the distance from where it begins.
+    /// Keys are then the provider's to choose.
+    pub(crate) fn has_virtual_addresses(&self) -> bool {
+        self.has_virtual_addresses
     }
 
+    /// Registers memory under a key, one of its own where programs do not choose, and exposes it by
+    /// all stations. Returns the key.
+    ///
+    /// # Safety
+    /// The memory must stay valid until the key is given back.
+    pub(crate) unsafe fn register(&self, wanted: u64, region: Region) -> Result<u64> {
+        let mut exposed = self.exposed.lock().unwrap();
+        exposed.next_key += 1;
+        let key = if self.has_virtual_addresses { exposed.next_key } else { wanted };
+        if exposed.regions.contains_key(&key) {
+            return Err(Code(FI_ENOKEY));
+        }
+        for station in exposed.stations.iter().filter_map(Weak::upgrade) {
+            // SAFETY: passed on.
+            if let Err(code) = unsafe { station.expose(key, &region) } {
+                exposed.withdraw(key);
+                return Err(code);
+            }
+        }
+        exposed.regions.insert(key, region);
+        Ok(key)
+    }
+
+    /// Nobody can access the memory of a key after this.
     pub(crate) fn give_key_back(&self, key: u64) {
-        self.keys.lock().unwrap().remove(&key);
+        let mut exposed = self.exposed.lock().unwrap();
+        exposed.regions.remove(&key);
+        exposed.withdraw(key);
+    }
+
+    /// Lets a station expose all memory, that which is registered later too.
+    pub(crate) fn expose_by(&self, station: &Arc<Station>) -> Result {
+        let mut exposed = self.exposed.lock().unwrap();
+        for (key, region) in &exposed.regions {
+            // SAFETY: it was promised to stay valid when it was registered.
+            unsafe { station.expose(*key, region) }?;
+        }
+        exposed.stations.retain(|known| known.strong_count() > 0);
+        exposed.stations.push(Arc::downgrade(station));
+        Ok(())
+    }
+}
+
+impl Exposed {
+    fn withdraw(&self, key: u64) {
+        self.stations.iter().filter_map(Weak::upgrade).for_each(|station| station.withdraw(key));
     }
 }
 
@@ -89,7 +145,8 @@ pub(crate) unsafe extern "C" fn open(
             _fabric: object::share(fabric),
             moves_by_itself: attr.data_progress == FI_PROGRESS_AUTO,
             events: Mutex::default(),
-            keys: Mutex::default(),
+            exposed: Mutex::default(),
+            has_virtual_addresses: attr.mr_mode == MR_BASIC,
         };
         object::give(Arc::new(opened), domain)
     })

@@ -1,6 +1,9 @@
 //! What the provider offers, and whether that is what a program asks for.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::OnceLock;
+
+use memferry_sys::cross_memory;
 
 use crate::abi::*;
 use crate::address::{ADDRESS_BYTES, Address, LocalId, is_this_host};
@@ -27,14 +30,34 @@ const MOST_OBJECTS: usize = 65536;
 const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV;
 /// The directions of messages: both, unless one is asked for.
 const DIRECTIONS: u64 = FI_SEND | FI_RECV;
+/// The same of accesses to memory.
+const ACCESSES: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
 /// What is there whether it is asked for or not.
 const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | DOMAIN;
 const DOMAIN: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
-const ALL: u64 = PRIMARY | DIRECTIONS | SECONDARY;
+
+/// All of it. Memory of others is offered where the system lets processes reach it.
+fn all() -> u64 {
+    static CAN_REACH: OnceLock<bool> = OnceLock::new();
+    let can_reach = *CAN_REACH.get_or_init(|| {
+        let is_off = std::env::var_os("MEMFERRY_CMA").is_some_and(|word| word == "off");
+        let is_scoped = cross_memory::ptrace_scope() > 0 && !rustix::process::geteuid().is_root();
+        !is_off && !is_scoped && !cross_memory::is_filtered()
+    });
+    let accesses = if can_reach { FI_RMA | ACCESSES } else { 0 };
+    PRIMARY | DIRECTIONS | SECONDARY | accesses
+}
+
 /// Those of the two directions.
-const OF_SENDS: u64 = FI_MSG | FI_TAGGED | FI_SEND;
+const OF_SENDS: u64 = FI_MSG | FI_TAGGED | FI_SEND | FI_RMA | FI_READ | FI_WRITE;
 const OF_RECEIVES: u64 =
-    FI_MSG | FI_TAGGED | FI_RECV | FI_DIRECTED_RECV | FI_MULTI_RECV | FI_SOURCE;
+    FI_MSG | FI_TAGGED | FI_RECV | FI_DIRECTED_RECV | FI_MULTI_RECV | FI_SOURCE | OF_OWNERS;
+const OF_OWNERS: u64 = FI_RMA | FI_REMOTE_READ | FI_REMOTE_WRITE;
+
+/// How memory was registered before 1.5: by address and with keys of the provider's, or by offset and
+/// with keys of the program's.
+pub(crate) const MR_BASIC: c_int = 1;
+const MR_SCALABLE: c_int = 2;
 
 /// Flags that may be the usual ones of an endpoint.
 const SEND_FLAGS: u64 = FI_COMPLETION
@@ -177,7 +200,7 @@ impl<'a> Wanted<'a> {
     fn is_offered(&self) -> bool {
         self.hints.is_none_or(|hints| {
             let formats = [FI_FORMAT_UNSPEC];
-            hints.caps & !ALL == 0 && formats.contains(&hints.addr_format)
+            hints.caps & !all() == 0 && formats.contains(&hints.addr_format)
         }) && self.tx.is_none_or(are_sends_offered)
             && self.rx.is_none_or(are_receives_offered)
             && self.ep.is_none_or(is_endpoint_offered)
@@ -188,11 +211,12 @@ impl<'a> Wanted<'a> {
     /// The capabilities that the program gets.
     fn caps(&self) -> u64 {
         match self.hints.map_or(0, |hints| hints.caps) {
-            0 => ALL,
+            0 => all(),
             wanted => {
                 let messages = wanted & (FI_MSG | FI_TAGGED) != 0;
                 let both = if messages && wanted & DIRECTIONS == 0 { DIRECTIONS } else { 0 };
-                wanted | both | SECONDARY
+                let accesses = wanted & FI_RMA != 0 && wanted & ACCESSES == 0;
+                wanted | both | SECONDARY | if accesses { ACCESSES } else { 0 }
             }
         }
     }
@@ -231,6 +255,7 @@ impl<'a> Wanted<'a> {
         tx.inject_size = INJECT_BYTES;
         tx.size = or_usual(self.tx.map(|tx| tx.size), USUAL_OPERATIONS);
         tx.iov_limit = MOST_PIECES;
+        tx.rma_iov_limit = usize::from(caps & FI_RMA != 0);
         rx.caps = caps & OF_RECEIVES;
         rx.op_flags = self.rx.map_or(0, |rx| rx.op_flags);
         rx.msg_order = FI_ORDER_SAS;
@@ -254,35 +279,33 @@ impl<'a> Wanted<'a> {
         (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (MOST_OBJECTS, MOST_OBJECTS);
         (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx) = (1, 1);
         (domain.cntr_cnt, domain.mr_cnt) = (MOST_OBJECTS, MOST_OBJECTS);
-        domain.mr_iov_limit = MOST_PIECES;
+        domain.mr_iov_limit = 1;
         domain.caps = DOMAIN;
     }
 }
 
 /// No registration is needed. Before 1.5, that had a name.
 fn mr_mode(wanted: c_int, version: u32) -> c_int {
-    const BASIC: c_int = 1;
-    const SCALABLE: c_int = 2;
     match wanted {
-        BASIC | SCALABLE => wanted,
-        _ if version < (1 << 16 | 5) => SCALABLE,
+        MR_BASIC | MR_SCALABLE => wanted,
+        _ if version < (1 << 16 | 5) => MR_SCALABLE,
         _ => 0,
     }
 }
 
 fn are_sends_offered(tx: &TxAttr) -> bool {
-    tx.caps & !ALL == 0
+    tx.caps & !all() == 0
         && tx.op_flags & !SEND_FLAGS == 0
         && tx.msg_order & !FI_ORDER_SAS == 0
         && tx.comp_order == 0
         && tx.inject_size <= INJECT_BYTES
         && tx.size <= MOST_OPERATIONS
         && tx.iov_limit <= MOST_PIECES
-        && tx.rma_iov_limit == 0
+        && tx.rma_iov_limit <= 1
 }
 
 fn are_receives_offered(rx: &RxAttr) -> bool {
-    rx.caps & !ALL == 0
+    rx.caps & !all() == 0
         && rx.op_flags & !RECEIVE_FLAGS == 0
         && rx.msg_order & !FI_ORDER_SAS == 0
         && rx.comp_order == 0
@@ -326,7 +349,7 @@ fn is_domain_offered(domain: &DomainAttr) -> bool {
         && domain.max_ep_stx_ctx == 0
         && domain.max_ep_srx_ctx == 0
         && domain.cntr_cnt <= MOST_OBJECTS
-        && domain.mr_iov_limit <= MOST_PIECES
+        && domain.mr_iov_limit <= 1
         && domain.mr_cnt <= MOST_OBJECTS
         && domain.caps & !DOMAIN == 0
         && domain.auth_key_size == 0

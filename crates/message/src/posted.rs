@@ -9,7 +9,7 @@ use crate::endpoint::Endpoint;
 use crate::envelope::{Envelope, Wanted};
 use crate::error::Error;
 use crate::pieces::Piece;
-use crate::port::Peer;
+use crate::port::{Peer, State};
 use crate::report::{Ending, Report};
 use crate::window::{RawMemory, RemoteWindow, Rights, Window};
 
@@ -94,6 +94,17 @@ impl Endpoint {
     #[inline]
     pub fn inject(&self, to: Peer, envelope: Envelope, bytes: &[u8]) -> Result<(), Error> {
         self.port().inject(to, envelope, bytes)
+    }
+
+    /// Moves messages on until everything that was injected has left this process, at most so long.
+    /// Returns whether it has. For those who are about to close the endpoint.
+    pub fn flush(&self, timeout: Duration) -> bool {
+        if self.port().check_fork().is_err() {
+            return true;
+        }
+        let deadline = Instant::now().checked_add(timeout);
+        let is_empty = |state: &mut State| (!state.operations.has_detached()).then_some(());
+        self.port().block(true, deadline, is_empty).is_some()
     }
 
     /// Begins a receive that ends in a report.

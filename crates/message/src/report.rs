@@ -24,8 +24,10 @@ pub enum ReportKind {
     Send,
     /// A receive.
     Receive,
-    /// An access to a window.
-    Access,
+    /// A put to a window of a peer.
+    Put,
+    /// A get from a window of a peer.
+    Get,
 }
 
 /// The end of a posted operation.

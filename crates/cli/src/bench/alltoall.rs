@@ -1,7 +1,7 @@
 //! `alltoall`: a message from every process to every process, with as many processes as there are
 //! cores and with more, against MPI.
 
-use super::group::{Camp, MEMFERRY, Patience, Task, Timing};
+use super::group::{Camp, MEMFERRY, OPEN_MPI, OPEN_MPI_CARRIED, Patience, Task, Timing, is_aside};
 use super::measure::set;
 use super::{Bench, Effort};
 use crate::machine::memory_bytes;
@@ -11,8 +11,9 @@ use crate::size;
 
 pub(super) struct Alltoall;
 
-/// Contestants that hold buffers at the same time: two of ours and two of MPI.
-const CONTESTANTS: u64 = 4;
+/// Contestants that hold buffers at the same time: two of ours, two of MPI, and three around MPI over
+/// Memferry.
+const CONTESTANTS: u64 = 7;
 
 impl Bench for Alltoall {
     fn name(&self) -> &'static str {
@@ -29,10 +30,15 @@ impl Bench for Alltoall {
         progress.step("compiling the peers");
         let mut outcome = Outcome::new(self.name());
         let mut camp = Camp::pitch()?;
+        camp.invite_mpi_over_memferry();
         let cores = camp.cores();
         for members in groups {
             progress.step(&format!("starting groups of {members}"));
-            let mut field = camp.field(members as usize);
+            let carried = |bytes| effort == Effort::Full || carried_key(members, bytes).is_some();
+            let mut field = match sizes.iter().any(|&bytes| carried(bytes)) {
+                true => camp.field_with_asides(members as usize),
+                false => camp.field(members as usize),
+            };
             for &bytes in &sizes {
                 progress.step(&format!("{members} × {}", size::format(bytes)));
                 if !fits(members, bytes, memory_bytes("MemAvailable")) {
@@ -43,12 +49,18 @@ impl Bench for Alltoall {
                     continue;
                 }
                 let task = Task::Alltoall { bytes };
-                let rounds = field.contest(task, Patience::of(effort), |_| true);
+                let rounds = field.contest(task, Patience::of(effort), |series| {
+                    !is_aside(series) || carried(bytes)
+                });
                 let figure = format!("{members} processes");
                 let total = |timing: &Timing| timing.total_ns;
                 outcome.rows.extend(rounds.rows(&figure, bytes, "ns", total));
                 if let Some(key) = key(members, bytes) {
                     set(&mut outcome.summary, key, rounds.against_best(MEMFERRY));
+                }
+                if let Some(key) = carried_key(members, bytes) {
+                    let ratio = rounds.times_longer(OPEN_MPI, OPEN_MPI_CARRIED);
+                    set(&mut outcome.summary, key, ratio);
                 }
             }
         }
@@ -56,7 +68,8 @@ impl Bench for Alltoall {
         outcome.notes.push(format!(
             "The time of one exchange, over the bytes for each receiver; data is checked before it is \
              timed. This machine has {cores} cores: members are bound to them, and with more \
-             processes than that they share."
+             processes than that they share. An MPI over memferry is the same program with the same \
+             library, over Memferry's libfabric provider, and never the best peer."
         ));
         Ok(outcome)
     }
@@ -87,6 +100,15 @@ fn key(members: u64, bytes: u64) -> Option<&'static str> {
     }
 }
 
+/// The keys about MPI over Memferry, against the same MPI's own transport.
+fn carried_key(members: u64, bytes: u64) -> Option<&'static str> {
+    match (members, bytes) {
+        (2, 0x10_0000) => Some("mpi_np2_1m_vs_own"),
+        (4, 0x1_0000) => Some("mpi_np4_64k_vs_own"),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -99,6 +121,10 @@ mod tests {
                 .iter()
                 .flat_map(|&members| sizes.iter().filter_map(move |&bytes| key(members, bytes)));
             assert_eq!(keys.count(), 4, "{effort:?}");
+            let carried = groups.iter().flat_map(|&members| {
+                sizes.iter().filter_map(move |&bytes| carried_key(members, bytes))
+            });
+            assert_eq!(carried.count(), 2, "{effort:?}");
         }
     }
 

@@ -2,7 +2,8 @@
 //! everybody else who carries messages on this machine.
 
 use super::group::{
-    Camp, FLOOR, MEMFERRY, Patience, Rounds, SHAREABLE, SINGLE_LINE, Task, Timing, UCX,
+    Camp, FLOOR, MEMFERRY, OPEN_MPI, OPEN_MPI_CARRIED, Patience, Rounds, SHAREABLE, SINGLE_LINE,
+    Task, Timing, UCX, is_aside,
 };
 use super::measure::set;
 use super::{Bench, Effort};
@@ -16,6 +17,8 @@ pub(super) struct Pingpong;
 const SMALL: u64 = 8;
 /// The sizes of the keys, at which everybody takes part even when time is short.
 const TELLING: [u64; 5] = [SMALL, 64 << 10, 1 << 20, 4 << 20, 64 << 20];
+/// The sizes of the keys about MPI over Memferry.
+const CARRIED: [u64; 4] = [SMALL, 64 << 10, 4 << 20, 64 << 20];
 
 impl Bench for Pingpong {
     fn name(&self) -> &'static str {
@@ -32,6 +35,7 @@ impl Bench for Pingpong {
         progress.step("compiling the peers");
         let mut outcome = Outcome::new(self.name());
         let mut camp = Camp::pitch()?;
+        camp.invite_mpi_over_memferry();
         progress.step("starting the groups");
         let mut field = camp.field_of_pairs();
         let mut worst = f64::INFINITY;
@@ -42,6 +46,7 @@ impl Bench for Pingpong {
                     FLOOR | SINGLE_LINE => bytes == SMALL,
                     // Each of its measurements starts two processes.
                     UCX => effort == Effort::Full || TELLING.contains(&bytes),
+                    aside if is_aside(aside) => effort == Effort::Full || CARRIED.contains(&bytes),
                     _ => true,
                 }
             });
@@ -62,6 +67,12 @@ impl Bench for Pingpong {
              median of the ratios of single rounds, not the ratio of two medians. The floor is two cache \
              lines, one for each direction, handed over by two threads of this process on the same \
              two cores."
+                .into(),
+        );
+        outcome.notes.push(
+            "An MPI over memferry is the same program with the same library, over Memferry's libfabric \
+             provider; its partner is that library with its own transport, in the same rounds. Such \
+             rows are never the best peer."
                 .into(),
         );
         outcome.notes.push(
@@ -108,15 +119,18 @@ fn add_keys(outcome: &mut Outcome, rounds: &Rounds, bytes: u64, ratio: f64) {
     if bytes == 4 << 20 {
         set(summary, "4m_shareable_vs_best", rounds.against_best(SHAREABLE));
     }
-    let key = match bytes {
-        SMALL => "8b_vs_best",
-        0x1_0000 => "64k_vs_best",
-        0x10_0000 => "1m_vs_best",
-        0x40_0000 => "4m_vs_best",
-        0x400_0000 => "64m_vs_best",
+    let (key, carried_key) = match bytes {
+        SMALL => ("8b_vs_best", Some("mpi_8b_vs_own")),
+        0x1_0000 => ("64k_vs_best", Some("mpi_64k_vs_own")),
+        0x10_0000 => ("1m_vs_best", None),
+        0x40_0000 => ("4m_vs_best", Some("mpi_4m_vs_own")),
+        0x400_0000 => ("64m_vs_best", Some("mpi_64m_vs_own")),
         _ => return,
     };
     set(summary, key, ratio);
+    if let Some(key) = carried_key {
+        set(summary, key, rounds.times_longer(OPEN_MPI, OPEN_MPI_CARRIED));
+    }
 }
 
 #[cfg(test)]
@@ -127,7 +141,7 @@ mod tests {
     fn every_effort_measures_what_the_keys_need() {
         for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
             let sizes = sizes(effort);
-            for needed in TELLING {
+            for needed in TELLING.into_iter().chain(CARRIED) {
                 assert!(sizes.contains(&needed), "{effort:?} {needed}");
             }
             assert!(sizes.is_sorted());

@@ -17,7 +17,7 @@ use super::copies::{chosen, measured_now};
 use super::{Check, Status};
 use crate::{number, size};
 
-pub(super) use alive::A_MESSAGE;
+pub(super) use alive::{A_MESSAGE, CROSS_MEMORY};
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 

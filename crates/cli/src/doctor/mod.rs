@@ -7,6 +7,7 @@ mod devices;
 mod gpu;
 mod memory;
 mod messages;
+mod mpi;
 pub(crate) mod partner;
 
 use memferry::engine::cpu::Profile;
@@ -60,6 +61,8 @@ struct Diagnosis {
     checks: Vec<Check>,
     /// What messages need.
     messages: Vec<Check>,
+    /// What MPI programs over Memferry need.
+    mpi: Vec<Check>,
     /// What pinning and windows need.
     memory: Vec<Check>,
     /// GPUs that can copy.
@@ -70,8 +73,8 @@ struct Diagnosis {
 
 impl Diagnosis {
     fn all(&self) -> impl Iterator<Item = &Check> {
-        let sections = [&self.checks, &self.messages, &self.memory, &self.gpus, &self.devices];
-        sections.into_iter().flatten()
+        let Self { checks, messages, mpi, memory, gpus, devices, .. } = self;
+        [checks, messages, mpi, memory, gpus, devices].into_iter().flatten()
     }
 
     /// What every program needs and is not there: a script can go by the exit status.
@@ -92,8 +95,10 @@ pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
     }
     let machine = Machine::look();
     let (checks, messages) = (copies::checks(&machine), messages::checks());
+    let reach = messages.iter().find(|check| check.name == messages::CROSS_MEMORY);
+    let mpi = mpi::checks(reach);
     let (memory, gpus, devices) = (memory::checks(), gpu::checks(), devices::checks());
-    let diagnosis = Diagnosis { machine, checks, messages, memory, gpus, devices };
+    let diagnosis = Diagnosis { machine, checks, messages, mpi, memory, gpus, devices };
     if json {
         show::print_json(&diagnosis)?;
     } else {
@@ -116,6 +121,7 @@ fn render(diagnosis: &Diagnosis, paint: Paint) -> String {
     for (title, checks) in [
         ("copies", &diagnosis.checks),
         ("messages", &diagnosis.messages),
+        ("MPI", &diagnosis.mpi),
         ("memory", &diagnosis.memory),
         ("GPUs", &diagnosis.gpus),
         ("copy devices", &diagnosis.devices),
@@ -146,7 +152,8 @@ mod tests {
 
     fn diagnosis(checks: Vec<Check>, messages: Vec<Check>) -> Diagnosis {
         let machine = sample::empty("x").machine;
-        Diagnosis { machine, checks, messages, memory: vec![], gpus: vec![], devices: vec![] }
+        let (mpi, memory, gpus, devices) = (vec![], vec![], vec![], vec![]);
+        Diagnosis { machine, checks, messages, mpi, memory, gpus, devices }
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! Operations of which more must be known at their end than the program's context: that they say
-//! nothing if they go well, or that they own their memory. They are posted with a mark in place of the
+//! nothing if they go well, that they have several parts, or that they own their memory. They are posted with a mark in place of the
 //! context, which no other operation has.
 
+use std::ffi::c_int;
 use std::sync::Mutex;
 
 /// The bit that tells marks from contexts. A program's context that has it is marked as well.
@@ -16,9 +17,20 @@ pub(super) struct Marked {
     pub(super) is_quiet: bool,
     /// It takes several messages.
     pub(super) takes_several: bool,
+    /// How many ends it has, of which only the last is told.
+    pub(super) parts: usize,
+    /// How the first of those ended that did not end well.
+    pub(super) code: c_int,
     /// The memory of its message, if it has its own.
     #[expect(dead_code, reason = "held until the end, and used by nobody else")]
     pub(super) bytes: Option<Box<[u8]>>,
+}
+
+impl Marked {
+    /// An operation with one end.
+    pub(super) fn new(context: u64, is_quiet: bool) -> Self {
+        Self { context, is_quiet, takes_several: false, parts: 1, code: 0, bytes: None }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -50,17 +62,35 @@ impl Marks {
         MARK | place as u64
     }
 
-    /// The context of an operation, and whether it is quiet. It is forgotten, unless it goes on.
-    pub(super) fn end(&self, mark: u64, is_last: bool) -> Option<(u64, bool)> {
+    /// A part of an operation has ended. The context of the operation, whether it is quiet, and how
+    /// it ended; `None` if others are still to come. It is forgotten, unless it goes on.
+    pub(super) fn end(&self, mark: u64, is_last: bool, code: c_int) -> Option<(u64, bool, c_int)> {
         let place = (mark & !MARK) as usize;
         let mut places = self.places.lock().unwrap();
         let marked = places.all.get_mut(place)?;
-        let Marked { context, is_quiet, takes_several, .. } = *marked.as_ref()?;
+        let known = marked.as_mut()?;
+        known.code = if known.code == 0 { code } else { known.code };
+        known.parts -= 1;
+        let Marked { context, is_quiet, takes_several, parts, code, .. } = *known;
+        if takes_several {
+            (known.parts, known.code) = (1, 0);
+        } else if parts > 0 {
+            return None;
+        }
         if is_last || !takes_several {
             *marked = None;
             places.free.push(place);
         }
-        Some((context, is_quiet))
+        Some((context, is_quiet, code))
+    }
+
+    /// An operation did not begin after all.
+    pub(super) fn forget(&self, mark: u64) {
+        let place = (mark & !MARK) as usize;
+        let mut places = self.places.lock().unwrap();
+        if places.all.get_mut(place).and_then(Option::take).is_some() {
+            places.free.push(place);
+        }
     }
 
     /// The mark of an operation with this context.
@@ -76,7 +106,7 @@ mod tests {
     use super::*;
 
     fn marked(context: u64, takes_several: bool) -> Marked {
-        Marked { context, is_quiet: true, takes_several, bytes: None }
+        Marked { takes_several, ..Marked::new(context, true) }
     }
 
     #[test]
@@ -85,11 +115,20 @@ mod tests {
         let (one, two) = (marks.add(marked(7, false)), marks.add(marked(8, true)));
         assert!(is_mark(one) && is_mark(two) && !is_mark(7));
         assert_eq!((marks.find(7), marks.find(8), marks.find(9)), (Some(one), Some(two), None));
-        assert_eq!(marks.end(one, false), Some((7, true)));
-        assert_eq!((marks.find(7), marks.end(one, false)), (None, None));
-        assert_eq!(marks.end(two, false), Some((8, true)));
-        assert_eq!(marks.end(two, true), Some((8, true)));
-        assert_eq!(marks.end(two, true), None);
+        assert_eq!(marks.end(one, false, 0), Some((7, true, 0)));
+        assert_eq!((marks.find(7), marks.end(one, false, 0)), (None, None));
+        assert_eq!(marks.end(two, false, 5), Some((8, true, 5)));
+        assert_eq!(marks.end(two, true, 0), Some((8, true, 0)));
+        assert_eq!(marks.end(two, true, 0), None);
         assert!([one, two].contains(&marks.add(marked(9, false))));
+    }
+
+    #[test]
+    fn of_an_operation_in_parts_the_last_end_tells_what_went_wrong_first() {
+        let marks = Marks::default();
+        let mark = marks.add(Marked { parts: 3, ..Marked::new(7, false) });
+        assert_eq!((marks.end(mark, false, 0), marks.end(mark, false, 5)), (None, None));
+        assert_eq!(marks.end(mark, false, 6), Some((7, false, 5)));
+        assert_eq!(marks.end(mark, false, 0), None);
     }
 }

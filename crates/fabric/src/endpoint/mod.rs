@@ -1,6 +1,7 @@
 //! Endpoints as programs see them: opened, bound to queues and an address vector, enabled, and then
 //! used by way of a [`Station`]. Aliases are further views of an endpoint, with flags of their own.
 
+mod access;
 mod marked;
 mod options;
 mod own;
@@ -11,6 +12,7 @@ mod send;
 mod station;
 mod tagged;
 mod unoffered;
+mod windows;
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -65,6 +67,9 @@ struct Bindings {
     events: Option<Arc<EventQueue>>,
     sends: Direction,
     receives: Direction,
+    /// Of these, only the counters.
+    reads: Direction,
+    writes: Direction,
 }
 
 impl Endpoint {
@@ -87,11 +92,12 @@ impl Endpoint {
         }
         let messages = self.open_messages()?;
         let remote = self.carry(&messages)?;
-        let (sends, receives) = (bindings.sends.clone(), bindings.receives.clone());
         let is_directed = common.caps & FI_DIRECTED_RECV != 0;
-        let station =
-            Arc::new(Station::new(messages, remote, vector, sends, receives, is_directed));
+        let station = Arc::new(Station::new(messages, remote, vector, &bindings, is_directed));
         station.attach()?;
+        if common.caps & FI_RMA != 0 {
+            common.domain.expose_by(&station)?;
+        }
         let _ = self.station.set(station);
         Ok(())
     }
@@ -207,7 +213,13 @@ impl Bindings {
     }
 
     fn bind_counter(&mut self, counter: &Arc<Counter>, flags: u64) {
-        for (flag, direction) in [(FI_SEND, &mut self.sends), (FI_RECV, &mut self.receives)] {
+        let directions = [
+            (FI_SEND, &mut self.sends),
+            (FI_RECV, &mut self.receives),
+            (FI_READ, &mut self.reads),
+            (FI_WRITE, &mut self.writes),
+        ];
+        for (flag, direction) in directions {
             if flags & flag != 0 {
                 direction.counter = Some(counter.clone());
             }
@@ -231,7 +243,7 @@ fn visible(context: *mut c_void) -> Visible<FidEp> {
         ops: &raw const options::OPS,
         cm: &raw const options::CM_OPS,
         msg: &raw const plain::OPS,
-        rma: unoffered::rma(),
+        rma: &raw const access::OPS,
         tagged: &raw const tagged::OPS,
         atomic: unoffered::atomics(),
         collective: unoffered::collectives(),

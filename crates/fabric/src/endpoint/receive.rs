@@ -95,7 +95,7 @@ fn post(
     }
     let mark = station.mark(context, is_quiet, flags & FI_MULTI_RECV != 0);
     begin(mark).map_err(|error| {
-        station.marks.end(mark, true);
+        station.marks.forget(mark);
         error.into()
     })
 }

@@ -163,13 +163,13 @@ unsafe fn send_marked(
 ) -> Result {
     let Ending { context, quiet: is_quiet, delivered } = ending;
     let peer = station.peer(to)?;
-    let mark = station.marks.add(Marked { context, is_quiet, takes_several: false, bytes });
+    let mark = station.marks.add(Marked { bytes, ..Marked::new(context, is_quiet) });
     let ending = Ending { context: mark, quiet: false, delivered };
     // SAFETY: the caller's promise.
     match unsafe { station.messages.post_send(peer, envelope, pieces, ending) } {
         Ok(report) => report.iter().for_each(|report| station.tell(report)),
         Err(error) => {
-            station.marks.end(mark, true);
+            station.marks.forget(mark);
             return Err(error.into());
         }
     }

@@ -2,13 +2,15 @@
 //! to peers, and from reports back to what the program reads.
 
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
 
 use memferry_message::{Endpoint, Error, Lane, Peer, Report, ReportKind, Source, Watch};
 
+use super::Bindings;
 use super::marked::{Marked, Marks, is_mark};
 use super::peers::Peers;
+use super::windows::Windows;
 use crate::abi::*;
 use crate::address::{Address, AddressVector, LocalId, Place};
 use crate::guard::{Code, Result};
@@ -73,6 +75,10 @@ pub(crate) struct Station {
     pub(super) messages: Endpoint,
     pub(super) sends: Direction,
     pub(super) receives: Direction,
+    pub(super) writes: Direction,
+    pub(super) reads: Direction,
+    /// Memory of this process that others access, and of others.
+    pub(super) windows: Windows,
     /// Receives may ask for one peer.
     is_directed: bool,
     /// Both directions are told to the same queue and to nothing else, which collects by itself.
@@ -93,19 +99,23 @@ impl Station {
         messages: Endpoint,
         remotes: Remotes,
         vector: Arc<AddressVector>,
-        sends: Direction,
-        receives: Direction,
+        bindings: &Bindings,
         is_directed: bool,
     ) -> Self {
-        let is_counted = sends.counter.is_some() || receives.counter.is_some();
+        let Bindings { sends, receives, reads, writes, .. } = bindings;
+        let is_counted = [sends, receives, reads, writes].iter().any(|d| d.counter.is_some());
         let reports_to_one_queue = match (&sends.queue, &receives.queue) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other) && !is_counted,
             _ => false,
         };
         Self {
             messages,
-            sends,
-            receives,
+            sends: sends.clone(),
+            receives: receives.clone(),
+            // Accesses are told where sends are, and counted apart.
+            writes: Direction { counter: writes.counter.clone(), ..sends.clone() },
+            reads: Direction { counter: reads.counter.clone(), ..sends.clone() },
+            windows: Windows::default(),
             is_directed,
             reports_to_one_queue,
             remotes,
@@ -117,9 +127,13 @@ impl Station {
         }
     }
 
+    fn directions(&self) -> [&Direction; 4] {
+        [&self.sends, &self.receives, &self.writes, &self.reads]
+    }
+
     /// Lets its queues and counters collect from it.
     pub(super) fn attach(self: &Arc<Self>) -> Result {
-        for direction in [&self.sends, &self.receives] {
+        for direction in self.directions() {
             direction.queue.iter().try_for_each(|queue| queue.add(self))?;
             direction.counter.iter().try_for_each(|counter| counter.add(self))?;
         }
@@ -128,7 +142,7 @@ impl Station {
 
     /// The opposite, before it goes.
     pub(super) fn detach(self: &Arc<Self>) {
-        for direction in [&self.sends, &self.receives] {
+        for direction in self.directions() {
             direction.queue.iter().for_each(|queue| queue.remove(self));
             direction.counter.iter().for_each(|counter| counter.remove(self));
         }
@@ -166,7 +180,12 @@ impl Station {
 
     #[inline]
     fn direction(&self, kind: ReportKind) -> &Direction {
-        if kind == ReportKind::Receive { &self.receives } else { &self.sends }
+        match kind {
+            ReportKind::Send => &self.sends,
+            ReportKind::Receive => &self.receives,
+            ReportKind::Put => &self.writes,
+            ReportKind::Get => &self.reads,
+        }
     }
 
     /// Counts the end of an operation, and gives what its queue is told, if anything.
@@ -175,10 +194,20 @@ impl Station {
         let mut entry = entry_of(report);
         let mut is_quiet = false;
         if is_mark(report.context) {
-            (entry.context, is_quiet) = self.marks.end(report.context, report.is_last)?;
+            (entry.context, is_quiet, entry.code) =
+                self.marks.end(report.context, report.is_last, entry.code)?;
         }
         self.direction(report.kind).count(entry.code == 0);
         (!is_quiet || entry.code != 0).then_some(entry)
+    }
+
+    /// A part of a marked operation could not begin.
+    pub(super) fn end_part(&self, kind: ReportKind, mark: u64, code: c_int) {
+        if let Some((context, _, code)) = self.marks.end(mark, false, code) {
+            let direction = self.direction(kind);
+            direction.count(code == 0);
+            direction.tell(Entry { code, ..Entry::new(context, FI_RMA) });
+        }
     }
 
     /// The number of whoever sent a message.
@@ -256,7 +285,7 @@ impl Station {
 
     /// A context for a receive of which more must be known at its end.
     pub(super) fn mark(&self, context: u64, is_quiet: bool, takes_several: bool) -> u64 {
-        self.marks.add(Marked { context, is_quiet, takes_several, bytes: None })
+        self.marks.add(Marked { takes_several, ..Marked::new(context, is_quiet) })
     }
 
     /// Asks for an early end of an operation, which its report tells.
@@ -285,7 +314,11 @@ pub(super) fn entry_of(report: &Report) -> Entry {
             entry.flags |= FI_MULTI_RECV;
         }
     } else {
-        entry.flags |= FI_SEND;
+        entry.flags = match report.kind {
+            ReportKind::Put => FI_RMA | FI_WRITE,
+            ReportKind::Get => FI_RMA | FI_READ,
+            _ => entry.flags | FI_SEND,
+        };
     }
     if let Err(error) = &report.outcome {
         describe(&mut entry, error);

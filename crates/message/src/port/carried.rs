@@ -216,7 +216,7 @@ impl State {
             Deed::Receive(receiving) => {
                 receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
             }
-            Deed::Access | Deed::Several(_) => false,
+            Deed::Access(_) | Deed::Several(_) => false,
         };
         let mut ended = self.operations.numbers(belongs);
         ended.extend(self.matching.unpost_source(peer));

@@ -62,7 +62,7 @@ impl State {
         }
         self.matching.unpost_all();
         // Accesses to windows are ended by whoever carries them out.
-        for number in self.operations.numbers(|deed| !matches!(deed, Deed::Access)) {
+        for number in self.operations.numbers(|deed| !matches!(deed, Deed::Access(_))) {
             self.operations.finish(number, Err(Error::Closed));
         }
     }

@@ -22,8 +22,8 @@ pub(crate) enum Deed {
     Receive(Receiving),
     /// A receive that takes several messages, each of them in a receive that is a part of it.
     Several(Several),
-    /// An access to a window, which is carried out elsewhere and ends there.
-    Access,
+    /// An access to a window, which is carried out elsewhere and ends there: a put or a get.
+    Access(ReportKind),
 }
 
 /// A receive that takes several messages, one behind the other.
@@ -250,8 +250,8 @@ impl Operations {
                 report.is_last = several.parts == 0;
                 usize::MAX
             }
-            Deed::Access => {
-                report.kind = ReportKind::Access;
+            Deed::Access(kind) => {
+                report.kind = kind;
                 usize::MAX
             }
         };

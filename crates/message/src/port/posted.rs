@@ -21,14 +21,27 @@ const ASKED_IN_VAIN: u32 = 16;
 /// How long it sleeps then, if nothing comes.
 const NAP: Duration = Duration::from_millis(1);
 
-/// How a thread has asked for reports lately, where processes share cores.
+/// Longer messages are never injected without a copy.
+const INJECTED_BYTES: u64 = 16 << 10;
+
+/// Questions in vain between two looks after the peers.
+const QUESTIONS: u32 = 16;
+
+/// How reports were asked for lately.
 #[derive(Debug, Default)]
 pub(super) struct Asking {
+    questions: u32,
     in_vain: u32,
     last_ns: u64,
 }
 
 impl Asking {
+    #[inline]
+    fn is_time_to_look_after_peers(&mut self) -> bool {
+        self.questions = (self.questions + 1) % QUESTIONS;
+        self.questions == 0
+    }
+
     /// Whether it only asks, and has asked in vain for a while.
     fn is_idle(&mut self) -> bool {
         let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -119,7 +132,10 @@ impl Port {
             return false;
         }
         let mut state = self.enter();
-        state.look_around();
+        // Peers are looked after now and then: asking for the time takes longer than a look.
+        if !state.progress() && state.asking.is_time_to_look_after_peers() {
+            state.check_peers(false);
+        }
         if state.hand_over(reports) {
             return true;
         }
@@ -184,7 +200,7 @@ impl State {
         }
         let length = piece.length as u64;
         // SAFETY: passed on.
-        match unsafe { self.send_now(peer, envelope, &[piece], length, u64::MAX) } {
+        match unsafe { self.send_now(peer, envelope, &[piece], length, INJECTED_BYTES) } {
             Ok(is_over) => Ok(is_over),
             Err(Nonsense(what)) => {
                 self.lose(peer, Gone::Misbehaved(what));

@@ -14,7 +14,7 @@ use crate::ring::cells::Nonsense;
 use crate::wire::{Note, Number, inline_limit};
 
 /// Messages up to this size are one fragment.
-pub(crate) const ONE_FRAGMENT: u64 = 8 << 10;
+const ONE_FRAGMENT: u64 = 8 << 10;
 
 /// What became of a new operation.
 #[derive(Debug)]
@@ -79,9 +79,9 @@ impl State {
         // Of a message that was announced the receiver tells when it has it.
         let is_asked_for = ending.is_some_and(|ending| ending.delivered);
         let eager_limit = self.eager_limit(peer);
+        let at_once = eager_limit.min(ONE_FRAGMENT);
         // SAFETY: passed on.
-        if !is_asked_for && unsafe { self.send_now(peer, &envelope, pieces, length, eager_limit) }?
-        {
+        if !is_asked_for && unsafe { self.send_now(peer, &envelope, pieces, length, at_once) }? {
             return Ok(Ok(Begun::Over(Ok(self.received(peer, envelope.tag, length)))));
         }
         let connection = self.connection(peer);
@@ -117,8 +117,8 @@ impl State {
         self.eager_limits[usize::from(reachable)]
     }
 
-    /// Sends a small message, if nothing waits before it and there is room for all of it: then it
-    /// is over.
+    /// Sends a message that is no longer than the limit, if nothing waits before it and there is room
+    /// for all of it: then it is over.
     ///
     /// # Safety
     /// The pieces must be valid for reads of `length` bytes.
@@ -143,9 +143,7 @@ impl State {
                     wire.announce();
                     return Ok(true);
                 }
-            } else if length <= ONE_FRAGMENT.min(limit)
-                && path::put_eager(wire, envelope, pieces, length as usize)?
-            {
+            } else if length <= limit && path::put_eager(wire, envelope, pieces, length as usize)? {
                 wire.announce();
                 wire.warm_up(length as usize);
                 return Ok(true);

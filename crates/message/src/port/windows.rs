@@ -9,7 +9,7 @@ use super::{Peer, Port, State};
 use crate::connect::hello::Identity;
 use crate::connection::Absent;
 use crate::error::{ConnectError, Error, Gone, ValidationError};
-use crate::report::Ending;
+use crate::report::{Ending, ReportKind};
 use crate::window::Exposure;
 use crate::window::board::{Board, Name};
 use crate::window::peer_memory::PeerMemory;
@@ -170,14 +170,18 @@ impl State {
     }
 
     /// A place for an access that is not over at once.
-    pub(crate) fn begin_access(&mut self, ending: Option<Ending>) -> Result<Number, Error> {
+    pub(crate) fn begin_access(
+        &mut self,
+        kind: ReportKind,
+        ending: Option<Ending>,
+    ) -> Result<Number, Error> {
         if self.closed {
             return Err(Error::Closed);
         }
         if !self.operations.has_room() {
             return Err(ValidationError::TooManyOperations(self.operations.count()).into());
         }
-        Ok(self.operations.insert(Deed::Access, ending))
+        Ok(self.operations.insert(Deed::Access(kind), ending))
     }
 
     /// A region of a peer is mapped from now on, or is gone.

@@ -104,6 +104,11 @@ impl RemoteWindow {
         self.entry.length == 0
     }
 
+    /// Where it begins in the owner's memory.
+    pub fn address(&self) -> u64 {
+        self.entry.address
+    }
+
     /// What may be done with it.
     pub fn rights(&self) -> Rights {
         self.entry.rights
@@ -229,7 +234,7 @@ impl RemoteWindow {
         let job = self.put_job(offset, address, length, None)?;
         // SAFETY: passed on.
         let begun = unsafe { self.begin(job, Some(ending)) }?;
-        Ok(self.reported(begun, length, ending))
+        Ok(self.reported(ReportKind::Put, begun, length, ending))
     }
 
     /// Begins a get that ends in a report, as [`RemoteWindow::post_put`] does.
@@ -246,16 +251,22 @@ impl RemoteWindow {
         let job = self.get_job(offset, address, length)?;
         // SAFETY: passed on.
         let begun = unsafe { self.begin(job, Some(ending)) }?;
-        Ok(self.reported(begun, length, ending))
+        Ok(self.reported(ReportKind::Get, begun, length, ending))
     }
 
-    fn reported(&self, begun: Begun, length: usize, ending: Ending) -> Option<Report> {
+    fn reported(
+        &self,
+        kind: ReportKind,
+        begun: Begun,
+        length: usize,
+        ending: Ending,
+    ) -> Option<Report> {
         let Begun::Over(outcome) = begun else { return None };
         let is_told = outcome.is_err() || !ending.quiet;
         is_told.then(|| Report {
             peer: Some(self.peer),
             length: length as u64,
-            ..Report::new(ReportKind::Access, ending.context, outcome.map(drop))
+            ..Report::new(kind, ending.context, outcome.map(drop))
         })
     }
 
@@ -377,7 +388,7 @@ impl RemoteWindow {
     }
 
     fn enqueue(&self, mut job: Job, ending: Option<Ending>) -> Result<Begun, Error> {
-        let number = self.port.enter().begin_access(ending)?;
+        let number = self.port.enter().begin_access(job.direction.kind(), ending)?;
         job.number = Some(number);
         if let Err(error) = self.windows.enqueue(&self.port, self.peer, &self.memory, job) {
             self.port.enter().operations.remove(number);

@@ -17,6 +17,7 @@ use super::{Notify, Rights};
 use crate::connection::{CopyError, View};
 use crate::error::{Error, Gone, Who};
 use crate::pieces::{Cut, Piece, Pieces};
+use crate::report::ReportKind;
 use crate::wire::Number;
 
 /// The most that is copied before the board is asked again: less than a millisecond's work.
@@ -45,6 +46,13 @@ impl Direction {
         match self {
             Self::Put => Access::Write,
             Self::Get => Access::Read,
+        }
+    }
+
+    pub(crate) fn kind(self) -> ReportKind {
+        match self {
+            Self::Put => ReportKind::Put,
+            Self::Get => ReportKind::Get,
         }
     }
 

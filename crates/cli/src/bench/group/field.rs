@@ -4,16 +4,18 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::carried::{self, Aside};
 use super::contest::{Entry, Patience, Rounds, contest};
 use super::cores::Cores;
 use super::floor::{FLOOR, Floor, SINGLE_LINE};
 use super::members::{Group, PATIENCE};
-use super::mpi::{Flavour, Installed};
+use super::mpi::{self, Installed, Transport};
 use super::receiver::{PacketReceiver, Way};
 use super::scratch::Scratch;
 use super::ucx::Perftest;
 use super::worker::{Kind, commands};
 use super::{Contender, Role, Task};
+use crate::mpi::Family;
 use crate::outcome::Outcome;
 
 /// Ours, with memory of any kind.
@@ -91,7 +93,8 @@ pub(in crate::bench) struct Camp {
 /// What groups are started with.
 struct Ground {
     cores: Cores,
-    mpi: Vec<(Flavour, Installed, PathBuf)>,
+    mpi: Vec<(Family, Installed, PathBuf)>,
+    asides: Vec<Aside>,
     scratch: Scratch,
 }
 
@@ -107,25 +110,36 @@ impl Camp {
         let scratch = Scratch::new()?;
         let (mut missing, mut versions) = (Vec::new(), BTreeMap::new());
         let mut mpi = Vec::new();
-        for flavour in Flavour::ALL {
-            let series = flavour.series();
-            let compiled = flavour.find().and_then(|installed| {
-                versions.insert(series.to_owned(), installed.version.clone());
-                installed.compile(scratch.folder()).map(|member| (flavour, installed, member))
+        for family in mpi::FAMILIES {
+            let series = mpi::series(family);
+            let compiled = mpi::find(family).and_then(|installed| {
+                versions.insert(series.to_owned(), installed.launcher.version.clone());
+                installed.compile(scratch.folder()).map(|member| (family, installed, member))
             });
             match compiled {
                 Ok(ready) => mpi.push(ready),
                 Err(reason) => missing.push(because(series, &reason)),
             }
         }
-        let ground = Ground { cores: Cores::of_this_machine(), mpi, scratch };
+        let (cores, asides) = (Cores::of_this_machine(), Vec::new());
+        let ground = Ground { cores, mpi, asides, scratch };
         Ok(Self { ground, missing, versions })
+    }
+
+    /// Looks for what can run over Memferry's provider, to be measured beside its own transport.
+    pub(in crate::bench) fn invite_mpi_over_memferry(&mut self) {
+        let Ground { mpi, scratch, asides, .. } = &mut self.ground;
+        *asides = carried::find(mpi, scratch.folder(), &mut self.missing);
+        for aside in asides {
+            let version = aside.installed.launcher.version.clone();
+            self.versions.insert(aside.series.clone(), version);
+        }
     }
 
     /// For contestants that are all in this program.
     pub(in crate::bench) fn pitch_for_own() -> anyhow::Result<Self> {
         let (cores, scratch) = (Cores::of_this_machine(), Scratch::new()?);
-        let ground = Ground { cores, mpi: Vec::new(), scratch };
+        let ground = Ground { cores, mpi: Vec::new(), asides: Vec::new(), scratch };
         Ok(Self { ground, missing: Vec::new(), versions: BTreeMap::new() })
     }
 
@@ -141,10 +155,19 @@ impl Camp {
         field
     }
 
+    /// The same, and MPI over Memferry.
+    pub(in crate::bench) fn field_with_asides(&mut self, size: usize) -> Field<'_> {
+        let mut field = Field { entries: Vec::new(), missing: &mut self.missing };
+        field.enter_groups(&self.ground, size);
+        field.enter_asides(&self.ground, size);
+        field
+    }
+
     /// Ours and everybody else who can send a message to and fro, and the floor.
     pub(in crate::bench) fn field_of_pairs(&mut self) -> Field<'_> {
         let mut field = Field { entries: Vec::new(), missing: &mut self.missing };
         field.enter_groups(&self.ground, 2);
+        field.enter_asides(&self.ground, 2);
         let perftest = Perftest::find(&self.ground.cores);
         if let (Ok(_), Some(version)) = (&perftest, Perftest::version()) {
             self.versions.insert(UCX.to_owned(), version);
@@ -222,9 +245,16 @@ impl Field<'_> {
         for (series, kind) in OURS {
             self.enter(series, Role::Ours, ground.start(kind, size));
         }
-        for (flavour, installed, member) in &ground.mpi {
-            let group = installed.start(member, size, &ground.cores);
-            self.enter(flavour.series(), Role::Peer, group);
+        for (family, installed, member) in &ground.mpi {
+            let group = installed.start(member, size, &ground.cores, &Transport::Own);
+            self.enter(mpi::series(*family), Role::Peer, group);
+        }
+    }
+
+    fn enter_asides(&mut self, ground: &Ground, size: usize) {
+        for Aside { series, installed, member, transport } in &ground.asides {
+            let group = installed.start(member, size, &ground.cores, transport);
+            self.enter(series, Role::Aside, group);
         }
     }
 

@@ -5,21 +5,18 @@
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::unix::fs::FileExt;
-use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
-use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 
 use super::Contender;
 use super::order::{Order, QUIT, READY, Timing};
+use crate::process::{die_with_parent, end};
 
 /// The longest that a group may take to answer.
 pub(super) const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a group gets to end by itself, and then how long once it is told to.
-const FAREWELL: Duration = Duration::from_secs(2);
 /// How often a waiting bench looks whether all members are still alive.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -164,49 +161,6 @@ fn spawn(mut command: Command, leader: Option<u32>, complaints: &File) -> io::Re
     let answers = if leader.is_none() { Stdio::piped() } else { Stdio::null() };
     command.stdin(Stdio::piped()).stdout(answers).stderr(complaints.try_clone()?);
     die_with_parent(&mut command, process_group).spawn()
-}
-
-/// Puts a command into a process group and ties its life to this process.
-pub(super) fn die_with_parent(command: &mut Command, process_group: i32) -> &mut Command {
-    command.process_group(process_group);
-    // SAFETY: between fork and exec only one system call is made, which allocates nothing.
-    unsafe {
-        // Not a kill: a launcher takes its ranks along when it is told to end.
-        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?))
-    }
-}
-
-/// Ends processes of one process group: waits for those that were told, then insists.
-pub(super) fn end(members: &mut [Child], told: bool) {
-    let Some(leader) = members.first().and_then(|leader| Pid::from_raw(leader.id() as i32)) else {
-        return;
-    };
-    for member in members.iter_mut() {
-        drop(member.stdin.take());
-    }
-    if told && all_ended(members, FAREWELL) {
-        return;
-    }
-    let _ = kill_process_group(leader, Signal::TERM);
-    if !all_ended(members, FAREWELL) {
-        let _ = kill_process_group(leader, Signal::KILL);
-        for member in members {
-            let _ = member.wait();
-        }
-    }
-}
-
-fn all_ended(members: &mut [Child], wait: Duration) -> bool {
-    let deadline = Instant::now() + wait;
-    loop {
-        if members.iter_mut().all(|member| !matches!(member.try_wait(), Ok(None))) {
-            return true;
-        }
-        if Instant::now() >= deadline {
-            return false;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 //! be measured in turn, round by round. `field.rs` gathers the contestants, `contest.rs` lets them
 //! run against each other, `worker.rs` is what a member made of this very program does.
 
+mod carried;
 mod carrier;
 mod contest;
 mod cores;
@@ -25,13 +26,13 @@ mod mpi;
 mod order;
 mod ours;
 mod plain;
-mod program;
 mod receiver;
 mod scratch;
 mod stream;
 mod ucx;
 pub(crate) mod worker;
 
+pub(super) use carried::{OPEN_MPI_CARRIED, is_aside};
 pub(super) use contest::{Patience, Rounds};
 pub(super) use crew::Crew;
 pub(super) use field::{
@@ -40,6 +41,7 @@ pub(super) use field::{
 };
 pub(super) use floor::{FLOOR, SINGLE_LINE};
 pub(super) use fourier::{Complex, cell_at, transform_rows};
+pub(super) use mpi::OPEN_MPI;
 pub(super) use order::{Order, Task, Timing};
 pub(super) use plain::{Plain, bytes_of, bytes_of_mut, mixed};
 pub(super) use stream::window_of;
@@ -98,6 +100,8 @@ pub(super) enum Role {
     Ours,
     /// What ours is compared with.
     Peer,
+    /// What is compared with a series that it names, and is no peer of ours.
+    Aside,
     /// What nobody can beat.
     Floor,
 }

@@ -1,14 +1,20 @@
 //! MPI as a peer: our own small program, compiled here with the machine's MPI compilers and started
-//! by their launchers, each with the settings it has out of the box.
+//! by their launchers, each with the settings it has out of the box, or over Memferry.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
 
 use super::cores::Cores;
 use super::members::{Group, PATIENCE};
-use super::program;
+use crate::mpi::variables::{self, Variable};
+use crate::mpi::{Family, Launcher};
+use crate::process;
+
+/// Open MPI with its own transport.
+pub(in crate::bench) const OPEN_MPI: &str = "Open MPI";
+/// MPICH with its own transport.
+pub(in crate::bench) const MPICH: &str = "MPICH";
 
 /// The program, file by file.
 const SOURCES: [(&str, &str); 5] = [
@@ -19,71 +25,71 @@ const SOURCES: [(&str, &str); 5] = [
     ("fourier.c", include_str!("mpi/fourier.c")),
 ];
 
-/// The implementations that are measured.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Flavour {
-    OpenMpi,
-    Mpich,
-}
-
-/// An implementation that was found here.
-#[derive(Debug)]
+/// An implementation that was found here, with its compiler.
+#[derive(Debug, Clone)]
 pub(super) struct Installed {
-    flavour: Flavour,
+    pub(super) launcher: Launcher,
     compiler: PathBuf,
-    launcher: PathBuf,
-    pub(super) version: String,
 }
 
-impl Flavour {
-    pub(super) const ALL: [Self; 2] = [Self::OpenMpi, Self::Mpich];
+/// What carries the messages of an MPI.
+#[derive(Debug, Clone)]
+pub(super) enum Transport {
+    /// Whatever it has out of the box.
+    Own,
+    /// Memferry's provider, by these variables.
+    Memferry(Vec<Variable>),
+}
 
-    pub(super) fn series(self) -> &'static str {
-        match self {
-            Self::OpenMpi => "Open MPI",
-            Self::Mpich => "MPICH",
+/// The implementations that are measured.
+pub(super) const FAMILIES: [Family; 2] = [Family::OpenMpi, Family::Mpich];
+
+/// The series of an implementation with its own transport.
+pub(super) fn series(family: Family) -> &'static str {
+    match family {
+        Family::OpenMpi => OPEN_MPI,
+        Family::Mpich => MPICH,
+    }
+}
+
+/// What its programs are called where several implementations live side by side.
+fn suffix(family: Family) -> &'static str {
+    match family {
+        Family::OpenMpi => "openmpi",
+        Family::Mpich => "mpich",
+    }
+}
+
+/// Looks for compiler and launcher of an implementation, under its own name or the common one.
+pub(super) fn find(family: Family) -> Result<Installed, String> {
+    for suffix in [format!(".{}", suffix(family)), String::new()] {
+        let programs = ["mpicc", "mpirun"].map(|name| process::find(&format!("{name}{suffix}")));
+        let [Some(compiler), Some(launcher)] = programs else { continue };
+        let Ok(launcher) = Launcher::recognise(&launcher) else { continue };
+        if launcher.family == family {
+            return Ok(Installed { launcher, compiler });
         }
     }
-
-    /// What its programs are called where several implementations live side by side.
-    fn suffix(self) -> &'static str {
-        match self {
-            Self::OpenMpi => "openmpi",
-            Self::Mpich => "mpich",
-        }
-    }
-
-    /// Whether a launcher that says this about itself is of this kind.
-    fn wrote(self, version_text: &str) -> bool {
-        let marks: &[&str] = match self {
-            Self::OpenMpi => &["Open MPI", "OpenRTE", "open-mpi"],
-            Self::Mpich => &["HYDRA", "MPICH"],
-        };
-        marks.iter().any(|mark| version_text.contains(mark))
-    }
-
-    /// Looks for its compiler and launcher, under its own name or the common one.
-    pub(super) fn find(self) -> Result<Installed, String> {
-        for suffix in [format!(".{}", self.suffix()), String::new()] {
-            let programs =
-                ["mpicc", "mpirun"].map(|name| program::find(&format!("{name}{suffix}")));
-            let [Some(compiler), Some(launcher)] = programs else { continue };
-            let mut ask = Command::new(&launcher);
-            ask.arg("--version");
-            let Ok(text) = program::output(ask, Duration::from_secs(10)) else { continue };
-            if self.wrote(&text) {
-                let version = program::version_in(&text).unwrap_or("unknown").to_owned();
-                return Ok(Installed { flavour: self, compiler, launcher, version });
-            }
-        }
-        Err("not installed".into())
-    }
+    Err("not installed".into())
 }
 
 impl Installed {
+    /// A launcher with the compiler beside it.
+    pub(super) fn of(launcher: Launcher) -> Result<Self, String> {
+        let compiler = launcher.compiler();
+        let compiler = compiler.ok_or_else(|| format!("there is no mpicc beside {launcher}"))?;
+        Ok(Self { launcher, compiler })
+    }
+
+    #[cfg(test)]
+    pub(super) fn for_test(launcher: Launcher) -> Self {
+        Self { launcher, compiler: PathBuf::new() }
+    }
+
     /// Compiles our program for this implementation into a folder.
     pub(super) fn compile(&self, folder: &Path) -> Result<PathBuf, String> {
-        let folder = folder.join(self.flavour.suffix());
+        let Launcher { family, version, .. } = &self.launcher;
+        let folder = folder.join(format!("{}-{version}", suffix(*family)));
         let cannot = |error: std::io::Error| format!("cannot be compiled: {error}");
         fs::create_dir_all(&folder).map_err(cannot)?;
         let mut compiler = Command::new(&self.compiler);
@@ -95,14 +101,31 @@ impl Installed {
             }
         }
         compiler.arg("-lm");
-        program::output(compiler, PATIENCE)?;
+        process::output(compiler, PATIENCE)?;
         Ok(folder.join("member"))
     }
 
     /// Starts a group of `size` ranks.
-    pub(super) fn start(&self, member: &Path, size: usize, cores: &Cores) -> Result<Group, String> {
-        let mut launcher = Command::new(&self.launcher);
+    pub(super) fn start(
+        &self,
+        member: &Path,
+        size: usize,
+        cores: &Cores,
+        transport: &Transport,
+    ) -> Result<Group, String> {
+        let mut launcher = Command::new(&self.launcher.path);
         launcher.args(self.options(size, cores)).arg(member);
+        match transport {
+            Transport::Own => {
+                // Somebody may have said `eval "$(memferry env)"`.
+                for (name, _) in variables::for_family(self.launcher.family, Path::new("/"), None) {
+                    launcher.env_remove(name);
+                }
+            }
+            Transport::Memferry(variables) => {
+                launcher.envs(variables.iter().map(|(name, value)| (name, value)));
+            }
+        }
         launcher.envs([
             ("OMPI_MCA_btl_base_warn_component_unused", "0"),
             ("OMPI_MCA_orte_base_help_aggregate", "1"),
@@ -115,8 +138,8 @@ impl Installed {
     fn options(&self, size: usize, cores: &Cores) -> Vec<String> {
         let shared = size > cores.whole();
         let mut words: Vec<&str> = Vec::new();
-        match self.flavour {
-            Flavour::OpenMpi => {
+        match self.launcher.family {
+            Family::OpenMpi => {
                 if rustix::process::geteuid().is_root() {
                     words.push("--allow-run-as-root");
                 }
@@ -126,7 +149,7 @@ impl Installed {
                     ["--map-by", "core", "--bind-to", "core"]
                 });
             }
-            Flavour::Mpich => words.extend(["-bind-to", "core"]),
+            Family::Mpich => words.extend(["-bind-to", "core"]),
         }
         let count = size.to_string();
         words.extend(["-np", &count]);
@@ -137,14 +160,6 @@ impl Installed {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_implementation_is_known_by_what_its_launcher_says() {
-        assert!(Flavour::OpenMpi.wrote("mpirun (Open MPI) 5.0.3"));
-        assert!(Flavour::OpenMpi.wrote("mpirun.openmpi (OpenRTE) 4.1.4"));
-        assert!(Flavour::Mpich.wrote("HYDRA build details:\n    Version: 4.0.2"));
-        assert!(!Flavour::Mpich.wrote("mpirun (Open MPI) 5.0.3"));
-    }
 
     #[test]
     fn every_file_of_the_program_says_what_it_is_for() {

@@ -6,9 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::cores::Cores;
-use super::members::{PATIENCE, die_with_parent, end};
+use super::members::PATIENCE;
 use super::order::{Order, Task, Timing, warm_up_of};
-use super::{Contender, Fit, program};
+use super::{Contender, Fit};
+use crate::process::{self, die_with_parent, end};
 
 const PERFTEST: &str = "ucx_perftest";
 
@@ -29,7 +30,7 @@ impl Drop for Server {
 
 impl Perftest {
     pub(super) fn find(cores: &Cores) -> Result<Self, String> {
-        program::find(PERFTEST).ok_or("not installed")?;
+        process::find(PERFTEST).ok_or("not installed")?;
         Ok(Self { cores: [cores.of_member(0), cores.of_member(1)] })
     }
 
@@ -37,8 +38,8 @@ impl Perftest {
     pub(super) fn version() -> Option<String> {
         let mut ask = Command::new("ucx_info");
         ask.arg("-v");
-        let text = program::output(ask, Duration::from_secs(10)).ok()?;
-        program::version_in(&text).map(str::to_owned)
+        let text = process::output(ask, Duration::from_secs(10)).ok()?;
+        process::version_in(&text).map(str::to_owned)
     }
 
     fn command(&self, member: usize, port: u16) -> Command {
@@ -73,7 +74,7 @@ impl Contender for Perftest {
             {
                 client.args([option, &value.to_string()]);
             }
-            match program::output(client, deadline.saturating_duration_since(Instant::now())) {
+            match process::output(client, deadline.saturating_duration_since(Instant::now())) {
                 Ok(text) => {
                     let half_ns = overall_ns(&text).ok_or(format!("said `{}`", text.trim()))?;
                     return Ok(Timing::of_messages(half_ns * 2.0 * order.iterations as f64));

@@ -12,7 +12,7 @@ use crate::{number, size};
 
 pub(in super::super) const A_MESSAGE: &str = "a message";
 const A_LARGE_MESSAGE: &str = "a large message";
-const CROSS_MEMORY: &str = "cross-memory access";
+pub(in super::super) const CROSS_MEMORY: &str = "cross-memory access";
 
 /// Everything with a partner; without one, the reason why there is none.
 pub(super) fn checks() -> Vec<Check> {

@@ -115,3 +115,16 @@ fn iterations_grow_until_they_fill_a_slice() {
     assert_eq!(fit.turn_ns(), 100e6);
     assert_eq!(slow.1, [1]);
 }
+
+#[test]
+fn who_stands_aside_is_never_the_best_peer() {
+    let diary = Diary::default();
+    let of = [
+        ("a", Role::Ours, 10.0, 99),
+        ("b", Role::Peer, 20.0, 99),
+        ("b over a", Role::Aside, 5.0, 99),
+    ];
+    let rounds = contest(&mut field(&diary, &of), &mut Vec::new(), |_| true, TASK, PATIENCE);
+    assert_eq!(rounds.against_best("a"), 2.0);
+    assert_eq!(rounds.times_longer("b", "b over a"), 4.0);
+}

