@@ -50,6 +50,8 @@ pub struct Report {
     pub is_last: bool,
     /// How it ended.
     pub outcome: Result<(), Error>,
+    /// The place of the peer, from which the peer is told when the report is handed over.
+    pub(crate) place: usize,
 }
 
 impl Report {
@@ -64,6 +66,7 @@ impl Report {
             address: std::ptr::null_mut(),
             is_last: false,
             outcome,
+            place: usize::MAX,
         }
     }
 }

@@ -15,8 +15,11 @@ use crate::plan::PathKind;
 use crate::report::Ending;
 use crate::wire::Number;
 
-/// Looks at everything else before a carrier is looked at that nobody has used yet.
-const IDLE_LOOKS: u32 = 256;
+/// Looks at everything else between two looks at the carrier, which asks the system and takes as long
+/// as hundreds of them.
+const LOOKS_BETWEEN: u32 = 32;
+/// Looks in vain, one after the other, after the carrier had something to say.
+const LOOKS_AFTER: u32 = 64;
 
 /// The carrier of a port.
 #[derive(Debug, Default)]
@@ -25,7 +28,9 @@ pub(super) struct Carried {
     /// Its peers' places.
     places: HashMap<u64, usize>,
     events: Vec<CarrierEvent>,
-    idle: u32,
+    /// Looks until the next look at the carrier, and looks that follow at once.
+    pause: u32,
+    expecting: u32,
 }
 
 impl Carried {
@@ -33,6 +38,16 @@ impl Carried {
     #[inline]
     pub(super) fn is_used(&self) -> bool {
         self.carrier.is_some()
+    }
+
+    /// Whether it is time to look. One that knows nobody is looked at together with the peers.
+    #[inline]
+    pub(super) fn is_due(&mut self) -> bool {
+        if self.places.is_empty() {
+            return false;
+        }
+        self.pause = self.pause.saturating_sub(1);
+        self.expecting > 0 || self.pause == 0
     }
 
     pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
@@ -135,17 +150,14 @@ impl State {
 
     /// Deals with what the carrier has to say. Returns whether there was anything.
     pub(super) fn look_at_carrier(&mut self) -> bool {
-        if self.carried.places.is_empty() {
-            self.carried.idle = (self.carried.idle + 1) % IDLE_LOOKS;
-            if self.carried.idle != 0 {
-                return false;
-            }
-        }
         let mut events = std::mem::take(&mut self.carried.events);
         if let Some(carrier) = &mut self.carried.carrier {
             carrier.poll(&mut events);
         }
         let moved = !events.is_empty();
+        let carried = &mut self.carried;
+        carried.pause = LOOKS_BETWEEN;
+        carried.expecting = if moved { LOOKS_AFTER } else { carried.expecting.saturating_sub(1) };
         for event in events.drain(..) {
             if let Err(error) = self.deliver_carried(event) {
                 tracing::warn!(%error, "a message from another host was lost");

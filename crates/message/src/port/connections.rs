@@ -200,7 +200,7 @@ impl State {
             slot.connection.is_none() && slot.kept_count == 0 && !is_expected
         };
         // Reports tell of places.
-        let is_told_of = |index| self.operations.reports.iter().any(|(peer, _)| *peer == index);
+        let is_told_of = |index| self.operations.reports.iter().any(|report| report.place == index);
         let mut places = self.peers.iter().enumerate();
         let used = places.find(|(index, slot)| is_free(slot) && !is_told_of(*index));
         let used = used.map(|(index, _)| index);

@@ -1,7 +1,6 @@
 //! Operations under way, by number. A number is used once: it names a place and the place's use.
 
 use std::any::Any;
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::task::Waker;
 
@@ -78,8 +77,8 @@ pub(crate) struct Operations {
     detached: usize,
     /// Ends since this was last set to zero.
     pub(crate) ended: usize,
-    /// Ends that were to be told, with the places of the peers.
-    pub(crate) reports: VecDeque<(usize, Report)>,
+    /// Ends that were to be told, in order.
+    pub(crate) reports: Vec<Report>,
     /// To be dealt with when nobody holds the lock any more: foreign code may call back.
     pub(crate) leavings: Vec<Leaving>,
 }
@@ -117,7 +116,7 @@ impl Operations {
             untaken: 0,
             detached: 0,
             ended: 0,
-            reports: VecDeque::new(),
+            reports: Vec::new(),
             leavings: Vec::new(),
         }
     }
@@ -232,7 +231,7 @@ impl Operations {
             return;
         }
         let mut report = Report::new(ReportKind::Receive, ending.context, outcome);
-        let peer = match operation.deed {
+        report.place = match operation.deed {
             Deed::Send(sending) => {
                 report.kind = ReportKind::Send;
                 (report.envelope, report.length) = (sending.envelope, sending.length);
@@ -255,7 +254,7 @@ impl Operations {
                 usize::MAX
             }
         };
-        self.reports.push_back((peer, report));
+        self.reports.push(report);
     }
 
     /// A part of a receive of several messages is over. Returns whether all of it is.

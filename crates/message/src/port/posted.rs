@@ -24,6 +24,8 @@ const NAP: Duration = Duration::from_millis(1);
 /// Longer messages are never injected without a copy.
 const INJECTED_BYTES: u64 = 16 << 10;
 
+/// Looks at rings for one question.
+const LOOKS: usize = 32;
 /// Questions in vain between two looks after the peers.
 const QUESTIONS: u32 = 16;
 
@@ -132,8 +134,12 @@ impl Port {
             return false;
         }
         let mut state = self.enter();
+        // Several looks: what is asked for most likely comes at any moment, and to come here again
+        // takes longer than all of them.
+        let looks = if state.is_crowded { 1 } else { LOOKS.div_ceil(state.peers.len().max(1)) };
+        let moved = (0..looks).any(|_| state.progress());
         // Peers are looked after now and then: asking for the time takes longer than a look.
-        if !state.progress() && state.asking.is_time_to_look_after_peers() {
+        if !moved && state.asking.is_time_to_look_after_peers() {
             state.check_peers(false);
         }
         if state.hand_over(reports) {
@@ -176,12 +182,21 @@ impl State {
     /// Hands over what has ended. Returns whether there was anything.
     #[inline]
     fn hand_over(&mut self, reports: &mut Vec<Report>) -> bool {
-        let has_any = !self.operations.reports.is_empty();
-        while let Some((peer, mut report)) = self.operations.reports.pop_front() {
-            report.peer = (peer != usize::MAX).then(|| self.peer(peer));
-            reports.push(report);
+        if self.operations.reports.is_empty() {
+            return false;
         }
-        has_any
+        let mut ended = std::mem::take(&mut self.operations.reports);
+        for report in &mut ended {
+            report.peer = (report.place != usize::MAX).then(|| self.peer(report.place));
+        }
+        if reports.is_empty() {
+            // Not even moved: whoever asks again and again hands the same memory to and fro.
+            std::mem::swap(reports, &mut ended);
+        } else {
+            reports.append(&mut ended);
+        }
+        self.operations.reports = ended;
+        true
     }
 
     /// Sends a message if it can be over at once. Returns whether it is.

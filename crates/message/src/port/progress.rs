@@ -80,7 +80,7 @@ impl State {
         if self.calls > 0 {
             moved |= self.look_at_calls();
         }
-        if self.carried.is_used() {
+        if self.carried.is_due() {
             moved |= self.look_at_carrier();
         }
         self.moves += u64::from(moved);
@@ -264,7 +264,7 @@ impl State {
         }
         (self.last_checked_ns, self.listened_at_ns) = (time, time);
         self.accept_callers();
-        let mut found = false;
+        let mut found = self.look_at_carrier();
         for peer in 0..self.peers.len() {
             let Some(connection) = &self.peers[peer].connection else { continue };
             if connection.wire.is_alive() {
