@@ -142,8 +142,15 @@ impl Operations {
     }
 
     /// Keeps an operation and gives it a number.
+    #[inline(always)]
     pub(crate) fn insert(&mut self, deed: Deed, ending: Option<Ending>) -> Number {
-        let operation = Some(Operation {
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[index as usize];
+        debug_assert!(slot.operation.is_none());
+        slot.operation = Some(Operation {
             deed,
             outcome: None,
             waker: None,
@@ -151,12 +158,6 @@ impl Operations {
             detached: None,
             ending,
         });
-        let index = self.free.pop().unwrap_or_else(|| {
-            self.slots.push(Slot::default());
-            self.slots.len() as u32 - 1
-        });
-        let slot = &mut self.slots[index as usize];
-        slot.operation = operation;
         Number(u64::from(slot.generation) << 32 | u64::from(index))
     }
 
@@ -225,36 +226,53 @@ impl Operations {
 
     /// Forgets an operation that is over and tells how it ended.
     fn report(&mut self, number: Number, ending: Ending, outcome: Result<(), Error>) {
-        let Some(operation) = self.remove(number) else { return };
         self.ended += 1;
         if ending.quiet && outcome.is_ok() {
-            return;
+            return self.discard(number);
         }
+        let Some(operation) = self.get(number) else { return };
         let mut report = Report::new(ReportKind::Receive, ending.context, outcome);
-        report.place = match operation.deed {
+        let mut part_of = None;
+        match &operation.deed {
             Deed::Send(sending) => {
                 report.kind = ReportKind::Send;
                 (report.envelope, report.length) = (sending.envelope, sending.length);
-                sending.peer
+                report.place = sending.peer;
             }
             Deed::Receive(receiving) => {
                 (report.envelope, report.length) = (receiving.envelope, receiving.length);
                 let first = receiving.pieces.as_slice().first();
                 report.address = first.map_or(std::ptr::null_mut(), |piece| piece.address);
-                report.is_last = receiving.part_of.is_some_and(|whole| self.end_part(whole));
-                receiving.peer
+                report.place = receiving.peer;
+                part_of = receiving.part_of;
             }
             Deed::Several(several) => {
                 report.address = several.left.address;
                 report.is_last = several.parts == 0;
-                usize::MAX
             }
-            Deed::Access(kind) => {
-                report.kind = kind;
-                usize::MAX
-            }
-        };
+            Deed::Access(kind) => report.kind = *kind,
+        }
+        self.discard(number);
+        if let Some(whole) = part_of {
+            report.is_last = self.end_part(whole);
+        }
         self.reports.push(report);
+    }
+
+    /// Forgets an operation of which nothing is needed any more, without moving it.
+    #[inline]
+    fn discard(&mut self, number: Number) {
+        let (generation, index) = split(number);
+        let Some(slot) = self.slots.get_mut(index) else { return };
+        if slot.generation != generation {
+            return;
+        }
+        let Some(operation) = &slot.operation else { return };
+        debug_assert!(operation.outcome.is_none());
+        self.detached -= usize::from(operation.detached.is_some());
+        slot.operation = None;
+        slot.generation = slot.generation.wrapping_add(1);
+        self.free.push(index as u32);
     }
 
     /// A part of a receive of several messages is over. Returns whether all of it is.

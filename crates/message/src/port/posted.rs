@@ -1,5 +1,6 @@
 //! Operations that end in a report: posting them, setting messages aside, and handing reports over.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -143,6 +144,10 @@ impl Port {
             state.check_peers(false);
         }
         if state.hand_over(reports) {
+            // Nobody else need be told of what this thread was told.
+            if !state.has_sleeper && self.local_waiters.load(Ordering::Relaxed) == 0 {
+                state.operations.ended = 0;
+            }
             return true;
         }
         if !state.is_crowded || !state.asking.is_idle() {

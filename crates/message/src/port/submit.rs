@@ -255,6 +255,7 @@ impl State {
         Ok(unsafe { self.receive_now(&want, pieces, capacity) })
     }
 
+    #[inline(always)]
     pub(super) fn insert_receive(
         &mut self,
         pieces: &[Piece],
