@@ -1,0 +1,74 @@
+//! The provider under a real libfabric, with the programs that come with it: `fi_info` shows it, and
+//! `fi_pingpong` runs between two processes over it. Where they are not installed, nothing is checked.
+
+// A test that checks nothing says so.
+#![allow(clippy::print_stderr)]
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// A folder with the provider alone: libfabric opens everything in it.
+fn provider() -> tempfile::TempDir {
+    // Cargo puts the library beside the tests that depend on it.
+    let test = std::env::current_exe().expect("a test knows where it is");
+    let library: PathBuf = test.with_file_name("libmemferry_fi.so");
+    assert!(library.exists(), "{} is missing", library.display());
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    std::os::unix::fs::symlink(&library, folder.path().join("libmemferry_fi.so")).expect("a link");
+    folder
+}
+
+fn command(program: &str, folder: &Path) -> Command {
+    let mut command = Command::new(program);
+    command.env("FI_PROVIDER_PATH", folder).args(["-p", "memferry"]).stdin(Stdio::null());
+    command
+}
+
+/// Starts a program, if it is installed.
+fn start(command: &mut Command) -> Option<Child> {
+    match command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            eprintln!("skipped: {} is not installed", command.get_program().display());
+            None
+        }
+        started => Some(started.expect("the program can be started")),
+    }
+}
+
+/// What a program said, which must have ended well.
+fn said(child: Child) -> String {
+    let output = child.wait_with_output().expect("it ends");
+    let text =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{}\n{}", text[0], text[1]);
+    text[0].clone()
+}
+
+#[test]
+fn libfabric_shows_the_provider() {
+    let folder = provider();
+    let Some(shown) = start(&mut command("fi_info", folder.path())) else { return };
+    let text = said(shown);
+    assert!(text.contains("provider: memferry"), "{text}");
+    assert_eq!(text.matches("provider:").count(), 1, "{text}");
+    assert!(text.contains("type: FI_EP_RDM"), "{text}");
+}
+
+#[test]
+fn two_processes_play_ping_pong() {
+    let folder = provider();
+    // A port of its own: other tests may run at the same time.
+    let port = format!("{}", 20_000 + std::process::id() % 20_000);
+    let play = |sides: &[&str]| {
+        let mut command = command("fi_pingpong", folder.path());
+        start(command.args(["-e", "rdm", "-I", "50"]).args(sides))
+    };
+    let Some(server) = play(&["-B", &port]) else { return };
+    std::thread::sleep(Duration::from_millis(500));
+    let client = play(&["-P", &port, "127.0.0.1"]).expect("the server could be started");
+    for text in [said(client), said(server)] {
+        assert!(text.contains("=50"), "all messages are answered: {text}");
+    }
+}
