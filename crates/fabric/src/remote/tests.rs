@@ -47,7 +47,7 @@ impl Side {
     fn new() -> Option<Self> {
         let inner = inner()?;
         let (name, directory) = (name_for(&inner), Arc::new(Directory::default()));
-        let carrier = RemoteCarrier::new(inner, name, Arc::clone(&directory));
+        let carrier = RemoteCarrier::new(inner, name, Arc::clone(&directory), Arc::default());
         Some(Self { carrier, name, directory, events: Vec::new() })
     }
 

@@ -24,6 +24,11 @@ pub(crate) enum Deed {
     Several(Several),
     /// An access to a window, which is carried out elsewhere and ends there: a put or a get.
     Access(ReportKind),
+    /// The same on another host, which the carrier ends.
+    CarriedAccess {
+        kind: ReportKind,
+        peer: usize,
+    },
 }
 
 /// A receive that takes several messages, one behind the other.
@@ -249,6 +254,10 @@ impl Operations {
                 report.address = several.left.address;
                 report.is_last = several.parts == 0;
                 usize::MAX
+            }
+            Deed::CarriedAccess { kind, peer } => {
+                report.kind = kind;
+                peer
             }
             Deed::Access(kind) => {
                 report.kind = kind;
