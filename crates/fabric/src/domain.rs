@@ -1,6 +1,5 @@
 //! Domains: where everything is opened that messages need.
 
-use std::collections::HashMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -12,6 +11,7 @@ use crate::info::{DOMAIN_NAME, MR_BASIC};
 use crate::memory::Region;
 use crate::object::{self, Object, Visible};
 use crate::queue::EventQueue;
+use crate::regions::Regions;
 use crate::{address, endpoint, memory, queue};
 
 #[derive(Debug)]
@@ -23,14 +23,15 @@ pub(crate) struct Domain {
     /// Whether messages move on while the program calls nothing.
     moves_by_itself: bool,
     events: Mutex<Option<Arc<EventQueue>>>,
-    /// Memory that others may access, and who exposes it.
+    /// Who exposes memory. Held while memory comes and goes.
     exposed: Mutex<Exposed>,
+    /// Memory that others may access.
+    regions: Arc<Regions>,
     has_virtual_addresses: bool,
 }
 
 #[derive(Debug, Default)]
 struct Exposed {
-    regions: HashMap<u64, Region>,
     next_key: u64,
     stations: Vec<Weak<Station>>,
 }
@@ -51,6 +52,11 @@ impl Domain {
         self.has_virtual_addresses
     }
 
+    /// Memory that peers on other hosts may access.
+    pub(crate) fn regions(&self) -> &Arc<Regions> {
+        &self.regions
+    }
+
     /// Registers memory under a key, one of its own where programs do not choose, and exposes it by
     /// all stations. Returns the key.
     ///
@@ -60,7 +66,7 @@ impl Domain {
         let mut exposed = self.exposed.lock().unwrap();
         exposed.next_key += 1;
         let key = if self.has_virtual_addresses { exposed.next_key } else { wanted };
-        if exposed.regions.contains_key(&key) {
+        if self.regions.contains(key) {
             return Err(Code(FI_ENOKEY));
         }
         for station in exposed.stations.iter().filter_map(Weak::upgrade) {
@@ -70,23 +76,24 @@ impl Domain {
                 return Err(code);
             }
         }
-        exposed.regions.insert(key, region);
+        // SAFETY: passed on.
+        unsafe { self.regions.insert(key, region) };
         Ok(key)
     }
 
     /// Nobody can access the memory of a key after this.
     pub(crate) fn give_key_back(&self, key: u64) {
-        let mut exposed = self.exposed.lock().unwrap();
-        exposed.regions.remove(&key);
+        let exposed = self.exposed.lock().unwrap();
+        self.regions.remove(key);
         exposed.withdraw(key);
     }
 
     /// Lets a station expose all memory, that which is registered later too.
     pub(crate) fn expose_by(&self, station: &Arc<Station>) -> Result {
         let mut exposed = self.exposed.lock().unwrap();
-        for (key, region) in &exposed.regions {
-            // SAFETY: it was promised to stay valid when it was registered.
-            unsafe { station.expose(*key, region) }?;
+        for (key, region) in self.regions.list() {
+            // SAFETY: it was promised to stay valid when it was registered, and goes only with the lock.
+            unsafe { station.expose(key, &region) }?;
         }
         exposed.stations.retain(|known| known.strong_count() > 0);
         exposed.stations.push(Arc::downgrade(station));
@@ -146,6 +153,7 @@ pub(crate) unsafe extern "C" fn open(
             moves_by_itself: attr.data_progress == FI_PROGRESS_AUTO,
             events: Mutex::default(),
             exposed: Mutex::default(),
+            regions: Arc::new(Regions::new(attr.mr_mode == MR_BASIC)),
             has_virtual_addresses: attr.mr_mode == MR_BASIC,
         };
         object::give(Arc::new(opened), domain)

@@ -20,6 +20,7 @@ mod info;
 mod memory;
 mod object;
 mod queue;
+mod regions;
 mod remote;
 
 use std::cell::UnsafeCell;

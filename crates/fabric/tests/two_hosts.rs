@@ -1,6 +1,7 @@
 //! An MPI job over two hosts, which are two network namespaces of this one.
 //!
-//! Needs root, Open MPI with libfabric, and its compiler; without them it says so and checks nothing.
+//! Needs root, Open MPI with libfabric, and its compiler; for windows an MPICH that MEMFERRY_MPICH names
+//! (a folder with bin/mpicc and bin/mpirun in it). Without them it says so and checks nothing.
 
 // A test that checks nothing says so.
 #![allow(clippy::print_stderr)]
@@ -19,27 +20,58 @@ fn provider(folder: &Path) -> PathBuf {
     only
 }
 
+/// Runs a program over two hosts with a launcher, and gives what it said if it was not skipped.
+fn run(folder: &Path, launcher: &Path, program: &Path, words: &[&str]) -> Option<String> {
+    let ran = Command::new(tests().join("two_hosts.sh"))
+        .env("MPIRUN", launcher)
+        .arg(provider(folder))
+        .arg(program)
+        .args(words)
+        .output()
+        .expect("the script can be run");
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned();
+    let complained = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{said}{complained}");
+    if said.starts_with("skipped") {
+        eprintln!("{}", said.trim());
+        return None;
+    }
+    Some(said)
+}
+
+fn tests() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
+}
+
 #[test]
 fn an_mpi_job_spans_two_hosts() {
-    let tests = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
     let folder = tempfile::tempdir().expect("a temporary folder");
     let program = folder.path().join("two_hosts");
     let compiled = Command::new("mpicc")
         .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-o"])
-        .args([&program, &tests.join("two_hosts.c")])
+        .args([&program, &tests().join("two_hosts.c")])
         .output();
     let Ok(compiled) = compiled else { return eprintln!("skipped: mpicc is not installed") };
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    let ran = Command::new(tests.join("two_hosts.sh"))
-        .arg(provider(folder.path()))
-        .arg(&program)
-        .output()
-        .expect("the script can be run");
-    let said = String::from_utf8_lossy(&ran.stdout);
-    let complained = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{said}{complained}");
-    if said.starts_with("skipped") {
-        return eprintln!("{}", said.trim());
+    if let Some(said) = run(folder.path(), Path::new("mpirun"), &program, &[]) {
+        assert!(said.contains("all bytes of 4 ranks arrived"), "{said}");
     }
-    assert!(said.contains("all bytes of 4 ranks arrived"), "{said}{complained}");
+}
+
+#[test]
+fn windows_of_mpi_span_two_hosts() {
+    let Some(mpich) = std::env::var_os("MEMFERRY_MPICH").map(PathBuf::from) else {
+        return eprintln!("skipped: MEMFERRY_MPICH names no MPICH");
+    };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let compiled = Command::new(tests().join("mpi/build"))
+        .args([&mpich.join("bin/mpicc"), folder.path()])
+        .output()
+        .expect("the shell is there");
+    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let (launcher, program) = (mpich.join("bin/mpirun"), folder.path().join("mpi-check"));
+    let words = ["one-sided-fence", "one-sided-lock", "one-sided-post"];
+    if let Some(said) = run(folder.path(), &launcher, &program, &words) {
+        assert!(said.contains("checks passed") && !said.contains("left out"), "{said}");
+    }
 }

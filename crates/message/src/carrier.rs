@@ -34,6 +34,11 @@ pub trait Carrier: Send + Debug {
     /// room for another. Called once for every such message.
     fn taken(&mut self, peer: u64, bytes: u64);
 
+    /// Begins to read or write memory of a peer's. The memory of this side stays valid (unchanged,
+    /// for a put) until [`CarrierEvent::Accessed`] says the number: when the bytes are where they
+    /// belong, or nobody moves them any more. The peer checks what it is asked for.
+    fn access(&mut self, peer: u64, number: u64, access: &CarriedAccess);
+
     /// Looks what has happened.
     fn poll(&mut self, events: &mut Vec<CarrierEvent>);
 
@@ -43,6 +48,28 @@ pub trait Carrier: Send + Debug {
 
     /// Whether nothing will be lost if the next look waits for the descriptor.
     fn is_quiet(&mut self) -> bool;
+}
+
+/// An access to memory of a peer on another host.
+#[derive(Debug, Clone, Copy)]
+pub struct CarriedAccess {
+    /// Whether bytes go there or come from there.
+    pub way: AccessWay,
+    /// What the owner calls the memory.
+    pub key: u64,
+    /// Where in it, as the owner counts.
+    pub address: u64,
+    /// The memory of this side.
+    pub local: Piece,
+}
+
+/// Which way the bytes of an access go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AccessWay {
+    /// To the peer.
+    Put,
+    /// From the peer.
+    Get,
 }
 
 /// What a carrier has to say.
@@ -77,6 +104,13 @@ pub enum CarrierEvent {
     },
     /// A fetch is over.
     Fetched {
+        /// Which one.
+        number: u64,
+        /// How it ended.
+        outcome: Result<(), Error>,
+    },
+    /// An access is over.
+    Accessed {
         /// Which one.
         number: u64,
         /// How it ended.

@@ -39,7 +39,7 @@ mod wire;
 
 pub use buffers::{IntoPieces, IntoPiecesMut, Source};
 pub use builder::Builder;
-pub use carrier::{Carrier, CarrierEvent};
+pub use carrier::{AccessWay, CarriedAccess, Carrier, CarrierEvent};
 pub use connect::reach::Reach;
 pub use endpoint::{Endpoint, TAG_ALL, TAG_ANY, Watch};
 pub use envelope::{Envelope, Lane, Wanted};

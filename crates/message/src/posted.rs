@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::carrier::Carrier;
+use crate::carrier::{CarriedAccess, Carrier};
 use crate::endpoint::Endpoint;
 use crate::envelope::{Envelope, Wanted};
 use crate::error::Error;
@@ -71,6 +71,22 @@ impl Endpoint {
     /// The carrier's number for a peer, if it is on another host.
     pub fn carried_number(&self, peer: Peer) -> Option<u64> {
         self.port().enter().carried_number(peer)
+    }
+
+    /// Begins to read or write memory of a peer on another host. It ends in a report.
+    ///
+    /// # Safety
+    /// Until it has ended, the memory of this side must stay valid, unchanged if it is read from,
+    /// and nobody else may access it if it is written to.
+    pub unsafe fn post_carried(
+        &self,
+        peer: Peer,
+        access: &CarriedAccess,
+        ending: Ending,
+    ) -> Result<(), Error> {
+        self.port().check_fork()?;
+        // SAFETY: passed on.
+        unsafe { self.port().enter().access_carried(peer, access, ending) }
     }
 
     /// Begins a send that ends in a report. If it is over at once, that is returned instead (nothing

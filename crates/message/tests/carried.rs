@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use memferry_message::{
-    Carrier, CarrierEvent, Ending, Endpoint, Envelope, Error, Peer, Piece, Report, ReportKind,
-    Source, TAG_ALL, Wanted,
+    AccessWay, CarriedAccess, Carrier, CarrierEvent, Ending, Endpoint, Envelope, Error, Peer,
+    Piece, Report, ReportKind, Source, TAG_ALL, Wanted,
 };
 
 /// Longer messages are announced.
@@ -38,6 +38,7 @@ struct Model {
 }
 
 const OTHER: u64 = 5;
+const KEY: u64 = 12;
 
 impl Model {
     fn post(&self, letter: Letter) {
@@ -75,6 +76,20 @@ impl Carrier for Model {
 
     fn taken(&mut self, _: u64, bytes: u64) {
         *self.taken.lock().unwrap() += bytes;
+    }
+
+    /// The other's memory is a byte: its address. Only one key is answered.
+    fn access(&mut self, peer: u64, number: u64, access: &CarriedAccess) {
+        assert_eq!((peer, access.local.length), (OTHER, 1));
+        match (access.key, access.way) {
+            (KEY, AccessWay::Put) => {
+                assert_eq!(u64::from(read(&[access.local])[0]), access.address);
+            }
+            // SAFETY: the endpoint keeps the memory of an access until it is over.
+            (KEY, AccessWay::Get) => unsafe { access.local.address.write(access.address as u8) },
+            _ => return,
+        }
+        self.over.push(CarrierEvent::Accessed { number, outcome: Ok(()) });
     }
 
     fn poll(&mut self, events: &mut Vec<CarrierEvent>) {
@@ -275,4 +290,35 @@ fn everything_that_was_under_way_with_a_peer_that_is_gone_ends() {
         assert!(matches!(report.outcome, Err(Error::PeerGone(_))), "{:?}", report.outcome);
     }
     assert!(one.endpoint.inject(one.other, Envelope::tagged(1), b"more").is_err());
+}
+
+#[test]
+fn accesses_end_in_reports_and_those_that_nobody_answers_with_their_peer() {
+    let (sides, boxes) = sides("accesses");
+    let [one, _] = &sides;
+    let mut byte = [7u8];
+    let [local] = target(&mut byte);
+    for (way, kind) in [(AccessWay::Put, ReportKind::Put), (AccessWay::Get, ReportKind::Get)] {
+        let access = CarriedAccess { way, key: KEY, address: 7, local };
+        // SAFETY: the byte lives until the report has come, here and below.
+        unsafe {
+            let quiet = Ending { quiet: true, ..ending(3) };
+            one.endpoint.post_carried(one.other, &access, quiet).unwrap();
+            one.endpoint.post_carried(one.other, &access, ending(4)).unwrap();
+        }
+        let report = reports(&sides, 0, 1).pop().unwrap();
+        assert_eq!((report.kind, report.context, report.outcome), (kind, 4, Ok(())));
+        assert_eq!(report.peer, Some(one.other));
+        let lost = CarriedAccess { key: 1, ..access };
+        // SAFETY: as above.
+        unsafe { one.endpoint.post_carried(one.other, &lost, ending(5)).unwrap() };
+    }
+    boxes.lock().unwrap()[0].push_back(Letter::Gone);
+    for report in reports(&sides, 0, 2) {
+        assert!(matches!(report.outcome, Err(Error::PeerGone(_))) && report.context == 5);
+    }
+    let nowhere = Piece::source(std::ptr::null(), 1);
+    let access = CarriedAccess { way: AccessWay::Put, key: KEY, address: 0, local: nowhere };
+    // SAFETY: nothing is begun.
+    assert!(unsafe { one.endpoint.post_carried(one.other, &access, ending(6)) }.is_err());
 }

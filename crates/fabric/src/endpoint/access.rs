@@ -2,12 +2,13 @@
 
 use std::ffi::c_void;
 
-use memferry_message::{Ending, Piece, Report, ReportKind};
+use memferry_message::{AccessWay, CarriedAccess, Ending, Piece, Report, ReportKind};
 
 use super::Endpoint;
 use super::marked::{Marked, is_mark};
 use super::send::Gathered;
 use super::station::{Direction, Station};
+use super::windows::Reach;
 use crate::abi::*;
 use crate::guard::{Code, Result, transfer};
 use crate::info::INJECT_BYTES;
@@ -129,7 +130,16 @@ impl Endpoint {
     ) -> Result<Option<Report>> {
         let peer = station.peer(place.peer)?;
         let is_virtual = self.common.domain.has_virtual_addresses();
-        let window = station.window(peer, place.key)?;
+        let window = match station.reach(peer, place.key)? {
+            Reach::Window(window) => window,
+            Reach::Carried => {
+                let Place { key, address, .. } = place;
+                let access = CarriedAccess { way: way.carried(), key, address, local: piece };
+                // SAFETY: passed on.
+                unsafe { station.messages.post_carried(peer, &access, ending) }?;
+                return Ok(None);
+            }
+        };
         let start = if is_virtual { window.address() } else { 0 };
         let offset = place.address.wrapping_sub(start);
         // SAFETY: passed on.
@@ -143,6 +153,13 @@ impl Endpoint {
 }
 
 impl Way {
+    fn carried(self) -> AccessWay {
+        match self {
+            Self::Read => AccessWay::Get,
+            Self::Write => AccessWay::Put,
+        }
+    }
+
     fn kind(self) -> ReportKind {
         match self {
             Self::Read => ReportKind::Get,

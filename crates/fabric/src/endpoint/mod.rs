@@ -130,7 +130,12 @@ impl Endpoint {
         let mut own = self.common.address.lock().unwrap();
         own.set_socket(inner.address().0);
         let directory = Arc::new(Directory::default());
-        let carrier = RemoteCarrier::new(inner, own.get().to_bytes(), Arc::clone(&directory));
+        let regions = match self.common.caps & FI_RMA {
+            0 => Arc::default(),
+            _ => Arc::clone(self.common.domain.regions()),
+        };
+        let name = own.get().to_bytes();
+        let carrier = RemoteCarrier::new(inner, name, Arc::clone(&directory), regions);
         messages.carry(Box::new(carrier))?;
         Ok(Ok(directory))
     }

@@ -19,6 +19,15 @@ pub(super) struct Windows {
     attached: Mutex<HashMap<(Peer, u64), RemoteWindow>>,
 }
 
+/// How memory of a peer is reached.
+#[derive(Debug)]
+pub(super) enum Reach {
+    /// It is attached.
+    Window(RemoteWindow),
+    /// Its owner is on another host, and asked for every access.
+    Carried,
+}
+
 impl Station {
     /// Exposes memory under a key, if others may access it at all.
     ///
@@ -39,12 +48,15 @@ impl Station {
         drop(window);
     }
 
-    /// The window of a peer that has a key. One that was withdrawn meanwhile is looked for once more:
+    /// How the memory of a peer that has a key is reached. A window that was withdrawn meanwhile is looked for once more:
     /// its owner may have given the key to other memory.
-    pub(super) fn window(&self, peer: Peer, key: u64) -> Result<RemoteWindow> {
+    pub(super) fn reach(&self, peer: Peer, key: u64) -> Result<Reach> {
         let known = self.windows.attached.lock().unwrap().get(&(peer, key)).cloned();
         if let Some(window) = known.filter(RemoteWindow::is_open) {
-            return Ok(window);
+            return Ok(Reach::Window(window));
+        }
+        if self.messages.carried_number(peer).is_some() {
+            return Ok(Reach::Carried);
         }
         if !self.messages.is_connected(peer)? {
             // Moved on here as well: a program may only try again.
@@ -57,6 +69,6 @@ impl Station {
             attached.clear();
         }
         attached.insert((peer, key), window.clone());
-        Ok(window)
+        Ok(Reach::Window(window))
     }
 }

@@ -55,6 +55,11 @@ impl RemoteCarrier {
             Note::Done { ticket } => self.arrived_there(peer, ticket),
             Note::Room { cost } => self.has_room(peer, cost),
             Note::Bye => Err(Gone::Closed),
+            Note::Write { ticket, extent } => {
+                self.serve_write(peer, ticket, extent, packet.payload)
+            }
+            Note::Read { ticket, extent, length } => self.serve_read(peer, ticket, extent, length),
+            Note::Answer { ticket, denial } => self.answered(peer, ticket, denial, packet.payload),
         }
     }
 

@@ -30,6 +30,7 @@ impl RemoteCarrier {
             }
         }
         self.drop_sends(peer);
+        self.drop_accesses(peer, &gone);
         for context in self.landings(Some(peer)) {
             self.inner.cancel(context);
         }

@@ -6,7 +6,7 @@ use super::fetches::Fetch;
 #[derive(Debug)]
 pub(super) enum Flight {
     /// A packet on its way to a peer.
-    Packet { peer: usize, _bytes: Vec<u8> },
+    Packet { peer: usize, is_answer: bool, _bytes: Vec<u8> },
     /// The bytes of an announced message on their way to a peer.
     Departure { peer: usize, ticket: u64, _gathered: Option<Vec<u8>> },
     /// Memory of a receive that a peer's bytes come into.

@@ -2,8 +2,10 @@
 //!
 //! The carrier sends packets of its own over that inner endpoint and knows nothing of matching: small
 //! messages travel whole, longer ones are announced and fetched straight into the memory of the
-//! receive that has met them. A peer that says what cannot be right is given up.
+//! receive that has met them. Reads and writes of registered memory are served by its owner's carrier,
+//! packet by packet. A peer that says what cannot be right is given up.
 
+mod accesses;
 mod arrivals;
 mod doubt;
 mod ending;
@@ -16,6 +18,7 @@ mod open;
 mod packet;
 mod peers;
 mod sends;
+mod serving;
 #[cfg(test)]
 mod tests;
 
@@ -24,7 +27,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use memferry_message::{Carrier, CarrierEvent, Envelope, Error, Gone, Piece};
+use memferry_message::{CarriedAccess, Carrier, CarrierEvent, Envelope, Error, Gone, Piece};
 
 use flights::{Flight, Flights};
 pub(crate) use inner::Inner;
@@ -35,6 +38,7 @@ pub(crate) use peers::Directory;
 use peers::{Outgoing, Remote};
 
 use crate::address::{ADDRESS_BYTES, SOCKET_BYTES};
+use crate::regions::Regions;
 
 /// An address of the provider's, as its bytes.
 pub(crate) type Name = [u8; ADDRESS_BYTES];
@@ -62,6 +66,8 @@ pub(crate) struct RemoteCarrier {
     inner: ManuallyDrop<Inner>,
     name: Name,
     directory: Arc<Directory>,
+    /// Memory of this side that peers may access.
+    regions: Arc<Regions>,
     /// By number.
     peers: Vec<Remote>,
     flights: Flights,
@@ -85,11 +91,17 @@ pub(crate) struct RemoteCarrier {
 
 impl RemoteCarrier {
     /// A carrier for the endpoint of this address, which contains that of the inner endpoint.
-    pub(crate) fn new(inner: Inner, name: Name, directory: Arc<Directory>) -> Self {
+    pub(crate) fn new(
+        inner: Inner,
+        name: Name,
+        directory: Arc<Directory>,
+        regions: Arc<Regions>,
+    ) -> Self {
         let mut carrier = Self {
             inner: ManuallyDrop::new(inner),
             name,
             directory,
+            regions,
             peers: Vec::new(),
             flights: Flights::default(),
             waiting: Vec::new(),
@@ -150,7 +162,10 @@ impl RemoteCarrier {
         while let Some(outgoing) = self.peers[peer].outgoing.pop_front() {
             let taken = match outgoing {
                 Outgoing::Packet(bytes) => {
-                    self.send_packet(peer, bytes).map_err(|(b, r)| (Outgoing::Packet(b), r))
+                    self.send_packet(peer, bytes, false).map_err(|(b, r)| (Outgoing::Packet(b), r))
+                }
+                Outgoing::Answer(bytes) => {
+                    self.send_packet(peer, bytes, true).map_err(|(b, r)| (Outgoing::Answer(b), r))
                 }
                 Outgoing::Bytes { ticket, label, length } => self
                     .depart(peer, ticket, label, length)
@@ -175,14 +190,19 @@ impl RemoteCarrier {
         remote.is_waiting = is_waiting;
     }
 
-    fn send_packet(&mut self, peer: usize, bytes: Vec<u8>) -> Result<(), (Vec<u8>, Refused)> {
+    fn send_packet(
+        &mut self,
+        peer: usize,
+        bytes: Vec<u8>,
+        is_answer: bool,
+    ) -> Result<(), (Vec<u8>, Refused)> {
         let to = match self.inner_number(peer) {
             Ok(to) => to,
             Err(refused) => return Err((bytes, refused)),
         };
         // SAFETY: the flight keeps the bytes until the inner endpoint has finished.
         match unsafe { self.inner.send(&bytes, to, self.flights.next()) } {
-            Ok(()) => self.flights.insert(Flight::Packet { peer, _bytes: bytes }),
+            Ok(()) => self.flights.insert(Flight::Packet { peer, is_answer, _bytes: bytes }),
             Err(refused) => return Err((bytes, refused)),
         }
         Ok(())
@@ -233,7 +253,8 @@ impl RemoteCarrier {
                 }
                 self.rooms.push(bytes);
             }
-            Some(Flight::Packet { peer, .. }) => {
+            Some(Flight::Packet { peer, is_answer, .. }) => {
+                self.peers[peer].answers -= usize::from(is_answer);
                 if let Err(code) = finished.outcome {
                     tracing::debug!(peer, code, "a packet to another host was not sent");
                     self.end(peer, Gone::Ended);
@@ -276,6 +297,13 @@ impl Carrier for RemoteCarrier {
     fn taken(&mut self, peer: u64, bytes: u64) {
         if let Some(peer) = self.peer_of(peer) {
             self.make_room(peer, bytes);
+        }
+    }
+
+    fn access(&mut self, peer: u64, number: u64, access: &CarriedAccess) {
+        match self.peer_of(peer) {
+            Some(peer) => self.begin_access(peer, number, access),
+            None => self.accessed(number, Err(Error::PeerGone(Gone::Ended))),
         }
     }
 

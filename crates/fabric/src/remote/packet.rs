@@ -6,6 +6,7 @@
 use memferry_message::{Envelope, Lane};
 
 use super::Name;
+use crate::regions::{Denial, Extent};
 
 /// The bytes of a packet before its payload.
 pub(super) const HEADER: usize = 120;
@@ -36,6 +37,12 @@ pub(super) enum Note {
     Room { cost: u64 },
     /// The sender closes.
     Bye,
+    /// The bytes that follow are for the beginning of this memory of the target's.
+    Write { ticket: u64, extent: Extent },
+    /// The first bytes of this memory of the target's are wanted.
+    Read { ticket: u64, extent: Extent, length: u64 },
+    /// They are there, or follow; or why not.
+    Answer { ticket: u64, denial: Option<Denial> },
 }
 
 /// A packet as it arrived.
@@ -80,6 +87,14 @@ impl Fields {
             Note::Done { ticket } => Self { kind: 4, ticket, ..none },
             Note::Room { cost } => Self { kind: 5, length: cost, ..none },
             Note::Bye => Self { kind: 6, ..none },
+            Note::Write { ticket, extent } => Self { kind: 7, ticket, ..Self::within(extent) },
+            Note::Read { ticket, extent, length } => {
+                Self { kind: 8, ticket, length, ..Self::within(extent) }
+            }
+            Note::Answer { ticket, denial } => {
+                let (label, length) = words_of(denial);
+                Self { kind: 9, ticket, label, length, ..none }
+            }
         }
     }
 
@@ -88,6 +103,15 @@ impl Fields {
         let data = if envelope.data.is_some() { HAS_DATA } else { 0 };
         let (tag, flags) = (envelope.tag, lane | data);
         Self { flags, tag, data: envelope.data.unwrap_or(0), ..Self::default() }
+    }
+
+    fn within(extent: Extent) -> Self {
+        let Extent { key, address, length } = extent;
+        Self { tag: key, data: address, label: length, ..Self::default() }
+    }
+
+    fn extent(&self) -> Extent {
+        Extent { key: self.tag, address: self.data, length: self.label }
     }
 
     fn envelope(&self) -> Result<Envelope, Nonsense> {
@@ -114,12 +138,44 @@ impl Fields {
             4 => Note::Done { ticket },
             5 => Note::Room { cost: length },
             6 => Note::Bye,
+            7 => Note::Write { ticket, extent: self.extent() },
+            8 => Note::Read { ticket, extent: self.extent(), length },
+            9 => {
+                let denial = denial_of(label, length);
+                Note::Answer { ticket, denial: denial.ok_or(Nonsense("an unknown answer"))? }
+            }
             _ => return Err(Nonsense("an unknown kind of packet")),
         })
     }
 }
 
-/// The header of a packet; the payload of a whole message is to be put behind it.
+/// What a denial is called in a packet, with what it tells. None is zero.
+fn words_of(denial: Option<Denial>) -> (u64, u64) {
+    match denial {
+        None => (0, 0),
+        Some(Denial::NoKey) => (1, 0),
+        Some(Denial::NoRight) => (2, 0),
+        Some(Denial::Outside { region_bytes }) => (3, region_bytes),
+    }
+}
+
+/// The opposite, if the words mean something.
+fn denial_of(word: u64, detail: u64) -> Option<Option<Denial>> {
+    Some(match (word, detail) {
+        (0, 0) => None,
+        (1, 0) => Some(Denial::NoKey),
+        (2, 0) => Some(Denial::NoRight),
+        (3, region_bytes) => Some(Denial::Outside { region_bytes }),
+        _ => return None,
+    })
+}
+
+/// Whether bytes may follow.
+fn has_payload(note: &Note) -> bool {
+    matches!(note, Note::Whole { .. } | Note::Write { .. } | Note::Answer { denial: None, .. })
+}
+
+/// The header of a packet; the payload is to be put behind it.
 pub(super) fn encode(from: &Name, to: u64, note: &Note, payload_bytes: usize) -> Vec<u8> {
     let fields = Fields::of(note);
     let mut bytes = Vec::with_capacity(HEADER + payload_bytes);
@@ -155,7 +211,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Packet<'_>, Nonsense> {
         length: word(5),
     };
     let note = fields.note()?;
-    if !matches!(note, Note::Whole { .. }) && !payload.is_empty() {
+    if !has_payload(&note) && !payload.is_empty() {
         return Err(Nonsense("bytes behind a packet that has none"));
     }
     if payload.len() > SMALL {
@@ -184,6 +240,23 @@ mod tests {
         })
     }
 
+    fn extents() -> impl Strategy<Value = Extent> {
+        (any::<u64>(), any::<u64>(), any::<u64>()).prop_map(|(key, address, length)| Extent {
+            key,
+            address,
+            length,
+        })
+    }
+
+    fn denials() -> impl Strategy<Value = Option<Denial>> {
+        prop_oneof![
+            Just(None),
+            Just(Some(Denial::NoKey)),
+            Just(Some(Denial::NoRight)),
+            any::<u64>().prop_map(|region_bytes| Some(Denial::Outside { region_bytes })),
+        ]
+    }
+
     fn notes() -> impl Strategy<Value = Note> {
         prop_oneof![
             envelopes().prop_map(|envelope| Note::Whole { envelope }),
@@ -197,6 +270,10 @@ mod tests {
             any::<u64>().prop_map(|ticket| Note::Done { ticket }),
             any::<u64>().prop_map(|cost| Note::Room { cost }),
             Just(Note::Bye),
+            (any::<u64>(), extents()).prop_map(|(ticket, extent)| Note::Write { ticket, extent }),
+            (any::<u64>(), extents(), any::<u64>())
+                .prop_map(|(ticket, extent, length)| Note::Read { ticket, extent, length }),
+            (any::<u64>(), denials()).prop_map(|(ticket, denial)| Note::Answer { ticket, denial }),
         ]
     }
 
@@ -210,7 +287,7 @@ mod tests {
         ) {
             let mut from = [0; 64];
             from[32..].copy_from_slice(&name);
-            let payload = if matches!(note, Note::Whole { .. }) { payload } else { Vec::new() };
+            let payload = if has_payload(&note) { payload } else { Vec::new() };
             let mut bytes = encode(&from, to, &note, payload.len());
             bytes.extend_from_slice(&payload);
             prop_assert_eq!(decode(&bytes), Ok(Packet { from, to, note, payload: &payload }));
@@ -219,7 +296,7 @@ mod tests {
         #[test]
         fn any_bytes_are_decoded_or_refused(
             bytes in proptest::collection::vec(any::<u8>(), 0..400),
-            kind in 0..9u8,
+            kind in 0..12u8,
         ) {
             let _ = decode(&bytes);
             let mut almost = bytes;

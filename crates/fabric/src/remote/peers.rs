@@ -5,6 +5,7 @@ use std::sync::Mutex;
 
 use memferry_message::Gone;
 
+use super::accesses::Accesses;
 use super::doubt::Doubt;
 use super::fetches::Fetch;
 use super::sends::Sending;
@@ -77,6 +78,8 @@ fn is_reachable(socket: &[u8; SOCKET_BYTES]) -> bool {
 #[derive(Debug)]
 pub(super) enum Outgoing {
     Packet(Vec<u8>),
+    /// The answer to a part of an access of the peer's.
+    Answer(Vec<u8>),
     /// The bytes of an announced message.
     Bytes {
         ticket: u64,
@@ -124,6 +127,10 @@ pub(super) struct Remote {
     pub(super) sends: HashMap<u64, Sending>,
     /// The peer's, by its tickets.
     pub(super) offers: HashMap<u64, Offer>,
+    /// This side's accesses to its memory.
+    pub(super) accesses: Accesses,
+    /// Answers to its accesses that have not left.
+    pub(super) answers: usize,
     /// Operations of the inner endpoint with memory of messages.
     pub(super) under_way: usize,
     /// The packets that have come from it.
@@ -144,6 +151,8 @@ impl Remote {
             taken: 0,
             sends: HashMap::new(),
             offers: HashMap::new(),
+            accesses: Accesses::default(),
+            answers: 0,
             under_way: 0,
             heard: 0,
             doubt: None,
@@ -160,7 +169,10 @@ impl Remote {
 
     /// Whether something of it is awaited: that it lets packets in, asks for bytes or sends them.
     pub(super) fn is_expected(&self) -> bool {
-        let is_needed = !self.outgoing.is_empty() || !self.sends.is_empty() || self.under_way > 0;
+        let is_needed = !self.outgoing.is_empty()
+            || !self.sends.is_empty()
+            || !self.accesses.is_empty()
+            || self.under_way > 0;
         is_needed && self.standing == Standing::Open
     }
 

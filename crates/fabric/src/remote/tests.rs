@@ -12,6 +12,7 @@ use super::packet::{Note, SMALL};
 use super::peers::{ROOM, cost};
 use super::*;
 
+mod accesses;
 mod endpoints;
 
 /// An address that nobody else has, with the socket of an inner endpoint.
@@ -40,6 +41,7 @@ struct Side {
     carrier: RemoteCarrier,
     name: Name,
     directory: Arc<Directory>,
+    regions: Arc<Regions>,
     events: Vec<CarrierEvent>,
 }
 
@@ -47,8 +49,9 @@ impl Side {
     fn new() -> Option<Self> {
         let inner = inner()?;
         let (name, directory) = (name_for(&inner), Arc::new(Directory::default()));
-        let carrier = RemoteCarrier::new(inner, name, Arc::clone(&directory));
-        Some(Self { carrier, name, directory, events: Vec::new() })
+        let regions = Arc::new(Regions::default());
+        let carrier = RemoteCarrier::new(inner, name, Arc::clone(&directory), Arc::clone(&regions));
+        Some(Self { carrier, name, directory, regions, events: Vec::new() })
     }
 
     fn number(&self, other: &Self) -> u64 {

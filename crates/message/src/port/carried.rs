@@ -6,13 +6,13 @@ use std::os::fd::BorrowedFd;
 use super::operations::Deed;
 use super::submit::Begun;
 use super::{Kept, Peer, State};
-use crate::carrier::{Carrier, CarrierEvent};
+use crate::carrier::{AccessWay, CarriedAccess, Carrier, CarrierEvent};
 use crate::envelope::Envelope;
-use crate::error::{Error, Gone};
+use crate::error::{Error, Gone, ValidationError};
 use crate::path::{ReceiveStage, SendStage};
 use crate::pieces::{Piece, scatter};
 use crate::plan::PathKind;
-use crate::report::Ending;
+use crate::report::{Ending, ReportKind};
 use crate::wire::Number;
 
 /// Looks at everything else between two looks at the carrier, which asks the system and takes as long
@@ -131,6 +131,39 @@ impl State {
         }
     }
 
+    /// Begins an access to memory of a peer on another host.
+    ///
+    /// # Safety
+    /// Until it has ended, the memory of this side must stay valid: for a put unchanged, for a get
+    /// for writes that nobody else knows of.
+    pub(crate) unsafe fn access_carried(
+        &mut self,
+        peer: Peer,
+        access: &CarriedAccess,
+        ending: Ending,
+    ) -> Result<(), Error> {
+        let index = self.find(peer)?;
+        let (Some(to), Some(carrier)) = (self.peers[index].carried, &mut self.carried.carrier)
+        else {
+            return Err(self.gone(index));
+        };
+        let length = access.local.length;
+        if access.local.address.is_null() && length > 0 {
+            return Err(ValidationError::NullPointer(length).into());
+        }
+        if !self.operations.has_room() {
+            return Err(ValidationError::TooManyOperations(self.operations.count()).into());
+        }
+        let kind = match access.way {
+            AccessWay::Put => ReportKind::Put,
+            AccessWay::Get => ReportKind::Get,
+        };
+        let number =
+            self.operations.insert(Deed::CarriedAccess { kind, peer: index }, Some(ending));
+        carrier.access(to, number.0, access);
+        Ok(())
+    }
+
     /// A message that had arrived whole was taken.
     pub(super) fn tell_carrier(&mut self, peer: usize, bytes: u64) {
         if let Some(from) = self.peers[peer].carried
@@ -193,6 +226,13 @@ impl State {
                 Ok(()) => self.complete_receive(Number(number)),
                 Err(error) => self.operations.finish(Number(number), Err(error)),
             },
+            CarrierEvent::Accessed { number, outcome } => {
+                let number = Number(number);
+                let deed = self.operations.get(number).map(|operation| &operation.deed);
+                let Some(Deed::CarriedAccess { peer, .. }) = deed else { return Ok(()) };
+                let peer = *peer;
+                self.operations.finish(number, outcome.map(|()| self.received(peer, 0, 0)));
+            }
             CarrierEvent::Gone { peer } => {
                 if let Some(index) = self.carried.places.get(&peer) {
                     self.lose_carried(*index);
@@ -228,6 +268,7 @@ impl State {
             Deed::Receive(receiving) => {
                 receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
             }
+            Deed::CarriedAccess { peer: to, .. } => *to == peer,
             Deed::Access(_) | Deed::Several(_) => false,
         };
         let mut ended = self.operations.numbers(belongs);

@@ -23,6 +23,11 @@ pub(crate) enum Deed {
     Several(Several),
     /// An access to a window, which is carried out elsewhere and ends there: a put or a get.
     Access(ReportKind),
+    /// The same on another host, which the carrier ends.
+    CarriedAccess {
+        kind: ReportKind,
+        peer: usize,
+    },
 }
 
 /// A receive that takes several messages, one behind the other.
@@ -250,6 +255,7 @@ impl Operations {
                 report.address = several.left.address;
                 report.is_last = several.parts == 0;
             }
+            Deed::CarriedAccess { kind, peer } => (report.kind, report.place) = (*kind, *peer),
             Deed::Access(kind) => report.kind = *kind,
         }
         self.discard(number);

@@ -195,7 +195,7 @@ impl State {
                 wire.announce();
                 Ok(Some(step))
             }
-            Deed::Access(_) | Deed::Several(_) => Ok(None),
+            Deed::Access(_) | Deed::CarriedAccess { .. } | Deed::Several(_) => Ok(None),
             Deed::Receive(receiving) => {
                 if let ReceiveStage::Arrived { sender } = receiving.stage {
                     let told = self.tell_arrived(peer, number, sender)?;
@@ -303,7 +303,7 @@ impl State {
         let error = Error::PeerGone(gone.clone());
         let belongs = |deed: &Deed| match deed {
             Deed::Send(sending) => sending.peer == peer,
-            Deed::Access(_) | Deed::Several(_) => false,
+            Deed::Access(_) | Deed::CarriedAccess { .. } | Deed::Several(_) => false,
             Deed::Receive(receiving) => {
                 receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
             }

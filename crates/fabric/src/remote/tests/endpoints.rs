@@ -18,7 +18,9 @@ fn carried(what: &str) -> Option<Carried> {
     let (name, directory) = (name_for(&inner), Arc::new(Directory::default()));
     let listening = format!("remote-{}-{what}-{}", std::process::id(), identifier_of(&name));
     let endpoint = Endpoint::open(&listening).unwrap();
-    endpoint.carry(Box::new(RemoteCarrier::new(inner, name, Arc::clone(&directory)))).unwrap();
+    endpoint
+        .carry(Box::new(RemoteCarrier::new(inner, name, Arc::clone(&directory), Arc::default())))
+        .unwrap();
     Some(Carried { endpoint, listening, name, directory })
 }
 
