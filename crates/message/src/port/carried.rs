@@ -234,9 +234,9 @@ impl State {
                 self.operations.finish(number, outcome.map(|()| self.received(peer, 0, 0)));
             }
             CarrierEvent::Gone { peer } => {
-                if let Some(index) = self.carried.places.get(&peer) {
-                    self.lose_carried(*index);
-                }
+                // Also one that nobody has spoken of yet: it is gone for whoever speaks of it later.
+                let index = self.place_of_carried(peer)?;
+                self.lose_carried(index);
             }
         }
         Ok(())
