@@ -221,6 +221,10 @@ impl State {
                 let peer = *peer;
                 self.operations.finish(number, outcome.map(|()| self.received(peer, 0, 0)));
             }
+            // A carrier whose peers have places is looked at every time.
+            CarrierEvent::Moved { peer } => {
+                self.place_of_carried(peer)?;
+            }
             CarrierEvent::Gone { peer } => {
                 if let Some(index) = self.carried.places.get(&peer) {
                     self.lose_carried(*index);
