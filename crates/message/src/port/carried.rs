@@ -233,6 +233,10 @@ impl State {
                 let peer = *peer;
                 self.operations.finish(number, outcome.map(|()| self.received(peer, 0, 0)));
             }
+            // A carrier whose peers have places is looked at every time.
+            CarrierEvent::Moved { peer } => {
+                self.place_of_carried(peer)?;
+            }
             CarrierEvent::Gone { peer } => {
                 // Also one that nobody has spoken of yet: it is gone for whoever speaks of it later.
                 let index = self.place_of_carried(peer)?;
