@@ -26,8 +26,10 @@ const NAP: Duration = Duration::from_millis(1);
 /// Longer messages are never injected without a copy.
 const INJECTED_BYTES: u64 = 16 << 10;
 
-/// Looks at rings for one question.
+/// Looks at rings in vain for one question.
 const LOOKS: usize = 32;
+/// Steps of messages under way for one question: a long message must not keep the caller for long.
+const STEPS: usize = 8;
 /// Questions in vain between two looks after the peers.
 const QUESTIONS: u32 = 16;
 
@@ -160,8 +162,7 @@ impl Port {
         let mut state = self.enter();
         // Several looks: what is asked for most likely comes at any moment, and to come here again
         // takes longer than all of them.
-        let looks = if state.is_crowded { 1 } else { LOOKS.div_ceil(state.peers.len().max(1)) };
-        let moved = (0..looks).any(|_| state.progress());
+        let moved = state.look_for_reports();
         // Peers are looked after now and then: asking for the time takes longer than a look.
         if !moved && state.asking.is_time_to_look_after_peers() {
             state.check_peers(false);
@@ -219,6 +220,21 @@ impl Port {
 }
 
 impl State {
+    /// Moves everything on, for a while or until something has ended. Returns whether anything moved.
+    #[inline]
+    fn look_for_reports(&mut self) -> bool {
+        let mut looks = if self.is_crowded { 1 } else { LOOKS.div_ceil(self.peers.len().max(1)) };
+        let mut steps = 0;
+        while looks > 0 && steps < STEPS && self.operations.reports.is_empty() {
+            if self.progress() {
+                steps += 1;
+            } else {
+                looks -= 1;
+            }
+        }
+        steps > 0
+    }
+
     /// Hands over what has ended. Returns whether there was anything.
     #[inline]
     fn hand_over(&mut self, reports: &mut Vec<Report>) -> bool {
