@@ -308,8 +308,11 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
         // Aliases have their own count of what is common; the last one ends the station.
         if Arc::strong_count(&endpoint.common) == 1
             && let Some(station) = endpoint.station.get()
+            && let Err(code) = station.end()
         {
-            station.detach();
+            // It stays open.
+            let _ = Arc::into_raw(endpoint);
+            return Err(code);
         }
         Ok(())
     })

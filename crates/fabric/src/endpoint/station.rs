@@ -148,6 +148,15 @@ impl Station {
         }
     }
 
+    /// Ends it, unless a peer is in the middle of an access to memory of this process.
+    pub(super) fn end(self: &Arc<Self>) -> Result {
+        self.withdraw_all()?;
+        self.detach();
+        // Others may have counts of it for a moment.
+        self.messages.clone().close();
+        Ok(())
+    }
+
     pub(crate) fn watch(&self) -> Result<Watch> {
         Ok(self.messages.watch()?)
     }
