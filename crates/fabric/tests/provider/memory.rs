@@ -129,3 +129,21 @@ fn memory_stays_registered_while_a_peer_is_in_the_middle_of_an_access() {
     }
     assert!(was_busy, "it was never stopped in the middle");
 }
+
+#[test]
+fn an_endpoint_that_could_not_be_enabled_holds_on_to_nothing() {
+    let world = World::new();
+    if !offers_accesses(&world) {
+        return;
+    }
+    // Nobody can expose this.
+    let mr = register(&world, null_mut(), 100, KEY).unwrap();
+    let (ep, vector) = (world.endpoint(), world.vector(0));
+    let queue = world.queue(FI_CQ_FORMAT_TAGGED, FI_WAIT_NONE);
+    assert_eq!(bind(ep.cast(), vector.cast(), 0), 0);
+    assert_eq!(bind(ep.cast(), queue.cast(), FI_SEND | FI_RECV), 0);
+    assert_eq!(control(ep.cast(), FI_ENABLE, &mut 0u64), -FI_EINVAL);
+    for fid in [ep.cast(), queue.cast(), vector.cast(), mr.cast()] {
+        assert_eq!(close(fid), 0);
+    }
+}

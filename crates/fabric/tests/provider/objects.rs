@@ -210,3 +210,20 @@ fn what_is_not_offered_says_so() {
         assert_eq!(((*(*world.fabric).ops).passive_ep)(), -(FI_ENOSYS as isize));
     }
 }
+
+#[test]
+fn aliases_that_are_closed_at_once_leave_nothing_behind() {
+    let world = World::new();
+    for _ in 0..50 {
+        let side = world.side();
+        let mut alias: *mut Fid = null_mut();
+        let mut wanted = Alias { fid: &raw mut alias, flags: FI_TRANSMIT };
+        assert_eq!(control(side.ep.cast(), FI_ALIAS, &mut wanted), 0);
+        let alias = alias as usize;
+        let other = std::thread::spawn(move || close(alias as *mut Fid));
+        let Side { ep, queue, vector, .. } = *std::mem::ManuallyDrop::new(side);
+        assert_eq!(close(ep.cast()), 0);
+        assert_eq!(other.join().unwrap(), 0);
+        assert_eq!((close(queue.cast()), close(vector.cast())), (0, 0));
+    }
+}
