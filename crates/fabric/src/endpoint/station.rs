@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use memferry_message::{Endpoint, Error, Lane, Peer, Report, ReportKind, Source, Watch};
 
@@ -23,6 +24,9 @@ pub(super) type Remotes = std::result::Result<Arc<Directory>, Unavailable>;
 /// Programs post as many operations as they like, and name as many peers.
 const MOST_OPERATIONS: usize = 1 << 22;
 const MOST_PEERS: usize = 1 << 16;
+
+/// How long an endpoint that is closed lets messages leave that were told as sent.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Opens the Memferry endpoint of a station.
 pub(super) fn open_messages(name: &str, moves_by_itself: bool) -> Result<Endpoint> {
@@ -151,6 +155,10 @@ impl Station {
     /// Ends it, unless a peer is in the middle of an access to memory of this process.
     pub(super) fn end(self: &Arc<Self>) -> Result {
         self.withdraw_all()?;
+        // Injected messages were told as sent.
+        if !self.messages.flush(PATIENCE) {
+            tracing::warn!("an endpoint closes, and a peer has not taken what was sent to it");
+        }
         self.detach();
         // Others may have counts of it for a moment.
         self.messages.clone().close();

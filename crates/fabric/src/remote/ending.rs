@@ -10,8 +10,9 @@ use super::flights::Flight;
 use super::packet::Note;
 use super::peers::{Outgoing, Standing};
 
-/// How long a carrier that closes lets packets leave that were told as sent.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a carrier that closes lets packets leave that were told as sent: until an inner connection
+/// is there that a busy peer has not answered yet.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl RemoteCarrier {
     /// A peer is gone: everything with it ends, now or when the inner endpoint has let go of it.

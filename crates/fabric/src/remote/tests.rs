@@ -466,3 +466,21 @@ fn an_interface_that_does_not_exist_is_named() {
     let error = Inner::open(&settings).unwrap_err();
     assert!(error.to_string().contains("nosuch0"), "{error}");
 }
+
+#[test]
+fn small_messages_arrive_although_the_carrier_closes_before_the_peer_has_looked() {
+    let Some([mut one, mut two]) = both() else { return };
+    let to = one.number(&two);
+    for number in 0..10 {
+        one.send(to, number, Envelope::tagged(number), b"told as sent");
+    }
+    let closing = std::thread::spawn(move || drop(one));
+    // The peer is busy for longer than a connection usually takes.
+    std::thread::sleep(Duration::from_millis(1500));
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while two.events.iter().filter(|event| is_message(event)).count() < 10 {
+        assert!(Instant::now() < deadline, "they come: {:?}", two.events);
+        two.carrier.poll(&mut two.events);
+    }
+    closing.join().unwrap();
+}

@@ -273,3 +273,23 @@ fn messages_to_nobody_are_refused_or_fail() {
     let number = one.insert(&elsewhere);
     assert_eq!(one.tsend(b"x", number, 1, 1), -(FI_EHOSTUNREACH as isize));
 }
+
+#[test]
+fn injected_messages_arrive_although_their_endpoint_is_closed_at_once() {
+    let world = World::new();
+    let (one, two) = world.pair();
+    for tag in 0..100 {
+        assert_eq!(one.tinject(&[7; 4000], tag), 0);
+    }
+    let one = std::mem::ManuallyDrop::new(one);
+    let ep = one.ep as usize;
+    let closing = std::thread::spawn(move || close((ep as *mut FidEp).cast()));
+    let mut buffer = [0; 4000];
+    for tag in 0..100 {
+        assert_eq!(two.trecv(&mut buffer, tag, 0, 3), 0);
+        assert_eq!((two.read().len, buffer), (4000, [7; 4000]));
+        buffer.fill(0);
+    }
+    assert_eq!(closing.join().unwrap(), 0);
+    assert_eq!((close(one.queue.cast()), close(one.vector.cast())), (0, 0));
+}
