@@ -38,6 +38,8 @@ pub(crate) struct CompletionQueue {
     /// How many entries there are, for those who look without the lock.
     waiting: AtomicUsize,
     is_signalled: AtomicBool,
+    /// The last read found something.
+    has_just_read: AtomicBool,
     sleep: Sleep,
 }
 
@@ -131,6 +133,12 @@ impl CompletionQueue {
     /// `array` must be valid for `count` entries of the format; `sources` for as many numbers, or null.
     #[inline]
     unsafe fn read(&self, array: *mut c_void, count: usize, sources: *mut u64) -> Result<usize> {
+        // MPI libraries read until there is nothing, and go on only then: the question behind an answer
+        // is on the way of every message, and nothing has come since. The next one looks again.
+        if self.has_just_read.load(Ordering::Relaxed) && self.waiting.load(Ordering::Acquire) == 0 {
+            self.has_just_read.store(false, Ordering::Relaxed);
+            return Err(Code(FI_EAGAIN));
+        }
         let mut target = Target { array, count, sources, written: 0 };
         let mut collector = self.collector.lock().unwrap();
         if self.waiting.load(Ordering::Acquire) == 0 || count == 0 {
@@ -139,6 +147,7 @@ impl CompletionQueue {
         if target.written == 0 && self.waiting.load(Ordering::Acquire) > 0 {
             return self.take(&mut target);
         }
+        self.has_just_read.store(target.written > 0, Ordering::Relaxed);
         if target.written == 0 { Err(Code(FI_EAGAIN)) } else { Ok(target.written) }
     }
 
@@ -281,6 +290,7 @@ pub(crate) unsafe extern "C" fn open(
             entries: Mutex::default(),
             waiting: AtomicUsize::new(0),
             is_signalled: AtomicBool::new(false),
+            has_just_read: AtomicBool::new(false),
             sleep: Sleep::default(),
         };
         object::give(Arc::new(queue), cq)
