@@ -169,6 +169,11 @@ impl Station {
         Ok(self.messages.watch()?)
     }
 
+    /// Whether nothing is under way that must be looked at again without being told.
+    pub(crate) fn rings(&self) -> bool {
+        true
+    }
+
     #[inline]
     pub(crate) fn reports_to_one_queue(&self) -> bool {
         self.reports_to_one_queue
