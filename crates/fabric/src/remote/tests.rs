@@ -440,7 +440,7 @@ fn a_message_that_is_announced_twice_ends_its_peer() {
     let name = name_for(&from);
     let note = Note::Announce {
         envelope: Envelope::tagged(1),
-        length: u64::MAX,
+        length: isize::MAX as u64,
         ticket: 4,
         acknowledged: true,
     };
