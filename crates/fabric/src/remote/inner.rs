@@ -83,6 +83,8 @@ pub(super) struct Finished {
     pub(super) context: u64,
     /// The bytes of what was received.
     pub(super) length: usize,
+    /// Whose it is, where that is known.
+    pub(super) source: u64,
     pub(super) outcome: Result<(), c_int>,
 }
 
@@ -258,19 +260,20 @@ impl Inner {
     /// Moves everything on, and appends what has ended. Whether there was anything.
     pub(super) fn read(&self, finished: &mut Vec<Finished>) -> bool {
         const EMPTY: CqMsgEntry = CqMsgEntry { op_context: ptr::null_mut(), flags: 0, len: 0 };
-        let mut entries = [EMPTY; 32];
-        // SAFETY: the queue is open and has this format; there is room for so many entries.
+        let (mut entries, mut sources) = ([EMPTY; 32], [FI_ADDR_NOTAVAIL; 32]);
+        // SAFETY: the queue is open and has this format; there is room for so many entries and senders.
         let count = unsafe {
-            let read = (*(*self.queue.0).ops).read;
-            read(self.queue.0, entries.as_mut_ptr().cast(), entries.len())
+            let read = (*(*self.queue.0).ops).readfrom;
+            read(self.queue.0, entries.as_mut_ptr().cast(), entries.len(), sources.as_mut_ptr())
         };
         if count == -(FI_EAVAIL as isize) {
             return self.read_error(finished);
         }
         let Ok(count) = usize::try_from(count) else { return false };
-        finished.extend(entries[..count].iter().map(|entry| Finished {
+        finished.extend(entries[..count].iter().zip(sources).map(|(entry, source)| Finished {
             context: entry.op_context as u64,
             length: entry.len,
+            source,
             outcome: Ok(()),
         }));
         count > 0
@@ -292,6 +295,7 @@ impl Inner {
         finished.push(Finished {
             context: entry.op_context as u64,
             length: entry.len,
+            source: FI_ADDR_NOTAVAIL,
             outcome: Err(entry.err),
         });
         true

@@ -249,7 +249,7 @@ impl RemoteCarrier {
         match self.flights.take(finished.context) {
             Some(Flight::Room { bytes }) => {
                 if finished.outcome.is_ok() {
-                    self.arrived(&bytes[..finished.length.min(bytes.len())]);
+                    self.arrived(&bytes[..finished.length.min(bytes.len())], finished.source);
                 }
                 self.rooms.push(bytes);
             }

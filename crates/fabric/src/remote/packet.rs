@@ -224,10 +224,12 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Packet<'_>, Nonsense> {
     Ok(Packet { from, to: word(0), note, payload })
 }
 
-/// Who has sent bytes that are no packet, if that can be told.
-pub(super) fn sender(bytes: &[u8]) -> Option<Name> {
+/// Who says that it has sent these bytes, and the beginning of the identifier of whom they are for, if
+/// that can be told.
+pub(super) fn names(bytes: &[u8]) -> Option<(Name, u64)> {
     let header = bytes.first_chunk::<HEADER>().filter(|header| header[..4] == MAGIC)?;
-    header[8..72].try_into().ok()
+    let to = u64::from_le_bytes(header[72..80].try_into().ok()?);
+    Some((header[8..72].try_into().ok()?, to))
 }
 
 #[cfg(test)]

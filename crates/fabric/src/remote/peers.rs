@@ -112,6 +112,8 @@ pub(super) struct Remote {
     pub(super) name: Name,
     /// The inner endpoint's number for it, once it was needed.
     pub(super) inner: Option<u64>,
+    /// A packet has come from it of which the inner endpoint knew the sender.
+    pub(super) is_confirmed: bool,
     pub(super) standing: Standing,
     /// In the order in which they go out.
     pub(super) outgoing: VecDeque<Outgoing>,
@@ -143,6 +145,7 @@ impl Remote {
         Self {
             name,
             inner: None,
+            is_confirmed: false,
             standing: Standing::Open,
             outgoing: VecDeque::new(),
             is_waiting: false,

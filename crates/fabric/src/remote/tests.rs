@@ -484,3 +484,50 @@ fn small_messages_arrive_although_the_carrier_closes_before_the_peer_has_looked(
     }
     closing.join().unwrap();
 }
+
+#[test]
+fn nobody_speaks_for_another_once_it_has_spoken_itself() {
+    let (Some(mut sides), Some(impostor)) = (both(), inner()) else { return };
+    let (to, back) = (sides[0].number(&sides[1]), sides[1].number(&sides[0]));
+    // Both have spoken, so both know the other's address.
+    sides[0].send(to, 1, Envelope::tagged(1), b"question");
+    until(&mut sides, 1, is_message);
+    sides[1].send(back, 1, Envelope::tagged(2), b"answer");
+    until(&mut sides, 0, is_message);
+    let target = identifier_of(&sides[0].name);
+    let bye = packet::encode(&sides[1].name, target, &Note::Bye, 0);
+    let at = impostor.insert(socket_of(&sides[0].name)).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(30);
+    let mut finished = Vec::new();
+    // SAFETY: the bytes live until the send has finished.
+    while unsafe { impostor.send(&bye, at, 1) } == Err(Refused::Again) || finished.is_empty() {
+        assert!(Instant::now() < deadline);
+        impostor.read(&mut finished);
+        sides[0].carrier.poll(&mut sides[0].events);
+    }
+    for number in 0..100 {
+        sides[1].send(back, number, Envelope::tagged(number), b"still here");
+        until(&mut sides, 0, is_message);
+    }
+    assert!(!sides[0].events.iter().any(is_gone));
+}
+
+#[test]
+fn packets_for_others_and_from_this_host_have_no_effect() {
+    let (Some(mut side), Some(from)) = (Side::new(), inner()) else { return };
+    let (name, target) = (name_for(&from), identifier_of(&side.name));
+    let whole = Note::Whole { envelope: Envelope::tagged(1) };
+    let mut ours = name;
+    ours[20..36].copy_from_slice(&crate::address::HostId::ours().0);
+    let mut broken = packet::encode(&name, target + 1, &whole, 0);
+    broken[4] = 99;
+    for bytes in [broken, packet::encode(&ours, target, &whole, 0)] {
+        side.carrier.arrived(&bytes, crate::abi::FI_ADDR_NOTAVAIL);
+    }
+    side.carrier.poll(&mut side.events);
+    assert!(side.events.is_empty() && side.carrier.peers.is_empty(), "{:?}", side.events);
+    let right = packet::encode(&name, target, &whole, 0);
+    side.carrier.arrived(&right, crate::abi::FI_ADDR_NOTAVAIL);
+    side.carrier.poll(&mut side.events);
+    assert!(side.take(is_message).is_some());
+}
