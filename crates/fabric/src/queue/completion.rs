@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use memferry_message::Report;
 
 use super::entry::{Entry, Format};
-use super::event::say;
 use super::wait::{Sleep, WaitSet, deadline};
+use super::words::say;
 use crate::abi::*;
 use crate::domain::Domain;
 use crate::endpoint::Station;
