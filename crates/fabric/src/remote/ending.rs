@@ -7,6 +7,7 @@ use memferry_message::{CarrierEvent, Error, Gone};
 
 use super::RemoteCarrier;
 use super::flights::Flight;
+use super::gate::GATE;
 use super::packet::Note;
 use super::peers::{Outgoing, Standing};
 
@@ -57,6 +58,9 @@ impl RemoteCarrier {
 
     /// Says goodbye, and lets leave what was told as sent. Bounded: a peer may not look any more.
     fn leave(&mut self) {
+        if GATE.is_closed() {
+            return;
+        }
         for peer in 0..self.peers.len() {
             if self.peers[peer].is_met() {
                 self.push_note(peer, &Note::Bye);

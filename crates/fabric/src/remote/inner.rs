@@ -1,11 +1,13 @@
 //! The inner endpoint: another provider of libfabric's that reaches other hosts, and the calls of it.
 //!
-//! Everything here is used by one thread at a time, which is what the inner domain was asked for.
+//! Everything here is used by one thread at a time, which is what the inner domain was asked for, and
+//! behind a gate that is closed when libfabric ends.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 
+use super::gate::GATE;
 use super::library::Library;
 use super::open::{Chosen, Settings, Unavailable, failed};
 use crate::abi::*;
@@ -52,6 +54,8 @@ impl<T> Owned<T> {
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
+        // Nobody is there to close it if the gate is closed.
+        let Some(_inside) = GATE.pass() else { return };
         // SAFETY: it is open, and nobody uses it any more.
         let code = unsafe { ((*(*self.fid()).ops).close)(self.fid()) };
         if code != 0 {
@@ -94,6 +98,7 @@ impl Inner {
         if settings.is_off {
             return Err(Unavailable("switched off by MEMFERRY_REMOTE".into()));
         }
+        let _inside = GATE.pass().ok_or_else(|| Unavailable("libfabric is closed".into()))?;
         let library = Library::find()
             .ok_or_else(|| Unavailable("libfabric's functions were not found".into()))?;
         let chosen = Chosen::ask(library, settings)?;
@@ -164,6 +169,7 @@ impl Inner {
 
     /// Whether nothing is lost if the descriptor is waited for.
     pub(super) fn is_quiet(&self) -> bool {
+        let Some(_inside) = GATE.pass() else { return true };
         let mut fid = self.queue.fid();
         // SAFETY: both are open; the list has one object.
         unsafe { ((*(*self.fabric.0).ops).trywait)(self.fabric.0, &mut fid, 1) == 0 }
@@ -171,6 +177,7 @@ impl Inner {
 
     /// The inner number of a socket's address.
     pub(super) fn insert(&self, socket: &[u8; SOCKET_BYTES]) -> Option<u64> {
+        let _inside = GATE.pass()?;
         let mut number = FI_ADDR_NOTAVAIL;
         // SAFETY: an address of the format that the endpoint has, and room for its number.
         let count = unsafe {
@@ -185,6 +192,7 @@ impl Inner {
     /// # Safety
     /// The memory must stay valid and unchanged until the context is told as finished.
     pub(super) unsafe fn send(&self, bytes: &[u8], to: u64, context: u64) -> Result<(), Refused> {
+        let _inside = GATE.pass().ok_or(Refused::Again)?;
         let (at, none) = (bytes.as_ptr().cast(), ptr::null_mut());
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -203,6 +211,7 @@ impl Inner {
         length: usize,
         context: u64,
     ) -> Result<(), Refused> {
+        let _inside = GATE.pass().ok_or(Refused::Again)?;
         let none = ptr::null_mut();
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -223,6 +232,7 @@ impl Inner {
         label: u64,
         context: u64,
     ) -> Result<(), Refused> {
+        let _inside = GATE.pass().ok_or(Refused::Again)?;
         let (at, count, none) = (pieces.as_ptr(), pieces.len(), ptr::null_mut());
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -242,6 +252,7 @@ impl Inner {
         label: u64,
         context: u64,
     ) -> Result<(), Refused> {
+        let _inside = GATE.pass().ok_or(Refused::Again)?;
         let (at, count, none) = (pieces.as_ptr(), pieces.len(), ptr::null_mut());
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -252,6 +263,7 @@ impl Inner {
 
     /// Asks for an early end of a receive; it is told as finished in any case.
     pub(super) fn cancel(&self, context: u64) {
+        let Some(_inside) = GATE.pass() else { return };
         let fid = self.endpoint.fid();
         // SAFETY: the endpoint is open; the context is only compared.
         unsafe { ((*(*self.endpoint.0).ops).cancel)(fid, context as *mut c_void) };
@@ -259,6 +271,7 @@ impl Inner {
 
     /// Moves everything on, and appends what has ended. Whether there was anything.
     pub(super) fn read(&self, finished: &mut Vec<Finished>) -> bool {
+        let Some(_inside) = GATE.pass() else { return false };
         const EMPTY: CqMsgEntry = CqMsgEntry { op_context: ptr::null_mut(), flags: 0, len: 0 };
         let (mut entries, mut sources) = ([EMPTY; 32], [FI_ADDR_NOTAVAIL; 32]);
         // SAFETY: the queue is open and has this format; there is room for so many entries and senders.

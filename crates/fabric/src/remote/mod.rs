@@ -11,6 +11,7 @@ mod doubt;
 mod ending;
 mod fetches;
 mod flights;
+mod gate;
 mod inner;
 mod library;
 mod memory;
@@ -30,6 +31,7 @@ use std::time::{Duration, Instant};
 use memferry_message::{CarriedAccess, Carrier, CarrierEvent, Envelope, Error, Gone, Piece};
 
 use flights::{Flight, Flights};
+pub(crate) use gate::GATE;
 pub(crate) use inner::Inner;
 use inner::{Finished, Refused};
 pub(crate) use open::{Settings, Unavailable};
