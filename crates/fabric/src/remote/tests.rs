@@ -229,6 +229,36 @@ fn what_nobody_takes_is_announced_once_there_is_no_room_and_empty_messages_count
 }
 
 #[test]
+fn what_cannot_be_announced_yet_is_held_back_and_keeps_its_order() {
+    let Some(mut sides) = both() else { return };
+    let to = sides[0].number(&sides[1]);
+    let long = pattern(SMALL + 1, 1);
+    let count = 3 * peers::MOST_OFFERS;
+    for number in 0..count {
+        let bytes = if number % 4 == 3 { &long[..5] } else { &long };
+        sides[0].send(to, number as u64, Envelope::tagged(number as u64), bytes);
+    }
+    // Everything that can come has come before anything is fetched.
+    for _ in 0..1000 {
+        for side in &mut sides {
+            side.carrier.poll(&mut side.events);
+        }
+    }
+    for number in 0..count {
+        let (_, envelope, _, came) = receive(&mut sides, usize::MAX);
+        assert_eq!(envelope.tag, number as u64);
+        assert!(
+            came == long[..came.len()] && came.len() == if number % 4 == 3 { 5 } else { SMALL + 1 }
+        );
+    }
+    for _ in 0..count {
+        let sent = until(&mut sides, 0, is_sent);
+        assert!(matches!(sent, CarrierEvent::Sent { outcome: Ok(()), .. }));
+    }
+    assert!(!sides.iter().any(|side| side.events.iter().any(is_gone)));
+}
+
+#[test]
 fn a_delivered_message_is_over_when_it_was_fetched_and_not_before() {
     let Some(mut sides) = both() else { return };
     let to = sides[0].number(&sides[1]);
