@@ -12,7 +12,8 @@ use std::process::Command;
 /// A folder with nothing but the provider in it.
 fn provider(folder: &Path) -> PathBuf {
     let program = std::env::current_exe().expect("this program has a file");
-    let built = program.parent().and_then(Path::parent).expect("it lies in a folder of cargo's");
+    // Cargo puts the library beside the tests that depend on it.
+    let built = program.parent().expect("it lies in a folder of cargo's");
     let only = folder.join("provider");
     std::fs::create_dir(&only).expect("a folder can be made");
     let file = "libmemferry_fi.so";

@@ -116,6 +116,12 @@ pub enum CarrierEvent {
         /// How it ended.
         outcome: Result<(), Error>,
     },
+    /// Bytes moved, but nothing is over: a peer accesses memory of this side, or a part of an access
+    /// is done. Whoever looks should look again soon.
+    Moved {
+        /// With whom.
+        peer: u64,
+    },
     /// A peer cannot be reached any more. What was under way with it ends with that.
     Gone {
         /// Who.

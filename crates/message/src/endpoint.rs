@@ -121,10 +121,10 @@ impl Endpoint {
         state.all_peers()
     }
 
-    /// The name under which a peer listens.
+    /// The name under which a peer listens, or listened while it was there.
     pub fn name_of(&self, peer: Peer) -> Result<String, Error> {
         self.port().check_fork()?;
-        Ok(self.port().enter().facts_of(peer)?.peer.name.clone())
+        self.port().enter().name_of(peer)
     }
 
     /// What this process can do with the memory of a peer, and what stands in the way if it cannot.

@@ -153,11 +153,6 @@ impl<R: PartialEq + Copy, M> Matching<R, M> {
         gone
     }
 
-    /// Takes out all posted receives.
-    pub(crate) fn unpost_all(&mut self) -> Vec<R> {
-        self.posted.drain(..).map(|posted| posted.receive).collect()
-    }
-
     /// Drops kept messages that `keep` turns down.
     pub(crate) fn retain(&mut self, keep: impl FnMut(&Unexpected<M>) -> bool) {
         self.unexpected.retain(keep);
@@ -276,6 +271,7 @@ mod tests {
             matching.post(want(source, 0, 0), number, false);
         }
         assert_eq!(matching.unpost_source(0), [1, 4]);
-        assert_eq!(matching.unpost_all(), [2, 3]);
+        assert!(!matching.unpost(&1) && matching.unpost(&2) && matching.unpost(&3));
+        assert!(!matching.has_posted());
     }
 }

@@ -214,6 +214,16 @@ impl Endpoint {
         self.port().collect_until(reports, deadline)
     }
 
+    /// Whether a sleep on the descriptor of [`Endpoint::watch`] misses nothing. While it is `false`,
+    /// something is under way that does not ring: look again soon.
+    pub fn rings(&self) -> bool {
+        if self.port().check_fork().is_err() {
+            return true;
+        }
+        let mut state = self.port().enter();
+        !state.is_hearing_soon() && !state.is_offloading()
+    }
+
     /// Ends a wait of another thread in [`Endpoint::collect_timeout`]; the next one if none waits.
     pub fn interrupt(&self) {
         if self.port().check_fork().is_ok() {

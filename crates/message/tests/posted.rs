@@ -332,10 +332,11 @@ fn an_endpoint_that_knows_itself_can_send_to_itself() {
 fn sends_to_a_name_where_nobody_is_fail_and_so_do_receives_from_it() {
     let (one, _) = endpoint("nobody");
     let nobody = one.know("posted-nobody-is-here").unwrap();
+    let nobody_either = one.know("posted-nobody-is-here-either").unwrap();
     let mut room = [0; 8];
     // SAFETY: both live until their reports have come.
     unsafe {
-        one.post_receive(&Wanted::tagged(nobody, 0, 0), &target(&mut room), 1).unwrap();
+        one.post_receive(&Wanted::tagged(nobody_either, 0, 0), &target(&mut room), 1).unwrap();
         let sent = one.post_send(nobody, Envelope::tagged(1), &source(&[1; 8]), ending(2));
         assert!(sent.unwrap().is_none());
     }
@@ -389,4 +390,89 @@ fn a_window_is_found_by_its_key_and_accesses_to_it_end_in_reports() {
     window.withdraw().unwrap();
     assert!(exposed[5000..] == pattern(95_000, 5000));
     assert!(matches!(one.attach_key(to_two, 77), Err(Error::Withdrawn)));
+}
+
+#[test]
+fn a_receive_from_a_peer_that_ends_without_a_word_ends_too() {
+    let [(one, to_two), (two, _)] = pair("silent");
+    let mut room = [0; 8];
+    // SAFETY: it lives until its report has come.
+    unsafe {
+        one.post_receive(&Wanted::tagged(to_two, 0, 0), &target(&mut room), 1).unwrap();
+    }
+    drop(two);
+    let ended = reports(&[&one], 0, 1).pop().unwrap();
+    assert!(matches!(ended.outcome, Err(Error::PeerGone(_))), "{:?}", ended.outcome);
+    assert!(one.peek(&Wanted::tagged(to_two, 0, 0), None).is_err(), "nothing can come any more");
+    assert!(one.rings(), "nobody is called any more");
+}
+
+#[test]
+fn a_peer_that_is_forgotten_leaves_no_receive_behind_for_the_next_one() {
+    let (one, _) = endpoint("forget");
+    // It is there, but does not answer.
+    let (_silent, silent) = endpoint("forget-first");
+    let first = one.know(&silent).unwrap();
+    let mut room = [0; 8];
+    // SAFETY: it lives until its report has come.
+    unsafe { one.post_receive(&Wanted::tagged(first, 0, 0), &target(&mut room), 1).unwrap() };
+    one.forget(first);
+    assert!(reports(&[&one], 0, 1)[0].outcome.is_err());
+    let (two, name) = endpoint("forget-next");
+    let next = one.know(&name).unwrap();
+    let to_one = two.know(one.name()).unwrap();
+    two.inject(to_one, Envelope::tagged(0), b"for next").unwrap();
+    // SAFETY: as above.
+    unsafe { one.post_receive(&Wanted::tagged(next, 0, 0), &target(&mut room), 2).unwrap() };
+    let report = reports(&[&two, &one], 1, 1).pop().unwrap();
+    assert_eq!((report.context, report.outcome), (2, Ok(())));
+    assert!(one.inject(first, Envelope::tagged(0), b"more").is_err());
+}
+
+#[test]
+fn a_message_behind_any_number_of_unexpected_ones_can_be_received_first() {
+    let names = ["many-1", "many-2"].map(|name| format!("posted-{}-{name}", std::process::id()));
+    let open = |name: &str| Endpoint::builder().most_kept_bytes(4096).open(name).unwrap();
+    let (one, two) = (open(&names[0]), open(&names[1]));
+    let (to_two, to_one) = (one.know(&names[1]).unwrap(), two.know(&names[0]).unwrap());
+    // In two pieces each, and more than the receiver keeps.
+    let bytes = pattern(1000, 1);
+    let pieces = [Piece::source(bytes.as_ptr(), 500), Piece::source(bytes[500..].as_ptr(), 500)];
+    for _ in 0..3000 {
+        // SAFETY: the bytes live longer than everything here.
+        drop(unsafe { one.post_send(to_two, Envelope::tagged(1), &pieces, ending(1)) });
+    }
+    one.inject(to_two, Envelope::tagged(2), b"the last").unwrap();
+    let mut room = [0; 1000];
+    // SAFETY: it lives until its report has come, here and below.
+    unsafe {
+        two.post_receive(&Wanted::tagged(to_one, 2, TAG_ALL), &target(&mut room), 1).unwrap();
+    };
+    assert_eq!(reports(&[&one, &two], 1, 1)[0].outcome, Ok(()));
+    assert_eq!(&room[..8], b"the last");
+    for _ in 0..3000 {
+        // SAFETY: as above.
+        unsafe {
+            two.post_receive(&Wanted::tagged(to_one, 1, TAG_ALL), &target(&mut room), 2).unwrap();
+        }
+        assert_eq!(reports(&[&one, &two], 1, 1)[0].outcome, Ok(()));
+        assert!(room[..] == bytes);
+    }
+}
+
+#[test]
+fn the_name_of_a_peer_is_known_after_it_has_gone() {
+    let [(one, _), (two, to_one)] = pair("name");
+    let name = two.name().to_owned();
+    two.inject(to_one, Envelope::tagged(1), b"and gone").unwrap();
+    let mut room = [0; 8];
+    // SAFETY: it lives until its report has come.
+    unsafe { one.post_receive(&Wanted::tagged(Source::Any, 1, TAG_ALL), &target(&mut room), 1) }
+        .unwrap();
+    let report = reports(&[&two, &one], 1, 1).pop().unwrap();
+    drop(two);
+    for _ in 0..100 {
+        one.progress();
+    }
+    assert_eq!(one.name_of(report.peer.unwrap()), Ok(name));
 }

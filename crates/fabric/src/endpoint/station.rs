@@ -24,13 +24,18 @@ pub(super) type Remotes = std::result::Result<Arc<Directory>, Unavailable>;
 /// Programs post as many operations as they like, and name as many peers.
 const MOST_OPERATIONS: usize = 1 << 22;
 const MOST_PEERS: usize = 1 << 16;
+/// A legal MPI program may send any number of messages before the one that is received first.
+const MOST_KEPT: usize = 1 << 24;
 
 /// How long an endpoint that is closed lets messages leave that were told as sent.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Opens the Memferry endpoint of a station.
 pub(super) fn open_messages(name: &str, moves_by_itself: bool) -> Result<Endpoint> {
-    let builder = Endpoint::builder().most_operations(MOST_OPERATIONS).most_peers(MOST_PEERS);
+    let builder = Endpoint::builder()
+        .most_operations(MOST_OPERATIONS)
+        .most_peers(MOST_PEERS)
+        .most_kept_messages(MOST_KEPT);
     builder.background(moves_by_itself).open(name).map_err(|error| {
         tracing::warn!(%error, "cannot open an endpoint");
         Code::from(&error)

@@ -197,10 +197,9 @@ impl RemoteCarrier {
         denial: Option<Denial>,
         payload: &[u8],
     ) -> Result<(), Gone> {
-        if let Some((number, outcome)) =
-            self.peers[peer].accesses.answered(ticket, denial, payload)?
-        {
-            self.accessed(number, outcome);
+        match self.peers[peer].accesses.answered(ticket, denial, payload)? {
+            Some((number, outcome)) => self.accessed(number, outcome),
+            None => self.moved(peer),
         }
         self.ask_for_parts(peer);
         Ok(())
@@ -210,6 +209,13 @@ impl RemoteCarrier {
     pub(super) fn drop_accesses(&mut self, peer: usize, gone: &Gone) {
         for number in self.peers[peer].accesses.end() {
             self.accessed(number, Err(Error::PeerGone(gone.clone())));
+        }
+    }
+
+    /// Says once that there was something to do.
+    pub(super) fn moved(&mut self, peer: usize) {
+        if !matches!(self.events.last(), Some(CarrierEvent::Moved { .. })) {
+            self.events.push(CarrierEvent::Moved { peer: peer as u64 });
         }
     }
 

@@ -53,6 +53,7 @@ impl RemoteCarrier {
             return Err(Gone::Misbehaved("it asked without taking the answers"));
         }
         *answers += 1;
+        self.moved(peer);
         self.push(peer, Outgoing::Answer(packet));
         Ok(())
     }

@@ -200,12 +200,10 @@ impl Wire {
         !self.memory.other_fullness().includes(NO_PAYLOADS | NO_MESSAGES)
     }
 
-    /// Whether the other side takes the announcement of a message of so many pieces.
-    pub(crate) fn takes_announcement(&mut self, pieces: usize) -> bool {
-        // A list of pieces must be kept like a payload.
-        let needs = if pieces == 1 { NO_MESSAGES } else { NO_MESSAGES | NO_PAYLOADS };
-        let takes = !self.memory.other_fullness().includes(needs);
-        self.refused_for = if takes { 0 } else { needs };
+    /// Whether the other side takes the announcement of a message.
+    pub(crate) fn takes_announcement(&mut self) -> bool {
+        let takes = !self.memory.other_fullness().includes(NO_MESSAGES);
+        self.refused_for = if takes { 0 } else { NO_MESSAGES };
         takes
     }
 

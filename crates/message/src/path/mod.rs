@@ -211,7 +211,7 @@ fn announce(sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense
     let (wire, number) = (&mut *turn.wire, turn.number);
     use crate::wire::Note;
     use memferry_sys::shared_memory::Access;
-    if !wire.has_room()? || !wire.takes_announcement(sending.pieces.as_slice().len()) {
+    if !wire.has_room()? || !wire.takes_announcement() {
         return Ok(Step::Idle);
     }
     let Some(source) = wire.describe(sending.pieces.as_slice(), Access::Read)? else {

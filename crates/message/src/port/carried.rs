@@ -233,10 +233,14 @@ impl State {
                 let peer = *peer;
                 self.operations.finish(number, outcome.map(|()| self.received(peer, 0, 0)));
             }
+            // A carrier whose peers have places is looked at every time.
+            CarrierEvent::Moved { peer } => {
+                self.place_of_carried(peer)?;
+            }
             CarrierEvent::Gone { peer } => {
-                if let Some(index) = self.carried.places.get(&peer) {
-                    self.lose_carried(*index);
-                }
+                // Also one that nobody has spoken of yet: it is gone for whoever speaks of it later.
+                let index = self.place_of_carried(peer)?;
+                self.lose_carried(index);
             }
         }
         Ok(())

@@ -60,7 +60,7 @@ impl State {
             connection.wire.hang_up();
             self.peers[peer].gone = Some(crate::error::Gone::Closed);
         }
-        self.matching.unpost_all();
+        self.matching = crate::matching::Matching::default();
         // Accesses to windows are ended by whoever carries them out.
         for number in self.operations.numbers(|deed| !matches!(deed, Deed::Access(_))) {
             self.operations.finish(number, Err(Error::Closed));

@@ -258,6 +258,15 @@ impl State {
         connection.map(|connection| &connection.wire).ok_or_else(|| self.gone(index))
     }
 
+    /// The name of a peer, although it may be gone.
+    pub(crate) fn name_of(&self, peer: Peer) -> Result<String, Error> {
+        let index = self.find(peer)?;
+        let slot = &self.peers[index];
+        let now = slot.connection.as_ref().map(|connection| &connection.wire.peer.name);
+        let ever = slot.known_name().or(slot.last.as_ref().map(|(_, name)| name));
+        now.or(ever).cloned().ok_or_else(|| self.gone(index))
+    }
+
     /// All connected peers.
     pub(crate) fn all_peers(&self) -> Vec<Peer> {
         let connected = |index: &usize| self.peers[*index].connection.is_some();

@@ -3,17 +3,20 @@
 
 use memferry_sys::shared_memory::Access;
 
-use super::{Assembling, Kept, PeerSlot, Request, State};
+use super::{Assembling, Kept, PIECES_OF_ONE, PeerSlot, Request, State};
 use crate::envelope::Envelope;
 use crate::error::{Error, Gone};
 use crate::path::{self, ReceiveStage, Receiving, Step};
-use crate::pieces::scatter;
+use crate::pieces::{MOST_PIECES, scatter};
 use crate::plan::LARGEST_EAGER_LIMIT;
 use crate::ring::cells::{Nonsense, Words};
 use crate::ring::fullness::{NO_MESSAGES, NO_PAYLOADS};
 use crate::ring::layout::{CELLS, SPACE_BYTES};
 use crate::ring::space::Span;
 use crate::wire::{Note, Number};
+
+/// The most that one message can weigh.
+const HEAVIEST: usize = 1 + MOST_PIECES / PIECES_OF_ONE;
 
 /// What became of a note.
 #[derive(Debug, PartialEq, Eq)]
@@ -241,11 +244,12 @@ impl State {
         kept: Kept,
     ) -> Result<u64, Nonsense> {
         let slot = &mut self.peers[peer];
-        let (count, bytes) = (slot.kept_count + 1, slot.kept_bytes + kept.bytes());
+        let count = slot.kept_count + kept.weight();
+        let bytes = slot.kept_bytes + kept.bytes();
         // What comes by the carrier is bounded by the room that the carrier was told of.
         let is_bounded = slot.carried.is_none();
         if is_bounded
-            && (count > self.settings.most_kept.saturating_add(2 * CELLS)
+            && (count > self.settings.most_kept.saturating_add(2 * CELLS * HEAVIEST)
                 || bytes > self.settings.most_kept_bytes.saturating_add(2 * SPACE_BYTES))
         {
             return Err(Nonsense("messages beyond what there is room for"));

@@ -14,11 +14,14 @@ use crate::connect::{Answer, Connecting, parse_name};
 use crate::connection::Wire;
 use crate::envelope::Envelope;
 use crate::error::{ConnectError, Error, Gone, ValidationError};
+use crate::matching::Want;
 use crate::pieces::Piece;
 use crate::plan::PathKind;
 use crate::report::Ending;
 use crate::wire::{Number, inline_limit};
 
+/// How long it takes until a call that could not be made is tried again.
+const MOMENT_NS: u64 = 1_000_000;
 /// How long the other's call may take after both have called at once.
 const CROSSED_NS: u64 = 1_000_000_000;
 
@@ -31,6 +34,8 @@ pub(super) struct Known {
     call: Call,
     /// Sends that wait for the connection, in order.
     waiting: VecDeque<Number>,
+    /// Since when calls fail, other than for want of a place in the peer's queue.
+    troubled_since_ns: Option<u64>,
 }
 
 /// How far the connection is that this side asked for.
@@ -38,8 +43,8 @@ pub(super) struct Known {
 enum Call {
     /// Nobody needs it yet.
     NotNeeded,
-    /// There was no place in the peer's queue: to be tried again.
-    Delayed,
+    /// It could not be called: to be tried again, after a moment.
+    Delayed { since_ns: u64 },
     /// The hello is sent.
     Calling(Connecting),
     /// Both have called at once, and the other's call counts.
@@ -53,6 +58,10 @@ impl Call {
 }
 
 impl PeerSlot {
+    pub(super) fn known_name(&self) -> Option<&String> {
+        self.known.as_ref().map(|known| &known.name)
+    }
+
     /// Takes a send back that waits for the connection. Returns whether it did.
     pub(super) fn stop_waiting(&mut self, number: Number) -> bool {
         let Some(known) = &mut self.known else { return false };
@@ -62,7 +71,7 @@ impl PeerSlot {
     }
 
     /// Whether it is known and not yet connected, but may be.
-    fn is_stranger(&self) -> bool {
+    pub(super) fn is_stranger(&self) -> bool {
         self.known.is_some() && self.connection.is_none() && self.gone.is_none()
     }
 
@@ -92,7 +101,8 @@ impl State {
             None => self.make_place()?,
         };
         let (name, uses) = (name.to_owned(), 1);
-        let known = Known { name, uses, call: Call::NotNeeded, waiting: VecDeque::new() };
+        let (call, waiting) = (Call::NotNeeded, VecDeque::new());
+        let known = Known { name, uses, call, waiting, troubled_since_ns: None };
         self.peers[index].known = Some(Box::new(known));
         self.count_processes();
         Ok(self.peer(index))
@@ -116,14 +126,22 @@ impl State {
         self.peers.iter().position(has_name)
     }
 
-    /// Nobody needs a known peer any more, as often as it was asked for. A connection stays.
+    /// Nobody needs a known peer any more, as often as it was asked for. A connection stays; without
+    /// one, what waits for it ends.
     pub(crate) fn forget(&mut self, peer: Peer) {
         let Ok(index) = self.find(peer) else { return };
         let Some(known) = &mut self.peers[index].known else { return };
         known.uses -= 1;
         if known.uses == 0 {
-            self.give_up(index, &Error::PeerGone(Gone::Closed));
+            let error = Error::PeerGone(Gone::Closed);
+            self.give_up(index, &error);
             self.peers[index].known = None;
+            // The place may become another's.
+            if self.peers[index].connection.is_none() {
+                for number in self.matching.unpost_source(index) {
+                    self.operations.finish(number, Err(error.clone()));
+                }
+            }
             self.count_processes();
         }
     }
@@ -167,6 +185,15 @@ impl State {
         Ok(Begun::Underway(number))
     }
 
+    /// A receive waits for a known peer: it is called, so that its end is noticed.
+    pub(super) fn await_source(&mut self, want: &Want) {
+        if let Some(peer) = want.source
+            && self.peers[peer].is_stranger()
+        {
+            self.call(peer);
+        }
+    }
+
     /// Whether a peer is connected; calls it if it is not.
     pub(crate) fn reach_out(&mut self, peer: Peer) -> Result<bool, Error> {
         let index = self.find(peer)?;
@@ -199,6 +226,7 @@ impl State {
         }
         self.dialing.push(name);
         self.calls += 1;
+        self.peers[peer].known.as_mut().expect("it is known").call = Call::Delayed { since_ns: 0 };
         self.dial(peer);
     }
 
@@ -218,9 +246,25 @@ impl State {
                 }
                 known.call = Call::Calling(connecting.with_endless_patience());
             }
-            Err(Error::Connect(ConnectError::NoAnswer { .. })) => known.call = Call::Delayed,
-            Err(error) => self.call_failed(peer, &error),
+            Err(error) => self.call_again(peer, &error),
         }
+    }
+
+    /// A call could not be made, or came to nothing: it is made again later, unless nobody is there
+    /// or nothing will change.
+    fn call_again(&mut self, peer: usize, error: &Error) {
+        use ConnectError::{NoAnswer, Refused, System};
+        let known = self.peers[peer].known.as_mut().expect("it was called");
+        let now = clock::now_ns();
+        let is_troubled = matches!(error, Error::Connect(Refused(..) | System { .. }));
+        let since = *known.troubled_since_ns.get_or_insert(now);
+        let patience = self.settings.connect_timeout.as_nanos() as u64;
+        if matches!(error, Error::Connect(NoAnswer { .. })) {
+            known.troubled_since_ns = None;
+        } else if !is_troubled || now - since > patience {
+            return self.call_failed(peer, error);
+        }
+        known.call = Call::Delayed { since_ns: now };
     }
 
     /// Looks how far the calls are. Returns whether any came to an end.
@@ -229,9 +273,12 @@ impl State {
         let before = self.calls;
         for peer in 0..self.peers.len() {
             let Some(known) = &mut self.peers[peer].known else { continue };
-            match std::mem::replace(&mut known.call, Call::Delayed) {
+            match std::mem::replace(&mut known.call, Call::Delayed { since_ns: 0 }) {
                 Call::NotNeeded => known.call = Call::NotNeeded,
-                Call::Delayed => self.dial(peer),
+                Call::Delayed { since_ns } if clock::now_ns() - since_ns < MOMENT_NS => {
+                    known.call = Call::Delayed { since_ns };
+                }
+                Call::Delayed { .. } => self.dial(peer),
                 Call::Crossed { since_ns } if clock::now_ns() - since_ns < CROSSED_NS => {
                     known.call = Call::Crossed { since_ns };
                 }
@@ -247,7 +294,7 @@ impl State {
                         Ok(Answer::NotYet) => {
                             known.call = Call::Calling(waiting.expect("it waits"));
                         }
-                        Err(error) => self.call_failed(peer, &error.into()),
+                        Err(error) => self.call_again(peer, &error.into()),
                     }
                 }
             }

@@ -39,7 +39,7 @@ use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
 use crate::path::{Looks, Turn};
-use crate::pieces::{Piece, Pieces};
+use crate::pieces::Piece;
 use crate::plan::{self, Closeness, Facts};
 use crate::window::board::Board;
 use crate::window::windows::Windows;
@@ -85,6 +85,9 @@ pub(crate) enum Kept {
     Elsewhere { length: u64, ticket: u64 },
 }
 
+/// So many pieces of a message that waits at its sender are kept like a message.
+const PIECES_OF_ONE: usize = 16;
+
 /// What a sender says of a message that waits in its memory.
 #[derive(Debug)]
 pub(crate) struct Request {
@@ -95,15 +98,19 @@ pub(crate) struct Request {
 }
 
 impl Kept {
-    /// The memory that keeping it takes, apart from its entry.
+    /// The bytes of it that are kept.
     fn bytes(&self) -> usize {
         match self {
             Self::Here { bytes, .. } => bytes.len(),
-            Self::There { request: Request { source: Pieces::One(_), .. }, .. }
-            | Self::Elsewhere { .. } => 0,
-            Self::There { request: Request { source: Pieces::Many(pieces), .. }, .. } => {
-                size_of_val(&**pieces)
-            }
+            Self::There { .. } | Self::Elsewhere { .. } => 0,
+        }
+    }
+
+    /// As how many messages it counts: those in many pieces take more memory.
+    fn weight(&self) -> usize {
+        match self {
+            Self::There { request, .. } => 1 + request.source.as_slice().len() / PIECES_OF_ONE,
+            _ => 1,
         }
     }
 

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use memferry_sys::clock;
 use rustix::time::{ClockId, clock_gettime};
 
 use super::operations::{Deed, Several};
@@ -17,16 +18,18 @@ use crate::wire::Number;
 
 /// A thread that asks again within this time of its own has done nothing else meanwhile.
 const BUSY_ASKING_NS: u64 = 20_000;
-/// Such questions in a row before it may sleep, where processes share cores.
-const ASKED_IN_VAIN: u32 = 16;
+/// Such questions in a row before others get the core, where processes share cores.
+const ASKED_IN_VAIN: u32 = 4;
 /// How long it sleeps then, if nothing comes.
 const NAP: Duration = Duration::from_millis(1);
 
 /// Longer messages are never injected without a copy.
 const INJECTED_BYTES: u64 = 16 << 10;
 
-/// Looks at rings for one question.
+/// Looks at rings in vain for one question.
 const LOOKS: usize = 32;
+/// Steps of messages under way for one question: a long message must not keep the caller for long.
+const STEPS: usize = 8;
 /// Questions in vain between two looks after the peers.
 const QUESTIONS: u32 = 16;
 
@@ -35,7 +38,20 @@ const QUESTIONS: u32 = 16;
 pub(super) struct Asking {
     questions: u32,
     in_vain: u32,
-    last_ns: u64,
+    /// The thread's own time at the last question, and the time at the first that was in vain.
+    own_ns: u64,
+    since_ns: u64,
+}
+
+/// What a thread should do that asks in vain, where processes share cores.
+#[derive(Debug, PartialEq, Eq)]
+enum Advice {
+    /// Go on: it has other things to do.
+    GoOn,
+    /// Let others have the core.
+    Yield,
+    /// Sleep until something comes.
+    Sleep,
 }
 
 impl Asking {
@@ -45,14 +61,23 @@ impl Asking {
         self.questions == 0
     }
 
-    /// Whether it only asks, and has asked in vain for a while.
-    fn is_idle(&mut self) -> bool {
+    /// A question was in vain.
+    fn advise(&mut self, spin_ns: u64) -> Advice {
         let time = clock_gettime(ClockId::ThreadCPUTime);
-        let now = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-        let is_busy_asking = now.wrapping_sub(self.last_ns) < BUSY_ASKING_NS;
-        self.in_vain = if is_busy_asking { self.in_vain.saturating_add(1) } else { 0 };
-        self.last_ns = now;
-        self.in_vain >= ASKED_IN_VAIN
+        let own_ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
+        let is_busy_asking = own_ns.wrapping_sub(self.own_ns) < BUSY_ASKING_NS;
+        self.own_ns = own_ns;
+        let now = clock::now_ns();
+        if !is_busy_asking || self.in_vain == 0 {
+            (self.in_vain, self.since_ns) = (1, now);
+            return Advice::GoOn;
+        }
+        self.in_vain = self.in_vain.saturating_add(1);
+        match self.in_vain {
+            _ if now - self.since_ns > spin_ns => Advice::Sleep,
+            ..ASKED_IN_VAIN => Advice::GoOn,
+            _ => Advice::Yield,
+        }
     }
 }
 
@@ -137,25 +162,36 @@ impl Port {
         let mut state = self.enter();
         // Several looks: what is asked for most likely comes at any moment, and to come here again
         // takes longer than all of them.
-        let looks = if state.is_crowded { 1 } else { LOOKS.div_ceil(state.peers.len().max(1)) };
-        let moved = (0..looks).any(|_| state.progress());
+        let moved = state.look_for_reports();
         // Peers are looked after now and then: asking for the time takes longer than a look.
         if !moved && state.asking.is_time_to_look_after_peers() {
             state.check_peers(false);
         }
         if state.hand_over(reports) {
+            state.asking.in_vain = 0;
             // Nobody else need be told of what this thread was told.
             if !state.has_sleeper && self.local_waiters.load(Ordering::Relaxed) == 0 {
                 state.operations.ended = 0;
             }
             return true;
         }
-        if !state.is_crowded || !state.asking.is_idle() {
+        if !state.is_crowded {
             return false;
         }
-        let deadline = Instant::now().checked_add(NAP);
-        self.block_entered(state, false, deadline, |state| state.hand_over(reports).then_some(()))
-            .is_some()
+        let spin_ns = state.spin_ns();
+        match state.asking.advise(spin_ns) {
+            Advice::GoOn => false,
+            Advice::Yield => {
+                drop(state);
+                std::thread::yield_now();
+                false
+            }
+            Advice::Sleep => {
+                let deadline = Instant::now().checked_add(NAP);
+                let look = |state: &mut State| state.hand_over(reports).then_some(());
+                self.block_entered(state, false, deadline, look).is_some()
+            }
+        }
     }
 
     /// The same, but waits for something to end, or until it is interrupted.
@@ -184,6 +220,21 @@ impl Port {
 }
 
 impl State {
+    /// Moves everything on, for a while or until something has ended. Returns whether anything moved.
+    #[inline]
+    fn look_for_reports(&mut self) -> bool {
+        let mut looks = if self.is_crowded { 1 } else { LOOKS.div_ceil(self.peers.len().max(1)) };
+        let mut steps = 0;
+        while looks > 0 && steps < STEPS && self.operations.reports.is_empty() {
+            if self.progress() {
+                steps += 1;
+            } else {
+                looks -= 1;
+            }
+        }
+        steps > 0
+    }
+
     /// Hands over what has ended. Returns whether there was anything.
     #[inline]
     fn hand_over(&mut self, reports: &mut Vec<Report>) -> bool {
@@ -253,7 +304,12 @@ impl State {
         let whole = self.operations.insert(Deed::Several(several), Some(ending));
         while self.operations.several(whole).is_some_and(|several| !several.is_full) {
             let Some(kept) = self.matching.take(&want) else {
-                self.matching.post(want, whole, true);
+                // The peer may have been lost over what it has sent.
+                match self.check_source(&want) {
+                    Ok(()) => self.matching.post(want, whole, true),
+                    Err(error) => self.operations.finish(whole, Err(error)),
+                }
+                self.await_source(&want);
                 break;
             };
             let number = self.set_apart(whole, kept.message.length());
@@ -286,7 +342,9 @@ impl State {
         claim: Option<u64>,
     ) -> Result<Option<Report>, Error> {
         let want = self.want(wanted)?;
-        let Some(found) = self.matching.look(&want) else { return Ok(None) };
+        let Some(found) = self.matching.look(&want) else {
+            return self.check_source(&want).map(|()| None);
+        };
         found.claim = claim;
         let (peer, envelope) = (found.source, found.envelope);
         let length = found.message.length();
@@ -324,7 +382,9 @@ impl State {
     /// Drops the first message that fits; its sender is told that it has arrived.
     pub(crate) fn discard(&mut self, wanted: &Wanted) -> Result<Option<Report>, Error> {
         let want = self.want(wanted)?;
-        let Some(kept) = self.matching.take(&want) else { return Ok(None) };
+        let Some(kept) = self.matching.take(&want) else {
+            return self.check_source(&want).map(|()| None);
+        };
         let report = self.report_of(kept.source, kept.envelope, kept.message.length());
         self.drop_kept(kept);
         Ok(Some(report))

@@ -357,7 +357,7 @@ impl State {
             match &unexpected.message {
                 super::Kept::Here { bytes, arrived } if *arrived == bytes.len() => true,
                 kept => {
-                    slot.kept_count -= 1;
+                    slot.kept_count -= kept.weight();
                     slot.kept_bytes -= kept.bytes();
                     false
                 }

@@ -195,15 +195,18 @@ impl State {
     }
 
     pub(super) fn withdraw(&mut self, peer: usize, wanted: Number) {
-        let (mut removed, mut bytes) = (0, 0);
+        let (mut removed, mut weight, mut bytes) = (0, 0, 0);
         self.matching.retain(|unexpected| {
+            // What somebody has set aside is as good as received.
             let is_it = unexpected.source == peer
+                && unexpected.claim.is_none()
                 && matches!(&unexpected.message, Kept::There { request, .. } if request.sender == wanted);
             removed += usize::from(is_it);
+            weight += if is_it { unexpected.message.weight() } else { 0 };
             bytes += if is_it { unexpected.message.bytes() } else { 0 };
             !is_it
         });
-        self.let_go_of_kept(peer, removed, bytes);
+        self.let_go_of_kept(peer, weight, bytes);
         let granted = removed > 0;
         self.wire(peer).post(Note::Withdrawn { sender: wanted, granted });
     }

@@ -25,6 +25,9 @@ const ENGINE_SLICE: Duration = Duration::from_micros(20);
 /// One sleep while a hello or its answer is on its way.
 const HELLO_SLICE: Duration = Duration::from_micros(500);
 
+/// One sleep with a carrier, whose peers may end without a sign.
+const CARRIER_SLICE: Duration = Duration::from_millis(250);
+
 impl Port {
     /// Sleeps until something may have happened. Gives the lock up meanwhile.
     pub(super) fn sleep<'a>(
@@ -77,12 +80,18 @@ impl Port {
             let is_idle = !state.have_variables_changed() && !state.is_anything_ready();
             if is_idle && !state.progress() {
                 state.to_sleep = true;
+                // Without a deadline, whatever rings ends the sleep; what does not is looked at again.
+                let bound = match deadline {
+                    None if longest == SLICE && !state.carried.is_used() => None,
+                    None if longest == SLICE => Some(CARRIER_SLICE),
+                    _ => Some(slice),
+                };
                 drop(state);
                 match &readiness {
                     Some(readiness) => {
                         // Peers may be lost meanwhile, and their memory should go with them.
                         drop(words);
-                        let _ = readiness.wait(deadline.map(|_| slice));
+                        let _ = readiness.wait(bound);
                     }
                     None if words.is_empty() => std::thread::sleep(slice),
                     None => {
@@ -129,14 +138,14 @@ impl Port {
 impl State {
     /// Whether something is on its way that does not ring: a hello, the answer to one, or what the
     /// carrier has to do.
-    fn is_hearing_soon(&mut self) -> bool {
+    pub(crate) fn is_hearing_soon(&mut self) -> bool {
         self.listener.as_ref().is_some_and(Listener::has_pending)
             || self.calls > 0
             || !self.is_carrier_quiet()
     }
 
     /// Whether an engine copies for this port.
-    pub(super) fn is_offloading(&mut self) -> bool {
+    pub(crate) fn is_offloading(&mut self) -> bool {
         let Self { peers, operations, .. } = self;
         let active = peers.iter().filter_map(|slot| slot.connection.as_ref());
         active.flat_map(|connection| &connection.active).any(|number| {

@@ -223,7 +223,10 @@ impl State {
         match self.matching.take(&want) {
             // SAFETY: the receive has the pieces that the caller vouches for.
             Some(unexpected) => unsafe { self.take_kept(unexpected, number) },
-            None => self.matching.post(want, number, false),
+            None => {
+                self.matching.post(want, number, false);
+                self.await_source(&want);
+            }
         }
         Ok(match self.operations.take_outcome(number) {
             Some(outcome) => Begun::Over(outcome),
@@ -275,7 +278,7 @@ impl State {
     /// The pieces of the receive must be valid for writes.
     pub(super) unsafe fn take_kept(&mut self, kept: Unexpected<Kept>, number: Number) {
         let Unexpected { id, source: peer, envelope, message, .. } = kept;
-        self.let_go_of_kept(peer, 1, message.bytes());
+        self.let_go_of_kept(peer, message.weight(), message.bytes());
         match message {
             Kept::Here { bytes, arrived } => {
                 let length = bytes.len() as u64;

@@ -241,7 +241,7 @@ impl State {
     }
 
     /// How long to look before sleeping.
-    fn spin_ns(&self) -> u64 {
+    pub(super) fn spin_ns(&self) -> u64 {
         self.settings.spin_ns(self.is_crowded)
     }
 
