@@ -176,7 +176,7 @@ impl Station {
 
     /// Whether nothing is under way that must be looked at again without being told.
     pub(crate) fn rings(&self) -> bool {
-        true
+        self.messages.rings()
     }
 
     #[inline]

@@ -293,3 +293,18 @@ fn injected_messages_arrive_although_their_endpoint_is_closed_at_once() {
     assert_eq!(closing.join().unwrap(), 0);
     assert_eq!((close(one.queue.cast()), close(one.vector.cast())), (0, 0));
 }
+
+#[test]
+fn the_sender_of_a_message_is_told_although_it_has_closed_since() {
+    let world = World::new();
+    let (one, two) = world.pair();
+    let mut buffer = [0; 5];
+    // They are connected, and then a message waits that nobody has asked for.
+    assert_eq!((one.tinject(b"first", 1), two.trecv(&mut buffer, 1, 0, 1)), (0, 0));
+    two.read();
+    assert_eq!(one.tinject(b"last!", 2), 0);
+    drop(one);
+    two.expect_nothing();
+    assert_eq!(two.trecv(&mut buffer, 2, 0, 2), 0);
+    assert_eq!((two.read_from().1, &buffer), (0, b"last!"));
+}
