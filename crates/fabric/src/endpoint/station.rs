@@ -142,6 +142,7 @@ impl Station {
 
     /// Lets its queues and counters collect from it.
     pub(super) fn attach(self: &Arc<Self>) -> Result {
+        self.vector.add(self);
         for direction in self.directions() {
             direction.queue.iter().try_for_each(|queue| queue.add(self))?;
             direction.counter.iter().try_for_each(|counter| counter.add(self))?;
@@ -284,6 +285,14 @@ impl Station {
         };
         self.peers.set(number, peer);
         Ok(peer)
+    }
+
+    /// The program has removed a number. What waits for a connection to its peer ends with an error,
+    /// unless the peer has another number.
+    pub(crate) fn forget(&self, number: u64) {
+        if let Some(peer) = self.peers.remove(number) {
+            self.messages.forget(peer);
+        }
     }
 
     /// A peer on another host.
