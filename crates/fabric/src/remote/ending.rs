@@ -26,6 +26,12 @@ impl RemoteCarrier {
         }
         self.peers[peer].standing = Standing::Ending(gone.clone());
         self.peers[peer].offers.clear();
+        let lost = &self.peers[peer].outgoing;
+        let lost = lost.iter().filter(|waiting| matches!(waiting, Outgoing::Packet(_))).count();
+        if lost > 0 {
+            // Among them may be messages that were told as sent.
+            tracing::warn!(peer, lost, "packets to a peer on another host could not be sent");
+        }
         for waiting in std::mem::take(&mut self.peers[peer].outgoing) {
             if let Outgoing::Fetch(fetch) = waiting {
                 self.fetched(fetch.number, Err(Error::PeerGone(gone.clone())));
