@@ -15,6 +15,8 @@ use crate::guard::{Code, Result};
 
 /// The longest sleep while something is under way that wakes nobody.
 const GLANCE: Duration = Duration::from_millis(1);
+/// The longest sleep at all: hosts that vanish ring nobody.
+const LONGEST: Duration = Duration::from_millis(500);
 
 /// What a queue or counter sleeps on: its bell, and the watched descriptors of its stations.
 #[derive(Debug)]
@@ -109,8 +111,8 @@ impl WaitSet {
     /// does not ring.
     pub(super) fn sleep(&self, end: Option<Instant>, rings: bool) {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let left = if rings { left } else { Some(left.map_or(GLANCE, |left| left.min(GLANCE))) };
-        self.set.wait(left);
+        let most = if rings { LONGEST } else { GLANCE };
+        self.set.wait(Some(left.map_or(most, |left| left.min(most))));
     }
 
     /// The number of the descriptor, for programs that wait themselves.

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 
-use super::gate::GATE;
+use super::gate::{GATE, Inside};
 use super::library::Library;
 use super::open::{Chosen, Settings, Unavailable, failed};
 use crate::abi::*;
@@ -19,7 +19,7 @@ pub(crate) struct Inner {
     endpoint: Owned<FidEp>,
     queue: Owned<FidCq>,
     vector: Owned<FidAv>,
-    _domain: Owned<FidDomain>,
+    domain: Owned<FidDomain>,
     fabric: Owned<FidFabric>,
     wait: Option<RawFd>,
     most_pieces: usize,
@@ -54,13 +54,21 @@ impl<T> Owned<T> {
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<T> Owned<T> {
+    /// Closes it before its owner goes.
+    fn close(&mut self) {
         // Nobody is there to close it if the gate is closed.
-        let Some(_inside) = GATE.pass() else { return };
+        let Some(_inside) = GATE.pass().filter(|_| !self.0.is_null()) else { return };
         // SAFETY: it is open, and nobody uses it any more.
         let code = unsafe { ((*(*self.fid()).ops).close)(self.fid()) };
         if code != 0 {
             tracing::debug!(code, "an inner object of libfabric's did not close");
         }
+        self.0 = ptr::null_mut();
     }
 }
 
@@ -145,7 +153,7 @@ impl Inner {
                 endpoint,
                 queue,
                 vector,
-                _domain: domain,
+                domain,
                 fabric,
             })
         }
@@ -154,6 +162,21 @@ impl Inner {
     /// The address of the socket at which peers reach this endpoint, and its length.
     pub(crate) fn address(&self) -> ([u8; SOCKET_BYTES], usize) {
         self.address
+    }
+
+    /// Closes everything early: nobody touches the memory of what was under way after this.
+    pub(super) fn close(&mut self) {
+        self.wait = None;
+        self.endpoint.close();
+        self.queue.close();
+        self.vector.close();
+        self.domain.close();
+        self.fabric.close();
+    }
+
+    /// Goes in, if there is something to go into.
+    fn pass(&self) -> Option<Inside<'static>> {
+        GATE.pass().filter(|_| !self.endpoint.0.is_null())
     }
 
     /// The most pieces of memory of one operation.
@@ -169,7 +192,7 @@ impl Inner {
 
     /// Whether nothing is lost if the descriptor is waited for.
     pub(super) fn is_quiet(&self) -> bool {
-        let Some(_inside) = GATE.pass() else { return true };
+        let Some(_inside) = self.pass() else { return true };
         let mut fid = self.queue.fid();
         // SAFETY: both are open; the list has one object.
         unsafe { ((*(*self.fabric.0).ops).trywait)(self.fabric.0, &mut fid, 1) == 0 }
@@ -177,7 +200,7 @@ impl Inner {
 
     /// The inner number of a socket's address.
     pub(super) fn insert(&self, socket: &[u8; SOCKET_BYTES]) -> Option<u64> {
-        let _inside = GATE.pass()?;
+        let _inside = self.pass()?;
         let mut number = FI_ADDR_NOTAVAIL;
         // SAFETY: an address of the format that the endpoint has, and room for its number.
         let count = unsafe {
@@ -192,7 +215,7 @@ impl Inner {
     /// # Safety
     /// The memory must stay valid and unchanged until the context is told as finished.
     pub(super) unsafe fn send(&self, bytes: &[u8], to: u64, context: u64) -> Result<(), Refused> {
-        let _inside = GATE.pass().ok_or(Refused::Again)?;
+        let _inside = self.pass().ok_or(Refused::Again)?;
         let (at, none) = (bytes.as_ptr().cast(), ptr::null_mut());
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -211,7 +234,7 @@ impl Inner {
         length: usize,
         context: u64,
     ) -> Result<(), Refused> {
-        let _inside = GATE.pass().ok_or(Refused::Again)?;
+        let _inside = self.pass().ok_or(Refused::Again)?;
         let none = ptr::null_mut();
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -232,7 +255,7 @@ impl Inner {
         label: u64,
         context: u64,
     ) -> Result<(), Refused> {
-        let _inside = GATE.pass().ok_or(Refused::Again)?;
+        let _inside = self.pass().ok_or(Refused::Again)?;
         let (at, count, none) = (pieces.as_ptr(), pieces.len(), ptr::null_mut());
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -252,7 +275,7 @@ impl Inner {
         label: u64,
         context: u64,
     ) -> Result<(), Refused> {
-        let _inside = GATE.pass().ok_or(Refused::Again)?;
+        let _inside = self.pass().ok_or(Refused::Again)?;
         let (at, count, none) = (pieces.as_ptr(), pieces.len(), ptr::null_mut());
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -263,7 +286,7 @@ impl Inner {
 
     /// Asks for an early end of a receive; it is told as finished in any case.
     pub(super) fn cancel(&self, context: u64) {
-        let Some(_inside) = GATE.pass() else { return };
+        let Some(_inside) = self.pass() else { return };
         let fid = self.endpoint.fid();
         // SAFETY: the endpoint is open; the context is only compared.
         unsafe { ((*(*self.endpoint.0).ops).cancel)(fid, context as *mut c_void) };
@@ -271,7 +294,7 @@ impl Inner {
 
     /// Moves everything on, and appends what has ended. Whether there was anything.
     pub(super) fn read(&self, finished: &mut Vec<Finished>) -> bool {
-        let Some(_inside) = GATE.pass() else { return false };
+        let Some(_inside) = self.pass() else { return false };
         const EMPTY: CqMsgEntry = CqMsgEntry { op_context: ptr::null_mut(), flags: 0, len: 0 };
         let (mut entries, mut sources) = ([EMPTY; 32], [FI_ADDR_NOTAVAIL; 32]);
         // SAFETY: the queue is open and has this format; there is room for so many entries and senders.

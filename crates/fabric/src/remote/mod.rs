@@ -7,6 +7,7 @@
 
 mod accesses;
 mod arrivals;
+mod cutting;
 mod doubt;
 mod ending;
 mod fetches;
@@ -37,7 +38,7 @@ use inner::{Finished, Refused};
 pub(crate) use open::{Settings, Unavailable};
 use packet::{MOST_PACKET, Note};
 pub(crate) use peers::Directory;
-use peers::{Outgoing, Remote};
+use peers::{Outgoing, Remote, Standing};
 
 use crate::address::{ADDRESS_BYTES, SOCKET_BYTES};
 use crate::regions::Regions;
@@ -326,7 +327,13 @@ impl Carrier for RemoteCarrier {
     fn is_quiet(&mut self) -> bool {
         // Whoever asks waits, and looks when it was woken.
         self.idle = 0;
-        let is_busy = !self.events.is_empty() || !self.waiting.is_empty() || !self.rooms.is_empty();
+        // Whoever sleeps looks seldom: the clock is asked every time.
+        self.look_at_clock();
+        let is_ending = |remote: &Remote| matches!(remote.standing, Standing::Ending(_));
+        let is_busy = !self.events.is_empty()
+            || !self.waiting.is_empty()
+            || !self.rooms.is_empty()
+            || self.peers.iter().any(is_ending);
         !is_busy && self.inner.is_quiet()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
+use std::time::Instant;
 
 use memferry_message::Gone;
 
@@ -141,6 +142,9 @@ pub(super) struct Remote {
     /// The packets that have come from it.
     pub(super) heard: u64,
     pub(super) doubt: Option<Doubt>,
+    /// When its connection is cut if it is gone, and the inner endpoint has not let go.
+    pub(super) cut_at: Option<Instant>,
+    pub(super) is_cut: bool,
 }
 
 impl Remote {
@@ -163,6 +167,8 @@ impl Remote {
             under_way: 0,
             heard: 0,
             doubt: None,
+            cut_at: None,
+            is_cut: false,
         }
     }
 

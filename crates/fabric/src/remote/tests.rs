@@ -561,3 +561,43 @@ fn packets_for_others_and_from_this_host_have_no_effect() {
     side.carrier.poll(&mut side.events);
     assert!(side.take(is_message).is_some());
 }
+
+#[test]
+fn a_message_under_way_ends_when_its_host_has_vanished() {
+    // Before the carriers, which use it until they are gone.
+    let bytes = pattern(64 << 20, 1);
+    let mut room = vec![0; bytes.len()];
+    let Some(mut sides) = both() else { return };
+    let to = sides[0].number(&sides[1]);
+    // The first connects, and sends what the other asks for; then the other is silent.
+    sides[0].send(to, 1, Envelope::tagged(1), &bytes);
+    let event = until(&mut sides, 1, is_message);
+    let CarrierEvent::Announced { peer, ticket, length, .. } = event else { panic!("{event:?}") };
+    let pieces = [Piece::target(room.as_mut_ptr(), room.len())];
+    sides[1].carrier.fetch(peer, ticket, 1, &pieces, length);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while sides[0].carrier.peers[0].under_way == 0 {
+        assert!(Instant::now() < deadline, "it is asked for");
+        for side in &mut sides {
+            side.carrier.poll(&mut side.events);
+        }
+    }
+    let one = &mut sides[0];
+    one.carrier.patience = Duration::from_millis(8);
+    one.carrier.end(0, Gone::Ended);
+    one.carrier.peers[0].cut_at = Some(Instant::now());
+    while !one.events.iter().any(is_gone) {
+        assert!(Instant::now() < deadline, "the inner endpoint lets go");
+        one.carrier.is_quiet();
+        one.carrier.poll(&mut one.events);
+        if one.carrier.peers[0].is_cut && Instant::now() + Duration::from_secs(20) > deadline {
+            // Some versions do not let go of it; no need to wait for the next try.
+            one.carrier.peers[0].cut_at = Some(Instant::now());
+        }
+    }
+    assert!(one.take(is_sent).is_some());
+    // It can be used, and closed.
+    one.send(to, 2, Envelope::tagged(1), b"nobody");
+    one.carrier.poll(&mut one.events);
+    assert!(matches!(one.take(is_sent), Some(CarrierEvent::Sent { outcome: Err(_), .. })));
+}
