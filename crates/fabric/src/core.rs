@@ -3,7 +3,7 @@
 //! The provider is not linked to libfabric: a program may have one under any file name, visible to
 //! nobody but itself. Without any (in tests), what is needed is made here.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::abi::{DomainAttr, EpAttr, FabricAttr, Info, RxAttr, TxAttr};
@@ -71,37 +71,41 @@ pub(crate) fn function(library: *mut c_void, name: &CStr) -> Option<Found> {
 
 /// The first loaded library that is called libfabric and has its functions.
 pub(crate) fn loaded_library() -> Option<*mut c_void> {
-    let mut library: *mut c_void = std::ptr::null_mut();
+    let mut paths: Vec<CString> = Vec::new();
     // SAFETY: the visitor gets this pointer while this function runs, and keeps to its type.
-    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut library).cast()) };
-    (!library.is_null()).then_some(library)
+    unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut paths).cast()) };
+    // Only now: the linker holds a lock during the visits, and opening takes others.
+    paths.iter().find_map(|path| {
+        // SAFETY: it is loaded already: nothing is run.
+        let opened = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        if opened.is_null() {
+            return None;
+        }
+        if function(opened, c"fi_dupinfo").is_none() {
+            // SAFETY: it was opened just above, and nothing of it is used.
+            unsafe { libc::dlclose(opened) };
+            return None;
+        }
+        Some(opened)
+    })
 }
 
-/// Opens the object again if it is the one, and ends the visits then.
-unsafe extern "C" fn visit(
-    object: *mut libc::dl_phdr_info,
-    _: usize,
-    library: *mut c_void,
-) -> c_int {
+/// Remembers the path of an object that may be the one.
+unsafe extern "C" fn visit(object: *mut libc::dl_phdr_info, _: usize, paths: *mut c_void) -> c_int {
     // SAFETY: the linker passes a description of an object that is loaded.
     let path = unsafe { (*object).dlpi_name };
     if path.is_null() {
         return 0;
     }
     // SAFETY: as above: a string of C's.
-    let bytes = unsafe { CStr::from_ptr(path) }.to_bytes();
+    let path = unsafe { CStr::from_ptr(path) };
+    let bytes = path.to_bytes();
     let file = bytes.rsplit(|byte| *byte == b'/').next().unwrap_or(bytes);
-    if !file.windows(9).any(|part| part == b"libfabric") {
-        return 0;
+    if file.windows(9).any(|part| part == b"libfabric") {
+        // SAFETY: `loaded_library` passes such a list.
+        unsafe { (*paths.cast::<Vec<CString>>()).push(path.to_owned()) };
     }
-    // SAFETY: it is loaded already: nothing is run.
-    let opened = unsafe { libc::dlopen(path, libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
-    if opened.is_null() || function(opened, c"fi_dupinfo").is_none() {
-        return 0;
-    }
-    // SAFETY: `loaded_library` passes such a pointer.
-    unsafe { library.cast::<*mut c_void>().write(opened) };
-    1
+    0
 }
 
 /// As the core's, for tests. The attributes have room for what later versions add.

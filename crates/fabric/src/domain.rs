@@ -1,5 +1,6 @@
 //! Domains: where everything is opened that messages need.
 
+use std::collections::HashSet;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -33,6 +34,8 @@ pub(crate) struct Domain {
 #[derive(Debug, Default)]
 struct Exposed {
     next_key: u64,
+    /// Those of all registrations, also of those that cannot be closed yet.
+    taken: HashSet<u64>,
     stations: Vec<Weak<Station>>,
 }
 
@@ -66,13 +69,15 @@ impl Domain {
         let mut exposed = self.exposed.lock().unwrap();
         exposed.next_key += 1;
         let key = if self.has_virtual_addresses { exposed.next_key } else { wanted };
-        if self.regions.contains(key) {
+        if !exposed.taken.insert(key) {
             return Err(Code(FI_ENOKEY));
         }
-        for station in exposed.stations.iter().filter_map(Weak::upgrade) {
+        for station in exposed.stations() {
             // SAFETY: passed on.
             if let Err(code) = unsafe { station.expose(key, &region) } {
-                exposed.withdraw(key);
+                drop(exposed);
+                // If a peer has been so quick, the key stays taken.
+                let _ = self.give_key_back(key);
                 return Err(code);
             }
         }
@@ -81,11 +86,19 @@ impl Domain {
         Ok(key)
     }
 
-    /// Nobody can access the memory of a key after this.
-    pub(crate) fn give_key_back(&self, key: u64) {
-        let exposed = self.exposed.lock().unwrap();
-        self.regions.remove(key);
-        exposed.withdraw(key);
+    /// Nobody can access the memory of a key after this. If somebody still does, no other access can
+    /// begin, the key stays taken, and this must be called again.
+    pub(crate) fn give_key_back(&self, key: u64) -> Result {
+        let stations = {
+            let exposed = self.exposed.lock().unwrap();
+            // From here on no station begins to expose it.
+            self.regions.remove(key);
+            exposed.stations()
+        };
+        // Peers are waited for without the lock.
+        stations.iter().try_for_each(|station| station.withdraw(key))?;
+        self.exposed.lock().unwrap().taken.remove(&key);
+        Ok(())
     }
 
     /// Lets a station expose all memory, that which is registered later too.
@@ -102,8 +115,8 @@ impl Domain {
 }
 
 impl Exposed {
-    fn withdraw(&self, key: u64) {
-        self.stations.iter().filter_map(Weak::upgrade).for_each(|station| station.withdraw(key));
+    fn stations(&self) -> Vec<Arc<Station>> {
+        self.stations.iter().filter_map(Weak::upgrade).collect()
     }
 }
 

@@ -24,6 +24,7 @@ mod regions;
 mod remote;
 
 use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use abi::Provider;
 
@@ -49,6 +50,7 @@ static PROVIDER: Description = Description(UnsafeCell::new(Provider {
 /// The entry point of a provider, which the core calls when it has loaded the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut Provider {
+    LOADED.fetch_add(1, Ordering::AcqRel);
     let _ = guard::protected(|| {
         // A program's version must not be newer than this one: what the core knows, it may ask for.
         let version = core::core().version();
@@ -62,5 +64,13 @@ pub extern "C" fn fi_prov_ini() -> *mut Provider {
     PROVIDER.0.get()
 }
 
-/// Programs close their objects themselves, and nothing else is kept.
-extern "C" fn cleanup() {}
+/// How often the core has the provider: it gives one back at once that it has already.
+static LOADED: AtomicUsize = AtomicUsize::new(0);
+
+/// Programs close their objects themselves; but threads of ours may still be inside of providers that
+/// are about to be unloaded as well.
+extern "C" fn cleanup() {
+    if LOADED.fetch_sub(1, Ordering::AcqRel) == 1 {
+        remote::GATE.close();
+    }
+}

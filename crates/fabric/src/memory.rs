@@ -44,12 +44,6 @@ unsafe impl Object for Registration {
     const CLASS: usize = FI_CLASS_MR;
 }
 
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.domain.give_key_back(self.visible.key);
-    }
-}
-
 static FID_OPS: Ops = Ops {
     size: size_of::<Ops>(),
     close,
@@ -124,7 +118,7 @@ unsafe fn open(
     mr: *mut *mut FidMr,
     context: *mut c_void,
 ) -> Result {
-    if pieces.is_null() || count != 1 {
+    if pieces.is_null() || count != 1 || mr.is_null() {
         return Err(Code(FI_EINVAL));
     }
     if flags & DEVICE_MEMORY != 0 {
@@ -146,7 +140,12 @@ unsafe fn open(
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     // SAFETY: libfabric's contract: an open registration, which is not used again if it closes.
-    call(|| unsafe { object::take::<Registration, _>(fid).map(drop) })
+    call(|| unsafe {
+        let registration: &Registration = object::borrow(fid);
+        // It stays open while a peer is in the middle of an access.
+        registration.domain.give_key_back(registration.visible.key)?;
+        object::take::<Registration, _>(fid).map(drop)
+    })
 }
 
 /// Counters and endpoints may be bound; they learn nothing: accesses of others are not told here.

@@ -46,10 +46,6 @@ impl Regions {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn contains(&self, key: u64) -> bool {
-        self.lock().contains_key(&key)
-    }
-
     /// All that there are now.
     pub(crate) fn list(&self) -> Vec<(u64, Region)> {
         self.lock().iter().map(|(key, region)| (*key, *region)).collect()

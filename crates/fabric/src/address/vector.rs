@@ -5,11 +5,12 @@
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, RwLock};
+use std::sync::{Arc, Mutex, RwLock, Weak};
 
 use super::{ADDRESS_BYTES, Address, HostId, LocalId};
 use crate::abi::*;
 use crate::domain::Domain;
+use crate::endpoint::Station;
 use crate::guard::{self, Code, call, number, unsupported};
 use crate::object::{self, Object, Visible};
 use crate::queue::EventQueue;
@@ -32,6 +33,8 @@ pub(crate) struct AddressVector {
     tells_events: bool,
     events: Mutex<Option<Arc<EventQueue>>>,
     addresses: RwLock<Addresses>,
+    /// Who finds its peers here.
+    stations: Mutex<Vec<Weak<Station>>>,
 }
 
 // SAFETY: it begins with the visible part of an address vector, whose class this is.
@@ -84,6 +87,23 @@ impl AddressVector {
     /// The number of the endpoint with this identifier.
     pub(crate) fn number_of(&self, id: LocalId) -> Option<u64> {
         self.addresses.read().unwrap().numbers.get(&id).copied()
+    }
+
+    /// Tells a station from now on which numbers are removed.
+    pub(crate) fn add(&self, station: &Arc<Station>) {
+        let mut stations = self.stations.lock().unwrap();
+        stations.retain(|known| known.strong_count() > 0);
+        stations.push(Arc::downgrade(station));
+    }
+
+    /// The address of a number is removed. Whether there was one.
+    fn remove(&self, number: u64) -> bool {
+        if self.addresses.write().unwrap().remove(number).is_none() {
+            return false;
+        }
+        let stations = self.stations.lock().unwrap();
+        stations.iter().filter_map(Weak::upgrade).for_each(|station| station.forget(number));
+        true
     }
 
     pub(crate) fn domain(&self) -> &Arc<Domain> {
@@ -155,6 +175,7 @@ pub(crate) unsafe extern "C" fn open(
             tells_events: attr.flags & FI_COMPLETION != 0,
             events: Mutex::default(),
             addresses: RwLock::default(),
+            stations: Mutex::default(),
         };
         object::give(Arc::new(vector), av)
     })
@@ -227,10 +248,9 @@ unsafe extern "C" fn remove(av: *mut FidAv, numbers: *mut u64, count: usize, _fl
         if count > 0 && numbers.is_null() {
             return Err(Code(FI_EINVAL));
         }
-        let mut table = vector.addresses.write().unwrap();
         let mut outcome = Ok(());
         for index in 0..count {
-            if table.remove(*numbers.add(index)).is_none() {
+            if !vector.remove(*numbers.add(index)) {
                 outcome = Err(Code(FI_ENOENT));
             }
         }

@@ -58,6 +58,8 @@ struct Common {
     bindings: Mutex<Bindings>,
     /// The least room for a further message in memory that takes several.
     least_room: AtomicUsize,
+    /// How many of them are open: the last ends the station.
+    views: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
@@ -94,9 +96,15 @@ impl Endpoint {
         let remote = self.carry(&messages)?;
         let is_directed = common.caps & FI_DIRECTED_RECV != 0;
         let station = Arc::new(Station::new(messages, remote, vector, &bindings, is_directed));
-        station.attach()?;
-        if common.caps & FI_RMA != 0 {
-            common.domain.expose_by(&station)?;
+        let exposes = || match common.caps & FI_RMA {
+            0 => Ok(()),
+            _ => common.domain.expose_by(&station),
+        };
+        if let Err(code) = station.attach().and_then(|()| exposes()) {
+            // Queues and counters know it by now, and perhaps peers.
+            let _ = station.withdraw_all();
+            station.detach();
+            return Err(code);
         }
         let _ = self.station.set(station);
         Ok(())
@@ -138,6 +146,20 @@ impl Endpoint {
         let carrier = RemoteCarrier::new(inner, name, Arc::clone(&directory), regions);
         messages.carry(Box::new(carrier))?;
         Ok(Ok(directory))
+    }
+
+    /// Ends the station, if this is the last view of it.
+    fn close(&self) -> Result {
+        let views = &self.common.views;
+        // Of two that are closed at once one sees the other's.
+        if views.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(station) = self.station.get()
+            && let Err(code) = station.end()
+        {
+            views.fetch_add(1, Ordering::Relaxed);
+            return Err(code);
+        }
+        Ok(())
     }
 
     /// # Safety
@@ -187,6 +209,9 @@ impl Endpoint {
     /// There must be room for the pointer that the description names.
     unsafe fn alias(&self, description: &Alias) -> Result {
         let station = self.station.get().ok_or(Code(FI_EOPBADSTATE))?;
+        if description.fid.is_null() {
+            return Err(Code(FI_EINVAL));
+        }
         let alias = Self {
             visible: visible(self.visible.fid.context),
             station: OnceLock::from(station.clone()),
@@ -195,6 +220,7 @@ impl Endpoint {
             common: self.common.clone(),
         };
         alias.set_flags(description.flags)?;
+        self.common.views.fetch_add(1, Ordering::Relaxed);
         // SAFETY: the caller's promise.
         unsafe { object::give(Arc::new(alias), description.fid) }
     }
@@ -281,6 +307,7 @@ pub(crate) unsafe extern "C" fn open(
                 address: Mutex::new(OwnAddress::take(wanted.transpose()?)?),
                 bindings: Mutex::default(),
                 least_room: AtomicUsize::new(LEAST_ROOM),
+                views: AtomicUsize::new(1),
             }),
         };
         object::give(Arc::new(endpoint), ep)
@@ -305,13 +332,10 @@ unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
     // SAFETY: libfabric's contract: an open endpoint, which is not used again if it closes.
     call(|| unsafe {
         let endpoint = object::take::<Endpoint, _>(fid)?;
-        // Aliases have their own count of what is common; the last one ends the station.
-        if Arc::strong_count(&endpoint.common) == 1
-            && let Some(station) = endpoint.station.get()
-        {
-            station.detach();
-        }
-        Ok(())
+        endpoint.close().inspect_err(|_| {
+            // It stays open.
+            let _ = Arc::into_raw(Arc::clone(&endpoint));
+        })
     })
 }
 

@@ -2,6 +2,7 @@
 //! begins with it.
 
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use memferry_message::Peer;
 
@@ -11,7 +12,14 @@ const SEGMENTS: usize = 26;
 
 #[derive(Debug)]
 pub(super) struct Peers {
-    segments: [OnceLock<Box<[OnceLock<Peer>]>>; SEGMENTS],
+    segments: [OnceLock<Box<[Number]>>; SEGMENTS],
+}
+
+/// What a number stands for, which is only ever one peer, and none once it was removed.
+#[derive(Debug, Default)]
+struct Number {
+    peer: OnceLock<Peer>,
+    is_removed: AtomicBool,
 }
 
 impl Default for Peers {
@@ -32,14 +40,23 @@ impl Peers {
     #[inline]
     pub(super) fn get(&self, number: u64) -> Option<Peer> {
         let (segment, place) = place(number)?;
-        self.segments[segment].get()?[place].get().copied()
+        let number = &self.segments[segment].get()?[place];
+        number.peer.get().filter(|_| !number.is_removed.load(Ordering::Relaxed)).copied()
+    }
+
+    /// The peer of a number, which has none from now on.
+    pub(super) fn remove(&self, number: u64) -> Option<Peer> {
+        let (segment, place) = place(number)?;
+        let number = &self.segments[segment].get()?[place];
+        let peer = number.peer.get().copied()?;
+        (!number.is_removed.swap(true, Ordering::Relaxed)).then_some(peer)
     }
 
     /// Remembers the peer of a number, of which there is only ever one.
     pub(super) fn set(&self, number: u64, peer: Peer) {
         let Some((segment, place)) = place(number) else { return };
-        let empty = || (0..FIRST << segment).map(|_| OnceLock::new()).collect();
-        let _ = self.segments[segment].get_or_init(empty)[place].set(peer);
+        let empty = || (0..FIRST << segment).map(|_| Number::default()).collect();
+        let _ = self.segments[segment].get_or_init(empty)[place].peer.set(peer);
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use memferry_message::{Endpoint, Error, Lane, Peer, Report, ReportKind, Source, Watch};
 
@@ -25,6 +26,9 @@ const MOST_OPERATIONS: usize = 1 << 22;
 const MOST_PEERS: usize = 1 << 16;
 /// A legal MPI program may send any number of messages before the one that is received first.
 const MOST_KEPT: usize = 1 << 24;
+
+/// How long an endpoint that is closed lets messages leave that were told as sent.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Opens the Memferry endpoint of a station.
 pub(super) fn open_messages(name: &str, moves_by_itself: bool) -> Result<Endpoint> {
@@ -138,6 +142,7 @@ impl Station {
 
     /// Lets its queues and counters collect from it.
     pub(super) fn attach(self: &Arc<Self>) -> Result {
+        self.vector.add(self);
         for direction in self.directions() {
             direction.queue.iter().try_for_each(|queue| queue.add(self))?;
             direction.counter.iter().try_for_each(|counter| counter.add(self))?;
@@ -153,8 +158,26 @@ impl Station {
         }
     }
 
+    /// Ends it, unless a peer is in the middle of an access to memory of this process.
+    pub(super) fn end(self: &Arc<Self>) -> Result {
+        self.withdraw_all()?;
+        // Injected messages were told as sent.
+        if !self.messages.flush(PATIENCE) {
+            tracing::warn!("an endpoint closes, and a peer has not taken what was sent to it");
+        }
+        self.detach();
+        // Others may have counts of it for a moment.
+        self.messages.clone().close();
+        Ok(())
+    }
+
     pub(crate) fn watch(&self) -> Result<Watch> {
         Ok(self.messages.watch()?)
+    }
+
+    /// Whether nothing is under way that must be looked at again without being told.
+    pub(crate) fn rings(&self) -> bool {
+        self.messages.rings()
     }
 
     #[inline]
@@ -262,6 +285,14 @@ impl Station {
         };
         self.peers.set(number, peer);
         Ok(peer)
+    }
+
+    /// The program has removed a number. What waits for a connection to its peer ends with an error,
+    /// unless the peer has another number.
+    pub(crate) fn forget(&self, number: u64) {
+        if let Some(peer) = self.peers.remove(number) {
+            self.messages.forget(peer);
+        }
     }
 
     /// A peer on another host.

@@ -16,6 +16,8 @@ const MOST_ATTACHED: usize = 1 << 14;
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     exposed: Mutex<HashMap<u64, Window<RawMemory>>>,
+    /// Held by whoever waits for peers to let go of memory.
+    withdrawing: Mutex<()>,
     attached: Mutex<HashMap<(Peer, u64), RemoteWindow>>,
 }
 
@@ -42,14 +44,30 @@ impl Station {
         Ok(())
     }
 
-    /// Nobody accesses the memory of a key after this. Whoever is in the middle is waited for.
-    pub(crate) fn withdraw(&self, key: u64) {
-        let window = self.windows.exposed.lock().unwrap().remove(&key);
-        drop(window);
+    /// Nobody accesses the memory of a key after this. Whoever is in the middle is waited for; if that
+    /// takes too long, nobody can begin another access, and this must be called again.
+    pub(crate) fn withdraw(&self, key: u64) -> Result {
+        let _alone = self.windows.withdrawing.lock().unwrap();
+        let Some(window) = self.windows.exposed.lock().unwrap().remove(&key) else { return Ok(()) };
+        window.withdraw().map(drop).map_err(|held| {
+            tracing::warn!(key, "{held}");
+            self.windows.exposed.lock().unwrap().insert(key, held.window);
+            Code(FI_EBUSY)
+        })
     }
 
-    /// How the memory of a peer that has a key is reached. A window that was withdrawn meanwhile is looked for once more:
-    /// its owner may have given the key to other memory.
+    /// The same for all memory.
+    pub(super) fn withdraw_all(&self) -> Result {
+        let keys: Vec<_> = self.windows.exposed.lock().unwrap().keys().copied().collect();
+        keys.into_iter().try_for_each(|key| self.withdraw(key))?;
+        // Whoever withdraws one in another thread has ended.
+        let _alone = self.windows.withdrawing.lock().unwrap();
+        let is_empty = self.windows.exposed.lock().unwrap().is_empty();
+        if is_empty { Ok(()) } else { Err(Code(FI_EBUSY)) }
+    }
+
+    /// How the memory of a peer that has a key is reached. A window that was withdrawn meanwhile is
+    /// looked for once more: its owner may have given the key to other memory.
     pub(super) fn reach(&self, peer: Peer, key: u64) -> Result<Reach> {
         let known = self.windows.attached.lock().unwrap().get(&(peer, key)).cloned();
         if let Some(window) = known.filter(RemoteWindow::is_open) {

@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use memferry_message::Report;
 
 use super::entry::{Entry, Format};
-use super::event::say;
 use super::wait::{Sleep, WaitSet, deadline};
+use super::words::say;
 use crate::abi::*;
 use crate::domain::Domain;
 use crate::endpoint::Station;
@@ -114,11 +114,16 @@ impl CompletionQueue {
         set.silence();
         self.collect(&mut self.collector.lock().unwrap(), &mut nowhere());
         let is_idle = self.waiting.load(Ordering::Acquire) == 0;
-        if !is_idle {
+        if !is_idle || self.is_signalled.load(Ordering::Acquire) {
             // Whoever polls the descriptor nevertheless must see it.
             set.ring();
         }
-        Ok(is_idle)
+        Ok(is_idle && self.rings())
+    }
+
+    /// Whether everything that is under way wakes whoever sleeps.
+    fn rings(&self) -> bool {
+        self.collector.lock().unwrap().stations.iter().all(|station| station.rings())
     }
 
     fn wait_set(&self) -> Result<&WaitSet> {
@@ -223,7 +228,7 @@ impl CompletionQueue {
         timeout: c_int,
     ) -> Result<usize> {
         let (begin, end) = (Instant::now(), deadline(timeout));
-        let mut is_armed = false;
+        let mut sleeper = None;
         loop {
             // SAFETY: passed on.
             match unsafe { self.read(array, count, sources) } {
@@ -240,12 +245,14 @@ impl CompletionQueue {
                 continue;
             }
             let set = self.wait_set()?;
-            if is_armed {
-                set.sleep(end);
+            match &sleeper {
+                // What was there before the descriptor watched for it is read before the first sleep.
+                None => sleeper = Some(set.sleeper()),
+                Some(sleeper) => {
+                    set.sleep(end, self.rings());
+                    sleeper.wake();
+                }
             }
-            // What was there before the descriptor watched for it is read once more before the sleep.
-            set.silence();
-            is_armed = true;
         }
     }
 }

@@ -62,7 +62,12 @@ impl Counter {
         set.silence();
         let before = self.both();
         self.progress();
-        Ok(self.both() == before)
+        Ok(self.both() == before && self.rings())
+    }
+
+    /// Whether everything that is under way wakes whoever sleeps.
+    fn rings(&self) -> bool {
+        self.stations.lock().unwrap().iter().all(|station| station.rings())
     }
 
     fn both(&self) -> (u64, u64) {
@@ -81,7 +86,7 @@ impl Counter {
     fn wait(&self, threshold: u64, timeout: c_int) -> Result {
         let (begin, end) = (Instant::now(), deadline(timeout));
         let errors = self.errors.load(Ordering::Acquire);
-        let mut is_armed = false;
+        let mut sleeper = None;
         loop {
             self.progress();
             let (value, errors_now) = self.both();
@@ -100,11 +105,13 @@ impl Counter {
                 continue;
             }
             let set = self.wait_set()?;
-            if is_armed {
-                set.sleep(end);
+            match &sleeper {
+                None => sleeper = Some(set.sleeper()),
+                Some(sleeper) => {
+                    set.sleep(end, self.rings());
+                    sleeper.wake();
+                }
             }
-            set.silence();
-            is_armed = true;
         }
     }
 }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use memferry_sys::EventFd;
 
 use super::wait::deadline;
+use super::words::say;
 use crate::abi::*;
-use crate::core::core;
 use crate::fabric::{Fabric, no_bind};
 use crate::guard::{Code, Result, call, count, unsupported};
 use crate::object::{self, Object, Visible};
@@ -261,20 +261,4 @@ unsafe extern "C" fn strerror(
 ) -> *const c_char {
     // SAFETY: libfabric's contract: room for as many bytes, or null.
     unsafe { say(code, buffer, length) }
-}
-
-/// The text for a code, which is also copied to a buffer.
-///
-/// # Safety
-/// The buffer must be valid for writes of `length` bytes, or null.
-pub(super) unsafe fn say(code: c_int, buffer: *mut c_char, length: usize) -> *const c_char {
-    let text = core().text(code);
-    if !buffer.is_null() && length > 0 {
-        // SAFETY: the text is a string of C's, the buffer the caller's promise.
-        unsafe {
-            libc::strncpy(buffer, text, length);
-            buffer.add(length - 1).write(0);
-        }
-    }
-    text
 }

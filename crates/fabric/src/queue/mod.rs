@@ -5,6 +5,7 @@ mod counter;
 mod entry;
 mod event;
 mod wait;
+mod words;
 
 pub(crate) use completion::{CompletionQueue, open as open_completion_queue};
 pub(crate) use counter::{Counter, open as open_counter};

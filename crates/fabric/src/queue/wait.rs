@@ -1,8 +1,9 @@
 //! Waiting for stations and for other threads at once, by one descriptor.
 
+use std::collections::HashMap;
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use memferry_sys::EventFd;
@@ -12,19 +13,61 @@ use crate::abi::FI_EOTHER;
 use crate::endpoint::Station;
 use crate::guard::{Code, Result};
 
+/// The longest sleep while something is under way that wakes nobody.
+const GLANCE: Duration = Duration::from_millis(1);
+/// The longest sleep at all: hosts that vanish ring nobody.
+const LONGEST: Duration = Duration::from_millis(500);
+
 /// What a queue or counter sleeps on: its bell, and the watched descriptors of its stations.
 #[derive(Debug)]
 pub(super) struct WaitSet {
     set: Readiness,
     /// Rung by threads of this process: for what does not come from a peer.
     bell: EventFd,
+    rung: Mutex<Rung>,
+}
+
+/// The bell rings on until everyone has looked: one that has found nothing for itself must not silence
+/// it for another.
+#[derive(Debug, Default)]
+struct Rung {
+    /// How often it was rung.
+    count: u64,
+    /// What the count was when each of those looked who sleep.
+    seen: HashMap<u64, u64>,
+    next_sleeper: u64,
+}
+
+/// Somebody who looks and sleeps in turns.
+#[derive(Debug)]
+pub(super) struct Sleeper<'a> {
+    set: &'a WaitSet,
+    number: u64,
+}
+
+impl Sleeper<'_> {
+    /// Call it after every sleep, and look then at what the bell is rung for.
+    pub(super) fn wake(&self) {
+        let mut rung = self.set.rung.lock().unwrap();
+        let count = rung.count;
+        rung.seen.insert(self.number, count);
+        self.set.silence_if_seen(&rung);
+    }
+}
+
+impl Drop for Sleeper<'_> {
+    fn drop(&mut self) {
+        if let Ok(mut rung) = self.set.rung.lock() {
+            rung.seen.remove(&self.number);
+        }
+    }
 }
 
 impl WaitSet {
     fn new() -> std::io::Result<Self> {
         let (set, bell) = (Readiness::new()?, EventFd::new()?);
         set.add(bell.as_fd(), false)?;
-        Ok(Self { set, bell })
+        Ok(Self { set, bell, rung: Mutex::default() })
     }
 
     fn add(&self, descriptor: BorrowedFd<'_>) -> std::io::Result<()> {
@@ -36,17 +79,40 @@ impl WaitSet {
     }
 
     pub(super) fn ring(&self) {
+        let mut rung = self.rung.lock().unwrap();
+        rung.count += 1;
         self.bell.signal();
     }
 
-    /// Forgets that the bell was rung. Look afterwards at what it was rung for.
+    /// Forgets that the bell was rung, unless somebody sleeps who has not looked yet. Look afterwards
+    /// at what it was rung for.
     pub(super) fn silence(&self) {
-        self.bell.drain();
+        self.silence_if_seen(&self.rung.lock().unwrap());
     }
 
-    /// Sleeps until something comes, or until then.
-    pub(super) fn sleep(&self, end: Option<Instant>) {
-        self.set.wait(end.map(|end| end.saturating_duration_since(Instant::now())));
+    fn silence_if_seen(&self, rung: &Rung) {
+        if rung.seen.values().all(|seen| *seen == rung.count) {
+            self.bell.drain();
+        }
+    }
+
+    /// Whoever is about to sleep, once or several times.
+    pub(super) fn sleeper(&self) -> Sleeper<'_> {
+        let mut rung = self.rung.lock().unwrap();
+        rung.next_sleeper += 1;
+        let (number, count) = (rung.next_sleeper, rung.count);
+        rung.seen.insert(number, count);
+        self.silence_if_seen(&rung);
+        drop(rung);
+        Sleeper { set: self, number }
+    }
+
+    /// Sleeps until something comes, or until then; only for a moment if something is under way that
+    /// does not ring.
+    pub(super) fn sleep(&self, end: Option<Instant>, rings: bool) {
+        let left = end.map(|end| end.saturating_duration_since(Instant::now()));
+        let most = if rings { LONGEST } else { GLANCE };
+        self.set.wait(Some(left.map_or(most, |left| left.min(most))));
     }
 
     /// The number of the descriptor, for programs that wait themselves.
@@ -101,5 +167,41 @@ impl Sleep {
         if let Some(set) = self.0.get() {
             set.ring();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_rung(set: &WaitSet) -> bool {
+        let descriptor = set.set.as_fd();
+        let mut asked = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
+        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut asked, Some(&at_once)).unwrap() > 0
+    }
+
+    #[test]
+    fn the_bell_rings_until_all_sleepers_have_looked() {
+        let set = WaitSet::new().unwrap();
+        let (one, two) = (set.sleeper(), set.sleeper());
+        assert!(!is_rung(&set));
+        set.ring();
+        one.wake();
+        one.wake();
+        set.silence();
+        assert!(is_rung(&set), "the other has not looked");
+        two.wake();
+        assert!(!is_rung(&set));
+        set.ring();
+        drop(two);
+        assert!(is_rung(&set));
+        one.wake();
+        assert!(!is_rung(&set), "who has gone is not waited for");
+    }
+
+    #[test]
+    fn a_sleep_without_an_end_ends_if_something_does_not_ring() {
+        WaitSet::new().unwrap().sleep(None, false);
     }
 }

@@ -5,35 +5,61 @@ use memferry_message::{CarrierEvent, Envelope, Gone};
 
 use super::packet::{self, Note, Packet};
 use super::peers::{MOST_OFFERS, Offer, ROOM, cost};
-use super::{RemoteCarrier, identifier_of};
+use super::{Name, RemoteCarrier, identifier_of};
+use crate::abi::FI_ADDR_NOTAVAIL;
+use crate::address::{Address, HostId};
+
+/// Whether an address is one that is not reached by way of another host.
+fn is_of_this_host(name: &Name) -> bool {
+    Address::from_bytes(name).is_some_and(|address| address.host == HostId::ours())
+}
 
 impl RemoteCarrier {
-    /// A packet has come.
-    pub(super) fn arrived(&mut self, bytes: &[u8]) {
-        let packet = match packet::decode(bytes) {
-            Ok(packet) => packet,
-            Err(nonsense) => {
-                tracing::warn!(what = nonsense.0, "a packet that no peer sends was dropped");
-                let known = packet::sender(bytes).and_then(|from| self.directory.find(&from));
-                if let Some(peer) = known.and_then(|number| self.peer_of(number)) {
-                    self.end(peer, Gone::Misbehaved(nonsense.0));
-                }
-                return;
-            }
+    /// A packet has come, from this inner number as far as that is known.
+    pub(super) fn arrived(&mut self, bytes: &[u8], source: u64) {
+        let Some((from, to)) = packet::names(bytes) else {
+            return tracing::warn!("something that is no packet was dropped");
         };
-        if packet.to != identifier_of(&self.name) {
+        if to != identifier_of(&self.name) {
             return tracing::debug!("a packet for somebody who had this address before");
         }
-        let number = self.directory.number(&packet.from);
+        if is_of_this_host(&from) {
+            return tracing::warn!("a packet from another host that claims to be of this one");
+        }
+        let packet = packet::decode(bytes);
+        let number = match packet {
+            Ok(_) => self.directory.number(&from),
+            // Nobody gets a number for that.
+            Err(_) => self.directory.find(&from),
+        };
         let Some(peer) = number.and_then(|number| self.peer_of(number)) else {
             return tracing::warn!("a packet from nowhere was dropped");
         };
+        if !self.is_sender(peer, source) {
+            return tracing::warn!(peer, "a packet was dropped: another has sent it than it says");
+        }
         self.peers[peer].heard += 1;
-        if self.peers[peer].gone().is_none()
-            && let Err(gone) = self.told(peer, &packet)
-        {
+        if self.peers[peer].gone().is_some() {
+            return;
+        }
+        let told = match packet {
+            Ok(packet) => self.told(peer, &packet),
+            Err(nonsense) => Err(Gone::Misbehaved(nonsense.0)),
+        };
+        if let Err(gone) = told {
             self.end(peer, gone);
         }
+    }
+
+    /// Whether a packet that came from this inner number can be a peer's.
+    ///
+    /// The inner endpoint knows the senders whose addresses it was given. A peer that speaks first is
+    /// not among them, and is believed; from the first packet on that certainly came from it, all must.
+    fn is_sender(&mut self, peer: usize, source: u64) -> bool {
+        let Ok(expected) = self.inner_number(peer) else { return false };
+        let remote = &mut self.peers[peer];
+        remote.is_confirmed |= source == expected;
+        source == expected || (source == FI_ADDR_NOTAVAIL && !remote.is_confirmed)
     }
 
     /// What a peer says.

@@ -97,7 +97,7 @@ fn answer_to(question: &OwnedFd) -> Answer {
 }
 
 /// The address of a socket as the standard library has it.
-fn address_of(socket: &[u8; SOCKET_BYTES]) -> Option<SocketAddr> {
+pub(super) fn address_of(socket: &[u8; SOCKET_BYTES]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes([socket[0], socket[1]]);
     let port = u16::from_be_bytes([socket[2], socket[3]]);
     if family == libc::AF_INET as u16 {
@@ -111,6 +111,11 @@ fn address_of(socket: &[u8; SOCKET_BYTES]) -> Option<SocketAddr> {
 }
 
 impl RemoteCarrier {
+    /// Lets the next look ask the clock.
+    pub(super) fn look_at_clock(&mut self) {
+        self.looks = LOOKS - 1;
+    }
+
     /// Now and then: asks after peers of which something is expected.
     pub(super) fn doubt(&mut self) {
         self.looks = self.looks.wrapping_add(1);
@@ -122,6 +127,7 @@ impl RemoteCarrier {
             return;
         }
         self.doubt_at = now + self.patience / 8;
+        self.cut(now);
         for peer in 0..self.peers.len() {
             let patience = self.patience;
             let remote = &mut self.peers[peer];

@@ -7,11 +7,13 @@ use memferry_message::{CarrierEvent, Error, Gone};
 
 use super::RemoteCarrier;
 use super::flights::Flight;
+use super::gate::GATE;
 use super::packet::Note;
 use super::peers::{Outgoing, Standing};
 
-/// How long a carrier that closes lets packets leave that were told as sent.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a carrier that closes lets packets leave that were told as sent: until an inner connection
+/// is there that a busy peer has not answered yet.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 impl RemoteCarrier {
     /// A peer is gone: everything with it ends, now or when the inner endpoint has let go of it.
@@ -24,6 +26,12 @@ impl RemoteCarrier {
         }
         self.peers[peer].standing = Standing::Ending(gone.clone());
         self.peers[peer].offers.clear();
+        let lost = &self.peers[peer].outgoing;
+        let lost = lost.iter().filter(|waiting| matches!(waiting, Outgoing::Packet(_))).count();
+        if lost > 0 {
+            // Among them may be messages that were told as sent.
+            tracing::warn!(peer, lost, "packets to a peer on another host could not be sent");
+        }
         for waiting in std::mem::take(&mut self.peers[peer].outgoing) {
             if let Outgoing::Fetch(fetch) = waiting {
                 self.fetched(fetch.number, Err(Error::PeerGone(gone.clone())));
@@ -56,6 +64,9 @@ impl RemoteCarrier {
 
     /// Says goodbye, and lets leave what was told as sent. Bounded: a peer may not look any more.
     fn leave(&mut self) {
+        if GATE.is_closed() {
+            return;
+        }
         for peer in 0..self.peers.len() {
             if self.peers[peer].is_met() {
                 self.push_note(peer, &Note::Bye);

@@ -45,6 +45,12 @@ impl Flights {
         Some(flight)
     }
 
+    /// Takes out all.
+    pub(super) fn take_all(&mut self) -> Vec<Flight> {
+        self.free.clear();
+        std::mem::take(&mut self.all).into_iter().flatten().collect()
+    }
+
     /// All that there are, with their contexts.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Flight)> {
         let contexts = 1..;

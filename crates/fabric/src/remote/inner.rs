@@ -1,11 +1,13 @@
 //! The inner endpoint: another provider of libfabric's that reaches other hosts, and the calls of it.
 //!
-//! Everything here is used by one thread at a time, which is what the inner domain was asked for.
+//! Everything here is used by one thread at a time, which is what the inner domain was asked for, and
+//! behind a gate that is closed when libfabric ends.
 
 use std::ffi::{c_int, c_void};
 use std::os::fd::{BorrowedFd, RawFd};
 use std::ptr;
 
+use super::gate::{GATE, Inside};
 use super::library::Library;
 use super::open::{Chosen, Settings, Unavailable, failed};
 use crate::abi::*;
@@ -17,7 +19,7 @@ pub(crate) struct Inner {
     endpoint: Owned<FidEp>,
     queue: Owned<FidCq>,
     vector: Owned<FidAv>,
-    _domain: Owned<FidDomain>,
+    domain: Owned<FidDomain>,
     fabric: Owned<FidFabric>,
     wait: Option<RawFd>,
     most_pieces: usize,
@@ -52,11 +54,21 @@ impl<T> Owned<T> {
 
 impl<T> Drop for Owned<T> {
     fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl<T> Owned<T> {
+    /// Closes it before its owner goes.
+    fn close(&mut self) {
+        // Nobody is there to close it if the gate is closed.
+        let Some(_inside) = GATE.pass().filter(|_| !self.0.is_null()) else { return };
         // SAFETY: it is open, and nobody uses it any more.
         let code = unsafe { ((*(*self.fid()).ops).close)(self.fid()) };
         if code != 0 {
             tracing::debug!(code, "an inner object of libfabric's did not close");
         }
+        self.0 = ptr::null_mut();
     }
 }
 
@@ -83,6 +95,8 @@ pub(super) struct Finished {
     pub(super) context: u64,
     /// The bytes of what was received.
     pub(super) length: usize,
+    /// Whose it is, where that is known.
+    pub(super) source: u64,
     pub(super) outcome: Result<(), c_int>,
 }
 
@@ -92,6 +106,7 @@ impl Inner {
         if settings.is_off {
             return Err(Unavailable("switched off by MEMFERRY_REMOTE".into()));
         }
+        let _inside = GATE.pass().ok_or_else(|| Unavailable("libfabric is closed".into()))?;
         let library = Library::find()
             .ok_or_else(|| Unavailable("libfabric's functions were not found".into()))?;
         let chosen = Chosen::ask(library, settings)?;
@@ -138,7 +153,7 @@ impl Inner {
                 endpoint,
                 queue,
                 vector,
-                _domain: domain,
+                domain,
                 fabric,
             })
         }
@@ -147,6 +162,21 @@ impl Inner {
     /// The address of the socket at which peers reach this endpoint, and its length.
     pub(crate) fn address(&self) -> ([u8; SOCKET_BYTES], usize) {
         self.address
+    }
+
+    /// Closes everything early: nobody touches the memory of what was under way after this.
+    pub(super) fn close(&mut self) {
+        self.wait = None;
+        self.endpoint.close();
+        self.queue.close();
+        self.vector.close();
+        self.domain.close();
+        self.fabric.close();
+    }
+
+    /// Goes in, if there is something to go into.
+    fn pass(&self) -> Option<Inside<'static>> {
+        GATE.pass().filter(|_| !self.endpoint.0.is_null())
     }
 
     /// The most pieces of memory of one operation.
@@ -162,6 +192,7 @@ impl Inner {
 
     /// Whether nothing is lost if the descriptor is waited for.
     pub(super) fn is_quiet(&self) -> bool {
+        let Some(_inside) = self.pass() else { return true };
         let mut fid = self.queue.fid();
         // SAFETY: both are open; the list has one object.
         unsafe { ((*(*self.fabric.0).ops).trywait)(self.fabric.0, &mut fid, 1) == 0 }
@@ -169,6 +200,7 @@ impl Inner {
 
     /// The inner number of a socket's address.
     pub(super) fn insert(&self, socket: &[u8; SOCKET_BYTES]) -> Option<u64> {
+        let _inside = self.pass()?;
         let mut number = FI_ADDR_NOTAVAIL;
         // SAFETY: an address of the format that the endpoint has, and room for its number.
         let count = unsafe {
@@ -183,6 +215,7 @@ impl Inner {
     /// # Safety
     /// The memory must stay valid and unchanged until the context is told as finished.
     pub(super) unsafe fn send(&self, bytes: &[u8], to: u64, context: u64) -> Result<(), Refused> {
+        let _inside = self.pass().ok_or(Refused::Again)?;
         let (at, none) = (bytes.as_ptr().cast(), ptr::null_mut());
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -201,6 +234,7 @@ impl Inner {
         length: usize,
         context: u64,
     ) -> Result<(), Refused> {
+        let _inside = self.pass().ok_or(Refused::Again)?;
         let none = ptr::null_mut();
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -221,6 +255,7 @@ impl Inner {
         label: u64,
         context: u64,
     ) -> Result<(), Refused> {
+        let _inside = self.pass().ok_or(Refused::Again)?;
         let (at, count, none) = (pieces.as_ptr(), pieces.len(), ptr::null_mut());
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -240,6 +275,7 @@ impl Inner {
         label: u64,
         context: u64,
     ) -> Result<(), Refused> {
+        let _inside = self.pass().ok_or(Refused::Again)?;
         let (at, count, none) = (pieces.as_ptr(), pieces.len(), ptr::null_mut());
         // SAFETY: passed on; the endpoint is open.
         taken(unsafe {
@@ -250,6 +286,7 @@ impl Inner {
 
     /// Asks for an early end of a receive; it is told as finished in any case.
     pub(super) fn cancel(&self, context: u64) {
+        let Some(_inside) = self.pass() else { return };
         let fid = self.endpoint.fid();
         // SAFETY: the endpoint is open; the context is only compared.
         unsafe { ((*(*self.endpoint.0).ops).cancel)(fid, context as *mut c_void) };
@@ -257,20 +294,22 @@ impl Inner {
 
     /// Moves everything on, and appends what has ended. Whether there was anything.
     pub(super) fn read(&self, finished: &mut Vec<Finished>) -> bool {
+        let Some(_inside) = self.pass() else { return false };
         const EMPTY: CqMsgEntry = CqMsgEntry { op_context: ptr::null_mut(), flags: 0, len: 0 };
-        let mut entries = [EMPTY; 32];
-        // SAFETY: the queue is open and has this format; there is room for so many entries.
+        let (mut entries, mut sources) = ([EMPTY; 32], [FI_ADDR_NOTAVAIL; 32]);
+        // SAFETY: the queue is open and has this format; there is room for so many entries and senders.
         let count = unsafe {
-            let read = (*(*self.queue.0).ops).read;
-            read(self.queue.0, entries.as_mut_ptr().cast(), entries.len())
+            let read = (*(*self.queue.0).ops).readfrom;
+            read(self.queue.0, entries.as_mut_ptr().cast(), entries.len(), sources.as_mut_ptr())
         };
         if count == -(FI_EAVAIL as isize) {
             return self.read_error(finished);
         }
         let Ok(count) = usize::try_from(count) else { return false };
-        finished.extend(entries[..count].iter().map(|entry| Finished {
+        finished.extend(entries[..count].iter().zip(sources).map(|(entry, source)| Finished {
             context: entry.op_context as u64,
             length: entry.len,
+            source,
             outcome: Ok(()),
         }));
         count > 0
@@ -292,6 +331,7 @@ impl Inner {
         finished.push(Finished {
             context: entry.op_context as u64,
             length: entry.len,
+            source: FI_ADDR_NOTAVAIL,
             outcome: Err(entry.err),
         });
         true

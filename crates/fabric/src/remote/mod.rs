@@ -7,10 +7,12 @@
 
 mod accesses;
 mod arrivals;
+mod cutting;
 mod doubt;
 mod ending;
 mod fetches;
 mod flights;
+mod gate;
 mod inner;
 mod library;
 mod memory;
@@ -30,12 +32,13 @@ use std::time::{Duration, Instant};
 use memferry_message::{CarriedAccess, Carrier, CarrierEvent, Envelope, Error, Gone, Piece};
 
 use flights::{Flight, Flights};
+pub(crate) use gate::GATE;
 pub(crate) use inner::Inner;
 use inner::{Finished, Refused};
 pub(crate) use open::{Settings, Unavailable};
 use packet::{MOST_PACKET, Note};
 pub(crate) use peers::Directory;
-use peers::{Outgoing, Remote};
+use peers::{Outgoing, Remote, Standing};
 
 use crate::address::{ADDRESS_BYTES, SOCKET_BYTES};
 use crate::regions::Regions;
@@ -249,7 +252,7 @@ impl RemoteCarrier {
         match self.flights.take(finished.context) {
             Some(Flight::Room { bytes }) => {
                 if finished.outcome.is_ok() {
-                    self.arrived(&bytes[..finished.length.min(bytes.len())]);
+                    self.arrived(&bytes[..finished.length.min(bytes.len())], finished.source);
                 }
                 self.rooms.push(bytes);
             }
@@ -324,7 +327,13 @@ impl Carrier for RemoteCarrier {
     fn is_quiet(&mut self) -> bool {
         // Whoever asks waits, and looks when it was woken.
         self.idle = 0;
-        let is_busy = !self.events.is_empty() || !self.waiting.is_empty() || !self.rooms.is_empty();
+        // Whoever sleeps looks seldom: the clock is asked every time.
+        self.look_at_clock();
+        let is_ending = |remote: &Remote| matches!(remote.standing, Standing::Ending(_));
+        let is_busy = !self.events.is_empty()
+            || !self.waiting.is_empty()
+            || !self.rooms.is_empty()
+            || self.peers.iter().any(is_ending);
         !is_busy && self.inner.is_quiet()
     }
 }

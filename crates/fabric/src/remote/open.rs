@@ -176,7 +176,7 @@ fn hints(library: &'static Library) -> Result<Chosen, Unavailable> {
     // SAFETY: the info and its attributes were just allocated; the name is freed with them.
     unsafe {
         let info = &mut *info;
-        info.caps = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV;
+        info.caps = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV | FI_SOURCE;
         let (tx, rx) = (&mut *info.tx_attr, &mut *info.rx_attr);
         (tx.msg_order, rx.msg_order) = (FI_ORDER_SAS, FI_ORDER_SAS);
         (*info.ep_attr).r#type = FI_EP_RDM;

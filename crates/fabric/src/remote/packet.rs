@@ -132,6 +132,9 @@ impl Fields {
             1 => Note::Whole { envelope: self.envelope()? },
             2 => {
                 let (envelope, acknowledged) = (self.envelope()?, self.flags & ACKNOWLEDGED != 0);
+                if length > isize::MAX as u64 {
+                    return Err(Nonsense("a message that no memory can hold"));
+                }
                 Note::Announce { envelope, length, ticket, acknowledged }
             }
             3 => Note::Fetch { ticket, label, length },
@@ -221,10 +224,12 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Packet<'_>, Nonsense> {
     Ok(Packet { from, to: word(0), note, payload })
 }
 
-/// Who has sent bytes that are no packet, if that can be told.
-pub(super) fn sender(bytes: &[u8]) -> Option<Name> {
+/// Who says that it has sent these bytes, and the beginning of the identifier of whom they are for, if
+/// that can be told.
+pub(super) fn names(bytes: &[u8]) -> Option<(Name, u64)> {
     let header = bytes.first_chunk::<HEADER>().filter(|header| header[..4] == MAGIC)?;
-    header[8..72].try_into().ok()
+    let to = u64::from_le_bytes(header[72..80].try_into().ok()?);
+    Some((header[8..72].try_into().ok()?, to))
 }
 
 #[cfg(test)]
@@ -260,7 +265,7 @@ mod tests {
     fn notes() -> impl Strategy<Value = Note> {
         prop_oneof![
             envelopes().prop_map(|envelope| Note::Whole { envelope }),
-            (envelopes(), any::<u64>(), any::<u64>(), any::<bool>()).prop_map(
+            (envelopes(), 0..=isize::MAX as u64, any::<u64>(), any::<bool>()).prop_map(
                 |(envelope, length, ticket, acknowledged)| {
                     Note::Announce { envelope, length, ticket, acknowledged }
                 }
@@ -321,6 +326,14 @@ mod tests {
         assert!(decode(&bytes).is_ok());
         bytes.push(7);
         assert!(decode(&bytes).is_err());
+        let announce = |length| {
+            let envelope = Envelope::tagged(1);
+            let note = Note::Announce { envelope, length, ticket: 3, acknowledged: false };
+            encode(&[1; 64], 2, &note, 0)
+        };
+        assert!(decode(&announce(isize::MAX as u64)).is_ok());
+        assert!(decode(&announce(isize::MAX as u64 + 1)).is_err());
+        assert!(decode(&announce(u64::MAX)).is_err());
         let mut bye = encode(&[1; 64], 2, &Note::Bye, 1);
         bye.push(0);
         assert!(decode(&bye).is_err());

@@ -2,13 +2,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Mutex;
+use std::time::Instant;
 
 use memferry_message::Gone;
 
 use super::accesses::Accesses;
 use super::doubt::Doubt;
 use super::fetches::Fetch;
-use super::sends::Sending;
+use super::sends::{HeldBack, Sending};
 use super::{Name, socket_of};
 use crate::address::SOCKET_BYTES;
 
@@ -19,8 +20,9 @@ const MOST_PEERS: usize = 1 << 16;
 pub(super) const ROOM: u64 = 1 << 20;
 /// What a message costs in addition to its bytes, so that empty ones are not free.
 const OVERHEAD: u64 = 64;
-/// The most announced messages of one peer that nobody has fetched.
-pub(super) const MOST_OFFERS: usize = 1 << 20;
+/// The most announced messages of one peer that nobody has fetched. A sender holds back what would be
+/// more.
+pub(super) const MOST_OFFERS: usize = if cfg!(test) { 64 } else { 1 << 20 };
 
 /// What a whole message costs.
 pub(super) fn cost(bytes: u64) -> u64 {
@@ -112,6 +114,8 @@ pub(super) struct Remote {
     pub(super) name: Name,
     /// The inner endpoint's number for it, once it was needed.
     pub(super) inner: Option<u64>,
+    /// A packet has come from it of which the inner endpoint knew the sender.
+    pub(super) is_confirmed: bool,
     pub(super) standing: Standing,
     /// In the order in which they go out.
     pub(super) outgoing: VecDeque<Outgoing>,
@@ -125,6 +129,8 @@ pub(super) struct Remote {
     pub(super) taken: u64,
     /// This side's announced messages, by ticket.
     pub(super) sends: HashMap<u64, Sending>,
+    /// Those that are to be announced when others are over, in order.
+    pub(super) held_back: VecDeque<HeldBack>,
     /// The peer's, by its tickets.
     pub(super) offers: HashMap<u64, Offer>,
     /// This side's accesses to its memory.
@@ -136,6 +142,9 @@ pub(super) struct Remote {
     /// The packets that have come from it.
     pub(super) heard: u64,
     pub(super) doubt: Option<Doubt>,
+    /// When its connection is cut if it is gone, and the inner endpoint has not let go.
+    pub(super) cut_at: Option<Instant>,
+    pub(super) is_cut: bool,
 }
 
 impl Remote {
@@ -143,6 +152,7 @@ impl Remote {
         Self {
             name,
             inner: None,
+            is_confirmed: false,
             standing: Standing::Open,
             outgoing: VecDeque::new(),
             is_waiting: false,
@@ -150,12 +160,15 @@ impl Remote {
             held: 0,
             taken: 0,
             sends: HashMap::new(),
+            held_back: VecDeque::new(),
             offers: HashMap::new(),
             accesses: Accesses::default(),
             answers: 0,
             under_way: 0,
             heard: 0,
             doubt: None,
+            cut_at: None,
+            is_cut: false,
         }
     }
 

@@ -6,7 +6,7 @@ use memferry_message::{CarrierEvent, Envelope, Error, Gone, Piece};
 use super::flights::Flight;
 use super::inner::Refused;
 use super::packet::{Note, SMALL};
-use super::peers::{Outgoing, ROOM, cost};
+use super::peers::{MOST_OFFERS, Outgoing, ROOM, Remote, cost};
 use super::{RemoteCarrier, memory};
 
 /// An announced message of this side's.
@@ -29,6 +29,25 @@ enum Stage {
     Asked { is_under_way: bool },
     /// Its memory is free.
     Left,
+}
+
+/// A message that cannot even be announced yet.
+#[derive(Debug)]
+pub(super) struct HeldBack {
+    number: u64,
+    envelope: Envelope,
+    pieces: Vec<Piece>,
+    delivered: bool,
+}
+
+/// Whether a message goes in a packet of its own.
+fn is_whole(remote: &Remote, length: u64, delivered: bool) -> bool {
+    length <= SMALL as u64 && !delivered && remote.spent + cost(length) <= ROOM
+}
+
+/// Whether a message can be sent or announced now.
+fn can_go(remote: &Remote, length: u64, delivered: bool) -> bool {
+    is_whole(remote, length, delivered) || remote.sends.len() < MOST_OFFERS - 1
 }
 
 impl Sending {
@@ -55,9 +74,36 @@ impl RemoteCarrier {
         if let Some(gone) = self.peers[peer].gone() {
             return self.sent(number, Err(Error::PeerGone(gone)));
         }
-        let (envelope, length) = (*envelope, memory::total(pieces));
-        let is_small = length <= SMALL as u64 && !delivered;
-        if is_small && self.peers[peer].spent + cost(length) <= ROOM {
+        let (envelope, remote) = (*envelope, &mut self.peers[peer]);
+        if !remote.held_back.is_empty() || !can_go(remote, memory::total(pieces), delivered) {
+            let pieces = pieces.to_vec();
+            return remote.held_back.push_back(HeldBack { number, envelope, pieces, delivered });
+        }
+        self.dispatch(peer, number, envelope, pieces, delivered);
+    }
+
+    /// Sends what was held back, as far as that is possible by now.
+    fn send_held_back(&mut self, peer: usize) {
+        while let Some(first) = self.peers[peer].held_back.front()
+            && can_go(&self.peers[peer], memory::total(&first.pieces), first.delivered)
+            && let Some(first) = self.peers[peer].held_back.pop_front()
+        {
+            let HeldBack { number, envelope, pieces, delivered } = first;
+            self.dispatch(peer, number, envelope, &pieces, delivered);
+        }
+    }
+
+    /// Sends a message, or announces it.
+    fn dispatch(
+        &mut self,
+        peer: usize,
+        number: u64,
+        envelope: Envelope,
+        pieces: &[Piece],
+        delivered: bool,
+    ) {
+        let length = memory::total(pieces);
+        if is_whole(&self.peers[peer], length, delivered) {
             let mut bytes = self.packet(peer, &Note::Whole { envelope }, length as usize);
             // SAFETY: the message is under way, so its owner vouches for the pieces.
             unsafe { memory::gather(pieces, length, &mut bytes) };
@@ -165,6 +211,7 @@ impl RemoteCarrier {
     pub(super) fn has_room(&mut self, peer: usize, cost: u64) -> Result<(), Gone> {
         let spent = &mut self.peers[peer].spent;
         *spent = spent.checked_sub(cost).ok_or(Gone::Misbehaved("it took what was not sent"))?;
+        self.send_held_back(peer);
         Ok(())
     }
 
@@ -174,13 +221,17 @@ impl RemoteCarrier {
             && let Some(sending) = sends.remove(&ticket)
         {
             self.sent(sending.number, Ok(()));
+            if self.peers[peer].gone().is_none() {
+                self.send_held_back(peer);
+            }
         }
     }
 
     /// Ends the messages to a peer that is gone, except those whose memory is still in use.
     pub(super) fn drop_sends(&mut self, peer: usize) {
         let Some(gone) = self.peers[peer].gone() else { return };
-        let mut ended = Vec::new();
+        let held_back = std::mem::take(&mut self.peers[peer].held_back);
+        let mut ended: Vec<_> = held_back.into_iter().map(|message| message.number).collect();
         self.peers[peer].sends.retain(|_, sending| {
             if !sending.is_under_way() {
                 ended.push(sending.number);

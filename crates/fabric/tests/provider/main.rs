@@ -3,6 +3,7 @@
 
 mod hints;
 mod looks;
+mod memory;
 mod messages;
 mod objects;
 mod queues;

@@ -273,3 +273,38 @@ fn messages_to_nobody_are_refused_or_fail() {
     let number = one.insert(&elsewhere);
     assert_eq!(one.tsend(b"x", number, 1, 1), -(FI_EHOSTUNREACH as isize));
 }
+
+#[test]
+fn injected_messages_arrive_although_their_endpoint_is_closed_at_once() {
+    let world = World::new();
+    let (one, two) = world.pair();
+    for tag in 0..100 {
+        assert_eq!(one.tinject(&[7; 4000], tag), 0);
+    }
+    let one = std::mem::ManuallyDrop::new(one);
+    let ep = one.ep as usize;
+    let closing = std::thread::spawn(move || close((ep as *mut FidEp).cast()));
+    let mut buffer = [0; 4000];
+    for tag in 0..100 {
+        assert_eq!(two.trecv(&mut buffer, tag, 0, 3), 0);
+        assert_eq!((two.read().len, buffer), (4000, [7; 4000]));
+        buffer.fill(0);
+    }
+    assert_eq!(closing.join().unwrap(), 0);
+    assert_eq!((close(one.queue.cast()), close(one.vector.cast())), (0, 0));
+}
+
+#[test]
+fn the_sender_of_a_message_is_told_although_it_has_closed_since() {
+    let world = World::new();
+    let (one, two) = world.pair();
+    let mut buffer = [0; 5];
+    // They are connected, and then a message waits that nobody has asked for.
+    assert_eq!((one.tinject(b"first", 1), two.trecv(&mut buffer, 1, 0, 1)), (0, 0));
+    two.read();
+    assert_eq!(one.tinject(b"last!", 2), 0);
+    drop(one);
+    two.expect_nothing();
+    assert_eq!(two.trecv(&mut buffer, 2, 0, 2), 0);
+    assert_eq!((two.read_from().1, &buffer), (0, b"last!"));
+}

@@ -97,6 +97,27 @@ fn addresses_are_looked_up_removed_and_inserted_again() {
 }
 
 #[test]
+fn what_waits_for_a_peer_that_is_removed_ends() {
+    let world = World::new();
+    let one = world.side();
+    let mut name = one.name();
+    name[5] ^= 0xff;
+    // Nobody is there, so both wait.
+    let absent = one.insert(&name);
+    let mut buffer = [0; 5];
+    assert_eq!(one.trecv_from(&mut buffer, absent, 1, 0, 8), 0);
+    let remove = |number: &mut u64| {
+        // SAFETY: the vector is open; there is one number.
+        unsafe { ((*(*one.vector).ops).remove)(one.vector, &raw mut *number, 1, 0) }
+    };
+    assert_eq!(remove(&mut { absent }), 0);
+    let error = one.read_error();
+    assert_eq!((error.op_context, error.err), (context(8), FI_ECONNRESET));
+    assert_eq!(one.tsend(b"never", absent, 1, 7), -(FI_EINVAL as isize));
+    assert_eq!(one.trecv_from(&mut buffer, absent, 1, 0, 8), -(FI_EINVAL as isize));
+}
+
+#[test]
 fn bytes_that_are_no_address_are_not_inserted() {
     let world = World::new();
     let (one, two) = world.pair();
@@ -208,5 +229,22 @@ fn what_is_not_offered_says_so() {
         assert_eq!((*(*side.ep).atomic).size, size_of::<OpsAtomic>());
         assert_eq!((*(*side.ep).collective).size, size_of::<OpsCollective>());
         assert_eq!(((*(*world.fabric).ops).passive_ep)(), -(FI_ENOSYS as isize));
+    }
+}
+
+#[test]
+fn aliases_that_are_closed_at_once_leave_nothing_behind() {
+    let world = World::new();
+    for _ in 0..50 {
+        let side = world.side();
+        let mut alias: *mut Fid = null_mut();
+        let mut wanted = Alias { fid: &raw mut alias, flags: FI_TRANSMIT };
+        assert_eq!(control(side.ep.cast(), FI_ALIAS, &mut wanted), 0);
+        let alias = alias as usize;
+        let other = std::thread::spawn(move || close(alias as *mut Fid));
+        let Side { ep, queue, vector, .. } = *std::mem::ManuallyDrop::new(side);
+        assert_eq!(close(ep.cast()), 0);
+        assert_eq!(other.join().unwrap(), 0);
+        assert_eq!((close(queue.cast()), close(vector.cast())), (0, 0));
     }
 }

@@ -265,6 +265,57 @@ fn a_waiting_reader_is_woken_by_a_signal() {
 }
 
 #[test]
+fn every_one_of_several_waiting_readers_is_woken() {
+    let world = World::new();
+    let side = world.side();
+    let me = side.insert(&side.name());
+    for round in 0..20 {
+        let mut buffers = [[0; 2]; 4];
+        for buffer in &mut buffers {
+            assert_eq!(side.trecv(buffer, 1, 0, 3), 0);
+        }
+        let queue = side.queue as usize;
+        let readers = [(); 4].map(|()| {
+            std::thread::spawn(move || wait(queue as *mut FidCq, &mut no_entry(), 20_000))
+        });
+        if round % 2 == 0 {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        for _ in 0..4 {
+            // SAFETY: the endpoint is open, the address is that of the endpoint itself.
+            let sent =
+                unsafe { ((*(*side.ep).tagged).inject)(side.ep, b"go".as_ptr().cast(), 2, me, 1) };
+            assert_eq!(sent, 0);
+        }
+        assert_eq!(readers.map(|reader| reader.join().unwrap()), [1; 4]);
+    }
+}
+
+#[test]
+fn waits_for_different_numbers_of_a_counter_end_each_for_itself() {
+    let world = World::new();
+    let counter = world.counter();
+    // SAFETY: the counter is open.
+    unsafe {
+        let ops = &*(*counter).ops;
+        for _ in 0..20 {
+            assert_eq!((ops.set)(counter, 0), 0);
+            let at = counter as usize;
+            let waiters = [1, 2, 3, 4].map(|threshold| {
+                let wait = ops.wait;
+                std::thread::spawn(move || wait(at as *mut FidCntr, threshold, 20_000))
+            });
+            for _ in 0..4 {
+                std::thread::sleep(Duration::from_micros(500));
+                assert_eq!((ops.add)(counter, 1), 0);
+            }
+            assert_eq!(waiters.map(|waiter| waiter.join().unwrap()), [0; 4]);
+        }
+    }
+    assert_eq!(close(counter.cast()), 0);
+}
+
+#[test]
 fn the_descriptor_of_a_queue_is_readable_when_something_has_come() {
     let world = World::new();
     let (one, two) = world.pair();
