@@ -12,6 +12,9 @@ const OPEN_MPI: &str = "mpirun (Open MPI) 5.0.11";
 const MPICH: &str = "HYDRA build details: Version: 5.0.2 --with-device=ch4:ucx,ofi";
 const DEBIAN_MPICH: &str = "HYDRA build details: Version: 4.0.2 '--with-device=ch4:ucx'";
 
+/// What a provider looks like from outside.
+const PROVIDER: &str = "\x7fELF with fi_prov_ini";
+
 /// A folder with a space in its name, with launchers in `bin` and a provider.
 struct Machine {
     folder: tempfile::TempDir,
@@ -22,7 +25,7 @@ impl Machine {
         let machine = Self { folder: tempfile::tempdir().expect("there is a temporary folder") };
         fs::create_dir_all(machine.bin()).unwrap();
         fs::create_dir_all(machine.provider()).unwrap();
-        fs::write(machine.provider().join("libmemferry-fi.so"), "").unwrap();
+        fs::write(machine.provider().join("libmemferry-fi.so"), PROVIDER).unwrap();
         machine
     }
 
@@ -220,4 +223,34 @@ fn doctor_tells_what_it_found_out_about_mpi() {
     assert_ne!(check("provider")["status"], "ok");
     assert!(check("provider")["cure"].is_string());
     assert!(check("memory of other ranks")["detail"].is_string());
+}
+
+#[test]
+fn a_file_that_is_no_provider_is_told_before_anything_is_started() {
+    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    for contents in ["", "not a library", "\x7fELF of something else"] {
+        fs::write(machine.provider().join("libmemferry-fi.so"), contents).unwrap();
+        let said = complaint(&mut machine.memferry(&["mpirun", "./a"]));
+        assert!(said.contains("is no provider of libfabric"), "{said}");
+    }
+}
+
+#[test]
+fn a_setting_that_is_not_valid_is_told_before_anything_is_started() {
+    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    for words in [&["mpirun", "./a"][..], &["env"]] {
+        let said = complaint(machine.memferry(words).env("MEMFERRY_CMA", "of"));
+        assert!(said.contains("MEMFERRY_CMA") && said.contains("expected on or off"), "{said}");
+    }
+}
+
+#[test]
+fn a_choice_of_another_provider_does_not_reach_open_mpi() {
+    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    let lines = started(machine.memferry(&["mpirun", "./a"]).env("FI_PROVIDER", "tcp"));
+    assert!(!lines.iter().any(|line| line.contains("FI_PROVIDER=")), "{lines:?}");
+    assert!(!has(&lines, "word FI_PROVIDER"), "{lines:?}");
+    let output = machine.memferry(&["env"]).env("FI_PROVIDER", "tcp").assert().success();
+    let printed = String::from_utf8(output.get_output().stdout.clone()).unwrap();
+    assert!(printed.starts_with("unset FI_PROVIDER\n"), "{printed}");
 }

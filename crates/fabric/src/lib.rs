@@ -11,6 +11,7 @@
 #[doc(hidden)]
 pub mod abi;
 mod address;
+mod complaint;
 mod core;
 mod domain;
 mod endpoint;

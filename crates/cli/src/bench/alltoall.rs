@@ -68,8 +68,10 @@ impl Bench for Alltoall {
         outcome.notes.push(format!(
             "The time of one exchange, over the bytes for each receiver; data is checked before it is \
              timed. This machine has {cores} cores: members are bound to them, and with more \
-             processes than that they share. An MPI over memferry is the same program with the same \
-             library, over Memferry's libfabric provider, and never the best peer."
+             processes than that they share. A key is the median of the ratios of single rounds, not \
+             the ratio of two medians. An MPI over memferry is the same program with the same library, \
+             over Memferry's libfabric provider, and never the best peer; the keys `mpi_…_vs_own` \
+             compare Open MPI over memferry with Open MPI's own transport."
         ));
         Ok(outcome)
     }

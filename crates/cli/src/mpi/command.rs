@@ -18,6 +18,7 @@ use crate::show;
 pub(crate) fn mpirun(args: &MpirunArgs) -> anyhow::Result<()> {
     let (launcher, rest) = launcher::choose(args.mpi.as_deref(), &args.words)?;
     launcher.must_have_fabric()?;
+    check_settings()?;
     let variables = settings(&launcher, &provider::find()?);
     let mut command = Command::new(&launcher.path);
     if launcher.family == Family::OpenMpi && rustix::process::geteuid().is_root() {
@@ -26,6 +27,9 @@ pub(crate) fn mpirun(args: &MpirunArgs) -> anyhow::Result<()> {
     }
     let set_by_user = env::vars_os().map(|(name, _)| name);
     command.args(variables::travelling(launcher.family, &variables, set_by_user));
+    for name in variables::in_the_way(launcher.family) {
+        command.env_remove(name);
+    }
     let error = command.args(rest).envs(variables).exec();
     Err(anyhow!("{} cannot be started: {error}", launcher.path.display()))
 }
@@ -44,6 +48,7 @@ struct Settings {
 pub(crate) fn env(args: &EnvArgs) -> anyhow::Result<()> {
     let (launcher, _) = launcher::choose(args.mpi.as_deref(), &[])?;
     launcher.must_have_fabric()?;
+    check_settings()?;
     let provider = provider::find()?;
     let variables = settings(&launcher, &provider);
     if args.json {
@@ -56,8 +61,17 @@ pub(crate) fn env(args: &EnvArgs) -> anyhow::Result<()> {
             variables: variables.into_iter().map(text).collect(),
         });
     }
+    let unset = variables::in_the_way(launcher.family).iter();
+    let unset = unset.filter(|name| env::var_os(name).is_some());
+    let unset = unset.map(|name| format!("unset {name}\n"));
     let lines = variables.iter().map(|(name, value)| variables::export(name, value));
-    Ok(show::print(&lines.collect::<String>())?)
+    Ok(show::print(&unset.chain(lines).collect::<String>())?)
+}
+
+/// A setting that is not valid is told here: MPI libraries would say that there is no provider.
+fn check_settings() -> anyhow::Result<()> {
+    memferry::message::Builder::new().facts()?;
+    Ok(())
 }
 
 /// The variables for a launcher and the file of the provider, in this environment.

@@ -1,7 +1,7 @@
 //! Memferry's libfabric provider: a library that libfabric finds in a folder that it is told of.
 
-use std::env;
 use std::path::{Path, PathBuf};
+use std::{env, fs};
 
 use anyhow::{Context, bail, ensure};
 
@@ -24,7 +24,21 @@ pub(crate) fn find() -> anyhow::Result<PathBuf> {
          another folder and let {FOLDER} name that",
         folder.display()
     );
+    check_file(&found)?;
     Ok(found)
+}
+
+/// Whether the file is what libfabric can load. It would keep silent about one that is not.
+fn check_file(file: &Path) -> anyhow::Result<()> {
+    const ENTRY: &[u8] = b"fi_prov_ini";
+    let bytes = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
+    let is_library = bytes.starts_with(b"\x7fELF");
+    ensure!(
+        is_library && bytes.windows(ENTRY.len()).any(|part| part == ENTRY),
+        "{} is no provider of libfabric; build it anew by `{BUILD}`",
+        file.display()
+    );
+    Ok(())
 }
 
 /// In the folder that was set, if one was; else beside the program or where it is installed.
@@ -55,7 +69,6 @@ fn find_in(set: Option<&Path>, program: &Path) -> anyhow::Result<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::fs;
 
     #[test]
     fn the_provider_is_found_beside_the_program_or_where_it_is_installed() {

@@ -32,6 +32,14 @@ pub(crate) fn for_family(family: Family, folder: &Path, already: Option<&OsStr>)
     std::iter::once(path).chain(plain).collect()
 }
 
+/// Variables that keep a family from finding the provider, or the provider from finding other hosts.
+pub(crate) fn in_the_way(family: Family) -> &'static [&'static str] {
+    match family {
+        Family::OpenMpi => &["FI_PROVIDER"],
+        Family::Mpich => &[],
+    }
+}
+
 /// The folders that are set already, and ours behind them.
 fn with_folder(already: Option<&OsStr>, folder: &Path) -> OsString {
     let Some(already) = already.filter(|already| !already.is_empty()) else {
@@ -58,7 +66,10 @@ pub(crate) fn travelling(
     }
     let mut names: Vec<OsString> = variables.iter().map(|(name, _)| (*name).into()).collect();
     let wanted = |name: &OsString| {
-        name.to_str().is_some_and(|name| name.starts_with("MEMFERRY_") || name.starts_with("FI_"))
+        name.to_str().is_some_and(|name| {
+            let is_ours = name.starts_with("MEMFERRY_") || name.starts_with("FI_");
+            is_ours && !in_the_way(family).contains(&name)
+        })
     };
     let mut own: Vec<_> = environment.filter(wanted).collect();
     own.sort();

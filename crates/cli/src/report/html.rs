@@ -141,7 +141,8 @@ fn section(all: &[Outcome], outcome: &Outcome) -> String {
     html.push_str("</div>\n");
     if !absent.is_empty() {
         let missing = escape(&absent.join(", "));
-        let _ = writeln!(html, "<p class=\"note\"><strong>Not installed:</strong> {missing}</p>");
+        let _ =
+            writeln!(html, "<p class=\"note\"><strong>Did not take part:</strong> {missing}</p>");
     }
     for note in &outcome.notes {
         let _ = writeln!(html, "<p class=\"note\">{}</p>", escape(note));
@@ -233,7 +234,7 @@ mod tests {
         outcome.missing = vec!["rayon".into(), "memferry nic (no card)".into()];
         let page = page(&[outcome], "2026-01-31");
         let failed = page.find("Failed:</strong> memferry nic (no card)</p>").unwrap();
-        let absent = page.find("Not installed:</strong> rayon</p>").unwrap();
+        let absent = page.find("Did not take part:</strong> rayon</p>").unwrap();
         assert!(failed < absent);
     }
 

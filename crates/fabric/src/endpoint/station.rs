@@ -14,6 +14,7 @@ use super::peers::Peers;
 use super::windows::Windows;
 use crate::abi::*;
 use crate::address::{Address, AddressVector, LocalId, Place};
+use crate::complaint::complain;
 use crate::guard::{Code, Result};
 use crate::queue::{CompletionQueue, Counter, Entry};
 use crate::remote::{Directory, Unavailable};
@@ -37,7 +38,7 @@ pub(super) fn open_messages(name: &str, moves_by_itself: bool) -> Result<Endpoin
         .most_peers(MOST_PEERS)
         .most_kept_messages(MOST_KEPT);
     builder.background(moves_by_itself).open(name).map_err(|error| {
-        tracing::warn!(%error, "cannot open an endpoint");
+        complain(format_args!("an endpoint cannot be opened: {error}"));
         Code::from(&error)
     })
 }
@@ -304,7 +305,7 @@ impl Station {
         match number {
             Ok(number) => Ok(self.messages.know_carried(number)?),
             Err(reason) => {
-                tracing::warn!(address = address.text(), reason, "a peer cannot be reached");
+                complain(format_args!("a peer on another host cannot be reached: {reason}"));
                 Err(Code(FI_EHOSTUNREACH))
             }
         }

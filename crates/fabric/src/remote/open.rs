@@ -6,6 +6,7 @@ use std::ptr;
 
 use super::library::Library;
 use crate::abi::*;
+use crate::complaint::complain;
 
 /// The version that is asked for: that of the structures in `abi`.
 const VERSION: u32 = (1 << 16) | 17;
@@ -43,7 +44,16 @@ pub(crate) struct Settings {
 impl Settings {
     /// From `MEMFERRY_REMOTE` and `MEMFERRY_FABRIC_INTERFACE`. libfabric itself heeds `FI_TCP_IFACE`.
     pub(crate) fn of_environment() -> Self {
-        let is_off = std::env::var("MEMFERRY_REMOTE").is_ok_and(|word| word == "off");
+        let is_off = match std::env::var("MEMFERRY_REMOTE").as_deref() {
+            Ok("off") => true,
+            Ok("on" | "") | Err(_) => false,
+            Ok(word) => {
+                complain(format_args!(
+                    "MEMFERRY_REMOTE = {word:?} is not valid: expected on or off"
+                ));
+                false
+            }
+        };
         let interface = std::env::var("MEMFERRY_FABRIC_INTERFACE").ok();
         Self { is_off, interface: interface.filter(|name| !name.is_empty()) }
     }
