@@ -58,7 +58,9 @@ impl Machine {
         let mut command = Command::cargo_bin("memferry").expect("the program is built");
         let path = format!("{}:/usr/bin:/bin", self.bin().display());
         command.args(words).env("PATH", path).env("MEMFERRY_PROVIDER_DIR", self.provider());
-        for name in ["FI_PROVIDER_PATH", "FI_PROVIDER", "FI_LOG_LEVEL", "VIRTUAL_ENV"] {
+        let elsewhere = ["MEMFERRY_OPENMPI", "MEMFERRY_MPICH", "VIRTUAL_ENV"];
+        for name in ["FI_PROVIDER_PATH", "FI_PROVIDER", "FI_LOG_LEVEL"].into_iter().chain(elsewhere)
+        {
             command.env_remove(name);
         }
         command
@@ -219,7 +221,7 @@ fn doctor_tells_what_it_found_out_about_mpi() {
         found.unwrap_or_else(|| panic!("no check {name} in {json:#}"))
     };
     assert_eq!(check("MPICH")["status"], "warn");
-    // The file of the provider is empty: no libfabric can load it.
+    // The file of the provider is no library: no libfabric can load it.
     assert_ne!(check("provider")["status"], "ok");
     assert!(check("provider")["cure"].is_string());
     assert!(check("memory of other ranks")["detail"].is_string());
