@@ -6,12 +6,11 @@ use memferry_message::{AccessWay, CarriedAccess, Ending, Piece, Report, ReportKi
 
 use super::Endpoint;
 use super::marked::{Marked, is_mark};
-use super::send::Gathered;
+use super::send::{Gathered, copy_of};
 use super::station::{Direction, Station};
 use super::windows::Reach;
 use crate::abi::*;
 use crate::guard::{Code, Result, transfer};
-use crate::info::INJECT_BYTES;
 use crate::object;
 
 pub(super) static OPS: OpsRma = OpsRma {
@@ -175,22 +174,6 @@ impl Station {
             Way::Write => &self.writes,
         }
     }
-}
-
-/// # Safety
-/// The pieces must be valid.
-unsafe fn copy_of(pieces: &[Piece]) -> Result<Box<[u8]>> {
-    let total = pieces.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.length));
-    if total > INJECT_BYTES {
-        return Err(Code(FI_EINVAL));
-    }
-    let mut bytes = Vec::with_capacity(total);
-    for piece in pieces.iter().filter(|piece| piece.length > 0) {
-        let address = piece.address.cast_const();
-        // SAFETY: the caller's promise.
-        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address, piece.length) });
-    }
-    Ok(bytes.into_boxed_slice())
 }
 
 unsafe extern "C" fn read(

@@ -113,6 +113,24 @@ impl Endpoint {
     }
 }
 
+/// A copy of memory that may be injected.
+///
+/// # Safety
+/// The pieces must be valid.
+pub(super) unsafe fn copy_of(pieces: &[Piece]) -> Result<Box<[u8]>> {
+    let total = pieces.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.length));
+    if total > INJECT_BYTES {
+        return Err(Code(FI_EINVAL));
+    }
+    let mut bytes = Vec::with_capacity(total);
+    for piece in pieces.iter().filter(|piece| piece.length > 0) {
+        let address = piece.address.cast_const();
+        // SAFETY: the caller's promise.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address, piece.length) });
+    }
+    Ok(bytes.into_boxed_slice())
+}
+
 /// Sends a copy. The end is told, unless nobody asked.
 ///
 /// # Safety
@@ -124,18 +142,9 @@ unsafe fn send_copy(
     pieces: &[Piece],
     ending: Ending,
 ) -> Result {
-    let total = pieces.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.length));
-    if total > INJECT_BYTES {
-        return Err(Code(FI_EINVAL));
-    }
-    let mut bytes = Vec::with_capacity(total);
-    for piece in pieces.iter().filter(|piece| piece.length > 0) {
-        let address = piece.address.cast_const();
-        // SAFETY: the caller's promise.
-        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address, piece.length) });
-    }
+    // SAFETY: passed on.
+    let bytes = unsafe { copy_of(pieces) }?;
     if ending.delivered {
-        let bytes = bytes.into_boxed_slice();
         let copy = Piece::source(bytes.as_ptr(), bytes.len());
         // SAFETY: the mark owns the bytes until the end.
         return unsafe { send_marked(station, to, envelope, &[copy], ending, Some(bytes)) };
