@@ -2,7 +2,6 @@
 //! it is started with, and what is said when something is missing.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use assert_cmd::Command;
@@ -48,9 +47,7 @@ impl Machine {
     }
 
     fn script(self, name: &str, text: &str) -> Self {
-        let path = self.bin().join(name);
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        memferry_testing::write_program(&self.bin().join(name), text);
         self
     }
 
@@ -194,7 +191,7 @@ fn a_missing_provider_is_told_with_how_to_build_it() {
     let said = complaint(&mut machine.memferry(&["mpirun", "./a"]));
     assert!(said.contains("MEMFERRY_PROVIDER_DIR names"), "{said}");
     let installed = machine.folder.path().join("memferry");
-    fs::copy(assert_cmd::cargo::cargo_bin("memferry"), &installed).unwrap();
+    memferry_testing::copy_program(&assert_cmd::cargo::cargo_bin("memferry"), &installed);
     let mut command = Command::new(&installed);
     let path = format!("{}:/usr/bin:/bin", machine.bin().display());
     command.args(["mpirun", "./a"]).env("PATH", path).env_remove("MEMFERRY_PROVIDER_DIR");

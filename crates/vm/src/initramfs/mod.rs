@@ -166,9 +166,7 @@ mod tests {
         pack.program(&this_program().unwrap(), "init").unwrap();
         let entries = read(&pack.finish().unwrap());
         let copy = folder.path().join("copy");
-        fs::write(&copy, &entry(&entries, "init").bytes).unwrap();
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
-        fs::set_permissions(&copy, mode).unwrap();
+        memferry_testing::write_program(&copy, &entry(&entries, "init").bytes);
         let output = std::process::Command::new(copy).arg("--list").output().unwrap();
         let list = String::from_utf8(output.stdout).unwrap();
         assert!(list.contains("a_packed_program_still_runs: test"), "{list}");
