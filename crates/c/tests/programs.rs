@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use memferry_testing::{Requirement, skip};
 use tempfile::TempDir;
 
 #[derive(Debug, Clone, Copy)]
@@ -165,9 +166,8 @@ fn copies_reach_the_memory_of_a_gpu_or_say_that_there_is_none() {
                 command.arg(way).envs(setting.map(|value| ("MEMFERRY_GPU", value))).output();
             let output = output.expect("what was compiled can be run");
             expect_success(&format!("tests/c/gpu.c {way} ({linkage:?})"), &output);
-            #[expect(clippy::print_stderr, reason = "a test that skips something says so")]
             if output.stdout.starts_with(b"skipped") {
-                eprint!("{}", String::from_utf8_lossy(&output.stdout));
+                skip(Requirement::Gpu, String::from_utf8_lossy(&output.stdout).trim_end());
             }
         }
     }
@@ -219,7 +219,9 @@ fn the_header_is_good_cplusplus_where_there_is_a_compiler_for_it() {
     command.arg("-I").arg(folder().join("include"));
     match command.arg(folder().join("tests/c/header.cpp")).output() {
         Ok(output) => expect_success("compiling tests/c/header.cpp", &output),
-        #[expect(clippy::print_stderr, reason = "a test that skips something says so")]
-        Err(error) => eprintln!("skipped: no C++ compiler ({compiler:?}: {error})"),
+        Err(error) => {
+            let why = format!("{compiler:?}: {error}: install g++ or clang, or set CXX");
+            skip(Requirement::CPlusPlus, why);
+        }
     }
 }

@@ -1,10 +1,8 @@
 //! The bench of devices as a user meets it, without QEMU and with it.
 
 use assert_cmd::Command;
+use memferry_testing::{Requirement, is_required, skip};
 use serde_json::Value;
-
-/// Set, it lets the test start a virtual machine, which takes long.
-const MACHINE: &str = "MEMFERRY_TEST_MACHINE";
 
 fn bench() -> Command {
     let mut command = Command::cargo_bin("memferry").expect("the program is built");
@@ -44,11 +42,10 @@ fn without_qemu_the_models_are_tried_and_the_cure_is_told() {
 }
 
 #[test]
-#[allow(clippy::print_stderr)]
 fn the_card_of_a_virtual_machine_passes_every_case() {
-    if std::env::var_os(MACHINE).is_none() {
-        eprintln!("skipped: set {MACHINE} to start a virtual machine");
-        return;
+    if !is_required(Requirement::Qemu) {
+        let why = "a virtual machine takes minutes; MEMFERRY_REQUIRE=qemu starts one";
+        return skip(Requirement::Qemu, why);
     }
     let outcome = json(&mut bench());
     assert_eq!(outcome["summary"]["nic_conformance_passed"], 1.0);

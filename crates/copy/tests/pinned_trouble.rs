@@ -44,13 +44,12 @@ fn replace(pages: &mut Pages, first: usize, count: usize) {
     assert_eq!(placed, start.cast());
 }
 
-#[allow(clippy::print_stderr)]
 #[test]
 fn memory_that_was_replaced_is_pinned_anew_without_a_word() {
     let (ferry, ledger) = over(PinLedger::new());
     if pinning(&ferry).watching != Watching::Events {
-        eprintln!("not tested: events of mappings are not permitted here");
-        return;
+        let why = "events of mappings are not permitted";
+        return memferry_testing::skip(memferry_testing::Requirement::Userfaultfd, why);
     }
     let (source, mut target) = (pages(8, 1), pages(8, 2));
     copy_is_right(&ferry, &source, &mut target);

@@ -113,8 +113,7 @@ fn the_cuda_engine_over_a_real_gpu_passes_every_case() {
     let engine = match CudaEngine::open(Settings::default()) {
         Ok(engine) => Arc::new(engine),
         Err(error) => {
-            eprintln!("skipped: {error}");
-            return;
+            return memferry_testing::skip(memferry_testing::Requirement::Gpu, error);
         }
     };
     // One engine for all cases: opening a device takes long.

@@ -1,13 +1,12 @@
 //! The provider under a real libfabric, with the programs that come with it: `fi_info` shows it, and
 //! `fi_pingpong` runs between two processes over it. Where they are not installed, nothing is checked.
 
-// A test that checks nothing says so.
-#![allow(clippy::print_stderr)]
-
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
+
+use memferry_testing::{Requirement, skip};
 
 /// A folder with the provider alone: libfabric opens everything in it.
 fn provider() -> tempfile::TempDir {
@@ -30,7 +29,9 @@ fn command(program: &str, folder: &Path) -> Command {
 fn start(command: &mut Command) -> Option<Child> {
     match command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn() {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            eprintln!("skipped: {} is not installed", command.get_program().display());
+            let program = command.get_program().display();
+            let why = format!("{program} is not installed: apt install libfabric-bin");
+            skip(Requirement::Libfabric, why);
             None
         }
         started => Some(started.expect("the program can be started")),

@@ -12,6 +12,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use memferry_testing::{Requirement, skip};
 use tempfile::TempDir;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,11 +119,14 @@ fn expect_success(what: &str, output: &Output) {
 }
 
 /// Does something with every MPI of a family, or says that it is skipped.
-#[allow(clippy::print_stderr, reason = "a skipped test says so")]
 fn with_every(family: Family, cure: &str, act: impl Fn(&Rig, &Mpi)) {
     let found = Mpi::all(family);
     if found.is_empty() {
-        eprintln!("skipped: there is no {family:?} for this test; {cure}");
+        let requirement = match family {
+            Family::OpenMpi => Requirement::OpenMpi,
+            Family::Mpich => Requirement::Mpich,
+        };
+        skip(requirement, cure);
     }
     for mpi in found {
         let rig = Rig::new();

@@ -3,11 +3,10 @@
 //! Needs root, Open MPI with libfabric, and its compiler; for windows an MPICH that MEMFERRY_MPICH names
 //! (a folder with bin/mpicc and bin/mpirun in it). Without them it says so and checks nothing.
 
-// A test that checks nothing says so.
-#![allow(clippy::print_stderr)]
-
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use memferry_testing::{Requirement, skip};
 
 /// A folder with nothing but the provider in it.
 fn provider(folder: &Path) -> PathBuf {
@@ -34,7 +33,7 @@ fn run(folder: &Path, launcher: &Path, program: &Path, words: &[&str]) -> Option
     let complained = String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success(), "{said}{complained}");
     if said.starts_with("skipped") {
-        eprintln!("{}", said.trim());
+        skip(Requirement::Namespaces, said.trim());
         return None;
     }
     Some(said)
@@ -52,7 +51,10 @@ fn an_mpi_job_spans_two_hosts() {
         .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-o"])
         .args([&program, &tests().join("two_hosts.c")])
         .output();
-    let Ok(compiled) = compiled else { return eprintln!("skipped: mpicc is not installed") };
+    let Ok(compiled) = compiled else {
+        let why = "mpicc is not installed: apt install openmpi-bin libopenmpi-dev";
+        return skip(Requirement::OpenMpi, why);
+    };
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     if let Some(said) = run(folder.path(), Path::new("mpirun"), &program, &[]) {
         assert!(said.contains("all bytes of 4 ranks arrived"), "{said}");
@@ -62,7 +64,7 @@ fn an_mpi_job_spans_two_hosts() {
 #[test]
 fn windows_of_mpi_span_two_hosts() {
     let Some(mpich) = std::env::var_os("MEMFERRY_MPICH").map(PathBuf::from) else {
-        return eprintln!("skipped: MEMFERRY_MPICH names no MPICH");
+        return skip(Requirement::Mpich, "MEMFERRY_MPICH names no environment with its wheel");
     };
     let folder = tempfile::tempdir().expect("a temporary folder");
     let compiled = Command::new(tests().join("mpi/build"))

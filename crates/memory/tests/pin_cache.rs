@@ -30,12 +30,11 @@ fn acquire(cache: &PinCache, first: usize, pages: usize) -> Lease {
 }
 
 /// A cache that hears events, or a word on why there is none.
-#[allow(clippy::print_stderr)]
 fn listening(recorder: &Arc<Recorder>, limits: Limits) -> Option<PinCache> {
     match PinCache::new(recorder.clone(), limits, Watching::Events) {
         Ok(cache) => Some(cache),
         Err(StartError::NoEvents(denied)) => {
-            eprintln!("not tested: {denied}");
+            memferry_testing::skip(memferry_testing::Requirement::Userfaultfd, denied);
             None
         }
         Err(error) => panic!("{error}"),

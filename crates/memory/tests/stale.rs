@@ -24,13 +24,12 @@ const THREADS: u64 = 4;
 const PAGES: usize = 4;
 
 /// A cache over a ring, or `None` with a word on why not.
-#[allow(clippy::print_stderr)]
 fn cache(watching: Watching) -> Option<(PinCache, Arc<RingPinner>)> {
     let ring = Arc::new(RingPinner::new()?);
     match PinCache::new(ring.clone(), Limits::default(), watching) {
         Ok(cache) => Some((cache, ring)),
         Err(StartError::NoEvents(denied)) => {
-            eprintln!("not tested: {denied}");
+            memferry_testing::skip(memferry_testing::Requirement::Userfaultfd, denied);
             None
         }
         Err(error) => panic!("{error}"),

@@ -3,8 +3,9 @@
 mod support;
 
 use memferry_message::{Builder, Error, TAG_ALL};
+use memferry_testing::{Requirement, skip};
 use support::memory::pattern;
-use support::{pair, say};
+use support::pair;
 
 const HUGE: usize = 5 << 30;
 
@@ -72,7 +73,7 @@ fn free_gib() -> u64 {
 #[test]
 fn a_huge_message_arrives_whole() {
     if free_gib() < 12 {
-        return say(format_args!("skipped: less than 12 GiB of memory are free"));
+        return skip(Requirement::Memory, "less than 12 GiB of memory are free");
     }
     let (sides, source, target) = (pair(&Builder::new()), Mapped::new(), Mapped::new());
     let marks = [0, 1 << 31, (1 << 32) - 1, 1 << 32, HUGE - 1];

@@ -6,9 +6,10 @@ mod support;
 use std::process::{Command, Stdio};
 
 use memferry_message::{Builder, ConnectError, Denied, Endpoint, Error, Peer, TAG_ALL};
+use memferry_testing::{Requirement, skip};
 use support::memory::{first_wrong, pattern};
 use support::process::{self, Child, setting};
-use support::{say, unique};
+use support::unique;
 
 const SIZES: [usize; 9] = [0, 1, 48, 49, 5000, 20_000, 300_001, 1 << 20, (5 << 20) + 3];
 const NOBODY: u32 = 65534;
@@ -173,7 +174,7 @@ fn is_root() -> bool {
 fn another_user_is_let_in_where_it_is_allowed() {
     use std::os::unix::process::CommandExt;
     if !is_root() {
-        return say(format_args!("skipped: only root can become another user"));
+        return skip(Requirement::Root, "only root can become another user");
     }
     let endpoint = here();
     let reach = exchange(&endpoint, gated("", &endpoint).uid(NOBODY));
@@ -184,7 +185,7 @@ fn another_user_is_let_in_where_it_is_allowed() {
 fn another_user_is_refused_where_it_is_not_allowed() {
     use std::os::unix::process::CommandExt;
     if !is_root() {
-        return say(format_args!("skipped: only root can become another user"));
+        return skip(Requirement::Root, "only root can become another user");
     }
     let (name, mine) = (unique("nobody's"), unique("root's"));
     let strict = Builder::new().background(true).open(&mine).unwrap();
@@ -232,7 +233,7 @@ fn may_unshare(kind: i32) -> bool {
     process::prepare(&mut command, move || unshare(kind));
     let may = command.status().is_ok();
     if !may {
-        say(format_args!("skipped: this kind of namespace cannot be made here"));
+        skip(Requirement::Namespaces, "this kind of namespace cannot be made here");
     }
     may
 }

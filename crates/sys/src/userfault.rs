@@ -354,9 +354,10 @@ mod tests {
         events
     }
 
-    #[allow(clippy::print_stderr)]
     fn opened() -> Option<Userfault> {
-        Userfault::open().map_err(|denied| eprintln!("not tested: {denied}")).ok()
+        let skip =
+            |denied| memferry_testing::skip(memferry_testing::Requirement::Userfaultfd, denied);
+        Userfault::open().map_err(skip).ok()
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! Starts machines for real. That takes seconds for each, so it is only done when it is asked for:
-//! `cargo test --package memferry-vm --test boot -- --ignored`.
+//! `cargo test --package memferry-vm --test boot -- --ignored`, or with `MEMFERRY_REQUIRE=qemu`.
 
 #![allow(
     clippy::print_stdout,
@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
+use memferry_testing::{Requirement, is_required, skip_test};
 use memferry_vm::{Availability, End, Machine, Outcome, ProgramOutcome, VmError, availability};
 
 /// Names of the tests are sentences.
@@ -29,7 +30,8 @@ fn main() {
     if let Some(part) = arguments.first().and_then(|first| first.strip_prefix("act=")) {
         return act(part);
     }
-    let is_asked = arguments.iter().any(|argument| argument.ends_with("ignored"));
+    let is_asked = arguments.iter().any(|argument| argument.ends_with("ignored"))
+        || is_required(Requirement::Qemu);
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
     for (name, test) in TESTS {
         if filter.is_some_and(|filter| !name.contains(filter.as_str())) {
@@ -41,6 +43,8 @@ fn main() {
             println!("test {name} ... ok ({:.1} s)", begun.elapsed().as_secs_f64());
         } else {
             println!("test {name} ... ignored");
+            let why = "a virtual machine takes a while; MEMFERRY_REQUIRE=qemu starts it";
+            skip_test(name, Requirement::Qemu, why);
         }
     }
 }

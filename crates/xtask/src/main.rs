@@ -1,9 +1,11 @@
-//! Tasks of Memferry's developers: `cargo xtask qemu` runs the tests that need a real network card in
-//! a virtual machine that has one. This program is also the first process of that machine.
+//! Tasks of Memferry's developers: `cargo xtask test` runs all tests and tells which were skipped,
+//! `cargo xtask qemu` runs those that need a real network card in a virtual machine that has one. This
+//! program is also the first process of that machine.
 
 mod build;
 mod qemu;
 mod tally;
+mod test;
 
 use std::process::ExitCode;
 
@@ -24,12 +26,20 @@ enum Task {
     /// time (27 MB, kept in ~/.cache/memferry/vm, nothing is installed), unless MEMFERRY_VM_KERNEL
     /// names a folder with boot/vmlinuz-* and lib/modules.
     Qemu(qemu::Args),
+    /// Run the tests of the workspace, and tell at the end which were skipped and why
+    ///
+    /// MEMFERRY_REQUIRE makes skips failures: `all` for everything that can be installed, or names
+    /// with commas between them, such as `all,gpu`.
+    Test(test::Args),
 }
 
 fn main() -> ExitCode {
     memferry_vm::guest::enter_if_first();
-    let Task::Qemu(args) = Cli::parse().task;
-    match qemu::run(&args) {
+    let done = match Cli::parse().task {
+        Task::Qemu(args) => qemu::run(&args),
+        Task::Test(args) => test::run(&args),
+    };
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             complain(&format!("xtask: {error:#}"));

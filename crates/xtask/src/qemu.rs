@@ -72,7 +72,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         .cpus(args.cpus)
         .memory_mib(args.memory)
         .env("MEMFERRY_NIC", "auto")
-        .env("MEMFERRY_NIC_REQUIRED", "1");
+        .env("MEMFERRY_REQUIRE", "nic");
     for target in &targets {
         let arguments = args.filter.iter().chain(&args.arguments).cloned();
         let arguments = ["--test-threads=1".to_owned()].into_iter().chain(arguments);

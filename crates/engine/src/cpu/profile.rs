@@ -221,7 +221,8 @@ mod tests {
     #[test]
     fn a_bound_process_does_not_overwrite_the_profile_of_the_whole_machine() {
         if affinity::online_cores() < 2 {
-            return;
+            let why = "there is only one core";
+            return memferry_testing::skip(memferry_testing::Requirement::Cores, why);
         }
         let whole = affinity::allowed_cores();
         std::thread::spawn(move || {

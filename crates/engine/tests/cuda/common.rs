@@ -48,9 +48,7 @@ fn gpu() -> Option<Arc<CudaEngine>> {
     let open = || match CudaEngine::open(memferry_engine::cuda::Settings::default()) {
         Ok(engine) => Some(Arc::new(engine)),
         Err(error) => {
-            use std::io::Write;
-            let mut stderr = std::io::stderr();
-            let _ = writeln!(stderr, "skipped: the tests over the GPU of this machine: {error}");
+            memferry_testing::skip(memferry_testing::Requirement::Gpu, error);
             None
         }
     };

@@ -13,8 +13,6 @@ use crate::spoiled::Spoiled;
 
 /// Names the card: an address on the bus, or `auto`.
 const VARIABLE: &str = "MEMFERRY_NIC";
-/// Says that it is a mistake if there is none.
-const REQUIRED: &str = "MEMFERRY_NIC_REQUIRED";
 
 /// The address of the real card, if there is one to be tried.
 pub(crate) fn address() -> Option<String> {
@@ -24,8 +22,8 @@ pub(crate) fn address() -> Option<String> {
         Some(address) => Some(address.to_owned()),
         None => None,
     };
-    let required = std::env::var_os(REQUIRED).is_some();
-    assert!(address.is_some() || !required, "{VARIABLE}={named:?} names no card");
+    let is_required = memferry_testing::is_required(memferry_testing::Requirement::Nic);
+    assert!(address.is_some() || !is_required, "{VARIABLE}={named:?} names no card");
     address
 }
 

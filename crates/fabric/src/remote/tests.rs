@@ -26,10 +26,15 @@ pub(super) fn name_for(inner: &Inner) -> Name {
     name
 }
 
+fn skip_without_libfabric() {
+    let why = "the library is not installed: apt install libfabric1";
+    memferry_testing::skip(memferry_testing::Requirement::Libfabric, why);
+}
+
 /// An inner endpoint of the loopback interface, if there is a libfabric.
 pub(super) fn inner() -> Option<Inner> {
     if !library::load() {
-        eprintln!("skipped: libfabric is not installed");
+        skip_without_libfabric();
         return None;
     }
     let settings = Settings { interface: Some("127.0.0.1".into()), ..Settings::default() };
@@ -490,7 +495,7 @@ fn remote_peers_can_be_switched_off() {
 #[test]
 fn an_interface_that_does_not_exist_is_named() {
     if !library::load() {
-        return eprintln!("skipped: libfabric is not installed");
+        return skip_without_libfabric();
     }
     let settings = Settings { interface: Some("nosuch0".into()), ..Settings::default() };
     let error = Inner::open(&settings).unwrap_err();

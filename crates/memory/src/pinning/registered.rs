@@ -118,10 +118,15 @@ mod tests {
 
     use crate::pinning::Pinned;
 
+    /// Containers may forbid it.
+    fn pinner() -> Option<Registered> {
+        let skip = |error| memferry_testing::skip(memferry_testing::Requirement::IoUring, error);
+        Registered::new().map_err(skip).ok()
+    }
+
     #[test]
     fn pins_overlap_and_slots_are_used_again() {
-        // Containers may forbid it.
-        let Ok(pinner) = Registered::new() else { return };
+        let Some(pinner) = pinner() else { return };
         let pinner: Arc<dyn Pinner> = Arc::new(pinner);
         let pages = Pages::new(32 * page_bytes()).unwrap();
         let range = |page: usize, count: usize| {
@@ -139,7 +144,7 @@ mod tests {
 
     #[test]
     fn missing_memory_is_refused_and_a_full_table_says_so() {
-        let Ok(pinner) = Registered::new() else { return };
+        let Some(pinner) = pinner() else { return };
         let missing = PageRange::covering(page_bytes(), page_bytes()).unwrap();
         assert_eq!(pinner.pin(missing, Access::Write), Err(PinError::BadMemory { range: missing }));
         let page = Pages::new(page_bytes()).unwrap();

@@ -31,10 +31,9 @@ pub(crate) struct RingPinner {
 
 impl RingPinner {
     /// `None`, with a word on why, where io_uring is not permitted.
-    #[allow(clippy::print_stderr)]
     pub(crate) fn new() -> Option<Self> {
         if let Err(error) = Ring::new() {
-            eprintln!("not tested: io_uring is not permitted here: {error}");
+            memferry_testing::skip(memferry_testing::Requirement::IoUring, error);
             return None;
         }
         let make = || Mutex::new(Ring::new().expect("a second ring after the first"));

@@ -180,9 +180,12 @@ pub(super) mod tests {
             command.args(["-i", "-t"]).stdin(Stdio::piped()).stdout(Stdio::piped());
             command.stderr(Stdio::null()).spawn()
         };
-        // Where neither is installed there is nobody to ask.
-        let Ok(mut reader) = command("cpio", "").or_else(|_| command("busybox", "cpio")) else {
-            return;
+        let mut reader = match command("cpio", "").or_else(|_| command("busybox", "cpio")) {
+            Ok(reader) => reader,
+            Err(error) => {
+                let why = format!("neither cpio nor busybox runs: {error}: apt install cpio");
+                return memferry_testing::skip(memferry_testing::Requirement::Cpio, why);
+            }
         };
         reader.stdin.take().unwrap().write_all(&sample()).unwrap();
         let output = reader.wait_with_output().unwrap();

@@ -1,0 +1,173 @@
+//! What tests need of a machine.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// Something that a test needs and that not every machine has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Requirement {
+    /// `userfaultfd` with events of mappings: root, or `vm.unprivileged_userfaultfd=1`.
+    Userfaultfd,
+    /// `io_uring`: containers often forbid it.
+    IoUring,
+    /// libfabric with its headers and programs.
+    Libfabric,
+    /// An Open MPI with its compiler.
+    OpenMpi,
+    /// An MPICH that can use libfabric, with its compiler.
+    Mpich,
+    /// A C++ compiler.
+    CPlusPlus,
+    /// QEMU, and some minutes.
+    Qemu,
+    /// The right to become another user.
+    Root,
+    /// The right to read and write the memory of other processes of the same user.
+    CrossMemory,
+    /// The right to make namespaces, and the tools for it.
+    Namespaces,
+    /// The `cpio` program.
+    Cpio,
+    /// Two cores.
+    Cores,
+    /// Several GiB of free memory.
+    Memory,
+    /// A GPU with its driver.
+    Gpu,
+    /// A network card that was handed over to programs.
+    Nic,
+}
+
+impl Requirement {
+    /// Every one.
+    pub const ALL: [Self; 15] = [
+        Self::Userfaultfd,
+        Self::IoUring,
+        Self::Libfabric,
+        Self::OpenMpi,
+        Self::Mpich,
+        Self::CPlusPlus,
+        Self::Qemu,
+        Self::Root,
+        Self::CrossMemory,
+        Self::Namespaces,
+        Self::Cpio,
+        Self::Cores,
+        Self::Memory,
+        Self::Gpu,
+        Self::Nic,
+    ];
+
+    /// How `MEMFERRY_REQUIRE` names it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Userfaultfd => "userfaultfd",
+            Self::IoUring => "io-uring",
+            Self::Libfabric => "libfabric",
+            Self::OpenMpi => "openmpi",
+            Self::Mpich => "mpich",
+            Self::CPlusPlus => "c++",
+            Self::Qemu => "qemu",
+            Self::Root => "root",
+            Self::CrossMemory => "cross-memory",
+            Self::Namespaces => "namespaces",
+            Self::Cpio => "cpio",
+            Self::Cores => "cores",
+            Self::Memory => "memory",
+            Self::Gpu => "gpu",
+            Self::Nic => "nic",
+        }
+    }
+
+    /// Whether it is hardware: nobody can install it, so `all` does not ask for it.
+    pub const fn is_hardware(self) -> bool {
+        matches!(self, Self::Cores | Self::Memory | Self::Gpu | Self::Nic)
+    }
+}
+
+impl fmt::Display for Requirement {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Requirement {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL.into_iter().find(|known| known.name() == text).ok_or_else(|| {
+            let names = Self::ALL.map(Self::name).join(", ");
+            format!("no test needs {text:?}; expected `all` or some of {names}")
+        })
+    }
+}
+
+/// What must be there, as `MEMFERRY_REQUIRE` says it: words with commas between them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Required {
+    /// All that can be installed.
+    all: bool,
+    named: Vec<Requirement>,
+}
+
+impl Required {
+    pub(crate) fn includes(&self, requirement: Requirement) -> bool {
+        self.named.contains(&requirement) || (self.all && !requirement.is_hardware())
+    }
+}
+
+impl FromStr for Required {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let mut required = Self::default();
+        for word in text.split(',').map(str::trim).filter(|word| !word.is_empty()) {
+            match word {
+                "all" => required.all = true,
+                word => required.named.push(word.parse()?),
+            }
+        }
+        Ok(required)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_is_what_can_be_installed_and_hardware_is_asked_for_by_name() {
+        let all: Required = "all".parse().unwrap();
+        assert!(all.includes(Requirement::Userfaultfd) && all.includes(Requirement::Mpich));
+        assert!(!all.includes(Requirement::Gpu) && !all.includes(Requirement::Nic));
+        let both: Required = "all, gpu".parse().unwrap();
+        assert!(both.includes(Requirement::Qemu) && both.includes(Requirement::Gpu));
+    }
+
+    #[test]
+    fn without_a_word_nothing_is_required() {
+        let nothing: Required = "".parse().unwrap();
+        assert!(!Requirement::ALL.into_iter().any(|any| nothing.includes(any)));
+    }
+
+    #[test]
+    fn single_requirements_are_named_with_commas_between_them() {
+        let some: Required = "c++,libfabric".parse().unwrap();
+        let included: Vec<_> =
+            Requirement::ALL.into_iter().filter(|any| some.includes(*any)).collect();
+        assert_eq!(included, [Requirement::Libfabric, Requirement::CPlusPlus]);
+    }
+
+    #[test]
+    fn a_word_that_no_test_needs_is_a_mistake() {
+        let error = "libfabrics".parse::<Required>().unwrap_err();
+        assert!(error.contains("libfabrics") && error.contains("libfabric, "), "{error}");
+    }
+
+    #[test]
+    fn every_requirement_is_found_by_its_name() {
+        for requirement in Requirement::ALL {
+            assert_eq!(requirement.name().parse(), Ok(requirement));
+        }
+    }
+}
