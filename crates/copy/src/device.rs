@@ -28,7 +28,7 @@ unsafe impl Sync for Region {}
 impl Drop for Region {
     fn drop(&mut self) {
         self.leases.clear();
-        self.ferry.forget(self.address, self.length);
+        self.ferry.withdraw(self.address as usize, self.length);
     }
 }
 
@@ -82,21 +82,56 @@ impl Ferry {
     /// The memory must be [forgotten](Ferry::forget) before it is unmapped, or engines go on with the
     /// old pages when other memory is mapped at its place.
     pub unsafe fn promise_to_forget(&self, address: *const u8, length: usize) {
-        for registry in self.inner.engines.iter().filter_map(|open| open.engine.registry()) {
-            registry.promise(address as usize, length);
+        if self.inner.waiting.is_forked() {
+            return;
+        }
+        for open in &self.inner.engines {
+            if let Some(registration) = &open.registration {
+                registration.promise(address as usize, length);
+            }
+            if let Some(registry) = open.engine.registry() {
+                registry.promise(address as usize, length);
+            }
+        }
+    }
+
+    /// Promises that memory stays mapped until this is withdrawn as often.
+    fn hold(&self, address: usize, length: usize) {
+        for open in &self.inner.engines {
+            if let Some(registration) = &open.registration {
+                registration.hold(address, length);
+            }
+            if let Some(registry) = open.engine.registry() {
+                registry.hold(address, length);
+            }
+        }
+    }
+
+    fn withdraw(&self, address: usize, length: usize) {
+        // In a forked child engines are the parent's, and so are locks that were held at the fork.
+        if self.inner.waiting.is_forked() {
+            return;
+        }
+        for open in &self.inner.engines {
+            if let Some(registration) = &open.registration {
+                registration.withdraw(address, length);
+            }
+            if let Some(registry) = open.engine.registry() {
+                registry.withdraw(address, length);
+            }
         }
     }
 
     /// Registers memory with the engines that would register it anyway, sooner or later, and keeps
-    /// it so until the region is dropped. Copies are quickest from the first on then.
+    /// it so until the region is dropped. Copies are quickest from the first on then. Memory may be
+    /// registered several times, and regions may share pages: each counts for itself.
     ///
     /// # Safety
     /// The memory must stay mapped until the region is dropped.
     pub unsafe fn register(&self, address: *const u8, length: usize) -> Result<Region, PinError> {
-        // Forgotten by the region when it is dropped, or here if there is none.
+        // Withdrawn by the region when it is dropped, also if it is dropped here.
+        self.hold(address as usize, length);
         let mut region = Region { leases: Vec::new(), ferry: self.clone(), address, length };
-        // SAFETY: promised by the caller, up to there.
-        unsafe { self.promise_to_forget(address, length) };
         for registry in self.inner.engines.iter().filter_map(|open| open.engine.registry()) {
             let register = |access| registry.acquire(address as u64, length as u64, access);
             region.leases.push(register(Access::Write).or_else(|error| match error {

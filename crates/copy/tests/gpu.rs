@@ -106,6 +106,60 @@ fn a_registered_region_is_used_from_the_first_copy_on() {
     assert_clean(&machine);
 }
 
+/// Copies between ordinary memory, and says how many bytes of it the device has moved.
+fn moved_by_device(machine: &Machine, source: &[u8], target: &mut [u8]) -> u64 {
+    let before = machine.ferry.statistics().engine("cuda").bytes;
+    target.fill(0);
+    machine.ferry.copy_with(source, target, Options::new().spare_caller()).unwrap();
+    assert!(source == target);
+    machine.ferry.statistics().engine("cuda").bytes - before
+}
+
+#[test]
+fn memory_that_was_registered_twice_is_used_until_it_is_unregistered_twice() {
+    let machine = machine(Faults::default());
+    let (source, mut target) = (pattern(4 << 20, 1), pattern(4 << 20, 2));
+    // SAFETY: the pages outlive the regions.
+    let region =
+        |pages: &Pages| unsafe { machine.ferry.register(pages.as_ptr(), pages.len()) }.unwrap();
+    let _target = region(&target);
+    let (first, second) = (region(&source), region(&source));
+    let mut moved = || moved_by_device(&machine, source.as_slice(), target.as_mut_slice());
+    assert_eq!(moved(), 4 << 20);
+    drop(first);
+    assert_eq!(moved(), 4 << 20, "it is registered once more than it was unregistered");
+    machine.ferry.forget(source.as_ptr(), source.len());
+    assert_eq!(moved(), 4 << 20, "memory that is registered cannot be on its way out");
+    assert_eq!(machine.device.sightings().registrations, 2);
+    drop(second);
+    assert_eq!(moved(), 0, "it is registered no more");
+    assert_clean(&machine);
+}
+
+#[test]
+fn regions_that_share_a_page_do_not_undo_each_other() {
+    let machine = machine(Faults::default());
+    let (memory, mut target) = (pattern(8 << 20, 1), pattern(4 << 20, 2));
+    // The page in the middle is of both.
+    let middle = (4 << 20) + 100;
+    let (left, right) = memory.as_slice().split_at(middle);
+    // SAFETY: the pages outlive the regions.
+    let region =
+        |bytes: &[u8]| unsafe { machine.ferry.register(bytes.as_ptr(), bytes.len()) }.unwrap();
+    let _target = region(target.as_slice());
+    let regions = (region(left), region(right));
+    let right = &right[..2 << 20];
+    let mut moved = || moved_by_device(&machine, right, &mut target.as_mut_slice()[..2 << 20]);
+    assert_eq!(moved(), 2 << 20);
+    drop(regions.0);
+    assert_eq!(moved(), 2 << 20, "the other region is left");
+    drop(regions.1);
+    assert_eq!(moved(), 0);
+    let seen = machine.device.sightings();
+    assert_eq!(seen.registrations - seen.unregistrations, 1, "that of the target");
+    assert_clean(&machine);
+}
+
 #[test]
 fn owned_buffers_and_device_memory_are_handed_over_alike() {
     let machine = machine(Faults::default());

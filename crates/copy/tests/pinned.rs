@@ -17,7 +17,7 @@ use memferry_engine::contract::{Capabilities, Direction, Pinner, Registration};
 use memferry_engine::polled::{PinLedger, PolledEngine};
 use memferry_engine::{Channel, ChannelOptions, CostLine, Engine, OpenError};
 use memferry_sys::pages::page_bytes;
-use pinned::{ENGINE, end, over, over_engine, pages, pinning};
+use pinned::{ENGINE, end, keep, over, over_engine, pages, pinning};
 
 #[test]
 fn copies_fills_and_comparisons_of_all_sizes_are_right() {
@@ -95,6 +95,7 @@ fn the_engine_has_the_first_bytes_before_the_later_pages_are_pinned() {
 fn no_page_of_a_shifted_copy_is_pinned_twice() {
     let (ferry, ledger) = over(PinLedger::new());
     let (source, mut target) = (pages(400, 3), pages(400, 4));
+    [&source, &target].map(|memory| keep(&ferry, memory));
     let length = 390 * page_bytes();
     ferry
         .copy(&source.as_slice()[17..][..length], &mut target.as_mut_slice()[5001..][..length])
@@ -110,6 +111,7 @@ fn no_page_of_a_shifted_copy_is_pinned_twice() {
 fn buffers_that_are_used_again_are_found_pinned() {
     let (ferry, ledger) = over(PinLedger::new());
     let (source, mut target) = (pages(300, 1), pages(300, 2));
+    [&source, &target].map(|memory| keep(&ferry, memory));
     for _ in 0..5 {
         ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
         ferry.fill(target.as_mut_slice(), 9).unwrap();
@@ -126,6 +128,7 @@ fn what_the_cache_has_in_one_region_is_one_piece() {
     let engine = Arc::new(GatedEngine::new(ledger.clone(), true));
     let ferry = over_engine(engine.clone(), PinLimits::default());
     let mut memory = pages(301, 5);
+    keep(&ferry, &memory);
     let start = memory.as_mut_slice().as_mut_ptr();
     let length = 300 * page_bytes();
     // SAFETY: both ranges lie inside the pages, which live until after the wait. A move is pinned

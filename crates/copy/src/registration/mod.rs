@@ -3,6 +3,10 @@
 //! Each such engine has a pin-down cache of its own, with the engine's pinner behind it. Before a
 //! descriptor is submitted its memory is pinned, or found pinned, and the leases travel with it
 //! until it is gone. What cannot be pinned is carried out by the processor, and counted.
+//!
+//! A pin is kept for later only if the kernel tells when its memory is unmapped, or the owner of the
+//! memory has promised to. Every other pin is for one use: were it kept, the engine would go on with
+//! the old page frames once other memory is mapped at the same addresses.
 
 mod pieces;
 
@@ -12,7 +16,7 @@ use std::sync::{Arc, Mutex};
 use memferry_engine::completion::{Notify, Order};
 use memferry_engine::contract::{Pins, Registration as Needs};
 use memferry_engine::{Descriptor, Engine, ExecutionError, MemoryKind};
-use memferry_memory::pin_cache::{Lease, Limits, PinCache, Watching};
+use memferry_memory::pin_cache::{Lease, Limits, PinCache, Promises, Watching};
 use memferry_memory::pinning::{Access, PinError};
 use memferry_sys::fork;
 use memferry_sys::pages::page_bytes;
@@ -30,6 +34,8 @@ use crate::statistics::PinStatistics;
 pub(crate) struct Registration {
     engine: String,
     cache: PinCache,
+    /// Memory whose owner says when it goes.
+    promised: Promises,
     /// The engine sets notification variables.
     notifies: bool,
     refused: AtomicU64,
@@ -69,6 +75,7 @@ impl Registration {
         Ok(Some(Self {
             engine: engine.name().into(),
             cache,
+            promised: Promises::new(),
             notifies: capabilities.notifies,
             refused: AtomicU64::new(0),
             refused_bytes: AtomicU64::new(0),
@@ -77,9 +84,28 @@ impl Registration {
         }))
     }
 
-    /// Lets no later request find this memory pinned.
+    /// Lets no later request find this memory pinned, apart from pages that are held.
     pub(crate) fn forget(&self, address: usize, length: usize) {
-        self.cache.forget(address, length);
+        for pages in self.promised.forget(address, length) {
+            self.cache.forget(pages.start(), pages.bytes());
+        }
+    }
+
+    /// Memory whose owner promises to [forget](Registration::forget) it before it is unmapped.
+    pub(crate) fn promise(&self, address: usize, length: usize) {
+        self.promised.add(address, length);
+    }
+
+    /// The same, until it is withdrawn as often.
+    pub(crate) fn hold(&self, address: usize, length: usize) {
+        self.promised.hold(address, length);
+    }
+
+    /// Ends one [`Registration::hold`] of the same range.
+    pub(crate) fn withdraw(&self, address: usize, length: usize) {
+        for pages in self.promised.withdraw(address, length) {
+            self.cache.forget(pages.start(), pages.bytes());
+        }
     }
 
     pub(crate) fn statistics(&self) -> PinStatistics {
@@ -99,13 +125,18 @@ impl Registration {
     pub(crate) fn variable(&self, notify: Option<&Notify>) -> Option<Arc<Lease>> {
         let address = notify.filter(|_| self.notifies && !self.is_forked())?.address() as usize;
         let bytes = size_of::<u64>();
-        // Nobody says when the memory of a variable goes: where the kernel does not tell either, it is
-        // pinned for this one use.
-        let pinned = match self.cache.watching() {
-            Watching::Events => self.cache.acquire(address, bytes, Access::Write),
-            _ => self.cache.acquire_once(address, bytes, Access::Write),
-        };
-        pinned.ok().map(Arc::new)
+        self.acquire(address, bytes, Access::Write).ok().map(Arc::new)
+    }
+
+    /// Pins memory, or finds it pinned; keeps the pin if somebody says when the memory goes.
+    fn acquire(&self, address: usize, length: usize, access: Access) -> Result<Lease, PinError> {
+        if self.promised.cover(address, length) {
+            self.cache.acquire_promised(address, length, access)
+        } else if self.cache.watching() == Watching::Events {
+            self.cache.acquire(address, length, access)
+        } else {
+            self.cache.acquire_once(address, length, access)
+        }
     }
 
     /// Pins memory, or finds it pinned.
@@ -160,7 +191,7 @@ impl Registration {
             // The engine is the parent's, and so is what it pins.
             return Err(Unpinned::Refused);
         }
-        let error = match self.cache.acquire(address as usize, length as usize, access) {
+        let error = match self.acquire(address as usize, length as usize, access) {
             Ok(lease) => return Ok(lease),
             Err(error) => error,
         };

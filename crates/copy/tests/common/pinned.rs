@@ -39,6 +39,12 @@ pub(crate) fn end(ferry: Ferry, ledger: &PinLedger) {
     assert_eq!(counts.wrong_unpins, 0);
 }
 
+/// Lets what is pinned of pages be kept, also where the kernel does not tell what is unmapped.
+pub(crate) fn keep(ferry: &Ferry, pages: &Pages) {
+    // SAFETY: the pages of a test outlive all of its copies, and nothing is mapped at their place.
+    unsafe { ferry.promise_to_forget(pages.as_ptr(), pages.len()) };
+}
+
 /// Memory on pages that nobody else uses, so that a test can count them.
 pub(crate) fn pages(count: usize, seed: u64) -> Pages {
     let mut pages = Pages::new(count * page_bytes()).unwrap();

@@ -5,12 +5,12 @@
 //! within limits, until it is unmapped, forgotten, or makes room for other memory.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex};
 
-use memferry_memory::pin_cache::{Lease, PinCache, StartError, Watching};
-use memferry_memory::pinning::{Access, PageRange, PinError, Pinner};
+use memferry_memory::pin_cache::{Lease, PinCache, Promises, StartError, Watching};
+use memferry_memory::pinning::{Access, PinError, Pinner};
+use memferry_sys::residency;
 use memferry_sys::sync::lock;
-use memferry_sys::{fork, residency};
 
 pub use memferry_memory::pin_cache::Limits;
 
@@ -30,10 +30,9 @@ pub enum Acquaintance {
 pub struct Registry {
     cache: PinCache,
     /// Memory that its owner has promised to forget before it is unmapped.
-    promised: RwLock<Vec<PageRange>>,
+    promised: Promises,
     refused: AtomicU64,
     last_refusal: Mutex<Option<PinError>>,
-    fork_generation: u64,
 }
 
 impl Registry {
@@ -41,9 +40,8 @@ impl Registry {
     /// kept: other memory that was mapped at the same place would be taken for the old.
     pub fn new(pinner: Arc<dyn Pinner>, limits: Limits) -> Result<Self, StartError> {
         let cache = PinCache::new(pinner, limits, Watching::EventsOrExplicit)?;
-        let (promised, last_refusal) = (RwLock::default(), Mutex::default());
-        let (refused, fork_generation) = (AtomicU64::new(0), fork::generation());
-        Ok(Self { cache, promised, refused, last_refusal, fork_generation })
+        let (promised, last_refusal) = (Promises::new(), Mutex::default());
+        Ok(Self { cache, promised, refused: AtomicU64::new(0), last_refusal })
     }
 
     /// What is known of memory. From now on it is known, until it is unmapped.
@@ -66,11 +64,6 @@ impl Registry {
             true => Acquaintance::NewAndHuge,
             false => Acquaintance::New,
         }
-    }
-
-    /// A lock that was held at a fork is held for ever in the child.
-    fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
     }
 
     /// Whether memory that nobody has promised anything about stays registered after its use.
@@ -101,36 +94,34 @@ impl Registry {
         })
     }
 
-    /// Lets no later request find this memory registered, or known.
+    /// Lets no later request find this memory registered, or known. What is
+    /// [held](Registry::hold) of its pages is left alone.
     pub fn forget(&self, address: usize, length: usize) {
-        if !self.is_forked()
-            && let Ok(range) = PageRange::covering(address, length)
-        {
-            let mut promised = self.promised.write().unwrap_or_else(PoisonError::into_inner);
-            promised.retain(|other| !other.overlaps(range));
+        for pages in self.promised.forget(address, length) {
+            self.cache.forget(pages.start(), pages.bytes());
         }
-        self.cache.forget(address, length);
     }
 
     /// Takes memory for known whose owner promises to [forget](Registry::forget) it before it is
     /// unmapped: it need not be watched, and may be such as cannot be.
     pub fn promise(&self, address: usize, length: usize) {
-        if !self.is_forked()
-            && let Ok(range) = PageRange::covering(address, length)
-        {
-            self.promised.write().unwrap_or_else(PoisonError::into_inner).push(range);
+        self.promised.add(address, length);
+    }
+
+    /// As [`Registry::promise`], until it is [withdrawn](Registry::withdraw) as often.
+    pub fn hold(&self, address: usize, length: usize) {
+        self.promised.hold(address, length);
+    }
+
+    /// Ends one [`Registry::hold`] of the same range. With the last, what is kept of it is forgotten.
+    pub fn withdraw(&self, address: usize, length: usize) {
+        for pages in self.promised.withdraw(address, length) {
+            self.cache.forget(pages.start(), pages.bytes());
         }
     }
 
     fn is_promised(&self, address: u64, length: u64) -> bool {
-        if self.is_forked() {
-            return false;
-        }
-        let promised = self.promised.read().unwrap_or_else(PoisonError::into_inner);
-        let Ok(range) = PageRange::covering(address as usize, length as usize) else {
-            return false;
-        };
-        promised.iter().any(|whole| whole.contains(range))
+        self.promised.cover(address as usize, length as usize)
     }
 
     /// What it has kept and done.

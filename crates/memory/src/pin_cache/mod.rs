@@ -75,6 +75,7 @@
 mod index;
 mod lease;
 mod news;
+mod promises;
 mod quarantine;
 mod region;
 mod shared;
@@ -95,6 +96,7 @@ use shared::{Ears, Shared};
 use watcher::Watcher;
 
 pub use lease::Lease;
+pub use promises::Promises;
 pub use statistics::Statistics;
 
 /// How much a cache keeps pinned for later. What is in use beyond that is not refused.

@@ -1,0 +1,140 @@
+//! Memory that was copied is unmapped, and other memory is mapped at its place: the next copy is from
+//! or to what is there now, over an engine that copies page frames, whether the kernel tells of
+//! changed mappings or not.
+
+mod common;
+#[path = "common/frames.rs"]
+mod frames;
+#[path = "common/pinned.rs"]
+mod pinned;
+#[path = "../../memory/tests/stale_support/ring.rs"]
+mod ring;
+
+use std::sync::Arc;
+
+use common::pattern;
+use frames::{FrameEngine, unwatched};
+use memferry_copy::{Ferry, PinLimits};
+use memferry_engine::polled::PinLedger;
+use memferry_memory::pin_cache::Watching;
+use memferry_sys::Pages;
+use memferry_sys::pages::page_bytes;
+use ring::RingPinner;
+
+const PAGES: usize = 20;
+
+/// A ferry over an engine that copies frames; `None` where io_uring, which does it, is not permitted.
+fn over_frames() -> Option<Ferry> {
+    // SAFETY: a new file, whose descriptor nobody else has.
+    let file = unsafe {
+        use std::os::fd::FromRawFd;
+        let descriptor = libc::memfd_create(c"frames".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(descriptor >= 0);
+        std::fs::File::from_raw_fd(descriptor)
+    };
+    let engine = Arc::new(FrameEngine::new(RingPinner::new()?, file));
+    Some(pinned::over_engine(engine, PinLimits::default()))
+}
+
+/// Addresses whose memory the test maps anew as it likes.
+struct Place(Pages);
+
+impl Place {
+    fn new() -> Self {
+        Self(Pages::new(PAGES * page_bytes()).unwrap())
+    }
+
+    /// Fresh zeroed memory at the same addresses.
+    fn map_anew(&mut self) {
+        let (rights, length) = (libc::PROT_READ | libc::PROT_WRITE, self.0.len());
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let address = self.0.as_ptr().cast();
+        // SAFETY: in place of pages that are this value's alone; no reference to them is left.
+        let mapped = unsafe { libc::mmap(address, length, rights, flags, -1, 0) };
+        assert_eq!(mapped, address);
+    }
+}
+
+/// Copies to and from a place, again and again, with fresh memory mapped there before each.
+fn copies_follow_the_mapping(ferry: &Ferry) {
+    let (mut place, mut other) = (Place::new(), vec![0; PAGES * page_bytes()]);
+    for seed in 1..20 {
+        let expected = pattern(other.len(), seed);
+        other.copy_from_slice(&expected);
+        ferry.copy(&other, place.0.as_mut_slice()).unwrap();
+        assert!(place.0.as_slice() == expected, "to new memory, the {seed}. time");
+        // Once more: what is kept of it, if anything is, is found.
+        place.0.as_mut_slice().fill(0);
+        ferry.copy(&other, place.0.as_mut_slice()).unwrap();
+        assert!(place.0.as_slice() == expected, "to the same memory, the {seed}. time");
+        place.map_anew();
+        let expected = pattern(other.len(), seed + 100);
+        place.0.as_mut_slice().copy_from_slice(&expected);
+        ferry.copy(place.0.as_slice(), &mut other).unwrap();
+        assert!(other == expected, "from new memory, the {seed}. time");
+        place.map_anew();
+    }
+}
+
+fn watching(ferry: &Ferry) -> Watching {
+    ferry.statistics().pinning("frames").expect("an engine that needs pinned memory").watching
+}
+
+#[test]
+fn a_copy_of_memory_mapped_anew_is_right_where_the_kernel_tells_of_changes() {
+    let Some(ferry) = over_frames() else { return };
+    if watching(&ferry) != Watching::Events {
+        return;
+    }
+    copies_follow_the_mapping(&ferry);
+    assert!(ferry.statistics().pinning("frames").is_some_and(|pins| pins.cache.hits > 0));
+}
+
+#[test]
+fn a_copy_of_memory_mapped_anew_is_right_where_nobody_tells_of_changes() {
+    unwatched(|| {
+        let Some(ferry) = over_frames() else { return };
+        assert_eq!(watching(&ferry), Watching::Explicit);
+        copies_follow_the_mapping(&ferry);
+    });
+}
+
+#[test]
+fn a_vector_that_is_dropped_and_allocated_again_is_copied_as_it_is_where_nobody_tells_of_changes() {
+    unwatched(|| {
+        let Some(ferry) = over_frames() else { return };
+        // Longer than the allocator keeps: it is unmapped when it is dropped, and the next one is
+        // mapped at the same place more often than not.
+        let length = 64 << 20;
+        for seed in 1..4 {
+            let (source, mut target) = (pattern(length, seed), vec![0; length]);
+            ferry.copy(&source, &mut target).unwrap();
+            assert!(source == target, "the {seed}. time");
+        }
+    });
+}
+
+#[test]
+fn nothing_stays_pinned_where_nobody_tells_of_changes_unless_its_owner_promises_to() {
+    unwatched(|| {
+        let (ferry, ledger) = pinned::over(PinLedger::new());
+        let (source, mut target) = (pinned::pages(30, 1), pinned::pages(30, 2));
+        let mut copy = || ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
+        copy();
+        assert_eq!(ledger.pinned_bytes(), 0);
+        // SAFETY: it is forgotten below, before it is unmapped.
+        unsafe { ferry.promise_to_forget(source.as_ptr(), source.len()) };
+        // SAFETY: the pages live until the end of the test.
+        let region = unsafe { ferry.register(source.as_ptr(), source.len()) }.unwrap();
+        copy();
+        assert_eq!(ledger.pinned_bytes(), source.len());
+        ferry.forget(source.as_ptr(), source.len());
+        copy();
+        assert_eq!(ledger.pinned_bytes(), source.len(), "the region is left");
+        drop(region);
+        assert_eq!(ledger.pinned_bytes(), 0);
+        copy();
+        assert_eq!(ledger.pinned_bytes(), 0);
+        pinned::end(ferry, &ledger);
+    });
+}
