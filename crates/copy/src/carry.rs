@@ -64,7 +64,28 @@ impl Inner {
             target_memory: request.target_memory,
             acquaintance: self.meet(request),
         };
-        plan::plan(&self.facts, &question).ok_or(ValidationError::NoEngine)
+        let plan = plan::plan(&self.facts, &question).ok_or(ValidationError::NoEngine)?;
+        if !request.is_host_only() {
+            self.check_device(request, plan.path)?;
+        }
+        Ok(plan)
+    }
+
+    /// Refuses memory of a device that the engine of a plan does not reach: another device's.
+    fn check_device(&self, request: &Request<'_>, path: Path) -> Result<(), ValidationError> {
+        let Some(engine) = path.engine().map(|index| &self.engines[index].engine) else {
+            return Ok(());
+        };
+        let sides = [
+            ("source", request.source_memory, request.source),
+            ("target", request.target_memory, request.target),
+        ];
+        for (side, kind, address) in sides {
+            if kind == MemoryKind::Device && !engine.reaches(address) {
+                return Err(ValidationError::OtherDevice { side, address });
+            }
+        }
+        Ok(())
     }
 
     /// What an engine that registers memory knows of a request's. From now on it knows it.

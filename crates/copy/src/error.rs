@@ -53,6 +53,17 @@ pub enum ValidationError {
         /// What it should lie inside.
         length: u64,
     },
+    /// Memory of a device that is not the ferry's.
+    #[error(
+        "the {side} at {address:#x} is not memory of the GPU that this ferry uses: build the ferry \
+         with the GPU that the memory is of (Builder::gpu, adma_use_gpu, MEMFERRY_GPU)"
+    )]
+    OtherDevice {
+        /// "source" or "target".
+        side: &'static str,
+        /// Where it begins.
+        address: u64,
+    },
     /// No engine reaches the memory, or none knows the operation there.
     #[error(
         "no engine can do this operation on this kind of memory: add an engine that reaches it"

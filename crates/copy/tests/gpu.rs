@@ -267,6 +267,32 @@ fn without_a_device_engine_its_memory_is_out_of_reach() {
 }
 
 #[test]
+fn memory_of_another_device_is_refused_before_anything_is_begun() {
+    let (machine, other) = (machine(Faults::default()), machine(Faults::default()));
+    let mut foreign = other.engine.allocate(1 << 20).unwrap();
+    let mut own = machine.engine.allocate(1 << 20).unwrap();
+    let mut host = vec![7; 1 << 20];
+    let refused =
+        |side, address| Err(Error::Validation(ValidationError::OtherDevice { side, address }));
+    let address = foreign.address();
+    let ferry = &machine.ferry;
+    assert_eq!(ferry.copy_to_device(&host, &mut foreign, 0), refused("target", address));
+    assert_eq!(ferry.copy_from_device(&foreign, 0, &mut host), refused("source", address));
+    // SAFETY: both live until the copy is over, and it is never begun.
+    let within = unsafe {
+        let request = Request::copy(foreign.as_ptr(), own.as_ptr(), 1 << 20);
+        ferry.run(request.memory(MemoryKind::Device, MemoryKind::Device))
+    };
+    assert_eq!(within.map(|_| ()), refused("source", address));
+    let failed = ferry.icopy_owned(host, foreign).unwrap_err();
+    assert!(failed.error.to_string().contains("not memory of the GPU"), "{}", failed.error);
+    let (host, foreign) = (failed.source, failed.target);
+    assert_eq!(machine.device.sightings().copies, 0);
+    ferry.copy_to_device(&host, &mut own, 0).unwrap();
+    drop(foreign);
+}
+
+#[test]
 fn ranges_outside_device_memory_are_refused() {
     let machine = machine(Faults::default());
     let mut device = machine.engine.allocate(4096).unwrap();

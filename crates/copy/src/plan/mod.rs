@@ -161,6 +161,19 @@ pub enum Path {
     },
 }
 
+impl Path {
+    /// The engine that it is given to, or given to first; `None` if the caller carries it out.
+    pub fn engine(&self) -> Option<usize> {
+        match *self {
+            Self::Caller => None,
+            Self::Whole { engine }
+            | Self::Chunks { engine, .. }
+            | Self::Split { engine, .. }
+            | Self::Parts { engine, .. } => Some(engine),
+        }
+    }
+}
+
 /// A decision and its reason.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plan {

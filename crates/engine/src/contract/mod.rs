@@ -71,6 +71,12 @@ pub trait Engine: Send + Sync + Debug {
         None
     }
 
+    /// Whether it can copy what a caller says is memory of a device: `false` if it is of a device that
+    /// is not the engine's.
+    fn reaches(&self, _address: u64) -> bool {
+        true
+    }
+
     /// Opens an in-order queue. Dropping the last handle of a channel finishes or fails what it
     /// still holds before the drop returns.
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError>;

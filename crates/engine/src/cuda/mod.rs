@@ -226,6 +226,10 @@ impl Engine for CudaEngine {
         self.memory_kind(address)
     }
 
+    fn reaches(&self, address: u64) -> bool {
+        self.device.driver.reaches(address)
+    }
+
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
         Ok(Arc::new(channel::open(&self.device, options, DEFAULT_CAPACITY)?))
     }

@@ -117,6 +117,10 @@ pub unsafe trait Driver: Send + Sync + fmt::Debug {
     /// Whether an address is the device's: `None` if the driver does not know it.
     fn is_device(&self, address: u64) -> Option<bool>;
 
+    /// Whether this device can copy what a caller says is memory of a device: `false` if the driver
+    /// knows the address as another device's, or not at all.
+    fn reaches(&self, address: u64) -> bool;
+
     /// A new stream. For threads that [entered](Driver::enter), like all calls below.
     fn create_stream(&self) -> Result<Stream, DriverError>;
 

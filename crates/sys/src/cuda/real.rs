@@ -81,6 +81,7 @@ mod number {
     pub(super) const ASYNC_ENGINE_COUNT: c_int = 40;
     pub(super) const READ_ONLY_HOST_REGISTER: c_int = 113;
     pub(super) const POINTER_MEMORY_TYPE: c_int = 2;
+    pub(super) const POINTER_DEVICE_ORDINAL: c_int = 9;
     pub(super) const MEMORY_OF_DEVICE: c_uint = 2;
     pub(super) const REGISTER_PORTABLE: c_uint = 1;
     pub(super) const REGISTER_READ_ONLY: c_uint = 8;
@@ -286,6 +287,18 @@ impl Cuda {
         checked("cuMemcpyAsync", answer)
     }
 
+    /// What the driver says of an address, or its error number. For attributes of one number.
+    fn attribute(&self, which: c_int, address: u64) -> Result<c_uint, c_uint> {
+        let mut value: c_uint = 0;
+        let place = (&raw mut value).cast();
+        // SAFETY: the attributes asked for are one number of 32 bits, for which there is a place; an
+        // address that the driver does not know is an error.
+        match unsafe { (self.calls.pointer_attribute)(place, which, address) } {
+            0 => Ok(value),
+            code => Err(code),
+        }
+    }
+
     /// Makes a call with the context of this device, whatever the thread's own is.
     fn inside<R>(
         &self,
@@ -387,13 +400,24 @@ unsafe impl Driver for Cuda {
         if self.is_forked() {
             return None;
         }
-        let mut kind: c_uint = 0;
-        let place = (&raw mut kind).cast();
-        // SAFETY: this attribute is one unsigned number, for which there is a place; an address
-        // that the driver does not know is an error.
-        let answer =
-            unsafe { (self.calls.pointer_attribute)(place, number::POINTER_MEMORY_TYPE, address) };
-        (answer == 0).then_some(kind == number::MEMORY_OF_DEVICE)
+        let kind = self.attribute(number::POINTER_MEMORY_TYPE, address).ok()?;
+        Some(kind == number::MEMORY_OF_DEVICE)
+    }
+
+    fn reaches(&self, address: u64) -> bool {
+        // What the driver does not answer here is answered by the copy.
+        if self.is_forked() {
+            return true;
+        }
+        match self.attribute(number::POINTER_MEMORY_TYPE, address) {
+            Err(code) => code != code::INVALID_VALUE,
+            Ok(number::MEMORY_OF_DEVICE) => {
+                let ordinal = self.attribute(number::POINTER_DEVICE_ORDINAL, address);
+                let ordinal = ordinal.ok().and_then(|ordinal| usize::try_from(ordinal as i32).ok());
+                ordinal.is_none_or(|ordinal| ordinal == self.facts.ordinal)
+            }
+            Ok(_) => true,
+        }
     }
 
     fn create_stream(&self) -> Result<Stream, DriverError> {

@@ -310,6 +310,11 @@ unsafe impl Driver for ModelDevice {
         state.is_registered(address, 1, false).then_some(false)
     }
 
+    fn reaches(&self, address: u64) -> bool {
+        let mut state = lock(&self.shared.state);
+        state.contents(address, 1).is_some() || state.is_registered(address, 1, false)
+    }
+
     fn create_stream(&self) -> Result<Stream, DriverError> {
         self.check("create_stream")?;
         let name = lock(&self.shared.state).name();
