@@ -95,7 +95,8 @@ fn the_engine_has_the_first_bytes_before_the_later_pages_are_pinned() {
 fn no_page_of_a_shifted_copy_is_pinned_twice() {
     let (ferry, ledger) = over(PinLedger::new());
     let (source, mut target) = (pages(400, 3), pages(400, 4));
-    [&source, &target].map(|memory| keep(&ferry, memory));
+    keep(&ferry, &source);
+    keep(&ferry, &target);
     let length = 390 * page_bytes();
     ferry
         .copy(&source.as_slice()[17..][..length], &mut target.as_mut_slice()[5001..][..length])
@@ -111,7 +112,8 @@ fn no_page_of_a_shifted_copy_is_pinned_twice() {
 fn buffers_that_are_used_again_are_found_pinned() {
     let (ferry, ledger) = over(PinLedger::new());
     let (source, mut target) = (pages(300, 1), pages(300, 2));
-    [&source, &target].map(|memory| keep(&ferry, memory));
+    keep(&ferry, &source);
+    keep(&ferry, &target);
     for _ in 0..5 {
         ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
         ferry.fill(target.as_mut_slice(), 9).unwrap();
