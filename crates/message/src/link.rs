@@ -242,9 +242,7 @@ impl Link {
     pub fn peek(&self) -> Result<Option<u64>, Error> {
         self.port().check_fork()?;
         let mut state = self.port().enter();
-        if !state.progress() {
-            state.check_peers(false);
-        }
+        state.look_around();
         let found = state.probe(&Wanted::tagged(self.inner.peer, TAG, u64::MAX))?;
         Ok(found.map(|message| message.length))
     }
@@ -255,8 +253,7 @@ impl Link {
         if self.port().check_fork().is_err() {
             return false;
         }
-        let mut state = self.port().enter();
-        state.progress() || state.check_peers(false)
+        self.port().enter().look_around()
     }
 
     /// A descriptor for event loops: readable while there is something to do or to take.

@@ -158,6 +158,11 @@ impl<R: PartialEq + Copy, M> Matching<R, M> {
         self.unexpected.retain(keep);
     }
 
+    /// How many messages have been kept so far, those included that were taken since.
+    pub(crate) fn ever_kept(&self) -> u64 {
+        self.next_id
+    }
+
     /// How many messages are kept.
     pub(crate) fn kept_count(&self) -> usize {
         self.unexpected.len()

@@ -267,6 +267,7 @@ impl State {
     fn lose_carried(&mut self, peer: usize) {
         let error = Error::PeerGone(Gone::Ended);
         self.peers[peer].gone = Some(Gone::Ended);
+        self.tell_change();
         let belongs = |deed: &Deed| match deed {
             Deed::Send(sending) => sending.peer == peer,
             Deed::Receive(receiving) => {

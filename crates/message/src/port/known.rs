@@ -311,6 +311,7 @@ impl State {
         };
         self.end_call(peer);
         self.peers[peer].gone = Some(Gone::Ended);
+        self.tell_change();
         self.give_up(peer, &error);
         for number in self.matching.unpost_source(peer) {
             self.operations.finish(number, Err(error.clone()));

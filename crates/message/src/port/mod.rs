@@ -18,6 +18,8 @@ mod rendezvous;
 mod settings;
 mod sleep;
 mod submit;
+#[cfg(all(test, not(loom)))]
+mod tests;
 mod wait;
 mod watch;
 mod windows;
@@ -227,7 +229,7 @@ pub(crate) struct State {
     has_sleeper: bool,
     /// And does so on `readiness`.
     sleeps_deeply: bool,
-    /// A message was kept that another thread may look for.
+    /// A message was kept or a peer is gone, and another thread may look for that.
     has_news: bool,
     /// Threads that look at the rings again and again.
     pollers: u32,

@@ -82,6 +82,8 @@ pub(crate) struct Operations {
     detached: usize,
     /// Ends since this was last set to zero.
     pub(crate) ended: usize,
+    /// Ends in all, which only grows.
+    ends: u64,
     /// Ends that were to be told, in order.
     pub(crate) reports: Vec<Report>,
     /// To be dealt with when nobody holds the lock any more: foreign code may call back.
@@ -121,6 +123,7 @@ impl Operations {
             untaken: 0,
             detached: 0,
             ended: 0,
+            ends: 0,
             reports: Vec::new(),
             leavings: Vec::new(),
         }
@@ -217,7 +220,7 @@ impl Operations {
         }
         operation.outcome = Some(outcome);
         self.untaken += 1;
-        self.ended += 1;
+        self.count_end();
         let operation = self.get(number).expect("it was there");
         if let Some(event) = operation.event.take() {
             event.signal();
@@ -229,9 +232,19 @@ impl Operations {
         }
     }
 
+    fn count_end(&mut self) {
+        self.ended += 1;
+        self.ends += 1;
+    }
+
+    /// How many operations have ended so far.
+    pub(crate) fn ends(&self) -> u64 {
+        self.ends
+    }
+
     /// Forgets an operation that is over and tells how it ended.
     fn report(&mut self, number: Number, ending: Ending, outcome: Result<(), Error>) {
-        self.ended += 1;
+        self.count_end();
         if ending.quiet && outcome.is_ok() {
             return self.discard(number);
         }

@@ -30,7 +30,7 @@ const INJECTED_BYTES: u64 = 16 << 10;
 const LOOKS: usize = 32;
 /// Steps of messages under way for one question: a long message must not keep the caller for long.
 const STEPS: usize = 8;
-/// Questions in vain between two looks after the peers.
+/// Questions between two looks after the peers.
 const QUESTIONS: u32 = 16;
 
 /// How reports were asked for lately.
@@ -162,9 +162,10 @@ impl Port {
         let mut state = self.enter();
         // Several looks: what is asked for most likely comes at any moment, and to come here again
         // takes longer than all of them.
-        let moved = state.look_for_reports();
+        state.look_for_reports();
         // Peers are looked after now and then: asking for the time takes longer than a look.
-        if !moved && state.asking.is_time_to_look_after_peers() {
+        // A busy peer must not hide the end of another.
+        if state.asking.is_time_to_look_after_peers() {
             state.check_peers(false);
         }
         if state.hand_over(reports) {
@@ -220,9 +221,9 @@ impl Port {
 }
 
 impl State {
-    /// Moves everything on, for a while or until something has ended. Returns whether anything moved.
+    /// Moves everything on, for a while or until something has ended.
     #[inline]
-    fn look_for_reports(&mut self) -> bool {
+    fn look_for_reports(&mut self) {
         let mut looks = if self.is_crowded { 1 } else { LOOKS.div_ceil(self.peers.len().max(1)) };
         let mut steps = 0;
         while looks > 0 && steps < STEPS && self.operations.reports.is_empty() {
@@ -232,7 +233,6 @@ impl State {
                 looks -= 1;
             }
         }
-        steps > 0
     }
 
     /// Hands over what has ended. Returns whether there was anything.

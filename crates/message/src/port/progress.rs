@@ -52,11 +52,11 @@ impl State {
         self.work(Work::Everything)
     }
 
-    /// Does what can be done now, and looks after peers if that was nothing. Returns whether anything
-    /// moved.
+    /// Does what can be done now, and looks after peers if it is time to: a busy peer must not hide the
+    /// end of another. Returns whether anything moved.
     #[inline]
     pub(crate) fn look_around(&mut self) -> bool {
-        self.progress() || self.check_peers(false)
+        self.progress() | self.check_peers(false)
     }
 
     /// Does what takes no time: for calls that only begin something. A call that copied what came
@@ -90,6 +90,20 @@ impl State {
     /// A number that is another one whenever something has moved.
     pub(crate) fn moves(&self) -> u64 {
         self.moves
+    }
+
+    /// The progress epoch: it changes with everything that a waiting thread may poll for, which is an
+    /// operation that ended, a message that was kept, a peer that is gone, or any other move. A thread
+    /// that found nothing at one epoch may sleep only while the epoch is still the same.
+    pub(super) fn epoch(&self) -> u64 {
+        // Each of the three only grows, so the sum is the same only if all of them are.
+        self.moves + self.operations.ends() + self.matching.ever_kept()
+    }
+
+    /// Something has changed that no operation tells of: a thread may wait for just that.
+    pub(super) fn tell_change(&mut self) {
+        self.moves += 1;
+        self.has_news = true;
     }
 
     /// Tells peers which regions of this process are gone, so that they let go of the memory.
@@ -297,6 +311,8 @@ impl State {
         let Some(mut connection) = self.peers[peer].connection.take() else { return };
         connection.wire.memory.end();
         tracing::debug!(peer, ?gone, "lost a peer");
+        // Probes and waits for windows end by this, and no operation does that tells them.
+        self.tell_change();
         self.peers[peer].gone = Some(gone.clone());
         let facts = &connection.wire.peer;
         self.peers[peer].last = Some((facts.identity, facts.name.clone()));

@@ -29,13 +29,19 @@ const HELLO_SLICE: Duration = Duration::from_micros(500);
 const CARRIER_SLICE: Duration = Duration::from_millis(250);
 
 impl Port {
-    /// Sleeps until something may have happened. Gives the lock up meanwhile.
+    /// Sleeps until something may have happened. Gives the lock up meanwhile. Returns at once if the
+    /// epoch is no longer `seen`, that of the caller's last poll: what changed since may be what it
+    /// waits for, and nothing would wake it for that any more.
     pub(super) fn sleep<'a>(
         &'a self,
         mut state: Entered<'a>,
         deadline: Option<Instant>,
         deeply: bool,
+        seen: u64,
     ) -> Entered<'a> {
+        if state.epoch() != seen {
+            return state;
+        }
         // Engines do not ring, nor does the hello of somebody who calls: looked at again soon.
         let longest = if state.is_offloading() {
             ENGINE_SLICE
@@ -55,15 +61,16 @@ impl Port {
                 // It may be what the sleeper waits for.
                 self.wake_sleeper(&mut state);
             }
-            if have_changed || (state.pollers == 0 && state.rest_again()) {
+            let is_ready = have_changed || (state.pollers == 0 && state.rest_again());
+            if is_ready || state.epoch() != seen {
                 state.pollers += 1;
                 state.awake();
                 return state;
             }
-            let seen = self.local.word().load(Ordering::Acquire);
+            let told = self.local.word().load(Ordering::Acquire);
             self.local_waiters.fetch_add(1, Ordering::Relaxed);
             drop(state);
-            self.local.wait(seen, Some(slice));
+            self.local.wait(told, Some(slice));
             self.local_waiters.fetch_sub(1, Ordering::Relaxed);
             state = self.enter();
         } else {
@@ -78,7 +85,7 @@ impl Port {
             // Once more, now that whatever comes later rings: notes, room, and what peers have told
             // about messages that both copy.
             let is_idle = !state.have_variables_changed() && !state.is_anything_ready();
-            if is_idle && !state.progress() {
+            if is_idle && !state.progress() && state.epoch() == seen {
                 state.to_sleep = true;
                 // Without a deadline, whatever rings ends the sleep; what does not is looked at again.
                 let bound = match deadline {

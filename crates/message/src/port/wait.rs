@@ -13,13 +13,13 @@ use super::{Port, State};
 use crate::ring::attention::AWAY;
 
 /// Looks in one go, before the lock is free for others for a moment.
-const LOOKS: u32 = 200;
+pub(super) const LOOKS: u32 = 200;
 /// The same where processes share cores: then others must run before there is anything to see.
 const CROWDED_LOOKS: u32 = 5;
 /// A wait that takes longer lets others have the core between looks: one of them may be the peer.
 const ALONE_NS: u64 = 5_000;
 /// Sleeps on the words without anything before the sleeper goes deeper.
-const SLICES: u32 = 3;
+pub(super) const SLICES: u32 = 3;
 
 /// The lock, held. When it is let go, whoever waits for what was done is told.
 pub(crate) struct Entered<'a> {
@@ -171,6 +171,7 @@ impl Port {
         state.begin_polling();
         let looks = if state.is_crowded { CROWDED_LOOKS } else { LOOKS };
         let mut quiet = 0;
+        let mut seen = state.epoch();
         let found = 'wait: loop {
             let mut moved_at: Option<Instant> = None;
             loop {
@@ -179,6 +180,7 @@ impl Port {
                     if state.progress() {
                         (moved_at, quiet, moved) = (None, 0, true);
                     }
+                    seen = state.epoch();
                     if let Some(found) = look(&mut state) {
                         break 'wait Some(found);
                     }
@@ -206,7 +208,7 @@ impl Port {
                     state = self.enter();
                 }
             }
-            state = self.sleep(state, deadline, quiet >= SLICES);
+            state = self.sleep(state, deadline, quiet >= SLICES, seen);
             quiet += 1;
             if let Some(found) = look(&mut state) {
                 break Some(found);
