@@ -351,8 +351,17 @@ impl Endpoint {
     }
 
     /// Closes the endpoint for all clones: operations under way end as closed, peers are told.
+    /// A receive that a peer is writing to ends when it is done, which is waited for for a moment:
+    /// see [`Endpoint::is_busy`].
     pub fn close(self) {
         self.port().close();
+    }
+
+    /// After a close: whether memory of operations is in use although they have ended. A peer that
+    /// was stopped while it wrote there may go on, or an access to a peer's memory has not come back.
+    /// Raw memory must stay valid until this says no.
+    pub fn is_busy(&self) -> bool {
+        self.port().is_busy()
     }
 }
 

@@ -30,6 +30,7 @@ mod pieces;
 pub mod plan;
 mod port;
 mod posted;
+mod quarantine;
 mod region;
 mod report;
 #[doc(hidden)]
@@ -50,6 +51,7 @@ pub use memferry_sys::cross_memory::Denied;
 pub use operation::{Failed, Operation, OwnedOperation, Scope, ScopedOperation};
 pub use pieces::{MOST_PIECES, Piece, Pieces};
 pub use port::{Peer, Received, offload_by};
+pub use quarantine::kept_buffers;
 pub use region::ShareableBuffer;
 pub use report::{Ending, Report, ReportKind};
 pub use window::{Notify, RawMemory, RemoteWindow, Rights, Window, WindowHandle};

@@ -8,7 +8,7 @@ use memferry_copy::{OwnedSource, OwnedTarget};
 
 use crate::buffers::{IntoPieces, IntoPiecesMut, Source};
 use crate::builder::Builder;
-use crate::connect::hello::Identity;
+use crate::connect::hello::{Identity, Refusal};
 use crate::connect::listener::Listener as Ear;
 use crate::connect::parse_name;
 use crate::endpoint::Watch;
@@ -17,6 +17,7 @@ use crate::error::{ConnectError, Error};
 use crate::operation::{self, Failed, Operation, OwnedOperation};
 use crate::pieces::Piece;
 use crate::port::{Begun, Peer, Port, Settings};
+use crate::quarantine;
 use crate::window::{RawMemory, RemoteWindow, Rights, Window, WindowHandle};
 
 /// A name that others connect links to.
@@ -67,6 +68,10 @@ impl Listener {
         let mut ear = memferry_sys::sync::lock(&self.ear);
         let Some(caller) = ear.poll(identity) else { return Ok(None) };
         drop(ear);
+        if quarantine::has_many_ended(caller.pid()) {
+            caller.refuse(identity, Refusal::Full);
+            return Ok(None);
+        }
         let board = port.enter().board().map_err(ConnectError::system("making shared memory"))?;
         let Some(met) = caller.welcome(identity, board.as_fd()) else { return Ok(None) };
         let peer = port.enter().add(met)?;
@@ -263,7 +268,16 @@ impl Link {
     }
 
     /// Closes the link for all clones: operations under way end as closed, the other side is told.
+    /// A receive that the other side is writing to ends when it is done, which is waited for for a
+    /// moment: see [`Link::is_busy`].
     pub fn close(self) {
         self.port().close();
+    }
+
+    /// After a close: whether memory of operations is in use although they have ended. A peer that
+    /// was stopped while it wrote there may go on, or an access to a peer's memory has not come back.
+    /// Raw memory must stay valid until this says no.
+    pub fn is_busy(&self) -> bool {
+        self.port().is_busy()
     }
 }

@@ -35,7 +35,7 @@ fn a_closed_endpoint_says_so() {
     assert_eq!(waiting.wait().unwrap_err().error, Error::Closed);
     let failed = pending.wait().unwrap_err();
     assert_eq!(failed.error, Error::Closed);
-    assert!(failed.buffer == pattern(1 << 20, 1), "the buffer comes back");
+    assert!(failed.buffer == Some(pattern(1 << 20, 1)), "the buffer comes back");
     assert_eq!(sides.here.send(to_there, 0, b"x"), Err(Error::Closed));
     assert_eq!(sides.here.recv(Source::Any, 0, TAG_ANY, &mut [0; 1]), Err(Error::Closed));
     assert_eq!(sides.here.probe(Source::Any, 0, TAG_ANY), Err(Error::Closed));

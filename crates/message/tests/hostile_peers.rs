@@ -220,7 +220,7 @@ fn claims_that_are_never_finished_are_given_up_in_the_end() {
             claimed == 20
         });
         if closes {
-            // Whoever holds a claim may still write: closing waits until it hangs up.
+            // Whoever holds a claim may still write: its process lives on, so the buffers are kept.
             std::thread::scope(|scope| {
                 scope.spawn(|| sides.prey.clone().close());
                 drop(raw);

@@ -194,6 +194,11 @@ impl Caller {
         &self.hello.name
     }
 
+    /// Its process number, as the kernel knows it.
+    pub(crate) fn pid(&self) -> u32 {
+        self.credentials.pid
+    }
+
     /// Says no.
     pub(crate) fn refuse(self, own: Identity, refusal: Refusal) {
         refuse(&self.socket, own, Some(refusal));

@@ -17,6 +17,7 @@ use crate::connect::Acquaintance;
 use crate::connect::hello::Identity;
 use crate::connect::reach::Reach;
 use crate::error::Gone;
+use crate::quarantine::Writer;
 use crate::region::exported::Exported;
 use crate::region::imported::Imported;
 use crate::ring::cells::{Consumer, Nonsense, Producer, Words};
@@ -28,7 +29,6 @@ use crate::window::peer_memory::PeerMemory;
 use crate::wire::Note;
 pub(crate) use doorbell::ring_doorbell;
 pub(crate) use view::{CopyError, Description, View};
-pub(crate) use windows::Absent;
 
 /// Notes that may wait for room: more than all operations of both sides together can cause.
 const MOST_HELD: usize = 1 << 18;
@@ -78,6 +78,9 @@ pub(crate) struct Wire {
     pub(crate) reach: Reach,
     /// What the other side can do with ours; nothing until it says so.
     pub(crate) their_reach: (bool, bool),
+    pub(crate) has_told_reach: bool,
+    /// The other side as a writer to memory of this side, once somebody has asked.
+    writer: Option<Arc<Writer>>,
     pub(crate) peer: PeerFacts,
     imported: Arc<Imported>,
     exported: Exported,
@@ -136,6 +139,8 @@ impl Wire {
             process: None,
             reach,
             their_reach: (false, false),
+            has_told_reach: false,
+            writer: None,
             peer,
             imported: Arc::default(),
             their_board: None,
@@ -156,6 +161,14 @@ impl Wire {
     pub(crate) fn is_alive(&self) -> bool {
         let Some(socket) = &self.socket else { return true };
         peer_process::is_alive(self.process.as_ref().map(AsFd::as_fd), socket.as_fd())
+    }
+
+    /// Whether the other process has ended: it may have hung up long before.
+    pub(crate) fn has_ended(&self) -> bool {
+        match &self.process {
+            Some(process) => peer_process::has_ended(process.as_fd()),
+            None => !self.is_alive(),
+        }
     }
 
     /// Whether the other process lived a moment ago: too short a time for all other numbers to be

@@ -1,13 +1,13 @@
 //! What a connection has to do with windows: giving peers what they can map, and the way to theirs.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use memferry_sys::packet_socket::PacketSocket;
-use memferry_sys::peer_process;
 
 use super::Wire;
-use crate::ring::layout::Memory;
+use crate::quarantine::Writer;
 use crate::window::Exposure;
 use crate::window::board::Board;
 use crate::window::peer_memory::Parts;
@@ -36,18 +36,35 @@ impl Wire {
         })
     }
 
-    /// The other side, when its connection ends: it may be in the middle of an access.
-    pub(crate) fn absent(&mut self) -> Option<Absent> {
-        // Without a descriptor left it counts as alive.
-        let socket = self.socket.as_ref()?.try_clone().ok();
+    /// The other side as somebody who may write to memory of this side, though its connection ends.
+    /// Without a descriptor left it counts as alive.
+    pub(crate) fn writer(&mut self) -> Arc<Writer> {
+        if let Some(writer) = &self.writer {
+            return writer.clone();
+        }
         let process = self.process.as_ref().and_then(|process| process.try_clone().ok());
-        Some(Absent { memory: self.memory.clone(), socket, process })
+        // Only where the kernel does not tell of processes.
+        let socket = match &process {
+            Some(_) => None,
+            None => self.socket.as_ref().and_then(|socket| socket.try_clone().ok()),
+        };
+        let pid = self.peer.credentials.pid;
+        let writer = Writer::new(self.memory.clone(), pid, process, socket);
+        self.writer = Some(writer.clone());
+        writer
     }
 
-    /// Whether the other side has been given any way to memory of this side.
+    /// Whether the other side may have a way to memory of this side: it was given one, or has not
+    /// said yet what it can do.
     pub(crate) fn could_access(&self) -> bool {
         let (reads, writes) = self.their_reach;
-        reads || writes || self.is_self() || self.exported.is_any()
+        !self.has_told_reach || reads || writes || self.is_self() || self.exported.is_any()
+    }
+
+    /// Whether the other side visits a window of this side. One that has hung up may be in the
+    /// middle of a copy; one that has ended is not.
+    pub(crate) fn is_visiting(&self, window: u32) -> bool {
+        self.memory.other_visits().is_at(window) && self.could_access() && !self.has_ended()
     }
 
     /// The connection ends, though other descriptors of its socket may stay open for a while.
@@ -55,31 +72,5 @@ impl Wire {
         if let Some(socket) = &self.socket {
             socket.hang_up();
         }
-    }
-}
-
-/// A peer whose connection has ended. Its process may live on.
-#[derive(Debug)]
-pub(crate) struct Absent {
-    memory: Memory,
-    socket: Option<PacketSocket>,
-    process: Option<OwnedFd>,
-}
-
-impl Absent {
-    /// Whether it says that it accesses a window.
-    pub(crate) fn is_at(&self, window: u32) -> bool {
-        self.memory.other_visits().is_at(window)
-    }
-
-    /// Whether it lives and is in the middle of an access. A process without a descriptor is taken
-    /// to have ended with its socket.
-    pub(crate) fn is_accessing(&self) -> bool {
-        self.memory.other_visits().is_anywhere()
-            && match (&self.process, &self.socket) {
-                (Some(process), _) => !peer_process::has_ended(process.as_fd()),
-                (None, Some(socket)) => peer_process::is_alive(None, socket.as_fd()),
-                (None, None) => true,
-            }
     }
 }

@@ -80,6 +80,10 @@ impl Operation {
     }
 
     /// Waits for the end. Waiting again gives the same answer.
+    ///
+    /// A receive that ends early, because its endpoint closes or its peer misbehaves, is not over
+    /// while the peer may still write to its memory: that of a stopped process, until it goes on or
+    /// is ended.
     pub fn wait(&mut self) -> Result<Received, Error> {
         self.wait_until(None).expect("without a deadline it ends")
     }
@@ -90,6 +94,20 @@ impl Operation {
     }
 
     fn wait_until(&mut self, deadline: Option<Instant>) -> Option<Result<Received, Error>> {
+        self.wait_for(deadline, |_, _| None)
+    }
+
+    /// The same for whoever can leave the memory behind: a receive whose memory a stopped peer may
+    /// still write is not waited for, but stays under way.
+    fn wait_unless_held(&mut self, deadline: Option<Instant>) -> Option<Result<Received, Error>> {
+        self.wait_for(deadline, crate::port::State::held_error)
+    }
+
+    fn wait_for(
+        &mut self,
+        deadline: Option<Instant>,
+        left: impl Fn(&mut crate::port::State, Number) -> Option<Error>,
+    ) -> Option<Result<Received, Error>> {
         if let State::Underway(number) = self.state {
             if let Err(error) = self.port.check_fork() {
                 return Some(Err(error));
@@ -98,11 +116,23 @@ impl Operation {
             if deadline.is_none() {
                 self.port.help_accesses();
             }
-            let outcome =
-                self.port.block(true, deadline, |state| state.operations.take_outcome(number))?;
-            self.state = State::Over(outcome);
+            let found = self.port.block(true, deadline, |state| {
+                let over = state.operations.take_outcome(number).map(Ok);
+                over.or_else(|| left(state, number).map(Err))
+            });
+            match found? {
+                Ok(outcome) => self.state = State::Over(outcome),
+                Err(error) => return Some(Err(error)),
+            }
         }
         self.outcome()
+    }
+
+    /// How it ended, if nothing is left of it but a stopped peer that may still write to its memory.
+    fn held_error(&self) -> Option<Error> {
+        let State::Underway(number) = self.state else { return None };
+        self.port.check_fork().ok()?;
+        self.port.enter().held_error(number)
     }
 
     /// Waits until one of several is over; returns which. All must be of one endpoint or link.
@@ -196,6 +226,11 @@ impl Future for Operation {
             return Poll::Pending;
         }
         let State::Underway(number) = self.state else { unreachable!("it is not over") };
+        if self.held_error().is_some() {
+            // Nobody rings when the peer goes on, and the thread has ended with the endpoint.
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let waker = context.waker().clone();
         if self.port.enter().operations.wake_at_end(number, waker) {
             return Poll::Pending;

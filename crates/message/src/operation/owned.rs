@@ -1,11 +1,12 @@
 //! Messages whose buffers are moved in and handed back at the end.
 
+use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::Operation;
 use crate::error::Error;
@@ -42,13 +43,17 @@ impl<B> Drop for Held<B> {
     }
 }
 
-/// A message over an owned buffer that failed, with the buffer.
+/// A message over an owned buffer that failed, with the buffer if it can be given back.
 pub struct Failed<B> {
     /// What went wrong.
     pub error: Error,
     /// The buffer, given back. What a receive has left in it is unspecified, except for a message
     /// that was cut off: then it is full.
-    pub buffer: B,
+    ///
+    /// `None` if the sender is alive, was stopped while it wrote to the buffer, and has not gone on:
+    /// it may still write. The buffer is then kept until it does not, or ends, and is freed
+    /// ([`crate::kept_buffers`]).
+    pub buffer: Option<B>,
 }
 
 impl<B> fmt::Debug for Failed<B> {
@@ -101,7 +106,7 @@ impl<B: Send + 'static> OwnedOperation<B> {
                 let number = operation.number();
                 Ok(Self { operation, number, held: Some(held), is_receive })
             }
-            Err(error) => Err(Failed { error, buffer: held.into_inner() }),
+            Err(error) => Err(Failed { error, buffer: Some(held.into_inner()) }),
         }
     }
 
@@ -112,12 +117,12 @@ impl<B: Send + 'static> OwnedOperation<B> {
 
     /// Whether it is over; moves messages on.
     pub fn is_done(&mut self) -> bool {
-        self.operation.test().is_some()
+        self.operation.test().is_some() || self.operation.held_error().is_some()
     }
 
     /// Waits for the end and hands the buffer back.
     pub fn wait(mut self) -> Result<(Received, B), Failed<B>> {
-        let outcome = self.operation.wait();
+        let outcome = self.operation.wait_unless_held(None).expect("without a deadline it ends");
         self.hand_back(outcome)
     }
 
@@ -126,25 +131,47 @@ impl<B: Send + 'static> OwnedOperation<B> {
         mut self,
         timeout: Duration,
     ) -> Result<Result<(Received, B), Failed<B>>, Self> {
-        match self.operation.wait_timeout(timeout) {
+        match self.operation.wait_unless_held(Instant::now().checked_add(timeout)) {
             Some(outcome) => Ok(self.hand_back(outcome)),
             None => Err(self),
         }
     }
 
     fn hand_back(&mut self, outcome: Result<Received, Error>) -> Result<(Received, B), Failed<B>> {
+        let held = self.held.take().expect("the buffer is handed back once");
         // The handle may have been swapped for that of another message: the buffer comes back only
         // when its own is over.
         if let Some(number) = self.number
             && self.operation.port.check_fork().is_ok()
         {
-            let over = |state: &mut crate::port::State| state.operations.is_over(number);
-            self.operation.port.block(true, None, |state| over(state).then_some(()));
+            let port = &self.operation.port;
+            let is_held = port.block(true, None, |state| match state.operations.is_over(number) {
+                true => Some(false),
+                false => state.held_error(number).map(|_| true),
+            });
+            if is_held == Some(true) {
+                let kept: Box<dyn Any + Send> = Box::new(held);
+                let left = port.enter().leave_held(number, kept);
+                return match left {
+                    Ok(error) => Err(Failed { error, buffer: None }),
+                    // The writer was done in between.
+                    Err(kept) => {
+                        let held = kept.downcast::<Held<B>>().expect("what was just made");
+                        Self::outcome_with(outcome, held.into_inner())
+                    }
+                };
+            }
         }
-        let buffer = self.held.take().expect("the buffer is handed back once").into_inner();
+        Self::outcome_with(outcome, held.into_inner())
+    }
+
+    fn outcome_with(
+        outcome: Result<Received, Error>,
+        buffer: B,
+    ) -> Result<(Received, B), Failed<B>> {
         match outcome {
             Ok(received) => Ok((received, buffer)),
-            Err(error) => Err(Failed { error, buffer }),
+            Err(error) => Err(Failed { error, buffer: Some(buffer) }),
         }
     }
 }
@@ -160,7 +187,10 @@ impl<B: Send + 'static> Drop for OwnedOperation<B> {
                 if self.is_receive {
                     state.cancel(number);
                 }
-                state.operations.detach(number, Box::new(held));
+                // A buffer that a peer may still write outlives even the endpoint.
+                if let Err(held) = state.leave_held(number, Box::new(held)) {
+                    state.operations.detach(number, held);
+                }
             }
             _ => drop(held),
         }
@@ -173,7 +203,10 @@ impl<B: Send + Unpin + 'static> Future for OwnedOperation<B> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match Pin::new(&mut self.operation).poll(context) {
             Poll::Ready(outcome) => Poll::Ready(self.hand_back(outcome)),
-            Poll::Pending => Poll::Pending,
+            Poll::Pending => match self.operation.held_error() {
+                Some(error) => Poll::Ready(self.hand_back(Err(error))),
+                None => Poll::Pending,
+            },
         }
     }
 }

@@ -28,7 +28,7 @@ pub struct Scope<'scope, 'env: 'scope> {
 }
 
 /// Runs `f` with a scope; at the end, cancels receives that no message has met, and waits for
-/// everything else.
+/// everything else: also for a stopped peer that may still write to borrowed memory.
 pub(crate) fn scope<'env, R>(
     port: &Arc<Port>,
     f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,

@@ -11,6 +11,7 @@ use crate::connection::{View, Wire};
 use crate::error::Error;
 use crate::pieces::Piece;
 use crate::plan::{Ends, PathKind, Plan};
+use crate::quarantine::Claimed;
 use crate::ring::cells::Nonsense;
 use crate::ring::record::Finished;
 use crate::wire::{Manner, Note, Number};
@@ -154,7 +155,7 @@ impl Path for Cooperative {
         let record = wire.memory.record(true, together.record.into());
         let finished = record.told(generation, chunks)?;
         if let Some((held, error)) = &together.failing {
-            let over = finished.chunks + u64::from(finished.returned.is_some()) >= *held;
+            let over = finished.given_up() >= *held;
             let step = if over { Step::Failed(error.clone()) } else { Step::Idle };
             if over {
                 wire.return_record(together.record, generation);
@@ -173,22 +174,17 @@ impl Path for Cooperative {
         Ok(Step::Done)
     }
 
-    fn is_held(&self, receiving: &mut Receiving, wire: &mut Wire) -> bool {
-        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return false };
-        let Some(together) = &mut fetch.together else { return false };
-        let record = wire.memory.record(true, together.record.into());
+    fn give_up(&self, receiving: &mut Receiving, wire: &mut Wire) -> Option<Claimed> {
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return None };
+        let together = fetch.together.as_mut()?;
+        let number = together.record;
+        let record = wire.memory.record(true, number.into());
         let (generation, chunks) = (together.generation, together.chunks());
-        let held = match &together.failing {
-            Some((held, _)) => *held,
-            None => {
-                let held = record.close(generation, chunks).unwrap_or(0);
-                together.failing = Some((held, Error::Closed));
-                held
-            }
+        let claimed = match &together.failing {
+            Some((claimed, _)) => *claimed,
+            None => record.close(generation, chunks).unwrap_or(0),
         };
-        record
-            .told(generation, chunks)
-            .is_ok_and(|f| f.chunks + u64::from(f.returned.is_some()) < held)
+        (claimed > 0).then_some(Claimed::Chunks { record: number, generation, chunks, claimed })
     }
 }
 

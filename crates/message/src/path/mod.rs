@@ -21,6 +21,7 @@ use crate::envelope::Envelope;
 use crate::error::{Error, Gone, Who};
 use crate::pieces::Pieces;
 use crate::plan::{PathKind, Plan};
+use crate::quarantine::{Claim, Claimed};
 use crate::ring::cells::Nonsense;
 use crate::wire::Number;
 use offload::Engines;
@@ -114,6 +115,15 @@ pub(crate) enum ReceiveStage {
     Fetching(Box<Fetch>),
     /// The carrier brings it.
     Carried,
+    /// It was given up, and will have failed when the sender cannot write to its memory any more.
+    Held(Box<Held>),
+}
+
+/// A receive that was given up while the sender was writing to its memory.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) claim: Claim,
+    pub(crate) error: Error,
 }
 
 /// A message that comes through the space because this side asked for it.
@@ -171,10 +181,10 @@ pub(crate) trait Path: Sync {
         Ok(Step::Done)
     }
 
-    /// Whether the other side may still write to the memory of a receive that is to be given up.
-    /// Asking also tells it to stop.
-    fn is_held(&self, _receiving: &mut Receiving, _wire: &mut Wire) -> bool {
-        false
+    /// A receive is to be given up: the other side can claim nothing more of its memory. Returns what
+    /// it has claimed, if it may still write there.
+    fn give_up(&self, _receiving: &mut Receiving, _wire: &mut Wire) -> Option<Claimed> {
+        None
     }
 }
 

@@ -15,6 +15,7 @@ use crate::connection::{CopyError, Wire};
 use crate::error::{Error, Who};
 use crate::pieces::{Piece, Pieces};
 use crate::plan::{Ends, PathKind};
+use crate::quarantine::Claimed;
 use crate::ring::cells::Nonsense;
 
 pub(super) struct Offload;
@@ -85,13 +86,13 @@ impl Path for Offload {
         Ok(moved_or_failed(fetch, copied))
     }
 
-    fn is_held(&self, receiving: &mut Receiving, _: &mut Wire) -> bool {
-        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return false };
+    fn give_up(&self, receiving: &mut Receiving, _: &mut Wire) -> Option<Claimed> {
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return None };
         // Engines of this process write: they end soon, whatever the peer does.
         if let Some(engines) = &mut fetch.engines {
             stop(engines);
         }
-        false
+        None
     }
 }
 
@@ -143,7 +144,7 @@ fn hand_over(
     let request = Request::copy(source, target, length as usize)
         .with(Options::new().temperature(Temperature::Cold).spare_caller());
     // SAFETY: the operation is under way until the transfer is over: `receive` ends it only then,
-    // or stops it before, and `is_held` waits. The source is kept mapped by the view in `fetch`.
+    // or stops it before, and `give_up` waits. The source is kept mapped by the view in `fetch`.
     let transfer = unsafe { ferry.start(request) }.ok()?;
     fetch.engines.as_mut()?.transfers.push_back(transfer);
     Some(())

@@ -1,8 +1,11 @@
 //! The end of a port: everything under way ends, peers are told, nothing stays behind.
 
+use std::time::{Duration, Instant};
+
 use memferry_sys::sync::lock;
 
 use super::operations::Deed;
+use super::wait::Entered;
 use super::{Port, State};
 use crate::error::Error;
 use crate::path::ReceiveStage;
@@ -24,12 +27,41 @@ impl Port {
             self.wake_sleeper(&mut state);
             state.close();
         }
-        drop(state);
+        self.await_held(state);
+        crate::quarantine::sweep();
         // The thread may run code of the application's that closes too: not with this lock held.
         let background = lock(&self.background).take();
         if let Some(background) = background {
             background.join();
         }
+    }
+}
+
+impl Port {
+    /// Gives live peers a moment to finish the chunks that they copy. One that is stopped keeps
+    /// nobody from closing: what it holds ends later.
+    fn await_held<'a>(&'a self, mut state: Entered<'a>) {
+        const MOMENT: Duration = Duration::from_secs(1);
+        const NAP: Duration = Duration::from_micros(100);
+        let began = Instant::now();
+        while !state.held.is_empty() && began.elapsed() < MOMENT {
+            if !state.release_held() {
+                drop(state);
+                std::thread::sleep(NAP);
+                state = self.enter();
+            }
+        }
+    }
+
+    /// Whether memory of operations is in use although the port is closed: by a peer that is
+    /// stopped while it writes there, or by an access that has not come back.
+    pub(crate) fn is_busy(&self) -> bool {
+        if self.check_fork().is_err() {
+            return false;
+        }
+        let mut state = self.enter();
+        state.release_held();
+        state.is_any_underway()
     }
 }
 
@@ -43,7 +75,6 @@ impl State {
             board.close_all();
         }
         self.listener = None;
-        let began_ns = memferry_sys::clock::now_ns();
         for peer in 0..self.peers.len() {
             let Some(mut connection) = self.peers[peer].connection.take() else { continue };
             connection.wire.memory.end();
@@ -52,7 +83,7 @@ impl State {
                     if receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted))
             };
             for number in self.operations.numbers(matched) {
-                self.let_go(number, &mut connection.wire, began_ns);
+                self.abandon(number, &mut connection.wire, &Error::Closed);
             }
             self.lose_windows(peer, &mut connection.wire);
             connection.wire.post(Note::Close);
@@ -62,7 +93,8 @@ impl State {
         }
         self.matching = crate::matching::Matching::default();
         // Accesses to windows are ended by whoever carries them out.
-        for number in self.operations.numbers(|deed| !matches!(deed, Deed::Access(_))) {
+        let is_over = |deed: &Deed| !matches!(deed, Deed::Access(_)) && !Self::is_held(deed);
+        for number in self.operations.numbers(is_over) {
             self.operations.finish(number, Err(Error::Closed));
         }
     }

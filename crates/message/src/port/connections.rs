@@ -11,6 +11,7 @@ use crate::connect::reach::is_switched_off;
 use crate::connect::{Acquaintance, Answer, Connecting, parse_name};
 use crate::connection::{PeerFacts, Wire};
 use crate::error::{ConnectError, Error};
+use crate::quarantine;
 use crate::window::board::Board;
 
 impl Port {
@@ -130,7 +131,7 @@ impl State {
                 || (self.dialing.contains(&name) && self.identity < theirs);
             if crossed {
                 caller.refuse(self.identity, Refusal::Crossed);
-            } else if self.free_slot().is_none() || self.has_many_absent() {
+            } else if self.free_slot().is_none() || quarantine::has_many_ended(caller.pid()) {
                 caller.refuse(self.identity, Refusal::Full);
             } else if let Ok(board) = self.board()
                 && let Some(met) = caller.welcome(self.identity, board.as_fd())

@@ -55,7 +55,10 @@ impl State {
             Note::Finish { sender, error } => self.finished(peer, sender, error)?,
             Note::Withdraw { sender } => self.withdraw(peer, sender),
             Note::Withdrawn { sender, granted } => self.withdrawn(peer, sender, granted),
-            Note::Reach { read, write } => self.wire(peer).their_reach = (read, write),
+            Note::Reach { read, write } => {
+                let wire = self.wire(peer);
+                (wire.their_reach, wire.has_told_reach) = ((read, write), true);
+            }
             Note::Share { region, writable, address, length } => {
                 let access = if writable { Access::Write } else { Access::Read };
                 self.wire(peer).import(region, access, address, length)?;

@@ -9,6 +9,7 @@ mod carried;
 mod close;
 mod connections;
 mod deliver;
+mod held;
 mod known;
 mod operations;
 mod posted;
@@ -36,13 +37,14 @@ use memferry_sys::{WaitWord, fork};
 use crate::Source;
 use crate::connect::hello::Identity;
 use crate::connect::listener::Listener;
-use crate::connection::{Absent, Description, Wire};
+use crate::connection::{Description, Wire};
 use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
 use crate::path::{Looks, Turn};
 use crate::pieces::Piece;
 use crate::plan::{self, Closeness, Facts};
+use crate::quarantine::Writer;
 use crate::window::board::Board;
 use crate::window::windows::Windows;
 use crate::window::{Exposure, Variable};
@@ -251,7 +253,9 @@ pub(crate) struct State {
     pub(crate) exposures: Vec<Exposure>,
     pub(crate) variables: Vec<Variable>,
     /// Peers that are gone and were in the middle of an access when they went.
-    absent: Vec<Absent>,
+    absent: Vec<Arc<Writer>>,
+    /// Receives that are over but for a peer that may still write to their memory.
+    held: Vec<Number>,
     /// Windows of peers: the port's.
     windows: Arc<OnceLock<Arc<Windows>>>,
 }
@@ -321,6 +325,7 @@ impl Port {
             exposures: Vec::new(),
             variables: Vec::new(),
             absent: Vec::new(),
+            held: Vec::new(),
             windows: windows.clone(),
         };
         Arc::new(Self {

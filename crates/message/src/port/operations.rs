@@ -365,6 +365,12 @@ impl Operations {
         }
     }
 
+    /// What was left here to be dropped at the end, of an operation that nobody will ask for.
+    pub(crate) fn take_detached(&mut self, number: Number) -> Option<Box<dyn Any + Send>> {
+        let detached = self.get(number)?.detached.as_mut()?;
+        Some(std::mem::replace(detached, Box::new(())))
+    }
+
     /// Wakes a waker at the end. `false` if it is over.
     pub(crate) fn wake_at_end(&mut self, number: Number, waker: Waker) -> bool {
         match self.get(number) {

@@ -72,6 +72,9 @@ impl State {
         if self.drops_told != region::drops() {
             self.tell_drops();
         }
+        if !self.held.is_empty() {
+            moved |= self.release_held();
+        }
         for peer in 0..self.peers.len() {
             if self.peers[peer].has_something_to_do() {
                 moved |= self.progress_peer(peer, work);
@@ -324,10 +327,8 @@ impl State {
                 receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
             }
         };
-        let began_ns = clock::now_ns();
         for number in self.operations.numbers(belongs) {
-            self.let_go(number, &mut connection.wire, began_ns);
-            self.operations.finish(number, Err(error.clone()));
+            self.abandon(number, &mut connection.wire, &error);
         }
         for number in self.matching.unpost_source(peer) {
             self.operations.finish(number, Err(error.clone()));
@@ -340,26 +341,6 @@ impl State {
         self.operations.leavings.extend(leftover);
         if let Some(readiness) = &self.readiness {
             connection.wire.descriptors().for_each(|fd| readiness.remove(fd));
-        }
-    }
-
-    /// Makes sure that nobody writes to the memory of an operation any more. A live peer that has
-    /// claimed a chunk is given a moment to finish it, counted from when the first was given up:
-    /// nobody may keep this side from closing for ever. A receive that has all its bytes ends well.
-    pub(super) fn let_go(&mut self, number: Number, wire: &mut Wire, began_ns: u64) {
-        const MOMENT_NS: u64 = 1_000_000_000;
-        let Some(receiving) = self.operations.receiving(number) else { return };
-        if let ReceiveStage::Arrived { .. } = receiving.stage {
-            return self.complete_receive(number);
-        }
-        let ReceiveStage::Fetching(fetch) = &receiving.stage else { return };
-        let path = path::of(fetch.plan.path);
-        while path.is_held(receiving, wire) && wire.is_alive() {
-            if clock::now_ns() - began_ns > MOMENT_NS {
-                tracing::warn!("a peer holds on to a message that has ended");
-                break;
-            }
-            std::thread::yield_now();
         }
     }
 

@@ -143,11 +143,12 @@ impl Port {
 }
 
 impl State {
-    /// Whether something is on its way that does not ring: a hello, the answer to one, or what the
-    /// carrier has to do.
+    /// Whether something is on its way that does not ring: a hello, the answer to one, a chunk of a
+    /// message that was given up, or what the carrier has to do.
     pub(crate) fn is_hearing_soon(&mut self) -> bool {
         self.listener.as_ref().is_some_and(Listener::has_pending)
             || self.calls > 0
+            || !self.held.is_empty()
             || !self.is_carrier_quiet()
     }
 
@@ -205,7 +206,7 @@ impl State {
                 || connection.arrived > 0;
             connection.wire.consumer.is_ready()
                 || (wants_room && connection.wire.has_news_of_room())
-        }) || self.closed
+        }) || (self.closed && self.held.is_empty())
     }
 
     /// Whether a variable that some thread waits for has changed since this was last asked. Whoever

@@ -7,17 +7,14 @@ use memferry_memory::handle::ProcessHandle;
 use super::operations::{Deed, Leaving};
 use super::{Peer, Port, State};
 use crate::connect::hello::Identity;
-use crate::connection::Absent;
 use crate::error::{ConnectError, Error, Gone, ValidationError};
+use crate::quarantine::{Claim, Claimed};
 use crate::report::{Ending, ReportKind};
 use crate::window::Exposure;
 use crate::window::board::{Board, Name};
 use crate::window::peer_memory::PeerMemory;
 use crate::window::windows::Windows;
 use crate::wire::Number;
-
-/// Peers that are gone and hold on to a window, at most.
-const MOST_ABSENT: usize = 64;
 
 impl Port {
     /// What accesses to windows of peers need, made when first asked for.
@@ -90,19 +87,25 @@ impl State {
 
     /// Somebody who is in the middle of an access to a window: a peer, or one that was.
     pub(crate) fn visitor(&mut self, window: Name) -> Option<Option<Peer>> {
-        self.absent.retain(Absent::is_accessing);
-        if self.absent.iter().any(|absent| absent.is_at(window.number)) {
+        self.absent.retain(|writer| writer.is_visiting());
+        if self.absent.iter().any(|writer| writer.is_at(window.number)) {
             return Some(None);
         }
         let visits = |index: &usize| {
-            self.peers[*index].connection.as_ref().is_some_and(|connection| {
-                let wire = &connection.wire;
-                wire.memory.other_visits().is_at(window.number)
-                    && wire.could_access()
-                    && wire.is_alive()
-            })
+            let connection = self.peers[*index].connection.as_ref();
+            connection.is_some_and(|connection| connection.wire.is_visiting(window.number))
         };
         (0..self.peers.len()).find(visits).map(|index| Some(self.peer(index)))
+    }
+
+    /// Everybody who is in the middle of an access to a window.
+    pub(crate) fn visits(&mut self, window: Name) -> Vec<Claim> {
+        let number = window.number;
+        let connections = self.peers.iter_mut().filter_map(|slot| slot.connection.as_mut());
+        let present = connections.filter(|connection| connection.wire.is_visiting(number));
+        let absent = self.absent.iter().filter(|writer| writer.is_at(number)).cloned();
+        let writers = present.map(|connection| connection.wire.writer()).chain(absent);
+        writers.map(|writer| Claim::new(writer, Claimed::Window(number))).collect()
     }
 
     /// Whether others can connect to this side.
@@ -156,17 +159,11 @@ impl State {
             let forget = move || windows.remove_peer(&memory);
             self.operations.leavings.push(Leaving::Forget(Box::new(forget)));
         }
-        self.absent.retain(Absent::is_accessing);
-        if !self.exposures.is_empty() {
-            self.absent.extend(wire.absent().filter(Absent::is_accessing));
+        self.absent.retain(|writer| writer.is_visiting());
+        // After the end was told: whoever begins a visit from now on finds that out first.
+        if !self.exposures.is_empty() && wire.memory.other_visits().is_anywhere() {
+            self.absent.extend(Some(wire.writer()).filter(|writer| writer.is_visiting()));
         }
-    }
-
-    /// Whether so many have gone in the middle of an access, and live on, that nobody new is let in:
-    /// each of them holds descriptors here.
-    pub(super) fn has_many_absent(&mut self) -> bool {
-        self.absent.retain(Absent::is_accessing);
-        self.absent.len() >= MOST_ABSENT
     }
 
     /// A place for an access that is not over at once.

@@ -157,9 +157,11 @@ impl Memory {
         &self.reader_of(self.outgoing).fullness
     }
 
-    /// Says that this side gives up its messages, before it does.
+    /// Says that this side gives up its messages, before it does, and that its windows are closed
+    /// to the other side. Look for visits after this.
     pub fn end(&self) {
         self.reader_of(self.incoming).ended.store(1, Ordering::Release);
+        fence(Ordering::SeqCst);
     }
 
     /// Whether the other side has given up its messages: what was copied from it may be anything.

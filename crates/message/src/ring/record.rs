@@ -42,6 +42,13 @@ pub struct Finished {
     pub returned: Option<u64>,
 }
 
+impl Finished {
+    /// Claimed chunks that the sender does not touch any more.
+    pub fn given_up(&self) -> u64 {
+        self.chunks + u64::from(self.returned.is_some())
+    }
+}
+
 impl Record {
     /// Lets both sides claim the chunks of a message.
     pub fn open(&self, generation: u16) {

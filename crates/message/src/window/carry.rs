@@ -314,6 +314,10 @@ fn open_entry(peer: &PeerMemory, window: Name) -> Result<Entry, Error> {
 
 /// Asks the board whether an access is permitted, now that the owner can see the visit.
 fn permitted(peer: &PeerMemory, job: &Job, before: &Entry) -> Result<(), Error> {
+    // An owner that has ended the connection looks for visits after that, and then no more.
+    if peer.has_owner_ended() {
+        return peer.check_now().and(Err(Error::Withdrawn));
+    }
     let entry = open_entry(peer, job.window)?;
     if entry != *before {
         // No correct owner changes an open window.

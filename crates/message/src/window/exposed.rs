@@ -18,6 +18,7 @@ use crate::error::{ConnectError, Error, ValidationError};
 use crate::operation::Held;
 use crate::pieces::Piece;
 use crate::port::{Peer, Port};
+use crate::quarantine;
 use crate::region;
 
 /// How long a peer may take to finish the piece that it copies when a window is withdrawn.
@@ -158,7 +159,7 @@ impl Port {
                 length,
                 held: Some(held),
             }),
-            Err(error) => Err(crate::Failed { error, buffer: held.into_inner() }),
+            Err(error) => Err(crate::Failed { error, buffer: Some(held.into_inner()) }),
         }
     }
 
@@ -351,10 +352,27 @@ impl<B: Send + 'static> Window<B> {
 
 impl<B: Send + 'static> Drop for Window<B> {
     fn drop(&mut self) {
-        if self.held.is_some() && self.close().is_err() {
-            tracing::warn!("a peer stopped in the middle of an access: its window is never freed");
-            // A peer may still write there.
-            std::mem::forget(self.held.take());
+        if self.held.is_none() || self.close().is_ok() {
+            return;
         }
+        let mut state = self.port.enter();
+        state.exposures.retain(|exposure| exposure.name != self.name);
+        let visits = state.visits(self.name);
+        drop(state);
+        let (board, name) = (self.board.clone(), self.name);
+        quarantine::keep(visits, Box::new(Left { _held: self.held.take(), board, name }));
+    }
+}
+
+/// The memory of a window that was dropped while a peer was inside.
+struct Left<B> {
+    _held: Option<Held<B>>,
+    board: Arc<Board>,
+    name: Name,
+}
+
+impl<B> Drop for Left<B> {
+    fn drop(&mut self) {
+        self.board.give_back(self.name);
     }
 }

@@ -195,6 +195,13 @@ impl PeerMemory {
         ring_doorbell(&self.rings, self.socket.as_ref());
     }
 
+    /// Whether the owner has ended the connection, as a visitor finds after it has said that it
+    /// visits.
+    #[inline]
+    pub(crate) fn has_owner_ended(&self) -> bool {
+        !self.is_self && self.rings.has_other_ended()
+    }
+
     /// The connection has ended.
     pub(crate) fn retire(&self, gone: Gone) {
         let _ = self.gone.set(gone);

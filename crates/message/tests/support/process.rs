@@ -75,6 +75,11 @@ impl Child {
     pub(crate) fn take_input(&mut self) -> std::process::ChildStdin {
         self.0.stdin.take().expect("a piped input")
     }
+
+    /// Its standard error, if it was asked for: what a role says to the test.
+    pub(crate) fn take_errors(&mut self) -> std::process::ChildStderr {
+        self.0.stderr.take().expect("a piped standard error")
+    }
 }
 
 impl Drop for Child {

@@ -1,0 +1,436 @@
+//! Peers that stop in the middle of a copy, and memory that they may still write: it is not handed
+//! back before they are out of it or dead.
+
+mod support;
+
+use std::io::{Read, Write};
+use std::process::Stdio;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use memferry_message::plan::PathKind;
+use memferry_message::ring::record::Finished;
+use memferry_message::{
+    Builder, Endpoint, Error, Gone, Rights, ShareableBuffer, Source, TAG_ALL, Window, WindowHandle,
+    kept_buffers,
+};
+use memferry_sys::cross_memory::{self, Stretch};
+use support::process::{self, Child, setting};
+use support::raw_peer::{RawPeer, first, kind};
+use support::{PATIENCE, Random, alone, unique, until};
+
+#[test]
+fn other_processes_begin_here() {
+    match process::role().as_deref() {
+        Some("putter") => putter(),
+        Some("claimer") => claimer(),
+        Some("sender") => sender(),
+        _ => {}
+    }
+}
+
+// ---- windows ----
+
+/// A raw peer of an endpoint that takes callers, and none of their notes.
+fn meet(owner: &Endpoint) -> RawPeer {
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| RawPeer::connect(owner.name()).unwrap());
+        until("it has connected", || {
+            owner.peers();
+            connecting.is_finished()
+        });
+        connecting.join().unwrap()
+    })
+}
+
+#[test]
+fn an_owner_that_has_not_heard_of_a_visitors_reach_waits_for_it_nevertheless() {
+    let _alone = alone();
+    let owner = Endpoint::open(&unique("owner")).unwrap();
+    let raw = meet(&owner);
+    let window = owner.expose(vec![0u8; 4096], Rights::READ_WRITE).unwrap();
+    raw.memory.own_visits().begin(0);
+    let held = window.withdraw().map(drop).expect_err("somebody is inside");
+    raw.memory.own_visits().end();
+    assert_eq!(held.window.withdraw().unwrap(), [0; 4096]);
+}
+
+const WINDOW_BYTES: usize = 256 << 10;
+
+/// Connects, reads the handle of a window, puts to it until that fails, and says so: again and again.
+fn putter() {
+    let (mut input, mut output) = (std::io::stdin(), std::io::stderr());
+    let data = vec![7u8; WINDOW_BYTES];
+    loop {
+        let endpoint = Endpoint::open(&unique("putter")).unwrap();
+        let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
+        let mut handle = [0; WindowHandle::BYTES];
+        if input.read_exact(&mut handle).is_err() {
+            return;
+        }
+        let remote = endpoint.attach(peer, WindowHandle::from_bytes(handle).unwrap()).unwrap();
+        while remote.put(0, &data).is_ok() {}
+        output.write_all(b".").unwrap();
+    }
+}
+
+#[test]
+fn a_window_that_is_withdrawn_while_a_peer_puts_does_not_change_afterwards() {
+    let _alone = alone();
+    let owner = Endpoint::open(&unique("owner")).unwrap();
+    let mut command = process::command("putter");
+    command.env("MEMFERRY_TEST_NAME", owner.name()).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = Child::spawn(&mut command);
+    let (mut input, mut output) = (child.take_input(), child.take_errors());
+    let mut last = Vec::new();
+    for round in 0..60 {
+        until("it has connected anew", || {
+            let now = owner.peers();
+            let is_new = now.len() == 1 && now != last;
+            is_new.then(|| last = now).is_some()
+        });
+        let window: Window<Vec<u8>> =
+            owner.expose(vec![0; WINDOW_BYTES], Rights::READ_WRITE).unwrap();
+        input.write_all(&window.handle().to_bytes()).unwrap();
+        // As early as can be: the first put is at work.
+        let mut first = [0];
+        until("it puts", || {
+            window.read(0, &mut first);
+            first[0] == 7
+        });
+        let mut buffer = window.withdraw().unwrap();
+        buffer.fill(0);
+        output.read_exact(&mut first).unwrap();
+        let later = buffer.iter().filter(|byte| **byte != 0).count();
+        assert_eq!(later, 0, "round {round}: so many bytes were written after the window was back");
+    }
+}
+
+// ---- messages ----
+
+const BYTES: usize = 16 << 20;
+
+/// Announces a message, claims a chunk of it, and stops as if it were about to copy. When it goes on,
+/// it writes the chunk and says so.
+fn claimer() {
+    let source = vec![7u8; BYTES];
+    let mut raw = RawPeer::connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    raw.write(&[first(kind::REACH, 3, 0), 0, 0, 0, 0, 0, 0, 0]);
+    let address = source.as_ptr() as u64;
+    raw.write(&[first(kind::REQUEST, 0, 0), 1, BYTES as u64, 5, address, 0, 0, 0]);
+    let mut accept = None;
+    until("it is accepted", || {
+        let words = raw.consumer.peek();
+        if words.is_some() {
+            raw.consumer.pass();
+        }
+        accept = words.filter(|words| words[0] >> 32 & 0xFF == u64::from(kind::ACCEPT));
+        accept.is_some()
+    });
+    let words = accept.unwrap();
+    let (record, generation) = ((words[6] >> 32) as u16, (words[6] >> 48) as u16);
+    let (chunk_bytes, target) = (words[6] & 0xFFFF_FFFF, words[4]);
+    let chunks = (BYTES as u64).div_ceil(chunk_bytes);
+    let chunk = raw.memory.record(false, record.into()).claim_back(generation, chunks);
+    let Some(chunk) = chunk.unwrap() else {
+        // The receiver was faster.
+        return say_to_test(b"m");
+    };
+    let at = chunk * chunk_bytes;
+    if setting("MEMFERRY_TEST_MISBEHAVES") == "1" {
+        raw.write(&[first(99, 0, 0), 0, 0, 0, 0, 0, 0, 0]);
+    }
+    say_to_test(b"c");
+    // SAFETY: stops this process, until the test lets it go on.
+    unsafe { libc::raise(libc::SIGSTOP) };
+    let length = (BYTES as u64 - at).min(chunk_bytes) as usize;
+    let theirs = [Stretch { address: (target + at) as usize, length }];
+    let ours = [Stretch { address: source.as_ptr() as usize + at as usize, length }];
+    // SAFETY: the receiver has named the target, and the chunk is claimed.
+    let written =
+        unsafe { cross_memory::write(std::os::unix::process::parent_id(), &theirs, &ours) };
+    let record = raw.memory.record(false, record.into());
+    record.tell(generation, Finished { chunks: 1, returned: None });
+    say_to_test(if written.is_ok() { b"w" } else { b"x" });
+    std::thread::sleep(PATIENCE);
+}
+
+fn say_to_test(word: &[u8]) {
+    std::io::stderr().write_all(word).unwrap();
+}
+
+/// A process that speaks by its standard error.
+struct Stopping {
+    child: Child,
+    output: std::process::ChildStderr,
+}
+
+impl Stopping {
+    fn spawn(role: &str, name: &str, misbehaves: bool) -> Self {
+        let mut command = process::command(role);
+        command
+            .env("MEMFERRY_TEST_NAME", name)
+            .env("MEMFERRY_TEST_MISBEHAVES", u8::from(misbehaves).to_string())
+            .stderr(Stdio::piped());
+        let mut child = Child::spawn(&mut command);
+        let output = child.take_errors();
+        Self { child, output }
+    }
+
+    /// Waits for its next word.
+    fn hear(&mut self) -> u8 {
+        let mut word = [0];
+        self.output.read_exact(&mut word).expect("the other process says something");
+        word[0]
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: a signal to a child of this test.
+        assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
+    }
+
+    /// Waits until it is stopped.
+    fn await_stop(&self) {
+        until("it is stopped", || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+            stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
+        });
+    }
+}
+
+impl Stopping {
+    /// Waits until a claimer has claimed a chunk and is stopped there; `false` if none was left.
+    fn has_claimed(&mut self) -> bool {
+        match self.hear() {
+            b'c' => self.await_stop(),
+            word => {
+                assert_eq!(word, b'm');
+                return false;
+            }
+        }
+        true
+    }
+
+    /// The same for a receive of an endpoint that nobody else moves. A call that begins a receive
+    /// takes in what came, and copies nothing: chunks are left.
+    fn await_claim(&mut self, owner: &Endpoint) {
+        std::thread::scope(|scope| {
+            let claiming = scope.spawn(|| self.has_claimed());
+            let mut others = Vec::new();
+            until("a chunk is claimed", || {
+                // Takes callers, and nothing else.
+                owner.peers();
+                others.push(owner.irecv(Source::Any, 2, TAG_ALL, vec![0; 8]).unwrap());
+                std::thread::sleep(Duration::from_millis(1));
+                claiming.is_finished()
+            });
+            others.iter_mut().for_each(|other| other.operation().cancel());
+            assert!(claiming.join().unwrap(), "a chunk was left");
+        });
+    }
+}
+
+/// A claimer. It ends with the thread that calls this.
+fn spawn_claimer(owner: &Endpoint, misbehaves: bool) -> Stopping {
+    Stopping::spawn("claimer", owner.name(), misbehaves)
+}
+
+fn cooperative() -> Endpoint {
+    Builder::new().path(PathKind::Cooperative).open(&unique("receiver")).unwrap()
+}
+
+/// A buffer that says when it is freed.
+struct Marked(Vec<u8>, Arc<AtomicBool>);
+
+// SAFETY: the bytes stay where they are.
+unsafe impl memferry_copy::OwnedTarget for Marked {
+    fn target(&mut self) -> (*mut u8, usize) {
+        (self.0.as_mut_ptr(), self.0.len())
+    }
+}
+
+impl Drop for Marked {
+    fn drop(&mut self) {
+        self.1.store(true, Ordering::SeqCst);
+    }
+}
+
+#[test]
+fn an_owned_buffer_that_a_stopped_peer_may_still_write_is_kept() {
+    let _alone = alone();
+    for (is_dropped, ends) in [(false, false), (true, false), (false, true), (true, true)] {
+        let owner = cooperative();
+        let freed = Arc::new(AtomicBool::new(false));
+        let buffer = Marked(vec![0; BYTES], freed.clone());
+        let receive = owner.irecv(Source::Any, 1, TAG_ALL, buffer).unwrap();
+        let mut child = spawn_claimer(&owner, false);
+        child.await_claim(&owner);
+        if is_dropped {
+            drop(receive);
+            owner.close();
+        } else {
+            owner.close();
+            let failed = receive.wait().map(drop).unwrap_err();
+            assert_eq!(failed.error, Error::Closed);
+            assert!(failed.buffer.is_none(), "a peer may still write to it");
+        }
+        assert!(!freed.load(Ordering::SeqCst), "it was freed, and a peer may still write to it");
+        assert_eq!(kept_buffers(), 1);
+        if ends {
+            child.child.kill();
+        } else {
+            child.signal(libc::SIGCONT);
+            assert_eq!(child.hear(), b'w');
+        }
+        until("it is freed", || kept_buffers() == 0);
+        assert!(freed.load(Ordering::SeqCst));
+    }
+}
+
+#[test]
+fn a_scope_is_not_left_before_a_stopped_peer_is_out_of_its_memory() {
+    let _alone = alone();
+    for ends in [false, true] {
+        let owner = cooperative();
+        let mut memory = vec![0u8; BYTES];
+        let is_left = AtomicBool::new(false);
+        let mut child = spawn_claimer(&owner, false);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        std::thread::scope(|threads| {
+            let (owner, is_left, memory) = (&owner, &is_left, &mut memory);
+            let waiting = threads.spawn(move || {
+                owner.scope(|scope| {
+                    // Dropping the handle changes nothing.
+                    drop(scope.irecv(Source::Any, 1, TAG_ALL, &mut memory[..]).unwrap());
+                    child.await_claim(owner);
+                    sender.send(child).unwrap();
+                });
+                memory.fill(0);
+                is_left.store(true, Ordering::SeqCst);
+            });
+            let mut child = receiver.recv().unwrap();
+            owner.clone().close();
+            give_wrong_code_a_chance(|| is_left.load(Ordering::SeqCst));
+            release(&mut child, ends);
+            waiting.join().unwrap();
+        });
+        assert!(memory.iter().all(|byte| *byte == 0), "it was written after the scope was left");
+    }
+}
+
+/// Nothing depends on this: it only makes sure that what must not happen is noticed.
+fn give_wrong_code_a_chance(happened: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_millis(300);
+    while !happened() && Instant::now() < deadline {
+        std::thread::yield_now();
+    }
+}
+
+fn release(child: &mut Stopping, ends: bool) {
+    if ends {
+        child.child.kill();
+    } else {
+        child.signal(libc::SIGCONT);
+        assert_eq!(child.hear(), b'w');
+    }
+}
+
+#[test]
+fn a_blocking_receive_from_a_peer_that_misbehaves_waits_until_it_is_out_of_the_memory() {
+    let _alone = alone();
+    for ends in [false, true] {
+        until("a chunk was left", || blocking_receive_waits(ends));
+    }
+}
+
+/// `false` if the receiver was faster than its peer.
+fn blocking_receive_waits(ends: bool) -> bool {
+    let owner = cooperative();
+    let mut memory = vec![0u8; BYTES];
+    let is_left = AtomicBool::new(false);
+    let was_stopped = std::thread::scope(|threads| {
+        let (owner, is_left, memory) = (&owner, &is_left, &mut memory);
+        let waiting = threads.spawn(move || {
+            let outcome = owner.recv(Source::Any, 1, TAG_ALL, &mut memory[..]);
+            memory.fill(0);
+            is_left.store(true, Ordering::SeqCst);
+            outcome
+        });
+        let mut child = spawn_claimer(owner, true);
+        if !child.has_claimed() {
+            return false;
+        }
+        until("it is lost", || owner.peers().is_empty());
+        // Others are served meanwhile.
+        let myself = owner.myself().unwrap();
+        owner.send(myself, 9, b"goes on").unwrap();
+        owner.recv(myself, 9, TAG_ALL, &mut [0; 7]).unwrap();
+        give_wrong_code_a_chance(|| is_left.load(Ordering::SeqCst));
+        release(&mut child, ends);
+        let outcome = waiting.join().unwrap();
+        assert!(matches!(outcome, Err(Error::PeerGone(Gone::Misbehaved(_)))), "{outcome:?}");
+        true
+    });
+    assert!(memory.iter().all(|byte| *byte == 0), "it was written after the call returned");
+    was_stopped
+}
+
+const LARGE: usize = 4 << 20;
+
+/// Sends large messages for ever, and says when that fails: again and again.
+fn sender() {
+    let data = vec![7u8; LARGE];
+    loop {
+        let endpoint = Builder::new().path(PathKind::Cooperative).open(&unique("sender")).unwrap();
+        let Ok(peer) = endpoint.connect(&setting("MEMFERRY_TEST_NAME")) else { continue };
+        while endpoint.send(peer, 1, &data[..]).is_ok() {}
+        drop(endpoint);
+        say_to_test(b".");
+    }
+}
+
+#[test]
+fn a_shareable_buffer_does_not_change_after_it_was_handed_back() {
+    let _alone = alone();
+    let name = unique("receiver");
+    let mut random = Random::new(Random::fresh_seed());
+    let mut child = None;
+    let mut kept = 0;
+    for round in 0..40 {
+        let owner = Builder::new().path(PathKind::Cooperative).open(&name).unwrap();
+        let child = child.get_or_insert_with(|| Stopping::spawn("sender", &name, false));
+        let buffer = ShareableBuffer::new(LARGE).unwrap();
+        let mut receive = owner.irecv(Source::Any, 1, TAG_ALL, buffer).unwrap();
+        until("a message comes", || {
+            owner.progress();
+            !owner.peers().is_empty()
+        });
+        // Somewhere in the middle of it, most likely.
+        for _ in 0..random.below(12) {
+            owner.progress();
+        }
+        child.signal(libc::SIGSTOP);
+        child.await_stop();
+        if receive.is_done() {
+            drop(receive.wait());
+            owner.close();
+            child.signal(libc::SIGCONT);
+            assert_eq!(child.hear(), b'.');
+            continue;
+        }
+        owner.close();
+        let mut buffer = receive.wait().map(drop).unwrap_err().buffer;
+        kept += usize::from(buffer.is_none());
+        if let Some(buffer) = &mut buffer {
+            buffer.fill(0);
+        }
+        child.signal(libc::SIGCONT);
+        assert_eq!(child.hear(), b'.');
+        let later = buffer.iter().flat_map(|buffer| buffer.iter()).filter(|byte| **byte != 0);
+        assert_eq!(later.count(), 0, "round {round}: written after it was handed back");
+        until("what was kept is freed", || kept_buffers() == 0);
+    }
+    support::say(format_args!("{kept} of 40 buffers were kept while the peer was stopped"));
+}
