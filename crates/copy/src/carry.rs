@@ -195,13 +195,14 @@ impl Inner {
             let _ = completion.keep_until_end(variable);
         }
         if request.length == 0 {
-            self.hand_over(&completion, &after, std::iter::empty());
+            // SAFETY: the completion is new, and there is nothing to report to it.
+            unsafe { Self::hand_over(&completion, &after, std::iter::empty()) };
             return completion;
         }
         match plan.path {
             Path::Caller | Path::Whole { .. } => {
-                // SAFETY: passed on.
-                let whole = unsafe { parts::whole(&request, plan) }.completes(completion.clone());
+                // SAFETY: passed on; nothing else reports to the completion.
+                let whole = unsafe { parts::whole(&request, plan).completes(completion.clone()) };
                 let order = match self.channel_for(plan.path, &request) {
                     Some((index, open)) => {
                         let submit = |whole| {
@@ -217,7 +218,8 @@ impl Inner {
                     }
                     None => Order::here(whole),
                 };
-                self.hand_over(&completion, &after, [order]);
+                // SAFETY: the completion is this transfer\'s, and these are all its descriptors.
+                unsafe { Self::hand_over(&completion, &after, [order]) };
             }
             Path::Chunks { engine, channels, .. } => {
                 let open = &self.engines[engine];
@@ -228,7 +230,8 @@ impl Inner {
                 let orders = orders.into_iter();
                 let invitation = || Descriptor::chunks(completion.clone()).passing(plan.passing);
                 let orders = orders.map(|channel| open.order(channel, invitation()));
-                self.hand_over(&completion, &after, orders);
+                // SAFETY: the completion is this transfer\'s, and these are all its descriptors.
+                unsafe { Self::hand_over(&completion, &after, orders) };
             }
             Path::Split { engine, processors, channels, .. } => {
                 let quick = &self.engines[engine];
@@ -238,7 +241,8 @@ impl Inner {
                 let others = &self.engines[processors];
                 let invited = self.invited(others, request.length, channels, blocking).into_iter();
                 let invited = invited.map(|channel| others.order(channel, invitation()));
-                self.hand_over(&completion, &after, first.chain(invited));
+                // SAFETY: the completion is this transfer\'s, and these are all its descriptors.
+                unsafe { Self::hand_over(&completion, &after, first.chain(invited)) };
             }
             Path::Parts { engine, .. } => {
                 let open = &self.engines[engine];
@@ -253,12 +257,14 @@ impl Inner {
                     let variable = registration.variable(notify.as_ref());
                     // SAFETY: passed on; the completion is nobody else's before this returns.
                     let pieces = unsafe { PinnedPieces::new(registration, cut, channel, variable) };
-                    self.hand_over(&completion, &after, pieces);
+                    // SAFETY: the completion is this transfer\'s, and these are all its descriptors.
+                    unsafe { Self::hand_over(&completion, &after, pieces) };
                 } else {
                     // SAFETY: passed on.
                     let parts = unsafe { cut.all() };
                     let order = Order::many(channel, open.is_self_driving(), parts);
-                    self.hand_over(&completion, &after, [order]);
+                    // SAFETY: the completion is this transfer\'s, and these are all its descriptors.
+                    unsafe { Self::hand_over(&completion, &after, [order]) };
                 }
             }
         }
@@ -341,16 +347,20 @@ impl Inner {
         worth
     }
 
-    fn hand_over(
-        &self,
+    /// # Safety
+    /// As for [`Launch::now`].
+    unsafe fn hand_over(
         completion: &Arc<Completion>,
         after: &[Arc<Completion>],
         orders: impl IntoIterator<Item = Order>,
     ) {
-        if after.is_empty() {
-            Launch::now(completion, orders);
-        } else {
-            Launch::after(after, completion.clone(), orders.into_iter().collect());
+        // SAFETY: passed on.
+        unsafe {
+            if after.is_empty() {
+                Launch::now(completion, orders);
+            } else {
+                Launch::after(after, completion.clone(), orders.into_iter().collect());
+            }
         }
     }
 }

@@ -248,10 +248,13 @@ impl Delivery<'_> {
         let variable = registration.and_then(|pin| pin.variable(notify.as_ref()));
         // SAFETY: passed on.
         let orders = unsafe { self.orders(&completion, variable) };
-        if after.is_empty() {
-            Launch::now(&completion, orders);
-        } else {
-            Launch::after(&after, completion.clone(), orders);
+        // SAFETY: the completion is this delivery's, and these are all its parts.
+        unsafe {
+            if after.is_empty() {
+                Launch::now(&completion, orders);
+            } else {
+                Launch::after(&after, completion.clone(), orders);
+            }
         }
         completion
     }
@@ -343,7 +346,8 @@ impl Delivery<'_> {
             });
             // SAFETY: passed on; a part of the piece and its place at the target.
             let part = unsafe { self.descriptor(source, offset, length) };
-            push(part.part_of(completion.clone(), offset));
+            // SAFETY: all chunks were claimed when the completion was made, and no piece is cut twice.
+            push(unsafe { part.part_of(completion.clone(), offset) });
             (source, offset) = (source + length, offset + length);
         }
     }

@@ -84,11 +84,14 @@ impl Cut<'_> {
         let Request { operation, source, target, value, source_memory, target_memory, .. } =
             self.request;
         let (source, target) = (source.wrapping_add(offset), target.wrapping_add(offset));
-        // SAFETY: a part of the memory that the caller of `start` vouches for.
-        unsafe { Descriptor::new(*operation, source, target, length) }
-            .value(*value)
-            .kernel(self.plan.kernel)
-            .memory(*source_memory, *target_memory)
-            .part_of(self.completion.clone(), offset)
+        // SAFETY: a part of the memory that the caller of `start` vouches for; its chunk was claimed
+        // for this, and no byte is cut twice.
+        unsafe {
+            Descriptor::new(*operation, source, target, length)
+                .value(*value)
+                .kernel(self.plan.kernel)
+                .memory(*source_memory, *target_memory)
+                .part_of(self.completion.clone(), offset)
+        }
     }
 }

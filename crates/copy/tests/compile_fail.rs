@@ -1,4 +1,5 @@
-//! The safe calls leave no way to touch a buffer in flight: programs that try do not compile. Each
+//! The safe calls leave no way to touch a buffer in flight, nor to have it given back too early:
+//! programs that try do not compile. Each
 //! program in `tests/ui` says in its first line which error it must give, or that it must compile,
 //! which shows that the others fail for the reason they name.
 
@@ -10,12 +11,13 @@ fn deps() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
-/// The library under test, as cargo built it last.
-fn library() -> PathBuf {
+/// A library, as cargo built it last.
+fn library(crate_name: &str) -> PathBuf {
+    let prefix = format!("lib{crate_name}-");
     let found = std::fs::read_dir(deps()).unwrap().filter_map(|entry| {
         let path = entry.ok()?.path();
         let name = path.file_name()?.to_str()?;
-        let is_library = name.starts_with("libmemferry_copy-") && name.ends_with(".rlib");
+        let is_library = name.starts_with(&prefix) && name.ends_with(".rlib");
         is_library.then_some((path.metadata().ok()?.modified().ok()?, path))
     });
     found.max().expect("cargo builds the library before its tests").1
@@ -24,11 +26,12 @@ fn library() -> PathBuf {
 fn compile(program: &Path) -> (bool, String) {
     let folder = std::env::temp_dir().join(format!("memferry-ui-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
+    let libraries = ["memferry_copy", "memferry_engine", "memferry_sys"];
+    let externs = libraries.map(|name| format!("--extern={name}={}", library(name).display()));
     let output = Command::new(option_env!("RUSTC").unwrap_or("rustc"))
         .args(["--edition", "2024", "--emit", "metadata", "--out-dir"])
         .arg(&folder)
-        .arg("--extern")
-        .arg(format!("memferry_copy={}", library().display()))
+        .args(externs)
         .arg("-L")
         .arg(format!("dependency={}", deps().display()))
         .arg(program)
@@ -56,5 +59,5 @@ fn a_buffer_in_flight_cannot_be_touched() {
         }
         programs += 1;
     }
-    assert!(programs >= 8, "found only {programs} programs");
+    assert!(programs >= 16, "found only {programs} programs");
 }

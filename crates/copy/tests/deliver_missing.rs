@@ -16,7 +16,6 @@ use memferry_engine::nic::{self, NicEngine};
 use memferry_engine::polled::PolledEngine;
 use memferry_engine::{Engine, ExecutionError};
 use memferry_sys::Pages;
-use memferry_sys::device::Device;
 use memferry_sys::pages::page_bytes;
 use packets::{PACKET, packets, ring, start};
 
@@ -25,12 +24,11 @@ fn a_piece_that_is_not_there_is_an_error_that_says_where() {
     let ring = ring(64);
     let hole = ring.as_ptr().wrapping_add(16 * page_bytes());
     let ioat = IoatModel::builder().channels(1).build();
-    let device: Arc<dyn Device> = ioat.clone();
     let card = NicModel::new();
     let engines: [Arc<dyn Engine>; 3] = [
         Arc::new(PolledEngine::pinned_by(Arc::default())),
-        Arc::new(IoatEngine::over(&[device]).unwrap()),
-        Arc::new(NicEngine::over(card.clone(), nic::Settings::default()).unwrap()),
+        Arc::new(IoatEngine::over_model(ioat.clone()).unwrap()),
+        Arc::new(NicEngine::over_model(card.clone(), nic::Settings::default()).unwrap()),
     ];
     let mut target = Pages::new(64 * PACKET).unwrap();
     let expected = packets(&ring).concat();

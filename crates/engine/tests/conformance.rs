@@ -15,7 +15,6 @@ use memferry_engine::fault::{FaultEngine, Script};
 use memferry_engine::ioat::model::{IoatModel, When};
 use memferry_engine::ioat::{self, IoatEngine};
 use memferry_engine::polled::{PinLedger, PolledEngine};
-use memferry_sys::device::Device;
 
 /// Without a measurement: the tests are not about speed.
 fn cpu() -> Arc<CpuEngine> {
@@ -78,8 +77,8 @@ fn faulty_ioat(faults: ioat::model::Faults) -> Arc<IoatEngine> {
     engine
 }
 
-fn ioat_over(device: Arc<dyn Device>) -> Arc<IoatEngine> {
-    Arc::new(IoatEngine::over(&[device]).expect("a model of a copy engine"))
+fn ioat_over(model: Arc<IoatModel>) -> Arc<IoatEngine> {
+    Arc::new(IoatEngine::over_model(model).expect("a model of a copy engine"))
 }
 
 conformance_tests!(ioat_engine_over_a_model, Subject::new(ioat));

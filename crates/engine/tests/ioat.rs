@@ -33,7 +33,8 @@ struct Rig {
 
 impl Rig {
     fn new(device: Arc<dyn Device>, capacity: Option<usize>) -> Self {
-        let engine = IoatEngine::over(&[device]).unwrap();
+        // SAFETY: a model, or one that passes on what it is told; nobody else writes its registers.
+        let engine = unsafe { IoatEngine::over(&[device]) }.unwrap();
         let options = ChannelOptions { capacity, ..ChannelOptions::default() };
         let channel = engine.open_channel(&options).unwrap();
         let pinner = engine.pinner().unwrap();
@@ -56,9 +57,12 @@ impl Rig {
         let source = self.source.as_ptr() as u64 + PIECE * number;
         let target = self.target.as_ptr() as u64 + PIECE * number;
         let completion = Arc::new(Completion::whole());
-        // SAFETY: inside memory that outlives the channel, each piece once.
-        let copy = unsafe { Descriptor::new(Operation::Copy, source, target, PIECE) };
-        let copy = copy.pinned_by(self.pins.clone()).completes(completion.clone());
+        // SAFETY: inside memory that outlives the channel, each piece once; nothing else reports to
+        // the completion.
+        let copy = unsafe {
+            Descriptor::new(Operation::Copy, source, target, PIECE).completes(completion.clone())
+        };
+        let copy = copy.pinned_by(self.pins.clone());
         assert_eq!(self.channel.submit(&mut [Some(copy)]).unwrap().count, 1);
         completion
     }
@@ -145,24 +149,29 @@ impl Device for Remembering {
         }
         status & !r::CHANSTS_COMPLETED | self.last.load(Ordering::SeqCst)
     }
-    fn write8(&self, at: usize, value: u8) {
-        self.model.write8(at, value);
+    unsafe fn write8(&self, at: usize, value: u8) {
+        // SAFETY: passed on.
+        unsafe { self.model.write8(at, value) };
     }
-    fn write16(&self, at: usize, value: u16) {
-        self.model.write16(at, value);
+    unsafe fn write16(&self, at: usize, value: u16) {
+        // SAFETY: passed on.
+        unsafe { self.model.write16(at, value) };
     }
-    fn write32(&self, at: usize, value: u32) {
-        self.model.write32(at, value);
+    unsafe fn write32(&self, at: usize, value: u32) {
+        // SAFETY: passed on.
+        unsafe { self.model.write32(at, value) };
     }
-    fn write64(&self, at: usize, value: u64) {
-        self.model.write64(at, value);
+    unsafe fn write64(&self, at: usize, value: u64) {
+        // SAFETY: passed on.
+        unsafe { self.model.write64(at, value) };
     }
     unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
         // SAFETY: passed on.
         unsafe { self.model.map(start, pages, direction) }
     }
-    fn unmap(&self, pages: &[u64]) {
-        self.model.unmap(pages);
+    unsafe fn unmap(&self, pages: &[u64]) {
+        // SAFETY: passed on.
+        unsafe { self.model.unmap(pages) };
     }
     fn is_contiguous(&self) -> bool {
         self.model.is_contiguous()

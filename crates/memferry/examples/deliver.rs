@@ -64,7 +64,7 @@ fn card() -> Result<NicEngine, Box<dyn std::error::Error>> {
         return Ok(NicEngine::open(address, Settings::default())?);
     }
     println!("no card was handed over: a MODEL of one, whose speed is that of a thread");
-    Ok(NicEngine::over(NicModel::new(), Settings::default())?)
+    Ok(NicEngine::over_model(NicModel::new(), Settings::default())?)
 }
 
 /// Something to do meanwhile.

@@ -133,7 +133,8 @@ impl DevicePages {
 
     fn end(&self, start: u64, pages: &[u64]) {
         self.lookup.forget(self.process, start, (pages.len() * page_bytes()) as u64);
-        self.pins.device.unmap(pages);
+        // SAFETY: mapped by `map` for a pin that was just taken out of the book.
+        unsafe { self.pins.device.unmap(pages) };
     }
 
     /// Pins are independent of each other, so memory that is only read may be mapped for writing,
@@ -175,7 +176,8 @@ impl Pinner for DevicePages {
         let mut book = lock(&self.pins.pages);
         if book.is_cut_off {
             drop(book);
-            self.pins.device.unmap(&pages);
+            // SAFETY: mapped a few lines above.
+            unsafe { self.pins.device.unmap(&pages) };
             return Err(PinError::Refused { what: WHAT, code: ENOSPC });
         }
         book.pins.insert(start, pages);

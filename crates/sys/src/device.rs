@@ -30,6 +30,9 @@ pub enum Direction {
 ///
 /// Accesses to registers are ordered with those of the calling thread to memory: what a thread wrote
 /// to memory before it writes a register is there for the device to read.
+///
+/// A device reads and writes memory as its registers say, so a write to one is as dangerous as a
+/// write through a pointer.
 pub trait Device: Send + Sync + Debug {
     /// What people call it: its address on the bus.
     fn name(&self) -> &str;
@@ -43,13 +46,26 @@ pub trait Device: Send + Sync + Debug {
     /// Reads a register of 64 bits.
     fn read64(&self, at: usize) -> u64;
     /// Writes a register of 8 bits.
-    fn write8(&self, at: usize, value: u8);
+    ///
+    /// # Safety
+    /// The caller has the device to itself, and whatever the value makes the device do, it reads
+    /// and writes only memory that is mapped for it and that the caller may read and write.
+    unsafe fn write8(&self, at: usize, value: u8);
     /// Writes a register of 16 bits.
-    fn write16(&self, at: usize, value: u16);
+    ///
+    /// # Safety
+    /// As for [`Device::write8`].
+    unsafe fn write16(&self, at: usize, value: u16);
     /// Writes a register of 32 bits.
-    fn write32(&self, at: usize, value: u32);
+    ///
+    /// # Safety
+    /// As for [`Device::write8`].
+    unsafe fn write32(&self, at: usize, value: u32);
     /// Writes a register of 64 bits.
-    fn write64(&self, at: usize, value: u64);
+    ///
+    /// # Safety
+    /// As for [`Device::write8`].
+    unsafe fn write64(&self, at: usize, value: u64);
 
     /// Pins the pages from `start` on, which is the first byte of a page, lets the device reach them,
     /// and writes into `pages` under which address it finds each. Pages may be mapped any number of
@@ -67,7 +83,11 @@ pub trait Device: Send + Sync + Debug {
 
     /// Ends a mapping, named by the addresses that [`Device::map`] gave. When this returns the device
     /// reaches the pages no more.
-    fn unmap(&self, pages: &[u64]);
+    ///
+    /// # Safety
+    /// The mapping must be one that the caller made: the device is told of the addresses of others by
+    /// others, and addresses are given out again.
+    unsafe fn unmap(&self, pages: &[u64]);
 
     /// Whether pages that lie one behind the other in a mapping do so for the device as well, as an
     /// IOMMU makes them.

@@ -113,7 +113,7 @@ fn emulated_card(outcome: &mut Outcome, effort: Effort, progress: &Progress) {
 
 fn modelled_card(outcome: &mut Outcome, effort: Effort, progress: &Progress) {
     let step = |figure: &str| progress.step(&format!("{MODEL}: {figure}"));
-    let found = NicEngine::over(NicModel::new(), Settings::default())
+    let found = NicEngine::over_model(NicModel::new(), Settings::default())
         .map_err(anyhow::Error::from)
         .and_then(|engine| card::measure(Arc::new(engine), None, MODEL, effort, step));
     let found = take_part(outcome, "nic over a model of a card", found);

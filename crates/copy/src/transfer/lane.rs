@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use memferry_engine::{Channel, Completion, Descriptor, ExecutionError, Sequence};
+use memferry_engine::{Channel, Completion, Descriptor, ExecutionError, Operation, Sequence};
 use memferry_sys::fork;
 
 /// How waiting is done: the same for all transfers of a ferry.
@@ -69,12 +69,13 @@ impl Lane {
         const NAP: Duration = Duration::from_millis(1);
         while self.channel.completed() < sequence {
             if self.waiting.is_forked() {
-                let unreachable = Completion::whole();
-                unreachable.refuse(ExecutionError::Forked);
-                return Arc::new(unreachable);
+                return Arc::new(Completion::refused(ExecutionError::Forked));
             }
             let completion = Arc::new(Completion::whole());
-            let mut marker = [Some(Descriptor::marker(completion.clone()))];
+            // SAFETY: no byte is touched, and nothing else reports to the completion.
+            let marker =
+                unsafe { Descriptor::new(Operation::Copy, 0, 0, 0).completes(completion.clone()) };
+            let mut marker = [Some(marker)];
             if self.channel.submit(&mut marker).is_ok_and(|taken| taken.count == 1) {
                 return completion;
             }

@@ -6,19 +6,17 @@ use memferry_engine::ioat::IoatEngine;
 use memferry_engine::ioat::model::IoatModel;
 use memferry_engine::nic::model::NicModel;
 use memferry_engine::nic::{self, NicEngine};
-use memferry_sys::device::Device;
 
 /// Intel's copy engine with so many channels.
 pub(crate) fn ioat(channels: usize) -> (Arc<IoatModel>, Arc<IoatEngine>) {
     let model = IoatModel::builder().channels(channels).build();
-    let device: Arc<dyn Device> = model.clone();
-    let engine = IoatEngine::over(&[device]).unwrap();
+    let engine = IoatEngine::over_model(model.clone()).unwrap();
     (model, Arc::new(engine))
 }
 
 /// A network card.
 pub(crate) fn card() -> (Arc<NicModel>, Arc<NicEngine>) {
     let model = NicModel::new();
-    let engine = NicEngine::over(model.clone(), nic::Settings::default()).unwrap();
+    let engine = NicEngine::over_model(model.clone(), nic::Settings::default()).unwrap();
     (model, Arc::new(engine))
 }

@@ -62,7 +62,15 @@ pub struct Launch {
 impl Launch {
     /// Hands over the orders of a transfer now. Without orders there is nothing to do, and the
     /// transfer is over.
-    pub fn now(completion: &Completion, orders: impl IntoIterator<Item = Order>) {
+    ///
+    /// # Safety
+    /// Nothing but the descriptors of these orders may report to the completion, apart from those who
+    /// claim its chunks: it is ended here if none of them is begun.
+    pub unsafe fn now(completion: &Completion, orders: impl IntoIterator<Item = Order>) {
+        Self::hand_over(completion, orders);
+    }
+
+    fn hand_over(completion: &Completion, orders: impl IntoIterator<Item = Order>) {
         let mut reached = false;
         for mut order in orders {
             reached |= order.hand_over();
@@ -86,7 +94,10 @@ impl Launch {
 
     /// Hands over the orders of a transfer when all its predecessors are over. If one of them did
     /// not end well, the transfer ends with [`ExecutionError::Predecessor`] instead.
-    pub fn after(
+    ///
+    /// # Safety
+    /// As for [`Launch::now`].
+    pub unsafe fn after(
         predecessors: &[Arc<Completion>],
         completion: Arc<Completion>,
         orders: Vec<Order>,
@@ -167,7 +178,7 @@ impl Launch {
             if let Some(work) = self.completion.work() {
                 work.release();
             }
-            Self::now(&self.completion, orders);
+            Self::hand_over(&self.completion, orders);
         }
     }
 

@@ -94,6 +94,12 @@ impl Completion {
         Self { state: WaitWord::new(DONE), ..Self::whole() }
     }
 
+    /// The completion of a transfer that was refused before anything of it was begun.
+    pub fn refused(error: ExecutionError) -> Self {
+        let state = WaitWord::new(DONE | FAILED);
+        Self { state, failure: Mutex::new(Some(error)), ..Self::whole() }
+    }
+
     /// The completion of a transfer that is cut into chunks, for engines to claim or to be given.
     pub fn chunked(work: Work) -> Self {
         Self { work: Some(work), ..Self::whole() }
@@ -300,7 +306,7 @@ impl Completion {
     }
 
     /// Ends a transfer of which no part is in flight.
-    pub fn refuse(&self, error: ExecutionError) {
+    pub(crate) fn refuse(&self, error: ExecutionError) {
         self.record(error);
         if self.work().is_none_or(|work| work.drop_unclaimed(|| ())) {
             self.settle();

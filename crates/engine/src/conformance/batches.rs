@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::bench::{Bench, Job, until};
+use super::bench::{Bench, Job, Reporting, until};
 use super::field::{ALIGNED, Field};
 use super::{Subject, Verdict};
 use crate::completion::Completion;
@@ -41,7 +41,7 @@ impl Row {
         let source = field.source(Self::from(index, length), length);
         Job::copy(source, field.target(ALIGNED + index * length, length), length)
             .descriptor()
-            .completes(self.completions[index].clone())
+            .reports_to(self.completions[index].clone())
     }
 
     fn check(&self, index: usize) {

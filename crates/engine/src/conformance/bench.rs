@@ -198,7 +198,7 @@ impl Bench {
             let (source, left) = (job.source.wrapping_add(offset), job.length - offset);
             let length = self.capabilities().longest_piece(source, job.target + offset, left);
             let completion = Arc::new(Completion::whole());
-            descriptors.push(job.piece(offset, length).completes(completion.clone()));
+            descriptors.push(job.piece(offset, length).reports_to(completion.clone()));
             running.push((offset, completion));
             offset += length;
             if offset == job.length {
@@ -238,7 +238,7 @@ impl Bench {
         } else {
             self.fixed_parts(job, completion)
         };
-        Launch::now(completion, orders);
+        launch_now(completion, orders);
     }
 
     fn fixed_parts(&self, job: &Job, completion: &Arc<Completion>) -> Vec<Order> {
@@ -250,7 +250,7 @@ impl Bench {
             while offset < end {
                 let (source, target) = (job.source.wrapping_add(offset), job.target + offset);
                 let length = self.capabilities().longest_piece(source, target, end - offset);
-                parts.push(job.piece(offset, length).part_of(completion.clone(), offset));
+                parts.push(job.piece(offset, length).reports_part_to(completion.clone(), offset));
                 offset += length;
             }
             let channel = self.channels[orders.len() % self.channels.len()].clone();
@@ -258,6 +258,48 @@ impl Bench {
         }
         orders
     }
+}
+
+/// Whom the descriptors of cases report to.
+pub(super) trait Reporting {
+    /// To a completion that has no other descriptor.
+    fn reports_to(self, completion: Arc<Completion>) -> Descriptor;
+    /// To a chunked completion, of which it carries a part.
+    fn reports_part_to(self, completion: Arc<Completion>, offset: u64) -> Descriptor;
+}
+
+impl Reporting for Descriptor {
+    fn reports_to(self, completion: Arc<Completion>) -> Descriptor {
+        // SAFETY: cases make one descriptor for each completion that is not chunked.
+        unsafe { self.completes(completion) }
+    }
+
+    fn reports_part_to(self, completion: Arc<Completion>, offset: u64) -> Descriptor {
+        // SAFETY: cases claim all chunks before they make parts, one of each byte.
+        unsafe { self.part_of(completion, offset) }
+    }
+}
+
+/// A descriptor that moves nothing.
+pub(super) fn nothing(completion: Arc<Completion>) -> Descriptor {
+    // SAFETY: no byte is touched.
+    unsafe { Descriptor::new(Operation::Copy, 0, 0, 0) }.reports_to(completion)
+}
+
+/// Launches a transfer of a case.
+pub(super) fn launch_now(completion: &Completion, orders: impl IntoIterator<Item = Order>) {
+    // SAFETY: cases launch each completion once, with all its descriptors.
+    unsafe { Launch::now(completion, orders) };
+}
+
+/// Launches a transfer of a case when others are over.
+pub(super) fn launch_after(
+    predecessors: &[Arc<Completion>],
+    completion: Arc<Completion>,
+    orders: Vec<Order>,
+) {
+    // SAFETY: as above.
+    unsafe { Launch::after(predecessors, completion, orders) };
 }
 
 /// Waits until something is so, and fails if it does not become so.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::bench::{Bench, Job, until};
+use super::bench::{Bench, Job, Reporting, until};
 use super::field::{Field, GUARD};
 use super::{Subject, Verdict};
 use crate::completion::Completion;
@@ -167,7 +167,7 @@ pub(super) fn a_cancelled_whole_transfer_is_done_or_untouched(subject: &Subject)
         bench.submit(completions.iter().enumerate().map(|(index, completion)| {
             let source = field.source(index * length, length);
             let job = Job::copy(source, field.target(place(index), length), length);
-            job.descriptor().completes(completion.clone())
+            job.descriptor().reports_to(completion.clone())
         }));
         completions.iter().skip(round).step_by(2).for_each(|completion| completion.cancel());
         for (index, completion) in completions.iter().enumerate() {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::mpsc;
 
-use super::bench::{Bench, Job, until};
+use super::bench::{Bench, Job, Reporting, until};
 use super::field::{ALIGNED, Field};
 use super::{LIMIT, Subject, Verdict};
 use crate::completion::Completion;
@@ -30,7 +30,7 @@ impl Flight {
         let source = field.source(index * length, *length);
         Job::copy(source, field.target(ALIGNED + index * length, *length), *length)
             .descriptor()
-            .completes(completions[index].clone())
+            .reports_to(completions[index].clone())
     }
 
     fn batch(&self) -> Vec<Option<Descriptor>> {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::bench::{Bench, Job};
+use super::bench::{Bench, Job, Reporting, nothing};
 use super::field::{ALIGNED, Field};
 use super::{LIMIT, Subject, Verdict};
 use crate::completion::Completion;
@@ -86,8 +86,8 @@ pub(super) fn a_marker_ends_after_everything_before_it(subject: &Subject) -> Ver
         let marker = Arc::new(Completion::whole());
         // Whoever wants a failed descriptor rescued must give it a completion.
         let marked = copies(&field, 3, length)
-            .map(|copy| copy.completes(Arc::new(Completion::whole())))
-            .chain([Descriptor::marker(marker.clone())]);
+            .map(|copy| copy.reports_to(Arc::new(Completion::whole())))
+            .chain([nothing(marker.clone())]);
         bench.submit(marked);
         bench.succeeds(&marker);
         field.check(ALIGNED, length);
@@ -111,7 +111,7 @@ pub(super) fn memory_out_of_reach_fails_cleanly_and_is_remembered(subject: &Subj
     let (host, device) = (MemoryKind::Host, MemoryKind::Device);
     bench.submit(completions.iter().enumerate().map(|(index, completion)| {
         let (source, target) = if index % 2 == 0 { (host, device) } else { (device, host) };
-        job.descriptor().memory(source, target).completes(completion.clone())
+        job.descriptor().memory(source, target).reports_to(completion.clone())
     }));
     for (completion, number) in completions.iter().zip(1..) {
         let error = bench.outcome(completion).expect_err("no engine reaches all memory");

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::bench::{Bench, Job};
+use super::bench::{Bench, Job, Reporting, launch_after, launch_now};
 use super::field::{ALIGNED, Field};
 use super::{Subject, Verdict};
-use crate::completion::{Completion, Launch};
+use crate::completion::Completion;
 use crate::contract::{Descriptor, ExecutionError};
 
 /// A field of places that one descriptor can copy between.
@@ -33,8 +33,8 @@ pub(super) fn a_chain_is_carried_out_link_by_link(subject: &Subject) -> Verdict 
         field.expect_move(from, to, length);
         let job = Job::copy(field.target(from, length), field.target(to, length), length);
         let next = Arc::new(Completion::whole());
-        let order = bench.order(link, job.descriptor().completes(next.clone()));
-        Launch::after(&[last], next.clone(), vec![order]);
+        let order = bench.order(link, job.descriptor().reports_to(next.clone()));
+        launch_after(&[last], next.clone(), vec![order]);
         last = next;
     }
     bench.succeeds(&last);
@@ -53,22 +53,22 @@ pub(super) fn a_transfer_after_several_waits_for_all_of_them(subject: &Subject) 
         let predecessors: Vec<_> = (0..PARTS).map(|_| Arc::new(Completion::whole())).collect();
         let all = Arc::new(Completion::whole());
         let job = Job::copy(field.target(middle, length), field.target(end, length), length);
-        let order = bench.order(0, job.descriptor().completes(all.clone()));
+        let order = bench.order(0, job.descriptor().reports_to(all.clone()));
         // Registered with some of them launched and some not.
         let mut late = Some((all.clone(), vec![order]));
         for (index, predecessor) in predecessors.iter().enumerate() {
             if index == round % (PARTS + 1) {
                 let (all, orders) = late.take().expect("registered once");
-                Launch::after(&predecessors, all, orders);
+                launch_after(&predecessors, all, orders);
             }
             let (from, to) = ((round + 3 * index) * part, middle + index * part);
             field.expect_copy(from, to, part);
             let job = Job::copy(field.source(from, part), field.target(to, part), part);
-            let order = bench.order(index, job.descriptor().completes(predecessor.clone()));
-            Launch::now(predecessor, [order]);
+            let order = bench.order(index, job.descriptor().reports_to(predecessor.clone()));
+            launch_now(predecessor, [order]);
         }
         if let Some((all, orders)) = late {
-            Launch::after(&predecessors, all, orders);
+            launch_after(&predecessors, all, orders);
         }
         bench.succeeds(&all);
         field.expect_move(middle, end, length);
@@ -85,7 +85,7 @@ pub(super) fn a_transfer_after_a_failed_one_is_not_begun(subject: &Subject) -> V
     field.prepare(to, length);
     let job = Job::copy(field.source(0, length), field.target(to, length), length);
     let abandon =
-        |completion: &Arc<Completion>| drop(job.descriptor().completes(completion.clone()));
+        |completion: &Arc<Completion>| drop(job.descriptor().reports_to(completion.clone()));
     for fails_first in [true, false] {
         let failed = Arc::new(Completion::whole());
         let good = Arc::new(Completion::over());
@@ -94,14 +94,14 @@ pub(super) fn a_transfer_after_a_failed_one_is_not_begun(subject: &Subject) -> V
         if fails_first {
             abandon(&failed);
         }
-        let whole = bench.order(0, job.descriptor().completes(successors[0].clone()));
-        Launch::after(&[good.clone(), failed.clone()], successors[0].clone(), vec![whole]);
+        let whole = bench.order(0, job.descriptor().reports_to(successors[0].clone()));
+        launch_after(&[good.clone(), failed.clone()], successors[0].clone(), vec![whole]);
         let chunks = if bench.capabilities().claims_chunks {
             vec![bench.order(0, Descriptor::chunks(successors[1].clone()))]
         } else {
             Vec::new()
         };
-        Launch::after(&[failed.clone(), good], successors[1].clone(), chunks);
+        launch_after(&[failed.clone(), good], successors[1].clone(), chunks);
         if !fails_first {
             assert!(successors.iter().all(|successor| !successor.is_done()));
             abandon(&failed);
@@ -126,8 +126,8 @@ pub(super) fn a_transfer_after_one_that_is_over_starts_at_once(subject: &Subject
         let source = field.source(round * length, length);
         let job = Job::copy(source, field.target(to, length), length);
         let next = Arc::new(Completion::whole());
-        let order = bench.order(0, job.descriptor().completes(next.clone()));
-        Launch::after(&[last.clone(), last], next.clone(), vec![order]);
+        let order = bench.order(0, job.descriptor().reports_to(next.clone()));
+        launch_after(&[last.clone(), last], next.clone(), vec![order]);
         bench.succeeds(&next);
         field.check(to, length);
         last = next;
@@ -149,7 +149,7 @@ pub(super) fn nobody_can_help_a_transfer_before_its_turn(subject: &Subject) -> V
         let job = Job::copy(field.target(middle, length), field.target(end, length), length);
         let second = Arc::new(Completion::chunked(job.work(length as u64 / 5)));
         let invitation = bench.order(0, Descriptor::chunks(second.clone()));
-        Launch::after(std::slice::from_ref(&first), second.clone(), vec![invitation]);
+        launch_after(std::slice::from_ref(&first), second.clone(), vec![invitation]);
         assert!(!second.help_from_back() && !second.help_from_front(), "it is not its turn");
         field.check(middle, 3 * length);
 
@@ -157,7 +157,7 @@ pub(super) fn nobody_can_help_a_transfer_before_its_turn(subject: &Subject) -> V
         let job = Job::copy(source, field.target(middle, length), length);
         field.expect_copy(round % 4 * length, middle, length);
         field.expect_move(middle, end, length);
-        bench.submit([job.descriptor().completes(first)]);
+        bench.submit([job.descriptor().reports_to(first)]);
         // Whoever gets a chunk gets it after the bytes that it copies.
         bench.until("the end", || {
             second.help_from_back();
@@ -182,11 +182,11 @@ pub(super) fn a_long_chain_that_falls_at_once_needs_no_deep_stack(subject: &Subj
     for _ in 0..LINKS {
         let next = Arc::new(Completion::whole());
         // A transfer without bytes is over as soon as it is launched.
-        Launch::after(&[last], next.clone(), Vec::new());
+        launch_after(&[last], next.clone(), Vec::new());
         last = next;
     }
-    let order = bench.order(0, job.descriptor().completes(first.clone()));
-    Launch::now(&first, [order]);
+    let order = bench.order(0, job.descriptor().reports_to(first.clone()));
+    launch_now(&first, [order]);
     bench.succeeds(&last);
     field.check_all();
     Verdict::Passed

@@ -6,7 +6,7 @@ use std::time::Duration;
 use memferry_memory::pin_cache::{Lease, Limits, PinCache, Watching};
 use memferry_memory::pinning::Access;
 
-use super::bench::{Bench, Job, until};
+use super::bench::{Bench, Job, Reporting, until};
 use super::field::{ALIGNED, Field};
 use super::{Subject, Verdict};
 use crate::completion::Completion;
@@ -164,7 +164,7 @@ fn refuses(subject: &Subject, wrong: impl Fn(&PinCache, Descriptor, u64) -> Desc
     field.check(ALIGNED, length);
 
     let completion = Arc::new(Completion::whole());
-    submit(wrong(&cache, job.descriptor().completes(completion.clone()), elsewhere));
+    submit(wrong(&cache, job.descriptor().reports_to(completion.clone()), elsewhere));
     until("the end", || completion.is_done());
     field.expect_copy(0, ALIGNED, length);
     field.check_all();

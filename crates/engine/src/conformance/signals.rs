@@ -6,11 +6,11 @@ use std::task::{Wake, Waker};
 
 use memferry_sys::EventFd;
 
-use super::bench::{Bench, Job, until};
+use super::bench::{Bench, Job, Reporting, launch_after, nothing, until};
 use super::field::{ALIGNED, Field};
 use super::{Subject, Verdict};
-use crate::completion::{Completion, Launch, Notification, Notify};
-use crate::contract::{Descriptor, ExecutionError, MemoryKind};
+use crate::completion::{Completion, Notification, Notify};
+use crate::contract::{ExecutionError, MemoryKind};
 
 /// One copy at a time, the same again and again.
 struct Single {
@@ -33,7 +33,7 @@ impl Single {
     }
 
     fn start(&self, bench: &Bench, completion: &Arc<Completion>) {
-        bench.submit([self.job.descriptor().completes(completion.clone())]);
+        bench.submit([self.job.descriptor().reports_to(completion.clone())]);
     }
 
     fn check(&self) {
@@ -91,7 +91,7 @@ pub(super) fn a_failed_transfer_notifies_nobody(subject: &Subject) -> Verdict {
     let event = Arc::new(EventFd::new().expect("an eventfd"));
     completion.signal_at_end(&event);
     let descriptor = single.job.descriptor().memory(MemoryKind::Host, MemoryKind::Device);
-    bench.submit([descriptor.completes(completion.clone())]);
+    bench.submit([descriptor.reports_to(completion.clone())]);
     bench.outcome(&completion).expect_err("memory out of reach");
     assert_eq!(variable.load(), 7, "the value stands for data that is there");
     bench.until("the eventfd, which stands for the end", || event.drain() == 1);
@@ -178,8 +178,8 @@ pub(super) fn a_waker_that_panics_does_no_harm(subject: &Subject) -> Verdict {
         let (next, told) = (Arc::new(Completion::whole()), Arc::new(AtomicU64::new(0)));
         let witness = Witness { completion: completion.clone(), tell: told.clone() };
         completion.keep_until_end(witness).expect("it is not over yet");
-        let order = bench.order(0, Descriptor::marker(next.clone()));
-        Launch::after(std::slice::from_ref(&completion), next.clone(), vec![order]);
+        let order = bench.order(0, nothing(next.clone()));
+        launch_after(std::slice::from_ref(&completion), next.clone(), vec![order]);
         single.start(&bench, &completion);
         bench.succeeds(&completion);
         bench.succeeds(&next);
@@ -236,15 +236,15 @@ pub(super) fn a_descriptor_dropped_unsubmitted_fails_its_transfer(subject: &Subj
         assert!(matches!(outcome, Err(ExecutionError::Engine { done_bytes: 0, .. })));
     };
     let whole = Arc::new(Completion::whole());
-    drop(single.job.descriptor().completes(whole.clone()));
+    drop(single.job.descriptor().reports_to(whole.clone()));
     abandoned(&whole);
 
     let half = single.length as u64 / 2;
     let parts = Arc::new(Completion::chunked(single.job.work(half)));
     while parts.work().is_some_and(|work| work.claim_front().is_some()) {}
-    drop(single.job.piece(0, half).part_of(parts.clone(), 0));
+    drop(single.job.piece(0, half).reports_part_to(parts.clone(), 0));
     assert!(!parts.is_done(), "the other half may still come");
-    drop(single.job.piece(half, half).part_of(parts.clone(), half));
+    drop(single.job.piece(half, half).reports_part_to(parts.clone(), half));
     abandoned(&parts);
     single.field.check_all();
     assert_eq!(bench.channel().statistics().submitted, 0);

@@ -158,12 +158,6 @@ impl Descriptor {
         }
     }
 
-    /// Nothing to move: its completion tells when everything before it in its channel is over.
-    pub fn marker(completion: Arc<Completion>) -> Self {
-        // SAFETY: no byte is touched.
-        unsafe { Self::new(Operation::Copy, 0, 0, 0) }.completes(completion)
-    }
-
     /// The value that a fill writes.
     #[inline]
     pub fn value(mut self, value: u8) -> Self {
@@ -206,16 +200,24 @@ impl Descriptor {
     }
 
     /// Reports to a completion that has no other descriptor.
-    pub fn completes(mut self, completion: Arc<Completion>) -> Self {
+    ///
+    /// # Safety
+    /// The end of the descriptor must be the end of the completion's transfer: the completion is a
+    /// [whole](Completion::whole) one, and nothing else reports to it. Memory is given back on its
+    /// word.
+    pub unsafe fn completes(mut self, completion: Arc<Completion>) -> Self {
         self.flags.set(Flags::QUIET, completion.is_quiet());
         self.completion = Some(completion);
         self
     }
 
-    /// Reports to a chunked completion, of which it carries the part at `offset`. The part must
-    /// lie inside one chunk, have a length, and its chunk must have been claimed by whoever makes
-    /// the part, so that nobody else does the same bytes.
-    pub fn part_of(mut self, completion: Arc<Completion>, offset: u64) -> Self {
+    /// Reports to a chunked completion, of which it carries the part at `offset`.
+    ///
+    /// # Safety
+    /// The part must have a length and lie inside one chunk. Whoever makes the part must have claimed
+    /// the chunk, and must make no other part over the same bytes: memory is given back when all bytes
+    /// were reported.
+    pub unsafe fn part_of(mut self, completion: Arc<Completion>, offset: u64) -> Self {
         self.scope = Scope::Part;
         self.offset = offset;
         self.completion = Some(completion);
@@ -376,7 +378,15 @@ impl Descriptor {
     /// Reports the end of bytes that were claimed by [`Descriptor::claim`]: `Ok` with the offset in
     /// them of the first difference for a compare. As in [`Descriptor::finish`], the calling
     /// processor finishes what it can.
-    pub fn finish_claimed(&self, claimed: Chunk, result: Result<Option<u64>, ExecutionError>) {
+    ///
+    /// # Safety
+    /// The bytes must have been claimed through this descriptor, each is reported once, and nothing
+    /// accesses them any more: memory is given back when all bytes were reported.
+    pub unsafe fn finish_claimed(
+        &self,
+        claimed: Chunk,
+        result: Result<Option<u64>, ExecutionError>,
+    ) {
         let Some(completion) = self.completion.as_ref().filter(|_| self.scope == Scope::Chunks)
         else {
             return;

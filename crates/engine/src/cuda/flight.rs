@@ -116,7 +116,9 @@ impl Open {
     /// For a compare, the result is where in the piece the first difference is.
     pub(super) fn end(&mut self, piece: Chunk, result: Result<Option<u64>, ExecutionError>) {
         self.in_flight -= 1;
-        self.descriptor.finish_claimed(piece, result.clone());
+        // SAFETY: the piece was claimed for this descriptor and ends once, when the device is through
+        // with it.
+        unsafe { self.descriptor.finish_claimed(piece, result.clone()) };
         match result {
             Ok(difference) => {
                 self.difference = self.difference.or(difference.map(|at| piece.offset + at));

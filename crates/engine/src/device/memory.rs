@@ -116,6 +116,7 @@ impl SharedMemory {
 impl Drop for SharedMemory {
     fn drop(&mut self) {
         // Before the pages go.
-        self.device.unmap(&self.addresses);
+        // SAFETY: mapped when this was made.
+        unsafe { self.device.unmap(&self.addresses) };
     }
 }

@@ -21,6 +21,7 @@ use memferry_sys::device::Device;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::vfio::pci::IOAT;
 
+use self::model::IoatModel;
 use self::queue::{Counters, Facts, Queue};
 use self::registers as r;
 use crate::contract::{
@@ -57,7 +58,12 @@ pub struct IoatCounters {
 
 impl IoatEngine {
     /// The engine over devices that nobody else uses. What is mapped for the first is mapped for all.
-    pub fn over(devices: &[Arc<dyn Device>]) -> io::Result<Self> {
+    ///
+    /// # Safety
+    /// The devices must be copy engines of this kind, or behave as such, and keep what
+    /// [`Device`] says of mappings and of a reset. Until the engine and its channels are gone, nobody
+    /// else may write their registers or end their mappings.
+    pub unsafe fn over(devices: &[Arc<dyn Device>]) -> io::Result<Self> {
         let first = devices.first().ok_or(io::ErrorKind::NotFound)?;
         let (mut channels, mut largest, mut fills) = (Vec::new(), u64::MAX, true);
         for device in devices {
@@ -98,11 +104,20 @@ impl IoatEngine {
         })
     }
 
+    /// The engine over a model of a device.
+    pub fn over_model(model: Arc<IoatModel>) -> io::Result<Self> {
+        // SAFETY: a model behaves as it should, and whoever writes its registers or ends its mappings
+        // makes the promises of the unsafe calls that do so.
+        unsafe { Self::over(&[model]) }
+    }
+
     /// The engine over devices of the machine that were handed over to programs, named by their
     /// addresses on the bus. Measures what their copies take.
     pub fn open(addresses: &[impl AsRef<str>]) -> Result<Self, OpenError> {
         let devices = open_all(NAME, addresses, IOAT)?;
-        let engine = Self::over(&devices).map_err(|error| refused(NAME, &error))?;
+        // SAFETY: `open_all` compared their identities, and a device that was handed over to a
+        // program is opened by one only.
+        let engine = unsafe { Self::over(&devices) }.map_err(|error| refused(NAME, &error))?;
         let cost = measure(&engine).unwrap_or(engine.cost);
         Ok(Self { cost, ..engine })
     }

@@ -132,13 +132,17 @@ impl Queue {
         let (device, at) = (&*self.device, self.registers);
         self.memory.store64(self.word, &[0]);
         (self.first, self.told) = (self.tail, self.tail);
-        device
-            .write16(at + r::CHANCTRL, r::CHANCTRL_ANY_ERROR_ABORT | r::CHANCTRL_ERROR_COMPLETION);
-        // In halves: not all devices take these in one.
-        let write = |register: usize, address: u64| {
+        let control = r::CHANCTRL_ANY_ERROR_ABORT | r::CHANCTRL_ERROR_COMPLETION;
+        // SAFETY: the channel is this queue's alone (promised to `IoatEngine::over`) and was just
+        // stopped; it takes orders from its own ring, which names only memory of descriptors that
+        // are in flight, and reports to its own word.
+        let write = |register: usize, address: u64| unsafe {
+            // In halves: not all devices take these in one.
             device.write32(at + register, address as u32);
             device.write32(at + register + 4, (address >> 32) as u32);
         };
+        // SAFETY: as above.
+        unsafe { device.write16(at + r::CHANCTRL, control) };
         write(r::CHANCMP, self.memory.address(self.word));
         write(r::CHAINADDR, self.address(self.tail));
         self.stale = self.status() & r::CHANSTS_COMPLETED;
@@ -181,7 +185,8 @@ impl Queue {
             }
             self.told = self.head;
             let count = (self.head - self.first) as u16;
-            self.device.write16(self.registers + r::DMACOUNT, count);
+            // SAFETY: as in `start`; all descriptors up to this count are written.
+            unsafe { self.device.write16(self.registers + r::DMACOUNT, count) };
         }
     }
 
@@ -363,13 +368,17 @@ pub(super) fn stop(device: &dyn Device, at: usize) -> io::Result<()> {
         matches!(state, Some(ChannelState::Active | ChannelState::Idle | ChannelState::Armed))
     };
     if runs(status()) {
-        device.write8(at + r::CHANCMD, r::CHANCMD_SUSPEND);
+        // SAFETY: a channel that stops touches no memory.
+        unsafe { device.write8(at + r::CHANCMD, r::CHANCMD_SUSPEND) };
         // One that does not obey is reset all the same.
         let _ = until(COMMAND_LIMIT, || !runs(status()));
     }
     let errors = device.read32(at + r::CHANERR);
-    device.write32(at + r::CHANERR, errors);
-    device.write8(at + r::CHANCMD, r::CHANCMD_RESET);
+    // SAFETY: as above.
+    unsafe {
+        device.write32(at + r::CHANERR, errors);
+        device.write8(at + r::CHANCMD, r::CHANCMD_RESET);
+    }
     let is_over = || device.read8(at + r::CHANCMD) & r::CHANCMD_RESET == 0;
     match until(COMMAND_LIMIT, is_over) {
         true => Ok(()),

@@ -22,6 +22,7 @@ use memferry_sys::pages::page_bytes;
 use memferry_sys::vfio::pci::E1000E;
 
 use self::card::Card;
+use self::model::NicModel;
 use self::queue::{Counters, Queue};
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, MemoryKind, MemoryKinds,
@@ -75,8 +76,13 @@ pub struct NicCounters {
 }
 
 impl NicEngine {
-    /// The engine over a card, which nobody else may use.
-    pub fn over(device: Arc<dyn Device>, settings: Settings) -> io::Result<Self> {
+    /// The engine over a card.
+    ///
+    /// # Safety
+    /// The device must be a card of this kind, or behave as such, and keep what [`Device`] says of
+    /// mappings and of a reset. Until the engine and its channels are gone, nobody else may write its
+    /// registers or end its mappings.
+    pub unsafe fn over(device: Arc<dyn Device>, settings: Settings) -> io::Result<Self> {
         // The card is tried at once, so that one which does not work is told here.
         drop(Card::new(device.clone())?);
         Ok(Self {
@@ -102,12 +108,22 @@ impl NicEngine {
         })
     }
 
+    /// The engine over a model of a card.
+    pub fn over_model(model: Arc<NicModel>, settings: Settings) -> io::Result<Self> {
+        // SAFETY: a model behaves as it should, and whoever writes its registers or ends its mappings
+        // makes the promises of the unsafe calls that do so.
+        unsafe { Self::over(model, settings) }
+    }
+
     /// The engine over a card of the machine that was handed over to programs, named by its address
     /// on the bus. Measures what its copies take.
     pub fn open(address: &str, settings: Settings) -> Result<Self, OpenError> {
         let mut devices = open_all(NAME, &[address], E1000E)?;
         let device = devices.pop().ok_or_else(|| refused(NAME, &"no card was named"))?;
-        let engine = Self::over(device, settings).map_err(|error| refused(NAME, &error))?;
+        // SAFETY: `open_all` compared its identity, and a device that was handed over to a program is
+        // opened by one only.
+        let engine = unsafe { Self::over(device, settings) };
+        let engine = engine.map_err(|error| refused(NAME, &error))?;
         let cost = measure(&engine).unwrap_or(engine.cost);
         Ok(Self { cost, counters: Arc::default(), ..engine })
     }

@@ -144,7 +144,7 @@ impl Device for NicModel {
         if state.faults.gone { u32::MAX } else { state.get(at) }
     }
 
-    fn write32(&self, at: usize, value: u32) {
+    unsafe fn write32(&self, at: usize, value: u32) {
         let mut state = self.state();
         if !state.faults.gone {
             state.write(at, value);
@@ -162,13 +162,13 @@ impl Device for NicModel {
     fn read64(&self, at: usize) -> u64 {
         self.wrong_width(at)
     }
-    fn write8(&self, at: usize, _value: u8) {
+    unsafe fn write8(&self, at: usize, _value: u8) {
         self.wrong_width(at);
     }
-    fn write16(&self, at: usize, _value: u16) {
+    unsafe fn write16(&self, at: usize, _value: u16) {
         self.wrong_width(at);
     }
-    fn write64(&self, at: usize, _value: u64) {
+    unsafe fn write64(&self, at: usize, _value: u64) {
         self.wrong_width(at);
     }
 
@@ -180,7 +180,7 @@ impl Device for NicModel {
         }
     }
 
-    fn unmap(&self, pages: &[u64]) {
+    unsafe fn unmap(&self, pages: &[u64]) {
         let mut state = self.state();
         if !state.memory.unmap(pages) {
             state.mistake("memory is unmapped that is not mapped".into());

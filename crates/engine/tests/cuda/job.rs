@@ -86,11 +86,13 @@ impl Job {
             return Descriptor::chunks(completion.clone()).passing(self.is_passing);
         }
         let (source, target) = (self.source.address, self.target.address);
-        // SAFETY: as above.
-        unsafe { Descriptor::new(self.operation, source, target, self.length) }
-            .memory(self.source.kind, self.target.kind)
-            .value(self.value)
-            .passing(self.is_passing)
-            .completes(completion.clone())
+        // SAFETY: as above; nothing else reports to the completion.
+        unsafe {
+            Descriptor::new(self.operation, source, target, self.length)
+                .memory(self.source.kind, self.target.kind)
+                .value(self.value)
+                .passing(self.is_passing)
+                .completes(completion.clone())
+        }
     }
 }

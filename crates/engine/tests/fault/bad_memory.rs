@@ -7,7 +7,7 @@ use memferry_engine::fault::{Fault, Script};
 use memferry_engine::{Completion, Descriptor, ExecutionError, Finish, Kernel, Operation, Taken};
 
 use crate::engines;
-use crate::place::{PAGE, Place, UNTOUCHED, carry_out, open, outcome, stops};
+use crate::place::{PAGE, Place, UNTOUCHED, carry_out, open, outcome, reporting, stops};
 
 #[test]
 fn bad_memory_is_told_with_address_and_progress_and_nothing_past_it_is_touched() {
@@ -56,7 +56,8 @@ fn one_bad_part_fails_the_transfer_and_leaves_the_other_parts_done() {
                     let (from, to) = (source + part * PART, target + part * PART);
                     // SAFETY: as above.
                     let order = unsafe { Descriptor::new(Operation::Copy, from, to, PART) };
-                    Some(order.part_of(completion.clone(), part * PART))
+                    // SAFETY: all chunks are claimed, and each is a part.
+                    Some(unsafe { order.part_of(completion.clone(), part * PART) })
                 })
                 .collect();
             assert_eq!(channel.submit(&mut batch), Ok(Taken { first: 1, count: 4 }));
@@ -89,11 +90,14 @@ fn what_follows_bad_memory_is_not_begun_and_what_follows_a_rescue_is() {
             let completions = [(); 2].map(|()| Arc::new(Completion::whole()));
             let order = |place: &mut Place, index: usize| {
                 let descriptor = place.descriptor(Operation::Copy, 200);
-                Order::one(channel.clone(), false, descriptor.completes(completions[index].clone()))
+                Order::one(channel.clone(), false, reporting(descriptor, &completions[index]))
             };
             let follower = order(&mut second, 1);
-            Launch::after(&completions[..1], completions[1].clone(), vec![follower]);
-            Launch::now(&completions[0], [order(&mut first, 0)]);
+            // SAFETY: each completion has one descriptor.
+            unsafe {
+                Launch::after(&completions[..1], completions[1].clone(), vec![follower]);
+                Launch::now(&completions[0], [order(&mut first, 0)]);
+            }
             let result = outcome(&*channel, &completions[1]);
             if matches!(fault, Fault::BadMemory { .. }) {
                 assert_eq!(result, Err(ExecutionError::Predecessor));

@@ -9,7 +9,7 @@ use memferry_engine::fault::{Fault, Script};
 use memferry_engine::{ChannelOptions, Completion, Engine, Finish, Operation, SubmitError, Taken};
 
 use crate::engines;
-use crate::place::{PAGE, Place, open, outcome, until};
+use crate::place::{PAGE, Place, open, outcome, reporting, until};
 
 #[test]
 fn a_delayed_descriptor_keeps_those_behind_it_in_order() {
@@ -22,7 +22,7 @@ fn a_delayed_descriptor_keeps_those_behind_it_in_order() {
             .iter_mut()
             .zip(&completions)
             .map(|(place, completion)| {
-                Some(place.descriptor(Operation::Copy, 300).completes(completion.clone()))
+                Some(reporting(place.descriptor(Operation::Copy, 300), completion))
             })
             .collect();
         assert_eq!(channel.submit(&mut batch), Ok(Taken { first: 1, count: 3 }));
@@ -41,7 +41,7 @@ fn a_ring_that_pretends_to_be_full_takes_nothing_and_loses_nothing() {
     for engine in engines(&Script::default().full([true, true, false])) {
         let (mut place, channel) = (Place::new(), open(&engine));
         let completion = Arc::new(Completion::whole());
-        let descriptor = place.descriptor(Operation::Copy, 500).completes(completion.clone());
+        let descriptor = reporting(place.descriptor(Operation::Copy, 500), &completion);
         let mut batch = [Some(descriptor)];
         for _ in 0..2 {
             assert_eq!(channel.submit(&mut batch).unwrap().count, 0);
@@ -59,8 +59,9 @@ fn what_a_channel_never_takes_is_done_by_whoever_launches_it() {
     for engine in engines(&Script::default().full([true]).repeating()) {
         let (mut place, channel) = (Place::new(), open(&engine));
         let completion = Arc::new(Completion::whole());
-        let descriptor = place.descriptor(Operation::Copy, PAGE).completes(completion.clone());
-        Launch::now(&completion, [Order::one(channel.clone(), false, descriptor)]);
+        let descriptor = reporting(place.descriptor(Operation::Copy, PAGE), &completion);
+        // SAFETY: the only descriptor of the completion.
+        unsafe { Launch::now(&completion, [Order::one(channel.clone(), false, descriptor)]) };
         assert_eq!(completion.outcome(), Some(Ok(Finish { difference: None })));
         place.check(Operation::Copy, PAGE);
         assert_eq!(channel.statistics().submitted, 0);
@@ -99,7 +100,7 @@ fn a_channel_dropped_with_delayed_and_failing_work_ends_all_of_it() {
             .iter_mut()
             .zip(&completions)
             .map(|(place, completion)| {
-                Some(place.descriptor(Operation::Copy, 300).completes(completion.clone()))
+                Some(reporting(place.descriptor(Operation::Copy, 300), completion))
             })
             .collect();
         assert_eq!(channel.submit(&mut batch).unwrap().count, 4);

@@ -9,7 +9,7 @@ use memferry_engine::{
     ChannelOptions, Completion, Descriptor, Engine, ExecutionError, Finish, Operation,
 };
 
-use crate::place::{PAGE, Place, carry_out, open, stops, until};
+use crate::place::{PAGE, Place, carry_out, open, reporting, stops, until};
 use crate::{around_cpu, engines};
 
 #[test]
@@ -96,7 +96,7 @@ fn a_number_is_completed_only_when_the_rescued_bytes_are_there() {
         let (from, to) = (source.as_ptr() as u64, target.as_mut_ptr() as u64);
         // SAFETY: both live longer than the channel; nobody looks before the number is completed.
         let order = unsafe { Descriptor::new(Operation::Copy, from, to, LENGTH as u64) };
-        channel.submit(&mut [Some(order.completes(completion.clone()))]).unwrap();
+        channel.submit(&mut [Some(reporting(order, &completion))]).unwrap();
         std::thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {

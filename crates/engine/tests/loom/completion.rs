@@ -5,18 +5,18 @@ use std::task::{Wake, Waker};
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
-use memferry_engine::{Completion, Descriptor, ExecutionError};
+use memferry_engine::{Completion, ExecutionError};
 
-use crate::model;
+use crate::{empty, model};
 
 /// Ends a transfer well, as a channel does.
 fn finish(completion: &Arc<Completion>) {
-    Descriptor::marker(completion.clone()).run();
+    empty(completion).run();
 }
 
 /// Ends it badly.
 fn abandon(completion: &Arc<Completion>) {
-    drop(Descriptor::marker(completion.clone()));
+    drop(empty(completion));
 }
 
 /// Something an engine writes before the end and a user reads after it.

@@ -11,7 +11,7 @@ use memferry_engine::{
     Taken,
 };
 
-use crate::model;
+use crate::{empty, model};
 
 /// A channel that carries out what it is given on the spot, and counts.
 #[derive(Debug)]
@@ -74,13 +74,14 @@ fn whole() -> Arc<Completion> {
 
 /// Registers a transfer of one descriptor behind others; it reports to `completion`.
 fn follow(predecessors: &[Arc<Completion>], completion: &Arc<Completion>, channel: &Arc<Counting>) {
-    let order = Order::one(channel.clone(), true, Descriptor::marker(completion.clone()));
-    Launch::after(predecessors, completion.clone(), vec![order]);
+    let order = Order::one(channel.clone(), true, empty(completion));
+    // SAFETY: its only descriptor.
+    unsafe { Launch::after(predecessors, completion.clone(), vec![order]) };
 }
 
 /// Ends a transfer on a thread of its own.
 fn end(completion: &Arc<Completion>, well: bool) -> thread::JoinHandle<()> {
-    let descriptor = Descriptor::marker(completion.clone());
+    let descriptor = empty(completion);
     thread::spawn(move || {
         if well {
             descriptor.run();

@@ -51,28 +51,33 @@ impl Device for Late {
     fn read64(&self, at: usize) -> u64 {
         self.model.read64(at)
     }
-    fn write8(&self, at: usize, value: u8) {
-        self.model.write8(at, value);
+    unsafe fn write8(&self, at: usize, value: u8) {
+        // SAFETY: passed on.
+        unsafe { self.model.write8(at, value) };
     }
-    fn write16(&self, at: usize, value: u16) {
-        self.model.write16(at, value);
+    unsafe fn write16(&self, at: usize, value: u16) {
+        // SAFETY: passed on.
+        unsafe { self.model.write16(at, value) };
     }
-    fn write32(&self, at: usize, value: u32) {
+    unsafe fn write32(&self, at: usize, value: u32) {
         // The first thing that a driver does which stops a card.
         if at == r::IMC && self.is_armed.swap(false, Ordering::SeqCst) {
             self.let_land();
         }
-        self.model.write32(at, value);
+        // SAFETY: passed on.
+        unsafe { self.model.write32(at, value) };
     }
-    fn write64(&self, at: usize, value: u64) {
-        self.model.write64(at, value);
+    unsafe fn write64(&self, at: usize, value: u64) {
+        // SAFETY: passed on.
+        unsafe { self.model.write64(at, value) };
     }
     unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
         // SAFETY: passed on.
         unsafe { self.model.map(start, pages, direction) }
     }
-    fn unmap(&self, pages: &[u64]) {
-        self.model.unmap(pages);
+    unsafe fn unmap(&self, pages: &[u64]) {
+        // SAFETY: passed on.
+        unsafe { self.model.unmap(pages) };
     }
     fn is_contiguous(&self) -> bool {
         self.model.is_contiguous()

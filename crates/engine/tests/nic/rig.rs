@@ -88,7 +88,10 @@ impl Rig {
         let completions: Vec<_> = copies.iter().map(|_| Arc::new(Completion::whole())).collect();
         let descriptors = copies.iter().zip(&completions);
         let descriptors = descriptors
-            .map(|(copy, completion)| self.descriptor(*copy, None).completes(completion.clone()))
+            .map(|(copy, completion)| {
+                // SAFETY: the only descriptor of the completion.
+                unsafe { self.descriptor(*copy, None).completes(completion.clone()) }
+            })
             .collect();
         self.submit(descriptors);
         for completion in completions {
@@ -151,7 +154,8 @@ impl Rig {
             .iter()
             .map(|copy| {
                 let part = self.descriptor(*copy, Some(variable));
-                let part = part.part_of(completion.clone(), offset);
+                // SAFETY: all chunks are claimed, and the copies lie one behind the other.
+                let part = unsafe { part.part_of(completion.clone(), offset) };
                 offset += copy.length as u64;
                 part
             })

@@ -96,7 +96,8 @@ impl Spoiled {
 
 impl Drop for Spoiled {
     fn drop(&mut self) {
-        self.inner.unmap(&self.addresses);
+        // SAFETY: mapped when this was made.
+        unsafe { self.inner.unmap(&self.addresses) };
     }
 }
 
@@ -124,17 +125,20 @@ impl Device for Spoiled {
     fn read64(&self, at: usize) -> u64 {
         self.inner.read64(at)
     }
-    fn write8(&self, at: usize, value: u8) {
-        self.inner.write8(at, value);
+    unsafe fn write8(&self, at: usize, value: u8) {
+        // SAFETY: passed on.
+        unsafe { self.inner.write8(at, value) };
     }
-    fn write16(&self, at: usize, value: u16) {
-        self.inner.write16(at, value);
+    unsafe fn write16(&self, at: usize, value: u16) {
+        // SAFETY: passed on.
+        unsafe { self.inner.write16(at, value) };
     }
-    fn write64(&self, at: usize, value: u64) {
-        self.inner.write64(at, value);
+    unsafe fn write64(&self, at: usize, value: u64) {
+        // SAFETY: passed on.
+        unsafe { self.inner.write64(at, value) };
     }
 
-    fn write32(&self, at: usize, value: u32) {
+    unsafe fn write32(&self, at: usize, value: u32) {
         let mut state = self.state.lock().unwrap();
         match at {
             r::TDBAL => state.ring[0] = value,
@@ -147,7 +151,8 @@ impl Device for Spoiled {
         if at == r::TDT {
             self.spoil(value);
         }
-        self.inner.write32(at, value);
+        // SAFETY: passed on.
+        unsafe { self.inner.write32(at, value) };
     }
 
     unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
@@ -160,12 +165,13 @@ impl Device for Spoiled {
         Ok(())
     }
 
-    fn unmap(&self, pages: &[u64]) {
+    unsafe fn unmap(&self, pages: &[u64]) {
         // First here: the addresses may be used again at once.
         let mut state = self.state.lock().unwrap();
         pages.iter().for_each(|page| assert!(state.pages.remove(page).is_some()));
         drop(state);
-        self.inner.unmap(pages);
+        // SAFETY: passed on.
+        unsafe { self.inner.unmap(pages) };
     }
 
     fn is_contiguous(&self) -> bool {

@@ -41,10 +41,10 @@ impl Device for Invented {
     fn read64(&self, _at: usize) -> u64 {
         0
     }
-    fn write8(&self, _at: usize, _value: u8) {}
-    fn write16(&self, _at: usize, _value: u16) {}
-    fn write32(&self, _at: usize, _value: u32) {}
-    fn write64(&self, _at: usize, _value: u64) {}
+    unsafe fn write8(&self, _at: usize, _value: u8) {}
+    unsafe fn write16(&self, _at: usize, _value: u16) {}
+    unsafe fn write32(&self, _at: usize, _value: u32) {}
+    unsafe fn write64(&self, _at: usize, _value: u64) {}
 
     unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
         if self.is_full {
@@ -65,7 +65,7 @@ impl Device for Invented {
         Ok(())
     }
 
-    fn unmap(&self, pages: &[u64]) {
+    unsafe fn unmap(&self, pages: &[u64]) {
         let mut mapped = lock(&self.mapped);
         pages.iter().for_each(|page| assert!(mapped.remove(page), "unmapped twice"));
     }

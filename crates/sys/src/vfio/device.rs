@@ -122,7 +122,8 @@ impl VfioDevice {
             Some(libc::ENOMEM) => OpenError::LockedMemory { limit: residency::lock_limit_bytes() },
             _ => refused("mapping a page")(error),
         })?;
-        self.unmap(&at);
+        // SAFETY: mapped a few lines above.
+        unsafe { self.unmap(&at) };
         Ok(())
     }
 
@@ -166,19 +167,19 @@ impl Device for VfioDevice {
         self.registers.read64(at)
     }
 
-    fn write8(&self, at: usize, value: u8) {
+    unsafe fn write8(&self, at: usize, value: u8) {
         self.registers.write8(at, value);
     }
 
-    fn write16(&self, at: usize, value: u16) {
+    unsafe fn write16(&self, at: usize, value: u16) {
         self.registers.write16(at, value);
     }
 
-    fn write32(&self, at: usize, value: u32) {
+    unsafe fn write32(&self, at: usize, value: u32) {
         self.registers.write32(at, value);
     }
 
-    fn write64(&self, at: usize, value: u64) {
+    unsafe fn write64(&self, at: usize, value: u64) {
         self.registers.write64(at, value);
     }
 
@@ -202,7 +203,7 @@ impl Device for VfioDevice {
         Ok(())
     }
 
-    fn unmap(&self, pages: &[u64]) {
+    unsafe fn unmap(&self, pages: &[u64]) {
         let Some(&start) = pages.first() else { return };
         if !self.file.is_ours() {
             return;

@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn a_model_of_a_card_moves_nearly_all_of_an_aligned_mebibyte() {
-        let engine = Arc::new(NicEngine::over(NicModel::new(), Settings::default()).unwrap());
+        let engine = Arc::new(NicEngine::over_model(NicModel::new(), Settings::default()).unwrap());
         let mut figures = Vec::new();
         let found =
             measure(engine, None, "model", Effort::Brief, |name| figures.push(name.to_owned()));

@@ -9,7 +9,6 @@ use memferry::engine::ChannelOptions;
 use memferry::engine::conformance::Subject;
 use memferry::engine::ioat::IoatEngine;
 use memferry::engine::ioat::model::{Counters, Faults, IoatModel, When};
-use memferry_sys::device::Device;
 
 use super::super::Effort;
 use super::memory::{ALIGNED, HALF_APART, LINE_APART, Placing, Shore};
@@ -104,8 +103,8 @@ fn engine(faults: Faults, is_contiguous: bool) -> (Arc<IoatModel>, Arc<IoatEngin
     (model, engine)
 }
 
-fn over(device: Arc<dyn Device>) -> io::Result<Arc<IoatEngine>> {
-    IoatEngine::over(&[device]).map(Arc::new)
+fn over(model: Arc<IoatModel>) -> io::Result<Arc<IoatEngine>> {
+    IoatEngine::over_model(model).map(Arc::new)
 }
 
 /// Descriptors for copies of all sizes and placings, and the keys.

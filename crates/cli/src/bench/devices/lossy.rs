@@ -61,7 +61,7 @@ fn run_suite(name: &str, faults: Faults, settings: Settings, on_case: impl FnMut
 /// An engine over a model that goes wrong once it is in use.
 fn engine(faults: Faults, settings: Settings) -> (Arc<NicModel>, Arc<NicEngine>) {
     let model = NicModel::new();
-    let engine = NicEngine::over(model.clone(), settings).expect("a model of a card");
+    let engine = NicEngine::over_model(model.clone(), settings).expect("a model of a card");
     model.set_faults(faults);
     (model, Arc::new(engine))
 }

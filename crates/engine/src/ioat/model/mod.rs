@@ -285,19 +285,19 @@ impl Device for IoatModel {
         self.shared.read(at, 8)
     }
 
-    fn write8(&self, at: usize, value: u8) {
+    unsafe fn write8(&self, at: usize, value: u8) {
         self.shared.write(at, 1, value.into());
     }
 
-    fn write16(&self, at: usize, value: u16) {
+    unsafe fn write16(&self, at: usize, value: u16) {
         self.shared.write(at, 2, value.into());
     }
 
-    fn write32(&self, at: usize, value: u32) {
+    unsafe fn write32(&self, at: usize, value: u32) {
         self.shared.write(at, 4, value.into());
     }
 
-    fn write64(&self, at: usize, value: u64) {
+    unsafe fn write64(&self, at: usize, value: u64) {
         self.shared.write(at, 8, value);
     }
 
@@ -324,7 +324,7 @@ impl Device for IoatModel {
         }
     }
 
-    fn unmap(&self, pages: &[u64]) {
+    unsafe fn unmap(&self, pages: &[u64]) {
         for address in self.shared.memory.unmap(pages) {
             self.shared.mistake(format!("{address:#x} was unmapped, which is not mapped"));
         }

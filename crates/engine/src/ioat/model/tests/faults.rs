@@ -43,7 +43,7 @@ fn a_channel_that_stalls_says_nothing_and_hears_nothing_but_a_reset() {
     rig.put(Descriptor::null().with_write_back());
     rig.ring();
     await_that("the stall", || rig.counters().stalls == 1);
-    model.write8(rig.register(CHANCMD), CHANCMD_SUSPEND);
+    model.set8(rig.register(CHANCMD), CHANCMD_SUSPEND);
     rig.ring();
     assert_eq!(rig.state(), Some(ChannelState::Active));
     assert_eq!((rig.word(), rig.status() & CHANSTS_COMPLETED), (word, last));
@@ -81,7 +81,7 @@ fn resets_that_are_refused_do_not_end() {
     let mut rig = Rig::new(&model);
     model.set_faults(with(|faults| faults.refused_resets = 2));
     for _ in 0..2 {
-        model.write8(rig.register(CHANCMD), CHANCMD_RESET);
+        model.set8(rig.register(CHANCMD), CHANCMD_RESET);
         assert!((0..1000).all(|_| rig.is_in_reset()));
     }
     rig.start();
@@ -142,9 +142,9 @@ fn mappings_are_refused_by_number_and_by_size() {
     model.set_faults(with(|faults| faults.most_mapped_bytes = Some(4 * page_bytes())));
     assert_eq!(map(3), Err(ENOMEM));
     assert_eq!(model.mapped_pages(), 2);
-    model.unmap(&one);
+    model.end(&one);
     let rest = map(3).unwrap();
-    model.unmap(&other);
-    model.unmap(&rest);
+    model.end(&other);
+    model.end(&rest);
     assert_clean(&model);
 }

@@ -110,7 +110,7 @@ fn a_chain_that_leads_nowhere_ends_there() {
 fn a_chain_that_begins_nowhere_does_not_begin() {
     let (mut rig, _source, _target) = set_up();
     for address in [0x5000, 0, rig.slot(0) + 32] {
-        rig.model.write64(rig.register(CHAINADDR), address);
+        rig.model.set64(rig.register(CHAINADDR), address);
         assert_eq!(rig.fail(Descriptor::null()), error::CHAIN_ADDRESS, "{address:#x}");
         rig.start();
     }
@@ -121,7 +121,7 @@ fn a_completion_word_that_is_nowhere_halts_the_channel_after_the_work() {
     let (mut rig, source, target) = set_up();
     let read_only = Mapped::with(&rig.model, 1, Direction::Reads);
     for address in [0x5000, rig.word.at(4), read_only.at(0)] {
-        rig.model.write64(rig.register(CHANCMP), address);
+        rig.model.set64(rig.register(CHANCMP), address);
         let copy = Descriptor::copy(source.at(0), target.at(0), 8);
         assert_eq!(rig.fail(copy), error::COMPLETION_ADDRESS, "{address:#x}");
         assert_eq!(target.bytes(0, 8), source.bytes(0, 8));
@@ -141,7 +141,7 @@ fn an_error_is_written_to_the_word_with_the_last_descriptor_that_went_well() {
 #[test]
 fn an_error_is_not_written_to_the_word_if_nobody_asked_for_it() {
     let (mut rig, _source, _target) = set_up();
-    rig.model.write16(rig.register(CHANCTRL), CHANCTRL_ANY_ERROR_ABORT);
+    rig.model.set16(rig.register(CHANCTRL), CHANCTRL_ANY_ERROR_ABORT);
     rig.fail(Descriptor::copy(0x5000, 0x5000, 8));
     assert_eq!(rig.word(), 0);
 }
@@ -156,13 +156,13 @@ fn a_halted_channel_does_nothing_until_its_errors_are_cleared_and_a_chain_is_wri
     assert_eq!(rig.state(), Some(ChannelState::Halted));
     assert_eq!(rig.model.mistakes(), Vec::<String>::new());
     // Without a reset: errors away, and a chain from where the rest is.
-    rig.model.write32(rig.register(CHANERR), error::TARGET_ADDRESS);
+    rig.model.set32(rig.register(CHANERR), error::TARGET_ADDRESS);
     assert_eq!(rig.errors(), error::SOURCE_ADDRESS);
-    rig.model.write32(rig.register(CHANERR), error::SOURCE_ADDRESS);
+    rig.model.set32(rig.register(CHANERR), error::SOURCE_ADDRESS);
     assert_eq!(rig.errors(), 0);
     let rest = rig.slot(1);
-    rig.model.write64(rig.register(CHAINADDR), rest);
-    rig.model.write16(rig.register(DMACOUNT), 1);
+    rig.model.set64(rig.register(CHAINADDR), rest);
+    rig.model.set16(rig.register(DMACOUNT), 1);
     await_that("the rest", || rig.status() == rest | ChannelState::Idle as u64);
     assert_eq!(rig.model.mistakes(), Vec::<String>::new());
 }

@@ -73,9 +73,36 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        self.model.unmap(&self.addresses);
+        self.model.end(&self.addresses);
     }
 }
+
+/// What a driver does to a device, for tests that are the only driver of theirs.
+trait Driving: Device {
+    fn set8(&self, at: usize, value: u8) {
+        // SAFETY: what is mapped is the test's own memory, and the test reads it when the device is
+        // through with it.
+        unsafe { self.write8(at, value) };
+    }
+    fn set16(&self, at: usize, value: u16) {
+        // SAFETY: as above.
+        unsafe { self.write16(at, value) };
+    }
+    fn set32(&self, at: usize, value: u32) {
+        // SAFETY: as above.
+        unsafe { self.write32(at, value) };
+    }
+    fn set64(&self, at: usize, value: u64) {
+        // SAFETY: as above.
+        unsafe { self.write64(at, value) };
+    }
+    fn end(&self, pages: &[u64]) {
+        // SAFETY: no other driver has mappings.
+        unsafe { self.unmap(pages) };
+    }
+}
+
+impl Driving for IoatModel {}
 
 /// A channel with a ring of descriptors in two pages and a completion word.
 struct Rig {
@@ -112,15 +139,15 @@ impl Rig {
         self.put = 0;
         self.set_word(0);
         self.model
-            .write16(self.register(CHANCTRL), CHANCTRL_ANY_ERROR_ABORT | CHANCTRL_ERROR_COMPLETION);
-        self.model.write64(self.register(CHANCMP), self.word.at(0));
-        self.model.write64(self.register(CHAINADDR), self.slot(0));
+            .set16(self.register(CHANCTRL), CHANCTRL_ANY_ERROR_ABORT | CHANCTRL_ERROR_COMPLETION);
+        self.model.set64(self.register(CHANCMP), self.word.at(0));
+        self.model.set64(self.register(CHAINADDR), self.slot(0));
     }
 
     fn reset(&self) {
         let errors = self.errors();
-        self.model.write32(self.register(CHANERR), errors);
-        self.model.write8(self.register(CHANCMD), CHANCMD_RESET);
+        self.model.set32(self.register(CHANERR), errors);
+        self.model.set8(self.register(CHANCMD), CHANCMD_RESET);
         await_that("the end of a reset", || !self.is_in_reset());
     }
 
@@ -150,7 +177,7 @@ impl Rig {
     }
 
     fn ring(&self) {
-        self.model.write16(self.register(DMACOUNT), self.put as u16);
+        self.model.set16(self.register(DMACOUNT), self.put as u16);
     }
 
     /// Puts one descriptor that tells when it is finished, rings, and waits for that.

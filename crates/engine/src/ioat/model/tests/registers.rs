@@ -32,22 +32,22 @@ fn a_channel_is_halted_without_an_error_when_it_is_switched_on() {
 fn registers_keep_what_is_written_unless_they_are_read_only() {
     let model = IoatModel::new();
     let base = channel_base(0);
-    model.write16(base + CHANCTRL, CHANCTRL_ERROR_COMPLETION);
-    model.write64(base + CHANCMP, 0x12_3456_7890);
-    model.write64(base + CHAINADDR, 0xAB_CDEF_0040);
-    model.write32(base + CHANERRMASK, 0x30000);
-    model.write16(INTRDELAY, 9);
+    model.set16(base + CHANCTRL, CHANCTRL_ERROR_COMPLETION);
+    model.set64(base + CHANCMP, 0x12_3456_7890);
+    model.set64(base + CHAINADDR, 0xAB_CDEF_0040);
+    model.set32(base + CHANERRMASK, 0x30000);
+    model.set16(INTRDELAY, 9);
     assert_eq!(model.read16(base + CHANCTRL), CHANCTRL_ERROR_COMPLETION);
     assert_eq!(model.read64(base + CHANCMP), 0x12_3456_7890);
     assert_eq!(model.read64(base + CHAINADDR), 0xAB_CDEF_0040);
     assert_eq!((model.read32(base + CHANERRMASK), model.read16(INTRDELAY)), (0x30000, 9));
     assert_clean(&model);
     let read_only = mistakes_of(&model, |model| {
-        model.write8(CHANCNT, 9);
-        model.write8(XFERCAP, 9);
-        model.write8(CBVER, 9);
-        model.write32(DMACAPABILITY, 9);
-        model.write64(base + CHANSTS, 0);
+        model.set8(CHANCNT, 9);
+        model.set8(XFERCAP, 9);
+        model.set8(CBVER, 9);
+        model.set32(DMACAPABILITY, 9);
+        model.set64(base + CHANSTS, 0);
     });
     assert_eq!((read_only, model.read8(CHANCNT), model.read8(XFERCAP)), (5, 1, 20));
     assert_eq!(ChannelState::of(model.read64(base + CHANSTS)), Some(ChannelState::Halted));
@@ -58,8 +58,8 @@ fn addresses_may_be_written_and_read_in_halves() {
     let model = IoatModel::new();
     let base = channel_base(0);
     for register in [CHANCMP, CHAINADDR] {
-        model.write32(base + register, 0x1234_5680);
-        model.write32(base + register + 4, 0x9A);
+        model.set32(base + register, 0x1234_5680);
+        model.set32(base + register + 4, 0x9A);
         assert_eq!(model.read64(base + register), 0x9A_1234_5680);
         assert_eq!(model.read32(base + register + 4), 0x9A);
     }
@@ -73,7 +73,7 @@ fn the_first_who_reads_the_control_register_has_the_channel() {
     let at = channel_base(0) + CHANCTRL;
     assert_eq!(model.read16(at) & CHANCTRL_IN_USE, 0);
     assert_eq!(model.read16(at) & CHANCTRL_IN_USE, CHANCTRL_IN_USE);
-    model.write16(at, 0);
+    model.set16(at, 0);
     assert_eq!(model.read16(at) & CHANCTRL_IN_USE, 0);
 }
 
@@ -88,10 +88,10 @@ fn accesses_that_make_no_sense_are_kept_as_mistakes() {
         assert_eq!(model.read32(base + CHANSTS + 2), u32::MAX);
         assert_eq!(model.read32(0x7C), u32::MAX);
         assert_eq!(model.read16(channel_base(1) + DMACOUNT), u16::MAX);
-        model.write32(base + DMACOUNT, 1);
-        model.write8(base + CHANCTRL, 1);
-        model.write16(base + CHANCTRL, 0x8000);
-        model.write8(base + CHANCMD, 0x01);
+        model.set32(base + DMACOUNT, 1);
+        model.set8(base + CHANCTRL, 1);
+        model.set16(base + CHANCTRL, 0x8000);
+        model.set8(base + CHANCMD, 0x01);
     });
     assert_eq!(wrong, 10);
     assert!(model.mistakes()[0].starts_with("0x0 was read with 32 bits"));
@@ -108,8 +108,8 @@ fn a_chain_is_not_to_be_written_while_the_channel_is_active() {
     rig.ring();
     let chain = rig.slot(0);
     let wrong = mistakes_of(&model, |model| {
-        model.write64(rig.register(CHAINADDR), 0x4000);
-        model.write64(rig.register(CHANCMP), 0x4000);
+        model.set64(rig.register(CHAINADDR), 0x4000);
+        model.set64(rig.register(CHANCMP), 0x4000);
     });
     assert_eq!((wrong, model.read64(rig.register(CHAINADDR))), (2, chain));
     assert_eq!(model.read64(rig.register(CHANCMP)), rig.word.at(0));
@@ -119,7 +119,7 @@ fn a_chain_is_not_to_be_written_while_the_channel_is_active() {
 fn a_doorbell_without_a_chain_is_a_mistake() {
     let model = IoatModel::new();
     let at = channel_base(0) + DMACOUNT;
-    assert_eq!(mistakes_of(&model, |model| model.write16(at, 1)), 1);
+    assert_eq!(mistakes_of(&model, |model| model.set16(at, 1)), 1);
     assert_eq!(model.counters(0).doorbells, 1);
 }
 
@@ -132,12 +132,12 @@ fn a_new_chain_counts_from_the_beginning() {
     }
     assert_eq!(model.read16(rig.register(DMACOUNT)), 3);
     let third = rig.slot(2);
-    model.write64(rig.register(CHAINADDR), third);
+    model.set64(rig.register(CHAINADDR), third);
     assert_eq!(model.read16(rig.register(DMACOUNT)), 0);
     assert_eq!(rig.status() & CHANSTS_COMPLETED, 0);
     assert_eq!(model.read64(rig.register(CDAR)), third);
     rig.set_word(0);
-    model.write16(rig.register(DMACOUNT), 1);
+    model.set16(rig.register(DMACOUNT), 1);
     rig.await_word(third);
     assert_eq!(model.mistakes(), Vec::<String>::new());
 }
@@ -168,7 +168,7 @@ fn memory_that_cannot_be_written_is_mapped_for_reading_only() {
     let refused = map(&model, at, &mut addresses, Direction::Writes).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(EFAULT));
     map(&model, at, &mut addresses, Direction::Reads).unwrap();
-    model.unmap(&addresses);
+    model.end(&addresses);
     assert_clean(&model);
 }
 
@@ -181,8 +181,8 @@ fn a_page_may_be_mapped_twice_and_has_two_addresses() {
         map(&model, memory.pages.as_ptr() as usize, &mut again, Direction::Reads).unwrap();
         assert_ne!(memory.addresses, again);
         assert_eq!(model.mapped_pages(), 2);
-        model.unmap(&again);
-        assert_eq!(mistakes_of(&model, |model| model.unmap(&again)), 1);
+        model.end(&again);
+        assert_eq!(mistakes_of(&model, |model| model.end(&again)), 1);
     }
     assert_eq!(model.mapped_pages(), 0);
 }

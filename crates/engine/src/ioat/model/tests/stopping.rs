@@ -16,7 +16,7 @@ fn a_suspended_channel_waits_for_the_next_doorbell() {
     let model = IoatModel::new();
     let mut rig = Rig::new(&model);
     rig.run(Descriptor::null());
-    model.write8(rig.register(CHANCMD), CHANCMD_SUSPEND);
+    model.set8(rig.register(CHANCMD), CHANCMD_SUSPEND);
     rig.await_state(ChannelState::Suspended);
     rig.run(Descriptor::null());
     assert_eq!(rig.state(), Some(ChannelState::Idle));
@@ -34,7 +34,7 @@ fn suspending_lets_the_descriptor_end_that_is_worked_on() {
     }
     rig.ring();
     await_that("the first descriptor", || rig.counters().descriptors > 0);
-    model.write8(rig.register(CHANCMD), CHANCMD_SUSPEND);
+    model.set8(rig.register(CHANCMD), CHANCMD_SUSPEND);
     rig.await_state(ChannelState::Suspended);
     let done = rig.counters().descriptors as usize;
     assert!(done < 100);
@@ -51,9 +51,9 @@ fn a_reset_takes_a_while_and_forgets_all_but_errors() {
     let model = IoatModel::new();
     let mut rig = Rig::new(&model);
     rig.fail(Descriptor::copy(0x5000, 0x5000, 8));
-    model.write8(rig.register(CHANCMD), CHANCMD_RESET);
+    model.set8(rig.register(CHANCMD), CHANCMD_RESET);
     assert!(rig.is_in_reset() && rig.is_in_reset());
-    model.write64(rig.register(CHANCMP), 0x1000);
+    model.set64(rig.register(CHANCMP), 0x1000);
     assert_eq!(model.mistakes().len(), 1);
     assert!(model.mistakes()[0].ends_with("it was written during a reset"));
     await_that("the end of the reset", || !rig.is_in_reset());
@@ -95,7 +95,7 @@ fn a_reset_of_the_device_stops_all_channels_and_leaves_mappings() {
             rig.put(Descriptor::fill(!0, target.at(0), 8).with_write_back());
             rig.ring();
         }
-        model.write8(INTRCTRL, 1);
+        model.set8(INTRCTRL, 1);
         let mapped = model.mapped_pages();
         model.reset().unwrap();
         assert_eq!((model.mapped_pages(), model.read8(INTRCTRL)), (mapped, 0));
@@ -121,7 +121,7 @@ fn unmapping_waits_for_the_descriptor_that_is_worked_on() {
     let last = rig.put(Descriptor::fill(!0, target.at(0), 8).with_write_back());
     rig.ring();
     // Either it is worked on already, and then it ends first, or it finds nothing any more.
-    model.unmap(&target.addresses);
+    model.end(&target.addresses);
     let after = target.bytes(0, 8).to_vec();
     await_that("an end", || rig.state() != Some(ChannelState::Active));
     match rig.state() {

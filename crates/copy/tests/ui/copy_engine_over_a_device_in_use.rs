@@ -1,0 +1,8 @@
+// error: E0133
+use std::sync::Arc;
+
+fn opens(device: Arc<dyn memferry_sys::device::Device>) {
+    let _ = memferry_engine::ioat::IoatEngine::over(&[device]);
+}
+
+fn main() {}

@@ -1,0 +1,6 @@
+// error: E0133
+fn starts(device: &dyn memferry_sys::device::Device) {
+    device.write64(0x90, 0xDEAD_0000);
+}
+
+fn main() {}
