@@ -371,12 +371,13 @@ impl OpenEngine {
     }
 
     /// What was pinned for it, if it needs that.
-    pub(crate) fn pin_statistics(&self) -> Option<PinStatistics> {
+    pub(crate) fn pin_statistics(&self, is_forked: bool) -> Option<PinStatistics> {
         if let Some(registration) = &self.registration {
             return Some(registration.statistics());
         }
         let registry = self.engine.registry()?;
-        let (refused, last_refusal) = registry.refusals();
+        // A lock that was held at a fork is held for ever in the child.
+        let (refused, last_refusal) = if is_forked { (0, None) } else { registry.refusals() };
         let (cache, watching) = (registry.cache().statistics(), registry.cache().watching());
         Some(PinStatistics { cache, watching, refused, refused_bytes: 0, last_refusal })
     }

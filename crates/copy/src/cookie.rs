@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Mutex, MutexGuard, TryLockError};
 
 use memferry_sys::fork;
 use memferry_sys::sync::lock;
@@ -98,9 +98,9 @@ impl CookieTable {
             return Ok(cookie);
         }
         // Retired while the slot is locked: a transfer is always in its slot or in the archive.
-        let mut slot = lock(self.slot(number));
-        if let Some(old) = slot.take() {
-            self.retire(old);
+        let mut slot = self.guard(self.slot(number), cookie)?;
+        if let Some(old) = &*slot {
+            self.retire(old, cookie)?;
         }
         *slot = Some(Entry { number, transfer });
         drop(slot);
@@ -108,7 +108,8 @@ impl CookieTable {
     }
 
     /// Locks a part of the table. In a forked child the lock may be held by a thread that exists
-    /// only in the parent; then what it guards is out of reach.
+    /// only in the parent; then what it guards is out of reach. A child that has threads of its own
+    /// may get the same answer when two of them meet here.
     fn guard<'a, T>(
         &self,
         mutex: &'a Mutex<T>,
@@ -117,7 +118,11 @@ impl CookieTable {
         if fork::generation() == self.fork_generation {
             return Ok(lock(mutex));
         }
-        mutex.try_lock().map_err(|_| CookieError::Forked(cookie.0))
+        match mutex.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(CookieError::Forked(cookie.0)),
+        }
     }
 
     fn slot(&self, number: u64) -> &Mutex<Option<Entry>> {
@@ -125,20 +130,21 @@ impl CookieTable {
     }
 
     /// Whether a retired entry needs the archive at all is seen without its lock: most ended well.
-    fn retire(&self, old: Entry) {
+    fn retire(&self, old: &Entry, cookie: Cookie) -> Result<(), CookieError> {
         match old.transfer.check() {
             Some(Ok(_)) => {}
             outcome => {
-                let mut archive = lock(&self.archive);
+                let mut archive = self.guard(&self.archive, cookie)?;
                 match outcome {
                     Some(Err(error)) => archive.remember(old.number, error),
                     _ => {
                         archive.sweep();
-                        archive.unfinished.insert(old.number, old.transfer);
+                        archive.unfinished.insert(old.number, old.transfer.clone());
                     }
                 }
             }
         }
+        Ok(())
     }
 
     /// What is known of a cookie.
@@ -193,5 +199,64 @@ impl Archive {
                 self.remember(number, error);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use memferry_engine::Completion;
+
+    use super::*;
+    use crate::transfer::Waiting;
+
+    /// A transfer that goes on for ever.
+    fn endless() -> Transfer {
+        let waiting = Waiting {
+            spin_ns: 0,
+            fork_generation: fork::generation(),
+            helped_chunks: AtomicU64::new(0),
+        };
+        Transfer::shared(Arc::new(Completion::whole()), 1, false, Arc::new(waiting))
+    }
+
+    /// What a forked child says that does `work`; a child that hangs is ended.
+    fn in_child(work: impl FnOnce() -> bool) -> i32 {
+        // SAFETY: the child uses the table and the heap and leaves by `_exit`; the alarm ends it if a
+        // lock keeps it.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::alarm(30);
+                libc::_exit(i32::from(!work()));
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            status
+        }
+    }
+
+    #[test]
+    fn a_child_is_told_of_the_fork_where_the_parent_holds_a_lock() {
+        fork::watch();
+        let table = CookieTable::new(1);
+        // The thread that forks stands for another that held the lock: in the child it is held too,
+        // and nobody gives it back.
+        let slot = lock(table.slot(0));
+        let slot_held = in_child(|| matches!(table.insert(endless()), Err(CookieError::Forked(_))));
+        drop(slot);
+        assert_eq!(slot_held, 0, "a held slot");
+
+        let first = table.insert(endless()).unwrap();
+        table.next.store(SLOTS as u64, Ordering::Relaxed);
+        let archive = lock(&table.archive);
+        let archive_held = in_child(|| {
+            let refused = matches!(table.insert(endless()), Err(CookieError::Forked(_)));
+            refused && matches!(table.find(first), Ok(Known::Transfer(_)))
+        });
+        drop(archive);
+        assert_eq!(archive_held, 0, "a held archive");
+        assert!(table.insert(endless()).is_ok());
     }
 }

@@ -3,19 +3,24 @@
 //! With it, every completion of every engine arrives without the application calling anything:
 //! futures, eventfds and notification variables need not know what kind of engine is behind them.
 //! A driven channel tells the driver of every submit, whoever makes it.
+//!
+//! A channel whose code panics, on whatever thread, is dropped at once: by the contract that ends what
+//! it holds, so every pending transfer fails, and later ones are left to their callers.
 
-use std::mem::ManuallyDrop;
+mod driven;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use memferry_engine::contract::{enter_engine_thread, is_engine_thread};
-use memferry_engine::{
-    Channel, ChannelStatistics, Descriptor, ExecutionError, OpenError, Sequence, SubmitError, Taken,
-};
+use memferry_engine::{Channel, OpenError};
 use memferry_sys::WaitWord;
 use memferry_sys::fork;
+
+pub(crate) use driven::Driven;
 
 /// The thread of a ferry that polls.
 #[derive(Debug)]
@@ -27,7 +32,7 @@ pub(crate) struct Driver {
 
 #[derive(Debug)]
 struct Shared {
-    channels: Vec<Arc<dyn Channel>>,
+    channels: Vec<Arc<Driven>>,
     bell: Arc<Bell>,
 }
 
@@ -54,7 +59,7 @@ impl Bell {
 impl Driver {
     /// Starts a driver for these channels, which ring the bell; none is needed if there are none.
     pub(crate) fn start(
-        channels: Vec<Arc<dyn Channel>>,
+        channels: Vec<Arc<Driven>>,
         bell: Arc<Bell>,
     ) -> Result<Option<Self>, OpenError> {
         if channels.is_empty() {
@@ -67,7 +72,9 @@ impl Driver {
             .name("memferry-driver".into())
             .spawn(move || {
                 enter_engine_thread();
-                worker.run();
+                if catch_unwind(AssertUnwindSafe(|| worker.run())).is_err() {
+                    worker.give_up();
+                }
             })
             .map_err(|error| OpenError::System {
                 engine: "driver".into(),
@@ -90,6 +97,12 @@ impl Shared {
             }
             self.bell.rings.wait(seen, None);
         }
+    }
+
+    /// Nobody polls any more: ends what the channels hold, and takes nothing new.
+    fn give_up(&self) {
+        self.bell.stopping.store(true, Ordering::Release);
+        self.channels.iter().for_each(|channel| channel.break_down("the driver panicked"));
     }
 
     /// Polls every channel once; `false` when none has work left. Work that waits for something
@@ -116,90 +129,6 @@ impl Drop for Driver {
         }
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
-        }
-    }
-}
-
-/// A channel that a driver polls. In a forked child, where there is no driver, it is closed, and
-/// what it holds is left alone: it belongs to the parent.
-#[derive(Debug)]
-pub(crate) struct Driven {
-    inner: ManuallyDrop<Arc<dyn Channel>>,
-    bell: Arc<Bell>,
-    fork_generation: u64,
-}
-
-impl Driven {
-    pub(crate) fn new(inner: Arc<dyn Channel>, bell: Arc<Bell>) -> Self {
-        fork::watch();
-        Self { inner: ManuallyDrop::new(inner), bell, fork_generation: fork::generation() }
-    }
-
-    fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
-    }
-}
-
-// SAFETY: numbers and descriptors are the inner channel's, passed through unchanged; a channel that
-// refuses and stands still, as in a forked child, makes no promise it could break.
-unsafe impl Channel for Driven {
-    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
-        if self.is_forked() || self.bell.stopping.load(Ordering::Acquire) {
-            return Err(SubmitError::Closed);
-        }
-        let taken = self.inner.submit(batch)?;
-        if taken.count > 0 {
-            self.bell.ring();
-        }
-        Ok(taken)
-    }
-
-    fn completed(&self) -> Sequence {
-        if self.is_forked() { 0 } else { self.inner.completed() }
-    }
-
-    fn error_of(&self, sequence: Sequence) -> Option<ExecutionError> {
-        if self.is_forked() { None } else { self.inner.error_of(sequence) }
-    }
-
-    fn poll(&self) -> bool {
-        !self.is_forked() && self.inner.poll()
-    }
-
-    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
-        !self.is_forked() && self.inner.park(sequence, timeout)
-    }
-
-    fn is_asleep(&self) -> bool {
-        !self.is_forked() && self.inner.is_asleep()
-    }
-
-    fn wake(&self) {
-        if !self.is_forked() {
-            self.inner.wake();
-        }
-    }
-
-    fn close(&self) {
-        if !self.is_forked() {
-            self.inner.close();
-        }
-    }
-
-    fn outstanding_bytes(&self) -> u64 {
-        if self.is_forked() { 0 } else { self.inner.outstanding_bytes() }
-    }
-
-    fn statistics(&self) -> ChannelStatistics {
-        if self.is_forked() { ChannelStatistics::default() } else { self.inner.statistics() }
-    }
-}
-
-impl Drop for Driven {
-    fn drop(&mut self) {
-        if !self.is_forked() {
-            // SAFETY: dropped once, here, and not used afterwards.
-            unsafe { ManuallyDrop::drop(&mut self.inner) };
         }
     }
 }

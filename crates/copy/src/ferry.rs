@@ -274,7 +274,9 @@ impl Ferry {
             engines: engines.iter().map(|o| (o.engine.name().into(), channels(o))).collect(),
             pinning: engines
                 .iter()
-                .filter_map(|o| Some((o.engine.name().into(), o.pin_statistics()?)))
+                .filter_map(|o| {
+                    Some((o.engine.name().into(), o.pin_statistics(waiting.is_forked())?))
+                })
                 .collect(),
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use common::{SIZES, builder, pattern};
-use memferry_copy::{Error, Ferry, Notification, Options, Request};
+use memferry_copy::{BuildError, Error, Ferry, Notification, Options, Request};
 use memferry_engine::cpu::{CpuEngine, Profile};
 use memferry_engine::fault::{Fault, FaultEngine, Script};
 use memferry_engine::polled::PolledEngine;
@@ -124,4 +124,12 @@ fn the_planner_gives_each_size_to_the_cheaper_engine() {
     let statistics = ferry.statistics();
     assert!(statistics.engine("cpu").submitted > 0);
     assert_eq!(statistics.engine("polled").submitted, 0, "it is slower at any large size");
+}
+
+#[test]
+fn an_engine_without_channels_is_refused_with_what_to_do() {
+    let error = builder().engine(cpu(), 0).engine(cpu(), 1).build().unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, BuildError::Setting { name: "channels", .. }), "{text}");
+    assert!(text.contains("engine cpu") && text.contains("at least one channel"), "{text}");
 }

@@ -187,6 +187,9 @@ unsafe impl Channel for ThreadedChannel {
     }
 
     fn error_of(&self, sequence: Sequence) -> Option<ExecutionError> {
+        if self.is_forked() {
+            return None;
+        }
         lock(&self.shared.failures).find(sequence)
     }
 
@@ -242,14 +245,13 @@ unsafe impl Channel for ThreadedChannel {
 impl Drop for ThreadedChannel {
     fn drop(&mut self) {
         self.close();
-        let thread = lock(&self.thread).take();
         // A forked child has no such thread. And the last handle may be dropped by the channel's
         // own thread, or by another channel's, which an order that it launched had left it with:
         // the thread then ends by itself.
         if self.is_forked() || is_engine_thread() {
             return;
         }
-        if let Some(thread) = thread {
+        if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join();
         }
     }

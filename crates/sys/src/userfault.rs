@@ -108,6 +108,21 @@ impl Userfault {
         let _ = call(self.as_fd(), UNREGISTER_CALL, &mut range);
     }
 
+    /// Ends all watching for good: whoever waits until an event is read goes on, and nothing can be
+    /// watched any more. For a reader that cannot go on; needs no new descriptor, since `stop` takes the
+    /// place of this one.
+    pub fn retire(&self, stop: &EventFd) {
+        if !self.descriptor.is_ours() {
+            return;
+        }
+        let (own, other) = (self.as_fd().as_raw_fd(), stop.as_fd().as_raw_fd());
+        // SAFETY: both are open, and this one stays so: its number stands for the other file now. The
+        // last reference to the userfaultfd is gone with it.
+        while unsafe { libc::dup3(other, own, libc::O_CLOEXEC) } == -1
+            && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
+        {}
+    }
+
     /// Whether some thread is between changing the mapping of watched memory and having its event
     /// read. When this says no, every change made before has been read.
     pub fn is_changing(&self) -> bool {

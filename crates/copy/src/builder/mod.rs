@@ -336,11 +336,16 @@ impl Builder {
         spin_ns: Option<u64>,
         waiting: &Arc<Waiting>,
         bell: &Arc<Bell>,
-        driven: &mut Vec<Arc<dyn Channel>>,
+        driven: &mut Vec<Arc<Driven>>,
     ) -> Result<OpenEngine, BuildError> {
         const MOST_DESCRIPTORS: usize = 1 << 20;
         let EngineChoice { engine, channels } = choice;
         let capabilities = engine.capabilities();
+        if channels == 0 {
+            let (name, value) = ("channels", format!("0 for engine {}", engine.name()));
+            let expected = "at least one channel: name a number from 1 on, or leave the engine out";
+            return Err(BuildError::Setting { name, value, expected });
+        }
         if capabilities.largest_descriptor_bytes == 0 || capabilities.boundary_bytes == Some(0) {
             let (name, value) = ("engine", engine.name().to_owned());
             let expected = "an engine that takes at least one byte per descriptor";
@@ -351,7 +356,7 @@ impl Builder {
             return Err(BuildError::Setting { name, value, expected: "at most 1048576" });
         }
         let registration = Registration::of(&*engine, self.pin_limits.unwrap_or_default())?;
-        let channels: Vec<_> = (0..channels)
+        let channels: Vec<Arc<dyn Channel>> = (0..channels)
             .map(|index| {
                 engine.open_channel(&ChannelOptions {
                     core: (!self.cores.is_empty()).then(|| self.cores[index % self.cores.len()]),
@@ -364,9 +369,10 @@ impl Builder {
         let channels = if capabilities.self_driving {
             channels
         } else {
-            driven.extend(channels.iter().cloned());
-            let drive = |channel| Arc::new(Driven::new(channel, bell.clone())) as Arc<dyn Channel>;
-            channels.into_iter().map(drive).collect()
+            let drive = |channel| Arc::new(Driven::new(channel, bell.clone()));
+            let fresh: Vec<_> = channels.into_iter().map(drive).collect();
+            driven.extend(fresh.iter().cloned());
+            fresh.into_iter().map(|channel| channel as Arc<dyn Channel>).collect()
         };
         let lane = |channel: &Arc<dyn Channel>| {
             Arc::new(Lane { channel: channel.clone(), waiting: waiting.clone() })

@@ -52,9 +52,12 @@ impl Ferry {
         let scope =
             Scope { ferry: self, started: Mutex::default(), scope: PhantomData, env: PhantomData };
         let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
-        for transfer in lock(&scope.started).drain(..) {
-            // A failure was or could have been seen through the handle; here only the end counts.
-            let _ = transfer.wait();
+        // In a forked child nothing is in flight, and another thread may have held the lock.
+        if !self.inner.waiting.is_forked() {
+            for transfer in lock(&scope.started).drain(..) {
+                // A failure was or could have been seen through the handle; here only the end counts.
+                let _ = transfer.wait();
+            }
         }
         result.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -139,7 +142,7 @@ impl<'scope> Scope<'scope, '_> {
 
     /// Sees to it that the scope waits for a transfer.
     fn watch(&'scope self, transfer: Transfer, target: *mut u8) -> ScopedTransfer<'scope> {
-        if !transfer.is_done() {
+        if !transfer.is_done() && !self.ferry.inner.waiting.is_forked() {
             let mut started = lock(&self.started);
             // A scope that lives long should not gather what is over.
             if started.len() == started.capacity() {

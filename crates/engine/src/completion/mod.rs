@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 use memferry_sys::sync::{Mutex, lock, spin_hint};
-use memferry_sys::{EventFd, WaitWord};
+use memferry_sys::{EventFd, WaitWord, fork};
 
 pub use launch::{Launch, Order};
 pub use notify::{Notification, Notify};
@@ -60,6 +60,8 @@ pub struct Completion {
     /// Boxed: most transfers have none, and a completion should be few cache lines.
     watchers: Mutex<Option<Box<Watchers>>>,
     span: tracing::Span,
+    /// In a forked child the locks of a completion of the parent may be held for ever.
+    fork_generation: u64,
 }
 
 /// Everybody who wants to be told, apart from sleepers on the state word.
@@ -86,7 +88,13 @@ impl Completion {
             failure: Mutex::new(None),
             watchers: Mutex::new(None),
             span: tracing::Span::none(),
+            fork_generation: fork::generation(),
         }
+    }
+
+    /// Made by the parent of this forked child: nobody here ends it, and its locks are not taken.
+    fn is_forked(&self) -> bool {
+        fork::generation() != self.fork_generation
     }
 
     /// The completion of a transfer that has ended well already.
@@ -133,13 +141,16 @@ impl Completion {
         self.state.word().load(Ordering::Acquire) & DONE != 0
     }
 
-    /// How it ended, or `None` while it goes on.
+    /// How it ended, or `None` while it goes on. In a forked child, a failure of the parent's is told
+    /// as [`ExecutionError::Forked`].
     pub fn outcome(&self) -> Option<Result<Finish, ExecutionError>> {
         let state = self.state.word().load(Ordering::Acquire);
         if state & DONE == 0 {
             return None;
         }
-        Some(if state & FAILED != 0 {
+        Some(if state & FAILED != 0 && self.is_forked() {
+            Err(ExecutionError::Forked)
+        } else if state & FAILED != 0 {
             let failure = lock(&self.failure).clone();
             Err(failure.expect("a failure is recorded before it is announced"))
         } else {
@@ -371,8 +382,12 @@ impl Completion {
         kept.into_iter().for_each(|thing| shielded(|| drop(thing)));
     }
 
-    /// Adds a watcher, unless the transfer is over already; returns whether it was added.
+    /// Adds a watcher, unless the transfer is over already, or goes on in another process; returns
+    /// whether it was added.
     fn watch(&self, add: impl FnOnce(&mut Watchers)) -> bool {
+        if self.is_forked() {
+            return false;
+        }
         let mut watchers = lock(&self.watchers);
         // The flag is set under the lock: an engine that sees it waits for the lock and then
         // finds the watcher.
@@ -467,5 +482,41 @@ fn shielded(theirs: impl FnOnce()) {
     if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(theirs)) {
         // Its drop is the user's code too, and may panic again.
         std::mem::forget(panic);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_waits_for_no_lock_of_a_completion_of_its_parent() {
+        fork::watch();
+        let completion = Completion::whole();
+        let failed = Completion::refused(ExecutionError::Cancelled { done_bytes: 0 });
+        let event = Arc::new(EventFd::new().unwrap());
+        // The thread that forks stands for another that held the locks: in the child they are held
+        // too, and nobody gives them back.
+        let (watchers, failure) = (lock(&completion.watchers), lock(&failed.failure));
+        // SAFETY: the child uses what is here and the heap, and leaves by `_exit`; the alarm ends it if
+        // a lock keeps it.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: as above.
+            unsafe { libc::alarm(30) };
+            completion.signal_at_end(&event);
+            let fine = event.drain() == 1
+                && completion.keep_until_end(7) == Err(7)
+                && completion.outcome().is_none()
+                && failed.outcome() == Some(Err(ExecutionError::Forked));
+            // SAFETY: ends the child without running the parent's exit handlers.
+            unsafe { libc::_exit(i32::from(!fine)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child just made.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0);
+        drop((watchers, failure));
+        assert_eq!(completion.keep_until_end(7), Ok(()));
     }
 }

@@ -449,7 +449,7 @@ impl Drop for Descriptor {
     #[inline]
     fn drop(&mut self) {
         if let Some(completion) = self.completion.take() {
-            let reason = "descriptor abandoned";
+            let reason = "its channel ended before it was carried out (did the engine panic?)";
             self.report(&completion, Err(ExecutionError::Engine { done_bytes: 0, reason }));
         }
     }

@@ -30,7 +30,9 @@ pub use pins::{Notice, PinnedAt};
 pub use pins::{Pinner, Pins};
 #[cfg(not(loom))]
 pub use registry::{Acquaintance, Limits, Registry};
-pub use shared::{FailureLog, enter_engine_thread, is_engine_thread, park_by_polling};
+pub use shared::{
+    FailureLog, as_engine_thread, enter_engine_thread, is_engine_thread, park_by_polling,
+};
 
 /// The number of a descriptor in its channel. The first is 1; 0 stands for "none yet".
 pub type Sequence = u64;
@@ -89,6 +91,10 @@ pub trait Engine: Send + Sync + Debug {
 /// the descriptor of that number is over, and a descriptor that was taken must not touch its memory
 /// after it was finished, dropped, or its number was reached. Numbers rise by one per descriptor in
 /// the order of `submit`, without gaps.
+///
+/// A call that panics must leave the channel such that it can be dropped: the drop of the last handle
+/// ends what the channel holds, also if it unwinds, and nothing touches the memory of a descriptor
+/// after that descriptor was dropped.
 pub unsafe trait Channel: Send + Sync + Debug {
     /// Takes descriptors from the front of `batch` for as long as there is room, leaving `None`
     /// behind for each one taken; `None` entries are skipped. Taking none is no error.

@@ -51,6 +51,20 @@ pub fn enter_engine_thread() {
     ENGINE_THREAD.set(true);
 }
 
+/// Runs `work` on a thread that carries out transfers meanwhile, such as one that polls a channel: the
+/// ends of transfers run the user's code, which may drop the last handle of the channel.
+pub fn as_engine_thread<R>(work: impl FnOnce() -> R) -> R {
+    /// Sets back what was before, also when the work unwinds.
+    struct Restored(bool);
+    impl Drop for Restored {
+        fn drop(&mut self) {
+            ENGINE_THREAD.set(self.0);
+        }
+    }
+    let _restored = Restored(ENGINE_THREAD.replace(true));
+    work()
+}
+
 /// Whether the calling thread carries out transfers.
 pub fn is_engine_thread() -> bool {
     ENGINE_THREAD.get()

@@ -1,6 +1,7 @@
 //! A channel around a queue of hardware.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ pub(crate) struct DeviceChannel {
 
 #[derive(Debug)]
 struct Queue {
-    hardware: Box<dyn Hardware>,
+    /// Gone after a panic in its code.
+    hardware: Option<Box<dyn Hardware>>,
     /// What was taken and is not over, in order: first what the hardware has or had, then the rest.
     entries: VecDeque<Entry>,
     /// How many entries the hardware has, or has ended.
@@ -52,7 +54,7 @@ enum End {
 impl DeviceChannel {
     pub(crate) fn new(hardware: Box<dyn Hardware>, capacity: usize) -> Self {
         let queue = Queue {
-            hardware,
+            hardware: Some(hardware),
             entries: VecDeque::new(),
             posted: 0,
             is_finishing: false,
@@ -110,7 +112,9 @@ impl Queue {
     /// Learns what the hardware has done, and gives it more.
     fn pump(&mut self) {
         let mut ended = Vec::new();
-        self.hardware.look(&mut ended);
+        if self.tend(|hardware| hardware.look(&mut ended)).is_none() {
+            return;
+        }
         let mut waiting = self.entries.iter_mut().take(self.posted).filter(|e| e.end.is_none());
         for end in ended {
             let entry = waiting.next().expect("no more ends than were posted");
@@ -128,26 +132,57 @@ impl Queue {
         let before = self.posted;
         while self.posted < self.entries.len() {
             let notice = self.notice_of(self.posted);
-            let entry = &mut self.entries[self.posted];
-            entry.end = if entry.descriptor.is_cancelled() {
+            let descriptor = &self.entries[self.posted].descriptor;
+            let end = if descriptor.is_cancelled() {
                 Some(End::Cancelled)
-            } else if entry.descriptor.length() == 0 {
+            } else if descriptor.length() == 0 {
                 Some(End::Hardware(Ended::Well))
             } else {
-                match self.hardware.post(&entry.descriptor, notice) {
-                    Posted::Taken => None,
-                    Posted::Full => break,
-                    Posted::Over(end) => Some(End::Hardware(end)),
+                let Some(hardware) = self.hardware.as_mut() else { return };
+                let post = AssertUnwindSafe(|| hardware.post(descriptor, notice));
+                match catch_unwind(post) {
+                    Ok(Posted::Taken) => None,
+                    Ok(Posted::Full) => break,
+                    Ok(Posted::Over(end)) => Some(End::Hardware(end)),
+                    Err(_) => return self.break_down(),
                 }
             };
+            self.entries[self.posted].end = end;
             self.posted += 1;
             if self.entries[self.posted - 1].has_failed() {
                 break;
             }
         }
         if self.posted > before {
-            self.hardware.ring();
+            let _ = self.tend(|hardware| hardware.ring());
         }
+    }
+
+    /// Calls the driver; `None` if it panicked, now or before.
+    fn tend<R>(&mut self, call: impl FnOnce(&mut dyn Hardware) -> R) -> Option<R> {
+        let hardware = self.hardware.as_mut()?;
+        let result = catch_unwind(AssertUnwindSafe(|| call(&mut **hardware))).ok();
+        if result.is_none() {
+            self.break_down();
+        }
+        result
+    }
+
+    /// After a panic in the driver: stops the device, leaves what it was given to the processor, and
+    /// takes nothing more.
+    fn break_down(&mut self) {
+        self.closed = true;
+        let hardware = self.hardware.take();
+        if catch_unwind(AssertUnwindSafe(|| drop(hardware))).is_err() {
+            // Nobody knows whether the device writes to memory that would be given back now.
+            tracing::error!("the driver of a device panicked, and again when it was to stop it");
+            std::process::abort();
+        }
+        tracing::error!("the driver of a device panicked: the processor does what it left");
+        for entry in self.entries.iter_mut().filter(|entry| entry.end.is_none()) {
+            entry.end = Some(End::Hardware(Ended::Failed("the driver of the device panicked")));
+        }
+        self.posted = self.entries.len();
     }
 
     /// The notice behind an entry, if it is the channel that may give it.
@@ -250,11 +285,74 @@ unsafe impl Channel for DeviceChannel {
 
 impl Drop for DeviceChannel {
     fn drop(&mut self) {
+        // Nobody else is here: a step that unwound may have left this behind.
+        lock(&self.queue).is_finishing = false;
         // Drivers do not wait for ever for a device that stands still, so this ends.
         while !lock(&self.queue).entries.is_empty() {
             if !self.step() {
                 std::thread::yield_now();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::completion::Completion;
+    use crate::contract::Operation;
+
+    /// Takes everything, and panics when it is asked what became of it.
+    #[derive(Debug)]
+    struct Panicking {
+        is_stopped: Arc<AtomicBool>,
+    }
+
+    // SAFETY: it touches no memory at all.
+    unsafe impl Hardware for Panicking {
+        fn post(&mut self, _: &Descriptor, _: Option<Notice>) -> Posted {
+            Posted::Taken
+        }
+
+        fn ring(&mut self) {}
+
+        fn look(&mut self, _: &mut Vec<Ended>) {
+            std::panic::resume_unwind(Box::new("a driver that panics, on purpose"));
+        }
+    }
+
+    impl Drop for Panicking {
+        fn drop(&mut self) {
+            self.is_stopped.store(true, Ordering::SeqCst);
+        }
+    }
+
+    #[test]
+    fn after_a_panic_of_the_driver_the_device_is_stopped_and_the_processor_does_the_rest() {
+        let is_stopped = Arc::new(AtomicBool::new(false));
+        let hardware = Box::new(Panicking { is_stopped: is_stopped.clone() });
+        let channel = DeviceChannel::new(hardware, 4);
+        let mut targets = [[0u8; 8]; 3];
+        let completions = [(); 3].map(|()| Arc::new(Completion::whole()));
+        let mut batch: Vec<_> = (targets.iter_mut().zip(&completions))
+            .map(|(target, completion)| {
+                let target = target.as_mut_ptr() as u64;
+                // SAFETY: the targets outlive the channel; each completion has this descriptor alone.
+                let fill = unsafe {
+                    Descriptor::new(Operation::Fill, 0, target, 8).completes(completion.clone())
+                };
+                Some(fill.value(7))
+            })
+            .collect();
+        assert_eq!(channel.submit(&mut batch), Ok(Taken { first: 1, count: 3 }));
+        assert!(channel.poll());
+        assert!(is_stopped.load(Ordering::SeqCst), "before anything is given back");
+        assert!(completions.iter().all(|completion| matches!(completion.outcome(), Some(Ok(_)))));
+        assert_eq!((channel.completed(), channel.statistics().failed), (3, 3));
+        assert_eq!(channel.submit(&mut []), Err(SubmitError::Closed));
+        assert_eq!(targets, [[7; 8]; 3]);
     }
 }

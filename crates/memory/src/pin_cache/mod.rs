@@ -65,6 +65,11 @@
 //! Memory that was not touched yet is pinned for one use and kept from its second use on: what is
 //! mapped for one copy and unmapped after it is never watched.
 //!
+//! # If the reader ends
+//!
+//! A reader that panics closes its descriptor, so that no thread that unmaps memory waits for it. From
+//! then on nothing is heard: everything is forgotten, and memory is pinned for one use.
+//!
 //! # Forked children
 //!
 //! A child has neither the threads nor the regions of its parent. Requests there are pinned for one
@@ -457,5 +462,43 @@ mod tests {
         assert!(!cache.acquire(address, pages.len(), Access::Write).unwrap().is_kept());
         assert!(cache.acquire(address, page_bytes(), Access::Write).unwrap().is_kept());
         assert_eq!(cache.statistics().uncached, 1);
+    }
+
+    #[test]
+    #[allow(clippy::print_stderr)]
+    fn a_reader_that_panics_lets_the_application_unmap_and_nothing_is_kept() {
+        use std::sync::atomic::Ordering;
+        use std::time::Duration;
+        let cache = PinCache::new(Arc::new(Populate), Limits::default(), Watching::Events);
+        let cache = match cache {
+            Ok(cache) => cache,
+            Err(StartError::NoEvents(denied)) => return eprintln!("not tested: {denied}"),
+            Err(error) => panic!("{error}"),
+        };
+        let touched = || {
+            let mut pages = Pages::new(4 * page_bytes()).unwrap();
+            pages.as_mut_slice().fill(1);
+            pages
+        };
+        let acquire = |pages: &Pages| {
+            cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap()
+        };
+        let (first, second) = (touched(), touched());
+        assert!(acquire(&first).is_kept() && acquire(&second).is_kept());
+        cache.ears().unwrap().news.panics.store(true, Ordering::SeqCst);
+        let (tell, told) = std::sync::mpsc::channel();
+        let unmapping = std::thread::spawn(move || {
+            drop(first);
+            let _ = tell.send(());
+        });
+        told.recv_timeout(Duration::from_secs(60)).expect("the memory is unmapped");
+        unmapping.join().unwrap();
+
+        assert!(!cache.keeps(second.as_ptr() as usize, second.len(), Access::Write));
+        for pages in [&second, &touched()] {
+            assert!(!acquire(pages).is_kept());
+        }
+        assert_eq!(cache.statistics().entries, 0);
+        drop((second, cache));
     }
 }

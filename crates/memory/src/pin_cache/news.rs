@@ -19,9 +19,14 @@ pub(super) const MOST_EVENTS: usize = 256;
 pub(super) struct News {
     /// Whether a look at the list is worth while. Written with the lock held.
     some: AtomicBool,
+    /// The reader is gone: nothing is heard any more. Written with the lock held.
+    deaf: AtomicBool,
     list: Mutex<List>,
     /// Signalled when `call` of the list changes.
     called: Condvar,
+    /// The reader is to panic at the next event.
+    #[cfg(test)]
+    pub(super) panics: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -73,7 +78,14 @@ impl News {
     pub(super) fn new() -> Self {
         let events = empty_list();
         let list = List { events, lost: false, call: Call::NotStarted, sweeps_asked: 0, swept: 0 };
-        Self { some: AtomicBool::new(false), list: Mutex::new(list), called: Condvar::new() }
+        Self {
+            some: AtomicBool::new(false),
+            deaf: AtomicBool::new(false),
+            list: Mutex::new(list),
+            called: Condvar::new(),
+            #[cfg(test)]
+            panics: AtomicBool::new(false),
+        }
     }
 
     /// Reads events into the list. For the reader alone.
@@ -98,12 +110,28 @@ impl News {
         self.some.load(Ordering::SeqCst)
     }
 
-    /// Exchanges the list for an empty one that holds [`MOST_EVENTS`]. True: events were lost.
+    /// Exchanges the list for an empty one that holds [`MOST_EVENTS`]. True: events were, or may have
+    /// been, lost.
     pub(super) fn take(&self, empty: &mut Vec<Event>) -> bool {
         let mut list = lock(&self.list);
         std::mem::swap(&mut list.events, empty);
-        self.some.store(false, Ordering::SeqCst);
-        std::mem::take(&mut list.lost)
+        let is_deaf = self.is_deaf();
+        self.some.store(is_deaf, Ordering::SeqCst);
+        std::mem::take(&mut list.lost) || is_deaf
+    }
+
+    /// Says that nothing is heard any more: whatever changes from now on is lost. Called before events
+    /// stop, so that no change is neither heard nor lost.
+    pub(super) fn become_deaf(&self) {
+        let list = lock(&self.list);
+        self.deaf.store(true, Ordering::SeqCst);
+        self.some.store(true, Ordering::SeqCst);
+        drop(list);
+    }
+
+    /// Whether nothing is heard any more.
+    pub(super) fn is_deaf(&self) -> bool {
+        self.deaf.load(Ordering::SeqCst)
     }
 
     /// Says that the reader is ready.

@@ -69,6 +69,10 @@ impl Shared {
                 self.take_in(&ears.news, &mut inside, &mut cleared);
             }
             let result = work(&mut inside.index, &mut cleared);
+            if ears.is_some_and(|ears| ears.news.is_deaf()) {
+                // What changes from now on is not heard of, so nothing is kept.
+                self.invalidate_all(&mut inside.index, &mut cleared);
+            }
             if let Some(ears) = ears {
                 // Under the lock: else the memory of a pin that begins meanwhile would be missed.
                 for piece in cleared.unwatch.iter().flat_map(|&range| inside.index.uncovered(range))

@@ -6,8 +6,13 @@
 //! became stale when no request does so first. Where pins are of page frames, the reader has it look
 //! for memory that is gone before it reads: a device must not know addresses any more when their
 //! owner gets them back from the kernel for something else. It waits for that a bounded time only.
+//!
+//! A reader that panics lets everybody go who waits for it, by closing the descriptor, and the cache
+//! keeps nothing from then on. A reaper that panics, in the code of a pinner, goes on with the next
+//! request.
 
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 
@@ -49,11 +54,16 @@ impl Watcher {
             let (ears, shared) = (ears.clone(), Arc::clone(shared));
             spawn("memferry-pin-reaper", move || {
                 while let Some(chore) = ears.news.wait_for_call() {
-                    shared.with(Some(&ears), |index, cleared| {
-                        if let Chore::Sweep(_) = chore {
-                            index.invalidate_unmapped(cleared);
-                        }
-                    });
+                    let reap = || {
+                        shared.with(Some(&ears), |index, cleared| {
+                            if let Chore::Sweep(_) = chore {
+                                index.invalidate_unmapped(cleared);
+                            }
+                        });
+                    };
+                    if catch_unwind(AssertUnwindSafe(reap)).is_err() {
+                        tracing::error!("memory could not be unpinned: its pinner panicked");
+                    }
                     if let Chore::Sweep(number) = chore {
                         ears.news.swept(number);
                     }
@@ -115,21 +125,37 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 /// event is read, that thread waits.
 fn read(ears: Ears, stop: &EventFd, sweeps: bool) {
     keep_signals_away();
+    ears.news.start();
+    if catch_unwind(AssertUnwindSafe(|| read_until_stopped(&ears, stop, sweeps))).is_err() {
+        // In this order: a change is heard of, or the cache knows that it hears nothing.
+        ears.news.become_deaf();
+        ears.userfault.retire(stop);
+        ears.news.ask_to_reap();
+        tracing::error!(
+            "the reader of changed mappings panicked: no memory is kept pinned from now on"
+        );
+    }
+    // Closing ends all watching and wakes everybody who still waits; only then is anything freed.
+    drop(ears.userfault);
+}
+
+fn read_until_stopped(ears: &Ears, stop: &EventFd, sweeps: bool) {
     let Ears { userfault, news } = ears;
-    news.start();
     loop {
         let timeout_ns = news.is_some().then_some(REAP_AFTER_NS);
         match userfault.wait(stop, timeout_ns) {
             Wake::Events => {
+                #[cfg(test)]
+                if news.panics.load(std::sync::atomic::Ordering::SeqCst) {
+                    std::panic::resume_unwind(Box::new("a reader that panics, on purpose"));
+                }
                 if sweeps {
                     news.sweep();
                 }
-                news.read_from(&userfault);
+                news.read_from(userfault);
             }
             Wake::TimeOut => news.ask_to_reap(),
-            Wake::Stopped => break,
+            Wake::Stopped => return,
         }
     }
-    // Closing ends all watching and wakes everybody who still waits; only then is anything freed.
-    drop(userfault);
 }

@@ -1,0 +1,166 @@
+//! An engine whose code panics: its transfers fail, nobody hangs, and the processor goes on.
+
+mod common;
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use common::{builder, pattern};
+use memferry_copy::{Error, Ferry};
+use memferry_engine::contract::{Capabilities, Direction};
+use memferry_engine::polled::PolledEngine;
+use memferry_engine::{
+    Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine, ExecutionError,
+    OpenError, Sequence, SubmitError, Taken,
+};
+
+/// Longer than anything here takes, however busy the machine is.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// Around a polled engine. Stands still until it is told to panic, in every poll from then on.
+#[derive(Debug)]
+struct Panicky {
+    inner: PolledEngine,
+    panics: Arc<AtomicBool>,
+}
+
+impl Engine for Panicky {
+    fn name(&self) -> &'static str {
+        "panicky"
+    }
+
+    fn capabilities(&self) -> &Capabilities {
+        self.inner.capabilities()
+    }
+
+    fn cost(&self, direction: Direction) -> CostLine {
+        self.inner.cost(direction)
+    }
+
+    fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
+        let (inner, panics) = (self.inner.open_channel(options)?, self.panics.clone());
+        Ok(Arc::new(PanickyChannel { held: Default::default(), inner, panics }))
+    }
+}
+
+#[derive(Debug)]
+struct PanickyChannel {
+    /// What it was given, and never carries out.
+    held: std::sync::Mutex<Vec<Descriptor>>,
+    inner: Arc<dyn Channel>,
+    panics: Arc<AtomicBool>,
+}
+
+// SAFETY: it carries out nothing, and counts nothing as done.
+unsafe impl Channel for PanickyChannel {
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
+        let mut held = self.held.lock().unwrap();
+        let first = held.len() as u64 + 1;
+        let before = held.len();
+        held.extend(batch.iter_mut().filter_map(Option::take));
+        Ok(Taken { first, count: held.len() - before })
+    }
+
+    fn completed(&self) -> Sequence {
+        0
+    }
+
+    fn error_of(&self, sequence: Sequence) -> Option<ExecutionError> {
+        self.inner.error_of(sequence)
+    }
+
+    fn poll(&self) -> bool {
+        if self.panics.load(Ordering::SeqCst) {
+            std::panic::resume_unwind(Box::new("an engine that panics, on purpose"));
+        }
+        false
+    }
+
+    fn park(&self, _: Sequence, _: Duration) -> bool {
+        self.poll()
+    }
+
+    fn wake(&self) {}
+
+    fn close(&self) {}
+
+    fn outstanding_bytes(&self) -> u64 {
+        self.held.lock().unwrap().iter().map(Descriptor::length).sum()
+    }
+
+    fn statistics(&self) -> ChannelStatistics {
+        self.inner.statistics()
+    }
+}
+
+fn panicky() -> (Ferry, Arc<AtomicBool>) {
+    let panics = Arc::new(AtomicBool::new(false));
+    let engine = Panicky { inner: PolledEngine::new(), panics: panics.clone() };
+    let builder = builder().engine(Arc::new(engine), 2).split_bytes(0).inline_bytes(0);
+    (builder.build().unwrap(), panics)
+}
+
+fn is_engine_error(error: &Error) -> bool {
+    matches!(error, Error::Execution(ExecutionError::Engine { .. }))
+}
+
+#[test]
+fn a_panic_in_an_engine_fails_what_is_pending_and_leaves_the_rest_to_the_processor() {
+    let (ferry, panics) = panicky();
+    let transfers: Vec<_> = [100usize, 4096, 50_000]
+        .map(|length| ferry.icopy_owned(pattern(length, 1), vec![0; length]).unwrap())
+        .into();
+    let polled = ferry.icopy_owned(pattern(3000, 1), vec![0; 3000]).unwrap();
+    let signalled = ferry.icopy_owned(pattern(3000, 1), vec![0; 3000]).unwrap();
+    let event = signalled.transfer().event().unwrap();
+    let mut polled = pin!(polled);
+    let mut context = Context::from_waker(Waker::noop());
+    assert!(polled.as_mut().poll(&mut context).is_pending());
+    panics.store(true, Ordering::SeqCst);
+
+    for transfer in transfers {
+        let outcome = transfer.transfer().wait_timeout(LIMIT).expect("it ends");
+        assert!(is_engine_error(&outcome.unwrap_err()));
+        assert!(is_engine_error(&transfer.wait().unwrap_err().error));
+    }
+    let deadline = Instant::now() + LIMIT;
+    let failed = loop {
+        assert!(Instant::now() < deadline, "the future does not end");
+        match polled.as_mut().poll(&mut context) {
+            Poll::Ready(outcome) => break outcome.unwrap_err(),
+            Poll::Pending => std::thread::yield_now(),
+        }
+    };
+    assert!(is_engine_error(&failed.error), "{failed}");
+    while event.drain() == 0 {
+        assert!(Instant::now() < deadline, "the event does not come");
+        std::thread::yield_now();
+    }
+
+    // Other channels of the engine break down in turn, each at its first poll; then nobody is asked.
+    for round in 0..20 {
+        let source = pattern(10_000, round);
+        match ferry.icopy_owned(source.clone(), vec![0; 10_000]).unwrap().wait() {
+            Ok((_, target)) => assert!(target == source),
+            Err(failed) => assert!(round < 2 && is_engine_error(&failed.error), "{failed}"),
+        }
+    }
+    let (source, mut target) = (pattern(100_000, 7), vec![0; 100_000]);
+    ferry.copy(&source, &mut target).unwrap();
+    assert!(source == target);
+    drop(ferry);
+}
+
+#[test]
+fn a_ferry_whose_engine_panicked_can_be_dropped() {
+    let (ferry, panics) = panicky();
+    let transfer = ferry.icopy_owned(pattern(5000, 1), vec![0; 5000]).unwrap();
+    panics.store(true, Ordering::SeqCst);
+    drop(ferry);
+    let outcome = transfer.transfer().wait_timeout(LIMIT).expect("it ends");
+    assert!(is_engine_error(&outcome.unwrap_err()));
+}
