@@ -9,7 +9,7 @@ use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
 
 use crate::envelope::Envelope;
-use crate::error::Error;
+use crate::error::{Error, Gone};
 use crate::pieces::Piece;
 
 /// Carries messages to and from peers on other hosts, which it names by numbers of its own.
@@ -38,6 +38,17 @@ pub trait Carrier: Send + Debug {
     /// for a put) until [`CarrierEvent::Accessed`] says the number: when the bytes are where they
     /// belong, or nobody moves them any more. The peer checks what it is asked for.
     fn access(&mut self, peer: u64, number: u64, access: &CarriedAccess);
+
+    /// Whether it wants to be told from whom messages are awaited. Asked after every look; `true` now
+    /// and then is enough.
+    fn wants_awaited(&mut self) -> bool {
+        false
+    }
+
+    /// The peers that posted receives name as their only source, or that were probed since the last
+    /// call. All others are not awaited. A carrier that cannot reach one of them any more says
+    /// [`CarrierEvent::Gone`], even if it has said so before.
+    fn awaited(&mut self, _peers: &[u64]) {}
 
     /// Looks what has happened.
     fn poll(&mut self, events: &mut Vec<CarrierEvent>);
@@ -126,5 +137,7 @@ pub enum CarrierEvent {
     Gone {
         /// Who.
         peer: u64,
+        /// How it ended.
+        how: Gone,
     },
 }

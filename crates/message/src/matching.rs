@@ -153,6 +153,11 @@ impl<R: PartialEq + Copy, M> Matching<R, M> {
         gone
     }
 
+    /// The sources that posted receives name.
+    pub(crate) fn posted_sources(&self) -> impl Iterator<Item = usize> {
+        self.posted.iter().filter_map(|posted| posted.want.source)
+    }
+
     /// Drops kept messages that `keep` turns down.
     pub(crate) fn retain(&mut self, keep: impl FnMut(&Unexpected<M>) -> bool) {
         self.unexpected.retain(keep);

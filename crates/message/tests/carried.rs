@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use memferry_message::{
-    AccessWay, CarriedAccess, Carrier, CarrierEvent, Ending, Endpoint, Envelope, Error, Peer,
+    AccessWay, CarriedAccess, Carrier, CarrierEvent, Ending, Endpoint, Envelope, Error, Gone, Peer,
     Piece, Report, ReportKind, Source, TAG_ALL, Wanted,
 };
 
@@ -120,7 +120,9 @@ impl Carrier for Model {
                     }
                     events.push(CarrierEvent::Fetched { number: fetch, outcome: Ok(()) });
                 }
-                Letter::Gone => events.push(CarrierEvent::Gone { peer: OTHER }),
+                Letter::Gone => {
+                    events.push(CarrierEvent::Gone { peer: OTHER, how: Gone::Ended });
+                }
             }
         }
     }
@@ -321,4 +323,176 @@ fn accesses_end_in_reports_and_those_that_nobody_answers_with_their_peer() {
     let access = CarriedAccess { way: AccessWay::Put, key: KEY, address: 0, local: nowhere };
     // SAFETY: nothing is begun.
     assert!(unsafe { one.endpoint.post_carried(one.other, &access, ending(6)) }.is_err());
+}
+
+/// A carrier that says what it is told to, and hears from whom messages are awaited.
+#[derive(Debug, Default)]
+struct Crier {
+    says: Arc<Mutex<Vec<CarrierEvent>>>,
+    awaited: Arc<Mutex<Vec<u64>>>,
+}
+
+impl Carrier for Crier {
+    fn send(&mut self, _: u64, _: u64, _: &Envelope, _: &[Piece], _: bool) {}
+    fn fetch(&mut self, _: u64, _: u64, _: u64, _: &[Piece], _: u64) {}
+    fn taken(&mut self, _: u64, _: u64) {}
+    fn access(&mut self, _: u64, _: u64, _: &CarriedAccess) {}
+    fn poll(&mut self, events: &mut Vec<CarrierEvent>) {
+        events.append(&mut self.says.lock().unwrap());
+    }
+    fn wants_awaited(&mut self) -> bool {
+        true
+    }
+    fn awaited(&mut self, peers: &[u64]) {
+        *self.awaited.lock().unwrap() = peers.to_vec();
+    }
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+    fn is_quiet(&mut self) -> bool {
+        true
+    }
+}
+
+struct Cried {
+    endpoint: Endpoint,
+    says: Arc<Mutex<Vec<CarrierEvent>>>,
+    awaited: Arc<Mutex<Vec<u64>>>,
+}
+
+fn cried(name: &str, most_peers: usize) -> Cried {
+    let name = format!("cried-{}-{name}", std::process::id());
+    let endpoint = Endpoint::builder().most_peers(most_peers).open(&name).unwrap();
+    let crier = Crier::default();
+    let (says, awaited) = (crier.says.clone(), crier.awaited.clone());
+    endpoint.carry(Box::new(crier)).unwrap();
+    Cried { endpoint, says, awaited }
+}
+
+impl Cried {
+    /// Moves on until it is so.
+    fn until(&self, is_so: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !is_so() {
+            assert!(Instant::now() < deadline, "it comes to be so");
+            self.endpoint.progress();
+        }
+    }
+
+    /// Lets the carrier say something, until it is dealt with.
+    fn say(&self, event: CarrierEvent) {
+        // One look deals with all that the look before has brought.
+        self.says.lock().unwrap().push(event);
+        self.until(|| self.says.lock().unwrap().is_empty());
+    }
+
+    fn receive(&self, from: Source) -> Vec<u8> {
+        let mut room = vec![0; 64];
+        let wanted = Wanted::tagged(from, 0, 0);
+        let mut reports = Vec::new();
+        // SAFETY: it lives until its report has come.
+        unsafe { self.endpoint.post_receive(&wanted, &target(&mut room), 1).unwrap() };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !self.endpoint.collect(&mut reports) {
+            assert!(Instant::now() < deadline, "a message is there");
+        }
+        assert_eq!(reports[0].outcome, Ok(()));
+        room.truncate(reports[0].length as usize);
+        room
+    }
+}
+
+fn arrived(peer: u64) -> CarrierEvent {
+    CarrierEvent::Arrived { peer, envelope: Envelope::tagged(1), bytes: peer.to_le_bytes().into() }
+}
+
+#[test]
+fn a_carrier_is_told_from_whom_receives_are_posted_and_who_is_probed() {
+    let cried = cried("awaited", 16);
+    let peers = [3, 4, 5].map(|number| cried.endpoint.know_carried(number).unwrap());
+    let is_told = |expected: &[u64]| *cried.awaited.lock().unwrap() == expected;
+    let mut rooms = [[0; 8]; 3];
+    let from = [Source::Any, peers[0].into(), peers[0].into()];
+    for (number, (room, from)) in rooms.iter_mut().zip(from).enumerate() {
+        let wanted = Wanted::tagged(from, 9, TAG_ALL);
+        // SAFETY: they live until they are cancelled.
+        unsafe {
+            cried.endpoint.post_receive(&wanted, &target(room), number as u64).unwrap();
+        }
+    }
+    cried.until(|| is_told(&[3]));
+    let probed = Wanted::tagged(peers[2], 9, TAG_ALL);
+    cried.until(|| {
+        assert!(cried.endpoint.peek(&probed, None).unwrap().is_none());
+        is_told(&[3, 5])
+    });
+    cried.until(|| is_told(&[3]));
+    assert!(cried.endpoint.cancel_posted(1));
+    cried.until(|| is_told(&[3]));
+    assert!(cried.endpoint.cancel_posted(2));
+    cried.until(|| is_told(&[]));
+    assert!(cried.endpoint.cancel_posted(0));
+}
+
+#[test]
+fn a_carried_peer_that_is_forgotten_as_often_as_it_was_asked_for_gives_up_its_place() {
+    let cried = cried("places", 3);
+    let stays = cried.endpoint.know_carried(1000).unwrap();
+    for number in 0..50 {
+        let peer = cried.endpoint.know_carried(number).unwrap();
+        assert_eq!(cried.endpoint.know_carried(number).unwrap(), peer);
+        let other = cried.endpoint.know_carried(500 + number).unwrap();
+        assert!(cried.endpoint.know_carried(2000).is_err(), "all places are taken");
+        cried.endpoint.forget(peer);
+        cried.endpoint.forget(other);
+        assert_eq!(cried.endpoint.carried_number(peer), Some(number), "one use is left");
+        cried.endpoint.forget(peer);
+        assert_eq!(cried.endpoint.carried_number(peer), None);
+        assert!(cried.endpoint.inject(peer, Envelope::tagged(1), b"to nobody").is_err());
+    }
+    assert_eq!(cried.endpoint.carried_number(stays), Some(1000));
+}
+
+#[test]
+fn a_forgotten_peer_keeps_its_place_while_a_message_or_an_operation_refers_to_it() {
+    let cried = cried("referred", 3);
+    let [kept, sent, posted] = [1, 2, 3].map(|n| cried.endpoint.know_carried(n).unwrap());
+    cried.say(arrived(1));
+    let bytes = [0; 8];
+    let pieces = [Piece::source(bytes.as_ptr(), bytes.len())];
+    let mut room = [0; 8];
+    // SAFETY: both live until the end of the endpoint.
+    unsafe {
+        drop(cried.endpoint.post_send(sent, Envelope::tagged(1), &pieces, ending(1)).unwrap());
+        let wanted = Wanted::tagged(posted, 1, TAG_ALL);
+        cried.endpoint.post_receive(&wanted, &target(&mut room), 2).unwrap();
+    }
+    for peer in [kept, sent, posted] {
+        cried.endpoint.forget(peer);
+    }
+    assert!(cried.endpoint.know_carried(4).is_err());
+    assert_eq!(cried.receive(Source::Any), 1u64.to_le_bytes());
+    cried.endpoint.forget(cried.endpoint.know_carried(4).unwrap());
+    assert!(cried.endpoint.cancel_posted(2));
+    let places = [5, 6].map(|n| cried.endpoint.know_carried(n).unwrap());
+    assert!(cried.endpoint.know_carried(7).is_err(), "the send is under way");
+    assert!(!places.contains(&sent));
+    cried.endpoint.close();
+}
+
+#[test]
+fn peers_that_speak_unasked_and_go_leave_no_places_behind() {
+    let cried = cried("unasked", 2);
+    for peer in 0..50 {
+        cried.say(arrived(peer));
+        cried.say(CarrierEvent::Gone { peer, how: Gone::Ended });
+        assert_eq!(cried.receive(Source::Any), peer.to_le_bytes());
+    }
+    // Nobody has spoken of this one.
+    cried.say(CarrierEvent::Gone { peer: 70, how: Gone::Closed });
+    let both = [80, 81].map(|number| cried.endpoint.know_carried(number).unwrap());
+    assert!(cried.endpoint.know_carried(82).is_err());
+    for peer in both {
+        cried.endpoint.forget(peer);
+    }
 }

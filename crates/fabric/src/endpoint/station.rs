@@ -28,6 +28,9 @@ const MOST_PEERS: usize = 1 << 16;
 /// A legal MPI program may send any number of messages before the one that is received first.
 const MOST_KEPT: usize = 1 << 24;
 
+/// From so many senders on, those that are gone are forgotten.
+const FORGETTING: usize = 64;
+
 /// How long an endpoint that is closed lets messages leave that were told as sent.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -96,6 +99,8 @@ pub(crate) struct Station {
     remotes: Remotes,
     vector: Arc<AddressVector>,
     peers: Peers,
+    /// Held while the peer of a number is looked for or removed: there is only one.
+    finding: Mutex<()>,
     /// The identifiers of those whose messages came.
     senders: Mutex<HashMap<Peer, LocalId>>,
     pub(super) marks: Marks,
@@ -131,6 +136,7 @@ impl Station {
             remotes,
             vector,
             peers: Peers::default(),
+            finding: Mutex::default(),
             senders: Mutex::default(),
             marks: Marks::default(),
             reports: Mutex::default(),
@@ -256,6 +262,10 @@ impl Station {
             None => self.identifier_of(peer)?,
         };
         if known.is_none() {
+            // Places of peers that are gone become others': now and then they are forgotten here too.
+            if senders.len() >= FORGETTING && senders.len().is_power_of_two() {
+                senders.retain(|peer, _| self.identifier_of(*peer).is_some());
+            }
             senders.insert(peer, id);
         }
         self.vector.number_of(id)
@@ -280,6 +290,10 @@ impl Station {
 
     #[cold]
     fn find_peer(&self, number: u64) -> Result<Peer> {
+        let _finding = self.finding.lock().unwrap();
+        if let Some(peer) = self.peers.get(number) {
+            return Ok(peer);
+        }
         let peer = match self.vector.place(number).ok_or(Code(FI_EINVAL))? {
             Place::Local(name) => self.messages.know(&name)?,
             Place::Remote(address) => self.find_remote(address)?,
@@ -291,19 +305,27 @@ impl Station {
     /// The program has removed a number. What waits for a connection to its peer ends with an error,
     /// unless the peer has another number.
     pub(crate) fn forget(&self, number: u64) {
-        if let Some(peer) = self.peers.remove(number) {
-            self.messages.forget(peer);
+        let _finding = self.finding.lock().unwrap();
+        let Some(peer) = self.peers.remove(number) else { return };
+        let carried = self.messages.carried_number(peer);
+        self.messages.forget(peer);
+        if let (Some(carried), Ok(directory)) = (carried, &self.remotes) {
+            directory.release(carried);
         }
     }
 
     /// A peer on another host.
     fn find_remote(&self, address: Address) -> Result<Peer> {
         let number = self.remotes.as_ref().map_err(Unavailable::to_string).and_then(|directory| {
-            let number = directory.number(&address.to_bytes());
-            number.ok_or_else(|| "its address names no socket".into())
+            let number = directory.claim(&address.to_bytes());
+            number.ok_or_else(|| "its address names no socket, or there are too many peers".into())
         });
         match number {
-            Ok(number) => Ok(self.messages.know_carried(number)?),
+            Ok(number) => Ok(self.messages.know_carried(number).inspect_err(|_| {
+                if let Ok(directory) = &self.remotes {
+                    directory.release(number);
+                }
+            })?),
             Err(reason) => {
                 complain(format_args!("a peer on another host cannot be reached: {reason}"));
                 Err(Code(FI_EHOSTUNREACH))

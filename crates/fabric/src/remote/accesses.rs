@@ -215,7 +215,7 @@ impl RemoteCarrier {
     /// Says once that there was something to do.
     pub(super) fn moved(&mut self, peer: usize) {
         if !matches!(self.events.last(), Some(CarrierEvent::Moved { .. })) {
-            self.events.push(CarrierEvent::Moved { peer: peer as u64 });
+            self.events.push(CarrierEvent::Moved { peer: self.peers[peer].number });
         }
     }
 

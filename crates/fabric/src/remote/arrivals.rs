@@ -73,7 +73,7 @@ impl RemoteCarrier {
                 {
                     return Err(Gone::Misbehaved("it announced too much, or the same twice"));
                 }
-                let peer = peer as u64;
+                let peer = self.peers[peer].number;
                 self.events.push(CarrierEvent::Announced { peer, envelope, length, ticket });
                 Ok(())
             }
@@ -95,7 +95,7 @@ impl RemoteCarrier {
         if *held > ROOM {
             return Err(Gone::Misbehaved("it sent more than there was room for"));
         }
-        let (peer, bytes) = (peer as u64, payload.to_vec());
+        let (peer, bytes) = (self.peers[peer].number, payload.to_vec());
         self.events.push(CarrierEvent::Arrived { peer, envelope, bytes });
         Ok(())
     }

@@ -66,7 +66,7 @@ impl RemoteCarrier {
             match flight {
                 Flight::Room { .. } => {}
                 Flight::Packet { peer, is_answer, .. } => {
-                    self.peers[peer].answers -= usize::from(is_answer);
+                    self.packet_left(peer, is_answer);
                 }
                 Flight::Departure { peer, ticket, .. } => {
                     self.departed(peer, ticket, Err(Gone::Ended));

@@ -45,14 +45,32 @@ impl RemoteCarrier {
         self.settle(peer);
     }
 
-    /// Says that a peer is gone as soon as none of its messages' memory is in use.
+    /// Says that a peer is gone as soon as none of its messages' memory is in use, and gives its number
+    /// up when the inner endpoint works on nothing with it.
     pub(super) fn settle(&mut self, peer: usize) {
         let remote = &mut self.peers[peer];
         if remote.under_way == 0
             && let Standing::Ending(gone) = &remote.standing
         {
-            remote.standing = Standing::Gone(gone.clone());
-            self.events.push(CarrierEvent::Gone { peer: peer as u64 });
+            let (peer, how) = (remote.number, gone.clone());
+            remote.standing = Standing::Gone(how.clone());
+            self.events.push(CarrierEvent::Gone { peer, how });
+        }
+        if remote.packets == 0 && matches!(remote.standing, Standing::Gone(_)) {
+            self.directory.set_over(remote.number);
+        }
+    }
+
+    /// A receive waits for this peer. If it is gone, that is said again.
+    pub(super) fn set_awaited(&mut self, number: u64) {
+        match self.peer_of(number) {
+            Some(peer) => {
+                self.peers[peer].is_awaited = true;
+                if let Standing::Gone(how) = &self.peers[peer].standing {
+                    self.events.push(CarrierEvent::Gone { peer: number, how: how.clone() });
+                }
+            }
+            None => self.events.push(CarrierEvent::Gone { peer: number, how: Gone::Ended }),
         }
     }
 

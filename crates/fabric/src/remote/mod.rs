@@ -89,6 +89,8 @@ pub(crate) struct RemoteCarrier {
     looks: u32,
     doubt_at: Instant,
     patience: Duration,
+    /// The port should say whom its receives wait for.
+    wants_awaited: bool,
     process: u32,
 }
 
@@ -117,6 +119,7 @@ impl RemoteCarrier {
             looks: 0,
             doubt_at: Instant::now(),
             patience: doubt::PATIENCE,
+            wants_awaited: false,
             process: std::process::id(),
         };
         carrier.give_rooms();
@@ -125,9 +128,14 @@ impl RemoteCarrier {
 
     /// The place of a peer that has a number.
     fn peer_of(&mut self, number: u64) -> Option<usize> {
-        let peer = usize::try_from(number).ok()?;
+        let peer = peers::place_of(number);
         while self.peers.len() <= peer {
-            self.peers.push(Remote::new(self.directory.name(self.peers.len() as u64)?));
+            let (number, name) = self.directory.at(self.peers.len())?;
+            self.peers.push(Remote::new(number, name));
+        }
+        if self.peers[peer].number != number {
+            // Whoever had the place is over, and nothing here refers to it any more.
+            self.peers[peer] = Remote::new(number, self.directory.name(number)?);
         }
         Some(peer)
     }
@@ -205,10 +213,20 @@ impl RemoteCarrier {
         };
         // SAFETY: the flight keeps the bytes until the inner endpoint has finished.
         match unsafe { self.inner.send(&bytes, to, self.flights.next()) } {
-            Ok(()) => self.flights.insert(Flight::Packet { peer, is_answer, _bytes: bytes }),
+            Ok(()) => {
+                self.peers[peer].packets += 1;
+                self.flights.insert(Flight::Packet { peer, is_answer, _bytes: bytes });
+            }
             Err(refused) => return Err((bytes, refused)),
         }
         Ok(())
+    }
+
+    /// The inner endpoint has let go of a packet.
+    fn packet_left(&mut self, peer: usize, is_answer: bool) {
+        let remote = &mut self.peers[peer];
+        remote.packets -= 1;
+        remote.answers -= usize::from(is_answer);
     }
 
     /// Gives the inner endpoint memory for packets.
@@ -257,11 +275,12 @@ impl RemoteCarrier {
                 self.rooms.push(bytes);
             }
             Some(Flight::Packet { peer, is_answer, .. }) => {
-                self.peers[peer].answers -= usize::from(is_answer);
+                self.packet_left(peer, is_answer);
                 if let Err(code) = finished.outcome {
                     tracing::debug!(peer, code, "a packet to another host was not sent");
                     self.end(peer, Gone::Ended);
                 }
+                self.settle(peer);
             }
             Some(Flight::Departure { peer, ticket, .. }) => {
                 self.departed(peer, ticket, finished.outcome.map_err(|_| Gone::Ended));
@@ -307,6 +326,19 @@ impl Carrier for RemoteCarrier {
         match self.peer_of(peer) {
             Some(peer) => self.begin_access(peer, number, access),
             None => self.accessed(number, Err(Error::PeerGone(Gone::Ended))),
+        }
+    }
+
+    fn wants_awaited(&mut self) -> bool {
+        std::mem::take(&mut self.wants_awaited)
+    }
+
+    fn awaited(&mut self, peers: &[u64]) {
+        for remote in &mut self.peers {
+            remote.is_awaited = false;
+        }
+        for peer in peers {
+            self.set_awaited(*peer);
         }
     }
 

@@ -1,7 +1,7 @@
 //! Peers on other hosts: their numbers, which the provider looks up too, and what is kept of each.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use memferry_message::Gone;
@@ -14,7 +14,7 @@ use super::{Name, socket_of};
 use crate::address::SOCKET_BYTES;
 
 /// The most peers on other hosts that are kept.
-const MOST_PEERS: usize = 1 << 16;
+const MOST_PEERS: usize = if cfg!(test) { 64 } else { 1 << 16 };
 
 /// What whole messages may cost a receiver before it has said that there is room again.
 pub(super) const ROOM: u64 = 1 << 20;
@@ -36,36 +36,132 @@ pub(crate) struct Directory(Mutex<Names>);
 #[derive(Debug, Default)]
 struct Names {
     numbers: HashMap<Name, u64>,
-    by_number: Vec<Name>,
+    places: Vec<Entry>,
+    /// Places of peers that are over and that nobody claims, in the order in which they became so.
+    free: VecDeque<usize>,
+}
+
+/// A place in the directory. Its number has the generation in the upper half.
+#[derive(Debug)]
+struct Entry {
+    name: Name,
+    generation: u32,
+    /// How often the provider holds the number.
+    claims: usize,
+    /// The peer is gone, and the carrier works on nothing with it.
+    is_over: bool,
+}
+
+impl Entry {
+    fn is_free(&self) -> bool {
+        self.is_over && self.claims == 0
+    }
+}
+
+/// The place of a number.
+pub(super) fn place_of(number: u64) -> usize {
+    number as u32 as usize
+}
+
+impl Names {
+    fn number_at(&self, place: usize) -> u64 {
+        u64::from(self.places[place].generation) << 32 | place as u64
+    }
+
+    fn entry(&mut self, number: u64) -> Option<&mut Entry> {
+        let generation = (number >> 32) as u32;
+        self.places.get_mut(place_of(number)).filter(|entry| entry.generation == generation)
+    }
+
+    fn number(&mut self, name: &Name) -> Option<u64> {
+        if let Some(number) = self.numbers.get(name) {
+            return Some(*number);
+        }
+        if !is_reachable(socket_of(name)) {
+            return None;
+        }
+        let place = self.make_place(name)?;
+        let number = self.number_at(place);
+        self.numbers.insert(*name, number);
+        Some(number)
+    }
+
+    /// A new place, or that of the peer that has been over for longest. Until then a peer that is over
+    /// is remembered, so that nothing more is taken from it.
+    fn make_place(&mut self, name: &Name) -> Option<usize> {
+        if self.places.len() < MOST_PEERS {
+            let (claims, is_over) = (0, false);
+            self.places.push(Entry { name: *name, generation: 0, claims, is_over });
+            return Some(self.places.len() - 1);
+        }
+        while let Some(place) = self.free.pop_front() {
+            let entry = &mut self.places[place];
+            // It may have been claimed meanwhile.
+            if entry.is_free() {
+                self.numbers.remove(&entry.name);
+                let generation = entry.generation.wrapping_add(1);
+                *entry = Entry { name: *name, generation, claims: 0, is_over: false };
+                return Some(place);
+            }
+        }
+        None
+    }
 }
 
 impl Directory {
+    fn names(&self) -> MutexGuard<'_, Names> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The number of the peer with this address, a new one if it has none. Nothing if the address
     /// cannot be one of another host, or there are too many.
-    pub(crate) fn number(&self, name: &Name) -> Option<u64> {
-        let mut names = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if let Some(number) = names.numbers.get(name) {
-            return Some(*number);
-        }
-        if !is_reachable(socket_of(name)) || names.by_number.len() >= MOST_PEERS {
-            return None;
-        }
-        let number = names.by_number.len() as u64;
-        names.by_number.push(*name);
-        names.numbers.insert(*name, number);
+    pub(super) fn number(&self, name: &Name) -> Option<u64> {
+        self.names().number(name)
+    }
+
+    /// The same. The number stays the peer's until it is released.
+    pub(crate) fn claim(&self, name: &Name) -> Option<u64> {
+        let mut names = self.names();
+        let number = names.number(name)?;
+        names.entry(number)?.claims += 1;
         Some(number)
+    }
+
+    /// Takes back [`Directory::claim`].
+    pub(crate) fn release(&self, number: u64) {
+        let mut names = self.names();
+        let Some(entry) = names.entry(number) else { return };
+        entry.claims -= 1;
+        if entry.is_free() {
+            names.free.push_back(place_of(number));
+        }
+    }
+
+    /// The peer is gone, and the carrier works on nothing with it any more.
+    pub(super) fn set_over(&self, number: u64) {
+        let mut names = self.names();
+        let Some(entry) = names.entry(number).filter(|entry| !entry.is_over) else { return };
+        entry.is_over = true;
+        if entry.is_free() {
+            names.free.push_back(place_of(number));
+        }
     }
 
     /// The number of a peer that has one.
     pub(crate) fn find(&self, name: &Name) -> Option<u64> {
-        let names = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        names.numbers.get(name).copied()
+        self.names().numbers.get(name).copied()
     }
 
     /// The address of the peer with this number.
     pub(crate) fn name(&self, number: u64) -> Option<Name> {
-        let names = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        names.by_number.get(usize::try_from(number).ok()?).copied()
+        self.names().entry(number).map(|entry| entry.name)
+    }
+
+    /// The number and the address at a place.
+    pub(super) fn at(&self, place: usize) -> Option<(u64, Name)> {
+        let names = self.names();
+        let entry = names.places.get(place)?;
+        Some((names.number_at(place), entry.name))
     }
 }
 
@@ -111,6 +207,8 @@ pub(super) struct Offer {
 /// What is kept of a peer.
 #[derive(Debug)]
 pub(super) struct Remote {
+    /// What the directory calls it.
+    pub(super) number: u64,
     pub(super) name: Name,
     /// The inner endpoint's number for it, once it was needed.
     pub(super) inner: Option<u64>,
@@ -137,8 +235,11 @@ pub(super) struct Remote {
     pub(super) accesses: Accesses,
     /// Answers to its accesses that have not left.
     pub(super) answers: usize,
-    /// Operations of the inner endpoint with memory of messages.
+    /// Operations of the inner endpoint with memory of messages, and with packets.
     pub(super) under_way: usize,
+    pub(super) packets: usize,
+    /// A receive waits for a message that only it can send.
+    pub(super) is_awaited: bool,
     /// The packets that have come from it.
     pub(super) heard: u64,
     pub(super) doubt: Option<Doubt>,
@@ -148,8 +249,9 @@ pub(super) struct Remote {
 }
 
 impl Remote {
-    pub(super) fn new(name: Name) -> Self {
+    pub(super) fn new(number: u64, name: Name) -> Self {
         Self {
+            number,
             name,
             inner: None,
             is_confirmed: false,
@@ -165,6 +267,8 @@ impl Remote {
             accesses: Accesses::default(),
             answers: 0,
             under_way: 0,
+            packets: 0,
+            is_awaited: false,
             heard: 0,
             doubt: None,
             cut_at: None,
@@ -180,12 +284,14 @@ impl Remote {
         }
     }
 
-    /// Whether something of it is awaited: that it lets packets in, asks for bytes or sends them.
+    /// Whether something of it is awaited: that it lets packets in, asks for bytes or sends them, or
+    /// sends a message that a receive waits for.
     pub(super) fn is_expected(&self) -> bool {
         let is_needed = !self.outgoing.is_empty()
             || !self.sends.is_empty()
             || !self.accesses.is_empty()
-            || self.under_way > 0;
+            || self.under_way > 0
+            || self.is_awaited;
         is_needed && self.standing == Standing::Open
     }
 
@@ -215,6 +321,35 @@ mod tests {
         assert_eq!(directory.number(&name(1)), one);
         assert_eq!(directory.name(two.unwrap()), Some(name(2)));
         assert_eq!((directory.name(9), directory.find(&name(3))), (None, None));
+    }
+
+    #[test]
+    fn a_number_is_given_to_another_when_its_peer_is_over_and_nobody_claims_it() {
+        let directory = Directory::default();
+        let names: Vec<_> = (1..=MOST_PEERS as u8).map(name).collect();
+        let numbers: Vec<_> = names.iter().map(|name| directory.claim(name).unwrap()).collect();
+        let mut newcomers = (MOST_PEERS as u8 + 1..).map(name);
+        let mut next = || newcomers.next().unwrap();
+        assert_eq!(directory.number(&next()), None, "there are too many");
+        directory.set_over(numbers[1]);
+        directory.set_over(numbers[0]);
+        assert_eq!(directory.number(&next()), None, "they are claimed");
+        directory.release(numbers[0]);
+        directory.release(numbers[1]);
+        directory.release(numbers[2]);
+        // Still claimed again, though it is over.
+        assert_eq!(directory.claim(&names[0]), Some(numbers[0]));
+        let newcomer = next();
+        let second = directory.number(&newcomer).unwrap();
+        assert_eq!((place_of(second), directory.name(second)), (1, Some(newcomer)));
+        assert_ne!(second, numbers[1]);
+        assert_eq!((directory.name(numbers[1]), directory.find(&names[1])), (None, None));
+        assert_eq!(directory.at(1), Some((second, newcomer)));
+        assert_eq!(directory.number(&next()), None, "the third is not over");
+        directory.set_over(numbers[1]);
+        assert_eq!(directory.number(&next()), None, "a number of the past ends nobody");
+        directory.release(numbers[0]);
+        assert!(directory.number(&next()).is_some());
     }
 
     #[test]

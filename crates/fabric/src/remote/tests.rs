@@ -326,7 +326,9 @@ fn a_peer_that_closes_is_gone_and_its_messages_end() {
         matches!(&sent, Some(CarrierEvent::Sent { number: 1, outcome: Err(e) }) if *e == gone),
         "{sent:?}"
     );
-    assert!(matches!(one.take(is_gone), Some(CarrierEvent::Gone { peer }) if peer == to_two));
+    assert!(
+        matches!(one.take(is_gone), Some(CarrierEvent::Gone { peer, how: Gone::Closed }) if peer == to_two)
+    );
     one.send(to_two, 3, Envelope::tagged(1), b"too late");
     one.carrier.poll(&mut one.events);
     assert!(matches!(one.take(is_sent), Some(CarrierEvent::Sent { outcome: Err(_), .. })));
@@ -439,7 +441,7 @@ fn say(side: &mut Side, as_name: &Name, from: &Inner, bytes: &[u8]) -> Option<Ca
         from.read(&mut finished);
         side.carrier.poll(&mut side.events);
     }
-    side.take(|event| matches!(event, CarrierEvent::Gone { peer } if *peer == number))
+    side.take(|event| matches!(event, CarrierEvent::Gone { peer, .. } if *peer == number))
 }
 
 #[test]

@@ -118,6 +118,39 @@ fn what_waits_for_a_peer_that_is_removed_ends() {
 }
 
 #[test]
+fn a_peer_that_two_threads_look_for_at_once_is_forgotten_when_it_is_removed() {
+    /// The provider's calls may be made by several threads.
+    struct Shared<'a>(&'a Side);
+    // SAFETY: nothing of it is used but the endpoint, which is safe for threads.
+    unsafe impl Sync for Shared<'_> {}
+    let world = World::new();
+    // The other never looks, so that no connection comes about.
+    let (one, two) = (world.side(), world.side());
+    let (name, shared) = (two.name(), Shared(&one));
+    for round in 0..200 {
+        let mut number = one.insert(&name);
+        let mut buffers = [[0; 5]; 2];
+        let both = std::sync::Barrier::new(2);
+        std::thread::scope(|scope| {
+            for (at, buffer) in buffers.iter_mut().enumerate() {
+                let (shared, both) = (&shared, &both);
+                scope.spawn(move || {
+                    both.wait();
+                    assert_eq!(shared.0.trecv_from(buffer, number, 1, 0, at), 0);
+                });
+            }
+        });
+        // SAFETY: the vector is open; there is one number.
+        let removed = unsafe { ((*(*one.vector).ops).remove)(one.vector, &raw mut number, 1, 0) };
+        assert_eq!(removed, 0);
+        // Nobody else has asked for the peer, so nothing waits for it any more.
+        for _ in 0..2 {
+            assert_eq!(one.read_error().err, FI_ECONNRESET, "round {round}");
+        }
+    }
+}
+
+#[test]
 fn bytes_that_are_no_address_are_not_inserted() {
     let world = World::new();
     let (one, two) = world.pair();

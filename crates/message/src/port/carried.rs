@@ -5,10 +5,11 @@ use std::os::fd::BorrowedFd;
 
 use super::operations::Deed;
 use super::submit::Begun;
-use super::{Kept, Peer, State};
+use super::{Kept, Peer, PeerSlot, State};
 use crate::carrier::{AccessWay, CarriedAccess, Carrier, CarrierEvent};
 use crate::envelope::Envelope;
 use crate::error::{Error, Gone, ValidationError};
+use crate::matching::Want;
 use crate::path::{ReceiveStage, SendStage};
 use crate::pieces::{Piece, scatter};
 use crate::plan::PathKind;
@@ -74,8 +75,72 @@ impl State {
 
     /// The peer of a number of the carrier's.
     pub(crate) fn know_carried(&mut self, number: u64) -> Result<Peer, Error> {
+        if self.closed {
+            return Err(Error::Closed);
+        }
         let index = self.place_of_carried(number)?;
+        self.peers[index].carried_uses += 1;
         Ok(self.peer(index))
+    }
+
+    /// Nobody needs a peer on another host any more, as often as it was asked for. What is under way
+    /// with it goes on, and keeps its place.
+    pub(super) fn forget_carried(&mut self, peer: usize) {
+        let slot = &mut self.peers[peer];
+        slot.carried_uses = slot.carried_uses.saturating_sub(1);
+        if slot.carried.is_some() && slot.carried_uses == 0 {
+            self.free_carried();
+        }
+    }
+
+    /// Frees the places of peers on other hosts that nobody has asked for, and that nothing refers to:
+    /// no operation, no posted receive and no kept message. One that speaks again gets another place.
+    /// Returns whether there was any.
+    pub(super) fn free_carried(&mut self) -> bool {
+        let is_unused = |slot: &PeerSlot| {
+            slot.carried.is_some() && slot.carried_uses == 0 && slot.kept_count == 0
+        };
+        if !self.peers.iter().any(is_unused) {
+            return false;
+        }
+        let mut is_named = vec![false; self.peers.len()];
+        for peer in self.operations.peers().chain(self.matching.posted_sources()) {
+            is_named[peer] = true;
+        }
+        let mut any = false;
+        for (slot, is_named) in self.peers.iter_mut().zip(is_named) {
+            if is_unused(slot) && !is_named {
+                any = true;
+                slot.gone.get_or_insert(Gone::Closed);
+                if let Some(number) = slot.carried.take() {
+                    self.carried.places.remove(&number);
+                }
+            }
+        }
+        any
+    }
+
+    /// Whether anything can still come from whom a probe asks for, which counts as awaiting it.
+    pub(super) fn probe_source(&mut self, want: &Want) -> Result<(), Error> {
+        if let Some(peer) = want.source {
+            self.peers[peer].is_awaited = true;
+        }
+        self.check_source(want)
+    }
+
+    /// Tells the carrier from whom messages are awaited.
+    fn tell_awaited(&mut self) {
+        for peer in self.matching.posted_sources() {
+            self.peers[peer].is_awaited = true;
+        }
+        let awaited = self.peers.iter_mut().filter_map(|slot| {
+            let is_awaited = std::mem::take(&mut slot.is_awaited) && slot.gone.is_none();
+            slot.carried.filter(|_| is_awaited)
+        });
+        let awaited: Vec<_> = awaited.collect();
+        if let Some(carrier) = &mut self.carried.carrier {
+            carrier.awaited(&awaited);
+        }
     }
 
     /// The carrier's number for a peer.
@@ -88,7 +153,8 @@ impl State {
             return Ok(*index);
         }
         let index = self.make_place()?;
-        self.peers[index].carried = Some(number);
+        let slot = &mut self.peers[index];
+        (slot.carried, slot.carried_uses, slot.is_awaited) = (Some(number), 0, false);
         self.carried.places.insert(number, index);
         Ok(index)
     }
@@ -186,6 +252,10 @@ impl State {
         let mut events = std::mem::take(&mut self.carried.events);
         if let Some(carrier) = &mut self.carried.carrier {
             carrier.poll(&mut events);
+            let wants_awaited = carrier.wants_awaited();
+            if wants_awaited {
+                self.tell_awaited();
+            }
         }
         let moved = !events.is_empty();
         let carried = &mut self.carried;
@@ -237,10 +307,11 @@ impl State {
             CarrierEvent::Moved { peer } => {
                 self.place_of_carried(peer)?;
             }
-            CarrierEvent::Gone { peer } => {
-                // Also one that nobody has spoken of yet: it is gone for whoever speaks of it later.
-                let index = self.place_of_carried(peer)?;
-                self.lose_carried(index);
+            // Of one that nobody speaks of the carrier tells again when it is awaited.
+            CarrierEvent::Gone { peer, how } => {
+                if let Some(index) = self.carried.places.get(&peer).copied() {
+                    self.lose_carried(index, how);
+                }
             }
         }
         Ok(())
@@ -264,9 +335,9 @@ impl State {
     }
 
     /// A peer on another host is gone, and the carrier touches none of its messages any more.
-    fn lose_carried(&mut self, peer: usize) {
-        let error = Error::PeerGone(Gone::Ended);
-        self.peers[peer].gone = Some(Gone::Ended);
+    fn lose_carried(&mut self, peer: usize, how: Gone) {
+        let error = Error::PeerGone(how.clone());
+        self.peers[peer].gone = Some(how);
         self.tell_change();
         let belongs = |deed: &Deed| match deed {
             Deed::Send(sending) => sending.peer == peer,
@@ -282,5 +353,8 @@ impl State {
             self.operations.finish(number, Err(error.clone()));
         }
         self.forget_incomplete(peer);
+        if self.peers[peer].carried_uses == 0 {
+            self.free_carried();
+        }
     }
 }

@@ -110,7 +110,11 @@ impl State {
 
     /// A place for a peer that has no connection yet.
     pub(super) fn make_place(&mut self) -> Result<usize, ConnectError> {
-        let index = self.free_slot().ok_or(ConnectError::TooManyPeers(self.peers.len()))?;
+        let mut index = self.free_slot();
+        if index.is_none_or(|index| index == self.peers.len()) && self.free_carried() {
+            index = self.free_slot();
+        }
+        let index = index.ok_or(ConnectError::TooManyPeers(self.peers.len()))?;
         if index == self.peers.len() {
             self.peers.push(PeerSlot::default());
         }
@@ -130,7 +134,7 @@ impl State {
     /// one, what waits for it ends.
     pub(crate) fn forget(&mut self, peer: Peer) {
         let Ok(index) = self.find(peer) else { return };
-        let Some(known) = &mut self.peers[index].known else { return };
+        let Some(known) = &mut self.peers[index].known else { return self.forget_carried(index) };
         known.uses -= 1;
         if known.uses == 0 {
             let error = Error::PeerGone(Gone::Closed);

@@ -187,8 +187,11 @@ struct PeerSlot {
     kept_count: usize,
     /// It was asked for by name, and has the place to itself.
     known: Option<Box<Known>>,
-    /// It is on another host: the carrier's number for it.
+    /// It is on another host: the carrier's number for it, and how often it was asked for by that.
     carried: Option<u64>,
+    carried_uses: usize,
+    /// Something of a peer on another host is awaited, since the carrier was last told of it.
+    is_awaited: bool,
 }
 
 /// What the lock guards.

@@ -394,6 +394,19 @@ impl Operations {
         }
     }
 
+    /// The places of the peers that operations under way are with, as far as they have one.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> {
+        let deeds = self.slots.iter().filter_map(|slot| slot.operation.as_ref());
+        let places = deeds.filter_map(|operation| match &operation.deed {
+            Deed::Send(sending) => Some(sending.peer),
+            Deed::Receive(receiving) => Some(receiving.peer),
+            Deed::CarriedAccess { peer, .. } => Some(*peer),
+            Deed::Access(_) | Deed::Several(_) => None,
+        });
+        // A receive that no message has met has no place.
+        places.filter(|place| *place != usize::MAX)
+    }
+
     /// Numbers of all operations under way that `choose` picks.
     pub(crate) fn numbers(&self, choose: impl Fn(&Deed) -> bool) -> Vec<Number> {
         self.slots

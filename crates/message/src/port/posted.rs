@@ -343,7 +343,7 @@ impl State {
     ) -> Result<Option<Report>, Error> {
         let want = self.want(wanted)?;
         let Some(found) = self.matching.look(&want) else {
-            return self.check_source(&want).map(|()| None);
+            return self.probe_source(&want).map(|()| None);
         };
         found.claim = claim;
         let (peer, envelope) = (found.source, found.envelope);
@@ -383,7 +383,7 @@ impl State {
     pub(crate) fn discard(&mut self, wanted: &Wanted) -> Result<Option<Report>, Error> {
         let want = self.want(wanted)?;
         let Some(kept) = self.matching.take(&want) else {
-            return self.check_source(&want).map(|()| None);
+            return self.probe_source(&want).map(|()| None);
         };
         let report = self.report_of(kept.source, kept.envelope, kept.message.length());
         self.drop_kept(kept);

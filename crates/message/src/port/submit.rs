@@ -318,7 +318,7 @@ impl State {
             let length = found.message.length();
             return Ok(Some(self.received(source, tag, length)));
         }
-        self.check_source(&want)?;
+        self.probe_source(&want)?;
         Ok(None)
     }
 

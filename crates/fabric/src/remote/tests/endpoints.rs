@@ -164,3 +164,73 @@ fn a_receive_from_a_host_that_closes_ends() {
     assert!(matches!(report.outcome, Err(Error::PeerGone(_))) && report.context == 2);
     closing.join().unwrap();
 }
+
+/// The address of somebody who was there once.
+fn vanished() -> Option<Name> {
+    let other = inner()?;
+    Some(name_for(&other))
+}
+
+#[test]
+fn a_receive_and_a_probe_from_a_host_that_has_vanished_end() {
+    let (Some(one), Some(name)) = (carried("e"), vanished()) else { return };
+    let gone = one.endpoint.know_carried(one.directory.claim(&name).unwrap()).unwrap();
+    let mut room = [0; 8];
+    let wanted = Wanted::tagged(gone, 1, TAG_ALL);
+    // SAFETY: it lives until its report has come.
+    unsafe { one.endpoint.post_receive(&wanted, &target(&mut room), 7).unwrap() };
+    let report = reports(&[&one.endpoint], 0, 1).pop().unwrap();
+    assert_eq!((report.context, report.outcome), (7, Err(Error::PeerGone(Gone::Ended))));
+    let Some(name) = vanished() else { return };
+    let gone = one.endpoint.know_carried(one.directory.claim(&name).unwrap()).unwrap();
+    let wanted = Wanted::tagged(gone, 1, TAG_ALL);
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while one.endpoint.peek(&wanted, None).is_ok() {
+        assert!(Instant::now() < deadline, "a probe learns of it");
+    }
+}
+
+#[test]
+fn a_receive_from_a_peer_that_went_before_anybody_spoke_of_it_ends() {
+    let (Some(one), Some(two)) = (carried("f"), carried("f")) else { return };
+    let (to_one, two_name) = (two.know(&one), two.name);
+    two.endpoint.inject(to_one, Envelope::tagged(1), b"last").unwrap();
+    let closing = std::thread::spawn(move || drop(two));
+    let mut room = [0; 8];
+    let any = Wanted::tagged(Source::Any, 1, TAG_ALL);
+    // SAFETY: both live until their reports have come.
+    unsafe { one.endpoint.post_receive(&any, &target(&mut room), 1).unwrap() };
+    assert_eq!(reports(&[&one.endpoint], 0, 1)[0].outcome, Ok(()));
+    while !closing.is_finished() {
+        one.endpoint.progress();
+    }
+    closing.join().unwrap();
+    let from = one.endpoint.know_carried(one.directory.claim(&two_name).unwrap()).unwrap();
+    let wanted = Wanted::tagged(from, 1, TAG_ALL);
+    // SAFETY: as above. It may also be refused.
+    let posted = unsafe { one.endpoint.post_receive(&wanted, &target(&mut room), 2) };
+    if posted.is_ok() {
+        let report = reports(&[&one.endpoint], 0, 1).pop().unwrap();
+        assert!(matches!(report.outcome, Err(Error::PeerGone(_))) && report.context == 2);
+    }
+}
+
+#[test]
+fn more_peers_may_come_and_go_than_there_are_numbers() {
+    let Some(one) = carried("g") else { return };
+    let mut bytes = [0; 8];
+    for round in 0..3 * 64u64 {
+        let Some(two) = carried("g") else { return };
+        let to_one = two.know(&one);
+        two.endpoint.inject(to_one, Envelope::tagged(round), b"hello").unwrap();
+        let closing = std::thread::spawn(move || drop(two));
+        let wanted = Wanted::tagged(Source::Any, round, TAG_ALL);
+        // SAFETY: it lives until its report has come.
+        unsafe { one.endpoint.post_receive(&wanted, &target(&mut bytes), 1).unwrap() };
+        assert_eq!(reports(&[&one.endpoint], 0, 1)[0].outcome, Ok(()), "round {round}");
+        while !closing.is_finished() {
+            one.endpoint.progress();
+        }
+        closing.join().unwrap();
+    }
+}
