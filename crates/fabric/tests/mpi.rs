@@ -187,6 +187,18 @@ fn kill_one(rig: &Rig, mpi: &Mpi) {
     assert!(!said.contains("hangs") && !said.contains("saw no failure"), "{said}");
 }
 
+/// Ranks that leave in order have sent what they have sent. Whether they have left by then is a matter of
+/// luck: several runs, with ranks that have talked before and ranks that have not.
+fn leave_early(rig: &Rig, mpi: &Mpi) {
+    for round in 0..6 {
+        let words: &[&str] = if round % 2 == 0 { &[] } else { &["connected"] };
+        let output = rig.run(mpi, 5, "mpi-leavers", words);
+        let what = format!("{}, round {round}", mpi.launcher.display());
+        expect_success(&what, &output);
+        assert!(text(&output).contains("all messages of 5 ranks"), "{what}: {}", text(&output));
+    }
+}
+
 #[test]
 fn programs_of_open_mpi_run_over_the_provider() {
     with_every(Family::OpenMpi, OPEN_MPI, exercise);
@@ -205,4 +217,14 @@ fn a_killed_rank_leaves_no_rank_of_open_mpi_waiting() {
 #[test]
 fn a_killed_rank_leaves_no_rank_of_mpich_waiting() {
     with_every(Family::Mpich, MPICH, kill_one);
+}
+
+#[test]
+fn messages_of_ranks_of_open_mpi_that_have_finalized_arrive() {
+    with_every(Family::OpenMpi, OPEN_MPI, leave_early);
+}
+
+#[test]
+fn messages_of_ranks_of_mpich_that_have_finalized_arrive() {
+    with_every(Family::Mpich, MPICH, leave_early);
 }
