@@ -7,6 +7,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Serialize, Serializer};
 
 pub(crate) use crate::machine::Machine;
+use crate::summary_keys::{self, Judged};
 
 /// Everything one run of one bench found out.
 #[derive(Debug, Clone, Serialize)]
@@ -15,6 +16,9 @@ pub(crate) struct Outcome {
     pub(crate) bench: String,
     /// Where it ran.
     pub(crate) machine: Machine,
+    /// The share of the processors that other programs and other machines used meanwhile. `None` if that
+    /// is not known.
+    pub(crate) busy: Option<f64>,
     /// Versions of whatever was measured, by name.
     pub(crate) versions: BTreeMap<String, String>,
     /// The measured points.
@@ -59,12 +63,24 @@ impl Outcome {
         Self {
             bench: bench.to_owned(),
             machine: Machine::look(),
+            busy: None,
             versions: own_version(),
             rows: Vec::new(),
             summary: Summary::default(),
             missing: Vec::new(),
             notes: Vec::new(),
         }
+    }
+
+    /// Whether others used so much of the machine that times say little.
+    pub(crate) fn is_disturbed(&self) -> bool {
+        const MUCH: f64 = 0.1;
+        self.busy.is_some_and(|busy| busy > MUCH)
+    }
+
+    /// A number of the summary, judged.
+    pub(crate) fn judge(&self, key: &str, value: f64) -> Judged {
+        summary_keys::judge(&self.bench, key, value, self.is_disturbed())
     }
 
     /// What is missing, in two: what happened to contestants of our own, which are failures, and
@@ -168,7 +184,7 @@ mod tests {
     #[test]
     fn an_outcome_has_the_keys_of_the_contract() {
         let json = serde_json::to_value(sample::latency()).unwrap();
-        for key in ["bench", "machine", "versions", "rows", "summary", "missing", "notes"] {
+        for key in ["bench", "machine", "busy", "versions", "rows", "summary", "missing", "notes"] {
             assert!(json.get(key).is_some(), "{key}");
         }
         let row = &json["rows"][0];

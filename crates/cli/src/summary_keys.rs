@@ -45,6 +45,16 @@ pub(crate) struct SummaryKey {
     pub(crate) bar: Option<f64>,
     /// One sentence for the reader.
     pub(crate) meaning: &'static str,
+    /// Whether it is counted, and so the same on a busy machine.
+    pub(crate) is_counted: bool,
+}
+
+impl SummaryKey {
+    /// A number that is counted, and so the same on a busy machine.
+    const fn counted(mut self) -> Self {
+        self.is_counted = true;
+        self
+    }
 }
 
 /// Whether a number reached its bar.
@@ -54,6 +64,8 @@ pub(crate) enum Mark {
     Reached,
     /// It did not, or was not measured.
     Missed,
+    /// Nobody can tell: the machine was busy.
+    NotJudged,
     /// There is no bar to reach.
     NoBar,
 }
@@ -64,6 +76,7 @@ impl Mark {
         match self {
             Self::Reached => "✓ reached",
             Self::Missed => "✗ missed",
+            Self::NotJudged => "not judged: the machine was busy",
             Self::NoBar => "",
         }
     }
@@ -84,8 +97,8 @@ pub(crate) struct Judged {
     pub(crate) meaning: &'static str,
 }
 
-/// Looks a key up and judges its number.
-pub(crate) fn judge(bench: &str, key: &str, value: f64) -> Judged {
+/// Looks a key up and judges its number. Times of a machine that was busy are not judged.
+pub(crate) fn judge(bench: &str, key: &str, value: f64, is_disturbed: bool) -> Judged {
     let Some(known) = KEYS.iter().find(|known| known.bench == bench && known.key == key) else {
         let unit = if key.ends_with("_ns") { "ns" } else { "" };
         return Judged {
@@ -100,6 +113,10 @@ pub(crate) fn judge(bench: &str, key: &str, value: f64) -> Judged {
         (None, _) => (String::new(), Mark::NoBar),
         (Some(bar), Better::Higher) => (bar_text("≥", bar, known.unit), reached(value >= bar)),
         (Some(bar), Better::Lower) => (bar_text("≤", bar, known.unit), reached(value <= bar)),
+    };
+    let mark = match mark {
+        Mark::Reached | Mark::Missed if is_disturbed && !known.is_counted => Mark::NotJudged,
+        mark => mark,
     };
     Judged {
         value: with_unit(value, known.unit),
@@ -132,7 +149,15 @@ const fn ratio(
     bar: Option<f64>,
     meaning: &'static str,
 ) -> SummaryKey {
-    SummaryKey { bench, key, unit: "ratio", better: Better::Higher, bar, meaning }
+    SummaryKey {
+        bench,
+        key,
+        unit: "ratio",
+        better: Better::Higher,
+        bar,
+        meaning,
+        is_counted: false,
+    }
 }
 
 const fn share(
@@ -141,7 +166,15 @@ const fn share(
     bar: Option<f64>,
     meaning: &'static str,
 ) -> SummaryKey {
-    SummaryKey { bench, key, unit: "share", better: Better::Higher, bar, meaning }
+    SummaryKey {
+        bench,
+        key,
+        unit: "share",
+        better: Better::Higher,
+        bar,
+        meaning,
+        is_counted: false,
+    }
 }
 
 const fn cost(
@@ -151,7 +184,7 @@ const fn cost(
     bar: Option<f64>,
     meaning: &'static str,
 ) -> SummaryKey {
-    SummaryKey { bench, key, unit, better: Better::Lower, bar, meaning }
+    SummaryKey { bench, key, unit, better: Better::Lower, bar, meaning, is_counted: false }
 }
 
 const LATENCY: &str = "copy-latency";
@@ -232,7 +265,7 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     share(RECEIVE, "overhead_reduction_hot", None, "The same with messages in few places, which stay in the caches (paper: 0.31)."),
 
     cost(LOOKUP, "hit_ns", "ns", Some(20.0), "Time to find a translation that is in the cache and to let it go again, from one thread."),
-    share(LOOKUP, "memory_saving", Some(0.8), "Share of the full table's bytes that the cache does not take, for the program with the largest windows."),
+    share(LOOKUP, "memory_saving", Some(0.8), "Share of the full table's bytes that the cache does not take, for the program with the largest windows.").counted(),
     cost(LOOKUP, "worst_slowdown", "ratio", None, "Longest time of a program with the cache as a multiple of its time with the full table, over all programs."),
     cost(LOOKUP, "median_slowdown", "ratio", Some(1.03), "The same for the program in the middle."),
     cost(LOOKUP, "worst_first_slowdown", "ratio", None, "The worst of the first runs, which begin with nothing attached and nothing in the cache."),
@@ -250,11 +283,11 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     share(GPU, "overlap_64m", Some(0.97), "Share of a copy of 64 MiB between registered memory by the GPU that hides behind the caller's own work."),
     ratio(GPU, "split_vs_gpu_alone", None, "Speed of a copy of 256 MiB between registered memory that GPU, channels and caller share, against the GPU alone."),
 
-    share(DEVICES, "nic_conformance_passed", Some(1.0), "1 if the network card engine passed every case of the conformance suite over an emulated card in a virtual machine, the card did the work and the kernel did not complain, else 0."),
-    share(DEVICES, "nic_bytes_by_device_share", Some(0.99), "Share of a page-aligned copy of 1 MiB that the emulated card moved, and not the processor."),
-    share(DEVICES, "ioat_conformance_passed", Some(1.0), "1 if the engine of Intel's copy engine passed every case over the model of its registers, with faults too, else 0."),
-    cost(DEVICES, "ioat_descriptors_aligned_4m", "descriptors", Some(1024.0), "Descriptors that the model carried out for a page-aligned copy of 4 MiB: one for each page."),
-    cost(DEVICES, "ioat_descriptors_misaligned_4m", "descriptors", Some(2052.0), "The same with source and target 2 KiB apart in their pages: two for each page."),
+    share(DEVICES, "nic_conformance_passed", Some(1.0), "1 if the network card engine passed every case of the conformance suite over an emulated card in a virtual machine, the card did the work and the kernel did not complain, else 0.").counted(),
+    share(DEVICES, "nic_bytes_by_device_share", Some(0.99), "Share of a page-aligned copy of 1 MiB that the emulated card moved, and not the processor.").counted(),
+    share(DEVICES, "ioat_conformance_passed", Some(1.0), "1 if the engine of Intel's copy engine passed every case over the model of its registers, with faults too, else 0.").counted(),
+    cost(DEVICES, "ioat_descriptors_aligned_4m", "descriptors", Some(1024.0), "Descriptors that the model carried out for a page-aligned copy of 4 MiB: one for each page.").counted(),
+    cost(DEVICES, "ioat_descriptors_misaligned_4m", "descriptors", Some(2052.0), "The same with source and target 2 KiB apart in their pages: two for each page.").counted(),
 
     ratio(APPS, "is_vs_best", None, "Speed of an integer sort over several processes, against the faster MPI."),
     ratio(APPS, "ft_vs_best", None, "Speed of a Fourier transform over several processes, against the faster MPI."),
@@ -266,31 +299,40 @@ mod tests {
 
     #[test]
     fn a_bar_is_reached_from_its_better_side() {
-        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.0).mark, Mark::Reached);
-        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9).mark, Mark::Missed);
-        assert_eq!(judge(OVERHEAD, "submit_ns", 120.0).mark, Mark::Reached);
-        assert_eq!(judge(OVERHEAD, "submit_ns", 151.0).mark, Mark::Missed);
-        assert_eq!(judge(OVERHEAD, "submit_ns", f64::NAN).mark, Mark::Missed);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.0, false).mark, Mark::Reached);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, false).mark, Mark::Missed);
+        assert_eq!(judge(OVERHEAD, "submit_ns", 120.0, false).mark, Mark::Reached);
+        assert_eq!(judge(OVERHEAD, "submit_ns", 151.0, false).mark, Mark::Missed);
+        assert_eq!(judge(OVERHEAD, "submit_ns", f64::NAN, false).mark, Mark::Missed);
+    }
+
+    #[test]
+    fn times_of_a_busy_machine_are_not_judged_and_counts_are() {
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, true).mark, Mark::NotJudged);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.1, true).mark, Mark::NotJudged);
+        assert_eq!(judge(LATENCY, "hot_4k_vs_memcpy", 1.0, true).mark, Mark::NoBar);
+        assert_eq!(judge(DEVICES, "nic_conformance_passed", 0.0, true).mark, Mark::Missed);
+        assert_eq!(judge(DEVICES, "ioat_descriptors_aligned_4m", 1024.0, true).mark, Mark::Reached);
     }
 
     #[test]
     fn a_bar_is_written_with_its_direction_and_unit() {
-        assert_eq!(judge(LATENCY, "hot_64m_vs_memcpy", 3.0).bar, "≥ 2.5×");
-        assert_eq!(judge(OVERHEAD, "submit_ns", 3.0).bar, "≤ 150 ns");
-        assert_eq!(judge("overlap", "hot_4m", 0.98).bar, "≥ 0.97");
+        assert_eq!(judge(LATENCY, "hot_64m_vs_memcpy", 3.0, false).bar, "≥ 2.5×");
+        assert_eq!(judge(OVERHEAD, "submit_ns", 3.0, false).bar, "≤ 150 ns");
+        assert_eq!(judge("overlap", "hot_4m", 0.98, false).bar, "≥ 0.97");
     }
 
     #[test]
     fn an_unknown_key_is_shown_without_judgement() {
-        let judged = judge("copy-latency", "something_ns", 12.0);
+        let judged = judge("copy-latency", "something_ns", 12.0, false);
         assert_eq!(judged.value, "12 ns");
         assert_eq!(judged.mark, Mark::NoBar);
     }
 
     #[test]
     fn the_same_key_may_mean_another_thing_in_another_bench() {
-        assert_eq!(judge(LATENCY, "cold_4m_vs_memcpy", 1.0).mark, Mark::NoBar);
-        assert_eq!(judge(BANDWIDTH, "cold_4m_vs_memcpy", 1.0).mark, Mark::Missed);
+        assert_eq!(judge(LATENCY, "cold_4m_vs_memcpy", 1.0, false).mark, Mark::NoBar);
+        assert_eq!(judge(BANDWIDTH, "cold_4m_vs_memcpy", 1.0, false).mark, Mark::Missed);
     }
 
     #[test]

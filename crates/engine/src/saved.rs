@@ -1,8 +1,11 @@
 //! What is measured once per machine and kept in a file: where the file is, when it is still good,
 //! and that it is written whole. What is measured, and how, each measurement knows for itself.
+//!
+//! What was measured on a busy machine is not kept: built-in values are used, the file says when that
+//! was, and whoever comes a minute later measures again.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use std::{env, fs, io};
 
 use memferry_sys::cpu;
@@ -32,6 +35,32 @@ pub enum Origin {
     Saved(PathBuf),
     /// Not measured.
     BuiltIn,
+    /// Measured, and not believed for this reason: the values are built in. Measured again later.
+    NotKept(String),
+}
+
+/// Why there are no measured values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotMeasured {
+    /// This process cannot measure.
+    Impossible,
+    /// What was measured cannot be believed, for this reason.
+    Unreliable(String),
+}
+
+/// The most of the time that others may have had the processors while something was measured.
+const MOST_CONTENTION: f64 = 0.1;
+
+/// An error if others had the processors for so much of the time that what was measured meanwhile cannot
+/// be believed.
+pub fn check_contention(share: f64) -> Result<(), NotMeasured> {
+    if share <= MOST_CONTENTION {
+        return Ok(());
+    }
+    let percent = 100.0 * share;
+    let why =
+        format!("the machine was busy: others had the processors for {percent:.0} % of the time");
+    Err(NotMeasured::Unreliable(why))
 }
 
 /// A profile could not be read.
@@ -74,8 +103,14 @@ pub trait Saved: Sized {
     /// Values that are sensible for most machines.
     fn built_in() -> Self;
 
-    /// Measures. `None` where this process cannot: then nothing is saved.
-    fn measure() -> Option<Self>;
+    /// Measures, or says why not: then nothing is saved.
+    fn measure() -> Result<Self, NotMeasured>;
+
+    /// What is wrong with values that no machine has. Such values are not kept, whether they are
+    /// measured or found in a file.
+    fn implausible(&self) -> Option<String> {
+        None
+    }
 
     /// Says how the values were found.
     fn found(self, origin: Origin) -> Self;
@@ -99,11 +134,11 @@ pub fn load<S: Saved>(source: &ProfileSource) -> Result<S, ProfileError> {
 
 /// Measures, and saves the result at the usual place if that can be written.
 pub fn remeasure<S: Saved>() -> S {
-    let Some(values) = S::measure() else { return S::built_in() };
-    if let Some(path) = default_path::<S>() {
-        let _ = save(&values, &path);
+    let measured = measure::<S>();
+    if let (Ok(values), Some(path)) = (&measured, default_path::<S>()) {
+        let _ = save(values, &path);
     }
-    values
+    or_built_in(measured)
 }
 
 /// Where the values are saved unless told otherwise.
@@ -117,12 +152,16 @@ pub fn default_path<S: Saved>() -> Option<PathBuf> {
 
 /// Writes the values whole or not at all.
 pub fn save<S: Saved>(values: &S, path: &Path) -> io::Result<()> {
+    write(&to_text(values), path)
+}
+
+fn write(text: &str, path: &Path) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
     let mut partial = path.as_os_str().to_owned();
     partial.push(format!(".{}.partial", std::process::id()));
-    fs::write(&partial, to_text(values))?;
+    fs::write(&partial, text)?;
     fs::rename(&partial, path).inspect_err(|_| {
         let _ = fs::remove_file(&partial);
     })
@@ -142,11 +181,40 @@ fn automatic<S: Saved>() -> Result<S, ProfileError> {
 }
 
 fn measure_or_built_in<S: Saved>() -> S {
-    S::measure().unwrap_or_else(S::built_in)
+    or_built_in(measure())
+}
+
+/// Measures, and believes what comes out only if it can be.
+fn measure<S: Saved>() -> Result<S, NotMeasured> {
+    let measured = S::measure().and_then(|values| match values.implausible() {
+        Some(why) => Err(NotMeasured::Unreliable(why)),
+        None => Ok(values),
+    });
+    if let Err(NotMeasured::Unreliable(why)) = &measured {
+        let profile = S::FIRST_WORD;
+        tracing::warn!(
+            profile,
+            why,
+            "measured values are not kept, and built-in ones are used; `memferry doctor --measure` \
+             measures again"
+        );
+    }
+    measured
+}
+
+fn or_built_in<S: Saved>(measured: Result<S, NotMeasured>) -> S {
+    match measured {
+        Ok(values) => values,
+        Err(NotMeasured::Impossible) => S::built_in(),
+        Err(NotMeasured::Unreliable(why)) => S::built_in().found(Origin::NotKept(why)),
+    }
 }
 
 /// How long to wait for others who measure.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long nobody tries again after values were not kept: on a machine that stays busy not every
+/// process should measure in vain.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
 
 /// A saved profile of another machine is measured anew, a missing one for the first time.
 fn read_or_measure<S: Saved>(path: &Path) -> Result<S, ProfileError> {
@@ -162,18 +230,29 @@ fn read_or_measure<S: Saved>(path: &Path) -> Result<S, ProfileError> {
     if let Some(values) = read(path)? {
         return Ok(values);
     }
-    let Some(values) = S::measure() else { return Ok(S::built_in()) };
-    save(&values, path).map_err(|error| ProfileError::Io { path: path.to_owned(), error })?;
-    Ok(values)
+    let measured = measure();
+    let text = match &measured {
+        Ok(values) => to_text(values),
+        Err(NotMeasured::Unreliable(why)) => not_kept_text::<S>(why, SystemTime::now()),
+        Err(NotMeasured::Impossible) => return Ok(S::built_in()),
+    };
+    match write(&text, path) {
+        Err(error) if measured.is_ok() => Err(ProfileError::Io { path: path.to_owned(), error }),
+        _ => Ok(or_built_in(measured)),
+    }
 }
 
-/// What is in the file. `None` if there is none, or if it is of another machine or version.
+/// What is in the file. `None` if there is none, if it is of another machine or version, or if it is time
+/// to measure again.
 fn read<S: Saved>(path: &Path) -> Result<Option<S>, ProfileError> {
     let text = match fs::read_to_string(path) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(ProfileError::Io { path: path.to_owned(), error }),
     };
+    if let Some(why) = not_kept_lately::<S>(&text, SystemTime::now()) {
+        return Ok(Some(S::built_in().found(Origin::NotKept(why))));
+    }
     match from_text::<S>(&text) {
         Ok(values) => Ok(values.map(|values| values.found(Origin::Saved(path.to_owned())))),
         Err(problem) => Err(ProfileError::Malformed { path: path.to_owned(), problem }),
@@ -191,13 +270,41 @@ pub fn to_text<S: Saved>(values: &S) -> String {
     machine_line::<S>() + &values.to_entries()
 }
 
-/// Reads the contents of a file; `None` if it is of another machine or version.
+/// Reads the contents of a file; `None` if it is of another machine or version, or if nobody can believe
+/// the values.
 pub fn from_text<S: Saved>(text: &str) -> Result<Option<S>, String> {
     match text.strip_prefix(&machine_line::<S>()) {
-        Some(entries) => S::from_entries(&Entries(entries)).map(Some),
+        Some(entries) if Entries(entries).find(NOT_KEPT).is_some() => Ok(None),
+        Some(entries) => {
+            let values = S::from_entries(&Entries(entries))?;
+            let Some(why) = values.implausible() else { return Ok(Some(values)) };
+            tracing::warn!(profile = S::FIRST_WORD, why, "saved values are refused");
+            Ok(None)
+        }
         None if text.split_whitespace().next() == Some(S::FIRST_WORD) => Ok(None),
         None => Err(format!("it does not begin with \"{}\"", S::FIRST_WORD)),
     }
+}
+
+/// The entry that says when values were not kept, in seconds since 1970, and why.
+const NOT_KEPT: &str = "not_kept";
+
+/// The contents of a file that says that values were not kept.
+fn not_kept_text<S: Saved>(why: &str, now: SystemTime) -> String {
+    format!("{}{NOT_KEPT} {} {why}\n", machine_line::<S>(), seconds(now))
+}
+
+/// Why values were not kept, if that was a short while ago.
+fn not_kept_lately<S: Saved>(text: &str, now: SystemTime) -> Option<String> {
+    let entries = Entries(text.strip_prefix(&machine_line::<S>())?);
+    let (then, why) = entries.find(NOT_KEPT)?.split_once(' ')?;
+    // A clock that was set back makes it a time to come.
+    let ago = seconds(now).checked_sub(then.parse().ok()?)?;
+    (ago < RETRY_AFTER.as_secs()).then(|| why.to_owned())
+}
+
+fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Lines of a name and a value each.

@@ -6,6 +6,7 @@
 
 pub mod affinity;
 pub mod clock;
+pub mod contention;
 pub mod copy;
 pub mod cpu;
 pub mod cross_memory;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 
-use super::load::Load;
+use super::load::{self, Load};
 use super::{Bench, Effort, all, find, suite};
 use crate::args::BenchArgs;
 use crate::outcome::Outcome;
@@ -109,7 +109,10 @@ fn measure(bench: &dyn Bench, effort: Effort, progress: &Progress) -> anyhow::Re
     let outcome = bench.run(effort, progress);
     progress.finish();
     let mut outcome = outcome.with_context(|| format!("the bench {} failed", bench.name()))?;
-    outcome.notes.extend(before.and_then(Load::disturbance));
+    outcome.busy = before.and_then(Load::others_since);
+    if let Some(busy) = outcome.busy.filter(|_| outcome.is_disturbed()) {
+        outcome.notes.push(load::warning(busy));
+    }
     Ok(outcome)
 }
 

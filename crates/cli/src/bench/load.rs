@@ -1,9 +1,10 @@
-//! Whether others used the processors while a bench ran: then its numbers say little, and the
-//! reader must know.
+//! Whether others used the processors while a bench ran: then its numbers say little, the reader must
+//! know, and no bar is judged.
 
 use std::time::{Duration, Instant};
 
 use memferry::sys::{affinity, clock};
+use memferry_sys::contention::Processors;
 
 /// The unit in which the kernel counts processor time.
 const NS_PER_TICK: u64 = 10_000_000;
@@ -20,33 +21,31 @@ pub(super) struct Load {
 impl Load {
     /// The load up to now; `None` where the kernel does not tell.
     pub(super) fn now() -> Option<Self> {
-        let all_ns = busy_ns(&std::fs::read_to_string("/proc/stat").ok()?)?;
+        let all_ns = Processors::now()?.busy_ns;
         let children_ns = children_ns(&std::fs::read_to_string("/proc/self/stat").ok()?)?;
         Some(Self { at: Instant::now(), all_ns, ours_ns: clock::process_cpu_ns() + children_ns })
     }
 
-    /// A sentence if others used much of the machine since then.
-    pub(super) fn disturbance(self) -> Option<String> {
-        let now = Self::now()?;
-        if now.at - self.at < SHORTEST {
-            return None;
-        }
+    /// The share of the processors that others used since then. `None` if that cannot be told.
+    pub(super) fn others_since(self) -> Option<f64> {
+        self.others_until(&Self::now()?, affinity::allowed_cores().len())
+    }
+
+    fn others_until(&self, now: &Self, cores: usize) -> Option<f64> {
+        let took = now.at - self.at;
         let others = (now.all_ns - self.all_ns).saturating_sub(now.ours_ns - self.ours_ns);
-        let cores = affinity::allowed_cores().len() as f64;
-        let room = self.at.elapsed().as_nanos() as f64 * cores;
-        warning(others as f64 / room)
+        let room = took.as_nanos() as f64 * cores as f64;
+        (took >= SHORTEST).then(|| others as f64 / room)
     }
 }
 
-fn warning(share: f64) -> Option<String> {
-    const MUCH: f64 = 0.1;
-    (share > MUCH).then(|| {
-        format!(
-            "Other programs or machines used {:.0} % of the processors meanwhile: close them and \
-             run this again before you believe the numbers.",
-            100.0 * share
-        )
-    })
+/// A sentence for the reader.
+pub(super) fn warning(busy: f64) -> String {
+    format!(
+        "Other programs or machines used {:.0} % of the processors meanwhile: no bar is judged. Close \
+         them and run this again before you believe the numbers.",
+        100.0 * busy
+    )
 }
 
 /// Time of all processes that were started here and have ended, and of those that they started.
@@ -57,23 +56,25 @@ fn children_ns(stat: &str) -> Option<u64> {
     Some(ticks.sum::<Option<u64>>()? * NS_PER_TICK)
 }
 
-/// Time that all processors have spent on anything but idling, stolen time included.
-fn busy_ns(stat: &str) -> Option<u64> {
-    let ticks = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
-    let ticks: Vec<u64> = ticks.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-    // user nice system idle iowait irq softirq steal
-    let busy = [0, 1, 2, 5, 6, 7].iter().filter_map(|&at| ticks.get(at)).sum::<u64>();
-    Some(busy * NS_PER_TICK)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn idle_time_is_not_counted() {
-        assert_eq!(busy_ns("cpu  1 2 3 400 500 6 7 8 0 0\ncpu0 9\n"), Some(27 * 10_000_000));
-        assert_eq!(busy_ns("intr 5"), None);
+    fn what_this_program_used_itself_does_not_make_the_machine_busy() {
+        let at = Instant::now();
+        let before = Load { at, all_ns: 100, ours_ns: 50 };
+        let after = |ms, all_ns: u64, ours_ns: u64| Load {
+            at: at + Duration::from_millis(ms),
+            all_ns: 100 + all_ns,
+            ours_ns: 50 + ours_ns,
+        };
+        let second = 1_000_000_000;
+        assert_eq!(before.others_until(&after(1000, second, second), 2), Some(0.0));
+        assert_eq!(before.others_until(&after(1000, 2 * second, second), 2), Some(0.5));
+        // Our time is counted more finely than that of all.
+        assert_eq!(before.others_until(&after(1000, second, second + 5), 2), Some(0.0));
+        assert_eq!(before.others_until(&after(50, second, 0), 2), None, "too short to tell");
     }
 
     #[test]
@@ -84,8 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quiet_machine_gives_no_warning() {
-        assert_eq!(warning(0.03), None);
-        assert!(warning(0.4).unwrap().contains("40 %"));
+    fn a_warning_says_how_busy_the_machine_was() {
+        assert!(warning(0.4).contains("40 %"));
     }
 }

@@ -31,9 +31,12 @@ pub(crate) fn join(name: &str, outcomes: &[Outcome]) -> anyhow::Result<Value> {
         }
         notes.extend(outcome.notes.iter().map(|note| format!("{}: {note}", outcome.bench)));
     }
+    // The busiest time is what a reader must know.
+    let busy = outcomes.iter().filter_map(|outcome| outcome.busy).reduce(f64::max);
     Ok(json!({
         "bench": name,
         "machine": Machine::look(),
+        "busy": busy,
         "versions": versions,
         "outcomes": outcomes,
         "rows": rows,
@@ -52,7 +55,7 @@ mod tests {
     fn a_suite_has_the_keys_of_the_contract() {
         let suite = sample::suite();
         let json = join("suite", &suite).unwrap();
-        for key in ["bench", "machine", "versions", "outcomes", "rows", "summary"] {
+        for key in ["bench", "machine", "busy", "versions", "outcomes", "rows", "summary"] {
             assert!(json.get(key).is_some(), "{key}");
         }
         assert_eq!(json["bench"], "suite");

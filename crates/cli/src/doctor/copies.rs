@@ -1,6 +1,7 @@
 //! What copies need of a machine.
 
 use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 use memferry::engine::cpu::{Origin, Profile, ProfileError, ProfileSource};
@@ -19,7 +20,8 @@ pub(super) const PROFILE: &str = "profile";
 pub(super) const A_COPY: &str = "a copy";
 
 /// All checks, in the order in which they are shown.
-pub(super) fn checks(machine: &Machine) -> Vec<Check> {
+/// `remeasured` says what came of measuring anew, if that was asked for.
+pub(super) fn checks(machine: &Machine, remeasured: Option<&Origin>) -> Vec<Check> {
     vec![
         cores(machine.cores, online_cores().as_deref()),
         streaming(&machine.streaming),
@@ -27,7 +29,7 @@ pub(super) fn checks(machine: &Machine) -> Vec<Check> {
         memory(memory_bytes("MemAvailable")),
         membarrier(membarrier_query().contains_command(MembarrierCommand::PrivateExpedited)),
         eventfd(EventFd::new().map(drop)),
-        profile(Profile::load(&ProfileSource::Automatic)),
+        profile(Profile::load(&ProfileSource::Automatic), remeasured),
         a_copy(Ferry::new()),
     ]
 }
@@ -146,7 +148,17 @@ pub(super) fn measured_now<S: Saved>(name: &'static str, detail: &str) -> Check 
         .cure("let MEMFERRY_PROFILE name a file that can be written, or set HOME")
 }
 
-fn profile(loaded: Result<Arc<Profile>, ProfileError>) -> Check {
+/// Values that were measured and not kept. Those that were saved before, if there are any, stay in use.
+pub(super) fn not_kept(name: &'static str, why: &str, saved: Option<&Path>) -> Check {
+    let used = match saved {
+        Some(path) => format!("the values in {} stay in use", path.display()),
+        None => "built-in values are in use".into(),
+    };
+    let detail = format!("measured and not kept, because {why}; {used}");
+    Check::new(name, Status::Warn, detail).cure("memferry doctor --measure, when nothing else runs")
+}
+
+fn profile(loaded: Result<Arc<Profile>, ProfileError>, remeasured: Option<&Origin>) -> Check {
     const NAME: &str = PROFILE;
     match loaded {
         Err(error) => Check::new(NAME, Status::Missing, error.to_string())
@@ -155,6 +167,9 @@ fn profile(loaded: Result<Arc<Profile>, ProfileError>) -> Check {
             let kernel = profile.streaming.name();
             match &profile.origin {
                 Origin::Saved(path) => {
+                    if let Some(Origin::NotKept(why)) = remeasured {
+                        return not_kept(NAME, why, Some(path));
+                    }
                     Check::new(NAME, Status::Ok, format!("{kernel}, saved in {}", path.display()))
                 }
                 Origin::Measured => {
@@ -164,6 +179,7 @@ fn profile(loaded: Result<Arc<Profile>, ProfileError>) -> Check {
                     let detail = "built-in values: this machine was not measured";
                     Check::new(NAME, Status::Warn, detail).cure("unset MEMFERRY_PROFILE")
                 }
+                Origin::NotKept(why) => not_kept(NAME, why, None),
             }
         }
     }
@@ -253,6 +269,23 @@ mod tests {
         let check = a_copy(Ferry::builder().channels(0).build());
         assert_eq!(check.status, Status::Missing);
         assert!(check.detail.contains("1 to 256"), "{}", check.detail);
+    }
+
+    #[test]
+    fn a_profile_of_a_busy_machine_is_not_ticked() {
+        let origin = Origin::NotKept("the machine was busy".into());
+        let with = |origin: &Origin| {
+            Ok(Arc::new(Profile { origin: origin.clone(), ..Profile::built_in() }))
+        };
+        let check = profile(with(&origin), None);
+        assert_eq!(check.status, Status::Warn);
+        assert!(check.detail.contains("built-in values are in use"), "{}", check.detail);
+        assert!(check.cure.unwrap().contains("memferry doctor --measure"));
+        let saved = Origin::Saved("there".into());
+        assert_eq!(profile(with(&saved), Some(&Origin::Measured)).status, Status::Ok);
+        let check = profile(with(&saved), Some(&origin));
+        assert_eq!(check.status, Status::Warn);
+        assert!(check.detail.contains("there stay in use"), "{}", check.detail);
     }
 
     #[test]

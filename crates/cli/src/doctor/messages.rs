@@ -13,7 +13,7 @@ use memferry::message::{Builder, ShareableBuffer};
 use memferry_sys::shared_memory::SealedMemory;
 use memferry_sys::{peer_process, wait_word};
 
-use super::copies::{chosen, measured_now};
+use super::copies::{chosen, measured_now, not_kept};
 use super::{Check, Status};
 use crate::{number, size};
 
@@ -22,10 +22,11 @@ pub(super) use alive::{A_MESSAGE, CROSS_MEMORY};
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
 /// All checks, in the order in which they are shown.
-pub(super) fn checks() -> Vec<Check> {
+/// `remeasured` says what came of measuring anew, if that was asked for.
+pub(super) fn checks(remeasured: Option<&Origin>) -> Vec<Check> {
     let mut checks = vec![
         settings(set_variables(), Builder::new().facts().map(drop).map_err(|e| e.to_string())),
-        profile(Profile::find()),
+        profile(Profile::find(), remeasured),
         sealed_memory(try_sealed_memory()),
         huge_pages(try_huge_pages(), fs::read_to_string(HUGE_PAGES).ok().as_deref()),
         waiting(wait_word::try_waiting_on_several()),
@@ -54,7 +55,7 @@ fn settings(set: Vec<String>, valid: Result<(), String>) -> Check {
     }
 }
 
-fn profile(found: Result<Profile, ProfileError>) -> Check {
+fn profile(found: Result<Profile, ProfileError>, remeasured: Option<&Origin>) -> Check {
     const NAME: &str = "costs";
     let profile = match found {
         Ok(profile) => profile,
@@ -65,7 +66,13 @@ fn profile(found: Result<Profile, ProfileError>) -> Check {
     };
     let near = Closeness::SharedCache;
     let place = match &profile.origin {
-        Origin::Saved(path) => format!("saved in {}", path.display()),
+        Origin::NotKept(why) => return not_kept(NAME, why, None),
+        Origin::Saved(path) => {
+            if let Some(Origin::NotKept(why)) = remeasured {
+                return not_kept(NAME, why, Some(path));
+            }
+            format!("saved in {}", path.display())
+        }
         Origin::Measured => "measured by this run".to_owned(),
         Origin::BuiltIn => {
             let detail = "built-in values: this machine was not measured";
@@ -73,10 +80,6 @@ fn profile(found: Result<Profile, ProfileError>) -> Check {
                 .cure("unset MEMFERRY_PROFILE, and let the process use two cores or more");
         }
     };
-    if Closeness::ALL.into_iter().all(|closeness| profile.measured(closeness).is_empty()) {
-        let detail = format!("built-in values: the machine was too busy to measure; {place}");
-        return Check::new(NAME, Status::Warn, detail).cure("memferry doctor --measure");
-    }
     let lines = profile.lines(near);
     let crossing = plan::lines::crossing(lines.eager, lines.single_cross);
     let detail = format!(

@@ -89,12 +89,11 @@ impl Diagnosis {
 
 /// Looks at everything and prints it, as text or as JSON.
 pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
-    if measure {
-        Profile::remeasure();
-        plan::Profile::remeasure();
-    }
+    let remeasured =
+        measure.then(|| (Profile::remeasure().origin, plan::Profile::remeasure().origin));
+    let (copies, costs) = remeasured.as_ref().map(|(copies, costs)| (copies, costs)).unzip();
     let machine = Machine::look();
-    let (checks, messages) = (copies::checks(&machine), messages::checks());
+    let (checks, messages) = (copies::checks(&machine, copies), messages::checks(costs));
     let reach = messages.iter().find(|check| check.name == messages::CROSS_MEMORY);
     let mpi = mpi::checks(reach);
     let (memory, gpus, devices) = (memory::checks(), gpu::checks(), devices::checks());

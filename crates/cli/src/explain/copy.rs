@@ -158,6 +158,7 @@ fn origin(facts: &Facts) -> String {
         Origin::Measured => "measured just now".into(),
         Origin::Saved(path) => format!("from {}", path.display()),
         Origin::BuiltIn => "not measured: built-in values".into(),
+        Origin::NotKept(why) => format!("built-in values: measured and not kept, because {why}"),
     }
 }
 

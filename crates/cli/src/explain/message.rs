@@ -126,6 +126,7 @@ fn explain(facts: &Facts, bytes: u64, kinds: &[Closeness], spare_cores: usize) -
         Origin::Measured => "measured just now".into(),
         Origin::Saved(path) => format!("from {}", path.display()),
         Origin::BuiltIn => "not measured: built-in values".into(),
+        Origin::NotKept(why) => format!("built-in values: measured and not kept, because {why}"),
     };
     let switched_off = false;
     Explanation { bytes, spare_cores, cases, lines, limits, costs, profile, switched_off }

@@ -7,7 +7,7 @@ use super::palette::Palette;
 use super::plot;
 use crate::figure::Figure;
 use crate::outcome::Outcome;
-use crate::summary_keys::{Better, Judged, Mark, judge};
+use crate::summary_keys::{Better, Judged, Mark};
 use crate::{number, size};
 
 const STYLE: &str = include_str!("style.css");
@@ -77,9 +77,9 @@ fn headline(outcomes: &[Outcome]) -> String {
             "<tr class=\"group\"><th colspan=\"5\" scope=\"rowgroup\"><a href=\"#{bench}\">{bench}</a></th></tr>"
         );
         for (key, value) in outcome.summary.iter() {
-            let judged = judge(&outcome.bench, key, value);
+            let judged = outcome.judge(key, value);
             reached += u32::from(judged.mark == Mark::Reached);
-            bars += u32::from(judged.mark != Mark::NoBar);
+            bars += u32::from(matches!(judged.mark, Mark::Reached | Mark::Missed));
             rows.push_str(&headline_row(key, &judged));
         }
     }
@@ -101,6 +101,7 @@ fn headline_row(key: &str, judged: &Judged) -> String {
     let class = match judged.mark {
         Mark::Reached => "mark reached",
         Mark::Missed => "mark missed",
+        Mark::NotJudged => "note",
         Mark::NoBar => "",
     };
     let way = judged.better.map_or(String::new(), |better| {

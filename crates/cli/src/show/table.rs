@@ -4,7 +4,7 @@
 use crate::figure::Figure;
 use crate::outcome::{Outcome, Row};
 use crate::show::Paint;
-use crate::summary_keys::{Mark, judge};
+use crate::summary_keys::Mark;
 use crate::{number, size};
 
 /// Renders an outcome.
@@ -69,11 +69,8 @@ fn render_summary(outcome: &Outcome, paint: Paint) -> String {
     if outcome.summary.is_empty() {
         return String::new();
     }
-    let judged: Vec<_> = outcome
-        .summary
-        .iter()
-        .map(|(key, value)| (key, judge(&outcome.bench, key, value)))
-        .collect();
+    let judged: Vec<_> =
+        outcome.summary.iter().map(|(key, value)| (key, outcome.judge(key, value))).collect();
     let lines: Vec<_> = judged
         .iter()
         .map(|(key, judged)| vec![(*key).to_owned(), judged.value.clone(), judged.bar.clone()])
@@ -83,6 +80,7 @@ fn render_summary(outcome: &Outcome, paint: Paint) -> String {
         let mark = match judged.mark {
             Mark::Reached => paint.good(judged.mark.text()),
             Mark::Missed => paint.bad(judged.mark.text()),
+            Mark::NotJudged => paint.dim(judged.mark.text()),
             Mark::NoBar => String::new(),
         };
         text.push_str(format!("  {line}  {mark}").trim_end());
@@ -158,6 +156,18 @@ mod tests {
         assert!(text.contains("  hot_4k_vs_memcpy   1.01×\n"), "{text}");
         assert!(text.contains("  hot_4m_vs_memcpy   2.31×    ≥ 2×  ✓ reached\n"), "{text}");
         assert!(text.contains("  hot_64m_vs_memcpy  1.20×  ≥ 2.5×  ✗ missed\n"), "{text}");
+    }
+
+    #[test]
+    fn no_bar_is_judged_on_a_busy_machine() {
+        let mut outcome = outcome(Vec::new());
+        outcome.summary.set("hot_64m_vs_memcpy", 1.2);
+        outcome.busy = Some(0.35);
+        let text = render(&outcome, Paint::plain());
+        let line = "  hot_64m_vs_memcpy  1.20×  ≥ 2.5×  not judged: the machine was busy\n";
+        assert!(text.contains(line), "{text}");
+        outcome.busy = Some(0.05);
+        assert!(render(&outcome, Paint::plain()).contains("✗ missed"));
     }
 
     #[test]

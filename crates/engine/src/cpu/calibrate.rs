@@ -1,9 +1,11 @@
 //! Measuring the machine: at most 200 ms, through a real channel, so that what is measured is what
-//! copies will meet. Every figure is the best of a few tries: disturbances only ever slow things.
+//! copies will meet. Every figure is the best of a few tries: disturbances only ever slow things. Where
+//! others have the processors most of the time, even the best try is slow, and nothing counts.
 
 use std::time::{Duration, Instant};
 
 use memferry_sys::affinity;
+use memferry_sys::contention::{Meter, Processors, own_waited_ns};
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::pages::Pages;
 
@@ -11,18 +13,33 @@ use super::channel;
 use super::profile::{Origin, Profile};
 use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Operation};
 use crate::execute;
+use crate::saved::{NotMeasured, check_contention};
 use crate::threaded::ThreadedChannel;
 
 const LARGEST: usize = 16 << 20;
 const BUDGET: Duration = Duration::from_millis(120);
+/// After so long nobody goes on measuring on a busy machine.
+const LATE: Duration = Duration::from_millis(360);
 
-/// Measures, or falls back to the built-in values for what cannot be measured here.
-pub(super) fn measure() -> Profile {
-    let mut profile = Profile::built_in();
-    let Some(mut bench) = Bench::new() else {
-        return profile;
-    };
-    profile.origin = Origin::Measured;
+/// Measures. An error if others had the processors meanwhile.
+pub(super) fn measure() -> Result<Profile, NotMeasured> {
+    let (meter, before) = (Meter::default(), Processors::now());
+    // The bench lives until the meter has looked at its channel's thread.
+    let (profile, bench) = meter
+        .during_with_threads(|| {
+            let mut bench = Bench::new()?;
+            Some((measure_with(&mut bench), bench))
+        })
+        .ok_or(NotMeasured::Impossible)?;
+    let took = bench.start.elapsed();
+    let contention = meter.share().max(Processors::stolen_share(before, Processors::now(), took));
+    tracing::debug!(?profile, ?took, contention, "calibrated");
+    check_contention(contention).map(|()| profile)
+}
+
+/// Measures what can be measured here; the rest is built in.
+fn measure_with(bench: &mut Bench) -> Profile {
+    let mut profile = Profile { origin: Origin::Measured, ..Profile::built_in() };
     profile.cached_gb_per_s = bench.alone(Kernel::Cached, 64 << 10);
     profile.handover_ns = bench.handover_ns().unwrap_or(profile.handover_ns);
     profile.wake_ns = bench.wake_ns().unwrap_or(profile.wake_ns);
@@ -36,7 +53,6 @@ pub(super) fn measure() -> Profile {
     profile.stream_bytes = crossover(|kernel, bytes| bench.alone(kernel, bytes), stream);
     profile.shared_stream_bytes = crossover(|kernel, bytes| bench.shared(kernel, bytes), stream);
     profile.split_bytes = bench.split_bytes();
-    tracing::debug!(?profile, took = ?bench.start.elapsed(), "calibrated");
     profile
 }
 
@@ -68,11 +84,13 @@ struct Bench {
     /// `None` on a single core, where sharing cannot win.
     channel: Option<ThreadedChannel>,
     start: Instant,
+    /// How long this thread had waited for a processor by then.
+    waited_ns: Option<u64>,
 }
 
 impl Bench {
     fn new() -> Option<Self> {
-        let start = Instant::now();
+        let (start, waited_ns) = (Instant::now(), own_waited_ns());
         let mut source = Pages::new(LARGEST).ok()?;
         let mut target = Pages::new(LARGEST).ok()?;
         source.as_mut_slice().fill(1);
@@ -80,12 +98,24 @@ impl Bench {
         let channel = (affinity::allowed_cores().len() > 1)
             .then(|| channel::open(&ChannelOptions::default(), 64, 5_000_000).ok())
             .flatten();
-        Some(Self { source, target, channel, start })
+        Some(Self { source, target, channel, start, waited_ns })
     }
 
-    /// How often to repeat something that moves `bytes`; less when the time runs out.
+    /// How often to repeat something that moves `bytes`; less when the time runs out, and never on a
+    /// machine that is so busy that nothing will be kept.
     fn tries(&self, bytes: usize) -> usize {
-        if self.start.elapsed() > BUDGET { 1 } else { (LARGEST / bytes).clamp(3, 8) }
+        match self.start.elapsed() {
+            took if took > LATE && self.is_hopeless(took) => 0,
+            took if took > BUDGET => 1,
+            _ => (LARGEST / bytes).clamp(3, 8),
+        }
+    }
+
+    fn is_hopeless(&self, took: Duration) -> bool {
+        self.waited_ns.zip(own_waited_ns()).is_some_and(|(before, now)| {
+            let share = now.saturating_sub(before) as f64 / took.as_nanos() as f64;
+            check_contention(share).is_err()
+        })
     }
 
     /// Bandwidth of one core, in GB/s.
@@ -219,7 +249,11 @@ impl Bench {
     }
 }
 
+/// Not a number without a try.
 fn best_ns(tries: usize, mut run: impl FnMut()) -> f64 {
+    if tries == 0 {
+        return f64::NAN;
+    }
     run();
     best_of(tries, run)
 }

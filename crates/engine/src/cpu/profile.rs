@@ -10,7 +10,7 @@ use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, cpu};
 
 use super::calibrate;
-use crate::saved::{self, Entries, Saved};
+use crate::saved::{self, Entries, NotMeasured, Saved};
 pub use crate::saved::{Origin, ProfileError, ProfileSource};
 
 /// What is known of this machine.
@@ -117,8 +117,32 @@ impl Saved for Profile {
         Self::built_in()
     }
 
-    fn measure() -> Option<Self> {
-        Some(calibrate::measure())
+    fn measure() -> Result<Self, NotMeasured> {
+        calibrate::measure()
+    }
+
+    /// Limits far from any machine's values, that those of a busy machine still exceed: a hand-over then
+    /// takes as long as it is somebody else's turn, and two cores are slower than one.
+    fn implausible(&self) -> Option<String> {
+        let times = [("handover_ns", self.handover_ns, 1e5), ("wake_ns", self.wake_ns, 1e6)];
+        for (name, ns, most) in times {
+            if !(1.0..=most).contains(&ns) {
+                return Some(format!("{name} is {ns:.0}, and not from 1 to {most:.0}"));
+            }
+        }
+        let (one, two) = (self.stream_gb_per_s, self.pair_stream_gb_per_s);
+        let speeds = [
+            ("cached_gb_per_s", self.cached_gb_per_s),
+            ("stream_gb_per_s", one),
+            ("pair_stream_gb_per_s", two),
+        ];
+        for (name, gb_per_s) in speeds {
+            if !(0.05..=5000.0).contains(&gb_per_s) {
+                return Some(format!("{name} is {gb_per_s:.3}, and not from 0.05 to 5000"));
+            }
+        }
+        let slower = format!("two cores copy {two:.1} GB/s, and one of them {one:.1} GB/s");
+        (two < one / 2.0).then_some(slower)
     }
 
     fn found(self, origin: Origin) -> Self {
@@ -208,14 +232,59 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_file_is_measured_and_saved() {
+    fn a_missing_file_is_measured_and_saved_or_the_machine_was_busy() {
         let folder = tempfile::tempdir().unwrap();
         let source = ProfileSource::File(folder.path().join("deep").join("profile"));
         let measured = Profile::load(&source).unwrap();
-        assert_eq!(measured.origin, Origin::Measured);
-        let saved = Profile::load(&source).unwrap();
-        assert!(matches!(saved.origin, Origin::Saved(_)));
-        assert_eq!(saved.streaming, measured.streaming);
+        let again = Profile::load(&source).unwrap();
+        match &measured.origin {
+            Origin::Measured => {
+                assert!(matches!(again.origin, Origin::Saved(_)));
+                assert_eq!(again.streaming, measured.streaming);
+            }
+            Origin::NotKept(why) => {
+                assert!(!why.is_empty());
+                assert_eq!(*again, *measured, "nobody measures again at once");
+            }
+            origin => panic!("{origin:?}"),
+        }
+    }
+
+    #[test]
+    fn values_of_a_busy_machine_are_refused_when_they_are_found_in_a_file() {
+        let good = Profile::built_in();
+        assert_eq!(good.implausible(), None);
+        for (what, busy) in [
+            ("handover_ns", Profile { handover_ns: 13e6, ..good.clone() }),
+            ("handover_ns", Profile { handover_ns: f64::NAN, ..good.clone() }),
+            ("wake_ns", Profile { wake_ns: 4e6, ..good.clone() }),
+            ("two cores", Profile { pair_stream_gb_per_s: 0.6, ..good.clone() }),
+            ("stream_gb_per_s", Profile { stream_gb_per_s: 0.01, ..good.clone() }),
+            ("cached_gb_per_s", Profile { cached_gb_per_s: 1e6, ..good.clone() }),
+        ] {
+            let why = busy.implausible().expect("nobody can believe it");
+            assert!(why.starts_with(what), "{why}");
+            if !busy.handover_ns.is_nan() {
+                assert_eq!(from_text::<Profile>(&to_text(&busy)), Ok(None), "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn slow_machines_and_fast_ones_are_believed() {
+        let good = Profile::built_in();
+        let (speed, pair) = (|gb_per_s| gb_per_s, |gb_per_s: f64| 0.6 * gb_per_s);
+        for gb_per_s in [0.2, 2.0, 400.0] {
+            let machine = Profile {
+                handover_ns: 20_000.0 / gb_per_s,
+                wake_ns: 100_000.0,
+                cached_gb_per_s: speed(gb_per_s),
+                stream_gb_per_s: speed(gb_per_s),
+                pair_stream_gb_per_s: pair(gb_per_s),
+                ..good.clone()
+            };
+            assert_eq!(machine.implausible(), None);
+        }
     }
 
     #[test]

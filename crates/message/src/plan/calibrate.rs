@@ -1,12 +1,15 @@
 //! Measuring what messages cost between two cores: with two threads, each bound to one of them,
 //! that do what two processes would do. Every time is the median of several rounds, and the best
 //! of several passes: disturbances only ever slow things. A machine that was busy all the time
-//! still shows, and then nothing of what was measured counts.
+//! still shows: others had the cores while the two threads wanted to run, and then nothing of what was
+//! measured counts.
 
 mod duet;
 
 use std::time::{Duration, Instant};
 
+use memferry_engine::saved::{NotMeasured, check_contention};
+use memferry_sys::contention::{Meter, Processors};
 use memferry_sys::cross_memory::{self, Stretch};
 use memferry_sys::pages::Pages;
 use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
@@ -30,26 +33,33 @@ const LARGE: usize = 256 << 10;
 const EAGER_SMALL: usize = 1 << 10;
 const EAGER_LARGE: usize = 8 << 10;
 
-/// Measures near cores and far ones, in this order, where there are such: nothing where there are
-/// none or where the machine was too busy. `None` if this process may not use two cores.
-pub(super) fn measure() -> Option<[Measurement; 2]> {
+/// Measures near cores and far ones, in this order, where there are such: nothing where there are none.
+/// An error if this process may not use two cores, if others had them, or if nothing that comes out can be
+/// believed.
+pub(super) fn measure() -> Result<[Measurement; 2], NotMeasured> {
     let cores = affinity::allowed_cores();
     if cores.len() < 2 {
-        return None;
+        return Err(NotMeasured::Impossible);
     }
-    let began = Instant::now();
+    let (began, meter, before) = (Instant::now(), Meter::default(), Processors::now());
     let measured = Closeness::ALL.map(|closeness| {
         let pair = closeness.pair_of(&cores);
-        pair.and_then(|pair| measure_pair(pair, closeness)).unwrap_or_default()
+        pair.and_then(|pair| measure_pair(pair, closeness, &meter)).unwrap_or_default()
     });
-    tracing::debug!(?measured, took = ?began.elapsed(), "calibrated messages");
-    Some(measured)
+    let took = began.elapsed();
+    let contention = meter.share().max(Processors::stolen_share(before, Processors::now(), took));
+    tracing::debug!(?measured, ?took, contention, "calibrated messages");
+    check_contention(contention)?;
+    if measured.iter().all(Measurement::is_empty) {
+        return Err(NotMeasured::Unreliable("no quiet machine is so slow".into()));
+    }
+    Ok(measured)
 }
 
-fn measure_pair(cores: (usize, usize), closeness: Closeness) -> Option<Measurement> {
+fn measure_pair(cores: (usize, usize), closeness: Closeness, meter: &Meter) -> Option<Measurement> {
     let try_once = || {
         let until = Instant::now() + BUDGET;
-        let bench = Bench::new(Duet::new(cores, until))?;
+        let bench = Bench::new(Duet::new(cores, until, meter))?;
         let in_time = (0..PASSES).take_while(|_| Instant::now() < until);
         let passes: Vec<_> = in_time.map_while(|_| bench.pass()).collect();
         let best = |at: usize| {
@@ -94,8 +104,8 @@ fn costs(times: Times) -> [Option<f64>; 6] {
 }
 
 /// Memory for the two, and the two themselves.
-struct Bench {
-    duet: Duet,
+struct Bench<'a> {
+    duet: Duet<'a>,
     /// The sender's, and the receiver's.
     source: Pages,
     target: Pages,
@@ -103,8 +113,8 @@ struct Bench {
     space: Mapping,
 }
 
-impl Bench {
-    fn new(duet: Duet) -> Option<Self> {
+impl<'a> Bench<'a> {
+    fn new(duet: Duet<'a>) -> Option<Self> {
         let space = SealedMemory::new("memferry-calibration", LARGE).ok()?;
         let space = space.map(Access::Write).ok()?;
         let (mut source, mut target) = (Pages::new(LARGE).ok()?, Pages::new(LARGE).ok()?);
@@ -223,9 +233,13 @@ mod tests {
 
     #[test]
     fn what_is_measured_can_be_believed_or_is_left_out() {
-        let Some(measured) = measure() else {
-            let why = "nothing can be measured with one core";
-            return memferry_testing::skip(memferry_testing::Requirement::Cores, why);
+        let measured = match measure() {
+            Ok(measured) => measured,
+            Err(NotMeasured::Unreliable(why)) => return assert!(!why.is_empty()),
+            Err(NotMeasured::Impossible) => {
+                let why = "nothing can be measured with one core";
+                return memferry_testing::skip(memferry_testing::Requirement::Cores, why);
+            }
         };
         for (closeness, measured) in Closeness::ALL.into_iter().zip(measured) {
             assert!(measured.is_empty() || measured.plausible(closeness).is_some());
@@ -236,7 +250,7 @@ mod tests {
     fn a_process_bound_to_one_core_measures_nothing() {
         std::thread::spawn(|| {
             affinity::bind_to_core(affinity::allowed_cores()[0]).unwrap();
-            assert_eq!(measure(), None);
+            assert_eq!(measure(), Err(NotMeasured::Impossible));
         })
         .join()
         .unwrap();

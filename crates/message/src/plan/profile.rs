@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use memferry_engine::saved::{self, Entries, Origin, ProfileError, ProfileSource, Saved};
+use memferry_engine::saved::{
+    self, Entries, NotMeasured, Origin, ProfileError, ProfileSource, Saved,
+};
 use memferry_sys::affinity;
 
 use super::costs::{Costs, Measurement};
@@ -100,9 +102,23 @@ impl Saved for Profile {
         Self::built_in()
     }
 
-    fn measure() -> Option<Self> {
+    fn measure() -> Result<Self, NotMeasured> {
         let [shared_cache, apart] = calibrate::measure()?;
-        Some(Self::new(Origin::Measured, shared_cache, apart))
+        Ok(Self::new(Origin::Measured, shared_cache, apart))
+    }
+
+    /// What was saved is held against the same limits as what is measured.
+    fn implausible(&self) -> Option<String> {
+        if Closeness::ALL.into_iter().all(|closeness| self.measured(closeness).is_empty()) {
+            return Some("nothing was measured".into());
+        }
+        let is_wrong = |closeness: &Closeness| {
+            let measured = self.measured(*closeness);
+            !measured.is_empty() && measured.plausible(*closeness).is_none()
+        };
+        let wrong = Closeness::ALL.into_iter().find(is_wrong)?;
+        let values = self.measured(wrong).values();
+        Some(format!("costs that no quiet machine has, {}: {values:?}", wrong.name()))
     }
 
     fn found(self, origin: Origin) -> Self {
@@ -147,14 +163,14 @@ mod tests {
 
     fn profile() -> Profile {
         let near = [Some(120.5), Some(0.2), None, Some(0.06), Some(0.03), Some(0.11)];
-        let apart = [Some(300.0), None, None, None, None, None];
+        let apart = [Some(300.0), Some(0.3), None, None, Some(0.07), Some(0.2)];
         Profile::new(Origin::BuiltIn, Measurement::new(near), Measurement::new(apart))
     }
 
     #[test]
     fn a_saved_profile_is_read_back_as_it_was() {
         assert_eq!(from_text(&to_text(&profile())), Ok(Some(profile())));
-        assert_eq!(from_text(&to_text(&Profile::built_in())), Ok(Some(Profile::built_in())));
+        assert_eq!(from_text::<Profile>(&to_text(&Profile::built_in())), Ok(None));
     }
 
     #[test]
@@ -164,6 +180,16 @@ mod tests {
             assert_ne!(good.replace(from, to), good);
             assert!(from_text::<Profile>(&good.replace(from, to)).is_err(), "{from} -> {to}");
         }
+    }
+
+    #[test]
+    fn costs_of_a_busy_machine_are_refused_when_they_are_found_in_a_file() {
+        let busy = [Some(13e6), Some(0.2), None, Some(0.06), Some(0.03), Some(0.11)];
+        let nothing = Measurement::default();
+        let profile = Profile::new(Origin::Measured, Measurement::new(busy), nothing);
+        assert!(profile.implausible().is_some_and(|why| why.contains("13000000")));
+        assert_eq!(from_text::<Profile>(&to_text(&profile)), Ok(None));
+        assert!(Profile::built_in().implausible().is_some_and(|why| why.contains("nothing")));
     }
 
     #[test]

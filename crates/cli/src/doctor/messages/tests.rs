@@ -35,12 +35,22 @@ fn settings_are_listed_and_a_wrong_one_is_missing() {
 
 #[test]
 fn costs_that_were_not_measured_are_said_to_be_built_in() {
-    let built_in = profile(Ok(Profile::built_in()));
+    let built_in = profile(Ok(Profile::built_in()), None);
     assert_eq!(built_in.status, Status::Warn);
+}
+
+#[test]
+fn costs_that_were_measured_on_a_busy_machine_are_not_ticked() {
+    let origin = Origin::NotKept("the machine was busy".into());
     let nothing = plan::Measurement::default();
-    let busy = profile(Ok(Profile::new(Origin::Saved("there".into()), nothing, nothing)));
-    assert_eq!(busy.cure.as_deref(), Some("memferry doctor --measure"));
-    assert!(busy.detail.contains("too busy") && busy.detail.contains("there"), "{}", busy.detail);
+    let busy = profile(Ok(Profile::new(origin.clone(), nothing, nothing)), None);
+    assert_eq!(busy.status, Status::Warn);
+    assert!(busy.cure.unwrap().contains("memferry doctor --measure"));
+    assert!(busy.detail.contains("busy") && busy.detail.contains("built-in"), "{}", busy.detail);
+    let saved = Profile::new(Origin::Saved("there".into()), nothing, nothing);
+    let older = profile(Ok(saved), Some(&origin));
+    assert_eq!(older.status, Status::Warn);
+    assert!(older.detail.contains("there stay in use"), "{}", older.detail);
 }
 
 #[test]
@@ -48,7 +58,8 @@ fn measured_costs_are_said_to_be_and_where() {
     let costs = plan::Costs::built_in(Closeness::SharedCache).values().map(Some);
     let measured = plan::Measurement::new(costs);
     let origin = Origin::Saved("there".into());
-    let check = profile(Ok(Profile::new(origin, measured, plan::Measurement::default())));
+    let found = Profile::new(origin, measured, plan::Measurement::default());
+    let check = profile(Ok(found), Some(&Origin::Measured));
     assert_eq!(check.status, Status::Ok);
     assert!(check.detail.contains("saved in there"), "{}", check.detail);
     assert!(check.detail.starts_with("160 ns from core to core"), "{}", check.detail);

@@ -5,12 +5,14 @@ use std::thread;
 use std::time::Instant;
 
 use memferry_sys::affinity;
+use memferry_sys::contention::Meter;
 
-/// A pair of cores, and when to stop measuring on them.
+/// A pair of cores, when to stop measuring on them, and how much of the time others had them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Duet {
+pub(super) struct Duet<'a> {
     cores: (usize, usize),
     until: Instant,
+    meter: &'a Meter,
 }
 
 /// A rising number in a cache line of its own: who writes it has got so far.
@@ -55,9 +57,9 @@ impl Stage {
     }
 }
 
-impl Duet {
-    pub(super) fn new(cores: (usize, usize), until: Instant) -> Self {
-        Self { cores, until }
+impl<'a> Duet<'a> {
+    pub(super) fn new(cores: (usize, usize), until: Instant, meter: &'a Meter) -> Self {
+        Self { cores, until, meter }
     }
 
     /// The two take turns; the time of a turn of both with the way there and back. A median of
@@ -178,10 +180,10 @@ impl Duet {
         let stage = &Stage { given, taken, over: AtomicBool::new(false), until: self.until };
         thread::scope(|scope| {
             let there = thread::Builder::new()
-                .spawn_scoped(scope, || perform(stage, self.cores.1, second))
+                .spawn_scoped(scope, || self.perform(stage, self.cores.1, second))
                 .ok()?;
-            let here =
-                thread::Builder::new().spawn_scoped(scope, || perform(stage, self.cores.0, first));
+            let here = thread::Builder::new()
+                .spawn_scoped(scope, || self.perform(stage, self.cores.0, first));
             if here.is_err() {
                 stage.over.store(true, Ordering::Relaxed);
             }
@@ -189,15 +191,21 @@ impl Duet {
             Some((here.ok()?.join().ok().flatten()?, there?))
         })
     }
-}
 
-/// One thread's part, on its core. Whoever cannot go on says so.
-fn perform<T>(stage: &Stage, core: usize, act: impl FnOnce(&Stage) -> Option<T>) -> Option<T> {
-    let done = affinity::bind_to_core(core).ok().and_then(|()| act(stage));
-    if done.is_none() {
-        stage.over.store(true, Ordering::Relaxed);
+    /// One thread's part, on its core. Whoever cannot go on says so.
+    fn perform<T>(
+        &self,
+        stage: &Stage,
+        core: usize,
+        act: impl FnOnce(&Stage) -> Option<T>,
+    ) -> Option<T> {
+        let act = || self.meter.during(|| act(stage));
+        let done = affinity::bind_to_core(core).ok().and_then(|()| act());
+        if done.is_none() {
+            stage.over.store(true, Ordering::Relaxed);
+        }
+        done
     }
-    done
 }
 
 /// The one in the middle. `None` of nothing.
@@ -209,13 +217,16 @@ fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::LazyLock;
     use std::time::Duration;
 
     use super::*;
 
-    fn duet(time: Duration) -> Option<Duet> {
+    static METER: LazyLock<Meter> = LazyLock::new(Meter::default);
+
+    fn duet(time: Duration) -> Option<Duet<'static>> {
         match affinity::allowed_cores()[..] {
-            [one, other, ..] => Some(Duet::new((one, other), Instant::now() + time)),
+            [one, other, ..] => Some(Duet::new((one, other), Instant::now() + time, &METER)),
             _ => {
                 memferry_testing::skip(
                     memferry_testing::Requirement::Cores,
@@ -254,10 +265,12 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_one_that_cannot_play() {
-        let Some(Duet { cores: (one, _), until }) = duet(Duration::from_secs(60)) else { return };
+        let Some(Duet { cores: (one, _), until, .. }) = duet(Duration::from_secs(60)) else {
+            return;
+        };
         let no_such_core = usize::MAX;
         for cores in [(one, no_such_core), (no_such_core, one)] {
-            assert_eq!(Duet::new(cores, until).time_second(3, || {}, || {}), None);
+            assert_eq!(Duet::new(cores, until, &METER).time_second(3, || {}, || {}), None);
         }
         assert!(Instant::now() < until);
     }
