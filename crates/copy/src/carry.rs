@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use memferry_engine::completion::{Completion, Launch, Order, Work};
 use memferry_engine::contract::Acquaintance;
 use memferry_engine::cuda::CudaEngine;
-use memferry_engine::{Channel, Descriptor, Engine, MemoryKind, Operation, Taken};
+use memferry_engine::{Channel, Descriptor, Engine, MemoryKind, Operation};
 
 use crate::cookie::CookieTable;
 use crate::driver::Driver;
@@ -127,6 +127,41 @@ impl Inner {
         Transfer::shared(completion, length, helps, self.waiting.clone())
     }
 
+    /// Up to this size every copy, move or fill of ordinary memory that is not done at once is one
+    /// descriptor, through the caches, of which the number is kept. 0 if the plan has to be asked.
+    pub(crate) fn small_bytes(&self) -> u64 {
+        let [only] = &self.engines[..] else { return 0 };
+        let capabilities = only.engine.capabilities();
+        let does = |operation| capabilities.operations.contains(operation);
+        let is_plain = only.numbers_suffice
+            && only.engine.registry().is_none()
+            && capabilities.claims_chunks
+            && capabilities.memory.contains(MemoryKind::Host)
+            && [Operation::Copy, Operation::Move, Operation::Fill].into_iter().all(does);
+        let cached = (self.facts.profile.stream_bytes as u64).saturating_sub(1);
+        if is_plain { plan::WHOLE_BYTES.min(cached) } else { 0 }
+    }
+
+    /// Hands over a small request: what [`Inner::plan`] and [`Inner::carry_out`] come to for it.
+    ///
+    /// # Safety
+    /// As for [`Inner::carry_out`]; the request must be simple, over ordinary memory, and not longer than
+    /// [`Inner::small_bytes`].
+    #[inline]
+    pub(crate) unsafe fn hand_over_small(&self, request: &Request<'_>) -> Transfer {
+        let Request { operation, source, target, length, value, .. } = *request;
+        // SAFETY: passed on.
+        let descriptor = unsafe { Descriptor::new(operation, source, target, length) };
+        let only = &self.engines[0];
+        match self.policy.choose(&only.channels, length) {
+            Choice::Channel { index, .. } => only.submit_numbered(index, descriptor.value(value)),
+            Choice::Caller => {
+                descriptor.value(value).run();
+                Transfer::over(length)
+            }
+        }
+    }
+
     /// The two ways that need no completion: done at once, or a number in a channel. `None` if
     /// neither is open to this request.
     ///
@@ -146,19 +181,8 @@ impl Inner {
         if length > plan::WHOLE_BYTES || !open.numbers_suffice || !request.is_host_only() {
             return None;
         }
-        // Everything that takes a locked instruction comes before the submit: after it, such an
-        // instruction would wait until the channel's cache line has come over.
-        let lane = open.lanes[index].clone();
         // SAFETY: passed on.
-        let mut batch = [Some(unsafe { parts::whole(request, plan) })];
-        if let Ok(Taken { first, count: 1 }) = lane.channel.submit(&mut batch) {
-            return Some(Transfer::numbered(lane, first, length));
-        }
-        // Full or closed: there is a thread here that can work.
-        batch.into_iter().flatten().for_each(|descriptor| {
-            descriptor.run();
-        });
-        Some(Transfer::over(length))
+        Some(open.submit_numbered(index, unsafe { parts::whole(request, plan) }))
     }
 
     /// # Safety
@@ -380,6 +404,23 @@ impl OpenEngine {
         let (refused, last_refusal) = if is_forked { (0, None) } else { registry.refusals() };
         let (cache, watching) = (registry.cache().statistics(), registry.cache().watching());
         Some(PinStatistics { cache, watching, refused, refused_bytes: 0, last_refusal })
+    }
+
+    /// Submits a descriptor of which the number is kept, or carries it out: there is a thread here that
+    /// can work while the channel is full or closed.
+    #[inline]
+    fn submit_numbered(&self, index: usize, descriptor: Descriptor) -> Transfer {
+        let length = descriptor.length();
+        // Everything that takes a locked instruction comes before the submit: after it, such an
+        // instruction would wait until the channel's cache line has come over.
+        let lane = self.lanes[index].clone();
+        match lane.channel.submit_one(descriptor) {
+            Ok(sequence) => Transfer::numbered(lane, sequence, length),
+            Err(descriptor) => {
+                descriptor.run();
+                Transfer::over(length)
+            }
+        }
     }
 
     /// A descriptor for a channel.

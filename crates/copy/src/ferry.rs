@@ -27,6 +27,9 @@ pub struct Ferry {
     /// Asynchronous transfers up to this size, without any wish, are carried out at once. The plan
     /// would say the same, but asking it takes longer than some of these copies.
     at_once: u64,
+    /// Those up to this size are carried out at once, or are one descriptor for the only engine there
+    /// is. The plan would say the same.
+    small: u64,
     pub(crate) inner: Arc<Inner>,
 }
 
@@ -45,7 +48,8 @@ impl Ferry {
         let profile = &inner.facts.profile;
         let plain_below = profile.split_bytes.min(profile.stream_bytes);
         let at_once = profile.inline_bytes.min(profile.stream_bytes.saturating_sub(1)) as u64;
-        Self { plain_below, at_once, inner: Arc::new(inner) }
+        let small = at_once.max(inner.small_bytes());
+        Self { plain_below, at_once, small, inner: Arc::new(inner) }
     }
 
     /// Copies `source` to `target`, which must be of equal length, and returns when it is done.
@@ -230,9 +234,14 @@ impl Ferry {
     /// notification variable must stay valid. Dropping the handle changes nothing of this.
     pub unsafe fn start(&self, mut request: Request<'_>) -> Result<Transfer, Error> {
         request.validate()?;
-        if request.length <= self.at_once && request.is_without_wishes() {
+        if request.length <= self.small && request.is_without_wishes() {
             // SAFETY: passed on.
-            return Ok(unsafe { carry::at_once(&request) });
+            return Ok(unsafe {
+                match request.length <= self.at_once {
+                    true => carry::at_once(&request),
+                    false => self.inner.hand_over_small(&request),
+                }
+            });
         }
         let plan = self.inner.plan(&request, false)?;
         // SAFETY: passed on.

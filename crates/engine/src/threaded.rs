@@ -9,6 +9,7 @@ use crossbeam_utils::CachePadded;
 use memferry_sys::sync::lock;
 use memferry_sys::{affinity, fork};
 
+use crate::completion::{Completion, Waiters};
 use crate::contract::{
     Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, FailureLog, OpenError,
     Sequence, SubmitError, Taken, enter_engine_thread, is_engine_thread,
@@ -33,7 +34,9 @@ pub(crate) struct Inside {
     /// Where the thread sleeps when idle.
     idle: Parker,
     /// Where others sleep for a sequence number.
-    waiters: Crowd,
+    sleepers: Crowd,
+    /// Who else wants to be told of a sequence number.
+    waiters: Waiters,
     /// Written by submitters.
     incoming: CachePadded<Incoming>,
     /// Written by the thread alone, so plain adds need no locked instruction.
@@ -70,13 +73,14 @@ impl ThreadedChannel {
         let shared = Arc::new(Inside {
             ring: Ring::new(options.capacity.unwrap_or(default_capacity)),
             idle: Parker::new(),
-            waiters: Crowd::new(),
+            sleepers: Crowd::new(),
+            waiters: Waiters::new(),
             incoming: CachePadded::default(),
             outgoing: CachePadded::default(),
             failures: Mutex::default(),
         });
-        let (inside, core, (tell, told)) =
-            (shared.clone(), options.core, std::sync::mpsc::channel());
+        let (inside, ended) = (shared.clone(), shared.clone());
+        let (core, (tell, told)) = (options.core, std::sync::mpsc::channel());
         let thread = std::thread::Builder::new()
             .name(options.label.clone().unwrap_or_else(|| "memferry".into()))
             .spawn(move || {
@@ -94,6 +98,7 @@ impl ThreadedChannel {
                         let _ = tell.send(Ok(()));
                         enter_engine_thread();
                         run_or_abort(run);
+                        ended.waiters.close(ended.ring.completed());
                     }
                 }
             })
@@ -145,7 +150,14 @@ impl Inside {
     pub(crate) unsafe fn complete(&self, sequence: Sequence, bytes: u64) {
         // SAFETY: passed on.
         unsafe { self.ring.complete(sequence, bytes) };
-        self.waiters.unpark();
+        self.sleepers.unpark();
+        self.waiters.tell(sequence);
+    }
+
+    /// Tells those who wait for numbers up to this one, which is the last that was published, also such
+    /// as came while it was. For the thread, before anything that takes long.
+    pub(crate) fn tell_waiters(&self, published: Sequence) {
+        self.waiters.tell_surely(published);
     }
 
     /// Sleeps until something is submitted, the ring is closed or the time is over, unless `ready`
@@ -182,6 +194,40 @@ unsafe impl Channel for ThreadedChannel {
         Ok(taken)
     }
 
+    fn submit_one(&self, descriptor: Descriptor) -> Result<Sequence, Descriptor> {
+        if self.is_forked() {
+            return Err(descriptor);
+        }
+        let Inside { ring, idle, incoming, .. } = &*self.shared;
+        // Before the push, as above.
+        let bytes = descriptor.length();
+        incoming.bytes.fetch_add(bytes, Ordering::Relaxed);
+        match ring.push_one(descriptor) {
+            Ok(sequence) => {
+                if idle.unpark() {
+                    incoming.wakes.fetch_add(1, Ordering::Relaxed);
+                }
+                Ok(sequence)
+            }
+            Err(descriptor) => {
+                incoming.bytes.fetch_sub(bytes, Ordering::Relaxed);
+                incoming.full.fetch_add(u64::from(!ring.is_closed()), Ordering::Relaxed);
+                Err(descriptor)
+            }
+        }
+    }
+
+    fn completion_of(&self, sequence: Sequence) -> Option<Arc<Completion>> {
+        let completed = || self.completed();
+        if self.is_forked() {
+            // The lock of the list may be held for ever, and nobody here comes to the number.
+            let forked = || Completion::refused(ExecutionError::Forked);
+            let is_over = completed() >= sequence;
+            return Some(Arc::new(if is_over { Completion::over() } else { forked() }));
+        }
+        Some(self.shared.waiters.completion_of(sequence, completed))
+    }
+
     fn completed(&self) -> Sequence {
         self.shared.ring.completed()
     }
@@ -205,7 +251,7 @@ unsafe impl Channel for ThreadedChannel {
             if left == Some(Duration::ZERO) || self.is_forked() {
                 return reached();
             }
-            self.shared.waiters.park(left, reached);
+            self.shared.sleepers.park(left, reached);
         }
         true
     }

@@ -378,7 +378,11 @@ impl Builder {
             Arc::new(Lane { channel: channel.clone(), waiting: waiting.clone() })
         };
         let lanes = channels.iter().map(lane).collect();
-        let numbers_suffice = capabilities.never_fails && registration.is_none();
+        let tells = |channel: &Arc<dyn Channel>| channel.completion_of(0).is_some();
+        let numbers_suffice = capabilities.never_fails
+            && capabilities.self_driving
+            && registration.is_none()
+            && channels.iter().all(tells);
         Ok(OpenEngine { engine, lanes, channels, registration, numbers_suffice })
     }
 }

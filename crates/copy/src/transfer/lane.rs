@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
-use memferry_engine::{Channel, Completion, Descriptor, ExecutionError, Operation, Sequence};
+use memferry_engine::{Channel, Completion, Sequence};
 use memferry_sys::fork;
 
 /// How waiting is done: the same for all transfers of a ferry.
@@ -63,24 +63,10 @@ impl Lane {
         false
     }
 
-    /// A completion for a number: that of a marker behind it in the channel, which is in order. If
-    /// the channel is full, waits for room, which comes at the latest when the number does.
-    pub(crate) fn mark(&self, sequence: Sequence) -> Arc<Completion> {
-        const NAP: Duration = Duration::from_millis(1);
-        while self.channel.completed() < sequence {
-            if self.waiting.is_forked() {
-                return Arc::new(Completion::refused(ExecutionError::Forked));
-            }
-            let completion = Arc::new(Completion::whole());
-            // SAFETY: no byte is touched, and nothing else reports to the completion.
-            let marker =
-                unsafe { Descriptor::new(Operation::Copy, 0, 0, 0).completes(completion.clone()) };
-            let mut marker = [Some(marker)];
-            if self.channel.submit(&mut marker).is_ok_and(|taken| taken.count == 1) {
-                return completion;
-            }
-            self.channel.park(sequence, NAP);
-        }
-        Arc::new(Completion::over())
+    /// A completion that ends when the channel has come to a number. Neither takes room in the channel
+    /// nor waits.
+    pub(crate) fn completion_of(&self, sequence: Sequence) -> Arc<Completion> {
+        let completion = self.channel.completion_of(sequence);
+        completion.expect("only channels that tell of their numbers are used by them")
     }
 }

@@ -76,13 +76,13 @@ impl Ordered for Transfer {
 }
 
 impl Transfer {
-    /// The completion of the transfer. A numbered one gets one now: a marker behind it in its
-    /// channel, which is in order, so when the marker is done the transfer is.
+    /// The completion of the transfer. A numbered one gets one now, from its channel, which tells it
+    /// when it has come to the number.
     pub(crate) fn completion(&self) -> Arc<Completion> {
         match &self.state {
             State::Over => Arc::new(Completion::over()),
             State::Shared { completion, .. } => completion.clone(),
-            State::Numbered { lane, sequence } => lane.mark(*sequence),
+            State::Numbered { lane, sequence } => lane.completion_of(*sequence),
         }
     }
 }
@@ -241,7 +241,7 @@ impl Future for Transfer {
         }
         let completion = self.completion();
         if completion.wake_at_end(context.waker()) {
-            // Keep the marker of a numbered transfer for the next poll.
+            // Keep the completion of a numbered transfer for the next poll.
             if let State::Numbered { lane, .. } = &self.state {
                 let waiting = lane.waiting.clone();
                 self.state = State::Shared { completion, helps: false, waiting };

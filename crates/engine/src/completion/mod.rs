@@ -15,6 +15,7 @@
 
 mod launch;
 mod notify;
+mod waiters;
 mod work;
 
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use memferry_sys::{EventFd, WaitWord, fork};
 
 pub use launch::{Launch, Order};
 pub use notify::{Notification, Notify};
+pub use waiters::Waiters;
 pub use work::{Chunk, Work};
 
 use crate::contract::ExecutionError;

@@ -190,6 +190,7 @@ suite! { $;
         statistics_add_up,
         a_park_gives_up_on_a_number_that_does_not_come,
         a_park_returns_when_its_number_comes,
+        whoever_waits_for_a_number_is_told,
         a_marker_ends_after_everything_before_it,
         memory_out_of_reach_fails_cleanly_and_is_remembered;
     pinning:

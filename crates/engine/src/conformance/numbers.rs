@@ -76,6 +76,34 @@ pub(super) fn a_park_returns_when_its_number_comes(subject: &Subject) -> Verdict
     Verdict::Passed
 }
 
+pub(super) fn whoever_waits_for_a_number_is_told(subject: &Subject) -> Verdict {
+    const ROUNDS: u64 = 300;
+    let bench = Bench::new(subject);
+    let channel = bench.channel();
+    if channel.completion_of(0).is_none() {
+        return bench.skip("tell of numbers");
+    }
+    let length = bench.one_piece(128);
+    let field = Field::new(subject, length);
+    let awaited = |number| channel.completion_of(number).expect("it did before");
+    for round in 0..ROUNDS {
+        bench.submit(copies(&field, 3, length));
+        let [last, first] = [3, 1].map(|number| awaited(3 * round + number));
+        bench.succeeds(&first);
+        bench.succeeds(&last);
+        assert!(channel.completed() >= 3 * round + 3, "told too early");
+        assert!(awaited(3 * round + 2).is_done(), "one who comes late");
+    }
+    // The channel sleeps, or ends, with nobody left who waits.
+    let (next, tail) = (awaited(3 * ROUNDS + 1), awaited(3 * ROUNDS + 2));
+    bench.submit(copies(&field, 1, length));
+    bench.succeeds(&next);
+    assert!(!tail.is_done(), "nothing was submitted");
+    channel.close();
+    assert!(bench.outcome(&tail).is_err(), "its number never came");
+    Verdict::Passed
+}
+
 pub(super) fn a_marker_ends_after_everything_before_it(subject: &Subject) -> Verdict {
     let bench = Bench::new(subject);
     let length = bench.one_piece(1024);

@@ -21,6 +21,8 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::completion::Completion;
+
 pub use capabilities::{Capabilities, MemoryKind, MemoryKinds, Operations, Registration};
 pub use cost::{CostLine, Direction, Preparation};
 pub use descriptor::{Descriptor, Kernel, Operation, Scope};
@@ -102,6 +104,24 @@ pub unsafe trait Channel: Send + Sync + Debug {
     /// # Errors
     /// Only when the channel is closed; then nothing was taken.
     fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError>;
+
+    /// As [`Channel::submit`], for one descriptor. Returns its number, or gives it back: the channel is
+    /// full or closed.
+    fn submit_one(&self, descriptor: Descriptor) -> Result<Sequence, Descriptor> {
+        let mut batch = [Some(descriptor)];
+        let taken = self.submit(&mut batch);
+        match batch {
+            [Some(descriptor)] => Err(descriptor),
+            [None] => Ok(taken.map_or(0, |taken| taken.first)),
+        }
+    }
+
+    /// A completion that ends when `completed()` has come to the number of a descriptor that the
+    /// channel took. Does not wait, and takes no room in the channel. `None`: the channel cannot do
+    /// that, and its transfers are not kept by their numbers alone.
+    fn completion_of(&self, _sequence: Sequence) -> Option<Arc<Completion>> {
+        None
+    }
 
     /// Every descriptor up to and including this number is finished, and its data is visible to
     /// the thread that read the number.

@@ -21,6 +21,10 @@ pub(super) fn open(
     })
 }
 
+/// A descriptor from this length on takes so long that whoever waits for one before it is not to wait
+/// for it as well.
+const LONG_BYTES: u64 = 64 << 10;
+
 /// The thread of a channel.
 struct Worker {
     shared: Arc<Inside>,
@@ -40,6 +44,9 @@ impl Worker {
                 let waited = ring.has_next(finished + 1);
                 finished += 1;
                 let bytes = descriptor.length();
+                if bytes >= LONG_BYTES {
+                    self.shared.tell_waiters(finished - 1);
+                }
                 self.carry_out(descriptor, finished, waited);
                 // SAFETY: this thread is the channel, and the descriptor is over and gone.
                 unsafe { self.shared.complete(finished, bytes) };
@@ -97,12 +104,18 @@ impl Worker {
     fn spin_for_work(&self, finished: Sequence, spin: Duration) -> bool {
         const LOOKS_PER_CLOCK: u32 = 64;
         let start = Instant::now();
+        let mut is_told = false;
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
                 if self.shared.ring.has_next(finished) {
                     return true;
                 }
                 spin_hint();
+            }
+            // Not before: while work comes at once, each number is told without a fence.
+            if !is_told {
+                self.shared.tell_waiters(finished);
+                is_told = true;
             }
             if start.elapsed() >= spin || self.shared.ring.is_closed() {
                 return false;

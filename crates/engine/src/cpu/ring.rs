@@ -95,15 +95,37 @@ impl<T> Ring<T> {
         };
         let values = batch.iter_mut().filter_map(Option::take).take(count as usize);
         for (index, value) in (start..).zip(values) {
-            let slot = self.slot(index);
-            slot.value.with_mut(|cell| {
-                // SAFETY: index was claimed by this call alone, and the claim was below `limit`,
-                // so the value that the slot held a lap ago is finished and gone.
-                unsafe { (*cell).write(value) };
-            });
-            slot.sequence.store(index + 1, Ordering::Release);
+            // SAFETY: claimed above, each once.
+            unsafe { self.put(index, value) };
         }
         Ok(Taken { first: start + 1, count: count as usize })
+    }
+
+    /// Moves one value into the ring and returns its number. `Err` gives it back: the ring is full or
+    /// closed.
+    #[inline]
+    pub fn push_one(&self, value: T) -> Result<Sequence, T> {
+        let Ok(Some((index, _))) = self.claim(1) else {
+            return Err(value);
+        };
+        // SAFETY: claimed above.
+        unsafe { self.put(index, value) };
+        Ok(index + 1)
+    }
+
+    /// Writes a value and its number.
+    ///
+    /// # Safety
+    /// The caller must have claimed the index, and writes to it once.
+    #[inline]
+    unsafe fn put(&self, index: u64, value: T) {
+        let slot = self.slot(index);
+        slot.value.with_mut(|cell| {
+            // SAFETY: the claim is the caller's alone, and it was below `limit`, so the value that
+            // the slot held a lap ago is finished and gone.
+            unsafe { (*cell).write(value) };
+        });
+        slot.sequence.store(index + 1, Ordering::Release);
     }
 
     /// Claims up to `wanted` slots; `None` when the ring is full.

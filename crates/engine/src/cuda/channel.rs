@@ -127,6 +127,7 @@ impl Worker {
             if moved {
                 continue;
             }
+            self.inside.tell_waiters(self.inside.ring.completed());
             if !self.flights.is_empty() {
                 self.wait_for_device();
             } else if !self.wait_for_work() {

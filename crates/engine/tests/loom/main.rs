@@ -14,6 +14,7 @@ mod completion;
 mod launch;
 mod park;
 mod ring;
+mod waiters;
 
 use memferry_engine::{Completion, Descriptor, Operation};
 
