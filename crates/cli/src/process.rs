@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_output_of_a_program_is_handed_back_or_its_failure_said() {
-        let patience = Duration::from_secs(20);
+        let patience = Duration::from_secs(60);
         assert_eq!(output(script("echo out; echo err >&2"), patience).unwrap(), "out\nerr\n");
         let failure = output(script("echo no such host; exit 7"), patience).unwrap_err();
         assert_eq!(failure, "sh failed (exit status: 7): no such host");

@@ -30,9 +30,9 @@ fn copy(
 }
 
 /// Fails instead of hanging.
-fn within_20_s(what: &str, run: impl FnOnce() + Send + 'static) {
+fn in_time(what: &str, run: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(run);
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !thread.is_finished() {
         assert!(Instant::now() < deadline, "{what}: still not over");
         std::thread::sleep(Duration::from_millis(2));
@@ -45,7 +45,7 @@ fn every_task_that_awaits_a_clone_is_woken() {
     let ferry = slow(Duration::from_millis(100));
     let transfer = copy(&ferry, 100_000, Options::new());
     let clones: Vec<_> = (0..3).map(|_| transfer.transfer().clone()).collect();
-    within_20_s("three tasks", move || {
+    in_time("three tasks", move || {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
         runtime.block_on(async {
@@ -67,7 +67,7 @@ fn a_chain_over_two_channels_outlives_its_ferry() {
         last = copy(&ferry, 4096, Options::new().after(&last));
     }
     drop(ferry);
-    within_20_s("the chain", move || assert_eq!(last.wait().unwrap().1, vec![7; 4096]));
+    in_time("the chain", move || assert_eq!(last.wait().unwrap().1, vec![7; 4096]));
 }
 
 #[test]
@@ -79,7 +79,7 @@ fn a_follower_on_an_engine_that_must_be_polled_is_driven() {
         let ferry = Some(polled.build().unwrap());
         let follower = copy(ferry.as_ref().unwrap(), 100_000, Options::new().after(&start));
         let _kept = ferry.filter(|_| keep);
-        within_20_s("the follower", move || assert_eq!(follower.wait().unwrap().1[99_999], 7));
+        in_time("the follower", move || assert_eq!(follower.wait().unwrap().1[99_999], 7));
     }
 }
 

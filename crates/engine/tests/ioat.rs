@@ -17,7 +17,7 @@ use memferry_memory::pinning::Access;
 use memferry_sys::Pages;
 use memferry_sys::device::{Device, Direction};
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 const PIECE: u64 = 64;
 
 /// A channel, and memory that is pinned for it.

@@ -4,9 +4,8 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use memferry_testing::{Requirement, skip};
+use memferry_testing::{Requirement, skip, until};
 
 /// A folder with the provider alone: libfabric opens everything in it.
 fn provider() -> tempfile::TempDir {
@@ -57,17 +56,45 @@ fn libfabric_shows_the_provider() {
     assert!(text.contains("type: FI_EP_RDM"), "{text}");
 }
 
+/// A port that nobody used a moment ago.
+fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("there is a free port");
+    listener.local_addr().expect("it has an address").port()
+}
+
+/// Whether somebody waits for connections at a port, as the kernel lists it.
+fn is_listened_at(port: u16) -> bool {
+    const LISTENS: &str = "0A";
+    let is_it = |line: &str| {
+        let words: Vec<_> = line.split_whitespace().collect();
+        let here = words.get(1).is_some_and(|here| here.ends_with(&format!(":{port:04X}")));
+        here && words.get(3) == Some(&LISTENS)
+    };
+    ["/proc/net/tcp", "/proc/net/tcp6"]
+        .iter()
+        .any(|list| std::fs::read_to_string(list).is_ok_and(|list| list.lines().any(is_it)))
+}
+
 #[test]
 fn two_processes_play_ping_pong() {
     let folder = provider();
-    // A port of its own: other tests may run at the same time.
-    let port = format!("{}", 20_000 + std::process::id() % 20_000);
     let play = |sides: &[&str]| {
         let mut command = command("fi_pingpong", folder.path());
         start(command.args(["-e", "rdm", "-I", "50"]).args(sides))
     };
-    let Some(server) = play(&["-B", &port]) else { return };
-    std::thread::sleep(Duration::from_millis(500));
+    let (server, port) = loop {
+        let port = free_port();
+        let Some(mut server) = play(&["-B", &port.to_string()]) else { return };
+        let mut is_over = false;
+        until("the server listens", || {
+            is_over = server.try_wait().expect("it can be asked").is_some();
+            is_over || is_listened_at(port)
+        });
+        // Somebody else may have taken the port meanwhile.
+        if !is_over || is_listened_at(port) {
+            break (server, port.to_string());
+        }
+    };
     let client = play(&["-P", &port, "127.0.0.1"]).expect("the server could be started");
     for text in [said(client), said(server)] {
         assert!(text.contains("=50"), "all messages are answered: {text}");

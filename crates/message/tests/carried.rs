@@ -166,7 +166,7 @@ fn sides(name: &str) -> ([Side; 2], Boxes) {
 
 fn reports(sides: &[Side; 2], of: usize, count: usize) -> Vec<Report> {
     let mut found = Vec::new();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while found.len() < count {
         assert!(Instant::now() < deadline, "{} of {count} reports came", found.len());
         sides[1 - of].endpoint.progress();
@@ -372,7 +372,7 @@ fn cried(name: &str, most_peers: usize) -> Cried {
 impl Cried {
     /// Moves on until it is so.
     fn until(&self, is_so: impl Fn() -> bool) {
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !is_so() {
             assert!(Instant::now() < deadline, "it comes to be so");
             self.endpoint.progress();
@@ -392,7 +392,7 @@ impl Cried {
         let mut reports = Vec::new();
         // SAFETY: it lives until its report has come.
         unsafe { self.endpoint.post_receive(&wanted, &target(&mut room), 1).unwrap() };
-        let deadline = Instant::now() + Duration::from_secs(30);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while !self.endpoint.collect(&mut reports) {
             assert!(Instant::now() < deadline, "a message is there");
         }

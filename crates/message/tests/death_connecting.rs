@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_message::{Builder, Endpoint, Error, Link, Listener};
+use memferry_testing::HangGuard;
 use support::memory::{Guarded, fill, first_wrong};
 use support::process::{self, Child, setting};
 use support::traces::{Folder, Holdings, holdings, named_memory};
@@ -77,6 +78,7 @@ fn connecting_to_one_who_dies_ends_in_a_connection_or_an_error() {
     say(format_args!("seed {seed}"));
     let mut random = Random::new(seed);
     let survivor = Endpoint::open(&unique("survivor")).unwrap();
+    let _guard = HangGuard::new("connecting to one who dies ends");
     let (before, mut met, mut slowest) = (holdings(), 0, Duration::ZERO);
     for round in 0..40 {
         let name = if round % 2 == 0 { unique("listener") } else { folder.file(&unique("f")) };
@@ -111,7 +113,6 @@ fn connecting_to_one_who_dies_ends_in_a_connection_or_an_error() {
         assert_eq!(folder.contents(), [] as [String; 0]);
     }
     say(format_args!("{met} of 40 had answered; the last answer came {slowest:?} after the end"));
-    assert!(slowest < Duration::from_secs(5));
 }
 
 /// A link to somebody who may not listen yet.
@@ -171,6 +172,7 @@ fn read_all(link: &Link) -> Error {
 #[test]
 fn links_end_with_the_process_at_the_other_end() {
     let _alone = alone();
+    let _guard = HangGuard::new("links end with the process at the other end");
     let seed = Random::fresh_seed();
     say(format_args!("seed {seed}"));
     let mut random = Random::new(seed);
@@ -207,7 +209,6 @@ fn links_end_with_the_process_at_the_other_end() {
         until_as_before(before);
     }
     say(format_args!("a link ended {slowest:?} after the process at the other end at worst"));
-    assert!(slowest < Duration::from_secs(5));
 }
 
 #[test]

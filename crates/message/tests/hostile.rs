@@ -15,7 +15,7 @@ use support::prey::{self, Prey};
 use support::process::{self, Child, setting};
 use support::raw_peer::{RawPeer, first, kind};
 use support::talk::{KINDS, Talk};
-use support::{Random, say, unique};
+use support::{PATIENCE, Random, say, unique};
 
 /// How long each attack goes on.
 const LONG: Duration = Duration::from_secs(3);
@@ -34,7 +34,9 @@ fn attack(role: &str) {
     let mut prey = Prey::new(endpoint, seed);
     let mut attackers: Vec<_> = (0..ATTACKERS).map(|n| spawn(role, seed + n)).collect();
     let began = Instant::now();
-    while began.elapsed() < LONG {
+    // On a busy machine it takes a while until the attackers come.
+    let is_attacked = |prey: &Prey| prey.completed + prey.failed > 0;
+    while began.elapsed() < LONG || (!is_attacked(&prey) && began.elapsed() < PATIENCE) {
         prey.exchange();
         for attacker in &mut attackers {
             assert!(attacker.ended().is_none(), "the attacker itself has failed");

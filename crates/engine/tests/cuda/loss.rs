@@ -121,9 +121,10 @@ fn a_device_lost_at_any_copy_leaves_ordinary_memory_right_and_fails_the_rest() {
 #[test]
 fn a_device_that_is_taken_away_leaves_ordinary_memory_right_and_fails_the_rest() {
     for copies in [0, 1, 2, 5, 10] {
-        let faults = Faults { delay: Duration::from_millis(4), ..Faults::default() };
-        let subject = Subject::modelled(faults).with_channels(2);
+        let subject = Subject::modelled(Faults::default()).with_channels(2);
         let inside = subject.engine.allocate(MIB).unwrap();
+        // What comes after that waits for the loss, however late this thread is.
+        subject.model().hold_after(Some(subject.sightings().copies + copies));
         let traffic = Traffic::begin(&subject);
         until("some copies", || subject.sightings().copies >= copies);
         subject.model().lose();
@@ -146,8 +147,8 @@ fn a_device_that_is_taken_away_while_idle_is_noticed_by_the_next_transfer() {
 
 #[test]
 fn a_channel_dropped_after_the_loss_of_its_device_ends_all_it_has() {
-    let faults = Faults { delay: Duration::from_millis(5), ..Faults::default() };
-    let mut subject = Subject::modelled(faults);
+    let mut subject = Subject::modelled(Faults::default());
+    subject.model().hold_after(Some(subject.sightings().copies));
     let traffic = Traffic::begin(&subject);
     subject.model().lose();
     subject.channels.clear();

@@ -30,7 +30,7 @@ pub(crate) fn address() -> Option<String> {
 /// The real card, if there is one to be tried.
 pub(crate) fn real() -> Option<Arc<VfioDevice>> {
     let address = address()?;
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match VfioDevice::open(&address) {
             Ok(card) => return Some(Arc::new(card)),

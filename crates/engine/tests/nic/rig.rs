@@ -12,7 +12,7 @@ use memferry_memory::pin_cache::{Lease, Limits, PinCache, Watching};
 use memferry_memory::pinning::Access;
 use memferry_sys::Pages;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 /// What is in targets before.
 const UNTOUCHED: u8 = 0xA5;
 

@@ -46,7 +46,7 @@ fn visitor() {
     }
     assert_eq!(side.insert(&name), 0);
     let bytes = vec![1u8; BYTES];
-    let end = Instant::now() + Duration::from_secs(60);
+    let end = Instant::now() + Duration::from_secs(600);
     while Instant::now() < end {
         // SAFETY: the endpoint is open, and the memory is kept.
         let code = unsafe {
@@ -92,7 +92,7 @@ impl Drop for Visitor {
 
 /// Waits until somebody has written.
 fn wait_for_writes(memory: &mut [u8], side: &Side) {
-    let end = Instant::now() + Duration::from_secs(30);
+    let end = Instant::now() + Duration::from_secs(60);
     memory.fill(0);
     // SAFETY: the byte is there; others write to it, so it is looked at anew each time.
     while unsafe { memory.as_ptr().read_volatile() } == 0 {

@@ -11,7 +11,7 @@ use memferry_fi::abi::*;
 use memferry_fi::fi_prov_ini;
 
 pub(crate) const VERSION: u32 = (1 << 16) | 17;
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An info of the provider, or hints for it. It is not freed: there is no core that could.
 pub(crate) struct Offer(pub(crate) *mut Info);

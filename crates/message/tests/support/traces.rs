@@ -17,11 +17,14 @@ pub(crate) fn holdings() -> Holdings {
     Holdings { descriptors, mappings }
 }
 
-/// Shared memory that has a name and therefore outlives processes. There should be none.
+/// Shared memory that has a name and therefore outlives processes. There should be none, but for that of
+/// peers in benches, which may run at the same time.
 pub(crate) fn named_memory() -> Vec<String> {
     let Ok(folder) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
     let names = folder.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter(|name| name.contains("memferry")).collect()
+    let is_of_benches =
+        |name: &str| name.starts_with("memferry-bench-") || name.starts_with("memferry-test-");
+    names.filter(|name| name.contains("memferry") && !is_of_benches(name)).collect()
 }
 
 /// A kilobyte count of a process, by its name in `/proc/PID/status`.

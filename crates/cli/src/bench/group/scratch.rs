@@ -117,7 +117,7 @@ mod tests {
         let has_shared_memory = fs::write(&shared, "left").is_ok();
         // What the janitor sees when its bench is killed.
         drop(scratch.janitor.stdin.take());
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while scratch.folder().exists() || (has_shared_memory && shared.exists()) {
             assert!(Instant::now() < deadline, "nobody came");
             std::thread::sleep(Duration::from_millis(20));

@@ -84,6 +84,9 @@ struct State {
     in_flight: Vec<(usize, usize)>,
     /// How often each event was recorded, and how often it was reached.
     events: HashMap<u64, (u64, u64)>,
+    /// How many copies were begun, and how many may be.
+    copies_begun: u64,
+    most_copies: Option<u64>,
     registrations_asked: u64,
     copies_asked: u64,
     last_name: u64,
@@ -132,7 +135,13 @@ impl ModelDevice {
 
     /// Takes the device away: everything fails from now on.
     pub fn lose(&self) {
-        self.shared.is_lost.store(true, Ordering::SeqCst);
+        self.shared.lose();
+    }
+
+    /// Lets the device carry out so many copies, counted from its beginning, and hold the others back
+    /// until it may go on or is lost. `None`: all it gets.
+    pub fn hold_after(&self, copies: Option<u64>) {
+        lock(&self.shared.state).most_copies = copies;
         self.shared.reached.notify_all();
     }
 

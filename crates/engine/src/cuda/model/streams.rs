@@ -61,15 +61,33 @@ impl Shared {
         }
     }
 
+    /// Says that the device is lost, to those who wait for something too.
+    pub(super) fn lose(&self) {
+        self.is_lost.store(true, Ordering::SeqCst);
+        // Whoever has just seen that it is not lost is asleep by now.
+        drop(lock(&self.state));
+        self.reached.notify_all();
+    }
+
+    /// Waits until one more copy may be carried out.
+    fn wait_for_turn(&self) {
+        let mut state = lock(&self.state);
+        let is_lost = || self.is_lost.load(Ordering::SeqCst);
+        while !is_lost() && state.most_copies.is_some_and(|most| state.copies_begun >= most) {
+            state = self.reached.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.copies_begun += 1;
+    }
+
     fn carry_out(&self, order: Order) {
         let is_lost = || self.is_lost.load(Ordering::SeqCst);
         match order {
             Order::Copy { source, target, bytes, host } => {
                 std::thread::sleep(self.faults.delay);
+                self.wait_for_turn();
                 let number = self.copies.fetch_add(1, Ordering::SeqCst) + 1;
                 if self.faults.lost_at_copy == Some(number) {
-                    self.is_lost.store(true, Ordering::SeqCst);
-                    self.reached.notify_all();
+                    self.lose();
                 }
                 if !is_lost() {
                     // SAFETY: whoever put the copy into the stream vouched for its memory until the

@@ -117,7 +117,7 @@ fn a_registration_that_goes_while_it_is_accessed_is_left_alone_from_then_on() {
     let (bytes, mut room) = (vec![7; memory.len()], vec![0; memory.len()]);
     begin(&mut sides, 1, &put(&bytes, KEY, 0));
     begin(&mut sides, 2, &get(&mut room, KEY, 0));
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let first = memory.as_ptr();
     // SAFETY: the memory is there; others write to it, so it is looked at anew each time.
     while unsafe { first.read_volatile() } == 0 {
@@ -144,7 +144,7 @@ fn accesses_to_a_peer_that_closes_end() {
     begin(&mut sides, 1, &put(&bytes, KEY, 0));
     let [mut one, two] = sides;
     let closing = std::thread::spawn(move || drop(two));
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !one.events.iter().any(is_gone) {
         assert!(Instant::now() < deadline, "it is noticed");
         one.carrier.poll(&mut one.events);
@@ -169,7 +169,7 @@ fn an_access_to_a_peer_that_is_not_there_ends() {
     let to = one.directory.number(&name).unwrap();
     one.carrier.patience = Duration::from_millis(50);
     one.carrier.access(to, 1, &put(b"nobody", KEY, 0));
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !one.events.iter().any(is_accessed) {
         assert!(Instant::now() < deadline, "it is noticed");
         one.carrier.poll(&mut one.events);

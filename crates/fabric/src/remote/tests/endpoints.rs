@@ -33,7 +33,7 @@ impl Carried {
 /// Lets all endpoints move until one of them has ended something.
 fn reports(endpoints: &[&Endpoint], of: usize, count: usize) -> Vec<Report> {
     let mut found = Vec::new();
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while found.len() < count {
         assert!(Instant::now() < deadline, "{} of {count} reports came", found.len());
         for (index, endpoint) in endpoints.iter().enumerate() {
@@ -184,7 +184,7 @@ fn a_receive_and_a_probe_from_a_host_that_has_vanished_end() {
     let Some(name) = vanished() else { return };
     let gone = one.endpoint.know_carried(one.directory.claim(&name).unwrap()).unwrap();
     let wanted = Wanted::tagged(gone, 1, TAG_ALL);
-    let deadline = Instant::now() + Duration::from_secs(30);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while one.endpoint.peek(&wanted, None).is_ok() {
         assert!(Instant::now() < deadline, "a probe learns of it");
     }

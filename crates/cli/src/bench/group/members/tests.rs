@@ -10,9 +10,16 @@ fn script(text: &str) -> Command {
 }
 
 fn start(scripts: &[&str]) -> Result<Group, String> {
-    let commands = scripts.iter().map(|text| script(text)).collect();
-    Group::start(commands, Duration::from_millis(1500))
+    start_within(PATIENCE, scripts)
 }
+
+fn start_within(patience: Duration, scripts: &[&str]) -> Result<Group, String> {
+    let commands = scripts.iter().map(|text| script(text)).collect();
+    Group::start(commands, patience)
+}
+
+/// Enough for what never comes.
+const SHORT: Duration = Duration::from_millis(200);
 
 fn order() -> Order {
     Order { task: Task::Pingpong { bytes: 8 }, iterations: 3 }
@@ -35,7 +42,8 @@ fn a_group_answers_order_after_order() {
 fn a_group_that_hangs_is_reported_and_ended() {
     let mut group = start(&["echo ready; trap '' TERM; sleep 1000"]).unwrap();
     let leader = group.members[0].id();
-    assert_eq!(group.carry_out(order()), Err("gave no answer within 1.5s".into()));
+    group.patience = SHORT;
+    assert_eq!(group.carry_out(order()), Err("gave no answer within 200ms".into()));
     assert!(!std::path::Path::new(&format!("/proc/{leader}")).exists());
 }
 
@@ -67,13 +75,14 @@ fn a_group_that_never_gets_ready_is_reported() {
     assert_eq!(start(&["echo hello; cat"]).unwrap_err(), "said `hello` instead of ready");
     let reason = start(&["echo 'bad option' >&2; exit 2"]).unwrap_err();
     assert!(reason.contains("bad option"), "{reason}");
-    assert_eq!(start(&["sleep 1000"]).unwrap_err(), "gave no answer within 1.5s");
+    let silent = start_within(SHORT, &["sleep 1000"]).unwrap_err();
+    assert_eq!(silent, "gave no answer within 200ms");
 }
 
 #[test]
 fn a_program_that_does_not_exist_is_reported() {
     let commands = vec![Command::new("memferry-no-such-program")];
-    let reason = Group::start(commands, Duration::from_secs(1)).unwrap_err();
+    let reason = Group::start(commands, PATIENCE).unwrap_err();
     assert!(reason.starts_with("cannot be started"), "{reason}");
 }
 

@@ -28,7 +28,8 @@ fn suspending_lets_the_descriptor_end_that_is_worked_on() {
     let model = IoatModel::new();
     let mut rig = Rig::new(&model);
     let target = Mapped::new(&model, 1);
-    model.set_faults(delayed(Duration::from_millis(20)));
+    // All of them together take longer than anybody waits here.
+    model.set_faults(delayed(Duration::from_millis(300)));
     for index in 0..100 {
         rig.put(Descriptor::fill(!0, target.at(8 * index), 8).with_write_back());
     }
