@@ -34,7 +34,7 @@ impl Want {
 /// A message that nobody has asked for yet.
 #[derive(Debug)]
 pub(crate) struct Unexpected<M> {
-    /// Its number, in order of arrival.
+    /// Its arrival number.
     pub(crate) id: u64,
     /// From whom.
     pub(crate) source: usize,
@@ -94,10 +94,16 @@ impl<R: PartialEq + Copy, M> Matching<R, M> {
         !self.posted.is_empty()
     }
 
+    /// The next arrival number. Messages of one peer have them in order; those that are complete when
+    /// they meet their receive need none.
+    pub(crate) fn number_arrival(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id - 1
+    }
+
     /// Keeps a message that no receive took; returns its number.
     pub(crate) fn keep(&mut self, source: usize, envelope: Envelope, message: M) -> u64 {
-        let id = self.next_id;
-        self.next_id += 1;
+        let id = self.number_arrival();
         self.unexpected.push_back(Unexpected { id, source, envelope, claim: None, message });
         id
     }
@@ -159,12 +165,17 @@ impl<R: PartialEq + Copy, M> Matching<R, M> {
     }
 
     /// Drops kept messages that `keep` turns down.
-    pub(crate) fn retain(&mut self, keep: impl FnMut(&Unexpected<M>) -> bool) {
-        self.unexpected.retain(keep);
+    pub(crate) fn retain(&mut self, keep: impl FnMut(&mut Unexpected<M>) -> bool) {
+        self.unexpected.retain_mut(keep);
     }
 
-    /// How many messages have been kept so far, those included that were taken since.
-    pub(crate) fn ever_kept(&self) -> u64 {
+    /// The kept messages, in order of arrival.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Unexpected<M>> {
+        self.unexpected.iter()
+    }
+
+    /// How many arrivals were numbered so far.
+    pub(crate) fn arrivals(&self) -> u64 {
         self.next_id
     }
 

@@ -21,7 +21,7 @@ use crate::quarantine::Writer;
 use crate::region::exported::Exported;
 use crate::region::imported::Imported;
 use crate::ring::cells::{Consumer, Nonsense, Producer, Words};
-use crate::ring::fullness::{NO_MESSAGES, NO_PAYLOADS};
+use crate::ring::fullness::{ENDED, NO_MESSAGES, NO_PAYLOADS};
 use crate::ring::layout::{CELLS, End, Memory, RECORDS, SPACE_BYTES};
 use crate::ring::space::{Space, Span};
 use crate::window::board::BoardView;
@@ -171,14 +171,26 @@ impl Wire {
         }
     }
 
+    /// Whether the other side has ended: it said so, or its process did a moment ago.
+    pub(crate) fn has_peer_ended(&mut self) -> bool {
+        !self.is_self() && (self.memory.has_other_ended() || !self.is_surely_alive())
+    }
+
     /// Whether the other process lived a moment ago: too short a time for all other numbers to be
-    /// given out, and its own to another.
+    /// given out, and its own to another. Every send asks, so that one that is made 20 ms after the
+    /// end fails: the coarse clock takes some nanoseconds, and the kernel is asked at most every 10 ms.
+    #[inline]
     pub(crate) fn is_surely_alive(&mut self) -> bool {
         const MOMENT_NS: u64 = 10_000_000;
         let now = memferry_sys::clock::coarse_ns();
         if now.saturating_sub(self.alive_at_ns) < MOMENT_NS {
             return true;
         }
+        self.is_alive_at(now)
+    }
+
+    #[cold]
+    fn is_alive_at(&mut self, now: u64) -> bool {
         let alive = self.is_alive();
         if alive {
             self.alive_at_ns = now;
@@ -210,7 +222,7 @@ impl Wire {
     /// Whether the other side takes payloads of messages that it may not have asked for.
     #[inline]
     pub(crate) fn takes_payloads(&self) -> bool {
-        !self.memory.other_fullness().includes(NO_PAYLOADS | NO_MESSAGES)
+        !self.memory.other_fullness().includes(NO_PAYLOADS | NO_MESSAGES | ENDED)
     }
 
     /// Whether the other side takes the announcement of a message.

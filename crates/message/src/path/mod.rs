@@ -91,6 +91,8 @@ pub(crate) struct Receiving {
     pub(crate) capacity: u64,
     /// Who sends it, once it is matched.
     pub(crate) peer: usize,
+    /// Its arrival number, once it is matched and not complete at once.
+    pub(crate) arrival: u64,
     pub(crate) envelope: Envelope,
     /// The length of the message, once it is matched.
     pub(crate) length: u64,

@@ -183,13 +183,14 @@ impl State {
     pub(super) fn meet_carried(
         &mut self,
         number: Number,
-        peer: usize,
+        (peer, arrival): (usize, u64),
         envelope: Envelope,
         length: u64,
         ticket: u64,
     ) {
         let Some(receiving) = self.operations.receiving(number) else { return };
         receiving.meet(peer, envelope, length);
+        receiving.arrival = arrival;
         receiving.stage = ReceiveStage::Carried;
         let (from, wanted) = (self.peers[peer].carried, receiving.accepted());
         if let (Some(carrier), Some(from)) = (&mut self.carried.carrier, from) {
@@ -279,7 +280,10 @@ impl State {
             CarrierEvent::Announced { peer, envelope, length, ticket } => {
                 let index = self.place_of_carried(peer)?;
                 match self.met(index, &envelope, length) {
-                    Some(number) => self.meet_carried(number, index, envelope, length, ticket),
+                    Some(number) => {
+                        let arrival = self.matching.number_arrival();
+                        self.meet_carried(number, (index, arrival), envelope, length, ticket);
+                    }
                     None => {
                         let _ = self.keep(index, envelope, Kept::Elsewhere { length, ticket });
                     }
@@ -294,7 +298,14 @@ impl State {
             }
             CarrierEvent::Fetched { number, outcome } => match outcome {
                 Ok(()) => self.complete_receive(Number(number)),
-                Err(error) => self.operations.finish(Number(number), Err(error)),
+                Err(error) => {
+                    let receiving = self.operations.receiving(Number(number));
+                    if let (Some(receiving), Error::PeerGone(_)) = (receiving, &error) {
+                        let (peer, arrival) = (receiving.peer, receiving.arrival);
+                        self.note_lost(peer, arrival);
+                    }
+                    self.operations.finish(Number(number), Err(error));
+                }
             },
             CarrierEvent::Accessed { number, outcome } => {
                 let number = Number(number);
@@ -339,6 +350,7 @@ impl State {
         let error = Error::PeerGone(how.clone());
         self.peers[peer].gone = Some(how);
         self.tell_change();
+        let first_lost = self.first_lost(peer);
         let belongs = |deed: &Deed| match deed {
             Deed::Send(sending) => sending.peer == peer,
             Deed::Receive(receiving) => {
@@ -352,7 +364,7 @@ impl State {
         for number in ended {
             self.operations.finish(number, Err(error.clone()));
         }
-        self.forget_incomplete(peer);
+        self.cut(peer, first_lost);
         if self.peers[peer].carried_uses == 0 {
             self.free_carried();
         }

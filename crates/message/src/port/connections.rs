@@ -67,7 +67,10 @@ impl Port {
             // It did not answer, but its own call may have come through meanwhile.
             Err(error) => {
                 let came = state.find_name_ever(name);
-                came.filter(|peer| Some(*peer) != before).ok_or(error)
+                // Of one that has gone, what it sent can still be received.
+                let is_useful =
+                    |peer: &Peer| Some(*peer) != before || state.peers[peer.index].kept_count > 0;
+                came.filter(is_useful).ok_or(error)
             }
         }
     }
@@ -143,11 +146,11 @@ impl State {
     }
 
     /// A peer that connects anew has lost its old connection, though this side may not know yet.
-    fn lose_if_ended(&mut self, identity: Identity) {
+    pub(super) fn lose_if_ended(&mut self, identity: Identity) {
         if let Some(peer) = self.find_identity(identity)
             && self.peers[peer.index].connection.as_ref().is_some_and(|c| !c.wire.is_alive())
         {
-            self.lose(peer.index, crate::error::Gone::Ended);
+            self.end_peer(peer.index);
         }
     }
 
@@ -186,6 +189,7 @@ impl State {
             announces_all: false,
             arrived: 0,
             assembling: Assembling::Nothing,
+            is_ending: false,
         }));
         self.count_processes();
         if known.is_some() {

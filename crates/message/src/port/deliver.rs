@@ -45,7 +45,10 @@ impl State {
                 let source = self.wire(peer).read_place(source, length)?;
                 let request = Request { sender, source, core, expects };
                 match self.met(peer, &envelope, length) {
-                    Some(number) => self.meet(number, peer, envelope, length, request)?,
+                    Some(number) => {
+                        let arrival = self.matching.number_arrival();
+                        self.meet(number, (peer, arrival), envelope, length, request)?;
+                    }
                     None => drop(self.keep(peer, envelope, Kept::There { length, request })?),
                 }
             }
@@ -133,6 +136,7 @@ impl State {
                     self.complete_receive(number);
                     return Ok(());
                 }
+                receiving.arrival = self.matching.number_arrival();
                 receiving.stage = ReceiveStage::Arriving { arrived: 0, requested: None };
             }
             self.connection(peer).assembling = Assembling::Operation(number);

@@ -120,7 +120,7 @@ impl State {
         }
         let slot = &mut self.peers[index];
         slot.generation = slot.generation.wrapping_add(1);
-        (slot.gone, slot.last) = (None, None);
+        (slot.gone, slot.last, slot.lost) = (None, None, None);
         Ok(index)
     }
 

@@ -9,6 +9,7 @@ mod carried;
 mod close;
 mod connections;
 mod deliver;
+mod ends;
 mod held;
 mod known;
 mod operations;
@@ -87,6 +88,8 @@ pub(crate) enum Kept {
     There { length: u64, request: Request },
     /// It waits on another host, and the carrier can fetch it.
     Elsewhere { length: u64, ticket: u64 },
+    /// It was set aside, and its peer has ended before all of it was here.
+    Lost,
 }
 
 /// So many pieces of a message that waits at its sender are kept like a message.
@@ -106,7 +109,7 @@ impl Kept {
     fn bytes(&self) -> usize {
         match self {
             Self::Here { bytes, .. } => bytes.len(),
-            Self::There { .. } | Self::Elsewhere { .. } => 0,
+            Self::There { .. } | Self::Elsewhere { .. } | Self::Lost => 0,
         }
     }
 
@@ -114,6 +117,7 @@ impl Kept {
     fn weight(&self) -> usize {
         match self {
             Self::There { request, .. } => 1 + request.source.as_slice().len() / PIECES_OF_ONE,
+            Self::Lost => 0,
             _ => 1,
         }
     }
@@ -127,6 +131,7 @@ impl Kept {
         match self {
             Self::Here { bytes, .. } => bytes.len() as u64,
             Self::There { length, .. } | Self::Elsewhere { length, .. } => *length,
+            Self::Lost => 0,
         }
     }
 }
@@ -158,6 +163,8 @@ struct Connection {
     /// Some of those are new, or the last look at them has moved them, and not all to their end.
     is_stepping: bool,
     assembling: Assembling,
+    /// A message was found to be lost: the connection ends before anything can pass it.
+    is_ending: bool,
 }
 
 impl Connection {
@@ -182,6 +189,8 @@ struct PeerSlot {
     /// How the last one ended, and who it was.
     gone: Option<Gone>,
     last: Option<(Identity, String)>,
+    /// The first arrival that was lost before the end of the peer was known.
+    lost: Option<u64>,
     /// Payload bytes and number of kept messages from it, which may outlive it.
     kept_bytes: usize,
     kept_count: usize,

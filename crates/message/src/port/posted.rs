@@ -299,7 +299,9 @@ impl State {
         if !self.operations.has_room() {
             return Err(ValidationError::TooManyOperations(self.operations.count()).into());
         }
-        self.check_source(&want)?;
+        if self.matching.look(&want).is_none() {
+            self.check_source(&want)?;
+        }
         let several = Several { left, least: least.max(1), parts: 0, is_full: false };
         let whole = self.operations.insert(Deed::Several(several), Some(ending));
         while self.operations.several(whole).is_some_and(|several| !several.is_full) {

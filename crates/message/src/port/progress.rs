@@ -42,10 +42,6 @@ const CHECK_NS: u64 = 10_000_000;
 /// The same for calls of peers that are expected to call.
 const LISTEN_NS: u64 = 100_000;
 
-/// Looks at what a peer has left behind: more than a ring full of messages and the copies they
-/// ask for can take, and an end for one that has hung up and still writes.
-const MOST_LAST_STEPS: usize = 100_000;
-
 impl State {
     /// Does what can be done now. Returns whether anything moved.
     pub(crate) fn progress(&mut self) -> bool {
@@ -100,7 +96,7 @@ impl State {
     /// that found nothing at one epoch may sleep only while the epoch is still the same.
     pub(super) fn epoch(&self) -> u64 {
         // Each of the three only grows, so the sum is the same only if all of them are.
-        self.moves + self.operations.ends() + self.matching.ever_kept()
+        self.moves + self.operations.ends() + self.matching.arrivals()
     }
 
     /// Something has changed that no operation tells of: a thread may wait for just that.
@@ -133,6 +129,8 @@ impl State {
                 }
                 if closes {
                     self.lose(peer, Gone::Closed);
+                } else if self.peers[peer].connection.as_ref().is_some_and(|c| c.is_ending) {
+                    self.end_peer(peer);
                 }
                 moved || closes
             }
@@ -144,14 +142,9 @@ impl State {
     }
 
     fn try_progress(&mut self, peer: usize, work: Work) -> Result<(bool, bool), Nonsense> {
-        let mut moved = false;
-        for _ in 0..CELLS {
-            let Some(words) = self.connection(peer).wire.consumer.peek() else { break };
-            if self.deliver(peer, &words)? == Fate::Closes {
-                return Ok((true, true));
-            }
-            self.connection(peer).wire.pass();
-            moved = true;
+        let (mut moved, closes) = self.take_in(peer)?;
+        if closes {
+            return Ok((true, true));
         }
         let connection = self.connection(peer);
         if connection.wire.is_holding() {
@@ -171,12 +164,31 @@ impl State {
         Ok((moved, false))
     }
 
+    /// Takes in what a peer wrote, at most as much as a ring holds. Returns whether that was anything,
+    /// and whether the peer closes.
+    pub(super) fn take_in(&mut self, peer: usize) -> Result<(bool, bool), Nonsense> {
+        let mut moved = false;
+        for _ in 0..CELLS {
+            let Some(words) = self.connection(peer).wire.consumer.peek() else { break };
+            if self.deliver(peer, &words)? == Fate::Closes {
+                return Ok((true, true));
+            }
+            self.connection(peer).wire.pass();
+            moved = true;
+        }
+        Ok((moved, false))
+    }
+
     /// Lets every active operation of a peer do a step.
     fn step_active(&mut self, peer: usize) -> Result<bool, Nonsense> {
         let mut moved = false;
         let mut index = 0;
         while let Some(&number) = self.connection(peer).active.get(index) {
-            match self.step(peer, number)? {
+            let step = self.step(peer, number)?;
+            if self.connection(peer).is_ending {
+                return Ok(true);
+            }
+            match step {
                 Some(Step::Idle) => index += 1,
                 Some(Step::Moved) => {
                     moved = true;
@@ -222,7 +234,10 @@ impl State {
                 let (kind, sender) = (fetch.plan.path, fetch.sender);
                 let mut step = path::of(kind).receive(receiving, &mut turn(number, wire))?;
                 if step == Step::Done && wire.memory.has_other_ended() && !wire.is_self() {
-                    step = Step::Failed(Error::PeerGone(Gone::Closed));
+                    // What was copied may be anything. The end of the peer ends the receive, so that
+                    // no message behind this one is taken for it.
+                    self.connection(peer).is_ending = true;
+                    return Ok(Some(Step::Idle));
                 }
                 if let Step::Failed(error) = &step {
                     wire.post(Note::Finish { sender, error: path::report(error) });
@@ -287,13 +302,7 @@ impl State {
             if connection.wire.is_alive() {
                 continue;
             }
-            // What it sent before its end still counts, if it comes to an end.
-            for _ in 0..MOST_LAST_STEPS {
-                if !self.progress_peer(peer, Work::Everything) {
-                    break;
-                }
-            }
-            self.lose(peer, Gone::Ended);
+            self.end_peer(peer);
             found = true;
         }
         self.moves += u64::from(found);
@@ -327,13 +336,15 @@ impl State {
                 receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
             }
         };
+        let first_lost = self.first_lost(peer);
+        self.fail_behind(peer, first_lost, &error);
         for number in self.operations.numbers(belongs) {
             self.abandon(number, &mut connection.wire, &error);
         }
         for number in self.matching.unpost_source(peer) {
             self.operations.finish(number, Err(error.clone()));
         }
-        self.forget_incomplete(peer);
+        self.cut(peer, first_lost);
         self.lose_windows(peer, &mut connection.wire);
         connection.wire.hang_up();
         self.count_processes();
@@ -342,24 +353,6 @@ impl State {
         if let Some(readiness) = &self.readiness {
             connection.wire.descriptors().for_each(|fd| readiness.remove(fd));
         }
-    }
-
-    /// Messages of a lost peer that are all here can still be received; others cannot.
-    pub(super) fn forget_incomplete(&mut self, peer: usize) {
-        let slot = &mut self.peers[peer];
-        self.matching.retain(|unexpected| {
-            if unexpected.source != peer {
-                return true;
-            }
-            match &unexpected.message {
-                super::Kept::Here { bytes, arrived } if *arrived == bytes.len() => true,
-                kept => {
-                    slot.kept_count -= kept.weight();
-                    slot.kept_bytes -= kept.bytes();
-                    false
-                }
-            }
-        });
     }
 
     // ---- small helpers for everybody ----

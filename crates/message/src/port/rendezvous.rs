@@ -21,13 +21,14 @@ impl State {
     pub(super) fn meet(
         &mut self,
         number: Number,
-        peer: usize,
+        (peer, arrival): (usize, u64),
         envelope: Envelope,
         length: u64,
         request: Request,
     ) -> Result<(), Nonsense> {
         let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
         receiving.meet(peer, envelope, length);
+        receiving.arrival = arrival;
         let Request { sender, source, core, expects } = request;
         receiving.stage = ReceiveStage::Met { sender, source, core };
         if !expects {

@@ -84,6 +84,10 @@ impl State {
         if !is_asked_for && unsafe { self.send_now(peer, &envelope, pieces, length, at_once) }? {
             return Ok(Ok(Begun::Over(Ok(self.received(peer, envelope.tag, length)))));
         }
+        if self.connection(peer).wire.has_peer_ended() {
+            self.end_peer(peer);
+            return Ok(Err(self.gone(peer)));
+        }
         let connection = self.connection(peer);
         let first = connection.outbox.is_empty();
         let path = match length {
@@ -132,7 +136,10 @@ impl State {
         limit: u64,
     ) -> Result<bool, Nonsense> {
         let connection = self.connection(peer);
-        if !connection.outbox.is_empty() || !connection.takes_payloads() {
+        if !connection.outbox.is_empty()
+            || !connection.takes_payloads()
+            || !connection.wire.is_surely_alive()
+        {
             return Ok(false);
         }
         let wire = &mut connection.wire;
@@ -267,8 +274,9 @@ impl State {
         part_of: Option<Number>,
     ) -> Number {
         let (pieces, stage) = (Pieces::new(pieces), ReceiveStage::Posted);
-        let (peer, envelope, length) = (usize::MAX, Envelope::default(), 0);
-        let receiving = Receiving { pieces, capacity, peer, envelope, length, part_of, stage };
+        let (peer, arrival, envelope, length) = (usize::MAX, 0, Envelope::default(), 0);
+        let receiving =
+            Receiving { pieces, capacity, peer, arrival, envelope, length, part_of, stage };
         self.operations.insert(Deed::Receive(receiving), ending)
     }
 
@@ -293,19 +301,25 @@ impl State {
                 }
                 // What has not arrived yet goes to the receive itself.
                 let arrived = arrived as u64;
+                receiving.arrival = id;
                 receiving.stage = ReceiveStage::Arriving { arrived, requested: None };
                 let connection = self.connection(peer);
                 debug_assert_eq!(connection.assembling, Assembling::Kept(id));
                 connection.assembling = Assembling::Operation(number);
             }
             Kept::There { length, request } => {
-                if let Err(Nonsense(what)) = self.meet(number, peer, envelope, length, request) {
+                let met = self.meet(number, (peer, id), envelope, length, request);
+                if let Err(Nonsense(what)) = met {
                     self.lose(peer, Gone::Misbehaved(what));
                 }
                 self.progress_peer(peer, Work::Notes);
             }
             Kept::Elsewhere { length, ticket } => {
-                self.meet_carried(number, peer, envelope, length, ticket);
+                self.meet_carried(number, (peer, id), envelope, length, ticket);
+            }
+            Kept::Lost => {
+                let error = self.gone(peer);
+                self.operations.finish(number, Err(error));
             }
         }
     }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::wait::{LOOKS, SLICES};
 use super::{Begun, Peer, Port, State};
 use crate::endpoint::Endpoint;
+use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone};
 use crate::pieces::Piece;
 
@@ -101,4 +102,124 @@ fn a_probe_that_sleeps_deeply_ends_when_another_thread_notices_the_end_of_the_pe
         drop(state);
         assert_eq!(probing.join().unwrap(), Err(Error::PeerGone(Gone::Ended)));
     });
+}
+
+impl Pair {
+    /// Sends from the other side: over at once, as long as there is room in the ring.
+    fn send_here(&self, tag: u64, bytes: &[u8]) -> Result<Begun, Error> {
+        let to_here = self.there.port().enter().all_peers()[0];
+        let pieces = [Piece::source(bytes.as_ptr(), bytes.len())];
+        // SAFETY: the tests' messages are constants or small enough to be over at once.
+        unsafe { self.there.port().begin_send(to_here, tag, &pieces) }
+    }
+
+    /// Takes the next message without waiting for one.
+    fn take(&self, tag: u64) -> Result<u8, Error> {
+        let mut target = [0u8; 8];
+        let pieces = [Piece::target(target.as_mut_ptr(), target.len())];
+        // SAFETY: a receive that is not over at once ends the test.
+        let begun = unsafe { self.port().begin_receive(self.peer.into(), tag, u64::MAX, &pieces) }?;
+        match begun {
+            Begun::Over(outcome) => outcome.map(|_| target[0]),
+            Begun::Underway(_) => panic!("the message is neither here nor lost"),
+        }
+    }
+}
+
+/// Long enough to be announced; nobody fetches it in these tests.
+static LONG: [u8; 1 << 20] = [1; 1 << 20];
+
+#[test]
+fn messages_in_the_ring_survive_another_call_of_a_peer_that_has_ended() {
+    let pair = Pair::new("redial");
+    for number in 0..50 {
+        pair.send_here(0, &[number; 8]).unwrap();
+    }
+    die(&pair.there);
+    let mut state = pair.port().enter();
+    let identity = state.peers[0].connection.as_ref().unwrap().wire.peer.identity;
+    // What a hello does that it sent before it took the call of this side.
+    state.lose_if_ended(identity);
+    drop(state);
+    for number in 0..50 {
+        assert_eq!(pair.take(0), Ok(number));
+    }
+    assert_eq!(pair.take(0), Err(Error::PeerGone(Gone::Ended)));
+}
+
+#[test]
+fn what_was_sent_before_an_orderly_end_is_received_by_all_kinds_of_receives() {
+    let pair = Pair::new("several");
+    for number in 0..3 {
+        pair.send_here(5, &[number; 8]).unwrap();
+    }
+    pair.there.clone().close();
+    while pair.port().enter().peers[0].connection.is_some() {
+        pair.here.progress();
+    }
+    // By name too, although nobody listens there any more.
+    assert_eq!(pair.here.connect(pair.there.name()), Ok(pair.peer));
+    assert_eq!(pair.take(5), Ok(0));
+    let (mut memory, mut reports) = ([0u8; 64], Vec::new());
+    let (piece, wanted) =
+        (Piece::target(memory.as_mut_ptr(), 64), Wanted::tagged(pair.peer, 5, u64::MAX));
+    // SAFETY: the memory lives until the last report.
+    unsafe { pair.here.post_receive_several(&wanted, piece, 9, 8) }.unwrap();
+    pair.here.collect(&mut reports);
+    let outcomes: Vec<_> = reports.iter().map(|report| report.outcome.clone()).collect();
+    assert_eq!(outcomes, [Ok(()), Ok(()), Err(Error::PeerGone(Gone::Closed))]);
+    assert_eq!((memory[0], memory[8]), (1, 2));
+}
+
+#[test]
+fn an_orderly_end_is_told_as_one_even_if_there_was_no_room_to_say_so() {
+    let pair = Pair::new("full");
+    let mut sent = 0;
+    while let Begun::Over(outcome) = pair.send_here(0, &[7; 8]).unwrap() {
+        outcome.unwrap();
+        sent += 1;
+    }
+    pair.there.clone().close();
+    for _ in 0..sent {
+        assert_eq!(pair.take(0), Ok(7));
+    }
+    while pair.port().enter().peers[0].connection.is_some() {
+        pair.here.progress();
+    }
+    assert_eq!(pair.take(0), Err(Error::PeerGone(Gone::Closed)));
+}
+
+#[test]
+fn nothing_passes_a_message_that_was_set_aside_and_lost() {
+    let pair = Pair::new("claimed");
+    assert!(matches!(pair.send_here(1, &LONG), Ok(Begun::Underway(_))));
+    pair.send_here(2, &[2; 8]).unwrap();
+    let wanted = |tag| Wanted::tagged(pair.peer, tag, u64::MAX);
+    for (tag, claim) in [(1, 11), (2, 12)] {
+        assert!(pair.here.peek(&wanted(tag), Some(claim)).unwrap().is_some());
+    }
+    die(&pair.there);
+    assert!(pair.port().enter().check_peers(true));
+    let (mut memory, mut reports) = ([0u8; 8], Vec::new());
+    for claim in [11, 12] {
+        let piece = Piece::target(memory.as_mut_ptr(), 8);
+        // SAFETY: the memory lives until the reports have come.
+        unsafe { pair.here.post_claimed(claim, &[piece], claim) }.unwrap();
+    }
+    pair.here.collect(&mut reports);
+    let gone = Err(Error::PeerGone(Gone::Ended));
+    let outcomes: Vec<_> = reports.iter().map(|report| report.outcome.clone()).collect();
+    assert_eq!(outcomes, [gone.clone(), gone]);
+    let state = pair.port().enter();
+    assert_eq!((state.peers[0].kept_count, state.peers[0].kept_bytes), (0, 0));
+}
+
+#[test]
+fn the_first_send_after_an_orderly_end_fails() {
+    let pair = Pair::new("send");
+    let to_there = pair.peer;
+    pair.there.clone().close();
+    let closed = Err(Error::PeerGone(Gone::Closed));
+    assert_eq!(pair.here.send(to_there, 0, &[1; 8]), closed);
+    assert_eq!(pair.here.inject(to_there, Envelope::tagged(0), &[1; 8]), closed);
 }

@@ -11,6 +11,9 @@ pub const NO_PAYLOADS: u32 = 1;
 /// Not even that: messages should not be sent.
 pub const NO_MESSAGES: u32 = 2;
 
+/// Nothing any more: the side has given up its messages, and reads no more.
+pub const ENDED: u32 = 4;
+
 /// The word of one side.
 #[derive(Debug, Default)]
 pub struct Fullness(AtomicU32);

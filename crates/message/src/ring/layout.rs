@@ -9,7 +9,7 @@ use memferry_sys::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::attention::Attention;
 use super::cells::{Cell, Consumer, Producer, Ring};
-use super::fullness::Fullness;
+use super::fullness::{ENDED, Fullness, NO_MESSAGES, NO_PAYLOADS};
 use super::record::Record;
 use super::space::Span;
 use super::visit::Visiting;
@@ -158,8 +158,10 @@ impl Memory {
     }
 
     /// Says that this side gives up its messages, before it does, and that its windows are closed
-    /// to the other side. Look for visits after this.
+    /// to the other side. The other side sees one word when it
+    /// sends, and the other when it has copied. Look for visits after this.
     pub fn end(&self) {
+        self.own_fullness().set(NO_PAYLOADS | NO_MESSAGES | ENDED);
         self.reader_of(self.incoming).ended.store(1, Ordering::Release);
         fence(Ordering::SeqCst);
     }
@@ -199,7 +201,6 @@ impl Memory {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::super::fullness::NO_PAYLOADS;
     use super::*;
     use std::os::fd::AsFd;
 

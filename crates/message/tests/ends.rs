@@ -1,0 +1,354 @@
+//! Processes that leave in order or are killed: what they sent before is delivered in order, nothing
+//! passes a message that was lost, every sleeper is woken, and sends fail soon.
+
+mod support;
+
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use memferry_message::{
+    Builder, Endpoint, Envelope, Error, Failed, Link, Listener, Piece, Received, Report, Source,
+    TAG_ALL, TAG_ANY, Wanted,
+};
+use support::process::{self, Child, setting};
+use support::{PATIENCE, Random, say, unique, until};
+
+/// Long enough to be announced.
+const LONG: usize = 1 << 20;
+const TAG: u64 = 3;
+
+/// Starts another process that waits for its input to close before it begins.
+fn spawn(role: &str, name: &str, end: &str) -> Child {
+    let mut command = process::command(role);
+    command
+        .env("MEMFERRY_TEST_NAME", name)
+        .env("MEMFERRY_TEST_OWN_NAME", own_name(name))
+        .env("MEMFERRY_TEST_END", end)
+        .stdin(Stdio::piped());
+    Child::spawn(&mut command)
+}
+
+fn own_name(name: &str) -> String {
+    format!("{name}-other")
+}
+
+/// In the other process: waits for the sign to begin.
+fn await_sign() {
+    let _ = std::io::read_to_string(std::io::stdin());
+}
+
+/// Lets the other process begin, and waits until it has ended.
+fn let_it_end(mut child: Child) {
+    drop(child.take_input());
+    let deadline = Instant::now() + PATIENCE;
+    while child.ended().is_none() {
+        assert!(Instant::now() < deadline, "it does not end");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Ends this process as it was told to. `false`: by being dropped, in order.
+fn killed() -> bool {
+    if setting("MEMFERRY_TEST_END") == "killed" {
+        // SAFETY: sends a signal to this process.
+        unsafe { libc::kill(libc::getpid(), libc::SIGKILL) };
+    }
+    false
+}
+
+/// Writes a short message, announces a long one, writes another short one, and ends.
+fn write_and_end() {
+    let link = Link::connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    await_sign();
+    link.write(b"complete").unwrap();
+    let announced = link.iwrite(vec![1; LONG]).unwrap();
+    link.write(b"behind..").unwrap();
+    killed();
+    link.close();
+    drop(announced);
+}
+
+/// The same with tags.
+fn send_and_end() {
+    let endpoint = Endpoint::open(&setting("MEMFERRY_TEST_OWN_NAME")).unwrap();
+    let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    await_sign();
+    endpoint.send(peer, 1, b"complete").unwrap();
+    let announced = endpoint.isend(peer, 2, vec![1; LONG]).unwrap();
+    endpoint.send(peer, 3, b"behind..").unwrap();
+    killed();
+    endpoint.close();
+    drop(announced);
+}
+
+fn is_gone<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+    assert!(matches!(outcome, Err(Error::PeerGone(_))), "{outcome:?}");
+}
+
+#[test]
+fn a_read_never_gets_the_message_behind_a_lost_one() {
+    for end in ["killed", "closes"] {
+        for posted in 0..4 {
+            let name = unique("lost");
+            let listener = Listener::bind(&name).unwrap();
+            let child = spawn("write and end", &name, end);
+            let link = listener.accept().unwrap();
+            // So many reads are posted before anything is written, the others when all is over.
+            let reads: Vec<_> = (0..posted).map(|_| link.iread(vec![0; LONG]).unwrap()).collect();
+            let_it_end(child);
+            let mut outcomes: Vec<_> =
+                reads.into_iter().map(|read| first_bytes(read.wait())).collect();
+            while outcomes.len() < 4 {
+                outcomes.push(
+                    link.iread(vec![0; LONG])
+                        .map_or_else(|failed| Err(failed.error), |read| first_bytes(read.wait())),
+                );
+            }
+            let told = format!("{posted} posted, the writer {end}: {outcomes:?}");
+            assert_eq!(outcomes[0], Ok(*b"complete"), "{told}");
+            let is_gone = |outcome: &Result<_, Error>| matches!(outcome, Err(Error::PeerGone(_)));
+            assert!(is_gone(&outcomes[1]) && is_gone(&outcomes[3]), "{told}");
+            // A read that was posted in time may have its own message before the end is noticed.
+            let is_own = posted > 2 && outcomes[2] == Ok(*b"behind..");
+            assert!(is_own || is_gone(&outcomes[2]), "{told}");
+        }
+    }
+}
+
+/// The first bytes of what was read.
+fn first_bytes(outcome: Result<(Received, Vec<u8>), Failed<Vec<u8>>>) -> Result<[u8; 8], Error> {
+    let (_, buffer) = outcome.map_err(|failed| failed.error)?;
+    Ok(buffer[..8].try_into().unwrap())
+}
+
+#[test]
+fn a_receive_never_gets_the_message_behind_a_lost_one_whatever_its_tag() {
+    for end in ["killed", "closes"] {
+        let endpoint = Endpoint::open(&unique("lost")).unwrap();
+        let child = spawn("send and end", endpoint.name(), end);
+        until("it has connected", || endpoint.peers().len() == 1);
+        let peer = endpoint.peers()[0];
+        let_it_end(child);
+        // Nothing was taken in so far; a probe takes everything in.
+        until("the end is noticed", || endpoint.peers().is_empty());
+        assert_eq!(endpoint.iprobe(Source::Any, 3, TAG_ALL), Ok(None));
+        is_gone(endpoint.iprobe(peer, 3, TAG_ALL));
+        is_gone(endpoint.iprobe(peer, 2, TAG_ALL));
+        let mut buffer = vec![0; LONG];
+        is_gone(endpoint.recv(peer, 3, TAG_ALL, &mut buffer));
+        endpoint.recv(Source::Any, 1, TAG_ALL, &mut buffer).unwrap();
+        assert_eq!(&buffer[..8], b"complete");
+        is_gone(endpoint.recv(peer, 0, TAG_ANY, &mut buffer));
+    }
+}
+
+/// Injects fifty messages, or as many as it is told, and leaves.
+fn inject_and_leave() {
+    let own = setting("MEMFERRY_TEST_OWN_NAME");
+    let endpoint = Endpoint::open(&own).unwrap();
+    let peer = endpoint.know(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    for number in 0..50u64 {
+        endpoint.inject(peer, Envelope::tagged(TAG), &number.to_le_bytes()).unwrap();
+    }
+    assert!(endpoint.flush(PATIENCE), "they are not taken");
+    endpoint.close();
+}
+
+/// Receives fifty messages from a peer of a name, one after the other, through reports.
+fn receive_fifty(endpoint: &Endpoint, name: &str) {
+    let peer = endpoint.know(name).unwrap();
+    let wanted = Wanted::tagged(peer, TAG, TAG_ALL);
+    let mut reports: Vec<Report> = Vec::new();
+    for number in 0..50u64 {
+        let mut buffer = [0u8; 8];
+        let piece = Piece::target(buffer.as_mut_ptr(), 8);
+        // SAFETY: the buffer lives until the report has come.
+        unsafe { endpoint.post_receive(&wanted, &[piece], number) }.unwrap();
+        until("a message comes", || endpoint.collect(&mut reports));
+        let report = reports.pop().unwrap();
+        report.outcome.unwrap();
+        assert_eq!((report.context, u64::from_le_bytes(buffer)), (number, number));
+        assert!(reports.is_empty());
+    }
+}
+
+#[test]
+fn fifty_messages_of_each_of_four_that_have_left_are_received() {
+    for round in 0..12 {
+        let endpoint = Endpoint::open(&unique("receiver")).unwrap();
+        let names: Vec<_> = (0..4).map(|_| unique("sender")).collect();
+        let children: Vec<_> = names
+            .iter()
+            .map(|name| {
+                let mut command = process::command("inject and leave");
+                command
+                    .env("MEMFERRY_TEST_NAME", endpoint.name())
+                    .env("MEMFERRY_TEST_OWN_NAME", name);
+                Child::spawn(&mut command)
+            })
+            .collect();
+        // A call to a name that does not exist yet ends for good. Nobody leaves before this side
+        // answers.
+        until("all of them listen", || names.iter().all(|name| is_listening(name)));
+        // Not to hide anything: they call before, while and after this side calls them.
+        std::thread::sleep(Duration::from_millis(round * 5));
+        names.iter().for_each(|name| receive_fifty(&endpoint, name));
+        children.into_iter().for_each(Child::finish);
+    }
+}
+
+/// Whether the abstract socket of a name exists.
+fn is_listening(name: &str) -> bool {
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    sockets.contains(name)
+}
+
+/// Leaves after all of its messages were taken, some of them only announced.
+fn send_all_and_leave() {
+    let endpoint = Endpoint::open(&setting("MEMFERRY_TEST_OWN_NAME")).unwrap();
+    let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    let waits = setting("MEMFERRY_TEST_END") == "waits";
+    let mut sends = Vec::new();
+    for number in 0..50u64 {
+        sends.push(endpoint.isend(peer, TAG, number.to_le_bytes().to_vec()).unwrap());
+    }
+    if waits {
+        sends.into_iter().for_each(|send| drop(send.wait().unwrap()));
+    }
+    endpoint.close();
+}
+
+#[test]
+fn messages_announced_to_a_full_receiver_are_received_or_lost_in_order() {
+    for (end, most) in [("waits", 50), ("waits", 10), ("abandons", 50), ("abandons", 10)] {
+        let builder = Builder::new().most_kept_messages(if most == 50 { 1000 } else { most });
+        let endpoint = builder.open(&unique("full")).unwrap();
+        let name = unique("sender");
+        let mut command = process::command("send all and leave");
+        let child = Child::spawn(
+            command
+                .env("MEMFERRY_TEST_NAME", endpoint.name())
+                .env("MEMFERRY_TEST_OWN_NAME", &name)
+                .env("MEMFERRY_TEST_END", end),
+        );
+        // Sleeps in a wait for something else while all of it comes in.
+        let mut buffer = [0; 8];
+        let mut other = endpoint.irecv(Source::Any, 99, TAG_ALL, vec![0; 8]).unwrap();
+        let peer = endpoint.probe(Source::Any, TAG, TAG_ALL).unwrap().source;
+        let _ = other.operation().wait_timeout(Duration::from_millis(30));
+        let mut received = 0u64;
+        let lost = loop {
+            match endpoint.recv(peer, TAG, TAG_ALL, &mut buffer) {
+                Ok(_) => assert_eq!(u64::from_le_bytes(buffer), received),
+                Err(error) => break error,
+            }
+            received += 1;
+        };
+        assert!(matches!(lost, Error::PeerGone(_)), "{lost}");
+        say(format_args!("{end}, room for {most}: {received} received"));
+        // Whoever waits for its sends leaves nothing behind.
+        assert!(received == 50 || (end == "abandons" && received <= 50), "{received}");
+        child.finish();
+    }
+}
+
+/// Connects, and is there until it is killed or told to go.
+fn stay() {
+    let endpoint = Endpoint::open(&setting("MEMFERRY_TEST_OWN_NAME")).unwrap();
+    let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    endpoint.send(peer, 0, b"here").unwrap();
+    await_sign();
+    endpoint.close();
+}
+
+#[test]
+fn sends_to_a_killed_peer_fail_while_the_ring_has_room() {
+    for round in 0..6 {
+        let endpoint = Endpoint::open(&unique("sender")).unwrap();
+        let mut child = spawn("stay", endpoint.name(), "");
+        let peer = endpoint.recv(Source::Any, 0, TAG_ANY, &mut [0; 8]).unwrap().source;
+        endpoint.send(peer, TAG, b"first").unwrap();
+        child.kill();
+        let (mut sent, message) = (0, vec![1; [8, 1000][round % 2]]);
+        let error = loop {
+            let outcome = match round / 2 {
+                0 => endpoint.send(peer, TAG, &message),
+                1 => endpoint.inject(peer, Envelope::tagged(TAG), &message),
+                _ => endpoint.isend(peer, TAG, message.clone()).map(drop).map_err(|f| f.error),
+            };
+            match outcome {
+                Ok(()) => sent += 1,
+                Err(error) => break error,
+            }
+            assert!(sent < 128, "a dead peer takes messages");
+            std::thread::sleep(Duration::from_millis(1));
+        };
+        assert!(matches!(error, Error::PeerGone(_)), "{error}");
+        say(format_args!("{sent} sends after the end of the peer"));
+    }
+}
+
+#[test]
+fn the_first_send_to_a_peer_that_has_left_fails() {
+    let endpoint = Endpoint::open(&unique("sender")).unwrap();
+    let child = spawn("stay", endpoint.name(), "");
+    let peer = endpoint.recv(Source::Any, 0, TAG_ANY, &mut [0; 8]).unwrap().source;
+    let_it_end(child);
+    is_gone(endpoint.send(peer, TAG, b"nobody"));
+}
+
+/// Many kills around the moment when a reader goes from short sleeps to the long one, with all cores
+/// busy.
+#[test]
+fn readers_on_a_busy_machine_wake_up_when_their_peers_are_killed() {
+    let (seed, stop) = (Random::fresh_seed(), AtomicBool::new(false));
+    say(format_args!("seed {seed}"));
+    let mut random = Random::new(seed);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        for _ in 0..12 {
+            let readers: Vec<_> = (0..6)
+                .map(|_| {
+                    let endpoint = Endpoint::open(&unique("reader")).unwrap();
+                    let child = spawn("stay", endpoint.name(), "");
+                    let nap = Duration::from_micros(40_000 + random.below(80_000));
+                    scope.spawn(move || read_until_killed(&endpoint, child, nap))
+                })
+                .collect();
+            readers.into_iter().for_each(|reader| reader.join().unwrap());
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+}
+
+fn read_until_killed(endpoint: &Endpoint, mut child: Child, nap: Duration) {
+    let peer = endpoint.recv(Source::Any, 0, TAG_ANY, &mut [0; 8]).unwrap().source;
+    let (done, wait) = std::sync::mpsc::channel();
+    let reading = endpoint.clone();
+    std::thread::spawn(move || done.send(reading.recv(peer, TAG, TAG_ALL, &mut [0; 8])));
+    // Not to hide anything: how deeply the call sleeps depends on how long it has slept.
+    std::thread::sleep(nap);
+    child.kill();
+    let outcome = wait.recv_timeout(PATIENCE).expect("a read that never returns");
+    is_gone(outcome);
+}
+
+#[test]
+fn other_processes_begin_here() {
+    match process::role().as_deref() {
+        Some("write and end") => write_and_end(),
+        Some("send and end") => send_and_end(),
+        Some("inject and leave") => inject_and_leave(),
+        Some("send all and leave") => send_all_and_leave(),
+        Some("stay") => stay(),
+        Some(role) => panic!("no such role: {role}"),
+        None => {}
+    }
+}
