@@ -301,7 +301,8 @@ int adma_init(void);
  * still has is given back, and nothing stays registered. Cookies and windows from before are refused
  * with `ADMA_ESTALE` from then on. Does nothing when the library is not open.
  *
- * Returns 0 or a negative code; `ADMA_EBUSY` if a window is still accessed, see `adma_close`.
+ * Returns 0 or a negative code. `ADMA_EBUSY`: all is closed, but another process is stopped while it
+ * writes to memory of a link, closed now or before: see `adma_close`, and call this again later.
  */
 int adma_fini(void);
 
@@ -590,7 +591,7 @@ int adma_connect(const char *name);
  * # Safety
  * Until the read is over, `addr` must stay valid for writing of `len` bytes, and nobody may use it.
  * It is over when a check returns 1 or a code of its failure, when a wait returns, or when
- * `adma_close` of its link or `adma_fini` returns.
+ * `adma_close` of its link or `adma_fini` returns 0.
  */
 int64_t adma_iread(int fd, void *addr, size_t len);
 
@@ -689,12 +690,13 @@ int64_t adma_peek(int fd);
  * end without success, also those of calls on other threads, with `ADMA_ECANCELED`; the windows of
  * the link are withdrawn and detached. Afterwards the cookies and windows of the link are
  * `ADMA_ESTALE`, and all memory is the caller's again: if the other side is copying into it at this
- * moment, that is waited for.
+ * moment, that is waited for, for a second.
  *
  * Returns 0, or `ADMA_EBADF` if it is not the descriptor of an open link or listener. `ADMA_EBUSY`:
- * it is closed, but the other process is stopped in the middle of an access to a window, whose memory
- * must stay valid until an `adma_withdraw` of it returns 0. A descriptor that the program has closed
- * with `close` is noticed at the next call for it, and its link closed then.
+ * it is closed, but the other process is stopped while it writes. The memory of reads whose cookies
+ * `adma_check` calls not yet over (0) must stay valid until it does not; that of a window, until an
+ * `adma_withdraw` of it returns 0. Both end when the other process goes on or ends. A descriptor that
+ * the program has closed with `close` is noticed at the next call for it, and its link closed then.
  */
 int adma_close(int fd);
 

@@ -53,7 +53,8 @@ pub extern "C" fn adma_init() -> c_int {
 /// still has is given back, and nothing stays registered. Cookies and windows from before are refused
 /// with `ADMA_ESTALE` from then on. Does nothing when the library is not open.
 ///
-/// Returns 0 or a negative code; `ADMA_EBUSY` if a window is still accessed, see `adma_close`.
+/// Returns 0 or a negative code. `ADMA_EBUSY`: all is closed, but another process is stopped while it
+/// writes to memory of a link, closed now or before: see `adma_close`, and call this again later.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_fini() -> c_int {
     guarded("adma_fini", || {

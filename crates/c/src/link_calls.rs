@@ -70,7 +70,7 @@ pub unsafe extern "C" fn adma_connect(name: *const c_char) -> c_int {
 /// # Safety
 /// Until the read is over, `addr` must stay valid for writing of `len` bytes, and nobody may use it.
 /// It is over when a check returns 1 or a code of its failure, when a wait returns, or when
-/// `adma_close` of its link or `adma_fini` returns.
+/// `adma_close` of its link or `adma_fini` returns 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_iread(fd: c_int, addr: *mut c_void, len: usize) -> i64 {
     // SAFETY: the caller vouches for the memory until the read is over.
@@ -212,12 +212,13 @@ pub extern "C" fn adma_peek(fd: c_int) -> i64 {
 /// end without success, also those of calls on other threads, with `ADMA_ECANCELED`; the windows of
 /// the link are withdrawn and detached. Afterwards the cookies and windows of the link are
 /// `ADMA_ESTALE`, and all memory is the caller's again: if the other side is copying into it at this
-/// moment, that is waited for.
+/// moment, that is waited for, for a second.
 ///
 /// Returns 0, or `ADMA_EBADF` if it is not the descriptor of an open link or listener. `ADMA_EBUSY`:
-/// it is closed, but the other process is stopped in the middle of an access to a window, whose memory
-/// must stay valid until an `adma_withdraw` of it returns 0. A descriptor that the program has closed
-/// with `close` is noticed at the next call for it, and its link closed then.
+/// it is closed, but the other process is stopped while it writes. The memory of reads whose cookies
+/// `adma_check` calls not yet over (0) must stay valid until it does not; that of a window, until an
+/// `adma_withdraw` of it returns 0. Both end when the other process goes on or ends. A descriptor that
+/// the program has closed with `close` is noticed at the next call for it, and its link closed then.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_close(fd: c_int) -> c_int {
     guarded("adma_close", || links().close(fd).map(|()| 0))

@@ -133,6 +133,11 @@ fn windows_end_well_whatever_happens_to_them() {
 }
 
 #[test]
+fn memory_that_a_stopped_process_may_write_is_busy_and_nothing_stays_behind() {
+    run_with_both_libraries("tests/c/frozen.c", &["1"]);
+}
+
+#[test]
 fn links_work_with_a_thread_behind_them_and_without_access_to_memory() {
     let into = TempDir::new().expect("a folder for programs");
     for source in ["tests/c/link_messages.c", "tests/c/link_events.c", "tests/c/link_ends.c"] {

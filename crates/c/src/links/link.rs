@@ -73,6 +73,16 @@ impl OpenLink {
         self.link.clone().close();
     }
 
+    /// After the close: whether memory of reads and writes, puts and gets is still in use.
+    pub(super) fn is_busy(&self) -> bool {
+        self.link.is_busy()
+    }
+
+    /// Whether an operation is not over.
+    pub(super) fn is_underway(&self, number: u64) -> bool {
+        matches!(self.check(number), Ok(None))
+    }
+
     /// Closes what the program holds: last, so that its number is free only when nothing is left
     /// behind it.
     pub(super) fn close_descriptor(&self) {

@@ -40,10 +40,11 @@ impl OpenListener {
         self.descriptor.is_ours(self.watch.as_fd())
     }
 
-    /// Waits for the next process that connects.
-    pub(super) fn accept(&self) -> Result<Link, Failure> {
+    /// Waits for the next process that connects; calls `look` whenever something has happened.
+    pub(super) fn accept(&self, look: impl Fn()) -> Result<Link, Failure> {
         let mut in_vain = 0;
         loop {
+            look();
             if self.is_closed.load(Ordering::Acquire) {
                 return Err(Error::Closed.into());
             }

@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memferry::message::{Error, Link};
 
-use crate::code::{ADMA_EBADF, ADMA_EMFILE, ADMA_ESTALE, Failure};
+use crate::code::{ADMA_EBADF, ADMA_EBUSY, ADMA_EMFILE, ADMA_ESTALE, Failure};
 use crate::windows::Windows;
 pub(crate) use cookie::{FIRST as FIRST_LINK_COOKIE, LinkCookie};
 pub(crate) use link::OpenLink;
@@ -35,6 +35,9 @@ pub(crate) struct Links {
 struct Table {
     by_descriptor: HashMap<c_int, Entry>,
     places: Vec<Option<Arc<OpenLink>>>,
+    /// Links that are closed, but to whose memory the other side may still write. They keep their
+    /// places, so that their cookies say when that is over.
+    busy: Vec<Arc<OpenLink>>,
 }
 
 #[derive(Debug, Clone)]
@@ -52,6 +55,7 @@ impl Links {
 
     /// Takes a name; the descriptor.
     pub(crate) fn listen(&self, name: &str) -> Result<c_int, Failure> {
+        self.release();
         let entry = Entry::Listener(Arc::new(OpenListener::bind(name)?));
         Ok(self.insert(self.write(), entry))
     }
@@ -65,13 +69,14 @@ impl Links {
     /// Waits for somebody to connect; the descriptor of the link.
     pub(crate) fn accept(&self, descriptor: c_int) -> Result<c_int, Failure> {
         match self.entry(descriptor)? {
-            Entry::Listener(listener) => self.add(listener.accept()?),
+            Entry::Listener(listener) => self.add(listener.accept(|| self.release())?),
             Entry::Link(_) => Err(not_open(descriptor, "a listener: it is a link")),
         }
     }
 
     /// Connects to a name; the descriptor of the link.
     pub(crate) fn connect(&self, name: &str) -> Result<c_int, Failure> {
+        self.release();
         self.add(Link::connect(name)?)
     }
 
@@ -91,17 +96,21 @@ impl Links {
         }
         let found = self.read().places.get(cookie.place).cloned().flatten();
         match found {
-            Some(link) => Ok((link, cookie.number)),
-            None if cookie.was_given_out() => {
+            // Of a closed link only those are known whose memory is still in use.
+            Some(link) if !link.is_closed() || link.is_underway(cookie.number) => {
+                Ok((link, cookie.number))
+            }
+            _ if cookie.was_given_out() => {
                 Err(Failure::new(ADMA_ESTALE, format!("the link of cookie {raw} was closed")))
             }
-            None => Err(Failure::new(ADMA_ESTALE, format!("{raw} never was a cookie"))),
+            _ => Err(Failure::new(ADMA_ESTALE, format!("{raw} never was a cookie"))),
         }
     }
 
     /// Closes a link or listener. An error that says busy: it is closed, but the other side is in the
-    /// middle of an access to a window of it.
+    /// middle of a write to memory of a read, or of an access to a window.
     pub(crate) fn close(&self, descriptor: c_int) -> Result<(), Failure> {
+        self.release();
         let entry = self.entry(descriptor)?;
         // Of two threads that close it one is first, and the other comes too late.
         if !self.remove(&entry) {
@@ -110,10 +119,30 @@ impl Links {
         self.end(&entry)
     }
 
-    /// Closes all of them. An error as for [`Links::close`].
+    /// Closes all of them. An error as for [`Links::close`], also for those that were closed before.
     pub(crate) fn close_all(&self) -> Result<(), Failure> {
-        let table = std::mem::take(&mut *self.write());
-        table.by_descriptor.values().map(|entry| self.end(entry)).fold(Ok(()), Result::and)
+        let open = std::mem::take(&mut self.write().by_descriptor);
+        let outcome = open.values().map(|entry| self.end(entry)).fold(Ok(()), Result::and);
+        self.release();
+        if self.read().busy.is_empty() { Ok(()) } else { outcome.and_then(|()| Err(still_busy())) }
+    }
+
+    /// Forgets closed links whose memory the other side does not write any more: it has gone on, or
+    /// its process has ended.
+    fn release(&self) {
+        if self.read().busy.is_empty() {
+            return;
+        }
+        let busy = self.read().busy.clone();
+        for link in busy.iter().filter(|link| self.windows.release(link) && !link.is_busy()) {
+            let mut table = self.write();
+            let before = table.busy.len();
+            table.busy.retain(|known| !Arc::ptr_eq(known, link));
+            // Of two threads that release it one is first.
+            if table.busy.len() < before {
+                table.places[link.place] = None;
+            }
+        }
     }
 
     /// Whether a descriptor of a forked child is one of these, which are its parent's. Another
@@ -162,7 +191,6 @@ impl Links {
         let lost = table.by_descriptor.insert(number, entry);
         // The number is new, so whatever had it was closed with `close(2)`.
         if let Some(lost) = lost {
-            table.free(&lost);
             drop(table);
             // As above.
             let _ = self.end(&lost);
@@ -170,12 +198,19 @@ impl Links {
         number
     }
 
-    /// Ends what an entry stands for, now that nobody can find it.
+    /// Ends what an entry stands for, now that nobody can find it by its descriptor.
     fn end(&self, entry: &Entry) -> Result<(), Failure> {
         match entry {
             Entry::Link(link) => {
                 link.close();
                 let outcome = self.windows.end_of(link);
+                let outcome = if link.is_busy() { outcome.and(Err(still_busy())) } else { outcome };
+                let mut table = self.write();
+                match outcome {
+                    Ok(()) => table.places[link.place] = None,
+                    Err(_) => table.busy.push(link.clone()),
+                }
+                drop(table);
                 link.close_descriptor();
                 outcome
             }
@@ -192,7 +227,6 @@ impl Links {
         let is_there = table.by_descriptor.get(&entry.number()).is_some_and(|it| it.is(entry));
         if is_there {
             table.by_descriptor.remove(&entry.number());
-            table.free(entry);
         }
         is_there
     }
@@ -218,12 +252,6 @@ impl Table {
         cookie::use_place(place);
         Ok(place)
     }
-
-    fn free(&mut self, entry: &Entry) {
-        if let Entry::Link(link) = entry {
-            self.places[link.place] = None;
-        }
-    }
 }
 
 impl Entry {
@@ -248,6 +276,12 @@ impl Entry {
             _ => false,
         }
     }
+}
+
+fn still_busy() -> Failure {
+    let text = "the other process is stopped while it writes to memory of a link that was closed: \
+                keep the memory valid, let that process go on or end it, and call again";
+    Failure::new(ADMA_EBUSY, text)
 }
 
 fn not_open(descriptor: c_int, what: &str) -> Failure {

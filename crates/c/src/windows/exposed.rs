@@ -80,6 +80,12 @@ impl Exposed {
         window.as_ref().map(|window| window.len() as u64).ok_or_else(withdrawn)
     }
 
+    /// Whether the other side is in the middle of an access.
+    pub(super) fn is_accessed(&self) -> bool {
+        let window = self.window.read().unwrap_or_else(PoisonError::into_inner);
+        window.as_ref().is_some_and(Window::is_accessed)
+    }
+
     /// Takes the memory back: when this returns, the other side does not access it any more, unless
     /// it says that it is busy.
     pub(super) fn withdraw(&self) -> Result<(), Failure> {

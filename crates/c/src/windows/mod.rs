@@ -7,11 +7,12 @@ mod attached;
 mod exposed;
 mod number;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;
-use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use memferry::message::{Error, WindowHandle};
+use memferry_sys::sync::lock;
 
 use crate::code::{ADMA_EINVAL, Failure};
 use crate::links::OpenLink;
@@ -19,10 +20,15 @@ use attached::Attached;
 use exposed::Exposed;
 pub(crate) use number::FIRST as FIRST_WINDOW;
 
+/// Windows that were released by themselves, and of which that is remembered.
+const RELEASED: usize = 4096;
+
 /// All windows.
 #[derive(Debug)]
 pub(crate) struct Windows {
     table: RwLock<HashMap<i64, Entry>>,
+    /// The newest windows of closed links that were free before the program asked again.
+    released: Mutex<VecDeque<i64>>,
     /// Smaller numbers are those of the process that forked this one.
     first_own: i64,
 }
@@ -36,7 +42,8 @@ enum Entry {
 impl Windows {
     /// None, in a process that may have been forked.
     pub(crate) fn new() -> Self {
-        Self { table: RwLock::default(), first_own: number::next() }
+        let (table, released) = (RwLock::default(), Mutex::default());
+        Self { table, released, first_own: number::next() }
     }
 
     /// Exposes memory to the other side of a link; the number of the window, and its handle.
@@ -90,9 +97,46 @@ impl Windows {
     /// Takes a window of this process back. If the other side is in the middle of an access, the
     /// window stays in the table, to be withdrawn again.
     pub(crate) fn withdraw(&self, number: i64) -> Result<(), Failure> {
+        if self.take_released(number) {
+            return Ok(());
+        }
         self.exposed(number)?.withdraw()?;
         self.write().remove(&number);
         Ok(())
+    }
+
+    /// Whether a window was busy when its link was closed, and was released since: told once.
+    fn take_released(&self, number: i64) -> bool {
+        let mut released = lock(&self.released);
+        let found = released.iter().position(|known| *known == number);
+        found.and_then(|index| released.remove(index)).is_some()
+    }
+
+    /// Withdraws those windows of a closed link that nobody is inside any more. Returns whether none
+    /// is left.
+    pub(crate) fn release(&self, link: &Arc<OpenLink>) -> bool {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let exposed = table.iter().filter_map(|(number, entry)| match entry {
+            Entry::Exposed(window) if window.is_of(link) => Some((*number, window.clone())),
+            _ => None,
+        });
+        let exposed: Vec<_> = exposed.collect();
+        drop(table);
+        let mut is_any_left = false;
+        for (number, window) in exposed {
+            // Of two threads that withdraw it the other one tells the program.
+            if window.is_accessed() || window.withdraw().is_err() {
+                is_any_left = true;
+                continue;
+            }
+            self.write().remove(&number);
+            let mut released = lock(&self.released);
+            released.push_back(number);
+            if released.len() > RELEASED {
+                released.pop_front();
+            }
+        }
+        !is_any_left
     }
 
     /// Forgets a window of another process.

@@ -24,6 +24,9 @@ use crate::region;
 /// How long a peer may take to finish the piece that it copies when a window is withdrawn.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// The same when it is dropped: its memory can wait for the peer without anybody.
+const DROP_PATIENCE: Duration = Duration::from_millis(10);
+
 /// An exposed window as the port remembers it, for peers that connect later.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Exposure {
@@ -303,17 +306,22 @@ impl<B: Send + 'static> Window<B> {
         }
     }
 
+    /// Whether a peer is in the middle of an access.
+    pub fn is_accessed(&self) -> bool {
+        self.port.check_fork().is_ok() && self.port.enter().visitor(self.name).is_some()
+    }
+
     /// Takes the window back. From now on nobody can access it; whoever is in the middle of a piece
     /// of an access is waited for, and finds the window closed after that. Returns the buffer.
     pub fn withdraw(mut self) -> Result<B, Box<StillAccessed<B>>> {
-        match self.close() {
+        match self.close(PATIENCE) {
             Ok(()) => Ok(self.held.take().expect("it is taken once").into_inner()),
             Err(peer) => Err(Box::new(StillAccessed { peer, window: self })),
         }
     }
 
     /// Closes the window and waits for accesses under way. The error says who does not end.
-    fn close(&mut self) -> Result<(), Option<Peer>> {
+    fn close(&mut self, patience: Duration) -> Result<(), Option<Peer>> {
         if self.port.check_fork().is_err() {
             // The window is the parent's, and so is its board; the memory here is a copy.
             return Ok(());
@@ -323,7 +331,7 @@ impl<B: Send + 'static> Window<B> {
         loop {
             let visitor = self.port.enter().visitor(self.name);
             let Some(visitor) = visitor else { break };
-            if began.elapsed() > PATIENCE {
+            if began.elapsed() > patience {
                 return Err(visitor);
             }
             std::thread::yield_now();
@@ -352,7 +360,7 @@ impl<B: Send + 'static> Window<B> {
 
 impl<B: Send + 'static> Drop for Window<B> {
     fn drop(&mut self) {
-        if self.held.is_none() || self.close().is_ok() {
+        if self.held.is_none() || self.close(DROP_PATIENCE).is_ok() {
             return;
         }
         let mut state = self.port.enter();

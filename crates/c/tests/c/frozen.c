@@ -1,0 +1,170 @@
+/* The other side is stopped while it writes to memory of a link that is closed: the memory is not the
+ * caller's before that is over, and nothing stays behind. */
+
+#define _GNU_SOURCE
+
+#include <dirent.h>
+#include <signal.h>
+
+#include "window.h"
+
+enum { LARGE = 16 * 1024 * 1024, ROUNDS = 12 };
+
+static int descriptors(void) {
+    int count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    CHECK(folder != NULL);
+    while (readdir(folder) != NULL) count++;
+    closedir(folder);
+    return count;
+}
+
+/* Stops a process and waits until it is stopped. */
+static void stop(pid_t child) {
+    int status;
+    CHECK_IS(kill(child, SIGSTOP), 0);
+    CHECK_IS(waitpid(child, &status, WUNTRACED), child);
+    CHECK(WIFSTOPPED(status));
+}
+
+static void expect_unchanged(unsigned char *memory) {
+    for (int n = 0; n < LARGE; n++) CHECK(memory[n] == 5);
+}
+
+/* A process that connects and does something, until a byte comes or never. */
+static pid_t start_child(const char *name, void (*work)(int fd, int to), int *from) {
+    int pipes[2];
+    CHECK_IS(pipe(pipes), 0);
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        bound_time();
+        close(pipes[0]);
+        int fd = connect_patiently(name);
+        CHECK(fd >= 0);
+        work(fd, pipes[1]);
+        exit(0);
+    }
+    close(pipes[1]);
+    *from = pipes[0];
+    return child;
+}
+
+static void write_for_ever(int fd, int to) {
+    unsigned char *memory = take(LARGE);
+    memset(memory, 1, LARGE);
+    while (adma_write(fd, memory, LARGE) == 0) {}
+    CHECK_IS(write(to, "w", 1), 1);
+}
+
+/* How often the close of a link found its peer in the middle of a chunk. */
+static int reads_of_a_stopped_one(void) {
+    int busy = 0, before = 0, listener;
+    char word;
+    unsigned char *memory = take(LARGE);
+    const char *name = fresh_name();
+    listener = adma_listen(name);
+    CHECK(listener >= 0);
+    for (int round = 0; round < ROUNDS; round++) {
+        int from;
+        pid_t child = start_child(name, write_for_ever, &from);
+        int fd = adma_accept(listener);
+        CHECK(fd >= 0);
+        memset(memory, 0, LARGE);
+        while (adma_peek(fd) == ADMA_ENOMSG) nap_ms(1);
+        /* It meets the message and copies nothing: the writer begins, from the end. */
+        int64_t cookie = adma_iread(fd, memory, LARGE);
+        CHECK(cookie >= 0);
+        while (*(volatile unsigned char *)(memory + LARGE - 1) == 0) {}
+        stop(child);
+        int code = adma_close(fd), kills = round % 2;
+        CHECK(code == 0 || code == ADMA_EBUSY);
+        if (code == ADMA_EBUSY) {
+            busy++;
+            CHECK_SAYS("stopped");
+            CHECK_IS(adma_check(cookie), 0);
+            /* Both links and what was closed before count. */
+            CHECK_IS(adma_fini(), ADMA_EBUSY);
+            CHECK_IS(adma_fini(), ADMA_EBUSY);
+            CHECK_IS(kill(child, kills ? SIGKILL : SIGCONT), 0);
+            while (adma_check(cookie) == 0) nap_ms(1);
+            CHECK_IS(adma_check(cookie), ADMA_ESTALE);
+            CHECK_IS(adma_fini(), 0);
+            /* The child has a copy of the old socket. */
+            name = fresh_name();
+            listener = adma_listen(name);
+            CHECK(listener >= 0);
+        } else {
+            CHECK_IS(adma_check(cookie), ADMA_ESTALE);
+        }
+        memset(memory, 5, LARGE);
+        kill(child, SIGCONT);
+        if (code == 0 || !kills) CHECK_IS(read(from, &word, 1), 1);
+        kill(child, SIGKILL);
+        ending_of(child);
+        close(from);
+        expect_unchanged(memory);
+        if (round == 0) before = descriptors();
+        CHECK(descriptors() <= before);
+    }
+    CHECK_IS(adma_close(listener), 0);
+    free(memory);
+    return busy;
+}
+
+static void put_for_ever(int fd, int to) {
+    unsigned char *memory = take(LARGE);
+    struct adma_window handle;
+    memset(memory, 1, LARGE);
+    CHECK_IS(adma_read(fd, &handle, sizeof handle), sizeof handle);
+    int64_t remote = adma_attach(fd, &handle);
+    CHECK(remote >= 0);
+    CHECK_IS(write(to, "p", 1), 1);
+    while (adma_put(remote, 0, memory, LARGE) == 0) {}
+}
+
+/* Links whose close said busy are released when the other process ends, by whatever is called next. */
+static int windows_of_a_killed_one(void) {
+    int busy = 0, before = 0, listener;
+    char word;
+    const char *name = fresh_name();
+    listener = adma_listen(name);
+    CHECK(listener >= 0);
+    unsigned char *memory = take(LARGE);
+    for (int round = 0; round < ROUNDS; round++) {
+        int from;
+        struct adma_window handle;
+        pid_t child = start_child(name, put_for_ever, &from);
+        int fd = adma_accept(listener);
+        CHECK(fd >= 0);
+        if (round == 1) before = descriptors();
+        if (round > 1) CHECK(descriptors() <= before);
+        int64_t window = adma_expose(fd, memory, LARGE, ADMA_READ | ADMA_WRITE, &handle);
+        CHECK(window >= 0);
+        CHECK_IS(adma_write(fd, &handle, sizeof handle), 0);
+        CHECK_IS(read(from, &word, 1), 1);
+        nap_ms(1 + round % 3);
+        stop(child);
+        int code = adma_close(fd);
+        CHECK(code == 0 || code == ADMA_EBUSY);
+        CHECK_IS(kill(child, SIGKILL), 0);
+        ending_of(child);
+        close(from);
+        if (code == ADMA_EBUSY) {
+            busy++;
+            if (round % 2) CHECK_IS(adma_withdraw(window), 0);
+        }
+    }
+    CHECK_IS(adma_fini(), 0);
+    /* Only the first descriptor, if any, is the listener's. */
+    CHECK(descriptors() < before);
+    free(memory);
+    return busy;
+}
+
+int main(void) {
+    bound_time();
+    int reads = reads_of_a_stopped_one(), windows = windows_of_a_killed_one();
+    printf("busy: %d of %d reads, %d of %d windows\n", reads, ROUNDS, windows, ROUNDS);
+    return 0;
+}
