@@ -13,12 +13,13 @@ use std::time::{Duration, Instant};
 use memferry_message::plan::PathKind;
 use memferry_message::ring::record::Finished;
 use memferry_message::{
-    Builder, Endpoint, Error, Gone, Rights, ShareableBuffer, Source, TAG_ALL, Window, WindowHandle,
-    kept_buffers,
+    Builder, Endpoint, Error, Gone, Listener, Rights, ShareableBuffer, Source, TAG_ALL, Window,
+    WindowHandle, kept_buffers,
 };
 use memferry_sys::cross_memory::{self, Stretch};
 use support::process::{self, Child, setting};
 use support::raw_peer::{RawPeer, first, kind};
+use support::traces::holdings;
 use support::{PATIENCE, Random, alone, unique, until};
 
 #[test]
@@ -27,6 +28,8 @@ fn other_processes_begin_here() {
         Some("putter") => putter(),
         Some("claimer") => claimer(),
         Some("sender") => sender(),
+        Some("pretender") => pretender(),
+        Some("idler") => idler(),
         _ => {}
     }
 }
@@ -106,6 +109,98 @@ fn a_window_that_is_withdrawn_while_a_peer_puts_does_not_change_afterwards() {
         let later = buffer.iter().filter(|byte| **byte != 0).count();
         assert_eq!(later, 0, "round {round}: so many bytes were written after the window was back");
     }
+}
+
+/// Connects again and again, says that it visits the first window, and hangs up.
+fn pretender() {
+    for _ in 0..30 {
+        if let Some(raw) = RawPeer::connect(&setting("MEMFERRY_TEST_NAME")) {
+            raw.memory.own_visits().begin(0);
+        }
+    }
+    say_to_test(b"d");
+    std::thread::sleep(PATIENCE);
+}
+
+#[test]
+fn peers_that_pretend_to_visit_hold_little_and_all_of_it_goes_with_them() {
+    let _alone = alone();
+    let endpoint = Endpoint::open(&unique("owner")).unwrap();
+    let shared = endpoint.expose(vec![0u8; 4096], Rights::READ_WRITE).unwrap();
+    endpoint.watch().unwrap();
+    let before = holdings();
+    for round in 0..3 {
+        let name = unique("owner");
+        let listener = Listener::bind(&name).unwrap();
+        let mut child = Stopping::spawn("pretender", &name, false);
+        std::thread::scope(|scope| {
+            let hearing = scope.spawn(|| child.hear());
+            while !hearing.is_finished() {
+                let Some(link) = listener.poll_accept().unwrap() else {
+                    std::thread::yield_now();
+                    continue;
+                };
+                let window = link.expose(vec![0u8; 4096], Rights::READ_WRITE).unwrap();
+                until("it pretends", || window.is_accessed());
+                link.close();
+                drop(window);
+            }
+            assert_eq!(hearing.join().unwrap(), b'd');
+        });
+        let (now, kept) = (holdings(), kept_buffers());
+        assert!((1..=8).contains(&kept), "round {round}: one process holds {kept} buffers");
+        assert!(now.descriptors <= before.descriptors + 4 * 8, "{before:?}, {now:?}");
+        child.child.kill();
+        until("nothing of it is left", || kept_buffers() == 0);
+    }
+    let mut child = Stopping::spawn("pretender", endpoint.name(), false);
+    std::thread::scope(|scope| {
+        let hearing = scope.spawn(|| child.hear());
+        until("it has done its worst", || {
+            endpoint.peers();
+            hearing.is_finished()
+        });
+    });
+    drop(child);
+    until("nothing is left", || {
+        endpoint.peers();
+        shared.is_accessed();
+        let now = holdings();
+        now.descriptors <= before.descriptors && now.mappings <= before.mappings
+    });
+}
+
+/// Connects, and does nothing.
+fn idler() {
+    let endpoint = Endpoint::open(&unique("idler")).unwrap();
+    endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    say_to_test(b"i");
+    std::thread::sleep(PATIENCE);
+}
+
+#[test]
+fn a_killed_peer_is_forgotten_in_busy_traffic_with_others() {
+    let _alone = alone();
+    let sides = support::pair(&Builder::new());
+    let before = holdings();
+    let mut child = Stopping::spawn("idler", sides.here.name(), false);
+    until("it has connected", || sides.here.peers().len() == 2);
+    assert_eq!(child.hear(), b'i');
+    child.child.kill();
+    // There is always a message to take: no call ever finds nothing to do.
+    let deadline = Instant::now() + PATIENCE;
+    let mut is_forgotten = false;
+    while !is_forgotten && Instant::now() < deadline {
+        for _ in 0..20 {
+            sides.there.send(sides.to_here, 1, b"traffic").unwrap();
+        }
+        for _ in 0..20 {
+            sides.here.recv(sides.to_there, 1, TAG_ALL, &mut [0; 7]).unwrap();
+        }
+        // One is the pipe from the child.
+        is_forgotten = holdings().descriptors <= before.descriptors + 1;
+    }
+    assert!(is_forgotten, "the descriptors of a killed peer stay: {before:?}, {:?}", holdings());
 }
 
 // ---- messages ----

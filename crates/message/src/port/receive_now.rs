@@ -35,6 +35,7 @@ impl State {
         // Now and then the usual way, on which everything else gets its turn.
         self.taken_now = (self.taken_now + 1) % MOST_IN_A_ROW;
         if self.taken_now == 0 {
+            self.check_peers(false);
             return None;
         }
         for _ in 0..if self.is_crowded { 1 } else { LOOKS } {
