@@ -165,6 +165,63 @@ fn filtered_pair() {
     exchange_shareable(job.endpoint(), peer);
 }
 
+#[test]
+fn access_that_is_refused_in_mid_life_costs_no_message() {
+    for error in ["EPERM", "ENOMEM"] {
+        for path in ["", "single", "cooperative"] {
+            for refused in ["both", "1"] {
+                let name = unique("refused");
+                let spawn = |rank: &str| {
+                    let mut command = process::command("refused");
+                    let command = command
+                        .env("MEMFERRY_TEST_NAME", &name)
+                        .env("MEMFERRY_TEST_RANK", rank)
+                        .env("MEMFERRY_TEST_ERROR", error)
+                        .env("MEMFERRY_TEST_PATH", path)
+                        .env("MEMFERRY_TEST_REFUSED", refused);
+                    Child::spawn(command)
+                };
+                for child in [spawn("0"), spawn("1")] {
+                    child.finish();
+                }
+            }
+        }
+    }
+}
+
+/// One of two processes of which one or both may not look into the other from some message on.
+fn refused_pair() {
+    use memferry_message::plan::PathKind;
+    let rank: usize = setting("MEMFERRY_TEST_RANK").parse().unwrap();
+    let builder = match setting("MEMFERRY_TEST_PATH").as_str() {
+        "single" => Builder::new().path(PathKind::Single),
+        "cooperative" => Builder::new().path(PathKind::Cooperative),
+        _ => Builder::new(),
+    };
+    let job = builder.join(&setting("MEMFERRY_TEST_NAME"), rank, 2).unwrap();
+    let (endpoint, peer) = (job.endpoint(), job.peer(1 - rank));
+    let could_read = endpoint.reach(peer).unwrap().read;
+    let exchange = || {
+        for turn in 0..2 {
+            if turn == rank {
+                send_all(endpoint, peer);
+            } else {
+                receive_all(endpoint, peer);
+            }
+        }
+    };
+    exchange();
+    let is_refused = rank == 1 || setting("MEMFERRY_TEST_REFUSED") == "both";
+    let lasts = setting("MEMFERRY_TEST_ERROR") == "EPERM";
+    if is_refused {
+        filter(if lasts { libc::EPERM } else { libc::ENOMEM });
+    }
+    exchange();
+    exchange();
+    assert_eq!(endpoint.reach(peer).unwrap().read, could_read && !(is_refused && lasts));
+    exchange_shareable(endpoint, peer);
+}
+
 fn is_root() -> bool {
     // SAFETY: asks for a number.
     unsafe { libc::geteuid() == 0 }
@@ -263,6 +320,7 @@ fn other_processes_begin_here() {
     match process::role().as_deref() {
         Some("behind the gate") => behind_the_gate(),
         Some("pair") => filtered_pair(),
+        Some("refused") => refused_pair(),
         Some("other user") => other_user(),
         Some(_) => {
             // The namespace is for the children of whoever makes it.

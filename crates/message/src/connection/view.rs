@@ -5,6 +5,7 @@ use std::io;
 use memferry_sys::copy;
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::cross_memory::{self, Stretch};
+use memferry_sys::peer_process::Credentials;
 use memferry_sys::shared_memory::Access;
 
 use super::Wire;
@@ -13,7 +14,7 @@ use crate::pieces::{Batch, Cut, Piece, Pieces, range};
 use crate::plan::Way;
 use crate::region::imported::Mapped;
 use crate::ring::cells::Nonsense;
-use crate::wire::{PIECE_BYTES, Place};
+use crate::wire::{Note, PIECE_BYTES, Place};
 
 /// A piece of the other side's memory, as it was described.
 #[derive(Debug, Clone, Copy)]
@@ -54,8 +55,34 @@ pub(crate) enum View {
 pub(crate) enum CopyError {
     /// Memory is missing.
     Bad(Who),
-    /// The kernel does not permit it any more, or the process is gone.
-    Refused,
+    /// The kernel refused it, with this error: access is not permitted any more, there is no memory
+    /// for it, or the process is gone.
+    Refused(i32),
+}
+
+impl CopyError {
+    /// Whether the kernel would refuse the next copy too.
+    fn lasts(self) -> bool {
+        matches!(self, Self::Refused(libc::EPERM | libc::EACCES | libc::ENOSYS | libc::ESRCH))
+    }
+}
+
+impl Wire {
+    /// A copy was refused although access was permitted when it was tried at connect. If that lasts,
+    /// this side does not try again, and the other side is told.
+    #[cold]
+    pub(crate) fn note_refusal(&mut self, error: CopyError, access: Access) {
+        let (true, CopyError::Refused(errno)) = (error.lasts(), error) else { return };
+        match access {
+            Access::Read => self.reach.read = false,
+            Access::Write => self.reach.write = false,
+        }
+        let Credentials { pid, uid } = self.peer.credentials;
+        let error = io::Error::from_raw_os_error(errno);
+        self.reach.denied = Some(cross_memory::why_denied(pid, uid, &error));
+        tracing::debug!(%error, ?access, "the kernel refuses access to a peer's memory from now on");
+        self.post(Note::Reach { read: self.reach.read, write: self.reach.write });
+    }
 }
 
 /// Copies out what a note says about the memory of a message.
@@ -143,7 +170,7 @@ impl View {
             Self::Cross { pid, stretches } => {
                 cross(*pid, local, stretches.as_slice(), offset, length, access)
             }
-            Self::Nowhere => Err(CopyError::Refused),
+            Self::Nowhere => Err(CopyError::Refused(0)),
         }
     }
 
@@ -205,7 +232,7 @@ fn cross(
             Err(error) => {
                 return Err(match error.raw_os_error() {
                     Some(libc::EFAULT) => CopyError::Bad(whose_fault(pid, &theirs)),
-                    _ => CopyError::Refused,
+                    errno => CopyError::Refused(errno.unwrap_or(0)),
                 });
             }
         }

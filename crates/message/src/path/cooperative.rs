@@ -7,8 +7,7 @@ use memferry_sys::shared_memory::Access;
 use super::{
     Path, ReceiveStage, Receiving, SendStage, Sending, Step, Turn, announce, copy_failed, pinning,
 };
-use crate::connection::{View, Wire};
-use crate::error::Error;
+use crate::connection::{CopyError, View, Wire};
 use crate::pieces::Piece;
 use crate::plan::{Ends, PathKind, Plan};
 use crate::quarantine::Claimed;
@@ -34,7 +33,7 @@ pub(crate) struct Together {
     /// What this side brings in of the chunks that it copies.
     populates: Ends,
     /// The receiver stops: what the sender has claimed is waited for, then this is the end.
-    failing: Option<(u64, Error)>,
+    failing: Option<(u64, CopyError)>,
     /// The receiver has copied the chunk that the sender gave back.
     returned_done: bool,
 }
@@ -146,7 +145,7 @@ impl Path for Cooperative {
             };
             if let Err(error) = copied {
                 let held = record.close(generation, chunks)?;
-                together.failing = Some((held, copy_failed(error)));
+                together.failing = Some((held, error));
                 return Ok(Step::Moved);
             }
             together.done += 1;
@@ -156,7 +155,7 @@ impl Path for Cooperative {
         let finished = record.told(generation, chunks)?;
         if let Some((held, error)) = &together.failing {
             let over = finished.given_up() >= *held;
-            let step = if over { Step::Failed(error.clone()) } else { Step::Idle };
+            let step = if over { copy_failed(*error) } else { Step::Idle };
             if over {
                 wire.return_record(together.record, generation);
             }
@@ -247,6 +246,9 @@ fn help(together: &mut Together, pieces: &[Piece], turn: &mut Turn<'_>) -> Resul
     }
     if returned.is_some() || !record.has_unclaimed(generation, chunks) {
         wire.announce_later();
+    }
+    if let Err(error) = copied {
+        wire.note_refusal(error, Access::Write);
     }
     Ok(Step::Moved)
 }

@@ -16,9 +16,9 @@ mod stream;
 use memferry_copy::Ferry;
 use memferry_sys::copy::stream::Streaming;
 
-use crate::connection::{Description, View, Wire};
+use crate::connection::{CopyError, Description, View, Wire};
 use crate::envelope::Envelope;
-use crate::error::{Error, Gone, Who};
+use crate::error::{Error, Who};
 use crate::pieces::Pieces;
 use crate::plan::{PathKind, Plan};
 use crate::quarantine::{Claim, Claimed};
@@ -37,6 +37,9 @@ pub(crate) enum Step {
     Done,
     /// It ended badly, and the operation with it.
     Failed(Error),
+    /// The kernel refuses to copy: the peer has ended, or the message has to take another path. Nobody
+    /// writes to its memory at the moment.
+    Refused(CopyError),
 }
 
 /// What a path has for a step, besides the message.
@@ -208,13 +211,11 @@ pub(crate) use inline::put_inline;
 pub(crate) use pinning::{Looks, copy_at_once};
 pub(crate) use stream::arrive;
 
-/// What a failed copy means for the operation of the side that copied.
-fn copy_failed(error: crate::connection::CopyError) -> Error {
-    use crate::connection::CopyError;
+/// What a failed copy means for the message of the side that copied.
+fn copy_failed(error: CopyError) -> Step {
     match error {
-        CopyError::Bad(who) => Error::BadMemory(who),
-        // Access was permitted when it was tried: the process must be going away.
-        CopyError::Refused => Error::PeerGone(Gone::Ended),
+        CopyError::Bad(who) => Step::Failed(Error::BadMemory(who)),
+        CopyError::Refused(_) => Step::Refused(error),
     }
 }
 

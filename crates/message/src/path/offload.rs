@@ -156,7 +156,7 @@ fn moved_or_failed(fetch: &mut Fetch, copied: Result<(), CopyError>) -> Step {
         Ok(()) => Step::Moved,
         Err(error) => {
             fetch.engines.as_mut().map(stop);
-            Step::Failed(super::copy_failed(error))
+            super::copy_failed(error)
         }
     }
 }

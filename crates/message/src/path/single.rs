@@ -22,7 +22,7 @@ impl Path for Single {
                 pinning::copy(&fetch.source, pieces, part, Access::Read, streaming, populates)
             };
             if let Err(error) = copied {
-                return Ok(Step::Failed(copy_failed(error)));
+                return Ok(copy_failed(error));
             }
             fetch.done += length;
         }

@@ -239,6 +239,9 @@ impl State {
                     self.connection(peer).is_ending = true;
                     return Ok(Some(Step::Idle));
                 }
+                if let Step::Refused(error) = step {
+                    return self.fall_back(peer, number, error).map(Some);
+                }
                 if let Step::Failed(error) = &step {
                     wire.post(Note::Finish { sender, error: path::report(error) });
                     self.operations.finish(number, Err(error.clone()));
@@ -281,6 +284,7 @@ impl State {
                     connection.outbox.pop_front();
                     operations.finish(number, Err(error));
                 }
+                Step::Refused(_) => unreachable!("what waits to be sent copies from nobody"),
             }
             moved = true;
         }

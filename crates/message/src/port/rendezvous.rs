@@ -4,10 +4,10 @@ use memferry_sys::affinity;
 use memferry_sys::shared_memory::Access;
 
 use super::{Connection, Kept, Request, State, turn};
-use crate::connection::{View, Wire};
+use crate::connection::{CopyError, View, Wire};
 use crate::envelope::Envelope;
 use crate::error::Error;
-use crate::path::{self, Fetch, Looks, ReceiveStage, SendStage, Together};
+use crate::path::{self, Fetch, Looks, ReceiveStage, SendStage, Step, Together};
 use crate::pieces::Piece;
 use crate::plan::pinning::{self, Copier};
 use crate::plan::{self, Closeness, Ends, Facts, PathKind, Pinning, Question, Way};
@@ -72,6 +72,35 @@ impl State {
             engines: None,
         }));
         path.begin(receiving, &mut turn(number, &mut connection.wire))
+    }
+
+    /// The kernel refuses to copy a message out of its sender's memory. If the sender has ended, its end
+    /// ends the receive; else all of the message comes through the shared space.
+    #[cold]
+    pub(super) fn fall_back(
+        &mut self,
+        peer: usize,
+        number: Number,
+        error: CopyError,
+    ) -> Result<Step, Nonsense> {
+        let Self { operations, peers, .. } = self;
+        let connection = peers[peer].connection.as_mut().expect("it is connected");
+        if !connection.wire.is_alive() {
+            connection.is_ending = true;
+            return Ok(Step::Idle);
+        }
+        connection.wire.note_refusal(error, Access::Read);
+        let Some(receiving) = operations.receiving(number) else { return Ok(Step::Done) };
+        if let ReceiveStage::Fetching(fetch) = &mut receiving.stage {
+            tracing::debug!(?error, "a message comes through the shared space instead");
+            fetch.plan.path = PathKind::Pipeline;
+            (fetch.together, fetch.engines) = (None, None);
+        }
+        let wire = &mut connection.wire;
+        path::of(PathKind::Pipeline).begin(receiving, &mut turn(number, wire))?;
+        wire.announce();
+        // From now on it moves when fragments come.
+        Ok(Step::Done)
     }
 
     /// Fetches a message at once, for a thread that waits for it, if it is so small that the
@@ -148,7 +177,11 @@ impl State {
         let Some(sending) = operations.sending(sender).filter(|s| s.peer == peer) else {
             return Err(Nonsense("an answer to no request"));
         };
-        if !matches!(sending.stage, SendStage::Announced | SendStage::Withdrawing) {
+        let is_first = matches!(sending.stage, SendStage::Announced | SendStage::Withdrawing);
+        // A receiver that cannot copy after all has the message sent.
+        let is_fallback =
+            matches!(sending.stage, SendStage::Helping(_)) && matches!(manner, Manner::Pipeline);
+        if !is_first && !is_fallback {
             return Err(Nonsense("a second answer to a request"));
         }
         if length > sending.length {
@@ -167,7 +200,9 @@ impl State {
                 sending.stage = SendStage::Helping(together);
             }
         }
-        connection.active.push(sender);
+        if is_first {
+            connection.active.push(sender);
+        }
         connection.is_stepping = true;
         Ok(())
     }

@@ -358,6 +358,8 @@ fn copy_failed(peer: &PeerMemory, error: CopyError) -> Error {
     match (peer.check_now(), error) {
         (Err(gone), _) => gone,
         (Ok(()), CopyError::Bad(who)) => Error::BadMemory(who),
-        (Ok(()), CopyError::Refused) => Error::PeerGone(Gone::Ended),
+        // Its memory goes before the process is seen to have ended.
+        (Ok(()), CopyError::Refused(libc::ESRCH)) => Error::PeerGone(Gone::Ended),
+        (Ok(()), CopyError::Refused(_)) => unreachable(peer),
     }
 }
