@@ -15,6 +15,9 @@ use crate::{global, memory};
 /// where. The same happens without this call if `MEMFERRY_GPU` in the environment is `auto` or the
 /// number of a GPU. Messages and windows take ordinary memory only.
 ///
+/// Others in the program may use CUDA too: no memory is registered with it but what `adma_register` is
+/// given, unless `MEMFERRY_CUDA_SOLE_USER` in the environment is 1.
+///
 /// Must come before all calls that open the library: a copy, or `adma_init`. After an `adma_fini` the
 /// library opens with the same GPU again, unless this is called first with another. A forked child
 /// begins without it, and cannot use a GPU that its parent used.
@@ -74,16 +77,23 @@ pub unsafe extern "C" fn adma_device_free(pointer: *mut c_void) -> c_int {
     })
 }
 
-/// Makes `len` bytes of ordinary memory ready for the GPU in use, until `adma_unregister`: copies
-/// between them and the GPU are as quick as they can be from the first one on. Without this call,
-/// memory that is copied again and again becomes ready by itself.
+/// Registers `len` bytes of ordinary memory with the GPU in use, until `adma_unregister`: copies between
+/// them and the GPU are as quick as they can be from the first one on. For memory that is copied again
+/// and again.
+///
+/// CUDA is given exactly these bytes, in one piece. Others who use CUDA can copy them, or a part of them;
+/// a copy of theirs that reaches over the edge is refused by CUDA. So register what is copied together as
+/// one range, best on pages of its own. The same range may be registered several times, ranges may share
+/// a page, and one may lie inside another; a range that overlaps another otherwise is refused. Memory that
+/// CUDA has pinned already is used as it is.
 ///
 /// Returns 0; or a negative code, and then copies work as they did: `ADMA_ENODEV` if no GPU is in use,
-/// `ADMA_ENXIO` if the memory is not mapped, `ADMA_EOPNOTSUPP` if it is of a kind that the GPU cannot
-/// reach, such as some mapped files, `ADMA_ENOMEM` if there is not enough memory.
+/// `ADMA_ENXIO` if the memory is not mapped, `ADMA_EOPNOTSUPP` if a part of it is registered, or if it is
+/// of a kind that the GPU cannot reach, such as some mapped files, `ADMA_ENOMEM` if there is not enough
+/// memory.
 ///
 /// # Safety
-/// The memory must stay mapped until it is unregistered, by `adma_unregister` or `adma_fini`.
+/// The memory must stay mapped until it is unregistered, by `adma_unregister` as often or by `adma_fini`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_register(addr: *const c_void, len: usize) -> c_int {
     guarded("adma_register", || {

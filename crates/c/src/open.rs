@@ -9,16 +9,16 @@ use memferry_sys::sync::lock;
 
 use crate::code::{ADMA_EINVAL, ADMA_ENODEV, ADMA_EOPNOTSUPP, Failure};
 
-/// The library while it is open. Fields are dropped in their order: all copies are over before the
-/// memory of the GPU is given back.
+/// The library while it is open. Fields are dropped in their order: regions first, which have shares in
+/// the ferry, then the ferry, so that all copies are over before the memory of the GPU is given back.
 #[derive(Debug)]
 pub(crate) struct Open {
+    /// Memory that is to stay registered, by its address, once for each time; `None` has no bytes.
+    regions: Mutex<HashMap<usize, Vec<Option<Region>>>>,
     ferry: Ferry,
     gpu: Option<Arc<CudaEngine>>,
     /// Memory of the GPU that the program has, by its address.
     memory: Mutex<HashMap<usize, DeviceMemory>>,
-    /// Memory that is to stay registered, by its address, once for each time; `None` has no bytes.
-    regions: Mutex<HashMap<usize, Vec<Option<Region>>>>,
 }
 
 impl Open {

@@ -196,7 +196,7 @@ fn a_library_that_cannot_be_opened_says_why_in_every_call() {
     let (malformed, a_folder) =
         (malformed.display().to_string(), into.path().display().to_string());
     // A setting, what it holds, and the arguments of the program.
-    let cases: [(&str, &str, &[&str]); 8] = [
+    let cases: [(&str, &str, &[&str]); 9] = [
         ("MEMFERRY_CHANNELS", "none", &["-33", "MEMFERRY_CHANNELS=\"none\" is not valid"]),
         ("MEMFERRY_CHANNELS", "0", &["-33", "from 1 to 256"]),
         ("MEMFERRY_POLICY", "\u{1f6a2}", &["-33", "MEMFERRY_POLICY"]),
@@ -204,6 +204,7 @@ fn a_library_that_cannot_be_opened_says_why_in_every_call() {
         ("MEMFERRY_PROFILE", &malformed, &["-74", &malformed]),
         ("MEMFERRY_GPU", "fast", &["-33", "off, auto or the number of a GPU"]),
         ("MEMFERRY_GPU", "4000", &["-19", "engine cuda"]),
+        ("MEMFERRY_CUDA_SOLE_USER", "yes", &["-33", "0 or 1"]),
         ("MEMFERRY_CHANNELS", "256", &["-11", "no thread could be started", "64"]),
     ];
     for linkage in BOTH {

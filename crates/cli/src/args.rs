@@ -128,7 +128,8 @@ pub(crate) struct ExplainArgs {
     /// Where the target is, likewise
     #[arg(long, value_name = "MEMORY", requires = "gpu")]
     pub(crate) to: Option<Place>,
-    /// Ordinary memory is copied for the first time; otherwise it was copied before
+    /// Ordinary memory is copied for the first time; otherwise, with MEMFERRY_CUDA_SOLE_USER=1, it was
+    /// copied before
     #[arg(long, requires = "gpu", conflicts_with = "registered")]
     pub(crate) fresh: bool,
     /// Ordinary memory was registered with the GPU ahead

@@ -5,30 +5,40 @@ use std::sync::Arc;
 use memferry_engine::MemoryKind;
 use memferry_engine::cuda::{CudaEngine, DeviceMemory};
 use memferry_memory::pin_cache::Lease;
-use memferry_memory::pinning::{Access, PinError};
+use memferry_memory::pinning::PinError;
 
 use crate::error::{Error, ValidationError};
 use crate::ferry::Ferry;
 use crate::request::Request;
 
-/// Ordinary memory that stays registered with an engine until this is dropped.
+/// Ordinary memory that stays registered with the engines until this is dropped.
 #[derive(Debug)]
 pub struct Region {
+    /// What was registered part by part.
     leases: Vec<Lease>,
+    /// The engines with which it is registered.
+    engines: Vec<usize>,
     ferry: Ferry,
-    address: *const u8,
+    address: usize,
     length: usize,
 }
-
-// SAFETY: the address is only a name here: nothing is read or written through it.
-unsafe impl Send for Region {}
-// SAFETY: as above.
-unsafe impl Sync for Region {}
 
 impl Drop for Region {
     fn drop(&mut self) {
         self.leases.clear();
-        self.ferry.withdraw(self.address as usize, self.length);
+        // In a forked child engines are the parent's, and so are locks that were held at the fork.
+        if self.ferry.inner.waiting.is_forked() {
+            return;
+        }
+        for index in &self.engines {
+            let open = &self.ferry.inner.engines[*index];
+            if let Some(registration) = &open.registration {
+                registration.withdraw(self.address, self.length);
+            }
+            if let Some(registry) = open.engine.registry() {
+                registry.unregister(self.address, self.length);
+            }
+        }
     }
 }
 
@@ -75,12 +85,14 @@ impl Ferry {
         unsafe { self.run(request) }.map(|_| ())
     }
 
-    /// Takes memory for known from its first use on: engines that register memory keep it registered
-    /// without watching what becomes of it.
+    /// Takes memory for known from its first use on: engines that register memory keep it registered,
+    /// part by part as it is used, without watching what becomes of it.
     ///
     /// # Safety
     /// The memory must be [forgotten](Ferry::forget) before it is unmapped, or engines go on with the
-    /// old pages when other memory is mapped at its place.
+    /// old pages when other memory is mapped at its place. Nobody else who uses CUDA in this process may
+    /// copy it meanwhile: the driver would refuse what crosses the edge of a part.
+    /// [`Ferry::register`] has no such condition.
     pub unsafe fn promise_to_forget(&self, address: *const u8, length: usize) {
         if self.inner.waiting.is_forked() {
             return;
@@ -95,49 +107,34 @@ impl Ferry {
         }
     }
 
-    /// Promises that memory stays mapped until this is withdrawn as often.
-    fn hold(&self, address: usize, length: usize) {
-        for open in &self.inner.engines {
-            if let Some(registration) = &open.registration {
-                registration.hold(address, length);
-            }
-            if let Some(registry) = open.engine.registry() {
-                registry.hold(address, length);
-            }
-        }
-    }
-
-    fn withdraw(&self, address: usize, length: usize) {
-        // In a forked child engines are the parent's, and so are locks that were held at the fork.
-        if self.inner.waiting.is_forked() {
-            return;
-        }
-        for open in &self.inner.engines {
-            if let Some(registration) = &open.registration {
-                registration.withdraw(address, length);
-            }
-            if let Some(registry) = open.engine.registry() {
-                registry.withdraw(address, length);
-            }
-        }
-    }
-
-    /// Registers memory with the engines that would register it anyway, sooner or later, and keeps
-    /// it so until the region is dropped. Copies are quickest from the first on then. Memory may be
-    /// registered several times, and regions may share pages: each counts for itself.
+    /// Registers memory with the engines that copy registered memory quicker, or only such, and keeps it
+    /// registered until the region is dropped. Copies are quickest from the first on then. Without this
+    /// call no memory of the program is registered with a GPU, unless
+    /// [the program says](crate::Builder::sole_cuda_user) that nobody else uses CUDA.
+    ///
+    /// A GPU's driver is given exactly these bytes, in one piece: others who use CUDA can copy them, or a
+    /// part of them, as they can copy memory beside them; a copy of theirs that reaches over the edge is
+    /// refused by the driver. So register what is copied together as one range, best on pages of its own.
+    /// Memory may be registered several times, and ranges may share a page or lie inside each other; a
+    /// range that overlaps another otherwise is refused. Memory that CUDA has pinned or registered already
+    /// is used as it is.
     ///
     /// # Safety
-    /// The memory must stay mapped until the region is dropped.
+    /// The memory must stay mapped until the region is dropped, and until copies of it are over.
     pub unsafe fn register(&self, address: *const u8, length: usize) -> Result<Region, PinError> {
-        // Withdrawn by the region when it is dropped, also if it is dropped here.
-        self.hold(address as usize, length);
-        let mut region = Region { leases: Vec::new(), ferry: self.clone(), address, length };
-        for registry in self.inner.engines.iter().filter_map(|open| open.engine.registry()) {
-            let register = |access| registry.acquire(address as u64, length as u64, access);
-            region.leases.push(register(Access::Write).or_else(|error| match error {
-                PinError::BadMemory { .. } => Err(error),
-                _ => register(Access::Read),
-            })?);
+        let (leases, engines) = (Vec::new(), Vec::new());
+        let (ferry, address) = (self.clone(), address as usize);
+        // Undone by the region when it is dropped, also if it is dropped here.
+        let mut region = Region { leases, engines, ferry, address, length };
+        for (index, open) in self.inner.engines.iter().enumerate() {
+            if let Some(registration) = &open.registration {
+                registration.hold(address, length);
+                region.engines.push(index);
+            }
+            if let Some(registry) = open.engine.registry() {
+                region.leases.extend(registry.register(address, length)?);
+                region.engines.push(index);
+            }
         }
         Ok(region)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use memferry_copy::plan::{Path, Question};
+use memferry_copy::plan::{Path, Question, Reason};
 use memferry_copy::{Error, Ferry, Options, Request, ValidationError};
 use memferry_engine::contract::{Acquaintance, Limits, Registry};
 use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
@@ -17,11 +17,21 @@ struct Machine {
     ferry: Ferry,
 }
 
+/// A machine whose GPU is used by others too.
 fn machine(faults: Faults) -> Machine {
+    machine_with(faults, |engine| engine)
+}
+
+/// A machine whose GPU nobody else uses.
+fn sole_machine(faults: Faults) -> Machine {
+    machine_with(faults, CudaEngine::sole_user)
+}
+
+fn machine_with(faults: Faults, finish: fn(CudaEngine) -> CudaEngine) -> Machine {
     let device = ModelDevice::with_faults(faults);
     let limits = Limits { most_bytes: 1 << 30, most_entries: 1024 };
     let engine = CudaEngine::with_driver(device.clone(), Rates::default(), limits).unwrap();
-    let engine = Arc::new(engine);
+    let engine = Arc::new(finish(engine));
     let profile = Profile::load(&ProfileSource::BuiltIn).unwrap();
     let ferry = Ferry::builder()
         .profile(ProfileSource::BuiltIn)
@@ -48,26 +58,27 @@ fn assert_clean(machine: &Machine) {
 
 #[test]
 fn bytes_go_to_the_device_and_come_back() {
-    let machine = machine(Faults::default());
-    let ferry = &machine.ferry;
-    for length in [1, 4096, 100_001, 3 << 20, 40 << 20] {
-        let source = pattern(length, length);
-        let mut device = machine.engine.allocate(length + 7).unwrap();
-        let mut back = vec![0; length];
-        // New memory the first time, known and registered later.
-        for _ in 0..3 {
-            ferry.copy_to_device(source.as_slice(), &mut device, 7).unwrap();
-            back.fill(0);
-            ferry.copy_from_device(&device, 7, &mut back).unwrap();
-            assert!(back == source.as_slice(), "{length} bytes");
+    for machine in [machine(Faults::default()), sole_machine(Faults::default())] {
+        let ferry = &machine.ferry;
+        for length in [1, 4096, 100_001, 3 << 20, 40 << 20] {
+            let source = pattern(length, length);
+            let mut device = machine.engine.allocate(length + 7).unwrap();
+            let mut back = vec![0; length];
+            // New memory the first time; for the sole user known and registered later.
+            for _ in 0..3 {
+                ferry.copy_to_device(source.as_slice(), &mut device, 7).unwrap();
+                back.fill(0);
+                ferry.copy_from_device(&device, 7, &mut back).unwrap();
+                assert!(back == source.as_slice(), "{length} bytes");
+            }
         }
+        assert_clean(&machine);
     }
-    assert_clean(&machine);
 }
 
 #[test]
-fn memory_that_comes_again_is_registered_and_found() {
-    let machine = machine(Faults::default());
+fn memory_that_comes_again_is_registered_and_found_by_the_sole_user() {
+    let machine = sole_machine(Faults::default());
     let source = pattern(8 << 20, 1);
     let mut device = machine.engine.allocate(8 << 20).unwrap();
     let mut copy = || machine.ferry.copy_to_device(source.as_slice(), &mut device, 0).unwrap();
@@ -177,6 +188,10 @@ fn owned_buffers_and_device_memory_are_handed_over_alike() {
 fn a_blocking_copy_is_split_over_the_device_and_processors() {
     let machine = machine(Faults::default());
     let (source, mut target) = (pattern(48 << 20, 1), pattern(48 << 20, 2));
+    // SAFETY: the pages outlive the regions.
+    let region =
+        |pages: &Pages| unsafe { machine.ferry.register(pages.as_ptr(), pages.len()) }.unwrap();
+    let _regions = [region(&source), region(&target)];
     for _ in 0..3 {
         target.as_mut_slice().fill(0);
         machine.ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
@@ -303,8 +318,8 @@ fn ranges_outside_device_memory_are_refused() {
 }
 
 #[test]
-fn the_plan_says_which_way_memory_takes() {
-    let machine = machine(Faults::default());
+fn the_plan_of_the_sole_user_says_which_way_memory_takes() {
+    let machine = sole_machine(Faults::default());
     let to_device = |acquaintance| Question {
         target_memory: MemoryKind::Device,
         acquaintance,
@@ -324,4 +339,33 @@ fn the_plan_says_which_way_memory_takes() {
     let spare = Question { spare_caller: true, ..host(Acquaintance::Known) };
     let spare = machine.ferry.explain(&spare).unwrap();
     assert!(matches!(spare.path, Path::Chunks { engine: 1, .. }), "{spare:?}");
+}
+
+#[test]
+fn the_plan_beside_others_registers_nothing_and_says_so() {
+    let machine = machine(Faults::default());
+    let ask = |question: Question| machine.ferry.explain(&question).unwrap();
+    let to_device = |acquaintance| Question {
+        target_memory: MemoryKind::Device,
+        acquaintance,
+        ..Question::copy(256 << 20, true)
+    };
+    for acquaintance in [Acquaintance::New, Acquaintance::NewAndHuge] {
+        let new = ask(to_device(acquaintance));
+        assert!(new.passing && matches!(new.path, Path::Chunks { engine: 1, channels: 3, .. }));
+        assert!(new.reason.to_string().contains("not registered"), "{}", new.reason);
+    }
+    let known = ask(to_device(Acquaintance::Known));
+    assert!(!known.passing && matches!(known.path, Path::Chunks { engine: 1, channels: 1, .. }));
+    assert_eq!(known.reason, Reason::RegisteredByOwner);
+    let host = |acquaintance| Question { acquaintance, ..Question::copy(256 << 20, true) };
+    let new = ask(host(Acquaintance::New));
+    assert!(matches!(new.path, Path::Chunks { engine: 0, .. }), "processors do it: {new:?}");
+    let known = ask(host(Acquaintance::Known));
+    assert!(matches!(known.path, Path::Split { engine: 1, processors: 0, .. }), "{known:?}");
+    // A GPU without processors beside it says what it does.
+    let alone = Ferry::builder().engine(machine.engine.clone(), 1);
+    let alone = alone.profile(ProfileSource::BuiltIn).build().unwrap();
+    let new = alone.explain(&host(Acquaintance::New)).unwrap();
+    assert_eq!((new.passing, new.reason), (true, Reason::NotRegistered));
 }

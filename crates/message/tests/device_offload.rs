@@ -20,7 +20,8 @@ fn a_device_copies_what_comes_again_and_every_byte_is_right() {
     let device = ModelDevice::new();
     let limits = Limits { most_bytes: 1 << 30, most_entries: 1024 };
     let engine = CudaEngine::with_driver(device.clone(), Rates::default(), limits).unwrap();
-    let engine = Arc::new(engine);
+    // Nobody else uses it: what comes again is registered.
+    let engine = Arc::new(engine.sole_user());
     let keeps = engine.registry().is_some_and(Registry::keeps_anything);
     let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).engine(engine, 2);
     let ferry = ferry.build().unwrap();

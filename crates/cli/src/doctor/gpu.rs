@@ -13,6 +13,7 @@ use super::{Check, Status};
 use crate::size;
 
 const VARIABLE: &str = "MEMFERRY_GPU";
+const SOLE_USER: &str = "MEMFERRY_CUDA_SOLE_USER";
 const BUS: &str = "/sys/bus/pci/devices";
 
 /// All checks, in the order in which they are shown.
@@ -24,7 +25,8 @@ pub(super) fn checks() -> Vec<Check> {
     };
     let mut checks = vec![driver(&inventory, on_the_bus(Path::new(BUS)))];
     if !devices.is_empty() {
-        checks.push(registered(userfault::probe()));
+        let sole_user = std::env::var(SOLE_USER).unwrap_or_default();
+        checks.push(registered(sole_user.trim(), userfault::probe()));
     }
     for (facts, bytes) in &devices {
         checks.push(device(facts, *bytes));
@@ -82,17 +84,30 @@ fn device(facts: &DeviceFacts, bytes: usize) -> Check {
     Check::new("GPU", Status::Ok, detail)
 }
 
-fn registered(probed: Result<(), userfault::Denied>) -> Check {
+fn registered(sole_user: &str, probed: Result<(), userfault::Denied>) -> Check {
     const NAME: &str = "GPU memory kept";
-    match probed {
-        Ok(()) => {
-            let detail = "userfaultfd: memory met twice stays registered with the GPU until it is \
-                          unmapped; the limit of locked memory does not matter";
+    match (sole_user, probed) {
+        ("" | "0", _) => {
+            let detail = format!(
+                "only what programs register stays registered with the GPU, as others may use CUDA too; \
+                 {SOLE_USER}=1 is for programs in which nobody else does"
+            );
             Check::new(NAME, Status::Ok, detail)
         }
-        Err(denied) => {
+        ("1", Ok(())) => {
+            let detail = format!(
+                "{SOLE_USER}=1 and userfaultfd: memory met twice stays registered with the GPU until it \
+                 is unmapped; the limit of locked memory does not matter"
+            );
+            Check::new(NAME, Status::Ok, detail)
+        }
+        ("1", Err(denied)) => {
             let detail = "memory is registered anew for each copy, or passes through rings";
             Check::new(NAME, Status::Warn, detail).cure(denied.to_string())
+        }
+        (other, _) => {
+            let detail = format!("{SOLE_USER}={other}: not valid, and programs with a GPU fail");
+            Check::new(NAME, Status::Warn, detail).cure(format!("export {SOLE_USER}=0, or 1"))
         }
     }
 }

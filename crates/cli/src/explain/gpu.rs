@@ -16,7 +16,8 @@ pub(super) struct Device {
     name: String,
     from: &'static str,
     to: &'static str,
-    /// Whether the ordinary memory, if any, was met before: `known` or `fresh`.
+    /// Whether the ordinary memory, if any, is registered, or was met before by the sole user of CUDA:
+    /// `known` or `fresh`.
     memory: &'static str,
     pub(super) measured: Vec<Fact>,
 }
@@ -44,8 +45,8 @@ impl Device {
     pub(super) fn way(&self) -> String {
         let memory = match (self.from, self.to, self.memory) {
             ("device", "device", _) => "",
-            (.., "known") => ", of memory that the GPU knows",
-            _ => ", of memory that the GPU does not know",
+            (.., "known") => ", of registered memory",
+            _ => ", of memory that is not registered",
         };
         format!(" from {} to {}{memory}", self.from, self.to)
     }

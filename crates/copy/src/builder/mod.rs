@@ -61,6 +61,7 @@ pub struct Builder {
     chunk_bytes: Option<usize>,
     engines: Vec<EngineChoice>,
     gpu: Option<Gpu>,
+    sole_cuda_user: Option<bool>,
     ioat: Option<PciDevices>,
     nic: Option<PciDevices>,
     pin_limits: Option<Limits>,
@@ -186,6 +187,18 @@ impl Builder {
         self
     }
 
+    /// Whether nobody else uses CUDA in this process: no other library such as PyTorch, and no code of
+    /// the program itself (`MEMFERRY_CUDA_SOLE_USER`: `0` or `1`). Usual: no.
+    ///
+    /// A driver refuses copies that cross the edge of registered memory. So by default nothing is
+    /// registered with a GPU but what the program [registers](Ferry::register). The only user of CUDA may
+    /// say so: then memory that is copied again is registered by itself, in pieces, and stays so until it
+    /// is unmapped or makes room. It holds for all ferries of the process that use the same GPU.
+    pub fn sole_cuda_user(mut self, is_sole_user: bool) -> Self {
+        self.sole_cuda_user = Some(is_sole_user);
+        self
+    }
+
     /// How much memory is kept pinned for later, for each engine that needs pinned memory. What is
     /// in flight beyond that is pinned for its one use.
     pub fn pin_limits(mut self, limits: Limits) -> Self {
@@ -258,6 +271,15 @@ impl Builder {
         let by_environment = self.gpu.is_none();
         let mut settings = cuda::Settings::default();
         settings.limits = self.pin_limits.unwrap_or(settings.limits);
+        settings.is_sole_user = match self.sole_cuda_user {
+            Some(is_sole_user) => is_sole_user,
+            None => environment("MEMFERRY_CUDA_SOLE_USER", "0 or 1", |text| match text {
+                "0" => Some(false),
+                "1" => Some(true),
+                _ => None,
+            })?
+            .unwrap_or(false),
+        };
         match gpu {
             Gpu::Off => Ok(None),
             Gpu::Number(ordinal) => {

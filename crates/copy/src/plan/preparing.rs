@@ -1,5 +1,5 @@
-//! How an engine that registers memory itself is best used: whether its memory is worth registering,
-//! or better passes through a ring, and by how many channels.
+//! How an engine that copies registered memory is best used: whether memory that is not registered is
+//! worth registering, where that is allowed, or better passes through a ring, and by how many channels.
 
 use memferry_engine::contract::{Acquaintance, CostLine};
 use memferry_engine::{MemoryKind, Operation};
@@ -31,15 +31,29 @@ pub(super) fn best_use(engine: &EngineFacts, question: &Question) -> Option<Use>
     let bytes = question.bytes as f64;
     let estimate = |per_byte: f64, startup: f64| startup + bytes * per_byte.max(direct.ns_per_byte);
     if sides == 0 || question.acquaintance == Acquaintance::Known {
-        let reason = if sides == 0 { Reason::InDevice } else { Reason::Registered };
+        let reason = match preparation.registers {
+            _ if sides == 0 => Reason::InDevice,
+            true => Reason::Registered,
+            false => Reason::RegisteredByOwner,
+        };
         let estimate_ns = estimate(0.0, direct.startup_ns);
         return Some(Use { passing: false, channels: 1, estimate_ns, reason });
+    }
+    let channels = (question.bytes / SHARED_BYTES).clamp(1, engine.channels.max(1) as u64) as usize;
+    let (stage, startup) =
+        (preparation.stage, |line: CostLine| direct.startup_ns + line.startup_ns);
+    // Between two pieces of ordinary memory a ring would mean two copies by processors for one, and to
+    // fill a ring takes a processor as long as to fill the memory. For engines that are alone.
+    let gains_nothing = sides > 1 || question.operation == Operation::Fill;
+    if gains_nothing && !preparation.registers {
+        let (passing, reason) = (true, Reason::NotRegistered);
+        let estimate_ns = UNWANTED * estimate(stage.ns_per_byte, startup(stage));
+        return Some(Use { passing, channels, estimate_ns, reason });
     }
     let registering = match question.acquaintance {
         Acquaintance::NewAndHuge => preparation.register_huge,
         _ => preparation.register,
     };
-    let startup = |line: CostLine| direct.startup_ns + line.startup_ns;
     // Each piece that is registered has its own start, and its own end.
     let registering =
         CostLine { startup_ns: registering.startup_ns * pieces(question.bytes), ..registering };
@@ -49,21 +63,18 @@ pub(super) fn best_use(engine: &EngineFacts, question: &Question) -> Option<Use>
         estimate_ns: estimate(registering.ns_per_byte * f64::from(sides), startup(registering)),
         reason: Reason::RegisteredOnTheWay { gb_per_s: registering.gb_per_s() },
     };
-    // Between two pieces of ordinary memory a ring would mean two copies by processors for one, and
-    // registering both takes longer than a processor takes for the copy: for engines that are alone.
+    // Registering both takes longer than a processor takes for the copy.
     if sides > 1 {
         let estimate_ns = UNWANTED * registered.estimate_ns;
         return Some(Use { estimate_ns, ..registered });
     }
-    let channels = (question.bytes / SHARED_BYTES).clamp(1, engine.channels.max(1) as u64) as usize;
-    let stage = preparation.stage;
     let through_rings = Use {
         passing: true,
         channels,
         estimate_ns: estimate(stage.ns_per_byte / channels as f64, startup(stage)),
         reason: Reason::ThroughRings { channels, gb_per_s: stage.gb_per_s() },
     };
-    Some(if through_rings.estimate_ns <= registered.estimate_ns {
+    Some(if !preparation.registers || through_rings.estimate_ns <= registered.estimate_ns {
         through_rings
     } else {
         registered

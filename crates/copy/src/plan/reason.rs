@@ -39,12 +39,17 @@ pub enum Reason {
     InDevice,
     /// The memory is registered, or was met before.
     Registered,
+    /// The memory is registered by its owner.
+    RegisteredByOwner,
+    /// The memory is not registered, and the engine has no part in such a copy.
+    NotRegistered,
     /// The memory is new, and registering it is the quickest way even for one use.
     RegisteredOnTheWay {
         /// At this speed.
         gb_per_s: f64,
     },
-    /// The memory is new, and passing it through rings is quicker than registering it.
+    /// The memory is not registered, and passes through rings: quicker than registering it, or the only
+    /// way where only its owner may register it.
     ThroughRings {
         /// By so many channels.
         channels: usize,
@@ -105,6 +110,16 @@ impl fmt::Display for Reason {
                 f,
                 "the memory is registered with the engine, or was met before and is registered now"
             ),
+            Self::RegisteredByOwner => write!(
+                f,
+                "the memory is registered with the engine: by register, by CUDA itself, or as \
+                 Memferry's own"
+            ),
+            Self::NotRegistered => write!(
+                f,
+                "the memory is not registered, so the channels' own processors copy it; registering it \
+                 is up to its owner"
+            ),
             Self::RegisteredOnTheWay { gb_per_s } => write!(
                 f,
                 "the memory is new, and is registered at {gb_per_s:.0} GB/s while its first bytes \
@@ -112,7 +127,7 @@ impl fmt::Display for Reason {
             ),
             Self::ThroughRings { channels, gb_per_s } => write!(
                 f,
-                "the memory is new, and passes through the rings of {channels} channel(s) at \
+                "the memory is not registered, and passes through the rings of {channels} channel(s) at \
                  {gb_per_s:.0} GB/s each"
             ),
             Self::SplitOverEngines { channels } => write!(

@@ -26,6 +26,8 @@ impl Direction {
 /// cost of the transfer. Both go on while earlier bytes move.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Preparation {
+    /// Whether memory is registered that its owner has not registered.
+    pub registers: bool,
     /// Registering it.
     pub register: CostLine,
     /// Registering it where it is made of huge pages.

@@ -14,6 +14,8 @@ mod pins;
 #[path = "pins_loom.rs"]
 mod pins;
 #[cfg(not(loom))]
+mod regions;
+#[cfg(not(loom))]
 mod registry;
 mod shared;
 
@@ -31,7 +33,9 @@ pub use error::{ExecutionError, OpenError, SubmitError};
 pub use pins::{Notice, PinnedAt};
 pub use pins::{Pinner, Pins};
 #[cfg(not(loom))]
-pub use registry::{Acquaintance, Limits, Registry};
+pub use regions::Held;
+#[cfg(not(loom))]
+pub use registry::{Acquaintance, Holding, Limits, Registry};
 pub use shared::{
     FailureLog, as_engine_thread, enter_engine_thread, is_engine_thread, park_by_polling,
 };

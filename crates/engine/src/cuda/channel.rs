@@ -203,7 +203,7 @@ impl Worker {
 
     /// Ends a piece.
     fn finish(&mut self, flight: Flight, ended: Result<Option<u64>, ExecutionError>) {
-        let Flight { sequence, piece, step, leases, .. } = flight;
+        let Flight { sequence, piece, step, holdings, .. } = flight;
         let first = self.open.front().map_or(sequence, |open| open.sequence);
         let Some(open) = self.open.get_mut((sequence - first) as usize) else { return };
         match step {
@@ -233,7 +233,7 @@ impl Worker {
             }
         }
         // Before the report: memory that was given back may be unmapped at once.
-        drop(leases);
+        drop(holdings);
         if ended.is_ok() {
             self.inside.count_moved(piece.length);
         }

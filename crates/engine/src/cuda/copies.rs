@@ -44,7 +44,7 @@ impl Worker {
     /// From ordinary memory to the device.
     pub(super) fn begin_inward(&mut self, most: u64) -> Begun {
         let (source, target) = self.addresses();
-        let (lease, length) = match self.lease(0, source, most, Access::Read) {
+        let (lease, length) = match self.hold(0, source, most, Access::Read) {
             Ok(registered) => registered,
             Err(Unregistered::Missing { address }) => return self.missing(address),
             Err(Unregistered::Refused) => return self.begin_staged_inward(source, target, most),
@@ -86,7 +86,7 @@ impl Worker {
     /// From the device to ordinary memory.
     pub(super) fn begin_outward(&mut self, most: u64) -> Begun {
         let (source, target) = self.addresses();
-        let (lease, length) = match self.lease(1, target, most, Access::Write) {
+        let (lease, length) = match self.hold(1, target, most, Access::Write) {
             Ok(registered) => registered,
             Err(Unregistered::Missing { address }) => return self.missing(address),
             Err(Unregistered::Refused) => return self.begin_staged_outward(source, most),
@@ -136,8 +136,8 @@ impl Worker {
     /// From ordinary memory to ordinary memory: in by one stream, out by the other.
     pub(super) fn begin_through(&mut self, most: u64) -> Begun {
         let (source, target) = self.addresses();
-        let sides = self.lease(0, source, most, Access::Read).and_then(|(from, length)| {
-            let (to, length) = self.lease(1, target, length, Access::Write)?;
+        let sides = self.hold(0, source, most, Access::Read).and_then(|(from, length)| {
+            let (to, length) = self.hold(1, target, length, Access::Write)?;
             Ok((from, to, length))
         });
         let (from, to, length) = match sides {

@@ -3,13 +3,12 @@
 
 use std::ops::Range;
 
-use memferry_memory::pin_cache::Lease;
 use memferry_sys::cuda::Event;
 
 use super::channel::{PIECE_BYTES, RING_SLOT_BYTES};
 use crate::Descriptor;
 use crate::completion::Chunk;
-use crate::contract::{ExecutionError, Scope, Sequence};
+use crate::contract::{ExecutionError, Holding, Scope, Sequence};
 
 /// A descriptor that was taken and is not over.
 #[derive(Debug)]
@@ -160,7 +159,7 @@ pub(super) struct Flight {
     /// When the device should be through with it.
     pub(super) expected_ns: u64,
     /// What keeps its memory registered.
-    pub(super) leases: [Option<Lease>; 2],
+    pub(super) holdings: [Option<Holding>; 2],
 }
 
 impl Flight {

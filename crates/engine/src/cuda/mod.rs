@@ -12,8 +12,11 @@
 //! | device, device | one copy |
 //! | ordinary, ordinary | in by one stream, out by the other, through memory of the device; where the memory cannot be registered, the channel copies it itself |
 //!
-//! Memory is registered piece by piece while earlier pieces move, in growing pieces, and kept
-//! registered for the next time ([`Registry`]). Descriptors whose memory is only
+//! Ordinary memory is registered only if its owner says so ([`Registry::register`]): others in the
+//! process who use CUDA too would have copies refused that cross the edge of what is registered. What
+//! they have registered is used as it is. For a program that says that nobody else uses CUDA
+//! ([`CudaEngine::sole_user`]), memory is registered piece by piece while earlier pieces move, in growing
+//! pieces, and kept registered for the next time; descriptors whose memory is only
 //! [passing](crate::Descriptor::passing) leave it unregistered.
 //!
 //! When the device is lost, what is in flight fails; what lies in ordinary memory is finished by the
@@ -62,8 +65,10 @@ const DEFAULT_CAPACITY: usize = 4096;
 pub struct Settings {
     /// Which device.
     pub ordinal: usize,
-    /// How much ordinary memory is kept registered for later.
+    /// How much ordinary memory is kept registered for later, for the sole user of CUDA.
     pub limits: Limits,
+    /// Nobody else uses CUDA in this process: see [`CudaEngine::sole_user`].
+    pub is_sole_user: bool,
 }
 
 impl Default for Settings {
@@ -72,7 +77,7 @@ impl Default for Settings {
         const MOST_BYTES: usize = 16 << 30;
         let quarter = memferry_sys::pages::machine_bytes() / 4;
         let limits = Limits { most_bytes: quarter.min(MOST_BYTES), most_entries: 16 << 10 };
-        Self { ordinal: 0, limits }
+        Self { ordinal: 0, limits, is_sole_user: false }
     }
 }
 
@@ -110,7 +115,7 @@ static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
 impl CudaEngine {
     /// Opens a device of this machine, and measures it. Takes about half a second, most of which
     /// the driver needs for itself. Engines for one device share it, with the limits of the first,
-    /// until the process ends.
+    /// until the process ends. Once one of them is the sole user of CUDA, all are.
     #[cfg(feature = "cuda")]
     pub fn open(settings: Settings) -> Result<Self, OpenError> {
         let refused = |reason| OpenError::System { engine: "cuda".into(), reason };
@@ -120,8 +125,10 @@ impl CudaEngine {
             let is_same = known.ordinal == settings.ordinal && known.fork_generation == here;
             is_same && !known.device.is_lost()
         };
+        let finish = |engine: Self| if settings.is_sole_user { engine.sole_user() } else { engine };
         if let Some(known) = opened.iter().find(is_it) {
-            return Ok(Self { capabilities: capabilities(), device: known.device.clone() });
+            let device = known.device.clone();
+            return Ok(finish(Self { capabilities: capabilities(), device }));
         }
         let driver = memferry_sys::cuda::Cuda::open(settings.ordinal).map_err(refused)?;
         let driver: Arc<dyn Driver> = Arc::new(driver);
@@ -129,7 +136,7 @@ impl CudaEngine {
         let engine = Self::with_driver(driver, rates, settings.limits)?;
         let device = engine.device.clone();
         opened.push(Opened { ordinal: settings.ordinal, device, fork_generation: here });
-        Ok(engine)
+        Ok(finish(engine))
     }
 
     /// An engine for a device behind any driver, such as a [model](model::ModelDevice).
@@ -146,6 +153,14 @@ impl CudaEngine {
         let is_lost = AtomicBool::new(false);
         let device = Arc::new(Device { driver, rates, registrar, registry, is_lost });
         Ok(Self { capabilities: capabilities(), device })
+    }
+
+    /// Says that nobody else uses CUDA in this process: no other library, no code of the program itself.
+    /// Then ordinary memory that is copied again is registered with the device, in pieces, and stays so.
+    /// Others would see their own copies of such memory refused ("invalid argument").
+    pub fn sole_user(self) -> Self {
+        self.device.registry.set_sole_user();
+        self
     }
 
     /// What the device is.
@@ -219,7 +234,7 @@ impl Engine for CudaEngine {
     }
 
     fn preparation(&self) -> Option<Preparation> {
-        Some(self.device.rates.preparation())
+        Some(self.device.rates.preparation(self.device.registry.is_sole_user()))
     }
 
     fn kind_of(&self, address: u64) -> Option<MemoryKind> {

@@ -31,7 +31,7 @@ impl Worker {
         let Some(value) = self.open.back().map(|open| open.descriptor.fill_value()) else {
             return Begun::Nothing;
         };
-        let (lease, length) = match self.lease(1, target, most, Access::Write) {
+        let (lease, length) = match self.hold(1, target, most, Access::Write) {
             Ok(registered) => registered,
             Err(Unregistered::Missing { address }) => return self.missing(address),
             Err(Unregistered::Refused) => return self.run_here(RING_SLOT_BYTES),

@@ -59,8 +59,9 @@ impl Rates {
     }
 
     /// What it costs to make memory ready.
-    pub(super) fn preparation(&self) -> Preparation {
+    pub(super) fn preparation(&self, registers: bool) -> Preparation {
         Preparation {
+            registers,
             register: CostLine::from_bandwidth(self.register_startup_ns, self.register),
             register_huge: CostLine::from_bandwidth(self.register_startup_ns, self.register_huge),
             stage: CostLine::from_bandwidth(self.startup_ns, self.stage),

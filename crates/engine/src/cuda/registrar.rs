@@ -6,8 +6,12 @@
 //! piece when nobody does. A copy must stay inside one piece: [`Registrar::piece_end`] tells where it
 //! ends. A piece is of page frames: when the mapping changes while it is in use, it is not shared any
 //! more.
+//!
+//! What its owner has registered ([`Pinner::pin_bytes`]) is one piece of exactly its bytes: the driver
+//! keeps count of bytes, not of pages, and pieces may share a page. Its mapping does not change.
 
 use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use memferry_memory::pinning::{Access, PageRange, PinError, Pinner, Token};
@@ -39,6 +43,8 @@ struct Piece {
     may_be_written: bool,
     /// Somebody else registered it, and will unregister it.
     is_theirs: bool,
+    /// Its owner says when it goes.
+    is_owned: bool,
     /// Other memory may be at its addresses by now: it is for those who use it already.
     is_outdated: bool,
 }
@@ -56,30 +62,30 @@ impl Registrar {
         (piece.end as u64 > address).then_some(piece.end as u64)
     }
 
-    /// Registers what nobody has registered.
-    fn register(&self, gap: PageRange, access: Access) -> Result<Piece, DriverError> {
+    /// Registers bytes that nobody has registered.
+    fn register(&self, start: usize, bytes: usize, access: Access) -> Result<Piece, DriverError> {
         let piece = |may_be_written, is_theirs| Piece {
-            end: gap.end(),
+            end: start + bytes,
             users: 0,
             may_be_written,
             is_theirs,
+            is_owned: false,
             is_outdated: false,
         };
-        let error = match self.driver.register(gap.start(), gap.bytes(), false) {
+        let error = match self.driver.register(start, bytes, false) {
             Ok(()) => return Ok(piece(true, false)),
             Err(error) => error,
         };
-        let is_host = |address: usize| self.driver.is_device(address as u64) == Some(false);
         match error.code {
             // The application's own, from one end to the other.
-            code::ALREADY_REGISTERED if is_host(gap.start()) && is_host(gap.end() - 1) => {
+            code::ALREADY_REGISTERED if self.is_pinned_by_others(start, bytes) => {
                 Ok(piece(true, true))
             }
             // Memory that may not be written.
             code::INVALID_VALUE
                 if access == Access::Read && self.driver.facts().registers_read_only =>
             {
-                self.driver.register(gap.start(), gap.bytes(), true)?;
+                self.driver.register(start, bytes, true)?;
                 Ok(piece(false, false))
             }
             _ => Err(error),
@@ -99,20 +105,37 @@ impl Registrar {
 }
 
 impl Book {
+    /// The first addresses of the pieces that have bytes of a range.
+    fn inside(&self, from: usize, to: usize) -> Vec<usize> {
+        let before = self.pieces.range(..from).next_back();
+        let inside = self.pieces.range(from..to);
+        let all = before.into_iter().chain(inside).filter(|(_, piece)| piece.end > from);
+        all.map(|(&start, _)| start).collect()
+    }
+
     /// The first addresses of the pieces inside a range, and what lies between them.
-    fn survey(&self, range: PageRange) -> (Vec<usize>, Vec<PageRange>) {
-        let before = self.pieces.range(..range.start()).next_back();
-        let inside = self.pieces.range(range.start()..range.end());
-        let (mut starts, mut gaps, mut at) = (Vec::new(), Vec::new(), range.start());
-        for (&start, piece) in before.into_iter().chain(inside) {
-            if piece.end > range.start() {
-                gaps.extend(PageRange::between(at, start));
-                starts.push(start);
-                at = piece.end;
+    fn survey(&self, range: PageRange) -> (Vec<usize>, Vec<Range<usize>>) {
+        let starts = self.inside(range.start(), range.end());
+        let (mut gaps, mut at) = (Vec::new(), range.start());
+        for start in &starts {
+            gaps.push(at..*start);
+            at = self.pieces[start].end;
+        }
+        gaps.push(at..range.end());
+        gaps.retain(|gap| !gap.is_empty());
+        (starts, gaps)
+    }
+
+    /// Counts one more pin in, of these pieces.
+    fn enter(&mut self, starts: Vec<usize>) -> Token {
+        for start in &starts {
+            if let Some(piece) = self.pieces.get_mut(start) {
+                piece.users += 1;
             }
         }
-        gaps.extend(PageRange::between(at, range.end()));
-        (starts, gaps)
+        self.last_pin += 1;
+        self.pins.insert(self.last_pin, starts);
+        Token(self.last_pin)
     }
 }
 
@@ -144,25 +167,51 @@ impl Pinner for Registrar {
         }
         let mut new = Vec::new();
         for gap in gaps {
-            match self.register(gap, access) {
-                Ok(piece) => new.push((gap.start(), piece)),
+            match self.register(gap.start, gap.len(), access) {
+                Ok(piece) => new.push((gap.start, piece)),
                 Err(error) => {
                     new.iter().for_each(|(start, piece)| self.unregister(*start, piece));
-                    return Err(refusal(error, gap));
+                    return Err(refusal(error, PageRange::covering(gap.start, gap.len())?));
                 }
             }
         }
         starts.extend(new.iter().map(|(start, _)| *start));
         book.pieces.extend(new);
-        for start in &starts {
-            if let Some(piece) = book.pieces.get_mut(start) {
-                piece.users += 1;
+        Ok(book.enter(starts))
+    }
+
+    fn pin_bytes(&self, address: usize, length: usize, access: Access) -> Result<Token, PinError> {
+        let range = PageRange::covering(address, length)?;
+        if fork::generation() != self.fork_generation {
+            let what = "registering memory with a GPU of the parent process";
+            return Err(PinError::Unsupported { what, cure: "open the GPU in this process" });
+        }
+        let mut book = lock(&self.book);
+        let there = book.inside(address, address + length);
+        let fits = |start: &usize| {
+            let piece = &book.pieces[start];
+            let is_usable = !piece.is_outdated && (piece.may_be_written || access <= Access::Read);
+            is_usable && *start <= address && address + length <= piece.end
+        };
+        match there[..] {
+            [] => {}
+            [start] if fits(&start) => return Ok(book.enter(vec![start])),
+            _ => {
+                return Err(PinError::Unsupported {
+                    what: "registering memory of which a part is registered",
+                    cure: "register all of it at once, or parts that do not overlap",
+                });
             }
         }
-        book.last_pin += 1;
-        let token = book.last_pin;
-        book.pins.insert(token, starts);
-        Ok(Token(token))
+        let piece = self.register(address, length, access);
+        let piece = piece.map_err(|error| refusal(error, range))?;
+        book.pieces.insert(address, Piece { is_owned: true, ..piece });
+        Ok(book.enter(vec![address]))
+    }
+
+    fn is_pinned_by_others(&self, address: usize, length: usize) -> bool {
+        let is_host = |address: usize| self.driver.is_device(address as u64) == Some(false);
+        length > 0 && is_host(address) && is_host(address + (length - 1))
     }
 
     fn unpin(&self, _range: PageRange, token: Token) {
@@ -186,9 +235,9 @@ impl Pinner for Registrar {
             return;
         }
         let mut book = lock(&self.book);
-        for start in book.survey(range).0 {
+        for start in book.inside(range.start(), range.end()) {
             if let Some(piece) = book.pieces.get_mut(&start) {
-                piece.is_outdated = true;
+                piece.is_outdated = !piece.is_owned;
             }
         }
     }
@@ -302,6 +351,7 @@ mod tests {
             users: 1,
             may_be_written: false,
             is_theirs: true,
+            is_owned: false,
             is_outdated: false,
         };
         lock(&registrar.book).pieces.insert(first.start(), read_only);

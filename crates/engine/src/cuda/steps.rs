@@ -1,7 +1,6 @@
 //! What beginning a piece is made of: registrations, copies with an event behind them, expectations,
 //! and what is done without the device.
 
-use memferry_memory::pin_cache::Lease;
 use memferry_memory::pinning::{Access, PageRange, PinError};
 use memferry_sys::cuda::{DriverError, Event, Stream, Way};
 use memferry_sys::sync::spin_hint;
@@ -9,7 +8,7 @@ use memferry_sys::{clock, residency};
 
 use super::channel::{Begun, PIECE_BYTES, Unregistered, Worker, failed};
 use super::flight::{Flight, Step};
-use crate::contract::{Direction, ExecutionError};
+use crate::contract::{Direction, ExecutionError, Holding};
 use crate::{Kernel, execute};
 
 impl Worker {
@@ -63,39 +62,50 @@ impl Worker {
         self.open.back().map_or(0, |open| open.window.end - open.window.start)
     }
 
-    /// Finds or makes a registration for one side of the next piece; says how long it is.
-    pub(super) fn lease(
+    /// Finds what keeps one side of the next piece registered, or registers it where that is allowed; says
+    /// how long the piece is.
+    pub(super) fn hold(
         &mut self,
         side: usize,
         address: u64,
         most: u64,
         access: Access,
-    ) -> Result<(Lease, u64), Unregistered> {
+    ) -> Result<(Holding, u64), Unregistered> {
         let left = self.left().min(most).min(PIECE_BYTES);
         let Some(open) = self.open.back_mut().filter(|open| !open.distrusts_registrations) else {
             return Err(unregistered(address, left));
         };
         let registry = &self.device.registry;
-        let lease = match registry.find(address, access) {
-            Some(lease) => lease,
+        let holding = match registry.find(address, access) {
+            Some(holding) => holding,
             None if open.descriptor.is_passing() => return Err(unregistered(address, left)),
-            None => {
+            None if registry.may_acquire(address, left) => {
                 let length = left.min(open.growth[side]);
                 open.growth[side] = (2 * open.growth[side]).min(PIECE_BYTES);
-                registry.acquire(address, length, access).map_err(|error| match error {
+                let acquired = registry.acquire(address, length, access);
+                Holding::Lease(acquired.map_err(|error| match error {
                     PinError::BadMemory { range } => {
                         Unregistered::Missing { address: address.max(range.start() as u64) }
                     }
                     _ => unregistered(address, left),
-                })?
+                })?)
             }
+            // The driver refuses the copy if it is not of one piece: then it is done without.
+            None if registry.is_theirs(address, left) => return Ok((Holding::Theirs, left)),
+            None => return Err(unregistered(address, left)),
         };
-        let registered = lease.range().end() as u64;
-        let end = self.device.registrar.piece_end(address).unwrap_or(address).min(registered);
+        let end = match &holding {
+            Holding::Region(piece) => piece.end() as u64,
+            Holding::Lease(lease) => {
+                let registered = lease.range().end() as u64;
+                self.device.registrar.piece_end(address).unwrap_or(address).min(registered)
+            }
+            Holding::Theirs => address + left,
+        };
         if end <= address {
             Err(unregistered(address, left))
         } else {
-            Ok((lease, left.min(end - address)))
+            Ok((holding, left.min(end - address)))
         }
     }
 
@@ -160,12 +170,12 @@ impl Worker {
         length: u64,
         step: Result<Step, DriverError>,
         expected_ns: u64,
-        leases: [Option<Lease>; 2],
+        holdings: [Option<Holding>; 2],
     ) -> Begun {
         let step = step.unwrap_or_else(|error| Step::Over(Err(self.failure(error))));
         let Some(open) = self.open.back_mut() else { return Begun::Nothing };
         let (sequence, piece) = (open.sequence, open.begin(length));
-        self.flights.push_back(Flight { sequence, piece, step, expected_ns, leases });
+        self.flights.push_back(Flight { sequence, piece, step, expected_ns, holdings });
         Begun::Yes
     }
 
@@ -174,8 +184,8 @@ impl Worker {
         let length = self.left().min(most);
         let Some(open) = self.open.back_mut() else { return Begun::Nothing };
         let (sequence, piece) = (open.sequence, open.begin(length));
-        let (step, leases) = (Step::Over(result), [None, None]);
-        self.flights.push_back(Flight { sequence, piece, step, expected_ns: 0, leases });
+        let (step, holdings) = (Step::Over(result), [None, None]);
+        self.flights.push_back(Flight { sequence, piece, step, expected_ns: 0, holdings });
         Begun::Yes
     }
 

@@ -35,17 +35,24 @@ pub(crate) struct Subject {
     model: Option<Arc<ModelDevice>>,
 }
 
-/// The engine over a model, and over the GPU of this machine if there is one.
+/// The engine over models, alone and shared, and over the GPU of this machine if there is one.
 pub(crate) fn subjects() -> Vec<Subject> {
     let gpu = gpu().map(|engine| Subject::new("the GPU of this machine", engine, None));
-    [Subject::modelled(Faults::default())].into_iter().chain(gpu).collect()
+    let models = [Subject::modelled, Subject::shared].map(|model| model(Faults::default()));
+    models.into_iter().chain(gpu).collect()
+}
+
+/// Those whose engines nobody else uses, so that they register what is copied.
+pub(crate) fn sole_subjects() -> impl Iterator<Item = Subject> {
+    subjects().into_iter().filter(|subject| subject.registry().is_sole_user())
 }
 
 /// One engine for all tests: registrations of one would be in the way of another's.
 #[cfg(feature = "cuda")]
 fn gpu() -> Option<Arc<CudaEngine>> {
     static GPU: std::sync::OnceLock<Option<Arc<CudaEngine>>> = std::sync::OnceLock::new();
-    let open = || match CudaEngine::open(memferry_engine::cuda::Settings::default()) {
+    let settings = memferry_engine::cuda::Settings { is_sole_user: true, ..Default::default() };
+    let open = || match CudaEngine::open(settings) {
         Ok(engine) => Some(Arc::new(engine)),
         Err(error) => {
             memferry_testing::skip(memferry_testing::Requirement::Gpu, error);
@@ -70,7 +77,15 @@ impl Subject {
     pub(crate) fn limited(faults: Faults, limits: Limits) -> Self {
         let model = ModelDevice::with_faults(faults);
         let engine = CudaEngine::with_driver(model.clone(), Rates::default(), limits);
-        Self::new("a model", Arc::new(engine.expect("an engine over a model")), Some(model))
+        let engine = engine.expect("an engine over a model").sole_user();
+        Self::new("a model", Arc::new(engine), Some(model))
+    }
+
+    /// An engine over a model that others use too.
+    pub(crate) fn shared(faults: Faults) -> Self {
+        let model = ModelDevice::with_faults(faults);
+        let engine = CudaEngine::with_driver(model.clone(), Rates::default(), PLENTY);
+        Self::new("a shared model", Arc::new(engine.expect("an engine")), Some(model))
     }
 
     fn new(name: &'static str, engine: Arc<CudaEngine>, model: Option<Arc<ModelDevice>>) -> Self {

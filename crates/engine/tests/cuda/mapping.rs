@@ -9,8 +9,8 @@ use memferry_memory::pinning::Access;
 use memferry_sys::residency;
 
 use crate::common::{
-    Job, MIB, OK, Place, Subject, check, device, host, outcome, pattern, patterned, subjects,
-    until, untouched,
+    Job, MIB, OK, Place, Subject, check, device, host, outcome, pattern, patterned, sole_subjects,
+    subjects, until, untouched,
 };
 
 /// Addresses of a test's own, far from where the kernel puts mappings: nobody else's memory comes to
@@ -90,7 +90,7 @@ fn check_inside(subject: &Subject, memory: &DeviceMemory, expected: &[u8]) {
 #[test]
 fn memory_that_may_only_be_read_is_a_source_and_later_a_target() {
     const SIZE: usize = 3 * MIB;
-    for subject in subjects() {
+    for subject in sole_subjects() {
         let (ground, inside, target) = (Ground::new(SIZE), subject.device(SIZE), untouched(SIZE));
         ground.map(0, SIZE, 1);
         ground.protect(libc::PROT_READ);
@@ -166,7 +166,7 @@ fn memory_that_is_mapped_anew_at_the_same_place_is_copied_as_it_is_now() {
 #[test]
 fn memory_mapped_anew_beside_registered_memory_in_use_is_copied_as_it_is_now() {
     const SIZE: usize = 4 * MIB;
-    for subject in subjects() {
+    for subject in sole_subjects() {
         let (ground, inside) = (Ground::new(SIZE), subject.device(SIZE / 2));
         ground.map(0, SIZE, 1);
         let start = ground.start as u64;

@@ -168,6 +168,82 @@ fn memory_that_the_application_registered_is_used_and_left_registered() {
 }
 
 #[test]
+fn memory_that_nobody_registered_is_never_registered_where_others_use_the_device() {
+    const SIZE: usize = 5 * MIB + 100;
+    let subject = Subject::shared(Faults::default()).with_channels(2);
+    let (source, target, inside) = (patterned(1, SIZE), untouched(SIZE), subject.device(SIZE));
+    for cut in [None, Some(MIB)] {
+        let ways = [
+            (host(&source, 0), device(&inside, 0)),
+            (device(&inside, 0), host(&target, 0)),
+            (host(&source, 0), host(&target, 0)),
+        ];
+        for (from, to) in ways.into_iter().cycle().take(9) {
+            assert_eq!(subject.carry_out(Job::copy(from, to, SIZE).cut(cut)), OK);
+        }
+        assert_eq!(subject.carry_out(Job::fill(host(&target, 0), 7, 1).cut(cut)), OK);
+    }
+    check(&subject.download(&inside), 0, source.as_slice(), "into the device");
+    assert_eq!((subject.sightings().registrations, subject.registry().refusals().0), (0, 0));
+}
+
+#[test]
+fn what_its_owner_registers_is_one_piece_of_exactly_its_bytes_and_is_copied_straight() {
+    const SIZE: usize = 40 * MIB + 77;
+    for subject in [Subject::shared(Faults::default()), Subject::modelled(Faults::default())] {
+        let (memory, inside) = (patterned(1, SIZE + 300), subject.device(SIZE));
+        let (address, registry) = (memory.as_ptr() as usize + 99, subject.registry());
+        assert!(registry.register(address, SIZE).unwrap().is_none());
+        assert_eq!(subject.model().registered(), [(address, SIZE)]);
+        let job = Job::copy(host(&memory, 99), device(&inside, 0), SIZE);
+        assert_eq!(subject.carry_out(job), OK);
+        let expected = &memory.as_slice()[99..99 + SIZE];
+        check(&subject.download(&inside), 0, expected, subject.name);
+        assert_eq!(subject.model().registered(), [(address, SIZE)], "nothing beside it");
+        registry.unregister(address, SIZE);
+        assert_eq!(subject.model().registered(), []);
+    }
+}
+
+#[test]
+fn a_region_that_is_unregistered_while_it_is_copied_stays_registered_until_the_end() {
+    const SIZE: usize = 16 * MIB;
+    let slow = Faults { delay: Duration::from_millis(2), ..Faults::default() };
+    let subject = Subject::shared(slow);
+    let (memory, inside) = (patterned(1, SIZE), subject.device(SIZE));
+    let (address, registry) = (memory.as_ptr() as usize, subject.registry());
+    for _ in 0..4 {
+        registry.register(address, SIZE).unwrap();
+        let copy = subject.begin(Job::copy(host(&memory, 0), device(&inside, 0), SIZE));
+        registry.unregister(address, SIZE);
+        assert_eq!(outcome(&copy), OK);
+        check(&subject.download(&inside), 0, memory.as_slice(), "into the device");
+        assert_eq!(subject.model().registered(), []);
+    }
+}
+
+#[test]
+fn memory_that_others_have_registered_is_used_as_it_is_where_others_use_the_device() {
+    const SIZE: usize = 4 * MIB;
+    let mut subject = Subject::shared(Faults::default());
+    // Across the edge of what others have registered the driver refuses, and another way is taken.
+    subject.may_stray = true;
+    let (memory, inside) = (patterned(1, 2 * SIZE), subject.device(2 * SIZE));
+    let address = memory.as_ptr() as usize;
+    subject.model().register(address, SIZE, false).unwrap();
+    subject.model().register(address + SIZE, SIZE, false).unwrap();
+    for (at, size) in [(0, SIZE), (SIZE, SIZE), (0, 2 * SIZE), (SIZE / 2, SIZE)] {
+        let job = Job::copy(host(&memory, at), device(&inside, at), size);
+        assert_eq!(subject.carry_out(job), OK);
+    }
+    check(&subject.download(&inside), 0, memory.as_slice(), "registered by others");
+    assert_eq!(subject.sightings().registrations, 2);
+    assert!(subject.registry().register(address, SIZE).is_ok(), "it is registered already");
+    subject.registry().unregister(address, SIZE);
+    assert_eq!(subject.model().registered(), [(address, SIZE), (address + SIZE, SIZE)]);
+}
+
+#[test]
 fn memory_of_which_the_application_registered_a_part_is_copied_in_other_ways() {
     // The first half of a page range, its two ends with a hole between them, and its middle.
     #[allow(clippy::single_range_in_vec_init)]

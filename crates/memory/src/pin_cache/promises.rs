@@ -4,6 +4,7 @@
 //! mapped until the promise is withdrawn as often as it was made. A *loose* one ends when its memory
 //! is forgotten. Both are of bytes: two owners of one page do not end each other's promises.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memferry_sys::fork;
@@ -14,6 +15,8 @@ use crate::pinning::PageRange;
 #[derive(Debug)]
 pub struct Promises {
     list: RwLock<Vec<Promise>>,
+    /// How many ranges are in the list.
+    count: AtomicUsize,
     fork_generation: u64,
 }
 
@@ -41,7 +44,13 @@ impl Promises {
     /// No promises.
     pub fn new() -> Self {
         fork::watch();
-        Self { list: RwLock::default(), fork_generation: fork::generation() }
+        let (list, count) = (RwLock::default(), AtomicUsize::new(0));
+        Self { list, count, fork_generation: fork::generation() }
+    }
+
+    /// Whether nothing is promised.
+    pub fn is_empty(&self) -> bool {
+        self.count.load(Ordering::Relaxed) == 0
     }
 
     /// Adds a loose promise. A second one of the same bytes changes nothing.
@@ -65,6 +74,7 @@ impl Promises {
             promise.held -= 1;
         }
         list.retain(|promise| promise.held > 0 || promise.is_loose);
+        self.count.store(list.len(), Ordering::Relaxed);
         left_of(address, length, list.iter())
     }
 
@@ -76,12 +86,16 @@ impl Promises {
             promise.is_loose = false;
         }
         list.retain(|promise| promise.held > 0 || promise.is_loose);
+        self.count.store(list.len(), Ordering::Relaxed);
         left_of(address, length, list.iter().filter(|promise| promise.held > 0))
     }
 
     /// Whether one promise is about all of these pages.
     pub fn cover(&self, address: usize, length: usize) -> bool {
         let Ok(asked) = PageRange::covering(address, length) else { return false };
+        if self.is_empty() {
+            return false;
+        }
         let covers = |promise: &Promise| promise.pages().is_some_and(|all| all.contains(asked));
         self.read().is_some_and(|list| list.iter().any(covers))
     }
@@ -97,6 +111,7 @@ impl Promises {
             list.len() - 1
         });
         change(&mut list[at]);
+        self.count.store(list.len(), Ordering::Relaxed);
     }
 
     /// `None` in a forked child, where the lock may be held for ever by a thread of the parent.

@@ -58,6 +58,17 @@ pub trait Pinner: Send + Sync + std::fmt::Debug {
     /// Pins a range until [`Pinner::unpin`]. After an error nothing is pinned.
     fn pin(&self, range: PageRange, access: Access) -> Result<Token, PinError>;
 
+    /// Pins exactly these bytes, in one piece, until [`Pinner::unpin`] with the pages that hold them.
+    /// For pinners whose pins others can see, and to whom one page may be of several.
+    fn pin_bytes(&self, address: usize, length: usize, access: Access) -> Result<Token, PinError> {
+        self.pin(PageRange::covering(address, length)?, access)
+    }
+
+    /// Whether somebody else has pinned these bytes for the same device, so that they need no pin.
+    fn is_pinned_by_others(&self, _address: usize, _length: usize) -> bool {
+        false
+    }
+
     /// Ends a pin, with the range and the token that it began with. The range may be mapped to
     /// other memory by now, or not at all.
     fn unpin(&self, range: PageRange, token: Token);

@@ -66,8 +66,10 @@ fn a_gpu_is_shown_with_what_it_has() {
 
 #[test]
 fn memory_that_cannot_be_kept_registered_comes_with_a_cure() {
-    assert_eq!(registered(Ok(())).status, Status::Ok);
-    let check = registered(Err(userfault::Denied::Forbidden));
+    assert_eq!(registered("1", Ok(())).status, Status::Ok);
+    assert_eq!(registered("", Err(userfault::Denied::Forbidden)).status, Status::Ok);
+    assert_eq!(registered("yes", Ok(())).status, Status::Warn);
+    let check = registered("1", Err(userfault::Denied::Forbidden));
     assert_eq!(check.status, Status::Warn);
     assert!(check.cure.unwrap().contains("userfaultfd"));
 }

@@ -96,7 +96,11 @@ fn a_copy_to_a_gpu_is_estimated_by_what_was_measured_of_it() {
     assert!((limit_us..1.1 * limit_us).contains(&known.blocking.estimate_us), "{known:?}");
     let fresh = ask_with_gpu(bytes, Host, Device, Acquaintance::New);
     assert!(fresh.blocking.estimate_us > 1.5 * known.blocking.estimate_us, "{fresh:?}");
-    assert!(fresh.blocking.reason.contains("the memory is new"), "{}", fresh.blocking.reason);
+    assert!(
+        fresh.blocking.reason.contains("the memory is not registered"),
+        "{}",
+        fresh.blocking.reason
+    );
     let inside = ask_with_gpu(bytes, Device, Device, Acquaintance::Known);
     assert!(inside.asynchronous.estimate_us < known.asynchronous.estimate_us, "{inside:?}");
 }
@@ -117,7 +121,7 @@ fn an_explanation_with_a_gpu_shows_the_way_and_the_measured_lines() {
         ask_with_gpu(1 << 20, MemoryKind::Device, MemoryKind::Host, Acquaintance::New);
     let text = render(&explanation, "not measured", Paint::plain());
     for word in [
-        "a copy of 1 MiB from device to host, of memory that the GPU does not know\n",
+        "a copy of 1 MiB from device to host, of memory that is not registered\n",
         "what GPU 0 does, Invented GPU (measured just now)",
         "outward_gb_per_s",
         "50 GB/s",

@@ -1,10 +1,14 @@
 //! A model of a GPU and its driver, for machines without one.
 //!
 //! It does what the driver's documentation says, and is as strict as it may be: memory of the device
-//! lies at addresses that no processor can touch; ordinary memory must be registered, each page once,
+//! lies at addresses that no processor can touch; ordinary memory must be registered, each byte once,
 //! and a copy must lie inside one registration; streams run on threads of their own, in order, and
 //! wait for each other only where they are told to. [`Faults`] makes it fail as devices do. What it
 //! saw is in [`Sightings`].
+//!
+//! [`ModelDevice::copy_by_other`] plays another user of the device in the same process: as the driver
+//! does, it takes memory that is registered or is not, and refuses what crosses the edge of a piece that
+//! is, whoever has registered it.
 
 mod streams;
 
@@ -13,8 +17,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
+use memferry_memory::pinning::PageRange;
 use memferry_sys::cuda::{DeviceFacts, Driver, DriverError, Event, Stream, Way, code};
-use memferry_sys::pages::{Reserved, page_bytes};
+use memferry_sys::pages::Reserved;
 use memferry_sys::sync::lock;
 use memferry_sys::{Pages, residency};
 
@@ -165,6 +170,28 @@ impl ModelDevice {
         contents.as_slice()[at..at + length].to_vec()
     }
 
+    /// A copy by another user of the device: of ordinary memory that is registered, in one piece, or not
+    /// at all.
+    ///
+    /// # Safety
+    /// As for [`Driver::copy_now`].
+    pub unsafe fn copy_by_other(
+        &self,
+        way: Way,
+        source: u64,
+        target: u64,
+        bytes: usize,
+    ) -> Result<(), DriverError> {
+        // SAFETY: passed on.
+        unsafe { self.copy_now(way, source, target, bytes) }
+    }
+
+    /// What is registered now, with the first address and the length of each piece.
+    pub fn registered(&self) -> Vec<(usize, usize)> {
+        let state = lock(&self.shared.state);
+        state.registered.iter().map(|(start, (end, _))| (*start, end - start)).collect()
+    }
+
     fn put(&self, stream: Stream, order: Order) -> Result<(), DriverError> {
         let streams = lock(&self.streams);
         let orders =
@@ -215,6 +242,12 @@ impl State {
         });
         pinned
             || registered.is_some_and(|(_, (to, may_write))| end <= *to && (*may_write || !writes))
+    }
+
+    /// Whether some of the bytes are registered and others are not, or are in another piece.
+    fn crosses_an_edge(&self, address: u64, length: usize) -> bool {
+        let (start, end) = (address as usize, address as usize + length);
+        self.overlaps_registered(start, end) && !self.is_registered(address, length, false)
     }
 
     fn overlaps_registered(&self, start: usize, end: usize) -> bool {
@@ -283,13 +316,13 @@ unsafe impl Driver for ModelDevice {
         if refused.is_some_and(|every| asked.is_multiple_of(every)) {
             return Err(error("register", code::NOT_SUPPORTED));
         }
-        let is_aligned = (address | bytes).is_multiple_of(page_bytes());
-        // As pinning does, this brings pages in.
+        // As pinning does, this brings pages in. Pages are pinned whole; bytes are what is registered.
         let populate = match read_only {
             true => residency::populate_for_reading,
             false => residency::populate_for_writing,
         };
-        if !is_aligned || bytes == 0 || populate(address, bytes).is_err() {
+        let pages = PageRange::covering(address, bytes);
+        if !pages.is_ok_and(|pages| populate(pages.start(), pages.bytes()).is_ok()) {
             return Err(error("register", code::INVALID_VALUE));
         }
         if state.overlaps_registered(address, address + bytes) {
@@ -400,6 +433,14 @@ unsafe impl Driver for ModelDevice {
     ) -> Result<(), DriverError> {
         self.check("copy_now")?;
         let mut state = lock(&self.shared.state);
+        let host = match way {
+            Way::In => Some(source),
+            Way::Out => Some(target),
+            Way::Within => None,
+        };
+        if host.is_some_and(|address| state.crosses_an_edge(address, bytes)) {
+            return Err(error("copy_now", code::INVALID_VALUE));
+        }
         let source = if way == Way::In { source } else { state.real(source, bytes)? };
         let target = if way == Way::Out { target } else { state.real(target, bytes)? };
         state.sightings.copies += 1;

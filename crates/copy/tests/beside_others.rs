@@ -1,0 +1,244 @@
+//! A ferry beside another user of the same GPU, as PyTorch is one, over a model of the device that
+//! refuses what the driver refuses: a copy of anybody that crosses the edge of a registered piece. Sizes
+//! are a small part of those of the test on a real GPU (`crates/c/tests/torch/beside_torch.py`).
+
+mod common;
+
+use std::sync::Arc;
+
+use common::pattern;
+use memferry_copy::{Ferry, Options};
+use memferry_engine::contract::Limits;
+use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
+use memferry_engine::cuda::model::ModelDevice;
+use memferry_engine::cuda::{CudaEngine, DeviceMemory, Rates};
+use memferry_sys::Pages;
+use memferry_sys::cuda::{Driver, Way};
+use memferry_sys::pages::page_bytes;
+
+const MIB: usize = 1 << 20;
+/// The first two are too small to be remembered by the sole user of a device.
+const SIZES: [usize; 4] = [70_001, MIB - 1, MIB, 3 * MIB + 77];
+
+struct Machine {
+    device: Arc<ModelDevice>,
+    engine: Arc<CudaEngine>,
+    ferry: Ferry,
+}
+
+fn machine(finish: fn(CudaEngine) -> CudaEngine) -> Machine {
+    let device = ModelDevice::new();
+    let limits = Limits { most_bytes: 1 << 30, most_entries: 1024 };
+    let engine = CudaEngine::with_driver(device.clone(), Rates::default(), limits).unwrap();
+    let engine = Arc::new(finish(engine));
+    let profile = Profile::load(&ProfileSource::BuiltIn).unwrap();
+    let ferry = Ferry::builder()
+        .profile(ProfileSource::BuiltIn)
+        .engine(Arc::new(CpuEngine::new(profile)), 2)
+        .engine(engine.clone(), 3)
+        .build()
+        .unwrap();
+    Machine { device, engine, ferry }
+}
+
+/// Memory of which both use parts, as of a heap.
+struct Heap {
+    pages: Pages,
+    contents: Vec<u8>,
+}
+
+impl Heap {
+    fn new(bytes: usize, seed: u64) -> Self {
+        let (mut pages, contents) = (Pages::new(bytes).unwrap(), pattern(bytes, seed));
+        pages.as_mut_slice().copy_from_slice(&contents);
+        Self { pages, contents }
+    }
+
+    /// Other memory at the same addresses, as after a free and an allocation by `mmap`.
+    fn map_anew(&mut self, seed: u64) {
+        let (rights, length) = (libc::PROT_READ | libc::PROT_WRITE, self.pages.len());
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
+        let address = self.pages.as_ptr().cast();
+        // SAFETY: in place of pages that are this value's alone; no reference to them is left.
+        let mapped = unsafe { libc::mmap(address, length, rights, flags, -1, 0) };
+        assert_eq!(mapped, address);
+        self.contents = pattern(length, seed);
+        self.pages.as_mut_slice().copy_from_slice(&self.contents);
+    }
+}
+
+/// The other user.
+struct Other<'a> {
+    machine: &'a Machine,
+    scratch: DeviceMemory,
+}
+
+impl<'a> Other<'a> {
+    fn new(machine: &'a Machine, bytes: usize) -> Self {
+        Self { machine, scratch: machine.engine.allocate(bytes).unwrap() }
+    }
+
+    /// Copies a part of a heap to the device and back; says how many copies were refused.
+    fn copies(&self, heap: &mut Heap, from: usize, to: usize) -> usize {
+        let (device, inside) = (&self.machine.device, self.scratch.address());
+        let bytes = &mut heap.pages.as_mut_slice()[from..to];
+        let (expected, address) = (&heap.contents[from..to], bytes.as_mut_ptr() as u64);
+        // SAFETY: both ranges are of this length, and nobody else uses them now.
+        let inward = unsafe { device.copy_by_other(Way::In, address, inside, bytes.len()) };
+        if inward.is_ok() {
+            assert!(device.read(inside, bytes.len()) == expected);
+            bytes.fill(0);
+        }
+        device.write(inside, expected);
+        // SAFETY: as above.
+        let outward = unsafe { device.copy_by_other(Way::Out, inside, address, bytes.len()) };
+        if outward.is_err() {
+            bytes.copy_from_slice(expected);
+        }
+        assert!(bytes == expected);
+        usize::from(inward.is_err()) + usize::from(outward.is_err())
+    }
+
+    /// Pins a part of a heap for a while; says whether that was refused.
+    fn pins(&self, heap: &Heap, from: usize, to: usize) -> usize {
+        let address = heap.pages.as_ptr() as usize + from;
+        match self.machine.device.register(address, to - from, false) {
+            Ok(()) => {
+                // SAFETY: nothing is copied there now.
+                unsafe { self.machine.device.unregister(address) }.unwrap();
+                0
+            }
+            Err(_) => 1,
+        }
+    }
+
+    /// Everything at the edges of a range, over them, inside and around it.
+    fn all(&self, heap: &mut Heap, start: usize, end: usize) -> usize {
+        let (middle, page) = ((start + end) / 2, page_bytes());
+        let parts = [
+            (start, end),
+            (start - 1, start + 1),
+            (end - 1, end + 1),
+            (start - page - 1, middle),
+            (middle, end + page + 1),
+            (start + 1, end - 1),
+            (start - 30_000, start),
+            (end, end + 30_000),
+            (0, heap.contents.len()),
+        ];
+        let copied: usize = parts.iter().map(|(from, to)| self.copies(heap, *from, *to)).sum();
+        let pinned: usize = parts.iter().map(|(from, to)| self.pins(heap, *from, *to)).sum();
+        copied + pinned
+    }
+}
+
+/// Copies of ours and of the other user by turns; says how many of the other's were refused.
+fn by_turns(machine: &Machine) -> usize {
+    let ferry = &machine.ferry;
+    let (start, mut refused) = (100 * page_bytes() + 321, 0);
+    let other = Other::new(machine, 2 * SIZES[SIZES.len() - 1]);
+    for (round, size) in SIZES.into_iter().enumerate() {
+        for copies in [1, 2, 4] {
+            let mut heap = Heap::new(start + size + 200 * page_bytes(), round as u64 + copies);
+            let mut inside = machine.engine.allocate(size).unwrap();
+            let mut target = Heap::new(size + 60 * page_bytes(), 99);
+            for _ in 0..copies {
+                let part = &heap.pages.as_slice()[start..start + size];
+                ferry.copy_to_device(part, &mut inside, 0).unwrap();
+                let expected = &heap.contents[start..start + size];
+                assert!(machine.device.read(inside.address(), size) == expected);
+                refused += other.all(&mut heap, start, start + size);
+                let part = &mut heap.pages.as_mut_slice()[start..start + size];
+                part.fill(0);
+                ferry.copy_from_device(&inside, 0, part).unwrap();
+                assert!(heap.pages.as_slice() == heap.contents);
+                refused += other.all(&mut heap, start, start + size);
+                let (part, at) = (&heap.pages.as_slice()[start..start + size], 40_000);
+                let into = &mut target.pages.as_mut_slice()[at..at + size];
+                ferry.copy_with(part, into, Options::new().spare_caller()).unwrap();
+                target.contents[at..at + size].copy_from_slice(part);
+                refused += other.all(&mut heap, start, start + size);
+                refused += other.all(&mut target, at, at + size);
+            }
+            // Freed, and allocated anew with other edges.
+            heap.map_anew(copies + 50);
+            refused += other.all(&mut heap, start - 50_000, start + size / 2);
+            let part = &heap.pages.as_slice()[start + 100..start + size / 2];
+            ferry.copy_to_device(part, &mut inside, 0).unwrap();
+            assert!(machine.device.read(inside.address(), part.len()) == part);
+            refused += other.all(&mut heap, start, start + size);
+        }
+    }
+    refused
+}
+
+#[test]
+fn nothing_of_another_user_is_refused_and_every_byte_is_right() {
+    let machine = machine(|engine| engine);
+    assert_eq!(by_turns(&machine), 0);
+    assert_eq!(machine.device.registered(), [], "nothing is left registered");
+    let seen = machine.device.sightings();
+    assert_eq!((seen.torn_copies, seen.stray_copies), (0, 0));
+}
+
+#[test]
+fn another_user_is_refused_where_the_program_says_that_there_is_none() {
+    // This is what the option costs, and shows that the test above can fail.
+    let machine = machine(CudaEngine::sole_user);
+    assert!(by_turns(&machine) > 0);
+}
+
+#[test]
+fn memory_that_is_registered_is_one_piece_for_another_user_too() {
+    let machine = machine(|engine| engine);
+    let (size, start) = (3 * MIB + 77, 100 * page_bytes() + 321);
+    let mut heap = Heap::new(start + size + 200 * page_bytes(), 5);
+    let other = Other::new(&machine, heap.contents.len());
+    let mut inside = machine.engine.allocate(size).unwrap();
+    let address = heap.pages.as_ptr().wrapping_add(start);
+    // SAFETY: the heap outlives the region.
+    let region = unsafe { machine.ferry.register(address, size) }.unwrap();
+    assert_eq!(machine.device.registered(), [(address as usize, size)]);
+    for _ in 0..4 {
+        let part = &heap.pages.as_slice()[start..start + size];
+        machine.ferry.copy_to_device(part, &mut inside, 0).unwrap();
+        assert!(machine.device.read(inside.address(), size) == part);
+        // All of it, a part of it, and what lies beside it on the same pages.
+        let parts = [(start, start + size), (start + 9, start + MIB), (start - 300, start)];
+        let behind = (start + size, start + size + 300);
+        for (from, to) in parts.into_iter().chain([behind]) {
+            assert_eq!(other.copies(&mut heap, from, to), 0);
+        }
+        // A copy of ours that reaches over the edge is made of parts.
+        let part = &heap.pages.as_slice()[start - 77..start + size - 77];
+        machine.ferry.copy_to_device(part, &mut inside, 0).unwrap();
+        assert!(machine.device.read(inside.address(), size) == part);
+    }
+    drop(region);
+    assert_eq!(other.all(&mut heap, start, start + size), 0);
+    assert_eq!(machine.device.registered(), []);
+}
+
+#[test]
+fn memory_that_another_user_has_pinned_is_used_as_it_is() {
+    let machine = machine(|engine| engine);
+    let (source, target) = (Heap::new(4 * MIB, 1), Heap::new(4 * MIB, 2));
+    let at = |heap: &Heap| heap.pages.as_ptr() as usize;
+    for heap in [&source, &target] {
+        machine.device.register(at(heap), 4 * MIB, false).unwrap();
+    }
+    let mut copy = target;
+    let options = Options::new().spare_caller();
+    machine.ferry.copy_with(source.pages.as_slice(), copy.pages.as_mut_slice(), options).unwrap();
+    assert!(copy.pages.as_slice() == source.contents);
+    assert_eq!(machine.ferry.statistics().engine("cuda").bytes, 4 * MIB as u64, "by the device");
+    // SAFETY: the pages outlive the region.
+    let region = unsafe { machine.ferry.register(source.pages.as_ptr(), 4 * MIB) }.unwrap();
+    drop(region);
+    assert_eq!(machine.device.sightings().registrations, 2, "only the other user's");
+    assert_eq!(machine.device.sightings().unregistrations, 0);
+    for heap in [&source, &copy] {
+        // SAFETY: every copy is over.
+        unsafe { machine.device.unregister(at(heap)) }.unwrap();
+    }
+}
