@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use memferry::engine::contract::Acquaintance;
-use memferry::memory::pin_cache::Watching;
 use memferry::plan::{Path, Question};
 use memferry::{Ferry, Gpu as Choice};
 use memferry_sys::cuda::{Cuda, Driver};
@@ -180,9 +179,10 @@ fn set_keys(summary: &mut Summary, direction: Direction, rounds: &Rounds) {
 fn notes() -> [String; 3] {
     [
         "Fresh memory is mapped and written anew for every copy, which is not timed; no engine has \
-         seen it before. Reused memory was used at least three times. Between ordinary memory, \
-         everybody uses the same registered memory; to the device and back, the driver's copies \
-         have pageable memory of their own. After each contest every way has to show that it moves \
+         seen it before, and it is not registered. Reused memory was used at least three times, and \
+         the ferry's is registered (`Ferry::register`). Between ordinary memory, everybody uses the same \
+         registered memory; to the device and back, the driver's copies have pageable memory of their \
+         own. After each contest every way has to show that it moves \
          every byte."
             .into(),
         format!(
@@ -228,18 +228,11 @@ fn warnings(rig: &Rig) -> Vec<String> {
             ));
         }
     }
-    if let Some(pinning) = ferry.statistics().pinning("cuda") {
-        if pinning.watching != Watching::Events {
-            warnings.push(
-                "The kernel does not tell this process what it unmaps, so nothing stays registered \
-                 between copies: `memferry doctor` says what helps."
-                    .into(),
-            );
-        }
-        if let Some(error) = &pinning.last_refusal {
-            let refused = pinning.refused;
-            warnings.push(format!("Memory was refused {refused} times, the last time: {error}."));
-        }
+    if let Some(pinning) = ferry.statistics().pinning("cuda")
+        && let Some(error) = &pinning.last_refusal
+    {
+        let refused = pinning.refused;
+        warnings.push(format!("Memory was refused {refused} times, the last time: {error}."));
     }
     let huge = rig.fresh(Direction::ToDevice, PageSize::Huge, rig.most_bytes().min(64 << 20));
     let is_huge = |host: memory::Host| {

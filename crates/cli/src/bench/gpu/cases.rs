@@ -24,7 +24,7 @@ pub(super) enum PageSize {
 pub(super) enum Buffers {
     /// Newly mapped and written; no engine has seen it.
     Fresh,
-    /// Used before; between ordinary memory, registered.
+    /// Used before, and registered for the ferry.
     Reused,
 }
 

@@ -79,7 +79,7 @@ struct Kept {
 }
 
 impl Kept {
-    /// To a device and from it, everyone has memory of his own: what the ferry registers is not
+    /// To a device and from it, everyone has memory of his own: what is registered for the ferry is not
     /// pageable for the driver any more. Between ordinary memory all share what is registered.
     fn new(rig: &Rig, case: &Case, effort: Effort) -> anyhow::Result<Self> {
         let (mut hosts, mut regions) = (Vec::new(), Vec::new());
@@ -90,14 +90,12 @@ impl Kept {
                 hosts.push((way, memory_for(rig, case, way)?));
             }
         }
-        if case.direction == Direction::HostToHost
-            && let Some((_, shared)) = hosts.first()
-        {
+        if let Some((_, ours)) = hosts.iter().find(|(way, _)| *way == Way::Ferry) {
             // What is refused is counted, and a note says so.
             // SAFETY: regions are dropped before the pages that they are of.
             let register =
                 |pages: &Pages| unsafe { rig.ferry.register(pages.as_ptr(), pages.len()) }.ok();
-            regions.extend(shared.all().filter_map(register));
+            regions.extend(ours.all().filter_map(register));
         }
         Ok(Self { regions, hosts })
     }
