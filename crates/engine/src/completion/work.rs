@@ -185,6 +185,13 @@ impl Work {
         }
     }
 
+    /// How many bytes nobody has claimed, about: others may be claiming them.
+    pub fn unclaimed_bytes(&self) -> u64 {
+        let claims = self.claims.load(Ordering::Relaxed) & !HELD;
+        let claimed = (claims >> 32) + (claims & 0xFFFF_FFFF);
+        self.chunk_count().saturating_sub(claimed) * self.chunk_bytes
+    }
+
     /// A range, cut where chunks end.
     pub(crate) fn chunks_of(&self, range: Chunk) -> impl Iterator<Item = Chunk> {
         let (mut offset, end) = (range.offset, range.offset + range.length);

@@ -375,6 +375,12 @@ impl Descriptor {
         self.completion.as_ref()?.work()?.claim_run(most)
     }
 
+    /// For an invitation: how many bytes of the transfer nobody has claimed, about.
+    pub(crate) fn unclaimed_bytes(&self) -> u64 {
+        let work = self.completion.as_ref().and_then(|completion| completion.work());
+        work.map_or(0, Work::unclaimed_bytes)
+    }
+
     /// Reports the end of bytes that were claimed by [`Descriptor::claim`]: `Ok` with the offset in
     /// them of the first difference for a compare. As in [`Descriptor::finish`], the calling
     /// processor finishes what it can.

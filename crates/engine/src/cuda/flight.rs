@@ -79,14 +79,21 @@ impl Open {
         const LARGEST_SHARED: u64 = 8 << 20;
         const SMALLEST_STAGED: u64 = 256 << 10;
         const STAGED_PIECES: u64 = 32;
+        /// About twice as many as channels work on it.
+        const LAST_PIECES: u64 = 16;
         if self.descriptor.is_shared() {
             let pieces = self.descriptor.length() / SHARED_PIECES;
             return pieces.clamp(SMALLEST, LARGEST_SHARED);
         }
         if self.descriptor.is_passing() {
-            // Several channels share it, and shall be done at the same time.
-            let pieces = self.descriptor.length() / STAGED_PIECES;
-            return pieces.clamp(SMALLEST_STAGED, RING_SLOT_BYTES);
+            // Several channels share it, and shall be done at the same time: pieces become short
+            // towards the end. They begin short, since the device waits for the first copy of a channel
+            // into its ring.
+            let usual = self.descriptor.length() / STAGED_PIECES;
+            let usual = usual.clamp(SMALLEST_STAGED, RING_SLOT_BYTES);
+            let left = self.descriptor.unclaimed_bytes() + (self.window.end - self.window.start);
+            let fair = (left / LAST_PIECES).max(SMALLEST_STAGED);
+            return self.begun_bytes.clamp(SMALLEST_STAGED, usual).min(fair);
         }
         let usual = self.descriptor.length().div_ceil(PIECES).next_multiple_of(64 << 10);
         let usual = usual.clamp(SMALLEST, PIECE_BYTES);

@@ -1,6 +1,5 @@
 //! A few pieces of registered memory of equal size, which passing bytes are copied into or out of.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use memferry_sys::cuda::Driver;
@@ -13,7 +12,8 @@ pub(super) struct Slots {
     count: usize,
     /// The memory, once it is there.
     base: Option<u64>,
-    free: VecDeque<u64>,
+    /// The one that came back last is given out first: it is likeliest to be in the cache.
+    free: Vec<u64>,
     /// There was no memory to be had; it is not asked for again.
     is_refused: bool,
 }
@@ -31,7 +31,7 @@ pub(super) enum Wish {
 
 impl Slots {
     pub(super) fn new(driver: Arc<dyn Driver>, slot_bytes: usize, count: usize) -> Self {
-        let (free, is_refused) = (VecDeque::new(), false);
+        let (free, is_refused) = (Vec::new(), false);
         Self { driver, slot_bytes, count, base: None, free, is_refused }
     }
 
@@ -41,7 +41,7 @@ impl Slots {
         if self.is_refused {
             return Wish::Refused;
         }
-        self.free.pop_front().map_or(Wish::Busy, Wish::Slot)
+        self.free.pop().map_or(Wish::Busy, Wish::Slot)
     }
 
     /// Takes the memory, if that was not done or refused before.
@@ -63,7 +63,7 @@ impl Slots {
 
     /// Gives a slot back.
     pub(super) fn give_back(&mut self, slot: u64) {
-        self.free.push_back(slot);
+        self.free.push(slot);
     }
 }
 
