@@ -22,8 +22,19 @@ fn provider(folder: &Path) -> PathBuf {
 
 /// Runs a program over two hosts with a launcher, and gives what it said if it was not skipped.
 fn run(folder: &Path, launcher: &Path, program: &Path, words: &[&str]) -> Option<String> {
+    run_with(folder, launcher, program, words, &[])
+}
+
+fn run_with(
+    folder: &Path,
+    launcher: &Path,
+    program: &Path,
+    words: &[&str],
+    settings: &[(&str, &str)],
+) -> Option<String> {
     let ran = Command::new(tests().join("two_hosts.sh"))
         .env("MPIRUN", launcher)
+        .envs(settings.iter().copied())
         .arg(provider(folder))
         .arg(program)
         .args(words)
@@ -43,19 +54,37 @@ fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
 
-#[test]
-fn an_mpi_job_spans_two_hosts() {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let program = folder.path().join("two_hosts");
+/// Compiles a program with Open MPI, if there is one.
+fn compile(folder: &Path, source: &str) -> Option<PathBuf> {
+    let program = folder.join("program");
     let compiled = Command::new("mpicc")
-        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-o"])
-        .args([&program, &tests().join("two_hosts.c")])
+        .args(["-std=gnu11", "-O2", "-Wall", "-Wextra", "-o"])
+        .args([&program, &tests().join(source)])
         .output();
     let Ok(compiled) = compiled else {
         let why = "mpicc is not installed: apt install openmpi-bin libopenmpi-dev";
-        return skip(Requirement::OpenMpi, why);
+        skip(Requirement::OpenMpi, why);
+        return None;
     };
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    Some(program)
+}
+
+#[test]
+fn a_receive_from_a_host_that_vanishes_ends() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let Some(program) = compile(folder.path(), "two_hosts_vanish.c") else { return };
+    let settings = [("RANKS_EACH", "1"), ("VANISHES", "1")];
+    let mpirun = Path::new("mpirun");
+    if let Some(said) = run_with(folder.path(), mpirun, &program, &[], &settings) {
+        assert!(said.contains("the receive failed"), "{said}");
+    }
+}
+
+#[test]
+fn an_mpi_job_spans_two_hosts() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let Some(program) = compile(folder.path(), "two_hosts.c") else { return };
     if let Some(said) = run(folder.path(), Path::new("mpirun"), &program, &[]) {
         assert!(said.contains("all bytes of 4 ranks arrived"), "{said}");
     }

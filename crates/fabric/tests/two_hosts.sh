@@ -4,7 +4,8 @@
 #   two_hosts.sh FOLDER-OF-THE-PROVIDER PROGRAM [ARGUMENTS...]
 #
 # Two ranks run on each (RANKS_EACH says how many), started by `mpirun` (or MPIRUN) of Open MPI 4 or 5
-# or of MPICH. Needs root, and says that it skipped the test where it may not make namespaces. Removes
+# or of MPICH. With VANISHES=1 the program gets the names of two files: when it has made the first, the
+# other host vanishes, and what it writes into the second ends the test. Needs root, and says that it skipped the test where it may not make namespaces. Removes
 # what it made, and nothing else.
 set -eu
 
@@ -27,6 +28,10 @@ done
 here=mfy-here-$$ there=mfy-there-$$
 folder=$(mktemp -d)
 cleanup() {
+    for name in "$here" "$there"; do
+        # Only what runs in namespaces of this script.
+        for process in $(ip netns pids "$name" 2> /dev/null); do kill -KILL "$process" || true; done
+    done
     ip netns delete "$here" 2> /dev/null || true
     ip netns delete "$there" 2> /dev/null || true
     rm -rf "$folder"
@@ -66,18 +71,41 @@ on_here() {
         sh -c 'hostname here; exec "$@"' sh "$@"
 }
 
+# Waits until a file is there, for at most so many seconds.
+await() {
+    tries=0
+    until [ -e "$1" ]; do
+        [ $tries -lt $(($2 * 10)) ] || { echo "$1 did not come within $2 seconds" >&2; return 1; }
+        tries=$((tries + 1))
+        sleep 0.1
+    done
+}
+
+# The launcher does not survive the loss of a host: it is ended with all that it started.
+run_vanishing() {
+    "$@" "$folder/ready" "$folder/ended" &
+    await "$folder/ready" 120
+    ip -n "$there" link set "mft$$" down
+    await "$folder/ended" 120
+    cat "$folder/ended"
+}
+
+run_all() {
+    if [ "${VANISHES:-0}" = 1 ]; then run_vanishing on_here "$@"; else on_here "$@"; fi
+}
+
 export FI_PROVIDER_PATH="$provider"
 hosts="198.18.0.1:$ranks,198.18.0.2:$ranks"
 all=$((2 * ranks))
 if "$mpirun" --version 2>&1 | grep -q HYDRA; then
     export FI_PROVIDER=memferry MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1
-    on_here "$mpirun" -launcher ssh -launcher-exec "$folder/agent" -iface "mfh$$" \
+    run_all "$mpirun" -launcher ssh -launcher-exec "$folder/agent" -iface "mfh$$" \
         -hosts "$hosts" -n "$all" "$@"
 else
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     export OMPI_MCA_plm_rsh_agent="$folder/agent" PRTE_MCA_plm_ssh_agent="$folder/agent"
     export OMPI_MCA_oob_tcp_if_include=198.18.0.0/24 PRTE_MCA_prte_if_include=198.18.0.0/24
-    on_here "$mpirun" --host "$hosts" -np "$all" --oversubscribe --bind-to none \
+    run_all "$mpirun" --host "$hosts" -np "$all" --oversubscribe --bind-to none \
         --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include memferry --mca btl ^ofi \
         -x FI_PROVIDER_PATH ${FI_LOG_LEVEL:+-x FI_LOG_LEVEL} \
         ${MEMFERRY_FABRIC_INTERFACE:+-x MEMFERRY_FABRIC_INTERFACE} "$@"
