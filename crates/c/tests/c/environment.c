@@ -61,6 +61,7 @@ int main(int count, char **arguments) {
     unsetenv("MEMFERRY_CHANNELS");
     unsetenv("MEMFERRY_POLICY");
     unsetenv("MEMFERRY_GPU");
+    unsetenv("MEMFERRY_CUDA_SOLE_USER");
     setenv("MEMFERRY_PROFILE", "off", 1);
     CHECK_IS(adma_copy(a, b, 8), 0);
     CHECK_IS(b[0], 1);

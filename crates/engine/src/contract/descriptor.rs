@@ -376,7 +376,7 @@ impl Descriptor {
     }
 
     /// For an invitation: how many bytes of the transfer nobody has claimed, about.
-    pub(crate) fn unclaimed_bytes(&self) -> u64 {
+    pub fn unclaimed_bytes(&self) -> u64 {
         let work = self.completion.as_ref().and_then(|completion| completion.work());
         work.map_or(0, Work::unclaimed_bytes)
     }

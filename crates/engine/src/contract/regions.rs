@@ -164,11 +164,17 @@ mod tests {
 
     /// Pins nothing, and keeps a list of the bytes that are pinned.
     #[derive(Debug, Default)]
-    struct List(Mutex<(u64, BTreeMap<u64, (usize, usize)>)>);
+    struct List(Mutex<Pins>);
+
+    #[derive(Debug, Default)]
+    struct Pins {
+        last: u64,
+        bytes: BTreeMap<u64, (usize, usize)>,
+    }
 
     impl List {
         fn pinned(&self) -> Vec<(usize, usize)> {
-            let mut all: Vec<_> = lock(&self.0).1.values().copied().collect();
+            let mut all: Vec<_> = lock(&self.0).bytes.values().copied().collect();
             all.sort_unstable();
             all
         }
@@ -184,17 +190,18 @@ mod tests {
         }
 
         fn pin_bytes(&self, at: usize, length: usize, _: Access) -> Result<Token, PinError> {
-            let (number, list) = &mut *lock(&self.0);
-            if list.values().any(|(other, n)| at < other + n && *other < at + length) {
+            let mut pins = lock(&self.0);
+            if pins.bytes.values().any(|(other, n)| at < other + n && *other < at + length) {
                 return Err(PinError::Unsupported { what: "an overlap", cure: "none" });
             }
-            *number += 1;
-            list.insert(*number, (at, length));
-            Ok(Token(*number))
+            pins.last += 1;
+            let number = pins.last;
+            pins.bytes.insert(number, (at, length));
+            Ok(Token(number))
         }
 
         fn unpin(&self, _range: PageRange, token: Token) {
-            lock(&self.0).1.remove(&token.0).expect("what was pinned");
+            lock(&self.0).bytes.remove(&token.0).expect("what was pinned");
         }
 
         fn follows_mapping(&self) -> bool {
