@@ -90,8 +90,9 @@ pub(crate) struct Wire {
     /// or is about to send, as far as this side knows.
     asked_for_packet: bool,
     packets_owed: i32,
-    /// The other side's windows, until somebody asks for one of them; then how they are reached.
-    their_board: Option<BoardView>,
+    /// The other side's windows; `None` if the other side is this one. Then how they are reached,
+    /// once somebody has asked for one of them.
+    their_board: Option<Arc<BoardView>>,
     pub(crate) window_peer: Option<Arc<PeerMemory>>,
 }
 
@@ -105,7 +106,7 @@ impl Wire {
         let mut wire = Self::over(met.memory, reach, peer);
         wire.socket = Some(met.socket);
         wire.process = met.process;
-        wire.their_board = Some(met.board);
+        wire.their_board = Some(Arc::new(met.board));
         wire.post(Note::Reach { read: reach.read, write: reach.write });
         wire
     }

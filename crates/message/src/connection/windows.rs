@@ -18,11 +18,15 @@ impl Wire {
         self.region_of(&exposure.piece, exposure.access);
     }
 
-    /// What reaching the other side's windows takes. Asked for once.
-    pub(crate) fn window_parts(&mut self, own_board: &Board) -> io::Result<Parts> {
-        let board = match self.their_board.take() {
-            Some(board) => board,
-            None => own_board.view()?,
+    /// What reaching the other side's windows takes. Takes nothing from the connection: a call that
+    /// fails, for want of a descriptor say, can be made again.
+    pub(crate) fn window_parts(&self, own_board: &Board) -> io::Result<Parts> {
+        let board = match &self.their_board {
+            Some(board) => board.clone(),
+            // This side's own windows are those of no other peer, whatever is missing: their
+            // addresses mean something else there.
+            None if self.is_self() => Arc::new(own_board.view()?),
+            None => return Err(io::Error::other("a peer without a list of its windows")),
         };
         Ok(Parts {
             board,

@@ -51,7 +51,7 @@ pub(crate) mod page {
 pub(crate) struct PeerMemory {
     /// Its number in the lookup.
     pub(crate) process: ProcessHandle,
-    pub(crate) board: BoardView,
+    pub(crate) board: Arc<BoardView>,
     pub(crate) lane: Lane,
     pub(crate) pid: u32,
     pub(crate) is_self: bool,
@@ -69,7 +69,7 @@ pub(crate) struct PeerMemory {
 /// What a peer's memory is made of.
 #[derive(Debug)]
 pub(crate) struct Parts {
-    pub(crate) board: BoardView,
+    pub(crate) board: Arc<BoardView>,
     pub(crate) pid: u32,
     pub(crate) is_self: bool,
     pub(crate) reach: Reach,
