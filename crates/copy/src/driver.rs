@@ -79,7 +79,8 @@ impl Driver {
             .map_err(|error| OpenError::System {
                 engine: "driver".into(),
                 reason: format!(
-                    "no thread could be started ({error}): raise the limit of processes (ulimit -u)"
+                    "no thread could be started ({error}): raise the limit of processes \
+                     (ulimit -u), or look for a filter that refuses clone3 (seccomp)"
                 ),
             })?;
         Ok(Some(Self { shared, thread: Some(thread), fork_generation: fork::generation() }))

@@ -105,7 +105,8 @@ impl ThreadedChannel {
             .map_err(|error| {
                 refused(format!(
                     "no thread could be started ({error}): raise the limit of processes \
-                     (ulimit -u), or ask for fewer channels (MEMFERRY_CHANNELS)"
+                     (ulimit -u), ask for fewer channels (MEMFERRY_CHANNELS), or look for a filter \
+                     that refuses clone3 (seccomp)"
                 ))
             })?;
         let died = || Err(refused("its thread ended before it began".into()));

@@ -21,6 +21,11 @@ fn cpu() -> Arc<CpuEngine> {
     Arc::new(CpuEngine::new(Profile::load(&ProfileSource::BuiltIn).unwrap()))
 }
 
+/// As in a process that may start no thread.
+fn cpu_without_threads() -> Arc<CpuEngine> {
+    Arc::new(CpuEngine::without_threads(Profile::load(&ProfileSource::BuiltIn).unwrap()))
+}
+
 fn tiny() -> ChannelOptions {
     ChannelOptions { capacity: Some(2), spin_ns: Some(0), ..ChannelOptions::default() }
 }
@@ -36,6 +41,7 @@ fn pinned() -> Arc<PolledEngine> {
 
 conformance_tests!(cpu_engine, Subject::new(cpu));
 conformance_tests!(cpu_engine_with_a_tiny_ring_that_never_spins, Subject::new(cpu).options(tiny()));
+conformance_tests!(cpu_engine_without_threads, Subject::new(cpu_without_threads));
 conformance_tests!(polled_engine, Subject::new(polled));
 conformance_tests!(
     fault_engine_around_cpu,

@@ -220,12 +220,7 @@ impl Builder {
         };
         let spread = or_environment(self.spread, "MEMFERRY_SPREAD", "a number above 0")?;
         let spin_ns = or_environment(self.spin_ns, "MEMFERRY_SPIN_NS", "a number of nanoseconds")?;
-        let mut choices = if self.engines.is_empty() {
-            let engine = Arc::new(CpuEngine::new(Arc::new(profile.clone())));
-            vec![EngineChoice { engine, channels: self.cpu_channels()? }]
-        } else {
-            self.engines.clone()
-        };
+        let mut choices = self.engines.clone();
         choices.extend(self.open_pci()?);
         let gpu = self.open_gpu()?;
         if let Some(gpu) = &gpu {
@@ -241,6 +236,9 @@ impl Builder {
             helped_chunks: AtomicU64::new(0),
         });
         let (mut engines, mut driven, bell) = (Vec::new(), Vec::new(), Bell::new());
+        if self.engines.is_empty() {
+            engines.push(self.open_cpu(&profile, spin_ns, &waiting, &bell, &mut driven)?);
+        }
         for choice in choices {
             engines.push(self.open(choice, spin_ns, &waiting, &bell, &mut driven)?);
         }
@@ -350,6 +348,38 @@ impl Builder {
         let cores = affinity::allowed_cores().len();
         let usual = (cores - 1).clamp(1, MOST_CHANNELS);
         Ok(environment("MEMFERRY_CHANNELS", EXPECTED, parse)?.unwrap_or(usual))
+    }
+
+    /// Opens the processor's channels. Where no thread can be started for as many as are usual, fewer
+    /// do, and in the end none: the caller then copies alone.
+    fn open_cpu(
+        &self,
+        profile: &Profile,
+        spin_ns: Option<u64>,
+        waiting: &Arc<Waiting>,
+        bell: &Arc<Bell>,
+        driven: &mut Vec<Arc<Driven>>,
+    ) -> Result<OpenEngine, BuildError> {
+        let profile = Arc::new(profile.clone());
+        let is_asked_for = self.channels.is_some()
+            || !self.cores.is_empty()
+            || std::env::var_os("MEMFERRY_CHANNELS").is_some();
+        let mut channels = self.cpu_channels()?;
+        loop {
+            let engine = Arc::new(CpuEngine::new(profile.clone()));
+            let choice = EngineChoice { engine, channels };
+            let error = match self.open(choice, spin_ns, waiting, bell, driven) {
+                Err(BuildError::Open(error)) if !is_asked_for => error,
+                outcome => return outcome,
+            };
+            channels /= 2;
+            if channels == 0 {
+                tracing::warn!(%error, "copies are done by the calling thread alone");
+                let engine = Arc::new(CpuEngine::without_threads(profile));
+                let choice = EngineChoice { engine, channels: 1 };
+                return self.open(choice, spin_ns, waiting, bell, driven);
+            }
+        }
     }
 
     fn open(

@@ -1,6 +1,7 @@
 //! The processor engine: threads on spare cores that copy, fill and compare.
 
 mod calibrate;
+mod caller;
 mod channel;
 pub mod park;
 mod profile;
@@ -27,6 +28,7 @@ pub struct CpuEngine {
     capabilities: Capabilities,
     profile: Arc<Profile>,
     spin_ns: u64,
+    has_threads: bool,
 }
 
 impl CpuEngine {
@@ -54,7 +56,13 @@ impl CpuEngine {
             profile,
             // On a single core, a spinning channel only keeps others from running.
             spin_ns: if alone { 0 } else { DEFAULT_SPIN_NS },
+            has_threads: true,
         }
+    }
+
+    /// The same for a process that may start no thread: whoever submits carries out.
+    pub fn without_threads(profile: Arc<Profile>) -> Self {
+        Self { has_threads: false, ..Self::new(profile) }
     }
 
     /// What was measured.
@@ -77,6 +85,9 @@ impl Engine for CpuEngine {
     }
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
+        if !self.has_threads {
+            return Ok(Arc::new(caller::CallerChannel::default()));
+        }
         Ok(Arc::new(channel::open(options, DEFAULT_CAPACITY, self.spin_ns)?))
     }
 }
