@@ -153,6 +153,11 @@ pub fn locked_bytes() -> u64 {
     status_field("VmLck:", 10).unwrap_or(0) * 1024
 }
 
+/// How many bytes the kernel holds of this process for others: registered buffers, devices.
+pub fn pinned_bytes() -> u64 {
+    status_field("VmPin:", 10).unwrap_or(0) * 1024
+}
+
 fn status_field(name: &str, radix: u32) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/thread-self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix(name))?;

@@ -8,12 +8,13 @@ pub enum PinError {
     /// The process may not lock that much memory.
     #[error(
         "pinning {asked_bytes} bytes would exceed the limit of locked memory: {limit_bytes} bytes, \
-         of which {locked_bytes} are in use; raise it by `ulimit -l` or LimitMEMLOCK="
+         of which {locked_bytes} are in use{}; raise it by `ulimit -l` or LimitMEMLOCK=",
+        by_others(*limit_bytes, *locked_bytes, *asked_bytes)
     )]
     MemlockLimit {
         /// The limit of the process.
         limit_bytes: u64,
-        /// How much of it was in use.
+        /// How much of it this process used.
         locked_bytes: u64,
         /// How much was asked for.
         asked_bytes: u64,
@@ -80,5 +81,30 @@ impl PinError {
                 | Self::OutOfMemory
                 | Self::DeviceAddresses
         )
+    }
+}
+
+/// What is counted against the limit and is not seen in this process.
+fn by_others(limit_bytes: u64, locked_bytes: u64, asked_bytes: u64) -> &'static str {
+    if locked_bytes.saturating_add(asked_bytes) > limit_bytes {
+        return "";
+    }
+    " by this process, and the rest by others of its user, or by pins that the kernel has not yet \
+     given up"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sum_of_what_is_locked_adds_up_or_says_who_has_the_rest() {
+        let text = |locked_bytes, asked_bytes| {
+            PinError::MemlockLimit { limit_bytes: 8 << 20, locked_bytes, asked_bytes }.to_string()
+        };
+        let full = text(6 << 20, 4 << 20);
+        assert!(full.contains("of which 6291456 are in use; raise it"), "{full}");
+        let unseen = text(4 << 20, 4 << 20);
+        assert!(unseen.contains("are in use by this process, and the rest by others"), "{unseen}");
     }
 }

@@ -101,7 +101,8 @@ fn cause(range: PageRange, error: &io::Error) -> PinError {
     match (error.kind(), residency::lock_limit_bytes()) {
         (io::ErrorKind::OutOfMemory, Some(limit_bytes)) => PinError::MemlockLimit {
             limit_bytes,
-            locked_bytes: residency::locked_bytes(),
+            // What is registered is not locked, and counts against the same limit.
+            locked_bytes: residency::pinned_bytes(),
             asked_bytes: range.bytes() as u64,
         },
         (io::ErrorKind::OutOfMemory, None) => PinError::OutOfMemory,

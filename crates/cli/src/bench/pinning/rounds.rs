@@ -68,29 +68,61 @@ pub(super) fn contest(
     }
     let (count, repeats) = (rounds_of(effort), repeats_of(bytes, effort));
     for round in 0..count {
-        for turn in 0..taking_part.len() {
+        // One that fails in the middle leaves the others their order.
+        let among = taking_part.len();
+        for turn in 0..among {
             // The one that goes first changes, and so does the direction.
-            let place = (turn + round / 2) % taking_part.len();
-            let index = if round % 2 == 0 { place } else { taking_part.len() - 1 - place };
-            let way = taking_part[index].1;
-            // The first settles what the neighbour left behind.
-            let mut total_ns = 0.0;
-            for repeat in 0..=repeats {
-                let once_ns = match buffers {
-                    Buffers::Reused => timed(device, way, &source, &mut kept)?,
-                    Buffers::Fresh => timed(device, way, &source, &mut Pages::new(bytes)?)?,
-                };
-                total_ns += if repeat == 0 { 0.0 } else { once_ns };
+            let place = (turn + round / 2) % among;
+            let index = if round % 2 == 0 { place } else { among - 1 - place };
+            let (series, way) = taking_part[index];
+            if rounds.failed.iter().any(|(failed, _)| *failed == series) {
+                continue;
             }
-            rounds.series[index].1.push(total_ns / repeats as f64);
+            let once = |kept: &mut Pages| match buffers {
+                Buffers::Reused => timed(device, way, &source, kept),
+                Buffers::Fresh => timed(device, way, &source, &mut Pages::new(bytes)?),
+            };
+            match repeated(repeats, || once(&mut kept)) {
+                Ok(mean_ns) => rounds.series[index].1.push(mean_ns),
+                // A limit may be met now and then: what others have pinned is given up later.
+                Err(Unmeasured::Pin(error)) => rounds.failed.push((series, error)),
+                Err(Unmeasured::Memory(error)) => return Err(error.into()),
+            }
         }
     }
+    let failed: Vec<_> = rounds.failed.iter().map(|(series, _)| *series).collect();
+    rounds.series.retain(|(series, _)| !failed.contains(series));
     Ok(rounds)
 }
 
-fn timed(device: &Device, way: Way, source: &Pages, target: &mut Pages) -> anyhow::Result<f64> {
+/// Why a copy could not be timed.
+enum Unmeasured {
+    Pin(PinError),
+    Memory(std::io::Error),
+}
+
+impl From<std::io::Error> for Unmeasured {
+    fn from(error: std::io::Error) -> Self {
+        Self::Memory(error)
+    }
+}
+
+/// The mean of several times. The first settles what the neighbour left behind.
+fn repeated(
+    repeats: usize,
+    mut once: impl FnMut() -> Result<f64, Unmeasured>,
+) -> Result<f64, Unmeasured> {
+    once()?;
+    let mut total_ns = 0.0;
+    for _ in 0..repeats {
+        total_ns += once()?;
+    }
+    Ok(total_ns / repeats as f64)
+}
+
+fn timed(device: &Device, way: Way, source: &Pages, target: &mut Pages) -> Result<f64, Unmeasured> {
     let start = Instant::now();
-    device.copy(way, source, target)?;
+    device.copy(way, source, target).map_err(Unmeasured::Pin)?;
     Ok(start.elapsed().as_nanos() as f64)
 }
 
@@ -140,6 +172,55 @@ mod tests {
         assert_eq!(rounds.times_longer("whole", "cache"), 2.0);
         assert!(rounds.times_longer("whole", "chunks").is_nan());
         assert_eq!(rounds.rows("figure", 10).count(), 2);
+    }
+
+    /// Pins so often, and then the limit is met.
+    #[derive(Debug)]
+    struct Tired(std::sync::atomic::AtomicUsize);
+
+    impl memferry_memory::pinning::Pinner for Tired {
+        fn name(&self) -> &'static str {
+            "tired"
+        }
+
+        fn pin(
+            &self,
+            range: memferry_memory::pinning::PageRange,
+            _access: memferry_memory::pinning::Access,
+        ) -> Result<memferry_memory::pinning::Token, PinError> {
+            use std::sync::atomic::Ordering::Relaxed;
+            let left = self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
+            let limit = |_| PinError::MemlockLimit {
+                limit_bytes: 8 << 20,
+                locked_bytes: 0,
+                asked_bytes: range.bytes() as u64,
+            };
+            left.map(|_| memferry_memory::pinning::Token(0)).map_err(limit)
+        }
+
+        fn unpin(
+            &self,
+            _range: memferry_memory::pinning::PageRange,
+            _token: memferry_memory::pinning::Token,
+        ) {
+        }
+
+        fn follows_mapping(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_limit_that_is_met_in_the_middle_ends_a_series_and_not_the_bench() {
+        use memferry_memory::pinning::ChunkSchedule;
+        // Enough for the look before, and for some of the rounds.
+        let device = Device::new(std::sync::Arc::new(Tired(20.into()))).unwrap();
+        let ways = [("whole", Way::EachTime(ChunkSchedule::Whole))];
+        let rounds = contest(&device, &ways, 64 << 10, Buffers::Fresh, Effort::Quick).unwrap();
+        assert_eq!(rounds.rows("figure", 1).count(), 0);
+        let [(series, error)] = &rounds.failed[..] else { panic!("one failed") };
+        assert_eq!(*series, "whole");
+        assert!(error.to_string().contains("by others of its user"), "{error}");
     }
 
     #[test]
