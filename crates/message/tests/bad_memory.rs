@@ -82,6 +82,31 @@ fn a_target_that_is_gone_is_reported_to_both_sides() {
     }
 }
 
+#[test]
+fn a_put_to_memory_that_cannot_be_written_blames_its_owner() {
+    use memferry_message::Rights;
+    let (sides, target) = (pair(&Builder::new()), Holed::new());
+    // SAFETY: a mapping of this test, which nobody writes.
+    assert_eq!(unsafe { libc::mprotect(target.0.cast(), 4096, libc::PROT_READ) }, 0);
+    // SAFETY: the memory is there until the window is dropped; that it cannot be written is what is
+    // tested.
+    let window = unsafe { sides.there.expose_raw(target.0, 4096, Rights::READ_WRITE) }.unwrap();
+    let remote = sides.here.attach(sides.to_there, window.handle()).unwrap();
+    let error = remote.put(0, &[1u8; 4096]).unwrap_err();
+    assert_eq!(error, Error::BadMemory(Who::Theirs));
+    assert!(error.to_string().contains("on the peer's side"), "{error}");
+    let mut back = vec![1u8; 4096];
+    remote.get(0, &mut back).unwrap();
+    // And the reverse: what is to be put, and what is to be got into, are not there.
+    let hole = target.0.wrapping_add(LENGTH / 2);
+    // SAFETY: nothing is read there: that is what is tested.
+    let put = unsafe { remote.iput_raw(0, hole, 4096, None) }.unwrap().wait();
+    assert_eq!(put.unwrap_err(), Error::BadMemory(Who::Ours));
+    // SAFETY: nothing is written there: that is what is tested.
+    let got = unsafe { remote.iget_raw(0, hole, 4096) }.unwrap().wait();
+    assert_eq!(got.unwrap_err(), Error::BadMemory(Who::Ours));
+}
+
 /// Runs `child` in a fork of this process; it says whether all was as expected.
 fn in_fork(child: impl FnOnce() -> bool) {
     // SAFETY: the child only calls the library, which says that it is not its process, and leaves

@@ -231,7 +231,7 @@ fn cross(
             Ok(more) => done += more as u64,
             Err(error) => {
                 return Err(match error.raw_os_error() {
-                    Some(libc::EFAULT) => CopyError::Bad(whose_fault(pid, &theirs)),
+                    Some(libc::EFAULT) => CopyError::Bad(whose_fault(pid, &ours, &theirs, access)),
                     errno => CopyError::Refused(errno.unwrap_or(0)),
                 });
             }
@@ -252,12 +252,18 @@ fn cross_copy(pid: u32, ours: &Batch, theirs: &Batch, access: Access) -> io::Res
     }
 }
 
-/// A fault does not say on which side it was: try the other side alone.
-fn whose_fault(pid: u32, theirs: &Batch) -> Who {
+/// A fault does not say on which side it was: tries the side alone that is only read. The other one
+/// may be there and not be writable.
+fn whose_fault(pid: u32, ours: &Batch, theirs: &Batch, access: Access) -> Who {
     let mut byte = 0u8;
-    let ours = Batch::new([Piece::target(&raw mut byte, 1).stretch()].into_iter());
-    match cross_copy(pid, &ours, theirs, Access::Read) {
-        Ok(1) => Who::Ours,
-        _ => Who::Theirs,
+    let into = Batch::new([Piece::target(&raw mut byte, 1).stretch()].into_iter());
+    let (pid, from, other) = match access {
+        Access::Read => (pid, theirs, Who::Ours),
+        Access::Write => (std::process::id(), ours, Who::Theirs),
+    };
+    match (cross_copy(pid, &into, from, Access::Read), other) {
+        (Ok(1), other) => other,
+        (_, Who::Ours) => Who::Theirs,
+        (_, Who::Theirs) => Who::Ours,
     }
 }
