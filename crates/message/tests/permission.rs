@@ -47,12 +47,24 @@ fn behind_the_gate() {
     match gate.as_str() {
         "eperm" => filter(libc::EPERM),
         "enosys" => filter(libc::ENOSYS),
+        // SAFETY: changes who may look into this process.
+        "not dumpable" => assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) }, 0),
         _ => {}
     }
     let builder = Builder::new().allow_uid(0).allow_uid(NOBODY);
     let endpoint = builder.open(&unique("behind")).unwrap();
     let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
     let reach = endpoint.reach(peer).unwrap();
+    if gate == "exec" {
+        use std::os::unix::process::CommandExt;
+        let _send = endpoint.isend(peer, 7, pattern(1 << 20, 7)).unwrap();
+        std::io::read_to_string(std::io::stdin()).unwrap();
+        panic!("{}", Command::new("sleep").arg("60").exec());
+    }
+    if gate == "wait" || gate == "not dumpable" {
+        // Whoever started this process ends it.
+        std::thread::sleep(support::PATIENCE);
+    }
     endpoint.send(peer, 1000, format!("{reach:?}").as_bytes()).unwrap();
     send_all(&endpoint, peer);
     receive_all(&endpoint, peer);
@@ -61,28 +73,7 @@ fn behind_the_gate() {
 
 /// Makes the calls for cross-memory access fail from now on.
 fn filter(error: i32) {
-    let jump = |number: libc::c_long, skip: u8| libc::sock_filter {
-        code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
-        jt: skip,
-        jf: 0,
-        k: number as u32,
-    };
-    let plain = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    let mut program = [
-        // The number of the call comes first in what the filter sees.
-        plain(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0),
-        jump(libc::SYS_process_vm_readv, 2),
-        jump(libc::SYS_process_vm_writev, 1),
-        plain(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW),
-        plain(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | error as u32),
-    ];
-    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: changes what this thread and those it starts may do; the program is copied.
-    let result = unsafe {
-        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter)
-    };
-    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+    support::filter::refuse(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev], error);
 }
 
 fn gated(gate: &str, endpoint: &Endpoint) -> Command {
@@ -222,6 +213,29 @@ fn refused_pair() {
     exchange_shareable(endpoint, peer);
 }
 
+#[test]
+fn a_peer_that_executes_another_program_is_gone() {
+    let endpoint = here();
+    let mut child = Child::spawn(gated("exec", &endpoint).stdin(Stdio::piped()));
+    let announced = endpoint.probe(memferry_message::Source::Any, 7, TAG_ALL).unwrap();
+    drop(child.take_input());
+    let comm = format!("/proc/{}/comm", child.id());
+    support::until("it is another program", || {
+        std::fs::read_to_string(&comm).is_ok_and(|name| name.trim() == "sleep")
+    });
+    // Its process lives on, and what was announced is not there.
+    let mut buffer = vec![0; announced.length as usize];
+    endpoint.recv(announced.source, 7, TAG_ALL, &mut buffer).unwrap_err();
+    support::until("it is gone", || {
+        endpoint.progress();
+        endpoint.peers().is_empty()
+    });
+    let error = endpoint.recv(announced.source, 7, TAG_ALL, &mut buffer).unwrap_err();
+    assert!(matches!(error, Error::PeerGone(_)), "{error}");
+    assert!(child.ended().is_none());
+    child.kill();
+}
+
 fn is_root() -> bool {
     // SAFETY: asks for a number.
     unsafe { libc::geteuid() == 0 }
@@ -236,6 +250,57 @@ fn another_user_is_let_in_where_it_is_allowed() {
     let endpoint = here();
     let reach = exchange(&endpoint, gated("", &endpoint).uid(NOBODY));
     check(&reach, Denied::OtherUser);
+}
+
+#[test]
+fn the_memory_of_another_user_is_not_touched_even_where_the_kernel_would_permit_it() {
+    use std::os::unix::process::CommandExt;
+    if !is_root() {
+        return skip(Requirement::Root, "only root can become another user");
+    }
+    // Root may look into everybody. That others can lead it into programs which they may not look
+    // into themselves is why it does not.
+    for (uid, gid) in [(NOBODY, NOBODY), (NOBODY, 0), (0, NOBODY)] {
+        let endpoint = here();
+        let mut child = Child::spawn(gated("wait", &endpoint).uid(uid).gid(gid));
+        let mut reach = None;
+        support::until("it has connected", || {
+            endpoint.progress();
+            reach = endpoint.peers().first().map(|peer| endpoint.reach(*peer).unwrap());
+            reach.is_some()
+        });
+        child.kill();
+        let reach = format!("{:?}", reach.unwrap());
+        assert_eq!(
+            reach,
+            format!("Reach {{ read: false, write: false, denied: Some(OtherUser) }}")
+        );
+    }
+}
+
+#[test]
+fn a_process_that_is_not_dumpable_is_called_that() {
+    use std::os::unix::process::CommandExt;
+    let mut command = process::command("not dumpable");
+    // Root may look into those too.
+    let command = if is_root() { command.uid(NOBODY).gid(NOBODY) } else { &mut command };
+    Child::spawn(command).finish();
+}
+
+/// Connects to another process of the same user that is not dumpable, and looks why it is out of
+/// reach.
+fn beside_one_not_dumpable() {
+    let endpoint = here();
+    let mut child = Child::spawn(&mut gated("not dumpable", &endpoint));
+    let mut reach = None;
+    support::until("it has connected", || {
+        endpoint.progress();
+        reach = endpoint.peers().first().map(|peer| endpoint.reach(*peer).unwrap());
+        reach.is_some()
+    });
+    child.kill();
+    let denied = reach.unwrap().denied.expect("it is out of reach").to_string();
+    assert!(denied.contains("not dumpable") && denied.contains("PR_SET_DUMPABLE"), "{denied}");
 }
 
 #[test]
@@ -321,6 +386,7 @@ fn other_processes_begin_here() {
         Some("behind the gate") => behind_the_gate(),
         Some("pair") => filtered_pair(),
         Some("refused") => refused_pair(),
+        Some("not dumpable") => beside_one_not_dumpable(),
         Some("other user") => other_user(),
         Some(_) => {
             // The namespace is for the children of whoever makes it.

@@ -1,7 +1,9 @@
 //! Copies between the memory of this process and that of another, by one system call.
 //!
 //! The kernel checks that this process may look into the other (same user, no namespace, filter or
-//! ptrace setting in between); [`Denied`] names what usually stands in the way.
+//! ptrace setting in between); [`Denied`] names what usually stands in the way. Who holds
+//! `CAP_SYS_PTRACE` passes all these checks, so that callers make the comparison of users
+//! themselves: [`crate::peer_process::standing`].
 
 use std::io;
 
@@ -69,10 +71,15 @@ pub enum Denied {
     Filtered,
     /// `kernel.yama.ptrace_scope` lets only parents, or nobody, look into processes.
     PtraceScope(u8),
-    /// The other process belongs to another user.
+    /// The other process belongs to another user or group.
     OtherUser,
+    /// This process holds `CAP_SYS_PTRACE` and the other does not, which could lead it where it may
+    /// not look itself.
+    LessPrivileged,
     /// The other process is in another user namespace.
     UserNamespace,
+    /// The other process is not dumpable, so that only the privileged may look into it.
+    NotDumpable,
     /// The other process is not visible here: it is in another pid namespace.
     PidNamespace,
     /// The kernel said no, for none of the reasons that can be seen from here.
@@ -95,13 +102,24 @@ impl std::fmt::Display for Denied {
             ),
             Self::OtherUser => write!(
                 f,
-                "the other process belongs to another user: run both as one user, or give them \
-                 CAP_SYS_PTRACE"
+                "the other process belongs to another user or group: run both as one user and \
+                 group; capabilities do not help"
+            ),
+            Self::LessPrivileged => write!(
+                f,
+                "this process holds CAP_SYS_PTRACE and the other does not: give it to both, or to \
+                 none"
             ),
             Self::UserNamespace => write!(
                 f,
                 "the other process is in another user namespace: run both in one container, or \
                  in containers that share it"
+            ),
+            Self::NotDumpable => write!(
+                f,
+                "the other process is not dumpable (it has changed its user, was given \
+                 capabilities, cannot be read by its user, or called prctl(PR_SET_DUMPABLE, 0)): \
+                 let it call prctl(PR_SET_DUMPABLE, 1)"
             ),
             Self::PidNamespace => write!(
                 f,
@@ -125,12 +143,19 @@ pub fn why_denied(pid: u32, uid: u32, error: &io::Error) -> Denied {
         _ if uid != own_uid => Denied::OtherUser,
         _ => match (namespace(&pid.to_string()), namespace("self")) {
             (Some(theirs), Some(ours)) if theirs != ours => Denied::UserNamespace,
+            _ if is_not_dumpable(pid, uid) => Denied::NotDumpable,
             _ if ptrace_scope() > 0 => Denied::PtraceScope(ptrace_scope()),
             // A process that this one may not look into hides even its namespace.
             (None, _) => Denied::UserNamespace,
             _ => Denied::Unknown,
         },
     }
+}
+
+/// Whether process `pid` of user `uid` is not dumpable: then its files in `/proc` are root's.
+fn is_not_dumpable(pid: u32, uid: u32) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    std::fs::metadata(format!("/proc/{pid}/mem")).is_ok_and(|facts| facts.uid() != uid)
 }
 
 /// The ptrace scope of the Yama security module, 0 where there is none.

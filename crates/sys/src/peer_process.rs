@@ -13,6 +13,8 @@ pub struct Credentials {
     pub pid: u32,
     /// Its user.
     pub uid: u32,
+    /// Its group.
+    pub gid: u32,
 }
 
 /// Asks the kernel who connected, or who listens. What the kernel says cannot be forged.
@@ -20,7 +22,58 @@ pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     // SAFETY: all zeroes is a valid ucred.
     let mut found: libc::ucred = unsafe { std::mem::zeroed() };
     socket_option(socket, libc::SO_PEERCRED, &mut found)?;
-    Ok(Credentials { pid: found.pid.max(0) as u32, uid: found.uid })
+    Ok(Credentials { pid: found.pid.max(0) as u32, uid: found.uid, gid: found.gid })
+}
+
+/// How the rights of another process compare with those of this one, as far as looking into memory
+/// goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// The same user and group, and it may look wherever this process may.
+    Equal,
+    /// Another user or group.
+    Other,
+    /// The same user, but this process may look into all processes (`CAP_SYS_PTRACE`) and it may
+    /// not.
+    LessPrivileged,
+    /// It cannot be seen.
+    Unknown,
+}
+
+/// Compares the rights of a process, as it has them now, with those of this one. By the rule of the
+/// kernel (ptrace): its real, effective and saved users and groups must be this process's real ones.
+pub fn standing(found: Credentials) -> Standing {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    if (found.uid, found.gid) != (uid, gid) {
+        return Standing::Other;
+    }
+    let may_look = |pid| {
+        let sets = rustix::thread::capabilities(pid).ok()?;
+        Some(sets.effective.contains(rustix::thread::CapabilitySet::SYS_PTRACE))
+    };
+    // What it was when it connected may have changed since: programs can be set-uid.
+    match ids_now(found.pid) {
+        Some((uids, gids)) if uids != [uid; 3] || gids != [gid; 3] => return Standing::Other,
+        Some(_) => {}
+        // Whoever may look everywhere is not stopped by the kernel's own comparison.
+        None if may_look(None) != Some(false) => return Standing::Unknown,
+        None => return Standing::Equal,
+    }
+    match (may_look(None), may_look(Pid::from_raw(found.pid as i32))) {
+        (Some(false), _) | (_, Some(true)) => Standing::Equal,
+        _ => Standing::LessPrivileged,
+    }
+}
+
+/// The real, effective and saved user and group of a process.
+fn ids_now(pid: u32) -> Option<([u32; 3], [u32; 3])> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let ids = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        let mut ids = line.split_whitespace().map_while(|id| id.parse().ok());
+        Some([ids.next()?, ids.next()?, ids.next()?])
+    };
+    Some((ids("Uid:")?, ids("Gid:")?))
 }
 
 /// A descriptor of the process at the other end, which becomes readable when that process ends.
@@ -100,6 +153,9 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let found = credentials(ours.as_fd()).unwrap();
         assert_eq!(found.pid, std::process::id());
+        assert_eq!(standing(found), Standing::Equal);
+        assert_eq!(standing(Credentials { uid: found.uid + 1, ..found }), Standing::Other);
+        assert_eq!(standing(Credentials { gid: found.gid + 1, ..found }), Standing::Other);
         let process = process_of(ours.as_fd()).unwrap();
         assert!(is_alive(Some(process.as_fd()), ours.as_fd()));
         drop(theirs);

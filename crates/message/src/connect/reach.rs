@@ -1,10 +1,23 @@
-//! Whether the two processes can read and write each other's memory: tried out, not assumed.
+//! Whether the two processes can read and write each other's memory: tried out, not assumed, and only
+//! between processes of the same user with the same rights.
+//!
+//! A peer decides which addresses of its own this process reads and writes, and may execute another
+//! program at any time, under the same process number. Where the kernel compares users for every
+//! access that leads nowhere: a set-uid program is out of reach. It compares nothing for a process
+//! that holds `CAP_SYS_PTRACE`. So there is no access to another user or group at all, and none to a
+//! process without that capability for one that holds it: a peer can lead this process only where it
+//! may go itself.
+//!
+//! What remains: a peer that executes another program of its own user closes its socket by that, which
+//! is noticed by the next liveness check, some 10 ms later at most. An access in between meets the
+//! other program, at addresses that most likely do not exist there.
 
 use std::cell::UnsafeCell;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memferry_sys::cross_memory::{self, Denied, Stretch};
+use memferry_sys::peer_process::{self, Credentials, Standing};
 
 /// Two words that the other side tries its access on: one to read, one to write.
 #[derive(Debug)]
@@ -54,10 +67,19 @@ impl Reach {
         Self { read: false, write: false, denied: Some(denied) }
     }
 
-    /// Tries to read and to write the probe words of process `pid`, unless it is switched off.
-    pub(crate) fn try_out(pid: u32, uid: u32, probe: (u64, u64), switched_off: bool) -> Self {
+    /// Tries to read and to write the probe words of a process, unless it is switched off or the
+    /// process is another user's.
+    pub(crate) fn try_out(peer: Credentials, probe: (u64, u64), switched_off: bool) -> Self {
+        let Credentials { pid, uid, .. } = peer;
         if switched_off {
             return Self::none(Denied::SwitchedOff);
+        }
+        match peer_process::standing(peer) {
+            _ if pid == 0 => return Self::none(Denied::PidNamespace),
+            Standing::Equal => {}
+            Standing::Other => return Self::none(Denied::OtherUser),
+            Standing::LessPrivileged => return Self::none(Denied::LessPrivileged),
+            Standing::Unknown => return Self::none(Denied::Unknown),
         }
         let (address, expected) = probe;
         let (mut found, value) = (0u64, 1u64);
@@ -96,13 +118,18 @@ mod tests {
 
     #[test]
     fn a_process_reaches_itself_if_the_value_is_right() {
-        let (words, own) = (ProbeWords::of_process(), std::process::id());
-        let (address, nonce) = words.describe();
-        let reach = Reach::try_out(own, 0, (address, nonce), false);
+        let (address, nonce) = ProbeWords::of_process().describe();
+        let (socket, _other) = memferry_sys::packet_socket::PacketSocket::pair().unwrap();
+        let own = peer_process::credentials(std::os::fd::AsFd::as_fd(&socket)).unwrap();
+        let reach = Reach::try_out(own, (address, nonce), false);
         assert!(reach.read && reach.write && reach.denied.is_none());
-        assert!(!Reach::try_out(own, 0, (address, nonce ^ 1), false).read);
-        assert!(!Reach::try_out(own, 0, (8, nonce), false).read);
-        let off = Reach::try_out(own, 0, (address, nonce), true);
+        assert!(!Reach::try_out(own, (address, nonce ^ 1), false).read);
+        assert!(!Reach::try_out(own, (8, nonce), false).read);
+        // Whatever the kernel would permit.
+        let other = Credentials { uid: own.uid + 1, ..own };
+        let denied = Reach::try_out(other, (address, nonce), false).denied;
+        assert_eq!(denied, Some(Denied::OtherUser));
+        let off = Reach::try_out(own, (address, nonce), true);
         assert_eq!(off.denied, Some(Denied::SwitchedOff));
     }
 }

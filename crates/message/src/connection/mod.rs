@@ -13,9 +13,9 @@ use std::sync::Arc;
 use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::peer_process::{self, Credentials};
 
-use crate::connect::Acquaintance;
 use crate::connect::hello::Identity;
 use crate::connect::reach::Reach;
+use crate::connect::Acquaintance;
 use crate::error::Gone;
 use crate::quarantine::Writer;
 use crate::region::exported::Exported;
@@ -99,8 +99,7 @@ pub(crate) struct Wire {
 impl Wire {
     /// A connection to a new acquaintance. Tries out the access to its memory and tells it.
     pub(crate) fn new(met: Acquaintance, switched_off: bool) -> Self {
-        let Credentials { pid, uid } = met.credentials;
-        let reach = Reach::try_out(pid, uid, met.their_probe, switched_off);
+        let reach = Reach::try_out(met.credentials, met.their_probe, switched_off);
         let peer =
             PeerFacts { identity: met.identity, credentials: met.credentials, name: met.name };
         let mut wire = Self::over(met.memory, reach, peer);
@@ -114,8 +113,11 @@ impl Wire {
     /// The connection of an endpoint to itself.
     pub(crate) fn to_self(identity: Identity, name: String) -> std::io::Result<Self> {
         let (memory, _) = Memory::create(End::Both)?;
-        let credentials =
-            Credentials { pid: std::process::id(), uid: rustix::process::geteuid().as_raw() };
+        let credentials = Credentials {
+            pid: std::process::id(),
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        };
         let reach = Reach { read: true, write: true, denied: None };
         let mut wire = Self::over(memory, reach, PeerFacts { identity, credentials, name });
         wire.their_reach = (true, true);

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod crowd;
+pub(crate) mod filter;
 pub(crate) mod memory;
 pub(crate) mod prey;
 pub(crate) mod process;

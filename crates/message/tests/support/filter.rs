@@ -1,0 +1,26 @@
+//! Filters of system calls (seccomp), as containers have them.
+
+/// Makes these system calls fail with `error` from now on, for this thread and those it starts.
+pub(crate) fn refuse(calls: &[libc::c_long], error: i32) {
+    let plain = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    // The number of the call comes first in what the filter sees.
+    let mut program = vec![plain(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
+    for (at, call) in calls.iter().enumerate() {
+        program.push(libc::sock_filter {
+            code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
+            // Over those that follow, and the line that lets everything else pass.
+            jt: (calls.len() - at) as u8,
+            jf: 0,
+            k: *call as u32,
+        });
+    }
+    program.push(plain(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
+    program.push(plain(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | error as u32));
+    let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // SAFETY: changes what this thread and those it starts may do; the program is copied.
+    let result = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter)
+    };
+    assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
+}
