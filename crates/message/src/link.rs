@@ -72,7 +72,14 @@ impl Listener {
             caller.refuse(identity, Refusal::Full);
             return Ok(None);
         }
-        let board = port.enter().board().map_err(ConnectError::system("making shared memory"))?;
+        let board = port.enter().board();
+        let board = match board {
+            Ok(board) => board,
+            Err(error) => {
+                caller.refuse(identity, Refusal::for_memory(&error));
+                return Err(ConnectError::system("making shared memory")(error).into());
+            }
+        };
         let Some(met) = caller.welcome(identity, board.as_fd()) else { return Ok(None) };
         let peer = port.enter().add(met)?;
         Link::over(port, peer).map(Some)

@@ -15,6 +15,7 @@ pub mod cuda;
 pub mod device;
 pub mod event;
 pub mod fence;
+pub mod file_size;
 pub mod folder_lock;
 pub mod fork;
 pub mod packet_socket;

@@ -98,8 +98,23 @@ impl PacketSocket {
     }
 
     /// Receives one packet; returns its length (0 when the other side has closed) and the
-    /// descriptors that came with it. A packet that does not fit is an error.
+    /// descriptors that came with it. A packet that does not fit is an error. Descriptors that this
+    /// process has no room for are missing: see [`PacketSocket::receive_whole`].
     pub fn receive(&self, packet: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        self.take(packet).map(|(length, descriptors, _)| (length, descriptors))
+    }
+
+    /// The same, but a packet whose descriptors are missing is lost, and the error says why: this
+    /// process has as many as it may have.
+    pub fn receive_whole(&self, packet: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        match self.take(packet)? {
+            (_, _, true) => Err(io::Error::from_raw_os_error(libc::EMFILE)),
+            (length, descriptors, false) => Ok((length, descriptors)),
+        }
+    }
+
+    /// A packet, its descriptors, and whether some of those are missing.
+    fn take(&self, packet: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>, bool)> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
@@ -110,11 +125,10 @@ impl PacketSocket {
                 descriptors.extend(rights);
             }
         }
-        // Descriptors that are missing (this process may have too many) are the caller's to notice.
         if result.flags.contains(ReturnFlags::TRUNC) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "a packet that is too long"));
         }
-        Ok((result.bytes, descriptors))
+        Ok((result.bytes, descriptors, result.flags.contains(ReturnFlags::CTRUNC)))
     }
 }
 

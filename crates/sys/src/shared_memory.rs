@@ -16,8 +16,8 @@ pub enum Access {
     Write,
 }
 
-/// A memfd of a fixed size: sealed against shrinking and growing, so that a mapping of it can
-/// never lose its pages.
+/// A memfd that is sealed against shrinking, so that a mapping of it can never lose its pages, and
+/// against growing, unless it was made to grow.
 #[derive(Debug)]
 pub struct SealedMemory {
     descriptor: OwnedFd,
@@ -33,27 +33,56 @@ impl SealedMemory {
     }
 
     fn unsealed(name: &str, length: usize) -> io::Result<Self> {
-        let page = super::pages::page_bytes();
-        let length =
-            length.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::InvalidInput)?;
+        let length = whole_pages(length)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Newer kernels warn about memfds that do not say whether they are programs.
         let descriptor = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
             .or_else(|_| rustix::fs::memfd_create(name, flags))?;
-        rustix::fs::ftruncate(&descriptor, length as u64)?;
+        grow(&descriptor, length)?;
         // Whoever is given it for reading must not be able to open it again for writing.
         rustix::fs::fchmod(&descriptor, rustix::fs::Mode::from_raw_mode(0o600))?;
         Ok(Self { descriptor, length })
     }
 
-    /// The same, and mapped here for writing; whoever is given the descriptor can only read it.
-    pub fn for_readers(name: &str, length: usize) -> io::Result<(Self, Mapping)> {
-        let this = Self::unsealed(name, length)?;
-        let mapping = this.map(Access::Write)?;
+    /// Memory that begins with `first` bytes and can grow up to `most`, mapped here for writing;
+    /// whoever is given the descriptor can only read it. The mapping has room for `most` bytes, of
+    /// which only those exist that the memory has been grown to.
+    pub fn growing_for_readers(
+        name: &str,
+        first: usize,
+        most: usize,
+    ) -> io::Result<(Self, Mapping)> {
+        let this = Self::unsealed(name, first)?;
+        let mapping = this.map_ahead(Access::Write, whole_pages(most)?)?;
         // Before Linux 5.1 readers are only trusted not to write.
         let _ = rustix::fs::fcntl_add_seals(&this.descriptor, SealFlags::FUTURE_WRITE);
-        rustix::fs::fcntl_add_seals(&this.descriptor, Self::SEALS | SealFlags::SEAL)?;
+        rustix::fs::fcntl_add_seals(&this.descriptor, SealFlags::SHRINK | SealFlags::SEAL)?;
         Ok((this, mapping))
+    }
+
+    /// Makes it at least `length` bytes long, if it was made to grow. [`SealedMemory::len`] says
+    /// what it began with.
+    pub fn grow_to(&self, length: usize) -> io::Result<()> {
+        let length = whole_pages(length)?;
+        // Whoever has the descriptor can grow it too, and nobody can shrink it.
+        if (rustix::fs::fstat(&self.descriptor)?.st_size as u64) < length as u64 {
+            grow(&self.descriptor, length)?;
+        }
+        Ok(())
+    }
+
+    /// Maps memory that came from elsewhere and may grow there, for reading. The mapping has room
+    /// for `most` bytes; returned with it is how many of them exist now.
+    pub fn map_growing_foreign(descriptor: OwnedFd, most: usize) -> io::Result<(Mapping, usize)> {
+        check_foreign(&descriptor, SealFlags::SHRINK)?;
+        let most = whole_pages(most)?;
+        let length = rustix::fs::fstat(&descriptor)?.st_size;
+        let length = usize::try_from(length).unwrap_or(0).min(most);
+        if length < super::pages::page_bytes() {
+            return Err(refuse("a memfd without a page"));
+        }
+        let mapping = Self { descriptor, length }.map_ahead(Access::Read, most)?;
+        Ok((mapping, length))
     }
 
     const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -61,18 +90,9 @@ impl SealedMemory {
     /// Takes a descriptor that came from elsewhere, if it is what it must be: memory (not a file,
     /// not huge pages that can run out under a reader), sealed, and of the length that was said.
     pub fn from_foreign(descriptor: OwnedFd, length: usize) -> io::Result<Self> {
-        const TMPFS: u64 = 0x0102_1994;
-        let refuse = |why: &'static str| Err(io::Error::new(io::ErrorKind::InvalidData, why));
-        let seals = rustix::fs::fcntl_get_seals(&descriptor)
-            .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "not a memfd"))?;
-        if !seals.contains(Self::SEALS) {
-            return refuse("a memfd that is not sealed against shrinking");
-        }
-        if rustix::fs::fstatfs(&descriptor)?.f_type as u64 != TMPFS {
-            return refuse("a memfd that is not on ordinary pages");
-        }
+        check_foreign(&descriptor, Self::SEALS)?;
         if rustix::fs::fstat(&descriptor)?.st_size != length as i64 || length == 0 {
-            return refuse("a memfd of another length than was said");
+            return Err(refuse("a memfd of another length than was said"));
         }
         Ok(Self { descriptor, length })
     }
@@ -97,19 +117,69 @@ impl SealedMemory {
 
     /// Maps all of it.
     pub fn map(&self, access: Access) -> io::Result<Mapping> {
+        let mapping = self.map_ahead(access, self.length)?;
+        // SAFETY: advice on a mapping just made; a refusal changes nothing but speed.
+        let _ = unsafe { madvise(mapping.as_ptr().cast(), mapping.len(), Advice::LinuxHugepage) };
+        Ok(mapping)
+    }
+
+    /// Maps it with room for `length` bytes, though it may not have as many yet.
+    fn map_ahead(&self, access: Access, length: usize) -> io::Result<Mapping> {
         let protection = match access {
             Access::Read => ProtFlags::READ,
             Access::Write => ProtFlags::READ | ProtFlags::WRITE,
         };
-        let (fd, length) = (&self.descriptor, self.length);
+        let fd = &self.descriptor;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         let start =
             unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, fd, 0) }?;
-        // SAFETY: advice on a mapping just made; a refusal changes nothing but speed.
-        let _ = unsafe { madvise(start, length, Advice::LinuxHugepage) };
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { start, length })
     }
+}
+
+fn whole_pages(length: usize) -> io::Result<usize> {
+    let page = super::pages::page_bytes();
+    Ok(length.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::InvalidInput)?)
+}
+
+fn grow(descriptor: &OwnedFd, length: usize) -> io::Result<()> {
+    super::file_size::grow(|| Ok(rustix::fs::ftruncate(descriptor, length as u64)?))
+}
+
+fn refuse(why: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Whether a descriptor is of memory (not a file, not huge pages that can run out under a reader)
+/// with these seals.
+fn check_foreign(descriptor: &OwnedFd, needed: SealFlags) -> io::Result<()> {
+    use rustix::io::Errno;
+    const TMPFS: u64 = 0x0102_1994;
+    let seals = rustix::fs::fcntl_get_seals(descriptor).map_err(|error| match error {
+        Errno::INVAL | Errno::BADF => refuse("not a memfd"),
+        error => error.into(),
+    })?;
+    if !seals.contains(needed) {
+        return Err(refuse("a memfd that is not sealed against shrinking"));
+    }
+    let is_ordinary = match rustix::fs::fstatfs(descriptor) {
+        Ok(found) => found.f_type as u64 == TMPFS,
+        // Filters of system calls may refuse it. All memfds on ordinary pages are on one device.
+        Err(_) => rustix::fs::fstat(descriptor)?.st_dev == device_of_memfds()?,
+    };
+    if is_ordinary { Ok(()) } else { Err(refuse("a memfd that is not on ordinary pages")) }
+}
+
+/// The device that the kernel keeps memfds on.
+fn device_of_memfds() -> io::Result<u64> {
+    static DEVICE: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
+    if let Some(device) = DEVICE.get() {
+        return Ok(*device);
+    }
+    let own = SealedMemory::unsealed("memferry-device", 1)?;
+    let device = rustix::fs::fstat(&own.descriptor)?.st_dev;
+    Ok(*DEVICE.get_or_init(|| device))
 }
 
 impl AsFd for SealedMemory {
@@ -151,6 +221,23 @@ impl Mapping {
     pub fn contains(&self, address: usize, length: usize) -> bool {
         let offset = address.checked_sub(self.start.as_ptr() as usize);
         offset.and_then(|offset| offset.checked_add(length)).is_some_and(|end| end <= self.length)
+    }
+
+    /// Whether the page of a byte exists: asked of the kernel, for mappings with room for more than
+    /// there is. Touching a byte that does not exist ends the process.
+    pub fn exists(&self, offset: usize) -> bool {
+        if offset >= self.length {
+            return false;
+        }
+        let page = super::pages::page_bytes();
+        let word = self.start.as_ptr().wrapping_add(offset - offset % page).cast::<u32>();
+        let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let operation = libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG;
+        // SAFETY: the kernel reads a word of this mapping, or says that it cannot; it waits for no
+        // time if the value happens to be this one. The time is a local variable.
+        let result =
+            unsafe { libc::syscall(libc::SYS_futex, word, operation, 0x5EED_5EEDu32, &now) };
+        result == 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
     }
 
     /// Lets go of what it takes to reach a stretch of whole pages: the bytes stay in the shared
@@ -211,14 +298,55 @@ mod tests {
 
     #[test]
     fn memory_for_readers_is_written_by_its_maker_alone() {
-        let (memory, own) = SealedMemory::for_readers("test", 8192).unwrap();
-        let theirs = SealedMemory::from_foreign(duplicate(&memory), 8192).unwrap();
+        let (memory, own) = SealedMemory::growing_for_readers("test", 8192, 1 << 20).unwrap();
+        let theirs = SealedMemory { descriptor: duplicate(&memory), length: 8192 };
         assert!(theirs.map(Access::Write).is_err());
-        let view = theirs.map(Access::Read).unwrap();
+        let (view, length) =
+            SealedMemory::map_growing_foreign(duplicate(&memory), 1 << 20).unwrap();
+        assert_eq!(length, 8192);
         // SAFETY: both mappings have at least a page, and only this thread touches them.
         unsafe {
             own.as_ptr().write_volatile(7);
             assert_eq!(view.as_ptr().read_volatile(), 7);
+        }
+    }
+
+    #[test]
+    fn what_its_maker_grows_exists_for_readers_too() {
+        let most = 1 << 20;
+        let (memory, own) = SealedMemory::growing_for_readers("test", 4096, most).unwrap();
+        let (view, _) = SealedMemory::map_growing_foreign(duplicate(&memory), most).unwrap();
+        for mapping in [&own, &view] {
+            assert!(mapping.exists(0) && mapping.exists(4095));
+            assert!(!mapping.exists(4096) && !mapping.exists(most - 1) && !mapping.exists(most));
+        }
+        // A reader that grows it changes nothing for its maker.
+        rustix::fs::ftruncate(&memory, 8192).unwrap();
+        assert!(rustix::fs::ftruncate(&memory, 4096).is_err());
+        for length in [4096, 16384] {
+            memory.grow_to(length).unwrap();
+        }
+        // SAFETY: both mappings exist up to there now, and only this thread touches them.
+        unsafe {
+            own.as_ptr().add(16383).write_volatile(7);
+            assert_eq!(view.as_ptr().add(16383).read_volatile(), 7);
+        }
+        assert!(view.exists(16383) && !view.exists(16384));
+        let sealed = SealedMemory::new("test", 8192).unwrap();
+        assert_eq!(SealedMemory::map_growing_foreign(duplicate(&sealed), most).unwrap().1, 8192);
+    }
+
+    #[test]
+    fn memory_that_can_be_shrunk_or_is_empty_is_not_taken_from_others() {
+        let memfd = |length, seals| {
+            let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+            let memory = rustix::fs::memfd_create("test", flags).unwrap();
+            rustix::fs::ftruncate(&memory, length).unwrap();
+            rustix::fs::fcntl_add_seals(&memory, seals).unwrap();
+            memory
+        };
+        for (length, seals) in [(8192, SealFlags::GROW), (0, SealFlags::SHRINK)] {
+            assert!(SealedMemory::map_growing_foreign(memfd(length, seals), 1 << 20).is_err());
         }
     }
 

@@ -1,7 +1,7 @@
 //! The two packets of the handshake.
 
 /// The version of everything that two processes share: packets, cells, layout.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 const MAGIC: u64 = 0x7972_7265_666D_656D;
 const LONGEST_NAME: usize = 256;
@@ -50,6 +50,14 @@ pub(crate) enum Refusal {
     Full,
     /// The shared memory is not what it must be.
     Memory,
+    /// The accepting side has as many descriptors as it may have.
+    Descriptors,
+    /// A system call was refused to the accepting side.
+    Filtered,
+    /// The accepting side can map nothing more.
+    NoMemory,
+    /// The accepting side may not make memory as long as it must be.
+    FileSize,
     /// The connecting side speaks another version than this one.
     Version(u32),
 }
@@ -62,8 +70,37 @@ impl Refusal {
             Self::User => "this user is not allowed there: see `allow_uid`",
             Self::Full => "it has as many peers as it may have: see `most_peers`",
             Self::Memory => "it did not accept the shared memory",
+            Self::Descriptors => {
+                "it has as many open descriptors as it may have: raise its limit (`ulimit -n`)"
+            }
+            Self::Filtered => {
+                "a system call that shared memory needs was refused to it: look for a filter \
+                 (seccomp) or a security module"
+            }
+            Self::NoMemory => {
+                "it can map no more memory: see its limits (`ulimit -v`, `sysctl vm.max_map_count`)"
+            }
+            Self::FileSize => {
+                "it may not make shared memory: raise its limit of the size of files (`ulimit -f`)"
+            }
             Self::Version(_) => "it speaks another version",
         }
+    }
+
+    /// What stands in the way of shared memory on the accepting side, by the error that it met.
+    pub(crate) fn for_memory(error: &std::io::Error) -> Self {
+        match (error.raw_os_error(), error.kind()) {
+            (Some(libc::EMFILE | libc::ENFILE), _) => Self::Descriptors,
+            (Some(libc::EPERM | libc::EACCES | libc::ENOSYS), _) => Self::Filtered,
+            (Some(libc::ENOMEM), _) => Self::NoMemory,
+            (_, std::io::ErrorKind::FileTooLarge) => Self::FileSize,
+            _ => Self::Memory,
+        }
+    }
+
+    /// Whether it is for want of something on the accepting side, whose owner should know.
+    pub(crate) fn is_want(self) -> bool {
+        matches!(self, Self::Descriptors | Self::Filtered | Self::NoMemory | Self::FileSize)
     }
 
     fn encode(self) -> (u32, u32) {
@@ -73,6 +110,10 @@ impl Refusal {
             Self::Full => (3, 0),
             Self::Memory => (4, 0),
             Self::Version(version) => (5, version),
+            Self::Descriptors => (6, 0),
+            Self::Filtered => (7, 0),
+            Self::NoMemory => (8, 0),
+            Self::FileSize => (9, 0),
         }
     }
 
@@ -84,6 +125,10 @@ impl Refusal {
             3 => Some(Self::Full),
             4 => Some(Self::Memory),
             5 => Some(Self::Version(detail)),
+            6 => Some(Self::Descriptors),
+            7 => Some(Self::Filtered),
+            8 => Some(Self::NoMemory),
+            9 => Some(Self::FileSize),
             _ => return None,
         })
     }
@@ -201,7 +246,10 @@ mod tests {
     fn packets_survive_the_socket() {
         let hello = Hello { identity: Identity(7), probe: (1, 2), name: "there".into() };
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
-        for refusal in [None, Some(Refusal::Full), Some(Refusal::Version(9))] {
+        use Refusal::{Crossed, Descriptors, FileSize, Filtered, Full, Memory, NoMemory, User};
+        let refusals = [Crossed, User, Full, Memory, Descriptors, Filtered, NoMemory, FileSize];
+        let refusals = refusals.into_iter().chain([Refusal::Version(9)]).map(Some);
+        for refusal in refusals.chain([None]) {
             let welcome = Welcome { refusal, identity: Identity::random(), probe: (3, 4) };
             assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));
         }

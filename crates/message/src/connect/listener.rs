@@ -116,7 +116,12 @@ impl Listener {
                 Ok(socket) => socket,
                 Err(error) => {
                     // Out of descriptors, say: looked at again soon, but not at once.
-                    self.is_troubled = error.kind() != io::ErrorKind::WouldBlock;
+                    let is_troubled = error.kind() != io::ErrorKind::WouldBlock;
+                    if is_troubled && !self.is_troubled {
+                        let name = self.socket.name();
+                        tracing::warn!(%name, %error, "a caller cannot be accepted now");
+                    }
+                    self.is_troubled = is_troubled;
                     break;
                 }
             };
@@ -131,13 +136,16 @@ impl Listener {
         while index < self.pending.len() {
             let (socket, since) = &self.pending[index];
             let mut packet = [0; hello::MOST_BYTES];
-            match socket.receive(&mut packet) {
+            match socket.receive_whole(&mut packet) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                     if since.elapsed() < PATIENCE {
                         index += 1;
                         continue;
                     }
                     drop(self.take_pending(index));
+                }
+                Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
+                    refuse(&self.take_pending(index), own, Some(Refusal::Descriptors));
                 }
                 Ok((length, descriptors)) if length > 0 => {
                     let socket = self.take_pending(index);
@@ -169,7 +177,7 @@ fn read_hello(
         BadHello::Foreign => None,
         BadHello::Version(_) => Some(Refusal::Version(hello::VERSION)),
     })?;
-    let refused = |_| Some(Refusal::Memory);
+    let refused = |error| Some(Refusal::for_memory(&error));
     let boards = descriptors.split_off(descriptors.len().min(1));
     let descriptor = descriptors.pop().ok_or(Some(Refusal::Memory))?;
     let memory = Memory::from_foreign(descriptor, End::Accepting).map_err(refused)?;
@@ -178,6 +186,10 @@ fn read_hello(
 }
 
 fn refuse(socket: &PacketSocket, identity: Identity, refusal: Option<Refusal>) {
+    if let Some(want) = refusal.filter(|refusal| refusal.is_want()) {
+        // The other side is told too, but cannot mend it.
+        tracing::warn!("a caller was refused for want of something here: {}", want.text());
+    }
     if refusal.is_some() {
         let _ = socket.send(&Welcome { refusal, identity, probe: (0, 0) }.encode(), &[]);
     }

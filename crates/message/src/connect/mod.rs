@@ -126,11 +126,11 @@ impl Connecting {
         let Some(this) = waiting else { return Ok(Answer::NotYet) };
         let name = this.name.to_string();
         let mut packet = [0; hello::MOST_BYTES];
-        let received = match this.socket.receive(&mut packet) {
+        let received = match this.socket.receive_whole(&mut packet) {
             // Told once, when the other side hangs up before it has read everything; what it has
             // answered before that comes next.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
-                this.socket.receive(&mut packet)
+                this.socket.receive_whole(&mut packet)
             }
             received => received,
         };
@@ -144,7 +144,7 @@ impl Connecting {
                 }
                 return Ok(Answer::NotYet);
             }
-            Err(error) => return Err(ConnectError::system("waiting for an answer")(error)),
+            Err(error) => return Err(ConnectError::system("receiving the answer")(error)),
         };
         let welcome = Welcome::decode(&packet[..length])
             .ok_or(ConnectError::Refused(name.clone(), "it does not speak this protocol"))?;
@@ -156,8 +156,13 @@ impl Connecting {
             }
             Some(refusal) => return Err(ConnectError::Refused(name, refusal.text())),
         }
-        let board = BoardView::from_descriptors(descriptors)
-            .map_err(|_| ConnectError::Refused(name.clone(), "it sent no list of its windows"))?;
+        let board =
+            BoardView::from_descriptors(descriptors).map_err(|error| match Refusal::for_memory(
+                &error,
+            ) {
+                want if want.is_want() => ConnectError::system("mapping its windows")(error),
+                _ => ConnectError::Refused(name.clone(), "it sent no list of its windows"),
+            })?;
         let this = waiting.take().expect("it was there above");
         let credentials = peer_process::credentials(this.socket.as_fd())
             .map_err(ConnectError::system("asking who listens"))?;

@@ -12,7 +12,7 @@ use memferry_memory::handle::BufferHandle;
 use memferry_sys::copy;
 use memferry_sys::shared_memory::Access;
 
-use super::board::{Board, Entry, Name};
+use super::board::{Board, Entry, Name, NoRecord};
 use super::{Rights, WindowHandle};
 use crate::error::{ConnectError, Error, ValidationError};
 use crate::operation::Held;
@@ -187,7 +187,10 @@ impl Port {
         let region = region::find(address, length).map_or(0, |region| region.number);
         let (start, bytes) = (address as u64, length as u64);
         let entry = Entry { address: start, length: bytes, region, rights, key };
-        let name = board.open(entry).ok_or(ValidationError::TooManyWindows)?;
+        let name = board.open(entry).map_err(|error| match error {
+            NoRecord::Full => Error::from(ValidationError::TooManyWindows),
+            NoRecord::System(error) => ConnectError::system("making shared memory")(error).into(),
+        })?;
         state.show_to_peers(Exposure { name, piece, access });
         let process = state.own_public_number();
         let handle = BufferHandle::new(process, name.number, name.generation)

@@ -10,9 +10,9 @@ use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
 use super::until;
 
 const MAGIC: u64 = 0x7972_7265_666D_656D;
-const VERSION: u32 = 3;
-/// The bytes of a list of windows.
-const BOARD_BYTES: usize = 64 << 20;
+const VERSION: u32 = 4;
+/// The bytes of a list of windows, as it begins.
+const BOARD_BYTES: usize = 64 << 10;
 
 /// The first bytes of a hello, and all of it for somebody who does not listen.
 pub(crate) fn hello(identity: u128, probe: (u64, u64), name: &str) -> Vec<u8> {
@@ -36,8 +36,13 @@ pub(crate) fn call(name: &str) -> PacketSocket {
     socket.unwrap()
 }
 
+/// A list of windows without any.
+pub(crate) fn board() -> SealedMemory {
+    SealedMemory::new("memferry-windows", BOARD_BYTES).unwrap()
+}
+
 /// Different for every connection of every process.
-fn identity() -> u128 {
+pub(crate) fn identity() -> u128 {
     let spread = |sum, byte| super::memory::mix(sum ^ u64::from(byte));
     let name = super::unique("").bytes().fold(1, spread);
     u128::from(std::process::id()) << 64 | u128::from(name)
@@ -58,12 +63,16 @@ pub(crate) struct RawPeer {
 impl RawPeer {
     /// Says hello as it should be said, and waits for the welcome.
     pub(crate) fn connect(name: &str) -> Option<Self> {
-        let identity = identity();
+        Self::connect_as(name, identity(), "")
+    }
+
+    /// The same, as an endpoint that claims to be a certain one and to listen on a name.
+    pub(crate) fn connect_as(name: &str, identity: u128, claimed: &str) -> Option<Self> {
         let socket = call(name);
         let (memory, descriptor) = Memory::create(End::Connecting).unwrap();
         let probe = Box::new([identity as u64, 0]);
-        let hello = hello(identity, (probe.as_ptr() as u64, probe[0]), "");
-        let board = SealedMemory::new("memferry-windows", BOARD_BYTES).unwrap();
+        let hello = hello(identity, (probe.as_ptr() as u64, probe[0]), claimed);
+        let board = board();
         socket.send(&hello, &[descriptor.as_fd(), board.as_fd()]).ok()?;
         let welcome = answer(&socket)?;
         // The word behind the two words of the probe says whether the answer is yes.
