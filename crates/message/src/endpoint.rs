@@ -99,8 +99,9 @@ impl Endpoint {
         &self.inner.port
     }
 
-    /// Connects to another endpoint by its name. If it is connected already, by either side, that
-    /// connection is used.
+    /// Connects to another endpoint by its name. If it is connected already, by either side and by
+    /// whatever name of its socket, that connection is used. The name leads to the process that
+    /// listens there, not to a peer that only says so.
     pub fn connect(&self, name: &str) -> Result<Peer, Error> {
         self.port().connect(name)
     }
@@ -121,7 +122,9 @@ impl Endpoint {
         state.all_peers()
     }
 
-    /// The name under which a peer listens, or listened while it was there.
+    /// The name under which a peer listens, or listened while it was there: the one that it was
+    /// called by, or that it gave when it called. A peer of another user that is not the process
+    /// which listens there has none.
     pub fn name_of(&self, peer: Peer) -> Result<String, Error> {
         self.port().check_fork()?;
         self.port().enter().name_of(peer)

@@ -237,6 +237,9 @@ pub enum ConnectError {
         /// Ours.
         ours: u32,
     },
+    /// The name is one more name of a peer that is connected under another.
+    #[error("{0} is another name of a peer that is connected already: use one name for it")]
+    OtherName(String),
     /// More peers than were allowed for.
     #[error("{0} peers are connected, which is the limit: see `most_peers`")]
     TooManyPeers(usize),

@@ -24,6 +24,15 @@ pub enum SocketName {
 }
 
 impl SocketName {
+    /// The name that an address stands for, if it is one of these.
+    fn of_address(address: &SocketAddrUnix) -> Option<Self> {
+        if let Some(name) = address.abstract_name() {
+            let name = name.strip_prefix(PREFIX.as_bytes())?;
+            return Some(Self::Abstract(std::str::from_utf8(name).ok()?.to_owned()));
+        }
+        Some(Self::Path(address.path()?.to_str().ok()?.into()))
+    }
+
     /// A name with a slash in it is a path; any other is abstract.
     pub fn parse(name: &str) -> Self {
         if name.contains('/') { Self::Path(name.into()) } else { Self::Abstract(name.to_owned()) }
@@ -44,7 +53,7 @@ impl SocketName {
     fn address(&self) -> io::Result<SocketAddrUnix> {
         Ok(match self {
             Self::Abstract(name) => {
-                SocketAddrUnix::new_abstract_name(format!("memferry/{name}").as_bytes())?
+                SocketAddrUnix::new_abstract_name(format!("{PREFIX}{name}").as_bytes())?
             }
             Self::Path(path) => SocketAddrUnix::new(path.as_path())?,
         })
@@ -59,6 +68,9 @@ impl std::fmt::Display for SocketName {
         }
     }
 }
+
+/// Abstract names are all programs' together.
+const PREFIX: &str = "memferry/";
 
 /// A connected socket. Never blocks: what cannot be done at once is `WouldBlock`.
 #[derive(Debug)]
@@ -75,6 +87,12 @@ impl PacketSocket {
         let socket = new_socket()?;
         connect(&socket, &name.address()?)?;
         Ok(Self(socket))
+    }
+
+    /// The name that the other end listens on, as it was bound there, whatever name led to it.
+    pub fn peer_name(&self) -> Option<SocketName> {
+        let address = rustix::net::getpeername(&self.0).ok()??;
+        SocketName::of_address(&SocketAddrUnix::try_from(address).ok()?)
     }
 
     /// Two sockets connected to each other.
@@ -273,6 +291,20 @@ mod tests {
         assert!(server.receive(&mut packet).unwrap_err().kind() == io::ErrorKind::InvalidData);
         drop(client);
         assert_eq!(server.receive(&mut packet).unwrap().0, 0);
+    }
+
+    #[test]
+    fn a_socket_knows_the_name_that_the_other_end_was_bound_to() {
+        let listener = PacketListener::bind(&unique("bound")).unwrap();
+        let client = PacketSocket::connect(listener.name()).unwrap();
+        assert_eq!(client.peer_name().as_ref(), Some(listener.name()));
+        assert_eq!(listener.accept().unwrap().peer_name(), None);
+        let folder = std::env::temp_dir();
+        let file = format!("memferry-bound-{}", std::process::id());
+        let listener = PacketListener::bind(&SocketName::Path(folder.join(&file))).unwrap();
+        let alias = SocketName::Path(folder.join(".").join(&file));
+        let client = PacketSocket::connect(&alias).unwrap();
+        assert_eq!(client.peer_name().as_ref(), Some(listener.name()));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use memferry_sys::readiness::Readiness;
 
 use super::hello::{self, BadHello, Hello, Identity, Refusal, Welcome};
 use super::reach::ProbeWords;
-use super::{Acquaintance, Allowed};
+use super::{Acquaintance, Allowed, EndpointId, listens_on};
 use crate::error::{ConnectError, SystemError};
 use crate::ring::layout::{End, Memory};
 use crate::window::board::BoardView;
@@ -197,13 +197,21 @@ fn refuse(socket: &PacketSocket, identity: Identity, refusal: Option<Refusal>) {
 
 impl Caller {
     /// Which endpoint calls.
-    pub(crate) fn identity(&self) -> Identity {
-        self.hello.identity
+    pub(crate) fn id(&self) -> EndpointId {
+        EndpointId { identity: self.hello.identity, credentials: self.credentials }
     }
 
-    /// Where it can be reached, as it says.
-    pub(crate) fn name(&self) -> &str {
-        &self.hello.name
+    /// Where it can be reached, as it says. That is believed of this user's processes: they could
+    /// take the name for themselves. Others must be the process that listens there, or have none.
+    pub(crate) fn check_name(&mut self) -> &str {
+        let name = &mut self.hello.name;
+        let is_own = self.credentials.uid == rustix::process::geteuid().as_raw();
+        if !name.is_empty() && !is_own && !listens_on(name, self.credentials) {
+            let (uid, pid) = (self.credentials.uid, self.credentials.pid);
+            tracing::warn!(uid, pid, name, "a caller claims a name that it does not listen on");
+            name.clear();
+        }
+        name
     }
 
     /// Its process number, as the kernel knows it.
@@ -228,6 +236,7 @@ impl Caller {
             credentials: self.credentials,
             identity: self.hello.identity,
             name: self.hello.name,
+            listening: None,
             their_probe: self.hello.probe,
             board: self.board,
         })

@@ -2,8 +2,13 @@
 //!
 //! The connecting side makes the shared memory and sends it in one packet with all that the other
 //! side must know; the accepting side answers with one packet. Nobody waits inside a handshake for
-//! a peer that does not answer: what has not come yet is looked at again later. Who the other side
-//! is, is asked of the kernel, never of the packet.
+//! a peer that does not answer: what has not come yet is looked at again later.
+//!
+//! Which process and which user the other side is, is asked of the kernel. What a packet says beyond
+//! that (which endpoint of the process it is, and the name that it listens on) counts only together
+//! with it: an identity is that of one process and nobody else's, see [`EndpointId`]; a name leads to
+//! the process that listens there, see [`Listening`], and to nobody who merely says so. A caller of
+//! another user has no name unless it is the process that listens there.
 
 pub(crate) mod hello;
 pub(crate) mod listener;
@@ -21,6 +26,43 @@ use crate::window::board::BoardView;
 use hello::{Hello, Identity, Refusal, Welcome};
 use reach::ProbeWords;
 
+/// An endpoint: which process it is in, as the kernel says, and which of them, as the process says.
+/// Two processes that say the same are two all the same.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EndpointId {
+    pub(crate) identity: Identity,
+    pub(crate) credentials: Credentials,
+}
+
+/// A process that listens, as the kernel tells it to somebody who has connected: who it is, and the
+/// name that it was bound to, whatever name led there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Listening {
+    pub(crate) name: String,
+    pub(crate) credentials: Credentials,
+}
+
+impl Listening {
+    fn at(socket: &PacketSocket, credentials: Credentials) -> Self {
+        // A name that cannot be told is nobody's.
+        let name = socket.peer_name().map_or_else(String::new, |name| name.to_string());
+        Self { name, credentials }
+    }
+
+    /// Whether a process that says it listens on `name` does so, and is this one.
+    pub(crate) fn is(&self, name: &str, credentials: Credentials) -> bool {
+        !name.is_empty() && self.name == name && self.credentials == credentials
+    }
+}
+
+/// Whether a process is the one that listens on a name. Never waits: `false` if it cannot be found
+/// out now.
+pub(crate) fn listens_on(name: &str, credentials: Credentials) -> bool {
+    let socket = parse_name(name).ok().and_then(|name| PacketSocket::connect(&name).ok());
+    let listener = socket.and_then(|socket| peer_process::credentials(socket.as_fd()).ok());
+    listener == Some(credentials)
+}
+
 /// Everything that a new connection is made of.
 #[derive(Debug)]
 pub(crate) struct Acquaintance {
@@ -34,8 +76,11 @@ pub(crate) struct Acquaintance {
     pub(crate) credentials: Credentials,
     /// Which endpoint of that process it is.
     pub(crate) identity: Identity,
-    /// The name under which it can be reached, empty for a link.
+    /// The name under which it can be reached, empty for a link. Of one that was called, the name
+    /// that was called; of a caller, the name that it says it listens on.
     pub(crate) name: String,
+    /// What the kernel says of the name, if this side has called.
+    pub(crate) listening: Option<Listening>,
     /// Memory of the other side for trying out cross-memory access.
     pub(crate) their_probe: (u64, u64),
     /// The windows that it exposes.
@@ -56,12 +101,35 @@ impl Allowed {
     }
 }
 
+/// A socket that is connected to a name. Nothing has been said yet, but who listens is known.
+#[derive(Debug)]
+pub(crate) struct Dialed {
+    socket: PacketSocket,
+    name: SocketName,
+    pub(crate) listening: Listening,
+}
+
+impl Dialed {
+    /// Connects. Where many others do the same it takes a while.
+    pub(crate) fn dial(
+        name: &SocketName,
+        allowed: &Allowed,
+        patience: Duration,
+    ) -> Result<Self, ConnectError> {
+        let socket = dial(name, patience)?;
+        let credentials = check_user(&socket, allowed)?;
+        let listening = Listening::at(&socket, credentials);
+        Ok(Self { socket, name: name.clone(), listening })
+    }
+}
+
 /// A connection on its way: the hello is sent, the answer has not come.
 #[derive(Debug)]
 pub(crate) struct Connecting {
     socket: PacketSocket,
     memory: Memory,
     name: SocketName,
+    listening: Listening,
     began: Instant,
     patience: Duration,
 }
@@ -71,24 +139,22 @@ pub(crate) struct Connecting {
 pub(crate) enum Answer {
     /// It is connected.
     Here(Box<Acquaintance>),
-    /// Both sides connected to each other at once, and the other side's attempt counts.
-    Crossed(Identity),
+    /// The other side's connection counts: there is one already, or both connected at once.
+    Crossed(EndpointId),
     /// No answer yet.
     NotYet,
 }
 
 impl Connecting {
-    /// Connects and sends the hello.
+    /// Sends the hello.
     pub(crate) fn start(
-        name: &SocketName,
+        dialed: Dialed,
         identity: Identity,
         own_name: &str,
         board: BorrowedFd<'_>,
-        allowed: &Allowed,
         patience: Duration,
     ) -> Result<Self, ConnectError> {
-        let socket = dial(name, patience)?;
-        check_user(&socket, allowed)?;
+        let Dialed { socket, name, listening } = dialed;
         let system = ConnectError::system;
         let (memory, descriptor) =
             Memory::create(End::Connecting).map_err(system("making shared memory"))?;
@@ -99,8 +165,7 @@ impl Connecting {
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             sent => sent.map_err(system("sending a hello"))?,
         }
-        let (name, began) = (name.clone(), Instant::now());
-        Ok(Self { socket, memory, name, began, patience })
+        Ok(Self { socket, memory, name, listening, began: Instant::now(), patience })
     }
 
     /// The same, but the other side may take as long as it likes to answer.
@@ -150,7 +215,10 @@ impl Connecting {
             .ok_or(ConnectError::Refused(name.clone(), "it does not speak this protocol"))?;
         match welcome.refusal {
             None => {}
-            Some(Refusal::Crossed) => return Ok(Answer::Crossed(welcome.identity)),
+            Some(Refusal::Crossed) => {
+                let credentials = this.listening.credentials;
+                return Ok(Answer::Crossed(EndpointId { identity: welcome.identity, credentials }));
+            }
             Some(Refusal::Version(theirs)) => {
                 return Err(ConnectError::Version { name, theirs, ours: hello::VERSION });
             }
@@ -164,15 +232,14 @@ impl Connecting {
                 _ => ConnectError::Refused(name.clone(), "it sent no list of its windows"),
             })?;
         let this = waiting.take().expect("it was there above");
-        let credentials = peer_process::credentials(this.socket.as_fd())
-            .map_err(ConnectError::system("asking who listens"))?;
         Ok(Answer::Here(Box::new(Acquaintance {
             process: peer_process::process_of(this.socket.as_fd()),
             memory: this.memory,
             socket: this.socket,
-            credentials,
+            credentials: this.listening.credentials,
             identity: welcome.identity,
             name,
+            listening: Some(this.listening),
             their_probe: welcome.probe,
             board,
         })))

@@ -15,7 +15,7 @@ use memferry_sys::peer_process::{self, Credentials};
 
 use crate::connect::hello::Identity;
 use crate::connect::reach::Reach;
-use crate::connect::Acquaintance;
+use crate::connect::{Acquaintance, EndpointId};
 use crate::error::Gone;
 use crate::quarantine::Writer;
 use crate::region::exported::Exported;
@@ -42,10 +42,13 @@ const WARM_BYTES: usize = 8 << 10;
 /// Who and where the peer is.
 #[derive(Debug, Clone)]
 pub(crate) struct PeerFacts {
-    pub(crate) identity: Identity,
-    pub(crate) credentials: Credentials,
+    pub(crate) id: EndpointId,
     /// The name under which it listens, empty if it does not.
     pub(crate) name: String,
+    /// The kernel has said that it listens under that name.
+    pub(crate) is_proven: bool,
+    /// The name that its socket was bound to, which its own hellos tell.
+    pub(crate) bound: String,
 }
 
 /// A connection to a peer, or of an endpoint to itself.
@@ -100,8 +103,12 @@ impl Wire {
     /// A connection to a new acquaintance. Tries out the access to its memory and tells it.
     pub(crate) fn new(met: Acquaintance, switched_off: bool) -> Self {
         let reach = Reach::try_out(met.credentials, met.their_probe, switched_off);
-        let peer =
-            PeerFacts { identity: met.identity, credentials: met.credentials, name: met.name };
+        let peer = PeerFacts {
+            id: EndpointId { identity: met.identity, credentials: met.credentials },
+            is_proven: met.listening.is_some(),
+            bound: met.listening.map_or_else(|| met.name.clone(), |listening| listening.name),
+            name: met.name,
+        };
         let mut wire = Self::over(met.memory, reach, peer);
         wire.socket = Some(met.socket);
         wire.process = met.process;
@@ -119,7 +126,9 @@ impl Wire {
             gid: rustix::process::getegid().as_raw(),
         };
         let reach = Reach { read: true, write: true, denied: None };
-        let mut wire = Self::over(memory, reach, PeerFacts { identity, credentials, name });
+        let (id, bound) = (EndpointId { identity, credentials }, name.clone());
+        let peer = PeerFacts { id, name, is_proven: true, bound };
+        let mut wire = Self::over(memory, reach, peer);
         wire.their_reach = (true, true);
         Ok(wire)
     }
@@ -372,7 +381,7 @@ impl Wire {
     /// files are not this side's to remove.
     pub(crate) fn leftover(&mut self, gone: &Gone) -> Option<Leftover> {
         let own = rustix::process::geteuid().as_raw();
-        let is_own = self.peer.credentials.uid == own && self.peer.name.contains('/');
+        let is_own = self.peer.id.credentials.uid == own && self.peer.name.contains('/');
         (is_own && *gone == Gone::Ended)
             .then(|| Leftover { path: self.peer.name.clone().into(), process: self.process.take() })
     }

@@ -77,7 +77,7 @@ impl Wire {
             Access::Read => self.reach.read = false,
             Access::Write => self.reach.write = false,
         }
-        let Credentials { pid, uid } = self.peer.credentials;
+        let Credentials { pid, uid, .. } = self.peer.id.credentials;
         let error = io::Error::from_raw_os_error(errno);
         self.reach.denied = Some(cross_memory::why_denied(pid, uid, &error));
         tracing::debug!(%error, ?access, "the kernel refuses access to a peer's memory from now on");
@@ -118,7 +118,7 @@ pub(super) fn of(wire: &Wire, described: &Description, access: Access) -> (View,
     }
     let stretches =
         described.map(|d| Stretch { address: d.address as usize, length: d.length as usize });
-    (View::Cross { pid: wire.peer.credentials.pid, stretches }, Way::Cross)
+    (View::Cross { pid: wire.peer.id.credentials.pid, stretches }, Way::Cross)
 }
 
 fn read_list(list: *const u8, count: usize) -> Box<[Described]> {

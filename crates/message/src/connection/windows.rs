@@ -30,7 +30,7 @@ impl Wire {
         };
         Ok(Parts {
             board,
-            pid: self.peer.credentials.pid,
+            pid: self.peer.id.credentials.pid,
             is_self: self.is_self(),
             reach: self.reach,
             rings: self.memory.clone(),
@@ -52,7 +52,7 @@ impl Wire {
             Some(_) => None,
             None => self.socket.as_ref().and_then(|socket| socket.try_clone().ok()),
         };
-        let pid = self.peer.credentials.pid;
+        let pid = self.peer.id.credentials.pid;
         let writer = Writer::new(self.memory.clone(), pid, process, socket);
         self.writer = Some(writer.clone());
         writer

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::{Assembling, Connection, Peer, PeerSlot, Port, State};
-use crate::connect::hello::{Identity, Refusal};
+use crate::connect::hello::Refusal;
 use crate::connect::reach::is_switched_off;
-use crate::connect::{Acquaintance, Answer, Connecting, parse_name};
+use crate::connect::{Acquaintance, Answer, Connecting, Dialed, EndpointId, Listening, parse_name};
 use crate::connection::{PeerFacts, Wire};
 use crate::error::{ConnectError, Error};
 use crate::quarantine;
@@ -19,50 +19,63 @@ impl Port {
     pub(crate) fn connect(&self, name: &str) -> Result<Peer, Error> {
         self.check_fork()?;
         let socket_name = parse_name(name)?;
-        let (mut waiting, before) = {
-            let mut state = self.enter();
-            if state.closed {
-                return Err(Error::Closed);
+        let mut state = self.enter();
+        if state.closed {
+            return Err(Error::Closed);
+        }
+        let before = state.find_name_ever(name);
+        // Somebody else may have the name of one that has ended.
+        state.check_peers(true);
+        if let Some(peer) = state.find_proven(name) {
+            return Ok(peer);
+        }
+        if name == state.name {
+            return Ok(state.peer_to_self()?);
+        }
+        let (allowed, patience) = (state.settings.allowed.clone(), state.settings.connect_timeout);
+        drop(state);
+        // Without the lock: where many connect at once it takes a while.
+        let dialed = Dialed::dial(&socket_name, &allowed, patience);
+        let mut state = self.enter();
+        if state.closed {
+            return Err(Error::Closed);
+        }
+        let dialed = match dialed {
+            Ok(dialed) => dialed,
+            // Nobody listens there whom it could be taken from.
+            Err(error) => {
+                let is_nobody = matches!(error, ConnectError::NobodyListens(_));
+                let connected = state.find_name(name).filter(|_| is_nobody);
+                let came = || state.find_name_ever(name).filter(|peer| Some(*peer) != before);
+                return connected.or_else(came).ok_or(error.into());
             }
-            let before = state.find_name_ever(name);
-            // Somebody else may have the name of one that has ended.
-            state.check_peers(true);
-            if let Some(peer) = state.find_name(name) {
-                return Ok(peer);
-            }
-            if name == state.name {
-                return Ok(state.peer_to_self()?);
-            }
-            state.dialing.push(name.to_owned());
-            let (own_name, identity) = (state.name.clone(), state.identity);
-            let (allowed, patience) =
-                (state.settings.allowed.clone(), state.settings.connect_timeout);
-            let board = state.board();
-            drop(state);
-            // Without the lock: where many connect at once it takes a while.
-            let start = |board: Arc<Board>| {
-                let board = board.as_fd();
-                Connecting::start(&socket_name, identity, &own_name, board, &allowed, patience)
-            };
-            (board.map_err(ConnectError::system("making shared memory")).and_then(start), before)
         };
-        let outcome = match &mut waiting {
-            Ok(_) => {
-                let mut waiting = waiting.ok();
-                self.await_answer(&mut waiting)
-            }
-            Err(error) => Err(error.clone().into()),
+        if let Some(peer) = state.find_listening(&dialed.listening, name)? {
+            return Ok(peer);
+        }
+        // With the lock since the look above: whoever calls this side from now on is met by this.
+        let listening = dialed.listening.clone();
+        state.dialing.push(listening.clone());
+        let (own_name, identity, board) = (state.name.clone(), state.identity, state.board());
+        drop(state);
+        let start = |board: Arc<Board>| {
+            Connecting::start(dialed, identity, &own_name, board.as_fd(), patience)
+        };
+        let waiting = board.map_err(ConnectError::system("making shared memory")).and_then(start);
+        let outcome = match waiting {
+            Ok(waiting) => self.await_answer(&mut Some(waiting)),
+            Err(error) => Err(error.into()),
         };
         let mut state = self.enter();
-        state.dialing.retain(|dialed| dialed != name);
+        state.stop_dialing(&listening);
         if state.closed {
             return Err(Error::Closed);
         }
         match outcome {
             Ok(Met::Here(met)) => Ok(state.add(*met)?),
-            Ok(Met::Crossed(identity)) => {
+            Ok(Met::Crossed(id)) => {
                 drop(state);
-                self.await_identity(identity, name)
+                self.await_id(id, name)
             }
             // It did not answer, but its own call may have come through meanwhile.
             Err(error) => {
@@ -82,7 +95,7 @@ impl Port {
             let answer = Connecting::look(waiting)?;
             match answer {
                 Answer::Here(met) => return Ok(Met::Here(met)),
-                Answer::Crossed(identity) => return Ok(Met::Crossed(identity)),
+                Answer::Crossed(id) => return Ok(Met::Crossed(id)),
                 Answer::NotYet => {}
             }
             let mut state = self.enter();
@@ -95,8 +108,8 @@ impl Port {
         }
     }
 
-    /// Both sides connected at once: the other's attempt counts, and is on its way.
-    fn await_identity(&self, identity: Identity, name: &str) -> Result<Peer, Error> {
+    /// The other side's connection counts: it is there already, or on its way.
+    fn await_id(&self, id: EndpointId, name: &str) -> Result<Peer, Error> {
         let timeout = self.enter().settings.connect_timeout;
         let began = Instant::now();
         loop {
@@ -104,7 +117,7 @@ impl Port {
             state.accept_callers();
             state.progress();
             // It may even have come, said all it had to say, and gone.
-            if let Some(peer) = state.find_identity_ever(identity) {
+            if let Some(peer) = state.find_id_ever(id) {
                 return Ok(peer);
             }
             let seconds = state.settings.connect_timeout.as_secs();
@@ -119,7 +132,7 @@ impl Port {
 
 enum Met {
     Here(Box<Acquaintance>),
-    Crossed(Identity),
+    Crossed(EndpointId),
 }
 
 impl State {
@@ -127,11 +140,11 @@ impl State {
     pub(crate) fn accept_callers(&mut self) -> bool {
         let mut any = false;
         while let Some(listener) = &mut self.listener {
-            let Some(caller) = listener.poll(self.identity) else { break };
-            let (theirs, name) = (caller.identity(), caller.name().to_owned());
-            self.lose_if_ended(theirs);
-            let crossed = self.find_identity(theirs).is_some()
-                || (self.dialing.contains(&name) && self.identity < theirs);
+            let Some(mut caller) = listener.poll(self.identity) else { break };
+            let (id, name) = (caller.id(), caller.check_name());
+            let is_dialed = self.dialing.iter().any(|dialed| dialed.is(name, id.credentials));
+            self.lose_if_ended(id);
+            let crossed = self.find_id(id).is_some() || (is_dialed && self.identity < id.identity);
             if crossed {
                 caller.refuse(self.identity, Refusal::Crossed);
             } else if self.free_slot().is_none() || quarantine::has_many_ended(caller.pid()) {
@@ -146,8 +159,8 @@ impl State {
     }
 
     /// A peer that connects anew has lost its old connection, though this side may not know yet.
-    pub(super) fn lose_if_ended(&mut self, identity: Identity) {
-        if let Some(peer) = self.find_identity(identity)
+    pub(super) fn lose_if_ended(&mut self, id: EndpointId) {
+        if let Some(peer) = self.find_id(id)
             && self.peers[peer.index].connection.as_ref().is_some_and(|c| !c.wire.is_alive())
         {
             self.end_peer(peer.index);
@@ -161,8 +174,7 @@ impl State {
     }
 
     pub(super) fn add_wire(&mut self, mut wire: Wire) -> Result<Peer, ConnectError> {
-        let known = Some(&wire.peer.name).filter(|name| !name.is_empty());
-        let known = known.and_then(|name| self.place_of(name));
+        let known = self.place_of(&wire.peer.name).or_else(|| self.place_called(&wire.peer));
         let known = known.filter(|index| self.peers[*index].connection.is_none());
         let index = match known {
             Some(index) => index,
@@ -214,7 +226,7 @@ impl State {
 
     /// The endpoint as its own peer.
     pub(crate) fn peer_to_self(&mut self) -> Result<Peer, ConnectError> {
-        if let Some(peer) = self.find_identity(self.identity) {
+        if let Some(peer) = self.find_self() {
             return Ok(peer);
         }
         let wire = Wire::to_self(self.identity, self.name.clone())
@@ -229,11 +241,51 @@ impl State {
         Some(self.peer(index))
     }
 
-    fn find_identity(&self, identity: Identity) -> Option<Peer> {
-        self.find_peer(|facts| facts.identity == identity)
+    /// This endpoint as its own peer, if it is.
+    fn find_self(&self) -> Option<Peer> {
+        let is_self = |slot: &PeerSlot| slot.connection.as_ref().is_some_and(|c| c.wire.is_self());
+        self.peers.iter().position(is_self).map(|index| self.peer(index))
     }
 
-    /// The connected peer of a name.
+    /// The connected peer that is this endpoint of this process.
+    pub(super) fn find_id(&self, id: EndpointId) -> Option<Peer> {
+        self.find_peer(|facts| facts.id == id)
+    }
+
+    /// The connected peer that the kernel says listens on a name.
+    fn find_proven(&self, name: &str) -> Option<Peer> {
+        self.find_peer(|facts| facts.is_proven && facts.name == name)
+    }
+
+    /// The connected peer that listens where a name has led to, be it this side itself.
+    pub(super) fn find_listening(
+        &mut self,
+        listening: &Listening,
+        name: &str,
+    ) -> Result<Option<Peer>, ConnectError> {
+        if !self.name.is_empty()
+            && self.name == listening.name
+            && listening.credentials.pid == std::process::id()
+        {
+            return self.peer_to_self().map(Some);
+        }
+        let found = self.find_peer(|facts| listening.is(&facts.bound, facts.id.credentials));
+        if let Some(peer) = found {
+            let connection = self.peers[peer.index].connection.as_mut();
+            let facts = &mut connection.expect("it was found by it").wire.peer;
+            facts.is_proven |= facts.name == name;
+        }
+        Ok(found)
+    }
+
+    /// This side does not connect to somebody any more.
+    pub(super) fn stop_dialing(&mut self, listening: &Listening) {
+        if let Some(place) = self.dialing.iter().position(|dialed| dialed == listening) {
+            self.dialing.swap_remove(place);
+        }
+    }
+
+    /// The connected peer of a name: one that was called by it, or says that it listens there.
     pub(crate) fn find_name(&self, name: &str) -> Option<Peer> {
         self.find_peer(|facts| !facts.name.is_empty() && facts.name == name)
     }
@@ -243,15 +295,15 @@ impl State {
         self.find_name(name).or_else(|| self.find_gone(|_, last| last == name))
     }
 
-    /// The same by identity.
-    fn find_identity_ever(&self, identity: Identity) -> Option<Peer> {
-        self.find_identity(identity).or_else(|| self.find_gone(|last, _| last == identity))
+    /// The same by who it is.
+    fn find_id_ever(&self, id: EndpointId) -> Option<Peer> {
+        self.find_id(id).or_else(|| self.find_gone(|last, _| last == id))
     }
 
-    fn find_gone(&self, is_it: impl Fn(Identity, &str) -> bool) -> Option<Peer> {
+    fn find_gone(&self, is_it: impl Fn(EndpointId, &str) -> bool) -> Option<Peer> {
         let matches = |slot: &PeerSlot| {
             let last = slot.last.as_ref().filter(|_| slot.connection.is_none());
-            last.is_some_and(|(identity, name)| is_it(*identity, name))
+            last.is_some_and(|(id, name)| is_it(*id, name))
         };
         self.peers.iter().position(matches).map(|index| self.peer(index))
     }

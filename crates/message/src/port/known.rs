@@ -10,8 +10,8 @@ use memferry_sys::clock;
 use super::operations::Deed;
 use super::submit::Begun;
 use super::{Peer, PeerSlot, State};
-use crate::connect::{Answer, Connecting, parse_name};
-use crate::connection::Wire;
+use crate::connect::{Answer, Connecting, Dialed, Listening, parse_name};
+use crate::connection::{PeerFacts, Wire};
 use crate::envelope::Envelope;
 use crate::error::{ConnectError, Error, Gone, ValidationError};
 use crate::matching::Want;
@@ -32,6 +32,8 @@ pub(super) struct Known {
     /// How often it was asked for.
     uses: usize,
     call: Call,
+    /// Who listened there when it was last called.
+    listening: Option<Listening>,
     /// Sends that wait for the connection, in order.
     waiting: VecDeque<Number>,
     /// Since when calls fail, other than for want of a place in the peer's queue.
@@ -102,7 +104,8 @@ impl State {
         };
         let (name, uses) = (name.to_owned(), 1);
         let (call, waiting) = (Call::NotNeeded, VecDeque::new());
-        let known = Known { name, uses, call, waiting, troubled_since_ns: None };
+        let (listening, troubled_since_ns) = (None, None);
+        let known = Known { name, uses, call, listening, waiting, troubled_since_ns };
         self.peers[index].known = Some(Box::new(known));
         self.count_processes();
         Ok(self.peer(index))
@@ -128,6 +131,17 @@ impl State {
     pub(super) fn place_of(&self, name: &str) -> Option<usize> {
         let has_name = |slot: &PeerSlot| slot.known.as_ref().is_some_and(|k| k.name == name);
         self.peers.iter().position(has_name)
+    }
+
+    /// The place of a known peer that is being called, and calls itself by another name of its
+    /// socket.
+    pub(super) fn place_called(&self, caller: &PeerFacts) -> Option<usize> {
+        let is_called = |slot: &PeerSlot| {
+            let known = slot.known.as_ref().filter(|known| known.call.is_under_way());
+            let listening = known.and_then(|known| known.listening.as_ref());
+            listening.is_some_and(|dialed| dialed.is(&caller.bound, caller.id.credentials))
+        };
+        self.peers.iter().position(is_called)
     }
 
     /// Nobody needs a known peer any more, as often as it was asked for. A connection stays; without
@@ -228,20 +242,14 @@ impl State {
             }
             return;
         }
-        self.dialing.push(name);
         self.calls += 1;
         self.peers[peer].known.as_mut().expect("it is known").call = Call::Delayed { since_ns: 0 };
         self.dial(peer);
     }
 
     fn dial(&mut self, peer: usize) {
-        let known = self.peers[peer].known.as_ref().expect("the caller knows it");
-        let started = parse_name(&known.name).map_err(Error::from).and_then(|name| {
-            let board = self.board().map_err(ConnectError::system("making shared memory"))?;
-            let (own, allowed) = (&self.name, &self.settings.allowed);
-            let (identity, board) = (self.identity, board.as_fd());
-            Ok(Connecting::start(&name, identity, own, board, allowed, Duration::ZERO)?)
-        });
+        self.hang_up_on(peer);
+        let started = self.start_call(peer);
         let known = self.peers[peer].known.as_mut().expect("it was there above");
         match started {
             Ok(connecting) => {
@@ -251,6 +259,30 @@ impl State {
                 known.call = Call::Calling(connecting.with_endless_patience());
             }
             Err(error) => self.call_again(peer, &error),
+        }
+    }
+
+    fn start_call(&mut self, peer: usize) -> Result<Connecting, Error> {
+        let known = self.peers[peer].known.as_ref().expect("the caller knows it");
+        let (name, socket_name) = (known.name.clone(), parse_name(&known.name)?);
+        let dialed = Dialed::dial(&socket_name, &self.settings.allowed, Duration::ZERO)?;
+        if self.find_listening(&dialed.listening, &name)?.is_some() {
+            return Err(ConnectError::OtherName(name).into());
+        }
+        // Whoever calls this side from now on is met by this.
+        self.dialing.push(dialed.listening.clone());
+        let known = self.peers[peer].known.as_mut().expect("it was there above");
+        known.listening = Some(dialed.listening.clone());
+        let board = self.board().map_err(ConnectError::system("making shared memory"))?;
+        let (own, identity) = (&self.name, self.identity);
+        Ok(Connecting::start(dialed, identity, own, board.as_fd(), Duration::ZERO)?)
+    }
+
+    /// Forgets whom the last call of a known peer led to.
+    fn hang_up_on(&mut self, peer: usize) {
+        let known = self.peers[peer].known.as_mut();
+        if let Some(listening) = known.and_then(|known| known.listening.take()) {
+            self.stop_dialing(&listening);
         }
     }
 
@@ -292,10 +324,17 @@ impl State {
                     let mut waiting = Some(connecting);
                     match Connecting::look(&mut waiting) {
                         Ok(Answer::Here(met)) => drop(self.add(*met)),
-                        Ok(Answer::Crossed(_)) => {
+                        // Its own call comes to this place, unless it has come to another before.
+                        Ok(Answer::Crossed(id)) if self.find_id(id).is_none() => {
+                            let known = self.peers[peer].known.as_mut().expect("it was called");
                             known.call = Call::Crossed { since_ns: clock::now_ns() };
                         }
+                        Ok(Answer::Crossed(_)) => {
+                            let name = self.peers[peer].known_name().cloned().unwrap_or_default();
+                            self.call_failed(peer, &ConnectError::OtherName(name).into());
+                        }
                         Ok(Answer::NotYet) => {
+                            let known = self.peers[peer].known.as_mut().expect("it was called");
                             known.call = Call::Calling(waiting.expect("it waits"));
                         }
                         Err(error) => self.call_again(peer, &error.into()),
@@ -337,8 +376,7 @@ impl State {
         let Some(known) = &mut self.peers[peer].known else { return };
         if std::mem::replace(&mut known.call, Call::NotNeeded).is_under_way() {
             self.calls -= 1;
-            let name = &known.name;
-            self.dialing.retain(|dialed| dialed != name);
+            self.hang_up_on(peer);
         }
     }
 

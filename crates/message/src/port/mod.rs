@@ -38,6 +38,7 @@ use memferry_sys::{WaitWord, fork};
 use crate::Source;
 use crate::connect::hello::Identity;
 use crate::connect::listener::Listener;
+use crate::connect::{EndpointId, Listening};
 use crate::connection::{Description, Wire};
 use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone};
@@ -188,7 +189,7 @@ struct PeerSlot {
     connection: Option<Box<Connection>>,
     /// How the last one ended, and who it was.
     gone: Option<Gone>,
-    last: Option<(Identity, String)>,
+    last: Option<(EndpointId, String)>,
     /// The first arrival that was lost before the end of the peer was known.
     lost: Option<u64>,
     /// Payload bytes and number of kept messages from it, which may outlive it.
@@ -218,8 +219,8 @@ pub(crate) struct State {
     identity: Identity,
     name: String,
     peers: Vec<PeerSlot>,
-    /// Names that are being connected to at this moment.
-    dialing: Vec<String>,
+    /// Whom this side is connecting to at this moment.
+    dialing: Vec<Listening>,
     /// Known peers that are being called, and those that nobody has called yet.
     calls: usize,
     strangers: usize,

@@ -331,7 +331,7 @@ impl State {
         self.tell_change();
         self.peers[peer].gone = Some(gone.clone());
         let facts = &connection.wire.peer;
-        self.peers[peer].last = Some((facts.identity, facts.name.clone()));
+        self.peers[peer].last = Some((facts.id, facts.name.clone()));
         let error = Error::PeerGone(gone.clone());
         let belongs = |deed: &Deed| match deed {
             Deed::Send(sending) => sending.peer == peer,

@@ -73,7 +73,7 @@ impl State {
 
     /// The number by which handles of a peer's windows name it.
     pub(crate) fn public_number(&self, peer: Peer) -> Result<ProcessHandle, Error> {
-        Ok(public_number(self.facts_of(peer)?.peer.identity))
+        Ok(public_number(self.facts_of(peer)?.peer.id.identity))
     }
 
     /// A new window: those peers that can map it get it.
