@@ -125,7 +125,7 @@ fn under_a_limit_of_file_size() {
     let here = Endpoint::open(&unique("here")).unwrap();
     names_the_limit(here.connect(there.name()).unwrap_err().to_string());
     // More than a connection, and far less than the list of windows may become.
-    to(4 << 20);
+    to(2 << 20);
     let peer = here.connect(there.name()).unwrap();
     here.send(peer, 1, b"hello").unwrap();
     let mut windows = Vec::new();
