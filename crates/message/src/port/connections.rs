@@ -46,7 +46,7 @@ impl Port {
             Err(error) => {
                 let is_nobody = matches!(error, ConnectError::NobodyListens(_));
                 let connected = state.find_name(name).filter(|_| is_nobody);
-                let came = || state.find_name_ever(name).filter(|peer| Some(*peer) != before);
+                let came = || state.came_by_itself(name, None, before);
                 return connected.or_else(came).ok_or(error.into());
             }
         };
@@ -63,7 +63,7 @@ impl Port {
         };
         let waiting = board.map_err(ConnectError::system("making shared memory")).and_then(start);
         let outcome = match waiting {
-            Ok(waiting) => self.await_answer(&mut Some(waiting)),
+            Ok(waiting) => self.await_answer(&mut Some(waiting), &listening, name),
             Err(error) => Err(error.into()),
         };
         let mut state = self.enter();
@@ -73,23 +73,23 @@ impl Port {
         }
         match outcome {
             Ok(Met::Here(met)) => Ok(state.add(*met)?),
+            Ok(Met::Already(peer)) => Ok(peer),
             Ok(Met::Crossed(id)) => {
                 drop(state);
                 self.await_id(id, name)
             }
             // It did not answer, but its own call may have come through meanwhile.
-            Err(error) => {
-                let came = state.find_name_ever(name);
-                // Of one that has gone, what it sent can still be received.
-                let is_useful =
-                    |peer: &Peer| Some(*peer) != before || state.peers[peer.index].kept_count > 0;
-                came.filter(is_useful).ok_or(error)
-            }
+            Err(error) => state.came_by_itself(name, Some(&listening), before).ok_or(error),
         }
     }
 
     /// Waits for the answer to a hello, and answers those of others meanwhile.
-    fn await_answer(&self, waiting: &mut Option<Connecting>) -> Result<Met, Error> {
+    fn await_answer(
+        &self,
+        waiting: &mut Option<Connecting>,
+        listening: &Listening,
+        name: &str,
+    ) -> Result<Met, Error> {
         const NAP: Duration = Duration::from_millis(1);
         loop {
             let answer = Connecting::look(waiting)?;
@@ -99,7 +99,12 @@ impl Port {
                 Answer::NotYet => {}
             }
             let mut state = self.enter();
+            // Whoever is called may have called too. Its call counts then, and it may not look at
+            // this one any more: it has what it wanted.
             state.accept_callers();
+            if let Some(peer) = state.find_listening(listening, name)? {
+                return Ok(Met::Already(peer));
+            }
             state.progress();
             drop(state);
             if let Some(waiting) = waiting {
@@ -133,6 +138,8 @@ impl Port {
 enum Met {
     Here(Box<Acquaintance>),
     Crossed(EndpointId),
+    /// It has called meanwhile.
+    Already(Peer),
 }
 
 impl State {
@@ -298,6 +305,21 @@ impl State {
     /// The same by who it is.
     fn find_id_ever(&self, id: EndpointId) -> Option<Peer> {
         self.find_id(id).or_else(|| self.find_gone(|last, _| last == id))
+    }
+
+    /// The peer of a name that could not be called: its own call has come through since `before`, or
+    /// what it sent can still be received though it has gone.
+    fn came_by_itself(
+        &self,
+        name: &str,
+        listening: Option<&Listening>,
+        before: Option<Peer>,
+    ) -> Option<Peer> {
+        let is_it = |id: EndpointId, last: &str| {
+            listening.is_some_and(|listening| listening.is(last, id.credentials))
+        };
+        let came = self.find_name_ever(name).or_else(|| self.find_gone(is_it));
+        came.filter(|peer| Some(*peer) != before || self.peers[peer.index].kept_count > 0)
     }
 
     fn find_gone(&self, is_it: impl Fn(EndpointId, &str) -> bool) -> Option<Peer> {

@@ -137,9 +137,9 @@ fn messages_in_the_ring_survive_another_call_of_a_peer_that_has_ended() {
     }
     die(&pair.there);
     let mut state = pair.port().enter();
-    let identity = state.peers[0].connection.as_ref().unwrap().wire.peer.identity;
+    let id = state.peers[0].connection.as_ref().unwrap().wire.peer.id;
     // What a hello does that it sent before it took the call of this side.
-    state.lose_if_ended(identity);
+    state.lose_if_ended(id);
     drop(state);
     for number in 0..50 {
         assert_eq!(pair.take(0), Ok(number));
