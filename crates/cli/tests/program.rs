@@ -2,9 +2,10 @@
 
 use assert_cmd::Command;
 
+/// With built-in values, so that nothing is measured and nothing is saved.
 fn memferry(words: &[&str]) -> Command {
     let mut command = Command::cargo_bin("memferry").expect("the program is built");
-    command.args(words);
+    command.args(words).env("MEMFERRY_PROFILE", "off");
     command
 }
 

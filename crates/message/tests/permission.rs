@@ -9,6 +9,7 @@ use memferry_message::{Builder, ConnectError, Denied, Endpoint, Error, Peer, TAG
 use memferry_testing::{Requirement, skip};
 use support::memory::{first_wrong, pattern};
 use support::process::{self, Child, setting};
+use support::traces::Folder;
 use support::unique;
 
 const SIZES: [usize; 9] = [0, 1, 48, 49, 5000, 20_000, 300_001, 1 << 20, (5 << 20) + 3];
@@ -77,7 +78,10 @@ fn filter(error: i32) {
 }
 
 fn gated(gate: &str, endpoint: &Endpoint) -> Command {
-    let mut command = process::command("behind the gate");
+    gated_by(process::command("behind the gate"), gate, endpoint)
+}
+
+fn gated_by(mut command: Command, gate: &str, endpoint: &Endpoint) -> Command {
     command.env("MEMFERRY_TEST_GATE", gate).env("MEMFERRY_TEST_NAME", endpoint.name());
     command
 }
@@ -247,8 +251,9 @@ fn another_user_is_let_in_where_it_is_allowed() {
     if !is_root() {
         return skip(Requirement::Root, "only root can become another user");
     }
-    let endpoint = here();
-    let reach = exchange(&endpoint, gated("", &endpoint).uid(NOBODY));
+    let (endpoint, folder) = (here(), Folder::new("other-user"));
+    let command = process::command_in(folder.path(), "behind the gate");
+    let reach = exchange(&endpoint, gated_by(command, "", &endpoint).uid(NOBODY));
     check(&reach, Denied::OtherUser);
 }
 
@@ -311,7 +316,8 @@ fn another_user_is_refused_where_it_is_not_allowed() {
     }
     let (name, mine) = (unique("nobody's"), unique("root's"));
     let strict = Builder::new().background(true).open(&mine).unwrap();
-    let mut command = process::command("other user");
+    let folder = Folder::new("other-user");
+    let mut command = process::command_in(folder.path(), "other user");
     command.env("MEMFERRY_TEST_NAME", &name).env("MEMFERRY_TEST_OTHER", &mine);
     let mut child = Child::spawn(command.uid(NOBODY).stdin(Stdio::piped()));
     let mut error = None;

@@ -4,6 +4,7 @@
 //! process, what the role says. Processes die with the test that started them.
 
 use std::os::unix::process::CommandExt;
+use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
 /// The test in which the other processes begin.
@@ -13,7 +14,20 @@ const PARENT: &str = "MEMFERRY_TEST_PARENT";
 
 /// A command that starts another process in a role.
 pub(crate) fn command(role: &str) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    command_of(&std::env::current_exe().unwrap(), role)
+}
+
+/// The same, with a copy of the test program in another folder: another user may not reach this one.
+pub(crate) fn command_in(folder: &Path, role: &str) -> Command {
+    let copy = folder.join("test-program");
+    if !copy.exists() {
+        memferry_testing::copy_program(&std::env::current_exe().unwrap(), &copy);
+    }
+    command_of(&copy, role)
+}
+
+fn command_of(program: &Path, role: &str) -> Command {
+    let mut command = Command::new(program);
     command
         .args(["--exact", ENTRY, "--nocapture", "--test-threads=1"])
         .env(ROLE, role)
