@@ -19,7 +19,7 @@ use crate::transfer::{Failed, OwnedSource, OwnedTarget, OwnedTransfer, Transfer}
 /// Moves memory. Cheap to clone; clones share engines, channels and cookies. When the last clone
 /// is dropped, the channels finish what they hold and end. A transfer that waits for another, or
 /// whose handle lives on, may end later than that: memory is free when its transfer says so.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Ferry {
     /// Blocking copies below this size are a plain `memcpy`. Kept here, beside the pointer, so
     /// that finding out costs nothing.
@@ -31,6 +31,13 @@ pub struct Ferry {
     /// is. The plan would say the same.
     small: u64,
     pub(crate) inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Ferry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let engines: Vec<_> = self.facts().engines.iter().map(|engine| &engine.name).collect();
+        f.debug_struct("Ferry").field("engines", &engines).finish_non_exhaustive()
+    }
 }
 
 impl Ferry {

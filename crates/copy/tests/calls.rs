@@ -363,3 +363,16 @@ fn a_default_ferry_works_and_explains_itself() {
     let plan = ferry.explain(&memferry_copy::plan::Question::copy(5 << 20, true)).unwrap();
     assert!(!plan.reason.to_string().is_empty());
 }
+
+#[test]
+fn handles_are_shown_in_a_line() {
+    let ferry = Ferry::new().unwrap();
+    let transfer = ferry.icopy_owned(vec![83u8; 8 << 20], vec![83u8; 8 << 20]).unwrap();
+    let mut shown = vec![format!("{ferry:?}"), format!("{transfer:?}")];
+    ferry.scope(|scope| shown.push(format!("{scope:?}")));
+    let _ = transfer.wait();
+    for text in &shown {
+        assert!(text.len() < 300 && !text.contains("83, 83"), "{text}");
+    }
+    assert!(shown[1].contains("length: 8388608"), "{}", shown[1]);
+}

@@ -84,7 +84,6 @@ pub enum AccessWay {
 }
 
 /// What a carrier has to say.
-#[derive(Debug)]
 pub enum CarrierEvent {
     /// A message has come, all of it.
     Arrived {
@@ -140,4 +139,23 @@ pub enum CarrierEvent {
         /// How it ended.
         how: Gone,
     },
+}
+
+/// Without the bytes of messages.
+impl std::fmt::Debug for CarrierEvent {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (name, id) = match self {
+            Self::Arrived { peer, bytes, .. } => {
+                let mut shown = f.debug_struct("Arrived");
+                return shown.field("peer", peer).field("length", &bytes.len()).finish();
+            }
+            Self::Announced { peer, .. } => ("Announced", peer),
+            Self::Sent { number, .. } => ("Sent", number),
+            Self::Fetched { number, .. } => ("Fetched", number),
+            Self::Accessed { number, .. } => ("Accessed", number),
+            Self::Moved { peer } => ("Moved", peer),
+            Self::Gone { peer, .. } => ("Gone", peer),
+        };
+        f.debug_tuple(name).field(id).finish()
+    }
 }

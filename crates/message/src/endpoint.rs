@@ -45,15 +45,21 @@ pub const TAG_ANY: u64 = 0;
 /// task.join().unwrap()?;
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Endpoint {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     port: Arc<Port>,
     name: String,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Inner { port, name } = &*self.inner;
+        f.debug_struct("Endpoint").field("name", name).field("port", port).finish()
+    }
 }
 
 impl Drop for Inner {

@@ -8,11 +8,18 @@ use crate::error::{ConnectError, Error, ValidationError};
 use crate::port::Peer;
 
 /// An endpoint among `size` endpoints of a job, all connected to each other.
-#[derive(Debug)]
 pub struct Job {
     endpoint: Endpoint,
     rank: usize,
     peers: Vec<Peer>,
+}
+
+impl std::fmt::Debug for Job {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (rank, size) = (&self.rank, &self.peers.len());
+        let mut shown = f.debug_struct("Job");
+        shown.field("rank", rank).field("size", size).field("endpoint", &self.endpoint).finish()
+    }
 }
 
 impl Job {

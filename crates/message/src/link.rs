@@ -21,10 +21,15 @@ use crate::quarantine;
 use crate::window::{RawMemory, RemoteWindow, Rights, Window, WindowHandle};
 
 /// A name that others connect links to.
-#[derive(Debug)]
 pub struct Listener {
     ear: std::sync::Mutex<Ear>,
     settings: Settings,
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener").finish_non_exhaustive()
+    }
 }
 
 impl Builder {
@@ -94,15 +99,20 @@ impl Listener {
 
 /// Two connected processes: the n-th write of one meets the n-th read of the other. Cheap to
 /// clone; closes when the last clone is dropped.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Link {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
 struct Inner {
     port: Arc<Port>,
     peer: Peer,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("port", self.port()).finish()
+    }
 }
 
 impl Drop for Inner {

@@ -38,8 +38,13 @@ pub trait Ordered: sealed::Sealed {
 }
 
 /// What a later transfer needs to know of an earlier one. Opaque: nobody outside may touch it.
-#[derive(Debug)]
 pub struct Predecessor(pub(crate) Arc<Completion>);
+
+impl std::fmt::Debug for Predecessor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Predecessor").field("is_done", &self.0.is_done()).finish_non_exhaustive()
+    }
+}
 
 mod sealed {
     pub trait Sealed {}
@@ -51,15 +56,27 @@ mod sealed {
 /// A running or finished transfer over memory for which the caller vouches.
 ///
 /// It is also a future. Clones stand for the same transfer.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use = "a transfer tells whether it succeeded"]
 pub struct Transfer {
     state: State,
     length: u64,
 }
 
+impl std::fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("Transfer");
+        shown.field("length", &self.length);
+        match self.check() {
+            None => shown.field("state", &"in progress").finish(),
+            Some(Ok(_)) => shown.field("state", &"complete").finish(),
+            Some(Err(error)) => shown.field("state", &"failed").field("error", &error).finish(),
+        }
+    }
+}
+
 /// What is kept of a transfer: no more than its kind needs.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 enum State {
     /// Carried out at once, well.
     Over,

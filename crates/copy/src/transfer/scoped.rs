@@ -17,13 +17,18 @@ use crate::ferry::{Ferry, check_lengths};
 use crate::request::{Options, Request};
 
 /// Starts transfers over memory that lives at least as long as `'scope`.
-#[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     ferry: &'scope Ferry,
     started: Mutex<Vec<Transfer>>,
     /// Invariant, so that `'scope` can neither shrink nor grow.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
+}
+
+impl std::fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scope").field("ferry", self.ferry).finish_non_exhaustive()
+    }
 }
 
 impl Ferry {

@@ -52,7 +52,6 @@ pub struct Finish {
 }
 
 /// The shared state of one transfer.
-#[derive(Debug)]
 pub struct Completion {
     state: WaitWord,
     difference: AtomicU64,
@@ -64,6 +63,13 @@ pub struct Completion {
     span: tracing::Span,
     /// In a forked child the locks of a completion of the parent may be held for ever.
     fork_generation: u64,
+}
+
+/// Short: a request that is ordered after others shows theirs.
+impl std::fmt::Debug for Completion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Completion").field("is_done", &self.is_done()).finish_non_exhaustive()
+    }
 }
 
 /// Everybody who wants to be told, apart from sleepers on the state word.

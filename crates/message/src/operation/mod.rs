@@ -7,6 +7,7 @@
 mod owned;
 mod scoped;
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -27,16 +28,43 @@ pub use scoped::{Scope, ScopedOperation};
 ///
 /// Dropping it changes nothing: the message goes on in other calls to its endpoint or link, and its
 /// memory must stay valid until it is over.
-#[derive(Debug)]
 pub struct Operation {
     port: Arc<Port>,
     state: State,
 }
 
-#[derive(Debug)]
 enum State {
     Over(Result<Received, Error>),
     Underway(Number),
+}
+
+impl fmt::Debug for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Operation");
+        match &self.state {
+            State::Over(Ok(Received { source, tag, length })) => {
+                shown.field("peer", &source.index).field("tag", tag).field("length", length);
+                shown.field("state", &"complete");
+            }
+            State::Over(Err(error)) => {
+                shown.field("state", &"failed").field("error", error);
+            }
+            State::Underway(number) => {
+                let Some(found) = self.port.show(*number) else {
+                    return shown.field("state", &"in progress").finish_non_exhaustive();
+                };
+                shown.field("kind", &found.kind);
+                if let Some(peer) = found.peer {
+                    shown.field("peer", &peer);
+                }
+                if let Some((tag, length)) = found.message {
+                    shown.field("tag", &tag).field("length", &length);
+                }
+                shown.field("state", &found.state);
+            }
+        }
+        shown.finish()
+    }
 }
 
 impl Operation {

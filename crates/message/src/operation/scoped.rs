@@ -17,7 +17,6 @@ use crate::wire::Number;
 use crate::{IntoPieces, IntoPiecesMut, RemoteWindow, Source, ValidationError};
 
 /// Begins messages over memory that lives at least as long as `'scope`.
-#[derive(Debug)]
 pub struct Scope<'scope, 'env: 'scope> {
     port: &'scope Arc<Port>,
     /// What was begun, and whether it may be taken back at the end.
@@ -25,6 +24,12 @@ pub struct Scope<'scope, 'env: 'scope> {
     /// Invariant, so that `'scope` can neither shrink nor grow.
     scope: PhantomData<&'scope mut &'scope ()>,
     env: PhantomData<&'env mut &'env ()>,
+}
+
+impl std::fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scope").field("port", self.port).finish_non_exhaustive()
+    }
 }
 
 /// Runs `f` with a scope; at the end, cancels receives that no message has met, and waits for

@@ -18,6 +18,7 @@ mod progress;
 mod receive_now;
 mod rendezvous;
 mod settings;
+mod shown;
 mod sleep;
 mod submit;
 #[cfg(all(test, not(loom)))]
@@ -81,7 +82,6 @@ pub struct Peer {
 }
 
 /// A message that nobody has asked for yet.
-#[derive(Debug)]
 pub(crate) enum Kept {
     /// It came by itself: all of it, or as much as `arrived`.
     Here { bytes: Vec<u8>, arrived: usize },
@@ -205,7 +205,6 @@ struct PeerSlot {
 }
 
 /// What the lock guards.
-#[derive(Debug)]
 pub(crate) struct State {
     port: u64,
     settings: Settings,
@@ -274,7 +273,6 @@ pub(crate) struct State {
 }
 
 /// A port, shared by handles.
-#[derive(Debug)]
 pub(crate) struct Port {
     state: Mutex<State>,
     /// Changes when an operation ends or the sleeper leaves, for threads that wait for those.

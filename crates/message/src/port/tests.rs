@@ -223,3 +223,29 @@ fn the_first_send_after_an_orderly_end_fails() {
     assert_eq!(pair.here.send(to_there, 0, &[1; 8]), closed);
     assert_eq!(pair.here.inject(to_there, Envelope::tagged(0), &[1; 8]), closed);
 }
+
+#[test]
+fn handles_are_shown_in_a_line_and_without_the_bytes_of_messages() {
+    let pair = Pair::new("shown");
+    // Kept messages of others, one of them not complete, and operations of several kinds.
+    pair.send_here(1, &[83; 40]).unwrap();
+    let announced = pair.there.isend(pair.there.peers()[0], 2, LONG.to_vec()).unwrap();
+    pair.here.progress();
+    let posted = pair.here.irecv(pair.peer, 3, u64::MAX, vec![83; 8]).unwrap();
+    let window = pair.here.expose(vec![83; 64], crate::window::Rights::READ_WRITE).unwrap();
+    let mut shown = vec![
+        format!("{announced:?}"),
+        format!("{posted:?}"),
+        format!("{window:?}"),
+        format!("{:?}", pair.here),
+        format!("{:?}", pair.port()),
+        format!("{:?}", pair.port().enter().matching),
+    ];
+    pair.here.scope(|scope| shown.push(format!("{scope:?}")));
+    drop(window);
+    for text in &shown {
+        assert!(text.len() < 600 && !text.contains("83, 83"), "{text}");
+    }
+    assert!(shown[0].contains("send") && shown[0].contains("length: 1048576"), "{}", shown[0]);
+    assert!(shown[1].contains("posted"), "{}", shown[1]);
+}

@@ -29,7 +29,7 @@ pub struct Notify {
 
 /// A window of a peer. Accesses to one peer are carried out in the order in which they were begun;
 /// the peer need not call anything. Cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct RemoteWindow {
     pub(crate) port: Arc<Port>,
     windows: Arc<Windows>,
@@ -37,6 +37,17 @@ pub struct RemoteWindow {
     peer: Peer,
     name: Name,
     entry: Entry,
+}
+
+impl std::fmt::Debug for RemoteWindow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteWindow")
+            .field("peer", &self.peer.index)
+            .field("name", &self.name)
+            .field("length", &self.entry.length)
+            .field("rights", &self.entry.rights)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Port {
