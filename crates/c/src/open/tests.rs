@@ -93,6 +93,21 @@ fn closing_gives_back_what_the_program_has_left() {
 }
 
 #[test]
+fn closing_waits_for_copies_before_it_gives_memory_back_also_with_memory_registered() {
+    let delay = std::time::Duration::from_millis(5);
+    let (open, device) = open_with(Faults { delay, ..Faults::default() });
+    let host = bytes(8 << 20);
+    let inside = open.allocate(8 << 20).unwrap();
+    open.register(host.as_ptr(), host.len()).unwrap();
+    // SAFETY: the memory lives until the library is closed, which is when the copy is over.
+    unsafe { open.ferry().start_cookie(open.copy(host.as_ptr(), inside, host.len())) }.unwrap();
+    drop(open);
+    let seen = device.sightings();
+    assert_eq!((seen.torn_copies, seen.device_bytes), (0, 0));
+    assert_eq!(device.registered(), []);
+}
+
+#[test]
 fn a_gpu_without_memory_left_says_so() {
     let (open, _device) =
         open_with(Faults { most_device_bytes: Some(64 << 20), ..Faults::default() });

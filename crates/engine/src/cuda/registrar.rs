@@ -62,6 +62,12 @@ impl Registrar {
         (piece.end as u64 > address).then_some(piece.end as u64)
     }
 
+    /// Whether the driver knows both ends of a range as registered memory, whoever has registered it.
+    fn is_known_to_driver(&self, address: usize, length: usize) -> bool {
+        let is_host = |address: usize| self.driver.is_device(address as u64) == Some(false);
+        length > 0 && is_host(address) && is_host(address + (length - 1))
+    }
+
     /// Registers bytes that nobody has registered.
     fn register(&self, start: usize, bytes: usize, access: Access) -> Result<Piece, DriverError> {
         let piece = |may_be_written, is_theirs| Piece {
@@ -78,7 +84,7 @@ impl Registrar {
         };
         match error.code {
             // The application's own, from one end to the other.
-            code::ALREADY_REGISTERED if self.is_pinned_by_others(start, bytes) => {
+            code::ALREADY_REGISTERED if self.is_known_to_driver(start, bytes) => {
                 Ok(piece(true, true))
             }
             // Memory that may not be written.
@@ -210,8 +216,15 @@ impl Pinner for Registrar {
     }
 
     fn is_pinned_by_others(&self, address: usize, length: usize) -> bool {
-        let is_host = |address: usize| self.driver.is_device(address as u64) == Some(false);
-        length > 0 && is_host(address) && is_host(address + (length - 1))
+        if fork::generation() != self.fork_generation {
+            return false;
+        }
+        // What is ours goes when the last of its pins does, and a copy that has none would not keep it.
+        let is_ours = |book: &Book| {
+            let there = book.inside(address, address.saturating_add(length));
+            there.iter().any(|start| !book.pieces[start].is_theirs)
+        };
+        !is_ours(&lock(&self.book)) && self.is_known_to_driver(address, length)
     }
 
     fn unpin(&self, _range: PageRange, token: Token) {
@@ -380,6 +393,23 @@ mod tests {
         registrar.unpin(whole, token);
         registrar.unpin(range(&pages, 8, 10), other);
         assert!(registrar.pin(half, Access::Write).is_ok(), "the last who used it is gone");
+    }
+
+    #[test]
+    fn what_is_pinned_here_is_never_taken_for_what_others_have_pinned() {
+        let (model, registrar, pages) = place(Faults::default());
+        let (first, second) = (range(&pages, 0, 4), range(&pages, 8, 12));
+        let is_theirs =
+            |range: PageRange| registrar.is_pinned_by_others(range.start() + 5, range.bytes() - 10);
+        model.register(second.start(), second.bytes(), false).unwrap();
+        assert!(!is_theirs(first) && is_theirs(second));
+        let pin = registrar.pin_bytes(first.start(), first.bytes(), Access::Write).unwrap();
+        assert!(!is_theirs(first), "it goes with its pin, and must be kept by one");
+        let theirs = registrar.pin_bytes(second.start(), second.bytes(), Access::Write).unwrap();
+        assert!(is_theirs(second));
+        registrar.unpin(first, pin);
+        registrar.unpin(second, theirs);
+        assert_eq!(model.registered(), [(second.start(), second.bytes())]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //! and what is done without the device.
 
 use memferry_memory::pinning::{Access, PageRange, PinError};
-use memferry_sys::cuda::{DriverError, Event, Stream, Way};
+use memferry_sys::cuda::{Driver, DriverError, Event, Stream, Way, code};
 use memferry_sys::sync::spin_hint;
 use memferry_sys::{clock, residency};
 
@@ -28,7 +28,7 @@ impl Worker {
     pub(super) fn copy_now(&mut self, way: Way) -> Begun {
         let ((source, target), length) = (self.addresses(), self.left());
         // SAFETY: the memory is vouched for until the descriptor is reported.
-        let copied = unsafe { self.device.driver.copy_now(way, source, target, length as usize) };
+        let copied = unsafe { copy_in_parts(&*self.device.driver, way, source, target, length) };
         let result = copied.map(|()| None).map_err(|error| self.failure(error));
         self.over(length, result)
     }
@@ -193,6 +193,32 @@ impl Worker {
     pub(super) fn failure(&self, error: DriverError) -> ExecutionError {
         self.device.heard(error);
         failed(error.meaning())
+    }
+}
+
+/// Copies at once, in halves where the driver refuses the whole: memory across the edge of what is
+/// registered. What is refused to the last byte is not there.
+///
+/// # Safety
+/// As for [`Driver::copy_now`].
+unsafe fn copy_in_parts(
+    driver: &dyn Driver,
+    way: Way,
+    source: u64,
+    target: u64,
+    length: u64,
+) -> Result<(), DriverError> {
+    // SAFETY: passed on.
+    match unsafe { driver.copy_now(way, source, target, length as usize) } {
+        Err(error) if error.code == code::INVALID_VALUE && length > 1 => {
+            let half = length / 2;
+            // SAFETY: passed on, for both parts.
+            unsafe {
+                copy_in_parts(driver, way, source, target, half)?;
+                copy_in_parts(driver, way, source + half, target + half, length - half)
+            }
+        }
+        copied => copied,
     }
 }
 

@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use memferry_engine::MemoryKind;
 use memferry_engine::contract::Limits;
 use memferry_engine::cuda::model::Faults;
 use memferry_sys::cuda::Driver;
 
 use crate::common::{
-    Job, KIB, MIB, OK, Subject, check, device, host, outcome, pattern, patterned, subjects,
+    Job, KIB, MIB, OK, Place, Subject, check, device, host, outcome, pattern, patterned, subjects,
     untouched,
 };
 
@@ -241,6 +242,26 @@ fn memory_that_others_have_registered_is_used_as_it_is_where_others_use_the_devi
     assert!(subject.registry().register(address, SIZE).is_ok(), "it is registered already");
     subject.registry().unregister(address, SIZE);
     assert_eq!(subject.model().registered(), [(address, SIZE), (address + SIZE, SIZE)]);
+}
+
+#[test]
+fn memory_across_the_edges_of_regions_is_copied_without_a_ring_too() {
+    const SIZE: usize = 3 * MIB + 11;
+    let subject = Subject::shared(Faults { no_pinned_memory: true, ..Faults::default() });
+    let (source, target) = (patterned(1, SIZE), untouched(SIZE));
+    let inside = subject.device(SIZE);
+    for memory in [&source, &target] {
+        for (at, bytes) in [(MIB + 7, 5_000), (MIB + 5_007, 1), (2 * MIB, MIB)] {
+            let address = memory.as_ptr() as usize + at;
+            assert!(subject.registry().register(address, bytes).unwrap().is_none());
+        }
+    }
+    let passing = |job: Job| subject.carry_out(job.passing(true));
+    assert_eq!(passing(Job::copy(host(&source, 0), device(&inside, 0), SIZE)), OK);
+    assert_eq!(passing(Job::copy(device(&inside, 0), host(&target, 0), SIZE)), OK);
+    check(target.as_slice(), 0, source.as_slice(), "there and back");
+    let nowhere = Place { address: 1 << 44, kind: MemoryKind::Host };
+    assert!(passing(Job::copy(nowhere, device(&inside, 0), SIZE)).is_err());
 }
 
 #[test]

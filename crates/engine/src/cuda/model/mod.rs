@@ -50,7 +50,8 @@ pub struct Sightings {
     pub registrations: u64,
     /// Registrations that are over.
     pub unregistrations: u64,
-    /// Memory that was unregistered while a copy was under way there. The worst that can happen.
+    /// Memory that was unregistered, or memory of the device that was given back, while a copy was under
+    /// way there. The worst that can happen.
     pub torn_copies: u64,
     /// Copies of memory that was not registered, or not in one piece.
     pub stray_copies: u64,
@@ -87,6 +88,8 @@ struct State {
     registered: BTreeMap<usize, (usize, bool)>,
     /// Ordinary memory that copies are under way on.
     in_flight: Vec<(usize, usize)>,
+    /// The same for memory of the device, where the model keeps it.
+    in_flight_inside: Vec<(u64, u64)>,
     /// How often each event was recorded, and how often it was reached.
     events: HashMap<u64, (u64, u64)>,
     /// How many copies were begun, and how many may be.
@@ -288,7 +291,16 @@ unsafe impl Driver for ModelDevice {
     }
 
     unsafe fn free(&self, address: u64) {
-        lock(&self.shared.state).allocations.remove(&address);
+        let mut state = lock(&self.shared.state);
+        let Some(allocation) = state.allocations.remove(&address) else { return };
+        let start = allocation.contents.as_ptr() as u64;
+        let end = start + allocation.bytes as u64;
+        let torn = state.in_flight_inside.iter().any(|(from, to)| *from < end && start < *to);
+        if torn {
+            state.sightings.torn_copies += 1;
+            // The copy goes on: it must not hit what gets the memory next.
+            std::mem::forget(allocation);
+        }
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<u64, DriverError> {
@@ -419,7 +431,14 @@ unsafe impl Driver for ModelDevice {
             let source = if way == Way::In { source } else { state.real(source, bytes)? };
             let target = if way == Way::Out { target } else { state.real(target, bytes)? };
             state.in_flight.extend(host);
-            Order::Copy { source, target, bytes, host }
+            let inside = match way {
+                Way::In => [Some(target), None],
+                Way::Out => [Some(source), None],
+                Way::Within => [Some(source), Some(target)],
+            };
+            let inside = inside.map(|at| at.map(|at| (at, at + bytes as u64)));
+            state.in_flight_inside.extend(inside.into_iter().flatten());
+            Order::Copy { source, target, bytes, host, inside }
         };
         self.put(stream, order)
     }

@@ -33,10 +33,26 @@ pub(super) struct Inbox {
 /// What a stream does. Addresses are those at which the bytes really are.
 #[derive(Debug)]
 pub(super) enum Order {
-    Copy { source: u64, target: u64, bytes: usize, host: Option<(usize, usize)> },
-    Fill { target: u64, value: u8, bytes: usize },
-    Record { event: u64, turn: u64 },
-    Await { event: u64, turn: u64 },
+    Copy {
+        source: u64,
+        target: u64,
+        bytes: usize,
+        host: Option<(usize, usize)>,
+        inside: [Option<(u64, u64)>; 2],
+    },
+    Fill {
+        target: u64,
+        value: u8,
+        bytes: usize,
+    },
+    Record {
+        event: u64,
+        turn: u64,
+    },
+    Await {
+        event: u64,
+        turn: u64,
+    },
 }
 
 impl Shared {
@@ -82,7 +98,7 @@ impl Shared {
     fn carry_out(&self, order: Order) {
         let is_lost = || self.is_lost.load(Ordering::SeqCst);
         match order {
-            Order::Copy { source, target, bytes, host } => {
+            Order::Copy { source, target, bytes, host, inside } => {
                 std::thread::sleep(self.faults.delay);
                 self.wait_for_turn();
                 let number = self.copies.fetch_add(1, Ordering::SeqCst) + 1;
@@ -100,6 +116,10 @@ impl Shared {
                     && let Some(at) = state.in_flight.iter().position(|each| *each == range)
                 {
                     state.in_flight.swap_remove(at);
+                }
+                for range in inside.into_iter().flatten() {
+                    let at = state.in_flight_inside.iter().position(|each| *each == range);
+                    at.into_iter().for_each(|at| drop(state.in_flight_inside.swap_remove(at)));
                 }
             }
             Order::Fill { target, value, bytes } => {
