@@ -147,19 +147,18 @@ impl Inner {
     /// # Safety
     /// As for [`Inner::carry_out`]; the request must be simple, over ordinary memory, and not longer than
     /// [`Inner::small_bytes`].
-    #[inline]
+    #[inline(always)]
     pub(crate) unsafe fn hand_over_small(&self, request: &Request<'_>) -> Transfer {
         let Request { operation, source, target, length, value, .. } = *request;
-        // SAFETY: passed on.
-        let descriptor = unsafe { Descriptor::new(operation, source, target, length) };
         let only = &self.engines[0];
-        match self.policy.choose(&only.channels, length) {
-            Choice::Channel { index, .. } => only.submit_numbered(index, descriptor.value(value)),
-            Choice::Caller => {
-                descriptor.value(value).run();
-                Transfer::over(length)
-            }
-        }
+        let choice = self.policy.choose(&only.channels, length);
+        // SAFETY: passed on.
+        let descriptor = unsafe { Descriptor::new(operation, source, target, length) }.value(value);
+        let Choice::Channel { index, .. } = choice else {
+            descriptor.run();
+            return Transfer::over(length);
+        };
+        only.submit_numbered(index, descriptor)
     }
 
     /// The two ways that need no completion: done at once, or a number in a channel. `None` if
@@ -408,7 +407,10 @@ impl OpenEngine {
 
     /// Submits a descriptor of which the number is kept, or carries it out: there is a thread here that
     /// can work while the channel is full or closed.
-    #[inline]
+    ///
+    /// Always inlined, so that the transfer is built where it is returned: copying it after the submit
+    /// takes some 10 ns more.
+    #[inline(always)]
     fn submit_numbered(&self, index: usize, descriptor: Descriptor) -> Transfer {
         let length = descriptor.length();
         // Everything that takes a locked instruction comes before the submit: after it, such an
