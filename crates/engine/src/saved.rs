@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime};
 use std::{env, fs, io};
 
 use memferry_sys::cpu;
+use memferry_sys::file_size;
 use memferry_sys::folder_lock::lock_folder_of;
 use thiserror::Error;
 
@@ -161,8 +162,9 @@ fn write(text: &str, path: &Path) -> io::Result<()> {
     }
     let mut partial = path.as_os_str().to_owned();
     partial.push(format!(".{}.partial", std::process::id()));
-    fs::write(&partial, text)?;
-    fs::rename(&partial, path).inspect_err(|_| {
+    // A limit of the size of files is no reason to end the program.
+    let written = file_size::grow(|| fs::write(&partial, text));
+    written.and_then(|()| fs::rename(&partial, path)).inspect_err(|_| {
         let _ = fs::remove_file(&partial);
     })
 }
