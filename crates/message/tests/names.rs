@@ -8,6 +8,7 @@ use std::process::Stdio;
 use std::sync::Barrier;
 
 use memferry_message::{Builder, Endpoint, Peer, Source, TAG_ALL};
+use memferry_testing::{Requirement, skip};
 use support::process::{self, Child, setting};
 use support::raw_peer::{self, RawPeer};
 use support::traces::Folder;
@@ -132,9 +133,51 @@ fn an_identity_that_somebody_claims_keeps_nobody_out() {
     child.finish();
 }
 
+/// Calls under a name that it listens on, or that somebody else does.
+fn other_user() {
+    let (prey, claimed) = (setting("MEMFERRY_TEST_NAME"), setting("MEMFERRY_TEST_CLAIMED"));
+    // Its own name leads to it; the other one does not.
+    let honest = Builder::new().allow_uid(0).open(&unique("honest")).unwrap();
+    let peer = honest.connect(&prey).unwrap();
+    honest.send(peer, TAG, honest.name().as_bytes()).unwrap();
+    let _liar = RawPeer::connect_as(&prey, raw_peer::identity(), &claimed).unwrap();
+    std::io::read_to_string(std::io::stdin()).unwrap();
+}
+
+#[test]
+fn a_caller_of_another_user_has_the_name_that_it_listens_on_and_no_other() {
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65534;
+    if rustix::process::geteuid().as_raw() != 0 {
+        return skip(Requirement::Root, "only root can become another user");
+    }
+    let victim = Builder::new().background(true).open(&unique("victim")).unwrap();
+    let prey = Builder::new().allow_uid(NOBODY).background(true).open(&unique("prey")).unwrap();
+    // It is asked for by name before anybody calls.
+    let known = prey.know(victim.name()).unwrap();
+    let mut command = process::command("other user");
+    command.env("MEMFERRY_TEST_NAME", prey.name()).env("MEMFERRY_TEST_CLAIMED", victim.name());
+    let mut child = Child::spawn(command.stdin(Stdio::piped()).uid(NOBODY));
+    let mut words = [0; 64];
+    let honest = prey.recv(Source::Any, TAG, TAG_ALL, &mut words).unwrap();
+    let name = std::str::from_utf8(&words[..honest.length as usize]).unwrap();
+    assert_eq!(prey.name_of(honest.source).unwrap(), name);
+    assert_eq!(prey.connect(name).unwrap(), honest.source);
+    until("the liar is in", || prey.peers().len() == 2);
+    let liar = prey.peers().into_iter().find(|peer| *peer != honest.source).unwrap();
+    assert_ne!(liar, known);
+    assert_eq!(prey.name_of(liar).unwrap(), "");
+    let found = prey.connect(victim.name()).unwrap();
+    assert!(found != liar && found != honest.source);
+    drop(child.take_input());
+    child.finish();
+}
+
 #[test]
 fn other_processes_begin_here() {
-    if process::role().as_deref() == Some("victim") {
-        victim();
+    match process::role().as_deref() {
+        Some("victim") => victim(),
+        Some("other user") => other_user(),
+        _ => {}
     }
 }
