@@ -193,7 +193,7 @@ impl State {
         wire.announce();
         if let Some(readiness) = &self.readiness {
             for descriptor in wire.descriptors() {
-                let _ = readiness.add(descriptor, false);
+                self.is_watch_partial |= readiness.add(descriptor, false).is_err();
             }
         }
         wire.rest(if self.pollers == 0 { self.resting } else { 0 });

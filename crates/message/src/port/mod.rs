@@ -236,6 +236,8 @@ pub(crate) struct State {
     listener: Option<Listener>,
     /// Watches sockets and processes, for event loops and deep sleep.
     readiness: Option<Arc<Readiness>>,
+    /// A connection could not be added to it: nobody may sleep on it without a bound.
+    is_watch_partial: bool,
     closed: bool,
     /// How the owner wants to be told while no call of its own looks.
     resting: u32,
@@ -318,6 +320,7 @@ impl Port {
             looks: Looks::default(),
             listener,
             readiness: None,
+            is_watch_partial: false,
             closed: false,
             resting: 0,
             has_sleeper: false,

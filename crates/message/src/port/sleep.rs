@@ -89,6 +89,7 @@ impl Port {
                 state.to_sleep = true;
                 // Without a deadline, whatever rings ends the sleep; what does not is looked at again.
                 let bound = match deadline {
+                    None if state.is_watch_partial => Some(slice),
                     None if longest == SLICE && !state.carried.is_used() => None,
                     None if longest == SLICE => Some(CARRIER_SLICE),
                     _ => Some(slice),

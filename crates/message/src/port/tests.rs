@@ -249,3 +249,26 @@ fn handles_are_shown_in_a_line_and_without_the_bytes_of_messages() {
     assert!(shown[0].contains("send") && shown[0].contains("length: 1048576"), "{}", shown[0]);
     assert!(shown[1].contains("posted"), "{}", shown[1]);
 }
+
+#[test]
+fn a_peer_that_could_not_be_watched_for_want_of_memory_ends_a_wait_all_the_same() {
+    ends(|| {
+        let pair = Pair::new("unwatched");
+        let mut state = pair.port().enter();
+        let readiness = state.readiness().unwrap();
+        let wire = &state.peers[0].connection.as_ref().unwrap().wire;
+        // As if the kernel had refused to add them.
+        wire.descriptors().for_each(|descriptor| readiness.remove(descriptor));
+        state.is_watch_partial = true;
+        drop(state);
+        let probing = {
+            let (here, peer) = (pair.here.clone(), pair.peer);
+            std::thread::spawn(move || here.probe(peer, 0, 0))
+        };
+        while !pair.port().enter().sleeps_deeply {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        die(&pair.there);
+        assert_eq!(probing.join().unwrap(), Err(Error::PeerGone(Gone::Ended)));
+    });
+}
