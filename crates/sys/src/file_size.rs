@@ -102,7 +102,11 @@ mod tests {
             }
         };
         let before = mask();
-        grow(|| Ok(assert_eq!(mask(), 1))).unwrap();
+        grow(|| {
+            assert_eq!(mask(), 1);
+            Ok(())
+        })
+        .unwrap();
         assert_eq!(mask(), before);
     }
 }

@@ -119,7 +119,7 @@ impl Shared {
                 }
                 for range in inside.into_iter().flatten() {
                     let at = state.in_flight_inside.iter().position(|each| *each == range);
-                    at.into_iter().for_each(|at| drop(state.in_flight_inside.swap_remove(at)));
+                    at.into_iter().for_each(|at| _ = state.in_flight_inside.swap_remove(at));
                 }
             }
             Order::Fill { target, value, bytes } => {
