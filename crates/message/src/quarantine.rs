@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::{fork, peer_process};
 
+use crate::path::SlowCopy;
 use crate::ring::layout::Memory;
 
 /// Connections of one process that may have ended in the middle of a write before no more of its
@@ -81,29 +82,36 @@ pub(crate) enum Claimed {
     Window(u32),
 }
 
-/// Memory that a peer may still write.
+/// Memory that somebody may still write.
 #[derive(Debug, Clone)]
-pub(crate) struct Claim {
-    writer: Arc<Writer>,
-    claimed: Claimed,
+pub(crate) enum Claim {
+    /// A peer.
+    Peer { writer: Arc<Writer>, claimed: Claimed },
+    /// A thread of this process that waits for a peer's memory.
+    Copy(Arc<SlowCopy>),
 }
 
 impl Claim {
+    /// What a peer has claimed.
     pub(crate) fn new(writer: Arc<Writer>, claimed: Claimed) -> Self {
-        Self { writer, claimed }
+        Self::Peer { writer, claimed }
     }
 
-    /// Whether the peer may still write. Words that make no sense claim nothing: an honest peer
+    /// Whether somebody may still write. Words that make no sense claim nothing: an honest peer
     /// writes none, and another one could write without claiming.
     pub(crate) fn is_held(&self) -> bool {
-        let says_so = match self.claimed {
+        let (writer, claimed) = match self {
+            Self::Peer { writer, claimed } => (writer, *claimed),
+            Self::Copy(copy) => return copy.outcome().is_none(),
+        };
+        let says_so = match claimed {
             Claimed::Chunks { record, generation, chunks, claimed } => {
-                let record = self.writer.memory.record(true, record.into());
+                let record = writer.memory.record(true, record.into());
                 record.told(generation, chunks).is_ok_and(|told| told.given_up() < claimed)
             }
-            Claimed::Window(window) => self.writer.is_at(window),
+            Claimed::Window(window) => writer.is_at(window),
         };
-        says_so && self.writer.is_alive()
+        says_so && writer.is_alive()
     }
 }
 

@@ -56,6 +56,8 @@ pub(crate) enum Note {
         source: Place,
         core: u16,
         expects: bool,
+        /// The source may not be in memory: reading it may take any time.
+        absent: bool,
     },
     /// The receiver has a place for a message, and says how it should come.
     Accept { sender: Number, receiver: Number, length: u64, manner: Manner },
@@ -185,12 +187,13 @@ impl Note {
                 let number = receiver.unwrap_or_default().0;
                 [first(FRAGMENT, named, 0), number, pack_span(data), 0, 0, 0, 0, 0]
             }
-            Self::Request { envelope, length, sender, source, core, expects } => {
+            Self::Request { envelope, length, sender, source, core, expects, absent } => {
                 let [p, q] = pack_place(source);
                 let flags = (pack_envelope(&envelope) as u8) << REQUEST_SHIFT
                     | if expects { REQUEST_EXPECTS } else { 0 };
                 let data = envelope.data.unwrap_or(0);
-                [first(REQUEST, flags, core), envelope.tag, length, sender.0, p, q, data, 0]
+                let absent = u64::from(absent);
+                [first(REQUEST, flags, core), envelope.tag, length, sender.0, p, q, data, absent]
             }
             Self::Accept { sender, receiver, length, manner } => match manner {
                 Manner::Pipeline => [first(ACCEPT, 0, 0), sender.0, receiver.0, length, 0, 0, 0, 0],
@@ -261,6 +264,7 @@ impl Note {
                 source: unpack_place([words[4], words[5]])?,
                 core: large,
                 expects: small & REQUEST_EXPECTS != 0,
+                absent: words[7] & 1 != 0,
             },
             kind::ACCEPT => {
                 let length = words[3];
@@ -337,14 +341,15 @@ mod tests {
                 .prop_map(|(envelope, length, first)| Note::Eager { envelope, length, first }),
             (proptest::option::of(number()), span)
                 .prop_map(|(receiver, data)| Note::Fragment { receiver, data }),
-            (envelope(), 0..LONGEST, number(), place(), any::<u16>(), any::<bool>()).prop_map(
-                |(envelope, length, sender, source, core, expects)| Note::Request {
+            (envelope(), 0..LONGEST, number(), place(), any::<u16>(), any::<[bool; 2]>()).prop_map(
+                |(envelope, length, sender, source, core, [expects, absent])| Note::Request {
                     envelope,
                     length,
                     sender,
                     source,
                     core,
-                    expects
+                    expects,
+                    absent
                 }
             ),
             (

@@ -142,7 +142,7 @@ impl Operation {
             }
             // Helping may take longer than whoever has a deadline would wait.
             if deadline.is_none() {
-                self.port.help_accesses();
+                self.port.help_accesses(number);
             }
             let found = self.port.block(true, deadline, |state| {
                 let over = state.operations.take_outcome(number).map(Ok);

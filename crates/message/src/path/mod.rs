@@ -11,6 +11,7 @@ mod offload;
 mod pinning;
 mod pipeline;
 mod single;
+mod slow;
 mod stream;
 
 use memferry_copy::Ferry;
@@ -66,6 +67,8 @@ pub(crate) struct Sending {
     pub(crate) chunk_bytes: u32,
     /// Receives were under way when it was begun.
     pub(crate) expects: bool,
+    /// Its memory may not be there: whoever reads it may wait for any time.
+    pub(crate) absent: bool,
     pub(crate) stage: SendStage,
 }
 
@@ -113,7 +116,7 @@ pub(crate) enum ReceiveStage {
     Arriving { arrived: u64, requested: Option<Requested> },
     /// The message waits in the sender's memory. How it comes is decided when this side has time:
     /// by then it may have a message for the sender, and the two copy one each.
-    Met { sender: Number, source: Description, core: u16 },
+    Met { sender: Number, source: Description, core: u16, absent: bool },
     /// All of it is here, and the sender is to be told as soon as there is room in the ring.
     Arrived { sender: Number },
     /// The message waits in the sender's memory and is being fetched.
@@ -127,7 +130,7 @@ pub(crate) enum ReceiveStage {
 /// A receive that was given up while the sender was writing to its memory.
 #[derive(Debug)]
 pub(crate) struct Held {
-    pub(crate) claim: Claim,
+    pub(crate) claims: Vec<Claim>,
     pub(crate) error: Error,
 }
 
@@ -151,6 +154,8 @@ pub(crate) struct Fetch {
     pub(crate) done: u64,
     pub(crate) together: Option<Together>,
     pub(crate) engines: Option<Engines>,
+    /// The source may never come.
+    pub(crate) slow: Option<Slow>,
 }
 
 impl Receiving {
@@ -209,6 +214,7 @@ pub(crate) use cooperative::{Together, begin_helping};
 pub(crate) use eager::put_eager;
 pub(crate) use inline::put_inline;
 pub(crate) use pinning::{Looks, copy_at_once};
+pub(crate) use slow::{Slow, SlowCopy};
 pub(crate) use stream::arrive;
 
 /// What a failed copy means for the message of the side that copied.
@@ -235,8 +241,9 @@ fn announce(sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense
         return Ok(Step::Idle);
     }
     let core = memferry_sys::affinity::current_core() as u16;
-    let Sending { envelope, length, expects, .. } = *sending;
-    wire.write(&Note::Request { envelope, length, sender: number, source, core, expects }.encode());
+    let Sending { envelope, length, expects, absent, .. } = *sending;
+    let sender = number;
+    wire.write(&Note::Request { envelope, length, sender, source, core, expects, absent }.encode());
     sending.stage = SendStage::Announced;
     Ok(Step::Moved)
 }

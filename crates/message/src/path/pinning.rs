@@ -94,6 +94,28 @@ pub(crate) struct Looks {
     known: [Known; Self::PLACES],
     /// Which of them makes room for the next.
     oldest: usize,
+    /// Memory all of which was there.
+    whole: [Whole; Self::PLACES],
+    oldest_whole: usize,
+}
+
+/// Memory that was all there when it was looked at.
+#[derive(Debug, Clone, Copy, Default)]
+struct Whole {
+    address: usize,
+    length: usize,
+    /// So often it is not looked at again.
+    trusted: u8,
+}
+
+/// The most of a message's front and back that is looked at.
+const MOST_LOOKED_AT: usize = 64 << 20;
+
+/// Whether all pages of a range are in memory. What is not mapped counts as there.
+fn is_all_there(address: usize, length: usize) -> bool {
+    let first = address & !(page_bytes() - 1);
+    let pages = (address - first).saturating_add(length).div_ceil(page_bytes());
+    residency::resident_pages(first, pages * page_bytes()).map_or(true, |there| there == pages)
 }
 
 /// A page that was there when it was looked at.
@@ -118,6 +140,38 @@ impl Looks {
     /// The same of memory of the other side, if it is mapped here.
     pub(crate) fn is_view_absent(&mut self, view: &View, bytes: u64) -> bool {
         self.is_absent(near_pieces(view), bytes)
+    }
+
+    /// Whether any page of a message of this process is not in memory, so that whoever reads it may
+    /// have to wait for any time. Of many pieces the first and the last are looked at. What cannot be
+    /// looked at is an error for whoever reads it.
+    pub(crate) fn may_be_absent(&mut self, pieces: &[Piece]) -> bool {
+        const LOOKED_AT: usize = 4;
+        let last = pieces.len().saturating_sub(LOOKED_AT).max(LOOKED_AT);
+        let mut looked_at = pieces.iter().take(LOOKED_AT).chain(pieces.iter().skip(last));
+        looked_at.any(|piece| piece.length > 0 && self.is_piece_absent(*piece))
+    }
+
+    fn is_piece_absent(&mut self, piece: Piece) -> bool {
+        let (address, length) = (piece.address as usize, piece.length);
+        let is_it = |whole: &Whole| whole.address == address && whole.length == length;
+        let found = self.whole.iter().position(is_it);
+        let place = found.unwrap_or(self.oldest_whole);
+        if found.is_some() && self.whole[place].trusted > 0 {
+            self.whole[place].trusted -= 1;
+            return false;
+        }
+        // Of a huge message the ends tell: a look takes time, and whoever sends must not wait.
+        let part = length.min(MOST_LOOKED_AT);
+        if !is_all_there(address, part) || !is_all_there(address.wrapping_add(length - part), part)
+        {
+            return true;
+        }
+        self.whole[place] = Whole { address, length, trusted: Self::TRUST };
+        if found.is_none() {
+            self.oldest_whole = (place + 1) % Self::PLACES;
+        }
+        false
     }
 
     fn is_page_absent(&mut self, page: usize, is_resident: impl FnOnce(usize) -> bool) -> bool {

@@ -2,7 +2,7 @@
 
 use memferry_sys::shared_memory::Access;
 
-use super::{Path, ReceiveStage, Receiving, Step, Turn, copy_failed, pinning};
+use super::{Path, ReceiveStage, Receiving, Slow, Step, Turn, copy_failed, pinning};
 use crate::ring::cells::Nonsense;
 
 pub(super) struct Single;
@@ -12,6 +12,17 @@ impl Path for Single {
         let accepted = receiving.accepted();
         let pieces = receiving.pieces.as_slice();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
+        match &fetch.slow {
+            None => {}
+            Some(Slow::Waiting) => return Ok(Step::Idle),
+            Some(Slow::Copying(copy)) => {
+                return Ok(match copy.outcome() {
+                    None => Step::Idle,
+                    Some(Ok(())) => Step::Done,
+                    Some(Err(error)) => copy_failed(error),
+                });
+            }
+        }
         let length = (accepted - fetch.done).min(fetch.plan.chunk_bytes.into());
         if length > 0 {
             let streaming = fetch.plan.streams.then_some(turn.streaming);

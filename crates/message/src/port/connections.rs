@@ -209,6 +209,7 @@ impl State {
             arrived: 0,
             assembling: Assembling::Nothing,
             is_ending: false,
+            slow: None,
         }));
         self.count_processes();
         if known.is_some() {

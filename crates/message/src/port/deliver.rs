@@ -41,9 +41,9 @@ impl State {
             Note::Fragment { receiver: Some(number), data } => {
                 self.deliver_requested(peer, number, data)?;
             }
-            Note::Request { envelope, length, sender, source, core, expects } => {
+            Note::Request { envelope, length, sender, source, core, expects, absent } => {
                 let source = self.wire(peer).read_place(source, length)?;
-                let request = Request { sender, source, core, expects };
+                let request = Request { sender, source, core, expects, absent };
                 match self.met(peer, &envelope, length) {
                     Some(number) => {
                         let arrival = self.matching.number_arrival();

@@ -2,12 +2,13 @@
 //! cannot any more. Who handed over memory that can wait (an owned buffer) is told at once.
 
 use std::any::Any;
+use std::sync::Arc;
 
 use super::State;
 use super::operations::Deed;
 use crate::connection::Wire;
 use crate::error::Error;
-use crate::path::{self, Held, ReceiveStage};
+use crate::path::{self, Held, ReceiveStage, Slow, SlowCopy};
 use crate::quarantine::{self, Claim};
 use crate::wire::Number;
 
@@ -16,20 +17,28 @@ impl State {
     /// which a live peer may still write ends when that is over.
     pub(super) fn abandon(&mut self, number: Number, wire: &mut Wire, error: &Error) {
         if let Some(receiving) = self.operations.receiving(number) {
-            let claimed = match &receiving.stage {
+            let mut claims = Vec::new();
+            match &receiving.stage {
                 ReceiveStage::Arrived { .. } => return self.complete_receive(number),
                 ReceiveStage::Held(_) => return,
-                ReceiveStage::Fetching(fetch) => path::of(fetch.plan.path).give_up(receiving, wire),
-                _ => None,
-            };
-            let claim = claimed.map(|claimed| Claim::new(wire.writer(), claimed));
-            if let Some(claim) = claim.filter(Claim::is_held) {
-                tracing::debug!("a peer holds on to the memory of a message that has ended");
+                ReceiveStage::Fetching(fetch) => {
+                    if let Some(Slow::Copying(copy)) = &fetch.slow {
+                        copy.cancel();
+                        claims.push(Claim::Copy(copy.clone()));
+                    }
+                    let claimed = path::of(fetch.plan.path).give_up(receiving, wire);
+                    claims.extend(claimed.map(|claimed| Claim::new(wire.writer(), claimed)));
+                }
+                _ => {}
+            }
+            claims.retain(Claim::is_held);
+            if !claims.is_empty() {
+                tracing::debug!("somebody holds on to the memory of a message that has ended");
                 // Whoever dropped an owned buffer has left it to this library.
                 if let Some(buffer) = self.operations.take_detached(number) {
-                    quarantine::keep(vec![claim.clone()], buffer);
+                    quarantine::keep(claims.clone(), buffer);
                 }
-                let held = Box::new(Held { claim, error: error.clone() });
+                let held = Box::new(Held { claims, error: error.clone() });
                 if let Some(receiving) = self.operations.receiving(number) {
                     receiving.stage = ReceiveStage::Held(held);
                     self.held.push(number);
@@ -50,7 +59,7 @@ impl State {
         held.retain(|&number| {
             let Some(receiving) = self.operations.receiving(number) else { return false };
             let ReceiveStage::Held(held) = &receiving.stage else { return false };
-            if held.claim.is_held() {
+            if held.claims.iter().any(Claim::is_held) {
                 return true;
             }
             let error = held.error.clone();
@@ -81,11 +90,34 @@ impl State {
     ) -> Result<Error, Box<dyn Any + Send>> {
         let Some(receiving) = self.operations.receiving(number) else { return Err(buffer) };
         let ReceiveStage::Held(held) = &receiving.stage else { return Err(buffer) };
-        let (claim, error) = (held.claim.clone(), held.error.clone());
-        quarantine::keep(vec![claim], buffer);
+        let (claims, error) = (held.claims.clone(), held.error.clone());
+        quarantine::keep(claims, buffer);
         self.held.retain(|held| *held != number);
         self.operations.finish(number, Err(error.clone()));
         Ok(error)
+    }
+
+    /// Begins to copy a message whose sender's memory may never come, unless another one of the same
+    /// peer is being copied so: one peer has one thread.
+    pub(super) fn begin_slow(&mut self, peer: usize, number: Number) {
+        let Self { operations, peers, me, .. } = self;
+        let Some(connection) = peers[peer].connection.as_mut() else { return };
+        let is_busy = |copy: &Arc<SlowCopy>| copy.outcome().is_none();
+        if connection.slow.as_ref().is_some_and(is_busy) {
+            return;
+        }
+        let Some(receiving) = operations.receiving(number) else { return };
+        let length = receiving.accepted();
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return };
+        if !matches!(fetch.slow, Some(Slow::Waiting)) {
+            return;
+        }
+        // SAFETY: the operation is under way, so its owner vouches for the pieces, and it is not over
+        // before the copy is: `abandon` makes a claim of it.
+        let started =
+            unsafe { SlowCopy::start(&fetch.source, &receiving.pieces, length, me.clone()) };
+        connection.slow = started.clone();
+        fetch.slow = Some(started.map_or(Slow::Waiting, Slow::Copying));
     }
 
     /// Whether anything is under way, though the port may be closed: its memory is in use.

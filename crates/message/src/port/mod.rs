@@ -28,7 +28,7 @@ mod watch;
 mod windows;
 
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use memferry_copy::Ferry;
 use memferry_engine::cpu::{Profile as CopyProfile, ProfileSource};
@@ -44,7 +44,7 @@ use crate::connection::{Description, Wire};
 use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
-use crate::path::{Looks, Turn};
+use crate::path::{Looks, SlowCopy, Turn};
 use crate::pieces::Piece;
 use crate::plan::{self, Closeness, Facts};
 use crate::quarantine::Writer;
@@ -103,6 +103,7 @@ pub(crate) struct Request {
     source: Description,
     core: u16,
     expects: bool,
+    absent: bool,
 }
 
 impl Kept {
@@ -166,6 +167,8 @@ struct Connection {
     assembling: Assembling,
     /// A message was found to be lost: the connection ends before anything can pass it.
     is_ending: bool,
+    /// A message of the peer whose memory may never come, being copied by a thread of its own.
+    slow: Option<Arc<SlowCopy>>,
 }
 
 impl Connection {
@@ -207,6 +210,8 @@ struct PeerSlot {
 /// What the lock guards.
 pub(crate) struct State {
     port: u64,
+    /// The port around this, for threads that have something to tell.
+    me: Weak<Port>,
     settings: Settings,
     facts: Facts,
     /// Cores that this process may run on.
@@ -297,8 +302,9 @@ impl Port {
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let facts = settings.facts();
         let windows = Arc::<OnceLock<Arc<Windows>>>::default();
-        let state = State {
+        let mut state = State {
             port: id,
+            me: Weak::new(),
             operations: Operations::new(settings.most_operations),
             settings,
             is_crowded: false,
@@ -342,14 +348,17 @@ impl Port {
             held: Vec::new(),
             windows: windows.clone(),
         };
-        Arc::new(Self {
-            state: Mutex::new(state),
-            local: WaitWord::new(0),
-            local_waiters: AtomicU32::new(0),
-            contenders: AtomicU32::new(0),
-            fork_generation: fork::generation(),
-            background: Mutex::new(None),
-            windows,
+        Arc::new_cyclic(move |me| {
+            state.me = me.clone();
+            Self {
+                state: Mutex::new(state),
+                local: WaitWord::new(0),
+                local_waiters: AtomicU32::new(0),
+                contenders: AtomicU32::new(0),
+                fork_generation: fork::generation(),
+                background: Mutex::new(None),
+                windows,
+            }
         })
     }
 

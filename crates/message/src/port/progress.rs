@@ -7,7 +7,7 @@ use super::operations::{Deed, Leaving};
 use super::{Connection, Peer, Received, State, turn};
 use crate::connection::Wire;
 use crate::error::{Error, Gone};
-use crate::path::{self, ReceiveStage, SendStage, Step};
+use crate::path::{self, ReceiveStage, SendStage, Slow, Step};
 use crate::plan::PathKind;
 use crate::region;
 use crate::ring::cells::Nonsense;
@@ -232,6 +232,10 @@ impl State {
                 }
                 let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(None) };
                 let (kind, sender) = (fetch.plan.path, fetch.sender);
+                if let Some(Slow::Waiting) = fetch.slow {
+                    self.begin_slow(peer, number);
+                    return Ok(Some(Step::Idle));
+                }
                 let mut step = path::of(kind).receive(receiving, &mut turn(number, wire))?;
                 if step == Step::Done && wire.memory.has_other_ended() && !wire.is_self() {
                     // What was copied may be anything. The end of the peer ends the receive, so that
@@ -258,14 +262,18 @@ impl State {
         let mut moved = false;
         self.wire(peer).forget_refusal();
         while let Some(&number) = self.connection(peer).outbox.front() {
-            let Self { operations, peers, .. } = self;
+            let Self { operations, peers, looks, .. } = self;
             let connection = peers[peer].connection.as_mut().expect("it is connected");
             let Some(sending) = operations.sending(number) else {
                 connection.outbox.pop_front();
                 continue;
             };
-            if matches!(sending.stage, SendStage::Queued) && !connection.takes_payloads() {
+            if matches!(sending.stage, SendStage::Queued)
+                && sending.path != PathKind::Single
+                && !connection.takes_payloads()
+            {
                 sending.path = PathKind::Single;
+                sending.absent = looks.may_be_absent(sending.pieces.as_slice());
             }
             match path::of(sending.path).send(sending, &mut turn(number, &mut connection.wire))? {
                 Step::Idle => break,

@@ -114,7 +114,7 @@ impl State {
                 wire.used(first);
                 Some((envelope.tag, length))
             }
-            Note::Request { envelope, length, sender, source, core, .. }
+            Note::Request { envelope, length, sender, source, core, absent: false, .. }
                 if want.fits(peer, &envelope)
                     && length <= LONGEST_NOW.min(capacity)
                     && connection.wire.has_room().unwrap_or(false) =>

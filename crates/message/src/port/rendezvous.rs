@@ -7,7 +7,7 @@ use super::{Connection, Kept, Request, State, turn};
 use crate::connection::{CopyError, View, Wire};
 use crate::envelope::Envelope;
 use crate::error::Error;
-use crate::path::{self, Fetch, Looks, ReceiveStage, SendStage, Step, Together};
+use crate::path::{self, Fetch, Looks, ReceiveStage, SendStage, Slow, Step, Together};
 use crate::pieces::Piece;
 use crate::plan::pinning::{self, Copier};
 use crate::plan::{self, Closeness, Ends, Facts, PathKind, Pinning, Question, Way};
@@ -29,8 +29,8 @@ impl State {
         let Some(receiving) = self.operations.receiving(number) else { return Ok(()) };
         receiving.meet(peer, envelope, length);
         receiving.arrival = arrival;
-        let Request { sender, source, core, expects } = request;
-        receiving.stage = ReceiveStage::Met { sender, source, core };
+        let Request { sender, source, core, expects, absent } = request;
+        receiving.stage = ReceiveStage::Met { sender, source, core, absent };
         if !expects {
             self.fetch(number)?;
         }
@@ -51,7 +51,10 @@ impl State {
         };
         let Self { operations, peers, facts, looks, .. } = self;
         let Some(receiving) = operations.receiving(number) else { return Ok(()) };
-        let ReceiveStage::Met { sender, source, core } = &receiving.stage else { return Ok(()) };
+        let ReceiveStage::Met { sender, source, core, absent: never_comes } = &receiving.stage
+        else {
+            return Ok(());
+        };
         let connection = peers[receiving.peer].connection.as_mut().expect("it is connected");
         let (view, way) = connection.wire.view(source, Access::Read);
         let (bytes, pieces) = (receiving.accepted(), receiving.pieces.as_slice());
@@ -60,6 +63,11 @@ impl State {
         let mut plan = plan::rendezvous(facts, &question);
         if bytes == 0 || (plan.path == PathKind::Cooperative && !connection.wire.has_record()) {
             plan.path = if way == Way::None { PathKind::Pipeline } else { PathKind::Single };
+        }
+        // Memory that may never come is read by a thread that nobody waits for.
+        let is_slow = *never_comes && way == Way::Cross && plan.path != PathKind::Pipeline;
+        if is_slow {
+            plan.path = PathKind::Single;
         }
         tracing::trace!(bytes, path = plan.path.name(), "a message met a receive");
         let path = path::of(plan.path);
@@ -70,6 +78,7 @@ impl State {
             done: 0,
             together: None,
             engines: None,
+            slow: is_slow.then_some(Slow::Waiting),
         }));
         path.begin(receiving, &mut turn(number, &mut connection.wire))
     }

@@ -161,16 +161,19 @@ impl State {
 
     /// A message of which nothing is sent.
     pub(super) fn sending(
-        &self,
+        &mut self,
         peer: usize,
         envelope: Envelope,
         pieces: &[Piece],
         length: u64,
         path: PathKind,
     ) -> Sending {
+        // Only what waits here is read by others.
+        let absent = path == PathKind::Single && self.looks.may_be_absent(pieces);
         Sending {
             peer,
             envelope,
+            absent,
             pieces: Pieces::new(pieces),
             length,
             path,

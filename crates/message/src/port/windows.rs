@@ -40,12 +40,24 @@ impl Port {
         self.windows.get().map(|windows| windows.memory())
     }
 
-    /// Carries out accesses that wait, for a thread that is about to wait for one.
+    /// Carries out accesses that wait, for a thread that is about to wait for one of them.
     #[inline]
-    pub(crate) fn help_accesses(&self) {
+    pub(crate) fn help_accesses(&self, number: Number) {
         if let Some(windows) = self.windows.get() {
-            windows.help(self);
+            windows.help(self, number);
         }
+    }
+}
+
+/// Forgets how memory of a peer is reached, which waits for accesses under way. One that waits for the
+/// peer's memory may never end: then a thread waits for it, and nobody else.
+fn forget(memory: &PeerMemory, forget: impl FnOnce() + Send + 'static) {
+    if !memory.lane.is_running() {
+        return forget();
+    }
+    let thread = std::thread::Builder::new().name("memferry-forget".into());
+    if thread.spawn(forget).is_err() {
+        tracing::warn!("no thread for forgetting a peer: its translations stay");
     }
 }
 
@@ -156,7 +168,7 @@ impl State {
         if let (Some(memory), Some(windows)) = (wire.window_peer.take(), self.windows.get()) {
             memory.retire(gone);
             let windows = windows.clone();
-            let forget = move || windows.remove_peer(&memory);
+            let forget = move || forget(&memory.clone(), move || windows.remove_peer(&memory));
             self.operations.leavings.push(Leaving::Forget(Box::new(forget)));
         }
         self.absent.retain(|writer| writer.is_visiting());
@@ -188,7 +200,8 @@ impl State {
             // Translations of before are right until then: a region that is gone has no open window,
             // and one that is new is reached in another way.
             let (windows, memory) = (windows.clone(), memory.clone());
-            let forget = move || windows.forget_region(&memory, region);
+            let forget =
+                move || forget(&memory.clone(), move || windows.forget_region(&memory, region));
             self.operations.leavings.push(Leaving::Forget(Box::new(forget)));
         }
     }

@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::Instant;
 
 use memferry_sys::sync::lock;
 
 use super::carry::Job;
+use crate::wire::Number;
 
 /// Accesses to one peer.
 #[derive(Debug, Default)]
@@ -60,21 +62,38 @@ impl Lane {
         Some((Turn(self), job))
     }
 
+    /// Whether the access of an operation waits here.
+    pub(crate) fn has(&self, number: Number) -> bool {
+        self.queue().jobs.iter().any(|job| job.number == Some(number))
+    }
+
+    /// Whether somebody carries out an access.
+    pub(crate) fn is_running(&self) -> bool {
+        self.queue().is_running
+    }
+
     /// Whether nothing waits, and nobody may put anything back.
     pub(crate) fn is_idle(&self) -> bool {
         let queue = self.queue();
         queue.jobs.is_empty() && !queue.is_running
     }
 
-    /// Waits until nobody carries anything out, and takes what waits.
-    pub(crate) fn stop(&self) -> VecDeque<Job> {
+    /// Waits until nobody carries anything out, and takes what waits. Returns whether that was before
+    /// the deadline: memory of a peer may never come, and whoever waits for it ends its access later.
+    pub(crate) fn stop(&self, deadline: Instant) -> (VecDeque<Job>, bool) {
         let mut queue = self.queue();
         queue.stopping += 1;
         while queue.is_running {
-            queue = self.quiet.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            let woken = self.quiet.wait_timeout(queue, left);
+            queue = woken.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
         queue.stopping -= 1;
-        std::mem::take(&mut queue.jobs)
+        let is_quiet = !queue.is_running;
+        (std::mem::take(&mut queue.jobs), is_quiet)
     }
 }
 

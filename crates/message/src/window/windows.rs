@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use memferry_memory::lookup::{Kind, Lookup, Settings as LookupSettings};
 use memferry_sys::copy::stream::Streaming;
@@ -16,12 +17,16 @@ use super::peer_memory::{Parts, PeerMemory};
 use super::source::PeerMemories;
 use crate::error::{ConnectError, Error, Gone};
 use crate::port::{Peer, Port, Received, State};
+use crate::wire::Number;
 
 /// The lookup of a port.
 pub(crate) type PeerLookup = Lookup<PeerMemories>;
 
 /// How long the thread waits before it tries accesses again that were dropped.
 const RETRY: std::time::Duration = std::time::Duration::from_micros(50);
+
+/// How long a close waits for accesses under way.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Names files to which all accesses are recorded, one for each process and endpoint.
 pub(crate) const TRACE_VARIABLE: &str = "MEMFERRY_LOOKUP_TRACE";
@@ -214,11 +219,13 @@ impl Windows {
 
     /// Carries out accesses that wait, for a thread that waits for one of them. Returns whether
     /// anything was done.
-    pub(crate) fn help(&self, port: &Port) -> bool {
+    pub(crate) fn help(&self, port: &Port, number: Number) -> bool {
         if self.waiting.load(Ordering::Relaxed) == 0 {
             return false;
         }
-        let lanes: Vec<_> = lock(&self.worker).lanes.iter().cloned().collect();
+        // Its own lane alone: memory of another peer may never come.
+        let mut lanes: Vec<_> = lock(&self.worker).lanes.iter().cloned().collect();
+        lanes.retain(|(_, peer)| peer.lane.has(number));
         self.run_lanes(port, &lanes, Patience::Waits)
     }
 
@@ -303,14 +310,20 @@ impl Windows {
         self.work.notify_all();
         // Accesses to peers that are gone may still wait for their end.
         let lost = lanes.into_iter().map(|(_, peer)| peer);
+        let deadline = Instant::now() + CLOSE_PATIENCE;
+        let mut are_quiet = true;
         for peer in self.lookup.source().all().into_iter().chain(lost) {
             peer.retire(Gone::Closed);
-            for job in peer.lane.stop() {
+            let (jobs, is_quiet) = peer.lane.stop(deadline);
+            are_quiet &= is_quiet;
+            for job in jobs {
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
                 finish(&mut port.enter(), &job, Err(Error::Closed));
             }
         }
+        // A thread that waits for memory of a peer ends when that comes, or when the peer ends.
         if let Some(thread) = thread
+            && are_quiet
             && thread.thread().id() != std::thread::current().id()
         {
             let _ = thread.join();
