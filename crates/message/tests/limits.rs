@@ -139,7 +139,7 @@ fn under_a_limit_of_file_size() {
     };
     names_the_limit(refused.to_string());
     to(unlimited.rlim_cur);
-    let last = vec![9u8; 8];
+    let last = [9u8; 8];
     // SAFETY: the memory is kept until this process ends.
     let window = unsafe { here.expose_raw(last.as_ptr().cast_mut(), 8, Rights::READ) }.unwrap();
     // A peer that connected when the list was short finds what was added since.
