@@ -138,7 +138,7 @@ impl State {
         let connection = self.connection(peer);
         if !connection.outbox.is_empty()
             || !connection.takes_payloads()
-            || !connection.wire.is_surely_alive()
+            || !connection.wire.may_send()
         {
             return Ok(false);
         }
