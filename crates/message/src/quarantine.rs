@@ -87,8 +87,9 @@ pub(crate) enum Claimed {
 pub(crate) enum Claim {
     /// A peer.
     Peer { writer: Arc<Writer>, claimed: Claimed },
-    /// A thread of this process that waits for a peer's memory.
-    Copy(Arc<SlowCopy>),
+    /// A thread of this process that waits for a peer's memory. The peer counts as its writer: what
+    /// one process can make us hold is bounded.
+    Copy { copy: Arc<SlowCopy>, _writer: Arc<Writer> },
 }
 
 impl Claim {
@@ -102,7 +103,7 @@ impl Claim {
     pub(crate) fn is_held(&self) -> bool {
         let (writer, claimed) = match self {
             Self::Peer { writer, claimed } => (writer, *claimed),
-            Self::Copy(copy) => return copy.outcome().is_none(),
+            Self::Copy { copy, .. } => return copy.outcome().is_none(),
         };
         let says_so = match claimed {
             Claimed::Chunks { record, generation, chunks, claimed } => {

@@ -28,10 +28,24 @@ use reach::ProbeWords;
 
 /// An endpoint: which process it is in, as the kernel says, and which of them, as the process says.
 /// Two processes that say the same are two all the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub(crate) struct EndpointId {
     pub(crate) identity: Identity,
     pub(crate) credentials: Credentials,
+}
+
+impl PartialEq for EndpointId {
+    fn eq(&self, other: &Self) -> bool {
+        self.identity == other.identity && is_same(self.credentials, other.credentials)
+    }
+}
+
+impl Eq for EndpointId {}
+
+/// Whether two credentials are of one process. Those of a socket are from when it was connected or
+/// began to listen, and a process may change its user after that.
+fn is_same(one: Credentials, other: Credentials) -> bool {
+    if one.pid == 0 { one == other } else { one.pid == other.pid }
 }
 
 /// A process that listens, as the kernel tells it to somebody who has connected: who it is, and the
@@ -51,7 +65,7 @@ impl Listening {
 
     /// Whether a process that says it listens on `name` does so, and is this one.
     pub(crate) fn is(&self, name: &str, credentials: Credentials) -> bool {
-        !name.is_empty() && self.name == name && self.credentials == credentials
+        !name.is_empty() && self.name == name && is_same(self.credentials, credentials)
     }
 }
 
@@ -60,7 +74,7 @@ impl Listening {
 pub(crate) fn listens_on(name: &str, credentials: Credentials) -> bool {
     let socket = parse_name(name).ok().and_then(|name| PacketSocket::connect(&name).ok());
     let listener = socket.and_then(|socket| peer_process::credentials(socket.as_fd()).ok());
-    listener == Some(credentials)
+    listener.is_some_and(|listener| is_same(listener, credentials))
 }
 
 /// Everything that a new connection is made of.

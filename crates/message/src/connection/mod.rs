@@ -84,6 +84,8 @@ pub(crate) struct Wire {
     /// What the other side can do with ours; nothing until it says so.
     pub(crate) their_reach: (bool, bool),
     pub(crate) has_told_reach: bool,
+    /// It has ever said that it can do something.
+    pub(crate) has_had_reach: bool,
     /// The other side as a writer to memory of this side, once somebody has asked.
     writer: Option<Arc<Writer>>,
     pub(crate) peer: PeerFacts,
@@ -155,6 +157,7 @@ impl Wire {
             reach,
             their_reach: (false, false),
             has_told_reach: false,
+            has_had_reach: false,
             writer: None,
             peer,
             imported: Arc::default(),

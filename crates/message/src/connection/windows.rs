@@ -59,10 +59,9 @@ impl Wire {
     }
 
     /// Whether the other side may have a way to memory of this side: it was given one, or has not
-    /// said yet what it can do.
+    /// said yet what it can do. A way that it has lost may be in use still.
     pub(crate) fn could_access(&self) -> bool {
-        let (reads, writes) = self.their_reach;
-        !self.has_told_reach || reads || writes || self.is_self() || self.exported.is_any()
+        !self.has_told_reach || self.has_had_reach || self.is_self() || self.exported.is_any()
     }
 
     /// Whether the other side visits a window of this side. One that has hung up may be in the

@@ -22,12 +22,14 @@ impl Port {
             windows.close(self);
         }
         let mut state = self.enter();
-        if !state.closed {
+        if state.closed {
+            drop(state);
+        } else {
             state.progress();
             self.wake_sleeper(&mut state);
             state.close();
+            self.await_held(state);
         }
-        self.await_held(state);
         crate::quarantine::sweep();
         // The thread may run code of the application's that closes too: not with this lock held.
         let background = lock(&self.background).take();

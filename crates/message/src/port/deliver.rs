@@ -61,6 +61,7 @@ impl State {
             Note::Reach { read, write } => {
                 let wire = self.wire(peer);
                 (wire.their_reach, wire.has_told_reach) = ((read, write), true);
+                wire.has_had_reach |= read || write;
             }
             Note::Share { region, writable, address, length } => {
                 let access = if writable { Access::Write } else { Access::Read };

@@ -44,9 +44,10 @@ impl State {
             self.operations.receiving(number).map(|receiving| receiving.arrival)
         });
         let first = receives.min().unwrap_or(NOTHING_LOST);
+        // A mark of a lost message is from an earlier peer in this place.
+        let is_cut = |kept: &Kept| !kept.is_complete() && !matches!(kept, Kept::Lost);
         let mut kept = self.matching.iter().filter(|kept| kept.source == peer);
-        let kept =
-            kept.find(|kept| !kept.message.is_complete()).map_or(NOTHING_LOST, |kept| kept.id);
+        let kept = kept.find(|kept| is_cut(&kept.message)).map_or(NOTHING_LOST, |kept| kept.id);
         let noted = self.peers[peer].lost.unwrap_or(NOTHING_LOST);
         first.min(kept).min(noted)
     }

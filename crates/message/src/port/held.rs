@@ -24,7 +24,8 @@ impl State {
                 ReceiveStage::Fetching(fetch) => {
                     if let Some(Slow::Copying(copy)) = &fetch.slow {
                         copy.cancel();
-                        claims.push(Claim::Copy(copy.clone()));
+                        let copy = copy.clone();
+                        claims.push(Claim::Copy { copy, _writer: wire.writer() });
                     }
                     let claimed = path::of(fetch.plan.path).give_up(receiving, wire);
                     claims.extend(claimed.map(|claimed| Claim::new(wire.writer(), claimed)));
@@ -98,30 +99,31 @@ impl State {
     }
 
     /// Begins to copy a message whose sender's memory may never come, unless another one of the same
-    /// peer is being copied so: one peer has one thread.
-    pub(super) fn begin_slow(&mut self, peer: usize, number: Number) {
+    /// peer is being copied so: one peer has one thread. Returns `false` if no thread can be started.
+    pub(super) fn begin_slow(&mut self, peer: usize, number: Number) -> bool {
         let Self { operations, peers, me, .. } = self;
-        let Some(connection) = peers[peer].connection.as_mut() else { return };
+        let Some(connection) = peers[peer].connection.as_mut() else { return true };
         let is_busy = |copy: &Arc<SlowCopy>| copy.outcome().is_none();
         if connection.slow.as_ref().is_some_and(is_busy) {
-            return;
+            return true;
         }
-        let Some(receiving) = operations.receiving(number) else { return };
+        let Some(receiving) = operations.receiving(number) else { return true };
         let length = receiving.accepted();
-        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return };
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return true };
         if !matches!(fetch.slow, Some(Slow::Waiting)) {
-            return;
+            return true;
         }
         // SAFETY: the operation is under way, so its owner vouches for the pieces, and it is not over
         // before the copy is: `abandon` makes a claim of it.
         let started =
             unsafe { SlowCopy::start(&fetch.source, &receiving.pieces, length, me.clone()) };
         connection.slow = started.clone();
-        fetch.slow = Some(started.map_or(Slow::Waiting, Slow::Copying));
+        fetch.slow = started.map(Slow::Copying);
+        fetch.slow.is_some()
     }
 
     /// Whether anything is under way, though the port may be closed: its memory is in use.
-    pub(crate) fn is_any_underway(&mut self) -> bool {
+    pub(crate) fn is_any_underway(&self) -> bool {
         !self.operations.numbers(|_| true).is_empty()
     }
 

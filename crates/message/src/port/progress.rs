@@ -5,7 +5,7 @@ use memferry_sys::clock;
 use super::deliver::Fate;
 use super::operations::{Deed, Leaving};
 use super::{Connection, Peer, Received, State, turn};
-use crate::connection::Wire;
+use crate::connection::{CopyError, Wire};
 use crate::error::{Error, Gone};
 use crate::path::{self, ReceiveStage, SendStage, Slow, Step};
 use crate::plan::PathKind;
@@ -233,13 +233,20 @@ impl State {
                 let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(None) };
                 let (kind, sender) = (fetch.plan.path, fetch.sender);
                 if let Some(Slow::Waiting) = fetch.slow {
-                    self.begin_slow(peer, number);
-                    return Ok(Some(Step::Idle));
+                    if self.begin_slow(peer, number) {
+                        return Ok(Some(Step::Idle));
+                    }
+                    // Without a thread the sender reads its own memory.
+                    return self
+                        .fall_back(peer, number, CopyError::Refused(libc::EAGAIN))
+                        .map(Some);
                 }
                 let mut step = path::of(kind).receive(receiving, &mut turn(number, wire))?;
-                if step == Step::Done && wire.memory.has_other_ended() && !wire.is_self() {
-                    // What was copied may be anything. The end of the peer ends the receive, so that
-                    // no message behind this one is taken for it.
+                let is_over = matches!(step, Step::Done | Step::Failed(_));
+                if is_over && wire.memory.has_other_ended() && !wire.is_self() {
+                    // What was copied may be anything, and what could not be copied may be unmapped by
+                    // now. The end of the peer ends the receive, so that no message behind this one is
+                    // taken for it.
                     self.connection(peer).is_ending = true;
                     return Ok(Some(Step::Idle));
                 }
@@ -360,11 +367,12 @@ impl State {
         self.lose_windows(peer, &mut connection.wire);
         connection.wire.hang_up();
         self.count_processes();
-        let leftover = connection.wire.leftover(&gone).map(Leaving::CleanUp);
-        self.operations.leavings.extend(leftover);
+        // Before the descriptors close: a duplicate would keep them in the set, readable for ever.
         if let Some(readiness) = &self.readiness {
             connection.wire.descriptors().for_each(|fd| readiness.remove(fd));
         }
+        let leftover = connection.wire.leftover(&gone).map(Leaving::CleanUp);
+        self.operations.leavings.extend(leftover);
     }
 
     // ---- small helpers for everybody ----

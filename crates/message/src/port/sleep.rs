@@ -150,6 +150,7 @@ impl State {
         self.listener.as_ref().is_some_and(Listener::has_pending)
             || self.calls > 0
             || !self.held.is_empty()
+            || (self.closed && self.is_any_underway())
             || !self.is_carrier_quiet()
     }
 
@@ -207,7 +208,7 @@ impl State {
                 || connection.arrived > 0;
             connection.wire.consumer.is_ready()
                 || (wants_room && connection.wire.has_news_of_room())
-        }) || (self.closed && self.held.is_empty())
+        }) || (self.closed && !self.is_any_underway())
     }
 
     /// Whether a variable that some thread waits for has changed since this was last asked. Whoever

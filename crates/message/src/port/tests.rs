@@ -3,6 +3,8 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
+use memferry_sys::Pages;
+
 use super::wait::{LOOKS, SLICES};
 use super::{Begun, Peer, Port, State};
 use crate::endpoint::Endpoint;
@@ -187,6 +189,34 @@ fn an_orderly_end_is_told_as_one_even_if_there_was_no_room_to_say_so() {
         pair.here.progress();
     }
     assert_eq!(pair.take(0), Err(Error::PeerGone(Gone::Closed)));
+}
+
+#[test]
+fn nothing_passes_a_message_whose_memory_is_gone_with_its_sender() {
+    let pair = Pair::new("unmapped");
+    let (to_here, long) = (pair.there.port().enter().all_peers()[0], Pages::new(4 << 20).unwrap());
+    let pieces = [Piece::source(long.as_ptr(), 4 << 20)];
+    // SAFETY: it is announced, and given up before the memory goes.
+    let begun = unsafe { pair.there.port().begin_send(to_here, 1, &pieces) };
+    assert!(matches!(begun, Ok(Begun::Underway(_))));
+    pair.send_here(1, &[2; 8]).unwrap();
+    let mut target = vec![0u8; 4 << 20];
+    let pieces = [Piece::target(target.as_mut_ptr(), target.len())];
+    let from = pair.peer.into();
+    // SAFETY: the target lives until the receive is over.
+    let begun = unsafe { pair.port().begin_receive(from, 1, u64::MAX, &pieces) }.unwrap();
+    let Begun::Underway(number) = begun else { panic!("nothing was copied yet") };
+    // What a side that closes does first. It has not said so in the ring yet.
+    pair.there.port().enter().peers[0].connection.as_ref().unwrap().wire.memory.end();
+    drop(long);
+    let outcome = loop {
+        pair.port().enter().progress();
+        if let Some(outcome) = pair.port().enter().operations.take_outcome(number) {
+            break outcome;
+        }
+    };
+    assert!(matches!(outcome, Err(Error::PeerGone(_))), "{outcome:?}");
+    assert!(matches!(pair.take(1), Err(Error::PeerGone(_))));
 }
 
 #[test]

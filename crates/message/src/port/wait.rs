@@ -79,6 +79,7 @@ impl Entered<'_> {
         // SAFETY: dropped once, here, and not used any more: the lock is free from now on.
         unsafe { ManuallyDrop::drop(&mut self.state) };
         leavings.into_iter().for_each(deal_with);
+        crate::quarantine::sweep();
     }
 }
 
