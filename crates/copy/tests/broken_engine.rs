@@ -4,8 +4,8 @@ mod common;
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -26,6 +26,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 struct Panicky {
     inner: PolledEngine,
     panics: Arc<AtomicBool>,
+    submit_panics: bool,
 }
 
 impl Engine for Panicky {
@@ -43,7 +44,8 @@ impl Engine for Panicky {
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
         let (inner, panics) = (self.inner.open_channel(options)?, self.panics.clone());
-        Ok(Arc::new(PanickyChannel { held: Default::default(), inner, panics }))
+        let submit_panics = self.submit_panics;
+        Ok(Arc::new(PanickyChannel { held: Default::default(), inner, panics, submit_panics }))
     }
 }
 
@@ -53,15 +55,20 @@ struct PanickyChannel {
     held: std::sync::Mutex<Vec<Descriptor>>,
     inner: Arc<dyn Channel>,
     panics: Arc<AtomicBool>,
+    /// Panics in each submit, when it has taken the descriptors.
+    submit_panics: bool,
 }
 
 // SAFETY: it carries out nothing, and counts nothing as done.
 unsafe impl Channel for PanickyChannel {
     fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
-        let mut held = self.held.lock().unwrap();
+        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let first = held.len() as u64 + 1;
         let before = held.len();
         held.extend(batch.iter_mut().filter_map(Option::take));
+        if self.submit_panics {
+            std::panic::resume_unwind(Box::new("an engine that panics, on purpose"));
+        }
         Ok(Taken { first, count: held.len() - before })
     }
 
@@ -89,7 +96,12 @@ unsafe impl Channel for PanickyChannel {
     fn close(&self) {}
 
     fn outstanding_bytes(&self) -> u64 {
-        self.held.lock().unwrap().iter().map(Descriptor::length).sum()
+        self.held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .iter()
+            .map(Descriptor::length)
+            .sum()
     }
 
     fn statistics(&self) -> ChannelStatistics {
@@ -98,8 +110,12 @@ unsafe impl Channel for PanickyChannel {
 }
 
 fn panicky() -> (Ferry, Arc<AtomicBool>) {
+    panicky_in(false)
+}
+
+fn panicky_in(submit_panics: bool) -> (Ferry, Arc<AtomicBool>) {
     let panics = Arc::new(AtomicBool::new(false));
-    let engine = Panicky { inner: PolledEngine::new(), panics: panics.clone() };
+    let engine = Panicky { inner: PolledEngine::new(), panics: panics.clone(), submit_panics };
     let builder = builder().engine(Arc::new(engine), 2).split_bytes(0).inline_bytes(0);
     (builder.build().unwrap(), panics)
 }
@@ -163,4 +179,18 @@ fn a_ferry_whose_engine_panicked_can_be_dropped() {
     drop(ferry);
     let outcome = transfer.transfer().wait_timeout(LIMIT).expect("it ends");
     assert!(is_engine_error(&outcome.unwrap_err()));
+}
+
+#[test]
+fn a_copy_that_an_engine_took_before_its_submit_panicked_fails_and_does_not_count_as_done() {
+    let (ferry, _) = panicky_in(true);
+    for round in 0..6 {
+        let source = pattern(50_000, round);
+        let transfer = ferry.icopy_owned(source.clone(), vec![0; 50_000]).unwrap();
+        let ended = transfer.transfer().wait_timeout(LIMIT).expect("it ends");
+        match transfer.wait() {
+            Ok((_, target)) => assert!(ended.is_ok() && target == source, "round {round}"),
+            Err(failed) => assert!(ended.is_err() && is_engine_error(&failed.error), "{failed}"),
+        }
+    }
 }

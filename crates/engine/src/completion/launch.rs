@@ -227,8 +227,13 @@ impl Order {
     /// Submits everything; what is not taken is run here, except invitations. Returns whether
     /// anything reached the channel or was run.
     fn hand_over(&mut self) -> bool {
+        let batch = self.descriptors.as_mut_slice();
+        let invites = batch.iter().flatten().any(|one| one.scope() == Scope::Chunks);
         let handed = self.submit();
-        let mut reached = handed > 0;
+        // A channel whose submit panicked says that it took nothing, but what it took is gone, and is
+        // reported by whoever drops it. An invitation that is gone was only declined.
+        let mut is_gone = || self.descriptors.as_mut_slice().iter().any(Option::is_none);
+        let mut reached = handed > 0 || !invites && is_gone();
         for descriptor in self.descriptors.take_all() {
             if descriptor.scope() == Scope::Chunks {
                 continue;
@@ -288,5 +293,69 @@ impl Order {
             std::thread::sleep(NAP);
         }
         handed
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::contract::{ChannelStatistics, Operation, Sequence, SubmitError, Taken};
+
+    /// As a channel whose submit panicked looks from outside: closed, and it has what it was given.
+    #[derive(Debug, Default)]
+    struct Panicked(Mutex<Vec<Descriptor>>);
+
+    // SAFETY: it carries out nothing, and counts nothing as done.
+    unsafe impl Channel for Panicked {
+        fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
+            lock(&self.0).extend(batch.iter_mut().filter_map(Option::take));
+            Err(SubmitError::Closed)
+        }
+
+        fn completed(&self) -> Sequence {
+            0
+        }
+
+        fn error_of(&self, _sequence: Sequence) -> Option<ExecutionError> {
+            None
+        }
+
+        fn poll(&self) -> bool {
+            false
+        }
+
+        fn park(&self, _sequence: Sequence, _timeout: Duration) -> bool {
+            false
+        }
+
+        fn wake(&self) {}
+
+        fn close(&self) {}
+
+        fn outstanding_bytes(&self) -> u64 {
+            0
+        }
+
+        fn statistics(&self) -> ChannelStatistics {
+            ChannelStatistics::default()
+        }
+    }
+
+    #[test]
+    fn a_transfer_is_not_over_while_a_channel_whose_submit_panicked_has_its_descriptor() {
+        let (channel, completion) = (Arc::new(Panicked::default()), Arc::new(Completion::whole()));
+        let mut target = [0u8; 8];
+        // SAFETY: nobody writes to the target, which outlives the descriptor.
+        let fill = unsafe {
+            let fill = Descriptor::new(Operation::Fill, 0, target.as_mut_ptr() as u64, 8);
+            fill.completes(completion.clone())
+        };
+        // SAFETY: the completion has no other descriptor.
+        unsafe { Launch::now(&completion, [Order::one(channel.clone(), true, fill)]) };
+        assert!(!completion.is_done());
+        drop(channel);
+        assert!(completion.is_done());
+        let error = completion.outcome().expect("it is over").unwrap_err();
+        assert!(matches!(error, ExecutionError::Engine { .. }), "{error}");
     }
 }
