@@ -158,6 +158,12 @@ impl Descriptor {
         }
     }
 
+    /// Whether somebody is told of its end, other than by its number.
+    #[inline]
+    pub(crate) fn has_completion(&self) -> bool {
+        self.completion.is_some()
+    }
+
     /// The value that a fill writes.
     #[inline]
     pub fn value(mut self, value: u8) -> Self {
