@@ -1,26 +1,30 @@
 //! A channel without a thread, for processes that may start none: whoever submits carries out.
 
-use std::collections::VecDeque;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use memferry_sys::fork;
 use memferry_sys::sync::lock;
 
 use crate::contract::{
     Channel, ChannelStatistics, Descriptor, ExecutionError, FailureLog, Sequence, SubmitError,
-    Taken, park_by_polling,
+    Taken, as_engine_thread, park_by_polling,
 };
 
-/// The channel. What is submitted while another thread is at work is carried out by that thread.
-#[derive(Debug, Default)]
+/// The channel. It takes nothing while a thread is at work in it: whoever comes meanwhile carries out
+/// its own descriptor, and nobody carries out those of others.
+#[derive(Debug)]
 pub(super) struct CallerChannel {
-    queue: Mutex<Queue>,
+    state: Mutex<State>,
+    /// Outside the lock, which may be held for ever in a forked child.
+    completed: AtomicU64,
+    fork_generation: u64,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    waiting: VecDeque<Descriptor>,
-    /// A thread is at work, and does not leave before nothing waits.
+struct State {
+    /// A thread is at work.
     is_busy: bool,
     outstanding_bytes: u64,
     failures: FailureLog,
@@ -28,75 +32,110 @@ struct Queue {
     statistics: ChannelStatistics,
 }
 
-impl CallerChannel {
-    /// Carries out the oldest descriptor; `false` if there was none, or another thread is at work.
-    fn step(&self) -> bool {
-        let mut queue = lock(&self.queue);
-        if queue.is_busy {
-            return false;
+/// A descriptor that is being carried out. Its number is reached when this is dropped, also if code
+/// that runs at its end panics.
+struct Step<'a> {
+    channel: &'a CallerChannel,
+    bytes: u64,
+    moved: u64,
+    error: Option<ExecutionError>,
+}
+
+impl Drop for Step<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.channel.state);
+        state.outstanding_bytes -= self.bytes;
+        state.statistics.completed += 1;
+        state.statistics.bytes += self.moved;
+        let sequence = state.statistics.completed;
+        if let Some(error) = self.error.take() {
+            state.statistics.failed += 1;
+            state.failures.push(sequence, error);
         }
-        let Some(descriptor) = queue.waiting.pop_front() else { return false };
-        queue.is_busy = true;
-        // Not under the lock: the end of a transfer may launch a follower into this very channel.
-        drop(queue);
-        let bytes = descriptor.length();
-        let (moved, error) = carry_out(descriptor);
-        let mut queue = lock(&self.queue);
-        queue.is_busy = false;
-        queue.outstanding_bytes -= bytes;
-        queue.statistics.completed += 1;
-        queue.statistics.bytes += moved;
-        if let Some(error) = error {
-            queue.statistics.failed += 1;
-            let sequence = queue.statistics.completed;
-            queue.failures.push(sequence, error);
-        }
-        true
+        self.channel.completed.store(sequence, Ordering::Release);
     }
 }
 
-/// Carries out a descriptor. Returns how many bytes were moved, and why not all, if not all.
-fn carry_out(descriptor: Descriptor) -> (u64, Option<ExecutionError>) {
-    if descriptor.is_host_only() {
-        return (descriptor.run(), None);
+/// Lets others in again when the thread that is at work leaves.
+struct Busy<'a>(&'a CallerChannel);
+
+impl Drop for Busy<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.state).is_busy = false;
     }
-    let reason = "a processor cannot reach device memory";
-    let error = ExecutionError::Engine { done_bytes: 0, reason };
-    descriptor.finish(Err(error.clone()));
-    (0, Some(error))
+}
+
+impl CallerChannel {
+    pub(super) fn new() -> Self {
+        fork::watch();
+        let (state, completed) = (Mutex::default(), AtomicU64::new(0));
+        Self { state, completed, fork_generation: fork::generation() }
+    }
+
+    fn is_forked(&self) -> bool {
+        fork::generation() != self.fork_generation
+    }
+
+    /// Carries out a descriptor. Not under the lock: the end of a transfer may launch a follower into
+    /// this very channel.
+    fn carry_out(&self, descriptor: Descriptor) {
+        let mut step = Step { channel: self, bytes: descriptor.length(), moved: 0, error: None };
+        if descriptor.is_host_only() {
+            step.moved = descriptor.run();
+            return;
+        }
+        let reason = "a processor cannot reach device memory";
+        let error = ExecutionError::Engine { done_bytes: 0, reason };
+        step.error = Some(error.clone());
+        descriptor.finish(Err(error));
+    }
 }
 
 // SAFETY: one descriptor at a time is carried out and reported before its number is counted, in
 // the order of their numbers.
 unsafe impl Channel for CallerChannel {
     fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
-        let mut queue = lock(&self.queue);
-        if queue.is_closed {
+        if self.is_forked() {
             return Err(SubmitError::Closed);
         }
-        let first = queue.statistics.submitted + 1;
+        let mut state = lock(&self.state);
+        if state.is_closed {
+            return Err(SubmitError::Closed);
+        }
+        if state.is_busy {
+            state.statistics.full += 1;
+            return Ok(Taken::NONE);
+        }
+        state.is_busy = true;
+        let first = state.statistics.submitted + 1;
+        drop(state);
+        let _busy = Busy(self);
         let mut count = 0;
         for descriptor in batch.iter_mut().filter_map(Option::take) {
-            queue.outstanding_bytes += descriptor.length();
-            queue.waiting.push_back(descriptor);
+            let mut state = lock(&self.state);
+            state.statistics.submitted += 1;
+            state.outstanding_bytes += descriptor.length();
+            drop(state);
+            // What is launched at its end must not wait for room in this channel.
+            as_engine_thread(|| self.carry_out(descriptor));
             count += 1;
         }
-        queue.statistics.submitted += count as u64;
-        drop(queue);
-        while self.step() {}
         Ok(Taken { first, count })
     }
 
     fn completed(&self) -> Sequence {
-        lock(&self.queue).statistics.completed
+        self.completed.load(Ordering::Acquire)
     }
 
     fn error_of(&self, sequence: Sequence) -> Option<ExecutionError> {
-        lock(&self.queue).failures.find(sequence)
+        if self.is_forked() {
+            return None;
+        }
+        lock(&self.state).failures.find(sequence)
     }
 
     fn poll(&self) -> bool {
-        self.step()
+        false
     }
 
     fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
@@ -106,14 +145,64 @@ unsafe impl Channel for CallerChannel {
     fn wake(&self) {}
 
     fn close(&self) {
-        lock(&self.queue).is_closed = true;
+        if !self.is_forked() {
+            lock(&self.state).is_closed = true;
+        }
     }
 
     fn outstanding_bytes(&self) -> u64 {
-        lock(&self.queue).outstanding_bytes
+        if self.is_forked() { 0 } else { lock(&self.state).outstanding_bytes }
     }
 
     fn statistics(&self) -> ChannelStatistics {
-        lock(&self.queue).statistics
+        if self.is_forked() {
+            return ChannelStatistics::default();
+        }
+        lock(&self.state).statistics
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::completion::Completion;
+    use crate::contract::Operation;
+    use std::sync::Arc;
+    use std::task::{Wake, Waker};
+
+    fn fill(target: &mut u8) -> Descriptor {
+        // SAFETY: one byte, which outlives the descriptor in these tests.
+        unsafe {
+            Descriptor::new(Operation::Fill, 0, std::ptr::from_mut(target) as u64, 1).value(7)
+        }
+    }
+
+    #[test]
+    fn what_comes_while_a_thread_is_at_work_is_left_to_whoever_submits_it() {
+        /// Submits once more when it is woken, as another thread might at that moment.
+        struct Submits(CallerChannel, Mutex<Option<Taken>>);
+        impl Wake for Submits {
+            fn wake(self: Arc<Self>) {
+                let mut late = 0;
+                let mut batch = [Some(fill(&mut late))];
+                *lock(&self.1) = self.0.submit(&mut batch).ok();
+                assert!(batch[0].is_some() && late == 0);
+                drop(batch);
+            }
+        }
+        let submits = Arc::new(Submits(CallerChannel::new(), Mutex::default()));
+        let completion = Arc::new(Completion::whole());
+        assert!(completion.wake_at_end(&Waker::from(submits.clone())));
+        let mut target = 0;
+        // SAFETY: the completion has no other descriptor.
+        let descriptor = unsafe { fill(&mut target).completes(completion.clone()) };
+        let taken = submits.0.submit(&mut [Some(descriptor)]);
+        assert_eq!(taken, Ok(Taken { first: 1, count: 1 }));
+        assert_eq!(*lock(&submits.1), Some(Taken::NONE));
+        assert!(target == 7 && completion.is_done());
+        let mut again = 0;
+        let taken = submits.0.submit(&mut [Some(fill(&mut again))]);
+        assert_eq!((taken, again), (Ok(Taken { first: 2, count: 1 }), 7));
+        assert_eq!((submits.0.completed(), submits.0.outstanding_bytes()), (2, 0));
     }
 }

@@ -86,7 +86,7 @@ impl Engine for CpuEngine {
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
         if !self.has_threads {
-            return Ok(Arc::new(caller::CallerChannel::default()));
+            return Ok(Arc::new(caller::CallerChannel::new()));
         }
         Ok(Arc::new(channel::open(options, DEFAULT_CAPACITY, self.spin_ns)?))
     }
