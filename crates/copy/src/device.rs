@@ -99,10 +99,12 @@ impl Ferry {
         }
         for open in &self.inner.engines {
             if let Some(registration) = &open.registration {
-                registration.promise(address as usize, length);
+                // SAFETY: passed on.
+                unsafe { registration.promise(address as usize, length) };
             }
             if let Some(registry) = open.engine.registry() {
-                registry.promise(address as usize, length);
+                // SAFETY: passed on.
+                unsafe { registry.promise(address as usize, length) };
             }
         }
     }
@@ -128,11 +130,13 @@ impl Ferry {
         let mut region = Region { leases, engines, ferry, address, length };
         for (index, open) in self.inner.engines.iter().enumerate() {
             if let Some(registration) = &open.registration {
-                registration.hold(address, length);
+                // SAFETY: passed on; the region withdraws it when it is dropped.
+                unsafe { registration.hold(address, length) };
                 region.engines.push(index);
             }
             if let Some(registry) = open.engine.registry() {
-                region.leases.extend(registry.register(address, length)?);
+                // SAFETY: passed on; the region unregisters it when it is dropped.
+                region.leases.extend(unsafe { registry.register(address, length)? });
                 region.engines.push(index);
             }
         }

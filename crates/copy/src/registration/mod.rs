@@ -92,13 +92,21 @@ impl Registration {
     }
 
     /// Memory whose owner promises to [forget](Registration::forget) it before it is unmapped.
-    pub(crate) fn promise(&self, address: usize, length: usize) {
-        self.promised.add(address, length);
+    ///
+    /// # Safety
+    /// The owner must do so.
+    pub(crate) unsafe fn promise(&self, address: usize, length: usize) {
+        // SAFETY: passed on.
+        unsafe { self.promised.add(address, length) };
     }
 
     /// The same, until it is withdrawn as often.
-    pub(crate) fn hold(&self, address: usize, length: usize) {
-        self.promised.hold(address, length);
+    ///
+    /// # Safety
+    /// The memory must stay mapped until then.
+    pub(crate) unsafe fn hold(&self, address: usize, length: usize) {
+        // SAFETY: passed on.
+        unsafe { self.promised.hold(address, length) };
     }
 
     /// Ends one [`Registration::hold`] of the same range.
@@ -130,8 +138,8 @@ impl Registration {
 
     /// Pins memory, or finds it pinned; keeps the pin if somebody says when the memory goes.
     fn acquire(&self, address: usize, length: usize, access: Access) -> Result<Lease, PinError> {
-        if self.promised.cover(address, length) {
-            self.cache.acquire_promised(address, length, access)
+        if let Some(acquired) = self.promised.acquire(&self.cache, address, length, access) {
+            acquired
         } else if self.cache.watching() == Watching::Events {
             self.cache.acquire(address, length, access)
         } else {

@@ -131,8 +131,9 @@ impl Registry {
     /// Registers memory, or finds it registered. Counts what is refused.
     pub fn acquire(&self, address: u64, length: u64, access: Access) -> Result<Lease, PinError> {
         let (at, bytes) = (address as usize, length as usize);
-        let acquired = if self.is_promised(address, length) {
-            self.cache.acquire_promised(at, bytes, access)
+        let promised = self.promised.acquire(&self.cache, at, bytes, access);
+        let acquired = if let Some(acquired) = promised {
+            acquired
         } else if self.keeps_anything() {
             self.cache.acquire(at, bytes, access)
         } else if self.is_sole_user() {
@@ -156,7 +157,15 @@ impl Registry {
     /// Registers memory of which its owner says when it goes, in one piece of exactly these bytes, until
     /// it is [unregistered](Registry::unregister) as often. Where the device has no other user, memory of
     /// which a part is registered is registered part by part instead, which the lease keeps.
-    pub fn register(&self, address: usize, length: usize) -> Result<Option<Lease>, PinError> {
+    ///
+    /// # Safety
+    /// The memory must stay mapped until it is unregistered, and until copies of it are over: the device
+    /// keeps its page frames.
+    pub unsafe fn register(
+        &self,
+        address: usize,
+        length: usize,
+    ) -> Result<Option<Lease>, PinError> {
         let error = match self.regions.register(address, length) {
             Ok(()) => return Ok(None),
             Err(error) => error,
@@ -165,8 +174,10 @@ impl Registry {
             self.count_refusal(&error);
             return Err(error);
         }
-        self.promised.hold(address, length);
-        let acquire = |access| self.cache.acquire_promised(address, length, access);
+        // SAFETY: passed on; `unregister` withdraws it.
+        unsafe { self.promised.hold(address, length) };
+        // SAFETY: passed on; `unregister` forgets it.
+        let acquire = |access| unsafe { self.cache.acquire_promised(address, length, access) };
         match acquire(Access::Write).or_else(|_| acquire(Access::Read)) {
             Ok(lease) => Ok(Some(lease)),
             Err(error) => {
@@ -197,8 +208,12 @@ impl Registry {
     /// Takes memory for known whose owner promises to [forget](Registry::forget) it before it is
     /// unmapped, and that no other user of the device copies it: it need not be watched, may be such as
     /// cannot be, and is registered part by part as it is used.
-    pub fn promise(&self, address: usize, length: usize) {
-        self.promised.add(address, length);
+    ///
+    /// # Safety
+    /// The owner must keep both promises.
+    pub unsafe fn promise(&self, address: usize, length: usize) {
+        // SAFETY: passed on.
+        unsafe { self.promised.add(address, length) };
     }
 
     /// Whether somebody else has registered memory with the same device.

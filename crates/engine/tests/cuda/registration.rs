@@ -194,7 +194,8 @@ fn what_its_owner_registers_is_one_piece_of_exactly_its_bytes_and_is_copied_stra
     for subject in [Subject::shared(Faults::default()), Subject::modelled(Faults::default())] {
         let (memory, inside) = (patterned(1, SIZE + 300), subject.device(SIZE));
         let (address, registry) = (memory.as_ptr() as usize + 99, subject.registry());
-        assert!(registry.register(address, SIZE).unwrap().is_none());
+        // SAFETY: the memory outlives its registration.
+        assert!(unsafe { registry.register(address, SIZE) }.unwrap().is_none());
         assert_eq!(subject.model().registered(), [(address, SIZE)]);
         let job = Job::copy(host(&memory, 99), device(&inside, 0), SIZE);
         assert_eq!(subject.carry_out(job), OK);
@@ -214,7 +215,8 @@ fn a_region_that_is_unregistered_while_it_is_copied_stays_registered_until_the_e
     let (memory, inside) = (patterned(1, SIZE), subject.device(SIZE));
     let (address, registry) = (memory.as_ptr() as usize, subject.registry());
     for _ in 0..4 {
-        registry.register(address, SIZE).unwrap();
+        // SAFETY: the memory outlives its registration, and the copy.
+        unsafe { registry.register(address, SIZE) }.unwrap();
         let copy = subject.begin(Job::copy(host(&memory, 0), device(&inside, 0), SIZE));
         registry.unregister(address, SIZE);
         assert_eq!(outcome(&copy), OK);
@@ -239,7 +241,9 @@ fn memory_that_others_have_registered_is_used_as_it_is_where_others_use_the_devi
     }
     check(&subject.download(&inside), 0, memory.as_slice(), "registered by others");
     assert_eq!(subject.sightings().registrations, 2);
-    assert!(subject.registry().register(address, SIZE).is_ok(), "it is registered already");
+    // SAFETY: the memory outlives its registration.
+    let registered = unsafe { subject.registry().register(address, SIZE) };
+    assert!(registered.is_ok(), "it is registered already");
     subject.registry().unregister(address, SIZE);
     assert_eq!(subject.model().registered(), [(address, SIZE), (address + SIZE, SIZE)]);
 }
@@ -253,7 +257,8 @@ fn memory_across_the_edges_of_regions_is_copied_without_a_ring_too() {
     for memory in [&source, &target] {
         for (at, bytes) in [(MIB + 7, 5_000), (MIB + 5_007, 1), (2 * MIB, MIB)] {
             let address = memory.as_ptr() as usize + at;
-            assert!(subject.registry().register(address, bytes).unwrap().is_none());
+            // SAFETY: the memory outlives the copies of it.
+            assert!(unsafe { subject.registry().register(address, bytes) }.unwrap().is_none());
         }
     }
     let passing = |job: Job| subject.carry_out(job.passing(true));

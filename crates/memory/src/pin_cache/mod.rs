@@ -199,7 +199,10 @@ impl PinCache {
 
     /// As [`PinCache::acquire`], for memory that cannot be watched, or need not be: the pin is kept on
     /// the promise that the memory is [forgotten](PinCache::forget) before it is unmapped.
-    pub fn acquire_promised(
+    ///
+    /// # Safety
+    /// That promise must be kept: else the pin is found again for other memory at the same addresses.
+    pub unsafe fn acquire_promised(
         &self,
         address: usize,
         length: usize,

@@ -9,7 +9,8 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memferry_sys::fork;
 
-use crate::pinning::PageRange;
+use super::{Lease, PinCache};
+use crate::pinning::{Access, PageRange, PinError};
 
 /// The promises about one cache's memory.
 #[derive(Debug)]
@@ -54,12 +55,18 @@ impl Promises {
     }
 
     /// Adds a loose promise. A second one of the same bytes changes nothing.
-    pub fn add(&self, address: usize, length: usize) {
+    ///
+    /// # Safety
+    /// The memory must be [forgotten](Promises::forget), here and in the cache, before it is unmapped.
+    pub unsafe fn add(&self, address: usize, length: usize) {
         self.change(address, length, |promise| promise.is_loose = true);
     }
 
     /// Adds a held promise, which ends with [`Promises::withdraw`].
-    pub fn hold(&self, address: usize, length: usize) {
+    ///
+    /// # Safety
+    /// The memory must stay mapped until the promise is [withdrawn](Promises::withdraw) as often.
+    pub unsafe fn hold(&self, address: usize, length: usize) {
         self.change(address, length, |promise| promise.held += 1);
     }
 
@@ -98,6 +105,27 @@ impl Promises {
         }
         let covers = |promise: &Promise| promise.pages().is_some_and(|all| all.contains(asked));
         self.read().is_some_and(|list| list.iter().any(covers))
+    }
+
+    /// Pins promised memory, or finds it pinned, and keeps the pin. `None` if it is not promised.
+    pub fn acquire(
+        &self,
+        cache: &PinCache,
+        address: usize,
+        length: usize,
+        access: Access,
+    ) -> Option<Result<Lease, PinError>> {
+        if !self.cover(address, length) {
+            return None;
+        }
+        // SAFETY: whoever made the promise forgets the memory before it is unmapped. If that is over by
+        // now, it is forgotten below.
+        let acquired = unsafe { cache.acquire_promised(address, length, access) };
+        // A promise that ended before the pin began did not find the pin, which must not be kept.
+        if !self.cover(address, length) {
+            cache.forget(address, length);
+        }
+        Some(acquired)
     }
 
     fn change(&self, address: usize, length: usize, change: impl FnOnce(&mut Promise)) {
@@ -157,8 +185,10 @@ mod tests {
     #[test]
     fn a_range_that_is_held_twice_is_promised_until_it_is_withdrawn_twice() {
         let (promises, page) = (Promises::new(), page_bytes());
-        promises.hold(10 * page, 3 * page);
-        promises.hold(10 * page, 3 * page);
+        // SAFETY: nothing is pinned.
+        unsafe { promises.hold(10 * page, 3 * page) };
+        // SAFETY: nothing is pinned.
+        unsafe { promises.hold(10 * page, 3 * page) };
         assert_eq!(promises.withdraw(10 * page, 3 * page), []);
         assert!(promises.cover(11 * page, page));
         assert_eq!(promises.withdraw(10 * page, 3 * page), [pages(10, 3)]);
@@ -169,8 +199,10 @@ mod tests {
     fn ranges_that_share_a_page_do_not_end_each_other() {
         let (promises, page) = (Promises::new(), page_bytes());
         let (first, second) = ((10 * page, page + 100), (11 * page + 100, page));
-        promises.hold(first.0, first.1);
-        promises.hold(second.0, second.1);
+        // SAFETY: nothing is pinned.
+        unsafe { promises.hold(first.0, first.1) };
+        // SAFETY: nothing is pinned.
+        unsafe { promises.hold(second.0, second.1) };
         assert_eq!(promises.forget(10 * page, 3 * page), [], "held memory stays mapped");
         assert_eq!(promises.withdraw(first.0, first.1), [pages(10, 1)]);
         assert!(promises.cover(second.0, second.1) && !promises.cover(first.0, first.1));
@@ -180,8 +212,10 @@ mod tests {
     #[test]
     fn a_loose_promise_ends_when_one_of_its_bytes_is_forgotten_and_not_with_a_neighbour() {
         let (promises, page) = (Promises::new(), page_bytes());
-        promises.add(10 * page, 100);
-        promises.add(10 * page, 100);
+        // SAFETY: nothing is pinned.
+        unsafe { promises.add(10 * page, 100) };
+        // SAFETY: nothing is pinned.
+        unsafe { promises.add(10 * page, 100) };
         assert_eq!(promises.forget(10 * page + 100, 100), [pages(10, 1)]);
         assert!(promises.cover(10 * page, 100));
         assert_eq!(promises.forget(10 * page + 99, 1), [pages(10, 1)]);
