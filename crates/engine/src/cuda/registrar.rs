@@ -31,9 +31,16 @@ pub(super) struct Registrar {
 struct Book {
     /// By their first address. Pieces never overlap.
     pieces: BTreeMap<usize, Piece>,
-    /// The pieces of each pin.
-    pins: HashMap<u64, Vec<usize>>,
+    pins: HashMap<u64, Pin>,
     last_pin: u64,
+}
+
+#[derive(Debug)]
+struct Pin {
+    /// The first addresses of its pieces.
+    starts: Vec<usize>,
+    /// It is of an owner who says when the memory goes.
+    is_owner: bool,
 }
 
 #[derive(Debug)]
@@ -43,8 +50,8 @@ struct Piece {
     may_be_written: bool,
     /// Somebody else registered it, and will unregister it.
     is_theirs: bool,
-    /// Its owner says when it goes.
-    is_owned: bool,
+    /// How many of the users are owners who say when it goes.
+    owners: usize,
     /// Other memory may be at its addresses by now: it is for those who use it already.
     is_outdated: bool,
 }
@@ -75,7 +82,7 @@ impl Registrar {
             users: 0,
             may_be_written,
             is_theirs,
-            is_owned: false,
+            owners: 0,
             is_outdated: false,
         };
         let error = match self.driver.register(start, bytes, false) {
@@ -133,14 +140,15 @@ impl Book {
     }
 
     /// Counts one more pin in, of these pieces.
-    fn enter(&mut self, starts: Vec<usize>) -> Token {
+    fn enter(&mut self, starts: Vec<usize>, is_owner: bool) -> Token {
         for start in &starts {
             if let Some(piece) = self.pieces.get_mut(start) {
                 piece.users += 1;
+                piece.owners += usize::from(is_owner);
             }
         }
         self.last_pin += 1;
-        self.pins.insert(self.last_pin, starts);
+        self.pins.insert(self.last_pin, Pin { starts, is_owner });
         Token(self.last_pin)
     }
 }
@@ -183,7 +191,7 @@ impl Pinner for Registrar {
         }
         starts.extend(new.iter().map(|(start, _)| *start));
         book.pieces.extend(new);
-        Ok(book.enter(starts))
+        Ok(book.enter(starts, false))
     }
 
     fn pin_bytes(&self, address: usize, length: usize, access: Access) -> Result<Token, PinError> {
@@ -201,7 +209,11 @@ impl Pinner for Registrar {
         };
         match there[..] {
             [] => {}
-            [start] if fits(&start) => return Ok(book.enter(vec![start])),
+            // What others have pinned before may be larger, and is not the owner's then.
+            [start] if fits(&start) => {
+                let is_owner = book.pieces[&start].owners > 0;
+                return Ok(book.enter(vec![start], is_owner));
+            }
             _ => {
                 return Err(PinError::Unsupported {
                     what: "registering memory of which a part is registered",
@@ -211,8 +223,8 @@ impl Pinner for Registrar {
         }
         let piece = self.register(address, length, access);
         let piece = piece.map_err(|error| refusal(error, range))?;
-        book.pieces.insert(address, Piece { is_owned: true, ..piece });
-        Ok(book.enter(vec![address]))
+        book.pieces.insert(address, piece);
+        Ok(book.enter(vec![address], true))
     }
 
     fn is_pinned_by_others(&self, address: usize, length: usize) -> bool {
@@ -232,9 +244,12 @@ impl Pinner for Registrar {
             return;
         }
         let mut book = lock(&self.book);
-        for start in book.pins.remove(&token.0).unwrap_or_default() {
+        let Some(Pin { starts, is_owner }) = book.pins.remove(&token.0) else { return };
+        for start in starts {
             let Some(piece) = book.pieces.get_mut(&start) else { continue };
             piece.users -= 1;
+            // Without its owner, nobody but the kernel says when its memory goes.
+            piece.owners -= usize::from(is_owner);
             if piece.users == 0
                 && let Some(piece) = book.pieces.remove(&start)
             {
@@ -250,7 +265,7 @@ impl Pinner for Registrar {
         let mut book = lock(&self.book);
         for start in book.inside(range.start(), range.end()) {
             if let Some(piece) = book.pieces.get_mut(&start) {
-                piece.is_outdated = !piece.is_owned;
+                piece.is_outdated |= piece.owners == 0;
             }
         }
     }
@@ -364,7 +379,7 @@ mod tests {
             users: 1,
             may_be_written: false,
             is_theirs: true,
-            is_owned: false,
+            owners: 0,
             is_outdated: false,
         };
         lock(&registrar.book).pieces.insert(first.start(), read_only);
@@ -393,6 +408,23 @@ mod tests {
         registrar.unpin(whole, token);
         registrar.unpin(range(&pages, 8, 10), other);
         assert!(registrar.pin(half, Access::Write).is_ok(), "the last who used it is gone");
+    }
+
+    #[test]
+    fn what_its_owner_has_left_is_outdated_as_other_memory_when_its_mapping_changes() {
+        let (_model, registrar, pages) = place(Faults::default());
+        let (owned, all) = (range(&pages, 4, 8), range(&pages, 0, 16));
+        let owner = registrar.pin_bytes(owned.start(), owned.bytes(), Access::Write).unwrap();
+        let cached = registrar.pin(all, Access::Write).unwrap();
+        registrar.outdate(owned);
+        let again = registrar.pin(owned, Access::Write).expect("its owner says when it goes");
+        registrar.unpin(owned, again);
+        registrar.unpin(owned, owner);
+        registrar.outdate(owned);
+        let refused = registrar.pin(owned, Access::Write);
+        assert!(matches!(refused, Err(PinError::Unsupported { .. })), "{refused:?}");
+        registrar.unpin(all, cached);
+        assert!(registrar.pin(owned, Access::Write).is_ok(), "the last who used it is gone");
     }
 
     #[test]
