@@ -85,8 +85,12 @@ impl Regions {
             return Err(PinError::Unsupported { what, cure: "open the device in this process" });
         }
         let mut owners = lock(&self.owners);
-        if !owners.contains_key(&(address, length)) && !self.cover(address, length) {
-            self.add_piece(address, length)?;
+        // A range may be known and have no piece: a larger one went while a copy held it.
+        if !self.cover(address, length)
+            && let Err(error) = self.add_piece(address, length)
+            && !owners.contains_key(&(address, length))
+        {
+            return Err(error);
         }
         *owners.entry((address, length)).or_default() += 1;
         Ok(())
@@ -275,5 +279,23 @@ mod tests {
         drop(copy);
         assert_eq!(list.pinned(), []);
         assert!(regions.unregister(10_100, 10));
+    }
+
+    #[test]
+    fn a_range_that_lost_its_piece_to_a_copy_of_a_larger_one_gets_one_when_it_is_registered_again()
+    {
+        let (list, regions) = regions();
+        regions.register(10_000, 1_000).unwrap();
+        regions.register(10_100, 10).unwrap();
+        let copy = regions.find(10_500, Access::Write);
+        assert!(regions.unregister(10_000, 1_000));
+        regions.register(10_100, 10).expect("it is registered, though it has no piece");
+        assert!(!regions.cover(10_100, 10));
+        drop(copy);
+        regions.register(10_100, 10).unwrap();
+        assert!(regions.cover(10_100, 10));
+        assert_eq!(list.pinned(), [(10_100, 10)]);
+        (0..3).for_each(|_| assert!(regions.unregister(10_100, 10)));
+        assert_eq!(list.pinned(), []);
     }
 }
