@@ -2,6 +2,7 @@
 //! copies will meet. Every figure is the best of a few tries: disturbances only ever slow things. Where
 //! others have the processors most of the time, even the best try is slow, and nothing counts.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use memferry_sys::affinity;
@@ -34,7 +35,11 @@ pub(super) fn measure() -> Result<Profile, NotMeasured> {
     let took = bench.start.elapsed();
     let contention = meter.share().max(Processors::stolen_share(before, Processors::now(), took));
     tracing::debug!(?profile, ?took, contention, "calibrated");
-    check_contention(contention).map(|()| profile)
+    check_contention(contention)?;
+    if bench.gave_up.get() {
+        return Err(NotMeasured::Unreliable("the machine was too busy to measure at all".into()));
+    }
+    Ok(profile)
 }
 
 /// Measures what can be measured here; the rest is built in.
@@ -86,6 +91,8 @@ struct Bench {
     start: Instant,
     /// How long this thread had waited for a processor by then.
     waited_ns: Option<u64>,
+    /// Something was not tried at all: figures are missing.
+    gave_up: Cell<bool>,
 }
 
 impl Bench {
@@ -98,14 +105,17 @@ impl Bench {
         let channel = (affinity::allowed_cores().len() > 1)
             .then(|| channel::open(&ChannelOptions::default(), 64, 5_000_000).ok())
             .flatten();
-        Some(Self { source, target, channel, start, waited_ns })
+        Some(Self { source, target, channel, start, waited_ns, gave_up: Cell::new(false) })
     }
 
     /// How often to repeat something that moves `bytes`; less when the time runs out, and never on a
     /// machine that is so busy that nothing will be kept.
     fn tries(&self, bytes: usize) -> usize {
         match self.start.elapsed() {
-            took if took > LATE && self.is_hopeless(took) => 0,
+            took if took > LATE && (self.gave_up.get() || self.is_hopeless(took)) => {
+                self.gave_up.set(true);
+                0
+            }
             took if took > BUDGET => 1,
             _ => (LARGEST / bytes).clamp(3, 8),
         }
