@@ -1,5 +1,6 @@
 //! What a cache, its leases and its reaper have in common.
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -82,8 +83,14 @@ impl Shared {
             }
             result
         };
+        // A pinner that panics over one region does not leave the others pinned.
+        let mut panicked = None;
         for region in cleared.unpin {
-            self.unpin(&region);
+            let unpin = AssertUnwindSafe(|| self.unpin(&region));
+            panicked = catch_unwind(unpin).err().or(panicked);
+        }
+        if let Some(panic) = panicked {
+            resume_unwind(panic);
         }
         result
     }
@@ -267,5 +274,42 @@ mod tests {
         let elsewhere = |count| (0..count).map(|_| unmapped(100, 1));
         assert_eq!(found_after(elsewhere(MOST_EVENTS)), [true, true]);
         assert_eq!(found_after(elsewhere(MOST_EVENTS + 1)), [false, false]);
+    }
+
+    #[test]
+    fn a_pinner_that_panics_over_one_region_unpins_the_others() {
+        #[derive(Debug, Default)]
+        struct Panicky(AtomicU64);
+        impl Pinner for Panicky {
+            fn name(&self) -> &'static str {
+                "panicky"
+            }
+            fn pin(&self, _range: PageRange, _access: Access) -> Result<Token, PinError> {
+                Ok(Token(0))
+            }
+            fn unpin(&self, _range: PageRange, _token: Token) {
+                if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
+                    resume_unwind(Box::new("on purpose"));
+                }
+            }
+            fn follows_mapping(&self) -> bool {
+                false
+            }
+        }
+        let pinner = Arc::new(Panicky::default());
+        let shared = Shared::new(pinner.clone(), Limits::default());
+        for range in [pages(10, 1), pages(20, 1), pages(30, 1)] {
+            let token = shared.pin(range, Access::Read).unwrap();
+            shared.with(None, |index, cleared| {
+                let ticket = index.begin(range, Access::Read, true, cleared).unwrap();
+                let region = index.commit(&ticket, range, token, cleared);
+                assert!(!index.release(&region));
+            });
+        }
+        let all = AssertUnwindSafe(|| {
+            shared.with(None, |index, cleared| shared.invalidate_all(index, cleared));
+        });
+        assert!(catch_unwind(all).is_err(), "the panic is not hidden");
+        assert_eq!(pinner.0.load(Ordering::Relaxed), 3);
     }
 }
