@@ -91,6 +91,11 @@ impl Processors {
         Self::read(&fs::read_to_string("/proc/stat").ok()?)
     }
 
+    /// The same for some cores only; `None` if the kernel does not tell of one of them.
+    pub fn of_cores(cores: &[usize]) -> Option<Self> {
+        Self::read_cores(&fs::read_to_string("/proc/stat").ok()?, cores)
+    }
+
     /// The share of all cores that other virtual machines had in between; 0 where nothing is known.
     pub fn stolen_share(before: Option<Self>, after: Option<Self>, took: Duration) -> f64 {
         let Some((before, after)) = before.zip(after) else { return 0.0 };
@@ -99,7 +104,19 @@ impl Processors {
     }
 
     fn read(stat: &str) -> Option<Self> {
-        let ticks = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        Self::read_line(stat, "cpu ")
+    }
+
+    fn read_cores(stat: &str, cores: &[usize]) -> Option<Self> {
+        cores.iter().try_fold(Self { busy_ns: 0, stolen_ns: 0 }, |all, core| {
+            let one = Self::read_line(stat, &format!("cpu{core} "))?;
+            let (busy_ns, stolen_ns) = (all.busy_ns + one.busy_ns, all.stolen_ns + one.stolen_ns);
+            Some(Self { busy_ns, stolen_ns })
+        })
+    }
+
+    fn read_line(stat: &str, name: &str) -> Option<Self> {
+        let ticks = stat.lines().find_map(|line| line.strip_prefix(name))?;
         let ticks: Vec<u64> =
             ticks.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         // user nice system idle iowait irq softirq steal
@@ -158,5 +175,13 @@ mod tests {
         let expected = Processors { busy_ns: 27 * NS_PER_TICK, stolen_ns: 8 * NS_PER_TICK };
         assert_eq!(read, Some(expected));
         assert_eq!(Processors::read("intr 5"), None);
+    }
+
+    #[test]
+    fn cores_that_are_not_asked_for_are_not_counted() {
+        let stat = "cpu  9 9 9 9\ncpu1 1 0 0 5 0 0 0 2\ncpu10 4 0 0 5\ncpu11 100\n";
+        let expected = Processors { busy_ns: 7 * NS_PER_TICK, stolen_ns: 2 * NS_PER_TICK };
+        assert_eq!(Processors::read_cores(stat, &[1, 10]), Some(expected));
+        assert_eq!(Processors::read_cores(stat, &[1, 2]), None);
     }
 }

@@ -11,7 +11,7 @@ const NS_PER_TICK: u64 = 10_000_000;
 /// In a shorter time a few of these units are everything that there is.
 const SHORTEST: Duration = Duration::from_millis(200);
 
-/// What the machine and this process, with the processes it had started, had used at one moment.
+/// What the cores that this process may use, and this process, with the processes it had started, had used at one moment.
 pub(super) struct Load {
     at: Instant,
     all_ns: u64,
@@ -21,7 +21,7 @@ pub(super) struct Load {
 impl Load {
     /// The load up to now; `None` where the kernel does not tell.
     pub(super) fn now() -> Option<Self> {
-        let all_ns = Processors::now()?.busy_ns;
+        let all_ns = Processors::of_cores(&affinity::allowed_cores())?.busy_ns;
         let children_ns = children_ns(&std::fs::read_to_string("/proc/self/stat").ok()?)?;
         Some(Self { at: Instant::now(), all_ns, ours_ns: clock::process_cpu_ns() + children_ns })
     }
@@ -33,7 +33,9 @@ impl Load {
 
     fn others_until(&self, now: &Self, cores: usize) -> Option<f64> {
         let took = now.at - self.at;
-        let others = (now.all_ns - self.all_ns).saturating_sub(now.ours_ns - self.ours_ns);
+        // What the kernel counts may step back, where a core went off line or another machine had it.
+        let all_ns = now.all_ns.saturating_sub(self.all_ns);
+        let others = all_ns.saturating_sub(now.ours_ns.saturating_sub(self.ours_ns));
         let room = took.as_nanos() as f64 * cores as f64;
         (took >= SHORTEST).then(|| others as f64 / room)
     }
@@ -74,6 +76,8 @@ mod tests {
         assert_eq!(before.others_until(&after(1000, 2 * second, second), 2), Some(0.5));
         // Our time is counted more finely than that of all.
         assert_eq!(before.others_until(&after(1000, second, second + 5), 2), Some(0.0));
+        let stepped_back = Load { all_ns: 10, ..after(1000, 0, 0) };
+        assert_eq!(before.others_until(&stepped_back, 2), Some(0.0));
         assert_eq!(before.others_until(&after(50, second, 0), 2), None, "too short to tell");
     }
 
