@@ -277,8 +277,8 @@ pub(crate) static KEYS: &[SummaryKey] = &[
 
     ratio(GPU, "host_to_host_vs_memcpy", Some(4.0), "Speed of a copy of 256 MiB between registered memory by the GPU while the caller sleeps, against memcpy."),
     cost(GPU, "host_to_host_cpu_share", "share", Some(0.1), "Processor time of the whole process during that copy, as a share of its time."),
-    ratio(GPU, "pageable_to_device_vs_driver", Some(3.5), "Speed of a copy of 256 MiB to the GPU from fresh memory of 4 KiB pages, against the driver's own copy."),
-    ratio(GPU, "pageable_to_device_vs_pinned", Some(0.7), "Speed of that copy, against one from memory that the driver pinned long before: the limit."),
+    ratio(GPU, "pageable_to_device_vs_driver", Some(5.0), "Speed of a copy of 256 MiB to the GPU from fresh memory of 4 KiB pages, against the driver's own copy."),
+    ratio(GPU, "pageable_to_device_vs_pinned", Some(0.75), "Speed of that copy, against one from memory that the driver pinned long before: the limit."),
     ratio(GPU, "device_to_pageable_vs_driver", None, "Speed of a copy of 256 MiB from the GPU to fresh memory of 4 KiB pages, against the driver's own copy."),
     share(GPU, "overlap_64m", Some(0.97), "Share of a copy of 64 MiB between registered memory by the GPU that hides behind the caller's own work."),
     ratio(GPU, "split_vs_gpu_alone", None, "Speed of a copy of 256 MiB between registered memory that GPU, channels and caller share, against the GPU alone."),
