@@ -1,13 +1,17 @@
 //! C programs against the header and both libraries. What they check is in `tests/c`; this finds
 //! the libraries that cargo built along with this test, compiles the programs and runs them.
 
+use std::collections::HashMap;
+use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::thread;
 
 use memferry_testing::{Requirement, skip};
 use tempfile::TempDir;
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Linkage {
     Static,
     Shared,
@@ -27,11 +31,25 @@ fn library(name: &str) -> PathBuf {
     path
 }
 
-/// Compiles a program in `into`, with every warning an error.
-fn compile(source: &str, linkage: Linkage, into: &TempDir) -> PathBuf {
+/// The program of a source. It is compiled by the first test that asks for it.
+fn program(source: &'static str, linkage: Linkage) -> PathBuf {
+    type Slot = Arc<OnceLock<PathBuf>>;
+    static PROGRAMS: Mutex<Option<HashMap<(&str, Linkage), Slot>>> = Mutex::new(None);
+    let mut programs = PROGRAMS.lock().unwrap_or_else(PoisonError::into_inner);
+    let slot = programs.get_or_insert_default().entry((source, linkage)).or_default().clone();
+    drop(programs);
+    slot.get_or_init(|| compile(source, linkage)).clone()
+}
+
+/// Compiles a program, with every warning an error.
+fn compile(source: &str, linkage: Linkage) -> PathBuf {
     let compiler = std::env::var_os("CC").unwrap_or_else(|| "cc".into());
-    let name = Path::new(source).file_stem().expect("a source has a name");
-    let program = into.path().join(name);
+    let name = source.trim_end_matches(".c").replace('/', "-");
+    let into = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{linkage:?}"));
+    std::fs::create_dir_all(&into).expect("a folder for programs");
+    // Another run of these tests may have the program of the same name in use.
+    let unfinished = TempDir::new_in(&into).expect("a folder for a program");
+    let program = unfinished.path().join(&name);
     let mut command = Command::new(&compiler);
     command.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-pedantic", "-O1", "-g"]);
     command.arg("-I").arg(folder().join("include"));
@@ -40,6 +58,8 @@ fn compile(source: &str, linkage: Linkage, into: &TempDir) -> PathBuf {
         Linkage::Static => {
             // What Rust's standard library needs of the system; see the README.
             command.arg(library("libadma.a")).args(["-lgcc_s", "-lutil", "-lrt", "-lm", "-ldl"]);
+            // The linker spends most of its time on what only a debugger reads.
+            command.arg("-Wl,--strip-debug");
         }
         Linkage::Shared => {
             let beside = library("libadma.so").with_file_name("");
@@ -51,7 +71,9 @@ fn compile(source: &str, linkage: Linkage, into: &TempDir) -> PathBuf {
         panic!("no C compiler ({compiler:?}: {error}): install gcc or clang, or set CC")
     });
     expect_success(&format!("compiling {source} ({linkage:?})"), &output);
-    program
+    let finished = into.join(name);
+    std::fs::rename(program, &finished).expect("a program can be renamed");
+    finished
 }
 
 fn expect_success(what: &str, output: &Output) {
@@ -72,19 +94,54 @@ fn command(program: &Path) -> Command {
     command
 }
 
-fn run_with_both_libraries(source: &str, channels: &[&str]) -> Vec<Output> {
-    let mut outputs = Vec::new();
-    for linkage in BOTH {
-        let into = TempDir::new().expect("a folder for programs");
-        let program = compile(source, linkage, &into);
-        for count in channels {
-            let output = command(&program).env("MEMFERRY_CHANNELS", count).output();
-            let output = output.expect("what was compiled can be run");
-            expect_success(&format!("{source} ({linkage:?}, {count} channels)"), &output);
-            outputs.push(output);
-        }
-    }
-    outputs
+/// A run of a program: its source, its library, its arguments and its settings.
+struct Run<'a> {
+    source: &'static str,
+    linkage: Linkage,
+    arguments: &'a [&'a str],
+    settings: Vec<(&'a str, &'a str)>,
+}
+
+/// Runs all at once, for the programs sleep most of their time. Gives the outputs in order.
+fn run_at_once(runs: &[Run]) -> Vec<Output> {
+    let one = |run: &Run| {
+        let Run { source, linkage, arguments, settings } = run;
+        let mut command = command(&program(source, *linkage));
+        let output = command.args(*arguments).envs(settings.iter().copied()).output();
+        let output = output.expect("what was compiled can be run");
+        expect_success(&format!("{source} ({linkage:?}, {settings:?})"), &output);
+        output
+    };
+    thread::scope(|scope| {
+        let threads: Vec<_> = runs.iter().map(|run| scope.spawn(move || one(run))).collect();
+        let outcomes: Vec<_> = threads.into_iter().map(thread::ScopedJoinHandle::join).collect();
+        // The first panic is passed on when all are over.
+        outcomes
+            .into_iter()
+            .map(|outcome| outcome.unwrap_or_else(|panic| resume_unwind(panic)))
+            .collect()
+    })
+}
+
+fn run_with_both_libraries(source: &'static str, channels: &[&str]) -> Vec<Output> {
+    let runs = BOTH.into_iter().flat_map(|linkage| {
+        let settings = channels.iter().map(|count| vec![("MEMFERRY_CHANNELS", *count)]);
+        settings.map(move |settings| Run { source, linkage, arguments: &[], settings })
+    });
+    run_at_once(&runs.collect::<Vec<_>>())
+}
+
+/// Runs every program with every setting.
+fn run_with_settings(sources: &[&'static str], settings: &[(&str, &str)]) {
+    let runs = sources.iter().flat_map(|source| {
+        settings.iter().map(|setting| Run {
+            source,
+            linkage: Linkage::Shared,
+            arguments: &[],
+            settings: vec![*setting],
+        })
+    });
+    run_at_once(&runs.collect::<Vec<_>>());
 }
 
 #[test]
@@ -139,40 +196,32 @@ fn memory_that_a_stopped_process_may_write_is_busy_and_nothing_stays_behind() {
 
 #[test]
 fn links_work_with_a_thread_behind_them_and_without_access_to_memory() {
-    let into = TempDir::new().expect("a folder for programs");
-    for source in ["tests/c/link_messages.c", "tests/c/link_events.c", "tests/c/link_ends.c"] {
-        let program = compile(source, Linkage::Shared, &into);
-        for (name, value) in [("MEMFERRY_BACKGROUND", "on"), ("MEMFERRY_CMA", "off")] {
-            let output = command(&program).env(name, value).output();
-            let output = output.expect("what was compiled can be run");
-            expect_success(&format!("{source} ({name}={value})"), &output);
-        }
-    }
+    run_with_settings(
+        &["tests/c/link_messages.c", "tests/c/link_events.c", "tests/c/link_ends.c"],
+        &[("MEMFERRY_BACKGROUND", "on"), ("MEMFERRY_CMA", "off")],
+    );
 }
 
 #[test]
 fn windows_work_with_a_thread_behind_their_links() {
-    let into = TempDir::new().expect("a folder for programs");
-    for source in ["tests/c/window_access.c", "tests/c/window_ends.c"] {
-        let program = compile(source, Linkage::Shared, &into);
-        let output = command(&program).env("MEMFERRY_BACKGROUND", "on").output();
-        expect_success(source, &output.expect("what was compiled can be run"));
-    }
+    run_with_settings(
+        &["tests/c/window_access.c", "tests/c/window_ends.c"],
+        &[("MEMFERRY_BACKGROUND", "on")],
+    );
 }
 
 #[test]
 fn copies_reach_the_memory_of_a_gpu_or_say_that_there_is_none() {
-    let into = TempDir::new().expect("a folder for programs");
+    let ways: [(&[&str], _); 2] =
+        [(&["call"], vec![]), (&["environment"], vec![("MEMFERRY_GPU", "auto")])];
     for linkage in BOTH {
-        let program = compile("tests/c/gpu.c", linkage, &into);
-        for (way, setting) in [("call", None), ("environment", Some("auto"))] {
-            let mut command = command(&program);
-            let output =
-                command.arg(way).envs(setting.map(|value| ("MEMFERRY_GPU", value))).output();
-            let output = output.expect("what was compiled can be run");
-            expect_success(&format!("tests/c/gpu.c {way} ({linkage:?})"), &output);
-            if output.stdout.starts_with(b"skipped") {
-                skip(Requirement::Gpu, String::from_utf8_lossy(&output.stdout).trim_end());
+        for (arguments, settings) in ways.clone() {
+            // One after another: a GPU may have room for one program alone.
+            let run = Run { source: "tests/c/gpu.c", linkage, arguments, settings };
+            for output in run_at_once(&[run]) {
+                if output.stdout.starts_with(b"skipped") {
+                    skip(Requirement::Gpu, String::from_utf8_lossy(&output.stdout).trim_end());
+                }
             }
         }
     }
@@ -207,14 +256,15 @@ fn a_library_that_cannot_be_opened_says_why_in_every_call() {
         ("MEMFERRY_CUDA_SOLE_USER", "yes", &["-33", "0 or 1"]),
         ("MEMFERRY_CHANNELS", "256", &["-11", "no thread could be started", "64"]),
     ];
-    for linkage in BOTH {
-        let program = compile("tests/c/environment.c", linkage, &into);
-        for (name, value, arguments) in cases {
-            let output = command(&program).env(name, value).args(arguments).output();
-            let output = output.expect("what was compiled can be run");
-            expect_success(&format!("{name}={value} ({linkage:?})"), &output);
-        }
-    }
+    let runs = BOTH.into_iter().flat_map(|linkage| {
+        cases.iter().map(move |&(name, value, arguments)| Run {
+            source: "tests/c/environment.c",
+            linkage,
+            arguments,
+            settings: vec![(name, value)],
+        })
+    });
+    run_at_once(&runs.collect::<Vec<_>>());
 }
 
 #[test]
