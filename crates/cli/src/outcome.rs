@@ -19,6 +19,9 @@ pub(crate) struct Outcome {
     /// The share of the processors that other programs and other machines used meanwhile. `None` if that
     /// is not known.
     pub(crate) busy: Option<f64>,
+    /// The share of the time in which a CPU quota stopped this program meanwhile. `None` if that is not
+    /// known.
+    pub(crate) throttled: Option<f64>,
     /// Versions of whatever was measured, by name.
     pub(crate) versions: BTreeMap<String, String>,
     /// The measured points.
@@ -57,6 +60,15 @@ pub(crate) struct Row {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Summary(Vec<(String, f64)>);
 
+/// What makes times say little, for which share of the time or of the machine.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Disturbance {
+    /// Others used the processors.
+    Busy(f64),
+    /// A CPU quota stopped this program.
+    Throttled(f64),
+}
+
 impl Outcome {
     /// An outcome without rows, made on this machine by this version.
     pub(crate) fn new(bench: &str) -> Self {
@@ -64,6 +76,7 @@ impl Outcome {
             bench: bench.to_owned(),
             machine: Machine::look(),
             busy: None,
+            throttled: None,
             versions: own_version(),
             rows: Vec::new(),
             summary: Summary::default(),
@@ -72,15 +85,18 @@ impl Outcome {
         }
     }
 
-    /// Whether others used so much of the machine that times say little.
-    pub(crate) fn is_disturbed(&self) -> bool {
+    /// Why times say little, if they do.
+    pub(crate) fn disturbance(&self) -> Option<Disturbance> {
         const MUCH: f64 = 0.1;
-        self.busy.is_some_and(|busy| busy > MUCH)
+        let much = |share: Option<f64>| share.filter(|&share| share > MUCH);
+        // Whoever closes other programs helps nothing as long as the quota is there.
+        let throttled = much(self.throttled).map(Disturbance::Throttled);
+        throttled.or_else(|| much(self.busy).map(Disturbance::Busy))
     }
 
     /// A number of the summary, judged.
     pub(crate) fn judge(&self, key: &str, value: f64) -> Judged {
-        summary_keys::judge(&self.bench, key, value, self.is_disturbed())
+        summary_keys::judge(&self.bench, key, value, self.disturbance())
     }
 
     /// What is missing, in two: what happened to contestants of our own, which are failures, and

@@ -10,6 +10,7 @@ pub(crate) fn empty(bench: &str) -> Outcome {
     Outcome {
         bench: bench.to_owned(),
         busy: Some(0.0),
+        throttled: Some(0.0),
         machine: Machine {
             cpu: "Invented Processor 8000 @ 2.40GHz".to_owned(),
             cores: 2,

@@ -2,6 +2,7 @@
 //! sentence for the reader. A key that is not listed is still shown, only without bar or meaning.
 
 use crate::number;
+use crate::outcome::Disturbance;
 
 /// Which way a number improves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,14 +59,14 @@ impl SummaryKey {
 }
 
 /// Whether a number reached its bar.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Mark {
     /// It did.
     Reached,
     /// It did not, or was not measured.
     Missed,
-    /// Nobody can tell: the machine was busy.
-    NotJudged,
+    /// Nobody can tell, for this reason.
+    NotJudged(Disturbance),
     /// There is no bar to reach.
     NoBar,
 }
@@ -76,7 +77,8 @@ impl Mark {
         match self {
             Self::Reached => "✓ reached",
             Self::Missed => "✗ missed",
-            Self::NotJudged => "not judged: the machine was busy",
+            Self::NotJudged(Disturbance::Busy(_)) => "not judged: the machine was busy",
+            Self::NotJudged(Disturbance::Throttled(_)) => "not judged: a CPU quota throttled",
             Self::NoBar => "",
         }
     }
@@ -97,8 +99,13 @@ pub(crate) struct Judged {
     pub(crate) meaning: &'static str,
 }
 
-/// Looks a key up and judges its number. Times of a machine that was busy are not judged.
-pub(crate) fn judge(bench: &str, key: &str, value: f64, is_disturbed: bool) -> Judged {
+/// Looks a key up and judges its number. Times of a run that was disturbed are not judged.
+pub(crate) fn judge(
+    bench: &str,
+    key: &str,
+    value: f64,
+    disturbance: Option<Disturbance>,
+) -> Judged {
     let Some(known) = KEYS.iter().find(|known| known.bench == bench && known.key == key) else {
         let unit = if key.ends_with("_ns") { "ns" } else { "" };
         return Judged {
@@ -114,9 +121,9 @@ pub(crate) fn judge(bench: &str, key: &str, value: f64, is_disturbed: bool) -> J
         (Some(bar), Better::Higher) => (bar_text("≥", bar, known.unit), reached(value >= bar)),
         (Some(bar), Better::Lower) => (bar_text("≤", bar, known.unit), reached(value <= bar)),
     };
-    let mark = match mark {
-        Mark::Reached | Mark::Missed if is_disturbed && !known.is_counted => Mark::NotJudged,
-        mark => mark,
+    let mark = match (mark, disturbance) {
+        (Mark::Reached | Mark::Missed, Some(why)) if !known.is_counted => Mark::NotJudged(why),
+        (mark, _) => mark,
     };
     Judged {
         value: with_unit(value, known.unit),
@@ -299,40 +306,42 @@ mod tests {
 
     #[test]
     fn a_bar_is_reached_from_its_better_side() {
-        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.0, false).mark, Mark::Reached);
-        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, false).mark, Mark::Missed);
-        assert_eq!(judge(OVERHEAD, "submit_ns", 120.0, false).mark, Mark::Reached);
-        assert_eq!(judge(OVERHEAD, "submit_ns", 151.0, false).mark, Mark::Missed);
-        assert_eq!(judge(OVERHEAD, "submit_ns", f64::NAN, false).mark, Mark::Missed);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.0, None).mark, Mark::Reached);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, None).mark, Mark::Missed);
+        assert_eq!(judge(OVERHEAD, "submit_ns", 120.0, None).mark, Mark::Reached);
+        assert_eq!(judge(OVERHEAD, "submit_ns", 151.0, None).mark, Mark::Missed);
+        assert_eq!(judge(OVERHEAD, "submit_ns", f64::NAN, None).mark, Mark::Missed);
     }
 
     #[test]
     fn times_of_a_busy_machine_are_not_judged_and_counts_are() {
-        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, true).mark, Mark::NotJudged);
-        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.1, true).mark, Mark::NotJudged);
-        assert_eq!(judge(LATENCY, "hot_4k_vs_memcpy", 1.0, true).mark, Mark::NoBar);
-        assert_eq!(judge(DEVICES, "nic_conformance_passed", 0.0, true).mark, Mark::Missed);
-        assert_eq!(judge(DEVICES, "ioat_descriptors_aligned_4m", 1024.0, true).mark, Mark::Reached);
+        let why = Some(Disturbance::Busy(0.4));
+        let not_judged = Mark::NotJudged(Disturbance::Busy(0.4));
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, why).mark, not_judged);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.1, why).mark, not_judged);
+        assert_eq!(judge(LATENCY, "hot_4k_vs_memcpy", 1.0, why).mark, Mark::NoBar);
+        assert_eq!(judge(DEVICES, "nic_conformance_passed", 0.0, why).mark, Mark::Missed);
+        assert_eq!(judge(DEVICES, "ioat_descriptors_aligned_4m", 1024.0, why).mark, Mark::Reached);
     }
 
     #[test]
     fn a_bar_is_written_with_its_direction_and_unit() {
-        assert_eq!(judge(LATENCY, "hot_64m_vs_memcpy", 3.0, false).bar, "≥ 2.5×");
-        assert_eq!(judge(OVERHEAD, "submit_ns", 3.0, false).bar, "≤ 150 ns");
-        assert_eq!(judge("overlap", "hot_4m", 0.98, false).bar, "≥ 0.97");
+        assert_eq!(judge(LATENCY, "hot_64m_vs_memcpy", 3.0, None).bar, "≥ 2.5×");
+        assert_eq!(judge(OVERHEAD, "submit_ns", 3.0, None).bar, "≤ 150 ns");
+        assert_eq!(judge("overlap", "hot_4m", 0.98, None).bar, "≥ 0.97");
     }
 
     #[test]
     fn an_unknown_key_is_shown_without_judgement() {
-        let judged = judge("copy-latency", "something_ns", 12.0, false);
+        let judged = judge("copy-latency", "something_ns", 12.0, None);
         assert_eq!(judged.value, "12 ns");
         assert_eq!(judged.mark, Mark::NoBar);
     }
 
     #[test]
     fn the_same_key_may_mean_another_thing_in_another_bench() {
-        assert_eq!(judge(LATENCY, "cold_4m_vs_memcpy", 1.0, false).mark, Mark::NoBar);
-        assert_eq!(judge(BANDWIDTH, "cold_4m_vs_memcpy", 1.0, false).mark, Mark::Missed);
+        assert_eq!(judge(LATENCY, "cold_4m_vs_memcpy", 1.0, None).mark, Mark::NoBar);
+        assert_eq!(judge(BANDWIDTH, "cold_4m_vs_memcpy", 1.0, None).mark, Mark::Missed);
     }
 
     #[test]

@@ -64,6 +64,20 @@ pub fn check_contention(share: f64) -> Result<(), NotMeasured> {
     Err(NotMeasured::Unreliable(why))
 }
 
+/// An error if a CPU quota stopped this process for so much of the time that a measurement that found too
+/// little did so for that reason.
+pub fn check_throttling(share: f64) -> Result<(), NotMeasured> {
+    if share <= MOST_CONTENTION {
+        return Ok(());
+    }
+    let percent = 100.0 * share;
+    let why = format!(
+        "a CPU quota throttled this process for up to {percent:.0} % of the time: too little could be \
+         measured"
+    );
+    Err(NotMeasured::Unreliable(why))
+}
+
 /// A profile could not be read.
 #[derive(Debug, Error)]
 #[non_exhaustive]

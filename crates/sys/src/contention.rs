@@ -48,10 +48,12 @@ impl Meter {
         self.watched_ns.fetch_add(watched_ns, Ordering::Relaxed);
     }
 
-    /// The share of the time for which threads waited; 0 where the kernel does not tell.
-    pub fn share(&self) -> f64 {
-        let waited = self.waited_ns.load(Ordering::Relaxed) as f64;
-        waited / self.watched_ns.load(Ordering::Relaxed).max(1) as f64
+    /// The share of the time for which threads waited because others had the processors; 0 where the
+    /// kernel does not tell. `throttled_ns` is how long a CPU quota kept processors from them meanwhile
+    /// ([`crate::throttle`]): the kernel counts that as waiting too, and nobody had those processors.
+    pub fn share(&self, throttled_ns: u64) -> f64 {
+        let of_others = |ns: &AtomicU64| ns.load(Ordering::Relaxed).saturating_sub(throttled_ns);
+        of_others(&self.waited_ns) as f64 / of_others(&self.watched_ns).max(1) as f64
     }
 }
 
@@ -139,10 +141,20 @@ mod tests {
     #[test]
     fn shares_are_of_all_threads_that_were_watched() {
         let meter = Meter::default();
-        assert_eq!(meter.share(), 0.0);
+        assert_eq!(meter.share(0), 0.0);
         meter.add(0, 1_000_000);
         meter.add(500_000, 1_000_000);
-        assert_eq!(meter.share(), 0.25);
+        assert_eq!(meter.share(0), 0.25);
+    }
+
+    #[test]
+    fn time_in_which_a_quota_throttled_is_nobody_elses() {
+        let meter = Meter::default();
+        meter.add(600_000, 1_000_000);
+        assert_eq!(meter.share(500_000), 0.2);
+        assert_eq!(meter.share(600_000), 0.0);
+        // Others in the same cgroup were throttled too.
+        assert_eq!(meter.share(5_000_000), 0.0);
     }
 
     #[test]

@@ -26,6 +26,7 @@ pub mod registered_buffers;
 pub mod residency;
 pub mod shared_memory;
 pub mod sync;
+pub mod throttle;
 pub mod user;
 pub mod userfault;
 #[cfg(not(loom))]

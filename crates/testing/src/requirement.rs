@@ -36,11 +36,13 @@ pub enum Requirement {
     Gpu,
     /// A network card that was handed over to programs.
     Nic,
+    /// The right to make cgroups of version 1 with a CPU quota: root, on a kernel that has them.
+    CpuQuota,
 }
 
 impl Requirement {
     /// Every one.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Userfaultfd,
         Self::IoUring,
         Self::Libfabric,
@@ -56,6 +58,7 @@ impl Requirement {
         Self::Memory,
         Self::Gpu,
         Self::Nic,
+        Self::CpuQuota,
     ];
 
     /// How `MEMFERRY_REQUIRE` names it.
@@ -76,12 +79,14 @@ impl Requirement {
             Self::Memory => "memory",
             Self::Gpu => "gpu",
             Self::Nic => "nic",
+            Self::CpuQuota => "cpu-quota",
         }
     }
 
-    /// Whether it is hardware: nobody can install it, so `all` does not ask for it.
+    /// Whether it is hardware, or a matter of the kernel: nobody can install it, so `all` does not ask
+    /// for it.
     pub const fn is_hardware(self) -> bool {
-        matches!(self, Self::Cores | Self::Memory | Self::Gpu | Self::Nic)
+        matches!(self, Self::Cores | Self::Memory | Self::Gpu | Self::Nic | Self::CpuQuota)
     }
 }
 

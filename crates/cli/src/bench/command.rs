@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
+use memferry_sys::throttle::Watched;
 
 use super::load::{self, Load};
 use super::{Bench, Effort, all, find, suite};
@@ -105,13 +106,14 @@ fn measure_all(
 
 /// Runs a bench and takes its progress bar away, whatever comes of it.
 fn measure(bench: &dyn Bench, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
-    let before = Load::now();
+    let (before, quota) = (Load::now(), Watched::begin());
     let outcome = bench.run(effort, progress);
     progress.finish();
     let mut outcome = outcome.with_context(|| format!("the bench {} failed", bench.name()))?;
     outcome.busy = before.and_then(Load::others_since);
-    if let Some(busy) = outcome.busy.filter(|_| outcome.is_disturbed()) {
-        outcome.notes.push(load::warning(busy));
+    outcome.throttled = Some(quota.share());
+    if let Some(disturbance) = outcome.disturbance() {
+        outcome.notes.push(load::warning(disturbance));
     }
     Ok(outcome)
 }

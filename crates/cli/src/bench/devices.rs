@@ -334,8 +334,8 @@ mod tests {
             ("ioat_descriptors_aligned_4m", 1024.0, 1025.0),
             ("ioat_descriptors_misaligned_4m", 2048.0, 2100.0),
         ] {
-            assert_eq!(judge("devices", key, good, false).mark, Mark::Reached, "{key}");
-            assert_eq!(judge("devices", key, bad, false).mark, Mark::Missed, "{key}");
+            assert_eq!(judge("devices", key, good, None).mark, Mark::Reached, "{key}");
+            assert_eq!(judge("devices", key, bad, None).mark, Mark::Missed, "{key}");
         }
     }
 }

@@ -1,10 +1,12 @@
-//! Whether others used the processors while a bench ran: then its numbers say little, the reader must
-//! know, and no bar is judged.
+//! Whether others used the processors while a bench ran, or a quota kept them from it: then its numbers
+//! say little, the reader must know, and no bar is judged.
 
 use std::time::{Duration, Instant};
 
 use memferry::sys::{affinity, clock};
 use memferry_sys::contention::Processors;
+
+use crate::outcome::Disturbance;
 
 /// The unit in which the kernel counts processor time.
 const NS_PER_TICK: u64 = 10_000_000;
@@ -42,12 +44,20 @@ impl Load {
 }
 
 /// A sentence for the reader.
-pub(super) fn warning(busy: f64) -> String {
-    format!(
-        "Other programs or machines used {:.0} % of the processors meanwhile: no bar is judged. Close \
-         them and run this again before you believe the numbers.",
-        100.0 * busy
-    )
+pub(super) fn warning(disturbance: Disturbance) -> String {
+    match disturbance {
+        Disturbance::Busy(share) => format!(
+            "Other programs or machines used {:.0} % of the processors meanwhile: no bar is judged. \
+             Close them and run this again before you believe the numbers.",
+            100.0 * share
+        ),
+        Disturbance::Throttled(share) => format!(
+            "A CPU quota throttled this run for up to {:.0} % of the time: no bar is judged. Raise the \
+             quota of the container or cgroup, or run this outside of it, before you believe the \
+             numbers.",
+            100.0 * share
+        ),
+    }
 }
 
 /// Time of all processes that were started here and have ended, and of those that they started.
@@ -89,7 +99,11 @@ mod tests {
     }
 
     #[test]
-    fn a_warning_says_how_busy_the_machine_was() {
-        assert!(warning(0.4).contains("40 %"));
+    fn a_warning_says_what_disturbed_and_how_much() {
+        let busy = warning(Disturbance::Busy(0.4));
+        assert!(busy.contains("40 %") && busy.contains("Other programs"), "{busy}");
+        let throttled = warning(Disturbance::Throttled(0.3));
+        assert!(throttled.contains("30 %") && throttled.contains("CPU quota"), "{throttled}");
+        assert!(!throttled.contains("Other programs"), "{throttled}");
     }
 }

@@ -33,10 +33,12 @@ pub(crate) fn join(name: &str, outcomes: &[Outcome]) -> anyhow::Result<Value> {
     }
     // The busiest time is what a reader must know.
     let busy = outcomes.iter().filter_map(|outcome| outcome.busy).reduce(f64::max);
+    let throttled = outcomes.iter().filter_map(|outcome| outcome.throttled).reduce(f64::max);
     Ok(json!({
         "bench": name,
         "machine": Machine::look(),
         "busy": busy,
+        "throttled": throttled,
         "versions": versions,
         "outcomes": outcomes,
         "rows": rows,
@@ -55,7 +57,9 @@ mod tests {
     fn a_suite_has_the_keys_of_the_contract() {
         let suite = sample::suite();
         let json = join("suite", &suite).unwrap();
-        for key in ["bench", "machine", "busy", "versions", "outcomes", "rows", "summary"] {
+        for key in
+            ["bench", "machine", "busy", "throttled", "versions", "outcomes", "rows", "summary"]
+        {
             assert!(json.get(key).is_some(), "{key}");
         }
         assert_eq!(json["bench"], "suite");

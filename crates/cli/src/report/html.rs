@@ -101,7 +101,7 @@ fn headline_row(key: &str, judged: &Judged) -> String {
     let class = match judged.mark {
         Mark::Reached => "mark reached",
         Mark::Missed => "mark missed",
-        Mark::NotJudged => "note",
+        Mark::NotJudged(_) => "note",
         Mark::NoBar => "",
     };
     let way = judged.better.map_or(String::new(), |better| {

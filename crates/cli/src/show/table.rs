@@ -80,7 +80,7 @@ fn render_summary(outcome: &Outcome, paint: Paint) -> String {
         let mark = match judged.mark {
             Mark::Reached => paint.good(judged.mark.text()),
             Mark::Missed => paint.bad(judged.mark.text()),
-            Mark::NotJudged => paint.dim(judged.mark.text()),
+            Mark::NotJudged(_) => paint.dim(judged.mark.text()),
             Mark::NoBar => String::new(),
         };
         text.push_str(format!("  {line}  {mark}").trim_end());
@@ -167,6 +167,17 @@ mod tests {
         let line = "  hot_64m_vs_memcpy  1.20×  ≥ 2.5×  not judged: the machine was busy\n";
         assert!(text.contains(line), "{text}");
         outcome.busy = Some(0.05);
+        assert!(render(&outcome, Paint::plain()).contains("✗ missed"));
+    }
+
+    #[test]
+    fn no_bar_is_judged_under_a_quota_that_throttles_and_that_is_the_reason_told() {
+        let mut outcome = outcome(Vec::new());
+        outcome.summary.set("hot_64m_vs_memcpy", 1.2);
+        (outcome.busy, outcome.throttled) = (Some(0.35), Some(0.5));
+        let text = render(&outcome, Paint::plain());
+        assert!(text.contains("not judged: a CPU quota throttled\n"), "{text}");
+        (outcome.busy, outcome.throttled) = (Some(0.0), Some(0.05));
         assert!(render(&outcome, Paint::plain()).contains("✗ missed"));
     }
 

@@ -9,18 +9,21 @@ use memferry_sys::affinity;
 use memferry_sys::contention::{Meter, Processors, own_waited_ns};
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::pages::Pages;
+use memferry_sys::throttle::Watched;
 
 use super::channel;
 use super::profile::{Origin, Profile};
 use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Operation};
 use crate::execute;
-use crate::saved::{NotMeasured, check_contention};
+use crate::saved::{NotMeasured, check_contention, check_throttling};
 use crate::threaded::ThreadedChannel;
 
 const LARGEST: usize = 16 << 20;
 const BUDGET: Duration = Duration::from_millis(120);
 /// After so long nobody goes on measuring on a busy machine.
 const LATE: Duration = Duration::from_millis(360);
+/// After so long nobody goes on under a quota that is used up again and again.
+const HOPELESS: Duration = Duration::from_millis(1000);
 
 /// Measures. An error if others had the processors meanwhile.
 pub(super) fn measure() -> Result<Profile, NotMeasured> {
@@ -33,10 +36,13 @@ pub(super) fn measure() -> Result<Profile, NotMeasured> {
         })
         .ok_or(NotMeasured::Impossible)?;
     let took = bench.start.elapsed();
-    let contention = meter.share().max(Processors::stolen_share(before, Processors::now(), took));
-    tracing::debug!(?profile, ?took, contention, "calibrated");
+    let stolen = Processors::stolen_share(before, Processors::now(), took);
+    let contention = meter.share(bench.quota.throttled_ns()).max(stolen);
+    let throttled = bench.quota.share();
+    tracing::debug!(?profile, ?took, contention, throttled, "calibrated");
     check_contention(contention)?;
     if bench.gave_up.get() {
+        check_throttling(throttled)?;
         return Err(NotMeasured::Unreliable("the machine was too busy to measure at all".into()));
     }
     Ok(profile)
@@ -89,6 +95,8 @@ struct Bench {
     /// `None` on a single core, where sharing cannot win.
     channel: Option<ThreadedChannel>,
     start: Instant,
+    /// Since then.
+    quota: Watched,
     /// How long this thread had waited for a processor by then.
     waited_ns: Option<u64>,
     /// Something was not tried at all: figures are missing.
@@ -97,7 +105,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Option<Self> {
-        let (start, waited_ns) = (Instant::now(), own_waited_ns());
+        let (start, quota, waited_ns) = (Instant::now(), Watched::begin(), own_waited_ns());
         let mut source = Pages::new(LARGEST).ok()?;
         let mut target = Pages::new(LARGEST).ok()?;
         source.as_mut_slice().fill(1);
@@ -105,27 +113,33 @@ impl Bench {
         let channel = (affinity::allowed_cores().len() > 1)
             .then(|| channel::open(&ChannelOptions::default(), 64, 5_000_000).ok())
             .flatten();
-        Some(Self { source, target, channel, start, waited_ns, gave_up: Cell::new(false) })
+        Some(Self { source, target, channel, start, quota, waited_ns, gave_up: Cell::new(false) })
     }
 
     /// How often to repeat something that moves `bytes`; less when the time runs out, and never on a
     /// machine that is so busy that nothing will be kept.
     fn tries(&self, bytes: usize) -> usize {
+        let throttled_ns = self.quota.throttled_ns();
         match self.start.elapsed() {
-            took if took > LATE && (self.gave_up.get() || self.is_hopeless(took)) => {
+            took if took > LATE && (self.gave_up.get() || self.is_hopeless(took, throttled_ns)) => {
                 self.gave_up.set(true);
                 0
             }
-            took if took > BUDGET => 1,
+            // A quota that is used up stops one of two tries, and not the other.
+            took if took > BUDGET => 1 + usize::from(throttled_ns > 0),
             _ => (LARGEST / bytes).clamp(3, 8),
         }
     }
 
-    fn is_hopeless(&self, took: Duration) -> bool {
-        self.waited_ns.zip(own_waited_ns()).is_some_and(|(before, now)| {
-            let share = now.saturating_sub(before) as f64 / took.as_nanos() as f64;
-            check_contention(share).is_err()
-        })
+    /// Whether others have the processors, or a quota leaves hardly anything of them.
+    fn is_hopeless(&self, took: Duration, throttled_ns: u64) -> bool {
+        let waited = self.waited_ns.zip(own_waited_ns());
+        let is_busy = waited.is_some_and(|(before, now)| {
+            let meter = Meter::default();
+            meter.add(now.saturating_sub(before), took.as_nanos() as u64);
+            check_contention(meter.share(throttled_ns)).is_err()
+        });
+        is_busy || took > HOPELESS && check_throttling(self.quota.share()).is_err()
     }
 
     /// Bandwidth of one core, in GB/s.

@@ -149,6 +149,13 @@ fn others_that_have_the_processors_for_a_tenth_of_the_time_make_a_busy_machine()
 }
 
 #[test]
+fn a_quota_that_throttles_is_another_reason_than_a_busy_machine() {
+    assert_eq!(check_throttling(0.1), Ok(()));
+    let Err(NotMeasured::Unreliable(why)) = check_throttling(0.6) else { panic!("it is much") };
+    assert!(why.contains("CPU quota") && why.contains("60 %") && !why.contains("others"), "{why}");
+}
+
+#[test]
 fn what_was_measured_on_a_busy_machine_is_not_kept_and_not_tried_again_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("weight");

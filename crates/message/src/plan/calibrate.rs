@@ -8,11 +8,12 @@ mod duet;
 
 use std::time::{Duration, Instant};
 
-use memferry_engine::saved::{NotMeasured, check_contention};
+use memferry_engine::saved::{NotMeasured, check_contention, check_throttling};
 use memferry_sys::contention::{Meter, Processors};
 use memferry_sys::cross_memory::{self, Stretch};
 use memferry_sys::pages::Pages;
 use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
+use memferry_sys::throttle::Watched;
 use memferry_sys::{affinity, copy};
 
 use super::costs::Measurement;
@@ -42,15 +43,19 @@ pub(super) fn measure() -> Result<[Measurement; 2], NotMeasured> {
         return Err(NotMeasured::Impossible);
     }
     let (began, meter, before) = (Instant::now(), Meter::default(), Processors::now());
+    let quota = Watched::begin();
     let measured = Closeness::ALL.map(|closeness| {
         let pair = closeness.pair_of(&cores);
         pair.and_then(|pair| measure_pair(pair, closeness, &meter)).unwrap_or_default()
     });
     let took = began.elapsed();
-    let contention = meter.share().max(Processors::stolen_share(before, Processors::now(), took));
-    tracing::debug!(?measured, ?took, contention, "calibrated messages");
+    let stolen = Processors::stolen_share(before, Processors::now(), took);
+    let contention = meter.share(quota.throttled_ns()).max(stolen);
+    let throttled = quota.share();
+    tracing::debug!(?measured, ?took, contention, throttled, "calibrated messages");
     check_contention(contention)?;
     if measured.iter().all(Measurement::is_empty) {
+        check_throttling(throttled)?;
         return Err(NotMeasured::Unreliable("no quiet machine is so slow".into()));
     }
     Ok(measured)
