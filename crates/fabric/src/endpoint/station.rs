@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -86,6 +87,8 @@ impl Direction {
 pub(crate) struct Station {
     /// Closed before anything else here goes: what is under way may use it.
     pub(super) messages: Endpoint,
+    /// It ends: `messages` is closed, or about to be.
+    is_closed: AtomicBool,
     pub(super) sends: Direction,
     pub(super) receives: Direction,
     pub(super) writes: Direction,
@@ -125,6 +128,7 @@ impl Station {
         };
         Self {
             messages,
+            is_closed: AtomicBool::new(false),
             sends: sends.clone(),
             receives: receives.clone(),
             // Accesses are told where sends are, and counted apart.
@@ -165,16 +169,27 @@ impl Station {
         }
     }
 
-    /// Ends it, unless a peer is in the middle of an access to memory of this process.
+    /// Ends it. Says that it is busy while a peer is in the middle of an access to memory of this process,
+    /// or may still write to that of an operation: a stopped process does when it goes on. Then nothing
+    /// new begins, and this must be called again.
     pub(super) fn end(self: &Arc<Self>) -> Result {
         self.withdraw_all()?;
-        // Injected messages were told as sent.
-        if !self.messages.flush(PATIENCE) {
-            tracing::warn!("an endpoint closes, and a peer has not taken what was sent to it");
+        if !self.is_closed.swap(true, Ordering::AcqRel) {
+            // Injected messages were told as sent.
+            if !self.messages.flush(PATIENCE) {
+                tracing::warn!("an endpoint closes, and a peer has not taken what was sent to it");
+            }
+            self.detach();
+            // Others may have counts of it for a moment.
+            self.messages.clone().close();
         }
-        self.detach();
-        // Others may have counts of it for a moment.
-        self.messages.clone().close();
+        if self.messages.is_busy() {
+            complain(format_args!(
+                "an endpoint is closed, but a process is stopped while it writes to memory of a receive: \
+                 keep the memory, and close again when that process goes on or has ended"
+            ));
+            return Err(Code(FI_EBUSY));
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@ pub(crate) mod memory;
 pub(crate) mod prey;
 pub(crate) mod process;
 pub(crate) mod raw_peer;
+pub(crate) mod stopping;
 pub(crate) mod talk;
 pub(crate) mod traces;
 
