@@ -194,20 +194,28 @@ pub(crate) fn until(what: &str, mut so: impl FnMut() -> bool) {
 
 #[track_caller]
 pub(crate) fn outcome(completion: &Completion) -> Result<Finish, ExecutionError> {
-    until("the end of a transfer", || completion.is_done());
+    // It sleeps: spinning takes the processor from the threads that copy.
+    assert!(completion.wait(0, Some(Instant::now() + LIMIT)), "gave up waiting for a transfer");
     completion.outcome().expect("a transfer that is over")
 }
 
 /// Bytes of which no two pieces, however they are cut, are likely to be equal.
 pub(crate) fn pattern(seed: u32, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    draw(seed, &mut bytes);
+    bytes
+}
+
+/// Writes a pattern.
+fn draw(seed: u32, bytes: &mut [u8]) {
     let byte = |at: u32| ((at ^ (seed << 16)).wrapping_mul(0x9E37_79B1) >> 24) as u8;
-    (0..length as u32).map(byte).collect()
+    bytes.iter_mut().enumerate().for_each(|(at, place)| *place = byte(at as u32));
 }
 
 /// Ordinary memory with a pattern in it.
 pub(crate) fn patterned(seed: u32, length: usize) -> Pages {
-    let mut pages = untouched(length);
-    pages.as_mut_slice().copy_from_slice(&pattern(seed, length));
+    let mut pages = Pages::new(length).expect("memory for a test");
+    draw(seed, pages.as_mut_slice());
     pages
 }
 
