@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use memferry_message::plan::PathKind;
 use memferry_message::{
-    Builder, Endpoint, Error, Gone, Listener, Rights, ShareableBuffer, Source, TAG_ALL, Window,
-    WindowHandle, kept_buffers,
+    Builder, Endpoint, Error, Gone, Listener, Piece, Rights, ShareableBuffer, Source, TAG_ALL,
+    Wanted, Window, WindowHandle, kept_buffers,
 };
 use support::process::{self, Child, setting};
 use support::raw_peer::RawPeer;
@@ -350,6 +350,50 @@ fn blocking_receive_waits(ends: bool) -> bool {
     });
     assert!(memory.iter().all(|byte| *byte == 0), "it was written after the call returned");
     was_stopped
+}
+
+#[test]
+fn a_receive_of_several_messages_says_when_a_stopped_peer_is_out_of_its_memory() {
+    let _alone = alone();
+    for (bytes, misbehaves) in
+        [(BYTES, false), (2 * BYTES, false), (BYTES, true), (2 * BYTES, true)]
+    {
+        for ends in [false, true] {
+            let owner = cooperative();
+            let mut child = spawn_claimer(&owner, misbehaves);
+            until("it has connected", || owner.peers().len() == 1);
+            let wanted = Wanted::tagged(owner.peers()[0], 1, TAG_ALL);
+            let mut memory = vec![0u8; bytes];
+            let piece = Piece::target(memory.as_mut_ptr(), bytes);
+            // SAFETY: it lives until the last report has come.
+            unsafe { owner.post_receive_several(&wanted, piece, 6, 8) }.unwrap();
+            child.await_claim(&owner);
+            if misbehaves {
+                until("it is lost", || {
+                    owner.progress();
+                    owner.peers().is_empty()
+                });
+            } else {
+                owner.clone().close();
+            }
+            let mut reports = Vec::new();
+            owner.collect(&mut reports);
+            assert!(reports.iter().all(|report| !report.is_last), "a peer may still write to it");
+            release(&mut child, ends);
+            until("the memory is free", || {
+                owner.collect(&mut reports);
+                reports.iter().any(|report| report.is_last)
+            });
+            // The message, and the receive itself if it would have taken more.
+            let told = 1 + usize::from(bytes > BYTES);
+            assert_eq!(reports.len(), told, "{reports:?}");
+            assert!(reports.iter().all(|report| report.context == 6 && report.outcome.is_err()));
+            let last = reports.iter().filter(|report| report.is_last).count();
+            assert!(last == 1 && reports[told - 1].is_last, "{reports:?}");
+            owner.clone().close();
+            assert!(!owner.is_busy() && !owner.collect(&mut reports));
+        }
+    }
 }
 
 const LARGE: usize = 4 << 20;

@@ -39,7 +39,8 @@ pub(crate) struct Several {
     pub(crate) least: u64,
     /// Messages that are still coming in.
     pub(crate) parts: usize,
-    /// It takes no more.
+    /// It takes no more: it is full, was cancelled, or has failed. It stays here until its last part has
+    /// ended, because that part's report is the one that frees the memory.
     pub(crate) is_full: bool,
 }
 
@@ -216,7 +217,13 @@ impl Operations {
             return;
         }
         if let Some(ending) = operation.ending {
-            return self.report(number, ending, outcome.map(drop));
+            // One that takes no more has nothing to tell but the ends of its parts.
+            let is_waiting_for_parts =
+                matches!(&operation.deed, Deed::Several(several) if several.is_full);
+            if !is_waiting_for_parts {
+                self.report(number, ending, outcome.map(drop));
+            }
+            return;
         }
         operation.outcome = Some(outcome);
         self.untaken += 1;
@@ -250,7 +257,7 @@ impl Operations {
         }
         let Some(operation) = self.get(number) else { return };
         let mut report = Report::new(ReportKind::Receive, ending.context, outcome);
-        let mut part_of = None;
+        let (mut part_of, mut stays) = (None, false);
         match &operation.deed {
             Deed::Send(sending) => {
                 report.kind = ReportKind::Send;
@@ -267,11 +274,16 @@ impl Operations {
             Deed::Several(several) => {
                 report.address = several.left.address;
                 report.is_last = several.parts == 0;
+                stays = several.parts > 0;
             }
             Deed::CarriedAccess { kind, peer } => (report.kind, report.place) = (*kind, *peer),
             Deed::Access(kind) => report.kind = *kind,
         }
-        self.discard(number);
+        match self.several(number).filter(|_| stays) {
+            // Messages still come in, or a peer still writes: the end of the last part frees the memory.
+            Some(several) => several.is_full = true,
+            None => self.discard(number),
+        }
         if let Some(whole) = part_of {
             report.is_last = self.end_part(whole);
         }
