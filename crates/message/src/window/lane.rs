@@ -72,15 +72,21 @@ impl Lane {
         self.queue().is_running
     }
 
+    /// Whether an access waits that nobody carries out.
+    pub(crate) fn is_waiting(&self) -> bool {
+        let queue = self.queue();
+        !queue.jobs.is_empty() && !queue.is_running
+    }
+
     /// Whether nothing waits, and nobody may put anything back.
     pub(crate) fn is_idle(&self) -> bool {
         let queue = self.queue();
         queue.jobs.is_empty() && !queue.is_running
     }
 
-    /// Waits until nobody carries anything out, and takes what waits. Returns whether that was before
-    /// the deadline: memory of a peer may never come, and whoever waits for it ends its access later.
-    pub(crate) fn stop(&self, deadline: Instant) -> (VecDeque<Job>, bool) {
+    /// Waits until nobody carries anything out, and takes what waits. Gives up at the deadline: memory of
+    /// a peer may never come, and whoever waits for it ends its access later.
+    pub(crate) fn stop(&self, deadline: Instant) -> VecDeque<Job> {
         let mut queue = self.queue();
         queue.stopping += 1;
         while queue.is_running {
@@ -92,8 +98,7 @@ impl Lane {
             queue = woken.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
         queue.stopping -= 1;
-        let is_quiet = !queue.is_running;
-        (std::mem::take(&mut queue.jobs), is_quiet)
+        std::mem::take(&mut queue.jobs)
     }
 }
 

@@ -15,6 +15,7 @@ mod lane;
 pub(crate) mod peer_memory;
 mod source;
 pub(crate) mod windows;
+mod workers;
 
 use memferry_memory::handle::{BufferHandle, HandleError};
 

@@ -1,10 +1,8 @@
 //! Everything that accesses to windows of peers need in one port: the lookup that all peers share,
-//! and the thread that carries out what nobody waits for.
+//! and the threads that carry out what nobody waits for.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use memferry_memory::lookup::{Kind, Lookup, Settings as LookupSettings};
@@ -15,6 +13,7 @@ use memferry_sys::sync::lock;
 use super::carry::{Job, Patience, Progress};
 use super::peer_memory::{Parts, PeerMemory};
 use super::source::PeerMemories;
+use super::workers::{LATE, Role, Seat, Workers};
 use crate::error::{ConnectError, Error, Gone};
 use crate::port::{Peer, Port, Received, State};
 use crate::wire::Number;
@@ -22,8 +21,11 @@ use crate::wire::Number;
 /// The lookup of a port.
 pub(crate) type PeerLookup = Lookup<PeerMemories>;
 
-/// How long the thread waits before it tries accesses again that were dropped.
-const RETRY: std::time::Duration = std::time::Duration::from_micros(50);
+/// How long the active worker waits before it tries accesses again that were dropped.
+const RETRY: Duration = Duration::from_micros(50);
+
+/// How long a worker stands by that nobody needs.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// How long a close waits for accesses under way.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(1);
@@ -52,28 +54,22 @@ pub(crate) struct Windows {
     spare_cores: AtomicBool,
     /// Accesses that were put behind others, or begun without being waited for.
     waiting: AtomicUsize,
-    worker: Mutex<Worker>,
-    /// There is something for the worker.
+    workers: Mutex<Workers>,
+    /// There is something for the active worker.
     work: Condvar,
+    /// There is something for the worker that stands by.
+    watch: Condvar,
     fork_generation: u64,
 }
 
 impl Drop for Windows {
     fn drop(&mut self) {
-        let worker = self.worker.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let workers = self.workers.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
         if fork::generation() != self.fork_generation {
-            // In a forked child the thread does not exist, and cannot even be let go.
-            std::mem::forget(worker.thread.take());
+            // In a forked child the threads do not exist, and cannot even be let go.
+            std::mem::forget(std::mem::take(&mut workers.all));
         }
     }
-}
-
-/// The thread, and the lanes that it is to look at.
-#[derive(Debug, Default)]
-struct Worker {
-    thread: Option<JoinHandle<()>>,
-    lanes: VecDeque<(Peer, Arc<PeerMemory>)>,
-    closes: bool,
 }
 
 impl Windows {
@@ -98,8 +94,9 @@ impl Windows {
             stream_bytes,
             spare_cores: AtomicBool::new(false),
             waiting: AtomicUsize::new(0),
-            worker: Mutex::default(),
+            workers: Mutex::default(),
             work: Condvar::new(),
+            watch: Condvar::new(),
             fork_generation: fork::generation(),
         })
     }
@@ -188,7 +185,7 @@ impl Windows {
         }
     }
 
-    /// Puts an access behind those before it, and lets the thread know.
+    /// Puts an access behind those before it, and lets the active worker know.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
         port: &Arc<Port>,
@@ -196,25 +193,47 @@ impl Windows {
         peer: &Arc<PeerMemory>,
         job: Job,
     ) -> Result<(), Error> {
-        let mut worker = lock(&self.worker);
-        if worker.closes {
+        let mut workers = lock(&self.workers);
+        if workers.closes {
             return Err(Error::Closed);
         }
-        if worker.thread.is_none() {
-            let (windows, port) = (self.clone(), Arc::downgrade(port));
-            let run = move || windows.work_on(&port);
-            let thread = std::thread::Builder::new().name("memferry-windows".into()).spawn(run);
-            worker.thread =
-                Some(thread.map_err(ConnectError::system("starting a thread for windows"))?);
+        if !workers.has(Role::Active) {
+            self.start_worker(&mut workers, &Arc::downgrade(port), Role::Active)
+                .map_err(ConnectError::system("starting a thread for windows"))?;
         }
         self.waiting.fetch_add(1, Ordering::Relaxed);
         peer.lane.push(job);
-        if !worker.lanes.iter().any(|(_, known)| Arc::ptr_eq(known, peer)) {
-            worker.lanes.push_back((who, peer.clone()));
+        workers.put(who, peer);
+        if workers.needs_standby() {
+            self.watch_active(&mut workers, &Arc::downgrade(port));
         }
-        drop(worker);
+        drop(workers);
         self.work.notify_one();
         Ok(())
+    }
+
+    fn start_worker(
+        self: &Arc<Self>,
+        workers: &mut Workers,
+        port: &Weak<Port>,
+        role: Role,
+    ) -> std::io::Result<()> {
+        let (windows, port) = (self.clone(), port.clone());
+        let name = std::thread::Builder::new().name("memferry-windows".into());
+        workers.add(role, |id| name.spawn(move || windows.serve(&port, id)))
+    }
+
+    /// Makes sure that a worker stands by and watches the active one.
+    #[cold]
+    fn watch_active(self: &Arc<Self>, workers: &mut Workers, port: &Weak<Port>) {
+        if workers.has(Role::Standby) {
+            if !workers.is_watching {
+                self.watch.notify_one();
+            }
+        } else if let Err(error) = self.start_worker(workers, port, Role::Standby) {
+            // The next access tries again.
+            tracing::warn!(%error, "no second thread for windows: one peer can stop accesses to others");
+        }
     }
 
     /// Carries out accesses that wait, for a thread that waits for one of them. Returns whether
@@ -224,21 +243,9 @@ impl Windows {
             return false;
         }
         // Its own lane alone: memory of another peer may never come.
-        let mut lanes: Vec<_> = lock(&self.worker).lanes.iter().cloned().collect();
-        lanes.retain(|(_, peer)| peer.lane.has(number));
-        self.run_lanes(port, &lanes, Patience::Waits)
-    }
-
-    fn run_lanes(
-        &self,
-        port: &Port,
-        lanes: &[(Peer, Arc<PeerMemory>)],
-        patience: Patience,
-    ) -> bool {
-        let run = |any, (who, peer): &(Peer, Arc<PeerMemory>)| {
-            self.run_lane(port, *who, peer, patience) | any
-        };
-        lanes.iter().fold(false, run)
+        let has_it = |(_, peer): &&Seat| peer.lane.has(number);
+        let lane = lock(&self.workers).lanes.iter().find(has_it).cloned();
+        lane.is_some_and(|(who, peer)| self.run_lane(port, who, &peer, Patience::Waits))
     }
 
     /// Carries out the accesses of one lane until none is left or the first cannot go on.
@@ -271,62 +278,135 @@ impl Windows {
         any
     }
 
-    /// The thread.
-    fn work_on(&self, port: &Weak<Port>) {
+    /// A worker.
+    fn serve(self: &Arc<Self>, port: &Weak<Port>, me: u64) {
         loop {
-            let mut worker = lock(&self.worker);
-            while worker.lanes.is_empty() && !worker.closes {
-                worker = self.work.wait(worker).unwrap_or_else(std::sync::PoisonError::into_inner);
-            }
-            if worker.closes {
+            let role = lock(&self.workers).role(me);
+            let stays = match role {
+                Some(Role::Active) => self.work_off(port, me),
+                Some(Role::Standby) => self.stand_by(port, me),
+                Some(Role::Late) | None => false,
+            };
+            if !stays {
                 return;
-            }
-            let lanes: Vec<_> = worker.lanes.iter().cloned().collect();
-            drop(worker);
-            let Some(port) = port.upgrade() else { return };
-            // A lane that waits for a translation keeps no other one waiting; only when all of
-            // them do is one waited for.
-            let moved = self.run_lanes(&port, &lanes, Patience::Never)
-                || self.run_lanes(&port, &lanes[..1], Patience::Waits);
-            drop(port);
-            let mut worker = lock(&self.worker);
-            worker.lanes.retain(|(_, peer)| !peer.lane.is_idle());
-            let next = usize::from(!worker.lanes.is_empty());
-            worker.lanes.rotate_left(next);
-            // What waits now was dropped for a translation, or another thread carries it out.
-            if !moved && !worker.lanes.is_empty() && !worker.closes {
-                drop(self.work.wait_timeout(worker, RETRY));
             }
         }
     }
 
+    /// The active worker. Returns whether it stays, in another role.
+    fn work_off(&self, port: &Weak<Port>, me: u64) -> bool {
+        let mut rounds_in_vain = 0;
+        let mut workers = lock(&self.workers);
+        loop {
+            while !workers.closes && workers.open().next().is_none() {
+                workers =
+                    self.work.wait(workers).unwrap_or_else(std::sync::PoisonError::into_inner);
+            }
+            if workers.closes {
+                return false;
+            }
+            let lanes: Vec<Seat> = workers.open().cloned().collect();
+            workers.enter(me, &lanes[0].1);
+            drop(workers);
+            let Some(port) = port.upgrade() else { return false };
+            let moved = self.run_round(&port, me, &lanes);
+            drop(port);
+            workers = lock(&self.workers);
+            match workers.come_out(me) {
+                Some(Role::Active) => {}
+                role => {
+                    // Its lane is open to the active worker again.
+                    self.work.notify_one();
+                    return role.is_some();
+                }
+            }
+            workers.tidy();
+            rounds_in_vain = if moved { 0 } else { rounds_in_vain + 1 };
+            if !moved && !workers.lanes.is_empty() && !workers.closes {
+                // An access was dropped for a translation, or all lanes are carried out by others, who may
+                // take long.
+                let is_dropped = workers.open().any(|(_, peer)| peer.lane.is_waiting());
+                let pause = if is_dropped { RETRY } else { RETRY * (1 << rounds_in_vain.min(8)) };
+                let woken = self.work.wait_timeout(workers, pause);
+                workers = woken.unwrap_or_else(std::sync::PoisonError::into_inner).0;
+            }
+        }
+    }
+
+    /// Serves lanes, the first of which this worker has entered. Returns whether anything was done.
+    fn run_round(&self, port: &Port, me: u64, lanes: &[Seat]) -> bool {
+        // A lane that waits for a translation keeps no other one waiting; only when all of them do is one
+        // waited for.
+        let steps = lanes.iter().map(|seat| (seat, Patience::Never));
+        let steps = steps.chain([(&lanes[0], Patience::Waits)]).enumerate();
+        let mut moved = false;
+        for (index, ((who, peer), patience)) in steps {
+            if patience == Patience::Waits && moved {
+                break;
+            }
+            // The other lanes are the active worker's, which may be another one by now.
+            if index > 0 && !lock(&self.workers).enter(me, peer) {
+                return true;
+            }
+            moved |= self.run_lane(port, *who, peer, patience);
+        }
+        moved
+    }
+
+    /// The worker that stands by. Returns whether it stays, as the active one.
+    fn stand_by(self: &Arc<Self>, port: &Weak<Port>, me: u64) -> bool {
+        let mut workers = lock(&self.workers);
+        while !workers.closes {
+            let left = workers.time_left();
+            if left == Some(Duration::ZERO) {
+                workers.take_over(me);
+                workers.is_watching = false;
+                if workers.needs_standby() {
+                    self.watch_active(&mut workers, port);
+                }
+                return true;
+            }
+            workers.is_watching = left.is_some();
+            // The coarse clock is a few milliseconds behind at most.
+            let pause = left.map_or(LINGER, |left| left.max(LATE / 4));
+            let woken = self.watch.wait_timeout(workers, pause);
+            let timeout;
+            (workers, timeout) = woken.unwrap_or_else(std::sync::PoisonError::into_inner);
+            workers.is_watching = false;
+            if left.is_none() && timeout.timed_out() && !workers.needs_standby() && !workers.closes
+            {
+                workers.remove(me);
+                return false;
+            }
+        }
+        false
+    }
+
     /// The port closes: what waits ends as closed, and nobody accesses anything after this.
     pub(crate) fn close(&self, port: &Port) {
-        let mut worker = lock(&self.worker);
-        worker.closes = true;
-        let thread = worker.thread.take();
-        let lanes = std::mem::take(&mut worker.lanes);
-        drop(worker);
+        let mut workers = lock(&self.workers);
+        workers.closes = true;
+        let lanes = std::mem::take(&mut workers.lanes);
+        drop(workers);
         self.work.notify_all();
+        self.watch.notify_all();
         // Accesses to peers that are gone may still wait for their end.
         let lost = lanes.into_iter().map(|(_, peer)| peer);
         let deadline = Instant::now() + CLOSE_PATIENCE;
-        let mut are_quiet = true;
         for peer in self.lookup.source().all().into_iter().chain(lost) {
             peer.retire(Gone::Closed);
-            let (jobs, is_quiet) = peer.lane.stop(deadline);
-            are_quiet &= is_quiet;
-            for job in jobs {
+            for job in peer.lane.stop(deadline) {
                 self.waiting.fetch_sub(1, Ordering::Relaxed);
                 finish(&mut port.enter(), &job, Err(Error::Closed));
             }
         }
-        // A thread that waits for memory of a peer ends when that comes, or when the peer ends.
-        if let Some(thread) = thread
-            && are_quiet
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let _ = thread.join();
+        let workers = std::mem::take(&mut lock(&self.workers).all);
+        for worker in workers {
+            // A thread that waits for memory of a peer ends when that comes, or when the peer ends.
+            let is_self = worker.thread.thread().id() == std::thread::current().id();
+            if !is_self && !worker.may_be_blocked() {
+                let _ = worker.thread.join();
+            }
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What the tests of messages share: random numbers, patterns, guarded memory, other processes.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod absent;
 pub(crate) mod crowd;
 pub(crate) mod filter;
 pub(crate) mod memory;
