@@ -71,7 +71,7 @@ impl Listener {
         let port = Port::new(self.settings.clone(), String::new(), None);
         let identity: Identity = port.enter().own_identity();
         let mut ear = memferry_sys::sync::lock(&self.ear);
-        let Some(caller) = ear.poll(identity) else { return Ok(None) };
+        let Some(caller) = ear.poll(identity, self.settings.cross_memory) else { return Ok(None) };
         drop(ear);
         if quarantine::has_many_ended(caller.pid()) {
             caller.refuse(identity, Refusal::Full);

@@ -130,7 +130,7 @@ static SWEPT_NS: AtomicU64 = AtomicU64::new(0);
 static WRITERS: Mutex<Vec<Weak<Writer>>> = Mutex::new(Vec::new());
 
 /// A lock that a forked child may find locked for ever: then nothing.
-fn lock<T>(mutex: &'static Mutex<T>) -> Option<MutexGuard<'static, T>> {
+pub(crate) fn lock<T>(mutex: &'static Mutex<T>) -> Option<MutexGuard<'static, T>> {
     const TRIES: u32 = 10_000;
     for _ in 0..TRIES {
         match mutex.try_lock() {

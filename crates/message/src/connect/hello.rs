@@ -58,6 +58,8 @@ pub(crate) enum Refusal {
     NoMemory,
     /// The accepting side may not make memory as long as it must be.
     FileSize,
+    /// Memory that the connecting side names in its hello does not come.
+    Absent,
     /// The connecting side speaks another version than this one.
     Version(u32),
 }
@@ -83,6 +85,7 @@ impl Refusal {
             Self::FileSize => {
                 "it may not make shared memory: raise its limit of the size of files (`ulimit -f`)"
             }
+            Self::Absent => super::ABSENT,
             Self::Version(_) => "it speaks another version",
         }
     }
@@ -114,6 +117,7 @@ impl Refusal {
             Self::Filtered => (7, 0),
             Self::NoMemory => (8, 0),
             Self::FileSize => (9, 0),
+            Self::Absent => (10, 0),
         }
     }
 
@@ -129,6 +133,7 @@ impl Refusal {
             7 => Some(Self::Filtered),
             8 => Some(Self::NoMemory),
             9 => Some(Self::FileSize),
+            10 => Some(Self::Absent),
             _ => return None,
         })
     }
@@ -246,8 +251,11 @@ mod tests {
     fn packets_survive_the_socket() {
         let hello = Hello { identity: Identity(7), probe: (1, 2), name: "there".into() };
         assert_eq!(Hello::decode(&hello.encode()), Ok(hello));
-        use Refusal::{Crossed, Descriptors, FileSize, Filtered, Full, Memory, NoMemory, User};
-        let refusals = [Crossed, User, Full, Memory, Descriptors, Filtered, NoMemory, FileSize];
+        use Refusal::{
+            Absent, Crossed, Descriptors, FileSize, Filtered, Full, Memory, NoMemory, User,
+        };
+        let refusals =
+            [Crossed, User, Full, Memory, Descriptors, Filtered, NoMemory, FileSize, Absent];
         let refusals = refusals.into_iter().chain([Refusal::Version(9)]).map(Some);
         for refusal in refusals.chain([None]) {
             let welcome = Welcome { refusal, identity: Identity::random(), probe: (3, 4) };

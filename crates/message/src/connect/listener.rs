@@ -5,18 +5,21 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use memferry_sys::EventFd;
+use memferry_sys::cross_memory::Denied;
 use memferry_sys::packet_socket::{PacketListener, PacketSocket, SocketName};
 use memferry_sys::peer_process;
 use memferry_sys::readiness::Readiness;
 
 use super::hello::{self, BadHello, Hello, Identity, Refusal, Welcome};
-use super::reach::ProbeWords;
+use super::reach::{ProbeWords, Reach, Trial};
 use super::{Acquaintance, Allowed, EndpointId, listens_on};
 use crate::error::{ConnectError, SystemError};
 use crate::ring::layout::{End, Memory};
 use crate::window::board::BoardView;
 
-/// Sockets whose hello has not come yet: at most so many, for at most so long.
+/// Sockets whose hello has not come yet, or the access to whose process is still being tried: at most so
+/// many, for at most so long.
 const MOST_PENDING: usize = 64;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// The same while others wait for the place.
@@ -28,6 +31,10 @@ pub(crate) struct Listener {
     socket: PacketListener,
     allowed: Allowed,
     pending: Vec<(PacketSocket, Instant)>,
+    /// Callers whose hello has come, and the trial of the access to their memory has not ended.
+    tried: Vec<(Caller, Trial)>,
+    /// Readable when a trial has ended. There is one while any is not over.
+    trial_over: Option<Arc<EventFd>>,
     /// The last look failed for want of something.
     is_troubled: bool,
     /// Readable when somebody connects, and when the hello of one who has connected comes. Made
@@ -43,6 +50,8 @@ pub(crate) struct Caller {
     memory: Memory,
     board: BoardView,
     credentials: peer_process::Credentials,
+    /// What this side can do with its memory.
+    reach: Reach,
 }
 
 impl Listener {
@@ -58,7 +67,9 @@ impl Listener {
                 error: SystemError(Arc::new(error)),
             },
         })?;
-        Ok(Self { socket, allowed, pending: Vec::new(), readiness: None, is_troubled: false })
+        let (pending, tried) = (Vec::new(), Vec::new());
+        let (trial_over, readiness) = (None, None);
+        Ok(Self { socket, allowed, pending, tried, trial_over, readiness, is_troubled: false })
     }
 
     /// What becomes readable when there may be something to do.
@@ -70,6 +81,9 @@ impl Listener {
         readiness.add(self.socket.as_fd(), false)?;
         for (socket, _) in &self.pending {
             readiness.add(socket.as_fd(), false)?;
+        }
+        if let Some(event) = &self.trial_over {
+            readiness.add(event.as_fd(), false)?;
         }
         self.readiness = Some(readiness.clone());
         Ok(readiness)
@@ -92,22 +106,82 @@ impl Listener {
 
     /// Whether sockets wait for their hello.
     pub(crate) fn has_pending(&self) -> bool {
-        !self.pending.is_empty() || self.is_troubled
+        !self.pending.is_empty() || !self.tried.is_empty() || self.is_troubled
     }
 
     /// Whether one more can be pending. Whoever has said nothing for a while makes room; those who
     /// have only just come are waited for, and others wait in the queue of the socket.
     fn has_place(&mut self) -> bool {
-        if self.pending.len() >= MOST_PENDING
-            && let Some(silent) = self.pending.iter().position(|(_, since)| since.elapsed() > GRACE)
-        {
-            drop(self.take_pending(silent));
+        if self.pending.len() + self.tried.len() >= MOST_PENDING {
+            let silent = self.pending.iter().position(|(_, since)| since.elapsed() > GRACE);
+            let slow = self.tried.iter().position(|(_, trial)| trial.elapsed() > GRACE);
+            if let Some(slow) = slow {
+                drop(self.tried.swap_remove(slow));
+            } else if let Some(silent) = silent {
+                drop(self.take_pending(silent));
+            }
         }
-        self.pending.len() < MOST_PENDING
+        self.pending.len() + self.tried.len() < MOST_PENDING
     }
 
-    /// The next hello that has come. Never waits.
-    pub(crate) fn poll(&mut self, own: Identity) -> Option<Caller> {
+    /// Tries the access to the memory of a caller. Gives the caller back if that is over at once.
+    fn try_access(&mut self, caller: Caller, own: Identity, cross_memory: bool) -> Option<Caller> {
+        let Ok(trial) = Trial::start(caller.credentials, caller.hello.probe, cross_memory) else {
+            caller.refuse(own, Refusal::Absent);
+            return None;
+        };
+        if let Some(Ok(reach)) = trial.poll() {
+            return Some(Caller { reach, ..caller });
+        }
+        if self.trial_over.is_none() {
+            self.trial_over = EventFd::new().ok().map(Arc::new);
+            if let (Some(event), Some(readiness)) = (&self.trial_over, &self.readiness) {
+                let _ = readiness.add(event.as_fd(), false);
+            }
+        }
+        // Without a descriptor for it, whoever waits polls now and then.
+        if let Some(event) = &self.trial_over {
+            trial.signal_at_end(event);
+        }
+        self.tried.push((caller, trial));
+        None
+    }
+
+    /// A caller the access to whose memory has been tried meanwhile.
+    fn take_tried(&mut self, own: Identity) -> Option<Caller> {
+        if self.tried.is_empty() {
+            if let (Some(event), Some(readiness)) = (self.trial_over.take(), &self.readiness) {
+                readiness.remove(event.as_fd());
+            }
+            return None;
+        }
+        if let Some(event) = &self.trial_over {
+            event.drain();
+        }
+        let mut index = 0;
+        while let Some((_, trial)) = self.tried.get(index) {
+            match trial.poll() {
+                None => index += 1,
+                Some(Ok(reach)) => {
+                    let (caller, _) = self.tried.swap_remove(index);
+                    let is_more = self.tried.iter().any(|(_, trial)| trial.poll().is_some());
+                    if let Some(event) = self.trial_over.as_ref().filter(|_| is_more) {
+                        event.signal();
+                    }
+                    return Some(Caller { reach, ..caller });
+                }
+                Some(Err(_)) => self.tried.swap_remove(index).0.refuse(own, Refusal::Absent),
+            }
+        }
+        None
+    }
+
+    /// The next hello that has come, of a process the access to whose memory was tried, if it may be used.
+    /// Waits for a few milliseconds at most.
+    pub(crate) fn poll(&mut self, own: Identity, cross_memory: bool) -> Option<Caller> {
+        if let Some(caller) = self.take_tried(own) {
+            return Some(caller);
+        }
         for _ in 0..MOST_PENDING {
             if !self.has_place() {
                 break;
@@ -151,7 +225,13 @@ impl Listener {
                     let socket = self.take_pending(index);
                     match read_hello(&packet[..length], descriptors, &socket, &self.allowed) {
                         Ok((hello, memory, board, credentials)) => {
-                            return Some(Caller { socket, hello, memory, board, credentials });
+                            let reach = Reach::none(Denied::Unknown);
+                            let caller =
+                                Caller { socket, hello, memory, board, credentials, reach };
+                            let caller = self.try_access(caller, own, cross_memory);
+                            if caller.is_some() {
+                                return caller;
+                            }
                         }
                         Err(refusal) => refuse(&socket, own, refusal),
                     }
@@ -237,7 +317,7 @@ impl Caller {
             identity: self.hello.identity,
             name: self.hello.name,
             listening: None,
-            their_probe: self.hello.probe,
+            reach: self.reach,
             board: self.board,
         })
     }

@@ -24,7 +24,10 @@ use crate::error::{ConnectError, ValidationError};
 use crate::ring::layout::{End, Memory};
 use crate::window::board::BoardView;
 use hello::{Hello, Identity, Refusal, Welcome};
-use reach::ProbeWords;
+use reach::{ProbeWords, Reach, Stuck, Trial};
+
+/// Why a process is refused whose probe words cannot be read: only one that lies has such words.
+const ABSENT: &str = "memory that was named for trying out the access to it does not come";
 
 /// An endpoint: which process it is in, as the kernel says, and which of them, as the process says.
 /// Two processes that say the same are two all the same.
@@ -95,8 +98,8 @@ pub(crate) struct Acquaintance {
     pub(crate) name: String,
     /// What the kernel says of the name, if this side has called.
     pub(crate) listening: Option<Listening>,
-    /// Memory of the other side for trying out cross-memory access.
-    pub(crate) their_probe: (u64, u64),
+    /// What this side can do with its memory, as was tried out.
+    pub(crate) reach: Reach,
     /// The windows that it exposes.
     pub(crate) board: BoardView,
 }
@@ -146,6 +149,8 @@ pub(crate) struct Connecting {
     listening: Listening,
     began: Instant,
     patience: Duration,
+    /// The answer has come, and the access to the memory of the other side is being tried.
+    trial: Option<(Welcome, BoardView, Trial)>,
 }
 
 /// What became of it so far.
@@ -179,7 +184,8 @@ impl Connecting {
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
             sent => sent.map_err(system("sending a hello"))?,
         }
-        Ok(Self { socket, memory, name, listening, began: Instant::now(), patience })
+        let (began, trial) = (Instant::now(), None);
+        Ok(Self { socket, memory, name, listening, began, patience, trial })
     }
 
     /// The same, but the other side may take as long as it likes to answer.
@@ -200,9 +206,16 @@ impl Connecting {
         self.patience.saturating_sub(self.began.elapsed())
     }
 
-    /// Looks for the answer. Takes the connection out of `waiting` when there is one.
-    pub(crate) fn look(waiting: &mut Option<Self>) -> Result<Answer, ConnectError> {
+    /// Looks for the answer. Takes the connection out of `waiting` when there is one, and the access to the
+    /// other side's memory was tried, if it may be used.
+    pub(crate) fn look(
+        waiting: &mut Option<Self>,
+        cross_memory: bool,
+    ) -> Result<Answer, ConnectError> {
         let Some(this) = waiting else { return Ok(Answer::NotYet) };
+        if this.trial.is_some() {
+            return Self::look_at_trial(waiting);
+        }
         let name = this.name.to_string();
         let mut packet = [0; hello::MOST_BYTES];
         let received = match this.socket.receive_whole(&mut packet) {
@@ -245,7 +258,23 @@ impl Connecting {
                 want if want.is_want() => ConnectError::system("mapping its windows")(error),
                 _ => ConnectError::Refused(name.clone(), "it sent no list of its windows"),
             })?;
-        let this = waiting.take().expect("it was there above");
+        let trial = Trial::start(this.listening.credentials, welcome.probe, cross_memory);
+        let trial = trial.map_err(|Stuck| ConnectError::Refused(name, ABSENT))?;
+        this.trial = Some((welcome, board, trial));
+        Self::look_at_trial(waiting)
+    }
+
+    /// The answer has come: whether the trial of the access to the other side's memory is over.
+    fn look_at_trial(waiting: &mut Option<Self>) -> Result<Answer, ConnectError> {
+        let outcome = waiting.as_ref().and_then(|this| match this.trial.as_ref()?.2.poll() {
+            None => this.time_left().is_zero().then_some(Err(Stuck)),
+            outcome => outcome,
+        });
+        let Some(reach) = outcome else { return Ok(Answer::NotYet) };
+        let mut this = waiting.take().expect("it was there above");
+        let (welcome, board, _) = this.trial.take().expect("it was there above");
+        let name = this.name.to_string();
+        let reach = reach.map_err(|Stuck| ConnectError::Refused(name.clone(), ABSENT))?;
         Ok(Answer::Here(Box::new(Acquaintance {
             process: peer_process::process_of(this.socket.as_fd()),
             memory: this.memory,
@@ -254,7 +283,7 @@ impl Connecting {
             identity: welcome.identity,
             name,
             listening: Some(this.listening),
-            their_probe: welcome.probe,
+            reach,
             board,
         })))
     }

@@ -104,9 +104,9 @@ pub(crate) struct Wire {
 }
 
 impl Wire {
-    /// A connection to a new acquaintance. Tries out the access to its memory and tells it.
-    pub(crate) fn new(met: Acquaintance, switched_off: bool) -> Self {
-        let reach = Reach::try_out(met.credentials, met.their_probe, switched_off);
+    /// A connection to a new acquaintance. Tells it what this side can do with its memory.
+    pub(crate) fn new(met: Acquaintance) -> Self {
+        let reach = met.reach;
         let peer = PeerFacts {
             id: EndpointId { identity: met.identity, credentials: met.credentials },
             is_proven: met.listening.is_some(),

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use super::{Assembling, Connection, Peer, PeerSlot, Port, State};
 use crate::connect::hello::Refusal;
-use crate::connect::reach::is_switched_off;
 use crate::connect::{Acquaintance, Answer, Connecting, Dialed, EndpointId, Listening, parse_name};
 use crate::connection::{PeerFacts, Wire};
 use crate::error::{ConnectError, Error};
@@ -33,6 +32,7 @@ impl Port {
             return Ok(state.peer_to_self()?);
         }
         let (allowed, patience) = (state.settings.allowed.clone(), state.settings.connect_timeout);
+        let cross_memory = state.settings.cross_memory;
         drop(state);
         // Without the lock: where many connect at once it takes a while.
         let dialed = Dialed::dial(&socket_name, &allowed, patience);
@@ -63,7 +63,7 @@ impl Port {
         };
         let waiting = board.map_err(ConnectError::system("making shared memory")).and_then(start);
         let outcome = match waiting {
-            Ok(waiting) => self.await_answer(&mut Some(waiting), &listening, name),
+            Ok(waiting) => self.await_answer(waiting, &listening, name, cross_memory),
             Err(error) => Err(error.into()),
         };
         let mut state = self.enter();
@@ -86,13 +86,15 @@ impl Port {
     /// Waits for the answer to a hello, and answers those of others meanwhile.
     fn await_answer(
         &self,
-        waiting: &mut Option<Connecting>,
+        waiting: Connecting,
         listening: &Listening,
         name: &str,
+        cross_memory: bool,
     ) -> Result<Met, Error> {
         const NAP: Duration = Duration::from_millis(1);
+        let mut waiting = Some(waiting);
         loop {
-            let answer = Connecting::look(waiting)?;
+            let answer = Connecting::look(&mut waiting, cross_memory)?;
             match answer {
                 Answer::Here(met) => return Ok(Met::Here(met)),
                 Answer::Crossed(id) => return Ok(Met::Crossed(id)),
@@ -107,7 +109,7 @@ impl Port {
             }
             state.progress();
             drop(state);
-            if let Some(waiting) = waiting {
+            if let Some(waiting) = &waiting {
                 waiting.wait_readable(NAP);
             }
         }
@@ -147,7 +149,8 @@ impl State {
     pub(crate) fn accept_callers(&mut self) -> bool {
         let mut any = false;
         while let Some(listener) = &mut self.listener {
-            let Some(mut caller) = listener.poll(self.identity) else { break };
+            let cross_memory = self.settings.cross_memory;
+            let Some(mut caller) = listener.poll(self.identity, cross_memory) else { break };
             let (id, name) = (caller.id(), caller.check_name());
             let is_dialed = self.dialing.iter().any(|dialed| dialed.is(name, id.credentials));
             self.lose_if_ended(id);
@@ -176,8 +179,7 @@ impl State {
 
     /// Makes a connection out of an acquaintance.
     pub(crate) fn add(&mut self, met: Acquaintance) -> Result<Peer, ConnectError> {
-        let switched_off = !self.settings.cross_memory || is_switched_off();
-        self.add_wire(Wire::new(met, switched_off))
+        self.add_wire(Wire::new(met))
     }
 
     pub(super) fn add_wire(&mut self, mut wire: Wire) -> Result<Peer, ConnectError> {

@@ -322,7 +322,7 @@ impl State {
                 Call::Crossed { .. } => self.dial(peer),
                 Call::Calling(connecting) => {
                     let mut waiting = Some(connecting);
-                    match Connecting::look(&mut waiting) {
+                    match Connecting::look(&mut waiting, self.settings.cross_memory) {
                         Ok(Answer::Here(met)) => drop(self.add(*met)),
                         // Its own call comes to this place, unless it has come to another before.
                         Ok(Answer::Crossed(id)) if self.find_id(id).is_none() => {
