@@ -8,6 +8,7 @@
 mod card;
 mod copies;
 mod faults;
+mod in_a_row;
 mod killed;
 mod late;
 mod notices;
