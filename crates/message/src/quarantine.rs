@@ -5,6 +5,8 @@
 //! or when the peer's process has ended. A stopped process may hold one for ever, and nobody may hand
 //! the memory back meanwhile: memory of which this library is the owner waits here.
 
+mod watch;
+
 use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,6 +18,7 @@ use memferry_sys::{fork, peer_process};
 
 use crate::path::SlowCopy;
 use crate::ring::layout::Memory;
+pub(crate) use watch::watch;
 
 /// Connections of one process that may have ended in the middle of a write before no more of its
 /// connections are accepted: each of them holds descriptors here.

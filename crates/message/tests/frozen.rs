@@ -6,8 +6,10 @@ mod support;
 use std::io::{Read, Write};
 use std::process::Stdio;
 
+use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake};
 use std::time::{Duration, Instant};
 
 use memferry_message::plan::PathKind;
@@ -19,7 +21,7 @@ use support::process::{self, Child, setting};
 use support::raw_peer::RawPeer;
 use support::stopping::{self, BYTES, Stopping, say_to_test};
 use support::traces::holdings;
-use support::{PATIENCE, Random, alone, unique, until};
+use support::{PATIENCE, Random, alone, is_readable, unique, until};
 
 #[test]
 fn other_processes_begin_here() {
@@ -293,6 +295,97 @@ fn a_scope_is_not_left_before_a_stopped_peer_is_out_of_its_memory() {
         });
         assert!(memory.iter().all(|byte| *byte == 0), "it was written after the scope was left");
     }
+}
+
+/// Wakes a thread, and counts how often.
+struct Counted(std::thread::Thread, AtomicUsize);
+
+impl Wake for Counted {
+    fn wake(self: Arc<Self>) {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.0.unpark();
+    }
+}
+
+/// Polls a future when it is woken, and only then; also gives how often it was.
+fn await_counted<F: Future + Unpin>(mut future: F, wakes: &AtomicUsize) -> F::Output {
+    let counted = Arc::new(Counted(std::thread::current(), AtomicUsize::new(0)));
+    let waker = counted.clone().into();
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let seen = counted.1.load(Ordering::SeqCst);
+        wakes.store(seen, Ordering::SeqCst);
+        if let Poll::Ready(output) = Pin::new(&mut future).poll(&mut Context::from_waker(&waker)) {
+            return output;
+        }
+        while counted.1.load(Ordering::SeqCst) == seen {
+            assert!(Instant::now() < deadline, "nobody wakes it");
+            std::thread::park_timeout(PATIENCE);
+        }
+    }
+}
+
+#[test]
+fn awaiting_a_raw_operation_whose_memory_is_held_does_not_poll_busily() {
+    const INTERVAL: Duration = Duration::from_millis(50);
+    let _alone = alone();
+    for ends in [false, true] {
+        let owner = cooperative();
+        let mut receive = owner.irecv(Source::Any, 1, TAG_ALL, vec![0u8; BYTES]).unwrap();
+        let mut child = spawn_claimer(&owner, false);
+        child.await_claim(&owner);
+        owner.close();
+        let (wakes, is_over) = (AtomicUsize::new(0), AtomicBool::new(false));
+        let began = Instant::now();
+        let error = std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let outcome = await_counted(receive.operation(), &wakes);
+                is_over.store(true, Ordering::SeqCst);
+                outcome
+            });
+            (0..6).for_each(|_| std::thread::sleep(INTERVAL));
+            assert!(!is_over.load(Ordering::SeqCst), "a peer may still write to the memory");
+            let intervals = began.elapsed().as_millis() / INTERVAL.as_millis();
+            let woken = wakes.load(Ordering::SeqCst);
+            assert!(
+                woken as u128 <= 10 * intervals,
+                "woken {woken} times in {intervals} intervals"
+            );
+            release(&mut child, ends);
+            waiting.join().unwrap().map(drop).unwrap_err()
+        });
+        assert_eq!(error, Error::Closed);
+    }
+}
+
+#[test]
+fn an_operation_that_was_awaited_before_its_memory_was_held_is_told_when_it_is_not_any_more() {
+    let _alone = alone();
+    for ends in [false, true] {
+        until("a chunk was left", || awaited_operation_ends(ends));
+    }
+}
+
+/// `false` if the receiver was faster than its peer.
+fn awaited_operation_ends(ends: bool) -> bool {
+    let owner = cooperative();
+    let mut receive = owner.irecv(Source::Any, 1, TAG_ALL, vec![0u8; BYTES]).unwrap();
+    let event = receive.operation().event().unwrap();
+    let wakes = AtomicUsize::new(0);
+    let mut child = spawn_claimer(&owner, false);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| await_counted(receive.operation(), &wakes));
+        let was_stopped = child.has_claimed();
+        if was_stopped {
+            owner.close();
+            release(&mut child, ends);
+            assert_eq!(waiting.join().unwrap().map(drop), Err(Error::Closed));
+            until("its descriptor is readable", || is_readable(&*event));
+        } else {
+            let _ = waiting.join().unwrap();
+        }
+        was_stopped
+    })
 }
 
 /// Nothing depends on this: it only makes sure that what must not happen is noticed.

@@ -248,14 +248,15 @@ impl Future for Operation {
         if let Some(outcome) = self.test() {
             return Poll::Ready(outcome);
         }
-        if self.port.run_in_background().is_err() {
-            // Without a thread it is asked again and again: it is not over, and must not say so.
-            context.waker().wake_by_ref();
-            return Poll::Pending;
-        }
         let State::Underway(number) = self.state else { unreachable!("it is not over") };
-        if self.held_error().is_some() {
-            // Nobody rings when the peer goes on, and the thread has ended with the endpoint.
+        let is_told = if self.held_error().is_some() {
+            // The thread of the endpoint may have ended with it.
+            crate::quarantine::watch(&Arc::downgrade(&self.port))
+        } else {
+            self.port.run_in_background().is_ok()
+        };
+        if !is_told {
+            // Without a thread it is asked again and again: it is not over, and must not say so.
             context.waker().wake_by_ref();
             return Poll::Pending;
         }

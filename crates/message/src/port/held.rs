@@ -4,13 +4,25 @@
 use std::any::Any;
 use std::sync::Arc;
 
-use super::State;
 use super::operations::Deed;
+use super::{Port, State};
 use crate::connection::Wire;
 use crate::error::Error;
 use crate::path::{self, Held, ReceiveStage, Slow, SlowCopy};
 use crate::quarantine::{self, Claim};
 use crate::wire::Number;
+
+impl Port {
+    /// Ends receives whose memory nobody writes any more. Returns whether any is still held.
+    pub(crate) fn release_held(&self) -> bool {
+        if self.check_fork().is_err() {
+            return false;
+        }
+        let mut state = self.enter();
+        state.release_held();
+        !state.held.is_empty()
+    }
+}
 
 impl State {
     /// Ends an operation whose connection is gone. A receive that has all its bytes ends well; one to
@@ -45,6 +57,8 @@ impl State {
                     self.held.push(number);
                     // Whoever sleeps for it must look again now and then: the peer does not ring.
                     self.has_news = true;
+                    // Nor does it wake whoever awaits it, or has a descriptor.
+                    quarantine::watch(&self.me);
                 }
                 return;
             }
