@@ -150,7 +150,7 @@ pub(crate) struct Connecting {
     began: Instant,
     patience: Duration,
     /// The answer has come, and the access to the memory of the other side is being tried.
-    trial: Option<(Welcome, BoardView, Trial)>,
+    trial: Option<Box<(Welcome, BoardView, Trial)>>,
 }
 
 /// What became of it so far.
@@ -260,7 +260,7 @@ impl Connecting {
             })?;
         let trial = Trial::start(this.listening.credentials, welcome.probe, cross_memory);
         let trial = trial.map_err(|Stuck| ConnectError::Refused(name, ABSENT))?;
-        this.trial = Some((welcome, board, trial));
+        this.trial = Some(Box::new((welcome, board, trial)));
         Self::look_at_trial(waiting)
     }
 
@@ -272,7 +272,7 @@ impl Connecting {
         });
         let Some(reach) = outcome else { return Ok(Answer::NotYet) };
         let mut this = waiting.take().expect("it was there above");
-        let (welcome, board, _) = this.trial.take().expect("it was there above");
+        let (welcome, board, _) = *this.trial.take().expect("it was there above");
         let name = this.name.to_string();
         let reach = reach.map_err(|Stuck| ConnectError::Refused(name.clone(), ABSENT))?;
         Ok(Answer::Here(Box::new(Acquaintance {
