@@ -200,7 +200,11 @@ mod tests {
 
     impl Drop for Cgroup {
         fn drop(&mut self) {
-            let _ = fs::remove_dir(&self.0);
+            // A thread that was joined may still be there for a moment.
+            let until = Instant::now() + Duration::from_secs(30);
+            while fs::remove_dir(&self.0).is_err() && self.0.exists() && Instant::now() < until {
+                std::thread::sleep(Duration::from_millis(1));
+            }
         }
     }
 
