@@ -2,7 +2,8 @@
 //!
 //! A peer writes to memory of this process in two cases: it has claimed chunks of a message that both
 //! sides copy, or it visits a window. A [`Claim`] names one of these. It is over when the peer says so,
-//! or when the peer's process has ended. A stopped process may hold one for ever, and nobody may hand
+//! or when the peer's process has ended. A thread of this process that copies between the two has a claim
+//! too, which is over when its copy is. A stopped process may hold one for ever, and nobody may hand
 //! the memory back meanwhile: memory of which this library is the owner waits here.
 
 mod watch;
@@ -16,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::{fork, peer_process};
 
-use crate::path::SlowCopy;
+use crate::path::Copying;
 use crate::ring::layout::Memory;
 pub(crate) use watch::watch;
 
@@ -90,9 +91,9 @@ pub(crate) enum Claimed {
 pub(crate) enum Claim {
     /// A peer.
     Peer { writer: Arc<Writer>, claimed: Claimed },
-    /// A thread of this process that waits for a peer's memory. The peer counts as its writer: what
+    /// A thread of this process that may wait for a peer's memory. The peer counts as its writer: what
     /// one process can make us hold is bounded.
-    Copy { copy: Arc<SlowCopy>, _writer: Arc<Writer> },
+    Copy { copying: Arc<Copying>, _writer: Arc<Writer> },
 }
 
 impl Claim {
@@ -101,12 +102,17 @@ impl Claim {
         Self::Peer { writer, claimed }
     }
 
+    /// Whether it is a thread of this process.
+    pub(crate) fn is_local(&self) -> bool {
+        matches!(self, Self::Copy { .. })
+    }
+
     /// Whether somebody may still write. Words that make no sense claim nothing: an honest peer
     /// writes none, and another one could write without claiming.
     pub(crate) fn is_held(&self) -> bool {
         let (writer, claimed) = match self {
             Self::Peer { writer, claimed } => (writer, *claimed),
-            Self::Copy { copy, .. } => return copy.outcome().is_none(),
+            Self::Copy { copying, .. } => return copying.is_under_way(),
         };
         let says_so = match claimed {
             Claimed::Chunks { record, generation, chunks, claimed } => {
@@ -147,9 +153,13 @@ pub(crate) fn lock<T>(mutex: &'static Mutex<T>) -> Option<MutexGuard<'static, T>
 
 /// Keeps memory until nobody writes there any more.
 pub(crate) fn keep(claims: Vec<Claim>, memory: Box<dyn Any + Send>) {
-    tracing::warn!(
-        "a peer is stopped in the middle of a write: the memory is kept until it goes on or ends"
-    );
+    if claims.iter().all(Claim::is_local) {
+        tracing::debug!("memory is kept until a thread that copies is out of it");
+    } else {
+        tracing::warn!(
+            "a peer is stopped in the middle of a write: the memory is kept until it goes on or ends"
+        );
+    }
     let kept = Kept { claims, _memory: memory, fork_generation: fork::generation() };
     COUNT.fetch_add(1, Ordering::Relaxed);
     match lock(&KEPT) {

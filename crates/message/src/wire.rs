@@ -36,7 +36,8 @@ pub(crate) enum Manner {
     /// Through the space, in fragments.
     Pipeline,
     /// Both copy: claims are in a record, chunks are of a size.
-    Together { record: u16, generation: u16, chunk_bytes: u32, target: Place },
+    /// Whether the target may not be in memory: writing to it may take any time.
+    Together { record: u16, generation: u16, chunk_bytes: u32, target: Place, absent: bool },
 }
 
 /// A note.
@@ -197,12 +198,12 @@ impl Note {
             }
             Self::Accept { sender, receiver, length, manner } => match manner {
                 Manner::Pipeline => [first(ACCEPT, 0, 0), sender.0, receiver.0, length, 0, 0, 0, 0],
-                Manner::Together { record, generation, chunk_bytes, target } => {
+                Manner::Together { record, generation, chunk_bytes, target, absent } => {
                     let [p, q] = pack_place(target);
                     let claims = u64::from(generation) << 48
                         | u64::from(record) << 32
                         | u64::from(chunk_bytes);
-                    [first(ACCEPT, 1, 0), sender.0, receiver.0, length, p, q, claims, 0]
+                    [first(ACCEPT, 1, 0), sender.0, receiver.0, length, p, q, claims, absent.into()]
                 }
             },
             Self::Finish { sender, error } => [first(FINISH, 0, error), sender.0, 0, 0, 0, 0, 0, 0],
@@ -268,11 +269,8 @@ impl Note {
             },
             kind::ACCEPT => {
                 let length = words[3];
-                let manner = if small == 0 {
-                    Manner::Pipeline
-                } else {
-                    unpack_together(length, [words[4], words[5]], words[6])?
-                };
+                let manner =
+                    if small == 0 { Manner::Pipeline } else { unpack_together(length, words)? };
                 let (sender, receiver) = (Number(words[1]), Number(words[2]));
                 Self::Accept { sender, receiver, length, manner }
             }
@@ -291,7 +289,8 @@ impl Note {
     }
 }
 
-fn unpack_together(length: u64, place: [u64; 2], claims: u64) -> Result<Manner, Nonsense> {
+fn unpack_together(length: u64, words: &Words) -> Result<Manner, Nonsense> {
+    let (claims, absent) = (words[6], words[7] & 1 != 0);
     let (generation, record) = ((claims >> 48) as u16, (claims >> 32) as u16);
     let chunk_bytes = claims as u32;
     if usize::from(record) >= RECORDS {
@@ -300,7 +299,8 @@ fn unpack_together(length: u64, place: [u64; 2], claims: u64) -> Result<Manner, 
     if chunk_bytes == 0 || length.div_ceil(chunk_bytes.into()) > MOST_CHUNKS {
         return Err(Nonsense("chunks that are too small"));
     }
-    Ok(Manner::Together { record, generation, chunk_bytes, target: unpack_place(place)? })
+    let target = unpack_place([words[4], words[5]])?;
+    Ok(Manner::Together { record, generation, chunk_bytes, target, absent })
 }
 
 #[cfg(all(test, not(loom)))]
@@ -363,7 +363,9 @@ mod tests {
             )
                 .prop_map(
                     |(sender, receiver, length, target, record, generation, chunk_bytes)| {
-                        let manner = Manner::Together { record, generation, chunk_bytes, target };
+                        let absent = generation % 2 == 1;
+                        let manner =
+                            Manner::Together { record, generation, chunk_bytes, target, absent };
                         Note::Accept { sender, receiver, length, manner }
                     }
                 ),

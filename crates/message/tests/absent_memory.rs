@@ -22,6 +22,9 @@ fn other_processes_begin_here() {
     match process::role().as_deref() {
         Some("sender") => sender(),
         Some("owner") => owner(),
+        Some("vanisher") => vanisher(),
+        Some("target") => target(),
+        Some("talker") => talker(),
         _ => {}
     }
 }
@@ -71,6 +74,24 @@ impl Absent {
         self.pages.as_ptr()
     }
 
+    /// Brings all pages, as zeroes.
+    fn bring(&self) {
+        const ZERO_CALL: u64 = 0xC020_AA04;
+        let (start, length) = (self.address() as u64, self.pages.len() as u64);
+        let mut zero = Register { start, length, mode: 0, calls: 0 };
+        // SAFETY: the structure has the shape that the call expects; the pages are this value's.
+        let done = unsafe { libc::ioctl(self.descriptor, ZERO_CALL, &raw mut zero) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Takes away pages that have come.
+    fn take_away(&self) {
+        // SAFETY: the pages are this value's; nobody reads them before they have come again.
+        let done =
+            unsafe { libc::madvise(self.address().cast(), self.pages.len(), libc::MADV_DONTNEED) };
+        assert_eq!(done, 0);
+    }
+
     /// From now on the pages come, as zeroes: nobody intercepts them any more.
     fn let_come(&self) {
         // SAFETY: the descriptor is this value's, and is closed once.
@@ -106,6 +127,55 @@ fn sender() {
         std::thread::park();
     });
     let outcome = send.wait();
+    say(if outcome.is_ok() { b"d" } else { b"e" });
+    await_word();
+}
+
+/// Sends memory that was there when it was last looked at, and does not come again until the test says so.
+fn vanisher() {
+    let Some(absent) = Absent::new() else { return say(b"s") };
+    let (endpoint, peer) = connect();
+    absent.bring();
+    // SAFETY: kept until the operation is over, for both.
+    unsafe { endpoint.isend_raw(peer, 1, absent.address(), BYTES) }.unwrap().wait().unwrap();
+    absent.take_away();
+    // SAFETY: as above, or until the process ends.
+    let mut send = unsafe { endpoint.isend_raw(peer, 1, absent.address(), BYTES) }.unwrap();
+    say(b"a");
+    std::thread::spawn(move || {
+        await_word();
+        absent.let_come();
+        std::thread::park();
+    });
+    let outcome = send.wait();
+    say(if outcome.is_ok() { b"d" } else { b"e" });
+    await_word();
+}
+
+/// Sends a small message whenever the test says so.
+fn talker() {
+    let (endpoint, peer) = connect();
+    say(b"a");
+    let mut word = [0];
+    while std::io::stdin().read_exact(&mut word).is_ok() {
+        endpoint.send(peer, 3, b"talk").unwrap();
+    }
+}
+
+/// Receives into memory that does not come until the test says so.
+fn target() {
+    let Some(absent) = Absent::new() else { return say(b"s") };
+    let (endpoint, peer) = connect();
+    // SAFETY: kept until the process ends.
+    let receive = unsafe { endpoint.irecv_raw(peer, 1, TAG_ALL, absent.address(), BYTES) };
+    let mut receive = receive.unwrap();
+    say(b"a");
+    std::thread::spawn(move || {
+        await_word();
+        absent.let_come();
+        std::thread::park();
+    });
+    let outcome = receive.wait();
     say(if outcome.is_ok() { b"d" } else { b"e" });
     await_word();
 }
@@ -157,7 +227,7 @@ fn begin(role: &str, endpoint: &Endpoint) -> Option<Role> {
     let word = std::thread::scope(|scope| {
         let hearing = scope.spawn(|| child.hear());
         until("the other process is ready", || {
-            endpoint.peers();
+            endpoint.progress();
             hearing.is_finished()
         });
         hearing.join().unwrap()
@@ -172,7 +242,11 @@ fn begin(role: &str, endpoint: &Endpoint) -> Option<Role> {
 
 /// Whether a thread of this process reads memory of another process, and has to wait for it.
 fn is_any_thread_reading() -> bool {
-    let call = format!("{} ", libc::SYS_process_vm_readv);
+    is_any_thread_in(libc::SYS_process_vm_readv)
+}
+
+fn is_any_thread_in(call: libc::c_long) -> bool {
+    let call = format!("{call} ");
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     tasks.map(|task| std::fs::read_to_string(task.path().join("syscall"))).any(
         // It says what a thread does that sleeps, and nothing of one that runs.
@@ -267,5 +341,104 @@ fn an_endpoint_closes_while_an_access_waits_for_memory_that_does_not_come() {
         until("it is over", || get.is_done());
         assert!(!endpoint.is_busy());
         drop(get.wait());
+    }
+}
+
+#[test]
+fn memory_that_goes_after_the_look_stops_only_the_thread_that_copies_it() {
+    let _alone = alone();
+    for (path, closes) in [
+        (None, false),
+        (Some(PathKind::Single), true),
+        (Some(PathKind::Cooperative), false),
+        (Some(PathKind::Cooperative), true),
+    ] {
+        let builder = path.map_or_else(Builder::new, |path| Builder::new().path(path));
+        let endpoint = builder.open(&unique("receiver")).unwrap();
+        let first = endpoint.irecv(Source::Any, 1, TAG_ALL, vec![7u8; BYTES]).unwrap();
+        let Some(mut child) = begin("vanisher", &endpoint) else { return };
+        assert!(first.wait().unwrap().1.iter().all(|byte| *byte == 0));
+        let receive = endpoint.irecv(Source::Any, 1, TAG_ALL, vec![7u8; BYTES]).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| receive.wait());
+            until("a thread waits for the memory", is_any_thread_reading);
+            endpoint.progress();
+            others_go_on(&endpoint);
+            if closes {
+                endpoint.clone().close();
+                assert!(endpoint.is_busy(), "a thread may still write to the memory");
+            }
+            child.tell();
+            match waiting.join().unwrap() {
+                Ok((received, _)) => assert!(!closes && received.length == BYTES as u64),
+                Err(failed) => assert!(closes && failed.error == Error::Closed),
+            }
+        });
+        until("nobody is at the memory", || kept_buffers() == 0 && !endpoint.is_busy());
+        assert_eq!(child.hear(), if closes { b'e' } else { b'd' });
+    }
+}
+
+#[test]
+fn a_sender_that_helps_into_memory_that_does_not_come_stops_nobody() {
+    let _alone = alone();
+    for closes in [false, true] {
+        let endpoint = Builder::new().path(PathKind::Cooperative).open(&unique("sender")).unwrap();
+        let Some(mut child) = begin("target", &endpoint) else { return };
+        let peers = endpoint.peers();
+        let mut send = endpoint.isend(peers[0], 1, vec![9u8; BYTES]).unwrap();
+        std::thread::scope(|scope| {
+            // Calls that do not wait return.
+            for _ in 0..1000 {
+                assert!(!send.is_done());
+            }
+            others_go_on(&endpoint);
+            let waiting = scope.spawn(|| send.wait());
+            others_go_on(&endpoint);
+            if closes {
+                endpoint.clone().close();
+            }
+            child.tell();
+            match waiting.join().unwrap() {
+                Ok(_) => assert!(!closes),
+                Err(failed) => assert!(closes && failed.error == Error::Closed),
+            }
+        });
+        until("nobody is at the memory", || kept_buffers() == 0 && !endpoint.is_busy());
+        assert_eq!(child.hear(), if closes { b'e' } else { b'd' });
+    }
+}
+
+#[test]
+fn a_thread_that_sleeps_hears_its_peer_while_another_thread_is_stuck_in_a_copy() {
+    let _alone = alone();
+    for background in [false, true] {
+        let builder = Builder::new().background(background);
+        let endpoint = builder.open(&unique("receiver")).unwrap();
+        let first = endpoint.irecv(Source::Any, 1, TAG_ALL, vec![7u8; BYTES]).unwrap();
+        let Some(mut child) = begin("vanisher", &endpoint) else { return };
+        drop(first.wait().unwrap());
+        let mut talker = begin("talker", &endpoint).unwrap();
+        std::thread::scope(|scope| {
+            let hearing = scope.spawn(|| {
+                for _ in 0..3 {
+                    endpoint.recv(Source::Any, 3, TAG_ALL, &mut [0; 8]).unwrap();
+                }
+            });
+            // Not to be right, but to be hard: the one that hears should sleep deeply by now.
+            std::thread::sleep(std::time::Duration::from_millis(100));
+            let receive = endpoint.irecv(Source::Any, 1, TAG_ALL, vec![7u8; BYTES]).unwrap();
+            let waiting = scope.spawn(|| receive.wait());
+            until("a thread waits for the memory", is_any_thread_reading);
+            for _ in 0..3 {
+                talker.tell();
+            }
+            until("the other one has heard", || hearing.is_finished());
+            endpoint.clone().close();
+            child.tell();
+            let failed = waiting.join().unwrap().map(drop).unwrap_err();
+            assert_eq!(failed.error, Error::Closed);
+        });
+        until("nobody is at the memory", || kept_buffers() == 0 && !endpoint.is_busy());
     }
 }

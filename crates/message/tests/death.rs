@@ -176,7 +176,8 @@ fn killed_processes_end_their_messages_and_leave_nothing() {
             });
         }
         drop(endpoint);
-        assert!(folder.contents().is_empty(), "{:?}", folder.contents());
+        // A thread that copied for a dead peer may be the one that removes its file.
+        until("no file is left of the dead", || folder.contents().is_empty());
         let Account { slowest, late, killed, messages } = account;
         say(format_args!(
             "{}: {killed} killed after {messages} messages, the last operation ended {slowest:?} \

@@ -253,7 +253,8 @@ impl Future for Operation {
             // The thread of the endpoint may have ended with it.
             crate::quarantine::watch(&Arc::downgrade(&self.port))
         } else {
-            self.port.run_in_background().is_ok()
+            // A copy that is about to end is waited for a moment.
+            !self.port.enter().awaits_memory(number) && self.port.run_in_background().is_ok()
         };
         if !is_told {
             // Without a thread it is asked again and again: it is not over, and must not say so.

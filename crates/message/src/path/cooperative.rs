@@ -2,18 +2,22 @@
 //! them, the sender claims from the back and writes them; a side that is busy elsewhere claims
 //! none, and the other does its share.
 
+use std::sync::Arc;
+
+use memferry_sys::copy::stream::Streaming;
 use memferry_sys::shared_memory::Access;
 
+use super::copying::{Last, Part, Tell};
 use super::{
-    Path, ReceiveStage, Receiving, SendStage, Sending, Step, Turn, announce, copy_failed, pinning,
+    Copying, Fetch, Path, ReceiveStage, Receiving, SendStage, Sending, Sides, Step, Turn, announce,
+    copy_failed,
 };
 use crate::connection::{CopyError, View, Wire};
-use crate::pieces::Piece;
-use crate::plan::{Ends, PathKind, Plan};
+use crate::pieces::{Piece, Pieces};
+use crate::plan::{Ends, PathKind};
 use crate::quarantine::Claimed;
 use crate::ring::cells::Nonsense;
-use crate::ring::record::Finished;
-use crate::wire::{Manner, Note, Number};
+use crate::wire::{Manner, Note};
 
 pub(super) struct Cooperative;
 
@@ -26,16 +30,18 @@ pub(crate) struct Together {
     length: u64,
     /// Chunks that this side has copied.
     done: u64,
-    /// The receiver's memory, for the sender.
-    target: Option<View>,
+    /// The memory of both, for the sender.
+    sides: Option<Arc<Sides>>,
     /// Whether plain copies go around the caches.
     streams: bool,
     /// What this side brings in of the chunks that it copies.
     populates: Ends,
+    /// The receiver's memory may never come: a thread of its own copies for the sender.
+    pub(crate) is_slow: bool,
     /// The receiver stops: what the sender has claimed is waited for, then this is the end.
     failing: Option<(u64, CopyError)>,
-    /// The receiver has copied the chunk that the sender gave back.
-    returned_done: bool,
+    /// The receiver has begun to copy the chunk that the sender gave back.
+    took_returned: bool,
 }
 
 impl Together {
@@ -46,7 +52,12 @@ impl Together {
 
     /// The target, for the sender.
     pub(crate) fn target(&self) -> Option<&View> {
-        self.target.as_ref()
+        self.sides.as_ref().map(|sides| &sides.theirs)
+    }
+
+    /// The sender is to copy from these pieces to the receiver's memory.
+    pub(crate) fn help_from(&mut self, ours: &Pieces, theirs: View) {
+        self.sides = Some(Sides::new(theirs, ours));
     }
 
     /// Brings in these ends of the chunks that this side copies.
@@ -58,10 +69,12 @@ impl Together {
         self.length.div_ceil(self.chunk_bytes)
     }
 
-    /// Where a chunk lies.
-    fn chunk(&self, index: u64) -> (u64, u64) {
+    /// The copy of a chunk.
+    fn part(&self, index: u64, access: Access, streaming: Streaming) -> Part {
         let offset = index * self.chunk_bytes;
-        (offset, (self.length - offset).min(self.chunk_bytes))
+        let range = offset..self.length.min(offset + self.chunk_bytes);
+        let streaming = self.streams.then_some(streaming);
+        Part { range, access, streaming, populates: self.populates, tell: None }
     }
 }
 
@@ -71,8 +84,8 @@ pub(crate) fn begin_helping(
     manner: &Manner,
     length: u64,
     stream_bytes: u64,
-) -> Result<Option<Box<Together>>, Nonsense> {
-    let Manner::Together { record, generation, chunk_bytes, target } = *manner else {
+) -> Result<Option<(Box<Together>, View)>, Nonsense> {
+    let Manner::Together { record, generation, chunk_bytes, target, absent } = *manner else {
         return Ok(None);
     };
     let described = wire.read_place(target, length)?;
@@ -80,26 +93,27 @@ pub(crate) fn begin_helping(
     if matches!(target, View::Nowhere) {
         return Ok(None);
     }
-    Ok(Some(Box::new(Together {
+    let together = Box::new(Together {
         record,
         generation,
         chunk_bytes: chunk_bytes.into(),
         length,
         done: 0,
-        target: Some(target),
+        sides: None,
         streams: length >= stream_bytes,
         populates: Ends::default(),
+        is_slow: absent && matches!(target, View::Cross { .. }),
         failing: None,
-        returned_done: false,
-    })))
+        took_returned: false,
+    });
+    Ok(Some((together, target)))
 }
 
 impl Path for Cooperative {
     fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
-        let pieces = sending.pieces.as_slice();
         match &mut sending.stage {
             SendStage::Queued => announce(sending, turn),
-            SendStage::Helping(together) => help(together, pieces, turn),
+            SendStage::Helping(together) => help(together, &mut sending.copying, turn),
             _ => Ok(Step::Idle),
         }
     }
@@ -108,7 +122,7 @@ impl Path for Cooperative {
         let length = receiving.accepted();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(()) };
         let pieces = receiving.pieces.as_slice();
-        fetch.together = open(turn, pieces, length, &fetch.plan, fetch.sender)?;
+        fetch.together = open(turn, pieces, length, fetch)?;
         if fetch.together.is_none() {
             fetch.plan.path = PathKind::Single;
         }
@@ -116,42 +130,20 @@ impl Path for Cooperative {
     }
 
     fn receive(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
-        let Turn { wire, streaming, .. } = turn;
+        let Turn { wire, streaming, may_copy, .. } = turn;
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
-        let pieces = receiving.pieces.as_slice();
         let Some(together) = &mut fetch.together else { return Ok(Step::Idle) };
         let record = wire.memory.record(true, together.record.into());
         let (generation, chunks) = (together.generation, together.chunks());
-        let claimed = match together.failing {
-            None => record.claim_front(generation, chunks)?,
-            Some(_) => None,
-        };
-        // What the sender gave back is done here, once.
-        let finished = record.told(generation, chunks);
-        let returned = match (&finished, together.failing.is_some()) {
-            (Ok(Finished { returned: Some(chunk), .. }), false) if !together.returned_done => {
-                Some(*chunk)
-            }
-            _ => None,
-        };
-        if let Some(chunk) = claimed.or(returned) {
-            let (offset, bytes) = together.chunk(chunk);
-            let streaming = together.streams.then_some(*streaming);
-            // SAFETY: the operation is under way, so its owner vouches for the pieces; the chunk
-            // is this side's alone.
-            let copied = unsafe {
-                let (part, populates) = (offset..offset + bytes, together.populates);
-                pinning::copy(&fetch.source, pieces, part, Access::Read, streaming, populates)
-            };
-            if let Err(error) = copied {
+        match Copying::collect(&mut fetch.copying, &mut fetch.done) {
+            Last::UnderWay => return Ok(Step::Idle),
+            Last::Nothing => {}
+            Last::Over(Ok(())) => together.done += 1,
+            Last::Over(Err(error)) => {
                 let held = record.close(generation, chunks)?;
                 together.failing = Some((held, error));
-                return Ok(Step::Moved);
             }
-            together.done += 1;
-            together.returned_done |= claimed.is_none();
         }
-        let record = wire.memory.record(true, together.record.into());
         let finished = record.told(generation, chunks)?;
         if let Some((held, error)) = &together.failing {
             let over = finished.given_up() >= *held;
@@ -164,13 +156,25 @@ impl Path for Cooperative {
         if together.done + finished.chunks > chunks {
             return Err(Nonsense("more chunks finished than there are"));
         }
-        if together.done + finished.chunks < chunks {
-            let moved = claimed.or(returned).is_some();
-            return Ok(if moved { Step::Moved } else { Step::Idle });
+        if together.done + finished.chunks == chunks {
+            record.close(generation, chunks)?;
+            wire.return_record(together.record, generation);
+            return Ok(Step::Done);
         }
-        record.close(generation, chunks)?;
-        wire.return_record(together.record, generation);
-        Ok(Step::Done)
+        // What the sender gave back is done here, once.
+        let returned = finished.returned.filter(|_| !together.took_returned);
+        if !*may_copy {
+            let has_more = returned.is_some() || record.has_unclaimed(generation, chunks);
+            return Ok(if has_more { Step::Copy } else { Step::Idle });
+        }
+        let claimed = record.claim_front(generation, chunks)?;
+        let Some(chunk) = claimed.or(returned) else { return Ok(Step::Idle) };
+        together.took_returned |= claimed.is_none();
+        let part = together.part(chunk, Access::Read, *streaming);
+        // SAFETY: the operation is under way, so its owner vouches for the pieces, and it is not over
+        // before the copy is; the chunk is this side's alone.
+        fetch.copying = Some(unsafe { Copying::new(&fetch.sides, part) });
+        Ok(Step::Copy)
     }
 
     fn give_up(&self, receiving: &mut Receiving, wire: &mut Wire) -> Option<Claimed> {
@@ -192,16 +196,17 @@ fn open(
     turn: &mut Turn<'_>,
     pieces: &[Piece],
     length: u64,
-    plan: &Plan,
-    sender: Number,
+    fetch: &Fetch,
 ) -> Result<Option<Together>, Nonsense> {
+    let Fetch { sender, plan, is_target_absent: absent, .. } = fetch;
+    let (sender, absent) = (*sender, *absent);
     let (wire, receiver) = (&mut *turn.wire, turn.number);
     let Some((record, generation)) = wire.take_record() else { return Ok(None) };
     wire.memory.record(true, record.into()).open(generation);
     let chunk_bytes = plan.chunk_bytes;
     // Without room for the list of pieces the sender is not asked: this side does it all.
     if let Some(target) = wire.describe(pieces, Access::Write)? {
-        let manner = Manner::Together { record, generation, chunk_bytes, target };
+        let manner = Manner::Together { record, generation, chunk_bytes, target, absent };
         wire.post(Note::Accept { sender, receiver, length, manner });
         wire.announce();
     }
@@ -211,44 +216,58 @@ fn open(
         chunk_bytes: chunk_bytes.into(),
         length,
         done: 0,
-        target: None,
+        sides: None,
         streams: plan.streams,
+        is_slow: false,
         populates: plan.populating.ends,
         failing: None,
-        returned_done: false,
+        took_returned: false,
     }))
 }
 
 /// The sender copies one chunk, if one is left.
-fn help(together: &mut Together, pieces: &[Piece], turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
-    let Turn { wire, streaming, .. } = turn;
-    let record = wire.memory.record(false, together.record.into());
+fn help(
+    together: &mut Together,
+    copying: &mut Option<Arc<Copying>>,
+    turn: &mut Turn<'_>,
+) -> Result<Step, Nonsense> {
+    let Turn { wire, streaming, may_copy, .. } = turn;
     let (generation, chunks) = (together.generation, together.chunks());
-    let Some(target) = &together.target else { return Ok(Step::Idle) };
+    let mut bytes = 0;
+    let mut moved = false;
+    match Copying::collect(copying, &mut bytes) {
+        Last::UnderWay => return Ok(Step::Idle),
+        Last::Nothing => {}
+        Last::Over(Ok(())) => {
+            (together.done, moved) = (together.done + 1, true);
+            if !wire.memory.record(false, together.record.into()).has_unclaimed(generation, chunks)
+            {
+                wire.announce_later();
+            }
+        }
+        Last::Over(Err(error)) => {
+            // This side cannot copy, or not all of it: the receiver does the rest.
+            together.sides = None;
+            wire.announce_later();
+            wire.note_refusal(error, Access::Write);
+            return Ok(Step::Moved);
+        }
+    }
+    let Some(sides) = &together.sides else { return Ok(Step::Idle) };
+    let record = wire.memory.record(false, together.record.into());
+    if !*may_copy && record.has_unclaimed(generation, chunks) {
+        return Ok(Step::Copy);
+    }
     let Some(chunk) = record.claim_back(generation, chunks)? else {
-        together.target = None;
-        return Ok(Step::Idle);
+        together.sides = None;
+        return Ok(if moved { Step::Moved } else { Step::Idle });
     };
-    let (offset, bytes) = together.chunk(chunk);
-    let streaming = together.streams.then_some(*streaming);
-    // SAFETY: the operation is under way, so its owner vouches for the pieces; the receiver named
-    // the target for this, and the chunk is this side's alone.
-    let copied = unsafe {
-        let (part, populates) = (offset..offset + bytes, together.populates);
-        pinning::copy(target, pieces, part, Access::Write, streaming, populates)
-    };
-    let returned = copied.is_err().then_some(chunk);
-    together.done += u64::from(copied.is_ok());
-    record.tell(generation, Finished { chunks: together.done, returned });
-    if returned.is_some() {
-        // This side cannot copy, or not all of it: the receiver does the rest.
-        together.target = None;
-    }
-    if returned.is_some() || !record.has_unclaimed(generation, chunks) {
-        wire.announce_later();
-    }
-    if let Err(error) = copied {
-        wire.note_refusal(error, Access::Write);
-    }
-    Ok(Step::Moved)
+    let mut part = together.part(chunk, Access::Write, *streaming);
+    let memory = wire.memory.clone();
+    let (record, done) = (together.record, together.done);
+    part.tell = Some(Tell { memory, record, generation, chunk, done });
+    // SAFETY: the operation is under way, so its owner vouches for the pieces, and it is not over before
+    // the copy is; the receiver named the target for this, and the chunk is this side's alone.
+    *copying = Some(unsafe { Copying::new(sides, part) });
+    Ok(Step::Copy)
 }

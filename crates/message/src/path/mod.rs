@@ -5,23 +5,26 @@
 //! [`Sending`] and [`Receiving`], so a path itself is only code.
 
 mod cooperative;
+mod copying;
 mod eager;
 mod inline;
 mod offload;
 mod pinning;
 mod pipeline;
 mod single;
-mod slow;
 mod stream;
+
+use std::sync::Arc;
 
 use memferry_copy::Ferry;
 use memferry_sys::copy::stream::Streaming;
 
-use crate::connection::{CopyError, Description, View, Wire};
+use crate::connection::{CopyError, Description, Wire};
 use crate::envelope::Envelope;
 use crate::error::{Error, Who};
 use crate::pieces::Pieces;
 use crate::plan::{PathKind, Plan};
+use crate::port::Received;
 use crate::quarantine::{Claim, Claimed};
 use crate::ring::cells::Nonsense;
 use crate::wire::Number;
@@ -34,6 +37,8 @@ pub(crate) enum Step {
     Idle,
     /// Something was done, and more may be possible at once.
     Moved,
+    /// The message has a copy to make, for whoever lets go of the lock. It is made only if the turn permits.
+    Copy,
     /// This side's part is over.
     Done,
     /// It ended badly, and the operation with it.
@@ -51,6 +56,8 @@ pub(crate) struct Turn<'a> {
     pub(crate) wire: &'a mut Wire,
     /// The best way to write around the caches.
     pub(crate) streaming: Streaming,
+    /// Whether whoever asks makes a copy that is due.
+    pub(crate) may_copy: bool,
     /// The copy core, for engines. Built when first needed.
     pub(crate) ferry: fn() -> Option<&'static Ferry>,
 }
@@ -69,6 +76,8 @@ pub(crate) struct Sending {
     pub(crate) expects: bool,
     /// Its memory may not be there: whoever reads it may wait for any time.
     pub(crate) absent: bool,
+    /// The copy that this side makes for the receiver.
+    pub(crate) copying: Option<Arc<Copying>>,
     pub(crate) stage: SendStage,
 }
 
@@ -87,6 +96,8 @@ pub(crate) enum SendStage {
     Withdrawing,
     /// The carrier has it.
     Carried,
+    /// It has ended, and will have when nobody of this process reads its memory any more.
+    Held(Box<Held>),
 }
 
 /// A message on its way in.
@@ -123,15 +134,16 @@ pub(crate) enum ReceiveStage {
     Fetching(Box<Fetch>),
     /// The carrier brings it.
     Carried,
-    /// It was given up, and will have failed when the sender cannot write to its memory any more.
+    /// It was given up, and will have failed when nobody writes to its memory any more.
     Held(Box<Held>),
 }
 
-/// A receive that was given up while the sender was writing to its memory.
+/// A message that has ended while somebody was still at its memory.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) claims: Vec<Claim>,
-    pub(crate) error: Error,
+    pub(crate) outcome: Result<Received, Error>,
+    pub(crate) since_ns: u64,
 }
 
 /// A message that comes through the space because this side asked for it.
@@ -149,19 +161,37 @@ pub(crate) struct Fetch {
     /// The sender's number for it.
     pub(crate) sender: Number,
     pub(crate) plan: Plan,
-    pub(crate) source: View,
-    /// Bytes done from the front, for paths that go from front to back.
+    pub(crate) sides: Arc<Sides>,
+    /// Bytes that this side has copied.
     pub(crate) done: u64,
     pub(crate) together: Option<Together>,
     pub(crate) engines: Option<Engines>,
+    /// The copy that this side makes.
+    pub(crate) copying: Option<Arc<Copying>>,
     /// The source may never come.
-    pub(crate) slow: Option<Slow>,
+    pub(crate) is_slow: bool,
+    /// The target is not all there, and the sender should know before it helps.
+    pub(crate) is_target_absent: bool,
+}
+
+impl Sending {
+    /// Whether it copies for its receiver, into memory that may never come.
+    pub(crate) fn helps_slowly(&self) -> bool {
+        matches!(&self.stage, SendStage::Helping(together) if together.is_slow)
+    }
 }
 
 impl Receiving {
     /// Whether an engine of this process copies it.
     pub(crate) fn is_offloaded(&self) -> bool {
         matches!(&self.stage, ReceiveStage::Fetching(fetch) if fetch.engines.is_some())
+    }
+
+    /// Whether somebody makes the one copy that brings all of it.
+    pub(crate) fn is_in_its_only_copy(&self) -> bool {
+        let ReceiveStage::Fetching(fetch) = &self.stage else { return false };
+        let is_short = self.accepted() <= fetch.plan.chunk_bytes.into();
+        is_short && !fetch.is_slow && fetch.copying.as_ref().is_some_and(|c| c.is_under_way())
     }
 
     /// How many bytes of the message fit.
@@ -211,10 +241,11 @@ pub(crate) fn of(kind: PathKind) -> &'static dyn Path {
 }
 
 pub(crate) use cooperative::{Together, begin_helping};
+pub(crate) use copying::{Copying, Sides};
 pub(crate) use eager::put_eager;
 pub(crate) use inline::put_inline;
-pub(crate) use pinning::{Looks, copy_at_once};
-pub(crate) use slow::{Slow, SlowCopy};
+pub(crate) use pinning::Looks;
+pub(crate) use single::start_slow;
 pub(crate) use stream::arrive;
 
 /// What a failed copy means for the message of the side that copied.

@@ -13,25 +13,11 @@ use memferry_sys::shared_memory::Access;
 
 use crate::connection::{CopyError, View};
 use crate::pieces::{Piece, range};
-use crate::plan::{Ends, Plan};
+use crate::plan::Ends;
 
 /// How much is brought in at a time by whoever copies it next. Few calls, and what the kernel has
 /// cleared is still in the second-level cache when the bytes come.
 pub(super) const STEP_BYTES: u64 = 256 << 10;
-
-/// Copies all of a message from the sender, as its plan says.
-///
-/// # Safety
-/// As for [`View::copy`].
-pub(crate) unsafe fn copy_at_once(
-    view: &View,
-    local: &[Piece],
-    length: u64,
-    plan: &Plan,
-) -> Result<(), CopyError> {
-    // SAFETY: passed on.
-    unsafe { copy(view, local, 0..length, Access::Read, None, plan.populating.ends) }
-}
 
 /// Copies a part of a message as [`View::copy`] does, bringing in both ends as `populates` says,
 /// step by step.
@@ -108,14 +94,27 @@ struct Whole {
     trusted: u8,
 }
 
-/// The most of a message's front and back that is looked at.
-const MOST_LOOKED_AT: usize = 64 << 20;
+/// So many pieces are looked at one by one, and known one by one.
+const FEW_PIECES: usize = 4;
 
-/// Whether all pages of a range are in memory. What is not mapped counts as there.
-fn is_all_there(address: usize, length: usize) -> bool {
+/// Of a message in more pieces, far apart, nothing is looked at: it may be absent.
+const MOST_LOOKED_AT: usize = 64;
+
+/// The memory around pieces that lie close together, as those of an array with gaps do.
+fn enclosing(pieces: &[Piece]) -> Option<Piece> {
+    const SLACK: usize = 1 << 20;
+    let some = || pieces.iter().filter(|piece| piece.length > 0);
+    let first = some().min_by_key(|piece| piece.address)?;
+    let end = some().map(|piece| (piece.address as usize).saturating_add(piece.length)).max()?;
+    let (length, bytes) = (end - first.address as usize, some().map(|p| p.length).sum::<usize>());
+    (length <= 2 * bytes + SLACK).then_some(Piece { address: first.address, length })
+}
+
+/// Whether all pages of a range are in memory. `None` if some of it is not mapped.
+fn is_all_there(address: usize, length: usize) -> Option<bool> {
     let first = address & !(page_bytes() - 1);
     let pages = (address - first).saturating_add(length).div_ceil(page_bytes());
-    residency::resident_pages(first, pages * page_bytes()).map_or(true, |there| there == pages)
+    residency::resident_pages(first, pages * page_bytes()).ok().map(|there| there == pages)
 }
 
 /// A page that was there when it was looked at.
@@ -142,36 +141,37 @@ impl Looks {
         self.is_absent(near_pieces(view), bytes)
     }
 
-    /// Whether any page of a message of this process is not in memory, so that whoever reads it may
-    /// have to wait for any time. Of many pieces the first and the last are looked at. What cannot be
-    /// looked at is an error for whoever reads it.
+    /// Whether any page of a message of this process is not in memory, so that whoever reads or writes it
+    /// may have to wait for any time. What cannot be looked at is an error for whoever copies it.
     pub(crate) fn may_be_absent(&mut self, pieces: &[Piece]) -> bool {
-        const LOOKED_AT: usize = 4;
-        let last = pieces.len().saturating_sub(LOOKED_AT).max(LOOKED_AT);
-        let mut looked_at = pieces.iter().take(LOOKED_AT).chain(pieces.iter().skip(last));
-        looked_at.any(|piece| piece.length > 0 && self.is_piece_absent(*piece))
+        if pieces.len() > FEW_PIECES
+            && let Some(absent) = enclosing(pieces).and_then(|whole| self.look(whole))
+        {
+            return absent;
+        }
+        // Each look at one of many is a system call.
+        pieces.len() > MOST_LOOKED_AT
+            || pieces.iter().any(|piece| piece.length > 0 && self.look(*piece) == Some(true))
     }
 
-    fn is_piece_absent(&mut self, piece: Piece) -> bool {
+    /// Whether any page of a piece is not in memory. `None` if some of it is not mapped.
+    fn look(&mut self, piece: Piece) -> Option<bool> {
         let (address, length) = (piece.address as usize, piece.length);
         let is_it = |whole: &Whole| whole.address == address && whole.length == length;
         let found = self.whole.iter().position(is_it);
         let place = found.unwrap_or(self.oldest_whole);
         if found.is_some() && self.whole[place].trusted > 0 {
             self.whole[place].trusted -= 1;
-            return false;
+            return Some(false);
         }
-        // Of a huge message the ends tell: a look takes time, and whoever sends must not wait.
-        let part = length.min(MOST_LOOKED_AT);
-        if !is_all_there(address, part) || !is_all_there(address.wrapping_add(length - part), part)
-        {
-            return true;
+        if !is_all_there(address, length)? {
+            return Some(true);
         }
         self.whole[place] = Whole { address, length, trusted: Self::TRUST };
         if found.is_none() {
             self.oldest_whole = (place + 1) % Self::PLACES;
         }
-        false
+        Some(false)
     }
 
     fn is_page_absent(&mut self, page: usize, is_resident: impl FnOnce(usize) -> bool) -> bool {
@@ -245,6 +245,28 @@ mod tests {
         let is_absent = |bytes: usize| Looks::default().is_absent(&pieces, bytes as u64);
         assert!(!is_absent(0) && !is_absent(4 * page_bytes()));
         assert!(is_absent(4 * page_bytes() + 1) && is_absent(8 * page_bytes()));
+    }
+
+    #[test]
+    fn one_absent_page_is_found_in_one_piece_and_among_many() {
+        let mut pages = Pages::new(1024 * page_bytes()).unwrap();
+        pages.as_mut_slice().fill(1);
+        let piece = |page: usize, length| {
+            Piece::target(pages.as_ptr().wrapping_add(page * page_bytes()), length)
+        };
+        let one = [piece(0, 256 * page_bytes())];
+        let close: Vec<_> = (0..128).map(|index| piece(2 * index, page_bytes())).collect();
+        let few = [piece(0, 10), piece(100, 10), piece(101, 0), piece(200, 10)];
+        let is_absent = |pieces: &[Piece]| Looks::default().may_be_absent(pieces);
+        assert!(![&one[..], &close, &few].into_iter().any(is_absent));
+        // SAFETY: the page is this test's, and nobody reads it any more.
+        let taken = unsafe {
+            libc::madvise(piece(100, 1).address.cast(), page_bytes(), libc::MADV_DONTNEED)
+        };
+        assert_eq!(taken, 0);
+        assert!([&one[..], &close, &few].into_iter().all(is_absent));
+        let far: Vec<_> = (0..128).map(|index| piece(8 * index, 1)).collect();
+        assert!(is_absent(&far), "too many to look at");
     }
 
     #[test]

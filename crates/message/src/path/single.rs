@@ -1,8 +1,13 @@
 //! `single`: one copy, by the receiver alone, while the sender does what it likes.
 
+use std::ops::Range;
+use std::sync::Arc;
+
+use memferry_sys::copy::stream::Streaming;
 use memferry_sys::shared_memory::Access;
 
-use super::{Path, ReceiveStage, Receiving, Slow, Step, Turn, copy_failed, pinning};
+use super::copying::{Last, Part};
+use super::{Copying, Fetch, Path, ReceiveStage, Receiving, Step, Turn, copy_failed};
 use crate::ring::cells::Nonsense;
 
 pub(super) struct Single;
@@ -10,36 +15,47 @@ pub(super) struct Single;
 impl Path for Single {
     fn receive(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
         let accepted = receiving.accepted();
-        let pieces = receiving.pieces.as_slice();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
-        match &fetch.slow {
-            None => {}
-            Some(Slow::Waiting) => return Ok(Step::Idle),
-            Some(Slow::Copying(copy)) => {
-                return Ok(match copy.outcome() {
-                    None => Step::Idle,
-                    Some(Ok(())) => Step::Done,
-                    Some(Err(error)) => copy_failed(error),
-                });
-            }
+        match Copying::collect(&mut fetch.copying, &mut fetch.done) {
+            Last::UnderWay => return Ok(Step::Idle),
+            Last::Over(Err(error)) => return Ok(copy_failed(error)),
+            Last::Over(Ok(())) | Last::Nothing => {}
         }
-        let length = (accepted - fetch.done).min(fetch.plan.chunk_bytes.into());
-        if length > 0 {
-            let streaming = fetch.plan.streams.then_some(turn.streaming);
-            // SAFETY: the operation is under way, so its owner vouches for the pieces.
-            let copied = unsafe {
-                let part = fetch.done..fetch.done + length;
-                let populates = fetch.plan.populating.ends;
-                pinning::copy(&fetch.source, pieces, part, Access::Read, streaming, populates)
-            };
-            if let Err(error) = copied {
-                return Ok(copy_failed(error));
-            }
-            fetch.done += length;
+        if fetch.done == accepted {
+            return Ok(Step::Done);
         }
-        if fetch.done < accepted {
-            return Ok(Step::Moved);
+        if !turn.may_copy {
+            return Ok(Step::Copy);
         }
-        Ok(Step::Done)
+        let end = accepted.min(fetch.done + u64::from(fetch.plan.chunk_bytes));
+        let streaming = fetch.plan.streams.then_some(turn.streaming);
+        // SAFETY: the operation is under way, so its owner vouches for the pieces; it is not over before
+        // the copy is.
+        fetch.copying = Some(unsafe { copy_part(fetch, fetch.done..end, streaming) });
+        Ok(Step::Copy)
     }
+}
+
+/// A copy from the sender.
+///
+/// # Safety
+/// As for [`Copying::new`].
+unsafe fn copy_part(
+    fetch: &Fetch,
+    range: Range<u64>,
+    streaming: Option<Streaming>,
+) -> Arc<Copying> {
+    let populates = fetch.plan.populating.ends;
+    let part = Part { range, access: Access::Read, streaming, populates, tell: None };
+    // SAFETY: passed on.
+    unsafe { Copying::new(&fetch.sides, part) }
+}
+
+/// The copy of all of a message whose memory may never come, for a thread of its own.
+///
+/// # Safety
+/// As for [`Copying::new`].
+pub(crate) unsafe fn start_slow(fetch: &Fetch, accepted: u64) -> Arc<Copying> {
+    // SAFETY: passed on.
+    unsafe { copy_part(fetch, 0..accepted, None) }
 }

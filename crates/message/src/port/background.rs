@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use memferry_sys::sync::lock;
 
@@ -24,9 +25,19 @@ impl Background {
         std::thread::Builder::new().name("memferry-message".into()).spawn(run).map(Self)
     }
 
-    /// Waits for the thread to end, unless it is this one.
+    /// Waits for the thread to end, unless it is this one, or waits for memory of a peer: then it ends by
+    /// itself when that comes.
     pub(crate) fn join(self) {
-        if self.0.thread().id() != std::thread::current().id() {
+        const MOMENT: Duration = Duration::from_secs(1);
+        const NAP: Duration = Duration::from_micros(50);
+        if self.0.thread().id() == std::thread::current().id() {
+            return;
+        }
+        let began = Instant::now();
+        while !self.0.is_finished() && began.elapsed() < MOMENT {
+            std::thread::sleep(NAP);
+        }
+        if self.0.is_finished() {
             let _ = self.0.join();
         }
     }

@@ -25,7 +25,8 @@ impl Port {
         if state.closed {
             drop(state);
         } else {
-            state.progress();
+            // Without copies: whoever closes does not wait for memory of a peer.
+            state.step_all();
             self.wake_sleeper(&mut state);
             state.close();
             self.await_held(state);
@@ -80,11 +81,15 @@ impl State {
         for peer in 0..self.peers.len() {
             let Some(mut connection) = self.peers[peer].connection.take() else { continue };
             connection.wire.memory.end();
-            let matched = |deed: &Deed| {
-                matches!(deed, Deed::Receive(receiving)
-                    if receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted))
+            // Those whose memory may be in use.
+            let begun = |deed: &Deed| match deed {
+                Deed::Receive(receiving) => {
+                    receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
+                }
+                Deed::Send(sending) => sending.peer == peer && sending.copying.is_some(),
+                _ => false,
             };
-            for number in self.operations.numbers(matched) {
+            for number in self.operations.numbers(begun) {
                 self.abandon(number, &mut connection.wire, &Error::Closed);
             }
             self.lose_windows(peer, &mut connection.wire);

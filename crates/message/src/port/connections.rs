@@ -212,6 +212,7 @@ impl State {
             assembling: Assembling::Nothing,
             is_ending: false,
             slow: None,
+            slow_help: None,
         }));
         self.count_processes();
         if known.is_some() {

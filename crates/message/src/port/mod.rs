@@ -1,8 +1,8 @@
 //! A port: connections, operations and matching of one endpoint or link, and what moves them on.
 //!
 //! Everything is behind one lock. Calls of the application, and a background thread where one was
-//! asked for, take it, do what can be done at once ([`progress`]), and leave; nobody sleeps with
-//! it ([`wait`], [`sleep`]).
+//! asked for, take it, do what can be done at once ([`progress`]), and leave. Nobody sleeps with it
+//! ([`sleep`]), and nobody copies from or to memory of a peer with it ([`wait`]).
 
 mod background;
 mod carried;
@@ -44,7 +44,7 @@ use crate::connection::{Description, Wire};
 use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone};
 use crate::matching::Matching;
-use crate::path::{Looks, SlowCopy, Turn};
+use crate::path::{Copying, Looks, Turn};
 use crate::pieces::Piece;
 use crate::plan::{self, Closeness, Facts};
 use crate::quarantine::Writer;
@@ -168,7 +168,9 @@ struct Connection {
     /// A message was found to be lost: the connection ends before anything can pass it.
     is_ending: bool,
     /// A message of the peer whose memory may never come, being copied by a thread of its own.
-    slow: Option<Arc<SlowCopy>>,
+    slow: Option<Arc<Copying>>,
+    /// A message to the peer that a thread of its own copies, into memory that may never come.
+    slow_help: Option<Number>,
 }
 
 impl Connection {
@@ -235,6 +237,12 @@ pub(crate) struct State {
     interrupted: bool,
     carried: Carried,
     pub(crate) operations: Operations,
+    /// Some message has a copy to make.
+    is_copy_due: bool,
+    /// The copy that the thread with the lock makes next, as soon as it has let it go.
+    next_copy: Option<Arc<Copying>>,
+    /// The peer whose turn it is to have a copy made.
+    copy_turn: usize,
     matching: Matching<Number, Kept>,
     /// Which memory is known to be there.
     looks: Looks,
@@ -322,6 +330,9 @@ impl Port {
             asking: Asking::default(),
             interrupted: false,
             carried: Carried::default(),
+            is_copy_due: false,
+            next_copy: None,
+            copy_turn: 0,
             matching: Matching::default(),
             looks: Looks::default(),
             listener,
@@ -494,9 +505,9 @@ fn copy_profile() -> &'static CopyProfile {
     })
 }
 
-/// What a path has for a step.
+/// What a path has for a step in which nothing is copied.
 fn turn(number: Number, wire: &mut Wire) -> Turn<'_> {
-    Turn { number, wire, streaming: streaming(), ferry }
+    Turn { number, wire, streaming: streaming(), may_copy: false, ferry }
 }
 
 /// The best way to write around the caches.

@@ -398,6 +398,12 @@ impl Operations {
         }
     }
 
+    /// Wakes whoever awaits an operation, though it is not over.
+    pub(crate) fn wake_now(&mut self, number: Number) {
+        let waker = self.get(number).and_then(|operation| operation.waker.take());
+        self.leavings.extend(waker.map(Leaving::Wake));
+    }
+
     /// Signals a descriptor at the end, or now if it is over.
     pub(crate) fn signal_at_end(&mut self, number: Number, event: &Arc<EventFd>) {
         match self.get(number) {

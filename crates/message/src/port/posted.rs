@@ -8,6 +8,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::operations::{Deed, Several};
 use super::submit::{Begun, check_pieces};
+use super::wait::Entered;
 use super::{Kept, Peer, Port, State};
 use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone, ValidationError};
@@ -220,7 +221,7 @@ impl Port {
     }
 }
 
-impl State {
+impl Entered<'_> {
     /// Moves everything on, for a while or until something has ended.
     #[inline]
     fn look_for_reports(&mut self) {
@@ -234,7 +235,9 @@ impl State {
             }
         }
     }
+}
 
+impl State {
     /// Hands over what has ended. Returns whether there was anything.
     #[inline]
     fn hand_over(&mut self, reports: &mut Vec<Report>) -> bool {

@@ -1,13 +1,15 @@
 //! Moving everything on: notes that came, steps of messages under way, sends that wait for room.
 
+use std::sync::Arc;
+
 use memferry_sys::clock;
 
 use super::deliver::Fate;
 use super::operations::{Deed, Leaving};
-use super::{Connection, Peer, Received, State, turn};
+use super::{Connection, Peer, Received, State, Turn, turn};
 use crate::connection::{CopyError, Wire};
 use crate::error::{Error, Gone};
-use crate::path::{self, ReceiveStage, SendStage, Slow, Step};
+use crate::path::{self, Copying, ReceiveStage, SendStage, Step};
 use crate::plan::PathKind;
 use crate::region;
 use crate::ring::cells::Nonsense;
@@ -30,10 +32,12 @@ impl super::PeerSlot {
 /// How much is done at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
-    /// What came is taken in, what waits is sent; nothing is copied that takes a while.
+    /// What came is taken in, what waits is sent.
     Notes,
-    /// Messages under way are copied too.
-    Everything,
+    /// Messages under way make their steps too, up to their next copy.
+    Steps,
+    /// One of them has its next copy made: by the caller, without the lock.
+    Copy,
 }
 
 /// How often the ends of peers are looked for while nothing moves.
@@ -43,27 +47,31 @@ const CHECK_NS: u64 = 10_000_000;
 const LISTEN_NS: u64 = 100_000;
 
 impl State {
-    /// Does what can be done now. Returns whether anything moved.
-    pub(crate) fn progress(&mut self) -> bool {
-        self.work(Work::Everything)
-    }
-
-    /// Does what can be done now, and looks after peers if it is time to: a busy peer must not hide the
-    /// end of another. Returns whether anything moved.
+    /// Does what can be done now with the lock held. Returns whether anything moved, or could be copied by
+    /// a caller that lets go of the lock.
     #[inline]
-    pub(crate) fn look_around(&mut self) -> bool {
-        self.progress() | self.check_peers(false)
+    pub(crate) fn step_all(&mut self) -> bool {
+        self.is_copy_due = false;
+        self.work(Work::Steps) | self.is_copy_due
     }
 
-    /// Does what takes no time: for calls that only begin something. A call that copied what came
-    /// meanwhile would keep the peer waiting for what it is about to say.
-    pub(crate) fn hear(&mut self) -> bool {
-        // Messages whose handles were dropped are never waited for: every call has to move them.
-        let alone = self.operations.has_detached();
-        self.work(if alone { Work::Everything } else { Work::Notes })
+    /// The next copy to be made. Peers have their turns: one may have much to copy.
+    pub(super) fn take_copy(&mut self) -> Option<Arc<Copying>> {
+        let (count, first) = (self.peers.len(), self.copy_turn);
+        for peer in (first..count).chain(0..first.min(count)) {
+            if self.peers[peer].connection.as_ref().is_some_and(|c| !c.active.is_empty()) {
+                let moved = self.progress_peer(peer, Work::Copy);
+                self.moves += u64::from(moved);
+            }
+            if let Some(copying) = self.next_copy.take() {
+                self.copy_turn = peer + 1;
+                return Some(copying);
+            }
+        }
+        None
     }
 
-    fn work(&mut self, work: Work) -> bool {
+    pub(super) fn work(&mut self, work: Work) -> bool {
         let mut moved = false;
         if self.drops_told != region::drops() {
             self.tell_drops();
@@ -155,10 +163,10 @@ impl State {
             self.wire(peer).announce();
             moved = true;
         }
-        if work == Work::Everything && !self.connection(peer).active.is_empty() {
-            let stepped = self.step_active(peer)?;
+        if work != Work::Notes && !self.connection(peer).active.is_empty() {
+            let (stepped, can_copy) = self.step_active(peer, work)?;
             let connection = self.connection(peer);
-            connection.is_stepping = stepped && !connection.active.is_empty();
+            connection.is_stepping = (stepped || can_copy) && !connection.active.is_empty();
             moved |= stepped;
         }
         Ok((moved, false))
@@ -179,18 +187,24 @@ impl State {
         Ok((moved, false))
     }
 
-    /// Lets every active operation of a peer do a step.
-    fn step_active(&mut self, peer: usize) -> Result<bool, Nonsense> {
-        let mut moved = false;
+    /// Lets every active operation of a peer do a step. Returns whether any moved, and whether any has a
+    /// copy to make.
+    fn step_active(&mut self, peer: usize, work: Work) -> Result<(bool, bool), Nonsense> {
+        let (mut moved, mut is_due) = (false, false);
         let mut index = 0;
         while let Some(&number) = self.connection(peer).active.get(index) {
-            let step = self.step(peer, number)?;
+            let step = self.step(peer, number, work)?;
             if self.connection(peer).is_ending {
-                return Ok(true);
+                return Ok((true, false));
             }
             match step {
                 Some(Step::Idle) => index += 1,
-                Some(Step::Moved) => {
+                // It can be moved on, by whoever makes its copy.
+                Some(Step::Copy) if work == Work::Steps => {
+                    is_due = true;
+                    index += 1;
+                }
+                Some(Step::Moved | Step::Copy) => {
                     moved = true;
                     index += 1;
                 }
@@ -202,13 +216,24 @@ impl State {
                 }
             }
         }
-        Ok(moved)
+        Ok((moved, is_due))
+    }
+
+    /// Whether another thread makes the only copy of a message before this one: who waits for the last of
+    /// several small messages has them all.
+    fn is_behind_a_copy(&mut self, peer: usize, number: Number) -> bool {
+        let Self { operations, peers, .. } = self;
+        let Some(connection) = &peers[peer].connection else { return false };
+        let before = connection.active.iter().take_while(|active| **active != number);
+        before.into_iter().any(|active| {
+            operations.receiving(*active).is_some_and(|receiving| receiving.is_in_its_only_copy())
+        })
     }
 
     /// One step of an operation. `None` if it is no longer under way.
-    fn step(&mut self, peer: usize, number: Number) -> Result<Option<Step>, Nonsense> {
+    fn step(&mut self, peer: usize, number: Number, work: Work) -> Result<Option<Step>, Nonsense> {
         self.fetch(number)?;
-        let Self { operations, peers, .. } = self;
+        let Self { operations, peers, next_copy, is_copy_due, .. } = self;
         let Some(operation) = operations.get(number) else { return Ok(None) };
         if operation.outcome.is_some() {
             return Ok(None);
@@ -219,20 +244,34 @@ impl State {
             return Ok(Some(Step::Idle));
         }
         match &mut operation.deed {
+            Deed::Send(sending) if sending.helps_slowly() => {
+                self.begin_slow_help(peer, number);
+                // The thread does all that is to be done.
+                Ok(None)
+            }
             Deed::Send(sending) => {
-                let step = path::of(sending.path).send(sending, &mut turn(number, wire))?;
+                let may_copy = work == Work::Copy && next_copy.is_none();
+                let mut turn = Turn { may_copy, ..turn(number, wire) };
+                let step = path::of(sending.path).send(sending, &mut turn)?;
                 wire.announce();
+                if step == Step::Copy {
+                    *is_copy_due = true;
+                    if may_copy {
+                        copy_later(next_copy, sending.copying.as_ref(), wire);
+                    }
+                }
                 Ok(Some(step))
             }
             Deed::Access(_) | Deed::CarriedAccess { .. } | Deed::Several(_) => Ok(None),
             Deed::Receive(receiving) => {
                 if let ReceiveStage::Arrived { sender } = receiving.stage {
-                    let told = self.tell_arrived(peer, number, sender)?;
+                    let told = !self.is_behind_a_copy(peer, number)
+                        && self.tell_arrived(peer, number, sender)?;
                     return Ok(Some(if told { Step::Done } else { Step::Idle }));
                 }
                 let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(None) };
                 let (kind, sender) = (fetch.plan.path, fetch.sender);
-                if let Some(Slow::Waiting) = fetch.slow {
+                if fetch.is_slow && fetch.copying.is_none() && fetch.done == 0 {
                     if self.begin_slow(peer, number) {
                         return Ok(Some(Step::Idle));
                     }
@@ -241,7 +280,16 @@ impl State {
                         .fall_back(peer, number, CopyError::Refused(libc::EAGAIN))
                         .map(Some);
                 }
-                let mut step = path::of(kind).receive(receiving, &mut turn(number, wire))?;
+                let may_copy = work == Work::Copy && next_copy.is_none();
+                let mut turn = Turn { may_copy, ..turn(number, wire) };
+                let mut step = path::of(kind).receive(receiving, &mut turn)?;
+                if step == Step::Copy {
+                    *is_copy_due = true;
+                    if may_copy && let ReceiveStage::Fetching(fetch) = &receiving.stage {
+                        copy_later(next_copy, fetch.copying.as_ref(), wire);
+                    }
+                    return Ok(Some(step));
+                }
                 let is_over = matches!(step, Step::Done | Step::Failed(_));
                 if is_over && wire.memory.has_other_ended() && !wire.is_self() {
                     // What was copied may be anything, and what could not be copied may be unmapped by
@@ -256,6 +304,13 @@ impl State {
                 if let Step::Failed(error) = &step {
                     wire.post(Note::Finish { sender, error: path::report(error) });
                     self.operations.finish(number, Err(error.clone()));
+                } else if step == Step::Done && self.is_behind_a_copy(peer, number) {
+                    let Some(receiving) = self.operations.receiving(number) else {
+                        return Ok(None);
+                    };
+                    receiving.stage = ReceiveStage::Arrived { sender };
+                    self.connection(peer).arrived += 1;
+                    step = Step::Idle;
                 } else if step == Step::Done && !self.tell_arrived(peer, number, sender)? {
                     step = Step::Idle;
                 }
@@ -293,13 +348,15 @@ impl State {
                     connection.outbox.pop_front();
                     let (tag, length) = (sending.envelope.tag, sending.length);
                     let received = self.received(peer, tag, length);
-                    self.operations.finish(number, Ok(received));
+                    self.finish_send(number, Ok(received));
                 }
                 Step::Failed(error) => {
                     connection.outbox.pop_front();
                     operations.finish(number, Err(error));
                 }
-                Step::Refused(_) => unreachable!("what waits to be sent copies from nobody"),
+                Step::Refused(_) | Step::Copy => {
+                    unreachable!("what waits to be sent copies nothing")
+                }
             }
             moved = true;
         }
@@ -399,5 +456,14 @@ impl State {
     /// Processes in this conversation, this one included.
     pub(super) fn processes(&self) -> usize {
         1 + self.peers.iter().filter(|slot| slot.is_neighbour(&self.name)).count()
+    }
+}
+
+/// A copy is to be made without the lock, unless it is inside this process: both ends of such a message are
+/// operations of this port, and neither may end while the other is copied.
+fn copy_later(next: &mut Option<Arc<Copying>>, copying: Option<&Arc<Copying>>, wire: &Wire) {
+    match copying {
+        Some(copying) if wire.is_self() => copying.run(),
+        _ => *next = copying.cloned(),
     }
 }

@@ -13,8 +13,6 @@ use crate::wire::{Note, inline_message};
 const LOOKS: u32 = 400;
 /// Messages that are taken so before everything else is looked at.
 const MOST_IN_A_ROW: u32 = 64;
-/// Longer ones are copied step by step, so that others get their turn.
-const LONGEST_NOW: u64 = 64 << 10;
 
 impl State {
     /// Takes the next message out of the ring if it fits, is small, and nobody has an older claim
@@ -100,31 +98,19 @@ impl State {
         capacity: u64,
     ) -> Option<(u64, u64)> {
         let connection = self.peers[peer].connection.as_mut()?;
-        match Note::decode(words).ok()? {
-            Note::Eager { envelope, length, first }
-                if want.fits(peer, &envelope)
-                    && u64::from(first.length) == length
-                    && connection.assembling == Assembling::Nothing =>
-            {
-                let fits = length.min(capacity) as usize;
-                let wire = &mut connection.wire;
-                // SAFETY: no more is written than the pieces hold; the span was checked to lie
-                // inside the space.
-                unsafe { scatter(pieces, 0, wire.incoming(first), fits) };
-                wire.used(first);
-                Some((envelope.tag, length))
-            }
-            Note::Request { envelope, length, sender, source, core, absent: false, .. }
-                if want.fits(peer, &envelope)
-                    && length <= LONGEST_NOW.min(capacity)
-                    && connection.wire.has_room().unwrap_or(false) =>
-            {
-                // SAFETY: passed on, for no more than the pieces hold.
-                unsafe { self.fetch_now(peer, source, length, core, pieces) }?;
-                self.wire(peer).write(&Note::Finish { sender, error: 0 }.encode());
-                Some((envelope.tag, length))
-            }
-            _ => None,
+        let Note::Eager { envelope, length, first } = Note::decode(words).ok()? else {
+            return None;
+        };
+        let is_whole = u64::from(first.length) == length;
+        if !is_whole || !want.fits(peer, &envelope) || connection.assembling != Assembling::Nothing
+        {
+            return None;
         }
+        let fits = length.min(capacity) as usize;
+        let wire = &mut connection.wire;
+        // SAFETY: no more is written than the pieces hold; the span was checked to lie inside the space.
+        unsafe { scatter(pieces, 0, wire.incoming(first), fits) };
+        wire.used(first);
+        Some((envelope.tag, length))
     }
 }

@@ -7,13 +7,13 @@ use super::{Connection, Kept, Request, State, turn};
 use crate::connection::{CopyError, View, Wire};
 use crate::envelope::Envelope;
 use crate::error::Error;
-use crate::path::{self, Fetch, Looks, ReceiveStage, SendStage, Slow, Step, Together};
+use crate::path::{self, Fetch, Looks, ReceiveStage, SendStage, Sides, Step, Together};
 use crate::pieces::Piece;
 use crate::plan::pinning::{self, Copier};
 use crate::plan::{self, Closeness, Ends, Facts, PathKind, Pinning, Question, Way};
 use crate::region;
 use crate::ring::cells::Nonsense;
-use crate::wire::{Manner, Note, Number, Place};
+use crate::wire::{Manner, Note, Number};
 
 impl State {
     /// A message that waits at its sender has met a receive. If the sender expects a message too,
@@ -65,20 +65,24 @@ impl State {
             plan.path = if way == Way::None { PathKind::Pipeline } else { PathKind::Single };
         }
         // Memory that may never come is read by a thread that nobody waits for.
-        let is_slow = *never_comes && way == Way::Cross && plan.path != PathKind::Pipeline;
+        let is_reached = way == Way::Cross && plan.path != PathKind::Pipeline;
+        let is_slow = *never_comes && is_reached && bytes > 0;
         if is_slow {
             plan.path = PathKind::Single;
         }
+        let is_target_absent = plan.path == PathKind::Cooperative && looks.may_be_absent(pieces);
         tracing::trace!(bytes, path = plan.path.name(), "a message met a receive");
         let path = path::of(plan.path);
         receiving.stage = ReceiveStage::Fetching(Box::new(Fetch {
             sender: *sender,
             plan,
-            source: view,
+            sides: Sides::new(view, &receiving.pieces),
             done: 0,
             together: None,
             engines: None,
-            slow: is_slow.then_some(Slow::Waiting),
+            copying: None,
+            is_slow,
+            is_target_absent,
         }));
         path.begin(receiving, &mut turn(number, &mut connection.wire))
     }
@@ -103,45 +107,13 @@ impl State {
         if let ReceiveStage::Fetching(fetch) = &mut receiving.stage {
             tracing::debug!(?error, "a message comes through the shared space instead");
             fetch.plan.path = PathKind::Pipeline;
-            (fetch.together, fetch.engines) = (None, None);
+            (fetch.together, fetch.engines, fetch.is_slow) = (None, None, false);
         }
         let wire = &mut connection.wire;
         path::of(PathKind::Pipeline).begin(receiving, &mut turn(number, wire))?;
         wire.announce();
         // From now on it moves when fragments come.
         Ok(Step::Done)
-    }
-
-    /// Fetches a message at once, for a thread that waits for it, if it is so small that the
-    /// planner would let the receiver copy it alone. `None`: receive it the usual way. Nothing has
-    /// happened then but that some bytes of the target may be there already.
-    ///
-    /// # Safety
-    /// The pieces must be valid for writes of `length` bytes.
-    pub(super) unsafe fn fetch_now(
-        &mut self,
-        peer: usize,
-        source: Place,
-        length: u64,
-        core: u16,
-        pieces: &[Piece],
-    ) -> Option<()> {
-        let Place::Piece { .. } = source else { return None };
-        let cores = self.cores();
-        let Self { peers, facts, looks, .. } = self;
-        let connection = peers[peer].connection.as_mut()?;
-        let source = connection.wire.read_place(source, length).ok()?;
-        let (view, way) = connection.wire.view(&source, Access::Read);
-        let absent = absent(looks, facts, length, pieces, &view);
-        let question = connection.question(length, pieces, way, core, cores, absent);
-        let plan = plan::rendezvous(facts, &question);
-        if plan.path != PathKind::Single || !connection.wire.is_surely_alive() {
-            return None;
-        }
-        // SAFETY: passed on.
-        unsafe { path::copy_at_once(&view, pieces, length, &plan) }.ok()?;
-        // What a side that has ended left behind is nobody's any more.
-        (connection.wire.is_self() || !connection.wire.memory.has_other_ended()).then_some(())
     }
 
     /// A receive has all its bytes: tells its sender, and then the receive is over. In this order:
@@ -203,13 +175,15 @@ impl State {
                 sending.stage = SendStage::Streaming { sent: 0, receiver, until: length };
             }
             Manner::Together { .. } => {
-                let Some(mut together) = helping else { return Ok(()) };
+                let Some((mut together, target)) = helping else { return Ok(()) };
+                together.help_from(&sending.pieces, target);
                 together.populate(helped(looks, facts, sending.pieces.as_slice(), &together));
                 sending.path = PathKind::Cooperative;
                 sending.stage = SendStage::Helping(together);
             }
         }
-        if is_first {
+        // One that a thread of its own helped with is not among those with steps to do.
+        if is_first || !connection.active.contains(&sender) {
             connection.active.push(sender);
         }
         connection.is_stepping = true;
@@ -228,12 +202,15 @@ impl State {
         if matches!(sending.stage, SendStage::Queued) {
             return Err(Nonsense("the end of a message that did not begin"));
         }
+        if matches!(sending.stage, SendStage::Held(_)) {
+            return Err(Nonsense("a second end of a message"));
+        }
         let (tag, length) = (sending.envelope.tag, sending.length);
         let outcome = match path::reported(error) {
             None => Ok(self.received(peer, tag, length)),
             Some(error) => Err(error),
         };
-        self.operations.finish(sender, outcome);
+        self.finish_send(sender, outcome);
         let connection = self.connection(peer);
         connection.announced = connection.announced.saturating_sub(1);
         Ok(())

@@ -62,6 +62,7 @@ fn send_state(stage: &SendStage) -> &'static str {
         SendStage::Helping(_) => "copying",
         SendStage::Withdrawing => "cancelling",
         SendStage::Carried => "remote",
+        SendStage::Held(_) => "over, its memory is still in use",
     }
 }
 

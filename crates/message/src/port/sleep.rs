@@ -54,7 +54,7 @@ impl Port {
         let slice = deadline.map_or(longest, |deadline| {
             deadline.saturating_duration_since(Instant::now()).min(longest)
         });
-        state.pollers -= 1;
+        (state.pollers, state.polls) = (state.pollers - 1, false);
         if state.has_sleeper {
             let have_changed = state.have_variables_changed();
             if have_changed {
@@ -85,7 +85,8 @@ impl Port {
             // Once more, now that whatever comes later rings: notes, room, and what peers have told
             // about messages that both copy.
             let is_idle = !state.have_variables_changed() && !state.is_anything_ready();
-            if is_idle && !state.progress() && state.epoch() == seen {
+            // Copies are for a thread that polls, not for one that is taken to sleep.
+            if is_idle && !state.step_all() && state.epoch() == seen {
                 state.to_sleep = true;
                 // Without a deadline, whatever rings ends the sleep; what does not is looked at again.
                 let bound = match deadline {
@@ -117,7 +118,8 @@ impl Port {
             if readiness.is_some() {
                 state.forget_wake_ups();
             }
-            state.resting = before;
+            // Not as it was before: an event loop may watch since then.
+            state.resting &= !way | before;
             state.check_peers(true);
             self.tell_local();
         }
@@ -175,7 +177,7 @@ impl State {
             return false;
         }
         self.rest();
-        (self.is_anything_ready() || self.has_active()) && self.progress()
+        (self.is_anything_ready() || self.has_active()) && self.step_all()
     }
 
     pub(super) fn awake(&mut self) {

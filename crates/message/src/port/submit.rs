@@ -174,6 +174,7 @@ impl State {
             peer,
             envelope,
             absent,
+            copying: None,
             pieces: Pieces::new(pieces),
             length,
             path,

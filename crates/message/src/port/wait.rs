@@ -9,6 +9,7 @@ use std::time::Instant;
 use memferry_sys::sync::lock;
 
 use super::operations::Leaving;
+use super::progress::Work;
 use super::{Port, State};
 use crate::ring::attention::AWAY;
 
@@ -26,6 +27,8 @@ pub(crate) struct Entered<'a> {
     port: &'a Port,
     /// Let go to sleep on the words: this thread is the sleeper.
     pub(super) to_sleep: bool,
+    /// This thread is one of the pollers.
+    pub(super) polls: bool,
     state: ManuallyDrop<MutexGuard<'a, State>>,
 }
 
@@ -55,11 +58,105 @@ impl Drop for Entered<'_> {
 }
 
 impl Entered<'_> {
+    /// Does what can be done now, and makes one copy with the lock let go. Returns whether anything moved.
+    #[inline]
+    pub(crate) fn progress(&mut self) -> bool {
+        let moved = self.state.step_all();
+        if self.state.is_copy_due {
+            return self.copy();
+        }
+        moved
+    }
+
+    /// Does what can be done now, and looks after peers if it is time to: a busy peer must not hide the
+    /// end of another. Returns whether anything moved.
+    #[inline]
+    pub(crate) fn look_around(&mut self) -> bool {
+        self.progress() | self.check_peers(false)
+    }
+
+    /// Does what takes no time: for calls that only begin something. A call that copied what came
+    /// meanwhile would keep the peer waiting for what it is about to say.
+    #[inline]
+    pub(crate) fn hear(&mut self) -> bool {
+        // Messages whose handles were dropped are never waited for: every call has to move them.
+        if self.operations.has_detached() { self.progress() } else { self.work(Work::Notes) }
+    }
+
+    /// Makes the next copy that is due, without the lock, and then the steps behind it. Returns whether
+    /// anything moved.
+    #[inline(never)]
+    fn copy(&mut self) -> bool {
+        // Before a copy is taken: what is the application's may wait for just that message.
+        if !self.state.operations.leavings.is_empty() {
+            let leavings = self.tell();
+            self.without_lock(|| leavings.into_iter().for_each(deal_with));
+        }
+        let Some(copying) = self.state.take_copy() else { return false };
+        // The copy may never come back: nobody must wait for this thread to learn of anything.
+        let leavings = self.tell();
+        self.let_others_poll();
+        self.without_lock(|| copying.run());
+        if self.polls {
+            self.state.pollers += 1;
+            self.state.awake();
+        }
+        // Seldom any: only a peer that was lost while the copy was taken leaves something.
+        self.state.operations.leavings.extend(leavings);
+        self.state.step_all();
+        true
+    }
+
+    /// A thread that leaves the lock to copy polls no more: peers ring for whoever sleeps or watches.
+    fn let_others_poll(&mut self) {
+        let state = &mut **self.state;
+        state.pollers -= u32::from(self.polls);
+        if state.pollers > 0 || state.resting == 0 {
+            return;
+        }
+        state.rest_again();
+        if state.resting & AWAY != 0 {
+            state.ask_again();
+            state.show_what_waits();
+        }
+        if state.has_sleeper && (state.have_variables_changed() || state.has_steps_for_others()) {
+            self.port.wake_sleeper(state);
+        }
+    }
+
+    /// Lets go of the lock for a while.
+    fn without_lock(&mut self, f: impl FnOnce()) {
+        /// Whoever unwinds through here would leave a guard behind that is gone.
+        struct NoUnwinding;
+        impl Drop for NoUnwinding {
+            fn drop(&mut self) {
+                std::process::abort();
+            }
+        }
+        let no_unwinding = NoUnwinding;
+        // SAFETY: let go once; nobody looks at it until the lock is taken again below, which is reached
+        // unless the process ends.
+        unsafe { ManuallyDrop::drop(&mut self.state) };
+        f();
+        self.state = ManuallyDrop::new(self.port.lock_state());
+        std::mem::forget(no_unwinding);
+    }
+
     fn leave_and_tell(&mut self) {
         let state = &mut **self.state;
         if state.pollers == 0 && state.resting != 0 {
             self.port.leave_to_others(state, self.to_sleep);
         }
+        let leavings = self.tell();
+        // SAFETY: dropped once, here, and not used any more: the lock is free from now on.
+        unsafe { ManuallyDrop::drop(&mut self.state) };
+        leavings.into_iter().for_each(deal_with);
+        crate::quarantine::sweep();
+    }
+
+    /// Tells threads that wait of what has ended. Returns what is to be done without the lock.
+    fn tell(&mut self) -> Vec<Leaving> {
+        let state = &mut **self.state;
         if state.operations.ended > 0 {
             state.operations.ended = 0;
             self.port.tell_local();
@@ -75,11 +172,7 @@ impl Entered<'_> {
                 self.port.wake_sleeper(state);
             }
         }
-        let leavings = std::mem::take(&mut state.operations.leavings);
-        // SAFETY: dropped once, here, and not used any more: the lock is free from now on.
-        unsafe { ManuallyDrop::drop(&mut self.state) };
-        leavings.into_iter().for_each(deal_with);
-        crate::quarantine::sweep();
+        std::mem::take(&mut state.operations.leavings)
     }
 }
 
@@ -101,11 +194,16 @@ impl Port {
     /// Takes the lock.
     #[inline]
     pub(crate) fn enter(&self) -> Entered<'_> {
-        let state = match self.state.try_lock() {
+        let state = ManuallyDrop::new(self.lock_state());
+        Entered { port: self, to_sleep: false, polls: false, state }
+    }
+
+    #[inline]
+    fn lock_state(&self) -> MutexGuard<'_, State> {
+        match self.state.try_lock() {
             Ok(state) => state,
             Err(_) => self.enter_when_free(),
-        };
-        Entered { port: self, to_sleep: false, state: ManuallyDrop::new(state) }
+        }
     }
 
     #[cold]
@@ -170,6 +268,7 @@ impl Port {
             return Some(found);
         }
         state.begin_polling();
+        state.polls = true;
         let looks = if state.is_crowded { CROWDED_LOOKS } else { LOOKS };
         let mut quiet = 0;
         let mut seen = state.epoch();
@@ -185,7 +284,7 @@ impl Port {
                     if let Some(found) = look(&mut state) {
                         break 'wait Some(found);
                     }
-                    if moved && self.contenders.load(Ordering::Relaxed) > 0 {
+                    if self.contenders.load(Ordering::Relaxed) > 0 {
                         break;
                     }
                     // A pause takes longer than a look: now and then is enough for a core's twin.
@@ -207,14 +306,17 @@ impl Port {
                     drop(state);
                     self.let_others_in();
                     state = self.enter();
+                    state.polls = true;
                 }
             }
             state = self.sleep(state, deadline, quiet >= SLICES, seen);
+            state.polls = true;
             quiet += 1;
             if let Some(found) = look(&mut state) {
                 break Some(found);
             }
         };
+        state.polls = false;
         state.end_polling();
         found
     }

@@ -75,7 +75,7 @@ impl State {
                     self.lose(peer, Gone::Misbehaved(nonsense.0));
                 }
             }
-            if !self.is_anything_ready() || !self.progress() {
+            if !self.is_anything_ready() || !self.step_all() {
                 return;
             }
         }
@@ -129,6 +129,17 @@ impl State {
         self.listener.is_none()
             && !self.peers.is_empty()
             && self.peers.iter().all(|slot| slot.connection.is_none())
+    }
+
+    /// Whether a thread that leaves the lock to make a copy leaves other messages with steps to make.
+    pub(super) fn has_steps_for_others(&self) -> bool {
+        let connections = self.peers.iter().filter_map(|slot| slot.connection.as_ref());
+        let (mut stepping, mut active) = (false, 0);
+        connections.for_each(|connection| {
+            stepping |= connection.is_stepping;
+            active += connection.active.len();
+        });
+        stepping && active > 1
     }
 
     /// Whether messages under way can be moved on: some are new, or the last look at them has moved
