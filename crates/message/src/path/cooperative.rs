@@ -163,7 +163,8 @@ impl Path for Cooperative {
         }
         // What the sender gave back is done here, once.
         let returned = finished.returned.filter(|_| !together.took_returned);
-        if !*may_copy {
+        let is_near = fetch.sides.is_near();
+        if !*may_copy && !is_near {
             let has_more = returned.is_some() || record.has_unclaimed(generation, chunks);
             return Ok(if has_more { Step::Copy } else { Step::Idle });
         }
@@ -171,6 +172,18 @@ impl Path for Cooperative {
         let Some(chunk) = claimed.or(returned) else { return Ok(Step::Idle) };
         together.took_returned |= claimed.is_none();
         let part = together.part(chunk, Access::Read, *streaming);
+        if is_near {
+            // SAFETY: the operation is under way, so its owner vouches for the pieces; the chunk is this
+            // side's alone.
+            match unsafe { fetch.sides.copy(&part) } {
+                Ok(()) => together.done += 1,
+                Err(error) => {
+                    let held = record.close(generation, chunks)?;
+                    together.failing = Some((held, error));
+                }
+            }
+            return Ok(Step::Moved);
+        }
         // SAFETY: the operation is under way, so its owner vouches for the pieces, and it is not over
         // before the copy is; the chunk is this side's alone.
         fetch.copying = Some(unsafe { Copying::new(&fetch.sides, part) });
@@ -233,41 +246,55 @@ fn help(
 ) -> Result<Step, Nonsense> {
     let Turn { wire, streaming, may_copy, .. } = turn;
     let (generation, chunks) = (together.generation, together.chunks());
-    let mut bytes = 0;
-    let mut moved = false;
-    match Copying::collect(copying, &mut bytes) {
+    let mut moved = Step::Idle;
+    match Copying::collect(copying, &mut 0) {
         Last::UnderWay => return Ok(Step::Idle),
         Last::Nothing => {}
-        Last::Over(Ok(())) => {
-            (together.done, moved) = (together.done + 1, true);
-            if !wire.memory.record(false, together.record.into()).has_unclaimed(generation, chunks)
-            {
-                wire.announce_later();
-            }
-        }
-        Last::Over(Err(error)) => {
-            // This side cannot copy, or not all of it: the receiver does the rest.
-            together.sides = None;
-            wire.announce_later();
-            wire.note_refusal(error, Access::Write);
-            return Ok(Step::Moved);
+        Last::Over(copied) => {
+            helped(together, wire, copied);
+            moved = Step::Moved;
         }
     }
-    let Some(sides) = &together.sides else { return Ok(Step::Idle) };
+    let Some(sides) = together.sides.clone() else { return Ok(moved) };
     let record = wire.memory.record(false, together.record.into());
-    if !*may_copy && record.has_unclaimed(generation, chunks) {
-        return Ok(Step::Copy);
+    if !*may_copy && !sides.is_near() {
+        let has_more = record.has_unclaimed(generation, chunks);
+        return Ok(if has_more { Step::Copy } else { moved });
     }
     let Some(chunk) = record.claim_back(generation, chunks)? else {
         together.sides = None;
-        return Ok(if moved { Step::Moved } else { Step::Idle });
+        return Ok(moved);
     };
     let mut part = together.part(chunk, Access::Write, *streaming);
-    let memory = wire.memory.clone();
-    let (record, done) = (together.record, together.done);
-    part.tell = Some(Tell { memory, record, generation, chunk, done });
-    // SAFETY: the operation is under way, so its owner vouches for the pieces, and it is not over before
-    // the copy is; the receiver named the target for this, and the chunk is this side's alone.
-    *copying = Some(unsafe { Copying::new(sides, part) });
+    let (memory, record, done) = (wire.memory.clone(), together.record, together.done);
+    let tell = Tell { memory, record, generation, chunk, done };
+    if sides.is_near() {
+        // SAFETY: the operation is under way, so its owner vouches for the pieces; the receiver named the
+        // target for this, and the chunk is this side's alone.
+        let copied = unsafe { sides.copy(&part) };
+        tell.tell(copied.is_ok());
+        helped(together, wire, copied);
+        return Ok(Step::Moved);
+    }
+    part.tell = Some(tell);
+    // SAFETY: as above, and the operation is not over before the copy is.
+    *copying = Some(unsafe { Copying::new(&sides, part) });
     Ok(Step::Copy)
+}
+
+/// The sender has copied a chunk, or could not.
+fn helped(together: &mut Together, wire: &mut Wire, copied: Result<(), CopyError>) {
+    let record = wire.memory.record(false, together.record.into());
+    let has_more = record.has_unclaimed(together.generation, together.chunks());
+    match copied {
+        Ok(()) => together.done += 1,
+        Err(error) => {
+            // This side cannot copy, or not all of it: the receiver does the rest.
+            together.sides = None;
+            wire.note_refusal(error, Access::Write);
+        }
+    }
+    if copied.is_err() || !has_more {
+        wire.announce_later();
+    }
 }

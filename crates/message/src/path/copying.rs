@@ -42,6 +42,22 @@ impl Sides {
     pub(crate) fn new(theirs: View, ours: &Pieces) -> Arc<Self> {
         Arc::new(Self { theirs, ours: ours.clone() })
     }
+
+    /// Whether the peer's memory is mapped here. It comes without the peer, so the lock may be held.
+    pub(super) fn is_near(&self) -> bool {
+        matches!(self.theirs, View::Near { .. })
+    }
+
+    /// Copies a part.
+    ///
+    /// # Safety
+    /// This side's memory must be valid, for writes if the peer's is read.
+    pub(super) unsafe fn copy(&self, part: &Part) -> Result<(), CopyError> {
+        let Part { range, access, streaming, populates, .. } = part;
+        let (theirs, ours) = (&self.theirs, self.ours.as_slice());
+        // SAFETY: passed on.
+        unsafe { pinning::copy(theirs, ours, range.clone(), *access, *streaming, *populates) }
+    }
 }
 
 /// Tells the receiver of a chunk that its sender has copied, or could not copy. It is told right behind
@@ -57,7 +73,7 @@ pub(super) struct Tell {
 }
 
 impl Tell {
-    fn tell(&self, is_copied: bool) {
+    pub(super) fn tell(&self, is_copied: bool) {
         let chunks = self.done + u64::from(is_copied);
         let returned = (!is_copied).then_some(self.chunk);
         let record = self.memory.record(false, self.record.into());

@@ -244,7 +244,7 @@ pub(crate) use cooperative::{Together, begin_helping};
 pub(crate) use copying::{Copying, Sides};
 pub(crate) use eager::put_eager;
 pub(crate) use inline::put_inline;
-pub(crate) use pinning::Looks;
+pub(crate) use pinning::{Looks, copy_at_once};
 pub(crate) use single::start_slow;
 pub(crate) use stream::arrive;
 

@@ -13,11 +13,25 @@ use memferry_sys::shared_memory::Access;
 
 use crate::connection::{CopyError, View};
 use crate::pieces::{Piece, range};
-use crate::plan::Ends;
+use crate::plan::{Ends, Plan};
 
 /// How much is brought in at a time by whoever copies it next. Few calls, and what the kernel has
 /// cleared is still in the second-level cache when the bytes come.
 pub(super) const STEP_BYTES: u64 = 256 << 10;
+
+/// Copies all of a message from the sender, as its plan says.
+///
+/// # Safety
+/// As for [`View::copy`].
+pub(crate) unsafe fn copy_at_once(
+    view: &View,
+    local: &[Piece],
+    length: u64,
+    plan: &Plan,
+) -> Result<(), CopyError> {
+    // SAFETY: passed on.
+    unsafe { copy(view, local, 0..length, Access::Read, None, plan.populating.ends) }
+}
 
 /// Copies a part of a message as [`View::copy`] does, bringing in both ends as `populates` says,
 /// step by step.

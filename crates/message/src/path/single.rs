@@ -24,31 +24,32 @@ impl Path for Single {
         if fetch.done == accepted {
             return Ok(Step::Done);
         }
-        if !turn.may_copy {
+        let is_near = fetch.sides.is_near();
+        if !turn.may_copy && !is_near {
             return Ok(Step::Copy);
         }
         let end = accepted.min(fetch.done + u64::from(fetch.plan.chunk_bytes));
         let streaming = fetch.plan.streams.then_some(turn.streaming);
+        let part = part(fetch, fetch.done..end, streaming);
+        if is_near {
+            // SAFETY: the operation is under way, so its owner vouches for the pieces.
+            if let Err(error) = unsafe { fetch.sides.copy(&part) } {
+                return Ok(copy_failed(error));
+            }
+            fetch.done = end;
+            return Ok(if end == accepted { Step::Done } else { Step::Moved });
+        }
         // SAFETY: the operation is under way, so its owner vouches for the pieces; it is not over before
         // the copy is.
-        fetch.copying = Some(unsafe { copy_part(fetch, fetch.done..end, streaming) });
+        fetch.copying = Some(unsafe { Copying::new(&fetch.sides, part) });
         Ok(Step::Copy)
     }
 }
 
-/// A copy from the sender.
-///
-/// # Safety
-/// As for [`Copying::new`].
-unsafe fn copy_part(
-    fetch: &Fetch,
-    range: Range<u64>,
-    streaming: Option<Streaming>,
-) -> Arc<Copying> {
+/// A part of a message, for the receiver to copy.
+fn part(fetch: &Fetch, range: Range<u64>, streaming: Option<Streaming>) -> Part {
     let populates = fetch.plan.populating.ends;
-    let part = Part { range, access: Access::Read, streaming, populates, tell: None };
-    // SAFETY: passed on.
-    unsafe { Copying::new(&fetch.sides, part) }
+    Part { range, access: Access::Read, streaming, populates, tell: None }
 }
 
 /// The copy of all of a message whose memory may never come, for a thread of its own.
@@ -57,5 +58,5 @@ unsafe fn copy_part(
 /// As for [`Copying::new`].
 pub(crate) unsafe fn start_slow(fetch: &Fetch, accepted: u64) -> Arc<Copying> {
     // SAFETY: passed on.
-    unsafe { copy_part(fetch, 0..accepted, None) }
+    unsafe { Copying::new(&fetch.sides, part(fetch, 0..accepted, None)) }
 }

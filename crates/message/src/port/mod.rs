@@ -57,6 +57,7 @@ use carried::Carried;
 use known::Known;
 pub(crate) use operations::Operations;
 use posted::Asking;
+use receive_now::Now;
 pub(crate) use settings::Settings;
 pub(crate) use submit::Begun;
 
@@ -441,8 +442,14 @@ impl Port {
         let wanted = Wanted::tagged(from, tag, mask);
         // SAFETY: passed on, for both.
         let begun = unsafe {
-            if let Some(outcome) = state.receive_at_once(&wanted, pieces)? {
-                return outcome;
+            match state.receive_at_once(&wanted, pieces)? {
+                Some(Now::Over(outcome)) => return outcome,
+                Some(Now::Fetch(fetch)) => {
+                    if let Some(received) = state.fetch_now(&fetch, pieces) {
+                        return Ok(received);
+                    }
+                }
+                None => {}
             }
             state.hear();
             state.receive(&wanted, pieces, None)

@@ -257,7 +257,7 @@ impl State {
                 if step == Step::Copy {
                     *is_copy_due = true;
                     if may_copy {
-                        copy_later(next_copy, sending.copying.as_ref(), wire);
+                        next_copy.clone_from(&sending.copying);
                     }
                 }
                 Ok(Some(step))
@@ -286,7 +286,7 @@ impl State {
                 if step == Step::Copy {
                     *is_copy_due = true;
                     if may_copy && let ReceiveStage::Fetching(fetch) = &receiving.stage {
-                        copy_later(next_copy, fetch.copying.as_ref(), wire);
+                        next_copy.clone_from(&fetch.copying);
                     }
                     return Ok(Some(step));
                 }
@@ -456,14 +456,5 @@ impl State {
     /// Processes in this conversation, this one included.
     pub(super) fn processes(&self) -> usize {
         1 + self.peers.iter().filter(|slot| slot.is_neighbour(&self.name)).count()
-    }
-}
-
-/// A copy is to be made without the lock, unless it is inside this process: both ends of such a message are
-/// operations of this port, and neither may end while the other is copied.
-fn copy_later(next: &mut Option<Arc<Copying>>, copying: Option<&Arc<Copying>>, wire: &Wire) {
-    match copying {
-        Some(copying) if wire.is_self() => copying.run(),
-        _ => *next = copying.cloned(),
     }
 }

@@ -10,10 +10,10 @@ use crate::error::Error;
 use crate::path::{self, Fetch, Looks, ReceiveStage, SendStage, Sides, Step, Together};
 use crate::pieces::Piece;
 use crate::plan::pinning::{self, Copier};
-use crate::plan::{self, Closeness, Ends, Facts, PathKind, Pinning, Question, Way};
+use crate::plan::{self, Closeness, Ends, Facts, PathKind, Pinning, Plan, Question, Way};
 use crate::region;
 use crate::ring::cells::Nonsense;
-use crate::wire::{Manner, Note, Number};
+use crate::wire::{Manner, Note, Number, Place};
 
 impl State {
     /// A message that waits at its sender has met a receive. If the sender expects a message too,
@@ -114,6 +114,29 @@ impl State {
         wire.announce();
         // From now on it moves when fragments come.
         Ok(Step::Done)
+    }
+
+    /// How to get a small message that waits at its sender, if the planner would let the receiver copy it
+    /// alone.
+    pub(super) fn plan_now(
+        &mut self,
+        peer: usize,
+        source: Place,
+        length: u64,
+        core: u16,
+        pieces: &[Piece],
+    ) -> Option<(View, Plan)> {
+        let Place::Piece { .. } = source else { return None };
+        let cores = self.cores();
+        let Self { peers, facts, looks, .. } = self;
+        let connection = peers[peer].connection.as_mut()?;
+        let source = connection.wire.read_place(source, length).ok()?;
+        let (view, way) = connection.wire.view(&source, Access::Read);
+        let absent = absent(looks, facts, length, pieces, &view);
+        let question = connection.question(length, pieces, way, core, cores, absent);
+        let plan = plan::rendezvous(facts, &question);
+        let is_now = plan.path == PathKind::Single && connection.wire.is_surely_alive();
+        is_now.then_some((view, plan))
     }
 
     /// A receive has all its bytes: tells its sender, and then the receive is over. In this order:

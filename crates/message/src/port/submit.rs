@@ -2,6 +2,7 @@
 
 use super::operations::Deed;
 use super::progress::Work;
+use super::receive_now::Now;
 use super::{Assembling, Kept, Peer, Received, State, turn};
 use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone, ValidationError};
@@ -258,11 +259,11 @@ impl State {
     /// # Safety
     /// The pieces must be valid for writes, and nobody else may access them.
     #[inline]
-    pub(crate) unsafe fn receive_at_once(
+    pub(super) unsafe fn receive_at_once(
         &mut self,
         wanted: &Wanted,
         pieces: &[Piece],
-    ) -> Result<Option<Result<Received, Error>>, Error> {
+    ) -> Result<Option<Now>, Error> {
         let want = self.want(wanted)?;
         let capacity = check_pieces(pieces)?;
         // SAFETY: passed on.

@@ -93,18 +93,24 @@ impl Entered<'_> {
             self.without_lock(|| leavings.into_iter().for_each(deal_with));
         }
         let Some(copying) = self.state.take_copy() else { return false };
-        // The copy may never come back: nobody must wait for this thread to learn of anything.
-        let leavings = self.tell();
+        self.copy_unlocked(|| copying.run());
+        self.state.step_all();
+        true
+    }
+
+    /// Lets go of the lock for a copy. It may never come back: nobody must wait for this thread to learn of
+    /// anything.
+    #[inline]
+    pub(super) fn copy_unlocked(&mut self, copy: impl FnOnce()) {
+        // Seldom any: only a peer that was lost while the copy was taken leaves something.
+        let leavings = if self.state.must_tell_somebody() { self.tell() } else { Vec::new() };
         self.let_others_poll();
-        self.without_lock(|| copying.run());
+        self.without_lock(copy);
         if self.polls {
             self.state.pollers += 1;
             self.state.awake();
         }
-        // Seldom any: only a peer that was lost while the copy was taken leaves something.
         self.state.operations.leavings.extend(leavings);
-        self.state.step_all();
-        true
     }
 
     /// A thread that leaves the lock to copy polls no more: peers ring for whoever sleeps or watches.

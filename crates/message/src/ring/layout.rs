@@ -97,6 +97,11 @@ impl Memory {
         Ok(Self { mapping: Arc::new(memory.map(Access::Write)?), outgoing, incoming })
     }
 
+    /// Whether this is the memory of the same connection.
+    pub fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.mapping, &other.mapping)
+    }
+
     fn layout(&self) -> *const Layout {
         self.mapping.as_ptr().cast()
     }
