@@ -17,6 +17,7 @@ use crate::pieces::{Piece, Pieces};
 use crate::plan::{Ends, PathKind};
 use crate::quarantine::Claimed;
 use crate::ring::cells::Nonsense;
+use crate::ring::record::Finished;
 use crate::wire::{Manner, Note};
 
 pub(super) struct Cooperative;
@@ -182,6 +183,7 @@ impl Path for Cooperative {
                     together.failing = Some((held, error));
                 }
             }
+            // The end is seen in the next step, which is made at once.
             return Ok(Step::Moved);
         }
         // SAFETY: the operation is under way, so its owner vouches for the pieces, and it is not over
@@ -255,9 +257,10 @@ fn help(
             moved = Step::Moved;
         }
     }
-    let Some(sides) = together.sides.clone() else { return Ok(moved) };
+    let Some(sides) = &together.sides else { return Ok(moved) };
     let record = wire.memory.record(false, together.record.into());
-    if !*may_copy && !sides.is_near() {
+    let is_near = sides.is_near();
+    if !*may_copy && !is_near {
         let has_more = record.has_unclaimed(generation, chunks);
         return Ok(if has_more { Step::Copy } else { moved });
     }
@@ -266,19 +269,18 @@ fn help(
         return Ok(moved);
     };
     let mut part = together.part(chunk, Access::Write, *streaming);
-    let (memory, record, done) = (wire.memory.clone(), together.record, together.done);
-    let tell = Tell { memory, record, generation, chunk, done };
-    if sides.is_near() {
+    if is_near {
         // SAFETY: the operation is under way, so its owner vouches for the pieces; the receiver named the
         // target for this, and the chunk is this side's alone.
         let copied = unsafe { sides.copy(&part) };
-        tell.tell(copied.is_ok());
+        record.tell(generation, Finished::after(together.done, chunk, copied.is_ok()));
         helped(together, wire, copied);
         return Ok(Step::Moved);
     }
-    part.tell = Some(tell);
+    let (memory, record, done) = (wire.memory.clone(), together.record, together.done);
+    part.tell = Some(Tell { memory, record, generation, chunk, done });
     // SAFETY: as above, and the operation is not over before the copy is.
-    *copying = Some(unsafe { Copying::new(&sides, part) });
+    *copying = Some(unsafe { Copying::new(sides, part) });
     Ok(Step::Copy)
 }
 

@@ -73,11 +73,9 @@ pub(super) struct Tell {
 }
 
 impl Tell {
-    pub(super) fn tell(&self, is_copied: bool) {
-        let chunks = self.done + u64::from(is_copied);
-        let returned = (!is_copied).then_some(self.chunk);
+    fn tell(&self, is_copied: bool) {
         let record = self.memory.record(false, self.record.into());
-        record.tell(self.generation, Finished { chunks, returned });
+        record.tell(self.generation, Finished::after(self.done, self.chunk, is_copied));
     }
 }
 

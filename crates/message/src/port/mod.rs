@@ -238,10 +238,10 @@ pub(crate) struct State {
     interrupted: bool,
     carried: Carried,
     pub(crate) operations: Operations,
-    /// Some message has a copy to make.
+    /// Some message has a copy to make, and nobody has taken it.
     is_copy_due: bool,
-    /// The copy that the thread with the lock makes next, as soon as it has let it go.
-    next_copy: Option<Arc<Copying>>,
+    /// The copy that the thread with the lock makes next, as soon as it has let it go, and the peer.
+    next_copy: Option<(usize, Arc<Copying>)>,
     /// The peer whose turn it is to have a copy made.
     copy_turn: usize,
     matching: Matching<Number, Kept>,

@@ -49,26 +49,16 @@ const LISTEN_NS: u64 = 100_000;
 impl State {
     /// Does what can be done now with the lock held. Returns whether anything moved, or could be copied by
     /// a caller that lets go of the lock.
-    #[inline]
     pub(crate) fn step_all(&mut self) -> bool {
         self.is_copy_due = false;
         self.work(Work::Steps) | self.is_copy_due
     }
 
-    /// The next copy to be made. Peers have their turns: one may have much to copy.
-    pub(super) fn take_copy(&mut self) -> Option<Arc<Copying>> {
-        let (count, first) = (self.peers.len(), self.copy_turn);
-        for peer in (first..count).chain(0..first.min(count)) {
-            if self.peers[peer].connection.as_ref().is_some_and(|c| !c.active.is_empty()) {
-                let moved = self.progress_peer(peer, Work::Copy);
-                self.moves += u64::from(moved);
-            }
-            if let Some(copying) = self.next_copy.take() {
-                self.copy_turn = peer + 1;
-                return Some(copying);
-            }
-        }
-        None
+    /// The same, and takes one copy for the caller to make without the lock.
+    #[inline]
+    pub(super) fn step_and_take_copy(&mut self) -> (bool, Option<(usize, Arc<Copying>)>) {
+        let moved = self.work(Work::Copy);
+        (moved, self.next_copy.take())
     }
 
     pub(super) fn work(&mut self, work: Work) -> bool {
@@ -79,7 +69,9 @@ impl State {
         if !self.held.is_empty() {
             moved |= self.release_held();
         }
-        for peer in 0..self.peers.len() {
+        // Peers have their turns to have a copy made: one may have much to copy.
+        let (count, first) = (self.peers.len(), self.copy_turn);
+        for peer in (first..count).chain(0..first.min(count)) {
             if self.peers[peer].has_something_to_do() {
                 moved |= self.progress_peer(peer, work);
             }
@@ -257,7 +249,7 @@ impl State {
                 if step == Step::Copy {
                     *is_copy_due = true;
                     if may_copy {
-                        next_copy.clone_from(&sending.copying);
+                        *next_copy = sending.copying.clone().map(|copying| (peer, copying));
                     }
                 }
                 Ok(Some(step))
@@ -286,7 +278,7 @@ impl State {
                 if step == Step::Copy {
                     *is_copy_due = true;
                     if may_copy && let ReceiveStage::Fetching(fetch) = &receiving.stage {
-                        next_copy.clone_from(&fetch.copying);
+                        *next_copy = fetch.copying.clone().map(|copying| (peer, copying));
                     }
                     return Ok(Some(step));
                 }

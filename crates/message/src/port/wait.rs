@@ -11,6 +11,7 @@ use memferry_sys::sync::lock;
 use super::operations::Leaving;
 use super::progress::Work;
 use super::{Port, State};
+use crate::path::Copying;
 use crate::ring::attention::AWAY;
 
 /// Looks in one go, before the lock is free for others for a moment.
@@ -61,9 +62,10 @@ impl Entered<'_> {
     /// Does what can be done now, and makes one copy with the lock let go. Returns whether anything moved.
     #[inline]
     pub(crate) fn progress(&mut self) -> bool {
-        let moved = self.state.step_all();
-        if self.state.is_copy_due {
-            return self.copy();
+        let (moved, copy) = self.state.step_and_take_copy();
+        if let Some((peer, copying)) = copy {
+            self.copy(peer, &copying);
+            return true;
         }
         moved
     }
@@ -83,34 +85,29 @@ impl Entered<'_> {
         if self.operations.has_detached() { self.progress() } else { self.work(Work::Notes) }
     }
 
-    /// Makes the next copy that is due, without the lock, and then the steps behind it. Returns whether
-    /// anything moved.
+    /// Makes a copy without the lock, and then the steps behind it.
     #[inline(never)]
-    fn copy(&mut self) -> bool {
-        // Before a copy is taken: what is the application's may wait for just that message.
-        if !self.state.operations.leavings.is_empty() {
-            let leavings = self.tell();
-            self.without_lock(|| leavings.into_iter().for_each(deal_with));
-        }
-        let Some(copying) = self.state.take_copy() else { return false };
+    fn copy(&mut self, peer: usize, copying: &Copying) {
+        self.copy_turn = peer + 1;
         self.copy_unlocked(|| copying.run());
-        self.state.step_all();
-        true
+        // The message may have ended meanwhile, and waits for just this copy.
+        let mut moved = !self.held.is_empty() && self.release_held();
+        moved |= self.progress_peer(peer, Work::Steps);
+        self.moves += u64::from(moved);
     }
 
     /// Lets go of the lock for a copy. It may never come back: nobody must wait for this thread to learn of
-    /// anything.
+    /// anything. Wakers and buffers of the application's are left to whoever leaves the lock next: their
+    /// code may wait for just this message.
     #[inline]
     pub(super) fn copy_unlocked(&mut self, copy: impl FnOnce()) {
-        // Seldom any: only a peer that was lost while the copy was taken leaves something.
-        let leavings = if self.state.must_tell_somebody() { self.tell() } else { Vec::new() };
+        self.tell();
         self.let_others_poll();
         self.without_lock(copy);
         if self.polls {
             self.state.pollers += 1;
             self.state.awake();
         }
-        self.state.operations.leavings.extend(leavings);
     }
 
     /// A thread that leaves the lock to copy polls no more: peers ring for whoever sleeps or watches.
@@ -153,15 +150,16 @@ impl Entered<'_> {
         if state.pollers == 0 && state.resting != 0 {
             self.port.leave_to_others(state, self.to_sleep);
         }
-        let leavings = self.tell();
+        self.tell();
+        let leavings = std::mem::take(&mut self.state.operations.leavings);
         // SAFETY: dropped once, here, and not used any more: the lock is free from now on.
         unsafe { ManuallyDrop::drop(&mut self.state) };
         leavings.into_iter().for_each(deal_with);
         crate::quarantine::sweep();
     }
 
-    /// Tells threads that wait of what has ended. Returns what is to be done without the lock.
-    fn tell(&mut self) -> Vec<Leaving> {
+    /// Tells threads that wait of what has ended.
+    fn tell(&mut self) {
         let state = &mut **self.state;
         if state.operations.ended > 0 {
             state.operations.ended = 0;
@@ -178,7 +176,6 @@ impl Entered<'_> {
                 self.port.wake_sleeper(state);
             }
         }
-        std::mem::take(&mut state.operations.leavings)
     }
 }
 

@@ -43,6 +43,11 @@ pub struct Finished {
 }
 
 impl Finished {
+    /// What a sender tells that had finished so many chunks, and has copied one more or could not.
+    pub fn after(done: u64, chunk: u64, is_copied: bool) -> Self {
+        Self { chunks: done + u64::from(is_copied), returned: (!is_copied).then_some(chunk) }
+    }
+
     /// Claimed chunks that the sender does not touch any more.
     pub fn given_up(&self) -> u64 {
         self.chunks + u64::from(self.returned.is_some())
