@@ -101,8 +101,9 @@ impl Entered<'_> {
     /// code may wait for just this message.
     #[inline]
     pub(super) fn copy_unlocked(&mut self, copy: impl FnOnce()) {
-        self.tell();
         self.let_others_poll();
+        // Last: what the peers wrote meanwhile may have ended something.
+        self.tell();
         self.without_lock(copy);
         if self.polls {
             self.state.pollers += 1;
