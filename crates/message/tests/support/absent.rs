@@ -57,6 +57,24 @@ impl Absent {
         self.pages.as_ptr()
     }
 
+    /// Brings all pages, as zeroes.
+    pub(crate) fn bring(&self) {
+        const ZERO_CALL: u64 = 0xC020_AA04;
+        let (start, length) = (self.address() as u64, self.pages.len() as u64);
+        let mut zero = Register { start, length, mode: 0, calls: 0 };
+        // SAFETY: the structure has the shape that the call expects; the pages are this value's.
+        let done = unsafe { libc::ioctl(self.descriptor, ZERO_CALL, &raw mut zero) };
+        assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Takes away pages that have come.
+    pub(crate) fn take_away(&self) {
+        // SAFETY: the pages are this value's; nobody reads them before they have come again.
+        let done =
+            unsafe { libc::madvise(self.address().cast(), self.pages.len(), libc::MADV_DONTNEED) };
+        assert_eq!(done, 0);
+    }
+
     /// From now on the pages come, as zeroes: nobody intercepts them any more.
     pub(crate) fn let_come(&self) {
         // SAFETY: the descriptor is this value's, and is closed once.
@@ -97,7 +115,7 @@ impl Role {
         let word = std::thread::scope(|scope| {
             let hearing = scope.spawn(|| child.hear());
             until("the other process is ready", || {
-                endpoint.peers();
+                endpoint.progress();
                 hearing.is_finished()
             });
             hearing.join().unwrap()
