@@ -3,13 +3,13 @@
 
 #define _GNU_SOURCE
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/stat.h>
 
+#include "descriptors.h"
 #include "pair.h"
 
 enum { LARGE = 5 * 1024 * 1024 };
@@ -289,15 +289,6 @@ static void a_number_that_a_new_link_gets_is_that_link(void) {
     CHECK(hits > 0);
 }
 
-static int count_descriptors(void) {
-    int count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    CHECK(folder != NULL);
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return count;
-}
-
 static void nothing_is_left_behind(void) {
     int before = -1;
     for (int n = 0; n < 40; n++) {
@@ -310,9 +301,7 @@ static void nothing_is_left_behind(void) {
         CHECK_IS(adma_write(both.connected, bytes, 1), ADMA_EBADF);
         if (n == 3) before = count_descriptors();
     }
-    /* A thread of the library that is about to end may hold on to one for a moment. */
-    for (int tries = 0; tries < 60000 && count_descriptors() > before; tries++) nap_ms(1);
-    CHECK_IS(count_descriptors(), before);
+    expect_descriptors_at_most(before);
 }
 
 /* Closing ends what other threads wait for. When all is closed at once, the other end may be first. A

@@ -3,11 +3,11 @@
 
 #define _GNU_SOURCE
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
 
+#include "descriptors.h"
 #include "window.h"
 
 enum { LARGE = 16 * 1024 * 1024, SMALL = 4096, BOTH = ADMA_READ | ADMA_WRITE };
@@ -576,15 +576,6 @@ static void be_with_one_that_forks(struct side *side) {
 }
 
 /* Nothing is left behind, however many windows there were. A few descriptors come and go. */
-static int count_descriptors(void) {
-    int count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    CHECK(folder != NULL);
-    while (readdir(folder) != NULL) count++;
-    closedir(folder);
-    return count;
-}
-
 static void own_many(struct side *side) {
     int before = -1;
     for (int turn = 0; turn < 500; turn++) {
