@@ -86,7 +86,10 @@ impl State {
                 Deed::Receive(receiving) => {
                     receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
                 }
-                Deed::Send(sending) => sending.peer == peer && sending.copying.is_some(),
+                Deed::Send(sending) => {
+                    sending.peer == peer
+                        && sending.copying.as_ref().is_some_and(|copying| copying.is_under_way())
+                }
                 _ => false,
             };
             for number in self.operations.numbers(begun) {
