@@ -2,16 +2,18 @@
 //! them, the sender claims from the back and writes them; a side that is busy elsewhere claims
 //! none, and the other does its share.
 
+use std::sync::Arc;
+
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::shared_memory::Access;
 
 use super::copying::{Last, Part, Tell};
 use super::{
-    Copying, Fetch, Path, ReceiveStage, Receiving, SendStage, Sending, Step, Turn, announce,
+    Copying, Fetch, Path, ReceiveStage, Receiving, SendStage, Sending, Sides, Step, Turn, announce,
     copy_failed,
 };
 use crate::connection::{CopyError, View, Wire};
-use crate::pieces::Piece;
+use crate::pieces::{Piece, Pieces};
 use crate::plan::{Ends, PathKind};
 use crate::quarantine::Claimed;
 use crate::ring::cells::Nonsense;
@@ -29,8 +31,8 @@ pub(crate) struct Together {
     length: u64,
     /// Chunks that this side has copied.
     done: u64,
-    /// Nothing is left for this side to claim.
-    has_claimed_all: bool,
+    /// The memory of both, for the sender.
+    sides: Option<Arc<Sides>>,
     /// Whether plain copies go around the caches.
     streams: bool,
     /// What this side brings in of the chunks that it copies.
@@ -47,6 +49,16 @@ impl Together {
     /// The bytes of all chunks.
     pub(crate) fn length(&self) -> u64 {
         self.length
+    }
+
+    /// The target, for the sender.
+    pub(crate) fn target(&self) -> Option<&View> {
+        self.sides.as_ref().map(|sides| &sides.theirs)
+    }
+
+    /// The sender is to copy from these pieces to the receiver's memory.
+    pub(crate) fn help_from(&mut self, ours: &Pieces, theirs: View) {
+        self.sides = Some(Sides::new(theirs, ours));
     }
 
     /// Brings in these ends of the chunks that this side copies.
@@ -88,7 +100,7 @@ pub(crate) fn begin_helping(
         chunk_bytes: chunk_bytes.into(),
         length,
         done: 0,
-        has_claimed_all: false,
+        sides: None,
         streams: length >= stream_bytes,
         populates: Ends::default(),
         is_slow: absent && matches!(target, View::Cross { .. }),
@@ -102,10 +114,7 @@ impl Path for Cooperative {
     fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
         match &mut sending.stage {
             SendStage::Queued => announce(sending, turn),
-            SendStage::Helping(together) => sending
-                .copying
-                .as_ref()
-                .map_or(Ok(Step::Idle), |copying| help(together, copying, turn)),
+            SendStage::Helping(together) => help(together, &mut sending.copying, turn),
             _ => Ok(Step::Idle),
         }
     }
@@ -127,8 +136,7 @@ impl Path for Cooperative {
         let Some(together) = &mut fetch.together else { return Ok(Step::Idle) };
         let record = wire.memory.record(true, together.record.into());
         let (generation, chunks) = (together.generation, together.chunks());
-        // SAFETY: steps are made with the lock held.
-        match unsafe { fetch.copying.collect(&mut fetch.done) } {
+        match Copying::collect(&mut fetch.copying, &mut fetch.done) {
             Last::UnderWay => return Ok(Step::Idle),
             Last::Nothing => {}
             Last::Over(Ok(())) => together.done += 1,
@@ -156,7 +164,7 @@ impl Path for Cooperative {
         }
         // What the sender gave back is done here, once.
         let returned = finished.returned.filter(|_| !together.took_returned);
-        let is_near = fetch.copying.is_near();
+        let is_near = fetch.sides.is_near();
         if !*may_copy && !is_near {
             let has_more = returned.is_some() || record.has_unclaimed(generation, chunks);
             return Ok(if has_more { Step::Copy } else { Step::Idle });
@@ -168,7 +176,7 @@ impl Path for Cooperative {
         if is_near {
             // SAFETY: the operation is under way, so its owner vouches for the pieces; the chunk is this
             // side's alone.
-            match unsafe { fetch.copying.copy_now(&part) } {
+            match unsafe { fetch.sides.copy(&part) } {
                 Ok(()) => together.done += 1,
                 Err(error) => {
                     let held = record.close(generation, chunks)?;
@@ -178,9 +186,9 @@ impl Path for Cooperative {
             // The end is seen in the next step, which is made at once.
             return Ok(Step::Moved);
         }
-        // SAFETY: steps are made with the lock held. The operation is under way, so its owner vouches for
-        // the pieces, and it is not over before the copy is; the chunk is this side's alone.
-        unsafe { fetch.copying.make_ready(part) };
+        // SAFETY: the operation is under way, so its owner vouches for the pieces, and it is not over
+        // before the copy is; the chunk is this side's alone.
+        fetch.copying = Some(unsafe { Copying::new(&fetch.sides, part) });
         Ok(Step::Copy)
     }
 
@@ -223,7 +231,7 @@ fn open(
         chunk_bytes: chunk_bytes.into(),
         length,
         done: 0,
-        has_claimed_all: false,
+        sides: None,
         streams: plan.streams,
         is_slow: false,
         populates: plan.populating.ends,
@@ -233,12 +241,15 @@ fn open(
 }
 
 /// The sender copies one chunk, if one is left.
-fn help(together: &mut Together, copying: &Copying, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+fn help(
+    together: &mut Together,
+    copying: &mut Option<Arc<Copying>>,
+    turn: &mut Turn<'_>,
+) -> Result<Step, Nonsense> {
     let Turn { wire, streaming, may_copy, .. } = turn;
     let (generation, chunks) = (together.generation, together.chunks());
     let mut moved = Step::Idle;
-    // SAFETY: steps are made with the lock held.
-    match unsafe { copying.collect(&mut 0) } {
+    match Copying::collect(copying, &mut 0) {
         Last::UnderWay => return Ok(Step::Idle),
         Last::Nothing => {}
         Last::Over(copied) => {
@@ -246,31 +257,30 @@ fn help(together: &mut Together, copying: &Copying, turn: &mut Turn<'_>) -> Resu
             moved = Step::Moved;
         }
     }
-    if together.has_claimed_all {
-        return Ok(moved);
-    }
+    let Some(sides) = &together.sides else { return Ok(moved) };
     let record = wire.memory.record(false, together.record.into());
-    let is_near = copying.is_near();
+    let is_near = sides.is_near();
     if !*may_copy && !is_near {
         let has_more = record.has_unclaimed(generation, chunks);
         return Ok(if has_more { Step::Copy } else { moved });
     }
     let Some(chunk) = record.claim_back(generation, chunks)? else {
-        together.has_claimed_all = true;
+        together.sides = None;
         return Ok(moved);
     };
     let mut part = together.part(chunk, Access::Write, *streaming);
     if is_near {
         // SAFETY: the operation is under way, so its owner vouches for the pieces; the receiver named the
         // target for this, and the chunk is this side's alone.
-        let copied = unsafe { copying.copy_now(&part) };
+        let copied = unsafe { sides.copy(&part) };
         record.tell(generation, Finished::after(together.done, chunk, copied.is_ok()));
         helped(together, wire, copied);
         return Ok(Step::Moved);
     }
-    part.tell = Some(Tell { record: together.record, generation, chunk, done: together.done });
-    // SAFETY: as above, with the lock held, and the operation is not over before the copy is.
-    unsafe { copying.make_ready(part) };
+    let (memory, record, done) = (wire.memory.clone(), together.record, together.done);
+    part.tell = Some(Tell { memory, record, generation, chunk, done });
+    // SAFETY: as above, and the operation is not over before the copy is.
+    *copying = Some(unsafe { Copying::new(sides, part) });
     Ok(Step::Copy)
 }
 
@@ -282,7 +292,7 @@ fn helped(together: &mut Together, wire: &mut Wire, copied: Result<(), CopyError
         Ok(()) => together.done += 1,
         Err(error) => {
             // This side cannot copy, or not all of it: the receiver does the rest.
-            together.has_claimed_all = true;
+            together.sides = None;
             wire.note_refusal(error, Access::Write);
         }
     }

@@ -76,7 +76,7 @@ pub(crate) struct Sending {
     pub(crate) expects: bool,
     /// Its memory may not be there: whoever reads it may wait for any time.
     pub(crate) absent: bool,
-    /// The copies that this side makes for the receiver.
+    /// The copy that this side makes for the receiver.
     pub(crate) copying: Option<Arc<Copying>>,
     pub(crate) stage: SendStage,
 }
@@ -161,12 +161,13 @@ pub(crate) struct Fetch {
     /// The sender's number for it.
     pub(crate) sender: Number,
     pub(crate) plan: Plan,
+    pub(crate) sides: Arc<Sides>,
     /// Bytes that this side has copied.
     pub(crate) done: u64,
     pub(crate) together: Option<Together>,
     pub(crate) engines: Option<Engines>,
-    /// The copies that this side makes.
-    pub(crate) copying: Arc<Copying>,
+    /// The copy that this side makes.
+    pub(crate) copying: Option<Arc<Copying>>,
     /// The source may never come.
     pub(crate) is_slow: bool,
     /// The target is not all there, and the sender should know before it helps.
@@ -190,7 +191,7 @@ impl Receiving {
     pub(crate) fn is_in_its_only_copy(&self) -> bool {
         let ReceiveStage::Fetching(fetch) = &self.stage else { return false };
         let is_short = self.accepted() <= fetch.plan.chunk_bytes.into();
-        is_short && !fetch.is_slow && fetch.copying.is_under_way()
+        is_short && !fetch.is_slow && fetch.copying.as_ref().is_some_and(|c| c.is_under_way())
     }
 
     /// How many bytes of the message fit.
@@ -240,11 +241,11 @@ pub(crate) fn of(kind: PathKind) -> &'static dyn Path {
 }
 
 pub(crate) use cooperative::{Together, begin_helping};
-pub(crate) use copying::Copying;
+pub(crate) use copying::{Copying, Sides};
 pub(crate) use eager::put_eager;
 pub(crate) use inline::put_inline;
 pub(crate) use pinning::{Looks, copy_at_once};
-pub(crate) use single::make_slow_ready;
+pub(crate) use single::start_slow;
 pub(crate) use stream::arrive;
 
 /// What a failed copy means for the message of the side that copied.

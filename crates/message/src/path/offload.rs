@@ -69,7 +69,7 @@ impl Path for Offload {
             }
             // SAFETY: as below; engines have not got this part.
             let copied = unsafe {
-                pinning::copy(&fetch.copying.theirs, pieces, part, Access::Read, None, populates)
+                pinning::copy(&fetch.sides.theirs, pieces, part, Access::Read, None, populates)
             };
             return Ok(moved_or_failed(fetch, copied));
         }
@@ -82,7 +82,7 @@ impl Path for Offload {
         // SAFETY: the operation is under way, so its owner vouches for the pieces; engines have
         // only what comes behind this part.
         let copied = unsafe {
-            pinning::copy(&fetch.copying.theirs, pieces, 0..warm, Access::Read, None, populates)
+            pinning::copy(&fetch.sides.theirs, pieces, 0..warm, Access::Read, None, populates)
         };
         Ok(moved_or_failed(fetch, copied))
     }
@@ -132,16 +132,11 @@ fn hand_over(
     part: Range<u64>,
     ferry: Option<&Ferry>,
 ) -> Option<()> {
-    let (source, ferry) = (fetch.copying.theirs.near_address()?, ferry?);
+    let (source, ferry) = (fetch.sides.theirs.near_address()?, ferry?);
     let (from, length) = (part.start as usize, part.end - part.start);
     let populates = fetch.plan.populating.ends;
     if populates.source {
-        pinning::populate(
-            pinning::near_pieces(&fetch.copying.theirs),
-            part.start,
-            length,
-            Use::Read,
-        );
+        pinning::populate(pinning::near_pieces(&fetch.sides.theirs), part.start, length, Use::Read);
     }
     if populates.target {
         pinning::populate(&[target], part.start, length, Use::Write);

@@ -86,10 +86,7 @@ impl State {
                 Deed::Receive(receiving) => {
                     receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
                 }
-                Deed::Send(sending) => {
-                    sending.peer == peer
-                        && sending.copying.as_ref().is_some_and(|copying| copying.is_under_way())
-                }
+                Deed::Send(sending) => sending.peer == peer && sending.copying.is_some(),
                 _ => false,
             };
             for number in self.operations.numbers(begun) {

@@ -38,7 +38,7 @@ impl State {
             if let SendStage::Held(_) = sending.stage {
                 return;
             }
-            let copying = sending.copying.take().filter(|copying| copying.is_under_way());
+            let copying = sending.copying.take();
             let claims = copying.into_iter().map(|copying| claim(copying, wire)).collect();
             return self.end_when_free(number, claims, Err(error.clone()));
         }
@@ -50,8 +50,8 @@ impl State {
             ReceiveStage::Arrived { .. } => return self.complete_receive(number),
             ReceiveStage::Held(_) => return,
             ReceiveStage::Fetching(fetch) => {
-                if fetch.copying.is_under_way() {
-                    claims.push(claim(fetch.copying.clone(), wire));
+                if let Some(copying) = fetch.copying.take() {
+                    claims.push(claim(copying, wire));
                 }
                 let path = path::of(fetch.plan.path);
                 let claimed = path.give_up(receiving, wire);
@@ -189,12 +189,13 @@ impl State {
         let Some(receiving) = operations.receiving(number) else { return true };
         let accepted = receiving.accepted();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return true };
-        // SAFETY: this is a step, with the lock held. The operation is under way, so its owner vouches for
-        // the pieces, and it is not over before the copy is: `abandon` makes a claim of it.
-        unsafe { path::make_slow_ready(fetch, accepted) };
-        let is_started = fetch.copying.run_by_thread(me.clone());
+        // SAFETY: the operation is under way, so its owner vouches for the pieces, and it is not over
+        // before the copy is: `abandon` makes a claim of it.
+        let copying = unsafe { path::start_slow(fetch, accepted) };
+        let is_started = copying.run_by_thread(me.clone());
         if is_started {
-            connection.slow = Some(fetch.copying.clone());
+            connection.slow = Some(copying.clone());
+            fetch.copying = Some(copying);
         }
         is_started
     }

@@ -40,12 +40,6 @@ pub(super) enum Work {
     Copy,
 }
 
-/// A copy that whoever made a step is to make without the lock.
-pub(super) struct DueCopy {
-    pub(super) peer: usize,
-    pub(super) copying: Arc<Copying>,
-}
-
 /// How often the ends of peers are looked for while nothing moves.
 const CHECK_NS: u64 = 10_000_000;
 
@@ -62,7 +56,7 @@ impl State {
 
     /// The same, and takes one copy for the caller to make without the lock.
     #[inline]
-    pub(super) fn step_and_take_copy(&mut self) -> (bool, Option<DueCopy>) {
+    pub(super) fn step_and_take_copy(&mut self) -> (bool, Option<(usize, Arc<Copying>)>) {
         let moved = self.work(Work::Copy);
         (moved, self.next_copy.take())
     }
@@ -255,8 +249,7 @@ impl State {
                 if step == Step::Copy {
                     *is_copy_due = true;
                     if may_copy {
-                        let copying = sending.copying.clone();
-                        *next_copy = copying.map(|copying| DueCopy { peer, copying });
+                        *next_copy = sending.copying.clone().map(|copying| (peer, copying));
                     }
                 }
                 Ok(Some(step))
@@ -270,7 +263,7 @@ impl State {
                 }
                 let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(None) };
                 let (kind, sender) = (fetch.plan.path, fetch.sender);
-                if fetch.is_slow && !fetch.copying.is_begun() && fetch.done == 0 {
+                if fetch.is_slow && fetch.copying.is_none() && fetch.done == 0 {
                     if self.begin_slow(peer, number) {
                         return Ok(Some(Step::Idle));
                     }
@@ -285,8 +278,7 @@ impl State {
                 if step == Step::Copy {
                     *is_copy_due = true;
                     if may_copy && let ReceiveStage::Fetching(fetch) = &receiving.stage {
-                        let copying = fetch.copying.clone();
-                        *next_copy = Some(DueCopy { peer, copying });
+                        *next_copy = fetch.copying.clone().map(|copying| (peer, copying));
                     }
                     return Ok(Some(step));
                 }

@@ -7,7 +7,7 @@ use super::{Connection, Kept, Request, State, turn};
 use crate::connection::{CopyError, View, Wire};
 use crate::envelope::Envelope;
 use crate::error::Error;
-use crate::path::{self, Copying, Fetch, Looks, ReceiveStage, SendStage, Step, Together};
+use crate::path::{self, Fetch, Looks, ReceiveStage, SendStage, Sides, Step, Together};
 use crate::pieces::Piece;
 use crate::plan::pinning::{self, Copier};
 use crate::plan::{self, Closeness, Ends, Facts, PathKind, Pinning, Plan, Question, Way};
@@ -76,10 +76,11 @@ impl State {
         receiving.stage = ReceiveStage::Fetching(Box::new(Fetch {
             sender: *sender,
             plan,
+            sides: Sides::new(view, &receiving.pieces),
             done: 0,
             together: None,
             engines: None,
-            copying: Copying::between(view, &receiving.pieces, None),
+            copying: None,
             is_slow,
             is_target_absent,
         }));
@@ -198,10 +199,8 @@ impl State {
             }
             Manner::Together { .. } => {
                 let Some((mut together, target)) = helping else { return Ok(()) };
-                let source = sending.pieces.as_slice();
-                together.populate(helped(looks, facts, source, &together, &target));
-                let memory = Some(connection.wire.memory.clone());
-                sending.copying = Some(Copying::between(target, &sending.pieces, memory));
+                together.help_from(&sending.pieces, target);
+                together.populate(helped(looks, facts, sending.pieces.as_slice(), &together));
                 sending.path = PathKind::Cooperative;
                 sending.stage = SendStage::Helping(together);
             }
@@ -336,14 +335,10 @@ fn absent(looks: &mut Looks, facts: &Facts, bytes: u64, target: &[Piece], source
 }
 
 /// What a sender brings in of what it copies for its receiver.
-fn helped(
-    looks: &mut Looks,
-    facts: &Facts,
-    source: &[Piece],
-    together: &Together,
-    target: &View,
-) -> Ends {
-    let bytes = together.length();
+fn helped(looks: &mut Looks, facts: &Facts, source: &[Piece], together: &Together) -> Ends {
+    let (bytes, Some(target)) = (together.length(), together.target()) else {
+        return Ends::default();
+    };
     let way = if matches!(target, View::Near { .. }) { Way::Near } else { Way::Cross };
     let can = pinning::reachable(PathKind::Cooperative, Copier::Sender, way);
     match facts.limits.pinning {

@@ -9,8 +9,9 @@ use std::time::Instant;
 use memferry_sys::sync::lock;
 
 use super::operations::Leaving;
-use super::progress::{DueCopy, Work};
+use super::progress::Work;
 use super::{Port, State};
+use crate::path::Copying;
 use crate::ring::attention::AWAY;
 
 /// Looks in one go, before the lock is free for others for a moment.
@@ -29,8 +30,6 @@ pub(crate) struct Entered<'a> {
     pub(super) to_sleep: bool,
     /// This thread is one of the pollers.
     pub(super) polls: bool,
-    /// A copy was made for this peer, and the steps behind it were not.
-    behind: Option<usize>,
     state: ManuallyDrop<MutexGuard<'a, State>>,
 }
 
@@ -60,36 +59,15 @@ impl Drop for Entered<'_> {
 }
 
 impl Entered<'_> {
-    /// Does what can be done now, makes one copy with the lock let go, and does what can be done behind it.
-    /// Returns whether anything moved.
+    /// Does what can be done now, and makes one copy with the lock let go. Returns whether anything moved.
     #[inline]
     pub(crate) fn progress(&mut self) -> bool {
         let (moved, copy) = self.state.step_and_take_copy();
-        let Some(copy) = copy else { return moved };
-        self.copy(&copy);
-        self.step_behind(copy.peer);
-        true
-    }
-
-    /// The same for a caller that does it again at once, or calls [`Entered::finish_copy`]: what can be done
-    /// behind the copy is left to that. Each look at words that the peer writes takes its time.
-    #[inline]
-    fn progress_once_more(&mut self) -> bool {
-        let (moved, copy) = self.state.step_and_take_copy();
-        self.behind = None;
-        let Some(copy) = copy else { return moved };
-        self.copy(&copy);
-        self.moves += 1;
-        self.behind = Some(copy.peer);
-        true
-    }
-
-    /// Does what can be done behind the last copy.
-    #[inline]
-    fn finish_copy(&mut self) {
-        if let Some(peer) = self.behind.take() {
-            self.step_behind(peer);
+        if let Some((peer, copying)) = copy {
+            self.copy(peer, &copying);
+            return true;
         }
+        moved
     }
 
     /// Does what can be done now, and looks after peers if it is time to: a busy peer must not hide the
@@ -107,15 +85,11 @@ impl Entered<'_> {
         if self.operations.has_detached() { self.progress() } else { self.work(Work::Notes) }
     }
 
-    /// Makes a copy without the lock.
+    /// Makes a copy without the lock, and then the steps behind it.
     #[inline(never)]
-    fn copy(&mut self, copy: &DueCopy) {
-        self.copy_turn = copy.peer + 1;
-        self.copy_unlocked(|| copy.copying.run());
-    }
-
-    #[inline(never)]
-    fn step_behind(&mut self, peer: usize) {
+    fn copy(&mut self, peer: usize, copying: &Copying) {
+        self.copy_turn = peer + 1;
+        self.copy_unlocked(|| copying.run());
         // The message may have ended meanwhile, and waits for just this copy.
         let mut moved = !self.held.is_empty() && self.release_held();
         moved |= self.progress_peer(peer, Work::Steps);
@@ -225,7 +199,7 @@ impl Port {
     #[inline]
     pub(crate) fn enter(&self) -> Entered<'_> {
         let state = ManuallyDrop::new(self.lock_state());
-        Entered { port: self, to_sleep: false, polls: false, behind: None, state }
+        Entered { port: self, to_sleep: false, polls: false, state }
     }
 
     #[inline]
@@ -293,9 +267,8 @@ impl Port {
         deadline: Option<Instant>,
         mut look: impl FnMut(&mut State) -> Option<T>,
     ) -> Option<T> {
-        state.progress_once_more();
+        state.progress();
         if let Some(found) = look(&mut state) {
-            state.finish_copy();
             return Some(found);
         }
         state.begin_polling();
@@ -308,7 +281,7 @@ impl Port {
             loop {
                 let mut moved = false;
                 for turn in 0..looks {
-                    if state.progress_once_more() {
+                    if state.progress() {
                         (moved_at, quiet, moved) = (None, 0, true);
                     }
                     seen = state.epoch();
@@ -334,7 +307,6 @@ impl Port {
                 }
                 let alone = !state.is_crowded && spun < ALONE_NS;
                 if !alone || self.contenders.load(Ordering::Relaxed) > 0 {
-                    state.finish_copy();
                     drop(state);
                     self.let_others_in();
                     state = self.enter();
@@ -348,7 +320,6 @@ impl Port {
                 break Some(found);
             }
         };
-        state.finish_copy();
         state.polls = false;
         state.end_polling();
         found
