@@ -95,6 +95,11 @@ impl Listener {
         let readiness = memferry_sys::sync::lock(&self.ear).watch();
         Ok(readiness.map(Watch).map_err(ConnectError::system("watching a listener"))?)
     }
+
+    /// The descriptor of [`Listener::watch`] is never readable again, and no copy of it is.
+    pub fn unwatch(&self) {
+        memferry_sys::sync::lock(&self.ear).unwatch();
+    }
 }
 
 /// Two connected processes: the n-th write of one meets the n-th read of the other. Cheap to
@@ -282,6 +287,14 @@ impl Link {
     pub fn watch(&self) -> Result<Watch, Error> {
         self.port().check_fork()?;
         self.port().watch().map(Watch)
+    }
+
+    /// The descriptor of [`Link::watch`] is never readable again, and no copy of it is: for whoever closes
+    /// it while an event loop may still know a copy.
+    pub fn unwatch(&self) {
+        if self.port().check_fork().is_ok() {
+            self.port().unwatch();
+        }
     }
 
     /// Closes the link for all clones: operations under way end as closed, the other side is told.

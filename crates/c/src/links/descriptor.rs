@@ -59,9 +59,13 @@ impl Descriptor {
         control(self.number, libc::EPOLL_CTL_MOD, &self.event).is_ok()
     }
 
-    /// Closes the program's descriptor, if it still is ours.
+    /// Closes the program's descriptor, if it still is ours, and takes our event out of it. An event loop
+    /// of the program knows it until the last copy is closed, and the core has one: once it was closed, it
+    /// must not be readable.
     pub(super) fn close(&self, watched: BorrowedFd<'_>) {
-        if self.is_ours(watched) {
+        let is_ours = self.is_ours(watched);
+        let _ = control(watched.as_raw_fd(), libc::EPOLL_CTL_DEL, &self.event);
+        if is_ours {
             // SAFETY: it is the copy that was made for the program, which gives it up by this.
             drop(unsafe { OwnedFd::from_raw_fd(self.number) });
         }
@@ -77,12 +81,13 @@ fn control(set: c_int, operation: c_int, event: &EventFd) -> std::io::Result<()>
     }
 }
 
-/// Sleeps until a descriptor is readable, however long that takes.
-pub(super) fn wait_readable(watched: &impl AsFd) {
-    let mut one =
-        libc::pollfd { fd: watched.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid entry. When it is interrupted, the caller looks and comes again.
-    let _ = unsafe { libc::poll(&raw mut one, 1, -1) };
+/// Sleeps until a descriptor is readable or an event is signalled, however long that takes.
+pub(super) fn wait_readable(watched: &impl AsFd, event: &EventFd) {
+    let fds = [watched.as_fd(), event.as_fd()];
+    let mut both =
+        fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
+    // SAFETY: two valid entries. When it is interrupted, the caller looks and comes again.
+    let _ = unsafe { libc::poll(both.as_mut_ptr(), 2, -1) };
 }
 
 #[cfg(test)]

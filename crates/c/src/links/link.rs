@@ -86,6 +86,7 @@ impl OpenLink {
     /// Closes what the program holds: last, so that its number is free only when nothing is left
     /// behind it.
     pub(super) fn close_descriptor(&self) {
+        self.link.unwatch();
         self.descriptor.close(self.watch.as_fd());
     }
 

@@ -55,7 +55,7 @@ impl OpenListener {
             if in_vain > MOST_IN_VAIN {
                 std::thread::sleep(NAP);
             }
-            wait_readable(&self.watch);
+            wait_readable(&self.watch, self.descriptor.event());
             in_vain += 1;
         }
     }
@@ -63,7 +63,8 @@ impl OpenListener {
     /// Wakes those who wait; the name is free again when the last of them has left.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
-        self.descriptor.event().signal();
+        self.listener.unwatch();
         self.descriptor.close(self.watch.as_fd());
+        self.descriptor.event().signal();
     }
 }

@@ -89,6 +89,14 @@ impl Listener {
         Ok(readiness)
     }
 
+    /// What [`Listener::watch`] gave is never readable again.
+    pub(crate) fn unwatch(&mut self) {
+        let Some(readiness) = self.readiness.take() else { return };
+        readiness.remove(self.socket.as_fd());
+        self.pending.iter().for_each(|(socket, _)| readiness.remove(socket.as_fd()));
+        self.trial_over.iter().for_each(|event| readiness.remove(event.as_fd()));
+    }
+
     fn add_pending(&mut self, socket: PacketSocket) {
         if let Some(readiness) = &self.readiness {
             let _ = readiness.add(socket.as_fd(), false);

@@ -36,6 +36,15 @@ impl Port {
         state.rest();
         Ok(set)
     }
+
+    /// The descriptor of [`Port::watch`] is never readable again.
+    pub(crate) fn unwatch(&self) {
+        let state = self.enter();
+        if let Some(watched) = &state.watched {
+            watched.set.remove(watched.event.as_fd());
+            state.readiness.iter().for_each(|readiness| watched.set.remove(readiness.as_fd()));
+        }
+    }
 }
 
 impl State {
