@@ -11,8 +11,21 @@ fn deps() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
 
-/// A library, as cargo built it last.
-fn library(crate_name: &str) -> PathBuf {
+/// The libraries that the programs use. There may be several of each, of earlier builds.
+const LIBRARIES: [&str; 3] = ["memferry_copy", "memferry_engine", "memferry_sys"];
+
+/// Uses all of them, and compiles if the second was built with the third, and the first with both.
+const FITTING: &str = "
+    pub fn device(device: std::sync::Arc<dyn memferry_sys::device::Device>) {
+        // SAFETY: it is never called.
+        drop(unsafe { memferry_engine::nic::NicEngine::over(device, Default::default()) });
+    }
+    pub fn told(told: memferry_engine::completion::Notification) -> memferry_copy::Notification { told }
+    fn main() {}
+";
+
+/// All builds of a library, the last one first.
+fn builds(crate_name: &str) -> Vec<PathBuf> {
     let prefix = format!("lib{crate_name}-");
     let found = std::fs::read_dir(deps()).unwrap().filter_map(|entry| {
         let path = entry.ok()?.path();
@@ -20,35 +33,56 @@ fn library(crate_name: &str) -> PathBuf {
         let is_library = name.starts_with(&prefix) && name.ends_with(".rlib");
         is_library.then_some((path.metadata().ok()?.modified().ok()?, path))
     });
-    found.max().expect("cargo builds the library before its tests").1
+    let mut found: Vec<_> = found.collect();
+    found.sort();
+    found.into_iter().rev().map(|(_, path)| path).collect()
 }
 
-fn compile(program: &Path) -> (bool, String) {
-    let folder = std::env::temp_dir().join(format!("memferry-ui-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let libraries = ["memferry_copy", "memferry_engine", "memferry_sys"];
-    let externs = libraries.map(|name| format!("--extern={name}={}", library(name).display()));
+/// The last builds of all libraries that fit each other.
+fn libraries(folder: &Path) -> [PathBuf; 3] {
+    let program = folder.join("fitting.rs");
+    std::fs::write(&program, FITTING).unwrap();
+    let [copies, engines, systems] = LIBRARIES.map(builds);
+    let mut errors = String::from("cargo builds the libraries before their tests");
+    for copy in &copies {
+        for engine in &engines {
+            for system in &systems {
+                let chosen = [copy, engine, system].map(PathBuf::clone);
+                match compile(&program, &chosen, folder) {
+                    (true, _) => return chosen,
+                    (false, why) => errors = why,
+                }
+            }
+        }
+    }
+    panic!("no libraries fit each other: {errors}");
+}
+
+fn compile(program: &Path, libraries: &[PathBuf; 3], folder: &Path) -> (bool, String) {
+    let externs = LIBRARIES.iter().zip(libraries);
     let output = Command::new(option_env!("RUSTC").unwrap_or("rustc"))
         .args(["--edition", "2024", "--emit", "metadata", "--out-dir"])
-        .arg(&folder)
-        .args(externs)
+        .arg(folder)
+        .args(externs.map(|(name, path)| format!("--extern={name}={}", path.display())))
         .arg("-L")
         .arg(format!("dependency={}", deps().display()))
         .arg(program)
         .output()
         .expect("the compiler that built this test is there");
-    std::fs::remove_dir_all(&folder).unwrap();
     (output.status.success(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
 #[test]
 fn a_buffer_in_flight_cannot_be_touched() {
+    let outputs = Path::new(env!("CARGO_TARGET_TMPDIR")).join("compile_fail");
+    std::fs::create_dir_all(&outputs).unwrap();
+    let libraries = libraries(&outputs);
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/ui");
     let mut programs = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let program = entry.unwrap().path();
         let text = std::fs::read_to_string(&program).unwrap();
-        let (compiled, errors) = compile(&program);
+        let (compiled, errors) = compile(&program, &libraries, &outputs);
         let name = program.display();
         match text.lines().next().unwrap_or_default().strip_prefix("// error: ") {
             Some(code) => {

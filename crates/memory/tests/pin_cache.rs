@@ -385,7 +385,7 @@ fn a_cache_that_is_gone_keeps_nobody_waiting_even_while_a_child_lives() {
 }
 
 #[test]
-fn memory_that_is_unmapped_is_unpinned_before_its_owner_goes_on() {
+fn memory_that_is_unmapped_is_not_found_again_and_unpinned() {
     let recorder = Arc::new(Recorder::new());
     let Some(cache) = listening(&recorder, limits(1000, 100)) else { return };
     for _ in 0..20 {
@@ -397,6 +397,12 @@ fn memory_that_is_unmapped_is_unpinned_before_its_owner_goes_on() {
         drop(lease);
         assert!(recorder.is_pinned(token));
         drop(pages);
+        // Whoever has unmapped goes on when the reader has read of it. A request waits until what was
+        // read is in the list.
+        let mut others = Pages::new(8 * page_bytes()).unwrap();
+        others.as_mut_slice().fill(2);
+        let lease = cache.acquire(others.as_ptr() as usize, others.len(), Access::Write).unwrap();
+        assert_ne!(lease.token(), token, "the old memory is gone, and was found");
         assert!(!recorder.is_pinned(token), "the address is free, and the device still knows it");
     }
 }

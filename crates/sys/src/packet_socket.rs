@@ -345,6 +345,8 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
         // As a crash leaves it: the file is there, the socket is not.
         let file = std::mem::ManuallyDrop::new(listener);
+        // A child that another test has just forked may hold on to it.
+        rustix::net::shutdown(&file.socket, rustix::net::Shutdown::Both).unwrap();
         // SAFETY: the listener is never dropped, so its socket is closed once, here.
         drop(unsafe { std::ptr::read(&file.socket) });
         assert!(path.exists());

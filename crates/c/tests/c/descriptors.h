@@ -4,6 +4,8 @@
 #define DESCRIPTORS_H
 
 #include <dirent.h>
+#include <stdio.h>
+#include <unistd.h>
 
 #include "pair.h"
 
@@ -16,9 +18,19 @@ static inline int count_descriptors(void) {
     return count;
 }
 
+static inline void list_descriptors(void) {
+    for (int number = 0; number < 1024; number++) {
+        char path[64], target[256];
+        snprintf(path, sizeof path, "/proc/self/fd/%d", number);
+        ssize_t length = readlink(path, target, sizeof target - 1);
+        if (length >= 0) fprintf(stderr, "%d: %.*s\n", number, (int)length, target);
+    }
+}
+
 /* A thread of the library that is about to end may hold on to one for a moment. */
 static inline void expect_descriptors_at_most(int most) {
     for (int tries = 0; tries < 60000 && count_descriptors() > most; tries++) nap_ms(1);
+    if (count_descriptors() > most) list_descriptors();
     CHECK(count_descriptors() <= most);
 }
 
