@@ -1,6 +1,6 @@
 //! What is offered, and what is not.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, CString};
 
 use memferry_fi::abi::*;
 
@@ -109,8 +109,10 @@ fn a_service_has_one_address_on_both_sides() {
             unsafe { *at.cast::<Name>() }
         })
     };
-    let here = Offer::find(None, Some(c"4711"), FI_SOURCE).unwrap();
-    let there = Offer::find(None, Some(c"4711"), 0).unwrap();
+    // One that no other run of this test has at the same time: addresses count on the whole host.
+    let service = CString::new(std::process::id().to_string()).unwrap();
+    let here = Offer::find(None, Some(&service), FI_SOURCE).unwrap();
+    let there = Offer::find(None, Some(&service), 0).unwrap();
     assert_eq!(address(&here, true), address(&there, false));
     assert_ne!(address(&there, true), address(&there, false));
     // A server and its client, which knows no more than the service.
