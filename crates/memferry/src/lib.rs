@@ -11,7 +11,7 @@
 //! let source = vec![1u8; 4 << 20];
 //! let mut target = vec![0u8; 4 << 20];
 //!
-//! // Blocking: at least as fast as `copy_from_slice`, and large copies use several cores.
+//! // Blocking: small copies are made by this thread, and large ones by several cores.
 //! ferry.copy(&source, &mut target)?;
 //!
 //! // Asynchronous, with buffers that move in and come back.
