@@ -1,5 +1,6 @@
 //! Two ports of one process, and what happens to one of them when the other ends at a chosen moment.
 
+use std::sync::atomic::Ordering;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -7,10 +8,12 @@ use memferry_sys::Pages;
 
 use super::wait::{LOOKS, SLICES};
 use super::{Begun, Peer, Port, State};
+use crate::builder::Builder;
 use crate::endpoint::Endpoint;
 use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone};
 use crate::pieces::Piece;
+use crate::plan::PathKind;
 
 /// Only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -25,9 +28,13 @@ struct Pair {
 
 impl Pair {
     fn new(name: &str) -> Self {
+        Self::with(name, &Builder::new())
+    }
+
+    fn with(name: &str, builder: &Builder) -> Self {
         let name = |side: &str| format!("{name}-{side}-{}", std::process::id());
-        let here = Endpoint::open(&name("here")).unwrap();
-        let there = Endpoint::open(&name("there")).unwrap();
+        let here = builder.open(&name("here")).unwrap();
+        let there = builder.open(&name("there")).unwrap();
         let peer = std::thread::scope(|scope| {
             let connecting = scope.spawn(|| here.connect(there.name()).unwrap());
             while there.peers().is_empty() {
@@ -84,6 +91,21 @@ fn a_wait_ends_whenever_the_end_of_the_peer_is_noticed() {
         });
         assert_eq!(outcome, Some(Err(Error::PeerGone(Gone::Ended))), "at poll {moment}");
     }
+}
+
+#[test]
+fn a_wait_that_makes_the_last_copy_of_its_message_does_not_time_out() {
+    let pair = Pair::with("last-copy", &Builder::new().path(PathKind::Single));
+    // Two copies: one in the first look, one in the first turn behind it.
+    let send = pair.there.isend(pair.there.peers()[0], 1, vec![7; 2 << 20]).unwrap();
+    let receive = pair.here.irecv(pair.peer, 1, u64::MAX, vec![0; 2 << 20]).unwrap();
+    // As if another thread waited for the lock: then there is one turn only.
+    pair.port().contenders.fetch_add(1, Ordering::Relaxed);
+    let outcome = receive.wait_timeout(Duration::ZERO);
+    pair.port().contenders.fetch_sub(1, Ordering::Relaxed);
+    let (received, bytes) = outcome.expect("it is over").unwrap();
+    assert!(received.length == 2 << 20 && bytes.iter().all(|&byte| byte == 7));
+    send.wait().unwrap();
 }
 
 #[test]
