@@ -27,6 +27,9 @@ static inline void list_descriptors(void) {
     }
 }
 
+/* Less than a link has. A listener has one or two more while it tries the access to a process. */
+enum { COME_AND_GO = 4 };
+
 /* A thread of the library that is about to end may hold on to one for a moment. */
 static inline void expect_descriptors_at_most(int most) {
     for (int tries = 0; tries < 60000 && count_descriptors() > most; tries++) nap_ms(1);
