@@ -27,7 +27,8 @@ static inline void list_descriptors(void) {
     }
 }
 
-/* Less than a link has. A listener has one or two more while it tries the access to a process. */
+/* Less than a link has. A listener that had to wait for the trial of the access to a process keeps an event
+ * for that until it is asked for the next one. */
 enum { COME_AND_GO = 4 };
 
 /* A thread of the library that is about to end may hold on to one for a moment. */

@@ -13,7 +13,8 @@ use super::calibrate;
 use crate::saved::{self, Entries, NotMeasured, Saved};
 pub use crate::saved::{Origin, ProfileError, ProfileSource};
 
-/// A copy of data in a cache is at most so many times as fast as one in memory. Machines reach 20.
+/// A copy of data in a cache is at most so many times as fast as one in memory. Chosen with much room: a
+/// quiet Xeon had 3, one that was busy 73.
 const SLOWEST_MEMORY: f64 = 40.0;
 
 /// What is known of this machine.
