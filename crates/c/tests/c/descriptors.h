@@ -27,10 +27,6 @@ static inline void list_descriptors(void) {
     }
 }
 
-/* Less than a link has. A listener that had to wait for the trial of the access to a process keeps an event
- * for that until it is asked for the next one. */
-enum { COME_AND_GO = 4 };
-
 /* A thread of the library that is about to end may hold on to one for a moment. */
 static inline void expect_descriptors_at_most(int most) {
     for (int tries = 0; tries < 60000 && count_descriptors() > most; tries++) nap_ms(1);

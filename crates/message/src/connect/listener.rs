@@ -157,31 +157,38 @@ impl Listener {
 
     /// A caller the access to whose memory has been tried meanwhile.
     fn take_tried(&mut self, own: Identity) -> Option<Caller> {
-        if self.tried.is_empty() {
-            if let (Some(event), Some(readiness)) = (self.trial_over.take(), &self.readiness) {
-                readiness.remove(event.as_fd());
-            }
-            return None;
-        }
         if let Some(event) = &self.trial_over {
             event.drain();
         }
+        let caller = self.find_tried(own);
+        if self.tried.is_empty() {
+            self.close_trial_over();
+        } else if self.tried.iter().any(|(_, trial)| trial.poll().is_some()) {
+            self.trial_over.iter().for_each(|event| event.signal());
+        }
+        caller
+    }
+
+    fn find_tried(&mut self, own: Identity) -> Option<Caller> {
         let mut index = 0;
         while let Some((_, trial)) = self.tried.get(index) {
             match trial.poll() {
                 None => index += 1,
                 Some(Ok(reach)) => {
                     let (caller, _) = self.tried.swap_remove(index);
-                    let is_more = self.tried.iter().any(|(_, trial)| trial.poll().is_some());
-                    if let Some(event) = self.trial_over.as_ref().filter(|_| is_more) {
-                        event.signal();
-                    }
                     return Some(Caller { reach, ..caller });
                 }
                 Some(Err(_)) => self.tried.swap_remove(index).0.refuse(own, Refusal::Absent),
             }
         }
         None
+    }
+
+    /// With no trial left, nobody waits for the end of one.
+    fn close_trial_over(&mut self) {
+        if let (Some(event), Some(readiness)) = (self.trial_over.take(), &self.readiness) {
+            readiness.remove(event.as_fd());
+        }
     }
 
     /// The next hello that has come, of a process the access to whose memory was tried, if it may be used.
