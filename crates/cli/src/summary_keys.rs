@@ -235,7 +235,7 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     cost(OVERHEAD, "submit_64k_ns", "ns", None, "Time the caller spends to start a copy of 64 KiB, which others can help with."),
     cost(OVERHEAD, "check_ns", "ns", None, "Time the caller spends to ask a copy that goes on whether it is done."),
     cost(OVERHEAD, "roundtrip_8b_ns", "ns", None, "Time from handing over a copy of 8 bytes to seeing it done."),
-    cost(OVERHEAD, "floor_roundtrip_ns", "ns", None, "Time one cache line takes to another core and back: no hand-over can be quicker."),
+    cost(OVERHEAD, "floor_roundtrip_ns", "ns", None, "Time two cache lines take, one to another core and one back: what a hand-over by shared memory takes at least."),
     cost(OVERHEAD, "roundtrip_vs_floor", "ratio", Some(1.6), "The 8-byte round trip as a multiple of that floor."),
 
     cost(POLLUTION, "memcpy_slowdown", "ratio", None, "How much slower a warm buffer is read after memcpy than after a pause as long."),
