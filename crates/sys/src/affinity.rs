@@ -4,9 +4,11 @@ use std::io;
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
+use crate::fault::{Call, call};
+
 /// The cores that the calling thread may run on, in rising order.
 pub fn allowed_cores() -> Vec<usize> {
-    match sched_getaffinity(None) {
+    match call(Call::SchedGetaffinity, || sched_getaffinity(None)) {
         Ok(set) => (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
         // A kernel with more cores than the fixed set can name: count them instead.
         Err(_) => (0..std::thread::available_parallelism().map_or(1, usize::from)).collect(),
@@ -37,7 +39,7 @@ pub fn bind_to_core(core: usize) -> io::Result<()> {
     }
     let mut set = CpuSet::new();
     set.set(core);
-    Ok(sched_setaffinity(None, &set)?)
+    Ok(call(Call::SchedSetaffinity, || sched_setaffinity(None, &set))?)
 }
 
 #[cfg(all(test, not(loom)))]

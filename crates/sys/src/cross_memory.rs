@@ -7,6 +7,8 @@
 
 use std::io;
 
+use crate::fault;
+
 /// A stretch of memory: an address in some process, and a length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -40,7 +42,7 @@ type Call = unsafe extern "C" fn(
 /// Every local stretch must be valid for writes, and nobody else may access it meanwhile.
 pub unsafe fn read(pid: u32, remote: &[Stretch], local: &[Stretch]) -> io::Result<usize> {
     // SAFETY: passed on.
-    unsafe { copy(libc::process_vm_readv, pid, remote, local) }
+    unsafe { copy(fault::Call::ProcessVmReadv, libc::process_vm_readv, pid, remote, local) }
 }
 
 /// Writes from `local` to `remote` in process `pid`, in order; returns how many bytes were written.
@@ -50,16 +52,22 @@ pub unsafe fn read(pid: u32, remote: &[Stretch], local: &[Stretch]) -> io::Resul
 /// process and the caller: it must have named the memory for this.
 pub unsafe fn write(pid: u32, remote: &[Stretch], local: &[Stretch]) -> io::Result<usize> {
     // SAFETY: passed on.
-    unsafe { copy(libc::process_vm_writev, pid, remote, local) }
+    unsafe { copy(fault::Call::ProcessVmWritev, libc::process_vm_writev, pid, remote, local) }
 }
 
-unsafe fn copy(call: Call, pid: u32, remote: &[Stretch], local: &[Stretch]) -> io::Result<usize> {
+unsafe fn copy(
+    kind: fault::Call,
+    call: Call,
+    pid: u32,
+    remote: &[Stretch],
+    local: &[Stretch],
+) -> io::Result<usize> {
     let count = |list: &[Stretch]| list.len().min(MOST_STRETCHES) as libc::c_ulong;
     let (at, there) = (local.as_ptr().cast(), remote.as_ptr().cast());
     // SAFETY: both slices have the layout of iovecs and live until the call returns; the caller
     // vouches for the local memory, the kernel checks the remote.
-    let done = unsafe { call(pid as libc::pid_t, at, count(local), there, count(remote), 0) };
-    usize::try_from(done).map_err(|_| io::Error::last_os_error())
+    let copy = || unsafe { call(pid as libc::pid_t, at, count(local), there, count(remote), 0) };
+    fault::call(kind, || usize::try_from(copy()).map_err(|_| io::Error::last_os_error()))
 }
 
 /// What most likely forbids cross-memory access, for people who have to change it.
@@ -133,7 +141,10 @@ impl std::fmt::Display for Denied {
 
 /// Finds out why access to `pid` (0 where it is not visible) was refused with `error`.
 pub fn why_denied(pid: u32, uid: u32, error: &io::Error) -> Denied {
-    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/user")).ok();
+    let namespace = |pid: &str| {
+        let path = format!("/proc/{pid}/ns/user");
+        fault::call(fault::Call::Readlink, || std::fs::read_link(path)).ok()
+    };
     let own_uid = rustix::process::geteuid().as_raw();
     match error.raw_os_error() {
         _ if pid == 0 => Denied::PidNamespace,
@@ -155,13 +166,15 @@ pub fn why_denied(pid: u32, uid: u32, error: &io::Error) -> Denied {
 /// Whether process `pid` of user `uid` is not dumpable: then its files in `/proc` are root's.
 fn is_not_dumpable(pid: u32, uid: u32) -> bool {
     use std::os::unix::fs::MetadataExt;
-    std::fs::metadata(format!("/proc/{pid}/mem")).is_ok_and(|facts| facts.uid() != uid)
+    let path = format!("/proc/{pid}/mem");
+    fault::call(fault::Call::Stat, || std::fs::metadata(path)).is_ok_and(|facts| facts.uid() != uid)
 }
 
 /// The ptrace scope of the Yama security module, 0 where there is none.
 pub fn ptrace_scope() -> u8 {
     let path = "/proc/sys/kernel/yama/ptrace_scope";
-    std::fs::read_to_string(path).ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
+    let text = fault::call(fault::Call::Open, || std::fs::read_to_string(path));
+    text.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
 /// Whether even a look at this very process is refused.

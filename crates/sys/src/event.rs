@@ -5,6 +5,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
+use crate::fault::{Call, call};
+
 /// A descriptor that becomes readable when it is signalled and stays so until drained.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
@@ -12,19 +14,21 @@ pub struct EventFd(OwnedFd);
 impl EventFd {
     /// A fresh descriptor, not yet readable, non-blocking and closed on exec.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        Ok(Self(call(Call::Eventfd, || eventfd(0, flags))?))
     }
 
     /// Makes the descriptor readable. The only failure is a counter about to overflow, in which
     /// case it is readable already.
     pub fn signal(&self) {
+        crate::fault::step();
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
     /// Makes the descriptor unreadable again; returns how often it was signalled.
     pub fn drain(&self) -> u64 {
         let mut count = [0; 8];
-        match rustix::io::read(&self.0, &mut count) {
+        match call(Call::EventfdRead, || rustix::io::read(&self.0, &mut count)) {
             Ok(8) => u64::from_ne_bytes(count),
             _ => 0,
         }

@@ -7,6 +7,8 @@
 //! is moved: where the kernel offers `membarrier`, the sleeper interrupts the other processors and
 //! the submitter needs no instruction at all. Elsewhere both sides pay for a full fence.
 
+#[cfg(not(loom))]
+use crate::fault::{Call, call};
 use crate::sync::atomic::{Ordering, fence};
 
 #[cfg(not(loom))]
@@ -14,7 +16,8 @@ fn expedited() -> bool {
     use rustix::thread::{MembarrierCommand, membarrier};
     use std::sync::OnceLock;
     static REGISTERED: OnceLock<bool> = OnceLock::new();
-    *REGISTERED.get_or_init(|| membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok())
+    let register = || membarrier(MembarrierCommand::RegisterPrivateExpedited);
+    *REGISTERED.get_or_init(|| call(Call::Membarrier, register).is_ok())
 }
 
 /// The two ends of an asymmetric fence, decided once per process.
@@ -51,7 +54,8 @@ impl Asymmetric {
         #[cfg(not(loom))]
         if self.expedited {
             use rustix::thread::{MembarrierCommand, membarrier};
-            return membarrier(MembarrierCommand::PrivateExpedited).is_ok();
+            let order = || membarrier(MembarrierCommand::PrivateExpedited);
+            return call(Call::Membarrier, order).is_ok();
         }
         fence(Ordering::SeqCst);
         true

@@ -6,6 +6,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use crate::fault::{Call, call};
+
 /// The lock on a folder, until it is dropped.
 #[derive(Debug)]
 pub struct FolderLock(File);
@@ -23,11 +25,10 @@ pub fn lock_folder_of(file: &Path, patience: Duration) -> Option<FolderLock> {
     const NAP: Duration = Duration::from_millis(2);
     let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
     // Nothing but a folder: to open something else could take for ever.
-    let folder = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY | libc::O_NONBLOCK)
-        .open(folder.unwrap_or(Path::new(".")))
-        .ok()?;
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_DIRECTORY | libc::O_NONBLOCK);
+    let folder = folder.unwrap_or(Path::new("."));
+    let folder = call(Call::Open, || options.open(folder)).ok()?;
     let began = Instant::now();
     while let Err(TryLockError::WouldBlock) = folder.try_lock() {
         if began.elapsed() >= patience {

@@ -12,6 +12,7 @@ use rustix::net::{
     accept_with, bind, connect, listen, recvmsg, sendmsg, socket_with,
 };
 
+use crate::fault::{Call, call};
 use crate::folder_lock::lock_folder_of;
 
 /// The name of a listening socket.
@@ -78,28 +79,31 @@ pub struct PacketSocket(OwnedFd);
 
 fn new_socket() -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    Ok(socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+    let family = AddressFamily::UNIX;
+    Ok(call(Call::Socket, || socket_with(family, SocketType::SEQPACKET, flags, None))?)
 }
 
 impl PacketSocket {
     /// Connects to a listening socket.
     pub fn connect(name: &SocketName) -> io::Result<Self> {
         let socket = new_socket()?;
-        connect(&socket, &name.address()?)?;
+        let address = name.address()?;
+        call(Call::Connect, || connect(&socket, &address))?;
         Ok(Self(socket))
     }
 
     /// The name that the other end listens on, as it was bound there, whatever name led to it.
     pub fn peer_name(&self) -> Option<SocketName> {
-        let address = rustix::net::getpeername(&self.0).ok()??;
+        let address = call(Call::Getpeername, || rustix::net::getpeername(&self.0)).ok()??;
         SocketName::of_address(&SocketAddrUnix::try_from(address).ok()?)
     }
 
     /// Two sockets connected to each other.
     pub fn pair() -> io::Result<(Self, Self)> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let (one, other) =
-            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let (one, other) = call(Call::Socketpair, || {
+            rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
+        })?;
         Ok((Self(one), Self(other)))
     }
 
@@ -111,7 +115,8 @@ impl PacketSocket {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg(&self.0, &[io::IoSlice::new(packet)], &mut control, flags)?;
+        let packet = [io::IoSlice::new(packet)];
+        call(Call::Sendmsg, || sendmsg(&self.0, &packet, &mut control, flags))?;
         Ok(())
     }
 
@@ -136,7 +141,8 @@ impl PacketSocket {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let result = recvmsg(&self.0, &mut [io::IoSliceMut::new(packet)], &mut control, flags)?;
+        let packet = &mut [io::IoSliceMut::new(packet)];
+        let result = call(Call::Recvmsg, || recvmsg(&self.0, packet, &mut control, flags))?;
         let mut descriptors = Vec::new();
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(rights) = message {
@@ -161,7 +167,7 @@ impl PacketSocket {
 
     /// Another descriptor of the same socket.
     pub fn try_clone(&self) -> io::Result<Self> {
-        self.0.try_clone().map(Self)
+        call(Call::Dup, || self.0.try_clone()).map(Self)
     }
 }
 
@@ -194,23 +200,24 @@ impl PacketListener {
         let address = name.address()?;
         // A file that nobody listens on yet looks stale.
         let _turn = name.path().and_then(|path| lock_folder_of(path, PATIENCE));
-        if let Err(error) = bind(&socket, &address) {
+        let take_name = || call(Call::Bind, || bind(&socket, &address));
+        if let Err(error) = take_name() {
             let SocketName::Path(path) = name else { return Err(error.into()) };
             if error != rustix::io::Errno::ADDRINUSE || !is_stale(name) {
                 return Err(error.into());
             }
-            std::fs::remove_file(path)?;
-            bind(&socket, &address)?;
+            call(Call::Unlink, || std::fs::remove_file(path))?;
+            take_name()?;
         }
         let file = name.path().and_then(socket_file).map(|(id, _)| id);
-        listen(&socket, WAITING)?;
+        call(Call::Listen, || listen(&socket, WAITING))?;
         Ok(Self { socket, name: name.clone(), pid: std::process::id(), file })
     }
 
     /// The next process that has connected, or `WouldBlock`.
     pub fn accept(&self) -> io::Result<PacketSocket> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        Ok(PacketSocket(accept_with(&self.socket, flags)?))
+        Ok(PacketSocket(call(Call::Accept, || accept_with(&self.socket, flags))?))
     }
 
     /// The name it was bound to.
@@ -249,7 +256,7 @@ fn is_stale(name: &SocketName) -> bool {
 /// Which file a path stands for, and whose it is, if it is a socket's.
 fn socket_file(path: &Path) -> Option<(FileId, u32)> {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
-    let facts = std::fs::symlink_metadata(path).ok()?;
+    let facts = call(Call::Stat, || std::fs::symlink_metadata(path)).ok()?;
     facts.file_type().is_socket().then(|| ((facts.dev(), facts.ino()), facts.uid()))
 }
 

@@ -5,6 +5,8 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
+use crate::fault::{Call, call};
+
 /// The size of an ordinary page.
 pub fn page_bytes() -> usize {
     rustix::param::page_size()
@@ -27,8 +29,13 @@ impl Reserved {
     pub fn new(length: usize) -> io::Result<Self> {
         let pages = Pages::new(length)?;
         // SAFETY: the mapping is these pages' own, and nobody has a slice of them.
-        let done = unsafe { libc::mprotect(pages.as_ptr().cast(), pages.mapped, libc::PROT_NONE) };
-        if done == 0 { Ok(Self(pages)) } else { Err(io::Error::last_os_error()) }
+        let protect =
+            || unsafe { libc::mprotect(pages.as_ptr().cast(), pages.mapped, libc::PROT_NONE) };
+        call(Call::Mprotect, || match protect() {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        })?;
+        Ok(Self(pages))
     }
 
     /// The first address.
@@ -58,7 +65,8 @@ impl FilePages {
         let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let (rights, flags) = (ProtFlags::READ, MapFlags::PRIVATE);
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-        let start = unsafe { mmap(std::ptr::null_mut(), length, rights, flags, file, 0) }?;
+        let map = || unsafe { mmap(std::ptr::null_mut(), length, rights, flags, file, 0) };
+        let start = call(Call::Mmap, map)?;
         let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { start, length })
     }
@@ -99,7 +107,9 @@ impl Pages {
     /// Lets forked children have no part in them.
     pub fn keep_from_children(&self) -> io::Result<()> {
         // SAFETY: advice on a mapping of our own, which changes nothing in this process.
-        Ok(unsafe { madvise(self.start.as_ptr().cast(), self.mapped, Advice::LinuxDontFork) }?)
+        let advise =
+            || unsafe { madvise(self.start.as_ptr().cast(), self.mapped, Advice::LinuxDontFork) };
+        Ok(call(Call::Madvise, advise)?)
     }
 
     /// Maps at least `length` bytes and asks the kernel for huge pages, which it may not grant.
@@ -112,14 +122,15 @@ impl Pages {
         let mapped =
             length.max(1).checked_next_multiple_of(page).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-        let start = unsafe {
+        let map = || unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
                 mapped,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::PRIVATE,
             )
-        }?;
+        };
+        let start = call(Call::Mmap, map)?;
         if huge {
             // SAFETY: advice on a mapping we just made; a refusal changes nothing but speed.
             let _ = unsafe { madvise(start, mapped, Advice::LinuxHugepage) };

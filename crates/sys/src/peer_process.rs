@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
+use crate::fault::{Call, call};
+
 /// Who is at the other end of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credentials {
@@ -48,7 +50,7 @@ pub fn standing(found: Credentials) -> Standing {
         return Standing::Other;
     }
     let may_look = |pid| {
-        let sets = rustix::thread::capabilities(pid).ok()?;
+        let sets = call(Call::Capget, || rustix::thread::capabilities(pid)).ok()?;
         Some(sets.effective.contains(rustix::thread::CapabilitySet::SYS_PTRACE))
     };
     // What it was when it connected may have changed since: programs can be set-uid.
@@ -67,7 +69,8 @@ pub fn standing(found: Credentials) -> Standing {
 
 /// The real, effective and saved user and group of a process.
 fn ids_now(pid: u32) -> Option<([u32; 3], [u32; 3])> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let path = format!("/proc/{pid}/status");
+    let text = call(Call::Open, || std::fs::read_to_string(path)).ok()?;
     let ids = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         let mut ids = line.split_whitespace().map_while(|id| id.parse().ok());
@@ -98,13 +101,13 @@ pub fn process_by_socket(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 pub fn process_by_number(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let pid = i32::try_from(credentials(socket)?.pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or(io::ErrorKind::NotFound)?;
-    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+    Ok(call(Call::PidfdOpen, || pidfd_open(pid, PidfdFlags::empty()))?)
 }
 
 fn socket_option<T>(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut T) -> io::Result<()> {
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: value and length are valid for writes, and length says how large the value is.
-    let result = unsafe {
+    let mut ask = || unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
@@ -113,7 +116,10 @@ fn socket_option<T>(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut T) 
             &mut length,
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    call(Call::Getsockopt, || match ask() {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    })
 }
 
 /// Whether the process still lives and holds its end of the socket.
@@ -122,14 +128,14 @@ pub fn is_alive(process: Option<BorrowedFd<'_>>, socket: BorrowedFd<'_>) -> bool
     watched.extend(process.map(|process| PollFd::from_borrowed_fd(process, PollFlags::IN)));
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     // Interrupted, or out of memory: ask again later.
-    poll(&mut watched, Some(&now)).map_or(true, |ended| ended == 0)
+    call(Call::Poll, || poll(&mut watched, Some(&now))).map_or(true, |ended| ended == 0)
 }
 
 /// Whether a process has ended.
 pub fn has_ended(process: BorrowedFd<'_>) -> bool {
     let mut watched = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    poll(&mut watched, Some(&now)).is_ok_and(|ended| ended > 0)
+    call(Call::Poll, || poll(&mut watched, Some(&now))).is_ok_and(|ended| ended > 0)
 }
 
 /// Waits until a process has ended, at most `timeout`.
@@ -139,7 +145,7 @@ pub fn wait_for_end(process: BorrowedFd<'_>, timeout: std::time::Duration) {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    let _ = poll(&mut watched, Some(&timeout));
+    let _ = call(Call::Poll, || poll(&mut watched, Some(&timeout)));
 }
 
 #[cfg(all(test, not(loom)))]

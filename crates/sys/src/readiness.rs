@@ -7,6 +7,8 @@ use std::time::Duration;
 use rustix::event::epoll;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::fault::{Call, call};
+
 /// A set of watched descriptors, itself a descriptor.
 #[derive(Debug)]
 pub struct Readiness(OwnedFd);
@@ -14,7 +16,7 @@ pub struct Readiness(OwnedFd);
 impl Readiness {
     /// An empty set.
     pub fn new() -> io::Result<Self> {
-        Ok(Self(epoll::create(epoll::CreateFlags::CLOEXEC)?))
+        Ok(Self(call(Call::EpollCreate, || epoll::create(epoll::CreateFlags::CLOEXEC))?))
     }
 
     /// Watches a descriptor until it is closed. `edge`: readable once for each signal, whether or
@@ -24,7 +26,8 @@ impl Readiness {
         if edge {
             flags |= epoll::EventFlags::ET;
         }
-        Ok(epoll::add(&self.0, descriptor, epoll::EventData::new_u64(0), flags)?)
+        let data = epoll::EventData::new_u64(0);
+        Ok(call(Call::EpollAdd, || epoll::add(&self.0, descriptor, data, flags))?)
     }
 
     /// Stops watching a descriptor.
@@ -39,7 +42,7 @@ impl Readiness {
             tv_nsec: t.subsec_nanos().into(),
         });
         let mut watched = [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)];
-        poll(&mut watched, timeout.as_ref()).is_ok_and(|ready| ready > 0)
+        call(Call::Poll, || poll(&mut watched, timeout.as_ref())).is_ok_and(|ready| ready > 0)
     }
 
     /// Forgets signals that were seen, so that the descriptor is readable again only for new ones
@@ -48,7 +51,7 @@ impl Readiness {
         let mut events: [std::mem::MaybeUninit<epoll::Event>; 16] =
             [const { std::mem::MaybeUninit::uninit() }; 16];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let _ = epoll::wait(&self.0, &mut events, Some(&now));
+        let _ = call(Call::EpollWait, || epoll::wait(&self.0, &mut events, Some(&now)));
     }
 }
 

@@ -6,6 +6,8 @@
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
+use crate::fault::{Call, call};
+
 /// A table of registered buffers. Closing it lets go of all of them.
 #[derive(Debug)]
 pub struct BufferTable {
@@ -30,21 +32,21 @@ impl BufferTable {
         let mut parameters = [0u64; BYTES_OF_PARAMETERS / 8];
         // SAFETY: the parameters have the size and alignment of the kernel's, ask for nothing, and
         // live until the call returns.
-        let ring = unsafe {
-            let ring = libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr());
-            if ring < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            OwnedFd::from_raw_fd(ring as i32)
-        };
-        Self::over(ring, slots)
+        let mut setup =
+            || unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, parameters.as_mut_ptr()) };
+        let ring = call(Call::IoUringSetup, || match setup() {
+            ring @ 0.. => Ok(ring as i32),
+            _ => Err(io::Error::last_os_error()),
+        })?;
+        // SAFETY: the kernel just made this descriptor for us.
+        Self::over(unsafe { OwnedFd::from_raw_fd(ring) }, slots)
     }
 
     /// A table with empty slots in an io_uring that has none.
     pub fn over(ring: OwnedFd, slots: u32) -> io::Result<Self> {
         let table = Self { ring, slots };
         let empty = Registration { count: slots, flags: EMPTY_TABLE, ..Registration::default() };
-        table.register_with(REGISTER_BUFFERS, &empty)?;
+        call(Call::IoUringRegister, || table.register_with(REGISTER_BUFFERS, &empty))?;
         Ok(table)
     }
 
@@ -55,15 +57,19 @@ impl BufferTable {
 
     /// Puts a buffer into a slot, in place of what is there.
     pub fn set(&self, slot: u32, address: usize, length: usize) -> io::Result<()> {
-        let buffer = libc::iovec { iov_base: address as *mut _, iov_len: length };
-        let data = &raw const buffer as u64;
-        let update = Update { offset: slot, data, count: 1, ..Update::default() };
-        self.register_with(UPDATE_BUFFERS, &update)
+        call(Call::IoUringRegister, || self.update(slot, address, length))
     }
 
     /// Empties a slot.
     pub fn clear(&self, slot: u32) -> io::Result<()> {
-        self.set(slot, 0, 0)
+        self.update(slot, 0, 0)
+    }
+
+    fn update(&self, slot: u32, address: usize, length: usize) -> io::Result<()> {
+        let buffer = libc::iovec { iov_base: address as *mut _, iov_len: length };
+        let data = &raw const buffer as u64;
+        let update = Update { offset: slot, data, count: 1, ..Update::default() };
+        self.register_with(UPDATE_BUFFERS, &update)
     }
 
     fn register_with<T>(&self, what: u32, argument: &T) -> io::Result<()> {

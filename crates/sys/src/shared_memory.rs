@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use crate::fault::{Call, call};
+
 /// What a mapping may be used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
@@ -28,7 +30,7 @@ impl SealedMemory {
     /// Zeroed memory of `length` bytes, rounded up to whole pages.
     pub fn new(name: &str, length: usize) -> io::Result<Self> {
         let this = Self::unsealed(name, length)?;
-        rustix::fs::fcntl_add_seals(&this.descriptor, Self::SEALS | SealFlags::SEAL)?;
+        add_seals(&this.descriptor, Self::SEALS | SealFlags::SEAL)?;
         Ok(this)
     }
 
@@ -36,11 +38,12 @@ impl SealedMemory {
         let length = whole_pages(length)?;
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         // Newer kernels warn about memfds that do not say whether they are programs.
-        let descriptor = rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL)
-            .or_else(|_| rustix::fs::memfd_create(name, flags))?;
+        let create = |flags| call(Call::MemfdCreate, || rustix::fs::memfd_create(name, flags));
+        let descriptor = create(flags | MemfdFlags::NOEXEC_SEAL).or_else(|_| create(flags))?;
         grow(&descriptor, length)?;
         // Whoever is given it for reading must not be able to open it again for writing.
-        rustix::fs::fchmod(&descriptor, rustix::fs::Mode::from_raw_mode(0o600))?;
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        call(Call::Fchmod, || rustix::fs::fchmod(&descriptor, mode))?;
         Ok(Self { descriptor, length })
     }
 
@@ -55,8 +58,8 @@ impl SealedMemory {
         let this = Self::unsealed(name, first)?;
         let mapping = this.map_ahead(Access::Write, whole_pages(most)?)?;
         // Before Linux 5.1 readers are only trusted not to write.
-        let _ = rustix::fs::fcntl_add_seals(&this.descriptor, SealFlags::FUTURE_WRITE);
-        rustix::fs::fcntl_add_seals(&this.descriptor, SealFlags::SHRINK | SealFlags::SEAL)?;
+        let _ = add_seals(&this.descriptor, SealFlags::FUTURE_WRITE);
+        add_seals(&this.descriptor, SealFlags::SHRINK | SealFlags::SEAL)?;
         Ok((this, mapping))
     }
 
@@ -65,7 +68,7 @@ impl SealedMemory {
     pub fn grow_to(&self, length: usize) -> io::Result<()> {
         let length = whole_pages(length)?;
         // Whoever has the descriptor can grow it too, and nobody can shrink it.
-        if (rustix::fs::fstat(&self.descriptor)?.st_size as u64) < length as u64 {
+        if (stat(&self.descriptor)?.st_size as u64) < length as u64 {
             grow(&self.descriptor, length)?;
         }
         Ok(())
@@ -76,7 +79,7 @@ impl SealedMemory {
     pub fn map_growing_foreign(descriptor: OwnedFd, most: usize) -> io::Result<(Mapping, usize)> {
         check_foreign(&descriptor, SealFlags::SHRINK)?;
         let most = whole_pages(most)?;
-        let length = rustix::fs::fstat(&descriptor)?.st_size;
+        let length = stat(&descriptor)?.st_size;
         let length = usize::try_from(length).unwrap_or(0).min(most);
         if length < super::pages::page_bytes() {
             return Err(refuse("a memfd without a page"));
@@ -91,7 +94,7 @@ impl SealedMemory {
     /// not huge pages that can run out under a reader), sealed, and of the length that was said.
     pub fn from_foreign(descriptor: OwnedFd, length: usize) -> io::Result<Self> {
         check_foreign(&descriptor, Self::SEALS)?;
-        if rustix::fs::fstat(&descriptor)?.st_size != length as i64 || length == 0 {
+        if stat(&descriptor)?.st_size != length as i64 || length == 0 {
             return Err(refuse("a memfd of another length than was said"));
         }
         Ok(Self { descriptor, length })
@@ -112,7 +115,8 @@ impl SealedMemory {
         use rustix::fs::{Mode, OFlags};
         use std::os::fd::AsRawFd;
         let path = format!("/proc/self/fd/{}", self.descriptor.as_raw_fd());
-        Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(call(Call::Open, || rustix::fs::open(path, flags, Mode::empty()))?)
     }
 
     /// Maps all of it.
@@ -131,8 +135,9 @@ impl SealedMemory {
         };
         let fd = &self.descriptor;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
-        let start =
-            unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, fd, 0) }?;
+        let map =
+            || unsafe { mmap(std::ptr::null_mut(), length, protection, MapFlags::SHARED, fd, 0) };
+        let start = call(Call::Mmap, map)?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Mapping { start, length })
     }
@@ -144,7 +149,17 @@ fn whole_pages(length: usize) -> io::Result<usize> {
 }
 
 fn grow(descriptor: &OwnedFd, length: usize) -> io::Result<()> {
-    super::file_size::grow(|| Ok(rustix::fs::ftruncate(descriptor, length as u64)?))
+    super::file_size::grow(|| {
+        Ok(call(Call::Ftruncate, || rustix::fs::ftruncate(descriptor, length as u64))?)
+    })
+}
+
+fn add_seals(descriptor: &OwnedFd, seals: SealFlags) -> rustix::io::Result<()> {
+    call(Call::AddSeals, || rustix::fs::fcntl_add_seals(descriptor, seals))
+}
+
+fn stat(descriptor: &OwnedFd) -> rustix::io::Result<rustix::fs::Stat> {
+    call(Call::Fstat, || rustix::fs::fstat(descriptor))
 }
 
 fn refuse(why: &'static str) -> io::Error {
@@ -156,17 +171,18 @@ fn refuse(why: &'static str) -> io::Error {
 fn check_foreign(descriptor: &OwnedFd, needed: SealFlags) -> io::Result<()> {
     use rustix::io::Errno;
     const TMPFS: u64 = 0x0102_1994;
-    let seals = rustix::fs::fcntl_get_seals(descriptor).map_err(|error| match error {
+    let seals = call(Call::GetSeals, || rustix::fs::fcntl_get_seals(descriptor));
+    let seals = seals.map_err(|error| match error {
         Errno::INVAL | Errno::BADF => refuse("not a memfd"),
         error => error.into(),
     })?;
     if !seals.contains(needed) {
         return Err(refuse("a memfd that is not sealed against shrinking"));
     }
-    let is_ordinary = match rustix::fs::fstatfs(descriptor) {
+    let is_ordinary = match call(Call::Fstatfs, || rustix::fs::fstatfs(descriptor)) {
         Ok(found) => found.f_type as u64 == TMPFS,
         // Filters of system calls may refuse it. All memfds on ordinary pages are on one device.
-        Err(_) => rustix::fs::fstat(descriptor)?.st_dev == device_of_memfds()?,
+        Err(_) => stat(descriptor)?.st_dev == device_of_memfds()?,
     };
     if is_ordinary { Ok(()) } else { Err(refuse("a memfd that is not on ordinary pages")) }
 }
@@ -178,7 +194,7 @@ fn device_of_memfds() -> io::Result<u64> {
         return Ok(*device);
     }
     let own = SealedMemory::unsealed("memferry-device", 1)?;
-    let device = rustix::fs::fstat(&own.descriptor)?.st_dev;
+    let device = stat(&own.descriptor)?.st_dev;
     Ok(*DEVICE.get_or_init(|| device))
 }
 

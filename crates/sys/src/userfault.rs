@@ -9,6 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::EventFd;
+use crate::fault;
 use crate::fork::{MOST_PARENT_ONLY, ParentOnly};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -142,7 +143,7 @@ impl Userfault {
         ];
         let timeout = timeout_ns
             .map(|ns| Timespec { tv_sec: i64::from(ns / NS), tv_nsec: i64::from(ns % NS) });
-        match poll(&mut both, timeout.as_ref()) {
+        match fault::call(fault::Call::Poll, || poll(&mut both, timeout.as_ref())) {
             Ok(0) => Wake::TimeOut,
             Ok(_) if !both[0].revents().is_empty() => Wake::Stopped,
             _ => Wake::Events,
@@ -154,11 +155,14 @@ impl Userfault {
     pub fn read(&self, mut each: impl FnMut(Event)) -> usize {
         let mut messages = [0u64; EVENTS_PER_READ * MESSAGE_WORDS];
         // SAFETY: the kernel writes at most the bytes of the array, and any bytes are valid words.
-        let read = unsafe {
+        let mut read = || unsafe {
             let bytes = size_of_val(&messages);
             libc::read(self.as_fd().as_raw_fd(), messages.as_mut_ptr().cast(), bytes)
         };
-        let count = usize::try_from(read).unwrap_or(0) / (MESSAGE_WORDS * 8);
+        let read = fault::call(fault::Call::UserfaultfdRead, || {
+            usize::try_from(read()).map_err(|_| io::Error::last_os_error())
+        });
+        let count = read.unwrap_or(0) / (MESSAGE_WORDS * 8);
         for message in messages.chunks_exact(MESSAGE_WORDS).take(count) {
             let [a, b, c] = [message[1] as usize, message[2] as usize, message[3] as usize];
             // The kind is the first byte, whatever the order of bytes in a word.
@@ -332,19 +336,29 @@ const _: () = assert!(size_of::<WriteProtect>() == argument_bytes(WRITE_PROTECT_
 fn call<T>(descriptor: BorrowedFd<'_>, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
     // SAFETY: every number used here belongs to the type it is called with, as asserted above, and
     // none of the calls changes the bytes of any mapping.
-    let result = unsafe { libc::ioctl(descriptor.as_raw_fd(), number as _, argument) };
-    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let result = || unsafe { libc::ioctl(descriptor.as_raw_fd(), number as _, argument) };
+    let kind = match number {
+        API_CALL => fault::Call::UserfaultfdApi,
+        REGISTER_CALL => fault::Call::UserfaultfdRegister,
+        UNREGISTER_CALL => fault::Call::UserfaultfdUnregister,
+        _ => fault::Call::UserfaultfdWriteProtect,
+    };
+    fault::call(kind, || match result() {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    })
 }
 
 fn create() -> Result<OwnedFd, Denied> {
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
     // SAFETY: the call takes flags only.
-    let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
-    if descriptor < 0 {
-        return Err(Denied::from_error(io::Error::last_os_error()));
-    }
+    let create = || unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+    let descriptor = fault::call(fault::Call::Userfaultfd, || match create() {
+        descriptor @ 0.. => Ok(descriptor as libc::c_int),
+        _ => Err(io::Error::last_os_error()),
+    });
     // SAFETY: the kernel just made this descriptor for us.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor as libc::c_int) })
+    descriptor.map(|made| unsafe { OwnedFd::from_raw_fd(made) }).map_err(Denied::from_error)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::fault::{Call, call};
 use crate::sync::atomic::AtomicU32;
 
 /// A word to sleep on. `wait` returns at once when the word no longer holds the expected value,
@@ -68,7 +69,8 @@ pub fn futex_wait(word: &std::sync::atomic::AtomicU32, expected: u32, timeout: O
         tv_sec: i64::try_from(t.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: t.subsec_nanos().into(),
     });
-    let _ = futex::wait(word, futex::Flags::PRIVATE, expected, timeout.as_ref());
+    let wait = || futex::wait(word, futex::Flags::PRIVATE, expected, timeout.as_ref());
+    let _ = call(Call::FutexWait, wait);
 }
 
 /// Wakes every thread of this process that sleeps on `word`.
@@ -86,7 +88,9 @@ pub fn futex_wait_shared(words: &[(&std::sync::atomic::AtomicU32, u32)], timeout
         tv_nsec: t.subsec_nanos().into(),
     };
     if let [(word, expected)] = words {
-        let _ = futex::wait(word, futex::Flags::empty(), *expected, Some(&timespec(timeout)));
+        let timeout = timespec(timeout);
+        let wait = || futex::wait(word, futex::Flags::empty(), *expected, Some(&timeout));
+        let _ = call(Call::FutexWait, wait);
         return;
     }
     let mut waiters = [futex::Wait::new(); MOST_WORDS];
@@ -100,8 +104,9 @@ pub fn futex_wait_shared(words: &[(&std::sync::atomic::AtomicU32, u32)], timeout
     let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32);
     let until = timespec(now.saturating_add(timeout));
     let waiters = &waiters[..words.len().min(MOST_WORDS)];
-    let outcome =
-        futex::waitv(waiters, futex::WaitvFlags::empty(), Some(&until), futex::ClockId::Monotonic);
+    let clock = futex::ClockId::Monotonic;
+    let wait = || futex::waitv(waiters, futex::WaitvFlags::empty(), Some(&until), clock);
+    let outcome = call(Call::FutexWaitv, wait);
     if matches!(outcome, Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM)) {
         // An older kernel, or one that hides the call: look at all words again and again.
         const NAP: Duration = Duration::from_micros(100);
@@ -122,7 +127,8 @@ pub fn try_waiting_on_several() -> std::io::Result<()> {
         waiter
     });
     let clock = futex::ClockId::Monotonic;
-    match futex::waitv(&waiters, futex::WaitvFlags::empty(), None, clock) {
+    let wait = || futex::waitv(&waiters, futex::WaitvFlags::empty(), None, clock);
+    match call(Call::FutexWaitv, wait) {
         Ok(_) | Err(rustix::io::Errno::AGAIN) => Ok(()),
         Err(error) => Err(error.into()),
     }

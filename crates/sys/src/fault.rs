@@ -1,0 +1,198 @@
+//! Where tests let a system call fail, or this process end.
+//!
+//! Every call to the kernel that can fail goes through [`call`], and every step of a protocol in shared
+//! memory through [`step`]. A test with the feature `faults` says which of them goes wrong ([`Plan`]) and
+//! walks from the first to the last. Without that feature both are nothing at all.
+//!
+//! What gives something back (`munmap`, `close`, `munlock`, `shutdown`, deleting from an epoll set) does not
+//! fail here: there is nobody who could do anything about it. Nor does the signalling of an eventfd and the
+//! waking of a futex, which the kernel never refuses.
+
+use rustix::io::Errno;
+
+macro_rules! calls {
+    ($($name:ident),* $(,)?) => {
+        /// A kind of call to the kernel, by the kernel's name of it.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[allow(missing_docs, reason = "the names are the kernel's")]
+        pub enum Call { $($name),* }
+
+        impl Call {
+            /// All of them.
+            pub const ALL: &'static [Self] = &[$(Self::$name),*];
+        }
+    };
+}
+
+calls! {
+    Accept, Bind, Capget, Clone, Connect, Dup, EpollAdd, EpollCreate, EpollWait, Eventfd, EventfdRead,
+    Fchmod, Fstat, Fstatfs, Ftruncate, FutexWait, FutexWaitv, Getpeername, Getrandom, GetSeals,
+    Getsockopt, IoUringRegister, IoUringSetup, Listen, Madvise, Membarrier, MemfdCreate, Mincore, Mlock, Mmap,
+    Mprotect, Open, PagemapScan, PidfdOpen, Poll, ProcessVmReadv, ProcessVmWritev, Readlink, Recvmsg,
+    SchedGetaffinity, SchedSetaffinity, AddSeals, Sendmsg, Socket, Socketpair, Stat, Unlink, Userfaultfd,
+    UserfaultfdApi, UserfaultfdRead, UserfaultfdRegister, UserfaultfdUnregister, UserfaultfdWriteProtect,
+}
+
+/// Makes a call to the kernel, unless it is the one that is to fail.
+#[cfg(not(feature = "faults"))]
+#[inline(always)]
+pub fn call<T, E: From<Errno>>(_: Call, make: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+    make()
+}
+
+/// A step of a protocol between processes, after which one of them may be gone.
+#[cfg(not(feature = "faults"))]
+#[inline(always)]
+pub fn step() {}
+
+#[cfg(feature = "faults")]
+pub use armed::{Account, Plan, arm, call, disarm, has_fired, step};
+
+#[cfg(feature = "faults")]
+mod armed {
+    use std::collections::BTreeMap;
+    use std::panic::Location;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::{Call, Errno};
+
+    /// What is to go wrong.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Plan {
+        /// Nothing: calls and steps are counted.
+        Count,
+        /// The `nth` call of this kind, the first being 1, gives this error instead of being made.
+        Fail {
+            /// Which kind of call.
+            call: Call,
+            /// Which of them.
+            nth: u64,
+            /// With which error.
+            error: i32,
+        },
+        /// The same for the `nth` and all that follow, of this kind: a limit that is reached.
+        FailFrom {
+            /// Which kind of call.
+            call: Call,
+            /// The first of them.
+            nth: u64,
+            /// With which error.
+            error: i32,
+        },
+        /// The process is killed before the `nth` call or step of any kind.
+        Die {
+            /// Which of them, the first being 1.
+            nth: u64,
+        },
+    }
+
+    /// What was counted since a plan was made.
+    #[derive(Debug, Clone, Default)]
+    pub struct Account {
+        /// Calls of each kind.
+        pub calls: BTreeMap<Call, u64>,
+        /// Calls and steps, all together.
+        pub total: u64,
+        /// Where the fault was, if there was one: the place in the code.
+        pub fired: Option<&'static Location<'static>>,
+    }
+
+    struct State {
+        plan: Plan,
+        account: Account,
+    }
+
+    static ARMED: AtomicBool = AtomicBool::new(false);
+    static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+    /// Counts from now on, and lets go wrong what the plan says.
+    pub fn arm(plan: Plan) {
+        let state = State { plan, account: Account::default() };
+        *STATE.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(state);
+        ARMED.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether anything has failed since a plan was made.
+    pub fn has_fired() -> bool {
+        let state = STATE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        state.as_ref().is_some_and(|state| state.account.fired.is_some())
+    }
+
+    /// Nothing goes wrong any more. Returns what was counted.
+    pub fn disarm() -> Account {
+        ARMED.store(false, Ordering::SeqCst);
+        let state = STATE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        state.map(|state| state.account).unwrap_or_default()
+    }
+
+    /// Makes a call to the kernel, unless it is the one that is to fail.
+    #[track_caller]
+    pub fn call<T, E: From<Errno>>(
+        kind: Call,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        match at(Some(kind), Location::caller()) {
+            Some(error) => Err(error.into()),
+            None => make(),
+        }
+    }
+
+    /// A step of a protocol between processes, after which one of them may be gone.
+    #[track_caller]
+    pub fn step() {
+        let _ = at(None, Location::caller());
+    }
+
+    fn at(kind: Option<Call>, place: &'static Location<'static>) -> Option<Errno> {
+        if !ARMED.load(Ordering::SeqCst) {
+            return None;
+        }
+        let mut state = STATE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let State { plan, account } = state.as_mut()?;
+        account.total += 1;
+        let count = kind.map(|kind| {
+            let count = account.calls.entry(kind).or_default();
+            *count += 1;
+            *count
+        });
+        let fails = |call, error| (kind == Some(call)).then(|| Errno::from_raw_os_error(error));
+        let fault = match *plan {
+            Plan::Count => None,
+            Plan::Fail { call, nth, error } => fails(call, error).filter(|_| count == Some(nth)),
+            Plan::FailFrom { call, nth, error } => {
+                fails(call, error).filter(|_| count >= Some(nth))
+            }
+            Plan::Die { nth } => {
+                if account.total == nth {
+                    let _ = rustix::process::kill_process(
+                        rustix::process::getpid(),
+                        rustix::process::Signal::KILL,
+                    );
+                }
+                None
+            }
+        };
+        if fault.is_some() {
+            account.fired.get_or_insert(place);
+        }
+        fault
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn the_call_that_was_named_fails_and_no_other() {
+            let make = || call(Call::Mincore, || Ok::<_, Errno>(7));
+            let error = libc::ENOMEM;
+            arm(Plan::Fail { call: Call::Mincore, nth: 2, error });
+            assert_eq!((make(), make(), make()), (Ok(7), Err(Errno::NOMEM), Ok(7)));
+            let account = disarm();
+            assert_eq!(account.calls[&Call::Mincore], 3);
+            assert!(account.fired.is_some_and(|place| place.file() == file!()));
+            assert_eq!(make(), Ok(7));
+        }
+    }
+}
