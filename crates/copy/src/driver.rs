@@ -68,21 +68,21 @@ impl Driver {
         fork::watch();
         let shared = Arc::new(Shared { channels, bell });
         let worker = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("memferry-driver".into())
-            .spawn(move || {
-                enter_engine_thread();
-                if catch_unwind(AssertUnwindSafe(|| worker.run())).is_err() {
-                    worker.give_up();
-                }
-            })
-            .map_err(|error| OpenError::System {
+        let run = move || {
+            enter_engine_thread();
+            if catch_unwind(AssertUnwindSafe(|| worker.run())).is_err() {
+                worker.give_up();
+            }
+        };
+        let thread = memferry_sys::thread::spawn("memferry-driver", run).map_err(|error| {
+            OpenError::System {
                 engine: "driver".into(),
                 reason: format!(
                     "no thread could be started ({error}): raise the limit of processes \
                      (ulimit -u), or look for a filter that refuses clone3 (seccomp)"
                 ),
-            })?;
+            }
+        })?;
         Ok(Some(Self { shared, thread: Some(thread), fork_generation: fork::generation() }))
     }
 }

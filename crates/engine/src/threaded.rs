@@ -81,34 +81,33 @@ impl ThreadedChannel {
         });
         let (inside, ended) = (shared.clone(), shared.clone());
         let (core, (tell, told)) = (options.core, std::sync::mpsc::channel());
-        let thread = std::thread::Builder::new()
-            .name(options.label.clone().unwrap_or_else(|| "memferry".into()))
-            .spawn(move || {
-                let bound = core.map_or(Ok(()), |core| {
-                    affinity::bind_to_core(core).map_err(|error| {
-                        refused(format!(
-                            "its thread could not be bound to core {core} ({error}): \
-                             name a core that this process may run on"
-                        ))
-                    })
-                });
-                match bound.and_then(|()| prepare(inside)) {
-                    Err(error) => drop(tell.send(Err(error))),
-                    Ok(run) => {
-                        let _ = tell.send(Ok(()));
-                        enter_engine_thread();
-                        run_or_abort(run);
-                        ended.waiters.close(ended.ring.completed());
-                    }
+        let label = options.label.clone().unwrap_or_else(|| "memferry".into());
+        let work = move || {
+            let bound = core.map_or(Ok(()), |core| {
+                affinity::bind_to_core(core).map_err(|error| {
+                    refused(format!(
+                        "its thread could not be bound to core {core} ({error}): \
+                         name a core that this process may run on"
+                    ))
+                })
+            });
+            match bound.and_then(|()| prepare(inside)) {
+                Err(error) => drop(tell.send(Err(error))),
+                Ok(run) => {
+                    let _ = tell.send(Ok(()));
+                    enter_engine_thread();
+                    run_or_abort(run);
+                    ended.waiters.close(ended.ring.completed());
                 }
-            })
-            .map_err(|error| {
-                refused(format!(
-                    "no thread could be started ({error}): raise the limit of processes \
-                     (ulimit -u), ask for fewer channels (MEMFERRY_CHANNELS), or look for a filter \
-                     that refuses clone3 (seccomp)"
-                ))
-            })?;
+            }
+        };
+        let thread = memferry_sys::thread::spawn(label, work).map_err(|error| {
+            refused(format!(
+                "no thread could be started ({error}): raise the limit of processes \
+                 (ulimit -u), ask for fewer channels (MEMFERRY_CHANNELS), or look for a filter \
+                 that refuses clone3 (seccomp)"
+            ))
+        })?;
         let died = || Err(refused("its thread ended before it began".into()));
         told.recv().unwrap_or_else(|_| died())?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)), fork_generation: fork::generation() })

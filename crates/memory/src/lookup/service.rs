@@ -39,8 +39,8 @@ impl<S: Source> Service<S> {
     pub(crate) fn call_miss_thread(self: &Arc<Self>, tables: &mut Locked<'_>) -> bool {
         if let MissThread::NotStarted = tables.thread {
             let service = self.clone();
-            let builder = std::thread::Builder::new().name("memferry-miss".into());
-            tables.thread = match builder.spawn(move || service.serve()) {
+            let serve = move || service.serve();
+            tables.thread = match memferry_sys::thread::spawn("memferry-miss", serve) {
                 Ok(thread) => MissThread::Running(thread),
                 Err(error) => {
                     tracing::warn!(%error, "no miss thread: callers handle misses themselves");

@@ -117,7 +117,7 @@ impl Watcher {
 }
 
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>, StartError> {
-    let thread = thread::Builder::new().name(name.into()).spawn(work);
+    let thread = memferry_sys::thread::spawn(name, work);
     thread.map_err(|error: io::Error| StartError::NoThread(error))
 }
 

@@ -1,5 +1,7 @@
 //! The two packets of the handshake.
 
+use memferry_sys::fault::{Call, call};
+
 /// The version of everything that two processes share: packets, cells, layout.
 pub(crate) const VERSION: u32 = 4;
 
@@ -16,7 +18,8 @@ impl Identity {
     /// A fresh one.
     pub(crate) fn random() -> Self {
         let mut bytes = [0; 16];
-        let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+        let flags = rustix::rand::GetRandomFlags::empty();
+        let filled = call(Call::Getrandom, || rustix::rand::getrandom(&mut bytes, flags));
         if filled != Ok(bytes.len()) {
             // Not yet seeded: time and place still tell endpoints apart.
             let place = &raw const bytes as u64;

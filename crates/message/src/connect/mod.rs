@@ -195,10 +195,11 @@ impl Connecting {
 
     /// Waits for the answer, at most so long.
     pub(crate) fn wait_readable(&self, timeout: Duration) {
+        use memferry_sys::fault::{Call, call};
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
         let timeout = Timespec { tv_sec: 0, tv_nsec: timeout.subsec_nanos().into() };
         let mut watched = [PollFd::new(&self.socket, PollFlags::IN)];
-        let _ = poll(&mut watched, Some(&timeout));
+        let _ = call(Call::Poll, || poll(&mut watched, Some(&timeout)));
     }
 
     /// How long it may still take.

@@ -176,8 +176,7 @@ impl Trial {
         let patience = patience_with(peer.pid)?;
         let of_thread = shared.clone();
         let run = move || of_thread.end(Reach::try_out(peer, probe));
-        let thread = std::thread::Builder::new().name("memferry-trial".into());
-        match thread.spawn(run) {
+        match memferry_sys::thread::spawn("memferry-trial", run) {
             Ok(_) => {
                 let outcome = lock(&shared.outcome);
                 let is_pending = |outcome: &mut Outcome| outcome.reach.is_none();

@@ -157,7 +157,7 @@ impl Copying {
                 port.enter().step_all();
             }
         };
-        std::thread::Builder::new().name("memferry-slow".into()).spawn(run).is_ok()
+        memferry_sys::thread::spawn("memferry-slow", run).is_ok()
     }
 
     /// Whether somebody may still access the memory of this side.

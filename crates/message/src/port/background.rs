@@ -22,7 +22,7 @@ impl Background {
             // Never looks longer than it takes to find nothing: the cores are the application's.
             port.block(false, None, |state| state.is_closed().then_some(()));
         };
-        std::thread::Builder::new().name("memferry-message".into()).spawn(run).map(Self)
+        memferry_sys::thread::spawn("memferry-message", run).map(Self)
     }
 
     /// Waits for the thread to end, unless it is this one, or waits for memory of a peer: then it ends by

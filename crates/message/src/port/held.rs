@@ -220,7 +220,7 @@ impl State {
                 port.enter().step_all();
             }
         };
-        let thread = std::thread::Builder::new().name("memferry-slow".into()).spawn(help);
+        let thread = memferry_sys::thread::spawn("memferry-slow", help);
         connection.slow_help = thread.is_ok().then_some(number);
     }
 

@@ -55,8 +55,7 @@ fn forget(memory: &PeerMemory, forget: impl FnOnce() + Send + 'static) {
     if !memory.lane.is_running() {
         return forget();
     }
-    let thread = std::thread::Builder::new().name("memferry-forget".into());
-    if thread.spawn(forget).is_err() {
+    if memferry_sys::thread::spawn("memferry-forget", forget).is_err() {
         tracing::warn!("no thread for forgetting a peer: its translations stay");
     }
 }

@@ -28,8 +28,7 @@ pub(crate) fn watch(port: &Weak<Port>) -> bool {
     let Some(mut watched) = lock(&WATCHED) else { return false };
     let generation = fork::generation();
     if watched.runs_in != Some(generation) {
-        let thread = std::thread::Builder::new().name("memferry-held".into());
-        if thread.spawn(run).is_err() {
+        if memferry_sys::thread::spawn("memferry-held", run).is_err() {
             return false;
         }
         // What the parent of a forked child watched is not the child's.

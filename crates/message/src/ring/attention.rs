@@ -4,6 +4,7 @@
 //! then asks whether the other one looks. With a full fence between the two steps on both sides,
 //! at least one of them sees the other, so nothing is slept through.
 
+use memferry_sys::fault::step;
 use memferry_sys::sync::atomic::{AtomicU32, Ordering, fence};
 
 /// A fence between a store and a later load. On x86 a locked instruction does that in less time
@@ -34,6 +35,7 @@ impl Attention {
     /// For the owner: from now on it must be told, in the ways of `flags`. Look at the ring once
     /// more after this. Returns what it said last, unless it was told since.
     pub fn rest(&self, flags: u32) -> u32 {
+        step();
         let before = self.word.swap(flags, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         before
@@ -41,6 +43,7 @@ impl Attention {
 
     /// For the owner: it looks by itself. Returns what it said last, unless it was told since.
     pub fn awake(&self) -> u32 {
+        step();
         self.word.swap(0, Ordering::Relaxed)
     }
 
@@ -57,6 +60,7 @@ impl Attention {
         if self.word.load(Ordering::Relaxed) == 0 {
             0
         } else {
+            step();
             self.word.swap(0, Ordering::Relaxed)
         }
     }

@@ -5,6 +5,7 @@
 //! consumer tells how far it has come in a line of its own, and only now and then: the producer
 //! looks there when it seems to run out of cells.
 
+use memferry_sys::fault::step;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 
 /// Words in a cell.
@@ -125,6 +126,7 @@ impl Producer {
             to.store(*from, Ordering::Relaxed);
         }
         let first = (words[0] & !0xFFFF_FFFF) | u64::from(stamp(self.tail));
+        step();
         // Release: whoever sees the stamp sees the other words, and payload written before.
         cell.0[0].store(first, Ordering::Release);
         self.tail += 1;
@@ -180,6 +182,7 @@ impl Consumer {
     /// Gives all passed cells back.
     #[inline]
     pub fn publish(&mut self) {
+        step();
         // Release: the reads of the cells and of their payload are over.
         self.ring.consumed().store(self.head, Ordering::Release);
     }

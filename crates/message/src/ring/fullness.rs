@@ -4,6 +4,7 @@
 //! the word is taken in all the same: no more than the ring and the space hold, since a side says
 //! that it is full before it gives back what it read.
 
+use memferry_sys::fault::step;
 use memferry_sys::sync::atomic::{AtomicU32, Ordering};
 
 /// Payloads should stay with their sender: messages are announced instead.
@@ -21,6 +22,7 @@ pub struct Fullness(AtomicU32);
 impl Fullness {
     /// For the owner: what it has no room for.
     pub fn set(&self, what: u32) {
+        step();
         // The store that gives cells back comes later and is a release: see above.
         self.0.store(what, Ordering::Relaxed);
     }

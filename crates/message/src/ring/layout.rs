@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use memferry_sys::fault::step;
 use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
 use memferry_sys::sync::atomic::{AtomicU64, Ordering, fence};
 
@@ -167,6 +168,7 @@ impl Memory {
     /// sends, and the other when it has copied. Look for visits after this.
     pub fn end(&self) {
         self.own_fullness().set(NO_PAYLOADS | NO_MESSAGES | ENDED);
+        step();
         self.reader_of(self.incoming).ended.store(1, Ordering::Release);
         fence(Ordering::SeqCst);
     }

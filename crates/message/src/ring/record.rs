@@ -6,6 +6,7 @@
 //! finished in a second word. A record belongs to the receiving side, which opens it for a message
 //! and, by the next generation, closes it for whoever still holds its number.
 
+use memferry_sys::fault::step;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 
 use super::cells::Nonsense;
@@ -58,6 +59,7 @@ impl Record {
     /// Lets both sides claim the chunks of a message.
     pub fn open(&self, generation: u16) {
         self.finished.store(u64::from(generation) << 48, Ordering::Relaxed);
+        step();
         // Release: a sender that finds the generation finds the empty count beside it.
         self.claims.store(pack(generation, 0, 0), Ordering::Release);
     }
@@ -65,6 +67,7 @@ impl Record {
     /// Takes the unclaimed chunks out of reach: the sender cannot claim any more. Returns how many
     /// the sender has claimed.
     pub fn close(&self, generation: u16, chunks: u64) -> Result<u64, Nonsense> {
+        step();
         let word = self.claims.swap(pack(generation.wrapping_add(1), 0, 0), Ordering::AcqRel);
         Ok(check(word, generation, chunks)?.1)
     }
@@ -100,6 +103,7 @@ impl Record {
         chunks: u64,
         add: u64,
     ) -> Result<Option<(u64, u64)>, Nonsense> {
+        step();
         // Acquire: the sender's claim comes after the receiver opened the record.
         let mut word = self.claims.load(Ordering::Acquire);
         // Every failed exchange means that the other side claimed, so there are at most `chunks`
@@ -125,6 +129,7 @@ impl Record {
 
     /// The sender tells what it has done.
     pub fn tell(&self, generation: u16, finished: Finished) {
+        step();
         let returned = finished.returned.map_or(0, |chunk| chunk + 1);
         // Release: whoever sees the count sees the data.
         let word = u64::from(generation) << 48 | returned << 24 | finished.chunks;

@@ -3,6 +3,7 @@
 //! on both sides, at least one of them sees the other, so that nobody is inside when the owner goes
 //! on.
 
+use memferry_sys::fault::step;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::attention::full_fence;
@@ -18,6 +19,7 @@ impl Visiting {
     /// For the visitor: says that it visits. Look at the gate after this.
     #[inline]
     pub fn begin(&self, window: u32) {
+        step();
         self.word.store(u64::from(window) + 1, Ordering::Relaxed);
         full_fence();
     }
@@ -25,6 +27,7 @@ impl Visiting {
     /// For the visitor: it is out again.
     #[inline]
     pub fn end(&self) {
+        step();
         // Release: whoever sees the end sees what was written before it.
         self.word.store(0, Ordering::Release);
     }

@@ -147,6 +147,7 @@ impl Board {
         record.length.store(entry.length, Ordering::Relaxed);
         record.region.store(entry.region.into(), Ordering::Relaxed);
         record.key.store(entry.key.unwrap_or(0), Ordering::Relaxed);
+        memferry_sys::fault::step();
         record.state.open(pack(generation, &entry));
         Ok(Name { number, generation })
     }
@@ -169,6 +170,7 @@ impl Board {
     /// to be waited for before the number is given back by [`Board::give_back`].
     pub(crate) fn close(&self, name: Name) {
         let record = self.record(name.number);
+        memferry_sys::fault::step();
         record.state.close(u64::from(name.generation) << 32);
     }
 

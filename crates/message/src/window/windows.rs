@@ -219,8 +219,9 @@ impl Windows {
         role: Role,
     ) -> std::io::Result<()> {
         let (windows, port) = (self.clone(), port.clone());
-        let name = std::thread::Builder::new().name("memferry-windows".into());
-        workers.add(role, |id| name.spawn(move || windows.serve(&port, id)))
+        workers.add(role, |id| {
+            memferry_sys::thread::spawn("memferry-windows", move || windows.serve(&port, id))
+        })
     }
 
     /// Makes sure that a worker stands by and watches the active one.
