@@ -73,8 +73,16 @@ impl Guarded {
     }
 
     pub(crate) fn shareable(length: usize) -> Self {
-        let buffer = ShareableBuffer::new(length + 2 * GUARD).unwrap();
-        Self::over(Backing::Shareable(buffer), length)
+        Self::try_new(length, true).unwrap()
+    }
+
+    /// The same where there may be no more memory to share.
+    pub(crate) fn try_new(length: usize, shareable: bool) -> std::io::Result<Self> {
+        if !shareable {
+            return Ok(Self::plain(length));
+        }
+        let buffer = ShareableBuffer::new(length + 2 * GUARD)?;
+        Ok(Self::over(Backing::Shareable(buffer), length))
     }
 
     pub(crate) fn new(length: usize, shareable: bool) -> Self {

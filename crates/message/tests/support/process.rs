@@ -79,6 +79,11 @@ impl Child {
         self.0.try_wait().unwrap()
     }
 
+    /// Waits until it has ended by itself, and says how.
+    pub(crate) fn end(&mut self) -> ExitStatus {
+        self.0.wait().unwrap()
+    }
+
     /// Waits until it has ended by itself, and well.
     pub(crate) fn finish(mut self) {
         let status = self.0.wait().unwrap();

@@ -1,0 +1,120 @@
+//! Every system call fails once: of opening a ferry, of copies by its channels, of copies with pinned memory.
+//! Each time the copy is right or there is an error, nothing is left, and the next try works.
+//!
+//! `cargo test -p memferry-copy --features faults --test faults`
+
+mod common;
+#[path = "common/frames.rs"]
+#[allow(dead_code, reason = "each test file uses its own part")]
+mod frames;
+#[path = "common/pinned.rs"]
+mod pinned;
+#[path = "../../memory/tests/stale_support/ring.rs"]
+mod ring;
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use common::pattern;
+use frames::FrameEngine;
+use memferry_copy::{Ferry, PinLimits};
+use memferry_sys::fault::{self, Account, Plan};
+use memferry_sys::residency::{locked_bytes, pinned_bytes};
+use memferry_testing::{HangGuard, until};
+use ring::RingPinner;
+
+const ERRORS: [i32; 5] = [libc::EMFILE, libc::ENOMEM, libc::EPERM, libc::EINTR, libc::EAGAIN];
+
+/// What the process holds: descriptors, threads, locked and pinned bytes.
+fn holdings() -> [u64; 4] {
+    let count = |folder: &str| std::fs::read_dir(folder).unwrap().count() as u64;
+    [count("/proc/self/fd"), count("/proc/self/task"), locked_bytes(), pinned_bytes()]
+}
+
+/// Walks through every place at which a call of a flow can fail.
+fn walk(what: &str, flow: impl Fn() -> Result<(), String>) {
+    // Faults are the whole process's.
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let round = |plan: Plan| -> (Result<(), String>, Account) {
+        let _guard = HangGuard::new(&format!("{what}: {plan:?}"));
+        fault::arm(plan);
+        let outcome = flow();
+        (outcome, fault::disarm())
+    };
+    // What is made once and stays.
+    for _ in 0..3 {
+        round(Plan::Count).0.unwrap();
+    }
+    let (before, account) = (holdings(), round(Plan::Count).1);
+    let (mut faults, mut fine, mut places) = (0, 0, BTreeSet::new());
+    for &call in account.calls.keys() {
+        for error in ERRORS {
+            for nth in 1.. {
+                let (outcome, account) = round(Plan::Fail { call, nth, error });
+                let Some(place) = account.fired else {
+                    outcome.unwrap();
+                    break;
+                };
+                (faults, fine) = (faults + 1, fine + u64::from(outcome.is_ok()));
+                places.insert(place.to_string());
+                until("nothing is left", || {
+                    holdings().iter().zip(before).all(|(now, before)| *now <= before)
+                });
+                let (next, _) = round(Plan::Count);
+                next.unwrap_or_else(|next| panic!("{what}: after {call:?} {nth} {error}: {next}"));
+            }
+        }
+    }
+    let (kinds, places) = (account.calls.len(), places.len());
+    say(format_args!(
+        "row\tcalls of {what} that failed\t{faults}\tof {kinds} kinds, at {places} places; {fine} without an \
+         error"
+    ));
+}
+
+#[allow(clippy::print_stdout, reason = "for whoever reads the output of a test")]
+fn say(words: std::fmt::Arguments<'_>) {
+    println!("{words}");
+}
+
+/// Copies of several sizes, which must be right if they succeed.
+fn copy_with(ferry: &Ferry, sizes: &[usize]) -> Result<(), String> {
+    for (seed, &bytes) in sizes.iter().enumerate() {
+        let (source, mut target) = (pattern(bytes, seed as u64 + 1), vec![0; bytes]);
+        ferry.copy(&source, &mut target).map_err(|error| error.to_string())?;
+        assert!(source == target, "{bytes} bytes say they were copied, and were not");
+        let copied =
+            ferry.icopy_owned(source, vec![0; bytes]).map_err(|error| error.to_string())?;
+        let (source, target) = copied.wait().map_err(|error| error.to_string())?;
+        assert!(source == target, "{bytes} bytes say they were copied, and were not");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_ferry_opens_and_copies_or_says_why_not_whatever_call_fails() {
+    walk("a ferry", || {
+        let ferry = common::builder().channels(2).build().map_err(|error| error.to_string())?;
+        copy_with(&ferry, &[100, 100_000, 3 << 20])
+    });
+}
+
+#[test]
+fn copies_with_pinned_memory_are_right_or_say_why_not_whatever_call_fails() {
+    // SAFETY: a new file, whose descriptor nobody else has.
+    let file = unsafe {
+        use std::os::fd::FromRawFd;
+        let descriptor = libc::memfd_create(c"frames".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(descriptor >= 0);
+        std::fs::File::from_raw_fd(descriptor)
+    };
+    let Some(ring) = RingPinner::new() else { return };
+    let engine = Arc::new(FrameEngine::new(ring, file));
+    walk("pinned memory", || {
+        let builder = common::builder().engine(engine.clone(), 1).capacity(1 << 12);
+        let builder = builder.split_bytes(0).inline_bytes(0).pin_limits(PinLimits::default());
+        let ferry = builder.build().map_err(|error| error.to_string())?;
+        copy_with(&ferry, &[100, 100_000, 1 << 20])
+    });
+}

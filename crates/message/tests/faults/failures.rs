@@ -1,0 +1,190 @@
+//! Every system call fails, wherever it is made.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Write};
+use std::process::{ChildStderr, ChildStdin, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use memferry_message::Listener;
+use memferry_sys::fault::{Call, Plan};
+use memferry_testing::HangGuard;
+
+use crate::flows::Flow;
+use crate::subject::{Order, WARM_UP};
+use crate::support::process::{self, Child};
+use crate::support::traces::holdings;
+use crate::support::{alone, say, unique, until};
+
+const ERRORS: [(i32, &str); 5] = [
+    (libc::EMFILE, "EMFILE"),
+    (libc::ENOMEM, "ENOMEM"),
+    (libc::EPERM, "EPERM"),
+    (libc::EINTR, "EINTR"),
+    (libc::EAGAIN, "EAGAIN"),
+];
+
+/// A process that walks flows and answers.
+struct Subject {
+    orders: ChildStdin,
+    answers: BufReader<ChildStderr>,
+    _child: Child,
+}
+
+struct Answer {
+    outcome: Result<(), String>,
+    fired: Option<String>,
+    counts: Vec<u64>,
+}
+
+impl Subject {
+    fn start() -> Self {
+        let mut command = process::command("subject");
+        let mut child = Child::spawn(command.stdin(Stdio::piped()).stderr(Stdio::piped()));
+        let (orders, answers) = (child.take_input(), BufReader::new(child.take_errors()));
+        Self { orders, answers, _child: child }
+    }
+
+    fn tell(&mut self, order: &Order) {
+        writeln!(self.orders, "{}", order.to_line()).expect("the subject listens");
+    }
+
+    /// The answer, or what is known of a subject that has ended instead.
+    fn hear(&mut self) -> Result<Answer, String> {
+        let mut line = String::new();
+        self.answers.read_line(&mut line).unwrap();
+        let words: Vec<&str> = line.trim_end().split('\t').collect();
+        let [outcome, fired, counts] = words[..] else {
+            let mut rest = line;
+            let _ = std::io::Read::read_to_string(&mut self.answers, &mut rest);
+            return Err(rest);
+        };
+        Ok(Answer {
+            outcome: if outcome == "ok" { Ok(()) } else { Err(outcome.to_owned()) },
+            fired: (fired != "-").then(|| fired.to_owned()),
+            counts: counts.split(' ').map(|count| count.parse().unwrap()).collect(),
+        })
+    }
+}
+
+/// Everything of a walk through all places of a flow.
+struct Walk {
+    number: usize,
+    flow: Flow,
+    subject: Subject,
+    listener: Listener,
+    /// Faults so far, by call and error: how many there were, and how many were no error for the caller.
+    table: BTreeMap<(Call, &'static str), (u64, u64)>,
+    places: std::collections::BTreeSet<String>,
+    slowest: (Duration, String),
+}
+
+impl Walk {
+    /// One flow, with both processes; says how it was for the subject.
+    fn round(&mut self, plan: Plan) -> Answer {
+        let what = format!("{}: {plan:?}", self.flow.name());
+        let (flow, began) = (self.flow, Instant::now());
+        let name = if flow.subject_dials { self.listener_name() } else { unique("subject") };
+        self.subject.tell(&Order { flow: self.number, name: name.clone(), plan });
+        let _guard = HangGuard::new(&what);
+        let is_over = AtomicBool::new(false);
+        let (answer, survived) = std::thread::scope(|scope| {
+            let survivor = scope.spawn(|| flow.run_survivor(&self.listener, &name, &is_over));
+            let answer = self.subject.hear();
+            is_over.store(true, Ordering::Release);
+            (answer, survivor.join().expect("the survivor finds nothing wrong"))
+        });
+        let answer = answer.unwrap_or_else(|why| panic!("{what}: the subject ended: {why}"));
+        match (&answer.outcome, survived) {
+            (Ok(()), Ok(())) => {}
+            (Ok(()), Err(error)) => panic!("{what}: the subject is done, the survivor: {error}"),
+            (Err(error), _) => {
+                assert!(answer.fired.is_some(), "{what}: failed without a fault: {error}");
+            }
+        }
+        let took = began.elapsed();
+        if took > self.slowest.0 {
+            self.slowest = (took, what);
+        }
+        answer
+    }
+
+    fn listener_name(&self) -> String {
+        format!("faults-survivor-{}-{}", std::process::id(), self.number)
+    }
+
+    /// Lets one kind of call fail in one way, at each place: there alone, or from there on.
+    fn walk(&mut self, call: Call, error: (i32, &'static str), from_there_on: bool) {
+        for nth in 1.. {
+            let plan = match from_there_on {
+                true => Plan::FailFrom { call, nth, error: error.0 },
+                false => Plan::Fail { call, nth, error: error.0 },
+            };
+            let answer = self.round(plan);
+            let Some(place) = answer.fired else { return };
+            self.places.insert(place);
+            let row = self.table.entry((call, error.1)).or_default();
+            row.0 += 1;
+            row.1 += u64::from(answer.outcome.is_ok());
+            // The next try works.
+            self.round(Plan::Count).outcome.unwrap();
+        }
+    }
+}
+
+#[test]
+fn every_system_call_that_fails_is_survived_or_told() {
+    let _alone = alone();
+    let mut total: BTreeMap<Call, (u64, u64)> = BTreeMap::new();
+    let mut places = std::collections::BTreeSet::new();
+    for (number, flow) in Flow::all().into_iter().enumerate() {
+        if std::env::var("MEMFERRY_FLOW").is_ok_and(|only| !flow.name().contains(&only)) {
+            continue;
+        }
+        let name = format!("faults-survivor-{}-{number}", std::process::id());
+        let mut walk = Walk {
+            number,
+            flow,
+            subject: Subject::start(),
+            listener: flow.listen(&name).unwrap(),
+            table: BTreeMap::new(),
+            places: std::collections::BTreeSet::new(),
+            slowest: (Duration::ZERO, String::new()),
+        };
+        for _ in 1..WARM_UP {
+            walk.round(Plan::Count).outcome.unwrap();
+        }
+        let counts = walk.round(Plan::Count).counts;
+        let before = holdings();
+        for (&call, _) in Call::ALL.iter().zip(counts).filter(|(_, count)| *count > 0) {
+            ERRORS.iter().for_each(|&error| walk.walk(call, error, false));
+            // Limits that are reached, and a filter.
+            ERRORS[..3].iter().for_each(|&error| walk.walk(call, error, true));
+        }
+        until("the survivor has what it had", || {
+            let now = holdings();
+            now.descriptors <= before.descriptors && now.mappings <= before.mappings
+        });
+        let faults: u64 = walk.table.values().map(|row| row.0).sum();
+        let fine: u64 = walk.table.values().map(|row| row.1).sum();
+        say(format_args!(
+            "{}: {faults} failed calls, {fine} of them without an error; slowest {:?} ({})",
+            flow.name(),
+            walk.slowest.0,
+            walk.slowest.1
+        ));
+        for ((call, _), row) in walk.table {
+            let sum = total.entry(call).or_default();
+            (sum.0, sum.1) = (sum.0 + row.0, sum.1 + row.1);
+        }
+        places.extend(walk.places);
+    }
+    for (call, (faults, fine)) in &total {
+        say(format_args!("{call:?}: {faults} times, {fine} without an error"));
+    }
+    let faults: u64 = total.values().map(|row| row.0).sum();
+    let (kinds, places) = (total.len(), places.len());
+    say(format_args!(
+        "row\tcalls of messages that failed\t{faults}\tof {kinds} kinds, at {places} places"
+    ));
+}
