@@ -1,8 +1,9 @@
 //! Tasks of Memferry's developers: `cargo xtask test` runs all tests and tells which were skipped,
-//! `cargo xtask qemu` runs those that need a real network card in a virtual machine that has one. This
-//! program is also the first process of that machine.
+//! `cargo xtask faults` lets everything go wrong once, `cargo xtask qemu` runs the tests that need a real
+//! network card in a virtual machine that has one. This program is also the first process of that machine.
 
 mod build;
+mod faults;
 mod qemu;
 mod tally;
 mod test;
@@ -20,6 +21,8 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    /// Let every system call fail and processes die at every step, and print a table of what was tried
+    Faults(faults::Args),
     /// Run the tests that need a network card in a virtual machine that has one
     ///
     /// Takes some minutes, and qemu-system-x86_64. The machine's kernel is fetched by apt the first
@@ -36,6 +39,7 @@ enum Task {
 fn main() -> ExitCode {
     memferry_vm::guest::enter_if_first();
     let done = match Cli::parse().task {
+        Task::Faults(args) => faults::run(&args),
         Task::Qemu(args) => qemu::run(&args),
         Task::Test(args) => test::run(&args),
     };

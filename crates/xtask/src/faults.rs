@@ -1,0 +1,129 @@
+//! `cargo xtask faults`: the checks that look for the next fault before a user finds it, and one table of what
+//! they did. Each check is tests that print rows for it: see [`ROW`].
+
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde_json::json;
+
+use crate::say;
+
+/// How a line of a test begins that is a row of the table. What was counted, how often, and anything worth
+/// knowing follow, with tabs between them.
+const ROW: &str = "row\t";
+
+/// Tests of a package that only exist with a feature.
+struct Check {
+    name: &'static str,
+    package: &'static str,
+    filter: &'static str,
+}
+
+const CHECKS: [Check; 4] = [
+    Check { name: "calls of messages", package: "memferry-message", filter: "failures" },
+    Check { name: "calls of copies", package: "memferry-copy", filter: "" },
+    Check { name: "deaths", package: "memferry-message", filter: "deaths" },
+    Check { name: "deaths in a crowd", package: "memferry-message", filter: "crowd" },
+];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Args {
+    /// Run only checks whose name contains this
+    #[arg(long, value_name = "NAME")]
+    only: Option<String>,
+    /// End with one JSON object with the rows
+    #[arg(long)]
+    json: bool,
+}
+
+/// A line of the table.
+struct Row {
+    what: String,
+    count: u64,
+    detail: String,
+}
+
+impl Row {
+    fn parse(line: &str) -> Option<Self> {
+        // The test harness writes the names of tests in front of what they print.
+        let row = &line[line.find(ROW)? + ROW.len()..];
+        let mut words = row.split('\t');
+        let (what, count) = (words.next()?.to_owned(), words.next()?.parse().ok()?);
+        Some(Self { what, count, detail: words.next().unwrap_or_default().to_owned() })
+    }
+}
+
+impl Check {
+    /// Runs its tests; their output passes through, but for the rows.
+    fn run(&self, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        let mut command = Command::new(cargo);
+        command.args(["test", "--locked", "--features", "faults", "--test", "faults"]);
+        command.args(["--package", self.package, "--", "--nocapture", "--test-threads=1"]);
+        command.args(Some(self.filter).filter(|filter| !filter.is_empty()));
+        let mut child = command.stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
+        let output = child.stdout.take().context("the output of cargo")?;
+        let before = rows.len();
+        for line in BufReader::new(output).lines() {
+            let line = line.context("the output of the tests")?;
+            match Row::parse(&line) {
+                Some(row) => rows.push(row),
+                None => say(&line),
+            }
+        }
+        if !child.wait()?.success() {
+            bail!("{}: something is wrong", self.name);
+        }
+        if rows.len() == before {
+            bail!("{}: nothing was checked", self.name);
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let is_wanted =
+        |check: &&Check| args.only.as_ref().is_none_or(|only| check.name.contains(only.as_str()));
+    let (mut rows, began) = (Vec::new(), Instant::now());
+    for check in CHECKS.iter().filter(is_wanted) {
+        say(&format!("== {}", check.name));
+        check.run(&mut rows)?;
+    }
+    if rows.is_empty() {
+        bail!("no check is called so: there are {}", CHECKS.map(|check| check.name).join(", "));
+    }
+    report(&rows, began.elapsed(), args.json);
+    Ok(())
+}
+
+fn report(rows: &[Row], took: Duration, is_json: bool) {
+    if is_json {
+        let row = |row: &Row| json!({"what": row.what, "count": row.count, "detail": row.detail});
+        let rows: Vec<_> = rows.iter().map(row).collect();
+        return say(&json!({"success": true, "seconds": took.as_secs(), "rows": rows}).to_string());
+    }
+    say("");
+    for Row { what, count, detail } in rows {
+        say(&format!("{count:>9}  {what:<40}  {detail}"));
+    }
+    say(&format!("nothing wrong, nothing lost, nothing left, in {} s", took.as_secs()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_is_found_behind_the_name_of_a_test() {
+        let row = Row::parse("test failures::all ... row\tcalls failed\t17\tof 3 kinds").unwrap();
+        assert_eq!(
+            (row.what.as_str(), row.count, row.detail.as_str()),
+            ("calls failed", 17, "of 3 kinds")
+        );
+        assert!(Row::parse("test result: ok. 3 passed").is_none());
+        assert!(Row::parse("row\tcalls failed\tmany").is_none());
+    }
+}
