@@ -144,6 +144,27 @@ fn run_with_settings(sources: &[&'static str], settings: &[(&str, &str)]) {
     run_at_once(&runs.collect::<Vec<_>>());
 }
 
+/// `MEMFERRY_TRAFFIC_KILLS` says how many, in each of three settings.
+#[test]
+#[allow(clippy::print_stdout, reason = "a row of the table of `cargo xtask faults`")]
+fn traffic_is_right_while_one_process_after_the_other_is_killed() {
+    let kills = std::env::var("MEMFERRY_TRAFFIC_KILLS").unwrap_or_else(|_| "20".into());
+    let arguments = [kills.as_str()];
+    let settings =
+        [("MEMFERRY_BACKGROUND", "off"), ("MEMFERRY_BACKGROUND", "on"), ("MEMFERRY_CMA", "off")];
+    let runs = settings.map(|setting| Run {
+        source: "tests/c/traffic.c",
+        linkage: Linkage::Shared,
+        arguments: &arguments,
+        settings: vec![setting],
+    });
+    for ((name, value), output) in settings.iter().zip(run_at_once(&runs)) {
+        let text = String::from_utf8_lossy(&output.stdout);
+        let row = text.lines().find(|line| line.starts_with("row")).expect("a row");
+        println!("{}", row.replace("in traffic", &format!("in traffic, {name}={value}")));
+    }
+}
+
 #[test]
 fn every_call_does_what_the_header_says() {
     run_with_both_libraries("tests/c/calls.c", &["1", "3"]);

@@ -15,18 +15,39 @@ use crate::say;
 /// knowing follow, with tabs between them.
 const ROW: &str = "row\t";
 
-/// Tests of a package that only exist with a feature.
+/// Tests that let something go wrong.
 struct Check {
     name: &'static str,
     package: &'static str,
+    test: &'static str,
+    features: &'static [&'static str],
     filter: &'static str,
+    /// A variable by which the tests know how much to do: in a short run, and in a long one.
+    amount: Option<(&'static str, &'static str, &'static str)>,
 }
 
-const CHECKS: [Check; 4] = [
-    Check { name: "calls of messages", package: "memferry-message", filter: "failures" },
-    Check { name: "calls of copies", package: "memferry-copy", filter: "" },
-    Check { name: "deaths", package: "memferry-message", filter: "deaths" },
-    Check { name: "deaths in a crowd", package: "memferry-message", filter: "crowd" },
+const PLAIN: Check = Check {
+    name: "calls of messages",
+    package: "memferry-message",
+    test: "faults",
+    features: &["faults"],
+    filter: "failures",
+    amount: None,
+};
+
+const CHECKS: [Check; 5] = [
+    PLAIN,
+    Check { name: "calls of copies", package: "memferry-copy", filter: "", ..PLAIN },
+    Check { name: "deaths", filter: "deaths", ..PLAIN },
+    Check { name: "deaths in a crowd", filter: "crowd", ..PLAIN },
+    Check {
+        name: "kills in traffic",
+        package: "memferry-c",
+        test: "programs",
+        features: &[],
+        filter: "traffic",
+        amount: Some(("MEMFERRY_TRAFFIC_KILLS", "100", "3334")),
+    },
 ];
 
 #[derive(Debug, clap::Args)]
@@ -34,6 +55,9 @@ pub(crate) struct Args {
     /// Run only checks whose name contains this
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
+    /// Do as much as was done for a release: 10,000 kills instead of 300
+    #[arg(long)]
+    long: bool,
     /// End with one JSON object with the rows
     #[arg(long)]
     json: bool,
@@ -58,11 +82,15 @@ impl Row {
 
 impl Check {
     /// Runs its tests; their output passes through, but for the rows.
-    fn run(&self, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+    fn run(&self, is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
         let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         let mut command = Command::new(cargo);
-        command.args(["test", "--locked", "--features", "faults", "--test", "faults"]);
-        command.args(["--package", self.package, "--", "--nocapture", "--test-threads=1"]);
+        command.args(["test", "--locked", "--package", self.package, "--test", self.test]);
+        command.args(["--features", &self.features.join(",")]);
+        command.args(["--", "--nocapture", "--test-threads=1"]);
+        command.envs(
+            self.amount.map(|(name, short, long)| (name, if is_long { long } else { short })),
+        );
         command.args(Some(self.filter).filter(|filter| !filter.is_empty()));
         let mut child = command.stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
         let output = child.stdout.take().context("the output of cargo")?;
@@ -90,7 +118,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let (mut rows, began) = (Vec::new(), Instant::now());
     for check in CHECKS.iter().filter(is_wanted) {
         say(&format!("== {}", check.name));
-        check.run(&mut rows)?;
+        check.run(args.long, &mut rows)?;
     }
     if rows.is_empty() {
         bail!("no check is called so: there are {}", CHECKS.map(|check| check.name).join(", "));
