@@ -26,6 +26,25 @@ struct Check {
     amount: Option<(&'static str, &'static str, &'static str)>,
 }
 
+/// All tests of the crates below the front doors, under AddressSanitizer. Only a long run has it: everything is
+/// built anew.
+const SANITIZED: [&str; 5] =
+    ["memferry-sys", "memferry-engine", "memferry-memory", "memferry-copy", "memferry-message"];
+const SANITIZER: &str = "address sanitizer";
+
+/// What cannot be tried under it, since it has an allocator and mappings of its own.
+const NOT_SANITIZED: [(&str, &str); 6] = [
+    (
+        "a_buffer_in_flight_cannot_be_touched",
+        "runs the compiler, which does not find these libraries",
+    ),
+    ("a_source_that_is_not_there", "names an address that is the sanitizer's"),
+    ("with_no_mapping_left", "the sanitizer needs mappings"),
+    ("a_process_that_can_map_nothing_more", "the sanitizer needs mappings"),
+    ("a_receiver_that_does_not_receive_keeps_little", "measures memory, which the sanitizer keeps"),
+    ("other_memory_at_the_same_address", "the sanitizer hands no address out twice"),
+];
+
 const PLAIN: Check = Check {
     name: "calls of messages",
     package: "memferry-message",
@@ -55,7 +74,7 @@ pub(crate) struct Args {
     /// Run only checks whose name contains this
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Do as much as was done for a release: 10,000 kills instead of 300
+    /// Do more: 10,000 kills instead of 300, and all tests under AddressSanitizer
     #[arg(long)]
     long: bool,
     /// End with one JSON object with the rows
@@ -80,29 +99,65 @@ impl Row {
     }
 }
 
+fn cargo_test() -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(["test", "--locked"]);
+    command
+}
+
+/// Runs a command; its output passes through, but for the rows.
+fn run_for_rows(mut command: Command, rows: &mut Vec<Row>) -> anyhow::Result<bool> {
+    let mut child = command.stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
+    let output = child.stdout.take().context("the output of cargo")?;
+    for line in BufReader::new(output).lines() {
+        let line = line.context("the output of the tests")?;
+        match Row::parse(&line) {
+            Some(row) => rows.push(row),
+            None => say(&line),
+        }
+    }
+    Ok(child.wait()?.success())
+}
+
+/// Runs the tests under AddressSanitizer.
+fn sanitize() -> anyhow::Result<Row> {
+    let mut command = cargo_test();
+    command.args(["--target", "x86_64-unknown-linux-gnu", "--lib", "--tests"]);
+    command.args(SANITIZED.iter().flat_map(|package| ["--package", package]));
+    command.arg("--").args(NOT_SANITIZED.iter().flat_map(|(test, _)| ["--skip", test]));
+    // The compiler takes the option from those who say that they know it may change. What the library keeps
+    // until the end of the process is no leak.
+    command.envs([
+        ("RUSTC_BOOTSTRAP", "1"),
+        ("RUSTFLAGS", "-Zsanitizer=address"),
+        ("CARGO_TARGET_DIR", "target/sanitized"),
+        ("ASAN_OPTIONS", "detect_leaks=0"),
+    ]);
+    let output = command.stderr(Stdio::inherit()).output().context("cargo cannot be run")?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    if !output.status.success() {
+        say(&text);
+        bail!("{SANITIZER}: something is wrong");
+    }
+    let passed =
+        |line: &str| line.strip_prefix("test result: ok. ")?.split(' ').next()?.parse::<u64>().ok();
+    let count = text.lines().filter_map(passed).sum::<u64>();
+    let detail = format!("{} left out, see NOT_SANITIZED", NOT_SANITIZED.len());
+    Ok(Row { what: "tests under AddressSanitizer".into(), count, detail })
+}
+
 impl Check {
-    /// Runs its tests; their output passes through, but for the rows.
+    /// Runs its tests.
     fn run(&self, is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
-        let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let mut command = Command::new(cargo);
-        command.args(["test", "--locked", "--package", self.package, "--test", self.test]);
+        let (mut command, before) = (cargo_test(), rows.len());
+        command.args(["--package", self.package, "--test", self.test]);
         command.args(["--features", &self.features.join(",")]);
         command.args(["--", "--nocapture", "--test-threads=1"]);
-        command.envs(
-            self.amount.map(|(name, short, long)| (name, if is_long { long } else { short })),
-        );
         command.args(Some(self.filter).filter(|filter| !filter.is_empty()));
-        let mut child = command.stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
-        let output = child.stdout.take().context("the output of cargo")?;
-        let before = rows.len();
-        for line in BufReader::new(output).lines() {
-            let line = line.context("the output of the tests")?;
-            match Row::parse(&line) {
-                Some(row) => rows.push(row),
-                None => say(&line),
-            }
-        }
-        if !child.wait()?.success() {
+        let amount =
+            self.amount.map(|(name, short, long)| (name, if is_long { long } else { short }));
+        command.envs(amount);
+        if !run_for_rows(command, rows)? {
             bail!("{}: something is wrong", self.name);
         }
         if rows.len() == before {
@@ -113,15 +168,19 @@ impl Check {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let is_wanted =
-        |check: &&Check| args.only.as_ref().is_none_or(|only| check.name.contains(only.as_str()));
+    let is_wanted = |name: &str| args.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
     let (mut rows, began) = (Vec::new(), Instant::now());
-    for check in CHECKS.iter().filter(is_wanted) {
+    for check in CHECKS.iter().filter(|check| is_wanted(check.name)) {
         say(&format!("== {}", check.name));
         check.run(args.long, &mut rows)?;
     }
+    if is_wanted(SANITIZER) && (args.long || args.only.is_some()) {
+        say(&format!("== {SANITIZER}"));
+        rows.push(sanitize()?);
+    }
     if rows.is_empty() {
-        bail!("no check is called so: there are {}", CHECKS.map(|check| check.name).join(", "));
+        let names = CHECKS.map(|check| check.name).join(", ");
+        bail!("no check is called so: there are {names}, {SANITIZER}");
     }
     report(&rows, began.elapsed(), args.json);
     Ok(())
