@@ -21,6 +21,14 @@ macro_rules! calls {
             /// All of them.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
         }
+
+        impl Call {
+            /// Whether it waits. How often a thread waits depends on time; one wait more or less is all that a
+            /// failure comes to, wherever it is.
+            pub fn is_wait(self) -> bool {
+                matches!(self, Self::FutexWait | Self::FutexWaitv | Self::Poll | Self::EpollWait)
+            }
+        }
     };
 }
 

@@ -51,7 +51,7 @@ const PLAIN: Check = Check {
     test: "faults",
     features: &["faults"],
     filter: "failures",
-    amount: None,
+    amount: Some(("MEMFERRY_FAULTS", "some", "all")),
 };
 
 const CHECKS: [Check; 5] = [
@@ -74,7 +74,7 @@ pub(crate) struct Args {
     /// Run only checks whose name contains this
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Do more: 10,000 kills instead of 300, and all tests under AddressSanitizer
+    /// Do more: every error of every call, 10,000 kills instead of 300, all tests under AddressSanitizer
     #[arg(long)]
     long: bool,
     /// End with one JSON object with the rows
