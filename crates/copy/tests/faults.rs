@@ -13,7 +13,7 @@ mod pinned;
 mod ring;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use common::pattern;
 use frames::FrameEngine;
@@ -41,11 +41,14 @@ fn holdings() -> [u64; 4] {
     [count("/proc/self/fd"), count("/proc/self/task"), locked_bytes(), pinned_bytes()]
 }
 
+/// Faults are the whole process's: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Walks through every place at which a call of a flow can fail.
 fn walk(what: &str, flow: impl Fn() -> Result<(), String>) {
-    // Faults are the whole process's.
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let round = |plan: Plan| -> (Result<(), String>, Account) {
         let _guard = HangGuard::new(&format!("{what}: {plan:?}"));
         fault::arm(plan);
@@ -77,6 +80,7 @@ fn walk(what: &str, flow: impl Fn() -> Result<(), String>) {
         }
     }
     let (kinds, places) = (account.calls.len(), places.len());
+    assert!(faults > 0, "nothing failed");
     say(format_args!(
         "row\tcalls of {what} that failed\t{faults}\tof {kinds} kinds, at {places} places; {fine} without an \
          error"
@@ -104,6 +108,7 @@ fn copy_with(ferry: &Ferry, sizes: &[usize]) -> Result<(), String> {
 
 #[test]
 fn a_ferry_opens_and_copies_or_says_why_not_whatever_call_fails() {
+    let _alone = alone();
     walk("a ferry", || {
         let ferry = common::builder().channels(2).build().map_err(|error| error.to_string())?;
         copy_with(&ferry, &[100, 100_000, 3 << 20])
@@ -112,6 +117,7 @@ fn a_ferry_opens_and_copies_or_says_why_not_whatever_call_fails() {
 
 #[test]
 fn copies_with_pinned_memory_are_right_or_say_why_not_whatever_call_fails() {
+    let _alone = alone();
     // SAFETY: a new file, whose descriptor nobody else has.
     let file = unsafe {
         use std::os::fd::FromRawFd;

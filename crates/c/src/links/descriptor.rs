@@ -81,13 +81,15 @@ fn control(set: c_int, operation: c_int, event: &EventFd) -> std::io::Result<()>
     }
 }
 
-/// Sleeps until a descriptor is readable or an event is signalled, however long that takes.
-pub(super) fn wait_readable(watched: &impl AsFd, event: &EventFd) {
+/// Sleeps until a descriptor is readable or an event is signalled, or for a moment: without a descriptor left,
+/// nobody signals that a caller was tried. Says whether it is readable or signalled.
+pub(super) fn wait_readable(watched: &impl AsFd, event: &EventFd) -> bool {
     let fds = [watched.as_fd(), event.as_fd()];
     let mut both =
         fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
-    // SAFETY: two valid entries. When it is interrupted, the caller looks and comes again.
-    let _ = unsafe { libc::poll(both.as_mut_ptr(), 2, -1) };
+    const MOMENT_MS: c_int = 100;
+    // SAFETY: two valid entries. When it is interrupted or over, the caller looks and comes again.
+    unsafe { libc::poll(both.as_mut_ptr(), 2, MOMENT_MS) > 0 }
 }
 
 #[cfg(test)]

@@ -55,8 +55,7 @@ impl OpenListener {
             if in_vain > MOST_IN_VAIN {
                 std::thread::sleep(NAP);
             }
-            wait_readable(&self.watch, self.descriptor.event());
-            in_vain += 1;
+            in_vain += u32::from(wait_readable(&self.watch, self.descriptor.event()));
         }
     }
 

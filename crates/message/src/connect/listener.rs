@@ -125,6 +125,9 @@ impl Listener {
             let slow = self.tried.iter().position(|(_, trial)| trial.elapsed() > GRACE);
             if let Some(slow) = slow {
                 drop(self.tried.swap_remove(slow));
+                if self.tried.is_empty() {
+                    self.close_trial_over();
+                }
             } else if let Some(silent) = silent {
                 drop(self.take_pending(silent));
             }

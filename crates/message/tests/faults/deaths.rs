@@ -41,6 +41,10 @@ fn die(
     })
 }
 
+/// So many times in a row without a death, and there is no further step: which side does one first may differ
+/// from run to run.
+const ENOUGH: usize = 3;
+
 #[test]
 fn a_process_that_dies_at_any_step_leaves_an_error_and_nothing_else() {
     let _alone = alone();
@@ -56,14 +60,22 @@ fn a_process_that_dies_at_any_step_leaves_an_error_and_nothing_else() {
             die(number, flow, &listener, &name, u64::MAX).1.unwrap();
         }
         let before = holdings();
+        let mut passed = 0;
         for nth in 1.. {
             let (killed, outcome, took) = die(number, flow, &listener, &name, nth);
             if !killed {
                 outcome.unwrap_or_else(|error| panic!("{}: {error}", flow.name()));
-                break;
+                passed += 1;
+                if passed == ENOUGH {
+                    break;
+                }
+                continue;
             }
+            passed = 0;
             (deaths, slowest) = (deaths + 1, slowest.max(took));
             until("nothing is left of a dead peer", || {
+                // Who has died before it was accepted is noticed by a look.
+                let _ = listener.poll_accept();
                 let now = holdings();
                 now.descriptors <= before.descriptors && now.mappings <= before.mappings
             });
@@ -74,5 +86,6 @@ fn a_process_that_dies_at_any_step_leaves_an_error_and_nothing_else() {
         assert_eq!(named_memory(), Vec::<String>::new());
         say(format_args!("{}: {deaths} deaths so far", flow.name()));
     }
+    assert!(deaths > 0, "nobody died");
     say(format_args!("row\tsteps at which a process died\t{deaths}\tnoticed within {slowest:?}"));
 }

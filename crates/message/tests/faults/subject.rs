@@ -57,7 +57,7 @@ fn walk(order: &Order) -> (Result<(), String>, Account) {
     (outcome.map_err(|error| error.to_string()), account)
 }
 
-/// Threads of this process, without those that are ending.
+/// Threads of this process.
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
