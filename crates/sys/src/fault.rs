@@ -2,7 +2,7 @@
 //!
 //! The calls to the kernel of copies and messages that can fail go through [`call`], and the steps of their
 //! protocols in shared memory through [`step`]. (Those of devices and of GPUs do not: `engine/src/fault` wraps
-//! engines. Nor do those that only read a fact of the machine and have a value to fall back on.) A test with the feature `faults` says which of them goes wrong ([`Plan`]) and
+//! engines. Nor do those that only read a fact of the machine and have a value to fall back on.) A test with the feature `faults` says which of them goes wrong (`Plan`) and
 //! walks from the first to the last. Without that feature both are nothing at all.
 //!
 //! What gives something back (`munmap`, `close`, `munlock`, `shutdown`, deleting from an epoll set) does not
