@@ -2,8 +2,9 @@
 //!
 //! The calls to the kernel of copies and messages that can fail go through [`call`], and the steps of their
 //! protocols in shared memory through [`step`]. (Those of devices and of GPUs do not: `engine/src/fault` wraps
-//! engines. Nor do those that only read a fact of the machine and have a value to fall back on.) A test with the feature `faults` says which of them goes wrong (`Plan`) and
-//! walks from the first to the last. Without that feature both are nothing at all.
+//! engines. Nor do those that only read a fact of the machine and have a value to fall back on.) A test with the
+//! feature `faults` says which of them goes wrong (`Plan`) and walks from the first to the last. Without that
+//! feature both are nothing at all.
 //!
 //! What gives something back (`munmap`, `close`, `munlock`, `shutdown`, deleting from an epoll set) does not
 //! fail here: there is nobody who could do anything about it. Nor does the signalling of an eventfd and the
