@@ -10,6 +10,8 @@
 //! fail here: there is nobody who could do anything about it. Nor does the signalling of an eventfd and the
 //! waking of a futex, which the kernel never refuses.
 
+use std::io;
+
 use rustix::io::Errno;
 
 macro_rules! calls {
@@ -48,6 +50,16 @@ calls! {
 #[inline(always)]
 pub fn call<T, E: From<Errno>>(_: Call, make: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     make()
+}
+
+/// The same for a call of the C library that gives 0, or something else and the number of an error.
+#[cfg_attr(feature = "faults", track_caller)]
+#[inline(always)]
+pub fn call_c(kind: Call, make: impl FnOnce() -> libc::c_int) -> io::Result<()> {
+    call(kind, || match make() {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    })
 }
 
 /// A step of a protocol between processes, after which one of them may be gone.

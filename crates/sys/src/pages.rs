@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 
-use crate::fault::{Call, call};
+use crate::fault::{Call, call, call_c};
 
 /// The size of an ordinary page.
 pub fn page_bytes() -> usize {
@@ -31,10 +31,7 @@ impl Reserved {
         // SAFETY: the mapping is these pages' own, and nobody has a slice of them.
         let protect =
             || unsafe { libc::mprotect(pages.as_ptr().cast(), pages.mapped, libc::PROT_NONE) };
-        call(Call::Mprotect, || match protect() {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        })?;
+        call_c(Call::Mprotect, protect)?;
         Ok(Self(pages))
     }
 

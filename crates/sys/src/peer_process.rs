@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
-use crate::fault::{Call, call};
+use crate::fault::{Call, call, call_c};
 
 /// Who is at the other end of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,7 +107,7 @@ pub fn process_by_number(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 fn socket_option<T>(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut T) -> io::Result<()> {
     let mut length = size_of::<T>() as libc::socklen_t;
     // SAFETY: value and length are valid for writes, and length says how large the value is.
-    let mut ask = || unsafe {
+    let ask = || unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
@@ -116,10 +116,7 @@ fn socket_option<T>(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut T) 
             &mut length,
         )
     };
-    call(Call::Getsockopt, || match ask() {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    })
+    call_c(Call::Getsockopt, ask)
 }
 
 /// Whether the process still lives and holds its end of the socket.

@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::fault::{Call, call};
+use crate::fault::{Call, call, call_c};
 use crate::pages::page_bytes;
 
 /// How many pages one look at residency asks about.
@@ -35,10 +35,7 @@ pub fn can_populate() -> bool {
 fn advise(address: usize, length: usize, advice: libc::c_int) -> io::Result<()> {
     // SAFETY: populating changes no byte of any mapping; missing memory is an error.
     let advise = || unsafe { libc::madvise(address as *mut libc::c_void, length, advice) };
-    call(Call::Madvise, || match advise() {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    })
+    call_c(Call::Madvise, advise)
 }
 
 /// Brings a range into memory and keeps it there until it is unlocked or unmapped. After an error a
@@ -63,12 +60,9 @@ pub fn resident_pages(address: usize, length: usize) -> io::Result<usize> {
         let part = (length - done).min(PAGES_PER_LOOK * page_bytes());
         // SAFETY: one byte is written for each page of `part`, which has no more pages than the
         // array has bytes; the asked range itself is not touched.
-        let mut look =
+        let look =
             || unsafe { libc::mincore((address + done) as *mut _, part, states.as_mut_ptr()) };
-        call(Call::Mincore, || match look() {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        })?;
+        call_c(Call::Mincore, look)?;
         count += states[..part.div_ceil(page_bytes())].iter().filter(|&&s| s & 1 != 0).count();
         done += part;
     }

@@ -336,17 +336,14 @@ const _: () = assert!(size_of::<WriteProtect>() == argument_bytes(WRITE_PROTECT_
 fn call<T>(descriptor: BorrowedFd<'_>, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
     // SAFETY: every number used here belongs to the type it is called with, as asserted above, and
     // none of the calls changes the bytes of any mapping.
-    let result = || unsafe { libc::ioctl(descriptor.as_raw_fd(), number as _, argument) };
+    let control = || unsafe { libc::ioctl(descriptor.as_raw_fd(), number as _, argument) };
     let kind = match number {
         API_CALL => fault::Call::UserfaultfdApi,
         REGISTER_CALL => fault::Call::UserfaultfdRegister,
         UNREGISTER_CALL => fault::Call::UserfaultfdUnregister,
         _ => fault::Call::UserfaultfdWriteProtect,
     };
-    fault::call(kind, || match result() {
-        -1 => Err(io::Error::last_os_error()),
-        _ => Ok(()),
-    })
+    fault::call_c(kind, control)
 }
 
 fn create() -> Result<OwnedFd, Denied> {
