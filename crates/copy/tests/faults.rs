@@ -18,22 +18,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use common::pattern;
 use frames::FrameEngine;
 use memferry_copy::{Ferry, PinLimits};
-use memferry_sys::fault::{self, Account, Plan};
+use memferry_sys::fault::{self, Account, Call, Plan, each_failure};
 use memferry_sys::residency::{locked_bytes, pinned_bytes};
 use memferry_testing::{HangGuard, until};
 use ring::RingPinner;
-
-/// How calls fail. `MEMFERRY_FAULTS=some`: not in every way.
-fn errors() -> &'static [i32] {
-    const ALL: [i32; 5] = [libc::EMFILE, libc::EINTR, libc::ENOMEM, libc::EPERM, libc::EAGAIN];
-    match std::env::var("MEMFERRY_FAULTS").as_deref() {
-        Ok("some") => &ALL[..2],
-        _ => &ALL,
-    }
-}
-
-/// How many waits of a flow fail: see `Call::is_wait`.
-const MOST_WAITS: u64 = 16;
 
 /// What the process holds: descriptors, threads, locked and pinned bytes.
 fn holdings() -> [u64; 4] {
@@ -61,24 +49,21 @@ fn walk(what: &str, flow: impl Fn() -> Result<(), String>) {
     }
     let (before, account) = (holdings(), round(Plan::Count).1);
     let (mut faults, mut fine, mut places) = (0, 0, BTreeSet::new());
-    for &call in account.calls.keys() {
-        for &error in errors() {
-            for nth in (1..).take_while(|&nth| nth <= MOST_WAITS || !call.is_wait()) {
-                let (outcome, account) = round(Plan::Fail { call, nth, error });
-                let Some(place) = account.fired else {
-                    outcome.unwrap();
-                    break;
-                };
-                (faults, fine) = (faults + 1, fine + u64::from(outcome.is_ok()));
-                places.insert(place.to_string());
-                until("nothing is left", || {
-                    holdings().iter().zip(before).all(|(now, before)| *now <= before)
-                });
-                let (next, _) = round(Plan::Count);
-                next.unwrap_or_else(|next| panic!("{what}: after {call:?} {nth} {error}: {next}"));
-            }
-        }
-    }
+    let calls: Vec<Call> = account.calls.keys().copied().collect();
+    each_failure(&calls, false, |plan| {
+        let (outcome, account) = round(plan);
+        let Some(place) = account.fired else {
+            outcome.unwrap();
+            return false;
+        };
+        (faults, fine) = (faults + 1, fine + u64::from(outcome.is_ok()));
+        places.insert(place.to_string());
+        let is_left = || holdings().iter().zip(before).any(|(now, before)| *now > before);
+        until("nothing is left", || !is_left());
+        let (next, _) = round(Plan::Count);
+        next.unwrap_or_else(|next| panic!("{what}: after {plan:?}: {next}"));
+        true
+    });
     let (kinds, places) = (account.calls.len(), places.len());
     assert!(faults > 0, "nothing failed");
     say(format_args!(

@@ -68,7 +68,7 @@ pub fn call_c(kind: Call, make: impl FnOnce() -> libc::c_int) -> io::Result<()> 
 pub fn step() {}
 
 #[cfg(feature = "faults")]
-pub use armed::{Account, Plan, arm, call, disarm, has_fired, step};
+pub use armed::{Account, Plan, arm, call, disarm, each_failure, has_fired, step};
 
 #[cfg(feature = "faults")]
 mod armed {
@@ -92,15 +92,8 @@ mod armed {
             nth: u64,
             /// With which error.
             error: i32,
-        },
-        /// The same for the `nth` and all that follow, of this kind: a limit that is reached.
-        FailFrom {
-            /// Which kind of call.
-            call: Call,
-            /// The first of them.
-            nth: u64,
-            /// With which error.
-            error: i32,
+            /// So do all that follow: a limit that is reached.
+            lasts: bool,
         },
         /// The process is killed before the `nth` call or step of any kind that does not only wait.
         Die {
@@ -127,6 +120,31 @@ mod armed {
 
     static ARMED: AtomicBool = AtomicBool::new(false);
     static STATE: Mutex<Option<State>> = Mutex::new(None);
+
+    /// Makes a plan for each place at which calls of these kinds can fail. `round` carries one out and says
+    /// whether anything failed: if not, there is no such place any more. `lasting`: with limits that are reached,
+    /// too. `MEMFERRY_FAULTS=some`: not with every error.
+    pub fn each_failure(calls: &[Call], lasting: bool, mut round: impl FnMut(Plan) -> bool) {
+        const ALL: [i32; 5] = [libc::EMFILE, libc::EINTR, libc::ENOMEM, libc::EPERM, libc::EAGAIN];
+        /// Nobody interrupts every call.
+        const LASTING: [i32; 3] = [libc::EMFILE, libc::ENOMEM, libc::EPERM];
+        /// How many waits fail: see [`Call::is_wait`].
+        const MOST_WAITS: u64 = 16;
+        let (once, lasting): (&[i32], &[i32]) = match std::env::var("MEMFERRY_FAULTS").as_deref() {
+            Ok("some") => (&ALL[..2], &[]),
+            _ if lasting => (&ALL, &LASTING),
+            _ => (&ALL, &[]),
+        };
+        let once = once.iter().map(|&error| (error, false));
+        let errors: Vec<_> = once.chain(lasting.iter().map(|&error| (error, true))).collect();
+        for &call in calls {
+            for &(error, lasts) in &errors {
+                let is_place = |nth: &u64| *nth <= MOST_WAITS || !call.is_wait();
+                let plan = |nth| Plan::Fail { call, nth, error, lasts };
+                let _ = (1..).take_while(is_place).map(plan).all(&mut round);
+            }
+        }
+    }
 
     /// Counts from now on, and lets go wrong what the plan says.
     pub fn arm(plan: Plan) {
@@ -180,12 +198,11 @@ mod armed {
             *count += 1;
             *count
         });
-        let fails = |call, error| (kind == Some(call)).then(|| Errno::from_raw_os_error(error));
         let fault = match *plan {
             Plan::Count => None,
-            Plan::Fail { call, nth, error } => fails(call, error).filter(|_| count == Some(nth)),
-            Plan::FailFrom { call, nth, error } => {
-                fails(call, error).filter(|_| count >= Some(nth))
+            Plan::Fail { call, nth, error, lasts } => {
+                let is_it = count == Some(nth) || lasts && count > Some(nth);
+                (kind == Some(call) && is_it).then(|| Errno::from_raw_os_error(error))
             }
             Plan::Die { nth } => {
                 if is_step && account.total == nth {

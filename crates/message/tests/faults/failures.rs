@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_message::Listener;
-use memferry_sys::fault::{Call, Plan};
+use memferry_sys::fault::{Call, Plan, each_failure};
 use memferry_testing::HangGuard;
 
 use crate::flows::Flow;
@@ -15,27 +15,6 @@ use crate::subject::{Order, WARM_UP};
 use crate::support::process::{self, Child};
 use crate::support::traces::holdings;
 use crate::support::{alone, say, unique, until};
-
-type Failure = (i32, &'static str);
-
-/// How calls fail, once and from some place on. `MEMFERRY_FAULTS=some`: not in every way.
-fn errors() -> (&'static [Failure], &'static [Failure]) {
-    const ALL: [Failure; 5] = [
-        (libc::EMFILE, "EMFILE"),
-        (libc::EINTR, "EINTR"),
-        (libc::ENOMEM, "ENOMEM"),
-        (libc::EPERM, "EPERM"),
-        (libc::EAGAIN, "EAGAIN"),
-    ];
-    match std::env::var("MEMFERRY_FAULTS").as_deref() {
-        Ok("some") => (&ALL[..2], &[]),
-        // Nobody interrupts every call.
-        _ => (&ALL, const { &[ALL[0], ALL[2], ALL[3]] }),
-    }
-}
-
-/// How many waits of a flow fail: see [`Call::is_wait`].
-const MOST_WAITS: u64 = 16;
 
 /// A process that walks flows and answers.
 struct Subject {
@@ -86,8 +65,8 @@ struct Walk {
     flow: Flow,
     subject: Subject,
     listener: Listener,
-    /// Faults so far, by call and error: how many there were, and how many were no error for the caller.
-    table: BTreeMap<(Call, &'static str), (u64, u64)>,
+    /// Faults so far, by call: how many there were, and how many were no error for the caller.
+    table: BTreeMap<Call, (u64, u64)>,
     places: std::collections::BTreeSet<String>,
     slowest: (Duration, String),
 }
@@ -126,22 +105,17 @@ impl Walk {
         format!("faults-survivor-{}-{}", std::process::id(), self.number)
     }
 
-    /// Lets one kind of call fail in one way, at each place: there alone, or from there on.
-    fn walk(&mut self, call: Call, error: (i32, &'static str), from_there_on: bool) {
-        for nth in (1..).take_while(|&nth| nth <= MOST_WAITS || !call.is_wait()) {
-            let plan = match from_there_on {
-                true => Plan::FailFrom { call, nth, error: error.0 },
-                false => Plan::Fail { call, nth, error: error.0 },
-            };
-            let answer = self.round(plan);
-            let Some(place) = answer.fired else { return };
-            self.places.insert(place);
-            let row = self.table.entry((call, error.1)).or_default();
-            row.0 += 1;
-            row.1 += u64::from(answer.outcome.is_ok());
-            // The next try works.
-            self.round(Plan::Count).outcome.unwrap();
-        }
+    /// Lets a call fail; says whether it was made.
+    fn fail(&mut self, plan: Plan) -> bool {
+        let Plan::Fail { call, .. } = plan else { return false };
+        let answer = self.round(plan);
+        let Some(place) = answer.fired else { return false };
+        self.places.insert(place);
+        let row = self.table.entry(call).or_default();
+        (row.0, row.1) = (row.0 + 1, row.1 + u64::from(answer.outcome.is_ok()));
+        // The next try works.
+        self.round(Plan::Count).outcome.unwrap();
+        true
     }
 }
 
@@ -169,11 +143,9 @@ fn every_system_call_that_fails_is_survived_or_told() {
         }
         let counts = walk.round(Plan::Count).counts;
         let before = holdings();
-        for (&call, _) in Call::ALL.iter().zip(counts).filter(|(_, count)| *count > 0) {
-            let (once, from_there_on) = errors();
-            once.iter().for_each(|&error| walk.walk(call, error, false));
-            from_there_on.iter().for_each(|&error| walk.walk(call, error, true));
-        }
+        let is_made = |(call, count): (&Call, u64)| (count > 0).then_some(*call);
+        let calls: Vec<Call> = Call::ALL.iter().zip(counts).filter_map(is_made).collect();
+        each_failure(&calls, true, |plan| walk.fail(plan));
         until("the survivor has what it had", || {
             // Who has given up before it was accepted is noticed by a look.
             let _ = walk.listener.poll_accept();
@@ -188,7 +160,7 @@ fn every_system_call_that_fails_is_survived_or_told() {
             walk.slowest.0,
             walk.slowest.1
         ));
-        for ((call, _), row) in walk.table {
+        for (call, row) in walk.table {
             let sum = total.entry(call).or_default();
             (sum.0, sum.1) = (sum.0 + row.0, sum.1 + row.1);
         }

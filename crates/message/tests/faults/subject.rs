@@ -24,8 +24,10 @@ impl Order {
         let number = |call: Call| Call::ALL.iter().position(|&other| other == call).unwrap();
         let plan = match self.plan {
             Plan::Count => "count 0 0 0".to_owned(),
-            Plan::Fail { call, nth, error } => format!("fail {} {nth} {error}", number(call)),
-            Plan::FailFrom { call, nth, error } => format!("from {} {nth} {error}", number(call)),
+            Plan::Fail { call, nth, error, lasts } => {
+                let word = if lasts { "from" } else { "fail" };
+                format!("{word} {} {nth} {error}", number(call))
+            }
             Plan::Die { nth } => format!("die 0 {nth} 0"),
         };
         format!("{} {} {plan}", self.flow, self.name)
@@ -37,8 +39,7 @@ impl Order {
         let (nth, error) = (nth.parse().unwrap(), error.parse().unwrap());
         let call = Call::ALL[call.parse::<usize>().unwrap()];
         let plan = match plan {
-            "fail" => Plan::Fail { call, nth, error },
-            "from" => Plan::FailFrom { call, nth, error },
+            "fail" | "from" => Plan::Fail { call, nth, error, lasts: plan == "from" },
             "die" => Plan::Die { nth },
             _ => Plan::Count,
         };
@@ -51,7 +52,7 @@ fn walk(order: &Order) -> (Result<(), String>, Account) {
     let flow = Flow::all()[order.flow];
     fault::arm(order.plan);
     // Everything is closed and dropped when it returns.
-    let can_accept = !matches!(order.plan, Plan::FailFrom { .. });
+    let can_accept = !matches!(order.plan, Plan::Fail { lasts: true, .. });
     let outcome = flow.run_subject(&order.name, can_accept);
     let account = fault::disarm();
     (outcome.map_err(|error| error.to_string()), account)
