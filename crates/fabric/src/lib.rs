@@ -24,6 +24,9 @@ mod queue;
 mod regions;
 mod remote;
 
+#[doc(hidden)]
+pub use remote::fuzz;
+
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -21,6 +21,8 @@ mod connection;
 mod endpoint;
 mod envelope;
 mod error;
+#[doc(hidden)]
+pub mod fuzz;
 mod job;
 mod link;
 mod matching;

@@ -12,6 +12,7 @@ mod doubt;
 mod ending;
 mod fetches;
 mod flights;
+pub mod fuzz;
 mod gate;
 mod inner;
 mod library;

@@ -68,11 +68,20 @@ impl RawPeer {
 
     /// The same, as an endpoint that claims to be a certain one and to listen on a name.
     pub(crate) fn connect_as(name: &str, identity: u128, claimed: &str) -> Option<Self> {
+        Self::connect_with(name, identity, claimed, &board())
+    }
+
+    /// The same, with a list of windows.
+    pub(crate) fn connect_with(
+        name: &str,
+        identity: u128,
+        claimed: &str,
+        board: &SealedMemory,
+    ) -> Option<Self> {
         let socket = call(name);
         let (memory, descriptor) = Memory::create(End::Connecting).unwrap();
         let probe = Box::new([identity as u64, 0]);
         let hello = hello(identity, (probe.as_ptr() as u64, probe[0]), claimed);
-        let board = board();
         socket.send(&hello, &[descriptor.as_fd(), board.as_fd()]).ok()?;
         let welcome = answer(&socket)?;
         // The word behind the two words of the probe says whether the answer is yes.

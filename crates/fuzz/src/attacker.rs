@@ -1,0 +1,283 @@
+//! A process that does to an endpoint what it is told. It is another process because an endpoint may write to
+//! any address that its peer names, which is then the peer's own harm.
+
+use std::io::{ErrorKind, Read, Write};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use memferry_message::Endpoint;
+use memferry_message::ring::cells::Words;
+use memferry_message::ring::record::Finished;
+use memferry_sys::packet_socket::PacketSocket;
+use memferry_sys::shared_memory::{Access, SealedMemory};
+
+use crate::script::Script;
+use crate::support::raw_peer::{self, RawPeer, first};
+use crate::support::{PATIENCE, unique};
+
+/// The variable that makes a process an attacker: where it gets its orders.
+const ORDERS: &str = "MEMFERRY_FUZZ_ORDERS";
+
+/// What an order begins with; the name of an endpoint follows the first two.
+const CONNECT: u8 = 1;
+const SAY_HELLO: u8 = 2;
+const DO_WORST: u8 = 3;
+const HANG_UP: u8 = 4;
+
+/// The end of the process if it is to be an attacker.
+pub fn attack_if_asked() {
+    let Ok(name) = std::env::var(ORDERS) else { return };
+    let address = SocketAddr::from_abstract_name(name).expect("a name");
+    let orders = UnixStream::connect_addr(&address).expect("whoever gives orders listens");
+    obey(orders);
+    std::process::exit(0);
+}
+
+fn address(name: &str) -> SocketAddr {
+    SocketAddr::from_abstract_name(name).expect("a name")
+}
+
+/// The process from outside.
+#[derive(Debug)]
+pub(crate) struct Attacker {
+    child: Child,
+    orders: UnixStream,
+}
+
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Attacker {
+    pub(crate) fn start() -> Self {
+        let name = unique("memferry-fuzz");
+        let listener = UnixListener::bind_addr(&address(&name)).expect("a name of its own");
+        let program = std::env::current_exe().expect("this program");
+        // Where this program is a test, it runs the test that becomes the attacker. What an attacker says is of
+        // no interest: it may well be harmed.
+        let child = Command::new(program)
+            .args(["an_attacker_begins_here", "--exact"])
+            .env(ORDERS, &name)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(if std::env::var_os("MEMFERRY_FUZZ_LOUD").is_some() { Stdio::inherit() } else { Stdio::null() })
+            .spawn()
+            .expect("the attacker starts");
+        let (orders, _) = listener.accept().expect("the attacker comes");
+        orders.set_nonblocking(true).expect("a socket");
+        Self { child, orders }
+    }
+
+    /// Has it connect to an endpoint as it should be done. `false` if it has come to harm.
+    pub(crate) fn connect(&mut self, prey: &Endpoint) -> bool {
+        self.order(prey, CONNECT, &[prey.name().as_bytes()])
+    }
+
+    /// Has it say something for a hello.
+    pub(crate) fn say_hello(&mut self, prey: &Endpoint, script: &[u8]) -> bool {
+        let name = prey.name().as_bytes();
+        self.order(prey, SAY_HELLO, &[&[name.len() as u8], name, script])
+    }
+
+    /// Has it do something to what it shares with the endpoint.
+    pub(crate) fn do_worst(&mut self, prey: &Endpoint, script: &[u8]) -> bool {
+        self.order(prey, DO_WORST, &[script])
+    }
+
+    pub(crate) fn hang_up(&mut self, prey: &Endpoint) -> bool {
+        self.order(prey, HANG_UP, &[])
+    }
+
+    /// Gives an order and lets the endpoint work until it was carried out.
+    fn order(&mut self, prey: &Endpoint, what: u8, parts: &[&[u8]]) -> bool {
+        let order = [&[what], parts.concat().as_slice()].concat();
+        let head = (order.len() as u32).to_le_bytes();
+        if self.orders.write_all(&[&head, order.as_slice()].concat()).is_err() {
+            return false;
+        }
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            prey.progress();
+            match self.orders.read(&mut [0]) {
+                Ok(count) => return count == 1,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(_) => return false,
+            }
+            assert!(Instant::now() < deadline, "the attacker waits for an answer in vain");
+        }
+    }
+}
+
+/// What an attacker has.
+#[derive(Default)]
+struct State {
+    peer: Option<RawPeer>,
+    board: Option<SealedMemory>,
+    callers: Vec<PacketSocket>,
+    /// Memory of its own, which it may name.
+    memory: Vec<u8>,
+    /// Cells that the endpoint has written.
+    seen: Vec<Words>,
+}
+
+fn obey(mut orders: UnixStream) {
+    let mut state = State { memory: vec![7; 4 << 20], ..State::default() };
+    loop {
+        let mut head = [0; 4];
+        if orders.read_exact(&mut head).is_err() {
+            return;
+        }
+        let mut order = vec![0; u32::from_le_bytes(head) as usize];
+        if orders.read_exact(&mut order).is_err() {
+            return;
+        }
+        state.carry_out(order[0], &order[1..]);
+        if orders.write_all(&[1]).is_err() {
+            return;
+        }
+    }
+}
+
+impl State {
+    fn carry_out(&mut self, what: u8, order: &[u8]) {
+        match what {
+            CONNECT => {
+                let name = std::str::from_utf8(order).expect("a name");
+                let board = raw_peer::board();
+                self.peer = RawPeer::connect_with(name, raw_peer::identity(), "", &board);
+                (self.board, self.seen) = (Some(board), Vec::new());
+            }
+            SAY_HELLO => {
+                let mut script = Script::new(order);
+                let length = script.byte().into();
+                let name = std::str::from_utf8(script.bytes(length)).expect("a name").to_owned();
+                self.say_hello(&name, script);
+            }
+            DO_WORST => self.do_worst(Script::new(order)),
+            _ => {
+                self.peer = None;
+                self.callers.clear();
+            }
+        }
+    }
+
+    /// Something like a hello, with some descriptors.
+    fn say_hello(&mut self, name: &str, mut script: Script<'_>) {
+        let choice = script.byte();
+        let descriptors: Vec<OwnedFd> = (0..choice % 4)
+            .filter_map(|_| {
+                let length = script.pick(&[memferry_message::ring::layout::BYTES, 64 << 10, 8192]);
+                let kinds = raw_peer::bad_memory(length);
+                let at = script.below(kinds.len() + 2);
+                let good =
+                    || SealedMemory::new("good", length).ok()?.as_fd().try_clone_to_owned().ok();
+                kinds.into_iter().nth(at).map(|kind| kind.1).or_else(good)
+            })
+            .collect();
+        let probe = (self.memory.as_ptr() as u64, u64::from_le_bytes([7; 8]));
+        let mut packet = raw_peer::hello(script.u64().into(), probe, "");
+        // Cut, or changed at a place, or something else altogether.
+        let rest = script.bytes(400);
+        match choice / 4 % 4 {
+            0 => packet = rest.to_vec(),
+            1 => packet.truncate(rest.len()),
+            2 => packet.extend_from_slice(rest),
+            _ => rest.chunks_exact(2).for_each(|change| {
+                let at = usize::from(change[0]) % packet.len();
+                packet[at] = change[1];
+            }),
+        }
+        let socket = raw_peer::call(name);
+        let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
+        let _ = socket.send(&packet, &borrowed);
+        self.callers.push(socket);
+    }
+
+    fn do_worst(&mut self, mut script: Script<'_>) {
+        let Some(mut peer) = self.peer.take() else { return };
+        while let Some(words) = peer.consumer.peek() {
+            self.seen.push(words);
+            peer.consumer.pass();
+        }
+        match script.byte() % 8 {
+            0 | 1 => drop(peer.write(&self.cell(&mut script))),
+            2 => {
+                let words = [0; 8].map(|_: u64| script.u64());
+                peer.write(&words);
+            }
+            3 => scribble(peer.bytes.as_ptr(), peer.bytes.len(), &mut script),
+            4 => {
+                if let Some(Ok(board)) = self.board.as_ref().map(|board| board.map(Access::Write)) {
+                    scribble(board.as_ptr(), board.len().min(4096), &mut script);
+                }
+            }
+            5 => play_with_record(&peer, &mut script),
+            6 => {
+                if let Ok(memory) = SealedMemory::new("region", script.pick(&[4096, 1 << 20, 1])) {
+                    peer.send_region(script.u32() % 4, memory.as_fd());
+                }
+            }
+            _ => drop(peer.socket.send(script.bytes(9), &[])),
+        }
+        if script.is() {
+            peer.consumer.publish();
+        }
+        peer.wake();
+        self.peer = Some(peer);
+    }
+
+    /// A cell that could be right, or nearly.
+    fn cell(&self, script: &mut Script<'_>) -> Words {
+        let mut words = [0; 8].map(|_: u64| self.number(script));
+        words[0] = first(script.byte() % 14, script.byte(), script.u16());
+        words
+    }
+
+    fn number(&self, script: &mut Script<'_>) -> u64 {
+        match script.byte() % 6 {
+            0 => self.memory.as_ptr() as u64 + u64::from(script.u16()),
+            // A place in the shared space, or beside it.
+            1 => u64::from(script.u32() % (600 << 10)) << 32 | u64::from(script.u16()),
+            2 if !self.seen.is_empty() => {
+                let cell = self.seen[self.seen.len() - 1 - script.below(self.seen.len())];
+                cell[script.below(8)]
+            }
+            3 => 1 << (script.byte() % 64),
+            _ => script.number(),
+        }
+    }
+}
+
+/// Writes words of the script over a stretch of shared memory.
+fn scribble(start: *mut u8, length: usize, script: &mut Script<'_>) {
+    let words = length / 8;
+    let at = script.below(words);
+    let count = script.pick(&[1, 1, 2, 8, 64, 1024]);
+    let (value, step) = (script.number(), u64::from(script.byte() % 3));
+    for index in at..(at + count).min(words) {
+        let value = value.wrapping_add(step.wrapping_mul(index as u64));
+        // SAFETY: inside the mapping; that others read and write it too is the point.
+        unsafe { start.cast::<u64>().add(index).write_volatile(value) };
+    }
+}
+
+/// Opens, claims and finishes chunks that may or may not exist.
+fn play_with_record(peer: &RawPeer, script: &mut Script<'_>) {
+    let record = peer.memory.record(script.is(), script.below(32));
+    let (generation, chunks) = (u16::from(script.byte() % 4), u64::from(script.byte() % 20));
+    match script.byte() % 4 {
+        0 => record.open(generation),
+        1 => drop(record.close(generation, chunks)),
+        2 => drop(record.claim_back(generation, chunks)),
+        _ => {
+            let returned = script.is().then_some(u64::from(script.byte() % 20));
+            record.tell(generation, Finished { chunks, returned });
+        }
+    }
+}

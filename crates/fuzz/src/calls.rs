@@ -1,0 +1,447 @@
+//! The C calls, in any order, with arguments that make sense and with those that do not: numbers that were never
+//! given out, descriptors of others, null pointers, lengths that run past the end of memory. Memory that is not
+//! mapped is never named: that is a fault here as in memcpy.
+//!
+//! No call may find a mistake inside the library, keep its caller when the library is closed, or touch memory
+//! beside what it was given.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use adma::*;
+
+use crate::script::Script;
+use crate::support::unique;
+
+const ARENA: usize = 256 << 10;
+const GUARD: usize = 4096;
+const GUARD_BYTE: u8 = 0xA5;
+/// A call that takes longer waits for something that will not come: the library is closed under it.
+const BLOCKED: Duration = Duration::from_millis(30);
+
+/// What the calls work on, and what they have given out.
+struct World {
+    arena: Vec<u8>,
+    descriptors: Vec<c_int>,
+    cookies: Vec<i64>,
+    windows: Vec<i64>,
+    handles: Vec<WindowName>,
+    /// Memory is in use by copies or messages.
+    is_busy: bool,
+}
+
+thread_local! {
+    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+}
+
+pub(crate) fn run(bytes: &[u8]) {
+    WORLD.with_borrow_mut(|world| {
+        let world = world.get_or_insert_with(World::new);
+        let mut script = Script::new(bytes);
+        while !script.is_over() {
+            world.make_call(&mut script);
+        }
+        world.end();
+    });
+}
+
+/// The code of a call, or more; fails if it says that the library has made a mistake.
+fn checked(code: impl Into<i64>) -> i64 {
+    let code = code.into();
+    if code < 0 {
+        // SAFETY: both give texts that stay until the next call that fails.
+        let (meaning, text) = unsafe {
+            (CStr::from_ptr(adma_strerror(code as c_int)), CStr::from_ptr(adma_last_error()))
+        };
+        assert!(code != i64::from(ADMA_ENOTRECOVERABLE), "{text:?}");
+        assert!(!meaning.is_empty() && !text.is_empty(), "nothing is said about {code}");
+        assert!(code >= -200, "{code} is no code");
+    }
+    code
+}
+
+/// Since when a call is under way that may wait.
+static WAITS: Mutex<Option<Instant>> = Mutex::new(None);
+static BEGUN: Condvar = Condvar::new();
+
+fn waits() -> MutexGuard<'static, Option<Instant>> {
+    WAITS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a call that may wait for ever, and closes the library if it does.
+fn waiting(call: impl FnOnce() -> i64) -> i64 {
+    *waits() = Some(Instant::now());
+    BEGUN.notify_one();
+    let code = call();
+    *waits() = None;
+    checked(code)
+}
+
+/// Closes the library whenever a call waits too long.
+fn watch() {
+    let mut since = waits();
+    loop {
+        since = match *since {
+            None => BEGUN.wait(since).unwrap_or_else(PoisonError::into_inner),
+            Some(began) if began.elapsed() > BLOCKED => {
+                drop(since);
+                adma_fini();
+                std::thread::sleep(Duration::from_millis(1));
+                waits()
+            }
+            Some(_) => {
+                drop(since);
+                std::thread::sleep(Duration::from_millis(5));
+                waits()
+            }
+        };
+    }
+}
+
+impl World {
+    fn new() -> Self {
+        std::thread::spawn(watch);
+        let mut arena = vec![0; ARENA + 2 * GUARD];
+        arena[..GUARD].fill(GUARD_BYTE);
+        arena[GUARD + ARENA..].fill(GUARD_BYTE);
+        let (descriptors, cookies, windows) = (Vec::new(), Vec::new(), Vec::new());
+        Self { arena, descriptors, cookies, windows, handles: Vec::new(), is_busy: false }
+    }
+
+    /// Some memory, or none, or more than there can be.
+    fn memory(&mut self, script: &mut Script<'_>) -> (*mut c_void, usize) {
+        let at = script.below(ARENA);
+        let length = script.pick(&[0, 1, 8, 100, 5000, 70_000, ARENA]).min(ARENA - at);
+        let start = self.arena[GUARD + at..].as_mut_ptr().cast::<c_void>();
+        match script.byte() % 16 {
+            0 => (std::ptr::null_mut(), length),
+            1 => (start, usize::MAX - at),
+            2 => (std::ptr::null_mut(), usize::MAX),
+            _ => (start, length),
+        }
+    }
+
+    /// A variable, often of 8 bytes and aligned.
+    fn variable(&mut self, script: &mut Script<'_>) -> *mut u64 {
+        let at = script.below(ARENA / 8 - 1) * 8;
+        let start = self.arena[GUARD..].as_mut_ptr();
+        let aligned = start.wrapping_add(start.align_offset(8) + at);
+        match script.byte() % 8 {
+            0 => std::ptr::null_mut(),
+            1 => aligned.wrapping_sub(3).cast(),
+            _ => aligned.cast(),
+        }
+    }
+
+    fn descriptor(&self, script: &mut Script<'_>) -> c_int {
+        match script.byte() % 8 {
+            0 => script.u32().cast_signed(),
+            1 => c_int::from(script.byte() % 32) - 2,
+            _ if self.descriptors.is_empty() => -1,
+            _ => self.descriptors[script.below(self.descriptors.len())],
+        }
+    }
+
+    fn cookie(&self, script: &mut Script<'_>) -> i64 {
+        match script.byte() % 8 {
+            0 => script.u64().cast_signed(),
+            1 => script.number().cast_signed(),
+            _ if self.cookies.is_empty() => 0,
+            2 => self.cookies[script.below(self.cookies.len())].wrapping_add(script.byte().into()),
+            _ => self.cookies[script.below(self.cookies.len())],
+        }
+    }
+
+    fn window(&self, script: &mut Script<'_>) -> i64 {
+        match script.byte() % 8 {
+            0 => script.u64().cast_signed(),
+            1 => self.cookie(script),
+            _ if self.windows.is_empty() => 0,
+            2 => self.windows[script.below(self.windows.len())].wrapping_add(script.byte().into()),
+            _ => self.windows[script.below(self.windows.len())],
+        }
+    }
+
+    fn keep_cookie(&mut self, cookie: i64) {
+        if checked(cookie) >= 0 {
+            self.is_busy = true;
+            self.cookies.push(cookie);
+        }
+    }
+
+    fn make_call(&mut self, script: &mut Script<'_>) {
+        match script.byte() % 5 {
+            0 => self.copy_something(script),
+            1 => self.ask(script),
+            2 => self.use_link(script),
+            3 => self.use_window(script),
+            _ => self.manage(script),
+        }
+    }
+
+    fn copy_something(&mut self, script: &mut Script<'_>) {
+        let ((from, from_bytes), (to, to_bytes)) = (self.memory(script), self.memory(script));
+        // One that is longer than memory makes both so.
+        let is_too_long = from_bytes.max(to_bytes) > ARENA;
+        let bytes = if is_too_long { usize::MAX } else { from_bytes.min(to_bytes) };
+        let (variable, value) = (self.variable(script), script.number());
+        // SAFETY: what is not null is inside the arena, or runs past the end of memory, which is refused.
+        unsafe {
+            match script.byte() % 8 {
+                0 => self.copy_and_check(from, to, bytes),
+                1 => self.keep_cookie(adma_icopy(from, to, bytes)),
+                2 => self.keep_cookie(adma_icopy_notify(from, to, bytes, variable, value)),
+                3 => self.fill_and_check(to, value as c_int, bytes),
+                4 => {
+                    let mut first = usize::MAX;
+                    let place = if script.is() { &raw mut first } else { std::ptr::null_mut() };
+                    let found = checked(adma_compare(from, to, bytes, place));
+                    assert!(found <= 1 && (found != 1 || place.is_null() || first < bytes));
+                }
+                5 | 6 => {
+                    let (extra, extra_bytes) = self.memory(script);
+                    let piece = |addr: *mut c_void, len: usize| Piece { addr, len: len.min(1000) };
+                    let pieces = [piece(from, bytes), piece(extra, extra_bytes)];
+                    let count = script.pick(&[0, 1, 2, 2]);
+                    let start =
+                        if script.byte() % 8 == 0 { std::ptr::null() } else { pieces.as_ptr() };
+                    let room = self.arena[GUARD..].as_mut_ptr().cast();
+                    let to = if (2000..=ARENA).contains(&to_bytes) { to } else { room };
+                    self.keep_cookie(if script.is() {
+                        adma_ideliver(start, count, to)
+                    } else {
+                        adma_ideliver_notify(start, count, to, variable, value)
+                    });
+                }
+                _ => {
+                    let time = script.pick(&[0, 1, 1000, 1_000_000]);
+                    checked(adma_wait_notify(variable, value, time));
+                }
+            }
+        }
+    }
+
+    /// # Safety
+    /// As `adma_copy`, or the length is too long for any memory.
+    unsafe fn copy_and_check(&self, from: *mut c_void, to: *mut c_void, bytes: usize) {
+        let is_real = !from.is_null() && !to.is_null() && bytes <= ARENA && !self.is_busy;
+        let slice = |at: *mut c_void| {
+            // SAFETY: inside the arena, and nobody else uses it.
+            unsafe { std::slice::from_raw_parts(at.cast::<u8>().cast_const(), bytes) }.to_vec()
+        };
+        let before = is_real.then(|| slice(from));
+        // SAFETY: passed on.
+        let code = checked(unsafe { adma_copy(from, to, bytes) });
+        if let (Some(before), 0) = (before, code) {
+            assert!(slice(to) == before, "{bytes} bytes were not copied");
+        }
+    }
+
+    /// # Safety
+    /// As `adma_fill`, or the length is too long for any memory.
+    unsafe fn fill_and_check(&self, to: *mut c_void, value: c_int, bytes: usize) {
+        // SAFETY: passed on.
+        let code = checked(unsafe { adma_fill(to, value, bytes) });
+        if code == 0 && bytes > 0 && !self.is_busy {
+            // SAFETY: inside the arena: the call has taken it.
+            let filled = unsafe { std::slice::from_raw_parts(to.cast::<u8>().cast_const(), bytes) };
+            assert!(filled.iter().all(|byte| *byte == value as u8));
+        }
+    }
+
+    fn ask(&mut self, script: &mut Script<'_>) {
+        let cookie = self.cookie(script);
+        let (mut message, mut buffer) = (0u64, 0u64);
+        match script.byte() % 6 {
+            0 => assert!(checked(adma_check_copy(cookie)) <= 1),
+            1 => assert!(waiting(|| adma_wait_copy(cookie).into()) <= 0),
+            2 => assert!(checked(adma_check(cookie)) <= 1),
+            3 => assert!(waiting(|| adma_wait(cookie).into()) <= 0),
+            4 => drop(checked(adma_result(cookie))),
+            _ => {
+                let place = if script.is() { &raw mut message } else { std::ptr::null_mut() };
+                // SAFETY: null or valid.
+                checked(unsafe { adma_lengths(cookie, place, &raw mut buffer) });
+            }
+        }
+    }
+
+    fn use_link(&mut self, script: &mut Script<'_>) {
+        let (fd, (at, bytes)) = (self.descriptor(script), self.memory(script));
+        // SAFETY: what is not null is inside the arena, which stays, or is refused.
+        unsafe {
+            match script.byte() % 8 {
+                0 | 1 => self.keep_cookie(adma_iread(fd, at, bytes)),
+                2 | 3 => self.keep_cookie(adma_iwrite(fd, at, bytes)),
+                4 => drop(waiting(|| adma_read(fd, at, bytes))),
+                5 => drop(waiting(|| adma_write(fd, at, bytes).into())),
+                6 => drop(checked(adma_peek(fd))),
+                _ => self.make_pair(),
+            }
+        }
+        self.is_busy = true;
+    }
+
+    fn use_window(&mut self, script: &mut Script<'_>) {
+        let (fd, window) = (self.descriptor(script), self.window(script));
+        let (at, bytes) = self.memory(script);
+        let (offset, value) = (script.number(), script.number());
+        let notify = script.number();
+        self.is_busy = true;
+        // SAFETY: as for links; a window's memory is the arena, which stays.
+        unsafe {
+            match script.byte() % 12 {
+                0 => {
+                    let mut handle = WindowName { bytes: [0; 16] };
+                    let place =
+                        if script.byte() % 8 == 0 { std::ptr::null_mut() } else { &raw mut handle };
+                    let rights = c_int::from(script.byte() % 5);
+                    let number = checked(adma_expose(fd, at, bytes, rights, place));
+                    if number >= 0 {
+                        self.windows.push(number);
+                        self.handles.push(handle);
+                    }
+                }
+                1 => drop(checked(adma_withdraw(window))),
+                2 => {
+                    let mut found = 0;
+                    let place = if script.is() { &raw mut found } else { std::ptr::null_mut() };
+                    let time = script.pick(&[0, 1000, 1_000_000]);
+                    checked(adma_wait_value(window, offset, value, time, place));
+                }
+                3 | 4 => {
+                    let handle = self.handle(script);
+                    let number = checked(adma_attach(fd, &raw const handle));
+                    self.windows.extend((number >= 0).then_some(number));
+                }
+                5 => drop(checked(adma_detach(window))),
+                6 => drop(checked(adma_window_length(window))),
+                7 => drop(waiting(|| adma_put(window, offset, at, bytes).into())),
+                8 => drop(waiting(|| {
+                    adma_put_notify(window, offset, at, bytes, notify, value).into()
+                })),
+                9 => drop(waiting(|| adma_get(window, offset, at, bytes).into())),
+                10 => self.keep_cookie(match script.byte() % 3 {
+                    0 => adma_iput(window, offset, at, bytes),
+                    1 => adma_iput_notify(window, offset, at, bytes, notify, value),
+                    _ => adma_iget(window, offset, at, bytes),
+                }),
+                _ => drop(waiting(|| adma_fence(window).into())),
+            }
+        }
+    }
+
+    fn handle(&self, script: &mut Script<'_>) -> WindowName {
+        if script.byte() % 4 > 0 && !self.handles.is_empty() {
+            return WindowName { ..self.handles[script.below(self.handles.len())] };
+        }
+        let mut bytes = [0; 16];
+        let given = script.bytes(16);
+        bytes[..given.len()].copy_from_slice(given);
+        WindowName { bytes }
+    }
+
+    fn manage(&mut self, script: &mut Script<'_>) {
+        match script.byte() % 10 {
+            0 => drop(checked(adma_init())),
+            1 => self.end(),
+            2 => drop(checked(adma_close(self.descriptor(script)))),
+            3 => {
+                let fd = self.descriptor(script);
+                let code = waiting(|| adma_accept(fd).into());
+                self.descriptors.extend((code >= 0).then_some(code as c_int));
+            }
+            4 => {
+                let name = self.name(script);
+                // SAFETY: null or a text.
+                let code = checked(unsafe {
+                    adma_listen(name.as_ref().map_or(std::ptr::null(), |n| n.as_ptr()))
+                });
+                self.descriptors.extend((code >= 0).then_some(code as c_int));
+            }
+            5 => {
+                let name = self.name(script);
+                // SAFETY: null or a text.
+                let connect = || unsafe {
+                    adma_connect(name.as_ref().map_or(std::ptr::null(), |n| n.as_ptr()))
+                };
+                let code = waiting(|| connect().into());
+                self.descriptors.extend((code >= 0).then_some(code as c_int));
+            }
+            6 => {
+                let (at, bytes) = self.memory(script);
+                // SAFETY: inside the arena, which stays, or refused.
+                checked(unsafe { adma_register(at, bytes) });
+                checked(adma_unregister(at));
+            }
+            7 => {
+                let mut place = std::ptr::null_mut();
+                // SAFETY: the place is valid; what is no memory of a GPU is refused.
+                unsafe {
+                    checked(adma_device_alloc(script.number() as usize, &raw mut place));
+                    checked(adma_device_free(script.number() as usize as *mut c_void));
+                    checked(adma_device_free(place));
+                }
+            }
+            8 => drop(checked(adma_use_gpu(script.u32().cast_signed() | 1 << 20))),
+            _ => self.make_pair(),
+        }
+    }
+
+    /// A name that nobody else has, or one that nobody can have.
+    fn name(&self, script: &mut Script<'_>) -> Option<CString> {
+        let own = unique("memferry-fuzz");
+        let length = script.byte().into();
+        let text: Vec<u8> = match script.byte() % 4 {
+            0 => return None,
+            1 => Vec::new(),
+            // No path: it could be that of a file.
+            2 => script
+                .bytes(length)
+                .iter()
+                .copied()
+                .filter(|byte| ![0, b'/'].contains(byte))
+                .collect(),
+            _ => own.into_bytes(),
+        };
+        CString::new(text).ok()
+    }
+
+    /// Both ends of a link, in this process.
+    fn make_pair(&mut self) {
+        let name = CString::new(unique("memferry-fuzz")).expect("no zero in it");
+        // SAFETY: a text.
+        let listener = checked(unsafe { adma_listen(name.as_ptr()) }) as c_int;
+        if listener < 0 {
+            return;
+        }
+        let connecting = std::thread::spawn(move || {
+            // SAFETY: a text.
+            unsafe { adma_connect(name.as_ptr()) }
+        });
+        let here = waiting(|| adma_accept(listener).into());
+        let there = connecting.join().expect("it connects, or not");
+        self.descriptors.extend([here as c_int, there].into_iter().filter(|fd| *fd >= 0));
+        checked(adma_close(listener));
+    }
+
+    /// Closes the library. Nothing of it uses the arena from then on.
+    fn end(&mut self) {
+        assert_eq!(checked(adma_fini()), 0);
+        for index in 0..3 {
+            // SAFETY: looks only.
+            let is_open = unsafe { libc::fcntl(index, libc::F_GETFD) } >= 0;
+            assert!(is_open, "descriptor {index} was closed, which is not the library's");
+        }
+        let (before, behind) = (&self.arena[..GUARD], &self.arena[GUARD + ARENA..]);
+        let is_whole = before.iter().chain(behind).all(|byte| *byte == GUARD_BYTE);
+        assert!(is_whole, "bytes beside the arena were written");
+        self.descriptors.clear();
+        self.cookies.clear();
+        self.windows.clear();
+        self.handles.clear();
+        self.is_busy = false;
+    }
+}

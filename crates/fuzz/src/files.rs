@@ -1,0 +1,98 @@
+//! Files that Memferry reads: traces of the lookup, and saved profiles. A profile that is believed must make
+//! a plan for every size.
+
+use memferry_copy::plan::{self as copies, Costs, EngineFacts};
+use memferry_engine::contract::{
+    Capabilities, CostLine, MemoryKind, MemoryKinds, Operation, Operations, Registration,
+};
+use memferry_engine::cpu::Profile;
+use memferry_engine::saved::{self, Saved};
+use memferry_memory::lookup::Geometry;
+use memferry_memory::lookup::trace::replay;
+use memferry_message::plan::{self as messages, Closeness, Ends, Limits, Way};
+
+pub(crate) fn run(bytes: &[u8]) {
+    let Some((first, rest)) = bytes.split_first() else { return };
+    match first % 3 {
+        0 => trace(rest),
+        1 => profile(rest, copy_plans),
+        _ => profile(rest, message_plans),
+    }
+}
+
+fn trace(bytes: &[u8]) {
+    // As it is, and behind the first bytes of a trace, which are not worth searching for.
+    for file in [bytes.to_vec(), [b"memferry trace 1", bytes].concat()] {
+        for (entries, line, ways) in [(64, 1, 1), (256, 8, 4)] {
+            let geometry = Geometry::new(entries, line, ways).expect("a small cache");
+            let _ = replay(file.as_slice(), geometry);
+        }
+    }
+}
+
+/// Reads a profile as it is, and behind the first line of one of this machine. What is believed is the same
+/// when it was written and read again.
+fn profile<S: Saved + PartialEq + std::fmt::Debug>(bytes: &[u8], check: impl Fn(&S)) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    let whole = saved::to_text(&S::built_in());
+    let line = whole.lines().next().unwrap_or_default();
+    for text in [text.to_owned(), format!("{line}\n{text}"), format!("{whole}{text}")] {
+        let Ok(Some(values)) = saved::from_text::<S>(&text) else { continue };
+        check(&values);
+        let again = saved::from_text::<S>(&saved::to_text(&values));
+        assert_eq!(again.as_ref().map(Option::as_ref), Ok(Some(&values)));
+    }
+}
+
+const SIZES: [u64; 10] =
+    [0, 1, 48, 4096, 64 << 10, 1 << 20, 64 << 20, 5 << 30, 1 << 45, isize::MAX as u64];
+
+fn copy_plans(profile: &Profile) {
+    let capabilities = Capabilities {
+        operations: Operations::of(&[Operation::Copy, Operation::Move]),
+        memory: MemoryKinds::of(&[MemoryKind::Host]),
+        largest_descriptor_bytes: usize::MAX,
+        preferred_alignment: 64,
+        boundary_bytes: None,
+        registration: Registration::NotNeeded,
+        claims_chunks: true,
+        never_fails: true,
+        self_driving: true,
+        notifies: false,
+    };
+    let costs =
+        Costs::uniform(CostLine::from_bandwidth(profile.handover_ns, profile.stream_gb_per_s));
+    let engine =
+        EngineFacts { name: "cpu".into(), capabilities, costs, preparation: None, channels: 3 };
+    let facts = copies::Facts { profile: profile.clone(), engines: vec![engine], spread: 4 };
+    for bytes in SIZES {
+        for blocking in [true, false] {
+            let plan = copies::plan(&facts, &copies::Question::copy(bytes, blocking));
+            assert!(plan.is_some(), "no plan for {bytes} bytes with {profile:?}");
+        }
+    }
+}
+
+fn message_plans(profile: &messages::Profile) {
+    let facts = messages::Facts {
+        profile: profile.clone(),
+        limits: Limits::default(),
+        l2_bytes: 2 << 20,
+        stream_bytes: 2 << 20,
+        has_device: false,
+    };
+    for bytes in SIZES {
+        for closeness in Closeness::ALL {
+            let question = messages::Question {
+                bytes,
+                receiver_reads: Way::Cross,
+                sender_writes: Way::Near,
+                closeness,
+                spare_cores: 1,
+                sender_is_busy: false,
+                absent: Ends::default(),
+            };
+            let _ = messages::message(&facts, &question, true);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Messages and windows with a peer that writes what it likes into everything that is shared with it. What is
+//! begun with it ends, in time; no byte is written beside the memory that was given; an honest peer is served.
+
+use std::cell::RefCell;
+
+use memferry_message::{
+    Builder, Endpoint, Operation, OwnedOperation, Peer, RemoteWindow, Rights, Source, TAG_ALL,
+    TAG_ANY, Window, WindowHandle,
+};
+
+use crate::attacker::Attacker;
+use crate::script::Script;
+use crate::support::memory::{Guarded, fill, first_wrong};
+use crate::support::{Pair, pair, until};
+
+/// The tag of messages with the honest peer.
+const HONEST: u64 = 0x1234_5678_9ABC_DEF0;
+/// What is under way at the same time, at most.
+const MOST: usize = 12;
+const LENGTHS: [usize; 8] = [0, 8, 48, 3000, 20_000, 100_000, 600_000, 2 << 20];
+
+struct Setting {
+    pair: Pair,
+    attacker: Attacker,
+}
+
+thread_local! {
+    static SETTINGS: RefCell<Vec<Setting>> = const { RefCell::new(Vec::new()) };
+}
+
+pub(crate) fn run(bytes: &[u8]) {
+    SETTINGS.with_borrow_mut(|settings| {
+        if settings.is_empty() {
+            let builders = [Builder::new(), Builder::new().background(true), {
+                Builder::new().cross_memory(false)
+            }];
+            let start = |builder| Setting { pair: pair(builder), attacker: Attacker::start() };
+            settings.extend(builders.iter().map(start));
+        }
+        let mut script = Script::new(bytes);
+        let at = script.below(settings.len());
+        settings[at].play(script);
+    });
+}
+
+/// A send or a receive with the attacker, and its memory.
+struct Message {
+    operation: Operation,
+    memory: Guarded,
+    /// The seed of what is sent.
+    sent: Option<u64>,
+}
+
+/// What is under way with an attacker.
+#[derive(Default)]
+struct Dealings {
+    messages: Vec<Message>,
+    attached: Vec<RemoteWindow>,
+    accesses: Vec<OwnedOperation<Vec<u8>>>,
+    exposed: Vec<Window<Vec<u8>>>,
+}
+
+impl Setting {
+    fn play(&mut self, mut script: Script<'_>) {
+        let prey = self.pair.here.clone();
+        if !self.attacker.connect(&prey) {
+            self.attacker = Attacker::start();
+            assert!(self.attacker.connect(&prey), "a new process can connect");
+        }
+        let Some(peer) = prey.peers().into_iter().find(|peer| *peer != self.pair.to_there) else {
+            return;
+        };
+        let mut dealings = Dealings::default();
+        while !script.is_over() {
+            if script.byte() % 2 == 0 {
+                let length = usize::from(script.byte() % 80);
+                if !self.attacker.do_worst(&prey, script.bytes(length)) {
+                    break;
+                }
+            } else {
+                dealings.go_on(&prey, peer, &mut script);
+            }
+            prey.progress();
+        }
+        if !self.attacker.hang_up(&prey) {
+            self.attacker = Attacker::start();
+        }
+        dealings.end(&prey);
+        until("the attacker is forgotten", || {
+            prey.progress();
+            prey.peers().len() == 1
+        });
+        take_gifts(&prey);
+        self.exchange(script.byte().into());
+    }
+
+    /// A message to the honest peer and back.
+    fn exchange(&self, seed: u64) {
+        let length = LENGTHS[seed as usize % 6];
+        for (from, to, source) in [
+            (&self.pair.here, &self.pair.there, self.pair.to_here),
+            (&self.pair.there, &self.pair.here, self.pair.to_there),
+        ] {
+            let target =
+                if source == self.pair.to_here { self.pair.to_there } else { self.pair.to_here };
+            let mut bytes = vec![0; length];
+            fill(&mut bytes, seed);
+            let mut send = from.isend(target, HONEST, bytes).expect("the honest peer is there");
+            let mut receive =
+                to.irecv(source, HONEST, TAG_ALL, vec![0; length]).expect("it is there");
+            until("the honest peer is served", || {
+                from.progress();
+                to.progress();
+                send.is_done() && receive.is_done()
+            });
+            drop(send.wait().expect("it is sent"));
+            let (_, bytes) = receive.wait().expect("it is received");
+            assert_eq!(first_wrong(&bytes, seed), None);
+        }
+    }
+}
+
+/// Takes messages that nobody asked for.
+fn take_gifts(prey: &Endpoint) {
+    while let Ok(Some(gift)) = prey.iprobe(Source::Any, 0, TAG_ANY) {
+        if gift.tag == HONEST || prey.recv(gift.source, gift.tag, TAG_ALL, &mut [0; 100]).is_err() {
+            break;
+        }
+    }
+}
+
+impl Dealings {
+    /// Begins something with the attacker, or looks after what is under way.
+    fn go_on(&mut self, prey: &Endpoint, peer: Peer, script: &mut Script<'_>) {
+        match script.byte() % 8 {
+            0 | 1 if self.messages.len() < MOST => self.begin_message(prey, peer, script),
+            2 if !self.messages.is_empty() => {
+                let at = script.below(self.messages.len());
+                self.messages[at].operation.cancel();
+            }
+            3 => self.attach(prey, peer, script),
+            4 | 5 if !self.attached.is_empty() && self.accesses.len() < MOST => {
+                let window = &self.attached[script.below(self.attached.len())];
+                let (offset, bytes) = (script.number(), vec![3; script.pick(&LENGTHS)]);
+                let begun = if script.is() {
+                    window.iput(offset, bytes).ok()
+                } else {
+                    window.iget(offset, bytes).ok()
+                };
+                self.accesses.extend(begun);
+            }
+            6 if self.exposed.len() < MOST => {
+                let exposed = prey.expose(vec![1; script.pick(&LENGTHS)], Rights::READ_WRITE);
+                self.exposed.extend(exposed.ok());
+            }
+            7 if !self.exposed.is_empty() => {
+                drop(self.exposed.swap_remove(script.below(self.exposed.len())).withdraw());
+            }
+            _ => drop(prey.iprobe(peer, 0, TAG_ANY)),
+        }
+        self.look_after();
+    }
+
+    fn begin_message(&mut self, prey: &Endpoint, peer: Peer, script: &mut Script<'_>) {
+        let (length, tag) = (script.pick(&LENGTHS), u64::from(script.byte() % 4));
+        let mut memory = Guarded::new(length, script.is());
+        let at = memory.address();
+        let sent = script.is().then_some(tag);
+        // SAFETY: the memory is kept until the operation is over.
+        let begun = unsafe {
+            if sent.is_some() {
+                fill(memory.bytes_mut(), tag);
+                prey.isend_raw(peer, tag, at, length)
+            } else {
+                prey.irecv_raw(peer, tag, script.pick(&[0, 1, TAG_ALL]), at, length)
+            }
+        };
+        if let Ok(operation) = begun {
+            self.messages.push(Message { operation, memory, sent });
+        }
+    }
+
+    /// Attaches a window that the attacker may or may not say that it has.
+    fn attach(&mut self, prey: &Endpoint, peer: Peer, script: &mut Script<'_>) {
+        let mut bytes = [0; WindowHandle::BYTES];
+        let given = script.bytes(WindowHandle::BYTES);
+        bytes[..given.len()].copy_from_slice(given);
+        if let Ok(handle) = WindowHandle::from_bytes(bytes) {
+            self.attached.extend(prey.attach(peer, handle).ok());
+        }
+    }
+
+    /// Checks what is over.
+    fn look_after(&mut self) {
+        for at in (0..self.messages.len()).rev() {
+            if self.messages[at].operation.test().is_none() {
+                continue;
+            }
+            let Message { memory, sent, .. } = self.messages.swap_remove(at);
+            memory.check_guards();
+            if let Some(seed) = sent {
+                assert_eq!(first_wrong(memory.bytes(), seed), None, "what was sent has changed");
+            }
+        }
+        for at in (0..self.accesses.len()).rev() {
+            if self.accesses[at].is_done() {
+                drop(self.accesses.swap_remove(at).wait());
+            }
+        }
+    }
+
+    /// Waits until everything is over: the attacker is gone.
+    fn end(mut self, prey: &Endpoint) {
+        until("everything with the attacker has ended", || {
+            prey.progress();
+            self.look_after();
+            self.messages.is_empty() && self.accesses.is_empty()
+        });
+        self.exposed.drain(..).for_each(|window| drop(window.withdraw()));
+    }
+}

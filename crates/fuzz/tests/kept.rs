@@ -1,0 +1,27 @@
+//! Inputs that once made a target fail, and some that reach far, tried again.
+
+use std::path::Path;
+
+use memferry_fuzz::TARGETS;
+
+#[test]
+fn every_kept_input_passes() {
+    for target in TARGETS {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kept").join(target.name);
+        let mut inputs: Vec<_> = std::fs::read_dir(&folder)
+            .unwrap_or_else(|error| panic!("{}: {error}", folder.display()))
+            .map(|entry| entry.unwrap().path())
+            .collect();
+        inputs.sort();
+        assert!(!inputs.is_empty(), "{} has no inputs", folder.display());
+        for input in inputs {
+            println!("{}", input.display());
+            (target.run)(&std::fs::read(input).unwrap());
+        }
+    }
+}
+
+#[test]
+fn an_attacker_begins_here() {
+    memferry_fuzz::attack_if_asked();
+}
