@@ -68,3 +68,15 @@ pub use imp::*;
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
+
+/// Raises a number to `value` if it is less, as one step that acquires and releases.
+#[inline]
+pub fn raise(number: &atomic::AtomicU64, value: u64) {
+    use atomic::Ordering::{AcqRel, Acquire};
+    // ThreadSanitizer does not see `fetch_max`, but does see a loop that does the same.
+    if cfg!(tsan) {
+        let _ = number.fetch_update(AcqRel, Acquire, |now| Some(now.max(value)));
+    } else {
+        number.fetch_max(value, AcqRel);
+    }
+}

@@ -1,6 +1,8 @@
 //! `cargo xtask faults`: the checks that look for the next fault before a user finds it, and one table of what
 //! they did. Each check is tests that print rows for it: see [`ROW`].
 
+mod sanitize;
+
 use std::env;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -10,6 +12,7 @@ use anyhow::{Context, bail};
 use serde_json::json;
 
 use crate::say;
+use sanitize::SANITIZERS;
 
 /// How a line of a test begins that is a row of the table. What was counted, how often, and anything worth
 /// knowing follow, with tabs between them.
@@ -25,25 +28,6 @@ struct Check {
     /// A variable by which the tests know how much to do: in a short run, and in a long one.
     amount: Option<(&'static str, &'static str, &'static str)>,
 }
-
-/// All tests of the crates below the front doors, under AddressSanitizer. Only a long run has it: everything is
-/// built anew.
-const SANITIZED: [&str; 5] =
-    ["memferry-sys", "memferry-engine", "memferry-memory", "memferry-copy", "memferry-message"];
-const SANITIZER: &str = "address sanitizer";
-
-/// What cannot be tried under it, since it has an allocator and mappings of its own.
-const NOT_SANITIZED: [(&str, &str); 6] = [
-    (
-        "a_buffer_in_flight_cannot_be_touched",
-        "runs the compiler, which does not find these libraries",
-    ),
-    ("a_source_that_is_not_there", "names an address that is the sanitizer's"),
-    ("with_no_mapping_left", "the sanitizer needs mappings"),
-    ("a_process_that_can_map_nothing_more", "the sanitizer needs mappings"),
-    ("a_receiver_that_does_not_receive_keeps_little", "measures memory, which the sanitizer keeps"),
-    ("other_memory_at_the_same_address", "the sanitizer hands no address out twice"),
-];
 
 const PLAIN: Check = Check {
     name: "calls of messages",
@@ -74,7 +58,7 @@ pub(crate) struct Args {
     /// Run only checks whose name contains this
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Do more: every error of every call, 10,000 kills instead of 300, all tests under AddressSanitizer
+    /// Do more: every error of every call, 10,000 kills instead of 300, all tests under both sanitizers
     #[arg(long)]
     long: bool,
     /// End with one JSON object with the rows
@@ -119,33 +103,6 @@ fn run_for_rows(mut command: Command, rows: &mut Vec<Row>) -> anyhow::Result<boo
     Ok(child.wait()?.success())
 }
 
-/// Runs the tests under AddressSanitizer.
-fn sanitize() -> anyhow::Result<Row> {
-    let mut command = cargo_test();
-    command.args(["--target", "x86_64-unknown-linux-gnu", "--lib", "--tests"]);
-    command.args(SANITIZED.iter().flat_map(|package| ["--package", package]));
-    command.arg("--").args(NOT_SANITIZED.iter().flat_map(|(test, _)| ["--skip", test]));
-    // The compiler takes the option from those who say that they know it may change. What the library keeps
-    // until the end of the process is no leak.
-    command.envs([
-        ("RUSTC_BOOTSTRAP", "1"),
-        ("RUSTFLAGS", "-Zsanitizer=address"),
-        ("CARGO_TARGET_DIR", "target/sanitized"),
-        ("ASAN_OPTIONS", "detect_leaks=0"),
-    ]);
-    let output = command.stderr(Stdio::inherit()).output().context("cargo cannot be run")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    if !output.status.success() {
-        say(&text);
-        bail!("{SANITIZER}: something is wrong");
-    }
-    let passed =
-        |line: &str| line.strip_prefix("test result: ok. ")?.split(' ').next()?.parse::<u64>().ok();
-    let count = text.lines().filter_map(passed).sum::<u64>();
-    let detail = format!("{} left out, see NOT_SANITIZED", NOT_SANITIZED.len());
-    Ok(Row { what: "tests under AddressSanitizer".into(), count, detail })
-}
-
 impl Check {
     /// Runs its tests.
     fn run(&self, is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
@@ -174,13 +131,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         say(&format!("== {}", check.name));
         check.run(args.long, &mut rows)?;
     }
-    if is_wanted(SANITIZER) && (args.long || args.only.is_some()) {
-        say(&format!("== {SANITIZER}"));
-        rows.push(sanitize()?);
+    // They build everything anew: only for those who ask.
+    let is_asked = args.long || args.only.is_some();
+    for sanitizer in SANITIZERS.iter().filter(|sanitizer| is_asked && is_wanted(sanitizer.name)) {
+        say(&format!("== {}", sanitizer.name));
+        sanitizer.run(args.long, &mut rows)?;
     }
     if rows.is_empty() {
         let names = CHECKS.map(|check| check.name).join(", ");
-        bail!("no check is called so: there are {names}, {SANITIZER}");
+        let sanitizers = SANITIZERS.map(|sanitizer| sanitizer.name).join(", ");
+        bail!("no check is called so: there are {names}, {sanitizers}");
     }
     report(&rows, began.elapsed(), args.json);
     Ok(())

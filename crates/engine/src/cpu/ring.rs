@@ -13,8 +13,8 @@
 use std::mem::MaybeUninit;
 
 use crossbeam_utils::CachePadded;
-use memferry_sys::sync::UnsafeCell;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
+use memferry_sys::sync::{UnsafeCell, raise};
 
 use crate::contract::{Sequence, SubmitError, Taken};
 
@@ -140,7 +140,7 @@ impl<T> Ring<T> {
                 // Acquire: the channel is through with the slots that this number frees. The
                 // limit passes that on to submitters that do not look here themselves.
                 let limit = self.done.completed.load(Ordering::Acquire) + self.slots.len() as u64;
-                self.submit.limit.fetch_max(limit, Ordering::AcqRel);
+                raise(&self.submit.limit, limit);
                 room = limit.saturating_sub(tail);
             }
             let count = room.min(wanted);
