@@ -21,6 +21,9 @@ use crate::support::{PATIENCE, unique};
 /// The variable that makes a process an attacker: where it gets its orders.
 const ORDERS: &str = "MEMFERRY_FUZZ_ORDERS";
 
+/// The variable that lets it be heard, for those who look for mistakes of its own.
+const LOUD: &str = "MEMFERRY_FUZZ_LOUD";
+
 /// What an order begins with; the name of an endpoint follows the first two.
 const CONNECT: u8 = 1;
 const SAY_HELLO: u8 = 2;
@@ -61,12 +64,13 @@ impl Attacker {
         let program = std::env::current_exe().expect("this program");
         // Where this program is a test, it runs the test that becomes the attacker. What an attacker says is of
         // no interest: it may well be harmed.
+        let said = if std::env::var_os(LOUD).is_some() { Stdio::inherit } else { Stdio::null };
         let child = Command::new(program)
             .args(["an_attacker_begins_here", "--exact"])
             .env(ORDERS, &name)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(if std::env::var_os("MEMFERRY_FUZZ_LOUD").is_some() { Stdio::inherit() } else { Stdio::null() })
+            .stderr(said())
             .spawn()
             .expect("the attacker starts");
         let (orders, _) = listener.accept().expect("the attacker comes");

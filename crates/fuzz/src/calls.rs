@@ -206,7 +206,7 @@ impl World {
                     let pieces = [piece(from, bytes), piece(extra, extra_bytes)];
                     let count = script.pick(&[0, 1, 2, 2]);
                     let start =
-                        if script.byte() % 8 == 0 { std::ptr::null() } else { pieces.as_ptr() };
+                        if script.is_one_in(8) { std::ptr::null() } else { pieces.as_ptr() };
                     let room = self.arena[GUARD..].as_mut_ptr().cast();
                     let to = if (2000..=ARENA).contains(&to_bytes) { to } else { room };
                     self.keep_cookie(if script.is() {
@@ -296,7 +296,7 @@ impl World {
                 0 => {
                     let mut handle = WindowName { bytes: [0; 16] };
                     let place =
-                        if script.byte() % 8 == 0 { std::ptr::null_mut() } else { &raw mut handle };
+                        if script.is_one_in(8) { std::ptr::null_mut() } else { &raw mut handle };
                     let rights = c_int::from(script.byte() % 5);
                     let number = checked(adma_expose(fd, at, bytes, rights, place));
                     if number >= 0 {
@@ -334,7 +334,7 @@ impl World {
     }
 
     fn handle(&self, script: &mut Script<'_>) -> WindowName {
-        if script.byte() % 4 > 0 && !self.handles.is_empty() {
+        if !script.is_one_in(4) && !self.handles.is_empty() {
             return WindowName { ..self.handles[script.below(self.handles.len())] };
         }
         let mut bytes = [0; 16];

@@ -72,7 +72,7 @@ impl Setting {
         };
         let mut dealings = Dealings::default();
         while !script.is_over() {
-            if script.byte() % 2 == 0 {
+            if script.is() {
                 let length = usize::from(script.byte() % 80);
                 if !self.attacker.do_worst(&prey, script.bytes(length)) {
                     break;

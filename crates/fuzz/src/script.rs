@@ -53,6 +53,11 @@ impl<'a> Script<'a> {
         self.byte() & 1 == 1
     }
 
+    /// True for one byte in so many.
+    pub(crate) fn is_one_in(&mut self, many: u8) -> bool {
+        self.byte() % many == many - 1
+    }
+
     pub(crate) fn pick<T: Copy>(&mut self, list: &[T]) -> T {
         list[self.below(list.len())]
     }

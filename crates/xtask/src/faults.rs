@@ -1,10 +1,14 @@
 //! `cargo xtask faults`: the checks that look for the next fault before a user finds it, and one table of what
-//! they did. Each check is tests that print rows for it: see [`ROW`].
+//! they did. Most checks are tests that print rows for it: see [`ROW`].
 
+mod fuzz;
+mod models;
+mod mpi;
 mod sanitize;
 
 use std::env;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -13,6 +17,32 @@ use serde_json::json;
 
 use crate::say;
 use sanitize::SANITIZERS;
+
+/// A check that is no plain test: what it is called, whether only those get it who ask for it or for a long run,
+/// and what it does.
+struct Special {
+    name: &'static str,
+    is_long: bool,
+    run: fn(is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()>,
+}
+
+const SPECIALS: [Special; 5] = [
+    Special { name: "fuzzing", is_long: false, run: fuzz::run },
+    Special { name: "models", is_long: false, run: models::run },
+    // They build everything anew.
+    Special {
+        name: SANITIZERS[0].name,
+        is_long: true,
+        run: |is_long, rows| SANITIZERS[0].run(is_long, rows),
+    },
+    Special {
+        name: SANITIZERS[1].name,
+        is_long: true,
+        run: |is_long, rows| SANITIZERS[1].run(is_long, rows),
+    },
+    // It fetches sources, and takes a quarter of an hour.
+    Special { name: "tests of MPICH", is_long: true, run: mpi::run },
+];
 
 /// How a line of a test begins that is a row of the table. What was counted, how often, and anything worth
 /// knowing follow, with tabs between them.
@@ -38,7 +68,7 @@ const PLAIN: Check = Check {
     amount: Some(("MEMFERRY_FAULTS", "some", "all")),
 };
 
-const CHECKS: [Check; 5] = [
+const CHECKS: [Check; 6] = [
     PLAIN,
     Check { name: "calls of copies", package: "memferry-copy", filter: "", ..PLAIN },
     Check { name: "deaths", filter: "deaths", ..PLAIN },
@@ -51,6 +81,14 @@ const CHECKS: [Check; 5] = [
         filter: "traffic",
         amount: Some(("MEMFERRY_TRAFFIC_KILLS", "100", "3334")),
     },
+    Check {
+        name: "hostile peers",
+        test: "hostile",
+        features: &[],
+        filter: "random",
+        amount: Some(("MEMFERRY_HOSTILE_SECONDS", "10", "1200")),
+        ..PLAIN
+    },
 ];
 
 #[derive(Debug, clap::Args)]
@@ -58,7 +96,8 @@ pub(crate) struct Args {
     /// Run only checks whose name contains this
     #[arg(long, value_name = "NAME")]
     only: Option<String>,
-    /// Do more: every error of every call, 10,000 kills instead of 300, all tests under both sanitizers
+    /// Do more, for some hours: every error of every call, 10,000 kills, an hour of hostile peers and of each
+    /// target of the fuzzer, all tests under both sanitizers, the tests of MPICH
     #[arg(long)]
     long: bool,
     /// End with one JSON object with the rows
@@ -87,6 +126,18 @@ fn cargo_test() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(["test", "--locked"]);
     command
+}
+
+/// How many tests passed, by what the harness writes.
+fn passed(text: &str) -> u64 {
+    let in_line =
+        |line: &str| line.strip_prefix("test result: ok. ")?.split(' ').next()?.parse::<u64>().ok();
+    text.lines().filter_map(in_line).sum()
+}
+
+/// The folder of the workspace.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("this crate lies in crates/")
 }
 
 /// Runs a command; its output passes through, but for the rows.
@@ -131,16 +182,16 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         say(&format!("== {}", check.name));
         check.run(args.long, &mut rows)?;
     }
-    // They build everything anew: only for those who ask.
     let is_asked = args.long || args.only.is_some();
-    for sanitizer in SANITIZERS.iter().filter(|sanitizer| is_asked && is_wanted(sanitizer.name)) {
-        say(&format!("== {}", sanitizer.name));
-        sanitizer.run(args.long, &mut rows)?;
+    let is_due = |special: &&Special| is_wanted(special.name) && (is_asked || !special.is_long);
+    for special in SPECIALS.iter().filter(is_due) {
+        say(&format!("== {}", special.name));
+        (special.run)(args.long, &mut rows)?;
     }
     if rows.is_empty() {
-        let names = CHECKS.map(|check| check.name).join(", ");
-        let sanitizers = SANITIZERS.map(|sanitizer| sanitizer.name).join(", ");
-        bail!("no check is called so: there are {names}, {sanitizers}");
+        let names = CHECKS.iter().map(|check| check.name);
+        let names: Vec<_> = names.chain(SPECIALS.iter().map(|special| special.name)).collect();
+        bail!("no check is called so: there are {}", names.join(", "));
     }
     report(&rows, began.elapsed(), args.json);
     Ok(())

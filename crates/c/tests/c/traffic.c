@@ -3,7 +3,10 @@
  * generator, and every message is checked against its number: nothing is wrong, nothing comes behind what was
  * lost, and the process that lives through all of it has in the end what it had at the start.
  *
- *     traffic [KILLS [SEED [PROCESSES]]]
+ * Some processes may lie: they scribble over the memory that they share with others. Nothing is expected of a
+ * link with one of them but that its calls return; everything is expected of all other links.
+ *
+ *     traffic [KILLS [SEED [PROCESSES [LIARS]]]]
  */
 
 #define _GNU_SOURCE
@@ -15,6 +18,7 @@
 #include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/uio.h>
 
 #include "descriptors.h"
 
@@ -31,14 +35,19 @@ struct common {
     _Atomic int generation[MOST_PROCESSES];
     _Atomic int is_over;
     struct counts {
-        _Atomic uint64_t messages, bytes, accesses, ends, links, slowest_ns;
+        _Atomic uint64_t messages, bytes, accesses, ends, links, scribbles, slowest_ns;
     } counts[MOST_PROCESSES];
 };
 
 static struct common *common;
 static struct counts *counts;
-static int own, processes, run;
+static int own, processes, liars, run;
 static uint64_t state;
+/* Calls for links with liars take as long as they take. */
+static int is_timed = 1;
+
+/* The last ones lie. */
+static int is_liar(int process) { return process >= processes - liars; }
 
 static uint64_t mix(uint64_t bits) {
     bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -86,7 +95,7 @@ static uint64_t now_ns(void) { return (uint64_t)(now_ms(CLOCK_MONOTONIC) * 1e6);
         uint64_t began_ = now_ns();                                                                \
         (into) = (call);                                                                           \
         uint64_t took_ = now_ns() - began_;                                                        \
-        if (took_ > counts->slowest_ns) counts->slowest_ns = took_;                                \
+        if (is_timed && took_ > counts->slowest_ns) counts->slowest_ns = took_;                                \
     } while (0)
 
 struct operation {
@@ -98,7 +107,7 @@ struct operation {
 };
 
 struct link {
-    int fd, is_dialer, peer, generation;
+    int fd, is_dialer, peer, generation, is_lying;
     /* 0 until it is known. */
     uint64_t seed;
     uint64_t sent, received;
@@ -113,15 +122,42 @@ struct link {
 };
 
 static struct link links[MOST_LINKS];
-static int listener, accepted[2];
 
-/* What a call may say once the other process was killed. */
-static int is_an_end(int64_t code) {
+/* A name to connect to: those who lie have one of their own. */
+static struct door {
+    int listener, for_liars;
+} doors[2];
+
+/* Who has come through it. */
+struct arrival {
+    int fd, is_lying;
+};
+static int accepted[2];
+
+/* What a call may say once the other process was killed; and anything else, if that one lies. */
+static int is_an_end(const struct link *link, int64_t code) {
+    if (link->is_lying) return code < 0 && code != ADMA_ENOTRECOVERABLE;
     return code == ADMA_EPIPE || code == ADMA_ESTALE || code == ADMA_ENXIO || code == ADMA_ECANCELED;
 }
 
-static void name_of(char *name, size_t room, int process, int generation) {
-    snprintf(name, room, "adma-traffic-%d-%d-%d", run, process, generation);
+/* What is only true of links between those who do not lie. */
+#define CHECK_LINK(link, condition) CHECK((link)->is_lying || (condition))
+
+/* A liar may have spoiled what says that it still writes to memory: such memory is kept for a while. */
+static void give_back(const struct link *link, unsigned char *memory) {
+    static unsigned char *kept[64];
+    static unsigned at;
+    if (link->is_lying) {
+        unsigned char *newest = memory;
+        memory = kept[at];
+        kept[at] = newest;
+        at = (at + 1) % 64;
+    }
+    free(memory);
+}
+
+static void name_of(char *name, size_t room, int process, int generation, int for_liars) {
+    snprintf(name, room, "adma-traffic-%d-%d-%d%s", run, process, generation, for_liars ? "-liars" : "");
 }
 
 static uint64_t window_seed(const struct link *link, int of_dialer) {
@@ -131,33 +167,33 @@ static uint64_t window_seed(const struct link *link, int of_dialer) {
 /* The other process is gone, or this one wants to go: everything of the link ends. */
 static void end_link(struct link *link) {
     int code;
-    if (link->is_cut) {
+    if (link->is_cut && !link->is_lying) {
         static unsigned char byte[64];
         int64_t length;
         TIMED(length, adma_read(link->fd, byte, sizeof byte));
-        CHECK(is_an_end(length));
+        CHECK(is_an_end(link, length));
     }
     if (link->exposed >= 0) {
         /* Busy: the other process was not running for a second, in the middle of a put. */
         do TIMED(code, adma_withdraw(link->exposed));
         while (code == ADMA_EBUSY);
-        CHECK(code == 0 || is_an_end(code));
-        CHECK(is_generated(link->window, WINDOW_BYTES / 2, window_seed(link, link->is_dialer)));
+        CHECK(code == 0 || is_an_end(link, code));
+        CHECK_LINK(link, is_generated(link->window, WINDOW_BYTES / 2, window_seed(link, link->is_dialer)));
         memset(link->window, 0x55, WINDOW_BYTES);
     }
     TIMED(code, adma_close(link->fd));
-    CHECK(code == 0 || code == ADMA_EBUSY);
+    CHECK(code == 0 || code == ADMA_EBUSY || is_an_end(link, code));
     for (int n = 0; code == ADMA_EBUSY && n < MOST_OPERATIONS; n++)
         while (link->operations[n].is_open && adma_check(link->operations[n].cookie) == 0) nap_ms(1);
-    for (size_t at = 0; link->exposed >= 0 && at < WINDOW_BYTES; at++) CHECK(link->window[at] == 0x55);
+    for (size_t at = 0; link->exposed >= 0 && at < WINDOW_BYTES; at++) CHECK_LINK(link, link->window[at] == 0x55);
     for (int n = 0; n < MOST_OPERATIONS; n++)
-        if (link->operations[n].is_open) free(link->operations[n].memory);
-    free(link->window);
+        if (link->operations[n].is_open) give_back(link, link->operations[n].memory);
+    give_back(link, link->window);
     link->fd = -1;
     counts->ends++;
 }
 
-static struct link *open_link(int fd, int is_dialer) {
+static struct link *open_link(int fd, int is_dialer, int is_lying) {
     for (int n = 0; n < MOST_LINKS; n++) {
         struct link *link = &links[n];
         if (link->fd >= 0) continue;
@@ -165,11 +201,13 @@ static struct link *open_link(int fd, int is_dialer) {
         link->fd = fd;
         link->is_dialer = is_dialer;
         link->peer = -1;
+        link->is_lying = is_lying;
         link->exposed = link->remote = -1;
         counts->links++;
         return link;
     }
-    CHECK_IS(adma_close(fd), 0);
+    int code = adma_close(fd);
+    CHECK(code == 0 || is_lying);
     return NULL;
 }
 
@@ -177,8 +215,9 @@ static struct link *open_link(int fd, int is_dialer) {
 static void greet(struct link *link) {
     link->window = take(WINDOW_BYTES);
     generate(link->window, WINDOW_BYTES, window_seed(link, link->is_dialer));
-    link->exposed = adma_expose(link->fd, link->window, WINDOW_BYTES, ADMA_READ | ADMA_WRITE, &link->handle);
-    CHECK(link->exposed >= 0 || is_an_end(link->exposed));
+    int rights = link->is_lying ? ADMA_READ : ADMA_READ | ADMA_WRITE;
+    link->exposed = adma_expose(link->fd, link->window, WINDOW_BYTES, rights, &link->handle);
+    CHECK(link->exposed >= 0 || is_an_end(link, link->exposed));
     link->is_gone = link->exposed < 0;
 }
 
@@ -187,17 +226,19 @@ static void dial(void) {
     char name[96];
     int64_t fd;
     if (peer == own) return;
-    name_of(name, sizeof name, peer, generation);
+    int is_lying = is_liar(own) || is_liar(peer);
+    is_timed = !is_lying;
+    name_of(name, sizeof name, peer, generation, is_liar(own));
     TIMED(fd, adma_connect(name));
     if (fd < 0) return;
-    struct link *link = open_link((int)fd, 1);
+    struct link *link = open_link((int)fd, 1, is_lying);
     if (link == NULL) return;
     link->peer = peer;
     link->generation = generation;
     link->seed = mix(state ^ (uint64_t)(own * 1000003 + common->generation[own])) | 1;
     int code;
     TIMED(code, adma_write(link->fd, &link->seed, sizeof link->seed));
-    CHECK(code == 0 || is_an_end(code));
+    CHECK(code == 0 || is_an_end(link, code));
     if (code != 0) link->is_gone = 1;
     else greet(link);
 }
@@ -224,9 +265,9 @@ static void begin(struct link *link, int is_read) {
         TIMED(operation->cookie, adma_iwrite(link->fd, operation->start, length));
     }
     if (operation->cookie < 0) {
-        CHECK(is_an_end(operation->cookie));
+        CHECK(is_an_end(link, operation->cookie));
         link->is_gone = 1;
-        free(operation->memory);
+        give_back(link, operation->memory);
         return;
     }
     operation->is_open = 1;
@@ -239,26 +280,29 @@ static void settle(struct link *link, struct operation *operation, int code) {
     uint64_t seed = message_seed(link->seed, link->is_dialer != operation->is_read, operation->number);
     operation->is_open = 0;
     if (code < 0) {
-        CHECK(is_an_end(code));
+        CHECK(is_an_end(link, code));
         link->is_gone = 1;
         link->is_cut |= operation->is_read;
     } else if (operation->is_read) {
-        CHECK_IS(adma_result(operation->cookie), (long long)operation->length);
+        CHECK_LINK(link, adma_result(operation->cookie) == (int64_t)operation->length);
         if (operation->number == 0) memcpy(&link->other_handle, operation->start, operation->length);
-        else CHECK(is_generated(operation->start, operation->length, seed));
+        else CHECK_LINK(link, is_generated(operation->start, operation->length, seed));
         for (unsigned char *at = operation->memory; at < operation->start; at++) CHECK(*at == 0xA5);
-        for (size_t at = operation->length; at < operation->room; at++) CHECK(operation->start[at] == 0xA5);
+        /* Nobody writes behind the memory, whatever it says. */
+        size_t end = operation->memory + operation->room + 2 * SLACK - operation->start;
+        for (size_t at = link->is_lying ? operation->room : operation->length; at < end; at++)
+            CHECK(operation->start[at] == 0xA5);
         counts->messages++;
         counts->bytes += operation->length;
         if (operation->number == 0) {
             TIMED(link->remote, adma_attach(link->fd, &link->other_handle));
             /* Not to be reached: MEMFERRY_CMA=off. */
-            CHECK(link->remote >= 0 || is_an_end(link->remote) || link->remote == ADMA_EHOSTUNREACH);
+            CHECK(link->remote >= 0 || is_an_end(link, link->remote) || link->remote == ADMA_EHOSTUNREACH);
         }
     } else if (operation->number != 0) {
         CHECK(is_generated(operation->start, operation->length, seed));
     }
-    free(operation->memory);
+    give_back(link, operation->memory);
 }
 
 /* Asks about one operation, or waits for it where that must end soon. */
@@ -283,15 +327,15 @@ static void reach(struct link *link) {
     if (link->remote < 0) return;
     if (chance(2) == 0) {
         TIMED(code, adma_get(link->remote, 0, memory, sizeof memory));
-        if (code == 0) CHECK(is_generated(memory, sizeof memory, window_seed(link, !link->is_dialer)));
+        if (code == 0) CHECK_LINK(link, is_generated(memory, sizeof memory, window_seed(link, !link->is_dialer)));
     } else {
         uint64_t seed = mix(link->seed ^ ++link->puts);
         generate(memory, sizeof memory, seed);
         TIMED(code, adma_put(link->remote, sizeof memory, memory, sizeof memory));
         if (code == 0) TIMED(code, adma_get(link->remote, sizeof memory, memory, sizeof memory));
-        if (code == 0) CHECK(is_generated(memory, sizeof memory, seed));
+        if (code == 0) CHECK_LINK(link, is_generated(memory, sizeof memory, seed));
     }
-    CHECK(code == 0 || is_an_end(code));
+    CHECK(code == 0 || is_an_end(link, code));
     if (code != 0) link->is_gone = 1;
     counts->accesses++;
 }
@@ -299,20 +343,23 @@ static void reach(struct link *link) {
 /* One turn of a link. */
 static void turn(struct link *link) {
     struct operation *operations = link->operations;
+    is_timed = !link->is_lying;
+    /* Something that never comes may be waited for: not for ever. */
+    if (link->is_lying && chance(512) == 0) link->is_gone = 1;
     if (link->seed == 0) {
         /* The first eight bytes of whoever has connected. */
         uint64_t seed;
         int64_t length;
         TIMED(length, adma_peek(link->fd));
-        if (length == ADMA_ENOMSG) return;
+        if (length == ADMA_ENOMSG && !link->is_gone) return;
         if (length >= 0) TIMED(length, adma_read(link->fd, &seed, sizeof seed));
         if (length < 0) {
-            CHECK(is_an_end(length));
+            CHECK(is_an_end(link, length));
             end_link(link);
             return;
         }
-        CHECK_IS(length, (long long)sizeof seed);
-        link->seed = seed;
+        CHECK_LINK(link, length == (int64_t)sizeof seed);
+        link->seed = seed | 1;
         greet(link);
         return;
     }
@@ -333,28 +380,55 @@ static void turn(struct link *link) {
     if (!link->is_gone && chance(8) == 0) reach(link);
 }
 
-static void *accept_all(void *nothing) {
+static void *accept_all(void *door_pointer) {
+    const struct door *door = door_pointer;
     for (;;) {
-        int fd = adma_accept(listener);
-        if (fd == ADMA_ECANCELED || fd == ADMA_EBADF) return nothing;
-        if (fd >= 0) CHECK_IS(write(accepted[1], &fd, sizeof fd), sizeof fd);
+        struct arrival arrival = {adma_accept(door->listener), door->for_liars || is_liar(own)};
+        if (arrival.fd == ADMA_ECANCELED || arrival.fd == ADMA_EBADF) return NULL;
+        if (arrival.fd >= 0) CHECK_IS(write(accepted[1], &arrival, sizeof arrival), sizeof arrival);
     }
+}
+
+/* Writes over a part of the memory that this process shares with another. It may vanish meanwhile: then the
+ * kernel writes nothing. */
+static void scribble(void) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512];
+    unsigned long long from, to, start = 0, length = 0;
+    uint64_t found = 0;
+    CHECK(maps != NULL);
+    while (fgets(line, sizeof line, maps) != NULL) {
+        if (strstr(line, "memfd:memferry-connection") == NULL || sscanf(line, "%llx-%llx", &from, &to) != 2) continue;
+        if (chance(++found) == 0) start = from, length = to - from;
+    }
+    fclose(maps);
+    if (found == 0) return;
+    static uint64_t words[1024];
+    size_t bytes = (size_t)8 << chance(11);
+    for (size_t at = 0; at < bytes / 8; at++) words[at] = chance(3) == 0 ? chance(64) : mix(state + at);
+    struct iovec source = {words, bytes};
+    struct iovec target = {(void *)(start + chance(length / 8) * 8), bytes};
+    if (process_vm_writev(getpid(), &source, 1, &target, 1, 0) > 0) counts->scribbles++;
 }
 
 /* The life of one process. */
 static void work(int generation) {
-    pthread_t acceptor;
+    pthread_t acceptors[2];
     char name[96];
-    int fd, before = count_descriptors();
+    struct arrival arrival;
+    int before = count_descriptors();
     for (int n = 0; n < MOST_LINKS; n++) links[n].fd = -1;
     CHECK(pipe2(accepted, O_NONBLOCK | O_CLOEXEC) == 0);
-    name_of(name, sizeof name, own, generation);
-    listener = adma_listen(name);
-    CHECK(listener >= 0);
-    CHECK_IS(pthread_create(&acceptor, NULL, accept_all, NULL), 0);
+    for (int n = 0; n < 2; n++) {
+        name_of(name, sizeof name, own, generation, n);
+        doors[n] = (struct door){adma_listen(name), n};
+        CHECK(doors[n].listener >= 0);
+        CHECK_IS(pthread_create(&acceptors[n], NULL, accept_all, &doors[n]), 0);
+    }
     while (!common->is_over) {
         bound_calls();
-        while (read(accepted[0], &fd, sizeof fd) == (ssize_t)sizeof fd) open_link(fd, 0);
+        while (read(accepted[0], &arrival, sizeof arrival) == (ssize_t)sizeof arrival)
+            open_link(arrival.fd, 0, arrival.is_lying);
         if (chance(32) == 0) dial();
         int count = 0;
         for (int n = 0; n < MOST_LINKS; n++) {
@@ -362,14 +436,22 @@ static void work(int generation) {
             turn(&links[n]);
             count++;
         }
+        if (is_liar(own) && chance(16) == 0) scribble();
         if (count == 0) nap_ms(1);
         /* Never longer alive than the process that would kill it. */
         if (getppid() != run) exit(0);
     }
+    /* Others wait until it is gone. */
+    if (is_liar(own)) _exit(0);
     bound_calls();
-    CHECK_IS(adma_close(listener), 0);
-    CHECK_IS(pthread_join(acceptor, NULL), 0);
-    while (read(accepted[0], &fd, sizeof fd) == (ssize_t)sizeof fd) CHECK_IS(adma_close(fd), 0);
+    for (int n = 0; n < 2; n++) {
+        CHECK_IS(adma_close(doors[n].listener), 0);
+        CHECK_IS(pthread_join(acceptors[n], NULL), 0);
+    }
+    while (read(accepted[0], &arrival, sizeof arrival) == (ssize_t)sizeof arrival) {
+        int code = adma_close(arrival.fd);
+        CHECK(code == 0 || arrival.is_lying);
+    }
     for (int n = 0; n < MOST_LINKS; n++)
         if (links[n].fd >= 0) end_link(&links[n]);
     close(accepted[0]);
@@ -399,7 +481,8 @@ int main(int count, char **arguments) {
     uint64_t kills = count > 1 ? strtoull(arguments[1], NULL, 10) : 200;
     uint64_t seed = count > 2 ? strtoull(arguments[2], NULL, 10) : now_ns();
     processes = count > 3 ? atoi(arguments[3]) : 4;
-    CHECK(processes > 1 && processes <= MOST_PROCESSES);
+    liars = count > 4 ? atoi(arguments[4]) : 0;
+    CHECK(processes > 1 && processes <= MOST_PROCESSES && liars < processes);
     run = getpid();
     state = seed;
     fprintf(stderr, "seed %llu\n", (unsigned long long)seed);
@@ -426,18 +509,20 @@ int main(int count, char **arguments) {
     bound_calls();
     common->is_over = 1;
     for (int n = 0; n < processes; n++) CHECK_IS(ending_of(children[n]), 0);
-    uint64_t messages = 0, bytes = 0, accesses = 0, slowest = 0, ends = 0;
+    uint64_t messages = 0, bytes = 0, accesses = 0, slowest = 0, ends = 0, scribbles = 0;
     for (int n = 0; n < processes; n++) {
         struct counts *of = &common->counts[n];
         messages += of->messages;
         bytes += of->bytes;
         accesses += of->accesses;
         ends += of->ends;
+        scribbles += of->scribbles;
         if (of->slowest_ns > slowest) slowest = of->slowest_ns;
     }
     printf("row\tkills in traffic\t%llu\t%llu messages, %llu MB, %llu accesses, %llu ends of links; the slowest call "
            "took %.1f ms\n",
            (unsigned long long)kills, (unsigned long long)messages, (unsigned long long)(bytes / 1000000),
            (unsigned long long)accesses, (unsigned long long)ends, (double)slowest / 1e6);
+    if (liars > 0) printf("row\tscribbles over rings in traffic\t%llu\t\n", (unsigned long long)scribbles);
     return 0;
 }

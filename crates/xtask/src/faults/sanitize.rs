@@ -10,7 +10,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail};
 
-use super::{Row, cargo_test};
+use super::{Row, cargo_test, passed};
 use crate::say;
 
 /// For what the linker is given, and the tests are built for.
@@ -195,13 +195,6 @@ impl Place {
             .map(|file| Ok(String::from_utf8_lossy(&fs::read(file?.path())?).into_owned()))
             .collect()
     }
-}
-
-/// How many tests passed, by what the harness writes.
-fn passed(text: &str) -> u64 {
-    let in_line =
-        |line: &str| line.strip_prefix("test result: ok. ")?.split(' ').next()?.parse::<u64>().ok();
-    text.lines().filter_map(in_line).sum()
 }
 
 #[cfg(test)]
