@@ -18,6 +18,11 @@ mod imp {
         std::hint::spin_loop();
     }
 
+    /// A short sleep, of one who looks again and again.
+    pub fn nap(time: std::time::Duration) {
+        std::thread::sleep(time);
+    }
+
     /// A cell whose contents are reached by pointer only, with loom's interface.
     #[derive(Debug, Default)]
     #[repr(transparent)]
@@ -57,6 +62,11 @@ mod imp {
 
     /// One step of a bounded spin: lets the model run another thread.
     pub fn spin_hint() {
+        loom::thread::yield_now();
+    }
+
+    /// A short sleep, of one who looks again and again: lets the model run another thread.
+    pub fn nap(_time: std::time::Duration) {
         loom::thread::yield_now();
     }
 }
