@@ -1,9 +1,9 @@
 //! News of changed mappings beside requests: whoever asks after a change is given the new memory,
 //! whoever changes memory is not kept waiting, and nothing stays pinned.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Condvar, Mutex};
 use loom::thread;
 use memferry_memory::pin_cache::{Lease, Limits, PinCache, Watching};
@@ -29,7 +29,7 @@ pub(crate) fn place() -> (usize, usize) {
 /// The memory at the place, and what pins it. A pin's token is the number of the memory that it is of.
 #[derive(Debug, Default)]
 pub(crate) struct Memory {
-    /// Changes inside of the kernel's lock: the model need not watch it.
+    /// Changes inside of the kernel's lock, as the mapping does.
     number: AtomicU64,
     pins: Mutex<usize>,
     unpinned: Condvar,
