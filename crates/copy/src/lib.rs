@@ -4,6 +4,9 @@
 //! [`Ferry`] is the way in. [`plan`] decides, as pure functions; [`policy`] spreads work over
 //! channels; [`transfer`] holds the handles for each way of handing over memory.
 
+// The model checker runs the driver alone: `tests/loom` includes it.
+#![cfg(not(loom))]
+
 mod builder;
 mod carry;
 mod cookie;

@@ -19,6 +19,9 @@ pub mod cpu;
 pub mod cuda;
 #[cfg(not(loom))]
 pub mod device;
+#[cfg(loom)]
+#[path = "device/loom.rs"]
+pub mod device;
 mod execute;
 #[cfg(not(loom))]
 pub mod fault;

@@ -10,7 +10,5 @@
 pub mod device_pages;
 pub mod handle;
 pub mod lookup;
-#[cfg(not(loom))]
 pub mod pin_cache;
-#[cfg(not(loom))]
 pub mod pinning;

@@ -1,7 +1,7 @@
 //! Time in nanoseconds.
 
-use std::sync::OnceLock;
-use std::time::Instant;
+#[cfg(not(loom))]
+use std::{sync::OnceLock, time::Instant};
 
 /// Lets short sleeps of the calling thread end when they should, and not up to 50 microseconds later.
 pub fn sharpen_timers() {
@@ -10,9 +10,16 @@ pub fn sharpen_timers() {
 }
 
 /// Nanoseconds since the first call in this process.
+#[cfg(not(loom))]
 pub fn now_ns() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Time stands still in a model.
+#[cfg(loom)]
+pub fn now_ns() -> u64 {
+    1
 }
 
 /// Nanoseconds since some moment in the past, in steps of a few milliseconds: for what happens so

@@ -3,19 +3,39 @@
 
 #[cfg(not(loom))]
 mod imp {
-    pub use std::sync::{Arc, Mutex, MutexGuard};
+    pub use std::sync::{
+        Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    };
     pub use std::thread;
     pub use std::thread_local;
 
     /// Atomic types and fences.
     pub mod atomic {
-        pub use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+        pub use std::sync::atomic::{
+            AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+        };
     }
 
     /// One step of a bounded spin.
     #[inline]
     pub fn spin_hint() {
         std::hint::spin_loop();
+    }
+
+    /// As [`wait_while`](super::wait_while), and no longer than a time.
+    pub fn wait_while_for<'a, T>(
+        condvar: &Condvar,
+        guard: MutexGuard<'a, T>,
+        time: std::time::Duration,
+        waits: impl FnMut(&mut T) -> bool,
+    ) -> MutexGuard<'a, T> {
+        let waited = condvar.wait_timeout_while(guard, time, waits);
+        waited.unwrap_or_else(std::sync::PoisonError::into_inner).0
+    }
+
+    /// A short sleep, of one who looks again and again.
+    pub fn nap(time: std::time::Duration) {
+        std::thread::sleep(time);
     }
 
     /// A cell whose contents are reached by pointer only, with loom's interface.
@@ -46,17 +66,36 @@ mod imp {
 #[cfg(loom)]
 mod imp {
     pub use loom::cell::UnsafeCell;
-    pub use loom::sync::{Arc, Mutex, MutexGuard};
+    pub use loom::sync::{
+        Arc, Condvar, Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard,
+    };
     pub use loom::thread;
     pub use loom::thread_local;
 
     /// Atomic types and fences.
     pub mod atomic {
-        pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+        pub use loom::sync::atomic::{
+            AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
+        };
     }
 
     /// One step of a bounded spin: lets the model run another thread.
     pub fn spin_hint() {
+        loom::thread::yield_now();
+    }
+
+    /// As [`wait_while`](super::wait_while): there is no time.
+    pub fn wait_while_for<'a, T>(
+        condvar: &Condvar,
+        guard: MutexGuard<'a, T>,
+        _time: std::time::Duration,
+        waits: impl FnMut(&mut T) -> bool,
+    ) -> MutexGuard<'a, T> {
+        super::wait_while(condvar, guard, waits)
+    }
+
+    /// A short sleep, of one who looks again and again: lets the model run another thread.
+    pub fn nap(_time: std::time::Duration) {
         loom::thread::yield_now();
     }
 }
@@ -79,4 +118,16 @@ pub fn raise(number: &atomic::AtomicU64, value: u64) {
     } else {
         number.fetch_max(value, AcqRel);
     }
+}
+
+/// Sleeps until something is no longer so. As [`lock`], whoever panicked meanwhile.
+pub fn wait_while<'a, T>(
+    condvar: &Condvar,
+    mut guard: MutexGuard<'a, T>,
+    mut waits: impl FnMut(&mut T) -> bool,
+) -> MutexGuard<'a, T> {
+    while waits(&mut guard) {
+        guard = condvar.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner);
+    }
+    guard
 }

@@ -1,9 +1,9 @@
 //! Threads of the library.
 
 use std::io;
-use std::thread::{Builder, JoinHandle};
 
 use crate::fault::{Call, call};
+use crate::sync::thread::{Builder, JoinHandle};
 
 /// Starts a thread with a name. An error where the process or its user may have no more of them.
 pub fn spawn<T: Send + 'static>(

@@ -3,8 +3,7 @@
 use std::any::Any;
 use std::mem::ManuallyDrop;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use memferry_engine::contract::as_engine_thread;
@@ -12,7 +11,8 @@ use memferry_engine::{
     Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Taken,
 };
 use memferry_sys::fork;
-use memferry_sys::sync::lock;
+use memferry_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use memferry_sys::sync::{Mutex, lock};
 
 use super::Bell;
 
@@ -205,7 +205,7 @@ impl Drop for Driven {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::mpsc;
 

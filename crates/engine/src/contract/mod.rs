@@ -30,8 +30,8 @@ pub use cost::{CostLine, Direction, Preparation};
 pub use descriptor::{Descriptor, Kernel, Operation, Scope};
 pub use error::{ExecutionError, OpenError, SubmitError};
 #[cfg(not(loom))]
-pub use pins::{Notice, PinnedAt};
-pub use pins::{Pinner, Pins};
+pub use pins::PinnedAt;
+pub use pins::{Notice, Pinner, Pins};
 #[cfg(not(loom))]
 pub use regions::Held;
 #[cfg(not(loom))]

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use memferry_sys::sync::{thread, thread_local};
+
 use super::{Channel, ExecutionError, Sequence};
 
 /// The last failures of a channel, for `error_of`.
@@ -35,20 +37,22 @@ pub fn park_by_polling(channel: &dyn Channel, sequence: Sequence, timeout: Durat
             return false;
         }
         if !channel.poll() {
-            std::thread::yield_now();
+            thread::yield_now();
         }
     }
     true
 }
 
 thread_local! {
-    static ENGINE_THREAD: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+    // The model checker's macro takes no `const`.
+    #[allow(clippy::missing_const_for_thread_local)]
+    static ENGINE_THREAD: std::cell::Cell<bool> = std::cell::Cell::new(false);
 }
 
 /// Marks the calling thread as one that carries out transfers. Such a thread never waits for
 /// another of its kind to end: two of them could wait for each other.
 pub fn enter_engine_thread() {
-    ENGINE_THREAD.set(true);
+    ENGINE_THREAD.with(|marked| marked.set(true));
 }
 
 /// Runs `work` on a thread that carries out transfers meanwhile, such as one that polls a channel: the
@@ -58,14 +62,14 @@ pub fn as_engine_thread<R>(work: impl FnOnce() -> R) -> R {
     struct Restored(bool);
     impl Drop for Restored {
         fn drop(&mut self) {
-            ENGINE_THREAD.set(self.0);
+            ENGINE_THREAD.with(|marked| marked.set(self.0));
         }
     }
-    let _restored = Restored(ENGINE_THREAD.replace(true));
+    let _restored = Restored(ENGINE_THREAD.with(|marked| marked.replace(true)));
     work()
 }
 
 /// Whether the calling thread carries out transfers.
 pub fn is_engine_thread() -> bool {
-    ENGINE_THREAD.get()
+    ENGINE_THREAD.with(std::cell::Cell::get)
 }

@@ -2,12 +2,11 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Mutex;
 use std::time::Duration;
 
-use memferry_sys::sync::lock;
+use memferry_sys::sync::{Mutex, lock, thread};
 
-use super::{Ended, Hardware, Posted};
+use super::hardware::{Ended, Hardware, Posted};
 use crate::contract::{
     Channel, ChannelStatistics, Descriptor, ExecutionError, FailureLog, Notice, Sequence,
     SubmitError, Taken, park_by_polling,
@@ -15,7 +14,7 @@ use crate::contract::{
 
 /// The channel. Any thread may poll it; one at a time does.
 #[derive(Debug)]
-pub(crate) struct DeviceChannel {
+pub struct DeviceChannel {
     queue: Mutex<Queue>,
     capacity: usize,
 }
@@ -52,7 +51,8 @@ enum End {
 }
 
 impl DeviceChannel {
-    pub(crate) fn new(hardware: Box<dyn Hardware>, capacity: usize) -> Self {
+    /// A channel that holds at most so many descriptors.
+    pub fn new(hardware: Box<dyn Hardware>, capacity: usize) -> Self {
         let queue = Queue {
             hardware: Some(hardware),
             entries: VecDeque::new(),
@@ -290,13 +290,13 @@ impl Drop for DeviceChannel {
         // Drivers do not wait for ever for a device that stands still, so this ends.
         while !lock(&self.queue).entries.is_empty() {
             if !self.step() {
-                std::thread::yield_now();
+                thread::yield_now();
             }
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};

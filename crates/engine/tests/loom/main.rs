@@ -11,6 +11,7 @@
 
 mod claims;
 mod completion;
+mod device;
 mod launch;
 mod park;
 mod ring;

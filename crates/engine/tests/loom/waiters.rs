@@ -1,9 +1,12 @@
 //! Waiting for a number of a channel: whoever comes while the number is published is told by the
 //! channel, or sees the number. One who is missed shows as a deadlock.
 
+use std::task::{Wake, Waker};
+
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
+use memferry_engine::Completion;
 use memferry_engine::completion::Waiters;
 use memferry_engine::cpu::park::Parker;
 
@@ -34,9 +37,13 @@ impl Numbers {
         self.waiters.tell(number);
     }
 
+    fn completion_of(&self, number: u64) -> std::sync::Arc<Completion> {
+        self.waiters.completion_of(number, || self.completed())
+    }
+
     /// Waits for a number by a completion, and looks at what was written before.
     fn wait_for(&self, number: u64) {
-        let completion = self.waiters.completion_of(number, || self.completed());
+        let completion = self.completion_of(number);
         assert!(completion.wait(0, None));
         assert!(matches!(completion.outcome(), Some(Ok(_))));
         assert!(self.data.load(Ordering::Relaxed) >= number, "told before the data was there");
@@ -117,7 +124,7 @@ fn a_waiter_that_comes_while_the_channel_ends_is_told() {
         let waiting = thread::spawn({
             let numbers = numbers.clone();
             move || {
-                let completion = numbers.waiters.completion_of(2, || numbers.completed());
+                let completion = numbers.completion_of(2);
                 assert!(completion.wait(0, None));
                 assert!(completion.outcome().unwrap().is_err(), "its number never came");
                 numbers.wait_for(1);
@@ -126,5 +133,119 @@ fn a_waiter_that_comes_while_the_channel_ends_is_told() {
         numbers.publish(1);
         numbers.waiters.close(1);
         waiting.join().unwrap();
+    });
+}
+
+#[test]
+fn two_waiters_that_come_while_the_channel_ends_are_told_what_became_of_their_numbers() {
+    model(2, || {
+        let numbers = Numbers::new();
+        let waiting = [1, 2].map(|number| {
+            let numbers = numbers.clone();
+            thread::spawn(move || {
+                let completion = numbers.completion_of(number);
+                assert!(completion.wait(0, None));
+                assert_eq!(completion.outcome().unwrap().is_ok(), number == 1);
+            })
+        });
+        numbers.publish(1);
+        numbers.waiters.close(1);
+        waiting.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+}
+
+#[test]
+fn one_who_waits_no_more_keeps_nobody_else_from_being_told() {
+    model(2, || {
+        let numbers = Numbers::new();
+        let given_up = thread::spawn({
+            let numbers = numbers.clone();
+            move || numbers.completion_of(1).cancel()
+        });
+        let waiting = thread::spawn({
+            let numbers = numbers.clone();
+            move || numbers.wait_for(1)
+        });
+        numbers.publish(1);
+        numbers.waiters.tell_surely(1);
+        given_up.join().unwrap();
+        waiting.join().unwrap();
+        assert!(matches!(numbers.completion_of(1).outcome(), Some(Ok(_))));
+    });
+}
+
+/// Counts how often it is woken.
+struct Count(AtomicU64);
+
+impl Wake for Count {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_future_that_comes_while_its_number_is_published_is_woken_once_or_sees_the_end() {
+    model(3, || {
+        let numbers = Numbers::new();
+        let waiting = thread::spawn({
+            let numbers = numbers.clone();
+            move || {
+                let count = std::sync::Arc::new(Count(AtomicU64::new(0)));
+                let completion = numbers.completion_of(1);
+                let is_watched = completion.wake_at_end(&Waker::from(count.clone()));
+                (count, is_watched)
+            }
+        });
+        numbers.publish(1);
+        numbers.waiters.tell_surely(1);
+        let (count, is_watched) = waiting.join().unwrap();
+        assert_eq!(count.0.load(Ordering::Relaxed), u64::from(is_watched));
+    });
+}
+
+/// Waits for another number, in the code that runs at the end of the first.
+struct Next(Arc<Numbers>, u64);
+
+impl std::fmt::Debug for Next {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Next").field(&self.1).finish()
+    }
+}
+
+impl Drop for Next {
+    fn drop(&mut self) {
+        let next = self.0.completion_of(self.1);
+        let _ = next.keep_until_end(Told(self.0.clone()));
+    }
+}
+
+/// Says that it was told.
+struct Told(Arc<Numbers>);
+
+impl std::fmt::Debug for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Told")
+    }
+}
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        self.0.data.fetch_add(100, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn the_end_of_one_number_that_asks_for_the_next_is_told_of_it() {
+    model(3, || {
+        let numbers = Numbers::new();
+        let waiting = thread::spawn({
+            let numbers = numbers.clone();
+            move || drop(numbers.completion_of(1).keep_until_end(Next(numbers.clone(), 2)))
+        });
+        numbers.publish(1);
+        numbers.publish(2);
+        numbers.waiters.tell_surely(2);
+        waiting.join().unwrap();
+        assert_eq!(numbers.data.load(Ordering::Relaxed), 102);
     });
 }

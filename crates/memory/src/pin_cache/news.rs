@@ -4,11 +4,10 @@
 //! `some` before that. A thread that knows that an event was read therefore finds `some` set, and
 //! finds the event once it has the lock. Nobody allocates, frees or waits with the lock.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-use memferry_sys::sync::lock;
+use memferry_sys::sync::atomic::{AtomicBool, Ordering};
+use memferry_sys::sync::{Condvar, Mutex, lock, wait_while, wait_while_for};
 use memferry_sys::userfault::{Event, Userfault};
 
 /// How many events wait to be taken in. If there are more, the cache forgets everything.
@@ -160,7 +159,7 @@ impl News {
         };
         self.say(Call::Sweep);
         let waits = |list: &mut List| list.swept < number && list.call != Call::End;
-        drop(self.called.wait_timeout_while(lock(&self.list), AT_MOST, waits));
+        drop(wait_while_for(&self.called, lock(&self.list), AT_MOST, waits));
     }
 
     /// Says that what was gone when a sweep was asked for is unpinned.
@@ -195,8 +194,7 @@ impl News {
 
     fn wait_while(&self, call: Call) -> Call {
         let waits = |list: &mut List| list.call == call;
-        let list = self.called.wait_while(lock(&self.list), waits);
-        let mut list = list.unwrap_or_else(PoisonError::into_inner);
+        let mut list = wait_while(&self.called, lock(&self.list), waits);
         let said = list.call;
         if matches!(said, Call::Reap | Call::Sweep) {
             list.call = Call::Nothing;

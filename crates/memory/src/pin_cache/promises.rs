@@ -4,10 +4,11 @@
 //! mapped until the promise is withdrawn as often as it was made. A *loose* one ends when its memory
 //! is forgotten. Both are of bytes: two owners of one page do not end each other's promises.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::PoisonError;
 
 use memferry_sys::fork;
+use memferry_sys::sync::atomic::{AtomicUsize, Ordering};
+use memferry_sys::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::{Lease, PinCache};
 use crate::pinning::{Access, PageRange, PinError};

@@ -1,6 +1,6 @@
 //! A pinned stretch of memory that requests share.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use memferry_sys::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use crate::pinning::{Access, PageRange, Token};
 

@@ -1,10 +1,10 @@
 //! What a cache, its leases and its reaper have in common.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use memferry_sys::sync::lock;
+use memferry_sys::sync::atomic::{AtomicU64, Ordering};
+use memferry_sys::sync::{Mutex, lock};
 use memferry_sys::userfault::{Event, Userfault};
 use memferry_sys::{clock, fork};
 

@@ -14,10 +14,9 @@
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::thread::{self, JoinHandle};
 
-use memferry_sys::EventFd;
-use memferry_sys::userfault::{Userfault, Wake, keep_signals_away};
+use memferry_sys::sync::thread::{self, JoinHandle};
+use memferry_sys::userfault::{Stop, Userfault, Wake, keep_signals_away};
 
 use super::StartError;
 use super::news::{Chore, News};
@@ -27,13 +26,13 @@ use super::shared::{Ears, Shared};
 const REAP_AFTER_NS: u32 = 10_000_000;
 
 /// How often a request looks whether mappings are still changing before it does without the cache.
-const SETTLE_TRIES: usize = 64;
+const SETTLE_TRIES: usize = if cfg!(loom) { 2 } else { 64 };
 
 /// The threads, and what they share with requests.
 #[derive(Debug)]
 pub(super) struct Watcher {
     ears: Ears,
-    stop: Arc<EventFd>,
+    stop: Arc<Stop>,
     reader: JoinHandle<()>,
     reaper: JoinHandle<()>,
 }
@@ -43,7 +42,7 @@ impl Watcher {
     pub(super) fn start(shared: &Arc<Shared>) -> Result<Self, StartError> {
         let userfault = Arc::new(Userfault::open().map_err(StartError::NoEvents)?);
         let ears = Ears { userfault, news: Arc::new(News::new()) };
-        let stop = Arc::new(EventFd::new().map_err(StartError::NoThread)?);
+        let stop = Arc::new(Stop::new().map_err(StartError::NoThread)?);
         let reader = {
             let (ears, stop) = (ears.clone(), Arc::clone(&stop));
             let sweeps = !shared.pinner.follows_mapping();
@@ -123,7 +122,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 
 /// The reader. If it sweeps, memory is unpinned before the thread that unmapped it goes on: until the
 /// event is read, that thread waits.
-fn read(ears: Ears, stop: &EventFd, sweeps: bool) {
+fn read(ears: Ears, stop: &Stop, sweeps: bool) {
     keep_signals_away();
     ears.news.start();
     if catch_unwind(AssertUnwindSafe(|| read_until_stopped(&ears, stop, sweeps))).is_err() {
@@ -139,7 +138,7 @@ fn read(ears: Ears, stop: &EventFd, sweeps: bool) {
     drop(ears.userfault);
 }
 
-fn read_until_stopped(ears: &Ears, stop: &EventFd, sweeps: bool) {
+fn read_until_stopped(ears: &Ears, stop: &Stop, sweeps: bool) {
     let Ears { userfault, news } = ears;
     loop {
         let timeout_ns = news.is_some().then_some(REAP_AFTER_NS);

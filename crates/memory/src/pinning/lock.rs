@@ -1,10 +1,9 @@
 //! Locking pages into memory, within the limit that the process has.
 
 use std::io;
-use std::sync::Mutex;
 
 use memferry_sys::residency;
-use memferry_sys::sync::lock;
+use memferry_sys::sync::{Mutex, lock};
 
 use super::tally::Tally;
 use super::{Access, PageRange, PerProcess, PinError, Pinner, Token};

@@ -128,8 +128,10 @@ impl Port {
         state
     }
 
-    /// Wakes the sleeper of this process, wherever it sleeps.
+    /// Wakes the sleeper of this process, wherever it sleeps. It may not sleep yet: from now on its
+    /// words must not say again that it does, or it would sleep through this.
     pub(crate) fn wake_sleeper(&self, state: &mut State) {
+        state.resting &= !ASLEEP;
         for slot in &mut state.peers {
             if let Some(connection) = &mut slot.connection {
                 connection.wire.awake();

@@ -14,6 +14,7 @@ use crate::envelope::{Envelope, Wanted};
 use crate::error::{Error, Gone};
 use crate::pieces::Piece;
 use crate::plan::PathKind;
+use crate::ring::attention::ASLEEP;
 
 /// Only a hang takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -323,4 +324,20 @@ fn a_peer_that_could_not_be_watched_for_want_of_memory_ends_a_wait_all_the_same(
         die(&pair.there);
         assert_eq!(probing.join().unwrap(), Err(Error::PeerGone(Gone::Ended)));
     });
+}
+
+#[test]
+fn a_sleeper_that_is_woken_before_it_sleeps_does_not_sleep_whoever_polls_meanwhile() {
+    let pair = Pair::new("woken-early");
+    let mut state = pair.port().enter();
+    // As a thread leaves it that lets go of the lock to sleep.
+    (state.has_sleeper, state.resting) = (true, ASLEEP);
+    let words = state.rest();
+    pair.port().wake_sleeper(&mut state);
+    state.begin_polling();
+    state.end_polling();
+    let would_sleep =
+        words.iter().all(|(memory, flags)| memory.own_attention().resting() == *flags);
+    assert!(!would_sleep);
+    (state.has_sleeper, state.resting) = (false, 0);
 }

@@ -364,12 +364,12 @@ impl State {
     }
 
     /// While a thread looks by itself, peers need not ring.
-    fn begin_polling(&mut self) {
+    pub(super) fn begin_polling(&mut self) {
         self.pollers += 1;
         self.awake();
     }
 
-    fn end_polling(&mut self) {
+    pub(super) fn end_polling(&mut self) {
         self.pollers -= 1;
         if self.pollers == 0 {
             self.rest_again();

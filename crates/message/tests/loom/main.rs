@@ -12,6 +12,7 @@
 mod attention;
 mod cells;
 mod futex;
+mod pollers;
 mod record;
 mod visit;
 

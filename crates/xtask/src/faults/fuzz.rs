@@ -74,7 +74,6 @@ fn build(folder: &Path) -> anyhow::Result<PathBuf> {
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTFLAGS", FLAGS)
         .env("CARGO_TARGET_DIR", folder)
-        .env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only")
         .env("CARGO_INCREMENTAL", "0")
         .status()
         .context("cargo cannot be run")?;

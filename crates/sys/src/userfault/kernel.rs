@@ -1,60 +1,28 @@
-//! Hearing of changes to this process's mappings, through a userfaultfd.
-//!
-//! Watched ranges are registered for write-protection and nothing is ever protected, so no fault
-//! is delivered; what arrives are the events: unmapped, moved, discarded. A thread that unmaps or
-//! moves watched memory returns only when its event was read, one that discards it begins only
-//! then. Somebody must therefore read for as long as anything is watched.
+//! The userfaultfd of the kernel.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use crate::EventFd;
-use crate::fault;
-use crate::fork::{MOST_PARENT_ONLY, ParentOnly};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How many events one read takes.
-pub const EVENTS_PER_READ: usize = 16;
+use super::{Denied, EVENTS_PER_READ, Event, Unwatchable, Wake};
+use crate::fork::ParentOnly;
+use crate::{EventFd, fault};
 
-/// What happened to watched memory: addresses, the end not included.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// Nothing of the former mapping is there any more.
-    Unmapped {
-        /// The first address.
-        start: usize,
-        /// The address after the last.
-        end: usize,
-    },
-    /// The pages are at another address now, still watched.
-    Moved {
-        /// Where they were.
-        from: usize,
-        /// Where they are.
-        to: usize,
-        /// How many bytes.
-        length: usize,
-    },
-    /// The contents are about to be thrown away, once this event was read.
-    Discarded {
-        /// The first address.
-        start: usize,
-        /// The address after the last.
-        end: usize,
-    },
-}
+/// What ends the wait of a reader.
+#[derive(Debug)]
+pub struct Stop(EventFd);
 
-/// Why a range cannot be watched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unwatchable {
-    /// Memory of a kind that has no events, such as a mapped file.
-    Kind,
-    /// Another userfaultfd watches it already.
-    Taken,
-    /// The process has too many mappings, or the kernel no memory.
-    NoRoom,
-    /// Nothing is mapped there.
-    NotMapped,
+impl Stop {
+    /// Not signalled.
+    pub fn new() -> io::Result<Self> {
+        EventFd::new().map(Self)
+    }
+
+    /// Lets the reader return, now and from now on.
+    pub fn signal(&self) {
+        self.0.signal();
+    }
 }
 
 /// A userfaultfd of this process that tells of changed mappings. In a forked child it is closed: a
@@ -112,11 +80,11 @@ impl Userfault {
     /// Ends all watching for good: whoever waits until an event is read goes on, and nothing can be
     /// watched any more. For a reader that cannot go on; needs no new descriptor, since `stop` takes the
     /// place of this one.
-    pub fn retire(&self, stop: &EventFd) {
+    pub fn retire(&self, stop: &Stop) {
         if !self.descriptor.is_ours() {
             return;
         }
-        let (own, other) = (self.as_fd().as_raw_fd(), stop.as_fd().as_raw_fd());
+        let (own, other) = (self.as_fd().as_raw_fd(), stop.0.as_fd().as_raw_fd());
         // SAFETY: both are open, and this one stays so: its number stands for the other file now. The
         // last reference to the userfaultfd is gone with it.
         while unsafe { libc::dup3(other, own, libc::O_CLOEXEC) } == -1
@@ -136,9 +104,9 @@ impl Userfault {
 
     /// Sleeps until there are events to read or `stop` is signalled, at most `timeout_ns`,
     /// and says which it was.
-    pub fn wait(&self, stop: &EventFd, timeout_ns: Option<u32>) -> Wake {
+    pub fn wait(&self, stop: &Stop, timeout_ns: Option<u32>) -> Wake {
         let mut both = [
-            PollFd::from_borrowed_fd(stop.as_fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(stop.0.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.as_fd(), PollFlags::IN),
         ];
         let timeout = timeout_ns
@@ -177,17 +145,6 @@ impl Userfault {
     }
 }
 
-/// Why [`Userfault::wait`] returned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wake {
-    /// There may be events.
-    Events,
-    /// Nothing happened for the time given.
-    TimeOut,
-    /// The caller was asked to stop.
-    Stopped,
-}
-
 impl AsFd for Userfault {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
@@ -203,72 +160,6 @@ pub fn keep_signals_away() {
         libc::sigfillset(&raw mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
     }
-}
-
-/// Why events are not to be had, for people who have to change it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Denied {
-    /// The system call does not exist, or a filter says so.
-    Missing,
-    /// A filter or security module forbids the system call.
-    Forbidden,
-    /// The kernel is older than the first that can be relied on.
-    OldKernel,
-    /// The kernel cannot watch for writes on this processor.
-    NoWriteProtection,
-    /// No descriptor is left, or too many are open for this purpose.
-    NoDescriptor,
-    /// The kernel said no with this error number.
-    Unknown(i32),
-}
-
-impl Denied {
-    fn from_error(error: io::Error) -> Self {
-        match error.raw_os_error() {
-            Some(libc::ENOSYS) => Self::Missing,
-            Some(libc::EPERM | libc::EACCES) => Self::Forbidden,
-            Some(libc::EINVAL) => Self::OldKernel,
-            Some(libc::EMFILE | libc::ENFILE) => Self::NoDescriptor,
-            code => Self::Unknown(code.unwrap_or(0)),
-        }
-    }
-}
-
-impl std::fmt::Display for Denied {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Missing => write!(
-                f,
-                "the kernel has no userfaultfd, or a filter (seccomp) hides it: use a kernel with \
-                 CONFIG_USERFAULTFD, or allow the system call in the container's profile"
-            ),
-            Self::Forbidden => write!(
-                f,
-                "userfaultfd is forbidden by a filter (seccomp) or a security module: allow it in \
-                 the container's profile; `sysctl vm.unprivileged_userfaultfd=1` helps where a \
-                 distribution ties it to that setting"
-            ),
-            Self::OldKernel => write!(f, "events need Linux 5.18 or later"),
-            Self::NoWriteProtection => {
-                write!(f, "the kernel cannot watch for writes on this kind of processor")
-            }
-            Self::NoDescriptor => write!(
-                f,
-                "no descriptor is left: raise the limit by `ulimit -n`, and keep fewer than \
-                 {MOST_PARENT_ONLY} caches and devices in one process"
-            ),
-            Self::Unknown(code) => {
-                write!(f, "the kernel refused it: {}", io::Error::from_raw_os_error(*code))
-            }
-        }
-    }
-}
-
-impl std::error::Error for Denied {}
-
-/// Says why events are not to be had here; `Ok` where they are.
-pub fn probe() -> Result<(), Denied> {
-    Userfault::open().map(drop)
 }
 
 // What the kernel's interface consists of.
@@ -366,7 +257,7 @@ mod tests {
 
     /// What is read while `change` runs on another thread, until it has returned.
     fn events_of(userfault: &Userfault, change: impl FnOnce() + Send) -> Vec<Event> {
-        let stop = EventFd::new().unwrap();
+        let stop = Stop::new().unwrap();
         let mut events = Vec::new();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -411,7 +302,7 @@ mod tests {
         assert!(!userfault.is_changing());
         std::thread::scope(|scope| {
             scope.spawn(|| drop(pages));
-            assert_eq!(userfault.wait(&EventFd::new().unwrap(), None), Wake::Events);
+            assert_eq!(userfault.wait(&Stop::new().unwrap(), None), Wake::Events);
             assert!(userfault.is_changing());
             assert_eq!(userfault.read(|_| ()), 1);
         });

@@ -11,14 +11,14 @@ mod driven;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use memferry_engine::contract::{enter_engine_thread, is_engine_thread};
 use memferry_engine::{Channel, OpenError};
-use memferry_sys::WaitWord;
-use memferry_sys::fork;
+use memferry_sys::sync::atomic::{AtomicBool, Ordering};
+use memferry_sys::sync::nap;
+use memferry_sys::sync::thread::JoinHandle;
+use memferry_sys::{WaitWord, fork};
 
 pub(crate) use driven::Driven;
 
@@ -92,6 +92,11 @@ impl Shared {
         loop {
             let seen = self.bell.rings.word().load(Ordering::Acquire);
             let stopping = self.bell.stopping.load(Ordering::Acquire);
+            if stopping {
+                // Whoever submits at this moment may have asked the bell too early. A channel takes
+                // something before it is closed, and then it is done here, or not at all.
+                self.channels.iter().for_each(|channel| channel.close());
+            }
             while self.drive() {}
             if stopping {
                 return;
@@ -115,7 +120,7 @@ impl Shared {
         }
         let waiting = self.channels.iter().any(|channel| channel.outstanding_bytes() > 0);
         if waiting {
-            std::thread::sleep(Duration::from_micros(20));
+            nap(Duration::from_micros(20));
         }
         waiting
     }
