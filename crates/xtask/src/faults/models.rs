@@ -7,7 +7,8 @@ use anyhow::{Context, bail};
 use super::{Row, cargo_test, passed};
 use crate::say;
 
-const PACKAGES: [&str; 3] = ["memferry-engine", "memferry-memory", "memferry-message"];
+const PACKAGES: [&str; 4] =
+    ["memferry-engine", "memferry-memory", "memferry-copy", "memferry-message"];
 
 pub(super) fn run(_: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
     let mut count = 0;
