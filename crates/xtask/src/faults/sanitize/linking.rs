@@ -79,10 +79,14 @@ pub(super) fn c_compiler(
     let (script, runtime) = (folder.join("cc"), runtime.display());
     let arguments = arguments.join(" ");
     // Without the default libraries there is no runtime of its own either. A library that is linked at run time
-    // finds the runtime in the program.
+    // finds the runtime in the program, and has the arguments from its own linking. Reports need names.
     let text = format!(
-        "#!/bin/sh\nexec cc -fsanitize={option} -nodefaultlibs \"$@\" {arguments} -Wl,--export-dynamic \
-         -Wl,--whole-archive {runtime} -Wl,--no-whole-archive -lm -ldl -lrt -lpthread -lgcc -lgcc_s -lc\n"
+        "#!/bin/sh\n\
+         for argument; do shift; [ \"$argument\" = -Wl,--strip-debug ] || set -- \"$@\" \"$argument\"; done\n\
+         case \"$*\" in *.a\\ *) arguments='{arguments}' ;; *) arguments= ;; esac\n\
+         exec cc -fsanitize={option} -nodefaultlibs \"$@\" $arguments -Wl,--export-dynamic \
+         -Wl,--whole-archive {runtime} -Wl,--no-whole-archive \
+         -lm -ldl -lrt -lpthread -lgcc -lgcc_s -lc\n"
     );
     fs::write(&script, text)?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
