@@ -27,6 +27,8 @@ pub(super) struct Sanitizer {
     /// The variable that holds its settings, and these.
     settings: (&'static str, &'static str),
     left_out: &'static [LeftOut],
+    /// The tests in C that it is for: parts of their names, or none for all.
+    programs: &'static [&'static str],
 }
 
 /// The name of a test, or a part that several have, and why a sanitizer is not for it.
@@ -41,6 +43,7 @@ pub(super) const SANITIZERS: [Sanitizer; 2] = [
         // What the library keeps until the end of the process is no leak.
         settings: ("ASAN_OPTIONS", "detect_leaks=0"),
         left_out: &NOT_BY_ADDRESS,
+        programs: &[],
     },
     Sanitizer {
         name: "thread sanitizer",
@@ -50,6 +53,9 @@ pub(super) const SANITIZERS: [Sanitizer; 2] = [
         // Tests fork, and children go on with threads of their own.
         settings: ("TSAN_OPTIONS", "die_after_fork=0:history_size=4"),
         left_out: &NOT_BY_THREAD,
+        // Others count descriptors. A report that is suppressed, as those of the standard library are, starts a
+        // program that finds names, and that one is at the end of two pipes.
+        programs: &["traffic", "forked_children", "event_loops"],
     },
 ];
 
@@ -77,17 +83,7 @@ const NOT_BY_ADDRESS: [LeftOut; 7] = [
     ("other_memory_at_the_same_address", "the sanitizer hands no address out twice"),
 ];
 
-const NOT_BY_THREAD: [LeftOut; 6] = [
-    COMPILER,
-    NO_MAPPING,
-    NO_MORE_MAPPINGS,
-    LITTLE_KEPT,
-    NOT_OPENED,
-    (
-        "every_call_does_what_the_header_says",
-        "has thousands of copies of the same bytes into the same memory under way, whose order it does not ask for",
-    ),
-];
+const NOT_BY_THREAD: [LeftOut; 4] = [COMPILER, NO_MAPPING, NO_MORE_MAPPINGS, LITTLE_KEPT];
 
 /// Test programs of some packages.
 struct Tests {
@@ -129,12 +125,12 @@ impl Sanitizer {
         let (tests, title) = (if is_long { &LONG[..] } else { &SHORT[..] }, self.title);
         let mut count = 0;
         for tests in tests {
-            count += place.run(self, tests)?;
+            count += place.run(self, tests, &[])?;
         }
         let detail = format!("{} left out, see sanitize.rs", self.left_out.len());
         rows.push(Row { what: format!("tests under {title}"), count, detail });
         if is_long {
-            let count = place.run(self, &PROGRAMS)?;
+            let count = place.run(self, &PROGRAMS, self.programs)?;
             let detail = String::new();
             rows.push(Row { what: format!("tests in C under {title}"), count, detail });
         }
@@ -178,12 +174,15 @@ impl Place {
         Ok(Self { folder, flags, compiler, settings })
     }
 
-    /// Runs tests, and counts those that passed.
-    fn run(&self, sanitizer: &Sanitizer, tests: &Tests) -> anyhow::Result<u64> {
+    /// Runs tests, or those of them whose names have a filter in them, and counts those that passed.
+    fn run(&self, sanitizer: &Sanitizer, tests: &Tests, filters: &[&str]) -> anyhow::Result<u64> {
         let mut command = cargo_test();
         command.args(["--no-fail-fast", "--target", TARGET]).args(tests.targets);
         command.args(tests.packages.iter().flat_map(|package| ["--package", package]));
-        command.arg("--").args(sanitizer.left_out.iter().flat_map(|(test, _)| ["--skip", test]));
+        command
+            .arg("--")
+            .args(filters)
+            .args(sanitizer.left_out.iter().flat_map(|(test, _)| ["--skip", test]));
         let (variable, name) = (sanitizer.settings.0, sanitizer.name);
         command.envs([
             ("RUSTC_BOOTSTRAP", OsStr::new("1")),
