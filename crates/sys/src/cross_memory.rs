@@ -90,6 +90,8 @@ pub enum Denied {
     NotDumpable,
     /// The other process is not visible here: it is in another pid namespace.
     PidNamespace,
+    /// The other process has ended, or is about to: its memory goes before its descriptors do.
+    Ended,
     /// The kernel said no, for none of the reasons that can be seen from here.
     Unknown,
 }
@@ -134,6 +136,7 @@ impl std::fmt::Display for Denied {
                 "the other process is in another pid namespace: share it between the containers, \
                  as by `--pid=container:NAME`"
             ),
+            Self::Ended => write!(f, "the other process has ended"),
             Self::Unknown => write!(f, "the kernel refused it: look for a security module"),
         }
     }
@@ -149,7 +152,7 @@ pub fn why_denied(pid: u32, uid: u32, error: &io::Error) -> Denied {
     match error.raw_os_error() {
         _ if pid == 0 => Denied::PidNamespace,
         Some(libc::ENOSYS) => Denied::Filtered,
-        Some(libc::ESRCH) => Denied::PidNamespace,
+        Some(libc::ESRCH) => Denied::Ended,
         _ if is_filtered() => Denied::Filtered,
         _ if uid != own_uid => Denied::OtherUser,
         _ => match (namespace(&pid.to_string()), namespace("self")) {
@@ -207,6 +210,19 @@ mod tests {
         // SAFETY: as above, and the source is only read.
         assert_eq!(unsafe { write(own, &pieces[..1], &whole) }.unwrap(), 50);
         assert_eq!(target[50..], source[..50]);
+    }
+
+    #[test]
+    fn a_process_that_has_ended_is_told_as_such() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        child.wait().unwrap();
+        let mut target = 0u64;
+        let local = [Stretch { address: &raw mut target as usize, length: 8 }];
+        // SAFETY: the target is a word of this test.
+        let error = unsafe { read(pid, &local, &local) }.unwrap_err();
+        let uid = rustix::process::geteuid().as_raw();
+        assert_eq!(why_denied(pid, uid, &error), Denied::Ended);
     }
 
     #[test]

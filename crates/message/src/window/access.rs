@@ -95,7 +95,7 @@ impl Port {
             return memory.check_now().and(Err(Error::Withdrawn));
         };
         if !memory.can_reach(entry.region) {
-            return Err(Error::Unreachable(memory.denied()));
+            return Err(memory.unreachable());
         }
         if is_new && !windows.look_up_anew(&memory, entry.address, entry.length) {
             return Err(Error::Unreachable(None));

@@ -195,7 +195,7 @@ impl Windows {
             if length == 0 {
                 (flags, start) = (word & page::FLAGS, at);
                 if flags == 0 {
-                    return Err(unreachable(peer));
+                    return Err(peer.unreachable());
                 }
             } else if word & page::FLAGS != flags || at != start + length {
                 break;
@@ -222,7 +222,7 @@ impl Windows {
         let local = [job.local.part(job.done, run.length)];
         let access = job.direction.access();
         if access == Access::Write && run.flags & page::WRITABLE == 0 {
-            return Err(unreachable(peer));
+            return Err(peer.unreachable());
         }
         if run.flags & page::NEAR != 0 && run.length >= ENGINE_BYTES && self.has_spare_cores() {
             // SAFETY: as below.
@@ -254,7 +254,7 @@ impl Windows {
         let _visit = peer.visit(job.window);
         permitted(peer, job, &entry)?;
         if run.flags & page::WRITABLE == 0 || run.length < 8 {
-            return Err(unreachable(peer));
+            return Err(peer.unreachable());
         }
         if run.flags & page::NEAR != 0 {
             let word = run.address as *const std::sync::atomic::AtomicU64;
@@ -343,14 +343,9 @@ fn refused(peer: &PeerMemory, error: &LookupError) -> Error {
         Err(gone) => gone,
         Ok(()) => match error {
             LookupError::Stale(_) => Error::PeerGone(Gone::Ended),
-            _ => unreachable(peer),
+            _ => peer.unreachable(),
         },
     }
-}
-
-/// No way leads to the memory of a window.
-fn unreachable(peer: &PeerMemory) -> Error {
-    Error::Unreachable(peer.denied())
 }
 
 /// What a failed copy means.
@@ -360,6 +355,6 @@ fn copy_failed(peer: &PeerMemory, error: CopyError) -> Error {
         (Ok(()), CopyError::Bad(who)) => Error::BadMemory(who),
         // Its memory goes before the process is seen to have ended.
         (Ok(()), CopyError::Refused(libc::ESRCH)) => Error::PeerGone(Gone::Ended),
-        (Ok(()), CopyError::Refused(_)) => unreachable(peer),
+        (Ok(()), CopyError::Refused(_)) => peer.unreachable(),
     }
 }

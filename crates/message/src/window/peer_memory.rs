@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use memferry_memory::handle::ProcessHandle;
+use memferry_sys::cross_memory::Denied;
 use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::peer_process;
 use memferry_sys::shared_memory::Access;
@@ -169,9 +170,13 @@ impl PeerMemory {
         self.is_self || region != 0 || self.reach.read || self.reach.write
     }
 
-    /// Why nothing reaches it, if nothing does.
-    pub(crate) fn denied(&self) -> Option<memferry_sys::cross_memory::Denied> {
-        self.reach.denied
+    /// What to say where no way leads to it. A process that ended while its memory was tried may not be seen
+    /// to have ended yet.
+    pub(crate) fn unreachable(&self) -> Error {
+        match self.reach.denied {
+            Some(Denied::Ended) => Error::PeerGone(Gone::Ended),
+            denied => Error::Unreachable(denied),
+        }
     }
 
     /// The extents that lie in a region, which is mapped from now on or is gone.

@@ -6,15 +6,15 @@ use std::process::{ChildStderr, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use memferry_message::Listener;
-use memferry_sys::fault::{Call, Plan, each_failure};
+use memferry_message::{Builder, Error, Gone, Listener, Rights};
+use memferry_sys::fault::{Call, Plan, arm, disarm, each_failure};
 use memferry_testing::HangGuard;
 
 use crate::flows::Flow;
 use crate::subject::{Order, WARM_UP};
 use crate::support::process::{self, Child};
 use crate::support::traces::holdings;
-use crate::support::{alone, say, unique, until};
+use crate::support::{alone, pair, say, unique, until};
 
 /// A process that walks flows and answers.
 struct Subject {
@@ -175,4 +175,28 @@ fn every_system_call_that_fails_is_survived_or_told() {
     say(format_args!(
         "row\tcalls of messages that failed\t{faults}\tof {kinds} kinds, at {places} places"
     ));
+}
+
+#[test]
+fn a_peer_that_ends_while_its_memory_is_tried_is_told_as_ended() {
+    let _alone = alone();
+    for call in [Call::ProcessVmReadv, Call::ProcessVmWritev] {
+        // Its memory goes first, and only then it is seen to have ended.
+        arm(Plan::Fail { call, nth: 1, error: libc::ESRCH, lasts: false });
+        let sides = pair(&Builder::new());
+        disarm();
+        let outcomes = [
+            (&sides.here, sides.to_there, &sides.there),
+            (&sides.there, sides.to_here, &sides.here),
+        ]
+        .map(|(at, peer, owner)| {
+            let window = owner.expose(vec![1; 100], Rights::READ_WRITE).unwrap();
+            let put = at.attach(peer, window.handle()).and_then(|remote| remote.put(0, &[7; 8]));
+            drop(window.withdraw());
+            put
+        });
+        let gone = Err(Error::PeerGone(Gone::Ended));
+        assert!(outcomes.contains(&gone), "{call:?}: {outcomes:?}");
+        assert!(outcomes.iter().all(|put| *put == gone || put.is_ok()), "{call:?}: {outcomes:?}");
+    }
 }
