@@ -75,6 +75,8 @@ fn build(folder: &Path) -> anyhow::Result<PathBuf> {
         .env("RUSTFLAGS", FLAGS)
         .env("CARGO_TARGET_DIR", folder)
         .env("CARGO_INCREMENTAL", "0")
+        // Reports name lines.
+        .env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only")
         .status()
         .context("cargo cannot be run")?;
     if !built.success() {
