@@ -405,10 +405,12 @@ static void scribble(void) {
     fclose(maps);
     if (found == 0) return;
     static uint64_t words[1024];
-    size_t bytes = (size_t)8 << chance(11);
+    size_t place = chance(length / 8) * 8, bytes = (size_t)8 << chance(11);
+    /* Not over what lies behind it. */
+    if (bytes > length - place) bytes = length - place;
     for (size_t at = 0; at < bytes / 8; at++) words[at] = chance(3) == 0 ? chance(64) : mix(state + at);
     struct iovec source = {words, bytes};
-    struct iovec target = {(void *)(start + chance(length / 8) * 8), bytes};
+    struct iovec target = {(void *)(start + place), bytes};
     if (process_vm_writev(getpid(), &source, 1, &target, 1, 0) > 0) counts->scribbles++;
 }
 
