@@ -24,6 +24,7 @@ mod queue;
 mod regions;
 mod remote;
 
+#[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub use remote::fuzz;
 

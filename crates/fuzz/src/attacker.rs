@@ -16,7 +16,7 @@ use memferry_sys::shared_memory::{Access, SealedMemory};
 
 use crate::script::Script;
 use crate::support::raw_peer::{self, RawPeer, first};
-use crate::support::{PATIENCE, unique};
+use crate::support::{PATIENCE, unique, until};
 
 /// The variable that makes a process an attacker: where it gets its orders.
 const ORDERS: &str = "MEMFERRY_FUZZ_ORDERS";
@@ -29,6 +29,10 @@ const CONNECT: u8 = 1;
 const SAY_HELLO: u8 = 2;
 const DO_WORST: u8 = 3;
 const HANG_UP: u8 = 4;
+
+/// The answers.
+const DONE: u8 = 1;
+const REFUSED: u8 = 2;
 
 /// The end of the process if it is to be an attacker.
 pub fn attack_if_asked() {
@@ -73,14 +77,25 @@ impl Attacker {
             .stderr(said())
             .spawn()
             .expect("the attacker starts");
-        let (orders, _) = listener.accept().expect("the attacker comes");
+        listener.set_nonblocking(true).expect("a socket");
+        let mut orders = None;
+        until("the attacker comes", || {
+            orders = listener.accept().ok();
+            orders.is_some()
+        });
+        let (orders, _) = orders.expect("it has come");
         orders.set_nonblocking(true).expect("a socket");
         Self { child, orders }
     }
 
-    /// Has it connect to an endpoint as it should be done. `false` if it has come to harm.
+    /// Has it connect to an endpoint as it should be done. `false` if it has come to harm; fails if it is
+    /// refused.
     pub(crate) fn connect(&mut self, prey: &Endpoint) -> bool {
-        self.order(prey, CONNECT, &[prey.name().as_bytes()])
+        match self.answer(prey, CONNECT, &[prey.name().as_bytes()]) {
+            Some(DONE) => true,
+            Some(_) => panic!("the endpoint refuses who says what it should"),
+            None => false,
+        }
     }
 
     /// Has it say something for a hello.
@@ -98,20 +113,23 @@ impl Attacker {
         self.order(prey, HANG_UP, &[])
     }
 
-    /// Gives an order and lets the endpoint work until it was carried out.
+    /// Gives an order and lets the endpoint work until it was carried out. `false` if it has come to harm.
     fn order(&mut self, prey: &Endpoint, what: u8, parts: &[&[u8]]) -> bool {
+        self.answer(prey, what, parts).is_some()
+    }
+
+    fn answer(&mut self, prey: &Endpoint, what: u8, parts: &[&[u8]]) -> Option<u8> {
         let order = [&[what], parts.concat().as_slice()].concat();
         let head = (order.len() as u32).to_le_bytes();
-        if self.orders.write_all(&[&head, order.as_slice()].concat()).is_err() {
-            return false;
-        }
+        self.orders.write_all(&[&head, order.as_slice()].concat()).ok()?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             prey.progress();
-            match self.orders.read(&mut [0]) {
-                Ok(count) => return count == 1,
+            let mut answer = [0];
+            match self.orders.read(&mut answer) {
+                Ok(count) => return (count == 1).then_some(answer[0]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(_) => return false,
+                Err(_) => return None,
             }
             assert!(Instant::now() < deadline, "the attacker waits for an answer in vain");
         }
@@ -141,21 +159,23 @@ fn obey(mut orders: UnixStream) {
         if orders.read_exact(&mut order).is_err() {
             return;
         }
-        state.carry_out(order[0], &order[1..]);
-        if orders.write_all(&[1]).is_err() {
+        let answer = if state.carry_out(order[0], &order[1..]) { DONE } else { REFUSED };
+        if orders.write_all(&[answer]).is_err() {
             return;
         }
     }
 }
 
 impl State {
-    fn carry_out(&mut self, what: u8, order: &[u8]) {
+    /// Whether it could be done.
+    fn carry_out(&mut self, what: u8, order: &[u8]) -> bool {
         match what {
             CONNECT => {
                 let name = std::str::from_utf8(order).expect("a name");
                 let board = raw_peer::board();
                 self.peer = RawPeer::connect_with(name, raw_peer::identity(), "", &board);
                 (self.board, self.seen) = (Some(board), Vec::new());
+                return self.peer.is_some();
             }
             SAY_HELLO => {
                 let mut script = Script::new(order);
@@ -169,6 +189,7 @@ impl State {
                 self.callers.clear();
             }
         }
+        true
     }
 
     /// Something like a hello, with some descriptors.

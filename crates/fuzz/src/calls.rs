@@ -7,6 +7,8 @@
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_int, c_void};
+use std::fs::File;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -23,7 +25,11 @@ const BLOCKED: Duration = Duration::from_millis(30);
 
 /// What the calls work on, and what they have given out.
 struct World {
-    arena: Vec<u8>,
+    /// Memory between guards, which lives as long as the process. Nobody makes a slice of it while the library
+    /// may use it.
+    arena: *mut u8,
+    /// Descriptors that are not the library's.
+    foreign: Vec<OwnedFd>,
     descriptors: Vec<c_int>,
     cookies: Vec<i64>,
     windows: Vec<i64>,
@@ -75,6 +81,7 @@ fn waiting(call: impl FnOnce() -> i64) -> i64 {
     *waits() = Some(Instant::now());
     BEGUN.notify_one();
     let code = call();
+    // Whoever closes the library holds the lock until that is done.
     *waits() = None;
     checked(code)
 }
@@ -86,8 +93,8 @@ fn watch() {
         since = match *since {
             None => BEGUN.wait(since).unwrap_or_else(PoisonError::into_inner),
             Some(began) if began.elapsed() > BLOCKED => {
-                drop(since);
                 adma_fini();
+                drop(since);
                 std::thread::sleep(Duration::from_millis(1));
                 waits()
             }
@@ -106,15 +113,18 @@ impl World {
         let mut arena = vec![0; ARENA + 2 * GUARD];
         arena[..GUARD].fill(GUARD_BYTE);
         arena[GUARD + ARENA..].fill(GUARD_BYTE);
+        let foreign =
+            (0..4).map(|_| File::open("/dev/null").expect("it is there").into()).collect();
         let (descriptors, cookies, windows) = (Vec::new(), Vec::new(), Vec::new());
-        Self { arena, descriptors, cookies, windows, handles: Vec::new(), is_busy: false }
+        let arena = Vec::leak(arena).as_mut_ptr();
+        Self { arena, foreign, descriptors, cookies, windows, handles: Vec::new(), is_busy: false }
     }
 
     /// Some memory, or none, or more than there can be.
-    fn memory(&mut self, script: &mut Script<'_>) -> (*mut c_void, usize) {
+    fn memory(&self, script: &mut Script<'_>) -> (*mut c_void, usize) {
         let at = script.below(ARENA);
         let length = script.pick(&[0, 1, 8, 100, 5000, 70_000, ARENA]).min(ARENA - at);
-        let start = self.arena[GUARD + at..].as_mut_ptr().cast::<c_void>();
+        let start = self.arena.wrapping_add(GUARD + at).cast::<c_void>();
         match script.byte() % 16 {
             0 => (std::ptr::null_mut(), length),
             1 => (start, usize::MAX - at),
@@ -124,9 +134,9 @@ impl World {
     }
 
     /// A variable, often of 8 bytes and aligned.
-    fn variable(&mut self, script: &mut Script<'_>) -> *mut u64 {
+    fn variable(&self, script: &mut Script<'_>) -> *mut u64 {
         let at = script.below(ARENA / 8 - 1) * 8;
-        let start = self.arena[GUARD..].as_mut_ptr();
+        let start = self.arena.wrapping_add(GUARD);
         let aligned = start.wrapping_add(start.align_offset(8) + at);
         match script.byte() % 8 {
             0 => std::ptr::null_mut(),
@@ -138,6 +148,7 @@ impl World {
     fn descriptor(&self, script: &mut Script<'_>) -> c_int {
         match script.byte() % 8 {
             0 => script.u32().cast_signed(),
+            1 if script.is() => self.foreign[script.below(self.foreign.len())].as_raw_fd(),
             1 => c_int::from(script.byte() % 32) - 2,
             _ if self.descriptors.is_empty() => -1,
             _ => self.descriptors[script.below(self.descriptors.len())],
@@ -207,7 +218,7 @@ impl World {
                     let count = script.pick(&[0, 1, 2, 2]);
                     let start =
                         if script.is_one_in(8) { std::ptr::null() } else { pieces.as_ptr() };
-                    let room = self.arena[GUARD..].as_mut_ptr().cast();
+                    let room = self.arena.wrapping_add(GUARD).cast();
                     let to = if (2000..=ARENA).contains(&to_bytes) { to } else { room };
                     self.keep_cookie(if script.is() {
                         adma_ideliver(start, count, to)
@@ -234,6 +245,7 @@ impl World {
         let before = is_real.then(|| slice(from));
         // SAFETY: passed on.
         let code = checked(unsafe { adma_copy(from, to, bytes) });
+        assert!(code != 0 || bytes <= ARENA, "{bytes} bytes were taken for memory");
         if let (Some(before), 0) = (before, code) {
             assert!(slice(to) == before, "{bytes} bytes were not copied");
         }
@@ -244,6 +256,7 @@ impl World {
     unsafe fn fill_and_check(&self, to: *mut c_void, value: c_int, bytes: usize) {
         // SAFETY: passed on.
         let code = checked(unsafe { adma_fill(to, value, bytes) });
+        assert!(code != 0 || bytes <= ARENA, "{bytes} bytes were taken for memory");
         if code == 0 && bytes > 0 && !self.is_busy {
             // SAFETY: inside the arena: the call has taken it.
             let filled = unsafe { std::slice::from_raw_parts(to.cast::<u8>().cast_const(), bytes) };
@@ -430,12 +443,14 @@ impl World {
     /// Closes the library. Nothing of it uses the arena from then on.
     fn end(&mut self) {
         assert_eq!(checked(adma_fini()), 0);
-        for index in 0..3 {
+        for descriptor in self.foreign.iter().map(AsRawFd::as_raw_fd).chain(0..3) {
             // SAFETY: looks only.
-            let is_open = unsafe { libc::fcntl(index, libc::F_GETFD) } >= 0;
-            assert!(is_open, "descriptor {index} was closed, which is not the library's");
+            let is_open = unsafe { libc::fcntl(descriptor, libc::F_GETFD) } >= 0;
+            assert!(is_open, "descriptor {descriptor} was closed, which is not the library's");
         }
-        let (before, behind) = (&self.arena[..GUARD], &self.arena[GUARD + ARENA..]);
+        // SAFETY: the arena is as long, and the library is closed.
+        let arena = unsafe { std::slice::from_raw_parts(self.arena, ARENA + 2 * GUARD) };
+        let (before, behind) = (&arena[..GUARD], &arena[GUARD + ARENA..]);
         let is_whole = before.iter().chain(behind).all(|byte| *byte == GUARD_BYTE);
         assert!(is_whole, "bytes beside the arena were written");
         self.descriptors.clear();

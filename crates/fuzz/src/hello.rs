@@ -7,35 +7,55 @@ use memferry_message::Endpoint;
 
 use crate::attacker::Attacker;
 use crate::script::Script;
+use crate::support::traces::holdings;
 use crate::support::{unique, until};
 
+/// An endpoint, who is sent to it, and the descriptors of this process when nobody else was there.
+struct Scene {
+    prey: Endpoint,
+    attacker: Attacker,
+    descriptors: usize,
+}
+
 thread_local! {
-    static STATE: RefCell<Option<(Endpoint, Attacker)>> = const { RefCell::new(None) };
+    static SCENE: RefCell<Option<Scene>> = const { RefCell::new(None) };
+}
+
+impl Scene {
+    fn new() -> Self {
+        let prey = Endpoint::open(&unique("prey")).expect("an endpoint");
+        let mut scene = Self { prey, attacker: Attacker::start(), descriptors: usize::MAX };
+        // The first caller makes an endpoint get what it keeps.
+        scene.check_next();
+        scene.descriptors = holdings().descriptors;
+        scene
+    }
+
+    /// One that says what it should is welcome, and nothing is left of anybody.
+    fn check_next(&mut self) {
+        if !self.attacker.connect(&self.prey) {
+            self.attacker = Attacker::start();
+            assert!(self.attacker.connect(&self.prey), "a new process can connect");
+        }
+        self.attacker.hang_up(&self.prey);
+        until("nothing is left of the callers", || {
+            self.prey.progress();
+            self.prey.peers().is_empty() && holdings().descriptors <= self.descriptors
+        });
+    }
 }
 
 pub(crate) fn run(bytes: &[u8]) {
-    STATE.with_borrow_mut(|state| {
-        let open = || (Endpoint::open(&unique("prey")).expect("an endpoint"), Attacker::start());
-        let (prey, attacker) = state.get_or_insert_with(open);
+    SCENE.with_borrow_mut(|scene| {
+        let scene = scene.get_or_insert_with(Scene::new);
         let mut script = Script::new(bytes);
         while !script.is_over() {
             let length = usize::from(script.byte()) + 1;
-            if !attacker.say_hello(prey, script.bytes(length)) {
-                *attacker = Attacker::start();
+            if !scene.attacker.say_hello(&scene.prey, script.bytes(length)) {
+                scene.attacker = Attacker::start();
             }
-            prey.progress();
+            scene.prey.progress();
         }
-        // One that says what it should is welcome beside all of them.
-        assert!(
-            attacker.connect(prey) || {
-                *attacker = Attacker::start();
-                attacker.connect(prey)
-            }
-        );
-        attacker.hang_up(prey);
-        until("nothing is left of the callers", || {
-            prey.progress();
-            prey.peers().is_empty()
-        });
+        scene.check_next();
     });
 }

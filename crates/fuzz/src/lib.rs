@@ -1,6 +1,6 @@
 //! Arbitrary bytes for everything in Memferry that reads what others have written: each [`Target`] takes some
 //! and fails if anything is wrong. `cargo xtask faults --only fuzzing` looks for bytes that make one fail; those
-//! that ever did lie in `kept/`, and a test tries them again.
+//! that ever did are kept in `kept/`, beside some that reach far, and a test tries them again.
 
 #![cfg(target_os = "linux")]
 

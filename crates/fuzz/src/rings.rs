@@ -67,9 +67,8 @@ impl Setting {
             self.attacker = Attacker::start();
             assert!(self.attacker.connect(&prey), "a new process can connect");
         }
-        let Some(peer) = prey.peers().into_iter().find(|peer| *peer != self.pair.to_there) else {
-            return;
-        };
+        let mut peers = prey.peers().into_iter();
+        let peer = peers.find(|peer| *peer != self.pair.to_there).expect("it has connected");
         let mut dealings = Dealings::default();
         while !script.is_over() {
             if script.is() {

@@ -1,8 +1,9 @@
-//! Inputs that once made a target fail, and some that reach far, tried again.
+//! The kept inputs: those that once made a target fail, and some that reach far.
 
 use std::path::Path;
 
 use memferry_fuzz::TARGETS;
+use memferry_testing::HangGuard;
 
 #[test]
 #[allow(clippy::print_stdout, reason = "names the input that fails")]
@@ -17,6 +18,7 @@ fn every_kept_input_passes() {
         assert!(!inputs.is_empty(), "{} has no inputs", folder.display());
         for input in inputs {
             println!("{}", input.display());
+            let _guard = HangGuard::new(&input.display().to_string());
             (target.run)(&std::fs::read(input).unwrap());
         }
     }

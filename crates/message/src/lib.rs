@@ -21,6 +21,7 @@ mod connection;
 mod endpoint;
 mod envelope;
 mod error;
+#[cfg(feature = "fuzz")]
 #[doc(hidden)]
 pub mod fuzz;
 mod job;

@@ -72,6 +72,7 @@ unsafe fn copy(
 
 /// What most likely forbids cross-memory access, for people who have to change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Denied {
     /// Switched off by `MEMFERRY_CMA=off`.
     SwitchedOff,
@@ -90,7 +91,8 @@ pub enum Denied {
     NotDumpable,
     /// The other process is not visible here: it is in another pid namespace.
     PidNamespace,
-    /// The other process has ended, or is about to: its memory goes before its descriptors do.
+    /// The other process has ended, or is about to: its memory goes before its descriptors do. Or its first
+    /// thread has ended, through which the kernel looks.
     Ended,
     /// The kernel said no, for none of the reasons that can be seen from here.
     Unknown,
@@ -136,7 +138,10 @@ impl std::fmt::Display for Denied {
                 "the other process is in another pid namespace: share it between the containers, \
                  as by `--pid=container:NAME`"
             ),
-            Self::Ended => write!(f, "the other process has ended"),
+            Self::Ended => write!(
+                f,
+                "the other process has ended, or its first thread has: let that one wait for the others"
+            ),
             Self::Unknown => write!(f, "the kernel refused it: look for a security module"),
         }
     }

@@ -23,25 +23,29 @@ use sanitize::SANITIZERS;
 struct Special {
     name: &'static str,
     is_long: bool,
+    /// An error if something is missing, with the cure: hours are not to be spent before that is told.
+    needs: fn() -> anyhow::Result<()>,
     run: fn(is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()>,
 }
 
 const SPECIALS: [Special; 5] = [
-    Special { name: "fuzzing", is_long: false, run: fuzz::run },
-    Special { name: "models", is_long: false, run: models::run },
+    Special { name: "fuzzing", is_long: false, needs: fuzz::needs, run: fuzz::run },
+    Special { name: "models", is_long: false, needs: || Ok(()), run: models::run },
     // They build everything anew.
     Special {
         name: SANITIZERS[0].name,
         is_long: true,
+        needs: sanitize::needs,
         run: |is_long, rows| SANITIZERS[0].run(is_long, rows),
     },
     Special {
         name: SANITIZERS[1].name,
         is_long: true,
+        needs: sanitize::needs,
         run: |is_long, rows| SANITIZERS[1].run(is_long, rows),
     },
     // It fetches sources, and takes a quarter of an hour.
-    Special { name: "tests of MPICH", is_long: true, run: mpi::run },
+    Special { name: "tests of MPICH", is_long: true, needs: mpi::needs, run: mpi::run },
 ];
 
 /// How a line of a test begins that is a row of the table. What was counted, how often, and anything worth
@@ -55,6 +59,8 @@ struct Check {
     test: &'static str,
     features: &'static [&'static str],
     filter: &'static str,
+    /// How many tests that are: one that has another name by now is not left out unnoticed.
+    tests: u64,
     /// A variable by which the tests know how much to do: in a short run, and in a long one.
     amount: Option<(&'static str, &'static str, &'static str)>,
 }
@@ -65,20 +71,22 @@ const PLAIN: Check = Check {
     test: "faults",
     features: &["faults"],
     filter: "failures",
+    tests: 2,
     amount: Some(("MEMFERRY_FAULTS", "some", "all")),
 };
 
 const CHECKS: [Check; 6] = [
     PLAIN,
-    Check { name: "calls of copies", package: "memferry-copy", filter: "", ..PLAIN },
-    Check { name: "deaths", filter: "deaths", ..PLAIN },
-    Check { name: "deaths in a crowd", filter: "crowd", ..PLAIN },
+    Check { name: "calls of copies", package: "memferry-copy", filter: "", tests: 2, ..PLAIN },
+    Check { name: "deaths", filter: "deaths", tests: 1, ..PLAIN },
+    Check { name: "deaths in a crowd", filter: "crowd", tests: 1, ..PLAIN },
     Check {
         name: "kills in traffic",
         package: "memferry-c",
         test: "programs",
         features: &[],
         filter: "traffic",
+        tests: 2,
         amount: Some(("MEMFERRY_TRAFFIC_KILLS", "100", "3334")),
     },
     Check {
@@ -86,6 +94,7 @@ const CHECKS: [Check; 6] = [
         test: "hostile",
         features: &[],
         filter: "random",
+        tests: 3,
         amount: Some(("MEMFERRY_HOSTILE_SECONDS", "10", "1200")),
         ..PLAIN
     },
@@ -135,23 +144,34 @@ fn passed(text: &str) -> u64 {
     text.lines().filter_map(in_line).sum()
 }
 
+/// An error if a program is not there, with the package that has it.
+fn need(program: &str, package: &str, what_for: &str) -> anyhow::Result<()> {
+    let folders = env::var_os("PATH").unwrap_or_default();
+    if env::split_paths(&folders).any(|folder| folder.join(program).is_file()) {
+        return Ok(());
+    }
+    bail!("{what_for} needs {program}: apt install {package}");
+}
+
 /// The folder of the workspace.
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("this crate lies in crates/")
 }
 
-/// Runs a command; its output passes through, but for the rows.
-fn run_for_rows(mut command: Command, rows: &mut Vec<Row>) -> anyhow::Result<bool> {
+/// Runs a command; its output passes through, but for the rows. How many tests passed, if none failed.
+fn run_for_rows(mut command: Command, rows: &mut Vec<Row>) -> anyhow::Result<Option<u64>> {
     let mut child = command.stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
     let output = child.stdout.take().context("the output of cargo")?;
+    let mut count = 0;
     for line in BufReader::new(output).lines() {
         let line = line.context("the output of the tests")?;
+        count += passed(&line);
         match Row::parse(&line) {
             Some(row) => rows.push(row),
             None => say(&line),
         }
     }
-    Ok(child.wait()?.success())
+    Ok(child.wait()?.success().then_some(count))
 }
 
 impl Check {
@@ -165,49 +185,72 @@ impl Check {
         let amount =
             self.amount.map(|(name, short, long)| (name, if is_long { long } else { short }));
         command.envs(amount).env_remove("MEMFERRY_FLOW");
-        if !run_for_rows(command, rows)? {
-            bail!("{}: something is wrong", self.name);
+        match run_for_rows(command, rows)? {
+            None => bail!("{}: something is wrong", self.name),
+            Some(count) if count != self.tests => {
+                bail!("{}: {count} tests were run, and not {}", self.name, self.tests);
+            }
+            Some(_) if rows.len() == before || rows[before..].iter().any(|row| row.count == 0) => {
+                bail!("{}: nothing was checked", self.name);
+            }
+            Some(_) => Ok(()),
         }
-        if rows[before..].iter().all(|row| row.count == 0) {
-            bail!("{}: nothing was checked", self.name);
-        }
-        Ok(())
     }
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let is_wanted = |name: &str| args.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
-    let (mut rows, began) = (Vec::new(), Instant::now());
-    for check in CHECKS.iter().filter(|check| is_wanted(check.name)) {
-        say(&format!("== {}", check.name));
-        check.run(args.long, &mut rows)?;
-    }
     let is_asked = args.long || args.only.is_some();
     let is_due = |special: &&Special| is_wanted(special.name) && (is_asked || !special.is_long);
-    for special in SPECIALS.iter().filter(is_due) {
-        say(&format!("== {}", special.name));
-        (special.run)(args.long, &mut rows)?;
-    }
-    if rows.is_empty() {
+    let checks: Vec<_> = CHECKS.iter().filter(|check| is_wanted(check.name)).collect();
+    let specials: Vec<_> = SPECIALS.iter().filter(is_due).collect();
+    if checks.is_empty() && specials.is_empty() {
         let names = CHECKS.iter().map(|check| check.name);
         let names: Vec<_> = names.chain(SPECIALS.iter().map(|special| special.name)).collect();
         bail!("no check is called so: there are {}", names.join(", "));
     }
-    report(&rows, began.elapsed(), args.json);
-    Ok(())
+    specials.iter().try_for_each(|special| (special.needs)())?;
+    let (mut rows, mut failures, began) = (Vec::new(), Vec::new(), Instant::now());
+    let mut note = |outcome: anyhow::Result<()>| {
+        // What comes later may be right, and is worth knowing.
+        if let Err(error) = outcome {
+            say(&format!("{error:#}"));
+            failures.push(format!("{error:#}"));
+        }
+    };
+    for check in checks {
+        say(&format!("== {}", check.name));
+        note(check.run(args.long, &mut rows));
+    }
+    for special in specials {
+        say(&format!("== {}", special.name));
+        note((special.run)(args.long, &mut rows));
+    }
+    report(&rows, &failures, began.elapsed(), args.json);
+    match failures.len() {
+        0 => Ok(()),
+        count => bail!("{count} checks failed, see above"),
+    }
 }
 
-fn report(rows: &[Row], took: Duration, is_json: bool) {
+fn report(rows: &[Row], failures: &[String], took: Duration, is_json: bool) {
+    let seconds = took.as_secs();
     if is_json {
         let row = |row: &Row| json!({"what": row.what, "count": row.count, "detail": row.detail});
         let rows: Vec<_> = rows.iter().map(row).collect();
-        return say(&json!({"success": true, "seconds": took.as_secs(), "rows": rows}).to_string());
+        let success = failures.is_empty();
+        let all =
+            json!({"success": success, "failures": failures, "seconds": seconds, "rows": rows});
+        return say(&all.to_string());
     }
     say("");
     for Row { what, count, detail } in rows {
         say(&format!("{count:>9}  {what:<40}  {detail}"));
     }
-    say(&format!("nothing wrong, nothing lost, nothing left, in {} s", took.as_secs()));
+    match failures {
+        [] => say(&format!("nothing wrong, nothing lost, nothing left, in {seconds} s")),
+        failures => failures.iter().for_each(|failure| say(&format!("FAILED: {failure}"))),
+    }
 }
 
 #[cfg(test)]

@@ -11,9 +11,10 @@ mod listener;
 
 use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memferry::message::{Error, Link};
+use memferry_sys::sync::lock;
 
 use crate::code::{ADMA_EBADF, ADMA_EBUSY, ADMA_EMFILE, ADMA_ESTALE, Failure};
 use crate::windows::Windows;
@@ -25,6 +26,8 @@ use listener::OpenListener;
 #[derive(Debug)]
 pub(crate) struct Links {
     table: RwLock<Table>,
+    /// Held by whoever closes all of them.
+    closing: Mutex<()>,
     /// The windows of links, which end with them.
     windows: Windows,
     /// How far each place had counted when this process was forked.
@@ -50,7 +53,12 @@ impl Links {
     /// None, in a process that may have been forked.
     pub(crate) fn new(is_child: bool) -> Self {
         let inherited = if is_child { cookie::all_counts() } else { Box::default() };
-        Self { table: RwLock::default(), windows: Windows::new(), inherited }
+        Self {
+            table: RwLock::default(),
+            closing: Mutex::default(),
+            windows: Windows::new(),
+            inherited,
+        }
     }
 
     /// Takes a name; the descriptor.
@@ -121,6 +129,8 @@ impl Links {
 
     /// Closes all of them. An error as for [`Links::close`], also for those that were closed before.
     pub(crate) fn close_all(&self) -> Result<(), Failure> {
+        // Another thread that does the same has taken them already, and may still be at it.
+        let _closing = lock(&self.closing);
         let open = std::mem::take(&mut self.write().by_descriptor);
         let outcome = open.values().map(|entry| self.end(entry)).fold(Ok(()), Result::and);
         self.release();

@@ -52,6 +52,7 @@ impl Library {
 
 /// Loads a libfabric for tests: that of the environment's choice, or the installed one. Whether there
 /// is one.
+#[cfg(any(test, feature = "fuzz"))]
 pub(super) fn load() -> bool {
     let name = std::env::var("MEMFERRY_TEST_LIBFABRIC").unwrap_or("libfabric.so.1".into());
     let name = std::ffi::CString::new(name).expect("a path");

@@ -12,6 +12,7 @@ mod doubt;
 mod ending;
 mod fetches;
 mod flights;
+#[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod gate;
 mod inner;

@@ -353,8 +353,7 @@ fn copy_failed(peer: &PeerMemory, error: CopyError) -> Error {
     match (peer.check_now(), error) {
         (Err(gone), _) => gone,
         (Ok(()), CopyError::Bad(who)) => Error::BadMemory(who),
-        // Its memory goes before the process is seen to have ended.
-        (Ok(()), CopyError::Refused(libc::ESRCH)) => Error::PeerGone(Gone::Ended),
+        (Ok(()), CopyError::Refused(libc::ESRCH)) => peer.without_memory(),
         (Ok(()), CopyError::Refused(_)) => peer.unreachable(),
     }
 }

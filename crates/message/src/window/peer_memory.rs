@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
 
 use memferry_memory::handle::ProcessHandle;
 use memferry_sys::cross_memory::Denied;
@@ -170,12 +171,29 @@ impl PeerMemory {
         self.is_self || region != 0 || self.reach.read || self.reach.write
     }
 
-    /// What to say where no way leads to it. A process that ended while its memory was tried may not be seen
-    /// to have ended yet.
+    /// What to say where no way leads to it.
     pub(crate) fn unreachable(&self) -> Error {
         match self.reach.denied {
-            Some(Denied::Ended) => Error::PeerGone(Gone::Ended),
+            Some(Denied::Ended) => self.without_memory(),
             denied => Error::Unreachable(denied),
+        }
+    }
+
+    /// What to say of a process that has no memory any more. It is most likely about to end: its memory goes
+    /// before its descriptors do, and it is seen to have ended a little later. But one whose first thread has
+    /// ended looks the same from here, and lives on.
+    #[cold]
+    pub(crate) fn without_memory(&self) -> Error {
+        const LONGEST: Duration = Duration::from_millis(200);
+        let deadline = Instant::now() + LONGEST;
+        loop {
+            match self.check_now() {
+                Err(gone) => return gone,
+                Ok(()) if Instant::now() > deadline => {
+                    return Error::Unreachable(Some(Denied::Ended));
+                }
+                Ok(()) => std::thread::sleep(Duration::from_millis(1)),
+            }
         }
     }
 

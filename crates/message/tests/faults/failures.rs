@@ -6,7 +6,7 @@ use std::process::{ChildStderr, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use memferry_message::{Builder, Error, Gone, Listener, Rights};
+use memferry_message::{Builder, Denied, Error, Listener, Rights};
 use memferry_sys::fault::{Call, Plan, arm, disarm, each_failure};
 use memferry_testing::HangGuard;
 
@@ -178,25 +178,24 @@ fn every_system_call_that_fails_is_survived_or_told() {
 }
 
 #[test]
-fn a_peer_that_ends_while_its_memory_is_tried_is_told_as_ended() {
+fn a_peer_whose_memory_was_gone_when_it_was_tried_is_not_taken_for_one_of_another_namespace() {
     let _alone = alone();
     for call in [Call::ProcessVmReadv, Call::ProcessVmWritev] {
-        // Its memory goes first, and only then it is seen to have ended.
+        // As of a process that is about to end; this one does not, as if its first thread alone had ended.
         arm(Plan::Fail { call, nth: 1, error: libc::ESRCH, lasts: false });
         let sides = pair(&Builder::new());
         disarm();
-        let outcomes = [
-            (&sides.here, sides.to_there, &sides.there),
-            (&sides.there, sides.to_here, &sides.here),
-        ]
-        .map(|(at, peer, owner)| {
-            let window = owner.expose(vec![1; 100], Rights::READ_WRITE).unwrap();
-            let put = at.attach(peer, window.handle()).and_then(|remote| remote.put(0, &[7; 8]));
-            drop(window.withdraw());
-            put
-        });
-        let gone = Err(Error::PeerGone(Gone::Ended));
-        assert!(outcomes.contains(&gone), "{call:?}: {outcomes:?}");
-        assert!(outcomes.iter().all(|put| *put == gone || put.is_ok()), "{call:?}: {outcomes:?}");
+        let puts =
+            [(&sides.here, sides.to_there), (&sides.there, sides.to_here)].map(|(at, peer)| {
+                let owner = if peer == sides.to_there { &sides.there } else { &sides.here };
+                let window = owner.expose(vec![1; 100], Rights::READ_WRITE).unwrap();
+                let put =
+                    at.attach(peer, window.handle()).and_then(|remote| remote.put(0, &[7; 8]));
+                drop(window.withdraw());
+                put
+            });
+        let ended = Err(Error::Unreachable(Some(Denied::Ended)));
+        assert!(puts.contains(&ended), "{call:?}: {puts:?}");
+        assert!(puts.iter().all(|put| *put == ended || put.is_ok()), "{call:?}: {puts:?}");
     }
 }

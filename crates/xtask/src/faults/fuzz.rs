@@ -8,7 +8,7 @@ use std::{env, fs, thread};
 
 use anyhow::{Context, bail};
 
-use super::{Row, root};
+use super::{Row, need, root};
 use crate::say;
 
 /// A target, and the longest bytes that are worth trying.
@@ -32,6 +32,11 @@ const FLAGS: &str = "-Zsanitizer=address -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+
+/// libFuzzer is C++, and compiled.
+pub(super) fn needs() -> anyhow::Result<()> {
+    need("c++", "g++", "fuzzing")
+}
 
 pub(super) fn run(is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
     let seconds = match env::var("MEMFERRY_FUZZ_SECONDS") {
@@ -80,7 +85,7 @@ fn build(folder: &Path) -> anyhow::Result<PathBuf> {
         .status()
         .context("cargo cannot be run")?;
     if !built.success() {
-        bail!("the fuzzer cannot be built: it needs a C++ compiler");
+        bail!("the fuzzer cannot be built, see above");
     }
     Ok(folder.join(TARGET).join("debug/fuzz"))
 }
@@ -120,6 +125,8 @@ impl Running {
             .args([format!("-timeout={PATIENCE}"), "-len_control=0".into()])
             .arg(format!("-artifact_prefix={}/{name}-", found.display()))
             .env("MEMFERRY_FUZZ", name)
+            // Without it one target would do nothing.
+            .env("MEMFERRY_REQUIRE", "libfabric")
             // What the library keeps until the end of the process is no leak.
             .env("ASAN_OPTIONS", "detect_leaks=0")
             .stdin(Stdio::null())
@@ -144,6 +151,10 @@ impl Running {
         }
         let count =
             inputs(&text).with_context(|| format!("{name} does not say what it has done"))?;
+        let kept = fs::read_dir(root().join("crates/fuzz/kept").join(name))?.count() as u64;
+        if count <= kept {
+            bail!("{name}: no more than the {kept} kept inputs were tried");
+        }
         let detail = format!("in {} s, {} ways", self.began.elapsed().as_secs(), ways(&text));
         Ok(Row { what: format!("inputs of {name}"), count, detail })
     }

@@ -4,7 +4,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail};
 
-use super::{Row, cargo_test, passed};
+use super::{Row, cargo_test, passed, root};
 use crate::say;
 
 const PACKAGES: [&str; 4] =
@@ -15,7 +15,7 @@ pub(super) fn run(_: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
     for package in PACKAGES {
         let mut command = cargo_test();
         command.args(["--release", "--package", package, "--test", "loom"]);
-        command.envs([("RUSTFLAGS", "--cfg loom"), ("CARGO_TARGET_DIR", "target-loom")]);
+        command.env("RUSTFLAGS", "--cfg loom").env("CARGO_TARGET_DIR", root().join("target-loom"));
         let output = command.stderr(Stdio::inherit()).output().context("cargo cannot be run")?;
         let text = String::from_utf8_lossy(&output.stdout);
         say(&text);
@@ -25,6 +25,10 @@ pub(super) fn run(_: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
             models => count += models,
         }
     }
-    rows.push(Row { what: "models of threads".into(), count, detail: "in every order".into() });
+    rows.push(Row {
+        what: "models of threads".into(),
+        count,
+        detail: "in every order of 2 to 6 preemptions".into(),
+    });
     Ok(())
 }

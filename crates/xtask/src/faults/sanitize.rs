@@ -10,7 +10,7 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail};
 
-use super::{Row, cargo_test, passed};
+use super::{Row, cargo_test, need, passed};
 use crate::say;
 
 /// For what the linker is given, and the tests are built for.
@@ -118,6 +118,12 @@ const LONG: [Tests; 2] = [
 
 /// The programs in C, instrumented like the library that they call.
 const PROGRAMS: Tests = Tests { packages: &["memferry-c"], targets: &["--test", "programs"] };
+
+/// The runtimes come with the compiler, and one is taken apart.
+pub(super) fn needs() -> anyhow::Result<()> {
+    need("objcopy", "binutils", "a sanitizer")?;
+    linking::check_runtimes()
+}
 
 impl Sanitizer {
     pub(super) fn run(&self, is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {

@@ -67,6 +67,20 @@ pub(super) fn teach_thread_sanitizer(folder: &Path) -> anyhow::Result<String> {
     Ok(format!("@{}", arguments.display()))
 }
 
+/// An error if the compiler has not brought the runtimes.
+pub(super) fn check_runtimes() -> anyhow::Result<()> {
+    for name in ["asan", "tsan"] {
+        let runtime = libraries()?.join(format!("librustc-stable_rt.{name}.a"));
+        if !runtime.is_file() {
+            bail!(
+                "{} is not there: sanitizers need a stable toolchain of rustup",
+                runtime.display()
+            );
+        }
+    }
+    Ok(())
+}
+
 /// Writes a C compiler that instruments as the Rust compiler does, and links Rust's runtime in place of its own:
 /// there can be only one in a program.
 pub(super) fn c_compiler(
