@@ -49,6 +49,8 @@ struct Gate {
     is_open: Mutex<bool>,
     opened: Condvar,
     is_entered: AtomicBool,
+    /// The caller dropped the buffer itself: its copy was over.
+    is_missed: AtomicBool,
 }
 
 impl Gate {
@@ -74,25 +76,27 @@ impl Drop for Gated {
             self.1.is_entered.store(true, Ordering::SeqCst);
             let is_open = self.1.is_open.lock().unwrap();
             drop(self.1.opened.wait_while(is_open, |is_open| !*is_open).unwrap());
+        } else {
+            self.1.is_missed.store(true, Ordering::SeqCst);
         }
     }
 }
 
-/// Brings the only channel of a ferry to a gate.
+/// Brings the only channel of a ferry to a gate. Nothing else is in its ring then.
 fn stop_at_gate(ferry: &Ferry) -> Arc<Gate> {
     let gate = Arc::new(Gate::default());
     let deadline = Instant::now() + LIMIT;
-    while !gate.is_entered.load(Ordering::SeqCst) {
+    loop {
         assert!(Instant::now() < deadline, "every copy is over before its handle is dropped");
+        gate.is_missed.store(false, Ordering::SeqCst);
         let target = Gated(vec![0; LENGTH], gate.clone());
         // Dropped by the channel, if the copy is not over already.
         drop(ferry.icopy_owned(vec![1; LENGTH], target).unwrap());
-        let moment = Instant::now() + Duration::from_millis(1);
-        while Instant::now() < moment && !gate.is_entered.load(Ordering::SeqCst) {
-            std::thread::yield_now();
+        if !gate.is_missed.load(Ordering::SeqCst) {
+            until("the channel is at the gate", || gate.is_entered.load(Ordering::SeqCst));
+            return gate;
         }
     }
-    gate
 }
 
 /// Hands over copies until the ring takes no more; returns those that it took.
