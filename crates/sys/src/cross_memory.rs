@@ -171,6 +171,22 @@ pub fn why_denied(pid: u32, uid: u32, error: &io::Error) -> Denied {
     }
 }
 
+/// Whether a thread of process `pid` has memory. A process that ends has none long before it is seen to have
+/// ended: much memory takes long to be given back. The kernel looks through one thread, which may have ended
+/// alone; so all are asked.
+pub fn has_memory(pid: u32) -> bool {
+    let tasks = fault::call(fault::Call::Open, || std::fs::read_dir(format!("/proc/{pid}/task")));
+    let ids = tasks.into_iter().flatten().flatten();
+    ids.filter_map(|task| task.file_name().to_str()?.parse().ok()).any(|id| {
+        let mut byte = 0u8;
+        let local = [Stretch { address: &raw mut byte as usize, length: 1 }];
+        let nowhere = [Stretch { address: 8, length: 1 }];
+        // SAFETY: the target is a byte of this function.
+        let error = unsafe { read(id, &nowhere, &local) }.err();
+        error.is_none_or(|error| error.raw_os_error() != Some(libc::ESRCH))
+    })
+}
+
 /// Whether process `pid` of user `uid` is not dumpable: then its files in `/proc` are root's.
 fn is_not_dumpable(pid: u32, uid: u32) -> bool {
     use std::os::unix::fs::MetadataExt;
@@ -228,6 +244,19 @@ mod tests {
         let error = unsafe { read(pid, &local, &local) }.unwrap_err();
         let uid = rustix::process::geteuid().as_raw();
         assert_eq!(why_denied(pid, uid, &error), Denied::Ended);
+        assert!(!has_memory(pid));
+    }
+
+    #[test]
+    fn a_process_that_has_ended_and_was_not_waited_for_has_no_memory() {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = rustix::process::Pid::from_child(&child);
+        let options =
+            rustix::process::WaitIdOptions::EXITED | rustix::process::WaitIdOptions::NOWAIT;
+        rustix::process::waitid(rustix::process::WaitId::Pid(pid), options).unwrap();
+        assert!(!has_memory(child.id()));
+        child.wait().unwrap();
+        assert!(has_memory(std::process::id()));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use memferry_memory::handle::ProcessHandle;
-use memferry_sys::cross_memory::Denied;
+use memferry_sys::cross_memory::{self, Denied};
 use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::peer_process;
 use memferry_sys::shared_memory::Access;
@@ -179,16 +179,19 @@ impl PeerMemory {
         }
     }
 
-    /// What to say of a process that has no memory any more. It is most likely about to end: its memory goes
-    /// before its descriptors do, and it is seen to have ended a little later. But one whose first thread has
-    /// ended looks the same from here, and lives on.
+    /// What to say of a process through which the kernel found no memory. It is most likely about to end: its
+    /// memory goes before its descriptors do, and that may take long. But one whose first thread alone has ended
+    /// looks the same at first, and lives on. Those of its threads that have memory still may be about to end.
     #[cold]
     pub(crate) fn without_memory(&self) -> Error {
-        const LONGEST: Duration = Duration::from_millis(200);
+        const LONGEST: Duration = Duration::from_secs(1);
         let deadline = Instant::now() + LONGEST;
         loop {
             match self.check_now() {
                 Err(gone) => return gone,
+                Ok(()) if !cross_memory::has_memory(self.pid) => {
+                    return Error::PeerGone(Gone::Ended);
+                }
                 Ok(()) if Instant::now() > deadline => {
                     return Error::Unreachable(Some(Denied::Ended));
                 }
