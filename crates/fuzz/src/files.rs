@@ -1,11 +1,11 @@
 //! Files that Memferry reads: traces of the lookup, and saved profiles. A profile that is believed must make
 //! a plan for every size.
 
+use std::sync::Arc;
+
 use memferry_copy::plan::{self as copies, Costs, EngineFacts};
-use memferry_engine::contract::{
-    Capabilities, CostLine, MemoryKind, MemoryKinds, Operation, Operations, Registration,
-};
-use memferry_engine::cpu::Profile;
+use memferry_engine::Engine;
+use memferry_engine::cpu::{CpuEngine, Profile};
 use memferry_engine::saved::{self, Saved};
 use memferry_memory::lookup::Geometry;
 use memferry_memory::lookup::trace::replay;
@@ -48,22 +48,14 @@ const SIZES: [u64; 10] =
     [0, 1, 48, 4096, 64 << 10, 1 << 20, 64 << 20, 5 << 30, 1 << 45, isize::MAX as u64];
 
 fn copy_plans(profile: &Profile) {
-    let capabilities = Capabilities {
-        operations: Operations::of(&[Operation::Copy, Operation::Move]),
-        memory: MemoryKinds::of(&[MemoryKind::Host]),
-        largest_descriptor_bytes: usize::MAX,
-        preferred_alignment: 64,
-        boundary_bytes: None,
-        registration: Registration::NotNeeded,
-        claims_chunks: true,
-        never_fails: true,
-        self_driving: true,
-        notifies: false,
+    let cpu = CpuEngine::new(Arc::new(profile.clone()));
+    let engine = EngineFacts {
+        name: cpu.name().into(),
+        capabilities: cpu.capabilities().clone(),
+        costs: Costs::measured(&cpu),
+        preparation: None,
+        channels: 3,
     };
-    let costs =
-        Costs::uniform(CostLine::from_bandwidth(profile.handover_ns, profile.stream_gb_per_s));
-    let engine =
-        EngineFacts { name: "cpu".into(), capabilities, costs, preparation: None, channels: 3 };
     let facts = copies::Facts { profile: profile.clone(), engines: vec![engine], spread: 4 };
     for bytes in SIZES {
         for blocking in [true, false] {
