@@ -1,11 +1,11 @@
 //! Error codes: every cause has one, and each is the negative of the Linux `errno` that comes
-//! nearest. `failure.rs` is the only place that knows which error of the core becomes which code.
+//! nearest. `call_error.rs` is the only place that knows which error of the core becomes which code.
 
-mod failure;
+mod call_error;
 
 use std::ffi::{CStr, c_int};
 
-pub(crate) use failure::Failure;
+pub(crate) use call_error::CallError;
 
 /// The process at the other end belongs to a user that is not allowed here.
 pub const ADMA_EPERM: c_int = -1;

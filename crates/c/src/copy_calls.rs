@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use memferry::{Cookie, CookieError, Error, ExecutionError, Ferry, Notification, Options};
 
-use crate::code::{ADMA_EFAULT, ADMA_EINVAL, ADMA_ETIMEDOUT, Failure};
+use crate::code::{ADMA_EFAULT, ADMA_EINVAL, ADMA_ETIMEDOUT, CallError};
 use crate::global;
 use crate::guard::guarded;
 use crate::links::LinkCookie;
@@ -28,7 +28,7 @@ pub unsafe extern "C" fn adma_copy(src: *const c_void, dst: *mut c_void, len: us
             return Ok(0);
         }
         // SAFETY: the caller vouches for both ranges until this returns, which is after the end.
-        global::with(|open| unsafe { open.ferry().run(open.copy(source, target, len)) })??;
+        global::with(|open| unsafe { open.ferry().run_raw(open.copy(source, target, len)) })??;
         Ok(0)
     })
 }
@@ -50,7 +50,7 @@ pub unsafe extern "C" fn adma_icopy(src: *const c_void, dst: *mut c_void, len: u
         let started = global::with(|open| {
             let request = open.copy(src.cast(), dst.cast(), len);
             // SAFETY: the caller vouches for the memory until the copy is over.
-            unsafe { open.ferry().start_cookie(request) }
+            unsafe { open.ferry().start_cookie_raw(request) }
         });
         Ok(started??.to_raw())
     })
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn adma_icopy_notify(
         let started = global::with(|open| {
             let request = open.copy(src.cast(), dst.cast(), len).with(options);
             // SAFETY: the caller vouches for the memory until the copy is over.
-            unsafe { open.ferry().start_cookie(request) }
+            unsafe { open.ferry().start_cookie_raw(request) }
         });
         Ok(started??.to_raw())
     })
@@ -143,7 +143,7 @@ pub unsafe extern "C" fn adma_wait_notify(
             return Ok(0);
         }
         let text = format!("the variable did not become {value} within {timeout_ns} ns");
-        Err(Failure::new(ADMA_ETIMEDOUT, text))
+        Err(CallError::new(ADMA_ETIMEDOUT, text))
     })
 }
 
@@ -164,7 +164,7 @@ pub unsafe extern "C" fn adma_fill(dst: *mut c_void, value: c_int, len: usize) -
             return Ok(0);
         }
         // SAFETY: the caller vouches for the range until this returns, which is after the end.
-        global::with(|open| unsafe { open.ferry().run(open.fill(target, value, len)) })??;
+        global::with(|open| unsafe { open.ferry().run_raw(open.fill(target, value, len)) })??;
         Ok(0)
     })
 }
@@ -189,7 +189,7 @@ pub unsafe extern "C" fn adma_compare(
         let compared = global::with(|open| {
             let request = open.compare(a.cast(), b.cast(), len);
             // SAFETY: the caller vouches for both ranges until this returns, which is after the end.
-            unsafe { open.ferry().run(request) }
+            unsafe { open.ferry().run_raw(request) }
         });
         let finish = compared??;
         let Some(at) = finish.difference else { return Ok(0) };
@@ -214,7 +214,7 @@ fn is_plain(len: usize, ranges: &[*const u8]) -> bool {
 fn with_cookie(
     raw: i64,
     ask: impl FnOnce(&Ferry, Cookie) -> Result<c_int, Error>,
-) -> Result<c_int, Failure> {
+) -> Result<c_int, CallError> {
     let answer = global::with_open(|open| ask(open.ferry(), Cookie::from_raw(raw)));
     match answer.unwrap_or_else(|| Err(CookieError::Foreign(raw).into())) {
         Err(Error::Cookie(CookieError::Foreign(_))) if global::is_from_parent(raw) => {
@@ -222,27 +222,27 @@ fn with_cookie(
         }
         Err(Error::Cookie(CookieError::Foreign(_))) if is_of_a_link(raw) => {
             let text = format!("cookie {raw} is of a read or write: use adma_check or adma_wait");
-            Err(Failure::new(ADMA_EINVAL, text))
+            Err(CallError::new(ADMA_EINVAL, text))
         }
         answer => Ok(answer?),
     }
 }
 
 fn is_of_a_link(cookie: i64) -> bool {
-    LinkCookie::from_raw(cookie).is_ok_and(LinkCookie::was_given_out)
+    LinkCookie::from_raw(cookie).is_ok_and(LinkCookie::was_issued)
 }
 
 /// Views a word of the C program as a notification variable.
 ///
 /// # Safety
 /// If it is neither null nor misaligned, it must stay valid for `'a`.
-pub(crate) unsafe fn notification<'a>(variable: *mut u64) -> Result<&'a Notification, Failure> {
+pub(crate) unsafe fn notification<'a>(variable: *mut u64) -> Result<&'a Notification, CallError> {
     if variable.is_null() {
-        return Err(Failure::new(ADMA_EFAULT, "the notification variable is a null pointer"));
+        return Err(CallError::new(ADMA_EFAULT, "the notification variable is a null pointer"));
     }
     if !variable.is_aligned() {
         let text = format!("the notification variable at {variable:p} is not aligned to 8 bytes");
-        return Err(Failure::new(ADMA_EINVAL, text));
+        return Err(CallError::new(ADMA_EINVAL, text));
     }
     // SAFETY: it is aligned, and the caller vouches for the rest.
     Ok(unsafe { Notification::from_ptr(variable) })

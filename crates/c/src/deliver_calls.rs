@@ -3,9 +3,9 @@
 
 use std::ffi::c_void;
 
-use memferry::{Options, Piece as Part};
+use memferry::{Options, Segment as Part};
 
-use crate::code::{ADMA_EFAULT, Failure};
+use crate::code::{ADMA_EFAULT, CallError};
 use crate::copy_calls::notification;
 use crate::global;
 use crate::guard::guarded;
@@ -13,7 +13,7 @@ use crate::guard::guarded;
 /// A piece of memory that is delivered: `len` bytes at `addr`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Piece {
+pub struct AdmaPiece {
     /// Where it begins.
     pub addr: *const c_void,
     /// How long it is.
@@ -36,7 +36,7 @@ pub struct Piece {
 /// It is over when a copy would be, see `adma_icopy`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_ideliver(
-    pieces: *const Piece,
+    pieces: *const AdmaPiece,
     count: usize,
     dst: *mut c_void,
 ) -> i64 {
@@ -54,7 +54,7 @@ pub unsafe extern "C" fn adma_ideliver(
 /// As for `adma_ideliver`, and for the variable as for `adma_icopy_notify`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_ideliver_notify(
-    pieces: *const Piece,
+    pieces: *const AdmaPiece,
     count: usize,
     dst: *mut c_void,
     variable: *mut u64,
@@ -71,11 +71,11 @@ pub unsafe extern "C" fn adma_ideliver_notify(
 /// # Safety
 /// As for `adma_ideliver`.
 unsafe fn deliver(
-    pieces: *const Piece,
+    pieces: *const AdmaPiece,
     count: usize,
     dst: *mut c_void,
     options: Options<'_>,
-) -> Result<i64, Failure> {
+) -> Result<i64, CallError> {
     // SAFETY: the caller vouches for the list until this returns.
     let parts: Vec<_> = unsafe { list(pieces, count) }?
         .iter()
@@ -84,22 +84,24 @@ unsafe fn deliver(
     let started = global::with(|open| {
         open.refuse_device_memory(&parts, dst.cast())?;
         // SAFETY: the caller vouches for the memory until the copy is over.
-        Ok::<_, Failure>(unsafe { open.ferry().ideliver_cookie(&parts, dst.cast(), options) }?)
+        Ok::<_, CallError>(unsafe {
+            open.ferry().ideliver_cookie_raw(&parts, dst.cast(), options)
+        }?)
     });
     Ok(started??.to_raw())
 }
 
 /// # Safety
 /// It must be valid for reading of so many pieces, if that can be.
-unsafe fn list<'a>(pieces: *const Piece, count: usize) -> Result<&'a [Piece], Failure> {
+unsafe fn list<'a>(pieces: *const AdmaPiece, count: usize) -> Result<&'a [AdmaPiece], CallError> {
     if count == 0 {
         return Ok(&[]);
     }
     if pieces.is_null() {
         let text = format!("the list of {count} pieces is a null pointer");
-        return Err(Failure::new(ADMA_EFAULT, text));
+        return Err(CallError::new(ADMA_EFAULT, text));
     }
-    crate::memory::check(pieces.cast(), count.saturating_mul(size_of::<Piece>()))?;
+    crate::memory::check(pieces.cast(), count.saturating_mul(size_of::<AdmaPiece>()))?;
     // SAFETY: neither null nor too long; the caller vouches for the rest.
     Ok(unsafe { std::slice::from_raw_parts(pieces, count) })
 }

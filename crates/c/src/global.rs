@@ -1,4 +1,4 @@
-//! What the process has: one ferry with what belongs to it (`Open`), opened by the first call that
+//! What the process has: one ferry with what belongs to it (`LibraryState`), opened by the first call that
 //! needs it and closed by `adma_fini`, and its links.
 //!
 //! A call holds the lock for reading for as long as it uses the ferry; opening and closing hold it
@@ -12,19 +12,19 @@ use std::ptr;
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use memferry::{BuildError, Builder, Cookie, Ferry, Gpu, Request};
+use memferry::{BuildError, Cookie, Ferry, FerryBuilder, Gpu, Request};
 use memferry_sys::fork;
 
-use crate::code::{ADMA_EALREADY, Failure};
+use crate::code::{ADMA_EALREADY, CallError};
 use crate::links::Links;
-use crate::open::Open;
+use crate::open::LibraryState;
 use crate::windows::FIRST_WINDOW;
 
 /// Runs `call` with the library, which is opened first if it is not open.
-pub(crate) fn with<R>(call: impl FnOnce(&Open) -> R) -> Result<R, BuildError> {
-    let process = Process::current();
+pub(crate) fn with<R>(call: impl FnOnce(&LibraryState) -> R) -> Result<R, BuildError> {
+    let process = ProcessGlobals::current();
     loop {
-        if let Some(open) = &process.read().open {
+        if let Some(open) = &process.read().library {
             return Ok(call(open));
         }
         // Another thread may close it before we look again; then it is opened once more.
@@ -33,39 +33,40 @@ pub(crate) fn with<R>(call: impl FnOnce(&Open) -> R) -> Result<R, BuildError> {
 }
 
 /// Runs `call` with the library if it is open.
-pub(crate) fn with_open<R>(call: impl FnOnce(&Open) -> R) -> Option<R> {
-    Process::current().read().open.as_ref().map(call)
+pub(crate) fn with_open<R>(call: impl FnOnce(&LibraryState) -> R) -> Option<R> {
+    ProcessGlobals::current().read().library.as_ref().map(call)
 }
 
 /// Opens the library unless it is open.
 pub(crate) fn open() -> Result<(), BuildError> {
-    Process::current().open()
+    ProcessGlobals::current().open()
 }
 
 /// Opens the library with a GPU.
-pub(crate) fn use_gpu(ordinal: usize) -> Result<(), Failure> {
-    Process::current().use_gpu(ordinal)
+pub(crate) fn use_gpu(ordinal: usize) -> Result<(), CallError> {
+    ProcessGlobals::current().use_gpu(ordinal)
 }
 
 /// Waits for all calls under way and all copies in flight, and closes the library.
 pub(crate) fn close() {
-    Process::current().close();
+    ProcessGlobals::current().close();
 }
 
 /// The links of this process.
 pub(crate) fn links() -> &'static Links {
-    &Process::current().links
+    &ProcessGlobals::current().links
 }
 
 /// Whether a descriptor is of a link or listener that this process has from before a fork.
 pub(crate) fn is_from_before_fork(descriptor: c_int) -> bool {
-    let ancestors = std::iter::successors(Process::current().parent, |process| process.parent);
+    let ancestors =
+        std::iter::successors(ProcessGlobals::current().parent, |process| process.parent);
     ancestors.into_iter().any(|process| process.links.is_from_before_fork(descriptor))
 }
 
 /// Whether a cookie that the ferry does not know is from before a fork.
 pub(crate) fn is_from_parent(cookie: i64) -> bool {
-    let process = Process::current();
+    let process = ProcessGlobals::current();
     process.parent.is_some() && (0..process.first_cookie.load(Ordering::Relaxed)).contains(&cookie)
 }
 
@@ -78,34 +79,34 @@ pub(crate) fn plain_below() -> usize {
 }
 
 /// Ferries whose cookies are below the numbers of windows and the cookies of links.
-const MOST_FERRIES: u64 = (1 << 15) - 2;
+const MAX_FERRIES: u64 = (1 << 15) - 2;
 
 static PLAIN_BELOW: AtomicUsize = AtomicUsize::new(0);
 
 /// The state of this process; a forked child makes its own.
 #[derive(Debug)]
-struct Process {
+struct ProcessGlobals {
     generation: u64,
     /// The state of the process that forked this one, if it used the library.
     parent: Option<&'static Self>,
     /// The first cookie of this process. Cookies rise from ferry to ferry, and a child goes on
     /// where its parent was, so smaller ones are of the parent.
     first_cookie: AtomicI64,
-    state: RwLock<State>,
+    state: RwLock<GlobalState>,
     links: Links,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    open: Option<Open>,
+struct GlobalState {
+    library: Option<LibraryState>,
     /// The GPU that `adma_use_gpu` named; otherwise the environment decides.
     gpu: Option<usize>,
 }
 
-impl Process {
+impl ProcessGlobals {
     #[inline]
     fn current() -> &'static Self {
-        static CURRENT: AtomicPtr<Process> = AtomicPtr::new(ptr::null_mut());
+        static CURRENT: AtomicPtr<ProcessGlobals> = AtomicPtr::new(ptr::null_mut());
         let known = CURRENT.load(Ordering::Acquire);
         // SAFETY: it is null or came from a box; nothing that was published is ever freed.
         match unsafe { known.as_ref() } {
@@ -118,7 +119,7 @@ impl Process {
     /// here, where the threads that would have to be waited for do not exist.
     #[cold]
     fn enter(current: &AtomicPtr<Self>, parent: *mut Self) -> &'static Self {
-        fork::watch();
+        fork::install_handler();
         // SAFETY: it is null or came from a box; nothing that was published is ever freed.
         let inherited = unsafe { parent.as_ref() };
         let ours = Box::into_raw(Box::new(Self {
@@ -140,41 +141,41 @@ impl Process {
         }
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, State> {
+    fn read(&self) -> RwLockReadGuard<'_, GlobalState> {
         self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, State> {
+    fn write(&self) -> RwLockWriteGuard<'_, GlobalState> {
         self.state.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open(&self) -> Result<(), BuildError> {
         let mut state = self.write();
-        if state.open.is_none() {
-            state.open = Some(self.build(state.gpu)?);
+        if state.library.is_none() {
+            state.library = Some(self.build(state.gpu)?);
         }
         Ok(())
     }
 
-    fn use_gpu(&self, ordinal: usize) -> Result<(), Failure> {
+    fn use_gpu(&self, ordinal: usize) -> Result<(), CallError> {
         let mut state = self.write();
-        let Some(open) = &state.open else {
-            state.open = Some(self.build(Some(ordinal))?);
+        let Some(open) = &state.library else {
+            state.library = Some(self.build(Some(ordinal))?);
             state.gpu = Some(ordinal);
             return Ok(());
         };
-        if open.gpu().is_some_and(|gpu| gpu.facts().ordinal == ordinal) {
+        if open.gpu().is_some_and(|gpu| gpu.info().ordinal == ordinal) {
             return Ok(());
         }
         let text = format!(
             "the library is open already, without GPU {ordinal}: call adma_use_gpu before all \
              other calls, or adma_fini first"
         );
-        Err(Failure::new(ADMA_EALREADY, text))
+        Err(CallError::new(ADMA_EALREADY, text))
     }
 
-    fn build(&self, gpu: Option<usize>) -> Result<Open, BuildError> {
-        let settings = Builder::new();
+    fn build(&self, gpu: Option<usize>) -> Result<LibraryState, BuildError> {
+        let settings = FerryBuilder::new();
         let settings = match gpu {
             Some(ordinal) => settings.gpu(Gpu::Number(ordinal)),
             None => settings,
@@ -183,29 +184,29 @@ impl Process {
         let first = first_cookie(&opened);
         // Windows and the cookies of links are above those of copies, and must stay so.
         if first >= FIRST_WINDOW {
-            return Err(BuildError::TooMany(MOST_FERRIES));
+            return Err(BuildError::TooMany(MAX_FERRIES));
         }
         self.first_cookie.fetch_min(first, Ordering::Relaxed);
-        let profile = &opened.facts().profile;
+        let profile = &opened.plan_context().profile;
         let plain_below = match opened.gpu() {
             Some(_) => 0,
             None => profile.split_bytes.min(profile.stream_bytes),
         };
         PLAIN_BELOW.store(plain_below, Ordering::Relaxed);
-        Ok(Open::new(opened))
+        Ok(LibraryState::new(opened))
     }
 
     fn close(&self) {
         let mut state = self.write();
         PLAIN_BELOW.store(0, Ordering::Relaxed);
         // Dropped with the lock held: whoever calls meanwhile waits until everything is closed.
-        state.open = None;
+        state.library = None;
     }
 }
 
 /// The cookie of nothing at all: the smallest of a new ferry.
 fn first_cookie(ferry: &Ferry) -> i64 {
     // SAFETY: a request of length zero touches no memory.
-    let cookie = unsafe { ferry.start_cookie(Request::copy(ptr::null(), ptr::null_mut(), 0)) };
+    let cookie = unsafe { ferry.start_cookie_raw(Request::copy(ptr::null(), ptr::null_mut(), 0)) };
     cookie.map_or(i64::MAX, Cookie::to_raw)
 }

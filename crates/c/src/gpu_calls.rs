@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use crate::code::{ADMA_EFAULT, ADMA_EINVAL, Failure};
+use crate::code::{ADMA_EFAULT, ADMA_EINVAL, CallError};
 use crate::guard::guarded;
 use crate::open::{not_of_the_gpu, not_registered};
 use crate::{global, memory};
@@ -30,7 +30,7 @@ pub extern "C" fn adma_use_gpu(ordinal: c_int) -> c_int {
     guarded("adma_use_gpu", || {
         let Ok(ordinal) = usize::try_from(ordinal) else {
             let text = format!("there is no GPU {ordinal}: they are counted from 0");
-            return Err(Failure::new(ADMA_EINVAL, text));
+            return Err(CallError::new(ADMA_EINVAL, text));
         };
         global::use_gpu(ordinal).map(|()| 0)
     })
@@ -52,7 +52,7 @@ pub unsafe extern "C" fn adma_device_alloc(bytes: usize, pointer: *mut *mut c_vo
     guarded("adma_device_alloc", || {
         // SAFETY: the caller vouches that it is null or valid.
         let Some(pointer) = (unsafe { pointer.as_mut() }) else {
-            return Err(Failure::new(ADMA_EFAULT, "the place for the address is a null pointer"));
+            return Err(CallError::new(ADMA_EFAULT, "the place for the address is a null pointer"));
         };
         *pointer = global::with(|open| open.allocate(bytes))??.cast();
         Ok(0)

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use crate::code::{ADMA_ENOTRECOVERABLE, Failure};
+use crate::code::{ADMA_ENOTRECOVERABLE, CallError};
 
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
@@ -16,7 +16,7 @@ thread_local! {
 #[inline]
 pub(crate) fn guarded<T: From<c_int>>(
     name: &'static str,
-    body: impl FnOnce() -> Result<T, Failure>,
+    body: impl FnOnce() -> Result<T, CallError>,
 ) -> T {
     // Nothing that a panic could leave half done is reached again without a look at it: the global
     // ferry is replaced whole, and the core keeps its own state in order.
@@ -35,7 +35,7 @@ pub(crate) fn last_error() -> *const c_char {
 }
 
 #[cold]
-fn report(name: &str, failure: &Failure) -> c_int {
+fn report(name: &str, failure: &CallError) -> c_int {
     let text = format!("{name}: {}", failure.text).replace('\0', "\u{fffd}");
     let text = CString::new(text).unwrap_or_else(|_| CStr::to_owned(c"unknown error"));
     let _ = LAST.try_with(|last| last.replace(text));
@@ -43,11 +43,11 @@ fn report(name: &str, failure: &Failure) -> c_int {
 }
 
 #[cold]
-fn internal(panic: &(dyn Any + Send)) -> Failure {
+fn internal(panic: &(dyn Any + Send)) -> CallError {
     let said = (panic.downcast_ref::<&str>().copied())
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no reason given");
-    Failure::new(ADMA_ENOTRECOVERABLE, format!("a mistake inside the library: {said}"))
+    CallError::new(ADMA_ENOTRECOVERABLE, format!("a mistake inside the library: {said}"))
 }
 
 #[cfg(test)]
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_failure_is_told_on_its_own_thread_only() {
-        let code: i64 = guarded("adma_test", || Err(Failure::new(-5, "nul \0 inside")));
+        let code: i64 = guarded("adma_test", || Err(CallError::new(-5, "nul \0 inside")));
         assert_eq!(code, -5);
         assert_eq!(last_text(), "adma_test: nul \u{fffd} inside");
         std::thread::spawn(|| assert_eq!(last_text(), "")).join().unwrap();
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_success_leaves_the_last_failure_alone() {
-        let _: c_int = guarded("adma_test", || Err(Failure::new(-5, "before")));
+        let _: c_int = guarded("adma_test", || Err(CallError::new(-5, "before")));
         assert_eq!(guarded("adma_test", || Ok(7)), 7);
         assert_eq!(last_text(), "adma_test: before");
     }

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 
-use crate::code::{ADMA_EFAULT, ADMA_EINPROGRESS, Failure};
+use crate::code::{ADMA_EFAULT, ADMA_EINPROGRESS, CallError};
 use crate::global::links;
 use crate::guard::guarded;
 use crate::memory;
@@ -186,7 +186,7 @@ pub unsafe extern "C" fn adma_lengths(cookie: i64, message: *mut u64, buffer: *m
         for (to, found) in [(message, found_message), (buffer, found_buffer)] {
             if !to.is_null() && !to.is_aligned() {
                 let text = format!("a length cannot be stored at {to:p}: not aligned to 8 bytes");
-                return Err(Failure::new(ADMA_EFAULT, text));
+                return Err(CallError::new(ADMA_EFAULT, text));
             }
             // SAFETY: aligned, and the caller vouches that it is null or valid.
             if let Some(to) = unsafe { to.as_mut() } {
@@ -224,6 +224,6 @@ pub extern "C" fn adma_close(fd: c_int) -> c_int {
     guarded("adma_close", || links().close(fd).map(|()| 0))
 }
 
-fn not_yet() -> Failure {
-    Failure::new(ADMA_EINPROGRESS, "this is not over yet: check or wait first")
+fn not_yet() -> CallError {
+    CallError::new(ADMA_EINPROGRESS, "this is not over yet: check or wait first")
 }

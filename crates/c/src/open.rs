@@ -4,15 +4,15 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use memferry::{CudaEngine, DeviceMemory, Ferry, MemoryKind, Piece, Region, Request};
+use memferry::{CudaEngine, DeviceMemory, Ferry, MemoryKind, Region, Request, Segment};
 use memferry_sys::sync::lock;
 
-use crate::code::{ADMA_EINVAL, ADMA_ENODEV, ADMA_EOPNOTSUPP, Failure};
+use crate::code::{ADMA_EINVAL, ADMA_ENODEV, ADMA_EOPNOTSUPP, CallError};
 
 /// The library while it is open. Fields are dropped in their order: regions first, which have shares in
 /// the ferry, then the ferry, so that all copies are over before the memory of the GPU is given back.
 #[derive(Debug)]
-pub(crate) struct Open {
+pub(crate) struct LibraryState {
     /// Memory that is to stay registered, by its address, once for each time; `None` has no bytes.
     regions: Mutex<HashMap<usize, Vec<Option<Region>>>>,
     ferry: Ferry,
@@ -21,7 +21,7 @@ pub(crate) struct Open {
     memory: Mutex<HashMap<usize, DeviceMemory>>,
 }
 
-impl Open {
+impl LibraryState {
     pub(crate) fn new(ferry: Ferry) -> Self {
         let gpu = ferry.gpu().cloned();
         Self { ferry, gpu, memory: Mutex::default(), regions: Mutex::default() }
@@ -81,22 +81,22 @@ impl Open {
     /// Refuses a delivery from or to memory of the GPU.
     pub(crate) fn refuse_device_memory(
         &self,
-        pieces: &[Piece],
+        pieces: &[Segment],
         target: *const u8,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CallError> {
         let is_of_device = |address| self.ferry.memory_kind(address) == MemoryKind::Device;
         let mut all = pieces.iter().map(|piece| piece.address).chain([target]);
         match all.find(|address| self.gpu.is_some() && is_of_device(*address)) {
             None => Ok(()),
             Some(address) => {
                 let text = format!("{address:p} is memory of a GPU: copy it with adma_icopy");
-                Err(Failure::new(ADMA_EOPNOTSUPP, text))
+                Err(CallError::new(ADMA_EOPNOTSUPP, text))
             }
         }
     }
 
     /// Takes memory of the GPU. None of it has no address.
-    pub(crate) fn allocate(&self, bytes: usize) -> Result<*mut u8, Failure> {
+    pub(crate) fn allocate(&self, bytes: usize) -> Result<*mut u8, CallError> {
         let gpu = self.gpu().ok_or_else(no_gpu)?;
         if bytes == 0 {
             return Ok(std::ptr::null_mut());
@@ -108,14 +108,14 @@ impl Open {
     }
 
     /// Gives it back.
-    pub(crate) fn free(&self, address: *const u8) -> Result<(), Failure> {
+    pub(crate) fn free(&self, address: *const u8) -> Result<(), CallError> {
         // Dropped after the lock, which the driver has no part in.
         let memory = lock(&self.memory).remove(&(address as usize));
         memory.map(drop).ok_or_else(|| not_of_the_gpu(address))
     }
 
     /// Registers memory until it is unregistered as often.
-    pub(crate) fn register(&self, address: *const u8, length: usize) -> Result<(), Failure> {
+    pub(crate) fn register(&self, address: *const u8, length: usize) -> Result<(), CallError> {
         self.gpu().ok_or_else(no_gpu)?;
         // SAFETY: the C calls say that memory stays mapped until it is unregistered.
         let register = || unsafe { self.ferry.register(address, length) };
@@ -125,7 +125,7 @@ impl Open {
     }
 
     /// Undoes the last registration that began at an address.
-    pub(crate) fn unregister(&self, address: *const u8) -> Result<(), Failure> {
+    pub(crate) fn unregister(&self, address: *const u8) -> Result<(), CallError> {
         let mut regions = lock(&self.regions);
         let here = regions.get_mut(&(address as usize));
         let Some(region) = here.and_then(Vec::pop) else { return Err(not_registered(address)) };
@@ -138,28 +138,28 @@ impl Open {
     }
 }
 
-fn no_gpu() -> Failure {
+fn no_gpu() -> CallError {
     let text = "no GPU is in use: call adma_use_gpu before all other calls, or set MEMFERRY_GPU to \
                 auto or to the number of a GPU; `memferry doctor` tells whether there is one";
-    Failure::new(ADMA_ENODEV, text)
+    CallError::new(ADMA_ENODEV, text)
 }
 
 /// What is said of memory that the library does not know as the GPU's.
-pub(crate) fn not_of_the_gpu(address: *const u8) -> Failure {
+pub(crate) fn not_of_the_gpu(address: *const u8) -> CallError {
     let text = format!(
         "{address:p} is not what adma_device_alloc gave, or was freed since: by adma_device_free, \
          or by adma_fini"
     );
-    Failure::new(ADMA_EINVAL, text)
+    CallError::new(ADMA_EINVAL, text)
 }
 
 /// What is said of memory that the library does not know as registered.
-pub(crate) fn not_registered(address: *const u8) -> Failure {
+pub(crate) fn not_registered(address: *const u8) -> CallError {
     let text = format!(
         "nothing that begins at {address:p} is registered: pass the address that adma_register \
          was given, once for each time"
     );
-    Failure::new(ADMA_EINVAL, text)
+    CallError::new(ADMA_EINVAL, text)
 }
 
 #[cfg(test)]

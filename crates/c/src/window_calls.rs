@@ -4,9 +4,9 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use memferry::message::Notify;
+use memferry::message::PutNotification;
 
-use crate::code::{ADMA_EFAULT, Failure};
+use crate::code::{ADMA_EFAULT, CallError};
 use crate::global::links;
 use crate::guard::guarded;
 
@@ -18,7 +18,7 @@ pub const ADMA_WRITE: c_int = 2;
 /// The name of a window, 16 bytes, to be sent to the other side, as they are, in any way.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct WindowName {
+pub struct AdmaWindow {
     /// Not for the program.
     pub bytes: [u8; 16],
 }
@@ -42,7 +42,7 @@ pub unsafe extern "C" fn adma_expose(
     addr: *mut c_void,
     len: usize,
     rights: c_int,
-    handle: *mut WindowName,
+    handle: *mut AdmaWindow,
 ) -> i64 {
     guarded("adma_expose", || {
         if handle.is_null() {
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn adma_expose(
         let (number, name) =
             unsafe { links.windows().expose(links.link(fd)?, addr.cast(), len, rights) }?;
         // SAFETY: not null, bytes have no alignment, and the caller vouches for the rest.
-        unsafe { handle.write(WindowName { bytes: name.to_bytes() }) };
+        unsafe { handle.write(AdmaWindow { bytes: name.to_bytes() }) };
         Ok(number)
     })
 }
@@ -93,7 +93,7 @@ pub unsafe extern "C" fn adma_wait_value(
     guarded("adma_wait_value", || {
         if !value.is_null() && !value.is_aligned() {
             let text = format!("a value cannot be stored at {value:p}: not aligned to 8 bytes");
-            return Err(Failure::new(ADMA_EFAULT, text));
+            return Err(CallError::new(ADMA_EFAULT, text));
         }
         let timeout = u64::try_from(timeout_ns).ok().map(Duration::from_nanos);
         let found = links().windows().exposed(window)?.wait_value(offset, at_least, timeout)?;
@@ -114,7 +114,7 @@ pub unsafe extern "C" fn adma_wait_value(
 /// # Safety
 /// `handle` must be null or valid for reading.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn adma_attach(fd: c_int, handle: *const WindowName) -> i64 {
+pub unsafe extern "C" fn adma_attach(fd: c_int, handle: *const AdmaWindow) -> i64 {
     guarded("adma_attach", || {
         // SAFETY: bytes have no alignment, and the caller vouches that it is null or valid.
         let name = unsafe { handle.as_ref() }.ok_or_else(no_handle)?;
@@ -281,10 +281,10 @@ pub extern "C" fn adma_fence(remote: i64) -> c_int {
 }
 
 /// What the core calls a notification. The variable's place is checked there.
-fn notify(offset: u64, value: u64) -> Option<Notify> {
-    Some(Notify { offset, value })
+fn notify(offset: u64, value: u64) -> Option<PutNotification> {
+    Some(PutNotification { offset, value })
 }
 
-fn no_handle() -> Failure {
-    Failure::new(ADMA_EFAULT, "the handle is a null pointer")
+fn no_handle() -> CallError {
+    CallError::new(ADMA_EFAULT, "the handle is a null pointer")
 }

@@ -294,7 +294,7 @@ fn a_library_that_cannot_be_opened_says_why_in_every_call() {
         ("MEMFERRY_PROFILE", &malformed, &["-74", &malformed]),
         ("MEMFERRY_GPU", "fast", &["-33", "off, auto or the number of a GPU"]),
         ("MEMFERRY_GPU", "4000", &["-19", "engine cuda"]),
-        ("MEMFERRY_CUDA_SOLE_USER", "yes", &["-33", "0 or 1"]),
+        ("MEMFERRY_CUDA_SOLE_USER", "perhaps", &["-33", "on or off"]),
         ("MEMFERRY_CHANNELS", "256", &["-11", "no thread could be started", "64"]),
     ];
     let runs = BOTH.into_iter().flat_map(|linkage| {
@@ -306,6 +306,17 @@ fn a_library_that_cannot_be_opened_says_why_in_every_call() {
         })
     });
     run_at_once(&runs.collect::<Vec<_>>());
+}
+
+#[test]
+fn a_program_names_an_unknown_variable_once() {
+    let settings = vec![("MEMFERRY_EAGR_BYTES", "1")];
+    let (source, arguments) = ("examples-c/overlap.c", &[][..]);
+    let runs = BOTH.map(|linkage| Run { source, linkage, arguments, settings: settings.clone() });
+    for output in run_at_once(&runs) {
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(said.matches("did you mean MEMFERRY_EAGER_BYTES?").count(), 1, "{said}");
+    }
 }
 
 #[test]

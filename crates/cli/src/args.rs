@@ -1,5 +1,5 @@
-//! The command line. Parsing validates everything that can be wrong with the words themselves, so
-//! that the commands only see sizes that are sizes and benches that exist.
+//! The command line. Parsing validates every value, so that the commands receive only valid sizes
+//! and names of existing benches.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -18,15 +18,17 @@ use crate::{bench, size};
 pub(crate) struct Cli {
     /// What to do.
     #[command(subcommand)]
-    pub(crate) command: Task,
+    pub(crate) command: CliCommand,
 }
 
 /// What the program can do.
 #[derive(Debug, Subcommand)]
-pub(crate) enum Task {
-    /// Measure this machine: one bench by name, or a short suite of all
+pub(crate) enum CliCommand {
+    /// Measure this machine: a dozen lines within a minute, one bench by name, or all
     Bench(BenchArgs),
-    /// Check what this machine can do, what is missing, and how to mend it
+    /// Make a report, or the figure of speeds, from recorded output of `memferry bench --json`
+    Report(ReportArgs),
+    /// Check what this machine can do, what is missing, and how to fix it
     Doctor(DoctorArgs),
     /// Tell which path a copy or a message of a size takes, and why
     Explain(ExplainArgs),
@@ -43,6 +45,12 @@ pub(crate) enum Task {
     Completions {
         /// The shell to complete for
         shell: Shell,
+    },
+    /// Writes a manual page for each command into a folder, for `cargo xtask install`
+    #[command(hide = true)]
+    ManPages {
+        /// The folder
+        folder: PathBuf,
     },
     /// The other side of the messages that `memferry doctor` sends
     #[command(hide = true)]
@@ -71,18 +79,34 @@ pub(crate) enum Task {
     Worker(WorkerArgs),
 }
 
+impl CliCommand {
+    /// Whether another `memferry` process started this one, with the same environment.
+    pub(crate) fn is_started_by_memferry(&self) -> bool {
+        matches!(
+            self,
+            Self::Partner { .. }
+                | Self::FabricProbe { .. }
+                | Self::DeviceGuest { .. }
+                | Self::Worker(_)
+        )
+    }
+}
+
 /// Arguments of `memferry bench`.
 #[derive(Debug, Default, Args)]
 pub(crate) struct BenchArgs {
-    /// The bench to run; without it, the most telling rows of every bench
-    #[arg(value_name = "NAME", value_parser = BenchName)]
+    /// The bench to run; without it, a dozen lines about copies, messages, windows and the GPU
+    #[arg(value_name = "NAME", value_parser = BenchName, group = "benches")]
     pub(crate) name: Option<String>,
-    /// Measure fewer points: a named bench takes half a minute or less
+    /// Measure fewer points: a named bench takes half a minute or less, all benches two minutes
     #[arg(long)]
     pub(crate) quick: bool,
-    /// Run every bench in full
-    #[arg(long, conflicts_with_all = ["name", "quick"])]
+    /// Run every bench
+    #[arg(long, group = "benches")]
     pub(crate) all: bool,
+    /// Show the targets of the developers, and fail if one is missed
+    #[arg(long, requires = "benches")]
+    pub(crate) bars: bool,
     /// Print one JSON object instead of tables
     #[arg(long)]
     pub(crate) json: bool,
@@ -91,9 +115,29 @@ pub(crate) struct BenchArgs {
     pub(crate) report: Option<PathBuf>,
 }
 
+/// Arguments of `memferry report`.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Files with the output of `memferry bench --json`, or folders of such files
+    #[arg(value_name = "RUN", required = true)]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Where the report goes; memferry-report.html unless only --headline is wanted
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) out: Option<PathBuf>,
+    /// Draw messages and copies by size into this file
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) headline: Option<PathBuf>,
+    /// Show the targets of the developers in the report
+    #[arg(long)]
+    pub(crate) bars: bool,
+}
+
 /// Arguments of `memferry doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArgs {
+    /// Print every check with its details and its fix
+    #[arg(long, short, conflicts_with = "json")]
+    pub(crate) verbose: bool,
     /// Measure the machine anew (a third of a second) and save the result for all programs
     #[arg(long)]
     pub(crate) measure: bool,
@@ -105,7 +149,7 @@ pub(crate) struct DoctorArgs {
 /// Arguments of `memferry explain`.
 #[derive(Debug, Args)]
 pub(crate) struct ExplainArgs {
-    /// The size of the copy, such as 4096, 64k, 4MiB or 1g
+    /// The size of the copy, such as 4096, 64k, 3.5MiB or 1GB
     #[arg(value_name = "SIZE", value_parser = size::parse, required_unless_present = "message")]
     pub(crate) bytes: Option<u64>,
     /// Explain a message of this size between two processes instead of a copy
@@ -124,10 +168,10 @@ pub(crate) struct ExplainArgs {
     pub(crate) gpu: Option<usize>,
     /// Where the source is; ordinary memory unless said otherwise
     #[arg(long, value_name = "MEMORY", requires = "gpu")]
-    pub(crate) from: Option<Place>,
+    pub(crate) from: Option<MemoryLocation>,
     /// Where the target is, likewise
     #[arg(long, value_name = "MEMORY", requires = "gpu")]
-    pub(crate) to: Option<Place>,
+    pub(crate) to: Option<MemoryLocation>,
     /// Ordinary memory is copied for the first time; otherwise, with MEMFERRY_CUDA_SOLE_USER=1, it was
     /// copied before
     #[arg(long, requires = "gpu", conflicts_with = "registered")]
@@ -142,7 +186,7 @@ pub(crate) struct ExplainArgs {
 
 /// Where memory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Place {
+pub(crate) enum MemoryLocation {
     /// Ordinary memory
     Host,
     /// Memory of the GPU
@@ -183,14 +227,14 @@ pub(crate) struct EnvArgs {
     pub(crate) json: bool,
 }
 
-/// Reads the command line, or says what is wrong with it and ends the program with status 2.
+/// Parses the command line. If it is invalid, prints the error and exits with status 2.
 pub(crate) fn parse() -> Cli {
     let mut command = command();
     let matches = command.get_matches_mut();
     Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.format(&mut command).exit())
 }
 
-/// The command line with the benches of this build in its help.
+/// The command line, with the benches of this build in the help of `bench`.
 pub(crate) fn command() -> Command {
     Cli::command().mut_subcommand("bench", |bench| bench.after_help(bench_help()))
 }
@@ -207,7 +251,8 @@ fn bench_help() -> String {
     help
 }
 
-/// Accepts names of benches in this build, and tells shells which there are.
+/// The value parser of bench names. It accepts the benches of this build and lists them for shell
+/// completion.
 #[derive(Debug, Clone)]
 struct BenchName;
 
@@ -248,7 +293,7 @@ mod tests {
     #[test]
     fn a_size_arrives_in_bytes() {
         let cli = Cli::try_parse_from(["memferry", "explain", "64k", "--cold"]).unwrap();
-        let Task::Explain(args) = cli.command else { panic!("not explain") };
+        let CliCommand::Explain(args) = cli.command else { panic!("not explain") };
         assert_eq!((args.bytes, args.hot, args.cold), (Some(64 << 10), false, true));
     }
 
@@ -256,11 +301,11 @@ mod tests {
     fn a_gpu_is_the_first_unless_it_has_a_number() {
         for (word, number) in [("--gpu", 0), ("--gpu=3", 3)] {
             let words = ["memferry", "explain", word, "64k", "--to", "device", "--fresh"];
-            let Task::Explain(args) = Cli::try_parse_from(words).unwrap().command else {
+            let CliCommand::Explain(args) = Cli::try_parse_from(words).unwrap().command else {
                 panic!("not explain")
             };
             assert_eq!((args.bytes, args.gpu, args.fresh), (Some(64 << 10), Some(number), true));
-            assert_eq!((args.from, args.to), (None, Some(Place::Device)));
+            assert_eq!((args.from, args.to), (None, Some(MemoryLocation::Device)));
         }
     }
 
@@ -268,12 +313,12 @@ mod tests {
     fn the_words_of_mpirun_are_passed_on_as_they_are() {
         let words =
             ["memferry", "mpirun", "--mpi", "/opt/mpi", "-n", "4", "./a", "--mpi", "--json"];
-        let Task::Mpirun(args) = Cli::try_parse_from(words).unwrap().command else {
+        let CliCommand::Mpirun(args) = Cli::try_parse_from(words).unwrap().command else {
             panic!("not mpirun")
         };
         assert_eq!(args.mpi.as_deref(), Some("/opt/mpi".as_ref()));
         assert_eq!(args.words, ["-n", "4", "./a", "--mpi", "--json"]);
-        let Task::Mpirun(args) =
+        let CliCommand::Mpirun(args) =
             Cli::try_parse_from(["memferry", "mpirun", "--oversubscribe"]).unwrap().command
         else {
             panic!("not mpirun")
@@ -293,7 +338,9 @@ mod tests {
             &["explain", "1k", "--gpu", "--from", "disk"],
             &["explain", "--message", "1k", "--gpu"],
             &["explain"],
-            &["bench", "--all", "--quick"],
+            &["bench", "overlap", "--all"],
+            &["bench", "--bars"],
+            &["report"],
         ] {
             let words = std::iter::once("memferry").chain(line.iter().copied());
             assert_eq!(Cli::try_parse_from(words).unwrap_err().exit_code(), 2);

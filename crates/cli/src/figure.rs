@@ -1,5 +1,5 @@
 //! Rows grouped into figures. A figure holds the rows that share a name and a unit, so that one
-//! axis or one table fits them all; the tables and the plots are both drawn from it.
+//! axis or one table fits all of them. Tables and plots are both drawn from figures.
 
 use crate::outcome::Row;
 
@@ -10,9 +10,9 @@ pub(crate) struct Figure<'a> {
     pub(crate) name: &'a str,
     /// The unit of all values.
     pub(crate) unit: &'a str,
-    /// The lines, in the order they were measured.
+    /// The names of the series, in the order of measurement.
     pub(crate) series: Vec<&'a str>,
-    /// The places on the x axis, rising.
+    /// The sizes on the x axis in bytes, ascending.
     pub(crate) sizes: Vec<u64>,
     rows: Vec<&'a Row>,
 }
@@ -48,12 +48,13 @@ impl<'a> Figure<'a> {
         self.rows.push(row);
     }
 
-    /// The row of a series at a size.
+    /// The row of a series at a size, if it was measured.
     pub(crate) fn row(&self, series: &str, bytes: u64) -> Option<&'a Row> {
         self.rows.iter().find(|row| row.series == series && row.bytes == bytes).copied()
     }
 
-    /// The drawable rows of a series, by rising size.
+    /// The rows of a series that can be drawn, by ascending size: those with a size above 0 and a
+    /// finite value.
     pub(crate) fn line(&self, series: &str) -> Vec<&'a Row> {
         let sized = self.sizes.iter().filter(|&&bytes| bytes > 0);
         sized
@@ -62,19 +63,19 @@ impl<'a> Figure<'a> {
             .collect()
     }
 
-    /// Whether size varies, so that lines say more than bars.
+    /// Whether the figure has at least two sizes, so that it is drawn as lines instead of bars.
     pub(crate) fn is_curve(&self) -> bool {
         self.sizes.iter().filter(|&&bytes| bytes > 0).count() >= 2
     }
 
-    /// All rows, as measured.
+    /// All rows, in the order of measurement.
     pub(crate) fn rows(&self) -> &[&'a Row] {
         &self.rows
     }
 }
 
-/// Whether a series is one of ours, which views set apart.
-pub(crate) fn is_ours(series: &str) -> bool {
+/// Whether a series is Memferry's own. Tables and plots highlight these series.
+pub(crate) fn is_memferry(series: &str) -> bool {
     series.starts_with("memferry")
 }
 

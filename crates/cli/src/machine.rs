@@ -1,39 +1,40 @@
-//! The machine a measurement was made on, as far as it explains the numbers. It is read once per
-//! run from the processor, `/proc` and the scheduler, and travels inside every outcome.
+//! The machine on which a measurement was made, as far as it explains the numbers. It is read once
+//! per run from the processor, `/proc` and the scheduler, and is part of every outcome.
 
 use std::fs;
 
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, cpu};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::size;
 
-/// Facts of the machine that its numbers depend on.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// Properties of the machine that its numbers depend on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Machine {
-    /// The name the processor gives itself.
+    /// The model name that the processor reports.
     pub(crate) cpu: String,
-    /// How many cores this process may use.
+    /// The number of cores that this process may use.
     pub(crate) cores: usize,
-    /// First-level data cache of one core.
+    /// The size of the first-level data cache of one core.
     pub(crate) l1_bytes: u64,
-    /// Second-level cache of one core.
+    /// The size of the second-level cache of one core.
     pub(crate) l2_bytes: u64,
-    /// Last-level cache.
+    /// The size of the last-level cache.
     pub(crate) l3_bytes: u64,
-    /// All memory of the machine, 0 when it cannot be told.
+    /// The total memory of the machine in bytes; 0 if it is unknown.
     pub(crate) memory_bytes: u64,
-    /// The running kernel's release.
+    /// The release of the running kernel.
     pub(crate) kernel: String,
-    /// The streaming kernels this processor can run, best guess first.
+    /// The kernels with non-temporal stores that this processor supports, the presumably fastest
+    /// first.
     pub(crate) streaming: Vec<String>,
 }
 
 impl Machine {
-    /// Looks at the machine the program runs on.
-    pub(crate) fn look() -> Self {
-        let facts = cpu::facts();
+    /// Reads the properties of this machine.
+    pub(crate) fn detect() -> Self {
+        let facts = cpu::info();
         Self {
             cpu: facts.model.clone(),
             cores: affinity::allowed_cores().len(),
@@ -47,8 +48,8 @@ impl Machine {
         }
     }
 
-    /// The facts as name and text, in the order people ask for them.
-    pub(crate) fn facts(&self) -> [(&'static str, String); 6] {
+    /// The properties as name and text, in the order of display.
+    pub(crate) fn info(&self) -> [(&'static str, String); 6] {
         let caches = [self.l1_bytes, self.l2_bytes, self.l3_bytes].map(size::format).join(" / ");
         [
             ("processor", self.cpu.clone()),
@@ -61,7 +62,7 @@ impl Machine {
     }
 }
 
-/// One line of `/proc/meminfo`, in bytes.
+/// The value of one field of `/proc/meminfo`, in bytes.
 pub(crate) fn memory_bytes(field: &str) -> Option<u64> {
     meminfo_field(&fs::read_to_string("/proc/meminfo").ok()?, field)
 }
@@ -86,7 +87,7 @@ mod tests {
 
     #[test]
     fn this_machine_has_a_processor_and_a_way_to_copy() {
-        let machine = Machine::look();
+        let machine = Machine::detect();
         assert!(!machine.cpu.is_empty());
         assert!(machine.cores >= 1);
         assert!(machine.streaming.iter().any(|name| name == "plain"));

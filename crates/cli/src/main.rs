@@ -1,6 +1,7 @@
-//! The program `memferry`: measures copies and messages on this machine, checks what the machine can
-//! do, and explains which path a copy or a message takes. This file only sends the arguments to the command they name
-//! and turns the result into an exit status: 0 well, 1 failed, 2 called wrongly.
+//! The program `memferry`. It measures copies and messages on this machine, checks what the machine
+//! supports, and explains which path a copy or a message takes. This file dispatches to the
+//! commands and maps their results to an exit status: 0 for success, 1 for a failure, 2 for an
+//! invalid command line.
 
 mod args;
 mod bench;
@@ -8,10 +9,12 @@ mod doctor;
 mod explain;
 mod figure;
 mod machine;
+mod manual;
 mod mpi;
 mod number;
 mod outcome;
 mod process;
+mod recorded;
 mod replay;
 mod report;
 #[cfg(test)]
@@ -22,15 +25,22 @@ mod summary_keys;
 
 use std::process::ExitCode;
 
-use args::{Cli, Task};
+use args::{Cli, CliCommand};
 
 fn main() -> ExitCode {
-    // In a virtual machine that `memferry bench devices` started, this program is the first process.
-    memferry_vm::guest::enter_if_first();
-    match run(args::parse()) {
+    // In a virtual machine that `memferry bench devices` started, this program runs as init (PID
+    // 1).
+    memferry_vm::guest::run_if_init();
+    let cli = args::parse();
+    if cli.command.is_started_by_memferry() {
+        memferry_sys::settings::skip_variable_check();
+    } else {
+        memferry_sys::settings::check_variables();
+    }
+    match run(cli) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            show::complain(&format!("memferry: {error:#}"));
+            show::print_error(&format!("memferry: {error:#}"));
             ExitCode::FAILURE
         }
     }
@@ -38,17 +48,19 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
-        Task::Bench(args) => bench::command::run(&args),
-        Task::Doctor(args) => doctor::run(args.measure, args.json),
-        Task::Explain(args) => explain::run(&args),
-        Task::Replay(args) => replay::run(&args.file, args.json),
-        Task::Mpirun(args) => mpi::command::mpirun(&args),
-        Task::Env(args) => mpi::command::env(&args),
-        Task::FabricProbe { library, provider } => mpi::probe::run(&library, &provider),
-        Task::Partner { name } => doctor::partner::run(&name),
-        Task::DeviceGuest { quick } => bench::devices::guest::run(quick),
-        Task::Worker(args) => bench::group::worker::run(&args),
-        Task::Completions { shell } => {
+        CliCommand::Bench(args) => bench::command::run(&args),
+        CliCommand::Report(args) => report::command::run(&args),
+        CliCommand::Doctor(args) => doctor::run(&args),
+        CliCommand::Explain(args) => explain::run(&args),
+        CliCommand::Replay(args) => replay::run(&args.file, args.json),
+        CliCommand::Mpirun(args) => mpi::command::mpirun(&args),
+        CliCommand::Env(args) => mpi::command::env(&args),
+        CliCommand::FabricProbe { library, provider } => mpi::probe::run(&library, &provider),
+        CliCommand::ManPages { folder } => manual::write_pages(&folder),
+        CliCommand::Partner { name } => doctor::echo_peer::run(&name),
+        CliCommand::DeviceGuest { quick } => bench::devices::guest::run(quick),
+        CliCommand::Worker(args) => bench::group::worker::run(&args),
+        CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::command(), "memferry", &mut script);
             Ok(show::print(&String::from_utf8(script)?)?)

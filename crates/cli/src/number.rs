@@ -1,7 +1,8 @@
-//! Measured numbers as text: three significant digits, thousands separated, times in the unit that
-//! suits them. Tables, plots and the report all write numbers through here, so that they agree.
+//! Measured numbers as text: three significant digits, thousands separators, and times in a
+//! suitable unit. Tables, plots and the report all format numbers with these functions, so that
+//! they agree.
 
-/// A number with three significant digits and no exponent; `–` when there is none.
+/// A number with three significant digits and no exponent; `–` if it is not finite.
 pub(crate) fn short(value: f64) -> String {
     if !value.is_finite() {
         return "–".to_owned();
@@ -18,16 +19,16 @@ pub(crate) fn short(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// What is counted, one by one.
-const COUNTED: [&str; 6] = ["bytes", "cases", "count", "descriptors", "frames", "packets"];
+/// The units of counts.
+const COUNT_UNITS: [&str; 6] = ["bytes", "cases", "count", "descriptors", "frames", "packets"];
 
-/// A number in a column of a unit: as [`short`], but what is counted is whole.
+/// A number in a column of a unit: as [`short`], but a count is written as an integer.
 pub(crate) fn in_unit(value: f64, unit: &str) -> String {
-    let is_count = COUNTED.contains(&unit) && value.fract() == 0.0;
+    let is_count = COUNT_UNITS.contains(&unit) && value.fract() == 0.0;
     if is_count { thousands(value) } else { short(value) }
 }
 
-/// A number with its unit, as prose would write it: `21.3 GB/s`, `2.31×`, `190 ns`.
+/// A number with its unit, as in running text: `21.3 GB/s`, `2.31×`, `190 ns`.
 pub(crate) fn with_unit(value: f64, unit: &str) -> String {
     match unit {
         _ if !value.is_finite() => short(value),
@@ -38,13 +39,13 @@ pub(crate) fn with_unit(value: f64, unit: &str) -> String {
     }
 }
 
-/// A tick of an axis: as few digits as tell it apart, zero as plain `0`.
+/// The label of an axis tick, with as few digits as possible.
 pub(crate) fn tick(value: f64) -> String {
     let rounded = (value * 1e6).round() / 1e6;
     if rounded.abs() >= 1000.0 { thousands(rounded) } else { format!("{rounded}") }
 }
 
-/// Nanoseconds in the unit that suits them.
+/// Nanoseconds as text, in ns, µs, ms or s.
 pub(crate) fn duration(ns: f64) -> String {
     let (scale, unit) = match ns.abs() {
         size if size < 1e3 => (1.0, "ns"),

@@ -1,36 +1,38 @@
-//! What a bench hands back: measured rows, the few numbers that sum them up, and what the reader
-//! must know to judge them. The tables, the report and `--json` are all views of these types.
+//! The result of a bench: measured rows, a summary of a few numbers, and notes for the reader. The
+//! tables, the report and `--json` are all views of these types.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use serde::de::{MapAccess, Visitor};
 use serde::ser::SerializeMap;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use crate::machine::Machine;
-use crate::summary_keys::{self, Judged};
+use crate::summary_keys::{self, KeyResult, TargetStatus};
 
-/// Everything one run of one bench found out.
-#[derive(Debug, Clone, Serialize)]
+/// The result of one run of one bench.
+#[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct Outcome {
     /// The name of the bench.
     pub(crate) bench: String,
-    /// Where it ran.
+    /// The machine on which the bench ran.
     pub(crate) machine: Machine,
-    /// The share of the processors that other programs and other machines used meanwhile. `None` if that
-    /// is not known.
+    /// The share of the processors that other programs and other virtual machines used during the
+    /// run. `None` if it is unknown.
     pub(crate) busy: Option<f64>,
-    /// The share of the time in which a CPU quota stopped this program meanwhile. `None` if that is not
-    /// known.
+    /// The share of the time during which a CPU quota stopped this program. `None` if it is
+    /// unknown.
     pub(crate) throttled: Option<f64>,
-    /// Versions of whatever was measured, by name.
+    /// The versions of the measured software, by name.
     pub(crate) versions: BTreeMap<String, String>,
     /// The measured points.
     pub(crate) rows: Vec<Row>,
-    /// The telling numbers, by key.
+    /// The most important numbers, by key.
     pub(crate) summary: Summary,
-    /// Peers that should have been measured and were not: they are not installed, or failed.
+    /// Peers that were not measured, because they are not installed or failed.
     pub(crate) missing: Vec<String>,
-    /// Sentences for the reader.
+    /// Notes for the reader, in sentences.
     pub(crate) notes: Vec<String>,
 }
 
@@ -38,43 +40,47 @@ pub(crate) struct Outcome {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Row {
-    /// The plot this point belongs to, such as `hot`.
+    /// The figure of this point, such as `hot`.
     pub(crate) figure: String,
-    /// Its line in the plot, such as `memcpy`. Ours begin with `memferry`.
+    /// The series of this point, such as `memcpy`. Memferry's own series begin with `memferry`.
     pub(crate) series: String,
-    /// Its place on the x axis, 0 where size plays no part.
+    /// The size on the x axis in bytes; 0 if the point has no size.
     pub(crate) bytes: u64,
-    /// The median.
+    /// The median over the rounds.
+    #[serde(deserialize_with = "number_or_null")]
     pub(crate) value: f64,
-    /// `GB/s`, `ns`, `ratio`, or what is counted, such as `frames`.
+    /// `GB/s`, `ns`, `ratio`, or the name of what is counted, such as `frames`.
     pub(crate) unit: String,
     /// The lower quartile.
+    #[serde(deserialize_with = "number_or_null")]
     pub(crate) low: f64,
     /// The upper quartile.
+    #[serde(deserialize_with = "number_or_null")]
     pub(crate) high: f64,
-    /// How many rounds were measured.
+    /// The number of measured rounds.
     pub(crate) rounds: u32,
 }
 
-/// Numbers by key, in the order they were set.
+/// Numbers by key, in the order of insertion.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Summary(Vec<(String, f64)>);
 
-/// What makes times say little, for which share of the time or of the machine.
+/// A disturbance that makes the measured times unreliable, with the share of the machine or of the
+/// time that it affected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Disturbance {
-    /// Others used the processors.
+    /// Other programs used the processors.
     Busy(f64),
     /// A CPU quota stopped this program.
     Throttled(f64),
 }
 
 impl Outcome {
-    /// An outcome without rows, made on this machine by this version.
+    /// An outcome without rows, for this machine and this version of the program.
     pub(crate) fn new(bench: &str) -> Self {
         Self {
             bench: bench.to_owned(),
-            machine: Machine::look(),
+            machine: Machine::detect(),
             busy: None,
             throttled: None,
             versions: own_version(),
@@ -85,30 +91,41 @@ impl Outcome {
         }
     }
 
-    /// Why times say little, if they do.
+    /// The disturbance of this run, if one exceeds 10 %.
     pub(crate) fn disturbance(&self) -> Option<Disturbance> {
-        const MUCH: f64 = 0.1;
-        let much = |share: Option<f64>| share.filter(|&share| share > MUCH);
-        // Whoever closes other programs helps nothing as long as the quota is there.
+        const THRESHOLD: f64 = 0.1;
+        let much = |share: Option<f64>| share.filter(|&share| share > THRESHOLD);
+        // The quota takes precedence: while it throttles, closing other programs does not help.
         let throttled = much(self.throttled).map(Disturbance::Throttled);
         throttled.or_else(|| much(self.busy).map(Disturbance::Busy))
     }
 
-    /// A number of the summary, judged.
-    pub(crate) fn judge(&self, key: &str, value: f64) -> Judged {
+    /// Compares a number of the summary with its target.
+    pub(crate) fn judge(&self, key: &str, value: f64) -> KeyResult {
         summary_keys::judge(&self.bench, key, value, self.disturbance())
     }
 
-    /// What is missing, in two: what happened to contestants of our own, which are failures, and
-    /// peers that are not here.
-    pub(crate) fn failed_and_absent(&self) -> (Vec<&str>, Vec<&str>) {
+    /// The keys that miss their targets, with their numbers.
+    pub(crate) fn missed_targets(&self) -> impl Iterator<Item = String> {
+        self.summary.iter().filter_map(|(key, value)| {
+            let judged = self.judge(key, value);
+            let is_missed = judged.status == TargetStatus::Missed;
+            is_missed.then(|| {
+                format!("{}.{key} ({}, target {})", self.bench, judged.value, judged.target)
+            })
+        })
+    }
+
+    /// The missing series in two lists: Memferry's own, which failed, and peers that are not
+    /// available.
+    pub(crate) fn failed_and_missing(&self) -> (Vec<&str>, Vec<&str>) {
         self.missing.iter().map(String::as_str).partition(|name| name.starts_with("memferry"))
     }
 }
 
 impl Row {
-    /// Sums up the rounds of one point. Without rounds, the value is not a number and is shown
-    /// as a dash.
+    /// Summarizes the rounds of one point. Without rounds, the value is NaN, which is shown as a
+    /// dash.
     pub(crate) fn of_rounds(
         figure: &str,
         series: &str,
@@ -132,7 +149,7 @@ impl Row {
 }
 
 impl Summary {
-    /// Sets a number; a key set before keeps its place.
+    /// Sets the number of a key. An existing key keeps its position.
     pub(crate) fn set(&mut self, key: &str, value: f64) {
         match self.0.iter_mut().find(|(known, _)| known == key) {
             Some((_, old)) => *old = value,
@@ -141,7 +158,6 @@ impl Summary {
     }
 
     /// The number of a key.
-    #[cfg(test)]
     pub(crate) fn get(&self, key: &str) -> Option<f64> {
         self.iter().find_map(|(known, value)| (known == key).then_some(value))
     }
@@ -151,7 +167,7 @@ impl Summary {
         self.0.iter().map(|(key, value)| (key.as_str(), *value))
     }
 
-    /// Whether no number was set.
+    /// Whether the summary holds no numbers.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -167,12 +183,41 @@ impl Serialize for Summary {
     }
 }
 
-/// The version of this program, as every outcome names it.
+impl<'de> Deserialize<'de> for Summary {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct SummaryVisitor;
+
+        impl<'de> Visitor<'de> for SummaryVisitor {
+            type Value = Summary;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("numbers by key")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Summary, A::Error> {
+                let mut summary = Summary::default();
+                while let Some((key, value)) = map.next_entry::<String, Option<f64>>()? {
+                    summary.set(&key, value.unwrap_or(f64::NAN));
+                }
+                Ok(summary)
+            }
+        }
+
+        deserializer.deserialize_map(SummaryVisitor)
+    }
+}
+
+/// Deserializes a number. `null` stands for a number that was not measured.
+fn number_or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+/// The version of this program, as it appears in every outcome.
 pub(crate) fn own_version() -> BTreeMap<String, String> {
     BTreeMap::from([("memferry".to_owned(), env!("CARGO_PKG_VERSION").to_owned())])
 }
 
-/// A quantile of sorted numbers, interpolated between neighbours.
+/// A quantile of sorted numbers, linearly interpolated.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else {
         return f64::NAN;
@@ -219,6 +264,19 @@ mod tests {
         assert_eq!(serde_json::to_string(&summary).unwrap(), r#"{"zebra":3.0,"ant":2.0}"#);
         assert_eq!(summary.get("ant"), Some(2.0));
         assert_eq!(summary.get("cat"), None);
+    }
+
+    #[test]
+    fn an_outcome_is_read_back_as_it_was_written() {
+        let mut outcome = sample::empty("overlap");
+        outcome.rows.push(Row::of_rounds("hot", "memcpy", 64, "ns", &[1.5]));
+        outcome.rows.push(Row::of_rounds("hot", "memcpy", 64, "ns", &[]));
+        outcome.summary.set("zebra", 2.5);
+        outcome.summary.set("ant", f64::NAN);
+        let written = serde_json::to_string(&outcome).unwrap();
+        let read: Outcome = serde_json::from_str(&written).unwrap();
+        assert_eq!(serde_json::to_string(&read).unwrap(), written);
+        assert!(read.rows.last().unwrap().value.is_nan());
     }
 
     #[test]

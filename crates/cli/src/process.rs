@@ -1,5 +1,5 @@
-//! Programs that may be installed: where they are, what version they say they are, running one to its
-//! end without waiting for ever, and ending those that were started.
+//! External programs: finding them, reading their version, running one with a timeout, and
+//! terminating the processes that were started.
 
 use std::io::{Read, Seek};
 use std::os::unix::process::CommandExt;
@@ -11,38 +11,40 @@ use std::{env, fs::File};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Pid, Signal, kill_process_group, set_parent_process_death_signal};
 
-/// How long processes get to end by themselves, and then how long once they are told to.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// The time that processes get to exit on their own, and then again after SIGTERM.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The first file of this name in the search path.
+/// The first file of this name in `PATH`.
 pub(crate) fn find(name: &str) -> Option<PathBuf> {
     env::split_paths(&env::var_os("PATH")?)
         .map(|folder| folder.join(name))
         .find(|path| path.is_file())
 }
 
-/// What a program wrote to both outputs, if it ended well and in time.
+/// The output of a program (stdout and stderr), if it succeeds within the timeout.
 pub(crate) fn output(mut command: Command, patience: Duration) -> Result<String, String> {
     let name = command.get_program().to_string_lossy().into_owned();
-    // A file instead of a pipe: nobody has to read while the program runs.
-    let mut text = memfd_create("output", MemfdFlags::CLOEXEC).map(File::from).map_err(said)?;
-    let (out, err) = (text.try_clone().map_err(said)?, text.try_clone().map_err(said)?);
+    // A memfd instead of a pipe: it never fills, so no thread has to read it while the program
+    // runs.
+    let mut text =
+        memfd_create("output", MemfdFlags::CLOEXEC).map(File::from).map_err(error_text)?;
+    let (out, err) = (text.try_clone().map_err(error_text)?, text.try_clone().map_err(error_text)?);
     command.stdin(Stdio::null()).stdout(out).stderr(err);
     let child = die_with_parent(&mut command, 0).spawn();
     let mut child = child.map_err(|error| format!("{name} cannot be started: {error}"))?;
     let deadline = Instant::now() + patience;
     let status = loop {
-        match child.try_wait().map_err(said)? {
+        match child.try_wait().map_err(error_text)? {
             Some(status) => break Some(status),
             None if Instant::now() >= deadline => break None,
             None => std::thread::sleep(Duration::from_millis(1)),
         }
     };
     if status.is_none() {
-        end(std::slice::from_mut(&mut child), false);
+        terminate(std::slice::from_mut(&mut child), false);
     }
     let mut bytes = Vec::new();
-    text.rewind().and_then(|()| text.read_to_end(&mut bytes)).map_err(said)?;
+    text.rewind().and_then(|()| text.read_to_end(&mut bytes)).map_err(error_text)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
     let last = text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("");
     match status {
@@ -52,7 +54,7 @@ pub(crate) fn output(mut command: Command, patience: Duration) -> Result<String,
     }
 }
 
-fn said(error: impl std::fmt::Display) -> String {
+fn error_text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
@@ -65,29 +67,32 @@ pub(crate) fn version_in(text: &str) -> Option<&str> {
     text.split_whitespace().map(|word| word.trim_start_matches('v')).find(is_version)
 }
 
-/// Puts a command into a process group and ties its life to this process.
+/// Puts a command into a process group and makes the kernel send it SIGTERM when this process
+/// exits.
 pub(crate) fn die_with_parent(command: &mut Command, process_group: i32) -> &mut Command {
     command.process_group(process_group);
     // SAFETY: between fork and exec only one system call is made, which allocates nothing.
     unsafe {
-        // Not a kill: a launcher takes its ranks along when it is told to end.
+        // SIGTERM instead of SIGKILL: a launcher that receives SIGTERM ends its ranks too.
         command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::TERM))?))
     }
 }
 
-/// Ends processes of one process group: waits for those that were told, then insists.
-pub(crate) fn end(members: &mut [Child], told: bool) {
+/// Terminates the processes of one process group. If `told` is set, the processes were already
+/// asked to exit and get [`EXIT_TIMEOUT`] first. Then SIGTERM and, after another timeout, SIGKILL
+/// follow.
+pub(crate) fn terminate(members: &mut [Child], told: bool) {
     let Some(leader) = members.first().and_then(|leader| Pid::from_raw(leader.id() as i32)) else {
         return;
     };
     for member in members.iter_mut() {
         drop(member.stdin.take());
     }
-    if told && all_ended(members, FAREWELL) {
+    if told && all_exited(members, EXIT_TIMEOUT) {
         return;
     }
     let _ = kill_process_group(leader, Signal::TERM);
-    if !all_ended(members, FAREWELL) {
+    if !all_exited(members, EXIT_TIMEOUT) {
         let _ = kill_process_group(leader, Signal::KILL);
         for member in members {
             let _ = member.wait();
@@ -95,7 +100,7 @@ pub(crate) fn end(members: &mut [Child], told: bool) {
     }
 }
 
-fn all_ended(members: &mut [Child], wait: Duration) -> bool {
+fn all_exited(members: &mut [Child], wait: Duration) -> bool {
     let deadline = Instant::now() + wait;
     loop {
         if members.iter_mut().all(|member| !matches!(member.try_wait(), Ok(None))) {

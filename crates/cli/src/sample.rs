@@ -1,5 +1,5 @@
-//! Invented outcomes for the tests of the views. The numbers are plausible, so that a report made
-//! from them shows what a real one will look like; none of them was measured.
+//! Invented outcomes for the tests of the views. The numbers are plausible, so that a report of
+//! them resembles a real one, but none of them was measured.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub(crate) fn empty(bench: &str) -> Outcome {
     }
 }
 
-/// A latency bench with two figures over size.
+/// An outcome of the latency bench with two figures over size.
 pub(crate) fn latency() -> Outcome {
     let mut outcome = empty("copy-latency");
     for exponent in 6..=28 {
@@ -63,7 +63,7 @@ pub(crate) fn latency() -> Outcome {
     outcome
 }
 
-/// One outcome per kind of picture the report can draw.
+/// One outcome for each kind of plot in the report.
 pub(crate) fn suite() -> Vec<Outcome> {
     vec![latency(), bandwidth(), overlap(), overhead(), pollution()]
 }
@@ -125,7 +125,8 @@ fn pollution() -> Outcome {
     outcome
 }
 
-/// Rises with size, peaks in the caches, and falls to a memory-bound plateau.
+/// A bandwidth curve that rises with size, peaks in the caches, and falls to a memory-bound
+/// plateau.
 fn curve(bytes: u64, peak: f64, middle: f64, memory: f64) -> f64 {
     let start = bytes as f64 / (bytes as f64 + 700.0);
     let plateau = match bytes {

@@ -1,10 +1,10 @@
-//! What the numbers of a summary mean: which way is better, which bar they must reach, and one
-//! sentence for the reader. A key that is not listed is still shown, only without bar or meaning.
+//! The meaning of the numbers in a summary: which direction is better, the target, and one sentence
+//! for the reader. A key that is not listed is shown without target and meaning.
 
 use crate::number;
 use crate::outcome::Disturbance;
 
-/// Which way a number improves.
+/// The direction in which a number improves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Better {
     /// Higher is better.
@@ -34,115 +34,117 @@ impl Better {
 /// One known key of one bench.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SummaryKey {
-    /// The bench that reports it.
+    /// The bench that reports the key.
     pub(crate) bench: &'static str,
-    /// Its name in the summary.
+    /// The name of the key in the summary.
     pub(crate) key: &'static str,
-    /// `ratio`, `share` (0 to 1), `ns`, or what is counted.
+    /// `ratio`, `share` (0 to 1), `ns`, or the name of what is counted.
     pub(crate) unit: &'static str,
-    /// Which way it improves.
+    /// The direction in which the number improves.
     pub(crate) better: Better,
-    /// The number it must reach, if one was promised.
-    pub(crate) bar: Option<f64>,
-    /// One sentence for the reader.
+    /// The target, if the key has one.
+    pub(crate) target: Option<f64>,
+    /// The meaning, in one sentence for the reader.
     pub(crate) meaning: &'static str,
-    /// Whether it is counted, and so the same on a busy machine.
+    /// Whether the number is a count, which does not depend on the load of the machine.
     pub(crate) is_counted: bool,
 }
 
 impl SummaryKey {
-    /// A number that is counted, and so the same on a busy machine.
+    /// Marks the number as a count, which does not depend on the load of the machine.
     const fn counted(mut self) -> Self {
         self.is_counted = true;
         self
     }
 }
 
-/// Whether a number reached its bar.
+/// Whether a number reaches its target.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Mark {
-    /// It did.
+pub(crate) enum TargetStatus {
+    /// The number reaches the target.
     Reached,
-    /// It did not, or was not measured.
+    /// The number misses the target, or was not measured.
     Missed,
-    /// Nobody can tell, for this reason.
+    /// The run was disturbed, so the number is not compared with the target.
     NotJudged(Disturbance),
-    /// There is no bar to reach.
-    NoBar,
+    /// The key has no target.
+    NoTarget,
 }
 
-impl Mark {
-    /// The mark with its word; nothing where there is no bar.
+impl TargetStatus {
+    /// The status as a mark with a word; empty without a target.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Reached => "✓ reached",
             Self::Missed => "✗ missed",
             Self::NotJudged(Disturbance::Busy(_)) => "not judged: the machine was busy",
             Self::NotJudged(Disturbance::Throttled(_)) => "not judged: a CPU quota throttled",
-            Self::NoBar => "",
+            Self::NoTarget => "",
         }
     }
 }
 
-/// A number of a summary with everything a view needs to show it.
+/// A number of a summary, ready for display.
 #[derive(Debug, Clone)]
-pub(crate) struct Judged {
+pub(crate) struct KeyResult {
     /// The number with its unit.
     pub(crate) value: String,
-    /// The bar with its direction, such as `≥ 2×`; empty without one.
-    pub(crate) bar: String,
-    /// Whether it was reached.
-    pub(crate) mark: Mark,
-    /// Which way is better, where that is known.
+    /// The target with its relation, such as `≥ 2×`; empty without one.
+    pub(crate) target: String,
+    /// Whether the number reaches the target.
+    pub(crate) status: TargetStatus,
+    /// The direction in which the number improves, if it is known.
     pub(crate) better: Option<Better>,
-    /// One sentence; empty for an unknown key.
+    /// The meaning, in one sentence; empty for an unknown key.
     pub(crate) meaning: &'static str,
 }
 
-/// Looks a key up and judges its number. Times of a run that was disturbed are not judged.
+/// Finds a key and compares its number with the target. Times of a disturbed run are not judged.
 pub(crate) fn judge(
     bench: &str,
     key: &str,
     value: f64,
     disturbance: Option<Disturbance>,
-) -> Judged {
+) -> KeyResult {
     let Some(known) = KEYS.iter().find(|known| known.bench == bench && known.key == key) else {
         let unit = if key.ends_with("_ns") { "ns" } else { "" };
-        return Judged {
+        return KeyResult {
             value: with_unit(value, unit),
-            bar: String::new(),
-            mark: Mark::NoBar,
+            target: String::new(),
+            status: TargetStatus::NoTarget,
             better: None,
             meaning: "",
         };
     };
-    let (bar, mark) = match (known.bar, known.better) {
-        (None, _) => (String::new(), Mark::NoBar),
-        (Some(bar), Better::Higher) => (bar_text("≥", bar, known.unit), reached(value >= bar)),
-        (Some(bar), Better::Lower) => (bar_text("≤", bar, known.unit), reached(value <= bar)),
+    let (bar, mark) = match (known.target, known.better) {
+        (None, _) => (String::new(), TargetStatus::NoTarget),
+        (Some(bar), Better::Higher) => (target_text("≥", bar, known.unit), reached(value >= bar)),
+        (Some(bar), Better::Lower) => (target_text("≤", bar, known.unit), reached(value <= bar)),
     };
     let mark = match (mark, disturbance) {
-        (Mark::Reached | Mark::Missed, Some(why)) if !known.is_counted => Mark::NotJudged(why),
+        (TargetStatus::Reached | TargetStatus::Missed, Some(why)) if !known.is_counted => {
+            TargetStatus::NotJudged(why)
+        }
         (mark, _) => mark,
     };
-    Judged {
+    KeyResult {
         value: with_unit(value, known.unit),
-        bar,
-        mark,
+        target: bar,
+        status: mark,
         better: Some(known.better),
         meaning: known.meaning,
     }
 }
 
-fn reached(yes: bool) -> Mark {
-    if yes { Mark::Reached } else { Mark::Missed }
+fn reached(yes: bool) -> TargetStatus {
+    if yes { TargetStatus::Reached } else { TargetStatus::Missed }
 }
 
 fn with_unit(value: f64, unit: &str) -> String {
     if unit == "share" { number::short(value) } else { number::with_unit(value, unit) }
 }
 
-fn bar_text(relation: &str, bar: f64, unit: &str) -> String {
+fn target_text(relation: &str, bar: f64, unit: &str) -> String {
     match unit {
         "ratio" => format!("{relation} {bar}×"),
         "ns" => format!("{relation} {bar} ns"),
@@ -161,7 +163,7 @@ const fn ratio(
         key,
         unit: "ratio",
         better: Better::Higher,
-        bar,
+        target: bar,
         meaning,
         is_counted: false,
     }
@@ -178,7 +180,7 @@ const fn share(
         key,
         unit: "share",
         better: Better::Higher,
-        bar,
+        target: bar,
         meaning,
         is_counted: false,
     }
@@ -191,7 +193,7 @@ const fn cost(
     bar: Option<f64>,
     meaning: &'static str,
 ) -> SummaryKey {
-    SummaryKey { bench, key, unit, better: Better::Lower, bar, meaning, is_counted: false }
+    SummaryKey { bench, key, unit, better: Better::Lower, target: bar, meaning, is_counted: false }
 }
 
 const LATENCY: &str = "copy-latency";
@@ -209,10 +211,11 @@ const GPU: &str = "gpu";
 const DEVICES: &str = "devices";
 const APPS: &str = "apps";
 
-/// Every known key, grouped by bench.
+/// All known keys, grouped by bench.
 #[rustfmt::skip]
 pub(crate) static KEYS: &[SummaryKey] = &[
     ratio(LATENCY, "hot_4k_vs_memcpy", None, "Speed of one 4 KiB copy between cached buffers, against memcpy."),
+    ratio(LATENCY, "hot_64k_vs_memcpy", None, "Speed of one 64 KiB copy between cached buffers, against memcpy."),
     ratio(LATENCY, "hot_1m_vs_memcpy", None, "Speed of one 1 MiB copy between cached buffers, against memcpy."),
     ratio(LATENCY, "cold_4m_vs_memcpy", None, "Speed of one 4 MiB copy between buffers outside the caches, against memcpy."),
     ratio(LATENCY, "hot_4m_vs_memcpy", Some(2.0), "Speed of one 4 MiB copy between buffers used just before, against memcpy."),
@@ -273,6 +276,8 @@ pub(crate) static KEYS: &[SummaryKey] = &[
 
     cost(LOOKUP, "hit_ns", "ns", Some(20.0), "Time to find a translation that is in the cache and to let it go again, from one thread."),
     share(LOOKUP, "memory_saving", Some(0.8), "Share of the full table's bytes that the cache does not take, for the program with the largest windows.").counted(),
+    ratio(LOOKUP, "put_8b_vs_full", None, "Speed of a put of 8 bytes through the cache without misses, against the full table."),
+    ratio(LOOKUP, "put_64k_vs_full", None, "The same for 64 KiB."),
     cost(LOOKUP, "worst_slowdown", "ratio", None, "Longest time of a program with the cache as a multiple of its time with the full table, over all programs."),
     cost(LOOKUP, "median_slowdown", "ratio", Some(1.03), "The same for the program in the middle."),
     cost(LOOKUP, "worst_first_slowdown", "ratio", None, "The worst of the first runs, which begin with nothing attached and nothing in the cache."),
@@ -306,42 +311,45 @@ mod tests {
 
     #[test]
     fn a_bar_is_reached_from_its_better_side() {
-        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.0, None).mark, Mark::Reached);
-        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, None).mark, Mark::Missed);
-        assert_eq!(judge(OVERHEAD, "submit_ns", 120.0, None).mark, Mark::Reached);
-        assert_eq!(judge(OVERHEAD, "submit_ns", 151.0, None).mark, Mark::Missed);
-        assert_eq!(judge(OVERHEAD, "submit_ns", f64::NAN, None).mark, Mark::Missed);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.0, None).status, TargetStatus::Reached);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, None).status, TargetStatus::Missed);
+        assert_eq!(judge(OVERHEAD, "submit_ns", 120.0, None).status, TargetStatus::Reached);
+        assert_eq!(judge(OVERHEAD, "submit_ns", 151.0, None).status, TargetStatus::Missed);
+        assert_eq!(judge(OVERHEAD, "submit_ns", f64::NAN, None).status, TargetStatus::Missed);
     }
 
     #[test]
     fn times_of_a_busy_machine_are_not_judged_and_counts_are() {
         let why = Some(Disturbance::Busy(0.4));
-        let not_judged = Mark::NotJudged(Disturbance::Busy(0.4));
-        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, why).mark, not_judged);
-        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.1, why).mark, not_judged);
-        assert_eq!(judge(LATENCY, "hot_4k_vs_memcpy", 1.0, why).mark, Mark::NoBar);
-        assert_eq!(judge(DEVICES, "nic_conformance_passed", 0.0, why).mark, Mark::Missed);
-        assert_eq!(judge(DEVICES, "ioat_descriptors_aligned_4m", 1024.0, why).mark, Mark::Reached);
+        let not_judged = TargetStatus::NotJudged(Disturbance::Busy(0.4));
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, why).status, not_judged);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.1, why).status, not_judged);
+        assert_eq!(judge(LATENCY, "hot_4k_vs_memcpy", 1.0, why).status, TargetStatus::NoTarget);
+        assert_eq!(judge(DEVICES, "nic_conformance_passed", 0.0, why).status, TargetStatus::Missed);
+        assert_eq!(
+            judge(DEVICES, "ioat_descriptors_aligned_4m", 1024.0, why).status,
+            TargetStatus::Reached
+        );
     }
 
     #[test]
     fn a_bar_is_written_with_its_direction_and_unit() {
-        assert_eq!(judge(LATENCY, "hot_64m_vs_memcpy", 3.0, None).bar, "≥ 2.5×");
-        assert_eq!(judge(OVERHEAD, "submit_ns", 3.0, None).bar, "≤ 150 ns");
-        assert_eq!(judge("overlap", "hot_4m", 0.98, None).bar, "≥ 0.97");
+        assert_eq!(judge(LATENCY, "hot_64m_vs_memcpy", 3.0, None).target, "≥ 2.5×");
+        assert_eq!(judge(OVERHEAD, "submit_ns", 3.0, None).target, "≤ 150 ns");
+        assert_eq!(judge("overlap", "hot_4m", 0.98, None).target, "≥ 0.97");
     }
 
     #[test]
     fn an_unknown_key_is_shown_without_judgement() {
         let judged = judge("copy-latency", "something_ns", 12.0, None);
         assert_eq!(judged.value, "12 ns");
-        assert_eq!(judged.mark, Mark::NoBar);
+        assert_eq!(judged.status, TargetStatus::NoTarget);
     }
 
     #[test]
     fn the_same_key_may_mean_another_thing_in_another_bench() {
-        assert_eq!(judge(LATENCY, "cold_4m_vs_memcpy", 1.0, None).mark, Mark::NoBar);
-        assert_eq!(judge(BANDWIDTH, "cold_4m_vs_memcpy", 1.0, None).mark, Mark::Missed);
+        assert_eq!(judge(LATENCY, "cold_4m_vs_memcpy", 1.0, None).status, TargetStatus::NoTarget);
+        assert_eq!(judge(BANDWIDTH, "cold_4m_vs_memcpy", 1.0, None).status, TargetStatus::Missed);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The bench of devices as a user meets it, without QEMU and with it.
+//! Tests of the bench `devices`, with and without QEMU.
 
 use assert_cmd::Command;
 use memferry_testing::{Requirement, is_required, skip};

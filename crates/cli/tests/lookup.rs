@@ -1,4 +1,4 @@
-//! The workers of the bench `lookup`, as it starts them, and the replay of what they record.
+//! Tests of the worker processes of the bench `lookup`, and of the replay of their traces.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -7,14 +7,14 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use memferry_sys::affinity;
 use serde_json::{Value, json};
 
-/// Workers that carry out orders; the first answers.
-struct Crew {
+/// Worker processes that execute commands; the first one replies.
+struct LookupWorkers {
     members: Vec<Child>,
-    answers: BufReader<ChildStdout>,
+    replies: BufReader<ChildStdout>,
 }
 
-impl Crew {
-    /// Starts workers. The leader records its lookups to files whose names begin with `trace`.
+impl LookupWorkers {
+    /// Starts the workers. The leader records its lookups to files whose names begin with `trace`.
     fn start(name: &str, size: usize, trace: &Path) -> Self {
         let name = format!("memferry-test-{}-{name}", std::process::id());
         let cores = affinity::allowed_cores();
@@ -33,28 +33,28 @@ impl Crew {
         };
         let mut members: Vec<Child> = (0..size).map(start).collect();
         let answers = BufReader::new(members[0].stdout.take().expect("it has a mouth"));
-        let mut crew = Self { members, answers };
-        assert_eq!(crew.hear(), "ready");
+        let mut crew = Self { members, replies: answers };
+        assert_eq!(crew.read_reply(), "ready");
         crew
     }
 
-    fn hear(&mut self) -> String {
+    fn read_reply(&mut self) -> String {
         let mut line = String::new();
-        self.answers.read_line(&mut line).expect("it speaks");
+        self.replies.read_line(&mut line).expect("it speaks");
         line.trim().to_owned()
     }
 
-    fn ask(&mut self, order: &Value) -> Value {
+    fn request(&mut self, order: &Value) -> Value {
         for member in &mut self.members {
             writeln!(member.stdin.as_mut().expect("it has ears"), "{order}").expect("it listens");
         }
-        let answer = self.hear();
+        let answer = self.read_reply();
         serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{order}: `{answer}`"))
     }
 
-    /// Runs a program over an endpoint and hands back its number.
+    /// Runs a program over an endpoint and returns its number.
     fn run(&mut self, endpoint: usize) -> u64 {
-        let answer = self.ask(&json!({ "Run": endpoint }));
+        let answer = self.request(&json!({ "Run": endpoint }));
         assert!(answer["Ran"]["ns"].as_f64().is_some_and(|ns| ns > 0.0), "{answer}");
         answer["Ran"]["digest"].as_u64().expect("a number")
     }
@@ -88,15 +88,15 @@ fn every_program_comes_to_the_same_result_over_the_full_table_and_over_a_cache()
     ];
     for size in [2, 4] {
         let name = format!("results-{size}");
-        let mut crew = Crew::start(&name, size, &folder.path().join("trace"));
+        let mut crew = LookupWorkers::start(&name, size, &folder.path().join("trace"));
         for (kind, scale) in programs {
-            let begun = crew.ask(&json!({ "Begin": { "kind": kind, "scale": scale } }));
+            let begun = crew.request(&json!({ "Begin": { "kind": kind, "scale": scale } }));
             assert_eq!(begun, "Done", "{kind}");
-            assert_eq!(crew.ask(&json!({ "Open": "Full" })), "Done", "{kind}");
-            assert_eq!(crew.ask(&cache(64)), "Done", "{kind}");
+            assert_eq!(crew.request(&json!({ "Open": "Full" })), "Done", "{kind}");
+            assert_eq!(crew.request(&cache(64)), "Done", "{kind}");
             let results = [0, 1, 1, 0].map(|endpoint| crew.run(endpoint));
             assert!(results.iter().all(|result| *result == results[0]), "{kind}: {results:?}");
-            assert_eq!(crew.ask(&json!("End")), "Done", "{kind}");
+            assert_eq!(crew.request(&json!("End")), "Done", "{kind}");
         }
         crew.end();
     }
@@ -105,12 +105,12 @@ fn every_program_comes_to_the_same_result_over_the_full_table_and_over_a_cache()
 #[test]
 fn what_a_worker_records_is_replayed_with_every_shape() {
     let folder = tempfile::tempdir().expect("a place for files");
-    let mut crew = Crew::start("trace", 2, &folder.path().join("trace"));
-    crew.ask(&json!({ "Begin": { "kind": "Fourier", "scale": 64 } }));
-    crew.ask(&cache(8));
+    let mut crew = LookupWorkers::start("trace", 2, &folder.path().join("trace"));
+    crew.request(&json!({ "Begin": { "kind": "Fourier", "scale": 64 } }));
+    crew.request(&cache(8));
     crew.run(0);
-    let report = crew.ask(&json!({ "Report": 0 }))["Report"].clone();
-    crew.ask(&json!({ "Close": 0 }));
+    let report = crew.request(&json!({ "Report": 0 }))["Report"].clone();
+    crew.request(&json!({ "Close": 0 }));
     crew.end();
 
     let traces: Vec<PathBuf> = std::fs::read_dir(folder.path())
@@ -135,7 +135,7 @@ fn what_a_worker_records_is_replayed_with_every_shape() {
         .iter()
         .find(|row| row["entries"] == 16384 && row["line_entries"] == 8 && row["ways"] == 4)
         .expect("the shape that was recorded");
-    // No piece of this program crosses a line, so that nothing is asked for ahead.
+    // No access of this program crosses a line, so nothing is prefetched.
     assert_eq!((&own["send"], &own["receive"]), (&report["send"], &report["receive"]));
     assert!(replay(&[]).contains("C16K L8 A4"));
 }

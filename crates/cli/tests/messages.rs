@@ -1,10 +1,10 @@
-//! What the program says about messages: the checks of doctor, which need a second process, and the
-//! explanation of a path.
+//! Tests of the commands about messages: the checks of `doctor`, which need a second process, and
+//! the explanation of a path.
 
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// With built-in costs, so that nothing is measured and nothing is saved.
+/// The program with built-in costs, so that it measures and saves nothing.
 fn memferry(words: &[&str]) -> Command {
     let mut command = Command::cargo_bin("memferry").expect("the program is built");
     command.args(words).env("MEMFERRY_PROFILE", "off");
@@ -38,7 +38,7 @@ fn doctor_names_the_gate_that_keeps_processes_apart() {
     let diagnosis = json(memferry(&["doctor", "--json"]).env("MEMFERRY_CMA", "off"));
     let access = check(&diagnosis, "cross-memory access");
     assert_eq!(access["status"], "warn");
-    assert!(access["cure"].as_str().unwrap().contains("MEMFERRY_CMA=off"), "{access}");
+    assert!(access["fix"].as_str().unwrap().contains("MEMFERRY_CMA=off"), "{access}");
     let large = check(&diagnosis, "a large message");
     assert_eq!(large["status"], "ok", "{large}");
     assert!(large["detail"].as_str().unwrap().contains("pipeline"), "{large}");
@@ -58,7 +58,7 @@ fn doctor_fails_if_no_message_arrives() {
 fn a_partner_ends_with_its_standard_input() {
     let name = format!("partner-test-{}", std::process::id());
     let output = memferry(&["partner", "--name", &name]).write_stdin("").assert().success();
-    // It may end before it has said that it is ready.
+    // The process may exit before it prints that it is ready.
     let said = String::from_utf8(output.get_output().stdout.clone()).unwrap();
     assert!(["", "ready\n"].contains(&said.as_str()), "{said}");
 }
@@ -107,7 +107,7 @@ fn costs_are_measured_once_and_kept_beside_the_profile_of_copies() {
     let mut command = memferry(&["explain", "--message", "4k", "--json"]);
     let second = json(command.env("MEMFERRY_PROFILE", &path));
     let file = folder.path().join("profile.messages");
-    // A process with one core measures nothing, and saves nothing.
+    // A process with one core measures and saves nothing.
     let Ok(kept) = std::fs::read_to_string(&file) else { return };
     if kept.contains("not_kept") {
         assert!(first["profile"].as_str().unwrap().contains("not kept, because"), "{first}");

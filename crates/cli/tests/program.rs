@@ -1,8 +1,8 @@
-//! The program as a user meets it: what it prints, where it prints it, and how it ends.
+//! Tests of the program from outside: its output, and its exit status.
 
 use assert_cmd::Command;
 
-/// With built-in values, so that nothing is measured and nothing is saved.
+/// The program with built-in values, so that it measures and saves nothing.
 fn memferry(words: &[&str]) -> Command {
     let mut command = Command::cargo_bin("memferry").expect("the program is built");
     command.args(words).env("MEMFERRY_PROFILE", "off");
@@ -14,7 +14,7 @@ fn stdout(words: &[&str]) -> String {
     String::from_utf8(output).expect("the output is text")
 }
 
-fn usage_complaint(words: &[&str]) -> String {
+fn usage_error(words: &[&str]) -> String {
     let assert = memferry(words).assert().code(2);
     assert!(assert.get_output().stdout.is_empty());
     String::from_utf8(assert.get_output().stderr.clone()).expect("the complaint is text")
@@ -23,7 +23,7 @@ fn usage_complaint(words: &[&str]) -> String {
 #[test]
 fn the_help_names_every_command() {
     let help = stdout(&["--help"]);
-    for command in ["bench", "doctor", "explain", "completions"] {
+    for command in ["bench", "report", "doctor", "explain", "completions"] {
         assert!(help.contains(command), "{command}");
     }
 }
@@ -31,26 +31,61 @@ fn the_help_names_every_command() {
 #[test]
 fn the_help_of_bench_names_its_options() {
     let help = stdout(&["bench", "--help"]);
-    for option in ["[NAME]", "--quick", "--all", "--json", "--report <FILE.html>", "Benches:"] {
+    for option in
+        ["[NAME]", "--quick", "--all", "--bars", "--json", "--report <FILE.html>", "Benches:"]
+    {
         assert!(help.contains(option), "{option}");
     }
 }
 
+/// The path of a file or folder in the repository.
+fn in_repository(path: &str) -> String {
+    format!("{}/../../{path}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_recorded_run_becomes_a_report_and_the_figure_of_the_readme() {
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (page, figure) = (file("report.html"), file("headline.svg"));
+    let run = in_repository("bench/runs/xeon-2-cores-full");
+    stdout(&["report", "--out", &page, "--headline", &figure, &run]);
+    let page = std::fs::read_to_string(page).unwrap();
+    assert!(page.contains("4 MiB copy: 34.1 GB/s, 2.44× memcpy"));
+    assert!(!page.contains("✗"), "targets are not shown unless they are asked for");
+    let committed = in_repository("docs/figures/headline.svg");
+    let is_same =
+        std::fs::read_to_string(figure).unwrap() == std::fs::read_to_string(committed).unwrap();
+    assert!(is_same, "make docs/figures/headline.svg again with `memferry report --headline`");
+}
+
+#[test]
+fn a_run_that_is_not_there_is_named() {
+    let assert = memferry(&["report", "nowhere.json"]).assert().code(1);
+    let complaint = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    assert!(complaint.contains("cannot read nowhere.json"), "{complaint}");
+}
+
+#[test]
+fn the_targets_of_nothing_are_a_usage_error() {
+    usage_error(&["bench", "--bars"]);
+}
+
 #[test]
 fn a_bad_size_is_a_usage_error_that_says_what_is_wrong() {
-    let complaint = usage_complaint(&["explain", "4apples"]);
+    let complaint = usage_error(&["explain", "4apples"]);
     assert!(complaint.contains("`apples` is not a unit"), "{complaint}");
 }
 
 #[test]
 fn an_unknown_bench_is_a_usage_error_that_lists_the_known() {
-    let complaint = usage_complaint(&["bench", "copy-latencies"]);
+    let complaint = usage_error(&["bench", "copy-latencies"]);
     assert!(complaint.contains("there is no bench `copy-latencies`; available:"), "{complaint}");
 }
 
 #[test]
 fn hot_and_cold_together_are_a_usage_error() {
-    usage_complaint(&["explain", "4k", "--hot", "--cold"]);
+    usage_error(&["explain", "4k", "--hot", "--cold"]);
 }
 
 #[test]
@@ -81,7 +116,74 @@ fn doctor_tells_of_copy_devices_whether_there_are_any_or_not() {
     for name in ["IOMMU", "VFIO", "device memory", "QEMU"] {
         assert!(devices.iter().any(|check| check["name"] == name), "{name}");
     }
-    assert!(stdout(&["doctor"]).contains("copy devices\n"));
+    assert!(stdout(&["doctor", "--verbose"]).contains("copy devices\n"));
+    assert!(stdout(&["doctor"]).contains(" device copies "));
+}
+
+#[test]
+fn doctor_has_a_line_for_each_subject_and_ends_with_what_is_ready() {
+    let text = stdout(&["doctor"]);
+    for subject in ["copies", "messages", "windows", "MPI", "GPU copies", "device copies"] {
+        let of_subject = |line: &&str| {
+            let rest = line.trim_start().split_once(' ').map_or("", |(_sign, rest)| rest);
+            rest.strip_prefix(subject).is_some_and(|rest| rest.starts_with("  "))
+        };
+        assert_eq!(text.lines().filter(of_subject).count(), 1, "{subject}: {text}");
+    }
+    assert!(text.contains("\nready: copies, messages, windows"), "{text}");
+    assert!(!text.contains("fix: "), "{text}");
+    assert!(stdout(&["doctor", "--verbose"]).contains("\nready: copies, messages, windows"));
+}
+
+#[test]
+fn an_unknown_variable_is_named_once_with_the_right_name() {
+    let line =
+        "memferry: unknown variable MEMFERRY_EAGR_BYTES; did you mean MEMFERRY_EAGER_BYTES?\n";
+    // These commands open ferries and endpoints, also in child processes.
+    for words in [&["explain", "64k"][..], &["explain", "--message", "64k"], &["doctor"]] {
+        let assert = memferry(words).env("MEMFERRY_EAGR_BYTES", "1").assert().success();
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert_eq!(said, line, "{words:?}");
+    }
+}
+
+#[test]
+fn sizes_and_switches_are_read_as_people_write_them() {
+    let words = ["explain", "--message", "64k", "--json"];
+    let assert = memferry(&words)
+        .envs([("MEMFERRY_EAGER_BYTES", "3.5KiB"), ("MEMFERRY_CMA", "FALSE")])
+        .assert()
+        .success();
+    let json: serde_json::Value = serde_json::from_slice(&assert.get_output().stdout).unwrap();
+    assert_eq!(json["switched_off"], true, "{json}");
+    assert!(json.to_string().contains("3584"), "{json}");
+    assert!(stdout(&["explain", "1GB", "--json"]).contains("1000000000"));
+}
+
+#[test]
+fn a_bad_value_is_an_error_with_the_variable_and_good_values() {
+    for (name, value, good) in [
+        ("MEMFERRY_EAGER_BYTES", "4 apples", "64k"),
+        ("MEMFERRY_BACKGROUND", "perhaps", "on or off"),
+        ("MEMFERRY_PINNING", "perhaps", "auto, off or on"),
+    ] {
+        let assert = memferry(&["explain", "--message", "64k"]).env(name, value).assert().failure();
+        let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+        assert!(said.contains(name) && said.contains(value) && said.contains(good), "{said}");
+    }
+}
+
+#[test]
+fn a_profile_in_a_folder_that_does_not_exist_is_reported_once_and_not_saved() {
+    let folder = tempfile::tempdir().unwrap();
+    let missing = folder.path().join("missing");
+    let assert =
+        memferry(&["doctor"]).env("MEMFERRY_PROFILE", missing.join("profile")).assert().success();
+    let said = String::from_utf8_lossy(&assert.get_output().stderr).into_owned();
+    let lines: Vec<_> = said.lines().filter(|line| line.contains("does not exist")).collect();
+    assert_eq!(lines.len(), 1, "{said}");
+    assert!(lines[0].contains(&missing.display().to_string()), "{said}");
+    assert!(!missing.exists());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Members of groups as the benches start them: two processes of this program that carry out orders
+//! Tests of the worker processes of benches: two processes of this program execute commands
 //! together.
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -16,7 +16,7 @@ fn member(kind: &str, rank: usize, name: &str, folder: &Path) -> Child {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("the program is built")
 }
 
-fn tell(members: &mut [Child], line: &str) {
+fn broadcast(members: &mut [Child], line: &str) {
     for member in members {
         writeln!(member.stdin.as_mut().expect("it has ears"), "{line}").expect("it listens");
     }
@@ -24,8 +24,8 @@ fn tell(members: &mut [Child], line: &str) {
 
 const PINGPONG: [&str; 4] = ["pingpong 0 3", "pingpong 8 3", "pingpong 8 3", "pingpong 300000 2"];
 
-/// Lets two members carry out orders, and returns the leader's answers.
-fn play(kind: &str, name: &str, orders: &[&str]) -> Vec<String> {
+/// Makes two members execute commands, and returns the replies of the leader.
+fn run_members(kind: &str, name: &str, orders: &[&str]) -> Vec<String> {
     let folder = tempfile::tempdir().expect("there is a place for temporary files");
     let mut members = [0, 1].map(|rank| member(kind, rank, name, folder.path()));
     let mut answers = BufReader::new(members[0].stdout.take().expect("it has a mouth"));
@@ -36,10 +36,10 @@ fn play(kind: &str, name: &str, orders: &[&str]) -> Vec<String> {
     };
     let mut heard = vec![answer()];
     for order in orders {
-        tell(&mut members, order);
+        broadcast(&mut members, order);
         heard.push(answer());
     }
-    tell(&mut members, "quit");
+    broadcast(&mut members, "quit");
     for mut member in members {
         assert!(member.wait().expect("it ends").success());
         let mut rest = String::new();
@@ -51,8 +51,9 @@ fn play(kind: &str, name: &str, orders: &[&str]) -> Vec<String> {
     heard
 }
 
-/// What is named after a group goes with it: iceoryx2 leaves a segment for nodes that never come.
-fn tidy_up(name: &str) {
+/// Removes the shared memory that is named after a group: iceoryx2 leaves a segment for nodes that
+/// never start.
+fn remove_leftovers(name: &str) {
     for file in std::fs::read_dir("/dev/shm").into_iter().flatten().flatten() {
         if file.file_name().to_string_lossy().starts_with(name) {
             let _ = std::fs::remove_file(file.path());
@@ -60,10 +61,10 @@ fn tidy_up(name: &str) {
     }
 }
 
-fn play_well(kind: &str, orders: &[&str]) {
+fn expect_success(kind: &str, orders: &[&str]) {
     let name = format!("memferry-test-{}-{kind}", std::process::id());
-    let heard = play(kind, &name, orders);
-    tidy_up(&name);
+    let heard = run_members(kind, &name, orders);
+    remove_leftovers(&name);
     assert_eq!(heard[0], "ready", "{kind}");
     for (answer, order) in heard[1..].iter().zip(orders) {
         let total_ns = answer.split(' ').next().and_then(|word| word.parse::<f64>().ok());
@@ -75,7 +76,7 @@ fn play_well(kind: &str, orders: &[&str]) {
 fn two_members_of_ours_carry_out_every_order() {
     let others = ["alltoall 1000 3", "alltoall 200000 2", "is 16 2", "ft 16 2", "ft 16 1"];
     for kind in ["memferry", "shareable"] {
-        play_well(kind, &[&PINGPONG[..], &others[..]].concat());
+        expect_success(kind, &[&PINGPONG[..], &others[..]].concat());
     }
 }
 
@@ -83,7 +84,7 @@ fn two_members_of_ours_carry_out_every_order() {
 fn two_members_carry_messages_in_every_way() {
     let streams = ["stream 1000 3", "stream 300000 2"];
     for kind in ["link", "cross-memory", "two-copies", "loopback-tcp", "unix-socket", "pipe"] {
-        play_well(kind, &[&PINGPONG[1..], &streams[..]].concat());
+        expect_success(kind, &[&PINGPONG[1..], &streams[..]].concat());
     }
 }
 
@@ -91,7 +92,7 @@ fn two_members_carry_messages_in_every_way() {
 fn a_receiver_of_tasks_works_through_them_in_every_form() {
     let orders = ["receive-hot 4096 3", "receive-hot 300000 2", "receive-cold 70000 2"];
     for form in ["naive", "two-phase", "three-phase", "background"] {
-        play_well(&format!("receive-{form}"), &orders);
+        expect_success(&format!("receive-{form}"), &orders);
     }
 }
 
@@ -99,7 +100,7 @@ fn a_receiver_of_tasks_works_through_them_in_every_form() {
 #[cfg(feature = "peers")]
 fn two_members_of_other_libraries_play_pingpong() {
     for kind in ["iceoryx", "ipc-channel"] {
-        play_well(kind, &PINGPONG);
+        expect_success(kind, &PINGPONG);
     }
 }
 
@@ -108,9 +109,9 @@ fn a_member_that_does_not_understand_says_so_and_ends() {
     let folder = tempfile::tempdir().expect("there is a place for temporary files");
     let name = format!("memferry-test-{}", std::process::id());
     let mut members = [0, 1].map(|rank| member("memferry", rank, &name, folder.path()));
-    // One that they understand first, so that both have joined.
-    tell(&mut members, "pingpong 8 1");
-    tell(&mut members, "dance 8 1");
+    // A valid command first, so that both members have joined.
+    broadcast(&mut members, "pingpong 8 1");
+    broadcast(&mut members, "dance 8 1");
     for mut member in members {
         assert!(!member.wait().expect("it ends").success());
     }

@@ -1,10 +1,10 @@
-//! Cookies: numbers that stand for transfers, for callers that want no handle.
+//! Cookies: the numbers of transfers, for callers without a handle.
 //!
-//! A number is given out once and never again, so a cookie is never ambiguous, and asking about a
-//! finished transfer gives the same answer however often it is asked. Nothing is kept for a
-//! transfer that ended well: a number that was given out and is not remembered is one of those.
-//! Failures are remembered, and when there are too many of them, what is older than the record is
-//! reported as forgotten rather than as success.
+//! Each number is used once, so a cookie is never ambiguous, and repeated queries for a finished
+//! transfer return the same result. The table keeps nothing for a transfer that succeeded: an
+//! issued number without an entry means success. The table records up to `MAX_FAILURES` failures
+//! and then drops the oldest; numbers up to a dropped failure are reported as expired, not as
+//! success.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,63 +16,75 @@ use memferry_sys::sync::lock;
 use crate::error::{CookieError, Error};
 use crate::transfer::Transfer;
 
-/// Bits of a cookie that number the transfer; those above name the ferry.
+/// Number of the low bits of a cookie that hold the transfer number; the bits above hold the ferry
+/// number.
 const NUMBER_BITS: u32 = 47;
-/// The largest name of a ferry. The sign bit stays free: cookies are not negative.
-pub(crate) const LARGEST_FERRY: u64 = (1 << (63 - NUMBER_BITS)) - 1;
+/// Maximum ferry number. The sign bit stays clear because cookies are not negative.
+pub(crate) const MAX_FERRY: u64 = (1 << (63 - NUMBER_BITS)) - 1;
 
 const SLOTS: usize = 1024;
-const REMEMBERED_FAILURES: usize = 4096;
+const MAX_FAILURES: usize = 4096;
 
-/// The number of a transfer. Not negative, and never given out twice.
+/// The number of a transfer: not negative, and unique.
+///
+/// ```
+/// use memferry::{Cookie, Ferry};
+///
+/// let ferry = Ferry::new()?;
+/// let (source, mut target) = ([1u8; 64], [0u8; 64]);
+/// // SAFETY: both arrays live until the wait is over, and nothing else touches them.
+/// let cookie = unsafe { ferry.icopy_cookie_raw(source.as_ptr(), target.as_mut_ptr(), 64) }?;
+/// ferry.wait(Cookie::from_raw(cookie.to_raw()))?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cookie(i64);
 
 impl Cookie {
-    /// The number, for other languages.
+    /// Returns the number, for other languages.
     pub fn to_raw(self) -> i64 {
         self.0
     }
 
-    /// A cookie from its number. Any number is allowed here; asking a ferry tells whether it is
-    /// one of its own.
+    /// Creates a cookie from a number. Any number is accepted here; the calls of the ferry check
+    /// whether the cookie is one of its own.
     pub fn from_raw(raw: i64) -> Self {
         Self(raw)
     }
 }
 
-/// What a table knows of a cookie.
-pub(crate) enum Known {
-    /// In flight, or finished and not yet replaced.
+/// The state of a cookie in the table.
+pub(crate) enum CookieStatus {
+    /// The transfer is in flight, or finished and not yet replaced in its slot.
     Transfer(Transfer),
-    /// Over.
-    Over(Result<(), Error>),
+    /// The transfer is complete.
+    Done(Result<(), Error>),
 }
 
-/// The cookies of one ferry.
+/// The cookie table of one ferry.
 #[derive(Debug)]
 pub(crate) struct CookieTable {
     ferry: u64,
     fork_generation: u64,
     next: AtomicU64,
     /// The newest transfers, at their number modulo the length.
-    slots: Box<[Mutex<Option<Entry>>]>,
-    /// What was pushed out of its slot.
-    archive: Mutex<Archive>,
+    slots: Box<[Mutex<Option<CookieSlot>>]>,
+    /// Transfers that were evicted from their slot.
+    retired: Mutex<RetiredTransfers>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CookieSlot {
     number: u64,
     transfer: Transfer,
 }
 
 #[derive(Debug, Default)]
-struct Archive {
-    /// Still in flight when their slot was needed.
+struct RetiredTransfers {
+    /// Transfers that were in flight when their slot was reused.
     unfinished: HashMap<u64, Transfer>,
     failures: BTreeMap<u64, Error>,
-    /// Failures below this number may have been forgotten.
+    /// Failures below this number may have been dropped.
     floor: u64,
 }
 
@@ -83,11 +95,11 @@ impl CookieTable {
             fork_generation: fork::generation(),
             next: AtomicU64::new(0),
             slots: (0..SLOTS).map(|_| Mutex::default()).collect(),
-            archive: Mutex::default(),
+            retired: Mutex::default(),
         }
     }
 
-    /// Gives a transfer its number.
+    /// Assigns a number to a transfer.
     pub(crate) fn insert(&self, transfer: Transfer) -> Result<Cookie, CookieError> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         if number >> NUMBER_BITS != 0 {
@@ -97,19 +109,20 @@ impl CookieTable {
         if matches!(transfer.check(), Some(Ok(_))) {
             return Ok(cookie);
         }
-        // Retired while the slot is locked: a transfer is always in its slot or in the archive.
+        // The caller retires the old entry while it holds the lock of the slot, so that a transfer
+        // is always in its slot or among the retired ones.
         let mut slot = self.guard(self.slot(number), cookie)?;
         if let Some(old) = &*slot {
             self.retire(old, cookie)?;
         }
-        *slot = Some(Entry { number, transfer });
+        *slot = Some(CookieSlot { number, transfer });
         drop(slot);
         Ok(cookie)
     }
 
-    /// Locks a part of the table. In a forked child the lock may be held by a thread that exists
-    /// only in the parent; then what it guards is out of reach. A child that has threads of its own
-    /// may get the same answer when two of them meet here.
+    /// Locks a part of the table. In a forked child, a thread that exists only in the parent may
+    /// hold the lock, and the part is then inaccessible. A child with several threads may get the
+    /// same error when two of them contend for the lock.
     fn guard<'a, T>(
         &self,
         mutex: &'a Mutex<T>,
@@ -125,18 +138,19 @@ impl CookieTable {
         }
     }
 
-    fn slot(&self, number: u64) -> &Mutex<Option<Entry>> {
+    fn slot(&self, number: u64) -> &Mutex<Option<CookieSlot>> {
         &self.slots[number as usize % SLOTS]
     }
 
-    /// Whether a retired entry needs the archive at all is seen without its lock: most ended well.
-    fn retire(&self, old: &Entry, cookie: Cookie) -> Result<(), CookieError> {
+    /// Moves an evicted entry to the retired transfers. An entry that succeeded, the usual case, is
+    /// dropped without taking the lock.
+    fn retire(&self, old: &CookieSlot, cookie: Cookie) -> Result<(), CookieError> {
         match old.transfer.check() {
             Some(Ok(_)) => {}
             outcome => {
-                let mut archive = self.guard(&self.archive, cookie)?;
+                let mut archive = self.guard(&self.retired, cookie)?;
                 match outcome {
-                    Some(Err(error)) => archive.remember(old.number, error),
+                    Some(Err(error)) => archive.record_failure(old.number, error),
                     _ => {
                         archive.sweep();
                         archive.unfinished.insert(old.number, old.transfer.clone());
@@ -147,8 +161,8 @@ impl CookieTable {
         Ok(())
     }
 
-    /// What is known of a cookie.
-    pub(crate) fn find(&self, cookie: Cookie) -> Result<Known, CookieError> {
+    /// Returns the state of a cookie.
+    pub(crate) fn find(&self, cookie: Cookie) -> Result<CookieStatus, CookieError> {
         let raw = cookie.0.cast_unsigned();
         let number = raw & ((1 << NUMBER_BITS) - 1);
         if cookie.0 < 0 || raw >> NUMBER_BITS != self.ferry {
@@ -160,32 +174,33 @@ impl CookieTable {
         if let Some(entry) = &*self.guard(self.slot(number), cookie)?
             && entry.number == number
         {
-            return Ok(Known::Transfer(entry.transfer.clone()));
+            return Ok(CookieStatus::Transfer(entry.transfer.clone()));
         }
-        let archive = self.guard(&self.archive, cookie)?;
+        let archive = self.guard(&self.retired, cookie)?;
         if let Some(transfer) = archive.unfinished.get(&number) {
-            Ok(Known::Transfer(transfer.clone()))
+            Ok(CookieStatus::Transfer(transfer.clone()))
         } else if let Some(error) = archive.failures.get(&number) {
-            Ok(Known::Over(Err(error.clone())))
+            Ok(CookieStatus::Done(Err(error.clone())))
         } else if number < archive.floor {
-            Err(CookieError::Forgotten(cookie.0))
+            Err(CookieError::Expired(cookie.0))
         } else {
-            Ok(Known::Over(Ok(())))
+            Ok(CookieStatus::Done(Ok(())))
         }
     }
 }
 
-impl Archive {
-    fn remember(&mut self, number: u64, error: Error) {
+impl RetiredTransfers {
+    fn record_failure(&mut self, number: u64, error: Error) {
         self.failures.insert(number, error);
-        if self.failures.len() > REMEMBERED_FAILURES
+        if self.failures.len() > MAX_FAILURES
             && let Some((oldest, _)) = self.failures.pop_first()
         {
             self.floor = self.floor.max(oldest + 1);
         }
     }
 
-    /// Drops what has ended. The number in flight is bounded by the rings, so this stays short.
+    /// Drops finished transfers. The capacity of the channels bounds the number in flight, so the
+    /// scan stays short.
     fn sweep(&mut self) {
         if self.unfinished.len() < SLOTS {
             return;
@@ -196,7 +211,7 @@ impl Archive {
         for (number, outcome) in over {
             self.unfinished.remove(&number);
             if let Err(error) = outcome {
-                self.remember(number, error);
+                self.record_failure(number, error);
             }
         }
     }
@@ -209,22 +224,23 @@ mod tests {
     use memferry_engine::Completion;
 
     use super::*;
-    use crate::transfer::Waiting;
+    use crate::transfer::WaitConfig;
 
-    /// A transfer that goes on for ever.
+    /// Returns a transfer that never completes.
     fn endless() -> Transfer {
-        let waiting = Waiting {
+        let waiting = WaitConfig {
             spin_ns: 0,
             fork_generation: fork::generation(),
-            helped_chunks: AtomicU64::new(0),
+            caller_chunks: AtomicU64::new(0),
         };
-        Transfer::shared(Arc::new(Completion::whole()), 1, false, Arc::new(waiting))
+        Transfer::with_completion(Arc::new(Completion::whole()), 1, false, Arc::new(waiting))
     }
 
-    /// What a forked child says that does `work`; a child that hangs is ended.
+    /// Returns the exit status of a forked child that runs `work`; an alarm ends a child that
+    /// hangs.
     fn in_child(work: impl FnOnce() -> bool) -> i32 {
-        // SAFETY: the child uses the table and the heap and leaves by `_exit`; the alarm ends it if a
-        // lock keeps it.
+        // SAFETY: the child uses only the table and the heap and exits by `_exit`; the alarm ends
+        // the child if it blocks on a lock.
         unsafe {
             let child = libc::fork();
             if child == 0 {
@@ -239,10 +255,10 @@ mod tests {
 
     #[test]
     fn a_child_is_told_of_the_fork_where_the_parent_holds_a_lock() {
-        fork::watch();
+        fork::install_handler();
         let table = CookieTable::new(1);
-        // The thread that forks stands for another that held the lock: in the child it is held too,
-        // and nobody gives it back.
+        // The forking thread stands for another thread of the parent that holds the lock: in the
+        // child the lock stays locked for ever.
         let slot = lock(table.slot(0));
         let slot_held = in_child(|| matches!(table.insert(endless()), Err(CookieError::Forked(_))));
         drop(slot);
@@ -250,10 +266,10 @@ mod tests {
 
         let first = table.insert(endless()).unwrap();
         table.next.store(SLOTS as u64, Ordering::Relaxed);
-        let archive = lock(&table.archive);
+        let archive = lock(&table.retired);
         let archive_held = in_child(|| {
             let refused = matches!(table.insert(endless()), Err(CookieError::Forked(_)));
-            refused && matches!(table.find(first), Ok(Known::Transfer(_)))
+            refused && matches!(table.find(first), Ok(CookieStatus::Transfer(_)))
         });
         drop(archive);
         assert_eq!(archive_held, 0, "a held archive");

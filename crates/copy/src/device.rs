@@ -1,7 +1,8 @@
-//! Memory of a GPU in the calls of a ferry, and ordinary memory that is made ready for it.
+//! GPU memory in the calls of a ferry, and registration of host memory.
 
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use memferry_engine::MemoryKind;
 use memferry_engine::cuda::{CudaEngine, DeviceMemory};
 use memferry_memory::pin_cache::Lease;
@@ -11,12 +12,23 @@ use crate::error::{Error, ValidationError};
 use crate::ferry::Ferry;
 use crate::request::Request;
 
-/// Ordinary memory that stays registered with the engines until this is dropped.
+/// Host memory that stays registered with the engines until the region is dropped.
+///
+/// ```
+/// use memferry::Ferry;
+///
+/// let (ferry, memory) = (Ferry::new()?, vec![0u8; 1 << 20]);
+/// // SAFETY: the memory outlives the region and its copies.
+/// let region = unsafe { ferry.register(memory.as_ptr(), memory.len()) }?;
+/// // ... copies of the memory ...
+/// drop(region);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Region {
-    /// What was registered part by part.
+    /// The leases of the ranges that the engines registered.
     leases: Vec<Lease>,
-    /// The engines with which it is registered.
+    /// The indices of the engines with which the range is registered.
     engines: Vec<usize>,
     ferry: Ferry,
     address: usize,
@@ -26,16 +38,16 @@ pub struct Region {
 impl Drop for Region {
     fn drop(&mut self) {
         self.leases.clear();
-        // In a forked child engines are the parent's, and so are locks that were held at the fork.
-        if self.ferry.inner.waiting.is_forked() {
+        // In a forked child, the engines and the locks held at the fork belong to the parent.
+        if self.ferry.core.wait_config.is_forked() {
             return;
         }
         for index in &self.engines {
-            let open = &self.ferry.inner.engines[*index];
-            if let Some(registration) = &open.registration {
+            let open = &self.ferry.core.engines[*index];
+            if let Some(registration) = &open.registrations {
                 registration.withdraw(self.address, self.length);
             }
-            if let Some(registry) = open.engine.registry() {
+            if let Some(registry) = open.engine.registrations() {
                 registry.unregister(self.address, self.length);
             }
         }
@@ -43,99 +55,108 @@ impl Drop for Region {
 }
 
 impl Ferry {
-    /// The GPU that the builder opened, to take memory of it.
+    /// Returns the GPU engine that the builder opened, which allocates GPU memory.
     pub fn gpu(&self) -> Option<&Arc<CudaEngine>> {
-        self.inner.gpu.as_ref()
+        self.core.gpu.as_ref()
     }
 
-    /// What kind of memory an address is of: the device's if an engine knows it as such.
+    /// Returns the kind of memory of an address: that of the first engine that recognises it, else
+    /// host memory.
     pub fn memory_kind(&self, address: *const u8) -> MemoryKind {
-        let kinds = self.inner.engines.iter().filter_map(|o| o.engine.kind_of(address as u64));
+        let kinds = self.core.engines.iter().filter_map(|o| o.engine.memory_kind(address as u64));
         kinds.into_iter().next().unwrap_or(MemoryKind::Host)
     }
 
-    /// Copies to a GPU, from `offset` on in its memory, and returns when it is done.
-    pub fn copy_to_device(
+    /// Copies to GPU memory, starting at byte `offset` in it, and returns when the copy is
+    /// complete.
+    pub fn copy_to_device<T: Pod>(
         &self,
-        source: &[u8],
+        source: &[T],
         target: &mut DeviceMemory,
         offset: usize,
     ) -> Result<(), Error> {
-        check_inside(target, offset, source.len())?;
+        check_inside(target, offset, size_of_val(source))?;
         let to = target.as_ptr().wrapping_add(offset);
-        let request = Request::copy(source.as_ptr(), to, source.len())
+        let request = Request::copy(source.as_ptr().cast(), to, size_of_val(source))
             .memory(MemoryKind::Host, MemoryKind::Device);
-        // SAFETY: both are borrowed until this returns, which is after the end; the range lies
-        // inside the memory.
-        unsafe { self.run(request) }.map(|_| ())
+        // SAFETY: both buffers are borrowed until this call returns, after the transfer is
+        // complete; the range lies inside the GPU memory.
+        unsafe { self.run_raw(request) }.map(|_| ())
     }
 
-    /// Copies from a GPU, from `offset` on in its memory, and returns when it is done.
-    pub fn copy_from_device(
+    /// Copies from GPU memory, starting at byte `offset` in it, and returns when the copy is
+    /// complete.
+    pub fn copy_from_device<T: Pod>(
         &self,
         source: &DeviceMemory,
         offset: usize,
-        target: &mut [u8],
+        target: &mut [T],
     ) -> Result<(), Error> {
-        check_inside(source, offset, target.len())?;
+        check_inside(source, offset, size_of_val(target))?;
         let from = source.as_ptr().wrapping_add(offset);
-        let request = Request::copy(from, target.as_mut_ptr(), target.len())
+        let request = Request::copy(from, target.as_mut_ptr().cast(), size_of_val(target))
             .memory(MemoryKind::Device, MemoryKind::Host);
-        // SAFETY: as above.
-        unsafe { self.run(request) }.map(|_| ())
+        // SAFETY: as in `copy_to_device`; any bytes are valid elements.
+        unsafe { self.run_raw(request) }.map(|_| ())
     }
 
-    /// Takes memory for known from its first use on: engines that register memory keep it registered,
-    /// part by part as it is used, without watching what becomes of it.
+    /// Marks memory as reused from its first use on: engines that register memory keep its ranges
+    /// registered as they are used, without monitoring the mapping.
     ///
     /// # Safety
-    /// The memory must be [forgotten](Ferry::forget) before it is unmapped, or engines go on with the
-    /// old pages when other memory is mapped at its place. Nobody else who uses CUDA in this process may
-    /// copy it meanwhile: the driver would refuse what crosses the edge of a part.
-    /// [`Ferry::register`] has no such condition.
-    pub unsafe fn promise_to_forget(&self, address: *const u8, length: usize) {
-        if self.inner.waiting.is_forked() {
+    /// The owner must [invalidate](Ferry::invalidate) the memory before it is unmapped; otherwise
+    /// engines keep accessing the old pages when other memory is mapped at the same addresses.
+    /// Other users of CUDA in this process must not copy the memory meanwhile: the driver would
+    /// reject a copy that crosses the boundary of a registered range. [`Ferry::register`] has no
+    /// such condition.
+    pub unsafe fn mark_unmonitored(&self, address: *const u8, length: usize) {
+        if self.core.wait_config.is_forked() {
             return;
         }
-        for open in &self.inner.engines {
-            if let Some(registration) = &open.registration {
-                // SAFETY: passed on.
-                unsafe { registration.promise(address as usize, length) };
+        for open in &self.core.engines {
+            if let Some(registration) = &open.registrations {
+                // SAFETY: the caller upholds the contract.
+                unsafe { registration.mark_unmonitored(address as usize, length) };
             }
-            if let Some(registry) = open.engine.registry() {
-                // SAFETY: passed on.
-                unsafe { registry.promise(address as usize, length) };
+            if let Some(registry) = open.engine.registrations() {
+                // SAFETY: the caller upholds the contract.
+                unsafe { registry.mark_unmonitored(address as usize, length) };
             }
         }
     }
 
-    /// Registers memory with the engines that copy registered memory quicker, or only such, and keeps it
-    /// registered until the region is dropped. Copies are quickest from the first on then. Without this
-    /// call no memory of the program is registered with a GPU, unless
-    /// [the program says](crate::Builder::sole_cuda_user) that nobody else uses CUDA.
+    /// Registers memory with the engines that copy registered memory faster, or that copy only
+    /// registered memory, and keeps it registered until the region is dropped. Copies then run at
+    /// full speed from the first one on. Without this call, no memory of the program is registered
+    /// with a GPU, unless [the program declares](crate::FerryBuilder::sole_cuda_user) that it is
+    /// the only user of CUDA.
     ///
-    /// A GPU's driver is given exactly these bytes, in one piece: others who use CUDA can copy them, or a
-    /// part of them, as they can copy memory beside them; a copy of theirs that reaches over the edge is
-    /// refused by the driver. So register what is copied together as one range, best on pages of its own.
-    /// Memory may be registered several times, and ranges may share a page or lie inside each other; a
-    /// range that overlaps another otherwise is refused. Memory that CUDA has pinned or registered already
-    /// is used as it is.
+    /// The GPU driver registers exactly these bytes as one range. Other users of CUDA can copy the
+    /// range or a part of it, and the memory beside it; the driver rejects a copy of theirs that
+    /// crosses the boundary. Register memory that is copied together as one range, preferably on
+    /// its own pages. Memory may be registered several times, and ranges may share a page or be
+    /// nested; a range that overlaps another in any other form is rejected. Memory that CUDA has
+    /// already pinned or registered is used as it is.
     ///
     /// # Safety
-    /// The memory must stay mapped until the region is dropped, and until copies of it are over.
+    /// The memory must stay mapped until the region is dropped, and until all copies of it are
+    /// complete.
     pub unsafe fn register(&self, address: *const u8, length: usize) -> Result<Region, PinError> {
         let (leases, engines) = (Vec::new(), Vec::new());
         let (ferry, address) = (self.clone(), address as usize);
-        // Undone by the region when it is dropped, also if it is dropped here.
+        // Dropping the region undoes every registration, also on an early return from this
+        // function.
         let mut region = Region { leases, engines, ferry, address, length };
-        for (index, open) in self.inner.engines.iter().enumerate() {
-            if let Some(registration) = &open.registration {
-                // SAFETY: passed on; the region withdraws it when it is dropped.
+        for (index, open) in self.core.engines.iter().enumerate() {
+            if let Some(registration) = &open.registrations {
+                // SAFETY: the caller upholds the contract; the region withdraws the range when it
+                // is dropped.
                 unsafe { registration.hold(address, length) };
                 region.engines.push(index);
             }
-            if let Some(registry) = open.engine.registry() {
-                // SAFETY: passed on; the region unregisters it when it is dropped.
+            if let Some(registry) = open.engine.registrations() {
+                // SAFETY: the caller upholds the contract; the region unregisters the range when it
+                // is dropped.
                 region.leases.extend(unsafe { registry.register(address, length)? });
                 region.engines.push(index);
             }

@@ -1,59 +1,68 @@
-//! The errors of the copy core, one type per phase.
+//! Errors of the copy core, one type for each phase.
 
 use memferry_engine::cpu::ProfileError;
 use memferry_engine::{ExecutionError, OpenError};
-use memferry_memory::pin_cache::StartError;
+use memferry_memory::pin_cache::PinCacheError;
 use thiserror::Error;
 
-/// A request that cannot be carried out as it stands: nothing was started.
+/// The request is invalid, and no transfer was started.
+///
+/// ```
+/// use memferry::{Error, Ferry, ValidationError};
+///
+/// let refused = Ferry::new()?.copy(&[1u8, 2], &mut [0]);
+/// let expected = ValidationError::LengthMismatch { source_bytes: 2, target_bytes: 1 };
+/// assert_eq!(refused, Err(Error::Validation(expected)));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ValidationError {
-    /// A null pointer with a length above zero.
+    /// A pointer is null and the length is above zero.
     #[error("the {side} is a null pointer")]
     Null {
         /// "source" or "target".
         side: &'static str,
     },
-    /// The range runs past the end of the address space.
+    /// The range exceeds the end of the address space.
     #[error(
         "the {side} range of {length} bytes at {address:#x} runs past the end of the address space"
     )]
     Wraps {
         /// "source" or "target".
         side: &'static str,
-        /// Where it begins.
+        /// The start address.
         address: u64,
-        /// How long it is.
+        /// The length in bytes.
         length: u64,
     },
-    /// Two buffers that should be of one length are not.
+    /// Source and target differ in length.
     #[error(
         "the source has {source_bytes} bytes and the target {target_bytes}: pass slices of equal length"
     )]
     LengthMismatch {
-        /// Length of the source.
+        /// The length of the source in bytes.
         source_bytes: u64,
-        /// Length of the target.
+        /// The length of the target in bytes.
         target_bytes: u64,
     },
-    /// A piece that is to be delivered lies in the target.
+    /// A segment of a delivery overlaps the target.
     #[error("the piece at {address:#x} overlaps the target: copy it away first")]
     Overlap {
-        /// Where the piece begins.
+        /// The start address of the segment.
         address: u64,
     },
-    /// A range outside its buffer.
+    /// The range exceeds its buffer.
     #[error("the range {from}..{to} does not lie inside the {length} bytes")]
     OutOfRange {
-        /// Begin of the range.
+        /// The start of the range in bytes.
         from: u64,
-        /// End of the range.
+        /// The end of the range in bytes.
         to: u64,
-        /// What it should lie inside.
+        /// The length of the buffer in bytes.
         length: u64,
     },
-    /// Memory of a device that is not the ferry's.
+    /// The memory belongs to a device that the ferry does not use.
     #[error(
         "the {side} at {address:#x} is not memory of the GPU that this ferry uses: build the ferry \
          with the GPU that the memory is of (Builder::gpu, adma_use_gpu, MEMFERRY_GPU)"
@@ -61,91 +70,118 @@ pub enum ValidationError {
     OtherDevice {
         /// "source" or "target".
         side: &'static str,
-        /// Where it begins.
+        /// The start address.
         address: u64,
     },
-    /// No engine reaches the memory, or none knows the operation there.
+    /// No engine reaches the memory, or none supports the operation on it.
     #[error(
         "no engine can do this operation on this kind of memory: add an engine that reaches it"
     )]
     NoEngine,
 }
 
-/// A cookie that names no transfer of the ferry that was asked.
+/// The cookie names no transfer of the ferry.
+///
+/// ```
+/// use memferry::{Cookie, CookieError, Error, Ferry};
+///
+/// let refused = Ferry::new()?.wait(Cookie::from_raw(-1));
+/// assert_eq!(refused, Err(Error::Cookie(CookieError::Foreign(-1))));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum CookieError {
-    /// Not a cookie at all, or of another ferry, for example one that was closed since.
+    /// The number is no cookie, or a cookie of another ferry, such as one that was closed.
     #[error("cookie {0} belongs to another ferry, or to one that was closed")]
     Foreign(i64),
-    /// A number that this ferry has not given out yet.
+    /// The ferry has not issued this number yet.
     #[error("cookie {0} was never given out by this ferry")]
     Unknown(i64),
-    /// It failed so many failures ago that the reason is no longer known.
+    /// The transfer may have failed, and its record was dropped in favour of newer failures.
     #[error("cookie {0} is too old: failures since then have filled the record")]
-    Forgotten(i64),
-    /// The process forked while this part of the record was in use.
+    Expired(i64),
+    /// The process forked while a thread held the lock of this part of the table.
     #[error("cookie {0} was given out before a fork: only the parent process can ask about it")]
     Forked(i64),
-    /// All numbers of this ferry are used up.
+    /// The ferry has used all its numbers.
     #[error("this ferry has given out all its cookies: build a new one")]
     Exhausted,
 }
 
-/// Anything that can go wrong with a copy.
+/// An error of a copy.
+///
+/// ```
+/// use memferry::{Error, Ferry};
+///
+/// match Ferry::new()?.copy(&[1u8], &mut [0]) {
+///     Err(Error::Validation(nothing_started)) => println!("{nothing_started}"),
+///     Err(error) => println!("{error}"),
+///     Ok(()) => {}
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nothing was started.
+    /// The request is invalid, and no transfer was started.
     #[error(transparent)]
     Validation(#[from] ValidationError),
-    /// The cookie names nothing.
+    /// The cookie is invalid.
     #[error(transparent)]
     Cookie(#[from] CookieError),
-    /// It was started and did not end well.
+    /// The transfer was started and failed.
     #[error(transparent)]
     Execution(#[from] ExecutionError),
 }
 
-/// A ferry could not be built.
+/// The ferry could not be built.
+///
+/// ```
+/// use memferry::{BuildError, Ferry};
+///
+/// let refused = Ferry::builder().channels(usize::MAX).build();
+/// assert!(matches!(refused, Err(BuildError::Setting { .. })));
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum BuildError {
-    /// A value in the environment makes no sense.
+    /// The value of an environment variable is invalid.
     #[error("{name}={value:?} is not valid: expected {expected}; correct or unset it")]
     Environment {
-        /// The variable.
+        /// The name of the variable.
         name: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// What would be valid.
+        /// The values that are valid.
         expected: &'static str,
     },
-    /// A value given to the builder makes no sense.
+    /// A value given to the builder is invalid.
     #[error("{name} = {value} is not valid: expected {expected}")]
     Setting {
-        /// The setting.
+        /// The name of the setting.
         name: &'static str,
-        /// What was given.
+        /// The value.
         value: String,
-        /// What would be valid.
+        /// The values that are valid.
         expected: &'static str,
     },
-    /// An engine opened no channel.
+    /// An engine could not open a channel.
     #[error(transparent)]
     Open(#[from] OpenError),
-    /// The pin-down cache of an engine could not be started.
-    #[error("engine {engine} needs pinned memory: {error}")]
+    /// The pin cache of an engine could not be started.
+    #[error("engine {engine} needs pinned memory, and its pin cache could not be started")]
     Pinning {
-        /// The engine's name.
+        /// The name of the engine.
         engine: String,
-        /// Why not.
-        error: StartError,
+        /// The cause.
+        #[source]
+        error: PinCacheError,
     },
-    /// The profile could not be had.
+    /// The machine's profile could not be loaded.
     #[error(transparent)]
     Profile(#[from] ProfileError),
-    /// The process has built more ferries than cookies can tell apart.
+    /// The process has built more ferries than cookies can distinguish.
     #[error("more than {0} ferries were built by this process: keep one and share it")]
     TooMany(u64),
 }

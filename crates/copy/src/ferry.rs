@@ -1,292 +1,333 @@
-//! The ferry: the calls that put engines to work.
+//! The ferry: the calls that start transfers.
 
 use std::ops::{Bound, RangeBounds};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use memferry_engine::completion::Finish;
+use bytemuck::Pod;
+use memferry_engine::completion::TransferOutput;
 
-use crate::builder::Builder;
-use crate::carry::{self, Inner, OpenEngine};
-use crate::cookie::{Cookie, Known};
+use crate::builder::FerryBuilder;
+use crate::cookie::{Cookie, CookieStatus};
 use crate::error::{BuildError, Error, ValidationError};
-use crate::plan::{self, Facts, Plan, Question};
+use crate::plan::{self, CopyPlan, CopyPlanContext, CopyQuery};
 use crate::policy::Policy;
 use crate::request::{Options, Request};
 use crate::statistics::Statistics;
-use crate::transfer::{Failed, OwnedSource, OwnedTarget, OwnedTransfer, Transfer};
+use crate::submit::{self, ActiveEngine, FerryCore};
+use crate::transfer::{FailedTransfer, OwnedSource, OwnedTarget, OwnedTransfer, Transfer};
 
-/// Moves memory. Cheap to clone; clones share engines, channels and cookies. When the last clone
-/// is dropped, the channels finish what they hold and end. A transfer that waits for another, or
-/// whose handle lives on, may end later than that: memory is free when its transfer says so.
+/// Copies memory with one or more engines. A clone is cheap and shares engines, channels and
+/// cookies. When the last clone is dropped, the channels drain and close. A transfer that depends
+/// on another one, or whose handle still exists, may complete later: its memory is free when the
+/// handle reports completion.
+///
+/// ```
+/// use memferry::Ferry;
+///
+/// let ferry = Ferry::new()?;
+/// let mut target = [0u16; 3];
+/// ferry.copy(&[1, 2, 3], &mut target)?;
+/// assert_eq!(target, [1, 2, 3]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Ferry {
-    /// Blocking copies below this size are a plain `memcpy`. Kept here, beside the pointer, so
-    /// that finding out costs nothing.
+    /// Blocking copies below this size in bytes are a plain `memcpy`. The limit is stored beside
+    /// the pointer so that reading it costs no further cache miss.
     plain_below: usize,
-    /// Asynchronous transfers up to this size, without any wish, are carried out at once. The plan
-    /// would say the same, but asking it takes longer than some of these copies.
-    at_once: u64,
-    /// Those up to this size are carried out at once, or are one descriptor for the only engine there
-    /// is. The plan would say the same.
-    small: u64,
-    pub(crate) inner: Arc<Inner>,
+    /// Asynchronous transfers up to this size in bytes with default options are executed inline.
+    /// The planner decides the same, but takes longer than some of these copies.
+    inline_bytes: u64,
+    /// Asynchronous transfers up to this size in bytes are executed inline, or are one descriptor
+    /// of the only engine. The planner decides the same.
+    small_bytes: u64,
+    pub(crate) core: Arc<FerryCore>,
 }
 
 impl std::fmt::Debug for Ferry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let engines: Vec<_> = self.facts().engines.iter().map(|engine| &engine.name).collect();
+        let engines: Vec<_> =
+            self.plan_context().engines.iter().map(|engine| &engine.name).collect();
         f.debug_struct("Ferry").field("engines", &engines).finish_non_exhaustive()
     }
 }
 
 impl Ferry {
-    /// A ferry with the usual settings: the processor engine, leaving one core to the application.
+    /// Builds a ferry with default settings: the processor engine, which leaves one core to the
+    /// application.
     pub fn new() -> Result<Self, BuildError> {
-        Builder::new().build()
+        FerryBuilder::new().build()
     }
 
-    /// A ferry with settings.
-    pub fn builder() -> Builder {
-        Builder::new()
+    /// Returns a builder for a ferry with other settings.
+    pub fn builder() -> FerryBuilder {
+        FerryBuilder::new()
     }
 
-    pub(crate) fn from_inner(inner: Inner) -> Self {
-        let profile = &inner.facts.profile;
+    pub(crate) fn from_core(inner: FerryCore) -> Self {
+        let profile = &inner.plan_context.profile;
         let plain_below = profile.split_bytes.min(profile.stream_bytes);
         let at_once = profile.inline_bytes.min(profile.stream_bytes.saturating_sub(1)) as u64;
         let small = at_once.max(inner.small_bytes());
-        Self { plain_below, at_once, small, inner: Arc::new(inner) }
+        Self { plain_below, inline_bytes: at_once, small_bytes: small, core: Arc::new(inner) }
     }
 
-    /// Copies `source` to `target`, which must be of equal length, and returns when it is done.
+    /// Copies `source` to `target`, which must be of equal length, and returns when the copy is
+    /// complete. The elements are bytes or any other plain type.
     #[inline]
-    pub fn copy(&self, source: &[u8], target: &mut [u8]) -> Result<(), Error> {
-        if source.len() >= self.plain_below || source.len() != target.len() {
+    pub fn copy<T: Pod>(&self, source: &[T], target: &mut [T]) -> Result<(), Error> {
+        if size_of_val(source) >= self.plain_below || source.len() != target.len() {
+            let (source, target) = (bytemuck::cast_slice(source), bytemuck::cast_slice_mut(target));
             return self.copy_large(source, target).map_err(|error| *error);
         }
         target.copy_from_slice(source);
         Ok(())
     }
 
-    /// Out of the way, and with a result that fits a register, so that the small copies above
-    /// need neither a stack frame nor a shuffle of registers.
+    /// Slow path of [`Ferry::copy`]. It is a separate function whose result fits into a register,
+    /// so that small copies need no stack frame and save no registers.
     #[cold]
     #[inline(never)]
     fn copy_large(&self, source: &[u8], target: &mut [u8]) -> Result<(), Box<Error>> {
         self.copy_with(source, target, Options::new()).map_err(Box::new)
     }
 
-    /// As [`Ferry::copy`], with wishes.
-    pub fn copy_with(
+    /// [`Ferry::copy`] with options.
+    pub fn copy_with<T: Pod>(
         &self,
-        source: &[u8],
-        target: &mut [u8],
+        source: &[T],
+        target: &mut [T],
         options: Options<'_>,
     ) -> Result<(), Error> {
-        check_lengths(source.len(), target.len())?;
-        let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), target.len());
-        // SAFETY: both slices are borrowed until this returns, which is after the end.
-        unsafe { self.run(request.with(options)) }.map(|_| ())
+        let length = check_lengths(size_of_val(source), size_of_val(target))?;
+        let request = Request::copy(source.as_ptr().cast(), target.as_mut_ptr().cast(), length);
+        // SAFETY: both slices are borrowed until this call returns, after the transfer is complete;
+        // any bytes are valid elements.
+        unsafe { self.run_raw(request.with(options)) }.map(|_| ())
     }
 
-    /// Copies a range of a buffer to another place in it, with memmove's result, and returns when
-    /// it is done.
-    pub fn copy_within(
+    /// Copies a range of elements of a buffer to its element `target`, with the result of
+    /// `memmove`, and returns when the copy is complete.
+    pub fn copy_within<T: Pod>(
         &self,
-        buffer: &mut [u8],
+        buffer: &mut [T],
         source: impl RangeBounds<usize>,
         target: usize,
     ) -> Result<(), Error> {
-        let from = match source.start_bound() {
-            Bound::Included(&at) => at,
-            Bound::Excluded(&at) => at.saturating_add(1),
-            Bound::Unbounded => 0,
-        };
-        let to = match source.end_bound() {
-            Bound::Included(&at) => at.saturating_add(1),
-            Bound::Excluded(&at) => at,
-            Bound::Unbounded => buffer.len(),
-        };
+        let (from, to) = bounds(&source, buffer.len());
+        let length = buffer.len();
         let inside = |from: usize, to: usize| {
-            let (from, to, length) = (from as u64, to as u64, buffer.len() as u64);
             if from <= to && to <= length {
-                Ok(())
-            } else {
-                Err(ValidationError::OutOfRange { from, to, length })
+                return Ok(());
             }
+            let bytes = |elements: usize| (elements as u64).saturating_mul(size_of::<T>() as u64);
+            let (from, to, length) = (bytes(from), bytes(to), bytes(length));
+            Err(ValidationError::OutOfRange { from, to, length })
         };
         inside(from, to)?;
         inside(target, target.saturating_add(to - from))?;
-        let start = buffer.as_mut_ptr();
-        // SAFETY: both ranges were checked to lie inside the buffer, which is borrowed until this
-        // returns, after the end.
+        let (start, length) = (buffer.as_mut_ptr(), (to - from) * size_of::<T>());
+        // SAFETY: both ranges lie inside the buffer, as checked above, and the buffer is borrowed
+        // until this call returns, after the transfer is complete; any bytes are valid elements.
         unsafe {
-            let request = Request::copy(start.add(from), start.add(target), to - from);
-            self.run(request).map(|_| ())
+            let request = Request::copy(start.add(from).cast(), start.add(target).cast(), length);
+            self.run_raw(request).map(|_| ())
         }
     }
 
-    /// Sets every byte of `target` to `value` and returns when it is done.
+    /// Sets every byte of `target` to `value` and returns when the fill is complete.
     pub fn fill(&self, target: &mut [u8], value: u8) -> Result<(), Error> {
-        // SAFETY: the slice is borrowed until this returns, which is after the end.
-        unsafe { self.run(Request::fill(target.as_mut_ptr(), value, target.len())) }.map(|_| ())
+        // SAFETY: the slice is borrowed until this call returns, after the transfer is complete.
+        unsafe { self.run_raw(Request::fill(target.as_mut_ptr(), value, target.len())) }.map(|_| ())
     }
 
-    /// The offset of the first byte in which two slices of equal length differ, if any.
-    pub fn compare(&self, left: &[u8], right: &[u8]) -> Result<Option<usize>, Error> {
-        check_lengths(left.len(), right.len())?;
-        let request = Request::compare(left.as_ptr(), right.as_ptr(), left.len());
-        // SAFETY: both slices are borrowed until this returns, which is after the end; a compare
-        // only reads.
-        let finish = unsafe { self.run(request) }?;
-        Ok(finish.difference.map(|at| at as usize))
+    /// Returns the index of the first element whose bytes differ between two slices of equal
+    /// length, if any.
+    pub fn compare<T: Pod>(&self, left: &[T], right: &[T]) -> Result<Option<usize>, Error> {
+        let length = check_lengths(size_of_val(left), size_of_val(right))?;
+        let request = Request::compare(left.as_ptr().cast(), right.as_ptr().cast(), length);
+        // SAFETY: both slices are borrowed until this call returns, after the transfer is complete;
+        // a compare only reads, and plain elements have no uninitialised bytes.
+        let output = unsafe { self.run_raw(request) }?;
+        Ok(output.difference.map(|at| at as usize / size_of::<T>().max(1)))
     }
 
-    /// Starts copying between owned buffers of equal length; they come back at the end.
-    pub fn icopy_owned<S: OwnedSource, T: OwnedTarget>(
+    /// Starts to copy between owned buffers, which the transfer returns at completion. The buffers
+    /// are vectors or boxed slices of any plain type, a [`Buffer`](crate::Buffer), or GPU memory;
+    /// both must have the same number of bytes.
+    ///
+    /// This is the call for async code: `icopy(source, target)?.await`.
+    pub fn icopy<S: OwnedSource, T: OwnedTarget>(
         &self,
         source: S,
         target: T,
-    ) -> Result<OwnedTransfer<S, T>, Failed<S, T>> {
-        self.icopy_owned_with(source, target, Options::new())
+    ) -> Result<OwnedTransfer<S, T>, FailedTransfer<S, T>> {
+        self.icopy_with(source, target, Options::new())
     }
 
-    /// As [`Ferry::icopy_owned`], with wishes.
-    pub fn icopy_owned_with<S: OwnedSource, T: OwnedTarget>(
+    /// [`Ferry::icopy`] with options.
+    pub fn icopy_with<S: OwnedSource, T: OwnedTarget>(
         &self,
         source: S,
         target: T,
         options: Options<'static>,
-    ) -> Result<OwnedTransfer<S, T>, Failed<S, T>> {
+    ) -> Result<OwnedTransfer<S, T>, FailedTransfer<S, T>> {
         OwnedTransfer::start(source, target, |from, to| {
             check_lengths(from.length, to.length)?;
             let request = Request::copy(from.address, to.address, to.length);
-            // SAFETY: the transfer owns both buffers and gives neither back before its end.
-            unsafe { self.start(request.memory(from.memory, to.memory).with(options)) }
+            // SAFETY: the transfer owns both buffers and returns them only after completion.
+            unsafe { self.start_raw(request.memory(from.memory, to.memory).with(options)) }
         })
     }
 
-    /// Starts filling an owned buffer; it comes back at the end.
-    pub fn ifill_owned<T: OwnedTarget>(
+    /// Starts to set every byte of an owned buffer to `value`; the transfer returns the buffer at
+    /// completion.
+    pub fn ifill<T: OwnedTarget>(
+        &self,
+        target: T,
+        value: u8,
+    ) -> Result<OwnedTransfer<(), T>, FailedTransfer<(), T>> {
+        self.ifill_with(target, value, Options::new())
+    }
+
+    /// [`Ferry::ifill`] with options.
+    pub fn ifill_with<T: OwnedTarget>(
         &self,
         target: T,
         value: u8,
         options: Options<'static>,
-    ) -> Result<OwnedTransfer<(), T>, Failed<(), T>> {
+    ) -> Result<OwnedTransfer<(), T>, FailedTransfer<(), T>> {
         OwnedTransfer::start((), target, |_, to| {
             let request = Request::fill(to.address, value, to.length);
-            // SAFETY: the transfer owns the buffer and does not give it back before its end.
-            unsafe { self.start(request.memory(to.memory, to.memory).with(options)) }
+            // SAFETY: the transfer owns the buffer and returns it only after completion.
+            unsafe { self.start_raw(request.memory(to.memory, to.memory).with(options)) }
         })
     }
 
-    /// Starts copying `length` bytes between raw ranges, which may overlap; the cookie is for
-    /// [`Ferry::check`] and [`Ferry::wait`].
+    /// Starts to copy `length` bytes between raw ranges, which may overlap.
     ///
     /// # Safety
-    /// As for [`Ferry::start`].
-    pub unsafe fn icopy(
+    /// As for [`Ferry::start_raw`].
+    pub unsafe fn icopy_raw(
+        &self,
+        source: *const u8,
+        target: *mut u8,
+        length: usize,
+    ) -> Result<Transfer, Error> {
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.start_raw(Request::copy(source, target, length)) }
+    }
+
+    /// [`Ferry::icopy_raw`] that returns a cookie, for [`Ferry::check`] and [`Ferry::wait`].
+    ///
+    /// # Safety
+    /// As for [`Ferry::start_raw`].
+    pub unsafe fn icopy_cookie_raw(
         &self,
         source: *const u8,
         target: *mut u8,
         length: usize,
     ) -> Result<Cookie, Error> {
-        // SAFETY: passed on.
-        unsafe { self.start_cookie(Request::copy(source, target, length)) }
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.start_cookie_raw(Request::copy(source, target, length)) }
     }
 
     /// Starts a request over raw memory and returns its cookie.
     ///
     /// # Safety
-    /// As for [`Ferry::start`].
-    pub unsafe fn start_cookie(&self, request: Request<'_>) -> Result<Cookie, Error> {
-        // SAFETY: passed on.
-        self.cookie_for(unsafe { self.start(request) }?)
+    /// As for [`Ferry::start_raw`].
+    pub unsafe fn start_cookie_raw(&self, request: Request<'_>) -> Result<Cookie, Error> {
+        // SAFETY: the caller upholds the contract.
+        self.cookie_for(unsafe { self.start_raw(request) }?)
     }
 
-    /// The cookie of a transfer that was just started.
+    /// Assigns a cookie to a transfer that was just started.
     pub(crate) fn cookie_for(&self, transfer: Transfer) -> Result<Cookie, Error> {
-        match self.inner.cookies.insert(transfer.clone()) {
+        match self.core.cookies.insert(transfer.clone()) {
             Ok(cookie) => Ok(cookie),
             Err(error) => {
-                // Without a cookie nobody could wait for it later.
+                // Without a cookie, the caller could not wait for the transfer later.
                 let _ = transfer.wait();
                 Err(error.into())
             }
         }
     }
 
-    /// Whether the transfer of a cookie is over. If it is, asking again gives the same answer.
+    /// Returns whether the transfer of a cookie is complete. Once it is, every further query
+    /// returns the same result.
     pub fn check(&self, cookie: Cookie) -> Result<bool, Error> {
-        match self.inner.cookies.find(cookie)? {
-            Known::Over(outcome) => Ok(outcome.map(|()| true)?),
-            Known::Transfer(transfer) => transfer.check().map_or(Ok(false), |o| o.map(|_| true)),
+        match self.core.cookies.find(cookie)? {
+            CookieStatus::Done(outcome) => Ok(outcome.map(|()| true)?),
+            CookieStatus::Transfer(transfer) => {
+                transfer.check().map_or(Ok(false), |o| o.map(|_| true))
+            }
         }
     }
 
-    /// Waits for the transfer of a cookie. If it is over, waiting again gives the same answer.
+    /// Waits for the transfer of a cookie. Once it is complete, every further wait returns the same
+    /// result.
     pub fn wait(&self, cookie: Cookie) -> Result<(), Error> {
-        match self.inner.cookies.find(cookie)? {
-            Known::Over(outcome) => Ok(outcome?),
-            Known::Transfer(transfer) => transfer.wait().map(|_| ()),
+        match self.core.cookies.find(cookie)? {
+            CookieStatus::Done(outcome) => Ok(outcome?),
+            CookieStatus::Transfer(transfer) => transfer.wait().map(|_| ()),
         }
     }
 
     /// Starts a request over raw memory.
     ///
     /// # Safety
-    /// Until the transfer is over, the source must stay valid for reads and the target for writes
-    /// of the request's length, nobody else may access the target or write to the source, and a
-    /// notification variable must stay valid. Dropping the handle changes nothing of this.
-    pub unsafe fn start(&self, mut request: Request<'_>) -> Result<Transfer, Error> {
+    /// Until the transfer is complete, the source must stay valid for reads and the target for
+    /// writes of the request's length, no other code may access the target or write to the source,
+    /// and a notification variable must stay valid. Dropping the handle does not change this.
+    pub unsafe fn start_raw(&self, mut request: Request<'_>) -> Result<Transfer, Error> {
         request.validate()?;
-        if request.length <= self.small && request.is_without_wishes() {
-            // SAFETY: passed on.
+        if request.length <= self.small_bytes && request.has_default_options() {
+            // SAFETY: the caller upholds the contract.
             return Ok(unsafe {
-                match request.length <= self.at_once {
-                    true => carry::at_once(&request),
-                    false => self.inner.hand_over_small(&request),
+                match request.length <= self.inline_bytes {
+                    true => submit::copy_inline(&request),
+                    false => self.core.submit_small(&request),
                 }
             });
         }
-        let plan = self.inner.plan(&request, false)?;
-        // SAFETY: passed on.
-        Ok(unsafe { self.inner.carry_out(request, &plan, false) })
+        let plan = self.core.plan(&request, false)?;
+        // SAFETY: the caller upholds the contract.
+        Ok(unsafe { self.core.execute(request, &plan, false) })
     }
 
-    /// Carries out a request over raw memory and returns when it is over.
+    /// Executes a request over raw memory and returns when it is complete.
     ///
     /// # Safety
-    /// As for [`Ferry::start`], until this returns.
-    pub unsafe fn run(&self, mut request: Request<'_>) -> Result<Finish, Error> {
+    /// As for [`Ferry::start_raw`], until this call returns.
+    pub unsafe fn run_raw(&self, mut request: Request<'_>) -> Result<TransferOutput, Error> {
         request.validate()?;
-        let plan = self.inner.plan(&request, true)?;
-        // SAFETY: passed on; the wait makes sure that it is over.
-        unsafe { self.inner.carry_out(request, &plan, true) }.wait()
+        let plan = self.core.plan(&request, true)?;
+        // SAFETY: the caller upholds the contract; the wait ensures completion.
+        unsafe { self.core.execute(request, &plan, true) }.wait()
     }
 
-    /// What would be done with a request, and why, without doing it.
-    pub fn explain(&self, question: &Question) -> Option<Plan> {
-        plan::plan(&self.inner.facts, question)
+    /// Returns the plan of a request with its reason, without executing it.
+    pub fn explain(&self, question: &CopyQuery) -> Option<CopyPlan> {
+        plan::plan(&self.core.plan_context, question)
     }
 
-    /// What the planner goes by.
-    pub fn facts(&self) -> &Facts {
-        &self.inner.facts
+    /// Returns the input of the planner.
+    pub fn plan_context(&self) -> &CopyPlanContext {
+        &self.core.plan_context
     }
 
-    /// The policy that spreads transfers over channels.
+    /// Returns the policy that distributes transfers over channels.
     pub fn policy(&self) -> &dyn Policy {
-        &*self.inner.policy
+        &*self.core.policy
     }
 
-    /// What was done so far.
+    /// Returns the counters so far.
     pub fn statistics(&self) -> Statistics {
-        let Inner { engines, waiting, .. } = &*self.inner;
-        let channels = |open: &OpenEngine| open.channels.iter().map(|c| c.statistics()).collect();
+        let FerryCore { engines, wait_config: waiting, .. } = &*self.core;
+        let channels = |open: &ActiveEngine| open.channels.iter().map(|c| c.statistics()).collect();
         Statistics {
-            helped_chunks: waiting.helped_chunks.load(Ordering::Relaxed),
+            caller_chunks: waiting.caller_chunks.load(Ordering::Relaxed),
             engines: engines.iter().map(|o| (o.engine.name().into(), channels(o))).collect(),
             pinning: engines
                 .iter()
@@ -297,29 +338,46 @@ impl Ferry {
         }
     }
 
-    /// Lets go of what is kept pinned of `length` bytes at `address`. Call it before memory that was
-    /// copied from or to is unmapped, if an engine needs pinned memory and its
-    /// [`PinStatistics::watching`](crate::PinStatistics::watching) is not by events. Transfers in
-    /// flight keep their pins until they are over.
-    pub fn forget(&self, address: *const u8, length: usize) {
-        // In a forked child engines are the parent's, and so are locks that were held at the fork.
-        if self.inner.waiting.is_forked() {
+    /// Releases cached pins of `length` bytes at `address`. Call it before memory that was copied
+    /// from or to is unmapped, if an engine needs pinned memory and its
+    /// [`RegistrationStatistics::invalidation_mode`](crate::RegistrationStatistics::invalidation_mode)
+    /// is not [`KernelEvents`](memferry_memory::pin_cache::InvalidationMode::KernelEvents).
+    /// Transfers in flight keep their pins until they are complete.
+    pub fn invalidate(&self, address: *const u8, length: usize) {
+        // In a forked child, the engines and the locks held at the fork belong to the parent.
+        if self.core.wait_config.is_forked() {
             return;
         }
-        for open in &self.inner.engines {
-            if let Some(registration) = &open.registration {
-                registration.forget(address as usize, length);
+        for open in &self.core.engines {
+            if let Some(registration) = &open.registrations {
+                registration.invalidate(address as usize, length);
             }
-            if let Some(registry) = open.engine.registry() {
-                registry.forget(address as usize, length);
+            if let Some(registry) = open.engine.registrations() {
+                registry.invalidate(address as usize, length);
             }
         }
     }
 }
 
-pub(crate) fn check_lengths(source: usize, target: usize) -> Result<(), ValidationError> {
+/// Returns the start and the exclusive end of a range in a slice of `length` elements.
+pub(crate) fn bounds(range: &impl RangeBounds<usize>, length: usize) -> (usize, usize) {
+    let from = match range.start_bound() {
+        Bound::Included(&at) => at,
+        Bound::Excluded(&at) => at.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let to = match range.end_bound() {
+        Bound::Included(&at) => at.saturating_add(1),
+        Bound::Excluded(&at) => at,
+        Bound::Unbounded => length,
+    };
+    (from, to)
+}
+
+/// Returns the common length in bytes of two buffers, or an error if they differ.
+pub(crate) fn check_lengths(source: usize, target: usize) -> Result<usize, ValidationError> {
     if source == target {
-        return Ok(());
+        return Ok(target);
     }
     let (source_bytes, target_bytes) = (source as u64, target as u64);
     Err(ValidationError::LengthMismatch { source_bytes, target_bytes })

@@ -1,40 +1,45 @@
-//! The copy core: a request becomes a plan, the plan becomes descriptors on channels, and their
-//! completion comes back to the caller as a cookie, a future, an eventfd or a notification.
+//! Copy core of Memferry. The planner turns a request into a plan, the submit path turns the plan
+//! into descriptors on channels, and the caller gets the completion as a cookie, a future, an
+//! eventfd or a notification variable.
 //!
-//! [`Ferry`] is the way in. [`plan`] decides, as pure functions; [`policy`] spreads work over
-//! channels; [`transfer`] holds the handles for each way of handing over memory.
+//! [`Ferry`] is the entry point. [`plan`] contains the planner, which consists of pure functions;
+//! [`policy`] distributes transfers over channels; [`transfer`] contains the handles, one kind for
+//! each ownership model of memory.
 
-// The model checker runs the driver alone: `tests/loom` includes it.
+// The loom model checks the poll thread alone: `tests/loom` includes its source.
 #![cfg(not(loom))]
 
 mod builder;
-mod carry;
 mod cookie;
 mod deliver;
 mod device;
-mod driver;
 mod error;
 mod ferry;
 mod parts;
 pub mod plan;
 pub mod policy;
+mod poller;
 mod registration;
 mod request;
 mod statistics;
+mod submit;
 pub mod transfer;
 
-pub use builder::{Builder, EngineChoice, Gpu, PciDevices};
+pub use builder::{EngineChoice, FerryBuilder, Gpu, PciDevices};
 pub use cookie::Cookie;
-pub use deliver::Piece;
+pub use deliver::Segment;
 pub use device::Region;
 pub use error::{BuildError, CookieError, Error, ValidationError};
 pub use ferry::Ferry;
-pub use request::{Options, Request, Temperature};
-pub use statistics::{PinStatistics, Statistics};
+pub use request::{CacheHint, Options, Request};
+pub use statistics::{RegistrationStatistics, Statistics};
 pub use transfer::{
-    Buffer, Failed, OwnedSource, OwnedTarget, OwnedTransfer, Scope, ScopedTransfer, Transfer,
+    Buffer, Dependency, FailedTransfer, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer,
+    ScopedTransfer, Transfer, TransferScope,
 };
 
-pub use memferry_engine::completion::{Finish, Notification};
+pub use bytemuck::Pod;
+
+pub use memferry_engine::completion::{Notification, TransferOutput};
 pub use memferry_engine::cuda::{CudaEngine, DeviceMemory};
-pub use memferry_memory::pin_cache::Limits as PinLimits;
+pub use memferry_memory::pin_cache::PinCacheLimits as PinLimits;

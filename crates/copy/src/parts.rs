@@ -1,72 +1,74 @@
-//! From a validated request to descriptors: whole, or cut as an engine demands.
+//! Descriptors of a validated request: one for the whole request, or parts within the limits of an
+//! engine.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use memferry_engine::completion::Completion;
-use memferry_engine::contract::Pins;
+use memferry_engine::contract::DescriptorLeases;
 use memferry_engine::{Capabilities, Descriptor};
 
-use crate::plan::Plan;
+use crate::plan::CopyPlan;
 use crate::request::Request;
 
-/// The whole request as one descriptor.
+/// Returns the whole request as one descriptor.
 ///
 /// # Safety
-/// As for [`Ferry::start`](crate::Ferry::start).
-pub(crate) unsafe fn whole(request: &Request<'_>, plan: &Plan) -> Descriptor {
-    // SAFETY: the caller of `start` vouches for the memory; overlapping copies were turned into
-    // moves by the validation.
+/// As for [`Ferry::start_raw`](crate::Ferry::start_raw).
+pub(crate) unsafe fn single_descriptor(request: &Request<'_>, plan: &CopyPlan) -> Descriptor {
+    // SAFETY: the caller of `start_raw` guarantees the validity of the memory; `validate` has
+    // turned overlapping copies into moves.
     unsafe {
         Descriptor::new(request.operation, request.source, request.target, request.length)
             .value(request.value)
             .kernel(plan.kernel)
-            .passing(plan.passing)
+            .transient(plan.transient)
             .memory(request.source_memory, request.target_memory)
     }
 }
 
-/// A request that is cut into parts, and what they report to.
+/// Splits a request into parts that report to one completion.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Cut<'a> {
+pub(crate) struct PartBuilder<'a> {
     pub(crate) request: &'a Request<'a>,
-    pub(crate) plan: &'a Plan,
+    pub(crate) plan: &'a CopyPlan,
     pub(crate) capabilities: &'a Capabilities,
     pub(crate) completion: &'a Arc<Completion>,
 }
 
-impl Cut<'_> {
-    /// The request cut as the engine demands, never across a chunk, every chunk claimed.
+impl PartBuilder<'_> {
+    /// Claims all chunks and returns the request as parts within the limits of the engine; no part
+    /// crosses a chunk boundary.
     ///
     /// # Safety
-    /// As for [`Ferry::start`](crate::Ferry::start).
+    /// As for [`Ferry::start_raw`](crate::Ferry::start_raw).
     pub(crate) unsafe fn all(&self) -> Vec<Descriptor> {
         let work = self.completion.work().expect("parts belong to chunked work");
         let mut parts = Vec::new();
         while let Some(chunk) = work.claim_front() {
-            // SAFETY: passed on; the chunk was claimed.
+            // SAFETY: the caller upholds the contract; the chunk is claimed.
             unsafe { self.extend(&mut parts, chunk.offset..chunk.offset + chunk.length, None) };
         }
         parts
     }
 
-    /// Adds the parts of a range that lies inside a claimed chunk.
+    /// Appends the parts of a range that lies inside a claimed chunk.
     ///
     /// # Safety
-    /// As for [`Ferry::start`](crate::Ferry::start); the caller must have claimed the chunk, and
-    /// asks for no byte of it twice.
+    /// As for [`Ferry::start_raw`](crate::Ferry::start_raw); the caller must have claimed the
+    /// chunk, and requests no byte of it twice.
     pub(crate) unsafe fn extend(
         &self,
         parts: &mut Vec<Descriptor>,
         range: Range<u64>,
-        pins: Option<&Arc<Pins>>,
+        pins: Option<&Arc<DescriptorLeases>>,
     ) {
         let mut offset = range.start;
         while offset < range.end {
             let source = self.request.source.wrapping_add(offset);
             let target = self.request.target.wrapping_add(offset);
-            let length = self.capabilities.longest_piece(source, target, range.end - offset);
-            // SAFETY: passed on.
+            let length = self.capabilities.max_part(source, target, range.end - offset);
+            // SAFETY: the caller upholds the contract.
             let part = unsafe { self.part(offset, length) };
             parts.push(match pins {
                 Some(pins) => part.pinned_by(pins.clone()),
@@ -76,16 +78,16 @@ impl Cut<'_> {
         }
     }
 
-    /// One part, as long as it may be.
+    /// Returns one part of the given length.
     ///
     /// # Safety
-    /// As for [`Cut::extend`].
+    /// As for [`PartBuilder::extend`].
     pub(crate) unsafe fn part(&self, offset: u64, length: u64) -> Descriptor {
         let Request { operation, source, target, value, source_memory, target_memory, .. } =
             self.request;
         let (source, target) = (source.wrapping_add(offset), target.wrapping_add(offset));
-        // SAFETY: a part of the memory that the caller of `start` vouches for; its chunk was claimed
-        // for this, and no byte is cut twice.
+        // SAFETY: the range is a part of the memory whose validity the caller of `start_raw`
+        // guarantees; its chunk is claimed for this part, and no byte is in two parts.
         unsafe {
             Descriptor::new(*operation, source, target, length)
                 .value(*value)

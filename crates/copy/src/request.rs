@@ -1,99 +1,130 @@
-//! What is asked: an operation over memory, with wishes.
+//! Requests: an operation over memory, with options.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use memferry_engine::completion::{Completion, Notification, Notify};
-use memferry_engine::{MemoryKind, Operation};
+use memferry_engine::completion::{Completion, Notification, PendingNotification};
+use memferry_engine::{MemoryKind, Opcode};
 
 use crate::error::ValidationError;
-use crate::transfer::Ordered;
+use crate::transfer::Dependency;
 
 /// Where the data is expected to be, as far as the caller knows.
+///
+/// ```
+/// use memferry::{CacheHint, Ferry, Options};
+///
+/// let options = Options::new().cache_hint(CacheHint::Cold);
+/// Ferry::new()?.copy_with(&[1u8; 64], &mut [0; 64], options)?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Temperature {
+pub enum CacheHint {
     /// Not known: the size decides.
     #[default]
     Unknown,
-    /// In the caches, or wanted there soon: go through the caches unless the copy is far larger.
+    /// The data is in the caches, or is needed there soon: the copy goes through the caches unless
+    /// it is far larger.
     Hot,
-    /// Neither in the caches nor wanted there: go around them.
+    /// The data is not in the caches and is not needed there: the copy bypasses the caches.
     Cold,
 }
 
-/// Wishes for one transfer. `'a` is how long a notification variable must live.
+/// Options of one transfer. `'a` is the lifetime of a borrowed notification variable.
+///
+/// ```
+/// use memferry::{Ferry, Options};
+///
+/// let ferry = Ferry::new()?;
+/// let first = ferry.icopy(vec![1u8; 64], vec![0u8; 64])?;
+/// let second = ferry.icopy_with(vec![2u8; 64], vec![0u8; 64], Options::new().after(&first))?;
+/// second.wait()?;
+/// assert!(first.is_done());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Options<'a> {
-    pub(crate) temperature: Temperature,
-    pub(crate) spare_caller: bool,
-    /// What few transfers have, out of the way of those that do not.
-    extras: Option<Box<Extras>>,
+    pub(crate) cache_hint: CacheHint,
+    pub(crate) no_caller_assist: bool,
+    /// Options that few transfers have, allocated only for those.
+    extras: Option<Box<RequestExtras>>,
     lifetime: PhantomData<&'a Notification>,
 }
 
-/// What a transfer waits for and whom it tells.
+/// The predecessors of a transfer and its notification.
 #[derive(Debug, Default)]
-pub(crate) struct Extras {
+pub(crate) struct RequestExtras {
     pub(crate) after: Vec<Arc<Completion>>,
-    pub(crate) notify: Option<Notify>,
-    pub(crate) kept: Option<Arc<Notification>>,
+    pub(crate) notify: Option<PendingNotification>,
+    pub(crate) keep_alive: Option<Arc<Notification>>,
 }
 
 impl<'a> Options<'a> {
-    /// No wishes.
+    /// Creates default options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Begin only when `transfer` is over. If it does not end well, this one is not begun and ends
-    /// with an error. May be given several times.
-    pub fn after(mut self, transfer: &impl Ordered) -> Self {
+    /// Starts the transfer only when `transfer` is complete. If `transfer` fails, this one is not
+    /// started and fails too. May be called several times.
+    pub fn after(mut self, transfer: &impl Dependency) -> Self {
         self.extras().after.push(transfer.predecessor().0);
         self
     }
 
-    /// Set `variable` to `value` once all data is visible. A transfer that fails sets nothing.
+    /// Sets `variable` to `value` once all data is visible. A transfer that fails does not set it.
     pub fn notify(mut self, variable: &'a Notification, value: u64) -> Self {
-        // SAFETY: `'a` outlives the transfer: the calls that take options with a lifetime tie it
-        // to a scope, which does not end before its transfers.
-        self.extras().notify = Some(unsafe { Notify::new(variable, value) });
+        // SAFETY: `'a` outlives the transfer: the calls that take options with a lifetime tie it to
+        // a scope, which does not end before its transfers are complete.
+        self.extras().notify = Some(unsafe { PendingNotification::new(variable, value) });
         self
     }
 
-    /// As [`Options::notify`], for a variable that is shared rather than borrowed.
+    /// [`Options::notify`] for a variable that is shared, not borrowed.
     pub fn notify_shared(mut self, variable: &Arc<Notification>, value: u64) -> Self {
-        self.extras().kept = Some(variable.clone());
-        // SAFETY: the transfer keeps its own reference until it is over.
-        self.extras().notify = Some(unsafe { Notify::new(Arc::as_ptr(variable), value) });
+        self.extras().keep_alive = Some(variable.clone());
+        // SAFETY: the transfer holds its own reference until it is complete.
+        self.extras().notify =
+            Some(unsafe { PendingNotification::new(Arc::as_ptr(variable), value) });
         self
     }
 
-    /// Where the data is expected to be.
-    pub fn temperature(mut self, temperature: Temperature) -> Self {
-        self.temperature = temperature;
+    /// Sets where the data is expected to be.
+    pub fn cache_hint(mut self, temperature: CacheHint) -> Self {
+        self.cache_hint = temperature;
         self
     }
 
-    fn extras(&mut self) -> &mut Extras {
+    fn extras(&mut self) -> &mut RequestExtras {
         self.extras.get_or_insert_default()
     }
 
-    pub(crate) fn take_extras(&mut self) -> Extras {
-        self.extras.take().map_or_else(Extras::default, |extras| *extras)
+    pub(crate) fn take_extras(&mut self) -> RequestExtras {
+        self.extras.take().map_or_else(RequestExtras::default, |extras| *extras)
     }
 
-    /// Leave the caller's core and its caches alone: a waiting caller sleeps instead of helping,
-    /// and the data goes around the caches.
-    pub fn spare_caller(mut self) -> Self {
-        self.spare_caller = true;
+    /// Keeps the copy off the caller's core and caches: a waiting caller sleeps instead of claiming
+    /// chunks, and the copy bypasses the caches.
+    pub fn no_caller_assist(mut self) -> Self {
+        self.no_caller_assist = true;
         self
     }
 }
 
 /// An operation over raw memory.
+///
+/// ```
+/// use memferry::{Ferry, Request};
+///
+/// let mut target = [1u8; 64];
+/// // SAFETY: the array outlives the call.
+/// unsafe { Ferry::new()?.run_raw(Request::fill(target.as_mut_ptr(), 7, 64)) }?;
+/// assert_eq!(target, [7; 64]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Request<'a> {
-    pub(crate) operation: Operation,
+    pub(crate) operation: Opcode,
     pub(crate) source: u64,
     pub(crate) target: u64,
     pub(crate) length: u64,
@@ -104,7 +135,7 @@ pub struct Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    fn new(operation: Operation, source: u64, target: u64, length: usize) -> Self {
+    fn new(operation: Opcode, source: u64, target: u64, length: usize) -> Self {
         Self {
             operation,
             source,
@@ -117,77 +148,78 @@ impl<'a> Request<'a> {
         }
     }
 
-    /// Copies `length` bytes; the ranges may overlap.
+    /// Creates a copy of `length` bytes; the ranges may overlap.
     pub fn copy(source: *const u8, target: *mut u8, length: usize) -> Self {
-        Self::new(Operation::Copy, source as u64, target as u64, length)
+        Self::new(Opcode::Copy, source as u64, target as u64, length)
     }
 
-    /// Sets `length` bytes to `value`.
+    /// Creates a fill of `length` bytes with `value`.
     pub fn fill(target: *mut u8, value: u8, length: usize) -> Self {
-        Self { value, ..Self::new(Operation::Fill, target as u64, target as u64, length) }
+        Self { value, ..Self::new(Opcode::Fill, target as u64, target as u64, length) }
     }
 
-    /// Finds the first difference in `length` bytes.
+    /// Creates a compare that finds the first difference in `length` bytes.
     pub fn compare(left: *const u8, right: *const u8, length: usize) -> Self {
-        Self::new(Operation::Compare, left as u64, right as u64, length)
+        Self::new(Opcode::Compare, left as u64, right as u64, length)
     }
 
-    /// Says where source and target are; ordinary memory unless said otherwise.
+    /// Sets the kind of memory of source and target; the default is host memory.
     pub fn memory(mut self, source: MemoryKind, target: MemoryKind) -> Self {
         (self.source_memory, self.target_memory) = (source, target);
         self
     }
 
-    /// Adds wishes.
+    /// Sets the options.
     pub fn with(mut self, options: Options<'a>) -> Self {
         self.options = options;
         self
     }
 
-    /// Nothing to be told at the end but that it is over.
+    /// Returns whether the request has no predecessor, no notification, no result and no trace
+    /// span, only a completion.
     pub(crate) fn is_simple(&self) -> bool {
-        self.operation != Operation::Compare
+        self.operation != Opcode::Compare
             && self.options.extras.is_none()
             && !tracing::enabled!(tracing::Level::TRACE)
     }
 
-    /// A simple request over ordinary memory that leaves everything to the planner.
+    /// Returns whether this is a simple request over host memory with default options.
     #[inline]
-    pub(crate) fn is_without_wishes(&self) -> bool {
-        let Options { temperature, spare_caller, .. } = self.options;
-        temperature == Temperature::Unknown
+    pub(crate) fn has_default_options(&self) -> bool {
+        let Options { cache_hint: temperature, no_caller_assist: spare_caller, .. } = self.options;
+        temperature == CacheHint::Unknown
             && !spare_caller
             && self.is_host_only()
             && self.is_simple()
     }
 
-    /// Whether a processor can carry it out.
+    /// Returns whether a processor can execute the request.
     pub(crate) fn is_host_only(&self) -> bool {
         self.source_memory == MemoryKind::Host && self.target_memory == MemoryKind::Host
     }
 
-    /// Whether source and target share a byte.
+    /// Returns whether source and target overlap.
     pub(crate) fn overlaps(&self) -> bool {
         self.source_memory == self.target_memory
             && self.source < self.target + self.length
             && self.target < self.source + self.length
     }
 
-    /// Checks the ranges, and turns a copy between overlapping ones into a move.
+    /// Checks the ranges, and turns a copy between overlapping ranges into a move.
     pub(crate) fn validate(&mut self) -> Result<(), ValidationError> {
         if self.length == 0 {
             return Ok(());
         }
         check_range("source", self.source, self.length)?;
         check_range("target", self.target, self.length)?;
-        if self.operation == Operation::Copy && self.overlaps() {
-            self.operation = Operation::Move;
+        if self.operation == Opcode::Copy && self.overlaps() {
+            self.operation = Opcode::Move;
         }
         Ok(())
     }
 }
 
-/// Checks a range that has bytes.
+/// Checks a range that has at least one byte.
 #[inline]
 pub(crate) fn check_range(
     side: &'static str,

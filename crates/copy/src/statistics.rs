@@ -1,44 +1,63 @@
-//! What a ferry has done so far.
+//! Statistics of a ferry.
 
 use memferry_engine::ChannelStatistics;
-use memferry_memory::pin_cache::{self, Watching};
+use memferry_memory::pin_cache::{self, InvalidationMode};
 use memferry_memory::pinning::PinError;
 
-/// Counters of a ferry, rising but for what is held now. What the caller carries out at once is not counted: a locked
-/// instruction behind a small copy waits for its stores, and costs more than some of the copies.
+/// Counters of a ferry. They only rise, except for the sizes of what is held now. Transfers that
+/// the caller executes inline are not counted: an atomic read-modify-write after a small copy waits
+/// for its stores, and costs more than some of the copies.
+///
+/// ```
+/// use memferry::Ferry;
+///
+/// let ferry = Ferry::new()?;
+/// println!("{} chunks by waiting callers", ferry.statistics().caller_chunks);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Statistics {
-    /// Chunks that a waiting caller carried out.
-    pub helped_chunks: u64,
-    /// Each engine by name, with its channels in the order they were opened.
+    /// Chunks that waiting callers executed.
+    pub caller_chunks: u64,
+    /// The statistics of each engine by name, with its channels in the order in which they were
+    /// opened.
     pub engines: Vec<(String, Vec<ChannelStatistics>)>,
     /// The pinned memory of each engine that needs it, by the engine's name.
-    pub pinning: Vec<(String, PinStatistics)>,
+    pub pinning: Vec<(String, RegistrationStatistics)>,
 }
 
-/// What was pinned for an engine.
+/// Statistics of the memory that is pinned for an engine.
+///
+/// ```
+/// use memferry::{Ferry, RegistrationStatistics};
+///
+/// let statistics = Ferry::new()?.statistics();
+/// let nic: Option<&RegistrationStatistics> = statistics.pinning("nic");
+/// assert!(nic.is_none()); // no such engine
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PinStatistics {
-    /// What its pin-down cache has done, and holds now.
-    pub cache: pin_cache::Statistics,
-    /// How the cache learns that memory was unmapped: by events, or by
-    /// [`Ferry::forget`](crate::Ferry::forget).
-    pub watching: Watching,
-    /// How often memory that is there could not be pinned.
-    pub refused: u64,
-    /// Bytes that the processor moved because of that.
-    pub refused_bytes: u64,
-    /// Why memory could not be pinned the last time.
-    pub last_refusal: Option<PinError>,
+pub struct RegistrationStatistics {
+    /// The counters and the current contents of its pin cache.
+    pub cache: pin_cache::PinCacheStatistics,
+    /// How the cache is notified of unmapped memory: by kernel events, or by
+    /// [`Ferry::invalidate`](crate::Ferry::invalidate).
+    pub invalidation_mode: InvalidationMode,
+    /// How often mapped memory could not be pinned.
+    pub failures: u64,
+    /// Bytes that the processor copied because of these failures.
+    pub fallback_bytes: u64,
+    /// The most recent error of pinning.
+    pub last_error: Option<PinError>,
 }
 
 impl Statistics {
-    /// The pinned memory of an engine, if it needs any.
-    pub fn pinning(&self, name: &str) -> Option<&PinStatistics> {
+    /// Returns the statistics of an engine's pinned memory, if the engine needs any.
+    pub fn pinning(&self, name: &str) -> Option<&RegistrationStatistics> {
         self.pinning.iter().find(|(engine, _)| engine == name).map(|(_, pinning)| pinning)
     }
 
-    /// The sum over all channels of an engine.
+    /// Returns the sum over all channels of an engine.
     pub fn engine(&self, name: &str) -> ChannelStatistics {
         let found = self.engines.iter().filter(|(engine, _)| engine == name);
         found.flat_map(|(_, channels)| channels).fold(ChannelStatistics::default(), |a, b| a + *b)

@@ -14,7 +14,7 @@ use common::{builder, pattern};
 use memferry_copy::{Ferry, Options, OwnedTarget, OwnedTransfer, Request};
 
 /// Longer than anything here takes, however busy the machine is.
-const LIMIT: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 /// Small enough to be one descriptor, large enough not to be over before anybody can look.
 const LENGTH: usize = 16 << 10;
 
@@ -29,14 +29,14 @@ fn ends(what: &str, work: impl FnOnce() + Send + 'static) {
         work();
         let _ = tell.send(());
     });
-    match told.recv_timeout(LIMIT) {
+    match told.recv_timeout(TIMEOUT) {
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("{what} does not end"),
         _ => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
     }
 }
 
 fn until(what: &str, is_so: impl Fn() -> bool) {
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so() {
         assert!(Instant::now() < deadline, "in vain: {what}");
         std::thread::yield_now();
@@ -85,13 +85,13 @@ impl Drop for Gated {
 /// Brings the only channel of a ferry to a gate. Nothing else is in its ring then.
 fn stop_at_gate(ferry: &Ferry) -> Arc<Gate> {
     let gate = Arc::new(Gate::default());
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         assert!(Instant::now() < deadline, "every copy is over before its handle is dropped");
         gate.is_missed.store(false, Ordering::SeqCst);
         let target = Gated(vec![0; LENGTH], gate.clone());
         // Dropped by the channel, if the copy is not over already.
-        drop(ferry.icopy_owned(vec![1; LENGTH], target).unwrap());
+        drop(ferry.icopy(vec![1u8; LENGTH], target).unwrap());
         if !gate.is_missed.load(Ordering::SeqCst) {
             until("the channel is at the gate", || gate.is_entered.load(Ordering::SeqCst));
             return gate;
@@ -103,7 +103,7 @@ fn stop_at_gate(ferry: &Ferry) -> Arc<Gate> {
 fn fill_ring(ferry: &Ferry) -> Vec<OwnedTransfer<Vec<u8>, Vec<u8>>> {
     let mut taken = Vec::new();
     loop {
-        let copy = ferry.icopy_owned(pattern(LENGTH, 1), vec![0; LENGTH]).unwrap();
+        let copy = ferry.icopy(pattern(LENGTH, 1), vec![0u8; LENGTH]).unwrap();
         // What a full ring does not take is over at once.
         if copy.is_done() {
             return taken;
@@ -141,7 +141,7 @@ fn nothing_waits_for_room_in_a_full_ring() {
         let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), LENGTH);
         let options = Options::new().after(awaited.transfer());
         // SAFETY: both live until after the wait below.
-        let ordered = unsafe { ferry.start(request.with(options)) }.unwrap();
+        let ordered = unsafe { ferry.start_raw(request.with(options)) }.unwrap();
         drop(copies);
         assert!(!ordered.is_done() && event.drain() == 0 && counting.0.load(Ordering::SeqCst) == 0);
         gate.open();
@@ -209,9 +209,9 @@ fn a_buffer_may_drop_another_transfer_on_the_thread_of_the_channel() {
             let gate = stop_at_gate(&ferry);
             let slot = Arc::new(Mutex::new(None));
             let target = Dropping(vec![0; LENGTH], slot.clone());
-            drop(ferry.icopy_owned(vec![1; LENGTH], target).unwrap());
+            drop(ferry.icopy(vec![1u8; LENGTH], target).unwrap());
             *slot.lock().unwrap() =
-                Some(ferry.icopy_owned(vec![1; LENGTH], vec![0; LENGTH]).unwrap());
+                Some(ferry.icopy(vec![1u8; LENGTH], vec![0u8; LENGTH]).unwrap());
             let copies = fill_ring(&ferry);
             gate.open();
             for copy in copies {
@@ -225,31 +225,31 @@ fn a_buffer_may_drop_another_transfer_on_the_thread_of_the_channel() {
 }
 
 /// A task that its waker polls on the spot, on whatever thread that is, and that copies again and again.
-struct Inline {
+struct InlineExecutor {
     ferry: Ferry,
     running: Mutex<Option<Pin<Box<Copy>>>>,
     /// Nobody polls, somebody does, or somebody does and has to once more.
     state: AtomicU32,
     left: AtomicU64,
-    tell: mpsc::Sender<()>,
+    done: mpsc::Sender<()>,
 }
 
 const IDLE: u32 = 0;
 const POLLING: u32 = 1;
 const AGAIN: u32 = 2;
 
-impl Inline {
+impl InlineExecutor {
     fn start(ferry: &Ferry, count: u64, tell: &mpsc::Sender<()>) -> Arc<Self> {
         Arc::new(Self {
             ferry: ferry.clone(),
             running: Mutex::new(None),
             state: AtomicU32::new(IDLE),
             left: AtomicU64::new(count),
-            tell: tell.clone(),
+            done: tell.clone(),
         })
     }
 
-    fn go_on(self: &Arc<Self>) {
+    fn poll_next(self: &Arc<Self>) {
         let waker = Waker::from(self.clone());
         let mut context = Context::from_waker(&waker);
         let mut running = self.running.lock().unwrap();
@@ -262,19 +262,19 @@ impl Inline {
                         assert!(source == target);
                         *running = None;
                         if self.left.fetch_sub(1, Ordering::SeqCst) == 1 {
-                            let _ = self.tell.send(());
+                            let _ = self.done.send(());
                             return;
                         }
                     }
                 }
             }
             let source = vec![self.left.load(Ordering::SeqCst) as u8; 64];
-            *running = Some(Box::pin(self.ferry.icopy_owned(source, vec![0; 64]).unwrap()));
+            *running = Some(Box::pin(self.ferry.icopy(source, vec![0u8; 64]).unwrap()));
         }
     }
 }
 
-impl Wake for Inline {
+impl Wake for InlineExecutor {
     fn wake(self: Arc<Self>) {
         let claim = |state| Some(if state == IDLE { POLLING } else { AGAIN });
         if self.state.fetch_update(Ordering::SeqCst, Ordering::SeqCst, claim) != Ok(IDLE) {
@@ -282,7 +282,7 @@ impl Wake for Inline {
         }
         loop {
             if self.left.load(Ordering::SeqCst) > 0 {
-                self.go_on();
+                self.poll_next();
             }
             let release =
                 self.state.compare_exchange(POLLING, IDLE, Ordering::SeqCst, Ordering::SeqCst);
@@ -301,10 +301,11 @@ fn wakers_that_poll_on_the_spot_never_stop_a_tiny_ring() {
     for capacity in [1, 2, 8] {
         let ferry = ferry(capacity);
         let (tell, told) = mpsc::channel();
-        let tasks: Vec<_> = (0..TASKS).map(|_| Inline::start(&ferry, EACH / 3, &tell)).collect();
+        let tasks: Vec<_> =
+            (0..TASKS).map(|_| InlineExecutor::start(&ferry, EACH / 3, &tell)).collect();
         tasks.iter().for_each(|task| task.clone().wake());
         for _ in 0..TASKS {
-            told.recv_timeout(LIMIT).expect("every task ends");
+            told.recv_timeout(TIMEOUT).expect("every task ends");
         }
     }
 }
@@ -327,7 +328,7 @@ fn threads_that_await_hundreds_of_thousands_of_small_copies_come_to_an_end() {
                     let mut context = Context::from_waker(&waker);
                     for round in 0..100_000u32 {
                         let source = vec![round as u8; 64];
-                        let mut copy = pin!(ferry.icopy_owned(source, vec![0; 64]).unwrap());
+                        let mut copy = pin!(ferry.icopy(source, vec![0u8; 64]).unwrap());
                         loop {
                             match copy.as_mut().poll(&mut context) {
                                 Poll::Ready(outcome) => {
@@ -335,7 +336,7 @@ fn threads_that_await_hundreds_of_thousands_of_small_copies_come_to_an_end() {
                                     assert!(source == target);
                                     break;
                                 }
-                                Poll::Pending => std::thread::park_timeout(LIMIT),
+                                Poll::Pending => std::thread::park_timeout(TIMEOUT),
                             }
                         }
                     }

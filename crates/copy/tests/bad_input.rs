@@ -13,9 +13,9 @@ fn null_pointers_are_refused() {
     let mut byte = [0u8; 8];
     // SAFETY: the requests are refused before anything is touched.
     unsafe {
-        let no_source = ferry.icopy(std::ptr::null(), byte.as_mut_ptr(), 8);
+        let no_source = ferry.icopy_cookie_raw(std::ptr::null(), byte.as_mut_ptr(), 8);
         assert_eq!(no_source, Err(ValidationError::Null { side: "source" }.into()));
-        let no_target = ferry.icopy(byte.as_ptr(), std::ptr::null_mut(), 8);
+        let no_target = ferry.icopy_cookie_raw(byte.as_ptr(), std::ptr::null_mut(), 8);
         assert_eq!(no_target, Err(ValidationError::Null { side: "target" }.into()));
     }
 }
@@ -27,12 +27,12 @@ fn ranges_past_the_end_of_the_address_space_are_refused() {
     let far = (usize::MAX - 3) as *mut u8;
     // SAFETY: the requests are refused before anything is touched.
     unsafe {
-        let wrapping = ferry.icopy(far, byte.as_mut_ptr(), 8);
+        let wrapping = ferry.icopy_cookie_raw(far, byte.as_mut_ptr(), 8);
         assert!(matches!(
             wrapping,
             Err(Error::Validation(ValidationError::Wraps { side: "source", .. }))
         ));
-        let wrapping = ferry.icopy(byte.as_ptr(), far, 8);
+        let wrapping = ferry.icopy_cookie_raw(byte.as_ptr(), far, 8);
         assert!(matches!(
             wrapping,
             Err(Error::Validation(ValidationError::Wraps { side: "target", .. }))
@@ -44,25 +44,26 @@ fn ranges_past_the_end_of_the_address_space_are_refused() {
 fn no_bytes_are_no_problem_wherever_they_are() {
     let ferry = ferry();
     // SAFETY: no byte is touched.
-    let cookie = unsafe { ferry.icopy(std::ptr::null(), std::ptr::null_mut(), 0) }.unwrap();
+    let cookie =
+        unsafe { ferry.icopy_cookie_raw(std::ptr::null(), std::ptr::null_mut(), 0) }.unwrap();
     assert_eq!(ferry.check(cookie), Ok(true));
     assert_eq!(ferry.wait(cookie), Ok(()));
-    ferry.copy(&[], &mut []).unwrap();
+    ferry.copy::<u8>(&[], &mut []).unwrap();
     ferry.fill(&mut [], 1).unwrap();
-    assert_eq!(ferry.compare(&[], &[]), Ok(None));
-    assert!(ferry.icopy_owned(Vec::new(), Vec::new()).unwrap().wait().is_ok());
+    assert_eq!(ferry.compare::<u8>(&[], &[]), Ok(None));
+    assert!(ferry.icopy(Vec::<u8>::new(), Vec::<u8>::new()).unwrap().wait().is_ok());
 }
 
 #[test]
 fn unequal_lengths_are_refused_and_owned_buffers_given_back() {
     let ferry = ferry();
     let mismatch = ValidationError::LengthMismatch { source_bytes: 3, target_bytes: 4 };
-    assert_eq!(ferry.copy(&[1; 3], &mut [0; 4]), Err(mismatch.into()));
-    assert!(ferry.compare(&[1; 3], &[0; 4]).is_err());
-    let failed = ferry.icopy_owned(vec![1u8; 3], vec![0u8; 4]).unwrap_err();
+    assert_eq!(ferry.copy(&[1u8; 3], &mut [0; 4]), Err(mismatch.into()));
+    assert!(ferry.compare(&[1u8; 3], &[0; 4]).is_err());
+    let failed = ferry.icopy(vec![1u8; 3], vec![0u8; 4]).unwrap_err();
     assert_eq!((failed.error, failed.source.len(), failed.target.len()), (mismatch.into(), 3, 4));
     let mut target = [0; 4];
-    ferry.scope(|scope| assert!(scope.icopy(&[1; 3], &mut target).is_err()));
+    ferry.scope(|scope| assert!(scope.icopy(&[1u8; 3], &mut target).is_err()));
 }
 
 #[test]
@@ -75,8 +76,8 @@ fn ranges_outside_a_buffer_are_refused() {
     #[allow(clippy::reversed_empty_ranges)]
     let reversed = ferry.copy_within(&mut buffer, 7..3, 0);
     assert!(reversed.is_err());
-    let transfer = ferry.icopy_owned(vec![0u8; 10], vec![0u8; 10]).unwrap();
-    assert!(transfer.transfer().wait_range(5..11).is_err());
+    let transfer = ferry.icopy(vec![0u8; 10], vec![0u8; 10]).unwrap();
+    assert!(transfer.wait_range(5..11).is_err());
 }
 
 #[test]
@@ -84,7 +85,8 @@ fn foreign_and_unknown_cookies_are_told_apart() {
     let (one, other) = (ferry(), ferry());
     let mut target = [0u8; 4];
     // SAFETY: four bytes, copied at once.
-    let cookie = unsafe { one.icopy([1u8; 4].as_ptr(), target.as_mut_ptr(), 4) }.unwrap();
+    let cookie =
+        unsafe { one.icopy_cookie_raw([1u8; 4].as_ptr(), target.as_mut_ptr(), 4) }.unwrap();
     let raw = cookie.to_raw();
     assert_eq!(other.check(cookie), Err(CookieError::Foreign(raw).into()));
     assert_eq!(other.wait(cookie), Err(CookieError::Foreign(raw).into()));
@@ -98,7 +100,8 @@ fn a_cookie_of_a_closed_ferry_is_stale() {
     let mut target = [0u8; 4];
     let closed = ferry();
     // SAFETY: four bytes, copied at once.
-    let cookie = unsafe { closed.icopy([1u8; 4].as_ptr(), target.as_mut_ptr(), 4) }.unwrap();
+    let cookie =
+        unsafe { closed.icopy_cookie_raw([1u8; 4].as_ptr(), target.as_mut_ptr(), 4) }.unwrap();
     drop(closed);
     assert_eq!(ferry().wait(cookie), Err(CookieError::Foreign(cookie.to_raw()).into()));
 }
@@ -109,12 +112,14 @@ fn a_second_wait_gives_the_same_answer_however_much_later() {
     let source = pattern(20_000, 1);
     let mut target = vec![0u8; 20_000];
     // SAFETY: both vectors live until after the waits.
-    let cookie = unsafe { ferry.icopy(source.as_ptr(), target.as_mut_ptr(), 20_000) }.unwrap();
+    let cookie =
+        unsafe { ferry.icopy_cookie_raw(source.as_ptr(), target.as_mut_ptr(), 20_000) }.unwrap();
     ferry.wait(cookie).unwrap();
     let mut sink = vec![0u8; 2048];
     for _ in 0..5000 {
         // SAFETY: as above; each is waited for before the next.
-        let later = unsafe { ferry.icopy(source.as_ptr(), sink.as_mut_ptr(), 2048) }.unwrap();
+        let later =
+            unsafe { ferry.icopy_cookie_raw(source.as_ptr(), sink.as_mut_ptr(), 2048) }.unwrap();
         ferry.wait(later).unwrap();
     }
     assert_eq!(ferry.wait(cookie), Ok(()));
@@ -128,8 +133,10 @@ fn thousands_of_unwaited_cookies_stay_valid() {
     let mut targets = vec![vec![0u8; 40_000]; 3000];
     let cookies: Vec<_> = targets
         .iter_mut()
-        // SAFETY: source and targets live until after the waits.
-        .map(|t| unsafe { ferry.icopy(source.as_ptr(), t.as_mut_ptr(), 40_000) }.unwrap())
+        .map(|t| {
+            // SAFETY: source and targets live until after the waits.
+            unsafe { ferry.icopy_cookie_raw(source.as_ptr(), t.as_mut_ptr(), 40_000) }.unwrap()
+        })
         .collect();
     for cookie in cookies {
         ferry.wait(cookie).unwrap();
@@ -178,7 +185,7 @@ fn memory_that_no_engine_reaches_is_refused() {
     let request = Request::copy([1u8; 4].as_ptr(), target.as_mut_ptr(), 4)
         .memory(MemoryKind::Host, MemoryKind::Device);
     // SAFETY: refused before anything is touched.
-    let refused = unsafe { ferry().start(request) };
+    let refused = unsafe { ferry().start_raw(request) };
     assert_eq!(refused.unwrap_err(), ValidationError::NoEngine.into());
 }
 
@@ -193,7 +200,7 @@ fn closing_while_copies_are_in_flight_finishes_them() {
             .map(|target| {
                 let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), source.len());
                 // SAFETY: source and targets live until after the waits.
-                unsafe { ferry.start(request) }.unwrap()
+                unsafe { ferry.start_raw(request) }.unwrap()
             })
             .collect();
         drop(ferry);
@@ -222,7 +229,8 @@ fn a_bad_environment_value_is_named_with_what_would_be_valid() {
         ("MEMFERRY_POLICY", "random"),
         ("MEMFERRY_STREAMING", "warp"),
         ("MEMFERRY_SPIN_NS", "soon"),
-        ("MEMFERRY_CHUNK_BYTES", "64k"),
+        ("MEMFERRY_CHUNK_BYTES", "64 apples"),
+        ("MEMFERRY_CUDA_SOLE_USER", "perhaps"),
     ] {
         let test = "a_bad_environment_value_is_named_with_what_would_be_valid";
         let child = std::process::Command::new(std::env::current_exe().unwrap())
@@ -232,4 +240,30 @@ fn a_bad_environment_value_is_named_with_what_would_be_valid() {
             .unwrap();
         assert!(child.status.success(), "{name}={value}: {child:?}");
     }
+}
+
+#[test]
+fn a_ferry_names_an_unknown_variable_once_and_reads_sizes_with_units() {
+    const MARK: &str = "MEMFERRY_TEST_BUILD";
+    if std::env::var_os(MARK).is_some() {
+        for _ in 0..2 {
+            let ferry = Ferry::new().expect("an unknown variable is no error");
+            assert_eq!(ferry.plan_context().profile.chunk_bytes, 192 << 10);
+        }
+        return;
+    }
+    let test = "a_ferry_names_an_unknown_variable_once_and_reads_sizes_with_units";
+    let child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .envs([(MARK, "1"), ("MEMFERRY_PROFILE", "OFF"), ("MEMFERRY_CHUNK_BYTES", "192KiB")])
+        .env("MEMFERRY_EAGR_BYTES", "1")
+        .output()
+        .unwrap();
+    assert!(child.status.success(), "{child:?}");
+    let said = String::from_utf8_lossy(&child.stderr);
+    assert_eq!(
+        said.matches("unknown variable MEMFERRY_EAGR_BYTES; did you mean").count(),
+        1,
+        "{said}"
+    );
 }

@@ -8,37 +8,37 @@ use std::sync::Arc;
 
 use common::pattern;
 use memferry_copy::{Ferry, Options};
-use memferry_engine::contract::Limits;
-use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
-use memferry_engine::cuda::model::ModelDevice;
-use memferry_engine::cuda::{CudaEngine, DeviceMemory, Rates};
+use memferry_engine::contract::PinCacheLimits;
+use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+use memferry_engine::cuda::model::CudaModel;
+use memferry_engine::cuda::{CudaEngine, CudaProfile, DeviceMemory};
 use memferry_sys::Pages;
-use memferry_sys::cuda::{Driver, Way};
+use memferry_sys::cuda::{CudaDriver, MemcpyKind};
 use memferry_sys::pages::page_bytes;
 
 const MIB: usize = 1 << 20;
 /// The first two are too small to be remembered by the sole user of a device.
 const SIZES: [usize; 4] = [70_001, MIB - 1, MIB, 3 * MIB + 77];
 
-struct Machine {
-    device: Arc<ModelDevice>,
+struct GpuFixture {
+    device: Arc<CudaModel>,
     engine: Arc<CudaEngine>,
     ferry: Ferry,
 }
 
-fn machine(finish: fn(CudaEngine) -> CudaEngine) -> Machine {
-    let device = ModelDevice::new();
-    let limits = Limits { most_bytes: 1 << 30, most_entries: 1024 };
-    let engine = CudaEngine::with_driver(device.clone(), Rates::default(), limits).unwrap();
+fn machine(finish: fn(CudaEngine) -> CudaEngine) -> GpuFixture {
+    let device = CudaModel::new();
+    let limits = PinCacheLimits { max_bytes: 1 << 30, max_entries: 1024 };
+    let engine = CudaEngine::with_driver(device.clone(), CudaProfile::default(), limits).unwrap();
     let engine = Arc::new(finish(engine));
-    let profile = Profile::load(&ProfileSource::BuiltIn).unwrap();
+    let profile = CpuProfile::load(&ProfileSource::BuiltIn).unwrap();
     let ferry = Ferry::builder()
         .profile(ProfileSource::BuiltIn)
         .engine(Arc::new(CpuEngine::new(profile)), 2)
         .engine(engine.clone(), 3)
         .build()
         .unwrap();
-    Machine { device, engine, ferry }
+    GpuFixture { device, engine, ferry }
 }
 
 /// Memory of which both use parts, as of a heap.
@@ -68,13 +68,13 @@ impl Heap {
 }
 
 /// The other user.
-struct Other<'a> {
-    machine: &'a Machine,
+struct OtherUser<'a> {
+    machine: &'a GpuFixture,
     scratch: DeviceMemory,
 }
 
-impl<'a> Other<'a> {
-    fn new(machine: &'a Machine, bytes: usize) -> Self {
+impl<'a> OtherUser<'a> {
+    fn new(machine: &'a GpuFixture, bytes: usize) -> Self {
         Self { machine, scratch: machine.engine.allocate(bytes).unwrap() }
     }
 
@@ -84,14 +84,16 @@ impl<'a> Other<'a> {
         let bytes = &mut heap.pages.as_mut_slice()[from..to];
         let (expected, address) = (&heap.contents[from..to], bytes.as_mut_ptr() as u64);
         // SAFETY: both ranges are of this length, and nobody else uses them now.
-        let inward = unsafe { device.copy_by_other(Way::In, address, inside, bytes.len()) };
+        let inward =
+            unsafe { device.copy_by_other(MemcpyKind::HostToDevice, address, inside, bytes.len()) };
         if inward.is_ok() {
             assert!(device.read(inside, bytes.len()) == expected);
             bytes.fill(0);
         }
         device.write(inside, expected);
         // SAFETY: as above.
-        let outward = unsafe { device.copy_by_other(Way::Out, inside, address, bytes.len()) };
+        let outward =
+            unsafe { device.copy_by_other(MemcpyKind::DeviceToHost, inside, address, bytes.len()) };
         if outward.is_err() {
             bytes.copy_from_slice(expected);
         }
@@ -133,10 +135,10 @@ impl<'a> Other<'a> {
 }
 
 /// Copies of ours and of the other user by turns; says how many of the other's were refused.
-fn by_turns(machine: &Machine) -> usize {
+fn alternate(machine: &GpuFixture) -> usize {
     let ferry = &machine.ferry;
     let (start, mut refused) = (100 * page_bytes() + 321, 0);
-    let other = Other::new(machine, 2 * SIZES[SIZES.len() - 1]);
+    let other = OtherUser::new(machine, 2 * SIZES[SIZES.len() - 1]);
     for (round, size) in SIZES.into_iter().enumerate() {
         for copies in [1, 2, 4] {
             let mut heap = Heap::new(start + size + 200 * page_bytes(), round as u64 + copies);
@@ -155,7 +157,7 @@ fn by_turns(machine: &Machine) -> usize {
                 refused += other.all(&mut heap, start, start + size);
                 let (part, at) = (&heap.pages.as_slice()[start..start + size], 40_000);
                 let into = &mut target.pages.as_mut_slice()[at..at + size];
-                ferry.copy_with(part, into, Options::new().spare_caller()).unwrap();
+                ferry.copy_with(part, into, Options::new().no_caller_assist()).unwrap();
                 target.contents[at..at + size].copy_from_slice(part);
                 refused += other.all(&mut heap, start, start + size);
                 refused += other.all(&mut target, at, at + size);
@@ -175,17 +177,17 @@ fn by_turns(machine: &Machine) -> usize {
 #[test]
 fn nothing_of_another_user_is_refused_and_every_byte_is_right() {
     let machine = machine(|engine| engine);
-    assert_eq!(by_turns(&machine), 0);
+    assert_eq!(alternate(&machine), 0);
     assert_eq!(machine.device.registered(), [], "nothing is left registered");
-    let seen = machine.device.sightings();
-    assert_eq!((seen.torn_copies, seen.stray_copies), (0, 0));
+    let seen = machine.device.stats();
+    assert_eq!((seen.unregistered_in_flight, seen.outside_registration), (0, 0));
 }
 
 #[test]
 fn another_user_is_refused_where_the_program_says_that_there_is_none() {
     // This is what the option costs, and shows that the test above can fail.
     let machine = machine(CudaEngine::sole_user);
-    assert!(by_turns(&machine) > 0);
+    assert!(alternate(&machine) > 0);
 }
 
 #[test]
@@ -193,7 +195,7 @@ fn memory_that_is_registered_is_one_piece_for_another_user_too() {
     let machine = machine(|engine| engine);
     let (size, start) = (3 * MIB + 77, 100 * page_bytes() + 321);
     let mut heap = Heap::new(start + size + 200 * page_bytes(), 5);
-    let other = Other::new(&machine, heap.contents.len());
+    let other = OtherUser::new(&machine, heap.contents.len());
     let mut inside = machine.engine.allocate(size).unwrap();
     let address = heap.pages.as_ptr().wrapping_add(start);
     // SAFETY: the heap outlives the region.
@@ -228,15 +230,15 @@ fn memory_that_another_user_has_pinned_is_used_as_it_is() {
         machine.device.register(at(heap), 4 * MIB, false).unwrap();
     }
     let mut copy = target;
-    let options = Options::new().spare_caller();
+    let options = Options::new().no_caller_assist();
     machine.ferry.copy_with(source.pages.as_slice(), copy.pages.as_mut_slice(), options).unwrap();
     assert!(copy.pages.as_slice() == source.contents);
     assert_eq!(machine.ferry.statistics().engine("cuda").bytes, 4 * MIB as u64, "by the device");
     // SAFETY: the pages outlive the region.
     let region = unsafe { machine.ferry.register(source.pages.as_ptr(), 4 * MIB) }.unwrap();
     drop(region);
-    assert_eq!(machine.device.sightings().registrations, 2, "only the other user's");
-    assert_eq!(machine.device.sightings().unregistrations, 0);
+    assert_eq!(machine.device.stats().registrations, 2, "only the other user's");
+    assert_eq!(machine.device.stats().unregistrations, 0);
     for heap in [&source, &copy] {
         // SAFETY: every copy is over.
         unsafe { machine.device.unregister(at(heap)) }.unwrap();

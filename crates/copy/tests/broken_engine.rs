@@ -11,25 +11,25 @@ use std::time::{Duration, Instant};
 
 use common::{builder, pattern};
 use memferry_copy::{Error, Ferry};
-use memferry_engine::contract::{Capabilities, Direction};
+use memferry_engine::contract::{Capabilities, CopyDirection};
 use memferry_engine::polled::PolledEngine;
 use memferry_engine::{
     Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine, ExecutionError,
-    OpenError, Sequence, SubmitError, Taken,
+    OpenError, Sequence, SubmitError, Submitted,
 };
 
 /// Longer than anything here takes, however busy the machine is.
-const LIMIT: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Around a polled engine. Stands still until it is told to panic, in every poll from then on.
 #[derive(Debug)]
-struct Panicky {
+struct PanickyEngine {
     inner: PolledEngine,
     panics: Arc<AtomicBool>,
     submit_panics: bool,
 }
 
-impl Engine for Panicky {
+impl Engine for PanickyEngine {
     fn name(&self) -> &'static str {
         "panicky"
     }
@@ -38,7 +38,7 @@ impl Engine for Panicky {
         self.inner.capabilities()
     }
 
-    fn cost(&self, direction: Direction) -> CostLine {
+    fn cost(&self, direction: CopyDirection) -> CostLine {
         self.inner.cost(direction)
     }
 
@@ -61,7 +61,7 @@ struct PanickyChannel {
 
 // SAFETY: it carries out nothing, and counts nothing as done.
 unsafe impl Channel for PanickyChannel {
-    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let first = held.len() as u64 + 1;
         let before = held.len();
@@ -69,7 +69,7 @@ unsafe impl Channel for PanickyChannel {
         if self.submit_panics {
             std::panic::resume_unwind(Box::new("an engine that panics, on purpose"));
         }
-        Ok(Taken { first, count: held.len() - before })
+        Ok(Submitted { first, count: held.len() - before })
     }
 
     fn completed(&self) -> Sequence {
@@ -115,7 +115,8 @@ fn panicky() -> (Ferry, Arc<AtomicBool>) {
 
 fn panicky_in(submit_panics: bool) -> (Ferry, Arc<AtomicBool>) {
     let panics = Arc::new(AtomicBool::new(false));
-    let engine = Panicky { inner: PolledEngine::new(), panics: panics.clone(), submit_panics };
+    let engine =
+        PanickyEngine { inner: PolledEngine::new(), panics: panics.clone(), submit_panics };
     let builder = builder().engine(Arc::new(engine), 2).split_bytes(0).inline_bytes(0);
     (builder.build().unwrap(), panics)
 }
@@ -128,10 +129,10 @@ fn is_engine_error(error: &Error) -> bool {
 fn a_panic_in_an_engine_fails_what_is_pending_and_leaves_the_rest_to_the_processor() {
     let (ferry, panics) = panicky();
     let transfers: Vec<_> = [100usize, 4096, 50_000]
-        .map(|length| ferry.icopy_owned(pattern(length, 1), vec![0; length]).unwrap())
+        .map(|length| ferry.icopy(pattern(length, 1), vec![0u8; length]).unwrap())
         .into();
-    let polled = ferry.icopy_owned(pattern(3000, 1), vec![0; 3000]).unwrap();
-    let signalled = ferry.icopy_owned(pattern(3000, 1), vec![0; 3000]).unwrap();
+    let polled = ferry.icopy(pattern(3000, 1), vec![0u8; 3000]).unwrap();
+    let signalled = ferry.icopy(pattern(3000, 1), vec![0u8; 3000]).unwrap();
     let event = signalled.transfer().event().unwrap();
     let mut polled = pin!(polled);
     let mut context = Context::from_waker(Waker::noop());
@@ -139,11 +140,11 @@ fn a_panic_in_an_engine_fails_what_is_pending_and_leaves_the_rest_to_the_process
     panics.store(true, Ordering::SeqCst);
 
     for transfer in transfers {
-        let outcome = transfer.transfer().wait_timeout(LIMIT).expect("it ends");
+        let outcome = transfer.transfer().wait_timeout(TIMEOUT).expect("it ends");
         assert!(is_engine_error(&outcome.unwrap_err()));
         assert!(is_engine_error(&transfer.wait().unwrap_err().error));
     }
-    let deadline = Instant::now() + LIMIT;
+    let deadline = Instant::now() + TIMEOUT;
     let failed = loop {
         assert!(Instant::now() < deadline, "the future does not end");
         match polled.as_mut().poll(&mut context) {
@@ -160,7 +161,7 @@ fn a_panic_in_an_engine_fails_what_is_pending_and_leaves_the_rest_to_the_process
     // Other channels of the engine break down in turn, each at its first poll; then nobody is asked.
     for round in 0..20 {
         let source = pattern(10_000, round);
-        match ferry.icopy_owned(source.clone(), vec![0; 10_000]).unwrap().wait() {
+        match ferry.icopy(source.clone(), vec![0u8; 10_000]).unwrap().wait() {
             Ok((_, target)) => assert!(target == source),
             Err(failed) => assert!(round < 2 && is_engine_error(&failed.error), "{failed}"),
         }
@@ -174,10 +175,10 @@ fn a_panic_in_an_engine_fails_what_is_pending_and_leaves_the_rest_to_the_process
 #[test]
 fn a_ferry_whose_engine_panicked_can_be_dropped() {
     let (ferry, panics) = panicky();
-    let transfer = ferry.icopy_owned(pattern(5000, 1), vec![0; 5000]).unwrap();
+    let transfer = ferry.icopy(pattern(5000, 1), vec![0u8; 5000]).unwrap();
     panics.store(true, Ordering::SeqCst);
     drop(ferry);
-    let outcome = transfer.transfer().wait_timeout(LIMIT).expect("it ends");
+    let outcome = transfer.transfer().wait_timeout(TIMEOUT).expect("it ends");
     assert!(is_engine_error(&outcome.unwrap_err()));
 }
 
@@ -186,8 +187,8 @@ fn a_copy_that_an_engine_took_before_its_submit_panicked_fails_and_does_not_coun
     let (ferry, _) = panicky_in(true);
     for round in 0..6 {
         let source = pattern(50_000, round);
-        let transfer = ferry.icopy_owned(source.clone(), vec![0; 50_000]).unwrap();
-        let ended = transfer.transfer().wait_timeout(LIMIT).expect("it ends");
+        let transfer = ferry.icopy(source.clone(), vec![0u8; 50_000]).unwrap();
+        let ended = transfer.transfer().wait_timeout(TIMEOUT).expect("it ends");
         match transfer.wait() {
             Ok((_, target)) => assert!(ended.is_ok() && target == source, "round {round}"),
             Err(failed) => assert!(ended.is_err() && is_engine_error(&failed.error), "{failed}"),

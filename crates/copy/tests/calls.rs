@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use common::{SIZES, builder, ferry, pattern};
 use memferry_copy::policy::PolicyKind;
-use memferry_copy::{Buffer, Error, Ferry, Notification, Options, Request, Temperature};
+use memferry_copy::{Buffer, CacheHint, Error, Ferry, Notification, Options, Request};
 use memferry_engine::ExecutionError;
 
 #[test]
@@ -29,7 +29,9 @@ fn cookies_can_be_checked_and_waited_for() {
         let source = pattern(length, 2);
         let mut target = vec![0u8; length];
         // SAFETY: both vectors live until after the wait.
-        let cookie = unsafe { ferry.icopy(source.as_ptr(), target.as_mut_ptr(), length) }.unwrap();
+        let cookie =
+            unsafe { ferry.icopy_cookie_raw(source.as_ptr(), target.as_mut_ptr(), length) }
+                .unwrap();
         assert!(cookie.to_raw() >= 0);
         while !ferry.check(cookie).unwrap() {
             std::thread::yield_now();
@@ -43,29 +45,29 @@ fn cookies_can_be_checked_and_waited_for() {
 fn owned_buffers_come_back_copied() {
     let ferry = ferry();
     for length in SIZES {
-        let transfer = ferry.icopy_owned(pattern(length, 3), vec![0u8; length]).unwrap();
+        let transfer = ferry.icopy(pattern(length, 3), vec![0u8; length]).unwrap();
         let (source, target) = transfer.wait().unwrap();
         assert!(source == target, "{length}");
     }
     let source: Arc<[u8]> = pattern(100_000, 4).into();
     let target = Buffer::new(100_000).unwrap();
-    let (_, target) = ferry.icopy_owned(source.clone(), target).unwrap().wait().unwrap();
+    let (_, target) = ferry.icopy(source.clone(), target).unwrap().wait().unwrap();
     assert!(source[..] == target[..]);
     let boxed: Box<[u8]> = pattern(70_000, 5).into();
     let (boxed, copy) =
-        ferry.icopy_owned(boxed, vec![0; 70_000].into_boxed_slice()).unwrap().wait().unwrap();
+        ferry.icopy(boxed, vec![0u8; 70_000].into_boxed_slice()).unwrap().wait().unwrap();
     assert!(boxed == copy);
 }
 
 #[test]
-fn scoped_borrows_come_back_from_wait() {
+fn scoped_borrows_come_back_from_their_handle() {
     let ferry = ferry();
     for length in SIZES {
         let source = pattern(length, 6);
         let mut target = vec![0; length];
         ferry.scope(|scope| {
             let transfer = scope.icopy(&source, &mut target).unwrap();
-            let target = transfer.wait().unwrap();
+            let target = transfer.into_target().unwrap();
             assert!(source == target, "{length}");
             target.fill(1);
         });
@@ -97,10 +99,10 @@ fn a_dropped_owned_transfer_keeps_its_buffers_until_the_end() {
     let variable = Arc::new(Notification::new(0));
     for round in 1..=200 {
         let options = Options::new().notify_shared(&variable, round);
-        drop(ferry.icopy_owned_with(pattern(200_000, round), vec![0u8; 200_000], options).unwrap());
+        drop(ferry.icopy_with(pattern(200_000, round), vec![0u8; 200_000], options).unwrap());
     }
     for _ in 0..200 {
-        drop(ferry.icopy_owned(vec![1u8; 4096], vec![0u8; 4096]).unwrap());
+        drop(ferry.icopy(vec![1u8; 4096], vec![0u8; 4096]).unwrap());
     }
     drop(ferry);
     assert_ne!(variable.load(), 0);
@@ -124,7 +126,7 @@ fn fill_sets_and_compare_finds() {
             }
         }
     }
-    let filled = ferry.ifill_owned(vec![0u8; 300_000], 9, Options::new()).unwrap();
+    let filled = ferry.ifill(vec![0u8; 300_000], 9).unwrap();
     assert!(filled.wait().unwrap().1.iter().all(|&byte| byte == 9));
 }
 
@@ -143,8 +145,9 @@ fn copies_inside_one_buffer_behave_as_memmove() {
                 let mut ours = original.clone();
                 let start = ours.as_mut_ptr();
                 // SAFETY: both ranges lie inside the vector, which lives until after the wait.
-                let cookie =
-                    unsafe { ferry.icopy(start.add(from), start.add(to), length - shift).unwrap() };
+                let cookie = unsafe {
+                    ferry.icopy_cookie_raw(start.add(from), start.add(to), length - shift).unwrap()
+                };
                 ferry.wait(cookie).unwrap();
                 assert!(ours == expected, "asynchronous, {length} by {shift}");
             }
@@ -164,11 +167,14 @@ fn a_transfer_after_another_sees_its_result() {
         // SAFETY: all vectors live until after the last wait, and the order makes every source
         // finished before it is read.
         unsafe {
-            let one = ferry.start(request(&first, &mut second)).unwrap();
-            let two =
-                ferry.start(request(&second, &mut third).with(Options::new().after(&one))).unwrap();
+            let one = ferry.start_raw(request(&first, &mut second)).unwrap();
+            let two = ferry
+                .start_raw(request(&second, &mut third).with(Options::new().after(&one)))
+                .unwrap();
             let three = ferry
-                .start(request(&third, &mut fourth).with(Options::new().after(&two).after(&one)))
+                .start_raw(
+                    request(&third, &mut fourth).with(Options::new().after(&two).after(&one)),
+                )
                 .unwrap();
             three.wait().unwrap();
         }
@@ -186,11 +192,11 @@ fn what_follows_a_cancelled_transfer_is_not_begun() {
         // SAFETY: all buffers live until after both waits.
         let (first, second) = unsafe {
             let first = ferry
-                .start(Request::copy(source.as_ptr(), target.as_mut_ptr(), source.len()))
+                .start_raw(Request::copy(source.as_ptr(), target.as_mut_ptr(), source.len()))
                 .unwrap();
             let after = Options::new().after(&first);
             let request = Request::copy(source.as_ptr(), follower.as_mut_ptr(), 4096).with(after);
-            (first, ferry.start(request).unwrap())
+            (first, ferry.start_raw(request).unwrap())
         };
         first.cancel();
         match first.wait() {
@@ -200,7 +206,7 @@ fn what_follows_a_cancelled_transfer_is_not_begun() {
                 assert!(done_bytes < source.len() as u64);
                 assert_eq!(second.wait(), Err(ExecutionError::Predecessor.into()));
                 assert!(follower.iter().all(|&byte| byte == 7));
-                let ready = first.ready() as usize;
+                let ready = first.ready_bytes() as usize;
                 assert!(target[..ready].iter().all(|&byte| byte == 1));
             }
             Err(other) => panic!("{other}"),
@@ -222,7 +228,8 @@ fn the_notification_arrives_after_the_data() {
                 .unwrap();
             assert!(variable.wait(42, Some(Duration::from_secs(60))));
             assert!(transfer.is_done() || transfer.ready().len() == length || length <= 1 << 20);
-            assert!(transfer.wait().unwrap() == source);
+            transfer.wait().unwrap();
+            assert!(transfer.ready() == source);
         });
     }
 }
@@ -241,7 +248,8 @@ fn finished_parts_can_be_used_while_the_rest_moves() {
         }
         let ready = transfer.ready();
         assert!(ready == &source[..ready.len()]);
-        assert!(transfer.wait().unwrap() == source);
+        transfer.wait().unwrap();
+        assert!(transfer.ready() == source);
     });
 }
 
@@ -252,7 +260,7 @@ fn a_transfer_is_a_future() {
     runtime.block_on(async {
         for length in SIZES {
             let source = pattern(length, 12);
-            let transfer = ferry.icopy_owned(source, vec![0u8; length]).unwrap();
+            let transfer = ferry.icopy(source, vec![0u8; length]).unwrap();
             let (source, target) = transfer.await.unwrap();
             assert!(source == target, "{length}");
         }
@@ -261,7 +269,7 @@ fn a_transfer_is_a_future() {
             let ferry = ferry.clone();
             tasks.push(tokio::spawn(async move {
                 let length = 1000 + seed as usize * 3001;
-                let transfer = ferry.icopy_owned(pattern(length, seed), vec![0; length]).unwrap();
+                let transfer = ferry.icopy(pattern(length, seed), vec![0u8; length]).unwrap();
                 let (source, target) = transfer.await.unwrap();
                 assert!(source == target);
             }));
@@ -276,7 +284,7 @@ fn a_transfer_is_a_future() {
 fn an_eventfd_becomes_readable_at_the_end() {
     let ferry = ferry();
     for length in [16usize, 8 << 10, 300_000, 4 << 20] {
-        let transfer = ferry.icopy_owned(pattern(length, 13), vec![0; length]).unwrap();
+        let transfer = ferry.icopy(pattern(length, 13), vec![0u8; length]).unwrap();
         let event = transfer.transfer().event().unwrap();
         let mut polled =
             [rustix::event::PollFd::from_borrowed_fd(event.as_fd(), rustix::event::PollFlags::IN)];
@@ -296,9 +304,9 @@ fn every_policy_and_wish_gives_the_same_bytes() {
             for length in SIZES {
                 for options in [
                     Options::new(),
-                    Options::new().temperature(Temperature::Cold),
-                    Options::new().temperature(Temperature::Hot),
-                    Options::new().spare_caller(),
+                    Options::new().cache_hint(CacheHint::Cold),
+                    Options::new().cache_hint(CacheHint::Hot),
+                    Options::new().no_caller_assist(),
                 ] {
                     let source = pattern(length, 14);
                     let mut target = vec![0; length];
@@ -319,7 +327,7 @@ fn under_the_dedicated_policy_small_copies_share_no_channel_with_large_ones() {
         ferry.scope(|scope| {
             for target in &mut targets {
                 drop(scope.icopy(&large, target).unwrap());
-                let small = ferry.icopy_owned(vec![2u8; 4096], vec![0u8; 4096]).unwrap();
+                let small = ferry.icopy(vec![2u8; 4096], vec![0u8; 4096]).unwrap();
                 assert_eq!(small.wait().unwrap().1, vec![2u8; 4096]);
             }
         });
@@ -336,7 +344,7 @@ fn statistics_count_what_was_done() {
     let ferry = builder().channels(1).build().unwrap();
     let before = ferry.statistics();
     assert_eq!(before.engine("cpu").submitted, 0);
-    let copy = |length: usize| ferry.icopy_owned(vec![1u8; length], vec![0u8; length]).unwrap();
+    let copy = |length: usize| ferry.icopy(vec![1u8; length], vec![0u8; length]).unwrap();
     let transfers: Vec<_> = [100, 8 << 10, 4 << 20].into_iter().map(copy).collect();
     for transfer in transfers {
         transfer.wait().unwrap();
@@ -349,7 +357,7 @@ fn statistics_count_what_was_done() {
     }
     let cpu = after.engine("cpu");
     assert_eq!((cpu.submitted, cpu.completed, cpu.failed), (2, 2, 0));
-    let moved = cpu.bytes + after.helped_chunks * (64 << 10);
+    let moved = cpu.bytes + after.caller_chunks * (64 << 10);
     assert!(moved >= (8 << 10) + (4 << 20), "{after:?}");
 }
 
@@ -360,14 +368,14 @@ fn a_default_ferry_works_and_explains_itself() {
     let mut target = vec![0; 5 << 20];
     ferry.copy(&source, &mut target).unwrap();
     assert!(source == target);
-    let plan = ferry.explain(&memferry_copy::plan::Question::copy(5 << 20, true)).unwrap();
+    let plan = ferry.explain(&memferry_copy::plan::CopyQuery::copy(5 << 20, true)).unwrap();
     assert!(!plan.reason.to_string().is_empty());
 }
 
 #[test]
 fn handles_are_shown_in_a_line() {
     let ferry = Ferry::new().unwrap();
-    let transfer = ferry.icopy_owned(vec![83u8; 8 << 20], vec![83u8; 8 << 20]).unwrap();
+    let transfer = ferry.icopy(vec![83u8; 8 << 20], vec![83u8; 8 << 20]).unwrap();
     let mut shown = vec![format!("{ferry:?}"), format!("{transfer:?}")];
     ferry.scope(|scope| shown.push(format!("{scope:?}")));
     let _ = transfer.wait();

@@ -16,7 +16,7 @@ const LIBRARIES: [&str; 3] = ["memferry_copy", "memferry_engine", "memferry_sys"
 
 /// Uses all of them, and compiles if the second was built with the third, and the first with both.
 const FITTING: &str = "
-    pub fn device(device: std::sync::Arc<dyn memferry_sys::device::Device>) {
+    pub fn device(device: std::sync::Arc<dyn memferry_sys::device::DmaDevice>) {
         // SAFETY: it is never called.
         drop(unsafe { memferry_engine::nic::NicEngine::over(device, Default::default()) });
     }

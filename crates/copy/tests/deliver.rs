@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use common::builder;
 use memferry_copy::policy::PolicyKind;
-use memferry_copy::{Error, Ferry, Notification, Options, Piece, Request, ValidationError};
-use memferry_engine::cuda::model::ModelDevice;
-use memferry_engine::cuda::{CudaEngine, Rates};
-use memferry_engine::ioat::model::{self as ioat_model, When};
+use memferry_copy::{Error, Ferry, Notification, Options, Request, Segment, ValidationError};
+use memferry_engine::cuda::model::CudaModel;
+use memferry_engine::cuda::{CudaEngine, CudaProfile};
+use memferry_engine::ioat::model::{self as ioat_model, FaultSchedule};
 use memferry_engine::nic::model as nic_model;
 use memferry_engine::polled::PolledEngine;
 use memferry_engine::{Engine, ExecutionError};
@@ -44,9 +44,9 @@ fn a_delivery_is_notified_behind_its_last_byte_however_little_a_channel_holds() 
             is_complete_when_it_is_notified(ferry, &packets[..5], 50);
         }
     }
-    assert!(network_card.counters().notices > 0);
-    assert_eq!(ioat.mistakes(), Vec::<String>::new());
-    assert_eq!(nic.sightings().mistakes, Vec::<String>::new());
+    assert!(network_card.counters().notification_writes > 0);
+    assert_eq!(ioat.protocol_violations(), Vec::<String>::new());
+    assert_eq!(nic.stats().protocol_violations, Vec::<String>::new());
 }
 
 #[test]
@@ -56,10 +56,10 @@ fn a_card_that_loses_frames_tells_of_no_byte_too_early() {
     let ferry = over(engine.clone(), 16);
     for lose_every in [7, 30] {
         let lose_every = Some(lose_every);
-        model.set_faults(nic_model::Faults { lose_every, ..nic_model::Faults::default() });
+        model.set_faults(nic_model::NicFaults { lose_every, ..nic_model::NicFaults::default() });
         is_complete_when_it_is_notified(&ferry, &packets(&ring), 2);
     }
-    assert!(engine.counters().sent_again > 0);
+    assert!(engine.counters().retransmits > 0);
 }
 
 #[test]
@@ -72,12 +72,12 @@ fn pieces_that_cannot_be_pinned_are_moved_by_the_processor_between_the_others() 
         is_complete_when_it_is_notified(&ferry, &packets(&ring), 3);
     }
     let counters = card.counters();
-    assert!(counters.notices > 0 && counters.bytes_by_card > 0, "{counters:?}");
-    assert_eq!(model.sightings().mistakes, Vec::<String>::new());
+    assert!(counters.notification_writes > 0 && counters.bytes_by_card > 0, "{counters:?}");
+    assert_eq!(model.stats().protocol_violations, Vec::<String>::new());
     let (model, engine) = ioat(2);
     let ferry = over(engine.clone(), 1 << 10);
-    let refuses_maps = When::Every(3);
-    model.set_faults(ioat_model::Faults { refuses_maps, ..ioat_model::Faults::default() });
+    let refuses_maps = FaultSchedule::Every(3);
+    model.set_faults(ioat_model::IoatFaults { refuses_maps, ..ioat_model::IoatFaults::default() });
     is_complete_when_it_is_notified(&ferry, &packets(&ring), 3);
     assert!(engine.counters().descriptors > 0);
 }
@@ -124,16 +124,16 @@ fn a_delivery_behind_one_that_failed_is_not_begun() {
     let packets = packets(&ring);
     let mut target = Pages::new(100 * PACKET).unwrap();
     // Nothing is ever mapped at the second page of a process.
-    let missing = Piece { address: 4096 as *const u8, length: 10 };
+    let missing = Segment { address: 4096 as *const u8, length: 10 };
     let to = target.as_mut_slice().as_mut_ptr();
     // SAFETY: memory is pinned before it is touched, and this cannot be.
-    let failed = unsafe { ferry.ideliver(&[missing], to, Options::new()) }.unwrap();
+    let failed = unsafe { ferry.ideliver_raw(&[missing], to, Options::new()) }.unwrap();
     assert!(matches!(failed.wait(), Err(Error::Execution(ExecutionError::BadMemory { .. }))));
     let variable = Notification::new(0);
     for pieces in [&packets[..], &[]] {
         let options = Options::new().after(&failed).notify(&variable, 1);
         // SAFETY: as above.
-        let next = unsafe { ferry.ideliver(&raw(pieces), to, options) }.unwrap();
+        let next = unsafe { ferry.ideliver_raw(&raw(pieces), to, options) }.unwrap();
         assert_eq!(next.wait(), Err(Error::Execution(ExecutionError::Predecessor)));
     }
     assert_eq!(variable.load(), 0);
@@ -164,8 +164,8 @@ fn a_cancelled_delivery_is_complete_or_tells_nobody() {
             }
         }
     }
-    assert_eq!(ioat.mistakes(), Vec::<String>::new());
-    assert_eq!(nic.sightings().mistakes, Vec::<String>::new());
+    assert_eq!(ioat.protocol_violations(), Vec::<String>::new());
+    assert_eq!(nic.stats().protocol_violations, Vec::<String>::new());
 }
 
 #[test]
@@ -176,7 +176,7 @@ fn a_delivery_that_is_cancelled_while_it_waits_is_not_begun() {
     let mut target = Pages::new(100 * PACKET).unwrap();
     let request = Request::copy(source.as_ptr(), middle.as_mut_ptr(), source.len());
     // SAFETY: both vectors live until after the wait.
-    let before = unsafe { ferry.start(request) }.unwrap();
+    let before = unsafe { ferry.start_raw(request) }.unwrap();
     let variable = Notification::new(0);
     let options = Options::new().after(&before).notify(&variable, 1);
     let delivery = start(&ferry, &packets(&ring), &mut target, options);
@@ -216,12 +216,12 @@ fn a_scope_waits_for_its_deliveries() {
         let [first, second] = &mut targets;
         ferry.scope(|scope| {
             // The list of pieces may go before the delivery is over.
-            let delivery = scope.ideliver(&packets(&ring), first, Options::new()).unwrap();
+            let delivery = scope.ideliver_with(&packets(&ring), first, Options::new()).unwrap();
             let options = Options::new().after(&delivery).notify(&variable, 5);
-            drop(scope.ideliver(&packets(&ring), second, options).unwrap());
-            let target = delivery.wait().unwrap();
+            drop(scope.ideliver_with(&packets(&ring), second, options).unwrap());
+            let target = delivery.into_target().unwrap();
             assert!(*target == packets(&ring).concat());
-            let refused = scope.ideliver(&packets(&ring)[1..], target, Options::new());
+            let refused = scope.ideliver_with(&packets(&ring)[1..], target, Options::new());
             let mismatch = ValidationError::LengthMismatch {
                 source_bytes: 299 * PACKET as u64,
                 target_bytes: 300 * PACKET as u64,
@@ -237,16 +237,16 @@ fn a_scope_waits_for_its_deliveries() {
 fn nothing_is_delivered_from_anywhere_to_anywhere_and_told() {
     let (_model, engine) = card();
     for ferry in [common::ferry(), over(engine, 8)] {
-        let nowhere = Piece { address: std::ptr::null(), length: 0 };
+        let nowhere = Segment { address: std::ptr::null(), length: 0 };
         for pieces in [&[][..], &[nowhere], &[nowhere; 1000]] {
             let variable = Notification::new(0);
             let options = Options::new().notify(&variable, 1);
             let to = std::ptr::null_mut();
             // SAFETY: no byte is touched.
-            unsafe { ferry.ideliver(pieces, to, options) }.unwrap().wait().unwrap();
+            unsafe { ferry.ideliver_raw(pieces, to, options) }.unwrap().wait().unwrap();
             assert_eq!(variable.load(), 1);
             // SAFETY: as above.
-            let cookie = unsafe { ferry.ideliver_cookie(pieces, to, Options::new()) }.unwrap();
+            let cookie = unsafe { ferry.ideliver_cookie_raw(pieces, to, Options::new()) }.unwrap();
             ferry.wait(cookie).unwrap();
         }
     }
@@ -258,9 +258,10 @@ fn a_range_that_cannot_be_is_refused_by_its_side() {
     let mut target = [0u8; 32];
     let refused = |address: *const u8, length, to| {
         let variable = Notification::new(0);
-        let pieces = [Piece { address, length }, Piece { address, length: 1 }];
+        let pieces = [Segment { address, length }, Segment { address, length: 1 }];
         // SAFETY: nothing is started.
-        let refused = unsafe { ferry.ideliver(&pieces, to, Options::new().notify(&variable, 1)) };
+        let refused =
+            unsafe { ferry.ideliver_raw(&pieces, to, Options::new().notify(&variable, 1)) };
         assert_eq!(variable.load(), 0);
         refused.unwrap_err().to_string()
     };
@@ -290,11 +291,11 @@ fn pieces_may_be_read_only_and_in_the_pages_of_the_target() {
         let (before, rest) = memory.as_mut_slice().split_at_mut(3000);
         let (target, behind) = rest.split_at_mut(before.len() + 10_000);
         let pieces = [&before[..], &behind[..10_000]];
-        ferry.deliver(&pieces, target, Options::new().spare_caller()).unwrap();
+        ferry.deliver_with(&pieces, target, Options::new().no_caller_assist()).unwrap();
         assert!(*target == pieces.concat());
     }
-    assert_eq!(ioat.mistakes(), Vec::<String>::new());
-    assert_eq!(nic.sightings().mistakes, Vec::<String>::new());
+    assert_eq!(ioat.protocol_violations(), Vec::<String>::new());
+    assert_eq!(nic.stats().protocol_violations, Vec::<String>::new());
 }
 
 #[test]
@@ -302,10 +303,10 @@ fn a_short_delivery_is_carried_out_by_a_caller_that_waits() {
     let ferry = common::ferry();
     let ring = ring(20);
     let mut target = vec![0u8; 20 * PACKET];
-    ferry.deliver(&packets(&ring), &mut target, Options::new()).unwrap();
+    ferry.deliver(&packets(&ring), &mut target).unwrap();
     assert!(target == packets(&ring).concat());
     assert_eq!(ferry.statistics().engine("cpu").submitted, 0);
-    ferry.deliver(&packets(&ring), &mut target, Options::new().spare_caller()).unwrap();
+    ferry.deliver_with(&packets(&ring), &mut target, Options::new().no_caller_assist()).unwrap();
     assert_eq!(ferry.statistics().engine("cpu").submitted, 20);
 }
 
@@ -316,7 +317,7 @@ fn the_cookie_of_a_delivery_is_one_like_any_other() {
     let mut target = Pages::new(100 * PACKET).unwrap();
     let to = target.as_mut_slice().as_mut_ptr();
     // SAFETY: both live until after the wait.
-    let cookie = unsafe { ferry.ideliver_cookie(&raw(&packets(&ring)), to, Options::new()) };
+    let cookie = unsafe { ferry.ideliver_cookie_raw(&raw(&packets(&ring)), to, Options::new()) };
     let cookie = cookie.unwrap();
     ferry.wait(cookie).unwrap();
     assert_eq!(ferry.check(cookie), Ok(true));
@@ -326,7 +327,7 @@ fn the_cookie_of_a_delivery_is_one_like_any_other() {
 #[test]
 fn a_ferry_with_a_gpu_alone_delivers_in_ordinary_memory() {
     let limits = memferry_copy::PinLimits::default();
-    let gpu = CudaEngine::with_driver(ModelDevice::new(), Rates::default(), limits).unwrap();
+    let gpu = CudaEngine::with_driver(CudaModel::new(), CudaProfile::default(), limits).unwrap();
     let ferry = builder().engine(Arc::new(gpu), 2).inline_bytes(0).split_bytes(0).build().unwrap();
     let ring = ring(3000);
     is_complete_when_it_is_notified(&ferry, &packets(&ring), 3);

@@ -28,7 +28,7 @@ fn a_piece_that_is_not_there_is_an_error_that_says_where() {
     let engines: [Arc<dyn Engine>; 3] = [
         Arc::new(PolledEngine::pinned_by(Arc::default())),
         Arc::new(IoatEngine::over_model(ioat.clone()).unwrap()),
-        Arc::new(NicEngine::over_model(card.clone(), nic::Settings::default()).unwrap()),
+        Arc::new(NicEngine::over_model(card.clone(), nic::NicConfig::default()).unwrap()),
     ];
     let mut target = Pages::new(64 * PACKET).unwrap();
     let expected = packets(&ring).concat();
@@ -51,6 +51,6 @@ fn a_piece_that_is_not_there_is_an_error_that_says_where() {
             assert!(target.as_slice()[range.clone()] == expected[range]);
         }
     }
-    assert_eq!(ioat.mistakes(), Vec::<String>::new());
-    assert_eq!(card.sightings().mistakes, Vec::<String>::new());
+    assert_eq!(ioat.protocol_violations(), Vec::<String>::new());
+    assert_eq!(card.stats().protocol_violations, Vec::<String>::new());
 }

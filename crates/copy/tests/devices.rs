@@ -6,9 +6,9 @@ mod models;
 use std::sync::Arc;
 
 use memferry_copy::policy::PolicyKind;
-use memferry_copy::{Ferry, Notification, Options, Piece, PinLimits, Request};
+use memferry_copy::{Ferry, Notification, Options, PinLimits, Request, Segment};
 use memferry_engine::Engine;
-use memferry_engine::ioat::model::{Faults, When};
+use memferry_engine::ioat::model::{FaultSchedule, IoatFaults};
 use memferry_sys::Pages;
 use models::{card, ioat};
 
@@ -30,7 +30,7 @@ fn patterned(bytes: usize) -> Pages {
 fn copy(ferry: &Ferry, source: &[u8], target: &mut [u8], options: Options<'_>) {
     let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), target.len());
     // SAFETY: both are borrowed until the transfer is over.
-    unsafe { ferry.start(request.with(options.spare_caller())) }.unwrap().wait().unwrap();
+    unsafe { ferry.start_raw(request.with(options.no_caller_assist())) }.unwrap().wait().unwrap();
     assert!(source == target);
 }
 
@@ -45,13 +45,13 @@ fn an_aligned_copy_takes_a_descriptor_for_each_page_and_a_shifted_one_two() {
     assert_eq!(engine.counters().descriptors, 1024);
     copy(&ferry, source.as_slice(), &mut target.as_mut_slice()[2048..], Options::new());
     assert_eq!(engine.counters().descriptors - 1024, 2048);
-    assert_eq!(model.mistakes(), Vec::<String>::new());
+    assert_eq!(model.protocol_violations(), Vec::<String>::new());
 }
 
 #[test]
 fn nothing_is_mapped_for_a_device_when_its_ferry_is_gone() {
     let (model, engine) = ioat(2);
-    let limits = PinLimits { most_bytes: MIB, most_entries: 8 };
+    let limits = PinLimits { max_bytes: MIB, max_entries: 8 };
     let ferry = Ferry::builder().engine(engine, 2).pin_limits(limits).build().unwrap();
     let (source, mut target) = (patterned(3 * MIB), Pages::new(3 * MIB).unwrap());
     for _ in 0..3 {
@@ -61,7 +61,7 @@ fn nothing_is_mapped_for_a_device_when_its_ferry_is_gone() {
     assert!(model.mapped_pages() <= 2 * 256 + 2 * 1025, "{}", model.mapped_pages());
     drop(ferry);
     assert_eq!(model.mapped_pages(), 0);
-    assert_eq!(model.mistakes(), Vec::<String>::new());
+    assert_eq!(model.protocol_violations(), Vec::<String>::new());
 }
 
 #[test]
@@ -84,10 +84,10 @@ fn what_a_copy_engine_cannot_do_the_processor_does() {
     let ferry = ferry_over(engine.clone(), 2);
     let (source, mut target) = (patterned(MIB), Pages::new(MIB).unwrap());
     let faults = [
-        Faults { halts: When::Every(10), ..Faults::default() },
-        Faults { refuses_maps: When::Always, ..Faults::default() },
-        Faults { loses_write_backs: When::Always, ..Faults::default() },
-        Faults { is_dead: true, ..Faults::default() },
+        IoatFaults { halts: FaultSchedule::Every(10), ..IoatFaults::default() },
+        IoatFaults { refuses_maps: FaultSchedule::Always, ..IoatFaults::default() },
+        IoatFaults { loses_write_backs: FaultSchedule::Always, ..IoatFaults::default() },
+        IoatFaults { is_removed: true, ..IoatFaults::default() },
     ];
     for faults in faults {
         target.as_mut_slice().fill(0);
@@ -95,7 +95,7 @@ fn what_a_copy_engine_cannot_do_the_processor_does() {
         copy(&ferry, source.as_slice(), target.as_mut_slice(), Options::new());
     }
     // It is not trusted again, and everything works as before.
-    model.set_faults(Faults::default());
+    model.set_faults(IoatFaults::default());
     target.as_mut_slice().fill(0);
     copy(&ferry, source.as_slice(), target.as_mut_slice(), Options::new());
 }
@@ -105,7 +105,7 @@ fn a_channel_that_stands_still_is_started_again() {
     let (model, engine) = ioat(1);
     let ferry = ferry_over(engine.clone(), 1);
     let (source, mut target) = (patterned(MIB), Pages::new(MIB).unwrap());
-    model.set_faults(Faults { stalls: When::At(100), ..Faults::default() });
+    model.set_faults(IoatFaults { stalls: FaultSchedule::At(100), ..IoatFaults::default() });
     copy(&ferry, source.as_slice(), target.as_mut_slice(), Options::new());
     assert_eq!(engine.counters().recoveries, 1);
     assert_eq!(ferry.statistics().engines[0].1[0].failed, 1);
@@ -121,9 +121,9 @@ fn a_card_sets_the_notification_variable_behind_the_data() {
         let options = Options::new().notify(&variable, count);
         copy(&ferry, &source.as_slice()[..bytes], &mut target.as_mut_slice()[..bytes], options);
         assert_eq!(variable.load(), count);
-        assert_eq!(engine.counters().notices, count, "{bytes}");
+        assert_eq!(engine.counters().notification_writes, count, "{bytes}");
     }
-    assert_eq!(model.sightings().mistakes, Vec::<String>::new());
+    assert_eq!(model.stats().protocol_violations, Vec::<String>::new());
 }
 
 #[test]
@@ -137,15 +137,15 @@ fn packets_are_delivered_in_few_frames_with_one_notice() {
         buffers.as_slice().chunks(2048).map(|buffer| &buffer[64..64 + PACKET]).collect();
     let mut target = Pages::new(packets.len() * PACKET).unwrap();
     let variable = Notification::new(0);
-    let options = Options::new().notify(&variable, 7).spare_caller();
-    ferry.deliver(&packets, target.as_mut_slice(), options).unwrap();
+    let options = Options::new().notify(&variable, 7).no_caller_assist();
+    ferry.deliver_with(&packets, target.as_mut_slice(), options).unwrap();
     assert!(target.as_slice() == packets.concat());
     let counters = engine.counters();
-    assert_eq!((variable.load(), counters.notices), (7, 1));
+    assert_eq!((variable.load(), counters.notification_writes), (7, 1));
     assert!(counters.frames <= packets.len() as u64 / 2, "{counters:?}");
     let by_card = counters.bytes_by_card as f64 / target.len() as f64;
     assert!(by_card > 0.95, "{counters:?}");
-    assert_eq!(model.sightings().mistakes, Vec::<String>::new());
+    assert_eq!(model.stats().protocol_violations, Vec::<String>::new());
 }
 
 #[test]
@@ -162,7 +162,7 @@ fn pieces_are_delivered_by_any_engine() {
             }
             let expected = pieces.concat();
             let mut target = vec![0; expected.len()];
-            ferry.deliver(&pieces, &mut target, Options::new()).unwrap();
+            ferry.deliver_with(&pieces, &mut target, Options::new()).unwrap();
             assert!(target == expected);
         }
     }
@@ -172,10 +172,11 @@ fn pieces_are_delivered_by_any_engine() {
 fn a_delivery_that_makes_no_sense_is_refused() {
     let ferry = Ferry::new().unwrap();
     let mut memory = vec![1u8; 64];
-    let error = ferry.deliver(&[&[1, 2, 3]], &mut memory[..2], Options::new()).unwrap_err();
+    let error = ferry.deliver_with(&[&[1, 2, 3]], &mut memory[..2], Options::new()).unwrap_err();
     assert!(error.to_string().contains("3 bytes and the target 2"), "{error}");
-    let inside = Piece { address: memory.as_ptr().wrapping_add(8), length: 8 };
+    let inside = Segment { address: memory.as_ptr().wrapping_add(8), length: 8 };
     // SAFETY: nothing is started.
-    let refused = unsafe { ferry.ideliver(&[inside, inside], memory.as_mut_ptr(), Options::new()) };
+    let refused =
+        unsafe { ferry.ideliver_raw(&[inside, inside], memory.as_mut_ptr(), Options::new()) };
     assert!(refused.unwrap_err().to_string().contains("overlaps the target"));
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{SIZES, builder, pattern};
 use memferry_copy::{BuildError, Error, Ferry, Notification, Options, Request};
-use memferry_engine::cpu::{CpuEngine, Profile};
-use memferry_engine::fault::{Fault, FaultEngine, Script};
+use memferry_engine::cpu::{CpuEngine, CpuProfile};
+use memferry_engine::fault::{Fault, FaultEngine, FaultScript};
 use memferry_engine::polled::PolledEngine;
 use memferry_engine::{Engine, ExecutionError};
 
@@ -18,7 +18,7 @@ fn over(engine: Arc<dyn Engine>) -> Ferry {
 }
 
 fn cpu() -> Arc<dyn Engine> {
-    Arc::new(CpuEngine::new(Arc::new(Profile::built_in())))
+    Arc::new(CpuEngine::new(Arc::new(CpuProfile::built_in())))
 }
 
 fn every_call_is_right(ferry: &Ferry) {
@@ -28,7 +28,7 @@ fn every_call_is_right(ferry: &Ferry) {
         ferry.copy(&source[3..], &mut target[5..]).unwrap();
         assert!(source[3..] == target[5..], "{length}");
         let (source, copy) =
-            ferry.icopy_owned(source[3..].to_vec(), vec![0; length]).unwrap().wait().unwrap();
+            ferry.icopy(source[3..].to_vec(), vec![0u8; length]).unwrap().wait().unwrap();
         assert!(source == copy, "{length}");
         assert_eq!(ferry.compare(&source, &copy), Ok(None));
         ferry.fill(&mut target, 3).unwrap();
@@ -59,14 +59,14 @@ fn completions_of_a_polled_engine_arrive_without_anybody_calling() {
     });
     assert!(source == target);
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let transfer = ferry.icopy_owned(source, target).unwrap();
+    let transfer = ferry.icopy(source, target).unwrap();
     runtime.block_on(transfer).unwrap();
 }
 
 #[test]
 fn a_faulty_engine_is_finished_by_the_processor() {
     for inner in [cpu(), Arc::new(PolledEngine::new())] {
-        let script = Script::of([
+        let script = FaultScript::of([
             Fault::None,
             Fault::Partial { done_bytes: 100 },
             Fault::EngineFault { done_bytes: 0 },
@@ -81,13 +81,13 @@ fn a_faulty_engine_is_finished_by_the_processor() {
 
 #[test]
 fn bad_memory_is_reported_with_what_was_done() {
-    let script = Script::of([Fault::None, Fault::BadMemory { done_bytes: 10 }]);
+    let script = FaultScript::of([Fault::None, Fault::BadMemory { done_bytes: 10 }]);
     let ferry = over(Arc::new(FaultEngine::new(cpu(), script)));
     let source = pattern(256 << 10, 4);
     let mut target = vec![0u8; 256 << 10];
     let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), source.len());
     // SAFETY: both vectors live until after the wait.
-    let error = unsafe { ferry.run(request) }.unwrap_err();
+    let error = unsafe { ferry.run_raw(request) }.unwrap_err();
     let Error::Execution(ExecutionError::BadMemory { address, done_bytes }) = error else {
         panic!("{error}");
     };
@@ -106,7 +106,7 @@ fn closing_a_ferry_drains_engines_that_must_be_polled() {
         let mut target = vec![0u8; 500_000];
         let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), source.len());
         // SAFETY: both vectors live until after the wait.
-        let transfer = unsafe { ferry.start(request) }.unwrap();
+        let transfer = unsafe { ferry.start_raw(request) }.unwrap();
         drop(ferry);
         assert!(transfer.is_done() && transfer.wait().is_ok());
         assert!(source == target);

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use common::pattern;
 use frames::FrameEngine;
 use memferry_copy::{Ferry, PinLimits};
-use memferry_sys::fault::{self, Account, Call, Plan, each_failure};
+use memferry_sys::fault::{self, Call, FaultCounts, FaultPlan, for_each_failure};
 use memferry_sys::residency::{locked_bytes, pinned_bytes};
 use memferry_testing::{HangGuard, until};
 use ring::RingPinner;
@@ -37,7 +37,7 @@ fn alone() -> MutexGuard<'static, ()> {
 
 /// Walks through every place at which a call of a flow can fail.
 fn walk(what: &str, flow: impl Fn() -> Result<(), String>) {
-    let round = |plan: Plan| -> (Result<(), String>, Account) {
+    let round = |plan: FaultPlan| -> (Result<(), String>, FaultCounts) {
         let _guard = HangGuard::new(&format!("{what}: {plan:?}"));
         fault::arm(plan);
         let outcome = flow();
@@ -45,14 +45,14 @@ fn walk(what: &str, flow: impl Fn() -> Result<(), String>) {
     };
     // What is made once and stays.
     for _ in 0..3 {
-        round(Plan::Count).0.unwrap();
+        round(FaultPlan::Count).0.unwrap();
     }
-    let (before, account) = (holdings(), round(Plan::Count).1);
+    let (before, account) = (holdings(), round(FaultPlan::Count).1);
     let (mut faults, mut fine, mut places) = (0, 0, BTreeSet::new());
     let calls: Vec<Call> = account.calls.keys().copied().collect();
-    each_failure(&calls, false, |plan| {
+    for_each_failure(&calls, false, |plan| {
         let (outcome, account) = round(plan);
-        let Some(place) = account.fired else {
+        let Some(place) = account.fired_at else {
             outcome.unwrap();
             return false;
         };
@@ -60,20 +60,20 @@ fn walk(what: &str, flow: impl Fn() -> Result<(), String>) {
         places.insert(place.to_string());
         let is_left = || holdings().iter().zip(before).any(|(now, before)| *now > before);
         until("nothing is left", || !is_left());
-        let (next, _) = round(Plan::Count);
+        let (next, _) = round(FaultPlan::Count);
         next.unwrap_or_else(|next| panic!("{what}: after {plan:?}: {next}"));
         true
     });
     let (kinds, places) = (account.calls.len(), places.len());
     assert!(faults > 0, "nothing failed");
-    say(format_args!(
+    report(format_args!(
         "row\tcalls of {what} that failed\t{faults}\tof {kinds} kinds, at {places} places; {fine} without an \
          error"
     ));
 }
 
 #[allow(clippy::print_stdout, reason = "for whoever reads the output of a test")]
-fn say(words: std::fmt::Arguments<'_>) {
+fn report(words: std::fmt::Arguments<'_>) {
     println!("{words}");
 }
 
@@ -83,8 +83,7 @@ fn copy_with(ferry: &Ferry, sizes: &[usize]) -> Result<(), String> {
         let (source, mut target) = (pattern(bytes, seed as u64 + 1), vec![0; bytes]);
         ferry.copy(&source, &mut target).map_err(|error| error.to_string())?;
         assert!(source == target, "{bytes} bytes say they were copied, and were not");
-        let copied =
-            ferry.icopy_owned(source, vec![0; bytes]).map_err(|error| error.to_string())?;
+        let copied = ferry.icopy(source, vec![0u8; bytes]).map_err(|error| error.to_string())?;
         let (source, target) = copied.wait().map_err(|error| error.to_string())?;
         assert!(source == target, "{bytes} bytes say they were copied, and were not");
     }

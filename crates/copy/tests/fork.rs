@@ -14,7 +14,7 @@ fn a_child_can_copy_and_never_hangs() {
     let mut target = vec![0u8; 64 << 20];
     let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), source.len());
     // SAFETY: both vectors live until after the wait below.
-    let running = unsafe { ferry.start(request) }.unwrap();
+    let running = unsafe { ferry.start_raw(request) }.unwrap();
     // SAFETY: the child only copies memory, allocates, and leaves by `_exit`; the other threads of
     // this test process hold no lock of ours while they sleep or copy.
     let child = unsafe { libc::fork() };
@@ -28,12 +28,14 @@ fn a_child_can_copy_and_never_hangs() {
             let mut copy = vec![0u8; length];
             fine &= ferry.copy(&source[..length], &mut copy).is_ok() && copy == source[..length];
             // SAFETY: the child's own memory, awaited at once.
-            let cookie = unsafe { ferry.icopy(source.as_ptr(), copy.as_mut_ptr(), length) };
+            let cookie =
+                unsafe { ferry.icopy_cookie_raw(source.as_ptr(), copy.as_mut_ptr(), length) };
             fine &= cookie.and_then(|cookie| ferry.wait(cookie)).is_ok();
             copy.fill(0);
             let pieces: Vec<_> = source[..length].chunks(1460).collect();
-            let options = Options::new().spare_caller();
-            fine &= ferry.deliver(&pieces, &mut copy, options).is_ok() && copy == source[..length];
+            let options = Options::new().no_caller_assist();
+            fine &=
+                ferry.deliver_with(&pieces, &mut copy, options).is_ok() && copy == source[..length];
         }
         drop(ferry);
         // SAFETY: ends the child without running the parent's exit handlers.

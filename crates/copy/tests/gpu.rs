@@ -2,44 +2,44 @@
 
 use std::sync::Arc;
 
-use memferry_copy::plan::{Path, Question, Reason};
+use memferry_copy::plan::{CopyQuery, CopyReason, CopyStrategy};
 use memferry_copy::{Error, Ferry, Options, Request, ValidationError};
-use memferry_engine::contract::{Acquaintance, Limits, Registry};
-use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
-use memferry_engine::cuda::model::{Faults, ModelDevice};
-use memferry_engine::cuda::{CudaEngine, Rates};
+use memferry_engine::contract::{PinCacheLimits, RegistrationCache, ReuseHint};
+use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+use memferry_engine::cuda::model::{CudaFaults, CudaModel};
+use memferry_engine::cuda::{CudaEngine, CudaProfile};
 use memferry_engine::{Engine, ExecutionError, MemoryKind};
 use memferry_sys::Pages;
 
-struct Machine {
-    device: Arc<ModelDevice>,
+struct GpuFixture {
+    device: Arc<CudaModel>,
     engine: Arc<CudaEngine>,
     ferry: Ferry,
 }
 
 /// A machine whose GPU is used by others too.
-fn machine(faults: Faults) -> Machine {
+fn machine(faults: CudaFaults) -> GpuFixture {
     machine_with(faults, |engine| engine)
 }
 
 /// A machine whose GPU nobody else uses.
-fn sole_machine(faults: Faults) -> Machine {
+fn sole_machine(faults: CudaFaults) -> GpuFixture {
     machine_with(faults, CudaEngine::sole_user)
 }
 
-fn machine_with(faults: Faults, finish: fn(CudaEngine) -> CudaEngine) -> Machine {
-    let device = ModelDevice::with_faults(faults);
-    let limits = Limits { most_bytes: 1 << 30, most_entries: 1024 };
-    let engine = CudaEngine::with_driver(device.clone(), Rates::default(), limits).unwrap();
+fn machine_with(faults: CudaFaults, finish: fn(CudaEngine) -> CudaEngine) -> GpuFixture {
+    let device = CudaModel::with_faults(faults);
+    let limits = PinCacheLimits { max_bytes: 1 << 30, max_entries: 1024 };
+    let engine = CudaEngine::with_driver(device.clone(), CudaProfile::default(), limits).unwrap();
     let engine = Arc::new(finish(engine));
-    let profile = Profile::load(&ProfileSource::BuiltIn).unwrap();
+    let profile = CpuProfile::load(&ProfileSource::BuiltIn).unwrap();
     let ferry = Ferry::builder()
         .profile(ProfileSource::BuiltIn)
         .engine(Arc::new(CpuEngine::new(profile)), 2)
         .engine(engine.clone(), 3)
         .build()
         .unwrap();
-    Machine { device, engine, ferry }
+    GpuFixture { device, engine, ferry }
 }
 
 fn pattern(length: usize, seed: usize) -> Pages {
@@ -51,14 +51,14 @@ fn pattern(length: usize, seed: usize) -> Pages {
 }
 
 /// No copy touched memory that was not registered for it.
-fn assert_clean(machine: &Machine) {
-    let seen = machine.device.sightings();
-    assert_eq!((seen.torn_copies, seen.stray_copies), (0, 0));
+fn assert_clean(machine: &GpuFixture) {
+    let seen = machine.device.stats();
+    assert_eq!((seen.unregistered_in_flight, seen.outside_registration), (0, 0));
 }
 
 #[test]
 fn bytes_go_to_the_device_and_come_back() {
-    for machine in [machine(Faults::default()), sole_machine(Faults::default())] {
+    for machine in [machine(CudaFaults::default()), sole_machine(CudaFaults::default())] {
         let ferry = &machine.ferry;
         for length in [1, 4096, 100_001, 3 << 20, 40 << 20] {
             let source = pattern(length, length);
@@ -78,57 +78,57 @@ fn bytes_go_to_the_device_and_come_back() {
 
 #[test]
 fn memory_that_comes_again_is_registered_and_found_by_the_sole_user() {
-    let machine = sole_machine(Faults::default());
+    let machine = sole_machine(CudaFaults::default());
     let source = pattern(8 << 20, 1);
     let mut device = machine.engine.allocate(8 << 20).unwrap();
     let mut copy = || machine.ferry.copy_to_device(source.as_slice(), &mut device, 0).unwrap();
     copy();
     let pinning = || machine.ferry.statistics().pinning("cuda").cloned().unwrap();
-    if !machine.engine.registry().is_some_and(Registry::keeps_anything) {
+    if !machine.engine.registrations().is_some_and(RegistrationCache::caches_by_default) {
         return memferry_testing::skip(
             memferry_testing::Requirement::Userfaultfd,
             "nothing stays registered",
         );
     }
-    assert_eq!(machine.device.sightings().registrations, 0, "new memory passes through rings");
+    assert_eq!(machine.device.stats().registrations, 0, "new memory passes through rings");
     copy();
-    let registered = machine.device.sightings().registrations;
+    let registered = machine.device.stats().registrations;
     assert!(registered > 0 && pinning().cache.bytes_pinned >= 8 << 20);
     copy();
-    assert_eq!(machine.device.sightings().registrations, registered);
-    machine.ferry.forget(source.as_slice().as_ptr(), 8 << 20);
+    assert_eq!(machine.device.stats().registrations, registered);
+    machine.ferry.invalidate(source.as_slice().as_ptr(), 8 << 20);
     assert_eq!(pinning().cache.bytes_pinned, 0);
 }
 
 #[test]
 fn a_registered_region_is_used_from_the_first_copy_on() {
-    let machine = machine(Faults::default());
+    let machine = machine(CudaFaults::default());
     let (source, mut target) = (pattern(4 << 20, 1), pattern(4 << 20, 2));
     // SAFETY: the pages outlive the regions.
     let region =
         |pages: &Pages| unsafe { machine.ferry.register(pages.as_ptr(), pages.len()) }.unwrap();
     let regions = [region(&source), region(&target)];
-    let options = Options::new().spare_caller();
+    let options = Options::new().no_caller_assist();
     machine.ferry.copy_with(source.as_slice(), target.as_mut_slice(), options).unwrap();
     assert!(source.as_slice() == target.as_slice());
     assert_eq!(machine.ferry.statistics().engine("cuda").bytes, 4 << 20);
-    assert_eq!(machine.device.sightings().registrations, 2);
+    assert_eq!(machine.device.stats().registrations, 2);
     drop(regions);
     assert_clean(&machine);
 }
 
 /// Copies between ordinary memory, and says how many bytes of it the device has moved.
-fn moved_by_device(machine: &Machine, source: &[u8], target: &mut [u8]) -> u64 {
+fn moved_by_device(machine: &GpuFixture, source: &[u8], target: &mut [u8]) -> u64 {
     let before = machine.ferry.statistics().engine("cuda").bytes;
     target.fill(0);
-    machine.ferry.copy_with(source, target, Options::new().spare_caller()).unwrap();
+    machine.ferry.copy_with(source, target, Options::new().no_caller_assist()).unwrap();
     assert!(source == target);
     machine.ferry.statistics().engine("cuda").bytes - before
 }
 
 #[test]
 fn memory_that_was_registered_twice_is_used_until_it_is_unregistered_twice() {
-    let machine = machine(Faults::default());
+    let machine = machine(CudaFaults::default());
     let (source, mut target) = (pattern(4 << 20, 1), pattern(4 << 20, 2));
     // SAFETY: the pages outlive the regions.
     let region =
@@ -139,9 +139,9 @@ fn memory_that_was_registered_twice_is_used_until_it_is_unregistered_twice() {
     assert_eq!(moved(), 4 << 20);
     drop(first);
     assert_eq!(moved(), 4 << 20, "it is registered once more than it was unregistered");
-    machine.ferry.forget(source.as_ptr(), source.len());
+    machine.ferry.invalidate(source.as_ptr(), source.len());
     assert_eq!(moved(), 4 << 20, "memory that is registered cannot be on its way out");
-    assert_eq!(machine.device.sightings().registrations, 2);
+    assert_eq!(machine.device.stats().registrations, 2);
     drop(second);
     assert_eq!(moved(), 0, "it is registered no more");
     assert_clean(&machine);
@@ -149,7 +149,7 @@ fn memory_that_was_registered_twice_is_used_until_it_is_unregistered_twice() {
 
 #[test]
 fn regions_that_share_a_page_do_not_undo_each_other() {
-    let machine = machine(Faults::default());
+    let machine = machine(CudaFaults::default());
     let (memory, mut target) = (pattern(8 << 20, 1), pattern(4 << 20, 2));
     // The page in the middle is of both.
     let middle = (4 << 20) + 100;
@@ -166,27 +166,27 @@ fn regions_that_share_a_page_do_not_undo_each_other() {
     assert_eq!(moved(), 2 << 20, "the other region is left");
     drop(regions.1);
     assert_eq!(moved(), 0);
-    let seen = machine.device.sightings();
+    let seen = machine.device.stats();
     assert_eq!(seen.registrations - seen.unregistrations, 1, "that of the target");
     assert_clean(&machine);
 }
 
 #[test]
 fn owned_buffers_and_device_memory_are_handed_over_alike() {
-    let machine = machine(Faults::default());
+    let machine = machine(CudaFaults::default());
     let source: Vec<u8> = pattern(2 << 20, 3).as_slice().to_vec();
     let device = machine.engine.allocate(2 << 20).unwrap();
-    let (source, device) = machine.ferry.icopy_owned(source, device).unwrap().wait().unwrap();
+    let (source, device) = machine.ferry.icopy(source, device).unwrap().wait().unwrap();
     let twin = machine.engine.allocate(2 << 20).unwrap();
-    let (_, twin) = machine.ferry.icopy_owned(device, twin).unwrap().wait().unwrap();
-    let (_, back) = machine.ferry.icopy_owned(twin, vec![0u8; 2 << 20]).unwrap().wait().unwrap();
+    let (_, twin) = machine.ferry.icopy(device, twin).unwrap().wait().unwrap();
+    let (_, back) = machine.ferry.icopy(twin, vec![0u8; 2 << 20]).unwrap().wait().unwrap();
     assert!(source == back);
     assert_clean(&machine);
 }
 
 #[test]
 fn a_blocking_copy_is_split_over_the_device_and_processors() {
-    let machine = machine(Faults::default());
+    let machine = machine(CudaFaults::default());
     let (source, mut target) = (pattern(48 << 20, 1), pattern(48 << 20, 2));
     // SAFETY: the pages outlive the regions.
     let region =
@@ -207,25 +207,25 @@ fn a_blocking_copy_is_split_over_the_device_and_processors() {
 #[test]
 fn progress_is_seen_while_bytes_go_to_the_device() {
     let delay = std::time::Duration::from_millis(2);
-    let machine = machine(Faults { delay, ..Faults::default() });
+    let machine = machine(CudaFaults { delay, ..CudaFaults::default() });
     let source = pattern(16 << 20, 1);
     let device = machine.engine.allocate(16 << 20).unwrap();
     let request = Request::copy(source.as_ptr(), device.as_ptr(), 16 << 20)
         .memory(MemoryKind::Host, MemoryKind::Device);
     // SAFETY: both live until the transfer is over.
-    let transfer = unsafe { machine.ferry.start(request) }.unwrap();
-    transfer.wait_range(0..1).unwrap();
-    let first = transfer.ready();
+    let transfer = unsafe { machine.ferry.start_raw(request) }.unwrap();
+    transfer.wait_bytes(0..1).unwrap();
+    let first = transfer.ready_bytes();
     assert!(first > 0);
     transfer.wait().unwrap();
-    assert_eq!(transfer.ready(), 16 << 20);
+    assert_eq!(transfer.ready_bytes(), 16 << 20);
     assert_eq!(machine.device.read(device.address(), 16 << 20), source.as_slice());
 }
 
 #[test]
 fn more_small_copies_than_a_channel_holds_wait_for_room() {
     let delay = std::time::Duration::from_micros(50);
-    let machine = machine(Faults { delay, ..Faults::default() });
+    let machine = machine(CudaFaults { delay, ..CudaFaults::default() });
     let ferry = Ferry::builder()
         .profile(ProfileSource::BuiltIn)
         .capacity(4)
@@ -238,7 +238,7 @@ fn more_small_copies_than_a_channel_holds_wait_for_room() {
         let (from, to) = (source.as_ptr().wrapping_add(at), device.as_ptr().wrapping_add(at));
         let request = Request::copy(from, to, 256).memory(MemoryKind::Host, MemoryKind::Device);
         // SAFETY: both live until the transfers are over.
-        unsafe { ferry.start(request) }.unwrap()
+        unsafe { ferry.start_raw(request) }.unwrap()
     };
     let transfers: Vec<_> = (0..64 << 10).step_by(256).map(part).collect();
     for transfer in transfers {
@@ -249,7 +249,7 @@ fn more_small_copies_than_a_channel_holds_wait_for_room() {
 
 #[test]
 fn a_lost_device_costs_ordinary_memory_nothing_and_fails_the_rest() {
-    let machine = machine(Faults { lost_at_copy: Some(5), ..Faults::default() });
+    let machine = machine(CudaFaults { lost_at_copy: Some(5), ..CudaFaults::default() });
     let source = pattern(32 << 20, 1);
     let mut device = machine.engine.allocate(32 << 20).unwrap();
     let lost = machine.ferry.copy_to_device(source.as_slice(), &mut device, 0).unwrap_err();
@@ -260,7 +260,7 @@ fn a_lost_device_costs_ordinary_memory_nothing_and_fails_the_rest() {
     let mut target = pattern(32 << 20, 2);
     for _ in 0..3 {
         target.as_mut_slice().fill(0);
-        let options = Options::new().spare_caller();
+        let options = Options::new().no_caller_assist();
         machine.ferry.copy_with(source.as_slice(), target.as_mut_slice(), options).unwrap();
         assert!(source.as_slice() == target.as_slice());
     }
@@ -268,13 +268,13 @@ fn a_lost_device_costs_ordinary_memory_nothing_and_fails_the_rest() {
 
 #[test]
 fn without_a_device_engine_its_memory_is_out_of_reach() {
-    let machine = machine(Faults::default());
+    let machine = machine(CudaFaults::default());
     let plain = Ferry::builder().profile(ProfileSource::BuiltIn).build().unwrap();
     let device = machine.engine.allocate(4096).unwrap();
     let request = Request::fill(device.as_ptr(), 1, 4096);
     let request = request.memory(MemoryKind::Device, MemoryKind::Device);
     // SAFETY: it is never begun.
-    let refused = unsafe { plain.run(request) }.unwrap_err();
+    let refused = unsafe { plain.run_raw(request) }.unwrap_err();
     assert_eq!(refused, Error::Validation(ValidationError::NoEngine));
     assert!(plain.gpu().is_none());
     assert_eq!(plain.memory_kind(device.as_ptr()), MemoryKind::Host);
@@ -283,10 +283,10 @@ fn without_a_device_engine_its_memory_is_out_of_reach() {
 
 #[test]
 fn memory_of_another_device_is_refused_before_anything_is_begun() {
-    let (machine, other) = (machine(Faults::default()), machine(Faults::default()));
+    let (machine, other) = (machine(CudaFaults::default()), machine(CudaFaults::default()));
     let mut foreign = other.engine.allocate(1 << 20).unwrap();
     let mut own = machine.engine.allocate(1 << 20).unwrap();
-    let mut host = vec![7; 1 << 20];
+    let mut host = vec![7u8; 1 << 20];
     let refused =
         |side, address| Err(Error::Validation(ValidationError::OtherDevice { side, address }));
     let address = foreign.address();
@@ -296,76 +296,97 @@ fn memory_of_another_device_is_refused_before_anything_is_begun() {
     // SAFETY: both live until the copy is over, and it is never begun.
     let within = unsafe {
         let request = Request::copy(foreign.as_ptr(), own.as_ptr(), 1 << 20);
-        ferry.run(request.memory(MemoryKind::Device, MemoryKind::Device))
+        ferry.run_raw(request.memory(MemoryKind::Device, MemoryKind::Device))
     };
     assert_eq!(within.map(|_| ()), refused("source", address));
-    let failed = ferry.icopy_owned(host, foreign).unwrap_err();
+    let failed = ferry.icopy(host, foreign).unwrap_err();
     assert!(failed.error.to_string().contains("not memory of the GPU"), "{}", failed.error);
     let (host, foreign) = (failed.source, failed.target);
-    assert_eq!(machine.device.sightings().copies, 0);
+    assert_eq!(machine.device.stats().copies, 0);
     ferry.copy_to_device(&host, &mut own, 0).unwrap();
     drop(foreign);
 }
 
 #[test]
 fn ranges_outside_device_memory_are_refused() {
-    let machine = machine(Faults::default());
+    let machine = machine(CudaFaults::default());
     let mut device = machine.engine.allocate(4096).unwrap();
-    let refused = machine.ferry.copy_to_device(&[0; 100], &mut device, 4000).unwrap_err();
+    let refused = machine.ferry.copy_to_device(&[0u8; 100], &mut device, 4000).unwrap_err();
     assert!(matches!(refused, Error::Validation(ValidationError::OutOfRange { .. })));
-    let refused = machine.ferry.copy_from_device(&device, usize::MAX, &mut [0; 2]).unwrap_err();
+    let refused = machine.ferry.copy_from_device(&device, usize::MAX, &mut [0u8; 2]).unwrap_err();
     assert!(matches!(refused, Error::Validation(ValidationError::OutOfRange { .. })));
 }
 
 #[test]
 fn the_plan_of_the_sole_user_says_which_way_memory_takes() {
-    let machine = sole_machine(Faults::default());
-    let to_device = |acquaintance| Question {
+    let machine = sole_machine(CudaFaults::default());
+    let to_device = |acquaintance| CopyQuery {
         target_memory: MemoryKind::Device,
-        acquaintance,
-        ..Question::copy(256 << 20, true)
+        reuse: acquaintance,
+        ..CopyQuery::copy(256 << 20, true)
     };
-    let new = machine.ferry.explain(&to_device(Acquaintance::New)).unwrap();
-    assert!(new.passing && matches!(new.path, Path::Chunks { engine: 1, channels: 3, .. }));
-    let known = machine.ferry.explain(&to_device(Acquaintance::Known)).unwrap();
-    assert!(!known.passing && matches!(known.path, Path::Chunks { engine: 1, channels: 1, .. }));
-    let huge = machine.ferry.explain(&to_device(Acquaintance::NewAndHuge)).unwrap();
-    assert!(!huge.passing, "three rings of 7 GB/s are slower than registering at 30");
-    let host = |acquaintance| Question { acquaintance, ..Question::copy(256 << 20, true) };
-    let new = machine.ferry.explain(&host(Acquaintance::New)).unwrap();
-    assert!(matches!(new.path, Path::Chunks { engine: 0, .. }), "{new:?}");
-    let known = machine.ferry.explain(&host(Acquaintance::Known)).unwrap();
-    assert!(matches!(known.path, Path::Split { engine: 1, processors: 0, .. }), "{known:?}");
-    let spare = Question { spare_caller: true, ..host(Acquaintance::Known) };
+    let new = machine.ferry.explain(&to_device(ReuseHint::FirstUse)).unwrap();
+    assert!(
+        new.transient
+            && matches!(new.strategy, CopyStrategy::WorkSharing { engine: 1, channels: 3, .. })
+    );
+    let known = machine.ferry.explain(&to_device(ReuseHint::Reused)).unwrap();
+    assert!(
+        !known.transient
+            && matches!(known.strategy, CopyStrategy::WorkSharing { engine: 1, channels: 1, .. })
+    );
+    let huge = machine.ferry.explain(&to_device(ReuseHint::FirstUseHugePages)).unwrap();
+    assert!(!huge.transient, "three rings of 7 GB/s are slower than registering at 30");
+    let host = |acquaintance| CopyQuery { reuse: acquaintance, ..CopyQuery::copy(256 << 20, true) };
+    let new = machine.ferry.explain(&host(ReuseHint::FirstUse)).unwrap();
+    assert!(matches!(new.strategy, CopyStrategy::WorkSharing { engine: 0, .. }), "{new:?}");
+    let known = machine.ferry.explain(&host(ReuseHint::Reused)).unwrap();
+    assert!(
+        matches!(known.strategy, CopyStrategy::HybridWorkSharing { engine: 1, processors: 0, .. }),
+        "{known:?}"
+    );
+    let spare = CopyQuery { no_caller_assist: true, ..host(ReuseHint::Reused) };
     let spare = machine.ferry.explain(&spare).unwrap();
-    assert!(matches!(spare.path, Path::Chunks { engine: 1, .. }), "{spare:?}");
+    assert!(matches!(spare.strategy, CopyStrategy::WorkSharing { engine: 1, .. }), "{spare:?}");
 }
 
 #[test]
 fn the_plan_beside_others_registers_nothing_and_says_so() {
-    let machine = machine(Faults::default());
-    let ask = |question: Question| machine.ferry.explain(&question).unwrap();
-    let to_device = |acquaintance| Question {
+    let machine = machine(CudaFaults::default());
+    let ask = |question: CopyQuery| machine.ferry.explain(&question).unwrap();
+    let to_device = |acquaintance| CopyQuery {
         target_memory: MemoryKind::Device,
-        acquaintance,
-        ..Question::copy(256 << 20, true)
+        reuse: acquaintance,
+        ..CopyQuery::copy(256 << 20, true)
     };
-    for acquaintance in [Acquaintance::New, Acquaintance::NewAndHuge] {
+    for acquaintance in [ReuseHint::FirstUse, ReuseHint::FirstUseHugePages] {
         let new = ask(to_device(acquaintance));
-        assert!(new.passing && matches!(new.path, Path::Chunks { engine: 1, channels: 3, .. }));
+        assert!(
+            new.transient
+                && matches!(new.strategy, CopyStrategy::WorkSharing { engine: 1, channels: 3, .. })
+        );
         assert!(new.reason.to_string().contains("not registered"), "{}", new.reason);
     }
-    let known = ask(to_device(Acquaintance::Known));
-    assert!(!known.passing && matches!(known.path, Path::Chunks { engine: 1, channels: 1, .. }));
-    assert_eq!(known.reason, Reason::RegisteredByOwner);
-    let host = |acquaintance| Question { acquaintance, ..Question::copy(256 << 20, true) };
-    let new = ask(host(Acquaintance::New));
-    assert!(matches!(new.path, Path::Chunks { engine: 0, .. }), "processors do it: {new:?}");
-    let known = ask(host(Acquaintance::Known));
-    assert!(matches!(known.path, Path::Split { engine: 1, processors: 0, .. }), "{known:?}");
+    let known = ask(to_device(ReuseHint::Reused));
+    assert!(
+        !known.transient
+            && matches!(known.strategy, CopyStrategy::WorkSharing { engine: 1, channels: 1, .. })
+    );
+    assert_eq!(known.reason, CopyReason::RegisteredByOwner);
+    let host = |acquaintance| CopyQuery { reuse: acquaintance, ..CopyQuery::copy(256 << 20, true) };
+    let new = ask(host(ReuseHint::FirstUse));
+    assert!(
+        matches!(new.strategy, CopyStrategy::WorkSharing { engine: 0, .. }),
+        "processors do it: {new:?}"
+    );
+    let known = ask(host(ReuseHint::Reused));
+    assert!(
+        matches!(known.strategy, CopyStrategy::HybridWorkSharing { engine: 1, processors: 0, .. }),
+        "{known:?}"
+    );
     // A GPU without processors beside it says what it does.
     let alone = Ferry::builder().engine(machine.engine.clone(), 1);
     let alone = alone.profile(ProfileSource::BuiltIn).build().unwrap();
-    let new = alone.explain(&host(Acquaintance::New)).unwrap();
-    assert_eq!((new.passing, new.reason), (true, Reason::NotRegistered));
+    let new = alone.explain(&host(ReuseHint::FirstUse)).unwrap();
+    assert_eq!((new.transient, new.reason), (true, CopyReason::NotRegistered));
 }

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use common::builder;
 use memferry_copy::policy::PolicyKind;
 use memferry_copy::{Cookie, Ferry, Options, OwnedTransfer, Request};
-use memferry_engine::cpu::{CpuEngine, Profile};
-use memferry_engine::fault::{Fault, FaultEngine, Script};
+use memferry_engine::cpu::{CpuEngine, CpuProfile};
+use memferry_engine::fault::{Fault, FaultEngine, FaultScript};
 use memferry_engine::polled::PolledEngine;
 
 /// A ferry whose first descriptor takes its time.
 fn slow(delay: Duration) -> Ferry {
-    let cpu = Arc::new(CpuEngine::new(Arc::new(Profile::built_in())));
-    let engine = Arc::new(FaultEngine::new(cpu, Script::of([Fault::Delay(delay)])));
+    let cpu = Arc::new(CpuEngine::new(Arc::new(CpuProfile::built_in())));
+    let engine = Arc::new(FaultEngine::new(cpu, FaultScript::of([Fault::Delay(delay)])));
     builder().inline_bytes(0).engine(engine, 1).build().unwrap()
 }
 
@@ -26,7 +26,7 @@ fn copy(
     length: usize,
     options: Options<'static>,
 ) -> OwnedTransfer<Vec<u8>, Vec<u8>> {
-    ferry.icopy_owned_with(vec![7; length], vec![0; length], options).unwrap()
+    ferry.icopy_with(vec![7u8; length], vec![0u8; length], options).unwrap()
 }
 
 /// Fails instead of hanging.
@@ -106,7 +106,7 @@ fn a_cookie_in_flight_is_never_reported_as_over() {
             let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), 64)
                 .with(Options::new().after(&never));
             // SAFETY: it is never begun: what it is to follow is cancelled below.
-            let cookie = unsafe { ferry.start_cookie(request) }.unwrap();
+            let cookie = unsafe { ferry.start_cookie_raw(request) }.unwrap();
             newest.store(cookie.to_raw(), Ordering::Relaxed);
         }
         stop.store(true, Ordering::Relaxed);

@@ -4,7 +4,7 @@ mod common;
 
 use common::{builder, pattern};
 use memferry_copy::policy::PolicyKind;
-use memferry_copy::{Ferry, Options, Request, Temperature};
+use memferry_copy::{CacheHint, Ferry, Options, Request};
 use proptest::prelude::*;
 
 const BUFFER: usize = 400_000;
@@ -43,15 +43,15 @@ proptest! {
             for ferry in ferries {
                 let mut ours = original.clone();
                 let start = ours.as_mut_ptr();
-                let temperature = if cold { Temperature::Cold } else { Temperature::Unknown };
+                let temperature = if cold { CacheHint::Cold } else { CacheHint::Unknown };
                 // SAFETY: both ranges lie inside the vector, which lives until the end is awaited.
                 unsafe {
                     let request = Request::copy(start.add(from), start.add(to), length)
-                        .with(Options::new().temperature(temperature));
+                        .with(Options::new().cache_hint(temperature));
                     if blocking {
-                        ferry.run(request).unwrap();
+                        ferry.run_raw(request).unwrap();
                     } else {
-                        ferry.start(request).unwrap().wait().unwrap();
+                        ferry.start_raw(request).unwrap().wait().unwrap();
                     }
                 }
                 assert!(ours == expected, "{from} -> {to}, {length} bytes");

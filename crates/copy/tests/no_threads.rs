@@ -49,9 +49,9 @@ fn copies_are_done_by_the_caller_where_no_thread_can_be_started() {
             // Even those that the caller wished to be spared.
             let mut target = vec![0u8; bytes];
             let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), bytes)
-                .with(Options::new().spare_caller());
+                .with(Options::new().no_caller_assist());
             // SAFETY: both are kept until the wait is over.
-            unsafe { ferry.start(request) }.unwrap().wait().unwrap();
+            unsafe { ferry.start_raw(request) }.unwrap().wait().unwrap();
             assert!(source == target, "{bytes} bytes by nobody else");
         }
     });

@@ -12,17 +12,17 @@ use std::time::{Duration, Instant};
 
 use common::{SIZES, pattern};
 use gated::GatedEngine;
-use memferry_copy::plan::{Question, Reason};
+use memferry_copy::plan::{CopyQuery, CopyReason};
 use memferry_copy::{BuildError, Ferry, Options, PinLimits, Request};
-use memferry_engine::contract::{Capabilities, Direction, Pinner, Registration};
-use memferry_engine::polled::{PinLedger, PolledEngine};
+use memferry_engine::contract::{Capabilities, CopyDirection, Pinner, RegistrationMode};
+use memferry_engine::polled::{AuditingPinner, PolledEngine};
 use memferry_engine::{Channel, ChannelOptions, CostLine, Engine, OpenError};
 use memferry_sys::pages::page_bytes;
 use pinned::{ENGINE, end, keep, over, over_engine, pages, pinning};
 
 #[test]
 fn copies_fills_and_comparisons_of_all_sizes_are_right() {
-    let (ferry, ledger) = over(PinLedger::new());
+    let (ferry, ledger) = over(AuditingPinner::new());
     for length in SIZES {
         let source = pattern(length + 3, 1);
         let mut target = vec![0u8; length + 5];
@@ -36,26 +36,27 @@ fn copies_fills_and_comparisons_of_all_sizes_are_right() {
         ferry.fill(&mut target, 3).unwrap();
         assert!(target.iter().all(|&byte| byte == 3));
         let (source, copy) =
-            ferry.icopy_owned(source[3..].to_vec(), vec![0; length]).unwrap().wait().unwrap();
+            ferry.icopy(source[3..].to_vec(), vec![0u8; length]).unwrap().wait().unwrap();
         assert!(source == copy, "{length}");
     }
     let statistics = ferry.statistics().engine(ENGINE);
     assert_eq!(statistics.failed, 0);
     assert!(statistics.bytes > 10 << 20, "the engine did the work: {statistics:?}");
-    assert_eq!(pinning(&ferry).refused, 0);
+    assert_eq!(pinning(&ferry).failures, 0);
     end(ferry, &ledger);
 }
 
 #[test]
 fn overlapping_moves_are_right_within_the_limits_of_the_engine_and_beyond() {
-    let (ferry, ledger) = over(PinLedger::new());
+    let (ferry, ledger) = over(AuditingPinner::new());
     let mut memory = pages(40, 7);
     for (length, from, to) in [(100, 10, 50), (2000, 900, 800), (60_000, 1, 4097), (60_000, 9, 8)] {
         let mut expected = memory.as_slice().to_vec();
         expected.copy_within(from..from + length, to);
         let start = memory.as_mut_slice().as_mut_ptr();
         // SAFETY: both ranges lie inside the pages, which live until after the wait.
-        let moved = unsafe { ferry.start(Request::copy(start.add(from), start.add(to), length)) };
+        let moved =
+            unsafe { ferry.start_raw(Request::copy(start.add(from), start.add(to), length)) };
         moved.unwrap().wait().unwrap();
         assert!(memory.as_slice() == expected, "{length} bytes from {from} to {to}");
     }
@@ -71,7 +72,7 @@ fn overlapping_moves_are_right_within_the_limits_of_the_engine_and_beyond() {
 
 #[test]
 fn a_long_copy_is_pinned_in_growing_pieces_and_a_short_one_at_once() {
-    let (ferry, ledger) = over(PinLedger::new());
+    let (ferry, ledger) = over(AuditingPinner::new());
     let (source, mut target) = (pages(300, 1), pages(300, 2));
     ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
     // 1, 2, 4 and so on to 128 pages, then 45, on either side.
@@ -85,7 +86,7 @@ fn a_long_copy_is_pinned_in_growing_pieces_and_a_short_one_at_once() {
 
 #[test]
 fn the_engine_has_the_first_bytes_before_the_later_pages_are_pinned() {
-    let ledger = Arc::new(PinLedger::new());
+    let ledger = Arc::new(AuditingPinner::new());
     let engine = Arc::new(GatedEngine::new(ledger.clone(), true));
     let ferry = over_engine(engine.clone(), PinLimits::default());
     let (source, mut target) = (pages(300, 1), pages(300, 2));
@@ -99,7 +100,7 @@ fn the_engine_has_the_first_bytes_before_the_later_pages_are_pinned() {
 
 #[test]
 fn no_page_of_a_shifted_copy_is_pinned_twice() {
-    let (ferry, ledger) = over(PinLedger::new());
+    let (ferry, ledger) = over(AuditingPinner::new());
     let (source, mut target) = (pages(400, 3), pages(400, 4));
     keep(&ferry, &source);
     keep(&ferry, &target);
@@ -116,7 +117,7 @@ fn no_page_of_a_shifted_copy_is_pinned_twice() {
 
 #[test]
 fn buffers_that_are_used_again_are_found_pinned() {
-    let (ferry, ledger) = over(PinLedger::new());
+    let (ferry, ledger) = over(AuditingPinner::new());
     let (source, mut target) = (pages(300, 1), pages(300, 2));
     keep(&ferry, &source);
     keep(&ferry, &target);
@@ -132,7 +133,7 @@ fn buffers_that_are_used_again_are_found_pinned() {
 
 #[test]
 fn what_the_cache_has_in_one_region_is_one_piece() {
-    let ledger = Arc::new(PinLedger::new());
+    let ledger = Arc::new(AuditingPinner::new());
     let engine = Arc::new(GatedEngine::new(ledger.clone(), true));
     let ferry = over_engine(engine.clone(), PinLimits::default());
     let mut memory = pages(301, 5);
@@ -141,7 +142,7 @@ fn what_the_cache_has_in_one_region_is_one_piece() {
     let length = 300 * page_bytes();
     // SAFETY: both ranges lie inside the pages, which live until after the wait. A move is pinned
     // in one stretch.
-    let moved = unsafe { ferry.start(Request::copy(start, start.add(page_bytes()), length)) };
+    let moved = unsafe { ferry.start_raw(Request::copy(start, start.add(page_bytes()), length)) };
     moved.unwrap().wait().unwrap();
     assert_eq!(ledger.counts().pins, 1);
     ferry.fill(memory.as_mut_slice(), 1).unwrap();
@@ -152,7 +153,7 @@ fn what_the_cache_has_in_one_region_is_one_piece() {
 
 #[test]
 fn the_memory_of_a_transfer_that_waits_for_another_is_pinned_too() {
-    let (ferry, ledger) = over(PinLedger::new());
+    let (ferry, ledger) = over(AuditingPinner::new());
     let source = pages(100, 1);
     let (mut middle, mut target) = (pages(100, 2), pages(100, 3));
     let length = source.len();
@@ -160,9 +161,9 @@ fn the_memory_of_a_transfer_that_waits_for_another_is_pinned_too() {
         (source.as_ptr(), middle.as_mut_slice().as_mut_ptr(), target.as_mut_slice().as_mut_ptr());
     // SAFETY: all pages live until after the waits; the order keeps the two apart.
     let (first, second) = unsafe {
-        let first = ferry.start(Request::copy(from, over, length)).unwrap();
+        let first = ferry.start_raw(Request::copy(from, over, length)).unwrap();
         let after = Options::new().after(&first);
-        (first, ferry.start(Request::copy(over, to, length).with(after)).unwrap())
+        (first, ferry.start_raw(Request::copy(over, to, length).with(after)).unwrap())
     };
     second.wait().unwrap();
     first.wait().unwrap();
@@ -172,12 +173,12 @@ fn the_memory_of_a_transfer_that_waits_for_another_is_pinned_too() {
 
 /// An engine that says it needs pinned memory and does not fit together.
 #[derive(Debug)]
-struct Incomplete {
+struct IncompleteEngine {
     capabilities: Capabilities,
     pinner: Option<Arc<dyn Pinner>>,
 }
 
-impl Engine for Incomplete {
+impl Engine for IncompleteEngine {
     fn name(&self) -> &'static str {
         "incomplete"
     }
@@ -186,7 +187,7 @@ impl Engine for Incomplete {
         &self.capabilities
     }
 
-    fn cost(&self, direction: Direction) -> CostLine {
+    fn cost(&self, direction: CopyDirection) -> CostLine {
         PolledEngine::new().cost(direction)
     }
 
@@ -202,11 +203,11 @@ impl Engine for Incomplete {
 #[test]
 fn an_engine_that_cannot_be_served_is_refused_when_the_ferry_is_built() {
     let plain = PolledEngine::new().capabilities().clone();
-    let needs = Capabilities { registration: Registration::ByMemoryLayer, ..plain };
+    let needs = Capabilities { registration: RegistrationMode::BySubmitter, ..plain };
     let claims = Capabilities { claims_chunks: true, ..needs.clone() };
-    let pinner: Arc<dyn Pinner> = Arc::new(PinLedger::new());
+    let pinner: Arc<dyn Pinner> = Arc::new(AuditingPinner::new());
     for (capabilities, pinner) in [(needs, None), (claims, Some(pinner))] {
-        let engine = Arc::new(Incomplete { capabilities, pinner });
+        let engine = Arc::new(IncompleteEngine { capabilities, pinner });
         let built = Ferry::builder().engine(engine, 1).build();
         assert!(matches!(built, Err(BuildError::Setting { name: "engine", .. })));
     }
@@ -214,8 +215,8 @@ fn an_engine_that_cannot_be_served_is_refused_when_the_ferry_is_built() {
 
 #[test]
 fn the_plan_says_that_memory_is_pinned() {
-    let (ferry, _) = over(PinLedger::new());
-    let plan = ferry.explain(&Question::copy(1 << 20, true)).unwrap();
-    assert_eq!(plan.reason, Reason::CutAndPinned);
+    let (ferry, _) = over(AuditingPinner::new());
+    let plan = ferry.explain(&CopyQuery::copy(1 << 20, true)).unwrap();
+    assert_eq!(plan.reason, CopyReason::PinnedParts);
     assert!(plan.reason.to_string().contains("pinned"));
 }

@@ -7,12 +7,12 @@ mod pinned;
 
 use common::pattern;
 use memferry_copy::Options;
-use memferry_engine::polled::PinLedger;
+use memferry_engine::polled::AuditingPinner;
 use pinned::{end, over};
 
 #[test]
 fn a_forked_child_copies_without_a_pin() {
-    let (ferry, ledger) = over(PinLedger::new());
+    let (ferry, ledger) = over(AuditingPinner::new());
     let source = pattern(300_000, 1);
     let mut target = vec![0u8; 300_000];
     ferry.copy(&source, &mut target).unwrap();
@@ -26,7 +26,7 @@ fn a_forked_child_copies_without_a_pin() {
         target.fill(0);
         let pieces: Vec<_> = source.chunks(1460).collect();
         fine = fine
-            && ferry.deliver(&pieces, &mut target, Options::new()).is_ok()
+            && ferry.deliver_with(&pieces, &mut target, Options::new()).is_ok()
             && target == source
             && ledger.counts().pins == pins;
         drop(ferry);

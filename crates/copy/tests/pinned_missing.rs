@@ -8,20 +8,20 @@ mod pinned;
 use common::pattern;
 use memferry_copy::{Error, Request};
 use memferry_engine::ExecutionError;
-use memferry_engine::polled::PinLedger;
+use memferry_engine::polled::AuditingPinner;
 use memferry_sys::pages::page_bytes;
 use pinned::{end, over, pages};
 
 #[test]
 fn memory_that_is_not_there_is_an_error_that_says_where() {
-    let (ferry, ledger) = over(PinLedger::new());
+    let (ferry, ledger) = over(AuditingPinner::new());
     let (source, mut target) = (pages(64, 1), pages(64, 2));
     let hole = source.as_ptr().wrapping_add(40 * page_bytes());
     // SAFETY: a page of this test's own, which is looked at no more.
     assert_eq!(unsafe { libc::munmap(hole.cast(), page_bytes()) }, 0);
     let to = target.as_mut_slice().as_mut_ptr();
     // SAFETY: the engine pins before it touches anything; that there is a hole is what is tested.
-    let error = unsafe { ferry.run(Request::copy(source.as_ptr(), to, source.len())) };
+    let error = unsafe { ferry.run_raw(Request::copy(source.as_ptr(), to, source.len())) };
     let Err(Error::Execution(ExecutionError::BadMemory { address, done_bytes })) = error else {
         panic!("{error:?}");
     };

@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use gated::GatedEngine;
 use memferry_copy::{Error, Ferry, Options, PinLimits, Request};
-use memferry_engine::fault::{Fault, FaultEngine, Script};
-use memferry_engine::polled::{PinLedger, PolledEngine};
+use memferry_engine::fault::{Fault, FaultEngine, FaultScript};
+use memferry_engine::polled::{AuditingPinner, PolledEngine};
 use memferry_engine::{Engine, ExecutionError, MemoryKind};
-use memferry_memory::pin_cache::Watching;
+use memferry_memory::pin_cache::InvalidationMode;
 use memferry_memory::pinning::PinError;
 use memferry_sys::Pages;
 use memferry_sys::pages::page_bytes;
@@ -46,8 +46,8 @@ fn replace(pages: &mut Pages, first: usize, count: usize) {
 
 #[test]
 fn memory_that_was_replaced_is_pinned_anew_without_a_word() {
-    let (ferry, ledger) = over(PinLedger::new());
-    if pinning(&ferry).watching != Watching::Events {
+    let (ferry, ledger) = over(AuditingPinner::new());
+    if pinning(&ferry).invalidation_mode != InvalidationMode::KernelEvents {
         let why = "events of mappings are not permitted";
         return memferry_testing::skip(memferry_testing::Requirement::Userfaultfd, why);
     }
@@ -68,10 +68,10 @@ fn memory_that_was_replaced_is_pinned_anew_without_a_word() {
 
 #[test]
 fn memory_that_is_forgotten_is_pinned_anew() {
-    let (ferry, ledger) = over(PinLedger::new());
+    let (ferry, ledger) = over(AuditingPinner::new());
     let (source, mut target) = (pages(300, 1), pages(300, 2));
     copy_is_right(&ferry, &source, &mut target);
-    ferry.forget(target.as_ptr(), target.len());
+    ferry.invalidate(target.as_ptr(), target.len());
     copy_is_right(&ferry, &source, &mut target);
     assert_eq!(ledger.counts().pins, 3 * 9);
     end(ferry, &ledger);
@@ -79,16 +79,16 @@ fn memory_that_is_forgotten_is_pinned_anew() {
 
 #[test]
 fn memory_in_flight_stays_pinned_though_it_is_forgotten_or_the_transfer_cancelled() {
-    let ledger = Arc::new(PinLedger::new());
+    let ledger = Arc::new(AuditingPinner::new());
     let engine = Arc::new(GatedEngine::new(ledger.clone(), false));
     let ferry = over_engine(engine.clone(), PinLimits::default());
     let (source, mut target) = (pages(300, 1), pages(300, 2));
     let to = target.as_mut_slice().as_mut_ptr();
     // SAFETY: the pages live until after the wait.
     let transfer =
-        unsafe { ferry.start(Request::copy(source.as_ptr(), to, source.len())) }.unwrap();
-    ferry.forget(source.as_ptr(), source.len());
-    ferry.forget(to, source.len());
+        unsafe { ferry.start_raw(Request::copy(source.as_ptr(), to, source.len())) }.unwrap();
+    ferry.invalidate(source.as_ptr(), source.len());
+    ferry.invalidate(to, source.len());
     transfer.cancel();
     assert!(!transfer.is_done(), "the engine stands still");
     assert_eq!(ledger.pinned_bytes(), 2 * source.len());
@@ -101,14 +101,14 @@ fn memory_in_flight_stays_pinned_though_it_is_forgotten_or_the_transfer_cancelle
 
 #[test]
 fn a_ferry_that_is_dropped_unpins_when_its_transfers_are_over() {
-    let ledger = Arc::new(PinLedger::new());
+    let ledger = Arc::new(AuditingPinner::new());
     let engine = Arc::new(GatedEngine::new(ledger.clone(), false));
     let ferry = over_engine(engine.clone(), PinLimits::default());
     let (source, mut target) = (pages(100, 1), pages(100, 2));
     let to = target.as_mut_slice().as_mut_ptr();
     // SAFETY: the pages live until after the drop, which ends the transfer.
     let transfer =
-        unsafe { ferry.start(Request::copy(source.as_ptr(), to, source.len())) }.unwrap();
+        unsafe { ferry.start_raw(Request::copy(source.as_ptr(), to, source.len())) }.unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| drop(ferry));
         assert!(!transfer.is_done());
@@ -119,56 +119,56 @@ fn a_ferry_that_is_dropped_unpins_when_its_transfers_are_over() {
     assert!(target.as_slice() == source.as_slice());
     let counts = ledger.counts();
     assert_eq!((counts.pins, ledger.pinned_bytes()), (counts.unpins, 0));
-    assert_eq!((counts.torn_descriptors, counts.unpinned_descriptors), (0, 0));
+    assert_eq!((counts.unpinned_in_flight, counts.unpinned_descriptors), (0, 0));
 }
 
 #[test]
 fn transfers_that_never_begin_give_their_pins_back() {
-    let (ferry, ledger) = over(PinLedger::new());
+    let (ferry, ledger) = over(AuditingPinner::new());
     let (source, mut target) = (pages(100, 1), pages(100, 2));
     let (from, to) = (source.as_ptr(), target.as_mut_slice().as_mut_ptr());
     // Nothing is ever mapped at the second page of a process.
     let missing = page_bytes() as *const u8;
     // SAFETY: the pages live until after the waits, and nothing is touched before it is pinned.
-    let failed = unsafe { ferry.start(Request::copy(missing, to, 100)) }.unwrap();
+    let failed = unsafe { ferry.start_raw(Request::copy(missing, to, 100)) }.unwrap();
     assert!(matches!(failed.wait(), Err(Error::Execution(ExecutionError::BadMemory { .. }))));
     for _ in 0..2 {
         let after = Options::new().after(&failed);
         // SAFETY: as above.
-        let next = unsafe { ferry.start(Request::copy(from, to, source.len()).with(after)) };
+        let next = unsafe { ferry.start_raw(Request::copy(from, to, source.len()).with(after)) };
         assert_eq!(next.unwrap().wait(), Err(Error::Execution(ExecutionError::Predecessor)));
     }
     let device = Request::copy(from, to, 10).memory(MemoryKind::Host, MemoryKind::Device);
     // SAFETY: no engine reaches device memory, so nothing is begun.
-    assert!(unsafe { ferry.start(device) }.is_err());
+    assert!(unsafe { ferry.start_raw(device) }.is_err());
     end(ferry, &ledger);
 }
 
 #[test]
 fn the_cache_keeps_no_more_than_it_may() {
-    let ledger = Arc::new(PinLedger::new());
-    let limits = PinLimits { most_bytes: 64 * page_bytes(), most_entries: 100 };
+    let ledger = Arc::new(AuditingPinner::new());
+    let limits = PinLimits { max_bytes: 64 * page_bytes(), max_entries: 100 };
     let ferry = over_engine(Arc::new(PolledEngine::pinned_by(ledger.clone())), limits);
     for round in 0..6 {
         let (source, mut target) = (pages(100, round), pages(100, round));
         copy_is_right(&ferry, &source, &mut target);
-        assert!(pinning(&ferry).cache.bytes_kept <= limits.most_bytes as u64);
+        assert!(pinning(&ferry).cache.bytes_cached <= limits.max_bytes as u64);
     }
     let numbers = pinning(&ferry);
-    assert_eq!(numbers.refused, 0, "what does not fit is pinned for its one use");
+    assert_eq!(numbers.failures, 0, "what does not fit is pinned for its one use");
     end(ferry, &ledger);
 }
 
 #[test]
 fn beyond_the_limit_of_the_pinner_the_processor_copies() {
-    let (ferry, ledger) = over(PinLedger::new().limit(8 * page_bytes()));
+    let (ferry, ledger) = over(AuditingPinner::new().limit(8 * page_bytes()));
     for round in 0..4 {
         let (source, mut target) = (pages(200, round), pages(200, round));
         copy_is_right(&ferry, &source, &mut target);
     }
     let numbers = pinning(&ferry);
-    assert!(numbers.refused > 0 && numbers.refused_bytes > 0);
-    assert!(matches!(numbers.last_refusal, Some(PinError::MemlockLimit { .. })));
+    assert!(numbers.failures > 0 && numbers.fallback_bytes > 0);
+    assert!(matches!(numbers.last_error, Some(PinError::MemlockLimit { .. })));
     assert!(ferry.statistics().engine(ENGINE).bytes > 0, "the engine had what could be pinned");
     end(ferry, &ledger);
 }
@@ -176,15 +176,15 @@ fn beyond_the_limit_of_the_pinner_the_processor_copies() {
 #[test]
 fn a_pinner_that_fails_now_and_then_costs_no_byte() {
     for every in [1, 2, 3, 7] {
-        let (ferry, ledger) = over(PinLedger::new().failing_every(every));
+        let (ferry, ledger) = over(AuditingPinner::new().failing_every(every));
         for round in 0..5 {
             let (source, mut target) = (pages(150, round), pages(150, round));
             copy_is_right(&ferry, &source, &mut target);
             assert_eq!(ferry.compare(source.as_slice(), target.as_slice()), Ok(None));
         }
         let numbers = pinning(&ferry);
-        assert!(numbers.refused > 0 && ledger.counts().refused >= numbers.refused);
-        assert_eq!(numbers.last_refusal.map(|error| error.is_shortage()), Some(false));
+        assert!(numbers.failures > 0 && ledger.counts().refused >= numbers.failures);
+        assert_eq!(numbers.last_error.map(|error| error.is_shortage()), Some(false));
         assert_eq!(ferry.statistics().engine(ENGINE).submitted == 0, every == 1);
         end(ferry, &ledger);
     }
@@ -192,8 +192,8 @@ fn a_pinner_that_fails_now_and_then_costs_no_byte() {
 
 #[test]
 fn an_engine_that_fails_half_way_is_finished_by_the_processor() {
-    let ledger = Arc::new(PinLedger::new());
-    let script = Script::of([
+    let ledger = Arc::new(AuditingPinner::new());
+    let script = FaultScript::of([
         Fault::None,
         Fault::EngineFault { done_bytes: 0 },
         Fault::Partial { done_bytes: 100 },
@@ -211,8 +211,8 @@ fn an_engine_that_fails_half_way_is_finished_by_the_processor() {
 #[test]
 fn threads_share_pinned_memory_and_cancel_as_they_like() {
     const THREADS: usize = 4;
-    let ledger = Arc::new(PinLedger::new().limit(500 * page_bytes()).failing_every(50));
-    let limits = PinLimits { most_bytes: 150 * page_bytes(), most_entries: 40 };
+    let ledger = Arc::new(AuditingPinner::new().limit(500 * page_bytes()).failing_every(50));
+    let limits = PinLimits { max_bytes: 150 * page_bytes(), max_entries: 40 };
     let ferry = over_engine(Arc::new(PolledEngine::pinned_by(ledger.clone())), limits);
     let source = pages(60, 9);
     std::thread::scope(|scope| {
@@ -226,12 +226,12 @@ fn threads_share_pinned_memory_and_cancel_as_they_like() {
                     let to = target.as_mut_slice()[round..].as_mut_ptr();
                     let request = Request::copy(source.as_slice()[from..].as_ptr(), to, length);
                     // SAFETY: both are pages of this test, and the wait is below.
-                    let transfer = unsafe { ferry.start(request) }.unwrap();
+                    let transfer = unsafe { ferry.start_raw(request) }.unwrap();
                     if round % 3 == 0 {
                         transfer.cancel();
                     }
                     if round % 10 == 0 {
-                        ferry.forget(source.as_ptr(), source.len());
+                        ferry.invalidate(source.as_ptr(), source.len());
                     }
                     if transfer.wait().is_ok() {
                         let copied = &target.as_slice()[round..round + length];

@@ -15,8 +15,8 @@ use std::sync::Arc;
 use common::pattern;
 use frames::{FrameEngine, unwatched};
 use memferry_copy::{Ferry, PinLimits};
-use memferry_engine::polled::PinLedger;
-use memferry_memory::pin_cache::Watching;
+use memferry_engine::polled::AuditingPinner;
+use memferry_memory::pin_cache::InvalidationMode;
 use memferry_sys::Pages;
 use memferry_sys::pages::page_bytes;
 use ring::RingPinner;
@@ -37,9 +37,9 @@ fn over_frames() -> Option<Ferry> {
 }
 
 /// Addresses whose memory the test maps anew as it likes.
-struct Place(Pages);
+struct MappedArea(Pages);
 
-impl Place {
+impl MappedArea {
     fn new() -> Self {
         Self(Pages::new(PAGES * page_bytes()).unwrap())
     }
@@ -57,7 +57,7 @@ impl Place {
 
 /// Copies to and from a place, again and again, with fresh memory mapped there before each.
 fn copies_follow_the_mapping(ferry: &Ferry) {
-    let (mut place, mut other) = (Place::new(), vec![0; PAGES * page_bytes()]);
+    let (mut place, mut other) = (MappedArea::new(), vec![0; PAGES * page_bytes()]);
     for seed in 1..20 {
         let expected = pattern(other.len(), seed);
         other.copy_from_slice(&expected);
@@ -76,14 +76,18 @@ fn copies_follow_the_mapping(ferry: &Ferry) {
     }
 }
 
-fn watching(ferry: &Ferry) -> Watching {
-    ferry.statistics().pinning("frames").expect("an engine that needs pinned memory").watching
+fn invalidation_mode(ferry: &Ferry) -> InvalidationMode {
+    ferry
+        .statistics()
+        .pinning("frames")
+        .expect("an engine that needs pinned memory")
+        .invalidation_mode
 }
 
 #[test]
 fn a_copy_of_memory_mapped_anew_is_right_where_the_kernel_tells_of_changes() {
     let Some(ferry) = over_frames() else { return };
-    if watching(&ferry) != Watching::Events {
+    if invalidation_mode(&ferry) != InvalidationMode::KernelEvents {
         let why = "the pins of this ferry are not watched";
         return memferry_testing::skip(memferry_testing::Requirement::Userfaultfd, why);
     }
@@ -95,7 +99,7 @@ fn a_copy_of_memory_mapped_anew_is_right_where_the_kernel_tells_of_changes() {
 fn a_copy_of_memory_mapped_anew_is_right_where_nobody_tells_of_changes() {
     unwatched(|| {
         let Some(ferry) = over_frames() else { return };
-        assert_eq!(watching(&ferry), Watching::Explicit);
+        assert_eq!(invalidation_mode(&ferry), InvalidationMode::Explicit);
         copies_follow_the_mapping(&ferry);
     });
 }
@@ -118,7 +122,7 @@ fn a_vector_that_is_dropped_and_allocated_again_is_copied_as_it_is_where_nobody_
 #[test]
 fn nothing_stays_pinned_where_nobody_tells_of_changes_unless_its_owner_promises_to() {
     unwatched(|| {
-        let (ferry, ledger) = pinned::over(PinLedger::new());
+        let (ferry, ledger) = pinned::over(AuditingPinner::new());
         let (source, mut target) = (pinned::pages(30, 1), pinned::pages(30, 2));
         let mut copy = || ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
         // A pin for one use goes when its descriptor does, which may be after the copy is over.
@@ -130,12 +134,12 @@ fn nothing_stays_pinned_where_nobody_tells_of_changes_unless_its_owner_promises_
         copy();
         pinned(0);
         // SAFETY: it is forgotten below, before it is unmapped.
-        unsafe { ferry.promise_to_forget(source.as_ptr(), source.len()) };
+        unsafe { ferry.mark_unmonitored(source.as_ptr(), source.len()) };
         // SAFETY: the pages live until the end of the test.
         let region = unsafe { ferry.register(source.as_ptr(), source.len()) }.unwrap();
         copy();
         pinned(source.len());
-        ferry.forget(source.as_ptr(), source.len());
+        ferry.invalidate(source.as_ptr(), source.len());
         copy();
         // The region is left.
         pinned(source.len());

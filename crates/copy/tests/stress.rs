@@ -39,18 +39,24 @@ fn one_copy(ferry: &Ferry, random: &mut Random) {
             let ready = transfer.ready();
             assert!(ready == &expected[..ready.len()]);
             if random.below(2) == 0 {
-                assert!(transfer.wait().unwrap() == expected);
+                assert!(transfer.into_target().unwrap() == expected);
             }
         }),
         2 => {
             let (_, copy) =
-                ferry.icopy_owned(expected.to_vec(), vec![0; length]).unwrap().wait().unwrap();
+                ferry.icopy(expected.to_vec(), vec![0u8; length]).unwrap().wait().unwrap();
             target[inside.clone()].copy_from_slice(&copy);
         }
         3 => {
             // SAFETY: source and target live until after the wait.
             let cookie = unsafe {
-                ferry.icopy(expected.as_ptr(), target[inside.clone()].as_mut_ptr(), length).unwrap()
+                ferry
+                    .icopy_cookie_raw(
+                        expected.as_ptr(),
+                        target[inside.clone()].as_mut_ptr(),
+                        length,
+                    )
+                    .unwrap()
             };
             ferry.wait(cookie).unwrap();
         }
@@ -69,10 +75,10 @@ fn one_copy(ferry: &Ferry, random: &mut Random) {
             // finished before it is read.
             unsafe {
                 let first = Request::copy(expected.as_ptr(), between.as_mut_ptr(), length);
-                let first = ferry.start(first).unwrap();
+                let first = ferry.start_raw(first).unwrap();
                 let second = Request::copy(between.as_ptr(), to, length);
-                let options = Options::new().after(&first).spare_caller();
-                ferry.start(second.with(options)).unwrap().wait().unwrap();
+                let options = Options::new().after(&first).no_caller_assist();
+                ferry.start_raw(second.with(options)).unwrap().wait().unwrap();
             }
         }
         _ => {
@@ -121,7 +127,7 @@ fn a_long_chain_of_ordered_transfers_keeps_its_order() {
         let request = Request::copy(step.as_ptr(), target.as_mut_ptr(), step.len());
         // SAFETY: every step and the target live until after the wait, and the order makes each
         // write to the target follow the one before.
-        last = Some(unsafe { ferry.start(request.with(options)) }.unwrap());
+        last = Some(unsafe { ferry.start_raw(request.with(options)) }.unwrap());
     }
     last.unwrap().wait().unwrap();
     assert!(target == *steps.last().unwrap());
@@ -132,7 +138,7 @@ fn channels_that_sleep_between_copies_always_wake() {
     let ferry = Arc::new(builder().spin_ns(0).build().unwrap());
     for round in 0..2000u64 {
         let length = 2000 + (round as usize * 37) % 3000;
-        let transfer = ferry.icopy_owned(pattern(length, round), vec![0; length]).unwrap();
+        let transfer = ferry.icopy(pattern(length, round), vec![0u8; length]).unwrap();
         let (source, target) = transfer.wait().unwrap();
         assert!(source == target);
         if round % 16 == 0 {

@@ -19,7 +19,7 @@ fn transfers_end_although_the_subscriber_panics() {
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(Bomb)).unwrap();
     let ferry = builder().channels(1).build().unwrap();
     for _ in 0..3 {
-        let transfer = ferry.icopy_owned(vec![7u8; 8192], vec![0u8; 8192]).unwrap();
+        let transfer = ferry.icopy(vec![7u8; 8192], vec![0u8; 8192]).unwrap();
         assert_eq!(transfer.wait().unwrap().1, vec![7u8; 8192]);
     }
 }

@@ -40,8 +40,8 @@ fn a_transfer_opens_a_span_completes_in_it_and_closes_it() {
     tracing::subscriber::set_global_default(tracing_subscriber::registry().with(log.clone()))
         .unwrap();
     let ferry = ferry();
-    ferry.icopy_owned(vec![1u8; 8192], vec![0u8; 8192]).unwrap().wait().unwrap();
-    ferry.icopy_owned(vec![1u8; 1 << 20], vec![0u8; 1 << 20]).unwrap().wait().unwrap();
+    ferry.icopy(vec![1u8; 8192], vec![0u8; 8192]).unwrap().wait().unwrap();
+    ferry.icopy(vec![1u8; 1 << 20], vec![0u8; 1 << 20]).unwrap().wait().unwrap();
     drop(ferry);
     let log = log.0.lock().unwrap();
     let count = |what: &str| log.iter().filter(|line| line.contains(what)).count();

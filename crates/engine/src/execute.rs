@@ -1,18 +1,19 @@
-//! Carrying out an operation on the calling processor: used by the engines that are processors,
-//! and by everybody who finishes what another engine left.
+//! Execution of an operation on the calling processor: for engines that are processors, and for the
+//! fallback after another engine failed.
 
 use memferry_sys::copy;
 
-use crate::contract::{Kernel, Operation};
+use crate::contract::{Kernel, Opcode};
 
-/// Does the whole range; for a compare returns the offset of the first difference.
+/// Executes the operation over the whole range; a compare returns the offset of the first
+/// difference.
 ///
 /// # Safety
 /// The source must be valid for reads and the target for writes (for a compare: reads) of `length`
-/// bytes, in memory of this process that nobody else writes meanwhile; source and target of a
-/// [`Operation::Copy`] must not overlap; a streaming kernel must be supported by the processor.
+/// bytes, in memory of this process that no other thread writes during the call; source and target
+/// of a [`Opcode::Copy`] must not overlap; a streaming kernel must be supported by the processor.
 pub(crate) unsafe fn run(
-    operation: Operation,
+    operation: Opcode,
     kernel: Kernel,
     source: u64,
     target: u64,
@@ -22,15 +23,15 @@ pub(crate) unsafe fn run(
     let source = source as *const u8;
     let target = target as *mut u8;
     let length = length as usize;
-    // SAFETY: passed on from the caller, operation by operation.
+    // SAFETY: the caller's guarantees are those of each kernel.
     unsafe {
         match (operation, kernel) {
-            (Operation::Copy, Kernel::Cached) => copy::cached(target, source, length),
-            (Operation::Copy, Kernel::Stream(variant)) => variant.copy(target, source, length),
-            (Operation::Move, _) => copy::overlapping(target, source, length),
-            (Operation::Fill, Kernel::Cached) => copy::fill(target, value, length),
-            (Operation::Fill, Kernel::Stream(variant)) => variant.fill(target, value, length),
-            (Operation::Compare, _) => {
+            (Opcode::Copy, Kernel::Cached) => copy::cached(target, source, length),
+            (Opcode::Copy, Kernel::Stream(variant)) => variant.copy(target, source, length),
+            (Opcode::Move, _) => copy::overlapping(target, source, length),
+            (Opcode::Fill, Kernel::Cached) => copy::fill(target, value, length),
+            (Opcode::Fill, Kernel::Stream(variant)) => variant.fill(target, value, length),
+            (Opcode::Compare, _) => {
                 return copy::first_difference(source, target, length).map(|at| at as u64);
             }
         }

@@ -1,10 +1,9 @@
-//! Engines: the things that move bytes, behind one contract.
+//! Engines: implementations that move bytes, behind one contract.
 //!
-//! [`contract`] says what an engine is; [`completion`] is what an engine reports to; [`cpu`],
-//! [`polled`] and [`fault`] are the engines that need no hardware, `cuda` is that of a GPU, `ioat` that of
-//! Intel's copy engine and `nic` that of a network card; `conformance` (a feature) is the suite
-//! that every engine passes. Nothing here knows who asked for a copy or why: plans and policies
-//! live in the crate above.
+//! [`contract`] defines an engine and [`completion`] the state that an engine reports to. [`cpu`],
+//! [`polled`] and [`fault`] need no hardware; `cuda` drives a GPU, `ioat` Intel's copy engine and
+//! `nic` a network card. `conformance` (a feature) is the suite that every engine passes. Plans and
+//! policies are in the crate above; this crate does not depend on them.
 
 pub mod completion;
 #[cfg(all(feature = "conformance", not(loom)))]
@@ -17,11 +16,6 @@ pub mod cpu;
 pub mod cpu;
 #[cfg(not(loom))]
 pub mod cuda;
-#[cfg(not(loom))]
-pub mod device;
-#[cfg(loom)]
-#[path = "device/loom.rs"]
-pub mod device;
 mod execute;
 #[cfg(not(loom))]
 pub mod fault;
@@ -30,14 +24,19 @@ pub mod ioat;
 #[cfg(not(loom))]
 pub mod nic;
 #[cfg(not(loom))]
+pub mod pci;
+#[cfg(loom)]
+#[path = "pci/loom.rs"]
+pub mod pci;
+#[cfg(not(loom))]
 pub mod polled;
 #[cfg(not(loom))]
-pub mod saved;
+pub mod profile_store;
 #[cfg(not(loom))]
 mod threaded;
 
-pub use completion::{Completion, Finish};
+pub use completion::{Completion, TransferOutput};
 pub use contract::{
     Capabilities, Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine,
-    ExecutionError, Kernel, MemoryKind, OpenError, Operation, Sequence, SubmitError, Taken,
+    ExecutionError, Kernel, MemoryKind, Opcode, OpenError, Sequence, SubmitError, Submitted,
 };

@@ -1,4 +1,4 @@
-//! A channel that is a ring and a thread which works through it: everything but the work itself.
+//! A channel that consists of a ring and a worker thread: everything but the work itself.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,47 +12,47 @@ use memferry_sys::{affinity, fork};
 use crate::completion::{Completion, Waiters};
 use crate::contract::{
     Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, FailureLog, OpenError,
-    Sequence, SubmitError, Taken, enter_engine_thread, is_engine_thread,
+    Sequence, SubmitError, Submitted, enter_engine_thread, is_engine_thread,
 };
-use crate::cpu::park::{Crowd, Parker};
-use crate::cpu::ring::Ring;
+use crate::cpu::park::{Parker, WaitQueue};
+use crate::cpu::ring::SubmissionRing;
 
-/// The handle that submitters share. Dropping the last one finishes the work and ends the thread.
+/// The handle that submitters share. Dropping the last one finishes the work and joins the thread.
 #[derive(Debug)]
 pub(crate) struct ThreadedChannel {
-    shared: Arc<Inside>,
+    shared: Arc<ChannelShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// The thread exists only in the process that started it.
     fork_generation: u64,
 }
 
-/// What submitters and the thread share.
+/// The state that submitters and the worker thread share.
 #[derive(Debug)]
-pub(crate) struct Inside {
-    /// What is to be done.
-    pub(crate) ring: Ring<Descriptor>,
-    /// Where the thread sleeps when idle.
+pub(crate) struct ChannelShared {
+    /// The submitted descriptors.
+    pub(crate) ring: SubmissionRing<Descriptor>,
+    /// The parker that the worker thread sleeps on when idle.
     idle: Parker,
-    /// Where others sleep for a sequence number.
-    sleepers: Crowd,
-    /// Who else wants to be told of a sequence number.
+    /// The threads that sleep until a sequence is reached.
+    sleepers: WaitQueue,
+    /// The completions that wait for a sequence.
     waiters: Waiters,
     /// Written by submitters.
-    incoming: CachePadded<Incoming>,
-    /// Written by the thread alone, so plain adds need no locked instruction.
-    outgoing: CachePadded<Outgoing>,
+    submit_counters: CachePadded<SubmitCounters>,
+    /// Written by the worker thread alone, so plain adds need no locked instruction.
+    worker_counters: CachePadded<WorkerCounters>,
     failures: Mutex<FailureLog>,
 }
 
 #[derive(Debug, Default)]
-struct Incoming {
+struct SubmitCounters {
     bytes: AtomicU64,
     wakes: AtomicU64,
     full: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct Outgoing {
+struct WorkerCounters {
     /// Bytes that this channel moved itself.
     moved_bytes: AtomicU64,
     failed: AtomicU64,
@@ -60,56 +60,56 @@ struct Outgoing {
 }
 
 impl ThreadedChannel {
-    /// Opens a channel. On its thread, `prepare` makes what the thread runs until the ring is
-    /// closed and everything in it is over; if it cannot, there is no channel.
+    /// Opens a channel. `prepare` runs on the worker thread and returns the function that the
+    /// thread runs until the ring is closed and drained; if it fails, so does the open.
     pub(crate) fn open<R: FnOnce()>(
         engine: &'static str,
         options: &ChannelOptions,
         default_capacity: usize,
-        prepare: impl FnOnce(Arc<Inside>) -> Result<R, OpenError> + Send + 'static,
+        prepare: impl FnOnce(Arc<ChannelShared>) -> Result<R, OpenError> + Send + 'static,
     ) -> Result<Self, OpenError> {
-        let refused = move |reason: String| OpenError::System { engine: engine.into(), reason };
-        fork::watch();
-        let shared = Arc::new(Inside {
-            ring: Ring::new(options.capacity.unwrap_or(default_capacity)),
+        let open_error = move |reason: String| OpenError::System { engine: engine.into(), reason };
+        fork::install_handler();
+        let shared = Arc::new(ChannelShared {
+            ring: SubmissionRing::new(options.capacity.unwrap_or(default_capacity)),
             idle: Parker::new(),
-            sleepers: Crowd::new(),
+            sleepers: WaitQueue::new(),
             waiters: Waiters::new(),
-            incoming: CachePadded::default(),
-            outgoing: CachePadded::default(),
+            submit_counters: CachePadded::default(),
+            worker_counters: CachePadded::default(),
             failures: Mutex::default(),
         });
-        let (inside, ended) = (shared.clone(), shared.clone());
-        let (core, (tell, told)) = (options.core, std::sync::mpsc::channel());
+        let (worker_shared, closing) = (shared.clone(), shared.clone());
+        let (core, (started_tx, started_rx)) = (options.core, std::sync::mpsc::channel());
         let label = options.label.clone().unwrap_or_else(|| "memferry".into());
         let work = move || {
             let bound = core.map_or(Ok(()), |core| {
                 affinity::bind_to_core(core).map_err(|error| {
-                    refused(format!(
-                        "its thread could not be bound to core {core} ({error}): \
+                    open_error(format!(
+                        "cannot bind its thread to core {core} ({error}): \
                          name a core that this process may run on"
                     ))
                 })
             });
-            match bound.and_then(|()| prepare(inside)) {
-                Err(error) => drop(tell.send(Err(error))),
+            match bound.and_then(|()| prepare(worker_shared)) {
+                Err(error) => drop(started_tx.send(Err(error))),
                 Ok(run) => {
-                    let _ = tell.send(Ok(()));
+                    let _ = started_tx.send(Ok(()));
                     enter_engine_thread();
                     run_or_abort(run);
-                    ended.waiters.close(ended.ring.completed());
+                    closing.waiters.close(closing.ring.completed());
                 }
             }
         };
         let thread = memferry_sys::thread::spawn(label, work).map_err(|error| {
-            refused(format!(
+            open_error(format!(
                 "no thread could be started ({error}): raise the limit of processes \
-                 (ulimit -u), ask for fewer channels (MEMFERRY_CHANNELS), or look for a filter \
-                 that refuses clone3 (seccomp)"
+                 (ulimit -u), request fewer channels (MEMFERRY_CHANNELS), or check for a filter \
+                 that denies clone3 (seccomp)"
             ))
         })?;
-        let died = || Err(refused("its thread ended before it began".into()));
-        told.recv().unwrap_or_else(|_| died())?;
+        let exited = || Err(open_error("its thread exited before it started".into()));
+        started_rx.recv().unwrap_or_else(|_| exited())?;
         Ok(Self { shared, thread: Mutex::new(Some(thread)), fork_generation: fork::generation() })
     }
 
@@ -118,100 +118,102 @@ impl ThreadedChannel {
     }
 }
 
-/// What is queued would never end if this thread died, and its memory would never be free.
+/// Runs the worker and aborts the process if it panics: queued descriptors would never end, and
+/// their memory would never be released.
 fn run_or_abort(run: impl FnOnce()) {
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err() {
         std::process::abort();
     }
 }
 
-impl Inside {
-    /// Bytes that the thread has counted as moved.
+impl ChannelShared {
+    /// The number of bytes that the worker thread has moved.
     pub(crate) fn moved_bytes(&self) -> u64 {
-        self.outgoing.moved_bytes.load(Ordering::Relaxed)
+        self.worker_counters.moved_bytes.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes that the channel moved itself. For the thread alone.
+    /// Counts bytes that the channel moved itself. Called by the worker thread alone.
     pub(crate) fn count_moved(&self, bytes: u64) {
-        add(&self.outgoing.moved_bytes, bytes);
+        add(&self.worker_counters.moved_bytes, bytes);
     }
 
-    /// Counts and remembers the failure of a descriptor. For the thread alone.
+    /// Counts and records the failure of a descriptor. Called by the worker thread alone.
     pub(crate) fn count_failure(&self, sequence: Sequence, error: ExecutionError) {
-        add(&self.outgoing.failed, 1);
+        add(&self.worker_counters.failed, 1);
         lock(&self.failures).push(sequence, error);
     }
 
-    /// Publishes that everything up to a number is over, the last of it of so many bytes.
+    /// Publishes that every descriptor up to `sequence` is complete; `bytes` is the length of the
+    /// last one.
     ///
     /// # Safety
-    /// As for [`Ring::complete`]; the descriptors must be finished and gone.
+    /// As for [`SubmissionRing::complete`]; the descriptors must be finished and dropped.
     #[inline]
     pub(crate) unsafe fn complete(&self, sequence: Sequence, bytes: u64) {
-        // SAFETY: passed on.
+        // SAFETY: the caller's guarantee.
         unsafe { self.ring.complete(sequence, bytes) };
         self.sleepers.unpark();
-        self.waiters.tell(sequence);
+        self.waiters.notify(sequence);
     }
 
-    /// Tells those who wait for numbers up to this one, which is the last that was published, also such
-    /// as came while it was. For the thread, before anything that takes long.
-    pub(crate) fn tell_waiters(&self, published: Sequence) {
-        self.waiters.tell_surely(published);
+    /// Notifies the waiters for sequences up to `published`, the last published one, also those
+    /// that were added while it was published. The worker thread calls it before any long step.
+    pub(crate) fn notify_waiters(&self, published: Sequence) {
+        self.waiters.notify_fenced(published);
     }
 
-    /// Sleeps until something is submitted, the ring is closed or the time is over, unless `ready`
-    /// says that there is something to do. May return early. For the thread alone.
+    /// Sleeps until a descriptor is submitted, the ring is closed or the timeout expires, unless
+    /// `ready` returns that there is work. May return early. Called by the worker thread alone.
     pub(crate) fn sleep(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) {
         if self.idle.park(timeout, ready) {
-            add(&self.outgoing.sleeps, 1);
+            add(&self.worker_counters.sleeps, 1);
         }
     }
 }
 
-// SAFETY: the ring numbers descriptors in order, and the thread completes a number after it has
-// finished and dropped its descriptor.
+// SAFETY: the ring numbers descriptors in order, and the worker thread completes a number after it
+// has finished and dropped its descriptor.
 unsafe impl Channel for ThreadedChannel {
-    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
         if self.is_forked() {
             return Err(SubmitError::Closed);
         }
-        let Inside { ring, idle, incoming, .. } = &*self.shared;
-        // Counted before the push: a locked instruction behind it would wait until the cache line
-        // of the slot has come over from the channel's core.
+        let ChannelShared { ring, idle, submit_counters, .. } = &*self.shared;
+        // Counted before the push: a locked instruction after it would wait until the cache line of
+        // the slot arrives from the worker's core.
         let bytes = bytes_of(batch);
-        incoming.bytes.fetch_add(bytes, Ordering::Relaxed);
-        let taken = ring.push(batch).inspect_err(|_| {
-            incoming.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        submit_counters.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let accepted = ring.push(batch).inspect_err(|_| {
+            submit_counters.bytes.fetch_sub(bytes, Ordering::Relaxed);
         })?;
-        if taken.count < batch.len() && batch.iter().any(Option::is_some) {
-            incoming.full.fetch_add(1, Ordering::Relaxed);
-            incoming.bytes.fetch_sub(bytes_of(batch), Ordering::Relaxed);
+        if accepted.count < batch.len() && batch.iter().any(Option::is_some) {
+            submit_counters.full.fetch_add(1, Ordering::Relaxed);
+            submit_counters.bytes.fetch_sub(bytes_of(batch), Ordering::Relaxed);
         }
-        if taken.count > 0 && idle.unpark() {
-            incoming.wakes.fetch_add(1, Ordering::Relaxed);
+        if accepted.count > 0 && idle.unpark() {
+            submit_counters.wakes.fetch_add(1, Ordering::Relaxed);
         }
-        Ok(taken)
+        Ok(accepted)
     }
 
     fn submit_one(&self, descriptor: Descriptor) -> Result<Sequence, Descriptor> {
         if self.is_forked() {
             return Err(descriptor);
         }
-        let Inside { ring, idle, incoming, .. } = &*self.shared;
-        // Before the push, as above.
+        let ChannelShared { ring, idle, submit_counters, .. } = &*self.shared;
+        // Counted before the push, as above.
         let bytes = descriptor.length();
-        incoming.bytes.fetch_add(bytes, Ordering::Relaxed);
+        submit_counters.bytes.fetch_add(bytes, Ordering::Relaxed);
         match ring.push_one(descriptor) {
             Ok(sequence) => {
                 if idle.unpark() {
-                    incoming.wakes.fetch_add(1, Ordering::Relaxed);
+                    submit_counters.wakes.fetch_add(1, Ordering::Relaxed);
                 }
                 Ok(sequence)
             }
             Err(descriptor) => {
-                incoming.bytes.fetch_sub(bytes, Ordering::Relaxed);
-                incoming.full.fetch_add(u64::from(!ring.is_closed()), Ordering::Relaxed);
+                submit_counters.bytes.fetch_sub(bytes, Ordering::Relaxed);
+                submit_counters.full.fetch_add(u64::from(!ring.is_closed()), Ordering::Relaxed);
                 Err(descriptor)
             }
         }
@@ -220,10 +222,11 @@ unsafe impl Channel for ThreadedChannel {
     fn completion_of(&self, sequence: Sequence) -> Option<Arc<Completion>> {
         let completed = || self.completed();
         if self.is_forked() {
-            // The lock of the list may be held for ever, and nobody here comes to the number.
-            let forked = || Completion::refused(ExecutionError::Forked);
-            let is_over = completed() >= sequence;
-            return Some(Arc::new(if is_over { Completion::over() } else { forked() }));
+            // The lock of the list may stay locked forever, and no thread of this process reaches
+            // the sequence.
+            let forked = || Completion::failed(ExecutionError::Forked);
+            let is_complete = completed() >= sequence;
+            return Some(Arc::new(if is_complete { Completion::done() } else { forked() }));
         }
         Some(self.shared.waiters.completion_of(sequence, completed))
     }
@@ -271,19 +274,19 @@ unsafe impl Channel for ThreadedChannel {
 
     fn outstanding_bytes(&self) -> u64 {
         let finished = self.shared.ring.finished_weight();
-        self.shared.incoming.bytes.load(Ordering::Relaxed).saturating_sub(finished)
+        self.shared.submit_counters.bytes.load(Ordering::Relaxed).saturating_sub(finished)
     }
 
     fn statistics(&self) -> ChannelStatistics {
-        let Inside { ring, incoming, outgoing, .. } = &*self.shared;
+        let ChannelShared { ring, submit_counters, worker_counters, .. } = &*self.shared;
         ChannelStatistics {
             completed: ring.completed(),
             submitted: ring.submitted(),
-            failed: outgoing.failed.load(Ordering::Relaxed),
-            bytes: outgoing.moved_bytes.load(Ordering::Relaxed),
-            sleeps: outgoing.sleeps.load(Ordering::Relaxed),
-            wakes: incoming.wakes.load(Ordering::Relaxed),
-            full: incoming.full.load(Ordering::Relaxed),
+            failed: worker_counters.failed.load(Ordering::Relaxed),
+            bytes: worker_counters.moved_bytes.load(Ordering::Relaxed),
+            sleeps: worker_counters.sleeps.load(Ordering::Relaxed),
+            wakes: submit_counters.wakes.load(Ordering::Relaxed),
+            full: submit_counters.full.load(Ordering::Relaxed),
         }
     }
 }
@@ -291,9 +294,9 @@ unsafe impl Channel for ThreadedChannel {
 impl Drop for ThreadedChannel {
     fn drop(&mut self) {
         self.close();
-        // A forked child has no such thread. And the last handle may be dropped by the channel's
-        // own thread, or by another channel's, which an order that it launched had left it with:
-        // the thread then ends by itself.
+        // A forked child has no such thread. An engine thread must not join: the last handle may be
+        // dropped by the channel's own thread, or by another channel's that dispatched a dependent
+        // batch. The worker thread then exits after the ring is drained.
         if self.is_forked() || is_engine_thread() {
             return;
         }

@@ -1,4 +1,4 @@
-//! The driver of I/OAT against devices that stand still, halt, or have things left over from before.
+//! The driver of I/OAT over devices that stall, halt, or have state of an earlier user.
 #![cfg(not(loom))]
 
 use std::io;
@@ -7,96 +7,100 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use memferry_engine::completion::Completion;
-use memferry_engine::contract::{Channel, Pins};
+use memferry_engine::contract::{Channel, DescriptorLeases};
 use memferry_engine::ioat::IoatEngine;
-use memferry_engine::ioat::model::{Faults, IoatModel, When};
+use memferry_engine::ioat::model::{FaultSchedule, IoatFaults, IoatModel};
 use memferry_engine::ioat::registers as r;
-use memferry_engine::{ChannelOptions, Descriptor, Engine, Operation};
-use memferry_memory::pin_cache::{Limits, PinCache, Watching};
+use memferry_engine::{ChannelOptions, Descriptor, Engine, Opcode};
+use memferry_memory::pin_cache::{InvalidationMode, PinCache, PinCacheLimits};
 use memferry_memory::pinning::Access;
 use memferry_sys::Pages;
-use memferry_sys::device::{Device, Direction};
+use memferry_sys::device::{DmaDevice, DmaDirection};
 
-const LIMIT: Duration = Duration::from_secs(60);
-const PIECE: u64 = 64;
+const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
+const COPY_BYTES: u64 = 64;
 
 /// A channel, and memory that is pinned for it.
-struct Rig {
-    // Before the memory: the end of the channel is the end of everything that is under way.
+struct IoatRig {
+    // Before the memory: the drop of the channel ends everything in flight.
     channel: Arc<dyn Channel>,
     engine: IoatEngine,
-    pins: Arc<Pins>,
+    leases: Arc<DescriptorLeases>,
     _cache: PinCache,
     source: Pages,
     target: Pages,
 }
 
-impl Rig {
-    fn new(device: Arc<dyn Device>, capacity: Option<usize>) -> Self {
-        // SAFETY: a model, or one that passes on what it is told; nobody else writes its registers.
+impl IoatRig {
+    fn new(device: Arc<dyn DmaDevice>, capacity: Option<usize>) -> Self {
+        // SAFETY: a model, or a device that forwards to one; no other code writes its registers.
         let engine = unsafe { IoatEngine::over(&[device]) }.unwrap();
         let options = ChannelOptions { capacity, ..ChannelOptions::default() };
         let channel = engine.open_channel(&options).unwrap();
         let pinner = engine.pinner().unwrap();
-        let cache = PinCache::new(pinner, Limits::default(), Watching::Explicit).unwrap();
+        let cache =
+            PinCache::new(pinner, PinCacheLimits::default(), InvalidationMode::Explicit).unwrap();
         let (mut source, target) = (Pages::new(4096).unwrap(), Pages::new(4096).unwrap());
         source.as_mut_slice().fill(9);
         let lease = |pages: &Pages, access| {
             Some(Arc::new(cache.acquire(pages.as_ptr() as usize, 4096, access).unwrap()))
         };
-        let pins = Arc::new(Pins {
+        let pins = Arc::new(DescriptorLeases {
             source: lease(&source, Access::Read),
             target: lease(&target, Access::Write),
             variable: None,
         });
-        Self { channel, engine, pins, _cache: cache, source, target }
+        Self { channel, engine, leases: pins, _cache: cache, source, target }
     }
 
-    /// Begins the copy of a piece.
+    /// Starts the copy of a chunk.
     fn begin(&self, number: u64) -> Arc<Completion> {
-        let source = self.source.as_ptr() as u64 + PIECE * number;
-        let target = self.target.as_ptr() as u64 + PIECE * number;
+        let source = self.source.as_ptr() as u64 + COPY_BYTES * number;
+        let target = self.target.as_ptr() as u64 + COPY_BYTES * number;
         let completion = Arc::new(Completion::whole());
-        // SAFETY: inside memory that outlives the channel, each piece once; nothing else reports to
+        // SAFETY: inside memory that outlives the channel, each chunk once; nothing else reports to
         // the completion.
         let copy = unsafe {
-            Descriptor::new(Operation::Copy, source, target, PIECE).completes(completion.clone())
+            Descriptor::new(Opcode::Copy, source, target, COPY_BYTES).completes(completion.clone())
         };
-        let copy = copy.pinned_by(self.pins.clone());
+        let copy = copy.pinned_by(self.leases.clone());
         assert_eq!(self.channel.submit(&mut [Some(copy)]).unwrap().count, 1);
         completion
     }
 
-    /// Waits for everything.
+    /// Waits for all copies.
     fn finish(&self) {
-        assert!(self.channel.park(self.channel.statistics().submitted, LIMIT), "it does not end");
+        assert!(
+            self.channel.park(self.channel.statistics().submitted, WAIT_TIMEOUT),
+            "timeout waiting for the copies"
+        );
     }
 
     fn is_copied(&self, number: u64) -> bool {
-        let at = (PIECE * number) as usize;
-        self.target.as_slice()[at..at + PIECE as usize] == [9; PIECE as usize]
+        let at = (COPY_BYTES * number) as usize;
+        self.target.as_slice()[at..at + COPY_BYTES as usize] == [9; COPY_BYTES as usize]
     }
 }
 
 #[test]
 fn a_channel_that_stands_still_for_good_is_given_up() {
     let model = IoatModel::new();
-    let rig = Rig::new(model.clone(), None);
-    model.set_faults(Faults { stalls: When::Always, ..Faults::default() });
+    let rig = IoatRig::new(model.clone(), None);
+    model.set_faults(IoatFaults { stalls: FaultSchedule::Always, ..IoatFaults::default() });
     let completions: Vec<_> = (0..8).map(|number| rig.begin(number)).collect();
     rig.finish();
     assert!(completions.iter().all(|completion| matches!(completion.outcome(), Some(Ok(_)))));
-    assert!((0..8).all(|number| rig.is_copied(number)), "the processor does it");
-    // Not once for each descriptor.
+    assert!((0..8).all(|number| rig.is_copied(number)), "the processor finishes it");
+    // Once per stall, not once per descriptor.
     assert_eq!(rig.engine.counters().recoveries, 2);
     drop(rig);
-    assert_eq!((model.mapped_pages(), model.mistakes()), (0, Vec::<String>::new()));
+    assert_eq!((model.mapped_pages(), model.protocol_violations()), (0, Vec::<String>::new()));
 }
 
 #[test]
 fn an_enormous_capacity_is_bounded_and_a_tiny_one_works() {
     for capacity in [1, 2, 3, usize::MAX] {
-        let rig = Rig::new(IoatModel::new(), Some(capacity));
+        let rig = IoatRig::new(IoatModel::new(), Some(capacity));
         for number in 0..10 {
             rig.begin(number);
             rig.finish();
@@ -107,10 +111,10 @@ fn an_enormous_capacity_is_bounded_and_a_tiny_one_works() {
 
 #[test]
 fn the_count_that_a_channel_is_told_may_go_around() {
-    let rig = Rig::new(IoatModel::new(), Some(64));
-    for turn in 0..70_000 {
-        rig.begin(turn % 64);
-        if turn % 60 == 59 {
+    let rig = IoatRig::new(IoatModel::new(), Some(64));
+    for round in 0..70_000 {
+        rig.begin(round % 64);
+        if round % 60 == 59 {
             rig.finish();
         }
     }
@@ -121,12 +125,12 @@ fn the_count_that_a_channel_is_told_may_go_around() {
 
 /// A device whose status register keeps the last finished address when its channel is reset.
 #[derive(Debug)]
-struct Remembering {
+struct StaleStatusDevice {
     model: Arc<IoatModel>,
     last: AtomicU64,
 }
 
-impl Device for Remembering {
+impl DmaDevice for StaleStatusDevice {
     fn name(&self) -> &str {
         "remembering"
     }
@@ -150,27 +154,32 @@ impl Device for Remembering {
         status & !r::CHANSTS_COMPLETED | self.last.load(Ordering::SeqCst)
     }
     unsafe fn write8(&self, at: usize, value: u8) {
-        // SAFETY: passed on.
+        // SAFETY: the caller's guarantee.
         unsafe { self.model.write8(at, value) };
     }
     unsafe fn write16(&self, at: usize, value: u16) {
-        // SAFETY: passed on.
+        // SAFETY: the caller's guarantee.
         unsafe { self.model.write16(at, value) };
     }
     unsafe fn write32(&self, at: usize, value: u32) {
-        // SAFETY: passed on.
+        // SAFETY: the caller's guarantee.
         unsafe { self.model.write32(at, value) };
     }
     unsafe fn write64(&self, at: usize, value: u64) {
-        // SAFETY: passed on.
+        // SAFETY: the caller's guarantee.
         unsafe { self.model.write64(at, value) };
     }
-    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
-        // SAFETY: passed on.
+    unsafe fn map(
+        &self,
+        start: usize,
+        pages: &mut [u64],
+        direction: DmaDirection,
+    ) -> io::Result<()> {
+        // SAFETY: the caller's guarantee.
         unsafe { self.model.map(start, pages, direction) }
     }
     unsafe fn unmap(&self, pages: &[u64]) {
-        // SAFETY: passed on.
+        // SAFETY: the caller's guarantee.
         unsafe { self.model.unmap(pages) };
     }
     fn is_contiguous(&self) -> bool {
@@ -184,17 +193,17 @@ impl Device for Remembering {
 #[test]
 fn what_a_status_register_says_of_an_earlier_chain_is_not_believed() {
     let model = IoatModel::new();
-    let device = Remembering { model: model.clone(), last: AtomicU64::new(0) };
-    // Two places, so that every address comes again at once.
-    let rig = Rig::new(Arc::new(device), Some(1));
-    model.set_faults(Faults { halts: When::At(1), ..Faults::default() });
+    let device = StaleStatusDevice { model: model.clone(), last: AtomicU64::new(0) };
+    // Two slots, so that every address is reused at once.
+    let rig = IoatRig::new(Arc::new(device), Some(1));
+    model.set_faults(IoatFaults { halts: FaultSchedule::At(1), ..IoatFaults::default() });
     rig.begin(0);
     rig.finish();
-    // So slow that the registers are asked meanwhile.
-    model.set_faults(Faults { delay: Duration::from_millis(100), ..Faults::default() });
+    // So slow that the driver reads the registers.
+    model.set_faults(IoatFaults { delay: Duration::from_millis(100), ..IoatFaults::default() });
     for number in 1..4 {
         rig.begin(number);
         rig.finish();
-        assert!(rig.is_copied(number), "told before it was done");
+        assert!(rig.is_copied(number), "completed before it was copied");
     }
 }

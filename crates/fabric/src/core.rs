@@ -1,14 +1,15 @@
-//! The functions of libfabric's core that a provider calls, found at run time.
+//! The functions of libfabric's core that the provider calls, found at run time.
 //!
-//! The provider is not linked to libfabric: a program may have one under any file name, visible to
-//! nobody but itself. Without any (in tests), what is needed is made here.
+//! The provider is not linked to libfabric: a program may load one under any file name, with
+//! symbols that are not visible to other libraries. Without libfabric (in tests), this module
+//! provides replacements.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::abi::{DomainAttr, EpAttr, FabricAttr, Info, RxAttr, TxAttr};
 
-/// The version that is named where there is no core: that of the structures in `abi`.
+/// The version without a core: that of the structures in `abi`.
 const OWN_VERSION: u32 = (1 << 16) | 17;
 
 #[derive(Debug)]
@@ -35,48 +36,48 @@ pub(crate) fn core() -> &'static Core {
 }
 
 impl Core {
-    /// An empty info with all its attributes, for the core or [`libc::free`] to free.
+    /// Creates an empty info with all its attributes, for the core or [`libc::free`] to free.
     pub(crate) fn new_info(&self) -> *mut Info {
         match self.dupinfo {
-            // SAFETY: without an info to copy it makes an empty one.
+            // SAFETY: without an info to copy, the function creates an empty one.
             Some(dupinfo) => unsafe { dupinfo(std::ptr::null()) },
             None => own_info(),
         }
     }
 
     pub(crate) fn version(&self) -> u32 {
-        // SAFETY: it has no conditions.
+        // SAFETY: the function has no preconditions.
         self.version.map_or(OWN_VERSION, |version| unsafe { version() })
     }
 
-    /// The text for a code.
-    pub(crate) fn text(&self, code: c_int) -> *const c_char {
+    /// The text of an error code.
+    pub(crate) fn error_text(&self, code: c_int) -> *const c_char {
         match self.strerror {
-            // SAFETY: it takes any number.
+            // SAFETY: the function accepts any number.
             Some(strerror) => unsafe { strerror(code) },
             None => c"an error of the provider".as_ptr(),
         }
     }
 }
 
-/// What C's linker gives for a function.
-pub(crate) type Found = unsafe extern "C" fn();
+/// The type of a function from `dlsym`.
+pub(crate) type CFunction = unsafe extern "C" fn();
 
-pub(crate) fn function(library: *mut c_void, name: &CStr) -> Option<Found> {
-    // SAFETY: the library is open or one of the special ones, the name is a string of C's.
+pub(crate) fn function(library: *mut c_void, name: &CStr) -> Option<CFunction> {
+    // SAFETY: the library is open or one of the special ones, the name is a C string.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
     // SAFETY: a symbol of this name is a function.
-    (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Found>(found) })
+    (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, CFunction>(found) })
 }
 
 /// The first loaded library that is called libfabric and has its functions.
 pub(crate) fn loaded_library() -> Option<*mut c_void> {
     let mut paths: Vec<CString> = Vec::new();
-    // SAFETY: the visitor gets this pointer while this function runs, and keeps to its type.
+    // SAFETY: the visitor gets this pointer while this function runs, and uses it with its type.
     unsafe { libc::dl_iterate_phdr(Some(visit), (&raw mut paths).cast()) };
-    // Only now: the linker holds a lock during the visits, and opening takes others.
+    // After the visits: the linker holds a lock during them, and `dlopen` takes others.
     paths.iter().find_map(|path| {
-        // SAFETY: it is loaded already: nothing is run.
+        // SAFETY: the library is loaded already, so no code runs.
         let opened = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
         if opened.is_null() {
             return None;
@@ -90,14 +91,14 @@ pub(crate) fn loaded_library() -> Option<*mut c_void> {
     })
 }
 
-/// Remembers the path of an object that may be the one.
+/// Records the path of an object that may be libfabric.
 unsafe extern "C" fn visit(object: *mut libc::dl_phdr_info, _: usize, paths: *mut c_void) -> c_int {
     // SAFETY: the linker passes a description of an object that is loaded.
     let path = unsafe { (*object).dlpi_name };
     if path.is_null() {
         return 0;
     }
-    // SAFETY: as above: a string of C's.
+    // SAFETY: as above: a C string.
     let path = unsafe { CStr::from_ptr(path) };
     let bytes = path.to_bytes();
     let file = bytes.rsplit(|byte| *byte == b'/').next().unwrap_or(bytes);
@@ -108,10 +109,10 @@ unsafe extern "C" fn visit(object: *mut libc::dl_phdr_info, _: usize, paths: *mu
     0
 }
 
-/// As the core's, for tests. The attributes have room for what later versions add.
+/// As the core's, for tests. The attributes have space for what later versions add.
 fn own_info() -> *mut Info {
     fn zeroed<T>() -> *mut T {
-        // SAFETY: it has no conditions; nothing in these structures minds being zero.
+        // SAFETY: the call has no preconditions; zero is valid for all fields of these structures.
         unsafe { libc::calloc(1, size_of::<T>() + 128).cast() }
     }
     let info: *mut Info = zeroed();

@@ -1,122 +1,124 @@
-//! Domains: where everything is opened that messages need.
+//! Domains: they open address vectors, queues, counters and endpoints.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::{Arc, Mutex, Weak};
 
 use crate::abi::*;
-use crate::endpoint::Station;
+use crate::endpoint::EndpointCore;
 use crate::fabric::{Fabric, no_control};
-use crate::guard::{Code, Result, call, unsupported};
+use crate::guard::{FiError, Result, call, unsupported};
 use crate::info::{DOMAIN_NAME, MR_BASIC};
-use crate::memory::Region;
-use crate::object::{self, Object, Visible};
+use crate::mr::MrRange;
+use crate::mr_table::MrTable;
+use crate::object::{self, FidHeader, FidObject};
 use crate::queue::EventQueue;
-use crate::regions::Regions;
-use crate::{address, endpoint, memory, queue};
+use crate::{address, endpoint, mr, queue};
 
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Domain {
-    visible: Visible<FidDomain>,
-    /// Counted, so that it is not closed first.
+    header: FidHeader<FidDomain>,
+    /// A reference, so that the fabric is not closed first.
     _fabric: Arc<Fabric>,
-    /// Whether messages move on while the program calls nothing.
-    moves_by_itself: bool,
+    /// Automatic progress: messages make progress without calls of the program.
+    auto_progress: bool,
     events: Mutex<Option<Arc<EventQueue>>>,
-    /// Who exposes memory. Held while memory comes and goes.
-    exposed: Mutex<Exposed>,
-    /// Memory that others may access.
-    regions: Arc<Regions>,
+    /// The keys in use, and the endpoints that expose memory. Locked while memory is registered and
+    /// closed.
+    keys: Mutex<KeyTable>,
+    /// The registered memory.
+    mr_table: Arc<MrTable>,
     has_virtual_addresses: bool,
 }
 
 #[derive(Debug, Default)]
-struct Exposed {
+struct KeyTable {
     next_key: u64,
-    /// Those of all registrations, also of those that cannot be closed yet.
-    taken: HashSet<u64>,
-    stations: Vec<Weak<Station>>,
+    /// The keys of all registrations, including those that cannot be closed yet.
+    used: HashSet<u64>,
+    endpoints: Vec<Weak<EndpointCore>>,
 }
 
-// SAFETY: it begins with the visible part of a domain, whose class this is.
-unsafe impl Object for Domain {
+// SAFETY: it begins with the header of a domain, whose class this is.
+unsafe impl FidObject for Domain {
     const CLASS: usize = FI_CLASS_DOMAIN;
 }
 
 impl Domain {
-    pub(crate) fn moves_by_itself(&self) -> bool {
-        self.moves_by_itself
+    pub(crate) fn auto_progress(&self) -> bool {
+        self.auto_progress
     }
 
-    /// Whether others name memory by its address here, and not by the distance from where it begins.
-    /// Keys are then the provider's to choose.
+    /// Returns whether peers address memory by its virtual address, and not by the offset in the
+    /// registration. The provider then chooses the keys.
     pub(crate) fn has_virtual_addresses(&self) -> bool {
         self.has_virtual_addresses
     }
 
-    /// Memory that peers on other hosts may access.
-    pub(crate) fn regions(&self) -> &Arc<Regions> {
-        &self.regions
+    /// The memory that peers on other hosts may access.
+    pub(crate) fn mr_table(&self) -> &Arc<MrTable> {
+        &self.mr_table
     }
 
-    /// Registers memory under a key, one of its own where programs do not choose, and exposes it by
-    /// all stations. Returns the key.
+    /// Registers memory under a key, which the provider chooses if programs do not, and exposes it
+    /// on all endpoints. Returns the key.
     ///
     /// # Safety
-    /// The memory must stay valid until the key is given back.
-    pub(crate) unsafe fn register(&self, wanted: u64, region: Region) -> Result<u64> {
-        let mut exposed = self.exposed.lock().unwrap();
-        exposed.next_key += 1;
-        let key = if self.has_virtual_addresses { exposed.next_key } else { wanted };
-        if !exposed.taken.insert(key) {
-            return Err(Code(FI_ENOKEY));
+    /// The memory must stay valid until the key is released.
+    pub(crate) unsafe fn register(&self, wanted: u64, region: MrRange) -> Result<u64> {
+        let mut keys = self.keys.lock().unwrap();
+        keys.next_key += 1;
+        let key = if self.has_virtual_addresses { keys.next_key } else { wanted };
+        if !keys.used.insert(key) {
+            return Err(FiError(FI_ENOKEY));
         }
-        for station in exposed.stations() {
-            // SAFETY: passed on.
-            if let Err(code) = unsafe { station.expose(key, &region) } {
-                drop(exposed);
-                // If a peer has been so quick, the key stays taken.
-                let _ = self.give_key_back(key);
+        for core in keys.live_endpoints() {
+            // SAFETY: the caller guarantees it.
+            if let Err(code) = unsafe { core.expose(key, &region) } {
+                drop(keys);
+                // If a peer already accesses the memory, the key stays in use.
+                let _ = self.release_key(key);
                 return Err(code);
             }
         }
-        // SAFETY: passed on.
-        unsafe { self.regions.insert(key, region) };
+        // SAFETY: the caller guarantees it.
+        unsafe { self.mr_table.insert(key, region) };
         Ok(key)
     }
 
-    /// Nobody can access the memory of a key after this. If somebody still does, no other access can
-    /// begin, the key stays taken, and this must be called again.
-    pub(crate) fn give_key_back(&self, key: u64) -> Result {
-        let stations = {
-            let exposed = self.exposed.lock().unwrap();
-            // From here on no station begins to expose it.
-            self.regions.remove(key);
-            exposed.stations()
+    /// Ends all access to the memory of a key. Fails while a peer still accesses it: then no other
+    /// access can start, the key stays in use, and this must be called again.
+    pub(crate) fn release_key(&self, key: u64) -> Result {
+        let cores = {
+            let keys = self.keys.lock().unwrap();
+            // After this, no endpoint starts to expose it.
+            self.mr_table.remove(key);
+            keys.live_endpoints()
         };
-        // Peers are waited for without the lock.
-        stations.iter().try_for_each(|station| station.withdraw(key))?;
-        self.exposed.lock().unwrap().taken.remove(&key);
+        // Waits for peers without the lock.
+        cores.iter().try_for_each(|core| core.withdraw(key))?;
+        self.keys.lock().unwrap().used.remove(&key);
         Ok(())
     }
 
-    /// Lets a station expose all memory, that which is registered later too.
-    pub(crate) fn expose_by(&self, station: &Arc<Station>) -> Result {
-        let mut exposed = self.exposed.lock().unwrap();
-        for (key, region) in self.regions.list() {
-            // SAFETY: it was promised to stay valid when it was registered, and goes only with the lock.
-            unsafe { station.expose(key, &region) }?;
+    /// Exposes all memory on an endpoint, including memory that is registered later.
+    pub(crate) fn publish_on(&self, core: &Arc<EndpointCore>) -> Result {
+        let mut keys = self.keys.lock().unwrap();
+        for (key, region) in self.mr_table.list() {
+            // SAFETY: the registering caller guarantees that it stays valid, and it is removed only
+            // with the lock.
+            unsafe { core.expose(key, &region) }?;
         }
-        exposed.stations.retain(|known| known.strong_count() > 0);
-        exposed.stations.push(Arc::downgrade(station));
+        keys.endpoints.retain(|known| known.strong_count() > 0);
+        keys.endpoints.push(Arc::downgrade(core));
         Ok(())
     }
 }
 
-impl Exposed {
-    fn stations(&self) -> Vec<Arc<Station>> {
-        self.stations.iter().filter_map(Weak::upgrade).collect()
+impl KeyTable {
+    fn live_endpoints(&self) -> Vec<Arc<EndpointCore>> {
+        self.endpoints.iter().filter_map(Weak::upgrade).collect()
     }
 }
 
@@ -151,25 +153,25 @@ pub(crate) unsafe extern "C" fn open(
     domain: *mut *mut FidDomain,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: libfabric's contract: an open fabric, an info of `getinfo`, room for a pointer.
+    // SAFETY: libfabric's contract: an open fabric, an info of `getinfo`, space for a pointer.
     call(|| unsafe {
         let attr = info.as_ref().and_then(|info| info.domain_attr.as_ref());
-        let attr = attr.ok_or(Code(FI_EINVAL))?;
+        let attr = attr.ok_or(FiError(FI_EINVAL))?;
         if !attr.name.is_null() && CStr::from_ptr(attr.name) != DOMAIN_NAME {
-            return Err(Code(FI_EINVAL));
+            return Err(FiError(FI_EINVAL));
         }
         let fid = Fid { fclass: FI_CLASS_DOMAIN, context, ops: &raw const FID_OPS };
-        let visible = FidDomain { fid, ops: &raw const OPS, mr: &raw const memory::OPS };
+        let visible = FidDomain { fid, ops: &raw const OPS, mr: &raw const mr::OPS };
         let opened = Domain {
-            visible: Visible::new(visible),
+            header: FidHeader::new(visible),
             _fabric: object::share(fabric),
-            moves_by_itself: attr.data_progress == FI_PROGRESS_AUTO,
+            auto_progress: attr.data_progress == FI_PROGRESS_AUTO,
             events: Mutex::default(),
-            exposed: Mutex::default(),
-            regions: Arc::new(Regions::new(attr.mr_mode == MR_BASIC)),
+            keys: Mutex::default(),
+            mr_table: Arc::new(MrTable::new(attr.mr_mode == MR_BASIC)),
             has_virtual_addresses: attr.mr_mode == MR_BASIC,
         };
-        object::give(Arc::new(opened), domain)
+        object::into_raw(Arc::new(opened), domain)
     })
 }
 
@@ -183,20 +185,21 @@ pub(crate) unsafe extern "C" fn open_with_flags(
     if flags != 0 {
         return -FI_EBADFLAGS;
     }
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees it.
     unsafe { open(fabric, info, domain, context) }
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    // SAFETY: libfabric's contract: an open domain, which is not used again if it closes.
-    call(|| unsafe { object::take::<Domain, _>(fid).map(drop) })
+    // SAFETY: libfabric's contract: an open domain, which the program does not use again after a
+    // success.
+    call(|| unsafe { object::from_raw::<Domain, _>(fid).map(drop) })
 }
 
 unsafe extern "C" fn bind(fid: *mut Fid, to: *mut Fid, _flags: u64) -> c_int {
     // SAFETY: libfabric's contract: both are open.
     call(|| unsafe {
         let domain: &Domain = object::borrow(fid);
-        let queue = object::downcast(to).ok_or(Code(FI_EINVAL))?;
+        let queue = object::downcast(to).ok_or(FiError(FI_EINVAL))?;
         *domain.events.lock().unwrap() = Some(queue);
         Ok(())
     })

@@ -1,65 +1,65 @@
-//! What the provider offers, and whether that is what a program asks for.
+//! The capabilities of the provider, and the check of a program's hints.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use memferry_sys::cross_memory;
+use memferry_sys::{cross_memory, settings};
 
 use crate::abi::*;
 use crate::address::{ADDRESS_BYTES, Address, LocalId, is_this_host};
 use crate::core::core;
-use crate::guard::{Code, Result, call};
+use crate::guard::{FiError, Result, call};
 
 /// The name of the fabric and of its only domain.
 pub(crate) const FABRIC_NAME: &CStr = c"memferry";
 pub(crate) const DOMAIN_NAME: &CStr = c"memferry";
 
-/// Messages up to this size are copied where they cannot be sent at once. MPICH waits for an answer
-/// to every message that is longer.
+/// Maximum length of an injected message, which is copied if it cannot be sent at once. MPICH waits
+/// for a reply to every message that is longer.
 pub(crate) const INJECT_BYTES: usize = 16 << 10;
-/// The most pieces of memory of one message.
-pub(crate) const MOST_PIECES: usize = 16;
+/// The maximum number of segments of one message.
+pub(crate) const IOV_LIMIT: usize = 16;
 /// The bytes of completion data.
 const DATA_BYTES: usize = 8;
-/// Operations of a direction that may be under way, unless another number is asked for.
-const USUAL_OPERATIONS: usize = 1024;
-const MOST_OPERATIONS: usize = 32768;
-const MOST_OBJECTS: usize = 65536;
+/// The number of operations in flight per direction, unless the program requests another.
+const DEFAULT_OPERATIONS: usize = 1024;
+const MAX_OPERATIONS: usize = 32768;
+const MAX_OBJECTS: usize = 65536;
 
-/// What programs have to ask for.
+/// Capabilities that programs must request.
 const PRIMARY: u64 = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV;
-/// The directions of messages: both, unless one is asked for.
+/// The directions of messages: both, unless one is requested.
 const DIRECTIONS: u64 = FI_SEND | FI_RECV;
-/// The same of accesses to memory.
+/// The directions of RMA.
 const ACCESSES: u64 = FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-/// What is there whether it is asked for or not.
+/// Capabilities that are always present.
 const SECONDARY: u64 = FI_MULTI_RECV | FI_SOURCE | DOMAIN;
 const DOMAIN: u64 = FI_LOCAL_COMM | FI_REMOTE_COMM;
 
-/// All of it. Memory of others is offered where the system lets processes reach it.
+/// All capabilities. RMA is offered if the system permits processes to access each other's memory.
 fn all() -> u64 {
     static CAN_REACH: OnceLock<bool> = OnceLock::new();
     let can_reach = *CAN_REACH.get_or_init(|| {
-        let is_off = std::env::var_os("MEMFERRY_CMA").is_some_and(|word| word == "off");
+        let is_off = settings::is_switched_off("MEMFERRY_CMA");
         let is_scoped = cross_memory::ptrace_scope() > 0 && !rustix::process::geteuid().is_root();
-        !is_off && !is_scoped && !cross_memory::is_filtered()
+        !is_off && !is_scoped && !cross_memory::is_seccomp_filtered()
     });
     let accesses = if can_reach { FI_RMA | ACCESSES } else { 0 };
     PRIMARY | DIRECTIONS | SECONDARY | accesses
 }
 
-/// Those of the two directions.
+/// The capabilities of the two directions.
 const OF_SENDS: u64 = FI_MSG | FI_TAGGED | FI_SEND | FI_RMA | FI_READ | FI_WRITE;
 const OF_RECEIVES: u64 =
     FI_MSG | FI_TAGGED | FI_RECV | FI_DIRECTED_RECV | FI_MULTI_RECV | FI_SOURCE | OF_OWNERS;
 const OF_OWNERS: u64 = FI_RMA | FI_REMOTE_READ | FI_REMOTE_WRITE;
 
-/// How memory was registered before 1.5: by address and with keys of the provider's, or by offset and
-/// with keys of the program's.
+/// The registration modes before 1.5: by virtual address with keys of the provider, or by offset
+/// with keys of the program.
 pub(crate) const MR_BASIC: c_int = 1;
 const MR_SCALABLE: c_int = 2;
 
-/// Flags that may be the usual ones of an endpoint.
+/// Valid default flags of an endpoint.
 const SEND_FLAGS: u64 = FI_COMPLETION
     | FI_INJECT
     | FI_INJECT_COMPLETE
@@ -69,8 +69,8 @@ const SEND_FLAGS: u64 = FI_COMPLETION
     | FI_MORE;
 const RECEIVE_FLAGS: u64 = FI_COMPLETION | FI_MULTI_RECV | FI_MORE;
 
-/// Flags by which layered providers look for one to stand on: for themselves, for any that is not
-/// layered, for one that offloads.
+/// Flags by which layered providers search for a provider to use: for themselves, for any that is
+/// not layered, for one that offloads.
 const PRIVATE_FLAGS: u64 = 1 << 58 | 1 << 59 | 1 << 61;
 
 pub(crate) unsafe extern "C" fn getinfo(
@@ -81,34 +81,34 @@ pub(crate) unsafe extern "C" fn getinfo(
     hints: *const Info,
     info: *mut *mut Info,
 ) -> c_int {
-    // SAFETY: libfabric's contract: strings or null, an info with or without attributes or null, room
-    // for a pointer.
+    // SAFETY: libfabric's contract: strings or null, an info with or without attributes or null,
+    // space for a pointer.
     call(|| unsafe {
         let (node, service) = (text(node), text(service));
         let hints = hints.as_ref();
-        let wanted = Wanted::new(hints, version);
-        if is_private(flags, hints) || !wanted.is_offered() {
-            return Err(Code(FI_ENODATA));
+        let requested = Hints::new(hints, version);
+        if is_private(flags, hints) || !requested.is_offered() {
+            return Err(FiError(FI_ENODATA));
         }
         let (source, target) = addresses(node, service, flags, hints)?;
-        let made = core().new_info();
-        let offered = made.as_mut().ok_or(Code(FI_ENOMEM))?;
-        wanted.fill(offered);
+        let allocated_info = core().new_info();
+        let offered = allocated_info.as_mut().ok_or(FiError(FI_ENOMEM))?;
+        requested.fill(offered);
         (offered.src_addr, offered.src_addrlen) = allocated(source)?;
         (offered.dest_addr, offered.dest_addrlen) = allocated(target)?;
-        info.write(made);
+        info.write(allocated_info);
         Ok(())
     })
 }
 
 /// # Safety
-/// The string must be one of C's, or null.
+/// The string must be a C string, or null.
 unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
-    // SAFETY: the caller's promise.
+    // SAFETY: the caller guarantees it.
     (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_str().unwrap_or("?"))
 }
 
-/// Whether it is not a program that asks, but a provider that would stand on this one.
+/// Returns whether the caller is not a program, but a provider that would use this one.
 fn is_private(flags: u64, hints: Option<&Info>) -> bool {
     // SAFETY: hints have valid attributes or null, and these valid strings or null.
     let name = unsafe {
@@ -117,7 +117,7 @@ fn is_private(flags: u64, hints: Option<&Info>) -> bool {
     flags & PRIVATE_FLAGS != 0 || name.is_some_and(|name| !name.eq_ignore_ascii_case("memferry"))
 }
 
-/// The addresses of this side and of the other, as far as they are known.
+/// The addresses of this side and of the peer, as far as they are known.
 fn addresses(
     node: Option<&str>,
     service: Option<&str>,
@@ -129,11 +129,11 @@ fn addresses(
             return Ok(None);
         }
         if length < ADDRESS_BYTES {
-            return Err(Code(FI_ENODATA));
+            return Err(FiError(FI_ENODATA));
         }
-        // SAFETY: hints say how long their addresses are.
+        // SAFETY: hints contain the length of their addresses.
         let bytes = unsafe { std::slice::from_raw_parts(address.cast::<u8>(), ADDRESS_BYTES) };
-        Address::from_bytes(bytes).map(Some).ok_or(Code(FI_ENODATA))
+        Address::from_bytes(bytes).map(Some).ok_or(FiError(FI_ENODATA))
     };
     let (mut source, mut target) = match hints {
         Some(hints) => (
@@ -143,7 +143,7 @@ fn addresses(
         None => (None, None),
     };
     if node.is_some_and(|node| !is_this_host(node)) {
-        return Err(Code(FI_ENODATA));
+        return Err(FiError(FI_ENODATA));
     }
     let named = service.map(|service| Address::here(LocalId::of_service(service)));
     if flags & FI_SOURCE != 0 {
@@ -154,22 +154,22 @@ fn addresses(
     Ok((source.or_else(|| Some(Address::here(LocalId::random()))), target))
 }
 
-/// The bytes of an address in memory of C's.
+/// Copies an address into memory from `malloc`.
 fn allocated(address: Option<Address>) -> Result<(*mut c_void, usize)> {
     let Some(address) = address else { return Ok((std::ptr::null_mut(), 0)) };
-    // SAFETY: as many bytes are allocated as are written.
+    // SAFETY: the allocation has the size that is written.
     unsafe {
         let memory = libc::malloc(ADDRESS_BYTES);
         if memory.is_null() {
-            return Err(Code(FI_ENOMEM));
+            return Err(FiError(FI_ENOMEM));
         }
         memory.cast::<[u8; ADDRESS_BYTES]>().write(address.to_bytes());
         Ok((memory, ADDRESS_BYTES))
     }
 }
 
-/// What a program asks for. All of it is optional.
-struct Wanted<'a> {
+/// The hints of a program. All of them are optional.
+struct Hints<'a> {
     hints: Option<&'a Info>,
     version: u32,
     tx: Option<&'a TxAttr>,
@@ -179,11 +179,11 @@ struct Wanted<'a> {
     fabric: Option<&'a FabricAttr>,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a> Hints<'a> {
     /// # Safety
     /// The attributes must be valid, or null.
     unsafe fn new(hints: Option<&'a Info>, version: u32) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         unsafe {
             Self {
                 hints,
@@ -221,15 +221,15 @@ impl<'a> Wanted<'a> {
         }
     }
 
-    /// Writes what the program gets: what it asked for where that is offered, else what is usual.
+    /// Fills the info: with the requested values if they are offered, else with the defaults.
     ///
     /// # Safety
-    /// All attributes of the info must be there.
+    /// All attributes of the info must exist.
     unsafe fn fill(&self, info: &mut Info) {
         let caps = self.caps();
         info.caps = caps;
         info.addr_format = FI_FORMAT_UNSPEC;
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let (tx, rx, ep) = unsafe { (&mut *info.tx_attr, &mut *info.rx_attr, &mut *info.ep_attr) };
         // SAFETY: as above.
         let (domain, fabric) = unsafe { (&mut *info.domain_attr, &mut *info.fabric_attr) };
@@ -248,43 +248,45 @@ impl<'a> Wanted<'a> {
     }
 
     fn fill_directions(&self, caps: u64, tx: &mut TxAttr, rx: &mut RxAttr) {
-        let or_usual = |wanted: Option<usize>, usual| wanted.filter(|w| *w > 0).unwrap_or(usual);
+        let or_default =
+            |wanted: Option<usize>, default| wanted.filter(|w| *w > 0).unwrap_or(default);
         tx.caps = caps & OF_SENDS;
         tx.op_flags = self.tx.map_or(0, |tx| tx.op_flags);
         tx.msg_order = FI_ORDER_SAS;
         tx.inject_size = INJECT_BYTES;
-        tx.size = or_usual(self.tx.map(|tx| tx.size), USUAL_OPERATIONS);
-        tx.iov_limit = MOST_PIECES;
+        tx.size = or_default(self.tx.map(|tx| tx.size), DEFAULT_OPERATIONS);
+        tx.iov_limit = IOV_LIMIT;
         tx.rma_iov_limit = usize::from(caps & FI_RMA != 0);
         rx.caps = caps & OF_RECEIVES;
         rx.op_flags = self.rx.map_or(0, |rx| rx.op_flags);
         rx.msg_order = FI_ORDER_SAS;
-        rx.size = or_usual(self.rx.map(|rx| rx.size), USUAL_OPERATIONS);
-        rx.iov_limit = MOST_PIECES;
+        rx.size = or_default(self.rx.map(|rx| rx.size), DEFAULT_OPERATIONS);
+        rx.iov_limit = IOV_LIMIT;
     }
 
     fn fill_domain(&self, domain: &mut DomainAttr) {
-        let or_usual = |wanted: Option<c_int>, usual| wanted.filter(|w| *w > 0).unwrap_or(usual);
-        let asked = self.domain;
+        let or_default =
+            |wanted: Option<c_int>, default| wanted.filter(|w| *w > 0).unwrap_or(default);
+        let hints = self.domain;
         domain.name = duplicate(DOMAIN_NAME);
-        domain.threading = or_usual(asked.map(|d| d.threading), FI_THREAD_SAFE);
-        domain.control_progress = or_usual(asked.map(|d| d.control_progress), FI_PROGRESS_AUTO);
-        domain.data_progress = or_usual(asked.map(|d| d.data_progress), FI_PROGRESS_MANUAL);
-        domain.resource_mgmt = or_usual(asked.map(|d| d.resource_mgmt), FI_RM_ENABLED);
-        domain.av_type = or_usual(asked.map(|d| d.av_type), FI_AV_UNSPEC);
-        domain.mr_mode = mr_mode(asked.map_or(0, |domain| domain.mr_mode), self.version);
+        domain.threading = or_default(hints.map(|d| d.threading), FI_THREAD_SAFE);
+        domain.control_progress = or_default(hints.map(|d| d.control_progress), FI_PROGRESS_AUTO);
+        domain.data_progress = or_default(hints.map(|d| d.data_progress), FI_PROGRESS_MANUAL);
+        domain.resource_mgmt = or_default(hints.map(|d| d.resource_mgmt), FI_RM_ENABLED);
+        domain.av_type = or_default(hints.map(|d| d.av_type), FI_AV_UNSPEC);
+        domain.mr_mode = mr_mode(hints.map_or(0, |domain| domain.mr_mode), self.version);
         domain.mr_key_size = size_of::<u64>();
         domain.cq_data_size = DATA_BYTES;
-        (domain.cq_cnt, domain.ep_cnt) = (MOST_OBJECTS, MOST_OBJECTS);
-        (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (MOST_OBJECTS, MOST_OBJECTS);
+        (domain.cq_cnt, domain.ep_cnt) = (MAX_OBJECTS, MAX_OBJECTS);
+        (domain.tx_ctx_cnt, domain.rx_ctx_cnt) = (MAX_OBJECTS, MAX_OBJECTS);
         (domain.max_ep_tx_ctx, domain.max_ep_rx_ctx) = (1, 1);
-        (domain.cntr_cnt, domain.mr_cnt) = (MOST_OBJECTS, MOST_OBJECTS);
+        (domain.cntr_cnt, domain.mr_cnt) = (MAX_OBJECTS, MAX_OBJECTS);
         domain.mr_iov_limit = 1;
         domain.caps = DOMAIN;
     }
 }
 
-/// No registration is needed. Before 1.5, that had a name.
+/// The registration mode: no registration is needed. Before 1.5 this had a name.
 fn mr_mode(wanted: c_int, version: u32) -> c_int {
     match wanted {
         MR_BASIC | MR_SCALABLE => wanted,
@@ -299,8 +301,8 @@ fn are_sends_offered(tx: &TxAttr) -> bool {
         && tx.msg_order & !FI_ORDER_SAS == 0
         && tx.comp_order == 0
         && tx.inject_size <= INJECT_BYTES
-        && tx.size <= MOST_OPERATIONS
-        && tx.iov_limit <= MOST_PIECES
+        && tx.size <= MAX_OPERATIONS
+        && tx.iov_limit <= IOV_LIMIT
         && tx.rma_iov_limit <= 1
 }
 
@@ -310,8 +312,8 @@ fn are_receives_offered(rx: &RxAttr) -> bool {
         && rx.msg_order & !FI_ORDER_SAS == 0
         && rx.comp_order == 0
         && rx.total_buffered_recv == 0
-        && rx.size <= MOST_OPERATIONS
-        && rx.iov_limit <= MOST_PIECES
+        && rx.size <= MAX_OPERATIONS
+        && rx.iov_limit <= IOV_LIMIT
 }
 
 fn is_endpoint_offered(ep: &EpAttr) -> bool {
@@ -340,30 +342,30 @@ fn is_domain_offered(domain: &DomainAttr) -> bool {
         && kinds.into_iter().all(|(wanted, last)| (0..=last).contains(&wanted))
         && domain.mr_key_size <= size_of::<u64>()
         && domain.cq_data_size <= DATA_BYTES
-        && domain.cq_cnt <= MOST_OBJECTS
-        && domain.ep_cnt <= MOST_OBJECTS
-        && domain.tx_ctx_cnt <= MOST_OBJECTS
-        && domain.rx_ctx_cnt <= MOST_OBJECTS
+        && domain.cq_cnt <= MAX_OBJECTS
+        && domain.ep_cnt <= MAX_OBJECTS
+        && domain.tx_ctx_cnt <= MAX_OBJECTS
+        && domain.rx_ctx_cnt <= MAX_OBJECTS
         && domain.max_ep_tx_ctx <= 1
         && domain.max_ep_rx_ctx <= 1
         && domain.max_ep_stx_ctx == 0
         && domain.max_ep_srx_ctx == 0
-        && domain.cntr_cnt <= MOST_OBJECTS
+        && domain.cntr_cnt <= MAX_OBJECTS
         && domain.mr_iov_limit <= 1
-        && domain.mr_cnt <= MOST_OBJECTS
+        && domain.mr_cnt <= MAX_OBJECTS
         && domain.caps & !DOMAIN == 0
         && domain.auth_key_size == 0
         && domain.max_err_data == 0
 }
 
-/// Whether no name is asked for, or this one.
+/// Returns whether no name is requested, or this one.
 fn is_name(wanted: *const c_char, ours: &CStr) -> bool {
-    // SAFETY: names in attributes are strings of C's or null.
+    // SAFETY: names in attributes are C strings or null.
     wanted.is_null() || unsafe { CStr::from_ptr(wanted) } == ours
 }
 
-/// A string in memory of C's. It is missing where memory is.
+/// Copies a string into memory from `malloc`; null if that fails.
 fn duplicate(text: &CStr) -> *mut c_char {
-    // SAFETY: it is a string of C's.
+    // SAFETY: it is a C string.
     unsafe { libc::strdup(text.as_ptr()) }
 }

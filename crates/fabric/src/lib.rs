@@ -1,28 +1,28 @@
-//! A libfabric provider named "memferry": programs of libfabric's, MPI above all, exchange messages
-//! over Memferry's endpoints without being changed.
+//! A libfabric provider named "memferry": programs that use libfabric, above all MPI, exchange
+//! messages over Memferry's endpoints without being changed.
 //!
-//! libfabric's core loads this library and asks [`fi_prov_ini`] for the provider. From there on
-//! everything goes through tables of functions ([`abi`]): `info` says what there is, a `fabric` opens
+//! libfabric's core loads this library and gets the provider from [`fi_prov_ini`]. From then on all
+//! calls go through tables of functions ([`abi`]): `info` lists the capabilities, a `fabric` opens
 //! domains and event queues, a `domain` opens address vectors, queues, counters and endpoints. An
-//! `endpoint` hands its messages to a station, which owns the Memferry endpoint; what has ended is
-//! collected there when a program reads its queues (`queue`). Peers on other hosts are reached through
-//! another provider of libfabric's (`remote`).
+//! `endpoint` passes its messages to an endpoint core, which owns the Memferry endpoint;
+//! completions are collected there when a program reads its queues (`queue`). Peers on other hosts
+//! are reached through another libfabric provider (`remote`).
 
 #[doc(hidden)]
 pub mod abi;
 mod address;
-mod complaint;
 mod core;
 mod domain;
 mod endpoint;
 mod fabric;
 mod guard;
 mod info;
-mod memory;
+mod mr;
+mod mr_table;
 mod object;
 mod queue;
-mod regions;
 mod remote;
+mod warn_once;
 
 #[cfg(feature = "fuzz")]
 #[doc(hidden)]
@@ -33,16 +33,16 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use abi::Provider;
 
-/// What programs call the provider.
+/// The name of the provider.
 const NAME: &std::ffi::CStr = c"memferry";
 
-/// The description that the core keeps.
-struct Description(UnsafeCell<Provider>);
+/// The provider structure that the core holds.
+struct ProviderCell(UnsafeCell<Provider>);
 
 // SAFETY: only the core writes to it, after `fi_prov_ini`, which the core calls once.
-unsafe impl Sync for Description {}
+unsafe impl Sync for ProviderCell {}
 
-static PROVIDER: Description = Description(UnsafeCell::new(Provider {
+static PROVIDER: ProviderCell = ProviderCell(UnsafeCell::new(Provider {
     version: 0,
     fi_version: 0,
     context: [std::ptr::null_mut(); 4],
@@ -52,14 +52,14 @@ static PROVIDER: Description = Description(UnsafeCell::new(Provider {
     cleanup,
 }));
 
-/// The entry point of a provider, which the core calls when it has loaded the library.
+/// The entry point of the provider, which the core calls after it has loaded the library.
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_prov_ini() -> *mut Provider {
     LOADED.fetch_add(1, Ordering::AcqRel);
     let _ = guard::protected(|| {
-        // A program's version must not be newer than this one: what the core knows, it may ask for.
+        // The program's version must not be newer than this one, so this is the core's version.
         let version = core::core().version();
-        // SAFETY: the core calls this once, before it looks at the description.
+        // SAFETY: the core calls this once, before it reads the structure.
         unsafe {
             (*PROVIDER.0.get()).version = version;
             (*PROVIDER.0.get()).fi_version = version;
@@ -69,13 +69,13 @@ pub extern "C" fn fi_prov_ini() -> *mut Provider {
     PROVIDER.0.get()
 }
 
-/// How often the core has the provider: it gives one back at once that it has already.
+/// The number of times that the core has loaded the provider: it unloads a duplicate at once.
 static LOADED: AtomicUsize = AtomicUsize::new(0);
 
-/// Programs close their objects themselves; but threads of ours may still be inside of providers that
-/// are about to be unloaded as well.
+/// Called when the core unloads the provider. Programs close their objects themselves; but threads
+/// of this library may still be in providers that are unloaded too.
 extern "C" fn cleanup() {
     if LOADED.fetch_sub(1, Ordering::AcqRel) == 1 {
-        remote::GATE.close();
+        remote::UNLOAD_GATE.close();
     }
 }

@@ -1,5 +1,5 @@
-//! A peer that is stopped while it writes to the memory of a receive: the endpoint says that it is busy
-//! for as long as the memory is not the program's alone.
+//! A peer that is stopped while it writes to the memory of a receive: the endpoint reports that it is busy
+//! until the peer can no longer write to the memory.
 
 #![allow(dead_code, reason = "other tests use the rest of what this shares with them")]
 
@@ -18,15 +18,15 @@ use std::fmt::Write;
 use std::time::{Duration, Instant};
 
 use memferry_fi::abi::FI_EBUSY;
-use stopping::{BYTES, Stopping};
+use stopping::{BYTES, StoppedPeer};
 use world::{Side, World, close, move_all_on};
 
-/// Long enough for anything that ends at all, on a busy machine too.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout of all waits, long enough for a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Asks until it is so; fails if it never is.
+/// Polls until the condition holds; panics at the timeout.
 fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
         std::thread::yield_now();
@@ -45,7 +45,7 @@ fn other_processes_begin_here() {
     }
 }
 
-/// The name under which an endpoint listens: its identifier, which follows the first word of its address.
+/// The name on which an endpoint listens: its identifier, which follows the first word of its address.
 fn listening_name(side: &Side) -> String {
     side.name()[4..20].iter().fold("fi:".to_owned(), |mut name, byte| {
         write!(name, "{byte:02x}").unwrap();
@@ -60,14 +60,16 @@ fn an_endpoint_is_busy_while_a_stopped_peer_may_write_to_memory_of_a_receive() {
     }
 }
 
-/// `false` if the receiver was faster than its peer.
+/// Closes an endpoint while a stopped peer has claimed a chunk of its receive; with `ends` the peer is then
+/// killed, else it continues. Returns `false` if the receiver copied everything before the peer could claim a
+/// chunk.
 fn closes_when_the_peer_is_out(ends: bool) -> bool {
     let world = World::new();
     let side = world.side();
     let mut memory = vec![0u8; BYTES];
     assert_eq!(side.trecv(&mut memory, 1, 0, 7), 0);
-    let mut child = Stopping::spawn("claimer", &listening_name(&side), false);
-    // Its end is that of the thread that started it.
+    let mut child = StoppedPeer::spawn("claimer", &listening_name(&side), false);
+    // The peer is killed when the thread that started it ends, so this thread has started it.
     let was_stopped = std::thread::scope(|scope| {
         let claiming = scope.spawn(|| child.has_claimed());
         until("it has claimed, or nothing is left", || {
@@ -87,7 +89,7 @@ fn closes_when_the_peer_is_out(ends: bool) -> bool {
             child.signal(libc::SIGCONT);
             assert_eq!(child.hear(), b'w');
         }
-        // The last of these closes it.
+        // The endpoint is closed by the first call that succeeds.
         until("it is closed", || close(side.ep.cast()) == 0);
         assert_eq!(close(side.queue.cast()), 0);
         assert_eq!(close(side.vector.cast()), 0);

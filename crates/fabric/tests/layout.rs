@@ -1,10 +1,10 @@
-//! The structures and numbers of `abi` are those of libfabric's headers: a C program that includes
-//! them prints what they are.
+//! The structures and constants of `abi` are those of libfabric's headers: a C program that includes the
+//! headers prints theirs.
 //!
-//! The headers are those that are installed, or those of the folder `MEMFERRY_FABRIC_HEADERS` (the one
-//! with `rdma` in it). Without any, nothing is checked.
+//! The headers are the installed ones, or those of the folder `MEMFERRY_FABRIC_HEADERS` (the one that
+//! contains `rdma`). Without headers, nothing is checked.
 
-// A test that checks nothing says so.
+// A test without headers prints that it checks nothing.
 #![allow(clippy::print_stderr)]
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ fn folder() -> PathBuf {
     std::env::var_os("MEMFERRY_FABRIC_HEADERS").map_or_else(|| "/usr/include".into(), PathBuf::from)
 }
 
-/// What C says of itself.
+/// The sizes, offsets and constants that the C program prints.
 fn probe() -> Option<HashMap<String, u64>> {
     let headers = folder();
     if !headers.join("rdma/fabric.h").exists() {

@@ -1,5 +1,5 @@
-//! The provider under a real libfabric, with the programs that come with it: `fi_info` shows it, and
-//! `fi_pingpong` runs between two processes over it. Where they are not installed, nothing is checked.
+//! The provider in a real libfabric, with the programs of libfabric: `fi_info` lists it, and `fi_pingpong`
+//! runs over it between two processes. Where the programs are not installed, nothing is checked.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use memferry_testing::{Requirement, skip, until};
 
-/// A folder with the provider alone: libfabric opens everything in it.
+/// A folder that contains the provider alone: libfabric opens every library in the folder.
 fn provider() -> tempfile::TempDir {
     // Cargo puts the library beside the tests that depend on it.
     let test = std::env::current_exe().expect("a test knows where it is");
@@ -37,8 +37,8 @@ fn start(command: &mut Command) -> Option<Child> {
     }
 }
 
-/// What a program said, which must have ended well.
-fn said(child: Child) -> String {
+/// The output of a program, which must exit with success.
+fn output_of(child: Child) -> String {
     let output = child.wait_with_output().expect("it ends");
     let text =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
@@ -50,19 +50,19 @@ fn said(child: Child) -> String {
 fn libfabric_shows_the_provider() {
     let folder = provider();
     let Some(shown) = start(&mut command("fi_info", folder.path())) else { return };
-    let text = said(shown);
+    let text = output_of(shown);
     assert!(text.contains("provider: memferry"), "{text}");
     assert_eq!(text.matches("provider:").count(), 1, "{text}");
     assert!(text.contains("type: FI_EP_RDM"), "{text}");
 }
 
-/// A port that nobody used a moment ago.
+/// A TCP port that is free at the time of the call.
 fn free_port() -> u16 {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("there is a free port");
     listener.local_addr().expect("it has an address").port()
 }
 
-/// Whether somebody waits for connections at a port, as the kernel lists it.
+/// Whether a process listens on a TCP port, according to the kernel's list.
 fn is_listened_at(port: u16) -> bool {
     const LISTENS: &str = "0A";
     let is_it = |line: &str| {
@@ -90,13 +90,13 @@ fn two_processes_play_ping_pong() {
             is_over = server.try_wait().expect("it can be asked").is_some();
             is_over || is_listened_at(port)
         });
-        // Somebody else may have taken the port meanwhile.
+        // Another process may have taken the port meanwhile.
         if !is_over || is_listened_at(port) {
             break (server, port.to_string());
         }
     };
     let client = play(&["-P", &port, "127.0.0.1"]).expect("the server could be started");
-    for text in [said(client), said(server)] {
+    for text in [output_of(client), output_of(server)] {
         assert!(text.contains("=50"), "all messages are answered: {text}");
     }
 }

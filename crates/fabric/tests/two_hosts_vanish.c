@@ -1,9 +1,9 @@
-/* Rank 0 waits for a message of rank 1, whose host vanishes: the receive must end with an error.
+/* Rank 0 waits for a message of rank 1, whose host becomes unreachable: the receive must fail.
  *
  *     program READY ENDED
  *
- * Rank 0 makes the file READY when the host may vanish, and writes into ENDED what became of the
- * receive. */
+ * Rank 0 creates the file READY when the host may become unreachable, and writes the result of
+ * the receive into the file ENDED. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,11 +26,11 @@ int main(int count, char **words)
     MPI_Init(&count, &words);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-    /* They have talked, and nothing is under way. */
+    /* The ranks are connected, and nothing is in flight. */
     MPI_Barrier(MPI_COMM_WORLD);
     if (rank == 1) {
         MPI_Send(&value, 1, MPI_INT, 0, 0, MPI_COMM_WORLD);
-        /* It never sends the second message. */
+        /* This rank never sends the second message. */
         MPI_Recv(&value, 1, MPI_INT, 0, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
     } else if (rank == 0) {
         MPI_Recv(&value, 1, MPI_INT, 1, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
@@ -38,6 +38,6 @@ int main(int count, char **words)
         int code = MPI_Recv(&value, 1, MPI_INT, 1, 1, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         write_file(words[2], code == MPI_SUCCESS ? "it received\n" : "the receive failed\n");
     }
-    /* Nobody is there to finalize with. */
+    /* No other rank can finalize. */
     _exit(0);
 }

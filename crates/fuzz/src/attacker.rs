@@ -9,37 +9,37 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use memferry_message::Endpoint;
-use memferry_message::ring::cells::Words;
-use memferry_message::ring::record::Finished;
-use memferry_sys::packet_socket::PacketSocket;
-use memferry_sys::shared_memory::{Access, SealedMemory};
+use memferry_message::ring::cells::CellWords;
+use memferry_message::ring::claims::SenderProgress;
+use memferry_sys::seqpacket::SeqPacketSocket;
+use memferry_sys::shared_memory::{Protection, SealedMemory};
 
 use crate::script::Script;
 use crate::support::raw_peer::{self, RawPeer, first};
-use crate::support::{PATIENCE, unique, until};
+use crate::support::{TIMEOUT, unique, until};
 
 /// The variable that makes a process an attacker: where it gets its orders.
-const ORDERS: &str = "MEMFERRY_FUZZ_ORDERS";
+const COMMANDS: &str = "MEMFERRY_FUZZ_ORDERS";
 
 /// The variable that lets it be heard, for those who look for mistakes of its own.
 const LOUD: &str = "MEMFERRY_FUZZ_LOUD";
 
 /// What an order begins with; the name of an endpoint follows the first two.
 const CONNECT: u8 = 1;
-const SAY_HELLO: u8 = 2;
-const DO_WORST: u8 = 3;
-const HANG_UP: u8 = 4;
+const SEND_HELLO: u8 = 2;
+const ATTACK: u8 = 3;
+const DISCONNECT: u8 = 4;
 
 /// The answers.
 const DONE: u8 = 1;
 const REFUSED: u8 = 2;
 
 /// The end of the process if it is to be an attacker.
-pub fn attack_if_asked() {
-    let Ok(name) = std::env::var(ORDERS) else { return };
+pub fn run_if_attacker() {
+    let Ok(name) = std::env::var(COMMANDS) else { return };
     let address = SocketAddr::from_abstract_name(name).expect("a name");
     let orders = UnixStream::connect_addr(&address).expect("whoever gives orders listens");
-    obey(orders);
+    run_commands(orders);
     std::process::exit(0);
 }
 
@@ -51,7 +51,7 @@ fn address(name: &str) -> SocketAddr {
 #[derive(Debug)]
 pub(crate) struct Attacker {
     child: Child,
-    orders: UnixStream,
+    commands: UnixStream,
 }
 
 impl Drop for Attacker {
@@ -71,7 +71,7 @@ impl Attacker {
         let said = if std::env::var_os(LOUD).is_some() { Stdio::inherit } else { Stdio::null };
         let child = Command::new(program)
             .args(["an_attacker_begins_here", "--exact"])
-            .env(ORDERS, &name)
+            .env(COMMANDS, &name)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(said())
@@ -85,13 +85,13 @@ impl Attacker {
         });
         let (orders, _) = orders.expect("it has come");
         orders.set_nonblocking(true).expect("a socket");
-        Self { child, orders }
+        Self { child, commands: orders }
     }
 
     /// Has it connect to an endpoint as it should be done. `false` if it has come to harm; fails if it is
     /// refused.
     pub(crate) fn connect(&mut self, prey: &Endpoint) -> bool {
-        match self.answer(prey, CONNECT, &[prey.name().as_bytes()]) {
+        match self.request(prey, CONNECT, &[prey.name().as_bytes()]) {
             Some(DONE) => true,
             Some(_) => panic!("the endpoint refuses who says what it should"),
             None => false,
@@ -99,34 +99,34 @@ impl Attacker {
     }
 
     /// Has it say something for a hello.
-    pub(crate) fn say_hello(&mut self, prey: &Endpoint, script: &[u8]) -> bool {
+    pub(crate) fn send_hello(&mut self, prey: &Endpoint, script: &[u8]) -> bool {
         let name = prey.name().as_bytes();
-        self.order(prey, SAY_HELLO, &[&[name.len() as u8], name, script])
+        self.command(prey, SEND_HELLO, &[&[name.len() as u8], name, script])
     }
 
     /// Has it do something to what it shares with the endpoint.
-    pub(crate) fn do_worst(&mut self, prey: &Endpoint, script: &[u8]) -> bool {
-        self.order(prey, DO_WORST, &[script])
+    pub(crate) fn attack(&mut self, prey: &Endpoint, script: &[u8]) -> bool {
+        self.command(prey, ATTACK, &[script])
     }
 
-    pub(crate) fn hang_up(&mut self, prey: &Endpoint) -> bool {
-        self.order(prey, HANG_UP, &[])
+    pub(crate) fn disconnect(&mut self, prey: &Endpoint) -> bool {
+        self.command(prey, DISCONNECT, &[])
     }
 
     /// Gives an order and lets the endpoint work until it was carried out. `false` if it has come to harm.
-    fn order(&mut self, prey: &Endpoint, what: u8, parts: &[&[u8]]) -> bool {
-        self.answer(prey, what, parts).is_some()
+    fn command(&mut self, prey: &Endpoint, what: u8, parts: &[&[u8]]) -> bool {
+        self.request(prey, what, parts).is_some()
     }
 
-    fn answer(&mut self, prey: &Endpoint, what: u8, parts: &[&[u8]]) -> Option<u8> {
+    fn request(&mut self, prey: &Endpoint, what: u8, parts: &[&[u8]]) -> Option<u8> {
         let order = [&[what], parts.concat().as_slice()].concat();
         let head = (order.len() as u32).to_le_bytes();
-        self.orders.write_all(&[&head, order.as_slice()].concat()).ok()?;
-        let deadline = Instant::now() + PATIENCE;
+        self.commands.write_all(&[&head, order.as_slice()].concat()).ok()?;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             prey.progress();
             let mut answer = [0];
-            match self.orders.read(&mut answer) {
+            match self.commands.read(&mut answer) {
                 Ok(count) => return (count == 1).then_some(answer[0]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(_) => return None,
@@ -138,18 +138,18 @@ impl Attacker {
 
 /// What an attacker has.
 #[derive(Default)]
-struct State {
+struct AttackerState {
     peer: Option<RawPeer>,
     board: Option<SealedMemory>,
-    callers: Vec<PacketSocket>,
+    connections: Vec<SeqPacketSocket>,
     /// Memory of its own, which it may name.
     memory: Vec<u8>,
     /// Cells that the endpoint has written.
-    seen: Vec<Words>,
+    seen: Vec<CellWords>,
 }
 
-fn obey(mut orders: UnixStream) {
-    let mut state = State { memory: vec![7; 4 << 20], ..State::default() };
+fn run_commands(mut orders: UnixStream) {
+    let mut state = AttackerState { memory: vec![7; 4 << 20], ..AttackerState::default() };
     loop {
         let mut head = [0; 4];
         if orders.read_exact(&mut head).is_err() {
@@ -159,16 +159,16 @@ fn obey(mut orders: UnixStream) {
         if orders.read_exact(&mut order).is_err() {
             return;
         }
-        let answer = if state.carry_out(order[0], &order[1..]) { DONE } else { REFUSED };
+        let answer = if state.execute(order[0], &order[1..]) { DONE } else { REFUSED };
         if orders.write_all(&[answer]).is_err() {
             return;
         }
     }
 }
 
-impl State {
+impl AttackerState {
     /// Whether it could be done.
-    fn carry_out(&mut self, what: u8, order: &[u8]) -> bool {
+    fn execute(&mut self, what: u8, order: &[u8]) -> bool {
         match what {
             CONNECT => {
                 let name = std::str::from_utf8(order).expect("a name");
@@ -177,27 +177,31 @@ impl State {
                 (self.board, self.seen) = (Some(board), Vec::new());
                 return self.peer.is_some();
             }
-            SAY_HELLO => {
+            SEND_HELLO => {
                 let mut script = Script::new(order);
                 let length = script.byte().into();
                 let name = std::str::from_utf8(script.bytes(length)).expect("a name").to_owned();
-                self.say_hello(&name, script);
+                self.send_hello(&name, script);
             }
-            DO_WORST => self.do_worst(Script::new(order)),
+            ATTACK => self.attack(Script::new(order)),
             _ => {
                 self.peer = None;
-                self.callers.clear();
+                self.connections.clear();
             }
         }
         true
     }
 
     /// Something like a hello, with some descriptors.
-    fn say_hello(&mut self, name: &str, mut script: Script<'_>) {
+    fn send_hello(&mut self, name: &str, mut script: Script<'_>) {
         let choice = script.byte();
         let descriptors: Vec<OwnedFd> = (0..choice % 4)
             .filter_map(|_| {
-                let length = script.pick(&[memferry_message::ring::layout::BYTES, 64 << 10, 8192]);
+                let length = script.pick(&[
+                    memferry_message::ring::layout::CONNECTION_BYTES,
+                    64 << 10,
+                    8192,
+                ]);
                 let kinds = raw_peer::bad_memory(length);
                 let at = script.below(kinds.len() + 2);
                 let good =
@@ -221,14 +225,14 @@ impl State {
         let socket = raw_peer::call(name);
         let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(AsFd::as_fd).collect();
         let _ = socket.send(&packet, &borrowed);
-        self.callers.push(socket);
+        self.connections.push(socket);
     }
 
-    fn do_worst(&mut self, mut script: Script<'_>) {
+    fn attack(&mut self, mut script: Script<'_>) {
         let Some(mut peer) = self.peer.take() else { return };
         while let Some(words) = peer.consumer.peek() {
             self.seen.push(words);
-            peer.consumer.pass();
+            peer.consumer.advance();
         }
         match script.byte() % 8 {
             0 | 1 => drop(peer.write(&self.cell(&mut script))),
@@ -238,11 +242,13 @@ impl State {
             }
             3 => scribble(peer.bytes.as_ptr(), peer.bytes.len(), &mut script),
             4 => {
-                if let Some(Ok(board)) = self.board.as_ref().map(|board| board.map(Access::Write)) {
+                if let Some(Ok(board)) =
+                    self.board.as_ref().map(|board| board.map(Protection::ReadWrite))
+                {
                     scribble(board.as_ptr(), board.len().min(4096), &mut script);
                 }
             }
-            5 => play_with_record(&peer, &mut script),
+            5 => corrupt_claims(&peer, &mut script),
             6 => {
                 if let Ok(memory) = SealedMemory::new("region", script.pick(&[4096, 1 << 20, 1])) {
                     peer.send_region(script.u32() % 4, memory.as_fd());
@@ -250,7 +256,7 @@ impl State {
             }
             _ => drop(peer.socket.send(script.bytes(9), &[])),
         }
-        if script.is() {
+        if script.flag() {
             peer.consumer.publish();
         }
         peer.wake();
@@ -258,7 +264,7 @@ impl State {
     }
 
     /// A cell that could be right, or nearly.
-    fn cell(&self, script: &mut Script<'_>) -> Words {
+    fn cell(&self, script: &mut Script<'_>) -> CellWords {
         let mut words = [0; 8].map(|_: u64| self.number(script));
         words[0] = first(script.byte() % 14, script.byte(), script.u16());
         words
@@ -293,16 +299,16 @@ fn scribble(start: *mut u8, length: usize, script: &mut Script<'_>) {
 }
 
 /// Opens, claims and finishes chunks that may or may not exist.
-fn play_with_record(peer: &RawPeer, script: &mut Script<'_>) {
-    let record = peer.memory.record(script.is(), script.below(32));
+fn corrupt_claims(peer: &RawPeer, script: &mut Script<'_>) {
+    let claims = peer.memory.claims(script.flag(), script.below(32));
     let (generation, chunks) = (u16::from(script.byte() % 4), u64::from(script.byte() % 20));
     match script.byte() % 4 {
-        0 => record.open(generation),
-        1 => drop(record.close(generation, chunks)),
-        2 => drop(record.claim_back(generation, chunks)),
+        0 => claims.open(generation),
+        1 => drop(claims.close(generation, chunks)),
+        2 => drop(claims.claim_back(generation, chunks)),
         _ => {
-            let returned = script.is().then_some(u64::from(script.byte() % 20));
-            record.tell(generation, Finished { chunks, returned });
+            let returned = script.flag().then_some(u64::from(script.byte() % 20));
+            claims.publish(generation, SenderProgress { chunks, returned });
         }
     }
 }

@@ -21,10 +21,10 @@ const ARENA: usize = 256 << 10;
 const GUARD: usize = 4096;
 const GUARD_BYTE: u8 = 0xA5;
 /// A call that takes longer waits for something that will not come: the library is closed under it.
-const BLOCKED: Duration = Duration::from_millis(30);
+const CALL_TIMEOUT: Duration = Duration::from_millis(30);
 
 /// What the calls work on, and what they have given out.
-struct World {
+struct CallState {
     /// Memory between guards, which lives as long as the process. Nobody makes a slice of it while the library
     /// may use it.
     arena: *mut u8,
@@ -33,20 +33,20 @@ struct World {
     descriptors: Vec<c_int>,
     cookies: Vec<i64>,
     windows: Vec<i64>,
-    handles: Vec<WindowName>,
+    handles: Vec<AdmaWindow>,
     /// Memory is in use by copies or messages.
     is_busy: bool,
 }
 
 thread_local! {
-    static WORLD: RefCell<Option<World>> = const { RefCell::new(None) };
+    static WORLD: RefCell<Option<CallState>> = const { RefCell::new(None) };
 }
 
 pub(crate) fn run(bytes: &[u8]) {
     WORLD.with_borrow_mut(|world| {
-        let world = world.get_or_insert_with(World::new);
+        let world = world.get_or_insert_with(CallState::new);
         let mut script = Script::new(bytes);
-        while !script.is_over() {
+        while !script.is_empty() {
             world.make_call(&mut script);
         }
         world.end();
@@ -69,47 +69,47 @@ fn checked(code: impl Into<i64>) -> i64 {
 }
 
 /// Since when a call is under way that may wait.
-static WAITS: Mutex<Option<Instant>> = Mutex::new(None);
-static BEGUN: Condvar = Condvar::new();
+static BLOCKED_SINCE: Mutex<Option<Instant>> = Mutex::new(None);
+static CALL_STARTED: Condvar = Condvar::new();
 
-fn waits() -> MutexGuard<'static, Option<Instant>> {
-    WAITS.lock().unwrap_or_else(PoisonError::into_inner)
+fn blocked_since() -> MutexGuard<'static, Option<Instant>> {
+    BLOCKED_SINCE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes a call that may wait for ever, and closes the library if it does.
-fn waiting(call: impl FnOnce() -> i64) -> i64 {
-    *waits() = Some(Instant::now());
-    BEGUN.notify_one();
+fn blocking(call: impl FnOnce() -> i64) -> i64 {
+    *blocked_since() = Some(Instant::now());
+    CALL_STARTED.notify_one();
     let code = call();
     // Whoever closes the library holds the lock until that is done.
-    *waits() = None;
+    *blocked_since() = None;
     checked(code)
 }
 
 /// Closes the library whenever a call waits too long.
-fn watch() {
-    let mut since = waits();
+fn watchdog() {
+    let mut since = blocked_since();
     loop {
         since = match *since {
-            None => BEGUN.wait(since).unwrap_or_else(PoisonError::into_inner),
-            Some(began) if began.elapsed() > BLOCKED => {
+            None => CALL_STARTED.wait(since).unwrap_or_else(PoisonError::into_inner),
+            Some(began) if began.elapsed() > CALL_TIMEOUT => {
                 adma_fini();
                 drop(since);
                 std::thread::sleep(Duration::from_millis(1));
-                waits()
+                blocked_since()
             }
             Some(_) => {
                 drop(since);
                 std::thread::sleep(Duration::from_millis(5));
-                waits()
+                blocked_since()
             }
         };
     }
 }
 
-impl World {
+impl CallState {
     fn new() -> Self {
-        std::thread::spawn(watch);
+        std::thread::spawn(watchdog);
         let mut arena = vec![0; ARENA + 2 * GUARD];
         arena[..GUARD].fill(GUARD_BYTE);
         arena[GUARD + ARENA..].fill(GUARD_BYTE);
@@ -148,7 +148,7 @@ impl World {
     fn descriptor(&self, script: &mut Script<'_>) -> c_int {
         match script.byte() % 8 {
             0 => script.u32().cast_signed(),
-            1 if script.is() => self.foreign[script.below(self.foreign.len())].as_raw_fd(),
+            1 if script.flag() => self.foreign[script.below(self.foreign.len())].as_raw_fd(),
             1 => c_int::from(script.byte() % 32) - 2,
             _ if self.descriptors.is_empty() => -1,
             _ => self.descriptors[script.below(self.descriptors.len())],
@@ -185,7 +185,7 @@ impl World {
     fn make_call(&mut self, script: &mut Script<'_>) {
         match script.byte() % 5 {
             0 => self.copy_something(script),
-            1 => self.ask(script),
+            1 => self.query(script),
             2 => self.use_link(script),
             3 => self.use_window(script),
             _ => self.manage(script),
@@ -207,20 +207,21 @@ impl World {
                 3 => self.fill_and_check(to, value as c_int, bytes),
                 4 => {
                     let mut first = usize::MAX;
-                    let place = if script.is() { &raw mut first } else { std::ptr::null_mut() };
+                    let place = if script.flag() { &raw mut first } else { std::ptr::null_mut() };
                     let found = checked(adma_compare(from, to, bytes, place));
                     assert!(found <= 1 && (found != 1 || place.is_null() || first < bytes));
                 }
                 5 | 6 => {
                     let (extra, extra_bytes) = self.memory(script);
-                    let piece = |addr: *mut c_void, len: usize| Piece { addr, len: len.min(1000) };
+                    let piece =
+                        |addr: *mut c_void, len: usize| AdmaPiece { addr, len: len.min(1000) };
                     let pieces = [piece(from, bytes), piece(extra, extra_bytes)];
                     let count = script.pick(&[0, 1, 2, 2]);
                     let start =
                         if script.is_one_in(8) { std::ptr::null() } else { pieces.as_ptr() };
                     let room = self.arena.wrapping_add(GUARD).cast();
                     let to = if (2000..=ARENA).contains(&to_bytes) { to } else { room };
-                    self.keep_cookie(if script.is() {
+                    self.keep_cookie(if script.flag() {
                         adma_ideliver(start, count, to)
                     } else {
                         adma_ideliver_notify(start, count, to, variable, value)
@@ -264,17 +265,17 @@ impl World {
         }
     }
 
-    fn ask(&mut self, script: &mut Script<'_>) {
+    fn query(&mut self, script: &mut Script<'_>) {
         let cookie = self.cookie(script);
         let (mut message, mut buffer) = (0u64, 0u64);
         match script.byte() % 6 {
             0 => assert!(checked(adma_check_copy(cookie)) <= 1),
-            1 => assert!(waiting(|| adma_wait_copy(cookie).into()) <= 0),
+            1 => assert!(blocking(|| adma_wait_copy(cookie).into()) <= 0),
             2 => assert!(checked(adma_check(cookie)) <= 1),
-            3 => assert!(waiting(|| adma_wait(cookie).into()) <= 0),
+            3 => assert!(blocking(|| adma_wait(cookie).into()) <= 0),
             4 => drop(checked(adma_result(cookie))),
             _ => {
-                let place = if script.is() { &raw mut message } else { std::ptr::null_mut() };
+                let place = if script.flag() { &raw mut message } else { std::ptr::null_mut() };
                 // SAFETY: null or valid.
                 checked(unsafe { adma_lengths(cookie, place, &raw mut buffer) });
             }
@@ -288,8 +289,8 @@ impl World {
             match script.byte() % 8 {
                 0 | 1 => self.keep_cookie(adma_iread(fd, at, bytes)),
                 2 | 3 => self.keep_cookie(adma_iwrite(fd, at, bytes)),
-                4 => drop(waiting(|| adma_read(fd, at, bytes))),
-                5 => drop(waiting(|| adma_write(fd, at, bytes).into())),
+                4 => drop(blocking(|| adma_read(fd, at, bytes))),
+                5 => drop(blocking(|| adma_write(fd, at, bytes).into())),
                 6 => drop(checked(adma_peek(fd))),
                 _ => self.make_pair(),
             }
@@ -307,7 +308,7 @@ impl World {
         unsafe {
             match script.byte() % 12 {
                 0 => {
-                    let mut handle = WindowName { bytes: [0; 16] };
+                    let mut handle = AdmaWindow { bytes: [0; 16] };
                     let place =
                         if script.is_one_in(8) { std::ptr::null_mut() } else { &raw mut handle };
                     let rights = c_int::from(script.byte() % 5);
@@ -320,7 +321,7 @@ impl World {
                 1 => drop(checked(adma_withdraw(window))),
                 2 => {
                     let mut found = 0;
-                    let place = if script.is() { &raw mut found } else { std::ptr::null_mut() };
+                    let place = if script.flag() { &raw mut found } else { std::ptr::null_mut() };
                     let time = script.pick(&[0, 1000, 1_000_000]);
                     checked(adma_wait_value(window, offset, value, time, place));
                 }
@@ -331,29 +332,29 @@ impl World {
                 }
                 5 => drop(checked(adma_detach(window))),
                 6 => drop(checked(adma_window_length(window))),
-                7 => drop(waiting(|| adma_put(window, offset, at, bytes).into())),
-                8 => drop(waiting(|| {
+                7 => drop(blocking(|| adma_put(window, offset, at, bytes).into())),
+                8 => drop(blocking(|| {
                     adma_put_notify(window, offset, at, bytes, notify, value).into()
                 })),
-                9 => drop(waiting(|| adma_get(window, offset, at, bytes).into())),
+                9 => drop(blocking(|| adma_get(window, offset, at, bytes).into())),
                 10 => self.keep_cookie(match script.byte() % 3 {
                     0 => adma_iput(window, offset, at, bytes),
                     1 => adma_iput_notify(window, offset, at, bytes, notify, value),
                     _ => adma_iget(window, offset, at, bytes),
                 }),
-                _ => drop(waiting(|| adma_fence(window).into())),
+                _ => drop(blocking(|| adma_fence(window).into())),
             }
         }
     }
 
-    fn handle(&self, script: &mut Script<'_>) -> WindowName {
+    fn handle(&self, script: &mut Script<'_>) -> AdmaWindow {
         if !script.is_one_in(4) && !self.handles.is_empty() {
-            return WindowName { ..self.handles[script.below(self.handles.len())] };
+            return AdmaWindow { ..self.handles[script.below(self.handles.len())] };
         }
         let mut bytes = [0; 16];
         let given = script.bytes(16);
         bytes[..given.len()].copy_from_slice(given);
-        WindowName { bytes }
+        AdmaWindow { bytes }
     }
 
     fn manage(&mut self, script: &mut Script<'_>) {
@@ -363,7 +364,7 @@ impl World {
             2 => drop(checked(adma_close(self.descriptor(script)))),
             3 => {
                 let fd = self.descriptor(script);
-                let code = waiting(|| adma_accept(fd).into());
+                let code = blocking(|| adma_accept(fd).into());
                 self.descriptors.extend((code >= 0).then_some(code as c_int));
             }
             4 => {
@@ -380,7 +381,7 @@ impl World {
                 let connect = || unsafe {
                     adma_connect(name.as_ref().map_or(std::ptr::null(), |n| n.as_ptr()))
                 };
-                let code = waiting(|| connect().into());
+                let code = blocking(|| connect().into());
                 self.descriptors.extend((code >= 0).then_some(code as c_int));
             }
             6 => {
@@ -434,7 +435,7 @@ impl World {
             // SAFETY: a text.
             unsafe { adma_connect(name.as_ptr()) }
         });
-        let here = waiting(|| adma_accept(listener).into());
+        let here = blocking(|| adma_accept(listener).into());
         let there = connecting.join().expect("it connects, or not");
         self.descriptors.extend([here as c_int, there].into_iter().filter(|fd| *fd >= 0));
         checked(adma_close(listener));

@@ -3,13 +3,15 @@
 
 use std::sync::Arc;
 
-use memferry_copy::plan::{self as copies, Costs, EngineFacts};
+use memferry_copy::plan::{self as copies, DirectionCosts, EngineSummary};
 use memferry_engine::Engine;
-use memferry_engine::cpu::{CpuEngine, Profile};
-use memferry_engine::saved::{self, Saved};
+use memferry_engine::cpu::{CpuEngine, CpuProfile};
+use memferry_engine::profile_store::{self, StoredProfile};
 use memferry_memory::lookup::Geometry;
 use memferry_memory::lookup::trace::replay;
-use memferry_message::plan::{self as messages, Closeness, Ends, Limits, Way};
+use memferry_message::plan::{
+    self as messages, AccessMethod, BufferEnds, Locality, PathThresholds,
+};
 
 pub(crate) fn run(bytes: &[u8]) {
     let Some((first, rest)) = bytes.split_first() else { return };
@@ -32,14 +34,14 @@ fn trace(bytes: &[u8]) {
 
 /// Reads a profile as it is, and behind the first line of one of this machine. What is believed is the same
 /// when it was written and read again.
-fn profile<S: Saved + PartialEq + std::fmt::Debug>(bytes: &[u8], check: impl Fn(&S)) {
+fn profile<S: StoredProfile + PartialEq + std::fmt::Debug>(bytes: &[u8], check: impl Fn(&S)) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
-    let whole = saved::to_text(&S::built_in());
+    let whole = profile_store::to_text(&S::built_in());
     let line = whole.lines().next().unwrap_or_default();
     for text in [text.to_owned(), format!("{line}\n{text}"), format!("{whole}{text}")] {
-        let Ok(Some(values)) = saved::from_text::<S>(&text) else { continue };
+        let Ok(Some(values)) = profile_store::from_text::<S>(&text) else { continue };
         check(&values);
-        let again = saved::from_text::<S>(&saved::to_text(&values));
+        let again = profile_store::from_text::<S>(&profile_store::to_text(&values));
         assert_eq!(again.as_ref().map(Option::as_ref), Ok(Some(&values)));
     }
 }
@@ -47,42 +49,43 @@ fn profile<S: Saved + PartialEq + std::fmt::Debug>(bytes: &[u8], check: impl Fn(
 const SIZES: [u64; 10] =
     [0, 1, 48, 4096, 64 << 10, 1 << 20, 64 << 20, 5 << 30, 1 << 45, isize::MAX as u64];
 
-fn copy_plans(profile: &Profile) {
+fn copy_plans(profile: &CpuProfile) {
     let cpu = CpuEngine::new(Arc::new(profile.clone()));
-    let engine = EngineFacts {
+    let engine = EngineSummary {
         name: cpu.name().into(),
         capabilities: cpu.capabilities().clone(),
-        costs: Costs::measured(&cpu),
-        preparation: None,
+        costs: DirectionCosts::measured(&cpu),
+        registration_costs: None,
         channels: 3,
     };
-    let facts = copies::Facts { profile: profile.clone(), engines: vec![engine], spread: 4 };
+    let facts =
+        copies::CopyPlanContext { profile: profile.clone(), engines: vec![engine], spread: 4 };
     for bytes in SIZES {
         for blocking in [true, false] {
-            let plan = copies::plan(&facts, &copies::Question::copy(bytes, blocking));
+            let plan = copies::plan(&facts, &copies::CopyQuery::copy(bytes, blocking));
             assert!(plan.is_some(), "no plan for {bytes} bytes with {profile:?}");
         }
     }
 }
 
-fn message_plans(profile: &messages::Profile) {
-    let facts = messages::Facts {
+fn message_plans(profile: &messages::MessageProfile) {
+    let facts = messages::MessagePlanContext {
         profile: profile.clone(),
-        limits: Limits::default(),
+        thresholds: PathThresholds::default(),
         l2_bytes: 2 << 20,
         stream_bytes: 2 << 20,
         has_device: false,
     };
     for bytes in SIZES {
-        for closeness in Closeness::ALL {
-            let question = messages::Question {
+        for closeness in Locality::ALL {
+            let question = messages::MessageQuery {
                 bytes,
-                receiver_reads: Way::Cross,
-                sender_writes: Way::Near,
-                closeness,
+                receiver_access: AccessMethod::CrossMemory,
+                sender_access: AccessMethod::Mapped,
+                locality: closeness,
                 spare_cores: 1,
                 sender_is_busy: false,
-                absent: Ends::default(),
+                nonresident: BufferEnds::default(),
             };
             let _ = messages::message(&facts, &question, true);
         }

@@ -23,17 +23,17 @@ fn descriptors() -> usize {
 }
 
 /// An endpoint, who is sent to it, and the descriptors of this process when nobody else was there.
-struct Scene {
+struct HelloFixture {
     prey: Endpoint,
     attacker: Attacker,
     descriptors: usize,
 }
 
 thread_local! {
-    static SCENE: RefCell<Option<Scene>> = const { RefCell::new(None) };
+    static SCENE: RefCell<Option<HelloFixture>> = const { RefCell::new(None) };
 }
 
-impl Scene {
+impl HelloFixture {
     fn new() -> Self {
         let prey = Endpoint::open(&unique("prey")).expect("an endpoint");
         let mut scene = Self { prey, attacker: Attacker::start(), descriptors: usize::MAX };
@@ -49,7 +49,7 @@ impl Scene {
             self.attacker = Attacker::start();
             assert!(self.attacker.connect(&self.prey), "a new process can connect");
         }
-        self.attacker.hang_up(&self.prey);
+        self.attacker.disconnect(&self.prey);
         until("nothing is left of the callers", || {
             self.prey.progress();
             self.prey.peers().is_empty() && descriptors() <= self.descriptors
@@ -59,11 +59,11 @@ impl Scene {
 
 pub(crate) fn run(bytes: &[u8]) {
     SCENE.with_borrow_mut(|scene| {
-        let scene = scene.get_or_insert_with(Scene::new);
+        let scene = scene.get_or_insert_with(HelloFixture::new);
         let mut script = Script::new(bytes);
-        while !script.is_over() {
+        while !script.is_empty() {
             let length = usize::from(script.byte()) + 1;
-            if !scene.attacker.say_hello(&scene.prey, script.bytes(length)) {
+            if !scene.attacker.send_hello(&scene.prey, script.bytes(length)) {
                 scene.attacker = Attacker::start();
             }
             scene.prey.progress();

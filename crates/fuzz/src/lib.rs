@@ -17,7 +17,7 @@ mod wire;
 #[path = "../../message/tests/support/mod.rs"]
 mod support;
 
-pub use attacker::attack_if_asked;
+pub use attacker::run_if_attacker;
 
 /// Something that takes arbitrary bytes.
 #[derive(Debug, Clone, Copy)]

@@ -2,23 +2,23 @@
 
 use std::cell::RefCell;
 
-use memferry_fi::fuzz::Prey;
+use memferry_fi::fuzz::FuzzedTransport;
 use memferry_testing::{Requirement, skip};
 
 use crate::script::Script;
 
 const LENGTHS: [usize; 6] = [0, 1, 900, 16_000, 70_000, 200_000];
 /// After so many inputs everything begins anew: what was sent to nobody is in somebody's memory.
-const MOST_INPUTS: u32 = 100;
+const MAX_INPUTS: u32 = 100;
 
 thread_local! {
-    static PREY: RefCell<(Option<Prey>, u32)> = const { RefCell::new((None, 0)) };
+    static PREY: RefCell<(Option<FuzzedTransport>, u32)> = const { RefCell::new((None, 0)) };
 }
 
 pub(crate) fn run(bytes: &[u8]) {
     PREY.with_borrow_mut(|(prey, inputs)| {
-        if *inputs % MOST_INPUTS == 0 {
-            *prey = Prey::new();
+        if *inputs % MAX_INPUTS == 0 {
+            *prey = FuzzedTransport::new();
         }
         *inputs += 1;
         match prey {
@@ -33,9 +33,9 @@ pub(crate) fn run(bytes: &[u8]) {
     });
 }
 
-fn play(prey: &mut Prey, mut script: Script<'_>) {
-    prey.meet(2);
-    while !script.is_over() {
+fn play(prey: &mut FuzzedTransport, mut script: Script<'_>) {
+    prey.replace_peers(2);
+    while !script.is_empty() {
         let what = script.byte();
         let peer = usize::from(what >> 7);
         match what % 8 {
@@ -43,21 +43,21 @@ fn play(prey: &mut Prey, mut script: Script<'_>) {
                 let (kind, flags) = (script.byte() % 11, script.byte() % 9);
                 let numbers = [0; 5].map(|_: u64| script.number());
                 let length = script.pick(&[0, 0, 1, 100, 4000]);
-                prey.hear(peer, kind, flags, numbers, script.bytes(length));
+                prey.inject_packet(peer, kind, flags, numbers, script.bytes(length));
             }
-            3 => prey.send(peer, script.pick(&LENGTHS), script.is()),
+            3 => prey.send(peer, script.pick(&LENGTHS), script.flag()),
             4 => prey.fetch(script.byte().into(), script.pick(&LENGTHS)),
             5 => {
                 let place = (script.number(), script.number());
-                prey.access(peer, script.is(), place, script.pick(&LENGTHS));
+                prey.access(peer, script.flag(), place, script.pick(&LENGTHS));
             }
             6 => {
                 let length = script.byte().into();
-                prey.hear_bytes(script.bytes(length));
+                prey.inject_bytes(script.bytes(length));
             }
             _ => {}
         }
         prey.poll();
     }
-    prey.part();
+    prey.close_peers();
 }

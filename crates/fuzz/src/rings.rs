@@ -4,37 +4,37 @@
 use std::cell::RefCell;
 
 use memferry_message::{
-    Builder, Endpoint, Operation, OwnedOperation, Peer, RemoteWindow, Rights, Source, TAG_ALL,
-    TAG_ANY, Window, WindowHandle,
+    Endpoint, EndpointBuilder, Operation, OwnedOperation, Peer, RemoteWindow, Rights, Source,
+    TAG_ALL, TAG_ANY, Window, WindowHandle,
 };
 
 use crate::attacker::Attacker;
 use crate::script::Script;
-use crate::support::memory::{Guarded, fill, first_wrong};
+use crate::support::memory::{GuardedBuffer, fill, first_wrong};
 use crate::support::{Pair, pair, until};
 
 /// The tag of messages with the honest peer.
 const HONEST: u64 = 0x1234_5678_9ABC_DEF0;
 /// What is under way at the same time, at most.
-const MOST: usize = 12;
+const MAX_IN_FLIGHT: usize = 12;
 const LENGTHS: [usize; 8] = [0, 8, 48, 3000, 20_000, 100_000, 600_000, 2 << 20];
 
-struct Setting {
+struct RingFixture {
     pair: Pair,
     attacker: Attacker,
 }
 
 thread_local! {
-    static SETTINGS: RefCell<Vec<Setting>> = const { RefCell::new(Vec::new()) };
+    static FIXTURES: RefCell<Vec<RingFixture>> = const { RefCell::new(Vec::new()) };
 }
 
 pub(crate) fn run(bytes: &[u8]) {
-    SETTINGS.with_borrow_mut(|settings| {
+    FIXTURES.with_borrow_mut(|settings| {
         if settings.is_empty() {
-            let builders = [Builder::new(), Builder::new().background(true), {
-                Builder::new().cross_memory(false)
+            let builders = [EndpointBuilder::new(), EndpointBuilder::new().background(true), {
+                EndpointBuilder::new().cross_memory(false)
             }];
-            let start = |builder| Setting { pair: pair(builder), attacker: Attacker::start() };
+            let start = |builder| RingFixture { pair: pair(builder), attacker: Attacker::start() };
             settings.extend(builders.iter().map(start));
         }
         let mut script = Script::new(bytes);
@@ -46,21 +46,21 @@ pub(crate) fn run(bytes: &[u8]) {
 /// A send or a receive with the attacker, and its memory.
 struct Message {
     operation: Operation,
-    memory: Guarded,
+    memory: GuardedBuffer,
     /// The seed of what is sent.
     sent: Option<u64>,
 }
 
 /// What is under way with an attacker.
 #[derive(Default)]
-struct Dealings {
+struct Activity {
     messages: Vec<Message>,
     attached: Vec<RemoteWindow>,
     accesses: Vec<OwnedOperation<Vec<u8>>>,
     exposed: Vec<Window<Vec<u8>>>,
 }
 
-impl Setting {
+impl RingFixture {
     fn play(&mut self, mut script: Script<'_>) {
         let prey = self.pair.here.clone();
         if !self.attacker.connect(&prey) {
@@ -69,27 +69,27 @@ impl Setting {
         }
         let mut peers = prey.peers().into_iter();
         let peer = peers.find(|peer| *peer != self.pair.to_there).expect("it has connected");
-        let mut dealings = Dealings::default();
-        while !script.is_over() {
-            if script.is() {
+        let mut dealings = Activity::default();
+        while !script.is_empty() {
+            if script.flag() {
                 let length = usize::from(script.byte() % 80);
-                if !self.attacker.do_worst(&prey, script.bytes(length)) {
+                if !self.attacker.attack(&prey, script.bytes(length)) {
                     break;
                 }
             } else {
-                dealings.go_on(&prey, peer, &mut script);
+                dealings.step(&prey, peer, &mut script);
             }
             prey.progress();
         }
-        if !self.attacker.hang_up(&prey) {
+        if !self.attacker.disconnect(&prey) {
             self.attacker = Attacker::start();
         }
-        dealings.end(&prey);
+        dealings.finish(&prey);
         until("the attacker is forgotten", || {
             prey.progress();
             prey.peers().len() == 1
         });
-        take_gifts(&prey);
+        discard_unexpected(&prey);
         self.exchange(script.byte().into());
     }
 
@@ -120,7 +120,7 @@ impl Setting {
 }
 
 /// Takes messages that nobody asked for.
-fn take_gifts(prey: &Endpoint) {
+fn discard_unexpected(prey: &Endpoint) {
     while let Ok(Some(gift)) = prey.iprobe(Source::Any, 0, TAG_ANY) {
         if gift.tag == HONEST || prey.recv(gift.source, gift.tag, TAG_ALL, &mut [0; 100]).is_err() {
             break;
@@ -128,27 +128,27 @@ fn take_gifts(prey: &Endpoint) {
     }
 }
 
-impl Dealings {
+impl Activity {
     /// Begins something with the attacker, or looks after what is under way.
-    fn go_on(&mut self, prey: &Endpoint, peer: Peer, script: &mut Script<'_>) {
+    fn step(&mut self, prey: &Endpoint, peer: Peer, script: &mut Script<'_>) {
         match script.byte() % 8 {
-            0 | 1 if self.messages.len() < MOST => self.begin_message(prey, peer, script),
+            0 | 1 if self.messages.len() < MAX_IN_FLIGHT => self.start_message(prey, peer, script),
             2 if !self.messages.is_empty() => {
                 let at = script.below(self.messages.len());
                 self.messages[at].operation.cancel();
             }
             3 => self.attach(prey, peer, script),
-            4 | 5 if !self.attached.is_empty() && self.accesses.len() < MOST => {
+            4 | 5 if !self.attached.is_empty() && self.accesses.len() < MAX_IN_FLIGHT => {
                 let window = &self.attached[script.below(self.attached.len())];
                 let (offset, bytes) = (script.number(), vec![3; script.pick(&LENGTHS)]);
-                let begun = if script.is() {
+                let begun = if script.flag() {
                     window.iput(offset, bytes).ok()
                 } else {
                     window.iget(offset, bytes).ok()
                 };
                 self.accesses.extend(begun);
             }
-            6 if self.exposed.len() < MOST => {
+            6 if self.exposed.len() < MAX_IN_FLIGHT => {
                 let exposed = prey.expose(vec![1; script.pick(&LENGTHS)], Rights::READ_WRITE);
                 self.exposed.extend(exposed.ok());
             }
@@ -157,14 +157,14 @@ impl Dealings {
             }
             _ => drop(prey.iprobe(peer, 0, TAG_ANY)),
         }
-        self.look_after();
+        self.poll();
     }
 
-    fn begin_message(&mut self, prey: &Endpoint, peer: Peer, script: &mut Script<'_>) {
+    fn start_message(&mut self, prey: &Endpoint, peer: Peer, script: &mut Script<'_>) {
         let (length, tag) = (script.pick(&LENGTHS), u64::from(script.byte() % 4));
-        let mut memory = Guarded::new(length, script.is());
+        let mut memory = GuardedBuffer::new(length, script.flag());
         let at = memory.address();
-        let sent = script.is().then_some(tag);
+        let sent = script.flag().then_some(tag);
         // SAFETY: the memory is kept until the operation is over.
         let begun = unsafe {
             if sent.is_some() {
@@ -190,7 +190,7 @@ impl Dealings {
     }
 
     /// Checks what is over.
-    fn look_after(&mut self) {
+    fn poll(&mut self) {
         for at in (0..self.messages.len()).rev() {
             if self.messages[at].operation.test().is_none() {
                 continue;
@@ -209,10 +209,10 @@ impl Dealings {
     }
 
     /// Waits until everything is over: the attacker is gone.
-    fn end(mut self, prey: &Endpoint) {
+    fn finish(mut self, prey: &Endpoint) {
         until("everything with the attacker has ended", || {
             prey.progress();
-            self.look_after();
+            self.poll();
             self.messages.is_empty() && self.accesses.is_empty()
         });
         self.exposed.drain(..).for_each(|window| drop(window.withdraw()));

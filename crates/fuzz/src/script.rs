@@ -9,7 +9,7 @@ impl<'a> Script<'a> {
         Self(bytes)
     }
 
-    pub(crate) fn is_over(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
@@ -49,7 +49,7 @@ impl<'a> Script<'a> {
         number % bound
     }
 
-    pub(crate) fn is(&mut self) -> bool {
+    pub(crate) fn flag(&mut self) -> bool {
         self.byte() & 1 == 1
     }
 

@@ -26,5 +26,5 @@ fn every_kept_input_passes() {
 
 #[test]
 fn an_attacker_begins_here() {
-    memferry_fuzz::attack_if_asked();
+    memferry_fuzz::run_if_attacker();
 }

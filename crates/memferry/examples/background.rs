@@ -1,5 +1,5 @@
-//! A pipeline that computes on one block while the next one arrives: with background progress,
-//! messages move although the application calls nothing.
+//! A pipeline that computes on one block while the next one arrives: a progress thread receives
+//! messages while the application makes no call.
 //!
 //! `cargo run --release --example background` starts both sides.
 
@@ -24,7 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Computes on every block; returns how long it had to wait for blocks.
+/// Computes on every block; returns the total time of waiting for blocks.
 fn consume(background: bool) -> Result<Duration, Box<dyn std::error::Error>> {
     let name = format!("memferry-example-background-{background}-{}", std::process::id());
     let endpoint = Endpoint::builder().background(background).open(&name)?;
@@ -40,12 +40,12 @@ fn consume(background: bool) -> Result<Duration, Box<dyn std::error::Error>> {
         if number > 1 {
             waited += began.elapsed();
         }
-        // The next block is on its way while this one is computed on.
+        // The next block arrives while the program computes on this one.
         next = receive(number, spare)?;
         assert!(sum(&block) > 0);
         spare = block;
     }
-    // No block follows the last: dropping the handle takes the receive back.
+    // No block follows the last one: dropping the handle cancels the receive.
     drop(next);
     child.wait()?;
     Ok(waited)

@@ -1,4 +1,5 @@
-//! A job of several processes: tagged messages, anybody's messages, pieces, shareable memory.
+//! A job of several processes: tagged messages, receives from any source, segments, shareable
+//! memory.
 //!
 //! `cargo run --release --example endpoints` starts all of them.
 
@@ -10,7 +11,7 @@ use std::process::Command;
 use memferry::message::{Error, Job, ShareableBuffer, Source, TAG_ALL, TAG_ANY};
 
 const SIZE: usize = 4;
-/// Tags say what a message is.
+/// Tags that distinguish the kinds of messages.
 const GREETING: u64 = 1;
 const RESULT: u64 = 2;
 
@@ -31,7 +32,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn work(name: &str, rank: usize) -> Result<(), Error> {
-    // Returns when all four are there and connected to each other.
+    // Returns when all four processes have joined and are connected to each other.
     let job = Job::join(name, rank, SIZE)?;
     let endpoint = job.endpoint();
     if rank == 0 { collect(&job) } else { contribute(&job) }?;
@@ -42,14 +43,14 @@ fn work(name: &str, rank: usize) -> Result<(), Error> {
 fn collect(job: &Job) -> Result<(), Error> {
     let endpoint = job.endpoint();
     for _ in 1..SIZE {
-        // From anybody, but only greetings: all bits of the tag count.
+        // Receives from any source, but only greetings: all bits of the tag must match.
         let mut text = [0; 64];
         let received = endpoint.recv(Source::Any, GREETING, TAG_ALL, &mut text)?;
         let text = String::from_utf8_lossy(&text[..received.length as usize]);
         println!("rank {:?} says: {text}", job.rank_of(received.source).unwrap());
     }
     for rank in 1..SIZE {
-        // A probe tells the length before there is a buffer.
+        // A probe returns the length before the buffer is allocated.
         let waiting = endpoint.probe(job.peer(rank), RESULT, TAG_ALL)?;
         let mut numbers = vec![0; waiting.length as usize];
         endpoint.recv(job.peer(rank), 0, TAG_ANY, &mut numbers)?;
@@ -64,7 +65,7 @@ fn contribute(job: &Job) -> Result<(), Error> {
     let number = job.rank().to_string();
     let greeting = [IoSlice::new(b"hello from "), IoSlice::new(number.as_bytes())];
     endpoint.send(root, GREETING, &greeting[..])?;
-    // Memory that the other side maps: a message out of it needs no system call.
+    // The peer maps this memory: a message from it needs no system call.
     let mut numbers = ShareableBuffer::new(16 << 20).expect("memory");
     numbers.fill(job.rank() as u8);
     endpoint.send(root, RESULT, &numbers[..])

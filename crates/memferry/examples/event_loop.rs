@@ -1,4 +1,4 @@
-//! Futures and event loops: transfers beside other things that a program waits for.
+//! Futures and event loops: a program waits for transfers and other events.
 //!
 //! `cargo run --release -p memferry --example event_loop`
 
@@ -15,7 +15,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let copies = (1..=4u8).map(|value| {
         let ferry = ferry.clone();
         tokio::spawn(async move {
-            let transfer = ferry.icopy_owned(vec![value; 4 << 20], vec![0u8; 4 << 20])?;
+            let transfer = ferry.icopy(vec![value; 4 << 20], vec![0u8; 4 << 20])?;
             transfer.await.map(|(_, target)| target[0])
         })
     });
@@ -23,9 +23,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("arrived: {}", copy.await??);
     }
 
-    // Or a descriptor for poll and epoll.
-    let transfer = ferry.icopy_owned(vec![9u8; 4 << 20], vec![0u8; 4 << 20])?;
-    let event = transfer.transfer().event()?;
+    // A transfer also provides an eventfd for `poll` and `epoll`.
+    let transfer = ferry.icopy(vec![9u8; 4 << 20], vec![0u8; 4 << 20])?;
+    let event = transfer.event()?;
     println!("descriptor {} becomes readable at the end", event.as_raw_fd());
     let (_, target) = transfer.wait()?;
     assert_eq!(target[0], 9);

@@ -1,4 +1,4 @@
-//! Two processes over a link: the n-th write meets the n-th read, from any memory to any memory.
+//! Two processes over a link: the n-th write matches the n-th read, from any memory to any memory.
 //!
 //! `cargo run --release --example link` starts both sides.
 
@@ -11,7 +11,7 @@ use memferry::message::{Error, Link, Listener};
 const SIZES: [usize; 4] = [16, 4 << 10, 1 << 20, 64 << 20];
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // The second process is this program again, with the name to connect to.
+    // The second process runs this program again, with the name to connect to.
     match std::env::args().nth(1) {
         Some(name) => Ok(write_everything(&name)?),
         None => read_everything(),
@@ -25,7 +25,7 @@ fn read_everything() -> Result<(), Box<dyn std::error::Error>> {
     let link = listener.accept()?;
 
     for size in SIZES {
-        // Reads can be posted before the data exists; the buffer comes back with it.
+        // Reads can be posted before the data exists; `wait` returns the buffer.
         let read = link.iread(vec![0; size])?;
         // ... compute something here ...
         let (received, buffer) = read.wait()?;
@@ -33,7 +33,7 @@ fn read_everything() -> Result<(), Box<dyn std::error::Error>> {
         println!("read {} bytes", received.length);
     }
 
-    // A buffer that is too short gets what fits, and says so.
+    // A buffer that is too short gets the bytes that fit, and the read returns an error.
     let mut short = [0; 5];
     match link.read(&mut short) {
         Err(Error::Truncated { message_bytes, buffer_bytes }) => {
@@ -42,7 +42,7 @@ fn read_everything() -> Result<(), Box<dyn std::error::Error>> {
         other => panic!("expected to be told that it was cut off: {other:?}"),
     }
 
-    // The other side goes away: its operations end, nothing hangs.
+    // The peer disconnects: pending operations fail instead of blocking.
     let gone = link.read(&mut short).unwrap_err();
     println!("then: {gone}");
     child.wait()?;

@@ -1,9 +1,9 @@
-//! Loads the pages of a large file to a GPU with progress, and shows what that gains over the driver's
+//! Loads the pages of a large file to a GPU with progress, and compares the speed with the driver's
 //! own copy of the same pages.
 //!
 //! `cargo run --release -p memferry --example load_to_device [FILE]`
 //!
-//! Without a file it makes one; without a GPU it does the same, in small, with a model of one.
+//! Without a file argument it creates a file; without a GPU it uses less data and a model of a GPU.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,30 +12,31 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memferry::engine::cpu::ProfileSource;
-use memferry::engine::cuda::Rates;
-use memferry::engine::cuda::model::ModelDevice;
+use memferry::engine::cuda::CudaProfile;
+use memferry::engine::cuda::model::CudaModel;
 use memferry::{
     Buffer, CudaEngine, DeviceMemory, Ferry, Gpu, OwnedSource, OwnedTransfer, PinLimits,
 };
-use memferry_sys::cuda::{Cuda, Driver, Way};
-use memferry_sys::pages::FilePages;
+use memferry_sys::cuda::{Cuda, CudaDriver, MemcpyKind};
+use memferry_sys::pages::MappedFile;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 const MADE_BYTES: usize = 512 << 20;
 const MODEL_BYTES: usize = 16 << 20;
 
-/// A GPU, by Memferry and by its driver alone.
+/// A GPU, accessed by Memferry and by its driver alone.
 struct Machine {
     ferry: Ferry,
     gpu: Arc<CudaEngine>,
-    driver: Arc<dyn Driver>,
+    driver: Arc<dyn CudaDriver>,
 }
 
 /// The pages of the file.
-struct Contents(FilePages);
+struct Contents(MappedFile);
 
-// SAFETY: a mapping stays where it is until it is dropped, and the file is left alone meanwhile.
+// SAFETY: a mapping keeps its address until it is dropped, and no process changes the file
+// meanwhile.
 unsafe impl OwnedSource for Contents {
     fn source(&self) -> (*const u8, usize) {
         (self.0.as_slice().as_ptr(), self.0.as_slice().len())
@@ -48,8 +49,8 @@ fn main() -> Outcome<()> {
     match Ferry::builder().gpu(Gpu::Number(0)).build() {
         Ok(ferry) => {
             let gpu = ferry.gpu().ok_or("the ferry has no GPU")?.clone();
-            let driver = Arc::new(Cuda::open(gpu.facts().ordinal)?);
-            println!("{}", gpu.facts().name);
+            let driver = Arc::new(Cuda::open(gpu.info().ordinal)?);
+            println!("{}", gpu.info().name);
             demonstrate(&Machine { ferry, gpu, driver }, named.as_deref(), MADE_BYTES)
         }
         Err(error) => {
@@ -65,11 +66,11 @@ fn main() -> Outcome<()> {
     }
 }
 
-/// A model of a GPU, for machines without one.
+/// Returns a model of a GPU, for machines without one.
 fn model() -> Outcome<Machine> {
-    let driver = ModelDevice::new();
-    let limits = PinLimits { most_bytes: 64 << 20, most_entries: 64 };
-    let gpu = Arc::new(CudaEngine::with_driver(driver.clone(), Rates::default(), limits)?);
+    let driver = CudaModel::new();
+    let limits = PinLimits { max_bytes: 64 << 20, max_entries: 64 };
+    let gpu = Arc::new(CudaEngine::with_driver(driver.clone(), CudaProfile::default(), limits)?);
     let builder = Ferry::builder().profile(ProfileSource::BuiltIn).gpu(Gpu::Off);
     let ferry = builder.engine(gpu.clone(), 2).build()?;
     Ok(Machine { ferry, gpu, driver })
@@ -90,12 +91,12 @@ fn demonstrate(machine: &Machine, named: Option<&Path>, bytes: usize) -> Outcome
     let by_driver = by_driver.collect::<Outcome<Vec<_>>>()?.into_iter().min().unwrap_or_default();
 
     let start = Instant::now();
-    let transfer = machine.ferry.icopy_owned(contents, memory)?;
-    let sum = watch(&transfer)?;
+    let transfer = machine.ferry.icopy(contents, memory)?;
+    let sum = show_progress(&transfer)?;
     let (contents, memory) = transfer.wait()?;
     let first = start.elapsed();
     let start = Instant::now();
-    let (contents, memory) = machine.ferry.icopy_owned(contents, memory)?.wait()?;
+    let (contents, memory) = machine.ferry.icopy(contents, memory)?.wait()?;
     let again = start.elapsed();
 
     let mut back = Buffer::new(bytes)?;
@@ -115,16 +116,16 @@ fn demonstrate(machine: &Machine, named: Option<&Path>, bytes: usize) -> Outcome
     Ok(())
 }
 
-/// Shows how far a transfer is, while the program does something else.
+/// Prints the progress of a transfer while the program computes.
 #[allow(clippy::print_stdout, reason = "an example shows something")]
-fn watch(transfer: &OwnedTransfer<Contents, DeviceMemory>) -> Outcome<f64> {
-    const EVERY: Duration = Duration::from_millis(2);
+fn show_progress(transfer: &OwnedTransfer<Contents, DeviceMemory>) -> Outcome<f64> {
+    const POLL_INTERVAL: Duration = Duration::from_millis(2);
     let transfer = transfer.transfer();
     let (mut sum, mut next, mut shown) = (0.0, 1.0, Instant::now());
     loop {
         let is_done = transfer.is_done();
-        if is_done || shown.elapsed() >= EVERY {
-            let (ready, all) = (transfer.ready(), transfer.len().max(1));
+        if is_done || shown.elapsed() >= POLL_INTERVAL {
+            let (ready, all) = (transfer.ready_bytes(), transfer.len().max(1));
             print!("\rloading: {:3} %, {} of {} MiB", 100 * ready / all, ready >> 20, all >> 20);
             io::stdout().flush()?;
             shown = Instant::now();
@@ -141,18 +142,25 @@ fn watch(transfer: &OwnedTransfer<Contents, DeviceMemory>) -> Outcome<f64> {
     }
 }
 
-/// What a program without Memferry does: one call of the driver with memory that is not registered.
+/// Copies without Memferry: one call of the driver with unregistered memory.
 fn copy_by_driver(machine: &Machine, from: &Contents, to: &DeviceMemory) -> Outcome<Duration> {
-    machine.driver.enter()?;
+    machine.driver.make_current()?;
     let from = from.0.as_slice();
     let start = Instant::now();
-    // SAFETY: both are valid for the length of the first, which is that of the second too; nobody
-    // else uses them before this returns, and then it is over.
-    unsafe { machine.driver.copy_now(Way::In, from.as_ptr() as u64, to.address(), from.len())? };
+    // SAFETY: both buffers are valid for the length of the first one, which is also that of the
+    // second; no other code uses them before this call returns, and then the copy is complete.
+    unsafe {
+        machine.driver.copy_sync(
+            MemcpyKind::HostToDevice,
+            from.as_ptr() as u64,
+            to.address(),
+            from.len(),
+        )?;
+    };
     Ok(start.elapsed())
 }
 
-/// Makes a file, and maps it.
+/// Creates a file, and maps it.
 fn made(bytes: usize) -> Outcome<Contents> {
     let path = std::env::temp_dir().join(format!("memferry-load-{}", std::process::id()));
     let written = write(&path, bytes).and_then(|()| File::open(&path));
@@ -175,6 +183,6 @@ fn mapped(file: &File) -> Outcome<Contents> {
     if file.metadata()?.len() == 0 {
         return Err("the file is empty: name one with something in it".into());
     }
-    // SAFETY: whoever runs an example leaves its file alone meanwhile.
-    Ok(Contents(unsafe { FilePages::map(file) }?))
+    // SAFETY: the user of the example does not change its file meanwhile.
+    Ok(Contents(unsafe { MappedFile::map(file) }?))
 }

@@ -1,4 +1,4 @@
-//! Owned buffers: they move into the transfer and come back at its end.
+//! Owned buffers: they move into the transfer, which returns them at completion.
 //!
 //! `cargo run --release -p memferry --example owned`
 
@@ -11,8 +11,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut source = Buffer::new(BYTES)?;
     source.fill(7);
 
-    let transfer = ferry.icopy_owned(source, Buffer::new(BYTES)?)?;
-    // The program goes on; the compiler keeps it from touching the buffers meanwhile.
+    let transfer = ferry.icopy(source, Buffer::new(BYTES)?)?;
+    // The program continues; the compiler prevents access to the buffers meanwhile.
     let answer: u64 = (1..=1_000_000u64).map(|n| n.wrapping_mul(n)).sum();
     let was_done = transfer.is_done();
     let (source, target) = transfer.wait()?;

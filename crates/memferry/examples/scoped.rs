@@ -1,4 +1,5 @@
-//! Scoped borrows: copy between slices that stay yours, use the first bytes while the last move.
+//! Scoped borrows: copies between borrowed slices, and use of the first bytes while the last ones
+//! are in flight.
 //!
 //! `cargo run --release -p memferry --example scoped`
 
@@ -15,11 +16,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let sum = ferry.scope(|scope| {
         let first = scope.icopy(&source, &mut target)?;
-        // A second copy, ordered after the first, that tells a variable when it is done.
+        // A second copy, ordered after the first one, sets a notification variable at completion.
         let options = Options::new().after(&first).notify(&finished, 1);
         let second = scope.icopy_with(&source, &mut mirror, options)?;
 
-        // Work through the target as it arrives.
+        // The program processes the target as it arrives.
         let mut sum = 0u64;
         for start in (0..BYTES).step_by(BLOCK) {
             let block = first.wait_range(start..start + BLOCK)?;

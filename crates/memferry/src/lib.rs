@@ -1,71 +1,230 @@
-//! Memferry moves memory for programs.
+//! Memferry copies memory within and between processes. It has three parts.
 //!
-//! Start a copy, compute on, ask whether it is done, use the first bytes while the last still
-//! move. Copies go through whatever can move bytes on the machine: spare processor cores, the copy
-//! engines of GPUs, Intel's I/OAT, and a network card in loopback.
+//! | part | entry point | function |
+//! |---|---|---|
+//! | copies | [`Ferry`] | asynchronous copies in a process, by any engine of the machine |
+//! | messages | [`message::Endpoint`], [`message::Job`], [`message::Link`] | single-copy messages between processes |
+//! | windows | [`message::Window`], [`message::RemoteWindow`] | one-sided put and get to exposed memory |
+//!
+//! # Copies
+//!
+//! The caller starts a copy, computes, checks for completion, and uses the first elements while the
+//! last ones are in flight. Spare processor cores, the copy engines of GPUs, Intel's I/OAT or a
+//! network card in loopback mode copy.
 //!
 //! ```
 //! use memferry::Ferry;
 //!
 //! let ferry = Ferry::new()?;
-//! let source = vec![1u8; 4 << 20];
-//! let mut target = vec![0u8; 4 << 20];
+//! let source = vec![1.5f32; 1 << 20];
+//! let mut target = vec![0f32; 1 << 20];
 //!
-//! // Blocking: small copies are made by this thread, and large ones by several cores.
+//! // Blocking: the calling thread makes small copies, several cores make large ones.
 //! ferry.copy(&source, &mut target)?;
 //!
 //! // Asynchronous, with buffers that move in and come back.
-//! let transfer = ferry.icopy_owned(source, target)?;
+//! let transfer = ferry.icopy(source, target)?;
 //! // ... compute ...
-//! let (source, target) = transfer.wait()?;
-//! assert_eq!(source, target);
+//! let (source, mut target) = transfer.wait()?; // or: transfer.await
+//!
+//! // Asynchronous, with borrowed buffers, in a scope that ends after its copies.
+//! ferry.scope(|scope| {
+//!     let transfer = scope.icopy(&source, &mut target)?;
+//!     assert_eq!(transfer.wait_range(..1)?, [1.5]);
+//!     transfer.wait()
+//! })?;
 //! # Ok::<_, Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # Three ways to hand over memory
+//! Slices and buffers are of any plain type ([`Pod`]): integers, floats, arrays of them, and
+//! structures that derive `bytemuck::Pod`. Positions and lengths of typed slices count elements;
+//! those of raw memory, of GPU memory and in errors count bytes.
 //!
-//! | way | call | who keeps the memory alive |
+//! | memory | call | what keeps it alive |
 //! |---|---|---|
-//! | owned buffers | [`Ferry::icopy_owned`] | the transfer; it hands them back |
-//! | scoped borrows | [`Ferry::scope`] | the scope, which cannot be left before its copies are done |
-//! | raw pointers | [`Ferry::start`], [`Ferry::icopy`] | the caller (`unsafe`) |
+//! | owned buffers | [`Ferry::icopy`] | the transfer, which returns them at completion |
+//! | scoped borrows | [`Ferry::scope`] | the scope, which ends only after its copies are complete |
+//! | raw pointers | [`Ferry::icopy_raw`], [`Ferry::start_raw`] | the caller (`unsafe`) |
 //!
-//! # Ways to learn of the end
+//! `wait`, `check`, `.await`, `event` for event loops, a [`Notification`] variable and a [`Cookie`] are
+//! views of the same completion.
 //!
-//! [`Transfer::wait`], [`Transfer::check`], `.await`, [`Transfer::event`] for event loops, a
-//! [`Notification`] variable, or a [`Cookie`]: all are views of the same event.
+//! # Messages
+//!
+//! ```
+//! use memferry::message::{Endpoint, Source, TAG_ALL};
+//!
+//! // Two endpoints; commonly they are in two processes.
+//! let (here, there) = (Endpoint::open("front-here")?, Endpoint::open("front-there")?);
+//! let receiver = std::thread::spawn(move || {
+//!     let mut buffer = [0; 5];
+//!     let received = there.recv(Source::Any, 7, TAG_ALL, &mut buffer)?;
+//!     assert_eq!((received.length, &buffer), (5, b"hello"));
+//!     Ok::<_, memferry::message::Error>(())
+//! });
+//! let peer = here.connect("front-there")?;
+//! here.send(peer, 7, b"hello")?;
+//! receiver.join().unwrap()?;
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Messages make progress in calls of either side, or by a progress thread: see
+//! [`message::Endpoint`].
+//!
+//! # Windows
+//!
+//! ```
+//! use memferry::message::{Endpoint, Rights, ShareableBuffer};
+//!
+//! // A progress thread accepts connections while the owner computes.
+//! let owner = Endpoint::builder().background(true).open("front-owner")?;
+//! let window = owner.expose(ShareableBuffer::new(1 << 20)?, Rights::READ_WRITE)?;
+//!
+//! // The peer, commonly another process, gets the handle in a message.
+//! let other = Endpoint::open("front-other")?;
+//! let peer = other.connect("front-owner")?;
+//! other.attach(peer, window.handle())?.put(4096, b"hello")?;
+//! let mut data = [0; 5];
+//! window.read(4096, &mut data);
+//! assert_eq!(&data, b"hello");
+//! # Ok::<_, Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Stability
+//!
+//! The items on this page are the stable interface. The feature `unstable` adds the inner crates
+//! for the program `memferry`, for benches and for tests; they change without notice.
 
 pub use memferry_copy::{
-    Buffer, BuildError, Builder, Cookie, CookieError, CudaEngine, DeviceMemory, EngineChoice,
-    Error, Failed, Ferry, Finish, Gpu, Notification, Options, OwnedSource, OwnedTarget,
-    OwnedTransfer, PciDevices, Piece, PinLimits, PinStatistics, Region, Request, Scope,
-    ScopedTransfer, Statistics, Temperature, Transfer, ValidationError, plan, policy, transfer,
+    Buffer, BuildError, CacheHint, Cookie, CookieError, Dependency, Error, FailedTransfer, Ferry,
+    FerryBuilder, Gpu, Options, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer, PciDevices,
+    Pod, Region, RegistrationStatistics, Request, ScopedTransfer, Segment, Statistics, Transfer,
+    TransferScope, ValidationError, plan, policy,
 };
-pub use memferry_engine::{ExecutionError, MemoryKind};
-pub use memferry_sys::EventFd;
 
-/// Engines and the contract they meet, for those who write one or pick one.
+pub use memferry_copy::{CudaEngine, DeviceMemory, Notification, PinLimits, TransferOutput};
+pub use memferry_engine::{ChannelStatistics, ExecutionError, MemoryKind};
+pub use memferry_memory::pin_cache::{InvalidationMode, PinCacheStatistics};
+pub use memferry_memory::pinning::PinError;
+pub use memferry_sys::EventFd;
+pub use memferry_sys::copy::stream::Streaming;
+
+/// Engines and their contract, for programs that choose an engine or implement one.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use memferry::Ferry;
+/// use memferry::engine::nic::{NicConfig, NicEngine};
+///
+/// let card = Arc::new(NicEngine::open("0000:00:04.0", NicConfig::default())?);
+/// let ferry = Ferry::builder().engine(card, 1).build()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub mod engine {
+    pub use memferry_engine::contract::{
+        CopyDirection, MemoryKindSet, OpcodeSet, RegistrationMode,
+    };
+    #[cfg(feature = "unstable")]
+    #[doc(hidden)]
     pub use memferry_engine::*;
+    pub use memferry_engine::{
+        Capabilities, Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine,
+        ExecutionError, Kernel, MemoryKind, Opcode, OpenError, Sequence, SubmitError, Submitted,
+    };
+
+    /// The processor engine.
+    pub mod cpu {
+        #[cfg(feature = "unstable")]
+        #[doc(hidden)]
+        pub use memferry_engine::cpu::*;
+        pub use memferry_engine::cpu::{
+            CpuEngine, CpuProfile, ProfileError, ProfileOrigin, ProfileSource,
+        };
+    }
+
+    /// The GPU engine, and a model of a GPU.
+    pub mod cuda {
+        #[cfg(feature = "unstable")]
+        #[doc(hidden)]
+        pub use memferry_engine::cuda::*;
+        pub use memferry_engine::cuda::{
+            CudaDeviceInfo, CudaEngine, CudaProfile, DeviceMemory, model,
+        };
+    }
+
+    /// The engine of Intel's I/OAT, and a model of the device.
+    pub mod ioat {
+        #[cfg(feature = "unstable")]
+        #[doc(hidden)]
+        pub use memferry_engine::ioat::*;
+        pub use memferry_engine::ioat::{IoatEngine, model};
+    }
+
+    /// The engine of a network card in loopback mode, and a model of the card.
+    pub mod nic {
+        #[cfg(feature = "unstable")]
+        #[doc(hidden)]
+        pub use memferry_engine::nic::*;
+        pub use memferry_engine::nic::{NicConfig, NicCounters, NicEngine, model};
+    }
+
+    /// PCI devices that are bound to vfio-pci.
+    pub mod pci {
+        pub use memferry_engine::pci::available_devices;
+        #[cfg(feature = "unstable")]
+        #[doc(hidden)]
+        pub use memferry_engine::pci::*;
+    }
 }
 
-/// Memory made ready for engines and peers: pinning, the pin-down cache, handles and their lookup.
+/// Messages between processes: endpoints, links, jobs, windows and shareable memory.
+///
+/// The front page of this crate has an example; [`Endpoint`](message::Endpoint) explains progress.
+pub mod message {
+    pub use memferry_message::plan::{PathKind, Pinning};
+    pub use memferry_message::window::{HandleError, WindowBusy};
+    #[cfg(feature = "unstable")]
+    #[doc(hidden)]
+    pub use memferry_message::*;
+    pub use memferry_message::{
+        ConnectError, CrossMemoryDenied, DisconnectReason, Endpoint, EndpointBuilder, Error,
+        FailedOperation, IntoSegments, IntoSegmentsMut, Job, Link, Listener, MAX_SEGMENTS,
+        MemorySide, MessageStatus, Operation, OperationScope, OwnedOperation, Peer, PeerAccess,
+        PutNotification, RawMemory, ReadyFd, RemoteWindow, Rights, ScopedOperation, Segment,
+        ShareableBuffer, Source, SystemError, TAG_ALL, TAG_ANY, ValidationError, Window,
+        WindowHandle,
+    };
+}
+
+/// Pin caches, registration and address translation.
+#[cfg(feature = "unstable")]
+#[doc(hidden)]
 pub mod memory {
     pub use memferry_memory::*;
 }
 
-/// Messages between processes: windows, endpoints, links, jobs, shareable memory.
-pub mod message {
-    pub use memferry_message::*;
-}
-
-/// Facts about the machine and the lowest building blocks.
+/// Information about the machine, and system interfaces.
+#[cfg(feature = "unstable")]
+#[doc(hidden)]
 pub mod sys {
     pub use memferry_sys::copy::stream::Streaming;
     pub use memferry_sys::{affinity, clock, copy, cpu, pages};
 }
 
-/// The README's examples, compiled and run as a test.
+/// The examples of the README and of the guide, compiled and run as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-pub struct ReadmeExamples;
+mod documents {
+    #[doc = include_str!("../../../README.md")]
+    pub struct Readme;
+    #[doc = include_str!("../../../docs/guide/copies.md")]
+    pub struct Copies;
+    #[doc = include_str!("../../../docs/guide/messages.md")]
+    pub struct Messages;
+    #[doc = include_str!("../../../docs/guide/windows.md")]
+    pub struct Windows;
+    #[doc = include_str!("../../../docs/guide/gpus.md")]
+    pub struct Gpus;
+    #[doc = include_str!("../../../docs/guide/devices.md")]
+    pub struct Devices;
+}

@@ -1,12 +1,12 @@
-//! Names for memory and its owners that can be passed around, stored and sent to other processes.
+//! Names of memory and its owners that can be stored and sent to other processes.
 //!
-//! A handle is a number and a generation. Numbers are used again, generations are not, so that a
-//! handle that outlived what it named fails instead of naming something else. Handles are names
-//! alone: what they lead to is found by [`lookup`](crate::lookup).
+//! A handle is a number and a generation. Numbers are reused, generations are not, so a handle that
+//! outlived its object fails instead of naming another. Handles are names only:
+//! [`lookup`](crate::lookup) translates them.
 
 use thiserror::Error;
 
-/// Names a process whose memory is touched: a small number, and which of its owners is meant.
+/// Names a process: a small number, and a generation that distinguishes the uses of that number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ProcessHandle {
     number: u16,
@@ -14,7 +14,7 @@ pub struct ProcessHandle {
 }
 
 impl ProcessHandle {
-    /// Puts a handle together. A generation is never 0.
+    /// Creates a handle. Generation 0 is an error.
     pub const fn new(number: u16, generation: u32) -> Result<Self, HandleError> {
         if generation == 0 {
             return Err(HandleError::NoGeneration);
@@ -22,22 +22,22 @@ impl ProcessHandle {
         Ok(Self { number, generation })
     }
 
-    /// The number, used again by later processes.
+    /// The number, which later processes reuse.
     pub const fn number(self) -> u16 {
         self.number
     }
 
-    /// Which owner of the number is meant, from 1.
+    /// The generation of the number, from 1.
     pub const fn generation(self) -> u32 {
         self.generation
     }
 
-    /// The handle in one word, which is never 0.
+    /// Encodes the handle in one word, which is never 0.
     pub(crate) const fn to_word(self) -> u64 {
         (self.generation as u64) << 16 | self.number as u64
     }
 
-    /// The handle of a word from [`ProcessHandle::to_word`]; nothing for 0.
+    /// Decodes a word from [`ProcessHandle::to_word`]; `None` for 0.
     pub(crate) const fn from_word(word: u64) -> Option<Self> {
         match Self::new(word as u16, (word >> 16) as u32) {
             Ok(handle) => Some(handle),
@@ -54,14 +54,14 @@ pub struct BufferHandle {
     generation: u32,
 }
 
-/// What the first byte of a buffer handle says: the kind in the upper half, the version in the lower.
+/// First byte of a buffer handle: the kind in the upper half, the version in the lower.
 const BUFFER_KIND_AND_VERSION: u8 = 0xb1;
 
 impl BufferHandle {
-    /// How many bytes [`BufferHandle::to_bytes`] makes.
+    /// The length of the encoded handle, in bytes.
     pub const BYTES: usize = 16;
 
-    /// Puts a handle together. A generation is never 0.
+    /// Creates a handle. Generation 0 is an error.
     pub const fn new(
         process: ProcessHandle,
         number: u32,
@@ -78,18 +78,18 @@ impl BufferHandle {
         self.process
     }
 
-    /// The number of the buffer in its process, used again by later buffers.
+    /// The number of the buffer in its process, which later buffers reuse.
     pub const fn number(self) -> u32 {
         self.number
     }
 
-    /// Which owner of the number is meant, from 1.
+    /// The generation of the number, from 1.
     pub const fn generation(self) -> u32 {
         self.generation
     }
 
-    /// The handle in the form in which it travels: kind and version, a check, the process with its
-    /// generation, the buffer with its generation; all little-endian.
+    /// Encodes the handle for transport: kind and version, checksum, process and its generation,
+    /// buffer and its generation; all little-endian.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         let mut bytes = [0; Self::BYTES];
         bytes[0] = BUFFER_KIND_AND_VERSION;
@@ -101,10 +101,10 @@ impl BufferHandle {
         bytes
     }
 
-    /// Reads what [`BufferHandle::to_bytes`] wrote, and nothing else.
+    /// Decodes the result of [`BufferHandle::to_bytes`]; any other bytes are an error.
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Result<Self, HandleError> {
         if bytes[0] != BUFFER_KIND_AND_VERSION {
-            return Err(HandleError::OtherKind(bytes[0]));
+            return Err(HandleError::WrongKind(bytes[0]));
         }
         if bytes[1] != check(&bytes) {
             return Err(HandleError::Damaged);
@@ -117,16 +117,16 @@ impl BufferHandle {
     }
 }
 
-/// Folds all bytes but the check itself into one. Finds every change of a single byte.
+/// The checksum of all other bytes. It detects every change of a single byte.
 fn check(bytes: &[u8; BufferHandle::BYTES]) -> u8 {
-    // Rotation is one to one, so what one byte changes stays changed.
+    // Each step is a bijection, so a changed byte always changes the result.
     let fold = |sum: u8, byte: &u8| (sum ^ byte).rotate_left(3);
     bytes[2..].iter().fold(bytes[0], fold)
 }
 
-/// Names a place in the memory of a process.
+/// Names an address in the memory of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct VirtualMemoryHandle {
+pub struct ProcessAddress {
     /// The process.
     pub process: ProcessHandle,
     /// The address in that process.
@@ -136,14 +136,14 @@ pub struct VirtualMemoryHandle {
 /// Why bytes or numbers are not a handle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum HandleError {
-    /// The first byte names another kind of handle, or a version that is not known here.
+    /// The first byte is another kind of handle, or an unknown version.
     #[error("not a buffer handle of this version: it begins with {0:#04x}")]
-    OtherKind(u8),
-    /// The check does not fit the rest.
-    #[error("the bytes of the handle are damaged")]
+    WrongKind(u8),
+    /// The checksum does not match.
+    #[error("the handle is damaged: its checksum does not match")]
     Damaged,
-    /// Generation 0, which no handle has.
-    #[error("a handle without a generation")]
+    /// The generation is 0, which no handle has.
+    #[error("the handle has generation 0")]
     NoGeneration,
 }
 

@@ -1,4 +1,4 @@
-//! Pinning with the kernel: what is resident and locked, what is refused and why, and chunks.
+//! Pinning with the kernel: residency, locks, errors with their reasons, and chunks.
 
 #![cfg(not(loom))]
 
@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use child::Child;
 use memferry_memory::pinning::{
-    Access, ChunkSchedule, Lock, Overlapped, PageRange, PinError, Pinned, Pinner, Populate, Token,
+    Access, ChunkSchedule, MlockPinner, PageRange, PinError, PinPipeline, PinToken, PinnedRange,
+    Pinner, PopulatePinner,
 };
 use memferry_sys::pages::{Pages, page_bytes};
 use memferry_sys::residency;
@@ -30,7 +31,7 @@ fn resident(range: PageRange) -> usize {
     residency::resident_pages(range.start(), range.bytes()).unwrap()
 }
 
-/// The bytes locked in the mappings that lie in a range, as the kernel lists them.
+/// The locked bytes of the mappings in a range, from `/proc/self/smaps`.
 fn locked_bytes_in(range: PageRange) -> usize {
     let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let (mut inside, mut bytes) = (None, 0);
@@ -41,10 +42,10 @@ fn locked_bytes_in(range: PageRange) -> usize {
             let number = |text| usize::from_str_radix(text, 16).ok();
             PageRange::between(number(start)?, number(end)?)
         });
-        // By the flag of the mapping: the bytes that the kernel tells are fewer while a forked child
-        // of another test shares them.
+        // By the flag of the mapping: the kernel's count of bytes is smaller while a forked child
+        // of another test shares the pages.
         if let Some(mapping) = bounds {
-            inside = range.common(mapping);
+            inside = range.intersection(mapping);
         } else if first == "VmFlags:" && words.any(|flag| flag == "lo") {
             bytes += inside.map_or(0, |inside| inside.bytes());
         }
@@ -56,11 +57,11 @@ fn locked_bytes_in(range: PageRange) -> usize {
 fn populated_pages_are_resident() {
     for access in [Access::Read, Access::Write] {
         let pages = Pages::new(32 * page_bytes()).unwrap();
-        let token = Populate.pin(part(&pages, 4, 8), access).unwrap();
+        let token = PopulatePinner.pin(part(&pages, 4, 8), access).unwrap();
         if access == Access::Write {
             assert_eq!(resident(range_of(&pages)), 8);
         }
-        Populate.unpin(part(&pages, 4, 8), token);
+        PopulatePinner.unpin(part(&pages, 4, 8), token);
     }
 }
 
@@ -68,21 +69,21 @@ fn populated_pages_are_resident() {
 fn memory_that_is_not_there_or_not_writable_is_bad_memory() {
     let nowhere = PageRange::covering(page_bytes(), 1).unwrap();
     let bad = |range| Err(PinError::BadMemory { range });
-    assert_eq!(Populate.pin(nowhere, Access::Read), bad(nowhere));
-    assert_eq!(Lock::new().pin(nowhere, Access::Read), bad(nowhere));
+    assert_eq!(PopulatePinner.pin(nowhere, Access::Read), bad(nowhere));
+    assert_eq!(MlockPinner::new().pin(nowhere, Access::Read), bad(nowhere));
     let pages = Pages::new(2 * page_bytes()).unwrap();
     let second = part(&pages, 1, 1);
-    // SAFETY: takes rights from a page that nobody touches.
+    // SAFETY: the call removes access to a page that no code accesses.
     let changed =
         unsafe { libc::mprotect(second.start() as *mut _, second.bytes(), libc::PROT_READ) };
     assert_eq!(changed, 0);
-    assert_eq!(Populate.pin(range_of(&pages), Access::Write), bad(range_of(&pages)));
-    assert!(Populate.pin(range_of(&pages), Access::Read).is_ok());
+    assert_eq!(PopulatePinner.pin(range_of(&pages), Access::Write), bad(range_of(&pages)));
+    assert!(PopulatePinner.pin(range_of(&pages), Access::Read).is_ok());
 }
 
 #[test]
 fn a_page_in_two_locks_stays_locked_until_both_are_undone() {
-    let (lock, pages) = (Lock::new(), Pages::new(16 * page_bytes()).unwrap());
+    let (lock, pages) = (MlockPinner::new(), Pages::new(16 * page_bytes()).unwrap());
     let (front, back) = (part(&pages, 2, 6), part(&pages, 5, 8));
     let tokens = (lock.pin(front, Access::Write), lock.pin(back, Access::Read));
     assert_eq!(locked_bytes_in(range_of(&pages)), 11 * page_bytes());
@@ -94,18 +95,18 @@ fn a_page_in_two_locks_stays_locked_until_both_are_undone() {
 
 #[test]
 fn unpinning_after_a_part_was_unmapped_unlocks_the_rest() {
-    let (lock, pages) = (Lock::new(), Pages::new(16 * page_bytes()).unwrap());
+    let (lock, pages) = (MlockPinner::new(), Pages::new(16 * page_bytes()).unwrap());
     let token = lock.pin(range_of(&pages), Access::Write).unwrap();
     let hole = part(&pages, 3, 2);
-    // SAFETY: nobody touches these pages; unmapping the hole again later does no harm.
+    // SAFETY: no code accesses these pages; unmapping the hole again later does no harm.
     assert_eq!(unsafe { libc::munmap(hole.start() as *mut _, hole.bytes()) }, 0);
     lock.unpin(range_of(&pages), token);
-    // SAFETY: fills the hole that was just made, and nothing else.
+    // SAFETY: the call fills the hole made above, and nothing else.
     let filled = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
         libc::mmap(hole.start() as *mut _, hole.bytes(), libc::PROT_READ, flags, -1, 0)
     };
-    // Another thread may have got the place; then the mapping is not ours to look at or to drop.
+    // Another thread may have got the addresses; then the mapping does not belong to this test.
     if filled as usize == hole.start() {
         assert_eq!(locked_bytes_in(range_of(&pages)), 0);
     } else {
@@ -117,18 +118,18 @@ fn unpinning_after_a_part_was_unmapped_unlocks_the_rest() {
 fn a_lock_beyond_the_limit_says_limit_use_and_wish() {
     Child::run(|| {
         child::limit_locked_memory(16 * page_bytes() as u64);
-        let (lock, pages) = (Lock::new(), Pages::new(32 * page_bytes()).unwrap());
+        let (lock, pages) = (MlockPinner::new(), Pages::new(32 * page_bytes()).unwrap());
         let token = lock.pin(part(&pages, 0, 10), Access::Write).unwrap();
         let error = lock.pin(part(&pages, 10, 20), Access::Write).unwrap_err();
         let expected = PinError::MemlockLimit {
             limit_bytes: 16 * page_bytes() as u64,
             locked_bytes: 10 * page_bytes() as u64,
-            asked_bytes: 20 * page_bytes() as u64,
+            requested_bytes: 20 * page_bytes() as u64,
         };
         assert_eq!(error, expected);
         let text = error.to_string();
         assert!(text.contains("ulimit -l") && text.contains("LimitMEMLOCK="), "{text}");
-        // What failed left nothing behind, and what is there can be undone and done again.
+        // A failed pin leaves nothing pinned, and the existing pin can be undone and repeated.
         lock.unpin(part(&pages, 0, 10), token);
         assert_eq!(residency::locked_bytes(), 0);
         lock.pin(part(&pages, 0, 16), Access::Write).unwrap();
@@ -141,11 +142,11 @@ fn a_lock_that_would_need_too_many_mappings_says_so() {
     let pages = Pages::new(8 * page_bytes()).unwrap();
     Child::run(|| {
         child::use_up_all_mappings();
-        let error = Lock::new().pin(part(&pages, 3, 1), Access::Write).unwrap_err();
-        let most = residency::most_maps();
+        let error = MlockPinner::new().pin(part(&pages, 3, 1), Access::Write).unwrap_err();
+        let most = residency::max_map_count();
         assert!(
-            matches!(error, PinError::MapCount { maps, most_maps }
-            if most_maps == most && maps + 2 > most),
+            matches!(error, PinError::MapCount { map_count, max_map_count }
+            if max_map_count == most && map_count + 2 > most),
             "{error}"
         );
     })
@@ -154,12 +155,12 @@ fn a_lock_that_would_need_too_many_mappings_says_so() {
 
 #[test]
 fn a_forked_child_locks_for_itself_and_leaves_the_parents_pins_alone() {
-    let lock: Arc<dyn Pinner> = Arc::new(Lock::new());
+    let lock: Arc<dyn Pinner> = Arc::new(MlockPinner::new());
     let pages = Pages::new(8 * page_bytes()).unwrap();
-    let pinned = Pinned::new(&lock, range_of(&pages), Access::Write).unwrap();
+    let pinned = PinnedRange::new(&lock, range_of(&pages), Access::Write).unwrap();
     Child::run(|| {
         drop(pinned);
-        let own = Pinned::new(&lock, part(&pages, 0, 2), Access::Write).unwrap();
+        let own = PinnedRange::new(&lock, part(&pages, 0, 2), Access::Write).unwrap();
         assert_eq!(locked_bytes_in(range_of(&pages)), 2 * page_bytes());
         drop(own);
         assert_eq!(locked_bytes_in(range_of(&pages)), 0);
@@ -171,9 +172,9 @@ fn a_forked_child_locks_for_itself_and_leaves_the_parents_pins_alone() {
 fn chunks_cover_the_bytes_and_stay_pinned_until_each_is_dropped() {
     let recorder = Arc::new(Recorder::new());
     let (address, length) = (10 * page_bytes() + 100, 20 * page_bytes());
-    let schedule = ChunkSchedule::Progressive { first_pages: 1, most_pages: 8 };
+    let schedule = ChunkSchedule::Progressive { first_pages: 1, max_pages: 8 };
     let mut overlapped =
-        Overlapped::new(recorder.clone(), address, length, Access::Read, schedule).unwrap();
+        PinPipeline::new(recorder.clone(), address, length, Access::Read, schedule).unwrap();
     assert_eq!(recorder.pinned(), []);
     let first = overlapped.next().unwrap().unwrap();
     assert_eq!((first.address, first.length), (address, page_bytes() - 100));
@@ -199,10 +200,10 @@ fn chunks_cover_the_bytes_and_stay_pinned_until_each_is_dropped() {
 
 #[test]
 fn an_error_in_a_later_chunk_leaves_the_earlier_ones_pinned() {
-    let recorder = Arc::new(Recorder::with_most(4 * page_bytes()));
+    let recorder = Arc::new(Recorder::with_max_bytes(4 * page_bytes()));
     let schedule = ChunkSchedule::Fixed { pages: 2 };
     let (address, length) = (page_bytes(), 20 * page_bytes());
-    let all = || Overlapped::new(recorder.clone(), address, length, Access::Read, schedule);
+    let all = || PinPipeline::new(recorder.clone(), address, length, Access::Read, schedule);
     let mut overlapped = all().unwrap();
     let kept = [overlapped.next().unwrap().unwrap(), overlapped.next().unwrap().unwrap()];
     assert!(matches!(overlapped.next(), Some(Err(PinError::MemlockLimit { .. }))));
@@ -217,22 +218,23 @@ fn an_error_in_a_later_chunk_leaves_the_earlier_ones_pinned() {
 #[test]
 fn a_device_can_bring_its_own_pinner() {
     #[derive(Debug)]
-    struct Device;
-    impl Pinner for Device {
+    struct DevicePinner;
+    impl Pinner for DevicePinner {
         fn name(&self) -> &'static str {
             "device"
         }
-        fn pin(&self, range: PageRange, _access: Access) -> Result<Token, PinError> {
-            Ok(Token(range.start() as u64))
+        fn pin(&self, range: PageRange, _access: Access) -> Result<PinToken, PinError> {
+            Ok(PinToken(range.start() as u64))
         }
-        fn unpin(&self, range: PageRange, token: Token) {
+        fn unpin(&self, range: PageRange, token: PinToken) {
             assert_eq!(range.start() as u64, token.0);
         }
-        fn follows_mapping(&self) -> bool {
+        fn tracks_mapping(&self) -> bool {
             false
         }
     }
-    let device: Arc<dyn Pinner> = Arc::new(Device);
-    let pinned = Pinned::new(&device, PageRange::covering(page_bytes(), 1).unwrap(), Access::Read);
-    assert_eq!(pinned.unwrap().token(), Token(page_bytes() as u64));
+    let device: Arc<dyn Pinner> = Arc::new(DevicePinner);
+    let pinned =
+        PinnedRange::new(&device, PageRange::covering(page_bytes(), 1).unwrap(), Access::Read);
+    assert_eq!(pinned.unwrap().token(), PinToken(page_bytes() as u64));
 }

@@ -1,5 +1,5 @@
-//! Old pages are never seen: memory is unmapped, replaced, moved, discarded and forked while it is
-//! copied through the cache by a pinner that holds on to page frames.
+//! Copies never see old pages: memory is unmapped, replaced, moved, discarded and forked while it
+//! is copied through the cache by a pinner of page frames.
 
 #![cfg(not(loom))]
 
@@ -14,21 +14,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use child::Child;
-use memferry_memory::pin_cache::{Limits, PinCache, StartError, Watching};
+use memferry_memory::pin_cache::{InvalidationMode, PinCache, PinCacheError, PinCacheLimits};
 use memferry_memory::pinning::Access;
 use memferry_sys::pages::page_bytes;
-use place::{Place, memory_file, pattern};
+use place::{TestMapping, memory_file, pattern};
 use ring::RingPinner;
 
 const THREADS: u64 = 4;
 const PAGES: usize = 4;
 
-/// A cache over a ring, or `None` with a word on why not.
-fn cache(watching: Watching) -> Option<(PinCache, Arc<RingPinner>)> {
+/// A monitored cache over a ring; `None`, and the test is skipped, if the system does not permit
+/// it.
+fn cache(mode: InvalidationMode) -> Option<(PinCache, Arc<RingPinner>)> {
     let ring = Arc::new(RingPinner::new()?);
-    match PinCache::new(ring.clone(), Limits::default(), watching) {
+    match PinCache::new(ring.clone(), PinCacheLimits::default(), mode) {
         Ok(cache) => Some((cache, ring)),
-        Err(StartError::NoEvents(denied)) => {
+        Err(PinCacheError::NoEvents(denied)) => {
             memferry_testing::skip(memferry_testing::Requirement::Userfaultfd, denied);
             None
         }
@@ -50,10 +51,10 @@ fn on_threads(work: impl Fn(u64) + Sync) {
     });
 }
 
-/// Says that the test is over when it goes, also by a failure: the other threads wait for it.
-struct Over<'a>(&'a AtomicBool);
+/// Sets the stop flag on drop, also after a panic: the other threads wait for it.
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -61,29 +62,29 @@ impl Drop for Over<'_> {
 
 #[test]
 fn without_forget_the_old_pages_are_seen() {
-    let Some((cache, ring)) = cache(Watching::Explicit) else { return };
-    let (place, file) = (Place::map(length()), memory_file());
+    let Some((cache, ring)) = cache(InvalidationMode::Explicit) else { return };
+    let (place, file) = (TestMapping::map(length()), memory_file());
     place.fill(1);
     assert_eq!(place.copied_out(&cache, &ring, &file), pattern(1, length()));
     place.map_again();
     place.fill(2);
-    // Nobody told the cache. That the copy is wrong here is why the other tests can fail.
+    // The cache was not notified. The wrong copy shows that the other tests can fail.
     assert_eq!(place.copied_out(&cache, &ring, &file), pattern(1, length()));
-    cache.forget(place.address, place.length);
+    cache.invalidate(place.address, place.length);
     assert_eq!(place.copied_out(&cache, &ring, &file), pattern(2, length()));
     place.unmap();
 }
 
 #[test]
 fn memory_mapped_again_at_the_same_address_is_copied_as_it_is() {
-    let Some((cache, ring)) = cache(Watching::Events) else { return };
+    let Some((cache, ring)) = cache(InvalidationMode::KernelEvents) else { return };
     on_threads(|thread| {
-        let (place, file) = (Place::map(length()), memory_file());
+        let (place, file) = (TestMapping::map(length()), memory_file());
         for round in 1..=1500 {
             let seed = thread << 32 | round;
             place.fill(seed);
             assert_eq!(place.copied_out(&cache, &ring, &file), pattern(seed, length()));
-            // Found pinned, and written since: the pages are still the right ones.
+            // A cache hit after a write: the pages are still the current ones.
             place.fill(seed + (1 << 16));
             let copied = place.copied_out(&cache, &ring, &file);
             assert_eq!(copied, pattern(seed + (1 << 16), length()));
@@ -95,19 +96,19 @@ fn memory_mapped_again_at_the_same_address_is_copied_as_it_is() {
         place.unmap();
     });
     let numbers = cache.statistics();
-    // It was the cache that was tested: memory was found, and lost, in most rounds.
+    // The cache was exercised: most rounds had a hit and an invalidation.
     assert!(numbers.hits > 1000 && numbers.invalidations > 1000, "{numbers:?}");
 }
 
 #[test]
 fn addresses_that_another_thread_just_unmapped_show_the_new_memory() {
-    let Some((cache, ring)) = cache(Watching::Events) else { return };
+    let Some((cache, ring)) = cache(InvalidationMode::KernelEvents) else { return };
     on_threads(|thread| {
         let file = memory_file();
         for round in 1..=3000 {
-            // The kernel gives out addresses as soon as they are free, also to another thread while
-            // the one that freed them still waits for its event to be read.
-            let (place, seed) = (Place::map(length()), thread << 32 | round);
+            // The kernel reuses addresses as soon as they are free, also for another thread while
+            // the thread that freed them still waits for its event to be read.
+            let (place, seed) = (TestMapping::map(length()), thread << 32 | round);
             place.fill(seed);
             assert_eq!(place.copied_out(&cache, &ring, &file), pattern(seed, length()));
             place.unmap();
@@ -118,10 +119,10 @@ fn addresses_that_another_thread_just_unmapped_show_the_new_memory() {
 
 #[test]
 fn a_part_that_is_replaced_is_seen_in_the_whole() {
-    let Some((cache, ring)) = cache(Watching::Events) else { return };
+    let Some((cache, ring)) = cache(InvalidationMode::KernelEvents) else { return };
     on_threads(|thread| {
-        let (place, file) = (Place::map(length()), memory_file());
-        let second = Place { address: place.address + page_bytes(), length: page_bytes() };
+        let (place, file) = (TestMapping::map(length()), memory_file());
+        let second = TestMapping { address: place.address + page_bytes(), length: page_bytes() };
         for round in 1..=500 {
             let seed = thread << 32 | round;
             place.fill(seed);
@@ -137,9 +138,9 @@ fn a_part_that_is_replaced_is_seen_in_the_whole() {
 
 #[test]
 fn moved_memory_is_copied_from_where_it_is() {
-    let Some((cache, ring)) = cache(Watching::Events) else { return };
+    let Some((cache, ring)) = cache(InvalidationMode::KernelEvents) else { return };
     on_threads(|thread| {
-        let (mut here, there) = (Place::map(length()), Place::map(length()));
+        let (mut here, there) = (TestMapping::map(length()), TestMapping::map(length()));
         let file = memory_file();
         for round in 1..=1000 {
             let seed = thread << 32 | round;
@@ -150,8 +151,8 @@ fn moved_memory_is_copied_from_where_it_is() {
             assert_eq!(there.copied_out(&cache, &ring, &file), other);
             here.move_to(there);
             assert_eq!(there.copied_out(&cache, &ring, &file), pattern(seed, length()));
-            // Another test may have got the old place by now.
-            here = here.map_if_free().unwrap_or_else(|| Place::map(length()));
+            // Another test may have mapped the old address by now.
+            here = here.map_if_free().unwrap_or_else(|| TestMapping::map(length()));
             here.fill(seed + (2 << 16));
             let fresh = pattern(seed + (2 << 16), length());
             assert_eq!(here.copied_out(&cache, &ring, &file), fresh);
@@ -163,9 +164,9 @@ fn moved_memory_is_copied_from_where_it_is() {
 
 #[test]
 fn discarded_memory_is_copied_as_zeroes_and_as_what_is_written_then() {
-    let Some((cache, ring)) = cache(Watching::Events) else { return };
+    let Some((cache, ring)) = cache(InvalidationMode::KernelEvents) else { return };
     on_threads(|thread| {
-        let (place, file) = (Place::map(length()), memory_file());
+        let (place, file) = (TestMapping::map(length()), memory_file());
         for round in 1..=1000 {
             let seed = thread << 32 | round;
             place.fill(seed);
@@ -181,20 +182,20 @@ fn discarded_memory_is_copied_as_zeroes_and_as_what_is_written_then() {
 
 #[test]
 fn memory_that_others_copy_while_it_is_discarded_is_right_afterwards() {
-    let Some((cache, ring)) = cache(Watching::Events) else { return };
-    let (place, over) = (Place::map(length()), AtomicBool::new(false));
+    let Some((cache, ring)) = cache(InvalidationMode::KernelEvents) else { return };
+    let (place, over) = (TestMapping::map(length()), AtomicBool::new(false));
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 let file = memory_file();
                 while !over.load(Ordering::Relaxed) {
-                    // What it sees is anybody's guess: old bytes, new ones or zeroes.
+                    // The contents are undefined: old bytes, new ones or zeroes.
                     place.copied_out(&cache, &ring, &file);
                 }
             });
         }
         let file = memory_file();
-        let _over = Over(&over);
+        let _over = SetOnDrop(&over);
         for seed in 1..=300 {
             place.fill(seed);
             assert_eq!(place.copied_out(&cache, &ring, &file), pattern(seed, length()));
@@ -207,11 +208,11 @@ fn memory_that_others_copy_while_it_is_discarded_is_right_afterwards() {
 
 #[test]
 fn parent_and_forked_child_each_copy_their_own_pages() {
-    let Some((cache, ring)) = cache(Watching::Events) else { return };
+    let Some((cache, ring)) = cache(InvalidationMode::KernelEvents) else { return };
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        // Others use cache, ring and allocator all the while, so that children are made with locks
-        // held by threads that they do not have.
+        // Other threads use the cache, the ring and the allocator meanwhile, so that children are
+        // forked while locks are held by threads that do not exist in them.
         for thread in 1..=2 {
             let (cache, ring, over) = (&cache, &ring, &over);
             scope.spawn(move || {
@@ -219,15 +220,15 @@ fn parent_and_forked_child_each_copy_their_own_pages() {
                 let mut seed = thread << 32;
                 while !over.load(Ordering::Relaxed) {
                     seed += 1;
-                    let place = Place::map(length());
+                    let place = TestMapping::map(length());
                     place.fill(seed);
                     assert_eq!(place.copied_out(cache, ring, &file), pattern(seed, length()));
                     place.unmap();
                 }
             });
         }
-        let _over = Over(&over);
-        let (place, file) = (Place::map(length()), memory_file());
+        let _over = SetOnDrop(&over);
+        let (place, file) = (TestMapping::map(length()), memory_file());
         for round in 1..=40 {
             place.fill(round);
             assert_eq!(place.copied_out(&cache, &ring, &file), pattern(round, length()));

@@ -1,16 +1,26 @@
-//! What can be sent and received into: a slice, or several as one message.
+//! Memory that can be sent or received into: a slice, or several slices as one message.
 
 use std::io::{IoSlice, IoSliceMut};
 
-use crate::pieces::{Piece, Pieces};
 use crate::port::Peer;
+use crate::segments::{Segment, Segments};
 
-/// From whom a receive takes messages.
+/// The peers from which a receive takes messages.
+///
+/// ```
+/// use memferry::message::{Endpoint, Source, TAG_ANY};
+///
+/// let endpoint = Endpoint::open("doc-source")?;
+/// assert!(endpoint.iprobe(Source::Any, 0, TAG_ANY)?.is_none());
+/// let own: Source = endpoint.self_peer()?.into();
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// From anybody. Such a receive stays under way when the last peer is gone: another may come.
+    /// Any peer. Such a receive stays pending when the last peer disconnects, because another may
+    /// connect.
     Any,
-    /// From one peer.
+    /// One peer.
     Peer(Peer),
 }
 
@@ -29,7 +39,7 @@ impl From<Peer> for Source {
     }
 }
 
-/// Only what this crate knows to be valid memory may call itself that.
+/// Seals the traits: only types that this crate knows to be valid memory implement them.
 mod sealed {
     pub trait Memory {}
     impl Memory for &[u8] {}
@@ -43,64 +53,85 @@ mod sealed {
 }
 
 /// Memory that can be sent: a slice, or a list of slices.
-pub trait IntoPieces<'a>: sealed::Memory {
-    /// Its pieces.
-    fn into_pieces(self) -> Pieces;
+///
+/// ```
+/// use std::io::IoSlice;
+///
+/// use memferry::message::{Endpoint, Error, Peer};
+///
+/// fn header_and_body(endpoint: &Endpoint, to: Peer, body: &[u8]) -> Result<(), Error> {
+///     endpoint.send(to, 1, &[IoSlice::new(b"head"), IoSlice::new(body)][..])
+/// }
+/// ```
+pub trait IntoSegments<'a>: sealed::Memory {
+    /// Returns the segments.
+    fn into_segments(self) -> Segments;
 }
 
 /// Memory that can be received into: a slice, or a list of slices.
-pub trait IntoPiecesMut<'a>: sealed::Memory {
-    /// Its pieces.
-    fn into_pieces_mut(self) -> Pieces;
+///
+/// ```
+/// use std::io::IoSliceMut;
+///
+/// use memferry::message::{Endpoint, Error, Source, TAG_ALL};
+///
+/// fn header_and_body(endpoint: &Endpoint, head: &mut [u8; 4], body: &mut [u8]) -> Result<(), Error> {
+///     let mut parts = [IoSliceMut::new(head), IoSliceMut::new(body)];
+///     endpoint.recv(Source::Any, 1, TAG_ALL, &mut parts[..]).map(|_| ())
+/// }
+/// ```
+pub trait IntoSegmentsMut<'a>: sealed::Memory {
+    /// Returns the segments.
+    fn into_segments_mut(self) -> Segments;
 }
 
-impl<'a> IntoPieces<'a> for &'a [u8] {
-    fn into_pieces(self) -> Pieces {
-        Pieces::One(Piece::source(self.as_ptr(), self.len()))
+impl<'a> IntoSegments<'a> for &'a [u8] {
+    fn into_segments(self) -> Segments {
+        Segments::One(Segment::source(self.as_ptr(), self.len()))
     }
 }
 
-impl<'a> IntoPieces<'a> for &'a Vec<u8> {
-    fn into_pieces(self) -> Pieces {
-        self.as_slice().into_pieces()
+impl<'a> IntoSegments<'a> for &'a Vec<u8> {
+    fn into_segments(self) -> Segments {
+        self.as_slice().into_segments()
     }
 }
 
-impl<'a, const N: usize> IntoPieces<'a> for &'a [u8; N] {
-    fn into_pieces(self) -> Pieces {
-        self.as_slice().into_pieces()
+impl<'a, const N: usize> IntoSegments<'a> for &'a [u8; N] {
+    fn into_segments(self) -> Segments {
+        self.as_slice().into_segments()
     }
 }
 
-impl<'a> IntoPieces<'a> for &[IoSlice<'a>] {
-    fn into_pieces(self) -> Pieces {
-        let pieces: Vec<_> = self.iter().map(|s| Piece::source(s.as_ptr(), s.len())).collect();
-        Pieces::new(&pieces)
+impl<'a> IntoSegments<'a> for &[IoSlice<'a>] {
+    fn into_segments(self) -> Segments {
+        let segments: Vec<_> = self.iter().map(|s| Segment::source(s.as_ptr(), s.len())).collect();
+        Segments::new(&segments)
     }
 }
 
-impl<'a> IntoPiecesMut<'a> for &'a mut [u8] {
-    fn into_pieces_mut(self) -> Pieces {
-        Pieces::One(Piece::target(self.as_mut_ptr(), self.len()))
+impl<'a> IntoSegmentsMut<'a> for &'a mut [u8] {
+    fn into_segments_mut(self) -> Segments {
+        Segments::One(Segment::target(self.as_mut_ptr(), self.len()))
     }
 }
 
-impl<'a> IntoPiecesMut<'a> for &'a mut Vec<u8> {
-    fn into_pieces_mut(self) -> Pieces {
-        self.as_mut_slice().into_pieces_mut()
+impl<'a> IntoSegmentsMut<'a> for &'a mut Vec<u8> {
+    fn into_segments_mut(self) -> Segments {
+        self.as_mut_slice().into_segments_mut()
     }
 }
 
-impl<'a, const N: usize> IntoPiecesMut<'a> for &'a mut [u8; N] {
-    fn into_pieces_mut(self) -> Pieces {
-        self.as_mut_slice().into_pieces_mut()
+impl<'a, const N: usize> IntoSegmentsMut<'a> for &'a mut [u8; N] {
+    fn into_segments_mut(self) -> Segments {
+        self.as_mut_slice().into_segments_mut()
     }
 }
 
-impl<'a> IntoPiecesMut<'a> for &'a mut [IoSliceMut<'_>] {
-    fn into_pieces_mut(self) -> Pieces {
-        let piece = |s: &mut IoSliceMut<'_>| Piece::target(s.as_mut_ptr(), s.len());
-        let pieces: Vec<_> = self.iter_mut().map(piece).collect();
-        Pieces::new(&pieces)
+impl<'a> IntoSegmentsMut<'a> for &'a mut [IoSliceMut<'_>] {
+    fn into_segments_mut(self) -> Segments {
+        let segment = |s: &mut IoSliceMut<'_>| Segment::target(s.as_mut_ptr(), s.len());
+        let segments: Vec<_> = self.iter_mut().map(segment).collect();
+        Segments::new(&segments)
     }
 }

@@ -5,40 +5,52 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memferry_copy::{OwnedSource, OwnedTarget};
-use memferry_memory::lookup::{Counters, MemoryUse};
-use memferry_sys::readiness::Readiness;
+use memferry_memory::lookup::{LookupCounters, LookupFootprint};
+use memferry_sys::epoll::EpollSet;
 
-use crate::buffers::{IntoPieces, IntoPiecesMut, Source};
-use crate::builder::Builder;
+use crate::buffers::{IntoSegments, IntoSegmentsMut, Source};
+use crate::builder::EndpointBuilder;
+use crate::connect::access_probe::PeerAccess;
 use crate::connect::listener::Listener;
 use crate::connect::parse_name;
-use crate::connect::reach::Reach;
-use crate::envelope::Wanted;
+use crate::envelope::MatchSpec;
 use crate::error::{ConnectError, Error};
-use crate::operation::{self, Failed, Operation, OwnedOperation, Scope};
-use crate::pieces::Piece;
-use crate::port::{Peer, Port, Received};
+use crate::operation::{self, FailedOperation, Operation, OperationScope, OwnedOperation};
+use crate::port::{MessageStatus, Peer, Port};
+use crate::segments::Segment;
 use crate::window::{RawMemory, RemoteWindow, Rights, Window, WindowHandle};
 
-/// All bits of a tag count.
+/// The mask with which all bits of a tag are compared.
 pub const TAG_ALL: u64 = u64::MAX;
-/// No bit of a tag counts: any tag will do.
+/// The mask with which no bit of a tag is compared: any tag matches.
 pub const TAG_ANY: u64 = 0;
 
 /// One process's address for tagged messages with many peers. Cheap to clone; clones are the same
 /// endpoint, which closes when the last of them is dropped.
 ///
+/// # Progress
+///
+/// Messages and connections make progress while a thread is inside a call of the endpoint, or on a
+/// progress thread; without one, nothing happens on a side that calls nothing. Calls that wait, test
+/// or probe, and [`Endpoint::progress`], advance everything in flight, copies included. Calls that only
+/// post an operation ([`Endpoint::isend`], [`Endpoint::irecv`]) process what has arrived and perform no
+/// bulk copy. A small message is complete on the sending side when its call returns; a large one needs
+/// a call of the receiver, and then calls of the side that copies. A progress thread does all this while
+/// the program computes: [`EndpointBuilder::background`] starts one, and so do the first `.await` that
+/// does not complete at once and [`Operation::event`]. Windows need no progress of their owner.
+///
+/// # Example
+///
 /// ```
-/// use memferry_message::{Endpoint, TAG_ALL};
+/// use memferry::message::{Endpoint, Source, TAG_ALL};
 ///
 /// let here = Endpoint::open("doc-here")?;
 /// let there = Endpoint::open("doc-there")?;
-/// # let there_name = "doc-there";
 /// let task = std::thread::spawn(move || {
 ///     let mut buffer = [0; 5];
-///     let received = there.recv(memferry_message::Source::Any, 7, TAG_ALL, &mut buffer)?;
+///     let received = there.recv(Source::Any, 7, TAG_ALL, &mut buffer)?;
 ///     assert_eq!((received.length, &buffer), (5, b"hello"));
-///     Ok::<_, memferry_message::Error>(())
+///     Ok::<_, memferry::message::Error>(())
 /// });
 /// let peer = here.connect("doc-there")?;
 /// here.send(peer, 7, b"hello")?;
@@ -47,56 +59,56 @@ pub const TAG_ANY: u64 = 0;
 /// ```
 #[derive(Clone)]
 pub struct Endpoint {
-    inner: Arc<Inner>,
+    inner: Arc<EndpointInner>,
 }
 
-struct Inner {
+struct EndpointInner {
     port: Arc<Port>,
     name: String,
 }
 
 impl std::fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Inner { port, name } = &*self.inner;
+        let EndpointInner { port, name } = &*self.inner;
         f.debug_struct("Endpoint").field("name", name).field("port", port).finish()
     }
 }
 
-impl Drop for Inner {
+impl Drop for EndpointInner {
     fn drop(&mut self) {
         self.port.close();
     }
 }
 
-impl Builder {
-    /// Opens an endpoint under a name that others connect to. A name with a slash is a path in the
-    /// file system; any other vanishes with the process.
+impl EndpointBuilder {
+    /// Opens an endpoint under a name that peers connect to. A name with a slash is a path in the file
+    /// system; any other name is removed with the process.
     pub fn open(&self, name: &str) -> Result<Endpoint, Error> {
-        let settings = self.settings()?;
+        let settings = self.config()?;
         let listener = Listener::bind(&parse_name(name)?, settings.allowed.clone())?;
         let background = settings.background;
         let port = Port::new(settings, name.to_owned(), Some(listener));
-        // Every connection will need it.
-        port.enter().board().map_err(ConnectError::system("making shared memory"))?;
+        // Every connection needs the table.
+        port.lock().windows.table().map_err(ConnectError::system("making shared memory"))?;
         if background {
-            port.run_in_background()?;
+            port.start_progress_thread()?;
         }
-        Ok(Endpoint { inner: Arc::new(Inner { port, name: name.to_owned() }) })
+        Ok(Endpoint { inner: Arc::new(EndpointInner { port, name: name.to_owned() }) })
     }
 }
 
 impl Endpoint {
-    /// Opens an endpoint with the usual settings.
+    /// Opens an endpoint with the default settings.
     pub fn open(name: &str) -> Result<Self, Error> {
-        Builder::new().open(name)
+        EndpointBuilder::new().open(name)
     }
 
-    /// An endpoint with settings.
-    pub fn builder() -> Builder {
-        Builder::new()
+    /// Returns a builder for an endpoint with other settings.
+    pub fn builder() -> EndpointBuilder {
+        EndpointBuilder::new()
     }
 
-    /// The name that others connect to.
+    /// The name that peers connect to.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
@@ -105,109 +117,113 @@ impl Endpoint {
         &self.inner.port
     }
 
-    /// Connects to another endpoint by its name. If it is connected already, by either side and by
-    /// whatever name of its socket, that connection is used. The name leads to the process that
-    /// listens there, not to a peer that only says so.
+    /// Connects to another endpoint by its name. If it is connected already, by either side and by any name
+    /// of its socket, that connection is used. The name leads to the process that listens on it, and not to a
+    /// peer that only claims the name.
     pub fn connect(&self, name: &str) -> Result<Peer, Error> {
         self.port().connect(name)
     }
 
     /// This endpoint as a peer of itself.
-    pub fn myself(&self) -> Result<Peer, Error> {
+    pub fn self_peer(&self) -> Result<Peer, Error> {
         self.port().check_fork()?;
-        Ok(self.port().enter().peer_to_self()?)
+        Ok(self.port().lock().peer_to_self()?)
     }
 
-    /// All connected peers, those included that connected to this endpoint.
+    /// All connected peers, including those that connected to this endpoint.
     pub fn peers(&self) -> Vec<Peer> {
         if self.port().check_fork().is_err() {
             return Vec::new();
         }
-        let mut state = self.port().enter();
+        let mut state = self.port().lock();
         state.check_peers(true);
-        state.all_peers()
+        state.protocol.peers.all_peers()
     }
 
-    /// The name under which a peer listens, or listened while it was there: the one that it was
-    /// called by, or that it gave when it called. A peer of another user that is not the process
-    /// which listens there has none.
+    /// The name on which a peer listens, or listened before it disconnected: the name that this side
+    /// connected to, or that the peer sent when it connected. A peer of another user has no name unless its
+    /// process listens on it.
     pub fn name_of(&self, peer: Peer) -> Result<String, Error> {
         self.port().check_fork()?;
-        self.port().enter().name_of(peer)
+        self.port().lock().protocol.peers.name_of(peer)
     }
 
-    /// What this process can do with the memory of a peer, and what stands in the way if it cannot.
-    pub fn reach(&self, peer: Peer) -> Result<Reach, Error> {
+    /// What this process can do with the memory of a peer, and what prevents more.
+    pub fn peer_access(&self, peer: Peer) -> Result<PeerAccess, Error> {
         self.port().check_fork()?;
-        Ok(self.port().enter().facts_of(peer)?.reach)
+        Ok(self.port().lock().protocol.peers.connection_of(peer)?.access)
     }
 
-    /// Sends a buffer, or several pieces as one message, and returns when the memory may be used
-    /// again.
-    pub fn send<'a>(&self, to: Peer, tag: u64, buffer: impl IntoPieces<'a>) -> Result<(), Error> {
-        let pieces = buffer.into_pieces();
-        // SAFETY: the memory is borrowed until this returns, which is after the end.
+    /// Sends a buffer, or several segments as one message, and returns when the memory may be used again.
+    pub fn send<'a>(&self, to: Peer, tag: u64, buffer: impl IntoSegments<'a>) -> Result<(), Error> {
+        let pieces = buffer.into_segments();
+        // SAFETY: the memory is borrowed until this returns, which is after completion.
         unsafe { self.port().send(to, tag, pieces.as_slice()) }
     }
 
-    /// Receives a message into a buffer, or into several pieces. Only bits of the tag that are set
-    /// in the mask count ([`TAG_ALL`], [`TAG_ANY`]).
+    /// Receives a message into a buffer, or into several segments. Only the bits of the tag that are set in
+    /// the mask are compared ([`TAG_ALL`], [`TAG_ANY`]).
     pub fn recv<'a>(
         &self,
         from: impl Into<Source>,
         tag: u64,
         mask: u64,
-        buffer: impl IntoPiecesMut<'a>,
-    ) -> Result<Received, Error> {
-        let pieces = buffer.into_pieces_mut();
-        // SAFETY: the memory is borrowed until this returns, which is after the end.
+        buffer: impl IntoSegmentsMut<'a>,
+    ) -> Result<MessageStatus, Error> {
+        let pieces = buffer.into_segments_mut();
+        // SAFETY: the memory is borrowed until this returns, which is after completion.
         unsafe { self.port().receive(from.into(), tag, mask, pieces.as_slice()) }
     }
 
-    /// Begins sending an owned buffer, which comes back at the end.
+    /// Starts a send of an owned buffer, which is returned on completion: a vector or boxed slice of any
+    /// plain type (`vec![0; n]` has elements of four bytes, `vec![0u8; n]` of one).
     pub fn isend<B: OwnedSource>(
         &self,
         to: Peer,
         tag: u64,
         buffer: B,
-    ) -> Result<OwnedOperation<B>, Failed<B>> {
+    ) -> Result<OwnedOperation<B>, FailedOperation<B>> {
         OwnedOperation::begin(buffer, false, |buffer| {
             let (address, length) = buffer.source();
-            // SAFETY: the operation owns the buffer and gives it back only after the end.
+            // SAFETY: the operation owns the buffer and returns it only after completion.
             unsafe { self.isend_raw(to, tag, address, length) }
         })
     }
 
-    /// Begins receiving into an owned buffer, which comes back at the end.
+    /// Starts a receive into an owned buffer, which is returned on completion: a vector or boxed slice of any
+    /// plain type. The reported length is in bytes.
     pub fn irecv<B: OwnedTarget>(
         &self,
         from: impl Into<Source>,
         tag: u64,
         mask: u64,
         buffer: B,
-    ) -> Result<OwnedOperation<B>, Failed<B>> {
+    ) -> Result<OwnedOperation<B>, FailedOperation<B>> {
         OwnedOperation::begin(buffer, true, |buffer| {
             let (address, length) = buffer.target();
-            // SAFETY: the operation owns the buffer and gives it back only after the end.
+            // SAFETY: the operation owns the buffer and returns it only after completion.
             unsafe { self.irecv_raw(from, tag, mask, address, length) }
         })
     }
 
-    /// Runs `f` with a scope in which borrowed memory can be sent and received into. Returns when
-    /// `f` has returned and every message of the scope is over. Sends are waited for; receives that
-    /// no message has met by then are cancelled.
+    /// Runs `f` with a scope in which borrowed memory can be sent and received into. Returns when `f` has
+    /// returned and every operation of the scope is complete. The call waits for sends, and cancels receives
+    /// that no message has matched by then.
+    ///
+    /// A scope blocks its thread. In async code use owned buffers ([`Endpoint::isend`], [`Endpoint::irecv`]):
+    /// a scope that suspends would be a future, and a future can be leaked at any `.await` while a peer still
+    /// accesses memory whose borrow has then ended.
     pub fn scope<'env, R>(
         &self,
-        f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
+        f: impl for<'scope> FnOnce(&'scope OperationScope<'scope, 'env>) -> R,
     ) -> R {
         operation::scope(self.port(), f)
     }
 
-    /// Begins sending `length` bytes of raw memory.
+    /// Starts a send of `length` bytes of raw memory.
     ///
     /// # Safety
-    /// Until the operation is over, the memory must stay valid and unchanged. Dropping the handle
-    /// changes nothing of this.
+    /// The memory must stay valid and unchanged until the operation completes, even if the handle is dropped.
     pub unsafe fn isend_raw(
         &self,
         to: Peer,
@@ -215,30 +231,30 @@ impl Endpoint {
         address: *const u8,
         length: usize,
     ) -> Result<Operation, Error> {
-        // SAFETY: passed on.
-        unsafe { self.isend_pieces(to, tag, &[Piece::source(address, length)]) }
+        // SAFETY: the caller guarantees it.
+        unsafe { self.isend_segments_raw(to, tag, &[Segment::source(address, length)]) }
     }
 
-    /// Begins sending several pieces of raw memory as one message.
+    /// Starts a send of several segments of raw memory as one message.
     ///
     /// # Safety
-    /// As for [`Endpoint::isend_raw`], for every piece.
-    pub unsafe fn isend_pieces(
+    /// As for [`Endpoint::isend_raw`], for every segment.
+    pub unsafe fn isend_segments_raw(
         &self,
         to: Peer,
         tag: u64,
-        pieces: &[Piece],
+        pieces: &[Segment],
     ) -> Result<Operation, Error> {
-        // SAFETY: passed on.
-        let begun = unsafe { self.port().begin_send(to, tag, pieces) }?;
+        // SAFETY: the caller guarantees it.
+        let begun = unsafe { self.port().start_send(to, tag, pieces) }?;
         Ok(Operation::new(self.port(), begun))
     }
 
-    /// Begins receiving into raw memory.
+    /// Starts a receive into raw memory.
     ///
     /// # Safety
-    /// Until the operation is over, the memory must stay valid for writes, and nobody else may
-    /// access it. Dropping the handle changes nothing of this.
+    /// The memory must stay valid for writes, and no other code may access it, until the operation completes,
+    /// even if the handle is dropped.
     pub unsafe fn irecv_raw(
         &self,
         from: impl Into<Source>,
@@ -247,138 +263,157 @@ impl Endpoint {
         address: *mut u8,
         length: usize,
     ) -> Result<Operation, Error> {
-        // SAFETY: passed on.
-        unsafe { self.irecv_pieces(from, tag, mask, &[Piece::target(address, length)]) }
+        // SAFETY: the caller guarantees it.
+        unsafe { self.irecv_segments_raw(from, tag, mask, &[Segment::target(address, length)]) }
     }
 
-    /// Begins receiving one message into several pieces of raw memory.
+    /// Starts a receive of one message into several segments of raw memory.
     ///
     /// # Safety
-    /// As for [`Endpoint::irecv_raw`], for every piece.
-    pub unsafe fn irecv_pieces(
+    /// As for [`Endpoint::irecv_raw`], for every segment.
+    pub unsafe fn irecv_segments_raw(
         &self,
         from: impl Into<Source>,
         tag: u64,
         mask: u64,
-        pieces: &[Piece],
+        pieces: &[Segment],
     ) -> Result<Operation, Error> {
-        // SAFETY: passed on.
-        let begun = unsafe { self.port().begin_receive(from.into(), tag, mask, pieces) }?;
+        // SAFETY: the caller guarantees it.
+        let begun = unsafe { self.port().start_receive(from.into(), tag, mask, pieces) }?;
         Ok(Operation::new(self.port(), begun))
     }
 
-    /// Exposes the memory of a buffer to peers, who put to it and get from it as `rights` say,
-    /// without a word from this process. In a [`ShareableBuffer`](crate::ShareableBuffer) they need
-    /// no system call. The buffer comes back from [`Window::withdraw`].
+    /// Exposes the memory of a buffer to peers, which put to it and get from it as `rights` permit, without a
+    /// call of this process. In a [`ShareableBuffer`](crate::ShareableBuffer) they need no system call.
+    /// [`Window::withdraw`] returns the buffer.
     pub fn expose<B: OwnedTarget>(
         &self,
         buffer: B,
         rights: Rights,
-    ) -> Result<Window<B>, Failed<B>> {
+    ) -> Result<Window<B>, FailedOperation<B>> {
         self.port().expose(buffer, rights, None)
     }
 
     /// Exposes raw memory.
     ///
     /// # Safety
-    /// The memory must be valid for reads and writes until the window is withdrawn or dropped.
-    /// Whoever accesses it meanwhile must expect that peers do too.
+    /// The memory must be valid for reads and writes until the window is withdrawn or dropped. Code of this
+    /// process that accesses it before that must expect concurrent accesses of peers.
     pub unsafe fn expose_raw(
         &self,
         address: *mut u8,
         length: usize,
         rights: Rights,
     ) -> Result<Window<RawMemory>, Error> {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees it.
         let memory = unsafe { RawMemory::new(address, length) };
         self.port().expose(memory, rights, None).map_err(|failed| failed.error)
     }
 
-    /// Attaches a window that a peer has exposed. Connected peers alone can; putting and getting
-    /// needs nothing from the peer.
+    /// Attaches a window that a peer has exposed. The peer must be connected; puts and gets need no call of
+    /// the peer.
     pub fn attach(&self, peer: Peer, handle: WindowHandle) -> Result<RemoteWindow, Error> {
         self.port().attach(peer, handle)
     }
 
-    /// What the lookup of windows has counted so far; `None` before the first was attached.
-    pub fn lookup_counters(&self) -> Option<Counters> {
+    /// The counters of the window lookup; `None` before the first window is attached.
+    pub fn lookup_counters(&self) -> Option<LookupCounters> {
         self.port().lookup_counters()
     }
 
-    /// The memory that the lookup of windows takes; `None` before the first was attached.
-    pub fn lookup_memory(&self) -> Option<MemoryUse> {
+    /// The memory use of the window lookup; `None` before the first window is attached.
+    pub fn lookup_memory(&self) -> Option<LookupFootprint> {
         self.port().lookup_memory()
     }
 
-    /// The first message that a receive would take, if one has arrived or waits at its sender.
+    /// The first message that a receive would match, if one has arrived or is announced.
     pub fn iprobe(
         &self,
         from: impl Into<Source>,
         tag: u64,
         mask: u64,
-    ) -> Result<Option<Received>, Error> {
+    ) -> Result<Option<MessageStatus>, Error> {
         self.port().check_fork()?;
-        let mut state = self.port().enter();
-        state.look_around();
-        state.probe(&Wanted::tagged(from, tag, mask))
+        let mut state = self.port().lock();
+        state.progress_and_check_peers();
+        state.protocol.probe(&MatchSpec::tagged(from, tag, mask))
     }
 
-    /// Waits for a message that a receive would take.
-    pub fn probe(&self, from: impl Into<Source>, tag: u64, mask: u64) -> Result<Received, Error> {
+    /// Waits for a message that a receive would match.
+    pub fn probe(
+        &self,
+        from: impl Into<Source>,
+        tag: u64,
+        mask: u64,
+    ) -> Result<MessageStatus, Error> {
         self.port().check_fork()?;
-        let wanted = Wanted::tagged(from, tag, mask);
-        let found = self.port().block(true, None, |state| state.probe(&wanted).transpose());
+        let wanted = MatchSpec::tagged(from, tag, mask);
+        let found =
+            self.port().block(true, None, |state| state.protocol.probe(&wanted).transpose());
         found.expect("without a deadline it ends")
     }
 
-    /// Moves messages on; returns whether anything moved. Calls that wait, test or probe do this
-    /// too; those that begin a message only take in what came.
+    /// Makes progress; returns whether there was any. Calls that wait, test or probe do this too; calls that
+    /// only post an operation process what has arrived.
     pub fn progress(&self) -> bool {
         if self.port().check_fork().is_err() {
             return false;
         }
-        self.port().enter().look_around()
+        self.port().lock().progress_and_check_peers()
     }
 
-    /// Moves messages on until something moves, at most so long.
+    /// Makes progress until there is any, or until the timeout.
     pub fn progress_timeout(&self, timeout: Duration) -> bool {
         if self.port().check_fork().is_err() {
             return false;
         }
         let deadline = Instant::now().checked_add(timeout);
-        let state = self.port().enter();
-        let before = state.moves();
-        let moved = |state: &mut crate::port::State| (state.moves() != before).then_some(());
-        self.port().block_entered(state, true, deadline, moved).is_some()
+        let state = self.port().lock();
+        let before = state.progress_count();
+        let moved =
+            |state: &mut crate::port::PortState| (state.progress_count() != before).then_some(());
+        self.port().block_locked(state, true, deadline, moved).is_some()
     }
 
-    /// A descriptor for event loops: readable while there is something to do or to take, which
-    /// [`Endpoint::progress`], a test or a receive then does.
-    pub fn watch(&self) -> Result<Watch, Error> {
+    /// A descriptor for event loops. It is readable while there is work or a result, for which the
+    /// application calls [`Endpoint::progress`], a test or a receive.
+    pub fn ready_fd(&self) -> Result<ReadyFd, Error> {
         self.port().check_fork()?;
-        self.port().watch().map(Watch)
+        self.port().ready_fd().map(ReadyFd)
     }
 
-    /// Closes the endpoint for all clones: operations under way end as closed, peers are told.
-    /// A receive that a peer is writing to ends when it is done, which is waited for for a moment:
-    /// see [`Endpoint::is_busy`].
+    /// Closes the endpoint for all clones: operations in flight end with [`Error::Closed`], and peers are
+    /// notified. A receive that a peer is writing to completes when the peer is done; the call waits for that
+    /// for up to one second: see [`Endpoint::is_busy`].
     pub fn close(self) {
         self.port().close();
     }
 
-    /// After a close: whether memory of operations is in use although they have ended. A peer that
-    /// was stopped while it wrote there may go on, or an access to a peer's memory has not come back.
-    /// Raw memory must stay valid until this says no.
+    /// Whether memory of operations is in use after a close, although the operations have ended: a peer that
+    /// was stopped while it wrote may continue, or an access to a peer's memory has not returned. Raw memory
+    /// must stay valid while this returns `true`.
     pub fn is_busy(&self) -> bool {
         self.port().is_busy()
     }
 }
 
-/// A descriptor that is readable while an endpoint or link has something to do.
+/// A descriptor that is readable while an endpoint or link has work to do.
+///
+/// ```
+/// use std::os::fd::AsFd;
+///
+/// use memferry::message::Endpoint;
+///
+/// let endpoint = Endpoint::open("doc-ready")?;
+/// let ready = endpoint.ready_fd()?; // for poll and epoll
+/// println!("{:?}", ready.as_fd());
+/// endpoint.progress(); // after it became readable
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
-pub struct Watch(pub(crate) Arc<Readiness>);
+pub struct ReadyFd(pub(crate) Arc<EpollSet>);
 
-impl AsFd for Watch {
+impl AsFd for ReadyFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }

@@ -1,63 +1,63 @@
-//! What travels with the bytes of a message, and what a receive asks for.
+//! The envelope of a message, and the messages that a receive matches.
 
 use crate::buffers::Source;
 
-/// Where a message is matched. Messages of one lane never meet receives of the other.
+/// The match space of a message. Messages of one space never match receives of the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Lane {
-    /// By tags.
+pub enum MatchSpace {
+    /// Messages with a tag, matched by tag.
     #[default]
     Tagged,
-    /// In the order of arrival: these messages have no tag.
-    Plain,
+    /// Messages without a tag, matched in order of arrival.
+    Untagged,
 }
 
-/// What travels with the bytes of a message.
+/// The data that is sent with the bytes of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Envelope {
-    /// Where it is matched.
-    pub lane: Lane,
-    /// Its tag; 0 for plain messages.
+    /// The match space.
+    pub space: MatchSpace,
+    /// The tag; 0 for untagged messages.
     pub tag: u64,
-    /// A word for the receiver that plays no part in matching.
+    /// A word for the receiver. Matching ignores it.
     pub data: Option<u64>,
 }
 
 impl Envelope {
-    /// A tag and nothing else.
+    /// An envelope with a tag and no data.
     #[inline]
     pub fn tagged(tag: u64) -> Self {
-        Self { lane: Lane::Tagged, tag, data: None }
+        Self { space: MatchSpace::Tagged, tag, data: None }
     }
 
-    /// Not even a tag.
+    /// An envelope without tag and data.
     #[inline]
-    pub fn plain() -> Self {
-        Self { lane: Lane::Plain, tag: 0, data: None }
+    pub fn untagged() -> Self {
+        Self { space: MatchSpace::Untagged, tag: 0, data: None }
     }
 }
 
-/// What a receive takes.
+/// The messages that a receive matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wanted {
-    /// Which messages.
-    pub lane: Lane,
-    /// From whom.
+pub struct MatchSpec {
+    /// The match space.
+    pub space: MatchSpace,
+    /// The sender.
     pub from: Source,
-    /// The tag, in the bits of the mask.
+    /// The tag; only the bits in the mask are compared.
     pub tag: u64,
-    /// Which bits of the tag count.
+    /// The bits of the tag that are compared.
     pub mask: u64,
 }
 
-impl Wanted {
-    /// Tagged messages.
+impl MatchSpec {
+    /// Matches tagged messages.
     pub fn tagged(from: impl Into<Source>, tag: u64, mask: u64) -> Self {
-        Self { lane: Lane::Tagged, from: from.into(), tag, mask }
+        Self { space: MatchSpace::Tagged, from: from.into(), tag, mask }
     }
 
-    /// Plain messages.
-    pub fn plain(from: impl Into<Source>) -> Self {
-        Self { lane: Lane::Plain, from: from.into(), tag: 0, mask: 0 }
+    /// Matches untagged messages.
+    pub fn untagged(from: impl Into<Source>) -> Self {
+        Self { space: MatchSpace::Untagged, from: from.into(), tag: 0, mask: 0 }
     }
 }

@@ -1,170 +1,214 @@
-//! What can go wrong with messages, by phase. Every text names the cause and what to do.
+//! Errors of messages and connections, one enum for each phase. Every text names the cause and a fix.
 
 use std::sync::Arc;
 
-use memferry_sys::cross_memory::Denied;
+use memferry_sys::cross_memory::CrossMemoryDenied;
 use thiserror::Error;
 
 use crate::window::Rights;
 
-/// Anything that can go wrong with a message or a connection.
+/// An error of a message or a connection.
+///
+/// ```
+/// use memferry::message::{ConnectError, Endpoint, Error};
+///
+/// let endpoint = Endpoint::open("doc-error")?;
+/// match endpoint.connect("doc-nobody") {
+///     Err(Error::Connect(ConnectError::NoListener(name))) => assert_eq!(name, "doc-nobody"),
+///     other => println!("{other:?}"),
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Nothing was started.
+    /// The call was invalid; nothing was started.
     #[error(transparent)]
     Validation(#[from] ValidationError),
-    /// No connection came about.
+    /// No connection was established.
     #[error(transparent)]
     Connect(#[from] ConnectError),
-    /// The message was longer than the memory for it; what fits is there.
-    #[error("the message has {message_bytes} bytes, the buffer {buffer_bytes}: it was cut off")]
+    /// The message was longer than the buffer; the buffer contains the part that fits.
+    #[error(
+        "the message has {message_bytes} bytes, the buffer {buffer_bytes}: the message was truncated"
+    )]
     Truncated {
-        /// The length of the message.
+        /// The length of the message in bytes.
         message_bytes: u64,
-        /// The length of the buffer.
+        /// The length of the buffer in bytes.
         buffer_bytes: u64,
     },
-    /// The other process ended, or closed its side.
-    #[error("the peer is gone: {0}")]
-    PeerGone(Gone),
-    /// It was cancelled before it was matched.
+    /// The peer's process exited, or the peer closed its side.
+    #[error("peer disconnected: {0}")]
+    PeerDisconnected(DisconnectReason),
+    /// The operation was cancelled before it was matched.
     #[error("cancelled")]
     Cancelled,
     /// This side was closed.
     #[error("this endpoint or link was closed")]
     Closed,
     /// The memory of the message could not be read or written.
-    #[error("the memory of the message cannot be reached ({0}): is it still mapped?")]
-    BadMemory(Who),
-    /// The window is not open (any more).
-    #[error("the window was withdrawn by its owner: ask it for a new handle")]
+    #[error("the memory of the message cannot be accessed ({0}): is it still mapped?")]
+    BadMemory(MemorySide),
+    /// The window is not open.
+    #[error("the window was withdrawn by its owner: request a new handle from it")]
     Withdrawn,
-    /// The owner does not permit it.
+    /// The owner does not permit the access.
     #[error(
-        "the window is open for {given}, not for {asked}: its owner decides when it exposes it"
+        "the window is open for {given}, not for {asked}: its owner sets the rights when it exposes it"
     )]
     NotPermitted {
-        /// What was tried.
+        /// The requested access.
         asked: Rights,
-        /// What is permitted.
+        /// The permitted access.
         given: Rights,
     },
-    /// The memory of a window cannot be reached from this process.
+    /// The memory of the window cannot be accessed from this process.
     #[error(
-        "the memory of the window cannot be reached from here{}: let its owner expose a \
+        "the memory of the window cannot be accessed from this process{}: let its owner expose a \
          ShareableBuffer",
         .0.map_or_else(String::new, |denied| format!(" ({denied})"))
     )]
-    Unreachable(Option<Denied>),
+    Unreachable(Option<CrossMemoryDenied>),
     /// This process is a fork of the one that opened the endpoint or link.
     #[error("opened before a fork: only the parent process can use it; open another here")]
     Forked,
 }
 
-/// The text for people: it is what they see of an error that `main` returns or that is unwrapped.
+/// Prints the text for the user with its causes, because `main` and `unwrap` print errors with `Debug`.
 impl std::fmt::Debug for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::fmt::Display::fmt(self, f)
+        std::fmt::Display::fmt(self, f)?;
+        let mut cause = std::error::Error::source(self);
+        while let Some(error) = cause {
+            write!(f, ": {error}")?;
+            cause = error.source();
+        }
+        Ok(())
     }
 }
 
-/// Whose memory.
+/// The process whose memory cannot be accessed.
+///
+/// ```
+/// use memferry::message::MemorySide;
+///
+/// assert_eq!(MemorySide::Local.to_string(), "on this side");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Who {
-    /// This process's.
-    Ours,
-    /// The other's.
-    Theirs,
+pub enum MemorySide {
+    /// This process.
+    Local,
+    /// The peer's process.
+    Peer,
 }
 
-impl std::fmt::Display for Who {
+impl std::fmt::Display for MemorySide {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::Ours => "on this side",
-            Self::Theirs => "on the peer's side",
+            Self::Local => "on this side",
+            Self::Peer => "on the peer's side",
         })
     }
 }
 
-/// How a peer went.
+/// The cause of a disconnect.
+///
+/// ```
+/// use memferry::message::{DisconnectReason, Error};
+///
+/// fn has_closed(error: &Error) -> bool {
+///     matches!(error, Error::PeerDisconnected(DisconnectReason::Closed))
+/// }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Gone {
-    /// Its process ended, or its end of the connection was closed with it.
-    Ended,
-    /// It closed its side.
+pub enum DisconnectReason {
+    /// The peer's process exited, or its end of the connection was closed with it.
+    Exited,
+    /// The peer closed its side.
     Closed,
-    /// It wrote what no correct peer writes, so the connection was ended.
-    Misbehaved(&'static str),
+    /// The peer violated the protocol, so this side ended the connection.
+    ProtocolViolation(&'static str),
 }
 
-impl std::fmt::Display for Gone {
+impl std::fmt::Display for DisconnectReason {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Ended => f.write_str("its process has ended"),
+            Self::Exited => f.write_str("its process has exited"),
             Self::Closed => f.write_str("it closed the connection"),
-            Self::Misbehaved(what) => write!(f, "it broke the protocol ({what})"),
+            Self::ProtocolViolation(what) => write!(f, "protocol violation ({what})"),
         }
     }
 }
 
-/// A call that makes no sense.
+/// An invalid call.
+///
+/// ```
+/// use memferry::message::{Endpoint, Error, ValidationError};
+///
+/// let refused = Endpoint::open("").unwrap_err();
+/// assert_eq!(refused, Error::Validation(ValidationError::EmptyName));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ValidationError {
-    /// The peer is not one of this endpoint's.
-    #[error("this endpoint has no such peer: use what `connect` or an arrived message gave")]
+    /// The endpoint has no such peer.
+    #[error(
+        "this endpoint has no such peer: use the peer that `connect` or a received message returned"
+    )]
     UnknownPeer,
     /// A null address with a length.
     #[error("a null pointer with a length of {0} bytes")]
     NullPointer(usize),
-    /// No message was set aside under that number.
-    #[error("no message was set aside under that number, or it was received already")]
+    /// No message is claimed under that number.
+    #[error("no message is claimed under that number, or it was received already")]
     NoSuchClaim,
-    /// The pieces together are longer than memory can be.
-    #[error("the pieces together are longer than the address space")]
+    /// The segments together are longer than the address space.
+    #[error("the segments together are longer than the address space")]
     TooLong,
-    /// Too many pieces.
-    #[error("{0} pieces: a message may have at most {limit}", limit = crate::pieces::MOST_PIECES)]
-    TooManyPieces(usize),
-    /// Too many operations at once.
-    #[error("{0} operations are under way: wait for some of them first")]
+    /// Too many segments.
+    #[error("{0} segments: a message may have at most {limit}", limit = crate::segments::MAX_SEGMENTS)]
+    TooManySegments(usize),
+    /// Too many operations in flight.
+    #[error("{0} operations are in flight: wait for some of them first")]
     TooManyOperations(usize),
-    /// A setting that makes no sense.
+    /// An invalid setting.
     #[error("{name} = {value:?} is not valid: expected {expected}")]
     Setting {
         /// The setting or variable.
         name: &'static str,
-        /// What was given.
+        /// The given value.
         value: String,
-        /// What would be valid.
+        /// The valid values.
         expected: &'static str,
     },
     /// The handle is not one of that peer's.
-    #[error("the handle is of another process's window: attach it with the peer that sent it")]
+    #[error(
+        "the handle belongs to a window of another process: attach it with the peer that sent it"
+    )]
     ForeignHandle,
-    /// An access that does not fit.
+    /// An access outside the window.
     #[error("{bytes} bytes at offset {offset} are outside the window, which has {window_bytes}")]
     OutsideWindow {
-        /// Where it would begin.
+        /// The offset of the access in bytes.
         offset: u64,
-        /// How long it is.
+        /// The length of the access in bytes.
         bytes: u64,
-        /// How long the window is.
+        /// The length of the window in bytes.
         window_bytes: u64,
     },
-    /// A notification variable in the wrong place.
+    /// A notification variable at a misaligned address.
     #[error("the variable at offset {0} is not on a boundary of eight bytes in the owner's memory")]
     MisalignedVariable(u64),
-    /// A million windows.
-    #[error("this endpoint has as many windows as it can have: withdraw some of them first")]
+    /// The endpoint has the maximum number of windows, which is a million.
+    #[error("this endpoint has the maximum number of windows: withdraw some of them first")]
     TooManyWindows,
-    /// A name without a character.
-    #[error("the name is empty: others find an endpoint or a listener by its name")]
+    /// An empty name.
+    #[error("the name is empty: peers find an endpoint or a listener by its name")]
     EmptyName,
-    /// A rank that does not exist.
-    #[error("rank {rank} of a job of {size}: ranks go from 0 to one less than the size")]
+    /// A rank that is not below the size.
+    #[error("rank {rank} of a job of {size}: ranks are 0 to size - 1")]
     Rank {
         /// The rank.
         rank: usize,
@@ -173,33 +217,43 @@ pub enum ValidationError {
     },
 }
 
-/// A connection that did not come about.
+/// A connection that was not established.
+///
+/// ```
+/// use memferry::message::{ConnectError, Endpoint, Error};
+///
+/// let first = Endpoint::open("doc-taken")?;
+/// let refused = Endpoint::open("doc-taken").unwrap_err();
+/// assert!(matches!(refused, Error::Connect(ConnectError::NameInUse(_))));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// Somebody listens on the name already.
-    #[error("the name {0} is in use: choose another, or end the process that holds it")]
+    /// Another process listens on the name already.
+    #[error("the name {0} is in use: choose another, or end the process that uses it")]
     NameInUse(String),
-    /// Nobody listens on the name.
-    #[error("nobody listens on {0}: start the other side first, or check the name")]
-    NobodyListens(String),
-    /// The system does not let anybody listen there.
+    /// No process listens on the name.
+    #[error("no process listens on {0}: start the peer first, or check the name")]
+    NoListener(String),
+    /// The system refuses to listen on the name.
     #[error(
-        "cannot listen on {name}: {error}: a name has at most 90 bytes, and one with a slash is a \
-         path in a folder that exists and may be written"
+        "cannot listen on {name}: a name has at most 90 bytes, and one with a slash is a path in a \
+         folder that exists and may be written"
     )]
-    CannotListen {
+    ListenFailed {
         /// The name.
         name: String,
-        /// What the system said.
+        /// The error of the system.
+        #[source]
         error: SystemError,
     },
-    /// The path is that of something else.
-    #[error("{0} is a file that is no socket: choose another name, or remove it")]
+    /// The path exists and is not a socket.
+    #[error("{0} exists and is no socket: choose another name, or remove it")]
     NotASocket(String),
-    /// A rank did not join its job in time.
+    /// A rank did not join its job before the timeout.
     #[error(
-        "rank {rank} of the job {job} did not come within {seconds} s: was it started, by the same \
+        "rank {rank} of the job {job} did not join within {seconds} s: was it started, by the same \
          user, with the same name and size?"
     )]
     RankMissing {
@@ -207,53 +261,69 @@ pub enum ConnectError {
         job: String,
         /// The rank.
         rank: usize,
-        /// How long was waited.
+        /// The timeout in seconds.
         seconds: u64,
     },
-    /// The other side did not answer in time.
+    /// The peer did not reply before the timeout.
     #[error(
-        "{name} did not answer within {seconds} s: is it stopped, or busy outside the library? Does \
-         a link call an endpoint, or the reverse? Has a listener never called `accept`?"
+        "{name} did not reply within {seconds} s: is it stopped, or busy outside the library? Does \
+         a link connect to an endpoint, or the reverse? Has a listener not called `accept`?"
     )]
-    NoAnswer {
+    NoReply {
         /// The name.
         name: String,
-        /// How long was waited.
+        /// The timeout in seconds.
         seconds: u64,
     },
-    /// The other side belongs to a user that is not allowed.
-    #[error("the other side belongs to user {0}, which is not allowed here: see `allow_uid`")]
+    /// The peer belongs to a user that is not allowed.
+    #[error("the peer belongs to user {0}, which is not allowed: see `allow_uid`")]
     UserNotAllowed(u32),
-    /// The other side refused.
+    /// The peer refused the connection.
     #[error("{0} refused the connection: {1}")]
-    Refused(String, &'static str),
-    /// The other side speaks another version.
-    #[error("{name} speaks version {theirs}, this library version {ours}: use one version on both")]
+    Rejected(String, &'static str),
+    /// The peer has another version of the protocol.
+    #[error(
+        "{name} has protocol version {theirs}, this library {ours}: use one version on both sides"
+    )]
     Version {
         /// The name.
         name: String,
-        /// Theirs.
+        /// The peer's version.
         theirs: u32,
-        /// Ours.
+        /// This library's version.
         ours: u32,
     },
-    /// The name is one more name of a peer that is connected under another.
-    #[error("{0} is another name of a peer that is connected already: use one name for it")]
-    OtherName(String),
-    /// More peers than were allowed for.
-    #[error("{0} peers are connected, which is the limit: see `most_peers`")]
+    /// The name is a second name of a peer that is connected already.
+    #[error("{0} is a second name of a peer that is connected already: use one name for it")]
+    DuplicatePeer(String),
+    /// The limit of peers is reached.
+    #[error("{0} peers are connected, which is the limit: see `max_peers`")]
     TooManyPeers(usize),
-    /// The system refused something.
-    #[error("{what}: {error}")]
+    /// A system call failed.
+    #[error("{what} failed")]
     System {
-        /// What was tried.
+        /// The failed operation.
         what: &'static str,
-        /// What the system said.
+        /// The error of the system.
+        #[source]
         error: SystemError,
     },
 }
 
-/// An error of the system that can be kept and compared.
+/// An error of the system that can be cloned and compared.
+///
+/// ```
+/// use std::io;
+///
+/// use memferry::message::{ConnectError, Error};
+///
+/// fn kind(error: &Error) -> Option<io::ErrorKind> {
+///     match error {
+///         Error::Connect(ConnectError::System { error, .. }) => Some(error.0.kind()),
+///         _ => None,
+///     }
+/// }
+/// ```
 #[derive(Debug, Clone)]
 pub struct SystemError(pub Arc<std::io::Error>);
 
@@ -271,8 +341,27 @@ impl std::fmt::Display for SystemError {
     }
 }
 
+impl std::error::Error for SystemError {}
+
 impl ConnectError {
     pub(crate) fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         move |error| Self::System { what, error: SystemError(Arc::new(error)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    #[test]
+    fn an_error_names_its_cause_as_its_source_and_once() {
+        let refused = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        let cause = refused.to_string();
+        let error = Error::from(ConnectError::system("making shared memory")(refused));
+        assert_eq!(error.to_string(), "making shared memory failed");
+        assert_eq!(error.source().map(ToString::to_string), Some(cause.clone()));
+        assert_eq!(format!("{error:?}"), format!("making shared memory failed: {cause}"));
     }
 }

@@ -1,54 +1,61 @@
-//! What a fuzzer needs of the parts that nobody outside sees.
+//! Entry points of the fuzzer into private decoders.
 
-use crate::connect::hello::{Hello, Welcome};
-use crate::pieces::MOST_PIECES;
-use crate::ring::cells::Words;
-use crate::ring::layout::{RECORDS, SPACE_BYTES};
-use crate::ring::space::Span;
-use crate::wire::{Manner, Note, Place, inline_limit};
+use crate::connect::handshake::{ConnectReply, ConnectRequest};
+use crate::control::{BufferRef, ControlMessage, RendezvousMode, inline_limit};
+use crate::ring::bounce::BounceSpan;
+use crate::ring::cells::CellWords;
+use crate::ring::layout::{BOUNCE_BYTES, CLAIM_SLOTS};
+use crate::segments::MAX_SEGMENTS;
 
-/// Decodes a cell. Fails if what it means does not lie inside of what is shared, or if the words of the same
-/// note mean something else.
-pub fn cell(words: &Words) {
-    let Ok(note) = Note::decode(words) else { return };
-    assert_eq!(Note::decode(&note.encode()), Ok(note), "the note did not survive its words");
-    match note {
-        Note::Inline { envelope, length, .. } => {
+/// Decodes a cell. Panics if the result refers to anything outside the shared memory, or if
+/// encoding and decoding it again changes it.
+pub fn cell(words: &CellWords) {
+    let Ok(message) = ControlMessage::decode(words) else { return };
+    assert_eq!(
+        ControlMessage::decode(&message.encode()),
+        Ok(message),
+        "encoding and decoding changed the message"
+    );
+    match message {
+        ControlMessage::Inline { envelope, length, .. } => {
             assert!(usize::from(length) <= inline_limit(&envelope));
         }
-        Note::Eager { first, length, .. } => {
+        ControlMessage::Eager { first, length, .. } => {
             check_span(first);
             assert!(u64::from(first.length) <= length);
         }
-        Note::Fragment { data, .. } => check_span(data),
-        Note::Request { source, .. } => check_place(source),
-        Note::Accept { manner: Manner::Together { record, chunk_bytes, target, .. }, .. } => {
-            assert!(usize::from(record) < RECORDS && chunk_bytes > 0);
-            check_place(target);
+        ControlMessage::Fragment { data, .. } => check_span(data),
+        ControlMessage::Rts { source, .. } => check_buffer(source),
+        ControlMessage::Cts {
+            mode: RendezvousMode::Cooperative { claim_slot, chunk_bytes, target, .. },
+            ..
+        } => {
+            assert!(usize::from(claim_slot) < CLAIM_SLOTS && chunk_bytes > 0);
+            check_buffer(target);
         }
         _ => {}
     }
 }
 
-fn check_span(span: Span) {
-    assert!(span.offset as usize + span.length as usize <= SPACE_BYTES, "{span:?}");
+fn check_span(span: BounceSpan) {
+    assert!(span.offset as usize + span.length as usize <= BOUNCE_BYTES, "{span:?}");
 }
 
-fn check_place(place: Place) {
-    if let Place::List { list, count } = place {
+fn check_buffer(buffer: BufferRef) {
+    if let BufferRef::SegmentList { list, count } = buffer {
         check_span(list);
-        assert!(count as usize <= MOST_PIECES);
+        assert!(count as usize <= MAX_SEGMENTS);
     }
 }
 
-/// Decodes the packets of a handshake. Fails if one does not survive being encoded again.
+/// Decodes the packets of a handshake. Panics if encoding and decoding a packet again changes it.
 pub fn handshake(packet: &[u8]) {
-    if let Ok(hello) = Hello::decode(packet) {
-        let again = Hello::decode(&hello.encode()).expect("it was understood before");
-        // A name that is too long is left out.
-        assert_eq!((again.identity, again.probe), (hello.identity, hello.probe));
+    if let Ok(request) = ConnectRequest::decode(packet) {
+        let again = ConnectRequest::decode(&request.encode()).expect("the encoded request decodes");
+        // The encoder omits a name that is too long.
+        assert_eq!((again.identity, again.probe), (request.identity, request.probe));
     }
-    if let Some(welcome) = Welcome::decode(packet) {
-        assert_eq!(Welcome::decode(&welcome.encode()), Some(welcome));
+    if let Some(reply) = ConnectReply::decode(packet) {
+        assert_eq!(ConnectReply::decode(&reply.encode()), Some(reply));
     }
 }

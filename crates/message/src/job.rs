@@ -1,13 +1,21 @@
-//! Jobs: many endpoints that find each other by a name and a number each.
+//! Jobs: endpoints that connect to each other by the name of the job and a rank each.
 
 use std::time::{Duration, Instant};
 
-use crate::builder::Builder;
+use crate::builder::EndpointBuilder;
 use crate::endpoint::Endpoint;
 use crate::error::{ConnectError, Error, ValidationError};
 use crate::port::Peer;
 
 /// An endpoint among `size` endpoints of a job, all connected to each other.
+///
+/// ```
+/// use memferry::message::Job;
+///
+/// let job = Job::join("doc-alone", 0, 1)?; // one rank: connected at once
+/// assert_eq!((job.rank(), job.size()), (0, 1));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct Job {
     endpoint: Endpoint,
     rank: usize,
@@ -23,14 +31,14 @@ impl std::fmt::Debug for Job {
 }
 
 impl Job {
-    /// Joins a job under a rank; returns when all ranks are there and connected.
+    /// Joins a job with a rank. Returns when all ranks have joined and are connected.
     pub fn join(name: &str, rank: usize, size: usize) -> Result<Self, Error> {
-        Builder::new().join(name, rank, size)
+        EndpointBuilder::new().join(name, rank, size)
     }
 
-    /// Joins a job under the lowest rank that is free.
+    /// Joins a job with the lowest free rank.
     pub fn join_any(name: &str, size: usize) -> Result<Self, Error> {
-        Builder::new().join_any(name, size)
+        EndpointBuilder::new().join_any(name, size)
     }
 
     /// This endpoint.
@@ -43,15 +51,15 @@ impl Job {
         self.rank
     }
 
-    /// How many endpoints there are.
+    /// The number of endpoints in the job.
     pub fn size(&self) -> usize {
         self.peers.len()
     }
 
-    /// The peer of a rank, this one included.
+    /// The peer of a rank, including this one.
     ///
     /// # Panics
-    /// When there is no such rank.
+    /// When `rank` is not below the size.
     pub fn peer(&self, rank: usize) -> Peer {
         self.peers[rank]
     }
@@ -63,14 +71,14 @@ impl Job {
 }
 
 fn socket_name(job: &str, rank: usize) -> String {
-    // The user is part of it, so that jobs of two users do not get in each other's way.
+    // The name contains the user id, so that jobs of two users do not conflict.
     let uid = rustix::process::geteuid().as_raw();
     format!("job:{uid}:{}:{rank}", job.replace('/', "|"))
 }
 
-impl Builder {
-    /// Joins a job under a rank, with these settings; returns when all are connected. Waits for
-    /// others at most as long as connecting may take.
+impl EndpointBuilder {
+    /// Joins a job with a rank, with these settings. Returns when all ranks are connected, or fails
+    /// after the connect timeout.
     pub fn join(&self, name: &str, rank: usize, size: usize) -> Result<Job, Error> {
         if rank >= size {
             return Err(ValidationError::Rank { rank, size }.into());
@@ -78,7 +86,7 @@ impl Builder {
         self.connect_all(self.open(&socket_name(name, rank))?, name, rank, size)
     }
 
-    /// Joins a job under the lowest rank that is free.
+    /// Joins a job with the lowest free rank.
     pub fn join_any(&self, name: &str, size: usize) -> Result<Job, Error> {
         for rank in 0..size {
             match self.open(&socket_name(name, rank)) {
@@ -98,13 +106,13 @@ impl Builder {
         rank: usize,
         size: usize,
     ) -> Result<Job, Error> {
-        let timeout = self.settings()?.connect_timeout;
+        let timeout = self.config()?.connect_timeout;
         let deadline = Instant::now().checked_add(timeout);
         let mut peers = Vec::with_capacity(size);
         for other in 0..size {
             let other_name = socket_name(name, other);
             let peer = if other == rank {
-                endpoint.myself()?
+                endpoint.self_peer()?
             } else {
                 let found = wait_for(&endpoint, &other_name, other < rank, deadline)?;
                 let seconds = timeout.as_secs();
@@ -118,32 +126,32 @@ impl Builder {
     }
 }
 
-/// Connects to a rank, or waits until it has connected. `None` if it does not come.
+/// Connects to a rank, or waits until the rank has connected. Returns `None` at the deadline.
 fn wait_for(
     endpoint: &Endpoint,
     name: &str,
     dial: bool,
     deadline: Option<Instant>,
 ) -> Result<Option<Peer>, Error> {
-    const NAP: Duration = Duration::from_millis(1);
+    const JOIN_POLL_TIMEOUT: Duration = Duration::from_millis(1);
     loop {
         let attempt = if dial { endpoint.connect(name).map(Some) } else { Ok(None) };
         match attempt {
             Ok(Some(peer)) => return Ok(Some(peer)),
-            Ok(None) | Err(Error::Connect(ConnectError::NobodyListens(_))) => {}
+            Ok(None) | Err(Error::Connect(ConnectError::NoListener(_))) => {}
             Err(error) => return Err(error),
         }
-        let mut state = endpoint.port().enter();
-        state.accept_callers();
+        let mut state = endpoint.port().lock();
+        state.accept_pending();
         state.progress();
-        // One that has come and gone already was there: its messages tell.
-        if let Some(peer) = state.find_name_ever(name) {
+        // The rank may have connected and disconnected already: its messages can still be received.
+        if let Some(peer) = state.protocol.peers.find_name_or_last(name) {
             return Ok(Some(peer));
         }
         drop(state);
         if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             return Ok(None);
         }
-        std::thread::sleep(NAP);
+        std::thread::sleep(JOIN_POLL_TIMEOUT);
     }
 }

@@ -1,23 +1,24 @@
 //! Messages between processes of one machine, from any memory to any memory, with a single copy.
 //!
 //! [`Endpoint`]s exchange tagged messages with many peers; a [`Link`] connects two processes that
-//! read and write in order; a [`Job`] lets many endpoints find each other by a name.
-//! A [`Window`] is memory that peers put to and get from without a word from its owner.
+//! read and write in order; a [`Job`] connects many endpoints by a name and a rank each. A
+//! [`Window`] is memory that peers put to and get from without a call of its owner.
 //! [`ShareableBuffer`] is memory that peers map, so that messages need no system call.
 //!
-//! Inside, from the outside in: [`endpoint`](Endpoint) and [`link`](Link) hand over memory and
-//! take results ([`operation`]); a port keeps connections and operations and moves them on; the
-//! planner ([`plan`]) picks a path for each message; paths write notes and copy bytes through a
-//! connection, which stands on shared rings ([`ring`]).
+//! The layers, from the outside in: [`endpoint`](Endpoint) and [`link`](Link) take memory and
+//! return results ([`operation`]); a port holds connections and operations and makes progress on
+//! them; the planner ([`plan`]) picks a path for each message; paths write control messages and
+//! copy bytes through a connection, which consists of shared rings ([`ring`]).
 
-// Shared memory cannot hold the atomics of the model checker: `tests/loom` includes the ring alone.
+// Shared memory cannot hold the atomics of the model checker: `tests/loom` includes only the ring.
 #![cfg(not(loom))]
 
 mod buffers;
 mod builder;
-mod carrier;
+mod completion;
 mod connect;
 mod connection;
+mod control;
 mod endpoint;
 mod envelope;
 mod error;
@@ -29,32 +30,34 @@ mod link;
 mod matching;
 pub mod operation;
 mod path;
-mod pieces;
 pub mod plan;
 mod port;
 mod posted;
 mod quarantine;
 mod region;
-mod report;
+mod remote_transport;
 #[doc(hidden)]
 pub mod ring;
+mod segments;
 pub mod window;
-mod wire;
 
-pub use buffers::{IntoPieces, IntoPiecesMut, Source};
-pub use builder::Builder;
-pub use carrier::{AccessWay, CarriedAccess, Carrier, CarrierEvent};
-pub use connect::reach::Reach;
-pub use endpoint::{Endpoint, TAG_ALL, TAG_ANY, Watch};
-pub use envelope::{Envelope, Lane, Wanted};
-pub use error::{ConnectError, Error, Gone, SystemError, ValidationError, Who};
+pub use buffers::{IntoSegments, IntoSegmentsMut, Source};
+pub use builder::EndpointBuilder;
+#[doc(hidden)]
+pub use completion::{CompletionEntry, CompletionKind, CompletionOptions};
+pub use connect::access_probe::PeerAccess;
+pub use endpoint::{Endpoint, ReadyFd, TAG_ALL, TAG_ANY};
+#[doc(hidden)]
+pub use envelope::{Envelope, MatchSpace, MatchSpec};
+pub use error::{ConnectError, DisconnectReason, Error, MemorySide, SystemError, ValidationError};
 pub use job::Job;
 pub use link::{Link, Listener};
-pub use memferry_sys::cross_memory::Denied;
-pub use operation::{Failed, Operation, OwnedOperation, Scope, ScopedOperation};
-pub use pieces::{MOST_PIECES, Piece, Pieces};
-pub use port::{Peer, Received, offload_by};
-pub use quarantine::kept_buffers;
+pub use memferry_sys::cross_memory::CrossMemoryDenied;
+pub use operation::{FailedOperation, Operation, OperationScope, OwnedOperation, ScopedOperation};
+pub use port::{MessageStatus, Peer, set_offload_ferry};
+pub use quarantine::quarantined_buffers;
 pub use region::ShareableBuffer;
-pub use report::{Ending, Report, ReportKind};
-pub use window::{Notify, RawMemory, RemoteWindow, Rights, Window, WindowHandle};
+#[doc(hidden)]
+pub use remote_transport::{RemoteEvent, RemoteRma, RemoteRmaOp, RemoteTransport};
+pub use segments::{MAX_SEGMENTS, Segment, Segments};
+pub use window::{PutNotification, RawMemory, RemoteWindow, Rights, Window, WindowHandle};

@@ -6,24 +6,34 @@ use std::time::Duration;
 
 use memferry_copy::{OwnedSource, OwnedTarget};
 
-use crate::buffers::{IntoPieces, IntoPiecesMut, Source};
-use crate::builder::Builder;
-use crate::connect::hello::{Identity, Refusal};
+use crate::buffers::{IntoSegments, IntoSegmentsMut, Source};
+use crate::builder::EndpointBuilder;
+use crate::connect::handshake::{EndpointUuid, RejectReason};
 use crate::connect::listener::Listener as Ear;
 use crate::connect::parse_name;
-use crate::endpoint::Watch;
-use crate::envelope::Wanted;
+use crate::endpoint::ReadyFd;
+use crate::envelope::MatchSpec;
 use crate::error::{ConnectError, Error};
-use crate::operation::{self, Failed, Operation, OwnedOperation};
-use crate::pieces::Piece;
-use crate::port::{Begun, Peer, Port, Settings};
+use crate::operation::{self, FailedOperation, Operation, OwnedOperation};
+use crate::port::{Peer, Port, PortConfig, Started};
 use crate::quarantine;
+use crate::segments::Segment;
 use crate::window::{RawMemory, RemoteWindow, Rights, Window, WindowHandle};
 
-/// A name that others connect links to.
+/// A name that other processes connect links to.
+///
+/// ```
+/// use memferry::message::{Link, Listener};
+///
+/// let listener = Listener::bind("doc-listener")?;
+/// let other = std::thread::spawn(|| Link::connect("doc-listener"));
+/// let link = listener.accept()?;
+/// other.join().unwrap()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct Listener {
-    ear: std::sync::Mutex<Ear>,
-    settings: Settings,
+    listener: std::sync::Mutex<Ear>,
+    config: PortConfig,
 }
 
 impl std::fmt::Debug for Listener {
@@ -32,32 +42,32 @@ impl std::fmt::Debug for Listener {
     }
 }
 
-impl Builder {
-    /// Takes a name for links. A name with a slash is a path in the file system; any other
-    /// vanishes with the process.
+impl EndpointBuilder {
+    /// Listens on a name for links. A name with a slash is a path in the file system; any other name is
+    /// removed with the process.
     pub fn listen(&self, name: &str) -> Result<Listener, Error> {
-        let settings = self.settings()?;
+        let settings = self.config()?;
         let ear = Ear::bind(&parse_name(name)?, settings.allowed.clone())?;
-        Ok(Listener { ear: std::sync::Mutex::new(ear), settings })
+        Ok(Listener { listener: std::sync::Mutex::new(ear), config: settings })
     }
 
     /// Connects a link to a name that another process listens on.
     pub fn connect_link(&self, name: &str) -> Result<Link, Error> {
-        let port = Port::new(self.settings()?, String::new(), None);
+        let port = Port::new(self.config()?, String::new(), None);
         let peer = port.connect(name)?;
-        Link::over(port, peer)
+        Link::from_port(port, peer)
     }
 }
 
 impl Listener {
-    /// Takes a name with the usual settings.
+    /// Listens on a name with the default settings.
     pub fn bind(name: &str) -> Result<Self, Error> {
-        Builder::new().listen(name)
+        EndpointBuilder::new().listen(name)
     }
 
     /// Waits for the next process that connects.
     pub fn accept(&self) -> Result<Link, Error> {
-        let watch = self.watch()?;
+        let watch = self.ready_fd()?;
         loop {
             if let Some(link) = self.poll_accept()? {
                 return Ok(link);
@@ -66,50 +76,61 @@ impl Listener {
         }
     }
 
-    /// The next process that has connected, if one has.
+    /// Returns a link to the next process that has connected, if there is one.
     pub fn poll_accept(&self) -> Result<Option<Link>, Error> {
-        let port = Port::new(self.settings.clone(), String::new(), None);
-        let identity: Identity = port.enter().own_identity();
-        let mut ear = memferry_sys::sync::lock(&self.ear);
-        let Some(caller) = ear.poll(identity, self.settings.cross_memory) else { return Ok(None) };
+        let port = Port::new(self.config.clone(), String::new(), None);
+        let identity: EndpointUuid = port.lock().own_identity();
+        let mut ear = memferry_sys::sync::lock(&self.listener);
+        let Some(caller) = ear.poll(identity, self.config.cross_memory) else { return Ok(None) };
         drop(ear);
         if quarantine::has_many_ended(caller.pid()) {
-            caller.refuse(identity, Refusal::Full);
+            caller.reject(identity, RejectReason::Full);
             return Ok(None);
         }
-        let board = port.enter().board();
+        let board = port.lock().windows.table();
         let board = match board {
             Ok(board) => board,
             Err(error) => {
-                caller.refuse(identity, Refusal::for_memory(&error));
+                caller.reject(identity, RejectReason::for_memory(&error));
                 return Err(ConnectError::system("making shared memory")(error).into());
             }
         };
-        let Some(met) = caller.welcome(identity, board.as_fd()) else { return Ok(None) };
-        let peer = port.enter().add(met)?;
-        Link::over(port, peer).map(Some)
+        let Some(met) = caller.accept(identity, board.as_fd()) else { return Ok(None) };
+        let peer = port.lock().add_parts(met)?;
+        Link::from_port(port, peer).map(Some)
     }
 
-    /// A descriptor for event loops: readable when a process may have connected.
-    pub fn watch(&self) -> Result<Watch, Error> {
-        let readiness = memferry_sys::sync::lock(&self.ear).watch();
-        Ok(readiness.map(Watch).map_err(ConnectError::system("watching a listener"))?)
+    /// A descriptor for event loops. It is readable when a process may have connected.
+    pub fn ready_fd(&self) -> Result<ReadyFd, Error> {
+        let readiness = memferry_sys::sync::lock(&self.listener).watch();
+        Ok(readiness.map(ReadyFd).map_err(ConnectError::system("watching a listener"))?)
     }
 
-    /// The descriptor of [`Listener::watch`] is never readable again, and no copy of it is.
-    pub fn unwatch(&self) {
-        memferry_sys::sync::lock(&self.ear).unwatch();
+    /// Makes the descriptor of [`Listener::ready_fd`], and all copies of it, unreadable for ever.
+    pub fn disable_ready_fd(&self) {
+        memferry_sys::sync::lock(&self.listener).unwatch();
     }
 }
 
-/// Two connected processes: the n-th write of one meets the n-th read of the other. Cheap to
-/// clone; closes when the last clone is dropped.
+/// Two connected processes: the n-th write of one matches the n-th read of the other. Cheap to clone; the
+/// link closes when the last clone is dropped.
+///
+/// ```
+/// use memferry::message::{Link, Listener};
+///
+/// let listener = Listener::bind("doc-link")?;
+/// let other = std::thread::spawn(|| Link::connect("doc-link")?.write(b"hello"));
+/// let mut buffer = [0; 5];
+/// assert_eq!(listener.accept()?.read(&mut buffer)?, 5);
+/// other.join().unwrap()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct Link {
-    inner: Arc<Inner>,
+    inner: Arc<LinkInner>,
 }
 
-struct Inner {
+struct LinkInner {
     port: Arc<Port>,
     peer: Peer,
 }
@@ -120,26 +141,26 @@ impl std::fmt::Debug for Link {
     }
 }
 
-impl Drop for Inner {
+impl Drop for LinkInner {
     fn drop(&mut self) {
         self.port.close();
     }
 }
 
-/// A link has one kind of message.
+/// The tag of all messages of a link.
 const TAG: u64 = 0;
 
 impl Link {
-    /// Connects to a name with the usual settings.
+    /// Connects to a name with the default settings.
     pub fn connect(name: &str) -> Result<Self, Error> {
-        Builder::new().connect_link(name)
+        EndpointBuilder::new().connect_link(name)
     }
 
-    fn over(port: Arc<Port>, peer: Peer) -> Result<Self, Error> {
-        if port.enter().wants_background() {
-            port.run_in_background()?;
+    fn from_port(port: Arc<Port>, peer: Peer) -> Result<Self, Error> {
+        if port.lock().uses_progress_thread() {
+            port.start_progress_thread()?;
         }
-        Ok(Self { inner: Arc::new(Inner { port, peer }) })
+        Ok(Self { inner: Arc::new(LinkInner { port, peer }) })
     }
 
     fn port(&self) -> &Arc<Port> {
@@ -150,163 +171,167 @@ impl Link {
         Source::Peer(self.inner.peer)
     }
 
-    /// Writes a buffer, or several pieces as one message, and returns when the memory may be used
-    /// again.
-    pub fn write<'a>(&self, buffer: impl IntoPieces<'a>) -> Result<(), Error> {
-        let pieces = buffer.into_pieces();
-        // SAFETY: the memory is borrowed until this returns, which is after the end.
+    /// Writes a buffer, or several segments as one message, and returns when the memory may be used again.
+    pub fn write<'a>(&self, buffer: impl IntoSegments<'a>) -> Result<(), Error> {
+        let pieces = buffer.into_segments();
+        // SAFETY: the memory is borrowed until this returns, which is after completion.
         unsafe { self.port().send(self.inner.peer, TAG, pieces.as_slice()) }
     }
 
-    /// Reads what the matching write of the other side wrote; returns its length. A buffer that
-    /// is too short gets what fits and [`Error::Truncated`].
-    pub fn read<'a>(&self, buffer: impl IntoPiecesMut<'a>) -> Result<u64, Error> {
-        let pieces = buffer.into_pieces_mut();
-        // SAFETY: the memory is borrowed until this returns, which is after the end.
+    /// Reads the message of the matching write of the peer; returns its length in bytes. A buffer that is too
+    /// short gets the part that fits, and the call returns [`Error::Truncated`].
+    pub fn read<'a>(&self, buffer: impl IntoSegmentsMut<'a>) -> Result<u64, Error> {
+        let pieces = buffer.into_segments_mut();
+        // SAFETY: the memory is borrowed until this returns, which is after completion.
         let received =
             unsafe { self.port().receive(self.source(), TAG, u64::MAX, pieces.as_slice()) };
         received.map(|received| received.length)
     }
 
-    unsafe fn begin_write(&self, pieces: &[Piece]) -> Result<Begun, Error> {
-        // SAFETY: passed on.
-        unsafe { self.port().begin_send(self.inner.peer, TAG, pieces) }
+    unsafe fn start_write(&self, pieces: &[Segment]) -> Result<Started, Error> {
+        // SAFETY: the caller guarantees it.
+        unsafe { self.port().start_send(self.inner.peer, TAG, pieces) }
     }
 
-    unsafe fn begin_read(&self, pieces: &[Piece]) -> Result<Begun, Error> {
-        // SAFETY: passed on.
-        unsafe { self.port().begin_receive(self.source(), TAG, u64::MAX, pieces) }
+    unsafe fn start_read(&self, pieces: &[Segment]) -> Result<Started, Error> {
+        // SAFETY: the caller guarantees it.
+        unsafe { self.port().start_receive(self.source(), TAG, u64::MAX, pieces) }
     }
 
-    /// Begins writing an owned buffer, which comes back at the end.
-    pub fn iwrite<B: OwnedSource>(&self, buffer: B) -> Result<OwnedOperation<B>, Failed<B>> {
+    /// Starts a write of an owned buffer, which is returned on completion.
+    pub fn iwrite<B: OwnedSource>(
+        &self,
+        buffer: B,
+    ) -> Result<OwnedOperation<B>, FailedOperation<B>> {
         OwnedOperation::begin(buffer, false, |buffer| {
             let (address, length) = buffer.source();
-            // SAFETY: the operation owns the buffer and gives it back only after the end.
+            // SAFETY: the operation owns the buffer and returns it only after completion.
             unsafe { self.iwrite_raw(address, length) }
         })
     }
 
-    /// Begins reading into an owned buffer, which comes back at the end.
-    pub fn iread<B: OwnedTarget>(&self, buffer: B) -> Result<OwnedOperation<B>, Failed<B>> {
+    /// Starts a read into an owned buffer, which is returned on completion.
+    pub fn iread<B: OwnedTarget>(
+        &self,
+        buffer: B,
+    ) -> Result<OwnedOperation<B>, FailedOperation<B>> {
         OwnedOperation::begin(buffer, true, |buffer| {
             let (address, length) = buffer.target();
-            // SAFETY: the operation owns the buffer and gives it back only after the end.
+            // SAFETY: the operation owns the buffer and returns it only after completion.
             unsafe { self.iread_raw(address, length) }
         })
     }
 
-    /// Begins writing raw memory.
+    /// Starts a write of raw memory.
     ///
     /// # Safety
-    /// Until the operation is over, the memory must stay valid and unchanged. Dropping the handle
-    /// changes nothing of this.
+    /// The memory must stay valid and unchanged until the operation completes, even if the handle is dropped.
     pub unsafe fn iwrite_raw(&self, address: *const u8, length: usize) -> Result<Operation, Error> {
-        // SAFETY: passed on.
-        let begun = unsafe { self.begin_write(&[Piece::source(address, length)]) }?;
+        // SAFETY: the caller guarantees it.
+        let begun = unsafe { self.start_write(&[Segment::source(address, length)]) }?;
         Ok(Operation::new(self.port(), begun))
     }
 
-    /// Begins reading into raw memory.
+    /// Starts a read into raw memory.
     ///
     /// # Safety
-    /// Until the operation is over, the memory must stay valid for writes, and nobody else may
-    /// access it. Dropping the handle changes nothing of this.
+    /// The memory must stay valid for writes, and no other code may access it, until the operation completes,
+    /// even if the handle is dropped.
     pub unsafe fn iread_raw(&self, address: *mut u8, length: usize) -> Result<Operation, Error> {
-        // SAFETY: passed on.
-        let begun = unsafe { self.begin_read(&[Piece::target(address, length)]) }?;
+        // SAFETY: the caller guarantees it.
+        let begun = unsafe { self.start_read(&[Segment::target(address, length)]) }?;
         Ok(Operation::new(self.port(), begun))
     }
 
-    /// Runs `f` with a scope in which borrowed memory can be handed over: `isend` to
-    /// [`Link::peer`] is a write, `irecv` from it a read.
+    /// Runs `f` with a scope in which borrowed memory can be used: `isend` to [`Link::peer`] is a write,
+    /// `irecv` from it a read.
     pub fn scope<'env, R>(
         &self,
-        f: impl for<'scope> FnOnce(&'scope operation::Scope<'scope, 'env>) -> R,
+        f: impl for<'scope> FnOnce(&'scope operation::OperationScope<'scope, 'env>) -> R,
     ) -> R {
         operation::scope(self.port(), f)
     }
 
-    /// Exposes the memory of a buffer to peers, who put to it and get from it as `rights` say,
-    /// without a word from this process. In a [`ShareableBuffer`](crate::ShareableBuffer) they need
-    /// no system call. The buffer comes back from [`Window::withdraw`].
+    /// Exposes the memory of a buffer to the peer, which puts to it and gets from it as `rights` permit,
+    /// without a call of this process. In a [`ShareableBuffer`](crate::ShareableBuffer) it needs no system
+    /// call. [`Window::withdraw`] returns the buffer.
     pub fn expose<B: OwnedTarget>(
         &self,
         buffer: B,
         rights: Rights,
-    ) -> Result<Window<B>, Failed<B>> {
+    ) -> Result<Window<B>, FailedOperation<B>> {
         self.port().expose(buffer, rights, None)
     }
 
     /// Exposes raw memory.
     ///
     /// # Safety
-    /// The memory must be valid for reads and writes until the window is withdrawn or dropped.
-    /// Whoever accesses it meanwhile must expect that peers do too.
+    /// The memory must be valid for reads and writes until the window is withdrawn or dropped. Code of this
+    /// process that accesses it before that must expect concurrent accesses of the peer.
     pub unsafe fn expose_raw(
         &self,
         address: *mut u8,
         length: usize,
         rights: Rights,
     ) -> Result<Window<RawMemory>, Error> {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees it.
         let memory = unsafe { RawMemory::new(address, length) };
         self.port().expose(memory, rights, None).map_err(|failed| failed.error)
     }
 
-    /// Attaches a window that the other side has exposed.
+    /// Attaches a window that the peer has exposed.
     pub fn attach(&self, handle: WindowHandle) -> Result<RemoteWindow, Error> {
         self.port().attach(self.inner.peer, handle)
     }
 
-    /// The other side.
+    /// The peer.
     pub fn peer(&self) -> Peer {
         self.inner.peer
     }
 
-    /// The length of the message that the next read will get, if it waits already; moves messages
-    /// on, and takes nothing.
+    /// Makes progress, and returns the length in bytes of the message that the next read gets, if it has
+    /// arrived or is announced. The message stays.
     pub fn peek(&self) -> Result<Option<u64>, Error> {
         self.port().check_fork()?;
-        let mut state = self.port().enter();
-        state.look_around();
-        let found = state.probe(&Wanted::tagged(self.inner.peer, TAG, u64::MAX))?;
+        let mut state = self.port().lock();
+        state.progress_and_check_peers();
+        let found = state.protocol.probe(&MatchSpec::tagged(self.inner.peer, TAG, u64::MAX))?;
         Ok(found.map(|message| message.length))
     }
 
-    /// Moves messages on; returns whether anything moved. Calls that wait, test or probe do this
-    /// too; those that begin a message only take in what came.
+    /// Makes progress; returns whether there was any. Calls that wait, test or probe do this too; calls that
+    /// only post an operation process what has arrived.
     pub fn progress(&self) -> bool {
         if self.port().check_fork().is_err() {
             return false;
         }
-        self.port().enter().look_around()
+        self.port().lock().progress_and_check_peers()
     }
 
-    /// A descriptor for event loops: readable while there is something to do or to take.
-    pub fn watch(&self) -> Result<Watch, Error> {
+    /// A descriptor for event loops. It is readable while there is work to do or a result to collect.
+    pub fn ready_fd(&self) -> Result<ReadyFd, Error> {
         self.port().check_fork()?;
-        self.port().watch().map(Watch)
+        self.port().ready_fd().map(ReadyFd)
     }
 
-    /// The descriptor of [`Link::watch`] is never readable again, and no copy of it is: for whoever closes
-    /// it while an event loop may still know a copy.
-    pub fn unwatch(&self) {
+    /// Makes the descriptor of [`Link::ready_fd`], and all copies of it, unreadable for ever. For a caller
+    /// that closes the descriptor while an event loop may still have a copy.
+    pub fn disable_ready_fd(&self) {
         if self.port().check_fork().is_ok() {
-            self.port().unwatch();
+            self.port().disable_ready_fd();
         }
     }
 
-    /// Closes the link for all clones: operations under way end as closed, the other side is told.
-    /// A receive that the other side is writing to ends when it is done, which is waited for for a
-    /// moment: see [`Link::is_busy`].
+    /// Closes the link for all clones: operations in flight end with [`Error::Closed`], and the peer is
+    /// notified. A receive that the peer is writing to completes when the peer is done; the call waits for
+    /// that for up to one second: see [`Link::is_busy`].
     pub fn close(self) {
         self.port().close();
     }
 
-    /// After a close: whether memory of operations is in use although they have ended. A peer that
-    /// was stopped while it wrote there may go on, or an access to a peer's memory has not come back.
-    /// Raw memory must stay valid until this says no.
+    /// Whether memory of operations is in use after a close, although the operations have ended: a peer that
+    /// was stopped while it wrote may continue, or an access to a peer's memory has not returned. Raw memory
+    /// must stay valid while this returns `true`.
     pub fn is_busy(&self) -> bool {
         self.port().is_busy()
     }

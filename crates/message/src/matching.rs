@@ -1,186 +1,193 @@
-//! Which message meets which receive: pure bookkeeping, in order, with tags and masks.
+//! Matching of messages and receives, by source, tag and mask.
 //!
-//! A message goes to the first posted receive that fits; a receive takes the first unexpected
-//! message that fits. Since both lists are in order and messages of a pair arrive in order, two
-//! messages of a pair that fit the same receives never overtake each other.
+//! An arriving message goes to the first posted receive that matches; a new receive takes the first
+//! unexpected message that matches. Both lists are in order and messages of one sender arrive in
+//! order, so two messages of one sender that match the same receives never overtake each other.
 
 use std::collections::VecDeque;
 
-use crate::envelope::{Envelope, Lane};
+use crate::envelope::{Envelope, MatchSpace};
 
-/// What a receive asks for.
+/// The messages that a receive matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Want {
-    /// Which messages.
-    pub(crate) lane: Lane,
-    /// From whom; `None` for anybody.
+pub(crate) struct MatchKey {
+    /// The match space.
+    pub(crate) space: MatchSpace,
+    /// The sender; `None` for any.
     pub(crate) source: Option<usize>,
-    /// The tag, in the bits of the mask.
+    /// The tag; only the bits in the mask are compared.
     pub(crate) tag: u64,
-    /// Which bits of the tag count.
+    /// The bits of the tag that are compared.
     pub(crate) mask: u64,
 }
 
-impl Want {
-    /// Whether a message fits.
+impl MatchKey {
+    /// Returns whether a message matches.
     #[inline]
-    pub(crate) fn fits(&self, source: usize, envelope: &Envelope) -> bool {
+    pub(crate) fn matches(&self, source: usize, envelope: &Envelope) -> bool {
         (envelope.tag ^ self.tag) & self.mask == 0
-            && self.lane == envelope.lane
+            && self.space == envelope.space
             && self.source.is_none_or(|wanted| wanted == source)
     }
 }
 
-/// A message that nobody has asked for yet.
+/// A message without a receive.
 #[derive(Debug)]
 pub(crate) struct Unexpected<M> {
-    /// Its arrival number.
+    /// The arrival number.
     pub(crate) id: u64,
-    /// From whom.
+    /// The sender.
     pub(crate) source: usize,
-    /// What came with it.
+    /// The envelope of the message.
     pub(crate) envelope: Envelope,
-    /// Set aside for whoever knows this number: no receive finds it.
+    /// The number of the claim on this message, if one exists. Only the receive that names the
+    /// claim gets it.
     pub(crate) claim: Option<u64>,
-    /// The rest of it.
+    /// The state of the message.
     pub(crate) message: M,
 }
 
 impl<M> Unexpected<M> {
     #[inline]
-    fn is_for(&self, want: &Want) -> bool {
-        self.claim.is_none() && want.fits(self.source, &self.envelope)
+    fn is_match(&self, key: &MatchKey) -> bool {
+        self.claim.is_none() && key.matches(self.source, &self.envelope)
     }
 }
 
-/// A receive that no message has met.
+/// A receive without a message.
 #[derive(Debug)]
-struct Posted<R> {
-    want: Want,
+struct PostedReceive<R> {
+    key: MatchKey,
     receive: R,
-    /// It takes one message after the other, until it is taken back.
-    stays: bool,
+    /// The receive takes message after message, until it is unposted.
+    persistent: bool,
 }
 
-/// The two lists.
+/// The posted receive queue and the unexpected queue.
 #[derive(Debug)]
-pub(crate) struct Matching<R, M> {
-    posted: VecDeque<Posted<R>>,
+pub(crate) struct MatchQueues<R, M> {
+    posted: VecDeque<PostedReceive<R>>,
     unexpected: VecDeque<Unexpected<M>>,
     next_id: u64,
 }
 
-impl<R, M> Default for Matching<R, M> {
+impl<R, M> Default for MatchQueues<R, M> {
     fn default() -> Self {
         Self { posted: VecDeque::new(), unexpected: VecDeque::new(), next_id: 0 }
     }
 }
 
-impl<R: PartialEq + Copy, M> Matching<R, M> {
-    /// A message has arrived: the receive that takes it, if one is posted, and whether it stays.
+impl<R: PartialEq + Copy, M> MatchQueues<R, M> {
+    /// Finds the posted receive for a message that has arrived. Returns the receive and whether it
+    /// stays posted.
     #[inline]
-    pub(crate) fn arrive(&mut self, source: usize, envelope: &Envelope) -> Option<(R, bool)> {
-        let place = self.posted.iter().position(|posted| posted.want.fits(source, envelope))?;
-        let Posted { receive, stays, .. } = self.posted[place];
-        if !stays {
-            self.posted.remove(place);
+    pub(crate) fn match_arrival(
+        &mut self,
+        source: usize,
+        envelope: &Envelope,
+    ) -> Option<(R, bool)> {
+        let index = self.posted.iter().position(|posted| posted.key.matches(source, envelope))?;
+        let PostedReceive { receive, persistent, .. } = self.posted[index];
+        if !persistent {
+            self.posted.remove(index);
         }
-        Some((receive, stays))
+        Some((receive, persistent))
     }
 
-    /// Whether any receive is posted.
+    /// Returns whether any receive is posted.
     #[inline]
     pub(crate) fn has_posted(&self) -> bool {
         !self.posted.is_empty()
     }
 
-    /// The next arrival number. Messages of one peer have them in order; those that are complete when
-    /// they meet their receive need none.
-    pub(crate) fn number_arrival(&mut self) -> u64 {
+    /// Takes the next arrival number. Numbers of one peer's messages are in order. A message that
+    /// is complete when it is matched needs none.
+    pub(crate) fn next_arrival_id(&mut self) -> u64 {
         self.next_id += 1;
         self.next_id - 1
     }
 
-    /// Keeps a message that no receive took; returns its number.
-    pub(crate) fn keep(&mut self, source: usize, envelope: Envelope, message: M) -> u64 {
-        let id = self.number_arrival();
+    /// Adds a message to the unexpected queue, and returns its arrival number.
+    pub(crate) fn push_unexpected(&mut self, source: usize, envelope: Envelope, message: M) -> u64 {
+        let id = self.next_arrival_id();
         self.unexpected.push_back(Unexpected { id, source, envelope, claim: None, message });
         id
     }
 
-    /// The first kept message that fits, taken out.
+    /// Removes the first unexpected message that matches.
     #[inline]
-    pub(crate) fn take(&mut self, want: &Want) -> Option<Unexpected<M>> {
-        let place = self.unexpected.iter().position(|kept| kept.is_for(want))?;
-        self.unexpected.remove(place)
+    pub(crate) fn take_unexpected(&mut self, key: &MatchKey) -> Option<Unexpected<M>> {
+        let index = self.unexpected.iter().position(|message| message.is_match(key))?;
+        self.unexpected.remove(index)
     }
 
-    /// A message that was set aside, taken out.
+    /// Removes the message with a claim.
     pub(crate) fn take_claimed(&mut self, claim: u64) -> Option<Unexpected<M>> {
-        let place = self.unexpected.iter().position(|kept| kept.claim == Some(claim))?;
-        self.unexpected.remove(place)
+        let index = self.unexpected.iter().position(|message| message.claim == Some(claim))?;
+        self.unexpected.remove(index)
     }
 
-    /// Posts a receive that no kept message fitted. One that `stays` takes more than one message.
+    /// Posts a receive that no unexpected message matched. A `persistent` one takes more than one
+    /// message.
     #[inline]
-    pub(crate) fn post(&mut self, want: Want, receive: R, stays: bool) {
-        self.posted.push_back(Posted { want, receive, stays });
+    pub(crate) fn post(&mut self, key: MatchKey, receive: R, persistent: bool) {
+        self.posted.push_back(PostedReceive { key, receive, persistent });
     }
 
-    /// The first kept message that fits, left where it is.
-    pub(crate) fn look(&mut self, want: &Want) -> Option<&mut Unexpected<M>> {
-        self.unexpected.iter_mut().find(|kept| kept.is_for(want))
+    /// Returns the first unexpected message that matches, without removing it.
+    pub(crate) fn peek_unexpected(&mut self, key: &MatchKey) -> Option<&mut Unexpected<M>> {
+        self.unexpected.iter_mut().find(|message| message.is_match(key))
     }
 
-    /// A message that was set aside, left where it is.
-    pub(crate) fn look_claimed(&mut self, claim: u64) -> Option<&mut Unexpected<M>> {
-        self.unexpected.iter_mut().find(|kept| kept.claim == Some(claim))
+    /// Returns the message with a claim, without removing it.
+    pub(crate) fn peek_claimed(&mut self, claim: u64) -> Option<&mut Unexpected<M>> {
+        self.unexpected.iter_mut().find(|message| message.claim == Some(claim))
     }
 
-    /// A kept message by its number.
-    pub(crate) fn kept(&mut self, id: u64) -> Option<&mut Unexpected<M>> {
-        self.unexpected.iter_mut().rev().find(|kept| kept.id == id)
+    /// Returns the unexpected message with an arrival number.
+    pub(crate) fn unexpected_mut(&mut self, id: u64) -> Option<&mut Unexpected<M>> {
+        self.unexpected.iter_mut().rev().find(|message| message.id == id)
     }
 
-    /// Takes a posted receive back; `false` if it was matched already.
+    /// Removes a posted receive. Returns `false` if it was matched already.
     pub(crate) fn unpost(&mut self, receive: &R) -> bool {
-        let place = self.posted.iter().position(|posted| posted.receive == *receive);
-        place.and_then(|place| self.posted.remove(place)).is_some()
+        let index = self.posted.iter().position(|posted| posted.receive == *receive);
+        index.and_then(|index| self.posted.remove(index)).is_some()
     }
 
-    /// Takes out every posted receive that can only come from `source`.
+    /// Removes every posted receive that names `source` as its only sender.
     pub(crate) fn unpost_source(&mut self, source: usize) -> Vec<R> {
-        let mut gone = Vec::new();
+        let mut removed = Vec::new();
         self.posted.retain(|posted| {
-            let is_gone = posted.want.source == Some(source);
-            gone.extend(is_gone.then_some(posted.receive));
-            !is_gone
+            let is_removed = posted.key.source == Some(source);
+            removed.extend(is_removed.then_some(posted.receive));
+            !is_removed
         });
-        gone
+        removed
     }
 
-    /// The sources that posted receives name.
+    /// The senders that posted receives name.
     pub(crate) fn posted_sources(&self) -> impl Iterator<Item = usize> {
-        self.posted.iter().filter_map(|posted| posted.want.source)
+        self.posted.iter().filter_map(|posted| posted.key.source)
     }
 
-    /// Drops kept messages that `keep` turns down.
+    /// Drops the unexpected messages for which `keep` returns `false`.
     pub(crate) fn retain(&mut self, keep: impl FnMut(&mut Unexpected<M>) -> bool) {
         self.unexpected.retain_mut(keep);
     }
 
-    /// The kept messages, in order of arrival.
+    /// The unexpected messages, in order of arrival.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Unexpected<M>> {
         self.unexpected.iter()
     }
 
-    /// How many arrivals were numbered so far.
+    /// The number of arrival numbers taken so far.
     pub(crate) fn arrivals(&self) -> u64 {
         self.next_id
     }
 
-    /// How many messages are kept.
-    pub(crate) fn kept_count(&self) -> usize {
+    /// The number of unexpected messages.
+    pub(crate) fn unexpected_len(&self) -> usize {
         self.unexpected.len()
     }
 }
@@ -189,107 +196,107 @@ impl<R: PartialEq + Copy, M> Matching<R, M> {
 mod tests {
     use super::*;
 
-    fn want(source: Option<usize>, tag: u64, mask: u64) -> Want {
-        Want { lane: Lane::Tagged, source, tag, mask }
+    fn match_key(source: Option<usize>, tag: u64, mask: u64) -> MatchKey {
+        MatchKey { space: MatchSpace::Tagged, source, tag, mask }
     }
     use proptest::prelude::*;
 
     #[derive(Debug, Clone)]
-    enum Deed {
+    enum ModelStep {
         Send { source: usize, tag: u64 },
-        Receive(Want),
+        Receive(MatchKey),
         Cancel(usize),
     }
 
-    /// The plain model: everything in two vectors, searched from the start every time.
+    /// The reference model: everything in two vectors, searched from the start every time.
     #[derive(Default)]
     struct Model {
         sent: Vec<(usize, u64, usize)>,
-        wanted: Vec<(Want, usize)>,
-        met: Vec<(usize, usize)>,
+        posted: Vec<(MatchKey, usize)>,
+        matched: Vec<(usize, usize)>,
     }
 
     impl Model {
-        fn fits(want: &Want, source: usize, tag: u64) -> bool {
-            want.source.is_none_or(|s| s == source) && want.tag & want.mask == tag & want.mask
+        fn matches(key: &MatchKey, source: usize, tag: u64) -> bool {
+            key.source.is_none_or(|s| s == source) && key.tag & key.mask == tag & key.mask
         }
 
         fn send(&mut self, source: usize, tag: u64, number: usize) {
-            for at in 0..self.wanted.len() {
-                if Self::fits(&self.wanted[at].0, source, tag) {
-                    let (_, receive) = self.wanted.remove(at);
-                    return self.met.push((number, receive));
+            for at in 0..self.posted.len() {
+                if Self::matches(&self.posted[at].0, source, tag) {
+                    let (_, receive) = self.posted.remove(at);
+                    return self.matched.push((number, receive));
                 }
             }
             self.sent.push((source, tag, number));
         }
 
-        fn receive(&mut self, want: Want, number: usize) {
+        fn receive(&mut self, key: MatchKey, number: usize) {
             for at in 0..self.sent.len() {
                 let (source, tag, message) = self.sent[at];
-                if Self::fits(&want, source, tag) {
+                if Self::matches(&key, source, tag) {
                     self.sent.remove(at);
-                    return self.met.push((message, number));
+                    return self.matched.push((message, number));
                 }
             }
-            self.wanted.push((want, number));
+            self.posted.push((key, number));
         }
 
         fn cancel(&mut self, receive: usize) -> bool {
-            let before = self.wanted.len();
-            self.wanted.retain(|(_, number)| *number != receive);
-            self.wanted.len() != before
+            let before = self.posted.len();
+            self.posted.retain(|(_, number)| *number != receive);
+            self.posted.len() != before
         }
     }
 
-    fn deed() -> impl Strategy<Value = Deed> {
+    fn model_step() -> impl Strategy<Value = ModelStep> {
         let tag = prop_oneof![0..4u64, any::<u64>()];
         let mask = prop_oneof![Just(u64::MAX), Just(0), Just(1), Just(2), any::<u64>()];
         let source = proptest::option::of(0..3usize);
         prop_oneof![
-            4 => (0..3usize, tag.clone()).prop_map(|(source, tag)| Deed::Send { source, tag }),
+            4 => (0..3usize, tag.clone()).prop_map(|(source, tag)| ModelStep::Send { source, tag }),
             4 => (source, tag, mask)
-                .prop_map(|(source, tag, mask)| Deed::Receive(want(source, tag, mask))),
-            1 => (0..60usize).prop_map(Deed::Cancel),
+                .prop_map(|(source, tag, mask)| ModelStep::Receive(match_key(source, tag, mask))),
+            1 => (0..60usize).prop_map(ModelStep::Cancel),
         ]
     }
 
     proptest! {
         #[test]
-        fn matching_agrees_with_the_plain_model(deeds in prop::collection::vec(deed(), 0..120)) {
-            let (mut model, mut matching) = (Model::default(), Matching::default());
-            let mut met = Vec::new();
-            for (number, deed) in deeds.into_iter().enumerate() {
-                match deed {
-                    Deed::Send { source, tag } => {
+        fn matching_agrees_with_the_plain_model(steps in prop::collection::vec(model_step(), 0..120)) {
+            let (mut model, mut matching) = (Model::default(), MatchQueues::default());
+            let mut matched = Vec::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    ModelStep::Send { source, tag } => {
                         model.send(source, tag, number);
-                        match matching.arrive(source, &Envelope::tagged(tag)) {
-                            Some((receive, _)) => met.push((number, receive)),
-                            None => drop(matching.keep(source, Envelope::tagged(tag), number)),
+                        match matching.match_arrival(source, &Envelope::tagged(tag)) {
+                            Some((receive, _)) => matched.push((number, receive)),
+                            None => drop(matching.push_unexpected(source, Envelope::tagged(tag), number)),
                         }
                     }
-                    Deed::Receive(want) => {
-                        model.receive(want, number);
-                        match matching.take(&want) {
-                            Some(unexpected) => met.push((unexpected.message, number)),
-                            None => matching.post(want, number, false),
+                    ModelStep::Receive(key) => {
+                        model.receive(key, number);
+                        match matching.take_unexpected(&key) {
+                            Some(unexpected) => matched.push((unexpected.message, number)),
+                            None => matching.post(key, number, false),
                         }
                     }
-                    Deed::Cancel(receive) => {
+                    ModelStep::Cancel(receive) => {
                         prop_assert_eq!(model.cancel(receive), matching.unpost(&receive));
                     }
                 }
-                prop_assert_eq!(&model.met, &met);
-                prop_assert_eq!(model.sent.len(), matching.kept_count());
+                prop_assert_eq!(&model.matched, &matched);
+                prop_assert_eq!(model.sent.len(), matching.unexpected_len());
             }
         }
     }
 
     #[test]
     fn receives_from_a_source_can_be_taken_back_together() {
-        let mut matching = Matching::<u32, ()>::default();
+        let mut matching = MatchQueues::<u32, ()>::default();
         for (number, source) in [(1, Some(0)), (2, None), (3, Some(1)), (4, Some(0))] {
-            matching.post(want(source, 0, 0), number, false);
+            matching.post(match_key(source, 0, 0), number, false);
         }
         assert_eq!(matching.unpost_source(0), [1, 4]);
         assert!(!matching.unpost(&1) && matching.unpost(&2) && matching.unpost(&3));

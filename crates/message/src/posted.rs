@@ -1,34 +1,36 @@
-//! The calls of an endpoint for those who keep their own books: operations are posted with a context
-//! and end in reports, which one call collects for all of them. The libfabric provider stands on
-//! these.
+//! Calls of an endpoint for callers with a table of operations of their own: operations are posted with a
+//! context and end in completion entries, which one call collects for all of them. The libfabric provider
+//! uses these calls. They are hidden from the documentation.
 
 use std::time::{Duration, Instant};
 
-use crate::carrier::{CarriedAccess, Carrier};
+use crate::completion::{CompletionEntry, CompletionOptions};
 use crate::endpoint::Endpoint;
-use crate::envelope::{Envelope, Wanted};
+use crate::envelope::{Envelope, MatchSpec};
 use crate::error::Error;
-use crate::pieces::Piece;
-use crate::port::{Peer, State};
-use crate::report::{Ending, Report};
+use crate::port::{Peer, PortState};
+use crate::remote_transport::{RemoteRma, RemoteTransport};
+use crate::segments::Segment;
 use crate::window::{RawMemory, RemoteWindow, Rights, Window};
 
+#[doc(hidden)]
 impl Endpoint {
-    /// A peer by its name. It is connected when the first message to it needs that, and nobody waits
-    /// for it: messages are kept in order meanwhile.
-    pub fn know(&self, name: &str) -> Result<Peer, Error> {
+    /// Adds a peer by name. The peer is connected when the first message to it needs that, without blocking:
+    /// messages are queued in order until then.
+    pub fn add_peer(&self, name: &str) -> Result<Peer, Error> {
         self.port().check_fork()?;
-        self.port().enter().know(name)
+        self.port().lock().add_peer(name)
     }
 
-    /// Whether a known peer is connected. If it is not, it is called: ask again later.
+    /// Whether a peer is connected. If it is not, this call starts a connect, and the caller polls again
+    /// later.
     pub fn is_connected(&self, peer: Peer) -> Result<bool, Error> {
         self.port().check_fork()?;
-        self.port().enter().reach_out(peer)
+        self.port().lock().ensure_connected(peer)
     }
 
-    /// Exposes raw memory under a key that the caller chooses, so that peers find it without a
-    /// handle. Nothing keeps two windows from having the same key: then either is found.
+    /// Exposes raw memory under a key that the caller chooses, so that peers find it without a handle. Two
+    /// windows may have the same key: peers then find either of them.
     ///
     /// # Safety
     /// As for [`Endpoint::expose_raw`].
@@ -39,7 +41,7 @@ impl Endpoint {
         rights: Rights,
         key: u64,
     ) -> Result<Window<RawMemory>, Error> {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees it.
         let memory = unsafe { RawMemory::new(address, length) };
         self.port().expose(memory, rights, Some(key)).map_err(|failed| failed.error)
     }
@@ -49,185 +51,196 @@ impl Endpoint {
         self.port().attach_key(peer, key)
     }
 
-    /// Takes back [`Endpoint::know`]. Messages that wait for the connection end.
-    pub fn forget(&self, peer: Peer) {
+    /// Drops the reference of [`Endpoint::add_peer`]. After the last one, messages that wait for the
+    /// connection fail.
+    pub fn remove_peer(&self, peer: Peer) {
         if self.port().check_fork().is_ok() {
-            self.port().enter().forget(peer);
+            self.port().lock().remove_peer(peer);
         }
     }
 
-    /// Lets somebody carry messages to and from other hosts.
-    pub fn carry(&self, carrier: Box<dyn Carrier>) -> Result<(), Error> {
+    /// Sets the transport for messages to and from other hosts.
+    pub fn set_remote_transport(&self, carrier: Box<dyn RemoteTransport>) -> Result<(), Error> {
         self.port().check_fork()?;
-        self.port().enter().carry(carrier)
+        self.port().lock().set_remote_transport(carrier)
     }
 
-    /// The peer that the carrier has this number for.
-    pub fn know_carried(&self, number: u64) -> Result<Peer, Error> {
+    /// The peer with a number of the remote transport.
+    pub fn remote_peer(&self, number: u64) -> Result<Peer, Error> {
         self.port().check_fork()?;
-        self.port().enter().know_carried(number)
+        self.port().lock().protocol.remote_peer(number)
     }
 
-    /// The carrier's number for a peer, if it is on another host.
-    pub fn carried_number(&self, peer: Peer) -> Option<u64> {
-        self.port().enter().carried_number(peer)
+    /// The remote transport's number for a peer, if the peer is on another host.
+    pub fn remote_id(&self, peer: Peer) -> Option<u64> {
+        self.port().lock().protocol.peers.remote_id(peer)
     }
 
-    /// Begins to read or write memory of a peer on another host. It ends in a report.
+    /// Starts a put to or a get from memory of a peer on another host. It ends in a completion entry.
     ///
     /// # Safety
-    /// Until it has ended, the memory of this side must stay valid, unchanged if it is read from,
-    /// and nobody else may access it if it is written to.
-    pub unsafe fn post_carried(
+    /// Until it completes, the memory of this side must stay valid: unchanged for a put, and without any
+    /// other access for a get.
+    pub unsafe fn post_remote_rma(
         &self,
         peer: Peer,
-        access: &CarriedAccess,
-        ending: Ending,
+        access: &RemoteRma,
+        ending: CompletionOptions,
     ) -> Result<(), Error> {
         self.port().check_fork()?;
-        // SAFETY: passed on.
-        unsafe { self.port().enter().access_carried(peer, access, ending) }
+        // SAFETY: the caller guarantees it.
+        unsafe { self.port().lock().protocol.start_remote_rma(peer, access, ending) }
     }
 
-    /// Begins a send that ends in a report. If it is over at once, that is returned instead (nothing
-    /// for a quiet one that ended well).
+    /// Starts a send that ends in a completion entry. If it completes at once, the entry is returned (`None`
+    /// for a silent send that succeeded).
     ///
     /// # Safety
-    /// Until it has ended, the memory must stay valid and unchanged.
+    /// Until it completes, the memory must stay valid and unchanged.
     #[inline]
     pub unsafe fn post_send(
         &self,
         to: Peer,
         envelope: Envelope,
-        pieces: &[Piece],
-        ending: Ending,
-    ) -> Result<Option<Report>, Error> {
-        // SAFETY: passed on.
+        pieces: &[Segment],
+        ending: CompletionOptions,
+    ) -> Result<Option<CompletionEntry>, Error> {
+        // SAFETY: the caller guarantees it.
         unsafe { self.port().post_send(to, envelope, pieces, ending) }
     }
 
-    /// Sends bytes, a copy of them if they cannot be sent at once. There is no report.
+    /// Sends bytes, or a copy of them if they cannot be sent at once. There is no completion entry.
     #[inline]
     pub fn inject(&self, to: Peer, envelope: Envelope, bytes: &[u8]) -> Result<(), Error> {
         self.port().inject(to, envelope, bytes)
     }
 
-    /// Moves messages on until everything that was injected has left this process, at most so long.
-    /// Returns whether it has. For those who are about to close the endpoint.
+    /// Makes progress until everything that was injected has left this process, or until the timeout. Returns
+    /// whether it has left. For callers that are about to close the endpoint.
     pub fn flush(&self, timeout: Duration) -> bool {
         if self.port().check_fork().is_err() {
             return true;
         }
         let deadline = Instant::now().checked_add(timeout);
-        let is_empty = |state: &mut State| (!state.operations.has_detached()).then_some(());
+        let is_empty =
+            |state: &mut PortState| (!state.protocol.operations.has_detached()).then_some(());
         self.port().block(true, deadline, is_empty).is_some()
     }
 
-    /// Begins a receive that ends in a report.
+    /// Starts a receive that ends in a completion entry.
     ///
     /// # Safety
-    /// Until it has ended, the memory must stay valid for writes, and nobody else may access it.
+    /// Until it completes, the memory must stay valid for writes, and no other code may access it.
     #[inline]
     pub unsafe fn post_receive(
         &self,
-        wanted: &Wanted,
-        pieces: &[Piece],
+        wanted: &MatchSpec,
+        pieces: &[Segment],
         context: u64,
     ) -> Result<(), Error> {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees it.
         unsafe { self.port().post_receive(wanted, pieces, context, None) }
     }
 
-    /// Begins a receive that takes message after message, one behind the other, until fewer than
-    /// `least` bytes are left. Each ends in a report; that of the last says so.
+    /// Starts a receive that takes several messages into contiguous memory, until fewer than `least` bytes
+    /// are left. Each message has a completion entry; that of the last one is marked.
     ///
     /// # Safety
-    /// As for [`Endpoint::post_receive`], until the report of the last.
-    pub unsafe fn post_receive_several(
+    /// As for [`Endpoint::post_receive`], until the last completion entry.
+    pub unsafe fn post_multi_receive(
         &self,
-        wanted: &Wanted,
-        memory: Piece,
+        wanted: &MatchSpec,
+        memory: Segment,
         context: u64,
         least: u64,
     ) -> Result<(), Error> {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees it.
         unsafe { self.port().post_receive(wanted, &[memory], context, Some(least)) }
     }
 
-    /// Moves messages on and looks for one that a receive would take. With a claim it is set aside:
-    /// only [`Endpoint::post_claimed`] finds it.
-    pub fn peek(&self, wanted: &Wanted, claim: Option<u64>) -> Result<Option<Report>, Error> {
+    /// Makes progress, and returns the first message that a receive would match. With a claim, the message is
+    /// reserved: only [`Endpoint::post_claimed`] finds it.
+    pub fn peek(
+        &self,
+        wanted: &MatchSpec,
+        claim: Option<u64>,
+    ) -> Result<Option<CompletionEntry>, Error> {
         self.port().check_fork()?;
-        let mut state = self.port().enter();
-        state.look_around();
+        let mut state = self.port().lock();
+        state.progress_and_check_peers();
         state.peek(wanted, claim)
     }
 
-    /// Begins to receive a message that was set aside. It ends in a report.
+    /// Starts a receive of a claimed message. It ends in a completion entry.
     ///
     /// # Safety
     /// As for [`Endpoint::post_receive`].
     pub unsafe fn post_claimed(
         &self,
         claim: u64,
-        pieces: &[Piece],
+        pieces: &[Segment],
         context: u64,
     ) -> Result<(), Error> {
         self.port().check_fork()?;
-        // SAFETY: passed on.
-        unsafe { self.port().enter().receive_claimed(claim, pieces, context) }
+        // SAFETY: the caller guarantees it.
+        unsafe { self.port().lock().receive_claimed(claim, pieces, context) }
     }
 
-    /// Moves messages on and drops the first that a receive would take. Its sender does not notice.
-    pub fn discard(&self, wanted: &Wanted) -> Result<Option<Report>, Error> {
+    /// Makes progress, and drops the first message that a receive would match. Its sender is notified as if
+    /// it had been received.
+    pub fn discard(&self, wanted: &MatchSpec) -> Result<Option<CompletionEntry>, Error> {
         self.port().check_fork()?;
-        let mut state = self.port().enter();
-        state.look_around();
+        let mut state = self.port().lock();
+        state.progress_and_check_peers();
         state.discard(wanted)
     }
 
-    /// Drops a message that was set aside.
+    /// Drops a claimed message.
     pub fn discard_claimed(&self, claim: u64) -> Result<(), Error> {
         self.port().check_fork()?;
-        self.port().enter().discard_claimed(claim)
+        self.port().lock().discard_claimed(claim)
     }
 
-    /// Asks for an early end of the operation that was posted with this context. It ends in a report
-    /// one way or the other. Returns whether there is such an operation.
+    /// Cancels the operation that was posted with this context. The operation ends in a completion entry in
+    /// any case. Returns whether there is such an operation.
     pub fn cancel_posted(&self, context: u64) -> bool {
-        self.port().check_fork().is_ok() && self.port().enter().cancel_posted(context)
+        self.port().check_fork().is_ok() && self.port().lock().cancel_posted(context)
     }
 
-    /// Moves messages on and hands over what has ended. Returns whether anything has.
+    /// Makes progress and returns completion entries. Returns whether there were any.
     ///
-    /// It never waits, but for one case: where processes share cores, a thread that has asked in vain
-    /// again and again, and has done nothing else, sleeps for at most a millisecond.
+    /// The call blocks in one case only: if processes share cores, a thread that has only polled, repeatedly
+    /// and without result, sleeps for at most 1 ms.
     #[inline]
-    pub fn collect(&self, reports: &mut Vec<Report>) -> bool {
-        self.port().collect(reports)
+    pub fn poll_completions(&self, reports: &mut Vec<CompletionEntry>) -> bool {
+        self.port().poll_completions(reports)
     }
 
-    /// Waits until something has ended, at most so long, and hands it over. Ends early when
-    /// [`Endpoint::interrupt`] is called or the endpoint closed.
-    pub fn collect_timeout(&self, reports: &mut Vec<Report>, timeout: Option<Duration>) -> bool {
+    /// Waits for completion entries, at most `timeout`, and returns them. Returns early when
+    /// [`Endpoint::wake_waiter`] is called or the endpoint is closed.
+    pub fn wait_completions(
+        &self,
+        reports: &mut Vec<CompletionEntry>,
+        timeout: Option<Duration>,
+    ) -> bool {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        self.port().collect_until(reports, deadline)
+        self.port().wait_completions(reports, deadline)
     }
 
-    /// Whether a sleep on the descriptor of [`Endpoint::watch`] misses nothing. While it is `false`,
-    /// something is under way that does not ring: look again soon.
-    pub fn rings(&self) -> bool {
+    /// Whether a sleep on the descriptor of [`Endpoint::ready_fd`] misses no event. While this is `false`,
+    /// something is in flight that does not signal the descriptor, and the caller must poll again soon.
+    pub fn can_block(&self) -> bool {
         if self.port().check_fork().is_err() {
             return true;
         }
-        let mut state = self.port().enter();
-        !state.is_hearing_soon() && !state.is_offloading()
+        let mut state = self.port().lock();
+        !state.needs_timed_poll() && !state.protocol.is_offloading()
     }
 
-    /// Ends a wait of another thread in [`Endpoint::collect_timeout`]; the next one if none waits.
-    pub fn interrupt(&self) {
+    /// Ends a wait of another thread in [`Endpoint::wait_completions`], or the next one if no thread waits.
+    pub fn wake_waiter(&self) {
         if self.port().check_fork().is_ok() {
-            self.port().interrupt();
+            self.port().wake_waiter();
         }
     }
 }

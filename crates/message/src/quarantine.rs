@@ -1,10 +1,11 @@
-//! Memory that a peer may still write, and how it is found out that it does not any more.
+//! The quarantine: memory that a peer may still write, and the check whether it still may.
 //!
-//! A peer writes to memory of this process in two cases: it has claimed chunks of a message that both
-//! sides copy, or it visits a window. A [`Claim`] names one of these. It is over when the peer says so,
-//! or when the peer's process has ended. A thread of this process that copies between the two has a claim
-//! too, which is over when its copy is. A stopped process may hold one for ever, and nobody may hand
-//! the memory back meanwhile: memory of which this library is the owner waits here.
+//! A peer writes to memory of this process in two cases: it has claimed chunks of a cooperative
+//! message, or it accesses a window. A [`Claim`] names one of these. The claim ends when the peer
+//! releases it, or when the peer's process exits. A thread of this process that copies between the
+//! two memories also has a claim, which ends with the copy. A stopped process can hold a claim for
+//! any time, and the memory must not be returned to its owner until then. Memory that this library
+//! owns waits here.
 
 mod watch;
 
@@ -14,39 +15,40 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 
-use memferry_sys::packet_socket::PacketSocket;
+use memferry_sys::seqpacket::SeqPacketSocket;
 use memferry_sys::{fork, peer_process};
 
-use crate::path::Copying;
-use crate::ring::layout::Memory;
+use crate::path::ActiveCopy;
+use crate::ring::layout::ConnectionMemory;
 pub(crate) use watch::watch;
 
-/// Connections of one process that may have ended in the middle of a write before no more of its
-/// connections are accepted: each of them holds descriptors here.
-const MOST_ENDED: usize = 8;
+/// The number of connections of one living process that may have ended during a write before its
+/// further connections are refused: each of them holds descriptors of this process.
+const MAX_ENDED: usize = 8;
 
-/// The same for all processes together that have no number here.
-const MOST_ENDED_UNKNOWN: usize = 64;
+/// The same limit for all processes together that have no pid in this namespace.
+const MAX_ENDED_UNKNOWN: usize = 64;
 
-/// How often the kept memory is looked at while nothing else asks for it.
-const SWEEP_NS: u64 = 10_000_000;
+/// Interval between two sweeps of the quarantine.
+const SWEEP_INTERVAL_NS: u64 = 10_000_000;
 
-/// A process that can write to memory of this one, with the words in which it says that it does.
+/// A process that can write to memory of this one, with the shared words in which it publishes its
+/// claims.
 #[derive(Debug)]
 pub(crate) struct Writer {
-    memory: Memory,
+    memory: ConnectionMemory,
     pid: u32,
     process: Option<OwnedFd>,
-    socket: Option<PacketSocket>,
+    socket: Option<SeqPacketSocket>,
 }
 
 impl Writer {
-    /// Remembered, so that the connections of one process can be counted.
+    /// Creates a writer, and records it so that the connections of one process can be counted.
     pub(crate) fn new(
-        memory: Memory,
+        memory: ConnectionMemory,
         pid: u32,
         process: Option<OwnedFd>,
-        socket: Option<PacketSocket>,
+        socket: Option<SeqPacketSocket>,
     ) -> Arc<Self> {
         let writer = Arc::new(Self { memory, pid, process, socket });
         if let Some(mut writers) = lock(&WRITERS) {
@@ -56,92 +58,95 @@ impl Writer {
         writer
     }
 
-    /// Whether its process has not ended. A hung-up socket is no end: a copy may be under way. One
-    /// without a descriptor is taken to have ended with its socket.
+    /// Returns whether the process is alive. A socket that was shut down is no proof of exit: a
+    /// copy may be in flight. Without a pidfd, the process counts as exited when its socket is
+    /// closed.
     pub(crate) fn is_alive(&self) -> bool {
         match (&self.process, &self.socket) {
-            (Some(process), _) => !peer_process::has_ended(process.as_fd()),
+            (Some(process), _) => !peer_process::has_exited(process.as_fd()),
             (None, Some(socket)) => peer_process::is_alive(None, socket.as_fd()),
             (None, None) => true,
         }
     }
 
-    /// Whether it says that it visits a window.
-    pub(crate) fn is_at(&self, window: u32) -> bool {
-        self.memory.other_visits().is_at(window)
+    /// Returns whether the peer accesses a window.
+    pub(crate) fn is_accessing(&self, window: u32) -> bool {
+        self.memory.peer_access().is_accessing(window)
     }
 
-    /// Whether it lives and visits any window.
-    pub(crate) fn is_visiting(&self) -> bool {
-        self.memory.other_visits().is_anywhere() && self.is_alive()
+    /// Returns whether the process is alive and accesses any window.
+    pub(crate) fn is_accessing_any(&self) -> bool {
+        self.memory.peer_access().is_active() && self.is_alive()
     }
 }
 
-/// What a writer has claimed.
+/// The memory that a peer has claimed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Claimed {
-    /// So many chunks of a message, in a record that is closed.
-    Chunks { record: u16, generation: u16, chunks: u64, claimed: u64 },
-    /// A window, which is closed.
+pub(crate) enum ClaimKind {
+    /// `claimed` chunks of a message, in a slot that is closed.
+    Chunks { claim_slot: u16, generation: u16, chunks: u64, claimed: u64 },
+    /// A window that is closed.
     Window(u32),
 }
 
-/// Memory that somebody may still write.
+/// A claim on memory of this process.
 #[derive(Debug, Clone)]
 pub(crate) enum Claim {
-    /// A peer.
-    Peer { writer: Arc<Writer>, claimed: Claimed },
-    /// A thread of this process that may wait for a peer's memory. The peer counts as its writer: what
-    /// one process can make us hold is bounded.
-    Copy { copying: Arc<Copying>, _writer: Arc<Writer> },
+    /// A claim of a peer.
+    Peer { writer: Arc<Writer>, kind: ClaimKind },
+    /// A claim of a thread of this process that may be blocked on a peer's memory. It counts as one
+    /// of the peer, so that the number that one process can cause is bounded.
+    Copy { active_copy: Arc<ActiveCopy>, _writer: Arc<Writer> },
 }
 
 impl Claim {
-    /// What a peer has claimed.
-    pub(crate) fn new(writer: Arc<Writer>, claimed: Claimed) -> Self {
-        Self::Peer { writer, claimed }
+    /// Creates the claim of a peer.
+    pub(crate) fn new(writer: Arc<Writer>, claimed: ClaimKind) -> Self {
+        Self::Peer { writer, kind: claimed }
     }
 
-    /// Whether it is a thread of this process.
+    /// Returns whether a thread of this process holds the claim.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self, Self::Copy { .. })
     }
 
-    /// Whether somebody may still write. Words that make no sense claim nothing: an honest peer
-    /// writes none, and another one could write without claiming.
-    pub(crate) fn is_held(&self) -> bool {
+    /// Returns whether the holder may still write. Invalid words claim nothing: a correct peer
+    /// writes none, and another peer could write without claiming.
+    pub(crate) fn is_active(&self) -> bool {
         let (writer, claimed) = match self {
-            Self::Peer { writer, claimed } => (writer, *claimed),
-            Self::Copy { copying, .. } => return copying.is_under_way(),
+            Self::Peer { writer, kind: claimed } => (writer, *claimed),
+            Self::Copy { active_copy, .. } => return active_copy.is_in_flight(),
         };
-        let says_so = match claimed {
-            Claimed::Chunks { record, generation, chunks, claimed } => {
-                let record = writer.memory.record(true, record.into());
-                record.told(generation, chunks).is_ok_and(|told| told.given_up() < claimed)
+        let is_claimed = match claimed {
+            ClaimKind::Chunks { claim_slot, generation, chunks, claimed } => {
+                let slot = writer.memory.claims(true, claim_slot.into());
+                slot.load(generation, chunks).is_ok_and(|progress| progress.released() < claimed)
             }
-            Claimed::Window(window) => writer.is_at(window),
+            ClaimKind::Window(window) => writer.is_accessing(window),
         };
-        says_so && writer.is_alive()
+        is_claimed && writer.is_alive()
     }
 }
 
-/// Memory that waits for its writers.
-struct Kept {
+/// Memory in quarantine.
+struct QuarantinedBuffer {
     claims: Vec<Claim>,
     _memory: Box<dyn Any + Send>,
-    /// Which process keeps it: a forked child has a copy, and no business with it.
+    /// The fork generation of the owner: a forked child has a copy of this list and must not free
+    /// its entries.
     fork_generation: u64,
 }
 
-static KEPT: Mutex<Vec<Kept>> = Mutex::new(Vec::new());
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+static QUARANTINED: Mutex<Vec<QuarantinedBuffer>> = Mutex::new(Vec::new());
+static QUARANTINED_COUNT: AtomicUsize = AtomicUsize::new(0);
 static SWEPT_NS: AtomicU64 = AtomicU64::new(0);
 static WRITERS: Mutex<Vec<Weak<Writer>>> = Mutex::new(Vec::new());
 
-/// A lock that a forked child may find locked for ever: then nothing.
+/// Locks a mutex. Returns `None` if that fails for long: a forked child may find it locked for
+/// ever.
 pub(crate) fn lock<T>(mutex: &'static Mutex<T>) -> Option<MutexGuard<'static, T>> {
-    const TRIES: u32 = 10_000;
-    for _ in 0..TRIES {
+    const LOCK_ATTEMPTS: u32 = 10_000;
+    for _ in 0..LOCK_ATTEMPTS {
         match mutex.try_lock() {
             Ok(guard) => return Some(guard),
             Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
@@ -151,70 +156,70 @@ pub(crate) fn lock<T>(mutex: &'static Mutex<T>) -> Option<MutexGuard<'static, T>
     None
 }
 
-/// Keeps memory until nobody writes there any more.
-pub(crate) fn keep(claims: Vec<Claim>, memory: Box<dyn Any + Send>) {
+/// Keeps memory until no writer has a claim on it.
+pub(crate) fn hold(claims: Vec<Claim>, memory: Box<dyn Any + Send>) {
     if claims.iter().all(Claim::is_local) {
-        tracing::debug!("memory is kept until a thread that copies is out of it");
+        tracing::debug!("memory in quarantine until a copy of this process completes");
     } else {
         tracing::warn!(
-            "a peer is stopped in the middle of a write: the memory is kept until it goes on or ends"
+            "peer stopped during a write: its target stays in quarantine until the peer continues or exits"
         );
     }
-    let kept = Kept { claims, _memory: memory, fork_generation: fork::generation() };
-    COUNT.fetch_add(1, Ordering::Relaxed);
-    match lock(&KEPT) {
-        Some(mut all) => all.push(kept),
-        None => std::mem::forget(kept),
+    let buffer = QuarantinedBuffer { claims, _memory: memory, fork_generation: fork::generation() };
+    QUARANTINED_COUNT.fetch_add(1, Ordering::Relaxed);
+    match lock(&QUARANTINED) {
+        Some(mut all) => all.push(buffer),
+        None => std::mem::forget(buffer),
     }
 }
 
-/// Frees what nobody writes any more, if it is time to look. Called without any lock: foreign code
-/// may run.
+/// Frees the memory whose claims have ended, at most once per [`SWEEP_INTERVAL_NS`]. Must be called
+/// without a lock, because destructors of the application may run.
 #[inline]
 pub(crate) fn sweep() {
-    if COUNT.load(Ordering::Relaxed) > 0 {
+    if QUARANTINED_COUNT.load(Ordering::Relaxed) > 0 {
         sweep_now(false);
     }
 }
 
 #[cold]
-fn sweep_now(at_once: bool) {
+fn sweep_now(force: bool) {
     let now = memferry_sys::clock::coarse_ns();
-    if !at_once && now.saturating_sub(SWEPT_NS.load(Ordering::Relaxed)) < SWEEP_NS {
+    if !force && now.saturating_sub(SWEPT_NS.load(Ordering::Relaxed)) < SWEEP_INTERVAL_NS {
         return;
     }
-    let Ok(mut all) = KEPT.try_lock() else { return };
+    let Ok(mut all) = QUARANTINED.try_lock() else { return };
     SWEPT_NS.store(now, Ordering::Relaxed);
     let (generation, mut freed) = (fork::generation(), Vec::new());
     for index in (0..all.len()).rev() {
-        let kept = &all[index];
-        if kept.fork_generation == generation && !kept.claims.iter().any(Claim::is_held) {
+        let buffer = &all[index];
+        if buffer.fork_generation == generation && !buffer.claims.iter().any(Claim::is_active) {
             freed.push(all.swap_remove(index));
         }
     }
     drop(all);
-    for kept in freed {
-        COUNT.fetch_sub(1, Ordering::Relaxed);
-        if catch_unwind(AssertUnwindSafe(|| drop(kept))).is_err() {
-            tracing::error!("a buffer panicked when it was dropped");
+    for buffer in freed {
+        QUARANTINED_COUNT.fetch_sub(1, Ordering::Relaxed);
+        if catch_unwind(AssertUnwindSafe(|| drop(buffer))).is_err() {
+            tracing::error!("the destructor of a quarantined buffer panicked");
         }
     }
 }
 
-/// How many buffers this process keeps because a peer that is stopped may still write to them. They
-/// are freed when it goes on or ends.
-pub fn kept_buffers() -> usize {
-    if COUNT.load(Ordering::Relaxed) > 0 {
+/// The number of buffers in quarantine: a stopped peer may still write to them. Each is freed when
+/// its peer continues or exits.
+pub fn quarantined_buffers() -> usize {
+    if QUARANTINED_COUNT.load(Ordering::Relaxed) > 0 {
         sweep_now(true);
     }
-    COUNT.load(Ordering::Relaxed)
+    QUARANTINED_COUNT.load(Ordering::Relaxed)
 }
 
-/// Whether so many connections of a process have ended in the middle of a write, and it lives on,
-/// that it gets no more.
+/// Returns whether too many connections of a living process have ended during a write, so that
+/// further ones are refused.
 pub(crate) fn has_many_ended(pid: u32) -> bool {
     let Some(writers) = lock(&WRITERS) else { return false };
-    let its = writers.iter().filter_map(Weak::upgrade).filter(|writer| writer.pid == pid);
-    let most = if pid == 0 { MOST_ENDED_UNKNOWN } else { MOST_ENDED };
-    its.filter(|writer| writer.is_alive()).count() >= most
+    let of_process = writers.iter().filter_map(Weak::upgrade).filter(|writer| writer.pid == pid);
+    let limit = if pid == 0 { MAX_ENDED_UNKNOWN } else { MAX_ENDED };
+    of_process.filter(|writer| writer.is_alive()).count() >= limit
 }

@@ -1,5 +1,6 @@
-//! Memory of a peer that does not come: behind a userfaultfd that nobody answers, as it would be in a
-//! file of a dead server. Calls that do not wait go on, and so does everything with other peers.
+//! Memory of a peer that never becomes resident: behind a userfaultfd that no thread serves, as it
+//! would be in a file of a failed server. Non-blocking calls continue, and so does everything with
+//! other peers.
 
 mod support;
 
@@ -7,9 +8,10 @@ use std::io::Read;
 
 use memferry_message::plan::PathKind;
 use memferry_message::{
-    Builder, Endpoint, Error, Operation, Peer, Rights, Source, TAG_ALL, WindowHandle, kept_buffers,
+    Endpoint, EndpointBuilder, Error, Operation, Peer, Rights, Source, TAG_ALL, WindowHandle,
+    quarantined_buffers,
 };
-use support::absent::{Absent, Role, await_word, readers, report};
+use support::absent::{NonresidentMemory, Role, readers, report, wait_for_byte};
 use support::process::{self, setting};
 use support::{alone, unique, until};
 
@@ -33,42 +35,44 @@ fn connect() -> (Endpoint, Peer) {
     (endpoint, peer)
 }
 
-/// Says that an operation is under way, lets its memory come when the test says so, and says how it ended.
-fn wait_until_it_comes(absent: Absent, mut operation: Operation) {
+/// Reports that an operation is in flight, makes its memory resident on a command of the test, and
+/// reports the result.
+fn wait_until_resident(absent: NonresidentMemory, mut operation: Operation) {
     report(b'a');
     std::thread::spawn(move || {
-        await_word();
-        absent.let_come();
+        wait_for_byte();
+        absent.stop_intercepting();
         std::thread::park();
     });
     let outcome = operation.wait();
     report(if outcome.is_ok() { b'd' } else { b'e' });
-    await_word();
+    wait_for_byte();
 }
 
-/// Sends memory that does not come until the test says so.
+/// Sends memory that becomes resident on a command of the test.
 fn sender() {
-    let Some(absent) = Absent::new(BYTES) else { return report(b's') };
+    let Some(absent) = NonresidentMemory::new(BYTES) else { return report(b's') };
     let (endpoint, peer) = connect();
-    // SAFETY: kept until the operation is over, or the process.
+    // SAFETY: kept until the operation completes, or the process exits.
     let send = unsafe { endpoint.isend_raw(peer, 1, absent.address(), BYTES) };
-    wait_until_it_comes(absent, send.unwrap());
+    wait_until_resident(absent, send.unwrap());
 }
 
-/// Sends memory that was there when it was last looked at, and does not come again until the test says so.
+/// Sends memory that was resident when it was last checked, and becomes resident again on a command
+/// of the test.
 fn vanisher() {
-    let Some(absent) = Absent::new(BYTES) else { return report(b's') };
+    let Some(absent) = NonresidentMemory::new(BYTES) else { return report(b's') };
     let (endpoint, peer) = connect();
     absent.bring();
-    // SAFETY: kept until the operation is over, for both.
+    // SAFETY: kept until the operation completes, for both.
     unsafe { endpoint.isend_raw(peer, 1, absent.address(), BYTES) }.unwrap().wait().unwrap();
     absent.take_away();
-    // SAFETY: as above, or until the process ends.
+    // SAFETY: as above, or until the process exits.
     let send = unsafe { endpoint.isend_raw(peer, 1, absent.address(), BYTES) }.unwrap();
-    wait_until_it_comes(absent, send);
+    wait_until_resident(absent, send);
 }
 
-/// Sends a small message whenever the test says so.
+/// Sends a small message on each command of the test.
 fn talker() {
     let (endpoint, peer) = connect();
     report(b'a');
@@ -78,32 +82,32 @@ fn talker() {
     }
 }
 
-/// Receives into memory that does not come until the test says so.
+/// Receives into memory that becomes resident on a command of the test.
 fn target() {
-    let Some(absent) = Absent::new(BYTES) else { return report(b's') };
+    let Some(absent) = NonresidentMemory::new(BYTES) else { return report(b's') };
     let (endpoint, peer) = connect();
-    // SAFETY: kept until the process ends.
+    // SAFETY: kept until the process exits.
     let receive = unsafe { endpoint.irecv_raw(peer, 1, TAG_ALL, absent.address(), BYTES) };
-    wait_until_it_comes(absent, receive.unwrap());
+    wait_until_resident(absent, receive.unwrap());
 }
 
-/// Exposes memory that does not come, and says where.
+/// Exposes memory that never becomes resident, and sends its handle.
 fn owner() {
-    let Some(absent) = Absent::new(BYTES) else { return report(b's') };
+    let Some(absent) = NonresidentMemory::new(BYTES) else { return report(b's') };
     let (endpoint, peer) = connect();
-    // SAFETY: kept until the process ends.
+    // SAFETY: kept until the process exits.
     let window = unsafe { endpoint.expose_raw(absent.address(), BYTES, Rights::READ_WRITE) };
     let window = window.unwrap();
     endpoint.send(peer, 2, &window.handle().to_bytes()).unwrap();
     report(b'a');
-    await_word();
-    absent.let_come();
-    await_word();
+    wait_for_byte();
+    absent.stop_intercepting();
+    wait_for_byte();
 }
 
-/// Everything that must go on while the memory of a peer does not come.
-fn others_go_on(endpoint: &Endpoint) {
-    let myself = endpoint.myself().unwrap();
+/// Everything that must continue while the memory of a peer is not resident.
+fn check_other_messages(endpoint: &Endpoint) {
+    let myself = endpoint.self_peer().unwrap();
     for length in [7, 100_000] {
         let data = vec![3u8; length];
         let mut send = endpoint.isend(myself, 9, data).unwrap();
@@ -118,15 +122,16 @@ fn others_go_on(endpoint: &Endpoint) {
 fn a_receive_of_memory_that_does_not_come_stops_nobody() {
     let _alone = alone();
     for path in [None, Some(PathKind::Cooperative), Some(PathKind::Single)] {
-        let builder = path.map_or_else(Builder::new, |path| Builder::new().path(path));
+        let builder =
+            path.map_or_else(EndpointBuilder::new, |path| EndpointBuilder::new().path(path));
         let endpoint = builder.open(&unique("receiver")).unwrap();
         let Some(mut child) = Role::begin("sender", &endpoint) else { return };
         let mut receive = endpoint.irecv(Source::Any, 1, TAG_ALL, vec![7u8; BYTES]).unwrap();
-        // Calls that do not wait return.
+        // Non-blocking calls return.
         for _ in 0..100 {
             assert!(!receive.is_done());
         }
-        others_go_on(&endpoint);
+        check_other_messages(&endpoint);
         assert!(!receive.is_done());
         child.tell();
         let (received, buffer) = receive.wait().unwrap();
@@ -151,13 +156,13 @@ fn an_endpoint_closes_while_the_memory_of_a_peer_does_not_come() {
         let failed = receive.wait().map(drop).unwrap_err();
         assert_eq!(failed.error, Error::Closed);
         assert!(failed.buffer.is_none(), "a thread may still write to it");
-        assert_eq!(kept_buffers(), 1);
+        assert_eq!(quarantined_buffers(), 1);
         if ends {
             child.child.kill();
         } else {
             child.tell();
         }
-        until("it is freed", || kept_buffers() == 0);
+        until("it is freed", || quarantined_buffers() == 0);
     }
 }
 
@@ -176,7 +181,7 @@ fn an_endpoint_closes_while_an_access_waits_for_memory_that_does_not_come() {
             assert!(!get.is_done());
             readers() > 0
         });
-        others_go_on(&endpoint);
+        check_other_messages(&endpoint);
         endpoint.clone().close();
         assert!(endpoint.is_busy(), "a thread may still write to the memory of the get");
         assert!(!get.is_done());
@@ -185,7 +190,7 @@ fn an_endpoint_closes_while_an_access_waits_for_memory_that_does_not_come() {
         } else {
             child.tell();
         }
-        until("it is over", || get.is_done());
+        until("it is complete", || get.is_done());
         assert!(!endpoint.is_busy());
         drop(get.wait());
     }
@@ -200,7 +205,8 @@ fn memory_that_goes_after_the_look_stops_only_the_thread_that_copies_it() {
         (Some(PathKind::Cooperative), false),
         (Some(PathKind::Cooperative), true),
     ] {
-        let builder = path.map_or_else(Builder::new, |path| Builder::new().path(path));
+        let builder =
+            path.map_or_else(EndpointBuilder::new, |path| EndpointBuilder::new().path(path));
         let endpoint = builder.open(&unique("receiver")).unwrap();
         let first = endpoint.irecv(Source::Any, 1, TAG_ALL, vec![7u8; BYTES]).unwrap();
         let Some(mut child) = Role::begin("vanisher", &endpoint) else { return };
@@ -210,7 +216,7 @@ fn memory_that_goes_after_the_look_stops_only_the_thread_that_copies_it() {
             let waiting = scope.spawn(|| receive.wait());
             until("a thread waits for the memory", || readers() > 0);
             endpoint.progress();
-            others_go_on(&endpoint);
+            check_other_messages(&endpoint);
             if closes {
                 endpoint.clone().close();
                 assert!(endpoint.is_busy(), "a thread may still write to the memory");
@@ -221,7 +227,9 @@ fn memory_that_goes_after_the_look_stops_only_the_thread_that_copies_it() {
                 Err(failed) => assert!(closes && failed.error == Error::Closed),
             }
         });
-        until("nobody is at the memory", || kept_buffers() == 0 && !endpoint.is_busy());
+        until("no thread accesses the memory", || {
+            quarantined_buffers() == 0 && !endpoint.is_busy()
+        });
         assert_eq!(child.hear(), if closes { b'e' } else { b'd' });
     }
 }
@@ -230,18 +238,19 @@ fn memory_that_goes_after_the_look_stops_only_the_thread_that_copies_it() {
 fn a_sender_that_helps_into_memory_that_does_not_come_stops_nobody() {
     let _alone = alone();
     for closes in [false, true] {
-        let endpoint = Builder::new().path(PathKind::Cooperative).open(&unique("sender")).unwrap();
+        let endpoint =
+            EndpointBuilder::new().path(PathKind::Cooperative).open(&unique("sender")).unwrap();
         let Some(mut child) = Role::begin("target", &endpoint) else { return };
         let peers = endpoint.peers();
         let mut send = endpoint.isend(peers[0], 1, vec![9u8; BYTES]).unwrap();
         std::thread::scope(|scope| {
-            // Calls that do not wait return.
+            // Non-blocking calls return.
             for _ in 0..1000 {
                 assert!(!send.is_done());
             }
-            others_go_on(&endpoint);
+            check_other_messages(&endpoint);
             let waiting = scope.spawn(|| send.wait());
-            others_go_on(&endpoint);
+            check_other_messages(&endpoint);
             if closes {
                 endpoint.clone().close();
             }
@@ -251,7 +260,9 @@ fn a_sender_that_helps_into_memory_that_does_not_come_stops_nobody() {
                 Err(failed) => assert!(closes && failed.error == Error::Closed),
             }
         });
-        until("nobody is at the memory", || kept_buffers() == 0 && !endpoint.is_busy());
+        until("no thread accesses the memory", || {
+            quarantined_buffers() == 0 && !endpoint.is_busy()
+        });
         assert_eq!(child.hear(), if closes { b'e' } else { b'd' });
     }
 }
@@ -260,34 +271,37 @@ fn a_sender_that_helps_into_memory_that_does_not_come_stops_nobody() {
 fn a_thread_that_sleeps_hears_its_peer_while_another_thread_is_stuck_in_a_copy() {
     let _alone = alone();
     for background in [false, true] {
-        let builder = Builder::new().background(background);
+        let builder = EndpointBuilder::new().background(background);
         let endpoint = builder.open(&unique("receiver")).unwrap();
         let first = endpoint.irecv(Source::Any, 1, TAG_ALL, vec![7u8; BYTES]).unwrap();
         let Some(mut child) = Role::begin("vanisher", &endpoint) else { return };
         drop(first.wait().unwrap());
         let mut talker = Role::begin("talker", &endpoint).unwrap();
         std::thread::scope(|scope| {
-            let hear = || endpoint.recv(Source::Any, 3, TAG_ALL, &mut [0; 8]).map(drop);
-            let hearing = [scope.spawn(hear), scope.spawn(hear)];
-            // Not to be right, but to be hard: those that hear should sleep deeply by now.
+            let receive_one = || endpoint.recv(Source::Any, 3, TAG_ALL, &mut [0; 8]).map(drop);
+            let receivers = [scope.spawn(receive_one), scope.spawn(receive_one)];
+            // Makes the test harder, and is not needed for its result: the waiting threads should
+            // sleep by now.
             std::thread::sleep(std::time::Duration::from_millis(100));
             let receive = endpoint.irecv(Source::Any, 1, TAG_ALL, vec![7u8; BYTES]).unwrap();
             let waiting = scope.spawn(|| receive.wait());
             until("a thread waits for the memory", || readers() > 0);
-            // Any one of the three may be the one that is stuck; the others hear.
-            let heard = || hearing.iter().filter(|thread| thread.is_finished()).count();
+            // Any one of the three may be the one that is blocked; the others receive.
+            let finished = || receivers.iter().filter(|thread| thread.is_finished()).count();
             talker.tell();
             talker.tell();
-            until("another one has heard", || heard() > 0);
+            until("another thread has received", || finished() > 0);
             endpoint.clone().close();
             child.tell();
-            for thread in hearing {
+            for thread in receivers {
                 let outcome = thread.join().unwrap();
                 assert!(matches!(outcome, Ok(()) | Err(Error::Closed)), "{outcome:?}");
             }
             let failed = waiting.join().unwrap().map(drop).unwrap_err();
             assert_eq!(failed.error, Error::Closed);
         });
-        until("nobody is at the memory", || kept_buffers() == 0 && !endpoint.is_busy());
+        until("no thread accesses the memory", || {
+            quarantined_buffers() == 0 && !endpoint.is_busy()
+        });
     }
 }

@@ -1,14 +1,15 @@
-//! Windows of a peer whose memory does not come: accesses to the windows of others go on.
+//! Windows of a peer whose memory never becomes resident: accesses to the windows of other peers
+//! continue.
 
 mod support;
 
 use memferry_message::{Endpoint, Error, RemoteWindow, Rights, Source, TAG_ALL, WindowHandle};
-use support::absent::{Absent, Role, await_word, readers, report, threads_named};
+use support::absent::{NonresidentMemory, Role, readers, report, threads_named, wait_for_byte};
 use support::process::{self, setting};
 use support::{alone, unique, until};
 
 const BYTES: usize = 1 << 20;
-/// What ordinary windows hold.
+/// The content of ordinary windows.
 const FILLING: u8 = 5;
 
 #[test]
@@ -20,21 +21,22 @@ fn other_processes_begin_here() {
     }
 }
 
-/// Exposes memory, and says where. Absent memory comes when the test says so.
+/// Exposes memory, and sends its handle. Nonresident memory becomes resident on a command of the
+/// test.
 fn owner(is_absent: bool) {
-    let absent = Absent::new(BYTES);
+    let absent = NonresidentMemory::new(BYTES);
     let Some(absent) = absent else { return report(b's') };
     let mut ordinary = vec![FILLING; BYTES];
     let address = if is_absent { absent.address() } else { ordinary.as_mut_ptr() };
     let endpoint = Endpoint::open(&unique("owner")).unwrap();
     let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
-    // SAFETY: kept until the process ends.
+    // SAFETY: kept until the process exits.
     let window = unsafe { endpoint.expose_raw(address, BYTES, Rights::READ_WRITE) }.unwrap();
     endpoint.send(peer, 2, &window.handle().to_bytes()).unwrap();
     report(b'a');
-    await_word();
-    absent.let_come();
-    await_word();
+    wait_for_byte();
+    absent.stop_intercepting();
+    wait_for_byte();
 }
 
 /// A process that exposes memory, and its window.
@@ -46,8 +48,8 @@ fn begin(role: &str, visitor: &Endpoint) -> Option<(Role, RemoteWindow)> {
     Some((child, visitor.attach(received.source, handle).unwrap()))
 }
 
-/// Gets and puts that nobody waits for, and some that the caller waits for.
-fn accesses_go_on(window: &RemoteWindow) {
+/// Gets and puts in the background, and some that the caller waits for.
+fn check_other_accesses(window: &RemoteWindow) {
     let mut get = window.iget(0, vec![0u8; BYTES]).unwrap();
     until("a get has ended", || get.is_done());
     assert!(get.wait().unwrap().1.iter().all(|byte| *byte == FILLING));
@@ -67,13 +69,13 @@ fn an_access_to_memory_that_does_not_come_keeps_no_accesses_to_others_waiting() 
         let visitor = Endpoint::open(&unique("visitor")).unwrap();
         let Some((mut absent, far)) = begin("absent owner", &visitor) else { return };
         let Some((_ordinary, near)) = begin("ordinary owner", &visitor) else { return };
-        // Once before, so that the thread is there.
-        accesses_go_on(&near);
+        // Once before, so that the thread exists.
+        check_other_accesses(&near);
         let mut stuck = far.iget(0, vec![7u8; BYTES]).unwrap();
         let mut behind = far.iget(0, vec![7u8; BYTES]).unwrap();
         until("a thread waits for the memory", || readers() == 1);
         for _ in 0..10 {
-            accesses_go_on(&near);
+            check_other_accesses(&near);
         }
         assert!(!stuck.is_done() && !behind.is_done());
         visitor.clone().close();
@@ -104,20 +106,20 @@ fn accesses_go_on_while_the_memory_of_several_peers_does_not_come() {
     let gets = absent.iter().map(|(_, far)| far.iget(0, vec![7u8; BYTES]).unwrap());
     let mut gets: Vec<_> = gets.collect();
     let mut last = near.iget(0, vec![0u8; BYTES]).unwrap();
-    until("the one whose memory is there has ended", || last.is_done());
+    until("the operation with resident memory has completed", || last.is_done());
     until("a thread waits for each of the others", || readers() == 3);
-    accesses_go_on(&near);
+    check_other_accesses(&near);
     assert!(gets.iter_mut().all(|get| !get.is_done()));
     let threads = threads_named("memferry-window");
     assert!(threads <= 5, "{threads} threads for four windows");
     for ((child, _), mut get) in absent.iter_mut().zip(gets) {
         child.tell();
-        until("its memory has come", || get.is_done());
+        until("its memory is resident", || get.is_done());
         assert!(get.wait().unwrap().1.iter().all(|byte| *byte == 0));
-        accesses_go_on(&near);
+        check_other_accesses(&near);
     }
-    until("what nobody needs any more is gone", || threads_named("memferry-window") <= 1);
-    accesses_go_on(&near);
+    until("unneeded threads have exited", || threads_named("memferry-window") <= 1);
+    check_other_accesses(&near);
     visitor.clone().close();
     assert!(!visitor.is_busy());
     until("no thread is left", || threads_named("memferry-window") == 0);

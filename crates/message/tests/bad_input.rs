@@ -1,12 +1,12 @@
-//! Calls that make no sense, or come too late, or too early: each has a defined result.
+//! Calls that are invalid, too late or too early: each has a defined result.
 
 mod support;
 
 use std::io::IoSlice;
 
 use memferry_message::{
-    Builder, ConnectError, Endpoint, Error, Job, Link, Listener, MOST_PIECES, Piece, Source,
-    TAG_ALL, TAG_ANY, ValidationError,
+    ConnectError, Endpoint, EndpointBuilder, Error, Job, Link, Listener, MAX_SEGMENTS, Segment,
+    Source, TAG_ALL, TAG_ANY, ValidationError,
 };
 use support::memory::pattern;
 use support::traces::Folder;
@@ -14,49 +14,49 @@ use support::{pair, process, raw_peer, unique, until};
 
 #[test]
 fn a_peer_of_another_endpoint_is_unknown() {
-    let (ours, others) = (pair(&Builder::new()), pair(&Builder::new()));
+    let (ours, others) = (pair(&EndpointBuilder::new()), pair(&EndpointBuilder::new()));
     let unknown = Err(Error::Validation(ValidationError::UnknownPeer));
     assert_eq!(ours.here.send(others.to_there, 0, b"x"), unknown);
     let mut buffer = [0; 1];
     let received = ours.here.recv(others.to_there, 0, TAG_ANY, &mut buffer);
     assert_eq!(received.map(drop), unknown);
     assert_eq!(ours.here.name_of(others.to_there).map(drop), unknown);
-    assert_eq!(ours.here.reach(others.to_there).map(drop), unknown);
+    assert_eq!(ours.here.peer_access(others.to_there).map(drop), unknown);
 }
 
 #[test]
 fn a_closed_endpoint_says_so() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     let (clone, to_there) = (sides.here.clone(), sides.to_there);
-    let mut waiting = sides.here.irecv(to_there, 0, TAG_ANY, vec![0; 8]).unwrap();
+    let mut waiting = sides.here.irecv(to_there, 0, TAG_ANY, vec![0u8; 8]).unwrap();
     let mut pending = sides.here.isend(to_there, 0, pattern(1 << 20, 1)).unwrap();
     assert!(!waiting.is_done() && !pending.is_done());
     clone.close();
     assert_eq!(waiting.wait().unwrap_err().error, Error::Closed);
     let failed = pending.wait().unwrap_err();
     assert_eq!(failed.error, Error::Closed);
-    assert!(failed.buffer == Some(pattern(1 << 20, 1)), "the buffer comes back");
+    assert!(failed.buffer == Some(pattern(1 << 20, 1)), "the buffer is returned");
     assert_eq!(sides.here.send(to_there, 0, b"x"), Err(Error::Closed));
     assert_eq!(sides.here.recv(Source::Any, 0, TAG_ANY, &mut [0; 1]), Err(Error::Closed));
     assert_eq!(sides.here.probe(Source::Any, 0, TAG_ANY), Err(Error::Closed));
     assert_eq!(sides.here.connect("somebody"), Err(Error::Closed));
     assert!(sides.here.peers().is_empty());
     let error = sides.there.recv(sides.to_here, 0, TAG_ANY, &mut [0; 1]).unwrap_err();
-    assert!(matches!(error, Error::PeerGone(_)), "{error}");
+    assert!(matches!(error, Error::PeerDisconnected(_)), "{error}");
 }
 
 #[test]
 fn messages_of_no_length_arrive() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     sides.here.send(sides.to_there, 7, &[]).unwrap();
     sides.here.send(sides.to_there, 8, &[IoSlice::new(&[]), IoSlice::new(&[])][..]).unwrap();
-    // SAFETY: no memory at all.
+    // SAFETY: there is no memory.
     unsafe { sides.here.isend_raw(sides.to_there, 9, std::ptr::null(), 0) }
         .unwrap()
         .wait()
         .unwrap();
     // SAFETY: as above.
-    unsafe { sides.here.isend_pieces(sides.to_there, 10, &[]) }.unwrap().wait().unwrap();
+    unsafe { sides.here.isend_segments_raw(sides.to_there, 10, &[]) }.unwrap().wait().unwrap();
     for tag in 7..=10 {
         let received = sides.there.recv(sides.to_here, tag, TAG_ALL, &mut []).unwrap();
         assert_eq!((received.tag, received.length), (tag, 0));
@@ -65,9 +65,9 @@ fn messages_of_no_length_arrive() {
 
 #[test]
 fn a_null_pointer_with_a_length_is_refused() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     let refused = Error::Validation(ValidationError::NullPointer(5));
-    // SAFETY: refused before anybody looks at the memory.
+    // SAFETY: rejected before the memory is accessed.
     let sent = unsafe { sides.here.isend_raw(sides.to_there, 0, std::ptr::null(), 5) };
     assert_eq!(sent.unwrap_err(), refused);
     // SAFETY: as above.
@@ -78,36 +78,37 @@ fn a_null_pointer_with_a_length_is_refused() {
 
 #[test]
 fn too_many_pieces_are_refused_and_as_many_as_may_be_arrive() {
-    let sides = pair(&Builder::new());
-    let mut bytes = pattern(100 * MOST_PIECES, 4);
+    let sides = pair(&EndpointBuilder::new());
+    let mut bytes = pattern(100 * MAX_SEGMENTS, 4);
     let at = bytes.as_mut_ptr();
     for piece_bytes in [3, 100] {
-        let piece = |index| Piece::source(at.wrapping_add(piece_bytes * index), piece_bytes);
-        let pieces: Vec<_> = (0..MOST_PIECES).map(piece).collect();
-        let length = piece_bytes * MOST_PIECES;
+        let piece = |index| Segment::source(at.wrapping_add(piece_bytes * index), piece_bytes);
+        let pieces: Vec<_> = (0..MAX_SEGMENTS).map(piece).collect();
+        let length = piece_bytes * MAX_SEGMENTS;
         // SAFETY: the bytes live and stay as they are until the end of the test.
-        let mut send = unsafe { sides.here.isend_pieces(sides.to_there, 0, &pieces) }.unwrap();
+        let mut send =
+            unsafe { sides.here.isend_segments_raw(sides.to_there, 0, &pieces) }.unwrap();
         let mut receive = sides.there.irecv(sides.to_here, 0, TAG_ANY, vec![0; length]).unwrap();
         sides.finish(&mut [&mut send, receive.operation()]);
         assert!(receive.wait().unwrap().1 == bytes[..length]);
     }
-    let too_many = vec![Piece::source(at, 1); MOST_PIECES + 1];
+    let too_many = vec![Segment::source(at, 1); MAX_SEGMENTS + 1];
     // SAFETY: refused before anybody looks at the memory.
-    let error = unsafe { sides.here.isend_pieces(sides.to_there, 0, &too_many) }.unwrap_err();
-    assert_eq!(error, Error::Validation(ValidationError::TooManyPieces(MOST_PIECES + 1)));
-    let too_long = [Piece::source(at, usize::MAX), Piece::source(at, usize::MAX)];
+    let error = unsafe { sides.here.isend_segments_raw(sides.to_there, 0, &too_many) }.unwrap_err();
+    assert_eq!(error, Error::Validation(ValidationError::TooManySegments(MAX_SEGMENTS + 1)));
+    let too_long = [Segment::source(at, usize::MAX), Segment::source(at, usize::MAX)];
     // SAFETY: as above.
-    let error = unsafe { sides.here.isend_pieces(sides.to_there, 0, &too_long) }.unwrap_err();
+    let error = unsafe { sides.here.isend_segments_raw(sides.to_there, 0, &too_long) }.unwrap_err();
     assert_eq!(error, Error::Validation(ValidationError::TooLong));
 }
 
 #[test]
 fn two_receives_into_the_same_memory_both_end_and_touch_nothing_else() {
-    let sides = pair(&Builder::new());
-    let mut memory = support::memory::Guarded::plain(100_000);
+    let sides = pair(&EndpointBuilder::new());
+    let mut memory = support::memory::GuardedBuffer::plain(100_000);
     let at = memory.address();
-    // SAFETY: the memory lives until both are over; that two receives share a part of it leaves
-    // bytes that nobody relies on.
+    // SAFETY: the memory lives until both operations complete; two receives share a part of it,
+    // whose bytes the test does not use.
     let (mut one, mut other) = unsafe {
         let one = sides.there.irecv_raw(sides.to_here, 1, TAG_ALL, at, 70_000).unwrap();
         (one, sides.there.irecv_raw(sides.to_here, 2, TAG_ALL, at.add(30_000), 70_000).unwrap())
@@ -143,7 +144,9 @@ fn names_and_ranks_that_make_no_sense_are_refused() {
     assert!(Endpoint::open(&"long".repeat(100)).is_err());
     let error = Job::join("job", 3, 3).unwrap_err();
     assert_eq!(error, Error::Validation(ValidationError::Rank { rank: 3, size: 3 }));
-    assert!(Builder::new().allow_user("no such user, surely").open(&unique("user")).is_err());
+    assert!(
+        EndpointBuilder::new().allow_user("no such user, surely").open(&unique("user")).is_err()
+    );
 }
 
 #[test]
@@ -151,7 +154,7 @@ fn connecting_to_nobody_says_so_at_once() {
     let endpoint = Endpoint::open(&unique("lonely")).unwrap();
     let folder = Folder::new("nobody");
     for name in [unique("nobody"), folder.file("nobody")] {
-        let nobody = Error::Connect(ConnectError::NobodyListens(name.clone()));
+        let nobody = Error::Connect(ConnectError::NoListener(name.clone()));
         assert_eq!(endpoint.connect(&name).unwrap_err(), nobody);
         assert_eq!(Link::connect(&name).unwrap_err(), nobody);
     }
@@ -159,25 +162,25 @@ fn connecting_to_nobody_says_so_at_once() {
 
 #[test]
 fn somebody_who_never_answers_is_given_up() {
-    use memferry_sys::packet_socket::{PacketListener, SocketName};
+    use memferry_sys::seqpacket::{SeqPacketListener, SocketName};
     let name = unique("mute");
-    let _mute = PacketListener::bind(&SocketName::parse(&name)).unwrap();
-    let patience = std::time::Duration::from_millis(50);
-    let endpoint = Builder::new().connect_timeout(patience).open(&unique("asking")).unwrap();
+    let _mute = SeqPacketListener::bind(&SocketName::parse(&name)).unwrap();
+    let timeout = std::time::Duration::from_millis(50);
+    let endpoint = EndpointBuilder::new().connect_timeout(timeout).open(&unique("asking")).unwrap();
     let error = endpoint.connect(&name).unwrap_err();
-    assert_eq!(error, Error::Connect(ConnectError::NoAnswer { name, seconds: 0 }));
+    assert_eq!(error, Error::Connect(ConnectError::NoReply { name, seconds: 0 }));
 }
 
 #[test]
 fn somebody_who_speaks_another_protocol_is_told_apart() {
-    use memferry_sys::packet_socket::{PacketListener, SocketName};
+    use memferry_sys::seqpacket::{SeqPacketListener, SocketName};
     let name = unique("stranger");
-    let stranger = PacketListener::bind(&SocketName::parse(&name)).unwrap();
+    let stranger = SeqPacketListener::bind(&SocketName::parse(&name)).unwrap();
     let endpoint = Endpoint::open(&unique("asking")).unwrap();
     let error = std::thread::scope(|scope| {
         let connecting = scope.spawn(|| endpoint.connect(&name).unwrap_err());
         let mut socket = None;
-        until("the call comes", || {
+        until("the connection arrives", || {
             socket = stranger.accept().ok();
             socket.is_some()
         });
@@ -186,7 +189,7 @@ fn somebody_who_speaks_another_protocol_is_told_apart() {
         socket.send(b"good day, who are you?", &[]).unwrap();
         connecting.join().unwrap()
     });
-    assert!(matches!(error, Error::Connect(ConnectError::Refused(..))), "{error}");
+    assert!(matches!(error, Error::Connect(ConnectError::Rejected(..))), "{error}");
 }
 
 #[test]
@@ -197,18 +200,18 @@ fn the_file_of_a_crashed_process_is_taken_over() {
     let mut child = process::Child::spawn(command.env("MEMFERRY_TEST_NAME", &path));
     until("the name is taken", || std::path::Path::new(&path).exists());
     let endpoint = Endpoint::open(&unique("survivor")).unwrap();
-    // It answers nobody, so this only shows that somebody listens.
+    // It does not reply, so this only shows that a process listens.
     until("it listens", || {
-        memferry_sys::packet_socket::PacketSocket::connect(
-            &memferry_sys::packet_socket::SocketName::parse(&path),
+        memferry_sys::seqpacket::SeqPacketSocket::connect(
+            &memferry_sys::seqpacket::SocketName::parse(&path),
         )
         .is_ok()
     });
     assert!(Endpoint::open(&path).is_err());
     child.kill();
-    let nobody = Error::Connect(ConnectError::NobodyListens(path.clone()));
+    let nobody = Error::Connect(ConnectError::NoListener(path.clone()));
     assert_eq!(endpoint.connect(&path).unwrap_err(), nobody);
-    let successor = Builder::new().background(true).open(&path).unwrap();
+    let successor = EndpointBuilder::new().background(true).open(&path).unwrap();
     endpoint.connect(&path).unwrap();
     successor.close();
     assert!(folder.contents().is_empty(), "{:?}", folder.contents());
@@ -251,7 +254,7 @@ fn names_that_cannot_be_are_refused_with_the_reason() {
 
 #[test]
 fn a_rank_that_does_not_come_is_named() {
-    let builder = Builder::new().connect_timeout(std::time::Duration::from_millis(50));
+    let builder = EndpointBuilder::new().connect_timeout(std::time::Duration::from_millis(50));
     let error = builder.join(&unique("job"), 0, 2).unwrap_err().to_string();
     assert!(error.starts_with("rank 1 of the job job"), "{error}");
 }

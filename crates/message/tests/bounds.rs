@@ -1,4 +1,4 @@
-//! Nothing grows without a limit, and whoever reaches a limit is told, or waits.
+//! Everything has a limit, and a caller that reaches a limit gets an error or waits.
 
 mod support;
 
@@ -6,25 +6,26 @@ use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memferry_message::{
-    Builder, ConnectError, Endpoint, Error, OwnedOperation, ShareableBuffer, Source, TAG_ALL,
-    TAG_ANY, ValidationError,
+    ConnectError, Endpoint, EndpointBuilder, Error, OwnedOperation, ShareableBuffer, Source,
+    TAG_ALL, TAG_ANY, ValidationError,
 };
 use support::memory::{fill, first_wrong, pattern};
 use support::process::{self, Child, setting};
-use support::traces::{holdings, memory_kib};
+use support::traces::{memory_kib, resource_usage};
 use support::{alone, pair, say, unique, until};
 
-/// What one peer may leave with another that does not receive.
-const MOST_KEPT: usize = 2 << 20;
+/// The bytes that one peer may leave with another that does not receive.
+const MAX_UNEXPECTED_BYTES: usize = 2 << 20;
 const MESSAGES: u64 = 4000;
 const LENGTH: usize = 4096;
-/// So that messages of that length are sent at once, whatever this machine was measured to do best.
+/// Sends messages of that length eagerly, independent of the calibration.
 const EAGER: u64 = 8 << 10;
 
 /// A process that receives nothing before its input is closed, and then everything.
-fn receives_late() {
+fn run_late_receiver() {
     let background = setting("MEMFERRY_TEST_BACKGROUND") == "on";
-    let builder = Builder::new().background(background).most_kept_bytes(MOST_KEPT);
+    let builder =
+        EndpointBuilder::new().background(background).max_unexpected_bytes(MAX_UNEXPECTED_BYTES);
     let endpoint = builder.open(&setting("MEMFERRY_TEST_NAME")).unwrap();
     let peer = endpoint.connect(&setting("MEMFERRY_TEST_OTHER")).unwrap();
     endpoint.send(peer, 0, b"ready").unwrap();
@@ -39,7 +40,7 @@ fn receives_late() {
 }
 
 /// Starts such a process and waits until it is connected.
-fn late_receiver(endpoint: &Endpoint, background: &str) -> (Child, memferry_message::Peer) {
+fn spawn_late_receiver(endpoint: &Endpoint, background: &str) -> (Child, memferry_message::Peer) {
     let mut command = process::command("receives late");
     command
         .stdin(Stdio::piped())
@@ -59,22 +60,22 @@ fn flood(endpoint: &Endpoint, to: memferry_message::Peer) -> Vec<OwnedOperation<
 fn a_receiver_that_does_not_receive_keeps_little_and_later_gets_everything_in_order() {
     let _alone = alone();
     for background in ["off", "on"] {
-        let endpoint = Builder::new().eager_bytes(EAGER).open(&unique("flood")).unwrap();
-        let (mut child, peer) = late_receiver(&endpoint, background);
+        let endpoint = EndpointBuilder::new().eager_bytes(EAGER).open(&unique("flood")).unwrap();
+        let (mut child, peer) = spawn_late_receiver(&endpoint, background);
         let before = memory_kib(child.id(), "VmRSS");
         let mut sends = flood(&endpoint, peer);
         let count = |sends: &mut Vec<OwnedOperation<_>>| {
             sends.iter_mut().filter_map(|send| send.is_done().then_some(())).count()
         };
-        // Until nothing moves any more: the receiver has filled what it may fill.
+        // Until nothing makes progress: the receiver has buffered as much as it may.
         let (mut done, mut quiet) = (0, 0);
         while quiet < 30 {
             let now = count(&mut sends);
             quiet = if now == done { quiet + 1 } else { 0 };
             done = now;
         }
-        let most = MOST_KEPT + (1 << 20);
-        assert!(done * LENGTH <= most, "{done} messages of {LENGTH} bytes are gone");
+        let limit = MAX_UNEXPECTED_BYTES + (1 << 20);
+        assert!(done * LENGTH <= limit, "{done} messages of {LENGTH} bytes were sent");
         let grown = memory_kib(child.id(), "VmRSS").saturating_sub(before);
         say(format_args!("{background}: {done} of {MESSAGES} sent, the receiver grew {grown} KiB"));
         assert!(grown < 8 << 10, "the receiver grew by {grown} KiB");
@@ -90,8 +91,8 @@ fn a_receiver_that_does_not_receive_keeps_little_and_later_gets_everything_in_or
 #[test]
 fn a_blocking_send_waits_for_the_receiver() {
     let _alone = alone();
-    let endpoint = Builder::new().eager_bytes(EAGER).open(&unique("blocking")).unwrap();
-    let (mut child, peer) = late_receiver(&endpoint, "on");
+    let endpoint = EndpointBuilder::new().eager_bytes(EAGER).open(&unique("blocking")).unwrap();
+    let (mut child, peer) = spawn_late_receiver(&endpoint, "on");
     let (all_sent, before) = (AtomicBool::new(false), memory_kib(child.id(), "VmRSS"));
     std::thread::scope(|scope| {
         let sending = scope.spawn(|| {
@@ -100,11 +101,11 @@ fn a_blocking_send_waits_for_the_receiver() {
             }
             all_sent.store(true, Ordering::Relaxed);
         });
-        until("half of what fits is there", || {
+        until("half of the limit is buffered", || {
             let grown = memory_kib(child.id(), "VmRSS").saturating_sub(before);
-            sending.is_finished() || grown >= MOST_KEPT as u64 / 2048
+            sending.is_finished() || grown >= MAX_UNEXPECTED_BYTES as u64 / 2048
         });
-        // What is sent altogether is more than the receiver may keep, so it cannot be over.
+        // More is sent than the receiver may buffer, so the send cannot be complete.
         assert!(!all_sent.load(Ordering::Relaxed));
         drop(child.take_input());
     });
@@ -115,32 +116,32 @@ fn a_blocking_send_waits_for_the_receiver() {
 #[test]
 fn one_peer_more_than_allowed_is_refused_with_the_reason() {
     let _alone = alone();
-    let full = Builder::new().most_peers(2).background(true).open(&unique("full")).unwrap();
+    let full = EndpointBuilder::new().max_peers(2).background(true).open(&unique("full")).unwrap();
     let others: Vec<_> = (0..3).map(|_| Endpoint::open(&unique("guest")).unwrap()).collect();
     others[0].connect(full.name()).unwrap();
     others[1].connect(full.name()).unwrap();
     let error = others[2].connect(full.name()).unwrap_err();
-    assert!(matches!(&error, Error::Connect(ConnectError::Refused(..))), "{error}");
-    assert!(error.to_string().contains("most_peers"), "{error}");
-    let listening = Builder::new().background(true).open(&unique("listening")).unwrap();
+    assert!(matches!(&error, Error::Connect(ConnectError::Rejected(..))), "{error}");
+    assert!(error.to_string().contains("max_peers"), "{error}");
+    let listening = EndpointBuilder::new().background(true).open(&unique("listening")).unwrap();
     let error = full.connect(listening.name()).unwrap_err();
     assert_eq!(error, Error::Connect(ConnectError::TooManyPeers(2)));
-    // A place that becomes free can be taken.
+    // A slot that becomes free can be used.
     let mut others = others.into_iter();
     others.next().unwrap().close();
-    until("the place is free", || full.peers().len() < 2);
+    until("the slot is free", || full.peers().len() < 2);
     others.nth(1).unwrap().connect(full.name()).unwrap();
 }
 
 #[test]
 fn more_operations_than_allowed_are_refused_and_room_comes_back() {
     let _alone = alone();
-    let sides = pair(&Builder::new().most_operations(10));
+    let sides = pair(&EndpointBuilder::new().max_operations(10));
     let too_many = Error::Validation(ValidationError::TooManyOperations(10));
     let mut receives: Vec<_> = (0..10)
-        .map(|tag| sides.there.irecv(sides.to_here, tag, TAG_ALL, vec![0; 8]).unwrap())
+        .map(|tag| sides.there.irecv(sides.to_here, tag, TAG_ALL, vec![0u8; 8]).unwrap())
         .collect();
-    let failed = sides.there.irecv(sides.to_here, 99, TAG_ALL, vec![1; 8]).unwrap_err();
+    let failed = sides.there.irecv(sides.to_here, 99, TAG_ALL, vec![1u8; 8]).unwrap_err();
     assert_eq!((failed.error, failed.buffer), (too_many.clone(), Some(vec![1; 8])));
     let mut sends: Vec<_> = (100..110)
         .map(|tag| sides.here.isend(sides.to_there, tag, pattern(1 << 20, tag)).unwrap())
@@ -148,9 +149,9 @@ fn more_operations_than_allowed_are_refused_and_room_comes_back() {
     let failed = sides.here.isend(sides.to_there, 99, pattern(1 << 20, 9)).unwrap_err();
     assert_eq!(failed.error, too_many);
     assert!(failed.buffer == Some(pattern(1 << 20, 9)));
-    // Messages that wait do not help either: receiving one is an operation too.
+    // Unexpected messages do not help either: receiving one is an operation too.
     sides.settle();
-    let failed = sides.there.irecv(sides.to_here, 100, TAG_ALL, vec![0; 1 << 20]).unwrap_err();
+    let failed = sides.there.irecv(sides.to_here, 100, TAG_ALL, vec![0u8; 1 << 20]).unwrap_err();
     assert_eq!(failed.error, too_many);
     receives.remove(0).operation().cancel();
     let mut receive = sides.there.irecv(sides.to_here, 100, TAG_ALL, vec![0; 1 << 20]).unwrap();
@@ -161,15 +162,15 @@ fn more_operations_than_allowed_are_refused_and_room_comes_back() {
 #[test]
 fn many_shareable_buffers_are_as_good_as_few() {
     let _alone = alone();
-    for builder in [Builder::new(), Builder::new().cross_memory(false)] {
+    for builder in [EndpointBuilder::new(), EndpointBuilder::new().cross_memory(false)] {
         let sides = pair(&builder);
         let shareable = |seed| {
             let mut buffer = ShareableBuffer::new(40_000).unwrap();
             fill(&mut buffer, seed);
             buffer
         };
-        // More than are mapped at a time, and more than are on their way at a time; twice, so that
-        // places of dropped ones are used again.
+        // More than are mapped at a time, and more than are in flight at a time; twice, so that
+        // slots of dropped ones are reused.
         for _ in 0..2 {
             let mut sends: Vec<_> = (0..200)
                 .map(|tag| sides.here.isend(sides.to_there, tag, shareable(tag)).unwrap())
@@ -198,7 +199,7 @@ fn many_shareable_buffers_are_as_good_as_few() {
 #[test]
 fn many_messages_at_a_time_are_as_good_as_few() {
     let _alone = alone();
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     let length = 300_000;
     let mut receives: Vec<_> = (0..100)
         .map(|tag| sides.there.irecv(sides.to_here, tag, TAG_ALL, vec![0; length]).unwrap())
@@ -218,8 +219,8 @@ fn many_messages_at_a_time_are_as_good_as_few() {
 #[test]
 fn coming_and_going_leaves_nothing_behind() {
     let _alone = alone();
-    let guests = Builder::new().eager_bytes(EAGER);
-    let host = Builder::new().background(true).open(&unique("host")).unwrap();
+    let guests = EndpointBuilder::new().eager_bytes(EAGER);
+    let host = EndpointBuilder::new().background(true).open(&unique("host")).unwrap();
     let visit = || {
         let guest = guests.open(&unique("guest")).unwrap();
         let peer = guest.connect(host.name()).unwrap();
@@ -229,12 +230,12 @@ fn coming_and_going_leaves_nothing_behind() {
         assert_eq!(first_wrong(&buffer, 1), None);
     };
     visit();
-    let before = holdings();
+    let before = resource_usage();
     for _ in 0..300 {
         visit();
     }
-    until("nothing is left of the visits", || {
-        let now = holdings();
+    until("no access is left", || {
+        let now = resource_usage();
         host.peers().is_empty()
             && now.descriptors <= before.descriptors + 3
             && now.mappings <= before.mappings
@@ -244,7 +245,7 @@ fn coming_and_going_leaves_nothing_behind() {
 #[test]
 fn a_hundred_callers_at_once_are_all_answered() {
     let _alone = alone();
-    let host = Builder::new().background(true).open(&unique("popular")).unwrap();
+    let host = EndpointBuilder::new().background(true).open(&unique("popular")).unwrap();
     std::thread::scope(|scope| {
         for number in 0..100u64 {
             let host = &host;
@@ -261,6 +262,6 @@ fn a_hundred_callers_at_once_are_all_answered() {
 #[test]
 fn other_processes_begin_here() {
     if process::role().is_some() {
-        receives_late();
+        run_late_receiver();
     }
 }

@@ -1,18 +1,18 @@
-//! Taking operations back: before anybody has met them they end as cancelled, after that as if
-//! nothing had been asked.
+//! Cancellation: an operation that is not matched ends as cancelled, a matched one completes as
+//! usual.
 
 mod support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memferry_message::{Builder, Error, Operation, Source, TAG_ALL, TAG_ANY};
+use memferry_message::{EndpointBuilder, Error, Operation, Source, TAG_ALL, TAG_ANY};
 use support::memory::pattern;
 use support::{pair, until};
 
 #[test]
 fn a_receive_that_nobody_met_is_cancelled_and_takes_no_message() {
-    let sides = pair(&Builder::new());
-    let mut receive = sides.there.irecv(sides.to_here, 5, TAG_ALL, vec![0; 10]).unwrap();
+    let sides = pair(&EndpointBuilder::new());
+    let mut receive = sides.there.irecv(sides.to_here, 5, TAG_ALL, vec![0u8; 10]).unwrap();
     receive.operation().cancel();
     assert_eq!(receive.wait().unwrap_err().error, Error::Cancelled);
     sides.here.send(sides.to_there, 5, b"later").unwrap();
@@ -23,7 +23,7 @@ fn a_receive_that_nobody_met_is_cancelled_and_takes_no_message() {
 
 #[test]
 fn a_send_that_nobody_met_is_cancelled_and_arrives_nowhere() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     let mut send = sides.here.isend(sides.to_there, 5, pattern(1 << 20, 1)).unwrap();
     sides.settle();
     assert!(!send.is_done());
@@ -39,7 +39,7 @@ fn a_send_that_nobody_met_is_cancelled_and_arrives_nowhere() {
 #[test]
 fn cancelling_after_the_two_have_met_changes_nothing() {
     for size in [20, 5000, 100_000, 5 << 20] {
-        for builder in [Builder::new(), Builder::new().cross_memory(false)] {
+        for builder in [EndpointBuilder::new(), EndpointBuilder::new().cross_memory(false)] {
             let sides = pair(&builder);
             let mut receive = sides.there.irecv(sides.to_here, 5, TAG_ALL, vec![0; size]).unwrap();
             let mut send = sides.here.isend(sides.to_there, 5, pattern(size, 3)).unwrap();
@@ -57,14 +57,14 @@ fn cancelling_after_the_two_have_met_changes_nothing() {
 
 #[test]
 fn a_send_that_waits_for_room_is_cancelled_and_the_others_stay_in_order() {
-    // Nobody reads, so the ring fills up: with cells, or with bytes.
+    // The peer does not read, so the ring fills up: with cells, or with bytes.
     for size in [30, 4000] {
-        let sides = pair(&Builder::new().eager_bytes(8 << 10));
+        let sides = pair(&EndpointBuilder::new().eager_bytes(8 << 10));
         let mut sends: Vec<_> = (0..600u64)
             .map(|tag| sides.here.isend(sides.to_there, tag, pattern(size, tag)).unwrap())
             .collect();
         let first = sends.iter_mut().position(|send| !send.is_done()).unwrap();
-        assert!(first < 500, "the ring has no end");
+        assert!(first < 500, "the ring never fills up");
         let cancelled = [first as u64, first as u64 + 1, 550];
         for tag in cancelled {
             sends[tag as usize].operation().cancel();
@@ -97,7 +97,7 @@ fn a_send_that_waits_for_room_is_cancelled_and_the_others_stay_in_order() {
 
 #[test]
 fn a_scope_takes_back_receives_that_nobody_met_and_waits_for_sends() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     let (mut buffer, message) = (vec![0; 100], pattern(1 << 20, 8));
     let left = AtomicBool::new(false);
     std::thread::scope(|threads| {
@@ -123,9 +123,9 @@ fn a_scope_takes_back_receives_that_nobody_met_and_waits_for_sends() {
 
 #[test]
 fn dropped_handles_keep_their_promise() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     // A dropped receive takes no message; a dropped send still arrives.
-    drop(sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 100_000]).unwrap());
+    drop(sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0u8; 100_000]).unwrap());
     drop(sides.here.isend(sides.to_there, 1, pattern(100_000, 1)).unwrap());
     let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 100_000]).unwrap();
     sides.finish(&mut [receive.operation()]);
@@ -135,9 +135,9 @@ fn dropped_handles_keep_their_promise() {
 
 #[test]
 fn an_operation_that_is_over_can_be_cancelled_and_asked_again() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     sides.here.send(sides.to_there, 1, b"once").unwrap();
-    let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 4]).unwrap();
+    let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0u8; 4]).unwrap();
     let operation: &mut Operation = receive.operation();
     let outcome = operation.wait();
     operation.cancel();

@@ -1,5 +1,5 @@
-//! Messages that a carrier brings meet receives like all others. The carrier here is a model: two
-//! boxes in one process.
+//! Messages from a remote transport are matched like all others. The transport of this test is a
+//! model: two queues in one process.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::BorrowedFd;
@@ -7,15 +7,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use memferry_message::{
-    AccessWay, CarriedAccess, Carrier, CarrierEvent, Ending, Endpoint, Envelope, Error, Gone, Peer,
-    Piece, Report, ReportKind, Source, TAG_ALL, Wanted,
+    CompletionEntry, CompletionKind, CompletionOptions, DisconnectReason, Endpoint, Envelope,
+    Error, MatchSpec, Peer, RemoteEvent, RemoteRma, RemoteRmaOp, RemoteTransport, Segment, Source,
+    TAG_ALL,
 };
 
 /// Longer messages are announced.
 const SMALL: usize = 100;
 
 #[derive(Debug)]
-enum Letter {
+enum ModelPacket {
     Whole(Envelope, Vec<u8>),
     Waits { envelope: Envelope, length: u64, ticket: u64 },
     Wanted { ticket: u64, fetch: u64, length: u64 },
@@ -23,105 +24,115 @@ enum Letter {
     Gone,
 }
 
-/// What is on its way to each of the two.
-type Boxes = Arc<Mutex<[VecDeque<Letter>; 2]>>;
+/// The messages in flight to each of the two.
+type Mailboxes = Arc<Mutex<[VecDeque<ModelPacket>; 2]>>;
 
-/// Carries messages between two endpoints, each of which has the other as peer 5.
+/// A transport between two endpoints, each of which has the other as peer 5.
 #[derive(Debug)]
-struct Model {
+struct ModelTransport {
     side: usize,
-    boxes: Boxes,
-    waiting: HashMap<u64, Vec<Piece>>,
-    fetching: HashMap<u64, Vec<Piece>>,
-    over: Vec<CarrierEvent>,
-    taken: Arc<Mutex<u64>>,
+    mailboxes: Mailboxes,
+    waiting: HashMap<u64, Vec<Segment>>,
+    fetching: HashMap<u64, Vec<Segment>>,
+    completed: Vec<RemoteEvent>,
+    credited: Arc<Mutex<u64>>,
 }
 
-const OTHER: u64 = 5;
+const PEER_ID: u64 = 5;
 const KEY: u64 = 12;
 
-impl Model {
-    fn post(&self, letter: Letter) {
-        self.boxes.lock().unwrap()[1 - self.side].push_back(letter);
+impl ModelTransport {
+    fn post(&self, letter: ModelPacket) {
+        self.mailboxes.lock().unwrap()[1 - self.side].push_back(letter);
     }
 }
 
-fn read(pieces: &[Piece]) -> Vec<u8> {
-    let bytes = |piece: &Piece| match piece.length {
+fn read(segments: &[Segment]) -> Vec<u8> {
+    let bytes = |segment: &Segment| match segment.length {
         0 => Vec::new(),
-        // SAFETY: the endpoint keeps the memory of a message until it is over.
-        length => unsafe { std::slice::from_raw_parts(piece.address, length) }.to_vec(),
+        // SAFETY: the endpoint keeps the memory of a message until it completes.
+        length => unsafe { std::slice::from_raw_parts(segment.address, length) }.to_vec(),
     };
-    pieces.iter().flat_map(bytes).collect()
+    segments.iter().flat_map(bytes).collect()
 }
 
-impl Carrier for Model {
-    fn send(&mut self, peer: u64, number: u64, envelope: &Envelope, pieces: &[Piece], late: bool) {
-        assert_eq!(peer, OTHER);
-        let bytes = read(pieces);
+impl RemoteTransport for ModelTransport {
+    fn send(
+        &mut self,
+        peer: u64,
+        number: u64,
+        envelope: &Envelope,
+        segments: &[Segment],
+        late: bool,
+    ) {
+        assert_eq!(peer, PEER_ID);
+        let bytes = read(segments);
         if bytes.len() <= SMALL && !late {
-            self.post(Letter::Whole(*envelope, bytes));
-            self.over.push(CarrierEvent::Sent { number, outcome: Ok(()) });
+            self.post(ModelPacket::Whole(*envelope, bytes));
+            self.completed.push(RemoteEvent::Sent { number, outcome: Ok(()) });
         } else {
             let (envelope, length, ticket) = (*envelope, bytes.len() as u64, number);
-            self.waiting.insert(ticket, pieces.to_vec());
-            self.post(Letter::Waits { envelope, length, ticket });
+            self.waiting.insert(ticket, segments.to_vec());
+            self.post(ModelPacket::Waits { envelope, length, ticket });
         }
     }
 
-    fn fetch(&mut self, _: u64, ticket: u64, number: u64, pieces: &[Piece], length: u64) {
-        self.fetching.insert(number, pieces.to_vec());
-        self.post(Letter::Wanted { ticket, fetch: number, length });
+    fn fetch(&mut self, _: u64, ticket: u64, number: u64, segments: &[Segment], length: u64) {
+        self.fetching.insert(number, segments.to_vec());
+        self.post(ModelPacket::Wanted { ticket, fetch: number, length });
     }
 
-    fn taken(&mut self, _: u64, bytes: u64) {
-        *self.taken.lock().unwrap() += bytes;
+    fn return_credit(&mut self, _: u64, bytes: u64) {
+        *self.credited.lock().unwrap() += bytes;
     }
 
-    /// The other's memory is a byte: its address. Only one key is answered.
-    fn access(&mut self, peer: u64, number: u64, access: &CarriedAccess) {
-        assert_eq!((peer, access.local.length), (OTHER, 1));
-        match (access.key, access.way) {
-            (KEY, AccessWay::Put) => {
+    /// The memory of the peer is one byte: its address. Only one key exists.
+    fn start_rma(&mut self, peer: u64, number: u64, access: &RemoteRma) {
+        assert_eq!((peer, access.local.length), (PEER_ID, 1));
+        match (access.key, access.op) {
+            (KEY, RemoteRmaOp::Put) => {
                 assert_eq!(u64::from(read(&[access.local])[0]), access.address);
             }
-            // SAFETY: the endpoint keeps the memory of an access until it is over.
-            (KEY, AccessWay::Get) => unsafe { access.local.address.write(access.address as u8) },
+            // SAFETY: the endpoint keeps the memory of an access until it completes.
+            (KEY, RemoteRmaOp::Get) => unsafe { access.local.address.write(access.address as u8) },
             _ => return,
         }
-        self.over.push(CarrierEvent::Accessed { number, outcome: Ok(()) });
+        self.completed.push(RemoteEvent::RmaCompleted { number, outcome: Ok(()) });
     }
 
-    fn poll(&mut self, events: &mut Vec<CarrierEvent>) {
-        events.append(&mut self.over);
-        let letters = std::mem::take(&mut self.boxes.lock().unwrap()[self.side]);
+    fn poll(&mut self, events: &mut Vec<RemoteEvent>) {
+        events.append(&mut self.completed);
+        let letters = std::mem::take(&mut self.mailboxes.lock().unwrap()[self.side]);
         for letter in letters {
             match letter {
-                Letter::Whole(envelope, bytes) => {
-                    events.push(CarrierEvent::Arrived { peer: OTHER, envelope, bytes });
+                ModelPacket::Whole(envelope, bytes) => {
+                    events.push(RemoteEvent::Arrived { peer: PEER_ID, envelope, bytes });
                 }
-                Letter::Waits { envelope, length, ticket } => {
-                    let peer = OTHER;
-                    events.push(CarrierEvent::Announced { peer, envelope, length, ticket });
+                ModelPacket::Waits { envelope, length, ticket } => {
+                    let peer = PEER_ID;
+                    events.push(RemoteEvent::Rts { peer, envelope, length, ticket });
                 }
-                Letter::Wanted { ticket, fetch, length } => {
+                ModelPacket::Wanted { ticket, fetch, length } => {
                     let mut bytes = read(&self.waiting.remove(&ticket).unwrap());
                     bytes.truncate(length as usize);
-                    self.post(Letter::Data { fetch, bytes });
-                    events.push(CarrierEvent::Sent { number: ticket, outcome: Ok(()) });
+                    self.post(ModelPacket::Data { fetch, bytes });
+                    events.push(RemoteEvent::Sent { number: ticket, outcome: Ok(()) });
                 }
-                Letter::Data { fetch, bytes } => {
+                ModelPacket::Data { fetch, bytes } => {
                     let mut bytes = &bytes[..];
-                    for piece in self.fetching.remove(&fetch).unwrap() {
-                        let (now, later) = bytes.split_at(piece.length.min(bytes.len()));
-                        // SAFETY: as in `read`, for a length that the piece has.
-                        unsafe { piece.address.copy_from(now.as_ptr(), now.len()) };
+                    for segment in self.fetching.remove(&fetch).unwrap() {
+                        let (now, later) = bytes.split_at(segment.length.min(bytes.len()));
+                        // SAFETY: as in `read`, for the length of the segment.
+                        unsafe { segment.address.copy_from(now.as_ptr(), now.len()) };
                         bytes = later;
                     }
-                    events.push(CarrierEvent::Fetched { number: fetch, outcome: Ok(()) });
+                    events.push(RemoteEvent::Fetched { number: fetch, outcome: Ok(()) });
                 }
-                Letter::Gone => {
-                    events.push(CarrierEvent::Gone { peer: OTHER, how: Gone::Ended });
+                ModelPacket::Gone => {
+                    events.push(RemoteEvent::Disconnected {
+                        peer: PEER_ID,
+                        reason: DisconnectReason::Exited,
+                    });
                 }
             }
         }
@@ -131,56 +142,56 @@ impl Carrier for Model {
         None
     }
 
-    fn is_quiet(&mut self) -> bool {
+    fn can_block(&mut self) -> bool {
         true
     }
 }
 
-struct Side {
+struct RemoteSide {
     endpoint: Endpoint,
-    other: Peer,
-    taken: Arc<Mutex<u64>>,
+    peer: Peer,
+    credited: Arc<Mutex<u64>>,
 }
 
-fn sides(name: &str) -> ([Side; 2], Boxes) {
-    let boxes = Boxes::default();
+fn sides(name: &str) -> ([RemoteSide; 2], Mailboxes) {
+    let boxes = Mailboxes::default();
     let sides = [0, 1].map(|side| {
         let name = format!("carried-{}-{name}-{side}", std::process::id());
         let endpoint = Endpoint::open(&name).unwrap();
         let taken = Arc::<Mutex<u64>>::default();
-        let carrier = Model {
+        let carrier = ModelTransport {
             side,
-            boxes: boxes.clone(),
+            mailboxes: boxes.clone(),
             waiting: HashMap::new(),
             fetching: HashMap::new(),
-            over: Vec::new(),
-            taken: taken.clone(),
+            completed: Vec::new(),
+            credited: taken.clone(),
         };
-        endpoint.carry(Box::new(carrier)).unwrap();
-        let other = endpoint.know_carried(OTHER).unwrap();
-        assert_eq!(endpoint.carried_number(other), Some(OTHER));
-        Side { endpoint, other, taken }
+        endpoint.set_remote_transport(Box::new(carrier)).unwrap();
+        let other = endpoint.remote_peer(PEER_ID).unwrap();
+        assert_eq!(endpoint.remote_id(other), Some(PEER_ID));
+        RemoteSide { endpoint, peer: other, credited: taken }
     });
     (sides, boxes)
 }
 
-fn reports(sides: &[Side; 2], of: usize, count: usize) -> Vec<Report> {
+fn completions(sides: &[RemoteSide; 2], of: usize, count: usize) -> Vec<CompletionEntry> {
     let mut found = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(60);
     while found.len() < count {
         assert!(Instant::now() < deadline, "{} of {count} reports came", found.len());
         sides[1 - of].endpoint.progress();
-        sides[of].endpoint.collect(&mut found);
+        sides[of].endpoint.poll_completions(&mut found);
     }
     found
 }
 
-fn ending(context: u64) -> Ending {
-    Ending { context, ..Ending::default() }
+fn options(context: u64) -> CompletionOptions {
+    CompletionOptions { context, ..CompletionOptions::default() }
 }
 
-fn target(bytes: &mut [u8]) -> [Piece; 1] {
-    [Piece::target(bytes.as_mut_ptr(), bytes.len())]
+fn target(bytes: &mut [u8]) -> [Segment; 1] {
+    [Segment::target(bytes.as_mut_ptr(), bytes.len())]
 }
 
 #[test]
@@ -192,64 +203,69 @@ fn carried_messages_arrive_in_order_whether_they_are_waited_for_or_not() {
         .map(|length| vec![*length as u8; *length])
         .collect();
     for expected_first in [false, true] {
-        let mut rooms = vec![vec![0u8; 6000]; messages.len()];
-        let post = |rooms: &mut [Vec<u8>]| {
-            for (number, room) in rooms.iter_mut().enumerate() {
-                let wanted = Wanted::tagged(Source::Any, 1, TAG_ALL);
-                // SAFETY: they live until their reports have come.
+        let mut destinations = vec![vec![0u8; 6000]; messages.len()];
+        let post = |destinations: &mut [Vec<u8>]| {
+            for (number, destination) in destinations.iter_mut().enumerate() {
+                let wanted = MatchSpec::tagged(Source::Any, 1, TAG_ALL);
+                // SAFETY: they live until their completions.
                 unsafe {
-                    two.endpoint.post_receive(&wanted, &target(room), number as u64).unwrap();
+                    two.endpoint
+                        .post_receive(&wanted, &target(destination), number as u64)
+                        .unwrap();
                 };
             }
         };
         if expected_first {
-            post(&mut rooms);
+            post(&mut destinations);
         }
         for (number, message) in messages.iter().enumerate() {
             let envelope = Envelope { tag: 1, data: Some(number as u64), ..Envelope::default() };
-            let pieces = [Piece::source(message.as_ptr(), message.len())];
-            // SAFETY: the message lives until its report has come.
-            let sent = unsafe { one.endpoint.post_send(one.other, envelope, &pieces, ending(9)) };
+            let segments = [Segment::source(message.as_ptr(), message.len())];
+            // SAFETY: the message lives until its completion.
+            let sent = unsafe { one.endpoint.post_send(one.peer, envelope, &segments, options(9)) };
             assert!(sent.unwrap().is_none());
         }
         if !expected_first {
-            while two.endpoint.peek(&Wanted::tagged(two.other, 1, TAG_ALL), None).unwrap().is_none()
-            {
-            }
-            post(&mut rooms);
+            while two
+                .endpoint
+                .peek(&MatchSpec::tagged(two.peer, 1, TAG_ALL), None)
+                .unwrap()
+                .is_none()
+            {}
+            post(&mut destinations);
         }
-        let mut found = reports(&sides, 1, messages.len());
+        let mut found = completions(&sides, 1, messages.len());
         found.sort_by_key(|report| report.context);
         for (number, report) in found.iter().enumerate() {
             assert_eq!((report.context, &report.outcome), (number as u64, &Ok(())));
-            assert_eq!((report.envelope.data, report.peer), (Some(number as u64), Some(two.other)));
+            assert_eq!((report.envelope.data, report.peer), (Some(number as u64), Some(two.peer)));
             assert_eq!(report.length as usize, messages[number].len());
-            assert_eq!(rooms[number][..messages[number].len()], messages[number][..]);
+            assert_eq!(destinations[number][..messages[number].len()], messages[number][..]);
         }
-        let sent = reports(&sides, 0, messages.len());
-        assert!(sent.iter().all(|r| r.kind == ReportKind::Send && r.outcome.is_ok()));
+        let sent = completions(&sides, 0, messages.len());
+        assert!(sent.iter().all(|r| r.kind == CompletionKind::Send && r.outcome.is_ok()));
     }
     let small: usize = messages.iter().map(Vec::len).filter(|length| *length <= SMALL).sum();
-    assert_eq!(*two.taken.lock().unwrap(), 2 * small as u64, "the room is told of");
+    assert_eq!(*two.credited.lock().unwrap(), 2 * small as u64, "the credit is returned");
 }
 
 #[test]
 fn a_receive_from_anybody_takes_what_comes_first_from_near_and_far() {
     let (sides, _) = sides("any");
     let [one, two] = &sides;
-    let near = one.endpoint.know(two.endpoint.name()).unwrap();
-    one.endpoint.inject(one.other, Envelope::tagged(3), b"far").unwrap();
-    let mut room = [0; 8];
-    let wanted = Wanted::tagged(Source::Any, 3, TAG_ALL);
-    // SAFETY: it lives until its report has come, here and below.
-    unsafe { two.endpoint.post_receive(&wanted, &target(&mut room), 1).unwrap() };
-    assert_eq!(reports(&sides, 1, 1)[0].peer, Some(two.other));
-    assert_eq!(&room[..3], b"far");
+    let near = one.endpoint.add_peer(two.endpoint.name()).unwrap();
+    one.endpoint.inject(one.peer, Envelope::tagged(3), b"far").unwrap();
+    let mut destination = [0; 8];
+    let wanted = MatchSpec::tagged(Source::Any, 3, TAG_ALL);
+    // SAFETY: it lives until its completion, here and below.
+    unsafe { two.endpoint.post_receive(&wanted, &target(&mut destination), 1).unwrap() };
+    assert_eq!(completions(&sides, 1, 1)[0].peer, Some(two.peer));
+    assert_eq!(&destination[..3], b"far");
     one.endpoint.inject(near, Envelope::tagged(3), b"near").unwrap();
     // SAFETY: as above.
-    unsafe { two.endpoint.post_receive(&wanted, &target(&mut room), 2).unwrap() };
-    assert_ne!(reports(&sides, 1, 1)[0].peer, Some(two.other));
-    assert_eq!(&room[..4], b"near");
+    unsafe { two.endpoint.post_receive(&wanted, &target(&mut destination), 2).unwrap() };
+    assert_ne!(completions(&sides, 1, 1)[0].peer, Some(two.peer));
+    assert_eq!(&destination[..4], b"near");
 }
 
 #[test]
@@ -257,41 +273,41 @@ fn what_is_too_long_or_not_wanted_is_fetched_only_as_far_as_needed() {
     let (sides, _) = sides("cut");
     let [one, two] = &sides;
     let message = vec![7; 5000];
-    let pieces = [Piece::source(message.as_ptr(), message.len())];
-    let mut room = [0; 10];
-    let wanted = Wanted::tagged(two.other, 1, TAG_ALL);
-    // SAFETY: all of it lives until the reports have come, here and below.
+    let segments = [Segment::source(message.as_ptr(), message.len())];
+    let mut destination = [0; 10];
+    let wanted = MatchSpec::tagged(two.peer, 1, TAG_ALL);
+    // SAFETY: all of it lives until the completions, here and below.
     unsafe {
-        drop(one.endpoint.post_send(one.other, Envelope::tagged(1), &pieces, ending(1)));
-        two.endpoint.post_receive(&wanted, &target(&mut room), 2).unwrap();
+        drop(one.endpoint.post_send(one.peer, Envelope::tagged(1), &segments, options(1)));
+        two.endpoint.post_receive(&wanted, &target(&mut destination), 2).unwrap();
     }
-    let cut = reports(&sides, 1, 1).pop().unwrap();
+    let cut = completions(&sides, 1, 1).pop().unwrap();
     let (message_bytes, buffer_bytes) = (5000, 10);
     assert_eq!(cut.outcome, Err(Error::Truncated { message_bytes, buffer_bytes }));
-    assert_eq!((room, reports(&sides, 0, 1)[0].context), ([7; 10], 1));
+    assert_eq!((destination, completions(&sides, 0, 1)[0].context), ([7; 10], 1));
     // SAFETY: as above.
-    drop(unsafe { one.endpoint.post_send(one.other, Envelope::tagged(1), &pieces, ending(3)) });
+    drop(unsafe { one.endpoint.post_send(one.peer, Envelope::tagged(1), &segments, options(3)) });
     while two.endpoint.discard(&wanted).unwrap().is_none() {}
-    assert_eq!(reports(&sides, 0, 1)[0].context, 3);
+    assert_eq!(completions(&sides, 0, 1)[0].context, 3);
 }
 
 #[test]
 fn everything_that_was_under_way_with_a_peer_that_is_gone_ends() {
     let (sides, boxes) = sides("gone");
     let [one, _] = &sides;
-    let (message, mut room) = (vec![7; 5000], [0; 10]);
-    let pieces = [Piece::source(message.as_ptr(), message.len())];
-    // SAFETY: all of it lives until the reports have come.
+    let (message, mut destination) = (vec![7; 5000], [0; 10]);
+    let segments = [Segment::source(message.as_ptr(), message.len())];
+    // SAFETY: all of it lives until the completions.
     unsafe {
-        drop(one.endpoint.post_send(one.other, Envelope::tagged(1), &pieces, ending(1)));
-        let wanted = Wanted::tagged(one.other, 1, TAG_ALL);
-        one.endpoint.post_receive(&wanted, &target(&mut room), 2).unwrap();
+        drop(one.endpoint.post_send(one.peer, Envelope::tagged(1), &segments, options(1)));
+        let wanted = MatchSpec::tagged(one.peer, 1, TAG_ALL);
+        one.endpoint.post_receive(&wanted, &target(&mut destination), 2).unwrap();
     }
-    boxes.lock().unwrap()[0].push_back(Letter::Gone);
-    for report in reports(&sides, 0, 2) {
-        assert!(matches!(report.outcome, Err(Error::PeerGone(_))), "{:?}", report.outcome);
+    boxes.lock().unwrap()[0].push_back(ModelPacket::Gone);
+    for report in completions(&sides, 0, 2) {
+        assert!(matches!(report.outcome, Err(Error::PeerDisconnected(_))), "{:?}", report.outcome);
     }
-    assert!(one.endpoint.inject(one.other, Envelope::tagged(1), b"more").is_err());
+    assert!(one.endpoint.inject(one.peer, Envelope::tagged(1), b"more").is_err());
 }
 
 #[test]
@@ -300,128 +316,130 @@ fn accesses_end_in_reports_and_those_that_nobody_answers_with_their_peer() {
     let [one, _] = &sides;
     let mut byte = [7u8];
     let [local] = target(&mut byte);
-    for (way, kind) in [(AccessWay::Put, ReportKind::Put), (AccessWay::Get, ReportKind::Get)] {
-        let access = CarriedAccess { way, key: KEY, address: 7, local };
-        // SAFETY: the byte lives until the report has come, here and below.
+    for (way, kind) in
+        [(RemoteRmaOp::Put, CompletionKind::Put), (RemoteRmaOp::Get, CompletionKind::Get)]
+    {
+        let access = RemoteRma { op: way, key: KEY, address: 7, local };
+        // SAFETY: the byte lives until the completion, here and below.
         unsafe {
-            let quiet = Ending { quiet: true, ..ending(3) };
-            one.endpoint.post_carried(one.other, &access, quiet).unwrap();
-            one.endpoint.post_carried(one.other, &access, ending(4)).unwrap();
+            let quiet = CompletionOptions { silent_on_success: true, ..options(3) };
+            one.endpoint.post_remote_rma(one.peer, &access, quiet).unwrap();
+            one.endpoint.post_remote_rma(one.peer, &access, options(4)).unwrap();
         }
-        let report = reports(&sides, 0, 1).pop().unwrap();
+        let report = completions(&sides, 0, 1).pop().unwrap();
         assert_eq!((report.kind, report.context, report.outcome), (kind, 4, Ok(())));
-        assert_eq!(report.peer, Some(one.other));
-        let lost = CarriedAccess { key: 1, ..access };
+        assert_eq!(report.peer, Some(one.peer));
+        let lost = RemoteRma { key: 1, ..access };
         // SAFETY: as above.
-        unsafe { one.endpoint.post_carried(one.other, &lost, ending(5)).unwrap() };
+        unsafe { one.endpoint.post_remote_rma(one.peer, &lost, options(5)).unwrap() };
     }
-    boxes.lock().unwrap()[0].push_back(Letter::Gone);
-    for report in reports(&sides, 0, 2) {
-        assert!(matches!(report.outcome, Err(Error::PeerGone(_))) && report.context == 5);
+    boxes.lock().unwrap()[0].push_back(ModelPacket::Gone);
+    for report in completions(&sides, 0, 2) {
+        assert!(matches!(report.outcome, Err(Error::PeerDisconnected(_))) && report.context == 5);
     }
-    let nowhere = Piece::source(std::ptr::null(), 1);
-    let access = CarriedAccess { way: AccessWay::Put, key: KEY, address: 0, local: nowhere };
-    // SAFETY: nothing is begun.
-    assert!(unsafe { one.endpoint.post_carried(one.other, &access, ending(6)) }.is_err());
+    let nowhere = Segment::source(std::ptr::null(), 1);
+    let access = RemoteRma { op: RemoteRmaOp::Put, key: KEY, address: 0, local: nowhere };
+    // SAFETY: nothing is started.
+    assert!(unsafe { one.endpoint.post_remote_rma(one.peer, &access, options(6)) }.is_err());
 }
 
-/// A carrier that says what it is told to, and hears from whom messages are awaited.
+/// A transport that reports scripted events, and records the awaited peers.
 #[derive(Debug, Default)]
-struct Crier {
-    says: Arc<Mutex<Vec<CarrierEvent>>>,
+struct ScriptedTransport {
+    script: Arc<Mutex<Vec<RemoteEvent>>>,
     awaited: Arc<Mutex<Vec<u64>>>,
 }
 
-impl Carrier for Crier {
-    fn send(&mut self, _: u64, _: u64, _: &Envelope, _: &[Piece], _: bool) {}
-    fn fetch(&mut self, _: u64, _: u64, _: u64, _: &[Piece], _: u64) {}
-    fn taken(&mut self, _: u64, _: u64) {}
-    fn access(&mut self, _: u64, _: u64, _: &CarriedAccess) {}
-    fn poll(&mut self, events: &mut Vec<CarrierEvent>) {
-        events.append(&mut self.says.lock().unwrap());
+impl RemoteTransport for ScriptedTransport {
+    fn send(&mut self, _: u64, _: u64, _: &Envelope, _: &[Segment], _: bool) {}
+    fn fetch(&mut self, _: u64, _: u64, _: u64, _: &[Segment], _: u64) {}
+    fn return_credit(&mut self, _: u64, _: u64) {}
+    fn start_rma(&mut self, _: u64, _: u64, _: &RemoteRma) {}
+    fn poll(&mut self, events: &mut Vec<RemoteEvent>) {
+        events.append(&mut self.script.lock().unwrap());
     }
-    fn wants_awaited(&mut self) -> bool {
+    fn wants_awaited_peers(&mut self) -> bool {
         true
     }
-    fn awaited(&mut self, peers: &[u64]) {
+    fn set_awaited_peers(&mut self, peers: &[u64]) {
         *self.awaited.lock().unwrap() = peers.to_vec();
     }
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         None
     }
-    fn is_quiet(&mut self) -> bool {
+    fn can_block(&mut self) -> bool {
         true
     }
 }
 
-struct Cried {
+struct ScriptedEndpoint {
     endpoint: Endpoint,
-    says: Arc<Mutex<Vec<CarrierEvent>>>,
+    script: Arc<Mutex<Vec<RemoteEvent>>>,
     awaited: Arc<Mutex<Vec<u64>>>,
 }
 
-fn cried(name: &str, most_peers: usize) -> Cried {
+fn scripted_endpoint(name: &str, most_peers: usize) -> ScriptedEndpoint {
     let name = format!("cried-{}-{name}", std::process::id());
-    let endpoint = Endpoint::builder().most_peers(most_peers).open(&name).unwrap();
-    let crier = Crier::default();
-    let (says, awaited) = (crier.says.clone(), crier.awaited.clone());
-    endpoint.carry(Box::new(crier)).unwrap();
-    Cried { endpoint, says, awaited }
+    let endpoint = Endpoint::builder().max_peers(most_peers).open(&name).unwrap();
+    let crier = ScriptedTransport::default();
+    let (says, awaited) = (crier.script.clone(), crier.awaited.clone());
+    endpoint.set_remote_transport(Box::new(crier)).unwrap();
+    ScriptedEndpoint { endpoint, script: says, awaited }
 }
 
-impl Cried {
-    /// Moves on until it is so.
+impl ScriptedEndpoint {
+    /// Makes progress until a condition holds.
     fn until(&self, is_so: impl Fn() -> bool) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while !is_so() {
-            assert!(Instant::now() < deadline, "it comes to be so");
+            assert!(Instant::now() < deadline, "the condition holds");
             self.endpoint.progress();
         }
     }
 
-    /// Lets the carrier say something, until it is dealt with.
-    fn say(&self, event: CarrierEvent) {
-        // One look deals with all that the look before has brought.
-        self.says.lock().unwrap().push(event);
-        self.until(|| self.says.lock().unwrap().is_empty());
+    /// Makes the transport report an event, until it is handled.
+    fn push_event(&self, event: RemoteEvent) {
+        // One poll handles all events of the poll before.
+        self.script.lock().unwrap().push(event);
+        self.until(|| self.script.lock().unwrap().is_empty());
     }
 
     fn receive(&self, from: Source) -> Vec<u8> {
-        let mut room = vec![0; 64];
-        let wanted = Wanted::tagged(from, 0, 0);
+        let mut destination = vec![0; 64];
+        let wanted = MatchSpec::tagged(from, 0, 0);
         let mut reports = Vec::new();
-        // SAFETY: it lives until its report has come.
-        unsafe { self.endpoint.post_receive(&wanted, &target(&mut room), 1).unwrap() };
+        // SAFETY: it lives until its completion.
+        unsafe { self.endpoint.post_receive(&wanted, &target(&mut destination), 1).unwrap() };
         let deadline = Instant::now() + Duration::from_secs(60);
-        while !self.endpoint.collect(&mut reports) {
-            assert!(Instant::now() < deadline, "a message is there");
+        while !self.endpoint.poll_completions(&mut reports) {
+            assert!(Instant::now() < deadline, "a message has arrived");
         }
         assert_eq!(reports[0].outcome, Ok(()));
-        room.truncate(reports[0].length as usize);
-        room
+        destination.truncate(reports[0].length as usize);
+        destination
     }
 }
 
-fn arrived(peer: u64) -> CarrierEvent {
-    CarrierEvent::Arrived { peer, envelope: Envelope::tagged(1), bytes: peer.to_le_bytes().into() }
+fn arrived(peer: u64) -> RemoteEvent {
+    RemoteEvent::Arrived { peer, envelope: Envelope::tagged(1), bytes: peer.to_le_bytes().into() }
 }
 
 #[test]
 fn a_carrier_is_told_from_whom_receives_are_posted_and_who_is_probed() {
-    let cried = cried("awaited", 16);
-    let peers = [3, 4, 5].map(|number| cried.endpoint.know_carried(number).unwrap());
+    let cried = scripted_endpoint("awaited", 16);
+    let peers = [3, 4, 5].map(|number| cried.endpoint.remote_peer(number).unwrap());
     let is_told = |expected: &[u64]| *cried.awaited.lock().unwrap() == expected;
-    let mut rooms = [[0; 8]; 3];
+    let mut destinations = [[0; 8]; 3];
     let from = [Source::Any, peers[0].into(), peers[0].into()];
-    for (number, (room, from)) in rooms.iter_mut().zip(from).enumerate() {
-        let wanted = Wanted::tagged(from, 9, TAG_ALL);
+    for (number, (destination, from)) in destinations.iter_mut().zip(from).enumerate() {
+        let wanted = MatchSpec::tagged(from, 9, TAG_ALL);
         // SAFETY: they live until they are cancelled.
         unsafe {
-            cried.endpoint.post_receive(&wanted, &target(room), number as u64).unwrap();
+            cried.endpoint.post_receive(&wanted, &target(destination), number as u64).unwrap();
         }
     }
     cried.until(|| is_told(&[3]));
-    let probed = Wanted::tagged(peers[2], 9, TAG_ALL);
+    let probed = MatchSpec::tagged(peers[2], 9, TAG_ALL);
     cried.until(|| {
         assert!(cried.endpoint.peek(&probed, None).unwrap().is_none());
         is_told(&[3, 5])
@@ -436,63 +454,63 @@ fn a_carrier_is_told_from_whom_receives_are_posted_and_who_is_probed() {
 
 #[test]
 fn a_carried_peer_that_is_forgotten_as_often_as_it_was_asked_for_gives_up_its_place() {
-    let cried = cried("places", 3);
-    let stays = cried.endpoint.know_carried(1000).unwrap();
+    let cried = scripted_endpoint("places", 3);
+    let stays = cried.endpoint.remote_peer(1000).unwrap();
     for number in 0..50 {
-        let peer = cried.endpoint.know_carried(number).unwrap();
-        assert_eq!(cried.endpoint.know_carried(number).unwrap(), peer);
-        let other = cried.endpoint.know_carried(500 + number).unwrap();
-        assert!(cried.endpoint.know_carried(2000).is_err(), "all places are taken");
-        cried.endpoint.forget(peer);
-        cried.endpoint.forget(other);
-        assert_eq!(cried.endpoint.carried_number(peer), Some(number), "one use is left");
-        cried.endpoint.forget(peer);
-        assert_eq!(cried.endpoint.carried_number(peer), None);
+        let peer = cried.endpoint.remote_peer(number).unwrap();
+        assert_eq!(cried.endpoint.remote_peer(number).unwrap(), peer);
+        let other = cried.endpoint.remote_peer(500 + number).unwrap();
+        assert!(cried.endpoint.remote_peer(2000).is_err(), "all slots are in use");
+        cried.endpoint.remove_peer(peer);
+        cried.endpoint.remove_peer(other);
+        assert_eq!(cried.endpoint.remote_id(peer), Some(number), "one use is left");
+        cried.endpoint.remove_peer(peer);
+        assert_eq!(cried.endpoint.remote_id(peer), None);
         assert!(cried.endpoint.inject(peer, Envelope::tagged(1), b"to nobody").is_err());
     }
-    assert_eq!(cried.endpoint.carried_number(stays), Some(1000));
+    assert_eq!(cried.endpoint.remote_id(stays), Some(1000));
 }
 
 #[test]
 fn a_forgotten_peer_keeps_its_place_while_a_message_or_an_operation_refers_to_it() {
-    let cried = cried("referred", 3);
-    let [kept, sent, posted] = [1, 2, 3].map(|n| cried.endpoint.know_carried(n).unwrap());
-    cried.say(arrived(1));
+    let cried = scripted_endpoint("referred", 3);
+    let [kept, sent, posted] = [1, 2, 3].map(|n| cried.endpoint.remote_peer(n).unwrap());
+    cried.push_event(arrived(1));
     let bytes = [0; 8];
-    let pieces = [Piece::source(bytes.as_ptr(), bytes.len())];
-    let mut room = [0; 8];
-    // SAFETY: both live until the end of the endpoint.
+    let segments = [Segment::source(bytes.as_ptr(), bytes.len())];
+    let mut destination = [0; 8];
+    // SAFETY: both live until the endpoint is dropped.
     unsafe {
-        drop(cried.endpoint.post_send(sent, Envelope::tagged(1), &pieces, ending(1)).unwrap());
-        let wanted = Wanted::tagged(posted, 1, TAG_ALL);
-        cried.endpoint.post_receive(&wanted, &target(&mut room), 2).unwrap();
+        drop(cried.endpoint.post_send(sent, Envelope::tagged(1), &segments, options(1)).unwrap());
+        let wanted = MatchSpec::tagged(posted, 1, TAG_ALL);
+        cried.endpoint.post_receive(&wanted, &target(&mut destination), 2).unwrap();
     }
     for peer in [kept, sent, posted] {
-        cried.endpoint.forget(peer);
+        cried.endpoint.remove_peer(peer);
     }
-    assert!(cried.endpoint.know_carried(4).is_err());
+    assert!(cried.endpoint.remote_peer(4).is_err());
     assert_eq!(cried.receive(Source::Any), 1u64.to_le_bytes());
-    cried.endpoint.forget(cried.endpoint.know_carried(4).unwrap());
+    cried.endpoint.remove_peer(cried.endpoint.remote_peer(4).unwrap());
     assert!(cried.endpoint.cancel_posted(2));
-    let places = [5, 6].map(|n| cried.endpoint.know_carried(n).unwrap());
-    assert!(cried.endpoint.know_carried(7).is_err(), "the send is under way");
+    let places = [5, 6].map(|n| cried.endpoint.remote_peer(n).unwrap());
+    assert!(cried.endpoint.remote_peer(7).is_err(), "the send is in flight");
     assert!(!places.contains(&sent));
     cried.endpoint.close();
 }
 
 #[test]
 fn peers_that_speak_unasked_and_go_leave_no_places_behind() {
-    let cried = cried("unasked", 2);
+    let cried = scripted_endpoint("unasked", 2);
     for peer in 0..50 {
-        cried.say(arrived(peer));
-        cried.say(CarrierEvent::Gone { peer, how: Gone::Ended });
+        cried.push_event(arrived(peer));
+        cried.push_event(RemoteEvent::Disconnected { peer, reason: DisconnectReason::Exited });
         assert_eq!(cried.receive(Source::Any), peer.to_le_bytes());
     }
-    // Nobody has spoken of this one.
-    cried.say(CarrierEvent::Gone { peer: 70, how: Gone::Closed });
-    let both = [80, 81].map(|number| cried.endpoint.know_carried(number).unwrap());
-    assert!(cried.endpoint.know_carried(82).is_err());
+    // No event has named this one.
+    cried.push_event(RemoteEvent::Disconnected { peer: 70, reason: DisconnectReason::Closed });
+    let both = [80, 81].map(|number| cried.endpoint.remote_peer(number).unwrap());
+    assert!(cried.endpoint.remote_peer(82).is_err());
     for peer in both {
-        cried.endpoint.forget(peer);
+        cried.endpoint.remove_peer(peer);
     }
 }

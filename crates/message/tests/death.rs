@@ -1,43 +1,43 @@
-//! Processes that are killed in the middle of everything, a thousand of them: whoever talks to them
-//! learns of it soon, keeps its memory, and is left with nothing of theirs.
+//! Processes that are killed at any point, a thousand of them: their peers detect it soon, keep
+//! their memory intact, and keep nothing of the dead process.
 
 mod support;
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
-use memferry_message::{Builder, Endpoint, Error};
+use memferry_message::{Endpoint, EndpointBuilder, Error};
 use memferry_testing::HangGuard;
-use support::memory::{Guarded, fill, first_wrong};
+use support::memory::{GuardedBuffer, fill, first_wrong};
 use support::process::{self, Child, setting};
-use support::talk::{KINDS, Kind, Talk};
-use support::traces::{Folder, holdings, named_memory};
-use support::{PATIENCE, Random, alone, say, unique, until};
+use support::talk::{KINDS, Kind, Traffic};
+use support::traces::{Folder, named_memory, resource_usage};
+use support::{Random, TIMEOUT, alone, say, unique, until};
 
-/// Killed for each kind of message, so many at a time.
+/// Processes killed for each kind of message, and at a time.
 const BATCHES: usize = 18;
-const AT_A_TIME: usize = 6;
-/// What is found in memory that nobody writes to any more.
+const VICTIMS_PER_BATCH: usize = 6;
+/// The pattern of memory that no process writes any more.
 const MARKER: u64 = 77;
 
-/// A process that talks until it is killed.
+/// A process that exchanges messages until it is killed.
 struct Victim {
     name: String,
     child: Child,
     seed: u64,
-    talk: Option<Talk>,
+    traffic: Option<Traffic>,
     kill_at: Option<Instant>,
 }
 
-/// The end of the operations with one killed process.
-struct Account {
+/// The completion of the operations with one killed process.
+struct DeathStatistics {
     slowest: Duration,
     late: usize,
     killed: usize,
     messages: u64,
 }
 
-/// Which of the two sends: the seed says it, to both.
+/// Which of the two sends: decided by the seed, on both sides.
 fn roles(seed: u64) -> (usize, usize) {
     [(0, 2), (2, 0), (2, 2)][seed as usize % 3]
 }
@@ -54,17 +54,17 @@ fn spawn(kind: usize, number: usize, survivor: &str, folder: &Folder, seed: u64)
         .env("MEMFERRY_TEST_SURVIVOR", survivor)
         .env("MEMFERRY_TEST_SEED", seed.to_string());
     let child = Child::spawn(&mut command);
-    Victim { name, child, seed, talk: None, kill_at: None }
+    Victim { name, child, seed, traffic: None, kill_at: None }
 }
 
-/// The life of a victim: connects, and talks for ever.
+/// The victim: connects, and exchanges messages until it is killed.
 fn traffic() {
     let kind = KINDS[setting("MEMFERRY_TEST_KIND").parse::<usize>().unwrap()];
     let seed: u64 = setting("MEMFERRY_TEST_SEED").parse().unwrap();
     let endpoint = kind.builder().open(&setting("MEMFERRY_TEST_NAME")).unwrap();
     let peer = endpoint.connect(&setting("MEMFERRY_TEST_SURVIVOR")).unwrap();
     let (sends, receives) = roles(seed);
-    let mut talk = Talk::begin((&endpoint, peer), kind, seed, sends, receives).unwrap();
+    let mut talk = Traffic::begin((&endpoint, peer), kind, seed, sends, receives).unwrap();
     loop {
         talk.step().unwrap();
         talk.pause(Duration::from_micros(200));
@@ -72,16 +72,17 @@ fn traffic() {
 }
 
 impl Victim {
-    /// Talks to it, kills it when it is time. Returns the memory of all messages when it is over.
-    fn go_on(
+    /// Exchanges messages with the victim, and kills it. Returns the memory of all messages when
+    /// they are complete.
+    fn step(
         &mut self,
         endpoint: &Endpoint,
         kind: Kind,
         random: &mut Random,
-        account: &mut Account,
-    ) -> Option<Vec<Guarded>> {
-        let Some(talk) = &mut self.talk else {
-            self.meet(endpoint, kind, random);
+        account: &mut DeathStatistics,
+    ) -> Option<Vec<GuardedBuffer>> {
+        let Some(talk) = &mut self.traffic else {
+            self.connect(endpoint, kind, random);
             return None;
         };
         talk.step().unwrap();
@@ -90,16 +91,16 @@ impl Victim {
         }
         let status = self.child.kill();
         let killed_at = Instant::now();
-        assert_eq!(status.signal(), Some(libc::SIGKILL), "it failed by itself: {status}");
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "it failed without a kill: {status}");
         until("all operations with a dead peer end", || talk.pending() == 0);
         let took = killed_at.elapsed();
         account.slowest = account.slowest.max(took);
         account.late += usize::from(took > Duration::from_millis(100));
         account.killed += 1;
-        let talk = self.talk.take().unwrap();
+        let talk = self.traffic.take().unwrap();
         account.messages += talk.done;
-        let check = |(outcome, memory): (Result<_, Error>, Guarded)| {
-            let fine = matches!(outcome, Ok(_) | Err(Error::PeerGone(_)));
+        let check = |(outcome, memory): (Result<_, Error>, GuardedBuffer)| {
+            let fine = matches!(outcome, Ok(_) | Err(Error::PeerDisconnected(_)));
             assert!(fine, "another error: {outcome:?}");
             memory.check_guards();
             memory
@@ -107,38 +108,38 @@ impl Victim {
         Some(talk.end().into_iter().map(check).collect())
     }
 
-    /// Begins to talk as soon as it has connected, and chooses the moment of its death.
-    fn meet(&mut self, endpoint: &Endpoint, kind: Kind, random: &mut Random) {
+    /// Starts as soon as the victim has connected, and chooses the time of the kill.
+    fn connect(&mut self, endpoint: &Endpoint, kind: Kind, random: &mut Random) {
         let is_it = |peer: &_| endpoint.name_of(*peer).is_ok_and(|name| name == self.name);
         let Some(peer) = endpoint.peers().into_iter().find(is_it) else {
             let ended = self.child.ended();
-            assert!(ended.is_none(), "it failed by itself: {ended:?}");
+            assert!(ended.is_none(), "it failed without a kill: {ended:?}");
             return;
         };
         let (receives, sends) = roles(self.seed);
-        self.talk = Talk::begin((endpoint, peer), kind, random.next(), sends, receives).ok();
+        self.traffic = Traffic::begin((endpoint, peer), kind, random.next(), sends, receives).ok();
         self.kill_at = Some(Instant::now() + Duration::from_micros(random.below(5000)));
     }
 }
 
-/// Kills a few at a time, and looks afterwards whether anything is left of them.
+/// Kills a few at a time, and checks afterwards whether anything is left of them.
 fn batch(
     kind: usize,
     endpoint: &Endpoint,
     folder: &Folder,
     random: &mut Random,
-    account: &mut Account,
+    account: &mut DeathStatistics,
 ) {
-    let mut victims: Vec<_> = (0..AT_A_TIME)
+    let mut victims: Vec<_> = (0..VICTIMS_PER_BATCH)
         .map(|number| spawn(kind, number, endpoint.name(), folder, random.next() >> 8))
         .collect();
-    let mut left_alone: Vec<Guarded> = Vec::new();
-    let deadline = Instant::now() + PATIENCE;
+    let mut left_alone: Vec<GuardedBuffer> = Vec::new();
+    let deadline = Instant::now() + TIMEOUT;
     while !victims.is_empty() {
-        assert!(Instant::now() < deadline, "a victim neither talks nor ends");
+        assert!(Instant::now() < deadline, "a victim neither communicates nor exits");
         endpoint.progress();
         victims.retain_mut(|victim| {
-            let Some(memory) = victim.go_on(endpoint, KINDS[kind], random, account) else {
+            let Some(memory) = victim.step(endpoint, KINDS[kind], random, account) else {
                 return true;
             };
             for mut memory in memory {
@@ -151,7 +152,7 @@ fn batch(
     assert!(endpoint.peers().is_empty());
     for memory in &left_alone {
         memory.check_guards();
-        assert_eq!(first_wrong(memory.bytes(), MARKER), None, "somebody still writes");
+        assert_eq!(first_wrong(memory.bytes(), MARKER), None, "a process still writes");
     }
 }
 
@@ -162,23 +163,24 @@ fn killed_processes_end_their_messages_and_leave_nothing() {
     say(format_args!("seed {seed}"));
     let mut random = Random::new(seed);
     for (number, kind) in KINDS.iter().enumerate() {
-        let mut account = Account { slowest: Duration::ZERO, late: 0, killed: 0, messages: 0 };
+        let mut account =
+            DeathStatistics { slowest: Duration::ZERO, late: 0, killed: 0, messages: 0 };
         let name = if number % 2 == 0 { unique("survivor") } else { folder.file("survivor") };
         let endpoint = kind.builder().background(number % 3 == 1).open(&name).unwrap();
-        let before = holdings();
+        let before = resource_usage();
         for _ in 0..BATCHES {
             batch(number, &endpoint, &folder, &mut random, &mut account);
-            // A thread that is just waking up may hold on for a moment, and an endpoint has three
-            // descriptors of its own from the first time on that it sleeps deeply.
-            until("nothing is left of the dead", || {
-                let now = holdings();
+            // A thread that is just waking up may hold descriptors briefly, and an endpoint has
+            // three descriptors of its own after it has first blocked on descriptors.
+            until("nothing of the killed process is left", || {
+                let now = resource_usage();
                 now.mappings == before.mappings && now.descriptors <= before.descriptors + 3
             });
         }
         drop(endpoint);
         // A thread that copied for a dead peer may be the one that removes its file.
         until("no file is left of the dead", || folder.contents().is_empty());
-        let Account { slowest, late, killed, messages } = account;
+        let DeathStatistics { slowest, late, killed, messages } = account;
         say(format_args!(
             "{}: {killed} killed after {messages} messages, the last operation ended {slowest:?} \
              later at worst, {late} times after more than 100 ms",
@@ -196,7 +198,8 @@ fn a_call_that_sleeps_returns_when_the_peer_is_killed() {
     let mut slowest = Duration::ZERO;
     let naps = [0, 1, 5, 30, 150].map(Duration::from_millis);
     for (round, nap) in naps.into_iter().cycle().take(15).enumerate() {
-        let survivor = Builder::new().background(round % 2 == 1).open(&unique("sleeper")).unwrap();
+        let survivor =
+            EndpointBuilder::new().background(round % 2 == 1).open(&unique("sleeper")).unwrap();
         let (name, message) = (unique("idle"), vec![1; 1 << 20]);
         let mut command = process::command("idle");
         let mut child = Child::spawn(
@@ -212,10 +215,10 @@ fn a_call_that_sleeps_returns_when_the_peer_is_killed() {
                     1 => survivor.send(peer, 0, message),
                     _ => survivor.probe(peer, 0, 0).map(drop),
                 };
-                assert!(matches!(outcome, Err(Error::PeerGone(_))), "{outcome:?}");
+                assert!(matches!(outcome, Err(Error::PeerDisconnected(_))), "{outcome:?}");
                 Instant::now()
             });
-            // Not to hide anything: how deeply the call sleeps depends on how long it has slept.
+            // The random delay hides nothing: how a call sleeps depends on how long it has slept.
             std::thread::sleep(nap);
             child.kill();
             let killed = Instant::now();
@@ -231,7 +234,7 @@ fn other_processes_begin_here() {
     match process::role().as_deref() {
         Some("traffic") => traffic(),
         Some(_) => {
-            let endpoint = Builder::new().open(&setting("MEMFERRY_TEST_NAME")).unwrap();
+            let endpoint = EndpointBuilder::new().open(&setting("MEMFERRY_TEST_NAME")).unwrap();
             endpoint.connect(&setting("MEMFERRY_TEST_SURVIVOR")).unwrap();
             loop {
                 std::thread::park();

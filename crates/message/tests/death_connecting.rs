@@ -1,15 +1,15 @@
-//! Processes that are killed while they connect, or while they talk over a link.
+//! Processes that are killed while they connect, or while they use a link.
 
 mod support;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use memferry_message::{Builder, Endpoint, Error, Link, Listener};
+use memferry_message::{Endpoint, EndpointBuilder, Error, Link, Listener};
 use memferry_testing::HangGuard;
-use support::memory::{Guarded, fill, first_wrong};
+use support::memory::{GuardedBuffer, fill, first_wrong};
 use support::process::{self, Child, setting};
-use support::traces::{Folder, Holdings, holdings, named_memory};
+use support::traces::{Folder, ResourceUsage, named_memory, resource_usage};
 use support::{Random, alone, say, unique, until};
 
 fn spawn(role: &str, name: &str, other: &str) -> Child {
@@ -17,23 +17,23 @@ fn spawn(role: &str, name: &str, other: &str) -> Child {
     Child::spawn(command.env("MEMFERRY_TEST_NAME", name).env("MEMFERRY_TEST_OTHER", other))
 }
 
-/// A process takes a few milliseconds to start and to connect: any moment of that.
-fn nap(random: &mut Random) {
-    // Not to hide anything: the moment of the kill is what is random here.
+/// A process takes a few milliseconds to start and to connect: the kill is at any time in that.
+fn random_sleep(random: &mut Random) {
+    // The random delay hides nothing: the time of the kill is the random input of the test.
     std::thread::sleep(Duration::from_micros(random.below(9000)));
 }
 
-/// Endpoints and listeners have a few descriptors of their own once they have slept. An endpoint releases
-/// what the dead held when it is called.
-fn until_as_before(before: Holdings, survivor: Option<&Endpoint>) {
-    until("nothing is left of the dead", || {
+/// Endpoints and listeners have a few descriptors of their own once they have slept. An endpoint
+/// releases what dead peers held when it is called.
+fn wait_for_cleanup(before: ResourceUsage, survivor: Option<&Endpoint>) {
+    until("nothing of the killed process is left", || {
         survivor.map(Endpoint::peers);
-        let now = holdings();
+        let now = resource_usage();
         now.mappings == before.mappings && now.descriptors <= before.descriptors + 3
     });
 }
 
-/// A process that connects, once or again and again.
+/// A process that connects, once or repeatedly.
 fn connects() {
     let endpoint = Endpoint::open(&setting("MEMFERRY_TEST_NAME")).unwrap();
     endpoint.connect(&setting("MEMFERRY_TEST_OTHER")).unwrap();
@@ -49,8 +49,9 @@ fn those_who_die_while_they_connect_leave_nothing() {
     say(format_args!("seed {seed}"));
     let mut random = Random::new(seed);
     for background in [false, true] {
-        let survivor = Builder::new().background(background).open(&unique("survivor")).unwrap();
-        let (before, mut met) = (holdings(), 0);
+        let survivor =
+            EndpointBuilder::new().background(background).open(&unique("survivor")).unwrap();
+        let (before, mut met) = (resource_usage(), 0);
         for round in 0..40 {
             let name = if round % 2 == 0 { unique("caller") } else { folder.file(&unique("f")) };
             let mut child = spawn("connects", &name, survivor.name());
@@ -61,8 +62,9 @@ fn those_who_die_while_they_connect_leave_nothing() {
             met += survivor.peers().len();
             child.kill();
             until("it is known to be dead", || survivor.peers().is_empty());
-            until_as_before(before, Some(&survivor));
-            // One that never said its name could not be cleaned up after: whoever is next does.
+            wait_for_cleanup(before, Some(&survivor));
+            // A process that never sent its name cannot be cleaned up after: the next process with
+            // the name does it.
             if std::path::Path::new(&name).exists() {
                 drop(Endpoint::open(&name).unwrap());
             }
@@ -81,14 +83,14 @@ fn connecting_to_one_who_dies_ends_in_a_connection_or_an_error() {
     let mut random = Random::new(seed);
     let survivor = Endpoint::open(&unique("survivor")).unwrap();
     let _guard = HangGuard::new("connecting to one who dies ends");
-    let (before, mut met, mut slowest) = (holdings(), 0, Duration::ZERO);
+    let (before, mut met, mut slowest) = (resource_usage(), 0, Duration::ZERO);
     for round in 0..40 {
         let name = if round % 2 == 0 { unique("listener") } else { folder.file(&unique("f")) };
         let mut child = spawn("answers", &name, "");
         let over = AtomicBool::new(false);
         let took = std::thread::scope(|scope| {
             let connecting = scope.spawn(|| {
-                // Not there yet, then there, then not there any more.
+                // Before it listens, while it listens, and after.
                 while !over.load(Ordering::Relaxed) {
                     match survivor.connect(&name) {
                         Ok(_) => return (1, Instant::now()),
@@ -98,7 +100,7 @@ fn connecting_to_one_who_dies_ends_in_a_connection_or_an_error() {
                 }
                 (0, Instant::now())
             });
-            nap(&mut random);
+            random_sleep(&mut random);
             child.kill();
             let killed = Instant::now();
             over.store(true, Ordering::Relaxed);
@@ -108,7 +110,7 @@ fn connecting_to_one_who_dies_ends_in_a_connection_or_an_error() {
         });
         slowest = slowest.max(took);
         until("it is known to be dead", || survivor.peers().is_empty());
-        until_as_before(before, Some(&survivor));
+        wait_for_cleanup(before, Some(&survivor));
         if std::path::Path::new(&name).exists() {
             drop(Endpoint::open(&name).unwrap());
         }
@@ -117,10 +119,10 @@ fn connecting_to_one_who_dies_ends_in_a_connection_or_an_error() {
     say(format_args!("{met} of 40 had answered; the last answer came {slowest:?} after the end"));
 }
 
-/// A link to somebody who may not listen yet.
-fn dial(name: &str) -> Link {
+/// A link to a process that may not listen yet.
+fn connect_retrying(name: &str) -> Link {
     let mut link = None;
-    until("somebody listens", || {
+    until("a process listens", || {
         link = Link::connect(name).ok();
         link.is_some()
     });
@@ -133,9 +135,9 @@ fn message(number: u64) -> (usize, u64) {
     (sizes[number as usize % sizes.len()] + number as usize % 7, number)
 }
 
-/// Writes messages for ever, or until it fails.
+/// Writes messages until it fails.
 fn write_all(link: &Link) -> Error {
-    let mut memory = Guarded::plain(800_000);
+    let mut memory = GuardedBuffer::plain(800_000);
     for number in 0.. {
         let (length, seed) = message(number);
         fill(&mut memory.bytes_mut()[..length], seed);
@@ -148,9 +150,9 @@ fn write_all(link: &Link) -> Error {
     unreachable!("it writes for ever")
 }
 
-/// Reads messages for ever, or until it fails.
+/// Reads messages until it fails.
 fn read_all(link: &Link) -> Error {
-    let mut memory = Guarded::plain(800_000);
+    let mut memory = GuardedBuffer::plain(800_000);
     for number in 0.. {
         let outcome = link.read(memory.bytes_mut());
         memory.check_guards();
@@ -163,7 +165,7 @@ fn read_all(link: &Link) -> Error {
             Err(error) => {
                 fill(memory.bytes_mut(), 5);
                 std::thread::yield_now();
-                assert_eq!(first_wrong(memory.bytes(), 5), None, "somebody still writes");
+                assert_eq!(first_wrong(memory.bytes(), 5), None, "a process still writes");
                 return error;
             }
         }
@@ -181,34 +183,34 @@ fn links_end_with_the_process_at_the_other_end() {
     let mut slowest = Duration::ZERO;
     let listens = unique("links");
     let listener = Listener::bind(&listens).unwrap();
-    // The listener's own descriptor is made when it is first waited on.
-    listener.watch().unwrap();
+    // The listener's own descriptor is created on the first wait.
+    listener.ready_fd().unwrap();
     let name = unique("dialed");
-    let before = holdings();
+    let before = resource_usage();
     for round in 0..60 {
         let (writes, dials) = (round % 2 == 0, round % 3 == 0);
         let role = if writes { "link reads" } else { "link writes" };
-        // Half of them are connected to, the others connect.
+        // The test connects to half of them; the others connect.
         let mut child = if dials {
             spawn(&format!("{role}, listens"), &name, "")
         } else {
             spawn(role, &listens, "")
         };
-        let link = if dials { dial(&name) } else { listener.accept().unwrap() };
+        let link = if dials { connect_retrying(&name) } else { listener.accept().unwrap() };
         let ended = std::thread::scope(|scope| {
             let talking = scope.spawn(|| {
                 let error = if writes { write_all(&link) } else { read_all(&link) };
-                assert!(matches!(error, Error::PeerGone(_)), "{error}");
+                assert!(matches!(error, Error::PeerDisconnected(_)), "{error}");
                 Instant::now()
             });
-            nap(&mut random);
+            random_sleep(&mut random);
             child.kill();
             let killed = Instant::now();
             talking.join().unwrap().saturating_duration_since(killed)
         });
         slowest = slowest.max(ended);
         drop(link);
-        until_as_before(before, None);
+        wait_for_cleanup(before, None);
     }
     say(format_args!("a link ended {slowest:?} after the process at the other end at worst"));
 }
@@ -221,7 +223,7 @@ fn other_processes_begin_here() {
         "connects" => connects(),
         "answers" => {
             let endpoint = Endpoint::open(&name).unwrap();
-            // Looks for callers without waiting for them.
+            // Polls for connections without waiting.
             loop {
                 endpoint.peers();
                 std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! Large messages between mapped memory that a GPU copies: a model of one, so that this runs
+//! Large messages between mapped memory that a GPU copies: a model of a GPU, so that the test runs
 //! everywhere.
 
 mod support;
@@ -7,29 +7,29 @@ use std::sync::Arc;
 
 use memferry_copy::Ferry;
 use memferry_engine::Engine;
-use memferry_engine::contract::{Limits, Registry};
+use memferry_engine::contract::{PinCacheLimits, RegistrationCache};
 use memferry_engine::cpu::ProfileSource;
-use memferry_engine::cuda::model::ModelDevice;
-use memferry_engine::cuda::{CudaEngine, Rates};
-use memferry_message::{Builder, ShareableBuffer, TAG_ALL, offload_by};
+use memferry_engine::cuda::model::CudaModel;
+use memferry_engine::cuda::{CudaEngine, CudaProfile};
+use memferry_message::{EndpointBuilder, ShareableBuffer, TAG_ALL, set_offload_ferry};
 use support::memory::{fill, first_wrong};
 use support::pair;
 
 #[test]
 fn a_device_copies_what_comes_again_and_every_byte_is_right() {
-    let device = ModelDevice::new();
-    let limits = Limits { most_bytes: 1 << 30, most_entries: 1024 };
-    let engine = CudaEngine::with_driver(device.clone(), Rates::default(), limits).unwrap();
-    // Nobody else uses it: what comes again is registered.
+    let device = CudaModel::new();
+    let limits = PinCacheLimits { max_bytes: 1 << 30, max_entries: 1024 };
+    let engine = CudaEngine::with_driver(device.clone(), CudaProfile::default(), limits).unwrap();
+    // No other library uses it: memory that is reused is registered.
     let engine = Arc::new(engine.sole_user());
-    let keeps = engine.registry().is_some_and(Registry::keeps_anything);
+    let keeps = engine.registrations().is_some_and(RegistrationCache::caches_by_default);
     let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).engine(engine, 2);
     let ferry = ferry.build().unwrap();
     let again = ferry.clone();
-    offload_by(ferry.clone()).unwrap();
-    assert!(offload_by(again).is_err(), "there is one already");
+    set_offload_ferry(ferry.clone()).unwrap();
+    assert!(set_offload_ferry(again).is_err(), "there is one already");
 
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     let length = 18_000_011;
     let mut source = ShareableBuffer::new(length).unwrap();
     let mut target = ShareableBuffer::new(length).unwrap();
@@ -37,7 +37,7 @@ fn a_device_copies_what_comes_again_and_every_byte_is_right() {
         fill(&mut source, seed);
         target.fill(3);
         let (from, to) = (source.as_ptr(), target.as_mut_ptr());
-        // SAFETY: both buffers live until the operations are over, and are not used meanwhile.
+        // SAFETY: both buffers live until the operations complete, and are not used before.
         let (mut send, mut receive) = unsafe {
             (
                 sides.here.isend_raw(sides.to_there, 1, from, length).unwrap(),
@@ -49,9 +49,9 @@ fn a_device_copies_what_comes_again_and_every_byte_is_right() {
         receive.wait().unwrap();
         assert_eq!(first_wrong(&target, seed), None, "message {seed}");
     }
-    let seen = device.sightings();
-    assert_eq!((seen.torn_copies, seen.stray_copies), (0, 0));
+    let seen = device.stats();
+    assert_eq!((seen.unregistered_in_flight, seen.outside_registration), (0, 0));
     assert!(ferry.statistics().engine("cuda").bytes > 0);
     let kept = ferry.statistics().pinning("cuda").unwrap().cache;
-    assert!(!keeps || kept.bytes_kept > 30_000_000, "both sides stay registered: {kept:?}");
+    assert!(!keeps || kept.bytes_cached > 30_000_000, "both sides stay registered: {kept:?}");
 }

@@ -1,5 +1,5 @@
-//! Processes that leave in order or are killed: what they sent before is delivered in order, nothing
-//! passes a message that was lost, every sleeper is woken, and sends fail soon.
+//! Processes that close in order or are killed: messages that they sent before are delivered in
+//! order, no message overtakes one that was lost, every sleeper is woken, and sends fail soon.
 
 mod support;
 
@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_message::{
-    Builder, Endpoint, Envelope, Error, Failed, Link, Listener, Piece, Received, Report, Source,
-    TAG_ALL, TAG_ANY, Wanted,
+    CompletionEntry, Endpoint, EndpointBuilder, Envelope, Error, FailedOperation, Link, Listener,
+    MatchSpec, MessageStatus, Segment, Source, TAG_ALL, TAG_ANY,
 };
 use support::process::{self, Child, setting};
-use support::{PATIENCE, Random, say, unique, until};
+use support::{Random, TIMEOUT, say, unique, until};
 
 /// Long enough to be announced.
 const LONG: usize = 1 << 20;
 const TAG: u64 = 3;
 
-/// Starts another process that waits for its input to close before it begins.
+/// Starts another process that waits for its input to close before it starts.
 fn spawn(role: &str, name: &str, end: &str) -> Child {
     let mut command = process::command(role);
     command
@@ -33,22 +33,22 @@ fn own_name(name: &str) -> String {
     format!("{name}-other")
 }
 
-/// In the other process: waits for the sign to begin.
-fn await_sign() {
+/// In the other process: waits for the signal to start.
+fn wait_for_input() {
     let _ = std::io::read_to_string(std::io::stdin());
 }
 
-/// Lets the other process begin, and waits until it has ended.
-fn let_it_end(mut child: Child) {
+/// Lets the other process start, and waits for its exit.
+fn close_and_wait(mut child: Child) {
     drop(child.take_input());
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while child.ended().is_none() {
-        assert!(Instant::now() < deadline, "it does not end");
+        assert!(Instant::now() < deadline, "the process does not exit");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
 
-/// Ends this process as it was told to. `false`: by being dropped, in order.
+/// Ends this process as requested. `false`: by returning, in order.
 fn killed() -> bool {
     if setting("MEMFERRY_TEST_END") == "killed" {
         // SAFETY: sends a signal to this process.
@@ -60,9 +60,9 @@ fn killed() -> bool {
 /// Writes a short message, announces a long one, writes another short one, and ends.
 fn write_and_end() {
     let link = Link::connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
-    await_sign();
+    wait_for_input();
     link.write(b"complete").unwrap();
-    let announced = link.iwrite(vec![1; LONG]).unwrap();
+    let announced = link.iwrite(vec![1u8; LONG]).unwrap();
     link.write(b"behind..").unwrap();
     killed();
     link.close();
@@ -73,17 +73,17 @@ fn write_and_end() {
 fn send_and_end() {
     let endpoint = Endpoint::open(&setting("MEMFERRY_TEST_OWN_NAME")).unwrap();
     let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
-    await_sign();
+    wait_for_input();
     endpoint.send(peer, 1, b"complete").unwrap();
-    let announced = endpoint.isend(peer, 2, vec![1; LONG]).unwrap();
+    let announced = endpoint.isend(peer, 2, vec![1u8; LONG]).unwrap();
     endpoint.send(peer, 3, b"behind..").unwrap();
     killed();
     endpoint.close();
     drop(announced);
 }
 
-fn is_gone<T: std::fmt::Debug>(outcome: Result<T, Error>) {
-    assert!(matches!(outcome, Err(Error::PeerGone(_))), "{outcome:?}");
+fn assert_disconnected<T: std::fmt::Debug>(outcome: Result<T, Error>) {
+    assert!(matches!(outcome, Err(Error::PeerDisconnected(_))), "{outcome:?}");
 }
 
 #[test]
@@ -94,9 +94,9 @@ fn a_read_never_gets_the_message_behind_a_lost_one() {
             let listener = Listener::bind(&name).unwrap();
             let child = spawn("write and end", &name, end);
             let link = listener.accept().unwrap();
-            // So many reads are posted before anything is written, the others when all is over.
+            // This many reads are posted before anything is written, the others after the end.
             let reads: Vec<_> = (0..posted).map(|_| link.iread(vec![0; LONG]).unwrap()).collect();
-            let_it_end(child);
+            close_and_wait(child);
             let mut outcomes: Vec<_> =
                 reads.into_iter().map(|read| first_bytes(read.wait())).collect();
             while outcomes.len() < 4 {
@@ -105,19 +105,22 @@ fn a_read_never_gets_the_message_behind_a_lost_one() {
                         .map_or_else(|failed| Err(failed.error), |read| first_bytes(read.wait())),
                 );
             }
-            let told = format!("{posted} posted, the writer {end}: {outcomes:?}");
-            assert_eq!(outcomes[0], Ok(*b"complete"), "{told}");
-            let is_gone = |outcome: &Result<_, Error>| matches!(outcome, Err(Error::PeerGone(_)));
-            assert!(is_gone(&outcomes[1]) && is_gone(&outcomes[3]), "{told}");
-            // A read that was posted in time may have its own message before the end is noticed.
+            let case = format!("{posted} posted, the writer {end}: {outcomes:?}");
+            assert_eq!(outcomes[0], Ok(*b"complete"), "{case}");
+            let is_gone =
+                |outcome: &Result<_, Error>| matches!(outcome, Err(Error::PeerDisconnected(_)));
+            assert!(is_gone(&outcomes[1]) && is_gone(&outcomes[3]), "{case}");
+            // A read that was posted in time may get its own message before the end is detected.
             let is_own = posted > 2 && outcomes[2] == Ok(*b"behind..");
-            assert!(is_own || is_gone(&outcomes[2]), "{told}");
+            assert!(is_own || is_gone(&outcomes[2]), "{case}");
         }
     }
 }
 
-/// The first bytes of what was read.
-fn first_bytes(outcome: Result<(Received, Vec<u8>), Failed<Vec<u8>>>) -> Result<[u8; 8], Error> {
+/// The first bytes of a message.
+fn first_bytes(
+    outcome: Result<(MessageStatus, Vec<u8>), FailedOperation<Vec<u8>>>,
+) -> Result<[u8; 8], Error> {
     let (_, buffer) = outcome.map_err(|failed| failed.error)?;
     Ok(buffer[..8].try_into().unwrap())
 }
@@ -129,43 +132,43 @@ fn a_receive_never_gets_the_message_behind_a_lost_one_whatever_its_tag() {
         let child = spawn("send and end", endpoint.name(), end);
         until("it has connected", || endpoint.peers().len() == 1);
         let peer = endpoint.peers()[0];
-        let_it_end(child);
-        // Nothing was taken in so far; a probe takes everything in.
-        until("the end is noticed", || endpoint.peers().is_empty());
+        close_and_wait(child);
+        // Nothing was received so far; a probe receives everything.
+        until("the exit is detected", || endpoint.peers().is_empty());
         assert_eq!(endpoint.iprobe(Source::Any, 3, TAG_ALL), Ok(None));
-        is_gone(endpoint.iprobe(peer, 3, TAG_ALL));
-        is_gone(endpoint.iprobe(peer, 2, TAG_ALL));
+        assert_disconnected(endpoint.iprobe(peer, 3, TAG_ALL));
+        assert_disconnected(endpoint.iprobe(peer, 2, TAG_ALL));
         let mut buffer = vec![0; LONG];
-        is_gone(endpoint.recv(peer, 3, TAG_ALL, &mut buffer));
+        assert_disconnected(endpoint.recv(peer, 3, TAG_ALL, &mut buffer));
         endpoint.recv(Source::Any, 1, TAG_ALL, &mut buffer).unwrap();
         assert_eq!(&buffer[..8], b"complete");
-        is_gone(endpoint.recv(peer, 0, TAG_ANY, &mut buffer));
+        assert_disconnected(endpoint.recv(peer, 0, TAG_ANY, &mut buffer));
     }
 }
 
-/// Injects fifty messages, or as many as it is told, and leaves.
+/// Injects fifty messages, or the requested number, and closes.
 fn inject_and_leave() {
     let own = setting("MEMFERRY_TEST_OWN_NAME");
     let endpoint = Endpoint::open(&own).unwrap();
-    let peer = endpoint.know(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    let peer = endpoint.add_peer(&setting("MEMFERRY_TEST_NAME")).unwrap();
     for number in 0..50u64 {
         endpoint.inject(peer, Envelope::tagged(TAG), &number.to_le_bytes()).unwrap();
     }
-    assert!(endpoint.flush(PATIENCE), "they are not taken");
+    assert!(endpoint.flush(TIMEOUT), "the messages are not received");
     endpoint.close();
 }
 
-/// Receives fifty messages from a peer of a name, one after the other, through reports.
+/// Receives fifty messages from a peer by name, one after the other, as completion entries.
 fn receive_fifty(endpoint: &Endpoint, name: &str) {
-    let peer = endpoint.know(name).unwrap();
-    let wanted = Wanted::tagged(peer, TAG, TAG_ALL);
-    let mut reports: Vec<Report> = Vec::new();
+    let peer = endpoint.add_peer(name).unwrap();
+    let wanted = MatchSpec::tagged(peer, TAG, TAG_ALL);
+    let mut reports: Vec<CompletionEntry> = Vec::new();
     for number in 0..50u64 {
         let mut buffer = [0u8; 8];
-        let piece = Piece::target(buffer.as_mut_ptr(), 8);
-        // SAFETY: the buffer lives until the report has come.
-        unsafe { endpoint.post_receive(&wanted, &[piece], number) }.unwrap();
-        until("a message comes", || endpoint.collect(&mut reports));
+        let segment = Segment::target(buffer.as_mut_ptr(), 8);
+        // SAFETY: the buffer lives until the completion.
+        unsafe { endpoint.post_receive(&wanted, &[segment], number) }.unwrap();
+        until("a message arrives", || endpoint.poll_completions(&mut reports));
         let report = reports.pop().unwrap();
         report.outcome.unwrap();
         assert_eq!((report.context, u64::from_le_bytes(buffer)), (number, number));
@@ -188,23 +191,24 @@ fn fifty_messages_of_each_of_four_that_have_left_are_received() {
                 Child::spawn(&mut command)
             })
             .collect();
-        // A call to a name that does not exist yet ends for good. Nobody leaves before this side
-        // answers.
+        // A connect to a name that does not exist yet fails for good. No sender closes before this
+        // side replies.
         until("all of them listen", || names.iter().all(|name| is_listening(name)));
-        // Not to hide anything: they call before, while and after this side calls them.
+        // The random delay hides nothing: they connect before, while and after this side connects
+        // to them.
         std::thread::sleep(Duration::from_millis(round * 5));
         names.iter().for_each(|name| receive_fifty(&endpoint, name));
         children.into_iter().for_each(Child::finish);
     }
 }
 
-/// Whether the abstract socket of a name exists.
+/// Returns whether the abstract socket of a name exists.
 fn is_listening(name: &str) -> bool {
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
     sockets.contains(name)
 }
 
-/// Leaves after all of its messages were taken, some of them only announced.
+/// Closes after all of its messages were received, some of them only announced.
 fn send_all_and_leave() {
     let endpoint = Endpoint::open(&setting("MEMFERRY_TEST_OWN_NAME")).unwrap();
     let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
@@ -222,7 +226,8 @@ fn send_all_and_leave() {
 #[test]
 fn messages_announced_to_a_full_receiver_are_received_or_lost_in_order() {
     for (end, most) in [("waits", 50), ("waits", 10), ("abandons", 50), ("abandons", 10)] {
-        let builder = Builder::new().most_kept_messages(if most == 50 { 1000 } else { most });
+        let builder =
+            EndpointBuilder::new().max_unexpected_messages(if most == 50 { 1000 } else { most });
         let endpoint = builder.open(&unique("full")).unwrap();
         let name = unique("sender");
         let mut command = process::command("send all and leave");
@@ -232,9 +237,9 @@ fn messages_announced_to_a_full_receiver_are_received_or_lost_in_order() {
                 .env("MEMFERRY_TEST_OWN_NAME", &name)
                 .env("MEMFERRY_TEST_END", end),
         );
-        // Sleeps in a wait for something else while all of it comes in.
+        // Sleeps in a wait for another message while all of it arrives.
         let mut buffer = [0; 8];
-        let mut other = endpoint.irecv(Source::Any, 99, TAG_ALL, vec![0; 8]).unwrap();
+        let mut other = endpoint.irecv(Source::Any, 99, TAG_ALL, vec![0u8; 8]).unwrap();
         let peer = endpoint.probe(Source::Any, TAG, TAG_ALL).unwrap().source;
         let _ = other.operation().wait_timeout(Duration::from_millis(30));
         let mut received = 0u64;
@@ -245,20 +250,20 @@ fn messages_announced_to_a_full_receiver_are_received_or_lost_in_order() {
             }
             received += 1;
         };
-        assert!(matches!(lost, Error::PeerGone(_)), "{lost}");
-        say(format_args!("{end}, room for {most}: {received} received"));
-        // Whoever waits for its sends leaves nothing behind.
+        assert!(matches!(lost, Error::PeerDisconnected(_)), "{lost}");
+        say(format_args!("{end}, capacity {most}: {received} received"));
+        // A process that waits for its sends leaves nothing behind.
         assert!(received == 50 || (end == "abandons" && received <= 50), "{received}");
         child.finish();
     }
 }
 
-/// Connects, and is there until it is killed or told to go.
+/// Connects, and stays until it is killed or closed.
 fn stay() {
     let endpoint = Endpoint::open(&setting("MEMFERRY_TEST_OWN_NAME")).unwrap();
     let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
     endpoint.send(peer, 0, b"here").unwrap();
-    await_sign();
+    wait_for_input();
     endpoint.close();
 }
 
@@ -281,10 +286,10 @@ fn sends_to_a_killed_peer_fail_while_the_ring_has_room() {
                 Ok(()) => sent += 1,
                 Err(error) => break error,
             }
-            assert!(sent < 128, "a dead peer takes messages");
+            assert!(sent < 128, "a dead peer accepts messages");
             std::thread::sleep(Duration::from_millis(1));
         };
-        assert!(matches!(error, Error::PeerGone(_)), "{error}");
+        assert!(matches!(error, Error::PeerDisconnected(_)), "{error}");
         say(format_args!("{sent} sends after the end of the peer"));
     }
 }
@@ -294,12 +299,12 @@ fn the_first_send_to_a_peer_that_has_left_fails() {
     let endpoint = Endpoint::open(&unique("sender")).unwrap();
     let child = spawn("stay", endpoint.name(), "");
     let peer = endpoint.recv(Source::Any, 0, TAG_ANY, &mut [0; 8]).unwrap().source;
-    let_it_end(child);
-    is_gone(endpoint.send(peer, TAG, b"nobody"));
+    close_and_wait(child);
+    assert_disconnected(endpoint.send(peer, TAG, b"nobody"));
 }
 
-/// Many kills around the moment when a reader goes from short sleeps to the long one, with all cores
-/// busy.
+/// Many kills around the time when a reader changes from short sleeps to the long one, with all
+/// cores busy.
 #[test]
 fn readers_on_a_busy_machine_wake_up_when_their_peers_are_killed() {
     let (seed, stop) = (Random::fresh_seed(), AtomicBool::new(false));
@@ -333,11 +338,11 @@ fn read_until_killed(endpoint: &Endpoint, mut child: Child, nap: Duration) {
     let (done, wait) = std::sync::mpsc::channel();
     let reading = endpoint.clone();
     std::thread::spawn(move || done.send(reading.recv(peer, TAG, TAG_ALL, &mut [0; 8])));
-    // Not to hide anything: how deeply the call sleeps depends on how long it has slept.
+    // The random delay hides nothing: how the call sleeps depends on how long it has slept.
     std::thread::sleep(nap);
     child.kill();
-    let outcome = wait.recv_timeout(PATIENCE).expect("a read that never returns");
-    is_gone(outcome);
+    let outcome = wait.recv_timeout(TIMEOUT).expect("the read returns");
+    assert_disconnected(outcome);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::thread;
 
 use memferry_message::plan::PathKind;
-use memferry_message::{Builder, Endpoint, Error, Operation, Source, TAG_ALL, TAG_ANY};
+use memferry_message::{Endpoint, EndpointBuilder, Error, Operation, Source, TAG_ALL, TAG_ANY};
 
 fn unique(name: &str) -> String {
     format!("{name}-{}-{:?}", std::process::id(), thread::current().id())
@@ -15,7 +15,7 @@ fn pattern(length: usize, seed: u8) -> Vec<u8> {
 
 /// Runs `here` and `there` on two connected endpoints, each in a thread.
 fn pair(
-    builder: Builder,
+    builder: EndpointBuilder,
     name: &str,
     here: impl FnOnce(&Endpoint, memferry_message::Peer) + Send,
     there: impl FnOnce(&Endpoint, memferry_message::Peer) + Send,
@@ -38,7 +38,7 @@ fn pair(
 const SIZES: [usize; 14] =
     [0, 1, 47, 48, 49, 4096, 8192, 8193, 20_000, 65_536, 300_001, 1 << 20, (4 << 20) + 7, 9 << 20];
 
-fn ping_pong(builder: Builder, name: &str) {
+fn ping_pong(builder: EndpointBuilder, name: &str) {
     pair(
         builder,
         name,
@@ -67,30 +67,30 @@ fn ping_pong(builder: Builder, name: &str) {
 
 #[test]
 fn messages_of_all_sizes_come_back_as_they_went() {
-    ping_pong(Builder::new(), "all");
+    ping_pong(EndpointBuilder::new(), "all");
 }
 
 #[test]
 fn every_path_delivers_every_byte() {
     for path in [PathKind::Single, PathKind::Cooperative, PathKind::Pipeline] {
-        ping_pong(Builder::new().path(path).eager_bytes(0), path.name());
+        ping_pong(EndpointBuilder::new().path(path).eager_bytes(0), path.name());
     }
 }
 
 #[test]
 fn without_cross_memory_access_messages_arrive_through_the_pipeline() {
-    ping_pong(Builder::new().cross_memory(false), "off");
+    ping_pong(EndpointBuilder::new().cross_memory(false), "off");
 }
 
 #[test]
 fn messages_move_in_the_background() {
-    ping_pong(Builder::new().background(true), "background");
+    ping_pong(EndpointBuilder::new().background(true), "background");
 }
 
 #[test]
 fn a_message_that_nobody_waits_for_is_kept_until_it_is_received() {
     pair(
-        Builder::new().eager_bytes(8192),
+        EndpointBuilder::new().eager_bytes(8192),
         "unexpected",
         |endpoint, peer| {
             for tag in 0..50 {
@@ -110,7 +110,7 @@ fn a_message_that_nobody_waits_for_is_kept_until_it_is_received() {
 #[test]
 fn an_endpoint_can_send_to_itself() {
     let endpoint = Endpoint::open(&unique("self")).unwrap();
-    let myself = endpoint.myself().unwrap();
+    let myself = endpoint.self_peer().unwrap();
     for size in SIZES {
         let message = pattern(size, 9);
         let mut buffer = vec![0; size];
@@ -127,7 +127,7 @@ fn an_endpoint_can_send_to_itself() {
 #[test]
 fn a_buffer_that_is_too_short_gets_what_fits_and_both_lengths() {
     for size in [40, 5000, 100_000, 3 << 20] {
-        for builder in [Builder::new(), Builder::new().cross_memory(false)] {
+        for builder in [EndpointBuilder::new(), EndpointBuilder::new().cross_memory(false)] {
             pair(
                 builder,
                 "short",
@@ -147,7 +147,7 @@ fn a_buffer_that_is_too_short_gets_what_fits_and_both_lengths() {
 #[test]
 fn owned_buffers_come_back_and_any_of_several_can_be_waited_for() {
     pair(
-        Builder::new(),
+        EndpointBuilder::new(),
         "owned",
         |endpoint, peer| {
             let sends: Vec<_> = (0..4u8)

@@ -1,26 +1,27 @@
-//! System calls that a filter (seccomp) refuses: what can be done without them is done, and what
-//! cannot names the gate.
+//! System calls that a filter (seccomp) denies: everything that is possible without them works, and
+//! the error of the rest names the filter.
 
 mod support;
 
-use memferry_message::{Builder, Endpoint};
+use memferry_message::{Endpoint, EndpointBuilder};
 use support::filter::refuse;
 use support::{unique, until};
 
-/// Runs a test on a thread of its own, which takes its filter with it when it ends.
-fn apart(test: impl FnOnce() + Send) {
+/// Runs a test on a thread of its own, whose filter ends with the thread.
+fn run_in_thread(test: impl FnOnce() + Send) {
     std::thread::scope(|scope| scope.spawn(test).join()).unwrap();
 }
 
 #[test]
 fn shared_memory_is_accepted_where_fstatfs_is_refused() {
     for error in [libc::EPERM, libc::ENOSYS] {
-        apart(move || {
+        run_in_thread(move || {
             refuse(&[libc::SYS_fstatfs], error);
             let here = Endpoint::open(&unique("here")).unwrap();
             let there = Endpoint::open(&unique("there")).unwrap();
-            // Nobody else moves them, and both are on this thread, where the filter is.
-            let peer = here.know(there.name()).unwrap();
+            // No other thread makes progress, and both endpoints are on this thread, where the
+            // filter is.
+            let peer = here.add_peer(there.name()).unwrap();
             let connected = |from: &Endpoint, to| from.is_connected(to).unwrap();
             until("they are connected", || {
                 here.progress();
@@ -33,14 +34,14 @@ fn shared_memory_is_accepted_where_fstatfs_is_refused() {
 
 #[test]
 fn a_call_that_is_refused_at_the_acceptor_is_named_to_the_caller() {
-    apart(|| {
-        let here = Builder::new();
+    run_in_thread(|| {
+        let here = EndpointBuilder::new();
         let there = Endpoint::open(&unique("there")).unwrap();
         let name = there.name().to_owned();
         let caller = std::thread::spawn(move || here.open(&unique("here")).unwrap().connect(&name));
-        // Without its seals nobody knows whether memory can be taken away.
+        // Without its seals, the memory might be truncated.
         refuse(&[libc::SYS_fcntl], libc::EPERM);
-        until("the caller has its answer", || {
+        until("the caller has its reply", || {
             there.progress();
             caller.is_finished()
         });

@@ -1,27 +1,28 @@
-//! Messages into and out of memory that is not there: never touched, discarded, there in parts.
+//! Messages into and out of memory that is not resident: never touched, discarded, resident in
+//! parts.
 
 mod support;
 
 use memferry_message::plan::{PathKind, Pinning};
-use memferry_message::{Builder, ShareableBuffer, TAG_ALL};
+use memferry_message::{EndpointBuilder, ShareableBuffer, TAG_ALL};
 use memferry_sys::Pages;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
 use support::memory::{fill, first_wrong};
 use support::{Pair, pair};
 
-/// Not a multiple of anything, from what is hardly worth a look to many steps.
+/// Sizes that are no multiple of anything, from hardly worth a check to many steps.
 const LENGTHS: [usize; 4] = [40_001, 100_003, 700_001, 5_000_011];
-/// Where in its memory a message begins.
+/// The offset of a message in its memory.
 const SKEW: usize = 13;
 
 /// Memory of either kind.
-enum Memory {
+enum TestMemory {
     Ordinary(Pages),
     Shareable(ShareableBuffer),
 }
 
-impl Memory {
+impl TestMemory {
     fn new(shareable: bool, length: usize) -> Self {
         if shareable {
             Self::Shareable(ShareableBuffer::new(length + SKEW).unwrap())
@@ -37,7 +38,7 @@ impl Memory {
         }
     }
 
-    /// Gives the pages back to the kernel; they read as zeroes afterwards.
+    /// Discards the pages; they read as zeroes afterwards.
     fn discard(&mut self) {
         let advice = match self {
             Self::Ordinary(_) => libc::MADV_DONTNEED,
@@ -45,15 +46,15 @@ impl Memory {
         };
         let bytes = self.bytes();
         let length = bytes.len().next_multiple_of(page_bytes());
-        // SAFETY: whole pages of a mapping that is this value's; zeroes are as good as any bytes.
+        // SAFETY: whole pages of a mapping that this value owns; zeroes are valid bytes.
         assert_eq!(unsafe { libc::madvise(bytes.as_mut_ptr().cast(), length, advice) }, 0);
         assert!(!residency::is_resident(self.bytes().as_ptr() as usize));
     }
 }
 
-/// What is there of a target before its message comes.
+/// The resident part of a target before its message arrives.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum There {
+enum Residency {
     Nothing,
     NothingAgain,
     FrontHalf,
@@ -62,17 +63,17 @@ enum There {
     Everything,
 }
 
-const ALL: [There; 6] = [
-    There::Nothing,
-    There::NothingAgain,
-    There::FrontHalf,
-    There::BackHalf,
-    There::EveryThirdPage,
-    There::Everything,
+const ALL: [Residency; 6] = [
+    Residency::Nothing,
+    Residency::NothingAgain,
+    Residency::FrontHalf,
+    Residency::BackHalf,
+    Residency::EveryThirdPage,
+    Residency::Everything,
 ];
 
-impl There {
-    fn prepare(self, memory: &mut Memory) {
+impl Residency {
+    fn prepare(self, memory: &mut TestMemory) {
         let bytes = memory.bytes();
         let half = bytes.len() / 2;
         match self {
@@ -91,10 +92,10 @@ impl There {
     }
 }
 
-/// Sends what is in `source` and receives it into `target`, both behind the skew.
-fn carry(sides: &Pair, source: &mut Memory, target: &mut Memory) {
+/// Sends the content of `source` and receives it into `target`, both at the offset.
+fn send_and_check(sides: &Pair, source: &mut TestMemory, target: &mut TestMemory) {
     let (source, target) = (&source.bytes()[SKEW..], &mut target.bytes()[SKEW..]);
-    // SAFETY: both are borrowed until the operations are over, which `finish` waits for.
+    // SAFETY: both are borrowed until the operations complete, which `finish` waits for.
     let (mut send, mut receive) = unsafe {
         let (from, to) = (source.as_ptr(), target.as_mut_ptr());
         (
@@ -109,16 +110,16 @@ fn carry(sides: &Pair, source: &mut Memory, target: &mut Memory) {
 
 fn check(path: PathKind, shareable: bool) {
     for pinning in Pinning::ALL {
-        let sides = pair(&Builder::new().path(path).pinning(pinning).eager_bytes(0));
+        let sides = pair(&EndpointBuilder::new().path(path).pinning(pinning).eager_bytes(0));
         for (at, length) in LENGTHS.into_iter().enumerate() {
-            let mut source = Memory::new(shareable, length);
+            let mut source = TestMemory::new(shareable, length);
             for (seed, there) in ALL.into_iter().enumerate() {
                 let seed = (10 * at + seed) as u64;
                 let case = format!("{path:?}, {pinning:?}, {length} bytes, {there:?}");
                 fill(&mut source.bytes()[SKEW..], seed);
-                let mut target = Memory::new(shareable, length);
+                let mut target = TestMemory::new(shareable, length);
                 there.prepare(&mut target);
-                carry(&sides, &mut source, &mut target);
+                send_and_check(&sides, &mut source, &mut target);
                 assert_eq!(first_wrong(&target.bytes()[SKEW..], seed), None, "{case}");
                 assert!(target.bytes()[..SKEW].iter().all(|&byte| byte == 0 || byte == 3));
             }
@@ -153,15 +154,15 @@ fn fragments_fill_memory_that_is_not_there() {
 fn the_same_target_can_be_discarded_between_messages() {
     let length = 1 << 20;
     for shareable in [false, true] {
-        let sides = pair(&Builder::new());
-        let mut source = Memory::new(shareable, length);
-        let mut target = Memory::new(shareable, length);
+        let sides = pair(&EndpointBuilder::new());
+        let mut source = TestMemory::new(shareable, length);
+        let mut target = TestMemory::new(shareable, length);
         for seed in 0..40 {
             fill(&mut source.bytes()[SKEW..], seed);
             if seed % 3 == 0 {
                 target.discard();
             }
-            carry(&sides, &mut source, &mut target);
+            send_and_check(&sides, &mut source, &mut target);
             assert_eq!(first_wrong(&target.bytes()[SKEW..], seed), None, "message {seed}");
         }
     }
@@ -177,12 +178,12 @@ fn sources_that_are_not_there_arrive_as_the_zeroes_that_they_are() {
         (PathKind::Pipeline, false),
     ] {
         for pinning in Pinning::ALL {
-            let sides = pair(&Builder::new().path(path).pinning(pinning));
-            let mut source = Memory::new(shareable, 5_000_011);
-            let mut target = Memory::new(shareable, 5_000_011);
+            let sides = pair(&EndpointBuilder::new().path(path).pinning(pinning));
+            let mut source = TestMemory::new(shareable, 5_000_011);
+            let mut target = TestMemory::new(shareable, 5_000_011);
             target.bytes().fill(3);
             source.bytes()[2_500_000] = 9;
-            carry(&sides, &mut source, &mut target);
+            send_and_check(&sides, &mut source, &mut target);
             let bytes = &target.bytes()[SKEW..];
             assert_eq!(bytes[2_500_000 - SKEW], 9);
             assert_eq!(bytes.iter().filter(|&&byte| byte != 0).count(), 1, "{path:?}");
@@ -194,11 +195,11 @@ fn sources_that_are_not_there_arrive_as_the_zeroes_that_they_are() {
 fn no_page_beyond_a_short_message_is_brought_in() {
     let page = page_bytes();
     for path in [PathKind::Single, PathKind::Cooperative, PathKind::Pipeline] {
-        let sides = pair(&Builder::new().path(path).pinning(Pinning::On).eager_bytes(0));
+        let sides = pair(&EndpointBuilder::new().path(path).pinning(Pinning::On).eager_bytes(0));
         let mut target = Pages::new(4 << 20).unwrap();
-        let message = vec![5; (1 << 20) + 1];
+        let message = vec![5u8; (1 << 20) + 1];
         let mut send = sides.here.isend(sides.to_there, 1, message).unwrap();
-        // SAFETY: the target is not touched until the receive is over.
+        // SAFETY: the target is not touched until the receive completes.
         let mut receive = unsafe {
             sides.there.irecv_raw(sides.to_here, 1, TAG_ALL, target.as_ptr(), target.len())
         }

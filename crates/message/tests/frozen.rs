@@ -1,5 +1,5 @@
-//! Peers that stop in the middle of a copy, and memory that they may still write: it is not handed
-//! back before they are out of it or dead.
+//! Peers that stop during a copy, and memory that they may still write: it is not returned before
+//! the copy ends or the peer exits.
 
 mod support;
 
@@ -14,14 +14,14 @@ use std::time::{Duration, Instant};
 
 use memferry_message::plan::PathKind;
 use memferry_message::{
-    Builder, Endpoint, Error, Gone, Listener, Piece, Rights, ShareableBuffer, Source, TAG_ALL,
-    Wanted, Window, WindowHandle, kept_buffers,
+    DisconnectReason, Endpoint, EndpointBuilder, Error, Listener, MatchSpec, Rights, Segment,
+    ShareableBuffer, Source, TAG_ALL, Window, WindowHandle, quarantined_buffers,
 };
 use support::process::{self, Child, setting};
 use support::raw_peer::RawPeer;
-use support::stopping::{self, BYTES, Stopping, say_to_test};
-use support::traces::holdings;
-use support::{PATIENCE, Random, alone, is_readable, unique, until};
+use support::stopping::{self, BYTES, StoppedPeer, send_to_test};
+use support::traces::resource_usage;
+use support::{Random, TIMEOUT, alone, is_readable, unique, until};
 
 #[test]
 fn other_processes_begin_here() {
@@ -37,8 +37,8 @@ fn other_processes_begin_here() {
 
 // ---- windows ----
 
-/// A raw peer of an endpoint that takes callers, and none of their notes.
-fn meet(owner: &Endpoint) -> RawPeer {
+/// A raw peer of an endpoint that accepts connections, and reads none of their messages.
+fn connect_raw(owner: &Endpoint) -> RawPeer {
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| RawPeer::connect(owner.name()).unwrap());
         until("it has connected", || {
@@ -53,17 +53,17 @@ fn meet(owner: &Endpoint) -> RawPeer {
 fn an_owner_that_has_not_heard_of_a_visitors_reach_waits_for_it_nevertheless() {
     let _alone = alone();
     let owner = Endpoint::open(&unique("owner")).unwrap();
-    let raw = meet(&owner);
+    let raw = connect_raw(&owner);
     let window = owner.expose(vec![0u8; 4096], Rights::READ_WRITE).unwrap();
-    raw.memory.own_visits().begin(0);
-    let held = window.withdraw().map(drop).expect_err("somebody is inside");
-    raw.memory.own_visits().end();
+    raw.memory.own_access().begin(0);
+    let held = window.withdraw().map(drop).expect_err("a peer is accessing it");
+    raw.memory.own_access().end();
     assert_eq!(held.window.withdraw().unwrap(), [0; 4096]);
 }
 
 const WINDOW_BYTES: usize = 256 << 10;
 
-/// Connects, reads the handle of a window, puts to it until that fails, and says so: again and again.
+/// Connects, reads the handle of a window, puts to it until that fails, and reports it: repeatedly.
 fn putter() {
     let (mut input, mut output) = (std::io::stdin(), std::io::stderr());
     let data = vec![7u8; WINDOW_BYTES];
@@ -98,7 +98,7 @@ fn a_window_that_is_withdrawn_while_a_peer_puts_does_not_change_afterwards() {
         let window: Window<Vec<u8>> =
             owner.expose(vec![0; WINDOW_BYTES], Rights::READ_WRITE).unwrap();
         input.write_all(&window.handle().to_bytes()).unwrap();
-        // As early as can be: the first put is at work.
+        // As early as possible: the first put is running.
         let mut first = [0];
         until("it puts", || {
             window.read(0, &mut first);
@@ -108,22 +108,22 @@ fn a_window_that_is_withdrawn_while_a_peer_puts_does_not_change_afterwards() {
         buffer.fill(0);
         output.read_exact(&mut first).unwrap();
         let later = buffer.iter().filter(|byte| **byte != 0).count();
-        assert_eq!(later, 0, "round {round}: so many bytes were written after the window was back");
+        assert_eq!(later, 0, "round {round}: bytes were written after the window was withdrawn");
     }
 }
 
-/// Connects again and again, says that it visits the first window, and hangs up when it is connected
-/// anew: before that, the window may not be there yet.
+/// Connects repeatedly, publishes an access to the first window, and closes when it is connected
+/// anew: before that, the window may not exist yet.
 fn pretender() {
     let mut _last = None;
     for _ in 0..30 {
         if let Some(raw) = RawPeer::connect(&setting("MEMFERRY_TEST_NAME")) {
-            raw.memory.own_visits().begin(0);
+            raw.memory.own_access().begin(0);
             _last = Some(raw);
         }
     }
-    say_to_test(b"d");
-    std::thread::sleep(PATIENCE);
+    send_to_test(b"d");
+    std::thread::sleep(TIMEOUT);
 }
 
 #[test]
@@ -131,12 +131,12 @@ fn peers_that_pretend_to_visit_hold_little_and_all_of_it_goes_with_them() {
     let _alone = alone();
     let endpoint = Endpoint::open(&unique("owner")).unwrap();
     let shared = endpoint.expose(vec![0u8; 4096], Rights::READ_WRITE).unwrap();
-    endpoint.watch().unwrap();
-    let before = holdings();
+    endpoint.ready_fd().unwrap();
+    let before = resource_usage();
     for round in 0..3 {
         let name = unique("owner");
         let listener = Listener::bind(&name).unwrap();
-        let mut child = Stopping::spawn("pretender", &name, false);
+        let mut child = StoppedPeer::spawn("pretender", &name, false);
         std::thread::scope(|scope| {
             let hearing = scope.spawn(|| child.hear());
             while !hearing.is_finished() {
@@ -145,22 +145,22 @@ fn peers_that_pretend_to_visit_hold_little_and_all_of_it_goes_with_them() {
                     continue;
                 };
                 let window = link.expose(vec![0u8; 4096], Rights::READ_WRITE).unwrap();
-                until("it pretends", || window.is_accessed());
+                until("it publishes an access", || window.is_accessed());
                 link.close();
                 drop(window);
             }
             assert_eq!(hearing.join().unwrap(), b'd');
         });
-        let (now, kept) = (holdings(), kept_buffers());
+        let (now, kept) = (resource_usage(), quarantined_buffers());
         assert!((1..=8).contains(&kept), "round {round}: one process holds {kept} buffers");
         assert!(now.descriptors <= before.descriptors + 4 * 8, "{before:?}, {now:?}");
         child.child.kill();
-        until("nothing of it is left", || kept_buffers() == 0);
+        until("nothing of it is left", || quarantined_buffers() == 0);
     }
-    let mut child = Stopping::spawn("pretender", endpoint.name(), false);
+    let mut child = StoppedPeer::spawn("pretender", endpoint.name(), false);
     std::thread::scope(|scope| {
         let hearing = scope.spawn(|| child.hear());
-        until("it has done its worst", || {
+        until("it has attacked", || {
             endpoint.peers();
             hearing.is_finished()
         });
@@ -169,7 +169,7 @@ fn peers_that_pretend_to_visit_hold_little_and_all_of_it_goes_with_them() {
     until("nothing is left", || {
         endpoint.peers();
         shared.is_accessed();
-        let now = holdings();
+        let now = resource_usage();
         now.descriptors <= before.descriptors && now.mappings <= before.mappings
     });
 }
@@ -178,21 +178,21 @@ fn peers_that_pretend_to_visit_hold_little_and_all_of_it_goes_with_them() {
 fn idler() {
     let endpoint = Endpoint::open(&unique("idler")).unwrap();
     endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
-    say_to_test(b"i");
-    std::thread::sleep(PATIENCE);
+    send_to_test(b"i");
+    std::thread::sleep(TIMEOUT);
 }
 
 #[test]
 fn a_killed_peer_is_forgotten_in_busy_traffic_with_others() {
     let _alone = alone();
-    let sides = support::pair(&Builder::new());
-    let before = holdings();
-    let mut child = Stopping::spawn("idler", sides.here.name(), false);
+    let sides = support::pair(&EndpointBuilder::new());
+    let before = resource_usage();
+    let mut child = StoppedPeer::spawn("idler", sides.here.name(), false);
     until("it has connected", || sides.here.peers().len() == 2);
     assert_eq!(child.hear(), b'i');
     child.child.kill();
-    // There is always a message to take: no call ever finds nothing to do.
-    let deadline = Instant::now() + PATIENCE;
+    // There is always a message to receive: no call ever finds nothing to do.
+    let deadline = Instant::now() + TIMEOUT;
     let mut is_forgotten = false;
     while !is_forgotten && Instant::now() < deadline {
         for _ in 0..20 {
@@ -202,33 +202,37 @@ fn a_killed_peer_is_forgotten_in_busy_traffic_with_others() {
             sides.here.recv(sides.to_there, 1, TAG_ALL, &mut [0; 7]).unwrap();
         }
         // One is the pipe from the child.
-        is_forgotten = holdings().descriptors <= before.descriptors + 1;
+        is_forgotten = resource_usage().descriptors <= before.descriptors + 1;
     }
-    assert!(is_forgotten, "the descriptors of a killed peer stay: {before:?}, {:?}", holdings());
+    assert!(
+        is_forgotten,
+        "the descriptors of a killed peer stay: {before:?}, {:?}",
+        resource_usage()
+    );
 }
 
 // ---- messages ----
 
-/// A claimer. It ends with the thread that calls this.
-fn spawn_claimer(owner: &Endpoint, misbehaves: bool) -> Stopping {
-    Stopping::spawn("claimer", owner.name(), misbehaves)
+/// A claimer. It exits with the thread that calls this.
+fn spawn_claimer(owner: &Endpoint, misbehaves: bool) -> StoppedPeer {
+    StoppedPeer::spawn("claimer", owner.name(), misbehaves)
 }
 
 fn cooperative() -> Endpoint {
-    Builder::new().path(PathKind::Cooperative).open(&unique("receiver")).unwrap()
+    EndpointBuilder::new().path(PathKind::Cooperative).open(&unique("receiver")).unwrap()
 }
 
-/// A buffer that says when it is freed.
-struct Marked(Vec<u8>, Arc<AtomicBool>);
+/// A buffer that reports when it is freed.
+struct DropMarker(Vec<u8>, Arc<AtomicBool>);
 
-// SAFETY: the bytes stay where they are.
-unsafe impl memferry_copy::OwnedTarget for Marked {
+// SAFETY: the bytes do not move.
+unsafe impl memferry_copy::OwnedTarget for DropMarker {
     fn target(&mut self) -> (*mut u8, usize) {
         (self.0.as_mut_ptr(), self.0.len())
     }
 }
 
-impl Drop for Marked {
+impl Drop for DropMarker {
     fn drop(&mut self) {
         self.1.store(true, Ordering::SeqCst);
     }
@@ -240,7 +244,7 @@ fn an_owned_buffer_that_a_stopped_peer_may_still_write_is_kept() {
     for (is_dropped, ends) in [(false, false), (true, false), (false, true), (true, true)] {
         let owner = cooperative();
         let freed = Arc::new(AtomicBool::new(false));
-        let buffer = Marked(vec![0; BYTES], freed.clone());
+        let buffer = DropMarker(vec![0; BYTES], freed.clone());
         let receive = owner.irecv(Source::Any, 1, TAG_ALL, buffer).unwrap();
         let mut child = spawn_claimer(&owner, false);
         child.await_claim(&owner);
@@ -254,14 +258,14 @@ fn an_owned_buffer_that_a_stopped_peer_may_still_write_is_kept() {
             assert!(failed.buffer.is_none(), "a peer may still write to it");
         }
         assert!(!freed.load(Ordering::SeqCst), "it was freed, and a peer may still write to it");
-        assert_eq!(kept_buffers(), 1);
+        assert_eq!(quarantined_buffers(), 1);
         if ends {
             child.child.kill();
         } else {
             child.signal(libc::SIGCONT);
             assert_eq!(child.hear(), b'w');
         }
-        until("it is freed", || kept_buffers() == 0);
+        until("it is freed", || quarantined_buffers() == 0);
         assert!(freed.load(Ordering::SeqCst));
     }
 }
@@ -289,7 +293,7 @@ fn a_scope_is_not_left_before_a_stopped_peer_is_out_of_its_memory() {
             });
             let mut child = receiver.recv().unwrap();
             owner.clone().close();
-            give_wrong_code_a_chance(|| is_left.load(Ordering::SeqCst));
+            wait_unexpected(|| is_left.load(Ordering::SeqCst));
             release(&mut child, ends);
             waiting.join().unwrap();
         });
@@ -297,21 +301,21 @@ fn a_scope_is_not_left_before_a_stopped_peer_is_out_of_its_memory() {
     }
 }
 
-/// Wakes a thread, and counts how often.
-struct Counted(std::thread::Thread, AtomicUsize);
+/// Wakes a thread, and counts the wakeups.
+struct CountingWaker(std::thread::Thread, AtomicUsize);
 
-impl Wake for Counted {
+impl Wake for CountingWaker {
     fn wake(self: Arc<Self>) {
         self.1.fetch_add(1, Ordering::SeqCst);
         self.0.unpark();
     }
 }
 
-/// Polls a future when it is woken, and only then; also gives how often it was.
-fn await_counted<F: Future + Unpin>(mut future: F, wakes: &AtomicUsize) -> F::Output {
-    let counted = Arc::new(Counted(std::thread::current(), AtomicUsize::new(0)));
+/// Polls a future only when it is woken; also returns how often it was.
+fn block_on_counting<F: Future + Unpin>(mut future: F, wakes: &AtomicUsize) -> F::Output {
+    let counted = Arc::new(CountingWaker(std::thread::current(), AtomicUsize::new(0)));
     let waker = counted.clone().into();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let seen = counted.1.load(Ordering::SeqCst);
         wakes.store(seen, Ordering::SeqCst);
@@ -319,8 +323,8 @@ fn await_counted<F: Future + Unpin>(mut future: F, wakes: &AtomicUsize) -> F::Ou
             return output;
         }
         while counted.1.load(Ordering::SeqCst) == seen {
-            assert!(Instant::now() < deadline, "nobody wakes it");
-            std::thread::park_timeout(PATIENCE);
+            assert!(Instant::now() < deadline, "the future is not woken");
+            std::thread::park_timeout(TIMEOUT);
         }
     }
 }
@@ -339,7 +343,7 @@ fn awaiting_a_raw_operation_whose_memory_is_held_does_not_poll_busily() {
         let began = Instant::now();
         let error = std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
-                let outcome = await_counted(receive.operation(), &wakes);
+                let outcome = block_on_counting(receive.operation(), &wakes);
                 is_over.store(true, Ordering::SeqCst);
                 outcome
             });
@@ -366,7 +370,7 @@ fn an_operation_that_was_awaited_before_its_memory_was_held_is_told_when_it_is_n
     }
 }
 
-/// `false` if the receiver was faster than its peer.
+/// Returns `false` if the receiver was faster than its peer.
 fn awaited_operation_ends(ends: bool) -> bool {
     let owner = cooperative();
     let mut receive = owner.irecv(Source::Any, 1, TAG_ALL, vec![0u8; BYTES]).unwrap();
@@ -374,7 +378,7 @@ fn awaited_operation_ends(ends: bool) -> bool {
     let wakes = AtomicUsize::new(0);
     let mut child = spawn_claimer(&owner, false);
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| await_counted(receive.operation(), &wakes));
+        let waiting = scope.spawn(|| block_on_counting(receive.operation(), &wakes));
         let was_stopped = child.has_claimed();
         if was_stopped {
             owner.close();
@@ -388,15 +392,15 @@ fn awaited_operation_ends(ends: bool) -> bool {
     })
 }
 
-/// Nothing depends on this: it only makes sure that what must not happen is noticed.
-fn give_wrong_code_a_chance(happened: impl Fn() -> bool) {
+/// The result does not depend on this: it only makes sure that a violation is detected.
+fn wait_unexpected(happened: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_millis(300);
     while !happened() && Instant::now() < deadline {
         std::thread::yield_now();
     }
 }
 
-fn release(child: &mut Stopping, ends: bool) {
+fn release(child: &mut StoppedPeer, ends: bool) {
     if ends {
         child.child.kill();
     } else {
@@ -413,7 +417,7 @@ fn a_blocking_receive_from_a_peer_that_misbehaves_waits_until_it_is_out_of_the_m
     }
 }
 
-/// `false` if the receiver was faster than its peer.
+/// Returns `false` if the receiver was faster than its peer.
 fn blocking_receive_waits(ends: bool) -> bool {
     let owner = cooperative();
     let mut memory = vec![0u8; BYTES];
@@ -430,15 +434,18 @@ fn blocking_receive_waits(ends: bool) -> bool {
         if !child.has_claimed() {
             return false;
         }
-        until("it is lost", || owner.peers().is_empty());
-        // Others are served meanwhile.
-        let myself = owner.myself().unwrap();
+        until("it is disconnected", || owner.peers().is_empty());
+        // Other peers are served at the same time.
+        let myself = owner.self_peer().unwrap();
         owner.send(myself, 9, b"goes on").unwrap();
         owner.recv(myself, 9, TAG_ALL, &mut [0; 7]).unwrap();
-        give_wrong_code_a_chance(|| is_left.load(Ordering::SeqCst));
+        wait_unexpected(|| is_left.load(Ordering::SeqCst));
         release(&mut child, ends);
         let outcome = waiting.join().unwrap();
-        assert!(matches!(outcome, Err(Error::PeerGone(Gone::Misbehaved(_)))), "{outcome:?}");
+        assert!(
+            matches!(outcome, Err(Error::PeerDisconnected(DisconnectReason::ProtocolViolation(_)))),
+            "{outcome:?}"
+        );
         true
     });
     assert!(memory.iter().all(|byte| *byte == 0), "it was written after the call returned");
@@ -455,14 +462,14 @@ fn a_receive_of_several_messages_says_when_a_stopped_peer_is_out_of_its_memory()
             let owner = cooperative();
             let mut child = spawn_claimer(&owner, misbehaves);
             until("it has connected", || owner.peers().len() == 1);
-            let wanted = Wanted::tagged(owner.peers()[0], 1, TAG_ALL);
+            let wanted = MatchSpec::tagged(owner.peers()[0], 1, TAG_ALL);
             let mut memory = vec![0u8; bytes];
-            let piece = Piece::target(memory.as_mut_ptr(), bytes);
-            // SAFETY: it lives until the last report has come.
-            unsafe { owner.post_receive_several(&wanted, piece, 6, 8) }.unwrap();
+            let segment = Segment::target(memory.as_mut_ptr(), bytes);
+            // SAFETY: it lives until the last completion.
+            unsafe { owner.post_multi_receive(&wanted, segment, 6, 8) }.unwrap();
             child.await_claim(&owner);
             if misbehaves {
-                until("it is lost", || {
+                until("it is disconnected", || {
                     owner.progress();
                     owner.peers().is_empty()
                 });
@@ -470,36 +477,37 @@ fn a_receive_of_several_messages_says_when_a_stopped_peer_is_out_of_its_memory()
                 owner.clone().close();
             }
             let mut reports = Vec::new();
-            owner.collect(&mut reports);
+            owner.poll_completions(&mut reports);
             assert!(reports.iter().all(|report| !report.is_last), "a peer may still write to it");
             release(&mut child, ends);
             until("the memory is free", || {
-                owner.collect(&mut reports);
+                owner.poll_completions(&mut reports);
                 reports.iter().any(|report| report.is_last)
             });
             // The message, and the receive itself if it would have taken more.
-            let told = 1 + usize::from(bytes > BYTES);
-            assert_eq!(reports.len(), told, "{reports:?}");
+            let expected = 1 + usize::from(bytes > BYTES);
+            assert_eq!(reports.len(), expected, "{reports:?}");
             assert!(reports.iter().all(|report| report.context == 6 && report.outcome.is_err()));
             let last = reports.iter().filter(|report| report.is_last).count();
-            assert!(last == 1 && reports[told - 1].is_last, "{reports:?}");
+            assert!(last == 1 && reports[expected - 1].is_last, "{reports:?}");
             owner.clone().close();
-            assert!(!owner.is_busy() && !owner.collect(&mut reports));
+            assert!(!owner.is_busy() && !owner.poll_completions(&mut reports));
         }
     }
 }
 
 const LARGE: usize = 4 << 20;
 
-/// Sends large messages for ever, and says when that fails: again and again.
+/// Sends large messages until that fails, and reports it: repeatedly.
 fn sender() {
     let data = vec![7u8; LARGE];
     loop {
-        let endpoint = Builder::new().path(PathKind::Cooperative).open(&unique("sender")).unwrap();
+        let endpoint =
+            EndpointBuilder::new().path(PathKind::Cooperative).open(&unique("sender")).unwrap();
         let Ok(peer) = endpoint.connect(&setting("MEMFERRY_TEST_NAME")) else { continue };
         while endpoint.send(peer, 1, &data[..]).is_ok() {}
         drop(endpoint);
-        say_to_test(b".");
+        send_to_test(b".");
     }
 }
 
@@ -511,15 +519,15 @@ fn a_shareable_buffer_does_not_change_after_it_was_handed_back() {
     let mut child = None;
     let mut kept = 0;
     for round in 0..40 {
-        let owner = Builder::new().path(PathKind::Cooperative).open(&name).unwrap();
-        let child = child.get_or_insert_with(|| Stopping::spawn("sender", &name, false));
+        let owner = EndpointBuilder::new().path(PathKind::Cooperative).open(&name).unwrap();
+        let child = child.get_or_insert_with(|| StoppedPeer::spawn("sender", &name, false));
         let buffer = ShareableBuffer::new(LARGE).unwrap();
         let mut receive = owner.irecv(Source::Any, 1, TAG_ALL, buffer).unwrap();
-        until("a message comes", || {
+        until("a message arrives", || {
             owner.progress();
             !owner.peers().is_empty()
         });
-        // Somewhere in the middle of it, most likely.
+        // During the copy, most likely.
         for _ in 0..random.below(12) {
             owner.progress();
         }
@@ -541,8 +549,8 @@ fn a_shareable_buffer_does_not_change_after_it_was_handed_back() {
         child.signal(libc::SIGCONT);
         assert_eq!(child.hear(), b'.');
         let later = buffer.iter().flat_map(|buffer| buffer.iter()).filter(|byte| **byte != 0);
-        assert_eq!(later.count(), 0, "round {round}: written after it was handed back");
-        until("what was kept is freed", || kept_buffers() == 0);
+        assert_eq!(later.count(), 0, "round {round}: written after it was returned");
+        until("the quarantined memory is freed", || quarantined_buffers() == 0);
     }
     support::say(format_args!("{kept} of 40 buffers were kept while the peer was stopped"));
 }

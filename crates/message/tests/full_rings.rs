@@ -1,21 +1,23 @@
-//! Receivers that are full: their senders wait, and nothing else does.
+//! Receivers without space: their senders wait, and nothing else does.
 
 mod support;
 
-use memferry_message::{Builder, Error, OwnedOperation, Peer, TAG_ALL, TAG_ANY};
+use memferry_message::{EndpointBuilder, Error, OwnedOperation, Peer, TAG_ALL, TAG_ANY};
 use support::memory::{first_wrong, pattern};
 use support::{Pair, pair};
 
-/// What a side keeps of messages that nobody asked for.
-const MOST_KEPT: usize = 100_000;
+/// The number of bytes of unexpected messages that a side buffers.
+const MAX_UNEXPECTED_BYTES: usize = 100_000;
 const LENGTH: usize = 1000;
 
-/// Two endpoints, of which `there` has sent more to `here` than that keeps of payloads.
+/// Two endpoints, of which `there` has sent more payload to `here` than `here` buffers.
 fn flooded() -> (Pair, Vec<OwnedOperation<Vec<u8>>>) {
-    flooded_with(&Builder::new().most_kept_bytes(MOST_KEPT).eager_bytes(8 << 10))
+    flooded_with(
+        &EndpointBuilder::new().max_unexpected_bytes(MAX_UNEXPECTED_BYTES).eager_bytes(8 << 10),
+    )
 }
 
-fn flooded_with(builder: &Builder) -> (Pair, Vec<OwnedOperation<Vec<u8>>>) {
+fn flooded_with(builder: &EndpointBuilder) -> (Pair, Vec<OwnedOperation<Vec<u8>>>) {
     let sides = pair(builder);
     let sends: Vec<_> = (0..1500)
         .map(|tag| sides.there.isend(sides.to_here, tag, pattern(LENGTH, tag)).unwrap())
@@ -24,7 +26,7 @@ fn flooded_with(builder: &Builder) -> (Pair, Vec<OwnedOperation<Vec<u8>>>) {
     (sides, sends)
 }
 
-/// Receives so many messages at `here`, in order.
+/// Receives this many messages at `here`, in order.
 fn receive(sides: &Pair, from: Peer, numbers: std::ops::Range<u64>) {
     for tag in numbers {
         let mut receive = sides.here.irecv(from, tag, TAG_ALL, vec![0; LENGTH]).unwrap();
@@ -35,10 +37,12 @@ fn receive(sides: &Pair, from: Peer, numbers: std::ops::Range<u64>) {
 
 #[test]
 fn a_full_receiver_gets_the_rest_when_it_receives() {
-    // One keeps announcements of all, the other not even those.
-    for (sides, mut sends) in [flooded(), flooded_with(&Builder::new().most_kept_messages(10))] {
+    // One buffers announcements of all, the other not even those.
+    for (sides, mut sends) in
+        [flooded(), flooded_with(&EndpointBuilder::new().max_unexpected_messages(10))]
+    {
         let waiting = sends.iter_mut().filter_map(|send| (!send.is_done()).then_some(())).count();
-        assert!(waiting > 900, "only {waiting} wait");
+        assert!(waiting > 900, "only {waiting} are pending");
         receive(&sides, sides.to_there, 0..1500);
         sends.into_iter().for_each(|send| drop(send.wait().unwrap()));
     }
@@ -47,7 +51,7 @@ fn a_full_receiver_gets_the_rest_when_it_receives() {
 #[test]
 fn a_message_that_is_asked_for_out_of_turn_passes_those_that_are_kept() {
     let (sides, sends) = flooded();
-    // The last of those that are kept, while the ones before it stay.
+    // The last buffered message, while the ones before it stay.
     receive(&sides, sides.to_there, 60..61);
     receive(&sides, sides.to_there, 0..60);
     receive(&sides, sides.to_there, 61..1500);
@@ -58,29 +62,30 @@ fn a_message_that_is_asked_for_out_of_turn_passes_those_that_are_kept() {
 fn one_who_dies_with_a_full_ring_is_lost_and_what_it_had_sent_arrives() {
     let (sides, mut sends) = flooded();
     let mut back = sides.here.isend(sides.to_there, 1, pattern(1 << 20, 1)).unwrap();
-    let mut posted = sides.here.irecv(sides.to_there, 1 << 40, TAG_ALL, vec![0; 8]).unwrap();
+    let mut posted = sides.here.irecv(sides.to_there, 1 << 40, TAG_ALL, vec![0u8; 8]).unwrap();
     assert!(!back.is_done() && !posted.is_done());
     let sent = sends.iter_mut().filter_map(|send| send.is_done().then_some(())).count() as u64;
     sides.there.clone().close();
     support::until("everything with it has ended", || back.is_done() && posted.is_done());
-    assert!(matches!(back.wait().unwrap_err().error, Error::PeerGone(_)));
-    assert!(matches!(posted.wait().unwrap_err().error, Error::PeerGone(_)));
+    assert!(matches!(back.wait().unwrap_err().error, Error::PeerDisconnected(_)));
+    assert!(matches!(posted.wait().unwrap_err().error, Error::PeerDisconnected(_)));
     assert!(sides.here.peers().is_empty());
-    assert!(sent * LENGTH as u64 <= MOST_KEPT as u64 + (1 << 20), "{sent} were taken");
+    assert!(sent * LENGTH as u64 <= MAX_UNEXPECTED_BYTES as u64 + (1 << 20), "{sent} were taken");
     receive(&sides, sides.to_there, 0..sent);
     let none = sides.here.recv(sides.to_there, 0, TAG_ANY, &mut [0; LENGTH]);
-    assert!(matches!(none, Err(Error::PeerGone(_))), "{none:?}");
+    assert!(matches!(none, Err(Error::PeerDisconnected(_))), "{none:?}");
 }
 
-/// Answers pass messages that the receiver has no room for: its own messages end meanwhile.
+/// Replies overtake messages for which the receiver has no space: its own messages complete at the
+/// same time.
 #[test]
 fn a_full_receiver_can_still_send() {
     let (sides, sends) = flooded();
     let mut send = sides.here.isend(sides.to_there, 5, pattern(1 << 20, 5)).unwrap();
-    let mut receive = sides.there.irecv(sides.to_here, 5, TAG_ALL, vec![0; 1 << 20]).unwrap();
+    let mut receive = sides.there.irecv(sides.to_here, 5, TAG_ALL, vec![0u8; 1 << 20]).unwrap();
     sides.finish(&mut [receive.operation()]);
     sides.settle();
-    assert!(send.is_done(), "it has arrived, but its sender is not told");
+    assert!(send.is_done(), "it has arrived, but the send is not complete");
     drop(sends);
 }
 
@@ -94,7 +99,10 @@ fn the_last_of_many_messages_can_be_received_first() {
 
 #[test]
 fn one_who_keeps_nothing_still_gets_what_it_asks_for() {
-    for builder in [Builder::new().most_kept_messages(0), Builder::new().most_kept_bytes(0)] {
+    for builder in [
+        EndpointBuilder::new().max_unexpected_messages(0),
+        EndpointBuilder::new().max_unexpected_bytes(0),
+    ] {
         let sides = pair(&builder);
         for tag in 0..50 {
             // Unexpected, then expected.

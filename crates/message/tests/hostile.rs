@@ -1,6 +1,5 @@
-//! Peers that write whatever they like into everything that is shared with them. Whoever they do
-//! it to neither crashes nor hangs, writes nowhere but into its own buffers, and goes on talking
-//! to its honest peers.
+//! Peers that write arbitrary bytes into all shared memory. The attacked process neither crashes
+//! nor hangs, writes only into its own buffers, and continues to communicate with its honest peers.
 
 mod support;
 
@@ -8,21 +7,21 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use memferry_message::Endpoint;
-use memferry_message::ring::cells::Words;
-use memferry_message::ring::record::Finished;
+use memferry_message::ring::cells::CellWords;
+use memferry_message::ring::claims::SenderProgress;
 use memferry_sys::shared_memory::SealedMemory;
-use support::prey::{self, Prey};
+use support::prey::{self, VictimEndpoint};
 use support::process::{self, Child, setting};
 use support::raw_peer::{RawPeer, first, kind};
-use support::talk::{KINDS, Talk};
-use support::{PATIENCE, Random, say, unique};
+use support::talk::{KINDS, Traffic};
+use support::{Random, TIMEOUT, say, unique};
 
-/// How long each attack goes on, unless `MEMFERRY_HOSTILE_SECONDS` says it.
-const LONG: Duration = Duration::from_secs(3);
+/// How long each attack lasts, unless `MEMFERRY_HOSTILE_SECONDS` sets it.
+const DEFAULT_DURATION: Duration = Duration::from_secs(3);
 
-fn how_long() -> Duration {
+fn attack_duration() -> Duration {
     let seconds = std::env::var("MEMFERRY_HOSTILE_SECONDS").ok();
-    seconds.and_then(|text| text.parse().ok()).map_or(LONG, Duration::from_secs)
+    seconds.and_then(|text| text.parse().ok()).map_or(DEFAULT_DURATION, Duration::from_secs)
 }
 
 const ATTACKERS: u64 = 2;
@@ -37,12 +36,12 @@ fn attack(role: &str) {
         Child::spawn(command.env("MEMFERRY_TEST_SEED", seed.to_string()))
     };
     let mut honest = spawn("honest", 0);
-    let mut prey = Prey::new(endpoint, seed);
+    let mut prey = VictimEndpoint::new(endpoint, seed);
     let mut attackers: Vec<_> = (0..ATTACKERS).map(|n| spawn(role, seed + n)).collect();
-    let (began, long) = (Instant::now(), how_long());
-    // On a busy machine it takes a while until the attackers come.
-    let is_attacked = |prey: &Prey| prey.completed + prey.failed > 0;
-    while began.elapsed() < long || (!is_attacked(&prey) && began.elapsed() < PATIENCE) {
+    let (began, long) = (Instant::now(), attack_duration());
+    // On a busy machine it takes a while until the attackers connect.
+    let is_attacked = |prey: &VictimEndpoint| prey.completed + prey.failed > 0;
+    while began.elapsed() < long || (!is_attacked(&prey) && began.elapsed() < TIMEOUT) {
         prey.exchange();
         for attacker in &mut attackers {
             assert!(attacker.ended().is_none(), "the attacker itself has failed");
@@ -83,8 +82,8 @@ fn random_cells_through_the_real_rings() {
     attack("random cells");
 }
 
-/// Connects again and again, and does its worst until it is thrown out.
-fn again_and_again(mut worst: impl FnMut(&mut RawPeer, &mut Random)) {
+/// Connects repeatedly, and attacks until it is disconnected.
+fn repeat_attack(mut worst: impl FnMut(&mut RawPeer, &mut Random)) {
     let mut random = Random::new(setting("MEMFERRY_TEST_SEED").parse().unwrap());
     let prey = setting("MEMFERRY_TEST_PREY");
     loop {
@@ -100,7 +99,7 @@ fn again_and_again(mut worst: impl FnMut(&mut RawPeer, &mut Random)) {
 }
 
 fn scribbles() {
-    again_and_again(|peer, random| {
+    repeat_attack(|peer, random| {
         for _ in 0..random.below(10) {
             scribble(peer.bytes.as_ptr(), peer.bytes.len(), random);
         }
@@ -108,7 +107,7 @@ fn scribbles() {
     });
 }
 
-/// Random words over a random stretch, short ones more often than long ones.
+/// Writes random words over a random range, short ones more often than long ones.
 fn scribble(start: *mut u8, length: usize, random: &mut Random) {
     let words = length / 8;
     let count = 1 << random.below(15);
@@ -119,11 +118,12 @@ fn scribble(start: *mut u8, length: usize, random: &mut Random) {
             0 => value >> 32,
             1 => value.wrapping_add(index as u64),
             2 => random.next(),
-            // What a cell begins with: a kind, and the number of its use.
+            // The start of a cell: a kind and a stamp.
             3 => random.below(14) << 32 | (index as u64 / 8 % 256 + 1 + 256 * random.below(3)),
             _ => 0,
         };
-        // SAFETY: inside the mapping; that others read and write it too is the point.
+        // SAFETY: inside the mapping; that other processes read and write it too is the subject of
+        // the test.
         unsafe { start.cast::<u64>().add(index).write_volatile(value) };
     }
 }
@@ -135,7 +135,7 @@ fn scribbles_and_talks() {
         let kind = random.pick(&KINDS);
         let endpoint = kind.builder().open(&unique("scribbler")).unwrap();
         let Ok(peer) = endpoint.connect(&setting("MEMFERRY_TEST_PREY")) else { continue };
-        let Ok(mut talk) = Talk::begin((&endpoint, peer), kind, random.next(), 2, 2) else {
+        let Ok(mut talk) = Traffic::begin((&endpoint, peer), kind, random.next(), 2, 2) else {
             continue;
         };
         let last = random.below(300);
@@ -161,8 +161,8 @@ fn scribbles_and_talks() {
     }
 }
 
-/// A number that could be right, or nearly, or not at all.
-fn number(random: &mut Random, seen: &[Words]) -> u64 {
+/// A number that is valid, nearly valid, or invalid.
+fn number(random: &mut Random, seen: &[CellWords]) -> u64 {
     match random.below(6) {
         0 => random.next(),
         1 => random.below(8),
@@ -173,14 +173,14 @@ fn number(random: &mut Random, seen: &[Words]) -> u64 {
     }
 }
 
-/// A place in the space, or outside of it.
+/// A span inside the bounce ring, or outside.
 fn span(random: &mut Random) -> u64 {
     let length = random.pick(&[1, 24, 48, 4096, 24 * 1024, 100_000, 512 << 10]);
     let offset = random.below(600 << 10);
     if random.chance(10) { random.next() } else { offset << 32 | length }
 }
 
-fn random_cell(random: &mut Random, seen: &[Words], own: u64) -> Words {
+fn random_cell(random: &mut Random, seen: &[CellWords], own: u64) -> CellWords {
     let kinds = [kind::INLINE, kind::EAGER, kind::FRAGMENT, kind::REQUEST, kind::ACCEPT];
     let kind = if random.chance(3) { random.below(14) as u8 } else { random.pick(&kinds) };
     if kind == 12 && !random.chance(50) {
@@ -194,7 +194,7 @@ fn random_cell(random: &mut Random, seen: &[Words], own: u64) -> Words {
         kind::FRAGMENT => words[2] = span(random),
         kind::REQUEST | kind::ACCEPT => {
             words[4] = random.pick(&[own, own + 5000, 8, random.clone().next(), u64::MAX - 4096]);
-            // One piece, or a list of some length.
+            // One segment, or a list of some length.
             let count = if random.chance(3) { random.below(1100) } else { 0 };
             words[5] = count << 32 | random.below(4);
             if count > 0 {
@@ -204,7 +204,7 @@ fn random_cell(random: &mut Random, seen: &[Words], own: u64) -> Words {
             words[6] =
                 generation | random.below(33) << 32 | random.pick(&[1, 4096, 65536, 1 << 20]);
             if kind == kind::ACCEPT && !random.chance(4) {
-                // An answer to a real request.
+                // A reply to a real request.
                 let request = seen.iter().rev().find(|w| (w[0] >> 32) as u8 == kind::REQUEST);
                 words[1] = request.map_or(0, |request| request[3]);
                 words[3] = request.map_or(0, |request| request[2]);
@@ -218,11 +218,11 @@ fn random_cell(random: &mut Random, seen: &[Words], own: u64) -> Words {
 fn random_cells() {
     let memory = vec![7u8; 4 << 20];
     let own = memory.as_ptr() as u64;
-    let mut seen: Vec<Words> = Vec::new();
-    again_and_again(move |peer, random| {
+    let mut seen: Vec<CellWords> = Vec::new();
+    repeat_attack(move |peer, random| {
         while let Some(words) = peer.consumer.peek() {
             seen.push(words);
-            peer.consumer.pass();
+            peer.consumer.advance();
         }
         if seen.len() > 50 {
             seen.drain(..25);
@@ -250,7 +250,7 @@ fn random_cells() {
 
 /// Opens, claims and finishes chunks that may or may not exist.
 fn play_with_records(peer: &RawPeer, random: &mut Random) {
-    let record = peer.memory.record(random.chance(2), random.below(32) as usize);
+    let record = peer.memory.claims(random.chance(2), random.below(32) as usize);
     let (generation, chunks) = (random.below(4) as u16, random.below(20));
     match random.below(5) {
         0 => record.open(generation),
@@ -258,7 +258,7 @@ fn play_with_records(peer: &RawPeer, random: &mut Random) {
         2 => drop(record.claim_back(generation, chunks)),
         3 => {
             let returned = random.chance(3).then_some(random.below(20));
-            record.tell(generation, Finished { chunks, returned });
+            record.publish(generation, SenderProgress { chunks, returned });
         }
         _ => {}
     }

@@ -2,43 +2,43 @@
 
 mod support;
 
-use memferry_message::{Builder, Error, TAG_ALL};
+use memferry_message::{EndpointBuilder, Error, TAG_ALL};
 use memferry_testing::{Requirement, skip};
 use support::memory::pattern;
 use support::pair;
 
 const HUGE: usize = 5 << 30;
 
-/// Zeroes that take no memory until they are written.
-struct Mapped(*mut u8);
+/// Zeroes that use no memory until they are written.
+struct HugeMapping(*mut u8);
 
-impl Mapped {
+impl HugeMapping {
     fn new() -> Self {
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a fresh mapping.
+        // SAFETY: a new mapping.
         let start = unsafe { libc::mmap(std::ptr::null_mut(), HUGE, access, kind, -1, 0) };
         assert_ne!(start, libc::MAP_FAILED);
-        // SAFETY: advice on a mapping just made: large pages are made more quickly.
+        // SAFETY: advice on a mapping of this function: huge pages are faster.
         unsafe { libc::madvise(start, HUGE, libc::MADV_HUGEPAGE) };
         Self(start.cast())
     }
 }
 
-impl Drop for Mapped {
+impl Drop for HugeMapping {
     fn drop(&mut self) {
-        // SAFETY: what `new` mapped, and no message is under way.
+        // SAFETY: the mapping of `new`, and no message is in flight.
         unsafe { libc::munmap(self.0.cast(), HUGE) };
     }
 }
 
 #[test]
 fn a_huge_message_into_a_small_buffer_is_cut_off() {
-    for builder in [Builder::new(), Builder::new().cross_memory(false)] {
-        let (sides, source) = (pair(&builder), Mapped::new());
-        // SAFETY: the memory stays as it is until the operation is over.
+    for builder in [EndpointBuilder::new(), EndpointBuilder::new().cross_memory(false)] {
+        let (sides, source) = (pair(&builder), HugeMapping::new());
+        // SAFETY: the memory stays unchanged until the operation completes.
         let mut send = unsafe { sides.here.isend_raw(sides.to_there, 1, source.0, HUGE) }.unwrap();
-        let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![7; 10]).unwrap();
+        let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![7u8; 10]).unwrap();
         sides.finish(&mut [&mut send, receive.operation()]);
         assert_eq!(send.wait().unwrap().length, HUGE as u64);
         let failed = receive.wait().unwrap_err();
@@ -51,14 +51,14 @@ fn a_huge_message_into_a_small_buffer_is_cut_off() {
 #[test]
 fn a_small_message_into_a_huge_buffer_fills_its_beginning() {
     for size in [5, 5000, 1 << 20] {
-        let (sides, target) = (pair(&Builder::new()), Mapped::new());
+        let (sides, target) = (pair(&EndpointBuilder::new()), HugeMapping::new());
         let mut send = sides.here.isend(sides.to_there, 1, pattern(size, 3)).unwrap();
-        // SAFETY: the memory is this operation's alone until it is over.
+        // SAFETY: only this operation uses the memory until it completes.
         let mut receive =
             unsafe { sides.there.irecv_raw(sides.to_here, 1, TAG_ALL, target.0, HUGE) }.unwrap();
         sides.finish(&mut [send.operation(), &mut receive]);
         assert_eq!(receive.wait().unwrap().length, size as u64);
-        // SAFETY: the operation is over, and so many bytes are mapped.
+        // SAFETY: the operation is complete, and this many bytes are mapped.
         let start = unsafe { std::slice::from_raw_parts(target.0, size + 1) };
         assert!(start[..size] == pattern(size, 3) && start[size] == 0);
     }
@@ -75,13 +75,14 @@ fn a_huge_message_arrives_whole() {
     if free_gib() < 12 {
         return skip(Requirement::Memory, "less than 12 GiB of memory are free");
     }
-    let (sides, source, target) = (pair(&Builder::new()), Mapped::new(), Mapped::new());
+    let (sides, source, target) =
+        (pair(&EndpointBuilder::new()), HugeMapping::new(), HugeMapping::new());
     let marks = [0, 1 << 31, (1 << 32) - 1, 1 << 32, HUGE - 1];
     for mark in marks {
-        // SAFETY: inside the mapping, which nobody else uses yet.
+        // SAFETY: inside the mapping, which no other thread uses yet.
         unsafe { source.0.add(mark).write(mark as u8 | 1) };
     }
-    // SAFETY: both mappings are left alone until the operations are over.
+    // SAFETY: both mappings are not accessed until the operations complete.
     let (mut send, mut receive) = unsafe {
         let send = sides.here.isend_raw(sides.to_there, 1, source.0, HUGE).unwrap();
         (send, sides.there.irecv_raw(sides.to_here, 1, TAG_ALL, target.0, HUGE).unwrap())
@@ -89,7 +90,7 @@ fn a_huge_message_arrives_whole() {
     sides.finish(&mut [&mut send, &mut receive]);
     assert_eq!(receive.wait().unwrap().length, HUGE as u64);
     send.wait().unwrap();
-    // SAFETY: the operations are over, and so many bytes are mapped.
+    // SAFETY: the operations are complete, and this many bytes are mapped.
     let bytes = unsafe { std::slice::from_raw_parts(target.0, HUGE) };
     for mark in marks {
         assert_eq!(bytes[mark], mark as u8 | 1, "at {mark}");

@@ -1,18 +1,18 @@
-//! Processes that run out of what the system grants: descriptors, the size of files. A call that
-//! fails changes nothing, says what ran out, and works when it is there again.
+//! Processes that reach limits of the system: descriptors, the size of files. A call that fails
+//! changes nothing, names the limit, and works when the limit is raised.
 
 mod support;
 
 use std::fs::File;
 use std::time::Duration;
 
-use memferry_message::{Builder, ConnectError, Endpoint, Error, Rights, ShareableBuffer};
+use memferry_message::{ConnectError, Endpoint, EndpointBuilder, Error, Rights, ShareableBuffer};
 use support::process::{self, Child, setting};
 use support::{pair, unique, until};
 
-/// Descriptors that a process holds while this lives, so that only so many more can be made.
-struct Scarce {
-    held: Vec<File>,
+/// Descriptors that a process holds, so that only a given number of further ones can be created.
+struct FewDescriptors {
+    open_files: Vec<File>,
     before: libc::rlimit,
 }
 
@@ -24,13 +24,13 @@ fn limit(kind: libc::__rlimit_resource_t) -> libc::rlimit {
 }
 
 fn set_limit(kind: libc::__rlimit_resource_t, limit: &libc::rlimit) {
-    // SAFETY: reads a local variable, and changes what this process may have.
+    // SAFETY: reads a local variable, and changes a limit of this process.
     assert_eq!(unsafe { libc::setrlimit(kind, limit) }, 0);
 }
 
-impl Scarce {
-    /// From now on this process can make `free` descriptors more.
-    fn leave(free: usize) -> Self {
+impl FewDescriptors {
+    /// Lets this process create `free` more descriptors.
+    fn leave_free(free: usize) -> Self {
         let before = limit(libc::RLIMIT_NOFILE);
         let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
         set_limit(libc::RLIMIT_NOFILE, &libc::rlimit { rlim_cur: open + 32, ..before });
@@ -40,30 +40,31 @@ impl Scarce {
         }
         assert!(held.len() >= free);
         held.truncate(held.len() - free);
-        Self { held, before }
+        Self { open_files: held, before }
     }
 }
 
-impl Drop for Scarce {
+impl Drop for FewDescriptors {
     fn drop(&mut self) {
-        self.held.clear();
+        self.open_files.clear();
         set_limit(libc::RLIMIT_NOFILE, &self.before);
     }
 }
 
-/// Attaches windows with ever so many descriptors free. A process of its own, because of the limit.
+/// Attaches windows with a few descriptors free. A process of its own, because of the limit.
 fn attach_with_few_descriptors() {
     const BYTES: usize = 4096;
     for free in 0..12 {
-        let both = pair(&Builder::new());
-        // Both lists have a window at the same place. Nothing may come to that of the visitor.
+        let both = pair(&EndpointBuilder::new());
+        // Both tables have a window at the same index. Nothing may be written to that of the
+        // visitor.
         let mine = both.here.expose(vec![0u8; BYTES], Rights::READ_WRITE).unwrap();
         let theirs = both.there.expose(vec![0u8; BYTES], Rights::READ_WRITE).unwrap();
-        let scarce = Scarce::leave(free);
+        let scarce = FewDescriptors::leave_free(free);
         let first = both.here.attach(both.to_there, theirs.handle());
         drop(scarce);
         if let Err(error) = &first {
-            assert!(error.to_string().contains("open files"), "{free} free: {error}");
+            assert!(format!("{error:?}").contains("open files"), "{free} free: {error:?}");
         }
         drop(first);
         let remote = both.here.attach(both.to_there, theirs.handle()).unwrap();
@@ -74,29 +75,29 @@ fn attach_with_few_descriptors() {
     }
 }
 
-/// Answers callers with so many descriptors free, until it is killed.
+/// Accepts connections with a few descriptors free, until it is killed.
 fn listen_with_few_descriptors() {
     let endpoint = Endpoint::open(&setting("MEMFERRY_TEST_NAME")).unwrap();
-    let _scarce = Scarce::leave(setting("MEMFERRY_TEST_FREE").parse().unwrap());
+    let _scarce = FewDescriptors::leave_free(setting("MEMFERRY_TEST_FREE").parse().unwrap());
     loop {
         endpoint.progress_timeout(Duration::from_millis(50));
     }
 }
 
-/// Connects with so many descriptors free.
+/// Connects with a few descriptors free.
 fn connect_with_few_descriptors() {
-    let there = Builder::new().background(true).open(&unique("there")).unwrap();
+    let there = EndpointBuilder::new().background(true).open(&unique("there")).unwrap();
     let mut connected = 0;
     for free in 0..12 {
         let here = Endpoint::open(&unique("here")).unwrap();
-        let scarce = Scarce::leave(free);
+        let scarce = FewDescriptors::leave_free(free);
         let first = here.connect(there.name());
         drop(scarce);
         match first {
             Ok(_) => connected += 1,
             Err(error) => {
-                let text = error.to_string();
-                assert!(text.contains("open files") || text.contains("descriptors"), "{error}");
+                let text = format!("{error:?}");
+                assert!(text.contains("open files") || text.contains("descriptors"), "{error:?}");
             }
         }
         let peer = here.connect(there.name()).unwrap();
@@ -105,44 +106,44 @@ fn connect_with_few_descriptors() {
     assert!(connected > 0, "twelve descriptors suffice");
 }
 
-/// Opens, connects, exposes and allocates under a limit of the size of files. None of it may end
+/// Opens, connects, exposes and allocates under a limit of the size of files. None of it may kill
 /// the process.
 fn under_a_limit_of_file_size() {
-    // One that would end this process must not be caught by whoever started it.
-    // SAFETY: sets what a signal does to what it does anyway.
+    // The parent must not have blocked the signal that would kill this process. SAFETY: sets the
+    // default action of a signal.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_DFL) };
     let unlimited = limit(libc::RLIMIT_FSIZE);
     let to = |bytes| set_limit(libc::RLIMIT_FSIZE, &libc::rlimit { rlim_cur: bytes, ..unlimited });
     let names_the_limit = |text: String| {
-        assert!(text.contains("size of files") && text.contains("ulimit -f"), "{text}");
+        assert!(text.contains("file size limit") && text.contains("ulimit -f"), "{text}");
     };
-    let there = Builder::new().background(true).open(&unique("there")).unwrap();
+    let there = EndpointBuilder::new().background(true).open(&unique("there")).unwrap();
     to(4096);
-    names_the_limit(Endpoint::open(&unique("here")).unwrap_err().to_string());
+    names_the_limit(format!("{:?}", Endpoint::open(&unique("here")).unwrap_err()));
     names_the_limit(ShareableBuffer::new(8192).unwrap_err().to_string());
     assert!(ShareableBuffer::new(100).is_ok());
     to(1 << 20);
     let here = Endpoint::open(&unique("here")).unwrap();
-    names_the_limit(here.connect(there.name()).unwrap_err().to_string());
-    // More than a connection, and far less than the list of windows may become.
+    names_the_limit(format!("{:?}", here.connect(there.name()).unwrap_err()));
+    // More than a connection, and far less than the maximum window table.
     to(2 << 20);
     let peer = here.connect(there.name()).unwrap();
     here.send(peer, 1, b"hello").unwrap();
     let mut windows = Vec::new();
     let refused = loop {
         let mut bytes = vec![0u8; 8];
-        // SAFETY: the memory is kept until this process ends.
+        // SAFETY: the memory is kept until this process exits.
         match unsafe { here.expose_raw(bytes.as_mut_ptr(), 8, Rights::READ) } {
             Ok(window) => windows.push((window, bytes)),
             Err(error) => break error,
         }
     };
-    names_the_limit(refused.to_string());
+    names_the_limit(format!("{refused:?}"));
     to(unlimited.rlim_cur);
     let last = [9u8; 8];
-    // SAFETY: the memory is kept until this process ends.
+    // SAFETY: the memory is kept until this process exits.
     let window = unsafe { here.expose_raw(last.as_ptr().cast_mut(), 8, Rights::READ) }.unwrap();
-    // A peer that connected when the list was short finds what was added since.
+    // A peer that connected when the table was short finds windows that were added since.
     let back = there.connect(here.name()).unwrap();
     let remote = there.attach(back, window.handle()).unwrap();
     let mut found = [0; 8];
@@ -164,12 +165,12 @@ fn a_caller_hears_of_the_descriptors_that_the_acceptor_lacks() {
         let mut child = Child::spawn(&mut command);
         let here = Endpoint::open(&unique("here")).unwrap();
         let mut error = None;
-        until("it answers", || {
+        until("it replies", || {
             error = here.connect(&name).err();
-            !matches!(error, Some(Error::Connect(ConnectError::NobodyListens(_))))
+            !matches!(error, Some(Error::Connect(ConnectError::NoListener(_))))
         });
         child.kill();
-        let text = error.expect("there is no room for a connection").to_string();
+        let text = error.expect("the limit does not permit a connection").to_string();
         assert!(text.contains("open descriptors") && text.contains("ulimit -n"), "{free}: {text}");
     }
 }

@@ -1,4 +1,5 @@
-//! Who a peer is: names and identities that somebody else claims, and several names of one socket.
+//! The identity of a peer: names and identities that another process claims, and several names of
+//! one socket.
 
 mod support;
 
@@ -7,7 +8,7 @@ use std::os::fd::AsFd;
 use std::process::Stdio;
 use std::sync::Barrier;
 
-use memferry_message::{Builder, Endpoint, Peer, Source, TAG_ALL};
+use memferry_message::{Endpoint, EndpointBuilder, Peer, Source, TAG_ALL};
 use memferry_testing::{Requirement, skip};
 use support::process::{self, Child, setting};
 use support::raw_peer::{self, RawPeer};
@@ -49,7 +50,7 @@ fn two_that_call_each_other_by_different_names_of_a_socket_get_one_connection() 
             endpoint.progress();
             assert_eq!(endpoint.peers().len(), 1, "round {round}");
         }
-        // By whatever name: it is the same peer.
+        // With any of the names it is the same peer.
         let answering = there.clone();
         std::thread::scope(|scope| {
             let names = [b.as_str(), alias_of_b.as_str()];
@@ -63,9 +64,10 @@ fn two_that_call_each_other_by_different_names_of_a_socket_get_one_connection() 
     }
 }
 
-/// Connects to a name when told to, says who it is, and answers.
+/// Connects to a name on command, sends its identity, and replies.
 fn victim() {
-    let endpoint = Builder::new().background(true).open(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    let endpoint =
+        EndpointBuilder::new().background(true).open(&setting("MEMFERRY_TEST_NAME")).unwrap();
     let mut line = String::new();
     while std::io::stdin().read_line(&mut line).unwrap() > 0 {
         let peer = endpoint.connect(line.trim()).unwrap();
@@ -87,8 +89,8 @@ fn spawn_victim(name: &str) -> (Child, std::process::ChildStdin) {
 fn a_name_that_somebody_claims_leads_to_whoever_listens_there() {
     let name = unique("victim");
     let (child, mut input) = spawn_victim(&name);
-    let prey = Builder::new().background(true).open(&unique("prey")).unwrap();
-    // When somebody can listen there is no liar yet.
+    let prey = EndpointBuilder::new().background(true).open(&unique("prey")).unwrap();
+    // When this process can listen there is no liar yet.
     drop(raw_peer::call(&name));
     let liar = RawPeer::connect_as(prey.name(), raw_peer::identity(), &name).unwrap();
     until("the liar is in", || prey.peers().len() == 1);
@@ -108,11 +110,11 @@ fn a_name_that_somebody_claims_leads_to_whoever_listens_there() {
 fn an_identity_that_somebody_claims_keeps_nobody_out() {
     let name = unique("victim");
     let (child, mut input) = spawn_victim(&name);
-    let prey = Builder::new().background(true).open(&unique("prey")).unwrap();
-    // A welcome says who welcomes.
+    let prey = EndpointBuilder::new().background(true).open(&unique("prey")).unwrap();
+    // A reply contains the identity of the accepting side.
     let socket = raw_peer::call(&name);
-    let memory = memferry_message::ring::layout::Memory::create(
-        memferry_message::ring::layout::End::Connecting,
+    let memory = memferry_message::ring::layout::ConnectionMemory::create(
+        memferry_message::ring::layout::ConnectionEnd::Connector,
     );
     let board = raw_peer::board();
     let hello = raw_peer::hello(raw_peer::identity(), (0, 0), "");
@@ -133,11 +135,11 @@ fn an_identity_that_somebody_claims_keeps_nobody_out() {
     child.finish();
 }
 
-/// Calls under a name that it listens on, or that somebody else does.
+/// Connects with a name on which it listens, or on which another process does.
 fn other_user() {
     let (prey, claimed) = (setting("MEMFERRY_TEST_NAME"), setting("MEMFERRY_TEST_CLAIMED"));
     // Its own name leads to it; the other one does not.
-    let honest = Builder::new().allow_uid(0).open(&unique("honest")).unwrap();
+    let honest = EndpointBuilder::new().allow_uid(0).open(&unique("honest")).unwrap();
     let peer = honest.connect(&prey).unwrap();
     honest.send(peer, TAG, honest.name().as_bytes()).unwrap();
     let _liar = RawPeer::connect_as(&prey, raw_peer::identity(), &claimed).unwrap();
@@ -151,10 +153,11 @@ fn a_caller_of_another_user_has_the_name_that_it_listens_on_and_no_other() {
     if rustix::process::geteuid().as_raw() != 0 {
         return skip(Requirement::Root, "only root can become another user");
     }
-    let victim = Builder::new().background(true).open(&unique("victim")).unwrap();
-    let prey = Builder::new().allow_uid(NOBODY).background(true).open(&unique("prey")).unwrap();
-    // It is asked for by name before anybody calls.
-    let known = prey.know(victim.name()).unwrap();
+    let victim = EndpointBuilder::new().background(true).open(&unique("victim")).unwrap();
+    let prey =
+        EndpointBuilder::new().allow_uid(NOBODY).background(true).open(&unique("prey")).unwrap();
+    // It is requested by name before any process connects.
+    let known = prey.add_peer(victim.name()).unwrap();
     let mut command = process::command("other user");
     command.env("MEMFERRY_TEST_NAME", prey.name()).env("MEMFERRY_TEST_CLAIMED", victim.name());
     let mut child = Child::spawn(command.stdin(Stdio::piped()).uid(NOBODY));

@@ -1,4 +1,4 @@
-//! Which message meets which receive, in which order, and who waits for whom.
+//! Which message matches which receive, in which order, and who waits for whom.
 
 mod support;
 
@@ -6,17 +6,17 @@ use std::sync::Barrier;
 use std::thread;
 
 use memferry_message::{
-    Builder, Endpoint, Link, Listener, OwnedOperation, Source, TAG_ALL, TAG_ANY,
+    Endpoint, EndpointBuilder, Link, Listener, OwnedOperation, Source, TAG_ALL, TAG_ANY,
 };
 use support::memory::{first_wrong, pattern};
 use support::{Random, pair, say, unique, until};
 
-/// On all sides of every limit between paths.
+/// On both sides of every limit between paths.
 const SIZES: [usize; 12] =
     [0, 1, 48, 49, 3000, 8192, 8193, 40_000, 100_000, 300_001, 1 << 20, (3 << 20) + 5];
 
 /// Two ends of a link, in this process.
-fn link_pair(builder: &Builder) -> (Link, Link) {
+fn link_pair(builder: &EndpointBuilder) -> (Link, Link) {
     let name = unique("link");
     let listener = builder.listen(&name).unwrap();
     thread::scope(|scope| {
@@ -26,8 +26,12 @@ fn link_pair(builder: &Builder) -> (Link, Link) {
     })
 }
 
-fn builders() -> [Builder; 3] {
-    [Builder::new(), Builder::new().cross_memory(false), Builder::new().background(true)]
+fn builders() -> [EndpointBuilder; 3] {
+    [
+        EndpointBuilder::new(),
+        EndpointBuilder::new().cross_memory(false),
+        EndpointBuilder::new().background(true),
+    ]
 }
 
 #[test]
@@ -36,7 +40,7 @@ fn a_write_can_come_before_its_read() {
         let (here, there) = link_pair(&builder);
         for (number, size) in SIZES.into_iter().enumerate() {
             let mut write = here.iwrite(pattern(size, number as u64)).unwrap();
-            // As far as it goes without the other side.
+            // As far as possible without the peer.
             while here.progress() {}
             let read = there.iread(vec![0; size + 3]).unwrap();
             let received = thread::scope(|scope| {
@@ -73,7 +77,7 @@ fn both_can_be_posted_before_either_side_waits() {
     for builder in builders() {
         let (here, there) = link_pair(&builder);
         let barrier = Barrier::new(2);
-        // Both sides write and read, so that neither can wait for the other to be done first.
+        // Both sides write and read, so that neither can wait for the other to finish first.
         let run = |link: &Link, own: u64, other: u64| {
             for (number, size) in SIZES.into_iter().enumerate() {
                 let write = link.iwrite(pattern(size, own + number as u64)).unwrap();
@@ -96,7 +100,7 @@ fn the_nth_write_meets_the_nth_read() {
     const MESSAGES: u64 = 4000;
     let seed = Random::fresh_seed();
     say(format_args!("seed {seed}"));
-    let (here, there) = link_pair(&Builder::new());
+    let (here, there) = link_pair(&EndpointBuilder::new());
     let length = |number: u64| {
         let mut random = Random::new(seed ^ number);
         match random.below(20) {
@@ -124,7 +128,7 @@ fn the_nth_write_meets_the_nth_read() {
         let (mut random, mut reads) = (Random::new(seed + 1), std::collections::VecDeque::new());
         let mut posted = 0;
         for number in 0..MESSAGES {
-            // Some reads are posted long before their turn.
+            // Some reads are posted long before their messages.
             let ahead = number + 1 + random.below(20);
             while posted < ahead.min(MESSAGES) {
                 reads.push_back(there.iread(vec![0; length(posted)]).unwrap());
@@ -168,13 +172,13 @@ fn messages_of_one_tag_do_not_overtake_each_other_on_different_paths() {
 
 #[test]
 fn a_probe_sees_the_message_that_a_receive_then_takes() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     for (number, size) in SIZES.into_iter().enumerate() {
         let tag = number as u64;
         let mut send = sides.here.isend(sides.to_there, tag, pattern(size, tag)).unwrap();
         let seen = sides.there.probe(Source::Any, tag, TAG_ALL).unwrap();
         assert_eq!((seen.source, seen.tag, seen.length), (sides.to_here, tag, size as u64));
-        let mut receive = sides.there.irecv(seen.source, tag, TAG_ALL, vec![0; size]).unwrap();
+        let mut receive = sides.there.irecv(seen.source, tag, TAG_ALL, vec![0u8; size]).unwrap();
         sides.finish(&mut [send.operation(), receive.operation()]);
         assert_eq!(receive.wait().unwrap().0, seen);
     }
@@ -211,7 +215,7 @@ fn many_threads_share_an_endpoint() {
 
 #[test]
 fn a_link_with_nobody_at_the_other_end_says_so() {
-    let (here, there) = link_pair(&Builder::new());
+    let (here, there) = link_pair(&EndpointBuilder::new());
     there.write(b"last words").unwrap();
     there.close();
     let mut buffer = [0; 10];

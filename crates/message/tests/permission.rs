@@ -1,11 +1,13 @@
-//! Processes that may not look into each other, for real: switched off, filtered, another user,
-//! another namespace. Messages of all sizes arrive nevertheless, and the gate is named.
+//! Processes without access to each other's memory, for real: disabled, filtered, another user,
+//! another namespace. Messages of all sizes still arrive, and the cause is reported.
 
 mod support;
 
 use std::process::{Command, Stdio};
 
-use memferry_message::{Builder, ConnectError, Denied, Endpoint, Error, Peer, TAG_ALL};
+use memferry_message::{
+    ConnectError, CrossMemoryDenied, Endpoint, EndpointBuilder, Error, Peer, TAG_ALL,
+};
 use memferry_testing::{Requirement, skip};
 use support::memory::{first_wrong, pattern};
 use support::process::{self, Child, setting};
@@ -31,7 +33,7 @@ fn receive_all(endpoint: &Endpoint, from: Peer) {
     }
 }
 
-/// Messages in shareable memory, which both sides may map whatever else they may not.
+/// Messages in shareable memory, which both sides can map in any case.
 fn exchange_shareable(endpoint: &Endpoint, peer: Peer) {
     let mut mine = memferry_message::ShareableBuffer::new(3 << 20).unwrap();
     support::memory::fill(&mut mine, 4);
@@ -42,20 +44,20 @@ fn exchange_shareable(endpoint: &Endpoint, peer: Peer) {
     send.wait().unwrap();
 }
 
-/// The other process: behind the gate, it exchanges everything and says what stood in the way.
+/// The other process: without access, it exchanges everything and reports the cause.
 fn behind_the_gate() {
     let gate = setting("MEMFERRY_TEST_GATE");
     match gate.as_str() {
         "eperm" => filter(libc::EPERM),
         "enosys" => filter(libc::ENOSYS),
-        // SAFETY: changes who may look into this process.
+        // SAFETY: changes who may access this process.
         "not dumpable" => assert_eq!(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0) }, 0),
         _ => {}
     }
-    let builder = Builder::new().allow_uid(0).allow_uid(NOBODY);
+    let builder = EndpointBuilder::new().allow_uid(0).allow_uid(NOBODY);
     let endpoint = builder.open(&unique("behind")).unwrap();
     let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
-    let reach = endpoint.reach(peer).unwrap();
+    let reach = endpoint.peer_access(peer).unwrap();
     if gate == "exec" {
         use std::os::unix::process::CommandExt;
         let _send = endpoint.isend(peer, 7, pattern(1 << 20, 7)).unwrap();
@@ -63,8 +65,8 @@ fn behind_the_gate() {
         panic!("{}", Command::new("sleep").arg("60").exec());
     }
     if gate == "wait" || gate == "not dumpable" {
-        // Whoever started this process ends it.
-        std::thread::sleep(support::PATIENCE);
+        // The test ends this process.
+        std::thread::sleep(support::TIMEOUT);
     }
     endpoint.send(peer, 1000, format!("{reach:?}").as_bytes()).unwrap();
     send_all(&endpoint, peer);
@@ -72,7 +74,7 @@ fn behind_the_gate() {
     exchange_shareable(&endpoint, peer);
 }
 
-/// Makes the calls for cross-memory access fail from now on.
+/// Makes the system calls for cross-memory access fail from now on.
 fn filter(error: i32) {
     support::filter::refuse(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev], error);
 }
@@ -86,7 +88,7 @@ fn gated_by(mut command: Command, gate: &str, endpoint: &Endpoint) -> Command {
     command
 }
 
-/// Exchanges everything with a process behind a gate; returns what it says about its reach.
+/// Exchanges everything with a process without access; returns its report.
 fn exchange(endpoint: &Endpoint, command: &mut Command) -> String {
     let child = Child::spawn(command);
     let mut words = vec![0; 200];
@@ -100,16 +102,17 @@ fn exchange(endpoint: &Endpoint, command: &mut Command) -> String {
 }
 
 fn here() -> Endpoint {
-    Builder::new().allow_uid(NOBODY).open(&unique("here")).unwrap()
+    EndpointBuilder::new().allow_uid(NOBODY).open(&unique("here")).unwrap()
 }
 
-/// Fails if the reach that a process reports is not blocked by this gate. Where the machine itself
-/// lets nobody look into others, that is named for what cannot be told apart from it.
-fn check(reach: &str, gate: Denied) {
-    let denied =
-        |gate: Denied| format!("Reach {{ read: false, write: false, denied: Some({gate:?}) }}");
+/// Fails if the reported access is not denied for this cause. Where the machine itself denies all
+/// access, that cause is accepted where it cannot be distinguished.
+fn check(reach: &str, gate: CrossMemoryDenied) {
+    let denied = |gate: CrossMemoryDenied| {
+        format!("PeerAccess {{ read: false, write: false, denied: Some({gate:?}) }}")
+    };
     let scope = memferry_sys::cross_memory::ptrace_scope();
-    let by_machine = scope > 0 && reach == denied(Denied::PtraceScope(scope));
+    let by_machine = scope > 0 && reach == denied(CrossMemoryDenied::PtraceScope(scope));
     assert!(reach == denied(gate) || by_machine, "{reach} instead of {gate:?}");
 }
 
@@ -117,7 +120,7 @@ fn check(reach: &str, gate: Denied) {
 fn switched_off_by_the_environment() {
     let endpoint = here();
     let reach = exchange(&endpoint, gated("", &endpoint).env("MEMFERRY_CMA", "off"));
-    check(&reach, Denied::SwitchedOff);
+    check(&reach, CrossMemoryDenied::Disabled);
 }
 
 #[test]
@@ -125,7 +128,7 @@ fn a_filter_that_forbids_or_hides_the_calls() {
     for gate in ["eperm", "enosys"] {
         let endpoint = here();
         let reach = exchange(&endpoint, &mut gated(gate, &endpoint));
-        check(&reach, Denied::Filtered);
+        check(&reach, CrossMemoryDenied::Filtered);
     }
 }
 
@@ -142,14 +145,14 @@ fn a_filter_on_both_sides() {
     }
 }
 
-/// One of two processes of a job, neither of which may look into the other.
+/// One of two processes of a job, neither of which may access the other.
 fn filtered_pair() {
     filter(libc::EPERM);
     let rank: usize = setting("MEMFERRY_TEST_RANK").parse().unwrap();
     let job = memferry_message::Job::join(&setting("MEMFERRY_TEST_NAME"), rank, 2).unwrap();
     let peer = job.peer(1 - rank);
-    let reach = job.endpoint().reach(peer).unwrap();
-    check(&format!("{reach:?}"), Denied::Filtered);
+    let reach = job.endpoint().peer_access(peer).unwrap();
+    check(&format!("{reach:?}"), CrossMemoryDenied::Filtered);
     for turn in 0..2 {
         if turn == rank {
             send_all(job.endpoint(), peer);
@@ -184,18 +187,18 @@ fn access_that_is_refused_in_mid_life_costs_no_message() {
     }
 }
 
-/// One of two processes of which one or both may not look into the other from some message on.
+/// One of two processes of which one or both lose access at some message.
 fn refused_pair() {
     use memferry_message::plan::PathKind;
     let rank: usize = setting("MEMFERRY_TEST_RANK").parse().unwrap();
     let builder = match setting("MEMFERRY_TEST_PATH").as_str() {
-        "single" => Builder::new().path(PathKind::Single),
-        "cooperative" => Builder::new().path(PathKind::Cooperative),
-        _ => Builder::new(),
+        "single" => EndpointBuilder::new().path(PathKind::Single),
+        "cooperative" => EndpointBuilder::new().path(PathKind::Cooperative),
+        _ => EndpointBuilder::new(),
     };
     let job = builder.join(&setting("MEMFERRY_TEST_NAME"), rank, 2).unwrap();
     let (endpoint, peer) = (job.endpoint(), job.peer(1 - rank));
-    let could_read = endpoint.reach(peer).unwrap().read;
+    let could_read = endpoint.peer_access(peer).unwrap().read;
     let exchange = || {
         for turn in 0..2 {
             if turn == rank {
@@ -213,7 +216,7 @@ fn refused_pair() {
     }
     exchange();
     exchange();
-    assert_eq!(endpoint.reach(peer).unwrap().read, could_read && !(is_refused && lasts));
+    assert_eq!(endpoint.peer_access(peer).unwrap().read, could_read && !(is_refused && lasts));
     exchange_shareable(endpoint, peer);
 }
 
@@ -227,21 +230,21 @@ fn a_peer_that_executes_another_program_is_gone() {
     support::until("it is another program", || {
         std::fs::read_to_string(&comm).is_ok_and(|name| name.trim() == "sleep")
     });
-    // Its process lives on, and what was announced is not there.
+    // Its process is alive, and the announced memory is not mapped.
     let mut buffer = vec![0; announced.length as usize];
     endpoint.recv(announced.source, 7, TAG_ALL, &mut buffer).unwrap_err();
-    support::until("it is gone", || {
+    support::until("it has exited", || {
         endpoint.progress();
         endpoint.peers().is_empty()
     });
     let error = endpoint.recv(announced.source, 7, TAG_ALL, &mut buffer).unwrap_err();
-    assert!(matches!(error, Error::PeerGone(_)), "{error}");
+    assert!(matches!(error, Error::PeerDisconnected(_)), "{error}");
     assert!(child.ended().is_none());
     child.kill();
 }
 
 fn is_root() -> bool {
-    // SAFETY: asks for a number.
+    // SAFETY: reads the user id.
     unsafe { libc::geteuid() == 0 }
 }
 
@@ -254,7 +257,7 @@ fn another_user_is_let_in_where_it_is_allowed() {
     let (endpoint, folder) = (here(), Folder::new("other-user"));
     let command = process::command_in(folder.path(), "behind the gate");
     let reach = exchange(&endpoint, gated_by(command, "", &endpoint).uid(NOBODY));
-    check(&reach, Denied::OtherUser);
+    check(&reach, CrossMemoryDenied::OtherUser);
 }
 
 #[test]
@@ -263,22 +266,22 @@ fn the_memory_of_another_user_is_not_touched_even_where_the_kernel_would_permit_
     if !is_root() {
         return skip(Requirement::Root, "only root can become another user");
     }
-    // Root may look into everybody. That others can lead it into programs which they may not look
-    // into themselves is why it does not.
+    // Root may access every process. It does not, because others could direct it into programs that
+    // they may not access themselves.
     for (uid, gid) in [(NOBODY, NOBODY), (NOBODY, 0), (0, NOBODY)] {
         let endpoint = here();
         let mut child = Child::spawn(gated("wait", &endpoint).uid(uid).gid(gid));
         let mut reach = None;
         support::until("it has connected", || {
             endpoint.progress();
-            reach = endpoint.peers().first().map(|peer| endpoint.reach(*peer).unwrap());
+            reach = endpoint.peers().first().map(|peer| endpoint.peer_access(*peer).unwrap());
             reach.is_some()
         });
         child.kill();
         let reach = format!("{:?}", reach.unwrap());
         assert_eq!(
             reach,
-            format!("Reach {{ read: false, write: false, denied: Some(OtherUser) }}")
+            format!("PeerAccess {{ read: false, write: false, denied: Some(OtherUser) }}")
         );
     }
 }
@@ -287,24 +290,24 @@ fn the_memory_of_another_user_is_not_touched_even_where_the_kernel_would_permit_
 fn a_process_that_is_not_dumpable_is_called_that() {
     use std::os::unix::process::CommandExt;
     let mut command = process::command("not dumpable");
-    // Root may look into those too.
+    // Root may access those too.
     let command = if is_root() { command.uid(NOBODY).gid(NOBODY) } else { &mut command };
     Child::spawn(command).finish();
 }
 
-/// Connects to another process of the same user that is not dumpable, and looks why it is out of
-/// reach.
+/// Connects to another process of the same user that is not dumpable, and checks the reported
+/// cause.
 fn beside_one_not_dumpable() {
     let endpoint = here();
     let mut child = Child::spawn(&mut gated("not dumpable", &endpoint));
     let mut reach = None;
     support::until("it has connected", || {
         endpoint.progress();
-        reach = endpoint.peers().first().map(|peer| endpoint.reach(*peer).unwrap());
+        reach = endpoint.peers().first().map(|peer| endpoint.peer_access(*peer).unwrap());
         reach.is_some()
     });
     child.kill();
-    let denied = reach.unwrap().denied.expect("it is out of reach").to_string();
+    let denied = reach.unwrap().denied.expect("access is denied").to_string();
     assert!(denied.contains("not dumpable") && denied.contains("PR_SET_DUMPABLE"), "{denied}");
 }
 
@@ -315,7 +318,7 @@ fn another_user_is_refused_where_it_is_not_allowed() {
         return skip(Requirement::Root, "only root can become another user");
     }
     let (name, mine) = (unique("nobody's"), unique("root's"));
-    let strict = Builder::new().background(true).open(&mine).unwrap();
+    let strict = EndpointBuilder::new().background(true).open(&mine).unwrap();
     let folder = Folder::new("other-user");
     let mut command = process::command_in(folder.path(), "other user");
     command.env("MEMFERRY_TEST_NAME", &name).env("MEMFERRY_TEST_OTHER", &mine);
@@ -323,7 +326,7 @@ fn another_user_is_refused_where_it_is_not_allowed() {
     let mut error = None;
     support::until("it listens", || {
         error = strict.connect(&name).err();
-        !matches!(error, Some(Error::Connect(ConnectError::NobodyListens(_))))
+        !matches!(error, Some(Error::Connect(ConnectError::NoListener(_))))
     });
     assert_eq!(error, Some(Error::Connect(ConnectError::UserNotAllowed(NOBODY))));
     assert!(error.unwrap().to_string().contains("65534"));
@@ -332,17 +335,17 @@ fn another_user_is_refused_where_it_is_not_allowed() {
     assert!(strict.peers().is_empty());
 }
 
-/// Another user, who is refused whether it allows root or not.
+/// Another user, who is rejected whether it allows root or not.
 fn other_user() {
     let other = setting("MEMFERRY_TEST_OTHER");
     let endpoint = Endpoint::open(&setting("MEMFERRY_TEST_NAME")).unwrap();
     let error = endpoint.connect(&other).unwrap_err();
     assert_eq!(error, Error::Connect(ConnectError::UserNotAllowed(0)));
-    let trusting = Builder::new().allow_user("root").open(&unique("trusting")).unwrap();
+    let trusting = EndpointBuilder::new().allow_user("root").open(&unique("trusting")).unwrap();
     let error = trusting.connect(&other).unwrap_err();
-    assert!(matches!(error, Error::Connect(ConnectError::Refused(..))), "{error}");
+    assert!(matches!(error, Error::Connect(ConnectError::Rejected(..))), "{error}");
     assert!(error.to_string().contains("allow_uid"), "{error}");
-    // Root calls meanwhile.
+    // Root connects at the same time.
     std::io::read_to_string(std::io::stdin()).unwrap();
 }
 
@@ -355,7 +358,7 @@ fn unshare(kind: i32) -> std::io::Result<()> {
     }
 }
 
-/// Whether such namespaces can be made here at all.
+/// Returns whether such namespaces can be created.
 fn may_unshare(kind: i32) -> bool {
     let mut command = Command::new("true");
     process::prepare(&mut command, move || unshare(kind));
@@ -372,7 +375,7 @@ fn another_user_namespace() {
         let endpoint = here();
         let mut command = gated("", &endpoint);
         process::prepare(&mut command, || unshare(libc::CLONE_NEWUSER));
-        check(&exchange(&endpoint, &mut command), Denied::UserNamespace);
+        check(&exchange(&endpoint, &mut command), CrossMemoryDenied::UserNamespace);
     }
 }
 
@@ -382,7 +385,7 @@ fn another_pid_namespace() {
         let endpoint = here();
         let mut command = process::command("parent of a namespace");
         command.env("MEMFERRY_TEST_GATE", "").env("MEMFERRY_TEST_NAME", endpoint.name());
-        check(&exchange(&endpoint, &mut command), Denied::PidNamespace);
+        check(&exchange(&endpoint, &mut command), CrossMemoryDenied::PidNamespace);
     }
 }
 
@@ -395,7 +398,7 @@ fn other_processes_begin_here() {
         Some("not dumpable") => beside_one_not_dumpable(),
         Some("other user") => other_user(),
         Some(_) => {
-            // The namespace is for the children of whoever makes it.
+            // The namespace is for the children of the process that creates it.
             unshare(libc::CLONE_NEWPID).unwrap();
             Child::spawn(&mut process::command("behind the gate")).finish();
         }

@@ -1,10 +1,11 @@
-//! Operations that are posted with a context and end in reports, and peers that are known by name.
+//! Operations that are posted with a context and end in completion entries, and peers that are
+//! known by name.
 
 use std::time::{Duration, Instant};
 
 use memferry_message::{
-    Ending, Endpoint, Envelope, Error, Lane, Piece, Report, ReportKind, Rights, Source, TAG_ALL,
-    Wanted,
+    CompletionEntry, CompletionKind, CompletionOptions, Endpoint, Envelope, Error, MatchSpace,
+    MatchSpec, Rights, Segment, Source, TAG_ALL,
 };
 
 fn endpoint(name: &str) -> (Endpoint, String) {
@@ -12,23 +13,24 @@ fn endpoint(name: &str) -> (Endpoint, String) {
     (Endpoint::open(&name).unwrap(), name)
 }
 
-/// Two endpoints of which the first knows the second and the reverse.
+/// Two endpoints that know each other.
 fn pair(name: &str) -> [(Endpoint, memferry_message::Peer); 2] {
     let (one, first) = endpoint(&format!("{name}-1"));
     let (two, second) = endpoint(&format!("{name}-2"));
-    let (to_two, to_one) = (one.know(&second).unwrap(), two.know(&first).unwrap());
+    let (to_two, to_one) = (one.add_peer(&second).unwrap(), two.add_peer(&first).unwrap());
     [(one, to_two), (two, to_one)]
 }
 
-/// Lets all endpoints move until one of them has ended something; the reports of the last one asked.
-fn reports(endpoints: &[&Endpoint], of: usize, count: usize) -> Vec<Report> {
+/// Makes progress on all endpoints until `count` completions have come; returns those of the last
+/// endpoint.
+fn completions(endpoints: &[&Endpoint], of: usize, count: usize) -> Vec<CompletionEntry> {
     let mut found = Vec::new();
     let deadline = Instant::now() + Duration::from_secs(60);
     while found.len() < count {
         assert!(Instant::now() < deadline, "{} of {count} reports came", found.len());
         for (index, endpoint) in endpoints.iter().enumerate() {
             if index == of {
-                endpoint.collect(&mut found);
+                endpoint.poll_completions(&mut found);
             } else {
                 endpoint.progress();
             }
@@ -37,16 +39,16 @@ fn reports(endpoints: &[&Endpoint], of: usize, count: usize) -> Vec<Report> {
     found
 }
 
-fn target(bytes: &mut [u8]) -> [Piece; 1] {
-    [Piece::target(bytes.as_mut_ptr(), bytes.len())]
+fn target(bytes: &mut [u8]) -> [Segment; 1] {
+    [Segment::target(bytes.as_mut_ptr(), bytes.len())]
 }
 
-fn source(bytes: &[u8]) -> [Piece; 1] {
-    [Piece::source(bytes.as_ptr(), bytes.len())]
+fn source(bytes: &[u8]) -> [Segment; 1] {
+    [Segment::source(bytes.as_ptr(), bytes.len())]
 }
 
-fn ending(context: u64) -> Ending {
-    Ending { context, ..Ending::default() }
+fn options(context: u64) -> CompletionOptions {
+    CompletionOptions { context, ..CompletionOptions::default() }
 }
 
 fn pattern(length: usize, seed: usize) -> Vec<u8> {
@@ -59,23 +61,23 @@ fn a_message_to_a_known_name_connects_by_itself_and_carries_its_data() {
     for (round, length) in
         [0, 1, 8, 40, 41, 48, 49, 4096, 8192, 8193, 100_000, 3 << 20].into_iter().enumerate()
     {
-        let (bytes, mut room) = (pattern(length, round), vec![0; length]);
+        let (bytes, mut destination) = (pattern(length, round), vec![0; length]);
         let data = (round % 2 == 0).then_some(0xDEAD_BEEF_0000 + round as u64);
-        let envelope = Envelope { lane: Lane::Tagged, tag: round as u64, data };
-        let wanted = Wanted::tagged(to_one, round as u64, TAG_ALL);
-        // SAFETY: both live until their reports have come.
+        let envelope = Envelope { space: MatchSpace::Tagged, tag: round as u64, data };
+        let wanted = MatchSpec::tagged(to_one, round as u64, TAG_ALL);
+        // SAFETY: both live until their completions.
         let sent = unsafe {
-            two.post_receive(&wanted, &target(&mut room), 70 + round as u64).unwrap();
-            one.post_send(to_two, envelope, &source(&bytes), ending(5)).unwrap()
+            two.post_receive(&wanted, &target(&mut destination), 70 + round as u64).unwrap();
+            one.post_send(to_two, envelope, &source(&bytes), options(5)).unwrap()
         };
-        let received = reports(&[&one, &two], 1, 1).pop().unwrap();
+        let received = completions(&[&one, &two], 1, 1).pop().unwrap();
         assert_eq!(received.outcome, Ok(()));
-        assert_eq!((received.context, received.kind), (70 + round as u64, ReportKind::Receive));
+        assert_eq!((received.context, received.kind), (70 + round as u64, CompletionKind::Receive));
         assert_eq!((received.envelope, received.length), (envelope, length as u64));
         assert_eq!(received.peer, Some(to_one));
-        let sent = sent.unwrap_or_else(|| reports(&[&one, &two], 0, 1).pop().unwrap());
-        assert_eq!((sent.context, sent.kind, sent.peer), (5, ReportKind::Send, Some(to_two)));
-        assert!(room == bytes, "{length} bytes arrived as they were sent");
+        let sent = sent.unwrap_or_else(|| completions(&[&one, &two], 0, 1).pop().unwrap());
+        assert_eq!((sent.context, sent.kind, sent.peer), (5, CompletionKind::Send, Some(to_two)));
+        assert!(destination == bytes, "{length} bytes arrived as they were sent");
     }
 }
 
@@ -87,49 +89,53 @@ fn many_messages_that_are_sent_before_anybody_answers_keep_their_order() {
         one.inject(to_two, Envelope::tagged(number), &pattern(length, number as usize)).unwrap();
     }
     for number in 0..500u64 {
-        let mut room = vec![0; 20_000];
-        // SAFETY: it lives until its report has come.
-        unsafe { two.post_receive(&Wanted::tagged(to_one, 0, 0), &target(&mut room), 1).unwrap() };
-        let report = reports(&[&one, &two], 1, 1).pop().unwrap();
+        let mut destination = vec![0; 20_000];
+        // SAFETY: it lives until its completion.
+        unsafe {
+            two.post_receive(&MatchSpec::tagged(to_one, 0, 0), &target(&mut destination), 1)
+                .unwrap();
+        };
+        let report = completions(&[&one, &two], 1, 1).pop().unwrap();
         assert_eq!((report.envelope.tag, report.outcome), (number, Ok(())));
         let length = report.length as usize;
-        assert!(room[..length] == pattern(length, number as usize));
+        assert!(destination[..length] == pattern(length, number as usize));
     }
     let mut more = Vec::new();
-    assert!(!one.collect(&mut more), "injected messages are not told of");
+    assert!(!one.poll_completions(&mut more), "injected messages make no completion entry");
 }
 
 #[test]
 fn what_was_injected_before_the_first_word_is_not_lost_when_the_endpoint_closes() {
     let [(one, to_two), (two, to_one)] = pair("flush");
     one.inject(to_two, Envelope::tagged(1), b"the only one").unwrap();
-    assert!(!one.flush(Duration::from_millis(1)), "nobody has answered the call");
-    let mut room = [0; 12];
-    // SAFETY: it lives until its report has come.
+    assert!(!one.flush(Duration::from_millis(1)), "the connection is not accepted yet");
+    let mut destination = [0; 12];
+    // SAFETY: it lives until its completion.
     unsafe {
-        two.post_receive(&Wanted::tagged(to_one, 1, TAG_ALL), &target(&mut room), 1).unwrap();
+        two.post_receive(&MatchSpec::tagged(to_one, 1, TAG_ALL), &target(&mut destination), 1)
+            .unwrap();
     };
     let closing = std::thread::spawn(move || assert!(one.flush(Duration::from_secs(60))));
-    assert_eq!(reports(&[&two], 0, 1)[0].outcome, Ok(()));
+    assert_eq!(completions(&[&two], 0, 1)[0].outcome, Ok(()));
     closing.join().unwrap();
-    assert_eq!(&room, b"the only one");
+    assert_eq!(&destination, b"the only one");
 }
 
 #[test]
 fn plain_and_tagged_messages_do_not_meet_each_others_receives() {
     let [(one, to_two), (two, _)] = pair("lanes");
     one.inject(to_two, Envelope::tagged(0), b"tagged").unwrap();
-    one.inject(to_two, Envelope::plain(), b"plain").unwrap();
+    one.inject(to_two, Envelope::untagged(), b"plain").unwrap();
     let (mut a, mut b) = ([0; 8], [0; 8]);
-    // SAFETY: both live until their reports have come.
+    // SAFETY: both live until their completions.
     unsafe {
-        two.post_receive(&Wanted::plain(Source::Any), &target(&mut a), 1).unwrap();
-        two.post_receive(&Wanted::tagged(Source::Any, 0, 0), &target(&mut b), 2).unwrap();
+        two.post_receive(&MatchSpec::untagged(Source::Any), &target(&mut a), 1).unwrap();
+        two.post_receive(&MatchSpec::tagged(Source::Any, 0, 0), &target(&mut b), 2).unwrap();
     }
-    let mut found = reports(&[&one, &two], 1, 2);
+    let mut found = completions(&[&one, &two], 1, 2);
     found.sort_by_key(|report| report.context);
-    assert_eq!((found[0].envelope.lane, found[0].length), (Lane::Plain, 5));
-    assert_eq!((found[1].envelope.lane, found[1].length), (Lane::Tagged, 6));
+    assert_eq!((found[0].envelope.space, found[0].length), (MatchSpace::Untagged, 5));
+    assert_eq!((found[1].envelope.space, found[1].length), (MatchSpace::Tagged, 6));
     assert_eq!((&a[..5], &b[..6]), (&b"plain"[..], &b"tagged"[..]));
 }
 
@@ -137,45 +143,50 @@ fn plain_and_tagged_messages_do_not_meet_each_others_receives() {
 fn a_delivered_send_ends_only_after_somebody_has_received_it() {
     let [(one, to_two), (two, _)] = pair("delivered");
     let bytes = pattern(16, 3);
-    let delivered = Ending { context: 9, delivered: true, ..Ending::default() };
-    // SAFETY: the bytes live until the report has come.
+    let delivered =
+        CompletionOptions { context: 9, delivery_complete: true, ..CompletionOptions::default() };
+    // SAFETY: the bytes live until the completion.
     let sent = unsafe { one.post_send(to_two, Envelope::tagged(1), &source(&bytes), delivered) };
     assert!(sent.unwrap().is_none());
     let mut found = Vec::new();
     for _ in 0..200 {
         two.progress();
-        assert!(!one.collect(&mut found), "nobody has it yet");
+        assert!(!one.poll_completions(&mut found), "the message is not received yet");
     }
-    let mut room = [0; 16];
-    // SAFETY: it lives until its report has come.
-    unsafe { two.post_receive(&Wanted::tagged(Source::Any, 1, TAG_ALL), &target(&mut room), 2) }
-        .unwrap();
-    assert_eq!(reports(&[&one, &two], 1, 1)[0].outcome, Ok(()));
-    assert_eq!(reports(&[&one, &two], 0, 1)[0].context, 9);
-    assert_eq!(room[..], bytes);
+    let mut destination = [0; 16];
+    // SAFETY: it lives until its completion.
+    unsafe {
+        two.post_receive(&MatchSpec::tagged(Source::Any, 1, TAG_ALL), &target(&mut destination), 2)
+    }
+    .unwrap();
+    assert_eq!(completions(&[&one, &two], 1, 1)[0].outcome, Ok(()));
+    assert_eq!(completions(&[&one, &two], 0, 1)[0].context, 9);
+    assert_eq!(destination[..], bytes);
 }
 
 #[test]
 fn a_quiet_send_is_told_of_only_when_it_fails() {
     let [(one, to_two), (two, to_one)] = pair("quiet");
     let bytes = pattern(1 << 20, 1);
-    let mut room = vec![0; 1 << 20];
-    let quiet = Ending { context: 1, quiet: true, ..Ending::default() };
-    // SAFETY: both live until their ends, which are waited for.
+    let mut destination = vec![0; 1 << 20];
+    let quiet =
+        CompletionOptions { context: 1, silent_on_success: true, ..CompletionOptions::default() };
+    // SAFETY: both live until their completions, which are waited for.
     unsafe {
         assert!(
             one.post_send(to_two, Envelope::tagged(1), &source(&bytes), quiet).unwrap().is_none()
         );
-        two.post_receive(&Wanted::tagged(to_one, 1, TAG_ALL), &target(&mut room), 2).unwrap();
+        two.post_receive(&MatchSpec::tagged(to_one, 1, TAG_ALL), &target(&mut destination), 2)
+            .unwrap();
     }
-    reports(&[&one, &two], 1, 1);
-    assert!(room == bytes);
+    completions(&[&one, &two], 1, 1);
+    assert!(destination == bytes);
     // SAFETY: as above.
     let sent = unsafe { one.post_send(to_two, Envelope::tagged(1), &source(&bytes), quiet) };
     assert!(sent.unwrap().is_none());
     drop(two);
-    let failed = reports(&[&one], 0, 1).pop().unwrap();
-    assert!(matches!(failed.outcome, Err(Error::PeerGone(_))), "{:?}", failed.outcome);
+    let failed = completions(&[&one], 0, 1).pop().unwrap();
+    assert!(matches!(failed.outcome, Err(Error::PeerDisconnected(_))), "{:?}", failed.outcome);
 }
 
 #[test]
@@ -183,12 +194,12 @@ fn a_message_that_is_set_aside_is_found_by_its_claim_alone() {
     let [(one, to_two), (two, to_one)] = pair("claim");
     let long = pattern(200_000, 4);
     for length in [5, 3000, 200_000] {
-        // SAFETY: the bytes live longer than everything here.
+        // SAFETY: the bytes outlive everything here.
         drop(unsafe {
-            one.post_send(to_two, Envelope::tagged(7), &source(&long[..length]), ending(1))
+            one.post_send(to_two, Envelope::tagged(7), &source(&long[..length]), options(1))
         });
     }
-    let wanted = Wanted::tagged(to_one, 7, TAG_ALL);
+    let wanted = MatchSpec::tagged(to_one, 7, TAG_ALL);
     let peek = |claim| {
         let deadline = Instant::now() + Duration::from_secs(60);
         loop {
@@ -196,22 +207,22 @@ fn a_message_that_is_set_aside_is_found_by_its_claim_alone() {
             if let Some(report) = two.peek(&wanted, claim).unwrap() {
                 break report;
             }
-            assert!(Instant::now() < deadline, "the message came");
+            assert!(Instant::now() < deadline, "the message has arrived");
         }
     };
     assert_eq!(peek(None).length, 5);
-    assert_eq!(peek(Some(100)).length, 5, "a look changes nothing");
-    assert_eq!(peek(Some(101)).length, 3000, "what is set aside is not found again");
-    let mut room = vec![0; 200_000];
-    // SAFETY: it lives until its report has come, here and below.
-    unsafe { two.post_receive(&wanted, &target(&mut room), 3).unwrap() };
-    assert_eq!(reports(&[&one, &two], 1, 1)[0].length, 200_000);
-    assert!(room == long);
+    assert_eq!(peek(Some(100)).length, 5, "a peek changes nothing");
+    assert_eq!(peek(Some(101)).length, 3000, "a claimed message is not found again");
+    let mut destination = vec![0; 200_000];
+    // SAFETY: it lives until its completion, here and below.
+    unsafe { two.post_receive(&wanted, &target(&mut destination), 3).unwrap() };
+    assert_eq!(completions(&[&one, &two], 1, 1)[0].length, 200_000);
+    assert!(destination == long);
     // SAFETY: as above.
-    unsafe { two.post_claimed(101, &target(&mut room), 4).unwrap() };
-    let claimed = reports(&[&one, &two], 1, 1).pop().unwrap();
+    unsafe { two.post_claimed(101, &target(&mut destination), 4).unwrap() };
+    let claimed = completions(&[&one, &two], 1, 1).pop().unwrap();
     assert_eq!((claimed.context, claimed.length, claimed.peer), (4, 3000, Some(to_one)));
-    assert!(room[..3000] == long[..3000]);
+    assert!(destination[..3000] == long[..3000]);
     two.discard_claimed(100).unwrap();
     assert!(two.discard_claimed(100).is_err() && two.peek(&wanted, None).unwrap().is_none());
 }
@@ -220,36 +231,36 @@ fn a_message_that_is_set_aside_is_found_by_its_claim_alone() {
 fn a_discarded_message_ends_well_for_its_sender() {
     let [(one, to_two), (two, _)] = pair("discard");
     let bytes = pattern(1 << 20, 4);
-    // SAFETY: the bytes live until the report has come.
-    drop(unsafe { one.post_send(to_two, Envelope::tagged(7), &source(&bytes), ending(1)) });
+    // SAFETY: the bytes live until the completion.
+    drop(unsafe { one.post_send(to_two, Envelope::tagged(7), &source(&bytes), options(1)) });
     let deadline = Instant::now() + Duration::from_secs(60);
-    while two.discard(&Wanted::tagged(Source::Any, 0, 0)).unwrap().is_none() {
-        assert!(Instant::now() < deadline, "the message came");
+    while two.discard(&MatchSpec::tagged(Source::Any, 0, 0)).unwrap().is_none() {
+        assert!(Instant::now() < deadline, "the message has arrived");
         one.progress();
     }
-    assert_eq!(reports(&[&two, &one], 1, 1)[0].outcome, Ok(()));
+    assert_eq!(completions(&[&two, &one], 1, 1)[0].outcome, Ok(()));
 }
 
 #[test]
 fn one_receive_takes_several_messages_until_it_is_full() {
     let [(one, to_two), (two, to_one)] = pair("several");
-    let mut room = vec![0u8; 1000];
-    let begin = room.as_mut_ptr();
+    let mut destination = vec![0u8; 1000];
+    let begin = destination.as_mut_ptr();
     let mut expected = Vec::new();
     // One before the receive is posted, the others after.
-    one.inject(to_two, Envelope::plain(), &pattern(100, 0)).unwrap();
-    let wait = Wanted::plain(to_one);
+    one.inject(to_two, Envelope::untagged(), &pattern(100, 0)).unwrap();
+    let wait = MatchSpec::untagged(to_one);
     while two.peek(&wait, None).unwrap().is_none() {
         one.progress();
     }
-    // SAFETY: it lives until its last report has come.
+    // SAFETY: it lives until its last completion.
     unsafe {
-        two.post_receive_several(&wait, Piece::target(begin, room.len()), 6, 300).unwrap();
+        two.post_multi_receive(&wait, Segment::target(begin, destination.len()), 6, 300).unwrap();
     }
     for number in 1..5 {
-        one.inject(to_two, Envelope::plain(), &pattern(100 + number * 100, number)).unwrap();
+        one.inject(to_two, Envelope::untagged(), &pattern(100 + number * 100, number)).unwrap();
     }
-    let found = reports(&[&one, &two], 1, 4);
+    let found = completions(&[&one, &two], 1, 4);
     let mut at = 0;
     for (number, report) in found.iter().enumerate() {
         let length = 100 + number * 100;
@@ -259,7 +270,7 @@ fn one_receive_takes_several_messages_until_it_is_full() {
         at += length;
         expected.extend(pattern(length, number));
     }
-    assert!(room == expected);
+    assert!(destination == expected);
     let next = loop {
         one.progress();
         if let Some(report) = two.peek(&wait, None).unwrap() {
@@ -272,16 +283,20 @@ fn one_receive_takes_several_messages_until_it_is_full() {
 #[test]
 fn posted_receives_can_be_cancelled_by_their_context() {
     let [(one, _), (two, to_one)] = pair("cancel");
-    let mut room = [0u8; 64];
-    // SAFETY: it lives until its report has come, for both.
+    let mut destination = [0u8; 64];
+    // SAFETY: it lives until its completion, for both.
     unsafe {
-        two.post_receive(&Wanted::tagged(to_one, 1, TAG_ALL), &target(&mut room[..32]), 11)
-            .unwrap();
-        let rest = Piece::target(room[32..].as_mut_ptr(), 32);
-        two.post_receive_several(&Wanted::plain(Source::Any), rest, 12, 8).unwrap();
+        two.post_receive(
+            &MatchSpec::tagged(to_one, 1, TAG_ALL),
+            &target(&mut destination[..32]),
+            11,
+        )
+        .unwrap();
+        let rest = Segment::target(destination[32..].as_mut_ptr(), 32);
+        two.post_multi_receive(&MatchSpec::untagged(Source::Any), rest, 12, 8).unwrap();
     }
     assert!(!two.cancel_posted(10) && two.cancel_posted(11) && two.cancel_posted(12));
-    let found = reports(&[&one, &two], 1, 2);
+    let found = completions(&[&one, &two], 1, 2);
     for (report, context) in found.iter().zip([11, 12]) {
         assert_eq!((report.context, &report.outcome), (context, &Err(Error::Cancelled)));
         assert_eq!(report.is_last, context == 12);
@@ -293,20 +308,21 @@ fn posted_receives_can_be_cancelled_by_their_context() {
 fn a_message_that_is_too_long_is_told_of_with_its_whole_length() {
     let [(one, to_two), (two, to_one)] = pair("truncated");
     for length in [40, 5000, 300_000] {
-        let (bytes, mut room) = (pattern(length, 1), [0; 10]);
+        let (bytes, mut destination) = (pattern(length, 1), [0; 10]);
         let envelope = Envelope { tag: 3, data: Some(8), ..Envelope::default() };
-        // SAFETY: both live until their reports have come.
+        // SAFETY: both live until their completions.
         let sent = unsafe {
-            two.post_receive(&Wanted::tagged(to_one, 3, TAG_ALL), &target(&mut room), 2).unwrap();
-            one.post_send(to_two, envelope, &source(&bytes), ending(1)).unwrap()
+            two.post_receive(&MatchSpec::tagged(to_one, 3, TAG_ALL), &target(&mut destination), 2)
+                .unwrap();
+            one.post_send(to_two, envelope, &source(&bytes), options(1)).unwrap()
         };
-        let report = reports(&[&one, &two], 1, 1).pop().unwrap();
+        let report = completions(&[&one, &two], 1, 1).pop().unwrap();
         let (message_bytes, buffer_bytes) = (length as u64, 10);
         assert_eq!(report.outcome, Err(Error::Truncated { message_bytes, buffer_bytes }));
         assert_eq!((report.length, report.envelope), (message_bytes, envelope));
-        assert_eq!(room[..], bytes[..10]);
+        assert_eq!(destination[..], bytes[..10]);
         if sent.is_none() {
-            assert_eq!(reports(&[&two, &one], 1, 1)[0].outcome, Ok(()));
+            assert_eq!(completions(&[&two, &one], 1, 1)[0].outcome, Ok(()));
         }
     }
 }
@@ -314,34 +330,36 @@ fn a_message_that_is_too_long_is_told_of_with_its_whole_length() {
 #[test]
 fn an_endpoint_that_knows_itself_can_send_to_itself() {
     let (one, name) = endpoint("self");
-    let me = one.know(&name).unwrap();
+    let me = one.add_peer(&name).unwrap();
     for length in [3, 5000, 500_000] {
-        let (bytes, mut room) = (pattern(length, 2), vec![0; length]);
-        // SAFETY: both live until their reports have come.
+        let (bytes, mut destination) = (pattern(length, 2), vec![0; length]);
+        // SAFETY: both live until their completions.
         let sent = unsafe {
-            one.post_receive(&Wanted::tagged(me, 1, TAG_ALL), &target(&mut room), 2).unwrap();
-            one.post_send(me, Envelope::tagged(1), &source(&bytes), ending(1)).unwrap()
+            one.post_receive(&MatchSpec::tagged(me, 1, TAG_ALL), &target(&mut destination), 2)
+                .unwrap();
+            one.post_send(me, Envelope::tagged(1), &source(&bytes), options(1)).unwrap()
         };
         let expected = if sent.is_some() { 1 } else { 2 };
-        assert!(reports(&[&one], 0, expected).iter().all(|report| report.outcome.is_ok()));
-        assert!(room == bytes);
+        assert!(completions(&[&one], 0, expected).iter().all(|report| report.outcome.is_ok()));
+        assert!(destination == bytes);
     }
 }
 
 #[test]
 fn sends_to_a_name_where_nobody_is_fail_and_so_do_receives_from_it() {
     let (one, _) = endpoint("nobody");
-    let nobody = one.know("posted-nobody-is-here").unwrap();
-    let nobody_either = one.know("posted-nobody-is-here-either").unwrap();
-    let mut room = [0; 8];
-    // SAFETY: both live until their reports have come.
+    let nobody = one.add_peer("posted-nobody-is-here").unwrap();
+    let nobody_either = one.add_peer("posted-nobody-is-here-either").unwrap();
+    let mut destination = [0; 8];
+    // SAFETY: both live until their completions.
     unsafe {
-        one.post_receive(&Wanted::tagged(nobody_either, 0, 0), &target(&mut room), 1).unwrap();
-        let sent = one.post_send(nobody, Envelope::tagged(1), &source(&[1; 8]), ending(2));
+        one.post_receive(&MatchSpec::tagged(nobody_either, 0, 0), &target(&mut destination), 1)
+            .unwrap();
+        let sent = one.post_send(nobody, Envelope::tagged(1), &source(&[1; 8]), options(2));
         assert!(sent.unwrap().is_none());
     }
-    for report in reports(&[&one], 0, 2) {
-        assert!(matches!(report.outcome, Err(Error::PeerGone(_))), "{:?}", report.outcome);
+    for report in completions(&[&one], 0, 2) {
+        assert!(matches!(report.outcome, Err(Error::PeerDisconnected(_))), "{:?}", report.outcome);
     }
     assert!(one.inject(nobody, Envelope::tagged(1), b"again").is_err());
 }
@@ -350,11 +368,11 @@ fn sends_to_a_name_where_nobody_is_fail_and_so_do_receives_from_it() {
 fn a_wait_for_reports_ends_when_it_is_interrupted() {
     let (one, _) = endpoint("interrupt");
     let waiter = one.clone();
-    let task = std::thread::spawn(move || waiter.collect_timeout(&mut Vec::new(), None));
+    let task = std::thread::spawn(move || waiter.wait_completions(&mut Vec::new(), None));
     std::thread::sleep(Duration::from_millis(30));
-    one.interrupt();
+    one.wake_waiter();
     assert!(!task.join().unwrap());
-    assert!(!one.collect_timeout(&mut Vec::new(), Some(Duration::from_millis(1))));
+    assert!(!one.wait_completions(&mut Vec::new(), Some(Duration::from_millis(1))));
 }
 
 #[test]
@@ -362,11 +380,11 @@ fn a_window_is_found_by_its_key_and_accesses_to_it_end_in_reports() {
     let [(one, to_two), (two, _)] = pair("keys");
     let mut exposed = pattern(100_000, 1);
     let (address, length) = (exposed.as_mut_ptr(), exposed.len());
-    // SAFETY: the memory lives until the window is withdrawn, and is not touched meanwhile.
+    // SAFETY: the memory lives until the window is withdrawn, and is not accessed before.
     let window = unsafe { two.expose_key(address, length, Rights::READ_WRITE, 77) }.unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
     while !one.is_connected(to_two).unwrap() {
-        assert!(Instant::now() < deadline, "it answered");
+        assert!(Instant::now() < deadline, "the connection is accepted");
         one.progress();
         two.progress();
     }
@@ -374,14 +392,15 @@ fn a_window_is_found_by_its_key_and_accesses_to_it_end_in_reports() {
     let remote = one.attach_key(to_two, 77).unwrap();
     for (offset, length) in [(0, 8), (100, 100), (5000, 95_000)] {
         let (bytes, mut back) = (pattern(length, offset), vec![0; length]);
-        // SAFETY: both live until their reports have come, here or at once.
+        // SAFETY: both live until their completions, here or at once.
         let over = unsafe {
-            let put = remote.post_put(offset as u64, bytes.as_ptr(), length, ending(1)).unwrap();
-            let get = remote.post_get(offset as u64, back.as_mut_ptr(), length, ending(2)).unwrap();
+            let put = remote.post_put(offset as u64, bytes.as_ptr(), length, options(1)).unwrap();
+            let get =
+                remote.post_get(offset as u64, back.as_mut_ptr(), length, options(2)).unwrap();
             [put, get].into_iter().flatten().count()
         };
-        for report in reports(&[&one], 0, 2 - over) {
-            let kind = [ReportKind::Put, ReportKind::Get][report.context as usize - 1];
+        for report in completions(&[&one], 0, 2 - over) {
+            let kind = [CompletionKind::Put, CompletionKind::Get][report.context as usize - 1];
             assert_eq!((report.kind, report.outcome), (kind, Ok(())));
         }
         assert!(back == bytes);
@@ -395,36 +414,40 @@ fn a_window_is_found_by_its_key_and_accesses_to_it_end_in_reports() {
 #[test]
 fn a_receive_from_a_peer_that_ends_without_a_word_ends_too() {
     let [(one, to_two), (two, _)] = pair("silent");
-    let mut room = [0; 8];
-    // SAFETY: it lives until its report has come.
+    let mut destination = [0; 8];
+    // SAFETY: it lives until its completion.
     unsafe {
-        one.post_receive(&Wanted::tagged(to_two, 0, 0), &target(&mut room), 1).unwrap();
+        one.post_receive(&MatchSpec::tagged(to_two, 0, 0), &target(&mut destination), 1).unwrap();
     }
     drop(two);
-    let ended = reports(&[&one], 0, 1).pop().unwrap();
-    assert!(matches!(ended.outcome, Err(Error::PeerGone(_))), "{:?}", ended.outcome);
-    assert!(one.peek(&Wanted::tagged(to_two, 0, 0), None).is_err(), "nothing can come any more");
-    assert!(one.rings(), "nobody is called any more");
+    let ended = completions(&[&one], 0, 1).pop().unwrap();
+    assert!(matches!(ended.outcome, Err(Error::PeerDisconnected(_))), "{:?}", ended.outcome);
+    assert!(one.peek(&MatchSpec::tagged(to_two, 0, 0), None).is_err(), "no message can arrive");
+    assert!(one.can_block(), "no connection is pending");
 }
 
 #[test]
 fn a_peer_that_is_forgotten_leaves_no_receive_behind_for_the_next_one() {
     let (one, _) = endpoint("forget");
-    // It is there, but does not answer.
+    // It exists, but does not reply.
     let (_silent, silent) = endpoint("forget-first");
-    let first = one.know(&silent).unwrap();
-    let mut room = [0; 8];
-    // SAFETY: it lives until its report has come.
-    unsafe { one.post_receive(&Wanted::tagged(first, 0, 0), &target(&mut room), 1).unwrap() };
-    one.forget(first);
-    assert!(reports(&[&one], 0, 1)[0].outcome.is_err());
+    let first = one.add_peer(&silent).unwrap();
+    let mut destination = [0; 8];
+    // SAFETY: it lives until its completion.
+    unsafe {
+        one.post_receive(&MatchSpec::tagged(first, 0, 0), &target(&mut destination), 1).unwrap();
+    };
+    one.remove_peer(first);
+    assert!(completions(&[&one], 0, 1)[0].outcome.is_err());
     let (two, name) = endpoint("forget-next");
-    let next = one.know(&name).unwrap();
-    let to_one = two.know(one.name()).unwrap();
+    let next = one.add_peer(&name).unwrap();
+    let to_one = two.add_peer(one.name()).unwrap();
     two.inject(to_one, Envelope::tagged(0), b"for next").unwrap();
     // SAFETY: as above.
-    unsafe { one.post_receive(&Wanted::tagged(next, 0, 0), &target(&mut room), 2).unwrap() };
-    let report = reports(&[&two, &one], 1, 1).pop().unwrap();
+    unsafe {
+        one.post_receive(&MatchSpec::tagged(next, 0, 0), &target(&mut destination), 2).unwrap();
+    };
+    let report = completions(&[&two, &one], 1, 1).pop().unwrap();
     assert_eq!((report.context, report.outcome), (2, Ok(())));
     assert!(one.inject(first, Envelope::tagged(0), b"more").is_err());
 }
@@ -432,31 +455,34 @@ fn a_peer_that_is_forgotten_leaves_no_receive_behind_for_the_next_one() {
 #[test]
 fn a_message_behind_any_number_of_unexpected_ones_can_be_received_first() {
     let names = ["many-1", "many-2"].map(|name| format!("posted-{}-{name}", std::process::id()));
-    let open = |name: &str| Endpoint::builder().most_kept_bytes(4096).open(name).unwrap();
+    let open = |name: &str| Endpoint::builder().max_unexpected_bytes(4096).open(name).unwrap();
     let (one, two) = (open(&names[0]), open(&names[1]));
-    let (to_two, to_one) = (one.know(&names[1]).unwrap(), two.know(&names[0]).unwrap());
-    // In two pieces each, and more than the receiver keeps.
+    let (to_two, to_one) = (one.add_peer(&names[1]).unwrap(), two.add_peer(&names[0]).unwrap());
+    // In two segments each, and more than the receiver buffers.
     let bytes = pattern(1000, 1);
-    let pieces = [Piece::source(bytes.as_ptr(), 500), Piece::source(bytes[500..].as_ptr(), 500)];
+    let segments =
+        [Segment::source(bytes.as_ptr(), 500), Segment::source(bytes[500..].as_ptr(), 500)];
     for _ in 0..3000 {
-        // SAFETY: the bytes live longer than everything here.
-        drop(unsafe { one.post_send(to_two, Envelope::tagged(1), &pieces, ending(1)) });
+        // SAFETY: the bytes outlive everything here.
+        drop(unsafe { one.post_send(to_two, Envelope::tagged(1), &segments, options(1)) });
     }
     one.inject(to_two, Envelope::tagged(2), b"the last").unwrap();
-    let mut room = [0; 1000];
-    // SAFETY: it lives until its report has come, here and below.
+    let mut destination = [0; 1000];
+    // SAFETY: it lives until its completion, here and below.
     unsafe {
-        two.post_receive(&Wanted::tagged(to_one, 2, TAG_ALL), &target(&mut room), 1).unwrap();
+        two.post_receive(&MatchSpec::tagged(to_one, 2, TAG_ALL), &target(&mut destination), 1)
+            .unwrap();
     };
-    assert_eq!(reports(&[&one, &two], 1, 1)[0].outcome, Ok(()));
-    assert_eq!(&room[..8], b"the last");
+    assert_eq!(completions(&[&one, &two], 1, 1)[0].outcome, Ok(()));
+    assert_eq!(&destination[..8], b"the last");
     for _ in 0..3000 {
         // SAFETY: as above.
         unsafe {
-            two.post_receive(&Wanted::tagged(to_one, 1, TAG_ALL), &target(&mut room), 2).unwrap();
+            two.post_receive(&MatchSpec::tagged(to_one, 1, TAG_ALL), &target(&mut destination), 2)
+                .unwrap();
         }
-        assert_eq!(reports(&[&one, &two], 1, 1)[0].outcome, Ok(()));
-        assert!(room[..] == bytes);
+        assert_eq!(completions(&[&one, &two], 1, 1)[0].outcome, Ok(()));
+        assert!(destination[..] == bytes);
     }
 }
 
@@ -465,11 +491,13 @@ fn the_name_of_a_peer_is_known_after_it_has_gone() {
     let [(one, _), (two, to_one)] = pair("name");
     let name = two.name().to_owned();
     two.inject(to_one, Envelope::tagged(1), b"and gone").unwrap();
-    let mut room = [0; 8];
-    // SAFETY: it lives until its report has come.
-    unsafe { one.post_receive(&Wanted::tagged(Source::Any, 1, TAG_ALL), &target(&mut room), 1) }
-        .unwrap();
-    let report = reports(&[&two, &one], 1, 1).pop().unwrap();
+    let mut destination = [0; 8];
+    // SAFETY: it lives until its completion.
+    unsafe {
+        one.post_receive(&MatchSpec::tagged(Source::Any, 1, TAG_ALL), &target(&mut destination), 1)
+    }
+    .unwrap();
+    let report = completions(&[&two, &one], 1, 1).pop().unwrap();
     drop(two);
     for _ in 0..100 {
         one.progress();

@@ -5,17 +5,17 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use memferry_message::Builder;
+use memferry_message::EndpointBuilder;
 use memferry_message::plan::PathKind;
 use support::crowd::{LAST, Member};
 use support::process::{self, Child, setting};
 use support::{Random, say, unique};
 
-/// One process of the crowd. What it is like depends on its rank.
+/// One of the processes. Its settings depend on its rank.
 fn member() {
     let number = |name: &str| setting(name).parse::<u64>().unwrap();
     let (rank, size) = (number("MEMFERRY_TEST_RANK"), number("MEMFERRY_TEST_SIZE"));
-    let mut builder = Builder::new().background(rank % 3 == 1);
+    let mut builder = EndpointBuilder::new().background(rank % 3 == 1);
     builder = match rank % 4 {
         1 => builder.cross_memory(false),
         2 => builder.path(PathKind::Single).eager_bytes(500),
@@ -28,14 +28,14 @@ fn member() {
     let is_long = |began: Instant, member: &Member<'_>| {
         began.elapsed() > Duration::from_secs(4) && member.cancelled > 0
     };
-    while !is_long(began, &member) && began.elapsed() < support::PATIENCE {
+    while !is_long(began, &member) && began.elapsed() < support::TIMEOUT {
         for _ in 0..4 {
             member.send();
         }
         member.receive();
     }
     assert!(member.finish() > 0 && member.cancelled > 0);
-    // Nobody leaves before all have what they need of the others.
+    // No process closes before all have received everything.
     for other in 0..size as usize {
         job.endpoint().send(job.peer(other), LAST + 1, b"").unwrap();
     }
@@ -44,7 +44,7 @@ fn member() {
     }
 }
 
-fn crowd(size: usize) {
+fn run_processes(size: usize) {
     let (name, seed) = (unique("crowd"), Random::fresh_seed());
     say(format_args!("{size} processes, seed {seed}"));
     let children: Vec<_> = (0..size)
@@ -64,13 +64,13 @@ fn crowd(size: usize) {
 #[test]
 fn four_processes_send_to_each_other_at_random() {
     let _alone = support::alone();
-    crowd(4);
+    run_processes(4);
 }
 
 #[test]
 fn eight_processes_send_to_each_other_at_random() {
     let _alone = support::alone();
-    crowd(8);
+    run_processes(8);
 }
 
 #[test]

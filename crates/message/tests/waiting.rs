@@ -1,28 +1,28 @@
-//! Waiting in every way: futures, event descriptors, event loops, sleeping calls and their cost.
+//! Waiting by futures, event descriptors, event loops and sleeping calls, and the cost of each.
 
 mod support;
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
-use memferry_message::{Builder, Endpoint, Link, Listener, Source, TAG_ALL, TAG_ANY};
+use memferry_message::{Endpoint, EndpointBuilder, Link, Listener, Source, TAG_ALL, TAG_ANY};
 use support::memory::{first_wrong, pattern};
 use support::process::{self, Child, setting};
-use support::{PATIENCE, is_readable, pair, say, unique, until};
+use support::{TIMEOUT, is_readable, pair, say, unique, until};
 
 const SIZES: [usize; 6] = [10, 3000, 40_000, 300_000, 1 << 20, 4 << 20];
 
 /// Waits by `poll` until a descriptor is readable.
 fn poll(descriptor: impl AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec};
-    let timeout = Timespec { tv_sec: PATIENCE.as_secs() as i64, tv_nsec: 0 };
+    let timeout = Timespec { tv_sec: TIMEOUT.as_secs() as i64, tv_nsec: 0 };
     let mut watched = [PollFd::new(&descriptor, PollFlags::IN)];
     rustix::event::poll(&mut watched, Some(&timeout)).unwrap() == 1
 }
 
 #[test]
 fn messages_can_be_awaited() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).build().unwrap();
     runtime.block_on(async {
         for size in SIZES {
@@ -58,11 +58,11 @@ fn messages_can_be_awaited() {
 
 #[test]
 fn a_future_of_a_closed_endpoint_ends() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
-    let receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 8]).unwrap();
+    let receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0u8; 8]).unwrap();
     let waiting = runtime.spawn(receive);
-    until("it is waited for", || runtime.metrics().num_alive_tasks() == 1);
+    until("a thread waits for it", || runtime.metrics().num_alive_tasks() == 1);
     sides.there.clone().close();
     let outcome = runtime.block_on(waiting).unwrap();
     assert_eq!(outcome.unwrap_err().error, memferry_message::Error::Closed);
@@ -70,12 +70,12 @@ fn a_future_of_a_closed_endpoint_ends() {
 
 #[test]
 fn the_end_of_an_operation_makes_its_event_readable() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     for size in SIZES {
         let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; size]).unwrap();
         let mut send = sides.here.isend(sides.to_there, 1, pattern(size, 2)).unwrap();
         let events = [receive.operation().event().unwrap(), send.operation().event().unwrap()];
-        // Nobody calls anything: the endpoints move by themselves from now on.
+        // No thread calls anything: the endpoints have automatic progress from now on.
         assert!(events.iter().all(|event| poll(event.as_fd())));
         assert!(send.operation().test().is_some() && receive.operation().test().is_some());
         assert_eq!(first_wrong(&receive.wait().unwrap().1, 2), None);
@@ -84,7 +84,7 @@ fn the_end_of_an_operation_makes_its_event_readable() {
 
 #[test]
 fn an_event_loop_needs_nothing_but_the_descriptor() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     std::thread::scope(|scope| {
         let (there, to_here) = (&sides.there, sides.to_here);
         scope.spawn(move || {
@@ -95,12 +95,12 @@ fn an_event_loop_needs_nothing_but_the_descriptor() {
                 there.send(to_here, 0, &bytes).unwrap();
             }
         });
-        let watch = sides.here.watch().unwrap();
+        let watch = sides.here.ready_fd().unwrap();
         for (number, size) in SIZES.into_iter().cycle().take(60).enumerate() {
             let mut send =
                 sides.here.isend(sides.to_there, 0, pattern(size, number as u64)).unwrap();
             let mut receive = sides.here.irecv(sides.to_there, 0, TAG_ANY, vec![0; size]).unwrap();
-            let deadline = Instant::now() + PATIENCE;
+            let deadline = Instant::now() + TIMEOUT;
             while !(send.is_done() && receive.is_done()) {
                 assert!(poll(&watch) && Instant::now() < deadline, "message {number}");
                 sides.here.progress();
@@ -117,8 +117,8 @@ fn an_event_loop_needs_nothing_but_the_descriptor() {
 #[test]
 fn an_event_loop_hears_of_callers_and_of_the_dead() {
     let endpoint = Endpoint::open(&unique("loop")).unwrap();
-    let watch = endpoint.watch().unwrap();
-    let other = Builder::new().background(true).open(&unique("caller")).unwrap();
+    let watch = endpoint.ready_fd().unwrap();
+    let other = EndpointBuilder::new().background(true).open(&unique("caller")).unwrap();
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| other.connect(endpoint.name()).unwrap());
         while endpoint.peers().is_empty() {
@@ -128,9 +128,9 @@ fn an_event_loop_hears_of_callers_and_of_the_dead() {
         connecting.join().unwrap();
     });
     let peer = endpoint.peers()[0];
-    let mut receive = endpoint.irecv(peer, 0, TAG_ANY, vec![0; 8]).unwrap();
+    let mut receive = endpoint.irecv(peer, 0, TAG_ANY, vec![0u8; 8]).unwrap();
     other.close();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !receive.is_done() {
         assert!(poll(&watch) && Instant::now() < deadline);
         endpoint.progress();
@@ -142,7 +142,7 @@ fn an_event_loop_hears_of_callers_and_of_the_dead() {
 fn an_event_loop_hears_of_links() {
     let name = unique("linked");
     let listener = Listener::bind(&name).unwrap();
-    let ear = listener.watch().unwrap();
+    let ear = listener.ready_fd().unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| Link::connect(&name).unwrap().write(&pattern(500_000, 4)).unwrap());
         let link = loop {
@@ -151,7 +151,7 @@ fn an_event_loop_hears_of_links() {
                 break link;
             }
         };
-        let watch = link.watch().unwrap();
+        let watch = link.ready_fd().unwrap();
         let mut read = link.iread(vec![0; 500_000]).unwrap();
         while !read.is_done() {
             assert!(poll(&watch));
@@ -163,16 +163,17 @@ fn an_event_loop_hears_of_links() {
 
 #[test]
 fn an_endpoint_that_sleeps_answers_those_who_call() {
-    // The call sleeps more deeply with time, and so does a thread in the background.
+    // The call sleeps longer with time, and so does the progress thread.
     for background in [false, true] {
-        let sleeper = Builder::new().background(background).open(&unique("sleeper")).unwrap();
+        let sleeper =
+            EndpointBuilder::new().background(background).open(&unique("sleeper")).unwrap();
         let name = sleeper.name().to_owned();
         std::thread::scope(|scope| {
             let waiting = scope.spawn(|| {
                 sleeper.recv(Source::Any, 99, TAG_ALL, &mut [0; 1]).unwrap();
             });
             for nap in [0, 1, 30, 120, 1, 120] {
-                // Not to hide anything: how deeply it sleeps depends on how long it has slept.
+                // The random delay hides nothing: how it sleeps depends on how long it has slept.
                 std::thread::sleep(Duration::from_millis(nap));
                 let caller = Endpoint::open(&unique("caller")).unwrap();
                 let peer = caller.connect(&name).unwrap();
@@ -194,7 +195,7 @@ fn thread_time() -> Duration {
 
 #[test]
 fn a_sleeping_call_costs_nothing_even_after_it_was_woken() {
-    let sides = pair(&Builder::new());
+    let sides = pair(&EndpointBuilder::new());
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             let (began, before) = (Instant::now(), thread_time());
@@ -202,7 +203,7 @@ fn a_sleeping_call_costs_nothing_even_after_it_was_woken() {
             (began.elapsed(), thread_time() - before)
         });
         for _ in 0..4 {
-            // Long enough for the deepest sleep, from which a message of another kind wakes it.
+            // Long enough for the longest sleep, from which a message of another kind wakes it.
             std::thread::sleep(Duration::from_millis(200));
             sides.here.send(sides.to_there, 1, b"not this").unwrap();
         }
@@ -216,20 +217,23 @@ fn a_sleeping_call_costs_nothing_even_after_it_was_woken() {
 
 #[test]
 fn progress_with_a_time_limit_returns_when_something_moves() {
-    let sides = pair(&Builder::new());
-    let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 1]).unwrap();
+    let sides = pair(&EndpointBuilder::new());
+    let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0u8; 1]).unwrap();
     // What has come already counts as much as what comes later.
     sides.here.send(sides.to_there, 1, b"x").unwrap();
-    assert!(sides.there.progress_timeout(PATIENCE));
+    assert!(sides.there.progress_timeout(TIMEOUT));
     assert!(receive.is_done());
-    let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 1]).unwrap();
+    let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0u8; 1]).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| sides.here.send(sides.to_there, 1, b"x").unwrap());
         while !receive.is_done() {
-            assert!(sides.there.progress_timeout(PATIENCE) || receive.is_done());
+            assert!(sides.there.progress_timeout(TIMEOUT) || receive.is_done());
         }
     });
-    assert!(!sides.there.progress_timeout(Duration::from_millis(1)), "nothing moves any more");
+    assert!(
+        !sides.there.progress_timeout(Duration::from_millis(1)),
+        "there is no further progress"
+    );
 }
 
 #[test]
@@ -243,7 +247,7 @@ fn a_name_that_a_new_process_has_taken_over_leads_to_that_one() {
             peer = endpoint.connect(&name).ok();
             peer.is_some()
         });
-        // A message that waits for an answer, so that it cannot get lost in the ring of the dead.
+        // A message that waits for a reply, so that it cannot get lost in the ring of a dead peer.
         endpoint.send(peer.unwrap(), round, &pattern(100, round)).unwrap();
         let mut answer = vec![0; 100];
         endpoint.recv(peer.unwrap(), round, TAG_ALL, &mut answer).unwrap();
@@ -266,11 +270,11 @@ fn other_processes_begin_here() {
 
 #[test]
 fn a_message_whose_handle_was_dropped_moves_on_with_any_other_call() {
-    let sides = pair(&Builder::new().cross_memory(false));
+    let sides = pair(&EndpointBuilder::new().cross_memory(false));
     drop(sides.here.isend(sides.to_there, 1, pattern(1 << 20, 1)).unwrap());
     let mut receive = sides.there.irecv(sides.to_here, 1, TAG_ALL, vec![0; 1 << 20]).unwrap();
     until("it has arrived", || {
-        drop(sides.here.isend(sides.to_there, 2, vec![0; 8]).unwrap());
+        drop(sides.here.isend(sides.to_there, 2, vec![0u8; 8]).unwrap());
         receive.is_done()
     });
     assert_eq!(first_wrong(&receive.wait().unwrap().1, 1), None);
@@ -278,10 +282,10 @@ fn a_message_whose_handle_was_dropped_moves_on_with_any_other_call() {
 
 #[test]
 fn an_owned_receive_can_be_waited_for_again_and_again() {
-    let sides = pair(&Builder::new());
-    let receive = sides.here.irecv(sides.to_there, 1, TAG_ALL, vec![0; 8]).unwrap();
+    let sides = pair(&EndpointBuilder::new());
+    let receive = sides.here.irecv(sides.to_there, 1, TAG_ALL, vec![0u8; 8]).unwrap();
     let receive = receive.wait_timeout(std::time::Duration::from_millis(5)).unwrap_err();
     sides.there.send(sides.to_here, 1, &[7; 8]).unwrap();
-    let (received, bytes) = receive.wait_timeout(PATIENCE).unwrap().unwrap();
+    let (received, bytes) = receive.wait_timeout(TIMEOUT).unwrap().unwrap();
     assert_eq!((received.length, bytes), (8, vec![7; 8]));
 }

@@ -1,30 +1,30 @@
-//! Windows: what is put is there, what is got is right, and nobody gets further than he may.
+//! Windows: puts arrive, gets return the right bytes, and rights and bounds are enforced.
 
 mod support;
 
 use std::time::Duration;
 
-use memferry_memory::lookup::{Geometry, Policy, Settings};
+use memferry_memory::lookup::{Geometry, LookupConfig, MissPolicy};
 use memferry_message::{
-    Builder, Endpoint, Error, Notify, Peer, RemoteWindow, Rights, ShareableBuffer, ValidationError,
-    Window, WindowHandle,
+    Endpoint, EndpointBuilder, Error, Peer, PutNotification, RemoteWindow, Rights, ShareableBuffer,
+    ValidationError, Window, WindowHandle,
 };
 use support::memory::{fill, first_wrong, pattern};
 use support::{Pair, Random, pair, until};
 
 const BYTES: usize = (3 << 20) + 1000;
 
-/// A small cache, so that everything happens often.
-fn small(policy: Policy) -> Builder {
-    let mut settings = Settings::dynamic(Geometry::new(64, 8, 2).unwrap());
+/// A small cache, so that evictions and misses are frequent.
+fn small(policy: MissPolicy) -> EndpointBuilder {
+    let mut settings = LookupConfig::cached(Geometry::new(64, 8, 2).unwrap());
     settings.policy = policy;
     settings.high_water_lines = 16;
     settings.sweep_every = 16;
-    Builder::new().lookup(settings)
+    EndpointBuilder::new().lookup(settings)
 }
 
 /// Both kinds of memory, exposed by `there` and attached by `here`.
-fn both_kinds(pair: &Pair, rights: Rights, mut test: impl FnMut(&dyn Owned, RemoteWindow)) {
+fn both_kinds(pair: &Pair, rights: Rights, mut test: impl FnMut(&dyn OwnerView, RemoteWindow)) {
     let shareable = pair.there.expose(ShareableBuffer::new(BYTES).unwrap(), rights).unwrap();
     let remote = pair.here.attach(pair.to_there, shareable.handle()).unwrap();
     test(&shareable, remote);
@@ -33,15 +33,15 @@ fn both_kinds(pair: &Pair, rights: Rights, mut test: impl FnMut(&dyn Owned, Remo
     test(&ordinary, remote);
 }
 
-/// A window, whatever its memory.
-trait Owned {
+/// A window, of any memory.
+trait OwnerView {
     fn read(&self, offset: usize, buffer: &mut [u8]);
     fn write(&self, offset: usize, data: &[u8]);
     fn wait(&self, offset: usize, value: u64) -> u64;
     fn load(&self, offset: usize) -> u64;
 }
 
-impl<B: Send + 'static> Owned for Window<B> {
+impl<B: Send + 'static> OwnerView for Window<B> {
     fn read(&self, offset: usize, buffer: &mut [u8]) {
         self.read(offset, buffer);
     }
@@ -59,8 +59,8 @@ impl<B: Send + 'static> Owned for Window<B> {
     }
 }
 
-/// Puts and gets of all sizes at all places, against an ordinary vector.
-fn at_random(owned: &dyn Owned, remote: &RemoteWindow, rounds: usize) {
+/// Puts and gets of all sizes at all offsets, compared with an ordinary vector.
+fn at_random(owned: &dyn OwnerView, remote: &RemoteWindow, rounds: usize) {
     let mut random = Random::new(Random::fresh_seed());
     let mut model = vec![0u8; BYTES];
     owned.write(0, &model);
@@ -106,13 +106,13 @@ fn at_random(owned: &dyn Owned, remote: &RemoteWindow, rounds: usize) {
 
 #[test]
 fn whatever_is_put_is_got_at_every_size_and_place() {
-    let pair = pair(&Builder::new());
+    let pair = pair(&EndpointBuilder::new());
     both_kinds(&pair, Rights::READ_WRITE, |owned, remote| at_random(owned, &remote, 300));
 }
 
 #[test]
 fn a_cache_far_too_small_changes_nothing_but_the_time() {
-    for policy in [Policy::Park, Policy::Retry] {
+    for policy in [MissPolicy::Wait, MissPolicy::Retry] {
         let pair = pair(&small(policy));
         both_kinds(&pair, Rights::READ_WRITE, |owned, remote| at_random(owned, &remote, 150));
         let counters = pair.here.lookup_counters().unwrap();
@@ -122,7 +122,7 @@ fn a_cache_far_too_small_changes_nothing_but_the_time() {
 
 #[test]
 fn the_full_table_gives_the_same_bytes() {
-    let pair = pair(&Builder::new().lookup(Settings::full()));
+    let pair = pair(&EndpointBuilder::new().lookup(LookupConfig::flat()));
     both_kinds(&pair, Rights::READ_WRITE, |owned, remote| at_random(owned, &remote, 100));
 }
 
@@ -130,7 +130,7 @@ fn the_full_table_gives_the_same_bytes() {
 fn an_endpoint_can_attach_its_own_windows() {
     let endpoint = Endpoint::open(&support::unique("own")).unwrap();
     let window = endpoint.expose(vec![0u8; BYTES], Rights::READ_WRITE).unwrap();
-    let remote = endpoint.attach(endpoint.myself().unwrap(), window.handle()).unwrap();
+    let remote = endpoint.attach(endpoint.self_peer().unwrap(), window.handle()).unwrap();
     at_random(&window, &remote, 100);
     assert_eq!(window.withdraw().unwrap().len(), BYTES);
     assert_eq!(remote.put(0, &[1]), Err(Error::Withdrawn));
@@ -138,7 +138,7 @@ fn an_endpoint_can_attach_its_own_windows() {
 
 #[test]
 fn rights_are_kept() {
-    let pair = pair(&Builder::new());
+    let pair = pair(&EndpointBuilder::new());
     both_kinds(&pair, Rights::READ, |owned, remote| {
         owned.write(10, b"read me");
         let mut got = [0; 7];
@@ -147,7 +147,7 @@ fn rights_are_kept() {
         let refused = Error::NotPermitted { asked: Rights::WRITE, given: Rights::READ };
         assert_eq!(remote.put(10, b"written"), Err(refused.clone()));
         assert_eq!(remote.iput(10, b"written".to_vec()).unwrap_err().error, refused);
-        let notify = Notify { offset: 0, value: 1 };
+        let notify = PutNotification { offset: 0, value: 1 };
         assert_eq!(remote.put_notify(0, &[], notify), Err(refused));
         owned.read(10, &mut got);
         assert_eq!(&got, b"read me");
@@ -164,8 +164,8 @@ fn rights_are_kept() {
 
 #[test]
 fn nothing_is_accessed_outside_a_window() {
-    let pair = pair(&Builder::new());
-    // A window in the middle of a buffer: what lies beside it is exposed to nobody.
+    let pair = pair(&EndpointBuilder::new());
+    // A window in the middle of a buffer: the bytes beside it are not exposed.
     let mut buffer = vec![7u8; 3000];
     let middle = buffer.as_mut_ptr().wrapping_add(1000);
     // SAFETY: the buffer lives until the window is withdrawn.
@@ -176,7 +176,7 @@ fn nothing_is_accessed_outside_a_window() {
             ValidationError::OutsideWindow { offset, bytes: bytes as u64, window_bytes: 1000 };
         assert_eq!(remote.put(offset, &vec![1; bytes]), Err(error.clone().into()));
         assert_eq!(remote.get(offset, &mut vec![1; bytes]), Err(error.clone().into()));
-        assert_eq!(remote.iput(offset, vec![1; bytes]).unwrap_err().error, error.into());
+        assert_eq!(remote.iput(offset, vec![1u8; bytes]).unwrap_err().error, error.into());
     };
     outside(0, 1001);
     outside(1000, 1);
@@ -184,10 +184,12 @@ fn nothing_is_accessed_outside_a_window() {
     outside(1 << 40, 1);
     remote.put(0, &[1; 1000]).unwrap();
     remote.put(1000, &[]).unwrap();
-    let misplaced = Notify { offset: 996, value: u64::MAX };
+    let misplaced = PutNotification { offset: 996, value: u64::MAX };
     assert!(remote.put_notify(0, &[1], misplaced).is_err());
     let misaligned = (0..8).filter(|&offset| {
-        remote.put_notify(0, &[1], Notify { offset, value: 0x0101_0101_0101_0101 }).is_err()
+        remote
+            .put_notify(0, &[1], PutNotification { offset, value: 0x0101_0101_0101_0101 })
+            .is_err()
     });
     assert_eq!(misaligned.count(), 7);
     window.withdraw().unwrap();
@@ -197,7 +199,7 @@ fn nothing_is_accessed_outside_a_window() {
 
 #[test]
 fn a_withdrawn_window_ends_at_once_and_its_handle_stays_dead() {
-    let pair = pair(&Builder::new());
+    let pair = pair(&EndpointBuilder::new());
     let window = pair.there.expose(vec![0u8; BYTES], Rights::READ_WRITE).unwrap();
     let handle = window.handle();
     let remote = pair.here.attach(pair.to_there, handle).unwrap();
@@ -205,7 +207,7 @@ fn a_withdrawn_window_ends_at_once_and_its_handle_stays_dead() {
     let buffer = window.withdraw().unwrap();
     assert_eq!(remote.put(0, &[2; 100]), Err(Error::Withdrawn));
     assert_eq!(remote.get(0, &mut [2; 100]), Err(Error::Withdrawn));
-    let outcome = remote.iput(0, vec![2; 1 << 20]).unwrap().wait().unwrap_err();
+    let outcome = remote.iput(0, vec![2u8; 1 << 20]).unwrap().wait().unwrap_err();
     assert_eq!(outcome.error, Error::Withdrawn);
     assert_eq!(pair.here.attach(pair.to_there, handle).unwrap_err(), Error::Withdrawn);
     // The same memory again, under the same number: still another window.
@@ -216,7 +218,7 @@ fn a_withdrawn_window_ends_at_once_and_its_handle_stays_dead() {
 
 #[test]
 fn windows_are_withdrawn_in_the_middle_of_long_accesses() {
-    let pair = pair(&Builder::new());
+    let pair = pair(&EndpointBuilder::new());
     for round in 0..60 {
         let bytes = 8 << 20;
         let shareable = round % 2 == 0;
@@ -236,7 +238,7 @@ fn windows_are_withdrawn_in_the_middle_of_long_accesses() {
             });
             std::thread::sleep(Duration::from_micros(300 * round as u64 % 5000));
             let mut memory = withdraw();
-            // Nobody writes any more: what is marked now stays marked.
+            // No peer writes any more: what is marked now stays marked.
             fill(&mut memory, 5);
             std::thread::yield_now();
             let outcome = putting.join().unwrap();
@@ -249,7 +251,7 @@ fn windows_are_withdrawn_in_the_middle_of_long_accesses() {
 
 #[test]
 fn a_handle_works_with_its_own_peer_alone() {
-    let (first, second) = (pair(&Builder::new()), pair(&Builder::new()));
+    let (first, second) = (pair(&EndpointBuilder::new()), pair(&EndpointBuilder::new()));
     let window = first.there.expose(vec![0u8; 100], Rights::READ_WRITE).unwrap();
     let wrong = second.here.attach(second.to_there, window.handle()).unwrap_err();
     assert_eq!(wrong, ValidationError::ForeignHandle.into());
@@ -257,16 +259,16 @@ fn a_handle_works_with_its_own_peer_alone() {
     assert_eq!(WindowHandle::from_bytes(bytes), Ok(window.handle()));
     bytes[9] ^= 1;
     assert!(WindowHandle::from_bytes(bytes).is_err());
-    // A peer that exposes nothing has no windows to guess at.
+    // A peer that exposes nothing has no windows to guess.
     let none = Peer::clone(&first.to_here);
     assert!(first.there.attach(none, window.handle()).is_err());
 }
 
 #[test]
 fn a_notification_wakes_the_owner_and_comes_after_the_data() {
-    let pair = pair(&Builder::new());
+    let pair = pair(&EndpointBuilder::new());
     both_kinds(&pair, Rights::READ_WRITE, |owned, remote| {
-        // An address on a boundary of eight, wherever the buffer begins.
+        // An address that is aligned to eight, wherever the buffer begins.
         const VARIABLE: usize = BYTES - 1000 + 8 - (BYTES - 1000) % 8;
         owned.write(VARIABLE, &[0; 8]);
         std::thread::scope(|scope| {
@@ -274,12 +276,12 @@ fn a_notification_wakes_the_owner_and_comes_after_the_data() {
             scope.spawn(move || {
                 for turn in 1..=300u64 {
                     let length = 1 << (turn % 20);
-                    let notify = Notify { offset: VARIABLE as u64, value: turn };
+                    let notify = PutNotification { offset: VARIABLE as u64, value: turn };
                     if turn % 3 == 0 {
                         std::thread::sleep(Duration::from_millis(turn % 2 * 2));
                     }
                     remote.put_notify(0, &pattern(length, turn), notify).unwrap();
-                    // Until it is taken.
+                    // Until the value is consumed.
                     until("the owner has read it", || {
                         let mut word = [0; 8];
                         remote.get(VARIABLE as u64 + 8, &mut word).unwrap();
@@ -301,8 +303,8 @@ fn a_notification_wakes_the_owner_and_comes_after_the_data() {
 
 #[test]
 fn a_notification_wakes_the_owner_while_another_thread_moves_messages() {
-    // The thread in the background sleeps on the rings, and this one on that.
-    let pair = pair(&Builder::new().background(true));
+    // The progress thread sleeps on the rings, and this thread on the progress thread.
+    let pair = pair(&EndpointBuilder::new().background(true));
     let window = pair.there.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
     let other = pair.here.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
     let there = pair.here.attach(pair.to_there, window.handle()).unwrap();
@@ -311,11 +313,11 @@ fn a_notification_wakes_the_owner_while_another_thread_moves_messages() {
         scope.spawn(|| {
             for value in 1..=2000 {
                 window.wait(0, None, |seen| seen == value).unwrap();
-                here.put_notify(0, &[], Notify { offset: 0, value }).unwrap();
+                here.put_notify(0, &[], PutNotification { offset: 0, value }).unwrap();
             }
         });
         for value in 1..=2000 {
-            there.put_notify(0, &[], Notify { offset: 0, value }).unwrap();
+            there.put_notify(0, &[], PutNotification { offset: 0, value }).unwrap();
             other.wait(0, None, |seen| seen == value).unwrap();
         }
     });
@@ -323,7 +325,7 @@ fn a_notification_wakes_the_owner_while_another_thread_moves_messages() {
 
 #[test]
 fn a_notification_reaches_a_sleeper_while_another_thread_takes_a_message() {
-    let pair = pair(&Builder::new());
+    let pair = pair(&EndpointBuilder::new());
     let window = pair.there.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
     let remote = pair.here.attach(pair.to_there, window.handle()).unwrap();
     std::thread::scope(|scope| {
@@ -335,14 +337,14 @@ fn a_notification_reaches_a_sleeper_while_another_thread_takes_a_message() {
         });
         scope.spawn(|| {
             for value in 1..=6 {
-                // Takes the attention of peers away from the one that sleeps.
+                // Takes the wakeup flags from the thread that sleeps.
                 pair.there.recv(pair.to_here, value, memferry_message::TAG_ALL, &mut []).unwrap();
             }
         });
         for value in 1..=6 {
-            // Long enough for the one to sleep deeply; the other comes and goes.
+            // Long enough for the one to block on descriptors; the other comes and goes.
             std::thread::sleep(Duration::from_millis(90));
-            remote.put_notify(16, &[], Notify { offset: 0, value }).unwrap();
+            remote.put_notify(16, &[], PutNotification { offset: 0, value }).unwrap();
             pair.here.send(pair.to_there, value, &[]).unwrap();
             until("the waiting thread has seen it", || window.load(8) == value);
         }
@@ -351,28 +353,28 @@ fn a_notification_reaches_a_sleeper_while_another_thread_takes_a_message() {
 
 #[test]
 fn a_panic_in_what_is_waited_for_leaves_nothing_behind() {
-    let pair = pair(&Builder::new());
+    let pair = pair(&EndpointBuilder::new());
     let window = pair.there.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
     let waited = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-        let mut looks = 0;
+        let mut polls = 0;
         window.wait(0, None, |_| {
-            looks += 1;
-            assert!(looks < 3, "on purpose");
+            polls += 1;
+            assert!(polls < 3, "on purpose");
             false
         })
     }));
     assert!(waited.is_err());
     drop(window.withdraw().unwrap());
-    // Others sleep and wake as before.
+    // Other threads sleep and wake as before.
     let again = pair.there.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
     assert_eq!(again.wait(0, Some(Duration::from_millis(100)), |_| false), Ok(None));
 }
 
 #[test]
 fn accesses_that_are_begun_end_in_order() {
-    let pair = pair(&Builder::new());
+    let pair = pair(&EndpointBuilder::new());
     both_kinds(&pair, Rights::READ_WRITE, |owned, remote| {
-        // All to the same place: the last must win, and the get must see it.
+        // All to the same offset: the last must win, and the get must see it.
         let puts: Vec<_> = (0..40u64)
             .map(|turn| remote.iput(0, pattern(200_000 - turn as usize, turn)).unwrap())
             .collect();
@@ -398,7 +400,7 @@ fn accesses_that_are_begun_end_in_order() {
 
 #[test]
 fn many_threads_access_many_windows() {
-    let pair = pair(&small(Policy::Park));
+    let pair = pair(&small(MissPolicy::Wait));
     std::thread::scope(|scope| {
         for thread in 0..4u64 {
             let pair = &pair;
@@ -422,11 +424,11 @@ fn many_threads_access_many_windows() {
 
 #[test]
 fn other_memory_at_the_same_address_is_never_confused_with_the_old() {
-    let pair = pair(&small(Policy::Park));
+    let pair = pair(&small(MissPolicy::Wait));
     let mut seen = std::collections::HashMap::new();
     let bytes = 4 << 20;
     for round in 0..400u64 {
-        // Freed and made again, memory of this size comes back at the same address.
+        // After a free, a new allocation of this size gets the same address.
         let (address, wrong) = match round % 3 {
             0 => {
                 let buffer = ShareableBuffer::new(bytes).unwrap();
@@ -441,19 +443,19 @@ fn other_memory_at_the_same_address_is_never_confused_with_the_old() {
         assert_eq!(wrong, None, "round {round}");
         *seen.entry(address).or_insert(0) += 1;
     }
-    assert!(seen.values().any(|&times| times > 50), "addresses must come back: {seen:?}");
+    assert!(seen.values().any(|&times| times > 50), "addresses must be reused: {seen:?}");
 }
 
 struct PagesBuffer(memferry_sys::Pages);
 
-// SAFETY: pages stay where they are.
+// SAFETY: pages do not move.
 unsafe impl memferry_copy::OwnedTarget for PagesBuffer {
     fn target(&mut self) -> (*mut u8, usize) {
         (self.0.as_ptr(), self.0.len())
     }
 }
 
-/// Puts to a new window, checks what its owner sees; returns where it was.
+/// Puts to a new window, checks the owner's memory; returns its address.
 fn check_fresh<B: memferry_copy::OwnedTarget>(
     pair: &Pair,
     buffer: B,
@@ -471,7 +473,7 @@ fn check_fresh<B: memferry_copy::OwnedTarget>(
 
 #[test]
 fn a_window_of_64_gib_needs_little_memory() {
-    let pair = pair(&Builder::new());
+    let pair = pair(&EndpointBuilder::new());
     let bytes = 64usize << 30;
     let window = pair.there.expose(ShareableBuffer::new(bytes).unwrap(), Rights::READ_WRITE);
     let window = window.unwrap();
@@ -489,29 +491,32 @@ fn a_window_of_64_gib_needs_little_memory() {
     });
     assert!(right.count() > 1990);
     let memory = pair.here.lookup_memory().unwrap();
-    assert!(memory.near() < 4 << 20, "{memory:?}");
+    assert!(memory.cache_total() < 4 << 20, "{memory:?}");
 }
 
 #[test]
 fn a_closed_owner_is_gone_for_its_windows() {
-    let Pair { here, there, to_there, .. } = pair(&Builder::new());
+    let Pair { here, there, to_there, .. } = pair(&EndpointBuilder::new());
     let window = there.expose(vec![0u8; 100], Rights::READ_WRITE).unwrap();
     let remote = here.attach(to_there, window.handle()).unwrap();
     remote.put(0, &[1]).unwrap();
     there.close();
-    until("the owner's end is noticed", || {
-        matches!(remote.put(0, &[1]), Err(Error::PeerGone(_) | Error::Withdrawn))
+    until("the owner's exit is detected", || {
+        matches!(remote.put(0, &[1]), Err(Error::PeerDisconnected(_) | Error::Withdrawn))
     });
-    until("and named", || matches!(remote.put(0, &[1]), Err(Error::PeerGone(_))));
-    assert!(matches!(here.attach(to_there, window.handle()), Err(Error::PeerGone(_))));
-    let Pair { here, there, to_there, .. } = pair(&Builder::new());
+    until("it has a name", || matches!(remote.put(0, &[1]), Err(Error::PeerDisconnected(_))));
+    assert!(matches!(here.attach(to_there, window.handle()), Err(Error::PeerDisconnected(_))));
+    let Pair { here, there, to_there, .. } = pair(&EndpointBuilder::new());
     let window = there.expose(vec![0u8; 1 << 20], Rights::READ_WRITE).unwrap();
     let remote = here.attach(to_there, window.handle()).unwrap();
-    let begun: Vec<_> = (0..20).map(|_| remote.iput(0, vec![1; 1 << 20]).unwrap()).collect();
+    let begun: Vec<_> = (0..20).map(|_| remote.iput(0, vec![1u8; 1 << 20]).unwrap()).collect();
     here.close();
     for put in begun {
         let error = put.wait().err().map(|failed| failed.error);
-        assert!(matches!(error, None | Some(Error::Closed | Error::PeerGone(_))), "{error:?}");
+        assert!(
+            matches!(error, None | Some(Error::Closed | Error::PeerDisconnected(_))),
+            "{error:?}"
+        );
     }
     assert!(remote.put(0, &[1]).is_err());
 }

@@ -1,4 +1,4 @@
-//! Windows between processes: killed owners, killed visitors, forbidden memory, forks.
+//! Windows between processes: killed owners, killed accessors, forbidden memory, forks.
 
 mod support;
 
@@ -12,19 +12,19 @@ use memferry_message::{
 use memferry_testing::HangGuard;
 use support::memory::{first_wrong, pattern};
 use support::process::{self, Child, setting};
-use support::traces::{holdings, named_memory};
+use support::traces::{named_memory, resource_usage};
 use support::{Random, alone, say, unique, until};
 
 const BYTES: usize = 16 << 20;
 const TAG: u64 = 5;
 
 /// A window over either kind of memory.
-enum Either {
+enum AnyWindow {
     Shareable(Window<ShareableBuffer>),
     Ordinary(Window<Vec<u8>>),
 }
 
-impl Either {
+impl AnyWindow {
     fn expose(endpoint: &Endpoint, shareable: bool) -> Self {
         if shareable {
             let buffer = ShareableBuffer::new(BYTES).unwrap();
@@ -70,20 +70,20 @@ fn connect() -> (Endpoint, Peer) {
     (endpoint, peer)
 }
 
-/// Exposes a window, sends its handle, and then calls nothing any more.
+/// Exposes a window, sends its handle, and calls nothing after that.
 fn owner() {
     let (endpoint, peer) = connect();
-    let window = Either::expose(&endpoint, setting("MEMFERRY_TEST_SHAREABLE") == "1");
+    let window = AnyWindow::expose(&endpoint, setting("MEMFERRY_TEST_SHAREABLE") == "1");
     endpoint.send(peer, TAG, &window.handle().to_bytes()).unwrap();
     loop {
         std::thread::sleep(Duration::from_secs(1));
     }
 }
 
-/// Attaches a window and puts to it for ever.
+/// Attaches a window and puts to it until it is killed.
 fn visitor() {
     let (endpoint, peer) = connect();
-    // Somebody must have been connected to before he can send.
+    // A connection must exist before a process can send.
     endpoint.send(peer, TAG, &[]).unwrap();
     let remote = attach_sent(&endpoint).unwrap();
     let mut random = Random::new(std::process::id().into());
@@ -97,7 +97,7 @@ fn visitor() {
     }
 }
 
-/// Gets and puts once, and says how it ended.
+/// Gets and puts once, and reports the result.
 fn guest() {
     let (endpoint, peer) = connect();
     endpoint.send(peer, TAG, &[]).unwrap();
@@ -119,7 +119,7 @@ fn other_processes_begin_here() {
         Some("owner") => owner(),
         Some("visitor") => visitor(),
         Some("guest") => guest(),
-        Some("crowded") => crowded(),
+        Some("crowded") => exhaust_mappings(),
         _ => {}
     }
 }
@@ -131,11 +131,11 @@ fn an_owner_that_calls_nothing_is_put_to_and_got_from() {
         let endpoint = Endpoint::open(&unique("initiator")).unwrap();
         let mut child = Child::spawn(&mut spawn("owner", &endpoint, shareable));
         let remote = attach_sent(&endpoint).unwrap();
-        for (turn, length) in [(1, 8), (2, 5000), (3, BYTES)] {
-            remote.put(0, &pattern(length, turn)).unwrap();
+        for (round, length) in [(1, 8), (2, 5000), (3, BYTES)] {
+            remote.put(0, &pattern(length, round)).unwrap();
             let mut back = vec![0; length];
             remote.get(0, &mut back).unwrap();
-            assert_eq!(first_wrong(&back, turn), None);
+            assert_eq!(first_wrong(&back, round), None);
         }
         child.kill();
     }
@@ -153,8 +153,8 @@ fn a_killed_owner_is_an_error_and_soon() {
         let data = vec![3u8; BYTES];
         let (error, late) = std::thread::scope(|scope| {
             let putting = scope.spawn(|| {
-                let error = (0..1_000_000).find_map(|turn: usize| {
-                    let length = 1 << (turn % 24);
+                let error = (0..1_000_000).find_map(|round: usize| {
+                    let length = 1 << (round % 24);
                     remote.put(0, &data[..length]).err()
                 });
                 (error, Instant::now())
@@ -165,11 +165,11 @@ fn a_killed_owner_is_an_error_and_soon() {
             let (error, ended) = putting.join().unwrap();
             (error, ended.saturating_duration_since(killed))
         });
-        assert!(matches!(error, Some(Error::PeerGone(_))), "{error:?}");
+        assert!(matches!(error, Some(Error::PeerDisconnected(_))), "{error:?}");
         slowest = slowest.max(late);
-        let begun = remote.iput(0, vec![1; 1 << 20]).unwrap().wait().unwrap_err();
-        assert!(matches!(begun.error, Error::PeerGone(_)), "{begun:?}");
-        assert!(matches!(remote.fence(), Err(Error::PeerGone(_))));
+        let begun = remote.iput(0, vec![1u8; 1 << 20]).unwrap().wait().unwrap_err();
+        assert!(matches!(begun.error, Error::PeerDisconnected(_)), "{begun:?}");
+        assert!(matches!(remote.fence(), Err(Error::PeerDisconnected(_))));
     }
     say(format_args!("the slowest took {slowest:?} to be noticed"));
     assert!(named_memory().is_empty());
@@ -183,22 +183,23 @@ fn a_killed_visitor_leaves_the_owner_its_memory() {
     for round in 0..30u64 {
         let mut child = Child::spawn(&mut spawn("visitor", &endpoint, round % 2 == 0));
         let hello = endpoint.recv(Source::Any, TAG, TAG_ALL, &mut []).unwrap();
-        let window = Either::expose(&endpoint, round % 2 == 0);
+        let window = AnyWindow::expose(&endpoint, round % 2 == 0);
         endpoint.send(hello.source, TAG, &window.handle().to_bytes()).unwrap();
         endpoint.recv(hello.source, TAG, TAG_ALL, &mut []).unwrap();
         std::thread::sleep(Duration::from_micros(round * 531 % 7000));
         child.kill();
         let memory = window.withdraw();
-        // Each byte is the owner's or the visitor's.
+        // Each byte is the owner's or the accessor's.
         assert!(memory.iter().all(|&byte| byte <= 1));
-        until("the dead is forgotten", || {
+        until("the killed peer is removed", || {
             endpoint.progress();
             endpoint.peers().is_empty()
         });
-        // What is made for the first connection stays, and so does what is made to sleep deeply.
-        let first = *before.get_or_insert_with(holdings);
-        until("nothing is left of the dead", || {
-            let now = holdings();
+        // Objects that are created for the first connection stay, and so do those for blocking on
+        // descriptors.
+        let first = *before.get_or_insert_with(resource_usage);
+        until("nothing of the killed process is left", || {
+            let now = resource_usage();
             now.mappings == first.mappings && now.descriptors <= first.descriptors + 3
         });
     }
@@ -210,20 +211,20 @@ fn an_owner_that_waits_for_a_killed_visitor_is_told() {
     let endpoint = Endpoint::open(&unique("owner")).unwrap();
     let mut child = Child::spawn(&mut spawn("visitor", &endpoint, true));
     let hello = endpoint.recv(Source::Any, TAG, TAG_ALL, &mut []).unwrap();
-    let window = endpoint.expose(vec![0; BYTES], Rights::READ_WRITE).unwrap();
+    let window = endpoint.expose(vec![0u8; BYTES], Rights::READ_WRITE).unwrap();
     endpoint.send(hello.source, TAG, &window.handle().to_bytes()).unwrap();
-    let looks = AtomicBool::new(false);
+    let is_polling = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             window.wait(0, None, |value| {
-                looks.store(true, Ordering::Relaxed);
+                is_polling.store(true, Ordering::Relaxed);
                 value == 7
             })
         });
-        until("the owner waits", || looks.load(Ordering::Relaxed));
+        until("the owner waits", || is_polling.load(Ordering::Relaxed));
         child.kill();
         let outcome = waiting.join().unwrap();
-        assert!(matches!(outcome, Err(Error::PeerGone(_))), "{outcome:?}");
+        assert!(matches!(outcome, Err(Error::PeerDisconnected(_))), "{outcome:?}");
     });
 }
 
@@ -241,7 +242,7 @@ fn a_stopped_visitor_does_not_keep_others_from_the_window_being_closed() {
         // SAFETY: a signal to a child of this test.
         assert_eq!(unsafe { libc::kill(child.id() as i32, signal) }, 0);
     };
-    // It is in the middle of an access nearly always; stopped there, it holds on to the memory.
+    // It is nearly always in an access; stopped there, it keeps the memory in use.
     signal(libc::SIGSTOP);
     let buffer = loop {
         match window.withdraw() {
@@ -265,7 +266,7 @@ fn memory_that_may_not_be_reached_is_named_and_shareable_memory_is_reached() {
         let mut command = spawn("guest", &endpoint, shareable);
         let child = Child::spawn(command.env("MEMFERRY_CMA", "off"));
         let hello = endpoint.recv(Source::Any, TAG, TAG_ALL, &mut []).unwrap();
-        let window = Either::expose(&endpoint, shareable);
+        let window = AnyWindow::expose(&endpoint, shareable);
         endpoint.send(hello.source, TAG, &window.handle().to_bytes()).unwrap();
         let mut words = vec![0; 500];
         let received = endpoint.recv(hello.source, TAG, TAG_ALL, &mut words).unwrap();
@@ -282,17 +283,17 @@ fn memory_that_may_not_be_reached_is_named_and_shareable_memory_is_reached() {
     }
 }
 
-/// Has as many mappings as a process may have, and accesses a window nevertheless.
-fn crowded() {
+/// Has the maximum number of mappings of a process, and still accesses a window.
+fn exhaust_mappings() {
     let (endpoint, peer) = connect();
     endpoint.send(peer, TAG, &[]).unwrap();
     let page = memferry_sys::pages::page_bytes();
     let mut mappings = 0;
     loop {
-        // Neighbours of different protection do not grow together.
+        // Adjacent mappings of different protection are not merged.
         let protection = if mappings % 2 == 0 { libc::PROT_READ } else { libc::PROT_NONE };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: fresh mappings that nobody uses.
+        // SAFETY: new mappings that nothing uses.
         let at = unsafe { libc::mmap(std::ptr::null_mut(), page, protection, flags, -1, 0) };
         if at == libc::MAP_FAILED {
             break;
@@ -316,7 +317,7 @@ fn a_process_that_can_map_nothing_more_takes_another_way() {
     let endpoint = Endpoint::open(&unique("owner")).unwrap();
     let child = Child::spawn(&mut spawn("crowded", &endpoint, true));
     let hello = endpoint.recv(Source::Any, TAG, TAG_ALL, &mut []).unwrap();
-    let window = Either::expose(&endpoint, true);
+    let window = AnyWindow::expose(&endpoint, true);
     endpoint.send(hello.source, TAG, &window.handle().to_bytes()).unwrap();
     let mut words = vec![0; 500];
     let received = endpoint.recv(hello.source, TAG, TAG_ALL, &mut words).unwrap();
@@ -337,8 +338,8 @@ fn memory_that_its_owner_unmaps_is_an_error_and_not_a_crash() {
     });
     for round in 0..50u64 {
         let pages = memferry_sys::Pages::new(BYTES).unwrap();
-        // SAFETY: what becomes of an access to memory that is gone is what this test is about; it
-        // goes by system calls, which report it.
+        // SAFETY: an access to memory that is no longer mapped is the subject of this test; it is
+        // made by system calls, which report it.
         let window =
             unsafe { endpoint.expose_raw(pages.as_ptr(), BYTES, Rights::READ_WRITE) }.unwrap();
         let remote = other.attach(peer, window.handle()).unwrap();
@@ -349,7 +350,7 @@ fn memory_that_its_owner_unmaps_is_an_error_and_not_a_crash() {
             drop(pages);
             let error = putting.join().unwrap();
             assert!(
-                matches!(error, None | Some(Error::BadMemory(memferry_message::Who::Theirs))),
+                matches!(error, None | Some(Error::BadMemory(memferry_message::MemorySide::Peer))),
                 "{error:?}"
             );
         });
@@ -361,12 +362,12 @@ fn a_forked_child_is_refused_and_harms_nothing() {
     let _alone = alone();
     let endpoint = Endpoint::open(&unique("forking")).unwrap();
     let window = endpoint.expose(vec![7u8; 4 << 20], Rights::READ_WRITE).unwrap();
-    let remote = endpoint.attach(endpoint.myself().unwrap(), window.handle()).unwrap();
-    // Over many lines, and begun without being waited for: all threads have been started.
+    let remote = endpoint.attach(endpoint.self_peer().unwrap(), window.handle()).unwrap();
+    // Over many lines, and in the background: all threads have been started.
     remote.put(100, &vec![7; 3 << 20]).unwrap();
-    remote.iput(100, vec![7; 3 << 20]).unwrap().wait().unwrap();
+    remote.iput(100, vec![7u8; 3 << 20]).unwrap().wait().unwrap();
     remote.put(0, &[8]).unwrap();
-    // SAFETY: the child does nothing but what is tested, and leaves without running anything else.
+    // SAFETY: the child does only what is tested, and exits without running anything else.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
     if child == 0 {
@@ -374,14 +375,14 @@ fn a_forked_child_is_refused_and_harms_nothing() {
             && endpoint.expose(vec![0u8; 10], Rights::READ).is_err()
             && endpoint.attach(remote.peer(), window.handle()).err() == Some(Error::Forked);
         drop(window);
-        // Threads of the parent's that these have do not exist here.
+        // The parent's threads do not exist here.
         drop(remote);
         drop(endpoint);
-        // SAFETY: ends the child at once.
+        // SAFETY: exits the child at once.
         unsafe { libc::_exit(i32::from(!refused)) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child of this test.
     unsafe { libc::waitpid(child, &mut status, 0) };
     assert_eq!(status, 0);
     remote.put(1, &[9]).unwrap();

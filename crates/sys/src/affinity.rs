@@ -1,4 +1,4 @@
-//! Which cores this process may use, and binding a thread to one of them.
+//! The cores that this process may use, and binding of a thread to one of them.
 
 use std::io;
 
@@ -6,29 +6,30 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::fault::{Call, call};
 
-/// The cores that the calling thread may run on, in rising order.
+/// The cores that the calling thread may run on, in ascending order.
 pub fn allowed_cores() -> Vec<usize> {
     match call(Call::SchedGetaffinity, || sched_getaffinity(None)) {
         Ok(set) => (0..CpuSet::MAX_CPU).filter(|&core| set.is_set(core)).collect(),
-        // A kernel with more cores than the fixed set can name: count them instead.
+        // `CpuSet` is too small for this kernel's number of cores: assume that all counted cores
+        // are allowed.
         Err(_) => (0..std::thread::available_parallelism().map_or(1, usize::from)).collect(),
     }
 }
 
-/// How many cores the machine has, whether or not this process may use them.
+/// The number of online cores of the machine, including those that this process may not use.
 pub fn online_cores() -> usize {
     use std::sync::OnceLock;
     static ONLINE: OnceLock<usize> = OnceLock::new();
     *ONLINE.get_or_init(|| {
-        // SAFETY: reads a number that the C library knows.
+        // SAFETY: `sysconf` takes no pointer.
         usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1).max(1)
     })
 }
 
-/// The core that the calling thread runs on at this moment.
+/// The core that the calling thread currently runs on.
 pub fn current_core() -> usize {
-    // The C library keeps it at hand; the system call would cost as much as a small copy.
-    // SAFETY: reads a number.
+    // `sched_getcpu` reads rseq or the vDSO; a system call would cost as much as a small copy.
+    // SAFETY: the call takes no arguments.
     usize::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 

@@ -1,11 +1,12 @@
-//! Time in nanoseconds.
+//! Clocks, in nanoseconds.
 
 #[cfg(not(loom))]
 use std::{sync::OnceLock, time::Instant};
 
-/// Lets short sleeps of the calling thread end when they should, and not up to 50 microseconds later.
-pub fn sharpen_timers() {
-    // SAFETY: sets a number of the calling thread; a kernel that refuses changes nothing.
+/// Sets the timer slack of the calling thread to 1 us. With the default, a sleep ends up to 50 us
+/// late.
+pub fn minimize_timer_slack() {
+    // SAFETY: the call sets a property of the calling thread and takes no pointer.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000 as libc::c_ulong) };
 }
 
@@ -16,26 +17,26 @@ pub fn now_ns() -> u64 {
     u64::try_from(START.get_or_init(Instant::now).elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Time stands still in a model.
+/// A model has no time.
 #[cfg(loom)]
 pub fn now_ns() -> u64 {
     1
 }
 
-/// Nanoseconds since some moment in the past, in steps of a few milliseconds: for what happens so
-/// often that the exact time would cost more than it is worth. Not to be compared with [`now_ns`].
+/// Nanoseconds since an unspecified start, in steps of a few milliseconds. For frequent calls that
+/// cannot afford the exact time. Not comparable with [`now_ns`].
 pub fn coarse_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::MonotonicCoarse);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
-/// Processor time used so far by the calling thread, in nanoseconds.
+/// CPU time that the calling thread has used, in nanoseconds.
 pub fn thread_cpu_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }
 
-/// Processor time used so far by the whole process, in nanoseconds.
+/// CPU time that the process has used, in nanoseconds.
 pub fn process_cpu_ns() -> u64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()

@@ -1,12 +1,14 @@
-//! Facts about the processor: its name, the instructions copies can use, its cache sizes.
+//! Processor information: model, vector extensions, cache sizes.
 
 use std::fs;
 use std::sync::OnceLock;
 
+use crate::settings::size;
+
 /// What the copy kernels need to know about the processor.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CpuFacts {
-    /// The name the processor gives itself.
+pub struct CpuInfo {
+    /// The model name.
     pub model: String,
     /// 64-byte direct stores.
     pub movdir64b: bool,
@@ -14,18 +16,18 @@ pub struct CpuFacts {
     pub avx512: bool,
     /// 256-bit vectors.
     pub avx2: bool,
-    /// First-level data cache of one core.
+    /// Size of the L1 data cache of one core, in bytes.
     pub l1_bytes: usize,
-    /// Second-level cache of one core.
+    /// Size of the L2 cache of one core, in bytes.
     pub l2_bytes: usize,
-    /// Last-level cache.
+    /// Size of the last-level cache, in bytes.
     pub l3_bytes: usize,
 }
 
-/// The facts, read once.
-pub fn facts() -> &'static CpuFacts {
-    static FACTS: OnceLock<CpuFacts> = OnceLock::new();
-    FACTS.get_or_init(|| CpuFacts {
+/// The processor information, read once.
+pub fn info() -> &'static CpuInfo {
+    static INFO: OnceLock<CpuInfo> = OnceLock::new();
+    INFO.get_or_init(|| CpuInfo {
         model: model(),
         movdir64b: has_movdir64b(),
         avx512: has_avx512(),
@@ -79,7 +81,7 @@ fn has_avx2() -> bool {
     false
 }
 
-/// The size of the data or unified cache of a level, as the kernel tells it.
+/// The size in bytes of the data or unified cache of a level, from sysfs.
 fn cache_bytes(level: u32) -> Option<usize> {
     (0..8).find_map(|index| {
         let read = |name: &str| {
@@ -94,14 +96,7 @@ fn cache_bytes(level: u32) -> Option<usize> {
 }
 
 fn parse_size(text: &str) -> Option<usize> {
-    let digits = text.trim_end_matches(['K', 'M', 'G']);
-    let unit = match &text[digits.len()..] {
-        "" => 1,
-        "K" => 1 << 10,
-        "M" => 1 << 20,
-        _ => 1 << 30,
-    };
-    digits.parse::<usize>().ok()?.checked_mul(unit)
+    usize::try_from(size::parse(text).ok()?).ok()
 }
 
 #[cfg(all(test, not(loom)))]
@@ -118,8 +113,8 @@ mod tests {
 
     #[test]
     fn the_facts_are_plausible() {
-        let facts = facts();
-        assert!(facts.l1_bytes >= 4 << 10 && facts.l1_bytes <= facts.l3_bytes);
-        assert!(!facts.model.is_empty());
+        let cpu = info();
+        assert!(cpu.l1_bytes >= 4 << 10 && cpu.l1_bytes <= cpu.l3_bytes);
+        assert!(!cpu.model.is_empty());
     }
 }

@@ -1,40 +1,40 @@
-//! A device as its driver sees it: registers, and memory that it was given access to.
+//! A device as its driver sees it: registers, and memory that is mapped for it.
 //!
-//! Drivers are written against this trait alone. Behind it is a device of the machine
-//! (`vfio`) or a model of one, and a driver cannot tell which.
+//! Drivers use this trait alone. Its implementations are devices of the machine (`vfio`) and
+//! models; a driver cannot distinguish them.
 
 use std::fmt::Debug;
 use std::io;
 
-/// What the kernel answers when memory cannot be mapped for a device.
+/// Error numbers of [`DmaDevice::map`].
 pub mod code {
-    /// There is no such memory, or not for this.
+    /// The memory is not mapped, or not writable.
     pub const EFAULT: i32 = libc::EFAULT;
-    /// A limit of memory is reached.
+    /// The limit of locked memory is reached.
     pub const ENOMEM: i32 = libc::ENOMEM;
-    /// Addresses are used up.
+    /// No IOVA is free.
     pub const ENOSPC: i32 = libc::ENOSPC;
 }
 
-/// What a device does with memory.
+/// Direction of a device's access to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Direction {
-    /// It reads it.
-    Reads,
-    /// It reads and writes it.
-    Writes,
+pub enum DmaDirection {
+    /// The device reads the memory.
+    ToDevice,
+    /// The device reads and writes the memory.
+    Bidirectional,
 }
 
-/// A device. Registers are named by their offset in the device's first region (BAR 0), and are read
-/// and written in one access of the width that the call says.
+/// A device. Registers are addressed by their offset in BAR 0, and each access has the width of the
+/// call.
 ///
-/// Accesses to registers are ordered with those of the calling thread to memory: what a thread wrote
-/// to memory before it writes a register is there for the device to read.
+/// Register accesses are ordered with memory accesses of the calling thread: what a thread has
+/// written to memory before it writes a register is visible to the device.
 ///
-/// A device reads and writes memory as its registers say, so a write to one is as dangerous as a
-/// write through a pointer.
-pub trait Device: Send + Sync + Debug {
-    /// What people call it: its address on the bus.
+/// The device accesses memory as its registers say, so a register write is as dangerous as a write
+/// through a pointer.
+pub trait DmaDevice: Send + Sync + Debug {
+    /// The name for display: the address on the bus.
     fn name(&self) -> &str;
 
     /// Reads a register of 8 bits.
@@ -48,52 +48,56 @@ pub trait Device: Send + Sync + Debug {
     /// Writes a register of 8 bits.
     ///
     /// # Safety
-    /// The caller has the device to itself, and whatever the value makes the device do, it reads
-    /// and writes only memory that is mapped for it and that the caller may read and write.
+    /// The caller has exclusive use of the device. Whatever the value makes the device do, the
+    /// device accesses only memory that is mapped for it and that the caller may read and write.
     unsafe fn write8(&self, at: usize, value: u8);
     /// Writes a register of 16 bits.
     ///
     /// # Safety
-    /// As for [`Device::write8`].
+    /// As for [`DmaDevice::write8`].
     unsafe fn write16(&self, at: usize, value: u16);
     /// Writes a register of 32 bits.
     ///
     /// # Safety
-    /// As for [`Device::write8`].
+    /// As for [`DmaDevice::write8`].
     unsafe fn write32(&self, at: usize, value: u32);
     /// Writes a register of 64 bits.
     ///
     /// # Safety
-    /// As for [`Device::write8`].
+    /// As for [`DmaDevice::write8`].
     unsafe fn write64(&self, at: usize, value: u64);
 
-    /// Pins the pages from `start` on, which is the first byte of a page, lets the device reach them,
-    /// and writes into `pages` under which address it finds each. Pages may be mapped any number of
-    /// times; each time they have addresses of their own, none of them 0.
+    /// Pins the pages from `start` on, which is page-aligned, maps them for the device, and writes
+    /// the IOVA of each into `pages`. Pages may be mapped several times; each mapping has its own
+    /// addresses, none of them 0.
     ///
     /// # Safety
-    /// The device reads and writes what its driver tells it to. Until the mapping is ended, the memory
-    /// must stay what it is, and whoever has the device write to it must have it to themselves.
+    /// The device accesses the memory as its driver commands. Until the mapping is removed, the
+    /// memory must stay mapped, and a caller that makes the device write to it must have exclusive
+    /// access.
     ///
     /// # Errors
-    /// As the kernel numbers them: `EFAULT` where nothing is mapped or writing is not allowed,
-    /// `ENOMEM` where the limit of locked memory is reached, `ENOSPC` where the device has no
-    /// addresses left. Then nothing is mapped.
-    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()>;
+    /// Error numbers of the kernel: `EFAULT` if the memory is not mapped or not writable, `ENOMEM`
+    /// if the limit of locked memory is reached, `ENOSPC` if no IOVA is free. After an error
+    /// nothing is mapped.
+    unsafe fn map(
+        &self,
+        start: usize,
+        pages: &mut [u64],
+        direction: DmaDirection,
+    ) -> io::Result<()>;
 
-    /// Ends a mapping, named by the addresses that [`Device::map`] gave. When this returns the device
-    /// reaches the pages no more.
+    /// Removes a mapping, given by the addresses that [`DmaDevice::map`] returned. When the call
+    /// returns, the device cannot access the pages any more.
     ///
     /// # Safety
-    /// The mapping must be one that the caller made: the device is told of the addresses of others by
-    /// others, and addresses are given out again.
+    /// The caller must have created the mapping. Another caller may still use the addresses of its
+    /// own mappings, and addresses are reused.
     unsafe fn unmap(&self, pages: &[u64]);
 
-    /// Whether pages that lie one behind the other in a mapping do so for the device as well, as an
-    /// IOMMU makes them.
+    /// Whether consecutive pages of a mapping have consecutive IOVAs, as behind an IOMMU.
     fn is_contiguous(&self) -> bool;
 
-    /// Stops everything that the device does, and brings it into the state of power-on. Mappings
-    /// stay.
+    /// Stops all activity of the device and resets it to its power-on state. Mappings remain.
     fn reset(&self) -> io::Result<()>;
 }

@@ -7,25 +7,25 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use crate::fault::{Call, call};
 
-/// A descriptor that becomes readable when it is signalled and stays so until drained.
+/// A descriptor that becomes readable when it is signalled and stays readable until it is drained.
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A fresh descriptor, not yet readable, non-blocking and closed on exec.
+    /// Creates a descriptor that is not readable, non-blocking and close-on-exec.
     pub fn new() -> io::Result<Self> {
         let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
         Ok(Self(call(Call::Eventfd, || eventfd(0, flags))?))
     }
 
-    /// Makes the descriptor readable. The only failure is a counter about to overflow, in which
-    /// case it is readable already.
+    /// Makes the descriptor readable. The only possible error is an overflow of the counter, and
+    /// then the descriptor is readable already.
     pub fn signal(&self) {
         crate::fault::step();
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Makes the descriptor unreadable again; returns how often it was signalled.
+    /// Makes the descriptor unreadable; returns how often it was signalled.
     pub fn drain(&self) -> u64 {
         let mut count = [0; 8];
         match call(Call::EventfdRead, || rustix::io::read(&self.0, &mut count)) {

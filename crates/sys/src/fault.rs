@@ -1,14 +1,14 @@
-//! Where tests let a system call fail, or this process end.
+//! Fault injection: tests make a system call fail, or kill the process.
 //!
-//! The calls to the kernel of copies and messages that can fail go through [`call`], and the steps of their
-//! protocols in shared memory through [`step`]. (Those of devices and of GPUs do not: `engine/src/fault` wraps
-//! engines. Nor do those that only read a fact of the machine and have a value to fall back on.) A test with the
-//! feature `faults` says which of them goes wrong (`Plan`) and walks from the first to the last. Without that
-//! feature both are nothing at all.
+//! System calls of copies and messages that can fail go through [`call`], and the steps of their
+//! protocols in shared memory through [`step`]. Exceptions are calls of devices and GPUs
+//! (`engine/src/fault` wraps engines instead) and calls that only read a property of the machine
+//! and have a default. A test with the feature `faults` selects the fault (`FaultPlan`) and
+//! iterates from the first to the last. Without the feature, both functions compile to nothing.
 //!
-//! What gives something back (`munmap`, `close`, `munlock`, `shutdown`, deleting from an epoll set) does not
-//! fail here: there is nobody who could do anything about it. Nor does the signalling of an eventfd and the
-//! waking of a futex, which the kernel never refuses.
+//! Calls that release something (`munmap`, `close`, `munlock`, `shutdown`, removal from an epoll
+//! set) are not made to fail, because no caller could react. Signalling an eventfd and waking a
+//! futex are not either, because the kernel never refuses them.
 
 use std::io;
 
@@ -16,19 +16,19 @@ use rustix::io::Errno;
 
 macro_rules! calls {
     ($($name:ident),* $(,)?) => {
-        /// A kind of call to the kernel, by the kernel's name of it.
+        /// A kind of system call, by the kernel's name.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
         #[allow(missing_docs, reason = "the names are the kernel's")]
         pub enum Call { $($name),* }
 
         impl Call {
-            /// All of them.
+            /// All kinds.
             pub const ALL: &'static [Self] = &[$(Self::$name),*];
         }
 
         impl Call {
-            /// Whether it waits. How often a thread waits depends on time; one wait more or less is all that a
-            /// failure comes to, wherever it is.
+            /// Whether the call waits. The number of waits depends on timing, and a failed wait
+            /// always has the same effect: one wait more or fewer.
             pub fn is_wait(self) -> bool {
                 matches!(self, Self::FutexWait | Self::FutexWaitv | Self::Poll | Self::EpollWait)
             }
@@ -45,14 +45,14 @@ calls! {
     UserfaultfdApi, UserfaultfdRead, UserfaultfdRegister, UserfaultfdUnregister, UserfaultfdWriteProtect,
 }
 
-/// Makes a call to the kernel, unless it is the one that is to fail.
+/// Makes a system call.
 #[cfg(not(feature = "faults"))]
 #[inline(always)]
 pub fn call<T, E: From<Errno>>(_: Call, make: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
     make()
 }
 
-/// The same for a call of the C library that gives 0, or something else and the number of an error.
+/// As [`call`], for a C function that returns 0, or another value and an error number.
 #[cfg_attr(feature = "faults", track_caller)]
 #[inline(always)]
 pub fn call_c(kind: Call, make: impl FnOnce() -> libc::c_int) -> io::Result<()> {
@@ -62,13 +62,13 @@ pub fn call_c(kind: Call, make: impl FnOnce() -> libc::c_int) -> io::Result<()> 
     })
 }
 
-/// A step of a protocol between processes, after which one of them may be gone.
+/// Marks a step of a protocol between processes, after which a test may kill the process.
 #[cfg(not(feature = "faults"))]
 #[inline(always)]
 pub fn step() {}
 
 #[cfg(feature = "faults")]
-pub use armed::{Account, Plan, arm, call, disarm, each_failure, has_fired, step};
+pub use armed::{FaultCounts, FaultPlan, arm, call, disarm, for_each_failure, has_fired, step};
 
 #[cfg(feature = "faults")]
 mod armed {
@@ -79,57 +79,62 @@ mod armed {
 
     use super::{Call, Errno};
 
-    /// What is to go wrong.
+    /// The fault to inject.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum Plan {
-        /// Nothing: calls and steps are counted.
+    pub enum FaultPlan {
+        /// None: calls and steps are only counted.
         Count,
-        /// The `nth` call of this kind, the first being 1, gives this error instead of being made.
+        /// The `nth` call of a kind, counted from 1, returns an error and is not made.
         Fail {
-            /// Which kind of call.
+            /// The kind of call.
             call: Call,
-            /// Which of them.
+            /// The number of the call, from 1.
             nth: u64,
-            /// With which error.
+            /// The error number.
             error: i32,
-            /// So do all that follow: a limit that is reached.
-            lasts: bool,
+            /// Whether all later calls of the kind fail too, as at a limit.
+            is_persistent: bool,
         },
-        /// The process is killed before the `nth` call or step of any kind that does not only wait.
-        Die {
-            /// Which of them, the first being 1.
+        /// The process is killed before the `nth` call or step of any kind, waits excluded.
+        Kill {
+            /// The number of the call or step, from 1.
             nth: u64,
         },
     }
 
-    /// What was counted since a plan was made.
+    /// Counts since [`arm`].
     #[derive(Debug, Clone, Default)]
-    pub struct Account {
-        /// Calls of each kind.
+    pub struct FaultCounts {
+        /// Calls by kind.
         pub calls: BTreeMap<Call, u64>,
-        /// Calls and steps, all together, without those that only wait.
+        /// All calls and steps, waits excluded.
         pub total: u64,
-        /// Where the fault was, if there was one: the place in the code.
-        pub fired: Option<&'static Location<'static>>,
+        /// The source location of the fault, if one was injected.
+        pub fired_at: Option<&'static Location<'static>>,
     }
 
-    struct State {
-        plan: Plan,
-        account: Account,
+    struct FaultState {
+        plan: FaultPlan,
+        counts: FaultCounts,
     }
 
     static ARMED: AtomicBool = AtomicBool::new(false);
-    static STATE: Mutex<Option<State>> = Mutex::new(None);
+    static STATE: Mutex<Option<FaultState>> = Mutex::new(None);
 
-    /// Makes a plan for each place at which calls of these kinds can fail. `round` carries one out and says
-    /// whether anything failed: if not, there is no such place any more. `lasting`: with limits that are reached,
-    /// too. `MEMFERRY_FAULTS=some`: not with every error.
-    pub fn each_failure(calls: &[Call], lasting: bool, mut round: impl FnMut(Plan) -> bool) {
+    /// Calls `round` with a plan for each call of these kinds that can fail. `round` executes the
+    /// plan and returns whether a fault was injected; if not, the iteration continues with the next
+    /// error. `lasting` adds plans in which all later calls fail too. `MEMFERRY_FAULTS=some`
+    /// reduces the set of errors.
+    pub fn for_each_failure(
+        calls: &[Call],
+        lasting: bool,
+        mut round: impl FnMut(FaultPlan) -> bool,
+    ) {
         const ALL: [i32; 5] = [libc::EMFILE, libc::EINTR, libc::ENOMEM, libc::EPERM, libc::EAGAIN];
-        /// Nobody interrupts every call.
+        /// `EINTR` and `EAGAIN` are not lasting conditions.
         const LASTING: [i32; 3] = [libc::EMFILE, libc::ENOMEM, libc::EPERM];
-        /// How many waits fail: see [`Call::is_wait`].
-        const MOST_WAITS: u64 = 16;
+        /// Maximum number of plans for a call that waits: see [`Call::is_wait`].
+        const MAX_WAITS: u64 = 16;
         let (once, lasting): (&[i32], &[i32]) = match std::env::var("MEMFERRY_FAULTS").as_deref() {
             Ok("some") => (&ALL[..2], &[]),
             _ if lasting => (&ALL, &LASTING),
@@ -138,74 +143,74 @@ mod armed {
         let once = once.iter().map(|&error| (error, false));
         let errors: Vec<_> = once.chain(lasting.iter().map(|&error| (error, true))).collect();
         for &call in calls {
-            for &(error, lasts) in &errors {
-                let is_place = |nth: &u64| *nth <= MOST_WAITS || !call.is_wait();
-                let plan = |nth| Plan::Fail { call, nth, error, lasts };
-                let _ = (1..).take_while(is_place).map(plan).all(&mut round);
+            for &(error, is_persistent) in &errors {
+                let is_covered = |nth: &u64| *nth <= MAX_WAITS || !call.is_wait();
+                let plan = |nth| FaultPlan::Fail { call, nth, error, is_persistent };
+                let _ = (1..).take_while(is_covered).map(plan).all(&mut round);
             }
         }
     }
 
-    /// Counts from now on, and lets go wrong what the plan says.
-    pub fn arm(plan: Plan) {
-        let state = State { plan, account: Account::default() };
+    /// Starts counting and injects the fault of `plan`.
+    pub fn arm(plan: FaultPlan) {
+        let state = FaultState { plan, counts: FaultCounts::default() };
         *STATE.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(state);
         ARMED.store(true, Ordering::SeqCst);
     }
 
-    /// Whether anything has failed since a plan was made.
+    /// Whether a fault has been injected since [`arm`].
     pub fn has_fired() -> bool {
         let state = STATE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        state.as_ref().is_some_and(|state| state.account.fired.is_some())
+        state.as_ref().is_some_and(|state| state.counts.fired_at.is_some())
     }
 
-    /// Nothing goes wrong any more. Returns what was counted.
-    pub fn disarm() -> Account {
+    /// Stops counting and injecting. Returns the counts.
+    pub fn disarm() -> FaultCounts {
         ARMED.store(false, Ordering::SeqCst);
         let state = STATE.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        state.map(|state| state.account).unwrap_or_default()
+        state.map(|state| state.counts).unwrap_or_default()
     }
 
-    /// Makes a call to the kernel, unless it is the one that is to fail.
+    /// Makes a system call, unless the plan makes it fail.
     #[track_caller]
     pub fn call<T, E: From<Errno>>(
         kind: Call,
         make: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
-        match at(Some(kind), Location::caller()) {
+        match check(Some(kind), Location::caller()) {
             Some(error) => Err(error.into()),
             None => make(),
         }
     }
 
-    /// A step of a protocol between processes, after which one of them may be gone.
+    /// Marks a step of a protocol between processes, after which a test may kill the process.
     #[track_caller]
     pub fn step() {
-        let _ = at(None, Location::caller());
+        let _ = check(None, Location::caller());
     }
 
-    fn at(kind: Option<Call>, place: &'static Location<'static>) -> Option<Errno> {
+    fn check(kind: Option<Call>, location: &'static Location<'static>) -> Option<Errno> {
         if !ARMED.load(Ordering::SeqCst) {
             return None;
         }
         let mut state = STATE.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let State { plan, account } = state.as_mut()?;
-        // How often somebody waits depends on time: no step of a protocol.
+        let FaultState { plan, counts } = state.as_mut()?;
+        // The number of waits depends on timing, so a wait is no step of a protocol.
         let is_step = kind.is_none_or(|kind| !kind.is_wait());
-        account.total += u64::from(is_step);
+        counts.total += u64::from(is_step);
         let count = kind.map(|kind| {
-            let count = account.calls.entry(kind).or_default();
+            let count = counts.calls.entry(kind).or_default();
             *count += 1;
             *count
         });
         let fault = match *plan {
-            Plan::Count => None,
-            Plan::Fail { call, nth, error, lasts } => {
-                let is_it = count == Some(nth) || lasts && count > Some(nth);
-                (kind == Some(call) && is_it).then(|| Errno::from_raw_os_error(error))
+            FaultPlan::Count => None,
+            FaultPlan::Fail { call, nth, error, is_persistent } => {
+                let is_selected = count == Some(nth) || is_persistent && count > Some(nth);
+                (kind == Some(call) && is_selected).then(|| Errno::from_raw_os_error(error))
             }
-            Plan::Die { nth } => {
-                if is_step && account.total == nth {
+            FaultPlan::Kill { nth } => {
+                if is_step && counts.total == nth {
                     let _ = rustix::process::kill_process(
                         rustix::process::getpid(),
                         rustix::process::Signal::KILL,
@@ -215,7 +220,7 @@ mod armed {
             }
         };
         if fault.is_some() {
-            account.fired.get_or_insert(place);
+            counts.fired_at.get_or_insert(location);
         }
         fault
     }

@@ -1,11 +1,12 @@
-//! Fences of unequal cost: a light end and a heavy end together order as two full fences. See
-//! [`Asymmetric`].
+//! Asymmetric fences: a cheap end and an expensive end that together order like two full fences.
+//! See [`AsymmetricFence`].
 //!
-//! A submitter publishes a descriptor and then asks whether the channel sleeps; a channel says
-//! that it sleeps and then looks for descriptors. Without a full fence on both sides each may miss
-//! the other. Submitting happens millions of times a second and falling asleep rarely, so the cost
-//! is moved: where the kernel offers `membarrier`, the sleeper interrupts the other processors and
-//! the submitter needs no instruction at all. Elsewhere both sides pay for a full fence.
+//! A submitter publishes a descriptor and then reads whether the channel's thread sleeps; the
+//! thread publishes that it sleeps and then polls for descriptors. Without a full fence between the
+//! two steps on both sides, each may miss the other. Submissions are far more frequent than sleeps,
+//! so the cost is shifted: where the kernel offers `membarrier`, the thread that goes to sleep
+//! interrupts the other cores, and the submitter needs only a compiler fence. Elsewhere both sides
+//! execute a full fence.
 
 #[cfg(not(loom))]
 use crate::fault::{Call, call};
@@ -20,15 +21,15 @@ fn expedited() -> bool {
     *REGISTERED.get_or_init(|| call(Call::Membarrier, register).is_ok())
 }
 
-/// The two ends of an asymmetric fence, decided once per process.
+/// The two ends of an asymmetric fence. The method is chosen once per process.
 #[derive(Debug, Clone, Copy)]
-pub struct Asymmetric {
+pub struct AsymmetricFence {
     #[cfg(not(loom))]
     expedited: bool,
 }
 
-impl Asymmetric {
-    /// Registers with the kernel the first time, and remembers whether that worked.
+impl AsymmetricFence {
+    /// Registers with the kernel on the first call, and remembers whether that succeeded.
     pub fn new() -> Self {
         Self {
             #[cfg(not(loom))]
@@ -36,7 +37,7 @@ impl Asymmetric {
         }
     }
 
-    /// The end that runs often.
+    /// The cheap end, for the frequent side.
     #[inline]
     pub fn light(self) {
         #[cfg(not(loom))]
@@ -46,23 +47,23 @@ impl Asymmetric {
         fence(Ordering::SeqCst);
     }
 
-    /// The end that runs rarely. Returns `false` if the order could not be had, which happens only
-    /// when a system-call filter was installed since the start: then the other side may be missed,
-    /// and the caller must look again soon instead of relying on being woken.
+    /// The expensive end, for the rare side. Returns `false` if the kernel refuses the barrier,
+    /// which happens only if a system-call filter was installed after the registration. Then the
+    /// other side may be missed, and the caller must poll again instead of relying on a wakeup.
     #[must_use]
     pub fn heavy(self) -> bool {
         #[cfg(not(loom))]
         if self.expedited {
             use rustix::thread::{MembarrierCommand, membarrier};
-            let order = || membarrier(MembarrierCommand::PrivateExpedited);
-            return call(Call::Membarrier, order).is_ok();
+            let barrier = || membarrier(MembarrierCommand::PrivateExpedited);
+            return call(Call::Membarrier, barrier).is_ok();
         }
         fence(Ordering::SeqCst);
         true
     }
 }
 
-impl Default for Asymmetric {
+impl Default for AsymmetricFence {
     fn default() -> Self {
         Self::new()
     }

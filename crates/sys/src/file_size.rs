@@ -1,29 +1,29 @@
-//! The limit of the size of files (`ulimit -f`), which counts for shared memory too.
+//! The file size limit (`RLIMIT_FSIZE`, `ulimit -f`), which also applies to shared memory.
 //!
-//! A process that would exceed it is ended by `SIGXFSZ` unless it does something about that signal.
-//! No call of a library may end the program, so the signal is kept from the calling thread while a
-//! file grows, and the limit becomes an error.
+//! The kernel sends `SIGXFSZ` to a thread that exceeds the limit, and the default action ends the
+//! process. A library call must not end the program, so the calling thread blocks the signal while
+//! a file grows, and the limit becomes an error.
 
 use std::io;
 use std::mem::MaybeUninit;
 
 use rustix::process::{Resource, getrlimit};
 
-/// Runs `grow`, which makes a file longer. Where that would exceed the limit, the error names it
-/// and what to do.
+/// Runs `grow`, which extends a file. If the extension exceeds the limit, the error states the
+/// limit and how to raise it.
 pub fn grow<T>(grow: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
-    let withheld = Withheld::new();
+    let blocked = BlockedSigxfsz::new();
     let result = grow();
     let is_limit = |error: &io::Error| error.raw_os_error() == Some(libc::EFBIG);
     match result {
         Err(error) if is_limit(&error) => {
-            withheld.consume();
+            blocked.consume();
             Err(match getrlimit(Resource::Fsize).current {
                 Some(limit) => io::Error::new(
                     io::ErrorKind::FileTooLarge,
                     format!(
-                        "the limit of the size of files is {limit} bytes, which counts for shared \
-                         memory too: raise it (`ulimit -f`, LimitFSIZE=)"
+                        "the file size limit is {limit} bytes, and it applies to shared memory \
+                         too: raise it (`ulimit -f`, LimitFSIZE=)"
                     ),
                 ),
                 None => error,
@@ -33,16 +33,16 @@ pub fn grow<T>(grow: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     }
 }
 
-/// While this lives, `SIGXFSZ` does not reach the calling thread. The kernel sends it to the thread
-/// that makes the call.
-struct Withheld {
-    before: libc::sigset_t,
+/// Blocks `SIGXFSZ` on the calling thread until it is dropped. The kernel sends the signal to the
+/// thread that makes the call.
+struct BlockedSigxfsz {
+    old_mask: libc::sigset_t,
     was_pending: bool,
 }
 
-fn the_signal() -> libc::sigset_t {
+fn sigxfsz_set() -> libc::sigset_t {
     let mut set = MaybeUninit::uninit();
-    // SAFETY: the first call makes a set of it, to which the second adds a signal.
+    // SAFETY: `sigemptyset` initialises the set before `sigaddset` and `assume_init` use it.
     unsafe {
         libc::sigemptyset(set.as_mut_ptr());
         libc::sigaddset(set.as_mut_ptr(), libc::SIGXFSZ);
@@ -50,33 +50,36 @@ fn the_signal() -> libc::sigset_t {
     }
 }
 
-impl Withheld {
+impl BlockedSigxfsz {
     fn new() -> Self {
         let (mut before, mut pending) = (MaybeUninit::uninit(), MaybeUninit::uninit());
-        // SAFETY: sets of this function: one is read, the others are written whole.
+        // SAFETY: all sets are local variables. `pthread_sigmask` writes all of `before`,
+        // `sigemptyset` and `sigpending` write all of `pending`.
         unsafe {
-            libc::pthread_sigmask(libc::SIG_BLOCK, &the_signal(), before.as_mut_ptr());
+            libc::pthread_sigmask(libc::SIG_BLOCK, &sigxfsz_set(), before.as_mut_ptr());
             libc::sigemptyset(pending.as_mut_ptr());
             libc::sigpending(pending.as_mut_ptr());
             let was_pending = libc::sigismember(pending.as_ptr(), libc::SIGXFSZ) == 1;
-            Self { before: before.assume_init(), was_pending }
+            Self { old_mask: before.assume_init(), was_pending }
         }
     }
 
-    /// Takes the signal that the kernel has just sent. One that was there before is not ours.
+    /// Consumes the signal that the kernel has just sent. A signal that was pending before belongs
+    /// to the application and stays pending.
     fn consume(&self) {
         if !self.was_pending {
             let now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: reads a set and a time; nothing is asked about the signal.
-            unsafe { libc::sigtimedwait(&the_signal(), std::ptr::null_mut(), &now) };
+            // SAFETY: the call reads a set and a time that live until it returns; the null pointer
+            // means that no signal information is written.
+            unsafe { libc::sigtimedwait(&sigxfsz_set(), std::ptr::null_mut(), &now) };
         }
     }
 }
 
-impl Drop for Withheld {
+impl Drop for BlockedSigxfsz {
     fn drop(&mut self) {
-        // SAFETY: reads the set that was there before.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.before, std::ptr::null_mut()) };
+        // SAFETY: the call reads the set that `new` has saved.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.old_mask, std::ptr::null_mut()) };
     }
 }
 
@@ -95,7 +98,7 @@ mod tests {
     fn the_mask_of_the_thread_is_as_before() {
         let mask = || {
             let mut mask = MaybeUninit::uninit();
-            // SAFETY: writes the whole set; nothing is changed.
+            // SAFETY: the call writes the whole set, and a null set changes no mask.
             unsafe {
                 libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), mask.as_mut_ptr());
                 libc::sigismember(mask.as_ptr(), libc::SIGXFSZ)

@@ -1,4 +1,4 @@
-//! Noticing that this process is a forked child, in which the parent's threads do not exist.
+//! Detection of `fork`: the parent's threads do not exist in a child.
 
 use std::io;
 use std::mem::ManuallyDrop;
@@ -8,84 +8,84 @@ use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
 
-extern "C" fn in_child() {
+extern "C" fn child_handler() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    for slot in &PARENT_ONLY {
+    for slot in &CLOSE_ON_FORK {
         let descriptor = slot.swap(FREE, Ordering::AcqRel);
         if descriptor != FREE {
-            // SAFETY: the slot names a descriptor that the parent held open when it forked; this copy
-            // belongs to nobody, since its owner closes it in the parent only.
+            // SAFETY: the slot contains a descriptor that was open in the parent at the fork. No
+            // value of the child owns this copy: its owner closes it in the parent only.
             unsafe { libc::close(descriptor) };
         }
     }
 }
 
-/// How many forks lie between the first process that asked and this one. Whoever starts threads
-/// remembers the number; when it differs later, those threads are in another process.
+/// The number of forks between the process that installed the handler and this process. Code that
+/// starts threads stores the number; if it differs later, those threads are in another process.
 #[inline]
 pub fn generation() -> u64 {
     GENERATION.load(Ordering::Relaxed)
 }
 
-/// Starts counting forks; call before the first [`generation`].
-pub fn watch() {
-    static WATCHED: Once = Once::new();
-    WATCHED.call_once(|| {
-        // SAFETY: the handler uses atomics and `close`, both allowed between fork and exec, and a
-        // function is valid for the life of the process.
-        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+/// Installs the fork handler, once per process. Must be called before the first [`generation`].
+pub fn install_handler() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        // SAFETY: the handler uses atomics and `close`, both async-signal-safe, and a function
+        // pointer is valid for the life of the process.
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(child_handler)) };
     });
 }
 
-/// How many descriptors of this kind a process can have at a time.
-pub const MOST_PARENT_ONLY: usize = 256;
+/// Maximum number of close-on-fork descriptors of a process.
+pub const MAX_CLOSE_ON_FORK: usize = 256;
 const FREE: i32 = -1;
-static PARENT_ONLY: [AtomicI32; MOST_PARENT_ONLY] =
-    [const { AtomicI32::new(FREE) }; MOST_PARENT_ONLY];
+static CLOSE_ON_FORK: [AtomicI32; MAX_CLOSE_ON_FORK] =
+    [const { AtomicI32::new(FREE) }; MAX_CLOSE_ON_FORK];
 
-/// A descriptor that forked children close: a copy there would keep alive what it stands for after
-/// the parent closed its own.
+/// A descriptor that forked children close. An inherited copy would keep the kernel object alive
+/// after the parent has closed its own.
 #[derive(Debug)]
-pub struct ParentOnly {
+pub struct CloseOnFork {
     descriptor: ManuallyDrop<OwnedFd>,
     generation: u64,
 }
 
-impl ParentOnly {
-    /// Takes a descriptor over.
+impl CloseOnFork {
+    /// Takes ownership of a descriptor.
     ///
     /// # Errors
-    /// `EMFILE` where the process has [`MOST_PARENT_ONLY`] of them.
+    /// `EMFILE` if the process has [`MAX_CLOSE_ON_FORK`] of them.
     pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
-        watch();
+        install_handler();
         let number = descriptor.as_raw_fd();
-        let take = |slot: &AtomicI32| {
+        let claim = |slot: &AtomicI32| {
             slot.compare_exchange(FREE, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         };
-        if !PARENT_ONLY.iter().any(take) {
+        if !CLOSE_ON_FORK.iter().any(claim) {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         Ok(Self { descriptor: ManuallyDrop::new(descriptor), generation: generation() })
     }
 
-    /// Whether this process opened the descriptor. In a child its number may be another file's.
+    /// Whether this process created the value. In a child the number may refer to another file.
     #[inline]
-    pub fn is_ours(&self) -> bool {
+    pub fn is_owner_process(&self) -> bool {
         generation() == self.generation
     }
 }
 
-impl AsFd for ParentOnly {
+impl AsFd for CloseOnFork {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
     }
 }
 
-impl Drop for ParentOnly {
+impl Drop for CloseOnFork {
     fn drop(&mut self) {
-        if self.is_ours() {
+        if self.is_owner_process() {
             let own = self.descriptor.as_raw_fd();
-            for slot in &PARENT_ONLY {
+            for slot in &CLOSE_ON_FORK {
                 let _ = slot.compare_exchange(own, FREE, Ordering::AcqRel, Ordering::Relaxed);
             }
             // SAFETY: dropped once, here, and not used afterwards.
@@ -102,21 +102,21 @@ mod tests {
     #[test]
     fn a_descriptor_of_the_parent_is_closed_in_a_child() {
         let event = EventFd::new().unwrap();
-        let descriptor = ParentOnly::new(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
+        let descriptor = CloseOnFork::new(event.as_fd().try_clone_to_owned().unwrap()).unwrap();
         let number = descriptor.as_fd().as_raw_fd();
-        // SAFETY: the child asks for flags of a descriptor and ends, without touching the heap.
+        // SAFETY: the child reads descriptor flags and exits without using the heap.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: as above.
             unsafe {
                 let closed = libc::fcntl(number, libc::F_GETFD) == -1;
-                libc::_exit(i32::from(!closed || descriptor.is_ours()));
+                libc::_exit(i32::from(!closed || descriptor.is_owner_process()));
             }
         }
         let mut status = 0;
-        // SAFETY: waits for the child made above.
+        // SAFETY: waits for the child created above.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
-        assert_eq!(status, 0, "the child had it");
-        assert!(descriptor.is_ours());
+        assert_eq!(status, 0, "the descriptor was open in the child");
+        assert!(descriptor.is_owner_process());
     }
 }

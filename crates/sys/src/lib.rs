@@ -1,8 +1,8 @@
-//! Everything in Memferry that talks to the kernel or to the processor directly.
+//! System calls, processor instructions and synchronisation primitives of Memferry.
 //!
-//! Higher crates hold policy; this one holds the few calls and instructions that policy is made
-//! of: futexes, fences, descriptors of event loops, page mappings, processor facts, and the inner
-//! loops that move bytes. It keeps no state of its own apart from facts that are read once.
+//! Policy is in the crates above. This one provides futexes, fences, event descriptors, page
+//! mappings, processor information, device access and the inner copy loops. Apart from values that
+//! are read once, it has no state.
 
 pub mod affinity;
 pub mod clock;
@@ -13,18 +13,20 @@ pub mod cross_memory;
 #[cfg(not(loom))]
 pub mod cuda;
 pub mod device;
+pub mod dir_lock;
+pub mod epoll;
 pub mod event;
 pub mod fault;
 pub mod fence;
 pub mod file_size;
-pub mod folder_lock;
 pub mod fork;
-pub mod packet_socket;
+pub mod futex;
 pub mod pages;
 pub mod peer_process;
-pub mod readiness;
 pub mod registered_buffers;
 pub mod residency;
+pub mod seqpacket;
+pub mod settings;
 pub mod shared_memory;
 pub mod sync;
 pub mod thread;
@@ -33,8 +35,7 @@ pub mod user;
 pub mod userfault;
 #[cfg(not(loom))]
 pub mod vfio;
-pub mod wait_word;
 
 pub use event::EventFd;
+pub use futex::Futex;
 pub use pages::Pages;
-pub use wait_word::WaitWord;

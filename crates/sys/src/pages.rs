@@ -1,4 +1,4 @@
-//! Page-aligned memory straight from the kernel, on huge pages where they are to be had.
+//! Page-aligned memory from the kernel, on huge pages if requested and available.
 
 use std::io;
 use std::ptr::NonNull;
@@ -7,30 +7,30 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, mun
 
 use crate::fault::{Call, call, call_c};
 
-/// The size of an ordinary page.
+/// The size of an ordinary page, in bytes.
 pub fn page_bytes() -> usize {
     rustix::param::page_size()
 }
 
-/// How much memory the machine has.
+/// The physical memory of the machine, in bytes.
 pub fn machine_bytes() -> usize {
-    // SAFETY: asks for a number.
+    // SAFETY: `sysconf` takes no pointer.
     let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
     usize::try_from(pages).unwrap_or(0) * page_bytes()
 }
 
-/// Addresses at which nobody can read or write: who tries is stopped by the processor. They are free
-/// again when this is dropped.
+/// A reserved range of addresses (`PROT_NONE`): every access faults. Released on drop.
 #[derive(Debug)]
-pub struct Reserved(Pages);
+pub struct ReservedRange(Pages);
 
-impl Reserved {
-    /// Takes at least `length` bytes of addresses.
+impl ReservedRange {
+    /// Reserves at least `length` bytes of addresses.
     pub fn new(length: usize) -> io::Result<Self> {
         let pages = Pages::new(length)?;
-        // SAFETY: the mapping is these pages' own, and nobody has a slice of them.
-        let protect =
-            || unsafe { libc::mprotect(pages.as_ptr().cast(), pages.mapped, libc::PROT_NONE) };
+        // SAFETY: the mapping belongs to these pages, and no slice of them exists.
+        let protect = || unsafe {
+            libc::mprotect(pages.as_ptr().cast(), pages.mapped_length, libc::PROT_NONE)
+        };
         call_c(Call::Mprotect, protect)?;
         Ok(Self(pages))
     }
@@ -41,23 +41,23 @@ impl Reserved {
     }
 }
 
-/// The pages of a file, for reading, until this is dropped.
+/// A file mapped for reading, unmapped on drop.
 #[derive(Debug)]
-pub struct FilePages {
+pub struct MappedFile {
     start: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping belongs to this value and is only read.
-unsafe impl Send for FilePages {}
+// SAFETY: this value owns the mapping, which is only read.
+unsafe impl Send for MappedFile {}
 // SAFETY: as above.
-unsafe impl Sync for FilePages {}
+unsafe impl Sync for MappedFile {}
 
-impl FilePages {
+impl MappedFile {
     /// Maps all of a file, which must not be empty.
     ///
     /// # Safety
-    /// Nobody may change the file or make it shorter while it is mapped.
+    /// The file must not be changed or truncated while it is mapped.
     pub unsafe fn map(file: &std::fs::File) -> io::Result<Self> {
         let length = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
         let (rights, flags) = (ProtFlags::READ, MapFlags::PRIVATE);
@@ -70,29 +70,31 @@ impl FilePages {
 
     /// The bytes of the file.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: mapped for this length until the drop, and promised not to change.
+        // SAFETY: `length` bytes stay mapped until the drop, and the caller of `map` guarantees
+        // that they do not change.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.length) }
     }
 }
 
-impl Drop for FilePages {
+impl Drop for MappedFile {
     fn drop(&mut self) {
-        // SAFETY: what mmap returned, unmapped once; every slice of it borrows this.
+        // SAFETY: `mmap` returned this range, and it is unmapped once; every slice of it borrows
+        // this value.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }
 
-/// An anonymous mapping that is released on drop. Starts zeroed, begins on a page boundary.
+/// A zeroed, page-aligned anonymous mapping, unmapped on drop.
 #[derive(Debug)]
 pub struct Pages {
     start: NonNull<u8>,
     length: usize,
-    mapped: usize,
+    mapped_length: usize,
 }
 
-// SAFETY: the mapping is owned exclusively by this value and is ordinary memory.
+// SAFETY: this value owns the mapping exclusively, and it is ordinary memory.
 unsafe impl Send for Pages {}
-// SAFETY: shared access only ever reads (`as_slice`); writing needs `&mut` or unsafe code.
+// SAFETY: shared access only reads (`as_slice`); writing needs `&mut` or unsafe code.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -101,15 +103,16 @@ impl Pages {
         Self::map(length, false)
     }
 
-    /// Lets forked children have no part in them.
-    pub fn keep_from_children(&self) -> io::Result<()> {
-        // SAFETY: advice on a mapping of our own, which changes nothing in this process.
-        let advise =
-            || unsafe { madvise(self.start.as_ptr().cast(), self.mapped, Advice::LinuxDontFork) };
+    /// Excludes the pages from forked children (`MADV_DONTFORK`).
+    pub fn exclude_from_fork(&self) -> io::Result<()> {
+        // SAFETY: the advice concerns a mapping of this value and changes nothing in this process.
+        let advise = || unsafe {
+            madvise(self.start.as_ptr().cast(), self.mapped_length, Advice::LinuxDontFork)
+        };
         Ok(call(Call::Madvise, advise)?)
     }
 
-    /// Maps at least `length` bytes and asks the kernel for huge pages, which it may not grant.
+    /// Maps at least `length` bytes and requests huge pages, which the kernel may not grant.
     pub fn huge(length: usize) -> io::Result<Self> {
         Self::map(length, true)
     }
@@ -129,24 +132,24 @@ impl Pages {
         };
         let start = call(Call::Mmap, map)?;
         if huge {
-            // SAFETY: advice on a mapping we just made; a refusal changes nothing but speed.
+            // SAFETY: the advice concerns the mapping created above; a refusal affects only speed.
             let _ = unsafe { madvise(start, mapped, Advice::LinuxHugepage) };
         }
         let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { start, length, mapped })
+        Ok(Self { start, length, mapped_length: mapped })
     }
 
-    /// How many bytes were asked for.
+    /// The requested length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether no byte was asked for.
+    /// Whether the requested length is 0.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The first byte.
+    /// The address of the first byte.
     pub fn as_ptr(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -166,8 +169,8 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: start and mapped are what mmap returned, and no slice outlives self.
-        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped) };
+        // SAFETY: `mmap` returned this start and mapped length, and no slice outlives this value.
+        let _ = unsafe { munmap(self.start.as_ptr().cast(), self.mapped_length) };
     }
 }
 

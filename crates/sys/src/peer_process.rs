@@ -1,4 +1,4 @@
-//! Another process as seen from here: who it is, and whether it still lives.
+//! Identity, privilege and liveness of another process.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -8,18 +8,18 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::fault::{Call, call, call_c};
 
-/// Who is at the other end of a socket.
+/// Credentials of the process at the other end of a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credentials {
-    /// Its process number as seen from here; 0 where it is not visible.
+    /// Process id in this pid namespace; 0 if the process is not visible here.
     pub pid: u32,
-    /// Its user.
+    /// User id.
     pub uid: u32,
-    /// Its group.
+    /// Group id.
     pub gid: u32,
 }
 
-/// Asks the kernel who connected, or who listens. What the kernel says cannot be forged.
+/// Reads the credentials of the peer process from the kernel; a process cannot forge them.
 pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     // SAFETY: all zeroes is a valid ucred.
     let mut found: libc::ucred = unsafe { std::mem::zeroed() };
@@ -27,48 +27,47 @@ pub fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     Ok(Credentials { pid: found.pid.max(0) as u32, uid: found.uid, gid: found.gid })
 }
 
-/// How the rights of another process compare with those of this one, as far as looking into memory
-/// goes.
+/// Privilege of another process compared with this one, as far as access to the memory of processes
+/// is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// The same user and group, and it may look wherever this process may.
+pub enum PeerPrivilege {
+    /// Same user and group, and `CAP_SYS_PTRACE` if this process has it.
     Equal,
-    /// Another user or group.
+    /// Different user or group.
     Other,
-    /// The same user, but this process may look into all processes (`CAP_SYS_PTRACE`) and it may
-    /// not.
+    /// Same user and group, but only this process has `CAP_SYS_PTRACE`.
     LessPrivileged,
-    /// It cannot be seen.
+    /// The privilege cannot be read.
     Unknown,
 }
 
-/// Compares the rights of a process, as it has them now, with those of this one. By the rule of the
-/// kernel (ptrace): its real, effective and saved users and groups must be this process's real ones.
-pub fn standing(found: Credentials) -> Standing {
+/// Compares the current privilege of a process with that of this process, by the kernel's ptrace
+/// rule: the peer's real, effective and saved ids must all equal the real ids of this process.
+pub fn compare_privilege(found: Credentials) -> PeerPrivilege {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     if (found.uid, found.gid) != (uid, gid) {
-        return Standing::Other;
+        return PeerPrivilege::Other;
     }
-    let may_look = |pid| {
+    let has_ptrace = |pid| {
         let sets = call(Call::Capget, || rustix::thread::capabilities(pid)).ok()?;
         Some(sets.effective.contains(rustix::thread::CapabilitySet::SYS_PTRACE))
     };
-    // What it was when it connected may have changed since: programs can be set-uid.
-    match ids_now(found.pid) {
-        Some((uids, gids)) if uids != [uid; 3] || gids != [gid; 3] => return Standing::Other,
+    // The ids may have changed since the connection was made: a program can be set-uid.
+    match read_ids(found.pid) {
+        Some((uids, gids)) if uids != [uid; 3] || gids != [gid; 3] => return PeerPrivilege::Other,
         Some(_) => {}
-        // Whoever may look everywhere is not stopped by the kernel's own comparison.
-        None if may_look(None) != Some(false) => return Standing::Unknown,
-        None => return Standing::Equal,
+        // With `CAP_SYS_PTRACE`, the kernel's own comparison does not apply to this process.
+        None if has_ptrace(None) != Some(false) => return PeerPrivilege::Unknown,
+        None => return PeerPrivilege::Equal,
     }
-    match (may_look(None), may_look(Pid::from_raw(found.pid as i32))) {
-        (Some(false), _) | (_, Some(true)) => Standing::Equal,
-        _ => Standing::LessPrivileged,
+    match (has_ptrace(None), has_ptrace(Pid::from_raw(found.pid as i32))) {
+        (Some(false), _) | (_, Some(true)) => PeerPrivilege::Equal,
+        _ => PeerPrivilege::LessPrivileged,
     }
 }
 
-/// The real, effective and saved user and group of a process.
-fn ids_now(pid: u32) -> Option<([u32; 3], [u32; 3])> {
+/// Reads the real, effective and saved user and group ids of a process.
+fn read_ids(pid: u32) -> Option<([u32; 3], [u32; 3])> {
     let path = format!("/proc/{pid}/status");
     let text = call(Call::Open, || std::fs::read_to_string(path)).ok()?;
     let ids = |name: &str| {
@@ -79,26 +78,26 @@ fn ids_now(pid: u32) -> Option<([u32; 3], [u32; 3])> {
     Some((ids("Uid:")?, ids("Gid:")?))
 }
 
-/// A descriptor of the process at the other end, which becomes readable when that process ends.
-/// `None` where the kernel cannot tell.
-pub fn process_of(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
-    process_by_socket(socket).or_else(|_| process_by_number(socket)).ok()
+/// Opens a pidfd of the peer, which becomes readable when the peer exits. `None` if the kernel
+/// supports neither method.
+pub fn peer_pidfd(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    pidfd_from_socket(socket).or_else(|_| pidfd_from_pid(socket)).ok()
 }
 
-/// The same by the socket, which cannot mean another process. Linux 6.5 or later.
-pub fn process_by_socket(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// Opens a pidfd by the socket, which cannot refer to another process. Linux 6.5 or later.
+pub fn pidfd_from_socket(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     const SO_PEERPIDFD: libc::c_int = 77;
     let mut descriptor: libc::c_int = -1;
     socket_option(socket, SO_PEERPIDFD, &mut descriptor)?;
     if descriptor < 0 {
         return Err(io::ErrorKind::Unsupported.into());
     }
-    // SAFETY: the kernel just made this descriptor for us.
+    // SAFETY: the kernel has created this descriptor for this call, and no other code owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
-/// The same by the number of the process, which has to be visible here.
-pub fn process_by_number(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// Opens a pidfd by the peer's process id, which must be visible in this pid namespace.
+pub fn pidfd_from_pid(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let pid = i32::try_from(credentials(socket)?.pid).ok().and_then(Pid::from_raw);
     let pid = pid.ok_or(io::ErrorKind::NotFound)?;
     Ok(call(Call::PidfdOpen, || pidfd_open(pid, PidfdFlags::empty()))?)
@@ -106,8 +105,8 @@ pub fn process_by_number(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 
 fn socket_option<T>(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut T) -> io::Result<()> {
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: value and length are valid for writes, and length says how large the value is.
-    let ask = || unsafe {
+    // SAFETY: value and length are valid for writes, and length is the size of the value.
+    let getsockopt = || unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
@@ -116,33 +115,33 @@ fn socket_option<T>(socket: BorrowedFd<'_>, option: libc::c_int, value: &mut T) 
             &mut length,
         )
     };
-    call_c(Call::Getsockopt, ask)
+    call_c(Call::Getsockopt, getsockopt)
 }
 
-/// Whether the process still lives and holds its end of the socket.
+/// Whether the process is alive and its end of the socket is open.
 pub fn is_alive(process: Option<BorrowedFd<'_>>, socket: BorrowedFd<'_>) -> bool {
-    let mut watched = vec![PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
-    watched.extend(process.map(|process| PollFd::from_borrowed_fd(process, PollFlags::IN)));
+    let mut descriptors = vec![PollFd::from_borrowed_fd(socket, PollFlags::RDHUP)];
+    descriptors.extend(process.map(|process| PollFd::from_borrowed_fd(process, PollFlags::IN)));
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    // Interrupted, or out of memory: ask again later.
-    call(Call::Poll, || poll(&mut watched, Some(&now))).map_or(true, |ended| ended == 0)
+    // After `EINTR` or `ENOMEM` the caller checks again later.
+    call(Call::Poll, || poll(&mut descriptors, Some(&now))).map_or(true, |ended| ended == 0)
 }
 
-/// Whether a process has ended.
-pub fn has_ended(process: BorrowedFd<'_>) -> bool {
-    let mut watched = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
+/// Whether the process has exited.
+pub fn has_exited(process: BorrowedFd<'_>) -> bool {
+    let mut descriptors = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-    call(Call::Poll, || poll(&mut watched, Some(&now))).is_ok_and(|ended| ended > 0)
+    call(Call::Poll, || poll(&mut descriptors, Some(&now))).is_ok_and(|ended| ended > 0)
 }
 
-/// Waits until a process has ended, at most `timeout`.
-pub fn wait_for_end(process: BorrowedFd<'_>, timeout: std::time::Duration) {
-    let mut watched = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
+/// Waits until the process exits, for at most `timeout`.
+pub fn wait_for_exit(process: BorrowedFd<'_>, timeout: std::time::Duration) {
+    let mut descriptors = [PollFd::from_borrowed_fd(process, PollFlags::IN)];
     let timeout = Timespec {
         tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
         tv_nsec: timeout.subsec_nanos().into(),
     };
-    let _ = call(Call::Poll, || poll(&mut watched, Some(&timeout)));
+    let _ = call(Call::Poll, || poll(&mut descriptors, Some(&timeout)));
 }
 
 #[cfg(all(test, not(loom)))]
@@ -156,10 +155,16 @@ mod tests {
         let (ours, theirs) = UnixStream::pair().unwrap();
         let found = credentials(ours.as_fd()).unwrap();
         assert_eq!(found.pid, std::process::id());
-        assert_eq!(standing(found), Standing::Equal);
-        assert_eq!(standing(Credentials { uid: found.uid + 1, ..found }), Standing::Other);
-        assert_eq!(standing(Credentials { gid: found.gid + 1, ..found }), Standing::Other);
-        let process = process_of(ours.as_fd()).unwrap();
+        assert_eq!(compare_privilege(found), PeerPrivilege::Equal);
+        assert_eq!(
+            compare_privilege(Credentials { uid: found.uid + 1, ..found }),
+            PeerPrivilege::Other
+        );
+        assert_eq!(
+            compare_privilege(Credentials { gid: found.gid + 1, ..found }),
+            PeerPrivilege::Other
+        );
+        let process = peer_pidfd(ours.as_fd()).unwrap();
         assert!(is_alive(Some(process.as_fd()), ours.as_fd()));
         drop(theirs);
         assert!(!is_alive(Some(process.as_fd()), ours.as_fd()));

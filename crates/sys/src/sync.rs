@@ -1,5 +1,6 @@
-//! The synchronisation primitives of the concurrent cores, taken from `std` or, in a build with
-//! `--cfg loom`, from the loom model checker. Algorithms import from here and never ask which.
+//! The synchronisation primitives of all concurrent algorithms: from `std`, or, in a build with
+//! `--cfg loom`, from the loom model checker. Algorithms import them from here and do not depend on
+//! which.
 
 #[cfg(not(loom))]
 mod imp {
@@ -22,7 +23,7 @@ mod imp {
         std::hint::spin_loop();
     }
 
-    /// As [`wait_while`](super::wait_while), and no longer than a time.
+    /// As [`wait_while`](super::wait_while), for at most `time`.
     pub fn wait_while_for<'a, T>(
         condvar: &Condvar,
         guard: MutexGuard<'a, T>,
@@ -33,12 +34,12 @@ mod imp {
         waited.unwrap_or_else(std::sync::PoisonError::into_inner).0
     }
 
-    /// A short sleep, of one who looks again and again.
-    pub fn nap(time: std::time::Duration) {
+    /// Sleeps between two polls.
+    pub fn sleep(time: std::time::Duration) {
         std::thread::sleep(time);
     }
 
-    /// A cell whose contents are reached by pointer only, with loom's interface.
+    /// A cell whose contents are accessed by pointer only, with loom's interface.
     #[derive(Debug, Default)]
     #[repr(transparent)]
     pub struct UnsafeCell<T>(std::cell::UnsafeCell<T>);
@@ -84,7 +85,7 @@ mod imp {
         loom::thread::yield_now();
     }
 
-    /// As [`wait_while`](super::wait_while): there is no time.
+    /// As [`wait_while`](super::wait_while): a model has no time.
     pub fn wait_while_for<'a, T>(
         condvar: &Condvar,
         guard: MutexGuard<'a, T>,
@@ -94,25 +95,25 @@ mod imp {
         super::wait_while(condvar, guard, waits)
     }
 
-    /// A short sleep, of one who looks again and again: lets the model run another thread.
-    pub fn nap(_time: std::time::Duration) {
+    /// Sleeps between two polls: lets the model run another thread.
+    pub fn sleep(_time: std::time::Duration) {
         loom::thread::yield_now();
     }
 }
 
 pub use imp::*;
 
-/// Locks a mutex whether or not another holder panicked: the data it guards here is always left
-/// whole between statements, so poisoning carries no information.
+/// Locks a mutex and ignores poisoning: the data that it guards is consistent between any two
+/// statements, so a panic of another holder carries no information.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-/// Raises a number to `value` if it is less, as one step that acquires and releases.
+/// Sets a number to the maximum of itself and `value`, in one acquire-release operation.
 #[inline]
-pub fn raise(number: &atomic::AtomicU64, value: u64) {
+pub fn store_max(number: &atomic::AtomicU64, value: u64) {
     use atomic::Ordering::{AcqRel, Acquire};
-    // ThreadSanitizer does not see `fetch_max`, but does see a loop that does the same.
+    // ThreadSanitizer does not recognise `fetch_max`; it recognises an equivalent loop.
     if cfg!(tsan) {
         let _ = number.fetch_update(AcqRel, Acquire, |now| Some(now.max(value)));
     } else {
@@ -120,7 +121,7 @@ pub fn raise(number: &atomic::AtomicU64, value: u64) {
     }
 }
 
-/// Sleeps until something is no longer so. As [`lock`], whoever panicked meanwhile.
+/// Sleeps while `waits` returns true. Ignores poisoning, as [`lock`].
 pub fn wait_while<'a, T>(
     condvar: &Condvar,
     mut guard: MutexGuard<'a, T>,

@@ -1,11 +1,11 @@
-//! Threads of the library.
+//! Starting of threads.
 
 use std::io;
 
 use crate::fault::{Call, call};
 use crate::sync::thread::{Builder, JoinHandle};
 
-/// Starts a thread with a name. An error where the process or its user may have no more of them.
+/// Starts a named thread. Fails if the process or user has reached its limit of threads.
 pub fn spawn<T: Send + 'static>(
     name: impl Into<String>,
     work: impl FnOnce() -> T + Send + 'static,

@@ -1,62 +1,63 @@
-//! How long a CPU quota (of a container, of a systemd unit) has stopped the threads of this process.
+//! How long a CPU quota (of a container or systemd unit) has stopped the threads of this process.
 //!
 //! A throttled thread is runnable and does not run, so the kernel counts the time as waiting for a
-//! processor. But nobody else has that processor: a machine is not busy because a quota is used up.
+//! core. But no other program uses that core: an exhausted quota does not mean that the machine is
+//! busy.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The cgroups whose quotas can throttle the calling thread: its own and those above it.
+/// The cgroups whose quotas can throttle the calling thread: its own and its ancestors.
 #[derive(Debug, Clone, Default)]
-pub struct Quota {
-    /// `cpu.stat` of each.
+pub struct CpuQuota {
+    /// The `cpu.stat` file of each cgroup.
     files: Vec<PathBuf>,
 }
 
-impl Quota {
-    /// The quotas of the calling thread, and of the threads that it starts.
+impl CpuQuota {
+    /// Finds the quotas of the calling thread, which also apply to threads that it starts.
     pub fn of_this_thread() -> Self {
         let read = |name: &str| fs::read_to_string(format!("/proc/{name}")).unwrap_or_default();
-        Self { files: files_of(&read("thread-self/cgroup"), &read("self/mountinfo")) }
+        Self { files: cpu_stat_files(&read("thread-self/cgroup"), &read("self/mountinfo")) }
     }
 
-    /// How long cores were kept from these cgroups so far, all cores and all cgroups added up. 0 where
-    /// there is no quota, or the kernel does not tell.
+    /// How long these cgroups have been throttled in total, summed over cores and cgroups, in
+    /// nanoseconds. 0 without a quota, or if the kernel does not report it.
     pub fn throttled_ns(&self) -> u64 {
         let texts = self.files.iter().filter_map(|file| fs::read_to_string(file).ok());
-        texts.filter_map(|text| throttled_in(&text)).sum()
+        texts.filter_map(|text| parse_throttled_ns(&text)).sum()
     }
 
-    /// Begins to watch.
-    pub fn watch(self) -> Watched {
-        Watched { at: Instant::now(), before_ns: self.throttled_ns(), quota: self }
+    /// Starts a measurement.
+    pub fn monitor(self) -> ThrottleMonitor {
+        ThrottleMonitor { started: Instant::now(), before_ns: self.throttled_ns(), quota: self }
     }
 }
 
-/// A time in which quotas are watched.
+/// A running measurement of throttling.
 #[derive(Debug)]
-pub struct Watched {
-    quota: Quota,
-    at: Instant,
+pub struct ThrottleMonitor {
+    quota: CpuQuota,
+    started: Instant,
     before_ns: u64,
 }
 
-impl Watched {
-    /// Watches the quotas of the calling thread from now on.
-    pub fn begin() -> Self {
-        Quota::of_this_thread().watch()
+impl ThrottleMonitor {
+    /// Starts a measurement for the calling thread.
+    pub fn start() -> Self {
+        CpuQuota::of_this_thread().monitor()
     }
 
-    /// How long cores were kept from this process since then, all cores added up.
+    /// How long this process has been throttled since the start, summed over cores, in nanoseconds.
     pub fn throttled_ns(&self) -> u64 {
         self.quota.throttled_ns().saturating_sub(self.before_ns)
     }
 
-    /// The largest share of the time in which threads can have been throttled since then. Cores are
-    /// throttled at different times or together; the kernel tells only their sum.
+    /// Upper bound on the share of the time since the start in which threads were throttled. The
+    /// kernel reports only the sum over cores, not whether they were throttled at the same time.
     pub fn share(&self) -> f64 {
-        share(self.throttled_ns(), self.at.elapsed())
+        share(self.throttled_ns(), self.started.elapsed())
     }
 }
 
@@ -64,17 +65,18 @@ fn share(throttled_ns: u64, took: Duration) -> f64 {
     (throttled_ns as f64 / took.as_nanos().max(1) as f64).min(1.0)
 }
 
-/// The throttled time in a `cpu.stat`, of version 2 or 1. `None` if it has none: that of a root does not.
-fn throttled_in(stat: &str) -> Option<u64> {
+/// Parses the throttled time of a `cpu.stat`, of cgroup version 2 or 1. `None` if it has none, as
+/// that of a root cgroup.
+fn parse_throttled_ns(stat: &str) -> Option<u64> {
     let number = |name: &str| -> Option<u64> {
         stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok())
     };
     number("throttled_usec").map(|us| us.saturating_mul(1000)).or_else(|| number("throttled_time"))
 }
 
-/// The `cpu.stat` of a process's cgroup and of all above it that can be seen from here, in the
-/// hierarchy of version 2 and in that of version 1 that has the controller of processors.
-fn files_of(cgroups: &str, mountinfo: &str) -> Vec<PathBuf> {
+/// The `cpu.stat` files of a process's cgroup and of its visible ancestors, in the hierarchy of
+/// version 2 and in the version 1 hierarchy with the `cpu` controller.
+fn cpu_stat_files(cgroups: &str, mountinfo: &str) -> Vec<PathBuf> {
     let mut files = Vec::new();
     for line in cgroups.lines() {
         // number:controllers:path
@@ -84,7 +86,7 @@ fn files_of(cgroups: &str, mountinfo: &str) -> Vec<PathBuf> {
         if !is_v2 && !controllers.split(',').any(|name| name == "cpu") {
             continue;
         }
-        let mounts = mountinfo.lines().filter_map(|line| Mount::read(line, is_v2));
+        let mounts = mountinfo.lines().filter_map(|line| CgroupMount::read(line, is_v2));
         if let Some(folders) = mounts.filter_map(|mount| mount.folders(path)).next() {
             files.extend(folders.into_iter().map(|folder| folder.join("cpu.stat")));
         }
@@ -92,29 +94,29 @@ fn files_of(cgroups: &str, mountinfo: &str) -> Vec<PathBuf> {
     files
 }
 
-/// Where a hierarchy of cgroups can be seen.
-struct Mount<'a> {
-    /// The cgroup that is seen at the mount point.
+/// A mount of a cgroup hierarchy.
+struct CgroupMount<'a> {
+    /// The cgroup at the mount point.
     root: &'a str,
     point: &'a str,
 }
 
-impl<'a> Mount<'a> {
-    /// A line of `mountinfo`, if it is such a mount.
+impl<'a> CgroupMount<'a> {
+    /// Parses a line of `mountinfo`; `None` if it is another kind of mount.
     fn read(line: &'a str, is_v2: bool) -> Option<Self> {
         // number parent device root point options [tags] - type source options
         let (mount, system) = line.split_once(" - ")?;
         let mut system = system.split(' ');
         let (kind, options) = (system.next()?, system.nth(1)?);
-        let is_it = match is_v2 {
+        let matches = match is_v2 {
             true => kind == "cgroup2",
             false => kind == "cgroup" && options.split(',').any(|name| name == "cpu"),
         };
         let mut mount = mount.split(' ').skip(3);
-        is_it.then_some(Self { root: mount.next()?, point: mount.next()? })
+        matches.then_some(Self { root: mount.next()?, point: mount.next()? })
     }
 
-    /// The folder of a cgroup and of all above it. `None` if it cannot be seen through this mount.
+    /// The directory of a cgroup and those of its ancestors. `None` if this mount does not show it.
     fn folders(&self, cgroup: &str) -> Option<Vec<PathBuf>> {
         let below = Path::new(cgroup).strip_prefix(self.root).ok()?;
         let is_plain = below.components().all(|part| part.as_os_str() != "..");
@@ -127,20 +129,20 @@ mod tests {
     use memferry_testing::{Requirement, skip};
 
     use super::*;
-    use crate::contention::Meter;
+    use crate::contention::ContentionMeter;
 
     fn found(cgroups: &str, mountinfo: &str) -> Vec<String> {
-        let files = files_of(cgroups, mountinfo);
+        let files = cpu_stat_files(cgroups, mountinfo);
         files.into_iter().map(|file| file.to_string_lossy().into_owned()).collect()
     }
 
     #[test]
     fn both_versions_tell_how_long_they_throttled() {
         let v2 = "usage_usec 9\nnr_periods 6\nnr_throttled 5\nthrottled_usec 395\nnr_bursts 0\n";
-        assert_eq!(throttled_in(v2), Some(395_000));
+        assert_eq!(parse_throttled_ns(v2), Some(395_000));
         let v1 = "nr_periods 6\nnr_throttled 5\nthrottled_time 395266938\n";
-        assert_eq!(throttled_in(v1), Some(395_266_938));
-        assert_eq!(throttled_in("usage_usec 9\nuser_usec 1\n"), None);
+        assert_eq!(parse_throttled_ns(v1), Some(395_266_938));
+        assert_eq!(parse_throttled_ns("usage_usec 9\nuser_usec 1\n"), None);
     }
 
     #[test]
@@ -178,13 +180,13 @@ mod tests {
         assert!(found("", mounts).is_empty());
     }
 
-    /// A cgroup of version 1, which a single thread can enter. Goes with its last thread.
+    /// A cgroup of version 1, which a single thread can enter. Removed after its last thread.
     struct Cgroup(PathBuf);
 
     impl Cgroup {
-        /// One whose threads may have a core for a tenth of the time.
+        /// Creates a cgroup whose threads may use 10 ms of CPU time per 100 ms.
         fn with_quota() -> std::io::Result<Self> {
-            let own = Quota::of_this_thread().files.into_iter().next().unwrap_or_default();
+            let own = CpuQuota::of_this_thread().files.into_iter().next().unwrap_or_default();
             let name = format!("memferry-test-{}", std::process::id());
             let cgroup = Self(own.with_file_name(name));
             fs::create_dir(&cgroup.0)?;
@@ -200,9 +202,9 @@ mod tests {
 
     impl Drop for Cgroup {
         fn drop(&mut self) {
-            // A thread that was joined may still be there for a moment.
-            let until = Instant::now() + Duration::from_secs(30);
-            while fs::remove_dir(&self.0).is_err() && self.0.exists() && Instant::now() < until {
+            // A joined thread may stay in the cgroup for a short time.
+            let deadline = Instant::now() + Duration::from_secs(30);
+            while fs::remove_dir(&self.0).is_err() && self.0.exists() && Instant::now() < deadline {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
@@ -213,23 +215,23 @@ mod tests {
         let cgroup = match Cgroup::with_quota() {
             Ok(cgroup) => cgroup,
             Err(error) => {
-                let why = format!("making a cgroup of version 1 with a CPU quota: {error}");
+                let why = format!("creating a cgroup of version 1 with a CPU quota: {error}");
                 return skip(Requirement::CpuQuota, why);
             }
         };
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 cgroup.enter().unwrap();
-                let (meter, watched) = (Meter::default(), Watched::begin());
-                let until = Instant::now() + Duration::from_secs(60);
-                meter.during(|| {
-                    while watched.throttled_ns() == 0 {
-                        assert!(Instant::now() < until, "never throttled: {watched:?}");
+                let (meter, throttle) = (ContentionMeter::default(), ThrottleMonitor::start());
+                let deadline = Instant::now() + Duration::from_secs(60);
+                meter.measure(|| {
+                    while throttle.throttled_ns() == 0 {
+                        assert!(Instant::now() < deadline, "never throttled: {throttle:?}");
                     }
                 });
-                assert!(watched.share() > 0.0);
-                // The kernel counts it as waiting: that is what must be left out.
-                let (all, others) = (meter.share(0), meter.share(watched.throttled_ns()));
+                assert!(throttle.share() > 0.0);
+                // The kernel counts throttling as waiting, and `share` must subtract it.
+                let (all, others) = (meter.share(0), meter.share(throttle.throttled_ns()));
                 assert!(all == 0.0 || others < all, "{others} {all}");
             });
         });

@@ -1,17 +1,17 @@
-//! Users of the machine by name.
+//! Lookup of users by name.
 
 use std::ffi::CString;
 
-/// The number of a user.
+/// The id of a user.
 pub fn uid_of(name: &str) -> Option<u32> {
     let name = CString::new(name).ok()?;
-    let mut space = vec![0; 16 << 10];
+    let mut buffer = vec![0; 16 << 10];
     // SAFETY: all zeroes is a valid passwd: null pointers and numbers.
     let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
     let mut found = std::ptr::null_mut();
-    // SAFETY: all pointers are valid for the call, and the length is that of the space.
+    // SAFETY: all pointers are valid for the call, and the length is that of the buffer.
     let result = unsafe {
-        libc::getpwnam_r(name.as_ptr(), &mut entry, space.as_mut_ptr(), space.len(), &mut found)
+        libc::getpwnam_r(name.as_ptr(), &mut entry, buffer.as_mut_ptr(), buffer.len(), &mut found)
     };
     (result == 0 && !found.is_null()).then_some(entry.pw_uid)
 }

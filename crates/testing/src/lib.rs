@@ -1,9 +1,10 @@
-//! What the tests of all crates share. The library uses nothing of it.
+//! Helpers for the tests of all crates. The library does not use them.
 //!
-//! - [`skip`] says that a test cannot run here, or fails it where `MEMFERRY_REQUIRE` says that it must.
-//! - [`until`] waits for a state. No test sleeps for a while and hopes that it was long enough.
-//!   [`HangGuard`] ends a test that waits for ever.
-//! - [`write_program`] and [`copy_program`] make programs that can be run while other tests fork.
+//! - [`skip`] reports that a test cannot run on this machine, or fails the test if `MEMFERRY_REQUIRE`
+//!   requires it.
+//! - [`until`] waits for a state, so that no test depends on the length of a sleep. [`HangGuard`] ends a
+//!   test that hangs.
+//! - [`write_program`] and [`copy_program`] create programs that can be run while other tests fork.
 
 mod program;
 mod requirement;

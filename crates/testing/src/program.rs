@@ -1,16 +1,17 @@
-//! Programs that a test makes and then runs.
+//! Programs that a test creates and then runs.
 //!
-//! A test must not write the file of a program itself. While it does, another test of the same process
-//! may fork: the child has the descriptor for writing too, until it executes something, and in that time
-//! the kernel refuses to run the file (`ETXTBSY`, "Text file busy"). So a process of its own writes it:
-//! nobody forks there, and when it has ended, nobody has the file open for writing.
+//! A test must not write the file of a program itself. Meanwhile another test of the same process
+//! may fork: the child inherits the descriptor for writing until it calls `exec`, and in that time
+//! the kernel refuses to run the file (`ETXTBSY`, "Text file busy"). Therefore a separate process
+//! writes the file: that process does not fork, and after its exit no process has the file open for
+//! writing.
 
 use std::ffi::OsStr;
 use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Copies a program to where it can be run from.
+/// Copies a program to a path from which it can be run.
 ///
 /// # Panics
 ///
@@ -20,7 +21,7 @@ pub fn copy_program(from: &Path, to: &Path) {
     assert!(status.success(), "{} cannot be copied to {}", from.display(), to.display());
 }
 
-/// Writes a program, or a script, that can be run.
+/// Writes an executable program or script.
 ///
 /// # Panics
 ///
@@ -47,7 +48,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs `make` and what it made again and again, while another thread starts processes.
+    /// Repeatedly calls `make` and runs the program that it made, while another thread starts
+    /// processes.
     fn beside_forks(make: impl Fn(&Path)) {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let is_over = AtomicBool::new(false);

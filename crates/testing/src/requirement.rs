@@ -1,4 +1,4 @@
-//! What tests need of a machine.
+//! Requirements of tests.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,9 +6,9 @@ use std::str::FromStr;
 /// Something that a test needs and that not every machine has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Requirement {
-    /// `userfaultfd` with events of mappings: root, or `vm.unprivileged_userfaultfd=1`.
+    /// `userfaultfd` with mapping events: root, or `vm.unprivileged_userfaultfd=1`.
     Userfaultfd,
-    /// `io_uring`: containers often forbid it.
+    /// `io_uring`, which containers often deny.
     IoUring,
     /// libfabric with its headers and programs.
     Libfabric,
@@ -18,13 +18,13 @@ pub enum Requirement {
     Mpich,
     /// A C++ compiler.
     CPlusPlus,
-    /// QEMU, and some minutes.
+    /// QEMU, and several minutes.
     Qemu,
     /// The right to become another user.
     Root,
     /// The right to read and write the memory of other processes of the same user.
     CrossMemory,
-    /// The right to make namespaces, and the tools for it.
+    /// The right to create namespaces, and the tools for it.
     Namespaces,
     /// The `cpio` program.
     Cpio,
@@ -34,14 +34,15 @@ pub enum Requirement {
     Memory,
     /// A GPU with its driver.
     Gpu,
-    /// A network card that was handed over to programs.
+    /// A network card that is bound to vfio-pci.
     Nic,
-    /// The right to make cgroups of version 1 with a CPU quota: root, on a kernel that has them.
+    /// The right to create cgroups of version 1 with a CPU quota: root, on a kernel that supports
+    /// them.
     CpuQuota,
 }
 
 impl Requirement {
-    /// Every one.
+    /// All requirements.
     pub const ALL: [Self; 16] = [
         Self::Userfaultfd,
         Self::IoUring,
@@ -61,7 +62,7 @@ impl Requirement {
         Self::CpuQuota,
     ];
 
-    /// How `MEMFERRY_REQUIRE` names it.
+    /// The name in `MEMFERRY_REQUIRE`.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Userfaultfd => "userfaultfd",
@@ -83,8 +84,8 @@ impl Requirement {
         }
     }
 
-    /// Whether it is hardware, or a matter of the kernel: nobody can install it, so `all` does not ask
-    /// for it.
+    /// Whether the requirement is hardware or a property of the kernel. `all` does not include
+    /// these, because they cannot be installed.
     pub const fn is_hardware(self) -> bool {
         matches!(self, Self::Cores | Self::Memory | Self::Gpu | Self::Nic | Self::CpuQuota)
     }
@@ -107,10 +108,10 @@ impl FromStr for Requirement {
     }
 }
 
-/// What must be there, as `MEMFERRY_REQUIRE` says it: words with commas between them.
+/// The parsed value of `MEMFERRY_REQUIRE`: words, separated by commas.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Required {
-    /// All that can be installed.
+    /// Whether everything that can be installed is required.
     all: bool,
     named: Vec<Requirement>,
 }

@@ -10,19 +10,20 @@ use std::thread;
 
 use crate::requirement::{Required, Requirement};
 
-/// Names what must be there: `all`, or names with commas between them.
+/// The variable with the requirements that must be met: `all`, or names separated by commas.
 const REQUIRE: &str = "MEMFERRY_REQUIRE";
-/// Names a file that gets a line for each skipped test. `cargo xtask test` counts them.
+/// The variable that names a file to which each skipped test appends a line. `cargo xtask test`
+/// counts these lines.
 const LOG: &str = "MEMFERRY_SKIP_LOG";
 
 static REQUIRED: LazyLock<Result<Required, String>> =
     LazyLock::new(|| env::var(REQUIRE).unwrap_or_default().parse());
 
-/// Whether a test that needs this may not be skipped.
+/// Whether tests with this requirement must not be skipped.
 ///
 /// # Panics
 ///
-/// If `MEMFERRY_REQUIRE` holds a word that means nothing.
+/// If `MEMFERRY_REQUIRE` contains an unknown word.
 pub fn is_required(requirement: Requirement) -> bool {
     match &*REQUIRED {
         Ok(required) => required.includes(requirement),
@@ -30,34 +31,35 @@ pub fn is_required(requirement: Requirement) -> bool {
     }
 }
 
-/// Says that the running test, or a part of it, is skipped because something is not there. The test
-/// returns after that. `why` says what was tried and how to get it.
+/// Reports that the running test, or a part of it, is skipped because a requirement is not met. The
+/// test returns after this call. `why` says what was tried and how to meet the requirement.
 ///
-/// The line goes to the error output itself: what tests print is not shown when they pass.
+/// The line is written directly to standard error, because the test harness hides the output of
+/// passed tests.
 ///
 /// # Panics
 ///
-/// If `MEMFERRY_REQUIRE` says that it must be there: then the test has failed.
+/// If `MEMFERRY_REQUIRE` contains the requirement: then the test has failed.
 pub fn skip(requirement: Requirement, why: impl Display) {
     let thread = thread::current();
     skip_test(thread.name().unwrap_or("a test"), requirement, why);
 }
 
-/// The same, for a test whose name the thread does not have.
+/// As [`skip`], for a test whose name is not the name of the thread.
 ///
 /// # Panics
 ///
-/// If `MEMFERRY_REQUIRE` says that it must be there: then the test has failed.
+/// If `MEMFERRY_REQUIRE` contains the requirement: then the test has failed.
 pub fn skip_test(test: &str, requirement: Requirement, why: impl Display) {
-    static TOLD: Mutex<Option<HashSet<(String, Requirement)>>> = Mutex::new(None);
+    static REPORTED: Mutex<Option<HashSet<(String, Requirement)>>> = Mutex::new(None);
     assert!(!is_required(requirement), "{requirement} is required ({REQUIRE}), but: {why}");
-    let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut told = REPORTED.lock().unwrap_or_else(PoisonError::into_inner);
     if !told.get_or_insert_default().insert((test.into(), requirement)) {
         return;
     }
     let why = why.to_string().replace('\n', " ");
     let line = format!("SKIPPED {test}: {requirement}: {why}\n");
-    // One write for a line: other tests write too.
+    // A single write keeps the line intact, because other tests write at the same time.
     let _ = std::io::stderr().write_all(line.as_bytes());
     let Some(log) = env::var_os(LOG) else { return };
     let package = env::var("CARGO_PKG_NAME").unwrap_or_default();
@@ -73,7 +75,7 @@ mod tests {
 
     use super::*;
 
-    /// Not a test by itself: what the others run in a process of its own.
+    /// Not a test of its own: other tests run it in a separate process.
     #[test]
     #[ignore = "part of other tests"]
     fn a_test_that_needs_a_gpu_and_libfabric() {

@@ -1,25 +1,25 @@
-//! Waiting for a state instead of for a time.
+//! Waiting for a state instead of a fixed time.
 
 use std::io::Write;
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Only what hangs takes so long, also on a machine that is busy with other things.
+/// The timeout of [`until`]. Only a hang takes this long, even on a busy machine.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Asks until it is so.
+/// Polls until `is_so` returns true.
 ///
 /// # Panics
 ///
-/// If it is not so for [`TIMEOUT`].
+/// If that takes longer than [`TIMEOUT`].
 #[track_caller]
 pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     let mut polls = 0u32;
     while !is_so() {
         assert!(Instant::now() < deadline, "waited in vain until {what}");
-        // Whoever makes it so may need this core.
+        // The thread that changes the state may need this core.
         polls = polls.saturating_add(1);
         match polls {
             0..1000 => thread::yield_now(),
@@ -28,21 +28,22 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     }
 }
 
-/// Ends the whole test program if it is not dropped in time: for calls that would wait for ever if what is
-/// tested is wrong. A failed assertion is not enough there, because it waits for the threads of its scope.
+/// A guard that ends the whole test process if it is not dropped in time, for calls that would
+/// block forever if the tested code is wrong. A failed assertion is not sufficient there, because
+/// it waits for the threads of its scope.
 #[derive(Debug)]
 pub struct HangGuard {
     _over: mpsc::Sender<()>,
 }
 
-/// How long anything that a [`HangGuard`] is for may take.
-const HANG: Duration = Duration::from_secs(300);
+/// The timeout of a [`HangGuard`].
+const HANG_TIMEOUT: Duration = Duration::from_secs(300);
 
 impl HangGuard {
-    /// Begins to watch. `what` is told if it comes to that.
+    /// Starts the timeout. The error message names `what`.
     #[must_use]
     pub fn new(what: &str) -> Self {
-        Self::with_timeout(what, HANG)
+        Self::with_timeout(what, HANG_TIMEOUT)
     }
 
     fn with_timeout(what: &str, timeout: Duration) -> Self {
@@ -64,7 +65,7 @@ mod tests {
 
     use super::*;
 
-    /// Not a test by itself: what the other runs in a process of its own.
+    /// Not a test of its own: another test runs it in a separate process.
     #[test]
     #[ignore = "part of another test"]
     fn a_test_that_hangs() {

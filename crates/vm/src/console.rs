@@ -1,6 +1,6 @@
-//! Lines of a console, as people read them.
+//! Console output as plain text.
 
-/// The text of a line without what moves cursors, paints or rings.
+/// The text of a line without escape sequences and control characters.
 pub(crate) fn plain(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let mut characters = text.chars().peekable();
@@ -9,7 +9,7 @@ pub(crate) fn plain(line: &[u8]) -> String {
         match character {
             '\u{1b}' if characters.peek() == Some(&'[') => {
                 characters.next();
-                // The sequence ends with the first character that is no parameter.
+                // The sequence ends at the first character that is not a parameter.
                 while characters.next_if(|character| matches!(character, ' '..='?')).is_some() {}
                 characters.next();
             }

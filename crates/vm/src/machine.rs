@@ -1,4 +1,4 @@
-//! A machine, from what is wanted of it to what became of it.
+//! The virtual machine, as the host configures and runs it.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -11,21 +11,22 @@ use crate::error::VmError;
 use crate::initramfs::{Initramfs, PackError, this_program};
 use crate::kernel::{self, Kernel};
 use crate::outcome::Outcome;
-use crate::plan::{Command, PLAN, Plan};
-use crate::qemu::{self, Heard, Parts, Qemu};
-use crate::story::{Ending, Story};
+use crate::plan::{GuestCommand, GuestPlan, PLAN};
+use crate::qemu::{self, Qemu, QemuConfig, SerialLine};
+use crate::transcript::{RunTranscript, StopReason};
 
-/// Whether machines can be made here.
+/// Whether this host can run virtual machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Availability {
-    /// Everything is here.
+    /// Emulator and kernel are available.
     Ready,
-    /// The first machine fetches a kernel from the distribution: it needs the network.
+    /// The first machine downloads a kernel from the distribution, which requires network access.
     KernelToFetch,
 }
 
-/// Says whether machines can be made here, or what is missing. Fetches and starts nothing.
+/// Returns whether this host can run virtual machines, or what is missing. It downloads and starts
+/// nothing.
 pub fn availability() -> Result<Availability, VmError> {
     emulator()?;
     if Kernel::find()?.is_some() {
@@ -42,18 +43,18 @@ fn emulator() -> Result<PathBuf, VmError> {
     qemu::find().ok_or(VmError::NoQemu)
 }
 
-/// A machine that is to run programs, one after the other.
+/// A virtual machine that runs programs one after the other.
 ///
-/// It has one processor, 512 MiB of memory, and a card; all of this can be changed.
+/// By default it has one processor, 512 MiB of memory, and a network card.
 #[derive(Debug, Clone)]
 pub struct Machine {
     programs: Vec<(PathBuf, Vec<OsString>)>,
     environment: Vec<(OsString, OsString)>,
     memory_mib: u32,
     cpus: u32,
-    card: bool,
+    nic: bool,
     iommu_address_bits: u32,
-    limit: Duration,
+    timeout: Duration,
 }
 
 impl Default for Machine {
@@ -63,21 +64,21 @@ impl Default for Machine {
             environment: Vec::new(),
             memory_mib: 512,
             cpus: 1,
-            card: true,
+            nic: true,
             iommu_address_bits: 39,
-            limit: Duration::from_secs(300),
+            timeout: Duration::from_secs(300),
         }
     }
 }
 
 impl Machine {
-    /// A machine without programs.
+    /// Creates a machine without programs.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Adds a program of this host, and what it is to be told. It runs as the machine's root, with
-    /// nothing of the host around it but the libraries it is linked with.
+    /// Adds a program of this host with its arguments. The program runs as root of the machine, and
+    /// finds there only the libraries that it is linked with.
     pub fn program<A: Into<OsString>>(
         mut self,
         path: impl Into<PathBuf>,
@@ -88,74 +89,79 @@ impl Machine {
         self
     }
 
-    /// Gives every program a variable. Nothing is taken from the environment of this process.
+    /// Sets an environment variable for all programs. The programs inherit no variables from this
+    /// process.
     pub fn env(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.environment.push((name.into(), value.into()));
         self
     }
 
-    /// How much memory there is, programs and their files included.
+    /// Sets the size of the memory in MiB, which also holds the files of the machine.
     pub fn memory_mib(mut self, memory_mib: u32) -> Self {
         self.memory_mib = memory_mib;
         self
     }
 
-    /// How many processors there are. Each more takes time to start.
+    /// Sets the number of processors. Each additional processor delays the boot.
     pub fn cpus(mut self, cpus: u32) -> Self {
         self.cpus = cpus;
         self
     }
 
-    /// Whether there is an e1000e card behind an IOMMU, in the hands of `vfio-pci`.
-    pub fn card(mut self, card: bool) -> Self {
-        self.card = card;
+    /// Sets whether the machine has an e1000e card behind an IOMMU, bound to vfio-pci.
+    pub fn nic(mut self, card: bool) -> Self {
+        self.nic = card;
         self
     }
 
-    /// How wide the addresses are that the IOMMU translates: 39 bits as in small processors, the
-    /// default, which finds drivers that take every address for a good one, or 48.
+    /// Sets the width in bits of the addresses that the IOMMU translates: 39, as in small
+    /// processors, or 48. The default is 39, which reveals drivers that assume that every address
+    /// can be mapped.
     pub fn iommu_address_bits(mut self, bits: u32) -> Self {
         self.iommu_address_bits = bits;
         self
     }
 
-    /// How long it may take, from the start of the machine to the end of the last program.
-    pub fn limit(mut self, limit: Duration) -> Self {
-        self.limit = limit;
+    /// Sets the timeout for the whole run, from the start of QEMU to the exit of the last program.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.timeout = limit;
         self
     }
 
-    /// Starts the machine, runs the programs and ends it. Each line of a program is passed on as it
-    /// comes; lines of the kernel and of QEMU, of which there are few, begin with `machine: `.
+    /// Starts the machine, runs the programs, and stops the machine. `on_line` receives each line
+    /// of a program as soon as it arrives; lines of the kernel and of QEMU, of which there are few,
+    /// begin with `machine: `.
     ///
-    /// Fetches a kernel if there is none yet. The machine does not outlive this call, nor this process.
+    /// Downloads a kernel if the host has none yet. The machine ends at the latest when this call
+    /// returns or this process exits.
     pub fn run(&self, mut on_line: impl FnMut(&str)) -> Result<Outcome, VmError> {
         let emulator = emulator()?;
         let kernel = Kernel::find_or_fetch()?;
         let initramfs = self.pack(&kernel)?;
-        let parts = Parts {
+        let parts = QemuConfig {
             kernel: &kernel.image,
             memory_mib: self.memory_mib,
             cpus: self.cpus,
-            card: self.card,
+            nic: self.nic,
             iommu_address_bits: self.iommu_address_bits,
         };
         let begun = Instant::now();
-        let mut story = Story::new(self.programs.len());
+        let mut story = RunTranscript::new(self.programs.len());
         let (mut qemu, lines) = Qemu::start(&emulator, &parts, initramfs)?;
-        let mut ending = Ending::Stopped;
+        let mut ending = StopReason::Stopped;
         loop {
-            // Once the time is up, what was said before is all that still comes.
+            // After the timeout QEMU is killed, so the loop only drains the lines that are already
+            // queued.
             let left = match ending {
-                Ending::Stopped => self.limit.saturating_sub(begun.elapsed()),
-                Ending::TimedOut => Duration::MAX,
+                StopReason::Stopped => self.timeout.saturating_sub(begun.elapsed()),
+                StopReason::TimedOut => Duration::MAX,
             };
             let shown = match lines.recv_timeout(left) {
-                Ok(Heard::Console(line)) => story.console(&line),
-                Ok(Heard::Port(line)) => story.note(&line, begun.elapsed()),
+                Ok(SerialLine::Console(line)) => story.record_console(&line),
+                Ok(SerialLine::Port(line)) => story.record(&line, begun.elapsed()),
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
-                    ending = Ending::TimedOut;
+                    ending = StopReason::TimedOut;
                     qemu.kill();
                     None
                 }
@@ -164,18 +170,18 @@ impl Machine {
                 on_line(&line);
             }
         }
-        if let Some(line) = story.cut_off() {
+        if let Some(line) = story.flush_partial_line() {
             on_line(&line);
         }
-        story.finish(ending, self.limit, begun.elapsed())
+        story.finish(ending, self.timeout, begun.elapsed())
     }
 
-    /// The files of the machine.
+    /// Packs the initramfs of the machine.
     fn pack(&self, kernel: &Kernel) -> Result<File, VmError> {
         let mut pack = Initramfs::new(BufWriter::new(qemu::nameless_file()?))?;
         pack.program(&this_program()?, "/init")?;
-        let mut plan = Plan {
-            card: self.card,
+        let mut plan = GuestPlan {
+            card: self.nic,
             modules: Vec::new(),
             environment: Vec::new(),
             programs: Vec::new(),
@@ -183,19 +189,20 @@ impl Machine {
         for (name, value) in &self.environment {
             plan.environment.push((text(name)?, text(value)?));
         }
-        let modules: &[PathBuf] = if self.card { &kernel.modules } else { &[] };
+        let modules: &[PathBuf] = if self.nic { &kernel.modules } else { &[] };
         for (number, module) in modules.iter().enumerate() {
-            let place = place("/modules", number, module)?;
+            let place = guest_path("/modules", number, module)?;
             let failed = |error| PackError::File { path: module.clone(), error };
             let bytes = std::fs::read(module).map_err(failed)?;
             pack.file(&place, 0o644, &bytes).map_err(failed)?;
             plan.modules.push(place);
         }
         for (number, (program, arguments)) in self.programs.iter().enumerate() {
-            let path = place("/programs", number, program)?;
+            let path = guest_path("/programs", number, program)?;
             pack.program(program, &path)?;
             let arguments = arguments.iter().map(|argument| text(argument));
-            plan.programs.push(Command { path, arguments: arguments.collect::<Result<_, _>>()? });
+            plan.programs
+                .push(GuestCommand { path, arguments: arguments.collect::<Result<_, _>>()? });
         }
         pack.file(PLAN, 0o644, &plan.encode())?;
         let mut file = pack.finish()?.into_inner().map_err(std::io::IntoInnerError::into_error)?;
@@ -204,8 +211,9 @@ impl Machine {
     }
 }
 
-/// Where a file goes: names may be the same, numbers are not.
-fn place(folder: &str, number: usize, file: &Path) -> Result<String, PackError> {
+/// The path of a file in the machine. The number makes it unique, because file names may be the
+/// same.
+fn guest_path(folder: &str, number: usize, file: &Path) -> Result<String, PackError> {
     Ok(format!("{folder}/{number}-{}", text(file.file_name().unwrap_or_default())?))
 }
 

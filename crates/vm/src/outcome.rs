@@ -1,4 +1,4 @@
-//! What became of the programs of a machine.
+//! The results of a machine and of its programs.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,29 +6,29 @@ use std::time::Duration;
 /// How a program ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum End {
-    /// It returned, with this status.
+pub enum ProgramExit {
+    /// The program exited with this status.
     Exited(i32),
-    /// A signal ended it.
+    /// This signal terminated the program.
     Signalled(i32),
-    /// It could not be started.
+    /// The program could not be started; the text is the error.
     NotStarted(String),
-    /// It still ran when the machine's time was up.
+    /// The program was still running at the timeout of the machine.
     TimedOut,
-    /// The machine ended under it.
+    /// The machine stopped while the program was running.
     Lost,
-    /// Its turn never came.
+    /// The machine stopped before the program was started.
     NotReached,
 }
 
-impl End {
-    /// Whether the program returned and was content.
+impl ProgramExit {
+    /// Whether the program exited with status 0.
     pub fn is_success(&self) -> bool {
         *self == Self::Exited(0)
     }
 }
 
-impl fmt::Display for End {
+impl fmt::Display for ProgramExit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exited(status) => write!(f, "exited with status {status}"),
@@ -41,49 +41,49 @@ impl fmt::Display for End {
     }
 }
 
-/// One program's end, and what it wrote.
+/// The result of one program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramOutcome {
-    /// How it ended.
-    pub end: End,
-    /// What it wrote to its output and to its error output, in order.
+    /// How the program ended.
+    pub exit: ProgramExit,
+    /// The lines that the program wrote to standard output and standard error, in order.
     pub lines: Vec<String>,
 }
 
-/// What a machine did.
+/// The result of a machine.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// The programs, in the order in which they were asked for.
+    /// The results of the programs, in the order in which they were added.
     pub programs: Vec<ProgramOutcome>,
-    /// What QEMU and the kernel said.
+    /// The lines of QEMU and of the kernel.
     pub console: Vec<String>,
-    /// From the start of QEMU to the moment at which the first program could start.
+    /// The time from the start of QEMU until the machine was ready for the first program.
     pub boot: Duration,
-    /// From the start of QEMU to its end.
+    /// The time from the start of QEMU to its exit.
     pub total: Duration,
 }
 
 impl Outcome {
-    /// Whether every program returned and was content.
+    /// Whether every program exited with status 0.
     pub fn is_success(&self) -> bool {
-        self.programs.iter().all(|program| program.end.is_success())
+        self.programs.iter().all(|program| program.exit.is_success())
     }
 
-    /// The first line in which the kernel says that something is wrong with it, or that a device
-    /// reached for memory that is not its own. Programs may not have noticed.
-    pub fn kernel_trouble(&self) -> Option<&str> {
-        self.console.iter().map(String::as_str).find(|line| is_trouble(line))
+    /// The first console line in which the kernel reports an error of its own, or a DMA fault: a
+    /// device accessed memory that is not mapped for it. The programs may not have noticed it.
+    pub fn kernel_error(&self) -> Option<&str> {
+        self.console.iter().map(String::as_str).find(|line| is_kernel_error(line))
     }
 }
 
-/// Words of a kernel that found a fault in itself.
-const TROUBLE: [&str; 4] = ["BUG:", "Oops", "WARNING:", "Call Trace"];
+/// Markers of kernel errors.
+const KERNEL_ERRORS: [&str; 4] = ["BUG:", "Oops", "WARNING:", "Call Trace"];
 
-fn is_trouble(line: &str) -> bool {
-    // A domain may be a default one, which is no fault.
+fn is_kernel_error(line: &str) -> bool {
+    // "Default" domains are removed first, because "default" contains "fault".
     let lower = line.to_lowercase().replace("default", "");
     lower.contains("dmar") && lower.contains("fault")
-        || TROUBLE.iter().any(|word| line.contains(word))
+        || KERNEL_ERRORS.iter().any(|word| line.contains(word))
 }
 
 #[cfg(test)]
@@ -100,10 +100,10 @@ mod tests {
             "[    2.0] WARNING: CPU: 0 PID: 1 at drivers/vfio/vfio_main.c:1",
             "[    2.0] Call Trace:",
         ] {
-            assert!(is_trouble(line), "{line}");
+            assert!(is_kernel_error(line), "{line}");
         }
         for line in ["DMAR: the default domain", "qemu: warning: no peer", "a page fault"] {
-            assert!(!is_trouble(line), "{line}");
+            assert!(!is_kernel_error(line), "{line}");
         }
     }
 
@@ -112,8 +112,8 @@ mod tests {
         let console = ["hello", "BUG: one", "Call Trace:"].map(str::to_owned).to_vec();
         let time = Duration::from_secs(1);
         let mut outcome = Outcome { programs: Vec::new(), console, boot: time, total: time };
-        assert_eq!(outcome.kernel_trouble(), Some("BUG: one"));
+        assert_eq!(outcome.kernel_error(), Some("BUG: one"));
         outcome.console.truncate(1);
-        assert_eq!(outcome.kernel_trouble(), None);
+        assert_eq!(outcome.kernel_error(), None);
     }
 }

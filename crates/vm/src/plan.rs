@@ -1,31 +1,32 @@
-//! What the host wants done, in a file that the guest finds in its memory when it starts.
+//! The plan of the host for the guest: a file in the initramfs.
 
 use serde::{Deserialize, Serialize};
 
-/// Where the guest finds the plan. A first process that does not find it is in no machine of ours.
+/// The path of the plan. A first process that does not find it does not run in a machine of this
+/// library.
 pub(crate) const PLAN: &str = "/etc/memferry-vm.json";
 
-/// What the guest is to do.
+/// The work of the guest.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Plan {
-    /// Whether there is a card to hand over.
+pub(crate) struct GuestPlan {
+    /// Whether the guest binds a network card to vfio-pci.
     pub(crate) card: bool,
-    /// Kernel modules to load, in order.
+    /// The kernel modules to load, in order.
     pub(crate) modules: Vec<String>,
-    /// Names and values that every program is given.
+    /// The environment variables of every program.
     pub(crate) environment: Vec<(String, String)>,
-    /// Programs to run, one after the other.
-    pub(crate) programs: Vec<Command>,
+    /// The programs to run, one after the other.
+    pub(crate) programs: Vec<GuestCommand>,
 }
 
-/// A program of the guest, and what it is told.
+/// A program of the guest with its arguments.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Command {
+pub(crate) struct GuestCommand {
     pub(crate) path: String,
     pub(crate) arguments: Vec<String>,
 }
 
-impl Plan {
+impl GuestPlan {
     pub(crate) fn encode(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("strings and lists can be written")
     }
@@ -41,15 +42,15 @@ mod tests {
 
     #[test]
     fn a_plan_is_read_as_it_was_written() {
-        let plan = Plan {
+        let plan = GuestPlan {
             card: true,
             modules: vec!["/modules/0-vfio.ko".into()],
             environment: vec![("NAME".into(), "a value = \"quoted\"\nin two lines".into())],
-            programs: vec![Command {
+            programs: vec![GuestCommand {
                 path: "/programs/0-a b".into(),
                 arguments: vec![String::new(), "two words".into(), "ünï\u{0}code".into()],
             }],
         };
-        assert_eq!(Plan::decode(&plan.encode()).unwrap(), plan);
+        assert_eq!(GuestPlan::decode(&plan.encode()).unwrap(), plan);
     }
 }

@@ -1,4 +1,4 @@
-//! The emulator: its command line, and its process, which ends with the value that stands for it.
+//! The emulator QEMU: its command line and its process.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -14,57 +14,59 @@ use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 
-/// What the kernel is told. The programs' port must not be its console. It says what it warns of, and
-/// nothing less. On a busy host the check of the timer fails now and then, and the kernel gives up.
-/// The last three make the start a little quicker, about a tenth.
+/// The kernel command line. The console is the first serial port, because the second one transports
+/// the messages of the guest. Log level 5 prints warnings and errors. `no_timer_check` prevents a
+/// panic, because the timer check sometimes fails on a busy host. The last three options shorten
+/// the boot by about a tenth.
 const KERNEL_LINE: &str = "console=ttyS0 panic=-1 loglevel=5 intel_iommu=on no_timer_check \
                            tsc=reliable mitigations=off cryptomgr.notests";
 
-/// How many lines may wait to be looked at.
+/// The maximum number of queued lines.
 const LINES: usize = 1024;
 
-/// What a machine consists of.
+/// The configuration of a machine.
 #[derive(Debug, Clone)]
-pub(crate) struct Parts<'a> {
+pub(crate) struct QemuConfig<'a> {
     pub(crate) kernel: &'a Path,
     pub(crate) memory_mib: u32,
     pub(crate) cpus: u32,
-    pub(crate) card: bool,
+    pub(crate) nic: bool,
     pub(crate) iommu_address_bits: u32,
 }
 
-/// A line that QEMU wrote.
+/// A line of QEMU's output.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Heard {
-    /// The machine's first serial port, and QEMU's own complaints.
+pub(crate) enum SerialLine {
+    /// A line of the first serial port, or an error of QEMU.
     Console(Vec<u8>),
-    /// The second serial port.
+    /// A line of the second serial port.
     Port(Vec<u8>),
 }
 
-/// The emulator of this host.
+/// Finds the emulator in `PATH`.
 pub(crate) fn find() -> Option<PathBuf> {
     let paths = env::var_os("PATH")?;
     let mut places = env::split_paths(&paths).map(|folder| folder.join("qemu-system-x86_64"));
     places.find(|place| place.is_file())
 }
 
-/// A file without a name: nothing is left of it, whatever becomes of this process.
+/// Creates an anonymous file (memfd), which disappears with this process.
 pub(crate) fn nameless_file() -> io::Result<File> {
     Ok(File::from(memfd_create("memferry-vm", MemfdFlags::CLOEXEC)?))
 }
 
-/// A running emulator. It is killed when this is dropped, and when the thread that started it dies.
+/// A running emulator. It is killed when this value is dropped, and when the thread that started it
+/// exits.
 #[derive(Debug)]
 pub(crate) struct Qemu(Child);
 
 impl Qemu {
-    /// Starts it. What it writes arrives until it is gone.
+    /// Starts the emulator. The receiver gets its output until the emulator exits.
     pub(crate) fn start(
         program: &Path,
-        parts: &Parts<'_>,
+        parts: &QemuConfig<'_>,
         initramfs: File,
-    ) -> io::Result<(Self, Receiver<Heard>)> {
+    ) -> io::Result<(Self, Receiver<SerialLine>)> {
         let initramfs = OwnedFd::from(initramfs);
         let files = format!("/proc/self/fd/{}", initramfs.as_raw_fd());
         let mut command = Command::new(program);
@@ -78,21 +80,21 @@ impl Qemu {
             }
             Ok(fcntl_setfd(&initramfs, FdFlags::empty())?)
         };
-        // SAFETY: between fork and exec, this makes three system calls, takes no lock and allocates
-        // nothing: errors are numbers.
+        // SAFETY: between fork and exec, the closure makes three system calls, takes no lock and
+        // allocates nothing: errors are numbers.
         unsafe { command.pre_exec(prepare) };
         let mut child = command.spawn()?;
         let (sender, receiver) = sync_channel(LINES);
         let (port, console) = (child.stdout.take(), child.stderr.take());
         let qemu = Self(child);
-        listen(port.ok_or(io::ErrorKind::BrokenPipe)?, Heard::Port, sender.clone());
-        listen(console.ok_or(io::ErrorKind::BrokenPipe)?, Heard::Console, sender);
+        read_lines(port.ok_or(io::ErrorKind::BrokenPipe)?, SerialLine::Port, sender.clone());
+        read_lines(console.ok_or(io::ErrorKind::BrokenPipe)?, SerialLine::Console, sender);
         Ok((qemu, receiver))
     }
 
-    /// Ends it at once.
+    /// Kills the emulator and waits for its exit.
     pub(crate) fn kill(&mut self) {
-        // It may have ended by itself: then there is nothing to do.
+        // An error means that the emulator has already exited.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -104,10 +106,10 @@ impl Drop for Qemu {
     }
 }
 
-fn listen<R: Read + Send + 'static>(
+fn read_lines<R: Read + Send + 'static>(
     output: R,
-    heard: fn(Vec<u8>) -> Heard,
-    lines: SyncSender<Heard>,
+    heard: fn(Vec<u8>) -> SerialLine,
+    lines: SyncSender<SerialLine>,
 ) {
     thread::spawn(move || {
         let mut output = BufReader::new(output);
@@ -121,9 +123,9 @@ fn listen<R: Read + Send + 'static>(
     });
 }
 
-/// The command line, but for the files of the machine. Only what is named is emulated.
-fn arguments(parts: &Parts<'_>) -> Vec<OsString> {
-    let Parts { kernel, memory_mib, cpus, card, iommu_address_bits } = parts;
+/// The command line without the initramfs. Only the named devices are emulated.
+fn arguments(parts: &QemuConfig<'_>) -> Vec<OsString> {
+    let QemuConfig { kernel, memory_mib, cpus, nic: card, iommu_address_bits } = parts;
     let mut arguments: Vec<OsString> = [
         "-nodefaults -no-user-config -no-reboot -display none",
         "-machine q35,accel=tcg,usb=off,smbus=off,vmport=off",
@@ -153,7 +155,8 @@ mod tests {
 
     fn line(card: bool) -> String {
         let kernel = Path::new("/a kernel");
-        let parts = Parts { kernel, memory_mib: 256, cpus: 2, card, iommu_address_bits: 48 };
+        let parts =
+            QemuConfig { kernel, memory_mib: 256, cpus: 2, nic: card, iommu_address_bits: 48 };
         let arguments = arguments(&parts);
         arguments.iter().map(|argument| format!("{} ", argument.display())).collect()
     }

@@ -1,5 +1,5 @@
-//! Starts machines for real. That takes seconds for each, so it is only done when it is asked for:
-//! `cargo test --package memferry-vm --test boot -- --ignored`, or with `MEMFERRY_REQUIRE=qemu`.
+//! Tests that start virtual machines. Each takes seconds, so they run only on request: `cargo test
+//! --package memferry-vm --test boot -- --ignored`, or with `MEMFERRY_REQUIRE=qemu`.
 
 #![allow(
     clippy::print_stdout,
@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use std::{env, fs, process, thread};
 
 use memferry_testing::{Requirement, is_required, skip_test};
-use memferry_vm::{Availability, End, Machine, Outcome, ProgramOutcome, VmError, availability};
+use memferry_vm::{
+    Availability, Machine, Outcome, ProgramExit, ProgramOutcome, VmError, availability,
+};
 
-/// Names of the tests are sentences.
+/// The tests with their names.
 const TESTS: [(&str, fn()); 6] = [
     ("programs_run_with_a_card_behind_an_iommu", programs_run_with_a_card_behind_an_iommu),
     ("every_bad_end_is_told_and_later_programs_still_run", every_bad_end_is_told),
@@ -25,7 +27,7 @@ const TESTS: [(&str, fn()); 6] = [
 ];
 
 fn main() {
-    memferry_vm::guest::enter_if_first();
+    memferry_vm::guest::run_if_init();
     let arguments: Vec<String> = env::args().skip(1).collect();
     if let Some(part) = arguments.first().and_then(|first| first.strip_prefix("act=")) {
         return act(part);
@@ -33,26 +35,34 @@ fn main() {
     let is_asked = arguments.iter().any(|argument| argument.ends_with("ignored"))
         || is_required(Requirement::Qemu);
     let filter = arguments.iter().find(|argument| !argument.starts_with('-'));
+    let (mut passed, mut ignored, mut left_out) = (0, 0, 0);
     for (name, test) in TESTS {
         if filter.is_some_and(|filter| !name.contains(filter.as_str())) {
+            left_out += 1;
             continue;
         }
         if is_asked {
             let begun = Instant::now();
             test();
             println!("test {name} ... ok ({:.1} s)", begun.elapsed().as_secs_f64());
+            passed += 1;
         } else {
             println!("test {name} ... ignored");
+            ignored += 1;
             let why = "a virtual machine takes a while; MEMFERRY_REQUIRE=qemu starts it";
             skip_test(name, Requirement::Qemu, why);
         }
     }
+    // A failed test has already ended this program.
+    println!(
+        "test result: ok. {passed} passed; 0 failed; {ignored} ignored; 0 measured; {left_out} filtered out"
+    );
 }
 
-/// What this program does in the machine, or as a host that is to be killed.
+/// The role of this program in a machine, or as a host process that the test kills.
 fn act(part: &str) {
     match part {
-        "look" => look(),
+        "look" => check_devices(),
         "write" => {
             println!("@end 0 exited 0");
             println!("{}", "long ".repeat(10_000));
@@ -62,7 +72,7 @@ fn act(part: &str) {
         "crash" => process::abort(),
         "panic" => panic!("on purpose"),
         "leave" => {
-            // A child that keeps the output open must not keep the machine from going on.
+            // A child that keeps the output open must not prevent the machine from continuing.
             let child = process::Command::new(env::current_exe().unwrap()).arg("act=hang").spawn();
             drop(child.unwrap());
         }
@@ -77,8 +87,8 @@ fn act(part: &str) {
     }
 }
 
-/// Tells what is in `/dev/vfio`, and asks the kernel for the translation that a driver needs.
-fn look() {
+/// Prints the contents of `/dev/vfio`, and sets up the IOMMU translation that a driver needs.
+fn check_devices() {
     const GROUP_STATUS: libc::c_ulong = 0x3b67;
     const SET_CONTAINER: libc::c_ulong = 0x3b68;
     const SET_IOMMU: libc::c_ulong = 0x3b66;
@@ -95,7 +105,7 @@ fn look() {
     use std::os::fd::AsRawFd;
     let (container, group) = (open("vfio"), open(&names[0]));
     let mut status = [8_u32, 0];
-    // SAFETY: the kernel writes two numbers, for which there is room.
+    // SAFETY: the kernel writes two numbers, for which there is space.
     let told = unsafe { libc::ioctl(group.as_raw_fd(), GROUP_STATUS, status.as_mut_ptr()) };
     assert_eq!((told, status[1] & 1), (0, 1), "the group is ready for a driver");
     let number = container.as_raw_fd();
@@ -113,7 +123,7 @@ fn myself() -> std::path::PathBuf {
 }
 
 fn machine() -> Machine {
-    Machine::new().env("VARIABLE", "a value").limit(Duration::from_secs(300))
+    Machine::new().env("VARIABLE", "a value").timeout(Duration::from_secs(300))
 }
 
 fn run(machine: &Machine) -> Outcome {
@@ -134,7 +144,7 @@ fn programs_run_with_a_card_behind_an_iommu() {
     assert_eq!(lines[1..], ["VARIABLE=a value", "translating"]);
     let long = "long ".repeat(10_000);
     let lines = ["@end 0 exited 0", &long, "no end \u{1b}[1mof this line"].map(Into::into).to_vec();
-    assert_eq!(outcome.programs[1], ProgramOutcome { end: End::Exited(0), lines });
+    assert_eq!(outcome.programs[1], ProgramOutcome { exit: ProgramExit::Exited(0), lines });
     assert_eq!(availability().unwrap(), Availability::Ready);
 }
 
@@ -142,9 +152,16 @@ fn every_bad_end_is_told() {
     let parts = ["act=fail", "act=crash", "act=panic", "act=leave", "act=count"];
     let add = |machine: Machine, part: &str| machine.program(myself(), [part]);
     let outcome = run(&parts.into_iter().fold(machine(), add));
-    let ends: Vec<End> = outcome.programs.iter().map(|program| program.end.clone()).collect();
-    let well = End::Exited(0);
-    let expected = [End::Exited(3), End::Signalled(6), End::Exited(101), well.clone(), well];
+    let ends: Vec<ProgramExit> =
+        outcome.programs.iter().map(|program| program.exit.clone()).collect();
+    let well = ProgramExit::Exited(0);
+    let expected = [
+        ProgramExit::Exited(3),
+        ProgramExit::Signalled(6),
+        ProgramExit::Exited(101),
+        well.clone(),
+        well,
+    ];
     assert_eq!(ends, expected);
     assert!(outcome.programs[2].lines.iter().any(|line| line == "on purpose"));
     assert_eq!(outcome.programs[4].lines, ["1 processors"]);
@@ -152,22 +169,22 @@ fn every_bad_end_is_told() {
 
 fn a_hang_is_ended_by_the_limit() {
     let limit = Duration::from_secs(60);
-    let machine = machine().limit(limit);
+    let machine = machine().timeout(limit);
     let outcome = run(&machine.program(myself(), ["act=hang"]).program(myself(), ["act=look"]));
-    assert_eq!(outcome.programs[0].end, End::TimedOut);
+    assert_eq!(outcome.programs[0].exit, ProgramExit::TimedOut);
     assert_eq!(outcome.programs[0].lines, ["test hang ... "]);
-    assert_eq!(outcome.programs[1].end, End::NotReached);
+    assert_eq!(outcome.programs[1].exit, ProgramExit::NotReached);
     assert!(outcome.total >= limit);
 }
 
 fn a_machine_that_is_too_slow_is_an_error() {
-    let machine = machine().limit(Duration::from_millis(300));
+    let machine = machine().timeout(Duration::from_millis(300));
     let error = machine.program(myself(), ["act=look"]).run(|_| {}).unwrap_err();
     assert!(matches!(error, VmError::Slow { .. }), "{error}");
 }
 
 fn a_machine_can_be_larger_and_without_a_card() {
-    let machine = machine().cpus(2).memory_mib(768).card(false);
+    let machine = machine().cpus(2).memory_mib(768).nic(false);
     let outcome = run(&machine.program(myself(), ["act=count"]));
     assert_eq!(outcome.programs[0].lines, ["2 processors"]);
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask faults`: the checks that look for the next fault before a user finds it, and one table of what
-//! they did. Most checks are tests that print rows for it: see [`ROW`].
+//! `cargo xtask faults` runs the checks that search for faults, and prints one table of their
+//! results. Most checks are tests that print rows of the table: see [`ROW_PREFIX`].
 
 mod fuzz;
 mod models;
@@ -15,57 +15,58 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use serde_json::json;
 
-use crate::say;
+use crate::print_line;
 use sanitize::SANITIZERS;
 
-/// A check that is no plain test: what it is called, whether only those get it who ask for it or for a long run,
-/// and what it does.
-struct Special {
+/// A check that is not a plain test. With `is_long` it runs only by name or in a long run.
+struct SpecialCheck {
     name: &'static str,
     is_long: bool,
-    /// An error if something is missing, with the cure: hours are not to be spent before that is told.
+    /// Fails, with the fix, if something that the check needs is missing. It runs before all
+    /// checks, so that a long run does not fail after hours.
     needs: fn() -> anyhow::Result<()>,
-    run: fn(is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()>,
+    run: fn(is_long: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()>,
 }
 
-const SPECIALS: [Special; 5] = [
-    Special { name: "fuzzing", is_long: false, needs: fuzz::needs, run: fuzz::run },
-    Special { name: "models", is_long: false, needs: || Ok(()), run: models::run },
-    // They build everything anew.
-    Special {
+const SPECIAL_CHECKS: [SpecialCheck; 5] = [
+    SpecialCheck { name: "fuzzing", is_long: false, needs: fuzz::needs, run: fuzz::run },
+    SpecialCheck { name: "models", is_long: false, needs: || Ok(()), run: models::run },
+    // The sanitizers rebuild everything.
+    SpecialCheck {
         name: SANITIZERS[0].name,
         is_long: true,
         needs: sanitize::needs,
         run: |is_long, rows| SANITIZERS[0].run(is_long, rows),
     },
-    Special {
+    SpecialCheck {
         name: SANITIZERS[1].name,
         is_long: true,
         needs: sanitize::needs,
         run: |is_long, rows| SANITIZERS[1].run(is_long, rows),
     },
-    // It fetches sources, and takes a quarter of an hour.
-    Special { name: "tests of MPICH", is_long: true, needs: mpi::needs, run: mpi::run },
+    // The tests of MPICH download sources and take a quarter of an hour.
+    SpecialCheck { name: "tests of MPICH", is_long: true, needs: mpi::needs, run: mpi::run },
 ];
 
-/// How a line of a test begins that is a row of the table. What was counted, how often, and anything worth
-/// knowing follow, with tabs between them.
-const ROW: &str = "row\t";
+/// The prefix of a test's output line that is a row of the table. A label, a count and a remark
+/// follow, separated by tabs.
+const ROW_PREFIX: &str = "row\t";
 
-/// Tests that let something go wrong.
-struct Check {
+/// Tests that inject faults.
+struct FaultCheck {
     name: &'static str,
     package: &'static str,
     test: &'static str,
     features: &'static [&'static str],
     filter: &'static str,
-    /// How many tests that are: one that has another name by now is not left out unnoticed.
+    /// The expected number of tests, so that a renamed test is not lost unnoticed.
     tests: u64,
-    /// A variable by which the tests know how much to do: in a short run, and in a long one.
+    /// A variable that sets the amount of work for the tests, with its values for a short and for a
+    /// long run.
     amount: Option<(&'static str, &'static str, &'static str)>,
 }
 
-const PLAIN: Check = Check {
+const PLAIN: FaultCheck = FaultCheck {
     name: "calls of messages",
     package: "memferry-message",
     test: "faults",
@@ -75,12 +76,12 @@ const PLAIN: Check = Check {
     amount: Some(("MEMFERRY_FAULTS", "some", "all")),
 };
 
-const CHECKS: [Check; 6] = [
+const CHECKS: [FaultCheck; 6] = [
     PLAIN,
-    Check { name: "calls of copies", package: "memferry-copy", filter: "", tests: 2, ..PLAIN },
-    Check { name: "deaths", filter: "deaths", tests: 1, ..PLAIN },
-    Check { name: "deaths in a crowd", filter: "crowd", tests: 1, ..PLAIN },
-    Check {
+    FaultCheck { name: "calls of copies", package: "memferry-copy", filter: "", tests: 2, ..PLAIN },
+    FaultCheck { name: "deaths", filter: "deaths", tests: 1, ..PLAIN },
+    FaultCheck { name: "deaths in a crowd", filter: "crowd", tests: 1, ..PLAIN },
+    FaultCheck {
         name: "kills in traffic",
         package: "memferry-c",
         test: "programs",
@@ -89,7 +90,7 @@ const CHECKS: [Check; 6] = [
         tests: 2,
         amount: Some(("MEMFERRY_TRAFFIC_KILLS", "100", "3334")),
     },
-    Check {
+    FaultCheck {
         name: "hostile peers",
         test: "hostile",
         features: &[],
@@ -114,17 +115,17 @@ pub(crate) struct Args {
     json: bool,
 }
 
-/// A line of the table.
-struct Row {
+/// A row of the table.
+struct FaultRow {
     what: String,
     count: u64,
     detail: String,
 }
 
-impl Row {
+impl FaultRow {
     fn parse(line: &str) -> Option<Self> {
-        // The test harness writes the names of tests in front of what they print.
-        let row = &line[line.find(ROW)? + ROW.len()..];
+        // The test harness writes the names of tests in front of their output.
+        let row = &line[line.find(ROW_PREFIX)? + ROW_PREFIX.len()..];
         let mut words = row.split('\t');
         let (what, count) = (words.next()?.to_owned(), words.next()?.parse().ok()?);
         Some(Self { what, count, detail: words.next().unwrap_or_default().to_owned() })
@@ -137,15 +138,15 @@ fn cargo_test() -> Command {
     command
 }
 
-/// How many tests passed, by what the harness writes.
+/// The number of passed tests, from the output of the test harness.
 fn passed(text: &str) -> u64 {
     let in_line =
         |line: &str| line.strip_prefix("test result: ok. ")?.split(' ').next()?.parse::<u64>().ok();
     text.lines().filter_map(in_line).sum()
 }
 
-/// An error if a program is not there, with the package that has it.
-fn need(program: &str, package: &str, what_for: &str) -> anyhow::Result<()> {
+/// Fails if a program is not installed, and names its package.
+fn require_program(program: &str, package: &str, what_for: &str) -> anyhow::Result<()> {
     let folders = env::var_os("PATH").unwrap_or_default();
     if env::split_paths(&folders).any(|folder| folder.join(program).is_file()) {
         return Ok(());
@@ -153,30 +154,31 @@ fn need(program: &str, package: &str, what_for: &str) -> anyhow::Result<()> {
     bail!("{what_for} needs {program}: apt install {package}");
 }
 
-/// The folder of the workspace.
+/// The root folder of the workspace.
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).expect("this crate lies in crates/")
 }
 
-/// Runs a command; its output passes through, but for the rows. How many tests passed, if none failed.
-fn run_for_rows(mut command: Command, rows: &mut Vec<Row>) -> anyhow::Result<Option<u64>> {
+/// Runs a command, and prints its output without the rows. Returns the number of passed tests;
+/// `None` if a test failed.
+fn run_for_rows(mut command: Command, rows: &mut Vec<FaultRow>) -> anyhow::Result<Option<u64>> {
     let mut child = command.stdout(Stdio::piped()).spawn().context("cargo cannot be run")?;
     let output = child.stdout.take().context("the output of cargo")?;
     let mut count = 0;
     for line in BufReader::new(output).lines() {
         let line = line.context("the output of the tests")?;
         count += passed(&line);
-        match Row::parse(&line) {
+        match FaultRow::parse(&line) {
             Some(row) => rows.push(row),
-            None => say(&line),
+            None => print_line(&line),
         }
     }
     Ok(child.wait()?.success().then_some(count))
 }
 
-impl Check {
-    /// Runs its tests.
-    fn run(&self, is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+impl FaultCheck {
+    /// Runs the tests of this check.
+    fn run(&self, is_long: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()> {
         let (mut command, before) = (cargo_test(), rows.len());
         command.args(["--package", self.package, "--test", self.test]);
         command.args(["--features", &self.features.join(",")]);
@@ -201,29 +203,31 @@ impl Check {
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let is_wanted = |name: &str| args.only.as_ref().is_none_or(|only| name.contains(only.as_str()));
     let is_asked = args.long || args.only.is_some();
-    let is_due = |special: &&Special| is_wanted(special.name) && (is_asked || !special.is_long);
+    let is_due =
+        |special: &&SpecialCheck| is_wanted(special.name) && (is_asked || !special.is_long);
     let checks: Vec<_> = CHECKS.iter().filter(|check| is_wanted(check.name)).collect();
-    let specials: Vec<_> = SPECIALS.iter().filter(is_due).collect();
+    let specials: Vec<_> = SPECIAL_CHECKS.iter().filter(is_due).collect();
     if checks.is_empty() && specials.is_empty() {
         let names = CHECKS.iter().map(|check| check.name);
-        let names: Vec<_> = names.chain(SPECIALS.iter().map(|special| special.name)).collect();
+        let names: Vec<_> =
+            names.chain(SPECIAL_CHECKS.iter().map(|special| special.name)).collect();
         bail!("no check is called so: there are {}", names.join(", "));
     }
     specials.iter().try_for_each(|special| (special.needs)())?;
     let (mut rows, mut failures, began) = (Vec::new(), Vec::new(), Instant::now());
     let mut note = |outcome: anyhow::Result<()>| {
-        // What comes later may be right, and is worth knowing.
+        // The remaining checks run in any case.
         if let Err(error) = outcome {
-            say(&format!("{error:#}"));
+            print_line(&format!("{error:#}"));
             failures.push(format!("{error:#}"));
         }
     };
     for check in checks {
-        say(&format!("== {}", check.name));
+        print_line(&format!("== {}", check.name));
         note(check.run(args.long, &mut rows));
     }
     for special in specials {
-        say(&format!("== {}", special.name));
+        print_line(&format!("== {}", special.name));
         note((special.run)(args.long, &mut rows));
     }
     report(&rows, &failures, began.elapsed(), args.json);
@@ -233,23 +237,24 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-fn report(rows: &[Row], failures: &[String], took: Duration, is_json: bool) {
+fn report(rows: &[FaultRow], failures: &[String], took: Duration, is_json: bool) {
     let seconds = took.as_secs();
     if is_json {
-        let row = |row: &Row| json!({"what": row.what, "count": row.count, "detail": row.detail});
+        let row =
+            |row: &FaultRow| json!({"what": row.what, "count": row.count, "detail": row.detail});
         let rows: Vec<_> = rows.iter().map(row).collect();
         let success = failures.is_empty();
         let all =
             json!({"success": success, "failures": failures, "seconds": seconds, "rows": rows});
-        return say(&all.to_string());
+        return print_line(&all.to_string());
     }
-    say("");
-    for Row { what, count, detail } in rows {
-        say(&format!("{count:>9}  {what:<40}  {detail}"));
+    print_line("");
+    for FaultRow { what, count, detail } in rows {
+        print_line(&format!("{count:>9}  {what:<40}  {detail}"));
     }
     match failures {
-        [] => say(&format!("nothing wrong, nothing lost, nothing left, in {seconds} s")),
-        failures => failures.iter().for_each(|failure| say(&format!("FAILED: {failure}"))),
+        [] => print_line(&format!("nothing wrong, nothing lost, nothing left, in {seconds} s")),
+        failures => failures.iter().for_each(|failure| print_line(&format!("FAILED: {failure}"))),
     }
 }
 
@@ -259,12 +264,13 @@ mod tests {
 
     #[test]
     fn a_row_is_found_behind_the_name_of_a_test() {
-        let row = Row::parse("test failures::all ... row\tcalls failed\t17\tof 3 kinds").unwrap();
+        let row =
+            FaultRow::parse("test failures::all ... row\tcalls failed\t17\tof 3 kinds").unwrap();
         assert_eq!(
             (row.what.as_str(), row.count, row.detail.as_str()),
             ("calls failed", 17, "of 3 kinds")
         );
-        assert!(Row::parse("test result: ok. 3 passed").is_none());
-        assert!(Row::parse("row\tcalls failed\tmany").is_none());
+        assert!(FaultRow::parse("test result: ok. 3 passed").is_none());
+        assert!(FaultRow::parse("row\tcalls failed\tmany").is_none());
     }
 }

@@ -1,12 +1,15 @@
-//! Tasks of Memferry's developers: `cargo xtask test` runs all tests and tells which were skipped,
-//! `cargo xtask faults` lets everything go wrong once, `cargo xtask qemu` runs the tests that need a real
-//! network card in a virtual machine that has one. This program is also the first process of that machine.
+//! Developer tasks of Memferry. `cargo xtask test` runs all tests and reports the skipped ones.
+//! `cargo xtask faults` runs the fault injection checks. `cargo xtask qemu` runs the tests that
+//! need a network card in a virtual machine; this program is also the first process of that
+//! machine. `cargo xtask install` and `cargo xtask deb` install and pack Memferry.
 
 mod build;
+mod deb;
 mod faults;
+mod install;
 mod qemu;
-mod tally;
 mod test;
+mod test_counts;
 
 use std::process::ExitCode;
 
@@ -16,13 +19,19 @@ use clap::{Parser, Subcommand};
 #[command(name = "cargo xtask", about = "Tasks of Memferry's developers")]
 struct Cli {
     #[command(subcommand)]
-    task: Task,
+    command: XtaskCommand,
 }
 
 #[derive(Debug, Subcommand)]
-enum Task {
+enum XtaskCommand {
+    /// Pack what `install` installs for Debian
+    ///
+    /// Takes dpkg-deb and strip, and no root.
+    Deb(deb::Args),
     /// Let every system call fail and processes die at every step, and print a table of what was tried
     Faults(faults::Args),
+    /// Build for release, and install program, libraries, header, manual pages and completions
+    Install(install::Args),
     /// Run the tests that need a network card in a virtual machine that has one
     ///
     /// Takes some minutes, and qemu-system-x86_64. The machine's kernel is fetched by apt the first
@@ -37,29 +46,31 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    memferry_vm::guest::enter_if_first();
-    let done = match Cli::parse().task {
-        Task::Faults(args) => faults::run(&args),
-        Task::Qemu(args) => qemu::run(&args),
-        Task::Test(args) => test::run(&args),
+    memferry_vm::guest::run_if_init();
+    let done = match Cli::parse().command {
+        XtaskCommand::Deb(args) => deb::run(&args),
+        XtaskCommand::Faults(args) => faults::run(&args),
+        XtaskCommand::Install(args) => install::run(&args),
+        XtaskCommand::Qemu(args) => qemu::run(&args),
+        XtaskCommand::Test(args) => test::run(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&format!("xtask: {error:#}"));
+            print_error(&format!("xtask: {error:#}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// What people want to know.
+/// Prints a line to standard output.
 #[allow(clippy::print_stdout, reason = "the only place that writes to the output")]
-fn say(line: &str) {
+fn print_line(line: &str) {
     println!("{line}");
 }
 
-/// What went wrong.
+/// Prints a line to standard error.
 #[allow(clippy::print_stderr, reason = "the only place that writes to the error output")]
-fn complain(line: &str) {
+fn print_error(line: &str) {
     eprintln!("{line}");
 }

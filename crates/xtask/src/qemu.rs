@@ -1,5 +1,5 @@
-//! `cargo xtask qemu`: builds the tests that need a network card, runs them in a virtual machine, and
-//! fails unless tests ran there, every one of them passed, and the kernel had nothing to complain of.
+//! `cargo xtask qemu` builds the tests that need a network card and runs them in a virtual machine.
+//! It fails unless at least one test ran, all tests passed, and the kernel reported no error.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use memferry_vm::{Machine, Outcome};
 use serde_json::json;
 
 use crate::build::TestTarget;
-use crate::say;
-use crate::tally::{self, Tally};
+use crate::print_line;
+use crate::test_counts::{self, TestCounts};
 
-/// Packages and their tests that need a card.
+/// The packages and their tests that need a card.
 const TESTS: [(&str, &str); 1] = [("memferry-engine", "nic")];
 
-/// Arguments of test programs after which single tests have no line of their own.
+/// Arguments of test programs that change or remove the lines of single tests.
 const OTHER_LINES: [&str; 5] = ["--nocapture", "--no-capture", "--quiet", "-q", "--format"];
 
 #[derive(Debug, clap::Args)]
@@ -64,11 +64,11 @@ impl Args {
 }
 
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    // Nothing is built for a machine that cannot be made.
+    // The check comes before the build, which would be useless without a machine.
     memferry_vm::availability()?;
     let targets = args.targets();
     let mut machine = Machine::new()
-        .limit(Duration::from_secs(args.limit))
+        .timeout(Duration::from_secs(args.limit))
         .cpus(args.cpus)
         .memory_mib(args.memory)
         .env("MEMFERRY_NIC", "auto")
@@ -78,15 +78,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         let arguments = ["--test-threads=1".to_owned()].into_iter().chain(arguments);
         machine = machine.program(target.build()?, arguments);
     }
-    let outcome = machine.run(say)?;
+    let outcome = machine.run(print_line)?;
     report(args, &targets, &outcome)
 }
 
 fn report(args: &Args, targets: &[TestTarget], outcome: &Outcome) -> anyhow::Result<()> {
-    let mut tally = Tally::default();
+    let mut tally = TestCounts::default();
     let mut wrongs = Vec::new();
     for (target, program) in targets.iter().zip(&outcome.programs) {
-        let (counted, wrong) = tally::judge(program, args.has_plain_lines());
+        let (counted, wrong) = test_counts::judge(program, args.has_plain_lines());
         tally.add(counted);
         let told = |wrong| format!("{}/{}: {wrong}", target.package, target.target);
         wrongs.extend(wrong.map(told));
@@ -94,14 +94,14 @@ fn report(args: &Args, targets: &[TestTarget], outcome: &Outcome) -> anyhow::Res
     if wrongs.is_empty() && tally.passed == 0 {
         wrongs.push("no test ran".into());
     }
-    // The tests may have passed over it.
-    wrongs.extend(outcome.kernel_trouble().map(|line| format!("the kernel said: {line}")));
-    let Tally { passed, failed, ignored } = tally;
+    // The tests may have passed in spite of a kernel error.
+    wrongs.extend(outcome.kernel_error().map(|line| format!("the kernel said: {line}")));
+    let TestCounts { passed, failed, ignored } = tally;
     let seconds = |time: Duration| (time.as_secs_f64() * 10.0).round() / 10.0;
     let (boot, total) = (seconds(outcome.boot), seconds(outcome.total));
     let is_good = wrongs.is_empty();
     if is_good {
-        say(&format!(
+        print_line(&format!(
             "qemu: {passed} tests passed in the virtual machine ({boot} s to start, {total} s in all)"
         ));
     }
@@ -116,7 +116,7 @@ fn report(args: &Args, targets: &[TestTarget], outcome: &Outcome) -> anyhow::Res
             "boot_s": boot,
             "total_s": total,
         });
-        say(&counts.to_string());
+        print_line(&counts.to_string());
     }
     if !is_good {
         bail!("qemu: {passed} tests passed, {failed} failed: {}", wrongs.join("; "));
@@ -127,7 +127,7 @@ fn report(args: &Args, targets: &[TestTarget], outcome: &Outcome) -> anyhow::Res
 #[cfg(test)]
 mod tests {
     use clap::Parser;
-    use memferry_vm::{End, ProgramOutcome};
+    use memferry_vm::{ProgramExit, ProgramOutcome};
 
     use super::*;
 
@@ -144,7 +144,7 @@ mod tests {
     fn outcome(lines: &[&str]) -> Outcome {
         let lines = lines.iter().map(|&line| line.into()).collect();
         Outcome {
-            programs: vec![ProgramOutcome { end: End::Exited(0), lines }],
+            programs: vec![ProgramOutcome { exit: ProgramExit::Exited(0), lines }],
             console: Vec::new(),
             boot: Duration::from_secs(3),
             total: Duration::from_secs(4),

@@ -5,16 +5,16 @@ use std::collections::HashSet;
 use memferry::engine::OpenError;
 use memferry::engine::cpu::ProfileError;
 use memferry::memory::pinning::{PageRange, PinError};
-use memferry::message::{self, ConnectError, Gone};
+use memferry::message::{self, ConnectError, DisconnectReason};
 use memferry::{BuildError, CookieError, Error, ExecutionError, ValidationError};
 use memferry_sys::cuda::DriverError;
 
 use super::*;
 
 /// One error of every kind, with the code that is documented for it.
-fn one_of_each() -> Vec<(c_int, Failure)> {
-    let copy = |code, error: Error| (code, Failure::from(error));
-    let build = |code, error: BuildError| (code, Failure::from(error));
+fn one_of_each() -> Vec<(c_int, CallError)> {
+    let copy = |code, error: Error| (code, CallError::from(error));
+    let build = |code, error: BuildError| (code, CallError::from(error));
     let (side, engine, done_bytes) = ("source", String::from("cpu"), 0);
     let (name, value, expected) = ("MEMFERRY_CHANNELS", String::from("many"), "a number");
     let environment = BuildError::Environment { name, value: value.clone(), expected };
@@ -36,7 +36,7 @@ fn one_of_each() -> Vec<(c_int, Failure)> {
         copy(ADMA_EBADF, CookieError::Foreign(-14).into()),
         copy(ADMA_ESTALE, CookieError::Foreign(14).into()),
         copy(ADMA_ENOENT, CookieError::Unknown(14).into()),
-        copy(ADMA_EIDRM, CookieError::Forgotten(14).into()),
+        copy(ADMA_EIDRM, CookieError::Expired(14).into()),
         copy(ADMA_ENOSPC, CookieError::Exhausted.into()),
         copy(ADMA_EIO, ExecutionError::Engine { done_bytes, reason: "hot" }.into()),
         copy(ADMA_ENXIO, bad_memory.into()),
@@ -55,9 +55,11 @@ fn one_of_each() -> Vec<(c_int, Failure)> {
 }
 
 /// The same for links.
-fn one_of_each_of_links() -> Vec<(c_int, Failure)> {
-    use message::{Denied, Error as E, Rights, SystemError, ValidationError as V, Who};
-    let link = |code, error: E| (code, Failure::from(error));
+fn one_of_each_of_links() -> Vec<(c_int, CallError)> {
+    use message::{
+        CrossMemoryDenied, Error as E, MemorySide, Rights, SystemError, ValidationError as V,
+    };
+    let link = |code, error: E| (code, CallError::from(error));
     let system = |errno| {
         let error = SystemError(std::io::Error::from_raw_os_error(errno).into());
         E::Connect(ConnectError::System { what: "listening", error })
@@ -74,9 +76,9 @@ fn one_of_each_of_links() -> Vec<(c_int, Failure)> {
         link(ADMA_EDOM, setting.into()),
         link(ADMA_EINVAL, V::UnknownPeer.into()),
         link(ADMA_EADDRINUSE, ConnectError::NameInUse(name()).into()),
-        link(ADMA_ECONNREFUSED, ConnectError::NobodyListens(name()).into()),
-        link(ADMA_ECONNREFUSED, ConnectError::Refused(name(), "no").into()),
-        link(ADMA_ETIMEDOUT, ConnectError::NoAnswer { name: name(), seconds: 1 }.into()),
+        link(ADMA_ECONNREFUSED, ConnectError::NoListener(name()).into()),
+        link(ADMA_ECONNREFUSED, ConnectError::Rejected(name(), "no").into()),
+        link(ADMA_ETIMEDOUT, ConnectError::NoReply { name: name(), seconds: 1 }.into()),
         link(ADMA_EPERM, ConnectError::UserNotAllowed(1).into()),
         link(ADMA_EPROTO, version.into()),
         link(ADMA_EMFILE, ConnectError::TooManyPeers(1).into()),
@@ -85,17 +87,17 @@ fn one_of_each_of_links() -> Vec<(c_int, Failure)> {
         link(ADMA_EADDRNOTAVAIL, system(libc::ENAMETOOLONG)),
         link(ADMA_EAGAIN, system(libc::ENOMEM)),
         link(ADMA_EMSGSIZE, E::Truncated { message_bytes: 2, buffer_bytes: 1 }),
-        link(ADMA_EPIPE, E::PeerGone(Gone::Ended)),
-        link(ADMA_EPIPE, E::PeerGone(Gone::Closed)),
-        link(ADMA_EPROTO, E::PeerGone(Gone::Misbehaved("nonsense"))),
+        link(ADMA_EPIPE, E::PeerDisconnected(DisconnectReason::Exited)),
+        link(ADMA_EPIPE, E::PeerDisconnected(DisconnectReason::Closed)),
+        link(ADMA_EPROTO, E::PeerDisconnected(DisconnectReason::ProtocolViolation("nonsense"))),
         link(ADMA_ECANCELED, E::Closed),
         link(ADMA_ECANCELED, E::Cancelled),
-        link(ADMA_ENXIO, E::BadMemory(Who::Theirs)),
+        link(ADMA_ENXIO, E::BadMemory(MemorySide::Peer)),
         link(ADMA_ECHILD, E::Forked),
         link(ADMA_ESTALE, E::Withdrawn),
         link(ADMA_EACCES, E::NotPermitted { asked: Rights::WRITE, given: Rights::READ }),
         link(ADMA_EHOSTUNREACH, E::Unreachable(None)),
-        link(ADMA_EHOSTUNREACH, E::Unreachable(Some(Denied::SwitchedOff))),
+        link(ADMA_EHOSTUNREACH, E::Unreachable(Some(CrossMemoryDenied::Disabled))),
         link(ADMA_EXDEV, V::ForeignHandle.into()),
         link(ADMA_ERANGE, outside.into()),
         link(ADMA_EINVAL, V::MisalignedVariable(4).into()),
@@ -104,23 +106,23 @@ fn one_of_each_of_links() -> Vec<(c_int, Failure)> {
 }
 
 /// The same for GPUs.
-fn one_of_each_of_gpus() -> Vec<(c_int, Failure)> {
+fn one_of_each_of_gpus() -> Vec<(c_int, CallError)> {
     let said = |code| DriverError { call: "cuMemAlloc", code };
-    let pin = |code, error: PinError| (code, Failure::from(error));
+    let pin = |code, error: PinError| (code, CallError::from(error));
     let range = PageRange::covering(4096, 1).unwrap();
-    let (what, cure) = ("this", "that");
+    let (what, fix) = ("this", "that");
     vec![
         (ADMA_ENOMEM, said(2).into()),
         (ADMA_EIO, said(719).into()),
         pin(ADMA_ENXIO, PinError::BadMemory { range }),
-        pin(ADMA_EOVERFLOW, PinError::NoRange { address: 1, length: usize::MAX }),
-        pin(ADMA_EOPNOTSUPP, PinError::Unsupported { what, cure }),
+        pin(ADMA_EOVERFLOW, PinError::InvalidRange { address: 1, length: usize::MAX }),
+        pin(ADMA_EOPNOTSUPP, PinError::Unsupported { what, fix }),
         pin(ADMA_ENOMEM, PinError::OutOfMemory),
         pin(ADMA_EIO, PinError::Refused { what, code: 5 }),
     ]
 }
 
-fn all() -> impl Iterator<Item = (c_int, Failure)> {
+fn all() -> impl Iterator<Item = (c_int, CallError)> {
     one_of_each().into_iter().chain(one_of_each_of_links()).chain(one_of_each_of_gpus())
 }
 

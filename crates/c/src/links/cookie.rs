@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use crate::code::{ADMA_EBADF, ADMA_EINVAL, ADMA_ENOSPC, Failure};
+use crate::code::{ADMA_EBADF, ADMA_EINVAL, ADMA_ENOSPC, CallError};
 
 /// The smallest cookie of a read or write. All cookies of copies are below.
 pub(crate) const FIRST: i64 = 1 << 62;
@@ -16,45 +16,45 @@ pub(crate) const FIRST: i64 = 1 << 62;
 const NUMBER_BITS: u32 = 48;
 
 /// Links that can be open at a time.
-pub(super) const PLACES: usize = 1 << (62 - NUMBER_BITS);
+pub(super) const SLOTS: usize = 1 << (62 - NUMBER_BITS);
 
-static NEXT: [AtomicU64; PLACES] = [const { AtomicU64::new(0) }; PLACES];
+static NEXT: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
 /// Places that were ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// A read or write: the place of its link, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkCookie {
-    pub(super) place: usize,
+    pub(super) slot: usize,
     pub(super) number: u64,
 }
 
 impl LinkCookie {
     /// What a number of the program stands for, if it can be that of a read or write.
-    pub(crate) fn from_raw(raw: i64) -> Result<Self, Failure> {
+    pub(crate) fn from_raw(raw: i64) -> Result<Self, CallError> {
         if raw < 0 {
             let text = format!("{raw} is no cookie: is it the error code of an earlier call?");
-            return Err(Failure::new(ADMA_EBADF, text));
+            return Err(CallError::new(ADMA_EBADF, text));
         }
         if raw < FIRST {
             let text = format!(
                 "cookie {raw} is not of a read or write: for a copy, use adma_check_copy or \
                  adma_wait_copy"
             );
-            return Err(Failure::new(ADMA_EINVAL, text));
+            return Err(CallError::new(ADMA_EINVAL, text));
         }
         let bits = (raw - FIRST).cast_unsigned();
         let (place, number) = ((bits >> NUMBER_BITS) as usize, bits & ((1 << NUMBER_BITS) - 1));
-        Ok(Self { place, number })
+        Ok(Self { slot: place, number })
     }
 
     pub(super) fn to_raw(self) -> i64 {
-        FIRST | ((self.place as i64) << NUMBER_BITS) | self.number.cast_signed()
+        FIRST | ((self.slot as i64) << NUMBER_BITS) | self.number.cast_signed()
     }
 
     /// Whether it was given out, by this process or an ancestor.
-    pub(crate) fn was_given_out(self) -> bool {
-        self.number < next(self.place)
+    pub(crate) fn was_issued(self) -> bool {
+        self.number < next(self.slot)
     }
 }
 
@@ -64,11 +64,11 @@ pub(super) fn next(place: usize) -> u64 {
 }
 
 /// Whether a place has a number for one more operation.
-pub(super) fn check_room(place: usize) -> Result<(), Failure> {
+pub(super) fn check_numbers_left(place: usize) -> Result<(), CallError> {
     if next(place) >> NUMBER_BITS == 0 {
         return Ok(());
     }
-    Err(Failure::new(ADMA_ENOSPC, "all cookies of this link are used up: close it, open another"))
+    Err(CallError::new(ADMA_ENOSPC, "all cookies of this link are used up: close it, open another"))
 }
 
 /// Takes the next number of a place. Only the link that has the place does so, one at a time.
@@ -77,7 +77,7 @@ pub(super) fn take_number(place: usize) -> u64 {
 }
 
 /// A place is used from now on.
-pub(super) fn use_place(place: usize) {
+pub(super) fn mark_slot_used(place: usize) {
     USED.fetch_max(place + 1, Ordering::Relaxed);
 }
 
@@ -92,9 +92,9 @@ mod tests {
 
     #[test]
     fn a_cookie_comes_back_as_it_went() {
-        for place in [0, 1, 77, PLACES - 1] {
+        for place in [0, 1, 77, SLOTS - 1] {
             for number in [0, 1, (1 << NUMBER_BITS) - 1] {
-                let cookie = LinkCookie { place, number };
+                let cookie = LinkCookie { slot: place, number };
                 assert!(cookie.to_raw() >= FIRST);
                 assert_eq!(LinkCookie::from_raw(cookie.to_raw()).unwrap(), cookie);
             }
@@ -108,6 +108,6 @@ mod tests {
         for raw in [0, 42, 1 << 47, FIRST - 1] {
             assert_eq!(LinkCookie::from_raw(raw).unwrap_err().code, ADMA_EINVAL);
         }
-        assert!(!LinkCookie::from_raw(i64::MAX).unwrap().was_given_out());
+        assert!(!LinkCookie::from_raw(i64::MAX).unwrap().was_issued());
     }
 }

@@ -7,23 +7,23 @@ use std::slice;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use memferry::message::{Error, Gone, Link, Operation, ValidationError, Watch};
+use memferry::message::{DisconnectReason, Error, Link, Operation, ReadyFd, ValidationError};
 use memferry_sys::sync::lock;
 
 use super::cookie;
-use super::descriptor::Descriptor;
-use super::ledger::{Ended, Known, Ledger, try_hold, wait_for};
-use crate::code::{ADMA_ENOMSG, Failure};
+use super::op_log::{OperationLog, OperationResult, OperationStatus, try_with, wait_for};
+use super::user_fd::UserFd;
+use crate::code::{ADMA_ENOMSG, CallError};
 use crate::memory;
 
 /// A link of this process.
 #[derive(Debug)]
 pub(crate) struct OpenLink {
     link: Link,
-    watch: Watch,
-    descriptor: Descriptor,
-    pub(super) place: usize,
-    ledger: Mutex<Ledger>,
+    ready_fd: ReadyFd,
+    user_fd: UserFd,
+    pub(super) slot: usize,
+    operations: Mutex<OperationLog>,
     /// Our event is signalled. It is left so until somebody asks in vain: then it matters. Changes
     /// only while the ledger is locked.
     is_signalled: AtomicBool,
@@ -33,28 +33,28 @@ pub(crate) struct OpenLink {
 
 impl OpenLink {
     /// A link in a place, with a descriptor for the program.
-    pub(super) fn new(link: Link, place: usize) -> Result<Self, Failure> {
-        let watch = link.watch()?;
-        let descriptor = Descriptor::over(watch.as_fd())?;
+    pub(super) fn new(link: Link, place: usize) -> Result<Self, CallError> {
+        let watch = link.ready_fd()?;
+        let descriptor = UserFd::over(watch.as_fd())?;
         Ok(Self {
             link,
-            watch,
-            descriptor,
-            place,
-            ledger: Mutex::new(Ledger::new(place)),
+            ready_fd: watch,
+            user_fd: descriptor,
+            slot: place,
+            operations: Mutex::new(OperationLog::new(place)),
             is_signalled: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
         })
     }
 
     pub(super) fn number(&self) -> c_int {
-        self.descriptor.number()
+        self.user_fd.number()
     }
 
     /// Whether the program still holds the descriptor.
     #[inline]
     pub(super) fn is_held(&self) -> bool {
-        self.descriptor.is_ours(self.watch.as_fd())
+        self.user_fd.is_ours(self.ready_fd.as_fd())
     }
 
     /// The link of the core.
@@ -79,21 +79,21 @@ impl OpenLink {
     }
 
     /// Whether an operation is not over.
-    pub(super) fn is_underway(&self, number: u64) -> bool {
+    pub(super) fn is_in_flight(&self, number: u64) -> bool {
         matches!(self.check(number), Ok(None))
     }
 
     /// Closes what the program holds: last, so that its number is free only when nothing is left
     /// behind it.
     pub(super) fn close_descriptor(&self) {
-        self.link.unwatch();
-        self.descriptor.close(self.watch.as_fd());
+        self.link.disable_ready_fd();
+        self.user_fd.close(self.ready_fd.as_fd());
     }
 
     /// Accesses that find the connection ended do not know who ended it.
-    pub(crate) fn whose_end(&self, error: Error) -> Error {
+    pub(crate) fn map_close_error(&self, error: Error) -> Error {
         match error {
-            Error::PeerGone(Gone::Closed) if self.is_closed() => Error::Closed,
+            Error::PeerDisconnected(DisconnectReason::Closed) if self.is_closed() => Error::Closed,
             other => other,
         }
     }
@@ -102,7 +102,7 @@ impl OpenLink {
     ///
     /// # Safety
     /// The memory must be valid for reads, and not change, until this returns.
-    pub(crate) unsafe fn write(&self, address: *const u8, length: usize) -> Result<(), Failure> {
+    pub(crate) unsafe fn write(&self, address: *const u8, length: usize) -> Result<(), CallError> {
         memory::check(address, length)?;
         let bytes = if length == 0 {
             &[]
@@ -117,7 +117,7 @@ impl OpenLink {
     ///
     /// # Safety
     /// The memory must be valid for writes, and nobody else may use it, until this returns.
-    pub(crate) unsafe fn read(&self, address: *mut u8, length: usize) -> Result<u64, Failure> {
+    pub(crate) unsafe fn read(&self, address: *mut u8, length: usize) -> Result<u64, CallError> {
         memory::check(address, length)?;
         let bytes = if length == 0 {
             &mut []
@@ -132,7 +132,11 @@ impl OpenLink {
     ///
     /// # Safety
     /// As for [`OpenLink::write`], until it is over.
-    pub(crate) unsafe fn iwrite(&self, address: *const u8, length: usize) -> Result<i64, Failure> {
+    pub(crate) unsafe fn iwrite(
+        &self,
+        address: *const u8,
+        length: usize,
+    ) -> Result<i64, CallError> {
         memory::check(address, length)?;
         // SAFETY: passed on.
         self.start(length, || unsafe { self.link.iwrite_raw(address, length) })
@@ -142,7 +146,7 @@ impl OpenLink {
     ///
     /// # Safety
     /// As for [`OpenLink::read`], until it is over.
-    pub(crate) unsafe fn iread(&self, address: *mut u8, length: usize) -> Result<i64, Failure> {
+    pub(crate) unsafe fn iread(&self, address: *mut u8, length: usize) -> Result<i64, CallError> {
         memory::check(address, length)?;
         // SAFETY: passed on.
         self.start(length, || unsafe { self.link.iread_raw(address, length) })
@@ -153,9 +157,9 @@ impl OpenLink {
         &self,
         length: usize,
         begin: impl Fn() -> Result<Operation, Error>,
-    ) -> Result<i64, Failure> {
-        let mut ledger = lock(&self.ledger);
-        cookie::check_room(self.place)?;
+    ) -> Result<i64, CallError> {
+        let mut ledger = lock(&self.operations);
+        cookie::check_numbers_left(self.slot)?;
         let operation = match begin() {
             // Those that are over and that nobody has asked about count too: not any longer.
             Err(Error::Validation(ValidationError::TooManyOperations(_))) => {
@@ -165,54 +169,54 @@ impl OpenLink {
             begun => begun,
         }?;
         let cookie = ledger.insert(operation, length as u64);
-        if ledger.has_unasked() && !self.is_signalled.swap(true, Ordering::Relaxed) {
-            self.descriptor.event().signal();
+        if ledger.has_unqueried() && !self.is_signalled.swap(true, Ordering::Relaxed) {
+            self.user_fd.event().signal();
         }
         Ok(cookie.to_raw())
     }
 
     /// How an operation ended; `None` if it is not over.
-    pub(crate) fn check(&self, number: u64) -> Result<Option<Ended>, Failure> {
-        let (shared, posted) = match lock(&self.ledger).find(number)? {
-            Known::Underway { shared, posted } => (shared, posted),
-            Known::Over(ended) => return Ok(Some(ended)),
+    pub(crate) fn check(&self, number: u64) -> Result<Option<OperationResult>, CallError> {
+        let (shared, posted) = match lock(&self.operations).find(number)? {
+            OperationStatus::InFlight { shared, posted } => (shared, posted),
+            OperationStatus::Done(ended) => return Ok(Some(ended)),
         };
         // Without the lock another thread waits for it, and moves it on too.
-        let Some(Some(outcome)) = try_hold(&shared, Operation::test) else {
-            self.quiet();
+        let Some(Some(outcome)) = try_with(&shared, Operation::test) else {
+            self.clear_ready();
             return Ok(None);
         };
-        Ok(Some(lock(&self.ledger).settle(number, posted, outcome)))
+        Ok(Some(lock(&self.operations).complete(number, posted, outcome)))
     }
 
     /// Waits until an operation is over.
-    pub(crate) fn wait(&self, number: u64) -> Result<Ended, Failure> {
-        let (shared, posted) = match lock(&self.ledger).find(number)? {
-            Known::Underway { shared, posted } => (shared, posted),
-            Known::Over(ended) => return Ok(ended),
+    pub(crate) fn wait(&self, number: u64) -> Result<OperationResult, CallError> {
+        let (shared, posted) = match lock(&self.operations).find(number)? {
+            OperationStatus::InFlight { shared, posted } => (shared, posted),
+            OperationStatus::Done(ended) => return Ok(ended),
         };
-        let outcome = wait_for(&shared).map_err(|error| self.whose_end(error));
-        Ok(lock(&self.ledger).settle(number, posted, outcome))
+        let outcome = wait_for(&shared).map_err(|error| self.map_close_error(error));
+        Ok(lock(&self.operations).complete(number, posted, outcome))
     }
 
     /// The length of the message that the next read will get, if it waits.
-    pub(crate) fn peek(&self) -> Result<u64, Failure> {
+    pub(crate) fn peek(&self) -> Result<u64, CallError> {
         if let Some(length) = self.link.peek()? {
             return Ok(length);
         }
-        self.quiet();
-        Err(Failure::new(ADMA_ENOMSG, "no message waits to be read"))
+        self.clear_ready();
+        Err(CallError::new(ADMA_ENOMSG, "no message waits to be read"))
     }
 
     /// Somebody has asked in vain and may sleep on the descriptor next: it must be readable only if
     /// there is a reason.
-    fn quiet(&self) {
+    fn clear_ready(&self) {
         if !self.is_signalled.load(Ordering::Relaxed) {
             return;
         }
-        let ledger = lock(&self.ledger);
-        if !ledger.has_unasked() && self.is_signalled.swap(false, Ordering::Relaxed) {
-            self.descriptor.event().drain();
+        let ledger = lock(&self.operations);
+        if !ledger.has_unqueried() && self.is_signalled.swap(false, Ordering::Relaxed) {
+            self.user_fd.event().drain();
         }
     }
 }

@@ -5,46 +5,51 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use memferry::message::{Error, Link, Listener, Watch};
+use memferry::message::{Error, Link, Listener, ReadyFd};
 
-use super::descriptor::{Descriptor, wait_readable};
-use crate::code::Failure;
+use super::user_fd::{UserFd, wait_readable};
+use crate::code::CallError;
 
 /// Wake-ups for nothing before the next is not believed at once.
-const MOST_IN_VAIN: u32 = 10;
-const NAP: Duration = Duration::from_millis(1);
+const MAX_EMPTY_WAKEUPS: u32 = 10;
+const EMPTY_WAKEUP_SLEEP: Duration = Duration::from_millis(1);
 
 /// A listener of this process.
 #[derive(Debug)]
 pub(super) struct OpenListener {
     listener: Listener,
-    watch: Watch,
-    descriptor: Descriptor,
+    ready_fd: ReadyFd,
+    user_fd: UserFd,
     is_closed: AtomicBool,
 }
 
 impl OpenListener {
-    pub(super) fn bind(name: &str) -> Result<Self, Failure> {
+    pub(super) fn bind(name: &str) -> Result<Self, CallError> {
         let listener = Listener::bind(name)?;
-        let watch = listener.watch()?;
-        let descriptor = Descriptor::over(watch.as_fd())?;
-        Ok(Self { listener, watch, descriptor, is_closed: AtomicBool::new(false) })
+        let watch = listener.ready_fd()?;
+        let descriptor = UserFd::over(watch.as_fd())?;
+        Ok(Self {
+            listener,
+            ready_fd: watch,
+            user_fd: descriptor,
+            is_closed: AtomicBool::new(false),
+        })
     }
 
     pub(super) fn number(&self) -> c_int {
-        self.descriptor.number()
+        self.user_fd.number()
     }
 
     /// Whether the program still holds the descriptor.
     pub(super) fn is_held(&self) -> bool {
-        self.descriptor.is_ours(self.watch.as_fd())
+        self.user_fd.is_ours(self.ready_fd.as_fd())
     }
 
     /// Waits for the next process that connects; calls `look` whenever something has happened.
-    pub(super) fn accept(&self, look: impl Fn()) -> Result<Link, Failure> {
+    pub(super) fn accept(&self, on_wakeup: impl Fn()) -> Result<Link, CallError> {
         let mut in_vain = 0;
         loop {
-            look();
+            on_wakeup();
             if self.is_closed.load(Ordering::Acquire) {
                 return Err(Error::Closed.into());
             }
@@ -52,18 +57,18 @@ impl OpenListener {
                 return Ok(link);
             }
             // Without descriptors to spare nobody can be let in, and the name stays readable.
-            if in_vain > MOST_IN_VAIN {
-                std::thread::sleep(NAP);
+            if in_vain > MAX_EMPTY_WAKEUPS {
+                std::thread::sleep(EMPTY_WAKEUP_SLEEP);
             }
-            in_vain += u32::from(wait_readable(&self.watch, self.descriptor.event()));
+            in_vain += u32::from(wait_readable(&self.ready_fd, self.user_fd.event()));
         }
     }
 
     /// Wakes those who wait; the name is free again when the last of them has left.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
-        self.listener.unwatch();
-        self.descriptor.close(self.watch.as_fd());
-        self.descriptor.event().signal();
+        self.listener.disable_ready_fd();
+        self.user_fd.close(self.ready_fd.as_fd());
+        self.user_fd.event().signal();
     }
 }

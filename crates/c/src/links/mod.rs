@@ -4,10 +4,10 @@
 //! may wait. A forked child begins with an empty table: what it finds in its parent's it refuses.
 
 mod cookie;
-mod descriptor;
-mod ledger;
 mod link;
 mod listener;
+mod op_log;
+mod user_fd;
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGua
 use memferry::message::{Error, Link};
 use memferry_sys::sync::lock;
 
-use crate::code::{ADMA_EBADF, ADMA_EBUSY, ADMA_EMFILE, ADMA_ESTALE, Failure};
-use crate::windows::Windows;
+use crate::code::{ADMA_EBADF, ADMA_EBUSY, ADMA_EMFILE, ADMA_ESTALE, CallError};
+use crate::windows::WindowRegistry;
 pub(crate) use cookie::{FIRST as FIRST_LINK_COOKIE, LinkCookie};
 pub(crate) use link::OpenLink;
 use listener::OpenListener;
@@ -25,26 +25,26 @@ use listener::OpenListener;
 /// All links and listeners.
 #[derive(Debug)]
 pub(crate) struct Links {
-    table: RwLock<Table>,
+    table: RwLock<LinkTable>,
     /// Held by whoever closes all of them.
     closing: Mutex<()>,
     /// The windows of links, which end with them.
-    windows: Windows,
+    windows: WindowRegistry,
     /// How far each place had counted when this process was forked.
     inherited: Box<[u64]>,
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    by_descriptor: HashMap<c_int, Entry>,
-    places: Vec<Option<Arc<OpenLink>>>,
+struct LinkTable {
+    by_descriptor: HashMap<c_int, LinkEntry>,
+    slots: Vec<Option<Arc<OpenLink>>>,
     /// Links that are closed, but to whose memory the other side may still write. They keep their
     /// places, so that their cookies say when that is over.
     busy: Vec<Arc<OpenLink>>,
 }
 
 #[derive(Debug, Clone)]
-enum Entry {
+enum LinkEntry {
     Link(Arc<OpenLink>),
     Listener(Arc<OpenListener>),
 }
@@ -56,68 +56,68 @@ impl Links {
         Self {
             table: RwLock::default(),
             closing: Mutex::default(),
-            windows: Windows::new(),
+            windows: WindowRegistry::new(),
             inherited,
         }
     }
 
     /// Takes a name; the descriptor.
-    pub(crate) fn listen(&self, name: &str) -> Result<c_int, Failure> {
+    pub(crate) fn listen(&self, name: &str) -> Result<c_int, CallError> {
         self.release();
-        let entry = Entry::Listener(Arc::new(OpenListener::bind(name)?));
+        let entry = LinkEntry::Listener(Arc::new(OpenListener::bind(name)?));
         Ok(self.insert(self.write(), entry))
     }
 
     /// The windows of all links.
     #[inline]
-    pub(crate) fn windows(&self) -> &Windows {
+    pub(crate) fn windows(&self) -> &WindowRegistry {
         &self.windows
     }
 
     /// Waits for somebody to connect; the descriptor of the link.
-    pub(crate) fn accept(&self, descriptor: c_int) -> Result<c_int, Failure> {
+    pub(crate) fn accept(&self, descriptor: c_int) -> Result<c_int, CallError> {
         match self.entry(descriptor)? {
-            Entry::Listener(listener) => self.add(listener.accept(|| self.release())?),
-            Entry::Link(_) => Err(not_open(descriptor, "a listener: it is a link")),
+            LinkEntry::Listener(listener) => self.add(listener.accept(|| self.release())?),
+            LinkEntry::Link(_) => Err(not_open(descriptor, "a listener: it is a link")),
         }
     }
 
     /// Connects to a name; the descriptor of the link.
-    pub(crate) fn connect(&self, name: &str) -> Result<c_int, Failure> {
+    pub(crate) fn connect(&self, name: &str) -> Result<c_int, CallError> {
         self.release();
         self.add(Link::connect(name)?)
     }
 
     /// The open link of a descriptor.
-    pub(crate) fn link(&self, descriptor: c_int) -> Result<Arc<OpenLink>, Failure> {
+    pub(crate) fn link(&self, descriptor: c_int) -> Result<Arc<OpenLink>, CallError> {
         match self.entry(descriptor)? {
-            Entry::Link(link) => Ok(link),
-            Entry::Listener(_) => Err(not_open(descriptor, "a link: it is a listener")),
+            LinkEntry::Link(link) => Ok(link),
+            LinkEntry::Listener(_) => Err(not_open(descriptor, "a link: it is a listener")),
         }
     }
 
     /// The open link of a cookie, and the number of the operation there.
-    pub(crate) fn of_cookie(&self, raw: i64) -> Result<(Arc<OpenLink>, u64), Failure> {
+    pub(crate) fn of_cookie(&self, raw: i64) -> Result<(Arc<OpenLink>, u64), CallError> {
         let cookie = LinkCookie::from_raw(raw)?;
-        if self.inherited.get(cookie.place).is_some_and(|count| cookie.number < *count) {
+        if self.inherited.get(cookie.slot).is_some_and(|count| cookie.number < *count) {
             return Err(Error::Forked.into());
         }
-        let found = self.read().places.get(cookie.place).cloned().flatten();
+        let found = self.read().slots.get(cookie.slot).cloned().flatten();
         match found {
             // Of a closed link only those are known whose memory is still in use.
-            Some(link) if !link.is_closed() || link.is_underway(cookie.number) => {
+            Some(link) if !link.is_closed() || link.is_in_flight(cookie.number) => {
                 Ok((link, cookie.number))
             }
-            _ if cookie.was_given_out() => {
-                Err(Failure::new(ADMA_ESTALE, format!("the link of cookie {raw} was closed")))
+            _ if cookie.was_issued() => {
+                Err(CallError::new(ADMA_ESTALE, format!("the link of cookie {raw} was closed")))
             }
-            _ => Err(Failure::new(ADMA_ESTALE, format!("{raw} never was a cookie"))),
+            _ => Err(CallError::new(ADMA_ESTALE, format!("{raw} never was a cookie"))),
         }
     }
 
     /// Closes a link or listener. An error that says busy: it is closed, but the other side is in the
     /// middle of a write to memory of a read, or of an access to a window.
-    pub(crate) fn close(&self, descriptor: c_int) -> Result<(), Failure> {
+    pub(crate) fn close(&self, descriptor: c_int) -> Result<(), CallError> {
         self.release();
         let entry = self.entry(descriptor)?;
         // Of two threads that close it one is first, and the other comes too late.
@@ -128,7 +128,7 @@ impl Links {
     }
 
     /// Closes all of them. An error as for [`Links::close`], also for those that were closed before.
-    pub(crate) fn close_all(&self) -> Result<(), Failure> {
+    pub(crate) fn close_all(&self) -> Result<(), CallError> {
         // Another thread that does the same has taken them already, and may still be at it.
         let _closing = lock(&self.closing);
         let open = std::mem::take(&mut self.write().by_descriptor);
@@ -150,7 +150,7 @@ impl Links {
             table.busy.retain(|known| !Arc::ptr_eq(known, link));
             // Of two threads that release it one is first.
             if table.busy.len() < before {
-                table.places[link.place] = None;
+                table.slots[link.slot] = None;
             }
         }
     }
@@ -163,12 +163,12 @@ impl Links {
             Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(std::sync::TryLockError::WouldBlock) => return false,
         };
-        table.by_descriptor.get(&descriptor).is_some_and(Entry::is_held)
+        table.by_descriptor.get(&descriptor).is_some_and(LinkEntry::is_held)
     }
 
     /// What a descriptor stands for. If the program has closed it with `close(2)`, that is noticed
     /// here, and the link or listener is closed.
-    fn entry(&self, descriptor: c_int) -> Result<Entry, Failure> {
+    fn entry(&self, descriptor: c_int) -> Result<LinkEntry, CallError> {
         let found = self.read().by_descriptor.get(&descriptor).cloned();
         let Some(entry) = found else {
             if crate::global::is_from_before_fork(descriptor) {
@@ -187,16 +187,16 @@ impl Links {
     }
 
     /// Finds a place for a link.
-    fn add(&self, link: Link) -> Result<c_int, Failure> {
+    fn add(&self, link: Link) -> Result<c_int, CallError> {
         let mut table = self.write();
-        let place = table.free_place()?;
+        let place = table.free_slot()?;
         let link = Arc::new(OpenLink::new(link, place)?);
-        table.places[place] = Some(link.clone());
-        Ok(self.insert(table, Entry::Link(link)))
+        table.slots[place] = Some(link.clone());
+        Ok(self.insert(table, LinkEntry::Link(link)))
     }
 
     /// Keeps an entry; its number.
-    fn insert(&self, mut table: RwLockWriteGuard<'_, Table>, entry: Entry) -> c_int {
+    fn insert(&self, mut table: RwLockWriteGuard<'_, LinkTable>, entry: LinkEntry) -> c_int {
         let number = entry.number();
         let lost = table.by_descriptor.insert(number, entry);
         // The number is new, so whatever had it was closed with `close(2)`.
@@ -209,22 +209,22 @@ impl Links {
     }
 
     /// Ends what an entry stands for, now that nobody can find it by its descriptor.
-    fn end(&self, entry: &Entry) -> Result<(), Failure> {
+    fn end(&self, entry: &LinkEntry) -> Result<(), CallError> {
         match entry {
-            Entry::Link(link) => {
+            LinkEntry::Link(link) => {
                 link.close();
-                let outcome = self.windows.end_of(link);
+                let outcome = self.windows.close_windows_of(link);
                 let outcome = if link.is_busy() { outcome.and(Err(still_busy())) } else { outcome };
                 let mut table = self.write();
                 match outcome {
-                    Ok(()) => table.places[link.place] = None,
+                    Ok(()) => table.slots[link.slot] = None,
                     Err(_) => table.busy.push(link.clone()),
                 }
                 drop(table);
                 link.close_descriptor();
                 outcome
             }
-            Entry::Listener(listener) => {
+            LinkEntry::Listener(listener) => {
                 listener.close();
                 Ok(())
             }
@@ -232,7 +232,7 @@ impl Links {
     }
 
     /// Takes an entry out of the table. `false` if another thread has.
-    fn remove(&self, entry: &Entry) -> bool {
+    fn remove(&self, entry: &LinkEntry) -> bool {
         let mut table = self.write();
         let is_there = table.by_descriptor.get(&entry.number()).is_some_and(|it| it.is(entry));
         if is_there {
@@ -241,30 +241,30 @@ impl Links {
         is_there
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, Table> {
+    fn read(&self) -> RwLockReadGuard<'_, LinkTable> {
         self.table.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+    fn write(&self) -> RwLockWriteGuard<'_, LinkTable> {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
-    fn free_place(&mut self) -> Result<usize, Failure> {
-        let place = self.places.iter().position(Option::is_none).unwrap_or(self.places.len());
-        if place == cookie::PLACES {
-            return Err(Failure::new(ADMA_EMFILE, format!("{place} links are open: close some")));
+impl LinkTable {
+    fn free_slot(&mut self) -> Result<usize, CallError> {
+        let place = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        if place == cookie::SLOTS {
+            return Err(CallError::new(ADMA_EMFILE, format!("{place} links are open: close some")));
         }
-        if place == self.places.len() {
-            self.places.push(None);
+        if place == self.slots.len() {
+            self.slots.push(None);
         }
-        cookie::use_place(place);
+        cookie::mark_slot_used(place);
         Ok(place)
     }
 }
 
-impl Entry {
+impl LinkEntry {
     fn number(&self) -> c_int {
         match self {
             Self::Link(link) => link.number(),
@@ -288,12 +288,12 @@ impl Entry {
     }
 }
 
-fn still_busy() -> Failure {
+fn still_busy() -> CallError {
     let text = "the other process is stopped while it writes to memory of a link that was closed: \
                 keep the memory valid, let that process go on or end it, and call again";
-    Failure::new(ADMA_EBUSY, text)
+    CallError::new(ADMA_EBUSY, text)
 }
 
-fn not_open(descriptor: c_int, what: &str) -> Failure {
-    Failure::new(ADMA_EBADF, format!("descriptor {descriptor} is not {what}"))
+fn not_open(descriptor: c_int, what: &str) -> CallError {
+    CallError::new(ADMA_EBADF, format!("descriptor {descriptor} is not {what}"))
 }

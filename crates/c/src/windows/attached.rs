@@ -3,24 +3,24 @@
 use std::slice;
 use std::sync::Arc;
 
-use memferry::message::{Error, Notify, RemoteWindow, WindowHandle};
+use memferry::message::{Error, PutNotification, RemoteWindow, WindowHandle};
 
-use crate::code::{ADMA_EBADMSG, Failure};
+use crate::code::{ADMA_EBADMSG, CallError};
 use crate::links::OpenLink;
 use crate::memory;
 
 /// A window of the other side.
 #[derive(Debug)]
-pub(crate) struct Attached {
+pub(crate) struct AttachedWindow {
     link: Arc<OpenLink>,
     remote: RemoteWindow,
 }
 
-impl Attached {
+impl AttachedWindow {
     /// Attaches the window that some bytes name, if they do.
-    pub(super) fn new(link: Arc<OpenLink>, handle: [u8; 16]) -> Result<Self, Failure> {
+    pub(super) fn new(link: Arc<OpenLink>, handle: [u8; 16]) -> Result<Self, CallError> {
         let handle = WindowHandle::from_bytes(handle).map_err(|error| {
-            Failure::new(ADMA_EBADMSG, format!("these bytes are no handle of a window: {error}"))
+            CallError::new(ADMA_EBADMSG, format!("these bytes are no handle of a window: {error}"))
         })?;
         let remote = link.core().attach(handle)?;
         Ok(Self { link, remote })
@@ -48,8 +48,8 @@ impl Attached {
         offset: u64,
         address: *const u8,
         length: usize,
-        notify: Option<Notify>,
-    ) -> Result<(), Failure> {
+        notify: Option<PutNotification>,
+    ) -> Result<(), CallError> {
         memory::check(address, length)?;
         let bytes = if length == 0 {
             &[]
@@ -72,7 +72,7 @@ impl Attached {
         offset: u64,
         address: *mut u8,
         length: usize,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CallError> {
         memory::check(address, length)?;
         let bytes = if length == 0 {
             &mut []
@@ -86,14 +86,14 @@ impl Attached {
     /// Starts a put; its cookie.
     ///
     /// # Safety
-    /// As for [`Attached::put`], until it is over.
+    /// As for [`AttachedWindow::put`], until it is over.
     pub(crate) unsafe fn iput(
         &self,
         offset: u64,
         address: *const u8,
         length: usize,
-        notify: Option<Notify>,
-    ) -> Result<i64, Failure> {
+        notify: Option<PutNotification>,
+    ) -> Result<i64, CallError> {
         memory::check(address, length)?;
         // SAFETY: passed on.
         let begin = || unsafe { self.remote.iput_raw(offset, address, length, notify) };
@@ -103,24 +103,24 @@ impl Attached {
     /// Starts a get; its cookie.
     ///
     /// # Safety
-    /// As for [`Attached::get`], until it is over.
+    /// As for [`AttachedWindow::get`], until it is over.
     pub(crate) unsafe fn iget(
         &self,
         offset: u64,
         address: *mut u8,
         length: usize,
-    ) -> Result<i64, Failure> {
+    ) -> Result<i64, CallError> {
         memory::check(address, length)?;
         // SAFETY: passed on.
         self.link.start(length, || unsafe { self.remote.iget_raw(offset, address, length) })
     }
 
     /// Waits until everything that was begun before, on any window of the link, is over.
-    pub(crate) fn fence(&self) -> Result<(), Failure> {
+    pub(crate) fn fence(&self) -> Result<(), CallError> {
         self.outcome(self.remote.fence())
     }
 
-    fn outcome(&self, outcome: Result<(), Error>) -> Result<(), Failure> {
-        outcome.map_err(|error| self.link.whose_end(error).into())
+    fn outcome(&self, outcome: Result<(), Error>) -> Result<(), CallError> {
+        outcome.map_err(|error| self.link.map_close_error(error).into())
     }
 }

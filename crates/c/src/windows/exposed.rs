@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use memferry::message::window::RawMemory;
 use memferry::message::{Error, Rights, ValidationError, Window, WindowHandle};
 
-use crate::code::{ADMA_EBUSY, ADMA_EINVAL, ADMA_ESTALE, ADMA_ETIMEDOUT, Failure};
+use crate::code::{ADMA_EBUSY, ADMA_EINVAL, ADMA_ESTALE, ADMA_ETIMEDOUT, CallError};
 use crate::links::OpenLink;
 use crate::memory;
 use crate::window_calls::{ADMA_READ, ADMA_WRITE};
@@ -20,11 +20,11 @@ use crate::window_calls::{ADMA_READ, ADMA_WRITE};
 const READ_WRITE: c_int = ADMA_READ | ADMA_WRITE;
 
 /// A wait looks this often whether the window is being withdrawn.
-const LOOK: Duration = Duration::from_millis(100);
+const WITHDRAW_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A window of this process.
 #[derive(Debug)]
-pub(crate) struct Exposed {
+pub(crate) struct ExposedWindow {
     link: Arc<OpenLink>,
     handle: WindowHandle,
     /// `None` once it is withdrawn.
@@ -33,7 +33,7 @@ pub(crate) struct Exposed {
     is_ending: AtomicBool,
 }
 
-impl Exposed {
+impl ExposedWindow {
     /// Exposes memory to the other side of a link.
     ///
     /// # Safety
@@ -43,7 +43,7 @@ impl Exposed {
         address: *mut u8,
         length: usize,
         rights: c_int,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, CallError> {
         memory::check(address, length)?;
         let rights = match rights {
             ADMA_READ => Rights::READ,
@@ -51,7 +51,7 @@ impl Exposed {
             READ_WRITE => Rights::READ_WRITE,
             other => {
                 let text = format!("{other} is not ADMA_READ, ADMA_WRITE, or both with | between");
-                return Err(Failure::new(ADMA_EINVAL, text));
+                return Err(CallError::new(ADMA_EINVAL, text));
             }
         };
         // SAFETY: passed on.
@@ -75,7 +75,7 @@ impl Exposed {
     }
 
     /// How many bytes it has.
-    pub(super) fn length(&self) -> Result<u64, Failure> {
+    pub(super) fn length(&self) -> Result<u64, CallError> {
         let window = self.window.read().unwrap_or_else(PoisonError::into_inner);
         window.as_ref().map(|window| window.len() as u64).ok_or_else(withdrawn)
     }
@@ -88,13 +88,13 @@ impl Exposed {
 
     /// Takes the memory back: when this returns, the other side does not access it any more, unless
     /// it says that it is busy.
-    pub(super) fn withdraw(&self) -> Result<(), Failure> {
+    pub(super) fn withdraw(&self) -> Result<(), CallError> {
         self.is_ending.store(true, Ordering::Release);
         let mut place = self.window.write().unwrap_or_else(PoisonError::into_inner);
         match place.take().ok_or_else(withdrawn)?.withdraw() {
             Ok(_memory) => Ok(()),
             Err(held) => {
-                let failure = Failure::new(ADMA_EBUSY, held.to_string());
+                let failure = CallError::new(ADMA_EBUSY, held.to_string());
                 *place = Some(held.window);
                 Err(failure)
             }
@@ -107,23 +107,29 @@ impl Exposed {
         offset: u64,
         at_least: u64,
         timeout: Option<Duration>,
-    ) -> Result<u64, Failure> {
+    ) -> Result<u64, CallError> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let look = left.map_or(LOOK, |left| left.min(LOOK));
-            if let Some(value) = self.look(offset, at_least, look)? {
+            let look =
+                left.map_or(WITHDRAW_CHECK_INTERVAL, |left| left.min(WITHDRAW_CHECK_INTERVAL));
+            if let Some(value) = self.wait_slice(offset, at_least, look)? {
                 return Ok(value);
             }
             if left.is_some_and(|left| left <= look) {
                 let text = format!("the variable at {offset} did not become {at_least} in time");
-                return Err(Failure::new(ADMA_ETIMEDOUT, text));
+                return Err(CallError::new(ADMA_ETIMEDOUT, text));
             }
         }
     }
 
     /// One look, of some length, with the window kept from being withdrawn.
-    fn look(&self, offset: u64, at_least: u64, time: Duration) -> Result<Option<u64>, Failure> {
+    fn wait_slice(
+        &self,
+        offset: u64,
+        at_least: u64,
+        time: Duration,
+    ) -> Result<Option<u64>, CallError> {
         let window = self.window.read().unwrap_or_else(PoisonError::into_inner);
         let is_ending = || self.is_ending.load(Ordering::Acquire);
         let window = window.as_ref().filter(|_| !is_ending()).ok_or_else(withdrawn)?;
@@ -138,7 +144,7 @@ impl Exposed {
 }
 
 /// The offset of a variable, if it can be one.
-fn variable_at(window: &Window<RawMemory>, offset: u64) -> Result<usize, Failure> {
+fn variable_at(window: &Window<RawMemory>, offset: u64) -> Result<usize, CallError> {
     let window_bytes = window.len() as u64;
     if offset.checked_add(8).is_none_or(|end| end > window_bytes) {
         let outside = ValidationError::OutsideWindow { offset, bytes: 8, window_bytes };
@@ -152,6 +158,6 @@ fn variable_at(window: &Window<RawMemory>, offset: u64) -> Result<usize, Failure
     Ok(inside)
 }
 
-fn withdrawn() -> Failure {
-    Failure::new(ADMA_ESTALE, "the window was withdrawn")
+fn withdrawn() -> CallError {
+    CallError::new(ADMA_ESTALE, "the window was withdrawn")
 }

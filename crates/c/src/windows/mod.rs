@@ -14,19 +14,19 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 use memferry::message::{Error, WindowHandle};
 use memferry_sys::sync::lock;
 
-use crate::code::{ADMA_EINVAL, Failure};
+use crate::code::{ADMA_EINVAL, CallError};
 use crate::links::OpenLink;
-use attached::Attached;
-use exposed::Exposed;
+use attached::AttachedWindow;
+use exposed::ExposedWindow;
 pub(crate) use number::FIRST as FIRST_WINDOW;
 
 /// Windows that were released by themselves, and of which that is remembered.
-const RELEASED: usize = 4096;
+const MAX_RELEASED: usize = 4096;
 
 /// All windows.
 #[derive(Debug)]
-pub(crate) struct Windows {
-    table: RwLock<HashMap<i64, Entry>>,
+pub(crate) struct WindowRegistry {
+    table: RwLock<HashMap<i64, WindowEntry>>,
     /// The newest windows of closed links that were free before the program asked again.
     released: Mutex<VecDeque<i64>>,
     /// Smaller numbers are those of the process that forked this one.
@@ -34,12 +34,12 @@ pub(crate) struct Windows {
 }
 
 #[derive(Debug, Clone)]
-enum Entry {
-    Exposed(Arc<Exposed>),
-    Attached(Arc<Attached>),
+enum WindowEntry {
+    Exposed(Arc<ExposedWindow>),
+    Attached(Arc<AttachedWindow>),
 }
 
-impl Windows {
+impl WindowRegistry {
     /// None, in a process that may have been forked.
     pub(crate) fn new() -> Self {
         let (table, released) = (RwLock::default(), Mutex::default());
@@ -56,47 +56,51 @@ impl Windows {
         address: *mut u8,
         length: usize,
         rights: c_int,
-    ) -> Result<(i64, WindowHandle), Failure> {
+    ) -> Result<(i64, WindowHandle), CallError> {
         // SAFETY: passed on.
-        let exposed = unsafe { Exposed::new(link, address, length, rights) }?;
+        let exposed = unsafe { ExposedWindow::new(link, address, length, rights) }?;
         let handle = exposed.handle();
         // Without a number it is dropped, and so withdrawn: nobody has heard of it.
-        Ok((self.insert(Entry::Exposed(Arc::new(exposed)))?, handle))
+        Ok((self.insert(WindowEntry::Exposed(Arc::new(exposed)))?, handle))
     }
 
     /// Attaches a window of the other side of a link; its number.
-    pub(crate) fn attach(&self, link: Arc<OpenLink>, handle: [u8; 16]) -> Result<i64, Failure> {
-        self.insert(Entry::Attached(Arc::new(Attached::new(link, handle)?)))
+    pub(crate) fn attach(&self, link: Arc<OpenLink>, handle: [u8; 16]) -> Result<i64, CallError> {
+        self.insert(WindowEntry::Attached(Arc::new(AttachedWindow::new(link, handle)?)))
     }
 
     /// A window of this process.
-    pub(crate) fn exposed(&self, number: i64) -> Result<Arc<Exposed>, Failure> {
+    pub(crate) fn exposed(&self, number: i64) -> Result<Arc<ExposedWindow>, CallError> {
         match self.find(number)? {
-            Entry::Exposed(exposed) => Ok(exposed),
-            Entry::Attached(_) => Err(other_kind(number, "of the other side: it is attached here")),
+            WindowEntry::Exposed(exposed) => Ok(exposed),
+            WindowEntry::Attached(_) => {
+                Err(other_kind(number, "of the other side: it is attached here"))
+            }
         }
     }
 
     /// A window of another process.
     #[inline]
-    pub(crate) fn attached(&self, number: i64) -> Result<Arc<Attached>, Failure> {
+    pub(crate) fn attached(&self, number: i64) -> Result<Arc<AttachedWindow>, CallError> {
         match self.find(number)? {
-            Entry::Attached(attached) => Ok(attached),
-            Entry::Exposed(_) => Err(other_kind(number, "of this side: others put to it and get")),
+            WindowEntry::Attached(attached) => Ok(attached),
+            WindowEntry::Exposed(_) => {
+                Err(other_kind(number, "of this side: others put to it and get"))
+            }
         }
     }
 
     /// How many bytes a window of either kind has.
-    pub(crate) fn length(&self, number: i64) -> Result<u64, Failure> {
+    pub(crate) fn length(&self, number: i64) -> Result<u64, CallError> {
         match self.find(number)? {
-            Entry::Attached(attached) => Ok(attached.length()),
-            Entry::Exposed(exposed) => exposed.length(),
+            WindowEntry::Attached(attached) => Ok(attached.length()),
+            WindowEntry::Exposed(exposed) => exposed.length(),
         }
     }
 
     /// Takes a window of this process back. If the other side is in the middle of an access, the
     /// window stays in the table, to be withdrawn again.
-    pub(crate) fn withdraw(&self, number: i64) -> Result<(), Failure> {
+    pub(crate) fn withdraw(&self, number: i64) -> Result<(), CallError> {
         if self.take_released(number) {
             return Ok(());
         }
@@ -117,7 +121,7 @@ impl Windows {
     pub(crate) fn release(&self, link: &Arc<OpenLink>) -> bool {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let exposed = table.iter().filter_map(|(number, entry)| match entry {
-            Entry::Exposed(window) if window.is_of(link) => Some((*number, window.clone())),
+            WindowEntry::Exposed(window) if window.is_of(link) => Some((*number, window.clone())),
             _ => None,
         });
         let exposed: Vec<_> = exposed.collect();
@@ -132,7 +136,7 @@ impl Windows {
             self.write().remove(&number);
             let mut released = lock(&self.released);
             released.push_back(number);
-            if released.len() > RELEASED {
+            if released.len() > MAX_RELEASED {
                 released.pop_front();
             }
         }
@@ -140,7 +144,7 @@ impl Windows {
     }
 
     /// Forgets a window of another process.
-    pub(crate) fn detach(&self, number: i64) -> Result<(), Failure> {
+    pub(crate) fn detach(&self, number: i64) -> Result<(), CallError> {
         self.attached(number)?;
         self.write().remove(&number);
         Ok(())
@@ -148,16 +152,16 @@ impl Windows {
 
     /// A link has closed, and so its windows are withdrawn and detached. Fails if the other side is
     /// in the middle of an access to one of them, which stays in the table.
-    pub(crate) fn end_of(&self, link: &Arc<OpenLink>) -> Result<(), Failure> {
+    pub(crate) fn close_windows_of(&self, link: &Arc<OpenLink>) -> Result<(), CallError> {
         let mut exposed = Vec::new();
         self.write().retain(|number, entry| match entry {
-            Entry::Exposed(window) => {
+            WindowEntry::Exposed(window) => {
                 if window.is_of(link) {
                     exposed.push(*number);
                 }
                 true
             }
-            Entry::Attached(window) => !window.is_of(link),
+            WindowEntry::Attached(window) => !window.is_of(link),
         });
         let mut outcome = Ok(());
         for number in exposed {
@@ -165,20 +169,20 @@ impl Windows {
                 && failure.code == crate::code::ADMA_EBUSY
             {
                 let text = format!("window {number} of this link: {}", failure.text);
-                outcome = Err(Failure::new(failure.code, text));
+                outcome = Err(CallError::new(failure.code, text));
             }
         }
         outcome
     }
 
-    fn find(&self, number: i64) -> Result<Entry, Failure> {
+    fn find(&self, number: i64) -> Result<WindowEntry, CallError> {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         table.get(&number).cloned().ok_or_else(|| number::explain(number, self.first_own))
     }
 
     /// Gives a window its number, unless its link has closed meanwhile: who closed it looks through
     /// the table after that, and may have done so already.
-    fn insert(&self, entry: Entry) -> Result<i64, Failure> {
+    fn insert(&self, entry: WindowEntry) -> Result<i64, CallError> {
         let mut table = self.write();
         if entry.link().is_closed() {
             return Err(Error::Closed.into());
@@ -188,12 +192,12 @@ impl Windows {
         Ok(number)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, HashMap<i64, Entry>> {
+    fn write(&self) -> RwLockWriteGuard<'_, HashMap<i64, WindowEntry>> {
         self.table.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entry {
+impl WindowEntry {
     fn link(&self) -> &OpenLink {
         match self {
             Self::Exposed(exposed) => exposed.link(),
@@ -203,6 +207,6 @@ impl Entry {
 }
 
 #[cold]
-fn other_kind(number: i64, what: &str) -> Failure {
-    Failure::new(ADMA_EINVAL, format!("window {number} is one {what}"))
+fn other_kind(number: i64, what: &str) -> CallError {
+    CallError::new(ADMA_EINVAL, format!("window {number} is one {what}"))
 }

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
-use crate::code::Failure;
+use crate::code::CallError;
 use crate::code::{ADMA_EBADF, ADMA_ECHILD, ADMA_EINVAL, ADMA_ENOENT, ADMA_ENOSPC, ADMA_ESTALE};
 use crate::links::FIRST_LINK_COOKIE;
 
@@ -23,18 +23,18 @@ pub(super) fn next() -> i64 {
 }
 
 /// Takes the next number.
-pub(super) fn take() -> Result<i64, Failure> {
+pub(super) fn take() -> Result<i64, CallError> {
     let taken = NEXT.fetch_add(1, Ordering::Relaxed);
     if taken < FIRST_LINK_COOKIE {
         return Ok(taken);
     }
     NEXT.fetch_sub(1, Ordering::Relaxed);
-    Err(Failure::new(ADMA_ENOSPC, "all numbers of windows are used up in this process"))
+    Err(CallError::new(ADMA_ENOSPC, "all numbers of windows are used up in this process"))
 }
 
 /// Why there is no window of a number, in a process that has those from `first_own` on.
 #[cold]
-pub(super) fn explain(number: i64, first_own: i64) -> Failure {
+pub(super) fn explain(number: i64, first_own: i64) -> CallError {
     let (code, text) = match number {
         ..0 => (ADMA_EBADF, "is no window: is it the error code of an earlier call?"),
         0..FIRST | FIRST_LINK_COOKIE.. => (ADMA_EINVAL, "is a cookie, or nothing: not a window"),
@@ -46,7 +46,7 @@ pub(super) fn explain(number: i64, first_own: i64) -> Failure {
         }
         _ => (ADMA_ENOENT, "is not the number of a window yet"),
     };
-    Failure::new(code, format!("{number} {text}"))
+    CallError::new(code, format!("{number} {text}"))
 }
 
 #[cfg(test)]

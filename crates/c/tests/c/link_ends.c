@@ -73,7 +73,7 @@ static void names(void) {
     memset(longest, 'n', sizeof longest);
     longest[sizeof longest - 1] = 0;
     CHECK_IS(adma_connect(name), ADMA_ECONNREFUSED);
-    CHECK_SAYS("adma_connect: nobody listens on adma-test-");
+    CHECK_SAYS("adma_connect: no process listens on adma-test-");
     int listener = adma_listen(name);
     CHECK(listener >= 0);
     CHECK_IS(adma_listen(name), ADMA_EADDRINUSE);
@@ -358,7 +358,7 @@ static void wait_for_the_killed(struct side *side) {
     unsigned char *large = take(LARGE);
     int64_t read = adma_iread(side->fd, large, LARGE), write = adma_iwrite(side->fd, large, LARGE);
     CHECK(read == ADMA_EPIPE || adma_wait(read) == ADMA_EPIPE);
-    CHECK_SAYS("the peer is gone");
+    CHECK_SAYS("peer disconnected");
     /* It may have been read in time. */
     int written = write >= 0 ? adma_wait(write) : (int)write;
     CHECK(written == 0 || written == ADMA_EPIPE);

@@ -190,7 +190,7 @@ static void read_too_little(struct side *side) {
         prepare_to_read(half);
         int64_t cookie = adma_iread(side->fd, memory, half);
         CHECK_IS(adma_wait(cookie), ADMA_EMSGSIZE);
-        CHECK_SAYS("it was cut off");
+        CHECK_SAYS("the message was truncated");
         CHECK_IS(adma_check(cookie), ADMA_EMSGSIZE);
         CHECK_IS(adma_result(cookie), ADMA_EMSGSIZE);
         CHECK_IS(adma_lengths(cookie, &message, &buffer), 0);

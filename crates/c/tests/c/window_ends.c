@@ -312,7 +312,7 @@ static void put_until_the_owner_is_gone(struct side *side) {
                         : start_and_wait(remote, memory, length);
     }
     CHECK_IS(code, ADMA_EPIPE);
-    CHECK_SAYS("the peer is gone");
+    CHECK_SAYS("peer disconnected");
     CHECK_IS(adma_get(remote, 0, memory, 1), ADMA_EPIPE);
     CHECK_IS(start_and_wait(remote, memory, LARGE), ADMA_EPIPE);
     /* A fence copies nothing: it learns of the end when the system says so, a moment later. */
@@ -609,7 +609,7 @@ static void own_what_cannot_be_reached(struct side *side) {
 static void try_to_reach(struct side *side) {
     struct adma_window handle = receive_handle(side);
     CHECK_IS(adma_attach(side->fd, &handle), ADMA_EHOSTUNREACH);
-    CHECK_SAYS("cannot be reached");
+    CHECK_SAYS("cannot be accessed");
     tell(side, 'e');
 }
 

@@ -1,7 +1,10 @@
-//! `alltoall`: a message from every process to every process, with as many processes as there are
-//! cores and with more, against MPI.
+//! `alltoall`: every process sends a message to every process, against MPI. The groups have as many
+//! processes as cores, fewer, or more.
 
-use super::group::{Camp, MEMFERRY, OPEN_MPI, OPEN_MPI_CARRIED, Patience, Task, Timing, is_aside};
+use super::group::{
+    BenchEnvironment, GroupBudget, GroupTask, MEMFERRY, OPEN_MPI, OPEN_MPI_OVER_MEMFERRY, Sample,
+    is_reference,
+};
 use super::measure::set;
 use super::{Bench, Effort};
 use crate::machine::memory_bytes;
@@ -11,9 +14,9 @@ use crate::size;
 
 pub(super) struct Alltoall;
 
-/// Contestants that hold buffers at the same time: two of ours, two of MPI, and three around MPI over
-/// Memferry.
-const CONTESTANTS: u64 = 7;
+/// Upper bound on the candidates that hold buffers at the same time: two of Memferry, two of MPI,
+/// and three for MPI over Memferry.
+const CANDIDATES: u64 = 7;
 
 impl Bench for Alltoall {
     fn name(&self) -> &'static str {
@@ -29,15 +32,16 @@ impl Bench for Alltoall {
         progress.start((groups.len() * (sizes.len() + 1)) as u64 + 1, self.name());
         progress.step("compiling the peers");
         let mut outcome = Outcome::new(self.name());
-        let mut camp = Camp::pitch()?;
-        camp.invite_mpi_over_memferry();
+        let mut camp = BenchEnvironment::discover()?;
+        camp.discover_mpi_over_memferry();
         let cores = camp.cores();
         for members in groups {
             progress.step(&format!("starting groups of {members}"));
-            let carried = |bytes| effort == Effort::Full || carried_key(members, bytes).is_some();
+            let carried =
+                |bytes| effort == Effort::Full || mpi_over_memferry_key(members, bytes).is_some();
             let mut field = match sizes.iter().any(|&bytes| carried(bytes)) {
-                true => camp.field_with_asides(members as usize),
-                false => camp.field(members as usize),
+                true => camp.candidates_with_references(members as usize),
+                false => camp.candidates(members as usize),
             };
             for &bytes in &sizes {
                 progress.step(&format!("{members} × {}", size::format(bytes)));
@@ -48,23 +52,23 @@ impl Bench for Alltoall {
                     ));
                     continue;
                 }
-                let task = Task::Alltoall { bytes };
-                let rounds = field.contest(task, Patience::of(effort), |series| {
-                    !is_aside(series) || carried(bytes)
+                let task = GroupTask::Alltoall { bytes };
+                let rounds = field.interleave(task, GroupBudget::of(effort), |series| {
+                    !is_reference(series) || carried(bytes)
                 });
                 let figure = format!("{members} processes");
-                let total = |timing: &Timing| timing.total_ns;
+                let total = |timing: &Sample| timing.total_ns;
                 outcome.rows.extend(rounds.rows(&figure, bytes, "ns", total));
                 if let Some(key) = key(members, bytes) {
-                    set(&mut outcome.summary, key, rounds.against_best(MEMFERRY));
+                    set(&mut outcome.summary, key, rounds.ratio_to_best_peer(MEMFERRY));
                 }
-                if let Some(key) = carried_key(members, bytes) {
-                    let ratio = rounds.times_longer(OPEN_MPI, OPEN_MPI_CARRIED);
+                if let Some(key) = mpi_over_memferry_key(members, bytes) {
+                    let ratio = rounds.slowdown(OPEN_MPI, OPEN_MPI_OVER_MEMFERRY);
                     set(&mut outcome.summary, key, ratio);
                 }
             }
         }
-        camp.strike(&mut outcome);
+        camp.finish(&mut outcome);
         outcome.notes.push(format!(
             "The time of one exchange, over the bytes for each receiver; data is checked before it is \
              timed. This machine has {cores} cores: members are bound to them, and with more \
@@ -77,7 +81,7 @@ impl Bench for Alltoall {
     }
 }
 
-/// How many members, and how many bytes from each to each.
+/// Group sizes, and bytes from each member to each member.
 fn points(effort: Effort) -> (Vec<u64>, Vec<u64>) {
     match effort {
         Effort::Brief => (vec![2, 4], vec![64 << 10, 1 << 20]),
@@ -86,9 +90,9 @@ fn points(effort: Effort) -> (Vec<u64>, Vec<u64>) {
     }
 }
 
-/// Whether the buffers of all contestants take no more than half of what is free.
+/// Returns whether the buffers of all candidates need at most half of the available memory.
 fn fits(members: u64, bytes: u64, available: Option<u64>) -> bool {
-    let needed = 2 * members * members * bytes * CONTESTANTS;
+    let needed = 2 * members * members * bytes * CANDIDATES;
     available.is_none_or(|available| needed <= available / 2)
 }
 
@@ -102,8 +106,8 @@ fn key(members: u64, bytes: u64) -> Option<&'static str> {
     }
 }
 
-/// The keys about MPI over Memferry, against the same MPI's own transport.
-fn carried_key(members: u64, bytes: u64) -> Option<&'static str> {
+/// Summary key of the comparison of Open MPI over Memferry with Open MPI's own transport.
+fn mpi_over_memferry_key(members: u64, bytes: u64) -> Option<&'static str> {
     match (members, bytes) {
         (2, 0x10_0000) => Some("mpi_np2_1m_vs_own"),
         (4, 0x1_0000) => Some("mpi_np4_64k_vs_own"),
@@ -124,7 +128,7 @@ mod tests {
                 .flat_map(|&members| sizes.iter().filter_map(move |&bytes| key(members, bytes)));
             assert_eq!(keys.count(), 4, "{effort:?}");
             let carried = groups.iter().flat_map(|&members| {
-                sizes.iter().filter_map(move |&bytes| carried_key(members, bytes))
+                sizes.iter().filter_map(move |&bytes| mpi_over_memferry_key(members, bytes))
             });
             assert_eq!(carried.count(), 2, "{effort:?}");
         }

@@ -1,7 +1,7 @@
-//! `apps`: two whole programs that live on messages, an integer sort and a Fourier transform after
-//! the NAS benchmarks, against the same programs on MPI.
+//! `apps`: two complete programs whose time depends on messages, an integer sort and a Fourier
+//! transform after the NAS benchmarks, against the same programs on MPI.
 
-use super::group::{Camp, MEMFERRY, Patience, SHAREABLE, Task, Timing};
+use super::group::{BenchEnvironment, GroupBudget, GroupTask, MEMFERRY, SHAREABLE, Sample};
 use super::measure::set;
 use super::{Bench, Effort};
 use crate::outcome::Outcome;
@@ -11,19 +11,19 @@ pub(super) struct Apps;
 
 struct App {
     name: &'static str,
-    task: Task,
+    task: GroupTask,
     key: &'static str,
 }
 
 const APPS: [App; 2] = [
     App {
         name: "integer sort of 4 Mi keys",
-        task: Task::IntegerSort { keys_log2: 22 },
+        task: GroupTask::IntegerSort { keys_log2: 22 },
         key: "is_vs_best",
     },
     App {
         name: "Fourier transform of 128³ points",
-        task: Task::Fourier { points: 128 },
+        task: GroupTask::Fourier { points: 128 },
         key: "ft_vs_best",
     },
 ];
@@ -41,28 +41,29 @@ impl Bench for Apps {
         progress.start((2 * (APPS.len() + 1)) as u64 + 1, self.name());
         progress.step("compiling the peers");
         let mut outcome = Outcome::new(self.name());
-        let mut camp = Camp::pitch()?;
-        let telling = telling_size(camp.cores());
+        let mut camp = BenchEnvironment::discover()?;
+        let telling = reference_size(camp.cores());
         for members in sizes(effort, telling) {
             progress.step(&format!("starting groups of {members}"));
-            let mut field = camp.field(members);
+            let mut field = camp.candidates(members);
             for app in APPS {
                 progress.step(&format!("{}, {members} processes", app.name));
-                // Their memory is ordinary: they differ from ours in nothing.
+                // The programs use ordinary memory in both series of Memferry, so the shareable
+                // series would repeat the first.
                 let apart = |series: &str| series != SHAREABLE;
-                let rounds = field.contest(app.task, Patience::of(effort), apart);
+                let rounds = field.interleave(app.task, GroupBudget::of(effort), apart);
                 let figure = format!("{}, {members} processes", app.name);
                 let inside = format!("{figure}: inside messages");
-                let total = |timing: &Timing| timing.total_ns;
+                let total = |timing: &Sample| timing.total_ns;
                 outcome.rows.extend(rounds.rows(&figure, 0, "ns", total));
-                let messages = |timing: &Timing| timing.messages_ns;
+                let messages = |timing: &Sample| timing.messages_ns;
                 outcome.rows.extend(rounds.rows(&inside, 0, "ns", messages));
                 if members == telling {
-                    set(&mut outcome.summary, app.key, rounds.against_best(MEMFERRY));
+                    set(&mut outcome.summary, app.key, rounds.ratio_to_best_peer(MEMFERRY));
                 }
             }
         }
-        camp.strike(&mut outcome);
+        camp.finish(&mut outcome);
         outcome.notes.push(format!(
             "The keys are for {telling} processes. Every contestant checks its results: keys are \
              sorted over all processes and none is lost; the transform can be undone and keeps the \
@@ -74,8 +75,8 @@ impl Bench for Apps {
     }
 }
 
-/// The number of processes for the keys: as many as there are cores, two or four.
-fn telling_size(cores: usize) -> usize {
+/// Number of processes for the summary keys: 4 on a machine with at least 4 cores, else 2.
+fn reference_size(cores: usize) -> usize {
     if cores >= 4 { 4 } else { 2 }
 }
 
@@ -91,7 +92,7 @@ mod tests {
     fn the_keys_are_measured_with_every_effort() {
         for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
             for cores in [1, 2, 3, 4, 64] {
-                let telling = telling_size(cores);
+                let telling = reference_size(cores);
                 assert!(sizes(effort, telling).contains(&telling));
             }
         }

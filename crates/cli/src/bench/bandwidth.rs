@@ -1,5 +1,5 @@
-//! `copy-bandwidth`: a window of 128 copies in flight (figure 5 of the paper on asynchronous
-//! memory operations), against a loop of memcpy, a parallel loop, and blocking tasks.
+//! `copy-bandwidth`: a window of 128 copies in flight (figure 5 of the paper on asynchronous memory
+//! operations), against a loop of memcpy, a parallel loop, and blocking tasks.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -9,7 +9,7 @@ use memferry::sys::affinity;
 use memferry::{Ferry, Request, Transfer};
 use rayon::prelude::*;
 
-use super::measure::{Contestant, Pair, Patience, Times, contest, memcpy, set};
+use super::measure::{Budget, BufferPair, FnCandidate, Samples, interleave, memcpy, set};
 use super::{Bench, Effort};
 use crate::outcome::Outcome;
 use crate::show::Progress;
@@ -18,8 +18,8 @@ use crate::size;
 pub(super) struct CopyBandwidth;
 
 const WINDOW: usize = 128;
-const LARGEST: usize = 4 << 20;
-const OURS: &str = "memferry";
+const MAX_BYTES: usize = 4 << 20;
+const MEMFERRY: &str = "memferry";
 const RAYON: &str = "rayon";
 
 impl Bench for CopyBandwidth {
@@ -33,23 +33,25 @@ impl Bench for CopyBandwidth {
 
     fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
         let sizes = match effort {
-            Effort::Brief => vec![64 << 10, LARGEST],
-            Effort::Quick => vec![4 << 10, 64 << 10, 1 << 20, LARGEST],
+            Effort::Brief => vec![64 << 10, MAX_BYTES],
+            Effort::Quick => vec![4 << 10, 64 << 10, 1 << 20, MAX_BYTES],
             Effort::Full => (12..=22).map(|shift| 1usize << shift).collect(),
         };
         progress.start(sizes.len() as u64 + 1, self.name());
         progress.step("preparing buffers");
         let ferry = Ferry::new()?;
-        // As many threads as cores: more would only get in each other's way.
+        // One thread per core: more threads would compete for the cores.
         let cores = affinity::allowed_cores().len();
-        // The runtime panics where it cannot start its threads: ask the system first.
+        // tokio panics if it cannot start its threads, so this loop checks that threads can be
+        // started.
         for _ in 0..2 * cores {
             std::thread::Builder::new().spawn(|| ()).context("no thread could be started")?;
         }
         let runtime =
             tokio::runtime::Builder::new_multi_thread().max_blocking_threads(cores).build()?;
-        // As large as a window of the largest copies: no two copies in flight share a byte.
-        let mut pair = Pair::new(WINDOW * LARGEST)?;
+        // The buffers hold one window of the largest copies, so no two copies in flight share a
+        // byte.
+        let mut pair = BufferPair::new(WINDOW * MAX_BYTES)?;
         let mut outcome = Outcome::new(self.name());
         let mut worst = f64::INFINITY;
         for bytes in sizes {
@@ -58,14 +60,14 @@ impl Bench for CopyBandwidth {
             let moved = (WINDOW * bytes) as u64;
             outcome.rows.extend(times.bandwidth_rows("cold", bytes as u64, moved));
             let summary = &mut outcome.summary;
-            worst = worst.min(times.speedup(OURS));
+            worst = worst.min(times.speedup(MEMFERRY));
             if bytes == 64 << 10 {
-                set(summary, "cold_64k_vs_memcpy", times.speedup(OURS));
-                set(summary, "cold_64k_vs_rayon", times.speedup_over(OURS, RAYON));
+                set(summary, "cold_64k_vs_memcpy", times.speedup(MEMFERRY));
+                set(summary, "cold_64k_vs_rayon", times.speedup_against(MEMFERRY, RAYON));
             }
-            if bytes == LARGEST {
-                set(summary, "cold_4m_vs_memcpy", times.speedup(OURS));
-                set(summary, "cold_4m_vs_rayon", times.speedup_over(OURS, RAYON));
+            if bytes == MAX_BYTES {
+                set(summary, "cold_4m_vs_memcpy", times.speedup(MEMFERRY));
+                set(summary, "cold_4m_vs_rayon", times.speedup_against(MEMFERRY, RAYON));
             }
         }
         set(&mut outcome.summary, "worst_vs_memcpy", worst);
@@ -80,14 +82,15 @@ impl Bench for CopyBandwidth {
     }
 }
 
-/// Which part of the buffers the next window uses: successive ones, so that nothing is in a cache.
-struct Place {
+/// Range of the buffers for the next window. Windows are contiguous and wrap around, so the data is
+/// not in a cache when its window comes again.
+struct WindowCursor {
     window_bytes: usize,
     total: usize,
     next: usize,
 }
 
-impl Place {
+impl WindowCursor {
     fn next(&mut self) -> Range<usize> {
         let start = self.next;
         self.next = (start + self.window_bytes) % self.total;
@@ -98,14 +101,14 @@ impl Place {
 fn measure(
     ferry: &Ferry,
     runtime: &tokio::runtime::Runtime,
-    pair: &mut Pair,
+    pair: &mut BufferPair,
     bytes: usize,
     effort: Effort,
-) -> Times {
+) -> Samples {
     let source = pair.source.as_slice();
     let total = source.len();
     let state = RefCell::new((
-        Place { window_bytes: WINDOW * bytes, total, next: 0 },
+        WindowCursor { window_bytes: WINDOW * bytes, total, next: 0 },
         pair.target.as_mut_slice(),
     ));
     let state = &state;
@@ -123,33 +126,35 @@ fn measure(
     };
     on_window(&mut |source, target| {
         target.fill(0);
-        our_window(ferry, source, target, bytes);
+        memferry_window(ferry, source, target, bytes);
         assert!(source == target, "a byte is wrong");
     });
     let contestants = vec![
-        Contestant::new("memcpy", move || pieces(&mut |source, target| memcpy(target, source))),
-        Contestant::new(OURS, move || on_window(&mut |s, t| our_window(ferry, s, t, bytes))),
-        Contestant::new(RAYON, move || {
+        FnCandidate::new("memcpy", move || pieces(&mut |source, target| memcpy(target, source))),
+        FnCandidate::new(MEMFERRY, move || {
+            on_window(&mut |s, t| memferry_window(ferry, s, t, bytes));
+        }),
+        FnCandidate::new(RAYON, move || {
             on_window(&mut |source, target| {
                 (target.par_chunks_mut(bytes).zip(source.par_chunks(bytes)))
                     .for_each(|(target, source)| memcpy(target, source));
             });
         }),
-        Contestant::new("tokio spawn_blocking", move || {
+        FnCandidate::new("tokio spawn_blocking", move || {
             on_window(&mut |source, target| tokio_window(runtime, source, target, bytes));
         }),
     ];
-    let usual = Patience::of(effort);
-    contest(contestants, Patience { rounds: usual.rounds.min(11), ..usual })
+    let usual = Budget::of(effort);
+    interleave(contestants, Budget { rounds: usual.rounds.min(11), ..usual })
 }
 
-fn our_window(ferry: &Ferry, source: &[u8], target: &mut [u8], bytes: usize) {
+fn memferry_window(ferry: &Ferry, source: &[u8], target: &mut [u8], bytes: usize) {
     let posted: Vec<Transfer> = (source.chunks(bytes).zip(target.chunks_mut(bytes)))
         .map(|(source, target)| {
             let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), bytes);
-            // SAFETY: the pieces are disjoint, borrowed until this function returns, and it
-            // returns after every transfer is over.
-            unsafe { ferry.start(request) }.expect("the ranges are valid")
+            // SAFETY: the chunks are disjoint and borrowed until this function returns, and it
+            // returns after every transfer is complete.
+            unsafe { ferry.start_raw(request) }.expect("the ranges are valid")
         })
         .collect();
     for transfer in posted {
@@ -157,17 +162,17 @@ fn our_window(ferry: &Ferry, source: &[u8], target: &mut [u8], bytes: usize) {
     }
 }
 
-/// Addresses of one copy that may cross to a blocking thread.
-struct Piece(*const u8, *mut u8, usize);
+/// Addresses and length of one copy, for a blocking thread.
+struct CopySpan(*const u8, *mut u8, usize);
 
-// SAFETY: the ranges behind the addresses are disjoint plain bytes.
-unsafe impl Send for Piece {}
+// SAFETY: the ranges at these addresses are disjoint plain bytes.
+unsafe impl Send for CopySpan {}
 
-impl Piece {
+impl CopySpan {
     fn copy(self) {
         let Self(source, target, bytes) = self;
-        // SAFETY: `tokio_window` borrows both ranges and does not return before every piece is
-        // copied; no two pieces share a byte.
+        // SAFETY: `tokio_window` borrows both ranges and does not return before every chunk is
+        // copied; no two chunks share a byte.
         let (source, target) = unsafe {
             (
                 std::slice::from_raw_parts(source, bytes),
@@ -180,10 +185,10 @@ impl Piece {
 
 fn tokio_window(runtime: &tokio::runtime::Runtime, source: &[u8], target: &mut [u8], bytes: usize) {
     let pieces: Vec<_> = (source.chunks(bytes).zip(target.chunks_mut(bytes)))
-        .map(|(source, target)| Piece(source.as_ptr(), target.as_mut_ptr(), bytes))
+        .map(|(source, target)| CopySpan(source.as_ptr(), target.as_mut_ptr(), bytes))
         .collect();
     runtime.block_on(async {
-        let copy = |piece: Piece| tokio::task::spawn_blocking(move || piece.copy());
+        let copy = |piece: CopySpan| tokio::task::spawn_blocking(move || piece.copy());
         let tasks: Vec<_> = pieces.into_iter().map(copy).collect();
         for task in tasks {
             task.await.expect("a copy does not panic");

@@ -1,102 +1,149 @@
-//! `memferry bench`: runs one bench or all of them, and shows what they found as tables, JSON and
-//! report. A suite goes on after a bench that fails, and says so at the end.
+//! `memferry bench`: runs the screen, one bench or all benches, and shows their outcomes as text,
+//! JSON and report. A suite continues after a bench that fails, and names it at the end.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, bail};
-use memferry_sys::throttle::Watched;
+use memferry_sys::throttle::ThrottleMonitor;
 
-use super::load::{self, Load};
+use super::load::{self, CpuLoad};
+use super::screen::Screen;
 use super::{Bench, Effort, all, find, suite};
 use crate::args::BenchArgs;
 use crate::outcome::Outcome;
-use crate::report;
+use crate::report::{self, Origin, ReportView};
+use crate::show::table::TableView;
 use crate::show::{self, Paint, Progress, table};
 
-/// Where the report of a suite goes unless told otherwise.
-const DEFAULT_REPORT: &str = "memferry-report.html";
-
-/// Runs what the arguments ask for.
+/// Runs what the arguments select.
 pub(crate) fn run(args: &BenchArgs) -> anyhow::Result<()> {
-    let default = (args.name.is_none() && !args.json).then(|| PathBuf::from(DEFAULT_REPORT));
-    if let Some(path) = args.report.as_deref().or(default.as_deref()) {
-        // Better now than after minutes of measuring.
-        std::fs::OpenOptions::new().append(true).create(true).open(path).with_context(|| {
+    if let Some(path) = report_path(args) {
+        // An unwritable report fails before the benches run, not after minutes of measuring.
+        std::fs::OpenOptions::new().append(true).create(true).open(&path).with_context(|| {
             let path = path.display();
             format!("the report {path} cannot be written: name another file with --report")
         })?;
     }
     match &args.name {
         Some(name) => run_one(find(name).map_err(anyhow::Error::msg)?, args),
-        None => run_suite(all(), args),
+        None if args.all => run_suite(all(), args),
+        None => run_screen(args),
     }
+}
+
+/// Path of the report, if one is written. With --json the reader is a script, so there is no
+/// default path.
+fn report_path(args: &BenchArgs) -> Option<PathBuf> {
+    let default =
+        || (args.name.is_none() && !args.json).then(|| PathBuf::from(report::DEFAULT_FILE));
+    args.report.clone().or_else(default)
+}
+
+fn run_screen(args: &BenchArgs) -> anyhow::Result<()> {
+    let screen = Screen::measure(&Progress::new(!args.json));
+    if args.json {
+        show::print_json(&screen.json()?)?;
+    } else {
+        show::print(&screen.text(Paint::for_stdout()))?;
+    }
+    if !screen.outcomes.is_empty() {
+        write_report(&screen.outcomes, args)?;
+    }
+    let mut failures = screen.failures;
+    failures.extend(screen.outcomes.iter().filter_map(|outcome| {
+        let failed = own_failure(outcome)?;
+        show::print_error(&format!("memferry: the bench {}: {failed}", outcome.bench));
+        find(&outcome.bench).ok().map(Bench::name)
+    }));
+    if !failures.is_empty() {
+        bail!("benches failed: {}", failures.join(", "));
+    }
+    Ok(())
 }
 
 fn run_one(bench: &'static dyn Bench, args: &BenchArgs) -> anyhow::Result<()> {
     let effort = if args.quick { Effort::Quick } else { Effort::Full };
     let progress = Progress::new(!args.json);
-    let outcome = measure(bench, effort, &progress)?;
+    let outcome = measure(bench, &progress, || bench.run(effort, &progress))?;
     if args.json {
         show::print_json(&outcome)?;
     } else {
-        show::print(&table::render(&outcome, Paint::for_stdout()))?;
+        show::print(&table::render(&outcome, view(args)))?;
     }
-    let failed = failure_of_ours(&outcome).map(str::to_owned);
-    write_report(args.report.as_deref(), &[outcome], args)?;
-    failed.map_or(Ok(()), |failed| bail!("{failed}"))
+    let failed = own_failure(&outcome).map(str::to_owned);
+    let outcomes = [outcome];
+    write_report(&outcomes, args)?;
+    if let Some(failed) = failed {
+        bail!("{failed}");
+    }
+    judge(&outcomes, args)
 }
 
-/// What happened to one of our own contestants that did not get to the end: a failure, not a peer
-/// that happens to be missing.
-fn failure_of_ours(outcome: &Outcome) -> Option<&str> {
-    outcome.failed_and_absent().0.first().copied()
+fn view(args: &BenchArgs) -> TableView {
+    TableView {
+        paint: Paint::for_stdout(),
+        bars: args.bars,
+        names_report: args.name.is_some() && args.report.is_none(),
+    }
+}
+
+/// Fails if the targets are shown and one is missed.
+fn judge(outcomes: &[Outcome], args: &BenchArgs) -> anyhow::Result<()> {
+    let missed: Vec<_> = outcomes.iter().flat_map(Outcome::missed_targets).collect();
+    if args.bars && !missed.is_empty() {
+        bail!("targets missed: {}", missed.join(", "));
+    }
+    Ok(())
+}
+
+/// Reason why one of Memferry's own candidates did not finish. This is a failure of the bench; a
+/// missing peer is not.
+fn own_failure(outcome: &Outcome) -> Option<&str> {
+    outcome.failed_and_missing().0.first().copied()
 }
 
 fn run_suite(benches: &[&'static dyn Bench], args: &BenchArgs) -> anyhow::Result<()> {
     if benches.is_empty() {
         bail!("this build has no benches");
     }
-    let (name, effort) = if args.all { ("all", Effort::Full) } else { ("suite", Effort::Brief) };
-    let (outcomes, failures) = measure_all(benches, effort, !args.json)?;
+    let (name, effort) = if args.quick { ("suite", Effort::Brief) } else { ("all", Effort::Full) };
+    let (outcomes, failures) = measure_all(benches, effort, args)?;
     if args.json {
         show::print_json(&suite::join(name, &outcomes)?)?;
     }
-    // With --json somebody's script is reading, and did not ask for a file.
-    let default = (!args.json).then(|| PathBuf::from(DEFAULT_REPORT));
     if !outcomes.is_empty() {
-        let path = args.report.as_deref().or(default.as_deref());
-        write_report(path, &outcomes, args)?;
+        write_report(&outcomes, args)?;
     }
     if !failures.is_empty() {
         bail!("{} of {} benches failed: {}", failures.len(), benches.len(), failures.join(", "));
     }
-    Ok(())
+    judge(&outcomes, args)
 }
 
-/// Runs benches one after the other, each shown as soon as it is done. Hands back what worked and
-/// the names of those that failed.
+/// Runs benches one after the other and shows each outcome at once. Returns the outcomes, and the
+/// names of the benches that failed.
 fn measure_all(
     benches: &[&'static dyn Bench],
     effort: Effort,
-    shown: bool,
+    args: &BenchArgs,
 ) -> anyhow::Result<(Vec<Outcome>, Vec<&'static str>)> {
-    let progress = Progress::new(shown);
+    let progress = Progress::new(!args.json);
     let (mut outcomes, mut failures) = (Vec::new(), Vec::new());
     for (index, bench) in benches.iter().enumerate() {
         progress.set_part(index + 1, benches.len());
-        match measure(*bench, effort, &progress) {
+        match measure(*bench, &progress, || bench.run(effort, &progress)) {
             Ok(outcome) => {
-                if shown {
-                    show::print(&format!("{}\n", table::render(&outcome, Paint::for_stdout())))?;
+                if !args.json {
+                    show::print(&format!("{}\n", table::render(&outcome, view(args))))?;
                 }
-                if let Some(failed) = failure_of_ours(&outcome) {
-                    show::complain(&format!("memferry: the bench {}: {failed}", bench.name()));
+                if let Some(failed) = own_failure(&outcome) {
+                    show::print_error(&format!("memferry: the bench {}: {failed}", bench.name()));
                     failures.push(bench.name());
                 }
                 outcomes.push(outcome);
             }
             Err(error) => {
-                show::complain(&format!("memferry: {error:#}"));
+                show::print_error(&format!("memferry: {error:#}"));
                 failures.push(bench.name());
             }
         }
@@ -104,13 +151,17 @@ fn measure_all(
     Ok((outcomes, failures))
 }
 
-/// Runs a bench and takes its progress bar away, whatever comes of it.
-fn measure(bench: &dyn Bench, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
-    let (before, quota) = (Load::now(), Watched::begin());
-    let outcome = bench.run(effort, progress);
+/// Runs a bench and removes its progress bar, also if the bench fails.
+pub(super) fn measure(
+    bench: &dyn Bench,
+    progress: &Progress,
+    run: impl FnOnce() -> anyhow::Result<Outcome>,
+) -> anyhow::Result<Outcome> {
+    let (before, quota) = (CpuLoad::now(), ThrottleMonitor::start());
+    let outcome = run();
     progress.finish();
     let mut outcome = outcome.with_context(|| format!("the bench {} failed", bench.name()))?;
-    outcome.busy = before.and_then(Load::others_since);
+    outcome.busy = before.and_then(CpuLoad::others_share_since);
     outcome.throttled = Some(quota.share());
     if let Some(disturbance) = outcome.disturbance() {
         outcome.notes.push(load::warning(disturbance));
@@ -118,13 +169,12 @@ fn measure(bench: &dyn Bench, effort: Effort, progress: &Progress) -> anyhow::Re
     Ok(outcome)
 }
 
-fn write_report(path: Option<&Path>, outcomes: &[Outcome], args: &BenchArgs) -> anyhow::Result<()> {
-    let Some(path) = path else { return Ok(()) };
-    report::write(path, outcomes)?;
-    let full = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let line = format!("The report is in {}", full.display());
+fn write_report(outcomes: &[Outcome], args: &BenchArgs) -> anyhow::Result<()> {
+    let Some(path) = report_path(args) else { return Ok(()) };
+    report::write(&path, outcomes, ReportView { origin: Origin::Today, bars: args.bars })?;
+    let line = report::location(&path);
     if args.json {
-        show::complain(&line);
+        show::print_error(&line);
     } else {
         show::print(&format!("{line}\n"))?;
     }
@@ -136,10 +186,10 @@ mod tests {
     use super::*;
     use crate::sample;
 
-    struct Invented;
-    struct Broken;
+    struct PassingBench;
+    struct FailingBench;
 
-    impl Bench for Invented {
+    impl Bench for PassingBench {
         fn name(&self) -> &'static str {
             "copy-latency"
         }
@@ -153,7 +203,7 @@ mod tests {
         }
     }
 
-    impl Bench for Broken {
+    impl Bench for FailingBench {
         fn name(&self) -> &'static str {
             "overlap"
         }
@@ -167,10 +217,24 @@ mod tests {
         }
     }
 
+    fn json() -> BenchArgs {
+        BenchArgs { json: true, ..BenchArgs::default() }
+    }
+
+    #[test]
+    fn a_missed_target_is_a_failure_only_where_targets_are_wanted() {
+        let outcomes = [sample::latency()];
+        assert!(judge(&outcomes, &BenchArgs::default()).is_ok());
+        let args = BenchArgs { bars: true, ..BenchArgs::default() };
+        let error = judge(&outcomes, &args).unwrap_err().to_string();
+        let missed = "copy-latency.worst_small_vs_memcpy (0.930×, target ≥ 0.95×)";
+        assert_eq!(error, format!("targets missed: {missed}"));
+    }
+
     #[test]
     fn a_suite_goes_on_after_a_bench_that_fails() {
         let (outcomes, failures) =
-            measure_all(&[&Broken, &Invented], Effort::Brief, false).unwrap();
+            measure_all(&[&FailingBench, &PassingBench], Effort::Brief, &json()).unwrap();
         assert_eq!(outcomes.len(), 1);
         assert_eq!(outcomes[0].bench, "copy-latency");
         assert_eq!(failures, ["overlap"]);
@@ -178,13 +242,15 @@ mod tests {
 
     #[test]
     fn a_suite_whose_benches_all_fail_names_them() {
-        let error = run_suite(&[&Broken], &BenchArgs::default()).unwrap_err().to_string();
+        let error = run_suite(&[&FailingBench], &BenchArgs::default()).unwrap_err().to_string();
         assert_eq!(error, "1 of 1 benches failed: overlap");
     }
 
     #[test]
     fn a_failing_bench_is_named_with_its_cause() {
-        let error = measure(&Broken, Effort::Full, &Progress::new(false)).unwrap_err();
+        let progress = Progress::new(false);
+        let run = || FailingBench.run(Effort::Full, &progress);
+        let error = measure(&FailingBench, &progress, run).unwrap_err();
         assert_eq!(format!("{error:#}"), "the bench overlap failed: out of luck");
     }
 }

@@ -1,13 +1,14 @@
-//! `devices`: the drivers of devices that copy. Intel's copy engine over a model of its registers, and
-//! a network card that talks to itself: an emulated one in a virtual machine where QEMU is installed,
-//! and a model of one. What is counted here is counted by the devices; nothing here is about speed.
+//! `devices`: the drivers of devices that copy. Intel's copy engine is a model of its registers.
+//! The network card is an emulated one in a virtual machine if QEMU is installed, else a model; its
+//! transmit side is connected to its own receive side. The devices count descriptors, frames and
+//! bytes; no figure states the speed of hardware.
 
 mod card;
 mod copy_engine;
 pub(crate) mod guest;
 mod lossy;
 mod memory;
-mod odometer;
+mod nic_counters;
 mod report;
 mod suite;
 mod virtual_machine;
@@ -15,11 +16,11 @@ mod virtual_machine;
 use std::sync::Arc;
 
 use memferry::engine::nic::model::NicModel;
-use memferry::engine::nic::{NicEngine, Settings};
+use memferry::engine::nic::{NicConfig, NicEngine};
 
-use self::copy_engine::Trial;
-use self::suite::{Exception, Tally};
-use self::virtual_machine::{Told, Tried};
+use self::copy_engine::ModelVariant;
+use self::suite::{CaseException, SuiteResult};
+use self::virtual_machine::{VmReport, VmRun};
 use super::measure::set;
 use super::{Bench, Effort};
 use crate::outcome::Outcome;
@@ -27,10 +28,10 @@ use crate::show::Progress;
 
 pub(super) struct Devices;
 
-/// What the model of the card is called.
+/// Name of the model of a network card.
 const MODEL: &str = "model of a card";
 
-/// The key for the suite over the card in the virtual machine.
+/// Summary key of the conformance suite over the card in the virtual machine.
 const NIC_KEY: &str = "nic_conformance_passed";
 
 impl Bench for Devices {
@@ -45,33 +46,33 @@ impl Bench for Devices {
     fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
         let mut outcome = Outcome::new(self.name());
         outcome.notes.push(SPEED.into());
-        let trials = copy_engine::trials(effort);
+        let trials = copy_engine::model_variants(effort);
         let lossy = if effort == Effort::Full { lossy::SUITES.len() } else { 0 };
         let guest = if effort == Effort::Brief { 0 } else { guest::suites(effort) };
         let suites = (trials.len() + lossy) as u64 + guest;
         let others = 3 + card::FIGURES.len() as u64;
         progress.start(suites * suite::count() + others, self.name());
-        // The card first: what it is about stands at the top.
+        // The card first, so that its rows are at the top of the table.
         if effort == Effort::Brief {
             outcome.notes.push(NOT_STARTED.into());
-            modelled_card(&mut outcome, effort, progress);
+            measure_model(&mut outcome, effort, progress);
         } else {
-            emulated_card(&mut outcome, effort, progress);
+            measure_emulated_card(&mut outcome, effort, progress);
         }
         let on_case = |name: &str, case: &str| progress.step(&format!("{name}: {case}"));
         progress.step("descriptors of the copy engine");
         let measured = copy_engine::measure(&mut outcome, effort);
-        take_part(&mut outcome, "ioat, descriptors", measured);
-        let run = |trial: &Trial| trial.run(|case| on_case(trial.name, case));
+        record_part(&mut outcome, "ioat, descriptors", measured);
+        let run = |trial: &ModelVariant| trial.run(|case| on_case(trial.name, case));
         let tallies: Vec<_> = trials.iter().map(run).collect();
-        take_suites(&mut outcome, "ioat_conformance_passed", &tallies);
+        add_suites(&mut outcome, "ioat_conformance_passed", &tallies);
         progress.step("lost frames");
         let rows = lossy::measure();
-        let rows = take_part(&mut outcome, "nic over a model that loses frames", rows);
+        let rows = record_part(&mut outcome, "nic over a model that loses frames", rows);
         outcome.rows.extend(rows.unwrap_or_default());
         if lossy > 0 {
             for tally in lossy::run_suites(on_case) {
-                take_suite(&mut outcome, &tally);
+                add_suite(&mut outcome, &tally);
             }
         }
         outcome.notes.extend(notes());
@@ -79,8 +80,9 @@ impl Bench for Devices {
     }
 }
 
-/// What came of a part. If it went wrong that is told, and what the other parts found stays.
-fn take_part<T>(outcome: &mut Outcome, part: &str, result: anyhow::Result<T>) -> Option<T> {
+/// Returns the result of a part of the bench. An error is recorded in the outcome, and the results
+/// of the other parts stay.
+fn record_part<T>(outcome: &mut Outcome, part: &str, result: anyhow::Result<T>) -> Option<T> {
     match result {
         Ok(found) => Some(found),
         Err(error) => {
@@ -90,46 +92,49 @@ fn take_part<T>(outcome: &mut Outcome, part: &str, result: anyhow::Result<T>) ->
     }
 }
 
-/// The card of the virtual machine, or the model of one where there can be no machine.
-fn emulated_card(outcome: &mut Outcome, effort: Effort, progress: &Progress) {
+/// Measures the card of the virtual machine, or the model of a card if no virtual machine can be
+/// started.
+fn measure_emulated_card(outcome: &mut Outcome, effort: Effort, progress: &Progress) {
     match virtual_machine::run(effort, progress) {
-        Tried::Told(told) => take_told(outcome, *told),
-        Tried::Missing(reason) => {
+        VmRun::Reported(told) => add_vm_report(outcome, *told),
+        VmRun::Missing(reason) => {
             outcome.missing.push("a network card in a virtual machine".into());
             outcome.notes.push(format!(
                 "The driver of the network card was not tried in a virtual machine: {reason}. \
                  A model of a card in this process stands in for the figures, but not for the keys."
             ));
-            modelled_card(outcome, effort, progress);
+            measure_model(outcome, effort, progress);
         }
-        Tried::Failed(reason) => {
-            // One of ours that did not get to the end, which is not the same as no QEMU.
+        VmRun::Failed(reason) => {
+            // A failure of Memferry's driver or of the virtual machine, in contrast to a missing
+            // QEMU.
             outcome.summary.set(NIC_KEY, 0.0);
             outcome.missing.push(format!("memferry nic in a virtual machine ({reason})"));
-            modelled_card(outcome, effort, progress);
+            measure_model(outcome, effort, progress);
         }
     }
 }
 
-fn modelled_card(outcome: &mut Outcome, effort: Effort, progress: &Progress) {
+fn measure_model(outcome: &mut Outcome, effort: Effort, progress: &Progress) {
     let step = |figure: &str| progress.step(&format!("{MODEL}: {figure}"));
-    let found = NicEngine::over_model(NicModel::new(), Settings::default())
+    let found = NicEngine::over_model(NicModel::new(), NicConfig::default())
         .map_err(anyhow::Error::from)
         .and_then(|engine| card::measure(Arc::new(engine), None, MODEL, effort, step));
-    let found = take_part(outcome, "nic over a model of a card", found);
+    let found = record_part(outcome, "nic over a model of a card", found);
     outcome.rows.extend(found.map(|found| found.rows).unwrap_or_default());
 }
 
-/// What the program in the virtual machine has found out.
-fn take_told(outcome: &mut Outcome, told: Told) {
-    let Told { report, complaint, boot, total } = told;
+/// Adds what the program in the virtual machine reported.
+fn add_vm_report(outcome: &mut Outcome, told: VmReport) {
+    let VmReport { report, kernel_warning: complaint, boot, total } = told;
     outcome.versions.insert("Linux in the virtual machine".into(), report.kernel);
     outcome
         .versions
         .extend(virtual_machine::emulator_version().map(|version| ("QEMU".to_owned(), version)));
-    take_suites(outcome, NIC_KEY, &report.suites);
+    add_suites(outcome, NIC_KEY, &report.suites);
     if let Some(line) = complaint {
-        // The card reached for what it was not given, or worse: whatever passed, it did not.
+        // A warning of the guest's kernel, such as a DMA fault of the card, fails the suite even if
+        // every case passed.
         outcome.summary.set(NIC_KEY, 0.0);
         outcome
             .missing
@@ -149,38 +154,38 @@ fn take_told(outcome: &mut Outcome, told: Told) {
     ));
 }
 
-/// The rows of suites, and the key for all of them together: 1 if every case had its turn and none
-/// failed, else 0.
-fn take_suites(outcome: &mut Outcome, key: &str, tallies: &[Tally]) {
-    let is_good = !tallies.is_empty() && tallies.iter().all(Tally::is_good);
+/// Adds the rows of suites, and one key for all of them: 1 if every case was run and none failed,
+/// else 0.
+fn add_suites(outcome: &mut Outcome, key: &str, tallies: &[SuiteResult]) {
+    let is_good = !tallies.is_empty() && tallies.iter().all(SuiteResult::is_good);
     outcome.summary.set(key, if is_good { 1.0 } else { 0.0 });
-    tallies.iter().for_each(|tally| take_suite(outcome, tally));
+    tallies.iter().for_each(|tally| add_suite(outcome, tally));
 }
 
-/// The rows of a suite, what failed, and a note that it ran.
-fn take_suite(outcome: &mut Outcome, tally: &Tally) {
+/// Adds the rows of a suite, its failed cases, and a note that it ran.
+fn add_suite(outcome: &mut Outcome, tally: &SuiteResult) {
     outcome.rows.extend(tally.rows());
-    outcome.notes.push(skipped(tally));
+    outcome.notes.push(skipped_note(tally));
     for failed in &tally.failed {
-        let Exception { case, reason } = failed;
+        let CaseException { case, reason } = failed;
         outcome.missing.push(format!("memferry {}: the case {case} failed ({reason})", tally.name));
     }
     for wrong in &tally.wrong {
         outcome.missing.push(format!("memferry {}: {wrong}", tally.name));
     }
     if tally.failed.is_empty() && tally.wrong.is_empty() && !tally.is_good() {
-        let Tally { name, cases, passed, .. } = tally;
-        let turns = tally.had_their_turn();
+        let SuiteResult { name, cases, passed, .. } = tally;
+        let turns = tally.completed();
         outcome.missing.push(format!(
             "memferry {name}: {turns} of {cases} cases had their turn, and {passed} passed"
         ));
     }
 }
 
-/// What was not tried, and why.
-fn skipped(tally: &Tally) -> String {
-    let Tally { name, cases, passed, skipped, failed, .. } = tally;
-    let each = skipped.iter().map(|Exception { case, reason }| format!("{case} ({reason})"));
+/// Note about the skipped cases, with their reasons.
+fn skipped_note(tally: &SuiteResult) -> String {
+    let SuiteResult { name, cases, passed, skipped, failed, .. } = tally;
+    let each = skipped.iter().map(|CaseException { case, reason }| format!("{case} ({reason})"));
     let each: Vec<_> = each.collect();
     let list = if each.is_empty() { "none".to_owned() } else { each.join(", ") };
     let failed = failed.len();
@@ -231,18 +236,18 @@ fn notes() -> [String; 5] {
 mod tests {
     use std::time::Duration;
 
-    use super::report::Report;
+    use super::report::GuestReport;
     use super::*;
     use crate::outcome::Row;
     use crate::sample;
-    use crate::summary_keys::{Mark, judge};
+    use crate::summary_keys::{TargetStatus, judge};
 
-    fn tally(failed: &[&str]) -> Tally {
+    fn suite_result(failed: &[&str]) -> SuiteResult {
         let failed = failed
             .iter()
-            .map(|&case| Exception { case: case.into(), reason: "one is not two".into() });
+            .map(|&case| CaseException { case: case.into(), reason: "one is not two".into() });
         let failed: Vec<_> = failed.collect();
-        Tally {
+        SuiteResult {
             name: "nic".into(),
             cases: 3,
             passed: 3 - failed.len() as u64,
@@ -252,17 +257,17 @@ mod tests {
         }
     }
 
-    fn told(failed: &[&str]) -> Told {
-        let report = Report {
+    fn vm_report(failed: &[&str]) -> VmReport {
+        let report = GuestReport {
             kernel: "6.1".into(),
-            suites: vec![tally(failed)],
+            suites: vec![suite_result(failed)],
             share: Some(0.995),
             rows: vec![Row::of_rounds("emulated card: frames", "memferry", 64, "frames", &[1.0])],
             trouble: None,
         };
-        Told {
+        VmReport {
             report,
-            complaint: None,
+            kernel_warning: None,
             boot: Duration::from_secs(4),
             total: Duration::from_secs(9),
         }
@@ -271,7 +276,7 @@ mod tests {
     #[test]
     fn what_was_found_in_the_machine_becomes_part_of_the_outcome() {
         let mut outcome = sample::empty("devices");
-        take_told(&mut outcome, told(&[]));
+        add_vm_report(&mut outcome, vm_report(&[]));
         assert_eq!(outcome.summary.get("nic_conformance_passed"), Some(1.0));
         assert_eq!(outcome.summary.get("nic_bytes_by_device_share"), Some(0.995));
         assert_eq!(outcome.rows.len(), 1 + 3);
@@ -281,7 +286,7 @@ mod tests {
     #[test]
     fn a_case_that_failed_is_named_and_fails_the_bench() {
         let mut outcome = sample::empty("devices");
-        take_told(&mut outcome, told(&["a_notification_comes_after_the_data"]));
+        add_vm_report(&mut outcome, vm_report(&["a_notification_comes_after_the_data"]));
         assert_eq!(outcome.summary.get("nic_conformance_passed"), Some(0.0));
         let missing = &outcome.missing[0];
         assert!(missing.starts_with("memferry "), "{missing}");
@@ -293,7 +298,7 @@ mod tests {
     fn a_complaint_of_the_kernel_fails_the_bench_though_all_cases_passed() {
         let mut outcome = sample::empty("devices");
         let complaint = Some("DMAR: fault addr 0x1000".to_owned());
-        take_told(&mut outcome, Told { complaint, ..told(&[]) });
+        add_vm_report(&mut outcome, VmReport { kernel_warning: complaint, ..vm_report(&[]) });
         assert_eq!(outcome.summary.get("nic_conformance_passed"), Some(0.0));
         let missing = &outcome.missing[0];
         assert!(missing.starts_with("memferry ") && missing.contains("0x1000"), "{missing}");
@@ -302,9 +307,9 @@ mod tests {
     #[test]
     fn what_is_wrong_beside_the_cases_fails_the_bench() {
         let mut outcome = sample::empty("devices");
-        let mut told = told(&[]);
+        let mut told = vm_report(&[]);
         told.report.suites[0].wrong.push("the card moved nothing".into());
-        take_told(&mut outcome, told);
+        add_vm_report(&mut outcome, told);
         assert_eq!(outcome.summary.get("nic_conformance_passed"), Some(0.0));
         assert_eq!(outcome.missing, ["memferry nic: the card moved nothing"]);
     }
@@ -313,15 +318,15 @@ mod tests {
     fn a_part_that_went_wrong_is_told_and_leaves_the_others() {
         let mut outcome = sample::empty("devices");
         let wrong: anyhow::Result<()> = Err(anyhow::anyhow!("no memory"));
-        assert_eq!(take_part(&mut outcome, "ioat", wrong), None);
+        assert_eq!(record_part(&mut outcome, "ioat", wrong), None);
         assert_eq!(outcome.missing, ["memferry ioat (no memory)"]);
-        assert_eq!(take_part(&mut outcome, "ioat", Ok(7)), Some(7));
+        assert_eq!(record_part(&mut outcome, "ioat", Ok(7)), Some(7));
     }
 
     #[test]
     fn no_suite_at_all_is_not_taken_for_a_good_one() {
         let mut outcome = sample::empty("devices");
-        take_suites(&mut outcome, "nic_conformance_passed", &[]);
+        add_suites(&mut outcome, "nic_conformance_passed", &[]);
         assert_eq!(outcome.summary.get("nic_conformance_passed"), Some(0.0));
     }
 
@@ -334,8 +339,8 @@ mod tests {
             ("ioat_descriptors_aligned_4m", 1024.0, 1025.0),
             ("ioat_descriptors_misaligned_4m", 2048.0, 2100.0),
         ] {
-            assert_eq!(judge("devices", key, good, None).mark, Mark::Reached, "{key}");
-            assert_eq!(judge("devices", key, bad, None).mark, Mark::Missed, "{key}");
+            assert_eq!(judge("devices", key, good, None).status, TargetStatus::Reached, "{key}");
+            assert_eq!(judge("devices", key, bad, None).status, TargetStatus::Missed, "{key}");
         }
     }
 }

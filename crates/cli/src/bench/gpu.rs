@@ -1,21 +1,21 @@
-//! `gpu`: copies by the copy engines of a GPU, between ordinary memory and to the device and back,
-//! against memcpy, the driver's own copies, and memory that the driver pinned.
+//! `gpu`: copies by the copy engines of a GPU, from host to host, to the device and back, against
+//! memcpy, the driver's own copies, and memory that the driver pinned.
 
 mod cases;
-mod hiding;
+mod fixture;
 mod memory;
+mod overlap;
 mod peer;
-mod rig;
 mod rounds;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use memferry::engine::contract::Acquaintance;
-use memferry::plan::{Path, Question};
+use memferry::engine::contract::ReuseHint;
+use memferry::plan::{CopyQuery, CopyStrategy};
 use memferry::{Ferry, Gpu as Choice};
-use memferry_sys::cuda::{Cuda, Driver};
+use memferry_sys::cuda::{Cuda, CudaDriver};
 use memferry_sys::residency;
 
 use super::measure::set;
@@ -25,28 +25,28 @@ use crate::outcome::{Outcome, Row, Summary};
 use crate::show::Progress;
 use crate::size;
 use cases::{
-    Case, DRIVER, Direction, MEMCPY, OURS, PINNED, PageSize, SPARING, SPLIT, TELLING,
-    TELLING_OVERLAP,
+    CALLER_HELPS, CALLER_SLEEPS, Case, DRIVER, GpuCopyDirection, MEMCPY, MEMFERRY, PINNED,
+    PageSize, REFERENCE_BYTES, REFERENCE_OVERLAP_BYTES,
 };
-use peer::Peer;
-use rig::Rig;
-use rounds::Rounds;
+use fixture::GpuFixture;
+use peer::DriverPeer;
+use rounds::GpuSamples;
 
 pub(super) struct Gpu;
 
-/// Which of the machine's GPUs.
+/// Ordinal of the GPU.
 const ORDINAL: usize = 0;
 
-/// What a run measures.
-struct Plan {
+/// What a run measures, and its time limit.
+struct GpuBenchPlan {
     effort: Effort,
     cases: Vec<Case>,
     overlap_sizes: Vec<usize>,
-    /// After so long, only what keys are taken from.
-    most_time: Duration,
+    /// After this time the run measures only the cases of the summary keys.
+    max_time: Duration,
 }
 
-impl Plan {
+impl GpuBenchPlan {
     fn of(effort: Effort) -> Self {
         let seconds = match effort {
             Effort::Brief | Effort::Quick => 17,
@@ -54,10 +54,10 @@ impl Plan {
         };
         let overlap_sizes = cases::overlap_sizes(effort).to_vec();
         let most_time = Duration::from_secs(seconds);
-        Self { effort, cases: cases::cases(effort), overlap_sizes, most_time }
+        Self { effort, cases: cases::cases(effort), overlap_sizes, max_time: most_time }
     }
 
-    fn most_bytes(&self) -> usize {
+    fn max_bytes(&self) -> usize {
         let sizes = self.cases.iter().map(|case| case.bytes);
         sizes.chain(self.overlap_sizes.iter().copied()).max().unwrap_or(0)
     }
@@ -73,7 +73,7 @@ impl Bench for Gpu {
     }
 
     fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
-        let plan = Plan::of(effort);
+        let plan = GpuBenchPlan::of(effort);
         progress.start((plan.cases.len() + plan.overlap_sizes.len() + 2) as u64, self.name());
         progress.step("looking for a GPU");
         let mut outcome = Outcome::new(self.name());
@@ -86,14 +86,14 @@ impl Bench for Gpu {
             }
         };
         progress.step("opening the GPU");
-        let facts = cuda.facts();
+        let facts = cuda.info();
         let version = (facts.driver_version / 1000, facts.driver_version % 1000 / 10);
         let version = format!("with a driver for CUDA {}.{}", version.0, version.1);
         outcome.versions.insert(facts.name.clone(), version);
         let ferry = Ferry::builder().gpu(Choice::Number(ORDINAL)).build()?;
         let gpu = ferry.gpu().context("the ferry has no GPU")?.clone();
-        let peer = Peer::new(cuda.clone(), Some(cuda), plan.most_bytes())?;
-        let mut rig = Rig::new(ferry, &gpu, peer, plan.most_bytes())?;
+        let peer = DriverPeer::new(cuda.clone(), Some(cuda), plan.max_bytes())?;
+        let mut rig = GpuFixture::new(ferry, &gpu, peer, plan.max_bytes())?;
         measure(&mut outcome, &mut rig, &plan, progress)?;
         Ok(outcome)
     }
@@ -101,32 +101,32 @@ impl Bench for Gpu {
 
 fn measure(
     outcome: &mut Outcome,
-    rig: &mut Rig,
-    plan: &Plan,
+    rig: &mut GpuFixture,
+    plan: &GpuBenchPlan,
     progress: &Progress,
 ) -> anyhow::Result<()> {
     let begun = Instant::now();
     let mut left_out = 0;
     for case in &plan.cases {
         progress.step(&format!("{}, {}", case.figure(), size::format(case.bytes as u64)));
-        if begun.elapsed() > plan.most_time && !case.is_telling() {
+        if begun.elapsed() > plan.max_time && !case.is_reference() {
             left_out += 1;
             continue;
         }
-        let rounds = rounds::contest(rig, case, plan.effort)?;
-        take_note(outcome, case, &rounds);
+        let rounds = rounds::interleave(rig, case, plan.effort)?;
+        record_samples(outcome, case, &rounds);
     }
     let steps_per_ns = calibrate_compute();
     for &bytes in &plan.overlap_sizes {
         progress.step(&format!("overlap, {}", size::format(bytes as u64)));
-        if begun.elapsed() > plan.most_time && bytes != TELLING_OVERLAP {
+        if begun.elapsed() > plan.max_time && bytes != REFERENCE_OVERLAP_BYTES {
             left_out += 1;
             continue;
         }
-        let rounds = hiding::measure(rig, bytes, plan.effort, steps_per_ns)?;
+        let rounds = overlap::measure(rig, bytes, plan.effort, steps_per_ns)?;
         let figure = "overlap with computation, host to host, registered memory of 4 KiB pages";
-        let row = Row::of_rounds(figure, SPARING, bytes as u64, "overlap", &rounds);
-        if bytes == TELLING_OVERLAP {
+        let row = Row::of_rounds(figure, CALLER_SLEEPS, bytes as u64, "overlap", &rounds);
+        if bytes == REFERENCE_OVERLAP_BYTES {
             set(&mut outcome.summary, "overlap_64m", row.value.clamp(0.0, 1.0));
         }
         outcome.rows.push(row);
@@ -142,8 +142,8 @@ fn measure(
     Ok(())
 }
 
-/// The rows and keys of a contest, and who could not take part.
-fn take_note(outcome: &mut Outcome, case: &Case, rounds: &Rounds) {
+/// Adds the rows and keys of a case, and the candidates that failed.
+fn record_samples(outcome: &mut Outcome, case: &Case, rounds: &GpuSamples) {
     let figure = case.figure();
     outcome.rows.extend(rounds.bandwidth_rows(&figure, case.bytes));
     let busy = format!("processors busy, {figure}");
@@ -154,24 +154,24 @@ fn take_note(outcome: &mut Outcome, case: &Case, rounds: &Rounds) {
             outcome.missing.push(missing);
         }
     }
-    if case.is_telling() {
+    if case.is_reference() {
         set_keys(&mut outcome.summary, case.direction, rounds);
     }
 }
 
-fn set_keys(summary: &mut Summary, direction: Direction, rounds: &Rounds) {
+fn set_keys(summary: &mut Summary, direction: GpuCopyDirection, rounds: &GpuSamples) {
     match direction {
-        Direction::HostToHost => {
-            set(summary, "host_to_host_vs_memcpy", rounds.speedup(SPARING, MEMCPY));
-            set(summary, "host_to_host_cpu_share", rounds.cores(SPARING));
-            set(summary, "split_vs_gpu_alone", rounds.speedup(SPLIT, SPARING));
+        GpuCopyDirection::HostToHost => {
+            set(summary, "host_to_host_vs_memcpy", rounds.speedup(CALLER_SLEEPS, MEMCPY));
+            set(summary, "host_to_host_cpu_share", rounds.cores(CALLER_SLEEPS));
+            set(summary, "split_vs_gpu_alone", rounds.speedup(CALLER_HELPS, CALLER_SLEEPS));
         }
-        Direction::ToDevice => {
-            set(summary, "pageable_to_device_vs_driver", rounds.speedup(OURS, DRIVER));
-            set(summary, "pageable_to_device_vs_pinned", rounds.speedup(OURS, PINNED));
+        GpuCopyDirection::ToDevice => {
+            set(summary, "pageable_to_device_vs_driver", rounds.speedup(MEMFERRY, DRIVER));
+            set(summary, "pageable_to_device_vs_pinned", rounds.speedup(MEMFERRY, PINNED));
         }
-        Direction::FromDevice => {
-            set(summary, "device_to_pageable_vs_driver", rounds.speedup(OURS, DRIVER));
+        GpuCopyDirection::FromDevice => {
+            set(summary, "device_to_pageable_vs_driver", rounds.speedup(MEMFERRY, DRIVER));
         }
     }
 }
@@ -186,7 +186,7 @@ fn notes() -> [String; 3] {
          every byte."
             .into(),
         format!(
-            "`{SPARING}`: nobody but the engine works on the copy; `{SPLIT}`: an ordinary blocking \
+            "`{CALLER_SLEEPS}`: nobody but the engine works on the copy; `{CALLER_HELPS}`: an ordinary blocking \
              copy, which the GPU, channels of processors and the caller share. `{DRIVER}` is \
              cuMemcpyHtoD or cuMemcpyDtoH; `{PINNED}` one asynchronous copy of memory from \
              cuMemHostAlloc, waited for by asking for an event: the limit. cuMemcpyHtoD may return \
@@ -199,26 +199,28 @@ fn notes() -> [String; 3] {
             "Overlap = (T_copy + T_compute - T_total) / T_copy, each the median of interleaved \
              measurements; the computation is {} times T_copy, on the caller's core. The keys are \
              for 256 MiB and 4 KiB pages, overlap_64m for 64 MiB.",
-            hiding::COMPUTE_PER_COPY
+            overlap::COMPUTE_PER_COPY
         ),
     ]
 }
 
-/// What the reader must know because it is not as it should be.
-fn warnings(rig: &Rig) -> Vec<String> {
+/// Warnings about conditions that affect the results.
+fn warnings(rig: &GpuFixture) -> Vec<String> {
     let mut warnings = Vec::new();
     let ferry = &rig.ferry;
-    let question = Question {
-        spare_caller: true,
-        acquaintance: Acquaintance::Known,
-        ..Question::copy(TELLING as u64, true)
+    let question = CopyQuery {
+        no_caller_assist: true,
+        reuse: ReuseHint::Reused,
+        ..CopyQuery::copy(REFERENCE_BYTES as u64, true)
     };
     if let Some(plan) = ferry.explain(&question) {
-        let by_gpu = match plan.path {
-            Path::Chunks { engine, .. } | Path::Split { engine, .. } | Path::Whole { engine } => {
-                ferry.facts().engines[engine].name == "cuda"
+        let by_gpu = match plan.strategy {
+            CopyStrategy::WorkSharing { engine, .. }
+            | CopyStrategy::HybridWorkSharing { engine, .. }
+            | CopyStrategy::SingleDescriptor { engine } => {
+                ferry.plan_context().engines[engine].name == "cuda"
             }
-            Path::Caller | Path::Parts { .. } => false,
+            CopyStrategy::Inline | CopyStrategy::FixedParts { .. } => false,
         };
         if !by_gpu {
             warnings.push(format!(
@@ -229,13 +231,17 @@ fn warnings(rig: &Rig) -> Vec<String> {
         }
     }
     if let Some(pinning) = ferry.statistics().pinning("cuda")
-        && let Some(error) = &pinning.last_refusal
+        && let Some(error) = &pinning.last_error
     {
-        let refused = pinning.refused;
+        let refused = pinning.failures;
         warnings.push(format!("Memory was refused {refused} times, the last time: {error}."));
     }
-    let huge = rig.fresh(Direction::ToDevice, PageSize::Huge, rig.most_bytes().min(64 << 20));
-    let is_huge = |host: memory::Host| {
+    let huge = rig.fresh_buffers(
+        GpuCopyDirection::ToDevice,
+        PageSize::Huge,
+        rig.max_bytes().min(64 << 20),
+    );
+    let is_huge = |host: memory::HostBuffers| {
         host.all().all(|pages| residency::is_huge(pages.as_ptr() as usize, pages.len()))
     };
     if !huge.is_ok_and(is_huge) {

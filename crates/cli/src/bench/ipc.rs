@@ -1,8 +1,10 @@
-//! `ipc`: messages over a link of ours against the other ways from one process to another (figure 9
-//! of the paper on asynchronous memory operations): the time of one, and the bandwidth of many.
+//! `ipc`: messages over a Memferry link, against other methods to send data from one process to
+//! another (figure 9 of the paper on asynchronous memory operations): the time of one message, and
+//! the bandwidth of many.
 
 use super::group::{
-    CROSS_MEMORY, Camp, LOOPBACK, MEMFERRY, Patience, Rounds, TWO_COPIES, Task, Timing, window_of,
+    BenchEnvironment, CROSS_MEMORY, GroupBudget, GroupSamples, GroupTask, LOOPBACK, MEMFERRY,
+    Sample, TWO_COPIES, window_messages,
 };
 use super::measure::set;
 use super::{Bench, Effort};
@@ -12,9 +14,9 @@ use crate::size;
 
 pub(super) struct Ipc;
 
-/// The size that the paper compares at.
-const TELLING: u64 = 4 << 20;
-/// The peers of the keys.
+/// The size of the comparison in the paper.
+const REFERENCE_BYTES: u64 = 4 << 20;
+/// Summary keys, and the peer of each.
 const KEYS: [(&str, &str); 3] =
     [("4m_vs_cma", CROSS_MEMORY), ("4m_vs_shm", TWO_COPIES), ("4m_vs_loopback", LOOPBACK)];
 
@@ -32,33 +34,33 @@ impl Bench for Ipc {
         progress.start(2 * sizes.len() as u64 + 1, self.name());
         progress.step("starting the processes");
         let mut outcome = Outcome::new(self.name());
-        let mut camp = Camp::pitch_for_own()?;
-        let mut field = camp.field_of_carriers();
-        let patience = Patience::of(effort);
+        let mut camp = BenchEnvironment::in_process()?;
+        let mut field = camp.transport_candidates();
+        let patience = GroupBudget::of(effort);
         for bytes in sizes {
             progress.step(&format!("latency, {}", size::format(bytes)));
-            let rounds = field.contest(Task::Pingpong { bytes }, patience, |_| true);
-            let half = |timing: &Timing| timing.total_ns / 2.0;
+            let rounds = field.interleave(GroupTask::Pingpong { bytes }, patience, |_| true);
+            let half = |timing: &Sample| timing.total_ns / 2.0;
             outcome.rows.extend(rounds.rows("latency", bytes, "ns", half));
-            if bytes == TELLING {
+            if bytes == REFERENCE_BYTES {
                 add_keys(&mut outcome.summary, &rounds);
             }
             progress.step(&format!("bandwidth, {}", size::format(bytes)));
-            let rounds = field.contest(Task::Stream { bytes }, patience, |_| true);
-            let moved = (bytes * window_of(bytes)) as f64;
-            let bandwidth = |timing: &Timing| moved / timing.total_ns;
+            let rounds = field.interleave(GroupTask::Stream { bytes }, patience, |_| true);
+            let moved = (bytes * window_messages(bytes)) as f64;
+            let bandwidth = |timing: &Sample| moved / timing.total_ns;
             outcome.rows.extend(rounds.rows("bandwidth", bytes, "GB/s", bandwidth));
         }
         drop(field);
-        camp.strike(&mut outcome);
+        camp.finish(&mut outcome);
         outcome.notes.push(format!(
             "Two processes, each bound to a core of its own; data goes from ordinary memory of the \
              one to ordinary memory of the other, always the same, and is checked before it is \
              timed. Latency is half of a round trip, for the keys too. Bandwidth is that of a window \
              of messages one way, {} of them up to 256 KiB and {} at 4 MiB, with one answer at the \
              end.",
-            window_of(1 << 10),
-            window_of(TELLING)
+            window_messages(1 << 10),
+            window_messages(REFERENCE_BYTES)
         ));
         outcome.notes.push(
             "The cross-memory read is one process_vm_readv by the receiver, told of by a line in \
@@ -80,15 +82,15 @@ impl Bench for Ipc {
 
 fn sizes(effort: Effort) -> Vec<u64> {
     match effort {
-        Effort::Brief => vec![4 << 10, 64 << 10, 1 << 20, TELLING],
+        Effort::Brief => vec![4 << 10, 64 << 10, 1 << 20, REFERENCE_BYTES],
         Effort::Quick => (10..=22).step_by(2).chain([26]).map(|shift| 1 << shift).collect(),
         Effort::Full => (10..=26).map(|shift| 1 << shift).collect(),
     }
 }
 
-fn add_keys(summary: &mut Summary, rounds: &Rounds) {
+fn add_keys(summary: &mut Summary, rounds: &GroupSamples) {
     for (key, peer) in KEYS {
-        set(summary, key, rounds.times_longer(peer, MEMFERRY));
+        set(summary, key, rounds.slowdown(peer, MEMFERRY));
     }
 }
 
@@ -99,7 +101,7 @@ mod tests {
     #[test]
     fn every_effort_measures_what_the_keys_need() {
         for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
-            assert!(sizes(effort).contains(&TELLING), "{effort:?}");
+            assert!(sizes(effort).contains(&REFERENCE_BYTES), "{effort:?}");
             let largest = sizes(effort).into_iter().max();
             assert!(effort == Effort::Brief || largest == Some(64 << 20), "{effort:?}");
         }

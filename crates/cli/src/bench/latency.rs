@@ -1,12 +1,14 @@
-//! `copy-latency`: how long a blocking copy takes, from small to large, hot and cold (figure 4 of
-//! the paper on asynchronous memory operations).
+//! `copy-latency`: the time of a blocking copy, from small to large sizes, hot and cold (figure 4
+//! of the paper on asynchronous memory operations).
 
 use std::cell::RefCell;
 
 use memferry::Ferry;
 use memferry::sys::affinity;
 
-use super::measure::{Contestant, Pair, Patience, Times, Walk, contest, memcpy, set};
+use super::measure::{
+    Budget, BufferPair, ColdCursor, FnCandidate, Samples, interleave, memcpy, set,
+};
 use super::{Bench, Effort};
 use crate::outcome::Outcome;
 use crate::show::Progress;
@@ -15,10 +17,10 @@ use crate::size;
 pub(super) struct CopyLatency;
 
 const MEMCPY: &str = "memcpy";
-/// The walk's buffers: together larger than the last-level cache.
+/// Bytes of the buffers for cold copies: together larger than the last-level cache.
 const COLD_BYTES: usize = 256 << 20;
 const SMALL: u64 = 1 << 20;
-/// Sizes at which the call itself is what takes the time.
+/// Sizes at which the overhead of the call dominates.
 const TINY: [u64; 3] = [8, 64, 256];
 
 impl Bench for CopyLatency {
@@ -38,16 +40,16 @@ impl Bench for CopyLatency {
         let default = series(&ferries.last().expect("there is at least one").0);
         let mut outcome = Outcome::new(self.name());
         let mut worst_small = f64::INFINITY;
-        let mut pair = Pair::new(COLD_BYTES)?;
+        let mut pair = BufferPair::new(COLD_BYTES)?;
 
         for bytes in TINY {
-            let times = hot_contest(&ferries, &mut pair, bytes as usize, effort);
+            let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
             outcome.rows.extend(times.time_rows("cost of a tiny copy", bytes));
             worst_small = worst_small.min(times.speedup(&default));
         }
         for &bytes in &hot {
             progress.step(&format!("hot {}", size::format(bytes)));
-            let times = hot_contest(&ferries, &mut pair, bytes as usize, effort);
+            let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
             outcome.rows.extend(times.bandwidth_rows("hot", bytes, bytes));
             let ratio = times.speedup(&default);
             if bytes <= SMALL {
@@ -55,6 +57,7 @@ impl Bench for CopyLatency {
             }
             let key = match bytes {
                 0x1000 => "hot_4k_vs_memcpy",
+                0x1_0000 => "hot_64k_vs_memcpy",
                 0x10_0000 => "hot_1m_vs_memcpy",
                 0x40_0000 => "hot_4m_vs_memcpy",
                 0x400_0000 => "hot_64m_vs_memcpy",
@@ -65,7 +68,7 @@ impl Bench for CopyLatency {
         }
         for &bytes in &cold {
             progress.step(&format!("cold {}", size::format(bytes)));
-            let times = cold_contest(&ferries, &mut pair, bytes as usize, effort);
+            let times = interleave_cold(&ferries, &mut pair, bytes as usize, effort);
             outcome.rows.extend(times.bandwidth_rows("cold", bytes, bytes));
             let ratio = times.speedup(&default);
             if bytes <= SMALL {
@@ -107,10 +110,10 @@ fn sizes(effort: Effort) -> (Vec<u64>, Vec<u64>) {
     }
 }
 
-/// Ferries with 1, 2, 4, … channels up to the default number, the default last.
+/// Ferries with 1, 2, 4, … channels, then one with the default number of channels.
 fn ferries(effort: Effort) -> anyhow::Result<Vec<(usize, Ferry)>> {
     let default = Ferry::new()?;
-    let most = default.facts().engines[0].channels;
+    let most = default.plan_context().engines[0].channels;
     let spare = affinity::allowed_cores().len().saturating_sub(1).max(1);
     let mut ferries = Vec::new();
     if effort != Effort::Brief {
@@ -131,21 +134,21 @@ fn series(channels: &usize) -> String {
     }
 }
 
-fn patience(bytes: usize, effort: Effort) -> Patience {
-    let usual = Patience::of(effort);
+fn budget(bytes: usize, effort: Effort) -> Budget {
+    let usual = Budget::of(effort);
     let rounds = match bytes {
-        // Near 1, a ratio needs more rounds to be told from noise, and these are quick.
+        // Ratios near 1 need more rounds to differ from noise, and these copies are short.
         0..=0x10_0000 => 2 * usual.rounds + 1,
-        // The largest take long enough by themselves.
+        // The longest copies need no more than 9 rounds.
         0x400_0000.. => usual.rounds.min(9),
         _ => usual.rounds,
     };
-    Patience { rounds, ..usual }
+    Budget { rounds, ..usual }
 }
 
-/// A way to copy. Contestants differ in nothing but this function, so that what is compared is the
-/// call and not the code around it.
-type Copy = fn(&Ferry, &[u8], &mut [u8]);
+/// A copy function. Candidates differ only in this function, so the comparison is between the calls
+/// and not between the loops around them.
+type CopyFn = fn(&Ferry, &[u8], &mut [u8]);
 
 #[inline(never)]
 fn by_memcpy(_: &Ferry, source: &[u8], target: &mut [u8]) {
@@ -159,10 +162,10 @@ fn by_ferry(ferry: &Ferry, source: &[u8], target: &mut [u8]) {
     }
 }
 
-/// Every way gets every byte across, before any of them is timed.
-fn check(ferries: &[(usize, Ferry)], pair: &mut Pair, bytes: usize) {
+/// Checks that every candidate copies every byte. Not timed.
+fn check(ferries: &[(usize, Ferry)], pair: &mut BufferPair, bytes: usize) {
     let source = &pair.source.as_slice()[..bytes];
-    for (series, ferry, copy) in field(ferries) {
+    for (series, ferry, copy) in candidates(ferries) {
         let target = &mut pair.target.as_mut_slice()[..bytes];
         target.fill(0);
         copy(ferry, source, target);
@@ -171,40 +174,46 @@ fn check(ferries: &[(usize, Ferry)], pair: &mut Pair, bytes: usize) {
 }
 
 /// memcpy and every ferry, each with its series.
-fn field(ferries: &[(usize, Ferry)]) -> impl Iterator<Item = (String, &Ferry, Copy)> {
-    let peer = (MEMCPY.to_owned(), &ferries[0].1, by_memcpy as Copy);
-    let ours = ferries.iter().map(|(channels, ferry)| (series(channels), ferry, by_ferry as Copy));
+fn candidates(ferries: &[(usize, Ferry)]) -> impl Iterator<Item = (String, &Ferry, CopyFn)> {
+    let peer = (MEMCPY.to_owned(), &ferries[0].1, by_memcpy as CopyFn);
+    let ours =
+        ferries.iter().map(|(channels, ferry)| (series(channels), ferry, by_ferry as CopyFn));
     std::iter::once(peer).chain(ours)
 }
 
-/// The same two buffers again and again.
-fn hot_contest(ferries: &[(usize, Ferry)], pair: &mut Pair, bytes: usize, effort: Effort) -> Times {
+/// Candidates that copy between the same two buffers again and again.
+fn interleave_hot(
+    ferries: &[(usize, Ferry)],
+    pair: &mut BufferPair,
+    bytes: usize,
+    effort: Effort,
+) -> Samples {
     check(ferries, pair, bytes);
     let source = &pair.source.as_slice()[..bytes];
     let target = RefCell::new(&mut pair.target.as_mut_slice()[..bytes]);
     let target = &target;
-    let contestants = field(ferries).map(|(series, ferry, copy)| {
-        Contestant::new(series, move || copy(ferry, source, &mut target.borrow_mut()))
+    let contestants = candidates(ferries).map(|(series, ferry, copy)| {
+        FnCandidate::new(series, move || copy(ferry, source, &mut target.borrow_mut()))
     });
-    contest(contestants.collect(), patience(bytes, effort))
+    interleave(contestants.collect(), budget(bytes, effort))
 }
 
-/// Every copy at another place of two large buffers.
-fn cold_contest(
+/// Candidates that copy at another position of two large buffers each time.
+fn interleave_cold(
     ferries: &[(usize, Ferry)],
-    pair: &mut Pair,
+    pair: &mut BufferPair,
     bytes: usize,
     effort: Effort,
-) -> Times {
+) -> Samples {
     let source = pair.source.as_slice();
-    let place = RefCell::new((Walk::over(COLD_BYTES), pair.target.as_mut_slice()));
+    let place = RefCell::new((ColdCursor::over(COLD_BYTES), pair.target.as_mut_slice()));
     let place = &place;
-    let contestants = field(ferries).map(|(series, ferry, copy)| {
-        Contestant::new(series, move || {
+    let contestants = candidates(ferries).map(|(series, ferry, copy)| {
+        FnCandidate::new(series, move || {
             let (walk, target) = &mut *place.borrow_mut();
             let range = walk.next(bytes);
             copy(ferry, &source[range.clone()], &mut target[range]);
         })
     });
-    contest(contestants.collect(), patience(bytes, effort))
+    interleave(contestants.collect(), budget(bytes, effort))
 }

@@ -1,11 +1,10 @@
-//! `lookup`: what it costs to find the memory of windows through a small cache of translations
-//! instead of a full table, in time and in memory: programs over several processes, single accesses,
-//! and the lookup alone.
+//! `lookup`: the cost in time and memory of a small translation cache for windows, against a full
+//! table: programs over several processes, single accesses, and the lookup alone.
 
+pub(crate) mod command;
 mod costs;
 mod memory;
 mod misses;
-pub(crate) mod order;
 mod puts;
 mod session;
 pub(crate) mod shape;
@@ -15,12 +14,15 @@ mod windows;
 mod worker;
 mod workload;
 
+use std::time::Instant;
+
 use memferry::sys::affinity;
 
-pub(crate) use worker::work;
+pub(crate) use worker::run_worker;
 
-use self::session::Session;
-use self::workload::{Kind, Problem};
+use self::puts::PutPlan;
+use self::session::TranslationSession;
+use self::workload::{Problem, ProgramKind};
 use super::measure::{median, set};
 use super::{Bench, Effort};
 use crate::outcome::Outcome;
@@ -46,10 +48,10 @@ impl Bench for Lookup {
         let costs = costs::measure(effort)?;
         outcome.rows.extend(costs.rows);
         set(&mut outcome.summary, "hit_ns", costs.hit_ns);
-        let mut session = Session::start(members)?;
+        let mut session = TranslationSession::start(members)?;
         slowdowns(&mut outcome, &mut session, &problems, effort, progress)?;
         progress.step("puts");
-        outcome.rows.extend(puts::rows(&mut session, effort)?);
+        puts::measure(&mut session, &PutPlan::of(effort), &mut outcome)?;
         progress.step("a large window");
         if effort != Effort::Brief {
             outcome.rows.extend(memory::sparse_rows(&mut session)?);
@@ -59,12 +61,22 @@ impl Bench for Lookup {
         outcome.notes.extend(notes(members));
         Ok(outcome)
     }
+
+    /// Measures only puts that hit.
+    fn run_for_screen(&self, _until: Instant, progress: &Progress) -> anyhow::Result<Outcome> {
+        progress.start(1, self.name());
+        progress.step("puts");
+        let mut outcome = Outcome::new(self.name());
+        let mut session = TranslationSession::start(2)?;
+        puts::measure(&mut session, &PutPlan::HITS, &mut outcome)?;
+        Ok(outcome)
+    }
 }
 
-/// The programs against the full table, and the memory of the largest.
+/// Compares the programs over the cache with the full table, and the memory of the largest program.
 fn slowdowns(
     outcome: &mut Outcome,
-    session: &mut Session,
+    session: &mut TranslationSession,
     problems: &[Problem],
     effort: Effort,
     progress: &Progress,
@@ -77,7 +89,7 @@ fn slowdowns(
         outcome.rows.extend(found.rows);
         steady.push(found.steady);
         first.push(found.first);
-        if problem.kind == LARGEST {
+        if problem.kind == LARGEST_PROGRAM {
             let megabytes = found.full.attached_window_bytes >> 20;
             let size = crate::size::format(megabytes << 20);
             let name = format!("{name}, {size} attached");
@@ -87,7 +99,7 @@ fn slowdowns(
             let series = format!("{name}, cache");
             let delay = ("delay of a miss", found.cache.delay_ns);
             for (part, spread) in [delay, ("processing of a miss", found.cache.processing_ns)] {
-                outcome.rows.extend(costs::rows_of_spread(part, &series, spread));
+                outcome.rows.extend(costs::quantile_rows(part, &series, spread));
             }
         }
     }
@@ -100,7 +112,7 @@ fn slowdowns(
     Ok(())
 }
 
-/// The misses of all programs with all shapes.
+/// Measures the misses of all programs for all cache shapes.
 fn all_misses(
     outcome: &mut Outcome,
     problems: &[Problem],
@@ -115,7 +127,7 @@ fn all_misses(
         let found = misses::measure(problem, members, effort)?;
         outcome.rows.extend(found.rows);
         if found.live != found.replayed {
-            let misses::Found { live, replayed, .. } = found;
+            let misses::MissResults { live, replayed, .. } = found;
             differences.push(format!("{name} counted {live}, its replay {replayed}"));
         }
     }
@@ -135,7 +147,7 @@ fn all_misses(
 }
 
 /// The program with the largest windows.
-const LARGEST: Kind = Kind::Random;
+const LARGEST_PROGRAM: ProgramKind = ProgramKind::Random;
 
 /// The programs and their sizes.
 fn problems(effort: Effort) -> [Problem; 6] {
@@ -144,11 +156,18 @@ fn problems(effort: Effort) -> [Problem; 6] {
         Effort::Quick => [2048, 1024, 1 << 22, 1024, 4 << 10, 512],
         Effort::Full => [4096, 4096, 1 << 25, 4096, 8 << 10, 512],
     };
-    let kinds = [Kind::Fourier, Kind::Lu, Kind::Radix, Kind::Ocean, Kind::Water, LARGEST];
+    let kinds = [
+        ProgramKind::Fourier,
+        ProgramKind::Lu,
+        ProgramKind::Radix,
+        ProgramKind::Ocean,
+        ProgramKind::Water,
+        LARGEST_PROGRAM,
+    ];
     std::array::from_fn(|place| Problem { kind: kinds[place], scale: scales[place] })
 }
 
-/// How many processes: two, unless there are cores for four.
+/// Number of processes: 4 for a full run on at least 4 cores, else 2.
 fn members(effort: Effort, cores: usize) -> usize {
     if effort == Effort::Full && cores >= 4 { 4 } else { 2 }
 }
@@ -203,8 +222,8 @@ mod tests {
         for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
             for problem in problems(effort) {
                 let size = members(effort, 64);
-                let program = workload::Any::new(problem, 0, size).unwrap();
-                if problem.kind == LARGEST {
+                let program = workload::AnyProgram::new(problem, 0, size).unwrap();
+                if problem.kind == LARGEST_PROGRAM {
                     assert!(workload::Workload::bytes(&program) >= 512 << 20);
                 }
             }

@@ -1,5 +1,6 @@
-//! How things are timed: contestants in turn, round after round, so that whatever disturbs the
-//! machine disturbs all of them. Ratios are taken within a round; the median over rounds counts.
+//! Timing of candidates. Candidates run interleaved, round by round, so that a disturbance of the
+//! machine affects all of them. Ratios are taken within a round; the result is the median over
+//! rounds.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
@@ -9,34 +10,34 @@ use memferry::sys::pages::Pages;
 use super::Effort;
 use crate::outcome::{Row, Summary};
 
-/// One of several ways to do the same thing.
-pub(super) struct Contestant<'a> {
-    /// Its series in tables and plots.
+/// A candidate that is a closure.
+pub(super) struct FnCandidate<'a> {
+    /// Series in tables and plots.
     pub(super) series: String,
-    /// Does it once.
+    /// Runs the candidate once.
     pub(super) run: Box<dyn FnMut() + 'a>,
 }
 
-impl<'a> Contestant<'a> {
+impl<'a> FnCandidate<'a> {
     pub(super) fn new(series: impl Into<String>, run: impl FnMut() + 'a) -> Self {
         Self { series: series.into(), run: Box::new(run) }
     }
 }
 
-/// The times of all contestants, in nanoseconds for one run, round by round.
-pub(super) struct Times {
+/// Times of all candidates, in nanoseconds per run, round by round.
+pub(super) struct Samples {
     series: Vec<String>,
     rounds: Vec<Vec<f64>>,
 }
 
-/// How long a measurement of one contestant in one round should take, and how many rounds.
+/// Duration of the measurement of one candidate in one round, and the number of rounds.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct Budget {
     pub(super) rounds: usize,
     pub(super) slice: Duration,
 }
 
-impl Patience {
+impl Budget {
     pub(super) fn of(effort: Effort) -> Self {
         match effort {
             Effort::Brief => Self { rounds: 7, slice: Duration::from_millis(4) },
@@ -46,8 +47,8 @@ impl Patience {
     }
 }
 
-/// Lets the contestants run in turn.
-pub(super) fn contest(mut contestants: Vec<Contestant<'_>>, patience: Patience) -> Times {
+/// Runs the candidates interleaved.
+pub(super) fn interleave(mut contestants: Vec<FnCandidate<'_>>, patience: Budget) -> Samples {
     let mut repeats = Vec::new();
     for contestant in &mut contestants {
         (contestant.run)();
@@ -55,21 +56,21 @@ pub(super) fn contest(mut contestants: Vec<Contestant<'_>>, patience: Patience) 
         let fit = patience.slice.as_nanos() as f64 / once;
         repeats.push((fit as u32).clamp(1, 1_000_000));
     }
-    // Those that are compared do the same number of runs, so that caches see the same.
+    // All candidates do the same number of runs, so that the caches are in the same state.
     let repeat = repeats.into_iter().min().unwrap_or(1);
     let mut rounds = vec![Vec::new(); contestants.len()];
     for round in 0..patience.rounds {
         for turn in 0..contestants.len() {
-            // The one that goes first changes, and so does the direction, so that none profits or
-            // suffers from its place or its neighbour.
+            // The first candidate and the direction change from round to round, so that no
+            // candidate has an advantage from its position or its predecessor.
             let place = (turn + round / 2) % contestants.len();
             let index = if round % 2 == 0 { place } else { contestants.len() - 1 - place };
-            // One run to get warm: a sleeping channel wakes, the branch predictor learns.
+            // One untimed run wakes sleeping channels and trains the branch predictor.
             (contestants[index].run)();
             rounds[index].push(time_ns(&mut contestants[index].run, repeat));
         }
     }
-    Times { series: contestants.into_iter().map(|c| c.series).collect(), rounds }
+    Samples { series: contestants.into_iter().map(|c| c.series).collect(), rounds }
 }
 
 fn time_ns(run: &mut dyn FnMut(), repeat: u32) -> f64 {
@@ -80,29 +81,29 @@ fn time_ns(run: &mut dyn FnMut(), repeat: u32) -> f64 {
     start.elapsed().as_nanos() as f64 / f64::from(repeat)
 }
 
-impl Times {
-    /// The median over rounds of how many times faster `series` is than the first contestant.
+impl Samples {
+    /// Returns the median over rounds of the speedup of `series` over the first candidate.
     pub(super) fn speedup(&self, series: &str) -> f64 {
-        self.speedup_over(series, &self.series[0])
+        self.speedup_against(series, &self.series[0])
     }
 
-    /// The same against any other contestant.
-    pub(super) fn speedup_over(&self, series: &str, peer: &str) -> f64 {
-        let (ours, theirs) = (self.of(series), self.of(peer));
+    /// Returns the median over rounds of the speedup of `series` over `peer`.
+    pub(super) fn speedup_against(&self, series: &str, peer: &str) -> f64 {
+        let (ours, theirs) = (self.samples_of(series), self.samples_of(peer));
         median(ours.iter().zip(theirs).map(|(ours, theirs)| theirs / ours).collect())
     }
 
-    fn of(&self, series: &str) -> &[f64] {
+    fn samples_of(&self, series: &str) -> &[f64] {
         let index = self.series.iter().position(|name| name == series);
         &self.rounds[index.expect("the series took part")]
     }
 
-    /// Rows of bandwidth, for `bytes` moved by each run.
+    /// Rows of bandwidth, for runs that move `moved` bytes each.
     pub(super) fn bandwidth_rows(&self, figure: &str, size: u64, moved: u64) -> Vec<Row> {
         self.rows(figure, size, "GB/s", |ns| moved as f64 / ns)
     }
 
-    /// Rows of time for one run.
+    /// Rows of the time of one run.
     pub(super) fn time_rows(&self, figure: &str, size: u64) -> Vec<Row> {
         self.rows(figure, size, "ns", |ns| ns)
     }
@@ -116,7 +117,7 @@ impl Times {
     }
 }
 
-/// The middle value.
+/// Median.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
@@ -126,13 +127,13 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// A source and a target on ordinary pages, touched, with different contents.
-pub(super) struct Pair {
+/// A source and a target in ordinary memory, resident, with different contents.
+pub(super) struct BufferPair {
     pub(super) source: Pages,
     pub(super) target: Pages,
 }
 
-impl Pair {
+impl BufferPair {
     pub(super) fn new(bytes: usize) -> anyhow::Result<Self> {
         let mut pair = Self { source: Pages::new(bytes)?, target: Pages::new(bytes)? };
         pair.source.as_mut_slice().fill(0x5A);
@@ -141,25 +142,26 @@ impl Pair {
     }
 }
 
-/// The peer: libc's memcpy, called as a C program calls it.
+/// The peer: libc's memcpy, called as from C.
 pub(super) fn memcpy(target: &mut [u8], source: &[u8]) {
     assert_eq!(source.len(), target.len());
-    // SAFETY: two distinct slices of equal length.
+    // SAFETY: the slices are distinct and of equal length.
     unsafe { libc::memcpy(target.as_mut_ptr().cast(), source.as_ptr().cast(), source.len()) };
 }
 
-/// A position that walks over large buffers, so that every copy meets cold memory.
-pub(super) struct Walk {
+/// A position that moves through large buffers, so that every copy uses memory that is not in a
+/// cache.
+pub(super) struct ColdCursor {
     length: usize,
     position: usize,
 }
 
-impl Walk {
+impl ColdCursor {
     pub(super) fn over(length: usize) -> Self {
         Self { length, position: 0 }
     }
 
-    /// The next `bytes`, back at the start when the end is reached.
+    /// Returns the next `bytes`; wraps to the start at the end of the buffers.
     pub(super) fn next(&mut self, bytes: usize) -> std::ops::Range<usize> {
         if self.position + bytes > self.length {
             self.position = 0;
@@ -170,7 +172,7 @@ impl Walk {
     }
 }
 
-/// Computation that stays in registers: `steps` dependent multiplications.
+/// Computation in registers: `steps` dependent multiplications.
 pub(super) fn compute(steps: u64) -> u64 {
     let mut value = black_box(0x9E37_79B9_7F4A_7C15u64);
     for _ in 0..steps {
@@ -179,7 +181,7 @@ pub(super) fn compute(steps: u64) -> u64 {
     value
 }
 
-/// Sets a summary key unless the value is not a number.
+/// Sets a summary key if the value is finite.
 pub(super) fn set(summary: &mut Summary, key: &str, value: f64) {
     if value.is_finite() {
         summary.set(key, value);
@@ -199,14 +201,14 @@ mod tests {
 
     #[test]
     fn a_walk_wraps_before_it_would_run_over() {
-        let mut walk = Walk::over(10);
+        let mut walk = ColdCursor::over(10);
         let steps: Vec<_> = (0..4).map(|_| walk.next(4)).collect();
         assert_eq!(steps, [0..4, 4..8, 0..4, 4..8]);
     }
 
     #[test]
     fn ratios_are_taken_within_a_round() {
-        let times = Times {
+        let times = Samples {
             series: vec!["peer".into(), "ours".into()],
             rounds: vec![vec![10.0, 100.0, 10.0], vec![5.0, 50.0, 10.0]],
         };
@@ -218,11 +220,11 @@ mod tests {
         use std::cell::Cell;
         let (first, second) = (Cell::new(0), Cell::new(0));
         let contestants = vec![
-            Contestant::new("first", || first.set(first.get() + 1)),
-            Contestant::new("second", || second.set(second.get() + 1)),
+            FnCandidate::new("first", || first.set(first.get() + 1)),
+            FnCandidate::new("second", || second.set(second.get() + 1)),
         ];
-        let patience = Patience { rounds: 3, slice: Duration::from_micros(1) };
-        contest(contestants, patience);
+        let patience = Budget { rounds: 3, slice: Duration::from_micros(1) };
+        interleave(contestants, patience);
         assert_eq!(first.get(), second.get());
     }
 }

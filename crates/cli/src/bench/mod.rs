@@ -1,5 +1,5 @@
-//! The registry of benches. A bench measures and hands back an outcome; it never prints. The
-//! command line finds it here by name, and the views take its outcome from there.
+//! Registry of benches. A bench measures and returns an outcome; it prints nothing. The command
+//! line finds benches here by name, and the views show their outcomes.
 
 mod alltoall;
 mod apps;
@@ -8,6 +8,7 @@ pub(crate) mod command;
 pub(crate) mod devices;
 mod gpu;
 pub(crate) mod group;
+pub(crate) mod headline;
 mod ipc;
 mod latency;
 mod load;
@@ -19,36 +20,45 @@ mod pingpong;
 mod pinning;
 mod pollution;
 mod receive_overhead;
-mod suite;
+mod screen;
+pub(crate) mod suite;
+
+use std::time::Instant;
 
 use crate::outcome::Outcome;
 use crate::show::Progress;
 
-/// How much a bench should measure.
+/// Extent of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// The few most telling rows, for the short suite.
+    /// Only the most important rows.
     Brief,
-    /// All figures with few points, within half a minute.
+    /// All figures with few points, within 30 s.
     Quick,
-    /// Everything.
+    /// All figures with all points.
     Full,
 }
 
-/// Something that measures.
+/// A bench.
 pub(crate) trait Bench: Sync {
-    /// Its name on the command line.
+    /// Name on the command line.
     fn name(&self) -> &'static str;
 
-    /// What it measures, in one line.
+    /// What the bench measures, in one line.
     fn about(&self) -> &'static str;
 
-    /// Measures, and reports its steps as it goes.
+    /// Runs the bench and reports its steps to `progress`.
     fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome>;
+
+    /// Measures what the screen shows of the bench, and starts nothing optional after `until`.
+    fn run_for_screen(&self, until: Instant, progress: &Progress) -> anyhow::Result<Outcome> {
+        let _ = until;
+        self.run(Effort::Brief, progress)
+    }
 }
 
-/// Every name of the bench contract, whether this build has it or not.
-pub(crate) const CONTRACT: [&str; 14] = [
+/// Names of all benches, including those that this build lacks.
+pub(crate) const BENCH_NAMES: [&str; 14] = [
     "copy-latency",
     "copy-bandwidth",
     "overlap",
@@ -65,7 +75,7 @@ pub(crate) const CONTRACT: [&str; 14] = [
     "apps",
 ];
 
-/// The benches of this build, in the order the suite runs them.
+/// Benches of this build, in the order of the suite.
 pub(crate) fn all() -> &'static [&'static dyn Bench] {
     &[
         &latency::CopyLatency,
@@ -85,7 +95,7 @@ pub(crate) fn all() -> &'static [&'static dyn Bench] {
     ]
 }
 
-/// The bench of a name, or a sentence that says why there is none.
+/// Returns the bench with this name, or an error sentence for the user.
 pub(crate) fn find(name: &str) -> Result<&'static dyn Bench, String> {
     find_in(all(), name)
 }
@@ -96,7 +106,7 @@ fn find_in(benches: &[&'static dyn Bench], name: &str) -> Result<&'static dyn Be
     }
     let names: Vec<_> = benches.iter().map(|bench| bench.name()).collect();
     let available = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-    Err(if CONTRACT.contains(&name) {
+    Err(if BENCH_NAMES.contains(&name) {
         format!("the bench `{name}` is planned but not built yet; available: {available}")
     } else {
         format!("there is no bench `{name}`; available: {available}")
@@ -108,9 +118,9 @@ mod tests {
     use super::*;
     use crate::sample;
 
-    struct Invented;
+    struct FakeBench;
 
-    impl Bench for Invented {
+    impl Bench for FakeBench {
         fn name(&self) -> &'static str {
             "copy-latency"
         }
@@ -129,28 +139,28 @@ mod tests {
 
     #[test]
     fn a_bench_is_found_by_its_name() {
-        let bench = find_in(&[&Invented], "copy-latency").unwrap();
+        let bench = find_in(&[&FakeBench], "copy-latency").unwrap();
         let outcome = bench.run(Effort::Brief, &Progress::new(false)).unwrap();
         assert_eq!(outcome.bench, "copy-latency");
     }
 
     #[test]
     fn a_planned_bench_is_told_apart_from_a_wrong_name() {
-        let planned = find_in(&[&Invented], "overlap").err().unwrap();
+        let planned = find_in(&[&FakeBench], "overlap").err().unwrap();
         assert_eq!(
             planned,
             "the bench `overlap` is planned but not built yet; available: copy-latency"
         );
-        let wrong = find_in(&[&Invented], "gup").err().unwrap();
+        let wrong = find_in(&[&FakeBench], "gup").err().unwrap();
         assert_eq!(wrong, "there is no bench `gup`; available: copy-latency");
     }
 
     #[test]
     fn this_build_has_exactly_the_benches_of_the_contract() {
         for bench in all() {
-            assert!(CONTRACT.contains(&bench.name()), "{}", bench.name());
+            assert!(BENCH_NAMES.contains(&bench.name()), "{}", bench.name());
         }
-        for name in CONTRACT {
+        for name in BENCH_NAMES {
             assert!(find(name).is_ok(), "{name}");
         }
     }

@@ -1,6 +1,7 @@
-//! `overhead`: where the time of an asynchronous copy goes (figure 7 of the paper on asynchronous
-//! memory operations): submitting, handing over, copying, seeing the end. And the round trip of
-//! the smallest copy against the floor: two cache lines handed from core to core.
+//! `overhead`: the parts of the time of an asynchronous copy (figure 7 of the paper on asynchronous
+//! memory operations): submission, dispatch, copy, detection of the completion. It also compares
+//! the round trip of the smallest copy with the lower bound, two cache lines that go from core to
+//! core.
 
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -10,7 +11,7 @@ use std::time::Instant;
 use memferry::sys::affinity;
 use memferry::{Ferry, Options, Request, Transfer};
 
-use super::measure::{Pair, median, set};
+use super::measure::{BufferPair, median, set};
 use super::{Bench, Effort};
 use crate::outcome::{Outcome, Row};
 use crate::show::Progress;
@@ -36,9 +37,10 @@ impl Bench for Overhead {
         let rounds = if effort == Effort::Full { 31 } else { 15 };
         progress.start(sizes.len() as u64 + 2, self.name());
         progress.step("round trips");
-        // Every copy goes through the channel, however small: that is what is measured here.
+        // With an inline limit of 0, every copy goes through the channel, which is what this bench
+        // measures.
         let ferry = Ferry::builder().inline_bytes(0).build()?;
-        let mut pair = Pair::new(1 << 24)?;
+        let mut pair = BufferPair::new(1 << 24)?;
         let mut outcome = Outcome::new(self.name());
         small_costs(&ferry, &mut pair, rounds, &mut outcome);
         let ordinary = Ferry::new()?;
@@ -63,18 +65,18 @@ impl Bench for Overhead {
     }
 }
 
-/// Submit, check, round trip and floor, in turn in every round.
-fn small_costs(ferry: &Ferry, pair: &mut Pair, rounds: usize, outcome: &mut Outcome) {
+/// Measures submission, check, round trip and lower bound in every round.
+fn small_costs(ferry: &Ferry, pair: &mut BufferPair, rounds: usize, outcome: &mut Outcome) {
     const REPEAT: u32 = 4000;
-    let floor = Floor::default();
+    let floor = HandoffBaseline::default();
     let mut costs: [(&str, Vec<f64>); 4] =
         ["submit", "check", "round trip of 8 bytes", "floor: two hand-overs"].map(|n| (n, vec![]));
     std::thread::scope(|scope| {
         let two_cores = affinity::allowed_cores().len() > 1;
         let other = std::thread::Builder::new();
-        // Without a second thread the floor stays unknown, and its keys are left out.
+        // Without a second thread there is no lower bound, and its keys are omitted.
         let answering =
-            two_cores.then(|| other.spawn_scoped(scope, || floor.answer()).ok()).flatten();
+            two_cores.then(|| other.spawn_scoped(scope, || floor.serve()).ok()).flatten();
         for _ in 0..rounds {
             costs[0].1.push(submit_ns(ferry, pair, 8, REPEAT));
             costs[1].1.push(check_ns(ferry, pair));
@@ -97,15 +99,15 @@ fn small_costs(ferry: &Ferry, pair: &mut Pair, rounds: usize, outcome: &mut Outc
     set(&mut outcome.summary, "roundtrip_vs_floor", ratio);
 }
 
-fn start(ferry: &Ferry, pair: &mut Pair, bytes: usize) -> Transfer {
+fn start(ferry: &Ferry, pair: &mut BufferPair, bytes: usize) -> Transfer {
     let (source, target) = (pair.source.as_ptr(), pair.target.as_ptr());
     let request = Request::copy(source, target, bytes).with(Options::new());
     // SAFETY: both buffers are borrowed here and live until after the wait of every caller below.
-    unsafe { ferry.start(request) }.expect("the ranges are valid")
+    unsafe { ferry.start_raw(request) }.expect("the ranges are valid")
 }
 
-/// The time inside the submitting call, with a channel that keeps up.
-fn submit_ns(ferry: &Ferry, pair: &mut Pair, bytes: usize, repeat: u32) -> f64 {
+/// Time inside the submitting call, with a channel that keeps up.
+fn submit_ns(ferry: &Ferry, pair: &mut BufferPair, bytes: usize, repeat: u32) -> f64 {
     let mut inside = 0;
     let clock = clock_ns();
     for _ in 0..repeat {
@@ -117,15 +119,15 @@ fn submit_ns(ferry: &Ferry, pair: &mut Pair, bytes: usize, repeat: u32) -> f64 {
     (inside as f64 / f64::from(repeat) - clock).max(0.0)
 }
 
-/// What reading the clock twice adds to a measurement.
+/// Time that two reads of the clock add to a measurement.
 fn clock_ns() -> f64 {
     const REPEAT: u32 = 2000;
     let total: u128 = (0..REPEAT).map(|_| Instant::now().elapsed().as_nanos()).sum();
     total as f64 / f64::from(REPEAT)
 }
 
-/// Asking a transfer that goes on whether it is over.
-fn check_ns(ferry: &Ferry, pair: &mut Pair) -> f64 {
+/// Time of a check for completion of a transfer in flight.
+fn check_ns(ferry: &Ferry, pair: &mut BufferPair) -> f64 {
     let transfer = start(ferry, pair, 1 << 24);
     let (mut asked, begin) = (0u32, Instant::now());
     while !black_box(&transfer).is_done() {
@@ -136,7 +138,7 @@ fn check_ns(ferry: &Ferry, pair: &mut Pair) -> f64 {
     took / f64::from(asked.max(1))
 }
 
-fn roundtrip_ns(ferry: &Ferry, pair: &mut Pair, repeat: u32) -> f64 {
+fn roundtrip_ns(ferry: &Ferry, pair: &mut BufferPair, repeat: u32) -> f64 {
     let begin = Instant::now();
     for _ in 0..repeat {
         start(ferry, pair, 8).wait().expect("memory of this process is good");
@@ -144,63 +146,63 @@ fn roundtrip_ns(ferry: &Ferry, pair: &mut Pair, repeat: u32) -> f64 {
     begin.elapsed().as_nanos() as f64 / f64::from(repeat)
 }
 
-/// Two words on cache lines of their own, handed to and fro by two threads that do nothing else.
+/// Two words on cache lines of their own, exchanged by two threads that do nothing else.
 #[derive(Default)]
-struct Floor {
-    there: Line,
-    back: Line,
+struct HandoffBaseline {
+    request: PaddedWord,
+    reply: PaddedWord,
 }
 
 #[derive(Default)]
 #[repr(align(128))]
-struct Line(AtomicU64);
+struct PaddedWord(AtomicU64);
 
-/// Tells the answering thread to sleep until the next measurement, or to end.
-const REST: u64 = 1 << 62;
-const END: u64 = 1 << 63;
+/// Values that make the replying thread sleep until the next measurement, or exit.
+const SLEEP: u64 = 1 << 62;
+const STOP: u64 = 1 << 63;
 
-impl Floor {
+impl HandoffBaseline {
     fn roundtrip_ns(&self, other: &Thread, repeat: u32) -> f64 {
         const WARM_UP: u64 = 100;
-        let mut first = (self.back.0.load(Ordering::Acquire) & !REST) + 1;
-        // A few round trips to wake the other thread, then the measured ones. The word changes
-        // before the thread is woken, or it would go back to sleep.
-        self.there.0.store(first, Ordering::Release);
+        let mut first = (self.reply.0.load(Ordering::Acquire) & !SLEEP) + 1;
+        // A few round trips wake the other thread before the measured ones. The word changes before
+        // the unpark, else the thread would sleep again.
+        self.request.0.store(first, Ordering::Release);
         other.unpark();
         for _ in 0..WARM_UP {
-            self.hand(first);
+            self.send(first);
             first += 1;
         }
         first -= 1;
         let begin = Instant::now();
         for turn in 0..u64::from(repeat) {
-            self.hand(first + 1 + turn);
+            self.send(first + 1 + turn);
         }
         let took = begin.elapsed().as_nanos() as f64;
-        self.there.0.store((first + u64::from(repeat)) | REST, Ordering::Release);
+        self.request.0.store((first + u64::from(repeat)) | SLEEP, Ordering::Release);
         took / f64::from(repeat)
     }
 
-    fn hand(&self, value: u64) {
-        self.there.0.store(value, Ordering::Release);
-        while self.back.0.load(Ordering::Acquire) != value {
+    fn send(&self, value: u64) {
+        self.request.0.store(value, Ordering::Release);
+        while self.reply.0.load(Ordering::Acquire) != value {
             spin_loop();
         }
     }
 
-    fn answer(&self) {
+    fn serve(&self) {
         let mut last = 0;
         loop {
-            let value = self.there.0.load(Ordering::Acquire);
-            if value & END != 0 {
+            let value = self.request.0.load(Ordering::Acquire);
+            if value & STOP != 0 {
                 return;
             }
-            if value & REST != 0 {
-                // The channel under test needs this core more.
+            if value & SLEEP != 0 {
+                // The thread releases its core to the channel under test.
                 std::thread::park();
             } else if value != last {
                 last = value;
-                self.back.0.store(value, Ordering::Release);
+                self.reply.0.store(value, Ordering::Release);
             } else {
                 spin_loop();
             }
@@ -208,13 +210,14 @@ impl Floor {
     }
 
     fn stop(&self, other: &Thread) {
-        self.there.0.store(END, Ordering::Release);
+        self.request.0.store(STOP, Ordering::Release);
         other.unpark();
     }
 }
 
-/// Cuts the way of one copy: submitted, first byte there, last byte there, end seen.
-fn split(ferry: &Ferry, pair: &mut Pair, bytes: usize, rounds: usize) -> Vec<Row> {
+/// Splits the time of one copy at four points: submitted, first byte visible, last byte visible,
+/// completion detected.
+fn split(ferry: &Ferry, pair: &mut BufferPair, bytes: usize, rounds: usize) -> Vec<Row> {
     let series = ["submit", "hand-over until the first byte", "copy", "end seen"];
     let mut times: [Vec<f64>; 4] = Default::default();
     let repeat = rounds.max((1 << 16) / bytes.max(64)).min(400);
@@ -223,14 +226,14 @@ fn split(ferry: &Ferry, pair: &mut Pair, bytes: usize, rounds: usize) -> Vec<Row
         pair.source.as_mut_slice()[..bytes].fill(mark);
         let target = pair.target.as_ptr();
         let seen = |offset: usize| {
-            // SAFETY: the byte lies inside the target; a volatile read of a byte that an engine
-            // is writing sees the old or the new value.
+            // SAFETY: the byte lies inside the target; a volatile read of a byte that an engine is
+            // writing returns the old or the new value.
             while unsafe { target.add(offset).read_volatile() } != mark {
                 spin_loop();
             }
             Instant::now()
         };
-        // The caller's own stores to the source are not part of the submit.
+        // The fence completes the caller's stores to the source before the clock starts.
         fence(Ordering::SeqCst);
         let begin = Instant::now();
         let transfer = start(ferry, pair, bytes);

@@ -1,11 +1,12 @@
-//! `overlap`: how much of a copy hides behind computation (figure 6 of the paper on asynchronous
-//! memory operations), by its definition: (T_copy + T_compute − T_total) / T_copy.
+//! `overlap`: the share of a copy that is hidden behind computation (figure 6 of the paper on
+//! asynchronous memory operations), by the paper's definition: (T_copy + T_compute − T_total) /
+//! T_copy.
 
 use std::time::Instant;
 
 use memferry::{Ferry, Request};
 
-use super::measure::{Pair, Walk, compute, median, memcpy, set};
+use super::measure::{BufferPair, ColdCursor, compute, median, memcpy, set};
 use super::{Bench, Effort};
 use crate::outcome::{Outcome, Row};
 use crate::show::Progress;
@@ -14,20 +15,21 @@ use crate::size;
 pub(super) struct Overlap;
 
 const COLD_BYTES: usize = 256 << 20;
-/// The paper asks for a computation longer than the copy. A waiting caller works along, so T_copy
-/// is the time of two; a channel by itself may need twice that, and must fit as well.
+/// Ratio of computation to copy. The paper requires a computation longer than the copy. T_copy is
+/// measured with a caller that assists while it waits; a channel alone may need twice as long and
+/// must also fit.
 const COMPUTE_PER_COPY: f64 = 3.0;
 
-const OURS: &str = "memferry";
-/// Series, how it copies, and how long it computes meanwhile.
-const FIELD: [(&str, Way, f64); 3] = [
-    (OURS, Way::Ferry, COMPUTE_PER_COPY),
-    ("memferry, computing 1.1 T_copy", Way::Ferry, 1.1),
-    ("memcpy", Way::Memcpy, COMPUTE_PER_COPY),
+const MEMFERRY: &str = "memferry";
+/// Series, copy method, and ratio of computation to copy.
+const CANDIDATES: [(&str, OverlapMethod, f64); 3] = [
+    (MEMFERRY, OverlapMethod::Ferry, COMPUTE_PER_COPY),
+    ("memferry, computing 1.1 T_copy", OverlapMethod::Ferry, 1.1),
+    ("memcpy", OverlapMethod::Memcpy, COMPUTE_PER_COPY),
 ];
 
 #[derive(Clone, Copy)]
-enum Way {
+enum OverlapMethod {
     Ferry,
     Memcpy,
 }
@@ -50,23 +52,24 @@ impl Bench for Overlap {
         progress.start(2 * sizes.len() as u64 + 1, self.name());
         progress.step("preparing buffers");
         let ferry = Ferry::new()?;
-        let mut pair = Pair::new(COLD_BYTES)?;
+        let mut pair = BufferPair::new(COLD_BYTES)?;
         let steps_per_ns = calibrate_compute();
         let mut outcome = Outcome::new(self.name());
         for (figure, walk_bytes) in [("hot", None), ("cold", Some(COLD_BYTES))] {
             for &bytes in &sizes {
                 progress.step(&format!("{figure} {}", size::format(bytes as u64)));
-                for (series, way, factor) in FIELD {
-                    let walk = walk_bytes.map(Walk::over);
+                for (series, way, factor) in CANDIDATES {
+                    let walk = walk_bytes.map(ColdCursor::over);
                     let pair = &mut pair;
-                    let mut subject = Subject { ferry: &ferry, pair, bytes, walk, way };
+                    let mut subject =
+                        OverlapSubject { ferry: &ferry, pair, bytes, cursor: walk, method: way };
                     let rounds = subject.rounds(effort, factor, steps_per_ns)?;
                     let row = Row::of_rounds(figure, series, bytes as u64, "overlap", &rounds);
                     let key = match (series, figure, bytes) {
-                        (OURS, "hot", 0x1_0000) => Some("hot_64k"),
-                        (OURS, "hot", 0x10_0000) => Some("hot_1m"),
-                        (OURS, "hot", 0x40_0000) => Some("hot_4m"),
-                        (OURS, "cold", 0x40_0000) => Some("cold_4m"),
+                        (MEMFERRY, "hot", 0x1_0000) => Some("hot_64k"),
+                        (MEMFERRY, "hot", 0x10_0000) => Some("hot_1m"),
+                        (MEMFERRY, "hot", 0x40_0000) => Some("hot_4m"),
+                        (MEMFERRY, "cold", 0x40_0000) => Some("cold_4m"),
                         _ => None,
                     };
                     if let Some(key) = key {
@@ -89,7 +92,7 @@ impl Bench for Overlap {
     }
 }
 
-/// How many steps of computation one nanosecond takes.
+/// Returns the number of steps of computation per nanosecond.
 pub(super) fn calibrate_compute() -> f64 {
     const STEPS: u64 = 2_000_000;
     let once = || {
@@ -100,22 +103,22 @@ pub(super) fn calibrate_compute() -> f64 {
     median((0..5).map(|_| once()).collect())
 }
 
-/// How many rounds there are, and how many measurements in each.
-pub(super) struct Pace {
+/// Number of rounds, and measurements in each round.
+pub(super) struct OverlapBudget {
     pub(super) rounds: usize,
     pub(super) repeat: usize,
 }
 
-/// The overlap, round by round, each from the medians of a few interleaved measurements. `timed`
-/// starts a copy, computes so many steps and waits, and says how long all three took; the
+/// Returns the overlap of every round, each from the medians of a few interleaved measurements.
+/// `timed` starts a copy, computes a number of steps, waits, and returns the time of all three; the
 /// computation takes `factor` times as long as the copy.
 pub(super) fn overlap_rounds(
-    pace: Pace,
+    pace: OverlapBudget,
     factor: f64,
     steps_per_ns: f64,
     mut timed: impl FnMut(u64) -> anyhow::Result<f64>,
 ) -> anyhow::Result<Vec<f64>> {
-    let Pace { rounds, repeat } = pace;
+    let OverlapBudget { rounds, repeat } = pace;
     let alone = (0..repeat).map(|_| timed(0)).collect::<anyhow::Result<_>>()?;
     let steps = (median(alone) * factor * steps_per_ns) as u64;
     let mut round = || {
@@ -133,15 +136,15 @@ pub(super) fn overlap_rounds(
     (0..rounds).map(|_| round()).collect()
 }
 
-struct Subject<'a> {
+struct OverlapSubject<'a> {
     ferry: &'a Ferry,
-    pair: &'a mut Pair,
+    pair: &'a mut BufferPair,
     bytes: usize,
-    walk: Option<Walk>,
-    way: Way,
+    cursor: Option<ColdCursor>,
+    method: OverlapMethod,
 }
 
-impl Subject<'_> {
+impl OverlapSubject<'_> {
     fn rounds(
         &mut self,
         effort: Effort,
@@ -154,26 +157,27 @@ impl Subject<'_> {
             Effort::Full => (11, 21),
         };
         let repeat = if self.bytes < 1 << 20 { 4 * repeat } else { repeat };
-        let pace = Pace { rounds, repeat };
+        let pace = OverlapBudget { rounds, repeat };
         overlap_rounds(pace, factor, steps_per_ns, |steps| Ok(self.timed(steps)))
     }
 
-    /// Starts a copy, computes, waits; the time of all three.
+    /// Starts a copy, computes, waits, and returns the time of all three.
     fn timed(&mut self, steps: u64) -> f64 {
-        let offset = self.walk.as_mut().map_or(0, |walk| walk.next(self.bytes).start);
+        let offset = self.cursor.as_mut().map_or(0, |walk| walk.next(self.bytes).start);
         let range = offset..offset + self.bytes;
         let source = &self.pair.source.as_slice()[range.clone()];
         let target = &mut self.pair.target.as_mut_slice()[range];
         let start = Instant::now();
-        match self.way {
-            Way::Memcpy => {
+        match self.method {
+            OverlapMethod::Memcpy => {
                 memcpy(target, source);
                 compute(steps);
             }
-            Way::Ferry => {
+            OverlapMethod::Ferry => {
                 let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), self.bytes);
-                // SAFETY: both slices are borrowed, and not touched, until the wait is over.
-                let transfer = unsafe { self.ferry.start(request) }.expect("the ranges are valid");
+                // SAFETY: both slices are borrowed, and not accessed, until the wait returns.
+                let transfer =
+                    unsafe { self.ferry.start_raw(request) }.expect("the ranges are valid");
                 compute(steps);
                 transfer.wait().expect("memory of this process is good");
             }

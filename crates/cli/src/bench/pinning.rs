@@ -1,43 +1,44 @@
-//! `pinning`: what it costs to have memory where a copy needs it, and what hides or saves that cost
-//! (figures 10 and 11 of the paper on overlapped pinning). One half are copies by an engine that may
-//! only touch pinned memory, the other messages into memory that is not there.
+//! `pinning`: the cost of pinning or populating memory for a copy, and how much of it is hidden or
+//! saved (figures 10 and 11 of the paper on overlapped pinning). One half measures copies by an
+//! engine that accesses only pinned memory, the other half messages into memory that is not
+//! resident.
 
 mod device;
 mod rounds;
 
 use std::sync::Arc;
 
-use memferry_memory::pinning::{ChunkSchedule, Lock, Pinner, Populate, Registered};
+use memferry_memory::pinning::{ChunkSchedule, IoUringPinner, MlockPinner, Pinner, PopulatePinner};
 
-use super::group::{Camp, LANDINGS, Patience, Task, Timing};
+use super::group::{BenchEnvironment, FIRST_TOUCH, GroupBudget, GroupTask, Sample};
 use super::measure::set;
 use super::{Bench, Effort};
 use crate::outcome::Outcome;
 use crate::show::Progress;
 use crate::size;
-use device::{Device, Way};
-use rounds::{Buffers, contest};
+use device::{PinMethod, PinningDevice};
+use rounds::{PinBufferState, interleave};
 
 pub(super) struct Pinning;
 
-/// Where the keys are taken from: long enough for every schedule, short enough for caches.
-const TELLING: u64 = 4 << 20;
+/// Size of the summary keys: long enough for every chunk schedule, short enough for the caches.
+const REFERENCE_BYTES: u64 = 4 << 20;
 
 const WHOLE: &str = "whole, no cache";
 const PROGRESSIVE: &str = "memferry, 1 to 1024 pages";
 const CACHE: &str = "memferry, pin-down cache";
 
-/// How a device's memory is pinned, by series.
-fn ways() -> [(&'static str, Way); 7] {
-    let fixed = |pages| Way::EachTime(ChunkSchedule::Fixed { pages });
+/// Methods to pin a device's memory, by series.
+fn pin_methods() -> [(&'static str, PinMethod); 7] {
+    let fixed = |pages| PinMethod::EachTime(ChunkSchedule::Fixed { pages });
     [
-        (WHOLE, Way::EachTime(ChunkSchedule::Whole)),
+        (WHOLE, PinMethod::EachTime(ChunkSchedule::Whole)),
         ("chunks of 1 page", fixed(1)),
         ("chunks of 16 pages", fixed(16)),
         ("chunks of 256 pages", fixed(256)),
         ("chunks of 1024 pages", fixed(1024)),
-        (PROGRESSIVE, Way::EachTime(ChunkSchedule::default())),
-        (CACHE, Way::Cached),
+        (PROGRESSIVE, PinMethod::EachTime(ChunkSchedule::default())),
+        (CACHE, PinMethod::Cached),
     ]
 }
 
@@ -59,13 +60,13 @@ impl Bench for Pinning {
         outcome.missing.extend(refused);
         let mut worst = f64::INFINITY;
         for (at, (pinner, sizes)) in pinners.into_iter().enumerate() {
-            let device = Device::new(pinner)?;
+            let device = PinningDevice::new(pinner)?;
             for &bytes in &sizes {
-                for buffers in [Buffers::Fresh, Buffers::Reused] {
+                for buffers in [PinBufferState::Fresh, PinBufferState::Reused] {
                     let name = device.pinner().name();
                     progress.step(&format!("{name}, {buffers}, {}", size::format(bytes)));
                     let ratio = devices(&mut outcome, &device, bytes, buffers, effort)?;
-                    // The first is what devices do.
+                    // Only the first pinner represents the pinning of devices.
                     worst = if at == 0 { worst.min(ratio) } else { worst };
                 }
             }
@@ -79,23 +80,23 @@ impl Bench for Pinning {
 }
 
 /// A pinner, and the sizes that are measured with it.
-type Candidate = (Arc<dyn Pinner>, Vec<u64>);
+type PinnerSizes = (Arc<dyn Pinner>, Vec<u64>);
 
-/// The pinners that this machine permits, each with its sizes, and those that it does not permit.
-fn pinners(effort: Effort) -> (Vec<Candidate>, Vec<String>) {
+/// Pinners that this machine permits, each with its sizes, and the reasons why others are refused.
+fn pinners(effort: Effort) -> (Vec<PinnerSizes>, Vec<String>) {
     let (mut found, mut refused) = (Vec::<Arc<dyn Pinner>>::new(), Vec::new());
-    match Registered::new() {
+    match IoUringPinner::new() {
         Ok(registered) => found.push(Arc::new(registered)),
         Err(error) => refused.push(format!("registered buffers ({error})")),
     }
-    // Where that is forbidden, locks stand in for devices.
-    found.push(Arc::new(Lock::new()));
-    found.push(Arc::new(Populate));
+    // If io_uring registration is refused, mlock comes first and represents the pinning of devices.
+    found.push(Arc::new(MlockPinner::new()));
+    found.push(Arc::new(PopulatePinner));
     let sizes = |first: bool| match (effort, first) {
-        (Effort::Brief, true) => vec![TELLING],
+        (Effort::Brief, true) => vec![REFERENCE_BYTES],
         (Effort::Brief, false) => vec![],
-        (Effort::Quick, true) => vec![64 << 10, 512 << 10, TELLING, 16 << 20, 64 << 20],
-        (Effort::Quick, false) => vec![64 << 10, TELLING],
+        (Effort::Quick, true) => vec![64 << 10, 512 << 10, REFERENCE_BYTES, 16 << 20, 64 << 20],
+        (Effort::Quick, false) => vec![64 << 10, REFERENCE_BYTES],
         (Effort::Full, _) => (16..=26).map(|shift| 1 << shift).collect(),
     };
     let mut first = true;
@@ -105,9 +106,9 @@ fn pinners(effort: Effort) -> (Vec<Candidate>, Vec<String>) {
 
 fn message_sizes(effort: Effort) -> Vec<u64> {
     match effort {
-        Effort::Brief => vec![256 << 10, TELLING],
+        Effort::Brief => vec![256 << 10, REFERENCE_BYTES],
         Effort::Quick => {
-            vec![64 << 10, 256 << 10, 512 << 10, 1 << 20, TELLING, 16 << 20, 64 << 20]
+            vec![64 << 10, 256 << 10, 512 << 10, 1 << 20, REFERENCE_BYTES, 16 << 20, 64 << 20]
         }
         Effort::Full => {
             let shifts = [14, 15, 16, 17, 18, 19, 20, 21, 22, 24, 26];
@@ -116,15 +117,16 @@ fn message_sizes(effort: Effort) -> Vec<u64> {
     }
 }
 
-/// Copies of one size by one device. Returns how the usual policy compares with none.
+/// Measures copies of one size by one device. Returns how many times longer a copy takes without
+/// the pin cache than with it.
 fn devices(
     outcome: &mut Outcome,
-    device: &Device,
+    device: &PinningDevice,
     bytes: u64,
-    buffers: Buffers,
+    buffers: PinBufferState,
     effort: Effort,
 ) -> anyhow::Result<f64> {
-    let rounds = contest(device, &ways(), bytes as usize, buffers, effort)?;
+    let rounds = interleave(device, &pin_methods(), bytes as usize, buffers, effort)?;
     let pinner = device.pinner().name();
     let figure = format!("copies by a device, {buffers} buffers, pinned by {pinner}");
     outcome.rows.extend(rounds.rows(&figure, bytes));
@@ -132,57 +134,59 @@ fn devices(
         outcome.missing.push(format!("{pinner}, {series}, {} ({error})", size::format(bytes)));
     }
     let is_device = outcome.summary.is_empty() || pinner == "registered";
-    if bytes == TELLING && is_device {
+    if bytes == REFERENCE_BYTES && is_device {
         let summary = &mut outcome.summary;
         match buffers {
-            Buffers::Fresh => {
-                let ratio = rounds.times_longer(WHOLE, PROGRESSIVE);
+            PinBufferState::Fresh => {
+                let ratio = rounds.slowdown(WHOLE, PROGRESSIVE);
                 set(summary, "overlapped_vs_whole_fresh", ratio);
             }
-            Buffers::Reused => {
-                set(summary, "cache_vs_none_reused", rounds.times_longer(WHOLE, CACHE));
+            PinBufferState::Reused => {
+                set(summary, "cache_vs_none_reused", rounds.slowdown(WHOLE, CACHE));
             }
         }
     }
-    let ratio = rounds.times_longer(WHOLE, CACHE);
+    let ratio = rounds.slowdown(WHOLE, CACHE);
     Ok(if ratio.is_finite() { ratio } else { f64::INFINITY })
 }
 
-/// Messages of all sizes. Returns how the usual policy compares with none at worst.
+/// Measures messages of all sizes. Returns the minimum, over all sizes and kinds of memory, of how
+/// many times longer a message takes without prefaulting than by default.
 fn messages(
     outcome: &mut Outcome,
     sizes: &[u64],
     effort: Effort,
     progress: &Progress,
 ) -> anyhow::Result<f64> {
-    let mut camp = Camp::pitch_for_own()?;
-    let mut field = camp.field_of_landings();
+    let mut camp = BenchEnvironment::in_process()?;
+    let mut field = camp.first_touch_candidates();
     let mut worst = f64::INFINITY;
     for fresh in [true, false] {
-        let buffers = if fresh { Buffers::Fresh } else { Buffers::Reused };
+        let buffers = if fresh { PinBufferState::Fresh } else { PinBufferState::Reused };
         for &bytes in sizes {
             progress.step(&format!("messages, {buffers}, {}", size::format(bytes)));
-            let rounds = field.contest(Task::Land { bytes, fresh }, patience(effort), |_| true);
-            let speed = |timing: &Timing| bytes as f64 / timing.total_ns;
+            let rounds =
+                field.interleave(GroupTask::FirstTouch { bytes, fresh }, budget(effort), |_| true);
+            let speed = |timing: &Sample| bytes as f64 / timing.total_ns;
             let figure = format!("messages into {buffers} buffers");
             outcome.rows.extend(rounds.rows(&figure, bytes, "GB/s", speed));
-            for [plain, ours] in LANDINGS {
-                let ratio = rounds.times_longer(plain, ours);
+            for [plain, ours] in FIRST_TOUCH {
+                let ratio = rounds.slowdown(plain, ours);
                 worst = if ratio.is_finite() { worst.min(ratio) } else { f64::NEG_INFINITY };
             }
         }
     }
     drop(field);
-    camp.strike(outcome);
+    camp.finish(outcome);
     Ok(worst)
 }
 
-/// Many short turns: what is compared differs little, and the worst of many sizes counts.
-fn patience(effort: Effort) -> Patience {
+/// Many short measurements: the differences are small, and the key is the worst of many sizes.
+fn budget(effort: Effort) -> GroupBudget {
     match effort {
-        Effort::Brief => Patience { rounds: 31, slice_ns: 1e6, contest_ns: 0.4e9 },
-        Effort::Quick => Patience { rounds: 51, slice_ns: 1e6, contest_ns: 0.8e9 },
-        Effort::Full => Patience { rounds: 101, slice_ns: 2e6, contest_ns: 2.5e9 },
+        Effort::Brief => GroupBudget { rounds: 31, slice_ns: 1e6, total_ns: 0.4e9 },
+        Effort::Quick => GroupBudget { rounds: 51, slice_ns: 1e6, total_ns: 0.8e9 },
+        Effort::Full => GroupBudget { rounds: 101, slice_ns: 2e6, total_ns: 2.5e9 },
     }
 }
 
@@ -215,7 +219,7 @@ mod tests {
     fn every_effort_measures_what_the_keys_need() {
         for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
             let (pinners, _) = pinners(effort);
-            assert!(pinners[0].1.contains(&TELLING), "{effort:?}");
+            assert!(pinners[0].1.contains(&REFERENCE_BYTES), "{effort:?}");
             assert!(message_sizes(effort).is_sorted());
         }
     }
@@ -223,7 +227,7 @@ mod tests {
     #[test]
     fn the_keys_compare_series_that_are_measured() {
         for needed in [WHOLE, PROGRESSIVE, CACHE] {
-            assert!(ways().iter().any(|(series, _)| *series == needed), "{needed}");
+            assert!(pin_methods().iter().any(|(series, _)| *series == needed), "{needed}");
         }
     }
 }

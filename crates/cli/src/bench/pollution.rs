@@ -1,6 +1,6 @@
-//! `pollution`: what a large copy does to the cache of the core that asked for it (figure 8 of the
-//! paper on asynchronous memory operations): column-wise access to a small buffer, alone, after
-//! memcpy, and after ours.
+//! `pollution`: the effect of a large copy on the caches of the caller's core (figure 8 of the
+//! paper on asynchronous memory operations): column-wise reads of a small buffer, alone, after
+//! memcpy, and after copies by Memferry.
 
 use std::hint::{black_box, spin_loop};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use memferry::sys::cpu;
 use memferry::sys::pages::Pages;
 use memferry::{Ferry, Options, Request};
 
-use super::measure::{Pair, median, memcpy, set};
+use super::measure::{BufferPair, median, memcpy, set};
 use super::{Bench, Effort};
 use crate::outcome::{Outcome, Row};
 use crate::show::Progress;
@@ -19,16 +19,16 @@ pub(super) struct Pollution;
 
 const COPY_BYTES: usize = 4 << 20;
 const LINE: usize = 64;
-/// The small buffer is a matrix with rows of this many bytes, read column by column.
+/// Bytes per row of the matrix in the small buffer, which is read column by column.
 const ROW_BYTES: usize = 4096;
 
-/// What happens between warming the small buffer and reading it.
-const AT_ONCE: usize = 0;
+/// What happens between loading the small buffer into the caches and reading it.
+const IMMEDIATE: usize = 0;
 const MEMCPY: usize = 1;
 const MEMCPY_PAUSE: usize = 2;
-const SPARING: usize = 3;
-const SPARING_PAUSE: usize = 4;
-const HELPING: usize = 5;
+const CALLER_SLEEPS: usize = 3;
+const CALLER_SLEEPS_PAUSE: usize = 4;
+const CALLER_HELPS: usize = 5;
 const SERIES: [&str; 6] = [
     "at once",
     "after memcpy",
@@ -48,14 +48,14 @@ impl Bench for Pollution {
     }
 
     fn run(&self, effort: Effort, progress: &Progress) -> anyhow::Result<Outcome> {
-        let l2_bytes = cpu::facts().l2_bytes;
+        let l2_bytes = cpu::info().l2_bytes;
         let all = (14..).map(|shift| 1usize << shift).take_while(|&bytes| bytes <= l2_bytes / 2);
         let sizes: Vec<usize> = all.collect();
         let rounds = if effort == Effort::Full { 201 } else { 61 };
         progress.start(sizes.len() as u64 + 1, self.name());
         progress.step("preparing buffers");
         let ferry = Ferry::new()?;
-        let mut pair = Pair::new(COPY_BYTES)?;
+        let mut pair = BufferPair::new(COPY_BYTES)?;
         let mut outcome = Outcome::new(self.name());
         let mut slowdowns: [Vec<f64>; 4] = Default::default();
         for bytes in sizes {
@@ -65,9 +65,9 @@ impl Bench for Pollution {
                 median(times[series].clone()) / median(times[base].clone())
             };
             slowdowns[0].push(ratio(MEMCPY, MEMCPY_PAUSE));
-            slowdowns[1].push(ratio(SPARING, SPARING_PAUSE));
-            slowdowns[2].push(ratio(SPARING, AT_ONCE));
-            slowdowns[3].push(ratio(HELPING, SPARING_PAUSE));
+            slowdowns[1].push(ratio(CALLER_SLEEPS, CALLER_SLEEPS_PAUSE));
+            slowdowns[2].push(ratio(CALLER_SLEEPS, IMMEDIATE));
+            slowdowns[3].push(ratio(CALLER_HELPS, CALLER_SLEEPS_PAUSE));
             for (series, values) in SERIES.into_iter().zip(&times) {
                 outcome.rows.push(Row::of_rounds(
                     "access time",
@@ -93,7 +93,7 @@ impl Bench for Pollution {
              copy over the time after a pause of the same length without one: other tenants of a \
              shared core leave their traces in the caches whether there is a copy or not. \
              ours_slowdown_vs_at_once compares with a read without any pause instead. \
-             ours_slowdown is for copies with Options::spare_caller, where, as with the paper's \
+             ours_slowdown is for copies with Options::no_caller_assist, where, as with the paper's \
              engine, the caller's core takes no part and polls for the end; ours_helping_slowdown \
              is for an ordinary blocking copy, with which the caller helps.",
             size::format(COPY_BYTES as u64)
@@ -102,10 +102,10 @@ impl Bench for Pollution {
     }
 }
 
-/// The times to read a small buffer of `bytes`, by series and round.
+/// Times to read a small buffer of `bytes`, by series and round.
 fn measure(
     ferry: &Ferry,
-    pair: &mut Pair,
+    pair: &mut BufferPair,
     bytes: usize,
     rounds: usize,
 ) -> anyhow::Result<[Vec<f64>; 6]> {
@@ -115,10 +115,11 @@ fn measure(
     let (mut memcpy_time, mut sparing_time) = (Duration::ZERO, Duration::ZERO);
     for round in 0..rounds {
         for turn in 0..SERIES.len() {
-            // A pause is as long as the copy of its kind was last time; the order changes.
+            // The order of the series changes from round to round. A pause is as long as the last
+            // copy of its kind.
             let series = (turn + round) % SERIES.len();
             for _ in 0..3 {
-                walk_columns(small.as_slice());
+                read_columns(small.as_slice());
             }
             let (source, target) = (pair.source.as_slice(), pair.target.as_mut_slice());
             let begin = Instant::now();
@@ -128,16 +129,16 @@ fn measure(
                     memcpy_time = begin.elapsed();
                 }
                 MEMCPY_PAUSE => pause(begin, memcpy_time),
-                SPARING => {
-                    copy_sparing(ferry, source, target)?;
+                CALLER_SLEEPS => {
+                    copy_offloaded(ferry, source, target)?;
                     sparing_time = begin.elapsed();
                 }
-                SPARING_PAUSE => pause(begin, sparing_time),
-                HELPING => ferry.copy(source, target)?,
+                CALLER_SLEEPS_PAUSE => pause(begin, sparing_time),
+                CALLER_HELPS => ferry.copy(source, target)?,
                 _ => {}
             }
             let start = Instant::now();
-            walk_columns(small.as_slice());
+            read_columns(small.as_slice());
             times[series].push(start.elapsed().as_nanos() as f64);
         }
     }
@@ -150,11 +151,12 @@ fn pause(begin: Instant, length: Duration) {
     }
 }
 
-fn copy_sparing(ferry: &Ferry, source: &[u8], target: &mut [u8]) -> anyhow::Result<()> {
+fn copy_offloaded(ferry: &Ferry, source: &[u8], target: &mut [u8]) -> anyhow::Result<()> {
     let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), source.len())
-        .with(Options::new().spare_caller());
-    // SAFETY: both slices are borrowed until this returns, which is after the end.
-    let transfer = unsafe { ferry.start(request) }?;
+        .with(Options::new().no_caller_assist());
+    // SAFETY: both slices are borrowed until this function returns, which is after the transfer is
+    // complete.
+    let transfer = unsafe { ferry.start_raw(request) }?;
     while !transfer.is_done() {
         spin_loop();
     }
@@ -162,8 +164,8 @@ fn copy_sparing(ferry: &Ferry, source: &[u8], target: &mut [u8]) -> anyhow::Resu
     Ok(())
 }
 
-/// Reads one byte of every line, column by column.
-fn walk_columns(matrix: &[u8]) {
+/// Reads one byte of every cache line, column by column.
+fn read_columns(matrix: &[u8]) {
     let mut sum = 0u64;
     for column in (0..ROW_BYTES.min(matrix.len())).step_by(LINE) {
         for row in (column..matrix.len()).step_by(ROW_BYTES) {

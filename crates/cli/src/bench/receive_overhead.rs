@@ -1,7 +1,10 @@
-//! `receive-overhead`: what receiving takes away from computing, for a process that works through a
+//! `receive-overhead`: the time that receiving takes from computing, for a process that works on a
 //! stream of tasks (figure 1 of the paper on a self-connected network card as copy engine).
 
-use super::group::{Camp, PACKETS, Patience, RECEIVE_AHEAD, RECEIVE_NAIVE, Rounds, Task, Timing};
+use super::group::{
+    BenchEnvironment, GroupBudget, GroupSamples, GroupTask, PACKETS, RECEIVE_AHEAD, RECEIVE_NAIVE,
+    Sample,
+};
 use super::measure::{median, set};
 use super::{Bench, Effort};
 use crate::outcome::Outcome;
@@ -10,8 +13,9 @@ use crate::size;
 
 pub(super) struct ReceiveOverhead;
 
-/// Long messages, for which the paper gives its reductions, that still fit the cache of a core.
-const TELLING: u64 = 1 << 20;
+/// Size of the summary keys: one of the long messages for which the paper states its reductions,
+/// and small enough for the cache of a core.
+const REFERENCE_BYTES: u64 = 1 << 20;
 /// Figures, whether their memory is cold, and their keys.
 const TEMPERATURES: [(&str, bool, &str); 2] =
     [("hot", false, "overhead_reduction_hot"), ("cold", true, "overhead_reduction")];
@@ -30,39 +34,39 @@ impl Bench for ReceiveOverhead {
         progress.start((2 * TEMPERATURES.len() * sizes.len()) as u64 + 1, self.name());
         progress.step("starting the processes");
         let mut outcome = Outcome::new(self.name());
-        let mut camp = Camp::pitch_for_own()?;
+        let mut camp = BenchEnvironment::in_process()?;
         let cores = camp.cores();
-        let mut field = camp.field_of_receivers();
+        let mut field = camp.receiver_candidates();
         for (figure, cold, key) in TEMPERATURES {
             for &bytes in &sizes {
                 progress.step(&format!("{figure} {}", size::format(bytes)));
-                let task = Task::Receive { bytes, cold };
-                let rounds = field.contest(task, patience(effort), |_| true);
+                let task = GroupTask::Receive { bytes, cold };
+                let rounds = field.interleave(task, budget(effort), |_| true);
                 let lost = format!("{figure}: compute time lost per message");
                 outcome.rows.extend(rounds.rows(&lost, bytes, "ns", lost_ns));
                 let used = format!("{figure}: processor time per message beside computing");
-                outcome.rows.extend(rounds.rows(&used, bytes, "ns", |timing| timing.processor_ns));
-                if bytes == TELLING {
+                outcome.rows.extend(rounds.rows(&used, bytes, "ns", |timing| timing.cpu_ns));
+                if bytes == REFERENCE_BYTES {
                     set(&mut outcome.summary, key, reduction(&rounds));
                 }
             }
         }
         drop(field);
-        let mut field = camp.field_of_packets();
+        let mut field = camp.packet_candidates();
         for (temperature, cold, _) in TEMPERATURES {
             for &bytes in &sizes {
                 progress.step(&format!("packets, {temperature} {}", size::format(bytes)));
-                let task = Task::Receive { bytes, cold };
-                let rounds = field.contest(task, patience(effort), |_| true);
+                let task = GroupTask::Receive { bytes, cold };
+                let rounds = field.interleave(task, budget(effort), |_| true);
                 let lost = format!("packets, {temperature}: compute time lost per message");
                 outcome.rows.extend(rounds.rows(&lost, bytes, "ns", lost_ns));
-                if bytes == TELLING {
+                if bytes == REFERENCE_BYTES {
                     outcome.notes.extend(packets_note(temperature, &rounds));
                 }
             }
         }
         drop(field);
-        camp.strike(&mut outcome);
+        camp.finish(&mut outcome);
         outcome.notes.splice(0..0, notes(cores));
         Ok(outcome)
     }
@@ -92,7 +96,7 @@ fn notes(cores: usize) -> Vec<String> {
             "Reductions are those of the best form at {}, by the medians of rounds. With its network \
              card the paper lost 31 % less hot and 42 % less cold than with memcpy, both in three \
              phases.",
-            size::format(TELLING)
+            size::format(REFERENCE_BYTES)
         ),
         format!(
             "Packets: a message lies in a ring of buffers of 2 KiB, with 1460 bytes in each, and goes to \
@@ -106,11 +110,11 @@ fn notes(cores: usize) -> Vec<String> {
     ]
 }
 
-/// How much less a delivery loses than memcpy, in words; nothing where that was not measured.
-fn packets_note(temperature: &str, rounds: &Rounds) -> Option<String> {
+/// Note about how much less overhead a delivery has than memcpy; `None` if it was not measured.
+fn packets_note(temperature: &str, rounds: &GroupSamples) -> Option<String> {
     let [copied, delivered] = PACKETS.map(|series| median(rounds.values(series, lost_ns)));
     let saved = share_saved(delivered, copied);
-    let (bytes, share) = (size::format(TELLING), 100.0 * saved.abs());
+    let (bytes, share) = (size::format(REFERENCE_BYTES), 100.0 * saved.abs());
     let word = if saved < 0.0 { "more" } else { "less" };
     let text =
         || format!("Packets, {temperature}: {share:.0} % {word} lost than by memcpy at {bytes}.");
@@ -119,31 +123,31 @@ fn packets_note(temperature: &str, rounds: &Rounds) -> Option<String> {
 
 fn sizes(effort: Effort) -> Vec<u64> {
     match effort {
-        Effort::Brief => vec![64 << 10, TELLING],
-        Effort::Quick => vec![4 << 10, 64 << 10, TELLING],
+        Effort::Brief => vec![64 << 10, REFERENCE_BYTES],
+        Effort::Quick => vec![4 << 10, 64 << 10, REFERENCE_BYTES],
         Effort::Full => (12..=22).map(|shift| 1 << shift).collect(),
     }
 }
 
-/// Many short turns: what is lost is a small difference of large times, which a turn without
-/// disturbance shows.
-fn patience(effort: Effort) -> Patience {
+/// Many short measurements: the overhead is a small difference of large times, so it needs
+/// measurements without disturbance.
+fn budget(effort: Effort) -> GroupBudget {
     let (rounds, slice_ns, contest_ns) = match effort {
         Effort::Brief => (11, 4e6, 0.5e9),
         Effort::Quick => (21, 5e6, 1e9),
         Effort::Full => (31, 10e6, 4e9),
     };
-    Patience { rounds, slice_ns, contest_ns }
+    GroupBudget { rounds, slice_ns, total_ns: contest_ns }
 }
 
-fn lost_ns(timing: &Timing) -> f64 {
+fn lost_ns(timing: &Sample) -> f64 {
     timing.messages_ns
 }
 
-/// How much less the best form loses than the naive one, by the medians of all: what is lost is the
-/// small difference of large times, too uncertain in a single round to divide by. More than all
-/// cannot be saved; that would be chance.
-fn reduction(rounds: &Rounds) -> f64 {
+/// Returns by how much the best receive loop reduces the overhead of the naive one, from the
+/// medians of all rounds: the overhead of a single round is a small difference of large times, too
+/// uncertain as a divisor. The result is at most 1; a larger value would be noise.
+fn reduction(rounds: &GroupSamples) -> f64 {
     let lost = |series: &str| median(rounds.values(series, lost_ns));
     let best = RECEIVE_AHEAD.map(lost).into_iter().fold(f64::NAN, f64::min);
     share_saved(best, lost(RECEIVE_NAIVE))
@@ -161,7 +165,7 @@ mod tests {
     #[test]
     fn every_effort_measures_what_the_keys_need() {
         for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
-            assert!(sizes(effort).contains(&TELLING), "{effort:?}");
+            assert!(sizes(effort).contains(&REFERENCE_BYTES), "{effort:?}");
         }
     }
 
@@ -172,13 +176,13 @@ mod tests {
         assert_eq!(share_saved(-10.0, 100.0), 1.0);
         assert!(share_saved(10.0, -100.0).is_nan());
         assert!(share_saved(f64::NAN, 100.0).is_nan());
-        // Nobody took part.
-        assert!(reduction(&Rounds::default()).is_nan());
+        // Without samples.
+        assert!(reduction(&GroupSamples::default()).is_nan());
     }
 
     #[test]
     fn nothing_is_said_of_packets_that_were_not_measured() {
-        assert_eq!(packets_note("hot", &Rounds::default()), None);
+        assert_eq!(packets_note("hot", &GroupSamples::default()), None);
     }
 
     #[test]

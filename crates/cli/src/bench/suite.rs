@@ -1,5 +1,5 @@
-//! Several outcomes as one JSON object. Rows carry the name of their bench and summary keys are
-//! prefixed with it, so that a reader of one bench's object can read a suite's as well.
+//! Several outcomes as one JSON object. Rows contain the name of their bench and summary keys have
+//! it as prefix, so a reader of one bench's object can also read a suite's.
 
 use serde_json::{Map, Value, json};
 
@@ -31,12 +31,12 @@ pub(crate) fn join(name: &str, outcomes: &[Outcome]) -> anyhow::Result<Value> {
         }
         notes.extend(outcome.notes.iter().map(|note| format!("{}: {note}", outcome.bench)));
     }
-    // The busiest time is what a reader must know.
+    // The suite reports the maximum disturbance of its benches.
     let busy = outcomes.iter().filter_map(|outcome| outcome.busy).reduce(f64::max);
     let throttled = outcomes.iter().filter_map(|outcome| outcome.throttled).reduce(f64::max);
     Ok(json!({
         "bench": name,
-        "machine": Machine::look(),
+        "machine": Machine::detect(),
         "busy": busy,
         "throttled": throttled,
         "versions": versions,

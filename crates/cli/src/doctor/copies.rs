@@ -1,16 +1,16 @@
-//! What copies need of a machine.
+//! Checks of what copies require of a machine.
 
 use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use memferry::engine::cpu::{Origin, Profile, ProfileError, ProfileSource};
-use memferry::engine::saved::{Saved, default_path};
+use memferry::engine::cpu::{CpuProfile, ProfileError, ProfileOrigin, ProfileSource};
+use memferry::engine::profile_store::{StoredProfile, default_path};
 use memferry::{BuildError, Ferry};
 use memferry_sys::EventFd;
 use rustix::thread::{MembarrierCommand, membarrier_query};
 
-use super::{Check, Status};
+use super::{Check, Need, Status};
 use crate::machine::{Machine, memory_bytes};
 use crate::size;
 
@@ -19,9 +19,9 @@ const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 pub(super) const PROFILE: &str = "profile";
 pub(super) const A_COPY: &str = "a copy";
 
-/// All checks, in the order in which they are shown.
-/// `remeasured` says what came of measuring anew, if that was asked for.
-pub(super) fn checks(machine: &Machine, remeasured: Option<&Origin>) -> Vec<Check> {
+/// All checks, in the order of display. `remeasured` is the result of a new measurement, if one was
+/// requested.
+pub(super) fn checks(machine: &Machine, remeasured: Option<&ProfileOrigin>) -> Vec<Check> {
     vec![
         cores(machine.cores, online_cores().as_deref()),
         streaming(&machine.streaming),
@@ -29,7 +29,7 @@ pub(super) fn checks(machine: &Machine, remeasured: Option<&Origin>) -> Vec<Chec
         memory(memory_bytes("MemAvailable")),
         membarrier(membarrier_query().contains_command(MembarrierCommand::PrivateExpedited)),
         eventfd(EventFd::new().map(drop)),
-        profile(Profile::load(&ProfileSource::Automatic), remeasured),
+        profile(CpuProfile::load(&ProfileSource::Automatic), remeasured),
         a_copy(Ferry::new()),
     ]
 }
@@ -52,13 +52,13 @@ fn cores(usable: usize, online: Option<&str>) -> Check {
     if let Some(online) = online.filter(|_| usable < total) {
         let detail = format!("{detail}; {total} are online, this process may not use them all");
         return Check::new(NAME, Status::Warn, detail)
-            .cure(format!("taskset --cpu-list {} memferry doctor", online.trim()));
+            .fix(format!("taskset --cpu-list {} memferry doctor", online.trim()));
     }
     let check = Check::new(NAME, status, detail);
     if usable > 1 {
         return check;
     }
-    check.cure("give the machine or the container a second core (docker run --cpuset-cpus 0-1)")
+    check.fix("give the machine or the container a second core (docker run --cpuset-cpus 0-1)")
 }
 
 fn streaming(kernels: &[String]) -> Check {
@@ -73,15 +73,16 @@ fn streaming(kernels: &[String]) -> Check {
             NAME,
             Status::Missing,
             "none: every copy goes through the caches on this processor",
-        ),
+        )
+        .need(Need::OptionalHardware),
         _ => Check::new(NAME, Status::Warn, format!("{all}: no 64-byte direct stores (movdir64b)"))
-            .cure("in a virtual machine, pass the host's processor through (qemu: -cpu host)"),
+            .fix("in a virtual machine, pass the host's processor through (qemu: -cpu host)"),
     }
 }
 
 pub(super) fn huge_pages(setting: Option<&str>) -> Check {
     const NAME: &str = "huge pages";
-    match setting.and_then(chosen) {
+    match setting.and_then(selected_setting) {
         Some(word @ ("always" | "madvise")) => Check::new(
             NAME,
             Status::Ok,
@@ -92,22 +93,23 @@ pub(super) fn huge_pages(setting: Option<&str>) -> Check {
             Status::Warn,
             format!("{word}: first touch of fresh memory costs more than it must"),
         )
-        .cure(format!("echo madvise | sudo tee {HUGE_PAGES}")),
+        .fix(format!("echo madvise | sudo tee {HUGE_PAGES}")),
         None => Check::new(NAME, Status::Missing, "the kernel does not offer them")
-            .cure("run a kernel built with CONFIG_TRANSPARENT_HUGEPAGE=y"),
+            .fix("run a kernel built with CONFIG_TRANSPARENT_HUGEPAGE=y"),
     }
 }
 
 fn memory(available: Option<u64>) -> Check {
     const NAME: &str = "free memory";
-    // Two buffers of the largest benched size, and as much again to push them out of the caches.
-    const ENOUGH: u64 = 1 << 30;
+    // Two buffers of the largest benched size, and the same amount again to evict them from the
+    // caches.
+    const MIN_FREE_BYTES: u64 = 1 << 30;
     match available {
         None => Check::new(NAME, Status::Warn, "/proc/meminfo does not tell"),
-        Some(bytes) if bytes < ENOUGH => {
+        Some(bytes) if bytes < MIN_FREE_BYTES => {
             let detail = format!("{}: the largest benches need 1 GiB", size::format(bytes));
             Check::new(NAME, Status::Warn, detail)
-                .cure("close other programs, or bench with --quick")
+                .fix("close other programs, or bench with --quick")
         }
         Some(bytes) => Check::new(NAME, Status::Ok, size::format(bytes)),
     }
@@ -119,7 +121,7 @@ pub(super) fn membarrier(available: bool) -> Check {
         return Check::new(NAME, Status::Ok, "submitting a copy needs no fence");
     }
     Check::new(NAME, Status::Missing, "every submission pays for a full fence instead")
-        .cure("run Linux 4.14 or later, with a seccomp filter that allows membarrier")
+        .fix("run Linux 4.14 or later, with a seccomp filter that allows membarrier")
 }
 
 fn eventfd(made: std::io::Result<()>) -> Check {
@@ -131,81 +133,99 @@ fn eventfd(made: std::io::Result<()>) -> Check {
             Status::Missing,
             format!("event loops cannot wait for copies: {error}"),
         )
-        .cure("raise the limit of open files (ulimit -n 4096), or allow eventfd2 in seccomp"),
+        .fix("raise the limit of open files (ulimit -n 4096), or allow eventfd2 in seccomp"),
     }
 }
 
-/// Values that were measured a moment ago, which is fine if they are saved for next time.
-pub(super) fn measured_now<S: Saved>(name: &'static str, detail: &str) -> Check {
+/// The check of values that this run measured. It passes if the values are saved for later runs.
+pub(super) fn measured_now<S: StoredProfile>(name: &'static str, detail: &str) -> Check {
     let place = default_path::<S>();
     let is_saved = place.as_ref().is_some_and(|path| path.exists());
-    if is_saved || std::env::var_os("MEMFERRY_PROFILE").is_some() {
+    let named = std::env::var_os("MEMFERRY_PROFILE");
+    if let Some(folder) = named.as_ref().and_then(|file| missing_parent(Path::new(file))) {
+        let detail = format!(
+            "{detail}, and by every other process: MEMFERRY_PROFILE names a folder that does not \
+             exist"
+        );
+        return Check::new(name, Status::Warn, detail)
+            .fix(format!("mkdir -p {}", folder.display()));
+    }
+    if is_saved || named.is_some() {
         return Check::new(name, Status::Ok, detail);
     }
     let place = place.map_or("no folder".to_owned(), |path| path.display().to_string());
     let detail = format!("{detail}, and by every other process: {place} cannot be written");
     Check::new(name, Status::Warn, detail)
-        .cure("let MEMFERRY_PROFILE name a file that can be written, or set HOME")
+        .fix("let MEMFERRY_PROFILE name a file that can be written, or set HOME")
 }
 
-/// Values that were measured and not kept. Those that were saved before, if there are any, stay in use.
-pub(super) fn not_kept(name: &'static str, why: &str, saved: Option<&Path>) -> Check {
+/// The folder of a file, if that folder does not exist.
+fn missing_parent(file: &Path) -> Option<&Path> {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty() && !folder.is_dir())
+}
+
+/// The check of values that were measured and not saved. Previously saved values, if any, stay in
+/// use.
+pub(super) fn not_saved(name: &'static str, why: &str, saved: Option<&Path>) -> Check {
     let used = match saved {
         Some(path) => format!("the values in {} stay in use", path.display()),
         None => "built-in values are in use".into(),
     };
     let detail = format!("measured and not kept, because {why}; {used}");
-    Check::new(name, Status::Warn, detail).cure("memferry doctor --measure, when nothing else runs")
+    Check::new(name, Status::Warn, detail).fix("memferry doctor --measure, when nothing else runs")
 }
 
-fn profile(loaded: Result<Arc<Profile>, ProfileError>, remeasured: Option<&Origin>) -> Check {
+fn profile(
+    loaded: Result<Arc<CpuProfile>, ProfileError>,
+    remeasured: Option<&ProfileOrigin>,
+) -> Check {
     const NAME: &str = PROFILE;
     match loaded {
         Err(error) => Check::new(NAME, Status::Missing, error.to_string())
-            .cure("unset MEMFERRY_PROFILE, or let it name another file"),
+            .fix("unset MEMFERRY_PROFILE, or let it name another file"),
         Ok(profile) => {
             let kernel = profile.streaming.name();
             match &profile.origin {
-                Origin::Saved(path) => {
-                    if let Some(Origin::NotKept(why)) = remeasured {
-                        return not_kept(NAME, why, Some(path));
+                ProfileOrigin::Saved(path) => {
+                    if let Some(ProfileOrigin::Rejected(why)) = remeasured {
+                        return not_saved(NAME, why, Some(path));
                     }
                     Check::new(NAME, Status::Ok, format!("{kernel}, saved in {}", path.display()))
                 }
-                Origin::Measured => {
-                    measured_now::<Profile>(NAME, &format!("{kernel}, measured by this run"))
+                ProfileOrigin::Measured => {
+                    measured_now::<CpuProfile>(NAME, &format!("{kernel}, measured by this run"))
                 }
-                Origin::BuiltIn => {
+                ProfileOrigin::BuiltIn => {
                     let detail = "built-in values: this machine was not measured";
-                    Check::new(NAME, Status::Warn, detail).cure("unset MEMFERRY_PROFILE")
+                    Check::new(NAME, Status::Warn, detail).fix("unset MEMFERRY_PROFILE")
                 }
-                Origin::NotKept(why) => not_kept(NAME, why, None),
+                ProfileOrigin::Rejected(why) => not_saved(NAME, why, None),
             }
         }
     }
 }
 
-/// A real copy through a channel, every byte checked.
+/// The check that copies 4 MiB through a channel and compares every byte.
 fn a_copy(ferry: Result<Ferry, BuildError>) -> Check {
     const NAME: &str = A_COPY;
     const BYTES: usize = 4 << 20;
     let ferry = match ferry {
         Ok(ferry) => ferry,
         Err(error) => {
-            return Check::new(NAME, Status::Missing, error.to_string())
-                .cure("do what the message says");
+            let with_causes = format!("{:#}", anyhow::Error::from(error));
+            return Check::new(NAME, Status::Missing, with_causes).fix("do what the message says");
         }
     };
     let source: Vec<u8> = (0..BYTES).map(|at| (at ^ (at >> 8)) as u8).collect();
-    let copied = ferry.icopy_owned(source, vec![0; BYTES]);
+    let copied = ferry.icopy(source, vec![0; BYTES]);
     match copied.and_then(memferry::OwnedTransfer::wait) {
         Ok((source, target)) if source == target => {
-            // That which did the most of it.
+            // The check names the engine that copied the most bytes.
             let statistics = ferry.statistics();
             let moved = |index: &usize| -> u64 {
                 statistics.engines[*index].1.iter().map(|channel| channel.bytes).sum()
             };
-            let engines = &ferry.facts().engines;
+            let engines = &ferry.plan_context().engines;
             let engine = (0..engines.len()).rev().max_by_key(moved).unwrap_or(0);
             let engine = &engines[engine];
             let detail = format!(
@@ -215,20 +235,21 @@ fn a_copy(ferry: Result<Ferry, BuildError>) -> Check {
                 engine.channels,
                 ferry.policy().name()
             );
-            Check::new(NAME, Status::Ok, detail)
+            Check::new(NAME, Status::Ok, detail.clone()).summary(detail)
         }
         Ok(_) => Check::new(NAME, Status::Missing, "arrived with wrong bytes")
-            .cure("test the memory of this machine, then report this"),
+            .fix("test the memory of this machine, then report this"),
         Err(failed) => Check::new(NAME, Status::Missing, failed.to_string()),
     }
 }
 
-/// The word in brackets, by which the kernel marks what was chosen: `always [madvise] never`.
-pub(super) fn chosen(setting: &str) -> Option<&str> {
+/// The selected value of a kernel setting, which the kernel marks by brackets: `always [madvise]
+/// never`.
+pub(super) fn selected_setting(setting: &str) -> Option<&str> {
     Some(setting.split_once('[')?.1.split_once(']')?.0)
 }
 
-/// The cores that are online, as the kernel lists them: `0-3,8`.
+/// The online cores in the kernel's list format: `0-3,8`.
 fn online_cores() -> Option<String> {
     fs::read_to_string("/sys/devices/system/cpu/online").ok()
 }
@@ -250,7 +271,7 @@ mod tests {
     fn the_cure_for_huge_pages_is_a_command() {
         let never = huge_pages(Some("always madvise [never]\n"));
         assert_eq!(never.status, Status::Warn);
-        assert_eq!(never.cure.unwrap(), format!("echo madvise | sudo tee {HUGE_PAGES}"));
+        assert_eq!(never.fix.unwrap(), format!("echo madvise | sudo tee {HUGE_PAGES}"));
         assert_eq!(huge_pages(Some("always [madvise] never\n")).status, Status::Ok);
         assert_eq!(huge_pages(None).status, Status::Missing);
     }
@@ -259,7 +280,7 @@ mod tests {
     fn cores_that_may_not_be_used_are_noticed() {
         let check = cores(2, Some("0-3,8\n"));
         assert_eq!(check.status, Status::Warn);
-        assert_eq!(check.cure.unwrap(), "taskset --cpu-list 0-3,8 memferry doctor");
+        assert_eq!(check.fix.unwrap(), "taskset --cpu-list 0-3,8 memferry doctor");
         assert_eq!(cores(4, Some("0-3\n")).status, Status::Ok);
         assert_eq!(cores(1, None).status, Status::Warn);
     }
@@ -273,16 +294,16 @@ mod tests {
 
     #[test]
     fn a_profile_of_a_busy_machine_is_not_ticked() {
-        let origin = Origin::NotKept("the machine was busy".into());
-        let with = |origin: &Origin| {
-            Ok(Arc::new(Profile { origin: origin.clone(), ..Profile::built_in() }))
+        let origin = ProfileOrigin::Rejected("the machine was busy".into());
+        let with = |origin: &ProfileOrigin| {
+            Ok(Arc::new(CpuProfile { origin: origin.clone(), ..CpuProfile::built_in() }))
         };
         let check = profile(with(&origin), None);
         assert_eq!(check.status, Status::Warn);
         assert!(check.detail.contains("built-in values are in use"), "{}", check.detail);
-        assert!(check.cure.unwrap().contains("memferry doctor --measure"));
-        let saved = Origin::Saved("there".into());
-        assert_eq!(profile(with(&saved), Some(&Origin::Measured)).status, Status::Ok);
+        assert!(check.fix.unwrap().contains("memferry doctor --measure"));
+        let saved = ProfileOrigin::Saved("there".into());
+        assert_eq!(profile(with(&saved), Some(&ProfileOrigin::Measured)).status, Status::Ok);
         let check = profile(with(&saved), Some(&origin));
         assert_eq!(check.status, Status::Warn);
         assert!(check.detail.contains("there stay in use"), "{}", check.detail);

@@ -1,49 +1,56 @@
-//! Devices that can copy, and what stands between them and programs. Nothing is opened or changed.
+//! Checks of PCI devices that can copy, and of what prevents programs from using them. The checks
+//! open and change nothing.
 
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use memferry_sys::residency;
-use memferry_sys::vfio::pci::{Access, Companion, E1000E, IOAT, Id};
-use memferry_sys::vfio::{Bus, OpenError, PciDevice, give_back, hand_over};
+use memferry_sys::vfio::pci::{E1000E, FileAccess, GroupMember, IOAT, PciId};
+use memferry_sys::vfio::{PciBus, PciDevice, VfioError, bind_commands, unbind_commands};
 
-use super::{Check, Status};
+use super::{Check, Need, Status};
 use crate::size;
 
-/// Less than this is soon used up by the buffers of a device.
-const ENOUGH_LOCKED_BYTES: u64 = 64 << 20;
+/// The minimum limit of locked memory. The buffers of a device soon exhaust a lower one.
+const MIN_LOCKED_BYTES: u64 = 64 << 20;
 
-/// A kind of device that copies.
+/// A family of PCI devices that can copy.
 #[derive(Debug, Clone, Copy)]
-struct Family {
+struct DeviceFamily {
     name: &'static str,
-    ids: &'static [Id],
+    ids: &'static [PciId],
 }
 
-const FAMILIES: [Family; 2] =
-    [Family { name: "I/OAT", ids: IOAT }, Family { name: "e1000e card", ids: E1000E }];
+const FAMILIES: [DeviceFamily; 2] =
+    [DeviceFamily { name: "I/OAT", ids: IOAT }, DeviceFamily { name: "e1000e card", ids: E1000E }];
 
-/// All checks, in the order in which they are shown.
+/// All checks, in the order of display.
 pub(super) fn checks() -> Vec<Check> {
     let read = |file| fs::read_to_string(file).unwrap_or_default();
-    let bus = Bus::default();
-    let maker = Maker::of(&read("/proc/cpuinfo"));
+    let bus = PciBus::default();
+    let maker = CpuVendor::of(&read("/proc/cpuinfo"));
     let mut checks = vec![
-        iommu(bus.groups(), &read("/proc/cmdline"), maker),
-        vfio(bus.container()),
+        iommu(bus.group_count(), &read("/proc/cmdline"), maker),
+        vfio(bus.container_access()),
         locked(residency::lock_limit_bytes()),
     ];
-    let found: Vec<(&Family, Vec<PciDevice>)> =
+    let found: Vec<(&DeviceFamily, Vec<PciDevice>)> =
         FAMILIES.iter().map(|family| (family, bus.find(family.ids))).collect();
     if found.iter().all(|(_, devices)| devices.is_empty()) {
-        checks.push(none());
+        // Without devices, their prerequisites are optional too.
+        checks.iter_mut().for_each(|check| check.need = Need::OptionalHardware);
+        checks.push(no_devices());
     }
     for (family, devices) in &found {
-        checks.extend(alike(devices).iter().map(|alike| some(family, alike, bus.container())));
+        checks.extend(
+            group_alike(devices)
+                .iter()
+                .map(|alike| family_check(family, alike, bus.container_access())),
+        );
     }
     for ((family, devices), variable) in found.iter().zip(["MEMFERRY_IOAT", "MEMFERRY_NIC"]) {
-        let ready = devices.iter().filter(|device| device.is_handed_over()).count();
+        let ready = devices.iter().filter(|device| device.is_bound_to_vfio()).count();
         let value = env::var_os(variable).map(|value| value.to_string_lossy().into_owned());
         checks.extend(value.map(|value| setting(variable, value.trim(), family, ready)));
     }
@@ -51,8 +58,9 @@ pub(super) fn checks() -> Vec<Check> {
     checks
 }
 
-/// What the environment tells programs that do not choose by themselves.
-fn setting(variable: &'static str, value: &str, family: &Family, ready: usize) -> Check {
+/// The check of an environment variable that selects devices for programs without a choice of their
+/// own.
+fn setting(variable: &'static str, value: &str, family: &DeviceFamily, ready: usize) -> Check {
     let name = family.name;
     let detail = match (value, ready) {
         ("off", _) => format!("off: only programs that ask for {name} use it"),
@@ -63,25 +71,25 @@ fn setting(variable: &'static str, value: &str, family: &Family, ready: usize) -
     Check::new(variable, Status::Ok, detail)
 }
 
-/// Who made the processor, and so the IOMMU.
+/// The vendor of the processor, and so of the IOMMU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Maker {
+enum CpuVendor {
     Intel,
     Amd,
-    Another,
+    Other,
 }
 
-impl Maker {
+impl CpuVendor {
     fn of(cpuinfo: &str) -> Self {
         match () {
             () if cpuinfo.contains("GenuineIntel") => Self::Intel,
             () if cpuinfo.contains("AuthenticAMD") => Self::Amd,
-            () => Self::Another,
+            () => Self::Other,
         }
     }
 }
 
-fn iommu(groups: usize, command_line: &str, maker: Maker) -> Check {
+fn iommu(groups: usize, command_line: &str, maker: CpuVendor) -> Check {
     const NAME: &str = "IOMMU";
     if groups > 0 {
         let detail =
@@ -92,34 +100,36 @@ fn iommu(groups: usize, command_line: &str, maker: Maker) -> Check {
     let says = |word: &str| command_line.split_whitespace().any(|said| said == word);
     let off = ["intel_iommu=off", "amd_iommu=off", "iommu=off"].into_iter().find(|word| says(word));
     if let Some(off) = off {
-        return missing("switched off on the kernel's command line").cure(format!(
+        return missing("switched off on the kernel's command line").fix(format!(
             "take {off} out of /etc/default/grub, sudo update-grub, and start the machine anew"
         ));
     }
     let asked = says("intel_iommu=on");
     match maker {
-        Maker::Intel if !asked => missing("off: no device can be given to programs").cure(
+        CpuVendor::Intel if !asked => missing("off: no device can be given to programs").fix(
             "add intel_iommu=on to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub, and \
              start the machine anew, with VT-d on in the firmware",
         ),
-        Maker::Intel => missing("asked for, and not there: off in the firmware, or there is none")
-            .cure("switch on VT-d in the firmware; a virtual machine needs one of its own"),
-        Maker::Amd => missing("off in the firmware, or there is none").cure(
+        CpuVendor::Intel => {
+            missing("asked for, and not there: off in the firmware, or there is none")
+                .fix("switch on VT-d in the firmware; a virtual machine needs one of its own")
+        }
+        CpuVendor::Amd => missing("off in the firmware, or there is none").fix(
             "switch on AMD-Vi (IOMMU) in the firmware; a virtual machine needs one of its own",
         ),
-        Maker::Another => missing("off, or there is none: no device can be given to programs")
-            .cure("switch on the IOMMU (SMMU) in the firmware"),
+        CpuVendor::Other => missing("off, or there is none: no device can be given to programs")
+            .fix("switch on the IOMMU (SMMU) in the firmware"),
     }
 }
 
-fn vfio(container: Access) -> Check {
+fn vfio(container: FileAccess) -> Check {
     const NAME: &str = "VFIO";
     match container {
-        Access::Allowed => Check::new(NAME, Status::Ok, "programs can have devices"),
-        Access::Denied => Check::new(NAME, Status::Warn, "/dev/vfio/vfio may not be opened")
-            .cure("sudo chmod 666 /dev/vfio/vfio, which gives access to no device yet"),
-        Access::Missing => Check::new(NAME, Status::Missing, "not loaded (/dev/vfio/vfio)")
-            .cure("sudo modprobe vfio-pci"),
+        FileAccess::Allowed => Check::new(NAME, Status::Ok, "programs can have devices"),
+        FileAccess::Denied => Check::new(NAME, Status::Warn, "/dev/vfio/vfio may not be opened")
+            .fix("sudo chmod 666 /dev/vfio/vfio, which gives access to no device yet"),
+        FileAccess::Missing => Check::new(NAME, Status::Missing, "not loaded (/dev/vfio/vfio)")
+            .fix("sudo modprobe vfio-pci"),
     }
 }
 
@@ -130,32 +140,36 @@ fn locked(limit: Option<u64>) -> Check {
         Some(limit) => {
             let bytes = size::format(limit);
             let detail = format!("at most {bytes} mapped for devices at a time (locked memory)");
-            if limit >= ENOUGH_LOCKED_BYTES {
+            if limit >= MIN_LOCKED_BYTES {
                 return Check::new(NAME, Status::Ok, detail);
             }
             Check::new(NAME, Status::Warn, detail)
-                .cure("`ulimit -l unlimited` as root, or LimitMEMLOCK=infinity in the service")
+                .fix("`ulimit -l unlimited` as root, or LimitMEMLOCK=infinity in the service")
         }
     }
 }
 
-fn none() -> Check {
+fn no_devices() -> Check {
     let detail = "no I/OAT engine and no e1000e card (82574L): nothing is broken, processors copy; \
                   such a device would copy while they do something else";
-    Check::new("copy devices", Status::Missing, detail).cure(
+    Check::new("copy devices", Status::Missing, detail).need(Need::OptionalHardware).fix(
         "servers with Intel processors up to Ice Lake have I/OAT: switch it on in the firmware \
          (Crystal Beach DMA)",
     )
 }
 
-/// Devices of which the same is to be said: copy engines come by the eight or sixteen.
-fn alike(devices: &[PciDevice]) -> Vec<Vec<&PciDevice>> {
+/// Groups devices whose check has the same result: I/OAT engines come in groups of eight or
+/// sixteen.
+fn group_alike(devices: &[PciDevice]) -> Vec<Vec<&PciDevice>> {
     let same = |one: &PciDevice, other: &PciDevice| {
         let group = |device: &PciDevice| {
-            device.group.as_ref().map(|group| (group.access, in_the_way(device).next().is_some()))
+            device
+                .group
+                .as_ref()
+                .map(|group| (group.access, blocking_members(device).next().is_some()))
         };
         let facts = |device: &PciDevice| (device.id, device.driver.clone(), group(device));
-        let networks = one.network().is_some() || other.network().is_some();
+        let networks = one.active_interface().is_some() || other.active_interface().is_some();
         facts(one) == facts(other) && !networks
     };
     let mut sets: Vec<Vec<&PciDevice>> = Vec::new();
@@ -168,24 +182,26 @@ fn alike(devices: &[PciDevice]) -> Vec<Vec<&PciDevice>> {
     sets
 }
 
-/// What is to be said of devices that are alike, of which there is at least one.
-fn some(family: &Family, devices: &[&PciDevice], container: Access) -> Check {
+/// The check of a group of similar devices, which holds at least one device.
+fn family_check(family: &DeviceFamily, devices: &[&PciDevice], container: FileAccess) -> Check {
     let what = describe(devices);
     let check = |status, detail: String| Check::new(family.name, status, detail);
-    let Some(obstacle) = devices[0].obstacle(container) else {
-        let back = give_back(devices);
-        return check(Status::Ok, format!("{what}: ready; given back to the kernel by: {back}"));
+    let Some(obstacle) = devices[0].open_blocker(container) else {
+        let back = unbind_commands(devices);
+        let check =
+            check(Status::Ok, format!("{what}: ready; given back to the kernel by: {back}"));
+        return check.summary(format!("{} {what}", family.name));
     };
     match &obstacle {
-        OpenError::NotHandedOver { driver, .. } => {
+        VfioError::NotBoundToVfio { driver, .. } => {
             let holder = match driver {
                 Some(driver) => format!("the kernel's driver {driver} has it"),
                 None => "no driver has it".to_owned(),
             };
-            let (more, cure) = handing_over(devices);
-            check(Status::Warn, format!("{what}: {holder}{more}")).cure(cure)
+            let (more, cure) = bind_advice(devices);
+            check(Status::Warn, format!("{what}: {holder}{more}")).fix(cure)
         }
-        OpenError::CarriesNetwork { interface, .. } if interface.has_default_route => check(
+        VfioError::InterfaceInUse { interface, .. } if interface.has_default_route => check(
             Status::Warn,
             format!(
                 "{what}: DO NOT TAKE IT, it is {}, through which this machine reaches the rest of \
@@ -193,7 +209,7 @@ fn some(family: &Family, devices: &[&PciDevice], container: Access) -> Check {
                 interface.name
             ),
         ),
-        OpenError::CarriesNetwork { interface, .. } => check(
+        VfioError::InterfaceInUse { interface, .. } => check(
             Status::Warn,
             format!(
                 "{what}: leave it alone, it is {}, a network that is switched on; a card whose \
@@ -201,19 +217,19 @@ fn some(family: &Family, devices: &[&PciDevice], container: Access) -> Check {
                 interface.name
             ),
         ),
-        OpenError::NoPermission { .. } => {
-            let cure = hand_over(devices).unwrap_or_else(|| obstacle.cure());
-            check(Status::Warn, format!("{what}: {}", obstacle.cause())).cure(cure)
+        VfioError::NoPermission { .. } => {
+            let cure = bind_commands(devices).unwrap_or_else(|| obstacle.fix());
+            check(Status::Warn, format!("{what}: {}", obstacle.cause())).fix(cure)
         }
-        _ => check(Status::Warn, format!("{what}: {}", obstacle.cause())).cure(obstacle.cure()),
+        _ => check(Status::Warn, format!("{what}: {}", obstacle.cause())).fix(obstacle.fix()),
     }
 }
 
-/// What to say besides of devices that the kernel has, and how they are handed over.
-fn handing_over(devices: &[&PciDevice]) -> (String, String) {
-    let commands = hand_over(devices).unwrap_or_default();
-    let together = |other: &&Companion| devices.iter().any(|one| one.address == other.address);
-    let others = devices.iter().flat_map(|device| in_the_way(device));
+/// The detail and the fix for devices that are not bound to vfio-pci.
+fn bind_advice(devices: &[&PciDevice]) -> (String, String) {
+    let commands = bind_commands(devices).unwrap_or_default();
+    let together = |other: &&GroupMember| devices.iter().any(|one| one.address == other.address);
+    let others = devices.iter().flat_map(|device| blocking_members(device));
     let mut names: Vec<String> = others.filter(|other| !together(other)).map(name).collect();
     names.sort();
     names.dedup();
@@ -228,7 +244,7 @@ fn handing_over(devices: &[&PciDevice]) -> (String, String) {
     (format!(", and {names} shares its group"), cure)
 }
 
-/// How many, where, and in which groups.
+/// The number of devices, their addresses, and their IOMMU groups.
 fn describe(devices: &[&PciDevice]) -> String {
     let first = devices[0];
     let (maker, device) = first.id;
@@ -255,13 +271,13 @@ fn describe(devices: &[&PciDevice]) -> String {
     }
 }
 
-/// Others in the group whose drivers keep it from programs.
-fn in_the_way(device: &PciDevice) -> impl Iterator<Item = &Companion> {
-    let companions = device.group.iter().flat_map(|group| &group.companions);
-    companions.filter(|companion| companion.is_in_the_way())
+/// The other members of the IOMMU group whose drivers block the group.
+fn blocking_members(device: &PciDevice) -> impl Iterator<Item = &GroupMember> {
+    let companions = device.group.iter().flat_map(|group| &group.other_members);
+    companions.filter(|companion| companion.blocks_group())
 }
 
-fn name(companion: &Companion) -> String {
+fn name(companion: &GroupMember) -> String {
     match &companion.driver {
         Some(driver) => format!("{} ({driver})", companion.address),
         None => companion.address.clone(),
@@ -281,11 +297,12 @@ fn emulator(found: Option<PathBuf>) -> Check {
             "the drivers of devices cannot be tried in a virtual machine, which only work on \
              Memferry itself needs",
         )
-        .cure("sudo apt install qemu-system-x86, then cargo xtask qemu"),
+        .need(Need::OptionalHardware)
+        .fix("sudo apt install qemu-system-x86, then cargo xtask qemu"),
     }
 }
 
-/// Where a program is found.
+/// The path of a program in a search path.
 fn program(name: &str, path: Option<&std::ffi::OsStr>) -> Option<PathBuf> {
     let folders = env::split_paths(path?);
     folders.map(|folder| folder.join(name)).find(|program| Path::is_file(program))

@@ -1,32 +1,35 @@
-//! What GPUs there are to copy with, and whether they do. What is reported was tried.
+//! Checks of the GPUs that can copy. Each check performs the operation that it reports.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{anyhow, ensure};
-use memferry::engine::cuda::{DeviceFacts, Rates};
+use memferry::engine::cuda::{CudaDeviceInfo, CudaProfile};
 use memferry::{CudaEngine, Ferry, Gpu};
-use memferry_sys::cuda::{Inventory, inventory};
+use memferry_sys::cuda::{CudaInventory, inventory};
+use memferry_sys::settings::{self, switch};
 use memferry_sys::userfault;
 
-use super::{Check, Status};
+use super::{Check, Need, Status};
 use crate::size;
 
 const VARIABLE: &str = "MEMFERRY_GPU";
 const SOLE_USER: &str = "MEMFERRY_CUDA_SOLE_USER";
 const BUS: &str = "/sys/bus/pci/devices";
 
-/// All checks, in the order in which they are shown.
+/// All checks, in the order of display.
 pub(super) fn checks() -> Vec<Check> {
     let inventory = inventory();
     let devices = match &inventory {
-        Inventory::Devices(devices) => devices.clone(),
+        CudaInventory::Devices(devices) => devices.clone(),
         _ => Vec::new(),
     };
-    let mut checks = vec![driver(&inventory, on_the_bus(Path::new(BUS)))];
+    let mut checks = vec![driver(&inventory, count_on_bus(Path::new(BUS)))];
     if !devices.is_empty() {
-        let sole_user = std::env::var(SOLE_USER).unwrap_or_default();
-        checks.push(registered(sole_user.trim(), userfault::probe()));
+        checks.push(registered(
+            settings::read_variable(SOLE_USER, switch::parse),
+            userfault::probe(),
+        ));
     }
     for (facts, bytes) in &devices {
         checks.push(device(facts, *bytes));
@@ -37,7 +40,7 @@ pub(super) fn checks() -> Vec<Check> {
     checks
 }
 
-fn driver(inventory: &Inventory, on_the_bus: usize) -> Check {
+fn driver(inventory: &CudaInventory, on_the_bus: usize) -> Check {
     const NAME: &str = "GPU driver";
     const INSTALL: &str = "install the NVIDIA driver (Debian: sudo apt install nvidia-driver; in a \
                            container: docker run --gpus all); nothing else is needed, no CUDA toolkit";
@@ -45,21 +48,23 @@ fn driver(inventory: &Inventory, on_the_bus: usize) -> Check {
         "nvidia-smi -L, which must list the GPU; in a container: docker run --gpus all";
     let missing = |detail: String| Check::new(NAME, Status::Missing, detail);
     match inventory {
-        Inventory::NoDriver if on_the_bus > 0 => {
+        CudaInventory::NoDriver if on_the_bus > 0 => {
             missing(format!("{on_the_bus} NVIDIA GPU(s), but no driver (libcuda.so.1)"))
-                .cure(INSTALL)
+                .fix(INSTALL)
         }
-        Inventory::NoDriver => {
+        CudaInventory::NoDriver => {
             missing("no NVIDIA GPU and no driver (libcuda.so.1): processors copy".into())
-                .cure(format!("if there is a GPU, {INSTALL}"))
+                .fix(format!("if there is a GPU, {INSTALL}"))
+                .need(Need::OptionalHardware)
         }
-        Inventory::Unusable(reason) => {
+        CudaInventory::Unusable(reason) => {
             missing(format!("the NVIDIA driver cannot be used: {reason}"))
-                .cure(format!("do what the message says, then look at {SHOW}"))
+                .fix(format!("do what the message says, then look at {SHOW}"))
         }
-        Inventory::Devices(devices) => match devices.first() {
+        CudaInventory::Devices(devices) => match devices.first() {
             None => missing("the NVIDIA driver sees no GPU".into())
-                .cure(format!("unset CUDA_VISIBLE_DEVICES; {SHOW}")),
+                .fix(format!("unset CUDA_VISIBLE_DEVICES; {SHOW}"))
+                .need(if on_the_bus == 0 { Need::OptionalHardware } else { Need::Usual }),
             Some((facts, _)) => {
                 let (count, cuda) = (devices.len(), version(facts.driver_version));
                 let detail = format!("libcuda.so.1 for CUDA {cuda}, {count} GPU(s)");
@@ -69,7 +74,7 @@ fn driver(inventory: &Inventory, on_the_bus: usize) -> Check {
     }
 }
 
-fn device(facts: &DeviceFacts, bytes: usize) -> Check {
+fn device(facts: &CudaDeviceInfo, bytes: usize) -> Check {
     let read_only = match facts.registers_read_only {
         true => "registers memory that may only be read",
         false => "memory that may only be read passes through rings",
@@ -84,45 +89,49 @@ fn device(facts: &DeviceFacts, bytes: usize) -> Check {
     Check::new("GPU", Status::Ok, detail)
 }
 
-fn registered(sole_user: &str, probed: Result<(), userfault::Denied>) -> Check {
+fn registered(
+    sole_user: Result<Option<bool>, String>,
+    probed: Result<(), userfault::UserfaultDenied>,
+) -> Check {
     const NAME: &str = "GPU memory kept";
     match (sole_user, probed) {
-        ("" | "0", _) => {
+        (Ok(None | Some(false)), _) => {
             let detail = format!(
                 "only what programs register stays registered with the GPU, as others may use CUDA too; \
                  {SOLE_USER}=1 is for programs in which nobody else does"
             );
             Check::new(NAME, Status::Ok, detail)
         }
-        ("1", Ok(())) => {
+        (Ok(Some(true)), Ok(())) => {
             let detail = format!(
                 "{SOLE_USER}=1 and userfaultfd: memory met twice stays registered with the GPU until it \
                  is unmapped; the limit of locked memory does not matter"
             );
             Check::new(NAME, Status::Ok, detail)
         }
-        ("1", Err(denied)) => {
+        (Ok(Some(true)), Err(denied)) => {
             let detail = "memory is registered anew for each copy, or passes through rings";
-            Check::new(NAME, Status::Warn, detail).cure(denied.to_string())
+            Check::new(NAME, Status::Warn, detail).fix(denied.to_string())
         }
-        (other, _) => {
+        (Err(other), _) => {
             let detail = format!("{SOLE_USER}={other}: not valid, and programs with a GPU fail");
-            Check::new(NAME, Status::Warn, detail).cure(format!("export {SOLE_USER}=0, or 1"))
+            Check::new(NAME, Status::Warn, detail).fix(format!("export {SOLE_USER}=off, or on"))
         }
     }
 }
 
-/// Copies to a GPU and back, with a ferry as programs have it, and gives what was measured of it.
-fn try_copy(ordinal: usize) -> anyhow::Result<Rates> {
+/// Copies to a GPU and back through an ordinary `Ferry`, and returns the measured profile of the
+/// GPU.
+fn try_copy(ordinal: usize) -> anyhow::Result<CudaProfile> {
     let ferry = Ferry::builder().gpu(Gpu::Number(ordinal)).build()?;
     let gpu = ferry.gpu().ok_or_else(|| anyhow!("the ferry has no GPU"))?;
-    there_and_back(&ferry, gpu)?;
-    Ok(*gpu.rates())
+    copy_round_trip(&ferry, gpu)?;
+    Ok(*gpu.profile())
 }
 
 const COPIED_BYTES: usize = 16 << 20;
 
-fn there_and_back(ferry: &Ferry, gpu: &CudaEngine) -> anyhow::Result<()> {
+fn copy_round_trip(ferry: &Ferry, gpu: &CudaEngine) -> anyhow::Result<()> {
     let source: Vec<u8> = (0..COPIED_BYTES).map(|at| (at ^ (at >> 8)) as u8).collect();
     let mut back = vec![0; COPIED_BYTES];
     let mut memory = gpu.allocate(COPIED_BYTES)?;
@@ -135,13 +144,13 @@ fn there_and_back(ferry: &Ferry, gpu: &CudaEngine) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn a_copy(ordinal: usize, tried: anyhow::Result<Rates>) -> Check {
+fn a_copy(ordinal: usize, tried: anyhow::Result<CudaProfile>) -> Check {
     const NAME: &str = "a GPU copy";
     let rates = match tried {
         Ok(rates) => rates,
         Err(error) => {
             return Check::new(NAME, Status::Missing, format!("{ordinal}: {error:#}"))
-                .cure("do what the message says; nvidia-smi tells more about the GPU");
+                .fix("do what the message says; nvidia-smi tells more about the GPU");
         }
     };
     let detail = format!(
@@ -149,18 +158,23 @@ fn a_copy(ordinal: usize, tried: anyhow::Result<Rates>) -> Check {
          memory; {:.0} GB/s to register ({:.0} GB/s on huge pages), {:.0} GB/s through one ring; \
          {:.0} µs to begin",
         size::format(COPIED_BYTES as u64),
-        rates.inward,
-        rates.outward,
-        rates.through,
+        rates.host_to_device,
+        rates.device_to_host,
+        rates.host_to_host,
         rates.register,
         rates.register_huge,
-        rates.stage,
+        rates.staging,
         rates.startup_ns / 1000.0
     );
-    Check::new(NAME, Status::Ok, detail)
+    let summary = format!(
+        "GPU {ordinal}: {:.0} GB/s in, {:.0} GB/s out",
+        rates.host_to_device, rates.device_to_host
+    );
+    Check::new(NAME, Status::Ok, detail).summary(summary)
 }
 
-/// What the environment tells programs that do not choose by themselves.
+/// The check of the environment variable that selects a GPU for programs without a choice of their
+/// own.
 fn setting(value: Option<&str>, count: usize) -> Check {
     let numbers = match count {
         0 => "0 and so on".to_owned(),
@@ -184,27 +198,27 @@ fn setting(value: Option<&str>, count: usize) -> Check {
             }
             Ok(number) => {
                 check(Status::Warn, format!("{number}: programs fail, as this GPU cannot be used"))
-                    .cure(format!("export {VARIABLE}=auto"))
+                    .fix(format!("export {VARIABLE}=auto"))
             }
             Err(_) => check(Status::Warn, format!("{value}: not valid, and programs fail"))
-                .cure(format!("export {VARIABLE}=auto, or off, or a number ({numbers})")),
+                .fix(format!("export {VARIABLE}=auto, or off, or a number ({numbers})")),
         },
     }
 }
 
-/// NVIDIA's GPUs that the kernel sees, with a driver or without.
-fn on_the_bus(folder: &Path) -> usize {
-    const MAKER: &str = "0x10de";
+/// The number of NVIDIA GPUs on the PCI bus, with or without a driver.
+fn count_on_bus(folder: &Path) -> usize {
+    const VENDOR: &str = "0x10de";
     const DISPLAY: &str = "0x03";
     let Ok(devices) = fs::read_dir(folder) else { return 0 };
     let says = |device: &Path, file: &str, start: &str| {
         fs::read_to_string(device.join(file)).is_ok_and(|text| text.starts_with(start))
     };
     let devices = devices.flatten().map(|device| device.path());
-    devices.filter(|at| says(at, "vendor", MAKER) && says(at, "class", DISPLAY)).count()
+    devices.filter(|at| says(at, "vendor", VENDOR) && says(at, "class", DISPLAY)).count()
 }
 
-/// A version of CUDA as people write it.
+/// A CUDA version as text: 12040 is `12.4`.
 fn version(number: u32) -> String {
     format!("{}.{}", number / 1000, number % 1000 / 10)
 }

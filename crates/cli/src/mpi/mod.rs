@@ -1,6 +1,6 @@
-//! MPI programs over Memferry: which MPI there is, where Memferry's libfabric provider is, and the
-//! variables that bring the two together. `memferry mpirun` and `memferry env` are the commands;
-//! `doctor` and the benches ask the same questions.
+//! MPI programs over Memferry: the installed MPIs, the location of Memferry's libfabric provider,
+//! and the variables that make an MPI use the provider. `memferry mpirun` and `memferry env` are
+//! the commands; `doctor` and the benches use the same functions.
 
 pub(crate) mod command;
 pub(crate) mod launcher;
@@ -8,4 +8,4 @@ pub(crate) mod probe;
 pub(crate) mod provider;
 pub(crate) mod variables;
 
-pub(crate) use launcher::{Family, Launcher};
+pub(crate) use launcher::{Launcher, MpiFamily};

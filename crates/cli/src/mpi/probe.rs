@@ -1,5 +1,6 @@
-//! Asks a libfabric for Memferry's provider, in a child process: a library that crashes while it is
-//! loaded must not take `doctor` along, and two versions of one library do not fit into a process.
+//! A probe that checks, in a child process, whether a libfabric loads Memferry's provider. The
+//! child isolates `doctor` from a library that crashes while it is loaded, and one process cannot
+//! load two versions of the same library.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -13,33 +14,33 @@ use anyhow::{Context, bail};
 use super::variables::PROVIDER_PATH;
 use crate::{process, show};
 
-/// What the machine's own libfabric is called.
+/// The file name of the system's libfabric.
 pub(crate) const LIBFABRIC: &str = "libfabric.so.1";
-/// What the child's answers begin with, among whatever libfabric prints.
-const MARK: &str = "memferry-probe: ";
-const ANSWERS: &str = "answers ";
-const VERSION: &str = "version ";
-const PATIENCE: Duration = Duration::from_secs(20);
+/// The prefix of the child's result lines, which separates them from the output of libfabric.
+const PROBE_PREFIX: &str = "memferry-probe: ";
+const PROVIDER_PREFIX: &str = "answers ";
+const VERSION_PREFIX: &str = "version ";
+const PROBE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// What a libfabric said.
+/// The result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Answer {
-    /// The version of the library; nothing if it could not be loaded.
+pub(crate) struct ProbeResult {
+    /// The version of the library; `None` if it was not loaded.
     pub(crate) libfabric: Option<String>,
-    /// The fabric and the domain that the provider offers, or why it offers none.
+    /// The fabric and the domain that the provider offers, or the reason why it offers none.
     pub(crate) provider: Result<String, String>,
 }
 
-/// Asks a libfabric whether it loads a provider, and whether that answers.
-pub(crate) fn ask(library: &Path, provider: &Path) -> Answer {
-    let quiet = Answer::read(run_child(library, provider, false));
+/// Probes whether a libfabric loads the provider and whether the provider offers a fabric.
+pub(crate) fn query(library: &Path, provider: &Path) -> ProbeResult {
+    let quiet = ProbeResult::parse(run_child(library, provider, false));
     if quiet.provider.is_ok() {
         return quiet;
     }
-    // Once more with everything that libfabric has to say, to learn the reason.
+    // The second run enables libfabric's debug log, to find the reason.
     let loud = run_child(library, provider, true);
     match loud.as_deref().ok().and_then(reason_in).filter(|_| quiet.libfabric.is_some()) {
-        Some(reason) => Answer { provider: Err(reason), ..quiet },
+        Some(reason) => ProbeResult { provider: Err(reason), ..quiet },
         None => quiet,
     }
 }
@@ -53,20 +54,20 @@ fn run_child(library: &Path, provider: &Path, loud: bool) -> Result<String, Stri
     if loud {
         command.env("FI_LOG_LEVEL", "debug");
     }
-    process::output(command, PATIENCE)
+    process::output(command, PROBE_TIMEOUT)
 }
 
-impl Answer {
-    fn read(said: Result<String, String>) -> Self {
+impl ProbeResult {
+    fn parse(said: Result<String, String>) -> Self {
         let text = match said {
             Ok(text) => text,
             Err(error) => return Self { libfabric: None, provider: Err(error) },
         };
         let mut answer = Self { libfabric: None, provider: Err("it said nothing".into()) };
-        for line in text.lines().filter_map(|line| line.strip_prefix(MARK)) {
-            if let Some(version) = line.strip_prefix(VERSION) {
+        for line in text.lines().filter_map(|line| line.strip_prefix(PROBE_PREFIX)) {
+            if let Some(version) = line.strip_prefix(VERSION_PREFIX) {
                 answer.libfabric = Some(version.to_owned());
-            } else if let Some(offer) = line.strip_prefix(ANSWERS) {
+            } else if let Some(offer) = line.strip_prefix(PROVIDER_PREFIX) {
                 answer.provider = Ok(offer.to_owned());
             } else {
                 answer.provider = Err(line.to_owned());
@@ -76,35 +77,35 @@ impl Answer {
     }
 }
 
-/// The line of libfabric's log that says what is wrong with the provider.
+/// The line of libfabric's log that reports what is wrong with the provider.
 fn reason_in(log: &str) -> Option<String> {
-    const TROUBLE: [&str; 7] =
+    const ERROR_WORDS: [&str; 7] =
         ["dlopen", "dlsym", "fail", "error", "cannot", "disabled", "returned -"];
     let telling = |line: &&str| {
         line.contains("memferry")
-            && !line.starts_with(MARK)
-            && TROUBLE.iter().any(|word| line.to_lowercase().contains(word))
+            && !line.starts_with(PROBE_PREFIX)
+            && ERROR_WORDS.iter().any(|word| line.to_lowercase().contains(word))
     };
     let line = log.lines().rev().find(telling)?;
-    // Before the sign stand process, time, part and place.
+    // The prefix up to `> ` holds the process, the time, the component and the source location.
     Some(line.split_once("> ").map_or(line, |(_, text)| text).trim().to_owned())
 }
 
-/// The child: loads a libfabric, asks it, and says what it answered.
+/// The child process: loads a libfabric, queries it for the provider, and prints the result.
 pub(crate) fn run(library: &Path, provider: &Path) -> anyhow::Result<()> {
     let mut lines = Vec::new();
-    if let Err(error) = question(library, &mut lines) {
+    if let Err(error) = query_libfabric(library, &mut lines) {
         lines.push(format!("{error:#}"));
-        // Some versions of libfabric never say why a provider could not be loaded.
-        let loaded = lines[0].starts_with(VERSION);
+        // Some versions of libfabric do not report why a provider was not loaded.
+        let loaded = lines[0].starts_with(VERSION_PREFIX);
         let tried = loaded.then(|| load(provider).and_then(|it| symbol(it, c"fi_prov_ini")));
         lines.extend(tried.and_then(Result::err).map(|error| format!("{error:#}")));
     }
-    let lines = lines.into_iter().map(|line| format!("{MARK}{line}\n"));
+    let lines = lines.into_iter().map(|line| format!("{PROBE_PREFIX}{line}\n"));
     Ok(show::print(&lines.collect::<String>())?)
 }
 
-/// `struct fi_info`, which is the same in all versions as far as it goes here.
+/// The fields of `struct fi_info` that are the same in all versions of libfabric.
 #[repr(C)]
 struct FiInfo {
     next: *mut FiInfo,
@@ -123,7 +124,7 @@ struct FiInfo {
     fabric_attr: *mut FiFabricAttr,
 }
 
-/// The beginning of `struct fi_domain_attr`.
+/// The first fields of `struct fi_domain_attr`.
 #[repr(C)]
 struct FiDomainAttr {
     domain: *mut c_void,
@@ -153,7 +154,7 @@ type FiGetinfo = unsafe extern "C" fn(
     *mut *mut FiInfo,
 ) -> c_int;
 
-fn question(library: &Path, lines: &mut Vec<String>) -> anyhow::Result<()> {
+fn query_libfabric(library: &Path, lines: &mut Vec<String>) -> anyhow::Result<()> {
     let handle = load(library)?;
     // SAFETY: the functions have had these signatures since the first version of the library.
     unsafe {
@@ -163,12 +164,12 @@ fn question(library: &Path, lines: &mut Vec<String>) -> anyhow::Result<()> {
         let fi_strerror: FiStrerror = std::mem::transmute(symbol(handle, c"fi_strerror")?);
         let fi_getinfo: FiGetinfo = std::mem::transmute(symbol(handle, c"fi_getinfo")?);
         let version = fi_version();
-        lines.push(format!("{VERSION}{}.{}", version >> 16, version & 0xFFFF));
+        lines.push(format!("{VERSION_PREFIX}{}.{}", version >> 16, version & 0xFFFF));
         let hints = fi_dupinfo(ptr::null());
         if hints.is_null() || (*hints).fabric_attr.is_null() {
             bail!("libfabric has no memory");
         }
-        // libfabric frees it with the hints.
+        // `fi_freeinfo` frees the name together with the hints.
         (*(*hints).fabric_attr).prov_name = libc::strdup(c"memferry".as_ptr());
         let mut found = ptr::null_mut();
         let code = fi_getinfo(version, ptr::null(), ptr::null(), 0, hints, &mut found);
@@ -183,7 +184,7 @@ fn question(library: &Path, lines: &mut Vec<String>) -> anyhow::Result<()> {
         };
         let fabric = text((*(*found).fabric_attr).name);
         let domain = text((*(*found).domain_attr).name);
-        lines.push(format!("{ANSWERS}with fabric {fabric}, domain {domain}"));
+        lines.push(format!("{PROVIDER_PREFIX}with fabric {fabric}, domain {domain}"));
         fi_freeinfo(found);
     }
     Ok(())
@@ -191,7 +192,7 @@ fn question(library: &Path, lines: &mut Vec<String>) -> anyhow::Result<()> {
 
 fn load(library: &Path) -> anyhow::Result<*mut c_void> {
     let name = CString::new(library.as_os_str().as_bytes())?;
-    // SAFETY: loading a library runs its initialisers; this process exists for nothing else.
+    // SAFETY: loading a library runs its initialisers; this process exists only to load it.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW) };
     if handle.is_null() {
         bail!("{} cannot be loaded: {}", library.display(), last_error());
@@ -200,7 +201,7 @@ fn load(library: &Path) -> anyhow::Result<*mut c_void> {
 }
 
 fn symbol(handle: *mut c_void, name: &CStr) -> anyhow::Result<*mut c_void> {
-    // SAFETY: the handle is of a library that stays loaded.
+    // SAFETY: the handle belongs to a library that stays loaded.
     let found = unsafe { libc::dlsym(handle, name.as_ptr()) };
     (!found.is_null()).then_some(found).with_context(|| {
         format!("the library has no {}: it is another one", name.to_string_lossy())
@@ -208,7 +209,7 @@ fn symbol(handle: *mut c_void, name: &CStr) -> anyhow::Result<*mut c_void> {
 }
 
 fn last_error() -> String {
-    // SAFETY: the text is valid until the next call of this kind in this thread.
+    // SAFETY: the text stays valid until the next call of a `dl*` function in this thread.
     unsafe {
         let text = libc::dlerror();
         if text.is_null() {
@@ -218,7 +219,7 @@ fn last_error() -> String {
     }
 }
 
-/// The library that a launcher's MPI loads.
+/// The libfabric that the MPI of a launcher loads.
 pub(crate) fn libfabric_of(launcher: &super::Launcher) -> PathBuf {
     launcher.bundled_libfabric().unwrap_or_else(|| LIBFABRIC.into())
 }
@@ -230,13 +231,13 @@ mod tests {
     #[test]
     fn an_answer_is_picked_out_of_what_libraries_print() {
         let text = "noise\nmemferry-probe: version 1.17\nmemferry-probe: answers with fabric f\n";
-        let answer = Answer::read(Ok(text.into()));
+        let answer = ProbeResult::parse(Ok(text.into()));
         assert_eq!(answer.libfabric.as_deref(), Some("1.17"));
         assert_eq!(answer.provider.as_deref(), Ok("with fabric f"));
-        let none = Answer::read(Ok("memferry-probe: x cannot be loaded".into()));
+        let none = ProbeResult::parse(Ok("memferry-probe: x cannot be loaded".into()));
         assert_eq!(none.provider.unwrap_err(), "x cannot be loaded");
         assert_eq!(none.libfabric, None);
-        assert_eq!(Answer::read(Err("crashed".into())).provider.unwrap_err(), "crashed");
+        assert_eq!(ProbeResult::parse(Err("crashed".into())).provider.unwrap_err(), "crashed");
     }
 
     #[test]
@@ -254,7 +255,7 @@ mod tests {
     #[test]
     fn a_library_that_is_not_there_is_said_so() {
         let mut lines = Vec::new();
-        let error = question(Path::new("/no/such/libfabric.so.1"), &mut lines).unwrap_err();
+        let error = query_libfabric(Path::new("/no/such/libfabric.so.1"), &mut lines).unwrap_err();
         assert!(error.to_string().contains("/no/such/libfabric.so.1 cannot be loaded"), "{error}");
     }
 }

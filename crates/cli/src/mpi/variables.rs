@@ -1,28 +1,32 @@
-//! The variables that make an MPI use Memferry's provider. Pure: what is set already comes in, what is
-//! to be set goes out.
+//! The variables that make an MPI use Memferry's provider. The functions are pure: they take the
+//! current values and return the new ones.
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use super::Family;
+use super::MpiFamily;
 
-/// Folders in which libfabric looks for providers, with colons between them.
+/// The variable with the folders that libfabric searches for providers, separated by colons.
 pub(crate) const PROVIDER_PATH: &str = "FI_PROVIDER_PATH";
 
 /// A variable and its value.
 pub(crate) type Variable = (&'static str, OsString);
 
-/// The variables for a family. `already` is what `FI_PROVIDER_PATH` is set to.
-pub(crate) fn for_family(family: Family, folder: &Path, already: Option<&OsStr>) -> Vec<Variable> {
+/// The variables for an MPI family. `already` is the current value of `FI_PROVIDER_PATH`.
+pub(crate) fn for_family(
+    family: MpiFamily,
+    folder: &Path,
+    already: Option<&OsStr>,
+) -> Vec<Variable> {
     let path = (PROVIDER_PATH, with_folder(already, folder));
     let plain: &[(&str, &str)] = match family {
-        Family::OpenMpi => &[
+        MpiFamily::OpenMpi => &[
             ("OMPI_MCA_pml", "cm"),
             ("OMPI_MCA_mtl", "ofi"),
             ("OMPI_MCA_mtl_ofi_provider_include", "memferry"),
             ("OMPI_MCA_btl", "^ofi"),
         ],
-        Family::Mpich => &[
+        MpiFamily::Mpich => &[
             ("MPIR_CVAR_CH4_NETMOD", "ofi"),
             ("FI_PROVIDER", "memferry"),
             ("MPIR_CVAR_NOLOCAL", "1"),
@@ -32,15 +36,16 @@ pub(crate) fn for_family(family: Family, folder: &Path, already: Option<&OsStr>)
     std::iter::once(path).chain(plain).collect()
 }
 
-/// Variables that keep a family from finding the provider, or the provider from finding other hosts.
-pub(crate) fn in_the_way(family: Family) -> &'static [&'static str] {
+/// Variables that prevent an MPI family from finding the provider, or the provider from finding
+/// other hosts.
+pub(crate) fn blocking_variables(family: MpiFamily) -> &'static [&'static str] {
     match family {
-        Family::OpenMpi => &["FI_PROVIDER"],
-        Family::Mpich => &[],
+        MpiFamily::OpenMpi => &["FI_PROVIDER"],
+        MpiFamily::Mpich => &[],
     }
 }
 
-/// The folders that are set already, and ours behind them.
+/// The folders that are already set, followed by `folder`.
 fn with_folder(already: Option<&OsStr>, folder: &Path) -> OsString {
     let Some(already) = already.filter(|already| !already.is_empty()) else {
         return folder.into();
@@ -54,21 +59,22 @@ fn with_folder(already: Option<&OsStr>, folder: &Path) -> OsString {
     both
 }
 
-/// The words by which Open MPI hands variables to ranks on other hosts: those that are set here, and
-/// the user's own for Memferry and libfabric. MPICH's launcher hands over all by itself.
-pub(crate) fn travelling(
-    family: Family,
+/// The options by which Open MPI exports variables to ranks on other hosts: the variables that are
+/// set here, and the user's own variables for Memferry and libfabric. MPICH's launcher exports all
+/// variables by default.
+pub(crate) fn export_options(
+    family: MpiFamily,
     variables: &[Variable],
     environment: impl Iterator<Item = OsString>,
 ) -> Vec<OsString> {
-    if family == Family::Mpich {
+    if family == MpiFamily::Mpich {
         return Vec::new();
     }
     let mut names: Vec<OsString> = variables.iter().map(|(name, _)| (*name).into()).collect();
     let wanted = |name: &OsString| {
         name.to_str().is_some_and(|name| {
             let is_ours = name.starts_with("MEMFERRY_") || name.starts_with("FI_");
-            is_ours && !in_the_way(family).contains(&name)
+            is_ours && !blocking_variables(family).contains(&name)
         })
     };
     let mut own: Vec<_> = environment.filter(wanted).collect();
@@ -77,7 +83,7 @@ pub(crate) fn travelling(
     names.into_iter().flat_map(|name| ["-x".into(), name]).collect()
 }
 
-/// A line for a shell, whatever is in the value.
+/// A shell command that exports a variable, with the value quoted.
 pub(crate) fn export(name: &str, value: &OsStr) -> String {
     format!("export {name}='{}'\n", value.to_string_lossy().replace('\'', "'\\''"))
 }
@@ -92,7 +98,7 @@ mod tests {
 
     #[test]
     fn open_mpi_gets_the_matching_layer_and_the_provider() {
-        let set = for_family(Family::OpenMpi, Path::new("/opt/lib"), None);
+        let set = for_family(MpiFamily::OpenMpi, Path::new("/opt/lib"), None);
         let expected = [
             "FI_PROVIDER_PATH=/opt/lib",
             "OMPI_MCA_pml=cm",
@@ -105,7 +111,7 @@ mod tests {
 
     #[test]
     fn mpich_gets_the_module_and_the_provider() {
-        let set = for_family(Family::Mpich, Path::new("/opt/lib"), Some(OsStr::new("")));
+        let set = for_family(MpiFamily::Mpich, Path::new("/opt/lib"), Some(OsStr::new("")));
         let expected = [
             "FI_PROVIDER_PATH=/opt/lib",
             "MPIR_CVAR_CH4_NETMOD=ofi",
@@ -127,9 +133,9 @@ mod tests {
         let set = [("FI_PROVIDER_PATH", OsString::from("/x"))];
         let environment =
             || ["HOME", "MEMFERRY_CMA", "FI_PROVIDER_PATH", "FI_LOG_LEVEL"].map(OsString::from);
-        let words = travelling(Family::OpenMpi, &set, environment().into_iter());
+        let words = export_options(MpiFamily::OpenMpi, &set, environment().into_iter());
         assert_eq!(words, ["-x", "FI_PROVIDER_PATH", "-x", "FI_LOG_LEVEL", "-x", "MEMFERRY_CMA"]);
-        assert!(travelling(Family::Mpich, &set, environment().into_iter()).is_empty());
+        assert!(export_options(MpiFamily::Mpich, &set, environment().into_iter()).is_empty());
     }
 
     #[test]

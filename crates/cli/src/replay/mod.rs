@@ -1,5 +1,5 @@
-//! `memferry replay`: what caches of other shapes would have made of the lookups that a program has
-//! recorded with `MEMFERRY_LOOKUP_TRACE`. Nothing is timed and no memory is touched.
+//! `memferry replay` simulates translation caches of other shapes with the lookups that a program
+//! recorded by `MEMFERRY_LOOKUP_TRACE`. It measures no times and accesses no window.
 
 mod table;
 
@@ -8,20 +8,20 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context;
-use memferry_memory::lookup::Counters;
+use memferry_memory::lookup::LookupCounters;
 use memferry_memory::lookup::trace;
 
-use crate::bench::lookup::shape::Shape;
+use crate::bench::lookup::shape::CacheShape;
 use crate::show;
 
-/// A trace, run through a cache of one shape.
+/// The counters of a trace that was replayed through a cache of one shape.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Replayed {
-    pub(crate) shape: Shape,
-    pub(crate) counters: Counters,
+pub(crate) struct ReplayResult {
+    pub(crate) shape: CacheShape,
+    pub(crate) counters: LookupCounters,
 }
 
-/// Replays a recorded trace with all shapes and prints the misses.
+/// Replays a recorded trace with all cache shapes and prints the misses.
 pub(crate) fn run(file: &Path, json: bool) -> anyhow::Result<()> {
     let bytes = fs::read(file).with_context(|| format!("cannot read {}", file.display()))?;
     let replays = sweep(&bytes).with_context(|| format!("cannot replay {}", file.display()))?;
@@ -33,9 +33,9 @@ pub(crate) fn run(file: &Path, json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs a trace through every shape, on all cores.
-pub(crate) fn sweep(bytes: &[u8]) -> anyhow::Result<Vec<Replayed>> {
-    let shapes: Vec<Shape> = Shape::all().collect();
+/// Replays a trace with every cache shape, on all cores.
+pub(crate) fn sweep(bytes: &[u8]) -> anyhow::Result<Vec<ReplayResult>> {
+    let shapes: Vec<CacheShape> = CacheShape::all().collect();
     let next = AtomicUsize::new(0);
     let work = || {
         let mut done = Vec::new();
@@ -53,9 +53,11 @@ pub(crate) fn sweep(bytes: &[u8]) -> anyhow::Result<Vec<Replayed>> {
             done.extend(other.join().expect("a replay does not panic"));
         }
     });
-    let place = |shape: Shape| shapes.iter().position(|known| *known == shape);
+    let place = |shape: CacheShape| shapes.iter().position(|known| *known == shape);
     done.sort_by_key(|(shape, _)| place(*shape));
-    done.into_iter().map(|(shape, counters)| Ok(Replayed { shape, counters: counters? })).collect()
+    done.into_iter()
+        .map(|(shape, counters)| Ok(ReplayResult { shape, counters: counters? }))
+        .collect()
 }
 
 #[cfg(test)]

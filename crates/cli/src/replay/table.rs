@@ -1,23 +1,23 @@
-//! The misses of a replayed trace as text and as JSON: one line for each shape.
+//! The misses of a replayed trace as text and as JSON, with one line per cache shape.
 
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::Replayed;
-use crate::bench::lookup::order::Kinds;
+use super::ReplayResult;
+use crate::bench::lookup::command::MissTotals;
 use crate::number;
 use crate::show::table::align;
 
-/// A table with a line for each shape.
-pub(super) fn text(file: &Path, replays: &[Replayed]) -> String {
+/// A table with one line per cache shape.
+pub(super) fn text(file: &Path, replays: &[ReplayResult]) -> String {
     let heads = ["shape", "miss ratio", "send: cold", "capacity", "conflict"];
     let heads = heads.into_iter().chain(["receive: cold", "capacity", "conflict"]);
     let mut lines = vec![heads.map(str::to_owned).collect::<Vec<_>>()];
     for replay in replays {
         let misses = replay.counters.misses;
         let mut line = vec![replay.shape.to_string(), percent(replay.counters.miss_ratio())];
-        for Kinds { cold, capacity, conflict } in [misses.send.into(), misses.receive.into()] {
+        for MissTotals { cold, capacity, conflict } in [misses.send.into(), misses.receive.into()] {
             line.extend([cold, capacity, conflict].map(|count| count.to_string()));
         }
         lines.push(line);
@@ -34,8 +34,8 @@ pub(super) fn text(file: &Path, replays: &[Replayed]) -> String {
     text
 }
 
-/// The same as one object.
-pub(super) fn json(file: &Path, replays: &[Replayed]) -> Value {
+/// The table as one JSON object.
+pub(super) fn json(file: &Path, replays: &[ReplayResult]) -> Value {
     let rows: Vec<Value> = replays
         .iter()
         .map(|replay| {
@@ -45,16 +45,16 @@ pub(super) fn json(file: &Path, replays: &[Replayed]) -> Value {
                 "line_entries": replay.shape.line_entries,
                 "ways": replay.shape.ways,
                 "miss_ratio": replay.counters.miss_ratio(),
-                "send": Kinds::from(misses.send),
-                "receive": Kinds::from(misses.receive),
+                "send": MissTotals::from(misses.send),
+                "receive": MissTotals::from(misses.receive),
             })
         })
         .collect();
     json!({ "file": file, "lookups": lookups(replays), "rows": rows })
 }
 
-/// How many lookups the trace has; every shape sees the same.
-fn lookups(replays: &[Replayed]) -> u64 {
+/// The number of lookups in the trace, which is the same for every cache shape.
+fn lookups(replays: &[ReplayResult]) -> u64 {
     replays.first().map_or(0, |replay| {
         let counters = &replay.counters;
         let misses = counters.misses.send.total() + counters.misses.receive.total();
@@ -69,15 +69,15 @@ fn percent(share: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::lookup::shape::Shape;
-    use memferry_memory::lookup::Counters;
+    use crate::bench::lookup::shape::CacheShape;
+    use memferry_memory::lookup::LookupCounters;
 
-    fn sample() -> Vec<Replayed> {
-        let mut counters = Counters::default();
+    fn sample() -> Vec<ReplayResult> {
+        let mut counters = LookupCounters::default();
         counters.hits.send = 90;
         counters.misses.send.cold = 7;
         counters.misses.receive.conflict = 3;
-        vec![Replayed { shape: Shape::TELLING, counters }]
+        vec![ReplayResult { shape: CacheShape::REFERENCE, counters }]
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! The axes of a plot and the frame they span: where a size or a value lies on the drawing, and
-//! which round numbers are worth a label. They know figures, but nothing of SVG.
+//! The axes of a plot: the positions of sizes and values in the drawing, and the values that get a
+//! label. The axes depend on figures, but not on SVG.
 
 use crate::figure::Figure;
 
-// The drawing, in units that are pixels at its natural width.
+// The size of the drawing, in units that are pixels at its natural width.
 pub(super) const WIDTH: f64 = 600.0;
 pub(super) const HEIGHT: f64 = 320.0;
 pub(super) const LEFT: f64 = 58.0;
@@ -11,7 +11,7 @@ pub(super) const RIGHT: f64 = 16.0;
 const TOP: f64 = 12.0;
 pub(super) const BOTTOM: f64 = 30.0;
 
-/// Sizes on a scale of powers of two.
+/// The x axis: sizes on a logarithmic scale to base 2.
 #[derive(Debug)]
 pub(super) struct XAxis {
     first: f64,
@@ -19,50 +19,50 @@ pub(super) struct XAxis {
 }
 
 impl XAxis {
-    /// The axis over the sizes of a figure.
+    /// The axis for the sizes of a figure.
     pub(super) fn over(figure: &Figure<'_>) -> Self {
         let sized = || figure.sizes.iter().filter(|&&bytes| bytes > 0);
         let exponent = |bytes: Option<&u64>| bytes.map_or(0.0, |&bytes| (bytes as f64).log2());
         Self { first: exponent(sized().next()), last: exponent(sized().next_back()) }
     }
 
-    /// Where a size lies.
-    pub(super) fn place(&self, bytes: u64) -> f64 {
-        self.place_exponent((bytes.max(1) as f64).log2())
+    /// The position of a size.
+    pub(super) fn position(&self, bytes: u64) -> f64 {
+        self.exponent_position((bytes.max(1) as f64).log2())
     }
 
-    /// Where a power of two lies.
-    pub(super) fn place_exponent(&self, exponent: f64) -> f64 {
-        // Points at the very edge would be cut in half.
+    /// The position of a power of two.
+    pub(super) fn exponent_position(&self, exponent: f64) -> f64 {
+        // The inset keeps points at the edge from being clipped.
         const INSET: f64 = 10.0;
         let span = (self.last - self.first).max(f64::MIN_POSITIVE);
         let inner = WIDTH - LEFT - RIGHT - 2.0 * INSET;
         LEFT + INSET + (exponent - self.first) / span * inner
     }
 
-    /// Exponents to label: aligned, and no more than fit side by side.
+    /// The exponents of the labels: evenly spaced, and no more than fit side by side.
     pub(super) fn ticks(&self) -> Vec<u32> {
-        const MOST_LABELS: u32 = 9;
+        const MAX_LABELS: u32 = 9;
         let (first, last) = (self.first.ceil() as u32, self.last.floor() as u32);
         let octaves = last.saturating_sub(first) + 1;
-        let step = octaves.div_ceil(MOST_LABELS).max(1).next_power_of_two();
+        let step = octaves.div_ceil(MAX_LABELS).max(1).next_power_of_two();
         (first..=last).filter(|exponent| exponent.is_multiple_of(step)).collect()
     }
 }
 
-/// Values: from zero, or on a scale of powers of ten where times span too much for that.
+/// The y axis: linear from zero, or logarithmic to base 10 for times with a large range.
 #[derive(Debug)]
 pub(super) struct YAxis {
     low: f64,
     high: f64,
-    /// Whether decades are evenly spaced.
+    /// Whether the scale is logarithmic.
     pub(super) is_log: bool,
     /// The values to label.
     pub(super) ticks: Vec<f64>,
 }
 
 impl YAxis {
-    /// The axis over the values of a figure.
+    /// The axis for the values of a figure.
     pub(super) fn over(figure: &Figure<'_>) -> Self {
         const LOG_FROM: f64 = 30.0;
         let drawn: Vec<_> = figure.series.iter().flat_map(|s| figure.line(s)).collect();
@@ -91,15 +91,15 @@ impl YAxis {
         Self { low: f64::from(first), high: f64::from(last), is_log: true, ticks }
     }
 
-    /// Where a value lies.
-    pub(super) fn place(&self, value: f64) -> f64 {
+    /// The position of a value.
+    pub(super) fn position(&self, value: f64) -> f64 {
         let value = if self.is_log { value.log10() } else { value };
         let share = (value - self.low) / (self.high - self.low);
         HEIGHT - BOTTOM - share.clamp(0.0, 1.0) * (HEIGHT - TOP - BOTTOM)
     }
 }
 
-/// The smallest of 1, 2, 2.5 or 5 times a power of ten that is not below a wish.
+/// The smallest of 1, 2, 2.5, 5 or 10 times a power of ten that is at least `wish`.
 fn nice_step(wish: f64) -> f64 {
     let power = 10_f64.powf(wish.log10().floor());
     let factor = [1.0, 2.0, 2.5, 5.0].into_iter().find(|factor| factor * power >= wish * 0.999);
@@ -124,7 +124,7 @@ mod tests {
         let axis = YAxis::linear(28.4);
         assert_eq!(axis.ticks.first(), Some(&0.0));
         assert!(axis.high >= 28.4);
-        assert!(axis.place(0.0) > axis.place(28.4));
+        assert!(axis.position(0.0) > axis.position(28.4));
     }
 
     #[test]
@@ -138,7 +138,7 @@ mod tests {
     fn a_log_axis_places_decades_evenly() {
         let axis = YAxis::log(12.0, 90_000.0);
         let steps: Vec<_> =
-            axis.ticks.windows(2).map(|w| axis.place(w[0]) - axis.place(w[1])).collect();
+            axis.ticks.windows(2).map(|w| axis.position(w[0]) - axis.position(w[1])).collect();
         assert!(steps.iter().all(|step| (step - steps[0]).abs() < 1e-6));
     }
 }

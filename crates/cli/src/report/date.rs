@@ -1,16 +1,16 @@
-//! Today's date in UTC. One line of a report does not justify a calendar library, so the days since
-//! 1970 are turned into a civil date here.
+//! Today's date in UTC. One line of a report does not justify a calendar library, so this module
+//! converts days since 1970 into a date.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Today as `2026-01-31`.
+/// Today's date in the form `2026-01-31`.
 pub(super) fn today() -> String {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     civil(seconds / 86_400)
 }
 
-/// The date of a day counted from 1970-01-01. Years are counted from March, so that the leap day
-/// is the last of its year.
+/// The date of a day counted from 1970-01-01. Years start in March, so that the leap day is the
+/// last day of its year.
 fn civil(days: u64) -> String {
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);

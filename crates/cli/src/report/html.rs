@@ -1,24 +1,27 @@
-//! The page of a report: machine, headline, one section per bench. Everything that comes from
-//! outside is escaped on its way in, and the style sheet travels inside the page.
+//! The HTML page of a report: three figures and a dozen lines, the machine, one section per bench,
+//! and the table of keys. All external text is escaped, and the style sheet is embedded in the
+//! page.
 
 use std::fmt::Write;
 
 use super::palette::Palette;
-use super::plot;
+use super::{keys, plot};
+use crate::bench::headline::{self, Line};
 use crate::figure::Figure;
-use crate::outcome::Outcome;
-use crate::summary_keys::{Better, Judged, Mark};
+use crate::outcome::{Machine, Outcome};
+use crate::summary_keys::Better;
 use crate::{number, size};
 
 const STYLE: &str = include_str!("style.css");
 
-/// The whole page.
-pub(super) fn page(outcomes: &[Outcome], date: &str) -> String {
-    let mut body = header(outcomes, date);
-    body.push_str(&headline(outcomes));
+/// The complete page. `origin` is the text that says when the outcomes were measured.
+pub(super) fn page(outcomes: &[Outcome], origin: &str, bars: bool) -> String {
+    let mut body = header(origin);
+    body.push_str(&opening(outcomes));
     for outcome in outcomes {
         body.push_str(&section(outcomes, outcome));
     }
+    body.push_str(&keys::section(outcomes, bars));
     format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -28,7 +31,7 @@ pub(super) fn page(outcomes: &[Outcome], date: &str) -> String {
     )
 }
 
-/// Makes text safe inside elements and quoted attributes.
+/// Escapes text for elements and quoted attributes.
 pub(super) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for c in text.chars() {
@@ -44,85 +47,95 @@ pub(super) fn escape(text: &str) -> String {
     safe
 }
 
-fn header(outcomes: &[Outcome], date: &str) -> String {
-    let mut html = format!(
-        "<header>\n<h1>Memferry <span>measured on this machine</span></h1>\n\
-         <p class=\"lead\">Made by <code>memferry bench</code> {} on {}. Every ratio compares with \
-         a peer measured in the same run, turn about; points are medians, bands are quartiles. An \
-         arrow shows which way is better.</p>\n",
+fn header(origin: &str) -> String {
+    format!(
+        "<header>\n<h1>Memferry <span>measured</span></h1>\n\
+         <p class=\"lead\">Made by <code>memferry</code> {} {}. Every peer ran in the same run, \
+         interleaved; points are medians, bands are quartiles, and a ratio is the median of the \
+         ratios within rounds.</p>\n</header>\n",
         escape(env!("CARGO_PKG_VERSION")),
-        escape(date)
+        escape(origin)
+    )
+}
+
+/// The large figures, the machine below the last one, and the overview lines beside them.
+fn opening(outcomes: &[Outcome]) -> String {
+    let mut parts = Vec::new();
+    let figures = headline::figures::figures(outcomes);
+    let cuts: Vec<_> = figures.iter().map(|figure| figure.outcome.clone()).collect();
+    for (headline, cut) in figures.iter().zip(&cuts) {
+        let palette = Palette::new(&cuts, cut);
+        for figure in Figure::of(&cut.rows) {
+            parts.push(format!(
+                "<figure><figcaption>{} <span>{}</span></figcaption>{}</figure>\n",
+                escape(headline.title),
+                escape(headline.detail),
+                plot::draw(&figure, &palette)
+            ));
+        }
+    }
+    let last = parts.pop().unwrap_or_default();
+    parts.push(format!("<div class=\"stack\">\n{last}{}</div>\n", machine(outcomes)));
+    parts.push(lines_list(&headline::lines(outcomes)));
+    format!("<div class=\"opening\">\n{}</div>\n", parts.concat())
+}
+
+fn lines_list(lines: &[Line]) -> String {
+    const LONGEST: f64 = 8.0;
+    if lines.is_empty() {
+        return String::new();
+    }
+    let longest = lines.iter().filter_map(Line::bar).fold(2.0, f64::max).min(LONGEST);
+    let peer = 100.0 / longest;
+    let mut html = format!("<ol class=\"lines\" style=\"--peer:{peer:.1}%\">\n");
+    for line in lines {
+        let _ = write!(html, "<li>{}", escape(&line.text));
+        if let Some(length) = line.bar().filter(|length| length.is_finite()) {
+            let percent = (length / longest).clamp(0.0, 1.0) * 100.0;
+            let _ = write!(
+                html,
+                "<span class=\"meter\"><span class=\"ours\" style=\"width:{percent:.1}%\"></span></span>"
+            );
+        }
+        html.push_str("</li>\n");
+    }
+    html.push_str(
+        "</ol>\n<p class=\"note\">The mark in a bar is the speed of the peer, or the whole copy.</p>\n",
     );
-    if let Some(first) = outcomes.first() {
+    format!("<div class=\"card\">\n<h2>In short</h2>\n{html}</div>\n")
+}
+
+/// The machine. If recorded runs come from several machines, each machine with its benches.
+fn machine(outcomes: &[Outcome]) -> String {
+    let mut machines: Vec<(&Machine, Vec<&str>)> = Vec::new();
+    for outcome in outcomes {
+        match machines.iter_mut().find(|(machine, _)| **machine == outcome.machine) {
+            Some((_, benches)) => benches.push(&outcome.bench),
+            None => machines.push((&outcome.machine, vec![&outcome.bench])),
+        }
+    }
+    let mut html = String::new();
+    for (machine, benches) in &machines {
         html.push_str("<dl class=\"facts\">\n");
-        for (name, text) in first.machine.facts() {
-            let _ = writeln!(html, "<div><dt>{name}</dt><dd>{}</dd></div>", escape(&text));
+        let mut add = |name: &str, text: &str| {
+            let _ = writeln!(html, "<div><dt>{name}</dt><dd>{}</dd></div>", escape(text));
+        };
+        for (name, text) in machine.info() {
+            add(name, &text);
+        }
+        if machines.len() > 1 {
+            add("benches", &benches.join(", "));
         }
         html.push_str("</dl>\n");
     }
-    html.push_str("</header>\n");
     html
-}
-
-fn headline(outcomes: &[Outcome]) -> String {
-    let mut rows = String::new();
-    let (mut reached, mut bars) = (0, 0);
-    for outcome in outcomes {
-        if outcome.summary.is_empty() {
-            continue;
-        }
-        let bench = escape(&outcome.bench);
-        let _ = writeln!(
-            rows,
-            "<tr class=\"group\"><th colspan=\"5\" scope=\"rowgroup\"><a href=\"#{bench}\">{bench}</a></th></tr>"
-        );
-        for (key, value) in outcome.summary.iter() {
-            let judged = outcome.judge(key, value);
-            reached += u32::from(judged.mark == Mark::Reached);
-            bars += u32::from(matches!(judged.mark, Mark::Reached | Mark::Missed));
-            rows.push_str(&headline_row(key, &judged));
-        }
-    }
-    if rows.is_empty() {
-        return String::new();
-    }
-    let count = match bars {
-        0 => String::new(),
-        _ => format!(" <span class=\"count\">{reached} of {bars} bars reached</span>"),
-    };
-    format!(
-        "<section>\n<h2>Headline{count}</h2>\n<div class=\"scroll\"><table class=\"headline\">\n\
-         <thead><tr><th>key</th><th class=\"n\">value</th><th class=\"n\">bar</th><th></th>\
-         <th>meaning</th></tr></thead>\n<tbody>\n{rows}</tbody></table></div>\n</section>\n"
-    )
-}
-
-fn headline_row(key: &str, judged: &Judged) -> String {
-    let class = match judged.mark {
-        Mark::Reached => "mark reached",
-        Mark::Missed => "mark missed",
-        Mark::NotJudged(_) => "note",
-        Mark::NoBar => "",
-    };
-    let way = judged.better.map_or(String::new(), |better| {
-        format!("<span class=\"way\" title=\"{}\">{}</span>", better.words(), better.arrow())
-    });
-    format!(
-        "<tr><td><code>{}</code></td><td class=\"n strong\">{}{way}</td><td class=\"n\">{}</td>\
-         <td><span class=\"{class}\">{}</span></td><td class=\"meaning\">{}</td></tr>\n",
-        escape(key),
-        escape(&judged.value),
-        escape(&judged.bar),
-        judged.mark.text(),
-        escape(judged.meaning)
-    )
 }
 
 fn section(all: &[Outcome], outcome: &Outcome) -> String {
     let palette = Palette::new(all, outcome);
     let bench = escape(&outcome.bench);
     let mut html = format!("<section id=\"{bench}\">\n<h2>{bench}</h2>\n");
-    let (failed, absent) = outcome.failed_and_absent();
+    let (failed, absent) = outcome.failed_and_missing();
     for failure in failed {
         let _ = writeln!(
             html,
@@ -153,7 +166,7 @@ fn section(all: &[Outcome], outcome: &Outcome) -> String {
     html
 }
 
-/// The figure's name, its size if there is only one, its unit and which way is better.
+/// The name of the figure, its size if there is only one, its unit and the better direction.
 fn caption(figure: &Figure<'_>) -> String {
     let mut details = Vec::new();
     if let [bytes] = figure.sizes[..]
@@ -224,7 +237,7 @@ mod tests {
         outcome.notes.push("<script>note".to_owned());
         outcome.versions.insert("<script>name".to_owned(), "<script>version".to_owned());
         outcome.machine.cpu = "<script>cpu".to_owned();
-        let page = page(&[outcome], "<script>date");
+        let page = page(&[outcome], "<script>date", true);
         assert!(!page.contains("<script>"));
         assert!(page.contains("&lt;script&gt;note"));
     }
@@ -233,7 +246,7 @@ mod tests {
     fn a_failure_of_ours_is_not_taken_for_a_peer_that_is_not_installed() {
         let mut outcome = sample::empty("devices");
         outcome.missing = vec!["rayon".into(), "memferry nic (no card)".into()];
-        let page = page(&[outcome], "2026-01-31");
+        let page = page(&[outcome], "on 2026-01-31", false);
         let failed = page.find("Failed:</strong> memferry nic (no card)</p>").unwrap();
         let absent = page.find("Did not take part:</strong> rayon</p>").unwrap();
         assert!(failed < absent);
@@ -241,7 +254,7 @@ mod tests {
 
     #[test]
     fn the_page_needs_nothing_beside_itself() {
-        let page = page(&sample::suite(), "2026-01-31");
+        let page = page(&sample::suite(), "on 2026-01-31", false);
         for outside in ["http://", "https://", "<script", "<link", "@import", "url("] {
             assert!(!page.contains(outside), "{outside}");
         }
@@ -250,7 +263,7 @@ mod tests {
     #[test]
     fn every_bench_has_a_section_and_every_key_a_headline() {
         let suite = sample::suite();
-        let page = page(&suite, "2026-01-31");
+        let page = page(&suite, "on 2026-01-31", true);
         for outcome in &suite {
             assert!(page.contains(&format!("<section id=\"{}\">", outcome.bench)));
             for (key, _) in outcome.summary.iter() {
@@ -261,12 +274,33 @@ mod tests {
     }
 
     #[test]
+    fn a_page_opens_with_figures_and_lines_and_ends_with_the_keys() {
+        let page = page(&sample::suite(), "on 2026-01-31", false);
+        let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}"));
+        assert!(at("Copies by size") < at("4 MiB copy: 25.0 GB/s, 2.31× memcpy"));
+        assert!(at("<ol class=\"lines\"") < at("<section id=\"copy-latency\">"));
+        assert!(at("<section id=\"pollution\">") < at("<section id=\"keys\">"));
+        for mark in ["bars reached", "✓", "✗"] {
+            assert!(!page.contains(mark), "{mark}");
+        }
+    }
+
+    #[test]
+    fn each_of_several_machines_is_shown_with_its_benches() {
+        let mut other = sample::empty("gpu");
+        other.machine.cores = 16;
+        let page = page(&[sample::latency(), other], "from recorded runs", false);
+        assert_eq!(page.matches("<dl class=\"facts\">").count(), 2);
+        assert!(page.contains("<dt>benches</dt><dd>gpu</dd>"));
+    }
+
+    #[test]
     fn a_number_that_was_not_measured_is_drawn_as_nothing() {
         let mut outcome = sample::latency();
         outcome.rows.push(Row::of_rounds("hot", "memcpy", 1 << 30, "GB/s", &[]));
         outcome.rows.push(Row::of_rounds("idle", "memcpy", 0, "ns", &[]));
         outcome.summary.set("hot_4k_vs_memcpy", f64::NAN);
-        let page = page(&[outcome], "2026-01-31");
+        let page = page(&[outcome], "on 2026-01-31", false);
         assert!(!page.contains("NaN") && !page.contains("inf"));
     }
 }

@@ -1,11 +1,11 @@
-//! Which colour, dash and marker a series gets. Ours always have the one strong colour and differ
-//! by dash and marker; a peer keeps its colour through the whole report. The colours themselves
-//! live in the style sheet, where dark mode can adjust them.
+//! The colour, dash pattern and marker of each series. Memferry's own series share one strong
+//! colour and differ by dash pattern and marker; a peer keeps its colour in the whole report. The
+//! style sheet defines the colours, so that dark mode can adjust them.
 
-use crate::figure::is_ours;
+use crate::figure::is_memferry;
 use crate::outcome::Outcome;
 
-/// How many colours the style sheet has for peers.
+/// The number of colours for peers in the style sheet.
 const PEER_COLOURS: usize = 5;
 const DASHES: [&str; 4] = ["", "8 4", "2.5 3", "10 3 2.5 3"];
 
@@ -20,18 +20,18 @@ pub(super) enum Marker {
 
 const MARKERS: [Marker; 4] = [Marker::Circle, Marker::Square, Marker::Triangle, Marker::Diamond];
 
-/// The look of one series.
+/// The style of one series.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Style {
-    /// A class of the style sheet: `ours` or `peer0` and on.
+    /// The class in the style sheet: `ours`, or `peer0` to `peer4`.
     pub(super) class: String,
-    /// The dash pattern of the line, empty for a solid one.
+    /// The dash pattern of the line; empty for a solid line.
     pub(super) dash: &'static str,
-    /// The shape of its points.
+    /// The shape of the points.
     pub(super) marker: Marker,
 }
 
-/// The looks of all series of one section of a report.
+/// The styles of all series in one section of a report.
 #[derive(Debug)]
 pub(super) struct Palette<'a> {
     peers: Vec<&'a str>,
@@ -39,27 +39,28 @@ pub(super) struct Palette<'a> {
 }
 
 impl<'a> Palette<'a> {
-    /// Peers are numbered through all outcomes, ours within one, so that the first is solid.
+    /// Creates the palette of a section. Peers are numbered across all outcomes; Memferry's own
+    /// series are numbered within the section, so that the first one is solid.
     pub(super) fn new(all: &'a [Outcome], section: &'a Outcome) -> Self {
         let mut peers = Vec::new();
         let mut ours = Vec::new();
         for series in all.iter().flat_map(series) {
-            if !is_ours(series) && !peers.contains(&series) {
+            if !is_memferry(series) && !peers.contains(&series) {
                 peers.push(series);
             }
         }
         for series in series(section) {
-            if is_ours(series) && !ours.contains(&series) {
+            if is_memferry(series) && !ours.contains(&series) {
                 ours.push(series);
             }
         }
         Self { peers, ours }
     }
 
-    /// The look of a series.
+    /// The style of a series.
     pub(super) fn style(&self, series: &str) -> Style {
         let place = |list: &[&str]| list.iter().position(|&known| known == series).unwrap_or(0);
-        if is_ours(series) {
+        if is_memferry(series) {
             let index = place(&self.ours);
             return Style {
                 class: "ours".to_owned(),

@@ -1,13 +1,13 @@
-//! Figures as SVG and HTML, written by hand: lines over size where size varies, bars where it does
-//! not. Colours and fonts come from the page's style sheet through classes, so one drawing serves
-//! light and dark; hovering a point tells its numbers without a script.
+//! Figures as SVG and HTML: lines if the size varies, bars otherwise. The style sheet of the page
+//! defines colours and fonts by classes, so one drawing fits light and dark mode. A tooltip shows
+//! the numbers of a point, without a script.
 
 use std::fmt::Write;
 
 use super::axis::{BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, XAxis, YAxis};
 use super::html::escape;
 use super::palette::{Marker, Palette, Style};
-use crate::figure::{Figure, is_ours};
+use crate::figure::{Figure, is_memferry};
 use crate::outcome::Row;
 use crate::{number, size};
 
@@ -19,27 +19,33 @@ pub(super) fn draw(figure: &Figure<'_>, palette: &Palette<'_>) -> String {
 }
 
 fn lines(figure: &Figure<'_>, palette: &Palette<'_>) -> String {
+    format!(
+        "{}<svg class=\"plot\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">{}</svg>",
+        legend(figure, palette),
+        escape(&format!("{} in {} over size", figure.name, figure.unit)),
+        curves(figure, palette)
+    )
+}
+
+/// Grid and lines, for a drawing of [`WIDTH`] by [`HEIGHT`].
+pub(super) fn curves(figure: &Figure<'_>, palette: &Palette<'_>) -> String {
     let x = XAxis::over(figure);
     let y = YAxis::over(figure);
-    let mut svg = format!(
-        "<svg class=\"plot\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{}\">",
-        escape(&format!("{} in {} over size", figure.name, figure.unit))
-    );
+    let mut svg = String::new();
     draw_grid(&mut svg, &x, &y, figure.unit);
-    // Ours last, so that no peer covers them.
-    let (ours, peers): (Vec<&str>, Vec<&str>) = figure.series.iter().partition(|s| is_ours(s));
+    // Memferry's series are drawn last, so that no peer covers them.
+    let (ours, peers): (Vec<&str>, Vec<&str>) = figure.series.iter().partition(|s| is_memferry(s));
     for series in peers.into_iter().chain(ours) {
         draw_series(&mut svg, &figure.line(series), &palette.style(series), &x, &y);
     }
-    svg.push_str("</svg>");
-    format!("{}{svg}", legend(figure, palette))
+    svg
 }
 
 fn draw_grid(svg: &mut String, x: &XAxis, y: &YAxis, unit: &str) {
     let (right, bottom) = (WIDTH - RIGHT, HEIGHT - BOTTOM);
     for tick in &y.ticks {
-        let at = y.place(*tick);
-        // A ratio of one is where peer and ours are equal: the line readers look for.
+        let at = y.position(*tick);
+        // At a ratio of 1 the peer and Memferry are equal, so this grid line is emphasized.
         let class = if unit == "ratio" && *tick == 1.0 { "even" } else { "grid" };
         let label = if y.is_log { number::duration(*tick) } else { number::tick(*tick) };
         let _ = write!(
@@ -52,7 +58,7 @@ fn draw_grid(svg: &mut String, x: &XAxis, y: &YAxis, unit: &str) {
         );
     }
     for exponent in x.ticks() {
-        let at = x.place_exponent(f64::from(exponent));
+        let at = x.exponent_position(f64::from(exponent));
         let _ = write!(
             svg,
             "<line class=\"notch\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{bottom}\" y2=\"{:.1}\"/>\
@@ -71,7 +77,7 @@ fn draw_grid(svg: &mut String, x: &XAxis, y: &YAxis, unit: &str) {
 fn draw_series(svg: &mut String, rows: &[&Row], style: &Style, x: &XAxis, y: &YAxis) {
     let path = |points: &mut dyn Iterator<Item = (u64, f64)>| {
         let places: Vec<_> = points
-            .map(|(bytes, value)| format!("{:.1},{:.1}", x.place(bytes), y.place(value)))
+            .map(|(bytes, value)| format!("{:.1},{:.1}", x.position(bytes), y.position(value)))
             .collect();
         places.join(" ")
     };
@@ -90,13 +96,13 @@ fn draw_series(svg: &mut String, rows: &[&Row], style: &Style, x: &XAxis, y: &YA
         path(&mut rows.iter().map(|row| (row.bytes, row.value)))
     );
     for row in rows {
-        let shape = marker(style.marker, x.place(row.bytes), y.place(row.value));
+        let shape = marker(style.marker, x.position(row.bytes), y.position(row.value));
         let _ = write!(svg, "<g class=\"point\"><title>{}</title>{shape}</g>", escape(&tip(row)));
     }
     svg.push_str("</g>");
 }
 
-/// What hovering a point tells.
+/// The tooltip of a point.
 fn tip(row: &Row) -> String {
     let numbers = format!(
         "{} (quartiles {} to {}, {} rounds)",
@@ -136,19 +142,26 @@ fn dash_attribute(style: &Style) -> String {
 fn legend(figure: &Figure<'_>, palette: &Palette<'_>) -> String {
     let mut html = String::from("<ul class=\"legend\">");
     for series in &figure.series {
-        let style = palette.style(series);
         let _ = write!(
             html,
-            "<li><svg viewBox=\"0 0 34 12\" aria-hidden=\"true\"><g class=\"{}\">\
-             <polyline class=\"line\"{} points=\"1,6 33,6\"/><g class=\"point\">{}</g></g></svg>{}</li>",
-            style.class,
-            dash_attribute(&style),
-            marker(style.marker, 17.0, 6.0),
+            "<li><svg viewBox=\"0 0 34 12\" aria-hidden=\"true\">{}</svg>{}</li>",
+            legend_sample(&palette.style(series)),
             escape(series)
         );
     }
     html.push_str("</ul>");
     html
+}
+
+/// A short line with a marker, for a legend drawing of 34 by 12 units.
+pub(super) fn legend_sample(style: &Style) -> String {
+    format!(
+        "<g class=\"{}\"><polyline class=\"line\"{} points=\"1,6 33,6\"/>\
+         <g class=\"point\">{}</g></g>",
+        style.class,
+        dash_attribute(style),
+        marker(style.marker, 17.0, 6.0)
+    )
 }
 
 fn bars(figure: &Figure<'_>, palette: &Palette<'_>) -> String {

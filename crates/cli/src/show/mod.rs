@@ -1,8 +1,9 @@
-//! Output for people at a terminal: aligned tables on standard output, progress on standard error.
-//! Nothing here decides anything; it turns outcomes into text.
+//! Terminal output: aligned tables on standard output, progress on standard error. This module only
+//! formats outcomes.
 
 pub(crate) mod paint;
 pub(crate) mod progress;
+pub(crate) mod screen;
 pub(crate) mod table;
 
 pub(crate) use paint::Paint;
@@ -10,7 +11,7 @@ pub(crate) use progress::Progress;
 
 use std::io::{self, Write};
 
-/// Writes a whole text to standard output. A reader that went away, such as `head`, is no failure.
+/// Writes a text to standard output. A closed pipe, as with `head`, is not an error.
 pub(crate) fn print(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -19,12 +20,13 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     }
 }
 
-/// Writes one line to standard error. There is nowhere left to report a failure of that.
-pub(crate) fn complain(line: &str) {
+/// Writes one line to standard error. Errors of this write are ignored, because there is no other
+/// output.
+pub(crate) fn print_error(line: &str) {
     let _ = writeln!(io::stderr().lock(), "{line}");
 }
 
-/// Writes one JSON object to standard output, and nothing else.
+/// Writes one JSON object to standard output.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> anyhow::Result<()> {
     let mut text = serde_json::to_string_pretty(value)?;
     text.push('\n');

@@ -1,44 +1,49 @@
-//! Colour for a terminal, and only for a terminal: a pipe or a set `NO_COLOR` gets plain text.
-//! Callers pad first and paint afterwards, because the escapes have no width.
+//! Terminal colours. A pipe or a set `NO_COLOR` gets plain text. Callers pad text before they
+//! colour it, because escape sequences have no width.
 
 use std::io::IsTerminal;
 
-/// Paints text, or leaves it alone.
+/// Adds colours to text if they are enabled.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Paint {
     on: bool,
 }
 
 impl Paint {
-    /// Paints only where standard output is a terminal that wants colour.
+    /// Enables colours if standard output is a terminal and `NO_COLOR` is not set.
     pub(crate) fn for_stdout() -> Self {
         Self { on: std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none() }
     }
 
-    /// Never paints.
+    /// Disables colours.
     #[cfg(test)]
-    pub(crate) fn plain() -> Self {
+    pub(crate) const fn plain() -> Self {
         Self { on: false }
     }
 
-    /// A heading.
+    /// Formats a heading.
     pub(crate) fn bold(self, text: &str) -> String {
         self.wrap("1", text)
     }
 
-    /// Something of less weight.
+    /// Formats text of less importance.
     pub(crate) fn dim(self, text: &str) -> String {
         self.wrap("2", text)
     }
 
-    /// Good news.
+    /// Formats a success.
     pub(crate) fn good(self, text: &str) -> String {
         self.wrap("32", text)
     }
 
-    /// Something to look at.
+    /// Formats a warning or a failure.
     pub(crate) fn bad(self, text: &str) -> String {
         self.wrap("33", text)
+    }
+
+    /// Formats Memferry's own values in a chart.
+    pub(crate) fn accent(self, text: &str) -> String {
+        self.wrap("36", text)
     }
 
     fn wrap(self, code: &str, text: &str) -> String {

@@ -1,5 +1,5 @@
-//! One progress bar on standard error. It hides itself when standard error is not a terminal, so
-//! benches report their steps without asking whether anybody watches.
+//! One progress bar on standard error. It is hidden if standard error is not a terminal, so benches
+//! report their steps unconditionally.
 
 use std::sync::Mutex;
 
@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 const TEMPLATE: &str = "{prefix:.bold} {wide_bar:.cyan/blue} {pos}/{len} {elapsed} {msg}";
 
-/// The progress of a run, shared by the benches of a suite one after the other.
+/// The progress of a run. The benches of a suite use it one after the other.
 #[derive(Debug)]
 pub(crate) struct Progress {
     visible: bool,
@@ -16,32 +16,32 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A progress that shows itself where it can, or never.
+    /// A progress bar that is shown if `visible` is set and standard error is a terminal.
     pub(crate) fn new(visible: bool) -> Self {
         Self { visible, part: Mutex::default(), bar: Mutex::default() }
     }
 
-    /// Says that the next work is one part of several, such as `2/5`.
+    /// Sets the number of the current bench within its suite, such as `2/5`.
     pub(crate) fn set_part(&self, part: usize, parts: usize) {
         *lock(&self.part) = if parts > 1 { format!("[{part}/{parts}] ") } else { String::new() };
     }
 }
 
 impl Progress {
-    /// Begins a work of so many steps; a work begun before is over.
+    /// Starts a bar with `total_steps` steps and finishes the previous bar.
     pub(crate) fn start(&self, total_steps: u64, label: &str) {
         let bar = if self.visible { ProgressBar::new(total_steps) } else { ProgressBar::hidden() };
         let style = ProgressStyle::with_template(TEMPLATE).expect("the template is well formed");
         bar.set_style(style.progress_chars("━╸─"));
         bar.set_prefix(format!("{}{label}", lock(&self.part)));
-        // No steady tick: its thread would run beside the copies that are being measured.
+        // No steady tick: its thread would disturb the copies that are measured.
         bar.tick();
         if let Some(old) = lock(&self.bar).replace(bar) {
             old.finish_and_clear();
         }
     }
 
-    /// Says that a step is done, and what comes next.
+    /// Reports a finished step, with the label of the next one.
     pub(crate) fn step(&self, message: &str) {
         if let Some(bar) = &*lock(&self.bar) {
             bar.set_message(message.to_owned());
@@ -49,7 +49,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away, to make room for a table.
+    /// Removes the bar, so that a table can be printed.
     pub(crate) fn finish(&self) {
         if let Some(bar) = lock(&self.bar).take() {
             bar.finish_and_clear();
@@ -57,7 +57,7 @@ impl Progress {
     }
 }
 
-/// A panic elsewhere leaves a bar that is still a bar.
+/// Locks a mutex and ignores poisoning: a panic in another thread leaves the bar in a valid state.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

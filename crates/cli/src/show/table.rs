@@ -1,21 +1,32 @@
-//! One outcome as text: a table per figure, the summary with its bars, and what the reader should
-//! know. The text is built whole and printed by the caller, so that tests can read it.
+//! One outcome as text: a table per figure, the summary, and at most two sentences of notes. The
+//! report has all notes. The caller prints the complete text, so that tests can read it.
 
 use crate::figure::Figure;
 use crate::outcome::{Outcome, Row};
 use crate::show::Paint;
-use crate::summary_keys::Mark;
+use crate::summary_keys::TargetStatus;
 use crate::{number, size};
 
-/// Renders an outcome.
-pub(crate) fn render(outcome: &Outcome, paint: Paint) -> String {
+/// The options for displaying an outcome.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TableView {
+    pub(crate) paint: Paint,
+    /// Whether the summary shows the targets and whether they are reached.
+    pub(crate) bars: bool,
+    /// Whether the text mentions the option that writes a report.
+    pub(crate) names_report: bool,
+}
+
+/// Formats an outcome as text.
+pub(crate) fn render(outcome: &Outcome, view: TableView) -> String {
+    let paint = view.paint;
     let mut text = format!("{}\n", paint.bold(&outcome.bench));
     for figure in Figure::of(&outcome.rows) {
         text.push('\n');
         text.push_str(&render_figure(&figure, paint));
     }
-    text.push_str(&render_summary(outcome, paint));
-    let (failed, absent) = outcome.failed_and_absent();
+    text.push_str(&render_summary(outcome, view));
+    let (failed, absent) = outcome.failed_and_missing();
     for (index, failure) in failed.iter().enumerate() {
         let gap = if index == 0 { "\n" } else { "" };
         text.push_str(&format!("{gap}  {} {failure}\n", paint.bad("failed:")));
@@ -24,14 +35,33 @@ pub(crate) fn render(outcome: &Outcome, paint: Paint) -> String {
         let missing = absent.join(", ");
         text.push_str(&format!("\n  {} {missing}\n", paint.bad("did not take part:")));
     }
-    for (index, note) in outcome.notes.iter().enumerate() {
-        let gap = if index == 0 { "\n" } else { "" };
-        text.push_str(&format!("{gap}  {}\n", paint.dim(note)));
+    if let Some(note) = short_note(outcome) {
+        text.push_str(&format!("\n  {}\n", paint.dim(note)));
+        if view.names_report {
+            let line = "All notes are in the report (--report FILE.html).";
+            text.push_str(&format!("  {}\n", paint.dim(line)));
+        }
     }
     text
 }
 
-/// Sizes down and series across; a figure of one size turns into a plain list of series.
+/// The note about a disturbance, which is the last note, if there is one; otherwise the first
+/// sentence of the notes.
+fn short_note(outcome: &Outcome) -> Option<&str> {
+    if outcome.disturbance().is_some() {
+        return outcome.notes.last().map(String::as_str);
+    }
+    outcome.notes.first().map(|note| first_sentence(note))
+}
+
+fn first_sentence(text: &str) -> &str {
+    let is_start = |rest: &str| rest.starts_with(|c: char| c.is_uppercase() || c == '`');
+    let ends = text.match_indices(". ").map(|(at, _)| at + 1);
+    ends.into_iter().find(|&end| is_start(&text[end + 1..])).map_or(text, |end| &text[..end])
+}
+
+/// Formats a figure with one row per size and one column per series. A figure of one size becomes a
+/// list of series.
 fn render_figure(figure: &Figure<'_>, paint: Paint) -> String {
     let cell =
         |row: Option<&Row>| row.map_or(String::new(), |row| number::in_unit(row.value, &row.unit));
@@ -65,7 +95,8 @@ fn render_figure(figure: &Figure<'_>, paint: Paint) -> String {
     text
 }
 
-fn render_summary(outcome: &Outcome, paint: Paint) -> String {
+fn render_summary(outcome: &Outcome, view: TableView) -> String {
+    let paint = view.paint;
     if outcome.summary.is_empty() {
         return String::new();
     }
@@ -73,15 +104,20 @@ fn render_summary(outcome: &Outcome, paint: Paint) -> String {
         outcome.summary.iter().map(|(key, value)| (key, outcome.judge(key, value))).collect();
     let lines: Vec<_> = judged
         .iter()
-        .map(|(key, judged)| vec![(*key).to_owned(), judged.value.clone(), judged.bar.clone()])
+        .map(|(key, judged)| {
+            let mut cells = vec![(*key).to_owned(), judged.value.clone()];
+            cells.extend(view.bars.then(|| judged.target.clone()));
+            cells
+        })
         .collect();
     let mut text = format!("\n  {}\n", paint.bold("summary"));
     for (line, (_, judged)) in align(&lines, true).iter().zip(&judged) {
-        let mark = match judged.mark {
-            Mark::Reached => paint.good(judged.mark.text()),
-            Mark::Missed => paint.bad(judged.mark.text()),
-            Mark::NotJudged(_) => paint.dim(judged.mark.text()),
-            Mark::NoBar => String::new(),
+        let mark = match judged.status {
+            _ if !view.bars => String::new(),
+            TargetStatus::Reached => paint.good(judged.status.text()),
+            TargetStatus::Missed => paint.bad(judged.status.text()),
+            TargetStatus::NotJudged(_) => paint.dim(judged.status.text()),
+            TargetStatus::NoTarget => String::new(),
         };
         text.push_str(format!("  {line}  {mark}").trim_end());
         text.push('\n');
@@ -89,7 +125,7 @@ fn render_summary(outcome: &Outcome, paint: Paint) -> String {
     text
 }
 
-/// Pads cells to columns. Numbers stand to the right; a first column of names to the left.
+/// Pads cells to columns. Numbers are right-aligned; a first column of names is left-aligned.
 pub(crate) fn align(lines: &[Vec<String>], names_first: bool) -> Vec<String> {
     let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -116,6 +152,9 @@ mod tests {
     use super::*;
     use crate::sample;
 
+    const PLAIN: TableView = TableView { paint: Paint::plain(), bars: false, names_report: false };
+    const WITH_BARS: TableView = TableView { bars: true, ..PLAIN };
+
     fn outcome(rows: Vec<Row>) -> Outcome {
         let mut outcome = sample::empty("copy-latency");
         outcome.rows = rows;
@@ -129,7 +168,7 @@ mod tests {
             Row::of_rounds("hot", "memferry", 4096, "GB/s", &[22.0]),
             Row::of_rounds("hot", "memcpy", 1 << 20, "GB/s", &[9.5]),
         ];
-        let text = render(&outcome(rows), Paint::plain());
+        let text = render(&outcome(rows), PLAIN);
         let expected = "copy-latency\n\n  hot, GB/s\n   size  memcpy  memferry\n\
                         \x20 4 KiB    21.3      22.0\n  1 MiB    9.50          \n";
         assert_eq!(text, expected);
@@ -141,7 +180,7 @@ mod tests {
             Row::of_rounds("submit", "memferry", 0, "ns", &[120.0]),
             Row::of_rounds("submit", "a thread per copy", 0, "ns", &[12_000.0]),
         ];
-        let text = render(&outcome(rows), Paint::plain());
+        let text = render(&outcome(rows), PLAIN);
         assert!(text.contains("  submit, ns\n  memferry              120\n"), "{text}");
         assert!(text.contains("  a thread per copy  12,000\n"), "{text}");
     }
@@ -152,7 +191,7 @@ mod tests {
         outcome.summary.set("hot_4k_vs_memcpy", 1.01);
         outcome.summary.set("hot_4m_vs_memcpy", 2.31);
         outcome.summary.set("hot_64m_vs_memcpy", 1.2);
-        let text = render(&outcome, Paint::plain());
+        let text = render(&outcome, WITH_BARS);
         assert!(text.contains("  hot_4k_vs_memcpy   1.01×\n"), "{text}");
         assert!(text.contains("  hot_4m_vs_memcpy   2.31×    ≥ 2×  ✓ reached\n"), "{text}");
         assert!(text.contains("  hot_64m_vs_memcpy  1.20×  ≥ 2.5×  ✗ missed\n"), "{text}");
@@ -163,11 +202,11 @@ mod tests {
         let mut outcome = outcome(Vec::new());
         outcome.summary.set("hot_64m_vs_memcpy", 1.2);
         outcome.busy = Some(0.35);
-        let text = render(&outcome, Paint::plain());
+        let text = render(&outcome, WITH_BARS);
         let line = "  hot_64m_vs_memcpy  1.20×  ≥ 2.5×  not judged: the machine was busy\n";
         assert!(text.contains(line), "{text}");
         outcome.busy = Some(0.05);
-        assert!(render(&outcome, Paint::plain()).contains("✗ missed"));
+        assert!(render(&outcome, WITH_BARS).contains("✗ missed"));
     }
 
     #[test]
@@ -175,10 +214,32 @@ mod tests {
         let mut outcome = outcome(Vec::new());
         outcome.summary.set("hot_64m_vs_memcpy", 1.2);
         (outcome.busy, outcome.throttled) = (Some(0.35), Some(0.5));
-        let text = render(&outcome, Paint::plain());
+        let text = render(&outcome, WITH_BARS);
         assert!(text.contains("not judged: a CPU quota throttled\n"), "{text}");
         (outcome.busy, outcome.throttled) = (Some(0.0), Some(0.05));
-        assert!(render(&outcome, Paint::plain()).contains("✗ missed"));
+        assert!(render(&outcome, WITH_BARS).contains("✗ missed"));
+    }
+
+    #[test]
+    fn targets_are_shown_only_where_they_are_wanted() {
+        let mut outcome = outcome(Vec::new());
+        outcome.summary.set("hot_4m_vs_memcpy", 2.31);
+        let text = render(&outcome, PLAIN);
+        assert!(text.ends_with("  summary\n  hot_4m_vs_memcpy  2.31×\n"), "{text}");
+    }
+
+    #[test]
+    fn at_most_two_sentences_stand_below_the_tables() {
+        let mut outcome = outcome(Vec::new());
+        outcome.notes = vec!["At 1.5 x. `b` is next.".to_owned(), "Another.".to_owned()];
+        let view = TableView { names_report: true, ..PLAIN };
+        let text = render(&outcome, view);
+        let end = "\n\n  At 1.5 x.\n  All notes are in the report (--report FILE.html).\n";
+        assert!(text.ends_with(end), "{text}");
+        outcome.busy = Some(0.5);
+        outcome.notes.push("Others were busy.".to_owned());
+        let text = render(&outcome, PLAIN);
+        assert!(text.ends_with("\n\n  Others were busy.\n"), "{text}");
     }
 
     #[test]
@@ -186,7 +247,7 @@ mod tests {
         let mut outcome = outcome(Vec::new());
         outcome.missing.push("rayon".to_owned());
         outcome.notes.push("Two cores only.".to_owned());
-        let text = render(&outcome, Paint::plain());
+        let text = render(&outcome, WITH_BARS);
         assert!(text.ends_with("\n  did not take part: rayon\n\n  Two cores only.\n"), "{text}");
     }
 
@@ -194,7 +255,7 @@ mod tests {
     fn failures_of_ours_come_before_missing_peers() {
         let mut outcome = outcome(Vec::new());
         outcome.missing = vec!["rayon".to_owned(), "memferry nic (no card)".to_owned()];
-        let text = render(&outcome, Paint::plain());
+        let text = render(&outcome, WITH_BARS);
         let end = "\n  failed: memferry nic (no card)\n\n  did not take part: rayon\n";
         assert!(text.ends_with(end), "{text}");
     }

@@ -1,52 +1,64 @@
-//! Building a ferry: settings from the caller, then from the environment, then from measurement.
+//! Builder of a ferry. A setting comes from the caller, else from the environment, else from
+//! measurement.
 
+mod gpu;
 mod pci;
 
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
+use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
 use memferry_engine::cuda::{self, CudaEngine};
 use memferry_engine::{Channel, ChannelOptions, Engine, OpenError};
-use memferry_memory::pin_cache::Limits;
+use memferry_memory::pin_cache::PinCacheLimits;
 use memferry_sys::copy::stream::Streaming;
+use memferry_sys::settings::{self, size, switch};
 use memferry_sys::{affinity, fork};
 
+pub use gpu::Gpu;
 pub use pci::PciDevices;
 
-use crate::carry::{Inner, OpenEngine};
-use crate::cookie::{CookieTable, LARGEST_FERRY};
-use crate::driver::{Bell, Driven, Driver};
+use crate::cookie::{CookieTable, MAX_FERRY};
 use crate::error::BuildError;
 use crate::ferry::Ferry;
-use crate::plan::{Costs, EngineFacts, Facts};
+use crate::plan::{CopyPlanContext, DirectionCosts, EngineSummary};
 use crate::policy::PolicyKind;
-use crate::registration::Registration;
-use crate::transfer::{Lane, Waiting};
+use crate::poller::{PollDoorbell, PollThread, ThreadPolledChannel};
+use crate::registration::EngineRegistrations;
+use crate::submit::{ActiveEngine, FerryCore};
+use crate::transfer::{ChannelWaiter, WaitConfig};
 
-const MOST_CHANNELS: usize = 256;
-/// One transfer is spread over at most this many channels unless told otherwise: a few cores
-/// saturate the memory, and every further one has to be woken.
+const MAX_CHANNELS: usize = 256;
+/// Default maximum number of channels that share one transfer: a few cores saturate the memory
+/// bandwidth, and each further channel costs a wakeup.
 const DEFAULT_SPREAD: usize = 4;
-/// Channels of a GPU: as many as it takes to feed it with memory that passes through rings.
-const MOST_GPU_CHANNELS: usize = 10;
+/// Maximum number of GPU channels: as many as keep the GPU busy with copies through staging
+/// buffers.
+const MAX_GPU_CHANNELS: usize = 10;
 const DEFAULT_WAIT_SPIN_NS: u64 = 20_000;
 
-/// An engine and how many channels to open on it.
+/// An engine and the number of channels to open on it.
 #[derive(Debug, Clone)]
 pub struct EngineChoice {
     /// The engine.
     pub engine: Arc<dyn Engine>,
-    /// How many channels.
+    /// The number of channels.
     pub channels: usize,
 }
 
-/// Settings for a new ferry. What is not set here is taken from the environment
-/// (`MEMFERRY_CHANNELS` and the others named below), and what is not set there is measured.
+/// Settings of a new ferry. A setting that the caller does not set comes from the environment
+/// (`MEMFERRY_CHANNELS` and the other variables below); one that is set in neither is measured.
+///
+/// ```
+/// use memferry::Ferry;
+///
+/// let ferry = Ferry::builder().channels(1).build()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 #[must_use = "nothing happens before `build`"]
-pub struct Builder {
+pub struct FerryBuilder {
     channels: Option<usize>,
     cores: Vec<usize>,
     policy: Option<PolicyKind>,
@@ -64,150 +76,133 @@ pub struct Builder {
     sole_cuda_user: Option<bool>,
     ioat: Option<PciDevices>,
     nic: Option<PciDevices>,
-    pin_limits: Option<Limits>,
+    pin_limits: Option<PinCacheLimits>,
 }
 
-/// Whether a GPU moves memory too.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Gpu {
-    /// None does, and its driver is not looked for.
-    #[default]
-    Off,
-    /// The first one, if there is one that can be used.
-    IfPresent,
-    /// The one of this number; without it there is no ferry.
-    Number(usize),
-}
-
-impl Gpu {
-    fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "off" => Some(Self::Off),
-            "auto" => Some(Self::IfPresent),
-            number => number.parse().ok().map(Self::Number),
-        }
-    }
-}
-
-impl Builder {
-    /// Nothing set.
+impl FerryBuilder {
+    /// Creates a builder without any setting.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// How many channels the processor engine has, 1 to 256 (`MEMFERRY_CHANNELS`). More than there
-    /// are cores is allowed; they share them. Usual: one less than there are cores, at least one.
+    /// Sets the number of channels of the processor engine, 1 to 256 (`MEMFERRY_CHANNELS`). More
+    /// channels than cores are allowed and share the cores. Default: one less than the number of
+    /// cores, at least one.
     pub fn channels(mut self, channels: usize) -> Self {
         self.channels = Some(channels);
         self
     }
 
-    /// Binds the channels of the processor engine to these cores, in turn.
+    /// Binds the channels of the processor engine to these cores, round-robin.
     pub fn bind_to(mut self, cores: impl IntoIterator<Item = usize>) -> Self {
         self.cores = cores.into_iter().collect();
         self
     }
 
-    /// How transfers are spread over channels (`MEMFERRY_POLICY`: `round-robin`, `dedicated`,
-    /// `adaptive` or `sticky`).
+    /// Sets the policy that distributes transfers over channels (`MEMFERRY_POLICY`: `round-robin`,
+    /// `dedicated`, `adaptive` or `sticky`).
     pub fn policy(mut self, policy: PolicyKind) -> Self {
         self.policy = Some(policy);
         self
     }
 
-    /// The most channels that one transfer is spread over (`MEMFERRY_SPREAD`).
+    /// Sets the maximum number of channels that share one transfer (`MEMFERRY_SPREAD`).
     pub fn spread(mut self, spread: usize) -> Self {
         self.spread = Some(spread);
         self
     }
 
-    /// How many descriptors a channel holds. Beyond that, callers carry out transfers themselves.
+    /// Sets the number of descriptors that a channel holds. When a channel is full, the caller
+    /// executes the transfer inline.
     pub fn capacity(mut self, capacity: usize) -> Self {
         self.capacity = Some(capacity);
         self
     }
 
-    /// How long an idle channel looks for work before it sleeps, and a waiting caller before it
-    /// does (`MEMFERRY_SPIN_NS`).
+    /// Sets the time in nanoseconds that an idle channel and a waiting caller poll before they
+    /// sleep (`MEMFERRY_SPIN_NS`).
     pub fn spin_ns(mut self, spin_ns: u64) -> Self {
         self.spin_ns = Some(spin_ns);
         self
     }
 
-    /// Where the measured profile of the machine comes from (`MEMFERRY_PROFILE`: a file, `measure`
-    /// or `off`).
+    /// Sets the source of the machine's measured profile (`MEMFERRY_PROFILE`: a file, `measure` or
+    /// `off`).
     pub fn profile(mut self, profile: ProfileSource) -> Self {
         self.profile = profile;
         self
     }
 
-    /// The streaming kernel, in place of the measured best (`MEMFERRY_STREAMING`).
+    /// Sets the streaming kernel instead of the fastest measured one (`MEMFERRY_STREAMING`).
     pub fn streaming(mut self, streaming: Streaming) -> Self {
         self.streaming = Some(streaming);
         self
     }
 
-    /// Asynchronous copies up to this size are done at once by the caller
+    /// Sets the maximum size in bytes of asynchronous copies that the caller executes inline
     /// (`MEMFERRY_INLINE_BYTES`).
     pub fn inline_bytes(mut self, bytes: usize) -> Self {
         self.inline_bytes = Some(bytes);
         self
     }
 
-    /// Blocking copies from this size on are shared with channels (`MEMFERRY_SPLIT_BYTES`).
+    /// Sets the minimum size in bytes of blocking copies that the caller shares with channels
+    /// (`MEMFERRY_SPLIT_BYTES`).
     pub fn split_bytes(mut self, bytes: usize) -> Self {
         self.split_bytes = Some(bytes);
         self
     }
 
-    /// Copies from this size on go around the caches (`MEMFERRY_STREAM_BYTES`).
+    /// Sets the minimum size in bytes of copies that bypass the caches (`MEMFERRY_STREAM_BYTES`).
     pub fn stream_bytes(mut self, bytes: usize) -> Self {
         self.stream_bytes = Some(bytes);
         self
     }
 
-    /// The largest chunk that a large copy is cut into (`MEMFERRY_CHUNK_BYTES`).
+    /// Sets the maximum chunk size in bytes of large copies (`MEMFERRY_CHUNK_BYTES`).
     pub fn chunk_bytes(mut self, bytes: usize) -> Self {
         self.chunk_bytes = Some(bytes);
         self
     }
 
-    /// Uses this engine with so many channels. If no engine is named, the processor engine is
-    /// used; if any is, only those named are.
+    /// Adds an engine with `channels` channels. A ferry without named engines uses the processor
+    /// engine; a ferry with named engines uses only those.
     pub fn engine(mut self, engine: Arc<dyn Engine>, channels: usize) -> Self {
         self.engines.push(EngineChoice { engine, channels });
         self
     }
 
-    /// Whether a GPU moves memory too, beside the processor engine or the engines named
-    /// (`MEMFERRY_GPU`: `off`, `auto` or the number of a GPU; for programs that do not call this). Opening one takes about half a second,
-    /// most of which its driver needs. Usual: off.
+    /// Selects a GPU that copies in addition to the processor engine or the named engines
+    /// (`MEMFERRY_GPU`: `off`, `auto` or the number of a GPU; used if the program does not call
+    /// this). Opening a GPU takes about half a second, mostly in its driver. Default: off.
     pub fn gpu(mut self, gpu: Gpu) -> Self {
         self.gpu = Some(gpu);
         self
     }
 
-    /// Whether nobody else uses CUDA in this process: no other library such as PyTorch, and no code of
-    /// the program itself (`MEMFERRY_CUDA_SOLE_USER`: `0` or `1`). Usual: no.
+    /// Declares that no other code in this process uses CUDA: neither a library such as PyTorch nor
+    /// the program itself (`MEMFERRY_CUDA_SOLE_USER`: `on` or `off`). Default: no.
     ///
-    /// A driver refuses copies that cross the edge of registered memory. So by default nothing is
-    /// registered with a GPU but what the program [registers](Ferry::register). The only user of CUDA may
-    /// say so: then memory that is copied again is registered by itself, in pieces, and stays so until it
-    /// is unmapped or makes room. It holds for all ferries of the process that use the same GPU.
+    /// The CUDA driver rejects copies that cross the boundary of a registered range. By default,
+    /// only memory that the program [registers](Ferry::register) is therefore registered with a
+    /// GPU. If Memferry is the only user of CUDA, it registers reused memory automatically, range
+    /// by range, and each range stays registered until it is unmapped or evicted. The setting
+    /// applies to all ferries of the process that use the same GPU.
     pub fn sole_cuda_user(mut self, is_sole_user: bool) -> Self {
         self.sole_cuda_user = Some(is_sole_user);
         self
     }
 
-    /// How much memory is kept pinned for later, for each engine that needs pinned memory. What is
-    /// in flight beyond that is pinned for its one use.
-    pub fn pin_limits(mut self, limits: Limits) -> Self {
+    /// Sets the limits of the pin cache of each engine that needs pinned memory. Memory in flight
+    /// beyond these limits is pinned for one use.
+    pub fn pin_limits(mut self, limits: PinCacheLimits) -> Self {
         self.pin_limits = Some(limits);
         self
     }
 
     /// Builds the ferry and opens its channels.
     pub fn build(self) -> Result<Ferry, BuildError> {
+        settings::check_variables();
         let profile = self.corrected_profile()?;
         let policy = match self.policy {
             Some(policy) => policy,
@@ -224,42 +219,42 @@ impl Builder {
         choices.extend(self.open_pci()?);
         let gpu = self.open_gpu()?;
         if let Some(gpu) = &gpu {
-            let channels = (affinity::allowed_cores().len() * 5 / 8).clamp(1, MOST_GPU_CHANNELS);
+            let channels = (affinity::allowed_cores().len() * 5 / 8).clamp(1, MAX_GPU_CHANNELS);
             choices.push(EngineChoice { engine: gpu.clone(), channels });
         }
 
-        fork::watch();
+        fork::install_handler();
         let alone = affinity::allowed_cores().len() == 1;
-        let waiting = Arc::new(Waiting {
+        let waiting = Arc::new(WaitConfig {
             spin_ns: if alone { 0 } else { spin_ns.unwrap_or(DEFAULT_WAIT_SPIN_NS) },
             fork_generation: fork::generation(),
-            helped_chunks: AtomicU64::new(0),
+            caller_chunks: AtomicU64::new(0),
         });
-        let (mut engines, mut driven, bell) = (Vec::new(), Vec::new(), Bell::new());
+        let (mut engines, mut driven, bell) = (Vec::new(), Vec::new(), PollDoorbell::new());
         if self.engines.is_empty() {
             engines.push(self.open_cpu(&profile, spin_ns, &waiting, &bell, &mut driven)?);
         }
         for choice in choices {
             engines.push(self.open(choice, spin_ns, &waiting, &bell, &mut driven)?);
         }
-        let facts = Facts {
+        let facts = CopyPlanContext {
             profile,
-            engines: engines.iter().map(engine_facts).collect(),
+            engines: engines.iter().map(engine_summary).collect(),
             spread: spread.unwrap_or(DEFAULT_SPREAD).max(1),
         };
-        Ok(Ferry::from_inner(Inner {
-            _driver: Driver::start(driven, bell)?,
+        Ok(Ferry::from_core(FerryCore {
+            _poll_thread: PollThread::start(driven, bell)?,
             engines,
-            facts,
+            plan_context: facts,
             policy: policy.build(),
             cookies: CookieTable::new(next_ferry()?),
-            owed_bytes: AtomicU64::new(0),
-            waiting,
+            unwoken_bytes: AtomicU64::new(0),
+            wait_config: waiting,
             gpu,
         }))
     }
 
-    /// Opens the GPU that is wanted, if any is.
+    /// Opens the selected GPU, if any.
     fn open_gpu(&self) -> Result<Option<Arc<CudaEngine>>, BuildError> {
         let expected = "off, auto or the number of a GPU";
         let gpu = match self.gpu {
@@ -267,16 +262,12 @@ impl Builder {
             None => environment("MEMFERRY_GPU", expected, Gpu::from_name)?.unwrap_or_default(),
         };
         let by_environment = self.gpu.is_none();
-        let mut settings = cuda::Settings::default();
+        let mut settings = cuda::CudaConfig::default();
         settings.limits = self.pin_limits.unwrap_or(settings.limits);
         settings.is_sole_user = match self.sole_cuda_user {
             Some(is_sole_user) => is_sole_user,
-            None => environment("MEMFERRY_CUDA_SOLE_USER", "0 or 1", |text| match text {
-                "0" => Some(false),
-                "1" => Some(true),
-                _ => None,
-            })?
-            .unwrap_or(false),
+            None => environment("MEMFERRY_CUDA_SOLE_USER", switch::EXPECTED, switch::parse)?
+                .unwrap_or(false),
         };
         match gpu {
             Gpu::Off => Ok(None),
@@ -302,11 +293,10 @@ impl Builder {
         }
     }
 
-    /// The measured profile with what the caller and the environment know better.
-    fn corrected_profile(&self) -> Result<Profile, BuildError> {
-        const BYTES: &str = "a number of bytes";
+    /// Returns the measured profile with the overrides of the caller and the environment.
+    fn corrected_profile(&self) -> Result<CpuProfile, BuildError> {
         let kernels = "the name of a streaming kernel that this processor supports";
-        let mut profile = Profile::clone(&*Profile::load(&self.profile)?);
+        let mut profile = CpuProfile::clone(&*CpuProfile::load(&self.profile)?);
         let supported = |kernel: &Streaming| kernel.is_supported();
         if let Some(streaming) = self.streaming {
             if !supported(&streaming) {
@@ -319,16 +309,16 @@ impl Builder {
         })? {
             profile.streaming = streaming;
         }
-        if let Some(bytes) = or_environment(self.inline_bytes, "MEMFERRY_INLINE_BYTES", BYTES)? {
+        if let Some(bytes) = or_size(self.inline_bytes, "MEMFERRY_INLINE_BYTES")? {
             profile.inline_bytes = bytes;
         }
-        if let Some(bytes) = or_environment(self.split_bytes, "MEMFERRY_SPLIT_BYTES", BYTES)? {
+        if let Some(bytes) = or_size(self.split_bytes, "MEMFERRY_SPLIT_BYTES")? {
             profile.split_bytes = bytes;
         }
-        if let Some(bytes) = or_environment(self.stream_bytes, "MEMFERRY_STREAM_BYTES", BYTES)? {
+        if let Some(bytes) = or_size(self.stream_bytes, "MEMFERRY_STREAM_BYTES")? {
             (profile.stream_bytes, profile.shared_stream_bytes) = (bytes, bytes);
         }
-        if let Some(bytes) = or_environment(self.chunk_bytes, "MEMFERRY_CHUNK_BYTES", BYTES)? {
+        if let Some(bytes) = or_size(self.chunk_bytes, "MEMFERRY_CHUNK_BYTES")? {
             profile.chunk_bytes = bytes.max(1);
         }
         Ok(profile)
@@ -336,7 +326,7 @@ impl Builder {
 
     fn cpu_channels(&self) -> Result<usize, BuildError> {
         const EXPECTED: &str = "a number from 1 to 256";
-        let valid = |channels: &usize| (1..=MOST_CHANNELS).contains(channels);
+        let valid = |channels: &usize| (1..=MAX_CHANNELS).contains(channels);
         if let Some(channels) = self.channels {
             return Some(channels).filter(valid).ok_or(BuildError::Setting {
                 name: "channels",
@@ -346,20 +336,21 @@ impl Builder {
         }
         let parse = |text: &str| text.parse().ok().filter(valid);
         let cores = affinity::allowed_cores().len();
-        let usual = (cores - 1).clamp(1, MOST_CHANNELS);
+        let usual = (cores - 1).clamp(1, MAX_CHANNELS);
         Ok(environment("MEMFERRY_CHANNELS", EXPECTED, parse)?.unwrap_or(usual))
     }
 
-    /// Opens the processor's channels. Where no thread can be started for as many as are usual, fewer
-    /// do, and in the end none: the caller then copies alone.
+    /// Opens the channels of the processor engine. If threads cannot be started for the default
+    /// number of channels, the number is halved until it succeeds; without any thread, the caller
+    /// copies alone.
     fn open_cpu(
         &self,
-        profile: &Profile,
+        profile: &CpuProfile,
         spin_ns: Option<u64>,
-        waiting: &Arc<Waiting>,
-        bell: &Arc<Bell>,
-        driven: &mut Vec<Arc<Driven>>,
-    ) -> Result<OpenEngine, BuildError> {
+        waiting: &Arc<WaitConfig>,
+        bell: &Arc<PollDoorbell>,
+        driven: &mut Vec<Arc<ThreadPolledChannel>>,
+    ) -> Result<ActiveEngine, BuildError> {
         let profile = Arc::new(profile.clone());
         let is_asked_for = self.channels.is_some()
             || !self.cores.is_empty()
@@ -386,11 +377,11 @@ impl Builder {
         &self,
         choice: EngineChoice,
         spin_ns: Option<u64>,
-        waiting: &Arc<Waiting>,
-        bell: &Arc<Bell>,
-        driven: &mut Vec<Arc<Driven>>,
-    ) -> Result<OpenEngine, BuildError> {
-        const MOST_DESCRIPTORS: usize = 1 << 20;
+        waiting: &Arc<WaitConfig>,
+        bell: &Arc<PollDoorbell>,
+        driven: &mut Vec<Arc<ThreadPolledChannel>>,
+    ) -> Result<ActiveEngine, BuildError> {
+        const MAX_DESCRIPTORS: usize = 1 << 20;
         let EngineChoice { engine, channels } = choice;
         let capabilities = engine.capabilities();
         if channels == 0 {
@@ -398,16 +389,16 @@ impl Builder {
             let expected = "at least one channel: name a number from 1 on, or leave the engine out";
             return Err(BuildError::Setting { name, value, expected });
         }
-        if capabilities.largest_descriptor_bytes == 0 || capabilities.boundary_bytes == Some(0) {
+        if capabilities.max_descriptor_bytes == 0 || capabilities.boundary_bytes == Some(0) {
             let (name, value) = ("engine", engine.name().to_owned());
             let expected = "an engine that takes at least one byte per descriptor";
             return Err(BuildError::Setting { name, value, expected });
         }
-        if let Some(capacity) = self.capacity.filter(|capacity| *capacity > MOST_DESCRIPTORS) {
+        if let Some(capacity) = self.capacity.filter(|capacity| *capacity > MAX_DESCRIPTORS) {
             let (name, value) = ("capacity", capacity.to_string());
             return Err(BuildError::Setting { name, value, expected: "at most 1048576" });
         }
-        let registration = Registration::of(&*engine, self.pin_limits.unwrap_or_default())?;
+        let registration = EngineRegistrations::of(&*engine, self.pin_limits.unwrap_or_default())?;
         let channels: Vec<Arc<dyn Channel>> = (0..channels)
             .map(|index| {
                 engine.open_channel(&ChannelOptions {
@@ -418,56 +409,62 @@ impl Builder {
                 })
             })
             .collect::<Result<_, _>>()?;
-        let channels = if capabilities.self_driving {
+        let channels = if capabilities.auto_progress {
             channels
         } else {
-            let drive = |channel| Arc::new(Driven::new(channel, bell.clone()));
+            let drive = |channel| Arc::new(ThreadPolledChannel::new(channel, bell.clone()));
             let fresh: Vec<_> = channels.into_iter().map(drive).collect();
             driven.extend(fresh.iter().cloned());
             fresh.into_iter().map(|channel| channel as Arc<dyn Channel>).collect()
         };
         let lane = |channel: &Arc<dyn Channel>| {
-            Arc::new(Lane { channel: channel.clone(), waiting: waiting.clone() })
+            Arc::new(ChannelWaiter { channel: channel.clone(), config: waiting.clone() })
         };
         let lanes = channels.iter().map(lane).collect();
         let tells = |channel: &Arc<dyn Channel>| channel.completion_of(0).is_some();
-        let numbers_suffice = capabilities.never_fails
-            && capabilities.self_driving
+        let numbers_suffice = capabilities.infallible
+            && capabilities.auto_progress
             && registration.is_none()
             && channels.iter().all(tells);
-        Ok(OpenEngine { engine, lanes, channels, registration, numbers_suffice })
+        Ok(ActiveEngine {
+            engine,
+            waiters: lanes,
+            channels,
+            registrations: registration,
+            sequence_completion: numbers_suffice,
+        })
     }
 }
 
 #[cfg(feature = "cuda")]
-fn open_gpu(settings: cuda::Settings) -> Result<CudaEngine, OpenError> {
+fn open_gpu(settings: cuda::CudaConfig) -> Result<CudaEngine, OpenError> {
     CudaEngine::open(settings)
 }
 
 #[cfg(not(feature = "cuda"))]
-fn open_gpu(_settings: cuda::Settings) -> Result<CudaEngine, OpenError> {
+fn open_gpu(_settings: cuda::CudaConfig) -> Result<CudaEngine, OpenError> {
     let reason = "this program was built without it: build with the feature `cuda`".into();
     Err(OpenError::System { engine: "cuda".into(), reason })
 }
 
-fn engine_facts(open: &OpenEngine) -> EngineFacts {
-    EngineFacts {
+fn engine_summary(open: &ActiveEngine) -> EngineSummary {
+    EngineSummary {
         name: open.engine.name().into(),
         capabilities: open.engine.capabilities().clone(),
-        costs: Costs::measured(&*open.engine),
-        preparation: open.engine.preparation(),
+        costs: DirectionCosts::measured(&*open.engine),
+        registration_costs: open.engine.registration_costs(),
         channels: open.channels.len(),
     }
 }
 
-/// A fresh name for a ferry's cookies.
+/// Returns a new ferry number, the upper bits of its cookies.
 fn next_ferry() -> Result<u64, BuildError> {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     let ferry = NEXT.fetch_add(1, Ordering::Relaxed);
-    if ferry > LARGEST_FERRY { Err(BuildError::TooMany(LARGEST_FERRY)) } else { Ok(ferry) }
+    if ferry > MAX_FERRY { Err(BuildError::TooMany(MAX_FERRY)) } else { Ok(ferry) }
 }
 
-/// The value set by the caller, else the one in the environment.
+/// Returns the caller's value, else that of the environment variable.
 fn or_environment<T: FromStr>(
     set: Option<T>,
     name: &'static str,
@@ -479,17 +476,20 @@ fn or_environment<T: FromStr>(
     }
 }
 
+/// Returns the caller's size in bytes, else that of the environment variable.
+fn or_size(set: Option<usize>, name: &'static str) -> Result<Option<usize>, BuildError> {
+    let parse = |text: &str| usize::try_from(size::parse(text).ok()?).ok();
+    if set.is_some() { Ok(set) } else { environment(name, size::EXPECTED, parse) }
+}
+
 fn environment<T>(
     name: &'static str,
     expected: &'static str,
     parse: impl FnOnce(&str) -> Option<T>,
 ) -> Result<Option<T>, BuildError> {
-    let Some(value) = std::env::var_os(name) else {
-        return Ok(None);
-    };
-    let value = value.to_string_lossy().into_owned();
-    match parse(value.trim()) {
-        Some(parsed) => Ok(Some(parsed)),
-        None => Err(BuildError::Environment { name, value, expected }),
-    }
+    settings::read_variable(name, parse).map_err(|value| BuildError::Environment {
+        name,
+        value,
+        expected,
+    })
 }

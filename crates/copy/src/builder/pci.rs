@@ -1,25 +1,34 @@
-//! Devices on the bus that move memory too, as the builder or the environment names them.
+//! Selection of PCI devices as copy engines, by the builder or the environment.
 
 use std::sync::Arc;
 
-use memferry_engine::device::ready;
 use memferry_engine::ioat::IoatEngine;
 use memferry_engine::nic::{self, NicEngine};
+use memferry_engine::pci::available_devices;
 use memferry_engine::{Engine, OpenError};
-use memferry_sys::vfio::pci::{E1000E, IOAT, Id};
+use memferry_sys::vfio::pci::{E1000E, IOAT, PciId};
 
-use super::{Builder, EngineChoice, environment};
+use super::{EngineChoice, FerryBuilder, environment};
 use crate::error::BuildError;
 
-/// Whether devices of a kind move memory too.
+/// Selects the PCI devices of one kind that a ferry uses as copy engines.
+///
+/// ```no_run
+/// use memferry::{Ferry, PciDevices};
+///
+/// let ferry = Ferry::builder().ioat(PciDevices::IfPresent).build()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum PciDevices {
-    /// None does.
+    /// No device is used.
     #[default]
     Off,
-    /// All that were handed over to programs, if there are any. None is taken from the kernel.
+    /// All devices that are bound to vfio-pci are used, if there are any. Devices of kernel drivers
+    /// are not touched.
     IfPresent,
-    /// Those at these addresses on the bus, such as `0000:00:04.0`; without them there is no ferry.
+    /// The devices at these PCI addresses, such as `0000:00:04.0`, are used; building the ferry
+    /// fails without them.
     At(Vec<String>),
 }
 
@@ -37,7 +46,7 @@ impl PciDevices {
     }
 }
 
-/// Whether this is an address on the bus: `0000:00:04.0`, or without the first part.
+/// Returns whether the text is a PCI address: `0000:00:04.0`, or the same without the domain.
 fn is_address(text: &str) -> bool {
     let is_hex = |part: &str, digits: usize| {
         part.len() == digits && part.bytes().all(|byte| byte.is_ascii_hexdigit())
@@ -55,20 +64,20 @@ fn is_address(text: &str) -> bool {
     })
 }
 
-/// A kind of devices, as settings name it.
+/// A kind of PCI device and its settings.
 struct Kind {
     setting: &'static str,
     variable: &'static str,
     expected: &'static str,
-    most: usize,
-    ids: &'static [Id],
+    max_devices: usize,
+    ids: &'static [PciId],
 }
 
 const IOATS: Kind = Kind {
     setting: "ioat",
     variable: "MEMFERRY_IOAT",
     expected: "off, auto, or addresses on the bus such as 0000:00:04.0, with commas between them",
-    most: usize::MAX,
+    max_devices: usize::MAX,
     ids: IOAT,
 };
 
@@ -76,28 +85,28 @@ const CARDS: Kind = Kind {
     setting: "nic",
     variable: "MEMFERRY_NIC",
     expected: "off, auto, or the address of one card on the bus such as 0000:02:00.0",
-    most: 1,
+    max_devices: 1,
     ids: E1000E,
 };
 
-impl Builder {
-    /// Whether Intel's copy engine, I/OAT, moves memory too, beside the processor engine or the
-    /// engines named (`MEMFERRY_IOAT`: `off`, `auto`, or addresses; for programs that do not call
-    /// this). `memferry doctor` says how devices are handed over. Usual: off.
+impl FerryBuilder {
+    /// Selects I/OAT devices, Intel's copy engine, that copy in addition to the processor engine or
+    /// the named engines (`MEMFERRY_IOAT`: `off`, `auto`, or addresses; used if the program does
+    /// not call this). `memferry doctor` prints how to bind devices to vfio-pci. Default: off.
     pub fn ioat(mut self, devices: PciDevices) -> Self {
         self.ioat = Some(devices);
         self
     }
 
-    /// Whether a network card that talks to itself moves memory too (`MEMFERRY_NIC`). It is slower
-    /// than a processor, and leaves that alone. Of those that were handed over, the first is used.
-    /// Usual: off.
+    /// Selects a network card in loopback mode as a copy engine (`MEMFERRY_NIC`). It is slower than
+    /// a processor, but uses no processor time. `auto` uses the first card that is bound to
+    /// vfio-pci. Default: off.
     pub fn nic(mut self, devices: PciDevices) -> Self {
         self.nic = Some(devices);
         self
     }
 
-    /// The engines of devices that are wanted.
+    /// Opens the engines of the selected devices.
     pub(super) fn open_pci(&self) -> Result<Vec<EngineChoice>, BuildError> {
         let mut choices = Vec::new();
         let wanted = IOATS.wanted(self.ioat.as_ref())?;
@@ -105,7 +114,7 @@ impl Builder {
             choices.push(EngineChoice { channels: engine.channels(), engine: Arc::new(engine) });
         }
         let wanted = CARDS.wanted(self.nic.as_ref())?;
-        let open = |addresses: &[String]| NicEngine::open(&addresses[0], nic::Settings::default());
+        let open = |addresses: &[String]| NicEngine::open(&addresses[0], nic::NicConfig::default());
         if let Some(engine) = wanted.open(open)? {
             choices.push(EngineChoice { engine: Arc::new(engine), channels: 1 });
         }
@@ -113,18 +122,19 @@ impl Builder {
     }
 }
 
-/// Devices that are to be opened.
+/// The devices to open.
 struct Wanted {
     addresses: Vec<String>,
-    /// Whether there is no ferry without them, and the variable that says so, if it was one.
-    is_needed: bool,
+    /// Whether building fails without the devices, and the environment variable that selected them,
+    /// if any.
+    is_required: bool,
     variable: Option<&'static str>,
 }
 
 impl Kind {
-    /// What the builder says, or the environment.
+    /// Returns the selection of the builder, else that of the environment.
     fn wanted(&self, set: Option<&PciDevices>) -> Result<Wanted, BuildError> {
-        let Self { setting, variable, expected, most, ids } = *self;
+        let Self { setting, variable, expected, max_devices: most, ids } = *self;
         let is_right = |devices: &PciDevices| match devices {
             PciDevices::At(addresses) => (1..=most).contains(&addresses.len()),
             PciDevices::Off | PciDevices::IfPresent => true,
@@ -142,9 +152,11 @@ impl Kind {
         };
         let variable = set.is_none().then_some(variable);
         Ok(match devices {
-            PciDevices::Off => Wanted { addresses: Vec::new(), is_needed: false, variable },
-            PciDevices::IfPresent => Wanted { addresses: ready(ids), is_needed: false, variable },
-            PciDevices::At(addresses) => Wanted { addresses, is_needed: true, variable },
+            PciDevices::Off => Wanted { addresses: Vec::new(), is_required: false, variable },
+            PciDevices::IfPresent => {
+                Wanted { addresses: available_devices(ids), is_required: false, variable }
+            }
+            PciDevices::At(addresses) => Wanted { addresses, is_required: true, variable },
         })
     }
 }
@@ -159,7 +171,7 @@ impl Wanted {
         }
         match (open(&self.addresses), self.variable) {
             (Ok(engine), _) => Ok(Some(engine)),
-            (Err(error), _) if !self.is_needed => {
+            (Err(error), _) if !self.is_required => {
                 tracing::info!(%error, "a device is not used");
                 Ok(None)
             }
@@ -195,15 +207,15 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_is_an_error_only_if_it_was_named() {
         let named = PciDevices::At(vec!["ffff:ff:1f.7".into()]);
-        let error = Builder::new().ioat(named.clone()).build().unwrap_err().to_string();
+        let error = FerryBuilder::new().ioat(named.clone()).build().unwrap_err().to_string();
         assert!(error.contains("ioat") && error.contains("ffff:ff:1f.7"), "{error}");
-        let error = Builder::new().nic(named).build().unwrap_err().to_string();
+        let error = FerryBuilder::new().nic(named).build().unwrap_err().to_string();
         assert!(error.contains("nic") && error.contains("ffff:ff:1f.7"), "{error}");
         let two = PciDevices::At(vec!["00:01.0".into(), "00:02.0".into()]);
-        let error = Builder::new().nic(two).build().unwrap_err().to_string();
+        let error = FerryBuilder::new().nic(two).build().unwrap_err().to_string();
         assert!(error.contains("one card"), "{error}");
-        assert!(Builder::new().ioat(PciDevices::At(Vec::new())).build().is_err());
-        let builder = Builder::new().ioat(PciDevices::IfPresent).nic(PciDevices::IfPresent);
+        assert!(FerryBuilder::new().ioat(PciDevices::At(Vec::new())).build().is_err());
+        let builder = FerryBuilder::new().ioat(PciDevices::IfPresent).nic(PciDevices::IfPresent);
         assert!(builder.build().is_ok());
     }
 }

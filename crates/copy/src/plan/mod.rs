@@ -1,118 +1,120 @@
-//! Deciding how a request is carried out: pure functions from facts to a choice with its reason.
+//! The planner: pure functions from a context and a query to a plan with its reason.
 //!
-//! The same question always gets the same answer, nothing is measured and nothing is touched here,
-//! so `memferry explain` can print what would happen without doing it.
+//! The same query always gets the same plan. The planner measures nothing and has no side effects,
+//! so `memferry explain` can print a plan without executing it.
 
-mod preparing;
 mod reason;
+mod registration;
 
-use memferry_engine::contract::{Acquaintance, Direction, Preparation, Registration};
-use memferry_engine::cpu::Profile;
-use memferry_engine::{Capabilities, CostLine, Engine, Kernel, MemoryKind, Operation};
+use memferry_engine::contract::{CopyDirection, RegistrationCosts, RegistrationMode, ReuseHint};
+use memferry_engine::cpu::CpuProfile;
+use memferry_engine::{Capabilities, CostLine, Engine, Kernel, MemoryKind, Opcode};
 
-pub use reason::Reason;
+pub use reason::CopyReason;
 
-use crate::request::Temperature;
+use crate::request::CacheHint;
 
-/// Asynchronous transfers up to this size are one descriptor; larger ones are chunks that can be
-/// claimed, which costs one more cache line but lets a waiting caller help.
-pub(crate) const WHOLE_BYTES: u64 = 16 << 10;
-/// Memory of smaller transfers is not remembered by engines that register it: unmapping watched memory
-/// costs time.
-pub const REMEMBERED_BYTES: u64 = 1 << 20;
-const SMALLEST_CHUNK: u64 = 32 << 10;
+/// Maximum size in bytes of an asynchronous transfer that is one descriptor. Larger transfers are
+/// split into chunks, which costs one more cache line but lets a waiting caller claim some of them.
+pub(crate) const SINGLE_DESCRIPTOR_BYTES: u64 = 16 << 10;
+/// Minimum size in bytes of transfers whose memory engines record for reuse: unmapping monitored
+/// memory costs time.
+pub const MIN_TRACKED_BYTES: u64 = 1 << 20;
+const MIN_CHUNK: u64 = 32 << 10;
 const CHUNKS_PER_PARTY: u64 = 4;
 const PAGE: u64 = 4096;
 
-/// What the planner knows of an engine.
+/// The planner's view of an engine.
 #[derive(Debug, Clone)]
-pub struct EngineFacts {
-    /// Its name.
+pub struct EngineSummary {
+    /// The engine's name.
     pub name: String,
-    /// What it can do.
+    /// The engine's capabilities.
     pub capabilities: Capabilities,
-    /// What it costs, for each direction.
-    pub costs: Costs,
-    /// What making memory ready costs, if it registers memory itself.
-    pub preparation: Option<Preparation>,
-    /// How many channels are open.
+    /// The cost line of each direction.
+    pub costs: DirectionCosts,
+    /// The registration costs, if the engine registers memory itself.
+    pub registration_costs: Option<RegistrationCosts>,
+    /// The number of open channels.
     pub channels: usize,
 }
 
-impl EngineFacts {
-    /// Whether it is a device, and not processors: those reach all memory as it is.
+impl EngineSummary {
+    /// Returns whether the engine is a device. Processors access all host memory without
+    /// registration.
     pub fn is_device(&self) -> bool {
-        self.capabilities.registration != Registration::NotNeeded
+        self.capabilities.registration != RegistrationMode::NotRequired
     }
 }
 
-/// What an engine costs, for each direction.
+/// The cost lines of an engine, one for each direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Costs([[CostLine; 2]; 2]);
+pub struct DirectionCosts([[CostLine; 2]; 2]);
 
-impl Costs {
-    /// The costs of an engine.
+impl DirectionCosts {
+    /// Returns the measured costs of an engine.
     pub fn measured(engine: &dyn Engine) -> Self {
         use MemoryKind::{Device, Host};
-        let row = |source| [Host, Device].map(|target| engine.cost(Direction { source, target }));
+        let row =
+            |source| [Host, Device].map(|target| engine.cost(CopyDirection { source, target }));
         Self([row(Host), row(Device)])
     }
 
-    /// The same for all directions.
+    /// Returns the same cost line for all directions.
     pub fn uniform(line: CostLine) -> Self {
         Self([[line; 2]; 2])
     }
 
-    /// The cost of one direction.
+    /// Returns the cost line of one direction.
     pub fn of(&self, source: MemoryKind, target: MemoryKind) -> CostLine {
         self.0[source as usize][target as usize]
     }
 }
 
-/// What the planner knows of the machine and the settings.
+/// The input of the planner: machine and settings.
 #[derive(Debug, Clone)]
-pub struct Facts {
-    /// What was measured, with the builder's corrections.
-    pub profile: Profile,
-    /// The engines, in order of preference among equals.
-    pub engines: Vec<EngineFacts>,
-    /// The most channels that one transfer is spread over.
+pub struct CopyPlanContext {
+    /// The measured profile, with the overrides of the builder.
+    pub profile: CpuProfile,
+    /// The engines; the first one wins among equals.
+    pub engines: Vec<EngineSummary>,
+    /// The maximum number of channels that share one transfer.
     pub spread: usize,
 }
 
-/// What is asked, as far as it matters for the plan.
+/// The properties of a request that the plan depends on.
 #[derive(Debug, Clone, Copy)]
-pub struct Question {
-    /// What to do.
-    pub operation: Operation,
-    /// With how many bytes.
+pub struct CopyQuery {
+    /// The operation.
+    pub operation: Opcode,
+    /// The length in bytes.
     pub bytes: u64,
-    /// Whether the caller waits for it at once.
+    /// Whether the caller waits for completion in the same call.
     pub blocking: bool,
     /// Where the data is expected to be.
-    pub temperature: Temperature,
-    /// Whether the caller's core and caches are to be left alone.
-    pub spare_caller: bool,
-    /// Where the source is.
+    pub cache_hint: CacheHint,
+    /// Whether the caller's core and caches stay unused.
+    pub no_caller_assist: bool,
+    /// The kind of memory of the source.
     pub source_memory: MemoryKind,
-    /// Where the target is.
+    /// The kind of memory of the target.
     pub target_memory: MemoryKind,
-    /// What engines that register memory know of it, of the lesser known side.
-    pub acquaintance: Acquaintance,
+    /// The reuse hint of engines that register memory: the lower one of source and target.
+    pub reuse: ReuseHint,
 }
 
-impl Question {
-    /// A copy inside ordinary memory about which nothing else is known.
+impl CopyQuery {
+    /// Returns the query of a copy in host memory with default options.
     pub fn copy(bytes: u64, blocking: bool) -> Self {
         Self {
-            operation: Operation::Copy,
+            operation: Opcode::Copy,
             bytes,
             blocking,
-            temperature: Temperature::Unknown,
-            spare_caller: false,
+            cache_hint: CacheHint::Unknown,
+            no_caller_assist: false,
             source_memory: MemoryKind::Host,
             target_memory: MemoryKind::Host,
-            acquaintance: Acquaintance::New,
+            reuse: ReuseHint::FirstUse,
         }
     }
 
@@ -121,155 +123,162 @@ impl Question {
     }
 }
 
-/// Who carries it out.
+/// How a request is executed, and by which engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Path {
-    /// The caller, at once.
-    Caller,
-    /// One descriptor on one channel.
-    Whole {
-        /// Which engine.
+pub enum CopyStrategy {
+    /// The caller executes the request inline.
+    Inline,
+    /// One descriptor on one channel executes the request.
+    SingleDescriptor {
+        /// The index of the engine.
         engine: usize,
     },
-    /// Chunks that several channels, and a waiting caller, claim.
-    Chunks {
-        /// Which engine.
+    /// Several channels and a waiting caller claim chunks.
+    WorkSharing {
+        /// The index of the engine.
         engine: usize,
-        /// How large a chunk is.
+        /// The chunk size in bytes.
         chunk_bytes: u64,
-        /// How many channels are invited at most; see [`worth_waking`].
+        /// The maximum number of channels that get a work offer; see [`worth_waking`].
         channels: usize,
     },
-    /// Chunks that channels of two engines, and a waiting caller, claim: each as many as it is
-    /// quick.
-    Split {
-        /// Which engine.
+    /// Channels of two engines and a waiting caller claim chunks, each as fast as it copies.
+    HybridWorkSharing {
+        /// The index of the faster engine.
         engine: usize,
-        /// Which engine of processors.
+        /// The index of the processor engine.
         processors: usize,
-        /// How large a chunk is. The first engine claims many at a time.
+        /// The chunk size in bytes. The faster engine claims many chunks at a time.
         chunk_bytes: u64,
-        /// How many channels of processors are invited at most.
+        /// The maximum number of processor channels that get a work offer.
         channels: usize,
     },
-    /// Fixed parts on one channel, cut as the engine demands.
-    Parts {
-        /// Which engine.
+    /// One channel gets fixed parts within the limits of the engine.
+    FixedParts {
+        /// The index of the engine.
         engine: usize,
-        /// How finely progress can be seen.
+        /// The chunk size in bytes: the granularity of visible progress.
         chunk_bytes: u64,
     },
 }
 
-impl Path {
-    /// The engine that it is given to, or given to first; `None` if the caller carries it out.
+impl CopyStrategy {
+    /// Returns the engine that gets the request, or the faster one of two; `None` if the caller
+    /// executes it inline.
     pub fn engine(&self) -> Option<usize> {
         match *self {
-            Self::Caller => None,
-            Self::Whole { engine }
-            | Self::Chunks { engine, .. }
-            | Self::Split { engine, .. }
-            | Self::Parts { engine, .. } => Some(engine),
+            Self::Inline => None,
+            Self::SingleDescriptor { engine }
+            | Self::WorkSharing { engine, .. }
+            | Self::HybridWorkSharing { engine, .. }
+            | Self::FixedParts { engine, .. } => Some(engine),
         }
     }
 }
 
-/// A decision and its reason.
+/// The plan of a request, with its reason.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Plan {
-    /// Who carries it out.
-    pub path: Path,
-    /// How a processor moves the bytes.
+pub struct CopyPlan {
+    /// How the request is executed, and by which engine.
+    pub strategy: CopyStrategy,
+    /// The inner loop with which a processor copies.
     pub kernel: Kernel,
-    /// Whether memory that is not registered stays so.
-    pub passing: bool,
-    /// Why.
-    pub reason: Reason,
+    /// Whether unregistered memory stays unregistered.
+    pub transient: bool,
+    /// The reason of the decision.
+    pub reason: CopyReason,
 }
 
-impl Plan {
-    fn new(path: Path, kernel: Kernel, reason: Reason) -> Self {
-        Self { path, kernel, passing: false, reason }
+impl CopyPlan {
+    fn new(path: CopyStrategy, kernel: Kernel, reason: CopyReason) -> Self {
+        Self { strategy: path, kernel, transient: false, reason }
     }
 }
 
-/// Decides. `None`: no engine can do this.
-pub fn plan(facts: &Facts, question: &Question) -> Option<Plan> {
+/// Plans a request. Returns `None` if no engine can execute it.
+pub fn plan(facts: &CopyPlanContext, question: &CopyQuery) -> Option<CopyPlan> {
     let profile = &facts.profile;
     if question.bytes == 0 {
-        return Some(Plan::new(Path::Caller, Kernel::Cached, Reason::NothingToMove));
+        return Some(CopyPlan::new(
+            CopyStrategy::Inline,
+            Kernel::Cached,
+            CopyReason::NothingToMove,
+        ));
     }
     if question.is_host_only()
         && let Some(reason) = caller_reason(profile, question)
     {
         let kernel = kernel(profile, question, 1);
-        return Some(Plan::new(Path::Caller, kernel, reason));
+        return Some(CopyPlan::new(CopyStrategy::Inline, kernel, reason));
     }
     let Some(engine) = choose_engine(facts, question) else {
-        // A processor can do everything on ordinary memory.
+        // The calling processor can execute every operation on host memory.
         return question.is_host_only().then(|| {
             let kernel = kernel(profile, question, 1);
-            Plan::new(Path::Caller, kernel, Reason::NoEngineKnowsOperation)
+            CopyPlan::new(CopyStrategy::Inline, kernel, CopyReason::NoEngineKnowsOperation)
         });
     };
     Some(plan_for_engine(facts, question, engine))
 }
 
-/// Why the caller should do it alone, if it should.
-fn caller_reason(profile: &Profile, question: &Question) -> Option<Reason> {
+/// Returns the reason why the caller executes the request alone, or `None` if an engine gets it.
+fn caller_reason(profile: &CpuProfile, question: &CopyQuery) -> Option<CopyReason> {
     let bytes = question.bytes;
-    if question.spare_caller {
+    if question.no_caller_assist {
         return None;
     }
     if question.blocking && bytes < profile.split_bytes as u64 {
         let limit_bytes = profile.split_bytes as u64;
-        return Some(Reason::TooSmallToShare { limit_bytes });
+        return Some(CopyReason::TooSmallToShare { limit_bytes });
     }
-    if question.blocking && question.operation == Operation::Move {
-        return Some(Reason::OverlappingAndBlocking);
+    if question.blocking && question.operation == Opcode::Move {
+        return Some(CopyReason::OverlappingAndBlocking);
     }
-    /// Memory is about so many times slower than the cache that the limit was measured in.
+    /// Approximate ratio of the cached copy speed, at which the limit was measured, to the copy
+    /// speed from memory.
     const COLD_FACTOR: u64 = 8;
-    let inline_bytes = match question.temperature {
-        Temperature::Cold => profile.inline_bytes as u64 / COLD_FACTOR,
+    let inline_bytes = match question.cache_hint {
+        CacheHint::Cold => profile.inline_bytes as u64 / COLD_FACTOR,
         _ => profile.inline_bytes as u64,
     };
     if !question.blocking && bytes <= inline_bytes {
         let (limit_bytes, handover_ns) = (inline_bytes, profile.handover_ns);
-        return Some(Reason::QuickerThanHandOver { limit_bytes, handover_ns });
+        return Some(CopyReason::CheaperThanHandoff { limit_bytes, handover_ns });
     }
     None
 }
 
-/// The cheapest engine that can do it; the first of equals.
-fn choose_engine(facts: &Facts, question: &Question) -> Option<usize> {
-    let is_able = |engine: &EngineFacts| {
+/// Returns the cheapest engine that can execute the request, the first one among equals.
+fn choose_engine(facts: &CopyPlanContext, question: &CopyQuery) -> Option<usize> {
+    let is_able = |engine: &EngineSummary| {
         let capabilities = &engine.capabilities;
         engine.channels > 0
             && capabilities.operations.contains(question.operation)
             && capabilities.memory.contains(question.source_memory)
             && capabilities.memory.contains(question.target_memory)
     };
-    // Most ferries have one engine, and most transfers are too short for a comparison.
+    // Fast path: most ferries have one engine, and most transfers are too short for a comparison of
+    // costs.
     if let [only] = &facts.engines[..] {
         return is_able(only).then_some(0);
     }
     let able = facts.engines.iter().enumerate().filter(|(_, engine)| is_able(engine));
-    let cost = |engine: &EngineFacts| cost_ns(facts, engine, question);
+    let cost = |engine: &EngineSummary| cost_ns(facts, engine, question);
     able.min_by(|(_, a), (_, b)| cost(a).total_cmp(&cost(b))).map(|(index, _)| index)
 }
 
-/// What a request is expected to take if it is given to an engine.
-pub fn estimate_ns(facts: &Facts, engine: &EngineFacts, question: &Question) -> f64 {
-    if let Some(best) = preparing::best_use(engine, question) {
+/// Returns the estimated time in nanoseconds of a request on an engine.
+pub fn estimate_ns(facts: &CopyPlanContext, engine: &EngineSummary, question: &CopyQuery) -> f64 {
+    if let Some(best) = registration::best_choice(engine, question) {
         return best.estimate_ns;
     }
     let line = engine.costs.of(question.source_memory, question.target_memory);
-    if !engine.capabilities.claims_chunks || question.bytes <= WHOLE_BYTES {
+    if !engine.capabilities.claims_chunks || question.bytes <= SINGLE_DESCRIPTOR_BYTES {
         return line.estimate_ns(question.bytes);
     }
-    // Several parties share it: each adds what the second of two was measured to add.
-    let helper = usize::from(question.blocking && !question.spare_caller);
+    // Several parties share the copy: each one adds the bandwidth that the second of two added in
+    // the measurement.
+    let helper = usize::from(question.blocking && !question.no_caller_assist);
     let parties = engine.channels.min(facts.spread) + helper;
     let profile = &facts.profile;
     let added = (profile.pair_stream_gb_per_s / profile.stream_gb_per_s - 1.0).max(0.0);
@@ -277,58 +286,63 @@ pub fn estimate_ns(facts: &Facts, engine: &EngineFacts, question: &Question) -> 
     line.startup_ns + line.ns_per_byte * question.bytes as f64 / speed_up
 }
 
-/// What a request costs if it is given to an engine: its time, and where it is processors' time,
-/// twice that. They have something better to do while a device is nearly as quick.
-fn cost_ns(facts: &Facts, engine: &EngineFacts, question: &Question) -> f64 {
+/// Returns the cost of a request on an engine: its estimated time in nanoseconds, doubled for
+/// processors, so that a device which is nearly as fast leaves them free.
+fn cost_ns(facts: &CopyPlanContext, engine: &EngineSummary, question: &CopyQuery) -> f64 {
     let factor = if engine.is_device() { 1.0 } else { 2.0 };
     factor * estimate_ns(facts, engine, question)
 }
 
-fn plan_for_engine(facts: &Facts, question: &Question, engine: usize) -> Plan {
+fn plan_for_engine(facts: &CopyPlanContext, question: &CopyQuery, engine: usize) -> CopyPlan {
     let bytes = question.bytes;
     let chosen = &facts.engines[engine];
-    if let Some(best) = preparing::best_use(chosen, question) {
-        return preparing::plan(facts, question, engine, best);
+    if let Some(best) = registration::best_choice(chosen, question) {
+        return registration::plan(facts, question, engine, best);
     }
     let largest_chunk = (facts.profile.chunk_bytes as u64).max(PAGE);
     if !chosen.capabilities.claims_chunks {
-        return if question.operation == Operation::Move {
+        return if question.operation == Opcode::Move {
             let kernel = kernel(&facts.profile, question, 1);
-            Plan::new(Path::Whole { engine }, kernel, Reason::Overlapping)
+            CopyPlan::new(
+                CopyStrategy::SingleDescriptor { engine },
+                kernel,
+                CopyReason::Overlapping,
+            )
         } else {
-            let path = Path::Parts { engine, chunk_bytes: largest_chunk };
+            let path = CopyStrategy::FixedParts { engine, chunk_bytes: largest_chunk };
             let kernel = kernel(&facts.profile, question, 1);
-            let pinned = chosen.capabilities.registration == Registration::ByMemoryLayer;
-            let reason = if pinned { Reason::CutAndPinned } else { Reason::CutForEngine };
-            Plan::new(path, kernel, reason)
+            let pinned = chosen.capabilities.registration == RegistrationMode::BySubmitter;
+            let reason = if pinned { CopyReason::PinnedParts } else { CopyReason::FixedParts };
+            CopyPlan::new(path, kernel, reason)
         };
     }
-    let helper = u64::from(question.blocking && !question.spare_caller);
-    if question.operation == Operation::Move || bytes <= WHOLE_BYTES {
+    let helper = u64::from(question.blocking && !question.no_caller_assist);
+    if question.operation == Opcode::Move || bytes <= SINGLE_DESCRIPTOR_BYTES {
         let reason = match question.operation {
-            Operation::Move => Reason::Overlapping,
-            _ => Reason::OneDescriptorSuffices { limit_bytes: WHOLE_BYTES },
+            Opcode::Move => CopyReason::Overlapping,
+            _ => CopyReason::OneDescriptorSuffices { limit_bytes: SINGLE_DESCRIPTOR_BYTES },
         };
         let kernel = kernel(&facts.profile, question, 1);
-        return Plan::new(Path::Whole { engine }, kernel, reason);
+        return CopyPlan::new(CopyStrategy::SingleDescriptor { engine }, kernel, reason);
     }
     let most = chosen.channels.min(facts.spread).max(1) as u64;
-    let channels = most.min(bytes.div_ceil(SMALLEST_CHUNK)).max(1);
+    let channels = most.min(bytes.div_ceil(MIN_CHUNK)).max(1);
     let parties = channels + helper;
     let chunk_bytes = bytes
         .div_ceil((channels + 1) * CHUNKS_PER_PARTY)
         .next_multiple_of(PAGE)
-        .clamp(SMALLEST_CHUNK.min(largest_chunk), largest_chunk);
-    Plan::new(
-        Path::Chunks { engine, chunk_bytes, channels: channels as usize },
+        .clamp(MIN_CHUNK.min(largest_chunk), largest_chunk);
+    CopyPlan::new(
+        CopyStrategy::WorkSharing { engine, chunk_bytes, channels: channels as usize },
         kernel(&facts.profile, question, parties),
-        Reason::Shared { parties, blocking: question.blocking },
+        CopyReason::WorkSharing { parties, blocking: question.blocking },
     )
 }
 
-/// How many sleeping channels it pays to wake for so many bytes: the caller's time for waking them
-/// should be small beside the time that the copy takes, and very small if the caller goes on.
-pub fn worth_waking(profile: &Profile, bytes: u64, blocking: bool) -> usize {
+/// Returns the number of sleeping channels that are worth waking for `bytes` bytes. The caller's
+/// time for waking them must be at most 1/8 of the copy's time, or 1/32 if the caller does not
+/// wait.
+pub fn worth_waking(profile: &CpuProfile, bytes: u64, blocking: bool) -> usize {
     let small_beside = if blocking { 8.0 } else { 32.0 };
     let alone = if bytes < profile.stream_bytes as u64 {
         profile.cached_gb_per_s
@@ -338,16 +352,17 @@ pub fn worth_waking(profile: &Profile, bytes: u64, blocking: bool) -> usize {
     (bytes as f64 / alone / (small_beside * profile.wake_ns)) as usize
 }
 
-/// Through the caches or around them.
-fn kernel(profile: &Profile, question: &Question, parties: u64) -> Kernel {
-    /// Cold data streams from here on: below, a copy is over before it disturbs anything.
+/// Chooses the kernel: through the caches, or with non-temporal stores.
+fn kernel(profile: &CpuProfile, question: &CopyQuery, parties: u64) -> Kernel {
+    /// Minimum size in bytes at which cold data bypasses the caches: a smaller copy evicts little
+    /// from them.
     const COLD_STREAM_BYTES: u64 = 256 << 10;
     let measured = if parties > 1 { profile.shared_stream_bytes } else { profile.stream_bytes };
-    let from = match question.temperature {
-        _ if question.spare_caller => COLD_STREAM_BYTES.min(measured as u64),
-        Temperature::Unknown => measured as u64,
-        Temperature::Hot => 2 * measured as u64,
-        Temperature::Cold => COLD_STREAM_BYTES.min(measured as u64),
+    let from = match question.cache_hint {
+        _ if question.no_caller_assist => COLD_STREAM_BYTES.min(measured as u64),
+        CacheHint::Unknown => measured as u64,
+        CacheHint::Hot => 2 * measured as u64,
+        CacheHint::Cold => COLD_STREAM_BYTES.min(measured as u64),
     };
     if question.bytes >= from { Kernel::Stream(profile.streaming) } else { Kernel::Cached }
 }

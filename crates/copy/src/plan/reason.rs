@@ -1,76 +1,76 @@
-//! Why a plan is as it is, in words that a user can check.
+//! Reasons of plans, as text that a user can check.
 
 use std::fmt;
 
-/// Why.
+/// The reason of a plan.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
-pub enum Reason {
-    /// No bytes at all.
+pub enum CopyReason {
+    /// The request has no bytes.
     NothingToMove,
-    /// A blocking copy below the size from which sharing was measured to pay.
+    /// The copy blocks and is smaller than the measured minimum for work sharing.
     TooSmallToShare {
-        /// That size.
+        /// The minimum size in bytes for work sharing.
         limit_bytes: u64,
     },
     /// Source and target overlap, and the caller waits anyway.
     OverlappingAndBlocking,
-    /// The copy takes no longer than handing it over.
-    QuickerThanHandOver {
-        /// Up to this size.
+    /// The copy takes no longer than submitting it.
+    CheaperThanHandoff {
+        /// The maximum size in bytes of such copies.
         limit_bytes: u64,
-        /// What a hand-over costs.
+        /// The cost of a submission in nanoseconds.
         handover_ns: f64,
     },
-    /// No engine with channels knows the operation, but a processor does.
+    /// No engine with channels supports the operation, but the calling processor does.
     NoEngineKnowsOperation,
-    /// Source and target overlap: the order of the bytes matters, so it is not cut.
+    /// Source and target overlap: the order of the bytes matters, so the copy is not split.
     Overlapping,
-    /// Too small to gain from being cut.
+    /// The copy is too small to gain from being split.
     OneDescriptorSuffices {
-        /// Up to this size.
+        /// The maximum size in bytes of such copies.
         limit_bytes: u64,
     },
     /// The engine takes fixed parts.
-    CutForEngine,
-    /// The engine takes fixed parts, of pinned memory.
-    CutAndPinned,
-    /// The device has all the memory.
+    FixedParts,
+    /// The engine takes fixed parts of pinned memory.
+    PinnedParts,
+    /// All the memory is on the device.
     InDevice,
-    /// The memory is registered, or was met before.
+    /// The memory is registered, or was used before.
     Registered,
-    /// The memory is registered by its owner.
+    /// The owner of the memory has registered it.
     RegisteredByOwner,
-    /// The memory is not registered, and the engine has no part in such a copy.
+    /// The memory is not registered, and the device cannot take part in such a copy.
     NotRegistered,
-    /// The memory is new, and registering it is the quickest way even for one use.
-    RegisteredOnTheWay {
-        /// At this speed.
+    /// First use of the memory, and registering it is the fastest route even for one transfer.
+    RegisterWhileCopying {
+        /// The registration speed in GB/s.
         gb_per_s: f64,
     },
-    /// The memory is not registered, and passes through rings: quicker than registering it, or the only
-    /// way where only its owner may register it.
-    ThroughRings {
-        /// By so many channels.
+    /// The memory is not registered and is copied through staging buffers: faster than registering
+    /// it, or the only route where only its owner may register it.
+    StagedThroughPinned {
+        /// The number of channels that copy.
         channels: usize,
-        /// Each at this speed.
+        /// The speed of each channel in GB/s.
         gb_per_s: f64,
     },
-    /// So large that processors are of help to a quicker engine.
+    /// The copy is so large that processors speed up a faster engine.
     SplitOverEngines {
-        /// So many channels of processors.
+        /// The number of processor channels.
         channels: usize,
     },
-    /// Large enough that several parties working on it pays.
-    Shared {
-        /// How many work on it.
+    /// The copy is large enough for work sharing.
+    WorkSharing {
+        /// The number of parties that claim chunks.
         parties: u64,
-        /// Whether the caller is one of them from the start.
+        /// Whether the caller is one of the parties from the start.
         blocking: bool,
     },
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for CopyReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NothingToMove => write!(f, "there is nothing to move"),
@@ -85,7 +85,7 @@ impl fmt::Display for Reason {
             Self::OverlappingAndBlocking => {
                 write!(f, "source and target overlap, and the caller waits anyway")
             }
-            Self::QuickerThanHandOver { limit_bytes, handover_ns } => write!(
+            Self::CheaperThanHandoff { limit_bytes, handover_ns } => write!(
                 f,
                 "up to {limit_bytes} bytes, copying takes no longer than the {handover_ns:.0} ns \
                  of a hand-over"
@@ -99,8 +99,8 @@ impl fmt::Display for Reason {
             Self::OneDescriptorSuffices { limit_bytes } => {
                 write!(f, "up to {limit_bytes} bytes, cutting costs more than it gains")
             }
-            Self::CutForEngine => write!(f, "the engine takes fixed parts within its limits"),
-            Self::CutAndPinned => write!(
+            Self::FixedParts => write!(f, "the engine takes fixed parts within its limits"),
+            Self::PinnedParts => write!(
                 f,
                 "the engine takes fixed parts within its limits, of memory that is pinned for it \
                  piece by piece while it works"
@@ -120,12 +120,12 @@ impl fmt::Display for Reason {
                 "the memory is not registered, so the channels' own processors copy it; registering it \
                  is up to its owner"
             ),
-            Self::RegisteredOnTheWay { gb_per_s } => write!(
+            Self::RegisterWhileCopying { gb_per_s } => write!(
                 f,
                 "the memory is new, and is registered at {gb_per_s:.0} GB/s while its first bytes \
                  move"
             ),
-            Self::ThroughRings { channels, gb_per_s } => write!(
+            Self::StagedThroughPinned { channels, gb_per_s } => write!(
                 f,
                 "the memory is not registered, and passes through the rings of {channels} channel(s) at \
                  {gb_per_s:.0} GB/s each"
@@ -135,13 +135,13 @@ impl fmt::Display for Reason {
                 "the engine and up to {channels} channel(s) of processors claim chunks from the \
                  front, and the waiting caller from the back, each as many as it is quick"
             ),
-            Self::Shared { parties, blocking: true } => write!(
+            Self::WorkSharing { parties, blocking: true } => write!(
                 f,
                 "large enough to be shared: the caller claims chunks from the back and {} \
                  channel(s) from the front",
                 parties - 1
             ),
-            Self::Shared { parties, blocking: false } => write!(
+            Self::WorkSharing { parties, blocking: false } => write!(
                 f,
                 "{parties} channel(s) claim chunks from the front; a caller that waits helps \
                  from the back"

@@ -1,71 +1,76 @@
-use memferry_engine::contract::{MemoryKinds, Operations, Registration};
-use memferry_engine::cpu::Profile;
+use memferry_engine::contract::{MemoryKindSet, OpcodeSet, RegistrationMode};
+use memferry_engine::cpu::CpuProfile;
 
 use super::*;
 
 fn capabilities(claims_chunks: bool) -> Capabilities {
     Capabilities {
-        operations: Operations::of(&[Operation::Copy, Operation::Move]),
-        memory: MemoryKinds::of(&[MemoryKind::Host]),
-        largest_descriptor_bytes: usize::MAX,
+        operations: OpcodeSet::of(&[Opcode::Copy, Opcode::Move]),
+        memory: MemoryKindSet::of(&[MemoryKind::Host]),
+        max_descriptor_bytes: usize::MAX,
         preferred_alignment: 64,
         boundary_bytes: None,
-        registration: Registration::NotNeeded,
+        registration: RegistrationMode::NotRequired,
         claims_chunks,
-        never_fails: claims_chunks,
-        self_driving: true,
-        notifies: false,
+        infallible: claims_chunks,
+        auto_progress: true,
+        writes_notifications: false,
     }
 }
 
-fn engine(name: &str, claims_chunks: bool, startup_ns: f64, gb_per_s: f64) -> EngineFacts {
-    EngineFacts {
+fn engine(name: &str, claims_chunks: bool, startup_ns: f64, gb_per_s: f64) -> EngineSummary {
+    EngineSummary {
         name: name.into(),
         capabilities: capabilities(claims_chunks),
-        costs: Costs::uniform(CostLine::from_bandwidth(startup_ns, gb_per_s)),
-        preparation: None,
+        costs: DirectionCosts::uniform(CostLine::from_bandwidth(startup_ns, gb_per_s)),
+        registration_costs: None,
         channels: 3,
     }
 }
 
-fn facts() -> Facts {
-    let profile = Profile {
+fn context() -> CopyPlanContext {
+    let profile = CpuProfile {
         inline_bytes: 4 << 10,
         split_bytes: 256 << 10,
         stream_bytes: 2 << 20,
         shared_stream_bytes: 4 << 20,
         chunk_bytes: 256 << 10,
-        ..Profile::built_in()
+        ..CpuProfile::built_in()
     };
-    Facts { profile, engines: vec![engine("cpu", true, 200.0, 10.0)], spread: 2 }
+    CopyPlanContext { profile, engines: vec![engine("cpu", true, 200.0, 10.0)], spread: 2 }
 }
 
-fn planned(question: Question) -> Plan {
-    plan(&facts(), &question).unwrap()
+fn planned(question: CopyQuery) -> CopyPlan {
+    plan(&context(), &question).unwrap()
 }
 
 #[test]
 fn small_copies_are_done_by_the_caller() {
-    assert_eq!(planned(Question::copy(4 << 10, false)).path, Path::Caller);
-    assert_eq!(planned(Question::copy(255 << 10, true)).path, Path::Caller);
+    assert_eq!(planned(CopyQuery::copy(4 << 10, false)).strategy, CopyStrategy::Inline);
+    assert_eq!(planned(CopyQuery::copy(255 << 10, true)).strategy, CopyStrategy::Inline);
 }
 
 #[test]
 fn nothing_is_never_handed_to_an_engine() {
-    let question = Question { spare_caller: true, ..Question::copy(0, true) };
-    assert_eq!(planned(question).path, Path::Caller);
+    let question = CopyQuery { no_caller_assist: true, ..CopyQuery::copy(0, true) };
+    assert_eq!(planned(question).strategy, CopyStrategy::Inline);
 }
 
 #[test]
 fn middle_copies_are_one_descriptor_and_large_ones_are_shared() {
-    assert_eq!(planned(Question::copy(8 << 10, false)).path, Path::Whole { engine: 0 });
-    let large = planned(Question::copy(64 << 20, true)).path;
-    assert_eq!(large, Path::Chunks { engine: 0, chunk_bytes: 256 << 10, channels: 2 });
+    assert_eq!(
+        planned(CopyQuery::copy(8 << 10, false)).strategy,
+        CopyStrategy::SingleDescriptor { engine: 0 }
+    );
+    let large = planned(CopyQuery::copy(64 << 20, true)).strategy;
+    assert_eq!(large, CopyStrategy::WorkSharing { engine: 0, chunk_bytes: 256 << 10, channels: 2 });
 }
 
 #[test]
 fn chunks_shrink_with_the_copy_so_that_everybody_gets_some() {
-    let Path::Chunks { chunk_bytes, .. } = planned(Question::copy(600_000, true)).path else {
+    let CopyStrategy::WorkSharing { chunk_bytes, .. } =
+        planned(CopyQuery::copy(600_000, true)).strategy
+    else {
         panic!("600 kB are shared");
     };
     assert_eq!(chunk_bytes % 4096, 0);
@@ -75,26 +80,26 @@ fn chunks_shrink_with_the_copy_so_that_everybody_gets_some() {
 #[test]
 fn the_kernel_follows_size_company_and_temperature() {
     let kernel = |question| planned(question).kernel;
-    let stream = Kernel::Stream(facts().profile.streaming);
-    assert_eq!(kernel(Question::copy(3 << 20, false)), Kernel::Cached, "two channels share it");
-    assert_eq!(kernel(Question::copy(4 << 20, true)), stream);
+    let stream = Kernel::Stream(context().profile.streaming);
+    assert_eq!(kernel(CopyQuery::copy(3 << 20, false)), Kernel::Cached, "two channels share it");
+    assert_eq!(kernel(CopyQuery::copy(4 << 20, true)), stream);
     assert_eq!(
-        kernel(Question { temperature: Temperature::Hot, ..Question::copy(4 << 20, true) }),
+        kernel(CopyQuery { cache_hint: CacheHint::Hot, ..CopyQuery::copy(4 << 20, true) }),
         Kernel::Cached
     );
     assert_eq!(
-        kernel(Question { temperature: Temperature::Cold, ..Question::copy(1 << 20, true) }),
+        kernel(CopyQuery { cache_hint: CacheHint::Cold, ..CopyQuery::copy(1 << 20, true) }),
         stream
     );
 }
 
 #[test]
 fn only_large_copies_wake_sleeping_channels() {
-    let profile = Profile {
+    let profile = CpuProfile {
         wake_ns: 2000.0,
         cached_gb_per_s: 40.0,
         stream_gb_per_s: 16.0,
-        ..facts().profile
+        ..context().profile
     };
     assert_eq!(worth_waking(&profile, 256 << 10, true), 0);
     assert_eq!(worth_waking(&profile, 1 << 20, true), 1);
@@ -104,22 +109,29 @@ fn only_large_copies_wake_sleeping_channels() {
 
 #[test]
 fn overlapping_copies_are_not_cut() {
-    let question = Question { operation: Operation::Move, ..Question::copy(64 << 20, false) };
-    assert_eq!(planned(question).path, Path::Whole { engine: 0 });
+    let question = CopyQuery { operation: Opcode::Move, ..CopyQuery::copy(64 << 20, false) };
+    assert_eq!(planned(question).strategy, CopyStrategy::SingleDescriptor { engine: 0 });
 }
 
 #[test]
 fn a_spared_caller_does_nothing_itself() {
-    let question = Question { spare_caller: true, ..Question::copy(64, true) };
-    assert_eq!(planned(question).path, Path::Whole { engine: 0 });
+    let question = CopyQuery { no_caller_assist: true, ..CopyQuery::copy(64, true) };
+    assert_eq!(planned(question).strategy, CopyStrategy::SingleDescriptor { engine: 0 });
 }
 
 #[test]
 fn the_cheapest_engine_for_the_size_is_chosen_and_the_first_of_equals() {
-    let mut facts = facts();
+    let mut facts = context();
     facts.engines.push(engine("device", false, 10_000.0, 40.0));
-    let engine_of = |facts: &Facts, bytes| match plan(facts, &Question::copy(bytes, false)) {
-        Some(Plan { path: Path::Chunks { engine, .. } | Path::Parts { engine, .. }, .. }) => engine,
+    let engine_of = |facts: &CopyPlanContext, bytes| match plan(
+        facts,
+        &CopyQuery::copy(bytes, false),
+    ) {
+        Some(CopyPlan {
+            strategy:
+                CopyStrategy::WorkSharing { engine, .. } | CopyStrategy::FixedParts { engine, .. },
+            ..
+        }) => engine,
         other => panic!("{other:?}"),
     };
     assert_eq!(engine_of(&facts, 32 << 10), 0);
@@ -130,21 +142,21 @@ fn the_cheapest_engine_for_the_size_is_chosen_and_the_first_of_equals() {
 
 #[test]
 fn an_unknown_operation_on_ordinary_memory_falls_to_the_caller() {
-    let question = Question { operation: Operation::Compare, ..Question::copy(1 << 20, false) };
-    assert_eq!(planned(question).path, Path::Caller);
+    let question = CopyQuery { operation: Opcode::Compare, ..CopyQuery::copy(1 << 20, false) };
+    assert_eq!(planned(question).strategy, CopyStrategy::Inline);
 }
 
 #[test]
 fn memory_that_no_engine_reaches_has_no_plan() {
-    let question = Question { target_memory: MemoryKind::Device, ..Question::copy(64, true) };
-    assert_eq!(plan(&facts(), &question), None);
+    let question = CopyQuery { target_memory: MemoryKind::Device, ..CopyQuery::copy(64, true) };
+    assert_eq!(plan(&context(), &question), None);
 }
 
 #[test]
 fn every_reason_is_a_sentence_part_without_debug_syntax() {
     for bytes in [1, 8 << 10, 1 << 20, 64 << 20] {
         for blocking in [false, true] {
-            let text = planned(Question::copy(bytes, blocking)).reason.to_string();
+            let text = planned(CopyQuery::copy(bytes, blocking)).reason.to_string();
             assert!(text.len() > 20 && !text.contains(['{', '}']), "{text}");
         }
     }

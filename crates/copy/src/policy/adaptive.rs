@@ -1,4 +1,4 @@
-//! The least loaded channel.
+//! Policy: the least loaded channel.
 
 use std::sync::Arc;
 
@@ -6,8 +6,8 @@ use memferry_engine::Channel;
 
 use super::{Choice, Policy};
 
-/// The channel with the fewest outstanding bytes; among equals one that is awake, then the first.
-/// Looks at every channel, which takes its time where there are many.
+/// Chooses the channel with the fewest outstanding bytes; among equals an awake one, then the
+/// first. It inspects every channel, so its cost grows with their number.
 #[derive(Debug, Default)]
 pub struct Adaptive;
 
@@ -20,6 +20,6 @@ impl Policy for Adaptive {
         let load = |channel: &Arc<dyn Channel>| (channel.outstanding_bytes(), channel.is_asleep());
         let loads = channels.iter().map(load).enumerate();
         let index = loads.min_by_key(|&(_, load)| load).map_or(0, |(index, _)| index);
-        Choice::Channel { index, first_lane: 0 }
+        Choice::Channel { index, first_channel: 0 }
     }
 }

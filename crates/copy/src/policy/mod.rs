@@ -1,4 +1,4 @@
-//! How transfers are spread over the channels of an engine.
+//! Policies that distribute transfers over the channels of an engine.
 
 mod adaptive;
 mod dedicated;
@@ -15,54 +15,53 @@ pub use dedicated::Dedicated;
 pub use round_robin::RoundRobin;
 pub use sticky::Sticky;
 
-/// A choice of channels.
+/// The channels that a policy chose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// The channel of this index; if more are wanted, those that follow it, in a circle inside
-    /// `first_lane..` up to the last channel.
+    /// The channel with this index; further channels follow it cyclically within `first_channel..`.
     Channel {
-        /// Where to begin.
+        /// The index of the first channel to use.
         index: usize,
-        /// The first of the channels that may be used.
-        first_lane: usize,
+        /// The index of the first channel that may be used.
+        first_channel: usize,
     },
-    /// None: the caller should do it, because every channel would make it wait.
+    /// No channel: the caller executes the transfer, because it would wait in every channel.
     Caller,
 }
 
-/// Chooses a channel for each transfer. Called from many threads at once.
+/// Chooses a channel for each transfer. Many threads call it concurrently.
 pub trait Policy: Send + Sync + Debug {
-    /// The name used in settings and reports.
+    /// Returns the name used in settings and reports.
     fn name(&self) -> &'static str;
 
-    /// Chooses among `channels`, which are never empty.
+    /// Chooses one of `channels`, which is not empty.
     fn choose(&self, channels: &[Arc<dyn Channel>], bytes: u64) -> Choice;
 }
 
-/// The policies that come with the crate.
+/// The built-in policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
-    /// One after the other.
+    /// All channels in cyclic order.
     RoundRobin,
-    /// A lane of its own for small transfers, which never wait behind large ones.
+    /// One channel is reserved for small transfers, which never wait behind large ones.
     Dedicated,
     /// The channel with the fewest outstanding bytes.
     Adaptive,
-    /// The one used last, while it keeps up; then the next.
+    /// The channel used last, until its backlog is too large; then the next one.
     #[default]
     Sticky,
 }
 
 impl PolicyKind {
-    /// All of them.
+    /// All built-in policies.
     pub const ALL: [Self; 4] = [Self::RoundRobin, Self::Dedicated, Self::Adaptive, Self::Sticky];
 
-    /// The policy of a name, as in `MEMFERRY_POLICY`.
+    /// Returns the policy with this name, as in `MEMFERRY_POLICY`.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.build().name() == name)
     }
 
-    /// The policy itself, with its usual settings.
+    /// Creates the policy with its default settings.
     pub fn build(self) -> Box<dyn Policy> {
         match self {
             Self::RoundRobin => Box::new(RoundRobin::default()),

@@ -1,4 +1,4 @@
-//! One channel after the other.
+//! Policy: all channels in cyclic order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,7 +7,8 @@ use memferry_engine::Channel;
 
 use super::{Choice, Policy};
 
-/// Channels in turn, whatever their load: cheap and fair when transfers are alike.
+/// Chooses the channels in cyclic order, regardless of their load: cheap, and fair for transfers of
+/// equal size.
 #[derive(Debug, Default)]
 pub struct RoundRobin {
     next: AtomicUsize,
@@ -23,6 +24,6 @@ impl Policy for RoundRobin {
             1 => 0,
             count => self.next.fetch_add(1, Ordering::Relaxed) % count,
         };
-        Choice::Channel { index, first_lane: 0 }
+        Choice::Channel { index, first_channel: 0 }
     }
 }

@@ -1,4 +1,4 @@
-//! The channel that was used last, while it keeps up.
+//! Policy: the channel used last, until its backlog is too large.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,12 +7,12 @@ use memferry_engine::Channel;
 
 use super::{Choice, Policy};
 
-/// A channel with more than this outstanding does not keep up: about what a core moves in the time
-/// it takes to wake another one.
-const KEEPS_UP_BYTES: u64 = 512 << 10;
+/// Maximum backlog in bytes of the current channel: about what a core copies in the time of waking
+/// another one.
+const MAX_BACKLOG_BYTES: u64 = 512 << 10;
 
-/// Stays with one channel, which so stays awake, and goes on to the next when there is more to do
-/// than it can. Looks at one channel only, however many there are.
+/// Stays with one channel, which therefore stays awake, and advances to the next one when its
+/// backlog is too large. It inspects only one channel, regardless of their number.
 #[derive(Debug, Default)]
 pub struct Sticky {
     current: AtomicUsize,
@@ -27,11 +27,11 @@ impl Policy for Sticky {
         let mut index = 0;
         if channels.len() > 1 {
             index = self.current.load(Ordering::Relaxed) % channels.len();
-            if channels[index].outstanding_bytes() > KEEPS_UP_BYTES {
+            if channels[index].outstanding_bytes() > MAX_BACKLOG_BYTES {
                 index = (index + 1) % channels.len();
                 self.current.store(index, Ordering::Relaxed);
             }
         }
-        Choice::Channel { index, first_lane: 0 }
+        Choice::Channel { index, first_channel: 0 }
     }
 }

@@ -1,63 +1,68 @@
-//! Memory for engines that touch only what is pinned for them.
+//! Pinned memory for engines that access only pinned memory.
 //!
-//! Each such engine has a pin-down cache of its own, with the engine's pinner behind it. Before a
-//! descriptor is submitted its memory is pinned, or found pinned, and the leases travel with it
-//! until it is gone. What cannot be pinned is carried out by the processor, and counted.
+//! Each such engine has its own pin cache on top of the engine's pinner. Before a descriptor is
+//! submitted, its memory is pinned or found in the cache, and the descriptor holds the leases until
+//! it is dropped. The processor copies memory that cannot be pinned, and the fallback is counted.
 //!
-//! A pin is kept for later only if the kernel tells when its memory is unmapped, or the owner of the
-//! memory has promised to. Every other pin is for one use: were it kept, the engine would go on with
-//! the old page frames once other memory is mapped at the same addresses.
+//! A pin is cached only if userfaultfd monitors its memory, or the owner of the memory guarantees
+//! to invalidate it. Every other pin serves one use: a cached one would let the engine access the
+//! old page frames after other memory is mapped at the same addresses.
 
-mod pieces;
+mod pipeline;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use memferry_engine::completion::{Notify, Order};
-use memferry_engine::contract::{Pins, Registration as Needs};
+use memferry_engine::completion::{ChannelBatch, PendingNotification};
+use memferry_engine::contract::{DescriptorLeases, RegistrationMode as Needs};
 use memferry_engine::{Descriptor, Engine, ExecutionError, MemoryKind};
-use memferry_memory::pin_cache::{Lease, Limits, PinCache, Promises, Watching};
+use memferry_memory::pin_cache::{
+    InvalidationMode, Lease, PinCache, PinCacheLimits, UnmonitoredRanges,
+};
 use memferry_memory::pinning::{Access, PinError};
 use memferry_sys::fork;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
 
-pub(crate) use pieces::PinnedPieces;
+pub(crate) use pipeline::PipelinedRegistration;
 
 use crate::error::BuildError;
 use crate::request::Request;
-use crate::statistics::PinStatistics;
+use crate::statistics::RegistrationStatistics;
 
 /// The pinned memory of one engine.
 #[derive(Debug)]
-pub(crate) struct Registration {
+pub(crate) struct EngineRegistrations {
     engine: String,
     cache: PinCache,
-    /// Memory whose owner says when it goes.
-    promised: Promises,
-    /// The engine sets notification variables.
-    notifies: bool,
-    refused: AtomicU64,
-    refused_bytes: AtomicU64,
-    last_refusal: Mutex<Option<PinError>>,
+    /// Ranges that their owner guarantees to invalidate.
+    unmonitored: UnmonitoredRanges,
+    /// Whether the engine writes notification variables.
+    writes_notifications: bool,
+    failures: AtomicU64,
+    fallback_bytes: AtomicU64,
+    last_error: Mutex<Option<PinError>>,
     fork_generation: u64,
 }
 
-/// Why memory is not pinned.
+/// The reason why memory is not pinned.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Unpinned {
-    /// It could not be, which says nothing about the memory.
+pub(crate) enum RegistrationError {
+    /// The pinner failed, for a reason other than the memory itself.
     Refused,
-    /// It is not there.
-    Missing { address: u64 },
+    /// The memory is not mapped.
+    Unmapped { address: u64 },
 }
 
-impl Registration {
-    /// What an engine needs, if it needs anything.
-    pub(crate) fn of(engine: &dyn Engine, limits: Limits) -> Result<Option<Self>, BuildError> {
+impl EngineRegistrations {
+    /// Creates the pin cache of an engine; returns `None` if the engine needs no pinned memory.
+    pub(crate) fn of(
+        engine: &dyn Engine,
+        limits: PinCacheLimits,
+    ) -> Result<Option<Self>, BuildError> {
         let capabilities = engine.capabilities();
-        if capabilities.registration != Needs::ByMemoryLayer {
+        if capabilities.registration != Needs::BySubmitter {
             return Ok(None);
         }
         let incomplete = |expected| {
@@ -70,120 +75,128 @@ impl Registration {
         }
         let pinner = engine.pinner();
         let pinner = pinner.ok_or_else(|| incomplete("an engine that says what pins for it"))?;
-        let cache = PinCache::new(pinner, limits, Watching::EventsOrExplicit)
+        let cache = PinCache::new(pinner, limits, InvalidationMode::Automatic)
             .map_err(|error| BuildError::Pinning { engine: engine.name().into(), error })?;
         Ok(Some(Self {
             engine: engine.name().into(),
             cache,
-            promised: Promises::new(),
-            notifies: capabilities.notifies,
-            refused: AtomicU64::new(0),
-            refused_bytes: AtomicU64::new(0),
-            last_refusal: Mutex::new(None),
+            unmonitored: UnmonitoredRanges::new(),
+            writes_notifications: capabilities.writes_notifications,
+            failures: AtomicU64::new(0),
+            fallback_bytes: AtomicU64::new(0),
+            last_error: Mutex::new(None),
             fork_generation: fork::generation(),
         }))
     }
 
-    /// Lets no later request find this memory pinned, apart from pages that are held.
-    pub(crate) fn forget(&self, address: usize, length: usize) {
-        for pages in self.promised.forget(address, length) {
-            self.cache.forget(pages.start(), pages.bytes());
+    /// Removes a range from the cache, except for pages of a registered region.
+    pub(crate) fn invalidate(&self, address: usize, length: usize) {
+        for pages in self.unmonitored.invalidate(address, length) {
+            self.cache.invalidate(pages.start(), pages.bytes());
         }
     }
 
-    /// Memory whose owner promises to [forget](Registration::forget) it before it is unmapped.
+    /// Marks memory that its owner guarantees to [invalidate](EngineRegistrations::invalidate)
+    /// before it is unmapped.
     ///
     /// # Safety
-    /// The owner must do so.
-    pub(crate) unsafe fn promise(&self, address: usize, length: usize) {
-        // SAFETY: passed on.
-        unsafe { self.promised.add(address, length) };
+    /// The owner must invalidate the memory before it is unmapped.
+    pub(crate) unsafe fn mark_unmonitored(&self, address: usize, length: usize) {
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.unmonitored.add(address, length) };
     }
 
-    /// The same, until it is withdrawn as often.
+    /// Marks memory as unmonitored until it is withdrawn as many times as it was held.
     ///
     /// # Safety
     /// The memory must stay mapped until then.
     pub(crate) unsafe fn hold(&self, address: usize, length: usize) {
-        // SAFETY: passed on.
-        unsafe { self.promised.hold(address, length) };
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.unmonitored.add_ref(address, length) };
     }
 
-    /// Ends one [`Registration::hold`] of the same range.
+    /// Reverts one [`EngineRegistrations::hold`] of the same range.
     pub(crate) fn withdraw(&self, address: usize, length: usize) {
-        for pages in self.promised.withdraw(address, length) {
-            self.cache.forget(pages.start(), pages.bytes());
+        for pages in self.unmonitored.remove_ref(address, length) {
+            self.cache.invalidate(pages.start(), pages.bytes());
         }
     }
 
-    pub(crate) fn statistics(&self) -> PinStatistics {
-        // A lock that was held at a fork is held for ever in the child.
-        let last_refusal = if self.is_forked() { None } else { lock(&self.last_refusal).clone() };
-        PinStatistics {
+    pub(crate) fn statistics(&self) -> RegistrationStatistics {
+        // In a forked child, a lock that was held at the fork stays locked for ever.
+        let last_refusal = if self.is_forked() { None } else { lock(&self.last_error).clone() };
+        RegistrationStatistics {
             cache: self.cache.statistics(),
-            watching: self.cache.watching(),
-            refused: self.refused.load(Ordering::Relaxed),
-            refused_bytes: self.refused_bytes.load(Ordering::Relaxed),
-            last_refusal,
+            invalidation_mode: self.cache.invalidation_mode(),
+            failures: self.failures.load(Ordering::Relaxed),
+            fallback_bytes: self.fallback_bytes.load(Ordering::Relaxed),
+            last_error: last_refusal,
         }
     }
 
-    /// Pins a notification variable, if the engine sets such variables. Where that is refused, the
-    /// processor sets it as ever.
-    pub(crate) fn variable(&self, notify: Option<&Notify>) -> Option<Arc<Lease>> {
-        let address = notify.filter(|_| self.notifies && !self.is_forked())?.address() as usize;
+    /// Pins a notification variable if the engine writes such variables. If pinning fails, the
+    /// processor writes the variable.
+    pub(crate) fn notification_lease(
+        &self,
+        notify: Option<&PendingNotification>,
+    ) -> Option<Arc<Lease>> {
+        let address =
+            notify.filter(|_| self.writes_notifications && !self.is_forked())?.address() as usize;
         let bytes = size_of::<u64>();
         self.acquire(address, bytes, Access::Write).ok().map(Arc::new)
     }
 
-    /// Pins memory, or finds it pinned; keeps the pin if somebody says when the memory goes.
+    /// Pins memory, or finds it in the cache. The pin is cached only if the memory is monitored or
+    /// its owner invalidates it.
     fn acquire(&self, address: usize, length: usize, access: Access) -> Result<Lease, PinError> {
-        if let Some(acquired) = self.promised.acquire(&self.cache, address, length, access) {
+        if let Some(acquired) = self.unmonitored.acquire(&self.cache, address, length, access) {
             acquired
-        } else if self.cache.watching() == Watching::Events {
+        } else if self.cache.invalidation_mode() == InvalidationMode::KernelEvents {
             self.cache.acquire(address, length, access)
         } else {
-            self.cache.acquire_once(address, length, access)
+            self.cache.acquire_uncached(address, length, access)
         }
     }
 
-    /// Pins memory, or finds it pinned.
+    /// Returns a shared lease of a pinned range.
     pub(crate) fn lease(
         &self,
         address: u64,
         length: u64,
         access: Access,
-    ) -> Result<Arc<Lease>, Unpinned> {
+    ) -> Result<Arc<Lease>, RegistrationError> {
         self.pin(address, length, access).map(Arc::new)
     }
 
-    /// The order for a request that is one descriptor: what `submit` makes of it once its memory is
-    /// pinned, or one that no channel gets.
-    pub(crate) fn whole(
+    /// Returns the batch of a request that is one descriptor: the batch of `submit` if its memory
+    /// can be pinned, else a batch that bypasses the channel.
+    pub(crate) fn single_batch(
         &self,
         request: &Request<'_>,
         descriptor: Descriptor,
         variable: Option<Arc<Lease>>,
-        submit: impl FnOnce(Descriptor) -> Order,
-    ) -> Order {
-        match self.pin_whole(request) {
-            Ok(pins) => submit(descriptor.pinned_by(Arc::new(Pins { variable, ..pins }))),
-            Err(unpinned) => self.without_pins(descriptor, unpinned),
+        submit: impl FnOnce(Descriptor) -> ChannelBatch,
+    ) -> ChannelBatch {
+        match self.pin_request(request) {
+            Ok(pins) => {
+                submit(descriptor.pinned_by(Arc::new(DescriptorLeases { variable, ..pins })))
+            }
+            Err(unpinned) => self.unpinned_batch(descriptor, unpinned),
         }
     }
 
-    fn pin_whole(&self, request: &Request<'_>) -> Result<Pins, Unpinned> {
+    fn pin_request(&self, request: &Request<'_>) -> Result<DescriptorLeases, RegistrationError> {
         let Request { operation, source, target, length, .. } = *request;
         let is_host = |kind| kind == MemoryKind::Host;
         if request.is_host_only() && request.overlaps() {
-            // Both are in one stretch: pinned one after the other, the second would replace the
-            // first in the cache.
+            // One lease covers both ranges: if they were pinned one after the other, the second pin
+            // would replace the first one in the cache.
             let start = source.min(target);
             let lease = self.pin(start, source.max(target) + length - start, Access::Write)?;
             let lease = Some(Arc::new(lease));
-            return Ok(Pins { source: lease.clone(), target: lease, variable: None });
+            return Ok(DescriptorLeases { source: lease.clone(), target: lease, variable: None });
         }
-        let mut pins = Pins::default();
+        let mut pins = DescriptorLeases::default();
         if let Some(access) = operation.source_access().filter(|_| is_host(request.source_memory)) {
             pins.source = Some(Arc::new(self.pin(source, length, access)?));
         }
@@ -193,42 +206,48 @@ impl Registration {
         Ok(pins)
     }
 
-    /// Pins, or finds pinned. Counts and traces what is refused.
-    fn pin(&self, address: u64, length: u64, access: Access) -> Result<Lease, Unpinned> {
+    /// Pins memory, or finds it in the cache. A failure is counted and logged.
+    fn pin(&self, address: u64, length: u64, access: Access) -> Result<Lease, RegistrationError> {
         if self.is_forked() {
-            // The engine is the parent's, and so is what it pins.
-            return Err(Unpinned::Refused);
+            // The engine and its pins belong to the parent.
+            return Err(RegistrationError::Refused);
         }
         let error = match self.acquire(address as usize, length as usize, access) {
             Ok(lease) => return Ok(lease),
             Err(error) => error,
         };
         if let PinError::BadMemory { .. } = error {
-            return Err(Unpinned::Missing { address: first_missing(address, length) });
+            return Err(RegistrationError::Unmapped { address: first_unmapped(address, length) });
         }
         let engine = &self.engine;
-        if self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
+        if self.failures.fetch_add(1, Ordering::Relaxed) == 0 {
             tracing::warn!(engine, %error, "memory cannot be pinned: the processor copies instead");
         } else {
             tracing::debug!(engine, %error, "memory cannot be pinned");
         }
-        *lock(&self.last_refusal) = Some(error);
-        Err(Unpinned::Refused)
+        *lock(&self.last_error) = Some(error);
+        Err(RegistrationError::Refused)
     }
 
-    /// What becomes of a descriptor whose memory is not pinned.
-    pub(crate) fn without_pins(&self, descriptor: Descriptor, unpinned: Unpinned) -> Order {
+    /// Returns the batch of a descriptor whose memory is not pinned: it fails if the memory is
+    /// unmapped or a device is involved, else the processor executes it.
+    pub(crate) fn unpinned_batch(
+        &self,
+        descriptor: Descriptor,
+        unpinned: RegistrationError,
+    ) -> ChannelBatch {
         match unpinned {
-            Unpinned::Missing { address } => {
-                Order::failed(descriptor, ExecutionError::BadMemory { address, done_bytes: 0 })
+            RegistrationError::Unmapped { address } => ChannelBatch::failed(
+                descriptor,
+                ExecutionError::BadMemory { address, done_bytes: 0 },
+            ),
+            RegistrationError::Refused if descriptor.is_host_only() => {
+                self.fallback_bytes.fetch_add(descriptor.length(), Ordering::Relaxed);
+                ChannelBatch::inline(descriptor)
             }
-            Unpinned::Refused if descriptor.is_host_only() => {
-                self.refused_bytes.fetch_add(descriptor.length(), Ordering::Relaxed);
-                Order::here(descriptor)
-            }
-            Unpinned::Refused => {
+            RegistrationError::Refused => {
                 let reason = "memory could not be pinned, and no processor reaches the other side";
-                Order::failed(descriptor, ExecutionError::Engine { done_bytes: 0, reason })
+                ChannelBatch::failed(descriptor, ExecutionError::Engine { done_bytes: 0, reason })
             }
         }
     }
@@ -238,9 +257,9 @@ impl Registration {
     }
 }
 
-/// The first address of a range at which nothing is mapped; where everything is, its first: then it
-/// is the protection that forbids the access.
-fn first_missing(address: u64, length: u64) -> u64 {
+/// Returns the first unmapped address of a range, or its first address if all of it is mapped: then
+/// the protection forbids the access.
+fn first_unmapped(address: u64, length: u64) -> u64 {
     let page = page_bytes() as u64;
     let first = address & !(page - 1);
     let pages = (first..address + length).step_by(page_bytes());

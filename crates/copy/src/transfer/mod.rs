@@ -1,43 +1,57 @@
-//! Handles of transfers, one kind for each way of handing over memory.
+//! Handles of transfers, one kind for each ownership model of memory.
 //!
-//! | way | handle | dropping the handle before the end |
+//! | memory | handle | dropping the handle before completion |
 //! |---|---|---|
-//! | raw pointers | [`Transfer`] | detaches: the caller keeps vouching for the memory |
-//! | owned buffers | [`OwnedTransfer`] | detaches: the buffers are freed when the transfer is over |
+//! | raw pointers | [`Transfer`] | detaches: the caller still guarantees the validity of the memory |
+//! | owned buffers | [`OwnedTransfer`] | detaches: the buffers are freed at completion |
 //! | scoped borrows | [`ScopedTransfer`] | detaches: the scope waits for it before it ends |
 //!
-//! In no case does an engine write into memory that has been given back.
+//! In all three cases, no engine writes to memory after it is returned to the caller.
+//!
+//! The methods are the same on all handles: `wait` and `.await` return the same result, and
+//! `check`, `wait_timeout`, `cancel` and `event` behave alike. On a handle that holds the memory,
+//! `ready` and `wait_range` return slices, with positions in elements. A raw transfer holds no
+//! memory and counts bytes: [`Transfer::ready_bytes`], [`Transfer::wait_bytes`].
 
-mod lane;
+mod channel_waiter;
 mod owned;
 mod scoped;
 
 use std::future::Future;
 use std::io;
-use std::ops::Range;
+use std::ops::{Range, RangeBounds};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use memferry_engine::completion::Finish;
+use bytemuck::Pod;
+use memferry_engine::completion::TransferOutput;
 use memferry_engine::{Completion, ExecutionError, Sequence};
 use memferry_sys::EventFd;
 
-pub(crate) use lane::{Lane, Waiting};
-pub use owned::{Buffer, Failed, OwnedSource, OwnedTarget, OwnedTransfer};
-pub use scoped::{Scope, ScopedTransfer};
+pub(crate) use channel_waiter::{ChannelWaiter, WaitConfig};
+pub use owned::{Buffer, FailedTransfer, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer};
+pub use scoped::{ScopedTransfer, TransferScope};
 
 use crate::error::{Error, ValidationError};
 
-/// Something that another transfer can be ordered after. Implemented by every handle.
-pub trait Ordered: sealed::Sealed {
+/// A transfer that another transfer can be ordered after. Every handle implements it.
+///
+/// ```
+/// use memferry::{Dependency, Options};
+///
+/// fn ordered(first: &impl Dependency) -> Options<'static> {
+///     Options::new().after(first)
+/// }
+/// ```
+pub trait Dependency: sealed::Sealed {
     #[doc(hidden)]
     fn predecessor(&self) -> Predecessor;
 }
 
-/// What a later transfer needs to know of an earlier one. Opaque: nobody outside may touch it.
+/// The completion of an earlier transfer, as an opaque type.
 pub struct Predecessor(pub(crate) Arc<Completion>);
 
 impl std::fmt::Debug for Predecessor {
@@ -50,16 +64,29 @@ mod sealed {
     pub trait Sealed {}
     impl Sealed for super::Transfer {}
     impl<S: super::OwnedSource, T: super::OwnedTarget> Sealed for super::OwnedTransfer<S, T> {}
-    impl Sealed for super::ScopedTransfer<'_> {}
+    impl<T: super::Pod> Sealed for super::ScopedTransfer<'_, T> {}
 }
 
-/// A running or finished transfer over memory for which the caller vouches.
+/// A running or finished transfer over memory whose validity the caller guarantees.
 ///
-/// It is also a future. Clones stand for the same transfer.
+/// The handle is also a future. Clones refer to the same transfer.
+///
+/// ```
+/// use memferry::{Ferry, Transfer};
+///
+/// let ferry = Ferry::new()?;
+/// let (source, mut target) = ([1u8; 64], [0u8; 64]);
+/// // SAFETY: both arrays live until the wait is over, and nothing else touches them.
+/// let transfer: Transfer =
+///     unsafe { ferry.icopy_raw(source.as_ptr(), target.as_mut_ptr(), 64) }?;
+/// transfer.wait()?;
+/// assert_eq!(transfer.ready_bytes(), 64);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 #[must_use = "a transfer tells whether it succeeded"]
 pub struct Transfer {
-    state: State,
+    state: TransferState,
     length: u64,
 }
 
@@ -75,108 +102,115 @@ impl std::fmt::Debug for Transfer {
     }
 }
 
-/// What is kept of a transfer: no more than its kind needs.
+/// The state of a transfer, by the form of its completion.
 #[derive(Clone)]
-enum State {
-    /// Carried out at once, well.
-    Over,
-    /// One small descriptor that cannot fail: its number in its channel says it all.
-    Numbered { lane: Arc<Lane>, sequence: Sequence },
-    /// Everything else. `helps`: a waiting caller works along.
-    Shared { completion: Arc<Completion>, helps: bool, waiting: Arc<Waiting> },
+enum TransferState {
+    /// The transfer was executed inline and succeeded.
+    Done,
+    /// One small descriptor that cannot fail; its sequence in the channel is its completion.
+    Sequence { waiter: Arc<ChannelWaiter>, sequence: Sequence },
+    /// Every other transfer. `assists`: a waiting caller claims chunks.
+    Completion { completion: Arc<Completion>, assists: bool, config: Arc<WaitConfig> },
 }
 
-impl Ordered for Transfer {
+impl Dependency for Transfer {
     fn predecessor(&self) -> Predecessor {
         Predecessor(self.completion())
     }
 }
 
 impl Transfer {
-    /// The completion of the transfer. A numbered one gets one now, from its channel, which tells it
-    /// when it has come to the number.
+    /// Returns the completion of the transfer. A transfer that completes by sequence gets a new one
+    /// from its channel, which completes it when it reaches the sequence.
     pub(crate) fn completion(&self) -> Arc<Completion> {
         match &self.state {
-            State::Over => Arc::new(Completion::over()),
-            State::Shared { completion, .. } => completion.clone(),
-            State::Numbered { lane, sequence } => lane.completion_of(*sequence),
+            TransferState::Done => Arc::new(Completion::done()),
+            TransferState::Completion { completion, .. } => completion.clone(),
+            TransferState::Sequence { waiter: lane, sequence } => lane.completion_of(*sequence),
         }
     }
 }
 
 impl Transfer {
-    pub(crate) fn over(length: u64) -> Self {
-        Self { state: State::Over, length }
+    pub(crate) fn done(length: u64) -> Self {
+        Self { state: TransferState::Done, length }
     }
 
     #[inline]
-    pub(crate) fn numbered(lane: Arc<Lane>, sequence: Sequence, length: u64) -> Self {
-        Self { state: State::Numbered { lane, sequence }, length }
+    pub(crate) fn sequenced(lane: Arc<ChannelWaiter>, sequence: Sequence, length: u64) -> Self {
+        Self { state: TransferState::Sequence { waiter: lane, sequence }, length }
     }
 
-    pub(crate) fn shared(
+    pub(crate) fn with_completion(
         completion: Arc<Completion>,
         length: u64,
         helps: bool,
-        waiting: Arc<Waiting>,
+        waiting: Arc<WaitConfig>,
     ) -> Self {
-        Self { state: State::Shared { completion, helps, waiting }, length }
+        Self {
+            state: TransferState::Completion { completion, assists: helps, config: waiting },
+            length,
+        }
     }
 
-    /// How many bytes the transfer covers.
+    /// Returns the length of the transfer in bytes.
     pub fn len(&self) -> u64 {
         self.length
     }
 
-    /// Whether it covers no byte.
+    /// Returns whether the transfer has no bytes.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Whether it is over, well or not. If so, all its data is visible.
+    /// Returns whether the transfer is complete, successfully or not. If so, all its data is
+    /// visible.
     #[inline]
     pub fn is_done(&self) -> bool {
         match &self.state {
-            State::Over => true,
-            State::Numbered { lane, sequence } => lane.channel.completed() >= *sequence,
-            State::Shared { completion, .. } => completion.is_done(),
+            TransferState::Done => true,
+            TransferState::Sequence { waiter: lane, sequence } => {
+                lane.channel.completed() >= *sequence
+            }
+            TransferState::Completion { completion, .. } => completion.is_done(),
         }
     }
 
-    /// How it ended, or `None` while it goes on.
-    pub fn check(&self) -> Option<Result<Finish, Error>> {
+    /// Returns the result of the transfer, or `None` while it is in flight.
+    pub fn check(&self) -> Option<Result<TransferOutput, Error>> {
         let outcome = match &self.state {
-            State::Shared { completion, .. } => {
+            TransferState::Completion { completion, .. } => {
                 completion.outcome().map(|outcome| outcome.map_err(Error::from))
             }
-            _ => self.is_done().then_some(Ok(Finish { difference: None })),
+            _ => self.is_done().then_some(Ok(TransferOutput { difference: None })),
         };
-        outcome.or_else(|| self.is_out_of_reach().then(|| Err(ExecutionError::Forked.into())))
+        outcome.or_else(|| self.is_lost_in_fork().then(|| Err(ExecutionError::Forked.into())))
     }
 
-    /// Waits for the end: works along on what nobody has begun, then spins briefly, then sleeps.
-    pub fn wait(&self) -> Result<Finish, Error> {
+    /// Waits for completion: claims chunks that no engine has started, then spins for the
+    /// configured time, then sleeps.
+    pub fn wait(&self) -> Result<TransferOutput, Error> {
         self.wait_until(None).unwrap_or_else(|| unreachable!("there is no deadline"))
     }
 
-    /// Waits at most `timeout`. `None`: it still goes on.
-    pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<Finish, Error>> {
+    /// Waits at most `timeout`. Returns `None` if the transfer is still in flight then.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<TransferOutput, Error>> {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
-    fn wait_until(&self, deadline: Option<Instant>) -> Option<Result<Finish, Error>> {
+    fn wait_until(&self, deadline: Option<Instant>) -> Option<Result<TransferOutput, Error>> {
         match &self.state {
-            // A child must not touch what its parent began, not even to help.
-            _ if self.is_out_of_reach() => {}
-            State::Over => {}
-            State::Numbered { lane, sequence } => {
+            // A forked child must not access what its parent has started, not even to claim chunks.
+            _ if self.is_lost_in_fork() => {}
+            TransferState::Done => {}
+            TransferState::Sequence { waiter: lane, sequence } => {
                 if lane.wait(*sequence, deadline) {
-                    return Some(Ok(Finish { difference: None }));
+                    return Some(Ok(TransferOutput { difference: None }));
                 }
             }
-            State::Shared { completion, helps, waiting } => {
+            TransferState::Completion { completion, assists: helps, config: waiting } => {
                 while *helps && completion.help_from_back() {
-                    waiting.helped_chunks.fetch_add(1, Ordering::Relaxed);
+                    waiting.caller_chunks.fetch_add(1, Ordering::Relaxed);
                     if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                         return self.check();
                     }
@@ -187,81 +221,123 @@ impl Transfer {
         self.check()
     }
 
-    /// Begun before a fork, by a thread that this process does not have.
-    fn is_out_of_reach(&self) -> bool {
+    /// Returns whether the transfer was started before a fork, and therefore by a thread that this
+    /// process does not have.
+    fn is_lost_in_fork(&self) -> bool {
         let waiting = match &self.state {
-            State::Over => return false,
-            State::Numbered { lane, .. } => &lane.waiting,
-            State::Shared { waiting, .. } => waiting,
+            TransferState::Done => return false,
+            TransferState::Sequence { waiter: lane, .. } => &lane.config,
+            TransferState::Completion { config: waiting, .. } => waiting,
         };
         waiting.is_forked() && !self.is_done()
     }
 
-    /// How many bytes from the start are done. They may be used while the rest still moves.
-    pub fn ready(&self) -> u64 {
+    /// Returns how many bytes from the start are ready. The caller may use them while the rest is
+    /// in flight.
+    pub fn ready_bytes(&self) -> u64 {
         match &self.state {
-            State::Shared { completion, .. } => completion.ready_bytes(self.length),
+            TransferState::Completion { completion, .. } => completion.ready_bytes(self.length),
             _ if self.is_done() => self.length,
             _ => 0,
         }
     }
 
-    /// Waits until a range is done, which may be long before the rest is.
-    pub fn wait_range(&self, range: Range<u64>) -> Result<(), Error> {
-        const NAP: Duration = Duration::from_micros(50);
+    /// Waits until a range of bytes is ready, possibly before the rest.
+    pub fn wait_bytes(&self, range: Range<u64>) -> Result<(), Error> {
+        const POLL_INTERVAL: Duration = Duration::from_micros(50);
         let (from, to, length) = (range.start, range.end, self.length);
         if from > to || to > length {
             return Err(ValidationError::OutOfRange { from, to, length }.into());
         }
-        let State::Shared { completion, helps, waiting } = &self.state else {
+        let TransferState::Completion { completion, assists: helps, config: waiting } = &self.state
+        else {
             return self.wait().map(|_| ());
         };
         while from < to && !completion.is_range_ready(from, to) {
             if let Some(outcome) = self.check() {
                 return outcome.map(|_| ());
             }
-            // From the front, where the range is likelier to be than at the back.
+            // The caller claims chunks from the front, where the range is more likely to be.
             if *helps && completion.help_from_front() {
-                waiting.helped_chunks.fetch_add(1, Ordering::Relaxed);
+                waiting.caller_chunks.fetch_add(1, Ordering::Relaxed);
                 continue;
             }
-            completion.wait(waiting.spin_ns, Instant::now().checked_add(NAP));
+            completion.wait(waiting.spin_ns, Instant::now().checked_add(POLL_INTERVAL));
         }
         Ok(())
     }
 
-    /// Asks for an early end: what nobody has begun is not begun any more. The transfer then ends
-    /// with [`ExecutionError::Cancelled`], unless everything was begun already or it is too small
-    /// to be worth it, in which case it ends as if this had not been called. Does not wait.
+    /// Requests cancellation: chunks that are not started yet are skipped. The transfer then ends
+    /// with [`ExecutionError::Cancelled`], unless all of it was started already or it is too small
+    /// to be split; in that case the call has no effect. The call does not wait.
     pub fn cancel(&self) {
-        if let State::Shared { completion, waiting, .. } = &self.state
+        if let TransferState::Completion { completion, config: waiting, .. } = &self.state
             && !waiting.is_forked()
         {
             completion.cancel();
         }
     }
 
-    /// A descriptor that becomes readable when the transfer is over, for `poll` and `epoll`.
+    /// Returns an eventfd that becomes readable when the transfer is complete, for `poll` and
+    /// `epoll`.
     pub fn event(&self) -> io::Result<Arc<EventFd>> {
         let event = Arc::new(EventFd::new()?);
-        self.completion().signal_at_end(&event);
+        self.completion().signal_on_completion(&event);
         Ok(event)
     }
 }
 
+/// Returns the bytes of a range of elements in a target of `length` bytes.
+fn byte_range<T>(range: &impl RangeBounds<usize>, length: u64) -> Range<u64> {
+    let size = size_of::<T>() as u64;
+    let elements = (length / size.max(1)) as usize;
+    let (from, to) = crate::ferry::bounds(range, elements);
+    (from as u64).saturating_mul(size)..(to as u64).saturating_mul(size)
+}
+
+/// Returns the ready elements at the start of the transfer's target.
+///
+/// # Safety
+/// The target must be that of the transfer, its memory must stay valid for `'a`, and only the
+/// transfer may write to it.
+unsafe fn ready_slice<'a, T: Pod>(transfer: &Transfer, target: *const T) -> &'a [T] {
+    let count = transfer.ready_bytes() as usize / size_of::<T>().max(1);
+    // SAFETY: these elements are ready, so no engine writes to them any more.
+    unsafe { std::slice::from_raw_parts(target, count) }
+}
+
+/// Waits for a range of elements, and returns it.
+///
+/// # Safety
+/// As for [`ready_slice`].
+unsafe fn wait_slice<'a, T: Pod>(
+    transfer: &Transfer,
+    target: *const T,
+    range: &impl RangeBounds<usize>,
+) -> Result<&'a [T], Error> {
+    let bytes = byte_range::<T>(range, transfer.len());
+    transfer.wait_bytes(bytes.clone())?;
+    let size = size_of::<T>().max(1);
+    let (from, count) = (bytes.start as usize / size, (bytes.end - bytes.start) as usize / size);
+    // SAFETY: the range lies inside the target and is ready, so no engine writes to it any more.
+    Ok(unsafe { std::slice::from_raw_parts(target.add(from), count) })
+}
+
 impl Future for Transfer {
-    type Output = Result<Finish, Error>;
+    type Output = Result<TransferOutput, Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(outcome) = self.check() {
             return Poll::Ready(outcome);
         }
         let completion = self.completion();
-        if completion.wake_at_end(context.waker()) {
-            // Keep the completion of a numbered transfer for the next poll.
-            if let State::Numbered { lane, .. } = &self.state {
-                let waiting = lane.waiting.clone();
-                self.state = State::Shared { completion, helps: false, waiting };
+        if completion.wake_on_completion(context.waker()) {
+            // The handle keeps the completion of a transfer that completes by sequence for the next
+            // poll.
+            if let TransferState::Sequence { waiter: lane, .. } = &self.state {
+                let waiting = lane.config.clone();
+                self.state =
+                    TransferState::Completion { completion, assists: false, config: waiting };
             }
             return Poll::Pending;
         }

@@ -1,25 +1,43 @@
-//! Transfers that own their buffers while they run.
+//! Transfers that own their buffers while they are in flight.
 
 use std::fmt;
 use std::future::Future;
+use std::io;
 use std::mem::{ManuallyDrop, MaybeUninit};
+use std::ops::RangeBounds;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use bytemuck::Pod;
 use memferry_engine::MemoryKind;
 use memferry_engine::cuda::DeviceMemory;
-use memferry_sys::Pages;
+use memferry_sys::{EventFd, Pages};
 
-use super::{Ordered, Predecessor, Transfer};
+use super::{Dependency, Predecessor, Transfer, ready_slice, wait_slice};
 use crate::error::Error;
 
-/// Memory of an engine-friendly kind: page-aligned, on huge pages where they are to be had.
-#[derive(Debug)]
+/// A page-aligned buffer, on huge pages where these are available.
+///
+/// ```
+/// use memferry::{Buffer, Ferry};
+///
+/// let (_, target) = Ferry::new()?.icopy(Buffer::new(4096)?, Buffer::new(4096)?)?.wait()?;
+/// assert_eq!(target.len(), 4096);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct Buffer(Pages);
 
+/// Prints the length, not the bytes.
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("length", &self.0.len()).finish()
+    }
+}
+
 impl Buffer {
-    /// `length` zeroed bytes.
+    /// Allocates `length` zeroed bytes.
     pub fn new(length: usize) -> std::io::Result<Self> {
         Pages::huge(length).map(Self)
     }
@@ -39,93 +57,147 @@ impl std::ops::DerefMut for Buffer {
     }
 }
 
-/// An owned buffer that can be read from.
+/// An owned buffer that a transfer can read.
+///
+/// ```
+/// use memferry::{Ferry, OwnedSource};
+///
+/// fn send(ferry: &Ferry, source: impl OwnedSource) {
+///     let (_, bytes) = source.source();
+///     drop(ferry.icopy(source, vec![0u8; bytes]));
+/// }
+/// ```
 ///
 /// # Safety
-/// The bytes must stay where they are, unchanged, while the value is moved or leaked, until it is
+/// The bytes must keep their address and contents while the value is moved or leaked, until it is
 /// dropped.
 pub unsafe trait OwnedSource: Send + 'static {
-    /// Where the bytes are, and how many.
+    /// Returns the address and the length in bytes.
     fn source(&self) -> (*const u8, usize);
 
-    /// What kind of memory they are in.
+    /// Returns the kind of memory of the bytes.
     fn source_memory(&self) -> MemoryKind {
         MemoryKind::Host
     }
 }
 
-/// An owned buffer that can be written to.
+/// An owned buffer that a transfer can write.
+///
+/// ```
+/// use memferry::OwnedTarget;
+///
+/// let (_, bytes) = vec![0u32; 2].target();
+/// assert_eq!(bytes, 8);
+/// ```
 ///
 /// # Safety
-/// The bytes must stay where they are while the value is moved or leaked, until it is dropped, and
-/// nobody else may have access to them.
+/// The bytes must keep their address while the value is moved or leaked, until it is dropped, and
+/// no other code may have access to them.
 pub unsafe trait OwnedTarget: Send + 'static {
-    /// Where the bytes are, and how many.
+    /// Returns the address and the length in bytes.
     fn target(&mut self) -> (*mut u8, usize);
 
-    /// What kind of memory they are in.
+    /// Returns the kind of memory of the bytes.
     fn target_memory(&self) -> MemoryKind {
         MemoryKind::Host
     }
 }
 
-// SAFETY: a vector's bytes are on the heap and stay there when the vector is moved.
-unsafe impl OwnedSource for Vec<u8> {
+/// An owned buffer of plain elements that a transfer can lend while it is in flight.
+///
+/// ```
+/// use memferry::{Ferry, OwnedSlice, OwnedSource, OwnedTransfer};
+///
+/// /// The first element, as soon as it has arrived.
+/// fn first<S: OwnedSource, T: OwnedSlice>(transfer: &OwnedTransfer<S, T>) -> Option<T::Element> {
+///     Some(transfer.wait_range(..1).ok()?[0])
+/// }
+///
+/// let transfer = Ferry::new()?.icopy(vec![5u64; 8], vec![0u64; 8])?;
+/// assert_eq!(first(&transfer), Some(5));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Safety
+/// [`OwnedTarget::target`] must return the bytes of a slice of elements, aligned for them, in memory of the host.
+pub unsafe trait OwnedSlice: OwnedTarget {
+    /// The type of the elements. Threads that share a transfer read them at the same time.
+    type Element: Pod + Sync;
+}
+
+// SAFETY: the elements of a vector are on the heap and keep their address when the vector is moved.
+unsafe impl<T: Pod + Send> OwnedSource for Vec<T> {
     fn source(&self) -> (*const u8, usize) {
-        (self.as_ptr(), self.len())
+        (self.as_ptr().cast(), size_of_val(&self[..]))
     }
 }
 
-// SAFETY: as above, and a vector owns its bytes alone.
-unsafe impl OwnedTarget for Vec<u8> {
+// SAFETY: as above, and a vector is the only owner of its elements; any bytes are valid elements.
+unsafe impl<T: Pod + Send> OwnedTarget for Vec<T> {
     fn target(&mut self) -> (*mut u8, usize) {
-        (self.as_mut_ptr(), self.len())
+        (self.as_mut_ptr().cast(), size_of_val(&self[..]))
     }
 }
 
-// SAFETY: a box's bytes are on the heap and stay there when the box is moved.
-unsafe impl OwnedSource for Box<[u8]> {
+// SAFETY: the bytes are those of the vector's elements.
+unsafe impl<T: Pod + Send + Sync> OwnedSlice for Vec<T> {
+    type Element = T;
+}
+
+// SAFETY: the elements of a box are on the heap and keep their address when the box is moved.
+unsafe impl<T: Pod + Send> OwnedSource for Box<[T]> {
     fn source(&self) -> (*const u8, usize) {
-        (self.as_ptr(), self.len())
+        (self.as_ptr().cast(), size_of_val(&self[..]))
     }
 }
 
-// SAFETY: as above, and a box owns its bytes alone.
-unsafe impl OwnedTarget for Box<[u8]> {
+// SAFETY: as above, and a box is the only owner of its elements; any bytes are valid elements.
+unsafe impl<T: Pod + Send> OwnedTarget for Box<[T]> {
     fn target(&mut self) -> (*mut u8, usize) {
-        (self.as_mut_ptr(), self.len())
+        (self.as_mut_ptr().cast(), size_of_val(&self[..]))
     }
 }
 
-// SAFETY: a mapping stays where it is until it is dropped.
+// SAFETY: the bytes are those of the box's elements.
+unsafe impl<T: Pod + Send + Sync> OwnedSlice for Box<[T]> {
+    type Element = T;
+}
+
+// SAFETY: a mapping keeps its address until it is dropped.
 unsafe impl OwnedSource for Buffer {
     fn source(&self) -> (*const u8, usize) {
         (self.0.as_ptr(), self.0.len())
     }
 }
 
-// SAFETY: as above, and the mapping is the buffer's alone.
+// SAFETY: as above, and the buffer is the only owner of the mapping.
 unsafe impl OwnedTarget for Buffer {
     fn target(&mut self) -> (*mut u8, usize) {
         (self.0.as_ptr(), self.0.len())
     }
 }
 
-// SAFETY: shared bytes do not move or change while any owner is left, and this is one.
-unsafe impl OwnedSource for Arc<[u8]> {
+// SAFETY: the bytes are those of the mapping.
+unsafe impl OwnedSlice for Buffer {
+    type Element = u8;
+}
+
+// SAFETY: shared elements keep their address and contents while an owner exists, and this value is
+// one.
+unsafe impl<T: Pod + Send + Sync> OwnedSource for Arc<[T]> {
     fn source(&self) -> (*const u8, usize) {
-        (self.as_ptr(), self.len())
+        (self.as_ptr().cast(), size_of_val(&self[..]))
     }
 }
 
-// SAFETY: static bytes never move or change.
-unsafe impl OwnedSource for &'static [u8] {
+// SAFETY: static elements keep their address and contents for ever.
+unsafe impl<T: Pod + Sync> OwnedSource for &'static [T] {
     fn source(&self) -> (*const u8, usize) {
-        (self.as_ptr(), self.len())
+        (self.as_ptr().cast(), size_of_val(*self))
     }
 }
 
-// SAFETY: memory of a device stays where it is until it is given back, and no processor reaches it.
+// SAFETY: device memory keeps its address until it is freed, and no processor accesses it.
 unsafe impl OwnedSource for DeviceMemory {
     fn source(&self) -> (*const u8, usize) {
         (self.as_ptr(), self.len())
@@ -136,7 +208,7 @@ unsafe impl OwnedSource for DeviceMemory {
     }
 }
 
-// SAFETY: as above, and it is this value's alone.
+// SAFETY: as above, and this value is the only owner of the memory.
 unsafe impl OwnedTarget for DeviceMemory {
     fn target(&mut self) -> (*mut u8, usize) {
         (self.as_ptr(), self.len())
@@ -147,140 +219,232 @@ unsafe impl OwnedTarget for DeviceMemory {
     }
 }
 
-// SAFETY: no bytes at all: the source of a fill.
+// SAFETY: the value has no bytes: it is the source of a fill.
 unsafe impl OwnedSource for () {
     fn source(&self) -> (*const u8, usize) {
         (std::ptr::NonNull::dangling().as_ptr(), 0)
     }
 }
 
-/// The buffers of a transfer in flight. `MaybeUninit` keeps the compiler from assuming that nobody
-/// else touches what they point to.
-struct Held<S, T>(MaybeUninit<(S, T)>);
+/// The buffers of a transfer in flight. `MaybeUninit` prevents the compiler from assuming that no
+/// other code accesses the memory that they point to.
+struct InFlightBuffers<S, T>(MaybeUninit<(S, T)>);
 
-impl<S, T> Held<S, T> {
+impl<S, T> InFlightBuffers<S, T> {
     fn into_inner(self) -> (S, T) {
         let this = ManuallyDrop::new(self);
-        // SAFETY: it is initialised from construction on, and read once: `this` is not dropped.
+        // SAFETY: the value is initialised on construction, and read once: `this` is not dropped.
         unsafe { this.0.assume_init_read() }
     }
 }
 
-impl<S, T> Drop for Held<S, T> {
+impl<S, T> Drop for InFlightBuffers<S, T> {
     fn drop(&mut self) {
-        // SAFETY: initialised from construction on, and `into_inner` does not come here.
+        // SAFETY: the value is initialised on construction, and `into_inner` prevents this drop.
         unsafe { self.0.assume_init_drop() };
     }
 }
 
-impl<S, T> fmt::Debug for Held<S, T> {
+impl<S, T> fmt::Debug for InFlightBuffers<S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Held")
+        f.write_str("InFlightBuffers")
     }
 }
 
-/// Where the bytes of a buffer are.
+/// The address, length and kind of memory of a buffer.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bytes<P> {
+pub(crate) struct BufferSpan<P> {
     pub(crate) address: P,
     pub(crate) length: usize,
     pub(crate) memory: MemoryKind,
 }
 
-/// A request over owned buffers that failed, with the buffers.
-pub struct Failed<S, T> {
-    /// What went wrong.
+/// A failed request over owned buffers, with the buffers.
+///
+/// ```
+/// use memferry::Ferry;
+///
+/// let failed = Ferry::new()?.icopy(vec![1u8; 3], vec![0u8; 4]).unwrap_err();
+/// println!("{}", failed.error);
+/// let (source, target) = (failed.source, failed.target); // the buffers are back
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+pub struct FailedTransfer<S, T> {
+    /// The error.
     pub error: Error,
-    /// The source, given back.
+    /// The returned source.
     pub source: S,
-    /// The target, given back. Its contents are unspecified where the transfer had begun.
+    /// The returned target. Its contents are unspecified if the transfer had started.
     pub target: T,
 }
 
-impl<S, T> fmt::Debug for Failed<S, T> {
+/// The buffers of a complete transfer, with the error if there is one.
+type OwnedOutcome<S, T> = Result<(S, T), FailedTransfer<S, T>>;
+
+impl<S, T> fmt::Debug for FailedTransfer<S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Failed").field("error", &self.error).finish_non_exhaustive()
+        f.debug_struct("FailedTransfer").field("error", &self.error).finish_non_exhaustive()
     }
 }
 
-impl<S, T> fmt::Display for Failed<S, T> {
+impl<S, T> fmt::Display for FailedTransfer<S, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
     }
 }
 
-impl<S, T> std::error::Error for Failed<S, T> {
+impl<S, T> std::error::Error for FailedTransfer<S, T> {
+    /// Returns the cause of the error; the text of the error itself is that of this type.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        Some(&self.error)
+        self.error.source()
     }
 }
 
-/// A transfer that owns its buffers and hands them back at the end.
+/// A transfer that owns its buffers and returns them at completion.
 ///
-/// Dropped before the end, it detaches: the transfer goes on, and the buffers are freed when it is
-/// over. It is also a future.
-#[derive(Debug)]
+/// Dropping it before completion detaches it: the transfer continues, and the buffers are freed
+/// when it is complete. The handle is also a future.
+///
+/// ```
+/// use memferry::Ferry;
+///
+/// let transfer = Ferry::new()?.icopy(vec![5u32; 1000], vec![0u32; 1000])?;
+/// assert_eq!(transfer.wait_range(10..12)?, [5, 5]);
+/// let (source, target) = transfer.wait()?; // or: transfer.await?
+/// assert_eq!(source, target);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "the buffers come back from `wait`"]
 pub struct OwnedTransfer<S: OwnedSource, T: OwnedTarget> {
     transfer: Transfer,
-    held: Option<Held<S, T>>,
+    /// The address of the target's bytes.
+    target: *mut u8,
+    buffers: Option<InFlightBuffers<S, T>>,
+}
+
+// SAFETY: the pointer is that of the target, which the handle owns and which may be sent to other
+// threads.
+unsafe impl<S: OwnedSource, T: OwnedTarget> Send for OwnedTransfer<S, T> {}
+// SAFETY: a shared handle gives read access only to ready elements of the target, which are plain.
+unsafe impl<S: OwnedSource + Sync, T: OwnedTarget + Sync> Sync for OwnedTransfer<S, T> {}
+
+impl<S: OwnedSource, T: OwnedTarget> fmt::Debug for OwnedTransfer<S, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedTransfer").field("transfer", &self.transfer).finish_non_exhaustive()
+    }
 }
 
 impl<S: OwnedSource, T: OwnedTarget> OwnedTransfer<S, T> {
-    /// Takes the buffers, then starts the transfer on them with `start`, which is given the
-    /// addresses and lengths, and where they are.
+    /// Takes the buffers, then calls `start` with their addresses, lengths and kinds of memory to
+    /// start the transfer.
     pub(crate) fn start(
         source: S,
         target: T,
-        start: impl FnOnce(Bytes<*const u8>, Bytes<*mut u8>) -> Result<Transfer, Error>,
-    ) -> Result<Self, Failed<S, T>> {
-        let mut held = Held(MaybeUninit::new((source, target)));
-        // SAFETY: initialised a line above. The addresses are taken where the buffers stay, because
-        // moving a box again would end the right to use what was taken before.
+        start: impl FnOnce(BufferSpan<*const u8>, BufferSpan<*mut u8>) -> Result<Transfer, Error>,
+    ) -> Result<Self, FailedTransfer<S, T>> {
+        let mut held = InFlightBuffers(MaybeUninit::new((source, target)));
+        // SAFETY: the buffers are initialised in the line above. The addresses are taken at the
+        // final location of the buffers, because moving a box again would invalidate pointers
+        // derived before.
         let (source, target) = unsafe { held.0.assume_init_mut() };
         let (memory, (address, length)) = (source.source_memory(), source.source());
-        let from = Bytes { address, length, memory };
+        let from = BufferSpan { address, length, memory };
         let (memory, (address, length)) = (target.target_memory(), target.target());
-        match start(from, Bytes { address, length, memory }) {
-            Ok(transfer) => Ok(Self { transfer, held: Some(held) }),
+        match start(from, BufferSpan { address, length, memory }) {
+            Ok(transfer) => Ok(Self { transfer, target: address, buffers: Some(held) }),
             Err(error) => {
                 let (source, target) = held.into_inner();
-                Err(Failed { error, source, target })
+                Err(FailedTransfer { error, source, target })
             }
         }
     }
 
-    /// The transfer without the buffers: to check, to cancel, for an eventfd.
+    /// Returns the transfer without the buffers, to order other transfers after it or to keep a
+    /// clone.
     pub fn transfer(&self) -> &Transfer {
         &self.transfer
     }
 
-    /// Whether it is over.
+    /// Returns whether the transfer is complete, successfully or not.
     pub fn is_done(&self) -> bool {
         self.transfer.is_done()
     }
 
-    /// Waits for the end and hands the buffers back.
-    pub fn wait(mut self) -> Result<(S, T), Failed<S, T>> {
-        let outcome = self.transfer.wait();
-        self.hand_back(outcome.map(|_| ()))
+    /// Returns the result, or `None` while the transfer is in flight. [`OwnedTransfer::wait`]
+    /// returns the buffers.
+    pub fn check(&self) -> Option<Result<(), Error>> {
+        self.transfer.check().map(|outcome| outcome.map(drop))
     }
 
-    fn hand_back(&mut self, outcome: Result<(), Error>) -> Result<(S, T), Failed<S, T>> {
+    /// Cancels the transfer as [`Transfer::cancel`] does.
+    pub fn cancel(&self) {
+        self.transfer.cancel();
+    }
+
+    /// Returns an eventfd as [`Transfer::event`] does.
+    pub fn event(&self) -> io::Result<Arc<EventFd>> {
+        self.transfer.event()
+    }
+
+    /// Waits for completion and returns the buffers.
+    pub fn wait(mut self) -> Result<(S, T), FailedTransfer<S, T>> {
+        let outcome = self.transfer.wait();
+        self.return_buffers(outcome.map(|_| ()))
+    }
+
+    /// Waits at most `timeout`; returns the handle itself if the transfer is still in flight then.
+    pub fn wait_timeout(mut self, timeout: Duration) -> Result<OwnedOutcome<S, T>, Self> {
+        match self.transfer.wait_timeout(timeout) {
+            Some(outcome) => Ok(self.return_buffers(outcome.map(|_| ()))),
+            None => Err(self),
+        }
+    }
+
+    fn return_buffers(
+        &mut self,
+        outcome: Result<(), Error>,
+    ) -> Result<(S, T), FailedTransfer<S, T>> {
         if !self.transfer.is_done() {
-            // Only a forked child comes here: its copy of the memory has no engine at work on it.
+            // Only a forked child gets here: no engine accesses its copy of the memory.
             debug_assert!(outcome.is_err());
         }
-        let held = self.held.take().expect("the buffers are handed back once");
+        let held = self.buffers.take().expect("the buffers are handed back once");
         let (source, target) = held.into_inner();
         match outcome {
             Ok(()) => Ok((source, target)),
-            Err(error) => Err(Failed { error, source, target }),
+            Err(error) => Err(FailedTransfer { error, source, target }),
         }
     }
 }
 
-impl<S: OwnedSource, T: OwnedTarget> Ordered for OwnedTransfer<S, T> {
+impl<S: OwnedSource, T: OwnedSlice> OwnedTransfer<S, T> {
+    /// Returns the ready elements from the start, for use while the rest is in flight.
+    ///
+    /// # Panics
+    /// If the buffers were returned already, by awaiting a borrow of the handle.
+    pub fn ready(&self) -> &[T::Element] {
+        // SAFETY: the handle owns the target, and the slice lives no longer than the borrow of the
+        // handle.
+        unsafe { ready_slice(&self.transfer, self.elements()) }
+    }
+
+    /// Waits until a range of elements is ready and returns it, possibly before the rest is ready.
+    ///
+    /// # Panics
+    /// As [`OwnedTransfer::ready`].
+    pub fn wait_range(&self, range: impl RangeBounds<usize>) -> Result<&[T::Element], Error> {
+        // SAFETY: as above.
+        unsafe { wait_slice(&self.transfer, self.elements(), &range) }
+    }
+
+    /// Returns the address of the target's elements while the handle owns them.
+    fn elements(&self) -> *const T::Element {
+        assert!(self.buffers.is_some(), "the buffers were handed back");
+        self.target.cast_const().cast()
+    }
+}
+
+impl<S: OwnedSource, T: OwnedTarget> Dependency for OwnedTransfer<S, T> {
     fn predecessor(&self) -> Predecessor {
         self.transfer.predecessor()
     }
@@ -288,19 +452,20 @@ impl<S: OwnedSource, T: OwnedTarget> Ordered for OwnedTransfer<S, T> {
 
 impl<S: OwnedSource, T: OwnedTarget> Drop for OwnedTransfer<S, T> {
     fn drop(&mut self) {
-        if let Some(held) = self.held.take() {
-            // If it is over already, the buffers come straight back and are dropped here.
-            let _ = self.transfer.completion().keep_until_end(held);
+        if let Some(held) = self.buffers.take() {
+            // If the transfer is complete, `keep_alive` returns the buffers and they are dropped
+            // here.
+            let _ = self.transfer.completion().keep_alive(held);
         }
     }
 }
 
 impl<S: OwnedSource + Unpin, T: OwnedTarget + Unpin> Future for OwnedTransfer<S, T> {
-    type Output = Result<(S, T), Failed<S, T>>;
+    type Output = Result<(S, T), FailedTransfer<S, T>>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         match Pin::new(&mut self.transfer).poll(context) {
-            Poll::Ready(outcome) => Poll::Ready(self.hand_back(outcome.map(|_| ()))),
+            Poll::Ready(outcome) => Poll::Ready(self.return_buffers(outcome.map(|_| ()))),
             Poll::Pending => Poll::Pending,
         }
     }

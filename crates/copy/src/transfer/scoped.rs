@@ -1,23 +1,40 @@
-//! Transfers over borrowed memory, inside a scope that cannot be left before they are over.
+//! Transfers over borrowed memory, in a scope that waits for them before it ends.
 
 use std::future::Future;
+use std::io;
 use std::marker::PhantomData;
-use std::ops::Range;
+use std::ops::RangeBounds;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use bytemuck::Pod;
+use memferry_sys::EventFd;
 use memferry_sys::sync::lock;
 
-use super::{Ordered, Predecessor, Transfer};
-use crate::deliver::Piece;
+use super::{Dependency, Predecessor, Transfer, ready_slice, wait_slice};
+use crate::deliver::Segment;
 use crate::error::Error;
 use crate::ferry::{Ferry, check_lengths};
 use crate::request::{Options, Request};
 
 /// Starts transfers over memory that lives at least as long as `'scope`.
-pub struct Scope<'scope, 'env: 'scope> {
+///
+/// ```
+/// use memferry::{Error, Ferry, TransferScope};
+///
+/// fn start<'s>(scope: &'s TransferScope<'s, '_>, target: &'s mut [u8]) -> Result<(), Error> {
+///     scope.ifill(target, 7)?.wait()
+/// }
+///
+/// let mut target = [0; 64];
+/// Ferry::new()?.scope(|scope| start(scope, &mut target))?;
+/// assert_eq!(target, [7; 64]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+pub struct TransferScope<'scope, 'env: 'scope> {
     ferry: &'scope Ferry,
     started: Mutex<Vec<Transfer>>,
     /// Invariant, so that `'scope` can neither shrink nor grow.
@@ -25,42 +42,55 @@ pub struct Scope<'scope, 'env: 'scope> {
     env: PhantomData<&'env mut &'env ()>,
 }
 
-impl std::fmt::Debug for Scope<'_, '_> {
+impl std::fmt::Debug for TransferScope<'_, '_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Scope").field("ferry", self.ferry).finish_non_exhaustive()
+        f.debug_struct("TransferScope").field("ferry", self.ferry).finish_non_exhaustive()
     }
 }
 
 impl Ferry {
-    /// Runs `f` with a scope in which borrowed memory can be handed over. Returns when `f` has
-    /// returned (or panicked) and every transfer of the scope is over.
+    /// Runs `f` with a scope that starts transfers over borrowed memory. Returns when `f` has
+    /// returned or panicked and every transfer of the scope is complete.
     ///
     /// ```
-    /// # use memferry_copy::Ferry;
+    /// use memferry::Ferry;
+    ///
     /// let ferry = Ferry::new()?;
-    /// let source = vec![7u8; 1 << 20];
-    /// let mut target = vec![0u8; 1 << 20];
+    /// let source = vec![7u32; 1 << 18];
+    /// let mut target = vec![0u32; 1 << 18];
     /// ferry.scope(|scope| {
     ///     let transfer = scope.icopy(&source, &mut target)?;
     ///     // ... compute something else meanwhile ...
-    ///     let target = transfer.wait()?;
-    ///     assert_eq!(target[0], 7);
-    ///     Ok::<_, memferry_copy::Error>(())
+    ///     assert_eq!(transfer.wait_range(..1)?, [7]);
+    ///     transfer.wait()
     /// })?;
     /// assert_eq!(source, target);
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// # In async code
+    ///
+    /// A scope blocks its thread: it must not end before its transfers are complete, and only a
+    /// function that has not returned yet can ensure that. A scope that suspends would be a future,
+    /// and a future can be dropped or leaked at any `.await` while engines still access memory
+    /// whose borrow has ended. Async code therefore uses owned buffers ([`Ferry::icopy`]), which
+    /// stay alive regardless of the future, or runs a whole scope on a thread that may block.
     pub fn scope<'env, R>(
         &self,
-        f: impl for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> R,
+        f: impl for<'scope> FnOnce(&'scope TransferScope<'scope, 'env>) -> R,
     ) -> R {
-        let scope =
-            Scope { ferry: self, started: Mutex::default(), scope: PhantomData, env: PhantomData };
+        let scope = TransferScope {
+            ferry: self,
+            started: Mutex::default(),
+            scope: PhantomData,
+            env: PhantomData,
+        };
         let result = catch_unwind(AssertUnwindSafe(|| f(&scope)));
-        // In a forked child nothing is in flight, and another thread may have held the lock.
-        if !self.inner.waiting.is_forked() {
+        // In a forked child no transfer is in flight, and another thread of the parent may have
+        // held the lock.
+        if !self.core.wait_config.is_forked() {
             for transfer in lock(&scope.started).drain(..) {
-                // A failure was or could have been seen through the handle; here only the end counts.
+                // The handle reports a failure to the caller; the scope only needs completion.
                 let _ = transfer.wait();
             }
         }
@@ -68,44 +98,59 @@ impl Ferry {
     }
 }
 
-impl<'scope> Scope<'scope, '_> {
-    /// Starts copying `source` to `target`, which must be of equal length.
-    pub fn icopy(
+impl<'scope> TransferScope<'scope, '_> {
+    /// Starts to copy `source` to `target`, which must be of equal length. The elements are bytes
+    /// or any other plain type.
+    pub fn icopy<T: Pod>(
         &'scope self,
-        source: &'scope [u8],
-        target: &'scope mut [u8],
-    ) -> Result<ScopedTransfer<'scope>, Error> {
+        source: &'scope [T],
+        target: &'scope mut [T],
+    ) -> Result<ScopedTransfer<'scope, T>, Error> {
         self.icopy_with(source, target, Options::new())
     }
 
-    /// As [`Scope::icopy`], with wishes.
-    pub fn icopy_with(
+    /// [`TransferScope::icopy`] with options.
+    pub fn icopy_with<T: Pod>(
         &'scope self,
-        source: &'scope [u8],
-        target: &'scope mut [u8],
+        source: &'scope [T],
+        target: &'scope mut [T],
         options: Options<'scope>,
-    ) -> Result<ScopedTransfer<'scope>, Error> {
-        check_lengths(source.len(), target.len())?;
-        let (address, length) = (target.as_mut_ptr(), target.len());
-        self.start(Request::copy(source.as_ptr(), address, length).with(options), address)
+    ) -> Result<ScopedTransfer<'scope, T>, Error> {
+        let length = check_lengths(size_of_val(source), size_of_val(target))?;
+        let address = target.as_mut_ptr();
+        let request = Request::copy(source.as_ptr().cast(), address.cast(), length);
+        // SAFETY: the slices are borrowed for `'scope`, that of the target exclusively.
+        unsafe { self.start(request.with(options), address, target.len()) }
     }
 
-    /// Starts setting every byte of `target` to `value`.
+    /// Starts to set every byte of `target` to `value`.
     pub fn ifill(
+        &'scope self,
+        target: &'scope mut [u8],
+        value: u8,
+    ) -> Result<ScopedTransfer<'scope>, Error> {
+        self.ifill_with(target, value, Options::new())
+    }
+
+    /// [`TransferScope::ifill`] with options.
+    pub fn ifill_with(
         &'scope self,
         target: &'scope mut [u8],
         value: u8,
         options: Options<'scope>,
     ) -> Result<ScopedTransfer<'scope>, Error> {
         let (address, length) = (target.as_mut_ptr(), target.len());
-        self.start(Request::fill(address, value, length).with(options), address)
+        let request = Request::fill(address, value, length);
+        // SAFETY: the slice is borrowed exclusively for `'scope`.
+        unsafe { self.start(request.with(options), address, length) }
     }
 
-    /// Starts copying pieces one behind the other into `target`, which must be as long as all of them:
-    /// one transfer, with one notification. All bytes become ready together, at the end.
+    /// Starts to copy segments contiguously into `target`, whose length must be their total length:
+    /// one transfer with one notification. All bytes become ready together, at completion.
     ///
     /// ```
-    /// # use memferry_copy::{Ferry, Notification, Options};
+    /// use memferry::{Ferry, Notification, Options};
+    ///
     /// let ferry = Ferry::new()?;
     /// let packets = vec![[7u8; 1460]; 100];
     /// let pieces: Vec<_> = packets.iter().map(|packet| &packet[..]).collect();
@@ -113,117 +158,175 @@ impl<'scope> Scope<'scope, '_> {
     /// let arrived = Notification::new(0);
     /// ferry.scope(|scope| {
     ///     let options = Options::new().notify(&arrived, 1);
-    ///     let delivery = scope.ideliver(&pieces, &mut message, options)?;
+    ///     let delivery = scope.ideliver_with(&pieces, &mut message, options)?;
     ///     // ... compute something else meanwhile ...
-    ///     delivery.wait().map(|_| ())
+    ///     delivery.wait()
     /// })?;
     /// assert_eq!((arrived.load(), message), (1, packets.concat()));
     /// # Ok::<_, Box<dyn std::error::Error>>(())
     /// ```
-    pub fn ideliver(
+    pub fn ideliver<T: Pod>(
         &'scope self,
-        pieces: &[&'scope [u8]],
-        target: &'scope mut [u8],
-        options: Options<'scope>,
-    ) -> Result<ScopedTransfer<'scope>, Error> {
-        let pieces = Piece::all(pieces, target.len())?;
-        let address = target.as_mut_ptr();
-        // SAFETY: as in `start`, for every piece.
-        let transfer = unsafe { self.ferry.ideliver(&pieces, address, options) }?;
-        Ok(self.watch(transfer, address))
+        pieces: &[&'scope [T]],
+        target: &'scope mut [T],
+    ) -> Result<ScopedTransfer<'scope, T>, Error> {
+        self.ideliver_with(pieces, target, Options::new())
     }
 
-    fn start(
+    /// [`TransferScope::ideliver`] with options.
+    pub fn ideliver_with<T: Pod>(
+        &'scope self,
+        pieces: &[&'scope [T]],
+        target: &'scope mut [T],
+        options: Options<'scope>,
+    ) -> Result<ScopedTransfer<'scope, T>, Error> {
+        let pieces = Segment::from_slices(pieces, size_of_val(target))?;
+        let (address, length) = (target.as_mut_ptr(), target.len());
+        // SAFETY: as in `start`, for every segment.
+        let transfer = unsafe { self.ferry.ideliver_raw(&pieces, address.cast(), options) }?;
+        Ok(self.track(transfer, address, length))
+    }
+
+    /// Starts a request with the target at `address`. The engine and the handle share this pointer: taking a
+    /// second one from the slice would end the right to write through the first.
+    ///
+    /// # Safety
+    /// Source and target of the request are borrowed for `'scope`, the target exclusively; the target is `length`
+    /// elements at `address`.
+    unsafe fn start<T: Pod>(
         &'scope self,
         request: Request<'scope>,
-        target: *mut u8,
-    ) -> Result<ScopedTransfer<'scope>, Error> {
+        address: *mut T,
+        length: usize,
+    ) -> Result<ScopedTransfer<'scope, T>, Error> {
         // SAFETY: source, target and notification variable are borrowed for `'scope`, which does
         // not end before `Ferry::scope` has waited for the transfer; the borrow of the target is
-        // exclusive, and only the handle gives it back, when the bytes are done.
-        let transfer = unsafe { self.ferry.start(request) }?;
-        Ok(self.watch(transfer, target))
+        // exclusive, and only the handle returns it, when the bytes are ready. Any bytes are valid
+        // elements.
+        let transfer = unsafe { self.ferry.start_raw(request) }?;
+        Ok(self.track(transfer, address, length))
     }
 
-    /// Sees to it that the scope waits for a transfer.
-    fn watch(&'scope self, transfer: Transfer, target: *mut u8) -> ScopedTransfer<'scope> {
-        if !transfer.is_done() && !self.ferry.inner.waiting.is_forked() {
+    /// Adds a transfer to those that the scope waits for.
+    fn track<T: Pod>(
+        &'scope self,
+        transfer: Transfer,
+        target: *mut T,
+        length: usize,
+    ) -> ScopedTransfer<'scope, T> {
+        if !transfer.is_done() && !self.ferry.core.wait_config.is_forked() {
             let mut started = lock(&self.started);
-            // A scope that lives long should not gather what is over.
+            // A long-lived scope drops complete transfers instead of accumulating them.
             if started.len() == started.capacity() {
                 started.retain(|transfer| !transfer.is_done());
             }
             started.push(transfer.clone());
         }
-        ScopedTransfer { transfer, target, scope: PhantomData }
+        ScopedTransfer { transfer, target, length, scope: PhantomData }
     }
 }
 
-/// A transfer over borrowed memory. The target comes back from [`ScopedTransfer::wait`], and parts
-/// of it can be used before that.
-#[derive(Debug)]
-#[must_use = "the target comes back from `wait`"]
-pub struct ScopedTransfer<'scope> {
+/// A transfer over borrowed memory. Ready parts of the target can be used before completion; after
+/// it, [`ScopedTransfer::into_target`] or the end of the scope returns the target.
+///
+/// ```
+/// use memferry::Ferry;
+///
+/// let (source, mut target) = ([1u32, 2, 3], [0; 3]);
+/// Ferry::new()?.scope(|scope| {
+///     let transfer = scope.icopy(&source, &mut target)?;
+///     assert_eq!(transfer.wait_range(1..)?, [2, 3]);
+///     transfer.into_target()?[0] = 9;
+///     Ok::<_, memferry::Error>(())
+/// })?;
+/// assert_eq!(target, [9, 2, 3]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a transfer tells whether it succeeded"]
+pub struct ScopedTransfer<'scope, T: Pod = u8> {
     transfer: Transfer,
-    target: *mut u8,
-    scope: PhantomData<&'scope mut [u8]>,
+    target: *mut T,
+    /// The number of elements of the target.
+    length: usize,
+    scope: PhantomData<&'scope mut [T]>,
 }
 
-// SAFETY: the handle stands for an exclusive borrow of plain bytes, which may cross threads.
-unsafe impl Send for ScopedTransfer<'_> {}
-// SAFETY: through a shared handle only finished bytes can be read.
-unsafe impl Sync for ScopedTransfer<'_> {}
+impl<T: Pod> std::fmt::Debug for ScopedTransfer<'_, T> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ScopedTransfer").field("transfer", &self.transfer).finish_non_exhaustive()
+    }
+}
 
-impl<'scope> ScopedTransfer<'scope> {
-    /// The transfer without the memory: to check, to cancel, for an eventfd.
+// SAFETY: the handle represents an exclusive borrow of elements that may be sent to other threads.
+unsafe impl<T: Pod + Send> Send for ScopedTransfer<'_, T> {}
+// SAFETY: a shared handle gives read access only to ready elements.
+unsafe impl<T: Pod + Sync> Sync for ScopedTransfer<'_, T> {}
+
+impl<'scope, T: Pod> ScopedTransfer<'scope, T> {
+    /// Returns the transfer without the memory, to order other transfers after it or to keep a
+    /// clone.
     pub fn transfer(&self) -> &Transfer {
         &self.transfer
     }
 
-    /// Whether it is over.
+    /// Returns whether the transfer is complete, successfully or not.
     pub fn is_done(&self) -> bool {
         self.transfer.is_done()
     }
 
-    /// The bytes from the start that are done, to be used while the rest still moves.
-    pub fn ready(&self) -> &[u8] {
-        self.part(0..self.transfer.ready())
+    /// Returns the result, or `None` while the transfer is in flight.
+    pub fn check(&self) -> Option<Result<(), Error>> {
+        self.transfer.check().map(|outcome| outcome.map(drop))
     }
 
-    /// Waits until a range is done and lends it, which may be long before the rest is.
-    pub fn wait_range(&self, range: Range<usize>) -> Result<&[u8], Error> {
-        let range = range.start as u64..range.end as u64;
-        self.transfer.wait_range(range.clone())?;
-        Ok(self.part(range))
+    /// Cancels the transfer as [`Transfer::cancel`] does.
+    pub fn cancel(&self) {
+        self.transfer.cancel();
     }
 
-    fn part(&self, range: Range<u64>) -> &[u8] {
-        let length = (range.end - range.start) as usize;
-        // SAFETY: the range lies inside the target and is done, so no engine writes there any
-        // more; the borrow of the target outlives `self`.
-        unsafe { std::slice::from_raw_parts(self.target.add(range.start as usize), length) }
+    /// Returns an eventfd as [`Transfer::event`] does.
+    pub fn event(&self) -> io::Result<Arc<EventFd>> {
+        self.transfer.event()
     }
 
-    /// Waits for the end and gives the target back.
-    pub fn wait(self) -> Result<&'scope mut [u8], Error> {
-        self.transfer.wait()?;
-        Ok(self.into_target())
+    /// Returns the ready elements from the start, for use while the rest is in flight.
+    pub fn ready(&self) -> &[T] {
+        // SAFETY: the target is borrowed for longer than `self`.
+        unsafe { ready_slice(&self.transfer, self.target) }
     }
 
-    fn into_target(self) -> &'scope mut [u8] {
-        // SAFETY: the transfer ended well, so no engine touches the target any more; the exclusive
-        // borrow for `'scope` that the handle stood for is given back, and the handle is consumed.
-        unsafe { std::slice::from_raw_parts_mut(self.target, self.transfer.len() as usize) }
+    /// Waits until a range of elements is ready and returns it, possibly before the rest is ready.
+    pub fn wait_range(&self, range: impl RangeBounds<usize>) -> Result<&[T], Error> {
+        // SAFETY: as above.
+        unsafe { wait_slice(&self.transfer, self.target, &range) }
+    }
+
+    /// Waits for completion. Afterwards [`ScopedTransfer::ready`] returns the whole target.
+    pub fn wait(&self) -> Result<(), Error> {
+        self.transfer.wait().map(drop)
+    }
+
+    /// Waits at most `timeout`. Returns `None` if the transfer is still in flight then.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<Result<(), Error>> {
+        self.transfer.wait_timeout(timeout).map(|outcome| outcome.map(drop))
+    }
+
+    /// Waits for completion and returns the target, for writing in the same scope.
+    pub fn into_target(self) -> Result<&'scope mut [T], Error> {
+        self.wait()?;
+        // SAFETY: the transfer succeeded, so no engine accesses the target any more; the exclusive
+        // borrow for `'scope` that the handle represented is returned, and the handle is consumed.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.target, self.length) })
     }
 }
 
-impl Ordered for ScopedTransfer<'_> {
+impl<T: Pod> Dependency for ScopedTransfer<'_, T> {
     fn predecessor(&self) -> Predecessor {
         self.transfer.predecessor()
     }
 }
 
-impl Future for ScopedTransfer<'_> {
+impl<T: Pod> Future for ScopedTransfer<'_, T> {
     type Output = Result<(), Error>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {

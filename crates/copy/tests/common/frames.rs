@@ -6,11 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use memferry_engine::contract::{Capabilities, Direction, Pinner, park_by_polling};
-use memferry_engine::polled::{PinLedger, PolledEngine};
+use memferry_engine::contract::{Capabilities, CopyDirection, Pinner, park_by_polling};
+use memferry_engine::polled::{AuditingPinner, PolledEngine};
 use memferry_engine::{
     Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine, ExecutionError,
-    OpenError, Sequence, SubmitError, Taken,
+    OpenError, Sequence, SubmitError, Submitted,
 };
 
 use crate::ring::RingPinner;
@@ -25,7 +25,7 @@ pub(crate) struct FrameEngine {
 
 impl FrameEngine {
     pub(crate) fn new(ring: RingPinner, file: File) -> Self {
-        let like = PolledEngine::pinned_by(Arc::new(PinLedger::new()));
+        let like = PolledEngine::pinned_by(Arc::new(AuditingPinner::new()));
         let capabilities = like.capabilities().clone();
         Self { capabilities, ring: Arc::new(ring), file: Arc::new(Mutex::new(file)) }
     }
@@ -40,7 +40,7 @@ impl Engine for FrameEngine {
         &self.capabilities
     }
 
-    fn cost(&self, direction: Direction) -> CostLine {
+    fn cost(&self, direction: CopyDirection) -> CostLine {
         PolledEngine::new().cost(direction)
     }
 
@@ -63,7 +63,7 @@ struct FrameChannel {
 
 // SAFETY: a descriptor is carried out and reported before its number is given out.
 unsafe impl Channel for FrameChannel {
-    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
         let (first, mut count) = (self.done.load(Ordering::Relaxed) + 1, 0);
         for descriptor in batch.iter_mut().filter_map(Option::take) {
             let source = descriptor.pinned_source().expect("the source is pinned").token;
@@ -79,7 +79,7 @@ unsafe impl Channel for FrameChannel {
             self.done.fetch_add(1, Ordering::Release);
             count += 1;
         }
-        Ok(Taken { first, count })
+        Ok(Submitted { first, count })
     }
 
     fn completed(&self) -> Sequence {

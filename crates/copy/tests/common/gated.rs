@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-use memferry_engine::contract::{Capabilities, Direction, Pinner, park_by_polling};
-use memferry_engine::polled::{PinLedger, PolledEngine};
+use memferry_engine::contract::{Capabilities, CopyDirection, Pinner, park_by_polling};
+use memferry_engine::polled::{AuditingPinner, PolledEngine};
 use memferry_engine::{
     Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine, ExecutionError,
-    OpenError, Sequence, SubmitError, Taken,
+    OpenError, Sequence, SubmitError, Submitted,
 };
-use memferry_memory::pinning::{Access, PageRange, PinError, Token};
+use memferry_memory::pinning::{Access, PageRange, PinError, PinToken};
 
 /// Around a polled engine with pinned memory.
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct GatedEngine {
 }
 
 impl GatedEngine {
-    pub(crate) fn new(ledger: Arc<PinLedger>, open: bool) -> Self {
+    pub(crate) fn new(ledger: Arc<AuditingPinner>, open: bool) -> Self {
         let inner = PolledEngine::pinned_by(ledger.clone());
         let (channel, submitted) = (Mutex::new(None), Mutex::default());
         let pinner = Arc::new(NotingPinner { ledger, channel, submitted });
@@ -49,7 +49,7 @@ impl Engine for GatedEngine {
         self.inner.capabilities()
     }
 
-    fn cost(&self, direction: Direction) -> CostLine {
+    fn cost(&self, direction: CopyDirection) -> CostLine {
         self.inner.cost(direction)
     }
 
@@ -67,7 +67,7 @@ impl Engine for GatedEngine {
 
 #[derive(Debug)]
 struct NotingPinner {
-    ledger: Arc<PinLedger>,
+    ledger: Arc<AuditingPinner>,
     channel: Mutex<Option<Weak<dyn Channel>>>,
     submitted: Mutex<Vec<u64>>,
 }
@@ -77,19 +77,19 @@ impl Pinner for NotingPinner {
         "noting"
     }
 
-    fn pin(&self, range: PageRange, access: Access) -> Result<Token, PinError> {
+    fn pin(&self, range: PageRange, access: Access) -> Result<PinToken, PinError> {
         let channel = self.channel.lock().unwrap().as_ref().and_then(Weak::upgrade);
         let submitted = channel.map(|channel| channel.statistics().submitted);
         self.submitted.lock().unwrap().extend(submitted);
         self.ledger.pin(range, access)
     }
 
-    fn unpin(&self, range: PageRange, token: Token) {
+    fn unpin(&self, range: PageRange, token: PinToken) {
         self.ledger.unpin(range, token);
     }
 
-    fn follows_mapping(&self) -> bool {
-        self.ledger.follows_mapping()
+    fn tracks_mapping(&self) -> bool {
+        self.ledger.tracks_mapping()
     }
 }
 
@@ -101,7 +101,7 @@ struct GatedChannel {
 
 // SAFETY: everything is the inner channel's, which merely stands still at times.
 unsafe impl Channel for GatedChannel {
-    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
         self.inner.submit(batch)
     }
 

@@ -1,11 +1,11 @@
 //! What the tests of the copy core share.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use memferry_copy::{Builder, Ferry};
+use memferry_copy::{Ferry, FerryBuilder};
 use memferry_engine::cpu::ProfileSource;
 
 /// A builder with fixed settings, so that a test does the same on every machine.
-pub(crate) fn builder() -> Builder {
+pub(crate) fn builder() -> FerryBuilder {
     Ferry::builder()
         .profile(ProfileSource::BuiltIn)
         .channels(2)

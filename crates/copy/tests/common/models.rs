@@ -17,6 +17,6 @@ pub(crate) fn ioat(channels: usize) -> (Arc<IoatModel>, Arc<IoatEngine>) {
 /// A network card.
 pub(crate) fn card() -> (Arc<NicModel>, Arc<NicEngine>) {
     let model = NicModel::new();
-    let engine = NicEngine::over_model(model.clone(), nic::Settings::default()).unwrap();
+    let engine = NicEngine::over_model(model.clone(), nic::NicConfig::default()).unwrap();
     (model, Arc::new(engine))
 }

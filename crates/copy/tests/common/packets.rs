@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use memferry_copy::{Ferry, Notification, Options, Piece, Transfer};
-use memferry_engine::contract::{Capabilities, Direction, Pinner};
+use memferry_copy::{Ferry, Notification, Options, Segment, Transfer};
+use memferry_engine::contract::{Capabilities, CopyDirection, Pinner};
 use memferry_engine::{Channel, ChannelOptions, CostLine, Engine, OpenError};
-use memferry_memory::pinning::{Access, PageRange, PinError, Token};
+use memferry_memory::pinning::{Access, PageRange, PinError, PinToken};
 use memferry_sys::Pages;
 
 pub(crate) const PACKET: usize = 1460;
@@ -27,8 +27,8 @@ pub(crate) fn packets(ring: &Pages) -> Vec<&[u8]> {
     ring.as_slice().chunks(BUFFER).map(|buffer| &buffer[HEADER..HEADER + PACKET]).collect()
 }
 
-pub(crate) fn raw(packets: &[&[u8]]) -> Vec<Piece> {
-    packets.iter().map(|packet| Piece::from(*packet)).collect()
+pub(crate) fn raw(packets: &[&[u8]]) -> Vec<Segment> {
+    packets.iter().map(|packet| Segment::from(*packet)).collect()
 }
 
 /// Starts a delivery to memory that stays until the transfer is over, as that of all tests here does.
@@ -41,7 +41,7 @@ pub(crate) fn start(
     assert_eq!(target.len(), packets.iter().map(|packet| packet.len()).sum());
     let to = target.as_mut_slice().as_mut_ptr();
     // SAFETY: the tests keep both until they have waited, or the ferry is gone.
-    unsafe { ferry.ideliver(&raw(packets), to, options) }.unwrap()
+    unsafe { ferry.ideliver_raw(&raw(packets), to, options) }.unwrap()
 }
 
 /// Delivers again and again, and looks at every byte the moment the variable is set.
@@ -51,7 +51,7 @@ pub(crate) fn is_complete_when_it_is_notified(ferry: &Ferry, packets: &[&[u8]], 
     let variable = Notification::new(0);
     for round in 1..=rounds {
         target.as_mut_slice().fill(0);
-        let options = Options::new().notify(&variable, round).spare_caller();
+        let options = Options::new().notify(&variable, round).no_caller_assist();
         let transfer = start(ferry, packets, &mut target, options);
         while variable.load() != round {
             std::thread::yield_now();
@@ -88,7 +88,7 @@ impl<E: Engine> Engine for RefusingEngine<E> {
         self.engine.capabilities()
     }
 
-    fn cost(&self, direction: Direction) -> CostLine {
+    fn cost(&self, direction: CopyDirection) -> CostLine {
         self.engine.cost(direction)
     }
 
@@ -113,7 +113,7 @@ impl Pinner for RefusingPinner {
         "refusing"
     }
 
-    fn pin(&self, range: PageRange, access: Access) -> Result<Token, PinError> {
+    fn pin(&self, range: PageRange, access: Access) -> Result<PinToken, PinError> {
         let asked = self.asked.fetch_add(1, Ordering::Relaxed) + 1;
         if asked.is_multiple_of(self.every) {
             return Err(PinError::Refused { what: "pinning on a bad day", code: libc::EBUSY });
@@ -121,11 +121,11 @@ impl Pinner for RefusingPinner {
         self.pinner.pin(range, access)
     }
 
-    fn unpin(&self, range: PageRange, token: Token) {
+    fn unpin(&self, range: PageRange, token: PinToken) {
         self.pinner.unpin(range, token);
     }
 
-    fn follows_mapping(&self) -> bool {
-        self.pinner.follows_mapping()
+    fn tracks_mapping(&self) -> bool {
+        self.pinner.tracks_mapping()
     }
 }

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use memferry_copy::{Ferry, PinLimits, PinStatistics};
+use memferry_copy::{Ferry, PinLimits, RegistrationStatistics};
 use memferry_engine::Engine;
-use memferry_engine::polled::{PinLedger, PolledEngine};
+use memferry_engine::polled::{AuditingPinner, PolledEngine};
 use memferry_sys::Pages;
 use memferry_sys::pages::page_bytes;
 
@@ -18,31 +18,31 @@ pub(crate) fn over_engine(engine: Arc<dyn Engine>, limits: PinLimits) -> Ferry {
 }
 
 /// A ferry over an engine that needs pinned memory, and its ledger.
-pub(crate) fn over(ledger: PinLedger) -> (Ferry, Arc<PinLedger>) {
+pub(crate) fn over(ledger: AuditingPinner) -> (Ferry, Arc<AuditingPinner>) {
     let ledger = Arc::new(ledger);
     let engine = Arc::new(PolledEngine::pinned_by(ledger.clone()));
     (over_engine(engine, PinLimits::default()), ledger)
 }
 
-pub(crate) fn pinning(ferry: &Ferry) -> PinStatistics {
+pub(crate) fn pinning(ferry: &Ferry) -> RegistrationStatistics {
     ferry.statistics().pinning(ENGINE).expect("an engine that needs pinned memory").clone()
 }
 
 /// Drops the last handle of a ferry: nothing may be pinned after that, and the engine must never
 /// have seen a descriptor whose memory was not.
-pub(crate) fn end(ferry: Ferry, ledger: &PinLedger) {
+pub(crate) fn end(ferry: Ferry, ledger: &AuditingPinner) {
     drop(ferry);
     let counts = ledger.counts();
     assert_eq!(counts.pins, counts.unpins, "{counts:?}");
     assert_eq!(ledger.pinned_bytes(), 0);
-    assert_eq!((counts.unpinned_descriptors, counts.torn_descriptors), (0, 0), "{counts:?}");
-    assert_eq!(counts.wrong_unpins, 0);
+    assert_eq!((counts.unpinned_descriptors, counts.unpinned_in_flight), (0, 0), "{counts:?}");
+    assert_eq!(counts.invalid_unpins, 0);
 }
 
 /// Lets what is pinned of pages be kept, also where the kernel does not tell what is unmapped.
 pub(crate) fn keep(ferry: &Ferry, pages: &Pages) {
     // SAFETY: the pages of a test outlive all of its copies, and nothing is mapped at their place.
-    unsafe { ferry.promise_to_forget(pages.as_ptr(), pages.len()) };
+    unsafe { ferry.mark_unmonitored(pages.as_ptr(), pages.len()) };
 }
 
 /// Memory on pages that nobody else uses, so that a test can count them.

@@ -6,7 +6,7 @@ fn main() {
     let transfer = {
         let variable = Notification::new(0);
         let options = Options::new().notify(&variable, 1);
-        ferry.icopy_owned_with(vec![1u8; 1 << 20], vec![0u8; 1 << 20], options).unwrap()
+        ferry.icopy_with(vec![1u8; 1 << 20], vec![0u8; 1 << 20], options).unwrap()
     };
     transfer.wait().unwrap();
 }

@@ -1,10 +1,10 @@
 // error: E0133
 use std::sync::Arc;
 
-use memferry_engine::nic::{NicEngine, Settings};
+use memferry_engine::nic::{NicConfig, NicEngine};
 
-fn opens(device: Arc<dyn memferry_sys::device::Device>) {
-    let _ = NicEngine::over(device, Settings::default());
+fn opens(device: Arc<dyn memferry_sys::device::DmaDevice>) {
+    let _ = NicEngine::over(device, NicConfig::default());
 }
 
 fn main() {}

@@ -1,7 +1,7 @@
 // error: E0133
 use std::sync::Arc;
 
-fn opens(device: Arc<dyn memferry_sys::device::Device>) {
+fn opens(device: Arc<dyn memferry_sys::device::DmaDevice>) {
     let _ = memferry_engine::ioat::IoatEngine::over(&[device]);
 }
 

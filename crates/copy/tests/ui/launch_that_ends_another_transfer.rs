@@ -1,9 +1,9 @@
 // error: E0133
 use memferry_engine::Completion;
-use memferry_engine::completion::Launch;
+use memferry_engine::completion::Dispatch;
 
 fn ends(completion: &Completion) {
-    Launch::now(completion, []);
+    Dispatch::now(completion, []);
 }
 
 fn main() {}

@@ -7,7 +7,7 @@ fn main() {
     let mut target = vec![0u8; 2 * 1460];
     ferry.scope(|scope| {
         let pieces = [&packets[0][..], &packets[1][..]];
-        let delivery = scope.ideliver(&pieces, &mut target, Options::new()).unwrap();
+        let delivery = scope.ideliver_with(&pieces, &mut target, Options::new()).unwrap();
         packets[1][0] = 2;
         delivery.wait().unwrap();
     });

@@ -2,7 +2,7 @@
 use memferry_engine::{Completion, ExecutionError};
 
 fn ends(completion: &Completion) {
-    completion.refuse(ExecutionError::Forked);
+    completion.fail_unstarted(ExecutionError::Forked);
 }
 
 fn main() {}

@@ -1,5 +1,5 @@
 // error: E0133
-fn starts(device: &dyn memferry_sys::device::Device) {
+fn starts(device: &dyn memferry_sys::device::DmaDevice) {
     device.write64(0x90, 0xDEAD_0000);
 }
 

@@ -9,7 +9,7 @@ fn main() {
     ferry.scope(|scope| {
         let options = Options::new().notify(&variable, 1);
         let transfer = scope.icopy_with(&source, &mut target, options).unwrap();
-        let target = transfer.wait().unwrap();
+        let target = transfer.into_target().unwrap();
         target[0] = 2;
     });
     let packets = [[1u8; 1460]; 2];
@@ -19,12 +19,12 @@ fn main() {
         let delivery = {
             let pieces = vec![&packets[0][..], &packets[1][..]];
             let options = Options::new().notify(&variable, 2);
-            scope.ideliver(&pieces, &mut message, options).unwrap()
+            scope.ideliver_with(&pieces, &mut message, options).unwrap()
         };
-        delivery.wait().unwrap()[0] = 2;
+        delivery.into_target().unwrap()[0] = 2;
     });
     target[1] = 3;
-    let transfer = ferry.icopy_owned(source, target).unwrap();
+    let transfer = ferry.icopy(source, target).unwrap();
     let (_, mut target) = transfer.wait().unwrap();
     target[0] = 2;
 }

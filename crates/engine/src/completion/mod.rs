@@ -1,19 +1,19 @@
-//! The completion: the state of one transfer that engines report to and users ask.
+//! The completion: the state of one transfer, which engines report to and users query.
 //!
-//! A cookie, a future, an eventfd and a notification variable are all views of this one event. It
-//! is data: an engine marks it, and whoever sleeps on it, polls it or is ordered after it finds
-//! out from there. The state word has this life:
+//! A cookie, a future, an eventfd and a notification variable are views of this one event. The
+//! completion is data: an engine marks it, and threads that sleep on it or poll it, and transfers
+//! ordered after it, read it there. The transitions of the state word:
 //!
 //! ```text
-//!  0 ──► SLEEPER / WATCHER / CANCELLED may be added by users at any time
-//!  └──► DONE (with FAILED if it did not end well), once, by the engine that finishes last
+//!  0 ──► SLEEPER / LISTENER / CANCELLED may be added by users at any time
+//!  └──► DONE (with FAILED after a failure), once, by the engine that finishes last
 //! ```
 //!
-//! Who may touch what: `state` anybody, by atomic operations; `failure`, `difference` written by
-//! engines before DONE and read by users after it; `watchers` under its lock; everything else is
-//! fixed before the completion is shared.
+//! Access rules: any thread changes `state`, by atomic operations; engines write `failure` and
+//! `difference` before DONE, users read them after it; `listeners` is accessed under its lock;
+//! everything else is fixed before the completion is shared.
 
-mod launch;
+mod dispatch;
 mod notify;
 mod waiters;
 mod work;
@@ -24,117 +24,118 @@ use std::time::{Duration, Instant};
 
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 use memferry_sys::sync::{Mutex, lock, spin_hint};
-use memferry_sys::{EventFd, WaitWord, fork};
+use memferry_sys::{EventFd, Futex, fork};
 
-pub use launch::{Launch, Order};
-pub use notify::{Notification, Notify};
+pub use dispatch::{ChannelBatch, Dispatch};
+pub use notify::{Notification, PendingNotification};
 pub use waiters::Waiters;
-pub use work::{Chunk, Work};
+pub use work::{Chunk, ChunkedWork};
 
 use crate::contract::ExecutionError;
 
 const DONE: u32 = 1;
 const FAILED: u32 = 2;
 const SLEEPER: u32 = 4;
-const WATCHER: u32 = 8;
+const LISTENER: u32 = 8;
 const CANCELLED: u32 = 16;
-/// The engine has set the notification variable itself.
+/// The engine has written the notification variable itself.
 const NOTIFIED: u32 = 32;
 
-/// No difference found.
+/// The compare has found no difference.
 const EQUAL: u64 = u64::MAX;
 
-/// How a transfer ended, when it ended well.
+/// The output of a successful transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Finish {
+pub struct TransferOutput {
     /// For a compare: the offset of the first byte that differs, if any.
     pub difference: Option<u64>,
 }
 
 /// The shared state of one transfer.
 pub struct Completion {
-    state: WaitWord,
+    state: Futex,
     difference: AtomicU64,
-    notify: Option<Notify>,
-    work: Option<Work>,
+    notification: Option<PendingNotification>,
+    work: Option<ChunkedWork>,
     failure: Mutex<Option<ExecutionError>>,
-    /// Boxed: most transfers have none, and a completion should be few cache lines.
-    watchers: Mutex<Option<Box<Watchers>>>,
+    /// Boxed: few transfers have listeners, and a completion should fill few cache lines.
+    listeners: Mutex<Option<Box<CompletionListeners>>>,
     span: tracing::Span,
-    /// In a forked child the locks of a completion of the parent may be held for ever.
+    /// In a forked child, the locks of a parent's completion may stay locked forever.
     fork_generation: u64,
 }
 
-/// Short: a request that is ordered after others shows theirs.
+/// Prints little, because a request that is ordered after other transfers prints their completions.
 impl std::fmt::Debug for Completion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Completion").field("is_done", &self.is_done()).finish_non_exhaustive()
     }
 }
 
-/// Everybody who wants to be told, apart from sleepers on the state word.
+/// The listeners of a completion, apart from sleepers on the state word.
 #[derive(Debug, Default)]
-struct Watchers {
+struct CompletionListeners {
     wakers: Vec<Waker>,
     events: Vec<Arc<EventFd>>,
-    followers: Vec<Arc<Launch>>,
-    kept: Vec<Box<dyn Kept>>,
+    dependents: Vec<Arc<Dispatch>>,
+    keep_alive: Vec<Box<dyn KeepAlive>>,
 }
 
-/// Something that must live until a transfer is over.
-pub trait Kept: Send + std::fmt::Debug {}
-impl<T: Send + std::fmt::Debug> Kept for T {}
+/// A value that must stay alive until a transfer is complete.
+pub trait KeepAlive: Send + std::fmt::Debug {}
+impl<T: Send + std::fmt::Debug> KeepAlive for T {}
 
 impl Completion {
-    /// The completion of a transfer that one descriptor carries out.
+    /// The completion of a transfer that consists of one descriptor.
     pub fn whole() -> Self {
         Self {
-            state: WaitWord::new(0),
+            state: Futex::new(0),
             difference: AtomicU64::new(EQUAL),
-            notify: None,
+            notification: None,
             work: None,
             failure: Mutex::new(None),
-            watchers: Mutex::new(None),
+            listeners: Mutex::new(None),
             span: tracing::Span::none(),
             fork_generation: fork::generation(),
         }
     }
 
-    /// Made by the parent of this forked child: nobody here ends it, and its locks are not taken.
+    /// Whether the parent of this forked child created the completion: no thread here completes it,
+    /// and its locks must not be taken.
     fn is_forked(&self) -> bool {
         fork::generation() != self.fork_generation
     }
 
-    /// The completion of a transfer that has ended well already.
-    pub fn over() -> Self {
-        Self { state: WaitWord::new(DONE), ..Self::whole() }
+    /// The completion of a transfer that has already succeeded.
+    pub fn done() -> Self {
+        Self { state: Futex::new(DONE), ..Self::whole() }
     }
 
-    /// The completion of a transfer that was refused before anything of it was begun.
-    pub fn refused(error: ExecutionError) -> Self {
-        let state = WaitWord::new(DONE | FAILED);
+    /// The completion of a transfer that was rejected before it started.
+    pub fn failed(error: ExecutionError) -> Self {
+        let state = Futex::new(DONE | FAILED);
         Self { state, failure: Mutex::new(Some(error)), ..Self::whole() }
     }
 
-    /// The completion of a transfer that is cut into chunks, for engines to claim or to be given.
-    pub fn chunked(work: Work) -> Self {
+    /// The completion of a transfer in chunks, which engines claim or receive as parts.
+    pub fn chunked(work: ChunkedWork) -> Self {
         Self { work: Some(work), ..Self::whole() }
     }
 
-    /// Sets a variable after all data is visible and before the completion says it is done.
-    pub fn notifying(mut self, notify: Option<Notify>) -> Self {
-        self.notify = notify;
+    /// Adds a variable that is written after all data is visible and before the completion is done.
+    pub fn notifying(mut self, notify: Option<PendingNotification>) -> Self {
+        self.notification = notify;
         self
     }
 
-    /// Records the transfer's life in a tracing span.
+    /// Records the events of the transfer in a tracing span.
     pub fn traced(mut self, span: tracing::Span) -> Self {
         self.span = span;
         self
     }
 
-    /// The chunks, if it was cut.
-    pub fn work(&self) -> Option<&Work> {
+    /// The chunks of a chunked transfer.
+    pub fn work(&self) -> Option<&ChunkedWork> {
         self.work.as_ref()
     }
 
@@ -143,15 +144,16 @@ impl Completion {
         &self.span
     }
 
-    /// Whether the transfer is over, well or not. When it is, all data is visible to the caller.
+    /// Whether the transfer is complete, failed ones included. If so, all data is visible to the
+    /// caller.
     #[inline]
     pub fn is_done(&self) -> bool {
         self.state.word().load(Ordering::Acquire) & DONE != 0
     }
 
-    /// How it ended, or `None` while it goes on. In a forked child, a failure of the parent's is told
-    /// as [`ExecutionError::Forked`].
-    pub fn outcome(&self) -> Option<Result<Finish, ExecutionError>> {
+    /// The result, or `None` while the transfer is in flight. In a forked child a failure of the
+    /// parent's transfer is reported as [`ExecutionError::Forked`].
+    pub fn outcome(&self) -> Option<Result<TransferOutput, ExecutionError>> {
         let state = self.state.word().load(Ordering::Acquire);
         if state & DONE == 0 {
             return None;
@@ -160,23 +162,23 @@ impl Completion {
             Err(ExecutionError::Forked)
         } else if state & FAILED != 0 {
             let failure = lock(&self.failure).clone();
-            Err(failure.expect("a failure is recorded before it is announced"))
+            Err(failure.expect("a failure is recorded before it is published"))
         } else {
             let difference = self.difference.load(Ordering::Relaxed);
-            Ok(Finish { difference: (difference != EQUAL).then_some(difference) })
+            Ok(TransferOutput { difference: (difference != EQUAL).then_some(difference) })
         })
     }
 
-    /// How many bytes from the start are done: everything before that offset may be used while
-    /// the rest still moves. `length` is the transfer's.
+    /// The length of the finished prefix in bytes: everything before that offset may be used while
+    /// the rest is in flight. `length` is the length of the transfer.
     pub fn ready_bytes(&self, length: u64) -> u64 {
         if self.is_done() {
             return match self.outcome() {
                 Some(Ok(_)) => length,
-                _ => self.work().map_or(0, Work::ready_bytes),
+                _ => self.work().map_or(0, ChunkedWork::ready_bytes),
             };
         }
-        self.work().map_or(0, Work::ready_bytes)
+        self.work().map_or(0, ChunkedWork::ready_bytes)
     }
 
     /// Whether a range of the transfer is done.
@@ -188,13 +190,13 @@ impl Completion {
         }
     }
 
-    /// Asks for the end: what nobody has begun is not begun any more. The transfer then ends with
-    /// [`ExecutionError::Cancelled`], unless everything was begun already.
+    /// Cancels the transfer: parts that have not started do not start. The transfer then ends with
+    /// [`ExecutionError::Cancelled`], unless every part had started.
     pub fn cancel(&self) {
         self.state.word().fetch_or(CANCELLED, Ordering::AcqRel);
         let reason = || self.record(ExecutionError::Cancelled { done_bytes: 0 });
         if self.work().is_some_and(|work| work.drop_unclaimed(reason)) {
-            self.settle();
+            self.complete();
         }
     }
 
@@ -203,15 +205,15 @@ impl Completion {
         self.state.word().load(Ordering::Relaxed) & CANCELLED != 0
     }
 
-    /// The work, if a processor can do it.
-    fn work_for_processors(&self) -> Option<&Work> {
+    /// The chunks, if a processor can execute them.
+    fn host_work(&self) -> Option<&ChunkedWork> {
         self.work().filter(|work| work.is_host_only())
     }
 
-    /// Claims one chunk from the back and carries it out on the calling processor. Returns `false`
-    /// when there was none left, or none that a processor reaches.
+    /// Claims one chunk from the back and executes it on the calling processor. Returns `false` if
+    /// no chunk is left or the memory is not host memory.
     pub fn help_from_back(&self) -> bool {
-        let work = self.work_for_processors();
+        let work = self.host_work();
         let Some((work, chunk)) = work.and_then(|w| Some((w, w.claim_back()?))) else {
             return false;
         };
@@ -219,10 +221,10 @@ impl Completion {
         true
     }
 
-    /// Claims one chunk from the front and carries it out on the calling processor. Returns
-    /// `false` when there was none left, or none that a processor reaches.
+    /// Claims one chunk from the front and executes it on the calling processor. Returns `false` if
+    /// no chunk is left or the memory is not host memory.
     pub fn help_from_front(&self) -> bool {
-        let work = self.work_for_processors();
+        let work = self.host_work();
         let Some((work, chunk)) = work.and_then(|w| Some((w, w.claim_front()?))) else {
             return false;
         };
@@ -230,9 +232,10 @@ impl Completion {
         true
     }
 
-    /// Claims chunks from the front and carries them out until none is left; returns the bytes.
+    /// Claims chunks from the front and executes them until none is left; returns the number of
+    /// bytes.
     pub fn run_from_front(&self) -> u64 {
-        let Some(work) = self.work_for_processors() else { return 0 };
+        let Some(work) = self.host_work() else { return 0 };
         let mut bytes = 0;
         while let Some(chunk) = work.claim_front() {
             bytes += chunk.length;
@@ -241,24 +244,24 @@ impl Completion {
         bytes
     }
 
-    fn run_chunk(&self, work: &Work, chunk: Chunk) {
-        // SAFETY: whoever made the work vouched for its memory until the completion is done, and
-        // the claim makes this thread the only one to touch the chunk.
+    fn run_chunk(&self, work: &ChunkedWork, chunk: Chunk) {
+        // SAFETY: the creator of the work guarantees its memory until the completion is done, and
+        // the claim makes this thread the only one to access the chunk.
         let difference = unsafe { work.execute(chunk) };
         self.finish_part(chunk.offset, chunk.length, Ok(difference));
     }
 
-    /// Carries out a run that an engine claimed and could not do.
+    /// Executes a run of chunks that an engine claimed and could not copy.
     pub(crate) fn run_claimed(&self, run: Chunk) {
-        let Some(work) = self.work_for_processors() else { return };
+        let Some(work) = self.host_work() else { return };
         work.chunks_of(run).for_each(|chunk| self.run_chunk(work, chunk));
     }
 
-    /// A run that an engine claimed has ended.
+    /// Reports the end of a run of chunks that an engine claimed.
     pub(crate) fn finish_claimed(&self, run: Chunk, result: &Result<Option<u64>, ExecutionError>) {
         let Some(work) = self.work() else { return };
         for chunk in work.chunks_of(run) {
-            // The difference is reported with the chunk that it is in.
+            // The difference is reported with the chunk that contains it.
             let inside = |at: u64| {
                 (run.offset + at).checked_sub(chunk.offset).filter(|&at| at < chunk.length)
             };
@@ -267,39 +270,38 @@ impl Completion {
         }
     }
 
-    /// The variable that is set at the end, if there is one.
-    pub(crate) fn notify(&self) -> Option<Notify> {
-        self.notify
+    /// The variable that is written at the end, if there is one.
+    pub(crate) fn notification(&self) -> Option<PendingNotification> {
+        self.notification
     }
 
-    /// The engine that ends the transfer has set its notification variable.
+    /// Records that the engine has written the notification variable.
     pub(crate) fn mark_notified(&self) {
         self.state.word().fetch_or(NOTIFIED, Ordering::Relaxed);
     }
 
-    /// Whether the end has to be told to nobody but those who look at the state word. An engine
-    /// that knows this beforehand need not read the completion to finish it, which spares the
-    /// transfer of a cache line.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.notify.is_none() && self.span.is_disabled()
+    /// Whether the end is visible in the state word alone. An engine that knows this in advance
+    /// does not read the completion to finish it, which saves the transfer of a cache line.
+    pub(crate) fn has_no_listeners(&self) -> bool {
+        self.notification.is_none() && self.span.is_disabled()
     }
 
-    /// The one descriptor of a quiet transfer has ended well.
-    pub(crate) fn finish_quietly(&self) {
-        self.announce(false);
+    /// Reports the success of the one descriptor of a transfer without listeners.
+    pub(crate) fn finish_unlistened(&self) {
+        self.publish(false);
     }
 
-    /// The one descriptor of the transfer has ended.
+    /// Reports the end of the one descriptor of the transfer.
     pub(crate) fn finish_whole(&self, result: Result<Option<u64>, ExecutionError>) {
         match result {
             Ok(None) => {}
             Ok(Some(difference)) => self.difference.store(difference, Ordering::Relaxed),
             Err(error) => self.record(error),
         }
-        self.settle();
+        self.complete();
     }
 
-    /// A part of the transfer has ended. The last one to end settles it.
+    /// Reports the end of a part. The call that ends the last part completes the transfer.
     pub(crate) fn finish_part(
         &self,
         offset: u64,
@@ -320,52 +322,53 @@ impl Completion {
             }
         };
         if work.finish(offset, length, done) {
-            self.settle();
+            self.complete();
         }
     }
 
-    /// Ends a transfer of which no part is in flight.
-    pub(crate) fn refuse(&self, error: ExecutionError) {
+    /// Fails a transfer of which no part is in flight.
+    pub(crate) fn fail_unstarted(&self, error: ExecutionError) {
         self.record(error);
         if self.work().is_none_or(|work| work.drop_unclaimed(|| ())) {
-            self.settle();
+            self.complete();
         }
     }
 
-    /// Remembers the first failure.
+    /// Records the first failure; later ones are dropped.
     fn record(&self, error: ExecutionError) {
         lock(&self.failure).get_or_insert(error);
     }
 
-    /// Announces the end to everybody. Called exactly once, by whoever ended the last part.
-    fn settle(&self) {
-        let failed = self.take_stock();
-        if !failed && let Some(notify) = &self.notify {
+    /// Publishes the end and notifies all listeners. Called exactly once, by the thread that ended
+    /// the last part.
+    fn complete(&self) {
+        let failed = self.finalize_error();
+        if !failed && let Some(notify) = &self.notification {
             match self.state.word().load(Ordering::Relaxed) & NOTIFIED {
                 0 => notify.deliver(),
                 _ => notify.wake(),
             }
         }
-        self.announce(failed);
+        self.publish(failed);
         if !self.span.is_disabled() {
-            shielded(|| tracing::trace!(parent: &self.span, failed, "completed"));
+            catch_user_panic(|| tracing::trace!(parent: &self.span, failed, "completed"));
         }
     }
 
-    fn announce(&self, failed: bool) {
+    fn publish(&self, failed: bool) {
         let mark = if failed { DONE | FAILED } else { DONE };
         let previous = self.state.word().fetch_or(mark, Ordering::AcqRel);
         debug_assert!(previous & DONE == 0, "a transfer ends once");
         if previous & SLEEPER != 0 {
             self.state.wake_all();
         }
-        if previous & WATCHER != 0 {
-            self.tell_watchers(failed);
+        if previous & LISTENER != 0 {
+            self.notify_listeners(failed);
         }
     }
 
-    /// Whether the transfer failed; if so, completes the record with what was done all the same.
-    fn take_stock(&self) -> bool {
+    /// Whether the transfer failed; if so, adds the number of finished bytes to the recorded error.
+    fn finalize_error(&self) -> bool {
         let mut failure = lock(&self.failure);
         if let (Some(error), Some(work)) = (failure.as_mut(), self.work()) {
             let total = work.done_bytes();
@@ -379,68 +382,67 @@ impl Completion {
         failure.is_some()
     }
 
-    fn tell_watchers(&self, failed: bool) {
-        let Some(watchers) = lock(&self.watchers).take() else {
+    fn notify_listeners(&self, failed: bool) {
+        let Some(listeners) = lock(&self.listeners).take() else {
             return;
         };
-        let Watchers { wakers, events, followers, kept } = *watchers;
+        let CompletionListeners { wakers, events, dependents, keep_alive } = *listeners;
         events.iter().for_each(|event| event.signal());
-        wakers.into_iter().for_each(|waker| shielded(|| waker.wake()));
-        Launch::predecessor_ended(followers, failed);
-        kept.into_iter().for_each(|thing| shielded(|| drop(thing)));
+        wakers.into_iter().for_each(|waker| catch_user_panic(|| waker.wake()));
+        Dispatch::run_dependents(dependents, failed);
+        keep_alive.into_iter().for_each(|value| catch_user_panic(|| drop(value)));
     }
 
-    /// Adds a watcher, unless the transfer is over already, or goes on in another process; returns
-    /// whether it was added.
-    fn watch(&self, add: impl FnOnce(&mut Watchers)) -> bool {
+    /// Adds a listener; returns `false` if the transfer is complete or runs in the parent process.
+    fn add_listener(&self, add: impl FnOnce(&mut CompletionListeners)) -> bool {
         if self.is_forked() {
             return false;
         }
-        let mut watchers = lock(&self.watchers);
-        // The flag is set under the lock: an engine that sees it waits for the lock and then
-        // finds the watcher.
-        let previous = self.state.word().fetch_or(WATCHER, Ordering::AcqRel);
+        let mut listeners = lock(&self.listeners);
+        // The flag is set under the lock: an engine that sees it waits for the lock and then finds
+        // the listener.
+        let previous = self.state.word().fetch_or(LISTENER, Ordering::AcqRel);
         if previous & DONE != 0 {
             return false;
         }
-        add(watchers.get_or_insert_default());
+        add(listeners.get_or_insert_default());
         true
     }
 
-    /// Wakes a task at the end, each task once. `false`: over already.
-    pub fn wake_at_end(&self, waker: &Waker) -> bool {
-        // Cloned outside the lock: a waker's code is the user's.
+    /// Wakes a task on completion, each task once. `false` if the transfer is already complete.
+    pub fn wake_on_completion(&self, waker: &Waker) -> bool {
+        // Cloned outside the lock: a waker runs user code.
         let mut new = Some(waker.clone());
-        self.watch(|watchers| {
-            if !watchers.wakers.iter().any(|known| known.will_wake(waker)) {
-                watchers.wakers.extend(new.take());
+        self.add_listener(|listeners| {
+            if !listeners.wakers.iter().any(|known| known.will_wake(waker)) {
+                listeners.wakers.extend(new.take());
             }
         })
     }
 
-    /// Signals a descriptor at the end, or now if the transfer is over already.
-    pub fn signal_at_end(&self, event: &Arc<EventFd>) {
-        if !self.watch(|watchers| watchers.events.push(event.clone())) {
+    /// Signals an eventfd on completion, or now if the transfer is already complete.
+    pub fn signal_on_completion(&self, event: &Arc<EventFd>) {
+        if !self.add_listener(|listeners| listeners.events.push(event.clone())) {
             event.signal();
         }
     }
 
-    /// Keeps something alive until the end. `Err` gives it back: over already.
-    pub fn keep_until_end<T: Send + std::fmt::Debug + 'static>(&self, thing: T) -> Result<(), T> {
-        let mut thing = Some(thing);
-        self.watch(|watchers| watchers.kept.push(Box::new(thing.take())));
-        thing.map_or(Ok(()), Err)
+    /// Keeps a value alive until completion. `Err` returns it if the transfer is already complete.
+    pub fn keep_alive<T: Send + std::fmt::Debug + 'static>(&self, value: T) -> Result<(), T> {
+        let mut value = Some(value);
+        self.add_listener(|listeners| listeners.keep_alive.push(Box::new(value.take())));
+        value.map_or(Ok(()), Err)
     }
 
-    /// Registers a launch as waiting for this transfer; `None` when it is over already, with how
-    /// it ended.
-    pub(crate) fn follow(&self, launch: &Arc<Launch>) -> Option<bool> {
-        let added = self.watch(|watchers| watchers.followers.push(launch.clone()));
+    /// Adds a dispatch that waits for this transfer. If the transfer is already complete, returns
+    /// whether it succeeded.
+    pub(crate) fn add_dependent(&self, dispatch: &Arc<Dispatch>) -> Option<bool> {
+        let added = self.add_listener(|listeners| listeners.dependents.push(dispatch.clone()));
         (!added).then(|| matches!(self.outcome(), Some(Ok(_))))
     }
 
-    /// Spins at most `spin_ns`, then sleeps until the end or the deadline. Returns whether the
-    /// transfer is over.
+    /// Spins for at most `spin_ns`, then sleeps until completion or the deadline. Returns whether
+    /// the transfer is complete.
     pub fn wait(&self, spin_ns: u64, deadline: Option<Instant>) -> bool {
         if self.spin(spin_ns) {
             return true;
@@ -462,7 +464,7 @@ impl Completion {
     }
 
     fn spin(&self, spin_ns: u64) -> bool {
-        const LOOKS_PER_CLOCK: u32 = 32;
+        const POLLS_PER_CLOCK: u32 = 32;
         if self.is_done() {
             return true;
         }
@@ -471,7 +473,7 @@ impl Completion {
         }
         let start = Instant::now();
         loop {
-            for _ in 0..LOOKS_PER_CLOCK {
+            for _ in 0..POLLS_PER_CLOCK {
                 if self.is_done() {
                     return true;
                 }
@@ -484,11 +486,11 @@ impl Completion {
     }
 }
 
-/// Runs what belongs to the user. A panic in there goes no further: the thread of an engine must
-/// not die of it, nor leave behind a descriptor that is neither finished nor failed.
-fn shielded(theirs: impl FnOnce()) {
-    if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(theirs)) {
-        // Its drop is the user's code too, and may panic again.
+/// Runs user code and catches its panic, so that an engine thread neither dies nor leaves a
+/// descriptor that is neither finished nor failed.
+fn catch_user_panic(user_code: impl FnOnce()) {
+    if let Err(panic) = std::panic::catch_unwind(std::panic::AssertUnwindSafe(user_code)) {
+        // The payload's drop is user code too, and may panic again.
         std::mem::forget(panic);
     }
 }
@@ -499,32 +501,32 @@ mod tests {
 
     #[test]
     fn a_child_waits_for_no_lock_of_a_completion_of_its_parent() {
-        fork::watch();
+        fork::install_handler();
         let completion = Completion::whole();
-        let failed = Completion::refused(ExecutionError::Cancelled { done_bytes: 0 });
+        let failed = Completion::failed(ExecutionError::Cancelled { done_bytes: 0 });
         let event = Arc::new(EventFd::new().unwrap());
-        // The thread that forks stands for another that held the locks: in the child they are held
-        // too, and nobody gives them back.
-        let (watchers, failure) = (lock(&completion.watchers), lock(&failed.failure));
-        // SAFETY: the child uses what is here and the heap, and leaves by `_exit`; the alarm ends it if
-        // a lock keeps it.
+        // The forking thread stands for another thread that holds the locks: in the child they stay
+        // locked.
+        let (listeners, failure) = (lock(&completion.listeners), lock(&failed.failure));
+        // SAFETY: the child uses only this stack and the heap, and exits by `_exit`; the alarm ends
+        // it if it blocks on a lock.
         let child = unsafe { libc::fork() };
         if child == 0 {
             // SAFETY: as above.
             unsafe { libc::alarm(30) };
-            completion.signal_at_end(&event);
-            let fine = event.drain() == 1
-                && completion.keep_until_end(7) == Err(7)
+            completion.signal_on_completion(&event);
+            let passed = event.drain() == 1
+                && completion.keep_alive(7) == Err(7)
                 && completion.outcome().is_none()
                 && failed.outcome() == Some(Err(ExecutionError::Forked));
             // SAFETY: ends the child without running the parent's exit handlers.
-            unsafe { libc::_exit(i32::from(!fine)) };
+            unsafe { libc::_exit(i32::from(!passed)) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child just made.
+        // SAFETY: waits for the child created above.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0);
-        drop((watchers, failure));
-        assert_eq!(completion.keep_until_end(7), Ok(()));
+        drop((listeners, failure));
+        assert_eq!(completion.keep_alive(7), Ok(()));
     }
 }

@@ -1,21 +1,21 @@
-//! Notification variables: a 64-bit word that takes a value once a transfer's data is visible.
+//! Notification variables: a 64-bit word that is set to a value once a transfer's data is visible.
 //!
-//! The word may be any aligned `u64`, also one of a C program. It can be polled, or slept on: a
-//! sleeper announces itself in a small table hashed by the word's address, so that a delivery to a
-//! word on which nobody sleeps costs no system call.
+//! The word may be any aligned `u64`, also one of a C program. Threads can poll it or sleep on it.
+//! A sleeper counts itself in a small table that is hashed by the word's address, so a delivery to
+//! a word without sleepers costs no system call.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
-use memferry_sys::wait_word::{futex_wait, futex_wake_all};
+use memferry_sys::futex::{futex_wait, futex_wake_all};
 
-/// A notification variable. Any number of transfers may set it, one after another.
+/// A notification variable. Any number of transfers may set it in sequence.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Notification(AtomicU64);
 
 impl Notification {
-    /// A variable with a first value.
+    /// Creates a variable with an initial value.
     pub const fn new(value: u64) -> Self {
         Self(AtomicU64::new(value))
     }
@@ -23,10 +23,10 @@ impl Notification {
     /// Views a word of another language as a notification variable.
     ///
     /// # Safety
-    /// `word` must be aligned to 8 bytes, stay valid for `'a`, and be accessed by others only with
-    /// atomic loads and stores (in C: `volatile` or `_Atomic` 64-bit ones).
+    /// `word` must be aligned to 8 bytes, stay valid for `'a`, and be accessed by all others only
+    /// with atomic loads and stores (in C: `volatile` or `_Atomic` 64-bit ones).
     pub unsafe fn from_ptr<'a>(word: *mut u64) -> &'a Self {
-        // SAFETY: `Notification` is a transparent `AtomicU64`; the caller vouches for the rest.
+        // SAFETY: `Notification` is a transparent `AtomicU64`; the caller guarantees the rest.
         unsafe { &*word.cast::<Self>() }
     }
 
@@ -35,16 +35,17 @@ impl Notification {
         self.0.load(Ordering::Acquire)
     }
 
-    /// Sets the variable from the application's side, for example back to its first value.
+    /// Sets the variable from the application's side, for example back to its initial value.
     pub fn store(&self, value: u64) {
         self.set(value);
     }
 
-    /// Sleeps until the variable holds `value`, or the time is over. Returns whether it does.
-    /// Without a timeout this waits for as long as it takes: a transfer that fails sets nothing.
+    /// Sleeps until the variable has `value` or the timeout expires; returns whether it has the
+    /// value. Without a timeout the call may block forever: a transfer that fails does not set the
+    /// variable.
     pub fn wait(&self, value: u64, timeout: Option<Duration>) -> bool {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let _announced = Announced::at(self.sleepers());
+        let _announced = SleeperGuard::at(self.sleepers());
         loop {
             let now = self.load();
             if now == value {
@@ -54,11 +55,10 @@ impl Notification {
                 Some(Duration::ZERO) => return false,
                 left => left,
             };
-            // A futex sees 32 bits. Another value with the same low half would be missed by the
-            // comparison, though not by the wake-up that follows every change: sleeps are bounded
-            // all the same.
-            let nap = left.map_or(LONGEST_NAP, |left| left.min(LONGEST_NAP));
-            futex_wait(self.low_half(), now as u32, Some(nap));
+            // The futex compares 32 bits, so it does not detect another value with the same low
+            // half. The wake after every change does; the sleep is bounded in any case.
+            let sleep = left.map_or(MAX_SLEEP, |left| left.min(MAX_SLEEP));
+            futex_wait(self.low_half(), now as u32, Some(sleep));
         }
     }
 
@@ -68,7 +68,8 @@ impl Notification {
     }
 
     fn wake(&self) {
-        // Pairs with the announcement: either the sleeper sees the value or we see the sleeper.
+        // Pairs with the fetch_add in `SleeperGuard::at`: either the sleeper sees the value, or
+        // this thread sees the sleeper.
         fence(Ordering::SeqCst);
         if self.sleepers().load(Ordering::Relaxed) != 0 {
             futex_wake_all(self.low_half());
@@ -77,8 +78,8 @@ impl Notification {
 
     fn low_half(&self) -> &AtomicU32 {
         let low = if cfg!(target_endian = "big") { 1 } else { 0 };
-        // SAFETY: both halves of the word are aligned 32-bit words inside it. The kernel only
-        // compares this half; no Rust code accesses it by itself.
+        // SAFETY: both halves of the word are aligned 32-bit words inside it. Only the kernel
+        // compares this half; no Rust code accesses it.
         unsafe { &*std::ptr::from_ref(&self.0).cast::<AtomicU32>().add(low) }
     }
 
@@ -89,19 +90,19 @@ impl Notification {
     }
 }
 
-const LONGEST_NAP: Duration = Duration::from_millis(100);
+const MAX_SLEEP: Duration = Duration::from_millis(100);
 
-/// An announced sleeper; takes itself back on drop.
-struct Announced(&'static AtomicU32);
+/// A counted sleeper; uncounted on drop.
+struct SleeperGuard(&'static AtomicU32);
 
-impl Announced {
+impl SleeperGuard {
     fn at(sleepers: &'static AtomicU32) -> Self {
         sleepers.fetch_add(1, Ordering::SeqCst);
         Self(sleepers)
     }
 }
 
-impl Drop for Announced {
+impl Drop for SleeperGuard {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -109,42 +110,44 @@ impl Drop for Announced {
 
 /// A value to be delivered to a notification variable.
 #[derive(Debug, Clone, Copy)]
-pub struct Notify {
+pub struct PendingNotification {
     variable: *const Notification,
     value: u64,
 }
 
-// SAFETY: the variable is atomic, and `Notify::new` was promised that it outlives the transfer.
-unsafe impl Send for Notify {}
+// SAFETY: the variable is atomic, and the caller of `PendingNotification::new` guarantees that it
+// outlives the transfer.
+unsafe impl Send for PendingNotification {}
 // SAFETY: as above.
-unsafe impl Sync for Notify {}
+unsafe impl Sync for PendingNotification {}
 
-impl Notify {
-    /// Delivers `value` to `variable`.
+impl PendingNotification {
+    /// Creates the delivery of `value` to `variable`.
     ///
     /// # Safety
-    /// The variable must stay valid until the transfer that delivers to it is over.
+    /// The variable must stay valid until the transfer that delivers to it is complete.
     pub unsafe fn new(variable: *const Notification, value: u64) -> Self {
         Self { variable, value }
     }
 
     pub(crate) fn deliver(&self) {
-        // SAFETY: promised to `Notify::new`; the transfer is not over before this returns.
+        // SAFETY: guaranteed to `PendingNotification::new`; the transfer is not complete before
+        // this returns.
         unsafe { &*self.variable }.set(self.value);
     }
 
-    /// Wakes who sleeps on the variable, which somebody else has set.
+    /// Wakes the sleepers of a variable that the engine has written.
     pub(crate) fn wake(&self) {
         // SAFETY: as above.
         unsafe { &*self.variable }.wake();
     }
 
-    /// Where the variable is.
+    /// The address of the variable.
     pub fn address(&self) -> u64 {
         self.variable as u64
     }
 
-    /// What it is to be set to.
+    /// The value to write.
     pub fn value(&self) -> u64 {
         self.value
     }
@@ -160,7 +163,7 @@ mod tests {
         std::thread::scope(|scope| {
             scope.spawn(|| assert!(variable.wait(7, None)));
             // SAFETY: the variable outlives the delivery.
-            unsafe { Notify::new(&variable, 7) }.deliver();
+            unsafe { PendingNotification::new(&variable, 7) }.deliver();
         });
     }
 

@@ -1,17 +1,17 @@
-//! Those who wait for a number of a channel.
+//! Waiters for a sequence of a channel.
 //!
-//! What is kept of a small transfer is its number. Whoever wants more than to compare it, such as to be
-//! woken, signalled or ordered behind it, gets a completion for it from here. Nothing is submitted for
-//! that, and nobody waits: the list holds at most one completion for each descriptor of the ring.
+//! The whole state of a small transfer is its sequence. A user that needs more than to compare it,
+//! such as a wakeup, a signal or an ordering, gets a completion for the sequence from this list.
+//! That submits nothing and blocks no thread: the list contains at most one completion for each
+//! descriptor of the ring.
 //!
-//! A channel publishes a number, then asks whether the lowest number that is awaited is reached: one
-//! load, while nobody waits. Whoever waits puts its number into the list, then asks whether the channel
-//! is there already. With a fence between the two steps on both sides, at least one of them sees the
-//! other. On the channel's side the fence is not paid for each number: a channel asks once more, with a
-//! fence, before it does anything that takes long, above all before it sleeps
-//! ([`Waiters::tell_surely`]).
+//! A channel publishes a sequence, then reads the lowest awaited sequence: one load while the list
+//! is empty. A waiter adds its sequence to the list, then reads the channel's published sequence. A
+//! fence separates the two steps on both sides, so at least one side observes the other. The
+//! channel does not execute the fence for each sequence: it checks once more, with a fence, before
+//! any long step, above all before it sleeps ([`Waiters::notify_fenced`]).
 //!
-//! Ending a completion runs the user's code: never with the lock held.
+//! Finishing a completion runs user code, so it never happens under the lock.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,120 +22,122 @@ use memferry_sys::sync::{Mutex, lock};
 use super::Completion;
 use crate::contract::{ExecutionError, Sequence};
 
-/// Nobody waits.
+/// No sequence is awaited.
 const NONE: Sequence = Sequence::MAX;
 
-/// The completions of numbers that a channel has not come to.
+/// The completions of sequences that a channel has not reached.
 #[derive(Debug)]
 pub struct Waiters {
-    /// The lowest number in the list, or [`NONE`]. Written with the lock held.
+    /// The lowest sequence in the list, or [`NONE`]. Written under the lock.
     lowest: AtomicU64,
-    list: Mutex<List>,
+    queue: Mutex<WaiterQueue>,
 }
 
 #[derive(Debug)]
-struct List {
-    /// Rising numbers.
+struct WaiterQueue {
+    /// In rising order of sequences.
     awaited: VecDeque<(Sequence, Arc<Completion>)>,
-    /// The channel has ended: it asks no more.
+    /// The channel has ended and checks the list no more.
     closed: bool,
 }
 
 impl Waiters {
-    /// Nobody waits.
+    /// Creates an empty list.
     pub fn new() -> Self {
-        let list = List { awaited: VecDeque::new(), closed: false };
-        Self { lowest: AtomicU64::new(NONE), list: Mutex::new(list) }
+        let queue = WaiterQueue { awaited: VecDeque::new(), closed: false };
+        Self { lowest: AtomicU64::new(NONE), queue: Mutex::new(queue) }
     }
 
-    /// A completion that ends when the channel has come to a number. `completed` is how far it is.
-    /// Does not wait, for the channel or for anybody who runs the user's code.
+    /// A completion that completes when the channel reaches a sequence. `completed` returns the
+    /// channel's last sequence. The call blocks neither on the channel nor on a thread that runs
+    /// user code.
     pub fn completion_of(
         &self,
         sequence: Sequence,
         completed: impl Fn() -> Sequence,
     ) -> Arc<Completion> {
         if completed() >= sequence {
-            return Arc::new(Completion::over());
+            return Arc::new(Completion::done());
         }
-        let mut list = lock(&self.list);
-        let at = match list.awaited.binary_search_by_key(&sequence, |(number, _)| *number) {
-            Ok(at) => return list.awaited[at].1.clone(),
+        let mut queue = lock(&self.queue);
+        let at = match queue.awaited.binary_search_by_key(&sequence, |(number, _)| *number) {
+            Ok(at) => return queue.awaited[at].1.clone(),
             Err(at) => at,
         };
-        if !list.closed {
+        if !queue.closed {
             let completion = Arc::new(Completion::whole());
-            list.awaited.insert(at, (sequence, completion.clone()));
-            self.publish_lowest(&list);
-            // Pairs with the fence of `tell_surely`: either the channel sees the number in the list,
-            // or the number that it published is seen here.
+            queue.awaited.insert(at, (sequence, completion.clone()));
+            self.publish_lowest(&queue);
+            // Pairs with the fence of `notify_fenced`: either the channel sees the sequence in the
+            // list, or this thread sees the sequence that the channel published.
             fence(Ordering::SeqCst);
             if completed() < sequence {
                 return completion;
             }
-            // Still in the list: the lock was held since it was put there.
-            list.awaited.remove(at);
-            self.publish_lowest(&list);
+            // The entry is still at this index: this thread has held the lock since it inserted it.
+            queue.awaited.remove(at);
+            self.publish_lowest(&queue);
         }
-        drop(list);
+        drop(queue);
         Arc::new(if completed() >= sequence {
-            Completion::over()
+            Completion::done()
         } else {
-            Completion::refused(never_reached())
+            Completion::failed(never_reached())
         })
     }
 
-    /// Ends the completions of all numbers up to `completed`, which the channel has published. Misses
-    /// those who come at this very moment: see [`Waiters::tell_surely`].
+    /// Finishes the completions of all sequences up to `completed`, which the channel has
+    /// published. May miss a waiter that adds itself concurrently: see [`Waiters::notify_fenced`].
     #[inline]
-    pub fn tell(&self, completed: Sequence) {
+    pub fn notify(&self, completed: Sequence) {
         if self.lowest.load(Ordering::Relaxed) <= completed {
-            self.tell_reached(completed);
+            self.complete_reached(completed);
         }
     }
 
-    /// The same, and misses nobody. For a channel that will not publish another number soon.
-    pub fn tell_surely(&self, completed: Sequence) {
+    /// Like [`Waiters::notify`], and misses no waiter. For a channel that will not publish another
+    /// sequence soon.
+    pub fn notify_fenced(&self, completed: Sequence) {
         fence(Ordering::SeqCst);
-        self.tell(completed);
+        self.notify(completed);
     }
 
     #[cold]
-    fn tell_reached(&self, completed: Sequence) {
+    fn complete_reached(&self, completed: Sequence) {
         while let Some(completion) = self.take_first(completed) {
-            completion.finish_quietly();
+            completion.finish_unlistened();
         }
     }
 
-    /// Takes the completion of the lowest number out of the list, if it is at most `limit`.
+    /// Removes the completion of the lowest sequence, if the sequence is at most `limit`.
     fn take_first(&self, limit: Sequence) -> Option<Arc<Completion>> {
-        let mut list = lock(&self.list);
-        if list.awaited.front()?.0 > limit {
+        let mut queue = lock(&self.queue);
+        if queue.awaited.front()?.0 > limit {
             return None;
         }
-        let (_, completion) = list.awaited.pop_front()?;
-        self.publish_lowest(&list);
+        let (_, completion) = queue.awaited.pop_front()?;
+        self.publish_lowest(&queue);
         Some(completion)
     }
 
-    /// The channel has ended, and will come to no further number: ends all completions, well if their
-    /// number is reached.
+    /// Finishes all completions, because the channel has ended: those of reached sequences succeed,
+    /// the others fail.
     pub fn close(&self, completed: Sequence) {
-        lock(&self.list).closed = true;
-        self.tell_surely(completed);
+        lock(&self.queue).closed = true;
+        self.notify_fenced(completed);
         while let Some(completion) = self.take_first(NONE) {
-            completion.refuse(never_reached());
+            completion.fail_unstarted(never_reached());
         }
     }
 
-    fn publish_lowest(&self, list: &List) {
-        let lowest = list.awaited.front().map_or(NONE, |(number, _)| *number);
+    fn publish_lowest(&self, queue: &WaiterQueue) {
+        let lowest = queue.awaited.front().map_or(NONE, |(number, _)| *number);
         self.lowest.store(lowest, Ordering::Relaxed);
     }
 }
 
 fn never_reached() -> ExecutionError {
-    let reason = "the channel ended before it came to this number";
+    let reason = "the channel ended before it reached this sequence";
     ExecutionError::Engine { done_bytes: 0, reason }
 }
 
@@ -155,14 +157,14 @@ mod tests {
         let (waiters, reached) = (Waiters::new(), Cell::new(0));
         let completion_of = |number| waiters.completion_of(number, || reached.get());
         let [third, first, second] = [3, 1, 2].map(completion_of);
-        assert!(Arc::ptr_eq(&second, &completion_of(2)), "one for each number");
-        waiters.tell(0);
+        assert!(Arc::ptr_eq(&second, &completion_of(2)), "one completion for each sequence");
+        waiters.notify(0);
         assert!(!first.is_done());
         reached.set(2);
-        waiters.tell(2);
+        waiters.notify(2);
         assert_eq!([&first, &second, &third].map(|c| c.is_done()), [true, true, false]);
-        assert!(completion_of(1).is_done(), "one that comes late");
-        waiters.tell_surely(3);
+        assert!(completion_of(1).is_done(), "a completion after the end");
+        waiters.notify_fenced(3);
         assert!(third.is_done());
         assert_eq!(waiters.lowest.load(Ordering::Relaxed), NONE);
     }
@@ -182,18 +184,18 @@ mod tests {
     #[test]
     fn a_completion_whose_end_asks_for_others_meets_no_lock() {
         #[derive(Debug)]
-        struct Asks(Arc<Waiters>);
-        impl Drop for Asks {
+        struct AsksAgain(Arc<Waiters>);
+        impl Drop for AsksAgain {
             fn drop(&mut self) {
                 assert!(self.0.completion_of(1, || 1).is_done());
                 assert!(!self.0.completion_of(5, || 1).is_done());
-                self.0.tell_surely(1);
+                self.0.notify_fenced(1);
             }
         }
         let waiters = Arc::new(Waiters::new());
         let completion = waiters.completion_of(1, || 0);
-        completion.keep_until_end(Asks(waiters.clone())).unwrap();
-        waiters.tell(1);
+        completion.keep_alive(AsksAgain(waiters.clone())).unwrap();
+        waiters.notify(1);
         assert!(completion.is_done());
         assert_eq!(waiters.lowest.load(Ordering::Relaxed), 5);
     }

@@ -1,36 +1,36 @@
-//! The work of a transfer cut into chunks, and who has claimed which of them.
+//! The work of a chunked transfer, with the claims on its chunks.
 //!
-//! Channels claim from the front, a waiting caller from the back, until they meet: nobody waits
-//! for a share that another has not begun. Claims are one word (chunks claimed at the front, chunks
-//! claimed at the back), so a claim is one compare-and-swap. Beside it stands, for each chunk, the
-//! number of bytes still missing, which makes the finished prefix and any finished range visible.
+//! Channels claim from the front, a waiting caller from the back, until no chunk is left: no thread
+//! waits for a share that another has not started. The two counts of claims (front, back) are one
+//! word, so a claim is one compare-and-swap. A second word for each chunk counts its missing bytes,
+//! which makes the finished prefix and any finished range visible.
 
 use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use crate::contract::{Kernel, MemoryKind, Operation};
+use crate::contract::{Kernel, MemoryKind, Opcode};
 use crate::execute;
 
-/// The work is held back: nothing may be claimed yet.
-const HELD: u64 = 1 << 63;
+/// Claims are deferred: no chunk may be claimed yet.
+const DEFERRED: u64 = 1 << 63;
 
-/// Marks a chunk that was begun and failed, or was never begun because of a cancellation.
+/// Marks a chunk that failed, or did not start because of a cancellation.
 const LOST: u32 = u32::MAX;
-/// Set in the word of a chunk of which a piece has failed, or all of it is lost.
-const FAILED_PIECE: u32 = 1 << 31;
+/// Set in the word of a chunk of which a part has failed, or which is lost.
+const FAILED_PART: u32 = 1 << 31;
 
-/// A claimed piece of a transfer.
+/// A claimed range of a transfer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
-    /// Where it begins in the transfer.
+    /// The offset in the transfer, in bytes.
     pub offset: u64,
-    /// How long it is.
+    /// The length in bytes.
     pub length: u64,
 }
 
 /// An operation over a range, cut into chunks of equal size (the last may be shorter).
 #[derive(Debug)]
-pub struct Work {
-    pub(crate) operation: Operation,
+pub struct ChunkedWork {
+    pub(crate) operation: Opcode,
     pub(crate) kernel: Kernel,
     pub(crate) source: u64,
     pub(crate) target: u64,
@@ -38,57 +38,57 @@ pub struct Work {
     pub(crate) value: u8,
     memory: (MemoryKind, MemoryKind),
     chunk_bytes: u64,
-    /// Chunks claimed at the front (high half) and at the back (low half), and [`HELD`].
+    /// Chunks claimed at the front (high half) and at the back (low half), and [`DEFERRED`].
     claims: AtomicU64,
-    /// Chunks that have not ended yet.
+    /// Number of chunks that have not ended.
     unfinished: AtomicU32,
-    /// Bytes missing from each chunk, or [`LOST`].
-    missing: Missing,
+    /// The missing bytes of each chunk, or [`LOST`].
+    remaining: RemainingBytes,
 }
 
-/// A word for each chunk. A few are kept in place, so that middle-sized copies, of which there are
-/// many, need no allocation for them.
+/// A word for each chunk. Up to eight are stored inline, so that medium-sized copies, which are
+/// frequent, need no allocation.
 #[derive(Debug)]
-enum Missing {
-    Few([AtomicU32; Self::FEW], usize),
-    Many(Box<[AtomicU32]>),
+enum RemainingBytes {
+    Inline([AtomicU32; Self::INLINE_CHUNKS], usize),
+    Heap(Box<[AtomicU32]>),
 }
 
-impl Missing {
-    const FEW: usize = 8;
+impl RemainingBytes {
+    const INLINE_CHUNKS: usize = 8;
 
     fn new(count: usize, word: impl Fn(usize) -> u32) -> Self {
-        if count <= Self::FEW {
+        if count <= Self::INLINE_CHUNKS {
             let word = |index| AtomicU32::new(if index < count { word(index) } else { 0 });
-            Self::Few(std::array::from_fn(word), count)
+            Self::Inline(std::array::from_fn(word), count)
         } else {
-            Self::Many((0..count).map(|index| AtomicU32::new(word(index))).collect())
+            Self::Heap((0..count).map(|index| AtomicU32::new(word(index))).collect())
         }
     }
 }
 
-impl std::ops::Deref for Missing {
+impl std::ops::Deref for RemainingBytes {
     type Target = [AtomicU32];
 
     fn deref(&self) -> &[AtomicU32] {
         match self {
-            Self::Few(words, count) => &words[..*count],
-            Self::Many(words) => words,
+            Self::Inline(words, count) => &words[..*count],
+            Self::Heap(words) => words,
         }
     }
 }
 
-impl Work {
-    /// Cuts a range into chunks. Chunks grow where there would be more than a million of them.
+impl ChunkedWork {
+    /// Cuts a range into chunks. Chunks grow if there would be more than 2^20 of them.
     ///
     /// # Safety
-    /// As for [`Descriptor::new`](crate::Descriptor::new), until the completion that the work
-    /// belongs to is done.
+    /// As for [`Descriptor::new`](crate::Descriptor::new), until the completion of the work is
+    /// done.
     ///
     /// # Panics
-    /// When the length is 0 or the operation is one that cannot be cut.
+    /// If the length is 0 or the operation cannot be cut.
     pub unsafe fn new(
-        operation: Operation,
+        operation: Opcode,
         kernel: Kernel,
         source: u64,
         target: u64,
@@ -96,12 +96,12 @@ impl Work {
         value: u8,
         chunk_bytes: u64,
     ) -> Self {
-        const MOST_CHUNKS: u64 = 1 << 20;
-        const LONGEST_CHUNK: u64 = 1 << 30;
-        assert!(length > 0 && operation != Operation::Move, "this cannot be cut into chunks");
-        let chunk_bytes = chunk_bytes.max(length.div_ceil(MOST_CHUNKS)).clamp(1, LONGEST_CHUNK);
+        const MAX_CHUNKS: u64 = 1 << 20;
+        const MAX_CHUNK_BYTES: u64 = 1 << 30;
+        assert!(length > 0 && operation != Opcode::Move, "this cannot be cut into chunks");
+        let chunk_bytes = chunk_bytes.max(length.div_ceil(MAX_CHUNKS)).clamp(1, MAX_CHUNK_BYTES);
         let count = length.div_ceil(chunk_bytes);
-        let missing = Missing::new(count as usize, |index| {
+        let remaining = RemainingBytes::new(count as usize, |index| {
             (length - index as u64 * chunk_bytes).min(chunk_bytes) as u32
         });
         Self {
@@ -115,33 +115,33 @@ impl Work {
             chunk_bytes,
             claims: AtomicU64::new(0),
             unfinished: AtomicU32::new(count as u32),
-            missing,
+            remaining,
         }
     }
 
-    /// Says where source and target are; ordinary memory unless said otherwise. What is not is
-    /// for engines alone: no processor claims it.
+    /// Sets the kinds of memory of source and target; both are host memory by default. Only engines
+    /// claim chunks of device memory.
     pub fn in_memory(mut self, source: MemoryKind, target: MemoryKind) -> Self {
         self.memory = (source, target);
         self
     }
 
-    /// Where source and target are.
+    /// The kinds of memory of source and target.
     pub fn memory_kinds(&self) -> (MemoryKind, MemoryKind) {
         self.memory
     }
 
-    /// Whether a processor can carry it out.
+    /// Whether a processor can execute the work.
     pub fn is_host_only(&self) -> bool {
         self.memory == (MemoryKind::Host, MemoryKind::Host)
     }
 
-    /// How many chunks there are.
+    /// The number of chunks.
     pub fn chunk_count(&self) -> u64 {
-        self.missing.len() as u64
+        self.remaining.len() as u64
     }
 
-    /// The whole length.
+    /// The length of the transfer in bytes.
     pub fn length(&self) -> u64 {
         self.length
     }
@@ -157,18 +157,17 @@ impl Work {
         Some(self.chunk(front))
     }
 
-    /// Claims as many chunks at the front as fit into `most` bytes, at least one, and leaves as
-    /// many for others where there are others: never more than half of what is left, so that all
-    /// who share the work come to its end at about the same time.
-    pub fn claim_run(&self, most: u64) -> Option<Chunk> {
+    /// Claims the chunks at the front that fit into `max_bytes`, at least one, and at most half of
+    /// the unclaimed chunks, so that all claimants reach the end at about the same time.
+    pub fn claim_run(&self, max_bytes: u64) -> Option<Chunk> {
         let mut claims = self.claims.load(Ordering::Acquire);
         loop {
             let (front, back) = (claims >> 32, claims & 0xFFFF_FFFF);
-            if claims & HELD != 0 || front + back >= self.chunk_count() {
+            if claims & DEFERRED != 0 || front + back >= self.chunk_count() {
                 return None;
             }
             let left = self.chunk_count() - front - back;
-            let count = (most / self.chunk_bytes).min(left.div_ceil(2)).max(1);
+            let count = (max_bytes / self.chunk_bytes).min(left.div_ceil(2)).max(1);
             match self.claims.compare_exchange_weak(
                 claims,
                 claims + (count << 32),
@@ -185,14 +184,14 @@ impl Work {
         }
     }
 
-    /// How many bytes nobody has claimed, about: others may be claiming them.
+    /// The number of unclaimed bytes; approximate, because claims run concurrently.
     pub fn unclaimed_bytes(&self) -> u64 {
-        let claims = self.claims.load(Ordering::Relaxed) & !HELD;
+        let claims = self.claims.load(Ordering::Relaxed) & !DEFERRED;
         let claimed = (claims >> 32) + (claims & 0xFFFF_FFFF);
         self.chunk_count().saturating_sub(claimed) * self.chunk_bytes
     }
 
-    /// A range, cut where chunks end.
+    /// The parts of a range, cut at the ends of chunks.
     pub(crate) fn chunks_of(&self, range: Chunk) -> impl Iterator<Item = Chunk> {
         let (mut offset, end) = (range.offset, range.offset + range.length);
         std::iter::from_fn(move || {
@@ -209,13 +208,14 @@ impl Work {
         Some(self.chunk(self.chunk_count() - 1 - back))
     }
 
-    /// Adds to the claims if there is a chunk left; returns the claims before.
+    /// Adds to the claims if a chunk is left; returns the previous claims.
     fn claim(&self, add: u64) -> Option<(u64, u64)> {
-        // Acquire: whoever claims work that was held back sees what it was held back for.
+        // Acquire: a thread that claims deferred work sees the results of the transfers it was
+        // deferred for.
         let mut claims = self.claims.load(Ordering::Acquire);
         loop {
             let (front, back) = (claims >> 32, claims & 0xFFFF_FFFF);
-            if claims & HELD != 0 || front + back >= self.chunk_count() {
+            if claims & DEFERRED != 0 || front + back >= self.chunk_count() {
                 return None;
             }
             match self.claims.compare_exchange_weak(
@@ -230,22 +230,22 @@ impl Work {
         }
     }
 
-    /// Lets nobody claim anything until [`Work::release`].
-    pub(crate) fn hold(&self) {
-        self.claims.fetch_or(HELD, Ordering::Relaxed);
+    /// Prevents claims until [`ChunkedWork::allow_claims`].
+    pub(crate) fn defer_claims(&self) {
+        self.claims.fetch_or(DEFERRED, Ordering::Relaxed);
     }
 
-    /// Lets everybody claim.
-    pub(crate) fn release(&self) {
-        self.claims.fetch_and(!HELD, Ordering::Release);
+    /// Allows claims again.
+    pub(crate) fn allow_claims(&self) {
+        self.claims.fetch_and(!DEFERRED, Ordering::Release);
     }
 
-    /// Takes all unclaimed chunks out of the work, held back or not. If there are any, `reason`
-    /// is called before the first of them is marked as lost, so that whoever ends the last chunk
-    /// finds the reason recorded. Returns whether with them the last unfinished one is gone.
+    /// Removes all unclaimed chunks, deferred or not. If there are any, `reason` is called before
+    /// the first of them is marked as lost, so that the thread that ends the last chunk finds the
+    /// reason recorded. Returns whether this ended the last unfinished chunk.
     pub(crate) fn drop_unclaimed(&self, reason: impl FnOnce()) -> bool {
         let count = self.chunk_count();
-        let before = self.claims.swap(count << 32, Ordering::AcqRel) & !HELD;
+        let before = self.claims.swap(count << 32, Ordering::AcqRel) & !DEFERRED;
         let (front, back) = (before >> 32, before & 0xFFFF_FFFF);
         if front + back >= count {
             return false;
@@ -256,12 +256,12 @@ impl Work {
             .fold(false, |_, chunk| self.finish(chunk.offset, chunk.length, false))
     }
 
-    /// Carries out a chunk on the calling processor.
+    /// Executes a chunk on the calling processor.
     ///
     /// # Safety
     /// The chunk must have been claimed by the caller, and the completion must not be done.
     pub(crate) unsafe fn execute(&self, chunk: Chunk) -> Option<u64> {
-        // SAFETY: the chunk lies inside the range that `Work::new` was promised.
+        // SAFETY: the chunk lies inside the range that the caller of `ChunkedWork::new` guarantees.
         unsafe {
             execute::run(
                 self.operation,
@@ -274,50 +274,50 @@ impl Work {
         }
     }
 
-    /// Marks a range inside one chunk as ended, well or not. Returns `true` for the one call that
-    /// ends the last chunk.
+    /// Marks a range inside one chunk as ended: done or failed. Returns `true` for the one call
+    /// that ends the last chunk.
     pub(crate) fn finish(&self, offset: u64, length: u64, done: bool) -> bool {
         let index = (offset / self.chunk_bytes) as usize;
         debug_assert_eq!(index as u64, (offset + length - 1) / self.chunk_bytes);
-        let missing = &self.missing[index];
+        let remaining = &self.remaining[index];
         let whole = length == self.chunk(index as u64).length;
         if whole {
-            // Release: whoever sees the chunk as done sees its data.
-            missing.store(if done { 0 } else { LOST }, Ordering::Release);
-            return self.chunk_ended();
+            // Release: a thread that sees the chunk as done sees its data.
+            remaining.store(if done { 0 } else { LOST }, Ordering::Release);
+            return self.end_chunk();
         }
-        self.finish_piece(missing, length as u32, done)
+        self.finish_part(remaining, length as u32, done)
     }
 
-    /// Several descriptors may share a chunk: bytes count down, and a failed piece leaves a mark
-    /// in the top bit that no countdown reaches.
-    fn finish_piece(&self, missing: &AtomicU32, length: u32, done: bool) -> bool {
+    /// Marks a part of a chunk as ended. Several descriptors may share a chunk: each subtracts its
+    /// bytes, and a failed part sets the top bit, which no subtraction reaches.
+    fn finish_part(&self, remaining: &AtomicU32, length: u32, done: bool) -> bool {
         if !done {
-            missing.fetch_or(FAILED_PIECE, Ordering::AcqRel);
+            remaining.fetch_or(FAILED_PART, Ordering::AcqRel);
         }
-        let before = missing.fetch_sub(length, Ordering::AcqRel);
+        let before = remaining.fetch_sub(length, Ordering::AcqRel);
         let left = before - length;
-        if left & !FAILED_PIECE != 0 {
+        if left & !FAILED_PART != 0 {
             return false;
         }
         if left != 0 {
-            missing.store(LOST, Ordering::Release);
+            remaining.store(LOST, Ordering::Release);
         }
-        self.chunk_ended()
+        self.end_chunk()
     }
 
-    fn chunk_ended(&self) -> bool {
+    fn end_chunk(&self) -> bool {
         // AcqRel: the thread that ends the last chunk has seen the data of all of them.
         self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
     fn is_chunk_done(&self, index: usize) -> bool {
-        self.missing[index].load(Ordering::Acquire) == 0
+        self.remaining[index].load(Ordering::Acquire) == 0
     }
 
-    /// Bytes done from the start without a gap.
+    /// Number of bytes that are done from the start without a gap.
     pub fn ready_bytes(&self) -> u64 {
-        let done = (0..self.missing.len()).take_while(|&index| self.is_chunk_done(index)).count();
+        let done = (0..self.remaining.len()).take_while(|&index| self.is_chunk_done(index)).count();
         (done as u64 * self.chunk_bytes).min(self.length)
     }
 
@@ -329,23 +329,23 @@ impl Work {
                 .all(|index| self.is_chunk_done(index as usize))
     }
 
-    /// Bytes of all finished chunks.
+    /// Number of bytes of all finished chunks.
     pub(crate) fn done_bytes(&self) -> u64 {
-        (0..self.missing.len())
+        (0..self.remaining.len())
             .filter(|&index| self.is_chunk_done(index))
             .map(|index| self.chunk(index as u64).length)
             .sum()
     }
 
-    /// Bytes that have not ended yet; `None` if some of them never will, because they are lost.
-    pub(crate) fn missing_bytes(&self) -> Option<u64> {
-        self.missing.iter().try_fold(0, |sum, missing| {
-            let bytes = missing.load(Ordering::Acquire);
-            (bytes & FAILED_PIECE == 0).then_some(sum + u64::from(bytes))
+    /// Number of bytes that have not ended; `None` if a part is lost and never ends.
+    pub(crate) fn remaining_bytes(&self) -> Option<u64> {
+        self.remaining.iter().try_fold(0, |sum, remaining| {
+            let bytes = remaining.load(Ordering::Acquire);
+            (bytes & FAILED_PART == 0).then_some(sum + u64::from(bytes))
         })
     }
 
-    /// The boundary of the chunk in which `offset` lies: fixed parts must not cross it.
+    /// The end of the chunk that contains `offset`, which fixed parts must not cross.
     pub fn chunk_end(&self, offset: u64) -> u64 {
         ((offset / self.chunk_bytes + 1) * self.chunk_bytes).min(self.length)
     }
@@ -355,18 +355,19 @@ impl Work {
 mod tests {
     use super::*;
 
-    fn work(length: u64, chunk_bytes: u64) -> Work {
-        // SAFETY: these tests claim and mark, and never execute.
-        unsafe { Work::new(Operation::Copy, Kernel::Cached, 0, 0, length, 0, chunk_bytes) }
+    fn work(length: u64, chunk_bytes: u64) -> ChunkedWork {
+        // SAFETY: these tests only claim and mark chunks, and never execute them.
+        unsafe { ChunkedWork::new(Opcode::Copy, Kernel::Cached, 0, 0, length, 0, chunk_bytes) }
     }
 
     #[test]
     fn front_and_back_meet_and_cover_everything_once() {
         let work = work(1000, 64);
         let mut seen = vec![0u8; 1000];
-        let mut turn = 0;
-        while let Some(chunk) = if turn % 3 == 0 { work.claim_back() } else { work.claim_front() } {
-            turn += 1;
+        let mut round = 0;
+        while let Some(chunk) = if round % 3 == 0 { work.claim_back() } else { work.claim_front() }
+        {
+            round += 1;
             for byte in &mut seen[chunk.offset as usize..(chunk.offset + chunk.length) as usize] {
                 *byte += 1;
             }
@@ -419,15 +420,15 @@ mod tests {
 
     #[test]
     fn work_that_is_held_back_cannot_be_claimed_but_can_be_dropped() {
-        let held = work(400, 100);
-        held.hold();
-        assert_eq!((held.claim_front(), held.claim_back()), (None, None));
-        held.release();
-        assert!(held.claim_front().is_some());
+        let deferred = work(400, 100);
+        deferred.defer_claims();
+        assert_eq!((deferred.claim_front(), deferred.claim_back()), (None, None));
+        deferred.allow_claims();
+        assert!(deferred.claim_front().is_some());
         let dropped = work(400, 100);
-        dropped.hold();
+        dropped.defer_claims();
         assert!(dropped.drop_unclaimed(|| ()));
-        dropped.release();
+        dropped.allow_claims();
         assert_eq!(dropped.claim_front(), None);
     }
 

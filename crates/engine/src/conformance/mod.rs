@@ -1,33 +1,35 @@
-//! The conformance suite: an engine is done when it passes.
+//! The conformance suite, which every engine must pass.
 //!
-//! A test crate describes its engine as a [`Subject`] and writes one line per variant:
+//! A test crate describes its engine as an [`EngineUnderTest`] and writes one line per variant:
 //!
 //! ```
 //! use std::sync::Arc;
-//! use memferry_engine::conformance::Subject;
+//! use memferry_engine::conformance::EngineUnderTest;
 //! use memferry_engine::polled::PolledEngine;
 //!
-//! memferry_engine::conformance_tests!(polled, Subject::new(|| Arc::new(PolledEngine::new())));
+//! memferry_engine::conformance_tests!(polled, EngineUnderTest::new(|| Arc::new(PolledEngine::new())));
 //! # fn main() {}
 //! ```
 //!
-//! which makes one test of every case, so that a failure names what is wrong. The cases go by the
-//! engine's [`Capabilities`](crate::Capabilities): they cut what is too long for it, pin its memory
-//! if it needs that, poll it if it does not move on by itself, and skip, saying so, what it does not
-//! claim to do. All engines are expected to copy. Descriptors of length 0 are legal and end well at once.
+//! which makes one test of every case, so that a failure names the broken rule. The cases follow
+//! the engine's [`Capabilities`](crate::Capabilities): they cut operations that are too long for
+//! it, pin its memory if it needs that, poll it if it has no automatic progress, and skip, with a
+//! message, what it does not support. Every engine must support copies. Descriptors of length 0 are
+//! valid and succeed at once.
 //!
-//! No case waits longer than [`LIMIT`] for anything, and none asserts how long something takes.
+//! No case waits longer than [`CASE_TIMEOUT`] for anything, and none asserts how long something
+//! takes.
 
 mod batches;
-mod bench;
+mod buffers;
 mod chunks;
 mod close;
-mod field;
 mod numbers;
 mod order;
 mod pinning;
 mod signals;
 mod sizes;
+mod test_engine;
 
 use std::fmt;
 use std::sync::Arc;
@@ -37,19 +39,19 @@ use memferry_sys::Pages;
 
 use crate::contract::{ChannelOptions, Engine};
 
-/// The longest that any case waits for anything; after that it fails instead of hanging.
-pub const LIMIT: Duration = Duration::from_secs(20);
+/// The maximum time that a case waits for anything; after that it fails instead of hanging.
+pub const CASE_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The engine under test, and what the suite must know to treat it fairly.
-pub struct Subject {
+/// The engine under test, and the properties that the suite must know.
+pub struct EngineUnderTest {
     make: Box<dyn Fn() -> Arc<dyn Engine> + Send + Sync>,
-    allocate: Box<dyn Fn(usize) -> Box<dyn Memory> + Send + Sync>,
+    allocate: Box<dyn Fn(usize) -> Box<dyn TestMemory> + Send + Sync>,
     options: ChannelOptions,
     injects_faults: bool,
 }
 
-impl Subject {
-    /// An engine, made anew for each case.
+impl EngineUnderTest {
+    /// An engine that is created for each case.
     pub fn new<E: Engine + 'static>(make: impl Fn() -> Arc<E> + Send + Sync + 'static) -> Self {
         Self {
             make: Box::new(move || make()),
@@ -59,90 +61,90 @@ impl Subject {
         }
     }
 
-    /// Opens all channels with these options, except for those that a case is about.
+    /// Sets the options of all channels, except those that a case sets itself.
     pub fn options(mut self, options: ChannelOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Takes the memory for copies from here, for engines that do not reach all of it.
+    /// Sets the allocator of test memory, for engines that cannot access all memory.
     pub fn memory(
         mut self,
-        allocate: impl Fn(usize) -> Box<dyn Memory> + Send + Sync + 'static,
+        allocate: impl Fn(usize) -> Box<dyn TestMemory> + Send + Sync + 'static,
     ) -> Self {
         self.allocate = Box::new(allocate);
         self
     }
 
-    /// The engine fails descriptors on purpose, in ways from which transfers recover. Counters
-    /// and errors of channels are then not checked; the bytes and the transfers are as ever.
+    /// Declares that the engine injects faults from which transfers recover. The suite then checks
+    /// the bytes and the transfers, but not the counters and errors of channels.
     pub fn injects_faults(mut self) -> Self {
         self.injects_faults = true;
         self
     }
 }
 
-impl fmt::Debug for Subject {
+impl fmt::Debug for EngineUnderTest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subject")
+        f.debug_struct("EngineUnderTest")
             .field("options", &self.options)
             .field("injects_faults", &self.injects_faults)
             .finish_non_exhaustive()
     }
 }
 
-/// Memory that the engine can reach and the processor can look at.
-pub trait Memory: Send + Sync {
+/// Memory that both the engine and the processor can access.
+pub trait TestMemory: Send + Sync {
     /// The first byte, which must be page-aligned. The memory stays there until it is dropped.
     fn start(&self) -> *mut u8;
 }
 
-impl Memory for Pages {
+impl TestMemory for Pages {
     fn start(&self) -> *mut u8 {
         self.as_ptr()
     }
 }
 
-/// How a case ended, if it did not panic.
+/// The result of a case that did not panic.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict {
-    /// Everything was as it must be.
+    /// The engine passed.
     Passed,
-    /// The engine does not claim to do this.
+    /// The engine does not support this.
     Skipped(String),
 }
 
-/// One thing that every engine must do.
+/// One rule that every engine must follow.
 #[derive(Debug, Clone, Copy)]
 pub struct Case {
-    /// A sentence that says what.
+    /// The rule as a sentence.
     pub name: &'static str,
-    /// Panics if the engine does not.
-    pub run: fn(&Subject) -> Verdict,
+    /// Panics if the engine breaks the rule.
+    pub run: fn(&EngineUnderTest) -> Verdict,
 }
 
-/// Runs the whole suite and says what became of each case.
+/// Runs the whole suite and returns the result of each case.
 ///
 /// # Panics
-/// When a case fails.
-pub fn run_all(subject: &Subject) -> Vec<(&'static str, Verdict)> {
+/// If a case fails.
+pub fn run_all(subject: &EngineUnderTest) -> Vec<(&'static str, Verdict)> {
     cases().iter().map(|case| (case.name, (case.run)(subject))).collect()
 }
 
-/// Runs one case, and says so if it is skipped.
+/// Runs one case, and prints a message if it is skipped.
 ///
 /// # Panics
-/// When the case fails, or there is none of this name.
+/// If the case fails, or there is none of this name.
 #[allow(clippy::print_stderr)]
-pub fn run_case(subject: &Subject, name: &str) {
+pub fn run_case(subject: &EngineUnderTest, name: &str) {
     let case = cases().iter().find(|case| case.name == name).expect("a case of this name");
     if let Verdict::Skipped(reason) = (case.run)(subject) {
         eprintln!("skipped: {reason}");
     }
 }
 
-/// Makes the list of cases and the macro that turns each into a test. The first argument is a
-/// dollar sign, which a macro inside a macro cannot write down in any other way.
+/// Defines the list of cases and the macro that turns each into a test. The first argument is a
+/// dollar sign, which a macro inside a macro cannot express otherwise.
 macro_rules! suite {
     ($dollar:tt; $($file:ident: $($case:ident),+;)+) => {
         /// Every case of the suite.
@@ -151,7 +153,8 @@ macro_rules! suite {
         }
 
         /// Makes a module of tests, one for each case of the conformance suite, from the name of
-        /// the module and an expression for the [`Subject`](crate::conformance::Subject).
+        /// the module and an expression for the
+        /// [`EngineUnderTest`](crate::conformance::EngineUnderTest).
         #[macro_export]
         macro_rules! conformance_tests {
             ($dollar module:ident, $dollar subject:expr) => {
@@ -162,7 +165,7 @@ macro_rules! suite {
                     $($(
                         #[test]
                         fn $case() {
-                            let subject: $dollar crate::conformance::Subject = $dollar subject;
+                            let subject: $dollar crate::conformance::EngineUnderTest = $dollar subject;
                             $dollar crate::conformance::run_case(&subject, stringify!($case));
                         }
                     )+)+

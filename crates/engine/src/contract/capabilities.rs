@@ -1,24 +1,26 @@
-//! What an engine can do and what it asks of memory. Planners read this and nothing else.
+//! The capabilities of an engine and its requirements of memory. Planners read nothing else of an
+//! engine.
 
-use super::Operation;
+use super::Opcode;
 
-/// Where memory is.
+/// The location of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum MemoryKind {
-    /// Ordinary memory of this process, which any core can read and write.
+    /// Ordinary memory of this process, which every core can read and write.
     Host,
-    /// Memory of a device, which only engines that say so can reach.
+    /// Memory of a device, which only engines with this kind in [`Capabilities::memory`] can
+    /// access.
     Device,
 }
 
 /// A set of operations.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Operations(u8);
+pub struct OpcodeSet(u8);
 
-impl Operations {
+impl OpcodeSet {
     /// The set of the given operations.
-    pub const fn of(operations: &[Operation]) -> Self {
+    pub const fn of(operations: &[Opcode]) -> Self {
         let (mut bits, mut index) = (0, 0);
         while index < operations.len() {
             bits |= 1 << operations[index] as u8;
@@ -28,16 +30,16 @@ impl Operations {
     }
 
     /// Whether the operation is in the set.
-    pub const fn contains(self, operation: Operation) -> bool {
+    pub const fn contains(self, operation: Opcode) -> bool {
         self.0 & (1 << operation as u8) != 0
     }
 }
 
 /// A set of memory kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MemoryKinds(u8);
+pub struct MemoryKindSet(u8);
 
-impl MemoryKinds {
+impl MemoryKindSet {
     /// The set of the given kinds.
     pub const fn of(kinds: &[MemoryKind]) -> Self {
         let (mut bits, mut index) = (0, 0);
@@ -54,57 +56,60 @@ impl MemoryKinds {
     }
 }
 
-/// Whether memory must be registered before the engine may touch it.
+/// Who registers memory for the engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Registration {
-    /// Any mapped memory will do.
-    NotNeeded,
-    /// Pages must be pinned and made known to the engine by the memory layer first, with the
-    /// engine's [`pinner`](super::Engine::pinner). Descriptors say where they are pinned; an
-    /// invitation to claim chunks cannot, so such an engine does not claim any.
-    ByMemoryLayer,
-    /// The engine takes any memory and registers it itself, faster if it is registered already.
+pub enum RegistrationMode {
+    /// No registration: the engine accepts any mapped memory.
+    NotRequired,
+    /// The submitter pins the pages with the engine's [`pinner`](super::Engine::pinner) and
+    /// attaches the leases to the descriptors. A work offer has no leases, so such an engine does
+    /// not claim chunks.
+    BySubmitter,
+    /// The engine accepts any memory and registers it itself; registered memory is faster.
     ByEngine,
 }
 
-/// What an engine can do.
+/// The capabilities of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The operations it knows.
-    pub operations: Operations,
-    /// The memory it reaches.
-    pub memory: MemoryKinds,
-    /// The longest descriptor it takes.
-    pub largest_descriptor_bytes: usize,
-    /// Addresses that are multiples of this go fastest.
+    /// The supported operations.
+    pub operations: OpcodeSet,
+    /// The kinds of memory that the engine can access.
+    pub memory: MemoryKindSet,
+    /// The maximum length of a descriptor in bytes.
+    pub max_descriptor_bytes: usize,
+    /// The address alignment in bytes at which the engine is fastest.
     pub preferred_alignment: usize,
-    /// A descriptor must not cross a multiple of this, neither at the source nor at the target.
+    /// A boundary in bytes: a descriptor must not cross a multiple of it, neither at the source nor
+    /// at the target.
     pub boundary_bytes: Option<usize>,
-    /// Whether memory must be registered, and by whom.
-    pub registration: Registration,
-    /// Whether a channel takes [`Scope::Chunks`](super::Scope::Chunks) descriptors: an invitation
-    /// to claim parts of a transfer for as long as there are any.
+    /// Who registers memory, if it must be registered.
+    pub registration: RegistrationMode,
+    /// Whether a channel accepts work offers
+    /// ([`DescriptorScope::WorkOffer`](super::DescriptorScope::WorkOffer)) and claims chunks of a
+    /// transfer until none is left.
     pub claims_chunks: bool,
-    /// Whether a descriptor over memory in reach never fails. Then its number in the channel is
-    /// all that has to be kept of a small transfer, and nothing is allocated for it.
-    pub never_fails: bool,
-    /// Whether channels move on by themselves. If not, somebody must call `poll`.
-    pub self_driving: bool,
-    /// Whether a channel can set a notification variable behind the data by itself, if the variable
-    /// is pinned for it ([`Pins::variable`](super::Pins)).
-    pub notifies: bool,
+    /// Whether a descriptor over accessible memory never fails. Then the sequence is the whole
+    /// state of a small transfer, and nothing is allocated for it.
+    pub infallible: bool,
+    /// Whether channels make progress automatically. If not, a thread must call `poll`.
+    pub auto_progress: bool,
+    /// Whether a channel can write a notification variable after the data, if the variable is
+    /// pinned for the engine ([`DescriptorLeases::variable`](super::DescriptorLeases)).
+    pub writes_notifications: bool,
 }
 
 impl Capabilities {
-    /// The longest piece that can start at these two addresses, given the descriptor limit and
-    /// the boundary.
-    pub fn longest_piece(&self, source: u64, target: u64, length: u64) -> u64 {
-        let mut longest = length.min(self.largest_descriptor_bytes as u64);
+    /// The maximum length of a part that starts at these two addresses, given the descriptor limit
+    /// and the boundary.
+    pub fn max_part(&self, source: u64, target: u64, length: u64) -> u64 {
+        let mut max_bytes = length.min(self.max_descriptor_bytes as u64);
         if let Some(boundary) = self.boundary_bytes {
             let boundary = boundary as u64;
-            longest = longest.min(boundary - source % boundary).min(boundary - target % boundary);
+            max_bytes =
+                max_bytes.min(boundary - source % boundary).min(boundary - target % boundary);
         }
-        longest
+        max_bytes
     }
 }
 
@@ -114,23 +119,23 @@ mod tests {
 
     fn paged() -> Capabilities {
         Capabilities {
-            operations: Operations::of(&[Operation::Copy]),
-            memory: MemoryKinds::of(&[MemoryKind::Host]),
-            largest_descriptor_bytes: 1 << 20,
+            operations: OpcodeSet::of(&[Opcode::Copy]),
+            memory: MemoryKindSet::of(&[MemoryKind::Host]),
+            max_descriptor_bytes: 1 << 20,
             preferred_alignment: 64,
             boundary_bytes: Some(4096),
-            registration: Registration::NotNeeded,
+            registration: RegistrationMode::NotRequired,
             claims_chunks: false,
-            never_fails: false,
-            self_driving: true,
-            notifies: false,
+            infallible: false,
+            auto_progress: true,
+            writes_notifications: false,
         }
     }
 
-    fn pieces(source: u64, target: u64, length: u64) -> usize {
+    fn part_count(source: u64, target: u64, length: u64) -> usize {
         let (engine, mut done, mut count) = (paged(), 0, 0);
         while done < length {
-            done += engine.longest_piece(source + done, target + done, length - done);
+            done += engine.max_part(source + done, target + done, length - done);
             count += 1;
         }
         count
@@ -138,14 +143,14 @@ mod tests {
 
     #[test]
     fn page_aligned_copies_need_one_piece_per_page_and_shifted_ones_two() {
-        assert_eq!(pieces(0, 0, 4 << 20), 1024);
-        assert_eq!(pieces(0, 2048, 4 << 20), 2048);
+        assert_eq!(part_count(0, 0, 4 << 20), 1024);
+        assert_eq!(part_count(0, 2048, 4 << 20), 2048);
     }
 
     #[test]
     fn sets_hold_what_they_were_made_of() {
-        let set = Operations::of(&[Operation::Copy, Operation::Compare]);
-        assert!(set.contains(Operation::Copy) && set.contains(Operation::Compare));
-        assert!(!set.contains(Operation::Fill) && !set.contains(Operation::Move));
+        let set = OpcodeSet::of(&[Opcode::Copy, Opcode::Compare]);
+        assert!(set.contains(Opcode::Copy) && set.contains(Opcode::Compare));
+        assert!(!set.contains(Opcode::Fill) && !set.contains(Opcode::Move));
     }
 }

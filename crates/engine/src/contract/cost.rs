@@ -1,62 +1,63 @@
-//! The cost line of an engine: what a transfer of a size will take.
+//! The cost line of an engine: an estimate of the time that a transfer takes.
 
 use super::MemoryKind;
 
-/// From one kind of memory to another.
+/// The kinds of memory of source and target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Direction {
-    /// Where the bytes come from.
+pub struct CopyDirection {
+    /// The kind of the source.
     pub source: MemoryKind,
-    /// Where they go.
+    /// The kind of the target.
     pub target: MemoryKind,
 }
 
-impl Direction {
-    /// Inside ordinary memory.
+impl CopyDirection {
+    /// Between two ranges of host memory.
     pub const HOST_TO_HOST: Self = Self { source: MemoryKind::Host, target: MemoryKind::Host };
-    /// From ordinary memory to a device.
-    pub const TO_DEVICE: Self = Self { source: MemoryKind::Host, target: MemoryKind::Device };
-    /// From a device to ordinary memory.
-    pub const FROM_DEVICE: Self = Self { source: MemoryKind::Device, target: MemoryKind::Host };
-    /// Inside a device.
-    pub const IN_DEVICE: Self = Self { source: MemoryKind::Device, target: MemoryKind::Device };
+    /// From host memory to a device.
+    pub const HOST_TO_DEVICE: Self = Self { source: MemoryKind::Host, target: MemoryKind::Device };
+    /// From a device to host memory.
+    pub const DEVICE_TO_HOST: Self = Self { source: MemoryKind::Device, target: MemoryKind::Host };
+    /// Between two ranges of one device.
+    pub const DEVICE_TO_DEVICE: Self =
+        Self { source: MemoryKind::Device, target: MemoryKind::Device };
 }
 
-/// What it costs to make ordinary memory ready for an engine that registers it itself, beside the
-/// cost of the transfer. Both go on while earlier bytes move.
+/// The cost of preparing host memory for an engine that registers it itself, in addition to the
+/// cost of the transfer. Both kinds of preparation overlap with the copy of earlier bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Preparation {
-    /// Whether memory is registered that its owner has not registered.
+pub struct RegistrationCosts {
+    /// Whether the engine registers memory that its owner has not registered.
     pub registers: bool,
-    /// Registering it.
+    /// The cost of registering memory.
     pub register: CostLine,
-    /// Registering it where it is made of huge pages.
+    /// The cost of registering memory in huge pages.
     pub register_huge: CostLine,
-    /// Copying it through a ring instead, by one channel.
-    pub stage: CostLine,
+    /// The cost of copying memory through the staging buffers of one channel instead.
+    pub staging: CostLine,
 }
 
-/// Start-up plus time per byte.
+/// A start-up time plus a time per byte.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostLine {
-    /// What every transfer costs, however small.
+    /// The fixed cost of a transfer, in nanoseconds.
     pub startup_ns: f64,
-    /// What each byte adds.
+    /// The cost of each byte, in nanoseconds.
     pub ns_per_byte: f64,
 }
 
 impl CostLine {
-    /// The line of a start-up time and a bandwidth in bytes per nanosecond (GB/s).
+    /// The line with a start-up time in nanoseconds and a bandwidth in GB/s (bytes per nanosecond).
     pub fn from_bandwidth(startup_ns: f64, gb_per_s: f64) -> Self {
         Self { startup_ns, ns_per_byte: 1.0 / gb_per_s }
     }
 
-    /// The estimate for a size.
+    /// The estimated time of a transfer of `bytes`, in nanoseconds.
     pub fn estimate_ns(&self, bytes: u64) -> f64 {
         self.startup_ns + self.ns_per_byte * bytes as f64
     }
 
-    /// The bandwidth that the line approaches, in GB/s.
+    /// The asymptotic bandwidth of the line, in GB/s.
     pub fn gb_per_s(&self) -> f64 {
         1.0 / self.ns_per_byte
     }

@@ -1,18 +1,18 @@
-//! The descriptor: one hardware-sized order to a channel.
+//! The descriptor: one command to a channel, within the limits of the engine.
 
 use std::fmt;
 use std::sync::Arc;
 
 use memferry_sys::copy::stream::Streaming;
 
-use super::{ExecutionError, MemoryKind, Pins};
-use crate::completion::{Chunk, Completion, Notify, Work};
+use super::{DescriptorLeases, ExecutionError, MemoryKind};
+use crate::completion::{Chunk, ChunkedWork, Completion, PendingNotification};
 use crate::execute;
 
-/// What to do with the bytes.
+/// The operation of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
-pub enum Operation {
+pub enum Opcode {
     /// Copy between ranges that do not overlap.
     Copy,
     /// Copy between ranges that may overlap, with memmove's result.
@@ -23,17 +23,17 @@ pub enum Operation {
     Compare,
 }
 
-/// How a processor should move the bytes. Other engines ignore it.
+/// The copy loop of a processor. Other engines ignore it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
-    /// Through the caches.
+    /// Copies through the caches.
     Cached,
-    /// Around the caches. The variant must be one that the processor supports.
+    /// Copies with non-temporal stores. The processor must support the variant.
     Stream(Streaming),
 }
 
 impl Kernel {
-    /// The name used in plans and reports.
+    /// The name in plans and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Cached => "cached",
@@ -41,8 +41,8 @@ impl Kernel {
         }
     }
 
-    /// The kernel itself, or the cached one where this processor cannot run it: a wrong wish costs
-    /// speed, never an illegal instruction.
+    /// The kernel itself, or the cached one if this processor does not support it: an unsupported
+    /// choice costs speed and never executes an illegal instruction.
     #[inline]
     pub(crate) fn or_cached(self) -> Self {
         match self {
@@ -52,49 +52,49 @@ impl Kernel {
     }
 }
 
-/// What part of its transfer a descriptor carries.
+/// The part of its transfer that a descriptor covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Scope {
-    /// All of it: when the descriptor ends, the transfer ends.
+pub enum DescriptorScope {
+    /// The whole transfer: the transfer completes with the descriptor.
     Whole,
     /// A fixed part.
     Part,
-    /// An invitation to claim chunks of the transfer until none is left.
-    Chunks,
+    /// A work offer: the channel claims chunks of the transfer until none is left.
+    WorkOffer,
 }
 
-/// One order: operation, source, target, length. Optional settings by the methods that follow.
+/// One command: operation, source, target, length; the setter methods add options.
 ///
-/// A descriptor with a completion reports to it when it is finished, and as failed when it is
-/// dropped unfinished: none is ever lost.
+/// A descriptor with a completion reports to it exactly once: when it is finished, or as failed
+/// when it is dropped unfinished.
 pub struct Descriptor {
-    operation: Operation,
-    scope: Scope,
+    operation: Opcode,
+    scope: DescriptorScope,
     kernel: Kernel,
     source_memory: MemoryKind,
     target_memory: MemoryKind,
     value: u8,
-    flags: Flags,
+    flags: DescriptorFlags,
     source: u64,
     target: u64,
     length: u64,
     offset: u64,
     completion: Option<Arc<Completion>>,
-    /// Dropped after everything else is over: the memory stays pinned for as long as this exists.
-    pins: Option<Arc<Pins>>,
+    /// Dropped last: the memory stays pinned while the descriptor exists.
+    leases: Option<Arc<DescriptorLeases>>,
 }
 
-/// Yes-or-no facts in one byte, because a descriptor has no more room.
+/// Boolean options in one byte, because the descriptor must fit into 56 bytes.
 #[derive(Debug, Clone, Copy, Default)]
-struct Flags(u8);
+struct DescriptorFlags(u8);
 
-impl Flags {
-    /// The completion is quiet: it can be finished without being read.
-    const QUIET: u8 = 1;
-    /// Memory that is not registered stays so.
-    const PASSING: u8 = 2;
-    /// Others claim from the same transfer.
+impl DescriptorFlags {
+    /// The completion has no listeners: it can be finished without being read.
+    const NO_LISTENERS: u8 = 1;
+    /// The engine does not register memory that is not registered.
+    const TRANSIENT: u8 = 2;
+    /// Other engines claim chunks of the same transfer.
     const SHARED: u8 = 4;
 
     fn set(&mut self, flag: u8, on: bool) {
@@ -110,98 +110,99 @@ impl Flags {
 const _: () = assert!(size_of::<Descriptor>() <= 56);
 
 impl Descriptor {
-    /// An order over raw memory.
+    /// Creates a descriptor over raw memory.
     ///
     /// # Safety
     /// Until the descriptor is finished, the source must stay valid for reads and the target for
-    /// writes of `length` bytes (those that the operation uses), and nobody else may access the
-    /// target, or write to the source. For [`Operation::Copy`] the two must not overlap.
+    /// writes of `length` bytes (those that the operation uses), and no other thread or device may
+    /// access the target, or write to the source. For [`Opcode::Copy`] the two must not overlap.
     #[inline]
-    pub unsafe fn new(operation: Operation, source: u64, target: u64, length: u64) -> Self {
+    pub unsafe fn new(operation: Opcode, source: u64, target: u64, length: u64) -> Self {
         Self {
             operation,
-            scope: Scope::Whole,
+            scope: DescriptorScope::Whole,
             kernel: Kernel::Cached,
             source_memory: MemoryKind::Host,
             target_memory: MemoryKind::Host,
             value: 0,
-            flags: Flags::default(),
+            flags: DescriptorFlags::default(),
             source,
             target,
             length,
             offset: 0,
             completion: None,
-            pins: None,
+            leases: None,
         }
     }
 
-    /// An invitation to claim the chunks of a transfer; see [`Completion::chunked`]. Dropping an
-    /// invitation only declines it: whoever made the transfer sees to it that somebody accepts
-    /// one ([`Launch::now`](crate::completion::Launch::now) does).
-    pub fn chunks(completion: Arc<Completion>) -> Self {
+    /// Creates a work offer for the chunks of a transfer; see [`Completion::chunked`]. Dropping a
+    /// work offer only declines it: the creator of the transfer makes sure that at least one is
+    /// executed ([`Dispatch::now`](crate::completion::Dispatch::now) does).
+    pub fn work_offer(completion: Arc<Completion>) -> Self {
         let work = completion.work().expect("only a chunked completion has chunks to claim");
         let (source_memory, target_memory) = work.memory_kinds();
         Self {
             operation: work.operation,
-            scope: Scope::Chunks,
+            scope: DescriptorScope::WorkOffer,
             kernel: work.kernel,
             source_memory,
             target_memory,
             value: work.value,
-            flags: Flags::default(),
+            flags: DescriptorFlags::default(),
             source: work.source,
             target: work.target,
             length: work.length,
             offset: 0,
             completion: Some(completion),
-            pins: None,
+            leases: None,
         }
     }
 
-    /// Whether somebody is told of its end, other than by its number.
+    /// Whether the descriptor reports to a completion, and not by its sequence alone.
     #[inline]
     pub(crate) fn has_completion(&self) -> bool {
         self.completion.is_some()
     }
 
-    /// The value that a fill writes.
+    /// Sets the byte that a fill writes.
     #[inline]
     pub fn value(mut self, value: u8) -> Self {
         self.value = value;
         self
     }
 
-    /// How a processor should move the bytes.
+    /// Sets the copy loop of a processor.
     #[inline]
     pub fn kernel(mut self, kernel: Kernel) -> Self {
         self.kernel = kernel.or_cached();
         self
     }
 
-    /// Where source and target are.
+    /// Sets the kinds of memory of source and target.
     #[inline]
     pub fn memory(mut self, source: MemoryKind, target: MemoryKind) -> Self {
         (self.source_memory, self.target_memory) = (source, target);
         self
     }
 
-    /// Memory that passes by once: an engine that registers memory itself leaves what is not
-    /// registered as it is, if it has another way.
+    /// Marks memory that is used once: an engine that registers memory itself does not register it
+    /// if another route exists.
     #[inline]
-    pub fn passing(mut self, passing: bool) -> Self {
-        self.flags.set(Flags::PASSING, passing);
+    pub fn transient(mut self, is_transient: bool) -> Self {
+        self.flags.set(DescriptorFlags::TRANSIENT, is_transient);
         self
     }
 
-    /// Other engines are invited to the same transfer: claim no more than is needed to be busy.
+    /// Marks a transfer whose chunks other engines claim too: the channel claims only what keeps it
+    /// busy.
     pub fn shared(mut self, shared: bool) -> Self {
-        self.flags.set(Flags::SHARED, shared);
+        self.flags.set(DescriptorFlags::SHARED, shared);
         self
     }
 
-    /// Says what its memory is pinned by, and keeps it pinned until the descriptor is gone.
-    pub fn pinned_by(mut self, pins: Arc<Pins>) -> Self {
-        self.pins = Some(pins);
+    /// Attaches the leases of its memory; the memory stays pinned until the descriptor is dropped.
+    pub fn pinned_by(mut self, leases: Arc<DescriptorLeases>) -> Self {
+        self.leases = Some(leases);
         self
     }
 
@@ -209,100 +210,100 @@ impl Descriptor {
     ///
     /// # Safety
     /// The end of the descriptor must be the end of the completion's transfer: the completion is a
-    /// [whole](Completion::whole) one, and nothing else reports to it. Memory is given back on its
-    /// word.
+    /// [whole](Completion::whole) one, and nothing else reports to it. The owner frees the memory
+    /// when the completion reports the end.
     pub unsafe fn completes(mut self, completion: Arc<Completion>) -> Self {
-        self.flags.set(Flags::QUIET, completion.is_quiet());
+        self.flags.set(DescriptorFlags::NO_LISTENERS, completion.has_no_listeners());
         self.completion = Some(completion);
         self
     }
 
-    /// Reports to a chunked completion, of which it carries the part at `offset`.
+    /// Reports to a chunked completion, of which the descriptor covers the part at `offset`.
     ///
     /// # Safety
-    /// The part must have a length and lie inside one chunk. Whoever makes the part must have claimed
-    /// the chunk, and must make no other part over the same bytes: memory is given back when all bytes
-    /// were reported.
+    /// The part must have a length and lie inside one chunk. The creator of the part must have
+    /// claimed the chunk, and must create no other part over the same bytes: the owner frees the
+    /// memory when all bytes were reported.
     pub unsafe fn part_of(mut self, completion: Arc<Completion>, offset: u64) -> Self {
-        self.scope = Scope::Part;
+        self.scope = DescriptorScope::Part;
         self.offset = offset;
         self.completion = Some(completion);
         self
     }
 
-    /// A second order over the same memory that reports to nobody, for engines that wrap another
-    /// and finish the original themselves. `length` may be shorter.
+    /// Creates a second descriptor over the same memory that reports to no completion, for engines
+    /// that wrap another engine and finish the original themselves. `length` may be shorter.
     ///
     /// # Safety
     /// The copy must be finished before the original is.
     pub unsafe fn unreported_copy(&self, length: u64) -> Self {
-        let pins = self.pins.clone();
-        Self { completion: None, pins, scope: Scope::Whole, length, ..*self }
+        let leases = self.leases.clone();
+        Self { completion: None, leases, scope: DescriptorScope::Whole, length, ..*self }
     }
 
-    /// What to do.
-    pub fn operation(&self) -> Operation {
+    /// The operation.
+    pub fn operation(&self) -> Opcode {
         self.operation
     }
 
-    /// What part of its transfer it carries.
-    pub fn scope(&self) -> Scope {
+    /// The part of its transfer that the descriptor covers.
+    pub fn scope(&self) -> DescriptorScope {
         self.scope
     }
 
-    /// The address to read from.
+    /// The source address.
     pub fn source(&self) -> u64 {
         self.source
     }
 
-    /// The address to write to.
+    /// The target address.
     pub fn target(&self) -> u64 {
         self.target
     }
 
-    /// How many bytes.
+    /// The length in bytes.
     #[inline]
     pub fn length(&self) -> u64 {
         self.length
     }
 
-    /// Where source and target are.
+    /// The kinds of memory of source and target.
     pub fn memory_kinds(&self) -> (MemoryKind, MemoryKind) {
         (self.source_memory, self.target_memory)
     }
 
-    /// Whether memory that is not registered is to be left so.
-    pub fn is_passing(&self) -> bool {
-        self.flags.has(Flags::PASSING)
+    /// Whether the engine must not register memory that is not registered.
+    pub fn is_transient(&self) -> bool {
+        self.flags.has(DescriptorFlags::TRANSIENT)
     }
 
-    /// Whether other engines are invited to the same transfer.
+    /// Whether other engines claim chunks of the same transfer.
     pub fn is_shared(&self) -> bool {
-        self.flags.has(Flags::SHARED)
+        self.flags.has(DescriptorFlags::SHARED)
     }
 
-    /// What its memory is pinned by, if it is.
-    pub fn pins(&self) -> Option<&Pins> {
-        self.pins.as_deref()
+    /// The leases of its memory, if it is pinned.
+    pub fn leases(&self) -> Option<&DescriptorLeases> {
+        self.leases.as_deref()
     }
 
-    /// The value that a fill writes.
+    /// The byte that a fill writes.
     pub fn fill_value(&self) -> u8 {
         self.value
     }
 
-    /// How a processor should move the bytes.
+    /// The copy loop of a processor.
     pub(crate) fn processor_kernel(&self) -> Kernel {
         self.kernel
     }
 
-    /// Whether a processor can carry it out itself.
+    /// Whether a processor can execute the descriptor.
     #[inline]
     pub fn is_host_only(&self) -> bool {
         self.source_memory == MemoryKind::Host && self.target_memory == MemoryKind::Host
     }
 
-    /// Whether both are of one transfer.
+    /// Whether both descriptors belong to one transfer.
     pub(crate) fn is_of_same_transfer(&self, other: &Self) -> bool {
         match (&self.completion, &other.completion) {
             (Some(one), Some(other)) => Arc::ptr_eq(one, other),
@@ -310,42 +311,43 @@ impl Descriptor {
         }
     }
 
-    /// What is to be told at the end of its transfer, if it carries the last bytes of it.
-    pub fn closing_notify(&self) -> Option<Notify> {
+    /// The notification of its transfer, if the descriptor covers the last bytes.
+    pub fn final_notification(&self) -> Option<PendingNotification> {
         let completion = self.completion.as_ref()?;
-        let end = completion.work().map_or(self.length, Work::length);
-        completion.notify().filter(|_| self.offset + self.length == end)
+        let end = completion.work().map_or(self.length, ChunkedWork::length);
+        completion.notification().filter(|_| self.offset + self.length == end)
     }
 
-    /// Whether nothing of its transfer is missing but itself and `before` bytes.
-    pub fn is_all_behind(&self, before: impl FnOnce() -> u64) -> bool {
+    /// Whether the outstanding bytes of its transfer are exactly this descriptor and `before`
+    /// bytes.
+    pub fn is_last_outstanding(&self, before: impl FnOnce() -> u64) -> bool {
         let work = self.completion.as_ref().and_then(|completion| completion.work());
-        work.is_none_or(|work| work.missing_bytes() == Some(before() + self.length))
+        work.is_none_or(|work| work.remaining_bytes() == Some(before() + self.length))
     }
 
-    /// Reports a good end, behind which the engine has set the notification variable.
-    pub fn finish_noticed(self) {
+    /// Reports success after the engine has written the notification variable.
+    pub fn finish_notified(self) {
         if let Some(completion) = &self.completion {
             completion.mark_notified();
         }
         self.finish(Ok(None));
     }
 
-    /// Whether its transfer was cancelled before it began.
+    /// Whether its transfer was cancelled before the descriptor started.
     pub fn is_cancelled(&self) -> bool {
         self.completion.as_ref().is_some_and(|completion| completion.is_cancelled())
     }
 
-    /// Carries it out on the calling processor and reports. Returns the bytes it moved itself,
-    /// which for an invitation may be fewer than its length.
+    /// Executes the descriptor on the calling processor and reports. Returns the bytes that this
+    /// call moved, which for a work offer may be fewer than the length.
     #[inline]
     pub fn run(mut self) -> u64 {
-        assert!(self.is_host_only(), "a processor cannot reach device memory");
-        if self.scope == Scope::Chunks {
-            let completion = self.completion.as_ref().expect("an invitation has a completion");
+        assert!(self.is_host_only(), "a processor cannot access device memory");
+        if self.scope == DescriptorScope::WorkOffer {
+            let completion = self.completion.as_ref().expect("a work offer has a completion");
             return completion.run_from_front();
         }
-        // SAFETY: whoever made the descriptor vouched for its memory until it is finished.
+        // SAFETY: the creator of the descriptor guarantees its memory until it is finished.
         let difference = unsafe { self.execute_range(0, self.length) };
         if let Some(completion) = self.completion.take() {
             self.report(&completion, Ok(difference));
@@ -353,10 +355,11 @@ impl Descriptor {
         self.length
     }
 
-    /// Carries out a range of it on the calling processor without reporting.
+    /// Executes a range of the descriptor on the calling processor without reporting.
     ///
     /// # Safety
-    /// The descriptor's memory must still be vouched for, and be the host's.
+    /// The creator's guarantee for the descriptor's memory must still hold, and the memory must be
+    /// host memory.
     unsafe fn execute_range(&self, from: u64, to: u64) -> Option<u64> {
         if from == to {
             return None;
@@ -375,31 +378,32 @@ impl Descriptor {
         .map(|at| at + from)
     }
 
-    /// For an invitation: claims the next bytes of the transfer, whole chunks and at most `most`
-    /// bytes of them, but at least one. `None` when nothing is left to claim.
-    pub fn claim(&self, most: u64) -> Option<Chunk> {
-        self.completion.as_ref()?.work()?.claim_run(most)
+    /// For a work offer: claims the next bytes of the transfer, as whole chunks: at least one
+    /// chunk, and not more than `max_bytes` otherwise. `None` when no chunk is left.
+    pub fn claim(&self, max_bytes: u64) -> Option<Chunk> {
+        self.completion.as_ref()?.work()?.claim_run(max_bytes)
     }
 
-    /// For an invitation: how many bytes of the transfer nobody has claimed, about.
+    /// For a work offer: the approximate number of unclaimed bytes of the transfer.
     pub fn unclaimed_bytes(&self) -> u64 {
         let work = self.completion.as_ref().and_then(|completion| completion.work());
-        work.map_or(0, Work::unclaimed_bytes)
+        work.map_or(0, ChunkedWork::unclaimed_bytes)
     }
 
     /// Reports the end of bytes that were claimed by [`Descriptor::claim`]: `Ok` with the offset in
-    /// them of the first difference for a compare. As in [`Descriptor::finish`], the calling
-    /// processor finishes what it can.
+    /// them of the first difference for a compare, or an error. After a recoverable error the
+    /// calling processor finishes the bytes, as in [`Descriptor::finish`].
     ///
     /// # Safety
     /// The bytes must have been claimed through this descriptor, each is reported once, and nothing
-    /// accesses them any more: memory is given back when all bytes were reported.
+    /// accesses them any more: the owner frees the memory when all bytes were reported.
     pub unsafe fn finish_claimed(
         &self,
         claimed: Chunk,
         result: Result<Option<u64>, ExecutionError>,
     ) {
-        let Some(completion) = self.completion.as_ref().filter(|_| self.scope == Scope::Chunks)
+        let Some(completion) =
+            self.completion.as_ref().filter(|_| self.scope == DescriptorScope::WorkOffer)
         else {
             return;
         };
@@ -412,21 +416,22 @@ impl Descriptor {
     }
 
     /// Reports the end of the descriptor: `Ok` with the offset of the first difference for a
-    /// compare, or an error. Where the engine failed but the memory is sound and the host's, the
-    /// calling processor finishes the rest, and the transfer succeeds. Without a completion there is
-    /// nobody to finish it for: then only the channel's `error_of` tells.
+    /// compare, or an error. If the engine failed but the memory is valid host memory, the calling
+    /// processor finishes the rest and the transfer succeeds. Without a completion the rest is not
+    /// finished, and only the channel's `error_of` reports the failure.
     pub fn finish(mut self, result: Result<Option<u64>, ExecutionError>) {
         let Some(completion) = self.completion.take() else {
             return;
         };
-        if self.scope == Scope::Chunks {
-            // Declined: what nobody has claimed is for others to claim.
+        if self.scope == DescriptorScope::WorkOffer {
+            // The work offer is declined: its unclaimed chunks stay available to the other
+            // claimants.
             return;
         }
         let result = match result {
             Err(error) if error.is_recoverable() && self.is_host_only() => {
-                let from = self.rescue_start(error.done_bytes());
-                // SAFETY: the memory is vouched for until the descriptor is finished, which
+                let from = self.fallback_start(error.done_bytes());
+                // SAFETY: the creator guarantees the memory until the descriptor is finished, which
                 // happens below.
                 Ok(unsafe { self.execute_range(from, self.length) })
             }
@@ -437,22 +442,24 @@ impl Descriptor {
 
     fn report(&self, completion: &Completion, result: Result<Option<u64>, ExecutionError>) {
         match self.scope {
-            Scope::Whole if self.flags.has(Flags::QUIET) && result == Ok(None) => {
-                completion.finish_quietly();
+            DescriptorScope::Whole
+                if self.flags.has(DescriptorFlags::NO_LISTENERS) && result == Ok(None) =>
+            {
+                completion.finish_unlistened();
             }
-            Scope::Whole => completion.finish_whole(result),
-            Scope::Part => completion.finish_part(self.offset, self.length, result),
-            Scope::Chunks => {}
+            DescriptorScope::Whole => completion.finish_whole(result),
+            DescriptorScope::Part => completion.finish_part(self.offset, self.length, result),
+            DescriptorScope::WorkOffer => {}
         }
     }
 
-    /// Where a processor takes over from a failed engine. An overlapping copy cannot be resumed
-    /// half-way, because its source may be overwritten already: engines report such a failure
-    /// before the first byte.
-    fn rescue_start(&self, done_bytes: u64) -> u64 {
+    /// The offset from which a processor continues after a failed engine. An overlapping copy
+    /// cannot be resumed half-way, because part of its source may be overwritten: engines report
+    /// such a failure before the first byte.
+    fn fallback_start(&self, done_bytes: u64) -> u64 {
         match self.operation {
-            Operation::Copy | Operation::Fill => done_bytes.min(self.length),
-            Operation::Move | Operation::Compare => 0,
+            Opcode::Copy | Opcode::Fill => done_bytes.min(self.length),
+            Opcode::Move | Opcode::Compare => 0,
         }
     }
 }
@@ -461,7 +468,7 @@ impl Drop for Descriptor {
     #[inline]
     fn drop(&mut self) {
         if let Some(completion) = self.completion.take() {
-            let reason = "its channel ended before it was carried out (did the engine panic?)";
+            let reason = "its channel closed before it was executed (did the engine panic?)";
             self.report(&completion, Err(ExecutionError::Engine { done_bytes: 0, reason }));
         }
     }

@@ -6,23 +6,23 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// The engine has no more channels to give.
-    #[error("engine {engine} has no free channel: close one, or ask for fewer channels")]
+    /// All channels of the engine are open.
+    #[error("engine {engine} has no free channel: close one, or request fewer channels")]
     Exhausted {
         /// The engine's name.
         engine: String,
     },
-    /// The system refused something the channel needs.
+    /// A system call that the channel needs failed.
     #[error("engine {engine} could not open a channel: {reason}")]
     System {
         /// The engine's name.
         engine: String,
-        /// What was refused, and what would help.
+        /// The failed call, and its fix.
         reason: String,
     },
 }
 
-/// Nothing was taken.
+/// A submit failed; no descriptor was accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SubmitError {
@@ -31,22 +31,22 @@ pub enum SubmitError {
     Closed,
 }
 
-/// A descriptor or transfer was begun and did not end well.
+/// A descriptor or transfer did not succeed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ExecutionError {
-    /// The engine failed; the memory is not known to be bad, so somebody else may finish the rest.
+    /// The engine failed. The memory may be valid, so a processor may finish the rest.
     #[error("the engine failed after {done_bytes} bytes: {reason}")]
     Engine {
         /// Bytes done from the start.
         done_bytes: u64,
-        /// What it said.
+        /// The reason that the engine reports.
         reason: &'static str,
     },
-    /// The memory itself is bad: nobody could finish this.
+    /// The memory is invalid: no engine can finish this.
     #[error("bad memory at {address:#x} after {done_bytes} bytes: is it still mapped?")]
     BadMemory {
-        /// The first address that could not be reached.
+        /// The first address that could not be accessed.
         address: u64,
         /// Bytes done from the start.
         done_bytes: u64,
@@ -57,16 +57,16 @@ pub enum ExecutionError {
         /// Bytes done, not necessarily the first ones.
         done_bytes: u64,
     },
-    /// A transfer this one was to follow did not end well, so this one was not begun.
-    #[error("not begun: a transfer it was ordered after did not succeed")]
+    /// The transfer was not started: a transfer that it was ordered after failed.
+    #[error("not started: a transfer that it was ordered after failed")]
     Predecessor,
-    /// The process forked and the threads that would carry this out are in the parent.
-    #[error("begun before a fork: only the parent process can wait for this transfer")]
+    /// The process forked; the threads that execute the transfer are in the parent.
+    #[error("started before a fork: only the parent process can wait for this transfer")]
     Forked,
 }
 
 impl ExecutionError {
-    /// Bytes done in spite of the error.
+    /// Bytes done before the error.
     pub fn done_bytes(&self) -> u64 {
         match self {
             Self::Engine { done_bytes, .. }
@@ -76,7 +76,7 @@ impl ExecutionError {
         }
     }
 
-    /// Whether the rest can be done by somebody else.
+    /// Whether a processor can finish the rest.
     pub fn is_recoverable(&self) -> bool {
         matches!(self, Self::Engine { .. })
     }

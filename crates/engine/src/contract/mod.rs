@@ -1,22 +1,23 @@
-//! What an engine is: the traits [`Engine`] and [`Channel`], and the values that cross them.
+//! The engine contract: the traits [`Engine`] and [`Channel`], and the values that they exchange.
 //!
-//! Descriptors go into a channel by batch; completions come out as a rising sequence number, so
-//! asking for one is a load and a compare. A full channel is no error: what was not taken is still
-//! the caller's. An engine finishes or fails every descriptor it took, whatever happens.
+//! A caller submits descriptors in batches. A channel reports completions as a rising sequence
+//! number, so a check for completion is one load and one compare. A full channel is not an error:
+//! the descriptors that it did not accept remain with the caller. An engine finishes or fails every
+//! descriptor that it accepted.
 
 mod capabilities;
 mod cost;
 mod descriptor;
 mod error;
 #[cfg(not(loom))]
-mod pins;
+mod leases;
 #[cfg(loom)]
-#[path = "pins_loom.rs"]
-mod pins;
+#[path = "leases_loom.rs"]
+mod leases;
 #[cfg(not(loom))]
 mod regions;
 #[cfg(not(loom))]
-mod registry;
+mod registration_cache;
 mod shared;
 
 use std::fmt::Debug;
@@ -25,193 +26,194 @@ use std::time::Duration;
 
 use crate::completion::Completion;
 
-pub use capabilities::{Capabilities, MemoryKind, MemoryKinds, Operations, Registration};
-pub use cost::{CostLine, Direction, Preparation};
-pub use descriptor::{Descriptor, Kernel, Operation, Scope};
+pub use capabilities::{Capabilities, MemoryKind, MemoryKindSet, OpcodeSet, RegistrationMode};
+pub use cost::{CopyDirection, CostLine, RegistrationCosts};
+pub use descriptor::{Descriptor, DescriptorScope, Kernel, Opcode};
 pub use error::{ExecutionError, OpenError, SubmitError};
 #[cfg(not(loom))]
-pub use pins::PinnedAt;
-pub use pins::{Notice, Pinner, Pins};
+pub use leases::PinnedLocation;
+pub use leases::{DescriptorLeases, NotificationWrite, Pinner};
 #[cfg(not(loom))]
-pub use regions::Held;
+pub use regions::RegisteredRegion;
 #[cfg(not(loom))]
-pub use registry::{Acquaintance, Holding, Limits, Registry};
+pub use registration_cache::{PinCacheLimits, RegistrationCache, RegistrationRef, ReuseHint};
 pub use shared::{
     FailureLog, as_engine_thread, enter_engine_thread, is_engine_thread, park_by_polling,
 };
 
-/// The number of a descriptor in its channel. The first is 1; 0 stands for "none yet".
+/// The number of a descriptor in its channel. The first descriptor has 1; 0 means none yet.
 pub type Sequence = u64;
 
-/// Something that moves bytes.
+/// An implementation that moves bytes.
 pub trait Engine: Send + Sync + Debug {
-    /// The short name used in plans, settings and reports.
+    /// The short name in plans, settings and reports.
     fn name(&self) -> &str;
 
-    /// What it can do, and what it asks of memory.
+    /// The operations and limits of the engine, and its requirements of memory.
     fn capabilities(&self) -> &Capabilities;
 
-    /// What a transfer of a direction costs: start-up plus time per byte, as measured.
-    fn cost(&self, direction: Direction) -> CostLine;
+    /// The measured cost of a transfer in one direction: start-up time plus time per byte.
+    fn cost(&self, direction: CopyDirection) -> CostLine;
 
-    /// What pins memory for it: for engines with
-    /// [`Registration::ByMemoryLayer`], which must name one, and for no others. Such an engine is
-    /// given descriptors that say where their memory is pinned
-    /// ([`Descriptor::pinned_source`], [`Descriptor::pinned_target`]), and fails those that do not.
+    /// The pinner for this engine's memory. An engine with [`RegistrationMode::BySubmitter`]
+    /// returns one, every other engine `None`. The submitter pins memory with it and attaches the
+    /// leases to the descriptors ([`Descriptor::pinned_source`], [`Descriptor::pinned_target`]);
+    /// the engine fails a descriptor whose memory is not pinned.
     fn pinner(&self) -> Option<Arc<dyn Pinner>> {
         None
     }
 
-    /// The memory that it registers: for engines with [`Registration::ByEngine`], and for no
-    /// others.
+    /// The registration cache of an engine with [`RegistrationMode::ByEngine`]; `None` for every
+    /// other engine.
     #[cfg(not(loom))]
-    fn registry(&self) -> Option<&Registry> {
+    fn registrations(&self) -> Option<&RegistrationCache> {
         None
     }
 
-    /// What making memory ready costs, for engines that have a [`registry`](Engine::registry).
-    fn preparation(&self) -> Option<Preparation> {
+    /// The cost of registering or staging memory, for engines that have
+    /// [`registrations`](Engine::registrations).
+    fn registration_costs(&self) -> Option<RegistrationCosts> {
         None
     }
 
-    /// What kind of memory an address is of, as far as the engine knows.
-    fn kind_of(&self, _address: u64) -> Option<MemoryKind> {
+    /// The kind of memory at an address, if the engine knows it.
+    fn memory_kind(&self, _address: u64) -> Option<MemoryKind> {
         None
     }
 
-    /// Whether it can copy what a caller says is memory of a device: `false` if it is of a device that
-    /// is not the engine's.
+    /// Whether the engine can copy the device memory at this address: `false` if the memory belongs
+    /// to another device.
     fn reaches(&self, _address: u64) -> bool {
         true
     }
 
-    /// Opens an in-order queue. Dropping the last handle of a channel finishes or fails what it
-    /// still holds before the drop returns.
+    /// Opens an in-order queue. Dropping the last handle of a channel finishes or fails its
+    /// outstanding descriptors before the drop returns.
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError>;
 }
 
 /// An in-order queue of one engine. Any number of threads may use it at once.
 ///
 /// # Safety
-/// Callers give memory back on the channel's word. So `completed` must not reach a number before
-/// the descriptor of that number is over, and a descriptor that was taken must not touch its memory
-/// after it was finished, dropped, or its number was reached. Numbers rise by one per descriptor in
-/// the order of `submit`, without gaps.
+/// Callers free memory when the channel reports completion. So `completed` must not reach a number
+/// before the descriptor of that number is complete, and an accepted descriptor must not access its
+/// memory after it was finished or dropped, or its number was reached. Numbers rise by one per
+/// descriptor in the order of `submit`, without gaps.
 ///
-/// A call that panics must leave the channel such that it can be dropped: the drop of the last handle
-/// ends what the channel holds, also if it unwinds, and nothing touches the memory of a descriptor
-/// after that descriptor was dropped.
+/// A call that panics must leave the channel in a state in which it can be dropped. The drop of the
+/// last handle finishes or fails everything in the channel, also if it unwinds, and the memory of a
+/// descriptor is not accessed after that descriptor was dropped.
 pub unsafe trait Channel: Send + Sync + Debug {
-    /// Takes descriptors from the front of `batch` for as long as there is room, leaving `None`
-    /// behind for each one taken; `None` entries are skipped. Taking none is no error.
+    /// Accepts descriptors from the front of `batch` while there is space, and replaces each
+    /// accepted one with `None`; `None` entries are skipped. Accepting none is not an error.
     ///
     /// # Errors
-    /// Only when the channel is closed; then nothing was taken.
-    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError>;
+    /// Only when the channel is closed; then no descriptor was accepted.
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError>;
 
-    /// As [`Channel::submit`], for one descriptor. Returns its number, or gives it back: the channel is
-    /// full or closed.
+    /// Like [`Channel::submit`], for one descriptor. Returns its sequence, or the descriptor itself
+    /// if the channel is full or closed.
     fn submit_one(&self, descriptor: Descriptor) -> Result<Sequence, Descriptor> {
         let mut batch = [Some(descriptor)];
-        let taken = self.submit(&mut batch);
+        let submitted = self.submit(&mut batch);
         match batch {
             [Some(descriptor)] => Err(descriptor),
-            [None] => Ok(taken.map_or(0, |taken| taken.first)),
+            [None] => Ok(submitted.map_or(0, |submitted| submitted.first)),
         }
     }
 
-    /// A completion that ends when `completed()` has come to the number of a descriptor that the
-    /// channel took. Does not wait, and takes no room in the channel. `None`: the channel cannot do
-    /// that, and its transfers are not kept by their numbers alone.
+    /// A completion that completes when `completed()` reaches the sequence of an accepted
+    /// descriptor. The call does not block and uses no space in the channel. `None` if the channel
+    /// does not support it; then a sequence alone is not enough to track a transfer.
     fn completion_of(&self, _sequence: Sequence) -> Option<Arc<Completion>> {
         None
     }
 
-    /// Every descriptor up to and including this number is finished, and its data is visible to
-    /// the thread that read the number.
+    /// The last sequence such that every descriptor up to and including it is finished. The data of
+    /// these descriptors is visible to the thread that reads the number.
     fn completed(&self) -> Sequence;
 
-    /// Why a descriptor failed, if it did and is still remembered. Channels remember at least
-    /// their last 64 failures.
+    /// The error of a failed descriptor, if the channel still records it. A channel records at
+    /// least its last 64 failures.
     fn error_of(&self, sequence: Sequence) -> Option<ExecutionError>;
 
-    /// Lets a channel without a thread of its own move on; returns whether anything happened.
-    /// Channels that drive themselves have nothing to do here.
+    /// Makes progress on a channel without a thread; returns whether anything happened. A channel
+    /// with automatic progress does nothing here.
     fn poll(&self) -> bool;
 
-    /// Blocks until `completed()` reaches `sequence`, or the time is over. A channel without a
-    /// thread moves on meanwhile. Returns whether the sequence was reached.
+    /// Blocks until `completed()` reaches `sequence` or the timeout expires; returns whether the
+    /// sequence was reached. A channel without a thread makes progress in this call.
     fn park(&self, sequence: Sequence, timeout: Duration) -> bool;
 
-    /// Whether the channel sleeps, so that a submit would have to wake it. Only a hint: it may
-    /// have changed by the time the answer is used.
+    /// Whether the channel sleeps, so that a submit would have to wake it. A hint only: the state
+    /// may change before the caller uses it.
     fn is_asleep(&self) -> bool {
         false
     }
 
-    /// Wakes the channel if it sleeps. Submitting does this by itself; callers need it only after
-    /// changing something that the channel cannot see.
+    /// Wakes the channel if it sleeps. A submit does this itself; callers need it only after a
+    /// change that the channel cannot observe.
     fn wake(&self);
 
-    /// Refuses new descriptors and finishes or fails those already taken. Returns at once;
-    /// `park` tells when it is done.
+    /// Rejects new descriptors and finishes or fails the accepted ones. Returns at once; `park`
+    /// waits until they are complete.
     fn close(&self);
 
-    /// Bytes taken and not yet finished.
+    /// Bytes of accepted descriptors that are not yet finished.
     fn outstanding_bytes(&self) -> u64;
 
-    /// What the channel has done so far.
+    /// The counters of the channel.
     fn statistics(&self) -> ChannelStatistics;
 }
 
-/// What a submit took: `count` descriptors, numbered from `first`.
+/// The result of a submit: `count` descriptors, numbered from `first`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Taken {
-    /// The number of the first one taken; without meaning when `count` is 0.
+pub struct Submitted {
+    /// The sequence of the first accepted descriptor; undefined when `count` is 0.
     pub first: Sequence,
-    /// How many were taken.
+    /// The number of accepted descriptors.
     pub count: usize,
 }
 
-impl Taken {
-    /// Nothing was taken.
+impl Submitted {
+    /// No descriptor was accepted.
     pub const NONE: Self = Self { first: 0, count: 0 };
 
-    /// The number of the last one taken, or 0.
+    /// The sequence of the last accepted descriptor, or 0.
     pub fn last(&self) -> Sequence {
         if self.count == 0 { 0 } else { self.first + self.count as u64 - 1 }
     }
 }
 
-/// Wishes for a new channel. Engines ignore what does not apply to them.
+/// Options for a new channel. An engine ignores options that do not apply to it.
 #[derive(Debug, Clone, Default)]
 pub struct ChannelOptions {
-    /// Bind the channel's thread to this core.
+    /// The core that the channel's thread is bound to.
     pub core: Option<usize>,
-    /// How many descriptors it holds; rounded up to a power of two.
+    /// The capacity in descriptors; rounded up to a power of two.
     pub capacity: Option<usize>,
-    /// How long an idle channel looks for work before it sleeps.
+    /// The time in nanoseconds for which an idle channel polls before it sleeps.
     pub spin_ns: Option<u64>,
-    /// A name for its thread.
+    /// The name of the channel's thread.
     pub label: Option<String>,
 }
 
-/// Counters of one channel, all rising.
+/// Counters of one channel; they only rise.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ChannelStatistics {
-    /// Descriptors taken.
+    /// Accepted descriptors.
     pub submitted: u64,
-    /// Descriptors finished, well or not.
+    /// Finished descriptors, failed ones included.
     pub completed: u64,
-    /// Descriptors that failed.
+    /// Failed descriptors.
     pub failed: u64,
-    /// Bytes moved, filled or compared.
+    /// Bytes copied, filled or compared.
     pub bytes: u64,
-    /// Times the channel fell asleep.
+    /// The number of times the channel went to sleep.
     pub sleeps: u64,
-    /// Times a submit found it asleep and woke it.
+    /// The number of times a submit woke the sleeping channel.
     pub wakes: u64,
-    /// Submits that found it full and had to keep something.
+    /// The number of submits that a full channel did not accept completely.
     pub full: u64,
 }
 

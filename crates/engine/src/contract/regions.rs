@@ -1,47 +1,49 @@
-//! Memory that its owner has registered with an engine, each range in one piece.
+//! Memory that its owner has registered with an engine; each range is one region.
 //!
-//! Others in the process may use the same device, PyTorch for example. A driver refuses a copy of theirs
-//! that crosses the edge of a registered piece. So a range is registered by one call, from its first byte
-//! to its last, and nothing beside it: what its owner hands to others lies inside one piece, and what is
-//! not the owner's is not touched, not even on the same page.
+//! Other libraries in the process may use the same device, PyTorch for example. A driver rejects a
+//! copy that crosses the edge of a registration. So one driver call registers a range, from its
+//! first byte to its last and nothing beyond: memory that its owner passes to other libraries lies
+//! inside one registration, and memory of other owners is not registered, not even on the same
+//! page.
 //!
-//! Registrations are counted. A range inside another that is registered needs no piece of its own, until
-//! the larger one goes. A range that overlaps another otherwise is refused, as by the driver.
+//! Registrations are counted. A range inside a registered range needs no region of its own until
+//! the larger range is unregistered. A range that overlaps another in any other form is rejected,
+//! as by the driver.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use memferry_memory::pinning::{Access, PageRange, PinError, Pinner, Token};
+use memferry_memory::pinning::{Access, PageRange, PinError, PinToken, Pinner};
 use memferry_sys::fork;
 use memferry_sys::sync::lock;
 
-/// One registered piece. It stays registered until the last who holds this is gone: copies under way
-/// hold it.
+/// One registered range. It stays registered until the last reference is dropped; copies in flight
+/// hold references.
 #[derive(Debug)]
-pub struct Held {
+pub struct RegisteredRegion {
     pinner: Arc<dyn Pinner>,
     address: usize,
     length: usize,
     access: Access,
     range: PageRange,
-    token: Token,
+    token: PinToken,
     fork_generation: u64,
 }
 
-impl Held {
+impl RegisteredRegion {
     fn new(pinner: &Arc<dyn Pinner>, address: usize, length: usize) -> Result<Self, PinError> {
         let range = PageRange::covering(address, length)?;
         let pin = |access| Ok((access, pinner.pin_bytes(address, length, access)?));
         let (access, token) = pin(Access::Write).or_else(|error| match error {
             PinError::BadMemory { .. } => Err(error),
-            // It may be memory that is only to be read.
+            // The memory may be read-only.
             _ => pin(Access::Read).map_err(|_: PinError| error),
         })?;
         let (pinner, fork_generation) = (pinner.clone(), fork::generation());
         Ok(Self { pinner, address, length, access, range, token, fork_generation })
     }
 
-    /// Where it ends.
+    /// The end address.
     pub fn end(&self) -> usize {
         self.address + self.length
     }
@@ -51,7 +53,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for RegisteredRegion {
     fn drop(&mut self) {
         if fork::generation() == self.fork_generation {
             self.pinner.unpin(self.range, self.token);
@@ -61,102 +63,104 @@ impl Drop for Held {
 
 /// The registered ranges of one engine.
 #[derive(Debug)]
-pub(super) struct Regions {
+pub(super) struct RegionTable {
     pinner: Arc<dyn Pinner>,
-    /// How often each range was registered. Locked while the driver registers: only those who register
-    /// and unregister wait for it.
-    owners: Mutex<HashMap<(usize, usize), usize>>,
-    /// The pieces, by their first address. They never overlap.
-    pieces: RwLock<BTreeMap<usize, Arc<Held>>>,
+    /// The registration count of each range. The mutex is held while the driver registers; only
+    /// threads that register or unregister wait for it.
+    refcounts: Mutex<HashMap<(usize, usize), usize>>,
+    /// The regions, by start address. They never overlap.
+    regions: RwLock<BTreeMap<usize, Arc<RegisteredRegion>>>,
     fork_generation: u64,
 }
 
-impl Regions {
+impl RegionTable {
     pub(super) fn new(pinner: Arc<dyn Pinner>) -> Self {
-        fork::watch();
-        let (owners, pieces) = (Mutex::default(), RwLock::default());
-        Self { pinner, owners, pieces, fork_generation: fork::generation() }
+        fork::install_handler();
+        let (refcounts, regions) = (Mutex::default(), RwLock::default());
+        Self { pinner, refcounts, regions, fork_generation: fork::generation() }
     }
 
-    /// Registers a range, once more if it is registered. After an error nothing has changed.
+    /// Registers a range; one that is registered is counted once more. After an error nothing has
+    /// changed.
     pub(super) fn register(&self, address: usize, length: usize) -> Result<(), PinError> {
         if self.is_forked() {
             let what = "registering memory with a device of the parent process";
-            return Err(PinError::Unsupported { what, cure: "open the device in this process" });
+            return Err(PinError::Unsupported { what, fix: "open the device in this process" });
         }
-        let mut owners = lock(&self.owners);
-        // A range may be known and have no piece: a larger one went while a copy held it.
-        if !self.cover(address, length)
-            && let Err(error) = self.add_piece(address, length)
-            && !owners.contains_key(&(address, length))
+        let mut refcounts = lock(&self.refcounts);
+        // A counted range may have no region: a larger range was unregistered while a copy held it.
+        if !self.covers(address, length)
+            && let Err(error) = self.add_region(address, length)
+            && !refcounts.contains_key(&(address, length))
         {
             return Err(error);
         }
-        *owners.entry((address, length)).or_default() += 1;
+        *refcounts.entry((address, length)).or_default() += 1;
         Ok(())
     }
 
-    /// Undoes one registration of exactly this range; says whether there was one. Copies under way go
-    /// on with the piece.
+    /// Undoes one registration of exactly this range; returns whether there was one. Copies in
+    /// flight keep their reference to the region.
     pub(super) fn unregister(&self, address: usize, length: usize) -> bool {
         if self.is_forked() {
             return false;
         }
-        let mut owners = lock(&self.owners);
-        let Some(count) = owners.get_mut(&(address, length)) else { return false };
+        let mut refcounts = lock(&self.refcounts);
+        let Some(count) = refcounts.get_mut(&(address, length)) else { return false };
         *count -= 1;
         if *count > 0 {
             return true;
         }
-        owners.remove(&(address, length));
-        let piece = {
-            let mut pieces = self.pieces.write().unwrap_or_else(PoisonError::into_inner);
-            let is_it = pieces.get(&address).is_some_and(|piece| piece.length == length);
-            is_it.then(|| pieces.remove(&address)).flatten()
+        refcounts.remove(&(address, length));
+        let region = {
+            let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+            let is_it = regions.get(&address).is_some_and(|region| region.length == length);
+            is_it.then(|| regions.remove(&address)).flatten()
         };
-        let Some(piece) = piece else { return true };
-        let is_free = Arc::into_inner(piece).is_some();
-        // The memory of the piece may be unmapped now: ranges inside it get pieces of their own. While
-        // copies hold the old one the driver would refuse these, and they are copied in other ways.
+        let Some(region) = region else { return true };
+        let is_free = Arc::into_inner(region).is_some();
+        // The memory of the region may be unmapped now, so ranges inside it get regions of their
+        // own. While copies hold the old region, the driver would reject these, and the ranges are
+        // copied without registration.
         let is_inside = |range: &&(usize, usize)| {
             address <= range.0 && range.0 + range.1 <= address.saturating_add(length)
         };
-        let mut inside: Vec<_> = owners.keys().filter(is_inside).copied().collect();
+        let mut inside: Vec<_> = refcounts.keys().filter(is_inside).copied().collect();
         inside.sort_unstable_by_key(|(_, length)| std::cmp::Reverse(*length));
         for (address, length) in inside.into_iter().filter(|_| is_free) {
-            if !self.cover(address, length)
-                && let Err(error) = self.add_piece(address, length)
+            if !self.covers(address, length)
+                && let Err(error) = self.add_region(address, length)
             {
-                tracing::warn!(%error, "memory that was registered inside a larger range is not any more");
+                tracing::warn!(%error, "a range inside an unregistered one could not be registered");
             }
         }
         true
     }
 
-    /// The piece at an address, if it may be used so.
-    pub(super) fn find(&self, address: usize, access: Access) -> Option<Arc<Held>> {
+    /// The region at an address, if it allows the access.
+    pub(super) fn find(&self, address: usize, access: Access) -> Option<Arc<RegisteredRegion>> {
         if self.is_forked() {
             return None;
         }
-        let pieces = self.pieces.read().unwrap_or_else(PoisonError::into_inner);
-        let (_, piece) = pieces.range(..=address).next_back()?;
-        (piece.contains(address, 1) && piece.access >= access).then(|| piece.clone())
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let (_, region) = regions.range(..=address).next_back()?;
+        (region.contains(address, 1) && region.access >= access).then(|| region.clone())
     }
 
-    /// Whether a range lies inside one piece.
-    pub(super) fn cover(&self, address: usize, length: usize) -> bool {
-        let piece = self.find(address, Access::Read);
-        piece.is_some_and(|piece| piece.contains(address, length))
+    /// Whether a range lies inside one region.
+    pub(super) fn covers(&self, address: usize, length: usize) -> bool {
+        let region = self.find(address, Access::Read);
+        region.is_some_and(|region| region.contains(address, length))
     }
 
-    fn add_piece(&self, address: usize, length: usize) -> Result<(), PinError> {
-        let piece = Arc::new(Held::new(&self.pinner, address, length)?);
-        let mut pieces = self.pieces.write().unwrap_or_else(PoisonError::into_inner);
-        pieces.insert(address, piece);
+    fn add_region(&self, address: usize, length: usize) -> Result<(), PinError> {
+        let region = Arc::new(RegisteredRegion::new(&self.pinner, address, length)?);
+        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        regions.insert(address, region);
         Ok(())
     }
 
-    /// A lock that was held at a fork is held for ever in the child.
+    /// Whether this is a forked child, in which a lock that was held at the fork stays locked.
     fn is_forked(&self) -> bool {
         fork::generation() != self.fork_generation
     }
@@ -166,17 +170,17 @@ impl Regions {
 mod tests {
     use super::*;
 
-    /// Pins nothing, and keeps a list of the bytes that are pinned.
+    /// Pins nothing, and lists the ranges that are pinned.
     #[derive(Debug, Default)]
-    struct List(Mutex<Pins>);
+    struct RecordingPinner(Mutex<RecordedPins>);
 
     #[derive(Debug, Default)]
-    struct Pins {
+    struct RecordedPins {
         last: u64,
         bytes: BTreeMap<u64, (usize, usize)>,
     }
 
-    impl List {
+    impl RecordingPinner {
         fn pinned(&self) -> Vec<(usize, usize)> {
             let mut all: Vec<_> = lock(&self.0).bytes.values().copied().collect();
             all.sort_unstable();
@@ -184,38 +188,38 @@ mod tests {
         }
     }
 
-    impl Pinner for List {
+    impl Pinner for RecordingPinner {
         fn name(&self) -> &'static str {
             "list"
         }
 
-        fn pin(&self, range: PageRange, _access: Access) -> Result<Token, PinError> {
+        fn pin(&self, range: PageRange, _access: Access) -> Result<PinToken, PinError> {
             panic!("pages are not bytes: {range}")
         }
 
-        fn pin_bytes(&self, at: usize, length: usize, _: Access) -> Result<Token, PinError> {
+        fn pin_bytes(&self, at: usize, length: usize, _: Access) -> Result<PinToken, PinError> {
             let mut pins = lock(&self.0);
             if pins.bytes.values().any(|(other, n)| at < other + n && *other < at + length) {
-                return Err(PinError::Unsupported { what: "an overlap", cure: "none" });
+                return Err(PinError::Unsupported { what: "an overlap", fix: "none" });
             }
             pins.last += 1;
             let number = pins.last;
             pins.bytes.insert(number, (at, length));
-            Ok(Token(number))
+            Ok(PinToken(number))
         }
 
-        fn unpin(&self, _range: PageRange, token: Token) {
+        fn unpin(&self, _range: PageRange, token: PinToken) {
             lock(&self.0).bytes.remove(&token.0).expect("what was pinned");
         }
 
-        fn follows_mapping(&self) -> bool {
+        fn tracks_mapping(&self) -> bool {
             false
         }
     }
 
-    fn regions() -> (Arc<List>, Regions) {
-        let list = Arc::new(List::default());
-        (list.clone(), Regions::new(list))
+    fn regions() -> (Arc<RecordingPinner>, RegionTable) {
+        let list = Arc::new(RecordingPinner::default());
+        (list.clone(), RegionTable::new(list))
     }
 
     #[test]
@@ -225,7 +229,7 @@ mod tests {
         regions.register(10_001, 9_000).unwrap();
         assert_eq!(list.pinned(), [(10_001, 9_000)]);
         assert!(regions.unregister(10_001, 9_000));
-        assert!(regions.cover(10_001, 9_000) && !regions.cover(10_000, 2));
+        assert!(regions.covers(10_001, 9_000) && !regions.covers(10_000, 2));
         assert!(regions.unregister(10_001, 9_000));
         assert_eq!(list.pinned(), []);
         assert!(!regions.unregister(10_001, 9_000));
@@ -239,7 +243,7 @@ mod tests {
         assert!(regions.unregister(4096, 100));
         assert_eq!(list.pinned(), [(4196, 5000)]);
         assert!(regions.find(4195, Access::Read).is_none());
-        assert_eq!(regions.find(4196, Access::Write).map(|piece| piece.end()), Some(9196));
+        assert_eq!(regions.find(4196, Access::Write).map(|region| region.end()), Some(9196));
     }
 
     #[test]
@@ -275,7 +279,7 @@ mod tests {
         let copy = regions.find(10_500, Access::Write);
         assert!(regions.unregister(10_000, 1_000));
         assert_eq!(list.pinned(), [(10_000, 1_000)]);
-        assert!(!regions.cover(10_500, 1) && !regions.cover(10_100, 10));
+        assert!(!regions.covers(10_500, 1) && !regions.covers(10_100, 10));
         drop(copy);
         assert_eq!(list.pinned(), []);
         assert!(regions.unregister(10_100, 10));
@@ -289,11 +293,11 @@ mod tests {
         regions.register(10_100, 10).unwrap();
         let copy = regions.find(10_500, Access::Write);
         assert!(regions.unregister(10_000, 1_000));
-        regions.register(10_100, 10).expect("it is registered, though it has no piece");
-        assert!(!regions.cover(10_100, 10));
+        regions.register(10_100, 10).expect("it is counted, though it has no region");
+        assert!(!regions.covers(10_100, 10));
         drop(copy);
         regions.register(10_100, 10).unwrap();
-        assert!(regions.cover(10_100, 10));
+        assert!(regions.covers(10_100, 10));
         assert_eq!(list.pinned(), [(10_100, 10)]);
         (0..3).for_each(|_| assert!(regions.unregister(10_100, 10)));
         assert_eq!(list.pinned(), []);

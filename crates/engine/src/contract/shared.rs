@@ -1,4 +1,4 @@
-//! What several channels need in the same form.
+//! Functions that several kinds of channels share.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -12,18 +12,18 @@ use super::{Channel, ExecutionError, Sequence};
 pub struct FailureLog(VecDeque<(Sequence, ExecutionError)>);
 
 impl FailureLog {
-    /// As many as the contract asks for.
-    const REMEMBERED: usize = 64;
+    /// The number of failures that the contract requires.
+    const CAPACITY: usize = 64;
 
-    /// Remembers a failure, and forgets the oldest when there are too many.
+    /// Records a failure; drops the oldest when the log is full.
     pub fn push(&mut self, sequence: Sequence, error: ExecutionError) {
-        if self.0.len() == Self::REMEMBERED {
+        if self.0.len() == Self::CAPACITY {
             self.0.pop_front();
         }
         self.0.push_back((sequence, error));
     }
 
-    /// The failure of a descriptor, if it is remembered.
+    /// The error of a descriptor, if the log still has it.
     pub fn find(&self, sequence: Sequence) -> Option<ExecutionError> {
         self.0.iter().find(|(number, _)| *number == sequence).map(|(_, error)| error.clone())
     }
@@ -49,27 +49,27 @@ thread_local! {
     static ENGINE_THREAD: std::cell::Cell<bool> = std::cell::Cell::new(false);
 }
 
-/// Marks the calling thread as one that carries out transfers. Such a thread never waits for
-/// another of its kind to end: two of them could wait for each other.
+/// Marks the calling thread as an engine thread, one that executes transfers. An engine thread
+/// never blocks on another engine thread: two of them could wait for each other.
 pub fn enter_engine_thread() {
     ENGINE_THREAD.with(|marked| marked.set(true));
 }
 
-/// Runs `work` on a thread that carries out transfers meanwhile, such as one that polls a channel: the
-/// ends of transfers run the user's code, which may drop the last handle of the channel.
+/// Runs `work` with the calling thread marked as an engine thread, such as a thread that polls a
+/// channel: completions run user code, which may drop the last handle of the channel.
 pub fn as_engine_thread<R>(work: impl FnOnce() -> R) -> R {
-    /// Sets back what was before, also when the work unwinds.
-    struct Restored(bool);
-    impl Drop for Restored {
+    /// Restores the earlier mark, also when the work unwinds.
+    struct EngineThreadGuard(bool);
+    impl Drop for EngineThreadGuard {
         fn drop(&mut self) {
             ENGINE_THREAD.with(|marked| marked.set(self.0));
         }
     }
-    let _restored = Restored(ENGINE_THREAD.with(|marked| marked.replace(true)));
+    let _restored = EngineThreadGuard(ENGINE_THREAD.with(|marked| marked.replace(true)));
     work()
 }
 
-/// Whether the calling thread carries out transfers.
+/// Whether the calling thread is an engine thread.
 pub fn is_engine_thread() -> bool {
     ENGINE_THREAD.with(std::cell::Cell::get)
 }

@@ -1,12 +1,15 @@
-//! The thread of a channel of the processor engine: takes descriptors and carries them out.
+//! The worker thread of a channel of the processor engine: takes descriptors from the ring and
+//! executes them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memferry_sys::sync::spin_hint;
 
-use crate::contract::{ChannelOptions, Descriptor, ExecutionError, OpenError, Scope, Sequence};
-use crate::threaded::{Inside, ThreadedChannel};
+use crate::contract::{
+    ChannelOptions, Descriptor, DescriptorScope, ExecutionError, OpenError, Sequence,
+};
+use crate::threaded::{ChannelShared, ThreadedChannel};
 
 /// Opens a channel.
 pub(super) fn open(
@@ -16,22 +19,22 @@ pub(super) fn open(
 ) -> Result<ThreadedChannel, OpenError> {
     let spin = Duration::from_nanos(options.spin_ns.unwrap_or(default_spin_ns));
     ThreadedChannel::open("cpu", options, default_capacity, move |shared| {
-        let worker = Worker { shared, spin };
+        let worker = CpuWorker { shared, spin };
         Ok(move || worker.run())
     })
 }
 
-/// A descriptor from this length on takes so long that whoever waits for one before it is not to wait
-/// for it as well.
+/// The length in bytes from which a descriptor takes so long that the waiters for an earlier one
+/// are notified before it starts.
 const LONG_BYTES: u64 = 64 << 10;
 
-/// The thread of a channel.
-struct Worker {
-    shared: Arc<Inside>,
+/// The worker thread of a channel.
+struct CpuWorker {
+    shared: Arc<ChannelShared>,
     spin: Duration,
 }
 
-impl Worker {
+impl CpuWorker {
     fn run(&self) {
         let ring = &self.shared.ring;
         let mut finished = 0;
@@ -39,21 +42,23 @@ impl Worker {
         loop {
             // SAFETY: this thread is the only consumer, and completes each number it has taken.
             while let Some(descriptor) = unsafe { ring.take(finished) } {
-                // A descriptor that had company in the queue may have been cancelled meanwhile.
-                // One that was taken at once cannot, and looking would cost a cache line.
-                let waited = ring.has_next(finished + 1);
+                // A descriptor that was queued together with others may have been cancelled since.
+                // One that was taken at once cannot, and the check would cost a cache line.
+                let was_queued = ring.has_next(finished + 1);
                 finished += 1;
                 let bytes = descriptor.length();
-                // So may one with a completion: its end runs wakers and drops what was kept for it.
+                // A descriptor with a completion may take long too: its end runs wakers and drops
+                // values.
                 if bytes >= LONG_BYTES || descriptor.has_completion() {
-                    self.shared.tell_waiters(finished - 1);
+                    self.shared.notify_waiters(finished - 1);
                 }
-                self.carry_out(descriptor, finished, waited);
-                // SAFETY: this thread is the channel, and the descriptor is over and gone.
+                self.execute(descriptor, finished, was_queued);
+                // SAFETY: this thread is the channel's worker, and the descriptor is finished and
+                // dropped.
                 unsafe { self.shared.complete(finished, bytes) };
             }
-            // A channel that has just worked long is likely to be needed again after as long. How
-            // long is told from the bytes: a look at the clock would delay the next descriptor.
+            // A channel that was busy for long is likely to get more work after a similar time. The
+            // time is derived from the bytes: reading the clock would delay the next descriptor.
             const BYTES_PER_NS: u64 = 10;
             let moved = self.shared.moved_bytes();
             let busy = Duration::from_nanos((moved - moved_before) / BYTES_PER_NS);
@@ -64,11 +69,14 @@ impl Worker {
         }
     }
 
-    fn carry_out(&self, descriptor: Descriptor, sequence: Sequence, waited: bool) {
+    fn execute(&self, descriptor: Descriptor, sequence: Sequence, was_queued: bool) {
         if !descriptor.is_host_only() {
-            let reason = "a processor cannot reach device memory";
+            let reason = "a processor cannot access device memory";
             self.fail(descriptor, sequence, ExecutionError::Engine { done_bytes: 0, reason });
-        } else if waited && descriptor.scope() != Scope::Chunks && descriptor.is_cancelled() {
+        } else if was_queued
+            && descriptor.scope() != DescriptorScope::WorkOffer
+            && descriptor.is_cancelled()
+        {
             self.fail(descriptor, sequence, ExecutionError::Cancelled { done_bytes: 0 });
         } else {
             let moved = descriptor.run();
@@ -81,21 +89,21 @@ impl Worker {
         descriptor.finish(Err(error));
     }
 
-    /// Spins, then sleeps, until there is work (`true`) or the channel is closed and empty. Spins
-    /// for its usual time, or for as long as it was busy up to a few times that.
+    /// Spins, then sleeps, until there is work (`true`) or the channel is closed and empty. The
+    /// spin time is the time it was busy, between one and six times `self.spin`.
     fn wait_for_work(&self, finished: Sequence, busy: Duration) -> bool {
-        const LONGEST: u32 = 6;
-        let spin = busy.clamp(self.spin, LONGEST * self.spin);
+        const MAX_SPINS: u32 = 6;
+        let spin = busy.clamp(self.spin, MAX_SPINS * self.spin);
         let ring = &self.shared.ring;
-        let over = || ring.is_closed() && ring.submitted() == finished;
+        let is_drained = || ring.is_closed() && ring.submitted() == finished;
         loop {
             if self.spin_for_work(finished, spin) {
                 return true;
             }
-            if over() {
+            if is_drained() {
                 return false;
             }
-            self.shared.sleep(None, || ring.has_next(finished) || over());
+            self.shared.sleep(None, || ring.has_next(finished) || is_drained());
             if ring.has_next(finished) {
                 return true;
             }
@@ -103,20 +111,21 @@ impl Worker {
     }
 
     fn spin_for_work(&self, finished: Sequence, spin: Duration) -> bool {
-        const LOOKS_PER_CLOCK: u32 = 64;
+        const POLLS_PER_CLOCK: u32 = 64;
         let start = Instant::now();
-        let mut is_told = false;
+        let mut is_notified = false;
         loop {
-            for _ in 0..LOOKS_PER_CLOCK {
+            for _ in 0..POLLS_PER_CLOCK {
                 if self.shared.ring.has_next(finished) {
                     return true;
                 }
                 spin_hint();
             }
-            // Not before: while work comes at once, each number is told without a fence.
-            if !is_told {
-                self.shared.tell_waiters(finished);
-                is_told = true;
+            // Only after the first polls: while work arrives at once, waiters are notified without
+            // a fence.
+            if !is_notified {
+                self.shared.notify_waiters(finished);
+                is_notified = true;
             }
             if start.elapsed() >= spin || self.shared.ring.is_closed() {
                 return false;

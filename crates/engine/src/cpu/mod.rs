@@ -1,24 +1,24 @@
 //! The processor engine: threads on spare cores that copy, fill and compare.
 
 mod calibrate;
-mod caller;
 mod channel;
+mod inline_channel;
 pub mod park;
 mod profile;
 pub mod ring;
 
 use std::sync::Arc;
 
-pub use profile::{Origin, Profile, ProfileError, ProfileSource};
+pub use profile::{CpuProfile, ProfileError, ProfileOrigin, ProfileSource};
 
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, MemoryKind, MemoryKinds,
-    OpenError, Operation, Operations, Registration,
+    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, MemoryKind,
+    MemoryKindSet, Opcode, OpcodeSet, OpenError, RegistrationMode,
 };
 
-/// Descriptors a channel holds unless told otherwise.
+/// The default capacity of a channel, in descriptors.
 const DEFAULT_CAPACITY: usize = 512;
-/// How long an idle channel looks for work before it sleeps, unless told otherwise. Waking a
+/// The default time for which an idle channel polls before it sleeps, in nanoseconds. Waking a
 /// sleeping thread takes about as long.
 const DEFAULT_SPIN_NS: u64 = 50_000;
 
@@ -26,47 +26,47 @@ const DEFAULT_SPIN_NS: u64 = 50_000;
 #[derive(Debug)]
 pub struct CpuEngine {
     capabilities: Capabilities,
-    profile: Arc<Profile>,
+    profile: Arc<CpuProfile>,
     spin_ns: u64,
     has_threads: bool,
 }
 
 impl CpuEngine {
-    /// The engine with what was measured of this machine.
-    pub fn new(profile: Arc<Profile>) -> Self {
-        let alone = memferry_sys::affinity::allowed_cores().len() == 1;
+    /// Creates the engine with the measured profile of this machine.
+    pub fn new(profile: Arc<CpuProfile>) -> Self {
+        let is_single_core = memferry_sys::affinity::allowed_cores().len() == 1;
         Self {
             capabilities: Capabilities {
-                operations: Operations::of(&[
-                    Operation::Copy,
-                    Operation::Move,
-                    Operation::Fill,
-                    Operation::Compare,
+                operations: OpcodeSet::of(&[
+                    Opcode::Copy,
+                    Opcode::Move,
+                    Opcode::Fill,
+                    Opcode::Compare,
                 ]),
-                memory: MemoryKinds::of(&[MemoryKind::Host]),
-                largest_descriptor_bytes: usize::MAX,
+                memory: MemoryKindSet::of(&[MemoryKind::Host]),
+                max_descriptor_bytes: usize::MAX,
                 preferred_alignment: 64,
                 boundary_bytes: None,
-                registration: Registration::NotNeeded,
+                registration: RegistrationMode::NotRequired,
                 claims_chunks: true,
-                never_fails: true,
-                self_driving: true,
-                notifies: false,
+                infallible: true,
+                auto_progress: true,
+                writes_notifications: false,
             },
             profile,
-            // On a single core, a spinning channel only keeps others from running.
-            spin_ns: if alone { 0 } else { DEFAULT_SPIN_NS },
+            // On a single core, a spinning channel only keeps other threads from running.
+            spin_ns: if is_single_core { 0 } else { DEFAULT_SPIN_NS },
             has_threads: true,
         }
     }
 
-    /// The same for a process that may start no thread: whoever submits carries out.
-    pub fn without_threads(profile: Arc<Profile>) -> Self {
+    /// Creates the engine for a process that may not start threads: the submitting thread executes.
+    pub fn without_threads(profile: Arc<CpuProfile>) -> Self {
         Self { has_threads: false, ..Self::new(profile) }
     }
 
-    /// What was measured.
-    pub fn profile(&self) -> &Arc<Profile> {
+    /// The measured profile.
+    pub fn profile(&self) -> &Arc<CpuProfile> {
         &self.profile
     }
 }
@@ -80,13 +80,13 @@ impl Engine for CpuEngine {
         &self.capabilities
     }
 
-    fn cost(&self, _direction: Direction) -> CostLine {
+    fn cost(&self, _direction: CopyDirection) -> CostLine {
         CostLine::from_bandwidth(self.profile.handover_ns, self.profile.stream_gb_per_s)
     }
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
         if !self.has_threads {
-            return Ok(Arc::new(caller::CallerChannel::new()));
+            return Ok(Arc::new(inline_channel::InlineChannel::new()));
         }
         Ok(Arc::new(channel::open(options, DEFAULT_CAPACITY, self.spin_ns)?))
     }

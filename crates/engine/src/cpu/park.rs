@@ -1,36 +1,37 @@
-//! Sleeping when there is nothing to do, and being woken when there is.
+//! Sleeping when there is no work, and wakeups.
 //!
-//! The sleeper says that it sleeps and then looks once more for work; the other side provides work
-//! and then looks whether anybody sleeps. With a fence between the two steps on both sides, at
-//! least one of them sees the other. The fence is asymmetric: free for the side that runs often.
+//! A sleeper marks itself as asleep and then checks for work once more; a waker publishes work and
+//! then reads the mark. A fence separates the two steps on both sides, so at least one side
+//! observes the other. The fence is asymmetric: it costs nothing on the side that runs often, the
+//! waker's.
 
 use std::time::Duration;
 
-use memferry_sys::WaitWord;
-use memferry_sys::fence::Asymmetric;
+use memferry_sys::Futex;
+use memferry_sys::fence::AsymmetricFence;
 use memferry_sys::sync::atomic::{AtomicU32, Ordering};
 
 const AWAKE: u32 = 0;
 const ASLEEP: u32 = 1;
 
-/// A place where one thread sleeps until there is something to see.
+/// A futex on which one thread sleeps until there is work.
 #[derive(Debug)]
 pub struct Parker {
-    word: WaitWord,
-    fence: Asymmetric,
+    word: Futex,
+    fence: AsymmetricFence,
 }
 
 impl Parker {
-    /// A parker with nobody asleep.
+    /// Creates a parker without a sleeper.
     pub fn new() -> Self {
-        Self { word: WaitWord::new(AWAKE), fence: Asymmetric::new() }
+        Self { word: Futex::new(AWAKE), fence: AsymmetricFence::new() }
     }
 
-    /// Sleeps until woken or the time is over, unless `ready` says that there is something to see.
-    /// May return early: callers look again. Returns whether the thread slept.
+    /// Sleeps until woken or the timeout expires, unless `ready` returns true. May return early, so
+    /// callers check again. Returns whether the thread slept.
     pub fn park(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) -> bool {
-        // An exchange, not a store: it comes after whatever a waker wrote last, so a waker whose
-        // fence follows ours cannot take its own earlier AWAKE for the newest value.
+        // An exchange, not a store: it is ordered after the last write of a waker, so a waker whose
+        // fence follows this thread's fence cannot read its own earlier AWAKE as the newest value.
         self.word.word().swap(ASLEEP, Ordering::Relaxed);
         let timeout = bounded(timeout, self.fence.heavy());
         let sleeps = !ready();
@@ -41,14 +42,14 @@ impl Parker {
         sleeps
     }
 
-    /// Whether the thread sleeps or is about to.
+    /// Whether the thread sleeps or is about to sleep.
     #[inline]
     pub fn is_asleep(&self) -> bool {
         self.word.word().load(Ordering::Relaxed) == ASLEEP
     }
 
-    /// Wakes the sleeper, if there is one. Call it after making visible what it waits for.
-    /// Returns whether it was asleep.
+    /// Wakes the sleeper, if there is one; returns whether it was asleep. The caller must publish
+    /// the work first.
     #[inline]
     pub fn unpark(&self) -> bool {
         self.fence.light();
@@ -74,28 +75,33 @@ impl Default for Parker {
     }
 }
 
-/// Without an order between saying "asleep" and looking, a waker may have missed us: nap briefly.
+/// Bounds the sleep to 1 ms if the fence did not order the mark and the check: a waker may have
+/// missed the sleeper.
 fn bounded(timeout: Option<Duration>, ordered: bool) -> Option<Duration> {
-    const NAP: Duration = Duration::from_millis(1);
-    if ordered { timeout } else { Some(timeout.map_or(NAP, |timeout| timeout.min(NAP))) }
+    const UNFENCED_SLEEP: Duration = Duration::from_millis(1);
+    if ordered {
+        timeout
+    } else {
+        Some(timeout.map_or(UNFENCED_SLEEP, |timeout| timeout.min(UNFENCED_SLEEP)))
+    }
 }
 
-/// A place where any number of threads sleep until there is something to see.
+/// A futex on which any number of threads sleep until there is work.
 #[derive(Debug)]
-pub struct Crowd {
+pub struct WaitQueue {
     sleepers: AtomicU32,
-    epoch: WaitWord,
-    fence: Asymmetric,
+    epoch: Futex,
+    fence: AsymmetricFence,
 }
 
-impl Crowd {
-    /// A place with nobody asleep.
+impl WaitQueue {
+    /// Creates a queue without sleepers.
     pub fn new() -> Self {
-        Self { sleepers: AtomicU32::new(0), epoch: WaitWord::new(0), fence: Asymmetric::new() }
+        Self { sleepers: AtomicU32::new(0), epoch: Futex::new(0), fence: AsymmetricFence::new() }
     }
 
-    /// Sleeps until woken or the time is over, unless `ready` says that there is something to see.
-    /// May return early: callers look again.
+    /// Sleeps until woken or the timeout expires, unless `ready` returns true. May return early, so
+    /// callers check again.
     pub fn park(&self, timeout: Option<Duration>, ready: impl Fn() -> bool) {
         self.sleepers.fetch_add(1, Ordering::Relaxed);
         let timeout = bounded(timeout, self.fence.heavy());
@@ -106,7 +112,7 @@ impl Crowd {
         self.sleepers.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Wakes everybody, if there is anybody. Call it after making visible what they wait for.
+    /// Wakes all sleepers, if there are any. The caller must publish the work first.
     #[inline]
     pub fn unpark(&self) {
         self.fence.light();
@@ -117,7 +123,7 @@ impl Crowd {
     }
 }
 
-impl Default for Crowd {
+impl Default for WaitQueue {
     fn default() -> Self {
         Self::new()
     }

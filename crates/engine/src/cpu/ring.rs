@@ -1,78 +1,80 @@
-//! The bounded ring between submitters and a channel's thread: many in, one out.
+//! The bounded ring between submitters and a channel's worker thread: many producers, one consumer.
 //!
-//! A slot is one cache line that holds a descriptor and its sequence number. A submitter claims
-//! slots by moving the tail, writes the descriptor, then the number; the channel waits for the
-//! number it expects. The channel never writes to a slot: it publishes one rising number, of the
-//! last descriptor it *finished*, and a slot is free again when its descriptor is finished. So a
-//! hand-over moves exactly one cache line, and a completion exactly one more.
+//! A slot is one cache line with a descriptor and its sequence. A submitter claims slots by
+//! advancing the tail, writes the descriptor, then the sequence; the worker waits for the sequence
+//! that it expects. The worker never writes to a slot: it publishes one rising number, the sequence
+//! of the last descriptor it *finished*, and a slot is free again when its descriptor is finished.
+//! So a submission moves exactly one cache line, and a completion one more.
 //!
-//! Who may touch what: `tail` and `limit` submitters only; `done` written by the channel,
-//! read by everybody; a slot by the submitter that claimed it until it has written the number, then
-//! by the channel until `completed` reaches the number.
+//! Access rules: only submitters access `tail` and `limit`; the worker writes `consumer`, and all
+//! threads read it; a slot belongs to the submitter that claimed it until the submitter has written
+//! the sequence, then to the worker until `completed` reaches the sequence.
 
 use std::mem::MaybeUninit;
 
 use crossbeam_utils::CachePadded;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
-use memferry_sys::sync::{UnsafeCell, raise};
+use memferry_sys::sync::{UnsafeCell, store_max};
 
-use crate::contract::{Sequence, SubmitError, Taken};
+use crate::contract::{Sequence, SubmitError, Submitted};
 
-/// The top bit of the tail says that the ring is closed.
+/// The top bit of the tail: the ring is closed.
 const CLOSED: u64 = 1 << 63;
 
 /// A bounded ring of `T`, numbered from 1.
 #[derive(Debug)]
-pub struct Ring<T> {
-    submit: CachePadded<Submit>,
-    done: CachePadded<Done>,
-    slots: Box<[Slot<T>]>,
+pub struct SubmissionRing<T> {
+    producer: CachePadded<ProducerLine>,
+    consumer: CachePadded<ConsumerLine>,
+    slots: Box<[RingSlot<T>]>,
 }
 
 #[derive(Debug)]
-struct Submit {
-    /// How many slots were ever claimed, and [`CLOSED`].
+struct ProducerLine {
+    /// The number of slots claimed since the start, and [`CLOSED`].
     tail: AtomicU64,
-    /// The tail may rise to here without a look at `completed`. Kept beside the tail so that a
-    /// submitter does not fetch the channel's line each time.
+    /// The tail may rise to this value without a read of `completed`. It is in the line of the
+    /// tail, so that a submitter does not fetch the worker's line each time.
     limit: AtomicU64,
 }
 
-/// What the channel publishes, in one cache line: who has fetched one has both.
+/// The values that the worker publishes. They share a cache line, so one fetch gets both.
 #[derive(Debug)]
-struct Done {
+struct ConsumerLine {
     completed: AtomicU64,
-    /// The weights of all finished values.
+    /// The sum of the weights of all finished values.
     weight: AtomicU64,
 }
 
-/// Number and value in one cache line. Slots keep the distance of two lines, because processors
-/// fetch lines in pairs, and the neighbour is what the other side is looking at.
+/// Sequence and value in one cache line. Slots are two lines apart, because processors fetch lines
+/// in pairs, and the worker polls the slot after the one that a submitter writes.
 #[derive(Debug)]
 #[cfg_attr(not(loom), repr(C, align(128)))]
-struct Slot<T> {
+struct RingSlot<T> {
     sequence: AtomicU64,
     value: UnsafeCell<MaybeUninit<T>>,
 }
 
-// SAFETY: values move from submitters to the channel through the protocol described above, which
+// SAFETY: values move from submitters to the worker through the protocol described above, which
 // gives each slot one owner at a time; so sending `T` between threads is all that is needed.
-unsafe impl<T: Send> Send for Ring<T> {}
+unsafe impl<T: Send> Send for SubmissionRing<T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Ring<T> {}
+unsafe impl<T: Send> Sync for SubmissionRing<T> {}
 
-impl<T> Ring<T> {
-    /// A ring with room for `capacity` values, rounded up to a power of two.
+impl<T> SubmissionRing<T> {
+    /// Creates a ring of `capacity` values, rounded up to a power of two.
     pub fn new(capacity: usize) -> Self {
         let capacity = capacity.max(1).next_power_of_two();
-        let slot =
-            |_| Slot { sequence: AtomicU64::new(0), value: UnsafeCell::new(MaybeUninit::uninit()) };
+        let slot = |_| RingSlot {
+            sequence: AtomicU64::new(0),
+            value: UnsafeCell::new(MaybeUninit::uninit()),
+        };
         Self {
-            submit: CachePadded::new(Submit {
+            producer: CachePadded::new(ProducerLine {
                 tail: AtomicU64::new(0),
                 limit: AtomicU64::new(capacity as u64),
             }),
-            done: CachePadded::new(Done {
+            consumer: CachePadded::new(ConsumerLine {
                 completed: AtomicU64::new(0),
                 weight: AtomicU64::new(0),
             }),
@@ -80,29 +82,29 @@ impl<T> Ring<T> {
         }
     }
 
-    fn slot(&self, index: u64) -> &Slot<T> {
+    fn slot(&self, index: u64) -> &RingSlot<T> {
         &self.slots[index as usize & (self.slots.len() - 1)]
     }
 
-    /// Moves values from the front of `batch` into the ring for as long as there is room.
-    pub fn push(&self, batch: &mut [Option<T>]) -> Result<Taken, SubmitError> {
+    /// Moves values from the front of `batch` into the ring while there is space.
+    pub fn push(&self, batch: &mut [Option<T>]) -> Result<Submitted, SubmitError> {
         let wanted = match &*batch {
             [only] => u64::from(only.is_some()),
             many => many.iter().flatten().count() as u64,
         };
         let Some((start, count)) = self.claim(wanted)? else {
-            return Ok(Taken::NONE);
+            return Ok(Submitted::NONE);
         };
         let values = batch.iter_mut().filter_map(Option::take).take(count as usize);
         for (index, value) in (start..).zip(values) {
             // SAFETY: claimed above, each once.
             unsafe { self.put(index, value) };
         }
-        Ok(Taken { first: start + 1, count: count as usize })
+        Ok(Submitted { first: start + 1, count: count as usize })
     }
 
-    /// Moves one value into the ring and returns its number. `Err` gives it back: the ring is full or
-    /// closed.
+    /// Moves one value into the ring and returns its sequence. `Err` returns the value if the ring
+    /// is full or closed.
     #[inline]
     pub fn push_one(&self, value: T) -> Result<Sequence, T> {
         let Ok(Some((index, _))) = self.claim(1) else {
@@ -113,16 +115,16 @@ impl<T> Ring<T> {
         Ok(index + 1)
     }
 
-    /// Writes a value and its number.
+    /// Writes a value and its sequence.
     ///
     /// # Safety
-    /// The caller must have claimed the index, and writes to it once.
+    /// The caller must have claimed the index, and write to it once.
     #[inline]
     unsafe fn put(&self, index: u64, value: T) {
         let slot = self.slot(index);
         slot.value.with_mut(|cell| {
-            // SAFETY: the claim is the caller's alone, and it was below `limit`, so the value that
-            // the slot held a lap ago is finished and gone.
+            // SAFETY: the claim is the caller's alone, and it was below `limit`, so the value of
+            // the previous lap in the slot is finished and dropped.
             unsafe { (*cell).write(value) };
         });
         slot.sequence.store(index + 1, Ordering::Release);
@@ -130,24 +132,25 @@ impl<T> Ring<T> {
 
     /// Claims up to `wanted` slots; `None` when the ring is full.
     fn claim(&self, wanted: u64) -> Result<Option<(u64, u64)>, SubmitError> {
-        let mut tail = self.submit.tail.load(Ordering::Relaxed);
+        let mut tail = self.producer.tail.load(Ordering::Relaxed);
         loop {
             if tail & CLOSED != 0 {
                 return Err(SubmitError::Closed);
             }
-            let mut room = self.submit.limit.load(Ordering::Acquire).saturating_sub(tail);
-            if room < wanted {
-                // Acquire: the channel is through with the slots that this number frees. The
-                // limit passes that on to submitters that do not look here themselves.
-                let limit = self.done.completed.load(Ordering::Acquire) + self.slots.len() as u64;
-                raise(&self.submit.limit, limit);
-                room = limit.saturating_sub(tail);
+            let mut free = self.producer.limit.load(Ordering::Acquire).saturating_sub(tail);
+            if free < wanted {
+                // Acquire: the worker has finished with the slots that this number frees. `limit`
+                // passes that on to submitters that do not read `completed` themselves.
+                let limit =
+                    self.consumer.completed.load(Ordering::Acquire) + self.slots.len() as u64;
+                store_max(&self.producer.limit, limit);
+                free = limit.saturating_sub(tail);
             }
-            let count = room.min(wanted);
+            let count = free.min(wanted);
             if count == 0 {
                 return Ok(None);
             }
-            match self.submit.tail.compare_exchange_weak(
+            match self.producer.tail.compare_exchange_weak(
                 tail,
                 tail + count,
                 Ordering::Relaxed,
@@ -159,40 +162,40 @@ impl<T> Ring<T> {
         }
     }
 
-    /// Refuses values from now on.
+    /// Rejects values from now on.
     pub fn close(&self) {
-        self.submit.tail.fetch_or(CLOSED, Ordering::AcqRel);
+        self.producer.tail.fetch_or(CLOSED, Ordering::AcqRel);
     }
 
-    /// Whether [`Ring::close`] was called.
+    /// Whether [`SubmissionRing::close`] was called.
     pub fn is_closed(&self) -> bool {
-        self.submit.tail.load(Ordering::Acquire) & CLOSED != 0
+        self.producer.tail.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// How many values were ever taken in.
+    /// The number of values submitted since the start.
     pub fn submitted(&self) -> Sequence {
-        self.submit.tail.load(Ordering::Acquire) & !CLOSED
+        self.producer.tail.load(Ordering::Acquire) & !CLOSED
     }
 
-    /// The number of the last finished value.
+    /// The sequence of the last finished value.
     #[inline]
     pub fn completed(&self) -> Sequence {
-        self.done.completed.load(Ordering::Acquire)
+        self.consumer.completed.load(Ordering::Acquire)
     }
 
-    /// The weights of all finished values.
+    /// The sum of the weights of all finished values.
     pub fn finished_weight(&self) -> u64 {
-        self.done.weight.load(Ordering::Relaxed)
+        self.consumer.weight.load(Ordering::Relaxed)
     }
 
-    /// Whether the value after `taken` has arrived. For the channel only.
+    /// Whether the value after `taken` has been written. For the worker only.
     #[inline]
     pub fn has_next(&self, taken: Sequence) -> bool {
         self.slot(taken).sequence.load(Ordering::Acquire) == taken + 1
     }
 
-    /// Takes the value after `taken`, if it has arrived. What is taken need not be completed before
-    /// the next is taken.
+    /// Takes the value after `taken`, if it has been written. A taken value need not be completed
+    /// before the next is taken.
     ///
     /// # Safety
     /// Only one thread at a time may call this, with the number of values that were taken so far.
@@ -200,27 +203,29 @@ impl<T> Ring<T> {
         if !self.has_next(taken) {
             return None;
         }
-        // SAFETY: the number says that the submitter has written the value and left the slot; the
-        // caller promises to take it once. The slot is not reused before it is completed.
+        // SAFETY: the sequence shows that the submitter has written the value and left the slot;
+        // the caller guarantees to take it once. The slot is not reused before it is completed.
         Some(self.slot(taken).value.with(|cell| unsafe { (*cell).assume_init_read() }))
     }
 
-    /// Publishes that everything up to `sequence` is finished, the last of them of a weight.
+    /// Publishes that every value up to `sequence` is finished, and adds `weight`, that of
+    /// the last one.
     ///
     /// # Safety
-    /// Only the thread that takes may call this, with a number up to which it has taken everything.
+    /// Only the thread that takes may call this, with a number up to which it has taken every
+    /// value.
     #[inline]
     pub unsafe fn complete(&self, sequence: Sequence, weight: u64) {
-        let before = self.done.weight.load(Ordering::Relaxed);
-        self.done.weight.store(before + weight, Ordering::Relaxed);
-        self.done.completed.store(sequence, Ordering::Release);
+        let before = self.consumer.weight.load(Ordering::Relaxed);
+        self.consumer.weight.store(before + weight, Ordering::Relaxed);
+        self.consumer.completed.store(sequence, Ordering::Release);
     }
 }
 
-impl<T> Drop for Ring<T> {
+impl<T> Drop for SubmissionRing<T> {
     fn drop(&mut self) {
-        let mut finished = self.done.completed.load(Ordering::Relaxed);
-        // SAFETY: `&mut self`: no submitter and no channel is left, and each is taken once.
+        let mut finished = self.consumer.completed.load(Ordering::Relaxed);
+        // SAFETY: `&mut self`: no submitter and no worker is left, and each value is taken once.
         while let Some(value) = unsafe { self.take(finished) } {
             drop(value);
             finished += 1;
@@ -234,30 +239,30 @@ mod tests {
 
     #[test]
     fn a_descriptor_and_its_number_share_one_cache_line() {
-        type DescriptorSlot = Slot<crate::Descriptor>;
+        type DescriptorSlot = RingSlot<crate::Descriptor>;
         let value = std::mem::offset_of!(DescriptorSlot, value);
         assert!(value + size_of::<crate::Descriptor>() <= 64);
     }
 
     #[test]
     fn a_full_ring_takes_what_fits_and_leaves_the_rest() {
-        let ring = Ring::new(4);
+        let ring = SubmissionRing::new(4);
         let mut batch: Vec<_> = (0..6).map(Some).collect();
-        assert_eq!(ring.push(&mut batch), Ok(Taken { first: 1, count: 4 }));
+        assert_eq!(ring.push(&mut batch), Ok(Submitted { first: 1, count: 4 }));
         assert_eq!(batch, [None, None, None, None, Some(4), Some(5)]);
-        assert_eq!(ring.push(&mut batch), Ok(Taken::NONE));
+        assert_eq!(ring.push(&mut batch), Ok(Submitted::NONE));
         // SAFETY: this thread is the only consumer.
         assert_eq!(unsafe { ring.take(0) }, Some(0));
-        assert_eq!(ring.push(&mut batch), Ok(Taken::NONE), "taken is not yet finished");
+        assert_eq!(ring.push(&mut batch), Ok(Submitted::NONE), "a taken value is not yet finished");
         // SAFETY: this thread is the only consumer and has taken it.
         unsafe { ring.complete(1, 0) };
-        assert_eq!(ring.push(&mut batch), Ok(Taken { first: 5, count: 1 }));
+        assert_eq!(ring.push(&mut batch), Ok(Submitted { first: 5, count: 1 }));
         assert_eq!(batch[5], Some(5));
     }
 
     #[test]
     fn a_closed_ring_refuses_and_keeps_what_it_has() {
-        let ring = Ring::new(4);
+        let ring = SubmissionRing::new(4);
         ring.push(&mut [Some(7)]).unwrap();
         ring.close();
         assert_eq!(ring.push(&mut [Some(8)]), Err(SubmitError::Closed));
@@ -269,7 +274,7 @@ mod tests {
     #[test]
     fn a_dropped_ring_drops_what_was_not_taken() {
         let value = std::sync::Arc::new(());
-        let ring = Ring::new(8);
+        let ring = SubmissionRing::new(8);
         ring.push(&mut [Some(value.clone()), Some(value.clone())]).unwrap();
         // SAFETY: this thread is the only consumer.
         drop(unsafe { ring.take(0) });
@@ -282,7 +287,7 @@ mod tests {
     #[test]
     fn many_submitters_lose_and_double_nothing() {
         const EACH: u64 = 20_000;
-        let ring = Ring::new(16);
+        let ring = SubmissionRing::new(16);
         let mut sums = [0u64; 4];
         std::thread::scope(|scope| {
             for submitter in 0..4u64 {

@@ -1,110 +1,115 @@
-//! The thread of a channel: cuts descriptors into pieces, keeps the device busy with them, and
-//! reports what is over, in order.
+//! The worker thread of a channel: cuts descriptors into copies, keeps the device busy with them,
+//! and reports completed descriptors in order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use memferry_sys::clock;
-use memferry_sys::cuda::{DriverError, Event, Stream};
+use memferry_sys::cuda::{CudaEvent, CudaStream, DriverError};
 
-use super::Device;
-use super::flight::{Flight, Open, Step};
-use super::passage::Passage;
-use super::slots::Slots;
-use crate::contract::{ChannelOptions, ExecutionError, OpenError, Operation, Scope, Sequence};
+use super::CudaContext;
+use super::device_staging::DeviceStagingRing;
+use super::host_staging::HostStagingPool;
+use super::in_flight::{ActiveDescriptor, CopyRoute, InFlightCopy};
+use crate::contract::{
+    ChannelOptions, DescriptorScope, ExecutionError, Opcode, OpenError, Sequence,
+};
 use crate::execute;
-use crate::threaded::{Inside, ThreadedChannel};
+use crate::threaded::{ChannelShared, ThreadedChannel};
 
-/// Pieces that a channel has under way at most: enough that the device does not run out of work
-/// while the channel sleeps.
-pub(super) const MOST_FLIGHTS: usize = 16;
-/// The largest piece.
-pub(super) const PIECE_BYTES: u64 = 32 << 20;
-/// Memory of the device that copies between ordinary memory pass through.
-const PASSAGE_BYTES: u64 = 4 * PIECE_BYTES;
-/// A slot of the ring: each costs the device a few microseconds, and small ones stay in the cache.
-pub(super) const RING_SLOT_BYTES: u64 = 2 << 20;
-const RING_SLOTS: usize = 3;
+/// The maximum number of copies in flight: enough that the device does not run out of work while
+/// the worker sleeps.
+pub(super) const MAX_IN_FLIGHT: usize = 16;
+/// The maximum length of a copy in bytes.
+pub(super) const MAX_COPY_BYTES: u64 = 32 << 20;
+/// The size of the staging ring on the device, for copies between host memory.
+const DEVICE_STAGING_BYTES: u64 = 4 * MAX_COPY_BYTES;
+/// The size of a host staging buffer: each copy costs the device a few microseconds, and small
+/// buffers stay in the cache.
+pub(super) const STAGING_BUFFER_BYTES: u64 = 2 << 20;
+const STAGING_BUFFERS: usize = 3;
 
 /// Opens a channel.
 pub(super) fn open(
-    device: &Arc<Device>,
+    device: &Arc<CudaContext>,
     options: &ChannelOptions,
     default_capacity: usize,
 ) -> Result<ThreadedChannel, OpenError> {
     let device = device.clone();
-    ThreadedChannel::open("cuda", options, default_capacity, move |inside| {
-        let refused = |error: DriverError| {
+    ThreadedChannel::open("cuda", options, default_capacity, move |shared| {
+        let open_error = |error: DriverError| {
             let reason = format!("no stream could be opened: {error}");
             OpenError::System { engine: "cuda".into(), reason }
         };
-        clock::sharpen_timers();
-        let worker = Worker::new(inside, device).map_err(refused)?;
+        clock::minimize_timer_slack();
+        let worker = CudaWorker::new(shared, device).map_err(open_error)?;
         Ok(move || worker.run())
     })
 }
 
-/// The thread of a channel.
-pub(super) struct Worker {
-    pub(super) inside: Arc<Inside>,
-    pub(super) device: Arc<Device>,
-    /// Into the device, and inside it.
-    pub(super) inward: Stream,
-    /// Out of the device.
-    pub(super) outward: Stream,
-    pub(super) events: Vec<Event>,
-    pub(super) passage: Passage,
-    pub(super) ring: Slots,
-    /// Taken and not over, in order.
-    pub(super) open: VecDeque<Open>,
-    /// Begun and not over, in order.
-    pub(super) flights: VecDeque<Flight>,
+/// The worker thread of a channel.
+pub(super) struct CudaWorker {
+    pub(super) shared: Arc<ChannelShared>,
+    pub(super) device: Arc<CudaContext>,
+    /// The stream for copies to the device and inside it.
+    pub(super) to_device: CudaStream,
+    /// The stream for copies from the device.
+    pub(super) from_device: CudaStream,
+    pub(super) events: Vec<CudaEvent>,
+    pub(super) device_staging: DeviceStagingRing,
+    pub(super) host_staging: HostStagingPool,
+    /// Descriptors that were taken and are not complete, in order.
+    pub(super) active: VecDeque<ActiveDescriptor>,
+    /// Copies that were issued and are not complete, in order.
+    pub(super) in_flight: VecDeque<InFlightCopy>,
     pub(super) taken: Sequence,
-    /// When each stream should be through with what it has.
+    /// The time at which each stream should have finished its copies.
     pub(super) busy_until_ns: [u64; 2],
-    /// How much later than expected the device has been of late.
+    /// The recent delay of the device against the expected times, in nanoseconds.
     pub(super) lag_ns: u64,
-    /// The device was later than that, and was looked for again.
+    /// The device exceeded even that delay, and was polled again.
     pub(super) was_late: bool,
 }
 
-/// What became of the wish to begin a piece.
-pub(super) enum Begun {
-    /// It is under way.
-    Yes,
-    /// Nothing was left of the descriptor.
-    Nothing,
-    /// There is no slot for it now.
-    NoRoom,
+/// The result of issuing a copy.
+pub(super) enum IssueResult {
+    /// The copy is in flight.
+    Issued,
+    /// Nothing is left of the descriptor.
+    Exhausted,
+    /// No staging buffer is free.
+    NoBuffer,
 }
 
-/// Why a side of a copy is not registered.
-pub(super) enum Unregistered {
-    /// It shall not be, or cannot be.
+/// The reason why one side of a copy is not registered.
+pub(super) enum RegistrationError {
+    /// It must not or cannot be registered.
     Refused,
-    /// It is not there.
-    Missing { address: u64 },
+    /// It is not mapped.
+    Unmapped { address: u64 },
 }
 
-impl Worker {
-    fn new(inside: Arc<Inside>, device: Arc<Device>) -> Result<Self, DriverError> {
+impl CudaWorker {
+    fn new(shared: Arc<ChannelShared>, device: Arc<CudaContext>) -> Result<Self, DriverError> {
         let driver = &device.driver;
-        driver.enter()?;
-        let inward = driver.create_stream()?;
-        let outward = driver.create_stream().inspect_err(|_| driver.destroy_stream(inward))?;
-        let passage = Passage::new(driver.clone(), PASSAGE_BYTES);
-        let mut ring = Slots::new(driver.clone(), RING_SLOT_BYTES as usize, RING_SLOTS);
-        ring.prepare();
+        driver.make_current()?;
+        let to_device = driver.create_stream()?;
+        let from_device =
+            driver.create_stream().inspect_err(|_| driver.destroy_stream(to_device))?;
+        let device_staging = DeviceStagingRing::new(driver.clone(), DEVICE_STAGING_BYTES);
+        let mut host_staging =
+            HostStagingPool::new(driver.clone(), STAGING_BUFFER_BYTES as usize, STAGING_BUFFERS);
+        host_staging.prepare();
         Ok(Self {
-            inside,
-            inward,
-            outward,
+            shared,
+            to_device,
+            from_device,
             events: Vec::new(),
-            passage,
-            ring,
+            device_staging,
+            host_staging,
             device,
-            open: VecDeque::new(),
-            flights: VecDeque::new(),
+            active: VecDeque::new(),
+            in_flight: VecDeque::new(),
             taken: 0,
             busy_until_ns: [0; 2],
             lag_ns: 0,
@@ -114,21 +119,21 @@ impl Worker {
 
     fn run(mut self) {
         loop {
-            let mut room = true;
+            let mut has_space = true;
             let mut moved = false;
-            while room {
-                room = match self.begin_next() {
-                    Begun::Yes => true,
-                    Begun::Nothing | Begun::NoRoom => false,
+            while has_space {
+                has_space = match self.issue_next() {
+                    IssueResult::Issued => true,
+                    IssueResult::Exhausted | IssueResult::NoBuffer => false,
                 };
-                moved |= room;
+                moved |= has_space;
                 moved |= self.report();
             }
             if moved {
                 continue;
             }
-            self.inside.tell_waiters(self.inside.ring.completed());
-            if !self.flights.is_empty() {
+            self.shared.notify_waiters(self.shared.ring.completed());
+            if !self.in_flight.is_empty() {
                 self.wait_for_device();
             } else if !self.wait_for_work() {
                 return;
@@ -136,137 +141,140 @@ impl Worker {
         }
     }
 
-    /// Begins the next piece of the oldest descriptor of which something is left.
-    fn begin_next(&mut self) -> Begun {
-        if self.flights.len() >= MOST_FLIGHTS {
-            return Begun::NoRoom;
+    /// Issues the next copy of the newest descriptor, or of the next one in the ring.
+    fn issue_next(&mut self) -> IssueResult {
+        if self.in_flight.len() >= MAX_IN_FLIGHT {
+            return IssueResult::NoBuffer;
         }
         loop {
-            if self.open.back().is_none_or(|open| open.is_begun) && !self.take() {
-                return Begun::Nothing;
+            if self.active.back().is_none_or(|active| active.is_exhausted) && !self.take() {
+                return IssueResult::Exhausted;
             }
-            match self.begin_piece() {
-                Begun::Nothing => self.report(),
+            match self.issue_copy() {
+                IssueResult::Exhausted => self.report(),
                 other => return other,
             };
         }
     }
 
-    /// Takes the next descriptor, if there is one.
+    /// Takes the next descriptor from the ring, if there is one.
     fn take(&mut self) -> bool {
         // SAFETY: this thread is the only consumer, and counts what it takes.
-        let Some(descriptor) = (unsafe { self.inside.ring.take(self.taken) }) else {
+        let Some(descriptor) = (unsafe { self.shared.ring.take(self.taken) }) else {
             return false;
         };
         self.taken += 1;
-        let is_cancelled = descriptor.scope() != Scope::Chunks && descriptor.is_cancelled();
-        let mut open = Open::new(descriptor, self.taken);
+        let is_cancelled =
+            descriptor.scope() != DescriptorScope::WorkOffer && descriptor.is_cancelled();
+        let mut active = ActiveDescriptor::new(descriptor, self.taken);
         if is_cancelled {
-            open.failure = Some(ExecutionError::Cancelled { done_bytes: 0 });
-            (open.window, open.is_begun) = (0..0, true);
+            active.failure = Some(ExecutionError::Cancelled { done_bytes: 0 });
+            (active.window, active.is_exhausted) = (0..0, true);
         }
-        self.open.push_back(open);
+        self.active.push_back(active);
         true
     }
 
-    /// Reports everything that is over, in order; says whether anything was.
+    /// Reports everything that is complete, in order; returns whether anything was.
     fn report(&mut self) -> bool {
         let mut moved = false;
-        while let Some(flight) = self.flights.front() {
-            if self.is_early(flight) {
+        while let Some(copy) = self.in_flight.front() {
+            if self.is_too_early(copy) {
                 break;
             }
-            let ended = match &flight.step {
-                Step::Over(result) => result.clone(),
-                Step::Direct { end }
-                | Step::Through { end, .. }
-                | Step::StagedIn { end, .. }
-                | Step::StagedOut { end, .. } => match self.device.driver.is_reached(*end) {
+            let result = match &copy.route {
+                CopyRoute::Done(result) => result.clone(),
+                CopyRoute::Direct { end }
+                | CopyRoute::ThroughDevice { end, .. }
+                | CopyRoute::StagedIn { end, .. }
+                | CopyRoute::StagedOut { end, .. } => match self.device.driver.is_complete(*end) {
                     Ok(false) => break,
                     Ok(true) => Ok(None),
                     Err(error) => {
-                        // Nothing may write to memory any more when its owner is told.
-                        self.device.driver.drain(self.inward);
-                        self.device.driver.drain(self.outward);
+                        // The device must not write to the memory any more when its owner is
+                        // notified.
+                        self.device.driver.synchronize(self.to_device);
+                        self.device.driver.synchronize(self.from_device);
                         Err(self.failure(error))
                     }
                 },
             };
-            if let Some(flight) = self.flights.pop_front() {
-                self.learn(&flight);
-                self.finish(flight, ended);
+            if let Some(copy) = self.in_flight.pop_front() {
+                self.update_lag(&copy);
+                self.finish(copy, result);
                 moved = true;
             }
         }
         moved | self.complete()
     }
 
-    /// Ends a piece.
-    fn finish(&mut self, flight: Flight, ended: Result<Option<u64>, ExecutionError>) {
-        let Flight { sequence, piece, step, holdings, .. } = flight;
-        let first = self.open.front().map_or(sequence, |open| open.sequence);
-        let Some(open) = self.open.get_mut((sequence - first) as usize) else { return };
-        match step {
-            Step::Over(_) => {}
-            Step::Direct { end } => self.events.push(end),
-            Step::Through { slot, middle, end } => {
-                self.passage.give_back(slot);
+    /// Finishes a copy.
+    fn finish(&mut self, copy: InFlightCopy, result: Result<Option<u64>, ExecutionError>) {
+        let InFlightCopy { sequence, chunk, route, registrations, .. } = copy;
+        let first = self.active.front().map_or(sequence, |active| active.sequence);
+        let Some(active) = self.active.get_mut((sequence - first) as usize) else { return };
+        match route {
+            CopyRoute::Done(_) => {}
+            CopyRoute::Direct { end } => self.events.push(end),
+            CopyRoute::ThroughDevice { slot, middle, end } => {
+                self.device_staging.free(slot);
                 self.events.push(end);
                 if middle != end {
                     self.events.push(middle);
                 }
             }
-            Step::StagedIn { slot, end } => {
-                self.ring.give_back(slot);
+            CopyRoute::StagedIn { slot, end } => {
+                self.host_staging.free(slot);
                 self.events.push(end);
             }
-            Step::StagedOut { slot, end } => {
-                if ended.is_ok() {
-                    let target = open.descriptor.target().wrapping_add(piece.offset);
-                    let kernel = open.descriptor.processor_kernel();
-                    // SAFETY: the target is vouched for until the descriptor is reported, and the
-                    // device has written the slot.
-                    unsafe { execute::run(Operation::Copy, kernel, slot, target, piece.length, 0) };
+            CopyRoute::StagedOut { slot, end } => {
+                if result.is_ok() {
+                    let target = active.descriptor.target().wrapping_add(chunk.offset);
+                    let kernel = active.descriptor.processor_kernel();
+                    // SAFETY: the creator guarantees the target until the descriptor is reported,
+                    // and the device has written the staging buffer.
+                    unsafe { execute::run(Opcode::Copy, kernel, slot, target, chunk.length, 0) };
                 }
-                self.ring.give_back(slot);
+                self.host_staging.free(slot);
                 self.events.push(end);
             }
         }
-        // Before the report: memory that was given back may be unmapped at once.
-        drop(holdings);
-        if ended.is_ok() {
-            self.inside.count_moved(piece.length);
+        // Released before the report: the owner may unmap the memory at once after it.
+        drop(registrations);
+        if result.is_ok() {
+            self.shared.count_moved(chunk.length);
         }
-        open.end(piece, ended);
+        active.complete(chunk, result);
     }
 
-    /// Reports descriptors that are over; says whether there were any.
+    /// Reports complete descriptors; returns whether there were any.
     fn complete(&mut self) -> bool {
         let mut moved = false;
-        while self.open.front().is_some_and(Open::is_over)
-            && let Some(open) = self.open.pop_front()
+        while self.active.front().is_some_and(ActiveDescriptor::is_done)
+            && let Some(descriptor_state) = self.active.pop_front()
         {
-            let (sequence, bytes) = (open.sequence, open.descriptor.length());
-            let outcome = open.outcome();
+            let (sequence, bytes) =
+                (descriptor_state.sequence, descriptor_state.descriptor.length());
+            let outcome = descriptor_state.outcome();
             if let Err(error) = &outcome {
-                self.inside.count_failure(sequence, error.clone());
+                self.shared.count_failure(sequence, error.clone());
             }
-            open.descriptor.finish(outcome);
-            // SAFETY: this thread is the channel, everything before it is over, and the descriptor
-            // is gone.
-            unsafe { self.inside.complete(sequence, bytes) };
+            descriptor_state.descriptor.finish(outcome);
+            // SAFETY: this thread is the channel's worker, everything before it is complete, and
+            // the descriptor is dropped.
+            unsafe { self.shared.complete(sequence, bytes) };
             moved = true;
         }
         moved
     }
 }
 
-impl Drop for Worker {
+impl Drop for CudaWorker {
     fn drop(&mut self) {
         let driver = &self.device.driver;
         self.events.iter().for_each(|event| driver.destroy_event(*event));
-        driver.destroy_stream(self.inward);
-        driver.destroy_stream(self.outward);
+        driver.destroy_stream(self.to_device);
+        driver.destroy_stream(self.from_device);
     }
 }
 

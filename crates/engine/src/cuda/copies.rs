@@ -1,198 +1,219 @@
-//! Beginning a piece: which way it takes, and the ways of copies.
+//! Issuing a copy: the choice of its route, and the routes.
 
 use memferry_memory::pinning::Access;
-use memferry_sys::cuda::{DriverError, Event, Way, code};
+use memferry_sys::cuda::{CudaEvent, DriverError, MemcpyKind, code};
 
-use super::channel::{Begun, RING_SLOT_BYTES, Unregistered, Worker, failed};
-use super::flight::Step;
-use super::slots::Wish;
-use crate::contract::{Direction, MemoryKind, Operation};
+use super::channel::{CudaWorker, IssueResult, RegistrationError, STAGING_BUFFER_BYTES, failed};
+use super::host_staging::StagingAlloc;
+use super::in_flight::CopyRoute;
+use crate::contract::{CopyDirection, MemoryKind, Opcode};
 use crate::{Kernel, execute};
 
-impl Worker {
-    /// Begins a piece of the newest descriptor.
-    pub(super) fn begin_piece(&mut self) -> Begun {
-        let Some(open) = self.open.back_mut() else { return Begun::Nothing };
-        let descriptor = &open.descriptor;
+impl CudaWorker {
+    /// Issues a copy of the newest descriptor.
+    pub(super) fn issue_copy(&mut self) -> IssueResult {
+        let Some(active) = self.active.back_mut() else { return IssueResult::Exhausted };
+        let descriptor = &active.descriptor;
         let (operation, kinds) = (descriptor.operation(), descriptor.memory_kinds());
-        let most = open.next_piece_bytes();
-        if !open.is_begun && open.is_busy() {
-            return Begun::NoRoom;
+        let max_bytes = active.next_copy_bytes();
+        if !active.is_exhausted && active.is_busy() {
+            return IssueResult::NoBuffer;
         }
-        if open.is_begun || !open.has_more(most) {
-            return Begun::Nothing;
+        if active.is_exhausted || !active.has_more(max_bytes) {
+            return IssueResult::Exhausted;
         }
         if self.device.is_lost() {
-            return self.over(u64::MAX, Err(failed("the GPU is lost")));
+            return self.complete_unissued(u64::MAX, Err(failed("the GPU is lost")));
         }
         use MemoryKind::{Device, Host};
         match (operation, kinds) {
-            (Operation::Copy, (Host, Device)) => self.begin_inward(most),
-            (Operation::Copy, (Device, Host)) => self.begin_outward(most),
-            (Operation::Copy, (Device, Device)) => self.begin_within(),
-            (Operation::Copy, (Host, Host)) => self.begin_through(most),
-            (Operation::Fill, (_, Device)) => self.begin_fill(),
-            (Operation::Fill, (_, Host)) => self.begin_fill_outward(most),
-            (Operation::Move, (Device, Device)) => self.begin_move(),
-            (Operation::Move | Operation::Compare, (Host, Host)) => self.run_here(u64::MAX),
+            (Opcode::Copy, (Host, Device)) => self.issue_to_device(max_bytes),
+            (Opcode::Copy, (Device, Host)) => self.issue_from_device(max_bytes),
+            (Opcode::Copy, (Device, Device)) => self.issue_within_device(),
+            (Opcode::Copy, (Host, Host)) => self.issue_through_device(max_bytes),
+            (Opcode::Fill, (_, Device)) => self.issue_fill(),
+            (Opcode::Fill, (_, Host)) => self.issue_fill_from_device(max_bytes),
+            (Opcode::Move, (Device, Device)) => self.issue_move(),
+            (Opcode::Move | Opcode::Compare, (Host, Host)) => self.run_inline(u64::MAX),
             // Memory of two kinds never overlaps.
-            (Operation::Move, _) => self.over(u64::MAX, Err(failed("nothing to move within"))),
-            (Operation::Compare, _) => self.compare(),
+            (Opcode::Move, _) => self.complete_unissued(
+                u64::MAX,
+                Err(failed("a move needs source and target in one kind of memory")),
+            ),
+            (Opcode::Compare, _) => self.compare(),
         }
     }
 
-    /// From ordinary memory to the device.
-    pub(super) fn begin_inward(&mut self, most: u64) -> Begun {
+    /// Copies from host memory to the device.
+    pub(super) fn issue_to_device(&mut self, max_bytes: u64) -> IssueResult {
         let (source, target) = self.addresses();
-        let (lease, length) = match self.hold(0, source, most, Access::Read) {
+        let (lease, length) = match self.acquire_registration(0, source, max_bytes, Access::Read) {
             Ok(registered) => registered,
-            Err(Unregistered::Missing { address }) => return self.missing(address),
-            Err(Unregistered::Refused) => return self.begin_staged_inward(source, target, most),
+            Err(RegistrationError::Unmapped { address }) => return self.fail_unmapped(address),
+            Err(RegistrationError::Refused) => {
+                return self.issue_staged_to_device(source, target, max_bytes);
+            }
         };
-        let expected_ns = self.expect(0, Direction::TO_DEVICE, length);
-        let stream = self.inward;
-        // SAFETY: whoever made the descriptor vouches for its memory until it is reported, which
-        // happens after the event; the lease keeps this range registered, in one piece.
-        match unsafe { self.copy(Way::In, source, target, length, stream) } {
-            Err(error) if error.code == code::INVALID_VALUE => self.distrust(),
+        let expected_ns = self.expected_completion_ns(0, CopyDirection::HOST_TO_DEVICE, length);
+        let stream = self.to_device;
+        // SAFETY: the creator of the descriptor guarantees its memory until it is reported, which
+        // happens after the event; the lease keeps this range registered, in one registration.
+        match unsafe { self.copy(MemcpyKind::HostToDevice, source, target, length, stream) } {
+            Err(error) if error.code == code::INVALID_VALUE => self.retry_unregistered(),
             copied => {
-                let step = copied.map(|end| Step::Direct { end });
-                self.begun(length, step, expected_ns, [Some(lease), None])
+                let route = copied.map(|end| CopyRoute::Direct { end });
+                self.record_issue(length, route, expected_ns, [Some(lease), None])
             }
         }
     }
 
-    /// From ordinary memory to the device, by a slot of the ring.
-    pub(super) fn begin_staged_inward(&mut self, source: u64, target: u64, most: u64) -> Begun {
-        let length = self.left().min(most).min(RING_SLOT_BYTES);
-        let slot = match self.ring.take() {
-            Wish::Slot(slot) => slot,
-            Wish::Busy => return Begun::NoRoom,
-            Wish::Refused => return self.copy_now(Way::In),
+    /// Copies from host memory to the device through a host staging buffer.
+    pub(super) fn issue_staged_to_device(
+        &mut self,
+        source: u64,
+        target: u64,
+        max_bytes: u64,
+    ) -> IssueResult {
+        let length = self.remaining_bytes().min(max_bytes).min(STAGING_BUFFER_BYTES);
+        let slot = match self.host_staging.allocate() {
+            StagingAlloc::Buffer(slot) => slot,
+            StagingAlloc::Busy => return IssueResult::NoBuffer,
+            StagingAlloc::Unavailable => return self.copy_sync(MemcpyKind::HostToDevice),
         };
-        // SAFETY: the source is vouched for, and the slot is ours and large enough.
-        unsafe { execute::run(Operation::Copy, Kernel::Cached, source, slot, length, 0) };
-        let expected_ns = self.expect(0, Direction::TO_DEVICE, length);
-        let stream = self.inward;
-        // SAFETY: the target is vouched for, and the slot stays taken, until the event.
-        let copied = unsafe { self.copy(Way::In, slot, target, length, stream) };
+        // SAFETY: the creator guarantees the source, and the staging buffer is allocated and large
+        // enough.
+        unsafe { execute::run(Opcode::Copy, Kernel::Cached, source, slot, length, 0) };
+        let expected_ns = self.expected_completion_ns(0, CopyDirection::HOST_TO_DEVICE, length);
+        let stream = self.to_device;
+        // SAFETY: the creator guarantees the target, and the staging buffer stays allocated, until
+        // the event.
+        let copied = unsafe { self.copy(MemcpyKind::HostToDevice, slot, target, length, stream) };
         if copied.is_err() {
-            self.ring.give_back(slot);
+            self.host_staging.free(slot);
         }
-        let step = copied.map(|end| Step::StagedIn { slot, end });
-        self.begun(length, step, expected_ns, [None, None])
+        let route = copied.map(|end| CopyRoute::StagedIn { slot, end });
+        self.record_issue(length, route, expected_ns, [None, None])
     }
 
-    /// From the device to ordinary memory.
-    pub(super) fn begin_outward(&mut self, most: u64) -> Begun {
+    /// Copies from the device to host memory.
+    pub(super) fn issue_from_device(&mut self, max_bytes: u64) -> IssueResult {
         let (source, target) = self.addresses();
-        let (lease, length) = match self.hold(1, target, most, Access::Write) {
+        let (lease, length) = match self.acquire_registration(1, target, max_bytes, Access::Write) {
             Ok(registered) => registered,
-            Err(Unregistered::Missing { address }) => return self.missing(address),
-            Err(Unregistered::Refused) => return self.begin_staged_outward(source, most),
+            Err(RegistrationError::Unmapped { address }) => return self.fail_unmapped(address),
+            Err(RegistrationError::Refused) => {
+                return self.issue_staged_from_device(source, max_bytes);
+            }
         };
-        let expected_ns = self.expect(1, Direction::FROM_DEVICE, length);
-        let stream = self.outward;
-        // SAFETY: as in `begin_inward`.
-        match unsafe { self.copy(Way::Out, source, target, length, stream) } {
-            Err(error) if error.code == code::INVALID_VALUE => self.distrust(),
+        let expected_ns = self.expected_completion_ns(1, CopyDirection::DEVICE_TO_HOST, length);
+        let stream = self.from_device;
+        // SAFETY: as in `issue_to_device`.
+        match unsafe { self.copy(MemcpyKind::DeviceToHost, source, target, length, stream) } {
+            Err(error) if error.code == code::INVALID_VALUE => self.retry_unregistered(),
             copied => {
-                let step = copied.map(|end| Step::Direct { end });
-                self.begun(length, step, expected_ns, [None, Some(lease)])
+                let route = copied.map(|end| CopyRoute::Direct { end });
+                self.record_issue(length, route, expected_ns, [None, Some(lease)])
             }
         }
     }
 
-    /// From the device to ordinary memory, by a slot of the ring; `finish` does the second half.
-    pub(super) fn begin_staged_outward(&mut self, source: u64, most: u64) -> Begun {
-        let length = self.left().min(most).min(RING_SLOT_BYTES);
-        let slot = match self.ring.take() {
-            Wish::Slot(slot) => slot,
-            Wish::Busy => return Begun::NoRoom,
-            Wish::Refused => return self.copy_now(Way::Out),
+    /// Copies from the device to host memory through a host staging buffer; `finish` copies it out.
+    pub(super) fn issue_staged_from_device(&mut self, source: u64, max_bytes: u64) -> IssueResult {
+        let length = self.remaining_bytes().min(max_bytes).min(STAGING_BUFFER_BYTES);
+        let slot = match self.host_staging.allocate() {
+            StagingAlloc::Buffer(slot) => slot,
+            StagingAlloc::Busy => return IssueResult::NoBuffer,
+            StagingAlloc::Unavailable => return self.copy_sync(MemcpyKind::DeviceToHost),
         };
-        let expected_ns = self.expect(1, Direction::FROM_DEVICE, length);
-        let stream = self.outward;
-        // SAFETY: the source is vouched for, and the slot stays taken, until the event.
-        let copied = unsafe { self.copy(Way::Out, source, slot, length, stream) };
+        let expected_ns = self.expected_completion_ns(1, CopyDirection::DEVICE_TO_HOST, length);
+        let stream = self.from_device;
+        // SAFETY: the creator guarantees the source, and the staging buffer stays allocated, until
+        // the event.
+        let copied = unsafe { self.copy(MemcpyKind::DeviceToHost, source, slot, length, stream) };
         if copied.is_err() {
-            self.ring.give_back(slot);
+            self.host_staging.free(slot);
         }
-        let step = copied.map(|end| Step::StagedOut { slot, end });
-        self.begun(length, step, expected_ns, [None, None])
+        let route = copied.map(|end| CopyRoute::StagedOut { slot, end });
+        self.record_issue(length, route, expected_ns, [None, None])
     }
 
-    /// Inside the device.
-    pub(super) fn begin_within(&mut self) -> Begun {
-        let ((source, target), length) = (self.addresses(), self.left());
-        let direction = Direction::IN_DEVICE;
-        let (stream, expected_ns) = (self.inward, self.expect(0, direction, length));
-        // SAFETY: the memory is vouched for until the descriptor is reported, after the event.
-        let copied = unsafe { self.copy(Way::Within, source, target, length, stream) };
-        let step = copied.map(|end| Step::Direct { end });
-        self.begun(length, step, expected_ns, [None, None])
+    /// Copies inside the device.
+    pub(super) fn issue_within_device(&mut self) -> IssueResult {
+        let ((source, target), length) = (self.addresses(), self.remaining_bytes());
+        let direction = CopyDirection::DEVICE_TO_DEVICE;
+        let (stream, expected_ns) =
+            (self.to_device, self.expected_completion_ns(0, direction, length));
+        // SAFETY: the creator guarantees the memory until the descriptor is reported, after the
+        // event.
+        let copied =
+            unsafe { self.copy(MemcpyKind::DeviceToDevice, source, target, length, stream) };
+        let route = copied.map(|end| CopyRoute::Direct { end });
+        self.record_issue(length, route, expected_ns, [None, None])
     }
 
-    /// From ordinary memory to ordinary memory: in by one stream, out by the other.
-    pub(super) fn begin_through(&mut self, most: u64) -> Begun {
+    /// Copies from host memory to host memory: in by one stream, out by the other.
+    pub(super) fn issue_through_device(&mut self, max_bytes: u64) -> IssueResult {
         let (source, target) = self.addresses();
-        let sides = self.hold(0, source, most, Access::Read).and_then(|(from, length)| {
-            let (to, length) = self.hold(1, target, length, Access::Write)?;
-            Ok((from, to, length))
-        });
+        let sides = self.acquire_registration(0, source, max_bytes, Access::Read).and_then(
+            |(from, length)| {
+                let (to, length) = self.acquire_registration(1, target, length, Access::Write)?;
+                Ok((from, to, length))
+            },
+        );
         let (from, to, length) = match sides {
             Ok(sides) => sides,
-            Err(Unregistered::Missing { address }) => return self.missing(address),
-            // A copy into the ring and out of it is more work than the copy itself.
-            Err(Unregistered::Refused) => return self.run_here(RING_SLOT_BYTES),
+            Err(RegistrationError::Unmapped { address }) => return self.fail_unmapped(address),
+            // Two copies through host staging buffers are more work than the copy itself.
+            Err(RegistrationError::Refused) => return self.run_inline(STAGING_BUFFER_BYTES),
         };
-        let slot = match self.passage.take(length) {
-            Wish::Slot(slot) => slot,
-            Wish::Busy => return Begun::NoRoom,
-            Wish::Refused => return self.run_here(RING_SLOT_BYTES),
+        let slot = match self.device_staging.allocate(length) {
+            StagingAlloc::Buffer(slot) => slot,
+            StagingAlloc::Busy => return IssueResult::NoBuffer,
+            StagingAlloc::Unavailable => return self.run_inline(STAGING_BUFFER_BYTES),
         };
-        let in_ns = self.expect(0, Direction::TO_DEVICE, length);
+        let in_ns = self.expected_completion_ns(0, CopyDirection::HOST_TO_DEVICE, length);
         self.busy_until_ns[1] = self.busy_until_ns[1].max(in_ns);
-        let expected_ns = self.expect(1, Direction::HOST_TO_HOST, length);
-        // SAFETY: as in `begin_inward`, for both sides; the slot stays taken until the last event,
-        // and the second stream reads it after the first has written it.
-        match unsafe { self.copy_through(source, slot, target, length) } {
+        let expected_ns = self.expected_completion_ns(1, CopyDirection::HOST_TO_HOST, length);
+        // SAFETY: as in `issue_to_device`, for both sides; the staging buffer stays allocated until
+        // the last event, and the second stream reads it after the first has written it.
+        match unsafe { self.copy_through_device(source, slot, target, length) } {
             Ok((middle, end)) => {
-                let step = Ok(Step::Through { slot, middle, end });
-                self.begun(length, step, expected_ns, [Some(from), Some(to)])
+                let route = Ok(CopyRoute::ThroughDevice { slot, middle, end });
+                self.record_issue(length, route, expected_ns, [Some(from), Some(to)])
             }
             Err(error) => {
-                // Nothing of it is on its way any more.
-                self.passage.give_back(slot);
+                // No copy of it is in flight any more.
+                self.device_staging.free(slot);
                 if error.code == code::INVALID_VALUE {
-                    return self.distrust();
+                    return self.retry_unregistered();
                 }
-                self.begun(length, Err(error), expected_ns, [Some(from), Some(to)])
+                self.record_issue(length, Err(error), expected_ns, [Some(from), Some(to)])
             }
         }
     }
 
     /// # Safety
-    /// As for [`Driver::copy`](memferry_sys::cuda::Driver::copy), for both halves.
-    pub(super) unsafe fn copy_through(
+    /// As for [`CudaDriver::copy`](memferry_sys::cuda::CudaDriver::copy), for both halves.
+    pub(super) unsafe fn copy_through_device(
         &mut self,
         source: u64,
         slot: u64,
         target: u64,
         length: u64,
-    ) -> Result<(Event, Event), DriverError> {
-        let (inward, outward) = (self.inward, self.outward);
-        // SAFETY: passed on.
-        let middle = unsafe { self.copy(Way::In, source, slot, length, inward) }?;
-        let rest = self.device.driver.await_event(outward, middle).and_then(|()| {
-            // SAFETY: passed on.
-            unsafe { self.copy(Way::Out, slot, target, length, outward) }
+    ) -> Result<(CudaEvent, CudaEvent), DriverError> {
+        let (to_device, from_device) = (self.to_device, self.from_device);
+        // SAFETY: the caller's guarantee.
+        let middle =
+            unsafe { self.copy(MemcpyKind::HostToDevice, source, slot, length, to_device) }?;
+        let second = self.device.driver.stream_wait_event(from_device, middle).and_then(|()| {
+            // SAFETY: the caller's guarantee.
+            unsafe { self.copy(MemcpyKind::DeviceToHost, slot, target, length, from_device) }
         });
-        match rest {
+        match second {
             Ok(end) => Ok((middle, end)),
             Err(error) => {
-                // The source must not be given back while it is read.
-                self.device.driver.drain(inward);
+                // The source must not be freed while the device reads it.
+                self.device.driver.synchronize(to_device);
                 self.events.push(middle);
                 Err(error)
             }

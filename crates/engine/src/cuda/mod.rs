@@ -1,40 +1,40 @@
 //! The copy engines of a GPU.
 //!
-//! Every GPU moves memory without the processor: into its own memory, out of it, and, one after the
-//! other, from ordinary memory to ordinary memory. A channel is a thread with a stream for each
-//! direction. It cuts transfers into pieces, keeps several of them under way, sleeps until the device
-//! should be done, and reports piece by piece.
+//! Every GPU moves memory without the processor: into its own memory, out of it, and, by one copy
+//! after the other, from host memory to host memory. A channel is a worker thread with a stream for
+//! each direction. It cuts transfers into copies, keeps several of them in flight, sleeps until the
+//! device should be done, and reports copy by copy.
 //!
-//! | from, to | way |
+//! | from, to | route |
 //! |---|---|
-//! | ordinary, device | one copy, from registered memory, or from a ring that the channel copies into |
-//! | device, ordinary | one copy, into registered memory, or into a ring that the channel copies from |
+//! | host, device | one copy, from registered memory, or from a staging buffer that the worker fills |
+//! | device, host | one copy, into registered memory, or into a staging buffer that the worker copies out |
 //! | device, device | one copy |
-//! | ordinary, ordinary | in by one stream, out by the other, through memory of the device; where the memory cannot be registered, the channel copies it itself |
+//! | host, host | in by one stream, out by the other, through a staging ring on the device; if the memory cannot be registered, the worker copies it itself |
 //!
-//! Ordinary memory is registered only if its owner says so ([`Registry::register`]): others in the
-//! process who use CUDA too would have copies refused that cross the edge of what is registered. What
-//! they have registered is used as it is. For a program that says that nobody else uses CUDA
-//! ([`CudaEngine::sole_user`]), memory is registered piece by piece while earlier pieces move, in growing
-//! pieces, and kept registered for the next time; descriptors whose memory is only
-//! [passing](crate::Descriptor::passing) leave it unregistered.
+//! Host memory is registered only if its owner requests it ([`RegistrationCache::register`]): the
+//! driver rejects copies of other CUDA users in the process that cross the edge of a registration.
+//! What they have registered is used as it is. For a program that declares that no other library
+//! uses CUDA ([`CudaEngine::sole_user`]), memory is registered in growing ranges while earlier
+//! ranges are copied, and stays registered for reuse; descriptors over
+//! [transient](crate::Descriptor::transient) memory leave it unregistered.
 //!
-//! When the device is lost, what is in flight fails; what lies in ordinary memory is finished by the
-//! processor, now and from then on.
+//! When the device is lost, the copies in flight fail; the processor finishes those between host
+//! memory, now and from then on.
 
 mod channel;
+mod completion_poll;
 mod copies;
-mod flight;
+mod device_staging;
+mod host_staging;
+mod in_flight;
+mod issue;
 #[cfg(feature = "cuda")]
 mod measure;
 pub mod model;
 mod operations;
-mod pace;
-mod passage;
-mod rates;
-mod registrar;
-mod slots;
-mod steps;
+mod pinner;
+mod profile;
 
 use std::fmt;
 use std::sync::Arc;
@@ -43,40 +43,41 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use memferry_sys::cuda::{Driver, DriverError, code};
+use memferry_sys::cuda::{CudaDriver, DriverError, code};
 #[cfg(feature = "cuda")]
 use memferry_sys::{fork, sync::lock};
 
-pub use memferry_sys::cuda::DeviceFacts;
-pub use rates::Rates;
+pub use memferry_sys::cuda::CudaDeviceInfo;
+pub use profile::CudaProfile;
 
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, Limits, MemoryKind,
-    MemoryKinds, OpenError, Operation, Operations, Preparation, Registration, Registry,
+    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, MemoryKind,
+    MemoryKindSet, Opcode, OpcodeSet, OpenError, PinCacheLimits, RegistrationCache,
+    RegistrationCosts, RegistrationMode,
 };
-use registrar::Registrar;
+use pinner::CudaPinner;
 
-/// Descriptors a channel holds unless told otherwise. Many: what does not fit and is not in ordinary
-/// memory has to wait.
+/// The default capacity of a channel, in descriptors. Large, because a submitter of device memory
+/// must wait when the channel is full.
 const DEFAULT_CAPACITY: usize = 4096;
 
-/// Settings for opening a device.
+/// Options for opening a device.
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
-    /// Which device.
+pub struct CudaConfig {
+    /// The index of the device.
     pub ordinal: usize,
-    /// How much ordinary memory is kept registered for later, for the sole user of CUDA.
-    pub limits: Limits,
-    /// Nobody else uses CUDA in this process: see [`CudaEngine::sole_user`].
+    /// The limits of the host memory that stays registered for reuse, for the sole user of CUDA.
+    pub limits: PinCacheLimits,
+    /// No other library uses CUDA in this process: see [`CudaEngine::sole_user`].
     pub is_sole_user: bool,
 }
 
-impl Default for Settings {
+impl Default for CudaConfig {
     /// The first device. A quarter of the machine's memory may stay registered, up to 16 GiB.
     fn default() -> Self {
-        const MOST_BYTES: usize = 16 << 30;
+        const MAX_BYTES: usize = 16 << 30;
         let quarter = memferry_sys::pages::machine_bytes() / 4;
-        let limits = Limits { most_bytes: quarter.min(MOST_BYTES), most_entries: 16 << 10 };
+        let limits = PinCacheLimits { max_bytes: quarter.min(MAX_BYTES), max_entries: 16 << 10 };
         Self { ordinal: 0, limits, is_sole_user: false }
     }
 }
@@ -85,112 +86,114 @@ impl Default for Settings {
 #[derive(Debug)]
 pub struct CudaEngine {
     capabilities: Capabilities,
-    device: Arc<Device>,
+    device: Arc<CudaContext>,
 }
 
-/// What the channels of an engine share.
-pub(crate) struct Device {
-    driver: Arc<dyn Driver>,
-    rates: Rates,
-    registrar: Arc<Registrar>,
-    registry: Registry,
+/// The state that the channels of an engine share.
+pub(crate) struct CudaContext {
+    driver: Arc<dyn CudaDriver>,
+    profile: CudaProfile,
+    pinner: Arc<CudaPinner>,
+    registrations: RegistrationCache,
     is_lost: AtomicBool,
 }
 
-/// A device that this process has open. All engines for it share what is registered with it: a driver
-/// registers a page once, and each must know what the others did. It stays open until the process ends,
-/// as the context does that libraries share: an engine that is opened while the last one goes would
-/// meet what that one is still unregistering.
+/// A device that this process has open. All engines of a device share its registrations: a driver
+/// registers a page once, and each engine must know what the others registered. The device stays
+/// open until the process exits, as the primary context does: an engine that is opened while the
+/// last one closes would conflict with ranges that are still being unregistered.
 #[cfg(feature = "cuda")]
 #[derive(Debug)]
-struct Opened {
+struct OpenCudaDevice {
     ordinal: usize,
-    device: Arc<Device>,
+    device: Arc<CudaContext>,
     fork_generation: u64,
 }
 
 #[cfg(feature = "cuda")]
-static OPENED: Mutex<Vec<Opened>> = Mutex::new(Vec::new());
+static OPEN_DEVICES: Mutex<Vec<OpenCudaDevice>> = Mutex::new(Vec::new());
 
 impl CudaEngine {
-    /// Opens a device of this machine, and measures it. Takes about half a second, most of which
-    /// the driver needs for itself. Engines for one device share it, with the limits of the first,
-    /// until the process ends. Once one of them is the sole user of CUDA, all are.
+    /// Opens a device of this machine and measures it. Takes about half a second, most of it inside
+    /// the driver. Engines of one device share it, with the limits of the first engine, until the
+    /// process exits. Once one of them is the sole user of CUDA, all are.
     #[cfg(feature = "cuda")]
-    pub fn open(settings: Settings) -> Result<Self, OpenError> {
-        let refused = |reason| OpenError::System { engine: "cuda".into(), reason };
-        let mut opened = lock(&OPENED);
+    pub fn open(config: CudaConfig) -> Result<Self, OpenError> {
+        let open_error = |reason| OpenError::System { engine: "cuda".into(), reason };
+        let mut opened = lock(&OPEN_DEVICES);
         let here = fork::generation();
-        let is_it = |known: &&Opened| {
-            let is_same = known.ordinal == settings.ordinal && known.fork_generation == here;
-            is_same && !known.device.is_lost()
+        let is_reusable = |open_device: &&OpenCudaDevice| {
+            let is_same =
+                open_device.ordinal == config.ordinal && open_device.fork_generation == here;
+            is_same && !open_device.device.is_lost()
         };
-        let finish = |engine: Self| if settings.is_sole_user { engine.sole_user() } else { engine };
-        if let Some(known) = opened.iter().find(is_it) {
-            let device = known.device.clone();
+        let finish = |engine: Self| if config.is_sole_user { engine.sole_user() } else { engine };
+        if let Some(open_device) = opened.iter().find(is_reusable) {
+            let device = open_device.device.clone();
             return Ok(finish(Self { capabilities: capabilities(), device }));
         }
-        let driver = memferry_sys::cuda::Cuda::open(settings.ordinal).map_err(refused)?;
-        let driver: Arc<dyn Driver> = Arc::new(driver);
-        let rates = Rates::measure(&driver);
-        let engine = Self::with_driver(driver, rates, settings.limits)?;
+        let driver = memferry_sys::cuda::Cuda::open(config.ordinal).map_err(open_error)?;
+        let driver: Arc<dyn CudaDriver> = Arc::new(driver);
+        let profile = CudaProfile::measure(&driver);
+        let engine = Self::with_driver(driver, profile, config.limits)?;
         let device = engine.device.clone();
-        opened.push(Opened { ordinal: settings.ordinal, device, fork_generation: here });
+        opened.push(OpenCudaDevice { ordinal: config.ordinal, device, fork_generation: here });
         Ok(finish(engine))
     }
 
-    /// An engine for a device behind any driver, such as a [model](model::ModelDevice).
+    /// Creates an engine for a device behind any driver, such as a [model](model::CudaModel).
     pub fn with_driver(
-        driver: Arc<dyn Driver>,
-        rates: Rates,
-        limits: Limits,
+        driver: Arc<dyn CudaDriver>,
+        profile: CudaProfile,
+        limits: PinCacheLimits,
     ) -> Result<Self, OpenError> {
-        let registrar = Arc::new(Registrar::new(driver.clone()));
-        let registry = Registry::new(registrar.clone(), limits).map_err(|error| {
-            let reason = format!("memory cannot be kept registered: {error}");
+        let pinner = Arc::new(CudaPinner::new(driver.clone()));
+        let registrations = RegistrationCache::new(pinner.clone(), limits).map_err(|error| {
+            let reason = format!("the registration cache could not be started: {error}");
             OpenError::System { engine: "cuda".into(), reason }
         })?;
         let is_lost = AtomicBool::new(false);
-        let device = Arc::new(Device { driver, rates, registrar, registry, is_lost });
+        let device = Arc::new(CudaContext { driver, profile, pinner, registrations, is_lost });
         Ok(Self { capabilities: capabilities(), device })
     }
 
-    /// Says that nobody else uses CUDA in this process: no other library, no code of the program itself.
-    /// Then ordinary memory that is copied again is registered with the device, in pieces, and stays so.
-    /// Others would see their own copies of such memory refused ("invalid argument").
+    /// Declares that no other code of this process uses CUDA: no library, and not the program
+    /// itself. The engine then registers reused host memory with the device, in several ranges, and
+    /// keeps it registered. Copies of such memory by other CUDA users would fail ("invalid
+    /// argument").
     pub fn sole_user(self) -> Self {
-        self.device.registry.set_sole_user();
+        self.device.registrations.set_sole_user();
         self
     }
 
-    /// What the device is.
-    pub fn facts(&self) -> &DeviceFacts {
-        self.device.driver.facts()
+    /// The properties of the device.
+    pub fn info(&self) -> &CudaDeviceInfo {
+        self.device.driver.info()
     }
 
-    /// What was measured of it.
-    pub fn rates(&self) -> &Rates {
-        &self.device.rates
+    /// The measured profile.
+    pub fn profile(&self) -> &CudaProfile {
+        &self.device.profile
     }
 
-    /// Where an address is: `None` if it is neither the device's nor registered.
+    /// The kind of memory at an address: `None` if it is neither device memory nor registered.
     pub fn memory_kind(&self, address: u64) -> Option<MemoryKind> {
         let kind = |is_device| if is_device { MemoryKind::Device } else { MemoryKind::Host };
         self.device.driver.is_device(address).map(kind)
     }
 
-    /// Takes memory of the device.
+    /// Allocates memory of the device.
     pub fn allocate(&self, bytes: usize) -> Result<DeviceMemory, DriverError> {
         let address = allocate(&*self.device.driver, bytes)?;
         Ok(DeviceMemory { device: self.device.clone(), address, bytes })
     }
 
-    /// Free memory of the device, and all of it.
+    /// The free and the total memory of the device in bytes.
     pub fn memory_bytes(&self) -> Result<(usize, usize), DriverError> {
         self.device.driver.memory()
     }
 
-    /// Whether the device is gone for good.
+    /// Whether the device is lost for good.
     pub fn is_lost(&self) -> bool {
         self.device.is_lost()
     }
@@ -198,21 +201,16 @@ impl CudaEngine {
 
 fn capabilities() -> Capabilities {
     Capabilities {
-        operations: Operations::of(&[
-            Operation::Copy,
-            Operation::Move,
-            Operation::Fill,
-            Operation::Compare,
-        ]),
-        memory: MemoryKinds::of(&[MemoryKind::Host, MemoryKind::Device]),
-        largest_descriptor_bytes: usize::MAX,
+        operations: OpcodeSet::of(&[Opcode::Copy, Opcode::Move, Opcode::Fill, Opcode::Compare]),
+        memory: MemoryKindSet::of(&[MemoryKind::Host, MemoryKind::Device]),
+        max_descriptor_bytes: usize::MAX,
         preferred_alignment: 4096,
         boundary_bytes: None,
-        registration: Registration::ByEngine,
+        registration: RegistrationMode::ByEngine,
         claims_chunks: true,
-        never_fails: false,
-        self_driving: true,
-        notifies: false,
+        infallible: false,
+        auto_progress: true,
+        writes_notifications: false,
     }
 }
 
@@ -225,24 +223,24 @@ impl Engine for CudaEngine {
         &self.capabilities
     }
 
-    fn cost(&self, direction: Direction) -> CostLine {
-        self.device.rates.cost(direction)
+    fn cost(&self, direction: CopyDirection) -> CostLine {
+        self.device.profile.cost(direction)
     }
 
-    fn registry(&self) -> Option<&Registry> {
-        Some(&self.device.registry)
+    fn registrations(&self) -> Option<&RegistrationCache> {
+        Some(&self.device.registrations)
     }
 
-    fn preparation(&self) -> Option<Preparation> {
-        Some(self.device.rates.preparation(self.device.registry.is_sole_user()))
+    fn registration_costs(&self) -> Option<RegistrationCosts> {
+        Some(self.device.profile.registration_costs(self.device.registrations.is_sole_user()))
     }
 
-    fn kind_of(&self, address: u64) -> Option<MemoryKind> {
+    fn memory_kind(&self, address: u64) -> Option<MemoryKind> {
         self.memory_kind(address)
     }
 
     fn reaches(&self, address: u64) -> bool {
-        self.device.driver.reaches(address)
+        self.device.driver.can_access(address)
     }
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
@@ -250,32 +248,33 @@ impl Engine for CudaEngine {
     }
 }
 
-impl Device {
+impl CudaContext {
     fn is_lost(&self) -> bool {
         self.is_lost.load(Ordering::Relaxed)
     }
 
-    /// Takes note of what a driver said.
-    fn heard(&self, error: DriverError) {
-        if error.is_loss() && !self.is_lost.swap(true, Ordering::Relaxed) {
-            tracing::error!(%error, "the GPU is lost: processors copy what they reach");
+    /// Records an error of the driver; a lost device is marked.
+    fn record_error(&self, error: DriverError) {
+        if error.is_device_lost() && !self.is_lost.swap(true, Ordering::Relaxed) {
+            tracing::error!(%error, "the GPU is lost: processors copy host memory from now on");
         }
     }
 }
 
-impl fmt::Debug for Device {
+impl fmt::Debug for CudaContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Device")
-            .field("facts", self.driver.facts())
-            .field("rates", &self.rates)
+        f.debug_struct("CudaContext")
+            .field("info", self.driver.info())
+            .field("profile", &self.profile)
             .field("is_lost", &self.is_lost())
             .finish_non_exhaustive()
     }
 }
 
-/// Takes memory of the device. A driver takes addresses that the kernel calls free, also where
-/// ordinary memory has gone a moment ago and is still being unregistered.
-fn allocate(driver: &dyn Driver, bytes: usize) -> Result<u64, DriverError> {
+/// Allocates memory of the device. The driver picks addresses that the kernel reports as free, also
+/// where host memory was just unmapped and is still being unregistered; such a conflict is retried
+/// for 20 ms.
+fn allocate(driver: &dyn CudaDriver, bytes: usize) -> Result<u64, DriverError> {
     const TRIES: u32 = 20;
     const PAUSE: Duration = Duration::from_millis(1);
     let mut outcome = driver.allocate(bytes);
@@ -289,32 +288,32 @@ fn allocate(driver: &dyn Driver, bytes: usize) -> Result<u64, DriverError> {
     outcome
 }
 
-/// Memory of a device. It is given back when this is dropped; transfers over it must be over by
-/// then, as their callers promise.
+/// Memory of a device, freed on drop. Transfers over it must be complete by then, as their callers
+/// guarantee.
 #[derive(Debug)]
 pub struct DeviceMemory {
-    device: Arc<Device>,
+    device: Arc<CudaContext>,
     address: u64,
     bytes: usize,
 }
 
 impl DeviceMemory {
-    /// The first address. No processor can use it.
+    /// The first address. No processor can access it.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// The same as a pointer, for requests.
+    /// The first address as a pointer, for requests.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address as *mut u8
     }
 
-    /// How many bytes there are.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.bytes
     }
 
-    /// Whether there are none.
+    /// Whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -322,7 +321,8 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        // SAFETY: allocated in `CudaEngine::allocate`; whoever used it raw vouched for the end.
+        // SAFETY: allocated in `CudaEngine::allocate`; users of the raw address guarantee that
+        // their copies are complete.
         unsafe { self.device.driver.free(self.address) };
     }
 }

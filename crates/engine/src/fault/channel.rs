@@ -1,4 +1,4 @@
-//! A channel that lets another do the work and then reports what the script says.
+//! A channel that submits to another channel and then reports what the script says.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -6,24 +6,24 @@ use std::time::{Duration, Instant};
 
 use memferry_sys::sync::lock;
 
-use super::{Fault, Script};
+use super::{Fault, FaultScript};
 use crate::contract::{
     Channel, ChannelStatistics, Descriptor, ExecutionError, FailureLog, Sequence, SubmitError,
-    Taken, park_by_polling,
+    Submitted, park_by_polling,
 };
 
 #[derive(Debug)]
 pub(super) struct FaultChannel {
     inner: Arc<dyn Channel>,
-    script: Arc<Mutex<Script>>,
+    script: Arc<Mutex<FaultScript>>,
     capacity: usize,
-    queue: Mutex<Queue>,
+    queue: Mutex<FaultQueue>,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    pending: VecDeque<Pending>,
-    /// A thread is reporting the descriptor that waited longest.
+struct FaultQueue {
+    pending: VecDeque<PendingDescriptor>,
+    /// A thread is reporting the oldest descriptor.
     busy: bool,
     failures: FailureLog,
     closed: bool,
@@ -32,9 +32,9 @@ struct Queue {
 
 /// A descriptor whose bytes the inner channel moves.
 #[derive(Debug)]
-struct Pending {
+struct PendingDescriptor {
     descriptor: Descriptor,
-    /// The number of the inner order; 0 if there was nothing to move.
+    /// The sequence of the inner descriptor; 0 if there was nothing to move.
     inner: Sequence,
     fault: Fault,
     not_before: Option<Instant>,
@@ -43,16 +43,16 @@ struct Pending {
 impl FaultChannel {
     pub(super) fn new(
         inner: Arc<dyn Channel>,
-        script: Arc<Mutex<Script>>,
+        script: Arc<Mutex<FaultScript>>,
         capacity: usize,
     ) -> Self {
         Self { inner, script, capacity, queue: Mutex::default() }
     }
 
-    /// Reports the oldest descriptor if its time has come.
+    /// Reports the oldest descriptor if it is complete and its delay has passed.
     fn step(&self) -> bool {
         self.inner.poll();
-        let Some(Pending { descriptor, inner, fault, .. }) = self.begin() else {
+        let Some(PendingDescriptor { descriptor, inner, fault, .. }) = self.begin() else {
             return false;
         };
         let length = descriptor.length();
@@ -60,11 +60,11 @@ impl FaultChannel {
             Some(error) => Err(error),
             None => outcome(&descriptor, fault),
         };
-        // Reporting may launch followers into this very channel: not under its lock.
+        // Not under the lock: the report may submit dependent transfers to this channel.
         match result.clone() {
-            // A compare's answer is the completion's business, and the inner order reported to
-            // nobody: let a processor look again.
-            Ok(()) if descriptor.operation() == crate::Operation::Compare => {
+            // The inner descriptor reported a compare's result to no completion: a processor
+            // compares again.
+            Ok(()) if descriptor.operation() == crate::Opcode::Compare => {
                 descriptor.run();
             }
             result => descriptor.finish(result.map(|()| None)),
@@ -84,16 +84,16 @@ impl FaultChannel {
         true
     }
 
-    /// Takes the oldest descriptor if its time has come and no other is being reported: one at a
-    /// time, so that numbers are completed in order and only after what they stand for.
-    fn begin(&self) -> Option<Pending> {
+    /// Takes the oldest descriptor if it is ready and no other is being reported: one at a time, so
+    /// that sequences complete in order and only after their descriptors.
+    fn begin(&self) -> Option<PendingDescriptor> {
         let mut queue = lock(&self.queue);
         if queue.busy {
             return None;
         }
         let oldest = queue.pending.front()?;
-        let early = oldest.not_before.is_some_and(|at| Instant::now() < at);
-        if early || self.inner.completed() < oldest.inner {
+        let is_delayed = oldest.not_before.is_some_and(|at| Instant::now() < at);
+        if is_delayed || self.inner.completed() < oldest.inner {
             return None;
         }
         queue.busy = true;
@@ -101,7 +101,7 @@ impl FaultChannel {
     }
 }
 
-/// What the script says became of a descriptor.
+/// The outcome of a descriptor by the script.
 fn outcome(descriptor: &Descriptor, fault: Fault) -> Result<(), ExecutionError> {
     let done_bytes = moved_bytes(descriptor, fault);
     match fault {
@@ -120,24 +120,24 @@ fn outcome(descriptor: &Descriptor, fault: Fault) -> Result<(), ExecutionError> 
     }
 }
 
-/// How much of a descriptor is really moved before the fault. An overlapping copy cannot be
-/// resumed half-way, so a fault comes before its first byte.
+/// The number of bytes that are moved before the fault. An overlapping copy cannot be resumed
+/// half-way, so a fault occurs before its first byte.
 fn moved_bytes(descriptor: &Descriptor, fault: Fault) -> u64 {
     let whole = descriptor.length();
     match fault {
         Fault::None | Fault::Delay(_) => whole,
         Fault::Partial { done_bytes } if done_bytes >= whole => whole,
-        _ if descriptor.operation() == crate::Operation::Move => 0,
+        _ if descriptor.operation() == crate::Opcode::Move => 0,
         Fault::Partial { done_bytes }
         | Fault::EngineFault { done_bytes }
         | Fault::BadMemory { done_bytes } => done_bytes.min(whole),
     }
 }
 
-// SAFETY: a descriptor is reported, by the script or by the inner channel's word, before its number is
-// counted, and the inner order over its memory is over by then.
+// SAFETY: a descriptor is reported, by the script or by the inner channel's status, before its
+// number is counted, and the inner descriptor over its memory is complete by then.
 unsafe impl Channel for FaultChannel {
-    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
         let mut queue = lock(&self.queue);
         if queue.closed {
             return Err(SubmitError::Closed);
@@ -145,7 +145,7 @@ unsafe impl Channel for FaultChannel {
         let mut script = lock(&self.script);
         if script.next_full() {
             queue.statistics.full += 1;
-            return Ok(Taken::NONE);
+            return Ok(Submitted::NONE);
         }
         let first = queue.statistics.submitted + 1;
         let mut count = 0;
@@ -162,10 +162,10 @@ unsafe impl Channel for FaultChannel {
             let mut inner = 0;
             if moved > 0 {
                 // SAFETY: the original is finished only after the inner channel has finished this.
-                let order = unsafe { descriptor.unreported_copy(moved) };
-                match self.inner.submit(&mut [Some(order)]) {
-                    Ok(taken) if taken.count > 0 => inner = taken.last(),
-                    // What was taken before must be told.
+                let copy = unsafe { descriptor.unreported_copy(moved) };
+                match self.inner.submit(&mut [Some(copy)]) {
+                    Ok(accepted) if accepted.count > 0 => inner = accepted.last(),
+                    // Descriptors that were accepted before must be reported.
                     Err(closed) if count == 0 => return Err(closed),
                     _ => {
                         queue.statistics.full += 1;
@@ -178,12 +178,12 @@ unsafe impl Channel for FaultChannel {
                 Fault::Delay(delay) => Some(Instant::now() + delay),
                 _ => None,
             };
-            let descriptor = entry.take().expect("the entry was looked at above");
-            queue.pending.push_back(Pending { descriptor, inner, fault, not_before });
+            let descriptor = entry.take().expect("the entry was checked above");
+            queue.pending.push_back(PendingDescriptor { descriptor, inner, fault, not_before });
             count += 1;
         }
         queue.statistics.submitted += count as u64;
-        Ok(Taken { first, count })
+        Ok(Submitted { first, count })
     }
 
     fn completed(&self) -> Sequence {
@@ -208,7 +208,7 @@ unsafe impl Channel for FaultChannel {
 
     fn close(&self) {
         lock(&self.queue).closed = true;
-        // The inner channel keeps what it has taken and is closed when this one is dropped.
+        // The inner channel keeps its descriptors and is closed when this one is dropped.
     }
 
     fn outstanding_bytes(&self) -> u64 {

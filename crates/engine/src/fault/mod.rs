@@ -1,6 +1,6 @@
-//! An engine that wraps another and makes it misbehave: delays, descriptors that end half-way,
-//! faults at an offset, bad memory, a ring that is full. What it injects is decided by a script,
-//! so that a test knows what must come out.
+//! An engine that wraps another and injects faults by script: delays, descriptors that stop
+//! half-way, engine faults at an offset, bad memory, a full ring. The script makes the expected
+//! result of a test known.
 
 mod channel;
 
@@ -12,62 +12,62 @@ use std::time::Duration;
 use memferry_sys::sync::lock;
 
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, OpenError, Pinner,
+    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, OpenError, Pinner,
 };
 
-/// Descriptors a channel holds unless told otherwise: the inner one may drain sooner than this one
+/// The default capacity of a channel, in descriptors: the inner channel may drain before this one
 /// is polled, and does not bound it.
 const DEFAULT_CAPACITY: usize = 512;
 
-/// What happens to one descriptor.
+/// The fault of one descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing: it is carried out.
+    /// No fault: the descriptor is executed.
     None,
-    /// It is carried out, and its end is reported this much later.
+    /// The descriptor is executed, and its end is reported this much later.
     Delay(Duration),
-    /// The engine stops after so many bytes and says so; the rest is untouched.
+    /// The engine stops after `done_bytes` and reports it; the rest is not accessed.
     Partial {
-        /// Bytes done (at most the whole length).
+        /// The finished bytes (at most the whole length).
         done_bytes: u64,
     },
-    /// The engine reports a fault of its own after so many bytes.
+    /// The engine reports a fault of its own after `done_bytes`.
     EngineFault {
-        /// Bytes done (at most the whole length).
+        /// The finished bytes (at most the whole length).
         done_bytes: u64,
     },
-    /// The memory is reported as bad after so many bytes.
+    /// The memory is reported as bad after `done_bytes`.
     BadMemory {
-        /// Bytes done (at most the whole length).
+        /// The finished bytes (at most the whole length).
         done_bytes: u64,
     },
 }
 
-/// What happens to a channel's submits and descriptors, in order. When it runs out, nothing more
-/// happens.
+/// The faults of a channel's submits and descriptors, in order. After the end of the script there
+/// are no more.
 #[derive(Debug, Clone, Default)]
-pub struct Script {
-    /// For each descriptor taken.
+pub struct FaultScript {
+    /// The fault of each accepted descriptor.
     pub descriptors: VecDeque<Fault>,
-    /// For each submit: whether the ring pretends to be full.
+    /// For each submit: whether the ring reports that it is full.
     pub full: VecDeque<bool>,
-    /// Start again when the end is reached.
+    /// Restarts the script at its end.
     pub repeat: bool,
 }
 
-impl Script {
-    /// These faults, once.
+impl FaultScript {
+    /// A script of these faults, once.
     pub fn of(faults: impl IntoIterator<Item = Fault>) -> Self {
         Self { descriptors: faults.into_iter().collect(), ..Self::default() }
     }
 
-    /// Every submit of these finds the ring full where it says so.
+    /// Sets for each submit whether the ring reports that it is full.
     pub fn full(mut self, submits: impl IntoIterator<Item = bool>) -> Self {
         self.full = submits.into_iter().collect();
         self
     }
 
-    /// Start again when the end is reached.
+    /// Restarts the script at its end.
     pub fn repeating(mut self) -> Self {
         self.repeat = true;
         self
@@ -95,19 +95,19 @@ pub struct FaultEngine {
     inner: Arc<dyn Engine>,
     name: String,
     capabilities: Capabilities,
-    script: Arc<Mutex<Script>>,
+    script: Arc<Mutex<FaultScript>>,
 }
 
 impl FaultEngine {
     /// Wraps `inner`.
-    pub fn new(inner: Arc<dyn Engine>, script: Script) -> Self {
+    pub fn new(inner: Arc<dyn Engine>, script: FaultScript) -> Self {
         let capabilities = Capabilities {
-            // It looks at every descriptor, so it must be given them one by one; and it reports
-            // for the inner engine, for which somebody has to poll.
+            // The channel inspects every descriptor, so it needs them one by one; and it reports
+            // for the inner engine, so a thread must poll it.
             claims_chunks: false,
-            never_fails: false,
-            self_driving: false,
-            notifies: false,
+            infallible: false,
+            auto_progress: false,
+            writes_notifications: false,
             ..inner.capabilities().clone()
         };
         let name = format!("fault({})", inner.name());
@@ -115,7 +115,7 @@ impl FaultEngine {
     }
 
     /// Replaces the script for all channels.
-    pub fn set_script(&self, script: Script) {
+    pub fn set_script(&self, script: FaultScript) {
         *lock(&self.script) = script;
     }
 }
@@ -135,7 +135,7 @@ impl Engine for FaultEngine {
         &self.capabilities
     }
 
-    fn cost(&self, direction: Direction) -> CostLine {
+    fn cost(&self, direction: CopyDirection) -> CostLine {
         self.inner.cost(direction)
     }
 

@@ -1,12 +1,12 @@
-//! What a channel is told to do: 64 bytes in memory for each transfer, each with the address of the
+//! The descriptors of a channel: 64 bytes in memory for each transfer, each with the address of the
 //! next.
 
-/// The size of a descriptor, and what its address is a multiple of.
+/// The size and alignment of a descriptor in bytes.
 pub const DESCRIPTOR_BYTES: usize = 64;
 
-/// Interrupts when it is finished.
+/// Raises an interrupt at the end.
 const INTERRUPT: u32 = 1;
-/// The processors' caches are not asked for the source, or for the target.
+/// The device does not snoop the processors' caches for the source, or for the target.
 const NO_SNOOP: u32 = 0b11 << 1;
 const NO_TARGET_SNOOP: u32 = 1 << 2;
 const WRITE_BACK: u32 = 1 << 3;
@@ -16,24 +16,24 @@ const NULL: u32 = 1 << 5;
 const PAGE_BREAKS: u32 = 0b11 << 6;
 const TARGET_PAGE_BREAK: u32 = 1 << 7;
 const BUNDLE: u32 = 1 << 8;
-/// Where in the caches the target is put.
+/// Hints for the cache that receives the target.
 const CACHE_HINTS: u32 = 0b11 << 9;
 
 const OPERATION_SHIFT: u32 = 24;
 const COPY: u8 = 0x00;
 const FILL: u8 = 0x01;
 
-/// The bits beside the operation that a copy may have.
+/// The valid bits of a copy, beside the operation.
 const COPY_FLAGS: u32 =
     INTERRUPT | NO_SNOOP | WRITE_BACK | FENCE | NULL | PAGE_BREAKS | BUNDLE | CACHE_HINTS;
-/// The bits beside the operation that a fill may have.
+/// The valid bits of a fill, beside the operation.
 const FILL_FLAGS: u32 =
     INTERRUPT | NO_TARGET_SNOOP | WRITE_BACK | FENCE | TARGET_PAGE_BREAK | BUNDLE;
 
-/// A descriptor as the device reads it. Addresses are those that the device knows memory by.
+/// A descriptor in the layout of the device. Addresses are IOVAs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C, align(64))]
-pub struct Descriptor {
+pub struct IoatDescriptor {
     size: u32,
     control: u32,
     source: u64,
@@ -42,44 +42,44 @@ pub struct Descriptor {
     reserved: [u64; 4],
 }
 
-const _: () = assert!(size_of::<Descriptor>() == DESCRIPTOR_BYTES);
+const _: () = assert!(size_of::<IoatDescriptor>() == DESCRIPTOR_BYTES);
 const _: () = assert!(cfg!(target_endian = "little"), "descriptors are little-endian");
 
-/// What a descriptor asks for.
+/// The operation of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Task {
+pub enum IoatOperation {
     /// Copies from one address to another.
     Copy {
-        /// Where it reads.
+        /// The source address.
         source: u64,
-        /// Where it writes.
+        /// The target address.
         target: u64,
     },
-    /// Writes eight bytes over and over.
+    /// Repeats a pattern of eight bytes.
     Fill {
-        /// The bytes, the first lowest.
+        /// The pattern, with the first byte lowest.
         pattern: u64,
-        /// Where it writes.
+        /// The target address.
         target: u64,
     },
-    /// Nothing: only its being finished is told.
+    /// Does nothing; only its end is reported.
     Null,
 }
 
-impl Descriptor {
+impl IoatDescriptor {
     /// Copies `bytes` bytes.
     pub const fn copy(source: u64, target: u64, bytes: u32) -> Self {
         Self::new(COPY, 0, source, target, bytes)
     }
 
-    /// Writes `pattern`, beginning with its lowest byte, again and again over `bytes` bytes.
+    /// Repeats `pattern`, starting with its lowest byte, over `bytes` bytes.
     pub const fn fill(pattern: u64, target: u64, bytes: u32) -> Self {
         Self::new(FILL, 0, pattern, target, bytes)
     }
 
-    /// Does nothing, and is finished as others are.
+    /// Does nothing, and completes like other descriptors.
     pub const fn null() -> Self {
-        // Some devices refuse a size of 0 even here.
+        // Some devices reject a size of 0 even here.
         Self::new(COPY, NULL, 0, 0, 8)
     }
 
@@ -88,35 +88,35 @@ impl Descriptor {
         Self { size, control, source, target, next: 0, reserved: [0; 4] }
     }
 
-    /// The same, telling when it is finished: by writing its address to the completion word.
+    /// Writes its address to the completion word at the end.
     #[must_use]
     pub const fn with_write_back(mut self) -> Self {
         self.control |= WRITE_BACK;
         self
     }
 
-    /// The same, after which the channel goes on only when all of it is written.
+    /// Makes the channel wait until all of it is written before the next descriptor.
     #[must_use]
     pub const fn with_fence(mut self) -> Self {
         self.control |= FENCE;
         self
     }
 
-    /// The same, followed by the descriptor at an address.
+    /// Sets the address of the next descriptor.
     #[must_use]
     pub const fn with_next(mut self, next: u64) -> Self {
         self.next = next;
         self
     }
 
-    /// The same with other control bits, whatever they mean: for tests of what devices refuse.
+    /// Sets any control bits, for tests of what devices reject.
     #[must_use]
     pub const fn with_control(mut self, control: u32) -> Self {
         self.control = control;
         self
     }
 
-    /// How many bytes it moves.
+    /// The length in bytes.
     pub const fn bytes(&self) -> u32 {
         self.size
     }
@@ -126,37 +126,39 @@ impl Descriptor {
         self.control
     }
 
-    /// Where the next descriptor is.
+    /// The address of the next descriptor.
     pub const fn next(&self) -> u64 {
         self.next
     }
 
-    /// Whether it writes its address to the completion word when it is finished.
+    /// Whether it writes its address to the completion word at the end.
     pub const fn writes_back(&self) -> bool {
         self.control & WRITE_BACK != 0
     }
 
-    /// What it asks for; `None` where that is nothing a device knows.
-    pub const fn task(&self) -> Option<Task> {
+    /// Decodes the operation; `None` if no device supports it.
+    pub const fn operation(&self) -> Option<IoatOperation> {
         let (source, target) = (self.source, self.target);
         let flags = self.control & ((1 << OPERATION_SHIFT) - 1);
         match (self.control >> OPERATION_SHIFT) as u8 {
             COPY if flags & !COPY_FLAGS != 0 => None,
-            COPY if flags & NULL != 0 => Some(Task::Null),
-            COPY => Some(Task::Copy { source, target }),
-            FILL if flags & !FILL_FLAGS == 0 => Some(Task::Fill { pattern: source, target }),
+            COPY if flags & NULL != 0 => Some(IoatOperation::Null),
+            COPY => Some(IoatOperation::Copy { source, target }),
+            FILL if flags & !FILL_FLAGS == 0 => {
+                Some(IoatOperation::Fill { pattern: source, target })
+            }
             _ => None,
         }
     }
 
-    /// The eight words that it is in memory.
+    /// The eight words in memory.
     pub const fn words(&self) -> [u64; 8] {
         let [a, b, c, d] = self.reserved;
         let sizes = self.size as u64 | (self.control as u64) << 32;
         [sizes, self.source, self.target, self.next, a, b, c, d]
     }
 
-    /// A descriptor from the eight words that it is in memory.
+    /// Creates a descriptor from its eight words in memory.
     pub const fn from_words(words: [u64; 8]) -> Self {
         let [sizes, source, target, next, a, b, c, d] = words;
         let (size, control) = (sizes as u32, (sizes >> 32) as u32);
@@ -168,40 +170,40 @@ impl Descriptor {
 mod tests {
     use super::*;
 
-    fn words(descriptor: Descriptor) -> [u64; 8] {
-        // SAFETY: both are 64 bytes without padding, and every value of them is one.
-        unsafe { std::mem::transmute::<Descriptor, [u64; 8]>(descriptor) }
+    fn words(descriptor: IoatDescriptor) -> [u64; 8] {
+        // SAFETY: both are 64 bytes without padding, and every bit pattern is valid.
+        unsafe { std::mem::transmute::<IoatDescriptor, [u64; 8]>(descriptor) }
     }
 
     #[test]
     fn a_copy_lies_in_memory_as_the_device_reads_it() {
-        let copy = Descriptor::copy(0x1000, 0x2000, 300).with_write_back().with_next(0x40);
+        let copy = IoatDescriptor::copy(0x1000, 0x2000, 300).with_write_back().with_next(0x40);
         assert_eq!(words(copy), [300 | (0b1000 << 32), 0x1000, 0x2000, 0x40, 0, 0, 0, 0]);
-        assert_eq!(Descriptor::from_words(words(copy)), copy);
-        assert_eq!(copy.task(), Some(Task::Copy { source: 0x1000, target: 0x2000 }));
+        assert_eq!(IoatDescriptor::from_words(words(copy)), copy);
+        assert_eq!(copy.operation(), Some(IoatOperation::Copy { source: 0x1000, target: 0x2000 }));
         assert!(copy.writes_back());
     }
 
     #[test]
     fn a_fill_has_its_pattern_in_place_of_a_source() {
-        let fill = Descriptor::fill(7, 0x2000, 64).with_fence();
+        let fill = IoatDescriptor::fill(7, 0x2000, 64).with_fence();
         assert_eq!(words(fill)[..3], [64 | (0x0100_0010 << 32), 7, 0x2000]);
-        assert_eq!(fill.task(), Some(Task::Fill { pattern: 7, target: 0x2000 }));
+        assert_eq!(fill.operation(), Some(IoatOperation::Fill { pattern: 7, target: 0x2000 }));
         assert!(!fill.writes_back());
     }
 
     #[test]
     fn a_null_descriptor_has_a_size_and_no_addresses() {
-        let null = Descriptor::null();
-        assert_eq!((null.task(), null.control()), (Some(Task::Null), 0x20));
+        let null = IoatDescriptor::null();
+        assert_eq!((null.operation(), null.control()), (Some(IoatOperation::Null), 0x20));
         assert!(null.bytes() > 0);
     }
 
     #[test]
     fn what_no_device_knows_is_no_task() {
-        let copy = Descriptor::copy(0, 0, 1);
+        let copy = IoatDescriptor::copy(0, 0, 1);
         for control in [0x87 << 24, 0x02 << 24, 1 << 11, 1 << 23, (1 << 24) | (1 << 5)] {
-            assert_eq!(copy.with_control(control).task(), None, "{control:#x}");
+            assert_eq!(copy.with_control(control).operation(), None, "{control:#x}");
         }
     }
 }

@@ -1,11 +1,11 @@
-//! The copy engine that Intel built into its server chipsets and processors for two decades: I/OAT,
-//! also called QuickData or CBDMA.
+//! Intel's copy engine I/OAT, also called QuickData or CBDMA, of two decades of server chipsets and
+//! processors.
 //!
-//! A channel follows a chain of descriptors in memory, each of which names a piece to
-//! copy or to fill by addresses that the device was given for it, and writes to a word in memory how
-//! far it came. [`registers`] says how a channel is spoken to, [`descriptor`] what it reads, `queue`
-//! is the driver of a channel, and [`model`] is a device for machines without one: the driver
-//! cannot tell the difference. `docs/design/devices.md` has the reasons.
+//! A channel follows a chain of descriptors in memory, each of which describes a copy or a fill by
+//! IOVAs, and writes its progress to a word in memory. [`registers`] defines the registers of a
+//! channel, [`descriptor`] its descriptors, `queue` is the driver of a channel, and [`model`] is a
+//! software device for machines without one, which the driver cannot tell from a real one.
+//! `docs/design/devices.md` has the reasons.
 
 pub mod descriptor;
 pub mod model;
@@ -16,159 +16,161 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use memferry_memory::device_pages::DevicePages;
-use memferry_sys::device::Device;
+use memferry_memory::dma_mappings::DmaMappings;
+use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::vfio::pci::IOAT;
 
 use self::model::IoatModel;
-use self::queue::{Counters, Facts, Queue};
+use self::queue::{IoatAtomicCounters, IoatQueue, IoatQueueConfig};
 use self::registers as r;
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, CostLine, Direction, Engine, MemoryKind, MemoryKinds,
-    OpenError, Operation, Operations, Pinner, Registration,
+    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, MemoryKind,
+    MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode,
 };
-use crate::device::{CUT_OFF, DeviceChannel, Seats, measure, open_all, refused};
+use crate::pci::{ACCESS_REVOKED, ChannelSlots, DeviceChannel, measure, open_all, open_error};
 
 const NAME: &str = "ioat";
-/// Descriptors that a channel holds unless told otherwise.
+/// The default capacity of a channel, in descriptors.
 const CAPACITY: usize = 1024;
-/// The longest descriptor, whatever the device would take.
-const LARGEST_DESCRIPTOR: u64 = 16 << 20;
+/// The maximum length of a descriptor in bytes, even if the device supports more.
+const MAX_DESCRIPTOR_BYTES: u64 = 16 << 20;
 
 /// The engine, over one device or several that share their mappings of memory.
 #[derive(Debug)]
 pub struct IoatEngine {
-    /// Each channel: its device and its number there.
-    channels: Vec<(Arc<dyn Device>, usize)>,
-    seats: Seats,
-    facts: Facts,
+    /// The device and the channel number on it, for each channel.
+    channels: Vec<(Arc<dyn DmaDevice>, usize)>,
+    slots: ChannelSlots,
+    config: IoatQueueConfig,
     capabilities: Capabilities,
     cost: CostLine,
 }
 
-/// What the devices of an engine have done so far.
+/// The counters of the devices of an engine.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct IoatCounters {
-    /// Descriptors that were written for them.
+    /// Descriptors that were written for the devices.
     pub descriptors: u64,
-    /// Times that a channel stopped and was started again.
+    /// Times that a channel stopped and was restarted.
     pub recoveries: u64,
 }
 
 impl IoatEngine {
-    /// The engine over devices that nobody else uses. What is mapped for the first is mapped for all.
+    /// Creates the engine over devices that nothing else uses. Memory that is mapped for the first
+    /// is mapped for all.
     ///
     /// # Safety
-    /// The devices must be copy engines of this kind, or behave as such, and keep what
-    /// [`Device`] says of mappings and of a reset. Until the engine and its channels are gone, nobody
-    /// else may write their registers or end their mappings.
-    pub unsafe fn over(devices: &[Arc<dyn Device>]) -> io::Result<Self> {
+    /// The devices must be copy engines of this kind, or behave as such, and satisfy the contract
+    /// of [`DmaDevice`] for mappings and for a reset. Until the engine and its channels are
+    /// dropped, no other code may write their registers or end their mappings.
+    pub unsafe fn over(devices: &[Arc<dyn DmaDevice>]) -> io::Result<Self> {
         let first = devices.first().ok_or(io::ErrorKind::NotFound)?;
-        let (mut channels, mut largest, mut fills) = (Vec::new(), u64::MAX, true);
+        let (mut channels, mut max_bytes, mut supports_fill) = (Vec::new(), u64::MAX, true);
         for device in devices {
-            let known = known(&**device)?;
-            largest = largest.min(known.largest_bytes);
-            fills &= known.fills;
-            channels.extend((0..known.channels).map(|number| (device.clone(), number)));
+            let limits = read_limits(&**device)?;
+            max_bytes = max_bytes.min(limits.max_bytes);
+            supports_fill &= limits.supports_fill;
+            channels.extend((0..limits.channels).map(|number| (device.clone(), number)));
         }
         for (device, number) in &channels {
-            // Before any memory is mapped: whoever had the device before may have left it at work,
-            // on addresses that are given out again.
+            // Stopped before any memory is mapped: the previous user may have left the device
+            // running, on addresses that are allocated again.
             queue::stop(&**device, r::channel_base(*number)).or_else(|_| device.reset())?;
         }
-        let pages = Arc::new(DevicePages::new(first.clone())?);
-        let operations: &[_] = match fills {
-            true => &[Operation::Copy, Operation::Fill],
-            false => &[Operation::Copy],
+        let pages = Arc::new(DmaMappings::new(first.clone())?);
+        let operations: &[_] = match supports_fill {
+            true => &[Opcode::Copy, Opcode::Fill],
+            false => &[Opcode::Copy],
         };
         Ok(Self {
-            seats: Seats::new(channels.len()),
+            slots: ChannelSlots::new(channels.len()),
             channels,
-            facts: Facts { largest_bytes: largest, fills, pages, counters: Arc::default() },
+            config: IoatQueueConfig { max_bytes, supports_fill, pages, counters: Arc::default() },
             capabilities: Capabilities {
-                operations: Operations::of(operations),
-                memory: MemoryKinds::of(&[MemoryKind::Host]),
-                largest_descriptor_bytes: largest as usize,
+                operations: OpcodeSet::of(operations),
+                memory: MemoryKindSet::of(&[MemoryKind::Host]),
+                max_descriptor_bytes: max_bytes as usize,
                 preferred_alignment: page_bytes(),
-                // Pages that do not lie one behind the other for the device need a descriptor each.
+                // Pages that are not contiguous for the device need a descriptor each.
                 boundary_bytes: (!first.is_contiguous()).then(page_bytes),
-                registration: Registration::ByMemoryLayer,
+                registration: RegistrationMode::BySubmitter,
                 claims_chunks: false,
-                never_fails: false,
-                self_driving: false,
-                notifies: false,
+                infallible: false,
+                auto_progress: false,
+                writes_notifications: false,
             },
-            // Until it is measured: what such devices are said to do.
+            // A typical value, until the device is measured.
             cost: CostLine::from_bandwidth(1500.0, 5.0),
         })
     }
 
-    /// The engine over a model of a device.
+    /// Creates the engine over a model of a device.
     pub fn over_model(model: Arc<IoatModel>) -> io::Result<Self> {
-        // SAFETY: a model behaves as it should, and whoever writes its registers or ends its mappings
-        // makes the promises of the unsafe calls that do so.
+        // SAFETY: a model behaves as it should, and callers that write its registers or end its
+        // mappings give the guarantees of those unsafe calls.
         unsafe { Self::over(&[model]) }
     }
 
-    /// The engine over devices of the machine that were handed over to programs, named by their
-    /// addresses on the bus. Measures what their copies take.
+    /// Opens devices of the machine that are bound to vfio-pci, by their bus addresses, and
+    /// measures their copies.
     pub fn open(addresses: &[impl AsRef<str>]) -> Result<Self, OpenError> {
         let devices = open_all(NAME, addresses, IOAT)?;
-        // SAFETY: `open_all` compared their identities, and a device that was handed over to a
-        // program is opened by one only.
-        let engine = unsafe { Self::over(&devices) }.map_err(|error| refused(NAME, &error))?;
+        // SAFETY: `open_all` compared their ids, and only one program can open a device that is
+        // bound to vfio-pci.
+        let engine = unsafe { Self::over(&devices) }.map_err(|error| open_error(NAME, &error))?;
         let cost = measure(&engine).unwrap_or(engine.cost);
         Ok(Self { cost, ..engine })
     }
 
-    /// How many channels there are.
+    /// The number of channels.
     pub fn channels(&self) -> usize {
         self.channels.len()
     }
 
-    /// What the devices have done so far.
+    /// The counters of the devices.
     pub fn counters(&self) -> IoatCounters {
-        let Counters { descriptors, recoveries } = &*self.facts.counters;
+        let IoatAtomicCounters { descriptors, recoveries } = &*self.config.counters;
         IoatCounters {
             descriptors: descriptors.load(Ordering::Relaxed),
             recoveries: recoveries.load(Ordering::Relaxed),
         }
     }
 
-    /// The memory that the devices reach.
-    pub fn pages(&self) -> &DevicePages {
-        &self.facts.pages
+    /// The memory that is mapped for the devices.
+    pub fn pages(&self) -> &DmaMappings {
+        &self.config.pages
     }
 }
 
-/// What a device says of itself.
-struct Known {
+/// The limits that a device reports.
+struct IoatLimits {
     channels: usize,
-    largest_bytes: u64,
-    fills: bool,
+    max_bytes: u64,
+    supports_fill: bool,
 }
 
-fn known(device: &dyn Device) -> io::Result<Known> {
-    let wrong = |what: String| io::Error::other(format!("device {}: {what}", device.name()));
+fn read_limits(device: &dyn DmaDevice) -> io::Result<IoatLimits> {
+    let device_error = |what: String| io::Error::other(format!("device {}: {what}", device.name()));
     let version = device.read8(r::CBVER);
     if version == u8::MAX {
-        return Err(wrong("it does not answer".into()));
+        return Err(device_error("it does not respond".into()));
     }
-    if version < r::OLDEST_VERSION {
+    if version < r::MIN_VERSION {
         let (major, minor) = (version >> 4, version & 0xF);
-        return Err(wrong(format!("version {major}.{minor} of I/OAT; 3.0 or later is needed")));
+        return Err(device_error(format!(
+            "I/OAT version {major}.{minor} is not supported: 3.0 or later is required"
+        )));
     }
     let channels = usize::from(device.read8(r::CHANCNT) & r::CHANCNT_COUNT);
     if channels == 0 {
-        return Err(wrong("it has no channels: they may be switched off in the firmware".into()));
+        return Err(device_error("it has no channels: the firmware may have disabled them".into()));
     }
-    let largest_bytes = r::largest_transfer_bytes(device.read8(r::XFERCAP))
-        .ok_or_else(|| wrong("it does not say how much it copies at once".into()))?;
-    let fills = device.read32(r::DMACAPABILITY) & r::DMACAPABILITY_FILL_BLOCK != 0;
-    // More in one descriptor gains nothing, and would not be done in the time after which a channel
-    // is taken to stand still.
-    Ok(Known { channels, largest_bytes: largest_bytes.min(LARGEST_DESCRIPTOR), fills })
+    let max_bytes = r::max_transfer_bytes(device.read8(r::XFERCAP))
+        .ok_or_else(|| device_error("it reports an invalid maximum transfer size".into()))?;
+    let supports_fill = device.read32(r::DMACAPABILITY) & r::DMACAPABILITY_FILL_BLOCK != 0;
+    // A longer descriptor is not faster, and would exceed the stall timeout of a channel.
+    Ok(IoatLimits { channels, max_bytes: max_bytes.min(MAX_DESCRIPTOR_BYTES), supports_fill })
 }
 
 impl Engine for IoatEngine {
@@ -180,23 +182,23 @@ impl Engine for IoatEngine {
         &self.capabilities
     }
 
-    fn cost(&self, _direction: Direction) -> CostLine {
+    fn cost(&self, _direction: CopyDirection) -> CostLine {
         self.cost
     }
 
     fn pinner(&self) -> Option<Arc<dyn Pinner>> {
-        Some(self.facts.pages.clone())
+        Some(self.config.pages.clone())
     }
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
-        if self.facts.pages.is_cut_off() {
-            return Err(refused(NAME, &CUT_OFF));
+        if self.config.pages.is_revoked() {
+            return Err(open_error(NAME, &ACCESS_REVOKED));
         }
-        let seat = self.seats.take();
-        let seat = seat.ok_or_else(|| OpenError::Exhausted { engine: NAME.into() })?;
-        let (device, number) = &self.channels[seat.number()];
+        let slot = self.slots.allocate();
+        let slot = slot.ok_or_else(|| OpenError::Exhausted { engine: NAME.into() })?;
+        let (device, number) = &self.channels[slot.number()];
         let capacity = options.capacity.unwrap_or(CAPACITY);
-        let queue = Queue::new(device.clone(), *number, capacity, self.facts.clone(), seat);
+        let queue = IoatQueue::new(device.clone(), *number, capacity, self.config.clone(), slot);
         let queue = queue.map_err(|error| OpenError::System {
             engine: NAME.into(),
             reason: format!("channel {number} of device {}: {error}", device.name()),

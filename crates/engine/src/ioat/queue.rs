@@ -1,124 +1,130 @@
-//! The queue of a channel: a ring of descriptors in memory, chained to each other, that the channel
-//! follows as far as it is told.
+//! The driver of a channel: a ring of chained descriptors in memory that the channel follows up to
+//! the published count.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use memferry_memory::device_pages::DevicePages;
-use memferry_memory::lookup::Route;
-use memferry_sys::device::Device;
+use memferry_memory::dma_mappings::DmaMappings;
+use memferry_memory::lookup::DataPath;
+use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 
-use super::descriptor::{DESCRIPTOR_BYTES, Descriptor as Hard};
+use super::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor as Hard};
 use super::registers::{self as r, ChannelState};
-use crate::contract::{Descriptor, Notice, Operation, PinnedAt};
-use crate::device::{Ended, Hardware, Posted, Region, Seat, SharedMemory, until};
+use crate::contract::{Descriptor, NotificationWrite, Opcode, PinnedLocation};
+use crate::pci::{
+    ChannelSlot, CoherentMemory, DmaArray, HardwareQueue, HwStatus, PostResult, poll_until,
+};
 
-/// The count of descriptors that a channel is told has 16 bits.
-const LONGEST_RING: usize = 1 << 15;
-/// How long a channel may take to obey a command.
-const COMMAND_LIMIT: Duration = Duration::from_secs(1);
-/// A descriptor takes microseconds. A channel that has finished none for so long stands still.
-const STALLED_AFTER: Duration = Duration::from_secs(1);
-/// If it does so again and again, it is given up.
-const MOST_STALLS: u32 = 2;
-/// Without news in memory for so long, the registers are asked.
-const ASK_AFTER: Duration = Duration::from_millis(1);
+/// The maximum size of the ring: the count of descriptors has 16 bits.
+const MAX_RING: usize = 1 << 15;
+/// The maximum time of a command.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(1);
+/// The time without a finished descriptor after which a channel counts as stalled. A descriptor
+/// takes microseconds.
+const STALL_TIMEOUT: Duration = Duration::from_secs(1);
+/// The number of stalls in a row after which the channel is not used any more.
+const MAX_STALLS: u32 = 2;
+/// The time without progress in memory after which the driver reads the registers.
+const REGISTER_READ_INTERVAL: Duration = Duration::from_millis(1);
 
-const BROKEN: &str = "the channel of the copy engine is out of order";
-const STALLED: &str = "the copy engine stood still";
+const BROKEN: &str = "the channel of the copy engine has failed";
+const STALLED: &str = "the copy engine stalled";
 
-/// What a device has done so far.
+/// The counters of a device.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct IoatAtomicCounters {
     pub(super) descriptors: AtomicU64,
     pub(super) recoveries: AtomicU64,
 }
 
-/// What a queue must know of its device.
+/// The properties of the device that a queue needs.
 #[derive(Debug, Clone)]
-pub(super) struct Facts {
-    pub(super) largest_bytes: u64,
-    pub(super) fills: bool,
-    pub(super) pages: Arc<DevicePages>,
-    pub(super) counters: Arc<Counters>,
+pub(super) struct IoatQueueConfig {
+    pub(super) max_bytes: u64,
+    pub(super) supports_fill: bool,
+    pub(super) pages: Arc<DmaMappings>,
+    pub(super) counters: Arc<IoatAtomicCounters>,
 }
 
-/// The queue. Descriptors have running numbers; that of a number is at its remainder in the ring.
+/// The queue. Descriptors have running numbers; the slot of a descriptor is its number modulo the
+/// ring size.
 #[derive(Debug)]
-pub(super) struct Queue {
-    device: Arc<dyn Device>,
-    /// Where the registers of the channel are.
+pub(super) struct IoatQueue {
+    device: Arc<dyn DmaDevice>,
+    /// The offset of the channel's registers.
     registers: usize,
-    memory: SharedMemory,
-    ring: Region,
-    /// How many descriptors the ring has, a power of two. One is always free.
+    memory: CoherentMemory,
+    ring: DmaArray,
+    /// The number of slots of the ring, a power of two. One is always free.
     size: u64,
-    /// Where the channel writes how far it is.
+    /// The offset of the completion word.
     word: usize,
-    /// The number of the next descriptor to be written, of the next that the channel was not told
-    /// of, and of the oldest that is not over.
+    /// The number of the next descriptor to be written, of the next to be published to the channel,
+    /// and of the oldest that is not complete.
     head: u64,
-    told: u64,
+    published: u64,
     tail: u64,
-    /// The number of the first descriptor of the chain, since the channel was last started.
+    /// The number of the first descriptor of the chain since the channel was last started.
     first: u64,
-    /// What the status register said when the channel was started: that is of an earlier chain.
+    /// The address in the status register when the channel was started: it belongs to an earlier
+    /// chain.
     stale: u64,
-    /// How often the channel stood still without having finished anything in between.
+    /// The number of stalls without a finished descriptor between them.
     stalls: u32,
-    /// When something was finished, or was begun in an empty queue; and when registers were asked.
-    moved: Instant,
-    asked: Instant,
-    facts: Facts,
+    /// The time of the last finished descriptor, or of the first one in an empty queue; and of the
+    /// last register read.
+    last_progress: Instant,
+    last_register_read: Instant,
+    config: IoatQueueConfig,
     is_broken: bool,
-    /// Last: another queue is made for the channel when this one has stopped it.
-    _seat: Seat,
+    /// Dropped last: another queue may use the channel only after this one has stopped it.
+    _slot: ChannelSlot,
 }
 
-/// How a channel is found to be.
-enum Found {
+/// The progress of a channel.
+enum RingStatus {
     /// It has finished everything before this number.
-    Up(u64),
-    /// It has too, and does not go on.
+    CompletedUpTo(u64),
+    /// The same, and it has stopped for this reason.
     Halted(u64, &'static str),
 }
 
-impl Queue {
-    /// Brings a channel up, with room for so many descriptors.
+impl IoatQueue {
+    /// Starts a channel with space for `capacity` descriptors.
     pub(super) fn new(
-        device: Arc<dyn Device>,
+        device: Arc<dyn DmaDevice>,
         channel: usize,
         capacity: usize,
-        facts: Facts,
-        seat: Seat,
+        config: IoatQueueConfig,
+        slot: ChannelSlot,
     ) -> io::Result<Self> {
-        let size = (capacity.min(LONGEST_RING - 1) + 1).next_power_of_two().max(2);
+        let size = (capacity.min(MAX_RING - 1) + 1).next_power_of_two().max(2);
         let ring_bytes = (size * DESCRIPTOR_BYTES).next_multiple_of(page_bytes());
-        let memory = SharedMemory::new(device.clone(), ring_bytes + page_bytes())?;
+        let memory = CoherentMemory::new(device.clone(), ring_bytes + page_bytes())?;
         let mut queue = Self {
             device,
             registers: r::channel_base(channel),
             memory,
-            ring: Region::new(0, DESCRIPTOR_BYTES),
+            ring: DmaArray::new(0, DESCRIPTOR_BYTES),
             size: size as u64,
             word: ring_bytes,
             head: 0,
-            told: 0,
+            published: 0,
             tail: 0,
             first: 0,
             stale: 0,
             stalls: 0,
-            moved: Instant::now(),
-            asked: Instant::now(),
-            facts,
+            last_progress: Instant::now(),
+            last_register_read: Instant::now(),
+            config,
             is_broken: false,
-            _seat: seat,
+            _slot: slot,
         };
         queue.start()?;
-        queue.try_out()?;
+        queue.self_test()?;
         Ok(queue)
     }
 
@@ -126,18 +132,18 @@ impl Queue {
         self.device.read64(self.registers + r::CHANSTS)
     }
 
-    /// Starts the channel at the oldest descriptor that is not over.
+    /// Starts the channel at the oldest descriptor that is not complete.
     fn start(&mut self) -> io::Result<()> {
         stop(&*self.device, self.registers)?;
         let (device, at) = (&*self.device, self.registers);
         self.memory.store64(self.word, &[0]);
-        (self.first, self.told) = (self.tail, self.tail);
+        (self.first, self.published) = (self.tail, self.tail);
         let control = r::CHANCTRL_ANY_ERROR_ABORT | r::CHANCTRL_ERROR_COMPLETION;
-        // SAFETY: the channel is this queue's alone (promised to `IoatEngine::over`) and was just
-        // stopped; it takes orders from its own ring, which names only memory of descriptors that
-        // are in flight, and reports to its own word.
+        // SAFETY: the channel is this queue's alone (guaranteed to `IoatEngine::over`) and was just
+        // stopped; it reads descriptors from its own ring, which names only memory of descriptors
+        // that are in flight, and reports to its own word.
         let write = |register: usize, address: u64| unsafe {
-            // In halves: not all devices take these in one.
+            // In halves: not all devices support 64-bit writes to these registers.
             device.write32(at + register, address as u32);
             device.write32(at + register + 4, (address >> 32) as u32);
         };
@@ -146,26 +152,28 @@ impl Queue {
         write(r::CHANCMP, self.memory.address(self.word));
         write(r::CHAINADDR, self.address(self.tail));
         self.stale = self.status() & r::CHANSTS_COMPLETED;
-        self.tell();
+        self.publish();
         Ok(())
     }
 
-    /// Has the channel do nothing, once, to see that it does.
-    fn try_out(&mut self) -> io::Result<()> {
+    /// Runs one null descriptor, to check that the channel works.
+    fn self_test(&mut self) -> io::Result<()> {
         self.put(Hard::null());
-        self.tell();
-        until(COMMAND_LIMIT, || !matches!(self.ask(), Found::Up(0)));
-        match self.ask() {
-            Found::Up(0) => Err(io::Error::other("the channel does not start")),
-            Found::Halted(_, reason) => Err(io::Error::other(reason)),
-            Found::Up(_) => {
+        self.publish();
+        poll_until(COMMAND_TIMEOUT, || {
+            !matches!(self.read_status_register(), RingStatus::CompletedUpTo(0))
+        });
+        match self.read_status_register() {
+            RingStatus::CompletedUpTo(0) => Err(io::Error::other("the channel does not start")),
+            RingStatus::Halted(_, reason) => Err(io::Error::other(reason)),
+            RingStatus::CompletedUpTo(_) => {
                 self.tail = self.head;
                 Ok(())
             }
         }
     }
 
-    /// What the device calls the descriptor of a number.
+    /// The IOVA of the descriptor with a number.
     fn address(&self, number: u64) -> u64 {
         self.memory.address(self.ring.offset((number % self.size) as usize))
     }
@@ -177,201 +185,226 @@ impl Queue {
         self.head += 1;
     }
 
-    /// Tells the channel of all descriptors.
-    fn tell(&mut self) {
-        if self.told < self.head {
-            if self.told == self.tail {
-                self.moved = Instant::now();
+    /// Publishes all written descriptors to the channel.
+    fn publish(&mut self) {
+        if self.published < self.head {
+            if self.published == self.tail {
+                self.last_progress = Instant::now();
             }
-            self.told = self.head;
+            self.published = self.head;
             let count = (self.head - self.first) as u16;
             // SAFETY: as in `start`; all descriptors up to this count are written.
             unsafe { self.device.write16(self.registers + r::DMACOUNT, count) };
         }
     }
 
-    /// How far the channel is, by what it wrote to memory and, now and then, by its registers.
-    fn look_closely(&mut self) -> Found {
-        let found = self.find();
-        if !matches!(found, Found::Up(number) if number == self.tail) || self.tail == self.told {
-            return found;
+    /// The progress of the channel: from the completion word and, at intervals, from its registers.
+    fn poll_status(&mut self) -> RingStatus {
+        let status = self.read_completion_word();
+        if !matches!(status, RingStatus::CompletedUpTo(number) if number == self.tail)
+            || self.tail == self.published
+        {
+            return status;
         }
-        if self.asked.elapsed() < ASK_AFTER || self.moved.elapsed() < ASK_AFTER {
-            return found;
+        if self.last_register_read.elapsed() < REGISTER_READ_INTERVAL
+            || self.last_progress.elapsed() < REGISTER_READ_INTERVAL
+        {
+            return status;
         }
-        self.asked = Instant::now();
-        match self.ask() {
-            Found::Up(number) if number == self.tail && self.moved.elapsed() > STALLED_AFTER => {
-                Found::Halted(number, STALLED)
+        self.last_register_read = Instant::now();
+        match self.read_status_register() {
+            RingStatus::CompletedUpTo(number)
+                if number == self.tail && self.last_progress.elapsed() > STALL_TIMEOUT =>
+            {
+                RingStatus::Halted(number, STALLED)
             }
-            found => found,
+            status => status,
         }
     }
 
-    /// How far the channel is by its registers. An address that was there when it was started says
-    /// nothing.
-    fn ask(&self) -> Found {
+    /// The progress of the channel by its registers. The address that was there at the start is
+    /// ignored.
+    fn read_status_register(&self) -> RingStatus {
         let status = self.status();
         let is_stale = status & r::CHANSTS_COMPLETED == self.stale;
-        self.meaning(if is_stale { status & r::CHANSTS_STATE } else { status })
+        self.decode_status(if is_stale { status & r::CHANSTS_STATE } else { status })
     }
 
-    fn find(&self) -> Found {
+    fn read_completion_word(&self) -> RingStatus {
         match self.memory.load64(self.word) {
             // Nothing was written since the channel was started.
-            0 => Found::Up(self.tail),
-            status => self.meaning(status),
+            0 => RingStatus::CompletedUpTo(self.tail),
+            status => self.decode_status(status),
         }
     }
 
-    /// What a status says, if it can be believed.
-    fn meaning(&self, status: u64) -> Found {
+    /// Decodes and validates a status.
+    fn decode_status(&self, status: u64) -> RingStatus {
         let number = self.finished_before(status & r::CHANSTS_COMPLETED);
         match (ChannelState::of(status), number) {
-            (None, _) => Found::Halted(self.tail, "the copy engine does not answer"),
+            (None, _) => RingStatus::Halted(self.tail, "the copy engine does not respond"),
             (Some(ChannelState::Halted), number) => {
                 let number = number.unwrap_or(self.tail);
                 match self.device.read32(self.registers + r::CHANERR) {
-                    // It has not begun yet.
-                    0 => Found::Up(number),
-                    errors => Found::Halted(number, r::error_reason(errors)),
+                    // The channel has not started yet.
+                    0 => RingStatus::CompletedUpTo(number),
+                    errors => RingStatus::Halted(number, r::error_reason(errors)),
                 }
             }
-            (Some(_), number) => Found::Up(number.unwrap_or(self.tail)),
+            (Some(_), number) => RingStatus::CompletedUpTo(number.unwrap_or(self.tail)),
         }
     }
 
-    /// The number behind that of the last finished descriptor, if its address is that of one which
-    /// the channel was told of.
+    /// The number after the last finished descriptor, if the address is that of a published one.
     fn finished_before(&self, address: u64) -> Option<u64> {
-        let place = self.ring.index(self.memory.offset(address)?)? as u64;
-        let ahead = (place + self.size - self.tail % self.size) % self.size;
+        let slot = self.ring.index(self.memory.offset(address)?)? as u64;
+        let ahead = (slot + self.size - self.tail % self.size) % self.size;
         let number = self.tail + ahead + 1;
-        (place < self.size && number <= self.told).then_some(number)
+        (slot < self.size && number <= self.published).then_some(number)
     }
 
-    /// The channel does not go on: the oldest descriptor is taken for the one that stopped it, and
-    /// the channel is started behind that.
-    fn recover(&mut self, ended: &mut Vec<Ended>, reason: &'static str) {
-        tracing::debug!(device = self.device.name(), reason, "a channel stopped");
-        self.facts.counters.recoveries.fetch_add(1, Ordering::Relaxed);
-        let has_one = self.tail < self.told;
-        self.tail += u64::from(has_one);
+    /// Recovers a channel that stopped: fails the oldest descriptor, which counts as the one that
+    /// stopped it, and restarts the channel after that.
+    fn recover(&mut self, ended: &mut Vec<HwStatus>, reason: &'static str) {
+        tracing::debug!(
+            device = self.device.name(),
+            reason,
+            "a channel of the copy engine stopped"
+        );
+        self.config.counters.recoveries.fetch_add(1, Ordering::Relaxed);
+        let has_failed_one = self.tail < self.published;
+        self.tail += u64::from(has_failed_one);
         self.stalls += u32::from(reason == STALLED);
-        if self.stalls >= MOST_STALLS && stop(&*self.device, self.registers).is_ok() {
+        if self.stalls >= MAX_STALLS && stop(&*self.device, self.registers).is_ok() {
             self.is_broken = true;
         } else if self.start().is_err() && (self.device.reset().is_err() || self.start().is_err()) {
-            tracing::warn!(device = self.device.name(), reason, "a channel is not used any more");
-            // It may still be writing: then the memory is taken away from it.
-            self.facts.pages.cut_off();
+            tracing::warn!(
+                device = self.device.name(),
+                reason,
+                "disabling a channel of the copy engine that cannot be restarted"
+            );
+            // The channel may still write, so the device loses its access to the memory.
+            self.config.pages.revoke_access();
             self.is_broken = true;
         }
-        ended.extend(has_one.then_some(Ended::Failed(reason)));
+        ended.extend(has_failed_one.then_some(HwStatus::Failed(reason)));
         if self.is_broken {
-            ended.extend((self.tail..self.head).map(|_| Ended::Failed(BROKEN)));
-            (self.tail, self.told) = (self.head, self.head);
+            ended.extend((self.tail..self.head).map(|_| HwStatus::Failed(BROKEN)));
+            (self.tail, self.published) = (self.head, self.head);
         }
     }
 
-    fn objection(&self, descriptor: &Descriptor) -> Option<&'static str> {
-        let is_known = match descriptor.operation() {
-            Operation::Copy => true,
-            Operation::Fill => self.facts.fills,
-            Operation::Move | Operation::Compare => false,
+    fn reject_reason(&self, descriptor: &Descriptor) -> Option<&'static str> {
+        let is_supported = match descriptor.operation() {
+            Opcode::Copy => true,
+            Opcode::Fill => self.config.supports_fill,
+            Opcode::Move | Opcode::Compare => false,
         };
         if self.is_broken {
             Some(BROKEN)
-        } else if !is_known {
-            Some("the copy engine does not know this operation")
+        } else if !is_supported {
+            Some("the copy engine does not support this operation")
         } else if !descriptor.is_host_only() {
-            Some("device memory is out of reach")
-        } else if descriptor.length() > self.facts.largest_bytes {
-            Some("the descriptor is longer than the copy engine takes")
+            Some("the copy engine cannot access device memory")
+        } else if descriptor.length() > self.config.max_bytes {
+            Some("the descriptor exceeds the maximum of the copy engine")
         } else {
             None
         }
     }
 
-    /// Where the device finds memory, if it does so in one stretch.
-    fn find_memory(&self, at: Option<PinnedAt>, length: u64, route: Route) -> Option<u64> {
+    /// The IOVA of memory, if it is contiguous for the device.
+    fn device_address(
+        &self,
+        at: Option<PinnedLocation>,
+        length: u64,
+        route: DataPath,
+    ) -> Option<u64> {
         let at = at?;
-        let found = self.facts.pages.find(at.token, at.offset_bytes, length, route)?;
-        (found.bytes == length).then_some(found.address)
+        let mapping = self.config.pages.find(at.token, at.offset_bytes, length, route)?;
+        (mapping.bytes == length).then_some(mapping.address)
     }
 }
 
-// SAFETY: a descriptor ends well when the channel says that it is finished, and is not worked on
-// again; badly, when the channel was stopped, and is started behind it, or its memory was taken away
-// from the device. The channel is stopped before the value is gone.
-unsafe impl Hardware for Queue {
-    fn post(&mut self, descriptor: &Descriptor, _notice: Option<Notice>) -> Posted {
-        if let Some(reason) = self.objection(descriptor) {
-            return Posted::Over(Ended::Failed(reason));
+// SAFETY: a descriptor succeeds when the channel reports that it is finished, and is not executed
+// again; it fails when the channel was stopped, and is restarted after it, or the device has lost
+// its access to the memory. The channel is stopped before the value is dropped.
+unsafe impl HardwareQueue for IoatQueue {
+    fn post(
+        &mut self,
+        descriptor: &Descriptor,
+        _notification: Option<NotificationWrite>,
+    ) -> PostResult {
+        if let Some(reason) = self.reject_reason(descriptor) {
+            return PostResult::Completed(HwStatus::Failed(reason));
         }
         let length = descriptor.length();
-        let target = self.find_memory(descriptor.pinned_target(), length, Route::Receive);
+        let target = self.device_address(descriptor.pinned_target(), length, DataPath::Receive);
         let source = match descriptor.operation() {
-            Operation::Fill => Some(0),
-            _ => self.find_memory(descriptor.pinned_source(), length, Route::Send),
+            Opcode::Fill => Some(0),
+            _ => self.device_address(descriptor.pinned_source(), length, DataPath::Send),
         };
         let (Some(source), Some(target)) = (source, target) else {
             let reason = "memory is not pinned for the copy engine, or crosses its pages";
-            return Posted::Over(Ended::Failed(reason));
+            return PostResult::Completed(HwStatus::Failed(reason));
         };
         if self.head - self.tail + 1 >= self.size {
-            return Posted::Full;
+            return PostResult::Full;
         }
         self.put(match descriptor.operation() {
-            Operation::Fill => {
+            Opcode::Fill => {
                 let pattern = u64::from_ne_bytes([descriptor.fill_value(); 8]);
                 Hard::fill(pattern, target, length as u32)
             }
             _ => Hard::copy(source, target, length as u32),
         });
-        self.facts.counters.descriptors.fetch_add(1, Ordering::Relaxed);
-        Posted::Taken
+        self.config.counters.descriptors.fetch_add(1, Ordering::Relaxed);
+        PostResult::Accepted
     }
 
-    fn ring(&mut self) {
-        self.tell();
+    fn ring_doorbell(&mut self) {
+        self.publish();
     }
 
-    fn look(&mut self, ended: &mut Vec<Ended>) {
+    fn poll_completions(&mut self, ended: &mut Vec<HwStatus>) {
         if self.tail == self.head {
             return;
         }
-        let found = self.look_closely();
-        let (Found::Up(number) | Found::Halted(number, _)) = found;
+        let status = self.poll_status();
+        let (RingStatus::CompletedUpTo(number) | RingStatus::Halted(number, _)) = status;
         if number > self.tail {
-            ended.extend((self.tail..number).map(|_| Ended::Well));
-            (self.tail, self.moved, self.stalls) = (number, Instant::now(), 0);
+            ended.extend((self.tail..number).map(|_| HwStatus::Ok));
+            (self.tail, self.last_progress, self.stalls) = (number, Instant::now(), 0);
         }
-        if let Found::Halted(_, reason) = found {
+        if let RingStatus::Halted(_, reason) = status {
             self.recover(ended, reason);
         }
     }
 }
 
-impl Drop for Queue {
+impl Drop for IoatQueue {
     fn drop(&mut self) {
         if stop(&*self.device, self.registers).is_err() && self.device.reset().is_err() {
-            tracing::warn!(device = self.device.name(), "a channel could not be stopped");
+            tracing::warn!(
+                device = self.device.name(),
+                "a channel of the copy engine could not be stopped"
+            );
         }
     }
 }
 
-/// Stops the channel with these registers, whatever it does, and clears its errors.
-pub(super) fn stop(device: &dyn Device, at: usize) -> io::Result<()> {
+/// Stops the channel with these registers in any state, and clears its errors.
+pub(super) fn stop(device: &dyn DmaDevice, at: usize) -> io::Result<()> {
     let status = || device.read64(at + r::CHANSTS);
-    let runs = |status| {
+    let is_running = |status| {
         let state = ChannelState::of(status);
         matches!(state, Some(ChannelState::Active | ChannelState::Idle | ChannelState::Armed))
     };
-    if runs(status()) {
-        // SAFETY: a channel that stops touches no memory.
+    if is_running(status()) {
+        // SAFETY: a channel that stops accesses no memory.
         unsafe { device.write8(at + r::CHANCMD, r::CHANCMD_SUSPEND) };
-        // One that does not obey is reset all the same.
-        let _ = until(COMMAND_LIMIT, || !runs(status()));
+        // A channel that ignores the command is reset all the same.
+        let _ = poll_until(COMMAND_TIMEOUT, || !is_running(status()));
     }
     let errors = device.read32(at + r::CHANERR);
     // SAFETY: as above.
@@ -379,8 +412,8 @@ pub(super) fn stop(device: &dyn Device, at: usize) -> io::Result<()> {
         device.write32(at + r::CHANERR, errors);
         device.write8(at + r::CHANCMD, r::CHANCMD_RESET);
     }
-    let is_over = || device.read8(at + r::CHANCMD) & r::CHANCMD_RESET == 0;
-    match until(COMMAND_LIMIT, is_over) {
+    let is_reset_done = || device.read8(at + r::CHANCMD) & r::CHANCMD_RESET == 0;
+    match poll_until(COMMAND_TIMEOUT, is_reset_done) {
         true => Ok(()),
         false => Err(io::Error::other("the channel cannot be reset")),
     }

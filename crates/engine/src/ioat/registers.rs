@@ -1,87 +1,88 @@
-//! The registers of an I/OAT device of version 3, under the names that its maker gave them.
+//! The registers of an I/OAT device of version 3, under Intel's names.
 //!
-//! Those of the device come first, then a block of [`CHANNEL_BYTES`] for each channel. On server
-//! processors every channel is a device of its own; then there is one block.
+//! The registers of the device come first, then a block of [`CHANNEL_BYTES`] for each channel. On
+//! server processors every channel is a device with one block.
 
-/// How many channels the device has, in the bits of [`CHANCNT_COUNT`]. 8 bits, read only.
+/// The number of channels, in the bits of [`CHANCNT_COUNT`]. 8 bits, read only.
 pub const CHANCNT: usize = 0x00;
-/// The largest transfer of one descriptor, as [`largest_transfer_bytes`] reads it. 8 bits, read only.
+/// The maximum transfer of one descriptor, as decoded by [`max_transfer_bytes`]. 8 bits, read only.
 pub const XFERCAP: usize = 0x01;
 /// General control. 8 bits.
 pub const GENCTRL: usize = 0x02;
-/// Control of interrupts. 8 bits.
+/// Interrupt control. 8 bits.
 pub const INTRCTRL: usize = 0x03;
-/// Which channels want attention, a bit for each. 32 bits, read only.
+/// The channels that request attention, a bit for each. 32 bits, read only.
 pub const ATTNSTATUS: usize = 0x04;
 /// The version: the major number in the upper four bits, the minor in the lower. 8 bits, read only.
 pub const CBVER: usize = 0x08;
-/// How long interrupts are held back. 16 bits.
+/// The delay of interrupts. 16 bits.
 pub const INTRDELAY: usize = 0x0C;
 /// The state of the whole device. 16 bits, read only.
 pub const CS_STATUS: usize = 0x0E;
-/// What the device can do. 32 bits, read only.
+/// The capabilities of the device. 32 bits, read only.
 pub const DMACAPABILITY: usize = 0x10;
 
-/// The bits of [`CHANCNT`] that count.
+/// The bits of [`CHANCNT`] that are the count.
 pub const CHANCNT_COUNT: u8 = 0x1F;
-/// The first version with the registers that are described here. Before it the channel's had other
-/// places.
-pub const OLDEST_VERSION: u8 = 0x30;
-/// It knows descriptors that fill.
+/// The first version with the registers that are described here. Older versions have other offsets
+/// for the channel registers.
+pub const MIN_VERSION: u8 = 0x30;
+/// The device supports fill descriptors.
 pub const DMACAPABILITY_FILL_BLOCK: u32 = 1 << 6;
 
-/// The size of a channel's block of registers.
+/// The size of a channel's register block in bytes.
 pub const CHANNEL_BYTES: usize = 0x80;
 
-/// Where the registers of a channel begin. The offsets below count from there.
+/// The offset of the registers of a channel. The offsets below are relative to it.
 pub const fn channel_base(channel: usize) -> usize {
     CHANNEL_BYTES * (channel + 1)
 }
 
-/// What a channel does when something is finished or goes wrong. 16 bits.
+/// Channel control: the reaction to completions and errors. 16 bits.
 pub const CHANCTRL: usize = 0x00;
 /// Which older versions the channel is compatible with. 16 bits, read only.
 pub const DMACOMP: usize = 0x02;
 /// Commands. 8 bits.
 pub const CHANCMD: usize = 0x04;
-/// How many descriptors the chain has had so far, counted from the one at [`CHAINADDR`] and over
-/// 65535 to 0. The channel works while it has finished fewer: writing this register is the doorbell.
-/// Set to 0 when a new chain is written. 16 bits.
+/// The number of descriptors in the chain so far, counted from the one at [`CHAINADDR`], modulo
+/// 65536. The channel runs while it has finished fewer: writing this register is the doorbell. Set
+/// to 0 when a new chain is written. 16 bits.
 pub const DMACOUNT: usize = 0x06;
 /// The address of the last finished descriptor and, in its low bits, the state. 64 bits, read only.
 pub const CHANSTS: usize = 0x08;
-/// The address of a chain's first descriptor. Not to be written while the channel is active. 64 bits.
+/// The address of a chain's first descriptor. Must not be written while the channel is active. 64
+/// bits.
 pub const CHAINADDR: usize = 0x10;
-/// The address of a word of 64 bits to which the channel writes what [`CHANSTS`] says. 64 bits.
+/// The address of a 64-bit word to which the channel writes the value of [`CHANSTS`]. 64 bits.
 pub const CHANCMP: usize = 0x18;
-/// The address of the descriptor that is worked on. 64 bits, read only.
+/// The address of the current descriptor. 64 bits, read only.
 pub const CDAR: usize = 0x20;
-/// What went wrong, a bit for each [error]. Bits that are written as ones become zeros. 32 bits.
+/// The errors, a bit for each [error]. Writing a one clears a bit. 32 bits.
 pub const CHANERR: usize = 0x28;
-/// Which errors are kept to the channel. 32 bits.
+/// The errors that are not reported outside the channel. 32 bits.
 pub const CHANERRMASK: usize = 0x2C;
 
-/// Interrupts are wanted again.
+/// Rearms interrupts.
 pub const CHANCTRL_INTERRUPT_REARM: u16 = 0x0001;
-/// The status is written to the completion word when an error halts the channel.
+/// The channel writes the status to the completion word when an error halts it.
 pub const CHANCTRL_ERROR_COMPLETION: u16 = 0x0004;
 /// Every error halts the channel.
 pub const CHANCTRL_ANY_ERROR_ABORT: u16 = 0x0008;
-/// Errors interrupt.
+/// Errors raise interrupts.
 pub const CHANCTRL_ERROR_INTERRUPT: u16 = 0x0010;
-/// Descriptors lie in memory that processors do not cache.
+/// Descriptors are in uncached memory.
 pub const CHANCTRL_NO_DESCRIPTOR_SNOOP: u16 = 0x0020;
-/// Somebody uses the channel: set by the first who reads the register.
+/// The channel is in use: set by the first read of the register.
 pub const CHANCTRL_IN_USE: u16 = 0x0100;
-/// Completion words are put into a processor's cache.
+/// The channel writes completion words into a processor's cache.
 pub const CHANCTRL_COMPLETION_TO_CACHE: u16 = 0x0200;
 
-/// Stops after the descriptor that is worked on.
+/// Stops after the current descriptor.
 pub const CHANCMD_SUSPEND: u8 = 0x04;
-/// Forgets everything but errors. The bit reads as one until that is done.
+/// Resets everything but errors. The bit reads as one until the reset is done.
 pub const CHANCMD_RESET: u8 = 0x20;
 
-/// The bits of [`CHANSTS`] that say the state.
+/// The bits of [`CHANSTS`] that are the state.
 pub const CHANSTS_STATE: u64 = 0x7;
 /// The bits of [`CHANSTS`] that are the address of the last finished descriptor.
 pub const CHANSTS_COMPLETED: u64 = !0x3F;
@@ -92,33 +93,33 @@ pub mod error {
     pub const SOURCE_ADDRESS: u32 = 1;
     /// The target of a transfer cannot be written.
     pub const TARGET_ADDRESS: u32 = 1 << 1;
-    /// The next descriptor is nowhere.
+    /// The address of the next descriptor is invalid.
     pub const NEXT_ADDRESS: u32 = 1 << 2;
-    /// A descriptor does not begin on 64 bytes.
+    /// A descriptor is not aligned to 64 bytes.
     pub const DESCRIPTOR: u32 = 1 << 3;
-    /// The chain begins at an impossible address.
+    /// The address of the chain is invalid.
     pub const CHAIN_ADDRESS: u32 = 1 << 4;
-    /// A command that does not fit.
+    /// The command is invalid.
     pub const COMMAND: u32 = 1 << 5;
-    /// Data was damaged in the chipset.
+    /// Data was corrupted in the chipset.
     pub const CHIPSET_INTEGRITY: u32 = 1 << 6;
-    /// Data was damaged in the device.
+    /// Data was corrupted in the device.
     pub const DEVICE_INTEGRITY: u32 = 1 << 7;
-    /// Reading was answered with an error.
+    /// A read returned an error.
     pub const READ_DATA: u32 = 1 << 8;
-    /// Writing was answered with an error.
+    /// A write returned an error.
     pub const WRITE_DATA: u32 = 1 << 9;
-    /// A descriptor asks for something that does not exist.
+    /// A descriptor has an unknown operation.
     pub const CONTROL: u32 = 1 << 10;
-    /// A descriptor moves nothing, or too much.
+    /// A descriptor has the length 0, or is too long.
     pub const LENGTH: u32 = 1 << 11;
     /// The completion word cannot be written.
     pub const COMPLETION_ADDRESS: u32 = 1 << 12;
-    /// Interrupts are set up wrongly.
+    /// The interrupt configuration is invalid.
     pub const INTERRUPT: u32 = 1 << 13;
-    /// The extension of a descriptor is nowhere.
+    /// The address of an extended descriptor is invalid.
     pub const EXTENSION_ADDRESS: u32 = 1 << 14;
-    /// An error that belongs to no descriptor.
+    /// The error belongs to no descriptor.
     pub const UNAFFILIATED: u32 = 1 << 15;
     /// A checksum, or the first parity, is wrong.
     pub const CHECKSUM: u32 = 1 << 16;
@@ -128,56 +129,56 @@ pub mod error {
     pub const COUNT: u32 = 1 << 18;
 }
 
-/// What each bit of [`CHANERR`] means, from the lowest on.
+/// The text for each bit of [`CHANERR`], from the lowest on.
 const REASONS: [&str; 19] = [
     "the source address cannot be read",
     "the target address cannot be written",
     "the address of the next descriptor is wrong",
     "a descriptor is not aligned",
     "the address of the chain is wrong",
-    "a command was refused",
-    "data was damaged in the chipset",
-    "data was damaged in the device",
+    "a command was rejected",
+    "data was corrupted in the chipset",
+    "data was corrupted in the device",
     "reading memory failed",
     "writing memory failed",
-    "a descriptor asks for an unknown operation",
+    "a descriptor has an unknown operation",
     "a descriptor has a wrong size",
     "the completion address is wrong",
-    "interrupts are set up wrongly",
+    "the interrupt configuration is invalid",
     "the address of an extended descriptor is wrong",
-    "an error that belongs to no descriptor",
+    "the error belongs to no descriptor",
     "a checksum is wrong",
     "a parity is wrong",
     "the count of descriptors is wrong",
 ];
 
-/// Says in words what [`CHANERR`] tells, by its lowest bit.
+/// The text for the lowest error bit of [`CHANERR`].
 pub fn error_reason(errors: u32) -> &'static str {
     match errors {
         0 => "no error",
-        u32::MAX => "the device does not answer",
+        u32::MAX => "the device does not respond",
         _ => REASONS.get(errors.trailing_zeros() as usize).copied().unwrap_or("an unknown error"),
     }
 }
 
-/// What a channel is doing.
+/// The state of a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum ChannelState {
-    /// It works.
+    /// It executes descriptors.
     Active = 0,
-    /// It has finished what was there.
+    /// It has finished all descriptors.
     Idle = 1,
-    /// It was told to stop.
+    /// It was suspended.
     Suspended = 2,
-    /// It met an error, or was reset.
+    /// It was reset, or an error stopped it.
     Halted = 3,
-    /// It waits for something that starts it.
+    /// It waits for a trigger.
     Armed = 4,
 }
 
 impl ChannelState {
-    /// The state that is in [`CHANSTS`], or in a completion word; `None` for what no channel says,
-    /// as when a device that is gone reads as ones.
+    /// Decodes the state in [`CHANSTS`] or in a completion word; `None` for an invalid state, as
+    /// when a removed device reads as ones.
     pub const fn of(status: u64) -> Option<Self> {
         match status & CHANSTS_STATE {
             0 => Some(Self::Active),
@@ -190,9 +191,9 @@ impl ChannelState {
     }
 }
 
-/// The largest transfer of one descriptor, as [`XFERCAP`] tells it: a power of two of at least
-/// 4 KiB, where 0 stands for 4 GiB. `None` for what no device says.
-pub const fn largest_transfer_bytes(xfercap: u8) -> Option<u64> {
+/// Decodes [`XFERCAP`], the maximum transfer of one descriptor: a power of two of at least 4 KiB,
+/// where 0 stands for 4 GiB. `None` for an invalid value.
+pub const fn max_transfer_bytes(xfercap: u8) -> Option<u64> {
     match xfercap & 0x1F {
         0 => Some(1 << 32),
         power @ 12.. => Some(1 << power),
@@ -211,7 +212,7 @@ mod tests {
         assert_eq!(error_reason(error::COUNT), "the count of descriptors is wrong");
         assert_eq!(error_reason(1 << 30), "an unknown error");
         assert_eq!(error_reason(0), "no error");
-        assert_eq!(error_reason(u32::MAX), "the device does not answer");
+        assert_eq!(error_reason(u32::MAX), "the device does not respond");
     }
 
     #[test]
@@ -225,10 +226,10 @@ mod tests {
 
     #[test]
     fn the_largest_transfer_is_a_power_of_two() {
-        assert_eq!(largest_transfer_bytes(20), Some(1 << 20));
-        assert_eq!(largest_transfer_bytes(0), Some(1 << 32));
-        assert_eq!(largest_transfer_bytes(0xE0 | 12), Some(4096));
-        assert_eq!(largest_transfer_bytes(11), None);
+        assert_eq!(max_transfer_bytes(20), Some(1 << 20));
+        assert_eq!(max_transfer_bytes(0), Some(1 << 32));
+        assert_eq!(max_transfer_bytes(0xE0 | 12), Some(4096));
+        assert_eq!(max_transfer_bytes(11), None);
     }
 
     #[test]

@@ -1,63 +1,63 @@
-//! Frames: what goes around the card at once.
+//! Frames: the units that the card sends.
 //!
-//! A frame is a head of exactly the size of the first receive buffer, so that it stays apart, and
-//! behind it up to `MOST_PAYLOAD` bytes, which land at their target itself. The head has a number,
-//! by which a lost frame is noticed: receive descriptors are used in order, so behind a lost frame
-//! every other lands one place too early.
+//! A frame is a header of exactly the size of the first receive buffer, so that it stays separate,
+//! followed by up to `MAX_PAYLOAD` bytes, which the card writes directly to their target. The
+//! number in the header reveals a lost frame: receive descriptors are used in order, so after a
+//! lost frame every other lands one descriptor too early.
 
-/// Bytes of the head, and of the first receive buffer.
-pub(super) const HEAD_BYTES: usize = 128;
-/// Bytes of the second and the third receive buffer: those for payload.
+/// The size of the header, and of the first receive buffer, in bytes.
+pub(super) const HEADER_BYTES: usize = 128;
+/// The size of the second and the third receive buffer, those for payload, in bytes.
 pub(super) const BUFFER_BYTES: u64 = 4096;
-/// The most bytes of payload. With the head and the checksum this is within what the cards take
-/// (9018 bytes).
-const MOST_PAYLOAD: u64 = 2 * BUFFER_BYTES;
-const _: () = assert!(HEAD_BYTES as u64 + MOST_PAYLOAD + 4 <= 9018);
-/// The most pieces that a payload is gathered from.
-pub(super) const MOST_PIECES: usize = 16;
+/// The maximum payload in bytes. With the header and the checksum it is within the limit of the
+/// cards (9018 bytes).
+const MAX_PAYLOAD: u64 = 2 * BUFFER_BYTES;
+const _: () = assert!(HEADER_BYTES as u64 + MAX_PAYLOAD + 4 <= 9018);
+/// The maximum number of fragments of a payload.
+pub(super) const MAX_FRAGMENTS: usize = 16;
 
-/// For local experiments: no parser takes what follows for a header it knows.
+/// The type for local experiments, so that no parser takes the payload for a known header.
 const ETHER_TYPE: u16 = 0x88B5;
-/// Addresses that no maker gives.
+/// Locally administered addresses, which no vendor assigns.
 const ADDRESSES: [u8; 12] = [2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2];
 
-/// The words of a head, of which the rest is zero.
-pub(super) const HEAD_WORDS: usize = 5;
+/// The number of nonzero words of a header.
+pub(super) const HEADER_WORDS: usize = 5;
 
-/// What the head of a frame says.
+/// The contents of a frame header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Head {
-    /// Which frame it is.
+pub(super) struct FrameHeader {
+    /// The number of the frame.
     pub(super) number: u64,
-    /// How long the payload is.
+    /// The length of the payload in bytes.
     pub(super) payload: u64,
-    /// The sum of the payload, or 0 if sums are not made.
-    pub(super) sum: u64,
+    /// The checksum of the payload, or 0 without checksums.
+    pub(super) checksum: u64,
 }
 
-impl Head {
-    /// The first words of the head in memory.
-    pub(super) fn words(&self) -> [u64; HEAD_WORDS] {
+impl FrameHeader {
+    /// The first words of the header in memory.
+    pub(super) fn words(&self) -> [u64; HEADER_WORDS] {
         let mut start = [0; 16];
         start[..12].copy_from_slice(&ADDRESSES);
         start[12..14].copy_from_slice(&ETHER_TYPE.to_be_bytes());
         let word = |at: usize| u64::from_le_bytes(start[at..at + 8].try_into().expect("8 bytes"));
-        [word(0), word(8), self.number, self.payload, self.sum]
+        [word(0), word(8), self.number, self.payload, self.checksum]
     }
 }
 
-/// A stretch of memory as the card calls it.
+/// A range of memory by its IOVA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct TxFragment {
     pub(super) address: u64,
     pub(super) bytes: u16,
 }
 
-/// What a frame carries.
+/// The payload of a frame.
 #[derive(Debug, Clone)]
 pub(super) enum Payload {
-    /// Bytes from pieces of memory.
-    Pieces(Vec<Piece>),
+    /// Bytes from several fragments.
+    Fragments(Vec<TxFragment>),
     /// A value for a notification variable.
     Value(u64),
 }
@@ -68,56 +68,55 @@ pub(super) struct Frame {
     pub(super) number: u64,
     pub(super) payload: Payload,
     pub(super) bytes: u64,
-    /// Where the first [`BUFFER_BYTES`] of the payload go, as the card calls it, and where the rest
-    /// does, if there is any.
+    /// The IOVAs of the first [`BUFFER_BYTES`] of the payload and of the rest, if there is any.
     pub(super) targets: (u64, Option<u64>),
-    /// Where the payload goes in this process.
-    pub(super) lands_at: u64,
-    /// The sum of the payload, once it was made.
-    pub(super) sum: u64,
-    /// How often it was found to be lost or damaged.
-    pub(super) lost: u32,
+    /// The target of the payload in this process.
+    pub(super) target_address: u64,
+    /// The checksum of the payload so far.
+    pub(super) checksum: u64,
+    /// The number of times it was lost or corrupted.
+    pub(super) losses: u32,
 }
 
 impl Frame {
-    /// How many more bytes it can take that go to this address of the card's. If they begin the second
-    /// buffer, that is there from now on.
-    pub(super) fn room_at(&mut self, address: u64) -> u64 {
+    /// The number of bytes that the frame can still take for this target IOVA. If they start the
+    /// second buffer, its address is set.
+    pub(super) fn space_at(&mut self, address: u64) -> u64 {
         match self.bytes.checked_sub(BUFFER_BYTES) {
             None if address == self.targets.0 + self.bytes => BUFFER_BYTES - self.bytes,
             Some(0) => {
                 self.targets.1 = Some(address);
                 BUFFER_BYTES
             }
-            Some(behind) if self.targets.1.is_some_and(|second| second + behind == address) => {
-                MOST_PAYLOAD - self.bytes
+            Some(offset) if self.targets.1.is_some_and(|second| second + offset == address) => {
+                MAX_PAYLOAD - self.bytes
             }
             _ => 0,
         }
     }
 
-    /// Whether another may be under way behind it, and land in its place if it is lost.
+    /// Whether another frame may be in flight after it, and land in its buffers if it is lost.
     pub(super) fn may_precede(&self, next: &Self) -> bool {
-        matches!(self.payload, Payload::Pieces(_)) && next.bytes <= self.bytes
+        matches!(self.payload, Payload::Fragments(_)) && next.bytes <= self.bytes
     }
 
-    /// How many transmit descriptors it takes: one for the head, and one for each piece.
+    /// The number of transmit descriptors: one for the header, and one for each fragment.
     pub(super) fn transmit_descriptors(&self) -> usize {
         1 + match &self.payload {
-            Payload::Pieces(pieces) => pieces.len(),
+            Payload::Fragments(fragments) => fragments.len(),
             Payload::Value(_) => 1,
         }
     }
 }
 
-/// A sum over bytes that tells most damage: a product and a rotation for each word, so that it
-/// depends on the order too. Never 0.
+/// A checksum that detects most corruption: a product and a rotation for each word, so that it also
+/// depends on the order. Never 0.
 ///
 /// # Safety
-/// The bytes must be readable, and nobody may write to them meanwhile.
-pub(super) unsafe fn sum_of(address: u64, bytes: u64, start: u64) -> u64 {
+/// The bytes must be readable, and no other code may write to them during the call.
+pub(super) unsafe fn checksum(address: u64, bytes: u64, start: u64) -> u64 {
     const FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
-    // SAFETY: promised by the caller.
+    // SAFETY: the caller's guarantee.
     let bytes = unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) };
     let mut words = bytes.chunks_exact(8);
     let mut sum = start;

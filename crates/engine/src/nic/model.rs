@@ -1,6 +1,6 @@
-//! A model of the card, for tests where there is no card: its registers, a thread that follows the
-//! rings as the datasheet says, and faults on demand. It knows only the addresses that were mapped
-//! for it. The driver is tried over a real implementation of the card in a virtual machine as well.
+//! A model of the card, for machines without one: its registers, a thread that follows the rings as
+//! the datasheet says, and fault injection. It can access only addresses that were mapped for it.
+//! The driver is also tested with an emulated card in a virtual machine.
 
 mod memory;
 mod worker;
@@ -10,63 +10,63 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-use memferry_sys::device::{Device, Direction};
+use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::sync::lock;
 
-use self::memory::Memory;
+use self::memory::NicModelMemory;
 use super::registers as r;
 
-/// What is to go wrong. Frames are counted from 1.
+/// The injected faults. Frames are counted from 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Faults {
+pub struct NicFaults {
     /// Every frame whose number is a multiple of this is lost.
     pub lose_every: Option<u64>,
-    /// Of every frame whose number is a multiple of this, a byte of the payload is changed.
+    /// A payload byte of every frame whose number is a multiple of this is corrupted.
     pub damage_every: Option<u64>,
-    /// Nothing is sent any more, until the card is reset.
+    /// The card sends nothing until it is reset.
     pub stalls: bool,
-    /// The card is gone: all registers read as ones.
-    pub gone: bool,
-    /// Mapping memory is refused with this error of the kernel.
+    /// The card is removed: all registers read as ones.
+    pub is_removed: bool,
+    /// Mapping memory fails with this kernel error.
     pub refuses_memory: Option<i32>,
 }
 
-/// What the model has seen.
+/// The observations of the model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Sightings {
-    /// Frames that were sent, lost ones too.
+pub struct NicModelStats {
+    /// Frames sent, lost ones included.
     pub frames: u64,
-    /// What no driver may do, in words.
-    pub mistakes: Vec<String>,
+    /// Protocol violations of the driver.
+    pub protocol_violations: Vec<String>,
 }
 
 /// The model.
 #[derive(Debug)]
 pub struct NicModel {
-    shared: Arc<Shared>,
+    shared: Arc<NicModelShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
-    /// A register was written.
-    bell: Condvar,
+struct NicModelShared {
+    state: Mutex<NicModelState>,
+    /// Notified when a register is written.
+    doorbell: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct NicModelState {
     registers: HashMap<usize, u32>,
-    memory: Memory,
-    faults: Faults,
-    sightings: Sightings,
+    memory: NicModelMemory,
+    faults: NicFaults,
+    stats: NicModelStats,
     is_ending: bool,
 }
 
 impl NicModel {
-    /// A card with nothing wrong.
+    /// Creates a card without faults.
     pub fn new() -> Arc<Self> {
-        let shared = Arc::new(Shared { state: Mutex::default(), bell: Condvar::new() });
+        let shared = Arc::new(NicModelShared { state: Mutex::default(), doorbell: Condvar::new() });
         let worker = shared.clone();
         let thread = std::thread::Builder::new()
             .name("nic-model".into())
@@ -75,28 +75,28 @@ impl NicModel {
         Arc::new(Self { shared, thread: Mutex::new(Some(thread)) })
     }
 
-    /// Lets things go wrong from now on.
-    pub fn set_faults(&self, faults: Faults) {
+    /// Replaces the faults.
+    pub fn set_faults(&self, faults: NicFaults) {
         self.state().faults = faults;
-        self.shared.bell.notify_all();
+        self.shared.doorbell.notify_all();
     }
 
-    /// What it has seen so far.
-    pub fn sightings(&self) -> Sightings {
-        self.state().sightings.clone()
+    /// The observations so far.
+    pub fn stats(&self) -> NicModelStats {
+        self.state().stats.clone()
     }
 
-    /// How many pages are mapped.
+    /// The number of mapped pages.
     pub fn mapped_pages(&self) -> usize {
         self.state().memory.mapped_pages()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, NicModelState> {
         lock(&self.shared.state)
     }
 }
 
-impl State {
+impl NicModelState {
     fn get(&self, at: usize) -> u32 {
         self.registers.get(&at).copied().unwrap_or(0)
     }
@@ -105,52 +105,54 @@ impl State {
         self.registers.insert(at, value);
     }
 
-    fn mistake(&mut self, text: String) {
-        self.sightings.mistakes.push(text);
+    fn record_violation(&mut self, text: String) {
+        self.stats.protocol_violations.push(text);
     }
 
     fn write(&mut self, at: usize, value: u32) {
         match at {
-            r::STATUS | r::ICR => self.mistake(format!("a write to register {at:#x}")),
-            r::CTRL if value & r::CTRL_RESET != 0 => self.begin_anew(),
+            r::STATUS | r::ICR => self.record_violation(format!("a write to register {at:#x}")),
+            r::CTRL if value & r::CTRL_RESET != 0 => self.reset(),
             r::RDBAL | r::TDBAL if !value.is_multiple_of(128) => {
-                self.mistake(format!("a ring at {value:#x}, which is not aligned"));
+                self.record_violation(format!("a ring at {value:#x} is not aligned"));
             }
             r::RDLEN | r::TDLEN if !value.is_multiple_of(128) => {
-                self.mistake(format!("a ring of {value} bytes"));
+                self.record_violation(format!("a ring of {value} bytes is not a multiple of 128"));
             }
             r::PSRCTL | r::RFCTL | r::RDBAL | r::RDBAH | r::RDLEN
                 if self.get(r::RCTL) & r::RCTL_ENABLE != 0 =>
             {
-                self.mistake(format!("register {at:#x} is written while the card receives"));
+                self.record_violation(format!(
+                    "register {at:#x} is written while the card receives"
+                ));
             }
             _ => self.set(at, value),
         }
     }
 
-    fn begin_anew(&mut self) {
+    fn reset(&mut self) {
         self.registers.clear();
         self.faults.stalls = false;
     }
 }
 
-impl Device for NicModel {
+impl DmaDevice for NicModel {
     fn name(&self) -> &str {
         "model"
     }
 
     fn read32(&self, at: usize) -> u32 {
         let state = self.state();
-        if state.faults.gone { u32::MAX } else { state.get(at) }
+        if state.faults.is_removed { u32::MAX } else { state.get(at) }
     }
 
     unsafe fn write32(&self, at: usize, value: u32) {
         let mut state = self.state();
-        if !state.faults.gone {
+        if !state.faults.is_removed {
             state.write(at, value);
         }
         drop(state);
-        self.shared.bell.notify_all();
+        self.shared.doorbell.notify_all();
     }
 
     fn read8(&self, at: usize) -> u8 {
@@ -172,7 +174,12 @@ impl Device for NicModel {
         self.wrong_width(at);
     }
 
-    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
+    unsafe fn map(
+        &self,
+        start: usize,
+        pages: &mut [u64],
+        direction: DmaDirection,
+    ) -> io::Result<()> {
         let mut state = self.state();
         match state.faults.refuses_memory {
             Some(code) => Err(io::Error::from_raw_os_error(code)),
@@ -183,7 +190,7 @@ impl Device for NicModel {
     unsafe fn unmap(&self, pages: &[u64]) {
         let mut state = self.state();
         if !state.memory.unmap(pages) {
-            state.mistake("memory is unmapped that is not mapped".into());
+            state.record_violation("unmapping memory that is not mapped".into());
         }
     }
 
@@ -193,18 +200,18 @@ impl Device for NicModel {
 
     fn reset(&self) -> io::Result<()> {
         let mut state = self.state();
-        if state.faults.gone {
+        if state.faults.is_removed {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        state.begin_anew();
+        state.reset();
         Ok(())
     }
 }
 
 impl NicModel {
-    /// All registers have 32 bits.
+    /// Records an access that is not 32 bits wide, the width of all registers.
     fn wrong_width(&self, at: usize) -> u64 {
-        self.state().mistake(format!("register {at:#x} is accessed with another width"));
+        self.state().record_violation(format!("register {at:#x} is not accessed with 32 bits"));
         u64::MAX
     }
 }
@@ -212,7 +219,7 @@ impl NicModel {
 impl Drop for NicModel {
     fn drop(&mut self) {
         self.state().is_ending = true;
-        self.shared.bell.notify_all();
+        self.shared.doorbell.notify_all();
         if let Some(thread) = lock(&self.thread).take() {
             let _ = thread.join();
         }

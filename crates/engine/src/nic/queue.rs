@@ -1,164 +1,171 @@
-//! The queue of a card: descriptors cut into frames, frames sent and awaited, lost ones sent again.
+//! The queue of a card: cuts descriptors into frames, sends the frames and waits for them, and
+//! retransmits lost ones.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use memferry_memory::device_pages::DevicePages;
-use memferry_memory::lookup::Route;
+use memferry_memory::dma_mappings::DmaMappings;
+use memferry_memory::lookup::DataPath;
 use memferry_sys::pages::page_bytes;
 
-use super::card::{Arrival, Card};
-use super::frame::{BUFFER_BYTES, Frame, MOST_PIECES, Payload, Piece, sum_of};
-use crate::contract::{Descriptor, Kernel, Notice, Operation, PinnedAt};
-use crate::device::{Ended, Hardware, Posted, Seat};
+use super::e1000e::{E1000e, RxStatus};
+use super::frame::{BUFFER_BYTES, Frame, MAX_FRAGMENTS, Payload, TxFragment, checksum};
+use crate::contract::{Descriptor, Kernel, NotificationWrite, Opcode, PinnedLocation};
 use crate::execute;
+use crate::pci::{ChannelSlot, HardwareQueue, HwStatus, PostResult};
 
-/// What is shorter than the head of a frame is not worth one: the processor copies it.
+/// The length in bytes below which the processor copies: the header of a frame would be longer.
 const SHORT_BYTES: u64 = 128;
-/// Frames that were made and have not arrived. A descriptor makes about thirty.
-const MOST_FRAMES: usize = 256;
-/// How often a frame may be lost before the processor takes over.
-const MOST_TIMES: u32 = 4;
-/// A frame takes 70 µs at 1 Gb/s. If none has arrived for so long, the oldest is lost.
-const LOST_AFTER: Duration = Duration::from_millis(20);
+/// The maximum number of frames that have not arrived. A descriptor makes about thirty.
+const MAX_FRAMES: usize = 256;
+/// The number of losses of a frame after which the processor takes over.
+const MAX_RETRANSMITS: u32 = 4;
+/// The time without an arrival after which the oldest frame counts as lost. A frame takes 70 µs at
+/// 1 Gb/s.
+const RETRANSMIT_TIMEOUT: Duration = Duration::from_millis(20);
 
-/// What a card has done so far.
+/// The counters of a card.
 #[derive(Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct NicAtomicCounters {
     pub(super) frames: AtomicU64,
     pub(super) bytes_by_card: AtomicU64,
     pub(super) bytes_by_processor: AtomicU64,
-    pub(super) sent_again: AtomicU64,
-    pub(super) given_up: AtomicU64,
-    pub(super) notices: AtomicU64,
+    pub(super) retransmits: AtomicU64,
+    pub(super) cpu_fallbacks: AtomicU64,
+    pub(super) notification_writes: AtomicU64,
 }
 
 /// The queue.
 #[derive(Debug)]
-pub(super) struct Queue {
-    /// Before the pages: its end is the end of everything that is under way.
-    card: Card,
-    pages: Arc<DevicePages>,
-    counters: Arc<Counters>,
-    /// Whether payloads are summed up, before and behind.
-    checks: bool,
-    /// Frames that have not arrived, in order: first those that are in the rings, then the rest.
+pub(super) struct NicQueue {
+    /// Before the pages: its drop stops everything in flight.
+    card: E1000e,
+    pages: Arc<DmaMappings>,
+    counters: Arc<NicAtomicCounters>,
+    /// Whether payloads are checksummed before they are sent and after they arrive.
+    verify_checksums: bool,
+    /// Frames that have not arrived, in order: first those in the rings, then the pending ones.
     frames: VecDeque<Frame>,
     in_rings: usize,
     /// The number of the next frame.
     next: u64,
-    orders: VecDeque<Order>,
-    /// When something arrived, or was first sent.
-    moved: Instant,
-    /// After a loss frames go alone until one has arrived.
-    goes_alone: bool,
-    /// The card is out of order for good.
+    posted: VecDeque<PostedTransfer>,
+    /// The time of the last arrival, or of the first frame in empty rings.
+    last_progress: Instant,
+    /// After a loss, only one frame at a time is in the rings until one has arrived.
+    single_frame_mode: bool,
+    /// The card has failed for good.
     is_broken: bool,
-    /// Last: the next channel is opened when the card has stopped.
-    _seat: Seat,
+    /// Dropped last: the next channel may be opened only after the card has stopped.
+    _slot: ChannelSlot,
 }
 
 /// A descriptor that was posted.
 #[derive(Debug, Clone, Copy)]
-struct Order {
+struct PostedTransfer {
     /// The number of its last frame.
     last: u64,
-    /// Whether that is the frame of a notice.
-    is_noticed: bool,
+    /// Whether that frame is a notification write.
+    has_notification: bool,
 }
 
-const BROKEN: &str = "the network card does not answer any more";
-const LOST: &str = "frames were lost or damaged again and again";
+const BROKEN: &str = "the network card does not respond";
+const LOST: &str = "frames were lost or corrupted repeatedly";
 
-impl Queue {
+impl NicQueue {
     pub(super) fn new(
-        card: Card,
-        pages: Arc<DevicePages>,
-        counters: Arc<Counters>,
-        checks: bool,
-        seat: Seat,
+        card: E1000e,
+        pages: Arc<DmaMappings>,
+        counters: Arc<NicAtomicCounters>,
+        verify_checksums: bool,
+        slot: ChannelSlot,
     ) -> Self {
         Self {
             card,
             pages,
             counters,
-            checks,
+            verify_checksums,
             frames: VecDeque::new(),
             in_rings: 0,
             next: 1,
-            orders: VecDeque::new(),
-            moved: Instant::now(),
-            goes_alone: false,
+            posted: VecDeque::new(),
+            last_progress: Instant::now(),
+            single_frame_mode: false,
             is_broken: false,
-            _seat: seat,
+            _slot: slot,
         }
     }
 
-    /// Why the card cannot do a descriptor, if it cannot.
-    fn objection(&self, descriptor: &Descriptor) -> Option<&'static str> {
+    /// The reason why the card cannot execute a descriptor, if there is one.
+    fn reject_reason(&self, descriptor: &Descriptor) -> Option<&'static str> {
         if self.is_broken {
             Some(BROKEN)
-        } else if descriptor.operation() != Operation::Copy {
-            Some("a network card only copies")
+        } else if descriptor.operation() != Opcode::Copy {
+            Some("a network card supports only copies")
         } else if !descriptor.is_host_only() {
-            Some("device memory is out of reach")
+            Some("a network card cannot access device memory")
         } else {
             None
         }
     }
 
-    /// Puts a descriptor into frames. What is odd, short, or has no address for the card, the
-    /// processor copies at once.
-    fn make_frames(&mut self, descriptor: &Descriptor, source: PinnedAt, target: PinnedAt) {
+    /// Cuts a descriptor into frames. The processor copies bytes to odd addresses, short ends, and
+    /// bytes that are not mapped for the card.
+    fn make_frames(
+        &mut self,
+        descriptor: &Descriptor,
+        source: PinnedLocation,
+        target: PinnedLocation,
+    ) {
         let length = descriptor.length();
         let mut done = self.join_last(descriptor, source, target);
         while done < length {
             let left = length - done;
             let is_odd = (descriptor.target() + done) % 2 == 1;
             done += if left < SHORT_BYTES {
-                self.by_processor(descriptor, done, left)
+                self.copy_by_cpu(descriptor, done, left)
             } else if is_odd {
-                self.by_processor(descriptor, done, 1)
+                self.copy_by_cpu(descriptor, done, 1)
             } else {
                 match self.make_frame(descriptor, source, target, done) {
-                    0 => self.by_processor(descriptor, done, left),
+                    0 => self.copy_by_cpu(descriptor, done, left),
                     gathered => gathered,
                 }
             };
         }
     }
 
-    /// Makes a frame of the bytes from `done` on, which go to an even address. Returns how many it
-    /// carries.
+    /// Makes a frame of the bytes from `done` on, which go to an even address. Returns the length
+    /// of its payload.
     fn make_frame(
         &mut self,
         descriptor: &Descriptor,
-        source: PinnedAt,
-        target: PinnedAt,
+        source: PinnedLocation,
+        target: PinnedLocation,
         done: u64,
     ) -> u64 {
         let left = descriptor.length() - done;
-        let find = |behind: u64, most: u64| {
-            let at = target.offset_bytes + done + behind;
-            self.pages.find(target.token, at, most.min(BUFFER_BYTES), Route::Receive)
+        let find = |offset: u64, max_bytes: u64| {
+            let at = target.offset_bytes + done + offset;
+            self.pages.find(target.token, at, max_bytes.min(BUFFER_BYTES), DataPath::Receive)
         };
         let Some(first) = find(0, left) else { return 0 };
-        // The second buffer is used only behind a full first one.
+        // The card uses the second buffer only after a full first one.
         let is_full = first.bytes == BUFFER_BYTES && left > BUFFER_BYTES;
         let second = if is_full { find(BUFFER_BYTES, left - BUFFER_BYTES) } else { None };
         let mut frame = Frame {
             number: self.next,
-            payload: Payload::Pieces(Vec::new()),
+            payload: Payload::Fragments(Vec::new()),
             bytes: 0,
             targets: (first.address, second.map(|second| second.address)),
-            lands_at: descriptor.target() + done,
-            sum: u64::from(self.checks),
-            lost: 0,
+            target_address: descriptor.target() + done,
+            checksum: u64::from(self.verify_checksums),
+            losses: 0,
         };
-        let room = first.bytes + second.map_or(0, |second| second.bytes);
-        let gathered = self.gather(&mut frame, descriptor, source, done, room);
+        let free = first.bytes + second.map_or(0, |second| second.bytes);
+        let gathered = self.gather(&mut frame, descriptor, source, done, free);
         if gathered > 0 {
             self.next += 1;
             self.frames.push_back(frame);
@@ -166,41 +173,43 @@ impl Queue {
         gathered
     }
 
-    /// The processor copies some bytes of a descriptor.
-    fn by_processor(&self, descriptor: &Descriptor, from: u64, bytes: u64) -> u64 {
+    /// Copies bytes of a descriptor by the processor.
+    fn copy_by_cpu(&self, descriptor: &Descriptor, from: u64, bytes: u64) -> u64 {
         let (source, target) = (descriptor.source() + from, descriptor.target() + from);
-        // SAFETY: whoever made the descriptor vouched for its memory until it is finished, and it is
-        // the host's and does not overlap: `objection` looked. No frame has these bytes.
-        unsafe { execute::run(Operation::Copy, Kernel::Cached, source, target, bytes, 0) };
+        // SAFETY: the creator of the descriptor guarantees its memory until it is finished; it is
+        // host memory and does not overlap, which `reject_reason` checked. No frame has these
+        // bytes.
+        unsafe { execute::run(Opcode::Copy, Kernel::Cached, source, target, bytes, 0) };
         self.counters.bytes_by_processor.fetch_add(bytes, Ordering::Relaxed);
         bytes
     }
 
-    /// Adds pieces of a descriptor's source to a frame, from `offset` on and at most `room` bytes.
-    /// No piece crosses a page. Returns how many bytes it added.
+    /// Adds fragments of a descriptor's source to a frame, from `offset` on and at most `max_bytes`
+    /// bytes. No fragment crosses a page. Returns the number of bytes added.
     fn gather(
         &self,
         frame: &mut Frame,
         descriptor: &Descriptor,
-        source: PinnedAt,
+        source: PinnedLocation,
         offset: u64,
-        room: u64,
+        max_bytes: u64,
     ) -> u64 {
-        let Payload::Pieces(pieces) = &mut frame.payload else { return 0 };
+        let Payload::Fragments(fragments) = &mut frame.payload else { return 0 };
         let page = page_bytes() as u64;
-        let most = room.min(descriptor.length() - offset);
+        let length = max_bytes.min(descriptor.length() - offset);
         let mut added = 0;
-        while added < most && pieces.len() < MOST_PIECES {
+        while added < length && fragments.len() < MAX_FRAGMENTS {
             let at = source.offset_bytes + offset + added;
-            let Some(found) = self.pages.find(source.token, at, most - added, Route::Send) else {
+            let Some(mapping) = self.pages.find(source.token, at, length - added, DataPath::Send)
+            else {
                 break;
             };
-            let bytes = found.bytes.min(page - found.address % page).min(BUFFER_BYTES);
-            pieces.push(Piece { address: found.address, bytes: bytes as u16 });
-            if self.checks {
+            let bytes = mapping.bytes.min(page - mapping.address % page).min(BUFFER_BYTES);
+            fragments.push(TxFragment { address: mapping.address, bytes: bytes as u16 });
+            if self.verify_checksums {
                 let at = descriptor.source() + offset + added;
-                // SAFETY: whoever made the descriptor vouched for its source until it is finished.
-                frame.sum = unsafe { sum_of(at, bytes, frame.sum) };
+                // SAFETY: the creator of the descriptor guarantees its source until it is finished.
+                frame.checksum = unsafe { checksum(at, bytes, frame.checksum) };
             }
             added += bytes;
         }
@@ -208,24 +217,31 @@ impl Queue {
         added
     }
 
-    /// Adds the beginning of a descriptor to the last frame, if that is not in the rings yet and ends
-    /// where the descriptor's target begins: many small pieces for one target go together. Returns
-    /// how many bytes it added.
-    fn join_last(&mut self, descriptor: &Descriptor, source: PinnedAt, target: PinnedAt) -> u64 {
-        let ends_there = |frame: &Frame| {
-            matches!(frame.payload, Payload::Pieces(_))
-                && frame.lands_at + frame.bytes == descriptor.target()
+    /// Adds the start of a descriptor to the last frame, if that is not in the rings yet and ends
+    /// where the descriptor's target starts: small segments for one target share a frame. Returns
+    /// the number of bytes added.
+    fn join_last(
+        &mut self,
+        descriptor: &Descriptor,
+        source: PinnedLocation,
+        target: PinnedLocation,
+    ) -> u64 {
+        let ends_at_target = |frame: &Frame| {
+            matches!(frame.payload, Payload::Fragments(_))
+                && frame.target_address + frame.bytes == descriptor.target()
         };
-        if self.frames.len() == self.in_rings || !self.frames.back().is_some_and(ends_there) {
+        if self.frames.len() == self.in_rings || !self.frames.back().is_some_and(ends_at_target) {
             return 0;
         }
         let Some(mut frame) = self.frames.pop_back() else { return 0 };
         let mut added = 0;
         while added < descriptor.length() {
             let (at, left) = (target.offset_bytes + added, descriptor.length() - added);
-            let found = self.pages.find(target.token, at, left.min(BUFFER_BYTES), Route::Receive);
-            let room = found.map_or(0, |found| frame.room_at(found.address).min(found.bytes));
-            let gathered = self.gather(&mut frame, descriptor, source, added, room);
+            let mapping =
+                self.pages.find(target.token, at, left.min(BUFFER_BYTES), DataPath::Receive);
+            let free =
+                mapping.map_or(0, |mapping| frame.space_at(mapping.address).min(mapping.bytes));
+            let gathered = self.gather(&mut frame, descriptor, source, added, free);
             if gathered == 0 {
                 break;
             }
@@ -235,31 +251,31 @@ impl Queue {
         added
     }
 
-    fn add_notice(&mut self, notice: Notice) -> bool {
+    fn add_notification_write(&mut self, notification: NotificationWrite) -> bool {
         const WORD: u64 = size_of::<u64>() as u64;
-        let Notice { at, value } = notice;
-        let found = self.pages.find(at.token, at.offset_bytes, WORD, Route::Receive);
-        let Some(found) = found.filter(|found| found.bytes == WORD) else { return false };
+        let NotificationWrite { location: at, value } = notification;
+        let mapping = self.pages.find(at.token, at.offset_bytes, WORD, DataPath::Receive);
+        let Some(mapping) = mapping.filter(|mapping| mapping.bytes == WORD) else { return false };
         self.frames.push_back(Frame {
             number: self.next,
             payload: Payload::Value(value),
             bytes: WORD,
-            targets: (found.address, None),
-            lands_at: 0,
-            sum: 0,
-            lost: 0,
+            targets: (mapping.address, None),
+            target_address: 0,
+            checksum: 0,
+            losses: 0,
         });
         self.next += 1;
         true
     }
 
-    /// Puts frames into the rings. A frame never follows a shorter one there: if that were lost, the
-    /// longer would land in its place, and beyond its end. And none follows the frame of a value: if
-    /// that were lost, something else would land in the variable.
+    /// Puts frames into the rings. A frame never follows a shorter one there: if the shorter one
+    /// were lost, the longer would land in its buffers, and past their end. No frame follows a
+    /// notification write: if that were lost, other data would land in the variable.
     fn fill_rings(&mut self) {
         let before = self.in_rings;
         while self.in_rings < self.frames.len() {
-            if self.goes_alone && self.in_rings > 0 {
+            if self.single_frame_mode && self.in_rings > 0 {
                 break;
             }
             let before = self.in_rings.checked_sub(1).map(|last| &self.frames[last]);
@@ -271,132 +287,143 @@ impl Queue {
         }
         if self.in_rings > before {
             if before == 0 {
-                self.moved = Instant::now();
+                self.last_progress = Instant::now();
             }
-            self.card.ring();
+            self.card.ring_doorbell();
         }
     }
 
-    /// Takes the frames that have arrived out of the rings. `false` if one of them is not right.
+    /// Removes the frames that have arrived from the rings. `false` if one of them is not as
+    /// expected.
     fn take_arrived(&mut self) -> bool {
         while self.in_rings > 0 {
             let frame = &self.frames[0];
-            match self.card.arrival(frame) {
-                Arrival::None => return true,
-                Arrival::Right if self.is_intact(frame) => {}
-                Arrival::Right | Arrival::Wrong => return false,
+            match self.card.rx_status(frame) {
+                RxStatus::Empty => return true,
+                RxStatus::Expected if self.is_intact(frame) => {}
+                RxStatus::Expected | RxStatus::Mismatch => return false,
             }
             self.card.take(frame);
             let (counter, count) = match frame.payload {
-                Payload::Pieces(_) => (&self.counters.bytes_by_card, frame.bytes),
-                Payload::Value(_) => (&self.counters.notices, 1),
+                Payload::Fragments(_) => (&self.counters.bytes_by_card, frame.bytes),
+                Payload::Value(_) => (&self.counters.notification_writes, 1),
             };
             counter.fetch_add(count, Ordering::Relaxed);
             self.counters.frames.fetch_add(1, Ordering::Relaxed);
             self.frames.pop_front();
             self.in_rings -= 1;
-            (self.moved, self.goes_alone) = (Instant::now(), false);
+            (self.last_progress, self.single_frame_mode) = (Instant::now(), false);
         }
         true
     }
 
-    /// Sums up what has landed, piece by piece as it was sent.
+    /// Checks the checksum of the payload in memory, fragment by fragment as it was sent.
     fn is_intact(&self, frame: &Frame) -> bool {
-        let Payload::Pieces(pieces) = &frame.payload else { return true };
-        let (mut at, mut sum) = (frame.lands_at, 1);
-        for piece in pieces.iter().filter(|_| self.checks) {
-            // SAFETY: whoever made the descriptor vouched for its target until it is finished; the
+        let Payload::Fragments(fragments) = &frame.payload else { return true };
+        let (mut at, mut sum) = (frame.target_address, 1);
+        for fragment in fragments.iter().filter(|_| self.verify_checksums) {
+            // SAFETY: the creator of the descriptor guarantees its target until it is finished; the
             // card has written it, and will not again.
-            sum = unsafe { sum_of(at, piece.bytes.into(), sum) };
-            at += u64::from(piece.bytes);
+            sum = unsafe { checksum(at, fragment.bytes.into(), sum) };
+            at += u64::from(fragment.bytes);
         }
-        !self.checks || sum == frame.sum
+        !self.verify_checksums || sum == frame.checksum
     }
 
-    /// Something seems to be lost: stops the card, and begins anew with the oldest frame. If that was
-    /// lost often enough, or the card does not stop, drops all frames and says why.
-    fn recover(&mut self, ended: &mut Vec<Ended>) -> Option<&'static str> {
+    /// Recovers from a loss: stops the card, and restarts with the oldest frame. If that frame was
+    /// lost too often, or the card does not stop, drops all frames and returns the reason.
+    fn recover(&mut self, ended: &mut Vec<HwStatus>) -> Option<&'static str> {
         let stopped = self.card.stop();
-        // What has landed until now was only late. It must not be sent again: its owner may know of
-        // it, by the value behind it, and use the memory for something else.
+        // Frames that have arrived by now were only late. They must not be retransmitted: a later
+        // notification write may have reported them, and their owner may use the memory for other
+        // data.
         let _ = self.take_arrived();
         self.end_arrived(ended);
         match stopped {
             Ok(()) => self.card.set_up(),
             Err(error) => {
-                tracing::warn!(%error, "the network card is not used any more");
-                // It may still be writing: then the memory is taken away from it.
-                self.pages.cut_off();
+                tracing::warn!(%error, "disabling the network card: it cannot be stopped");
+                // The card may still write, so it loses its access to the memory.
+                self.pages.revoke_access();
                 self.is_broken = true;
             }
         }
         let is_late = self.in_rings == 0;
         self.in_rings = 0;
-        let times = self.frames.front_mut().map_or(0, |frame| {
-            frame.lost += u32::from(!is_late);
-            frame.lost
+        let losses = self.frames.front_mut().map_or(0, |frame| {
+            frame.losses += u32::from(!is_late);
+            frame.losses
         });
-        tracing::debug!(times, is_late, "a frame was late, lost or damaged");
-        if !self.is_broken && times < MOST_TIMES {
-            self.counters.sent_again.fetch_add(u64::from(!is_late), Ordering::Relaxed);
-            self.goes_alone = !is_late;
+        tracing::debug!(losses, is_late, "a frame was late, lost or corrupted");
+        if !self.is_broken && losses < MAX_RETRANSMITS {
+            self.counters.retransmits.fetch_add(u64::from(!is_late), Ordering::Relaxed);
+            self.single_frame_mode = !is_late;
             self.fill_rings();
             return None;
         }
-        self.counters.given_up.fetch_add(1, Ordering::Relaxed);
+        self.counters.cpu_fallbacks.fetch_add(1, Ordering::Relaxed);
         self.frames.clear();
         Some(if self.is_broken { BROKEN } else { LOST })
     }
 
-    /// Ends the orders of which all frames have arrived.
-    fn end_arrived(&mut self, ended: &mut Vec<Ended>) {
+    /// Completes the transfers of which all frames have arrived.
+    fn end_arrived(&mut self, ended: &mut Vec<HwStatus>) {
         let oldest = self.frames.front().map_or(self.next, |frame| frame.number);
-        let over = self.orders.iter().take_while(|order| order.last < oldest).count();
-        let end = |order: Order| if order.is_noticed { Ended::Noticed } else { Ended::Well };
-        ended.extend(self.orders.drain(..over).map(end));
+        let complete = self.posted.iter().take_while(|transfer| transfer.last < oldest).count();
+        let end = |transfer: PostedTransfer| {
+            if transfer.has_notification { HwStatus::OkNotified } else { HwStatus::Ok }
+        };
+        ended.extend(self.posted.drain(..complete).map(end));
     }
 }
 
-// SAFETY: an order ends well when its frames have arrived, in order, behind which the card has
-// nothing more of it; and badly after the card was stopped, or its memory was taken away. The card is
-// stopped before it is dropped.
-unsafe impl Hardware for Queue {
-    fn post(&mut self, descriptor: &Descriptor, notice: Option<Notice>) -> Posted {
-        if let Some(reason) = self.objection(descriptor) {
-            return Posted::Over(Ended::Failed(reason));
+// SAFETY: a transfer succeeds when its frames have arrived, in order, after which the card has
+// nothing more of it; it fails after the card was stopped, or lost its access to the memory. The
+// card is stopped before it is dropped.
+unsafe impl HardwareQueue for NicQueue {
+    fn post(
+        &mut self,
+        descriptor: &Descriptor,
+        notification: Option<NotificationWrite>,
+    ) -> PostResult {
+        if let Some(reason) = self.reject_reason(descriptor) {
+            return PostResult::Completed(HwStatus::Failed(reason));
         }
         let (source, target) = (descriptor.pinned_source(), descriptor.pinned_target());
         let (Some(source), Some(target)) = (source, target) else {
-            return Posted::Over(Ended::Failed("memory is not pinned for the network card"));
+            return PostResult::Completed(HwStatus::Failed(
+                "memory is not pinned for the network card",
+            ));
         };
-        if self.frames.len() >= MOST_FRAMES {
-            return Posted::Full;
+        if self.frames.len() >= MAX_FRAMES {
+            return PostResult::Full;
         }
         let bytes_before: u64 = self.frames.back().map_or(0, |frame| frame.bytes);
         let before = (self.frames.len(), bytes_before);
         self.make_frames(descriptor, source, target);
-        // With sums, data is known to be right only when the processor has looked at it.
-        let is_noticed = !self.checks && notice.is_some_and(|notice| self.add_notice(notice));
+        // With checksums, data is known to be intact only after the processor has checked it.
+        let has_notification = !self.verify_checksums
+            && notification.is_some_and(|notification| self.add_notification_write(notification));
         if before == (self.frames.len(), self.frames.back().map_or(0, |frame| frame.bytes)) {
-            return Posted::Over(Ended::Well);
+            return PostResult::Completed(HwStatus::Ok);
         }
-        self.orders.push_back(Order { last: self.next - 1, is_noticed });
-        Posted::Taken
+        self.posted.push_back(PostedTransfer { last: self.next - 1, has_notification });
+        PostResult::Accepted
     }
 
-    fn ring(&mut self) {
+    fn ring_doorbell(&mut self) {
         self.fill_rings();
     }
 
-    fn look(&mut self, ended: &mut Vec<Ended>) {
-        let is_right = self.take_arrived();
+    fn poll_completions(&mut self, ended: &mut Vec<HwStatus>) {
+        let is_expected = self.take_arrived();
         self.end_arrived(ended);
-        let is_late = self.in_rings > 0 && self.moved.elapsed() > LOST_AFTER;
-        if is_right && !is_late {
+        let is_late = self.in_rings > 0 && self.last_progress.elapsed() > RETRANSMIT_TIMEOUT;
+        if is_expected && !is_late {
             return self.fill_rings();
         }
         if let Some(reason) = self.recover(ended) {
-            ended.extend(self.orders.drain(..).map(|_| Ended::Failed(reason)));
+            ended.extend(self.posted.drain(..).map(|_| HwStatus::Failed(reason)));
         }
     }
 }

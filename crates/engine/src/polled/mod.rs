@@ -1,10 +1,9 @@
-//! A tiny engine that is everything the processor engine is not: no thread, no chunks to claim, a
-//! short ring, descriptors that may not cross a page, two operations only, and it moves on only
-//! when it is polled. It keeps the contract honest for device engines, and shows how small an
-//! engine can be. With a [`PinLedger`] it is also an engine that touches no memory but what is
-//! pinned for it, and looks closely.
+//! A small engine with the limits of a device: no thread, no chunks to claim, a short ring,
+//! descriptors that must not cross a page, two operations only, and manual progress. It tests the
+//! contract for device engines. With an [`AuditingPinner`] it accesses only memory that is pinned
+//! for it, and audits the pins.
 
-mod ledger;
+mod auditing_pinner;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -12,12 +11,12 @@ use std::time::Duration;
 
 use memferry_sys::sync::lock;
 
-pub use ledger::{LedgerCounts, PinLedger};
+pub use auditing_pinner::{AuditingPinner, PinAuditCounts};
 
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Direction,
-    Engine, ExecutionError, FailureLog, Kernel, MemoryKind, MemoryKinds, OpenError, Operation,
-    Operations, Pinner, Registration, Sequence, SubmitError, Taken, park_by_polling,
+    Capabilities, Channel, ChannelOptions, ChannelStatistics, CopyDirection, CostLine, Descriptor,
+    Engine, ExecutionError, FailureLog, Kernel, MemoryKind, MemoryKindSet, Opcode, OpcodeSet,
+    OpenError, Pinner, RegistrationMode, Sequence, SubmitError, Submitted, park_by_polling,
 };
 use crate::execute;
 
@@ -28,45 +27,40 @@ const DEFAULT_CAPACITY: usize = 16;
 #[derive(Debug)]
 pub struct PolledEngine {
     capabilities: Capabilities,
-    ledger: Option<Arc<PinLedger>>,
+    pinner: Option<Arc<AuditingPinner>>,
 }
 
 impl PolledEngine {
-    /// The engine; it needs nothing.
+    /// Creates the engine without a pinner.
     pub fn new() -> Self {
         Self {
             capabilities: Capabilities {
-                operations: Operations::of(&[Operation::Copy, Operation::Fill]),
-                memory: MemoryKinds::of(&[MemoryKind::Host]),
-                largest_descriptor_bytes: PAGE,
+                operations: OpcodeSet::of(&[Opcode::Copy, Opcode::Fill]),
+                memory: MemoryKindSet::of(&[MemoryKind::Host]),
+                max_descriptor_bytes: PAGE,
                 preferred_alignment: PAGE,
                 boundary_bytes: Some(PAGE),
-                registration: Registration::NotNeeded,
+                registration: RegistrationMode::NotRequired,
                 claims_chunks: false,
-                never_fails: false,
-                self_driving: false,
-                notifies: false,
+                infallible: false,
+                auto_progress: false,
+                writes_notifications: false,
             },
-            ledger: None,
+            pinner: None,
         }
     }
 
-    /// The engine as one that needs its memory pinned, by this ledger. Before and after it moves
-    /// the bytes of a descriptor it looks whether all of them are in the ledger under the tokens
-    /// that the descriptor carries. It knows all operations, so that every kind of pin is seen.
-    pub fn pinned_by(ledger: Arc<PinLedger>) -> Self {
+    /// Creates the engine with memory pinned by this pinner. Before and after it moves the bytes of
+    /// a descriptor, it checks that the pinner has all of them pinned under the tokens of the
+    /// descriptor. It supports all operations, so that every kind of pin is checked.
+    pub fn pinned_by(pinner: Arc<AuditingPinner>) -> Self {
         let plain = Self::new().capabilities;
         let capabilities = Capabilities {
-            operations: Operations::of(&[
-                Operation::Copy,
-                Operation::Move,
-                Operation::Fill,
-                Operation::Compare,
-            ]),
-            registration: Registration::ByMemoryLayer,
+            operations: OpcodeSet::of(&[Opcode::Copy, Opcode::Move, Opcode::Fill, Opcode::Compare]),
+            registration: RegistrationMode::BySubmitter,
             ..plain
         };
-        Self { capabilities, ledger: Some(ledger) }
+        Self { capabilities, pinner: Some(pinner) }
     }
 }
 
@@ -78,39 +72,39 @@ impl Default for PolledEngine {
 
 impl Engine for PolledEngine {
     fn name(&self) -> &'static str {
-        if self.ledger.is_some() { "polled-pinned" } else { "polled" }
+        if self.pinner.is_some() { "polled-pinned" } else { "polled" }
     }
 
     fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
-    fn cost(&self, _direction: Direction) -> CostLine {
+    fn cost(&self, _direction: CopyDirection) -> CostLine {
         CostLine::from_bandwidth(100.0, 5.0)
     }
 
     fn pinner(&self) -> Option<Arc<dyn Pinner>> {
-        self.ledger.clone().map(|ledger| ledger as Arc<dyn Pinner>)
+        self.pinner.clone().map(|pinner| pinner as Arc<dyn Pinner>)
     }
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
         let capacity = options.capacity.unwrap_or(DEFAULT_CAPACITY).max(1);
-        let ledger = self.ledger.clone();
-        Ok(Arc::new(PolledChannel { queue: Mutex::default(), capacity, ledger }))
+        let pinner = self.pinner.clone();
+        Ok(Arc::new(PolledChannel { queue: Mutex::default(), capacity, pinner }))
     }
 }
 
 #[derive(Debug)]
 struct PolledChannel {
-    queue: Mutex<Queue>,
+    queue: Mutex<PolledQueue>,
     capacity: usize,
-    ledger: Option<Arc<PinLedger>>,
+    pinner: Option<Arc<AuditingPinner>>,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
-    waiting: VecDeque<Descriptor>,
-    /// A thread is at work on the descriptor that waited longest.
+struct PolledQueue {
+    pending: VecDeque<Descriptor>,
+    /// A thread executes the oldest descriptor.
     busy: bool,
     failures: FailureLog,
     closed: bool,
@@ -118,16 +112,17 @@ struct Queue {
 }
 
 impl PolledChannel {
-    /// Carries out the oldest descriptor; `false` if there was none, or another thread is at it.
+    /// Executes the oldest descriptor; `false` if there is none, or another thread executes one.
     fn step(&self) -> bool {
         let Some(descriptor) = self.begin() else {
             return false;
         };
         let bytes = descriptor.length();
-        // Not under the lock: the end of a transfer may launch a follower into this very channel.
-        let error = match &self.ledger {
+        // Not under the lock: the end of a transfer may submit a dependent transfer to this
+        // channel.
+        let error = match &self.pinner {
             None => run(descriptor),
-            Some(ledger) => run_pinned(descriptor, ledger),
+            Some(pinner) => run_pinned(descriptor, pinner),
         };
         let mut queue = lock(&self.queue);
         queue.busy = false;
@@ -143,24 +138,24 @@ impl PolledChannel {
         true
     }
 
-    /// Takes the oldest descriptor, unless there is one in work: one at a time, so that numbers
-    /// are completed in order and only after what they stand for.
+    /// Takes the oldest descriptor, unless one is being executed: one at a time, so that sequences
+    /// complete in order and only after their descriptors.
     fn begin(&self) -> Option<Descriptor> {
         let mut queue = lock(&self.queue);
         if queue.busy {
             return None;
         }
-        let descriptor = queue.waiting.pop_front()?;
+        let descriptor = queue.pending.pop_front()?;
         queue.busy = true;
         Some(descriptor)
     }
 }
 
-/// Carries out a descriptor over any memory. Returns why not, if not.
+/// Executes a descriptor over any memory; returns the error, if there is one.
 fn run(descriptor: Descriptor) -> Option<ExecutionError> {
     let reason = match descriptor.operation() {
-        Operation::Move | Operation::Compare => Some("this operation is not supported"),
-        _ => beyond_limits(&descriptor),
+        Opcode::Move | Opcode::Compare => Some("this operation is not supported"),
+        _ => limit_violation(&descriptor),
     };
     let Some(reason) = reason else {
         descriptor.run();
@@ -171,20 +166,20 @@ fn run(descriptor: Descriptor) -> Option<ExecutionError> {
     Some(error)
 }
 
-/// Carries out a descriptor as a device would: only if its memory is pinned, without touching a
-/// byte if it is not, and reporting the end itself. Returns why not, if not.
-fn run_pinned(descriptor: Descriptor, ledger: &PinLedger) -> Option<ExecutionError> {
-    let result = match beyond_limits(&descriptor).or_else(|| ledger.objection(&descriptor)) {
+/// Executes a descriptor as a device does: only if its memory is pinned, without access to it if
+/// not, and with a report of the end. Returns the error, if there is one.
+fn run_pinned(descriptor: Descriptor, pinner: &AuditingPinner) -> Option<ExecutionError> {
+    let result = match limit_violation(&descriptor).or_else(|| pinner.reject_reason(&descriptor)) {
         Some(reason) => Err(ExecutionError::Engine { done_bytes: 0, reason }),
         None => {
             let (source, target) = (descriptor.source(), descriptor.target());
             let (length, value) = (descriptor.length(), descriptor.fill_value());
-            // SAFETY: whoever made the descriptor vouched for its memory until it is finished, and
-            // it is the host's: `beyond_limits` looked.
+            // SAFETY: the creator of the descriptor guarantees its memory until it is finished, and
+            // it is host memory: `limit_violation` checked that.
             let difference = unsafe {
                 execute::run(descriptor.operation(), Kernel::Cached, source, target, length, value)
             };
-            ledger.count_if_gone(&descriptor);
+            pinner.audit_after_copy(&descriptor);
             Ok(difference)
         }
     };
@@ -193,36 +188,36 @@ fn run_pinned(descriptor: Descriptor, ledger: &PinLedger) -> Option<ExecutionErr
     error
 }
 
-/// What is wrong with the addresses of a descriptor, if anything is.
-fn beyond_limits(descriptor: &Descriptor) -> Option<&'static str> {
+/// The limit that the descriptor violates, if there is one.
+fn limit_violation(descriptor: &Descriptor) -> Option<&'static str> {
     let crosses = |address: u64| address % PAGE as u64 + descriptor.length() > PAGE as u64;
     match descriptor.operation() {
-        Operation::Copy | Operation::Move | Operation::Compare if crosses(descriptor.source()) => {
+        Opcode::Copy | Opcode::Move | Opcode::Compare if crosses(descriptor.source()) => {
             Some("the source crosses a page")
         }
         _ if crosses(descriptor.target()) => Some("the target crosses a page"),
-        _ if !descriptor.is_host_only() => Some("device memory is out of reach"),
+        _ if !descriptor.is_host_only() => Some("the engine cannot access device memory"),
         _ => None,
     }
 }
 
-// SAFETY: one descriptor at a time is carried out and reported before its number is counted.
+// SAFETY: one descriptor at a time is executed and reported before its number is counted.
 unsafe impl Channel for PolledChannel {
-    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Taken, SubmitError> {
+    fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
         let mut queue = lock(&self.queue);
         if queue.closed {
             return Err(SubmitError::Closed);
         }
         let first = queue.statistics.submitted + 1;
-        let room = self.capacity - queue.waiting.len();
+        let free = self.capacity - queue.pending.len();
         let mut count = 0;
-        for descriptor in batch.iter_mut().filter(|entry| entry.is_some()).take(room) {
-            queue.waiting.extend(descriptor.take());
+        for descriptor in batch.iter_mut().filter(|entry| entry.is_some()).take(free) {
+            queue.pending.extend(descriptor.take());
             count += 1;
         }
         queue.statistics.submitted += count as u64;
         queue.statistics.full += u64::from(batch.iter().any(Option::is_some));
-        Ok(Taken { first, count })
+        Ok(Submitted { first, count })
     }
 
     fn completed(&self) -> Sequence {
@@ -248,7 +243,7 @@ unsafe impl Channel for PolledChannel {
     }
 
     fn outstanding_bytes(&self) -> u64 {
-        lock(&self.queue).waiting.iter().map(Descriptor::length).sum()
+        lock(&self.queue).pending.iter().map(Descriptor::length).sum()
     }
 
     fn statistics(&self) -> ChannelStatistics {

@@ -1,10 +1,12 @@
-//! Copies of every direction, at every size and offset, whole and cut, registered and passing.
+//! Copies in every direction, at every size and offset, as one descriptor and in chunks, registered
+//! and transient.
 
 use crate::common::{
-    Job, KIB, MIB, OK, Subject, check, device, host, outcome, patterned, subjects, untouched,
+    CudaOperation, CudaUnderTest, KIB, MIB, OK, check, device, host, outcome, patterned, subjects,
+    untouched,
 };
 
-/// Around pages, slots of the ring (1 MiB) and of the device (16 MiB).
+/// Sizes around pages, staging buffers and the maximum copy.
 const SIZES: [usize; 12] = [
     1,
     63,
@@ -20,11 +22,16 @@ const SIZES: [usize; 12] = [
     37 * MIB + 4099,
 ];
 
-/// Offsets of the source, of two places in the device, and of the target.
+/// Offsets of the source, of two targets in the device, and of the last target.
 const OFFSETS: [[usize; 4]; 2] = [[0; 4], [4095, 1, 77, 13]];
 
-/// Copies to the device, inside it and back, and looks at everything on the way.
-fn round_trip(subject: &Subject, size: usize, offsets: [usize; 4], finish: impl Fn(Job) -> Job) {
+/// Copies to the device, inside it and back, and checks every step.
+fn round_trip(
+    subject: &CudaUnderTest,
+    size: usize,
+    offsets: [usize; 4],
+    finish: impl Fn(CudaOperation) -> CudaOperation,
+) {
     let [at_source, at_first, at_second, at_target] = offsets;
     let source = patterned(size as u32, at_source + size);
     let first = subject.device(at_first + size + 5);
@@ -37,7 +44,7 @@ fn round_trip(subject: &Subject, size: usize, offsets: [usize; 4], finish: impl 
     ];
     let what = format!("{size} bytes at {offsets:?} over {}", subject.name);
     for (from, to) in ways {
-        assert_eq!(subject.carry_out(finish(Job::copy(from, to, size))), OK, "{what}");
+        assert_eq!(subject.execute(finish(CudaOperation::copy(from, to, size))), OK, "{what}");
     }
     let expected = &source.as_slice()[at_source..];
     check(&subject.download(&first), at_first, expected, &what);
@@ -61,26 +68,26 @@ fn bytes_that_pass_by_once_come_back_unchanged_and_leave_nothing_registered() {
     for subject in subjects() {
         for size in SIZES {
             for offsets in OFFSETS {
-                round_trip(&subject, size, offsets, |job| job.passing(true));
+                round_trip(&subject, size, offsets, |job| job.transient(true));
             }
         }
     }
-    let subject = Subject::modelled(Default::default());
-    round_trip(&subject, 3 * MIB + 17, OFFSETS[1], |job| job.passing(true));
-    assert_eq!(subject.sightings().registrations, 0);
-    assert!(subject.sightings().copies > 0);
+    let subject = CudaUnderTest::modelled(Default::default());
+    round_trip(&subject, 3 * MIB + 17, OFFSETS[1], |job| job.transient(true));
+    assert_eq!(subject.stats().registrations, 0);
+    assert!(subject.stats().copies > 0);
 }
 
 #[test]
 fn bytes_of_a_transfer_in_chunks_come_back_unchanged_by_one_channel_or_several() {
-    // Smaller than a slot of the ring, across its borders, and longer than any piece.
+    // Smaller than a staging buffer, across its borders, and longer than any copy.
     let chunks = [4096, 300_001, 5 * MIB + 1, 32 * MIB];
     for count in [1, 3] {
         for subject in subjects() {
             let subject = subject.with_channels(count);
             for (chunk, is_passing) in chunks.into_iter().flat_map(|c| [(c, false), (c, true)]) {
                 for size in [1, 4097, 3 * MIB + 17, 37 * MIB + 4099] {
-                    let cut = |job: Job| job.cut(Some(chunk)).passing(is_passing);
+                    let cut = |job: CudaOperation| job.cut(Some(chunk)).transient(is_passing);
                     round_trip(&subject, size, OFFSETS[1], cut);
                 }
             }
@@ -88,12 +95,17 @@ fn bytes_of_a_transfer_in_chunks_come_back_unchanged_by_one_channel_or_several()
     }
 }
 
-/// Copies between ordinary memory, and looks.
-fn host_to_host(subject: &Subject, size: usize, offsets: (usize, usize), job: impl Fn(Job) -> Job) {
+/// Copies between host memory, and checks the result.
+fn host_to_host(
+    subject: &CudaUnderTest,
+    size: usize,
+    offsets: (usize, usize),
+    job: impl Fn(CudaOperation) -> CudaOperation,
+) {
     let (source, target) = (patterned(7, offsets.0 + size), untouched(offsets.1 + size + 5));
-    let copy = Job::copy(host(&source, offsets.0), host(&target, offsets.1), size);
+    let copy = CudaOperation::copy(host(&source, offsets.0), host(&target, offsets.1), size);
     let what = format!("{size} bytes at {offsets:?} over {}", subject.name);
-    assert_eq!(subject.carry_out(job(copy)), OK, "{what}");
+    assert_eq!(subject.execute(job(copy)), OK, "{what}");
     check(target.as_slice(), offsets.1, &source.as_slice()[offsets.0..], &what);
 }
 
@@ -103,14 +115,14 @@ fn bytes_between_ordinary_memory_arrive_through_the_device() {
         for size in SIZES {
             for offsets in [(0, 0), (4095, 13)] {
                 for is_passing in [false, true] {
-                    host_to_host(&subject, size, offsets, |job| job.passing(is_passing));
+                    host_to_host(&subject, size, offsets, |job| job.transient(is_passing));
                 }
             }
         }
     }
-    let subject = Subject::modelled(Default::default());
+    let subject = CudaUnderTest::modelled(Default::default());
     host_to_host(&subject, 3 * MIB + 17, (4095, 13), |job| job);
-    assert!(subject.sightings().copies >= 2, "they go through the device");
+    assert!(subject.stats().copies >= 2, "they go through the device");
 }
 
 #[test]
@@ -120,7 +132,7 @@ fn bytes_between_ordinary_memory_arrive_in_chunks_by_one_channel_or_several() {
             let subject = subject.with_channels(count);
             for chunk in [64 * KIB, 300_001, 32 * MIB] {
                 for is_passing in [false, true] {
-                    let cut = |job: Job| job.cut(Some(chunk)).passing(is_passing);
+                    let cut = |job: CudaOperation| job.cut(Some(chunk)).transient(is_passing);
                     host_to_host(&subject, 37 * MIB + 4099, (4095, 13), cut);
                 }
             }
@@ -135,8 +147,8 @@ fn source_and_target_may_share_a_page() {
             let mut memory = patterned(3, 2 * size);
             let expected = memory.as_slice()[..size].to_vec();
             memory.as_mut_slice()[size..].fill(0);
-            let job = Job::copy(host(&memory, 0), host(&memory, size), size);
-            assert_eq!(subject.carry_out(job), OK);
+            let job = CudaOperation::copy(host(&memory, 0), host(&memory, size), size);
+            assert_eq!(subject.execute(job), OK);
             assert!(memory.as_slice()[..size] == expected, "the source of {size} bytes is whole");
             assert!(memory.as_slice()[size..] == expected, "{size} bytes on {}", subject.name);
         }
@@ -166,7 +178,9 @@ fn copies_of_all_directions_may_be_in_flight_at_once() {
             })
             .map(|(from, to, round)| {
                 let chunks = (round % 2 == 1).then_some(256 * KIB);
-                subject.begin(Job::copy(from, to, EACH).passing(round % 3 == 0).cut(chunks))
+                subject.start(
+                    CudaOperation::copy(from, to, EACH).transient(round % 3 == 0).cut(chunks),
+                )
             })
             .collect();
         assert!(completions.iter().all(|each| outcome(each) == OK));

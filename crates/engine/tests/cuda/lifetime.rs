@@ -1,29 +1,30 @@
-//! The life of channels, engines and device memory: what ends, ends well, and gives everything back.
+//! The lifetime of channels, engines and device memory: everything in flight completes, and
+//! everything is freed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use memferry_engine::conformance::LIMIT;
-use memferry_engine::cuda::model::Faults;
+use memferry_engine::conformance::CASE_TIMEOUT;
+use memferry_engine::cuda::model::CudaFaults;
 use memferry_engine::{
-    ChannelOptions, Completion, Descriptor, ExecutionError, MemoryKind, Operation, SubmitError,
+    ChannelOptions, Completion, Descriptor, ExecutionError, MemoryKind, Opcode, SubmitError,
 };
 
 use crate::common::{
-    Job, KIB, MIB, OK, Subject, UNTOUCHED, check, device, host, outcome, pattern, patterned,
-    subjects, until, untouched,
+    CudaOperation, CudaUnderTest, KIB, MIB, OK, UNTOUCHED, check, device, host, outcome, pattern,
+    patterned, subjects, untouched, wait_until,
 };
 
-/// A device that takes its time, so that work is in flight when something ends.
-fn slow() -> Faults {
-    Faults { delay: Duration::from_millis(10), ..Faults::default() }
+/// A slow device, so that copies are in flight at the end.
+fn slow() -> CudaFaults {
+    CudaFaults { delay: Duration::from_millis(10), ..CudaFaults::default() }
 }
 
 #[test]
 fn a_channel_dropped_with_work_in_flight_finishes_it() {
     const EACH: usize = 3 * MIB + 5;
     for is_passing in [false, true] {
-        let mut subject = Subject::modelled(slow());
+        let mut subject = CudaUnderTest::modelled(slow());
         let source = patterned(1, EACH);
         let (inside, through) = (subject.device(EACH), untouched(EACH));
         let (loaded, back) = (subject.upload(source.as_slice()), untouched(EACH));
@@ -32,9 +33,9 @@ fn a_channel_dropped_with_work_in_flight_finishes_it() {
             (host(&source, 0), host(&through, 0)),
             (device(&loaded, 0), host(&back, 0)),
         ];
-        subject.model().hold_after(Some(subject.sightings().copies));
+        subject.model().hold_after(Some(subject.stats().copies));
         let completions = jobs.map(|(from, to)| {
-            subject.begin(Job::copy(from, to, EACH).passing(is_passing).cut(None))
+            subject.start(CudaOperation::copy(from, to, EACH).transient(is_passing).cut(None))
         });
         assert!(!completions[2].is_done(), "work is in flight");
         subject.model().hold_after(None);
@@ -48,17 +49,17 @@ fn a_channel_dropped_with_work_in_flight_finishes_it() {
     }
 }
 
-/// A descriptor that moves nothing.
+/// A descriptor of length 0.
 fn empty(completion: &Arc<Completion>) -> Descriptor {
-    // SAFETY: no byte is touched, and nothing else reports to the completion.
-    unsafe { Descriptor::new(Operation::Copy, 0, 0, 0).completes(completion.clone()) }
+    // SAFETY: no byte is accessed, and nothing else reports to the completion.
+    unsafe { Descriptor::new(Opcode::Copy, 0, 0, 0).completes(completion.clone()) }
 }
 
 #[test]
 fn a_closed_channel_takes_nothing_more_and_finishes_what_it_has() {
-    let subject = Subject::modelled(slow());
+    let subject = CudaUnderTest::modelled(slow());
     let (source, inside) = (patterned(1, MIB), subject.device(MIB));
-    let completion = subject.begin(Job::copy(host(&source, 0), device(&inside, 0), MIB));
+    let completion = subject.start(CudaOperation::copy(host(&source, 0), device(&inside, 0), MIB));
     let channel = &subject.channels[0];
     channel.close();
     let mut batch = [Some(empty(&Arc::new(Completion::whole())))];
@@ -69,25 +70,25 @@ fn a_closed_channel_takes_nothing_more_and_finishes_what_it_has() {
 
 #[test]
 fn channels_and_device_memory_outlive_their_engine() {
-    let mut subject = Subject::modelled(slow());
+    let mut subject = CudaUnderTest::modelled(slow());
     let (source, target) = (patterned(1, 2 * MIB), untouched(2 * MIB));
     let inside = subject.device(2 * MIB);
-    let other = Subject::modelled(Faults::default());
+    let other = CudaUnderTest::modelled(CudaFaults::default());
     drop(std::mem::replace(&mut subject.engine, other.engine.clone()));
     let jobs = [(host(&source, 0), device(&inside, 0)), (device(&inside, 0), host(&target, 0))];
     for (from, to) in jobs {
-        assert_eq!(subject.carry_out(Job::copy(from, to, 2 * MIB)), OK);
+        assert_eq!(subject.execute(CudaOperation::copy(from, to, 2 * MIB)), OK);
     }
-    check(target.as_slice(), 0, source.as_slice(), "after the engine is gone");
-    assert!(subject.sightings().registrations > 0);
+    check(target.as_slice(), 0, source.as_slice(), "after the engine is dropped");
+    assert!(subject.stats().registrations > 0);
     drop((inside, std::mem::take(&mut subject.channels)));
-    let seen = subject.sightings();
+    let seen = subject.stats();
     assert_eq!(seen.registrations, seen.unregistrations, "nothing stays registered");
 }
 
 #[test]
 fn device_memory_is_counted_and_given_back() {
-    let mut subject = Subject::modelled(Faults::default());
+    let mut subject = CudaUnderTest::modelled(CudaFaults::default());
     let (free, total) = subject.engine.memory_bytes().unwrap();
     assert_eq!(free, total);
     let memory = subject.engine.allocate(5 * MIB).unwrap();
@@ -95,13 +96,13 @@ fn device_memory_is_counted_and_given_back() {
     assert_eq!(memory.as_ptr() as u64, memory.address());
     assert_eq!(subject.engine.memory_bytes().unwrap(), (free - 5 * MIB, total));
     let (source, target) = (patterned(1, MIB), untouched(MIB));
-    assert_eq!(subject.carry_out(Job::copy(host(&source, 0), host(&target, 0), MIB)), OK);
-    let bytes = subject.sightings().device_bytes;
-    assert!(bytes > 5 << 20, "a channel has memory of the device to copy through");
+    assert_eq!(subject.execute(CudaOperation::copy(host(&source, 0), host(&target, 0), MIB)), OK);
+    let bytes = subject.stats().device_bytes;
+    assert!(bytes > 5 << 20, "a channel has a staging ring on the device");
     drop(memory);
-    assert_eq!(subject.sightings().device_bytes, bytes - (5 << 20));
+    assert_eq!(subject.stats().device_bytes, bytes - (5 << 20));
     subject.channels.clear();
-    assert_eq!(subject.sightings().device_bytes, 0);
+    assert_eq!(subject.stats().device_bytes, 0);
     assert!(subject.engine.allocate(total + 1).is_err());
     assert!(subject.engine.allocate(0).is_err());
 }
@@ -115,10 +116,13 @@ fn an_engine_knows_which_memory_is_the_devices() {
             assert_eq!(kind(memory.address() + at), Some(MemoryKind::Device));
         }
         let address = ordinary.as_ptr() as u64;
-        // On the machine's GPU something else may have been registered here before.
+        // On the machine's GPU this address may have been registered before.
         assert!(!subject.is_model() || kind(address).is_none());
-        assert_eq!(subject.carry_out(Job::copy(host(&ordinary, 0), device(&memory, 0), MIB)), OK);
-        if subject.keeps() {
+        assert_eq!(
+            subject.execute(CudaOperation::copy(host(&ordinary, 0), device(&memory, 0), MIB)),
+            OK
+        );
+        if subject.caches_registrations() {
             assert_eq!(kind(address + 77), Some(MemoryKind::Host), "it is registered");
         }
     }
@@ -141,14 +145,14 @@ fn a_full_ring_of_copies_over_device_memory_loses_none() {
             let completions: Vec<_> = (0..COUNT)
                 .map(|index| {
                     let (from, to) = (from.plus(index * EACH), to.plus(index * EACH));
-                    subject.begin(Job::copy(from, to, EACH).passing(index % 3 == 0))
+                    subject.start(CudaOperation::copy(from, to, EACH).transient(index % 3 == 0))
                 })
                 .collect();
             assert!(completions.iter().all(|each| outcome(each) == OK));
         }
         check(target.as_slice(), 0, source.as_slice(), subject.name);
         let channel = &subject.channels[0];
-        until("the last number", || channel.completed() == channel.statistics().submitted);
+        wait_until("the last sequence", || channel.completed() == channel.statistics().submitted);
         let statistics = channel.statistics();
         assert_eq!(statistics.submitted, 2 * COUNT as u64 + 1, "and a fill at the start");
         assert_eq!((statistics.failed, channel.outstanding_bytes()), (0, 0));
@@ -158,53 +162,57 @@ fn a_full_ring_of_copies_over_device_memory_loses_none() {
 #[test]
 fn a_batch_that_is_too_long_is_taken_as_far_as_there_is_room() {
     const CAPACITY: usize = 4;
-    let mut subject = Subject::modelled(slow());
+    let mut subject = CudaUnderTest::modelled(slow());
     let (inside, target) = (subject.upload(&pattern(1, 12 * KIB)), untouched(12 * KIB));
     subject.channels.clear();
     let options = ChannelOptions { capacity: Some(CAPACITY), ..ChannelOptions::default() };
     subject.open(&options);
     let jobs: Vec<_> = (0..12)
-        .map(|index| Job::copy(device(&inside, index * KIB), host(&target, index * KIB), KIB))
+        .map(|index| {
+            CudaOperation::copy(device(&inside, index * KIB), host(&target, index * KIB), KIB)
+        })
         .collect();
     let completions = [(); 12].map(|()| Arc::new(Completion::whole()));
-    let describe = |(job, completion): (&Job, &Arc<Completion>)| Some(job.descriptor(completion));
+    let describe =
+        |(job, completion): (&CudaOperation, &Arc<Completion>)| Some(job.descriptor(completion));
     let mut batch: Vec<_> = jobs.iter().zip(&completions).map(describe).collect();
-    let taken = subject.channels[0].submit(&mut batch).unwrap().count;
-    assert!((CAPACITY..12).contains(&taken), "{taken} are taken");
-    assert_eq!(batch.iter().filter(|left| left.is_some()).count(), 12 - taken);
-    assert!(subject.channels[0].park(taken as u64, LIMIT));
-    // What was not taken is still the caller's: dropped, it is told as failed.
+    let accepted = subject.channels[0].submit(&mut batch).unwrap().count;
+    assert!((CAPACITY..12).contains(&accepted), "{accepted} are accepted");
+    assert_eq!(batch.iter().filter(|left| left.is_some()).count(), 12 - accepted);
+    assert!(subject.channels[0].park(accepted as u64, CASE_TIMEOUT));
+    // The caller keeps what was not accepted: dropped, it fails.
     drop(batch);
     for (index, completion) in completions.iter().enumerate() {
-        assert_eq!(outcome(completion).is_ok(), index < taken);
+        assert_eq!(outcome(completion).is_ok(), index < accepted);
     }
-    check(target.as_slice(), 0, &pattern(1, 12 * KIB)[..taken * KIB], "what was taken");
+    check(target.as_slice(), 0, &pattern(1, 12 * KIB)[..accepted * KIB], "what was accepted");
 }
 
 #[test]
 fn a_marker_ends_after_everything_before_it() {
-    let subject = Subject::modelled(slow());
+    let subject = CudaUnderTest::modelled(slow());
     let (source, inside) = (patterned(1, 5 * MIB), subject.device(5 * MIB));
-    let copy = subject.begin(Job::copy(host(&source, 0), device(&inside, 0), 5 * MIB));
+    let copy = subject.start(CudaOperation::copy(host(&source, 0), device(&inside, 0), 5 * MIB));
     let marker = Arc::new(Completion::whole());
     let mut batch = [Some(empty(&marker))];
     assert_eq!(subject.channels[0].submit(&mut batch).unwrap().count, 1);
     assert_eq!(outcome(&marker), OK);
-    assert!(copy.is_done(), "the copy was over before");
+    assert!(copy.is_done(), "the copy was complete before");
 }
 
 #[test]
 fn a_cancelled_transfer_ends_early_and_those_behind_it_do_not_notice() {
     const LENGTH: usize = 24 * MIB;
-    let subject = Subject::modelled(slow());
+    let subject = CudaUnderTest::modelled(slow());
     let (source, inside) = (patterned(1, LENGTH), subject.device(LENGTH));
-    let job = Job::copy(host(&source, 0), device(&inside, 0), LENGTH).passing(true);
+    let job = CudaOperation::copy(host(&source, 0), device(&inside, 0), LENGTH).transient(true);
     let mut done_bytes = LENGTH as u64;
-    // Should this thread not run for long, the end comes before the wish: then once more.
-    until("a transfer to be cancelled in time", || {
+    // If this thread does not run for long, the transfer may complete before the cancellation: then
+    // it is repeated.
+    wait_until("a transfer to be cancelled in time", || {
         subject.model().write(inside.address(), &vec![UNTOUCHED; LENGTH]);
-        let transfer = subject.begin(job.cut(Some(64 * KIB)));
-        until("the first chunks", || transfer.ready_bytes(LENGTH as u64) > 0);
+        let transfer = subject.start(job.cut(Some(64 * KIB)));
+        wait_until("the first chunks", || transfer.ready_bytes(LENGTH as u64) > 0);
         transfer.cancel();
         match outcome(&transfer) {
             Ok(_) => false,
@@ -217,7 +225,7 @@ fn a_cancelled_transfer_ends_early_and_those_behind_it_do_not_notice() {
     });
     let (done, all) = (subject.model().read(inside.address(), LENGTH), source.as_slice());
     assert!(done_bytes > 0 && done_bytes < LENGTH as u64, "{done_bytes} bytes are done");
-    check(&done, 0, &all[..done_bytes as usize], "what is told as done, and no more");
-    assert_eq!(subject.carry_out(job), OK);
+    check(&done, 0, &all[..done_bytes as usize], "the reported bytes, and no more");
+    assert_eq!(subject.execute(job), OK);
     assert!(subject.model().read(inside.address(), LENGTH) == all);
 }

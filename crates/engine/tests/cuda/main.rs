@@ -1,12 +1,12 @@
-//! The GPU engine: every way that its copies take, registered memory and what becomes of it, and
-//! what remains when the device does not do its part. Over a model of a GPU, and, where nothing has
-//! to be injected, over the GPU of the machine too if there is one.
+//! The GPU engine: every route of its copies, registered memory, and the fallbacks after failures
+//! of the device. Over a model of a GPU and, if no fault has to be injected, over the GPU of the
+//! machine too if there is one.
 #![cfg(not(loom))]
 
 mod common;
+mod cuda_operation;
 mod directions;
 mod faults;
-mod job;
 mod lifetime;
 mod loss;
 mod mapping;

@@ -1,11 +1,12 @@
-//! Fills, moves between ranges that overlap, and comparisons.
+//! Fills, moves between overlapping ranges, and compares.
 
 use memferry_engine::cuda::DeviceMemory;
-use memferry_engine::{Finish, Operation};
+use memferry_engine::{Opcode, TransferOutput};
 use memferry_sys::Pages;
 
 use crate::common::{
-    Job, KIB, MIB, OK, Place, Subject, check, device, host, pattern, patterned, subjects, untouched,
+    CudaOperation, CudaUnderTest, KIB, MIB, MemoryAddress, OK, check, device, host, pattern,
+    patterned, subjects, untouched,
 };
 
 #[test]
@@ -15,8 +16,8 @@ fn fills_of_device_memory_set_every_byte_and_no_other() {
         for size in [1, 4097, MIB + 1, 33 * MIB + 1] {
             for cut in [None, Some(300_001)] {
                 let memory = subject.device(size + 100);
-                let job = Job::fill(device(&memory, 77), size, 0x5A).cut(cut);
-                assert_eq!(subject.carry_out(job), OK);
+                let job = CudaOperation::fill(device(&memory, 77), size, 0x5A).cut(cut);
+                assert_eq!(subject.execute(job), OK);
                 let what = format!("a fill of {size} bytes on {}", subject.name);
                 check(&subject.download(&memory), 77, &vec![0x5A; size], &what);
             }
@@ -31,17 +32,19 @@ fn fills_of_ordinary_memory_set_every_byte_and_no_other() {
         for size in [1, 4097, MIB + 1, 33 * MIB + 1] {
             for (cut, is_passing) in [(None, false), (None, true), (Some(300_001), false)] {
                 let memory = untouched(size + 100);
-                let job = Job::fill(host(&memory, 77), size, 0x5A).cut(cut).passing(is_passing);
-                assert_eq!(subject.carry_out(job), OK);
+                let job = CudaOperation::fill(host(&memory, 77), size, 0x5A)
+                    .cut(cut)
+                    .transient(is_passing);
+                assert_eq!(subject.execute(job), OK);
                 let what = format!("a fill of {size} bytes on {}", subject.name);
                 check(memory.as_slice(), 77, &vec![0x5A; size], &what);
             }
         }
     }
-    let subject = Subject::modelled(Default::default());
+    let subject = CudaUnderTest::modelled(Default::default());
     let memory = untouched(MIB);
-    assert_eq!(subject.carry_out(Job::fill(host(&memory, 0), MIB, 1)), OK);
-    assert!(subject.sightings().copies > 0, "the device does it");
+    assert_eq!(subject.execute(CudaOperation::fill(host(&memory, 0), MIB, 1)), OK);
+    assert!(subject.stats().copies > 0, "the device does it");
 }
 
 #[test]
@@ -54,8 +57,9 @@ fn overlapping_moves_within_the_device_have_the_result_of_memmove() {
                 let memory = subject.upload(&expected);
                 let (low, high) = (5, 5 + distance);
                 for (from, to) in [(low, high), (high, low)] {
-                    let job = Job::copy(device(&memory, from), device(&memory, to), length);
-                    assert_eq!(subject.carry_out(job.operation(Operation::Move)), OK);
+                    let job =
+                        CudaOperation::copy(device(&memory, from), device(&memory, to), length);
+                    assert_eq!(subject.execute(job.operation(Opcode::Move)), OK);
                     expected.copy_within(from..from + length, to);
                     let what = format!("{length} bytes from {from} to {to} on {}", subject.name);
                     check(&subject.download(&memory), 0, &expected, &what);
@@ -71,31 +75,31 @@ fn overlapping_moves_within_ordinary_memory_have_the_result_of_memmove() {
         for (from, to) in [(5, 4102), (4102, 5)] {
             let mut memory = patterned(9, 3 * MIB);
             let mut expected = memory.as_mut_slice().to_vec();
-            let job = Job::copy(host(&memory, from), host(&memory, to), 2 * MIB);
-            assert_eq!(subject.carry_out(job.operation(Operation::Move)), OK);
+            let job = CudaOperation::copy(host(&memory, from), host(&memory, to), 2 * MIB);
+            assert_eq!(subject.execute(job.operation(Opcode::Move)), OK);
             expected.copy_within(from..from + 2 * MIB, to);
             check(memory.as_slice(), 0, &expected, subject.name);
         }
     }
 }
 
-/// Two pieces of memory that are the same, wherever they are, and can be made to differ.
-struct Twins<'a> {
-    subject: &'a Subject,
+/// Two equal buffers of each kind of memory, which can be made to differ.
+struct EqualBuffers<'a> {
+    subject: &'a CudaUnderTest,
     length: usize,
     ordinary: [Pages; 2],
     inside: [DeviceMemory; 2],
 }
 
-impl<'a> Twins<'a> {
-    fn new(subject: &'a Subject, length: usize) -> Self {
+impl<'a> EqualBuffers<'a> {
+    fn new(subject: &'a CudaUnderTest, length: usize) -> Self {
         let ordinary = [patterned(4, length), patterned(4, length)];
         let inside = [(); 2].map(|()| subject.upload(ordinary[0].as_slice()));
         Self { subject, length, ordinary, inside }
     }
 
-    /// Every pair of which at least one side is in the device, but for the first, which is not.
-    fn pairs(&self) -> [(Place, Place); 4] {
+    /// Pairs with at least one side in the device, except the first, which has none.
+    fn pairs(&self) -> [(MemoryAddress, MemoryAddress); 4] {
         let [left, right] = &self.ordinary;
         let [first, second] = &self.inside;
         [
@@ -106,22 +110,22 @@ impl<'a> Twins<'a> {
         ]
     }
 
-    /// Makes the second of both kinds differ from the first in one byte, or not any more.
+    /// Makes the second buffer of both kinds differ from the first in one byte, or restores it.
     fn set(&mut self, at: usize, differs: bool) {
         let byte = self.ordinary[0].as_slice()[at];
         let byte = if differs { !byte } else { byte };
         self.ordinary[1].as_mut_slice()[at] = byte;
-        let job = Job::fill(device(&self.inside[1], at), 1, byte);
-        assert_eq!(self.subject.carry_out(job), OK);
+        let job = CudaOperation::fill(device(&self.inside[1], at), 1, byte);
+        assert_eq!(self.subject.execute(job), OK);
     }
 
     #[track_caller]
     fn check(&self, expected: Option<usize>) {
-        let expected = Ok(Finish { difference: expected.map(|at| at as u64) });
+        let expected = Ok(TransferOutput { difference: expected.map(|at| at as u64) });
         for (left, right) in self.pairs() {
             for cut in [None, Some(64 * KIB), Some(300_001), Some(5 * MIB)] {
-                let job = Job::copy(left, right, self.length).operation(Operation::Compare);
-                let found = self.subject.carry_out(job.cut(cut));
+                let job = CudaOperation::copy(left, right, self.length).operation(Opcode::Compare);
+                let found = self.subject.execute(job.cut(cut));
                 let (kinds, name) = ((left.kind, right.kind), self.subject.name);
                 assert_eq!(found, expected, "{kinds:?} in chunks of {cut:?} on {name}");
             }
@@ -134,7 +138,7 @@ fn comparisons_find_the_first_difference_wherever_the_memory_is() {
     for subject in subjects() {
         let subject = subject.with_channels(2);
         for length in [1, 4097, 3 * MIB + 17] {
-            let mut twins = Twins::new(&subject, length);
+            let mut twins = EqualBuffers::new(&subject, length);
             twins.check(None);
             twins.set(length - 1, true);
             twins.check(Some(length - 1));
@@ -144,7 +148,7 @@ fn comparisons_find_the_first_difference_wherever_the_memory_is() {
                     twins.check(Some(at));
                 }
             }
-            // Those behind the first do not matter, and it is found when the first is gone.
+            // Later differences do not matter, and are found when the first is restored.
             twins.set(0, false);
             let next = [4096, length - 1].into_iter().find(|&at| at > 0 && at < length);
             twins.check(next);

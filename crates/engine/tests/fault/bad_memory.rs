@@ -1,32 +1,34 @@
-//! Faults of the memory: nobody can finish, and what was done is told.
+//! Faults of the memory: no engine can finish, and the finished bytes are reported.
 
 use std::sync::Arc;
 
-use memferry_engine::completion::{Launch, Order, Work};
-use memferry_engine::fault::{Fault, Script};
-use memferry_engine::{Completion, Descriptor, ExecutionError, Finish, Kernel, Operation, Taken};
+use memferry_engine::completion::{ChannelBatch, ChunkedWork, Dispatch};
+use memferry_engine::fault::{Fault, FaultScript};
+use memferry_engine::{
+    Completion, Descriptor, ExecutionError, Kernel, Opcode, Submitted, TransferOutput,
+};
 
+use crate::buffers::{FaultBuffers, PAGE, UNTOUCHED, execute, open, outcome, reporting, stops};
 use crate::engines;
-use crate::place::{PAGE, Place, UNTOUCHED, carry_out, open, outcome, reporting, stops};
 
 #[test]
 fn bad_memory_is_told_with_address_and_progress_and_nothing_past_it_is_touched() {
     for length in [1, 64, 100, PAGE] {
         for stop in stops(length) {
             let fault = Fault::BadMemory { done_bytes: stop as u64 };
-            for engine in engines(&Script::of([fault])) {
-                let (mut place, channel) = (Place::new(), open(&engine));
-                let descriptor = place.descriptor(Operation::Copy, length);
+            for engine in engines(&FaultScript::of([fault])) {
+                let (mut buffers, channel) = (FaultBuffers::new(), open(&engine));
+                let descriptor = buffers.descriptor(Opcode::Copy, length);
                 let (target, done) = (descriptor.target(), stop.min(length));
-                let error = carry_out(&*channel, descriptor).unwrap_err();
+                let error = execute(&*channel, descriptor).unwrap_err();
                 let (address, done_bytes) = (target + done as u64, done as u64);
                 assert_eq!(error, ExecutionError::BadMemory { address, done_bytes });
                 assert_eq!(channel.error_of(1), Some(error));
                 assert_eq!(channel.statistics().failed, 1);
-                place.check(Operation::Copy, done);
-                // The channel is none the worse for it.
-                carry_out(&*channel, place.descriptor(Operation::Copy, length)).unwrap();
-                place.check(Operation::Copy, length);
+                buffers.check(Opcode::Copy, done);
+                // The channel still works.
+                execute(&*channel, buffers.descriptor(Opcode::Copy, length)).unwrap();
+                buffers.check(Opcode::Copy, length);
                 assert_eq!(channel.error_of(2), None);
             }
         }
@@ -40,14 +42,14 @@ fn one_bad_part_fails_the_transfer_and_leaves_the_other_parts_done() {
     for bad in 0..PARTS {
         let mut faults = vec![Fault::None; PARTS as usize];
         faults[bad as usize] = Fault::BadMemory { done_bytes: 100 };
-        for engine in engines(&Script::of(faults)) {
-            let (mut place, channel) = (Place::new(), open(&engine));
-            let whole = place.descriptor(Operation::Copy, (PARTS * PART) as usize);
+        for engine in engines(&FaultScript::of(faults)) {
+            let (mut buffers, channel) = (FaultBuffers::new(), open(&engine));
+            let whole = buffers.descriptor(Opcode::Copy, (PARTS * PART) as usize);
             let (source, target) = (whole.source(), whole.target());
-            // SAFETY: the place outlives the channel.
+            // SAFETY: the buffers outlive the channel.
             let work = unsafe {
                 let length = PARTS * PART;
-                Work::new(Operation::Copy, Kernel::Cached, source, target, length, 0, PART)
+                ChunkedWork::new(Opcode::Copy, Kernel::Cached, source, target, length, 0, PART)
             };
             while work.claim_front().is_some() {}
             let completion = Arc::new(Completion::chunked(work));
@@ -55,12 +57,12 @@ fn one_bad_part_fails_the_transfer_and_leaves_the_other_parts_done() {
                 .map(|part| {
                     let (from, to) = (source + part * PART, target + part * PART);
                     // SAFETY: as above.
-                    let order = unsafe { Descriptor::new(Operation::Copy, from, to, PART) };
+                    let copy = unsafe { Descriptor::new(Opcode::Copy, from, to, PART) };
                     // SAFETY: all chunks are claimed, and each is a part.
-                    Some(unsafe { order.part_of(completion.clone(), part * PART) })
+                    Some(unsafe { copy.part_of(completion.clone(), part * PART) })
                 })
                 .collect();
-            assert_eq!(channel.submit(&mut batch), Ok(Taken { first: 1, count: 4 }));
+            assert_eq!(channel.submit(&mut batch), Ok(Submitted { first: 1, count: 4 }));
             let error = outcome(&*channel, &completion).unwrap_err();
             let address = target + bad * PART + 100;
             let done_bytes = (PARTS - 1) * PART;
@@ -71,12 +73,12 @@ fn one_bad_part_fails_the_transfer_and_leaves_the_other_parts_done() {
                 assert_eq!(completion.is_range_ready(range.0, range.1), part != bad);
             }
             let hole = PAGE + (bad * PART) as usize + 100;
-            let mut filled = place;
+            let mut filled = buffers;
             let rest = hole..PAGE + ((bad + 1) * PART) as usize;
             assert!(filled.target.0[rest.clone()].iter().all(|&byte| byte == UNTOUCHED));
             let repair = filled.source.0[rest.clone()].to_vec();
             filled.target.0[rest].copy_from_slice(&repair);
-            filled.check(Operation::Copy, (PARTS * PART) as usize);
+            filled.check(Opcode::Copy, (PARTS * PART) as usize);
         }
     }
 }
@@ -84,28 +86,32 @@ fn one_bad_part_fails_the_transfer_and_leaves_the_other_parts_done() {
 #[test]
 fn what_follows_bad_memory_is_not_begun_and_what_follows_a_rescue_is() {
     for fault in [Fault::BadMemory { done_bytes: 5 }, Fault::EngineFault { done_bytes: 5 }] {
-        for engine in engines(&Script::of([fault])) {
+        for engine in engines(&FaultScript::of([fault])) {
             let channel = open(&engine);
-            let (mut first, mut second) = (Place::new(), Place::new());
+            let (mut first, mut second) = (FaultBuffers::new(), FaultBuffers::new());
             let completions = [(); 2].map(|()| Arc::new(Completion::whole()));
-            let order = |place: &mut Place, index: usize| {
-                let descriptor = place.descriptor(Operation::Copy, 200);
-                Order::one(channel.clone(), false, reporting(descriptor, &completions[index]))
+            let batch = |buffers: &mut FaultBuffers, index: usize| {
+                let descriptor = buffers.descriptor(Opcode::Copy, 200);
+                ChannelBatch::one(
+                    channel.clone(),
+                    false,
+                    reporting(descriptor, &completions[index]),
+                )
             };
-            let follower = order(&mut second, 1);
+            let dependent = batch(&mut second, 1);
             // SAFETY: each completion has one descriptor.
             unsafe {
-                Launch::after(&completions[..1], completions[1].clone(), vec![follower]);
-                Launch::now(&completions[0], [order(&mut first, 0)]);
+                Dispatch::after(&completions[..1], completions[1].clone(), vec![dependent]);
+                Dispatch::now(&completions[0], [batch(&mut first, 0)]);
             }
             let result = outcome(&*channel, &completions[1]);
             if matches!(fault, Fault::BadMemory { .. }) {
                 assert_eq!(result, Err(ExecutionError::Predecessor));
-                second.check(Operation::Copy, 0);
+                second.check(Opcode::Copy, 0);
             } else {
-                assert_eq!(result, Ok(Finish { difference: None }));
-                first.check(Operation::Copy, 200);
-                second.check(Operation::Copy, 200);
+                assert_eq!(result, Ok(TransferOutput { difference: None }));
+                first.check(Opcode::Copy, 200);
+                second.check(Opcode::Copy, 200);
             }
         }
     }

@@ -1,42 +1,42 @@
-//! Injected faults: what an engine cannot finish is finished by the processor, what nobody can
-//! finish is told with how far it came, and nothing hangs or is lost.
+//! Injected faults: the processor finishes what an engine cannot, an error reports how far a
+//! transfer came that nothing can finish, and nothing hangs or is lost.
 #![cfg(not(loom))]
 
 mod bad_memory;
-mod place;
+mod buffers;
 mod queue;
 mod recover;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use memferry_engine::conformance::Subject;
+use memferry_engine::conformance::EngineUnderTest;
 use memferry_engine::conformance_tests;
-use memferry_engine::cpu::{CpuEngine, Profile, ProfileSource};
-use memferry_engine::fault::{Fault, FaultEngine, Script};
+use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+use memferry_engine::fault::{Fault, FaultEngine, FaultScript};
 use memferry_engine::polled::PolledEngine;
 
 fn cpu() -> Arc<CpuEngine> {
-    Arc::new(CpuEngine::new(Profile::load(&ProfileSource::BuiltIn).unwrap()))
+    Arc::new(CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn).unwrap()))
 }
 
-fn around_cpu(script: Script) -> Arc<FaultEngine> {
+fn around_cpu(script: FaultScript) -> Arc<FaultEngine> {
     Arc::new(FaultEngine::new(cpu(), script))
 }
 
-fn around_polled(script: Script) -> Arc<FaultEngine> {
+fn around_polled(script: FaultScript) -> Arc<FaultEngine> {
     Arc::new(FaultEngine::new(Arc::new(PolledEngine::new()), script))
 }
 
 /// Both inner engines: one with a thread, one without.
-fn engines(script: &Script) -> [Arc<FaultEngine>; 2] {
+fn engines(script: &FaultScript) -> [Arc<FaultEngine>; 2] {
     [around_cpu(script.clone()), around_polled(script.clone())]
 }
 
-/// Every recoverable misfortune, again and again.
-fn trouble() -> Script {
+/// Every recoverable fault, repeatedly.
+fn recoverable_faults() -> FaultScript {
     let delay = |micros| Fault::Delay(Duration::from_micros(micros));
-    Script::of([
+    FaultScript::of([
         Fault::None,
         Fault::Partial { done_bytes: 1 },
         delay(20),
@@ -53,5 +53,11 @@ fn trouble() -> Script {
     .repeating()
 }
 
-conformance_tests!(troubled_cpu, Subject::new(|| around_cpu(trouble())).injects_faults());
-conformance_tests!(troubled_polled, Subject::new(|| around_polled(trouble())).injects_faults());
+conformance_tests!(
+    troubled_cpu,
+    EngineUnderTest::new(|| around_cpu(recoverable_faults())).injects_faults()
+);
+conformance_tests!(
+    troubled_polled,
+    EngineUnderTest::new(|| around_polled(recoverable_faults())).injects_faults()
+);

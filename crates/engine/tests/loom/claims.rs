@@ -1,12 +1,12 @@
-//! Transfers cut into chunks: each chunk has one owner, the last to end settles, and a
-//! cancellation never passes for success.
+//! Chunked transfers: each chunk has one owner, the last part to end completes the transfer, and a
+//! cancelled transfer never ends with success.
 
 use std::sync::Arc;
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
-use memferry_engine::completion::{Launch, Notification, Notify, Work};
-use memferry_engine::{Completion, Descriptor, ExecutionError, Finish, Kernel, Operation};
+use memferry_engine::completion::{ChunkedWork, Dispatch, Notification, PendingNotification};
+use memferry_engine::{Completion, Descriptor, ExecutionError, Kernel, Opcode, TransferOutput};
 
 use crate::{empty, model};
 
@@ -14,8 +14,8 @@ const UNTOUCHED: u8 = 0;
 const DONE: u8 = 9;
 const NOTIFIED: u64 = 5;
 
-/// A fill of a few bytes, one per chunk unless told otherwise. The bytes and the variable are
-/// unknown to loom: they belong to whoever has the chunk, or has seen the end.
+/// A fill of a few bytes. Loom does not track the bytes and the variable: they belong to the thread
+/// that has claimed the chunk, or that has seen the completion.
 struct Fill {
     completion: Arc<Completion>,
     bytes: *mut u8,
@@ -23,7 +23,7 @@ struct Fill {
     variable: *const Notification,
 }
 
-// SAFETY: a thread touches only bytes of chunks that it claimed, or all of them after the end.
+// SAFETY: a thread accesses only bytes of chunks that it claimed, or all of them after completion.
 unsafe impl Send for Fill {}
 // SAFETY: as above.
 unsafe impl Sync for Fill {}
@@ -32,20 +32,22 @@ impl Fill {
     fn new(length: u64, chunk_bytes: u64) -> Arc<Self> {
         let bytes = Box::into_raw(vec![UNTOUCHED; length as usize].into_boxed_slice()).cast();
         let variable = Box::into_raw(Box::new(Notification::new(0)));
-        // SAFETY: both are freed with the fill, which the tests keep beyond the end.
+        // SAFETY: both are freed with the fill, which the tests keep until after completion.
         let (work, notify) = unsafe {
             let at = bytes as u64;
-            let work = Work::new(Operation::Fill, Kernel::Cached, 0, at, length, DONE, chunk_bytes);
-            (work, Notify::new(variable, NOTIFIED))
+            let work =
+                ChunkedWork::new(Opcode::Fill, Kernel::Cached, 0, at, length, DONE, chunk_bytes);
+            (work, PendingNotification::new(variable, NOTIFIED))
         };
         let completion = Arc::new(Completion::chunked(work).notifying(Some(notify)));
         Arc::new(Self { completion, bytes, length, variable })
     }
 
     fn part(&self, offset: u64, length: u64) -> Descriptor {
-        // SAFETY: inside the bytes, which outlive the descriptor; tests claim the chunks of parts.
+        // SAFETY: the range is inside the bytes, which outlive the descriptor; tests claim the
+        // chunks of parts.
         unsafe {
-            Descriptor::new(Operation::Fill, 0, self.bytes as u64 + offset, length)
+            Descriptor::new(Opcode::Fill, 0, self.bytes as u64 + offset, length)
                 .value(DONE)
                 .part_of(self.completion.clone(), offset)
         }
@@ -55,7 +57,7 @@ impl Fill {
         while self.work().claim_front().is_some() {}
     }
 
-    fn work(&self) -> &Work {
+    fn work(&self) -> &ChunkedWork {
         self.completion.work().unwrap()
     }
 
@@ -64,18 +66,18 @@ impl Fill {
         unsafe { &*self.variable }
     }
 
-    /// How many bytes are filled. Only after the end.
+    /// The number of filled bytes. Valid only after completion.
     fn filled(&self) -> u64 {
         assert!(self.completion.is_done());
-        // SAFETY: nobody writes after the end.
+        // SAFETY: no thread writes after completion.
         let bytes = unsafe { std::slice::from_raw_parts(self.bytes, self.length as usize) };
         bytes.iter().filter(|&&byte| byte == DONE).count() as u64
     }
 
-    /// The end is as it must be for what was done.
+    /// Checks that the outcome agrees with the filled bytes.
     fn check(&self) {
         match self.completion.outcome().expect("it is over") {
-            Ok(Finish { difference }) => {
+            Ok(TransferOutput { difference }) => {
                 assert_eq!((difference, self.filled()), (None, self.length));
             }
             Err(error) => {
@@ -117,8 +119,8 @@ fn claims_from_both_ends_cover_every_chunk_once() {
     });
 }
 
-/// Two threads end the transfer while a third looks for its end: whoever comes second must not
-/// end it again, which would show in the variable.
+/// Two threads end the transfer while a third waits for its completion. The thread that ends its
+/// part second must not complete the transfer again, which the variable would show.
 fn ends_once(fill: &Arc<Fill>, first: fn(&Fill), second: fn(&Fill)) {
     let threads = [spawn(fill, first), spawn(fill, second)];
     assert!(fill.completion.wait(0, None));
@@ -183,12 +185,13 @@ fn a_cancellation_beside_the_work_never_passes_for_success() {
     });
 }
 
-/// A fill that waits for another transfer, with something that transfer leaves behind.
+/// A fill that is ordered after another transfer, and a value that this transfer writes before it
+/// ends.
 fn held_back() -> (Arc<Completion>, Arc<AtomicU32>, Arc<Fill>) {
     let (first, fill) = (Arc::new(Completion::whole()), Fill::new(2, 1));
-    // Without invitations: whoever launches it carries out what the helper leaves.
-    // SAFETY: nothing reports to the fill but those who claim its chunks.
-    unsafe { Launch::after(std::slice::from_ref(&first), fill.completion.clone(), Vec::new()) };
+    // Without work offers: the dispatching thread executes the chunks that the helper leaves.
+    // SAFETY: only claimants of its chunks report to the completion of the fill.
+    unsafe { Dispatch::after(std::slice::from_ref(&first), fill.completion.clone(), Vec::new()) };
     (first, Arc::new(AtomicU32::new(0)), fill)
 }
 

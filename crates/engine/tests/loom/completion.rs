@@ -1,4 +1,4 @@
-//! The completion: one end, seen by everybody who waits for it in whichever way.
+//! The completion: it happens once, and every kind of listener observes it.
 
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -9,17 +9,17 @@ use memferry_engine::{Completion, ExecutionError};
 
 use crate::{empty, model};
 
-/// Ends a transfer well, as a channel does.
+/// Completes a transfer with success, as a channel does.
 fn finish(completion: &Arc<Completion>) {
     empty(completion).run();
 }
 
-/// Ends it badly.
+/// Completes a transfer with a failure.
 fn abandon(completion: &Arc<Completion>) {
     drop(empty(completion));
 }
 
-/// Something an engine writes before the end and a user reads after it.
+/// A value that an engine writes before completion and a user reads after it.
 struct Transfer {
     completion: Arc<Completion>,
     data: AtomicU32,
@@ -70,7 +70,7 @@ fn a_watcher_or_a_cancellation_that_changes_the_word_does_not_lose_the_sleeper()
         let busybody = thread::spawn({
             let transfer = transfer.clone();
             move || {
-                transfer.completion.wake_at_end(Waker::noop());
+                transfer.completion.wake_on_completion(Waker::noop());
                 transfer.completion.cancel();
             }
         });
@@ -98,7 +98,7 @@ fn a_failure_is_there_to_be_read_when_the_end_is_seen() {
     });
 }
 
-/// Counts how often it is woken.
+/// Counts its wakeups.
 struct Count(AtomicU32);
 
 impl Count {
@@ -126,7 +126,7 @@ fn a_waker_is_woken_once_or_told_that_the_transfer_is_over() {
             move || transfer.carry_out()
         });
         let count = Count::new();
-        let added = transfer.completion.wake_at_end(&Waker::from(count.clone()));
+        let added = transfer.completion.wake_on_completion(&Waker::from(count.clone()));
         if !added {
             assert!(transfer.completion.is_done());
             assert_eq!(transfer.data.load(Ordering::Relaxed), 7);
@@ -141,19 +141,19 @@ fn of_two_wakers_each_is_woken_once_unless_it_came_late() {
     model(3, || {
         let transfer = Transfer::new();
         let counts = [Count::new(), Count::new()];
-        assert!(transfer.completion.wake_at_end(&Waker::from(counts[0].clone())));
+        assert!(transfer.completion.wake_on_completion(&Waker::from(counts[0].clone())));
         let engine = thread::spawn({
             let transfer = transfer.clone();
             move || transfer.carry_out()
         });
-        let added = transfer.completion.wake_at_end(&Waker::from(counts[1].clone()));
+        let added = transfer.completion.wake_on_completion(&Waker::from(counts[1].clone()));
         engine.join().unwrap();
         let woken = counts.map(|count| count.get());
         assert_eq!(woken, [1, u32::from(added)]);
     });
 }
 
-/// Counts how often it is dropped.
+/// Counts its drops.
 #[derive(Debug)]
 struct Kept(Arc<AtomicU32>);
 
@@ -172,7 +172,7 @@ fn what_is_kept_is_dropped_once_after_the_end_or_given_back() {
             move || transfer.carry_out()
         });
         let dropped = Arc::new(AtomicU32::new(0));
-        match transfer.completion.keep_until_end(Kept(dropped.clone())) {
+        match transfer.completion.keep_alive(Kept(dropped.clone())) {
             Ok(()) => {}
             Err(back) => {
                 assert!(transfer.completion.is_done());

@@ -1,23 +1,23 @@
-//! Sleeping and waking: whoever sleeps while there is something to see sleeps for ever, which
-//! loom reports as a deadlock.
+//! Sleeping and waking. A thread that sleeps although there is work sleeps for ever, which loom reports as a
+//! deadlock.
 
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
-use memferry_engine::cpu::park::{Crowd, Parker};
-use memferry_engine::cpu::ring::Ring;
+use memferry_engine::cpu::park::{Parker, WaitQueue};
+use memferry_engine::cpu::ring::SubmissionRing;
 
 use crate::model;
 
-/// A ring, and where its consumer sleeps.
+/// A ring, and the parker of its consumer.
 struct Queue {
-    ring: Ring<u32>,
+    ring: SubmissionRing<u32>,
     idle: Parker,
 }
 
 impl Queue {
     fn new(capacity: usize) -> Arc<Self> {
-        Arc::new(Self { ring: Ring::new(capacity), idle: Parker::new() })
+        Arc::new(Self { ring: SubmissionRing::new(capacity), idle: Parker::new() })
     }
 
     fn submit(&self, value: u32) {
@@ -30,11 +30,11 @@ impl Queue {
         self.idle.unpark();
     }
 
-    /// The loop of a channel's thread, without the spinning: until closed and empty.
+    /// The loop of a channel's thread, without spinning: it runs until the ring is closed and empty.
     fn consume(&self) -> Vec<u32> {
         let (mut finished, mut values) = (0, Vec::new());
         loop {
-            // SAFETY: the only consumer takes each number once.
+            // SAFETY: this is the only consumer, and it takes each number once.
             while let Some(value) = unsafe { self.ring.take(finished) } {
                 finished += 1;
                 values.push(value);
@@ -77,7 +77,7 @@ fn two_submitters_cannot_both_leave_the_waking_to_the_other() {
         });
         let (mut finished, mut sum) = (0, 0);
         while finished < 2 {
-            // SAFETY: the only consumer takes each number once.
+            // SAFETY: this is the only consumer, and it takes each number once.
             match unsafe { queue.ring.take(finished) } {
                 Some(value) => {
                     finished += 1;
@@ -115,10 +115,10 @@ fn a_close_from_elsewhere_wakes_the_channel_for_the_last_time() {
     });
 }
 
-/// A rising number and those who sleep for it.
+/// A rising number, and the threads that wait for it.
 struct Rising {
     number: AtomicU64,
-    waiters: Crowd,
+    waiters: WaitQueue,
 }
 
 impl Rising {
@@ -138,7 +138,7 @@ impl Rising {
 #[test]
 fn everybody_in_a_crowd_is_woken_when_their_number_comes() {
     model(3, || {
-        let rising = Arc::new(Rising { number: AtomicU64::new(0), waiters: Crowd::new() });
+        let rising = Arc::new(Rising { number: AtomicU64::new(0), waiters: WaitQueue::new() });
         let sleepers = [1, 2].map(|wanted| {
             let rising = rising.clone();
             thread::spawn(move || rising.wait_for(wanted))

@@ -1,37 +1,37 @@
-//! The ring: many in, one out, nothing lost, nothing doubled.
+//! The submission ring, with several producers and one consumer: no entry is lost or duplicated.
 
 use loom::sync::Arc;
 use loom::thread;
 use memferry_engine::SubmitError;
-use memferry_engine::cpu::ring::Ring;
+use memferry_engine::cpu::ring::SubmissionRing;
 
 use crate::model;
 
-/// A value: who submitted it, and the how-manieth of theirs it is.
+/// A value: the number of its submitter, and its index among the values of that submitter.
 type Value = (u32, u32);
 
-/// Pushes numbers one by one until one finds no room; says how many were taken. Nobody spins in
+/// Pushes values one by one until the ring is full, and returns how many were accepted. No thread spins in
 /// these models: three threads that wait for one another have endless interleavings.
-fn submit(ring: &Ring<Value>, who: u32, count: u32) -> u32 {
+fn submit(ring: &SubmissionRing<Value>, who: u32, count: u32) -> u32 {
     let taken = |number: &u32| ring.push(&mut [Some((who, *number))]).unwrap().count == 1;
     (1..=count).take_while(taken).count() as u32
 }
 
-/// The consuming end.
+/// The consumer of a ring.
 struct Consumer {
-    ring: Arc<Ring<Value>>,
+    ring: Arc<SubmissionRing<Value>>,
     finished: u64,
     values: Vec<Value>,
 }
 
 impl Consumer {
-    fn new(ring: &Arc<Ring<Value>>) -> Self {
+    fn new(ring: &Arc<SubmissionRing<Value>>) -> Self {
         Self { ring: ring.clone(), finished: 0, values: Vec::new() }
     }
 
-    /// Takes and completes the next value, if it is there.
+    /// Takes and completes the next value, if there is one.
     fn step(&mut self) -> bool {
-        // SAFETY: there is one consumer, which takes each number once.
+        // SAFETY: this is the only consumer, and it takes each number once.
         let Some(value) = (unsafe { self.ring.take(self.finished) }) else {
             return false;
         };
@@ -42,8 +42,8 @@ impl Consumer {
         true
     }
 
-    /// Takes the rest, when all submitters are gone, and checks that it has exactly so many of
-    /// each of them, in order.
+    /// Takes the remaining values after all submitters have ended, and checks that all accepted values of
+    /// each of them were taken, in order.
     fn check(mut self, taken: &[(u32, u32)]) {
         while self.step() {}
         let mut all = 0;
@@ -57,9 +57,9 @@ impl Consumer {
     }
 }
 
-/// Two submitters and a consumer that looks so many times while they are at it.
+/// Two submitters, and a consumer that polls `looks` times concurrently.
 fn two_in_one_out(capacity: usize, first: u32, second: u32, looks: u32) {
-    let ring = Arc::new(Ring::new(capacity));
+    let ring = Arc::new(SubmissionRing::new(capacity));
     let mut consumer = Consumer::new(&ring);
     let submitters = [(1, first), (2, second)].map(|(who, count)| {
         let ring = ring.clone();
@@ -92,7 +92,7 @@ fn one_submitter_laps_a_ring_of_one_again_and_again() {
 #[test]
 fn a_batch_beside_a_single_value_keeps_its_order() {
     model(4, || {
-        let ring = Arc::new(Ring::new(2));
+        let ring = Arc::new(SubmissionRing::new(2));
         let mut consumer = Consumer::new(&ring);
         let single = thread::spawn({
             let ring = ring.clone();
@@ -119,7 +119,7 @@ fn a_batch_beside_a_single_value_keeps_its_order() {
 #[test]
 fn a_close_beside_pushes_keeps_what_was_taken_and_gives_back_the_rest() {
     model(4, || {
-        let ring = Arc::new(Ring::new(2));
+        let ring = Arc::new(SubmissionRing::new(2));
         let submitters = [1, 2].map(|who| {
             let ring = ring.clone();
             thread::spawn(move || {
@@ -138,10 +138,10 @@ fn a_close_beside_pushes_keeps_what_was_taken_and_gives_back_the_rest() {
             })
         });
         ring.close();
-        // As the thread of a channel does: until closed and empty.
+        // The loop of a channel's thread: it runs until the ring is closed and empty.
         let mut finished = 0;
         while ring.submitted() > finished {
-            // SAFETY: the only consumer takes each number once.
+            // SAFETY: this is the only consumer, and it takes each number once.
             match unsafe { ring.take(finished) } {
                 Some(_) => {
                     finished += 1;
@@ -161,12 +161,12 @@ fn a_close_beside_pushes_keeps_what_was_taken_and_gives_back_the_rest() {
 fn what_nobody_takes_is_dropped_with_the_ring() {
     model(4, || {
         let value = std::sync::Arc::new(());
-        let ring = Arc::new(Ring::new(2));
+        let ring = Arc::new(SubmissionRing::new(2));
         let submitter = thread::spawn({
             let (ring, value) = (ring.clone(), value.clone());
             move || assert_eq!(ring.push(&mut [Some(value.clone()), Some(value)]).unwrap().count, 2)
         });
-        // SAFETY: the only consumer takes each number once.
+        // SAFETY: this is the only consumer, and it takes each number once.
         if let Some(taken) = unsafe { ring.take(0) } {
             drop(taken);
             // SAFETY: this thread is the only consumer and has taken everything up to the number.

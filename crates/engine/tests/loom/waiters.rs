@@ -1,5 +1,5 @@
-//! Waiting for a number of a channel: whoever comes while the number is published is told by the
-//! channel, or sees the number. One who is missed shows as a deadlock.
+//! Waiting for a sequence of a channel. A waiter that is added while the sequence is published is
+//! notified by the channel, or observes the sequence. A missed waiter shows as a deadlock.
 
 use std::task::{Wake, Waker};
 
@@ -12,7 +12,8 @@ use memferry_engine::cpu::park::Parker;
 
 use crate::model;
 
-/// A channel as far as numbers go: what it has published, who waits, where it sleeps.
+/// The parts of a channel that concern sequences: the published sequence, the waiters, and the
+/// parker.
 struct Numbers {
     completed: AtomicU64,
     waiters: Waiters,
@@ -30,18 +31,18 @@ impl Numbers {
         self.completed.load(Ordering::Acquire)
     }
 
-    /// As a channel does it, without sleeping.
+    /// Publishes a sequence as a channel does, without sleeping.
     fn publish(&self, number: u64) {
         self.data.fetch_add(1, Ordering::Relaxed);
         self.completed.store(number, Ordering::Release);
-        self.waiters.tell(number);
+        self.waiters.notify(number);
     }
 
     fn completion_of(&self, number: u64) -> std::sync::Arc<Completion> {
         self.waiters.completion_of(number, || self.completed())
     }
 
-    /// Waits for a number by a completion, and looks at what was written before.
+    /// Waits for a sequence by a completion, and checks the data that was written before it.
     fn wait_for(&self, number: u64) {
         let completion = self.completion_of(number);
         assert!(completion.wait(0, None));
@@ -59,8 +60,8 @@ fn a_waiter_that_comes_while_its_number_is_published_is_not_missed() {
             move || numbers.wait_for(1)
         });
         numbers.publish(1);
-        // Before it sleeps, for ever perhaps.
-        numbers.waiters.tell_surely(1);
+        // The fenced check that precedes a sleep, which may last for ever.
+        numbers.waiters.notify_fenced(1);
         waiting.join().unwrap();
     });
 }
@@ -75,7 +76,7 @@ fn two_waiters_for_two_numbers_are_both_told() {
         });
         numbers.publish(1);
         numbers.publish(2);
-        numbers.waiters.tell_surely(2);
+        numbers.waiters.notify_fenced(2);
         waiting.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
@@ -89,7 +90,7 @@ fn two_waiters_for_one_number_share_a_completion_and_are_both_told() {
             thread::spawn(move || numbers.wait_for(number))
         });
         numbers.publish(1);
-        numbers.waiters.tell_surely(1);
+        numbers.waiters.notify_fenced(1);
         waiting.into_iter().for_each(|thread| thread.join().unwrap());
     });
 }
@@ -102,14 +103,14 @@ fn a_channel_that_sleeps_has_told_everybody() {
             let numbers = numbers.clone();
             move || {
                 numbers.wait_for(1);
-                // Only one who was told gives the channel more to do.
+                // The channel gets more work only from a waiter that was notified.
                 numbers.completed.fetch_add(0, Ordering::AcqRel);
                 numbers.data.store(100, Ordering::Release);
                 numbers.idle.unpark();
             }
         });
         numbers.publish(1);
-        numbers.waiters.tell_surely(1);
+        numbers.waiters.notify_fenced(1);
         while numbers.data.load(Ordering::Acquire) != 100 {
             numbers.idle.park(None, || numbers.data.load(Ordering::Acquire) == 100);
         }
@@ -167,14 +168,14 @@ fn one_who_waits_no_more_keeps_nobody_else_from_being_told() {
             move || numbers.wait_for(1)
         });
         numbers.publish(1);
-        numbers.waiters.tell_surely(1);
+        numbers.waiters.notify_fenced(1);
         given_up.join().unwrap();
         waiting.join().unwrap();
         assert!(matches!(numbers.completion_of(1).outcome(), Some(Ok(_))));
     });
 }
 
-/// Counts how often it is woken.
+/// Counts its wakeups.
 struct Count(AtomicU64);
 
 impl Wake for Count {
@@ -192,18 +193,18 @@ fn a_future_that_comes_while_its_number_is_published_is_woken_once_or_sees_the_e
             move || {
                 let count = std::sync::Arc::new(Count(AtomicU64::new(0)));
                 let completion = numbers.completion_of(1);
-                let is_watched = completion.wake_at_end(&Waker::from(count.clone()));
+                let is_watched = completion.wake_on_completion(&Waker::from(count.clone()));
                 (count, is_watched)
             }
         });
         numbers.publish(1);
-        numbers.waiters.tell_surely(1);
+        numbers.waiters.notify_fenced(1);
         let (count, is_watched) = waiting.join().unwrap();
         assert_eq!(count.0.load(Ordering::Relaxed), u64::from(is_watched));
     });
 }
 
-/// Waits for another number, in the code that runs at the end of the first.
+/// A value that, when it is dropped by the completion of one sequence, waits for another sequence.
 struct Next(Arc<Numbers>, u64);
 
 impl std::fmt::Debug for Next {
@@ -215,11 +216,11 @@ impl std::fmt::Debug for Next {
 impl Drop for Next {
     fn drop(&mut self) {
         let next = self.0.completion_of(self.1);
-        let _ = next.keep_until_end(Told(self.0.clone()));
+        let _ = next.keep_alive(Told(self.0.clone()));
     }
 }
 
-/// Says that it was told.
+/// A value that records its drop, which is the notification.
 struct Told(Arc<Numbers>);
 
 impl std::fmt::Debug for Told {
@@ -240,11 +241,11 @@ fn the_end_of_one_number_that_asks_for_the_next_is_told_of_it() {
         let numbers = Numbers::new();
         let waiting = thread::spawn({
             let numbers = numbers.clone();
-            move || drop(numbers.completion_of(1).keep_until_end(Next(numbers.clone(), 2)))
+            move || drop(numbers.completion_of(1).keep_alive(Next(numbers.clone(), 2)))
         });
         numbers.publish(1);
         numbers.publish(2);
-        numbers.waiters.tell_surely(2);
+        numbers.waiters.notify_fenced(2);
         waiting.join().unwrap();
         assert_eq!(numbers.data.load(Ordering::Relaxed), 102);
     });

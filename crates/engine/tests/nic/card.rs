@@ -1,24 +1,24 @@
-//! The card that is tried: a real one where there is one, a model elsewhere.
+//! The card under test: a real one if there is one, a model otherwise.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use memferry_engine::nic::model::{Faults, NicModel};
-use memferry_engine::nic::{NicEngine, Settings};
-use memferry_sys::device::Device;
-use memferry_sys::vfio::pci::{Bus, E1000E};
-use memferry_sys::vfio::{OpenError, VfioDevice};
+use memferry_engine::nic::model::{NicFaults, NicModel};
+use memferry_engine::nic::{NicConfig, NicEngine};
+use memferry_sys::device::DmaDevice;
+use memferry_sys::vfio::pci::{E1000E, PciBus};
+use memferry_sys::vfio::{VfioDevice, VfioError};
 
-use crate::spoiled::Spoiled;
+use crate::faulty_device::FaultyDevice;
 
-/// Names the card: an address on the bus, or `auto`.
+/// Names the card: a bus address, or `auto`.
 const VARIABLE: &str = "MEMFERRY_NIC";
 
-/// The address of the real card, if there is one to be tried.
+/// The address of the real card, if there is one to test.
 pub(crate) fn address() -> Option<String> {
     let named = std::env::var(VARIABLE).ok();
     let address = match named.as_deref() {
-        Some("auto") => Bus::default().find(E1000E).into_iter().next().map(|card| card.address),
+        Some("auto") => PciBus::default().find(E1000E).into_iter().next().map(|card| card.address),
         Some(address) => Some(address.to_owned()),
         None => None,
     };
@@ -27,42 +27,42 @@ pub(crate) fn address() -> Option<String> {
     address
 }
 
-/// The real card, if there is one to be tried.
+/// The real card, if there is one to test.
 pub(crate) fn real() -> Option<Arc<VfioDevice>> {
     let address = address()?;
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         match VfioDevice::open(&address) {
             Ok(card) => return Some(Arc::new(card)),
-            // A thread of the test before may still be about to let go of it.
-            Err(OpenError::Busy { .. }) if Instant::now() < deadline => {
+            // A thread of the previous test may still hold it.
+            Err(VfioError::Busy { .. }) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(10));
             }
-            Err(error) => panic!("the card {address} cannot be had: {error}"),
+            Err(error) => panic!("the card {address} cannot be opened: {error}"),
         }
     }
 }
 
 /// The engine over the card.
 pub(crate) fn engine() -> Arc<NicEngine> {
-    faulty_engine(Settings::default(), Faults::default())
+    faulty_engine(NicConfig::default(), NicFaults::default())
 }
 
-/// The engine over a card that loses or damages frames once it is in use.
-pub(crate) fn faulty_engine(settings: Settings, faults: Faults) -> Arc<NicEngine> {
+/// The engine over a card that loses or corrupts frames once it is in use.
+pub(crate) fn faulty_engine(config: NicConfig, faults: NicFaults) -> Arc<NicEngine> {
     let Some(real) = real() else {
         let model = NicModel::new();
-        let engine = over(model.clone(), settings);
+        let engine = over(model.clone(), config);
         model.set_faults(faults);
         return engine;
     };
-    match faults == Faults::default() {
-        true => over(real, settings),
-        false => over(Arc::new(Spoiled::new(real, faults)), settings),
+    match faults == NicFaults::default() {
+        true => over(real, config),
+        false => over(Arc::new(FaultyDevice::new(real, faults)), config),
     }
 }
 
-pub(crate) fn over(device: Arc<dyn Device>, settings: Settings) -> Arc<NicEngine> {
-    // SAFETY: a model, or one that passes on what it is told; nobody else writes its registers.
-    Arc::new(unsafe { NicEngine::over(device, settings) }.expect("a card that works"))
+pub(crate) fn over(device: Arc<dyn DmaDevice>, config: NicConfig) -> Arc<NicEngine> {
+    // SAFETY: a model, or a device that forwards to one; no other code writes its registers.
+    Arc::new(unsafe { NicEngine::over(device, config) }.expect("a card that works"))
 }

@@ -1,25 +1,25 @@
-//! A program that is killed leaves its card to the next.
+//! A killed program leaves its card usable for the next.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 
 use crate::card;
-use crate::rig::{Copy, Rig};
+use crate::rig::{NicRig, TestCopy};
 
-/// Tells the child that it is one.
+/// Marks the child process.
 const CHILD: &str = "MEMFERRY_NIC_CHILD";
 
-/// Not a test by itself: what the child does until it is killed.
+/// Not a test by itself: the work of the child until it is killed.
 #[test]
 fn a_child_copies_until_it_is_killed() {
     if std::env::var_os(CHILD).is_none() {
         return;
     }
-    let mut rig = Rig::new(card::engine(), 1 << 20);
+    let mut rig = NicRig::new(card::engine(), 1 << 20);
     for round in 0.. {
-        rig.copy(&[Copy { from: round % 7, to: 2 * (round % 9), length: 900_000 }]);
+        rig.copy(&[TestCopy { from: round % 7, to: 2 * (round % 9), length: 900_000 }]);
         if round == 2 {
-            // Standard output is caught by the harness of the tests.
+            // The test harness captures standard output.
             eprintln!("copying");
         }
     }
@@ -28,7 +28,7 @@ fn a_child_copies_until_it_is_killed() {
 #[test]
 fn a_card_whose_program_was_killed_can_be_used_again() {
     if card::address().is_none() {
-        let why = "no card was handed over; `cargo xtask qemu` has one";
+        let why = "no card is bound to vfio-pci; `cargo xtask qemu` has one";
         return memferry_testing::skip(memferry_testing::Requirement::Nic, why);
     }
     for _ in 0..3 {
@@ -39,11 +39,11 @@ fn a_card_whose_program_was_killed_can_be_used_again() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        assert!(lines.any(|line| line.is_ok_and(|line| line == "copying")), "it never began");
+        assert!(lines.any(|line| line.is_ok_and(|line| line == "copying")), "it never started");
         child.kill().unwrap();
         child.wait().unwrap();
-        let mut rig = Rig::new(card::engine(), 1 << 18);
-        rig.copy(&[Copy { from: 1, to: 2, length: 200_000 }]);
-        assert_eq!(rig.engine.counters().given_up, 0);
+        let mut rig = NicRig::new(card::engine(), 1 << 18);
+        rig.copy(&[TestCopy { from: 1, to: 2, length: 200_000 }]);
+        assert_eq!(rig.engine.counters().cpu_fallbacks, 0);
     }
 }

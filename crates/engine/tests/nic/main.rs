@@ -1,48 +1,49 @@
-//! The engine of a network card: the conformance suite, and what only this engine does.
+//! The engine of a network card: the conformance suite, and the behaviour of this engine alone.
 //!
-//! Where `MEMFERRY_NIC` names a card that was handed over (`auto`: the first), all of it runs over that
-//! card; elsewhere over a model. `cargo xtask qemu` runs it over the card of a virtual machine.
+//! If `MEMFERRY_NIC` names a card that is bound to vfio-pci (`auto`: the first), all tests run over
+//! that card; otherwise over a model. `cargo xtask qemu` runs them over the card of a virtual
+//! machine.
 #![cfg(not(loom))]
 #![allow(clippy::print_stderr)]
 
 mod card;
 mod copies;
 mod faults;
+mod faulty_device;
 mod in_a_row;
 mod killed;
 mod late;
-mod notices;
+mod notifications;
 mod rig;
-mod spoiled;
 
 use memferry_engine::ChannelOptions;
-use memferry_engine::conformance::Subject;
+use memferry_engine::conformance::EngineUnderTest;
 use memferry_engine::conformance_tests;
-use memferry_engine::nic::Settings;
-use memferry_engine::nic::model::Faults;
+use memferry_engine::nic::NicConfig;
+use memferry_engine::nic::model::NicFaults;
 
 fn tiny() -> ChannelOptions {
     ChannelOptions { capacity: Some(2), spin_ns: Some(0), ..ChannelOptions::default() }
 }
 
-fn checked() -> Settings {
-    Settings { checks: true }
+fn checked() -> NicConfig {
+    NicConfig { verify_checksums: true }
 }
 
-conformance_tests!(nic_engine, Subject::new(card::engine));
-conformance_tests!(nic_engine_with_a_tiny_ring, Subject::new(card::engine).options(tiny()));
+conformance_tests!(nic_engine, EngineUnderTest::new(card::engine));
+conformance_tests!(nic_engine_with_a_tiny_ring, EngineUnderTest::new(card::engine).options(tiny()));
 conformance_tests!(
     nic_engine_that_loses_frames,
-    Subject::new(|| {
-        let faults = Faults { lose_every: Some(11), ..Faults::default() };
-        card::faulty_engine(Settings::default(), faults)
+    EngineUnderTest::new(|| {
+        let faults = NicFaults { lose_every: Some(11), ..NicFaults::default() };
+        card::faulty_engine(NicConfig::default(), faults)
     })
     .injects_faults()
 );
 conformance_tests!(
     nic_engine_that_damages_frames,
-    Subject::new(|| {
-        let faults = Faults { damage_every: Some(5), ..Faults::default() };
+    EngineUnderTest::new(|| {
+        let faults = NicFaults { damage_every: Some(5), ..NicFaults::default() };
         card::faulty_engine(checked(), faults)
     })
     .injects_faults()

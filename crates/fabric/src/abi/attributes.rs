@@ -1,4 +1,4 @@
-//! What programs say when they open an object.
+//! The attributes with which programs open objects.
 
 use std::ffi::{c_char, c_int, c_void};
 

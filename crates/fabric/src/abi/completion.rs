@@ -1,4 +1,4 @@
-//! What programs read: entries of completion queues and of event queues.
+//! Entries of completion queues and of event queues.
 
 use std::ffi::{c_int, c_void};
 
@@ -32,7 +32,7 @@ structures! {
         tag: u64,
     }
 
-    /// In 2.x a source address follows, which a program of 1.17 has no room for.
+    /// In 2.x a source address follows, for which a program of 1.17 has no space.
     CqErrEntry = "struct fi_cq_err_entry" {
         op_context: *mut c_void,
         flags: u64,

@@ -1,6 +1,6 @@
-//! Numbers: flags, kinds, commands and errors.
+//! Constants: flags, types, commands and errors.
 
-/// Defines numbers, and the list `NUMBERS` of them.
+/// Defines constants, and the list `NUMBERS` of them.
 macro_rules! numbers {
     ($($(#[$meta:meta])* $type:ty { $($name:ident = $value:expr,)* })*) => {
         $($(pub const $name: $type = $value;)*)*
@@ -61,7 +61,7 @@ numbers! {
         FI_CONTEXT = 1 << 59,
         FI_CONTEXT2 = 1 << 52,
     }
-    // Orders.
+    // Message orders.
     u64 {
         FI_ORDER_RAR = 1 << 0,
         FI_ORDER_RAW = 1 << 1,
@@ -88,7 +88,7 @@ numbers! {
         FI_PROTO_UNSPEC = 0,
         FI_PROTO_SHM = 16,
     }
-    // Kinds, in attributes.
+    // Types, in attributes.
     i32 {
         FI_AV_UNSPEC = 0,
         FI_AV_MAP = 1,

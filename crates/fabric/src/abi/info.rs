@@ -1,4 +1,4 @@
-//! What a provider offers and a program asks for.
+//! The capabilities that a provider offers and a program requests.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -63,7 +63,7 @@ structures! {
         auth_key: *mut u8,
     }
 
-    /// Longer in 2.x: only the core may make one.
+    /// Longer in 2.x: only the core may create one.
     DomainAttr = "struct fi_domain_attr" {
         domain: *mut FidDomain,
         name: *mut c_char,

@@ -1,5 +1,4 @@
-//! Descriptions of messages and of accesses to remote memory, as the calls that take all of it in one
-//! structure have them.
+//! Descriptions of messages and of RMA, for the calls that take all arguments in one structure.
 
 use std::ffi::c_void;
 

@@ -1,9 +1,10 @@
-//! libfabric's binary interface in Rust: the structures, tables of functions and numbers that a
-//! provider and the core share, as the headers of 1.17 have them.
+//! libfabric's binary interface in Rust: the structures, tables of functions and constants that a
+//! provider and the core share, from the headers of 1.17.
 //!
-//! Names of fields and numbers are libfabric's, whose manual explains them. Headers of 2.x only add
-//! at the ends, so what is here is right for both as long as nothing behind these ends is touched.
-//! Every definition is also an entry of a list, which `tests/layout.rs` compares with real headers.
+//! Names of fields and constants are libfabric's, whose manual explains them. Headers of 2.x only
+//! append fields, so these definitions are right for both as long as nothing beyond their ends is
+//! accessed. Every definition is also an entry of a list, which `tests/layout.rs` compares with
+//! real headers.
 
 // The manual of libfabric has a page for each of them.
 #![allow(missing_docs)]
@@ -24,12 +25,12 @@ pub use messages::*;
 pub use objects::*;
 pub use operations::*;
 
-/// Where the fields of a structure lie.
+/// The layout of a structure.
 #[derive(Debug, Clone, Copy)]
 pub struct Layout {
-    /// What C calls it.
+    /// The C name.
     pub name: &'static str,
-    /// Its bytes.
+    /// The size in bytes.
     pub size: usize,
     /// Names, offsets and sizes of the fields.
     pub fields: &'static [(&'static str, usize, usize)],
@@ -49,12 +50,12 @@ pub fn layouts() -> impl Iterator<Item = &'static Layout> {
     .flatten()
 }
 
-/// All numbers, by name.
+/// All constants, by name.
 pub fn numbers() -> &'static [(&'static str, u64)] {
     constants::NUMBERS
 }
 
-/// Defines structures of C, and the list `LAYOUTS` of them.
+/// Defines C structures, and the list `LAYOUTS` of them.
 macro_rules! structures {
     ($($(#[$meta:meta])* $name:ident = $c:literal { $($field:ident: $type:ty,)* })*) => {
         $(

@@ -1,4 +1,4 @@
-//! The visible beginnings of objects: programs hold pointers to these, and call through their tables.
+//! The headers of objects: programs hold pointers to these, and call through their tables.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -8,7 +8,7 @@ use super::{
 };
 
 structures! {
-    /// Every object begins with this.
+    /// The header of every object.
     Fid = "struct fid" {
         fclass: usize,
         context: *mut c_void,
@@ -69,7 +69,7 @@ structures! {
         flags: u64,
     }
 
-    /// What `fi_prov_ini` gives. The core writes to `context`.
+    /// The result of `fi_prov_ini`. The core writes to `context`.
     Provider = "struct fi_provider" {
         version: u32,
         fi_version: u32,

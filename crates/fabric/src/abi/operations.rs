@@ -1,5 +1,5 @@
-//! The tables of functions behind the objects. The first field of each is its size, by which the core
-//! knows what is there.
+//! The tables of functions of the objects. The first field of each is its size, by which the core
+//! knows which functions exist.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -8,8 +8,8 @@ use super::{
     FidDomain, FidEp, FidEq, FidFabric, FidMr, Info, MrAttr, Msg, MsgRma, MsgTagged, structures,
 };
 
-/// A function that says that it does not exist, whatever it is given: in C's calling convention a
-/// callee need not know of arguments that it does not read.
+/// A function that returns `FI_ENOSYS` for any arguments: in C's calling convention a callee may
+/// ignore arguments.
 pub type Unsupported = unsafe extern "C" fn() -> isize;
 
 structures! {

@@ -1,15 +1,15 @@
-//! The identity of this host: equal for two processes if they can connect and reach each other's
+//! The identity of this host: equal for two processes if they can connect and access each other's
 //! memory, which needs the same kernel and the same namespaces.
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::OnceLock;
 
-/// Which host, of which names may be equal.
+/// The identity of a host; host names may be equal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct HostId(pub(crate) [u8; 16]);
 
 impl HostId {
-    /// That of this process.
+    /// The identity of this process's host.
     pub(crate) fn ours() -> Self {
         static OURS: OnceLock<HostId> = OnceLock::new();
         *OURS.get_or_init(|| {
@@ -19,7 +19,7 @@ impl HostId {
             }
             let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
             let boot = boot.unwrap_or_else(|_| unreadable_boot());
-            // Listening names are those of a network namespace, processes those of another one.
+            // Listening names belong to a network namespace, pids to a pid namespace.
             let [net, pid] = ["net", "pid"].map(|kind| {
                 std::fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |file| file.ino())
             });
@@ -28,12 +28,12 @@ impl HostId {
     }
 }
 
-/// Where the system hides its identity, its name is the next best.
+/// Without a readable boot id, the host name is the best substitute.
 fn unreadable_boot() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default()
 }
 
-/// Sixteen bytes that stand for any number of them (FNV-1a): nothing here is secret.
+/// A 16-byte hash (FNV-1a). Nothing here is secret.
 pub(super) fn digest(bytes: &[u8]) -> [u8; 16] {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

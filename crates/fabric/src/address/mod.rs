@@ -1,7 +1,7 @@
-//! Addresses of endpoints: what `fi_getname` gives and `fi_av_insert` takes.
+//! Addresses of endpoints: the result of `fi_getname` and the argument of `fi_av_insert`.
 //!
-//! All have the same length, which programs exchange without asking: an identifier, the identity of
-//! the host, and room for the address of a socket by which other hosts reach the endpoint.
+//! All have the same length, because programs exchange them without a length: an identifier, the
+//! identity of the host, and the socket address at which other hosts reach the endpoint.
 
 mod host;
 mod vector;
@@ -9,21 +9,21 @@ mod vector;
 use std::fmt::Write;
 
 pub(crate) use host::HostId;
-pub(crate) use vector::{AddressVector, Place, copy_out, open};
+pub(crate) use vector::{AddressLocation, AddressVector, copy_out, open};
 
-/// The bytes of an address: as many as the longest name that Open MPI keeps.
+/// The length of an address in bytes: the maximum that Open MPI stores.
 pub(crate) const ADDRESS_BYTES: usize = 64;
-/// The bytes for a socket's address, which is that of IPv6 at most.
+/// The length of a socket address in bytes, which is at most that of IPv6.
 pub(crate) const SOCKET_BYTES: usize = 28;
-/// What every address begins with. The digit is the version.
+/// The first bytes of every address. The digit is the version.
 const MAGIC: [u8; 4] = *b"mfy1";
 
-/// What tells endpoints of one host apart.
+/// The identifier of an endpoint within its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct LocalId(pub(crate) [u8; 16]);
 
 impl LocalId {
-    /// One that nobody else has.
+    /// Creates a random identifier.
     pub(crate) fn random() -> Self {
         let mut bytes = [0; 16];
         let mut filled = 0;
@@ -34,7 +34,8 @@ impl LocalId {
             ) {
                 Ok(count) => filled += count,
                 Err(rustix::io::Errno::INTR) => {}
-                // Without random numbers: what no other endpoint of this host has at this time.
+                // Without random numbers: an identifier that no other endpoint of this host has at
+                // this time.
                 Err(_) => return Self::of_now(),
             }
         }
@@ -47,7 +48,7 @@ impl LocalId {
         Self::derived(&format!("{} {now} {:?}", std::process::id(), std::thread::current().id()))
     }
 
-    /// That of a service, which both sides of a connection call by the same name.
+    /// The identifier of a service, which both sides of a connection know by name.
     pub(crate) fn of_service(service: &str) -> Self {
         Self::derived(&format!("service {service}"))
     }
@@ -56,14 +57,14 @@ impl LocalId {
         Self(host::digest(text.as_bytes()))
     }
 
-    /// The name under which the endpoint listens.
+    /// The name on which the endpoint listens.
     pub(crate) fn listening_name(self) -> String {
         let mut name = String::from("fi:");
         self.0.iter().for_each(|byte| write!(name, "{byte:02x}").expect("strings can be written"));
         name
     }
 
-    /// The identifier that such a name was made from.
+    /// Parses the identifier from a listening name.
     pub(crate) fn from_listening_name(name: &str) -> Option<Self> {
         let digits = name.strip_prefix("fi:").filter(|digits| digits.len() == 32)?;
         u128::from_str_radix(digits, 16).ok().map(|number| Self(number.to_be_bytes()))
@@ -75,12 +76,12 @@ impl LocalId {
 pub(crate) struct Address {
     pub(crate) id: LocalId,
     pub(crate) host: HostId,
-    /// The socket's address for peers on other hosts; zero if there is none.
+    /// The socket address for peers on other hosts; zero if there is none.
     pub(crate) socket: [u8; SOCKET_BYTES],
 }
 
 impl Address {
-    /// That of an endpoint of this host.
+    /// The address of an endpoint on this host.
     pub(crate) fn here(id: LocalId) -> Self {
         Self { id, host: HostId::ours(), socket: [0; SOCKET_BYTES] }
     }
@@ -94,7 +95,7 @@ impl Address {
         bytes
     }
 
-    /// The address that these bytes are, if they are one.
+    /// Decodes an address.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; ADDRESS_BYTES] = bytes.get(..ADDRESS_BYTES)?.try_into().ok()?;
         if bytes[..4] != MAGIC {
@@ -107,16 +108,16 @@ impl Address {
         })
     }
 
-    /// For people.
+    /// The text for display.
     pub(crate) fn text(&self) -> String {
-        let place = if self.host == HostId::ours() { "here" } else { "elsewhere" };
-        format!("fi_memferry://{place}/{}", &self.id.listening_name()[3..])
+        let location = if self.host == HostId::ours() { "here" } else { "elsewhere" };
+        format!("fi_memferry://{location}/{}", &self.id.listening_name()[3..])
     }
 }
 
-/// Whether a host's name or address is one of this host.
+/// Returns whether a host name or address belongs to this host.
 pub(crate) fn is_this_host(node: &str) -> bool {
-    // Only an address of this host can be listened on.
+    // Only an address of this host can be bound.
     node == "localhost" || std::net::UdpSocket::bind((node, 0)).is_ok()
 }
 

@@ -1,7 +1,7 @@
 //! Address vectors: the addresses that a program has inserted, by number.
 //!
-//! A vector knows nothing of connections. Several endpoints may share it, before and after they are
-//! enabled, and each finds its own way to an address when it first needs one.
+//! A vector has no connections. Several endpoints may share it, before and after they are enabled,
+//! and each connects to an address when it first needs it.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_void};
@@ -10,15 +10,15 @@ use std::sync::{Arc, Mutex, RwLock, Weak};
 use super::{ADDRESS_BYTES, Address, HostId, LocalId};
 use crate::abi::*;
 use crate::domain::Domain;
-use crate::endpoint::Station;
-use crate::guard::{self, Code, call, number, unsupported};
-use crate::object::{self, Object, Visible};
+use crate::endpoint::EndpointCore;
+use crate::guard::{self, FiError, call, number, unsupported};
+use crate::object::{self, FidHeader, FidObject};
 use crate::queue::EventQueue;
 
-/// Where an inserted address is.
+/// The location of an inserted address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// On this host, under this listening name.
+pub(crate) enum AddressLocation {
+    /// On this host, with this listening name.
     Local(String),
     /// On another host.
     Remote(Address),
@@ -27,33 +27,33 @@ pub(crate) enum Place {
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct AddressVector {
-    visible: Visible<FidAv>,
+    header: FidHeader<FidAv>,
     domain: Arc<Domain>,
-    /// Insertions are told to the event queue that is bound.
-    tells_events: bool,
+    /// Insertions are reported to the bound event queue.
+    reports_events: bool,
     events: Mutex<Option<Arc<EventQueue>>>,
-    addresses: RwLock<Addresses>,
-    /// Who finds its peers here.
-    stations: Mutex<Vec<Weak<Station>>>,
+    addresses: RwLock<AddressTable>,
+    /// The endpoints that use this vector.
+    endpoints: Mutex<Vec<Weak<EndpointCore>>>,
 }
 
-// SAFETY: it begins with the visible part of an address vector, whose class this is.
-unsafe impl Object for AddressVector {
+// SAFETY: it begins with the header of an address vector, whose class this is.
+unsafe impl FidObject for AddressVector {
     const CLASS: usize = FI_CLASS_AV;
 }
 
-/// Numbers are not used again: what endpoints remember of one stays right.
+/// Addresses by number. Numbers are never reused, so that endpoints can cache them.
 #[derive(Debug, Default)]
-struct Addresses {
+struct AddressTable {
     by_number: Vec<Option<Address>>,
     numbers: HashMap<LocalId, u64>,
 }
 
-impl Addresses {
+impl AddressTable {
     fn insert(&mut self, address: Address) -> u64 {
         let number = self.by_number.len() as u64;
         self.by_number.push(Some(address));
-        // If one address is inserted twice, messages come from the first.
+        // If an address is inserted twice, messages are reported with the first number.
         self.numbers.entry(address.id).or_insert(number);
         number
     }
@@ -74,13 +74,13 @@ impl Addresses {
 }
 
 impl AddressVector {
-    /// Where the address of this number is.
-    pub(crate) fn place(&self, number: u64) -> Option<Place> {
+    /// The location of the address with this number.
+    pub(crate) fn location(&self, number: u64) -> Option<AddressLocation> {
         let address = self.addresses.read().unwrap().get(number)?;
         Some(if address.host == HostId::ours() {
-            Place::Local(address.id.listening_name())
+            AddressLocation::Local(address.id.listening_name())
         } else {
-            Place::Remote(address)
+            AddressLocation::Remote(address)
         })
     }
 
@@ -89,20 +89,20 @@ impl AddressVector {
         self.addresses.read().unwrap().numbers.get(&id).copied()
     }
 
-    /// Tells a station from now on which numbers are removed.
-    pub(crate) fn add(&self, station: &Arc<Station>) {
-        let mut stations = self.stations.lock().unwrap();
-        stations.retain(|known| known.strong_count() > 0);
-        stations.push(Arc::downgrade(station));
+    /// Reports removed numbers to an endpoint from now on.
+    pub(crate) fn add(&self, core: &Arc<EndpointCore>) {
+        let mut cores = self.endpoints.lock().unwrap();
+        cores.retain(|known| known.strong_count() > 0);
+        cores.push(Arc::downgrade(core));
     }
 
-    /// The address of a number is removed. Whether there was one.
+    /// Removes the address of a number. Returns whether there was one.
     fn remove(&self, number: u64) -> bool {
         if self.addresses.write().unwrap().remove(number).is_none() {
             return false;
         }
-        let stations = self.stations.lock().unwrap();
-        stations.iter().filter_map(Weak::upgrade).for_each(|station| station.forget(number));
+        let cores = self.endpoints.lock().unwrap();
+        cores.iter().filter_map(Weak::upgrade).for_each(|core| core.remove_peer(number));
         true
     }
 
@@ -110,7 +110,7 @@ impl AddressVector {
         &self.domain
     }
 
-    fn tell(&self, event: u32, context: *mut c_void, data: u64, code: c_int) {
+    fn report_event(&self, event: u32, context: *mut c_void, data: u64, code: c_int) {
         let queue = self.events.lock().unwrap().clone();
         let Some(queue) = queue else { return };
         let fid = (&raw const *self).cast_mut().cast();
@@ -143,7 +143,7 @@ static FID_OPS: Ops = Ops {
 static OPS: OpsAv = OpsAv {
     size: size_of::<OpsAv>(),
     insert,
-    // Names of hosts say nothing of endpoints: programs exchange addresses.
+    // Host names do not identify endpoints: programs exchange addresses.
     insertsvc: unsupported,
     insertsym: unsupported,
     remove,
@@ -158,39 +158,40 @@ pub(crate) unsafe extern "C" fn open(
     av: *mut *mut FidAv,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: libfabric's contract: an open domain, attributes or null, room for a pointer.
+    // SAFETY: libfabric's contract: an open domain, attributes or null, space for a pointer.
     call(|| unsafe {
-        let attr = attr.as_ref().ok_or(Code(FI_EINVAL))?;
+        let attr = attr.as_ref().ok_or(FiError(FI_EINVAL))?;
         if ![FI_AV_UNSPEC, FI_AV_MAP, FI_AV_TABLE].contains(&attr.r#type) {
-            return Err(Code(FI_EINVAL));
+            return Err(FiError(FI_EINVAL));
         }
-        // A vector with a name is one that processes share.
+        // A vector with a name is shared by processes.
         if !attr.name.is_null() || attr.flags & FI_READ != 0 {
-            return Err(Code(FI_ENOSYS));
+            return Err(FiError(FI_ENOSYS));
         }
         let fid = Fid { fclass: FI_CLASS_AV, context, ops: &raw const FID_OPS };
         let vector = AddressVector {
-            visible: Visible::new(FidAv { fid, ops: &raw const OPS }),
+            header: FidHeader::new(FidAv { fid, ops: &raw const OPS }),
             domain: object::share(domain),
-            tells_events: attr.flags & FI_COMPLETION != 0,
+            reports_events: attr.flags & FI_COMPLETION != 0,
             events: Mutex::default(),
             addresses: RwLock::default(),
-            stations: Mutex::default(),
+            endpoints: Mutex::default(),
         };
-        object::give(Arc::new(vector), av)
+        object::into_raw(Arc::new(vector), av)
     })
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    // SAFETY: libfabric's contract: an open vector, which is not used again if it closes.
-    call(|| unsafe { object::take::<AddressVector, _>(fid).map(drop) })
+    // SAFETY: libfabric's contract: an open vector, which the program does not use again after a
+    // success.
+    call(|| unsafe { object::from_raw::<AddressVector, _>(fid).map(drop) })
 }
 
 unsafe extern "C" fn bind(fid: *mut Fid, to: *mut Fid, _flags: u64) -> c_int {
     // SAFETY: libfabric's contract: both are open.
     call(|| unsafe {
         let vector: &AddressVector = object::borrow(fid);
-        let queue = object::downcast(to).ok_or(Code(FI_EINVAL))?;
+        let queue = object::downcast(to).ok_or(FiError(FI_EINVAL))?;
         *vector.events.lock().unwrap() = Some(queue);
         Ok(())
     })
@@ -204,16 +205,16 @@ unsafe extern "C" fn insert(
     flags: u64,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: libfabric's contract: `count` addresses one behind the other, and as many numbers (or
-    // null), and with FI_SYNC_ERR as many ints at the context.
+    // SAFETY: libfabric's contract: `count` consecutive addresses, and as many numbers (or null),
+    // and with FI_SYNC_ERR as many ints at the context.
     number(|| unsafe {
         let vector: &AddressVector = object::borrow(av);
         let has_queue = vector.events.lock().unwrap().is_some();
-        if vector.tells_events && !has_queue {
-            return Err(Code(FI_ENOEQ));
+        if vector.reports_events && !has_queue {
+            return Err(FiError(FI_ENOEQ));
         }
         if count > 0 && addresses.is_null() {
-            return Err(Code(FI_EINVAL));
+            return Err(FiError(FI_EINVAL));
         }
         let mut inserted = 0;
         let mut table = vector.addresses.write().unwrap();
@@ -225,16 +226,16 @@ unsafe extern "C" fn insert(
                 numbers.add(index).write(number);
             }
             let code = if address.is_some() { 0 } else { FI_EINVAL };
-            if flags & FI_SYNC_ERR != 0 && !vector.tells_events {
+            if flags & FI_SYNC_ERR != 0 && !vector.reports_events {
                 context.cast::<c_int>().add(index).write(code);
-            } else if code != 0 && vector.tells_events {
-                vector.tell(FI_AV_COMPLETE, context, index as u64, code);
+            } else if code != 0 && vector.reports_events {
+                vector.report_event(FI_AV_COMPLETE, context, index as u64, code);
             }
             inserted += c_int::from(code == 0);
         }
         drop(table);
-        if vector.tells_events {
-            vector.tell(FI_AV_COMPLETE, context, inserted as u64, 0);
+        if vector.reports_events {
+            vector.report_event(FI_AV_COMPLETE, context, inserted as u64, 0);
             return Ok(0);
         }
         Ok(inserted)
@@ -246,12 +247,12 @@ unsafe extern "C" fn remove(av: *mut FidAv, numbers: *mut u64, count: usize, _fl
     call(|| unsafe {
         let vector: &AddressVector = object::borrow(av);
         if count > 0 && numbers.is_null() {
-            return Err(Code(FI_EINVAL));
+            return Err(FiError(FI_EINVAL));
         }
         let mut outcome = Ok(());
         for index in 0..count {
             if !vector.remove(*numbers.add(index)) {
-                outcome = Err(Code(FI_ENOENT));
+                outcome = Err(FiError(FI_ENOENT));
             }
         }
         outcome
@@ -264,26 +265,26 @@ unsafe extern "C" fn lookup(
     address: *mut c_void,
     length: *mut usize,
 ) -> c_int {
-    // SAFETY: libfabric's contract: an open vector, a length and as much memory.
+    // SAFETY: libfabric's contract: an open vector, a length and memory of that length.
     call(|| unsafe {
         let vector: &AddressVector = object::borrow(av);
         let table = vector.addresses.read().unwrap();
-        let bytes = table.get(number).ok_or(Code(FI_EINVAL))?.to_bytes();
-        let room = length.as_mut().ok_or(Code(FI_EINVAL))?;
-        copy_out(&bytes, address.cast(), *room);
-        *room = bytes.len();
+        let bytes = table.get(number).ok_or(FiError(FI_EINVAL))?.to_bytes();
+        let capacity = length.as_mut().ok_or(FiError(FI_EINVAL))?;
+        copy_out(&bytes, address.cast(), *capacity);
+        *capacity = bytes.len();
         Ok(())
     })
 }
 
-/// Copies as much as fits.
+/// Copies at most `capacity` bytes.
 ///
 /// # Safety
-/// `to` must be valid for writes of `room` bytes, or null.
-pub(crate) unsafe fn copy_out(bytes: &[u8], to: *mut u8, room: usize) {
+/// `to` must be valid for writes of `capacity` bytes, or null.
+pub(crate) unsafe fn copy_out(bytes: &[u8], to: *mut u8, capacity: usize) {
     if !to.is_null() {
-        // SAFETY: the caller's promise, for as much as fits.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len().min(room)) };
+        // SAFETY: the caller guarantees `capacity` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len().min(capacity)) };
     }
 }
 
@@ -293,18 +294,18 @@ unsafe extern "C" fn straddr(
     buffer: *mut c_char,
     length: *mut usize,
 ) -> *const c_char {
-    // SAFETY: libfabric's contract: an address, a length and as much memory.
+    // SAFETY: libfabric's contract: an address, a length and memory of that length.
     let text = guard::protected(|| unsafe {
-        let room = length.as_mut().ok_or(Code(FI_EINVAL))?;
+        let capacity = length.as_mut().ok_or(FiError(FI_EINVAL))?;
         let bytes = std::slice::from_raw_parts(address.cast::<u8>(), ADDRESS_BYTES);
         let text = Address::from_bytes(bytes).map_or("not an address".into(), |a| a.text());
-        let text = CString::new(text).map_err(|_| Code(FI_EINVAL))?;
+        let text = CString::new(text).map_err(|_| FiError(FI_EINVAL))?;
         let whole = text.as_bytes_with_nul();
-        copy_out(whole, buffer.cast(), *room);
-        if !buffer.is_null() && *room > 0 && whole.len() > *room {
-            buffer.add(*room - 1).write(0);
+        copy_out(whole, buffer.cast(), *capacity);
+        if !buffer.is_null() && *capacity > 0 && whole.len() > *capacity {
+            buffer.add(*capacity - 1).write(0);
         }
-        *room = whole.len();
+        *capacity = whole.len();
         Ok(buffer.cast_const())
     });
     text.unwrap_or(std::ptr::null())
@@ -316,7 +317,7 @@ mod tests {
 
     #[test]
     fn numbers_count_up_and_are_not_used_again() {
-        let mut table = Addresses::default();
+        let mut table = AddressTable::default();
         let address = [(); 3].map(|()| Address::here(LocalId::random()));
         assert_eq!(address.map(|address| table.insert(address)), [0, 1, 2]);
         assert_eq!(table.remove(1), Some(address[1]));
@@ -328,7 +329,7 @@ mod tests {
 
     #[test]
     fn an_address_that_is_there_twice_is_found_until_both_are_removed() {
-        let mut table = Addresses::default();
+        let mut table = AddressTable::default();
         let address = Address::here(LocalId::random());
         assert_eq!((table.insert(address), table.insert(address)), (0, 1));
         assert_eq!(table.numbers[&address.id], 0);

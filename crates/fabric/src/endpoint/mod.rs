@@ -1,17 +1,18 @@
-//! Endpoints as programs see them: opened, bound to queues and an address vector, enabled, and then
-//! used by way of a [`Station`]. Aliases are further views of an endpoint, with flags of their own.
+//! Endpoints of programs: opened, bound to queues and an address vector, enabled, and then used
+//! through an [`EndpointCore`]. Aliases are further handles of an endpoint, with flags of their
+//! own.
 
-mod access;
-mod marked;
+mod core;
+mod local_address;
 mod options;
-mod own;
 mod peers;
-mod plain;
 mod receive;
+mod rma;
 mod send;
-mod station;
 mod tagged;
-mod unoffered;
+mod tracked;
+mod unsupported;
+mod untagged;
 mod windows;
 
 use std::ffi::{c_int, c_void};
@@ -21,142 +22,142 @@ use std::sync::{Arc, Mutex, OnceLock};
 use crate::abi::*;
 use crate::address::{ADDRESS_BYTES, Address, AddressVector};
 use crate::domain::Domain;
-use crate::guard::{Code, Result, call, unsupported};
-use crate::object::{self, Object, Visible};
+use crate::guard::{FiError, Result, call, unsupported};
+use crate::object::{self, FidHeader, FidObject};
 use crate::queue::{CompletionQueue, Counter, EventQueue};
-use crate::remote::{Directory, Inner, RemoteCarrier, Settings};
-use own::OwnAddress;
-pub(crate) use station::Station;
-use station::{Direction, Remotes};
+use crate::remote::{Directory, FabricTransport, InnerEndpoint, RemoteConfig};
+pub(crate) use core::EndpointCore;
+use core::{CompletionBinding, Remotes};
+use local_address::ReservedAddress;
 
-/// The least room for a further message in memory that takes several, unless the program says.
-const LEAST_ROOM: usize = 64;
+/// The default minimum of free bytes in a buffer of a multi-receive.
+const DEFAULT_MIN_MULTI_RECV: usize = 64;
 
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Endpoint {
-    visible: Visible<FidEp>,
-    /// There from when it is enabled on.
-    station: OnceLock<Arc<Station>>,
-    /// What sends and receives do if a call has no flags.
+    header: FidHeader<FidEp>,
+    /// Set when the endpoint is enabled.
+    core: OnceLock<Arc<EndpointCore>>,
+    /// The default flags of sends and receives.
     send_flags: AtomicU64,
     receive_flags: AtomicU64,
-    common: Arc<Common>,
+    shared: Arc<EndpointShared>,
 }
 
-// SAFETY: it begins with the visible part of an endpoint, whose class this is.
-unsafe impl Object for Endpoint {
+// SAFETY: it begins with the header of an endpoint, whose class this is.
+unsafe impl FidObject for Endpoint {
     const CLASS: usize = FI_CLASS_EP;
 }
 
-/// What an endpoint and its aliases have in common.
+/// The state that an endpoint and its aliases share.
 #[derive(Debug)]
-struct Common {
+struct EndpointShared {
     domain: Arc<Domain>,
     caps: u64,
-    address: Mutex<OwnAddress>,
+    address: Mutex<ReservedAddress>,
     bindings: Mutex<Bindings>,
-    /// The least room for a further message in memory that takes several.
-    least_room: AtomicUsize,
-    /// How many of them are open: the last ends the station.
-    views: AtomicUsize,
+    /// The minimum of free bytes in a buffer of a multi-receive.
+    min_multi_recv: AtomicUsize,
+    /// The number of open handles: closing the last one closes the core.
+    open_aliases: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct Bindings {
     vector: Option<Arc<AddressVector>>,
-    /// Counted, so that it is not closed first. Endpoints of this kind have no events.
+    /// A reference, so that the queue is not closed first. Endpoints of this type have no events.
     events: Option<Arc<EventQueue>>,
-    sends: Direction,
-    receives: Direction,
-    /// Of these, only the counters.
-    reads: Direction,
-    writes: Direction,
+    sends: CompletionBinding,
+    receives: CompletionBinding,
+    /// Only the counters of these are used.
+    reads: CompletionBinding,
+    writes: CompletionBinding,
 }
 
 impl Endpoint {
-    /// Where its messages go and come, if it is enabled.
+    /// The core of an enabled endpoint.
     #[inline]
-    fn station(&self) -> Result<&Station> {
-        self.station.get().map(|station| &**station).ok_or(Code(FI_EOPBADSTATE))
+    fn core(&self) -> Result<&EndpointCore> {
+        self.core.get().map(|core| &**core).ok_or(FiError(FI_EOPBADSTATE))
     }
 
     fn enable(&self) -> Result {
-        if self.station.get().is_some() {
+        if self.core.get().is_some() {
             return Ok(());
         }
-        let common = &*self.common;
-        let bindings = common.bindings.lock().unwrap();
-        let vector = bindings.vector.clone().ok_or(Code(FI_ENOAV))?;
+        let shared = &*self.shared;
+        let bindings = shared.bindings.lock().unwrap();
+        let vector = bindings.vector.clone().ok_or(FiError(FI_ENOAV))?;
         let needed = [(FI_SEND, &bindings.sends), (FI_RECV, &bindings.receives)];
-        if needed.iter().any(|(cap, bound)| common.caps & cap != 0 && bound.is_unbound()) {
-            return Err(Code(FI_ENOCQ));
+        if needed.iter().any(|(cap, bound)| shared.caps & cap != 0 && bound.is_unbound()) {
+            return Err(FiError(FI_ENOCQ));
         }
         let messages = self.open_messages()?;
-        let remote = self.carry(&messages)?;
-        let is_directed = common.caps & FI_DIRECTED_RECV != 0;
-        let station = Arc::new(Station::new(messages, remote, vector, &bindings, is_directed));
-        let exposes = || match common.caps & FI_RMA {
+        let remote = self.set_remote_transport(&messages)?;
+        let is_directed = shared.caps & FI_DIRECTED_RECV != 0;
+        let core = Arc::new(EndpointCore::new(messages, remote, vector, &bindings, is_directed));
+        let expose = || match shared.caps & FI_RMA {
             0 => Ok(()),
-            _ => common.domain.expose_by(&station),
+            _ => shared.domain.publish_on(&core),
         };
-        if let Err(code) = station.attach().and_then(|()| exposes()) {
-            // Queues and counters know it by now, and perhaps peers.
-            let _ = station.withdraw_all();
-            station.detach();
+        if let Err(code) = core.attach().and_then(|()| expose()) {
+            // Queues and counters know it already, and perhaps peers.
+            let _ = core.withdraw_all();
+            core.detach();
             return Err(code);
         }
-        let _ = self.station.set(station);
+        let _ = self.core.set(core);
         Ok(())
     }
 
-    /// Opens the Memferry endpoint, under another address if a process of this host has the one that
-    /// was asked for.
+    /// Opens the Memferry endpoint, with another address if a process of this host has the
+    /// requested one.
     fn open_messages(&self) -> Result<memferry_message::Endpoint> {
-        let moves_by_itself = self.common.domain.moves_by_itself();
-        let mut own = self.common.address.lock().unwrap();
+        let auto_progress = self.shared.domain.auto_progress();
+        let mut own = self.shared.address.lock().unwrap();
         let name = own.get().id.listening_name();
-        match station::open_messages(&name, moves_by_itself) {
-            Err(Code(FI_EADDRINUSE)) if !own.is_fixed() => {
-                *own = OwnAddress::new()?;
-                station::open_messages(&own.get().id.listening_name(), moves_by_itself)
+        match core::open_messages(&name, auto_progress) {
+            Err(FiError(FI_EADDRINUSE)) if !own.is_fixed() => {
+                *own = ReservedAddress::new()?;
+                core::open_messages(&own.get().id.listening_name(), auto_progress)
             }
             outcome => outcome,
         }
     }
 
-    /// Lets messages go to other hosts, if there is a way. It is no error if there is none: then only
-    /// peers of this host can be reached.
-    fn carry(&self, messages: &memferry_message::Endpoint) -> Result<Remotes> {
-        let inner = match Inner::open(&Settings::of_environment()) {
+    /// Sets the transport to other hosts, if one is available. Without one, only peers of this host
+    /// can be reached, which is no error.
+    fn set_remote_transport(&self, messages: &memferry_message::Endpoint) -> Result<Remotes> {
+        let inner = match InnerEndpoint::open(&RemoteConfig::from_environment()) {
             Ok(inner) => inner,
             Err(unavailable) => {
                 tracing::info!("{unavailable}");
                 return Ok(Err(unavailable));
             }
         };
-        let mut own = self.common.address.lock().unwrap();
+        let mut own = self.shared.address.lock().unwrap();
         own.set_socket(inner.address().0);
         let directory = Arc::new(Directory::default());
-        let regions = match self.common.caps & FI_RMA {
+        let mr_table = match self.shared.caps & FI_RMA {
             0 => Arc::default(),
-            _ => Arc::clone(self.common.domain.regions()),
+            _ => Arc::clone(self.shared.domain.mr_table()),
         };
         let name = own.get().to_bytes();
-        let carrier = RemoteCarrier::new(inner, name, Arc::clone(&directory), regions);
-        messages.carry(Box::new(carrier))?;
+        let transport = FabricTransport::new(inner, name, Arc::clone(&directory), mr_table);
+        messages.set_remote_transport(Box::new(transport))?;
         Ok(Ok(directory))
     }
 
-    /// Ends the station, if this is the last view of it.
+    /// Closes the core, if this is the last handle.
     fn close(&self) -> Result {
-        let views = &self.common.views;
-        // Of two that are closed at once one sees the other's.
-        if views.fetch_sub(1, Ordering::AcqRel) == 1
-            && let Some(station) = self.station.get()
-            && let Err(code) = station.end()
+        let aliases = &self.shared.open_aliases;
+        // Of two concurrent closes, exactly one sees the count 1.
+        if aliases.fetch_sub(1, Ordering::AcqRel) == 1
+            && let Some(core) = self.core.get()
+            && let Err(code) = core.close()
         {
-            views.fetch_add(1, Ordering::Relaxed);
+            aliases.fetch_add(1, Ordering::Relaxed);
             return Err(code);
         }
         Ok(())
@@ -165,37 +166,37 @@ impl Endpoint {
     /// # Safety
     /// The other object must be open.
     unsafe fn bind(&self, to: *mut Fid, flags: u64) -> Result {
-        if self.station.get().is_some() {
-            return Err(Code(FI_EOPBADSTATE));
+        if self.core.get().is_some() {
+            return Err(FiError(FI_EOPBADSTATE));
         }
-        // SAFETY: the caller's promise.
-        let class = unsafe { to.as_ref() }.ok_or(Code(FI_EINVAL))?.fclass;
-        let mut bindings = self.common.bindings.lock().unwrap();
-        // SAFETY: as above; each object is looked at as what its class says.
+        // SAFETY: the caller guarantees it.
+        let class = unsafe { to.as_ref() }.ok_or(FiError(FI_EINVAL))?.fclass;
+        let mut bindings = self.shared.bindings.lock().unwrap();
+        // SAFETY: as above; each object is used as its class.
         unsafe {
             match class {
                 FI_CLASS_AV => {
                     let vector: Arc<AddressVector> = object::share(to);
-                    if !Arc::ptr_eq(vector.domain(), &self.common.domain) {
-                        return Err(Code(FI_EDOMAIN));
+                    if !Arc::ptr_eq(vector.domain(), &self.shared.domain) {
+                        return Err(FiError(FI_EDOMAIN));
                     }
                     bindings.vector = Some(vector);
                 }
                 FI_CLASS_CQ => bindings.bind_queue(&object::share(to), flags)?,
                 FI_CLASS_CNTR => bindings.bind_counter(&object::share(to), flags),
                 FI_CLASS_EQ => bindings.events = Some(object::share(to)),
-                _ => return Err(Code(FI_ENOSYS)),
+                _ => return Err(FiError(FI_ENOSYS)),
             }
         }
         Ok(())
     }
 
-    /// The usual flags of the one direction that is named.
+    /// The default flags of the given direction.
     fn flags_of(&self, direction: u64) -> Result<&AtomicU64> {
         match direction & (FI_TRANSMIT | FI_RECV) {
             FI_TRANSMIT => Ok(&self.send_flags),
             FI_RECV => Ok(&self.receive_flags),
-            _ => Err(Code(FI_EINVAL)),
+            _ => Err(FiError(FI_EINVAL)),
         }
     }
 
@@ -206,38 +207,38 @@ impl Endpoint {
     }
 
     /// # Safety
-    /// There must be room for the pointer that the description names.
+    /// The pointer in the description must be valid for a write.
     unsafe fn alias(&self, description: &Alias) -> Result {
-        let station = self.station.get().ok_or(Code(FI_EOPBADSTATE))?;
+        let core = self.core.get().ok_or(FiError(FI_EOPBADSTATE))?;
         if description.fid.is_null() {
-            return Err(Code(FI_EINVAL));
+            return Err(FiError(FI_EINVAL));
         }
         let alias = Self {
-            visible: visible(self.visible.fid.context),
-            station: OnceLock::from(station.clone()),
+            header: header(self.header.fid.context),
+            core: OnceLock::from(core.clone()),
             send_flags: AtomicU64::new(self.send_flags()),
             receive_flags: AtomicU64::new(self.receive_flags()),
-            common: self.common.clone(),
+            shared: self.shared.clone(),
         };
         alias.set_flags(description.flags)?;
-        self.common.views.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller's promise.
-        unsafe { object::give(Arc::new(alias), description.fid) }
+        self.shared.open_aliases.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: the caller guarantees it.
+        unsafe { object::into_raw(Arc::new(alias), description.fid) }
     }
 }
 
 impl Bindings {
     fn bind_queue(&mut self, queue: &Arc<CompletionQueue>, flags: u64) -> Result {
         if flags & !(FI_SEND | FI_RECV | FI_SELECTIVE_COMPLETION) != 0 {
-            return Err(Code(FI_EBADFLAGS));
+            return Err(FiError(FI_EBADFLAGS));
         }
         let is_selective = flags & FI_SELECTIVE_COMPLETION != 0;
         for (flag, direction) in [(FI_SEND, &mut self.sends), (FI_RECV, &mut self.receives)] {
             if flags & flag != 0 {
                 if direction.queue.is_some() {
-                    return Err(Code(FI_EINVAL));
+                    return Err(FiError(FI_EINVAL));
                 }
-                (direction.queue, direction.is_selective) = (Some(queue.clone()), is_selective);
+                (direction.queue, direction.selective) = (Some(queue.clone()), is_selective);
             }
         }
         Ok(())
@@ -268,16 +269,16 @@ static FID_OPS: Ops = Ops {
     ops_set: unsupported,
 };
 
-fn visible(context: *mut c_void) -> Visible<FidEp> {
-    Visible::new(FidEp {
+fn header(context: *mut c_void) -> FidHeader<FidEp> {
+    FidHeader::new(FidEp {
         fid: Fid { fclass: FI_CLASS_EP, context, ops: &raw const FID_OPS },
         ops: &raw const options::OPS,
         cm: &raw const options::CM_OPS,
-        msg: &raw const plain::OPS,
-        rma: &raw const access::OPS,
+        msg: &raw const untagged::OPS,
+        rma: &raw const rma::OPS,
         tagged: &raw const tagged::OPS,
-        atomic: unoffered::atomics(),
-        collective: unoffered::collectives(),
+        atomic: unsupported::atomics(),
+        collective: unsupported::collectives(),
     })
 }
 
@@ -287,30 +288,30 @@ pub(crate) unsafe extern "C" fn open(
     ep: *mut *mut FidEp,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: libfabric's contract: an open domain, an info of `getinfo`, room for a pointer.
+    // SAFETY: libfabric's contract: an open domain, an info of `getinfo`, space for a pointer.
     call(|| unsafe {
-        let info = info.as_ref().ok_or(Code(FI_EINVAL))?;
+        let info = info.as_ref().ok_or(FiError(FI_EINVAL))?;
         if info.ep_attr.as_ref().is_none_or(|attr| attr.r#type != FI_EP_RDM) {
-            return Err(Code(FI_EINVAL));
+            return Err(FiError(FI_EINVAL));
         }
         let wanted = (!info.src_addr.is_null() && info.src_addrlen >= ADDRESS_BYTES)
             .then(|| std::slice::from_raw_parts(info.src_addr.cast::<u8>(), ADDRESS_BYTES));
-        let wanted = wanted.map(|bytes| Address::from_bytes(bytes).ok_or(Code(FI_EINVAL)));
+        let wanted = wanted.map(|bytes| Address::from_bytes(bytes).ok_or(FiError(FI_EINVAL)));
         let endpoint = Endpoint {
-            visible: visible(context),
-            station: OnceLock::new(),
+            header: header(context),
+            core: OnceLock::new(),
             send_flags: AtomicU64::new(info.tx_attr.as_ref().map_or(0, |tx| tx.op_flags)),
             receive_flags: AtomicU64::new(info.rx_attr.as_ref().map_or(0, |rx| rx.op_flags)),
-            common: Arc::new(Common {
+            shared: Arc::new(EndpointShared {
                 domain: object::share(domain),
                 caps: info.caps,
-                address: Mutex::new(OwnAddress::take(wanted.transpose()?)?),
+                address: Mutex::new(ReservedAddress::reserve(wanted.transpose()?)?),
                 bindings: Mutex::default(),
-                least_room: AtomicUsize::new(LEAST_ROOM),
-                views: AtomicUsize::new(1),
+                min_multi_recv: AtomicUsize::new(DEFAULT_MIN_MULTI_RECV),
+                open_aliases: AtomicUsize::new(1),
             }),
         };
-        object::give(Arc::new(endpoint), ep)
+        object::into_raw(Arc::new(endpoint), ep)
     })
 }
 
@@ -324,16 +325,17 @@ pub(crate) unsafe extern "C" fn open_with_flags(
     if flags != 0 {
         return -FI_EBADFLAGS;
     }
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees it.
     unsafe { open(domain, info, ep, context) }
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    // SAFETY: libfabric's contract: an open endpoint, which is not used again if it closes.
+    // SAFETY: libfabric's contract: an open endpoint, which the program does not use again after a
+    // success.
     call(|| unsafe {
-        let endpoint = object::take::<Endpoint, _>(fid)?;
+        let endpoint = object::from_raw::<Endpoint, _>(fid)?;
         endpoint.close().inspect_err(|_| {
-            // It stays open.
+            // The endpoint stays open.
             let _ = Arc::into_raw(Arc::clone(&endpoint));
         })
     })
@@ -357,7 +359,7 @@ unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_voi
             }
             FI_SETOPSFLAG => endpoint.set_flags(*argument.cast::<u64>()),
             FI_ALIAS => endpoint.alias(&*argument.cast::<Alias>()),
-            _ => Err(Code(FI_ENOSYS)),
+            _ => Err(FiError(FI_ENOSYS)),
         }
     })
 }

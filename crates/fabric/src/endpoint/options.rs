@@ -1,23 +1,23 @@
-//! Everything about an endpoint that is not a message: options, names, cancelling.
+//! Options, names and cancellation of an endpoint.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
 
 use super::Endpoint;
-use super::own::OwnAddress;
+use super::local_address::ReservedAddress;
 use crate::abi::*;
 use crate::address::{ADDRESS_BYTES, Address, copy_out};
-use crate::guard::{Code, call, count, transfer, unsupported};
+use crate::guard::{FiError, call, count, transfer, unsupported};
 use crate::info::INJECT_BYTES;
 use crate::object;
 
-/// Options of 2.x: the longest messages, and the longest that can be injected.
+/// Options of 2.x: the maximum length of messages, and of injected messages.
 const MAX_MSG_SIZE: c_int = 12;
 const MAX_TAGGED_SIZE: c_int = 13;
 const INJECT_MSG_SIZE: c_int = 16;
 const INJECT_TAGGED_SIZE: c_int = 17;
 
-/// What programs that ask how much they may post are told. More are taken.
+/// The reported number of operations that may be posted. More are accepted.
 const OPERATIONS_LEFT: usize = 1024;
 
 pub(super) static OPS: OpsEndpoint = OpsEndpoint {
@@ -44,12 +44,12 @@ pub(super) static CM_OPS: OpsCm = OpsCm {
     join: unsupported,
 };
 
-/// The end comes as an error in the queue, or as usual if it is too late. That there is no such
-/// operation is no error: it may have ended meanwhile.
+/// Cancels an operation. Its completion entry is an error, or the usual one if it was too late. An
+/// unknown context is no error: the operation may have completed.
 unsafe extern "C" fn cancel(fid: *mut Fid, context: *mut c_void) -> isize {
     // SAFETY: libfabric's contract: an open endpoint.
     transfer(|| unsafe {
-        object::borrow::<Endpoint, _>(fid).station()?.cancel(context as u64);
+        object::borrow::<Endpoint, _>(fid).core()?.cancel(context as u64);
         Ok(())
     })
 }
@@ -61,23 +61,23 @@ unsafe extern "C" fn getopt(
     value: *mut c_void,
     length: *mut usize,
 ) -> c_int {
-    // SAFETY: libfabric's contract: an open endpoint, a length and as much memory.
+    // SAFETY: libfabric's contract: an open endpoint, a length and memory of that length.
     call(|| unsafe {
         let endpoint: &Endpoint = object::borrow(fid);
         let number = match (level, name) {
             (FI_OPT_ENDPOINT, FI_OPT_MIN_MULTI_RECV) => {
-                endpoint.common.least_room.load(Ordering::Relaxed)
+                endpoint.shared.min_multi_recv.load(Ordering::Relaxed)
             }
             (FI_OPT_ENDPOINT, FI_OPT_CM_DATA_SIZE) => 0,
             (FI_OPT_ENDPOINT, MAX_MSG_SIZE | MAX_TAGGED_SIZE) => isize::MAX as usize,
             (FI_OPT_ENDPOINT, INJECT_MSG_SIZE | INJECT_TAGGED_SIZE) => INJECT_BYTES,
-            _ => return Err(Code(FI_ENOPROTOOPT)),
+            _ => return Err(FiError(FI_ENOPROTOOPT)),
         };
-        let room = length.as_mut().ok_or(Code(FI_EINVAL))?;
-        let is_enough = *room >= size_of::<usize>() && !value.is_null();
-        *room = size_of::<usize>();
+        let capacity = length.as_mut().ok_or(FiError(FI_EINVAL))?;
+        let is_enough = *capacity >= size_of::<usize>() && !value.is_null();
+        *capacity = size_of::<usize>();
         if !is_enough {
-            return Err(Code(FI_ETOOSMALL));
+            return Err(FiError(FI_ETOOSMALL));
         }
         value.cast::<usize>().write_unaligned(number);
         Ok(())
@@ -91,7 +91,7 @@ unsafe extern "C" fn setopt(
     value: *const c_void,
     length: usize,
 ) -> c_int {
-    // SAFETY: libfabric's contract: an open endpoint, as many bytes.
+    // SAFETY: libfabric's contract: an open endpoint, `length` bytes.
     call(|| unsafe {
         let endpoint: &Endpoint = object::borrow(fid);
         let is_known = [
@@ -103,18 +103,20 @@ unsafe extern "C" fn setopt(
         ]
         .contains(&name);
         if level != FI_OPT_ENDPOINT || !is_known {
-            return Err(Code(FI_ENOPROTOOPT));
+            return Err(FiError(FI_ENOPROTOOPT));
         }
         if length != size_of::<usize>() || value.is_null() {
-            return Err(Code(FI_EINVAL));
+            return Err(FiError(FI_EINVAL));
         }
         let number = value.cast::<usize>().read_unaligned();
         match name {
-            FI_OPT_MIN_MULTI_RECV => endpoint.common.least_room.store(number, Ordering::Relaxed),
-            INJECT_MSG_SIZE | INJECT_TAGGED_SIZE if number > INJECT_BYTES => {
-                return Err(Code(FI_EINVAL));
+            FI_OPT_MIN_MULTI_RECV => {
+                endpoint.shared.min_multi_recv.store(number, Ordering::Relaxed);
             }
-            // Limits that the program will keep to are no less than it may do.
+            INJECT_MSG_SIZE | INJECT_TAGGED_SIZE if number > INJECT_BYTES => {
+                return Err(FiError(FI_EINVAL));
+            }
+            // Limits that the program sets for itself need no action.
             _ => {}
         }
         Ok(())
@@ -123,38 +125,38 @@ unsafe extern "C" fn setopt(
 
 unsafe extern "C" fn size_left(ep: *mut FidEp) -> isize {
     // SAFETY: libfabric's contract: an open endpoint.
-    count(|| unsafe { object::borrow::<Endpoint, _>(ep).station().map(|_| OPERATIONS_LEFT) })
+    count(|| unsafe { object::borrow::<Endpoint, _>(ep).core().map(|_| OPERATIONS_LEFT) })
 }
 
 unsafe extern "C" fn setname(fid: *mut Fid, address: *mut c_void, length: usize) -> c_int {
-    // SAFETY: libfabric's contract: an open endpoint, as many bytes.
+    // SAFETY: libfabric's contract: an open endpoint, `length` bytes.
     call(|| unsafe {
         let endpoint: &Endpoint = object::borrow(fid);
-        if endpoint.station.get().is_some() {
-            return Err(Code(FI_EBUSY));
+        if endpoint.core.get().is_some() {
+            return Err(FiError(FI_EBUSY));
         }
         if address.is_null() || length < ADDRESS_BYTES {
-            return Err(Code(FI_EINVAL));
+            return Err(FiError(FI_EINVAL));
         }
         let bytes = std::slice::from_raw_parts(address.cast::<u8>(), ADDRESS_BYTES);
-        let wanted = Address::from_bytes(bytes).ok_or(Code(FI_EINVAL))?;
-        let mut own = endpoint.common.address.lock().unwrap();
+        let wanted = Address::from_bytes(bytes).ok_or(FiError(FI_EINVAL))?;
+        let mut own = endpoint.shared.address.lock().unwrap();
         if own.get() != wanted {
-            *own = OwnAddress::exactly(wanted)?;
+            *own = ReservedAddress::reserve_exact(wanted)?;
         }
         Ok(())
     })
 }
 
 unsafe extern "C" fn getname(fid: *mut Fid, address: *mut c_void, length: *mut usize) -> c_int {
-    // SAFETY: libfabric's contract: an open endpoint, a length and as much memory.
+    // SAFETY: libfabric's contract: an open endpoint, a length and memory of that length.
     call(|| unsafe {
         let endpoint: &Endpoint = object::borrow(fid);
-        let bytes = endpoint.common.address.lock().unwrap().get().to_bytes();
-        let room = length.as_mut().ok_or(Code(FI_EINVAL))?;
-        let is_enough = *room >= bytes.len() && !address.is_null();
-        copy_out(&bytes, address.cast(), *room);
-        *room = bytes.len();
-        if is_enough { Ok(()) } else { Err(Code(FI_ETOOSMALL)) }
+        let bytes = endpoint.shared.address.lock().unwrap().get().to_bytes();
+        let capacity = length.as_mut().ok_or(FiError(FI_EINVAL))?;
+        let is_enough = *capacity >= bytes.len() && !address.is_null();
+        copy_out(&bytes, address.cast(), *capacity);
+        *capacity = bytes.len();
+        if is_enough { Ok(()) } else { Err(FiError(FI_ETOOSMALL)) }
     })
 }

@@ -1,34 +1,33 @@
-//! Receives of both kinds, once their arguments are gathered: ordinary ones, those that take several
-//! messages, and looks at messages that wait.
+//! Receives of tagged and untagged messages: single receives, multi-receives, and peeks.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use memferry_message::{Error, Lane, Piece, Wanted};
+use memferry_message::{Error, MatchSpace, MatchSpec, Segment};
 
 use super::Endpoint;
-use super::marked::is_mark;
-use super::station::{Station, entry_of, lane_flag};
+use super::core::{EndpointCore, entry_of, space_flag};
+use super::tracked::is_tracked;
 use crate::abi::*;
-use crate::guard::{Code, Result};
-use crate::queue::Entry;
+use crate::guard::{FiError, Result};
+use crate::queue::QueuedCompletion;
 
-/// Which messages a receive takes.
+/// The messages that a receive matches.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Asked {
-    pub(super) lane: Lane,
+pub(super) struct RecvMatch {
+    pub(super) space: MatchSpace,
     /// A number of the address vector, or any.
     pub(super) from: u64,
     pub(super) tag: u64,
-    /// The bits of the tag that do not count.
+    /// The bits of the tag that are ignored.
     pub(super) ignored: u64,
 }
 
-impl Asked {
+impl RecvMatch {
     #[inline]
-    fn wanted(self, station: &Station) -> Result<Wanted> {
-        let Self { lane, from, tag, ignored } = self;
-        Ok(Wanted { lane, from: station.source(from)?, tag, mask: !ignored })
+    fn match_spec(self, core: &EndpointCore) -> Result<MatchSpec> {
+        let Self { space, from, tag, ignored } = self;
+        Ok(MatchSpec { space, from: core.source(from)?, tag, mask: !ignored })
     }
 }
 
@@ -38,99 +37,102 @@ impl Endpoint {
         self.receive_flags.load(Ordering::Relaxed)
     }
 
-    /// Begins a receive, or looks at a message.
+    /// Starts a receive, or peeks.
     ///
     /// # Safety
-    /// The pieces must be valid for writes until the receive has ended.
+    /// The segments must be valid for writes until the receive completes.
     #[inline]
     pub(super) unsafe fn receive(
         &self,
-        asked: Asked,
-        pieces: &[Piece],
+        recv_match: RecvMatch,
+        segments: &[Segment],
         context: *mut c_void,
         flags: u64,
     ) -> Result {
-        let station = self.station()?;
+        let core = self.core()?;
         let context = context as u64;
         if flags & FI_PEEK != 0 {
-            return peek(station, asked, context, flags);
+            return peek(core, recv_match, context, flags);
         }
-        let messages = &station.messages;
+        let messages = &core.messages;
         if flags & (FI_CLAIM | FI_DISCARD) != 0 {
             if flags & FI_DISCARD != 0 {
-                return discard_claimed(station, asked, context, flags);
+                return discard_claimed(core, recv_match, context, flags);
             }
-            return post(station, context, flags, |context_or_mark| {
-                // SAFETY: the caller's promise.
-                unsafe { messages.post_claimed(context, pieces, context_or_mark) }
+            return post(core, context, flags, |posted_context| {
+                // SAFETY: the caller guarantees it.
+                unsafe { messages.post_claimed(context, segments, posted_context) }
             });
         }
-        let wanted = asked.wanted(station)?;
+        let spec = recv_match.match_spec(core)?;
         if flags & FI_MULTI_RECV != 0 {
-            let [memory] = *pieces else { return Err(Code(FI_EINVAL)) };
-            let least = self.common.least_room.load(Ordering::Relaxed) as u64;
-            return post(station, context, flags, |context_or_mark| {
-                // SAFETY: the caller's promise.
-                unsafe { messages.post_receive_several(&wanted, memory, context_or_mark, least) }
+            let [memory] = *segments else { return Err(FiError(FI_EINVAL)) };
+            let min_bytes = self.shared.min_multi_recv.load(Ordering::Relaxed) as u64;
+            return post(core, context, flags, |posted_context| {
+                // SAFETY: the caller guarantees it.
+                unsafe { messages.post_multi_receive(&spec, memory, posted_context, min_bytes) }
             });
         }
-        post(station, context, flags, |context_or_mark| {
-            // SAFETY: the caller's promise.
-            unsafe { messages.post_receive(&wanted, pieces, context_or_mark) }
+        post(core, context, flags, |posted_context| {
+            // SAFETY: the caller guarantees it.
+            unsafe { messages.post_receive(&spec, segments, posted_context) }
         })
     }
 }
 
-/// Begins a receive with its context, or with a mark if more must be known at its end.
+/// Starts a receive with its context, or as a tracked operation if more is needed at completion.
 #[inline]
 fn post(
-    station: &Station,
+    core: &EndpointCore,
     context: u64,
     flags: u64,
     begin: impl FnOnce(u64) -> std::result::Result<(), Error>,
 ) -> Result {
-    let is_quiet = station.receives.is_quiet(flags);
-    if !is_quiet && !is_mark(context) {
+    let is_silent = core.receives.is_silent(flags);
+    if !is_silent && !is_tracked(context) {
         return Ok(begin(context)?);
     }
-    let mark = station.mark(context, is_quiet, flags & FI_MULTI_RECV != 0);
+    let mark = core.track(context, is_silent, flags & FI_MULTI_RECV != 0);
     begin(mark).map_err(|error| {
-        station.marks.forget(mark);
+        core.tracked.remove(mark);
         error.into()
     })
 }
 
-/// Looks for a message, and tells the queue what it found. That there is none is told there too.
-fn peek(station: &Station, asked: Asked, context: u64, flags: u64) -> Result {
-    let wanted = asked.wanted(station)?;
+/// Peeks for a message, and pushes the result to the queue, also if there is none.
+fn peek(core: &EndpointCore, recv_match: RecvMatch, context: u64, flags: u64) -> Result {
+    let spec = recv_match.match_spec(core)?;
     let found = if flags & FI_DISCARD != 0 {
-        station.messages.discard(&wanted)?
+        core.messages.discard(&spec)?
     } else {
-        station.messages.peek(&wanted, (flags & FI_CLAIM != 0).then_some(context))?
+        core.messages.peek(&spec, (flags & FI_CLAIM != 0).then_some(context))?
     };
     let entry = match &found {
-        Some(report) => Entry {
+        Some(report) => QueuedCompletion {
             context,
             buffer: std::ptr::null_mut(),
-            source: station.source_of(report),
+            source: core.source_of(report),
             ..entry_of(report)
         },
-        None => Entry { code: FI_ENOMSG, ..without_message(asked, context) },
+        None => QueuedCompletion { code: FI_ENOMSG, ..no_message(recv_match, context) },
     };
-    station.receives.tell(entry);
+    core.receives.deliver(entry);
     Ok(())
 }
 
-/// Drops the message that was set aside for this context.
-fn discard_claimed(station: &Station, asked: Asked, context: u64, flags: u64) -> Result {
+/// Drops the message that was claimed with this context.
+fn discard_claimed(core: &EndpointCore, recv_match: RecvMatch, context: u64, flags: u64) -> Result {
     if flags & FI_CLAIM == 0 {
-        return Err(Code(FI_EINVAL));
+        return Err(FiError(FI_EINVAL));
     }
-    station.messages.discard_claimed(context)?;
-    station.receives.tell(without_message(asked, context));
+    core.messages.discard_claimed(context)?;
+    core.receives.deliver(no_message(recv_match, context));
     Ok(())
 }
 
-fn without_message(asked: Asked, context: u64) -> Entry {
-    Entry { tag: asked.tag, ..Entry::new(context, FI_RECV | lane_flag(asked.lane)) }
+fn no_message(recv_match: RecvMatch, context: u64) -> QueuedCompletion {
+    QueuedCompletion {
+        tag: recv_match.tag,
+        ..QueuedCompletion::new(context, FI_RECV | space_flag(recv_match.space))
+    }
 }

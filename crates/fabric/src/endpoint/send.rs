@@ -1,47 +1,47 @@
-//! Sends of both kinds, once their arguments are gathered.
+//! Sends of tagged and untagged messages.
 
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
-use memferry_message::{Ending, Envelope, Piece};
+use memferry_message::{CompletionOptions, Envelope, Segment};
 
 use super::Endpoint;
-use super::marked::{Marked, is_mark};
-use super::station::{Station, lane_flag};
+use super::core::{EndpointCore, space_flag};
+use super::tracked::{TrackedOp, is_tracked};
 use crate::abi::*;
-use crate::guard::{Code, Result};
-use crate::info::{INJECT_BYTES, MOST_PIECES};
-use crate::queue::Entry;
+use crate::guard::{FiError, Result};
+use crate::info::{INJECT_BYTES, IOV_LIMIT};
+use crate::queue::QueuedCompletion;
 
-const _: () = assert!(MOST_PIECES <= memferry_message::MOST_PIECES);
+const _: () = assert!(IOV_LIMIT <= memferry_message::MAX_SEGMENTS);
 
-/// Flags with which a send ends only when its message is received.
-const UNTIL_RECEIVED: u64 = FI_DELIVERY_COMPLETE | FI_COMMIT_COMPLETE | FI_MATCH_COMPLETE;
+/// Flags with which a send completes only when its message is received.
+const DELIVERY_FLAGS: u64 = FI_DELIVERY_COMPLETE | FI_COMMIT_COMPLETE | FI_MATCH_COMPLETE;
 
-/// The pieces of memory of a message, gathered from what C has.
-pub(super) struct Gathered {
-    pieces: [Piece; MOST_PIECES],
+/// The segments of a message, from iovecs.
+pub(super) struct IovList {
+    segments: [Segment; IOV_LIMIT],
     count: usize,
 }
 
-impl Gathered {
+impl IovList {
     /// # Safety
     /// There must be `count` vectors.
     pub(super) unsafe fn new(vectors: *const libc::iovec, count: usize) -> Result<Self> {
-        if count > MOST_PIECES || (count > 0 && vectors.is_null()) {
-            return Err(Code(FI_EINVAL));
+        if count > IOV_LIMIT || (count > 0 && vectors.is_null()) {
+            return Err(FiError(FI_EINVAL));
         }
-        let mut pieces = [Piece::target(std::ptr::null_mut(), 0); MOST_PIECES];
-        for (index, piece) in pieces[..count].iter_mut().enumerate() {
-            // SAFETY: the caller's promise.
+        let mut segments = [Segment::target(std::ptr::null_mut(), 0); IOV_LIMIT];
+        for (index, segment) in segments[..count].iter_mut().enumerate() {
+            // SAFETY: the caller guarantees it.
             let vector = unsafe { *vectors.add(index) };
-            *piece = Piece::target(vector.iov_base.cast(), vector.iov_len);
+            *segment = Segment::target(vector.iov_base.cast(), vector.iov_len);
         }
-        Ok(Self { pieces, count })
+        Ok(Self { segments, count })
     }
 
-    pub(super) fn as_slice(&self) -> &[Piece] {
-        &self.pieces[..self.count]
+    pub(super) fn as_slice(&self) -> &[Segment] {
+        &self.segments[..self.count]
     }
 }
 
@@ -51,45 +51,49 @@ impl Endpoint {
         self.send_flags.load(Ordering::Relaxed)
     }
 
-    /// Begins a send.
+    /// Starts a send.
     ///
     /// # Safety
-    /// The pieces must be valid and unchanged until the send has ended.
+    /// The segments must be valid and unchanged until the send completes.
     #[inline]
     pub(super) unsafe fn send(
         &self,
         to: u64,
         envelope: Envelope,
-        pieces: &[Piece],
+        segments: &[Segment],
         context: *mut c_void,
         flags: u64,
     ) -> Result {
-        let station = self.station()?;
-        let peer = station.peer(to)?;
-        let quiet = station.sends.is_quiet(flags);
-        let delivered = flags & UNTIL_RECEIVED != 0;
-        let ending = Ending { context: context as u64, quiet, delivered };
+        let core = self.core()?;
+        let peer = core.peer(to)?;
+        let is_silent = core.sends.is_silent(flags);
+        let delivered = flags & DELIVERY_FLAGS != 0;
+        let options = CompletionOptions {
+            context: context as u64,
+            silent_on_success: is_silent,
+            delivery_complete: delivered,
+        };
         if flags & FI_INJECT != 0 {
-            // SAFETY: passed on.
-            return unsafe { send_copy(station, to, envelope, pieces, ending) };
+            // SAFETY: the caller guarantees it.
+            return unsafe { send_copy(core, to, envelope, segments, options) };
         }
-        // A quiet send makes no report that could be counted.
-        if is_mark(ending.context) || (quiet && station.sends.counter.is_some()) {
-            // SAFETY: passed on.
-            return unsafe { send_marked(station, to, envelope, pieces, ending, None) };
+        // A silent send makes no completion entry that could be counted.
+        if is_tracked(options.context) || (is_silent && core.sends.counter.is_some()) {
+            // SAFETY: the caller guarantees it.
+            return unsafe { send_tracked(core, to, envelope, segments, options, None) };
         }
-        // SAFETY: passed on.
-        if let Some(report) = unsafe { station.messages.post_send(peer, envelope, pieces, ending)? }
+        // SAFETY: the caller guarantees it.
+        if let Some(report) = unsafe { core.messages.post_send(peer, envelope, segments, options)? }
         {
-            station.tell(&report);
+            core.deliver(&report);
         }
         Ok(())
     }
 
-    /// Sends bytes that may change as soon as this returns. Nothing is told.
+    /// Sends bytes that may change as soon as this returns. Makes no completion entry.
     ///
     /// # Safety
-    /// There must be as many bytes.
+    /// There must be `length` bytes.
     #[inline]
     pub(super) unsafe fn inject(
         &self,
@@ -98,87 +102,90 @@ impl Endpoint {
         address: *const c_void,
         length: usize,
     ) -> Result {
-        let station = self.station()?;
+        let core = self.core()?;
         if length > INJECT_BYTES {
-            return Err(Code(FI_EINVAL));
+            return Err(FiError(FI_EINVAL));
         }
         let bytes = match length {
             0 => &[][..],
-            // SAFETY: the caller's promise.
+            // SAFETY: the caller guarantees it.
             _ => unsafe { std::slice::from_raw_parts(address.cast::<u8>(), length) },
         };
-        station.messages.inject(station.peer(to)?, envelope, bytes)?;
-        station.sends.count(true);
+        core.messages.inject(core.peer(to)?, envelope, bytes)?;
+        core.sends.count(true);
         Ok(())
     }
 }
 
-/// A copy of memory that may be injected.
+/// Copies memory that may be injected.
 ///
 /// # Safety
-/// The pieces must be valid.
-pub(super) unsafe fn copy_of(pieces: &[Piece]) -> Result<Box<[u8]>> {
-    let total = pieces.iter().fold(0, |sum: usize, piece| sum.saturating_add(piece.length));
+/// The segments must be valid.
+pub(super) unsafe fn gather_copy(segments: &[Segment]) -> Result<Box<[u8]>> {
+    let total = segments.iter().fold(0, |sum: usize, segment| sum.saturating_add(segment.length));
     if total > INJECT_BYTES {
-        return Err(Code(FI_EINVAL));
+        return Err(FiError(FI_EINVAL));
     }
     let mut bytes = Vec::with_capacity(total);
-    for piece in pieces.iter().filter(|piece| piece.length > 0) {
-        let address = piece.address.cast_const();
-        // SAFETY: the caller's promise.
-        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address, piece.length) });
+    for segment in segments.iter().filter(|segment| segment.length > 0) {
+        let address = segment.address.cast_const();
+        // SAFETY: the caller guarantees it.
+        bytes.extend_from_slice(unsafe { std::slice::from_raw_parts(address, segment.length) });
     }
     Ok(bytes.into_boxed_slice())
 }
 
-/// Sends a copy. The end is told, unless nobody asked.
+/// Sends a copy. Makes a completion entry, unless the send is silent.
 ///
 /// # Safety
-/// The pieces must be valid.
+/// The segments must be valid.
 unsafe fn send_copy(
-    station: &Station,
+    core: &EndpointCore,
     to: u64,
     envelope: Envelope,
-    pieces: &[Piece],
-    ending: Ending,
+    segments: &[Segment],
+    options: CompletionOptions,
 ) -> Result {
-    // SAFETY: passed on.
-    let bytes = unsafe { copy_of(pieces) }?;
-    if ending.delivered {
-        let copy = Piece::source(bytes.as_ptr(), bytes.len());
-        // SAFETY: the mark owns the bytes until the end.
-        return unsafe { send_marked(station, to, envelope, &[copy], ending, Some(bytes)) };
+    // SAFETY: the caller guarantees it.
+    let bytes = unsafe { gather_copy(segments) }?;
+    if options.delivery_complete {
+        let copy = Segment::source(bytes.as_ptr(), bytes.len());
+        // SAFETY: the tracked operation owns the bytes until completion.
+        return unsafe { send_tracked(core, to, envelope, &[copy], options, Some(bytes)) };
     }
-    station.messages.inject(station.peer(to)?, envelope, &bytes)?;
-    station.sends.count(true);
-    if !ending.quiet {
-        station.sends.tell(Entry::new(ending.context, lane_flag(envelope.lane) | FI_SEND));
+    core.messages.inject(core.peer(to)?, envelope, &bytes)?;
+    core.sends.count(true);
+    if !options.silent_on_success {
+        core.sends
+            .deliver(QueuedCompletion::new(options.context, space_flag(envelope.space) | FI_SEND));
     }
     Ok(())
 }
 
-/// Begins a send of which more must be known at its end.
+/// Starts a tracked send.
 ///
 /// # Safety
-/// The pieces must be valid and unchanged until the send has ended, or be those of `bytes`.
+/// The segments must be valid and unchanged until the send completes, or be those of `bytes`.
 #[cold]
-unsafe fn send_marked(
-    station: &Station,
+unsafe fn send_tracked(
+    core: &EndpointCore,
     to: u64,
     envelope: Envelope,
-    pieces: &[Piece],
-    ending: Ending,
+    segments: &[Segment],
+    options: CompletionOptions,
     bytes: Option<Box<[u8]>>,
 ) -> Result {
-    let Ending { context, quiet: is_quiet, delivered } = ending;
-    let peer = station.peer(to)?;
-    let mark = station.marks.add(Marked { bytes, ..Marked::new(context, is_quiet) });
-    let ending = Ending { context: mark, quiet: false, delivered };
-    // SAFETY: the caller's promise.
-    match unsafe { station.messages.post_send(peer, envelope, pieces, ending) } {
-        Ok(report) => report.iter().for_each(|report| station.tell(report)),
+    let CompletionOptions { context, silent_on_success: is_silent, delivery_complete: delivered } =
+        options;
+    let peer = core.peer(to)?;
+    let mark = core.tracked.add(TrackedOp { bytes, ..TrackedOp::new(context, is_silent) });
+    let options =
+        CompletionOptions { context: mark, silent_on_success: false, delivery_complete: delivered };
+    // SAFETY: the caller guarantees it.
+    match unsafe { core.messages.post_send(peer, envelope, segments, options) } {
+        Ok(report) => report.iter().for_each(|report| core.deliver(report)),
         Err(error) => {
-            station.marks.forget(mark);
+            core.tracked.remove(mark);
             return Err(error.into());
         }
     }

@@ -2,13 +2,13 @@
 
 use std::ffi::c_void;
 
-use memferry_message::{Envelope, Lane, Piece};
+use memferry_message::{Envelope, MatchSpace, Segment};
 
 use super::Endpoint;
-use super::receive::Asked;
-use super::send::Gathered;
+use super::receive::RecvMatch;
+use super::send::IovList;
 use crate::abi::*;
-use crate::guard::{Code, transfer};
+use crate::guard::{FiError, transfer};
 use crate::object;
 
 pub(super) static OPS: OpsTagged = OpsTagged {
@@ -26,12 +26,12 @@ pub(super) static OPS: OpsTagged = OpsTagged {
 
 #[inline]
 fn envelope(tag: u64, data: Option<u64>) -> Envelope {
-    Envelope { lane: Lane::Tagged, tag, data }
+    Envelope { space: MatchSpace::Tagged, tag, data }
 }
 
 #[inline]
-fn asked(from: u64, tag: u64, ignored: u64) -> Asked {
-    Asked { lane: Lane::Tagged, from, tag, ignored }
+fn recv_match(from: u64, tag: u64, ignored: u64) -> RecvMatch {
+    RecvMatch { space: MatchSpace::Tagged, from, tag, ignored }
 }
 
 unsafe extern "C" fn recv(
@@ -44,11 +44,16 @@ unsafe extern "C" fn recv(
     ignored: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: libfabric's contract: an open endpoint, memory that stays until the end.
+    // SAFETY: libfabric's contract: an open endpoint, memory that stays valid until completion.
     transfer(|| unsafe {
         let endpoint: &Endpoint = object::borrow(ep);
-        let pieces = [Piece::target(buffer.cast(), length)];
-        endpoint.receive(asked(from, tag, ignored), &pieces, context, endpoint.receive_flags())
+        let segments = [Segment::target(buffer.cast(), length)];
+        endpoint.receive(
+            recv_match(from, tag, ignored),
+            &segments,
+            context,
+            endpoint.receive_flags(),
+        )
     })
 }
 
@@ -62,23 +67,25 @@ unsafe extern "C" fn recvv(
     ignored: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: libfabric's contract: an open endpoint, as many vectors, memory that stays until the end.
+    // SAFETY: libfabric's contract: an open endpoint, `count` vectors, memory that stays valid
+    // until completion.
     transfer(|| unsafe {
         let endpoint: &Endpoint = object::borrow(ep);
-        let pieces = Gathered::new(vectors, count)?;
-        let asked = asked(from, tag, ignored);
-        endpoint.receive(asked, pieces.as_slice(), context, endpoint.receive_flags())
+        let segments = IovList::new(vectors, count)?;
+        let matched = recv_match(from, tag, ignored);
+        endpoint.receive(matched, segments.as_slice(), context, endpoint.receive_flags())
     })
 }
 
 unsafe extern "C" fn recvmsg(ep: *mut FidEp, message: *const MsgTagged, flags: u64) -> isize {
-    // SAFETY: libfabric's contract: an open endpoint, a description, memory that stays until the end.
+    // SAFETY: libfabric's contract: an open endpoint, a description, memory that stays valid until
+    // completion.
     transfer(|| unsafe {
         let endpoint: &Endpoint = object::borrow(ep);
-        let message = message.as_ref().ok_or(Code(FI_EINVAL))?;
-        let pieces = Gathered::new(message.msg_iov, message.iov_count)?;
-        let asked = asked(message.addr, message.tag, message.ignore);
-        endpoint.receive(asked, pieces.as_slice(), message.context, flags)
+        let message = message.as_ref().ok_or(FiError(FI_EINVAL))?;
+        let segments = IovList::new(message.msg_iov, message.iov_count)?;
+        let matched = recv_match(message.addr, message.tag, message.ignore);
+        endpoint.receive(matched, segments.as_slice(), message.context, flags)
     })
 }
 
@@ -91,11 +98,11 @@ unsafe extern "C" fn send(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: libfabric's contract: an open endpoint, memory that stays until the end.
+    // SAFETY: libfabric's contract: an open endpoint, memory that stays valid until completion.
     transfer(|| unsafe {
         let endpoint: &Endpoint = object::borrow(ep);
-        let pieces = [Piece::source(buffer.cast(), length)];
-        endpoint.send(to, envelope(tag, None), &pieces, context, endpoint.send_flags())
+        let segments = [Segment::source(buffer.cast(), length)];
+        endpoint.send(to, envelope(tag, None), &segments, context, endpoint.send_flags())
     })
 }
 
@@ -108,24 +115,26 @@ unsafe extern "C" fn sendv(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: libfabric's contract: an open endpoint, as many vectors, memory that stays until the end.
+    // SAFETY: libfabric's contract: an open endpoint, `count` vectors, memory that stays valid
+    // until completion.
     transfer(|| unsafe {
         let endpoint: &Endpoint = object::borrow(ep);
-        let pieces = Gathered::new(vectors, count)?;
+        let segments = IovList::new(vectors, count)?;
         let flags = endpoint.send_flags();
-        endpoint.send(to, envelope(tag, None), pieces.as_slice(), context, flags)
+        endpoint.send(to, envelope(tag, None), segments.as_slice(), context, flags)
     })
 }
 
 unsafe extern "C" fn sendmsg(ep: *mut FidEp, message: *const MsgTagged, flags: u64) -> isize {
-    // SAFETY: libfabric's contract: an open endpoint, a description, memory that stays until the end.
+    // SAFETY: libfabric's contract: an open endpoint, a description, memory that stays valid until
+    // completion.
     transfer(|| unsafe {
         let endpoint: &Endpoint = object::borrow(ep);
-        let message = message.as_ref().ok_or(Code(FI_EINVAL))?;
-        let pieces = Gathered::new(message.msg_iov, message.iov_count)?;
+        let message = message.as_ref().ok_or(FiError(FI_EINVAL))?;
+        let segments = IovList::new(message.msg_iov, message.iov_count)?;
         let data = (flags & FI_REMOTE_CQ_DATA != 0).then_some(message.data);
         let envelope = envelope(message.tag, data);
-        endpoint.send(message.addr, envelope, pieces.as_slice(), message.context, flags)
+        endpoint.send(message.addr, envelope, segments.as_slice(), message.context, flags)
     })
 }
 
@@ -136,7 +145,7 @@ unsafe extern "C" fn inject(
     to: u64,
     tag: u64,
 ) -> isize {
-    // SAFETY: libfabric's contract: an open endpoint, as many bytes.
+    // SAFETY: libfabric's contract: an open endpoint, `length` bytes.
     transfer(|| unsafe {
         object::borrow::<Endpoint, _>(ep).inject(to, envelope(tag, None), buffer, length)
     })
@@ -152,11 +161,11 @@ unsafe extern "C" fn senddata(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    // SAFETY: libfabric's contract: an open endpoint, memory that stays until the end.
+    // SAFETY: libfabric's contract: an open endpoint, memory that stays valid until completion.
     transfer(|| unsafe {
         let endpoint: &Endpoint = object::borrow(ep);
-        let pieces = [Piece::source(buffer.cast(), length)];
-        endpoint.send(to, envelope(tag, Some(data)), &pieces, context, endpoint.send_flags())
+        let segments = [Segment::source(buffer.cast(), length)];
+        endpoint.send(to, envelope(tag, Some(data)), &segments, context, endpoint.send_flags())
     })
 }
 
@@ -168,7 +177,7 @@ unsafe extern "C" fn injectdata(
     to: u64,
     tag: u64,
 ) -> isize {
-    // SAFETY: libfabric's contract: an open endpoint, as many bytes.
+    // SAFETY: libfabric's contract: an open endpoint, `length` bytes.
     transfer(|| unsafe {
         object::borrow::<Endpoint, _>(ep).inject(to, envelope(tag, Some(data)), buffer, length)
     })

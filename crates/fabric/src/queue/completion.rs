@@ -1,8 +1,8 @@
-//! Completion queues. A program that reads one moves the messages of its endpoints on; what has
-//! ended goes straight into the program's memory if nothing waits before it.
+//! Completion queues. Reading a queue makes progress on the messages of its endpoints; completions
+//! go directly into the program's memory if none is queued before them.
 //!
-//! Two locks: whoever holds `collector` asks the stations for reports, and `entries` is held just
-//! long enough to put something in or take it out. The second is taken under the first, or alone.
+//! There are two locks: the holder of `poller` polls the endpoints, and `entries` is held only to
+//! push or pop an entry. `entries` is taken while holding `poller`, or alone.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
@@ -10,66 +10,67 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use memferry_message::Report;
+use memferry_message::CompletionEntry;
 
-use super::entry::{Entry, Format};
-use super::wait::{Sleep, WaitSet, deadline};
-use super::words::say;
+use super::entry::{CqFormat, QueuedCompletion};
+use super::error_text::copy_error_text;
+use super::wait::{LazyWaitSet, WaitSet, deadline};
 use crate::abi::*;
 use crate::domain::Domain;
-use crate::endpoint::Station;
+use crate::endpoint::EndpointCore;
 use crate::fabric::no_bind;
-use crate::guard::{Code, Result, call, count, unsupported};
-use crate::object::{self, Object, Visible};
+use crate::guard::{FiError, Result, call, count, unsupported};
+use crate::object::{self, FidHeader, FidObject};
 
-/// How long a thread looks before it sleeps.
-const LOOK: Duration = Duration::from_micros(20);
+/// How long a thread polls before it sleeps.
+const SPIN_TIME: Duration = Duration::from_micros(20);
 
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct CompletionQueue {
-    visible: Visible<FidCq>,
+    header: FidHeader<FidCq>,
     _domain: Arc<Domain>,
-    format: Format,
+    format: CqFormat,
     wait_object: c_int,
-    collector: Mutex<Collector>,
-    /// What has ended and is not read. It grows: programs ask for less than they need.
-    entries: Mutex<VecDeque<Entry>>,
-    /// How many entries there are, for those who look without the lock.
-    waiting: AtomicUsize,
+    poller: Mutex<CqPoller>,
+    /// Completions that the program has not read. The queue grows, because programs request a
+    /// smaller size than they need.
+    entries: Mutex<VecDeque<QueuedCompletion>>,
+    /// The number of entries, for reads without the lock.
+    queued: AtomicUsize,
     is_signalled: AtomicBool,
-    /// The last read found something.
+    /// The last read returned entries.
     has_just_read: AtomicBool,
-    sleep: Sleep,
+    wait_set: LazyWaitSet,
 }
 
 #[derive(Debug, Default)]
-struct Collector {
-    stations: Vec<Arc<Station>>,
-    /// Empty between calls; kept for its memory.
-    reports: Vec<Report>,
+struct CqPoller {
+    endpoints: Vec<Arc<EndpointCore>>,
+    /// Empty between calls; kept for its allocation.
+    completions: Vec<CompletionEntry>,
 }
 
-// SAFETY: it begins with the visible part of a completion queue, whose class this is.
-unsafe impl Object for CompletionQueue {
+// SAFETY: it begins with the header of a completion queue, whose class this is.
+unsafe impl FidObject for CompletionQueue {
     const CLASS: usize = FI_CLASS_CQ;
 }
 
-/// The part of the program's memory that is not yet written.
-struct Target {
+/// The part of the program's array that is not written yet.
+struct UserEntries {
     array: *mut c_void,
     count: usize,
-    /// Where the senders go, or null.
+    /// The array of senders, or null.
     sources: *mut u64,
     written: usize,
 }
 
-impl Target {
+impl UserEntries {
     /// # Safety
-    /// There must be room left, in the format.
+    /// The array must have space for another entry of the format.
     #[inline]
-    unsafe fn write(&mut self, format: Format, entry: &Entry) {
-        // SAFETY: the caller's promise.
+    unsafe fn write(&mut self, format: CqFormat, entry: &QueuedCompletion) {
+        // SAFETY: the caller guarantees it.
         unsafe {
             format.write(entry, self.array, self.written);
             if !self.sources.is_null() {
@@ -81,103 +82,105 @@ impl Target {
 }
 
 impl CompletionQueue {
-    /// Collects for a station from now on.
-    pub(crate) fn add(&self, station: &Arc<Station>) -> Result {
-        let mut collector = self.collector.lock().unwrap();
-        if !collector.stations.iter().any(|known| Arc::ptr_eq(known, station)) {
-            self.sleep.add(station)?;
-            collector.stations.push(station.clone());
+    /// Adds an endpoint to poll.
+    pub(crate) fn add(&self, core: &Arc<EndpointCore>) -> Result {
+        let mut poller = self.poller.lock().unwrap();
+        if !poller.endpoints.iter().any(|known| Arc::ptr_eq(known, core)) {
+            self.wait_set.add(core)?;
+            poller.endpoints.push(core.clone());
         }
         Ok(())
     }
 
-    pub(crate) fn remove(&self, station: &Arc<Station>) {
-        self.collector.lock().unwrap().stations.retain(|known| !Arc::ptr_eq(known, station));
-        self.sleep.remove(station);
+    pub(crate) fn remove(&self, core: &Arc<EndpointCore>) {
+        self.poller.lock().unwrap().endpoints.retain(|known| !Arc::ptr_eq(known, core));
+        self.wait_set.remove(core);
     }
 
-    /// Puts an entry behind the others.
-    pub(crate) fn push(&self, entry: Entry) {
+    /// Appends an entry.
+    pub(crate) fn push(&self, entry: QueuedCompletion) {
         let mut entries = self.entries.lock().unwrap();
         entries.push_back(entry);
-        self.waiting.store(entries.len(), Ordering::Release);
+        self.queued.store(entries.len(), Ordering::Release);
         let is_first = entries.len() == 1;
         drop(entries);
         if is_first {
-            self.sleep.ring();
+            self.wait_set.signal();
         }
     }
 
-    /// Whether nothing waits, so that a program may sleep on the descriptor.
+    /// Returns whether no entry is queued, so that a program may wait for the descriptor.
     pub(crate) fn prepare_to_wait(&self) -> Result<bool> {
         let set = self.wait_set()?;
-        set.silence();
-        self.collect(&mut self.collector.lock().unwrap(), &mut nowhere());
-        let is_idle = self.waiting.load(Ordering::Acquire) == 0;
+        set.clear();
+        self.poll_endpoints(&mut self.poller.lock().unwrap(), &mut no_user_entries());
+        let is_idle = self.queued.load(Ordering::Acquire) == 0;
         if !is_idle || self.is_signalled.load(Ordering::Acquire) {
-            // Whoever polls the descriptor nevertheless must see it.
-            set.ring();
+            // A program that waits for the descriptor anyway must be woken.
+            set.signal();
         }
-        Ok(is_idle && self.rings())
+        Ok(is_idle && self.can_block())
     }
 
-    /// Whether everything that is under way wakes whoever sleeps.
-    fn rings(&self) -> bool {
-        self.collector.lock().unwrap().stations.iter().all(|station| station.rings())
+    /// Returns whether everything in flight wakes a sleeping thread.
+    fn can_block(&self) -> bool {
+        self.poller.lock().unwrap().endpoints.iter().all(|core| core.can_block())
     }
 
     fn wait_set(&self) -> Result<&WaitSet> {
-        // Stations come and go under the collector's lock.
-        let collector = self.collector.lock().unwrap();
-        self.sleep.set(&collector.stations)
+        // Endpoints are added and removed with the poller's lock.
+        let poller = self.poller.lock().unwrap();
+        self.wait_set.set(&poller.endpoints)
     }
 
-    /// Reads what has ended.
+    /// Reads completions.
     ///
     /// # Safety
-    /// `array` must be valid for `count` entries of the format; `sources` for as many numbers, or null.
+    /// `array` must be valid for `count` entries of the format; `sources` for as many numbers, or
+    /// null.
     #[inline]
     unsafe fn read(&self, array: *mut c_void, count: usize, sources: *mut u64) -> Result<usize> {
-        // MPI libraries read until there is nothing, and go on only then: the question behind an answer
-        // is on the way of every message, and nothing has come since. The next one looks again.
-        if self.has_just_read.load(Ordering::Relaxed) && self.waiting.load(Ordering::Acquire) == 0 {
+        // MPI libraries read until the queue is empty, and continue only then: the second read is
+        // on the critical path of every message, and nothing has completed since the first. It
+        // returns without polling; the next read polls again.
+        if self.has_just_read.load(Ordering::Relaxed) && self.queued.load(Ordering::Acquire) == 0 {
             self.has_just_read.store(false, Ordering::Relaxed);
-            return Err(Code(FI_EAGAIN));
+            return Err(FiError(FI_EAGAIN));
         }
-        let mut target = Target { array, count, sources, written: 0 };
-        let mut collector = self.collector.lock().unwrap();
-        if self.waiting.load(Ordering::Acquire) == 0 || count == 0 {
-            self.collect(&mut collector, &mut target);
+        let mut target = UserEntries { array, count, sources, written: 0 };
+        let mut poller = self.poller.lock().unwrap();
+        if self.queued.load(Ordering::Acquire) == 0 || count == 0 {
+            self.poll_endpoints(&mut poller, &mut target);
         }
-        if target.written == 0 && self.waiting.load(Ordering::Acquire) > 0 {
-            return self.take(&mut target);
+        if target.written == 0 && self.queued.load(Ordering::Acquire) > 0 {
+            return self.take_queued(&mut target);
         }
         self.has_just_read.store(target.written > 0, Ordering::Relaxed);
-        if target.written == 0 { Err(Code(FI_EAGAIN)) } else { Ok(target.written) }
+        if target.written == 0 { Err(FiError(FI_EAGAIN)) } else { Ok(target.written) }
     }
 
-    /// Asks all stations. What does not fit, or follows an error, is kept.
+    /// Polls all endpoints. Entries that do not fit, or follow an error, are queued.
     #[inline]
-    fn collect(&self, collector: &mut Collector, target: &mut Target) {
-        let Collector { stations, reports } = collector;
-        for station in stations {
-            if !station.reports_to_one_queue() {
-                station.progress();
+    fn poll_endpoints(&self, poller: &mut CqPoller, target: &mut UserEntries) {
+        let CqPoller { endpoints: cores, completions: reports } = poller;
+        for core in cores {
+            if !core.has_single_queue() {
+                core.progress();
                 continue;
             }
-            if !station.collect(reports) {
+            if !core.poll_completions(reports) {
                 continue;
             }
             for report in reports.drain(..) {
-                let Some(mut entry) = station.settle(&report) else { continue };
+                let Some(mut entry) = core.complete(&report) else { continue };
                 let is_direct = entry.code == 0
                     && target.written < target.count
-                    && self.waiting.load(Ordering::Relaxed) == 0;
+                    && self.queued.load(Ordering::Relaxed) == 0;
                 if !is_direct || !target.sources.is_null() {
-                    entry.source = station.source_of(&report);
+                    entry.source = core.source_of(&report);
                 }
                 if is_direct {
-                    // SAFETY: there is room; the memory is that which `read` was promised.
+                    // SAFETY: there is space, and the caller of `read` guarantees the memory.
                     unsafe { target.write(self.format, &entry) };
                 } else {
                     self.push(entry);
@@ -186,70 +189,70 @@ impl CompletionQueue {
         }
     }
 
-    /// Takes what was kept, up to the next error.
-    fn take(&self, target: &mut Target) -> Result<usize> {
+    /// Takes queued entries, up to the next error.
+    fn take_queued(&self, target: &mut UserEntries) -> Result<usize> {
         let mut entries = self.entries.lock().unwrap();
         while target.written < target.count
             && let Some(entry) = entries.front()
             && entry.code == 0
         {
-            // SAFETY: there is room; the memory is that which `read` was promised.
+            // SAFETY: there is space, and the caller of `read` guarantees the memory.
             unsafe { target.write(self.format, entry) };
             entries.pop_front();
         }
-        self.waiting.store(entries.len(), Ordering::Release);
+        self.queued.store(entries.len(), Ordering::Release);
         match entries.front() {
-            Some(entry) if target.written == 0 && entry.code != 0 => Err(Code(FI_EAVAIL)),
-            None if target.written == 0 => Err(Code(FI_EAGAIN)),
+            Some(entry) if target.written == 0 && entry.code != 0 => Err(FiError(FI_EAVAIL)),
+            None if target.written == 0 => Err(FiError(FI_EAGAIN)),
             _ => Ok(target.written),
         }
     }
 
-    /// Takes the error that is first.
-    fn take_error(&self) -> Result<Entry> {
+    /// Takes the error at the front.
+    fn take_error(&self) -> Result<QueuedCompletion> {
         let mut entries = self.entries.lock().unwrap();
         if entries.front().is_none_or(|entry| entry.code == 0) {
-            return Err(Code(FI_EAGAIN));
+            return Err(FiError(FI_EAGAIN));
         }
-        let entry = entries.pop_front().ok_or(Code(FI_EAGAIN))?;
-        self.waiting.store(entries.len(), Ordering::Release);
+        let entry = entries.pop_front().ok_or(FiError(FI_EAGAIN))?;
+        self.queued.store(entries.len(), Ordering::Release);
         Ok(entry)
     }
 
-    /// Reads, and waits if there is nothing.
+    /// Reads, and waits if there is no entry.
     ///
     /// # Safety
     /// As for [`CompletionQueue::read`].
-    unsafe fn read_waiting(
+    unsafe fn read_blocking(
         &self,
         array: *mut c_void,
         count: usize,
         sources: *mut u64,
         timeout: c_int,
     ) -> Result<usize> {
-        let (begin, end) = (Instant::now(), deadline(timeout));
+        let (started, end) = (Instant::now(), deadline(timeout));
         let mut sleeper = None;
         loop {
-            // SAFETY: passed on.
+            // SAFETY: the caller guarantees it.
             match unsafe { self.read(array, count, sources) } {
-                Err(Code(FI_EAGAIN)) => {}
+                Err(FiError(FI_EAGAIN)) => {}
                 outcome => return outcome,
             }
             let now = Instant::now();
             if self.is_signalled.swap(false, Ordering::AcqRel) || end.is_some_and(|end| end <= now)
             {
-                return Err(Code(FI_EAGAIN));
+                return Err(FiError(FI_EAGAIN));
             }
-            if now - begin < LOOK {
+            if now - started < SPIN_TIME {
                 std::hint::spin_loop();
                 continue;
             }
             let set = self.wait_set()?;
             match &sleeper {
-                // What was there before the descriptor watched for it is read before the first sleep.
+                // Completions from before the descriptor was armed are read before the first sleep.
                 None => sleeper = Some(set.sleeper()),
                 Some(sleeper) => {
-                    set.sleep(end, self.rings());
+                    set.sleep(end, self.can_block());
                     sleeper.wake();
                 }
             }
@@ -257,9 +260,9 @@ impl CompletionQueue {
     }
 }
 
-/// For those who only want messages to move on.
-fn nowhere() -> Target {
-    Target { array: std::ptr::null_mut(), count: 0, sources: std::ptr::null_mut(), written: 0 }
+/// An empty array, for calls that only make progress.
+fn no_user_entries() -> UserEntries {
+    UserEntries { array: std::ptr::null_mut(), count: 0, sources: std::ptr::null_mut(), written: 0 }
 }
 
 static FID_OPS: Ops = Ops {
@@ -281,50 +284,51 @@ pub(crate) unsafe extern "C" fn open(
     cq: *mut *mut FidCq,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: libfabric's contract: an open domain, attributes or null, room for a pointer.
+    // SAFETY: libfabric's contract: an open domain, attributes or null, space for a pointer.
     call(|| unsafe {
-        let attr = attr.as_ref().ok_or(Code(FI_EINVAL))?;
+        let attr = attr.as_ref().ok_or(FiError(FI_EINVAL))?;
         if ![FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_FD, FI_WAIT_YIELD].contains(&attr.wait_obj) {
-            return Err(Code(FI_ENOSYS));
+            return Err(FiError(FI_ENOSYS));
         }
         let fid = Fid { fclass: FI_CLASS_CQ, context, ops: &raw const FID_OPS };
         let queue = CompletionQueue {
-            visible: Visible::new(FidCq { fid, ops: &raw const OPS }),
+            header: FidHeader::new(FidCq { fid, ops: &raw const OPS }),
             _domain: object::share(domain),
-            format: Format::new(attr.format)?,
+            format: CqFormat::new(attr.format)?,
             wait_object: attr.wait_obj,
-            collector: Mutex::default(),
+            poller: Mutex::default(),
             entries: Mutex::default(),
-            waiting: AtomicUsize::new(0),
+            queued: AtomicUsize::new(0),
             is_signalled: AtomicBool::new(false),
             has_just_read: AtomicBool::new(false),
-            sleep: Sleep::default(),
+            wait_set: LazyWaitSet::default(),
         };
-        object::give(Arc::new(queue), cq)
+        object::into_raw(Arc::new(queue), cq)
     })
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    // SAFETY: libfabric's contract: an open queue, which is not used again if it closes.
-    call(|| unsafe { object::take::<CompletionQueue, _>(fid).map(drop) })
+    // SAFETY: libfabric's contract: an open queue, which the program does not use again after a
+    // success.
+    call(|| unsafe { object::from_raw::<CompletionQueue, _>(fid).map(drop) })
 }
 
 unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_void) -> c_int {
-    // SAFETY: libfabric's contract: an open queue, and room for what the command gives.
+    // SAFETY: libfabric's contract: an open queue, and space for the result of the command.
     call(|| unsafe {
         let queue: &CompletionQueue = object::borrow(fid);
-        let given = match command {
+        let result = match command {
             FI_GETWAIT if queue.wait_object == FI_WAIT_FD => queue.wait_set()?.descriptor(),
             FI_GETWAITOBJ => queue.wait_object,
-            _ => return Err(Code(FI_ENOSYS)),
+            _ => return Err(FiError(FI_ENOSYS)),
         };
-        argument.cast::<c_int>().write(given);
+        argument.cast::<c_int>().write(result);
         Ok(())
     })
 }
 
 unsafe extern "C" fn read(cq: *mut FidCq, array: *mut c_void, length: usize) -> isize {
-    // SAFETY: libfabric's contract: an open queue, room for as many entries.
+    // SAFETY: libfabric's contract: an open queue, space for `length` entries.
     count(|| unsafe {
         object::borrow::<CompletionQueue, _>(cq).read(array, length, std::ptr::null_mut())
     })
@@ -336,15 +340,15 @@ unsafe extern "C" fn readfrom(
     length: usize,
     sources: *mut u64,
 ) -> isize {
-    // SAFETY: libfabric's contract: an open queue, room for as many entries and senders.
+    // SAFETY: libfabric's contract: an open queue, space for `length` entries and senders.
     count(|| unsafe { object::borrow::<CompletionQueue, _>(cq).read(array, length, sources) })
 }
 
 unsafe extern "C" fn readerr(cq: *mut FidCq, buffer: *mut CqErrEntry, _flags: u64) -> isize {
-    // SAFETY: libfabric's contract: an open queue, room for an entry of the program's version.
+    // SAFETY: libfabric's contract: an open queue, space for an entry of the program's version.
     count(|| unsafe {
         let entry = object::borrow::<CompletionQueue, _>(cq).take_error()?;
-        // A program may have put memory for data of errors there, of which there is none.
+        // The program may have set memory for error data, of which there is none.
         let error = CqErrEntry { err_data: (*buffer).err_data, ..entry.error() };
         buffer.write(error);
         Ok(1)
@@ -358,10 +362,10 @@ unsafe extern "C" fn sread(
     _condition: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: libfabric's contract: an open queue, room for as many entries.
+    // SAFETY: libfabric's contract: an open queue, space for `length` entries.
     count(|| unsafe {
         let queue: &CompletionQueue = object::borrow(cq);
-        queue.read_waiting(array, length, std::ptr::null_mut(), timeout)
+        queue.read_blocking(array, length, std::ptr::null_mut(), timeout)
     })
 }
 
@@ -373,10 +377,10 @@ unsafe extern "C" fn sreadfrom(
     _condition: *const c_void,
     timeout: c_int,
 ) -> isize {
-    // SAFETY: libfabric's contract: an open queue, room for as many entries and senders.
+    // SAFETY: libfabric's contract: an open queue, space for `length` entries and senders.
     count(|| unsafe {
         let queue: &CompletionQueue = object::borrow(cq);
-        queue.read_waiting(array, length, sources, timeout)
+        queue.read_blocking(array, length, sources, timeout)
     })
 }
 
@@ -385,7 +389,7 @@ unsafe extern "C" fn signal(cq: *mut FidCq) -> c_int {
     call(|| unsafe {
         let queue: &CompletionQueue = object::borrow(cq);
         queue.is_signalled.store(true, Ordering::Release);
-        queue.sleep.ring();
+        queue.wait_set.signal();
         Ok(())
     })
 }
@@ -397,6 +401,6 @@ unsafe extern "C" fn strerror(
     buffer: *mut c_char,
     length: usize,
 ) -> *const c_char {
-    // SAFETY: libfabric's contract: room for as many bytes, or null.
-    unsafe { say(code, buffer, length) }
+    // SAFETY: libfabric's contract: space for `length` bytes, or null.
+    unsafe { copy_error_text(code, buffer, length) }
 }

@@ -1,106 +1,106 @@
-//! Counters: how many operations have ended, well and badly.
+//! Counters of completed operations, successful and failed.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::wait::{Sleep, WaitSet, deadline};
+use super::wait::{LazyWaitSet, WaitSet, deadline};
 use crate::abi::*;
 use crate::domain::Domain;
-use crate::endpoint::Station;
+use crate::endpoint::EndpointCore;
 use crate::fabric::no_bind;
-use crate::guard::{Code, Result, call, protected, unsupported};
-use crate::object::{self, Object, Visible};
+use crate::guard::{FiError, Result, call, protected, unsupported};
+use crate::object::{self, FidHeader, FidObject};
 
-/// How long a thread looks before it sleeps.
-const LOOK: Duration = Duration::from_micros(20);
+/// How long a thread polls before it sleeps.
+const SPIN_TIME: Duration = Duration::from_micros(20);
 
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Counter {
-    visible: Visible<FidCntr>,
+    header: FidHeader<FidCntr>,
     _domain: Arc<Domain>,
     wait_object: c_int,
     value: AtomicU64,
     errors: AtomicU64,
-    stations: Mutex<Vec<Arc<Station>>>,
-    sleep: Sleep,
+    endpoints: Mutex<Vec<Arc<EndpointCore>>>,
+    wait_set: LazyWaitSet,
 }
 
-// SAFETY: it begins with the visible part of a counter, whose class this is.
-unsafe impl Object for Counter {
+// SAFETY: it begins with the header of a counter, whose class this is.
+unsafe impl FidObject for Counter {
     const CLASS: usize = FI_CLASS_CNTR;
 }
 
 impl Counter {
-    /// Counts for a station from now on.
-    pub(crate) fn add(&self, station: &Arc<Station>) -> Result {
-        let mut stations = self.stations.lock().unwrap();
-        if !stations.iter().any(|known| Arc::ptr_eq(known, station)) {
-            self.sleep.add(station)?;
-            stations.push(station.clone());
+    /// Adds an endpoint to count.
+    pub(crate) fn add(&self, core: &Arc<EndpointCore>) -> Result {
+        let mut cores = self.endpoints.lock().unwrap();
+        if !cores.iter().any(|known| Arc::ptr_eq(known, core)) {
+            self.wait_set.add(core)?;
+            cores.push(core.clone());
         }
         Ok(())
     }
 
-    pub(crate) fn remove(&self, station: &Arc<Station>) {
-        self.stations.lock().unwrap().retain(|known| !Arc::ptr_eq(known, station));
-        self.sleep.remove(station);
+    pub(crate) fn remove(&self, core: &Arc<EndpointCore>) {
+        self.endpoints.lock().unwrap().retain(|known| !Arc::ptr_eq(known, core));
+        self.wait_set.remove(core);
     }
 
-    /// Counts an operation that has ended.
-    pub(crate) fn count(&self, is_well: bool) {
-        let counted = if is_well { &self.value } else { &self.errors };
+    /// Counts a completed operation.
+    pub(crate) fn count(&self, succeeded: bool) {
+        let counted = if succeeded { &self.value } else { &self.errors };
         counted.fetch_add(1, Ordering::AcqRel);
-        self.sleep.ring();
+        self.wait_set.signal();
     }
 
-    /// Whether a program may sleep on the descriptor: it has read what the counter says now.
+    /// Returns whether a program may wait for the descriptor: it has read the current value.
     pub(crate) fn prepare_to_wait(&self) -> Result<bool> {
         let set = self.wait_set()?;
-        set.silence();
-        let before = self.both();
+        set.clear();
+        let before = self.load_both();
         self.progress();
-        Ok(self.both() == before && self.rings())
+        Ok(self.load_both() == before && self.can_block())
     }
 
-    /// Whether everything that is under way wakes whoever sleeps.
-    fn rings(&self) -> bool {
-        self.stations.lock().unwrap().iter().all(|station| station.rings())
+    /// Returns whether everything in flight wakes a sleeping thread.
+    fn can_block(&self) -> bool {
+        self.endpoints.lock().unwrap().iter().all(|core| core.can_block())
     }
 
-    fn both(&self) -> (u64, u64) {
+    fn load_both(&self) -> (u64, u64) {
         (self.value.load(Ordering::Acquire), self.errors.load(Ordering::Acquire))
     }
 
     fn progress(&self) {
-        self.stations.lock().unwrap().iter().for_each(|station| station.progress());
+        self.endpoints.lock().unwrap().iter().for_each(|core| core.progress());
     }
 
     fn wait_set(&self) -> Result<&WaitSet> {
-        self.sleep.set(&self.stations.lock().unwrap())
+        self.wait_set.set(&self.endpoints.lock().unwrap())
     }
 
     /// Waits until the counter has reached the threshold, or an error is counted.
     fn wait(&self, threshold: u64, timeout: c_int) -> Result {
-        let (begin, end) = (Instant::now(), deadline(timeout));
+        let (started, end) = (Instant::now(), deadline(timeout));
         let errors = self.errors.load(Ordering::Acquire);
         let mut sleeper = None;
         loop {
             self.progress();
-            let (value, errors_now) = self.both();
+            let (value, errors_now) = self.load_both();
             let now = Instant::now();
             if value >= threshold {
                 return Ok(());
             }
             if errors_now != errors {
-                return Err(Code(FI_EAVAIL));
+                return Err(FiError(FI_EAVAIL));
             }
             if end.is_some_and(|end| end <= now) {
-                return Err(Code(FI_ETIMEDOUT));
+                return Err(FiError(FI_ETIMEDOUT));
             }
-            if now - begin < LOOK {
+            if now - started < SPIN_TIME {
                 std::hint::spin_loop();
                 continue;
             }
@@ -108,7 +108,7 @@ impl Counter {
             match &sleeper {
                 None => sleeper = Some(set.sleeper()),
                 Some(sleeper) => {
-                    set.sleep(end, self.rings());
+                    set.sleep(end, self.can_block());
                     sleeper.wake();
                 }
             }
@@ -135,54 +135,55 @@ pub(crate) unsafe extern "C" fn open(
     cntr: *mut *mut FidCntr,
     context: *mut c_void,
 ) -> c_int {
-    // SAFETY: libfabric's contract: an open domain, attributes or null, room for a pointer.
+    // SAFETY: libfabric's contract: an open domain, attributes or null, space for a pointer.
     call(|| unsafe {
-        let attr = attr.as_ref().ok_or(Code(FI_EINVAL))?;
+        let attr = attr.as_ref().ok_or(FiError(FI_EINVAL))?;
         if ![FI_WAIT_NONE, FI_WAIT_UNSPEC, FI_WAIT_FD, FI_WAIT_YIELD].contains(&attr.wait_obj)
             || attr.events != FI_CNTR_EVENTS_COMP
         {
-            return Err(Code(FI_ENOSYS));
+            return Err(FiError(FI_ENOSYS));
         }
         let fid = Fid { fclass: FI_CLASS_CNTR, context, ops: &raw const FID_OPS };
         let counter = Counter {
-            visible: Visible::new(FidCntr { fid, ops: &raw const OPS }),
+            header: FidHeader::new(FidCntr { fid, ops: &raw const OPS }),
             _domain: object::share(domain),
             wait_object: attr.wait_obj,
             value: AtomicU64::new(0),
             errors: AtomicU64::new(0),
-            stations: Mutex::default(),
-            sleep: Sleep::default(),
+            endpoints: Mutex::default(),
+            wait_set: LazyWaitSet::default(),
         };
-        object::give(Arc::new(counter), cntr)
+        object::into_raw(Arc::new(counter), cntr)
     })
 }
 
 unsafe extern "C" fn close(fid: *mut Fid) -> c_int {
-    // SAFETY: libfabric's contract: an open counter, which is not used again if it closes.
-    call(|| unsafe { object::take::<Counter, _>(fid).map(drop) })
+    // SAFETY: libfabric's contract: an open counter, which the program does not use again after a
+    // success.
+    call(|| unsafe { object::from_raw::<Counter, _>(fid).map(drop) })
 }
 
 unsafe extern "C" fn control(fid: *mut Fid, command: c_int, argument: *mut c_void) -> c_int {
-    // SAFETY: libfabric's contract: an open counter, and room for what the command gives.
+    // SAFETY: libfabric's contract: an open counter, and space for the result of the command.
     call(|| unsafe {
         let counter: &Counter = object::borrow(fid);
-        let given = match command {
+        let result = match command {
             FI_GETWAIT if counter.wait_object == FI_WAIT_FD => counter.wait_set()?.descriptor(),
             FI_GETWAITOBJ => counter.wait_object,
-            _ => return Err(Code(FI_ENOSYS)),
+            _ => return Err(FiError(FI_ENOSYS)),
         };
-        argument.cast::<c_int>().write(given);
+        argument.cast::<c_int>().write(result);
         Ok(())
     })
 }
 
-/// What one of the two says after messages have moved on.
+/// Makes progress and loads one of the two values.
 ///
 /// # Safety
 /// The counter must be open.
-unsafe fn look(cntr: *mut FidCntr, which: impl FnOnce(&Counter) -> &AtomicU64) -> u64 {
+unsafe fn progress_and_load(cntr: *mut FidCntr, which: impl FnOnce(&Counter) -> &AtomicU64) -> u64 {
     let value = protected(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let counter: &Counter = unsafe { object::borrow(cntr) };
         counter.progress();
         Ok(which(counter).load(Ordering::Acquire))
@@ -190,48 +191,48 @@ unsafe fn look(cntr: *mut FidCntr, which: impl FnOnce(&Counter) -> &AtomicU64) -
     value.unwrap_or(0)
 }
 
-/// Changes one of the two, and wakes whoever waits for it.
+/// Changes one of the two values, and wakes its waiters.
 ///
 /// # Safety
 /// The counter must be open.
-unsafe fn change(cntr: *mut FidCntr, change: impl FnOnce(&Counter)) -> c_int {
+unsafe fn update(cntr: *mut FidCntr, change: impl FnOnce(&Counter)) -> c_int {
     call(|| {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller guarantees it.
         let counter: &Counter = unsafe { object::borrow(cntr) };
         change(counter);
-        counter.sleep.ring();
+        counter.wait_set.signal();
         Ok(())
     })
 }
 
 unsafe extern "C" fn read(cntr: *mut FidCntr) -> u64 {
     // SAFETY: libfabric's contract: an open counter.
-    unsafe { look(cntr, |counter| &counter.value) }
+    unsafe { progress_and_load(cntr, |counter| &counter.value) }
 }
 
 unsafe extern "C" fn readerr(cntr: *mut FidCntr) -> u64 {
     // SAFETY: libfabric's contract: an open counter.
-    unsafe { look(cntr, |counter| &counter.errors) }
+    unsafe { progress_and_load(cntr, |counter| &counter.errors) }
 }
 
 unsafe extern "C" fn add(cntr: *mut FidCntr, value: u64) -> c_int {
     // SAFETY: libfabric's contract: an open counter.
-    unsafe { change(cntr, |counter| _ = counter.value.fetch_add(value, Ordering::AcqRel)) }
+    unsafe { update(cntr, |counter| _ = counter.value.fetch_add(value, Ordering::AcqRel)) }
 }
 
 unsafe extern "C" fn set(cntr: *mut FidCntr, value: u64) -> c_int {
     // SAFETY: libfabric's contract: an open counter.
-    unsafe { change(cntr, |counter| counter.value.store(value, Ordering::Release)) }
+    unsafe { update(cntr, |counter| counter.value.store(value, Ordering::Release)) }
 }
 
 unsafe extern "C" fn adderr(cntr: *mut FidCntr, value: u64) -> c_int {
     // SAFETY: libfabric's contract: an open counter.
-    unsafe { change(cntr, |counter| _ = counter.errors.fetch_add(value, Ordering::AcqRel)) }
+    unsafe { update(cntr, |counter| _ = counter.errors.fetch_add(value, Ordering::AcqRel)) }
 }
 
 unsafe extern "C" fn seterr(cntr: *mut FidCntr, value: u64) -> c_int {
     // SAFETY: libfabric's contract: an open counter.
-    unsafe { change(cntr, |counter| counter.errors.store(value, Ordering::Release)) }
+    unsafe { update(cntr, |counter| counter.errors.store(value, Ordering::Release)) }
 }
 
 unsafe extern "C" fn wait(cntr: *mut FidCntr, threshold: u64, timeout: c_int) -> c_int {

@@ -1,33 +1,33 @@
-//! What a completion queue keeps for its program, and how it is written in the queue's format.
+//! The entries of a completion queue, and their formats.
 
 use std::ffi::{c_int, c_void};
 
 use crate::abi::*;
-use crate::guard::{Code, Result};
+use crate::guard::{FiError, Result};
 
-/// The end of an operation.
+/// A completed operation.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Entry {
+pub(crate) struct QueuedCompletion {
     pub(crate) context: u64,
     pub(crate) flags: u64,
     pub(crate) length: usize,
-    /// Where a received message begins.
+    /// The address of a received message.
     pub(crate) buffer: *mut c_void,
     pub(crate) data: u64,
     pub(crate) tag: u64,
-    /// Who sent it, as a number of the address vector.
+    /// The sender, as a number of the address vector.
     pub(crate) source: u64,
-    /// The bytes that did not fit.
+    /// The number of bytes that did not fit.
     pub(crate) excess: usize,
-    /// What went wrong, or 0.
+    /// The error code, or 0.
     pub(crate) code: c_int,
 }
 
-// SAFETY: the buffer is only told; the program alone uses it.
-unsafe impl Send for Entry {}
+// SAFETY: the buffer is a value; only the program uses it.
+unsafe impl Send for QueuedCompletion {}
 
-impl Entry {
-    /// What an operation with this context says when there is nothing else to say.
+impl QueuedCompletion {
+    /// Creates an entry with only a context and flags.
     pub(crate) fn new(context: u64, flags: u64) -> Self {
         Self {
             context,
@@ -46,7 +46,7 @@ impl Entry {
         self.context as *mut c_void
     }
 
-    /// As an error of 1.17: what follows in later versions is not ours to write.
+    /// The entry as an error of 1.17: the fields that later versions append are not written.
     pub(super) fn error(&self) -> CqErrEntry {
         CqErrEntry {
             op_context: self.context(),
@@ -64,35 +64,36 @@ impl Entry {
     }
 }
 
-/// How a program reads entries.
+/// The format in which a program reads entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
+pub(crate) enum CqFormat {
     Context,
     Message,
     Data,
     Tagged,
 }
 
-impl Format {
+impl CqFormat {
     pub(super) fn new(format: c_int) -> Result<Self> {
         Ok(match format {
             FI_CQ_FORMAT_UNSPEC | FI_CQ_FORMAT_CONTEXT => Self::Context,
             FI_CQ_FORMAT_MSG => Self::Message,
             FI_CQ_FORMAT_DATA => Self::Data,
             FI_CQ_FORMAT_TAGGED => Self::Tagged,
-            _ => return Err(Code(FI_ENOSYS)),
+            _ => return Err(FiError(FI_ENOSYS)),
         })
     }
 
-    /// Writes an entry to a place of a program's array.
+    /// Writes an entry at an index of a program's array.
     ///
     /// # Safety
-    /// The array must be aligned and valid for writes of that many entries of this format.
+    /// The array must be aligned and valid for writes of at least `index + 1` entries of this
+    /// format.
     #[inline]
-    pub(super) unsafe fn write(self, entry: &Entry, array: *mut c_void, index: usize) {
+    pub(super) unsafe fn write(self, entry: &QueuedCompletion, array: *mut c_void, index: usize) {
         let op_context = entry.context();
-        let &Entry { flags, length: len, buffer: buf, data, tag, .. } = entry;
-        // SAFETY: the caller's promise.
+        let &QueuedCompletion { flags, length: len, buffer: buf, data, tag, .. } = entry;
+        // SAFETY: the caller guarantees it.
         unsafe {
             match self {
                 Self::Context => array.cast::<CqEntry>().add(index).write(CqEntry { op_context }),

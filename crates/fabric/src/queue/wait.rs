@@ -1,4 +1,4 @@
-//! Waiting for stations and for other threads at once, by one descriptor.
+//! Waiting for endpoints and for other threads at the same time, by one descriptor.
 
 use std::collections::HashMap;
 use std::ffi::c_int;
@@ -7,67 +7,68 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use memferry_sys::EventFd;
-use memferry_sys::readiness::Readiness;
+use memferry_sys::epoll::EpollSet;
 
 use crate::abi::FI_EOTHER;
-use crate::endpoint::Station;
-use crate::guard::{Code, Result};
+use crate::endpoint::EndpointCore;
+use crate::guard::{FiError, Result};
 
-/// The longest sleep while something is under way that wakes nobody.
-const GLANCE: Duration = Duration::from_millis(1);
-/// The longest sleep at all: hosts that vanish ring nobody.
-const LONGEST: Duration = Duration::from_millis(500);
+/// Maximum sleep while something in flight wakes no thread.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Maximum sleep in any case: hosts that vanish ring no doorbell.
+const MAX_SLEEP: Duration = Duration::from_millis(500);
 
-/// What a queue or counter sleeps on: its bell, and the watched descriptors of its stations.
+/// The set that a queue or counter sleeps on: its eventfd, and the ready descriptors of its
+/// endpoints.
 #[derive(Debug)]
 pub(super) struct WaitSet {
-    set: Readiness,
-    /// Rung by threads of this process: for what does not come from a peer.
-    bell: EventFd,
-    rung: Mutex<Rung>,
+    set: EpollSet,
+    /// Signalled by threads of this process, for events that do not come from a peer.
+    event: EventFd,
+    epoch: Mutex<WakeEpoch>,
 }
 
-/// The bell rings on until everyone has looked: one that has found nothing for itself must not silence
-/// it for another.
+/// The eventfd stays signalled until every sleeper has polled: a sleeper that found nothing must
+/// not clear it for another.
 #[derive(Debug, Default)]
-struct Rung {
-    /// How often it was rung.
+struct WakeEpoch {
+    /// The number of signals.
     count: u64,
-    /// What the count was when each of those looked who sleep.
+    /// The count that each sleeper has seen.
     seen: HashMap<u64, u64>,
     next_sleeper: u64,
 }
 
-/// Somebody who looks and sleeps in turns.
+/// A thread that polls and sleeps alternately.
 #[derive(Debug)]
-pub(super) struct Sleeper<'a> {
+pub(super) struct SleeperToken<'a> {
     set: &'a WaitSet,
     number: u64,
 }
 
-impl Sleeper<'_> {
-    /// Call it after every sleep, and look then at what the bell is rung for.
+impl SleeperToken<'_> {
+    /// Records that the sleeper is awake. Call it after every sleep, and poll after it.
     pub(super) fn wake(&self) {
-        let mut rung = self.set.rung.lock().unwrap();
-        let count = rung.count;
-        rung.seen.insert(self.number, count);
-        self.set.silence_if_seen(&rung);
+        let mut epoch = self.set.epoch.lock().unwrap();
+        let count = epoch.count;
+        epoch.seen.insert(self.number, count);
+        self.set.clear_if_seen(&epoch);
     }
 }
 
-impl Drop for Sleeper<'_> {
+impl Drop for SleeperToken<'_> {
     fn drop(&mut self) {
-        if let Ok(mut rung) = self.set.rung.lock() {
-            rung.seen.remove(&self.number);
+        if let Ok(mut epoch) = self.set.epoch.lock() {
+            epoch.seen.remove(&self.number);
         }
     }
 }
 
 impl WaitSet {
     fn new() -> std::io::Result<Self> {
-        let (set, bell) = (Readiness::new()?, EventFd::new()?);
-        set.add(bell.as_fd(), false)?;
-        Ok(Self { set, bell, rung: Mutex::default() })
+        let (set, event) = (EpollSet::new()?, EventFd::new()?);
+        set.add(event.as_fd(), false)?;
+        Ok(Self { set, event, epoch: Mutex::default() })
     }
 
     fn add(&self, descriptor: BorrowedFd<'_>) -> std::io::Result<()> {
@@ -78,94 +79,94 @@ impl WaitSet {
         self.set.remove(descriptor);
     }
 
-    pub(super) fn ring(&self) {
-        let mut rung = self.rung.lock().unwrap();
-        rung.count += 1;
-        self.bell.signal();
+    pub(super) fn signal(&self) {
+        let mut epoch = self.epoch.lock().unwrap();
+        epoch.count += 1;
+        self.event.signal();
     }
 
-    /// Forgets that the bell was rung, unless somebody sleeps who has not looked yet. Look afterwards
-    /// at what it was rung for.
-    pub(super) fn silence(&self) {
-        self.silence_if_seen(&self.rung.lock().unwrap());
+    /// Clears the eventfd, unless a sleeper has not polled since the last signal. Poll after it.
+    pub(super) fn clear(&self) {
+        self.clear_if_seen(&self.epoch.lock().unwrap());
     }
 
-    fn silence_if_seen(&self, rung: &Rung) {
-        if rung.seen.values().all(|seen| *seen == rung.count) {
-            self.bell.drain();
+    fn clear_if_seen(&self, epoch: &WakeEpoch) {
+        if epoch.seen.values().all(|seen| *seen == epoch.count) {
+            self.event.drain();
         }
     }
 
-    /// Whoever is about to sleep, once or several times.
-    pub(super) fn sleeper(&self) -> Sleeper<'_> {
-        let mut rung = self.rung.lock().unwrap();
-        rung.next_sleeper += 1;
-        let (number, count) = (rung.next_sleeper, rung.count);
-        rung.seen.insert(number, count);
-        self.silence_if_seen(&rung);
-        drop(rung);
-        Sleeper { set: self, number }
+    /// Registers a thread that is about to sleep, once or several times.
+    pub(super) fn sleeper(&self) -> SleeperToken<'_> {
+        let mut epoch = self.epoch.lock().unwrap();
+        epoch.next_sleeper += 1;
+        let (number, count) = (epoch.next_sleeper, epoch.count);
+        epoch.seen.insert(number, count);
+        self.clear_if_seen(&epoch);
+        drop(epoch);
+        SleeperToken { set: self, number }
     }
 
-    /// Sleeps until something comes, or until then; only for a moment if something is under way that
-    /// does not ring.
-    pub(super) fn sleep(&self, end: Option<Instant>, rings: bool) {
+    /// Sleeps until an event or the deadline; at most [`POLL_INTERVAL`] if something in flight does
+    /// not wake the thread.
+    pub(super) fn sleep(&self, end: Option<Instant>, can_block: bool) {
         let left = end.map(|end| end.saturating_duration_since(Instant::now()));
-        let most = if rings { LONGEST } else { GLANCE };
-        self.set.wait(Some(left.map_or(most, |left| left.min(most))));
+        let max = if can_block { MAX_SLEEP } else { POLL_INTERVAL };
+        self.set.wait(Some(left.map_or(max, |left| left.min(max))));
     }
 
-    /// The number of the descriptor, for programs that wait themselves.
+    /// The descriptor number, for programs that wait themselves.
     pub(super) fn descriptor(&self) -> c_int {
         self.set.as_fd().as_raw_fd()
     }
 }
 
-/// When a call with this many milliseconds has to return; never, if they are negative.
+/// The deadline of a call with a timeout in milliseconds; none if it is negative.
 pub(super) fn deadline(milliseconds: c_int) -> Option<Instant> {
     let milliseconds = u64::try_from(milliseconds).ok()?;
     Some(Instant::now() + Duration::from_millis(milliseconds))
 }
 
-/// The wait set of a queue or counter, which is made when somebody first waits: watching stations
-/// costs them something in every call.
+/// The wait set of a queue or counter, created on the first wait: armed ready descriptors cost the
+/// endpoints time in every call.
 #[derive(Debug, Default)]
-pub(super) struct Sleep(OnceLock<WaitSet>);
+pub(super) struct LazyWaitSet(OnceLock<WaitSet>);
 
-impl Sleep {
-    /// The set, with these stations. Call it with the lock under which stations come and go.
-    pub(super) fn set(&self, stations: &[Arc<Station>]) -> Result<&WaitSet> {
+impl LazyWaitSet {
+    /// The set, with these endpoints. Must be called with the lock under which endpoints are added
+    /// and removed.
+    pub(super) fn set(&self, cores: &[Arc<EndpointCore>]) -> Result<&WaitSet> {
         if self.0.get().is_none() {
             let set = WaitSet::new()?;
-            for station in stations {
-                set.add(station.watch()?.as_fd())?;
+            for core in cores {
+                set.add(core.ready_fd()?.as_fd())?;
             }
             let _ = self.0.set(set);
         }
-        self.0.get().ok_or(Code(FI_EOTHER))
+        self.0.get().ok_or(FiError(FI_EOTHER))
     }
 
-    /// A station has come.
-    pub(super) fn add(&self, station: &Station) -> Result {
+    /// Adds an endpoint.
+    pub(super) fn add(&self, core: &EndpointCore) -> Result {
         if let Some(set) = self.0.get() {
-            set.add(station.watch()?.as_fd())?;
+            set.add(core.ready_fd()?.as_fd())?;
         }
         Ok(())
     }
 
-    /// A station goes.
-    pub(super) fn remove(&self, station: &Station) {
+    /// Removes an endpoint.
+    pub(super) fn remove(&self, core: &EndpointCore) {
         if let Some(set) = self.0.get()
-            && let Ok(watch) = station.watch()
+            && let Ok(watch) = core.ready_fd()
         {
             set.remove(watch.as_fd());
         }
     }
 
-    /// Wakes whoever sleeps, or is about to.
-    pub(super) fn ring(&self) {
+    /// Wakes every sleeping thread, and those about to sleep.
+    pub(super) fn signal(&self) {
         if let Some(set) = self.0.get() {
-            set.ring();
+            set.signal();
         }
     }
 }
@@ -174,30 +175,30 @@ impl Sleep {
 mod tests {
     use super::*;
 
-    fn is_rung(set: &WaitSet) -> bool {
+    fn is_signalled(set: &WaitSet) -> bool {
         let descriptor = set.set.as_fd();
-        let mut asked = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
-        let at_once = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
-        rustix::event::poll(&mut asked, Some(&at_once)).unwrap() > 0
+        let mut polled = [rustix::event::PollFd::new(&descriptor, rustix::event::PollFlags::IN)];
+        let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
+        rustix::event::poll(&mut polled, Some(&zero)).unwrap() > 0
     }
 
     #[test]
     fn the_bell_rings_until_all_sleepers_have_looked() {
         let set = WaitSet::new().unwrap();
         let (one, two) = (set.sleeper(), set.sleeper());
-        assert!(!is_rung(&set));
-        set.ring();
+        assert!(!is_signalled(&set));
+        set.signal();
         one.wake();
         one.wake();
-        set.silence();
-        assert!(is_rung(&set), "the other has not looked");
+        set.clear();
+        assert!(is_signalled(&set), "the other sleeper has not polled");
         two.wake();
-        assert!(!is_rung(&set));
-        set.ring();
+        assert!(!is_signalled(&set));
+        set.signal();
         drop(two);
-        assert!(is_rung(&set));
+        assert!(is_signalled(&set));
         one.wake();
-        assert!(!is_rung(&set), "who has gone is not waited for");
+        assert!(!is_signalled(&set), "a dropped sleeper is not waited for");
     }
 
     #[test]

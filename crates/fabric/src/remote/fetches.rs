@@ -1,110 +1,123 @@
-//! Announced messages of peers: memory is given to the inner endpoint first, then the peer is asked
-//! to send straight into it.
+//! Fetches of peers' announced messages: the receive buffer is posted to the inner endpoint first,
+//! then the peer is requested to send directly into it.
 
-use memferry_message::{CarrierEvent, Error, Gone, Piece};
+use memferry_message::{DisconnectReason, Error, RemoteEvent, Segment};
 
-use super::flights::Flight;
-use super::inner::{Finished, Refused};
-use super::packet::Note;
-use super::peers::Outgoing;
-use super::{RemoteCarrier, memory};
+use super::in_flight::InFlightOp;
+use super::inner::{InnerCompletion, PostError};
+use super::packet::PacketBody;
+use super::peers::QueuedOutput;
+use super::{FabricTransport, iov};
 
-/// A fetch that the inner endpoint has, or will have.
+/// A fetch that is posted to the inner endpoint, or will be.
 #[derive(Debug)]
-pub(super) struct Fetch {
+pub(super) struct RemoteFetch {
     pub(super) number: u64,
     ticket: u64,
     length: u64,
     acknowledged: bool,
-    pieces: Vec<Piece>,
-    /// The bytes come here first if the inner endpoint cannot take so many pieces.
-    gathered: Option<Vec<u8>>,
+    segments: Vec<Segment>,
+    /// Receives the bytes first, if the inner endpoint cannot take that many segments.
+    bounce: Option<Vec<u8>>,
 }
 
-impl RemoteCarrier {
-    /// Fetches the first bytes of an announced message.
-    pub(super) fn begin_fetch(
+impl FabricTransport {
+    /// Fetches the first `length` bytes of an announced message.
+    pub(super) fn start_fetch(
         &mut self,
         peer: usize,
         ticket: u64,
         number: u64,
-        pieces: &[Piece],
+        segments: &[Segment],
         length: u64,
     ) {
-        let offer = self.peers[peer].offers.remove(&ticket);
-        let gone = self.peers[peer].gone();
-        let (Some(offer), None) = (offer, &gone) else {
-            let gone = gone.unwrap_or(Gone::Ended);
-            return self.fetched(number, Err(Error::PeerGone(gone)));
+        let offer = self.peers[peer].pending_rts.remove(&ticket);
+        let reason = self.peers[peer].disconnect_reason();
+        let (Some(offer), None) = (offer, &reason) else {
+            let reason = reason.unwrap_or(DisconnectReason::Exited);
+            return self.report_fetched(number, Err(Error::PeerDisconnected(reason)));
         };
-        let length = length.min(offer.length).min(memory::total(pieces));
+        let length = length.min(offer.length).min(iov::total(segments));
         if length == 0 {
-            // Asking for nothing tells the sender that it is over.
-            self.push_note(peer, &Note::Fetch { ticket, label: 0, length: 0 });
-            return self.fetched(number, Ok(()));
+            // A request for 0 bytes completes the message on the sender.
+            self.push_control(peer, &PacketBody::Cts { ticket, label: 0, length: 0 });
+            return self.report_fetched(number, Ok(()));
         }
-        let (acknowledged, pieces, gathered) = (offer.acknowledged, pieces.to_vec(), None);
-        let fetch = Fetch { number, ticket, length, acknowledged, pieces, gathered };
-        self.push(peer, Outgoing::Fetch(fetch));
+        let (acknowledged, segments, gathered) = (offer.acknowledged, segments.to_vec(), None);
+        let fetch =
+            RemoteFetch { number, ticket, length, acknowledged, segments, bounce: gathered };
+        self.enqueue(peer, QueuedOutput::Fetch(fetch));
     }
 
-    /// Gives the memory of a fetch to the inner endpoint, then asks the peer.
-    pub(super) fn land(&mut self, peer: usize, mut fetch: Fetch) -> Result<(), (Fetch, Refused)> {
+    /// Posts the buffer of a fetch to the inner endpoint, then sends the request.
+    pub(super) fn post_receive(
+        &mut self,
+        peer: usize,
+        mut fetch: RemoteFetch,
+    ) -> Result<(), (RemoteFetch, PostError)> {
         let from = match self.inner_number(peer) {
             Ok(from) => from,
-            Err(refused) => return Err((fetch, refused)),
+            Err(error) => return Err((fetch, error)),
         };
-        let context = self.flights.next();
-        let vectors = memory::vectors(&fetch.pieces, fetch.length, self.inner.most_pieces());
+        let context = self.in_flight.next_context();
+        let vectors = iov::vectors(&fetch.segments, fetch.length, self.inner.max_iov());
         let vectors = vectors.unwrap_or_else(|| {
-            let bytes = fetch.gathered.get_or_insert_with(|| vec![0; fetch.length as usize]);
-            memory::own_vector(bytes)
+            let bytes = fetch.bounce.get_or_insert_with(|| vec![0; fetch.length as usize]);
+            iov::bounce_vector(bytes)
         });
         let label = self.labels + 1;
-        // SAFETY: the pieces stay valid until `Fetched` is told, and the gathered bytes are kept.
-        let taken = unsafe { self.inner.receive_labelled(&vectors, from, label, context) };
-        if let Err(refused) = taken {
-            return Err((fetch, refused));
+        // SAFETY: the segments stay valid until the `Fetched` event, and the gathered bytes are
+        // kept.
+        let posted = unsafe { self.inner.receive_labelled(&vectors, from, label, context) };
+        if let Err(error) = posted {
+            return Err((fetch, error));
         }
         self.labels = label;
-        let note = Note::Fetch { ticket: fetch.ticket, label, length: fetch.length };
-        self.peers[peer].under_way += 1;
-        self.flights.insert(Flight::Landing { peer, fetch });
-        let packet = self.packet(peer, &note, 0);
-        // In its place in the order.
-        self.peers[peer].outgoing.push_front(Outgoing::Packet(packet));
+        let body = PacketBody::Cts { ticket: fetch.ticket, label, length: fetch.length };
+        self.peers[peer].data_in_flight += 1;
+        self.in_flight.insert(InFlightOp::DataReceive { peer, fetch });
+        let packet = self.packet(peer, &body, 0);
+        // At its position in the order.
+        self.peers[peer].output.push_front(QueuedOutput::Packet(packet));
         Ok(())
     }
 
-    /// The bytes of a fetch have come, or will not.
-    pub(super) fn landed(&mut self, peer: usize, fetch: Fetch, finished: Finished) {
-        self.peers[peer].under_way -= 1;
+    /// Completes a fetch, with its bytes or an error.
+    pub(super) fn on_received(
+        &mut self,
+        peer: usize,
+        fetch: RemoteFetch,
+        finished: InnerCompletion,
+    ) {
+        self.peers[peer].data_in_flight -= 1;
         let is_whole = finished.length as u64 == fetch.length;
-        let outcome = match (finished.outcome, self.peers[peer].gone()) {
+        let outcome = match (finished.outcome, self.peers[peer].disconnect_reason()) {
             (Ok(()), _) if is_whole => Ok(()),
-            (_, Some(gone)) => Err(gone),
-            (Ok(()), None) => Err(Gone::Misbehaved("it sent fewer bytes than it was asked for")),
+            (_, Some(reason)) => Err(reason),
+            (Ok(()), None) => {
+                Err(DisconnectReason::ProtocolViolation("fewer bytes sent than requested"))
+            }
             (Err(code), None) => {
-                tracing::debug!(code, "bytes from another host did not come");
-                Err(Gone::Ended)
+                tracing::debug!(code, "receive from another host failed");
+                Err(DisconnectReason::Exited)
             }
         };
-        if let Err(gone) = &outcome {
-            self.end(peer, gone.clone());
+        if let Err(reason) = &outcome {
+            self.disconnect(peer, reason.clone());
         } else {
-            if let Some(bytes) = &fetch.gathered {
-                // SAFETY: the receive is under way until `Fetched` is told.
-                unsafe { memory::scatter(&fetch.pieces, bytes) };
+            if let Some(bytes) = &fetch.bounce {
+                // SAFETY: the receive is in flight until the `Fetched` event.
+                unsafe { iov::scatter(&fetch.segments, bytes) };
             }
-            if fetch.acknowledged && self.peers[peer].gone().is_none() {
-                self.push_note(peer, &Note::Done { ticket: fetch.ticket });
+            if fetch.acknowledged && self.peers[peer].disconnect_reason().is_none() {
+                self.push_control(peer, &PacketBody::Fin { ticket: fetch.ticket });
             }
         }
-        self.fetched(fetch.number, outcome.map_err(Error::PeerGone));
-        self.settle(peer);
+        self.report_fetched(fetch.number, outcome.map_err(Error::PeerDisconnected));
+        self.finish_disconnect(peer);
     }
 
-    pub(super) fn fetched(&mut self, number: u64, outcome: Result<(), Error>) {
-        self.events.push(CarrierEvent::Fetched { number, outcome });
+    pub(super) fn report_fetched(&mut self, number: u64, outcome: Result<(), Error>) {
+        self.events.push(RemoteEvent::Fetched { number, outcome });
     }
 }

@@ -1,41 +1,42 @@
-//! The end of libfabric in this process: when it unloads its providers, nobody may be inside of one.
+//! The gate of libfabric's unloading: when libfabric unloads its providers, no thread may be in
+//! one.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-/// The gate to the inner library.
-pub(crate) static GATE: Gate = Gate::new();
+/// The gate of the inner library.
+pub(crate) static UNLOAD_GATE: UnloadGate = UnloadGate::new();
 
-/// How long those who are inside are waited for: one may be the thread that waits.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a close waits for threads inside: one of them may be the closing thread.
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// Threads pass it before they call another provider.
+/// A gate that threads enter before they call another provider.
 #[derive(Debug)]
-pub(crate) struct Gate {
+pub(crate) struct UnloadGate {
     is_closed: AtomicBool,
-    inside: AtomicUsize,
+    users: AtomicUsize,
 }
 
-/// While it is there, the library is.
+/// While this guard exists, the library stays loaded.
 #[derive(Debug)]
-pub(super) struct Inside<'a>(&'a Gate);
+pub(super) struct UnloadGuard<'a>(&'a UnloadGate);
 
-impl Drop for Inside<'_> {
+impl Drop for UnloadGuard<'_> {
     fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::SeqCst);
+        self.0.users.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-impl Gate {
+impl UnloadGate {
     const fn new() -> Self {
-        Self { is_closed: AtomicBool::new(false), inside: AtomicUsize::new(0) }
+        Self { is_closed: AtomicBool::new(false), users: AtomicUsize::new(0) }
     }
 
-    /// Goes in, unless it is closed.
-    pub(super) fn pass(&self) -> Option<Inside<'_>> {
-        // In this order: whoever closes it looks in the other.
-        self.inside.fetch_add(1, Ordering::SeqCst);
-        let inside = Inside(self);
+    /// Enters, unless the gate is closed.
+    pub(super) fn enter(&self) -> Option<UnloadGuard<'_>> {
+        // In this order: the closing thread does the two steps in the reverse order.
+        self.users.fetch_add(1, Ordering::SeqCst);
+        let inside = UnloadGuard(self);
         (!self.is_closed.load(Ordering::SeqCst)).then_some(inside)
     }
 
@@ -43,11 +44,11 @@ impl Gate {
         self.is_closed.load(Ordering::SeqCst)
     }
 
-    /// Lets nobody in any more, and waits until all are out.
+    /// Closes the gate, and waits until all threads have left.
     pub(crate) fn close(&self) {
         self.is_closed.store(true, Ordering::SeqCst);
-        let end = Instant::now() + PATIENCE;
-        while self.inside.load(Ordering::SeqCst) > 0 && Instant::now() < end {
+        let end = Instant::now() + CLOSE_TIMEOUT;
+        while self.users.load(Ordering::SeqCst) > 0 && Instant::now() < end {
             std::thread::yield_now();
         }
     }
@@ -59,11 +60,11 @@ mod tests {
 
     #[test]
     fn nobody_is_inside_once_it_is_closed() {
-        let gate = Gate::new();
-        drop(gate.pass().unwrap());
+        let gate = UnloadGate::new();
+        drop(gate.enter().unwrap());
         let is_out = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let inside = gate.pass().unwrap();
+            let inside = gate.enter().unwrap();
             let closing = scope.spawn(|| {
                 gate.close();
                 is_out.load(Ordering::SeqCst)
@@ -75,6 +76,6 @@ mod tests {
             drop(inside);
             assert!(closing.join().unwrap());
         });
-        assert!(gate.pass().is_none());
+        assert!(gate.enter().is_none());
     }
 }

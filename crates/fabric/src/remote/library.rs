@@ -1,11 +1,11 @@
-//! The functions of libfabric's core that open another provider, found in the library that the
-//! program has loaded.
+//! The functions of libfabric's core that open another provider, from the library that the program
+//! has loaded.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use crate::abi::{FabricAttr, FidFabric, Info};
-use crate::core::{self, Found};
+use crate::core::{self, CFunction};
 
 type GetInfo = unsafe extern "C" fn(
     version: u32,
@@ -29,34 +29,34 @@ pub(super) struct Library {
 }
 
 impl Library {
-    /// Those of the library that is loaded, if one is.
+    /// The functions of the loaded library, if there is one.
     pub(super) fn find() -> Option<&'static Self> {
         static FOUND: OnceLock<Option<Library>> = OnceLock::new();
-        FOUND.get_or_init(Self::look).as_ref()
+        FOUND.get_or_init(Self::resolve).as_ref()
     }
 
-    fn look() -> Option<Self> {
+    fn resolve() -> Option<Self> {
         let library = core::loaded_library().unwrap_or(libc::RTLD_DEFAULT);
         let found = |name| core::function(library, name);
         // SAFETY: these are the types that libfabric's headers give these functions.
         unsafe {
             Some(Self {
-                getinfo: std::mem::transmute::<Found, GetInfo>(found(c"fi_getinfo")?),
-                freeinfo: std::mem::transmute::<Found, FreeInfo>(found(c"fi_freeinfo")?),
-                dupinfo: std::mem::transmute::<Found, DupInfo>(found(c"fi_dupinfo")?),
-                fabric: std::mem::transmute::<Found, Fabric>(found(c"fi_fabric")?),
+                getinfo: std::mem::transmute::<CFunction, GetInfo>(found(c"fi_getinfo")?),
+                freeinfo: std::mem::transmute::<CFunction, FreeInfo>(found(c"fi_freeinfo")?),
+                dupinfo: std::mem::transmute::<CFunction, DupInfo>(found(c"fi_dupinfo")?),
+                fabric: std::mem::transmute::<CFunction, Fabric>(found(c"fi_fabric")?),
             })
         }
     }
 }
 
-/// Loads a libfabric for tests: that of the environment's choice, or the installed one. Whether there
-/// is one.
+/// Loads libfabric for tests: that of `MEMFERRY_TEST_LIBFABRIC`, or the installed one. Returns
+/// whether there is one.
 #[cfg(any(test, feature = "fuzz"))]
 pub(super) fn load() -> bool {
     let name = std::env::var("MEMFERRY_TEST_LIBFABRIC").unwrap_or("libfabric.so.1".into());
     let name = std::ffi::CString::new(name).expect("a path");
-    // SAFETY: it is libfabric; what it runs when it is loaded has no conditions.
+    // SAFETY: it is libfabric, whose initialisers have no preconditions.
     let opened = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     !opened.is_null()
 }

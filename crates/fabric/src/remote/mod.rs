@@ -1,28 +1,28 @@
-//! Peers on other hosts, which are reached through an endpoint of another provider of libfabric's.
+//! The transport to peers on other hosts, through an endpoint of another libfabric provider.
 //!
-//! The carrier sends packets of its own over that inner endpoint and knows nothing of matching: small
-//! messages travel whole, longer ones are announced and fetched straight into the memory of the
-//! receive that has met them. Reads and writes of registered memory are served by its owner's carrier,
-//! packet by packet. A peer that says what cannot be right is given up.
+//! The transport sends packets of its own over that inner endpoint, and does no matching: short
+//! messages are sent whole, longer ones are announced and fetched directly into the buffer of the
+//! matching receive. The owner's transport executes reads and writes of registered memory, packet
+//! by packet. A peer that violates the protocol is disconnected.
 
-mod accesses;
-mod arrivals;
-mod cutting;
-mod doubt;
-mod ending;
+mod abort;
 mod fetches;
-mod flights;
 #[cfg(feature = "fuzz")]
 pub mod fuzz;
 mod gate;
+mod in_flight;
 mod inner;
+mod iov;
 mod library;
-mod memory;
+mod liveness;
 mod open;
 mod packet;
 mod peers;
+mod receive;
+mod rma;
+mod rma_target;
 mod sends;
-mod serving;
+mod teardown;
 #[cfg(test)]
 mod tests;
 
@@ -31,311 +31,321 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use memferry_message::{CarriedAccess, Carrier, CarrierEvent, Envelope, Error, Gone, Piece};
+use memferry_message::{
+    DisconnectReason, Envelope, Error, RemoteEvent, RemoteRma, RemoteTransport, Segment,
+};
 
-use flights::{Flight, Flights};
-pub(crate) use gate::GATE;
-pub(crate) use inner::Inner;
-use inner::{Finished, Refused};
-pub(crate) use open::{Settings, Unavailable};
-use packet::{MOST_PACKET, Note};
+pub(crate) use gate::UNLOAD_GATE;
+use in_flight::{InFlightOp, InFlightOps};
+pub(crate) use inner::InnerEndpoint;
+use inner::{InnerCompletion, PostError};
+pub(crate) use open::{RemoteConfig, Unavailable};
+use packet::{MAX_PACKET, PacketBody};
 pub(crate) use peers::Directory;
-use peers::{Outgoing, Remote, Standing};
+use peers::{QueuedOutput, RemotePeer, RemotePeerState};
 
 use crate::address::{ADDRESS_BYTES, SOCKET_BYTES};
-use crate::regions::Regions;
+use crate::mr_table::MrTable;
 
-/// An address of the provider's, as its bytes.
-pub(crate) type Name = [u8; ADDRESS_BYTES];
+/// An encoded address of the provider.
+pub(crate) type RawAddress = [u8; ADDRESS_BYTES];
 
-/// Packets that can come before anybody looks.
-const ROOMS: usize = 64;
-/// Fruitless looks after which only every sixteenth is made: each asks the kernel, and messages of
-/// this host should not wait for that.
-const IDLE_LOOKS: u32 = 64;
+/// The number of posted packet buffers.
+const PACKET_BUFFERS: usize = 64;
+/// The number of empty polls after which only every sixteenth poll is made: each is a system call,
+/// and messages of this host should not wait for it.
+const IDLE_POLLS: u32 = 64;
 
-/// The socket's address in an address.
-fn socket_of(name: &Name) -> &[u8; SOCKET_BYTES] {
-    name.last_chunk().expect("an address ends with it")
+/// The socket address in an address.
+fn socket_of(name: &RawAddress) -> &[u8; SOCKET_BYTES] {
+    name.last_chunk().expect("an address ends with a socket address")
 }
 
-/// Enough of the identifier in an address to notice that it is another's.
-fn identifier_of(name: &Name) -> u64 {
+/// The first bytes of the identifier in an address, enough to detect another endpoint.
+fn identifier_of(name: &RawAddress) -> u64 {
     u64::from_le_bytes(name[4..12].try_into().expect("eight bytes"))
 }
 
-/// Carries messages to and from peers on other hosts.
+/// The transport of messages to and from peers on other hosts.
 #[derive(Debug)]
-pub(crate) struct RemoteCarrier {
-    /// Closed before everything else, but not by a child of a fork.
-    inner: ManuallyDrop<Inner>,
-    name: Name,
+pub(crate) struct FabricTransport {
+    /// Closed before the other fields, but not in a forked child.
+    inner: ManuallyDrop<InnerEndpoint>,
+    address: RawAddress,
     directory: Arc<Directory>,
-    /// Memory of this side that peers may access.
-    regions: Arc<Regions>,
-    /// By number.
-    peers: Vec<Remote>,
-    flights: Flights,
-    /// Peers with something that the inner endpoint has not taken yet.
-    waiting: Vec<usize>,
-    /// Memory for packets that the inner endpoint has not taken yet.
-    rooms: Vec<Vec<u8>>,
-    /// What the next look has to say.
-    events: Vec<CarrierEvent>,
-    finished: Vec<Finished>,
-    /// The last ticket and the last label that were given out.
+    /// Registered memory of this side.
+    mr_table: Arc<MrTable>,
+    /// By slot.
+    peers: Vec<RemotePeer>,
+    in_flight: InFlightOps,
+    /// Peers with output that the inner endpoint has not accepted yet.
+    peers_with_output: Vec<usize>,
+    /// Packet buffers that the inner endpoint has not accepted yet.
+    free_packet_buffers: Vec<Vec<u8>>,
+    /// Events for the next poll.
+    events: Vec<RemoteEvent>,
+    completions: Vec<InnerCompletion>,
+    /// The last ticket and the last label.
     tickets: u64,
     labels: u64,
     idle: u32,
-    /// Looks so far, and when peers are asked after next.
-    looks: u32,
-    doubt_at: Instant,
-    patience: Duration,
-    /// The port should say whom its receives wait for.
+    /// The number of polls, and the time of the next liveness check.
+    polls: u32,
+    next_liveness_check: Instant,
+    silence_timeout: Duration,
+    /// The port should report the awaited peers.
     wants_awaited: bool,
     process: u32,
 }
 
-impl RemoteCarrier {
-    /// A carrier for the endpoint of this address, which contains that of the inner endpoint.
+impl FabricTransport {
+    /// Creates a transport for the endpoint with this address, which contains that of the inner
+    /// endpoint.
     pub(crate) fn new(
-        inner: Inner,
-        name: Name,
+        inner: InnerEndpoint,
+        address: RawAddress,
         directory: Arc<Directory>,
-        regions: Arc<Regions>,
+        regions: Arc<MrTable>,
     ) -> Self {
-        let mut carrier = Self {
+        let mut transport = Self {
             inner: ManuallyDrop::new(inner),
-            name,
+            address,
             directory,
-            regions,
+            mr_table: regions,
             peers: Vec::new(),
-            flights: Flights::default(),
-            waiting: Vec::new(),
-            rooms: (0..ROOMS).map(|_| vec![0; MOST_PACKET]).collect(),
+            in_flight: InFlightOps::default(),
+            peers_with_output: Vec::new(),
+            free_packet_buffers: (0..PACKET_BUFFERS).map(|_| vec![0; MAX_PACKET]).collect(),
             events: Vec::new(),
-            finished: Vec::new(),
+            completions: Vec::new(),
             tickets: 0,
             labels: 0,
             idle: 0,
-            looks: 0,
-            doubt_at: Instant::now(),
-            patience: doubt::PATIENCE,
+            polls: 0,
+            next_liveness_check: Instant::now(),
+            silence_timeout: liveness::SILENCE_TIMEOUT,
             wants_awaited: false,
             process: std::process::id(),
         };
-        carrier.give_rooms();
-        carrier
+        transport.post_packet_buffers();
+        transport
     }
 
-    /// The place of a peer that has a number.
+    /// The slot of the peer with a number.
     fn peer_of(&mut self, number: u64) -> Option<usize> {
-        let peer = peers::place_of(number);
+        let peer = peers::slot_of(number);
         while self.peers.len() <= peer {
             let (number, name) = self.directory.at(self.peers.len())?;
-            self.peers.push(Remote::new(number, name));
+            self.peers.push(RemotePeer::new(number, name));
         }
         if self.peers[peer].number != number {
-            // Whoever had the place is over, and nothing here refers to it any more.
-            self.peers[peer] = Remote::new(number, self.directory.name(number)?);
+            // The previous peer of the slot is closed, and nothing refers to it.
+            self.peers[peer] = RemotePeer::new(number, self.directory.address(number)?);
         }
         Some(peer)
     }
 
-    /// The inner endpoint's number for a peer.
-    fn inner_number(&mut self, peer: usize) -> Result<u64, Refused> {
+    /// The inner endpoint's number of a peer.
+    fn inner_number(&mut self, peer: usize) -> Result<u64, PostError> {
         let remote = &mut self.peers[peer];
         if remote.inner.is_none() {
-            remote.inner = self.inner.insert(socket_of(&remote.name));
+            remote.inner = self.inner.insert(socket_of(&remote.address));
         }
-        remote.inner.ok_or(Refused::Failed(libc::EHOSTUNREACH))
+        remote.inner.ok_or(PostError::Failed(libc::EHOSTUNREACH))
     }
 
-    /// The beginning of a packet for a peer.
-    fn packet(&self, peer: usize, note: &Note, payload_bytes: usize) -> Vec<u8> {
-        packet::encode(&self.name, identifier_of(&self.peers[peer].name), note, payload_bytes)
+    /// Encodes the header of a packet to a peer.
+    fn packet(&self, peer: usize, body: &PacketBody, payload_bytes: usize) -> Vec<u8> {
+        packet::encode(&self.address, identifier_of(&self.peers[peer].address), body, payload_bytes)
     }
 
-    fn push_note(&mut self, peer: usize, note: &Note) {
-        let packet = self.packet(peer, note, 0);
-        self.push(peer, Outgoing::Packet(packet));
+    fn push_control(&mut self, peer: usize, body: &PacketBody) {
+        let packet = self.packet(peer, body, 0);
+        self.enqueue(peer, QueuedOutput::Packet(packet));
     }
 
-    /// Sends something behind everything else for the peer.
-    fn push(&mut self, peer: usize, outgoing: Outgoing) {
+    /// Appends output for a peer, and sends it if possible.
+    fn enqueue(&mut self, peer: usize, outgoing: QueuedOutput) {
         self.idle = 0;
-        self.peers[peer].outgoing.push_back(outgoing);
-        if !self.peers[peer].is_waiting {
-            self.send_waiting(peer);
+        self.peers[peer].output.push_back(outgoing);
+        if !self.peers[peer].has_output {
+            self.send_output(peer);
         }
     }
 
-    /// Hands what waits for a peer to the inner endpoint, as far as that takes it.
-    fn send_waiting(&mut self, peer: usize) {
-        while let Some(outgoing) = self.peers[peer].outgoing.pop_front() {
-            let taken = match outgoing {
-                Outgoing::Packet(bytes) => {
-                    self.send_packet(peer, bytes, false).map_err(|(b, r)| (Outgoing::Packet(b), r))
-                }
-                Outgoing::Answer(bytes) => {
-                    self.send_packet(peer, bytes, true).map_err(|(b, r)| (Outgoing::Answer(b), r))
-                }
-                Outgoing::Bytes { ticket, label, length } => self
-                    .depart(peer, ticket, label, length)
-                    .map_err(|r| (Outgoing::Bytes { ticket, label, length }, r)),
-                Outgoing::Fetch(fetch) => {
-                    self.land(peer, fetch).map_err(|(f, r)| (Outgoing::Fetch(f), r))
+    /// Posts the queued output of a peer to the inner endpoint, until that accepts no more.
+    fn send_output(&mut self, peer: usize) {
+        while let Some(outgoing) = self.peers[peer].output.pop_front() {
+            let posted = match outgoing {
+                QueuedOutput::Packet(bytes) => self
+                    .send_packet(peer, bytes, false)
+                    .map_err(|(b, r)| (QueuedOutput::Packet(b), r)),
+                QueuedOutput::Reply(bytes) => self
+                    .send_packet(peer, bytes, true)
+                    .map_err(|(b, r)| (QueuedOutput::Reply(b), r)),
+                QueuedOutput::Data { ticket, label, length } => self
+                    .post_data_send(peer, ticket, label, length)
+                    .map_err(|r| (QueuedOutput::Data { ticket, label, length }, r)),
+                QueuedOutput::Fetch(fetch) => {
+                    self.post_receive(peer, fetch).map_err(|(f, r)| (QueuedOutput::Fetch(f), r))
                 }
             };
-            let Err((outgoing, refused)) = taken else { continue };
-            self.peers[peer].outgoing.push_front(outgoing);
-            if let Refused::Failed(code) = refused {
-                tracing::debug!(peer, code, "the inner endpoint refused a packet");
-                self.end(peer, Gone::Ended);
+            let Err((outgoing, error)) = posted else { continue };
+            self.peers[peer].output.push_front(outgoing);
+            if let PostError::Failed(code) = error {
+                tracing::debug!(peer, code, "the inner endpoint rejected a packet");
+                self.disconnect(peer, DisconnectReason::Exited);
             }
             break;
         }
         let remote = &mut self.peers[peer];
-        let is_waiting = !remote.outgoing.is_empty();
-        if is_waiting && !remote.is_waiting {
-            self.waiting.push(peer);
+        let has_output = !remote.output.is_empty();
+        if has_output && !remote.has_output {
+            self.peers_with_output.push(peer);
         }
-        remote.is_waiting = is_waiting;
+        remote.has_output = has_output;
     }
 
     fn send_packet(
         &mut self,
         peer: usize,
         bytes: Vec<u8>,
-        is_answer: bool,
-    ) -> Result<(), (Vec<u8>, Refused)> {
+        is_reply: bool,
+    ) -> Result<(), (Vec<u8>, PostError)> {
         let to = match self.inner_number(peer) {
             Ok(to) => to,
-            Err(refused) => return Err((bytes, refused)),
+            Err(error) => return Err((bytes, error)),
         };
-        // SAFETY: the flight keeps the bytes until the inner endpoint has finished.
-        match unsafe { self.inner.send(&bytes, to, self.flights.next()) } {
+        // SAFETY: the operation in flight owns the bytes until it completes.
+        match unsafe { self.inner.send(&bytes, to, self.in_flight.next_context()) } {
             Ok(()) => {
-                self.peers[peer].packets += 1;
-                self.flights.insert(Flight::Packet { peer, is_answer, _bytes: bytes });
+                self.peers[peer].packets_in_flight += 1;
+                self.in_flight.insert(InFlightOp::Packet { peer, is_reply, _bytes: bytes });
             }
-            Err(refused) => return Err((bytes, refused)),
+            Err(error) => return Err((bytes, error)),
         }
         Ok(())
     }
 
-    /// The inner endpoint has let go of a packet.
-    fn packet_left(&mut self, peer: usize, is_answer: bool) {
+    /// Records that a packet was sent.
+    fn on_packet_sent(&mut self, peer: usize, is_reply: bool) {
         let remote = &mut self.peers[peer];
-        remote.packets -= 1;
-        remote.answers -= usize::from(is_answer);
+        remote.packets_in_flight -= 1;
+        remote.replies -= usize::from(is_reply);
     }
 
-    /// Gives the inner endpoint memory for packets.
-    fn give_rooms(&mut self) {
-        while let Some(mut bytes) = self.rooms.pop() {
+    /// Posts packet buffers to the inner endpoint.
+    fn post_packet_buffers(&mut self) {
+        while let Some(mut bytes) = self.free_packet_buffers.pop() {
             let (at, length) = (bytes.as_mut_ptr(), bytes.len());
-            // SAFETY: the flight keeps the memory until the inner endpoint has finished.
-            match unsafe { self.inner.receive(at, length, self.flights.next()) } {
-                Ok(()) => self.flights.insert(Flight::Room { bytes }),
-                Err(refused) => {
-                    if let Refused::Failed(code) = refused {
-                        tracing::debug!(code, "the inner endpoint took no memory for packets");
+            // SAFETY: the operation in flight owns the memory until it completes.
+            match unsafe { self.inner.receive(at, length, self.in_flight.next_context()) } {
+                Ok(()) => self.in_flight.insert(InFlightOp::PacketBuffer { bytes }),
+                Err(error) => {
+                    if let PostError::Failed(code) = error {
+                        tracing::debug!(code, "the inner endpoint rejected a packet buffer");
                     }
-                    self.rooms.push(bytes);
+                    self.free_packet_buffers.push(bytes);
                     break;
                 }
             }
         }
     }
 
-    /// Looks what the inner endpoint has finished, and goes on from there. Whether there was
-    /// anything.
-    fn look(&mut self) -> bool {
-        let mut finished = std::mem::take(&mut self.finished);
-        while finished.len() < ROOMS && self.inner.read(&mut finished) {}
-        let moved = !finished.is_empty();
+    /// Polls the inner endpoint, and makes progress. Returns whether there were completions.
+    fn poll_inner(&mut self) -> bool {
+        let mut finished = std::mem::take(&mut self.completions);
+        while finished.len() < PACKET_BUFFERS && self.inner.read(&mut finished) {}
+        let progressed = !finished.is_empty();
         for one in finished.drain(..) {
-            self.conclude(one);
+            self.on_completion(one);
         }
-        self.finished = finished;
-        self.give_rooms();
-        for peer in std::mem::take(&mut self.waiting) {
-            self.peers[peer].is_waiting = false;
-            self.send_waiting(peer);
+        self.completions = finished;
+        self.post_packet_buffers();
+        for peer in std::mem::take(&mut self.peers_with_output) {
+            self.peers[peer].has_output = false;
+            self.send_output(peer);
         }
-        self.doubt();
-        moved
+        self.check_liveness();
+        progressed
     }
 
-    fn conclude(&mut self, finished: Finished) {
-        match self.flights.take(finished.context) {
-            Some(Flight::Room { bytes }) => {
+    fn on_completion(&mut self, finished: InnerCompletion) {
+        match self.in_flight.take(finished.context) {
+            Some(InFlightOp::PacketBuffer { bytes }) => {
                 if finished.outcome.is_ok() {
-                    self.arrived(&bytes[..finished.length.min(bytes.len())], finished.source);
+                    self.on_packet(&bytes[..finished.length.min(bytes.len())], finished.source);
                 }
-                self.rooms.push(bytes);
+                self.free_packet_buffers.push(bytes);
             }
-            Some(Flight::Packet { peer, is_answer, .. }) => {
-                self.packet_left(peer, is_answer);
+            Some(InFlightOp::Packet { peer, is_reply, .. }) => {
+                self.on_packet_sent(peer, is_reply);
                 if let Err(code) = finished.outcome {
-                    tracing::debug!(peer, code, "a packet to another host was not sent");
-                    self.end(peer, Gone::Ended);
+                    tracing::debug!(peer, code, "send to another host failed");
+                    self.disconnect(peer, DisconnectReason::Exited);
                 }
-                self.settle(peer);
+                self.finish_disconnect(peer);
             }
-            Some(Flight::Departure { peer, ticket, .. }) => {
-                self.departed(peer, ticket, finished.outcome.map_err(|_| Gone::Ended));
+            Some(InFlightOp::DataSend { peer, ticket, .. }) => {
+                self.on_data_sent(
+                    peer,
+                    ticket,
+                    finished.outcome.map_err(|_| DisconnectReason::Exited),
+                );
             }
-            Some(Flight::Landing { peer, fetch }) => self.landed(peer, fetch, finished),
-            None => tracing::debug!(?finished, "an operation that nobody began has finished"),
+            Some(InFlightOp::DataReceive { peer, fetch }) => {
+                self.on_received(peer, fetch, finished);
+            }
+            None => tracing::debug!(?finished, "completion of an unknown operation"),
         }
     }
 }
 
-impl Carrier for RemoteCarrier {
+impl RemoteTransport for FabricTransport {
     fn send(
         &mut self,
         peer: u64,
         number: u64,
         envelope: &Envelope,
-        pieces: &[Piece],
+        segments: &[Segment],
         delivered: bool,
     ) {
         match self.peer_of(peer) {
-            Some(peer) => self.begin_send(peer, number, envelope, pieces, delivered),
+            Some(peer) => self.start_send(peer, number, envelope, segments, delivered),
             None => {
-                let outcome = Err(Error::PeerGone(Gone::Ended));
-                self.events.push(CarrierEvent::Sent { number, outcome });
+                let outcome = Err(Error::PeerDisconnected(DisconnectReason::Exited));
+                self.events.push(RemoteEvent::Sent { number, outcome });
             }
         }
     }
 
-    fn fetch(&mut self, peer: u64, ticket: u64, number: u64, pieces: &[Piece], length: u64) {
+    fn fetch(&mut self, peer: u64, ticket: u64, number: u64, segments: &[Segment], length: u64) {
         match self.peer_of(peer) {
-            Some(peer) => self.begin_fetch(peer, ticket, number, pieces, length),
-            None => self.fetched(number, Err(Error::PeerGone(Gone::Ended))),
+            Some(peer) => self.start_fetch(peer, ticket, number, segments, length),
+            None => {
+                self.report_fetched(number, Err(Error::PeerDisconnected(DisconnectReason::Exited)));
+            }
         }
     }
 
-    fn taken(&mut self, peer: u64, bytes: u64) {
+    fn return_credit(&mut self, peer: u64, bytes: u64) {
         if let Some(peer) = self.peer_of(peer) {
-            self.make_room(peer, bytes);
+            self.credit_peer(peer, bytes);
         }
     }
 
-    fn access(&mut self, peer: u64, number: u64, access: &CarriedAccess) {
+    fn start_rma(&mut self, peer: u64, number: u64, access: &RemoteRma) {
         match self.peer_of(peer) {
-            Some(peer) => self.begin_access(peer, number, access),
-            None => self.accessed(number, Err(Error::PeerGone(Gone::Ended))),
+            Some(peer) => self.begin_rma(peer, number, access),
+            None => self.report_rma(number, Err(Error::PeerDisconnected(DisconnectReason::Exited))),
         }
     }
 
-    fn wants_awaited(&mut self) -> bool {
+    fn wants_awaited_peers(&mut self) -> bool {
         std::mem::take(&mut self.wants_awaited)
     }
 
-    fn awaited(&mut self, peers: &[u64]) {
+    fn set_awaited_peers(&mut self, peers: &[u64]) {
         for remote in &mut self.peers {
             remote.is_awaited = false;
         }
@@ -344,12 +354,12 @@ impl Carrier for RemoteCarrier {
         }
     }
 
-    fn poll(&mut self, events: &mut Vec<CarrierEvent>) {
+    fn poll(&mut self, events: &mut Vec<RemoteEvent>) {
         self.idle += 1;
-        let is_due = self.idle < IDLE_LOOKS || self.idle == IDLE_LOOKS + 16;
-        if is_due || !self.waiting.is_empty() {
-            let has_moved = self.look();
-            self.idle = if has_moved { 0 } else { self.idle.min(IDLE_LOOKS) };
+        let is_due = self.idle < IDLE_POLLS || self.idle == IDLE_POLLS + 16;
+        if is_due || !self.peers_with_output.is_empty() {
+            let progressed = self.poll_inner();
+            self.idle = if progressed { 0 } else { self.idle.min(IDLE_POLLS) };
         }
         events.append(&mut self.events);
     }
@@ -358,16 +368,16 @@ impl Carrier for RemoteCarrier {
         self.inner.descriptor()
     }
 
-    fn is_quiet(&mut self) -> bool {
-        // Whoever asks waits, and looks when it was woken.
+    fn can_block(&mut self) -> bool {
+        // The caller is about to wait, and polls when it is woken.
         self.idle = 0;
-        // Whoever sleeps looks seldom: the clock is asked every time.
-        self.look_at_clock();
-        let is_ending = |remote: &Remote| matches!(remote.standing, Standing::Ending(_));
+        // A sleeping caller polls rarely, so every poll reads the clock.
+        self.force_clock_check();
+        let is_closing = |remote: &RemotePeer| matches!(remote.state, RemotePeerState::Closing(_));
         let is_busy = !self.events.is_empty()
-            || !self.waiting.is_empty()
-            || !self.rooms.is_empty()
-            || self.peers.iter().any(is_ending);
-        !is_busy && self.inner.is_quiet()
+            || !self.peers_with_output.is_empty()
+            || !self.free_packet_buffers.is_empty()
+            || self.peers.iter().any(is_closing);
+        !is_busy && self.inner.can_block()
     }
 }

@@ -1,55 +1,59 @@
-//! Which inner provider and interface: libfabric's list of what there is, and the choice from it.
+//! The choice of the inner provider and interface from libfabric's list.
 
 use std::ffi::{CStr, CString, c_int};
 use std::net::IpAddr;
 use std::ptr;
 
+use memferry_sys::settings::{self, switch};
+
 use super::library::Library;
 use crate::abi::*;
-use crate::complaint::complain;
+use crate::warn_once::warn_once;
 
-/// The version that is asked for: that of the structures in `abi`.
+/// The requested version: that of the structures in `abi`.
 const VERSION: u32 = (1 << 16) | 17;
-/// Also providers that `FI_PROVIDER` hides from the program: it names what the program shall use, and
-/// that is this provider. A flag between libfabric's core and its providers.
-const HIDDEN_TOO: u64 = 1 << 60;
+/// Includes providers that `FI_PROVIDER` hides: the variable names the provider of the program,
+/// which is this one. The flag is private to libfabric's core and its providers.
+const ALL_PROVIDERS: u64 = 1 << 60;
 const AF_INET: c_int = libc::AF_INET;
 const AF_INET6: c_int = libc::AF_INET6;
 
-/// Why other hosts cannot be reached.
+/// The reason why other hosts cannot be reached.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Unavailable(pub(crate) String);
 
 impl std::fmt::Display for Unavailable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "other hosts cannot be reached: {}", self.0)
+        write!(f, "cannot reach other hosts: {}", self.0)
     }
 }
 
-/// The words for a call that failed.
+/// The error of a failed call.
 pub(super) fn failed(what: &str, code: isize) -> Unavailable {
     let error = std::io::Error::from_raw_os_error(-code as c_int);
     Unavailable(format!("{what}: {error}"))
 }
 
-/// What was said about peers on other hosts.
+/// The configuration of peers on other hosts.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Settings {
+pub(crate) struct RemoteConfig {
     /// No peers on other hosts.
     pub(crate) is_off: bool,
-    /// The interface, by its name or its address.
+    /// The interface, by name or address.
     pub(crate) interface: Option<String>,
 }
 
-impl Settings {
-    /// From `MEMFERRY_REMOTE` and `MEMFERRY_FABRIC_INTERFACE`. libfabric itself heeds `FI_TCP_IFACE`.
-    pub(crate) fn of_environment() -> Self {
-        let is_off = match std::env::var("MEMFERRY_REMOTE").as_deref() {
-            Ok("off") => true,
-            Ok("on" | "") | Err(_) => false,
-            Ok(word) => {
-                complain(format_args!(
-                    "MEMFERRY_REMOTE = {word:?} is not valid: expected on or off"
+impl RemoteConfig {
+    /// Reads `MEMFERRY_REMOTE` and `MEMFERRY_FABRIC_INTERFACE`. libfabric itself reads
+    /// `FI_TCP_IFACE`.
+    pub(crate) fn from_environment() -> Self {
+        let parse = |text: &str| if text.is_empty() { Some(true) } else { switch::parse(text) };
+        let is_off = match settings::read_variable("MEMFERRY_REMOTE", parse) {
+            Ok(switch) => switch == Some(false),
+            Err(value) => {
+                let expected = switch::EXPECTED;
+                warn_once(format_args!(
+                    "MEMFERRY_REMOTE = {value:?} is not valid: expected {expected}"
                 ));
                 false
             }
@@ -61,43 +65,46 @@ impl Settings {
 
 /// An info that is freed with its owner.
 #[derive(Debug)]
-pub(super) struct Chosen {
+pub(super) struct OwnedInfo {
     library: &'static Library,
     pub(super) info: *mut Info,
 }
 
-impl Drop for Chosen {
+impl Drop for OwnedInfo {
     fn drop(&mut self) {
-        // SAFETY: it came from `dupinfo` and nobody else frees it.
+        // SAFETY: it came from `dupinfo`, and no other code frees it.
         unsafe { (self.library.freeinfo)(self.info) };
     }
 }
 
-impl Chosen {
-    /// Asks libfabric what there is, and chooses.
-    pub(super) fn ask(library: &'static Library, settings: &Settings) -> Result<Self, Unavailable> {
+impl OwnedInfo {
+    /// Queries libfabric, and chooses an info.
+    pub(super) fn query(
+        library: &'static Library,
+        config: &RemoteConfig,
+    ) -> Result<Self, Unavailable> {
         let hints = hints(library)?;
         let mut list = ptr::null_mut();
         let mut code = -FI_ENODATA;
-        for flags in [0, HIDDEN_TOO] {
-            // SAFETY: hints of this library's, and room for a pointer.
+        for flags in [0, ALL_PROVIDERS] {
+            // SAFETY: hints of this library, and space for a pointer.
             code = unsafe {
                 (library.getinfo)(VERSION, ptr::null(), ptr::null(), flags, hints.info, &mut list)
             };
             if code == 0 && !list.is_null() {
                 let all = Self { library, info: list };
-                return all.best(settings.interface.as_deref());
+                return all.best(config.interface.as_deref());
             }
         }
-        Err(failed("libfabric has no provider \"tcp\" for it", code as isize))
+        Err(failed("libfabric has no provider \"tcp\"", code as isize))
     }
 
-    /// A copy of the info of the list that suits best.
+    /// Copies the best info of the list.
     fn best(&self, interface: Option<&str>) -> Result<Self, Unavailable> {
         let mut best: Option<(u32, *mut Info)> = None;
         let mut at = self.info;
         while !at.is_null() {
-            // SAFETY: infos of the list, which this object keeps.
+            // SAFETY: infos of the list, which this object owns.
             let info = unsafe { &*at };
             // SAFETY: as above.
             if let Some(rank) = unsafe { rank(info, interface) }
@@ -120,12 +127,13 @@ impl Chosen {
     }
 }
 
-/// How well an info suits: the less the better, and the first of equals. Nothing if it does not.
+/// The rank of an info: lower is better, and the first of equals wins. `None` if the info cannot be
+/// used.
 ///
 /// # Safety
-/// It must be one of libfabric's, with all its attributes.
+/// It must come from libfabric, with all its attributes.
 unsafe fn rank(info: &Info, interface: Option<&str>) -> Option<u32> {
-    // SAFETY: the caller's promise; names are strings of C's or null.
+    // SAFETY: the caller guarantees it; names are C strings or null.
     let (address, provider, domain) = unsafe {
         let text = |name: *const std::ffi::c_char| {
             if name.is_null() { None } else { CStr::from_ptr(name).to_str().ok() }
@@ -133,7 +141,7 @@ unsafe fn rank(info: &Info, interface: Option<&str>) -> Option<u32> {
         let provider = text((*info.fabric_attr).prov_name)?;
         (ip_address(info)?, provider, text((*info.domain_attr).name).unwrap_or_default())
     };
-    // Never one that might come back to this provider.
+    // Never a provider that might lead back to this one.
     let layers = match provider {
         "tcp" => 0,
         "tcp;ofi_rxm" => 1,
@@ -143,12 +151,12 @@ unsafe fn rank(info: &Info, interface: Option<&str>) -> Option<u32> {
         Some(wanted) => wanted == domain || wanted.parse() == Ok(address),
         None => true,
     };
-    // Addresses that only mean something together with an interface are of no use to other hosts.
+    // Link-local addresses have no meaning on other hosts.
     let is_of_link = matches!(address, IpAddr::V6(v6) if v6.segments()[0] & 0xffc0 == 0xfe80);
     if !is_wanted || is_of_link {
         return None;
     }
-    // Loopback only where there is nothing else. Everyone must come to the same layers.
+    // Loopback only if there is nothing else. All hosts must choose the same layers.
     let kind = u32::from(address.is_loopback()) * 2 + u32::from(address.is_ipv6());
     Some(layers * 8 + kind)
 }
@@ -158,7 +166,7 @@ unsafe fn ip_address(info: &Info) -> Option<IpAddr> {
     if info.src_addr.is_null() || info.src_addrlen < size_of::<libc::sockaddr_in>() {
         return None;
     }
-    // SAFETY: an address of a socket's, of which at least this much is there.
+    // SAFETY: a socket address of at least this length.
     let family = unsafe { info.src_addr.cast::<libc::sockaddr>().read_unaligned() }.sa_family;
     match c_int::from(family) {
         AF_INET => {
@@ -175,13 +183,13 @@ unsafe fn ip_address(info: &Info) -> Option<IpAddr> {
     }
 }
 
-fn hints(library: &'static Library) -> Result<Chosen, Unavailable> {
-    // SAFETY: without an info to copy it makes an empty one.
+fn hints(library: &'static Library) -> Result<OwnedInfo, Unavailable> {
+    // SAFETY: without an info to copy, the function creates an empty one.
     let info = unsafe { (library.dupinfo)(ptr::null()) };
     if info.is_null() {
         return Err(Unavailable("out of memory".into()));
     }
-    let hints = Chosen { library, info };
+    let hints = OwnedInfo { library, info };
     let provider = CString::from(c"tcp");
     // SAFETY: the info and its attributes were just allocated; the name is freed with them.
     unsafe {

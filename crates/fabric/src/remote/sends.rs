@@ -1,249 +1,269 @@
-//! Messages to peers: small ones in one packet while the peer has room, others announced and sent
-//! straight from their memory when the peer asks for them.
+//! Messages to peers: short ones in one packet while there is credit; others are announced, and
+//! sent directly from their memory when the peer requests them.
 
-use memferry_message::{CarrierEvent, Envelope, Error, Gone, Piece};
+use memferry_message::{DisconnectReason, Envelope, Error, RemoteEvent, Segment};
 
-use super::flights::Flight;
-use super::inner::Refused;
-use super::packet::{Note, SMALL};
-use super::peers::{MOST_OFFERS, Outgoing, ROOM, Remote, cost};
-use super::{RemoteCarrier, memory};
+use super::in_flight::InFlightOp;
+use super::inner::PostError;
+use super::packet::{MAX_EAGER, PacketBody};
+use super::peers::{CREDIT_LIMIT, MAX_PENDING_RTS, QueuedOutput, RemotePeer, cost};
+use super::{FabricTransport, iov};
 
-/// An announced message of this side's.
+/// An announced message of this side.
 #[derive(Debug)]
-pub(super) struct Sending {
+pub(super) struct RtsSend {
     pub(super) number: u64,
-    pieces: Vec<Piece>,
+    segments: Vec<Segment>,
     length: u64,
     delivered: bool,
-    stage: Stage,
-    /// The peer has said that it has the bytes.
-    is_there: bool,
+    state: RtsSendState,
+    /// The peer has confirmed the bytes.
+    fin_received: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
-    /// The peer has not asked for it.
-    Announced,
-    /// The inner endpoint has it, or will have it.
-    Asked { is_under_way: bool },
-    /// Its memory is free.
-    Left,
+enum RtsSendState {
+    /// The peer has not requested the message.
+    RtsSent,
+    /// The bytes are posted to the inner endpoint, or will be.
+    CtsReceived { is_in_flight: bool },
+    /// The memory is free.
+    DataSent,
 }
 
-/// A message that cannot even be announced yet.
+/// A message that cannot be announced yet.
 #[derive(Debug)]
-pub(super) struct HeldBack {
+pub(super) struct QueuedSend {
     number: u64,
     envelope: Envelope,
-    pieces: Vec<Piece>,
+    segments: Vec<Segment>,
     delivered: bool,
 }
 
-/// Whether a message goes in a packet of its own.
-fn is_whole(remote: &Remote, length: u64, delivered: bool) -> bool {
-    length <= SMALL as u64 && !delivered && remote.spent + cost(length) <= ROOM
+/// Returns whether a message is sent in one packet.
+fn is_eager(remote: &RemotePeer, length: u64, delivered: bool) -> bool {
+    length <= MAX_EAGER as u64 && !delivered && remote.credits_used + cost(length) <= CREDIT_LIMIT
 }
 
-/// Whether a message can be sent or announced now.
-fn can_go(remote: &Remote, length: u64, delivered: bool) -> bool {
-    is_whole(remote, length, delivered) || remote.sends.len() < MOST_OFFERS - 1
+/// Returns whether a message can be sent or announced now.
+fn can_send(remote: &RemotePeer, length: u64, delivered: bool) -> bool {
+    is_eager(remote, length, delivered) || remote.sends.len() < MAX_PENDING_RTS - 1
 }
 
-impl Sending {
-    /// Whether the inner endpoint may read its memory.
-    pub(super) fn is_under_way(&self) -> bool {
-        self.stage == Stage::Asked { is_under_way: true }
+impl RtsSend {
+    /// Returns whether the inner endpoint may read the memory.
+    pub(super) fn is_in_flight(&self) -> bool {
+        self.state == RtsSendState::CtsReceived { is_in_flight: true }
     }
 
-    fn is_over(&self) -> bool {
-        self.stage == Stage::Left && (self.is_there || !self.delivered)
+    fn is_complete(&self) -> bool {
+        self.state == RtsSendState::DataSent && (self.fin_received || !self.delivered)
     }
 }
 
-impl RemoteCarrier {
-    /// Takes a message for a peer.
-    pub(super) fn begin_send(
+impl FabricTransport {
+    /// Accepts a message for a peer.
+    pub(super) fn start_send(
         &mut self,
         peer: usize,
         number: u64,
         envelope: &Envelope,
-        pieces: &[Piece],
+        segments: &[Segment],
         delivered: bool,
     ) {
-        if let Some(gone) = self.peers[peer].gone() {
-            return self.sent(number, Err(Error::PeerGone(gone)));
+        if let Some(reason) = self.peers[peer].disconnect_reason() {
+            return self.report_sent(number, Err(Error::PeerDisconnected(reason)));
         }
         let (envelope, remote) = (*envelope, &mut self.peers[peer]);
-        if !remote.held_back.is_empty() || !can_go(remote, memory::total(pieces), delivered) {
-            let pieces = pieces.to_vec();
-            return remote.held_back.push_back(HeldBack { number, envelope, pieces, delivered });
+        if !remote.queued_sends.is_empty() || !can_send(remote, iov::total(segments), delivered) {
+            let segments = segments.to_vec();
+            return remote.queued_sends.push_back(QueuedSend {
+                number,
+                envelope,
+                segments,
+                delivered,
+            });
         }
-        self.dispatch(peer, number, envelope, pieces, delivered);
+        self.dispatch(peer, number, envelope, segments, delivered);
     }
 
-    /// Sends what was held back, as far as that is possible by now.
-    fn send_held_back(&mut self, peer: usize) {
-        while let Some(first) = self.peers[peer].held_back.front()
-            && can_go(&self.peers[peer], memory::total(&first.pieces), first.delivered)
-            && let Some(first) = self.peers[peer].held_back.pop_front()
+    /// Sends queued messages, as far as possible.
+    fn dispatch_queued_sends(&mut self, peer: usize) {
+        while let Some(first) = self.peers[peer].queued_sends.front()
+            && can_send(&self.peers[peer], iov::total(&first.segments), first.delivered)
+            && let Some(first) = self.peers[peer].queued_sends.pop_front()
         {
-            let HeldBack { number, envelope, pieces, delivered } = first;
-            self.dispatch(peer, number, envelope, &pieces, delivered);
+            let QueuedSend { number, envelope, segments, delivered } = first;
+            self.dispatch(peer, number, envelope, &segments, delivered);
         }
     }
 
-    /// Sends a message, or announces it.
+    /// Sends or announces a message.
     fn dispatch(
         &mut self,
         peer: usize,
         number: u64,
         envelope: Envelope,
-        pieces: &[Piece],
+        segments: &[Segment],
         delivered: bool,
     ) {
-        let length = memory::total(pieces);
-        if is_whole(&self.peers[peer], length, delivered) {
-            let mut bytes = self.packet(peer, &Note::Whole { envelope }, length as usize);
-            // SAFETY: the message is under way, so its owner vouches for the pieces.
-            unsafe { memory::gather(pieces, length, &mut bytes) };
-            self.peers[peer].spent += cost(length);
-            self.sent(number, Ok(()));
-            return self.push(peer, Outgoing::Packet(bytes));
+        let length = iov::total(segments);
+        if is_eager(&self.peers[peer], length, delivered) {
+            let mut bytes = self.packet(peer, &PacketBody::Eager { envelope }, length as usize);
+            // SAFETY: the message is in flight, so its owner guarantees the segments.
+            unsafe { iov::gather(segments, length, &mut bytes) };
+            self.peers[peer].credits_used += cost(length);
+            self.report_sent(number, Ok(()));
+            return self.enqueue(peer, QueuedOutput::Packet(bytes));
         }
         self.tickets += 1;
         let ticket = self.tickets;
-        let stage = Stage::Announced;
-        let sending =
-            Sending { number, pieces: pieces.to_vec(), length, delivered, stage, is_there: false };
+        let state = RtsSendState::RtsSent;
+        let sending = RtsSend {
+            number,
+            segments: segments.to_vec(),
+            length,
+            delivered,
+            state,
+            fin_received: false,
+        };
         self.peers[peer].sends.insert(ticket, sending);
-        let note = Note::Announce { envelope, length, ticket, acknowledged: delivered };
-        self.push_note(peer, &note);
+        let body = PacketBody::Rts { envelope, length, ticket, acknowledged: delivered };
+        self.push_control(peer, &body);
     }
 
-    /// A peer wants the first bytes of an announced message.
-    pub(super) fn asked(
+    /// Handles a peer's request for the first bytes of an announced message.
+    pub(super) fn on_cts(
         &mut self,
         peer: usize,
         ticket: u64,
         label: u64,
         length: u64,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), DisconnectReason> {
         let sending = self.peers[peer].sends.get_mut(&ticket);
-        let sending = sending.ok_or(Gone::Misbehaved("it asked for what was not announced"))?;
-        if sending.stage != Stage::Announced || length > sending.length {
-            return Err(Gone::Misbehaved("it asked for more than was announced"));
+        let sending =
+            sending.ok_or(DisconnectReason::ProtocolViolation("CTS without matching RTS"))?;
+        if sending.state != RtsSendState::RtsSent || length > sending.length {
+            return Err(DisconnectReason::ProtocolViolation("CTS for more bytes than announced"));
         }
         if length == 0 {
-            (sending.stage, sending.is_there) = (Stage::Left, true);
-            self.end_if_over(peer, ticket);
+            (sending.state, sending.fin_received) = (RtsSendState::DataSent, true);
+            self.finish_if_complete(peer, ticket);
         } else {
-            sending.stage = Stage::Asked { is_under_way: false };
-            self.push(peer, Outgoing::Bytes { ticket, label, length });
+            sending.state = RtsSendState::CtsReceived { is_in_flight: false };
+            self.enqueue(peer, QueuedOutput::Data { ticket, label, length });
         }
         Ok(())
     }
 
-    /// Hands the bytes of a message to the inner endpoint.
-    pub(super) fn depart(
+    /// Posts the bytes of a message to the inner endpoint.
+    pub(super) fn post_data_send(
         &mut self,
         peer: usize,
         ticket: u64,
         label: u64,
         length: u64,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), PostError> {
         let to = self.inner_number(peer)?;
-        let context = self.flights.next();
+        let context = self.in_flight.next_context();
         let remote = &mut self.peers[peer];
-        // A peer that is gone takes its messages along.
+        // A disconnect has removed the peer's messages.
         let Some(sending) = remote.sends.get_mut(&ticket) else { return Ok(()) };
         let mut gathered = None;
-        let vectors = memory::vectors(&sending.pieces, length, self.inner.most_pieces());
+        let vectors = iov::vectors(&sending.segments, length, self.inner.max_iov());
         let vectors = vectors.unwrap_or_else(|| {
             let bytes = gathered.insert(Vec::with_capacity(length as usize));
-            // SAFETY: the message is under way, so its owner vouches for the pieces.
-            unsafe { memory::gather(&sending.pieces, length, bytes) };
-            memory::own_vector(bytes)
+            // SAFETY: the message is in flight, so its owner guarantees the segments.
+            unsafe { iov::gather(&sending.segments, length, bytes) };
+            iov::bounce_vector(bytes)
         });
-        // SAFETY: the pieces stay as they are until `Sent` is told, and the gathered bytes are kept.
+        // SAFETY: the segments stay valid until the `Sent` event, and the gathered bytes are kept.
         unsafe { self.inner.send_labelled(&vectors, to, label, context)? };
-        sending.stage = Stage::Asked { is_under_way: true };
-        remote.under_way += 1;
-        self.flights.insert(Flight::Departure { peer, ticket, _gathered: gathered });
+        sending.state = RtsSendState::CtsReceived { is_in_flight: true };
+        remote.data_in_flight += 1;
+        self.in_flight.insert(InFlightOp::DataSend { peer, ticket, _bounce: gathered });
         Ok(())
     }
 
-    /// The inner endpoint has sent the bytes of a message, or could not.
-    pub(super) fn departed(&mut self, peer: usize, ticket: u64, outcome: Result<(), Gone>) {
-        self.peers[peer].under_way -= 1;
+    /// Handles the completion of a data send.
+    pub(super) fn on_data_sent(
+        &mut self,
+        peer: usize,
+        ticket: u64,
+        outcome: Result<(), DisconnectReason>,
+    ) {
+        self.peers[peer].data_in_flight -= 1;
         match outcome {
             Ok(()) => {
                 if let Some(sending) = self.peers[peer].sends.get_mut(&ticket) {
-                    sending.stage = Stage::Left;
+                    sending.state = RtsSendState::DataSent;
                 }
-                self.end_if_over(peer, ticket);
-                // Nobody is there to acknowledge it.
+                self.finish_if_complete(peer, ticket);
+                // A disconnected peer will not acknowledge it.
                 self.drop_sends(peer);
             }
-            Err(gone) => {
+            Err(reason) => {
                 if let Some(sending) = self.peers[peer].sends.remove(&ticket) {
-                    self.sent(sending.number, Err(Error::PeerGone(gone.clone())));
+                    self.report_sent(sending.number, Err(Error::PeerDisconnected(reason.clone())));
                 }
-                self.end(peer, gone);
+                self.disconnect(peer, reason);
             }
         }
-        self.settle(peer);
+        self.finish_disconnect(peer);
     }
 
-    /// A peer says that it has the bytes.
-    pub(super) fn arrived_there(&mut self, peer: usize, ticket: u64) -> Result<(), Gone> {
+    /// Handles a peer's confirmation of the bytes.
+    pub(super) fn on_fin(&mut self, peer: usize, ticket: u64) -> Result<(), DisconnectReason> {
         let sending = self.peers[peer].sends.get_mut(&ticket);
-        match sending.filter(|sending| sending.delivered && sending.stage != Stage::Announced) {
-            // It may know before this side has looked at its own end.
-            Some(sending) => sending.is_there = true,
-            None => return Err(Gone::Misbehaved("it has what was not sent")),
+        match sending.filter(|sending| sending.delivered && sending.state != RtsSendState::RtsSent)
+        {
+            // It may arrive before this side has polled its own completion.
+            Some(sending) => sending.fin_received = true,
+            None => return Err(DisconnectReason::ProtocolViolation("FIN without matching data")),
         }
-        self.end_if_over(peer, ticket);
+        self.finish_if_complete(peer, ticket);
         Ok(())
     }
 
-    /// A peer has room for more whole messages.
-    pub(super) fn has_room(&mut self, peer: usize, cost: u64) -> Result<(), Gone> {
-        let spent = &mut self.peers[peer].spent;
-        *spent = spent.checked_sub(cost).ok_or(Gone::Misbehaved("it took what was not sent"))?;
-        self.send_held_back(peer);
+    /// Handles returned credit.
+    pub(super) fn on_credit(&mut self, peer: usize, cost: u64) -> Result<(), DisconnectReason> {
+        let used = &mut self.peers[peer].credits_used;
+        *used = used
+            .checked_sub(cost)
+            .ok_or(DisconnectReason::ProtocolViolation("more credit returned than used"))?;
+        self.dispatch_queued_sends(peer);
         Ok(())
     }
 
-    fn end_if_over(&mut self, peer: usize, ticket: u64) {
+    fn finish_if_complete(&mut self, peer: usize, ticket: u64) {
         let sends = &mut self.peers[peer].sends;
-        if sends.get(&ticket).is_some_and(Sending::is_over)
+        if sends.get(&ticket).is_some_and(RtsSend::is_complete)
             && let Some(sending) = sends.remove(&ticket)
         {
-            self.sent(sending.number, Ok(()));
-            if self.peers[peer].gone().is_none() {
-                self.send_held_back(peer);
+            self.report_sent(sending.number, Ok(()));
+            if self.peers[peer].disconnect_reason().is_none() {
+                self.dispatch_queued_sends(peer);
             }
         }
     }
 
-    /// Ends the messages to a peer that is gone, except those whose memory is still in use.
+    /// Fails the messages to a disconnected peer, except those whose memory is still in use.
     pub(super) fn drop_sends(&mut self, peer: usize) {
-        let Some(gone) = self.peers[peer].gone() else { return };
-        let held_back = std::mem::take(&mut self.peers[peer].held_back);
-        let mut ended: Vec<_> = held_back.into_iter().map(|message| message.number).collect();
+        let Some(reason) = self.peers[peer].disconnect_reason() else { return };
+        let queued = std::mem::take(&mut self.peers[peer].queued_sends);
+        let mut ended: Vec<_> = queued.into_iter().map(|message| message.number).collect();
         self.peers[peer].sends.retain(|_, sending| {
-            if !sending.is_under_way() {
+            if !sending.is_in_flight() {
                 ended.push(sending.number);
             }
-            sending.is_under_way()
+            sending.is_in_flight()
         });
         for number in ended {
-            self.sent(number, Err(Error::PeerGone(gone.clone())));
+            self.report_sent(number, Err(Error::PeerDisconnected(reason.clone())));
         }
     }
 
-    fn sent(&mut self, number: u64, outcome: Result<(), Error>) {
-        self.events.push(CarrierEvent::Sent { number, outcome });
+    fn report_sent(&mut self, number: u64, outcome: Result<(), Error>) {
+        self.events.push(RemoteEvent::Sent { number, outcome });
     }
 }

@@ -12,7 +12,7 @@ enum { GUARD = 64, GUARD_BYTE = 0xA5, SPOILED_BYTE = 0x6E };
 
 long long checks_made;
 
-/* Threads check too. */
+/* Several threads may count checks. */
 static void count_check(void)
 {
     __atomic_fetch_add(&checks_made, 1, __ATOMIC_RELAXED);

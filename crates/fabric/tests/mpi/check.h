@@ -1,5 +1,5 @@
-/* What the sections of the program share: ranks, patterned buffers with guards, and checks that say
- * what was expected and what was found. The first check that fails ends the whole program. */
+/* Declarations that the sections share: ranks, patterned buffers with guards, and checks that
+ * print the expected and the found value. The first check that fails ends the whole program. */
 #ifndef MEMFERRY_MPI_CHECK_H
 #define MEMFERRY_MPI_CHECK_H
 
@@ -9,9 +9,9 @@
 
 extern int self;
 extern int ranks;
-/* Fewer sizes and fewer messages. */
+/* Run with fewer sizes and fewer messages. */
 extern int quick;
-/* The level of threads that MPI has granted. */
+/* The thread level that MPI has granted. */
 extern int thread_level;
 
 /* The neighbours in a ring of all ranks; with one rank both are the rank itself. */
@@ -23,48 +23,48 @@ extern const size_t *sizes;
 extern int size_count;
 extern size_t largest_size;
 
-/* Memory for a message, with guard bytes before and behind it. */
+/* Memory for a message, with guard bytes before and after it. */
 struct buffer {
     uint8_t *bytes;
     size_t length;
     uint8_t *block;
 };
 
-/* At an address that is `offset` bytes away from a good alignment. */
+/* Allocates a buffer at an address that is `offset` bytes past an aligned one. */
 struct buffer buffer_at(size_t length, size_t offset);
 struct buffer buffer_of(size_t length);
 /* Checks the guards and frees the memory. */
 void buffer_done(struct buffer *buffer);
 void check_guards(const struct buffer *buffer);
 
-/* What a message is filled with: every byte depends on its place and on these three. */
+/* The seed of a message's pattern: every byte depends on its position and on these three values. */
 uint64_t seed_of(int source, int tag, long sequence);
 void fill(void *memory, size_t length, uint64_t seed);
-/* Overwrites memory with bytes that are no pattern of a message. */
+/* Overwrites memory with bytes that are not the pattern of any message. */
 void spoil(void *memory, size_t length);
-/* Checks every byte. */
+/* Checks that every byte has the pattern. */
 void check_pattern(const void *memory, size_t length, uint64_t seed, const char *what);
 /* Checks that memory is as `spoil` left it. */
 void check_spoiled(const void *memory, size_t length, const char *what);
 
 void check_equal(long long expected, long long found, const char *what);
 void check_true(int condition, const char *what);
-/* Source, tag and length of a received message. */
+/* Checks source, tag and length of a received message. */
 void check_status(const MPI_Status *status, int source, int tag, size_t length, const char *what);
-/* A call must be successful. */
+/* Checks that a call succeeded. */
 void check_call(int code, const char *call);
 #define MUST(call) check_call((call), #call)
 
-/* Ends the program and says why. */
+/* Prints the cause and ends the program. */
 void fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
-/* How many checks this rank has made. */
+/* Number of checks that this rank has made. */
 extern long long checks_made;
 
-/* Says, from rank 0, why a section left something out. */
+/* Prints, on rank 0, why a section was skipped in part. */
 void note(const char *text);
 
-/* A small number that looks random and is the same on every rank. */
+/* Mixes a value into a pseudo-random number, which is the same on every rank. */
 uint64_t mixed(uint64_t value);
 
 /* The sections. All ranks call them together. */

@@ -1,4 +1,4 @@
-/* Calls that all ranks make together, from a root and from each to each. */
+/* Collectives of all ranks: with a root, and from each rank to each rank. */
 #include <stdlib.h>
 
 #include "check.h"
@@ -17,7 +17,7 @@ static size_t length_at(int index)
     return quick ? few_lengths[index] : full_lengths[index];
 }
 
-/* How many bytes a rank has in the calls in which each has its own number. */
+/* Number of bytes of a rank in the collectives with a count for each rank. */
 static int share_of(int rank, size_t bytes)
 {
     return (int)(bytes * (size_t)(rank + 1) / (size_t)ranks) + rank % 3;
@@ -28,7 +28,7 @@ struct layout {
     size_t total;
 };
 
-/* One share behind the other, with a hole of three bytes between them. */
+/* The shares of all ranks in order, with a gap of three bytes between them. */
 static struct layout layout_of(size_t bytes)
 {
     struct layout layout = {calloc((size_t)ranks, sizeof(int)), calloc((size_t)ranks, sizeof(int)),
@@ -152,7 +152,7 @@ static void even_exchange(size_t bytes)
     buffer_done(&in);
 }
 
-/* From each to each as many bytes as the receiver has a share, by bytes and by types. */
+/* Each rank sends to each rank as many bytes as the receiver's share, by bytes and by types. */
 static void uneven_exchange(size_t bytes)
 {
     struct layout sent = layout_of(bytes);

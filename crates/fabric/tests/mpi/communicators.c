@@ -1,10 +1,10 @@
-/* Communicators beside the world: split, copied, made of groups, and between two groups. The same tag
- * in two of them means two different things. */
+/* Communicators other than the world: split, duplicated, created from groups, and between two
+ * groups. A message in one of them never matches a receive with the same tag in another. */
 #include <stdlib.h>
 
 #include "check.h"
 
-/* A message around the ring of a communicator, of a size that depends on it. */
+/* A message around the ring of a communicator; its size depends on the communicator. */
 static void ring(MPI_Comm comm, int tag, size_t bytes, long sequence)
 {
     int rank, count;
@@ -27,7 +27,7 @@ void splits(void)
     for (int colours = 1; colours <= 3; colours++) {
         MPI_Comm part;
         int rank, count, sum = 0;
-        /* The order of the ranks is turned around. */
+        /* The ranks are in reverse order. */
         MUST(MPI_Comm_split(MPI_COMM_WORLD, self % colours, ranks - self, &part));
         MUST(MPI_Comm_rank(part, &rank));
         MUST(MPI_Comm_size(part, &count));
@@ -53,7 +53,7 @@ void splits(void)
     MUST(MPI_Comm_free(&near));
 }
 
-/* The same messages in two communicators, received in the other order. */
+/* The same messages in several communicators, received in reverse order. */
 static void apart(void)
 {
     enum { COPIES = 6 };
@@ -96,14 +96,14 @@ void groups(void)
     int member = (ranks - 1 - self) % 2 == 0;
     MUST(MPI_Comm_group(MPI_COMM_WORLD, &world));
     MUST(MPI_Group_range_incl(world, 1, range, &half));
-    /* Only the members call this one. */
+    /* Only the members of the group call this function. */
     if (member) {
         MUST(MPI_Comm_create_group(MPI_COMM_WORLD, half, 63, &comm));
         ring(comm, 64, 70000, 1);
         MUST(MPI_Barrier(comm));
         MUST(MPI_Comm_free(&comm));
     }
-    /* All ranks call this one. */
+    /* All ranks call this function. */
     MUST(MPI_Comm_create(MPI_COMM_WORLD, half, &comm));
     check_true((comm != MPI_COMM_NULL) == member, "only members get the communicator");
     if (member) {
@@ -112,7 +112,7 @@ void groups(void)
     }
     MUST(MPI_Group_free(&half));
     MUST(MPI_Group_free(&world));
-    /* Many come and go. */
+    /* Many communicators are created and freed. */
     for (int turn = 0; turn < (quick ? 10 : 60); turn++) {
         MUST(MPI_Comm_dup(MPI_COMM_WORLD, &comm));
         ring(comm, 66, (size_t)turn * 10, turn);
@@ -120,7 +120,7 @@ void groups(void)
     }
 }
 
-/* Even ranks on one side, odd ranks on the other. */
+/* An intercommunicator with the even ranks on one side and the odd ranks on the other. */
 void intercommunicators(void)
 {
     if (ranks < 2) {

@@ -1,11 +1,12 @@
-/* Derived types: memory with holes on one side, bytes in a row on the other, and both. */
+/* Derived types: memory with gaps on one side and contiguous bytes on the other, and gaps on
+ * both. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "check.h"
 
-/* Sends `count` of a type and receives them as plain bytes, then the other way around, then typed on
- * both sides. `places` are the offsets of the bytes that the type covers, in its order. */
+/* Sends `count` elements of a type and receives them as plain bytes, then the reverse, then
+ * typed on both sides. `places` are the offsets of the bytes that the type covers, in its order. */
 static void carry(MPI_Datatype type, int count, size_t extent, const size_t *places, size_t covered,
                   const char *what)
 {
@@ -57,7 +58,7 @@ static void carry(MPI_Datatype type, int count, size_t extent, const size_t *pla
     buffer_done(&expected);
 }
 
-/* Blocks of equal length at equal distances, small ones and ones that fill several pages. */
+/* Blocks of equal length at equal distances: small blocks, and blocks of several pages. */
 void vectors(void)
 {
     static const int shapes[][3] = {{3, 1, 2}, {7, 5, 9}, {100, 8, 16}, {64, 1000, 1500}};
@@ -81,7 +82,7 @@ void vectors(void)
     }
 }
 
-/* Blocks of different lengths in no order. */
+/* Blocks of different lengths, not in ascending order of their offsets. */
 void indexed(void)
 {
     enum { BLOCKS = 40 };
@@ -120,7 +121,7 @@ struct particle {
     short spin[5];
 };
 
-/* Fields of different types with holes between them, in arrays of structures. */
+/* Fields of different types with gaps between them, in arrays of structures. */
 void structs(void)
 {
     struct particle *model = NULL;
@@ -143,7 +144,7 @@ void structs(void)
     MUST(MPI_Type_free(&type));
 }
 
-/* A box out of a cube. */
+/* A subarray of a cube. */
 void subarrays(void)
 {
     int whole[3] = {20, 30, 50}, part[3] = {7, 11, 23}, begin[3] = {3, 5, 17};
@@ -164,7 +165,7 @@ void subarrays(void)
     free(places);
 }
 
-/* Packed by hand, sent as MPI_PACKED, unpacked by hand; and a part of a type by its elements. */
+/* MPI_Pack, a send as MPI_PACKED, and MPI_Unpack; and a part of a type, counted in elements. */
 void packed(void)
 {
     int to = next_rank(), from = previous_rank();

@@ -3,7 +3,8 @@
 
 #include "check.h"
 
-/* From rank 0 to the last rank and back, `blocks` blocks of 1 MiB and a few bytes more. */
+/* A message of `blocks` blocks of 1 MiB and a few more bytes, from rank 0 to the last rank and
+ * back. */
 static void carry_blocks(int blocks, size_t more)
 {
     size_t bytes = ((size_t)blocks << 20) + more;
@@ -44,7 +45,7 @@ void large(void)
     carry_blocks(quick ? 33 : 200, 4097);
 }
 
-/* More than a signed number of 32 bits can count. */
+/* A message of more bytes than a signed 32-bit number can count. */
 void huge(void)
 {
     carry_blocks(2048, 17);

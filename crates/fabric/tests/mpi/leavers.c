@@ -1,9 +1,9 @@
-/* Every rank but 0 sends small messages and finalizes; rank 0 receives them when the others have left.
- * What was sent before an orderly end must arrive, all of it and in order.
+/* Every rank but 0 sends small messages and finalizes; rank 0 receives them after the others
+ * have exited. All messages that were sent before MPI_Finalize must arrive, in order.
  *
  *     mpirun -n 5 ./mpi-leavers
  *
- * Says "all messages of N ranks arrived" if so. */
+ * Prints "all messages of N ranks arrived" on success. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,8 @@
 
 enum { MESSAGES = 50 };
 
-/* The others are to have left, which nothing tells: where they have not, the test only shows less. */
+/* Time in microseconds after which the other ranks have most likely exited. If they have not,
+ * the test passes without checking this case. */
 static const useconds_t WAIT = 200 * 1000;
 
 static long long value_of(int rank, int message)
@@ -42,7 +43,8 @@ int main(int count, char **words)
     MPI_Init(&count, &words);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    /* All are connected to 0, or none has called yet. */
+    /* With an argument all ranks are connected to rank 0 first; without one, none has connected
+     * yet. */
     if (count > 1)
         MPI_Barrier(MPI_COMM_WORLD);
     if (rank != 0) {
@@ -53,7 +55,7 @@ int main(int count, char **words)
     } else {
         int *next = calloc((size_t)ranks, sizeof *next);
         usleep(WAIT);
-        /* The first half from each in turn, the others from whomever. */
+        /* Receives the first half from each rank in order, the second half from any source. */
         for (int from = 1; from < ranks; from++)
             for (int message = 0; message < MESSAGES / 2; message++)
                 take(from, message, from, next);

@@ -3,9 +3,9 @@
  *     mpirun -n 4 ./mpi-check [--quick] [--threads] [--patience SECONDS] [--list]
  *                            [--without SECTION]... [SECTION]...
  *
- * Without names all sections run but `huge`, which moves more than 2 GiB at once and is run by name
- * only. With --threads MPI is asked for MPI_THREAD_MULTIPLE. A section that takes longer than the
- * patience ends the program, and every rank says where it was. */
+ * Without names all sections run except `huge`, which transfers more than 2 GiB at once and runs
+ * only by name. With --threads the program requests MPI_THREAD_MULTIPLE. A section that exceeds
+ * the timeout of --patience ends the program, and every rank prints its section. */
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,7 +88,7 @@ void note(const char *text)
         printf("  %s\n", text);
 }
 
-/* A rank that waits for ever says where, and ends. */
+/* Prints the section of a rank that exceeds the timeout, and exits. */
 static void out_of_patience(int number)
 {
     char text[160];
@@ -97,7 +97,7 @@ static void out_of_patience(int number)
                           "s, found it unfinished\n", self, ranks, running, patience);
     if (write(STDERR_FILENO, text, (size_t)length) < 0)
         _exit(2);
-    /* The other ranks get a moment to say the same. */
+    /* The other ranks get one second to print theirs. */
     sleep(1);
     _exit(1);
 }
@@ -177,7 +177,7 @@ int main(int count, char **words)
     MPI_Init_thread(&count, &words, asked, &thread_level);
     MPI_Comm_rank(MPI_COMM_WORLD, &self);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    /* Errors come back to the caller, so that they are told with section and call. */
+    /* Errors are returned to the caller, which reports them with section and call. */
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     if (quick) {
         sizes = few_sizes;

@@ -1,10 +1,10 @@
-/* Which message meets which receive: probes, any source, any tag, order, and floods of messages that
- * nobody has asked for yet. */
+/* Matching of messages and receives: probes, any source, any tag, order, and large numbers of
+ * unexpected messages. */
 #include <stdlib.h>
 
 #include "check.h"
 
-/* Every way to look before receiving. */
+/* Every kind of probe before a receive. */
 static void look(int way, size_t bytes, int from, int tag, struct buffer *in)
 {
     MPI_Status status;
@@ -58,12 +58,13 @@ void probes(void)
             look(way, bytes, from, tag, &in);
             check_pattern(in.bytes, bytes, seed_of(from, tag, (long)bytes), "a probed message");
             MUST(MPI_Wait(&send, MPI_STATUS_IGNORE));
-            /* No rank may send its next message into a probe for any source of another. */
+            /* The barrier keeps the next message of a rank out of another rank's probe for any
+             * source. */
             MUST(MPI_Barrier(MPI_COMM_WORLD));
             buffer_done(&out);
             buffer_done(&in);
         }
-    /* Two messages of one tag: the matched probe takes the first, the receive gets the second. */
+    /* Two messages with one tag: the matched probe takes the first, the receive gets the second. */
     for (int index = 0; index < size_count; index++) {
         size_t bytes = sizes[index];
         struct buffer out[2] = {buffer_of(bytes), buffer_of(bytes)}, in = buffer_of(bytes);
@@ -87,7 +88,7 @@ void probes(void)
     }
 }
 
-/* Every rank sends to every rank; whoever comes first is received first. */
+/* Every rank sends to every rank; messages are received in the order of their arrival. */
 void any_source(void)
 {
     int turns = quick ? 2 : 5;
@@ -128,7 +129,7 @@ void any_source(void)
     free(out);
 }
 
-/* Messages of one source with many tags: any tag takes them in order, a tag picks its own. */
+/* Messages of one source with many tags: any tag matches them in order, a tag matches its own. */
 void any_tag(void)
 {
     enum { COUNT = 24 };
@@ -152,7 +153,8 @@ void any_tag(void)
         }
         MUST(MPI_Barrier(MPI_COMM_WORLD));
         for (int turn = 0; turn < COUNT; turn++) {
-            /* Late ones are picked from behind by their tags for the second half. */
+            /* Receives that are posted late take the second half in reverse order, by their
+             * tags. */
             int number = early || turn < COUNT / 2 ? turn : COUNT - 1 - (turn - COUNT / 2);
             size_t bytes = sizes[number % size_count] % 70000;
             MPI_Status status;
@@ -173,7 +175,7 @@ void any_tag(void)
     }
 }
 
-/* Thousands of small messages before anybody receives, taken in order and by their tags. */
+/* Thousands of small unexpected messages, received in order and by their tags. */
 void flood(void)
 {
     int count = quick ? 1500 : 6000, to = next_rank(), from = previous_rank();
@@ -189,7 +191,7 @@ void flood(void)
         }
         MUST(MPI_Barrier(MPI_COMM_WORLD));
         for (int taken = 0; taken < count; taken++) {
-            /* First one behind the other, then all of one tag after those of another. */
+            /* First in order, then all messages of one tag after those of another. */
             int number = taken;
             if (turn == 1) {
                 int whole = count / TAGS * TAGS, each = count / TAGS;
@@ -204,7 +206,7 @@ void flood(void)
         }
         MUST(MPI_Waitall(count, sends, MPI_STATUSES_IGNORE));
     }
-    /* Everybody floods rank 0 at once. */
+    /* All ranks send many messages to rank 0 at once. */
     if (self != 0) {
         for (int number = 0; number < count; number++) {
             uint8_t *place = out.bytes + (size_t)number * ROOM;
@@ -228,7 +230,7 @@ void flood(void)
     buffer_done(&in);
 }
 
-/* Messages of one pair and one tag stay in order, however different their sizes. */
+/* Messages of one pair of ranks with one tag stay in order, whatever their sizes. */
 void ordering(void)
 {
     int count = quick ? 60 : 200, to = next_rank(), from = previous_rank();

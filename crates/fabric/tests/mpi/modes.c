@@ -1,5 +1,5 @@
-/* Messages between two ranks in every mode, with receives that are there before the message and
- * receives that come later. */
+/* Messages between two ranks in every mode, with receives that are posted before the message and
+ * receives that are posted after it. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -24,7 +24,7 @@ enum { BUFFERED = 1 };
 
 static void *attached;
 
-/* Memory for one buffered send of so many bytes. */
+/* Attaches memory for one buffered send of `bytes` bytes. */
 static void attach(size_t bytes)
 {
     int room = (int)bytes + MPI_BSEND_OVERHEAD;
@@ -33,7 +33,7 @@ static void attach(size_t bytes)
     MUST(MPI_Buffer_attach(attached, room));
 }
 
-/* Waits until the message is gone. */
+/* Waits until the buffered message is sent, and detaches the memory. */
 static void detach(void)
 {
     void *memory;
@@ -43,7 +43,7 @@ static void detach(void)
     free(attached);
 }
 
-/* One message around the ring, into a receive that was posted before. */
+/* One message around the ring, into a receive that is posted before. */
 static void around(int mode, size_t bytes, size_t offset, int begin_only)
 {
     int tag = 10 + mode, to = next_rank(), from = previous_rank();
@@ -56,7 +56,7 @@ static void around(int mode, size_t bytes, size_t offset, int begin_only)
     MPI_Request receive, send;
     MPI_Status status;
     MUST(MPI_Irecv(in.bytes, (int)bytes, MPI_BYTE, from, tag, MPI_COMM_WORLD, &receive));
-    /* A ready send needs a receive that is there. */
+    /* A ready send needs a posted receive. */
     MUST(MPI_Barrier(MPI_COMM_WORLD));
     if (mode == BUFFERED)
         attach(bytes);
@@ -86,7 +86,7 @@ void modes(void)
                     around(mode, sizes[index], offset, begin_only);
 }
 
-/* One message that is there before its receive; the receiver asks for more than comes. */
+/* One message that arrives before its receive; the receive has space for more bytes. */
 static void unexpected(int mode, size_t bytes, int spare)
 {
     int tag = 20 + mode, to = next_rank(), from = previous_rank();
@@ -119,7 +119,7 @@ void late_receivers(void)
         }
 }
 
-/* A synchronous send is not over before its receive has begun. */
+/* A synchronous send does not complete before its receive is posted. */
 void synchronous(void)
 {
     int tag = 30, to = next_rank(), from = previous_rank();
@@ -144,7 +144,7 @@ void synchronous(void)
     }
 }
 
-/* Sends and receives that wait for each other, and both at once. */
+/* Sends and receives that depend on each other, and both in one call. */
 void exchanges(void)
 {
     int tag = 40, to = next_rank(), from = previous_rank();
@@ -164,7 +164,7 @@ void exchanges(void)
         check_pattern(out.bytes, bytes, seed_of(from, tag, (long)bytes), "an exchange in place");
         if (ranks > 1) {
             fill(out.bytes, bytes, seed_of(self, tag + 2, (long)bytes));
-            /* One receives first, so the chain of blocking sends comes to an end. */
+            /* Odd ranks receive first, so the chain of blocking sends ends. */
             if (self % 2 == 0)
                 MUST(MPI_Send(out.bytes, (int)bytes, MPI_BYTE, to, tag + 2, MPI_COMM_WORLD));
             MUST(MPI_Recv(in.bytes, (int)bytes, MPI_BYTE, from, tag + 2, MPI_COMM_WORLD, &status));

@@ -1,15 +1,16 @@
-/* Windows: memory of one rank that others put to, get from and add to. */
+/* Windows: memory of one rank that other ranks put to, get from and accumulate into. */
 #include <stdlib.h>
 
 #include "check.h"
 
-/* Of every rank's window: a part for each rank, and a number for each rank. */
+/* Length in bytes of the part of each rank in a window. */
 static size_t part_bytes(void)
 {
     return quick ? 20000 : 200000;
 }
 
-/* Whether all ranks got their window. Some MPIs have none for some transports and levels of threads. */
+/* Whether all ranks have created their windows. Some MPIs have none for some transports and
+ * thread levels. */
 static int there(int code)
 {
     int worst = 0, class = 0;
@@ -22,7 +23,7 @@ static int there(int code)
     return worst == MPI_SUCCESS;
 }
 
-/* Puts to the next rank and gets from the previous one, in turns that fences part. */
+/* Puts to all ranks, and gets from the next one, in phases that fences separate. */
 void one_sided_fence(void)
 {
     size_t part = part_bytes();
@@ -37,7 +38,7 @@ void one_sided_fence(void)
         size_t bytes = lengths[index] > part ? part : lengths[index];
         spoil(memory.bytes, memory.length);
         MUST(MPI_Win_fence(0, window));
-        /* Everybody writes its part of everybody's window. */
+        /* Each rank writes its part of every window. */
         fill(out.bytes, bytes, seed_of(self, 70, (long)bytes));
         for (int to = 0; to < ranks; to++)
             MUST(MPI_Put(out.bytes, (int)bytes, MPI_BYTE, to, (MPI_Aint)((size_t)self * part),
@@ -49,7 +50,7 @@ void one_sided_fence(void)
             check_spoiled(place + bytes, part - bytes, "behind a put");
         }
         MUST(MPI_Win_fence(0, window));
-        /* And reads what the previous rank put to the next one. */
+        /* Each rank reads what the previous rank has put to the next one. */
         MUST(MPI_Get(in.bytes, (int)bytes, MPI_BYTE, next_rank(),
                      (MPI_Aint)((size_t)previous_rank() * part), (int)bytes, MPI_BYTE, window));
         MUST(MPI_Win_fence(0, window));
@@ -62,7 +63,7 @@ void one_sided_fence(void)
     buffer_done(&in);
 }
 
-/* All ranks add to the numbers of rank 0 and of each other, under locks of both kinds. */
+/* All ranks accumulate into the numbers of all ranks, under shared and exclusive locks. */
 void one_sided_lock(void)
 {
     int count = quick ? 50 : 500, turns = quick ? 5 : 20;
@@ -93,7 +94,7 @@ void one_sided_lock(void)
             check_equal((long)turns * ranks * (place + 1), seen[place], "an accumulated number");
     }
     MUST(MPI_Barrier(MPI_COMM_WORLD));
-    /* A ticket for everybody: fetch and add under one lock of all. */
+    /* Each rank takes tickets by fetch-and-add under a lock of all windows. */
     long one = 1, ticket = -1, *tickets = calloc((size_t)(ranks * turns), sizeof *tickets);
     long *mine = calloc((size_t)turns, sizeof *mine);
     MUST(MPI_Win_lock_all(0, window));
@@ -118,7 +119,7 @@ void one_sided_lock(void)
     MUST(MPI_Win_free(&window));
 }
 
-/* Access that only the two neighbours agree about. */
+/* Access that only two neighbours synchronize (post, start, complete, wait). */
 void one_sided_post(void)
 {
     size_t part = part_bytes();

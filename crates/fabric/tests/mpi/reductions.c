@@ -1,4 +1,4 @@
-/* Sums and other combinations over all ranks; collectives that go on while a rank does other things. */
+/* Reductions over all ranks, and nonblocking collectives. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -38,7 +38,7 @@ static long largest(int place)
     return most;
 }
 
-/* Affine maps a*x + b modulo a prime, one after the other: the order matters. */
+/* Affine maps a*x + b modulo a prime, composed in order: the operation does not commute. */
 struct map {
     long a, b;
 };
@@ -155,7 +155,8 @@ void reductions(void)
                 (long long)most.value, "the rank of the largest");
 }
 
-/* Several at once, with messages between two ranks meanwhile, ended in another order. */
+/* Several collectives at once, with concurrent messages between two ranks, completed in another
+ * order. */
 void nonblocking(void)
 {
     for (int index = 0; index < count_of_counts(); index++) {
@@ -203,7 +204,7 @@ void nonblocking(void)
     }
 }
 
-/* Many small collectives one behind the other, so that fast ranks run ahead of slow ones. */
+/* Many consecutive small collectives, so that fast ranks run ahead of slow ones. */
 void storm(void)
 {
     int turns = quick ? 200 : 1500;

@@ -1,9 +1,10 @@
-/* Requests: kept ones, cancelled ones, many at once, and those that end in an error. */
+/* Requests: persistent ones, cancelled ones, many at once, and ones that fail. */
 #include <stdlib.h>
 
 #include "check.h"
 
-/* Requests that are made once and started many times, one by one and all together. */
+/* Persistent requests, which are created once and started many times, one by one and all
+ * together. */
 void persistent(void)
 {
     int to = next_rank(), from = previous_rank();
@@ -31,7 +32,7 @@ void persistent(void)
             if (turn % 2 == 0) {
                 MUST(MPI_Startall(6, requests));
             } else {
-                /* The sends first. */
+                /* Starts the sends first. */
                 for (int number = 5; number >= 0; number--)
                     MUST(MPI_Start(&requests[number]));
             }
@@ -52,7 +53,7 @@ void persistent(void)
     }
 }
 
-/* A rank sends to itself: before and after the receive, by any source too. */
+/* A rank sends to itself: before and after the receive is posted, also with any source. */
 void to_self(void)
 {
     for (int index = 0; index < size_count; index++)
@@ -77,14 +78,14 @@ void to_self(void)
             buffer_done(&out);
             buffer_done(&in);
         }
-    /* The communicator of one. */
+    /* A communicator of one rank. */
     int out = self * 7 + 1, in = 0;
     MUST(MPI_Sendrecv(&out, 1, MPI_INT, 0, 1, &in, 1, MPI_INT, 0, 1, MPI_COMM_SELF,
                       MPI_STATUS_IGNORE));
     check_equal(out, in, "a message in the communicator of one");
 }
 
-/* A receive that is taken back gets nothing, and the message goes to the next one. */
+/* A cancelled receive gets nothing, and the message matches the next receive. */
 void cancelled(void)
 {
     int to = next_rank(), from = previous_rank();
@@ -119,7 +120,8 @@ void cancelled(void)
         }
 }
 
-/* Too long a message is an error of its receive, spoils nothing, and the next one arrives. */
+/* A message that is too long fails its receive, writes nothing beyond the buffer, and the next
+ * one arrives. */
 void truncated(void)
 {
     int to = next_rank(), from = previous_rank();
@@ -159,7 +161,7 @@ void truncated(void)
         }
 }
 
-/* Many requests are under way, and the last is waited for first. */
+/* Many requests are in flight, and the last one is waited for first. */
 void reversed(void)
 {
     int count = quick ? 200 : 800, to = next_rank(), from = previous_rank();

@@ -1,8 +1,8 @@
-/* Between the sections and the program that runs them. */
+/* The interface between the sections and the program that runs them. */
 #ifndef MEMFERRY_MPI_SECTION_H
 #define MEMFERRY_MPI_SECTION_H
 
-/* The name of the section that runs, for complaints. */
+/* The name of the running section, for error messages. */
 const char *section_now(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* Threads that use MPI at the same time: each with tags of its own, all in one communicator. */
+/* Threads that call MPI concurrently: each with tags of its own, all in one communicator. */
 #include <pthread.h>
 #include <stdlib.h>
 

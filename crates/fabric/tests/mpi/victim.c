@@ -1,10 +1,10 @@
-/* Rank 1 kills itself in the middle of a large exchange. The others must not hang: either their calls
+/* Rank 1 kills itself during a large exchange. The other ranks must not hang: either their calls
  * fail, or the launcher ends them.
  *
  *     mpirun -n 3 ./mpi-victim
  *
- * A rank whose call fails says so and ends with status 3. One that waits for longer than a minute says
- * that it hangs. */
+ * A rank whose call fails prints that and exits with status 3. A rank that waits for longer than
+ * a minute prints that it hangs. */
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>
@@ -54,7 +54,7 @@ int main(int count, char **words)
             printf("rank %d kills itself\n", rank);
             fflush(stdout);
             signal(SIGALRM, killed);
-            /* A few milliseconds into the exchange. */
+            /* The alarm arrives 3 ms into the exchange. */
             ualarm(3000, 0);
         }
         int code = MPI_Sendrecv(out, BYTES, MPI_BYTE, to, turn, in, BYTES, MPI_BYTE, from, turn,

@@ -1,4 +1,4 @@
-//! What is offered, and what is not.
+//! Which hints the provider offers an info for, and which it rejects.
 
 use std::ffi::{CStr, CString};
 
@@ -6,8 +6,8 @@ use memferry_fi::abi::*;
 
 use crate::world::*;
 
-/// What is offered for hints that ask for nothing but this.
-fn asking(change: impl FnOnce(&mut Parts<'_>)) -> Result<Offer, i32> {
+/// The offer for hints that request only this.
+fn with_hints(change: impl FnOnce(&mut Parts<'_>)) -> Result<Offer, i32> {
     Offer::for_hints(Some(&Offer::nothing().with(change)))
 }
 
@@ -16,7 +16,7 @@ fn without_hints_there_is_one_offer_of_everything() {
     let offer = Offer::for_hints(None).unwrap();
     offer.see(|parts| {
         assert!(parts.info.next.is_null() && parts.fabric.prov_name.is_null());
-        // SAFETY: an offer has names.
+        // SAFETY: an offer has a name of the fabric.
         let name = unsafe { CStr::from_ptr(parts.fabric.name) };
         assert_eq!(name, c"memferry");
         let wanted = FI_MSG | FI_TAGGED | FI_DIRECTED_RECV | FI_MULTI_RECV | FI_SOURCE;
@@ -28,7 +28,7 @@ fn without_hints_there_is_one_offer_of_everything() {
 
 #[test]
 fn what_open_mpi_asks_for_is_offered() {
-    let offer = asking(|parts| {
+    let offer = with_hints(|parts| {
         parts.info.mode = FI_CONTEXT | FI_CONTEXT2;
         parts.info.caps = FI_TAGGED | FI_LOCAL_COMM | FI_REMOTE_COMM | FI_DIRECTED_RECV;
         parts.ep.r#type = FI_EP_RDM;
@@ -52,7 +52,7 @@ fn what_open_mpi_asks_for_is_offered() {
 #[test]
 fn threading_progress_and_vectors_are_as_asked() {
     for number in 1..=2 {
-        let offer = asking(|parts| {
+        let offer = with_hints(|parts| {
             (parts.domain.threading, parts.domain.av_type) = (number, number);
             (parts.domain.control_progress, parts.domain.data_progress) = (number, number);
         });
@@ -86,9 +86,9 @@ fn what_is_not_there_is_not_offered() {
         ("shared contexts", |parts| parts.ep.rx_ctx_cnt = usize::MAX),
     ];
     for (what, change) in changes {
-        assert_eq!(asking(change).err(), Some(-FI_ENODATA), "{what}");
+        assert_eq!(with_hints(change).err(), Some(-FI_ENODATA), "{what}");
     }
-    asking(|parts| parts.fabric.prov_name = c"memferry".as_ptr().cast_mut()).unwrap();
+    with_hints(|parts| parts.fabric.prov_name = c"memferry".as_ptr().cast_mut()).unwrap();
     for flag in [58, 59, 61] {
         let layered = Offer::find(None, None, 1 << flag);
         assert_eq!(layered.err(), Some(-FI_ENODATA), "flag {flag} of layered providers");
@@ -105,17 +105,17 @@ fn a_service_has_one_address_on_both_sides() {
                 false => (info.dest_addr, info.dest_addrlen),
             };
             assert_eq!(length, 64);
-            // SAFETY: the address is as long as is said.
+            // SAFETY: the address is as long as the info states.
             unsafe { *at.cast::<Name>() }
         })
     };
-    // One that no other run of this test has at the same time: addresses count on the whole host.
+    // A service that no concurrent run of this test uses: addresses are unique on the whole host.
     let service = CString::new(std::process::id().to_string()).unwrap();
     let here = Offer::find(None, Some(&service), FI_SOURCE).unwrap();
     let there = Offer::find(None, Some(&service), 0).unwrap();
     assert_eq!(address(&here, true), address(&there, false));
     assert_ne!(address(&there, true), address(&there, false));
-    // A server and its client, which knows no more than the service.
+    // A server, and a client that knows only the service.
     let (server, client) = (World::of(here), World::of(there));
     let (two, one) = (server.side(), client.side());
     assert_eq!(one.insert(&address(&client.offer, false)), 0);

@@ -1,10 +1,10 @@
-//! The provider by its tables, as libfabric's core would use it, but without the core: both sides of
-//! every message are in this process.
+//! The provider, called through its function tables as libfabric's core does, but without the core. Both
+//! sides of every message are in this process.
 
 mod hints;
-mod looks;
 mod memory;
 mod messages;
 mod objects;
+mod peek;
 mod queues;
 mod world;

@@ -1,4 +1,4 @@
-//! Registered memory, while peers access it and when endpoints come and go.
+//! Registered memory, while peers access it and while endpoints are opened and closed.
 
 use std::ffi::c_int;
 use std::ptr::null_mut;
@@ -10,13 +10,14 @@ use crate::world::*;
 
 const KEY: u64 = 0xfeed;
 const BYTES: usize = 64 << 20;
-/// The address of the owner, for the process that visits its memory.
+/// The environment variable with the address of the owner, for the process that accesses its
+/// memory.
 const OWNER: &str = "MEMFERRY_TEST_OWNER";
 
-/// Registers memory that others may access.
+/// Registers memory that peers may access.
 fn register(world: &World, at: *mut u8, length: usize, key: u64) -> Result<*mut FidMr, c_int> {
     let mut mr = null_mut();
-    // SAFETY: the domain is open, there is room for a pointer; tests keep the memory.
+    // SAFETY: the domain is open, and `mr` has space for a pointer; the tests keep the memory.
     let code = unsafe {
         let reg = (*(*world.domain).mr).reg;
         let access = FI_REMOTE_READ | FI_REMOTE_WRITE;
@@ -34,7 +35,7 @@ fn offers_accesses(world: &World) -> bool {
     offers
 }
 
-/// Not a test of its own: the process that writes to the memory of another without end.
+/// The process that writes to the memory of another without end; it is not a test of its own.
 #[test]
 fn visitor() {
     let Ok(owner) = std::env::var(OWNER) else { return };
@@ -53,15 +54,15 @@ fn visitor() {
             let write = (*(*side.ep).rma).write;
             write(side.ep, bytes.as_ptr().cast(), BYTES, null_mut(), 0, 0, KEY, context(1))
         };
-        // The key may be gone for a moment, and the owner for good.
+        // The key may be missing temporarily, and the owner may have exited.
         while code == 0 && side.try_read().err() == Some(-FI_EAGAIN) {}
         let _ = take_error(side.queue);
     }
 }
 
-struct Visitor(std::process::Child);
+struct AccessorProcess(std::process::Child);
 
-impl Visitor {
+impl AccessorProcess {
     fn of(owner: &Side) -> Self {
         let name: String = owner.name().iter().map(|byte| format!("{byte:02x}")).collect();
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
@@ -70,31 +71,31 @@ impl Visitor {
     }
 
     fn signal(&self, signal: c_int) {
-        // SAFETY: it has no conditions; the process is a child that was not waited for.
+        // SAFETY: the call has no preconditions; the process is a child that was not waited for.
         assert_eq!(unsafe { libc::kill(self.0.id() as libc::pid_t, signal) }, 0);
     }
 
-    /// Stops it, most likely in the middle of an access.
+    /// Stops the process, most likely in the middle of an access.
     fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let mut status = 0;
-        // SAFETY: there is room for a status.
+        // SAFETY: `status` has space for a status.
         unsafe { libc::waitpid(self.0.id() as libc::pid_t, &raw mut status, libc::WUNTRACED) };
     }
 }
 
-impl Drop for Visitor {
+impl Drop for AccessorProcess {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Waits until somebody has written.
+/// Waits until a peer has written.
 fn wait_for_writes(memory: &mut [u8], side: &Side) {
     let end = Instant::now() + Duration::from_secs(60);
     memory.fill(0);
-    // SAFETY: the byte is there; others write to it, so it is looked at anew each time.
+    // SAFETY: the byte is valid; peers write to it, so each poll reads it again.
     while unsafe { memory.as_ptr().read_volatile() } == 0 {
         assert!(Instant::now() < end, "it writes");
         assert!(side.try_read().is_err());
@@ -109,7 +110,7 @@ fn memory_stays_registered_while_a_peer_is_in_the_middle_of_an_access() {
     }
     let side = world.side();
     let mut memory = vec![0u8; BYTES];
-    let visitor = Visitor::of(&side);
+    let visitor = AccessorProcess::of(&side);
     let mut was_busy = false;
     for _ in 0..50 {
         let mr = register(&world, memory.as_mut_ptr(), BYTES, KEY).unwrap();
@@ -141,7 +142,7 @@ fn an_endpoint_that_could_not_be_enabled_holds_on_to_nothing() {
     if !offers_accesses(&world) {
         return;
     }
-    // Nobody can expose this.
+    // No endpoint can expose memory at a null address.
     let mr = register(&world, null_mut(), 100, KEY).unwrap();
     let (ep, vector) = (world.endpoint(), world.vector(0));
     let queue = world.queue(FI_CQ_FORMAT_TAGGED, FI_WAIT_NONE);

@@ -1,10 +1,10 @@
-//! Messages of every kind arrive, with what belongs to them.
+//! Messages of every kind arrive, with their tags, data and senders.
 
 use memferry_fi::abi::*;
 
 use crate::world::*;
 
-/// Small, as long as can be injected, and longer than what is sent without asking.
+/// Small lengths, the maximum that can be injected, and a length that is announced.
 const LENGTHS: [usize; 5] = [0, 8, 1000, 16 << 10, 3 << 20];
 
 fn pattern(length: usize, seed: usize) -> Vec<u8> {
@@ -170,7 +170,7 @@ fn memory_for_several_messages_is_filled_and_given_back() {
     let world = World::new();
     let (one, two) = world.pair();
     let least = 16usize;
-    // SAFETY: the endpoint is open, the option is a size.
+    // SAFETY: the endpoint is open, and the option is a size.
     let code = unsafe {
         let (name, value) = (FI_OPT_MIN_MULTI_RECV, (&raw const least).cast());
         ((*(*two.ep).ops).setopt)(two.ep.cast(), FI_OPT_ENDPOINT, name, value, size_of::<usize>())
@@ -299,7 +299,7 @@ fn the_sender_of_a_message_is_told_although_it_has_closed_since() {
     let world = World::new();
     let (one, two) = world.pair();
     let mut buffer = [0; 5];
-    // They are connected, and then a message waits that nobody has asked for.
+    // The two are connected first; then a message arrives that no receive is posted for.
     assert_eq!((one.tinject(b"first", 1), two.trecv(&mut buffer, 1, 0, 1)), (0, 0));
     two.read();
     assert_eq!(one.tinject(b"last!", 2), 0);

@@ -1,4 +1,4 @@
-//! Objects are opened and closed in order, addresses are kept, memory is registered.
+//! Objects are opened and closed in order, addresses are stored, and memory is registered.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr::null_mut;
@@ -37,7 +37,7 @@ fn names_have_one_length_and_say_how_long_they_are() {
     let world = World::new();
     let side = world.side();
     let (mut name, mut length) = ([0u8; 64], 10);
-    // SAFETY: the endpoint is open; the length is no more than the memory.
+    // SAFETY: the endpoint is open; the length is at most that of the memory.
     unsafe {
         let ops = &*(*side.ep).cm;
         let at: *mut c_void = name.as_mut_ptr().cast();
@@ -54,7 +54,7 @@ fn an_endpoint_can_be_given_a_name_before_it_is_enabled() {
     let world = World::new();
     let (other, ep) = (world.side(), world.endpoint());
     let mut name = other.name();
-    // SAFETY: the endpoint is open; the address is as long as is said.
+    // SAFETY: the endpoint is open; the address is as long as the call states.
     let rename =
         |name: &mut Name| unsafe { ((*(*ep).cm).setname)(ep.cast(), name.as_mut_ptr().cast(), 64) };
     assert_eq!(rename(&mut name), -FI_EADDRINUSE);
@@ -73,7 +73,7 @@ fn addresses_are_looked_up_removed_and_inserted_again() {
     let world = World::new();
     let (one, two) = world.pair();
     let (mut found, mut length) = ([0u8; 64], 64);
-    // SAFETY: the vector is open; lengths are those of the memory.
+    // SAFETY: the vector is open; the lengths are those of the memory.
     unsafe {
         let ops = &*(*one.vector).ops;
         let at: *mut c_void = found.as_mut_ptr().cast();
@@ -102,7 +102,7 @@ fn what_waits_for_a_peer_that_is_removed_ends() {
     let one = world.side();
     let mut name = one.name();
     name[5] ^= 0xff;
-    // Nobody is there, so both wait.
+    // No endpoint has the address, so both operations wait.
     let absent = one.insert(&name);
     let mut buffer = [0; 5];
     assert_eq!(one.trecv_from(&mut buffer, absent, 1, 0, 8), 0);
@@ -119,14 +119,14 @@ fn what_waits_for_a_peer_that_is_removed_ends() {
 
 #[test]
 fn a_peer_that_two_threads_look_for_at_once_is_forgotten_when_it_is_removed() {
-    /// The provider's calls may be made by several threads.
-    struct Shared<'a>(&'a Side);
-    // SAFETY: nothing of it is used but the endpoint, which is safe for threads.
-    unsafe impl Sync for Shared<'_> {}
+    /// A side that several threads use: the provider permits concurrent calls.
+    struct SharedSide<'a>(&'a Side);
+    // SAFETY: only the endpoint is used, which is thread-safe.
+    unsafe impl Sync for SharedSide<'_> {}
     let world = World::new();
-    // The other never looks, so that no connection comes about.
+    // The other endpoint makes no progress, so that no connection is established.
     let (one, two) = (world.side(), world.side());
-    let (name, shared) = (two.name(), Shared(&one));
+    let (name, shared) = (two.name(), SharedSide(&one));
     for round in 0..200 {
         let mut number = one.insert(&name);
         let mut buffers = [[0; 5]; 2];
@@ -143,7 +143,7 @@ fn a_peer_that_two_threads_look_for_at_once_is_forgotten_when_it_is_removed() {
         // SAFETY: the vector is open; there is one number.
         let removed = unsafe { ((*(*one.vector).ops).remove)(one.vector, &raw mut number, 1, 0) };
         assert_eq!(removed, 0);
-        // Nobody else has asked for the peer, so nothing waits for it any more.
+        // No other address refers to the peer, so the operations that wait for it fail.
         for _ in 0..2 {
             assert_eq!(one.read_error().err, FI_ECONNRESET, "round {round}");
         }
@@ -156,7 +156,7 @@ fn bytes_that_are_no_address_are_not_inserted() {
     let (one, two) = world.pair();
     let addresses = [two.name(), [0; 64], two.name()];
     let (mut numbers, mut codes) = ([7u64; 3], [9 as c_int; 3]);
-    // SAFETY: the vector is open; there are three of each.
+    // SAFETY: the vector is open; there are three addresses and three numbers.
     let inserted = unsafe {
         let insert = (*(*one.vector).ops).insert;
         let (from, to) = (addresses.as_ptr().cast(), numbers.as_mut_ptr());
@@ -171,10 +171,10 @@ fn insertions_are_told_to_an_event_queue() {
     let world = World::new();
     let (side, vector) = (world.side(), world.vector(FI_COMPLETION));
     let (name, mut eq) = (side.name(), null_mut());
-    // SAFETY: zero is a value of all fields.
+    // SAFETY: zero is a valid value of all fields.
     let mut attr: EqAttr = unsafe { std::mem::zeroed() };
     let (mut number, mut event, mut entry) = (9, 9, [0u64; 3]);
-    // SAFETY: all objects are open; there is one address, and room for what is given.
+    // SAFETY: all objects are open; there is one address, and the buffers have space for the results.
     unsafe {
         let eq_open = (*(*world.fabric).ops).eq_open;
         assert_eq!(eq_open(world.fabric, &raw mut attr, &raw mut eq, null_mut()), 0);
@@ -195,7 +195,7 @@ fn options_are_read_and_set() {
     let world = World::new();
     let side = world.side();
     let (mut value, mut length) = (0usize, size_of::<usize>());
-    // SAFETY: the endpoint is open; options are sizes.
+    // SAFETY: the endpoint is open; the options are sizes.
     unsafe {
         let ops = &*(*side.ep).ops;
         let (fid, name): (*mut Fid, _) = (side.ep.cast(), FI_OPT_MIN_MULTI_RECV);
@@ -220,7 +220,7 @@ fn registered_memory_has_the_key_that_was_asked_for_once() {
     let (fid, mut memory): (*mut Fid, _) = (world.domain.cast(), [0u8; 100]);
     let register = |key: u64| {
         let mut mr = null_mut();
-        // SAFETY: the domain is open, and there is room for a pointer.
+        // SAFETY: the domain is open, and there is space for a pointer.
         let code = unsafe {
             let reg = (*(*world.domain).mr).reg;
             let at = memory.as_ptr().cast();
@@ -230,7 +230,7 @@ fn registered_memory_has_the_key_that_was_asked_for_once() {
     };
     let (code, one) = register(0xc0de);
     assert_eq!((code, register(0xc0de).0), (0, -FI_ENOKEY));
-    // SAFETY: it is open.
+    // SAFETY: the memory region is open.
     unsafe {
         assert_eq!(((*one).key, (*one).fid.context), (0xc0de, context(3)));
         assert!(!(*one).mem_desc.is_null());
@@ -240,7 +240,7 @@ fn registered_memory_has_the_key_that_was_asked_for_once() {
     let iov = [vector(&mut memory); 17];
     let mut mr = null_mut();
     let mut regv = |count| {
-        // SAFETY: the domain is open, there are more vectors than are named, and room for a pointer.
+        // SAFETY: the domain is open, there are more vectors than the call names, and space for a pointer.
         unsafe {
             let regv = (*(*world.domain).mr).regv;
             regv(fid, iov.as_ptr(), count, FI_SEND, 0, 0xc0de, 0, &raw mut mr, null_mut())
@@ -254,7 +254,7 @@ fn registered_memory_has_the_key_that_was_asked_for_once() {
 fn what_is_not_offered_says_so() {
     let world = World::new();
     let side = world.side();
-    // SAFETY: these functions look at nothing.
+    // SAFETY: these functions read no arguments.
     unsafe {
         assert_eq!(((*(*side.ep).atomic).write)(), -(FI_ENOSYS as isize));
         assert_eq!(((*(*side.ep).collective).barrier)(), -(FI_ENOSYS as isize));

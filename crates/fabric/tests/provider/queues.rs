@@ -1,4 +1,4 @@
-//! What programs read: completion queues in their formats, counters, event queues, and waiting.
+//! Completion queues in all formats, counters, event queues, and waiting for them.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -11,12 +11,12 @@ use crate::world::*;
 
 fn read(queue: *mut FidCq, array: *mut c_void, count: usize) -> isize {
     move_all_on();
-    // SAFETY: tests give open queues, and room for as many entries.
+    // SAFETY: the tests pass open queues, and space for `count` entries.
     unsafe { ((*(*queue).ops).read)(queue, array, count) }
 }
 
 fn wait(queue: *mut FidCq, entry: &mut CqTaggedEntry, timeout: c_int) -> isize {
-    // SAFETY: the queue is open, and there is room for an entry.
+    // SAFETY: the queue is open, and there is space for an entry.
     unsafe {
         let sread = (*(*queue).ops).sread;
         sread(queue, (&raw mut *entry).cast(), 1, std::ptr::null(), timeout)
@@ -24,7 +24,7 @@ fn wait(queue: *mut FidCq, entry: &mut CqTaggedEntry, timeout: c_int) -> isize {
 }
 
 fn no_entry() -> CqTaggedEntry {
-    // SAFETY: zero is a value of all fields.
+    // SAFETY: zero is a valid value of all fields.
     unsafe { std::mem::zeroed() }
 }
 
@@ -121,7 +121,7 @@ fn only_operations_that_ask_are_told_where_that_is_wanted() {
         assert_eq!(&received, b"say");
         received.fill(0);
     }
-    // Errors are always told.
+    // Errors are always reported.
     assert_eq!((side.trecv(&mut [0; 1], 1, 0, 5), side.cancel(5)), (0, 0));
     assert_eq!(side.read_error().op_context, context(5));
 }
@@ -239,7 +239,7 @@ fn a_waiting_reader_is_woken_by_a_message() {
         assert_eq!(one.tinject(b"awake", 1), 0);
         std::mem::forget(one);
     });
-    // What the sender still has to do is done here: this process is both sides.
+    // This loop also makes the progress of the sender, because this process is both sides.
     let end = Instant::now() + Duration::from_secs(60);
     while wait(two.queue, &mut entry, 100) != 1 {
         assert!(one.try_read().is_err() && Instant::now() < end);
@@ -257,7 +257,8 @@ fn a_waiting_reader_is_woken_by_a_signal() {
     let over = is_over.clone();
     let _guard = memferry_testing::HangGuard::new("a waiting reader is woken by a signal");
     let signaller = std::thread::spawn(move || {
-        // A signal is for those who wait: it may come before the reader does.
+        // A signal wakes only threads that wait, and the first one may precede the reader, so it is
+        // repeated.
         while !over.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(20));
             let queue = queue as *mut FidCq;
@@ -288,7 +289,7 @@ fn every_one_of_several_waiting_readers_is_woken() {
             std::thread::sleep(Duration::from_millis(2));
         }
         for _ in 0..4 {
-            // SAFETY: the endpoint is open, the address is that of the endpoint itself.
+            // SAFETY: the endpoint is open, and the address is that of the endpoint itself.
             let sent =
                 unsafe { ((*(*side.ep).tagged).inject)(side.ep, b"go".as_ptr().cast(), 2, me, 1) };
             assert_eq!(sent, 0);
@@ -329,7 +330,7 @@ fn the_descriptor_of_a_queue_is_readable_when_something_has_come() {
     assert_eq!(control(two.queue.cast(), FI_GETWAIT, &mut descriptor), 0);
     let mut buffer = [0; 2];
     assert_eq!(two.trecv(&mut buffer, 1, 0, 3), 0);
-    // Until both are connected, there is something to do on both sides.
+    // Both sides have work until they are connected.
     assert_eq!(one.tinject(b"me", 1), 0);
     two.read();
     assert_eq!(two.trecv(&mut buffer, 1, 0, 3), 0);
@@ -340,7 +341,7 @@ fn the_descriptor_of_a_queue_is_readable_when_something_has_come() {
     };
     let poll = |timeout| {
         let mut watched = libc::pollfd { fd: descriptor, events: libc::POLLIN, revents: 0 };
-        // SAFETY: one structure is given.
+        // SAFETY: the call passes one structure.
         unsafe { libc::poll(&raw mut watched, 1, timeout) }
     };
     while try_wait(&mut fid) != 0 {}
@@ -354,17 +355,17 @@ fn the_descriptor_of_a_queue_is_readable_when_something_has_come() {
 #[test]
 fn event_queues_keep_what_programs_write() {
     let world = World::new();
-    // SAFETY: zero is a value of all fields.
+    // SAFETY: zero is a valid value of all fields.
     let mut attr: EqAttr = unsafe { std::mem::zeroed() };
     (attr.flags, attr.wait_obj) = (FI_WRITE, FI_WAIT_FD);
     let mut eq = null_mut();
-    // SAFETY: the fabric is open, there is room for a pointer.
+    // SAFETY: the fabric is open, and there is space for a pointer.
     let code = unsafe {
         ((*(*world.fabric).ops).eq_open)(world.fabric, &raw mut attr, &raw mut eq, null_mut())
     };
     assert_eq!(code, 0);
     let (mut event, mut bytes) = (0u32, [0u8; 16]);
-    // SAFETY: the queue is open, and all memory is as long as is said.
+    // SAFETY: the queue is open, and all buffers are as long as the calls state.
     unsafe {
         let ops = &*(*eq).ops;
         let at: *mut c_void = bytes.as_mut_ptr().cast();

@@ -16,7 +16,7 @@ fn chosen() -> &'static Target {
 
 fuzz_target!(
     init: {
-        memferry_fuzz::attack_if_asked();
+        memferry_fuzz::run_if_attacker();
         chosen();
     },
     |bytes: &[u8]| (chosen().run)(bytes)

@@ -1,163 +1,164 @@
-//! The set-associative cache of lines: found and held without a lock, filled by one at a time.
+//! The set-associative cache of lines: lookups take no lock, and one thread at a time fills it.
 //!
-//! The low bits of the line's number choose the set, the rest of the address and the process are
-//! the tag. Whoever has the [`Filler`] may change what the cache holds; it lies under the lock of
-//! the tables, so that the cache and the tables agree.
+//! The low bits of the line number select the set; the rest of the address and the process are the
+//! tag. Only the holder of the [`FillToken`] may change the contents. The token is under the lock
+//! of the tables, so that the cache and the tables agree.
 
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 
 use super::geometry::Geometry;
-use super::line::LineName;
-use super::order::Order;
-use super::slot::{Attempt, Slot};
+use super::line::LineKey;
+use super::lru_order::LruOrder;
+use super::slot::{AcquireResult, LineSlot};
 
 /// The cache of lines.
 #[derive(Debug)]
-pub struct Cache {
+pub struct LineCache {
     geometry: Geometry,
     line_shift: u32,
-    /// Set by set.
-    slots: Box<[Slot]>,
-    /// Slot by slot. Changed only while the slot is busy, read only while it is held.
+    /// All slots, grouped by set.
+    slots: Box<[LineSlot]>,
+    /// All entries, grouped by slot. Written only while the slot is busy, read only while it is
+    /// acquired.
     entries: Box<[AtomicU64]>,
-    orders: Box<[Order]>,
+    orders: Box<[LruOrder]>,
     tick: Tick,
 }
 
-/// How many fills there were. Every hit reads it, so it has its cache line for itself.
+/// The number of fills. Every hit reads it, so it has a cache line of its own.
 #[derive(Debug)]
 #[cfg_attr(not(loom), repr(align(128)))]
 struct Tick(AtomicU64);
 
-/// The right to change what the cache holds. There is one for each cache.
+/// The right to change the contents. There is one token for each cache.
 #[derive(Debug)]
-pub struct Filler(());
+pub struct FillToken(());
 
-/// Why nothing was found; whether somebody has to be told that a leaving slot has lost its last user.
+/// A miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Missed {
-    /// Whether to wake whoever waits for slots to be unused.
+pub struct LineMiss {
+    /// Whether the caller must wake the threads that wait for draining slots.
     pub wake: bool,
 }
 
-/// What a fill did.
+/// The result of a fill.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Filled {
-    /// Where the line is now.
+pub struct FillResult {
+    /// The slot of the line.
     pub slot: usize,
-    /// Which line had to go for it, and the tick of its last use.
-    pub victim: Option<(LineName, u64)>,
+    /// The evicted line, and the tick of its last use.
+    pub victim: Option<(LineKey, u64)>,
 }
 
-impl Cache {
-    /// An empty cache, and the right to fill it.
-    pub fn new(geometry: Geometry) -> (Self, Filler) {
+impl LineCache {
+    /// Creates an empty cache and its fill token.
+    pub fn new(geometry: Geometry) -> (Self, FillToken) {
         let cache = Self {
             geometry,
             line_shift: geometry.line_bytes().trailing_zeros(),
-            slots: (0..geometry.lines()).map(|_| Slot::new()).collect(),
+            slots: (0..geometry.lines()).map(|_| LineSlot::new()).collect(),
             entries: (0..geometry.entries()).map(|_| AtomicU64::new(0)).collect(),
-            orders: (0..geometry.sets()).map(|_| Order::new()).collect(),
+            orders: (0..geometry.sets()).map(|_| LruOrder::new()).collect(),
             tick: Tick(AtomicU64::new(0)),
         };
-        (cache, Filler(()))
+        (cache, FillToken(()))
     }
 
-    /// The shape of the cache.
+    /// The geometry.
     pub fn geometry(&self) -> Geometry {
         self.geometry
     }
 
-    /// The set that the line at an address belongs to.
+    /// The set of the line at an address.
     #[inline]
     pub fn set_of(&self, address: u64) -> usize {
         (address >> self.line_shift) as usize & (self.orders.len() - 1)
     }
 
-    /// Finds a line and holds its slot until [`Cache::release`].
+    /// Finds a line and acquires its slot until [`LineSlot::release`].
     #[inline(always)]
-    pub fn find(&self, name: LineName) -> Result<usize, Missed> {
-        let set = self.set_of(name.address);
+    pub fn find(&self, key: LineKey) -> Result<usize, LineMiss> {
+        let set = self.set_of(key.address);
         let first = set * self.geometry.ways();
-        let owner = name.process.to_word();
+        let owner = key.process.to_word();
         let mut wake = false;
         for (way, slot) in self.slots[first..first + self.geometry.ways()].iter().enumerate() {
-            match slot.attempt(name.address, owner) {
-                Attempt::Held => {
+            match slot.try_acquire(key.address, owner) {
+                AcquireResult::Acquired => {
                     self.orders[set].touch(way);
-                    slot.note_use(self.tick.0.load(Ordering::Relaxed));
+                    slot.record_use(self.tick.0.load(Ordering::Relaxed));
                     return Ok(first + way);
                 }
-                Attempt::Other => {}
-                Attempt::OtherAndWake => wake = true,
+                AcquireResult::Mismatch => {}
+                AcquireResult::MismatchAndWake => wake = true,
             }
         }
-        Err(Missed { wake })
+        Err(LineMiss { wake })
     }
 
-    /// The slot of a number.
+    /// The slot with an index.
     #[inline]
-    pub fn slot(&self, slot: usize) -> &Slot {
+    pub fn slot(&self, slot: usize) -> &LineSlot {
         &self.slots[slot]
     }
 
-    /// The entries of a slot that the caller holds.
+    /// The entries of a slot that the caller has acquired.
     #[inline]
     pub fn entries(&self, slot: usize) -> &[AtomicU64] {
         let first = slot * self.geometry.line_entries();
         &self.entries[first..first + self.geometry.line_entries()]
     }
 
-    /// Brings a line in that the cache does not hold, in place of the one that was not used for
-    /// longest; those in use are passed over. Nothing happens when all of the set are in use.
-    pub fn fill(&self, _: &mut Filler, name: LineName, entries: &[u64]) -> Option<Filled> {
-        let set = self.set_of(name.address);
+    /// Inserts a line that is not in the cache, in place of the least recently used one of its set
+    /// that is not in use. `None` if all slots of the set are in use.
+    pub fn fill(&self, _: &mut FillToken, key: LineKey, entries: &[u64]) -> Option<FillResult> {
+        let set = self.set_of(key.address);
         let first = set * self.geometry.ways();
-        let empty = |way: &usize| self.slots[first + way].name().is_none();
+        let empty = |way: &usize| self.slots[first + way].key().is_none();
         let ways = self.geometry.ways();
-        // A slot that lost its line may be anywhere in the order of use.
+        // An empty slot may be at any position of the order.
         let vacant = self.orders[set].oldest_first(ways).find(empty);
         let mut candidates = vacant.into_iter().chain(self.orders[set].oldest_first(ways));
         let way = candidates.find(|way| self.slots[first + way].begin_change())?;
         let slot = &self.slots[first + way];
-        let victim = slot.name().map(|victim| (victim, slot.last_use()));
-        slot.rename(Some(name));
+        let victim = slot.key().map(|victim| (victim, slot.last_use()));
+        slot.set_key(Some(key));
         for (entry, &value) in self.entries(first + way).iter().zip(entries) {
             entry.store(value, Ordering::Relaxed);
         }
-        slot.note_use(self.tick.0.load(Ordering::Relaxed) + 1);
+        slot.record_use(self.tick.0.load(Ordering::Relaxed) + 1);
         slot.end_change();
         self.orders[set].touch(way);
-        // Only the holder of the filler changes the tick.
+        // Only the holder of the fill token writes the tick.
         self.tick.0.store(self.tick.0.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        Some(Filled { slot: first + way, victim })
+        Some(FillResult { slot: first + way, victim })
     }
 
-    /// Empties a slot that was told to [leave](Slot::leave), once nobody uses it.
-    pub fn empty(&self, _: &mut Filler, slot: usize) -> bool {
+    /// Empties a [draining](LineSlot::begin_drain) slot. Returns false if it is still in use.
+    pub fn clear(&self, _: &mut FillToken, slot: usize) -> bool {
         let slot = &self.slots[slot];
         if !slot.begin_change() {
             return false;
         }
-        slot.rename(None);
+        slot.set_key(None);
         slot.end_change();
         true
     }
 
-    /// How many fills there were.
+    /// The number of fills.
     pub fn tick(&self) -> u64 {
         self.tick.0.load(Ordering::Relaxed)
     }
 
-    /// How many lines of a set were used at `tick` or later.
+    /// The number of lines of a set that were used at `tick` or later.
     pub fn used_since(&self, set: usize, tick: u64) -> usize {
         let first = set * self.geometry.ways();
-        let recent = |slot: &&Slot| slot.last_use() >= tick && slot.name().is_some();
+        let recent = |slot: &&LineSlot| slot.last_use() >= tick && slot.key().is_some();
         self.slots[first..first + self.geometry.ways()].iter().filter(recent).count()
     }
 
-    /// The lines it holds, in no particular order. Exact while nobody fills.
-    pub fn lines(&self) -> impl Iterator<Item = LineName> {
-        self.slots.iter().filter_map(Slot::name)
+    /// The cached lines, in no particular order. Exact while no thread fills.
+    pub fn lines(&self) -> impl Iterator<Item = LineKey> {
+        self.slots.iter().filter_map(LineSlot::key)
     }
 }

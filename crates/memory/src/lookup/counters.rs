@@ -1,43 +1,43 @@
-//! What a lookup has counted.
+//! Counters of a lookup.
 
+use super::config::DataPath;
 use super::histogram::Histogram;
-use super::settings::Route;
 
-/// What a lookup has counted so far.
+/// Counters of a lookup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counters {
-    /// Lookups that found their line.
-    pub hits: ByRoute<u64>,
-    /// Lookups that did not, by the reason.
-    pub misses: ByRoute<Misses>,
-    /// Lookups that did not find a line which was on its way already, and went away again.
+pub struct LookupCounters {
+    /// Lookups that found their line in the cache.
+    pub hits: ByDataPath<u64>,
+    /// Lookups that missed, by reason.
+    pub misses: ByDataPath<MissCounts>,
+    /// Lookups of a line whose miss was pending already.
     pub retries: u64,
-    /// Requests for later use, of lines that were not in the cache.
-    pub requests: ByRoute<u64>,
-    /// Lines brought into the cache.
+    /// Prefetches of lines that were not in the cache.
+    pub prefetches: ByDataPath<u64>,
+    /// Lines filled into the cache.
     pub fills: u64,
-    /// Lines that had to leave the cache for another.
+    /// Lines evicted from the cache by a fill.
     pub evictions: u64,
-    /// Lines that the cache had no room for, because all lines of the set were in use.
+    /// Lines that were not filled because all lines of the set were in use.
     pub uncached: u64,
-    /// Lines that the source attached.
+    /// Lines that the backend attached.
     pub attached: u64,
-    /// Lines that the source detached.
+    /// Lines that the backend detached.
     pub detached: u64,
-    /// Lines that the source refused.
-    pub refused: u64,
-    /// Miss events that found the queue full and were dropped.
+    /// Lines that the backend failed to attach.
+    pub attach_errors: u64,
+    /// Misses dropped because the queue was full.
     pub dropped: u64,
-    /// Miss events that a caller handled instead of waiting.
-    pub helped: u64,
-    /// Nanoseconds from a miss event to the begin of its handling.
+    /// Misses that a caller handled inline.
+    pub inline_misses: u64,
+    /// Time from a miss to the start of its handling, in nanoseconds.
     pub delay_ns: Histogram,
-    /// Nanoseconds from the begin of its handling until the line was there.
+    /// Time from the start of the handling until the line is attached, in nanoseconds.
     pub processing_ns: Histogram,
 }
 
-impl Counters {
-    /// Which part of all lookups missed, from 0 to 1. Those that came again are not counted twice.
+impl LookupCounters {
+    /// The share of lookups that missed, from 0 to 1. Retries are not counted.
     pub fn miss_ratio(&self) -> f64 {
         let hits = self.hits.send + self.hits.receive;
         let misses = self.misses.send.total() + self.misses.receive.total();
@@ -45,53 +45,54 @@ impl Counters {
     }
 }
 
-/// A value for each route.
+/// One value for each data path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct ByRoute<T> {
-    /// For [`Route::Send`].
+pub struct ByDataPath<T> {
+    /// For [`DataPath::Send`].
     pub send: T,
-    /// For [`Route::Receive`].
+    /// For [`DataPath::Receive`].
     pub receive: T,
 }
 
-impl<T> ByRoute<T> {
-    pub(crate) fn of(&mut self, route: Route) -> &mut T {
+impl<T> ByDataPath<T> {
+    pub(crate) fn of(&mut self, route: DataPath) -> &mut T {
         match route {
-            Route::Send => &mut self.send,
-            Route::Receive => &mut self.receive,
+            DataPath::Send => &mut self.send,
+            DataPath::Receive => &mut self.receive,
         }
     }
 }
 
-/// Misses by their reason.
+/// Misses by reason, as in the 3C model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Misses {
-    /// The line was never attached before, as far as is remembered.
+pub struct MissCounts {
+    /// The line was never attached, as far as the bounded history knows.
     pub cold: u64,
-    /// So many other lines were used since that no cache of this size would still hold it.
+    /// So many other lines were used since that a fully associative cache of this size would miss
+    /// too.
     pub capacity: u64,
-    /// A cache of the same size with a single set would still hold it.
+    /// A fully associative cache of the same size would hit.
     pub conflict: u64,
 }
 
-impl Misses {
-    /// All of them.
+impl MissCounts {
+    /// The sum.
     pub fn total(&self) -> u64 {
         self.cold + self.capacity + self.conflict
     }
 
-    pub(crate) fn count(&mut self, class: Class) {
-        match class {
-            Class::Cold => self.cold += 1,
-            Class::Capacity => self.capacity += 1,
-            Class::Conflict => self.conflict += 1,
+    pub(crate) fn count(&mut self, kind: MissKind) {
+        match kind {
+            MissKind::Cold => self.cold += 1,
+            MissKind::Capacity => self.capacity += 1,
+            MissKind::Conflict => self.conflict += 1,
         }
     }
 }
 
 /// The reason of a miss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Class {
+pub(crate) enum MissKind {
     Cold,
     Capacity,
     Conflict,

@@ -1,37 +1,37 @@
-//! Why a lookup gives nothing.
+//! Errors of a lookup.
 
 use thiserror::Error;
 
-use super::source::Refused;
+use super::backend::AttachError;
 use crate::handle::ProcessHandle;
 
-/// Why a lookup gives nothing.
+/// Why a lookup fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum LookupError {
     /// The process of the handle was removed, or never added.
-    #[error("process {} of generation {} is not there", .0.number(), .0.generation())]
+    #[error("process {} of generation {} does not exist", .0.number(), .0.generation())]
     Stale(ProcessHandle),
-    /// No process can have memory at this address.
-    #[error("no process has memory at {0:#x}")]
+    /// The address is above the user address space.
+    #[error("the address {0:#x} is outside of the user address space")]
     OutOfRange(u64),
     /// The line is attached, but this page has no memory.
-    #[error("there is no memory at {0:#x}")]
+    #[error("the page at {0:#x} has no memory")]
     NoMemory(u64),
-    /// Another thread is forgetting this memory right now, and waits for its users.
-    #[error("the memory is being forgotten while it is in use")]
-    Forgotten,
-    /// The source did not attach the line.
+    /// Another thread is invalidating this memory and waits for its users.
+    #[error("the memory is being invalidated")]
+    Invalidated,
+    /// The backend failed to attach the line.
     #[error(transparent)]
-    Refused(#[from] Refused),
-    /// Not there yet; try again later.
-    #[error("the translation is not there yet")]
-    Missed,
-    /// The full table holds only what was prepared.
-    #[error("the memory at {0:#x} was not prepared")]
-    NotPrepared(u64),
+    Attach(#[from] AttachError),
+    /// The line is not attached yet; retry later.
+    #[error("the translation is not available yet: retry later")]
+    NotCached,
+    /// The flat table contains only preloaded lines.
+    #[error("the memory at {0:#x} was not preloaded")]
+    NotPreloaded(u64),
 }
 
 /// All process numbers are in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-#[error("no process number is left: 65536 are in use or worn out")]
+#[error("no free process number: all 65536 are in use or have used up their generations")]
 pub struct TooManyProcesses;

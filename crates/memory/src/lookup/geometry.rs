@@ -1,15 +1,15 @@
-//! The shape of the cache: how many entries, how many to a line, how many lines to a set.
+//! The geometry of the cache: entries, entries per line, lines per set.
 
 use memferry_sys::pages::page_bytes;
 use thiserror::Error;
 
-use super::order::Order;
-use super::slot::Slot;
+use super::lru_order::LruOrder;
+use super::slot::LineSlot;
 
-/// The most lines of one set: the order of their use has to fit one word.
-pub const MOST_WAYS: usize = 16;
+/// Maximum number of lines of a set: their LRU order must fit into one word.
+pub const MAX_WAYS: usize = 16;
 
-/// The shape of the cache.
+/// The geometry of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Geometry {
     entries: usize,
@@ -18,8 +18,9 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// A cache of `entries` pages in lines of `line_entries`, `ways` lines to a set. The entries of
-    /// a line and the number of sets must be powers of two, because addresses are cut there.
+    /// A cache of `entries` pages in lines of `line_entries`, with `ways` lines per set. The
+    /// entries of a line and the number of sets must be powers of two, because bits of the address
+    /// select them.
     pub const fn new(
         entries: usize,
         line_entries: usize,
@@ -28,7 +29,7 @@ impl Geometry {
         if !line_entries.is_power_of_two() || line_entries > 1 << 16 {
             return Err(GeometryError::LineEntries(line_entries));
         }
-        if ways == 0 || ways > MOST_WAYS {
+        if ways == 0 || ways > MAX_WAYS {
             return Err(GeometryError::Ways(ways));
         }
         let set_entries = line_entries * ways;
@@ -39,81 +40,79 @@ impl Geometry {
         Ok(Self { entries, line_entries, ways })
     }
 
-    /// How many pages the cache has room for.
+    /// The number of pages in the cache.
     pub const fn entries(self) -> usize {
         self.entries
     }
 
-    /// How many neighbouring pages make a line.
+    /// The number of consecutive pages of a line.
     pub const fn line_entries(self) -> usize {
         self.line_entries
     }
 
-    /// How many lines make a set.
+    /// The number of lines of a set.
     pub const fn ways(self) -> usize {
         self.ways
     }
 
-    /// How many lines the cache has room for.
+    /// The number of lines in the cache.
     pub const fn lines(self) -> usize {
         self.entries / self.line_entries
     }
 
-    /// How many sets there are.
+    /// The number of sets.
     pub const fn sets(self) -> usize {
         self.lines() / self.ways
     }
 
-    /// How much memory a line covers.
+    /// The memory that a line covers, in bytes.
     pub fn line_bytes(self) -> u64 {
         (self.line_entries * page_bytes()) as u64
     }
 
-    /// What a cache of this shape takes, by component.
-    pub const fn memory_bytes(self) -> CacheMemory {
-        CacheMemory {
+    /// The memory of a cache of this geometry, by component.
+    pub const fn footprint(self) -> CacheFootprint {
+        CacheFootprint {
             entries: self.entries * size_of::<u64>(),
-            tags: self.lines() * size_of::<Slot>(),
-            order: self.sets() * size_of::<Order>(),
+            tags: self.lines() * size_of::<LineSlot>(),
+            order: self.sets() * size_of::<LruOrder>(),
         }
     }
 }
 
-/// The bytes of a cache, by component.
+/// The memory of a cache, in bytes by component.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct CacheMemory {
+pub struct CacheFootprint {
     /// The translations.
     pub entries: usize,
-    /// Whose lines they are, who uses them, and when they were used last.
+    /// The tags: line key, users, last use.
     pub tags: usize,
-    /// The order of use in each set.
+    /// The LRU order of the sets.
     pub order: usize,
 }
 
-impl CacheMemory {
-    /// All of it.
+impl CacheFootprint {
+    /// The sum.
     pub const fn total(self) -> usize {
         self.entries + self.tags + self.order
     }
 }
 
-/// Why numbers are not the shape of a cache.
+/// Why a geometry is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum GeometryError {
-    /// A line must have a power of two of entries.
-    #[error("a line of {0} entries: it must be a power of two, up to 65536")]
+    /// The entries of a line are not a power of two.
+    #[error("lines of {0} entries: must be a power of two, up to 65536")]
     LineEntries(usize),
-    /// A set has 1 to 16 lines.
-    #[error("sets of {0} lines: there must be 1 to {MOST_WAYS}")]
+    /// The number of ways is not 1 to 16.
+    #[error("sets of {0} lines: must be 1 to {MAX_WAYS}")]
     Ways(usize),
-    /// The entries must make a power of two of whole sets.
-    #[error(
-        "{entries} entries in sets of {set_entries}: they must make 1, 2, 4, … 16777216 whole sets"
-    )]
+    /// The entries are not a power of two of whole sets.
+    #[error("{entries} entries in sets of {set_entries}: must be 1, 2, 4, … 16777216 whole sets")]
     Entries {
-        /// How many entries were asked for.
+        /// The number of entries.
         entries: usize,
-        /// How many a set has.
+        /// The entries of a set.
         set_entries: usize,
     },
 }
@@ -138,8 +137,8 @@ mod tests {
     fn memory_is_counted_by_component() {
         let geometry = Geometry::new(16 << 10, 64, 4).unwrap();
         assert_eq!((geometry.lines(), geometry.sets()), (256, 64));
-        let memory = geometry.memory_bytes();
-        assert_eq!(memory, CacheMemory { entries: 128 << 10, tags: 8 << 10, order: 512 });
+        let memory = geometry.footprint();
+        assert_eq!(memory, CacheFootprint { entries: 128 << 10, tags: 8 << 10, order: 512 });
         assert_eq!(memory.total(), 139_776);
     }
 

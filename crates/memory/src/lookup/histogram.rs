@@ -1,9 +1,9 @@
-//! How values are distributed, in steps of powers of two.
+//! A histogram with power-of-two buckets.
 
-/// Counts values by their size: one count for each power of two.
+/// Counts values in one bucket for each power of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Histogram {
-    /// `counts[n]` is how many values have n binary digits.
+    /// `counts[n]` is the number of values with n binary digits.
     counts: [u64; 65],
     max: u64,
 }
@@ -21,37 +21,37 @@ impl Histogram {
         self.max = self.max.max(value);
     }
 
-    /// How many values were counted.
+    /// The number of counted values.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// Half of the values are no larger than this, rounded up to a power of two less one.
+    /// The median, rounded up to the end of its bucket.
     pub fn median(&self) -> u64 {
-        self.at_most(50)
+        self.percentile(50)
     }
 
-    /// Nine tenths of the values are no larger than this, rounded up in the same way.
+    /// The 90th percentile, rounded up to the end of its bucket.
     pub fn percentile_90(&self) -> u64 {
-        self.at_most(90)
+        self.percentile(90)
     }
 
-    /// The largest value, exactly.
+    /// The exact maximum.
     pub fn max(&self) -> u64 {
         self.max
     }
 
-    /// The steps that have values: the largest value of the step, and how many.
-    pub fn steps(&self) -> impl Iterator<Item = (u64, u64)> {
+    /// The non-empty buckets: largest possible value and count.
+    pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
         let counted = self.counts.into_iter().enumerate().filter(|&(_, count)| count > 0);
-        counted.map(|(digits, count)| (largest(digits), count))
+        counted.map(|(digits, count)| (bucket_max(digits), count))
     }
 
-    /// The step that so many percent of the values do not exceed; 0 when there are none.
-    fn at_most(&self, percent: u64) -> u64 {
+    /// The end of the bucket of a percentile, at most the maximum; 0 if the histogram is empty.
+    fn percentile(&self, percent: u64) -> u64 {
         let wanted = u128::from(self.count()) * u128::from(percent);
         let mut seen = 0u128;
-        for (step, count) in self.steps() {
+        for (step, count) in self.buckets() {
             seen += u128::from(count) * 100;
             if seen >= wanted {
                 return step.min(self.max);
@@ -65,7 +65,7 @@ fn digits(value: u64) -> usize {
     (u64::BITS - value.leading_zeros()) as usize
 }
 
-fn largest(digits: usize) -> u64 {
+fn bucket_max(digits: usize) -> u64 {
     u64::MAX.checked_shr(u64::BITS - digits as u32).unwrap_or(0)
 }
 
@@ -92,7 +92,7 @@ mod tests {
         assert_eq!(histogram.median(), 7);
         assert_eq!(histogram.percentile_90(), 127);
         assert_eq!(histogram.max(), 1000);
-        let steps: Vec<_> = histogram.steps().collect();
+        let steps: Vec<_> = histogram.buckets().collect();
         assert_eq!(steps, [(0, 1), (1, 1), (7, 3), (127, 4), (1023, 1)]);
     }
 

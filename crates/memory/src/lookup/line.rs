@@ -1,12 +1,12 @@
-//! The name of a line: the unit in which translations are attached, cached and forgotten.
+//! The key of a line: the unit in which translations are attached, cached and invalidated.
 
 use crate::handle::ProcessHandle;
 
-/// Names a line: some neighbouring pages of one process.
+/// Identifies a line: consecutive pages of one process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LineName {
-    /// The process whose memory it is.
+pub struct LineKey {
+    /// The process that owns the memory.
     pub process: ProcessHandle,
-    /// The address of the first page, a multiple of the bytes of a line.
+    /// The address of the first page, a multiple of the line size.
     pub address: u64,
 }

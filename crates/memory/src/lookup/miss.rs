@@ -1,103 +1,105 @@
-//! The queue of miss events: bounded, and with one event for each line.
+//! The queue of misses: bounded, with one event for each line.
 //!
-//! An event stays known while it is handled, so that whoever misses the same line meanwhile joins
-//! it. Its answer goes to all who wait for it. A refusal that nobody waited for is kept for a while
-//! for the one who asks again.
+//! An event stays in the table while it is handled, so that later misses of the same line join it.
+//! Its result goes to all waiters. An error without waiters is stored for the next request of the
+//! line.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, OnceLock};
 
-use super::counters::Class;
+use super::backend::AttachError;
+use super::counters::MissKind;
 use super::error::LookupError;
-use super::line::LineName;
-use super::source::Refused;
+use super::line::LineKey;
 
-/// What comes of an event: the entries of the line, which each waiter then uses, or why not.
-pub(crate) type Answer = Arc<OnceLock<Result<Arc<[u64]>, LookupError>>>;
+/// The result of a miss: the entries of the line, or an error. Each waiter already has a use of the
+/// line.
+pub(crate) type MissResult = Arc<OnceLock<Result<Arc<[u64]>, LookupError>>>;
 
-/// The events that wait, and those being handled.
+/// The queued misses, and those in progress.
 #[derive(Debug)]
 pub(crate) struct MissQueue {
-    waiting: VecDeque<LineName>,
-    events: HashMap<LineName, Event>,
-    refused: VecDeque<(LineName, Refused)>,
+    queued: VecDeque<LineKey>,
+    pending: HashMap<LineKey, PendingMiss>,
+    errors: VecDeque<(LineKey, AttachError)>,
     length: usize,
 }
 
-/// One miss.
+/// A miss that is queued or in progress.
 #[derive(Debug)]
-pub(crate) struct Event {
+pub(crate) struct PendingMiss {
     pub(crate) posted_ns: u64,
-    pub(crate) class: Class,
-    /// Whether somebody needed the line, and was counted as a miss. What is only asked for ahead is
-    /// none until it is needed.
+    pub(crate) kind: MissKind,
+    /// Whether the event was counted as a miss. A prefetch is not counted until the line is needed.
     pub(crate) is_counted: bool,
     pub(crate) waiters: u32,
-    pub(crate) answer: Answer,
+    pub(crate) result: MissResult,
 }
 
 impl MissQueue {
     pub(crate) fn new(length: usize) -> Self {
         let length = length.max(1);
-        let (waiting, refused) = (VecDeque::new(), VecDeque::new());
-        Self { waiting, events: HashMap::new(), refused, length }
+        let (queued, errors) = (VecDeque::new(), VecDeque::new());
+        Self { queued, pending: HashMap::new(), errors, length }
     }
 
-    /// The event of a line, if one is on its way.
-    pub(crate) fn event(&mut self, name: LineName) -> Option<&mut Event> {
-        self.events.get_mut(&name)
+    /// The pending event of a line.
+    pub(crate) fn pending(&mut self, name: LineKey) -> Option<&mut PendingMiss> {
+        self.pending.get_mut(&name)
     }
 
     pub(crate) fn is_full(&self) -> bool {
-        self.waiting.len() >= self.length
+        self.queued.len() >= self.length
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.queued.is_empty()
     }
 
-    /// Puts an event at the end. There must be room, and none for this line.
-    pub(crate) fn post(&mut self, name: LineName, class: Class, is_counted: bool, posted_ns: u64) {
-        assert!(!self.is_full(), "the queue of misses is full");
-        let event = Event { posted_ns, class, is_counted, waiters: 0, answer: Answer::default() };
-        assert!(self.events.insert(name, event).is_none(), "{name:?} is on its way already");
-        self.waiting.push_back(name);
+    /// Queues an event. The queue must have space, and the line no pending event.
+    pub(crate) fn post(&mut self, name: LineKey, kind: MissKind, is_counted: bool, posted_ns: u64) {
+        assert!(!self.is_full(), "the miss queue is full");
+        let event =
+            PendingMiss { posted_ns, kind, is_counted, waiters: 0, result: MissResult::default() };
+        assert!(self.pending.insert(name, event).is_none(), "{name:?} has a pending miss already");
+        self.queued.push_back(name);
     }
 
-    /// Waits for the event of a line: it will be answered with a use of the line for the caller.
-    pub(crate) fn join(&mut self, name: LineName) -> Option<Answer> {
-        let event = self.events.get_mut(&name)?;
+    /// Joins the pending event of a line: its completion adds a use of the line for the caller.
+    pub(crate) fn join(&mut self, name: LineKey) -> Option<MissResult> {
+        let event = self.pending.get_mut(&name)?;
         event.waiters += 1;
-        Some(event.answer.clone())
+        Some(event.result.clone())
     }
 
-    /// Takes the first event to handle it. Returns its line and when it was posted.
-    pub(crate) fn begin(&mut self) -> Option<(LineName, u64)> {
-        let name = self.waiting.pop_front()?;
-        self.events.get(&name).map(|event| (name, event.posted_ns))
+    /// Takes the first event from the queue. Returns its line and when it was posted, in
+    /// nanoseconds.
+    pub(crate) fn begin(&mut self) -> Option<(LineKey, u64)> {
+        let name = self.queued.pop_front()?;
+        self.pending.get(&name).map(|event| (name, event.posted_ns))
     }
 
-    /// Ends the event of a line.
-    pub(crate) fn end(&mut self, name: LineName) -> Option<Event> {
-        self.events.remove(&name)
+    /// Removes the event of a line.
+    pub(crate) fn end(&mut self, name: LineKey) -> Option<PendingMiss> {
+        self.pending.remove(&name)
     }
 
-    /// Keeps a refusal for whoever asks next.
-    pub(crate) fn keep_refusal(&mut self, name: LineName, refused: Refused) {
-        while self.refused.len() >= self.length {
-            self.refused.pop_front();
+    /// Stores an error for the next request of the line.
+    pub(crate) fn store_error(&mut self, name: LineKey, error: AttachError) {
+        while self.errors.len() >= self.length {
+            self.errors.pop_front();
         }
-        self.refused.push_back((name, refused));
+        self.errors.push_back((name, error));
     }
 
-    /// Takes the refusal of a line.
-    pub(crate) fn take_refusal(&mut self, name: LineName) -> Option<Refused> {
-        let place = self.refused.iter().position(|&(other, _)| other == name)?;
-        self.refused.remove(place).map(|(_, refused)| refused)
+    /// Takes the stored error of a line.
+    pub(crate) fn take_error(&mut self, name: LineKey) -> Option<AttachError> {
+        let index = self.errors.iter().position(|&(other, _)| other == name)?;
+        self.errors.remove(index).map(|(_, error)| error)
     }
 
     pub(crate) fn memory_bytes(&self) -> usize {
-        let event = size_of::<LineName>() + size_of::<(LineName, Event)>();
-        self.length * (event + size_of::<(LineName, Refused)>())
+        let event = size_of::<LineKey>() + size_of::<(LineKey, PendingMiss)>();
+        self.length * (event + size_of::<(LineKey, AttachError)>())
     }
 }

@@ -1,72 +1,71 @@
-//! Finds where the memory named by handles is: a small set-associative cache in front of tables
-//! without a limit.
+//! Translation of handles: a small set-associative cache in front of tables without a limit.
 //!
-//! The cache stands where copies are initiated. It holds lines of all processes whose memory is
-//! touched; a hit takes no lock. A miss becomes an event in a bounded queue; the miss thread, or a
-//! caller that would only wait, finds the line in the table of its process or has the [`Source`]
-//! attach it, and fills the cache. What falls out of the cache stays attached in the table until a
-//! sweep finds that there are too many lines. `docs/design/handle-lookup.md` has the reasons.
+//! The cache contains lines of all processes whose memory is accessed; a hit takes no lock. A miss
+//! becomes an event in a bounded queue. The miss thread, or a caller that would only wait, finds
+//! the line in the table of its process, or makes the [`TranslationBackend`] attach it, and fills
+//! the cache. Lines that the cache evicts stay attached in the table until a sweep finds too many
+//! lines there. `docs/design/handle-lookup.md` has the reasons.
 
+#[cfg(not(loom))]
+mod api;
+#[cfg(not(loom))]
+mod backend;
 #[doc(hidden)]
 pub mod cache;
 #[cfg(not(loom))]
+mod config;
+#[cfg(not(loom))]
 mod counters;
 #[cfg(not(loom))]
-mod departed;
+mod detached_history;
 #[cfg(not(loom))]
 mod error;
 #[cfg(not(loom))]
-mod front;
+mod flat;
 #[cfg(not(loom))]
-mod full;
+mod footprint;
 mod geometry;
 #[cfg(not(loom))]
 mod histogram;
 mod line;
-#[cfg(not(loom))]
-mod memory;
+mod lru_order;
 #[cfg(not(loom))]
 mod miss;
-mod order;
 #[cfg(not(loom))]
-mod processes;
+mod miss_classifier;
 #[cfg(not(loom))]
-mod recency;
+mod miss_path;
+#[cfg(not(loom))]
+mod process_table;
 #[cfg(not(loom))]
 mod service;
 #[cfg(not(loom))]
-mod settings;
+mod sharded_counter;
 #[cfg(not(loom))]
 mod shared;
 mod slot;
-#[cfg(not(loom))]
-mod source;
-#[cfg(not(loom))]
-mod stripes;
 #[cfg(not(loom))]
 mod table;
 #[cfg(not(loom))]
 pub mod trace;
 #[cfg(not(loom))]
 mod translation;
-#[cfg(not(loom))]
-mod waiting;
 
 #[cfg(not(loom))]
-pub use counters::{ByRoute, Counters, Misses};
+pub use api::Lookup;
+#[cfg(not(loom))]
+pub use backend::{AttachError, TranslationBackend};
+#[cfg(not(loom))]
+pub use config::{DataPath, LookupConfig, MissPolicy, TableKind};
+#[cfg(not(loom))]
+pub use counters::{ByDataPath, LookupCounters, MissCounts};
 #[cfg(not(loom))]
 pub use error::{LookupError, TooManyProcesses};
 #[cfg(not(loom))]
-pub use front::Lookup;
-pub use geometry::{CacheMemory, Geometry, GeometryError, MOST_WAYS};
+pub use footprint::LookupFootprint;
+pub use geometry::{CacheFootprint, Geometry, GeometryError, MAX_WAYS};
 #[cfg(not(loom))]
 pub use histogram::Histogram;
-pub use line::LineName;
-#[cfg(not(loom))]
-pub use memory::MemoryUse;
-#[cfg(not(loom))]
-pub use settings::{Kind, Policy, Route, Settings};
-#[cfg(not(loom))]
-pub use source::{Refused, Source};
+pub use line::LineKey;
 #[cfg(not(loom))]
 pub use translation::Translation;

@@ -1,7 +1,7 @@
-//! The work behind a miss: attaching lines, filling the cache, sweeping, forgetting.
+//! The work of a miss: attaching lines, filling the cache, sweeping, invalidating.
 //!
-//! Done by the miss thread, and by callers that would otherwise only wait. The source is always
-//! called without the lock; what it is doing meanwhile is marked in the table.
+//! The miss thread does it, and callers that would otherwise only wait. The backend is always
+//! called without the lock; the state of the line in the table says that a call is in progress.
 
 use std::io;
 use std::ops::Range;
@@ -10,277 +10,282 @@ use std::sync::Arc;
 
 use memferry_sys::clock::now_ns;
 
-use super::cache::Cache;
+use super::backend::{AttachError, TranslationBackend};
+use super::cache::LineCache;
+use super::config::LookupConfig;
 use super::error::LookupError;
-use super::line::LineName;
-use super::processes::Removal;
-use super::settings::Settings;
-use super::shared::{Locked, MissThread, Shared, Store};
-use super::source::{Refused, Source};
-use super::table::{Batch, Stage};
+use super::line::LineKey;
+use super::process_table::RemovalStatus;
+use super::shared::{LockedState, LookupShared, LookupStore, MissThread};
+use super::table::{DetachBatch, LineState};
 use crate::handle::ProcessHandle;
 
-/// A lookup with its source, shared with the miss thread.
+/// A lookup with its backend, shared with the miss thread.
 #[derive(Debug)]
-pub(crate) struct Service<S> {
-    pub(crate) shared: Shared,
-    pub(crate) source: S,
+pub(crate) struct MissService<S> {
+    pub(crate) shared: LookupShared,
+    pub(crate) backend: S,
 }
 
 /// All addresses.
-const EVERYTHING: Range<u64> = 0..u64::MAX;
+const ALL_ADDRESSES: Range<u64> = 0..u64::MAX;
 
-impl<S: Source> Service<S> {
-    pub(crate) fn new(settings: Settings, source: S) -> Self {
-        Self { shared: Shared::new(settings), source }
+impl<S: TranslationBackend> MissService<S> {
+    pub(crate) fn new(config: LookupConfig, backend: S) -> Self {
+        Self { shared: LookupShared::new(config), backend }
     }
 
-    /// Wakes the miss thread, or starts it. False if there is none to be had.
-    pub(crate) fn call_miss_thread(self: &Arc<Self>, tables: &mut Locked<'_>) -> bool {
-        if let MissThread::NotStarted = tables.thread {
+    /// Wakes the miss thread, or starts it. Returns false if it cannot be started.
+    pub(crate) fn wake_miss_thread(self: &Arc<Self>, state: &mut LockedState<'_>) -> bool {
+        if let MissThread::NotStarted = state.thread {
             let service = self.clone();
-            let serve = move || service.serve();
-            tables.thread = match memferry_sys::thread::spawn("memferry-miss", serve) {
+            let serve = move || service.run_miss_thread();
+            state.thread = match memferry_sys::thread::spawn("memferry-miss", serve) {
                 Ok(thread) => MissThread::Running(thread),
                 Err(error) => {
-                    tracing::warn!(%error, "no miss thread: callers handle misses themselves");
+                    tracing::warn!(%error, "cannot start the miss thread: callers handle misses inline");
                     MissThread::Denied
                 }
             };
         }
-        self.shared.tell_miss_thread();
-        !matches!(tables.thread, MissThread::Denied)
+        self.shared.notify_miss_thread();
+        !matches!(state.thread, MissThread::Denied)
     }
 
-    /// The miss thread.
-    fn serve(&self) {
-        let mut tables = self.shared.lock();
-        while !tables.stopping {
-            tables = if tables.queue.is_empty() {
-                self.shared.wait_for_work(tables)
+    /// The loop of the miss thread.
+    fn run_miss_thread(&self) {
+        let mut state = self.shared.lock();
+        while !state.stopping {
+            state = if state.queue.is_empty() {
+                self.shared.wait_for_work(state)
             } else {
-                self.handle_next(tables)
+                self.handle_next(state)
             };
         }
     }
 
     /// Handles the first event of the queue, if there is one.
-    pub(crate) fn handle_next<'a>(&'a self, mut tables: Locked<'a>) -> Locked<'a> {
-        let Some((name, posted_ns)) = tables.queue.begin() else { return tables };
-        let begun_ns = now_ns();
-        tables.counters.delay_ns.record(begun_ns.saturating_sub(posted_ns));
-        let (mut tables, attached) = self.attach(tables, name);
+    pub(crate) fn handle_next<'a>(&'a self, mut state: LockedState<'a>) -> LockedState<'a> {
+        let Some((name, posted_ns)) = state.queue.begin() else { return state };
+        let start_ns = now_ns();
+        state.counters.delay_ns.record(start_ns.saturating_sub(posted_ns));
+        let (mut state, attached) = self.attach(state, name);
         if attached.is_ok() {
-            self.fill(&mut tables, name);
+            self.fill(&mut state, name);
         }
-        tables.counters.processing_ns.record(now_ns().saturating_sub(begun_ns));
-        self.answer(&mut tables, name, attached);
-        self.sweep_if_due(tables)
+        state.counters.processing_ns.record(now_ns().saturating_sub(start_ns));
+        self.complete(&mut state, name, attached);
+        self.sweep_if_due(state)
     }
 
-    fn answer(
+    fn complete(
         &self,
-        tables: &mut Locked<'_>,
-        name: LineName,
+        state: &mut LockedState<'_>,
+        name: LineKey,
         attached: Result<Arc<[u64]>, LookupError>,
     ) {
-        let Some(event) = tables.queue.end(name) else { return };
-        match (&attached, tables.table.line_mut(name)) {
-            // Each waiter finds its use of the line counted when it wakes up.
+        let Some(event) = state.queue.end(name) else { return };
+        match (&attached, state.table.line_mut(name)) {
+            // Each waiter owns a use of the line when it wakes.
             (Ok(_), Some(line)) => line.uses += event.waiters,
-            (Err(LookupError::Refused(refused)), _) if event.waiters == 0 => {
-                tables.queue.keep_refusal(name, *refused);
+            (Err(LookupError::Attach(error)), _) if event.waiters == 0 => {
+                state.queue.store_error(name, *error);
             }
             _ => {}
         }
-        // It was empty: this is the only place that answers, once for each event.
-        let _ = event.answer.set(attached);
-        self.shared.tell();
+        // The cell is empty: only this code sets it, once for each event.
+        let _ = event.result.set(attached);
+        self.shared.notify_waiters();
     }
 
-    /// Brings an attached line into the cache, if it is not there.
-    fn fill(&self, tables: &mut Locked<'_>, name: LineName) {
-        let Store::Dynamic(cache) = &self.shared.store else { return };
-        let tables = &mut **tables;
-        let is_cached = tables.table.line(name).is_none_or(|line| line.slot.is_some());
-        let Some(filler) = tables.filler.as_mut().filter(|_| !is_cached) else { return };
-        match tables.table.fill(cache, filler, name) {
-            Some(filled) => {
-                tables.counters.fills += 1;
-                tables.counters.evictions += u64::from(filled.victim.is_some());
+    /// Fills an attached line into the cache, unless it is there.
+    fn fill(&self, state: &mut LockedState<'_>, name: LineKey) {
+        let LookupStore::Cached(cache) = &self.shared.store else { return };
+        let state = &mut **state;
+        let is_cached = state.table.line(name).is_none_or(|line| line.slot.is_some());
+        let Some(fill_token) = state.fill_token.as_mut().filter(|_| !is_cached) else { return };
+        match state.table.fill(cache, fill_token, name) {
+            Some(result) => {
+                state.counters.fills += 1;
+                state.counters.evictions += u64::from(result.victim.is_some());
             }
-            None => tables.counters.uncached += 1,
+            None => state.counters.uncached += 1,
         }
     }
 
-    /// Finds a line in the table, or has the source attach it.
+    /// Finds a line in the table, or makes the backend attach it.
     pub(crate) fn attach<'a>(
         &'a self,
-        mut tables: Locked<'a>,
-        name: LineName,
-    ) -> (Locked<'a>, Result<Arc<[u64]>, LookupError>) {
+        mut state: LockedState<'a>,
+        name: LineKey,
+    ) -> (LockedState<'a>, Result<Arc<[u64]>, LookupError>) {
         loop {
-            if let Err(stale) = tables.table.processes.check(name.process) {
-                return (tables, Err(stale));
+            if let Err(stale) = state.table.processes.check(name.process) {
+                return (state, Err(stale));
             }
-            match tables.table.line(name) {
-                None => return self.attach_new(tables, name),
-                // Its users may be waiting for this very answer, so it must not wait for them.
-                Some(line) if line.leaving && line.stage == Stage::Attached => {
-                    return (tables, Err(LookupError::Forgotten));
+            match state.table.line(name) {
+                None => return self.attach_new(state, name),
+                // The users of the line may wait for this result, so the caller must not wait for
+                // them.
+                Some(line) if line.draining && line.state == LineState::Attached => {
+                    return (state, Err(LookupError::Invalidated));
                 }
-                Some(line) if line.stage == Stage::Attached => {
+                Some(line) if line.state == LineState::Attached => {
                     let entries = line.entries.clone();
-                    return (tables, Ok(entries));
+                    return (state, Ok(entries));
                 }
-                // The source is at work on it, on behalf of another thread.
-                Some(_) => tables = self.shared.wait(tables),
+                // Another thread is calling the backend for this line.
+                Some(_) => state = self.shared.wait(state),
             }
         }
     }
 
     fn attach_new<'a>(
         &'a self,
-        mut tables: Locked<'a>,
-        name: LineName,
-    ) -> (Locked<'a>, Result<Arc<[u64]>, LookupError>) {
-        if let Err(stale) = tables.table.begin_attach(name) {
-            return (tables, Err(stale));
+        mut state: LockedState<'a>,
+        name: LineKey,
+    ) -> (LockedState<'a>, Result<Arc<[u64]>, LookupError>) {
+        if let Err(stale) = state.table.begin_attach(name) {
+            return (state, Err(stale));
         }
-        drop(tables);
+        drop(state);
         let mut entries = vec![0; self.shared.line_entries];
-        let outcome = self.ask_to_attach(name, &mut entries);
-        let mut tables = self.shared.lock();
+        let outcome = self.call_attach(name, &mut entries);
+        let mut state = self.shared.lock();
         let attached = match outcome {
             Ok(()) => {
-                tables.counters.attached += 1;
-                tables.table.end_attach(name, entries.into())
+                state.counters.attached += 1;
+                state.table.end_attach(name, entries.into())
             }
-            Err(refused) => {
-                tables.counters.refused += 1;
-                tables.table.remove(name);
-                Err(refused.into())
+            Err(error) => {
+                state.counters.attach_errors += 1;
+                state.table.remove(name);
+                Err(error.into())
             }
         };
-        self.shared.tell();
-        (tables, attached)
+        self.shared.notify_waiters();
+        (state, attached)
     }
 
-    /// Calls the source. One that panics has refused.
-    pub(crate) fn ask_to_attach(&self, name: LineName, entries: &mut [u64]) -> Result<(), Refused> {
-        let call = AssertUnwindSafe(|| self.source.attach(name, entries));
+    /// Calls the backend. A panic counts as an error.
+    pub(crate) fn call_attach(
+        &self,
+        name: LineKey,
+        entries: &mut [u64],
+    ) -> Result<(), AttachError> {
+        let call = AssertUnwindSafe(|| self.backend.attach(name, entries));
         catch_unwind(call).unwrap_or_else(|_| {
-            tracing::error!(?name, "the source of translations panicked while attaching");
+            tracing::error!(?name, "the translation backend panicked in attach");
             Err(io::ErrorKind::Other.into())
         })
     }
 
-    /// Calls the source. One that panics has done what it could.
-    pub(crate) fn ask_to_detach(&self, name: LineName, entries: &[u64]) {
-        let call = AssertUnwindSafe(|| self.source.detach(name, entries));
+    /// Calls the backend. A panic counts as success.
+    pub(crate) fn call_detach(&self, name: LineKey, entries: &[u64]) {
+        let call = AssertUnwindSafe(|| self.backend.detach(name, entries));
         if catch_unwind(call).is_err() {
-            tracing::error!(?name, "the source of translations panicked while detaching");
+            tracing::error!(?name, "the translation backend panicked in detach");
         }
     }
 
-    fn detach<'a>(&'a self, tables: Locked<'a>, batch: Batch) -> Locked<'a> {
-        drop(tables);
+    fn detach<'a>(&'a self, state: LockedState<'a>, batch: DetachBatch) -> LockedState<'a> {
+        drop(state);
         for (name, entries) in &batch {
-            self.ask_to_detach(*name, entries);
+            self.call_detach(*name, entries);
         }
-        let mut tables = self.shared.lock();
+        let mut state = self.shared.lock();
         for (name, _) in &batch {
-            tables.table.remove(*name);
+            state.table.remove(*name);
         }
-        tables.counters.detached += batch.len() as u64;
-        self.shared.tell();
-        tables
+        state.counters.detached += batch.len() as u64;
+        self.shared.notify_waiters();
+        state
     }
 
-    /// Detaches idle lines, the least recently used first, if there are too many and it is time:
-    /// when the mark is passed, and from then on periodically.
-    fn sweep_if_due<'a>(&'a self, mut tables: Locked<'a>) -> Locked<'a> {
-        let Settings { high_water_lines, sweep_every, .. } = self.shared.settings;
-        let count = tables.table.count();
-        let since = tables.counters.fills - tables.fills_at_last_sweep;
-        let passed = count > high_water_lines && !tables.above_mark;
-        tables.above_mark = count > high_water_lines;
-        if !tables.above_mark || tables.sweeping || !(passed || since >= sweep_every) {
-            return tables;
+    /// Detaches idle lines, the least recently used first, if there are too many lines and a sweep
+    /// is due: when the high-water mark is passed, and periodically while the count is above it.
+    fn sweep_if_due<'a>(&'a self, mut state: LockedState<'a>) -> LockedState<'a> {
+        let LookupConfig { high_water_lines, sweep_every, .. } = self.shared.config;
+        let count = state.table.count();
+        let since = state.counters.fills - state.fills_at_last_sweep;
+        let passed = count > high_water_lines && !state.above_high_water;
+        state.above_high_water = count > high_water_lines;
+        if !state.above_high_water || state.sweeping || !(passed || since >= sweep_every) {
+            return state;
         }
-        tables.sweeping = true;
-        tables.fills_at_last_sweep = tables.counters.fills;
+        state.sweeping = true;
+        state.fills_at_last_sweep = state.counters.fills;
         let target = high_water_lines - high_water_lines / 4;
-        // Each batch makes the table smaller, and others add at most a queue full meanwhile.
+        // Each batch shrinks the table, and other threads add at most one queue of lines meanwhile.
         for _ in 0..=count {
-            let batch = tables.table.take_oldest(target);
+            let batch = state.table.take_oldest(target);
             if batch.is_empty() {
                 break;
             }
-            tables = self.detach(tables, batch);
+            state = self.detach(state, batch);
         }
-        tables.sweeping = false;
-        tables.above_mark = tables.table.count() > high_water_lines;
-        tables
+        state.sweeping = false;
+        state.above_high_water = state.table.count() > high_water_lines;
+        state
     }
 
-    /// Detaches all lines of a range, and waits for those that are in use.
-    pub(crate) fn forget<'a>(
+    /// Detaches all lines of a range, and waits for those in use.
+    pub(crate) fn invalidate<'a>(
         &'a self,
-        mut tables: Locked<'a>,
-        cache: &Cache,
+        mut state: LockedState<'a>,
+        cache: &LineCache,
         process: ProcessHandle,
         range: Range<u64>,
-    ) -> Locked<'a> {
-        tables.table.leave(cache, process, range.clone());
+    ) -> LockedState<'a> {
+        state.table.begin_drain(cache, process, range.clone());
         loop {
-            let inner = &mut *tables;
-            let Some(filler) = inner.filler.as_mut() else { return tables };
-            match inner.table.take_leaving(cache, filler, process, range.clone()) {
-                None => return tables,
-                Some(batch) if batch.is_empty() => tables = self.shared.wait(tables),
-                Some(batch) => tables = self.detach(tables, batch),
+            let locked = &mut *state;
+            let Some(fill_token) = locked.fill_token.as_mut() else { return state };
+            match locked.table.take_drained(cache, fill_token, process, range.clone()) {
+                None => return state,
+                Some(batch) if batch.is_empty() => state = self.shared.wait(state),
+                Some(batch) => state = self.detach(state, batch),
             }
         }
     }
 
-    /// Removes a process with all its lines, and waits for those that are in use.
+    /// Removes a process with all its lines, and waits for those in use.
     pub(crate) fn remove_process(&self, process: ProcessHandle) {
-        let mut tables = self.shared.lock();
-        match tables.table.processes.begin_removal(process) {
-            Removal::Gone => return,
-            Removal::UnderWay => {
-                while tables.table.processes.lines(process).is_some() {
-                    tables = self.shared.wait(tables);
+        let mut state = self.shared.lock();
+        match state.table.processes.begin_removal(process) {
+            RemovalStatus::NotFound => return,
+            RemovalStatus::InProgress => {
+                while state.table.processes.lines(process).is_some() {
+                    state = self.shared.wait(state);
                 }
                 return;
             }
-            Removal::Begun => {}
+            RemovalStatus::Started => {}
         }
-        tables = match &self.shared.store {
-            Store::Dynamic(cache) => self.forget(tables, cache, process, EVERYTHING),
-            Store::Full(full) => {
-                drop(tables);
-                let detached = full.forget(process, EVERYTHING, |name, entries| {
-                    self.ask_to_detach(name, entries);
+        state = match &self.shared.store {
+            LookupStore::Cached(cache) => self.invalidate(state, cache, process, ALL_ADDRESSES),
+            LookupStore::Flat(flat) => {
+                drop(state);
+                let detached = flat.invalidate(process, ALL_ADDRESSES, |name, entries| {
+                    self.call_detach(name, entries);
                 });
-                let mut tables = self.shared.lock();
-                tables.counters.detached += detached;
-                tables
+                let mut state = self.shared.lock();
+                state.counters.detached += detached;
+                state
             }
         };
-        tables.table.processes.end_removal(process);
-        self.shared.tell();
+        state.table.processes.end_removal(process);
+        self.shared.notify_waiters();
     }
 
-    /// Ends the miss thread and detaches everything. No translation can be used any more: the few
-    /// that may still be counted were leaked.
+    /// Stops the miss thread and detaches all lines. No translation exists any more, except leaked
+    /// ones.
     pub(crate) fn shut_down(&self) {
-        let mut tables = self.shared.lock();
-        tables.stopping = true;
-        self.shared.tell_miss_thread();
-        let thread = std::mem::replace(&mut tables.thread, MissThread::Denied);
-        drop(tables);
+        let mut state = self.shared.lock();
+        state.stopping = true;
+        self.shared.notify_miss_thread();
+        let thread = std::mem::replace(&mut state.thread, MissThread::Denied);
+        drop(state);
         if let MissThread::Running(thread) = thread
             && thread.join().is_err()
         {
@@ -288,10 +293,10 @@ impl<S: Source> Service<S> {
         }
         let batch = self.shared.lock().table.take_all();
         for (name, entries) in &batch {
-            self.ask_to_detach(*name, entries);
+            self.call_detach(*name, entries);
         }
-        if let Store::Full(full) = &self.shared.store {
-            full.take_all(|name, entries| self.ask_to_detach(name, entries));
+        if let LookupStore::Flat(flat) = &self.shared.store {
+            flat.take_all(|name, entries| self.call_detach(name, entries));
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What callers, translations and the miss thread share, apart from the source.
+//! State that callers, translations and the miss thread share, without the backend.
 //!
-//! The cache and the full table are read without a lock. Everything else lies under one lock, which
-//! nobody holds while the source works or while it sleeps.
+//! The cache and the flat table are read without a lock. Everything else is under one lock, which
+//! no thread holds while it calls the backend or sleeps.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -10,54 +10,54 @@ use std::thread::JoinHandle;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::sync::lock;
 
-use super::cache::{Cache, Filler, Missed};
-use super::counters::Counters;
+use super::cache::{FillToken, LineCache, LineMiss};
+use super::config::{LookupConfig, TableKind};
+use super::counters::LookupCounters;
 use super::error::LookupError;
-use super::full::{FULL_LINE_ENTRIES, Full};
-use super::line::LineName;
+use super::flat::{FLAT_LINE_ENTRIES, FlatTable};
+use super::line::LineKey;
 use super::miss::MissQueue;
-use super::settings::{Kind, Settings};
-use super::slot::{Attempt, Slot};
-use super::stripes::HitCounts;
-use super::table::Table;
+use super::sharded_counter::ShardedHitCounter;
+use super::slot::{AcquireResult, LineSlot};
+use super::table::AttachmentTable;
 use super::translation::Translation;
-use crate::handle::VirtualMemoryHandle;
+use crate::handle::ProcessAddress;
 
-/// The parts of a lookup that do not depend on its source.
+/// The parts of a lookup that do not depend on its backend.
 #[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) settings: Settings,
-    pub(crate) store: Store,
+pub(crate) struct LookupShared {
+    pub(crate) config: LookupConfig,
+    pub(crate) store: LookupStore,
     pub(crate) page_shift: u32,
     pub(crate) line_entries: usize,
-    pub(crate) hits: HitCounts,
-    tables: Mutex<Tables>,
-    /// Something that somebody may wait for has changed under the lock.
+    pub(crate) hits: ShardedHitCounter,
+    state: Mutex<LookupState>,
+    /// Signalled when state that threads wait for has changed under the lock.
     changed: Condvar,
-    /// There is work for the miss thread.
+    /// Signalled when the miss thread has work.
     work: Condvar,
 }
 
-// There is one for each lookup, and a hit should not follow one more pointer.
+// There is one for each lookup, and a hit should not follow another pointer.
 #[expect(clippy::large_enum_variant)]
 #[derive(Debug)]
-pub(crate) enum Store {
-    Dynamic(Cache),
-    Full(Full),
+pub(crate) enum LookupStore {
+    Cached(LineCache),
+    Flat(FlatTable),
 }
 
-/// What lies under the lock.
+/// The state under the lock.
 #[derive(Debug)]
-pub(crate) struct Tables {
-    pub(crate) table: Table,
+pub(crate) struct LookupState {
+    pub(crate) table: AttachmentTable,
     /// Only with a cache.
-    pub(crate) filler: Option<Filler>,
+    pub(crate) fill_token: Option<FillToken>,
     pub(crate) queue: MissQueue,
-    /// All counters but hits.
-    pub(crate) counters: Counters,
+    /// All counters except hits.
+    pub(crate) counters: LookupCounters,
     pub(crate) fills_at_last_sweep: u64,
-    /// Whether there were more lines than the mark allows when it was last looked at.
-    pub(crate) above_mark: bool,
+    /// Whether the last check found more lines than the high-water mark.
+    pub(crate) above_high_water: bool,
     pub(crate) sweeping: bool,
     pub(crate) stopping: bool,
     pub(crate) thread: MissThread,
@@ -67,75 +67,75 @@ pub(crate) struct Tables {
 pub(crate) enum MissThread {
     NotStarted,
     Running(JoinHandle<()>),
-    /// The system gave none: callers do its work.
+    /// The thread could not be started: callers handle misses.
     Denied,
 }
 
-pub(crate) type Locked<'a> = MutexGuard<'a, Tables>;
+pub(crate) type LockedState<'a> = MutexGuard<'a, LookupState>;
 
-/// Where a handle points to: a line, and a page in it.
+/// The line of an address, and the page in it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) name: LineName,
+pub(crate) struct PagePosition {
+    pub(crate) line: LineKey,
     pub(crate) page: usize,
 }
 
-/// Addresses above this many bits belong to nobody: no processor translates them for programs.
+/// Number of address bits of user space; addresses above are invalid.
 const ADDRESS_BITS: u32 = 57;
 
-impl Shared {
-    pub(crate) fn new(settings: Settings) -> Self {
-        let (store, filler, line_entries) = match settings.kind {
-            Kind::Dynamic(geometry) => {
-                let (cache, filler) = Cache::new(geometry);
-                (Store::Dynamic(cache), Some(filler), geometry.line_entries())
+impl LookupShared {
+    pub(crate) fn new(config: LookupConfig) -> Self {
+        let (store, fill_token, line_entries) = match config.kind {
+            TableKind::Cached(geometry) => {
+                let (cache, fill_token) = LineCache::new(geometry);
+                (LookupStore::Cached(cache), Some(fill_token), geometry.line_entries())
             }
-            Kind::Full => (Store::Full(Full::new()), None, FULL_LINE_ENTRIES),
+            TableKind::Flat => (LookupStore::Flat(FlatTable::new()), None, FLAT_LINE_ENTRIES),
         };
-        let tables = Tables {
-            table: Table::new(match &store {
-                Store::Dynamic(cache) => Some(cache),
-                Store::Full(_) => None,
+        let state = LookupState {
+            table: AttachmentTable::new(match &store {
+                LookupStore::Cached(cache) => Some(cache),
+                LookupStore::Flat(_) => None,
             }),
-            filler,
-            queue: MissQueue::new(settings.queue_length),
-            counters: Counters::default(),
+            fill_token,
+            queue: MissQueue::new(config.queue_length),
+            counters: LookupCounters::default(),
             fills_at_last_sweep: 0,
-            above_mark: false,
+            above_high_water: false,
             sweeping: false,
             stopping: false,
             thread: MissThread::NotStarted,
         };
         Self {
-            settings,
+            config,
             store,
             page_shift: page_bytes().trailing_zeros(),
             line_entries,
-            hits: HitCounts::new(),
-            tables: Mutex::new(tables),
+            hits: ShardedHitCounter::new(),
+            state: Mutex::new(state),
             changed: Condvar::new(),
             work: Condvar::new(),
         }
     }
 
-    /// Finds the line and the page of a handle.
+    /// The line and page of an address.
     #[inline(always)]
-    pub(crate) fn place(&self, handle: VirtualMemoryHandle) -> Result<Place, LookupError> {
+    pub(crate) fn position(&self, handle: ProcessAddress) -> Result<PagePosition, LookupError> {
         if handle.address >> ADDRESS_BITS != 0 {
             return Err(LookupError::OutOfRange(handle.address));
         }
         let page_number = handle.address >> self.page_shift;
         let page = page_number as usize & (self.line_entries - 1);
         let address = (page_number - page as u64) << self.page_shift;
-        Ok(Place { name: LineName { process: handle.process, address }, page })
+        Ok(PagePosition { line: LineKey { process: handle.process, address }, page })
     }
 
-    /// How much memory a line covers.
+    /// The memory that a line covers, in bytes.
     pub(crate) fn line_bytes(&self) -> u64 {
         (self.line_entries as u64) << self.page_shift
     }
 
-    /// The addresses of the lines that a range touches.
+    /// The range of whole lines that overlap a range.
     pub(crate) fn lines_of(&self, address: u64, length: u64) -> std::ops::Range<u64> {
         let end = address.saturating_add(length).min(1 << ADDRESS_BITS);
         let start = address & !(self.line_bytes() - 1);
@@ -145,91 +145,96 @@ impl Shared {
         start..end.next_multiple_of(self.line_bytes())
     }
 
-    /// Finds a line in the cache or the full table, without the lock. The caller makes a
-    /// translation of what it finds, which gives it back.
+    /// Finds a line in the cache or the flat table, without the lock. The caller creates a
+    /// translation of the acquired slot, whose drop releases it.
     #[inline(always)]
-    pub(crate) fn find(&self, name: LineName) -> Option<(&Slot, &[AtomicU64])> {
+    pub(crate) fn find(&self, name: LineKey) -> Option<(&LineSlot, &[AtomicU64])> {
         let found = match &self.store {
-            Store::Dynamic(cache) => match cache.find(name) {
+            LookupStore::Cached(cache) => match cache.find(name) {
                 Ok(slot) => return Some((cache.slot(slot), cache.entries(slot))),
-                Err(missed) => missed,
+                Err(miss) => miss,
             },
-            Store::Full(full) => match full.find(name) {
+            LookupStore::Flat(flat) => match flat.find(name) {
                 Ok(found) => return Some(found),
-                Err(missed) => missed,
+                Err(miss) => miss,
             },
         };
-        if let Missed { wake: true } = found {
-            self.wake();
+        if let LineMiss { wake: true } = found {
+            self.wake_waiters();
         }
         None
     }
 
-    /// A translation from a slot that is known to hold the line, because the lock is held.
-    pub(crate) fn resident(&self, tables: &Tables, place: Place) -> Option<Translation<'_>> {
-        let Store::Dynamic(cache) = &self.store else { return None };
-        let slot = tables.table.line(place.name)?.slot?;
-        match cache.slot(slot).hold() {
-            Attempt::Held => {
-                let held = (cache.slot(slot), cache.entries(slot));
-                Some(Translation::of_slot(self, held, place))
+    /// Creates a translation of a line that the table knows to be in the cache. The caller holds
+    /// the lock.
+    pub(crate) fn find_locked(
+        &self,
+        state: &LookupState,
+        position: PagePosition,
+    ) -> Option<Translation<'_>> {
+        let LookupStore::Cached(cache) = &self.store else { return None };
+        let slot = state.table.line(position.line)?.slot?;
+        match cache.slot(slot).acquire() {
+            AcquireResult::Acquired => {
+                let acquired = (cache.slot(slot), cache.entries(slot));
+                Some(Translation::of_slot(self, acquired, position))
             }
-            Attempt::Other => None,
-            Attempt::OtherAndWake => {
+            AcquireResult::Mismatch => None,
+            AcquireResult::MismatchAndWake => {
                 self.changed.notify_all();
                 None
             }
         }
     }
 
-    pub(crate) fn lock(&self) -> Locked<'_> {
-        lock(&self.tables)
+    pub(crate) fn lock(&self) -> LockedState<'_> {
+        lock(&self.state)
     }
 
-    /// Sleeps until something has changed.
-    pub(crate) fn wait<'a>(&self, tables: Locked<'a>) -> Locked<'a> {
-        self.changed.wait(tables).unwrap_or_else(PoisonError::into_inner)
+    /// Sleeps until the state has changed.
+    pub(crate) fn wait<'a>(&self, state: LockedState<'a>) -> LockedState<'a> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sleeps until there is work for the miss thread.
-    pub(crate) fn wait_for_work<'a>(&self, tables: Locked<'a>) -> Locked<'a> {
-        self.work.wait(tables).unwrap_or_else(PoisonError::into_inner)
+    /// Sleeps until the miss thread has work.
+    pub(crate) fn wait_for_work<'a>(&self, state: LockedState<'a>) -> LockedState<'a> {
+        self.work.wait(state).unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells all who wait that something has changed. The caller changed it under the lock.
-    pub(crate) fn tell(&self) {
+    /// Wakes all waiting threads. The caller has changed the state under the lock.
+    pub(crate) fn notify_waiters(&self) {
         self.changed.notify_all();
     }
 
-    pub(crate) fn tell_miss_thread(&self) {
+    pub(crate) fn notify_miss_thread(&self) {
         self.work.notify_one();
     }
 
-    /// Tells whoever waits for slots to be unused that one is.
+    /// Wakes the threads that wait for draining slots.
     #[cold]
-    pub(crate) fn wake(&self) {
+    pub(crate) fn wake_waiters(&self) {
         match &self.store {
-            Store::Dynamic(_) => {
-                // Whoever looked at the slot before it was released, and sleeps or is about to,
-                // has given up the lock by now.
+            LookupStore::Cached(_) => {
+                // After this lock, every thread that checked the slot before its release is waiting
+                // on the condition variable.
                 drop(self.lock());
                 self.changed.notify_all();
             }
-            Store::Full(full) => full.wake(),
+            LookupStore::Flat(flat) => flat.wake(),
         }
     }
 
-    /// Ends a use of a line as [`Shared::end_use`] does, for callers without the lock.
+    /// As [`LookupShared::end_use`], for callers without the lock.
     #[cold]
-    pub(crate) fn release_line(&self, name: LineName) {
+    pub(crate) fn release_line(&self, name: LineKey) {
         self.end_use(&mut self.lock(), name);
     }
 
-    /// Ends a use of a line that did not go through the cache.
-    pub(crate) fn end_use(&self, tables: &mut Tables, name: LineName) {
-        let Some(line) = tables.table.line_mut(name) else { return };
+    /// Releases a use of a line outside of the cache.
+    pub(crate) fn end_use(&self, state: &mut LookupState, name: LineKey) {
+        let Some(line) = state.table.line_mut(name) else { return };
         line.uses -= 1;
-        if line.uses == 0 && line.leaving {
+        if line.uses == 0 && line.draining {
             self.changed.notify_all();
         }
     }

@@ -1,99 +1,103 @@
-//! A translation that was found, and keeps its line in place while it lives.
+//! A found translation, which keeps its line attached.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::error::LookupError;
-use super::line::LineName;
-use super::shared::{Place, Shared};
-use super::slot::Slot;
+use super::line::LineKey;
+use super::shared::{LookupShared, PagePosition};
+use super::slot::LineSlot;
 
-/// A translation of one page, with those of the following pages of its line. While it lives the
-/// line stays attached, and stays in the cache if it was found there.
+/// The translation of one page, with those of the following pages of its line. Until it is dropped,
+/// the line stays attached, and stays in the cache if it was found there.
 pub struct Translation<'a> {
-    held: Held<'a>,
-    shared: &'a Shared,
-    place: Place,
+    hold: TranslationHold<'a>,
+    shared: &'a LookupShared,
+    position: PagePosition,
 }
 
-enum Held<'a> {
+enum TranslationHold<'a> {
     Slot {
-        slot: &'a Slot,
+        slot: &'a LineSlot,
         entries: &'a [AtomicU64],
     },
-    /// The line lost its place in the cache, or got none, before its use could begin. Its use is
-    /// counted in the table.
+    /// The line was evicted, or had no free slot, before its use began. The table counts the use.
     Table(Arc<[u64]>),
 }
 
 impl<'a> Translation<'a> {
     #[inline(always)]
     pub(crate) fn of_slot(
-        shared: &'a Shared,
-        (slot, entries): (&'a Slot, &'a [AtomicU64]),
-        place: Place,
+        shared: &'a LookupShared,
+        (slot, entries): (&'a LineSlot, &'a [AtomicU64]),
+        position: PagePosition,
     ) -> Self {
-        Self { held: Held::Slot { slot, entries }, shared, place }
+        Self { hold: TranslationHold::Slot { slot, entries }, shared, position }
     }
 
-    /// A translation of a slot that the caller holds, made in its place.
+    /// Creates a translation of a slot that the caller has acquired. Fails if the page has no
+    /// entry.
     #[inline(always)]
     pub(crate) fn of_hit(
-        shared: &'a Shared,
-        held: (&'a Slot, &'a [AtomicU64]),
-        place: Place,
+        shared: &'a LookupShared,
+        acquired: (&'a LineSlot, &'a [AtomicU64]),
+        position: PagePosition,
     ) -> Result<Self, LookupError> {
-        if held.1[place.page].load(Ordering::Relaxed) == 0 {
-            return Self::of_slot(shared, held, place).checked();
+        if acquired.1[position.page].load(Ordering::Relaxed) == 0 {
+            return Self::of_slot(shared, acquired, position).checked();
         }
-        Ok(Self::of_slot(shared, held, place))
+        Ok(Self::of_slot(shared, acquired, position))
     }
 
-    pub(crate) fn of_table(shared: &'a Shared, entries: Arc<[u64]>, place: Place) -> Self {
-        Self { held: Held::Table(entries), shared, place }
+    pub(crate) fn of_table(
+        shared: &'a LookupShared,
+        entries: Arc<[u64]>,
+        position: PagePosition,
+    ) -> Self {
+        Self { hold: TranslationHold::Table(entries), shared, position }
     }
 
-    /// Itself, if the page asked for has an entry.
+    /// Returns the translation if the page has an entry.
     #[cold]
     pub(crate) fn checked(self) -> Result<Self, LookupError> {
         if self.entry() == 0 { Err(LookupError::NoMemory(self.address())) } else { Ok(self) }
     }
 
-    /// The entry of the page that was asked for; never 0.
+    /// The entry of the requested page; never 0.
     #[inline]
     pub fn entry(&self) -> u64 {
-        self.at(self.place.page)
+        self.at(self.position.page)
     }
 
-    /// The entry of the page that lies `pages` after the one that was asked for: 0 where it has
-    /// none, nothing where the line is over.
+    /// The entry of the page `pages` after the requested one: 0 if it has no memory, `None` after
+    /// the end of the line.
     #[inline]
     pub fn page(&self, pages: usize) -> Option<u64> {
-        let page = self.place.page.checked_add(pages)?;
+        let page = self.position.page.checked_add(pages)?;
         (page < self.shared.line_entries).then(|| self.at(page))
     }
 
-    /// The entries from the page that was asked for to the end of the line; 0 where a page has none.
-    pub fn rest(&self) -> impl ExactSizeIterator<Item = u64> + '_ {
-        (self.place.page..self.shared.line_entries).map(|page| self.at(page))
+    /// The entries from the requested page to the end of the line; 0 if a page has no memory.
+    pub fn remaining(&self) -> impl ExactSizeIterator<Item = u64> + '_ {
+        (self.position.page..self.shared.line_entries).map(|page| self.at(page))
     }
 
-    /// The address of the first byte of the page that was asked for.
+    /// The address of the requested page.
     pub fn address(&self) -> u64 {
-        self.place.name.address + ((self.place.page as u64) << self.shared.page_shift)
+        self.position.line.address + ((self.position.page as u64) << self.shared.page_shift)
     }
 
-    /// The line, which begins at the address of its first page.
-    pub fn line(&self) -> LineName {
-        self.place.name
+    /// The line of the page.
+    pub fn line(&self) -> LineKey {
+        self.position.line
     }
 
     #[inline]
     fn at(&self, page: usize) -> u64 {
-        match &self.held {
-            // Relaxed: the slot was acquired, and its entries do not change while it is held.
-            Held::Slot { entries, .. } => entries[page].load(Ordering::Relaxed),
-            Held::Table(entries) => entries[page],
+        match &self.hold {
+            // Relaxed: the slot was acquired, and its entries do not change until it is released.
+            TranslationHold::Slot { entries, .. } => entries[page].load(Ordering::Relaxed),
+            TranslationHold::Table(entries) => entries[page],
         }
     }
 }
@@ -101,13 +105,13 @@ impl<'a> Translation<'a> {
 impl Drop for Translation<'_> {
     #[inline(always)]
     fn drop(&mut self) {
-        match &self.held {
-            Held::Slot { slot, .. } => {
+        match &self.hold {
+            TranslationHold::Slot { slot, .. } => {
                 if slot.release() {
-                    self.shared.wake();
+                    self.shared.wake_waiters();
                 }
             }
-            Held::Table(_) => self.shared.release_line(self.place.name),
+            TranslationHold::Table(_) => self.shared.release_line(self.position.line),
         }
     }
 }
@@ -117,7 +121,7 @@ impl std::fmt::Debug for Translation<'_> {
         f.debug_struct("Translation")
             .field("address", &self.address())
             .field("entry", &self.entry())
-            .field("cached", &matches!(self.held, Held::Slot { .. }))
+            .field("cached", &matches!(self.hold, TranslationHold::Slot { .. }))
             .finish_non_exhaustive()
     }
 }

@@ -1,34 +1,37 @@
-//! Which memory is pinned, who uses it, and what goes when room is needed. No system calls: what is
-//! to be unpinned or no longer watched is put into a [`Cleared`] for the caller.
+//! The index of pinned memory: lookup, eviction and invalidation. It makes no system calls that
+//! change anything: ranges to unpin or unregister are put into a [`DeferredRelease`] for the
+//! caller.
 //!
-//! Kept regions never overlap. A request that overlaps kept regions is pinned together with them;
-//! the new region takes their place once it is pinned, and they are unpinned when their last user
-//! has left.
+//! Cached entries never overlap. A request that overlaps cached entries is pinned together with
+//! them; the new entry replaces them once it is pinned, and they are unpinned when they are not in
+//! use any more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use memferry_sys::residency;
 
-use crate::pinning::{Access, PageRange, Token};
+use crate::pinning::{Access, PageRange, PinToken};
 
-use super::Limits;
+use super::PinCacheLimits;
+use super::entry::PinEntry;
 use super::quarantine::Quarantine;
-use super::region::Region;
-use super::statistics::Statistics;
+use super::statistics::PinCacheStatistics;
 
 /// What an operation on the index leaves to its caller.
 #[derive(Debug, Default)]
-pub(super) struct Cleared {
-    /// To be unpinned, with no lock held.
-    pub(super) unpin: Vec<Arc<Region>>,
-    /// To be watched no more, apart from what [`Index::uncovered`] leaves out, with the lock held.
-    pub(super) unwatch: Vec<PageRange>,
+pub(super) struct DeferredRelease {
+    /// Entries to unpin after the lock is released.
+    pub(super) unpin: Vec<Arc<PinEntry>>,
+    /// Ranges to unregister while the lock is held, except the parts that [`PinIndex::uncovered`]
+    /// excludes.
+    pub(super) unregister: Vec<PageRange>,
 }
 
-/// A pin that is being made without the lock. What happens to the memory meanwhile spoils it.
+/// A pin in progress, made without the lock. A change of its mapping in the meantime invalidates
+/// it.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct PinReservation {
     number: u64,
     pub(super) range: PageRange,
     pub(super) access: Access,
@@ -36,300 +39,305 @@ pub(super) struct Ticket {
 }
 
 #[derive(Debug)]
-struct Pending {
+struct PendingPin {
     number: u64,
     range: PageRange,
-    spoiled: bool,
+    invalidated: bool,
 }
 
-/// The regions that requests can find, by address and by the time of their last use.
+/// The entries that requests can find, by address and by the time of their last use.
 #[derive(Debug)]
-pub(super) struct Index {
-    limits: Limits,
-    kept: BTreeMap<usize, Arc<Region>>,
-    /// Kept and used by nobody: when the last user left, and where it starts.
+pub(super) struct PinIndex {
+    limits: PinCacheLimits,
+    cached: BTreeMap<usize, Arc<PinEntry>>,
+    /// Cached entries without users: the tick of the last release, and the start address.
     unused: BTreeMap<u64, usize>,
-    pending: Vec<Pending>,
-    kept_bytes: usize,
-    /// Of kept regions that are in use.
+    pending: Vec<PendingPin>,
+    cached_bytes: usize,
+    /// Bytes of cached entries that are in use.
     used_bytes: usize,
     used_entries: usize,
-    /// Counts releases and tickets, so that each has a number of its own.
+    /// Counts releases and reservations, so that each has a unique number.
     tick: u64,
     pub(super) quarantine: Quarantine,
-    pub(super) statistics: Statistics,
+    pub(super) statistics: PinCacheStatistics,
 }
 
-impl Index {
-    pub(super) fn new(limits: Limits) -> Self {
+impl PinIndex {
+    pub(super) fn new(limits: PinCacheLimits) -> Self {
         Self {
             limits,
-            kept: BTreeMap::new(),
+            cached: BTreeMap::new(),
             unused: BTreeMap::new(),
             pending: Vec::new(),
-            kept_bytes: 0,
+            cached_bytes: 0,
             used_bytes: 0,
             used_entries: 0,
             tick: 0,
             quarantine: Quarantine::default(),
-            statistics: Statistics::default(),
+            statistics: PinCacheStatistics::default(),
         }
     }
 
-    /// A kept region that holds all that is asked for, with one user more.
-    pub(super) fn find(&mut self, asked: PageRange, access: Access) -> Option<Arc<Region>> {
-        let (_, region) = self.kept.range(..=asked.start()).next_back()?;
-        if !region.range.contains(asked) || region.access < access {
+    /// Finds a cached entry that contains the requested range, and adds a user to it.
+    pub(super) fn find(&mut self, requested: PageRange, access: Access) -> Option<Arc<PinEntry>> {
+        let (_, entry) = self.cached.range(..=requested.start()).next_back()?;
+        if !entry.range.contains(requested) || entry.access < access {
             return None;
         }
-        let region = Arc::clone(region);
-        if region.enter() == 0 {
-            self.unused.remove(&region.unused_since());
-            self.count_used(&region);
+        let entry = Arc::clone(entry);
+        if entry.acquire() == 0 {
+            self.unused.remove(&entry.unused_since());
+            self.count_used(&entry);
         }
-        Some(region)
+        Some(entry)
     }
 
-    /// The region that is watched, and not pinned, and holds all that is asked for.
-    pub(super) fn watched(&self, asked: PageRange) -> Option<PageRange> {
-        let (_, region) = self.kept.range(..=asked.start()).next_back()?;
-        let is_it = region.access == Access::Watch && region.range.contains(asked);
-        is_it.then_some(region.range)
+    /// Finds a monitored, unpinned entry that contains the requested range.
+    pub(super) fn find_monitored(&self, requested: PageRange) -> Option<PageRange> {
+        let (_, entry) = self.cached.range(..=requested.start()).next_back()?;
+        let is_match = entry.access == Access::MonitorOnly && entry.range.contains(requested);
+        is_match.then_some(entry.range)
     }
 
-    /// Whether any region overlaps what is asked for.
-    pub(super) fn overlaps(&self, asked: PageRange) -> bool {
-        !self.overlapping(asked).is_empty()
+    /// Whether a cached entry overlaps the requested range.
+    pub(super) fn overlaps(&self, requested: PageRange) -> bool {
+        !self.overlapping(requested).is_empty()
     }
 
-    /// Whether kept regions hold all that is asked for, without a gap.
-    pub(super) fn covers(&self, asked: PageRange, access: Access) -> bool {
-        let mut at = asked.start();
-        for region in self.overlapping(asked).iter().filter(|region| region.access >= access) {
-            if region.range.start() > at {
+    /// Whether cached entries cover the requested range without a gap.
+    pub(super) fn covers(&self, requested: PageRange, access: Access) -> bool {
+        let mut at = requested.start();
+        for entry in self.overlapping(requested).iter().filter(|entry| entry.access >= access) {
+            if entry.range.start() > at {
                 return false;
             }
-            at = region.range.end();
+            at = entry.range.end();
         }
-        at >= asked.end()
+        at >= requested.end()
     }
 
-    /// Prepares a pin that shall be kept: decides on its range, and makes room for it. `None`: there
-    /// is no room, because what is there is in use or the request is too large.
-    pub(super) fn begin(
+    /// Prepares a pin that is to be cached: decides on its range, and evicts entries to make space.
+    /// `None` if there is no space, because entries are in use or the request is too large.
+    pub(super) fn reserve(
         &mut self,
-        asked: PageRange,
+        requested: PageRange,
         access: Access,
         may_merge: bool,
-        cleared: &mut Cleared,
-    ) -> Option<Ticket> {
-        let (mut range, mut widest, mut merges) = (asked, access, false);
+        deferred: &mut DeferredRelease,
+    ) -> Option<PinReservation> {
+        let (mut range, mut widest, mut merges) = (requested, access, false);
         if may_merge {
-            // What is only watched makes room: it is no reason to pin all of it.
-            let pinned = |region: &Arc<Region>| region.access > Access::Watch;
-            for region in self.overlapping(asked).into_iter().filter(pinned) {
-                range = range.merge(region.range);
-                widest = widest.max(region.access);
+            // Entries that are only monitored are evicted: they are no reason to pin their memory.
+            let pinned = |entry: &Arc<PinEntry>| entry.access > Access::MonitorOnly;
+            for entry in self.overlapping(requested).into_iter().filter(pinned) {
+                range = range.merge(entry.range);
+                widest = widest.max(entry.access);
                 merges = true;
             }
-            if !self.has_room(range) {
-                (range, widest, merges) = (asked, access, false);
+            if !self.has_space(range) {
+                (range, widest, merges) = (requested, access, false);
             }
         }
-        if !self.has_room(range) {
+        if !self.has_space(range) {
             return None;
         }
         let number = self.next_tick();
-        self.pending.push(Pending { number, range, spoiled: false });
-        self.make_room(range, cleared);
-        Some(Ticket { number, range, access: widest, merges })
+        self.pending.push(PendingPin { number, range, invalidated: false });
+        self.make_space(range, deferred);
+        Some(PinReservation { number, range, access: widest, merges })
     }
 
-    /// Keeps what a ticket stands for, now that it is pinned, and returns it with one user. If
-    /// another thread was quicker, that is its region; if the ticket was spoiled or the room was
-    /// taken, it is a region for this one use.
+    /// Caches a reservation that is now pinned, and returns its entry with one user. If another
+    /// thread has cached the range first, that thread's entry is returned; if the reservation was
+    /// invalidated or the space was used up, the result is an entry for this one use.
     pub(super) fn commit(
         &mut self,
-        ticket: &Ticket,
-        asked: PageRange,
-        token: Token,
-        cleared: &mut Cleared,
-    ) -> Arc<Region> {
-        let spoiled = self.remove_pending(ticket);
-        let (range, access) = (ticket.range, ticket.access);
-        if !spoiled && let Some(theirs) = self.find(asked, access) {
-            cleared.unwatch.push(range);
-            cleared.unpin.push(Arc::new(Region::new(range, access, token, false)));
-            return theirs;
+        reservation: &PinReservation,
+        requested: PageRange,
+        token: PinToken,
+        deferred: &mut DeferredRelease,
+    ) -> Arc<PinEntry> {
+        let invalidated = self.remove_pending(reservation);
+        let (range, access) = (reservation.range, reservation.access);
+        if !invalidated && let Some(existing) = self.find(requested, access) {
+            deferred.unregister.push(range);
+            deferred.unpin.push(Arc::new(PinEntry::new(range, access, token, false)));
+            return existing;
         }
-        if spoiled || !self.has_room(range) {
-            cleared.unwatch.push(range);
+        if invalidated || !self.has_space(range) {
+            deferred.unregister.push(range);
             self.statistics.uncached += 1;
-            let region = Region::new(range, access, token, false);
-            if spoiled {
-                region.set_stale();
+            let entry = PinEntry::new(range, access, token, false);
+            if invalidated {
+                entry.mark_stale();
             }
-            return Arc::new(region);
+            return Arc::new(entry);
         }
-        for region in self.overlapping(range) {
-            self.retire(&region, cleared);
-            cleared.unwatch.push(region.range);
+        for entry in self.overlapping(range) {
+            self.retire(&entry, deferred);
+            deferred.unregister.push(entry.range);
         }
-        self.make_room(range, cleared);
-        let region = Arc::new(Region::new(range, access, token, true));
-        self.kept.insert(range.start(), Arc::clone(&region));
-        self.kept_bytes += range.bytes();
-        self.count_used(&region);
-        self.statistics.merges += u64::from(ticket.merges);
-        region
+        self.make_space(range, deferred);
+        let entry = Arc::new(PinEntry::new(range, access, token, true));
+        self.cached.insert(range.start(), Arc::clone(&entry));
+        self.cached_bytes += range.bytes();
+        self.count_used(&entry);
+        self.statistics.merges += u64::from(reservation.merges);
+        entry
     }
 
-    /// Gives up a ticket whose memory could not be watched or pinned.
-    pub(super) fn abandon(&mut self, ticket: &Ticket, cleared: &mut Cleared) {
-        self.remove_pending(ticket);
-        cleared.unwatch.push(ticket.range);
+    /// Cancels a reservation whose memory could not be monitored or pinned.
+    pub(super) fn cancel(&mut self, reservation: &PinReservation, deferred: &mut DeferredRelease) {
+        self.remove_pending(reservation);
+        deferred.unregister.push(reservation.range);
     }
 
-    /// Counts a user out. True: the region is to be unpinned.
-    pub(super) fn release(&mut self, region: &Region) -> bool {
-        if region.leave() > 0 {
+    /// Removes a user. Returns whether the caller must unpin the entry.
+    pub(super) fn release(&mut self, entry: &PinEntry) -> bool {
+        if entry.release() > 0 {
             return false;
         }
-        if region.is_kept() {
+        if entry.is_cached() {
             let tick = self.next_tick();
-            region.set_unused_since(tick);
-            self.unused.insert(tick, region.range.start());
-            self.used_bytes -= region.range.bytes();
+            entry.set_unused_since(tick);
+            self.unused.insert(tick, entry.range.start());
+            self.used_bytes -= entry.range.bytes();
             self.used_entries -= 1;
         }
-        !region.is_kept()
+        !entry.is_cached()
     }
 
-    /// Drops every region that overlaps a range, and spoils pins that are being made there. Stops
-    /// watching what was watched for them, but not `gone`, which is not there any more.
+    /// Removes all entries that overlap a range, and invalidates pins in progress there.
+    /// Unregisters their memory, except the range `unmapped`, which the kernel has unregistered.
     pub(super) fn invalidate(
         &mut self,
         range: PageRange,
-        gone: Option<PageRange>,
-        cleared: &mut Cleared,
+        unmapped: Option<PageRange>,
+        deferred: &mut DeferredRelease,
     ) {
         for pending in self.pending.iter_mut().filter(|pending| pending.range.overlaps(range)) {
-            pending.spoiled = true;
+            pending.invalidated = true;
         }
-        for region in self.overlapping(range) {
-            region.set_stale();
+        for entry in self.overlapping(range) {
+            entry.mark_stale();
             self.statistics.invalidations += 1;
-            self.retire(&region, cleared);
-            match gone {
-                Some(gone) => {
-                    cleared.unwatch.extend(region.range.without(gone).into_iter().flatten());
+            self.retire(&entry, deferred);
+            match unmapped {
+                Some(unmapped) => {
+                    deferred
+                        .unregister
+                        .extend(entry.range.subtract(unmapped).into_iter().flatten());
                 }
-                None => cleared.unwatch.push(region.range),
+                None => deferred.unregister.push(entry.range),
             }
         }
     }
 
-    /// Drops unused regions, those unused for longest first, until `bytes` are free or none is left.
-    /// True: there were some.
-    pub(super) fn evict(&mut self, bytes: usize, cleared: &mut Cleared) -> bool {
+    /// Removes unused entries, the least recently used first, until `bytes` are freed or none is
+    /// left. Returns whether any was removed.
+    pub(super) fn evict(&mut self, bytes: usize, deferred: &mut DeferredRelease) -> bool {
         let mut free = 0;
         while free < bytes
-            && let Some(region) = self.longest_unused(None)
+            && let Some(entry) = self.least_recently_used(None)
         {
-            free += region.range.bytes();
+            free += entry.range.bytes();
             self.statistics.evictions += 1;
-            self.retire(&region, cleared);
-            cleared.unwatch.push(region.range);
+            self.retire(&entry, deferred);
+            deferred.unregister.push(entry.range);
         }
         free > 0
     }
 
-    /// Drops every region of which a part is not mapped any more.
-    pub(super) fn invalidate_unmapped(&mut self, cleared: &mut Cleared) {
-        let is_gone = |region: &PageRange| !residency::is_mapped(region.start(), region.bytes());
-        let ranges: Vec<_> = self.kept.values().map(|region| region.range).collect();
-        for range in ranges.into_iter().filter(is_gone) {
-            self.invalidate(range, None, cleared);
+    /// Removes all entries that are not completely mapped any more.
+    pub(super) fn invalidate_unmapped(&mut self, deferred: &mut DeferredRelease) {
+        let is_unmapped = |entry: &PageRange| !residency::is_mapped(entry.start(), entry.bytes());
+        let ranges: Vec<_> = self.cached.values().map(|entry| entry.range).collect();
+        for range in ranges.into_iter().filter(is_unmapped) {
+            self.invalidate(range, None, deferred);
         }
     }
 
-    /// The parts of a range that neither a kept region nor a pin being made needs watched.
+    /// The parts of a range that neither a cached entry nor a pin in progress needs monitored.
     pub(super) fn uncovered(&self, range: PageRange) -> Vec<PageRange> {
-        let kept = self.overlapping(range);
-        let kept = kept.iter().map(|region| region.range);
-        let mut left = vec![range];
-        for covered in kept.chain(self.pending.iter().map(|pending| pending.range)) {
-            left = left.iter().flat_map(|piece| piece.without(covered)).flatten().collect();
+        let cached = self.overlapping(range);
+        let cached = cached.iter().map(|entry| entry.range);
+        let mut remaining = vec![range];
+        for covered in cached.chain(self.pending.iter().map(|pending| pending.range)) {
+            remaining =
+                remaining.iter().flat_map(|part| part.subtract(covered)).flatten().collect();
         }
-        left
+        remaining
     }
 
-    /// The numbers, with what is held now.
-    pub(super) fn statistics(&self, bytes_pinned: u64) -> Statistics {
-        let (bytes_kept, entries) = (self.kept_bytes as u64, self.kept.len() as u64);
-        Statistics { bytes_pinned, bytes_kept, entries, ..self.statistics }
+    /// The counters, with the current content.
+    pub(super) fn statistics(&self, bytes_pinned: u64) -> PinCacheStatistics {
+        let (bytes_cached, entries) = (self.cached_bytes as u64, self.cached.len() as u64);
+        PinCacheStatistics { bytes_pinned, bytes_cached, entries, ..self.statistics }
     }
 
-    /// Kept regions that overlap a range, in the order of addresses.
-    fn overlapping(&self, range: PageRange) -> Vec<Arc<Region>> {
-        let before = self.kept.range(..range.start()).next_back();
-        let inside = self.kept.range(range.start()..range.end());
-        let all = before.into_iter().chain(inside).map(|(_, region)| region);
-        all.filter(|region| region.range.overlaps(range)).cloned().collect()
+    /// Cached entries that overlap a range, sorted by address.
+    fn overlapping(&self, range: PageRange) -> Vec<Arc<PinEntry>> {
+        let before = self.cached.range(..range.start()).next_back();
+        let inside = self.cached.range(range.start()..range.end());
+        let all = before.into_iter().chain(inside).map(|(_, entry)| entry);
+        all.filter(|entry| entry.range.overlaps(range)).cloned().collect()
     }
 
-    /// Whether a region of this range could be kept if all unused ones went, and those it replaces.
-    fn has_room(&self, range: PageRange) -> bool {
+    /// Whether an entry of this range could be cached after eviction of all unused entries and
+    /// those that it replaces.
+    fn has_space(&self, range: PageRange) -> bool {
         let (mut bytes, mut entries) = (self.used_bytes, self.used_entries);
-        for region in self.overlapping(range).iter().filter(|region| region.is_used()) {
-            bytes -= region.range.bytes();
+        for entry in self.overlapping(range).iter().filter(|entry| entry.is_in_use()) {
+            bytes -= entry.range.bytes();
             entries -= 1;
         }
-        bytes.saturating_add(range.bytes()) <= self.limits.most_bytes
-            && entries < self.limits.most_entries
+        bytes.saturating_add(range.bytes()) <= self.limits.max_bytes
+            && entries < self.limits.max_entries
     }
 
-    /// Drops unused regions until a region of this range fits beside those that it does not replace.
-    fn make_room(&mut self, range: PageRange, cleared: &mut Cleared) {
+    /// Evicts unused entries until an entry of this range fits beside those that it does not
+    /// replace.
+    fn make_space(&mut self, range: PageRange, deferred: &mut DeferredRelease) {
         let replaced = self.overlapping(range);
-        let replaced_bytes: usize = replaced.iter().map(|region| region.range.bytes()).sum();
-        while self.kept_bytes - replaced_bytes + range.bytes() > self.limits.most_bytes
-            || self.kept.len() - replaced.len() >= self.limits.most_entries
+        let replaced_bytes: usize = replaced.iter().map(|entry| entry.range.bytes()).sum();
+        while self.cached_bytes - replaced_bytes + range.bytes() > self.limits.max_bytes
+            || self.cached.len() - replaced.len() >= self.limits.max_entries
         {
-            let Some(region) = self.longest_unused(Some(range)) else { break };
+            let Some(entry) = self.least_recently_used(Some(range)) else { break };
             self.statistics.evictions += 1;
-            self.retire(&region, cleared);
-            cleared.unwatch.push(region.range);
+            self.retire(&entry, deferred);
+            deferred.unregister.push(entry.range);
         }
     }
 
-    fn longest_unused(&self, but_not: Option<PageRange>) -> Option<Arc<Region>> {
-        let mut regions = self.unused.values().filter_map(|start| self.kept.get(start));
-        regions.find(|region| but_not.is_none_or(|range| !region.range.overlaps(range))).cloned()
+    fn least_recently_used(&self, except: Option<PageRange>) -> Option<Arc<PinEntry>> {
+        let mut entries = self.unused.values().filter_map(|start| self.cached.get(start));
+        entries.find(|entry| except.is_none_or(|range| !entry.range.overlaps(range))).cloned()
     }
 
-    /// Takes a kept region out of the index; what becomes of watching it is the caller's.
-    fn retire(&mut self, region: &Arc<Region>, cleared: &mut Cleared) {
-        self.kept.remove(&region.range.start());
-        self.kept_bytes -= region.range.bytes();
-        region.set_left();
-        if region.is_used() {
-            self.used_bytes -= region.range.bytes();
+    /// Removes a cached entry from the index. The caller unregisters its memory.
+    fn retire(&mut self, entry: &Arc<PinEntry>, deferred: &mut DeferredRelease) {
+        self.cached.remove(&entry.range.start());
+        self.cached_bytes -= entry.range.bytes();
+        entry.mark_evicted();
+        if entry.is_in_use() {
+            self.used_bytes -= entry.range.bytes();
             self.used_entries -= 1;
         } else {
-            self.unused.remove(&region.unused_since());
-            cleared.unpin.push(Arc::clone(region));
+            self.unused.remove(&entry.unused_since());
+            deferred.unpin.push(Arc::clone(entry));
         }
     }
 
-    fn count_used(&mut self, region: &Region) {
-        self.used_bytes += region.range.bytes();
+    fn count_used(&mut self, entry: &PinEntry) {
+        self.used_bytes += entry.range.bytes();
         self.used_entries += 1;
     }
 
-    fn remove_pending(&mut self, ticket: &Ticket) -> bool {
-        let at = self.pending.iter().position(|pending| pending.number == ticket.number);
-        at.is_none_or(|at| self.pending.swap_remove(at).spoiled)
+    fn remove_pending(&mut self, reservation: &PinReservation) -> bool {
+        let at = self.pending.iter().position(|pending| pending.number == reservation.number);
+        at.is_none_or(|at| self.pending.swap_remove(at).invalidated)
     }
 
     fn next_tick(&mut self) -> u64 {
@@ -347,52 +355,63 @@ mod tests {
         PageRange::covering(first * page_bytes(), count * page_bytes()).unwrap()
     }
 
-    fn begin(index: &mut Index, range: PageRange, cleared: &mut Cleared) -> Ticket {
-        index.begin(range, Access::Read, true, cleared).unwrap()
+    fn begin(
+        index: &mut PinIndex,
+        range: PageRange,
+        deferred: &mut DeferredRelease,
+    ) -> PinReservation {
+        index.reserve(range, Access::Read, true, deferred).unwrap()
     }
 
     #[test]
     fn a_pin_whose_memory_changes_while_it_is_made_is_not_kept() {
-        let (mut index, mut cleared) = (Index::new(Limits::default()), Cleared::default());
+        let (mut index, mut deferred) =
+            (PinIndex::new(PinCacheLimits::default()), DeferredRelease::default());
         let (range, other) = (pages(10, 5), pages(20, 5));
-        let tickets = [range, other].map(|range| begin(&mut index, range, &mut cleared));
-        index.invalidate(pages(14, 1), None, &mut cleared);
-        let spoiled = index.commit(&tickets[0], range, Token(0), &mut cleared);
-        let good = index.commit(&tickets[1], other, Token(1), &mut cleared);
-        assert!(!spoiled.is_kept() && spoiled.is_stale() && good.is_kept());
+        let reservations = [range, other].map(|range| begin(&mut index, range, &mut deferred));
+        index.invalidate(pages(14, 1), None, &mut deferred);
+        let invalidated = index.commit(&reservations[0], range, PinToken(0), &mut deferred);
+        let good = index.commit(&reservations[1], other, PinToken(1), &mut deferred);
+        assert!(!invalidated.is_cached() && invalidated.is_stale() && good.is_cached());
         assert!(index.find(range, Access::Read).is_none());
-        assert!(index.release(&spoiled) && !index.release(&good));
-        assert_eq!(cleared.unwatch, [range]);
+        assert!(index.release(&invalidated) && !index.release(&good));
+        assert_eq!(deferred.unregister, [range]);
     }
 
     #[test]
     fn of_two_threads_that_pin_the_same_memory_the_later_gives_way() {
-        let (mut index, mut cleared) = (Index::new(Limits::default()), Cleared::default());
+        let (mut index, mut deferred) =
+            (PinIndex::new(PinCacheLimits::default()), DeferredRelease::default());
         let range = pages(10, 5);
-        let tickets = [range, range].map(|range| begin(&mut index, range, &mut cleared));
-        let first = index.commit(&tickets[0], range, Token(0), &mut cleared);
-        let second = index.commit(&tickets[1], range, Token(1), &mut cleared);
+        let reservations = [range, range].map(|range| begin(&mut index, range, &mut deferred));
+        let first = index.commit(&reservations[0], range, PinToken(0), &mut deferred);
+        let second = index.commit(&reservations[1], range, PinToken(1), &mut deferred);
         assert!(Arc::ptr_eq(&first, &second));
-        assert_eq!(cleared.unpin.iter().map(|region| region.token).collect::<Vec<_>>(), [Token(1)]);
+        assert_eq!(
+            deferred.unpin.iter().map(|entry| entry.token).collect::<Vec<_>>(),
+            [PinToken(1)]
+        );
     }
 
     #[test]
     fn what_is_kept_or_being_pinned_stays_watched() {
-        let (mut index, mut cleared) = (Index::new(Limits::default()), Cleared::default());
-        let kept = begin(&mut index, pages(10, 5), &mut cleared);
-        index.commit(&kept, pages(10, 5), Token(0), &mut cleared);
-        let pending = begin(&mut index, pages(20, 5), &mut cleared);
+        let (mut index, mut deferred) =
+            (PinIndex::new(PinCacheLimits::default()), DeferredRelease::default());
+        let cached = begin(&mut index, pages(10, 5), &mut deferred);
+        index.commit(&cached, pages(10, 5), PinToken(0), &mut deferred);
+        let pending = begin(&mut index, pages(20, 5), &mut deferred);
         assert_eq!(index.uncovered(pages(8, 20)), [pages(8, 2), pages(15, 5), pages(25, 3)]);
-        index.abandon(&pending, &mut cleared);
+        index.cancel(&pending, &mut deferred);
         assert_eq!(index.uncovered(pages(8, 20)), [pages(8, 2), pages(15, 13)]);
     }
 
     #[test]
     fn the_part_that_is_gone_needs_no_unwatching() {
-        let (mut index, mut cleared) = (Index::new(Limits::default()), Cleared::default());
-        let ticket = begin(&mut index, pages(10, 5), &mut cleared);
-        index.commit(&ticket, pages(10, 5), Token(0), &mut cleared);
-        index.invalidate(pages(8, 4), Some(pages(8, 4)), &mut cleared);
-        assert_eq!(cleared.unwatch, [pages(12, 3)]);
+        let (mut index, mut deferred) =
+            (PinIndex::new(PinCacheLimits::default()), DeferredRelease::default());
+        let reservation = begin(&mut index, pages(10, 5), &mut deferred);
+        index.commit(&reservation, pages(10, 5), PinToken(0), &mut deferred);
+        index.invalidate(pages(8, 4), Some(pages(8, 4)), &mut deferred);
+        assert_eq!(deferred.unregister, [pages(12, 3)]);
     }
 }

@@ -1,62 +1,62 @@
-//! The use of pinned memory.
+//! Leases of pinned memory.
 
 use std::sync::Arc;
 
 use memferry_sys::fork;
 
-use crate::pinning::{Access, PageRange, Token};
+use crate::pinning::{Access, PageRange, PinToken};
 
-use super::region::Region;
-use super::shared::Shared;
+use super::entry::PinEntry;
+use super::shared::PinCacheShared;
 
-/// Pinned memory in use: it stays pinned until this is dropped, whatever happens to the cache or to
-/// the mapping. Keep it with the copy that works on the memory.
+/// A lease of pinned memory: it stays pinned until the lease is dropped, whatever happens to the
+/// cache or the mapping. The copy that accesses the memory owns its lease.
 ///
-/// In a forked child a lease of the parent means nothing, and dropping it there does nothing.
+/// A lease is not valid in a forked child, and dropping it there has no effect.
 #[derive(Debug)]
 pub struct Lease {
-    shared: Arc<Shared>,
-    region: Arc<Region>,
+    shared: Arc<PinCacheShared>,
+    entry: Arc<PinEntry>,
     generation: u64,
 }
 
 impl Lease {
-    pub(super) fn new(shared: &Arc<Shared>, region: Arc<Region>) -> Self {
-        Self { shared: Arc::clone(shared), region, generation: fork::generation() }
+    pub(super) fn new(shared: &Arc<PinCacheShared>, entry: Arc<PinEntry>) -> Self {
+        Self { shared: Arc::clone(shared), entry, generation: fork::generation() }
     }
 
-    /// What is pinned: at least the pages asked for.
+    /// The pinned range, which contains the requested pages.
     pub fn range(&self) -> PageRange {
-        self.region.range
+        self.entry.range
     }
 
-    /// What the pinner calls it.
-    pub fn token(&self) -> Token {
-        self.region.token
+    /// The pinner's token.
+    pub fn token(&self) -> PinToken {
+        self.entry.token
     }
 
-    /// What it was pinned for: at least what was asked for.
+    /// The access that the memory is pinned for: at least the requested one.
     pub fn access(&self) -> Access {
-        self.region.access
+        self.entry.access
     }
 
-    /// Whether the mapping of some of these pages was changed, or forgotten, since they were pinned.
-    /// A copy that is under way goes on with the pages as they were. What was pinned for one use is
-    /// not followed, and never called stale after that.
+    /// Whether the mapping of some of these pages has changed, or they were invalidated, since they
+    /// were pinned. A running copy continues with the old pages. A pin for one use is not monitored
+    /// and never becomes stale.
     pub fn is_stale(&self) -> bool {
-        self.region.is_stale()
+        self.entry.is_stale()
     }
 
-    /// Whether the next request for this memory will find it.
-    pub fn is_kept(&self) -> bool {
-        self.region.is_kept()
+    /// Whether the memory is cached, so that the next request finds it.
+    pub fn is_cached(&self) -> bool {
+        self.entry.is_cached()
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
         if fork::generation() == self.generation {
-            self.shared.release(&self.region);
+            self.shared.release(&self.entry);
         }
     }
 }

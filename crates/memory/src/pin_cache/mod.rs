@@ -1,188 +1,196 @@
-//! Keeping memory pinned after use, to find it pinned the next time.
+//! The pin cache: memory stays pinned after use, so that the next request finds it pinned.
 //!
-//! [`PinCache::acquire`] pins memory, or finds it pinned, and gives a [`Lease`]. Requests that
-//! overlap are merged into one region. What nobody uses is unpinned when the bounds are reached, the
-//! longest unused first; what is in use is never unpinned, and a request for which there is no room
-//! is pinned for its one use.
+//! [`PinCache::acquire`] pins memory, or finds it pinned, and returns a [`Lease`]. Overlapping
+//! requests are merged into one entry. When a limit is reached, unused entries are unpinned, the
+//! least recently used first. Memory in use is never unpinned, and a request that does not fit is
+//! pinned for one use.
 //!
 //! # When the mapping changes
 //!
-//! A pin of page frames shows the old bytes for ever once other memory is mapped at its addresses.
-//! With [`Watching::Explicit`] the application says what it unmaps, by [`PinCache::forget`], before
-//! other memory can be mapped there. With [`Watching::Events`] the kernel says it:
+//! A pin of page frames permanently refers to the old bytes once other memory is mapped at its
+//! addresses. With [`InvalidationMode::Explicit`] the application calls [`PinCache::invalidate`]
+//! for memory that it unmaps, before other memory can be mapped there. With
+//! [`InvalidationMode::KernelEvents`] the kernel reports changes:
 //!
-//! 1. Memory is watched before it is pinned, so every later change has an event. A pin during which
-//!    an event for its memory arrives is used once and not kept.
-//! 2. A thread that unmaps, moves or replaces watched memory returns when its event was read. But
-//!    the memory is gone before that, and another thread may get the same addresses from the kernel
-//!    while the first still waits. So a request first asks the kernel whether any change is between
-//!    the mapping and its event ([`Userfault::is_changing`], which the kernel counts from inside the
-//!    lock of the mappings). If not, every earlier change has been read.
-//! 3. What was read is in the list that the request takes in before it looks for its memory. The
-//!    reader takes the list's lock and marks the list before it reads, so whoever knows that an
-//!    event was read sees the mark and waits for the lock.
+//! 1. Memory is registered with the userfaultfd before it is pinned, so every later change has an
+//!    event. A pin during which an event for its memory arrives is used once and not cached.
 //!
-//! Together: if other memory was mapped at an address before a request for it began, then the old
-//! mapping had gone before that, its change is counted or read when the request asks, and so the old
-//! region is out of the index when the request looks. If changes do not stop for a while, the request
-//! is pinned for one use, which is right, unless the pinner shares page frames among pins: that could
-//! give it those of memory that is gone, and so it is refused.
+//! 2. A thread that unmaps, moves or replaces monitored memory returns when its event has been
+//!    read. But the memory is unmapped before that, and another thread may get the same addresses
+//!    from the kernel while the first still waits. So a request first queries the kernel for
+//!    changes whose event has not been read ([`Userfault::has_pending_changes`], which the kernel
+//!    counts under its lock of the mappings). If there are none, the events of all earlier changes
+//!    have been read.
 //!
-//! The list is bounded. If it overflows, everything is forgotten. Nobody who reads events can wait
-//! for somebody who holds the cache's lock, so it may be held while memory is freed.
+//! 3. An event that was read is in the event queue, which the request applies before it searches
+//!    the index. The reader takes the lock of the queue and sets its flag before it reads, so a
+//!    thread that knows that an event was read sees the flag and waits for the lock.
 //!
-//! A region whose mapping changed leaves the index at once. Leases of it say that they are stale, and
-//! it is unpinned when the last of them is dropped.
+//! Together: if other memory was mapped at an address before a request for it began, the old
+//! mapping was removed before that, so its change is either pending or read when the request
+//! queries the kernel, and the old entry is out of the index when the request searches it. If
+//! changes stay pending, the request is pinned for one use, which is correct, unless the pinner
+//! shares page frames among pins: it could return those of unmapped memory, so the request fails.
+//!
+//! The queue is bounded. If it overflows, all entries are invalidated. The thread that reads events
+//! never waits for the cache's lock, so a thread may free memory while it holds that lock.
+//!
+//! An entry whose mapping changed is removed from the index at once. Its leases report that they
+//! are stale, and it is unpinned when the last of them is dropped.
 //!
 //! # Discarded memory
 //!
-//! The event of `madvise(MADV_DONTNEED)` is read *before* the pages go. A request that comes
-//! in between pins the old pages. It is a request for memory that the application is discarding at
-//! this moment, and whether it sees old bytes or zeroes is the application's own race. An application
-//! without such a race is safe, however the threads are scheduled: requests before the call are
-//! invalidated by its event, and requests after it pin the new pages. For those with the race, pins
-//! of that memory are not kept for 100 milliseconds after the event, so that *later* requests are
-//! right again. This is a limit in time and not a proof: if the discarding thread does not run
-//! for that long between its event and its work, and another copies the same memory just then, the
-//! old pages may be kept until the memory is forgotten or its mapping changes.
+//! The event of `madvise(MADV_DONTNEED)` is read *before* the pages are discarded. A request
+//! between the two pins the old pages. The application requests memory that it is discarding at the
+//! same time, and whether it sees old bytes or zeroes is its own race. An application without such
+//! a race is safe under any scheduling: its event invalidates requests before the call, and
+//! requests after it pin the new pages. For applications with the race, pins of that memory are not
+//! cached for 100 ms after the event, so that *later* requests are correct again. This is a time
+//! limit and not a proof: if the discarding thread does not run for that long between its event and
+//! its work, and another thread copies the same memory just then, the old pages may stay cached
+//! until the memory is invalidated or its mapping changes.
 //!
-//! # What events do not show
+//! # Changes without events
 //!
-//! - Mapped files, System V shared memory and memory watched by another userfaultfd cannot be
-//!   watched. They are pinned for one use.
+//! - Mapped files, System V shared memory and memory of another userfaultfd cannot be monitored.
+//!   They are pinned for one use.
 //! - Holes punched into shared memory through its descriptor, its truncation, and
 //!   `MADV_GUARD_INSTALL` have no event, nor have `shmat` with `SHM_REMAP` and `remap_file_pages`
-//!   over watched memory. Call [`PinCache::forget`].
+//!   over monitored memory. Call [`PinCache::invalidate`].
 //!
-//! # What watching costs
+//! # Cost of monitoring
 //!
-//! A request that finds its memory makes one system call that does nothing. Unmapping watched memory
-//! waits until the reader ran: some ten microseconds, and milliseconds where all processors are busy.
-//! A watched part of a mapping is a mapping of its own for the kernel, up to two more for each region,
-//! and a huge page across its edge is split. Regions that are dropped are watched no more, and their mappings grow together
-//! again; unmapping ends watching by itself.
+//! A request that finds its memory makes one system call without effect. Unmapping monitored memory
+//! waits until the reader has run: about 10 us, and milliseconds if all cores are busy. The kernel
+//! splits off the monitored part of a mapping, which adds up to two mappings for each entry, and
+//! splits a huge page at its edge. Ranges of dropped entries are unregistered, and their mappings
+//! merge again; unmapping unregisters by itself.
 //!
-//! Memory that was not touched yet is pinned for one use and kept from its second use on: what is
-//! mapped for one copy and unmapped after it is never watched.
+//! Memory that was never touched is pinned for one use and cached from its second use on: memory
+//! that is mapped for one copy and unmapped after it is never monitored.
 //!
-//! # If the reader ends
+//! # If the reader fails
 //!
-//! A reader that panics closes its descriptor, so that no thread that unmaps memory waits for it. From
-//! then on nothing is heard: everything is forgotten, and memory is pinned for one use.
+//! A reader that panics closes its descriptor, so that no thread that unmaps memory waits for it.
+//! From then on no events arrive: all entries are invalidated, and memory is pinned for one use.
 //!
 //! # Forked children
 //!
-//! A child has neither the threads nor the regions of its parent. Requests there are pinned for one
-//! use by the same pinner; leases inherited from the parent do nothing.
+//! A child has neither the threads nor the entries of its parent. Its requests are pinned for one
+//! use by the same pinner; inherited leases have no effect.
 //!
-//! [`Userfault::is_changing`]: memferry_sys::userfault::Userfault::is_changing
+//! [`Userfault::has_pending_changes`]: memferry_sys::userfault::Userfault::has_pending_changes
 
+mod entry;
+mod events;
 mod index;
 mod lease;
-mod news;
-mod promises;
+mod monitor;
 mod quarantine;
-mod region;
 mod shared;
 mod statistics;
-mod watcher;
+mod unmonitored;
 
 use std::io;
 use std::sync::Arc;
 
-use memferry_sys::userfault::{Denied, Unwatchable};
+use memferry_sys::userfault::{RegisterRangeError, UserfaultDenied};
 use memferry_sys::{clock, residency};
 
-use crate::pinning::{Access, PageRange, PinError, Pinner, Token};
+use crate::pinning::{Access, PageRange, PinError, PinToken, Pinner};
 
-use index::{Cleared, Index, Ticket};
-use region::Region;
-use shared::{Ears, Shared};
-use watcher::Watcher;
+use entry::PinEntry;
+use index::{DeferredRelease, PinIndex, PinReservation};
+use monitor::MonitorThreads;
+use shared::{MappingMonitor, PinCacheShared};
 
 pub use lease::Lease;
-pub use promises::Promises;
-pub use statistics::Statistics;
+pub use statistics::PinCacheStatistics;
+pub use unmonitored::UnmonitoredRanges;
 
-/// How much a cache keeps pinned for later. What is in use beyond that is not refused.
+/// Limits of what a cache keeps pinned. They do not limit memory in use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
-    /// The bytes of all kept regions.
-    pub most_bytes: usize,
-    /// The number of kept regions.
-    pub most_entries: usize,
+pub struct PinCacheLimits {
+    /// Maximum bytes of all cached entries.
+    pub max_bytes: usize,
+    /// Maximum number of cached entries.
+    pub max_entries: usize,
 }
 
-impl Default for Limits {
+impl Default for PinCacheLimits {
     fn default() -> Self {
-        Self { most_bytes: 256 << 20, most_entries: 1024 }
+        Self { max_bytes: 256 << 20, max_entries: 1024 }
     }
 }
 
-/// How a cache learns that a mapping changed.
+/// How a cache learns of changed mappings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Watching {
-    /// The kernel tells.
-    Events,
-    /// The application tells, by [`PinCache::forget`].
+pub enum InvalidationMode {
+    /// By userfaultfd events.
+    KernelEvents,
+    /// By calls of [`PinCache::invalidate`].
     Explicit,
-    /// The kernel tells where that is permitted, else the application.
-    EventsOrExplicit,
+    /// By userfaultfd events if they are permitted, otherwise by [`PinCache::invalidate`].
+    Automatic,
 }
 
-/// Why a cache could not be made.
+/// Why a cache could not be created.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// Events were asked for and are not permitted.
-    #[error("changes of mappings cannot be watched: {0}")]
-    NoEvents(Denied),
-    /// A thread or a descriptor could not be had.
-    #[error("the threads of the pin-down cache could not be started: {0}")]
+pub enum PinCacheError {
+    /// Events were requested and are not available.
+    #[error("mappings cannot be monitored: {0}")]
+    NoEvents(UserfaultDenied),
+    /// A thread or a descriptor could not be created.
+    #[error("the threads of the pin cache cannot be started: {0}")]
     NoThread(io::Error),
 }
 
 /// A cache of pinned memory.
 #[derive(Debug)]
 pub struct PinCache {
-    shared: Arc<Shared>,
-    watcher: Option<Watcher>,
-    denied: Option<Denied>,
+    shared: Arc<PinCacheShared>,
+    monitor_threads: Option<MonitorThreads>,
+    events_denied: Option<UserfaultDenied>,
 }
 
 impl PinCache {
-    /// An empty cache that pins by `pinner`.
+    /// Creates an empty cache that uses `pinner`.
     pub fn new(
         pinner: Arc<dyn Pinner>,
-        limits: Limits,
-        watching: Watching,
-    ) -> Result<Self, StartError> {
-        let shared = Arc::new(Shared::new(pinner, limits));
-        let (watcher, denied) = match watching {
-            Watching::Explicit => (None, None),
-            Watching::Events => (Some(Watcher::start(&shared)?), None),
-            Watching::EventsOrExplicit => match Watcher::start(&shared) {
-                Ok(watcher) => (Some(watcher), None),
-                Err(StartError::NoEvents(denied)) => {
-                    tracing::info!(%denied, "the pin-down cache has to be told what is unmapped");
+        limits: PinCacheLimits,
+        mode: InvalidationMode,
+    ) -> Result<Self, PinCacheError> {
+        let shared = Arc::new(PinCacheShared::new(pinner, limits));
+        let (threads, denied) = match mode {
+            InvalidationMode::Explicit => (None, None),
+            InvalidationMode::KernelEvents => (Some(MonitorThreads::start(&shared)?), None),
+            InvalidationMode::Automatic => match MonitorThreads::start(&shared) {
+                Ok(threads) => (Some(threads), None),
+                Err(PinCacheError::NoEvents(denied)) => {
+                    tracing::info!(%denied, "userfaultfd unavailable: pin cache needs explicit invalidation before memory is unmapped");
                     (None, Some(denied))
                 }
                 Err(error) => return Err(error),
             },
         };
-        Ok(Self { shared, watcher, denied })
+        Ok(Self { shared, monitor_threads: threads, events_denied: denied })
     }
 
-    /// How it learns of changes: by events, or explicitly.
-    pub fn watching(&self) -> Watching {
-        if self.watcher.is_some() { Watching::Events } else { Watching::Explicit }
+    /// The mode in effect: kernel events or explicit.
+    pub fn invalidation_mode(&self) -> InvalidationMode {
+        if self.monitor_threads.is_some() {
+            InvalidationMode::KernelEvents
+        } else {
+            InvalidationMode::Explicit
+        }
     }
 
-    /// Why it hears no events, if they were asked for.
-    pub fn why_no_events(&self) -> Option<Denied> {
-        self.denied
+    /// Why events are not available, if they were requested.
+    pub fn events_denied(&self) -> Option<UserfaultDenied> {
+        self.events_denied
     }
 
-    /// What it pins by.
+    /// The pinner.
     pub fn pinner(&self) -> &Arc<dyn Pinner> {
         &self.shared.pinner
     }
@@ -194,220 +202,244 @@ impl PinCache {
         length: usize,
         access: Access,
     ) -> Result<Lease, PinError> {
-        self.acquire_as(address, length, access, false)
+        self.acquire_with(address, length, access, false)
     }
 
-    /// As [`PinCache::acquire`], for memory that cannot be watched, or need not be: the pin is kept on
-    /// the promise that the memory is [forgotten](PinCache::forget) before it is unmapped.
+    /// As [`PinCache::acquire`], without monitoring: the pin is cached because the caller
+    /// guarantees to [invalidate](PinCache::invalidate) the memory before it is unmapped.
     ///
     /// # Safety
-    /// That promise must be kept: else the pin is found again for other memory at the same addresses.
-    pub unsafe fn acquire_promised(
+    /// The caller must keep that guarantee: otherwise a later request finds the pin for other
+    /// memory at the same addresses.
+    pub unsafe fn acquire_unmonitored(
         &self,
         address: usize,
         length: usize,
         access: Access,
     ) -> Result<Lease, PinError> {
-        self.acquire_as(address, length, access, true)
+        self.acquire_with(address, length, access, true)
     }
 
-    /// Pins memory for one use, whatever is kept.
-    pub fn acquire_once(
+    /// Pins memory for one use, without the cache.
+    pub fn acquire_uncached(
         &self,
         address: usize,
         length: usize,
         access: Access,
     ) -> Result<Lease, PinError> {
-        self.pin_once(PageRange::covering(address, length)?, access)
+        self.pin_uncached(PageRange::covering(address, length)?, access)
     }
 
-    fn acquire_as(
+    fn acquire_with(
         &self,
         address: usize,
         length: usize,
         access: Access,
-        is_promised: bool,
+        is_unmonitored: bool,
     ) -> Result<Lease, PinError> {
-        let asked = PageRange::covering(address, length)?;
-        if !self.shared.is_home() {
-            return self.pin_once(asked, access);
+        let requested = PageRange::covering(address, length)?;
+        if !self.shared.is_owner_process() {
+            return self.pin_uncached(requested, access);
         }
-        let settled = self.watcher.as_ref().is_none_or(Watcher::settle);
-        if !settled && self.shared.pinner.shares_frames() {
-            // What is pinned there may be memory that is gone.
-            let what = "pinning memory while mappings keep changing";
-            return Err(PinError::Unsupported {
-                what,
-                cure: "it is copied in other ways meanwhile",
-            });
+        let is_quiesced = self.monitor_threads.as_ref().is_none_or(MonitorThreads::quiesce);
+        if !is_quiesced && self.shared.pinner.shares_pages() {
+            // Pins of this pinner could share the page frames of unmapped memory.
+            let what = "pinning memory while its mapping changes";
+            return Err(PinError::Unsupported { what, fix: "the copy takes another path" });
         }
         let mut may_merge = true;
         loop {
-            let step = self.shared.with(self.ears(), |index, cleared| {
-                let found = if settled { index.find(asked, access) } else { None };
+            let action = self.shared.with(self.monitor(), |index, deferred| {
+                let found = if is_quiesced { index.find(requested, access) } else { None };
                 if may_merge {
                     index.statistics.hits += u64::from(found.is_some());
                     index.statistics.misses += u64::from(found.is_none());
                 }
-                let wish = Wish { asked, access, settled, may_merge, is_promised };
-                let begin = || self.begin(index, wish, cleared);
-                found.map_or_else(begin, Step::Found)
+                let request =
+                    PinRequest { range: requested, access, is_quiesced, may_merge, is_unmonitored };
+                let begin = || self.begin_pin(index, request, deferred);
+                found.map_or_else(begin, PinAction::UseCached)
             });
-            match step {
-                Step::Found(region) => return Ok(self.lease(region)),
-                Step::PinOnce => return self.pin_once(asked, access),
-                Step::Pin(ticket) => match self.pin_ticket(&ticket, asked) {
-                    // What it was merged with may be what cannot be pinned, or not any more.
-                    Err(_) if ticket.merges => may_merge = false,
-                    outcome => return outcome,
-                },
+            match action {
+                PinAction::UseCached(entry) => return Ok(self.lease(entry)),
+                PinAction::PinUncached => return self.pin_uncached(requested, access),
+                PinAction::PinAndCache(reservation) => {
+                    match self.pin_reserved(&reservation, requested) {
+                        // Memory that the request was merged with may be the part that cannot be
+                        // pinned.
+                        Err(_) if reservation.merges => may_merge = false,
+                        outcome => return outcome,
+                    }
+                }
             }
         }
     }
 
-    /// What is kept pinned of `length` bytes at `address`, if all of them are in one region. Pins
-    /// nothing.
+    /// The cached entry that contains `length` bytes at `address`, if there is one. Pins nothing.
     pub fn find(&self, address: usize, length: usize, access: Access) -> Option<Lease> {
-        let asked = PageRange::covering(address, length).ok()?;
-        if !self.shared.is_home() || !self.watcher.as_ref().is_none_or(Watcher::settle) {
+        let requested = PageRange::covering(address, length).ok()?;
+        if !self.shared.is_owner_process()
+            || !self.monitor_threads.as_ref().is_none_or(MonitorThreads::quiesce)
+        {
             return None;
         }
-        let region = self.shared.with(self.ears(), |index, _| {
-            let found = index.find(asked, access);
+        let entry = self.shared.with(self.monitor(), |index, _| {
+            let found = index.find(requested, access);
             index.statistics.hits += u64::from(found.is_some());
             found
         })?;
-        Some(self.lease(region))
+        Some(self.lease(entry))
     }
 
-    /// Whether memory was remembered before, by this call, and is the same still; if not, it is
-    /// remembered now. Nothing is pinned. What is not kept in one piece, or cannot be watched, is not
-    /// remembered.
-    pub fn remember(&self, address: usize, length: usize) -> bool {
-        let Ok(asked) = PageRange::covering(address, length) else { return false };
-        if !self.shared.is_home() || !self.watcher.as_ref().is_some_and(Watcher::settle) {
+    /// Records the first use of memory. Returns whether an earlier call has recorded it and its
+    /// mapping has not changed since. Pins nothing. Does not record memory that overlaps a cached
+    /// entry or cannot be monitored.
+    pub fn note_first_use(&self, address: usize, length: usize) -> bool {
+        let Ok(requested) = PageRange::covering(address, length) else { return false };
+        if !self.shared.is_owner_process()
+            || !self.monitor_threads.as_ref().is_some_and(MonitorThreads::quiesce)
+        {
             return false;
         }
-        let (is_known, is_free) = self.shared.with(self.ears(), |index, cleared| {
-            let known = index.watched(asked);
-            // What is known is pinned next, in pieces, and not together with what was remembered.
-            known.into_iter().for_each(|range| index.invalidate(range, None, cleared));
-            (known.is_some(), known.is_none() && !index.overlaps(asked))
+        let (is_recorded, is_free) = self.shared.with(self.monitor(), |index, deferred| {
+            let recorded = index.find_monitored(requested);
+            // The caller pins recorded memory next, in chunks, and the chunks must not be merged
+            // with this record.
+            recorded.into_iter().for_each(|range| index.invalidate(range, None, deferred));
+            (recorded.is_some(), recorded.is_none() && !index.overlaps(requested))
         });
         if is_free {
-            drop(self.acquire(address, length, Access::Watch));
+            drop(self.acquire(address, length, Access::MonitorOnly));
         }
-        is_known
+        is_recorded
     }
 
-    /// Whether `length` bytes at `address` are kept pinned, in however many regions. Only a hint:
-    /// they may not be any more when the answer is used.
-    pub fn keeps(&self, address: usize, length: usize, access: Access) -> bool {
-        let Ok(asked) = PageRange::covering(address, length) else { return false };
-        let keeps = |index: &mut Index, _: &mut Cleared| index.covers(asked, access);
-        self.shared.is_home() && self.shared.with(self.ears(), keeps)
+    /// Whether cached entries cover `length` bytes at `address`. Only a hint: the state may change
+    /// before the caller uses the result.
+    pub fn covers(&self, address: usize, length: usize, access: Access) -> bool {
+        let Ok(requested) = PageRange::covering(address, length) else { return false };
+        let covers =
+            |index: &mut PinIndex, _: &mut DeferredRelease| index.covers(requested, access);
+        self.shared.is_owner_process() && self.shared.with(self.monitor(), covers)
     }
 
-    /// Unpins what overlaps `length` bytes at `address` as soon as nobody uses it, and lets no
-    /// request find it any more.
-    pub fn forget(&self, address: usize, length: usize) {
+    /// Removes entries that overlap `length` bytes at `address` from the index, and unpins them
+    /// when they are not in use any more.
+    pub fn invalidate(&self, address: usize, length: usize) {
         if let Ok(range) = PageRange::covering(address, length)
-            && self.shared.is_home()
+            && self.shared.is_owner_process()
         {
             let shared = &self.shared;
-            shared.with(self.ears(), |index, cleared| {
-                shared.invalidate(range, None, index, cleared);
+            shared.with(self.monitor(), |index, deferred| {
+                shared.invalidate(range, None, index, deferred);
             });
         }
     }
 
-    /// Forgets everything.
-    pub fn forget_all(&self) {
-        if self.shared.is_home() {
+    /// Invalidates all entries.
+    pub fn invalidate_all(&self) {
+        if self.shared.is_owner_process() {
             let shared = &self.shared;
-            shared.with(self.ears(), |index, cleared| shared.invalidate_all(index, cleared));
+            shared.with(self.monitor(), |index, deferred| shared.invalidate_all(index, deferred));
         }
     }
 
-    /// What it has done, and holds now. In a forked child there is nothing to tell.
-    pub fn statistics(&self) -> Statistics {
-        if !self.shared.is_home() {
-            return Statistics::default();
+    /// Counters since the creation, and the current content. All 0 in a forked child.
+    pub fn statistics(&self) -> PinCacheStatistics {
+        if !self.shared.is_owner_process() {
+            return PinCacheStatistics::default();
         }
-        self.shared.statistics(self.ears())
+        self.shared.statistics(self.monitor())
     }
 
-    fn ears(&self) -> Option<&Ears> {
-        self.watcher.as_ref().map(Watcher::ears)
+    fn monitor(&self) -> Option<&MappingMonitor> {
+        self.monitor_threads.as_ref().map(MonitorThreads::monitor)
     }
 
-    fn lease(&self, region: Arc<Region>) -> Lease {
-        Lease::new(&self.shared, region)
+    fn lease(&self, entry: Arc<PinEntry>) -> Lease {
+        Lease::new(&self.shared, entry)
     }
 
-    /// Decides how a request that found nothing is pinned, and begins to watch its memory.
-    fn begin(&self, index: &mut Index, wish: Wish, cleared: &mut Cleared) -> Step {
-        let Wish { asked, access, settled, may_merge, is_promised } = wish;
+    /// Decides how a request without a cached entry is pinned, and starts monitoring its memory.
+    fn begin_pin(
+        &self,
+        index: &mut PinIndex,
+        request: PinRequest,
+        deferred: &mut DeferredRelease,
+    ) -> PinAction {
+        let PinRequest { range: requested, access, is_quiesced, may_merge, is_unmonitored } =
+            request;
         let in_quarantine =
-            !index.quarantine.is_empty() && index.quarantine.holds(asked, clock::now_ns());
-        // Memory that nobody has touched is new. If it is unmapped after this use, as buffers for one
-        // message are, watching it costs more than finding it again could save.
-        let watches = self.ears().is_some() && !is_promised;
-        let is_new = watches && !residency::is_resident(asked.end() - 1);
-        let may_keep = settled && !in_quarantine && !is_new;
+            !index.quarantine.is_empty() && index.quarantine.contains(requested, clock::now_ns());
+        // Memory that was never touched is new. If it is unmapped after this use, as a buffer for
+        // one message, monitoring costs more than a later hit would save.
+        let is_monitored = self.monitor().is_some() && !is_unmonitored;
+        let is_new = is_monitored && !residency::is_resident(requested.end() - 1);
+        let may_keep = is_quiesced && !in_quarantine && !is_new;
         let attempts = if may_keep { &[may_merge, false][..] } else { &[] };
         for &may_merge in attempts {
-            let Some(ticket) = index.begin(asked, access, may_merge, cleared) else { break };
-            if is_promised || self.watch(ticket.range, index, cleared) {
-                return Step::Pin(ticket);
+            let Some(reservation) = index.reserve(requested, access, may_merge, deferred) else {
+                break;
+            };
+            if is_unmonitored || self.register(reservation.range, index, deferred) {
+                return PinAction::PinAndCache(reservation);
             }
-            index.abandon(&ticket, cleared);
-            if !ticket.merges {
+            index.cancel(&reservation, deferred);
+            if !reservation.merges {
                 break;
             }
         }
         index.statistics.uncached += 1;
-        Step::PinOnce
+        PinAction::PinUncached
     }
 
-    fn watch(&self, range: PageRange, index: &mut Index, cleared: &mut Cleared) -> bool {
-        let Some(ears) = self.ears() else { return true };
-        match ears.userfault.watch(range.start(), range.bytes()) {
+    fn register(
+        &self,
+        range: PageRange,
+        index: &mut PinIndex,
+        deferred: &mut DeferredRelease,
+    ) -> bool {
+        let Some(monitor) = self.monitor() else { return true };
+        match monitor.userfault.register(range.start(), range.bytes()) {
             Ok(()) => true,
-            Err(Unwatchable::NoRoom) => {
-                // Regions that are watched no more give back mappings, once this work is done.
-                index.evict(range.bytes(), cleared);
+            Err(RegisterRangeError::NoMemory) => {
+                // Evicted entries are unregistered after this call, and their mappings merge.
+                index.evict(range.bytes(), deferred);
                 false
             }
             Err(_) => false,
         }
     }
 
-    fn pin_ticket(&self, ticket: &Ticket, asked: PageRange) -> Result<Lease, PinError> {
-        let pinned = self.pin(ticket.range, ticket.access);
-        self.shared.with(self.ears(), |index, cleared| match pinned {
-            Ok(token) => Ok(self.lease(index.commit(ticket, asked, token, cleared))),
+    fn pin_reserved(
+        &self,
+        reservation: &PinReservation,
+        requested: PageRange,
+    ) -> Result<Lease, PinError> {
+        let pinned = self.pin(reservation.range, reservation.access);
+        self.shared.with(self.monitor(), |index, deferred| match pinned {
+            Ok(token) => Ok(self.lease(index.commit(reservation, requested, token, deferred))),
             Err(error) => {
-                index.abandon(ticket, cleared);
+                index.cancel(reservation, deferred);
                 Err(error)
             }
         })
     }
 
-    fn pin_once(&self, asked: PageRange, access: Access) -> Result<Lease, PinError> {
-        let token = self.pin(asked, access)?;
-        Ok(self.lease(Arc::new(Region::new(asked, access, token, false))))
+    fn pin_uncached(&self, requested: PageRange, access: Access) -> Result<Lease, PinError> {
+        let token = self.pin(requested, access)?;
+        Ok(self.lease(Arc::new(PinEntry::new(requested, access, token, false))))
     }
 
-    /// Pins; if something is short, makes room for as much, then as much as can be, and tries again.
-    fn pin(&self, range: PageRange, access: Access) -> Result<Token, PinError> {
+    /// Pins. On a shortage, evicts the same number of bytes, then all unused entries, and retries.
+    fn pin(&self, range: PageRange, access: Access) -> Result<PinToken, PinError> {
         let mut outcome = self.shared.pin(range, access);
         for bytes in [range.bytes(), usize::MAX] {
             match &outcome {
-                Err(error) if error.is_shortage() && self.shared.is_home() => {}
+                Err(error) if error.is_shortage() && self.shared.is_owner_process() => {}
                 _ => break,
             }
-            if !self.shared.with(self.ears(), |index, cleared| index.evict(bytes, cleared)) {
+            if !self.shared.with(self.monitor(), |index, deferred| index.evict(bytes, deferred)) {
                 break;
             }
             outcome = self.shared.pin(range, access);
@@ -418,52 +450,60 @@ impl PinCache {
 
 impl Drop for PinCache {
     fn drop(&mut self) {
-        self.forget_all();
-        if let Some(watcher) = self.watcher.take() {
-            if self.shared.is_home() { watcher.end() } else { watcher.abandon() }
+        self.invalidate_all();
+        if let Some(threads) = self.monitor_threads.take() {
+            if self.shared.is_owner_process() {
+                threads.shut_down();
+            } else {
+                threads.leak_after_fork();
+            }
         }
     }
 }
 
-/// What a request that found nothing asks for.
+/// A request without a cached entry.
 #[derive(Debug, Clone, Copy)]
-struct Wish {
-    asked: PageRange,
+struct PinRequest {
+    range: PageRange,
     access: Access,
-    /// No mapping is changing.
-    settled: bool,
+    /// No change of a monitored mapping is pending.
+    is_quiesced: bool,
     may_merge: bool,
-    /// Its owner says when it goes.
-    is_promised: bool,
+    /// The owner invalidates the memory before it is unmapped.
+    is_unmonitored: bool,
 }
 
-/// What a request does next.
+/// The next step of a request.
 #[derive(Debug)]
-enum Step {
-    Found(Arc<Region>),
-    Pin(Ticket),
-    PinOnce,
+enum PinAction {
+    UseCached(Arc<PinEntry>),
+    PinAndCache(PinReservation),
+    PinUncached,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pinning::Populate;
+    use crate::pinning::PopulatePinner;
     use memferry_sys::Pages;
     use memferry_sys::pages::page_bytes;
 
     #[test]
     fn pins_of_memory_under_quarantine_are_not_kept() {
-        let cache =
-            PinCache::new(Arc::new(Populate), Limits::default(), Watching::Explicit).unwrap();
+        let cache = PinCache::new(
+            Arc::new(PopulatePinner),
+            PinCacheLimits::default(),
+            InvalidationMode::Explicit,
+        )
+        .unwrap();
         let pages = Pages::new(8 * page_bytes()).unwrap();
         let address = pages.as_ptr() as usize;
         let second = PageRange::covering(address + page_bytes(), 1).unwrap();
-        // An hour from now, so that it does not end during the test.
+        // One hour in the future, so that it does not expire during the test.
         let later_ns = clock::now_ns() + 3_600_000_000_000;
         cache.shared.with(None, |index, _| index.quarantine.add(Some(second), later_ns));
-        assert!(!cache.acquire(address, pages.len(), Access::Write).unwrap().is_kept());
-        assert!(cache.acquire(address, page_bytes(), Access::Write).unwrap().is_kept());
+        assert!(!cache.acquire(address, pages.len(), Access::Write).unwrap().is_cached());
+        assert!(cache.acquire(address, page_bytes(), Access::Write).unwrap().is_cached());
         assert_eq!(cache.statistics().uncached, 1);
     }
 
@@ -471,10 +511,14 @@ mod tests {
     fn a_reader_that_panics_lets_the_application_unmap_and_nothing_is_kept() {
         use std::sync::atomic::Ordering;
         use std::time::Duration;
-        let cache = PinCache::new(Arc::new(Populate), Limits::default(), Watching::Events);
+        let cache = PinCache::new(
+            Arc::new(PopulatePinner),
+            PinCacheLimits::default(),
+            InvalidationMode::KernelEvents,
+        );
         let cache = match cache {
             Ok(cache) => cache,
-            Err(StartError::NoEvents(denied)) => {
+            Err(PinCacheError::NoEvents(denied)) => {
                 return memferry_testing::skip(memferry_testing::Requirement::Userfaultfd, denied);
             }
             Err(error) => panic!("{error}"),
@@ -488,19 +532,21 @@ mod tests {
             cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap()
         };
         let (first, second) = (touched(), touched());
-        assert!(acquire(&first).is_kept() && acquire(&second).is_kept());
-        cache.ears().unwrap().news.panics.store(true, Ordering::SeqCst);
-        let (tell, told) = std::sync::mpsc::channel();
+        assert!(acquire(&first).is_cached() && acquire(&second).is_cached());
+        cache.monitor().unwrap().events.panics.store(true, Ordering::SeqCst);
+        let (done_sender, done_receiver) = std::sync::mpsc::channel();
         let unmapping = std::thread::spawn(move || {
             drop(first);
-            let _ = tell.send(());
+            let _ = done_sender.send(());
         });
-        told.recv_timeout(Duration::from_secs(60)).expect("the memory is unmapped");
+        done_receiver
+            .recv_timeout(Duration::from_secs(60))
+            .expect("unmapping blocks: the reader does not release its waiters");
         unmapping.join().unwrap();
 
-        assert!(!cache.keeps(second.as_ptr() as usize, second.len(), Access::Write));
+        assert!(!cache.covers(second.as_ptr() as usize, second.len(), Access::Write));
         for pages in [&second, &touched()] {
-            assert!(!acquire(pages).is_kept());
+            assert!(!acquire(pages).is_cached());
         }
         assert_eq!(cache.statistics().entries, 0);
         drop((second, cache));

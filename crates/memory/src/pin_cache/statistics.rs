@@ -1,26 +1,26 @@
-//! What a cache has done, in numbers.
+//! Statistics of a cache.
 
-/// Counts since the cache was made, and what it holds now.
+/// Counters since the cache was created, and its current content.
 ///
-/// Every request is a hit or a miss; merges and uncached ones are among the misses.
+/// Every request is a hit or a miss; merges and uncached requests are also misses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Statistics {
+pub struct PinCacheStatistics {
     /// Requests that found their memory pinned.
     pub hits: u64,
     /// Requests that had to pin.
     pub misses: u64,
-    /// Regions pinned in place of smaller ones that they overlap.
+    /// Entries pinned as replacements of smaller ones that they overlap.
     pub merges: u64,
-    /// Regions dropped to make room.
+    /// Entries evicted to make space.
     pub evictions: u64,
-    /// Regions dropped because their mapping changed, or because they were to be forgotten.
+    /// Entries dropped because their mapping changed or they were invalidated.
     pub invalidations: u64,
     /// Requests that were pinned for one use.
     pub uncached: u64,
-    /// Bytes pinned now, for whatever reason. A page in two pins counts twice.
+    /// Bytes pinned now, cached or not. A page of two pins counts twice.
     pub bytes_pinned: u64,
-    /// Bytes in regions that requests can find now.
-    pub bytes_kept: u64,
-    /// Regions that requests can find now.
+    /// Bytes in cached entries.
+    pub bytes_cached: u64,
+    /// Cached entries.
     pub entries: u64,
 }

@@ -1,47 +1,47 @@
-//! A pin that is undone when it is dropped.
+//! A pin that is undone on drop.
 
 use std::sync::Arc;
 
 use memferry_sys::fork;
 
-use super::{Access, PageRange, PinError, Pinner, Token};
+use super::{Access, PageRange, PinError, PinToken, Pinner};
 
-/// Pinned pages. Whoever holds this keeps them pinned: give it to the copy that uses them.
+/// Pinned pages, unpinned on drop: the copy that uses them owns this value.
 ///
-/// In a forked child a pin of the parent means nothing, and dropping it there does nothing.
+/// A pin is not valid in a forked child, and dropping it there has no effect.
 #[derive(Debug)]
-pub struct Pinned {
+pub struct PinnedRange {
     pinner: Arc<dyn Pinner>,
     range: PageRange,
-    token: Token,
+    token: PinToken,
     generation: u64,
 }
 
-impl Pinned {
+impl PinnedRange {
     /// Pins a range.
     pub fn new(
         pinner: &Arc<dyn Pinner>,
         range: PageRange,
         access: Access,
     ) -> Result<Self, PinError> {
-        fork::watch();
+        fork::install_handler();
         let generation = fork::generation();
         let token = pinner.pin(range, access)?;
         Ok(Self { pinner: Arc::clone(pinner), range, token, generation })
     }
 
-    /// What is pinned.
+    /// The pinned range.
     pub fn range(&self) -> PageRange {
         self.range
     }
 
-    /// What the pinner calls it.
-    pub fn token(&self) -> Token {
+    /// The pinner's token.
+    pub fn token(&self) -> PinToken {
         self.token
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedRange {
     fn drop(&mut self) {
         if fork::generation() == self.generation {
             self.pinner.unpin(self.range, self.token);

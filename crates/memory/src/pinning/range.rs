@@ -1,10 +1,10 @@
-//! Ranges of whole pages: what pinners pin and caches compare.
+//! Ranges of whole pages.
 
 use memferry_sys::pages::page_bytes;
 
 use super::PinError;
 
-/// Addresses from the start of one page to the end of another, never empty.
+/// A non-empty range of whole pages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PageRange {
     start: usize,
@@ -12,17 +12,17 @@ pub struct PageRange {
 }
 
 impl PageRange {
-    /// The pages that `length` bytes at `address` touch.
+    /// The pages that contain `length` bytes at `address`.
     pub fn covering(address: usize, length: usize) -> Result<Self, PinError> {
         let page = page_bytes();
         let end = address.checked_add(length).and_then(|end| end.checked_next_multiple_of(page));
         match end {
             Some(end) if length > 0 => Ok(Self { start: address & !(page - 1), end }),
-            _ => Err(PinError::NoRange { address, length }),
+            _ => Err(PinError::InvalidRange { address, length }),
         }
     }
 
-    /// The pages from one address up to, and without, another; `None` if there are none.
+    /// The pages from `start` to `end`, exclusive; `None` if there are none.
     pub fn between(start: usize, end: usize) -> Option<Self> {
         Self::covering(start, end.checked_sub(start)?).ok()
     }
@@ -32,49 +32,49 @@ impl PageRange {
         self.start
     }
 
-    /// The address after the last.
+    /// The end, exclusive.
     pub fn end(&self) -> usize {
         self.end
     }
 
-    /// How many bytes there are.
+    /// The length in bytes.
     pub fn bytes(&self) -> usize {
         self.end - self.start
     }
 
-    /// How many pages there are.
+    /// The number of pages.
     pub fn pages(&self) -> usize {
         self.bytes() / page_bytes()
     }
 
-    /// Whether all of `other` is in here.
+    /// Whether the range contains all of `other`.
     pub fn contains(&self, other: Self) -> bool {
         self.start <= other.start && other.end <= self.end
     }
 
-    /// Whether the two have a page in common.
+    /// Whether the two ranges share a page.
     pub fn overlaps(&self, other: Self) -> bool {
         self.start < other.end && other.start < self.end
     }
 
-    /// The smallest range that holds both, with what lies between them.
+    /// The smallest range that contains both.
     pub fn merge(&self, other: Self) -> Self {
         Self { start: self.start.min(other.start), end: self.end.max(other.end) }
     }
 
-    /// The pages that are in both.
-    pub fn common(&self, other: Self) -> Option<Self> {
+    /// The pages of both ranges.
+    pub fn intersection(&self, other: Self) -> Option<Self> {
         let (start, end) = (self.start.max(other.start), self.end.min(other.end));
         (start < end).then_some(Self { start, end })
     }
 
-    /// What is left before and after `other` when it is taken away.
-    pub fn without(&self, other: Self) -> [Option<Self>; 2] {
-        let piece = |start, end| (start < end).then_some(Self { start, end });
-        [piece(self.start, self.end.min(other.start)), piece(self.start.max(other.end), self.end)]
+    /// The parts of this range before and after `other`.
+    pub fn subtract(&self, other: Self) -> [Option<Self>; 2] {
+        let part = |start, end| (start < end).then_some(Self { start, end });
+        [part(self.start, self.end.min(other.start)), part(self.start.max(other.end), self.end)]
     }
 
-    /// The first `pages` of the range, and the rest.
+    /// Splits off the first `pages` pages, at least one. The second result is the remainder.
     pub fn split(&self, pages: usize) -> (Self, Option<Self>) {
         let bytes = pages.max(1).saturating_mul(page_bytes());
         if bytes >= self.bytes() {
@@ -114,17 +114,17 @@ mod tests {
     fn ranges_that_only_touch_do_not_overlap() {
         assert!(!pages(1, 3).overlaps(pages(3, 5)));
         assert!(pages(1, 3).overlaps(pages(2, 5)));
-        assert_eq!(pages(1, 3).common(pages(3, 5)), None);
-        assert_eq!(pages(1, 4).common(pages(3, 5)), Some(pages(3, 4)));
+        assert_eq!(pages(1, 3).intersection(pages(3, 5)), None);
+        assert_eq!(pages(1, 4).intersection(pages(3, 5)), Some(pages(3, 4)));
         assert_eq!(pages(1, 2).merge(pages(4, 5)), pages(1, 5));
     }
 
     #[test]
     fn taking_a_range_away_leaves_what_is_on_both_sides() {
-        assert_eq!(pages(1, 9).without(pages(3, 5)), [Some(pages(1, 3)), Some(pages(5, 9))]);
-        assert_eq!(pages(3, 5).without(pages(1, 9)), [None, None]);
-        assert_eq!(pages(3, 5).without(pages(1, 4)), [None, Some(pages(4, 5))]);
-        assert_eq!(pages(3, 5).without(pages(7, 9)), [Some(pages(3, 5)), None]);
-        assert_eq!(pages(3, 5).without(pages(1, 2)), [None, Some(pages(3, 5))]);
+        assert_eq!(pages(1, 9).subtract(pages(3, 5)), [Some(pages(1, 3)), Some(pages(5, 9))]);
+        assert_eq!(pages(3, 5).subtract(pages(1, 9)), [None, None]);
+        assert_eq!(pages(3, 5).subtract(pages(1, 4)), [None, Some(pages(4, 5))]);
+        assert_eq!(pages(3, 5).subtract(pages(7, 9)), [Some(pages(3, 5)), None]);
+        assert_eq!(pages(3, 5).subtract(pages(1, 2)), [None, Some(pages(3, 5))]);
     }
 }

@@ -1,32 +1,32 @@
-//! What callers can rely on, one promise after the other.
+//! The guarantees of the lookup to its callers.
 
 use std::io::ErrorKind;
 
-use memferry_memory::handle::{ProcessHandle, VirtualMemoryHandle};
+use memferry_memory::handle::{ProcessAddress, ProcessHandle};
 use memferry_memory::lookup::{
-    Kind, LookupError, Policy, Refused, Route, Settings, TooManyProcesses,
+    AttachError, DataPath, LookupConfig, LookupError, MissPolicy, TableKind, TooManyProcesses,
 };
 
-use crate::support::{lookup, page, page_bytes, settings, truth};
+use crate::support::{config, lookup, page, page_bytes, truth};
 
-const SEND: Route = Route::Send;
+const SEND: DataPath = DataPath::Send;
 
 #[test]
 fn a_miss_brings_the_whole_line() {
-    let (lookup, source) = lookup(settings(64, 8, 2));
+    let (lookup, source) = lookup(config(64, 8, 2));
     let process = lookup.add_process().unwrap();
     let missed = lookup.translate(page(process, 10), SEND).unwrap();
     assert_eq!(missed.entry(), truth(process, 10 * page_bytes()));
     assert_eq!(missed.address(), 10 * page_bytes());
     assert_eq!(missed.line().address, 8 * page_bytes());
-    let rest: Vec<_> = missed.rest().collect();
+    let rest: Vec<_> = missed.remaining().collect();
     let expected: Vec<_> = (10..16).map(|page| truth(process, page * page_bytes())).collect();
     assert_eq!(rest, expected);
     assert_eq!(missed.page(5), Some(expected[5]));
     assert_eq!(missed.page(6), None);
     assert_eq!(missed.page(usize::MAX), None);
     drop(missed);
-    let found = lookup.find(page(process, 8), Route::Receive).unwrap().unwrap();
+    let found = lookup.find(page(process, 8), DataPath::Receive).unwrap().unwrap();
     assert_eq!(found.entry(), truth(process, 8 * page_bytes()));
     let counters = lookup.counters();
     assert_eq!((counters.hits.send, counters.hits.receive), (0, 1));
@@ -36,16 +36,16 @@ fn a_miss_brings_the_whole_line() {
 
 #[test]
 fn an_address_within_a_page_leads_to_the_page() {
-    let (lookup, _) = lookup(settings(64, 8, 2));
+    let (lookup, _) = lookup(config(64, 8, 2));
     let process = lookup.add_process().unwrap();
     let address = 3 * page_bytes() + 17;
-    let found = lookup.translate(VirtualMemoryHandle { process, address }, SEND).unwrap();
+    let found = lookup.translate(ProcessAddress { process, address }, SEND).unwrap();
     assert_eq!((found.address(), found.entry()), (3 * page_bytes(), truth(process, address)));
 }
 
 #[test]
 fn a_find_that_finds_nothing_attaches_nothing() {
-    let (lookup, source) = lookup(settings(64, 8, 2));
+    let (lookup, source) = lookup(config(64, 8, 2));
     let process = lookup.add_process().unwrap();
     assert!(lookup.find(page(process, 1), SEND).unwrap().is_none());
     assert_eq!((source.attached(), lookup.counters().misses.send.cold), (0, 1));
@@ -53,7 +53,7 @@ fn a_find_that_finds_nothing_attaches_nothing() {
 
 #[test]
 fn an_evicted_line_stays_attached() {
-    let (lookup, source) = lookup(settings(2, 1, 2));
+    let (lookup, source) = lookup(config(2, 1, 2));
     let process = lookup.add_process().unwrap();
     for number in 0..3 {
         lookup.translate(page(process, number), SEND).unwrap();
@@ -61,12 +61,12 @@ fn an_evicted_line_stays_attached() {
     assert_eq!((lookup.counters().evictions, source.attached()), (1, 3));
     assert!(lookup.find(page(process, 0), SEND).unwrap().is_none());
     lookup.translate(page(process, 0), SEND).unwrap();
-    assert_eq!(source.attaches(), 3, "found in the table");
+    assert_eq!(source.attaches(), 3, "a line in the table was attached again");
 }
 
 #[test]
 fn a_line_in_use_is_passed_over_by_evictions() {
-    let (lookup, _) = lookup(settings(2, 1, 2));
+    let (lookup, _) = lookup(config(2, 1, 2));
     let process = lookup.add_process().unwrap();
     let held = lookup.translate(page(process, 0), SEND).unwrap();
     for number in 1..4 {
@@ -82,7 +82,7 @@ fn a_line_in_use_is_passed_over_by_evictions() {
 
 #[test]
 fn with_all_ways_in_use_a_line_is_used_from_the_table() {
-    let (lookup, source) = lookup(settings(2, 1, 2));
+    let (lookup, source) = lookup(config(2, 1, 2));
     let process = lookup.add_process().unwrap();
     let held: Vec<_> =
         (0..5).map(|number| lookup.translate(page(process, number), SEND).unwrap()).collect();
@@ -98,7 +98,7 @@ fn with_all_ways_in_use_a_line_is_used_from_the_table() {
 
 #[test]
 fn a_stale_handle_fails_and_a_reused_number_sees_nothing_old() {
-    let (lookup, source) = lookup(settings(64, 8, 2));
+    let (lookup, source) = lookup(config(64, 8, 2));
     let old = lookup.add_process().unwrap();
     lookup.translate(page(old, 1), SEND).unwrap();
     lookup.remove_process(old);
@@ -113,12 +113,12 @@ fn a_stale_handle_fails_and_a_reused_number_sees_nothing_old() {
     assert_eq!(found.entry(), truth(new, page_bytes()));
     assert_eq!(lookup.translate(page(old, 1), SEND).unwrap_err(), stale);
     lookup.remove_process(old);
-    assert_eq!(source.attached(), 1, "a stale handle removes nothing");
+    assert_eq!(source.attached(), 1, "a stale handle removed lines");
 }
 
 #[test]
 fn a_handle_of_a_process_that_never_was_fails() {
-    let (lookup, _) = lookup(settings(64, 8, 2));
+    let (lookup, _) = lookup(config(64, 8, 2));
     let nobody = ProcessHandle::new(9, 1).unwrap();
     let error = lookup.translate(page(nobody, 1), SEND).unwrap_err();
     assert_eq!(error, LookupError::Stale(nobody));
@@ -126,31 +126,31 @@ fn a_handle_of_a_process_that_never_was_fails() {
 
 #[test]
 fn addresses_that_no_process_has_fail() {
-    let (lookup, source) = lookup(settings(64, 8, 2));
+    let (lookup, source) = lookup(config(64, 8, 2));
     let process = lookup.add_process().unwrap();
     for address in [1 << 57, u64::MAX] {
-        let error = lookup.translate(VirtualMemoryHandle { process, address }, SEND).unwrap_err();
+        let error = lookup.translate(ProcessAddress { process, address }, SEND).unwrap_err();
         assert_eq!(error, LookupError::OutOfRange(address));
     }
-    let last = VirtualMemoryHandle { process, address: (1 << 57) - 1 };
+    let last = ProcessAddress { process, address: (1 << 57) - 1 };
     assert_eq!(lookup.translate(last, SEND).unwrap().page(1), None);
-    lookup.forget(process, u64::MAX - 5, u64::MAX);
+    lookup.invalidate(process, u64::MAX - 5, u64::MAX);
     assert_eq!(source.attached(), 1);
-    lookup.forget(process, 0, u64::MAX);
+    lookup.invalidate(process, 0, u64::MAX);
     assert_eq!(source.attached(), 0);
 }
 
 #[test]
 fn forgotten_lines_are_attached_anew() {
-    let (lookup, source) = lookup(settings(64, 8, 2));
+    let (lookup, source) = lookup(config(64, 8, 2));
     let process = lookup.add_process().unwrap();
     for number in [0, 8, 16, 24] {
         lookup.translate(page(process, number), SEND).unwrap();
     }
-    // From the last page of the second line to the first of the third.
-    lookup.forget(process, 15 * page_bytes(), 2 * page_bytes());
+    // From the last page of the second line to the first page of the third.
+    lookup.invalidate(process, 15 * page_bytes(), 2 * page_bytes());
     assert_eq!((source.attached(), lookup.counters().detached), (2, 2));
-    lookup.forget(process, 0, 0);
+    lookup.invalidate(process, 0, 0);
     assert_eq!(source.attached(), 2);
     assert!(lookup.find(page(process, 7), SEND).unwrap().is_some());
     assert!(lookup.find(page(process, 8), SEND).unwrap().is_none());
@@ -160,28 +160,28 @@ fn forgotten_lines_are_attached_anew() {
 
 #[test]
 fn a_refusal_reaches_the_caller_and_is_not_cached() {
-    let (lookup, source) = lookup(settings(64, 8, 2));
+    let (lookup, source) = lookup(config(64, 8, 2));
     let process = lookup.add_process().unwrap();
     source.refuse(0, true);
-    let refused = Refused::from(ErrorKind::PermissionDenied);
+    let refused = AttachError::from(ErrorKind::PermissionDenied);
     let error = lookup.translate(page(process, 1), SEND).unwrap_err();
-    assert_eq!(error, LookupError::Refused(refused));
+    assert_eq!(error, LookupError::Attach(refused));
     source.refuse(0, false);
     assert_eq!(
         lookup.translate(page(process, 1), SEND).unwrap().entry(),
         truth(process, page_bytes())
     );
-    assert_eq!(lookup.counters().refused, 1);
+    assert_eq!(lookup.counters().attach_errors, 1);
 }
 
 #[test]
 fn a_request_that_may_not_wait_comes_again_until_it_hits() {
-    let (lookup, source) = lookup(Settings { policy: Policy::Retry, ..settings(64, 8, 2) });
+    let (lookup, source) = lookup(LookupConfig { policy: MissPolicy::Retry, ..config(64, 8, 2) });
     let process = lookup.add_process().unwrap();
-    assert_eq!(lookup.translate(page(process, 1), SEND).unwrap_err(), LookupError::Missed);
+    assert_eq!(lookup.translate(page(process, 1), SEND).unwrap_err(), LookupError::NotCached);
     let found = loop {
         match lookup.translate(page(process, 1), SEND) {
-            Err(LookupError::Missed) => std::thread::yield_now(),
+            Err(LookupError::NotCached) => std::thread::yield_now(),
             other => break other.unwrap(),
         }
     };
@@ -196,13 +196,13 @@ fn a_request_that_may_not_wait_comes_again_until_it_hits() {
 
 #[test]
 fn a_request_that_comes_again_is_served_though_all_ways_are_in_use() {
-    let (lookup, source) = lookup(Settings { policy: Policy::Retry, ..settings(2, 1, 2) });
+    let (lookup, source) = lookup(LookupConfig { policy: MissPolicy::Retry, ..config(2, 1, 2) });
     let process = lookup.add_process().unwrap();
     let mut held = Vec::new();
     for number in 0..5 {
         held.push(loop {
             match lookup.translate(page(process, number), SEND) {
-                Err(LookupError::Missed) => std::thread::yield_now(),
+                Err(LookupError::NotCached) => std::thread::yield_now(),
                 other => break other.unwrap(),
             }
         });
@@ -212,56 +212,56 @@ fn a_request_that_comes_again_is_served_though_all_ways_are_in_use() {
     }
     assert_eq!(lookup.counters().misses.send.total(), 5);
     drop(held);
-    lookup.forget(process, 0, 5 * page_bytes());
+    lookup.invalidate(process, 0, 5 * page_bytes());
     assert_eq!(source.attached(), 0);
 }
 
 #[test]
 fn a_refusal_waits_for_the_request_that_comes_again() {
-    let (lookup, source) = lookup(Settings { policy: Policy::Retry, ..settings(64, 8, 2) });
+    let (lookup, source) = lookup(LookupConfig { policy: MissPolicy::Retry, ..config(64, 8, 2) });
     let process = lookup.add_process().unwrap();
     source.refuse(0, true);
     let error = loop {
         match lookup.translate(page(process, 1), SEND) {
-            Err(LookupError::Missed) => std::thread::yield_now(),
+            Err(LookupError::NotCached) => std::thread::yield_now(),
             other => break other.unwrap_err(),
         }
     };
-    assert_eq!(error, LookupError::Refused(ErrorKind::PermissionDenied.into()));
+    assert_eq!(error, LookupError::Attach(ErrorKind::PermissionDenied.into()));
 }
 
 #[test]
 fn a_requested_line_arrives_by_itself() {
-    let (lookup, source) = lookup(settings(64, 8, 2));
+    let (lookup, source) = lookup(config(64, 8, 2));
     let process = lookup.add_process().unwrap();
-    lookup.request(page(process, 1), Route::Receive);
+    lookup.prefetch(page(process, 1), DataPath::Receive);
     while lookup.cached_lines().is_empty() {
         std::thread::yield_now();
     }
-    assert!(lookup.find(page(process, 1), Route::Receive).unwrap().is_some());
-    lookup.request(page(process, 1), Route::Receive);
+    assert!(lookup.find(page(process, 1), DataPath::Receive).unwrap().is_some());
+    lookup.prefetch(page(process, 1), DataPath::Receive);
     let counters = lookup.counters();
-    assert_eq!((counters.requests.receive, counters.misses.receive.total()), (1, 0));
+    assert_eq!((counters.prefetches.receive, counters.misses.receive.total()), (1, 0));
     assert_eq!(source.attaches(), 1);
 }
 
 #[test]
 fn sweeps_detach_what_was_not_used_for_longest() {
-    let settings = Settings { high_water_lines: 40, sweep_every: 1000, ..settings(8, 1, 8) };
+    let settings = LookupConfig { high_water_lines: 40, sweep_every: 1000, ..config(8, 1, 8) };
     let (lookup, source) = lookup(settings);
     let process = lookup.add_process().unwrap();
     for number in 0..40 {
         lookup.translate(page(process, number), SEND).unwrap();
     }
     assert_eq!(lookup.counters().detached, 0);
-    // Used again, though not in the cache any more, and in use while it happens.
+    // Used again after its eviction from the cache, and in use during the sweep.
     lookup.translate(page(process, 0), SEND).unwrap();
     let held = lookup.translate(page(process, 1), SEND).unwrap();
     lookup.translate(page(process, 40), SEND).unwrap();
     assert_eq!((lookup.counters().detached, source.attached()), (11, 30));
     for number in [0, 1].into_iter().chain(13..=40) {
         let name = page(process, number);
-        let line = memferry_memory::lookup::LineName { process, address: name.address };
+        let line = memferry_memory::lookup::LineKey { process, address: name.address };
         assert!(source.is_attached(line), "{number}");
     }
     drop(held);
@@ -269,7 +269,7 @@ fn sweeps_detach_what_was_not_used_for_longest() {
 
 #[test]
 fn lines_in_the_cache_survive_a_sweep() {
-    let settings = Settings { high_water_lines: 2, sweep_every: 1, ..settings(8, 1, 8) };
+    let settings = LookupConfig { high_water_lines: 2, sweep_every: 1, ..config(8, 1, 8) };
     let (lookup, source) = lookup(settings);
     let process = lookup.add_process().unwrap();
     for number in 0..20 {
@@ -281,16 +281,16 @@ fn lines_in_the_cache_survive_a_sweep() {
 
 #[test]
 fn prepared_memory_is_found_without_the_source() {
-    for settings in [settings(64, 8, 2), Settings::full()] {
+    for settings in [config(64, 8, 2), LookupConfig::flat()] {
         let (lookup, source) = lookup(settings);
         let process = lookup.add_process().unwrap();
-        lookup.prepare(process, 5 * page_bytes(), 200 * page_bytes()).unwrap();
+        lookup.preload(process, 5 * page_bytes(), 200 * page_bytes()).unwrap();
         let attaches = source.attaches();
         for number in 5..205 {
             let found = lookup.translate(page(process, number), SEND).unwrap();
             assert_eq!(found.entry(), truth(process, number * page_bytes()));
         }
-        lookup.prepare(process, 5 * page_bytes(), 200 * page_bytes()).unwrap();
+        lookup.preload(process, 5 * page_bytes(), 200 * page_bytes()).unwrap();
         assert_eq!(source.attaches(), attaches);
         drop(lookup);
         assert_eq!(source.attached(), 0);
@@ -299,65 +299,65 @@ fn prepared_memory_is_found_without_the_source() {
 
 #[test]
 fn the_full_table_finds_what_was_prepared_and_nothing_else() {
-    let (lookup, source) = lookup(Settings::full());
-    assert_eq!(lookup.settings().kind, Kind::Full);
+    let (lookup, source) = lookup(LookupConfig::flat());
+    assert_eq!(lookup.config().kind, TableKind::Flat);
     let process = lookup.add_process().unwrap();
     let other = lookup.add_process().unwrap();
-    lookup.prepare(process, 0, 64 * page_bytes()).unwrap();
-    lookup.prepare(process, 256 * page_bytes(), 128 * page_bytes()).unwrap();
+    lookup.preload(process, 0, 64 * page_bytes()).unwrap();
+    lookup.preload(process, 256 * page_bytes(), 128 * page_bytes()).unwrap();
     assert!(lookup.find(page(process, 64), SEND).unwrap().is_none());
     let error = lookup.translate(page(other, 0), SEND).unwrap_err();
-    assert_eq!(error, LookupError::NotPrepared(0));
-    assert!(lookup.memory().entries >= 192 * 8);
-    // Memory between and around what is there.
-    lookup.prepare(process, 0, 512 * page_bytes()).unwrap();
+    assert_eq!(error, LookupError::NotPreloaded(0));
+    assert!(lookup.footprint().entries >= 192 * 8);
+    // Memory between and around the preloaded ranges.
+    lookup.preload(process, 0, 512 * page_bytes()).unwrap();
     assert_eq!(source.attaches(), 8);
-    assert_eq!(lookup.memory().entries, 512 * 8);
+    assert_eq!(lookup.footprint().entries, 512 * 8);
     for number in 0..512 {
         let found = lookup.find(page(process, number), SEND).unwrap().unwrap();
         assert_eq!(found.entry(), truth(process, number * page_bytes()));
     }
-    lookup.forget(process, 0, 64 * page_bytes());
+    lookup.invalidate(process, 0, 64 * page_bytes());
     assert!(lookup.find(page(process, 0), SEND).unwrap().is_none());
     lookup.remove_process(process);
     assert_eq!(source.attached(), 0);
     let error = lookup.translate(page(process, 300), SEND).unwrap_err();
     assert_eq!(error, LookupError::Stale(process));
-    assert_eq!(lookup.prepare(process, 0, 1), Err(LookupError::Stale(process)));
+    assert_eq!(lookup.preload(process, 0, 1), Err(LookupError::Stale(process)));
 }
 
 #[test]
 fn the_full_table_uses_its_room_again() {
-    let (lookup, _) = lookup(Settings::full());
+    let (lookup, _) = lookup(LookupConfig::flat());
     let mut memory = None;
     for _ in 0..10 {
         let process = lookup.add_process().unwrap();
-        lookup.prepare(process, 1 << 40, 640 * page_bytes()).unwrap();
+        lookup.preload(process, 1 << 40, 640 * page_bytes()).unwrap();
         assert!(
             lookup.find(page(process, (1 << 40) / page_bytes() + 639), SEND).unwrap().is_some()
         );
         lookup.remove_process(process);
-        assert_eq!(*memory.get_or_insert(lookup.memory().entries), lookup.memory().entries);
+        assert_eq!(*memory.get_or_insert(lookup.footprint().entries), lookup.footprint().entries);
     }
 }
 
 #[test]
 fn a_refusal_leaves_the_full_table_as_it_was() {
-    let (lookup, source) = lookup(Settings::full());
+    let (lookup, source) = lookup(LookupConfig::flat());
     let process = lookup.add_process().unwrap();
     source.refuse(128 * page_bytes(), true);
-    let error = lookup.prepare(process, 0, 256 * page_bytes()).unwrap_err();
-    assert_eq!(error, LookupError::Refused(ErrorKind::PermissionDenied.into()));
+    let error = lookup.preload(process, 0, 256 * page_bytes()).unwrap_err();
+    assert_eq!(error, LookupError::Attach(ErrorKind::PermissionDenied.into()));
     assert_eq!(source.attached(), 0);
     assert!(lookup.find(page(process, 0), SEND).unwrap().is_none());
 }
 
 #[test]
 fn a_leaked_translation_does_not_keep_the_lookup_from_ending() {
-    for settings in [settings(64, 8, 2), Settings::full()] {
+    for settings in [config(64, 8, 2), LookupConfig::flat()] {
         let (lookup, source) = lookup(settings);
         let process = lookup.add_process().unwrap();
-        lookup.prepare(process, 0, 1).unwrap();
+        lookup.preload(process, 0, 1).unwrap();
         std::mem::forget(lookup.translate(page(process, 0), SEND).unwrap());
         drop(lookup);
         assert_eq!(source.attached(), 0);
@@ -366,7 +366,7 @@ fn a_leaked_translation_does_not_keep_the_lookup_from_ending() {
 
 #[test]
 fn there_is_a_limit_to_processes_and_none_to_their_succession() {
-    let (lookup, _) = lookup(settings(64, 8, 2));
+    let (lookup, _) = lookup(config(64, 8, 2));
     let all: Vec<_> = (0..=u16::MAX).map(|_| lookup.add_process().unwrap()).collect();
     assert_eq!(lookup.add_process(), Err(TooManyProcesses));
     lookup.remove_process(all[77]);
@@ -376,7 +376,7 @@ fn there_is_a_limit_to_processes_and_none_to_their_succession() {
 #[test]
 fn settings_that_cannot_work_are_refused() {
     for (queue_length, sweep_every) in [(0, 1), (1, 0)] {
-        let settings = Settings { queue_length, sweep_every, ..settings(64, 8, 2) };
+        let settings = LookupConfig { queue_length, sweep_every, ..config(64, 8, 2) };
         let error =
             memferry_memory::lookup::Lookup::new(settings, crate::support::Truth::default());
         assert_eq!(error.unwrap_err().kind(), ErrorKind::InvalidInput);
@@ -385,14 +385,14 @@ fn settings_that_cannot_work_are_refused() {
 
 #[test]
 fn memory_is_told_by_component() {
-    let (lookup, _) = lookup(settings(16 << 10, 64, 4));
+    let (lookup, _) = lookup(config(16 << 10, 64, 4));
     let process = lookup.add_process().unwrap();
-    let before = lookup.memory();
+    let before = lookup.footprint();
     assert_eq!((before.entries, before.tags, before.order), (128 << 10, 8 << 10, 512));
     for line in 0..1000 {
         lookup.translate(page(process, line * 64), SEND).unwrap();
     }
-    let after = lookup.memory();
-    assert_eq!(after.near(), before.near(), "the cache does not grow");
+    let after = lookup.footprint();
+    assert_eq!(after.cache_total(), before.cache_total(), "the cache grew");
     assert!(after.table - before.table > 1000 * 64 * 8);
 }

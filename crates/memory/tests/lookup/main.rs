@@ -1,9 +1,10 @@
-//! Handle lookup from outside: what callers see, what the source sees, alone and in a crowd.
+//! The lookup through its public interface: single-threaded behaviour, concurrency, model and
+//! traces.
 #![cfg(not(loom))]
 
 mod behaviour;
 mod classes;
-mod crowd;
+mod concurrency;
 mod model;
 mod support;
 mod traces;

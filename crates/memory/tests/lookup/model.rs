@@ -1,31 +1,33 @@
-//! The lookup against a model that is too simple to be wrong: sets as lists in the order of use.
+//! The lookup against a simple model: sets as lists in LRU order.
 
 use std::collections::{BTreeSet, HashSet};
 
 use memferry_memory::handle::ProcessHandle;
-use memferry_memory::lookup::{Geometry, LineName, Lookup, Misses, Route, Settings, Translation};
+use memferry_memory::lookup::{
+    DataPath, Geometry, LineKey, Lookup, LookupConfig, MissCounts, Translation,
+};
 use proptest::prelude::*;
 
 use crate::support::{Truth, lookup, page, page_bytes, truth};
 
-/// A cache as lists of lines, the one used last at the end.
+/// A cache as lists of lines, the most recently used at the end.
 struct Model {
     geometry: Geometry,
-    sets: Vec<Vec<LineName>>,
-    /// One for each use that goes through the cache.
-    held: Vec<LineName>,
-    seen: HashSet<LineName>,
-    /// What a cache of the same size with one set would hold.
-    one_set: Vec<LineName>,
+    sets: Vec<Vec<LineKey>>,
+    /// The number of uses through the cache.
+    held: Vec<LineKey>,
+    seen: HashSet<LineKey>,
+    /// The contents of a fully associative cache of the same size.
+    one_set: Vec<LineKey>,
 }
 
-/// What an access does.
+/// The effect of an access.
 struct Expected {
     hit: bool,
     /// Whether the line is in the cache afterwards.
     cached: bool,
     cold: bool,
-    /// Whether a cache with one set had the line.
+    /// Whether the fully associative cache had the line.
     one_set_hit: bool,
 }
 
@@ -35,12 +37,12 @@ impl Model {
         Self { geometry, sets, held: Vec::new(), seen: HashSet::new(), one_set: Vec::new() }
     }
 
-    fn line_of(&self, process: ProcessHandle, page: u64) -> LineName {
+    fn line_of(&self, process: ProcessHandle, page: u64) -> LineKey {
         let pages = self.geometry.line_entries() as u64;
-        LineName { process, address: page / pages * pages * page_bytes() }
+        LineKey { process, address: page / pages * pages * page_bytes() }
     }
 
-    fn access(&mut self, name: LineName) -> Expected {
+    fn access(&mut self, name: LineKey) -> Expected {
         let number = name.address / self.geometry.line_bytes();
         let set = &mut self.sets[number as usize % self.geometry.sets()];
         let hit = set.contains(&name);
@@ -64,12 +66,12 @@ impl Model {
         Expected { hit, cached, cold: self.seen.insert(name), one_set_hit }
     }
 
-    fn forget(&mut self, gone: impl Fn(&LineName) -> bool) {
+    fn invalidate(&mut self, gone: impl Fn(&LineKey) -> bool) {
         self.sets.iter_mut().for_each(|set| set.retain(|line| !gone(line)));
         self.seen.retain(|line| !gone(line));
     }
 
-    fn cached(&self) -> BTreeSet<LineName> {
+    fn cached(&self) -> BTreeSet<LineKey> {
         self.sets.iter().flatten().copied().collect()
     }
 }
@@ -77,7 +79,7 @@ impl Model {
 #[derive(Debug, Clone)]
 enum Step {
     Access { process: usize, page: u64, keep: bool },
-    Forget { process: usize, page: u64, pages: u64 },
+    Invalidate { process: usize, page: u64, pages: u64 },
     Replace { process: usize },
     Release,
 }
@@ -86,7 +88,7 @@ const PROCESSES: usize = 3;
 const PAGES: u64 = 48;
 
 fn access() -> impl Strategy<Value = Step> {
-    // Some pages are touched more often than others, so that there is something to hit.
+    // Some pages are accessed more often than others, so that there are hits.
     let page = prop_oneof![0..PAGES, 0..PAGES / 4];
     (0..PROCESSES, page, prop::bool::weighted(0.2)).prop_map(|(process, page, keep)| Step::Access {
         process,
@@ -99,7 +101,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         20 => access(),
         1 => (0..PROCESSES, 0..PAGES, 0..PAGES / 2)
-            .prop_map(|(process, page, pages)| Step::Forget { process, page, pages }),
+            .prop_map(|(process, page, pages)| Step::Invalidate { process, page, pages }),
         1 => (0..PROCESSES).prop_map(|process| Step::Replace { process }),
         2 => Just(Step::Release),
     ]
@@ -112,7 +114,7 @@ fn geometry() -> impl Strategy<Value = Geometry> {
     })
 }
 
-fn misses(lookup: &Lookup<Truth>) -> Misses {
+fn misses(lookup: &Lookup<Truth>) -> MissCounts {
     lookup.counters().misses.send
 }
 
@@ -125,15 +127,15 @@ proptest! {
         high_water_lines in 1..100usize,
         steps in prop::collection::vec(step(), 1..300),
     ) {
-        let settings = Settings { high_water_lines, sweep_every: 7, ..Settings::dynamic(geometry) };
+        let settings = LookupConfig { high_water_lines, sweep_every: 7, ..LookupConfig::cached(geometry) };
         let (lookup, source) = lookup(settings);
         let mut processes: Vec<_> =
             (0..PROCESSES).map(|_| lookup.add_process().unwrap()).collect();
         let mut model = Model::new(geometry);
         let mut kept: Vec<Translation<'_>> = Vec::new();
         for step in steps {
-            if let Step::Forget { .. } | Step::Replace { .. } | Step::Release = step {
-                // Who forgets must not hold anything.
+            if let Step::Invalidate { .. } | Step::Replace { .. } | Step::Release = step {
+                // A thread that invalidates must not hold a translation.
                 kept.clear();
                 model.held.clear();
             }
@@ -143,7 +145,7 @@ proptest! {
                     let before = lookup.counters();
                     let name = model.line_of(process, number);
                     let expected = model.access(name);
-                    let translation = lookup.translate(page(process, number), Route::Send).unwrap();
+                    let translation = lookup.translate(page(process, number), DataPath::Send).unwrap();
                     prop_assert_eq!(translation.line(), name);
                     prop_assert_eq!(translation.entry(), truth(process, number * page_bytes()));
                     let after = lookup.counters();
@@ -155,22 +157,22 @@ proptest! {
                         model.held.extend(expected.cached.then_some(name));
                     }
                 }
-                Step::Forget { process, page: number, pages } => {
+                Step::Invalidate { process, page: number, pages } => {
                     let process = processes[process];
-                    lookup.forget(process, number * page_bytes(), pages * page_bytes());
+                    lookup.invalidate(process, number * page_bytes(), pages * page_bytes());
                     let lines = geometry.line_entries() as u64;
                     let first = number / lines * lines * page_bytes();
                     let touched = first..(number + pages) * page_bytes();
-                    model.forget(|line| {
+                    model.invalidate(|line| {
                         pages > 0 && line.process == process && touched.contains(&line.address)
                     });
                 }
                 Step::Replace { process } => {
                     let old = processes[process];
                     lookup.remove_process(old);
-                    model.forget(|line| line.process == old);
+                    model.invalidate(|line| line.process == old);
                     processes[process] = lookup.add_process().unwrap();
-                    prop_assert!(lookup.translate(page(old, 0), Route::Send).is_err());
+                    prop_assert!(lookup.translate(page(old, 0), DataPath::Send).is_err());
                 }
                 Step::Release => {}
             }
@@ -186,14 +188,14 @@ proptest! {
         prop_assert_eq!(source.attached(), 0);
     }
 
-    /// Uses between the same two fills cannot be told apart, so that a conflict may be called a
-    /// lack of capacity, but never the other way round.
+    /// Uses between the same two fills have the same tick, so a conflict miss may be classified as
+    /// a capacity miss, but not vice versa.
     #[test]
     fn a_conflict_is_one_that_a_single_set_would_not_have(
         geometry in geometry(),
         accesses in prop::collection::vec(access(), 1..300),
     ) {
-        let (lookup, _) = lookup(Settings::dynamic(geometry));
+        let (lookup, _) = lookup(LookupConfig::cached(geometry));
         let processes: Vec<_> = (0..PROCESSES).map(|_| lookup.add_process().unwrap()).collect();
         let mut model = Model::new(geometry);
         for access in accesses {
@@ -201,7 +203,7 @@ proptest! {
             let process = processes[process];
             let before = misses(&lookup);
             let expected = model.access(model.line_of(process, number));
-            drop(lookup.translate(page(process, number), Route::Send).unwrap());
+            drop(lookup.translate(page(process, number), DataPath::Send).unwrap());
             let after = misses(&lookup);
             prop_assert_eq!(after.total() - before.total(), u64::from(!expected.hit));
             let conflict = after.conflict > before.conflict;
@@ -210,14 +212,14 @@ proptest! {
         }
     }
 
-    /// Without hits every use has its own tick, and nothing is left to doubt.
+    /// Without hits every use has its own tick, and the classification is exact.
     #[test]
     fn misses_alone_are_classified_exactly(
         sets in 1..4u32,
         numbers in prop::collection::vec(0..24u64, 1..300),
     ) {
         let geometry = Geometry::new(1 << sets, 1, 1).unwrap();
-        let (lookup, _) = lookup(Settings::dynamic(geometry));
+        let (lookup, _) = lookup(LookupConfig::cached(geometry));
         let process = lookup.add_process().unwrap();
         let mut model = Model::new(geometry);
         for number in numbers {
@@ -227,7 +229,7 @@ proptest! {
             }
             let before = misses(&lookup);
             let expected = model.access(name);
-            drop(lookup.translate(page(process, number), Route::Send).unwrap());
+            drop(lookup.translate(page(process, number), DataPath::Send).unwrap());
             let after = misses(&lookup);
             let conflict = after.conflict > before.conflict;
             prop_assert_eq!(conflict, expected.one_set_hit);

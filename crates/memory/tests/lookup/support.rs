@@ -1,57 +1,59 @@
-//! A source that knows what is attached, and complains about everything that must not happen.
+//! A backend that tracks what is attached and asserts that its calls are valid.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
-use memferry_memory::handle::{ProcessHandle, VirtualMemoryHandle};
-use memferry_memory::lookup::{Geometry, LineName, Lookup, Refused, Settings, Source};
+use memferry_memory::handle::{ProcessAddress, ProcessHandle};
+use memferry_memory::lookup::{
+    AttachError, Geometry, LineKey, Lookup, LookupConfig, TranslationBackend,
+};
 
-/// The size of a page.
+/// The page size in bytes.
 pub(crate) fn page_bytes() -> u64 {
     memferry_sys::pages::page_bytes() as u64
 }
 
-/// The place of a page in the memory of a process.
-pub(crate) fn page(process: ProcessHandle, page: u64) -> VirtualMemoryHandle {
-    VirtualMemoryHandle { process, address: page * page_bytes() }
+/// The address of a page of a process.
+pub(crate) fn page(process: ProcessHandle, page: u64) -> ProcessAddress {
+    ProcessAddress { process, address: page * page_bytes() }
 }
 
-/// What a truthful source answers for a page: different for every page of every process.
+/// The entry that the backend writes for a page: different for every page of every process.
 pub(crate) fn truth(process: ProcessHandle, address: u64) -> u64 {
     let page = address / page_bytes();
     u64::from(process.generation()) << 48 | u64::from(process.number()) << 32 | (page + 1)
 }
 
-/// A source for tests. Its clones share what they know.
+/// A backend for tests. Its clones share their state.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Truth {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<TruthState>>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    attached: HashSet<LineName>,
+struct TruthState {
+    attached: HashSet<LineKey>,
     refusing: HashSet<u64>,
     attaches: u64,
 }
 
 impl Truth {
     /// Whether a line is attached now.
-    pub(crate) fn is_attached(&self, line: LineName) -> bool {
+    pub(crate) fn is_attached(&self, line: LineKey) -> bool {
         self.state.lock().unwrap().attached.contains(&line)
     }
 
-    /// How many lines are attached now.
+    /// The number of attached lines.
     pub(crate) fn attached(&self) -> usize {
         self.state.lock().unwrap().attached.len()
     }
 
-    /// How often a line was attached.
+    /// The number of attach calls that succeeded.
     pub(crate) fn attaches(&self) -> u64 {
         self.state.lock().unwrap().attaches
     }
 
-    /// Refuses lines at this address, or not any more.
+    /// Makes attach fail for lines at this address, or succeed again.
     pub(crate) fn refuse(&self, address: u64, refuse: bool) {
         let mut state = self.state.lock().unwrap();
         if refuse {
@@ -62,8 +64,8 @@ impl Truth {
     }
 }
 
-impl Source for Truth {
-    fn attach(&self, line: LineName, entries: &mut [u64]) -> Result<(), Refused> {
+impl TranslationBackend for Truth {
+    fn attach(&self, line: LineKey, entries: &mut [u64]) -> Result<(), AttachError> {
         let mut state = self.state.lock().unwrap();
         if state.refusing.contains(&line.address) {
             return Err(std::io::ErrorKind::PermissionDenied.into());
@@ -76,7 +78,7 @@ impl Source for Truth {
         Ok(())
     }
 
-    fn detach(&self, line: LineName, entries: &[u64]) {
+    fn detach(&self, line: LineKey, entries: &[u64]) {
         assert!(self.state.lock().unwrap().attached.remove(&line), "{line:?} was not attached");
         for (page, entry) in (0..).zip(entries) {
             assert_eq!(*entry, truth(line.process, line.address + page * page_bytes()));
@@ -84,13 +86,13 @@ impl Source for Truth {
     }
 }
 
-/// A cache of so many entries, line entries and ways.
-pub(crate) fn settings(entries: usize, line_entries: usize, ways: usize) -> Settings {
-    Settings::dynamic(Geometry::new(entries, line_entries, ways).unwrap())
+/// A cache with this geometry.
+pub(crate) fn config(entries: usize, line_entries: usize, ways: usize) -> LookupConfig {
+    LookupConfig::cached(Geometry::new(entries, line_entries, ways).unwrap())
 }
 
-/// A lookup over a truthful source.
-pub(crate) fn lookup(settings: Settings) -> (Lookup<Truth>, Truth) {
-    let source = Truth::default();
-    (Lookup::new(settings, source.clone()).unwrap(), source)
+/// Creates a lookup over a new backend.
+pub(crate) fn lookup(config: LookupConfig) -> (Lookup<Truth>, Truth) {
+    let backend = Truth::default();
+    (Lookup::new(config, backend.clone()).unwrap(), backend)
 }

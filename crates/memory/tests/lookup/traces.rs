@@ -1,21 +1,21 @@
-//! Accesses that are recorded, read back and run again.
+//! Recording, reading and replaying of traces.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
-use memferry_memory::lookup::trace::{Access, Accesses, TraceError, replay};
-use memferry_memory::lookup::{Counters, Geometry, Route, Settings};
+use memferry_memory::lookup::trace::{TraceError, TraceReader, TraceRecord, replay};
+use memferry_memory::lookup::{DataPath, Geometry, LookupConfig, LookupCounters};
 use proptest::prelude::*;
 
 use crate::support::{lookup, page, page_bytes};
 
 const HEADER: &[u8] = b"memferry trace 1";
 
-/// A place to write to that can be looked at afterwards.
+/// A writer whose contents the test can read afterwards.
 #[derive(Debug, Clone, Default)]
-struct Paper(Arc<Mutex<Vec<u8>>>);
+struct SharedBuffer(Arc<Mutex<Vec<u8>>>);
 
-impl Write for Paper {
+impl Write for SharedBuffer {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().unwrap().write(bytes)
     }
@@ -25,20 +25,20 @@ impl Write for Paper {
     }
 }
 
-/// Runs a program with evictions, a forgotten range and a replaced process.
-fn recorded(geometry: Geometry) -> (Vec<u8>, Counters) {
-    let (mut lookup, _) = lookup(Settings::dynamic(geometry));
-    let paper = Paper::default();
-    lookup.record_to(Box::new(paper.clone())).unwrap();
+/// Runs accesses with evictions, an invalidated range and a replaced process.
+fn recorded(geometry: Geometry) -> (Vec<u8>, LookupCounters) {
+    let (mut lookup, _) = lookup(LookupConfig::cached(geometry));
+    let paper = SharedBuffer::default();
+    lookup.start_recording(Box::new(paper.clone())).unwrap();
     let mut processes = [lookup.add_process().unwrap(), lookup.add_process().unwrap()];
     let mut records = 0;
     for step in 0..3000u64 {
         let process = &mut processes[(step % 7 / 5) as usize];
-        let route = if step % 3 == 0 { Route::Send } else { Route::Receive };
+        let route = if step % 3 == 0 { DataPath::Send } else { DataPath::Receive };
         drop(lookup.translate(page(*process, step * step % 97), route).unwrap());
         records += 1;
         if step % 500 == 499 {
-            lookup.forget(*process, 3 * page_bytes(), 9 * page_bytes());
+            lookup.invalidate(*process, 3 * page_bytes(), 9 * page_bytes());
             records += 1;
         }
         if step % 1000 == 999 {
@@ -48,10 +48,10 @@ fn recorded(geometry: Geometry) -> (Vec<u8>, Counters) {
         }
     }
     assert_eq!(lookup.end_recording().unwrap(), records);
-    // After the end nothing is written any more.
+    // After the end of the recording nothing is written.
     let bytes = paper.0.lock().unwrap().clone();
     let counters = lookup.counters();
-    drop(lookup.translate(page(processes[0], 1), Route::Send).unwrap());
+    drop(lookup.translate(page(processes[0], 1), DataPath::Send).unwrap());
     assert_eq!(paper.0.lock().unwrap().len(), bytes.len());
     (bytes, counters)
 }
@@ -62,7 +62,7 @@ fn a_replay_counts_what_the_program_counted() {
     let (bytes, counters) = recorded(geometry);
     let again = replay(&bytes[..], geometry).unwrap();
     assert!(counters.evictions > 100 && counters.misses.send.capacity > 0);
-    let numbers = |counters: Counters| {
+    let numbers = |counters: LookupCounters| {
         (counters.hits, counters.misses, counters.fills, counters.evictions, counters.detached)
     };
     assert_eq!(numbers(again), numbers(counters));
@@ -78,33 +78,33 @@ fn a_larger_cache_misses_less_in_a_replay() {
 
 #[test]
 fn accesses_are_read_as_they_were_written() {
-    let (mut lookup, _) = lookup(Settings::dynamic(Geometry::new(64, 8, 4).unwrap()));
-    let paper = Paper::default();
-    lookup.record_to(Box::new(paper.clone())).unwrap();
+    let (mut lookup, _) = lookup(LookupConfig::cached(Geometry::new(64, 8, 4).unwrap()));
+    let paper = SharedBuffer::default();
+    lookup.start_recording(Box::new(paper.clone())).unwrap();
     let process = lookup.add_process().unwrap();
     let last = (1 << 57) / page_bytes() - 1;
-    drop(lookup.translate(page(process, last), Route::Receive).unwrap());
-    drop(lookup.find(page(process, 5), Route::Send).unwrap());
-    lookup.forget(process, 0, u64::MAX);
-    lookup.forget(process, 0, 0);
+    drop(lookup.translate(page(process, last), DataPath::Receive).unwrap());
+    drop(lookup.find(page(process, 5), DataPath::Send).unwrap());
+    lookup.invalidate(process, 0, u64::MAX);
+    lookup.invalidate(process, 0, 0);
     lookup.remove_process(process);
     lookup.end_recording().unwrap();
     let bytes = paper.0.lock().unwrap().clone();
-    let accesses: Vec<_> = Accesses::new(&bytes[..]).unwrap().map(Result::unwrap).collect();
+    let accesses: Vec<_> = TraceReader::new(&bytes[..]).unwrap().map(Result::unwrap).collect();
     let process = process.number();
     let expected = [
-        Access::Lookup { process, page: last, route: Route::Receive },
-        Access::Lookup { process, page: 5, route: Route::Send },
-        Access::Forgotten { process, pages: 0..last + 1 },
-        Access::ProcessEnded { process },
+        TraceRecord::Lookup { process, page: last, path: DataPath::Receive },
+        TraceRecord::Lookup { process, page: 5, path: DataPath::Send },
+        TraceRecord::Invalidated { process, pages: 0..last + 1 },
+        TraceRecord::ProcessRemoved { process },
     ];
     assert_eq!(accesses, expected);
 }
 
 #[test]
 fn a_writer_that_fails_ends_the_recording_and_not_the_program() {
-    struct Full;
-    impl Write for Full {
+    struct FailingWriter;
+    impl Write for FailingWriter {
         fn write(&mut self, _: &[u8]) -> io::Result<usize> {
             Err(io::ErrorKind::StorageFull.into())
         }
@@ -112,14 +112,14 @@ fn a_writer_that_fails_ends_the_recording_and_not_the_program() {
             Ok(())
         }
     }
-    let (mut lookup, _) = lookup(Settings::dynamic(Geometry::new(64, 8, 4).unwrap()));
-    lookup.record_to(Box::new(Full)).unwrap();
+    let (mut lookup, _) = lookup(LookupConfig::cached(Geometry::new(64, 8, 4).unwrap()));
+    lookup.start_recording(Box::new(FailingWriter)).unwrap();
     let process = lookup.add_process().unwrap();
     for number in 0..20_000 {
-        drop(lookup.translate(page(process, number % 10), Route::Send).unwrap());
+        drop(lookup.translate(page(process, number % 10), DataPath::Send).unwrap());
     }
     assert_eq!(lookup.end_recording().unwrap_err().kind(), io::ErrorKind::StorageFull);
-    assert_eq!(lookup.end_recording().unwrap(), 0, "nothing is being recorded");
+    assert_eq!(lookup.end_recording().unwrap(), 0, "no recording is active");
 }
 
 #[test]
@@ -134,16 +134,16 @@ fn garbage_is_an_error_with_its_place() {
     assert!(matches!(error(b"memferry trace 2"), TraceError::Header));
     let good = 1 << 61;
     let cut = trace(&[good, good]);
-    assert!(matches!(error(&cut[..cut.len() - 3]), TraceError::Cut { record: 1 }));
+    assert!(matches!(error(&cut[..cut.len() - 3]), TraceError::Truncated { record: 1 }));
     for bad in [0, 6 << 61, 7 << 61, 5 << 61, 3 << 61 | 1] {
         let nonsense = error(&trace(&[good, bad]));
-        assert!(matches!(nonsense, TraceError::Nonsense { record: 1, word } if word == bad));
+        assert!(matches!(nonsense, TraceError::InvalidRecord { record: 1, word } if word == bad));
     }
     // The first half of a range, and a range that ends before it begins.
-    assert!(matches!(error(&trace(&[4 << 61])), TraceError::Cut { record: 0 }));
+    assert!(matches!(error(&trace(&[4 << 61])), TraceError::Truncated { record: 0 }));
     let backwards = trace(&[4 << 61 | 9, 5 << 61 | 8]);
-    assert!(matches!(error(&backwards), TraceError::Nonsense { record: 0, .. }));
-    // Ends of processes that never began are fine.
+    assert!(matches!(error(&backwards), TraceError::InvalidRecord { record: 0, .. }));
+    // Removals of unknown processes are valid.
     assert_eq!(replay(&trace(&[3 << 61])[..], geometry).unwrap().fills, 0);
 }
 
@@ -154,7 +154,7 @@ proptest! {
         cut in 0..8usize,
         kinds in 0..2u64,
     ) {
-        // Half of the runs have records of possible kinds only, and so come further.
+        // Half of the runs have only records of valid kinds, so that more of them are parsed.
         let kind = |word: u64| if kinds == 0 { word } else { word >> 3 | (1 + word % 2) << 61 };
         let mut bytes = HEADER.to_vec();
         bytes.extend(words.iter().flat_map(|&word| kind(word).to_le_bytes()));

@@ -1,40 +1,40 @@
-//! Readers beside fills and evictions.
+//! Readers of the line cache, with concurrent fills and evictions.
 
 use std::sync::atomic::Ordering;
 
 use loom::sync::Arc;
 use loom::thread;
 use memferry_memory::handle::ProcessHandle;
-use memferry_memory::lookup::cache::{Cache, Filler};
-use memferry_memory::lookup::{Geometry, LineName};
+use memferry_memory::lookup::cache::{FillToken, LineCache};
+use memferry_memory::lookup::{Geometry, LineKey};
 
 use crate::model;
 
-/// A cache of one line of two entries: everything happens in one slot.
-pub(crate) fn one_slot() -> (Arc<Cache>, Filler) {
-    let (cache, filler) = Cache::new(Geometry::new(2, 2, 1).unwrap());
+/// A cache of one line of two entries, so that all operations use one slot.
+pub(crate) fn one_slot() -> (Arc<LineCache>, FillToken) {
+    let (cache, filler) = LineCache::new(Geometry::new(2, 2, 1).unwrap());
     (Arc::new(cache), filler)
 }
 
-/// A line of a process, both by number.
-pub(crate) fn line(process: u16, number: u64) -> LineName {
+/// The key of a line, by the numbers of its process and of the line.
+pub(crate) fn line(process: u16, number: u64) -> LineKey {
     let line_bytes = Geometry::new(2, 2, 1).unwrap().line_bytes();
     let process = ProcessHandle::new(process, 1).unwrap();
-    LineName { process, address: number * line_bytes }
+    LineKey { process, address: number * line_bytes }
 }
 
 /// The entries of a line, different for every line.
-pub(crate) fn entries(name: LineName) -> [u64; 2] {
+pub(crate) fn entries(name: LineKey) -> [u64; 2] {
     let first = name.address << 16 | u64::from(name.process.number()) << 4;
     [first + 1, first + 2]
 }
 
-fn fill(cache: &Cache, filler: &mut Filler, name: LineName) -> bool {
+fn fill(cache: &LineCache, filler: &mut FillToken, name: LineKey) -> bool {
     cache.fill(filler, name, &entries(name)).is_some()
 }
 
-/// Looks a line up and, if it is found, checks that it is this one. Says whether it was found.
-fn read(cache: &Cache, name: LineName) -> bool {
+/// Looks up a line and, if it is cached, checks its entries. Returns whether it is cached.
+fn read(cache: &LineCache, name: LineKey) -> bool {
     let Ok(slot) = cache.find(name) else { return false };
     for _ in 0..2 {
         let found = cache.entries(slot).iter().map(|entry| entry.load(Ordering::Relaxed));
@@ -68,7 +68,7 @@ fn a_reader_beside_an_eviction_never_sees_another_line() {
             let cache = cache.clone();
             thread::spawn(move || (read(&cache, line(1, 1)), read(&cache, line(2, 3))))
         };
-        // Fails when the line is in use.
+        // The fill fails if the line is in use.
         let filled = fill(&cache, &mut filler, line(2, 3));
         let (_, new) = reader.join().unwrap();
         assert!(filled || !new);
@@ -76,7 +76,7 @@ fn a_reader_beside_an_eviction_never_sees_another_line() {
     });
 }
 
-/// Halves of two tags must not make a third: the same address in another process.
+/// Halves of two tags must not form a third tag: the same address in another process.
 #[test]
 fn a_tag_that_is_being_changed_is_nobodys() {
     model(4, || {
@@ -125,7 +125,7 @@ fn two_readers_and_an_evictor_agree() {
         for reader in readers {
             reader.join().unwrap();
         }
-        // Whoever came in vain has left no trace.
+        // A lookup that missed has left no reference.
         assert!(filled || fill(&cache, &mut filler, line(2, 2)));
         assert!(read(&cache, line(2, 2)));
     });
@@ -154,9 +154,9 @@ fn a_held_line_is_passed_over_until_it_is_released() {
 #[test]
 fn readers_of_one_set_leave_an_order_of_all_ways() {
     model(3, || {
-        let (cache, mut filler) = Cache::new(Geometry::new(2, 1, 2).unwrap());
+        let (cache, mut filler) = LineCache::new(Geometry::new(2, 1, 2).unwrap());
         let cache = Arc::new(cache);
-        let name = |number| LineName { address: number << 20, ..line(1, 0) };
+        let name = |number| LineKey { address: number << 20, ..line(1, 0) };
         for number in [1, 2] {
             assert!(cache.fill(&mut filler, name(number), &[number]).is_some());
         }
@@ -166,7 +166,7 @@ fn readers_of_one_set_leave_an_order_of_all_ways() {
         };
         assert!(!cache.slot(cache.find(name(2)).unwrap()).release());
         assert!(!reader.join().unwrap());
-        // Both can still be replaced, one after the other.
+        // Both lines can still be replaced, one after the other.
         let mut victims = [3, 4].map(|number| {
             let filled = cache.fill(&mut filler, name(number), &[number]).unwrap();
             filled.victim.unwrap().0.address >> 20

@@ -1,40 +1,40 @@
-//! A pinner that pins nothing and writes down everything.
+//! A pinner that pins nothing and records every call.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use memferry_memory::pinning::{Access, PageRange, PinError, Pinner, Token};
+use memferry_memory::pinning::{Access, PageRange, PinError, PinToken, Pinner};
 
-/// Remembers what is pinned. Memory need not exist.
+/// Records what is pinned. The memory need not exist.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    inner: Mutex<Inner>,
-    most_bytes: usize,
+    inner: Mutex<RecordedPins>,
+    max_bytes: usize,
 }
 
 #[derive(Debug, Default)]
-struct Inner {
+struct RecordedPins {
     last: u64,
     pinned: BTreeMap<u64, (PageRange, Access)>,
 }
 
 impl Recorder {
-    /// One that refuses to have more than this pinned.
-    pub(crate) fn with_most(most_bytes: usize) -> Self {
-        Self { inner: Mutex::default(), most_bytes }
+    /// Creates a recorder that fails if more than `max_bytes` are pinned.
+    pub(crate) fn with_max_bytes(max_bytes: usize) -> Self {
+        Self { inner: Mutex::default(), max_bytes }
     }
 
     pub(crate) fn new() -> Self {
-        Self::with_most(usize::MAX)
+        Self::with_max_bytes(usize::MAX)
     }
 
-    /// Whether a token stands for a pin now.
+    /// Whether a token is that of a current pin.
     #[allow(dead_code)]
-    pub(crate) fn is_pinned(&self, token: Token) -> bool {
+    pub(crate) fn is_pinned(&self, token: PinToken) -> bool {
         self.inner.lock().unwrap().pinned.contains_key(&token.0)
     }
 
-    /// All that is pinned now, by address.
+    /// All pinned ranges, sorted by address.
     pub(crate) fn pinned(&self) -> Vec<PageRange> {
         let inner = self.inner.lock().unwrap();
         let mut ranges: Vec<_> = inner.pinned.values().map(|(range, _)| *range).collect();
@@ -48,28 +48,34 @@ impl Pinner for Recorder {
         "recorder"
     }
 
-    fn pin(&self, range: PageRange, access: Access) -> Result<Token, PinError> {
+    fn pin(&self, range: PageRange, access: Access) -> Result<PinToken, PinError> {
         let mut inner = self.inner.lock().unwrap();
         let bytes: usize = inner.pinned.values().map(|(range, _)| range.bytes()).sum();
-        if bytes + range.bytes() > self.most_bytes {
+        if bytes + range.bytes() > self.max_bytes {
             return Err(PinError::MemlockLimit {
-                limit_bytes: self.most_bytes as u64,
+                limit_bytes: self.max_bytes as u64,
                 locked_bytes: bytes as u64,
-                asked_bytes: range.bytes() as u64,
+                requested_bytes: range.bytes() as u64,
             });
         }
         inner.last += 1;
         let token = inner.last;
         inner.pinned.insert(token, (range, access));
-        Ok(Token(token))
+        Ok(PinToken(token))
     }
 
-    fn unpin(&self, range: PageRange, token: Token) {
-        let (pinned, _) = self.inner.lock().unwrap().pinned.remove(&token.0).expect("pinned once");
+    fn unpin(&self, range: PageRange, token: PinToken) {
+        let (pinned, _) = self
+            .inner
+            .lock()
+            .unwrap()
+            .pinned
+            .remove(&token.0)
+            .expect("not pinned, or unpinned twice");
         assert_eq!(pinned, range);
     }
 
-    fn follows_mapping(&self) -> bool {
+    fn tracks_mapping(&self) -> bool {
         false
     }
 }

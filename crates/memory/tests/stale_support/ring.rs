@@ -1,8 +1,8 @@
 //! A pinner whose pins are page frames: buffers registered with an io_uring.
 //!
-//! The kernel looks up the frames once, when a buffer is registered, and copies to and from those
-//! frames ever after. Other memory at the same addresses is not what it sees, which is just what the
-//! tests need.
+//! The kernel resolves the frames once, when a buffer is registered, and copies to and from those
+//! frames. It does not see other memory that is mapped at the same addresses later, which is what
+//! the tests need.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -10,12 +10,12 @@ use std::ptr;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use memferry_memory::pinning::{Access, PageRange, PerProcess, PinError, Pinner, Token};
-use memferry_sys::registered_buffers::BufferTable;
+use memferry_memory::pinning::{Access, ForkLocal, PageRange, PinError, PinToken, Pinner};
+use memferry_sys::registered_buffers::RegisteredBuffers;
 
-/// How many buffers a ring has room for.
+/// The number of buffer slots of a ring.
 const SLOTS: u32 = 1024;
-/// How many requests: one at a time is enough.
+/// The number of queue entries; the tests need one at a time.
 const ENTRIES: u32 = 4;
 
 const READ_FIXED: u8 = 4;
@@ -26,27 +26,27 @@ const ENTRIES_OFFSET: i64 = 0x1000_0000;
 /// Pins by registering buffers, and copies between them and files. Each process has its own ring.
 #[derive(Debug)]
 pub(crate) struct RingPinner {
-    ring: PerProcess<Mutex<Ring>>,
+    ring: ForkLocal<Mutex<Ring>>,
 }
 
 impl RingPinner {
-    /// `None`, with a word on why, where io_uring is not permitted.
+    /// Creates a pinner. `None`, and the test is skipped, if io_uring is not permitted.
     pub(crate) fn new() -> Option<Self> {
         if let Err(error) = Ring::new() {
             memferry_testing::skip(memferry_testing::Requirement::IoUring, error);
             return None;
         }
-        let make = || Mutex::new(Ring::new().expect("a second ring after the first"));
-        Some(Self { ring: PerProcess::new(make) })
+        let make = || Mutex::new(Ring::new().expect("cannot create another ring"));
+        Some(Self { ring: ForkLocal::new(make) })
     }
 
     /// Writes registered memory to the start of a file.
-    pub(crate) fn copy_out(&self, token: Token, address: usize, length: usize, file: &File) {
+    pub(crate) fn copy_out(&self, token: PinToken, address: usize, length: usize, file: &File) {
         self.ring.get().lock().unwrap().copy(WRITE_FIXED, token, address, length, file);
     }
 
     /// Reads the start of a file into registered memory.
-    pub(crate) fn copy_in(&self, token: Token, address: usize, length: usize, file: &File) {
+    pub(crate) fn copy_in(&self, token: PinToken, address: usize, length: usize, file: &File) {
         self.ring.get().lock().unwrap().copy(READ_FIXED, token, address, length, file);
     }
 }
@@ -56,17 +56,17 @@ impl Pinner for RingPinner {
         "ring"
     }
 
-    fn pin(&self, range: PageRange, _access: Access) -> Result<Token, PinError> {
+    fn pin(&self, range: PageRange, _access: Access) -> Result<PinToken, PinError> {
         self.ring.get().lock().unwrap().register(range)
     }
 
-    fn unpin(&self, _range: PageRange, token: Token) {
+    fn unpin(&self, _range: PageRange, token: PinToken) {
         let mut ring = self.ring.get().lock().unwrap();
-        ring.table.clear(token.0 as u32).expect("a slot can be emptied");
+        ring.table.clear(token.0 as u32).expect("cannot clear the slot");
         ring.free.push(token.0 as u32);
     }
 
-    fn follows_mapping(&self) -> bool {
+    fn tracks_mapping(&self) -> bool {
         false
     }
 }
@@ -75,9 +75,9 @@ impl Pinner for RingPinner {
 struct Ring {
     descriptor: OwnedFd,
     parameters: Parameters,
-    queues: Shared,
-    entries: Shared,
-    table: BufferTable,
+    queues: RingMapping,
+    entries: RingMapping,
+    table: RegisteredBuffers,
     free: Vec<u32>,
 }
 
@@ -95,16 +95,16 @@ impl Ring {
         // Both queues are in one mapping since Linux 5.4.
         let completions = parameters.completion.entries + parameters.completion_entries * 16;
         let submissions = parameters.submission.array + parameters.submission_entries * 4;
-        let queues = Shared::new(&descriptor, completions.max(submissions) as usize, 0)?;
-        let bytes = parameters.submission_entries as usize * size_of::<Entry>();
-        let entries = Shared::new(&descriptor, bytes, ENTRIES_OFFSET)?;
-        let table = BufferTable::over(descriptor.try_clone()?, SLOTS)?;
+        let queues = RingMapping::new(&descriptor, completions.max(submissions) as usize, 0)?;
+        let bytes = parameters.submission_entries as usize * size_of::<SubmissionEntry>();
+        let entries = RingMapping::new(&descriptor, bytes, ENTRIES_OFFSET)?;
+        let table = RegisteredBuffers::from_ring(descriptor.try_clone()?, SLOTS)?;
         let free = (0..SLOTS).rev().collect();
         Ok(Self { descriptor, parameters, queues, entries, table, free })
     }
 
-    fn register(&mut self, range: PageRange) -> Result<Token, PinError> {
-        let slot = self.free.pop().expect("a free slot");
+    fn register(&mut self, range: PageRange) -> Result<PinToken, PinError> {
+        let slot = self.free.pop().expect("no free slot");
         self.table.set(slot, range.start(), range.bytes()).map_err(|error| {
             self.free.push(slot);
             match error.raw_os_error() {
@@ -112,32 +112,34 @@ impl Ring {
                 Some(libc::ENOMEM) => PinError::MemlockLimit {
                     limit_bytes: memferry_sys::residency::lock_limit_bytes().unwrap_or(u64::MAX),
                     locked_bytes: memferry_sys::residency::locked_bytes(),
-                    asked_bytes: range.bytes() as u64,
+                    requested_bytes: range.bytes() as u64,
                 },
                 code => PinError::Refused { what: "registering", code: code.unwrap_or(0) },
             }
         })?;
-        Ok(Token(u64::from(slot)))
+        Ok(PinToken(u64::from(slot)))
     }
 
-    fn copy(&mut self, code: u8, token: Token, address: usize, length: usize, file: &File) {
+    fn copy(&mut self, code: u8, token: PinToken, address: usize, length: usize, file: &File) {
         let (submission, completion) = (&self.parameters.submission, &self.parameters.completion);
         let tail = self.queues.word(submission.tail);
         let number = tail.load(Ordering::Relaxed);
         let slot = number % self.parameters.submission_entries;
-        let entry = Entry {
+        let entry = SubmissionEntry {
             code,
             file: file.as_raw_fd(),
             address: address as u64,
             length: length as u32,
             buffer: token.0 as u16,
-            ..Entry::default()
+            ..SubmissionEntry::default()
         };
-        // SAFETY: the slot is inside the mapping, and free: every request was waited for.
-        unsafe { self.entries.start.cast::<Entry>().add(slot as usize).write(entry) };
+        // SAFETY: the slot is inside the mapping, and free, because every earlier request is
+        // complete.
+        unsafe { self.entries.start.cast::<SubmissionEntry>().add(slot as usize).write(entry) };
         self.queues.word(submission.array + 4 * slot).store(slot, Ordering::Relaxed);
         tail.store(number + 1, Ordering::Release);
-        // SAFETY: submits the entry above and waits for it; the memory it names is registered.
+        // SAFETY: the call submits the entry above and waits for it; the memory of the entry is
+        // registered.
         let submitted = unsafe {
             let (descriptor, none) = (self.descriptor.as_raw_fd(), ptr::null::<u8>());
             let flags = WAIT_FOR_COMPLETION;
@@ -150,25 +152,25 @@ impl Ring {
         let at = completion.entries + 16 * (done % self.parameters.completion_entries) + 8;
         let result = self.queues.word(at).load(Ordering::Relaxed) as i32;
         head.store(done + 1, Ordering::Release);
-        assert_eq!(result, length as i32, "the copy ended with this");
+        assert_eq!(result, length as i32, "the copy failed or was short");
     }
 }
 
 /// Memory shared with the kernel.
 #[derive(Debug)]
-struct Shared {
+struct RingMapping {
     start: *mut u8,
     length: usize,
 }
 
-// SAFETY: the mapping belongs to the ring that holds it, which is used under a lock.
-unsafe impl Send for Shared {}
+// SAFETY: the ring owns the mapping and uses it under a lock.
+unsafe impl Send for RingMapping {}
 
-impl Shared {
+impl RingMapping {
     fn new(descriptor: &OwnedFd, length: usize, offset: i64) -> std::io::Result<Self> {
         let (rights, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
         let file = descriptor.as_raw_fd();
-        // SAFETY: a fresh mapping overlaps nothing.
+        // SAFETY: a new mapping overlaps nothing.
         let start = unsafe { libc::mmap(ptr::null_mut(), length, rights, flags, file, offset) };
         if start == libc::MAP_FAILED {
             return Err(std::io::Error::last_os_error());
@@ -178,14 +180,16 @@ impl Shared {
 
     fn word(&self, offset: u32) -> &AtomicU32 {
         assert!(offset as usize + 4 <= self.length && offset.is_multiple_of(4));
-        // SAFETY: inside the mapping, aligned, and shared with the kernel as an atomic word.
+        // SAFETY: the address is inside the mapping, aligned, and shared with the kernel as an
+        // atomic word.
         unsafe { &*self.start.add(offset as usize).cast() }
     }
 }
 
-impl Drop for Shared {
+impl Drop for RingMapping {
     fn drop(&mut self) {
-        // SAFETY: what was mapped, once; no reference outlives self.
+        // SAFETY: the range was mapped by `new` and is unmapped once; no reference outlives this
+        // value.
         unsafe { libc::munmap(self.start.cast(), self.length) };
     }
 }
@@ -224,7 +228,7 @@ const _: () = assert!(size_of::<Parameters>() == 120);
 
 #[derive(Debug, Default)]
 #[repr(C)]
-struct Entry {
+struct SubmissionEntry {
     code: u8,
     flags: u8,
     priority: u16,
@@ -238,4 +242,4 @@ struct Entry {
     unused: [u16; 11],
 }
 
-const _: () = assert!(size_of::<Entry>() == 64);
+const _: () = assert!(size_of::<SubmissionEntry>() == 64);

@@ -1,4 +1,4 @@
-//! The side that is connected to: takes sockets, reads hellos when they come, answers.
+//! The accepting side: accepts sockets, reads connect requests as they arrive, and replies.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -6,220 +6,239 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use memferry_sys::EventFd;
-use memferry_sys::cross_memory::Denied;
-use memferry_sys::packet_socket::{PacketListener, PacketSocket, SocketName};
+use memferry_sys::cross_memory::CrossMemoryDenied;
+use memferry_sys::epoll::EpollSet;
 use memferry_sys::peer_process;
-use memferry_sys::readiness::Readiness;
+use memferry_sys::seqpacket::{SeqPacketListener, SeqPacketSocket, SocketName};
 
-use super::hello::{self, BadHello, Hello, Identity, Refusal, Welcome};
-use super::reach::{ProbeWords, Reach, Trial};
-use super::{Acquaintance, Allowed, EndpointId, listens_on};
+use super::access_probe::{AccessProbe, PeerAccess, ProbeWords};
+use super::handshake::{
+    self, BadRequest, ConnectReply, ConnectRequest, EndpointUuid, RejectReason,
+};
+use super::{AllowedUsers, ConnectionParts, EndpointId, is_listening_on};
 use crate::error::{ConnectError, SystemError};
-use crate::ring::layout::{End, Memory};
-use crate::window::board::BoardView;
+use crate::ring::layout::{ConnectionEnd, ConnectionMemory};
+use crate::window::window_table::WindowTableView;
 
-/// Sockets whose hello has not come yet, or the access to whose process is still being tried: at most so
-/// many, for at most so long.
-const MOST_PENDING: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(5);
-/// The same while others wait for the place.
-const GRACE: Duration = Duration::from_millis(200);
+/// The maximum number of sockets whose request has not arrived or whose access probe is not
+/// complete, and the timeout for each of the two.
+const MAX_PENDING: usize = 64;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// The timeout when all pending slots are in use.
+const BUSY_REQUEST_TIMEOUT: Duration = Duration::from_millis(200);
 
-/// A name that others connect to.
+/// A listening socket and its pending connections.
 #[derive(Debug)]
 pub(crate) struct Listener {
-    socket: PacketListener,
-    allowed: Allowed,
-    pending: Vec<(PacketSocket, Instant)>,
-    /// Callers whose hello has come, and the trial of the access to their memory has not ended.
-    tried: Vec<(Caller, Trial)>,
-    /// Readable when a trial has ended. There is one while any is not over.
-    trial_over: Option<Arc<EventFd>>,
-    /// The last look failed for want of something.
-    is_troubled: bool,
-    /// Readable when somebody connects, and when the hello of one who has connected comes. Made
-    /// when first asked for.
-    readiness: Option<Arc<Readiness>>,
+    socket: SeqPacketListener,
+    allowed: AllowedUsers,
+    pending: Vec<(SeqPacketSocket, Instant)>,
+    /// Connections whose request has arrived, and whose access probe is not complete.
+    probing: Vec<(IncomingConnection, AccessProbe)>,
+    /// Readable when a probe is complete. It exists while any probe is pending.
+    probe_done: Option<Arc<EventFd>>,
+    /// The last `accept` failed for lack of a resource.
+    accept_failing: bool,
+    /// Readable when a peer connects, and when a request of a pending socket arrives. Created on
+    /// first use.
+    epoll: Option<Arc<EpollSet>>,
 }
 
-/// A hello that has come: to be answered.
+/// A connect request that needs a reply.
 #[derive(Debug)]
-pub(crate) struct Caller {
-    socket: PacketSocket,
-    hello: Hello,
-    memory: Memory,
-    board: BoardView,
+pub(crate) struct IncomingConnection {
+    socket: SeqPacketSocket,
+    request: ConnectRequest,
+    memory: ConnectionMemory,
+    window_table: WindowTableView,
     credentials: peer_process::Credentials,
-    /// What this side can do with its memory.
-    reach: Reach,
+    /// This side's access to the peer's memory.
+    access: PeerAccess,
 }
 
 impl Listener {
-    /// Takes a name.
-    pub(crate) fn bind(name: &SocketName, allowed: Allowed) -> Result<Self, ConnectError> {
-        let socket = PacketListener::bind(name).map_err(|error| match error.kind() {
-            std::io::ErrorKind::AddrInUse if name.is_other_file() => {
+    /// Binds a name.
+    pub(crate) fn bind(name: &SocketName, allowed: AllowedUsers) -> Result<Self, ConnectError> {
+        let socket = SeqPacketListener::bind(name).map_err(|error| match error.kind() {
+            std::io::ErrorKind::AddrInUse if name.is_non_socket_file() => {
                 ConnectError::NotASocket(name.to_string())
             }
             std::io::ErrorKind::AddrInUse => ConnectError::NameInUse(name.to_string()),
-            _ => ConnectError::CannotListen {
+            _ => ConnectError::ListenFailed {
                 name: name.to_string(),
                 error: SystemError(Arc::new(error)),
             },
         })?;
-        let (pending, tried) = (Vec::new(), Vec::new());
-        let (trial_over, readiness) = (None, None);
-        Ok(Self { socket, allowed, pending, tried, trial_over, readiness, is_troubled: false })
+        let (pending, probing) = (Vec::new(), Vec::new());
+        let (probe_done, epoll) = (None, None);
+        Ok(Self { socket, allowed, pending, probing, probe_done, epoll, accept_failing: false })
     }
 
-    /// What becomes readable when there may be something to do.
-    pub(crate) fn watch(&mut self) -> io::Result<Arc<Readiness>> {
-        if let Some(readiness) = &self.readiness {
-            return Ok(readiness.clone());
+    /// Returns the epoll set that becomes readable when [`Listener::poll`] has work.
+    pub(crate) fn watch(&mut self) -> io::Result<Arc<EpollSet>> {
+        if let Some(epoll) = &self.epoll {
+            return Ok(epoll.clone());
         }
-        let readiness = Arc::new(Readiness::new()?);
-        readiness.add(self.socket.as_fd(), false)?;
+        let epoll = Arc::new(EpollSet::new()?);
+        epoll.add(self.socket.as_fd(), false)?;
         for (socket, _) in &self.pending {
-            readiness.add(socket.as_fd(), false)?;
+            epoll.add(socket.as_fd(), false)?;
         }
-        if let Some(event) = &self.trial_over {
-            readiness.add(event.as_fd(), false)?;
+        if let Some(event) = &self.probe_done {
+            epoll.add(event.as_fd(), false)?;
         }
-        self.readiness = Some(readiness.clone());
-        Ok(readiness)
+        self.epoll = Some(epoll.clone());
+        Ok(epoll)
     }
 
-    /// What [`Listener::watch`] gave is never readable again.
+    /// Empties the set of [`Listener::watch`], which is then never readable.
     pub(crate) fn unwatch(&mut self) {
-        let Some(readiness) = self.readiness.take() else { return };
-        readiness.remove(self.socket.as_fd());
-        self.pending.iter().for_each(|(socket, _)| readiness.remove(socket.as_fd()));
-        self.trial_over.iter().for_each(|event| readiness.remove(event.as_fd()));
+        let Some(epoll) = self.epoll.take() else { return };
+        epoll.remove(self.socket.as_fd());
+        self.pending.iter().for_each(|(socket, _)| epoll.remove(socket.as_fd()));
+        self.probe_done.iter().for_each(|event| epoll.remove(event.as_fd()));
     }
 
-    fn add_pending(&mut self, socket: PacketSocket) {
-        if let Some(readiness) = &self.readiness {
-            let _ = readiness.add(socket.as_fd(), false);
+    fn add_pending(&mut self, socket: SeqPacketSocket) {
+        if let Some(epoll) = &self.epoll {
+            let _ = epoll.add(socket.as_fd(), false);
         }
         self.pending.push((socket, Instant::now()));
     }
 
-    fn take_pending(&mut self, index: usize) -> PacketSocket {
+    fn take_pending(&mut self, index: usize) -> SeqPacketSocket {
         let (socket, _) = self.pending.swap_remove(index);
-        if let Some(readiness) = &self.readiness {
-            readiness.remove(socket.as_fd());
+        if let Some(epoll) = &self.epoll {
+            epoll.remove(socket.as_fd());
         }
         socket
     }
 
-    /// Whether sockets wait for their hello.
+    /// Returns whether connections are pending.
     pub(crate) fn has_pending(&self) -> bool {
-        !self.pending.is_empty() || !self.tried.is_empty() || self.is_troubled
+        !self.pending.is_empty() || !self.probing.is_empty() || self.accept_failing
     }
 
-    /// Whether one more can be pending. Whoever has said nothing for a while makes room; those who
-    /// have only just come are waited for, and others wait in the queue of the socket.
-    fn has_place(&mut self) -> bool {
-        if self.pending.len() + self.tried.len() >= MOST_PENDING {
-            let silent = self.pending.iter().position(|(_, since)| since.elapsed() > GRACE);
-            let slow = self.tried.iter().position(|(_, trial)| trial.elapsed() > GRACE);
+    /// Returns whether one more connection can be pending. At the limit, a connection that has been
+    /// silent for [`BUSY_REQUEST_TIMEOUT`] is dropped; newer ones are kept, and further ones wait
+    /// in the queue of the socket.
+    fn has_slot(&mut self) -> bool {
+        if self.pending.len() + self.probing.len() >= MAX_PENDING {
+            let silent =
+                self.pending.iter().position(|(_, since)| since.elapsed() > BUSY_REQUEST_TIMEOUT);
+            let slow =
+                self.probing.iter().position(|(_, probe)| probe.elapsed() > BUSY_REQUEST_TIMEOUT);
             if let Some(slow) = slow {
-                drop(self.tried.swap_remove(slow));
-                if self.tried.is_empty() {
-                    self.close_trial_over();
+                drop(self.probing.swap_remove(slow));
+                if self.probing.is_empty() {
+                    self.close_probe_done();
                 }
             } else if let Some(silent) = silent {
                 drop(self.take_pending(silent));
             }
         }
-        self.pending.len() + self.tried.len() < MOST_PENDING
+        self.pending.len() + self.probing.len() < MAX_PENDING
     }
 
-    /// Tries the access to the memory of a caller. Gives the caller back if that is over at once.
-    fn try_access(&mut self, caller: Caller, own: Identity, cross_memory: bool) -> Option<Caller> {
-        let Ok(trial) = Trial::start(caller.credentials, caller.hello.probe, cross_memory) else {
-            caller.refuse(own, Refusal::Absent);
+    /// Probes the access to the memory of a connecting process. Returns the connection if the probe
+    /// completes at once.
+    fn probe_access(
+        &mut self,
+        incoming: IncomingConnection,
+        own: EndpointUuid,
+        cross_memory: bool,
+    ) -> Option<IncomingConnection> {
+        let Ok(probe) =
+            AccessProbe::start(incoming.credentials, incoming.request.probe, cross_memory)
+        else {
+            incoming.reject(own, RejectReason::ProbeStuck);
             return None;
         };
-        if let Some(Ok(reach)) = trial.poll() {
-            return Some(Caller { reach, ..caller });
+        if let Some(Ok(access)) = probe.poll() {
+            return Some(IncomingConnection { access, ..incoming });
         }
-        if self.trial_over.is_none() {
-            self.trial_over = EventFd::new().ok().map(Arc::new);
-            if let (Some(event), Some(readiness)) = (&self.trial_over, &self.readiness) {
-                let _ = readiness.add(event.as_fd(), false);
+        if self.probe_done.is_none() {
+            self.probe_done = EventFd::new().ok().map(Arc::new);
+            if let (Some(event), Some(epoll)) = (&self.probe_done, &self.epoll) {
+                let _ = epoll.add(event.as_fd(), false);
             }
         }
-        // Without a descriptor for it, whoever waits polls now and then.
-        if let Some(event) = &self.trial_over {
-            trial.signal_at_end(event);
+        // Without an eventfd, waiters poll at intervals.
+        if let Some(event) = &self.probe_done {
+            probe.signal_on_completion(event);
         }
-        self.tried.push((caller, trial));
+        self.probing.push((incoming, probe));
         None
     }
 
-    /// A caller the access to whose memory has been tried meanwhile.
-    fn take_tried(&mut self, own: Identity) -> Option<Caller> {
-        if let Some(event) = &self.trial_over {
+    /// Returns a connection whose access probe is complete.
+    fn take_probed(&mut self, own: EndpointUuid) -> Option<IncomingConnection> {
+        if let Some(event) = &self.probe_done {
             event.drain();
         }
-        let caller = self.find_tried(own);
-        if self.tried.is_empty() {
-            self.close_trial_over();
-        } else if self.tried.iter().any(|(_, trial)| trial.poll().is_some()) {
-            self.trial_over.iter().for_each(|event| event.signal());
+        let incoming = self.find_probed(own);
+        if self.probing.is_empty() {
+            self.close_probe_done();
+        } else if self.probing.iter().any(|(_, probe)| probe.poll().is_some()) {
+            self.probe_done.iter().for_each(|event| event.signal());
         }
-        caller
+        incoming
     }
 
-    fn find_tried(&mut self, own: Identity) -> Option<Caller> {
+    fn find_probed(&mut self, own: EndpointUuid) -> Option<IncomingConnection> {
         let mut index = 0;
-        while let Some((_, trial)) = self.tried.get(index) {
-            match trial.poll() {
+        while let Some((_, probe)) = self.probing.get(index) {
+            match probe.poll() {
                 None => index += 1,
-                Some(Ok(reach)) => {
-                    let (caller, _) = self.tried.swap_remove(index);
-                    return Some(Caller { reach, ..caller });
+                Some(Ok(access)) => {
+                    let (incoming, _) = self.probing.swap_remove(index);
+                    return Some(IncomingConnection { access, ..incoming });
                 }
-                Some(Err(_)) => self.tried.swap_remove(index).0.refuse(own, Refusal::Absent),
+                Some(Err(_)) => {
+                    self.probing.swap_remove(index).0.reject(own, RejectReason::ProbeStuck);
+                }
             }
         }
         None
     }
 
-    /// With no trial left, nobody waits for the end of one.
-    fn close_trial_over(&mut self) {
-        if let (Some(event), Some(readiness)) = (self.trial_over.take(), &self.readiness) {
-            readiness.remove(event.as_fd());
+    /// Closes the eventfd of the probes, when none is pending.
+    fn close_probe_done(&mut self) {
+        if let (Some(event), Some(epoll)) = (self.probe_done.take(), &self.epoll) {
+            epoll.remove(event.as_fd());
         }
     }
 
-    /// The next hello that has come, of a process the access to whose memory was tried, if it may be used.
+    /// Returns the next connection whose request has arrived and whose access probe is complete.
     /// Waits for a few milliseconds at most.
-    pub(crate) fn poll(&mut self, own: Identity, cross_memory: bool) -> Option<Caller> {
-        if let Some(caller) = self.take_tried(own) {
-            return Some(caller);
+    pub(crate) fn poll(
+        &mut self,
+        own: EndpointUuid,
+        cross_memory: bool,
+    ) -> Option<IncomingConnection> {
+        if let Some(incoming) = self.take_probed(own) {
+            return Some(incoming);
         }
-        for _ in 0..MOST_PENDING {
-            if !self.has_place() {
+        for _ in 0..MAX_PENDING {
+            if !self.has_slot() {
                 break;
             }
             let socket = match self.socket.accept() {
                 Ok(socket) => socket,
                 Err(error) => {
-                    // Out of descriptors, say: looked at again soon, but not at once.
-                    let is_troubled = error.kind() != io::ErrorKind::WouldBlock;
-                    if is_troubled && !self.is_troubled {
+                    // For example out of descriptors: tried again at the next interval.
+                    let failed = error.kind() != io::ErrorKind::WouldBlock;
+                    if failed && !self.accept_failing {
                         let name = self.socket.name();
-                        tracing::warn!(%name, %error, "a caller cannot be accepted now");
+                        tracing::warn!(%name, %error, "cannot accept a connection now");
                     }
-                    self.is_troubled = is_troubled;
+                    self.accept_failing = failed;
                     break;
                 }
             };
             let user = peer_process::credentials(socket.as_fd()).map(|found| found.uid);
             if !user.is_ok_and(|uid| self.allowed.permits(uid)) {
-                refuse(&socket, own, Some(Refusal::User));
+                reject(&socket, own, Some(RejectReason::User));
                 continue;
             }
             self.add_pending(socket);
@@ -227,31 +246,37 @@ impl Listener {
         let mut index = 0;
         while index < self.pending.len() {
             let (socket, since) = &self.pending[index];
-            let mut packet = [0; hello::MOST_BYTES];
+            let mut packet = [0; handshake::MAX_PACKET_BYTES];
             match socket.receive_whole(&mut packet) {
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    if since.elapsed() < PATIENCE {
+                    if since.elapsed() < REQUEST_TIMEOUT {
                         index += 1;
                         continue;
                     }
                     drop(self.take_pending(index));
                 }
                 Err(error) if error.raw_os_error() == Some(libc::EMFILE) => {
-                    refuse(&self.take_pending(index), own, Some(Refusal::Descriptors));
+                    reject(&self.take_pending(index), own, Some(RejectReason::Descriptors));
                 }
                 Ok((length, descriptors)) if length > 0 => {
                     let socket = self.take_pending(index);
-                    match read_hello(&packet[..length], descriptors, &socket, &self.allowed) {
-                        Ok((hello, memory, board, credentials)) => {
-                            let reach = Reach::none(Denied::Unknown);
-                            let caller =
-                                Caller { socket, hello, memory, board, credentials, reach };
-                            let caller = self.try_access(caller, own, cross_memory);
-                            if caller.is_some() {
-                                return caller;
+                    match read_request(&packet[..length], descriptors, &socket, &self.allowed) {
+                        Ok((request, memory, window_table, credentials)) => {
+                            let access = PeerAccess::none(CrossMemoryDenied::Unknown);
+                            let incoming = IncomingConnection {
+                                socket,
+                                request,
+                                memory,
+                                window_table,
+                                credentials,
+                                access,
+                            };
+                            let incoming = self.probe_access(incoming, own, cross_memory);
+                            if incoming.is_some() {
+                                return incoming;
                             }
                         }
-                        Err(refusal) => refuse(&socket, own, refusal),
+                        Err(rejection) => reject(&socket, own, rejection),
                     }
                 }
                 _ => drop(self.take_pending(index)),
@@ -261,82 +286,96 @@ impl Listener {
     }
 }
 
-fn read_hello(
+fn read_request(
     packet: &[u8],
     mut descriptors: Vec<std::os::fd::OwnedFd>,
-    socket: &PacketSocket,
-    allowed: &Allowed,
-) -> Result<(Hello, Memory, BoardView, peer_process::Credentials), Option<Refusal>> {
+    socket: &SeqPacketSocket,
+    allowed: &AllowedUsers,
+) -> Result<
+    (ConnectRequest, ConnectionMemory, WindowTableView, peer_process::Credentials),
+    Option<RejectReason>,
+> {
     let credentials = peer_process::credentials(socket.as_fd()).map_err(|_| None)?;
     if !allowed.permits(credentials.uid) {
-        return Err(Some(Refusal::User));
+        return Err(Some(RejectReason::User));
     }
-    let hello = Hello::decode(packet).map_err(|bad| match bad {
-        BadHello::Foreign => None,
-        BadHello::Version(_) => Some(Refusal::Version(hello::VERSION)),
+    let request = ConnectRequest::decode(packet).map_err(|bad| match bad {
+        BadRequest::UnknownProtocol => None,
+        BadRequest::Version(_) => Some(RejectReason::Version(handshake::VERSION)),
     })?;
-    let refused = |error| Some(Refusal::for_memory(&error));
-    let boards = descriptors.split_off(descriptors.len().min(1));
-    let descriptor = descriptors.pop().ok_or(Some(Refusal::Memory))?;
-    let memory = Memory::from_foreign(descriptor, End::Accepting).map_err(refused)?;
-    let board = BoardView::from_descriptors(boards).map_err(refused)?;
-    Ok((hello, memory, board, credentials))
+    let reason = |error| Some(RejectReason::for_memory(&error));
+    let table_fds = descriptors.split_off(descriptors.len().min(1));
+    let descriptor = descriptors.pop().ok_or(Some(RejectReason::Memory))?;
+    let memory =
+        ConnectionMemory::from_untrusted_fd(descriptor, ConnectionEnd::Acceptor).map_err(reason)?;
+    let window_table = WindowTableView::from_descriptors(table_fds).map_err(reason)?;
+    Ok((request, memory, window_table, credentials))
 }
 
-fn refuse(socket: &PacketSocket, identity: Identity, refusal: Option<Refusal>) {
-    if let Some(want) = refusal.filter(|refusal| refusal.is_want()) {
-        // The other side is told too, but cannot mend it.
-        tracing::warn!("a caller was refused for want of something here: {}", want.text());
+fn reject(socket: &SeqPacketSocket, identity: EndpointUuid, rejection: Option<RejectReason>) {
+    if let Some(reason) = rejection.filter(|rejection| rejection.is_resource_shortage()) {
+        // The peer gets the reason too, but cannot fix it.
+        tracing::warn!("rejecting a connection for lack of a resource: {}", reason.text());
     }
-    if refusal.is_some() {
-        let _ = socket.send(&Welcome { refusal, identity, probe: (0, 0) }.encode(), &[]);
+    if rejection.is_some() {
+        let _ = socket.send(&ConnectReply { rejection, identity, probe: (0, 0) }.encode(), &[]);
     }
 }
 
-impl Caller {
-    /// Which endpoint calls.
+impl IncomingConnection {
+    /// The connecting endpoint.
     pub(crate) fn id(&self) -> EndpointId {
-        EndpointId { identity: self.hello.identity, credentials: self.credentials }
+        EndpointId { identity: self.request.identity, credentials: self.credentials }
     }
 
-    /// Where it can be reached, as it says. That is believed of this user's processes: they could
-    /// take the name for themselves. Others must be the process that listens there, or have none.
+    /// The name on which the connecting endpoint says it listens. For a process of this user it is
+    /// trusted, because that process could take the name itself. A process of another user must be
+    /// the one that listens there; otherwise the name is cleared.
     pub(crate) fn check_name(&mut self) -> &str {
-        let name = &mut self.hello.name;
+        let name = &mut self.request.name;
         let is_own = self.credentials.uid == rustix::process::geteuid().as_raw();
-        if !name.is_empty() && !is_own && !listens_on(name, self.credentials) {
+        if !name.is_empty() && !is_own && !is_listening_on(name, self.credentials) {
             let (uid, pid) = (self.credentials.uid, self.credentials.pid);
-            tracing::warn!(uid, pid, name, "a caller claims a name that it does not listen on");
+            tracing::warn!(
+                uid,
+                pid,
+                name,
+                "connecting process names an address that it does not listen on"
+            );
             name.clear();
         }
         name
     }
 
-    /// Its process number, as the kernel knows it.
+    /// The pid of the connecting process, from the kernel.
     pub(crate) fn pid(&self) -> u32 {
         self.credentials.pid
     }
 
-    /// Says no.
-    pub(crate) fn refuse(self, own: Identity, refusal: Refusal) {
-        refuse(&self.socket, own, Some(refusal));
+    /// Rejects the connection.
+    pub(crate) fn reject(self, own: EndpointUuid, rejection: RejectReason) {
+        reject(&self.socket, own, Some(rejection));
     }
 
-    /// Says yes. `None` if the caller has gone meanwhile.
-    pub(crate) fn welcome(self, own: Identity, board: BorrowedFd<'_>) -> Option<Acquaintance> {
+    /// Accepts the connection. Returns `None` if the peer has disconnected.
+    pub(crate) fn accept(
+        self,
+        own: EndpointUuid,
+        window_table: BorrowedFd<'_>,
+    ) -> Option<ConnectionParts> {
         let own_probe = ProbeWords::of_process();
-        let welcome = Welcome { refusal: None, identity: own, probe: own_probe.describe() };
-        self.socket.send(&welcome.encode(), &[board]).ok()?;
-        Some(Acquaintance {
-            process: peer_process::process_of(self.socket.as_fd()),
+        let reply = ConnectReply { rejection: None, identity: own, probe: own_probe.addresses() };
+        self.socket.send(&reply.encode(), &[window_table]).ok()?;
+        Some(ConnectionParts {
+            process: peer_process::peer_pidfd(self.socket.as_fd()),
             memory: self.memory,
             socket: self.socket,
             credentials: self.credentials,
-            identity: self.hello.identity,
-            name: self.hello.name,
-            listening: None,
-            reach: self.reach,
-            board: self.board,
+            identity: self.request.identity,
+            name: self.request.name,
+            listener: None,
+            access: self.access,
+            window_table: self.window_table,
         })
     }
 }

@@ -1,199 +1,202 @@
-//! How two processes get to know each other.
+//! The handshake of two processes.
 //!
-//! The connecting side makes the shared memory and sends it in one packet with all that the other
-//! side must know; the accepting side answers with one packet. Nobody waits inside a handshake for
-//! a peer that does not answer: what has not come yet is looked at again later.
+//! The connecting side creates the shared memory and sends it in one packet with everything that
+//! the peer needs; the accepting side replies with one packet. No thread blocks in a handshake for
+//! a peer that does not reply: the handshake is polled again later.
 //!
-//! Which process and which user the other side is, is asked of the kernel. What a packet says beyond
-//! that (which endpoint of the process it is, and the name that it listens on) counts only together
-//! with it: an identity is that of one process and nobody else's, see [`EndpointId`]; a name leads to
-//! the process that listens there, see [`Listening`], and to nobody who merely says so. A caller of
-//! another user has no name unless it is the process that listens there.
+//! Process and user of the peer come from the kernel. The other contents of a packet (which
+//! endpoint of the process it is, and the name on which it listens) are valid only together with
+//! these: an identity belongs to one process, see [`EndpointId`]; a name leads to the process that
+//! listens on it, see [`ListenerAddress`], and not to one that merely names it. A connecting
+//! process of another user has no name unless it is the process that listens on it.
 
-pub(crate) mod hello;
+pub(crate) mod access_probe;
+pub(crate) mod handshake;
 pub(crate) mod listener;
-pub(crate) mod reach;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use memferry_sys::packet_socket::{PacketSocket, SocketName};
 use memferry_sys::peer_process::{self, Credentials};
+use memferry_sys::seqpacket::{SeqPacketSocket, SocketName};
 
 use crate::error::{ConnectError, ValidationError};
-use crate::ring::layout::{End, Memory};
-use crate::window::board::BoardView;
-use hello::{Hello, Identity, Refusal, Welcome};
-use reach::{ProbeWords, Reach, Stuck, Trial};
+use crate::ring::layout::{ConnectionEnd, ConnectionMemory};
+use crate::window::window_table::WindowTableView;
+use access_probe::{AccessProbe, PeerAccess, ProbeStuck, ProbeWords};
+use handshake::{ConnectReply, ConnectRequest, EndpointUuid, RejectReason};
 
-/// Why a process is refused whose probe words cannot be read: only one that lies has such words.
-const ABSENT: &str = "memory that was named for trying out the access to it does not come";
+/// The reason for rejecting a process whose probe words cannot be read: no correct process has such
+/// words.
+const PROBE_STUCK: &str = "the access probe of its memory does not complete";
 
-/// An endpoint: which process it is in, as the kernel says, and which of them, as the process says.
-/// Two processes that say the same are two all the same.
+/// An endpoint: its process, from the kernel, and its identity within the process, from the
+/// process. Two processes that send the same identity are still two endpoints.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct EndpointId {
-    pub(crate) identity: Identity,
+    pub(crate) identity: EndpointUuid,
     pub(crate) credentials: Credentials,
 }
 
 impl PartialEq for EndpointId {
     fn eq(&self, other: &Self) -> bool {
-        self.identity == other.identity && is_same(self.credentials, other.credentials)
+        self.identity == other.identity && is_same_process(self.credentials, other.credentials)
     }
 }
 
 impl Eq for EndpointId {}
 
-/// Whether two credentials are of one process. Those of a socket are from when it was connected or
-/// began to listen, and a process may change its user after that.
-fn is_same(one: Credentials, other: Credentials) -> bool {
+/// Returns whether two credentials belong to one process. Credentials of a socket are from when it
+/// was connected or started to listen; the process may have changed its user since.
+fn is_same_process(one: Credentials, other: Credentials) -> bool {
     if one.pid == 0 { one == other } else { one.pid == other.pid }
 }
 
-/// A process that listens, as the kernel tells it to somebody who has connected: who it is, and the
-/// name that it was bound to, whatever name led there.
+/// A listening process, as the kernel reports it on a connected socket: its credentials, and the
+/// name that it bound, whatever name was used to connect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Listening {
+pub(crate) struct ListenerAddress {
     pub(crate) name: String,
     pub(crate) credentials: Credentials,
 }
 
-impl Listening {
-    fn at(socket: &PacketSocket, credentials: Credentials) -> Self {
-        // A name that cannot be told is nobody's.
+impl ListenerAddress {
+    fn of_socket(socket: &SeqPacketSocket, credentials: Credentials) -> Self {
+        // A name that cannot be read matches none.
         let name = socket.peer_name().map_or_else(String::new, |name| name.to_string());
         Self { name, credentials }
     }
 
-    /// Whether a process that says it listens on `name` does so, and is this one.
-    pub(crate) fn is(&self, name: &str, credentials: Credentials) -> bool {
-        !name.is_empty() && self.name == name && is_same(self.credentials, credentials)
+    /// Returns whether this is the process with these credentials, and listens on `name`.
+    pub(crate) fn matches(&self, name: &str, credentials: Credentials) -> bool {
+        !name.is_empty() && self.name == name && is_same_process(self.credentials, credentials)
     }
 }
 
-/// Whether a process is the one that listens on a name. Never waits: `false` if it cannot be found
-/// out now.
-pub(crate) fn listens_on(name: &str, credentials: Credentials) -> bool {
-    let socket = parse_name(name).ok().and_then(|name| PacketSocket::connect(&name).ok());
+/// Returns whether a process is the one that listens on a name. Never blocks: returns `false` if
+/// that cannot be determined now.
+pub(crate) fn is_listening_on(name: &str, credentials: Credentials) -> bool {
+    let socket = parse_name(name).ok().and_then(|name| SeqPacketSocket::connect(&name).ok());
     let listener = socket.and_then(|socket| peer_process::credentials(socket.as_fd()).ok());
-    listener.is_some_and(|listener| is_same(listener, credentials))
+    listener.is_some_and(|listener| is_same_process(listener, credentials))
 }
 
-/// Everything that a new connection is made of.
+/// The parts of a new connection.
 #[derive(Debug)]
-pub(crate) struct Acquaintance {
+pub(crate) struct ConnectionParts {
     /// The shared memory.
-    pub(crate) memory: Memory,
-    /// The socket of the handshake, kept for descriptors, for wake-ups, and to notice the end.
-    pub(crate) socket: PacketSocket,
-    /// The other process, where the kernel can name it.
+    pub(crate) memory: ConnectionMemory,
+    /// The socket of the handshake, kept for descriptors, wake packets and liveness checks.
+    pub(crate) socket: SeqPacketSocket,
+    /// The peer's pidfd, if the kernel provides one.
     pub(crate) process: Option<OwnedFd>,
-    /// Who it is.
+    /// The peer's credentials.
     pub(crate) credentials: Credentials,
-    /// Which endpoint of that process it is.
-    pub(crate) identity: Identity,
-    /// The name under which it can be reached, empty for a link. Of one that was called, the name
-    /// that was called; of a caller, the name that it says it listens on.
+    /// The identity of the endpoint in that process.
+    pub(crate) identity: EndpointUuid,
+    /// The name on which the peer listens, empty for a link. On the connecting side it is the name
+    /// that was used, on the accepting side the name in the request.
     pub(crate) name: String,
-    /// What the kernel says of the name, if this side has called.
-    pub(crate) listening: Option<Listening>,
-    /// What this side can do with its memory, as was tried out.
-    pub(crate) reach: Reach,
-    /// The windows that it exposes.
-    pub(crate) board: BoardView,
+    /// The kernel's report of the name, on the connecting side.
+    pub(crate) listener: Option<ListenerAddress>,
+    /// This side's access to the peer's memory, from the probe.
+    pub(crate) access: PeerAccess,
+    /// The peer's window table.
+    pub(crate) window_table: WindowTableView,
 }
 
-/// Which users may connect: this one, and those that were allowed.
+/// The users that may connect: this one, and those that were allowed.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Allowed {
+pub(crate) struct AllowedUsers {
     /// Further users.
     pub(crate) uids: Vec<u32>,
 }
 
-impl Allowed {
-    /// Whether a user may connect.
+impl AllowedUsers {
+    /// Returns whether a user may connect.
     pub(crate) fn permits(&self, uid: u32) -> bool {
         uid == rustix::process::geteuid().as_raw() || self.uids.contains(&uid)
     }
 }
 
-/// A socket that is connected to a name. Nothing has been said yet, but who listens is known.
+/// A socket that is connected to a name. The listener is known; nothing is sent.
 #[derive(Debug)]
-pub(crate) struct Dialed {
-    socket: PacketSocket,
+pub(crate) struct ConnectedSocket {
+    socket: SeqPacketSocket,
     name: SocketName,
-    pub(crate) listening: Listening,
+    pub(crate) listener: ListenerAddress,
 }
 
-impl Dialed {
-    /// Connects. Where many others do the same it takes a while.
-    pub(crate) fn dial(
+impl ConnectedSocket {
+    /// Connects. A full queue of the listener delays it.
+    pub(crate) fn connect(
         name: &SocketName,
-        allowed: &Allowed,
-        patience: Duration,
+        allowed: &AllowedUsers,
+        timeout: Duration,
     ) -> Result<Self, ConnectError> {
-        let socket = dial(name, patience)?;
+        let socket = connect_socket(name, timeout)?;
         let credentials = check_user(&socket, allowed)?;
-        let listening = Listening::at(&socket, credentials);
-        Ok(Self { socket, name: name.clone(), listening })
+        let listener = ListenerAddress::of_socket(&socket, credentials);
+        Ok(Self { socket, name: name.clone(), listener })
     }
 }
 
-/// A connection on its way: the hello is sent, the answer has not come.
+/// A pending connection: the request is sent, the reply has not arrived.
 #[derive(Debug)]
-pub(crate) struct Connecting {
-    socket: PacketSocket,
-    memory: Memory,
+pub(crate) struct PendingConnect {
+    socket: SeqPacketSocket,
+    memory: ConnectionMemory,
     name: SocketName,
-    listening: Listening,
-    began: Instant,
-    patience: Duration,
-    /// The answer has come, and the access to the memory of the other side is being tried.
-    trial: Option<Box<(Welcome, BoardView, Trial)>>,
+    listener: ListenerAddress,
+    started: Instant,
+    timeout: Duration,
+    /// The reply has arrived, and the access probe is not complete.
+    access_probe: Option<Box<(ConnectReply, WindowTableView, AccessProbe)>>,
 }
 
-/// What became of it so far.
+/// The status of a pending connection.
 #[derive(Debug)]
-pub(crate) enum Answer {
-    /// It is connected.
-    Here(Box<Acquaintance>),
-    /// The other side's connection counts: there is one already, or both connected at once.
+pub(crate) enum ConnectStatus {
+    /// The connection is established.
+    Connected(Box<ConnectionParts>),
+    /// The peer's connection is used instead: it exists already, or both sides connected at the
+    /// same time.
     Crossed(EndpointId),
-    /// No answer yet.
-    NotYet,
+    /// The reply has not arrived.
+    Pending,
 }
 
-impl Connecting {
-    /// Sends the hello.
+impl PendingConnect {
+    /// Sends the connect request.
     pub(crate) fn start(
-        dialed: Dialed,
-        identity: Identity,
+        connected: ConnectedSocket,
+        identity: EndpointUuid,
         own_name: &str,
-        board: BorrowedFd<'_>,
-        patience: Duration,
+        window_table: BorrowedFd<'_>,
+        timeout: Duration,
     ) -> Result<Self, ConnectError> {
-        let Dialed { socket, name, listening } = dialed;
+        let ConnectedSocket { socket, name, listener } = connected;
         let system = ConnectError::system;
-        let (memory, descriptor) =
-            Memory::create(End::Connecting).map_err(system("making shared memory"))?;
+        let (memory, descriptor) = ConnectionMemory::create(ConnectionEnd::Connector)
+            .map_err(system("making shared memory"))?;
         let own_probe = ProbeWords::of_process();
-        let hello = Hello { identity, probe: own_probe.describe(), name: own_name.to_owned() };
-        match socket.send(&hello.encode(), &[descriptor.as_fd(), board]) {
-            // It has hung up already, and its answer says why.
+        let request =
+            ConnectRequest { identity, probe: own_probe.addresses(), name: own_name.to_owned() };
+        match socket.send(&request.encode(), &[descriptor.as_fd(), window_table]) {
+            // The peer has closed the socket, and its reply contains the reason.
             Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => {}
-            sent => sent.map_err(system("sending a hello"))?,
+            sent => sent.map_err(system("sending a connect request"))?,
         }
-        let (began, trial) = (Instant::now(), None);
-        Ok(Self { socket, memory, name, listening, began, patience, trial })
+        let (started, access_probe) = (Instant::now(), None);
+        Ok(Self { socket, memory, name, listener, started, timeout, access_probe })
     }
 
-    /// The same, but the other side may take as long as it likes to answer.
-    pub(crate) fn with_endless_patience(self) -> Self {
-        Self { patience: Duration::MAX, ..self }
+    /// Removes the timeout of the reply.
+    pub(crate) fn without_timeout(self) -> Self {
+        Self { timeout: Duration::MAX, ..self }
     }
 
-    /// Waits for the answer, at most so long.
+    /// Waits for the reply until the timeout.
     pub(crate) fn wait_readable(&self, timeout: Duration) {
         use memferry_sys::fault::{Call, call};
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -202,127 +205,136 @@ impl Connecting {
         let _ = call(Call::Poll, || poll(&mut watched, Some(&timeout)));
     }
 
-    /// How long it may still take.
+    /// The remaining time until the timeout.
     pub(crate) fn time_left(&self) -> Duration {
-        self.patience.saturating_sub(self.began.elapsed())
+        self.timeout.saturating_sub(self.started.elapsed())
     }
 
-    /// Looks for the answer. Takes the connection out of `waiting` when there is one, and the access to the
-    /// other side's memory was tried, if it may be used.
-    pub(crate) fn look(
+    /// Polls for the reply. Takes the connection out of `waiting` once the reply has arrived and
+    /// the access probe is complete.
+    pub(crate) fn poll(
         waiting: &mut Option<Self>,
         cross_memory: bool,
-    ) -> Result<Answer, ConnectError> {
-        let Some(this) = waiting else { return Ok(Answer::NotYet) };
-        if this.trial.is_some() {
-            return Self::look_at_trial(waiting);
+    ) -> Result<ConnectStatus, ConnectError> {
+        let Some(this) = waiting else { return Ok(ConnectStatus::Pending) };
+        if this.access_probe.is_some() {
+            return Self::poll_probe(waiting);
         }
         let name = this.name.to_string();
-        let mut packet = [0; hello::MOST_BYTES];
+        let mut packet = [0; handshake::MAX_PACKET_BYTES];
         let received = match this.socket.receive_whole(&mut packet) {
-            // Told once, when the other side hangs up before it has read everything; what it has
-            // answered before that comes next.
+            // Reported once, when the peer closes before it has read everything; the reply that it
+            // sent before comes next.
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
                 this.socket.receive_whole(&mut packet)
             }
             received => received,
         };
         let (length, descriptors) = match received {
-            Ok((0, _)) => return Err(ConnectError::Refused(name, "it closed the socket")),
+            Ok((0, _)) => return Err(ConnectError::Rejected(name, "it closed the socket")),
             Ok(received) => received,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 if this.time_left().is_zero() {
-                    let seconds = this.patience.as_secs();
-                    return Err(ConnectError::NoAnswer { name, seconds });
+                    let seconds = this.timeout.as_secs();
+                    return Err(ConnectError::NoReply { name, seconds });
                 }
-                return Ok(Answer::NotYet);
+                return Ok(ConnectStatus::Pending);
             }
-            Err(error) => return Err(ConnectError::system("receiving the answer")(error)),
+            Err(error) => return Err(ConnectError::system("receiving a connect reply")(error)),
         };
-        let welcome = Welcome::decode(&packet[..length])
-            .ok_or(ConnectError::Refused(name.clone(), "it does not speak this protocol"))?;
-        match welcome.refusal {
+        let reply = ConnectReply::decode(&packet[..length])
+            .ok_or(ConnectError::Rejected(name.clone(), "it has another protocol"))?;
+        match reply.rejection {
             None => {}
-            Some(Refusal::Crossed) => {
-                let credentials = this.listening.credentials;
-                return Ok(Answer::Crossed(EndpointId { identity: welcome.identity, credentials }));
+            Some(RejectReason::Crossed) => {
+                let credentials = this.listener.credentials;
+                return Ok(ConnectStatus::Crossed(EndpointId {
+                    identity: reply.identity,
+                    credentials,
+                }));
             }
-            Some(Refusal::Version(theirs)) => {
-                return Err(ConnectError::Version { name, theirs, ours: hello::VERSION });
+            Some(RejectReason::Version(theirs)) => {
+                return Err(ConnectError::Version { name, theirs, ours: handshake::VERSION });
             }
-            Some(refusal) => return Err(ConnectError::Refused(name, refusal.text())),
+            Some(reason) => return Err(ConnectError::Rejected(name, reason.text())),
         }
-        let board =
-            BoardView::from_descriptors(descriptors).map_err(|error| match Refusal::for_memory(
-                &error,
-            ) {
-                want if want.is_want() => ConnectError::system("mapping its windows")(error),
-                _ => ConnectError::Refused(name.clone(), "it sent no list of its windows"),
-            })?;
-        let trial = Trial::start(this.listening.credentials, welcome.probe, cross_memory);
-        let trial = trial.map_err(|Stuck| ConnectError::Refused(name, ABSENT))?;
-        this.trial = Some(Box::new((welcome, board, trial)));
-        Self::look_at_trial(waiting)
+        let window_table = WindowTableView::from_descriptors(descriptors).map_err(|error| {
+            match RejectReason::for_memory(&error) {
+                reason if reason.is_resource_shortage() => {
+                    ConnectError::system("mapping its window table")(error)
+                }
+                _ => ConnectError::Rejected(name.clone(), "it sent no window table"),
+            }
+        })?;
+        let probe = AccessProbe::start(this.listener.credentials, reply.probe, cross_memory);
+        let probe = probe.map_err(|ProbeStuck| ConnectError::Rejected(name, PROBE_STUCK))?;
+        this.access_probe = Some(Box::new((reply, window_table, probe)));
+        Self::poll_probe(waiting)
     }
 
-    /// The answer has come: whether the trial of the access to the other side's memory is over.
-    fn look_at_trial(waiting: &mut Option<Self>) -> Result<Answer, ConnectError> {
-        let outcome = waiting.as_ref().and_then(|this| match this.trial.as_ref()?.2.poll() {
-            None => this.time_left().is_zero().then_some(Err(Stuck)),
-            outcome => outcome,
-        });
-        let Some(reach) = outcome else { return Ok(Answer::NotYet) };
-        let mut this = waiting.take().expect("it was there above");
-        let (welcome, board, _) = *this.trial.take().expect("it was there above");
+    /// Polls the access probe, after the reply.
+    fn poll_probe(waiting: &mut Option<Self>) -> Result<ConnectStatus, ConnectError> {
+        let outcome =
+            waiting.as_ref().and_then(|this| match this.access_probe.as_ref()?.2.poll() {
+                None => this.time_left().is_zero().then_some(Err(ProbeStuck)),
+                outcome => outcome,
+            });
+        let Some(access) = outcome else { return Ok(ConnectStatus::Pending) };
+        let mut this = waiting.take().expect("checked above");
+        let (reply, window_table, _) = *this.access_probe.take().expect("checked above");
         let name = this.name.to_string();
-        let reach = reach.map_err(|Stuck| ConnectError::Refused(name.clone(), ABSENT))?;
-        Ok(Answer::Here(Box::new(Acquaintance {
-            process: peer_process::process_of(this.socket.as_fd()),
+        let access =
+            access.map_err(|ProbeStuck| ConnectError::Rejected(name.clone(), PROBE_STUCK))?;
+        Ok(ConnectStatus::Connected(Box::new(ConnectionParts {
+            process: peer_process::peer_pidfd(this.socket.as_fd()),
             memory: this.memory,
             socket: this.socket,
-            credentials: this.listening.credentials,
-            identity: welcome.identity,
+            credentials: this.listener.credentials,
+            identity: reply.identity,
             name,
-            listening: Some(this.listening),
-            reach,
-            board,
+            listener: Some(this.listener),
+            access,
+            window_table,
         })))
     }
 }
 
-impl AsFd for Connecting {
+impl AsFd for PendingConnect {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-/// Connects a socket. Where many others do the same it takes a while until it is this one's turn.
-fn dial(name: &SocketName, patience: Duration) -> Result<PacketSocket, ConnectError> {
-    let began = Instant::now();
+/// Connects a socket. Retries while the listener's queue is full.
+fn connect_socket(name: &SocketName, timeout: Duration) -> Result<SeqPacketSocket, ConnectError> {
+    let started = Instant::now();
     loop {
-        let error = match PacketSocket::connect(name) {
+        let error = match SeqPacketSocket::connect(name) {
             Ok(socket) => return Ok(socket),
             Err(error) => error,
         };
         match error.kind() {
             std::io::ErrorKind::ConnectionRefused | std::io::ErrorKind::NotFound => {
-                return Err(ConnectError::NobodyListens(name.to_string()));
+                return Err(ConnectError::NoListener(name.to_string()));
             }
-            std::io::ErrorKind::WouldBlock if began.elapsed() < patience => {
+            std::io::ErrorKind::WouldBlock if started.elapsed() < timeout => {
                 std::thread::sleep(Duration::from_millis(1));
             }
             std::io::ErrorKind::WouldBlock => {
-                let seconds = patience.as_secs();
-                return Err(ConnectError::NoAnswer { name: name.to_string(), seconds });
+                let seconds = timeout.as_secs();
+                return Err(ConnectError::NoReply { name: name.to_string(), seconds });
             }
             _ => return Err(ConnectError::system("connecting")(error)),
         }
     }
 }
 
-fn check_user(socket: &PacketSocket, allowed: &Allowed) -> Result<Credentials, ConnectError> {
+fn check_user(
+    socket: &SeqPacketSocket,
+    allowed: &AllowedUsers,
+) -> Result<Credentials, ConnectError> {
     let credentials = peer_process::credentials(socket.as_fd())
-        .map_err(ConnectError::system("asking who is at the other end"))?;
+        .map_err(ConnectError::system("reading the credentials of the peer"))?;
     if allowed.permits(credentials.uid) {
         Ok(credentials)
     } else {
@@ -330,7 +342,7 @@ fn check_user(socket: &PacketSocket, allowed: &Allowed) -> Result<Credentials, C
     }
 }
 
-/// The socket that a name stands for.
+/// Parses the name of a socket.
 pub(crate) fn parse_name(name: &str) -> Result<SocketName, ValidationError> {
     if name.is_empty() { Err(ValidationError::EmptyName) } else { Ok(SocketName::parse(name)) }
 }

@@ -1,219 +1,226 @@
-//! One connection: the rings to and from a peer, and the ways to its memory. It writes notes and
-//! copies bytes; what notes mean for operations is the port's business.
+//! One connection: the rings to and from a peer, and the access to its memory. It writes control
+//! messages and copies bytes; the port decides what control messages mean for operations.
 
 mod doorbell;
-mod places;
-mod view;
-mod windows;
+mod peer_buffer;
+mod remote_buffer;
+mod window_access;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use memferry_sys::packet_socket::PacketSocket;
 use memferry_sys::peer_process::{self, Credentials};
+use memferry_sys::seqpacket::SeqPacketSocket;
 
-use crate::connect::hello::Identity;
-use crate::connect::reach::Reach;
-use crate::connect::{Acquaintance, EndpointId};
-use crate::error::Gone;
+use crate::connect::access_probe::PeerAccess;
+use crate::connect::handshake::EndpointUuid;
+use crate::connect::{ConnectionParts, EndpointId};
+use crate::control::ControlMessage;
+use crate::error::DisconnectReason;
 use crate::quarantine::Writer;
-use crate::region::exported::Exported;
-use crate::region::imported::Imported;
-use crate::ring::cells::{Consumer, Nonsense, Producer, Words};
-use crate::ring::fullness::{ENDED, NO_MESSAGES, NO_PAYLOADS};
-use crate::ring::layout::{CELLS, End, Memory, RECORDS, SPACE_BYTES};
-use crate::ring::space::{Space, Span};
-use crate::window::board::BoardView;
+use crate::region::exported::ExportedRegions;
+use crate::region::imported::ImportedRegions;
+use crate::ring::backpressure::{CLOSED, NO_EAGER, NO_RTS};
+use crate::ring::bounce::{BounceRing, BounceSpan};
+use crate::ring::cells::{CellWords, Consumer, Producer, ProtocolError};
+use crate::ring::layout::{BOUNCE_BYTES, CELLS, CLAIM_SLOTS, ConnectionEnd, ConnectionMemory};
 use crate::window::peer_memory::PeerMemory;
-use crate::wire::Note;
+use crate::window::window_table::WindowTableView;
 pub(crate) use doorbell::ring_doorbell;
-pub(crate) use view::{CopyError, Description, View};
+pub(crate) use peer_buffer::{CopyError, PeerBuffer, RemoteSegments};
 
-/// Notes that may wait for room: more than all operations of both sides together can cause.
-const MOST_HELD: usize = 1 << 18;
+/// Maximum number of control messages that wait for a cell: more than all operations of both sides
+/// can cause.
+const MAX_PENDING_CONTROL: usize = 1 << 18;
 
-/// How long a process that has hung up may take to end.
-const LAST_MOMENTS: std::time::Duration = std::time::Duration::from_millis(20);
+/// Time that a process whose socket is closed may take to exit.
+const EXIT_TIMEOUT: std::time::Duration = std::time::Duration::from_millis(20);
 
-/// More lines than this are not got ahead.
-const WARM_BYTES: usize = 8 << 10;
+/// Upper bound on how much of the next bounce-buffer span is prefetched for writing.
+const MAX_PREFETCH_BYTES: usize = 8 << 10;
 
-/// Who and where the peer is.
+/// The identity of a peer.
 #[derive(Debug, Clone)]
-pub(crate) struct PeerFacts {
+pub(crate) struct PeerInfo {
     pub(crate) id: EndpointId,
-    /// The name under which it listens, empty if it does not.
+    /// The name on which the peer listens, empty if it does not listen.
     pub(crate) name: String,
-    /// The kernel has said that it listens under that name.
-    pub(crate) is_proven: bool,
-    /// The name that its socket was bound to, which its own hellos tell.
-    pub(crate) bound: String,
+    /// The kernel has confirmed that the peer listens on that name.
+    pub(crate) is_name_verified: bool,
+    /// The name that the peer's socket is bound to, which is the one in its own connect requests.
+    pub(crate) bound_name: String,
 }
 
 /// A connection to a peer, or of an endpoint to itself.
 #[derive(Debug)]
-pub(crate) struct Wire {
-    // The ring's ends point into the memory, so they come first: they are dropped first.
+pub(crate) struct Connection {
+    // Producer and consumer point into the memory, so they come first: fields are dropped in order.
     producer: Producer,
     pub(crate) consumer: Consumer,
-    pub(crate) memory: Memory,
-    space: Space,
-    /// Passed cells, and payload bytes of passed cells, when the other side was last told that
-    /// there is room.
-    told_cells: u64,
-    untold_bytes: usize,
-    /// Notes that found no room in the ring, in order.
-    held: VecDeque<Words>,
-    /// When the other process was last seen alive.
+    pub(crate) memory: ConnectionMemory,
+    bounce: BounceRing,
+    /// The cells read, and the payload bytes of cells read, when this side last rang because of
+    /// credits.
+    credited_cells: u64,
+    uncredited_bytes: usize,
+    /// Control messages that wait for a cell, in order.
+    pending_control: VecDeque<CellWords>,
+    /// The time of the last successful liveness check.
     alive_at_ns: u64,
-    /// Cells that had been taken from the other side when this side last sent.
-    taken_at_send: u64,
-    /// Something was written since the other side was last told.
-    unannounced: bool,
-    /// What this side last said it has no room for.
-    fullness: u32,
-    /// What the other side had no room for when something could not be sent for that.
-    refused_for: u32,
-    /// Free records for messages to this side: number and next generation.
-    free_records: Vec<(u16, u16)>,
-    socket: Option<PacketSocket>,
+    /// The consumer's position when this side last sent.
+    consumed_at_send: u64,
+    /// Cells were written since the last doorbell.
+    doorbell_pending: bool,
+    /// The backpressure flags that this side has published.
+    backpressure: u32,
+    /// The peer's backpressure flag that blocked a send, or 0.
+    blocked_on: u32,
+    /// Free claim slots for messages to this side: number and next generation.
+    free_claim_slots: Vec<(u16, u16)>,
+    socket: Option<SeqPacketSocket>,
     process: Option<OwnedFd>,
-    /// What this side can do with the other's memory.
-    pub(crate) reach: Reach,
-    /// What the other side can do with ours; nothing until it says so.
-    pub(crate) their_reach: (bool, bool),
-    pub(crate) has_told_reach: bool,
-    /// It has ever said that it can do something.
-    pub(crate) has_had_reach: bool,
-    /// The other side as a writer to memory of this side, once somebody has asked.
+    /// This side's access to the peer's memory.
+    pub(crate) access: PeerAccess,
+    /// The peer's access to this side's memory (read, write); none until the peer reports it.
+    pub(crate) peer_access_to_us: (bool, bool),
+    pub(crate) access_caps_sent: bool,
+    /// The peer has reported any access at some time.
+    pub(crate) had_access_to_us: bool,
+    /// The peer as a writer to memory of this side, once it is needed.
     writer: Option<Arc<Writer>>,
-    pub(crate) peer: PeerFacts,
-    imported: Arc<Imported>,
-    exported: Exported,
-    /// Descriptors that came before their note.
-    early: Vec<(u32, OwnedFd)>,
-    /// The other side was asked to send a packet when something comes, and packets that it has sent
-    /// or is about to send, as far as this side knows.
-    asked_for_packet: bool,
-    packets_owed: i32,
-    /// The other side's windows; `None` if the other side is this one. Then how they are reached,
-    /// once somebody has asked for one of them.
-    their_board: Option<Arc<BoardView>>,
-    pub(crate) window_peer: Option<Arc<PeerMemory>>,
+    pub(crate) peer: PeerInfo,
+    imported: Arc<ImportedRegions>,
+    exported: ExportedRegions,
+    /// Descriptors that have arrived before their control messages.
+    early_descriptors: Vec<(u32, OwnedFd)>,
+    /// The packet wakeup is armed; and the number of wake packets that the peer has sent or will
+    /// send, as far as this side knows.
+    packet_wakeup_armed: bool,
+    wake_packets_in_flight: i32,
+    /// The peer's window table (`None` on a connection to itself), and the access to its windows,
+    /// once one is attached.
+    peer_windows: Option<Arc<WindowTableView>>,
+    pub(crate) peer_memory: Option<Arc<PeerMemory>>,
 }
 
-impl Wire {
-    /// A connection to a new acquaintance. Tells it what this side can do with its memory.
-    pub(crate) fn new(met: Acquaintance) -> Self {
-        let reach = met.reach;
-        let peer = PeerFacts {
-            id: EndpointId { identity: met.identity, credentials: met.credentials },
-            is_proven: met.listening.is_some(),
-            bound: met.listening.map_or_else(|| met.name.clone(), |listening| listening.name),
-            name: met.name,
+impl Connection {
+    /// Creates a connection from the parts of a handshake, and reports to the peer what access this
+    /// side has.
+    pub(crate) fn new(parts: ConnectionParts) -> Self {
+        let access = parts.access;
+        let peer = PeerInfo {
+            id: EndpointId { identity: parts.identity, credentials: parts.credentials },
+            is_name_verified: parts.listener.is_some(),
+            bound_name: parts
+                .listener
+                .map_or_else(|| parts.name.clone(), |listening| listening.name),
+            name: parts.name,
         };
-        let mut wire = Self::over(met.memory, reach, peer);
-        wire.socket = Some(met.socket);
-        wire.process = met.process;
-        wire.their_board = Some(Arc::new(met.board));
-        wire.post(Note::Reach { read: reach.read, write: reach.write });
-        wire
+        let mut connection = Self::with_memory(parts.memory, access, peer);
+        connection.socket = Some(parts.socket);
+        connection.process = parts.process;
+        connection.peer_windows = Some(Arc::new(parts.window_table));
+        connection
+            .send_control(ControlMessage::AccessCaps { read: access.read, write: access.write });
+        connection
     }
 
-    /// The connection of an endpoint to itself.
-    pub(crate) fn to_self(identity: Identity, name: String) -> std::io::Result<Self> {
-        let (memory, _) = Memory::create(End::Both)?;
+    /// Creates the connection of an endpoint to itself.
+    pub(crate) fn to_self(identity: EndpointUuid, name: String) -> std::io::Result<Self> {
+        let (memory, _) = ConnectionMemory::create(ConnectionEnd::Loopback)?;
         let credentials = Credentials {
             pid: std::process::id(),
             uid: rustix::process::geteuid().as_raw(),
             gid: rustix::process::getegid().as_raw(),
         };
-        let reach = Reach { read: true, write: true, denied: None };
+        let access = PeerAccess { read: true, write: true, denied: None };
         let (id, bound) = (EndpointId { identity, credentials }, name.clone());
-        let peer = PeerFacts { id, name, is_proven: true, bound };
-        let mut wire = Self::over(memory, reach, peer);
-        wire.their_reach = (true, true);
-        Ok(wire)
+        let peer = PeerInfo { id, name, is_name_verified: true, bound_name: bound };
+        let mut connection = Self::with_memory(memory, access, peer);
+        connection.peer_access_to_us = (true, true);
+        Ok(connection)
     }
 
-    fn over(memory: Memory, reach: Reach, peer: PeerFacts) -> Self {
+    fn with_memory(memory: ConnectionMemory, access: PeerAccess, peer: PeerInfo) -> Self {
         Self {
             producer: memory.producer(),
             consumer: memory.consumer(),
             memory,
-            space: Space::new(SPACE_BYTES),
-            told_cells: 0,
-            untold_bytes: 0,
-            held: VecDeque::new(),
-            unannounced: false,
-            fullness: 0,
-            refused_for: 0,
+            bounce: BounceRing::new(BOUNCE_BYTES),
+            credited_cells: 0,
+            uncredited_bytes: 0,
+            pending_control: VecDeque::new(),
+            doorbell_pending: false,
+            backpressure: 0,
+            blocked_on: 0,
             alive_at_ns: 0,
-            taken_at_send: 0,
-            free_records: (0..RECORDS as u16).map(|number| (number, 1)).collect(),
+            consumed_at_send: 0,
+            free_claim_slots: (0..CLAIM_SLOTS as u16).map(|number| (number, 1)).collect(),
             socket: None,
             process: None,
-            reach,
-            their_reach: (false, false),
-            has_told_reach: false,
-            has_had_reach: false,
+            access,
+            peer_access_to_us: (false, false),
+            access_caps_sent: false,
+            had_access_to_us: false,
             writer: None,
             peer,
             imported: Arc::default(),
-            their_board: None,
-            window_peer: None,
-            exported: Exported::default(),
-            early: Vec::new(),
-            asked_for_packet: false,
-            packets_owed: 0,
+            peer_windows: None,
+            peer_memory: None,
+            exported: ExportedRegions::default(),
+            early_descriptors: Vec::new(),
+            packet_wakeup_armed: false,
+            wake_packets_in_flight: 0,
         }
     }
 
-    /// Whether both ends are in this process, which then needs no help to reach the memory.
+    /// Returns whether both ends are in this process, which needs no help to access the memory.
     pub(crate) fn is_self(&self) -> bool {
         self.socket.is_none()
     }
 
-    /// Whether the other process still lives and has not hung up.
+    /// Returns whether the peer's process is alive and its socket open.
     pub(crate) fn is_alive(&self) -> bool {
         let Some(socket) = &self.socket else { return true };
         peer_process::is_alive(self.process.as_ref().map(AsFd::as_fd), socket.as_fd())
     }
 
-    /// Whether the other process has ended: it may have hung up long before.
-    pub(crate) fn has_ended(&self) -> bool {
+    /// Returns whether the peer's process has exited. Its socket may have been closed long before.
+    pub(crate) fn has_exited(&self) -> bool {
         match &self.process {
-            Some(process) => peer_process::has_ended(process.as_fd()),
+            Some(process) => peer_process::has_exited(process.as_fd()),
             None => !self.is_alive(),
         }
     }
 
-    /// Whether the other side has ended: it said so, or its process did a moment ago.
-    pub(crate) fn has_peer_ended(&mut self) -> bool {
-        !self.is_self() && (self.memory.has_other_ended() || !self.is_surely_alive())
+    /// Returns whether the peer is closed, or its process has exited at least one recheck interval
+    /// ago.
+    pub(crate) fn has_peer_disconnected(&mut self) -> bool {
+        !self.is_self() && (self.memory.is_peer_closed() || !self.is_recently_alive())
     }
 
-    /// Liveness check of a send. A message taken since the last send is a sign of life and costs
-    /// nothing: replies do not read the clock. Any other send made 20 ms after the end fails.
+    /// Liveness check of a send. A message that was received since the last send proves that the
+    /// peer is alive and costs nothing: replies do not read the clock. Any other send made 20 ms
+    /// after the exit fails.
     #[inline]
     pub(crate) fn may_send(&mut self) -> bool {
-        let taken = self.consumer.passed();
-        if taken != self.taken_at_send {
-            self.taken_at_send = taken;
+        let taken = self.consumer.position();
+        if taken != self.consumed_at_send {
+            self.consumed_at_send = taken;
             return true;
         }
-        self.is_surely_alive()
+        self.is_recently_alive()
     }
 
-    /// Whether the other process lived a moment ago: too short a time for all other numbers to be
-    /// given out, and its own to another. Reads the coarse clock, which takes some nanoseconds, and
-    /// asks the kernel at most every 10 ms.
+    /// Returns whether the peer's process was alive at the last check, at most 10 ms ago: too short
+    /// a time for its pid to be reused. Reads the coarse clock, which takes a few nanoseconds, and
+    /// makes a system call at most every 10 ms.
     #[inline]
-    pub(crate) fn is_surely_alive(&mut self) -> bool {
-        const MOMENT_NS: u64 = 10_000_000;
+    pub(crate) fn is_recently_alive(&mut self) -> bool {
+        const ALIVE_RECHECK_NS: u64 = 10_000_000;
         let now = memferry_sys::clock::coarse_ns();
-        if now.saturating_sub(self.alive_at_ns) < MOMENT_NS {
+        if now.saturating_sub(self.alive_at_ns) < ALIVE_RECHECK_NS {
             return true;
         }
         self.is_alive_at(now)
@@ -228,7 +235,7 @@ impl Wire {
         alive
     }
 
-    /// The socket and the process, to be watched.
+    /// The socket and the pidfd, for epoll.
     pub(crate) fn descriptors(&self) -> impl Iterator<Item = std::os::fd::BorrowedFd<'_>> {
         let socket = self.socket.as_ref().map(AsFd::as_fd);
         socket.into_iter().chain(self.process.as_ref().map(AsFd::as_fd))
@@ -236,190 +243,198 @@ impl Wire {
 
     // ---- writing ----
 
-    /// Whether a cell is free for something new, with no held note before it.
+    /// Returns whether a cell is free and no earlier control message waits for one.
     #[inline]
-    pub(crate) fn has_room(&mut self) -> Result<bool, Nonsense> {
-        Ok(self.held.is_empty() && self.producer.has_room()?)
+    pub(crate) fn has_credit(&mut self) -> Result<bool, ProtocolError> {
+        Ok(self.pending_control.is_empty() && self.producer.has_credit()?)
     }
 
-    /// Whether the other side has given back room since this side last looked for some.
-    pub(crate) fn has_news_of_room(&self) -> bool {
-        let is_let =
-            self.refused_for != 0 && !self.memory.other_fullness().includes(self.refused_for);
-        is_let || self.producer.has_news()
+    /// Returns whether the peer has freed cells or cleared its backpressure since this side was
+    /// blocked.
+    pub(crate) fn has_new_credit(&self) -> bool {
+        let is_unblocked =
+            self.blocked_on != 0 && !self.memory.peer_backpressure().includes(self.blocked_on);
+        is_unblocked || self.producer.has_new_credits()
     }
 
-    /// Whether the other side takes payloads of messages that it may not have asked for.
+    /// Returns whether the peer accepts payloads of messages that may be unexpected.
     #[inline]
-    pub(crate) fn takes_payloads(&self) -> bool {
-        !self.memory.other_fullness().includes(NO_PAYLOADS | NO_MESSAGES | ENDED)
+    pub(crate) fn accepts_eager(&self) -> bool {
+        !self.memory.peer_backpressure().includes(NO_EAGER | NO_RTS | CLOSED)
     }
 
-    /// Whether the other side takes the announcement of a message.
-    pub(crate) fn takes_announcement(&mut self) -> bool {
-        let takes = !self.memory.other_fullness().includes(NO_MESSAGES);
-        self.refused_for = if takes { 0 } else { NO_MESSAGES };
-        takes
+    /// Returns whether the peer accepts announcements.
+    pub(crate) fn accepts_rts(&mut self) -> bool {
+        let accepts = !self.memory.peer_backpressure().includes(NO_RTS);
+        self.blocked_on = if accepts { 0 } else { NO_RTS };
+        accepts
     }
 
-    /// Nothing that was refused waits any more.
-    pub(crate) fn forget_refusal(&mut self) {
-        self.refused_for = 0;
+    /// Clears the blocked flag: no send waits for the peer's backpressure.
+    pub(crate) fn clear_blocked(&mut self) {
+        self.blocked_on = 0;
     }
 
-    /// What this side has no room for, as far as it said so.
-    pub(crate) fn fullness(&self) -> u32 {
-        self.fullness
+    /// The backpressure that this side has published.
+    pub(crate) fn backpressure(&self) -> u32 {
+        self.backpressure
     }
 
-    /// Says what this side has no room for.
-    pub(crate) fn set_fullness(&mut self, fullness: u32) {
-        let has_room_again = self.fullness & !fullness != 0;
-        self.fullness = fullness;
-        self.memory.own_fullness().set(fullness);
-        if has_room_again {
-            self.unannounced = true;
-            self.announce();
+    /// Publishes this side's backpressure.
+    pub(crate) fn set_backpressure(&mut self, flags: u32) {
+        let has_space = self.backpressure & !flags != 0;
+        self.backpressure = flags;
+        self.memory.own_backpressure().set(flags);
+        if has_space {
+            self.doorbell_pending = true;
+            self.ring_doorbell();
         }
     }
 
-    /// Writes a cell for which room was found.
+    /// Writes a cell, after [`Connection::has_credit`].
     #[inline]
-    pub(crate) fn write(&mut self, words: &Words) {
+    pub(crate) fn write(&mut self, words: &CellWords) {
         self.producer.write(words);
-        self.unannounced = true;
+        self.doorbell_pending = true;
     }
 
-    /// Writes a note now, or as soon as there is room. For notes that answer something, of which
-    /// there are never more than operations.
-    pub(crate) fn post(&mut self, note: Note) {
-        let words = note.encode();
-        // Nonsense from the other side shows up when the ring is looked at next.
-        if self.has_room().unwrap_or(false) {
+    /// Writes a control message now, or as soon as a cell is free. For replies, of which there are
+    /// never more than operations.
+    pub(crate) fn send_control(&mut self, message: ControlMessage) {
+        let words = message.encode();
+        // A protocol error of the peer is detected at the next poll of the ring.
+        if self.has_credit().unwrap_or(false) {
             self.write(&words);
         } else {
-            self.held.push_back(words);
+            self.pending_control.push_back(words);
         }
     }
 
-    /// Writes held notes while there is room. Returns whether any was written.
-    pub(crate) fn flush(&mut self) -> Result<bool, Nonsense> {
-        let mut moved = false;
-        if self.held.len() > MOST_HELD {
-            return Err(Nonsense("a peer that asks and never reads the answers"));
+    /// Writes pending control messages while cells are free. Returns whether any was written.
+    pub(crate) fn flush(&mut self) -> Result<bool, ProtocolError> {
+        let mut wrote = false;
+        if self.pending_control.len() > MAX_PENDING_CONTROL {
+            return Err(ProtocolError("control replies not drained"));
         }
-        while !self.held.is_empty() && self.producer.has_room()? {
-            let words = self.held.pop_front().expect("not empty");
+        while !self.pending_control.is_empty() && self.producer.has_credit()? {
+            let words = self.pending_control.pop_front().expect("not empty");
             self.write(&words);
-            moved = true;
+            wrote = true;
         }
-        Ok(moved)
+        Ok(wrote)
     }
 
-    /// Whether notes wait for room.
-    pub(crate) fn is_holding(&self) -> bool {
-        !self.held.is_empty()
+    /// Returns whether control messages wait for a cell.
+    pub(crate) fn has_pending_control(&self) -> bool {
+        !self.pending_control.is_empty()
     }
 
-    /// A span of the space for the payload of the next cell, if one is free.
-    pub(crate) fn give_out(&mut self, length: usize) -> Result<Option<Span>, Nonsense> {
+    /// Allocates a span of the bounce ring for the payload of the next cell, if one is free.
+    pub(crate) fn alloc_bounce(
+        &mut self,
+        length: usize,
+    ) -> Result<Option<BounceSpan>, ProtocolError> {
         let position = self.producer.position();
-        if !self.space.is_far_from_front()
-            && let Some(span) = self.space.give_out(position, length)
+        if !self.bounce.should_reclaim()
+            && let Some(span) = self.bounce.allocate(position, length)
         {
             return Ok(Some(span));
         }
-        self.space.take_back(self.producer.look()?);
-        Ok(self.space.give_out(position, length))
+        self.bounce.reclaim(self.producer.refresh_credits()?);
+        Ok(self.bounce.allocate(position, length))
     }
 
-    /// Gets the lines that the next message of this size will be written to, while there is time:
-    /// the other side has read them last.
+    /// Prefetches the lines that the next message of this size will be written to: the peer has
+    /// read them last.
     #[inline]
-    pub(crate) fn warm_up(&mut self, length: usize) {
-        let at = self.memory.span(false, Span { offset: self.space.next_offset(), length: 0 });
-        for line in (0..length.min(WARM_BYTES)).step_by(64) {
+    pub(crate) fn prefetch_bounce(&mut self, length: usize) {
+        let at =
+            self.memory.span(false, BounceSpan { offset: self.bounce.next_offset(), length: 0 });
+        for line in (0..length.min(MAX_PREFETCH_BYTES)).step_by(64) {
             memferry_sys::copy::prefetch_for_write(at.wrapping_add(line));
         }
     }
 
-    /// The longest payload of a cell.
-    pub(crate) fn longest_span(&self) -> usize {
-        self.space.longest()
+    /// The maximum payload of a cell, in bytes.
+    pub(crate) fn max_span(&self) -> usize {
+        self.bounce.max_span()
     }
 
-    /// The memory of a span that this side writes.
-    pub(crate) fn outgoing(&self, span: Span) -> *mut u8 {
+    /// The address of a span that this side writes.
+    pub(crate) fn outgoing(&self, span: BounceSpan) -> *mut u8 {
         self.memory.span(false, span)
     }
 
-    /// The memory of a span that this side reads.
-    pub(crate) fn incoming(&self, span: Span) -> *const u8 {
+    /// The address of a span that this side reads.
+    pub(crate) fn incoming(&self, span: BounceSpan) -> *const u8 {
         self.memory.span(true, span)
     }
 
     // ---- reading ----
 
-    /// The payload of the cell that is passed next was used.
-    pub(crate) fn used(&mut self, span: Span) {
-        self.untold_bytes += span.length as usize;
+    /// Records that the payload of the current cell was read.
+    pub(crate) fn release_bounce(&mut self, span: BounceSpan) {
+        self.uncredited_bytes += span.length as usize;
     }
 
-    /// Goes on to the next cell. Payloads are given back at once, so that the other side can use
-    /// the same memory again; it is told when so much has gathered that it may have waited for it.
+    /// Moves to the next cell. Payloads are freed at once, so that the peer can reuse the same
+    /// memory; the doorbell rings once a quarter of the cells or of the bounce ring is freed,
+    /// because the peer may wait for it.
     #[inline]
-    pub(crate) fn pass(&mut self) {
-        self.consumer.pass();
-        let untold_cells = self.consumer.passed() - self.told_cells;
-        if untold_cells >= CELLS as u64 / 4 || self.untold_bytes >= SPACE_BYTES / 4 {
+    pub(crate) fn advance(&mut self) {
+        self.consumer.advance();
+        let uncredited_cells = self.consumer.position() - self.credited_cells;
+        if uncredited_cells >= CELLS as u64 / 4 || self.uncredited_bytes >= BOUNCE_BYTES / 4 {
             self.consumer.publish();
-            (self.told_cells, self.untold_bytes) = (self.consumer.passed(), 0);
-            self.unannounced = true;
-        } else if self.untold_bytes > 0 {
+            (self.credited_cells, self.uncredited_bytes) = (self.consumer.position(), 0);
+            self.doorbell_pending = true;
+        } else if self.uncredited_bytes > 0 {
             self.consumer.publish();
         }
     }
 
-    /// A record for a message to this side that both will copy: number and generation.
-    pub(crate) fn take_record(&mut self) -> Option<(u16, u16)> {
-        self.free_records.pop()
+    /// Allocates a claim slot for a cooperative message to this side: number and generation.
+    pub(crate) fn alloc_claim_slot(&mut self) -> Option<(u16, u16)> {
+        self.free_claim_slots.pop()
     }
 
-    /// Whether a record is free.
-    pub(crate) fn has_record(&self) -> bool {
-        !self.free_records.is_empty()
+    /// Returns whether a claim slot is free.
+    pub(crate) fn has_claim_slot(&self) -> bool {
+        !self.free_claim_slots.is_empty()
     }
 
-    /// Gives a record back.
-    pub(crate) fn return_record(&mut self, number: u16, generation: u16) {
-        self.free_records.push((number, generation.wrapping_add(1).max(1)));
+    /// Frees a claim slot.
+    pub(crate) fn free_claim_slot(&mut self, number: u16, generation: u16) {
+        self.free_claim_slots.push((number, generation.wrapping_add(1).max(1)));
     }
 
-    /// What a process that has ended may have left behind: the file of its socket. Other users'
-    /// files are not this side's to remove.
-    pub(crate) fn leftover(&mut self, gone: &Gone) -> Option<Leftover> {
+    /// The socket file that an exited process may have left behind. Files of other users are not
+    /// removed.
+    pub(crate) fn stale_socket(&mut self, reason: &DisconnectReason) -> Option<StaleSocketFile> {
         let own = rustix::process::geteuid().as_raw();
         let is_own = self.peer.id.credentials.uid == own && self.peer.name.contains('/');
-        (is_own && *gone == Gone::Ended)
-            .then(|| Leftover { path: self.peer.name.clone().into(), process: self.process.take() })
+        (is_own && *reason == DisconnectReason::Exited).then(|| StaleSocketFile {
+            path: self.peer.name.clone().into(),
+            process: self.process.take(),
+        })
     }
 }
 
-/// The file of the socket of a process that has ended.
+/// The socket file of a process that has exited.
 #[derive(Debug)]
-pub(crate) struct Leftover {
+pub(crate) struct StaleSocketFile {
     path: std::path::PathBuf,
     process: Option<OwnedFd>,
 }
 
-impl Leftover {
-    /// Removes it if nobody listens there any more. Takes a moment.
+impl StaleSocketFile {
+    /// Removes the file if no process listens on it. Waits up to [`EXIT_TIMEOUT`] for the exit.
     pub(crate) fn remove(self) {
-        // A process that ends closes its sockets one after the other.
+        // An exiting process closes its sockets one after the other.
         if let Some(process) = &self.process {
-            peer_process::wait_for_end(process.as_fd(), LAST_MOMENTS);
+            peer_process::wait_for_exit(process.as_fd(), EXIT_TIMEOUT);
         }
         let own = rustix::process::geteuid().as_raw();
-        memferry_sys::packet_socket::remove_stale(&self.path, own);
+        memferry_sys::seqpacket::remove_stale(&self.path, own);
     }
 }

@@ -1,8 +1,10 @@
-//! Handles of messages under way, for each way of handing over memory.
+//! Handles of operations in flight, one for each kind of memory ownership.
 //!
-//! [`Operation`] names a message over raw memory, [`OwnedOperation`] holds the buffer of one, and
-//! [`Scope`] lends memory for a while. All of them can be tested, waited for, cancelled, awaited,
-//! and signalled by an eventfd.
+//! [`Operation`] is an operation on raw memory, [`OwnedOperation`] owns the buffer of one, and
+//! [`OperationScope`] borrows memory. All of them can be tested, waited for, cancelled, awaited, and
+//! signalled by an eventfd, by the same calls: `is_done`, `wait`, `wait_timeout`, `cancel`, `event`, and
+//! `.await`, which returns what `wait` returns. A message is received as a whole: there is no `ready` and no
+//! `wait_range` as copies have them.
 
 mod owned;
 mod scoped;
@@ -16,41 +18,58 @@ use std::time::{Duration, Instant};
 
 use memferry_sys::EventFd;
 
+use crate::control::OperationId;
 use crate::error::Error;
-use crate::port::{Begun, Port, Received};
-use crate::wire::Number;
-pub(crate) use owned::Held;
-pub use owned::{Failed, OwnedOperation};
+use crate::port::{MessageStatus, Port, Started};
+pub(crate) use owned::InFlightBuffer;
+pub use owned::{FailedOperation, OwnedOperation};
 pub(crate) use scoped::scope;
-pub use scoped::{Scope, ScopedOperation};
+pub use scoped::{OperationScope, ScopedOperation};
 
-/// A send or receive, over or under way.
+/// A send or receive, complete or in flight.
 ///
-/// Dropping it changes nothing: the message goes on in other calls to its endpoint or link, and its
-/// memory must stay valid until it is over.
+/// Dropping the handle does not end the operation: it makes progress in other calls of its endpoint or link,
+/// and its memory must stay valid until it completes.
+///
+/// ```
+/// use memferry::message::Endpoint;
+///
+/// let endpoint = Endpoint::open("doc-operation")?;
+/// let own = endpoint.self_peer()?;
+/// let (message, mut buffer) = (b"hello", [0; 5]);
+/// // SAFETY: both arrays live until both waits are over, and nothing else touches them.
+/// let (mut send, mut receive) = unsafe {
+///     let receive = endpoint.irecv_raw(own, 1, u64::MAX, buffer.as_mut_ptr(), 5)?;
+///     (endpoint.isend_raw(own, 1, message.as_ptr(), 5)?, receive)
+/// };
+/// receive.wait()?;
+/// send.wait()?;
+/// assert_eq!(&buffer, message);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct Operation {
     port: Arc<Port>,
-    state: State,
+    state: HandleState,
 }
 
-enum State {
-    Over(Result<Received, Error>),
-    Underway(Number),
+enum HandleState {
+    Completed(Result<MessageStatus, Error>),
+    Pending(OperationId),
 }
 
 impl fmt::Debug for Operation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Operation");
         match &self.state {
-            State::Over(Ok(Received { source, tag, length })) => {
+            HandleState::Completed(Ok(MessageStatus { source, tag, length })) => {
                 shown.field("peer", &source.index).field("tag", tag).field("length", length);
                 shown.field("state", &"complete");
             }
-            State::Over(Err(error)) => {
+            HandleState::Completed(Err(error)) => {
                 shown.field("state", &"failed").field("error", error);
             }
-            State::Underway(number) => {
-                let Some(found) = self.port.show(*number) else {
+            HandleState::Pending(number) => {
+                let Some(found) = self.port.operation_info(*number) else {
                     return shown.field("state", &"in progress").finish_non_exhaustive();
                 };
                 shown.field("kind", &found.kind);
@@ -68,105 +87,116 @@ impl fmt::Debug for Operation {
 }
 
 impl Operation {
-    pub(crate) fn new(port: &Arc<Port>, begun: Begun) -> Self {
+    pub(crate) fn new(port: &Arc<Port>, begun: Started) -> Self {
         let state = match begun {
-            Begun::Over(outcome) => State::Over(outcome),
-            Begun::Underway(number) => State::Underway(number),
+            Started::Completed(outcome) => HandleState::Completed(outcome),
+            Started::Pending(number) => HandleState::Pending(number),
         };
         Self { port: port.clone(), state }
     }
 
-    /// Its number, while it is under way.
-    fn number(&self) -> Option<Number> {
+    /// The number of the operation, while it is in flight.
+    fn number(&self) -> Option<OperationId> {
         match self.state {
-            State::Over(_) => None,
-            State::Underway(number) => Some(number),
+            HandleState::Completed(_) => None,
+            HandleState::Pending(number) => Some(number),
         }
     }
 
-    /// Whether it is over, and how it ended; moves messages on. Asking again gives the same answer.
-    pub fn test(&mut self) -> Option<Result<Received, Error>> {
-        let State::Underway(number) = self.state else { return self.outcome() };
+    /// Makes progress, and returns the result if the operation is complete. Another call returns the same
+    /// result.
+    pub fn test(&mut self) -> Option<Result<MessageStatus, Error>> {
+        let HandleState::Pending(number) = self.state else { return self.outcome() };
         if let Err(error) = self.port.check_fork() {
             return Some(Err(error));
         }
-        let mut state = self.port.enter();
+        let mut state = self.port.lock();
         state.progress();
         state.check_peers(false);
-        let outcome = state.operations.take_outcome(number)?;
+        let outcome = state.protocol.operations.take_outcome(number)?;
         drop(state);
-        self.state = State::Over(outcome);
+        self.state = HandleState::Completed(outcome);
         self.outcome()
     }
 
-    /// How it ended, if this handle has seen the end; moves nothing.
-    pub fn outcome(&self) -> Option<Result<Received, Error>> {
+    /// Makes progress, and returns whether the operation is complete, failed ones included.
+    pub fn is_done(&mut self) -> bool {
+        self.test().is_some()
+    }
+
+    /// The result, if this handle has seen the completion. Makes no progress.
+    pub fn outcome(&self) -> Option<Result<MessageStatus, Error>> {
         match &self.state {
-            State::Over(outcome) => Some(outcome.clone()),
-            State::Underway(_) => None,
+            HandleState::Completed(outcome) => Some(outcome.clone()),
+            HandleState::Pending(_) => None,
         }
     }
 
-    /// Waits for the end. Waiting again gives the same answer.
+    /// Waits for the completion. Another call returns the same result.
     ///
-    /// A receive that ends early, because its endpoint closes or its peer misbehaves, is not over
-    /// while the peer may still write to its memory: that of a stopped process, until it goes on or
-    /// is ended.
-    pub fn wait(&mut self) -> Result<Received, Error> {
-        self.wait_until(None).expect("without a deadline it ends")
+    /// A receive that ends early, because its endpoint closes or its peer violates the protocol, is not
+    /// complete while the peer may still write to its memory. A stopped process may write until it continues
+    /// or exits.
+    pub fn wait(&mut self) -> Result<MessageStatus, Error> {
+        self.wait_until(None).expect("a wait without a deadline returns a result")
     }
 
-    /// Waits for the end at most so long; `None` if it is not over then.
-    pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<Received, Error>> {
+    /// Waits for the completion, at most `timeout`; `None` if the operation is not complete then.
+    pub fn wait_timeout(&mut self, timeout: Duration) -> Option<Result<MessageStatus, Error>> {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
-    fn wait_until(&mut self, deadline: Option<Instant>) -> Option<Result<Received, Error>> {
+    fn wait_until(&mut self, deadline: Option<Instant>) -> Option<Result<MessageStatus, Error>> {
         self.wait_for(deadline, |_, _| None)
     }
 
-    /// The same for whoever can leave the memory behind: a receive whose memory a stopped peer may
-    /// still write is not waited for, but stays under way.
-    fn wait_unless_held(&mut self, deadline: Option<Instant>) -> Option<Result<Received, Error>> {
-        self.wait_for(deadline, crate::port::State::held_error)
+    /// As [`Operation::wait`] with a deadline, for a caller that can leave the memory in quarantine: the call
+    /// does not wait for a stopped peer that may still write to the memory, and the operation stays in
+    /// flight.
+    fn wait_unless_quiescing(
+        &mut self,
+        deadline: Option<Instant>,
+    ) -> Option<Result<MessageStatus, Error>> {
+        self.wait_for(deadline, |state, number| state.protocol.quiesce_error(number))
     }
 
     fn wait_for(
         &mut self,
         deadline: Option<Instant>,
-        left: impl Fn(&mut crate::port::State, Number) -> Option<Error>,
-    ) -> Option<Result<Received, Error>> {
-        if let State::Underway(number) = self.state {
+        left: impl Fn(&mut crate::port::PortState, OperationId) -> Option<Error>,
+    ) -> Option<Result<MessageStatus, Error>> {
+        if let HandleState::Pending(number) = self.state {
             if let Err(error) = self.port.check_fork() {
                 return Some(Err(error));
             }
-            // Helping may take longer than whoever has a deadline would wait.
+            // A progress step may take longer than the deadline permits.
             if deadline.is_none() {
-                self.port.help_accesses(number);
+                self.port.help_rma(number);
             }
             let found = self.port.block(true, deadline, |state| {
-                let over = state.operations.take_outcome(number).map(Ok);
+                let over = state.protocol.operations.take_outcome(number).map(Ok);
                 over.or_else(|| left(state, number).map(Err))
             });
             match found? {
-                Ok(outcome) => self.state = State::Over(outcome),
+                Ok(outcome) => self.state = HandleState::Completed(outcome),
                 Err(error) => return Some(Err(error)),
             }
         }
         self.outcome()
     }
 
-    /// How it ended, if nothing is left of it but a stopped peer that may still write to its memory.
-    fn held_error(&self) -> Option<Error> {
-        let State::Underway(number) = self.state else { return None };
+    /// The error of the operation, if it only waits for a stopped peer that may still write to its memory.
+    fn quiesce_error(&self) -> Option<Error> {
+        let HandleState::Pending(number) = self.state else { return None };
         self.port.check_fork().ok()?;
-        self.port.enter().held_error(number)
+        self.port.lock().protocol.quiesce_error(number)
     }
 
-    /// Waits until one of several is over; returns which. All must be of one endpoint or link.
+    /// Waits until one of several operations is complete, and returns its index. All must belong to one
+    /// endpoint or link.
     ///
     /// # Panics
-    /// When there are none, or they are of several endpoints.
+    /// When there are none, or they belong to several endpoints.
     pub fn wait_any(operations: &mut [&mut Self]) -> usize {
         let port = operations.first().expect("something to wait for").port.clone();
         assert!(
@@ -177,57 +207,59 @@ impl Operation {
             return index;
         }
         if let Err(error) = port.check_fork() {
-            operations[0].state = State::Over(Err(error));
+            operations[0].state = HandleState::Completed(Err(error));
             return 0;
         }
         let found = port.block(true, None, |state| {
             operations.iter().enumerate().find_map(|(index, operation)| match operation.state {
-                State::Over(_) => Some((index, None)),
-                State::Underway(number) => {
-                    state.operations.take_outcome(number).map(|outcome| (index, Some(outcome)))
-                }
+                HandleState::Completed(_) => Some((index, None)),
+                HandleState::Pending(number) => state
+                    .protocol
+                    .operations
+                    .take_outcome(number)
+                    .map(|outcome| (index, Some(outcome))),
             })
         });
-        let (index, outcome) = found.expect("without a deadline something is found");
+        let (index, outcome) = found.expect("a wait without a deadline returns a result");
         if let Some(outcome) = outcome {
-            operations[index].state = State::Over(outcome);
+            operations[index].state = HandleState::Completed(outcome);
         }
         index
     }
 
-    /// Asks for an early end. A receive that no message has met, and a send that no receive has
-    /// met, end as [`Error::Cancelled`]; others end as if this had not been called. Does not wait.
+    /// Cancels the operation. A receive that no message has matched, and a send that no receive has matched,
+    /// end with [`Error::Cancelled`]; other operations continue. Does not wait.
     pub fn cancel(&self) {
-        if let State::Underway(number) = self.state
+        if let HandleState::Pending(number) = self.state
             && self.port.check_fork().is_ok()
         {
-            let mut state = self.port.enter();
+            let mut state = self.port.lock();
             state.progress();
-            state.cancel(number);
+            state.protocol.cancel(number);
         }
     }
 
-    /// A descriptor that becomes readable when it is over, for `poll` and `epoll`. The endpoint
-    /// then moves messages in the background.
+    /// A descriptor that becomes readable on completion, for `poll` and `epoll`. This call starts a progress
+    /// thread for the endpoint.
     pub fn event(&self) -> Result<Arc<EventFd>, Error> {
         let system = crate::error::ConnectError::system("making an eventfd");
         let event = Arc::new(EventFd::new().map_err(system)?);
         match self.state {
-            State::Over(_) => event.signal(),
-            State::Underway(number) => {
+            HandleState::Completed(_) => event.signal(),
+            HandleState::Pending(number) => {
                 self.port.check_fork()?;
-                self.port.run_in_background()?;
-                self.port.enter().operations.signal_at_end(number, &event);
+                self.port.start_progress_thread()?;
+                self.port.lock().protocol.operations.signal_on_completion(number, &event);
             }
         }
         Ok(event)
     }
 
-    /// Nobody will ask any more: keeps `buffer` until the end.
+    /// Detaches the operation from this handle, and keeps `buffer` until completion.
     fn detach(&mut self, buffer: Box<dyn std::any::Any + Send>) {
-        if let State::Underway(number) = self.state {
-            self.port.enter().operations.detach(number, buffer);
-            self.state = State::Over(Err(Error::Cancelled));
+        if let HandleState::Pending(number) = self.state {
+            self.port.lock().protocol.operations.detach(number, buffer);
+            self.state = HandleState::Completed(Err(Error::Cancelled));
         }
     }
 }
@@ -241,28 +273,32 @@ impl Drop for Operation {
 }
 
 impl Future for Operation {
-    type Output = Result<Received, Error>;
+    type Output = Result<MessageStatus, Error>;
 
-    /// An endpoint whose operations are awaited moves messages in the background.
+    /// Starts a progress thread for the endpoint if the operation is not complete.
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let Some(outcome) = self.test() {
             return Poll::Ready(outcome);
         }
-        let State::Underway(number) = self.state else { unreachable!("it is not over") };
-        let is_told = if self.held_error().is_some() {
-            // The thread of the endpoint may have ended with it.
+        let HandleState::Pending(number) = self.state else {
+            unreachable!("the operation is pending")
+        };
+        let is_told = if self.quiesce_error().is_some() {
+            // The endpoint's progress thread may have exited with it.
             crate::quarantine::watch(&Arc::downgrade(&self.port))
         } else {
-            // A copy that is about to end is waited for a moment.
-            !self.port.enter().awaits_memory(number) && self.port.run_in_background().is_ok()
+            // A copy that is about to end is waited for by polling.
+            !self.port.lock().protocol.is_quiescing(number)
+                && self.port.start_progress_thread().is_ok()
         };
         if !is_told {
-            // Without a thread it is asked again and again: it is not over, and must not say so.
+            // Without a thread the future is woken repeatedly: it is not complete, and must not
+            // return a result.
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
         let waker = context.waker().clone();
-        if self.port.enter().operations.wake_at_end(number, waker) {
+        if self.port.lock().protocol.operations.wake_on_completion(number, waker) {
             return Poll::Pending;
         }
         Poll::Ready(self.test().unwrap_or(Err(Error::Closed)))

@@ -1,302 +1,331 @@
-//! `cooperative`: one copy, by both sides. The receiver claims chunks from the front and reads
-//! them, the sender claims from the back and writes them; a side that is busy elsewhere claims
-//! none, and the other does its share.
+//! `cooperative`: both sides make the copy. The receiver claims chunks from the front and reads
+//! them, the sender claims chunks from the back and writes them; a side that is busy claims none,
+//! and the other copies more.
 
 use std::sync::Arc;
 
 use memferry_sys::copy::stream::Streaming;
-use memferry_sys::shared_memory::Access;
+use memferry_sys::shared_memory::Protection;
 
-use super::copying::{Last, Part, Tell};
+use super::active_copy::{ChunkReport, CopySpec, CopyStatus};
 use super::{
-    Copying, Fetch, Path, ReceiveStage, Receiving, SendStage, Sending, Sides, Step, Turn, announce,
-    copy_failed,
+    ActiveCopy, MessageBuffers, MessagePath, ReceiveStage, Receiving, RendezvousFetch, SendStage,
+    Sending, StepContext, StepResult, copy_failed, send_rts,
 };
-use crate::connection::{CopyError, View, Wire};
-use crate::pieces::{Piece, Pieces};
-use crate::plan::{Ends, PathKind};
-use crate::quarantine::Claimed;
-use crate::ring::cells::Nonsense;
-use crate::ring::record::Finished;
-use crate::wire::{Manner, Note};
+use crate::connection::{Connection, CopyError, PeerBuffer};
+use crate::control::{ControlMessage, RendezvousMode};
+use crate::plan::{BufferEnds, PathKind};
+use crate::quarantine::ClaimKind;
+use crate::ring::cells::ProtocolError;
+use crate::ring::claims::SenderProgress;
+use crate::segments::{Segment, Segments};
 
 pub(super) struct Cooperative;
 
-/// One side's account of a message that both copy.
+/// One side's state of a message that both sides copy.
 #[derive(Debug)]
-pub(crate) struct Together {
-    record: u16,
+pub(crate) struct CooperativeCopy {
+    claim_slot: u16,
     generation: u16,
     chunk_bytes: u64,
     length: u64,
-    /// Chunks that this side has copied.
+    /// The number of chunks that this side has copied.
     done: u64,
-    /// The memory of both, for the sender.
-    sides: Option<Arc<Sides>>,
-    /// Whether plain copies go around the caches.
+    /// The memory of both sides; set by the sender.
+    buffers: Option<Arc<MessageBuffers>>,
+    /// Whether copies of mapped memory use non-temporal stores.
     streams: bool,
-    /// What this side brings in of the chunks that it copies.
-    populates: Ends,
-    /// The receiver's memory may never come: a thread of its own copies for the sender.
-    pub(crate) is_slow: bool,
-    /// The receiver stops: what the sender has claimed is waited for, then this is the end.
+    /// The ends that this side prefaults before it copies a chunk.
+    prefault: BufferEnds,
+    /// Writing to the receiver's memory may block for any time: the sender copies on a thread of
+    /// its own.
+    pub(crate) may_block: bool,
+    /// The receiver has failed: it waits for the given number of chunks that the sender has
+    /// claimed, and then reports the error.
     failing: Option<(u64, CopyError)>,
-    /// The receiver has begun to copy the chunk that the sender gave back.
-    took_returned: bool,
+    /// The receiver has started to copy the chunk that the sender returned.
+    copying_returned: bool,
 }
 
-impl Together {
+impl CooperativeCopy {
     /// The bytes of all chunks.
     pub(crate) fn length(&self) -> u64 {
         self.length
     }
 
-    /// The target, for the sender.
-    pub(crate) fn target(&self) -> Option<&View> {
-        self.sides.as_ref().map(|sides| &sides.theirs)
+    /// The target; set by the sender.
+    pub(crate) fn target(&self) -> Option<&PeerBuffer> {
+        self.buffers.as_ref().map(|buffers| &buffers.peer)
     }
 
-    /// The sender is to copy from these pieces to the receiver's memory.
-    pub(crate) fn help_from(&mut self, ours: &Pieces, theirs: View) {
-        self.sides = Some(Sides::new(theirs, ours));
+    /// Sets the memory of both sides, on the sender.
+    pub(crate) fn set_buffers(&mut self, local: &Segments, peer: PeerBuffer) {
+        self.buffers = Some(MessageBuffers::new(peer, local));
     }
 
-    /// Brings in these ends of the chunks that this side copies.
-    pub(crate) fn populate(&mut self, ends: Ends) {
-        self.populates = ends;
+    /// Sets the ends that this side prefaults.
+    pub(crate) fn set_prefault(&mut self, ends: BufferEnds) {
+        self.prefault = ends;
     }
 
     fn chunks(&self) -> u64 {
         self.length.div_ceil(self.chunk_bytes)
     }
 
-    /// The copy of a chunk.
-    fn part(&self, index: u64, access: Access, streaming: Streaming) -> Part {
+    /// Describes the copy of a chunk.
+    fn copy_spec(&self, index: u64, access: Protection, streaming: Streaming) -> CopySpec {
         let offset = index * self.chunk_bytes;
         let range = offset..self.length.min(offset + self.chunk_bytes);
         let streaming = self.streams.then_some(streaming);
-        Part { range, access, streaming, populates: self.populates, tell: None }
+        CopySpec { range, access, streaming, prefault: self.prefault, report: None }
     }
 }
 
-/// The receiver lets the sender help: its view of that. `None` if it cannot get at the target.
-pub(crate) fn begin_helping(
-    wire: &mut Wire,
-    manner: &Manner,
+/// Creates the sender's state after the receiver's reply. Returns `None` if this side cannot access
+/// the target.
+pub(crate) fn start_sender_copy(
+    connection: &mut Connection,
+    mode: &RendezvousMode,
     length: u64,
     stream_bytes: u64,
-) -> Result<Option<(Box<Together>, View)>, Nonsense> {
-    let Manner::Together { record, generation, chunk_bytes, target, absent } = *manner else {
+) -> Result<Option<(Box<CooperativeCopy>, PeerBuffer)>, ProtocolError> {
+    let RendezvousMode::Cooperative { claim_slot, generation, chunk_bytes, target, nonresident } =
+        *mode
+    else {
         return Ok(None);
     };
-    let described = wire.read_place(target, length)?;
-    let (target, _) = wire.view(&described, Access::Write);
-    if matches!(target, View::Nowhere) {
+    let described = connection.decode_buffer(target, length)?;
+    let (target, _) = connection.peer_buffer(&described, Protection::ReadWrite);
+    if matches!(target, PeerBuffer::Unreachable) {
         return Ok(None);
     }
-    let together = Box::new(Together {
-        record,
+    let copy = Box::new(CooperativeCopy {
+        claim_slot,
         generation,
         chunk_bytes: chunk_bytes.into(),
         length,
         done: 0,
-        sides: None,
+        buffers: None,
         streams: length >= stream_bytes,
-        populates: Ends::default(),
-        is_slow: absent && matches!(target, View::Cross { .. }),
+        prefault: BufferEnds::default(),
+        may_block: nonresident && matches!(target, PeerBuffer::CrossMemory { .. }),
         failing: None,
-        took_returned: false,
+        copying_returned: false,
     });
-    Ok(Some((together, target)))
+    Ok(Some((copy, target)))
 }
 
-impl Path for Cooperative {
-    fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+impl MessagePath for Cooperative {
+    fn send(
+        &self,
+        sending: &mut Sending,
+        context: &mut StepContext<'_>,
+    ) -> Result<StepResult, ProtocolError> {
         match &mut sending.stage {
-            SendStage::Queued => announce(sending, turn),
-            SendStage::Helping(together) => help(together, &mut sending.copying, turn),
-            _ => Ok(Step::Idle),
+            SendStage::Queued => send_rts(sending, context),
+            SendStage::Copying(copy) => sender_step(copy, &mut sending.active_copy, context),
+            _ => Ok(StepResult::Idle),
         }
     }
 
-    fn begin(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<(), Nonsense> {
+    fn begin(
+        &self,
+        receiving: &mut Receiving,
+        context: &mut StepContext<'_>,
+    ) -> Result<(), ProtocolError> {
         let length = receiving.accepted();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(()) };
-        let pieces = receiving.pieces.as_slice();
-        fetch.together = open(turn, pieces, length, fetch)?;
-        if fetch.together.is_none() {
+        let segments = receiving.segments.as_slice();
+        fetch.cooperative = open_claims(context, segments, length, fetch)?;
+        if fetch.cooperative.is_none() {
             fetch.plan.path = PathKind::Single;
         }
         Ok(())
     }
 
-    fn receive(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
-        let Turn { wire, streaming, may_copy, .. } = turn;
-        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
-        let Some(together) = &mut fetch.together else { return Ok(Step::Idle) };
-        let record = wire.memory.record(true, together.record.into());
-        let (generation, chunks) = (together.generation, together.chunks());
-        match Copying::collect(&mut fetch.copying, &mut fetch.done) {
-            Last::UnderWay => return Ok(Step::Idle),
-            Last::Nothing => {}
-            Last::Over(Ok(())) => together.done += 1,
-            Last::Over(Err(error)) => {
-                let held = record.close(generation, chunks)?;
-                together.failing = Some((held, error));
+    fn receive(
+        &self,
+        receiving: &mut Receiving,
+        context: &mut StepContext<'_>,
+    ) -> Result<StepResult, ProtocolError> {
+        let StepContext { connection, streaming, may_copy, .. } = context;
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else {
+            return Ok(StepResult::Idle);
+        };
+        let Some(copy) = &mut fetch.cooperative else { return Ok(StepResult::Idle) };
+        let slot = connection.memory.claims(true, copy.claim_slot.into());
+        let (generation, chunks) = (copy.generation, copy.chunks());
+        match ActiveCopy::poll_status(&mut fetch.active_copy, &mut fetch.done) {
+            CopyStatus::InFlight => return Ok(StepResult::Idle),
+            CopyStatus::NotStarted => {}
+            CopyStatus::Done(Ok(())) => copy.done += 1,
+            CopyStatus::Done(Err(error)) => {
+                let claimed_back = slot.close(generation, chunks)?;
+                copy.failing = Some((claimed_back, error));
             }
         }
-        let finished = record.told(generation, chunks)?;
-        if let Some((held, error)) = &together.failing {
-            let over = finished.given_up() >= *held;
-            let step = if over { copy_failed(*error) } else { Step::Idle };
-            if over {
-                wire.return_record(together.record, generation);
+        let finished = slot.load(generation, chunks)?;
+        if let Some((claimed_back, error)) = &copy.failing {
+            let released = finished.released() >= *claimed_back;
+            let step = if released { copy_failed(*error) } else { StepResult::Idle };
+            if released {
+                connection.free_claim_slot(copy.claim_slot, generation);
             }
             return Ok(step);
         }
-        if together.done + finished.chunks > chunks {
-            return Err(Nonsense("more chunks finished than there are"));
+        if copy.done + finished.chunks > chunks {
+            return Err(ProtocolError("more chunks finished than exist"));
         }
-        if together.done + finished.chunks == chunks {
-            record.close(generation, chunks)?;
-            wire.return_record(together.record, generation);
-            return Ok(Step::Done);
+        if copy.done + finished.chunks == chunks {
+            slot.close(generation, chunks)?;
+            connection.free_claim_slot(copy.claim_slot, generation);
+            return Ok(StepResult::Done);
         }
-        // What the sender gave back is done here, once.
-        let returned = finished.returned.filter(|_| !together.took_returned);
-        let is_near = fetch.sides.is_near();
-        if !*may_copy && !is_near {
-            let has_more = returned.is_some() || record.has_unclaimed(generation, chunks);
-            return Ok(if has_more { Step::Copy } else { Step::Idle });
+        // The receiver copies the chunk that the sender returned, once.
+        let returned = finished.returned.filter(|_| !copy.copying_returned);
+        let is_mapped = fetch.buffers.is_mapped();
+        if !*may_copy && !is_mapped {
+            let has_more = returned.is_some() || slot.has_unclaimed(generation, chunks);
+            return Ok(if has_more { StepResult::CopyPending } else { StepResult::Idle });
         }
-        let claimed = record.claim_front(generation, chunks)?;
-        let Some(chunk) = claimed.or(returned) else { return Ok(Step::Idle) };
-        together.took_returned |= claimed.is_none();
-        let part = together.part(chunk, Access::Read, *streaming);
-        if is_near {
-            // SAFETY: the operation is under way, so its owner vouches for the pieces; the chunk is this
-            // side's alone.
-            match unsafe { fetch.sides.copy(&part) } {
-                Ok(()) => together.done += 1,
+        let claimed = slot.claim_front(generation, chunks)?;
+        let Some(chunk) = claimed.or(returned) else { return Ok(StepResult::Idle) };
+        copy.copying_returned |= claimed.is_none();
+        let part = copy.copy_spec(chunk, Protection::ReadOnly, *streaming);
+        if is_mapped {
+            // SAFETY: the operation is in flight, so its owner guarantees the segments; this side
+            // alone has claimed the chunk.
+            match unsafe { fetch.buffers.copy(&part) } {
+                Ok(()) => copy.done += 1,
                 Err(error) => {
-                    let held = record.close(generation, chunks)?;
-                    together.failing = Some((held, error));
+                    let claimed_back = slot.close(generation, chunks)?;
+                    copy.failing = Some((claimed_back, error));
                 }
             }
-            // The end is seen in the next step, which is made at once.
-            return Ok(Step::Moved);
+            // The next step, which the caller makes at once, detects the end.
+            return Ok(StepResult::Progressed);
         }
-        // SAFETY: the operation is under way, so its owner vouches for the pieces, and it is not over
-        // before the copy is; the chunk is this side's alone.
-        fetch.copying = Some(unsafe { Copying::new(&fetch.sides, part) });
-        Ok(Step::Copy)
+        // SAFETY: the operation is in flight, so its owner guarantees the segments, and it does not
+        // complete before the copy; this side alone has claimed the chunk.
+        fetch.active_copy = Some(unsafe { ActiveCopy::new(&fetch.buffers, part) });
+        Ok(StepResult::CopyPending)
     }
 
-    fn give_up(&self, receiving: &mut Receiving, wire: &mut Wire) -> Option<Claimed> {
+    fn revoke(&self, receiving: &mut Receiving, connection: &mut Connection) -> Option<ClaimKind> {
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return None };
-        let together = fetch.together.as_mut()?;
-        let number = together.record;
-        let record = wire.memory.record(true, number.into());
-        let (generation, chunks) = (together.generation, together.chunks());
-        let claimed = match &together.failing {
+        let copy = fetch.cooperative.as_mut()?;
+        let claim_slot = copy.claim_slot;
+        let slot = connection.memory.claims(true, claim_slot.into());
+        let (generation, chunks) = (copy.generation, copy.chunks());
+        let claimed = match &copy.failing {
             Some((claimed, _)) => *claimed,
-            None => record.close(generation, chunks).unwrap_or(0),
+            None => slot.close(generation, chunks).unwrap_or(0),
         };
-        (claimed > 0).then_some(Claimed::Chunks { record: number, generation, chunks, claimed })
+        (claimed > 0).then_some(ClaimKind::Chunks { claim_slot, generation, chunks, claimed })
     }
 }
 
-/// Opens a record and tells the sender where the target is. `None` if all records are in use.
-fn open(
-    turn: &mut Turn<'_>,
-    pieces: &[Piece],
+/// Opens a claim slot and sends the target to the sender. Returns `None` if all slots are in use.
+fn open_claims(
+    context: &mut StepContext<'_>,
+    segments: &[Segment],
     length: u64,
-    fetch: &Fetch,
-) -> Result<Option<Together>, Nonsense> {
-    let Fetch { sender, plan, is_target_absent: absent, .. } = fetch;
-    let (sender, absent) = (*sender, *absent);
-    let (wire, receiver) = (&mut *turn.wire, turn.number);
-    let Some((record, generation)) = wire.take_record() else { return Ok(None) };
-    wire.memory.record(true, record.into()).open(generation);
+    fetch: &RendezvousFetch,
+) -> Result<Option<CooperativeCopy>, ProtocolError> {
+    let RendezvousFetch { sender, plan, target_nonresident: nonresident, .. } = fetch;
+    let (sender, nonresident) = (*sender, *nonresident);
+    let (connection, receiver) = (&mut *context.connection, context.operation);
+    let Some((claim_slot, generation)) = connection.alloc_claim_slot() else { return Ok(None) };
+    connection.memory.claims(true, claim_slot.into()).open(generation);
     let chunk_bytes = plan.chunk_bytes;
-    // Without room for the list of pieces the sender is not asked: this side does it all.
-    if let Some(target) = wire.describe(pieces, Access::Write)? {
-        let manner = Manner::Together { record, generation, chunk_bytes, target, absent };
-        wire.post(Note::Accept { sender, receiver, length, manner });
-        wire.announce();
+    // Without space for the segment list the sender gets no reply, and this side copies all chunks.
+    if let Some(target) = connection.encode_buffer(segments, Protection::ReadWrite)? {
+        let mode = RendezvousMode::Cooperative {
+            claim_slot,
+            generation,
+            chunk_bytes,
+            target,
+            nonresident,
+        };
+        connection.send_control(ControlMessage::Cts { sender, receiver, length, mode });
+        connection.ring_doorbell();
     }
-    Ok(Some(Together {
-        record,
+    Ok(Some(CooperativeCopy {
+        claim_slot,
         generation,
         chunk_bytes: chunk_bytes.into(),
         length,
         done: 0,
-        sides: None,
+        buffers: None,
         streams: plan.streams,
-        is_slow: false,
-        populates: plan.populating.ends,
+        may_block: false,
+        prefault: plan.prefault.ends,
         failing: None,
-        took_returned: false,
+        copying_returned: false,
     }))
 }
 
-/// The sender copies one chunk, if one is left.
-fn help(
-    together: &mut Together,
-    copying: &mut Option<Arc<Copying>>,
-    turn: &mut Turn<'_>,
-) -> Result<Step, Nonsense> {
-    let Turn { wire, streaming, may_copy, .. } = turn;
-    let (generation, chunks) = (together.generation, together.chunks());
-    let mut moved = Step::Idle;
-    match Copying::collect(copying, &mut 0) {
-        Last::UnderWay => return Ok(Step::Idle),
-        Last::Nothing => {}
-        Last::Over(copied) => {
-            helped(together, wire, copied);
-            moved = Step::Moved;
+/// Copies one chunk on the sender, if one is left.
+fn sender_step(
+    copy: &mut CooperativeCopy,
+    active_copy: &mut Option<Arc<ActiveCopy>>,
+    context: &mut StepContext<'_>,
+) -> Result<StepResult, ProtocolError> {
+    let StepContext { connection, streaming, may_copy, .. } = context;
+    let (generation, chunks) = (copy.generation, copy.chunks());
+    let mut result = StepResult::Idle;
+    match ActiveCopy::poll_status(active_copy, &mut 0) {
+        CopyStatus::InFlight => return Ok(StepResult::Idle),
+        CopyStatus::NotStarted => {}
+        CopyStatus::Done(copied) => {
+            sender_chunk_done(copy, connection, copied);
+            result = StepResult::Progressed;
         }
     }
-    let Some(sides) = &together.sides else { return Ok(moved) };
-    let record = wire.memory.record(false, together.record.into());
-    let is_near = sides.is_near();
-    if !*may_copy && !is_near {
+    let Some(buffers) = &copy.buffers else { return Ok(result) };
+    let record = connection.memory.claims(false, copy.claim_slot.into());
+    let is_mapped = buffers.is_mapped();
+    if !*may_copy && !is_mapped {
         let has_more = record.has_unclaimed(generation, chunks);
-        return Ok(if has_more { Step::Copy } else { moved });
+        return Ok(if has_more { StepResult::CopyPending } else { result });
     }
     let Some(chunk) = record.claim_back(generation, chunks)? else {
-        together.sides = None;
-        return Ok(moved);
+        copy.buffers = None;
+        return Ok(result);
     };
-    let mut part = together.part(chunk, Access::Write, *streaming);
-    if is_near {
-        // SAFETY: the operation is under way, so its owner vouches for the pieces; the receiver named the
-        // target for this, and the chunk is this side's alone.
-        let copied = unsafe { sides.copy(&part) };
-        record.tell(generation, Finished::after(together.done, chunk, copied.is_ok()));
-        helped(together, wire, copied);
-        return Ok(Step::Moved);
+    let mut part = copy.copy_spec(chunk, Protection::ReadWrite, *streaming);
+    if is_mapped {
+        // SAFETY: the operation is in flight, so its owner guarantees the segments; the receiver
+        // has sent the target for this copy, and this side alone has claimed the chunk.
+        let copied = unsafe { buffers.copy(&part) };
+        record.publish(generation, SenderProgress::after(copy.done, chunk, copied.is_ok()));
+        sender_chunk_done(copy, connection, copied);
+        return Ok(StepResult::Progressed);
     }
-    let (memory, record, done) = (wire.memory.clone(), together.record, together.done);
-    part.tell = Some(Tell { memory, record, generation, chunk, done });
-    // SAFETY: as above, and the operation is not over before the copy is.
-    *copying = Some(unsafe { Copying::new(sides, part) });
-    Ok(Step::Copy)
+    let (memory, record, done) = (connection.memory.clone(), copy.claim_slot, copy.done);
+    part.report = Some(ChunkReport { memory, claim_slot: record, generation, chunk, done });
+    // SAFETY: as above, and the operation does not complete before the copy.
+    *active_copy = Some(unsafe { ActiveCopy::new(buffers, part) });
+    Ok(StepResult::CopyPending)
 }
 
-/// The sender has copied a chunk, or could not.
-fn helped(together: &mut Together, wire: &mut Wire, copied: Result<(), CopyError>) {
-    let record = wire.memory.record(false, together.record.into());
-    let has_more = record.has_unclaimed(together.generation, together.chunks());
+/// Records that the sender has copied a chunk or could not copy it.
+fn sender_chunk_done(
+    copy: &mut CooperativeCopy,
+    connection: &mut Connection,
+    copied: Result<(), CopyError>,
+) {
+    let slot = connection.memory.claims(false, copy.claim_slot.into());
+    let has_more = slot.has_unclaimed(copy.generation, copy.chunks());
     match copied {
-        Ok(()) => together.done += 1,
+        Ok(()) => copy.done += 1,
         Err(error) => {
-            // This side cannot copy, or not all of it: the receiver does the rest.
-            together.sides = None;
-            wire.note_refusal(error, Access::Write);
+            // This side cannot copy the chunk, or not all of it: the receiver copies the rest.
+            copy.buffers = None;
+            connection.record_refusal(error, Protection::ReadWrite);
         }
     }
     if copied.is_err() || !has_more {
-        wire.announce_later();
+        connection.defer_doorbell();
     }
 }

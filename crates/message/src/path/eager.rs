@@ -1,42 +1,48 @@
-//! `eager`: through the shared space at once, without asking the receiver.
+//! `eager`: the payload goes through the bounce ring, without a reply of the receiver.
 
-use super::{Path, SendStage, Sending, Step, Turn, stream};
-use crate::connection::Wire;
+use super::{MessagePath, SendStage, Sending, StepContext, StepResult, stream};
+use crate::connection::Connection;
+use crate::control::ControlMessage;
 use crate::envelope::Envelope;
-use crate::pieces::{Piece, gather};
-use crate::ring::cells::Nonsense;
-use crate::wire::Note;
+use crate::ring::cells::ProtocolError;
+use crate::segments::{Segment, gather};
 
 pub(super) struct Eager;
 
-/// Writes a message that fits one fragment, if there is room.
+/// Writes a message that fits into one fragment, if there is space.
 ///
 /// # Safety
-/// The pieces must be valid for reads of `length` bytes.
+/// The segments must be valid for reads of `length` bytes.
 #[inline]
-pub(crate) unsafe fn put_eager(
-    wire: &mut Wire,
+pub(crate) unsafe fn write_eager(
+    connection: &mut Connection,
     envelope: &Envelope,
-    pieces: &[Piece],
+    segments: &[Segment],
     length: usize,
-) -> Result<bool, Nonsense> {
-    if !wire.has_room()? {
+) -> Result<bool, ProtocolError> {
+    if !connection.has_credit()? {
         return Ok(false);
     }
-    let Some(first) = wire.give_out(length)? else { return Ok(false) };
-    // SAFETY: the pieces are the caller's promise; the span is this side's until the cell that
-    // names it is written.
-    unsafe { gather(pieces, 0, wire.outgoing(first), length) };
-    wire.write(&Note::Eager { envelope: *envelope, length: length as u64, first }.encode());
+    let Some(first) = connection.alloc_bounce(length)? else { return Ok(false) };
+    // SAFETY: the caller guarantees the segments; the span belongs to this side until the cell that
+    // refers to it is written.
+    unsafe { gather(segments, 0, connection.outgoing(first), length) };
+    connection.write(
+        &ControlMessage::Eager { envelope: *envelope, length: length as u64, first }.encode(),
+    );
     Ok(true)
 }
 
-impl Path for Eager {
-    fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+impl MessagePath for Eager {
+    fn send(
+        &self,
+        sending: &mut Sending,
+        context: &mut StepContext<'_>,
+    ) -> Result<StepResult, ProtocolError> {
         if let SendStage::Queued = sending.stage {
             let until = sending.length;
             sending.stage = SendStage::Streaming { sent: 0, receiver: None, until };
         }
-        stream::send_fragment(sending, turn.wire)
+        stream::send_fragment(sending, context.connection)
     }
 }

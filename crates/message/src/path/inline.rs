@@ -1,42 +1,47 @@
-//! `inline`: the payload is in the cell, one cache line for the whole message.
+//! `inline`: the payload is in the cell, so that a message is one cache line.
 
-use super::{Path, Sending, Step, Turn};
-use crate::connection::Wire;
+use super::{MessagePath, Sending, StepContext, StepResult};
+use crate::connection::Connection;
+use crate::control::{INLINE_BYTES, inline_limit, inline_words};
 use crate::envelope::Envelope;
-use crate::pieces::{Piece, gather};
-use crate::ring::cells::Nonsense;
-use crate::wire::{INLINE_BYTES, inline_limit, inline_words};
+use crate::ring::cells::ProtocolError;
+use crate::segments::{Segment, gather};
 
 pub(super) struct Inline;
 
-/// Writes a message that is no longer than [`inline_limit`] says if there is room.
+/// Writes a message of at most [`inline_limit`] bytes, if a cell is free.
 ///
 /// # Safety
-/// The pieces must be valid for reads of `length` bytes.
+/// The segments must be valid for reads of `length` bytes.
 #[inline]
-pub(crate) unsafe fn put_inline(
-    wire: &mut Wire,
+pub(crate) unsafe fn write_inline(
+    connection: &mut Connection,
     envelope: &Envelope,
-    pieces: &[Piece],
+    segments: &[Segment],
     length: usize,
-) -> Result<bool, Nonsense> {
+) -> Result<bool, ProtocolError> {
     debug_assert!(length <= inline_limit(envelope));
-    if !wire.has_room()? {
+    if !connection.has_credit()? {
         return Ok(false);
     }
     let mut payload = [0u64; INLINE_BYTES / 8];
-    // SAFETY: the payload has room for the length; the pieces are the caller's promise.
-    unsafe { gather(pieces, 0, payload.as_mut_ptr().cast(), length) };
-    wire.write(&inline_words(envelope, length as u8, &payload));
+    // SAFETY: the payload has space for `length` bytes; the caller guarantees the segments.
+    unsafe { gather(segments, 0, payload.as_mut_ptr().cast(), length) };
+    connection.write(&inline_words(envelope, length as u8, &payload));
     Ok(true)
 }
 
-impl Path for Inline {
-    fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+impl MessagePath for Inline {
+    fn send(
+        &self,
+        sending: &mut Sending,
+        context: &mut StepContext<'_>,
+    ) -> Result<StepResult, ProtocolError> {
         let (envelope, length) = (sending.envelope, sending.length as usize);
-        // SAFETY: the operation is under way, so its owner vouches for the memory.
-        let written =
-            unsafe { put_inline(turn.wire, &envelope, sending.pieces.as_slice(), length) }?;
-        Ok(if written { Step::Done } else { Step::Idle })
+        // SAFETY: the operation is in flight, so its owner guarantees that the memory is valid.
+        let written = unsafe {
+            write_inline(context.connection, &envelope, sending.segments.as_slice(), length)
+        }?;
+        Ok(if written { StepResult::Done } else { StepResult::Idle })
     }
 }

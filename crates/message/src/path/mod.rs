@@ -1,11 +1,11 @@
-//! The paths that a message can take, each in a file of its own behind one trait.
+//! The paths of messages, one file for each, behind one trait.
 //!
-//! A path does the next step of a message whenever it is asked, for the sender or the receiver,
-//! and never waits: what cannot be done now is asked for again later. Its state is in
-//! [`Sending`] and [`Receiving`], so a path itself is only code.
+//! A path performs the next step of a message, for the sender or the receiver, and never blocks: a
+//! step that is not possible now is repeated later. The state of a message is in [`Sending`] and
+//! [`Receiving`]; a path has no state.
 
+mod active_copy;
 mod cooperative;
-mod copying;
 mod eager;
 mod inline;
 mod offload;
@@ -19,217 +19,235 @@ use std::sync::Arc;
 use memferry_copy::Ferry;
 use memferry_sys::copy::stream::Streaming;
 
-use crate::connection::{CopyError, Description, Wire};
+use crate::connection::{Connection, CopyError, RemoteSegments};
+use crate::control::OperationId;
 use crate::envelope::Envelope;
-use crate::error::{Error, Who};
-use crate::pieces::Pieces;
-use crate::plan::{PathKind, Plan};
-use crate::port::Received;
-use crate::quarantine::{Claim, Claimed};
-use crate::ring::cells::Nonsense;
-use crate::wire::Number;
-use offload::Engines;
+use crate::error::{Error, MemorySide};
+use crate::plan::{MessagePlan, PathKind};
+use crate::port::MessageStatus;
+use crate::quarantine::{Claim, ClaimKind};
+use crate::ring::cells::ProtocolError;
+use crate::segments::Segments;
+use offload::OffloadProgress;
 
-/// What came of a step.
+/// The result of a step.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Step {
-    /// Nothing could be done now.
+pub(crate) enum StepResult {
+    /// No step was possible.
     Idle,
-    /// Something was done, and more may be possible at once.
-    Moved,
-    /// The message has a copy to make, for whoever lets go of the lock. It is made only if the turn permits.
-    Copy,
-    /// This side's part is over.
+    /// A step was done, and another may be possible at once.
+    Progressed,
+    /// The message has a copy to make, which the caller makes after it has released the lock. The
+    /// copy is described only if the step context permits copies.
+    CopyPending,
+    /// This side's part of the message is complete.
     Done,
-    /// It ended badly, and the operation with it.
+    /// The message failed, and its operation with it.
     Failed(Error),
-    /// The kernel refuses to copy: the peer has ended, or the message has to take another path. Nobody
-    /// writes to its memory at the moment.
-    Refused(CopyError),
+    /// The kernel refuses to copy: the peer has exited, or the message must change its path. No
+    /// thread writes to its memory at this time.
+    CopyRefused(CopyError),
 }
 
-/// What a path has for a step, besides the message.
-pub(crate) struct Turn<'a> {
+/// The inputs of a step, besides the message.
+pub(crate) struct StepContext<'a> {
     /// The number of the operation.
-    pub(crate) number: Number,
+    pub(crate) operation: OperationId,
     /// The connection.
-    pub(crate) wire: &'a mut Wire,
-    /// The best way to write around the caches.
+    pub(crate) connection: &'a mut Connection,
+    /// The fastest method of non-temporal stores.
     pub(crate) streaming: Streaming,
-    /// Whether whoever asks makes a copy that is due.
+    /// Whether the caller makes a copy that is due.
     pub(crate) may_copy: bool,
-    /// The copy core, for engines. Built when first needed.
+    /// Returns the copy core with the engines. It is built when it is first needed.
     pub(crate) ferry: fn() -> Option<&'static Ferry>,
 }
 
-/// A message on its way out.
+/// An outgoing message.
 #[derive(Debug)]
 pub(crate) struct Sending {
-    /// To whom.
+    /// The index of the receiver.
     pub(crate) peer: usize,
     pub(crate) envelope: Envelope,
-    pub(crate) pieces: Pieces,
+    pub(crate) segments: Segments,
     pub(crate) length: u64,
     pub(crate) path: PathKind,
     pub(crate) chunk_bytes: u32,
-    /// Receives were under way when it was begun.
-    pub(crate) expects: bool,
-    /// Its memory may not be there: whoever reads it may wait for any time.
-    pub(crate) absent: bool,
+    /// Receives were pending when the message was posted.
+    pub(crate) has_receives: bool,
+    /// The memory of the message may not be resident: reading it may block for any time.
+    pub(crate) nonresident: bool,
     /// The copy that this side makes for the receiver.
-    pub(crate) copying: Option<Arc<Copying>>,
+    pub(crate) active_copy: Option<Arc<ActiveCopy>>,
     pub(crate) stage: SendStage,
 }
 
-/// How far it is.
+/// The stage of an outgoing message.
 #[derive(Debug)]
 pub(crate) enum SendStage {
     /// Nothing is sent.
     Queued,
-    /// So many bytes are in the space or beyond it; with the receiver's number if it asked.
-    Streaming { sent: u64, receiver: Option<Number>, until: u64 },
-    /// The receiver knows of it.
-    Announced,
-    /// The receiver lets this side help.
-    Helping(Box<Together>),
-    /// The receiver is asked to give it back.
-    Withdrawing,
-    /// The carrier has it.
-    Carried,
-    /// It has ended, and will have when nobody of this process reads its memory any more.
-    Held(Box<Held>),
+    /// `sent` bytes are in the bounce ring or were taken from there; `receiver` is the receiver's
+    /// number if the receiver requested the message.
+    Streaming { sent: u64, receiver: Option<OperationId>, until: u64 },
+    /// The message is announced.
+    RtsSent,
+    /// This side copies chunks of the message together with the receiver.
+    Copying(Box<CooperativeCopy>),
+    /// The announcement is to be cancelled, and the receiver has not replied.
+    CancelPending,
+    /// The remote transport has the message.
+    Remote,
+    /// The message has ended, and completes when no thread of this process reads its memory.
+    Quiescing(Box<QuiesceState>),
 }
 
-/// A message on its way in.
+/// An incoming message.
 #[derive(Debug)]
 pub(crate) struct Receiving {
-    pub(crate) pieces: Pieces,
-    /// The bytes of all pieces.
+    pub(crate) segments: Segments,
+    /// The bytes of all segments.
     pub(crate) capacity: u64,
-    /// Who sends it, once it is matched.
+    /// The index of the sender, once the receive is matched.
     pub(crate) peer: usize,
-    /// Its arrival number, once it is matched and not complete at once.
+    /// The arrival number of a message that was not complete when it was matched.
     pub(crate) arrival: u64,
     pub(crate) envelope: Envelope,
-    /// The length of the message, once it is matched.
+    /// The length of the message, once the receive is matched.
     pub(crate) length: u64,
-    /// The receive of several messages that it is a part of.
-    pub(crate) part_of: Option<Number>,
+    /// The receive of several messages that this one is a part of.
+    pub(crate) multi_receive: Option<OperationId>,
     pub(crate) stage: ReceiveStage,
 }
 
-/// How far it is.
+/// The stage of an incoming message.
 #[derive(Debug)]
 pub(crate) enum ReceiveStage {
-    /// No message has met it.
+    /// No message has matched.
     Posted,
-    /// So many bytes of the message have come through the space.
-    Arriving { arrived: u64, requested: Option<Requested> },
-    /// The message waits in the sender's memory. How it comes is decided when this side has time:
-    /// by then it may have a message for the sender, and the two copy one each.
-    Met { sender: Number, source: Description, core: u16, absent: bool },
-    /// All of it is here, and the sender is to be told as soon as there is room in the ring.
-    Arrived { sender: Number },
-    /// The message waits in the sender's memory and is being fetched.
-    Fetching(Box<Fetch>),
-    /// The carrier brings it.
-    Carried,
-    /// It was given up, and will have failed when nobody writes to its memory any more.
-    Held(Box<Held>),
+    /// `arrived` bytes of the message have come through the bounce ring.
+    Arriving { arrived: u64, requested: Option<PipelineRequest> },
+    /// The message is announced and matched. The path is chosen when this side makes progress: if
+    /// it has a message for the sender by then, each side copies one of the two.
+    RtsMatched { sender: OperationId, source: RemoteSegments, core: u16, nonresident: bool },
+    /// The message is complete, and the FIN waits for a free cell.
+    FinPending { sender: OperationId },
+    /// The payload is being fetched from the sender's memory.
+    Fetching(Box<RendezvousFetch>),
+    /// The remote transport delivers the message.
+    Remote,
+    /// The receive has ended, and completes when no peer or thread writes to its memory.
+    Quiescing(Box<QuiesceState>),
 }
 
-/// A message that has ended while somebody was still at its memory.
+/// A message that has ended while a peer or a thread still accessed its memory.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct QuiesceState {
     pub(crate) claims: Vec<Claim>,
-    pub(crate) outcome: Result<Received, Error>,
+    pub(crate) outcome: Result<MessageStatus, Error>,
     pub(crate) since_ns: u64,
 }
 
-/// A message that comes through the space because this side asked for it.
+/// A message that comes through the bounce ring at the request of this side.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Requested {
-    /// The sender's number for it.
-    pub(crate) sender: Number,
-    /// So many bytes of the target have been brought in, if that is done.
-    pub(crate) populated: Option<u64>,
+pub(crate) struct PipelineRequest {
+    /// The sender's number of the message.
+    pub(crate) sender: OperationId,
+    /// The bytes of the target that are prefaulted, if the plan prefaults.
+    pub(crate) prefaulted: Option<u64>,
 }
 
-/// A message being fetched from the sender's memory.
+/// A message that is fetched from the sender's memory.
 #[derive(Debug)]
-pub(crate) struct Fetch {
-    /// The sender's number for it.
-    pub(crate) sender: Number,
-    pub(crate) plan: Plan,
-    pub(crate) sides: Arc<Sides>,
-    /// Bytes that this side has copied.
+pub(crate) struct RendezvousFetch {
+    /// The sender's number of the message.
+    pub(crate) sender: OperationId,
+    pub(crate) plan: MessagePlan,
+    pub(crate) buffers: Arc<MessageBuffers>,
+    /// The bytes that this side has copied.
     pub(crate) done: u64,
-    pub(crate) together: Option<Together>,
-    pub(crate) engines: Option<Engines>,
+    pub(crate) cooperative: Option<CooperativeCopy>,
+    pub(crate) offload: Option<OffloadProgress>,
     /// The copy that this side makes.
-    pub(crate) copying: Option<Arc<Copying>>,
-    /// The source may never come.
-    pub(crate) is_slow: bool,
-    /// The target is not all there, and the sender should know before it helps.
-    pub(crate) is_target_absent: bool,
+    pub(crate) active_copy: Option<Arc<ActiveCopy>>,
+    /// Reading the source may block for any time.
+    pub(crate) may_block: bool,
+    /// The target is not resident; the sender must know this before it copies.
+    pub(crate) target_nonresident: bool,
 }
 
 impl Sending {
-    /// Whether it copies for its receiver, into memory that may never come.
-    pub(crate) fn helps_slowly(&self) -> bool {
-        matches!(&self.stage, SendStage::Helping(together) if together.is_slow)
+    /// Returns whether this side copies into a target that may block for any time.
+    pub(crate) fn sender_may_block(&self) -> bool {
+        matches!(&self.stage, SendStage::Copying(copy) if copy.may_block)
     }
 }
 
 impl Receiving {
-    /// Whether an engine of this process copies it.
+    /// Returns whether an engine of this process copies the message.
     pub(crate) fn is_offloaded(&self) -> bool {
-        matches!(&self.stage, ReceiveStage::Fetching(fetch) if fetch.engines.is_some())
+        matches!(&self.stage, ReceiveStage::Fetching(fetch) if fetch.offload.is_some())
     }
 
-    /// Whether somebody makes the one copy that brings all of it.
-    pub(crate) fn is_in_its_only_copy(&self) -> bool {
+    /// Returns whether one copy of the whole message is in flight.
+    pub(crate) fn is_in_single_copy(&self) -> bool {
         let ReceiveStage::Fetching(fetch) = &self.stage else { return false };
         let is_short = self.accepted() <= fetch.plan.chunk_bytes.into();
-        is_short && !fetch.is_slow && fetch.copying.as_ref().is_some_and(|c| c.is_under_way())
+        is_short && !fetch.may_block && fetch.active_copy.as_ref().is_some_and(|c| c.is_in_flight())
     }
 
-    /// How many bytes of the message fit.
+    /// The number of bytes of the message that fit.
     pub(crate) fn accepted(&self) -> u64 {
         self.length.min(self.capacity)
     }
 }
 
-/// A way for messages.
-pub(crate) trait Path: Sync {
-    /// The sender's next step. Usual: tell the receiver, who does the rest.
-    fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+/// A path of messages.
+pub(crate) trait MessagePath: Sync {
+    /// The sender's next step. By default it announces the message, and the receiver does the rest.
+    fn send(
+        &self,
+        sending: &mut Sending,
+        context: &mut StepContext<'_>,
+    ) -> Result<StepResult, ProtocolError> {
         match sending.stage {
-            SendStage::Queued => announce(sending, turn),
-            _ => Ok(Step::Idle),
+            SendStage::Queued => send_rts(sending, context),
+            _ => Ok(StepResult::Idle),
         }
     }
 
-    /// The receiver has a place for a message: tells the others who can do something about it.
-    /// Copies nothing.
-    fn begin(&self, _receiving: &mut Receiving, _turn: &mut Turn<'_>) -> Result<(), Nonsense> {
+    /// Starts the receiver's side after the match: informs the sender or the engines. Copies
+    /// nothing.
+    fn begin(
+        &self,
+        _receiving: &mut Receiving,
+        _context: &mut StepContext<'_>,
+    ) -> Result<(), ProtocolError> {
         Ok(())
     }
 
-    /// The receiver's next step, for a message that is matched. Usual: all of it comes by itself.
-    fn receive(&self, _: &mut Receiving, _: &mut Turn<'_>) -> Result<Step, Nonsense> {
-        Ok(Step::Done)
+    /// The receiver's next step after the match. By default there is nothing left to do.
+    fn receive(
+        &self,
+        _: &mut Receiving,
+        _: &mut StepContext<'_>,
+    ) -> Result<StepResult, ProtocolError> {
+        Ok(StepResult::Done)
     }
 
-    /// A receive is to be given up: the other side can claim nothing more of its memory. Returns what
-    /// it has claimed, if it may still write there.
-    fn give_up(&self, _receiving: &mut Receiving, _wire: &mut Wire) -> Option<Claimed> {
+    /// Prepares the end of a receive: the peer can claim nothing more of its memory. Returns the
+    /// peer's claims, if it may still write there.
+    fn revoke(
+        &self,
+        _receiving: &mut Receiving,
+        _connection: &mut Connection,
+    ) -> Option<ClaimKind> {
         None
     }
 }
 
-/// The path of a kind.
-pub(crate) fn of(kind: PathKind) -> &'static dyn Path {
+/// The implementation of a path.
+pub(crate) fn of(kind: PathKind) -> &'static dyn MessagePath {
     match kind {
         PathKind::Inline => &inline::Inline,
         PathKind::Eager => &eager::Eager,
@@ -240,58 +258,67 @@ pub(crate) fn of(kind: PathKind) -> &'static dyn Path {
     }
 }
 
-pub(crate) use cooperative::{Together, begin_helping};
-pub(crate) use copying::{Copying, Sides};
-pub(crate) use eager::put_eager;
-pub(crate) use inline::put_inline;
-pub(crate) use pinning::{Looks, copy_at_once};
-pub(crate) use single::start_slow;
-pub(crate) use stream::arrive;
+pub(crate) use active_copy::{ActiveCopy, MessageBuffers};
+pub(crate) use cooperative::{CooperativeCopy, start_sender_copy};
+pub(crate) use eager::write_eager;
+pub(crate) use inline::write_inline;
+pub(crate) use pinning::{ResidencyCache, copy_now};
+pub(crate) use single::start_blocking_copy;
+pub(crate) use stream::receive_fragment;
 
-/// What a failed copy means for the message of the side that copied.
-fn copy_failed(error: CopyError) -> Step {
+/// The result of a step whose copy failed.
+fn copy_failed(error: CopyError) -> StepResult {
     match error {
-        CopyError::Bad(who) => Step::Failed(Error::BadMemory(who)),
-        CopyError::Refused(_) => Step::Refused(error),
+        CopyError::Fault(side) => StepResult::Failed(Error::BadMemory(side)),
+        CopyError::Refused(_) => StepResult::CopyRefused(error),
     }
 }
 
-/// Sends the request for a message that waits in this side's memory. For all paths that do.
-fn announce(sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
-    let (wire, number) = (&mut *turn.wire, turn.number);
-    use crate::wire::Note;
-    use memferry_sys::shared_memory::Access;
-    if !wire.has_room()? || !wire.takes_announcement() {
-        return Ok(Step::Idle);
+/// Announces a message that stays in this side's memory. Used by all rendezvous paths.
+fn send_rts(
+    sending: &mut Sending,
+    context: &mut StepContext<'_>,
+) -> Result<StepResult, ProtocolError> {
+    let (connection, number) = (&mut *context.connection, context.operation);
+    use crate::control::ControlMessage;
+    use memferry_sys::shared_memory::Protection;
+    if !connection.has_credit()? || !connection.accepts_rts() {
+        return Ok(StepResult::Idle);
     }
-    let Some(source) = wire.describe(sending.pieces.as_slice(), Access::Read)? else {
-        return Ok(Step::Idle);
+    let Some(source) =
+        connection.encode_buffer(sending.segments.as_slice(), Protection::ReadOnly)?
+    else {
+        return Ok(StepResult::Idle);
     };
-    // Sharing a region may have taken the room.
-    if !wire.has_room()? {
-        return Ok(Step::Idle);
+    // Sharing a region may have taken the last credit.
+    if !connection.has_credit()? {
+        return Ok(StepResult::Idle);
     }
     let core = memferry_sys::affinity::current_core() as u16;
-    let Sending { envelope, length, expects, absent, .. } = *sending;
+    let Sending { envelope, length, has_receives, nonresident, .. } = *sending;
     let sender = number;
-    wire.write(&Note::Request { envelope, length, sender, source, core, expects, absent }.encode());
-    sending.stage = SendStage::Announced;
-    Ok(Step::Moved)
+    connection.write(
+        &ControlMessage::Rts { envelope, length, sender, source, core, has_receives, nonresident }
+            .encode(),
+    );
+    sending.stage = SendStage::RtsSent;
+    Ok(StepResult::Progressed)
 }
 
-/// The error that the receiver reported for a message.
-pub(crate) fn reported(error: u16) -> Option<Error> {
+/// Decodes the error that the receiver reported.
+pub(crate) fn error_from_code(error: u16) -> Option<Error> {
     match error {
         0 => None,
-        1 => Some(Error::BadMemory(Who::Ours)),
-        _ => Some(Error::BadMemory(Who::Theirs)),
+        1 => Some(Error::BadMemory(MemorySide::Local)),
+        _ => Some(Error::BadMemory(MemorySide::Peer)),
     }
 }
 
-/// How an error of the receiver is reported to the sender: its memory is theirs, and the reverse.
-pub(crate) fn report(error: &Error) -> u16 {
+/// Encodes an error for the sender: the receiver's memory is the peer's memory there, and vice
+/// versa.
+pub(crate) fn error_code(error: &Error) -> u16 {
     match error {
-        Error::BadMemory(Who::Theirs) => 1,
+        Error::BadMemory(MemorySide::Peer) => 1,
         _ => 2,
     }
 }

@@ -1,169 +1,210 @@
-//! `offload`: one copy, by the copy engines of the receiver's process, for memory that is mapped
-//! here. The receiver itself copies the first part through its cache, where the reader will look
-//! first; engines write the rest around the caches. Memory that is not there is brought in piece by
-//! piece, in growing pieces, and engines follow close behind.
+//! `offload`: the copy engines of the receiver's process make the only copy, for memory that is
+//! mapped in this process. The receiver itself copies the first part through its cache, because the
+//! application reads it first; the engines write the rest around the caches. Memory that is not
+//! resident is prefaulted in growing chunks, and each is submitted as soon as it is resident.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use memferry_copy::{Ferry, Options, Request, Temperature, Transfer};
-use memferry_memory::pinning::{Access as Use, ChunkSchedule, Chunks, PageRange};
-use memferry_sys::shared_memory::Access;
+use memferry_copy::{CacheHint, Ferry, Options, Request, Transfer};
+use memferry_memory::pinning::{Access as Use, ChunkRanges, ChunkSchedule, PageRange};
+use memferry_sys::shared_memory::Protection;
 
-use super::{Fetch, Path, ReceiveStage, Receiving, Step, Turn, pinning};
-use crate::connection::{CopyError, Wire};
-use crate::error::{Error, Who};
-use crate::pieces::{Piece, Pieces};
-use crate::plan::{Ends, PathKind};
-use crate::quarantine::Claimed;
-use crate::ring::cells::Nonsense;
+use super::{
+    MessagePath, ReceiveStage, Receiving, RendezvousFetch, StepContext, StepResult, pinning,
+};
+use crate::connection::{Connection, CopyError};
+use crate::error::{Error, MemorySide};
+use crate::plan::{BufferEnds, PathKind};
+use crate::quarantine::ClaimKind;
+use crate::ring::cells::ProtocolError;
+use crate::segments::{Segment, Segments};
 
 pub(super) struct Offload;
 
-/// What engines do for a message.
+/// The state of the engines' copies of a message.
 #[derive(Debug)]
-pub(crate) struct Engines {
-    /// Copies that engines have not been seen to finish, the oldest first.
+pub(crate) struct OffloadProgress {
+    /// Transfers that are not known to be complete, the oldest first.
     transfers: VecDeque<Transfer>,
-    /// What has not been handed over.
-    left: Chunks,
+    /// The pages that are not submitted.
+    remaining: ChunkRanges,
 }
 
-/// The most pieces of a message that engines have at a time.
-const MOST_TRANSFERS: usize = 64;
+/// The maximum number of transfers of a message in flight.
+const MAX_TRANSFERS: usize = 64;
 
-impl Path for Offload {
-    fn begin(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<(), Nonsense> {
+impl MessagePath for Offload {
+    fn begin(
+        &self,
+        receiving: &mut Receiving,
+        context: &mut StepContext<'_>,
+    ) -> Result<(), ProtocolError> {
         let accepted = receiving.accepted();
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(()) };
-        let started = match &receiving.pieces {
-            Pieces::One(target) => start(fetch, *target, accepted, (turn.ferry)()),
-            Pieces::Many(_) => None,
+        let started = match &receiving.segments {
+            Segments::One(target) => start(fetch, *target, accepted, (context.ferry)()),
+            Segments::Many(_) => None,
         };
         if started.is_none() {
-            // Several pieces, or no engine to be had.
+            // There are several segments, or no engine is available.
             fetch.plan.path = PathKind::Single;
         }
         Ok(())
     }
 
-    fn receive(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+    fn receive(
+        &self,
+        receiving: &mut Receiving,
+        context: &mut StepContext<'_>,
+    ) -> Result<StepResult, ProtocolError> {
         let accepted = receiving.accepted();
-        let pieces = receiving.pieces.as_slice();
-        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
-        let populates = fetch.plan.populating.ends;
-        let Some(engines) = &mut fetch.engines else { return Ok(Step::Idle) };
+        let segments = receiving.segments.as_slice();
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else {
+            return Ok(StepResult::Idle);
+        };
+        let prefault = fetch.plan.prefault.ends;
+        let Some(engines) = &mut fetch.offload else { return Ok(StepResult::Idle) };
         while let Some(ended) = engines.transfers.front().and_then(Transfer::check) {
             engines.transfers.pop_front();
             if ended.is_err() {
-                stop(engines);
-                return Ok(Step::Failed(Error::BadMemory(Who::Ours)));
+                wait_all(engines);
+                return Ok(StepResult::Failed(Error::BadMemory(MemorySide::Local)));
             }
         }
-        if engines.transfers.len() < MOST_TRANSFERS
-            && let Some(pages) = engines.left.next()
+        if engines.transfers.len() < MAX_TRANSFERS
+            && let Some(pages) = engines.remaining.next()
         {
-            let part = part_in(pages, pieces[0], fetch.plan.warm_bytes, accepted);
-            if hand_over(fetch, pieces[0], part.clone(), (turn.ferry)()).is_some() {
-                return Ok(Step::Moved);
+            let part = bytes_in_pages(pages, segments[0], fetch.plan.cached_bytes, accepted);
+            if submit(fetch, segments[0], part.clone(), (context.ferry)()).is_some() {
+                return Ok(StepResult::Progressed);
             }
-            // SAFETY: as below; engines have not got this part.
+            // SAFETY: as below; this part was not submitted to an engine.
             let copied = unsafe {
-                pinning::copy(&fetch.sides.theirs, pieces, part, Access::Read, None, populates)
+                pinning::copy(
+                    &fetch.buffers.peer,
+                    segments,
+                    part,
+                    Protection::ReadOnly,
+                    None,
+                    prefault,
+                )
             };
-            return Ok(moved_or_failed(fetch, copied));
+            return Ok(step_result(fetch, copied));
         }
-        let warm = fetch.plan.warm_bytes.min(accepted);
-        if fetch.done == warm {
-            let is_over = engines.transfers.is_empty();
-            return Ok(if is_over { Step::Done } else { Step::Idle });
+        let cached_bytes = fetch.plan.cached_bytes.min(accepted);
+        if fetch.done == cached_bytes {
+            let is_done = engines.transfers.is_empty();
+            return Ok(if is_done { StepResult::Done } else { StepResult::Idle });
         }
-        fetch.done = warm;
-        // SAFETY: the operation is under way, so its owner vouches for the pieces; engines have
-        // only what comes behind this part.
+        fetch.done = cached_bytes;
+        // SAFETY: the operation is in flight, so its owner guarantees the segments; engines have
+        // only later parts.
         let copied = unsafe {
-            pinning::copy(&fetch.sides.theirs, pieces, 0..warm, Access::Read, None, populates)
+            pinning::copy(
+                &fetch.buffers.peer,
+                segments,
+                0..cached_bytes,
+                Protection::ReadOnly,
+                None,
+                prefault,
+            )
         };
-        Ok(moved_or_failed(fetch, copied))
+        Ok(step_result(fetch, copied))
     }
 
-    fn give_up(&self, receiving: &mut Receiving, _: &mut Wire) -> Option<Claimed> {
+    fn revoke(&self, receiving: &mut Receiving, _: &mut Connection) -> Option<ClaimKind> {
         let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return None };
-        // Engines of this process write: they end soon, whatever the peer does.
-        if let Some(engines) = &mut fetch.engines {
-            stop(engines);
+        // Engines of this process write: they complete soon, whatever the peer does.
+        if let Some(engines) = &mut fetch.offload {
+            wait_all(engines);
         }
         None
     }
 }
 
-/// Begins to hand over everything behind the warm part: at once, or in growing pieces if it has to
-/// be brought in first.
-fn start(fetch: &mut Fetch, target: Piece, accepted: u64, ferry: Option<&Ferry>) -> Option<()> {
-    let warm = fetch.plan.warm_bytes.min(accepted) as usize;
-    let cold = target.address as usize + warm;
-    let pages = PageRange::covering(cold, accepted as usize - warm).ok()?;
-    let schedule = match fetch.plan.populating.ends {
-        Ends { source: false, target: false } => ChunkSchedule::Whole,
+/// Starts to submit everything behind the cached part: at once, or in growing chunks if it must be
+/// prefaulted.
+fn start(
+    fetch: &mut RendezvousFetch,
+    target: Segment,
+    accepted: u64,
+    ferry: Option<&Ferry>,
+) -> Option<()> {
+    let cached_bytes = fetch.plan.cached_bytes.min(accepted) as usize;
+    let uncached = target.address as usize + cached_bytes;
+    let pages = PageRange::covering(uncached, accepted as usize - cached_bytes).ok()?;
+    let schedule = match fetch.plan.prefault.ends {
+        BufferEnds { source: false, target: false } => ChunkSchedule::Whole,
         _ => ChunkSchedule::default(),
     };
-    let mut left = schedule.chunks(pages);
-    let first = part_in(left.next()?, target, fetch.plan.warm_bytes, accepted);
-    fetch.engines = Some(Engines { transfers: VecDeque::new(), left });
-    let handed = hand_over(fetch, target, first, ferry);
-    if handed.is_none() {
-        fetch.engines = None;
+    let mut remaining = schedule.chunks(pages);
+    let first = bytes_in_pages(remaining.next()?, target, fetch.plan.cached_bytes, accepted);
+    fetch.offload = Some(OffloadProgress { transfers: VecDeque::new(), remaining });
+    let submitted = submit(fetch, target, first, ferry);
+    if submitted.is_none() {
+        fetch.offload = None;
     }
-    handed
+    submitted
 }
 
-/// What lies in these pages of the target. Those at both ends may hold bytes that are not for
-/// engines.
-fn part_in(pages: PageRange, target: Piece, warm_bytes: u64, accepted: u64) -> Range<u64> {
+/// The bytes of the target in these pages, without those at both ends that are not for engines.
+fn bytes_in_pages(
+    pages: PageRange,
+    target: Segment,
+    cached_bytes: u64,
+    accepted: u64,
+) -> Range<u64> {
     let start = target.address as usize;
     let from = pages.start().max(start) - start;
-    (from as u64).max(warm_bytes)..((pages.end() - start) as u64).min(accepted)
+    (from as u64).max(cached_bytes)..((pages.end() - start) as u64).min(accepted)
 }
 
-/// Hands over a part, once it is there. `None` if there is nobody to take it.
-fn hand_over(
-    fetch: &mut Fetch,
-    target: Piece,
+/// Prefaults and submits a part. Returns `None` if no engine accepts it.
+fn submit(
+    fetch: &mut RendezvousFetch,
+    target: Segment,
     part: Range<u64>,
     ferry: Option<&Ferry>,
 ) -> Option<()> {
-    let (source, ferry) = (fetch.sides.theirs.near_address()?, ferry?);
+    let (source, ferry) = (fetch.buffers.peer.mapped_address()?, ferry?);
     let (from, length) = (part.start as usize, part.end - part.start);
-    let populates = fetch.plan.populating.ends;
-    if populates.source {
-        pinning::populate(pinning::near_pieces(&fetch.sides.theirs), part.start, length, Use::Read);
+    let prefault = fetch.plan.prefault.ends;
+    if prefault.source {
+        pinning::populate(
+            pinning::mapped_segments(&fetch.buffers.peer),
+            part.start,
+            length,
+            Use::Read,
+        );
     }
-    if populates.target {
+    if prefault.target {
         pinning::populate(&[target], part.start, length, Use::Write);
     }
     let (source, target) = (source.wrapping_add(from), target.address.wrapping_add(from));
     let request = Request::copy(source, target, length as usize)
-        .with(Options::new().temperature(Temperature::Cold).spare_caller());
+        .with(Options::new().cache_hint(CacheHint::Cold).no_caller_assist());
     // SAFETY: the operation is under way until the transfer is over: `receive` ends it only then,
-    // or stops it before, and `give_up` waits. The source is kept mapped by the view in `fetch`.
-    let transfer = unsafe { ferry.start(request) }.ok()?;
-    fetch.engines.as_mut()?.transfers.push_back(transfer);
+    // or stops it before, and `revoke` waits. The source is kept mapped by the view in `fetch`.
+    let transfer = unsafe { ferry.start_raw(request) }.ok()?;
+    fetch.offload.as_mut()?.transfers.push_back(transfer);
     Some(())
 }
 
-/// After a copy by the receiver itself. The memory is engines' no more when the message fails.
-fn moved_or_failed(fetch: &mut Fetch, copied: Result<(), CopyError>) -> Step {
+/// The result of a copy that the receiver made itself. After a failure no engine accesses the
+/// memory.
+fn step_result(fetch: &mut RendezvousFetch, copied: Result<(), CopyError>) -> StepResult {
     match copied {
-        Ok(()) => Step::Moved,
+        Ok(()) => StepResult::Progressed,
         Err(error) => {
-            fetch.engines.as_mut().map(stop);
+            fetch.offload.as_mut().map(wait_all);
             super::copy_failed(error)
         }
     }
 }
 
-/// Waits until engines are done, with as little more work as possible.
-fn stop(engines: &mut Engines) {
+/// Cancels all transfers and waits for them.
+fn wait_all(engines: &mut OffloadProgress) {
     for transfer in &engines.transfers {
         transfer.cancel();
     }

@@ -1,38 +1,55 @@
-//! `pipeline`: through the shared space, in fragments, when the receiver has a place for them. Two
-//! copies, but it works where nobody may look into anybody's memory.
+//! `pipeline`: the payload goes through the bounce ring in fragments, after the receiver's reply.
+//! It takes two copies, and needs no access to the peer's memory.
 
 use super::{
-    Path, ReceiveStage, Receiving, Requested, SendStage, Sending, Step, Turn, announce, stream,
+    MessagePath, PipelineRequest, ReceiveStage, Receiving, SendStage, Sending, StepContext,
+    StepResult, send_rts, stream,
 };
-use crate::ring::cells::Nonsense;
-use crate::wire::{Manner, Note};
+use crate::control::{ControlMessage, RendezvousMode};
+use crate::ring::cells::ProtocolError;
 
 pub(super) struct Pipeline;
 
-impl Path for Pipeline {
-    fn send(&self, sending: &mut Sending, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+impl MessagePath for Pipeline {
+    fn send(
+        &self,
+        sending: &mut Sending,
+        context: &mut StepContext<'_>,
+    ) -> Result<StepResult, ProtocolError> {
         match sending.stage {
-            SendStage::Queued => announce(sending, turn),
-            SendStage::Streaming { .. } => match stream::send_fragment(sending, turn.wire)? {
-                // The receiver's word ends it, when it has copied the last byte.
-                Step::Done => Ok(Step::Idle),
-                step => Ok(step),
-            },
-            _ => Ok(Step::Idle),
+            SendStage::Queued => send_rts(sending, context),
+            SendStage::Streaming { .. } => {
+                match stream::send_fragment(sending, context.connection)? {
+                    // The receiver's FIN completes the message, after the receiver has copied the last
+                    // byte.
+                    StepResult::Done => Ok(StepResult::Idle),
+                    step => Ok(step),
+                }
+            }
+            _ => Ok(StepResult::Idle),
         }
     }
 
-    fn begin(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<(), Nonsense> {
+    fn begin(
+        &self,
+        receiving: &mut Receiving,
+        context: &mut StepContext<'_>,
+    ) -> Result<(), ProtocolError> {
         let accepted = receiving.accepted();
         let ReceiveStage::Fetching(fetch) = &receiving.stage else { return Ok(()) };
         let sender = fetch.sender;
-        let manner = Manner::Pipeline;
-        // What does not fit is not sent at all.
-        turn.wire.post(Note::Accept { sender, receiver: turn.number, length: accepted, manner });
-        // Fragments come by themselves; a message of which nothing is wanted has none.
+        let mode = RendezvousMode::Pipeline;
+        // The sender does not send the bytes that do not fit.
+        context.connection.send_control(ControlMessage::Cts {
+            sender,
+            receiver: context.operation,
+            length: accepted,
+            mode,
+        });
+        // The sender sends the fragments next; a message of which no byte is accepted has none.
         if accepted > 0 {
-            let populated = fetch.plan.populating.ends.target.then_some(0);
-            let requested = Some(Requested { sender, populated });
+            let prefaulted = fetch.plan.prefault.ends.target.then_some(0);
+            let requested = Some(PipelineRequest { sender, prefaulted });
             receiving.stage = ReceiveStage::Arriving { arrived: 0, requested };
         }
         Ok(())

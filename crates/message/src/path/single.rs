@@ -1,62 +1,76 @@
-//! `single`: one copy, by the receiver alone, while the sender does what it likes.
+//! `single`: the receiver makes the only copy.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use memferry_sys::copy::stream::Streaming;
-use memferry_sys::shared_memory::Access;
+use memferry_sys::shared_memory::Protection;
 
-use super::copying::{Last, Part};
-use super::{Copying, Fetch, Path, ReceiveStage, Receiving, Step, Turn, copy_failed};
-use crate::ring::cells::Nonsense;
+use super::active_copy::{CopySpec, CopyStatus};
+use super::{
+    ActiveCopy, MessagePath, ReceiveStage, Receiving, RendezvousFetch, StepContext, StepResult,
+    copy_failed,
+};
+use crate::ring::cells::ProtocolError;
 
 pub(super) struct Single;
 
-impl Path for Single {
-    fn receive(&self, receiving: &mut Receiving, turn: &mut Turn<'_>) -> Result<Step, Nonsense> {
+impl MessagePath for Single {
+    fn receive(
+        &self,
+        receiving: &mut Receiving,
+        context: &mut StepContext<'_>,
+    ) -> Result<StepResult, ProtocolError> {
         let accepted = receiving.accepted();
-        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else { return Ok(Step::Idle) };
-        match Copying::collect(&mut fetch.copying, &mut fetch.done) {
-            Last::UnderWay => return Ok(Step::Idle),
-            Last::Over(Err(error)) => return Ok(copy_failed(error)),
-            Last::Over(Ok(())) | Last::Nothing => {}
+        let ReceiveStage::Fetching(fetch) = &mut receiving.stage else {
+            return Ok(StepResult::Idle);
+        };
+        match ActiveCopy::poll_status(&mut fetch.active_copy, &mut fetch.done) {
+            CopyStatus::InFlight => return Ok(StepResult::Idle),
+            CopyStatus::Done(Err(error)) => return Ok(copy_failed(error)),
+            CopyStatus::Done(Ok(())) | CopyStatus::NotStarted => {}
         }
         if fetch.done == accepted {
-            return Ok(Step::Done);
+            return Ok(StepResult::Done);
         }
-        let is_near = fetch.sides.is_near();
-        if !turn.may_copy && !is_near {
-            return Ok(Step::Copy);
+        let is_mapped = fetch.buffers.is_mapped();
+        if !context.may_copy && !is_mapped {
+            return Ok(StepResult::CopyPending);
         }
         let end = accepted.min(fetch.done + u64::from(fetch.plan.chunk_bytes));
-        let streaming = fetch.plan.streams.then_some(turn.streaming);
-        let part = part(fetch, fetch.done..end, streaming);
-        if is_near {
-            // SAFETY: the operation is under way, so its owner vouches for the pieces.
-            if let Err(error) = unsafe { fetch.sides.copy(&part) } {
+        let streaming = fetch.plan.streams.then_some(context.streaming);
+        let part = copy_spec(fetch, fetch.done..end, streaming);
+        if is_mapped {
+            // SAFETY: the operation is in flight, so its owner guarantees that the segments are
+            // valid.
+            if let Err(error) = unsafe { fetch.buffers.copy(&part) } {
                 return Ok(copy_failed(error));
             }
             fetch.done = end;
-            return Ok(if end == accepted { Step::Done } else { Step::Moved });
+            return Ok(if end == accepted { StepResult::Done } else { StepResult::Progressed });
         }
-        // SAFETY: the operation is under way, so its owner vouches for the pieces; it is not over before
-        // the copy is.
-        fetch.copying = Some(unsafe { Copying::new(&fetch.sides, part) });
-        Ok(Step::Copy)
+        // SAFETY: the operation is in flight, so its owner guarantees that the segments are valid;
+        // the operation does not complete before the copy.
+        fetch.active_copy = Some(unsafe { ActiveCopy::new(&fetch.buffers, part) });
+        Ok(StepResult::CopyPending)
     }
 }
 
-/// A part of a message, for the receiver to copy.
-fn part(fetch: &Fetch, range: Range<u64>, streaming: Option<Streaming>) -> Part {
-    let populates = fetch.plan.populating.ends;
-    Part { range, access: Access::Read, streaming, populates, tell: None }
+/// Describes a part of a message for the receiver to copy.
+fn copy_spec(fetch: &RendezvousFetch, range: Range<u64>, streaming: Option<Streaming>) -> CopySpec {
+    let prefault = fetch.plan.prefault.ends;
+    CopySpec { range, access: Protection::ReadOnly, streaming, prefault, report: None }
 }
 
-/// The copy of all of a message whose memory may never come, for a thread of its own.
+/// Creates the copy of a whole message whose source may block for any time, for a thread of its
+/// own.
 ///
 /// # Safety
-/// As for [`Copying::new`].
-pub(crate) unsafe fn start_slow(fetch: &Fetch, accepted: u64) -> Arc<Copying> {
-    // SAFETY: passed on.
-    unsafe { Copying::new(&fetch.sides, part(fetch, 0..accepted, None)) }
+/// As for [`ActiveCopy::new`].
+pub(crate) unsafe fn start_blocking_copy(
+    fetch: &RendezvousFetch,
+    accepted: u64,
+) -> Arc<ActiveCopy> {
+    // SAFETY: the caller guarantees it.
+    unsafe { ActiveCopy::new(&fetch.buffers, copy_spec(fetch, 0..accepted, None)) }
 }

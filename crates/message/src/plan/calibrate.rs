@@ -1,86 +1,89 @@
-//! Measuring what messages cost between two cores: with two threads, each bound to one of them,
-//! that do what two processes would do. Every time is the median of several rounds, and the best
-//! of several passes: disturbances only ever slow things. A machine that was busy all the time
-//! still shows: others had the cores while the two threads wanted to run, and then nothing of what was
-//! measured counts.
+//! Calibration of message costs between two cores: two threads, each bound to one core, do what two
+//! processes would do. Every time is the median of several rounds, and the minimum of several
+//! passes, because disturbances only slow things down. If other processes used the cores during the
+//! whole calibration, the contention meter detects it and the result is discarded.
 
-mod duet;
+mod core_pair;
 
 use std::time::{Duration, Instant};
 
-use memferry_engine::saved::{NotMeasured, check_contention, check_throttling};
-use memferry_sys::contention::{Meter, Processors};
-use memferry_sys::cross_memory::{self, Stretch};
+use memferry_engine::profile_store::{MeasureError, check_contention, check_throttling};
+use memferry_sys::contention::{ContentionMeter, CpuTimes};
+use memferry_sys::cross_memory::{self, IoVec};
 use memferry_sys::pages::Pages;
-use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
-use memferry_sys::throttle::Watched;
+use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
+use memferry_sys::throttle::ThrottleMonitor;
 use memferry_sys::{affinity, copy};
 
 use super::costs::Measurement;
-use super::{Closeness, fragment_bytes};
-use duet::Duet;
+use super::{Locality, fragment_bytes};
+use core_pair::CorePairRunner;
 
-/// The time for one try at a pair of cores: several times what it takes undisturbed.
+/// Time limit of one attempt at a pair of cores: several times what it takes without disturbance.
 const BUDGET: Duration = Duration::from_millis(35);
-/// How often everything is measured in that time, if it suffices.
+/// Passes within that time.
 const PASSES: usize = 5;
-/// Tries until the values can be believed.
-const TRIES: usize = 2;
+/// Attempts until the values are plausible.
+const ATTEMPTS: usize = 2;
 
-/// Two sizes tell the start-up from the time per byte.
+/// Two sizes, which separate the start-up time from the time per byte.
 const SMALL: usize = 4 << 10;
 const LARGE: usize = 256 << 10;
-/// The sizes for what is sent at once, where the limit of that will be.
+/// The sizes for eager messages, near the expected eager limit.
 const EAGER_SMALL: usize = 1 << 10;
 const EAGER_LARGE: usize = 8 << 10;
 
-/// Measures near cores and far ones, in this order, where there are such: nothing where there are none.
-/// An error if this process may not use two cores, if others had them, or if nothing that comes out can be
-/// believed.
-pub(super) fn measure() -> Result<[Measurement; 2], NotMeasured> {
+/// Measures a pair of cores with a shared cache and one without, in this order; the measurement is
+/// empty if there is no such pair. Fails if this process may not use two cores, if other processes
+/// used them, or if no value is plausible.
+pub(super) fn measure() -> Result<[Measurement; 2], MeasureError> {
     let cores = affinity::allowed_cores();
     if cores.len() < 2 {
-        return Err(NotMeasured::Impossible);
+        return Err(MeasureError::Impossible);
     }
-    let (began, meter, before) = (Instant::now(), Meter::default(), Processors::now());
-    let quota = Watched::begin();
-    let measured = Closeness::ALL.map(|closeness| {
-        let pair = closeness.pair_of(&cores);
-        pair.and_then(|pair| measure_pair(pair, closeness, &meter)).unwrap_or_default()
+    let (started, meter, before) = (Instant::now(), ContentionMeter::default(), CpuTimes::now());
+    let quota = ThrottleMonitor::start();
+    let measured = Locality::ALL.map(|locality| {
+        let pair = locality.pair_of(&cores);
+        pair.and_then(|pair| measure_pair(pair, locality, &meter)).unwrap_or_default()
     });
-    let took = began.elapsed();
-    let stolen = Processors::stolen_share(before, Processors::now(), took);
+    let took = started.elapsed();
+    let stolen = CpuTimes::stolen_share(before, CpuTimes::now(), took);
     let contention = meter.share(quota.throttled_ns()).max(stolen);
     let throttled = quota.share();
     tracing::debug!(?measured, ?took, contention, throttled, "calibrated messages");
     check_contention(contention)?;
     if measured.iter().all(Measurement::is_empty) {
         check_throttling(throttled)?;
-        return Err(NotMeasured::Unreliable("no quiet machine is so slow".into()));
+        return Err(MeasureError::Unreliable("slower than any idle machine".into()));
     }
     Ok(measured)
 }
 
-fn measure_pair(cores: (usize, usize), closeness: Closeness, meter: &Meter) -> Option<Measurement> {
+fn measure_pair(
+    cores: (usize, usize),
+    locality: Locality,
+    meter: &ContentionMeter,
+) -> Option<Measurement> {
     let try_once = || {
         let until = Instant::now() + BUDGET;
-        let bench = Bench::new(Duet::new(cores, until, meter))?;
-        let in_time = (0..PASSES).take_while(|_| Instant::now() < until);
-        let passes: Vec<_> = in_time.map_while(|_| bench.pass()).collect();
+        let calibrator = MessageCalibrator::new(CorePairRunner::new(cores, until, meter))?;
+        let passes_in_time = (0..PASSES).take_while(|_| Instant::now() < until);
+        let passes: Vec<_> = passes_in_time.map_while(|_| calibrator.pass()).collect();
         let best = |at: usize| {
             let times = passes.iter().filter_map(|pass: &Times| pass[at]);
             times.min_by(f64::total_cmp)
         };
-        Measurement::new(costs(std::array::from_fn(best))).plausible(closeness)
+        Measurement::new(costs(std::array::from_fn(best))).plausible(locality)
     };
-    (0..TRIES).find_map(|_| try_once())
+    (0..ATTEMPTS).find_map(|_| try_once())
 }
 
-/// What is timed: a hand-over, then small and large of eager, cross-memory and plain copies, then
+/// The measured times: a handover, then small and large eager, cross-memory and mapped copies, then
 /// the pipeline.
 type Times = [Option<f64>; 8];
 
-/// Costs in their order, out of times.
+/// Derives the costs, in their order, from the times.
 fn costs(times: Times) -> [Option<f64>; 6] {
     let [
         handover,
@@ -96,7 +99,7 @@ fn costs(times: Times) -> [Option<f64>; 6] {
         large.zip(small).map(|(large, small)| (large - small) / bytes as f64)
     };
     let cross_ns_per_byte = slope(cross_small, cross_large, LARGE - SMALL);
-    // The first line has to come over before it can be copied: that is counted with the lines.
+    // The handover of the first cache line is counted with the lines.
     let call = || Some(cross_small? - SMALL as f64 * cross_ns_per_byte? - handover?);
     [
         handover,
@@ -108,101 +111,102 @@ fn costs(times: Times) -> [Option<f64>; 6] {
     ]
 }
 
-/// Memory for the two, and the two themselves.
-struct Bench<'a> {
-    duet: Duet<'a>,
-    /// The sender's, and the receiver's.
+/// The memory of the measurement, and the pair of threads.
+struct MessageCalibrator<'a> {
+    runner: CorePairRunner<'a>,
+    /// The memory of the sender, and of the receiver.
     source: Pages,
     target: Pages,
-    /// What they share.
-    space: Mapping,
+    /// The shared memory.
+    bounce: Mapping,
 }
 
-impl<'a> Bench<'a> {
-    fn new(duet: Duet<'a>) -> Option<Self> {
-        let space = SealedMemory::new("memferry-calibration", LARGE).ok()?;
-        let space = space.map(Access::Write).ok()?;
+impl<'a> MessageCalibrator<'a> {
+    fn new(runner: CorePairRunner<'a>) -> Option<Self> {
+        let bounce = SealedMemory::new("memferry-calibration", LARGE).ok()?;
+        let bounce = bounce.map(Protection::ReadWrite).ok()?;
         let (mut source, mut target) = (Pages::new(LARGE).ok()?, Pages::new(LARGE).ok()?);
         source.as_mut_slice().fill(1);
         target.as_mut_slice().fill(2);
-        // SAFETY: the mapping is at least so long, and nobody else knows of it yet.
-        unsafe { std::ptr::write_bytes(space.as_ptr(), 3, LARGE) };
-        Some(Self { duet, source, target, space })
+        // SAFETY: the mapping has at least this length, and no other thread uses it yet.
+        unsafe { std::ptr::write_bytes(bounce.as_ptr(), 3, LARGE) };
+        Some(Self { runner, source, target, bounce })
     }
 
-    /// Times everything once. `None` when the time is up before the first figure.
+    /// Measures everything once. Returns `None` when the time limit is reached before the first
+    /// value.
     fn pass(&self) -> Option<Times> {
-        let handover = self.duet.take_turns(5, 100, || {}, || {})? / 2.0;
+        let handover = self.runner.ping_pong(5, 100, || {}, || {})? / 2.0;
         Some([
             Some(handover),
             self.eager(EAGER_SMALL),
             self.eager(EAGER_LARGE),
             self.one_copy(SMALL, Self::cross_copy),
             self.one_copy(LARGE, Self::cross_copy),
-            self.one_copy(SMALL, Self::near_copy),
-            self.one_copy(LARGE, Self::near_copy),
+            self.one_copy(SMALL, Self::mapped_copy),
+            self.one_copy(LARGE, Self::mapped_copy),
             self.pipeline(),
         ])
     }
 
-    /// The sender writes its message; the receiver's copy of it is what counts.
+    /// Times the receiver's copy of a message that the sender has just written.
     fn one_copy(&self, bytes: usize, copy: fn(&Self, usize) -> bool) -> Option<f64> {
         let rounds = if bytes == SMALL { 31 } else { 9 };
         let mut value = 0;
         let write = || {
             value += 1u8;
-            // SAFETY: inside the source, which is the sender's until it hands over.
+            // SAFETY: inside the source, which belongs to the sender until the handover.
             unsafe { std::ptr::write_bytes(self.source.as_ptr(), value, bytes) };
         };
         let mut works = true;
-        let took = self.duet.time_second(rounds, write, || works &= copy(self, bytes));
+        let took = self.runner.time_second(rounds, write, || works &= copy(self, bytes));
         took.filter(|_| works)
     }
 
     fn cross_copy(&self, bytes: usize) -> bool {
-        let stretch = |pages: &Pages| [Stretch { address: pages.as_ptr() as usize, length: bytes }];
-        let (remote, local) = (stretch(&self.source), stretch(&self.target));
-        // SAFETY: the target is the receiver's alone; the source has been handed over.
+        let iovec = |pages: &Pages| [IoVec { address: pages.as_ptr() as usize, length: bytes }];
+        let (remote, local) = (iovec(&self.source), iovec(&self.target));
+        // SAFETY: only the receiver uses the target; the sender has handed over the source.
         let read = unsafe { cross_memory::read(std::process::id(), &remote, &local) };
         read.is_ok_and(|read| read == bytes)
     }
 
-    fn near_copy(&self, bytes: usize) -> bool {
-        // SAFETY: the target is the receiver's alone; the source has been handed over.
+    fn mapped_copy(&self, bytes: usize) -> bool {
+        // SAFETY: only the receiver uses the target; the sender has handed over the source.
         unsafe { copy::cached(self.target.as_ptr(), self.source.as_ptr(), bytes) };
         true
     }
 
-    /// Into the space at an offset, by the sender.
-    fn put(&self, offset: usize, bytes: usize) {
-        // SAFETY: inside both; that part of the space is the sender's now.
+    /// The sender's copy into the shared memory.
+    fn write_bounce(&self, offset: usize, bytes: usize) {
+        // SAFETY: inside both; that part of the shared memory belongs to the sender now.
         unsafe {
-            let (target, source) = (self.space.as_ptr().add(offset), self.source.as_ptr());
+            let (target, source) = (self.bounce.as_ptr().add(offset), self.source.as_ptr());
             copy::cached(target, source.add(offset), bytes);
         }
     }
 
-    /// Out of the space, by the receiver.
-    fn take(&self, offset: usize, bytes: usize) {
-        // SAFETY: inside both; that part of the space is the receiver's now.
+    /// The receiver's copy out of the shared memory.
+    fn read_bounce(&self, offset: usize, bytes: usize) {
+        // SAFETY: inside both; that part of the shared memory belongs to the receiver now.
         unsafe {
-            let (target, source) = (self.target.as_ptr(), self.space.as_ptr().add(offset));
+            let (target, source) = (self.target.as_ptr(), self.bounce.as_ptr().add(offset));
             copy::cached(target.add(offset), source, bytes);
         }
     }
 
     fn eager(&self, bytes: usize) -> Option<f64> {
-        self.duet.take_turns(5, 20, || self.put(0, bytes), || self.take(0, bytes))
+        self.runner.ping_pong(5, 20, || self.write_bounce(0, bytes), || self.read_bounce(0, bytes))
     }
 
     fn pipeline(&self) -> Option<f64> {
         let fragment = fragment_bytes(LARGE as u64) as usize;
         let offset = |number: usize| number * fragment;
-        self.duet.overlap(
+        self.runner.overlap(
             9,
             LARGE / fragment,
-            |number| self.put(offset(number), fragment),
-            |number| self.take(offset(number), fragment),
+            |number| self.write_bounce(offset(number), fragment),
+            |number| self.read_bounce(offset(number), fragment),
         )
     }
 }
@@ -240,14 +244,14 @@ mod tests {
     fn what_is_measured_can_be_believed_or_is_left_out() {
         let measured = match measure() {
             Ok(measured) => measured,
-            Err(NotMeasured::Unreliable(why)) => return assert!(!why.is_empty()),
-            Err(NotMeasured::Impossible) => {
-                let why = "nothing can be measured with one core";
-                return memferry_testing::skip(memferry_testing::Requirement::Cores, why);
+            Err(MeasureError::Unreliable(reason)) => return assert!(!reason.is_empty()),
+            Err(MeasureError::Impossible) => {
+                let reason = "nothing can be measured with one core";
+                return memferry_testing::skip(memferry_testing::Requirement::Cores, reason);
             }
         };
-        for (closeness, measured) in Closeness::ALL.into_iter().zip(measured) {
-            assert!(measured.is_empty() || measured.plausible(closeness).is_some());
+        for (locality, measured) in Locality::ALL.into_iter().zip(measured) {
+            assert!(measured.is_empty() || measured.plausible(locality).is_some());
         }
     }
 
@@ -255,7 +259,7 @@ mod tests {
     fn a_process_bound_to_one_core_measures_nothing() {
         std::thread::spawn(|| {
             affinity::bind_to_core(affinity::allowed_cores()[0]).unwrap();
-            assert_eq!(measure(), Err(NotMeasured::Impossible));
+            assert_eq!(measure(), Err(MeasureError::Impossible));
         })
         .join()
         .unwrap();

@@ -1,23 +1,34 @@
-//! Whether memory that is not there is brought in just before it is copied, by whom, and why. Pure.
+//! The planner of prefaulting: which side prefaults which end before a copy, and why. Pure
+//! functions.
 //!
-//! A page that was never touched, was discarded or is swapped out costs a fault in the middle of a
-//! copy. One call that brings in many costs less. On memory that is there such a call is lost time,
-//! so it is made only for memory that was looked at. Nothing is brought in before a rendezvous, and
-//! nothing that somebody else copies: two cores that do it in one address space slow each other.
+//! A page that was never touched, was discarded or is swapped out costs a page fault during the
+//! copy. One populate call for many pages costs less; for resident pages the call is wasted, so it
+//! is made only for memory that was checked. Nothing is prefaulted before a rendezvous, and each
+//! side prefaults only what it copies itself: two cores that fault pages in one address space slow
+//! each other down.
 
 use std::fmt;
 
-use super::{Facts, PathKind, Question, Way};
+use memferry_sys::settings::switch;
+
+use super::{AccessMethod, MessagePlanContext, MessageQuery, PathKind};
 
 /// The setting: whether memory is brought in before it is copied.
+///
+/// ```
+/// use memferry::message::{Endpoint, Pinning};
+///
+/// let endpoint = Endpoint::builder().pinning(Pinning::On).open("doc-pinning")?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum Pinning {
-    /// Where it is not there.
+    /// Memory that is not resident is prefaulted.
     #[default]
     Auto,
-    /// Never.
+    /// Nothing is prefaulted.
     Off,
-    /// Always, whether it is there or not.
+    /// All memory is prefaulted.
     On,
 }
 
@@ -25,7 +36,7 @@ impl Pinning {
     /// All settings.
     pub const ALL: [Self; 3] = [Self::Auto, Self::Off, Self::On];
 
-    /// Its name.
+    /// The name of the setting.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -34,152 +45,174 @@ impl Pinning {
         }
     }
 
-    /// The setting of a name.
+    /// The setting with a name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|pinning| pinning.name() == name)
     }
+
+    /// The setting of a variable: `auto`, or a switch in any spelling.
+    pub(crate) fn from_setting(text: &str) -> Option<Self> {
+        match switch::parse(text) {
+            Some(true) => Some(Self::On),
+            Some(false) => Some(Self::Off),
+            None => text.eq_ignore_ascii_case("auto").then_some(Self::Auto),
+        }
+    }
 }
 
-/// Something about the two ends of a copy.
+/// A flag for each end of a copy.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct Ends {
-    /// About the memory that is copied from.
+pub struct BufferEnds {
+    /// The flag of the source.
     pub source: bool,
-    /// About the memory that is copied to.
+    /// The flag of the target.
     pub target: bool,
 }
 
-/// Who copies.
+/// The side that copies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Copier {
-    /// The side that receives, or its engines.
+    /// The receiver, or its engines.
     Receiver,
-    /// The side that sends.
+    /// The sender.
     Sender,
 }
 
-/// Below this size no message is looked at. It is also where its own faults begin to outweigh the
-/// rest of a message.
-pub const LOOK_LIMIT: u64 = 64 << 10;
+/// The minimum size of a message whose residency is checked. From this size, its page faults take
+/// longer than the rest of the message.
+pub const RESIDENCY_CHECK_LIMIT: u64 = 64 << 10;
 
-/// Up to this size a receiver alone, who brings many pages in at once, is faster than two sides who
-/// wait for each other at every page of one address space.
-pub const FRESH_ALONE_LIMIT: u64 = 64 << 10;
+/// Up to this size, a receiver that prefaults many pages at once is faster alone than both sides,
+/// which contend for the lock of one address space at every page.
+pub const NONRESIDENT_SINGLE_LIMIT: u64 = 64 << 10;
 
-/// From this size on it pays for a receiver to bring in its share of what both sides copy by system
-/// calls. Below, the sender's calls, which bring in pages of the same address space, suffer as much
-/// as the receiver gains.
-pub const SHARED_CALLS_LIMIT: u64 = 4 << 20;
+/// The minimum size of a cooperative message by system calls for which the receiver prefaults its
+/// chunks. Below, it slows the sender's calls, which fault pages of the same address space, as much
+/// as it helps the receiver.
+pub const COOPERATIVE_PREFAULT_LIMIT: u64 = 4 << 20;
 
-/// Which ends somebody who copies can bring in before. `way`: how the copier gets at the other
-/// side's memory. The system call for cross-memory access brings in the other side's pages itself,
-/// many at a time, so only the copier's own side is left to do; what is mapped is both.
-pub fn reachable(path: PathKind, copier: Copier, way: Way) -> Ends {
+/// The ends that the copying side can prefault. `method`: its access to the peer's memory. The
+/// system call for cross-memory access faults the peer's pages itself, many at a time, so only the
+/// local end remains; of mapped memory both ends can be prefaulted.
+pub fn prefaultable(path: PathKind, copier: Copier, method: AccessMethod) -> BufferEnds {
     match (path, copier) {
-        // The receiver reads what its sender has just written, into what it alone writes.
+        // The receiver reads what the sender has just written, and alone writes the target.
         (PathKind::Single | PathKind::Cooperative | PathKind::Pipeline, Copier::Receiver) => {
-            Ends { source: false, target: true }
+            BufferEnds { source: false, target: true }
         }
-        (PathKind::Cooperative, Copier::Sender) => Ends { source: true, target: way == Way::Near },
-        // Engines must not meet a fault at either end.
-        (PathKind::Offload, Copier::Receiver) => Ends { source: true, target: true },
-        _ => Ends::default(),
+        (PathKind::Cooperative, Copier::Sender) => {
+            BufferEnds { source: true, target: method == AccessMethod::Mapped }
+        }
+        // Engines must not cause a page fault at either end.
+        (PathKind::Offload, Copier::Receiver) => BufferEnds { source: true, target: true },
+        _ => BufferEnds::default(),
     }
 }
 
-/// Whether the memory of a message is worth a look.
-pub fn looks(facts: &Facts, bytes: u64) -> bool {
-    facts.limits.pinning == Pinning::Auto && bytes >= LOOK_LIMIT
+/// Returns whether the residency of a message is checked.
+pub fn checks_residency(context: &MessagePlanContext, bytes: u64) -> bool {
+    context.thresholds.pinning == Pinning::Auto && bytes >= RESIDENCY_CHECK_LIMIT
 }
 
-/// What the receiver brings in on its path, and why.
-pub(super) fn populating(facts: &Facts, question: &Question, path: PathKind) -> Populating {
-    let can = reachable(path, Copier::Receiver, question.receiver_reads);
-    let absent = question.absent;
-    match facts.limits.pinning {
-        _ if can == Ends::default() => Populating::nothing(PinReason::NothingToDo),
-        Pinning::Off => Populating::nothing(PinReason::Off),
-        Pinning::On => Populating { ends: can, reason: PinReason::On },
-        Pinning::Auto if question.bytes < LOOK_LIMIT => {
-            Populating::nothing(PinReason::TooSmall { limit_bytes: LOOK_LIMIT })
+/// The ends that the receiver prefaults on its path, and the reason.
+pub(super) fn prefault_plan(
+    context: &MessagePlanContext,
+    query: &MessageQuery,
+    path: PathKind,
+) -> PrefaultPlan {
+    let possible = prefaultable(path, Copier::Receiver, query.receiver_access);
+    let nonresident = query.nonresident;
+    match context.thresholds.pinning {
+        _ if possible == BufferEnds::default() => PrefaultPlan::none(PrefaultReason::NothingToDo),
+        Pinning::Off => PrefaultPlan::none(PrefaultReason::Off),
+        Pinning::On => PrefaultPlan { ends: possible, reason: PrefaultReason::On },
+        Pinning::Auto if query.bytes < RESIDENCY_CHECK_LIMIT => {
+            PrefaultPlan::none(PrefaultReason::TooSmall { limit_bytes: RESIDENCY_CHECK_LIMIT })
         }
         Pinning::Auto
             if path == PathKind::Cooperative
-                && question.sender_writes == Way::Cross
-                && absent.target
-                && question.bytes < SHARED_CALLS_LIMIT =>
+                && query.sender_access == AccessMethod::CrossMemory
+                && nonresident.target
+                && query.bytes < COOPERATIVE_PREFAULT_LIMIT =>
         {
-            Populating::nothing(PinReason::BothCall { limit_bytes: SHARED_CALLS_LIMIT })
+            PrefaultPlan::none(PrefaultReason::DoneBySyscalls {
+                limit_bytes: COOPERATIVE_PREFAULT_LIMIT,
+            })
         }
         Pinning::Auto => {
-            let ends =
-                Ends { source: can.source && absent.source, target: can.target && absent.target };
-            let reason =
-                if ends == Ends::default() { PinReason::Present } else { PinReason::Absent };
-            Populating { ends, reason }
+            let ends = BufferEnds {
+                source: possible.source && nonresident.source,
+                target: possible.target && nonresident.target,
+            };
+            let reason = if ends == BufferEnds::default() {
+                PrefaultReason::Resident
+            } else {
+                PrefaultReason::NotResident
+            };
+            PrefaultPlan { ends, reason }
         }
     }
 }
 
-/// What is brought in before it is copied, and why.
+/// The ends that are prefaulted, and the reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Populating {
-    /// Which ends.
-    pub ends: Ends,
-    /// Why these.
-    pub reason: PinReason,
+pub struct PrefaultPlan {
+    /// The ends.
+    pub ends: BufferEnds,
+    /// The reason.
+    pub reason: PrefaultReason,
 }
 
-impl Populating {
-    pub(super) fn nothing(reason: PinReason) -> Self {
-        Self { ends: Ends::default(), reason }
+impl PrefaultPlan {
+    pub(super) fn none(reason: PrefaultReason) -> Self {
+        Self { ends: BufferEnds::default(), reason }
     }
 }
 
-/// Why memory is brought in, or not.
+/// The reason of prefaulting or not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum PinReason {
-    /// The path has no memory of unknown state, or is too short.
+pub enum PrefaultReason {
+    /// The path has no memory of unknown residency, or the message is too short.
     NothingToDo,
-    /// Switched off by hand.
+    /// Disabled by configuration.
     Off,
-    /// Switched on by hand.
+    /// Enabled by configuration.
     On,
-    /// A look would cost more than it can save.
+    /// The check would cost more than it saves.
     TooSmall {
         /// Below this size.
         limit_bytes: u64,
     },
-    /// Both sides copy by system calls, which bring it in.
-    BothCall {
+    /// Both sides copy by system calls, which fault the pages in.
+    DoneBySyscalls {
         /// Below this size.
         limit_bytes: u64,
     },
-    /// The memory is there.
-    Present,
-    /// The memory is not there.
-    Absent,
+    /// The memory is resident.
+    Resident,
+    /// The memory is not resident.
+    NotResident,
 }
 
-impl fmt::Display for PinReason {
+impl fmt::Display for PrefaultReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NothingToDo => write!(f, "nothing, since the message is sent at once"),
-            Self::Off => write!(f, "nothing, as was set"),
-            Self::On => write!(f, "everything, as was set"),
+            Self::NothingToDo => write!(f, "nothing: the message is sent at once"),
+            Self::Off => write!(f, "nothing, as configured"),
+            Self::On => write!(f, "everything, as configured"),
             Self::TooSmall { limit_bytes } => {
-                write!(f, "nothing: below {limit_bytes} bytes a look costs more than it saves")
+                write!(f, "nothing: below {limit_bytes} bytes a check costs more than it saves")
             }
-            Self::BothCall { limit_bytes } => write!(
+            Self::DoneBySyscalls { limit_bytes } => write!(
                 f,
-                "nothing: below {limit_bytes} bytes it would slow the sender's calls, which bring \
-                 in pages of the same process"
+                "nothing: below {limit_bytes} bytes it would slow the sender's calls, which fault \
+                 pages of the same process"
             ),
-            Self::Present => write!(f, "nothing, since the memory is there"),
-            Self::Absent => write!(
+            Self::Resident => write!(f, "nothing: the memory is resident"),
+            Self::NotResident => write!(
                 f,
-                "pages, many at a time, just before they are copied, since they are not there"
+                "pages that are not resident, many at a time, just before they are copied"
             ),
         }
     }
@@ -199,19 +232,19 @@ mod tests {
 
     #[test]
     fn who_copies_brings_in_what_no_system_call_brings_in_for_it() {
-        let ends = |source, target| Ends { source, target };
-        let receiver = |path| reachable(path, Copier::Receiver, Way::Cross);
-        let sender = |path, way| reachable(path, Copier::Sender, way);
+        let ends = |source, target| BufferEnds { source, target };
+        let receiver = |path| prefaultable(path, Copier::Receiver, AccessMethod::CrossMemory);
+        let sender = |path, method| prefaultable(path, Copier::Sender, method);
         for path in [PathKind::Inline, PathKind::Eager] {
             assert_eq!(receiver(path), ends(false, false));
-            assert_eq!(sender(path, Way::Near), ends(false, false));
+            assert_eq!(sender(path, AccessMethod::Mapped), ends(false, false));
         }
         for path in [PathKind::Single, PathKind::Cooperative, PathKind::Pipeline] {
             assert_eq!(receiver(path), ends(false, true), "{path:?}");
         }
         assert_eq!(receiver(PathKind::Offload), ends(true, true));
-        assert_eq!(sender(PathKind::Cooperative, Way::Cross), ends(true, false));
-        assert_eq!(sender(PathKind::Cooperative, Way::Near), ends(true, true));
-        assert_eq!(sender(PathKind::Single, Way::Near), ends(false, false));
+        assert_eq!(sender(PathKind::Cooperative, AccessMethod::CrossMemory), ends(true, false));
+        assert_eq!(sender(PathKind::Cooperative, AccessMethod::Mapped), ends(true, true));
+        assert_eq!(sender(PathKind::Single, AccessMethod::Mapped), ends(false, false));
     }
 }

@@ -1,39 +1,40 @@
-//! The end of a port: everything under way ends, peers are told, nothing stays behind.
+//! Closing a port: operations complete, peers are notified, and memory is released.
 
 use std::time::{Duration, Instant};
 
 use memferry_sys::sync::lock;
 
-use super::operations::Deed;
-use super::wait::Entered;
-use super::{Port, State};
-use crate::error::Error;
-use crate::path::ReceiveStage;
-use crate::wire::Note;
+use super::operations::OperationKind;
+use super::protocol::Protocol;
+use super::wait::PortGuard;
+use super::{Port, PortState};
+use crate::error::{DisconnectReason, Error};
 
 impl Port {
-    /// Closes the port. What is in the rings still arrives; operations under way end as closed.
+    /// Closes the port. Messages in the rings are still delivered; other operations fail with `Closed`.
     pub(crate) fn close(&self) {
         if self.check_fork().is_err() {
             return;
         }
-        // First, and without the lock: who carries out accesses needs it to end them.
-        if let Some(windows) = self.windows.get() {
+        // Before all else, and without the lock: the threads that execute accesses lock the port to complete
+        // them.
+        if let Some(windows) = self.rma_engine.get() {
             windows.close(self);
         }
-        let mut state = self.enter();
-        if state.closed {
+        let mut state = self.lock();
+        if state.protocol.peers.closed {
             drop(state);
         } else {
-            // Without copies: whoever closes does not wait for memory of a peer.
-            state.step_all();
+            // Without copies: a close does not wait for memory of a peer.
+            state.progress_steps();
             self.wake_sleeper(&mut state);
             state.close();
-            self.await_held(state);
+            self.wait_quiesced(state);
         }
         crate::quarantine::sweep();
-        // The thread may run code of the application's that closes too: not with this lock held.
-        let background = lock(&self.background).take();
+        // Without the lock of `progress_thread`: the thread may run code of the application that closes the
+        // port too.
+        let background = lock(&self.progress_thread).take();
         if let Some(background) = background {
             background.join();
         }
@@ -41,68 +42,53 @@ impl Port {
 }
 
 impl Port {
-    /// Gives live peers a moment to finish the chunks that they copy. One that is stopped keeps
-    /// nobody from closing: what it holds ends later.
-    fn await_held<'a>(&'a self, mut state: Entered<'a>) {
-        const MOMENT: Duration = Duration::from_secs(1);
-        const NAP: Duration = Duration::from_micros(100);
+    /// Waits up to one second for live peers to finish the chunks that they copy. A stopped peer does not
+    /// delay the close further: its operations complete later.
+    fn wait_quiesced<'a>(&'a self, mut state: PortGuard<'a>) {
+        const QUIESCE_TIMEOUT: Duration = Duration::from_secs(1);
+        const QUIESCE_POLL_SLEEP: Duration = Duration::from_micros(100);
         let began = Instant::now();
-        while !state.held.is_empty() && began.elapsed() < MOMENT {
-            if !state.release_held() {
+        while !state.protocol.operations.quiescing.is_empty() && began.elapsed() < QUIESCE_TIMEOUT {
+            if !state.protocol.finish_quiesced() {
                 drop(state);
-                std::thread::sleep(NAP);
-                state = self.enter();
+                std::thread::sleep(QUIESCE_POLL_SLEEP);
+                state = self.lock();
             }
         }
     }
 
-    /// Whether memory of operations is in use although the port is closed: by a peer that is
-    /// stopped while it writes there, or by an access that has not come back.
+    /// Whether memory of operations is in use although the port is closed: by a peer that is stopped while it
+    /// writes there, or by an access in flight.
     pub(crate) fn is_busy(&self) -> bool {
         if self.check_fork().is_err() {
             return false;
         }
-        let mut state = self.enter();
-        state.release_held();
-        state.is_any_underway()
+        let mut state = self.lock();
+        state.protocol.finish_quiesced();
+        state.protocol.has_pending_operations()
     }
 }
 
-impl State {
+impl PortState {
     fn close(&mut self) {
-        self.closed = true;
-        // It must not touch the memory of operations that end here.
-        self.carried.drop_carrier();
-        self.calls = 0;
-        if let Some(board) = &self.board {
-            board.close_all();
-        }
-        self.listener = None;
-        for peer in 0..self.peers.len() {
-            let Some(mut connection) = self.peers[peer].connection.take() else { continue };
-            connection.wire.memory.end();
-            // Those whose memory may be in use.
-            let begun = |deed: &Deed| match deed {
-                Deed::Receive(receiving) => {
-                    receiving.peer == peer && !matches!(receiving.stage, ReceiveStage::Posted)
-                }
-                Deed::Send(sending) => sending.peer == peer && sending.copying.is_some(),
-                _ => false,
-            };
-            for number in self.operations.numbers(begun) {
-                self.abandon(number, &mut connection.wire, &Error::Closed);
+        self.protocol.peers.closed = true;
+        // The transport must not access the memory of operations that complete here.
+        self.protocol.peers.remote.drop_transport();
+        self.protocol.peers.connects_in_flight = 0;
+        self.windows.close();
+        self.protocol.peers.listener = None;
+        for peer in 0..self.protocol.peers.len() {
+            if self.protocol.peers[peer].connection.is_some() {
+                self.disconnect(peer, DisconnectReason::Closed);
             }
-            self.lose_windows(peer, &mut connection.wire);
-            connection.wire.post(Note::Close);
-            connection.wire.announce();
-            connection.wire.hang_up();
-            self.peers[peer].gone = Some(crate::error::Gone::Closed);
         }
-        self.matching = crate::matching::Matching::default();
-        // Accesses to windows are ended by whoever carries them out.
-        let is_over = |deed: &Deed| !matches!(deed, Deed::Access(_)) && !Self::is_held(deed);
-        for number in self.operations.numbers(is_over) {
-            self.operations.finish(number, Err(Error::Closed));
+        self.protocol.matches = crate::matching::MatchQueues::default();
+        // The threads that execute accesses to windows complete them.
+        let is_over = |deed: &OperationKind| {
+            !matches!(deed, OperationKind::Rma(_)) && !Protocol::is_kind_quiescing(deed)
+        };
+        for number in self.protocol.operations.pending_ids(is_over) {
+            self.protocol.operations.finish(number, Err(Error::Closed));
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Operations that end in a report: posting them, setting messages aside, and handing reports over.
+//! Posted operations, which end in a completion entry: posting, claiming messages, and returning entries.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -6,228 +6,235 @@ use std::time::{Duration, Instant};
 use memferry_sys::clock;
 use rustix::time::{ClockId, clock_gettime};
 
-use super::operations::{Deed, Several};
-use super::submit::{Begun, check_pieces};
-use super::wait::Entered;
-use super::{Kept, Peer, Port, State};
-use crate::envelope::{Envelope, Wanted};
-use crate::error::{Error, Gone, ValidationError};
-use crate::pieces::Piece;
-use crate::report::{Ending, Report, ReportKind};
-use crate::ring::cells::Nonsense;
-use crate::wire::Number;
+use super::operations::{MultiReceive, OperationKind};
+use super::protocol::{MatchEvent, Protocol};
+use super::submit::{Started, check_segments};
+use super::wait::PortGuard;
+use super::{Peer, Port, PortState, UnexpectedPayload};
+use crate::completion::{CompletionEntry, CompletionKind, CompletionOptions};
+use crate::control::OperationId;
+use crate::envelope::{Envelope, MatchSpec};
+use crate::error::{DisconnectReason, Error, ValidationError};
+use crate::ring::cells::ProtocolError;
+use crate::segments::Segment;
 
-/// A thread that asks again within this time of its own has done nothing else meanwhile.
-const BUSY_ASKING_NS: u64 = 20_000;
-/// Such questions in a row before others get the core, where processes share cores.
-const ASKED_IN_VAIN: u32 = 4;
-/// How long it sleeps then, if nothing comes.
-const NAP: Duration = Duration::from_millis(1);
+/// A thread that polls again within this much of its own CPU time, in ns, has done nothing else meanwhile.
+const BUSY_POLL_NS: u64 = 20_000;
+/// Consecutive empty polls of such a thread before it yields the core, if processes share cores.
+const YIELD_AFTER_EMPTY_POLLS: u32 = 4;
+/// Maximum sleep of a thread that backs off.
+const BACKOFF_SLEEP: Duration = Duration::from_millis(1);
 
-/// Longer messages are never injected without a copy.
-const INJECTED_BYTES: u64 = 16 << 10;
+/// Maximum size in bytes of a message that is injected without a copy.
+const MAX_INJECT_BYTES: u64 = 16 << 10;
 
-/// Looks at rings in vain for one question.
-const LOOKS: usize = 32;
-/// Steps of messages under way for one question: a long message must not keep the caller for long.
-const STEPS: usize = 8;
-/// Questions between two looks after the peers.
-const QUESTIONS: u32 = 16;
+/// Empty polls of rings in one poll for completions, over all peers.
+const MAX_EMPTY_POLLS: usize = 32;
+/// Passes with progress in one poll for completions: a long message must not delay the caller.
+const MAX_STEPS: usize = 8;
+/// Polls for completions between two liveness checks.
+const POLLS_PER_PEER_CHECK: u32 = 16;
 
-/// How reports were asked for lately.
+/// Backoff of a thread that polls for completions.
 #[derive(Debug, Default)]
-pub(super) struct Asking {
-    questions: u32,
-    in_vain: u32,
-    /// The thread's own time at the last question, and the time at the first that was in vain.
-    own_ns: u64,
+pub(super) struct PollBackoff {
+    polls: u32,
+    empty_polls: u32,
+    /// The thread's CPU time at the last empty poll, and the time of the first of consecutive ones.
+    thread_ns: u64,
     since_ns: u64,
 }
 
-/// What a thread should do that asks in vain, where processes share cores.
+/// What a thread does after an empty poll, if processes share cores.
 #[derive(Debug, PartialEq, Eq)]
-enum Advice {
-    /// Go on: it has other things to do.
-    GoOn,
-    /// Let others have the core.
+enum BackoffStep {
+    /// Return: the thread has other work.
+    Continue,
+    /// Yield the core.
     Yield,
-    /// Sleep until something comes.
+    /// Sleep until there is an event.
     Sleep,
 }
 
-impl Asking {
+impl PollBackoff {
     #[inline]
-    fn is_time_to_look_after_peers(&mut self) -> bool {
-        self.questions = (self.questions + 1) % QUESTIONS;
-        self.questions == 0
+    fn is_peer_check_due(&mut self) -> bool {
+        self.polls = (self.polls + 1) % POLLS_PER_PEER_CHECK;
+        self.polls == 0
     }
 
-    /// A question was in vain.
-    fn advise(&mut self, spin_ns: u64) -> Advice {
+    /// Records an empty poll.
+    fn on_empty_poll(&mut self, spin_ns: u64) -> BackoffStep {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         let own_ns = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
-        let is_busy_asking = own_ns.wrapping_sub(self.own_ns) < BUSY_ASKING_NS;
-        self.own_ns = own_ns;
+        let is_busy_asking = own_ns.wrapping_sub(self.thread_ns) < BUSY_POLL_NS;
+        self.thread_ns = own_ns;
         let now = clock::now_ns();
-        if !is_busy_asking || self.in_vain == 0 {
-            (self.in_vain, self.since_ns) = (1, now);
-            return Advice::GoOn;
+        if !is_busy_asking || self.empty_polls == 0 {
+            (self.empty_polls, self.since_ns) = (1, now);
+            return BackoffStep::Continue;
         }
-        self.in_vain = self.in_vain.saturating_add(1);
-        match self.in_vain {
-            _ if now - self.since_ns > spin_ns => Advice::Sleep,
-            ..ASKED_IN_VAIN => Advice::GoOn,
-            _ => Advice::Yield,
+        self.empty_polls = self.empty_polls.saturating_add(1);
+        match self.empty_polls {
+            _ if now - self.since_ns > spin_ns => BackoffStep::Sleep,
+            ..YIELD_AFTER_EMPTY_POLLS => BackoffStep::Continue,
+            _ => BackoffStep::Yield,
         }
     }
 }
 
 impl Port {
-    /// Begins a send that ends in a report, unless it is over at once: then this is the report.
+    /// Starts a send that ends in a completion entry. Returns the entry if the send completes at once.
     ///
     /// # Safety
-    /// As for [`State::send`].
+    /// As for [`PortState::send`].
     #[inline]
     pub(crate) unsafe fn post_send(
         &self,
         to: Peer,
         envelope: Envelope,
-        pieces: &[Piece],
-        ending: Ending,
-    ) -> Result<Option<Report>, Error> {
+        pieces: &[Segment],
+        ending: CompletionOptions,
+    ) -> Result<Option<CompletionEntry>, Error> {
         self.check_fork()?;
-        let mut state = self.enter();
-        // SAFETY: passed on.
+        let mut state = self.lock();
+        // SAFETY: the caller guarantees it.
         match unsafe { state.send(to, envelope, pieces, Some(ending)) }? {
-            Begun::Over(Ok(_)) if ending.quiet => Ok(None),
-            Begun::Over(outcome) => Ok(Some(Report {
+            Started::Completed(Ok(_)) if ending.silent_on_success => Ok(None),
+            Started::Completed(outcome) => Ok(Some(CompletionEntry {
                 peer: Some(to),
                 envelope,
                 length: pieces.iter().map(|piece| piece.length as u64).sum(),
-                ..Report::new(ReportKind::Send, ending.context, outcome.map(drop))
+                ..CompletionEntry::new(CompletionKind::Send, ending.context, outcome.map(drop))
             })),
-            Begun::Underway(_) => Ok(None),
+            Started::Pending(_) => Ok(None),
         }
     }
 
-    /// Sends a copy of what cannot be sent at once.
+    /// Sends a message, or a copy of it if it cannot be sent at once.
     #[inline]
     pub(crate) fn inject(&self, to: Peer, envelope: Envelope, bytes: &[u8]) -> Result<(), Error> {
         self.check_fork()?;
-        let mut state = self.enter();
-        let piece = |bytes: &[u8]| Piece::source(bytes.as_ptr(), bytes.len());
-        // SAFETY: the bytes are borrowed for longer than this call, after which nobody reads them.
-        if unsafe { state.inject_now(to, &envelope, piece(bytes)) }? {
+        let mut state = self.lock();
+        let piece = |bytes: &[u8]| Segment::source(bytes.as_ptr(), bytes.len());
+        // SAFETY: the bytes are borrowed until this call returns, and nothing reads them after that.
+        if unsafe { state.try_inject(to, &envelope, piece(bytes)) }? {
             return Ok(());
         }
         let copy: Box<[u8]> = bytes.into();
-        // SAFETY: the copy stays until the operation is over, with which it is kept.
-        if let Begun::Underway(number) = unsafe { state.send(to, envelope, &[piece(&copy)], None) }?
-        {
-            state.operations.detach(number, Box::new(copy));
+        // SAFETY: the copy is kept with the operation, and dropped when it completes.
+        let started = unsafe { state.send(to, envelope, &[piece(&copy)], None) }?;
+        if let Started::Pending(number) = started {
+            state.protocol.operations.detach(number, Box::new(copy));
         }
         Ok(())
     }
 
-    /// Begins a receive that ends in a report.
+    /// Starts a receive that ends in a completion entry.
     ///
     /// # Safety
-    /// As for [`State::receive`].
+    /// As for [`PortState::receive`].
     #[inline]
     pub(crate) unsafe fn post_receive(
         &self,
-        wanted: &Wanted,
-        pieces: &[Piece],
+        wanted: &MatchSpec,
+        pieces: &[Segment],
         context: u64,
         several: Option<u64>,
     ) -> Result<(), Error> {
         self.check_fork()?;
-        let ending = Ending { context, ..Ending::default() };
-        let mut state = self.enter();
-        // SAFETY: passed on.
+        let ending = CompletionOptions { context, ..CompletionOptions::default() };
+        let mut state = self.lock();
+        // SAFETY: the caller guarantees it.
         unsafe {
             match several {
                 None => state.receive(wanted, pieces, Some(ending)).map(drop),
-                Some(least) => state.receive_several(wanted, pieces, ending, least),
+                Some(least) => state.multi_receive(wanted, pieces, ending, least),
             }
         }
     }
 
-    /// Moves everything on and hands over what has ended. Where processes share cores, a thread that
-    /// does nothing but ask sleeps for a moment.
+    /// Makes progress and returns completion entries. If processes share cores, a thread that only polls
+    /// sleeps for up to 1 ms.
     #[inline]
-    pub(crate) fn collect(&self, reports: &mut Vec<Report>) -> bool {
+    pub(crate) fn poll_completions(&self, reports: &mut Vec<CompletionEntry>) -> bool {
         if self.check_fork().is_err() {
             return false;
         }
-        let mut state = self.enter();
-        // Several looks: what is asked for most likely comes at any moment, and to come here again
-        // takes longer than all of them.
-        state.look_for_reports();
-        // Peers are looked after now and then: asking for the time takes longer than a look.
-        // A busy peer must not hide the end of another.
-        if state.asking.is_time_to_look_after_peers() {
+        let mut state = self.lock();
+        // Several polls: the completion is most likely about to arrive, and another call takes longer than
+        // all of these polls.
+        state.poll_for_completions();
+        // Liveness is not checked in each call, because reading the clock takes longer than a poll. A busy
+        // peer must not hide the disconnect of another.
+        if state.wakeup.poll_backoff.is_peer_check_due() {
             state.check_peers(false);
         }
-        if state.hand_over(reports) {
-            state.asking.in_vain = 0;
-            // Nobody else need be told of what this thread was told.
-            if !state.has_sleeper && self.local_waiters.load(Ordering::Relaxed) == 0 {
-                state.operations.ended = 0;
+        if state.drain_completions(reports) {
+            state.wakeup.poll_backoff.empty_polls = 0;
+            // No other thread waits for these completions.
+            if !state.wakeup.has_sleeper && self.local_waiters.load(Ordering::Relaxed) == 0 {
+                state.protocol.operations.newly_completed = 0;
             }
             return true;
         }
-        if !state.is_crowded {
+        if !state.protocol.peers.is_oversubscribed {
             return false;
         }
         let spin_ns = state.spin_ns();
-        match state.asking.advise(spin_ns) {
-            Advice::GoOn => false,
-            Advice::Yield => {
+        match state.wakeup.poll_backoff.on_empty_poll(spin_ns) {
+            BackoffStep::Continue => false,
+            BackoffStep::Yield => {
                 drop(state);
                 std::thread::yield_now();
                 false
             }
-            Advice::Sleep => {
-                let deadline = Instant::now().checked_add(NAP);
-                let look = |state: &mut State| state.hand_over(reports).then_some(());
-                self.block_entered(state, false, deadline, look).is_some()
+            BackoffStep::Sleep => {
+                let deadline = Instant::now().checked_add(BACKOFF_SLEEP);
+                let look = |state: &mut PortState| state.drain_completions(reports).then_some(());
+                self.block_locked(state, false, deadline, look).is_some()
             }
         }
     }
 
-    /// The same, but waits for something to end, or until it is interrupted.
-    pub(crate) fn collect_until(
+    /// Makes progress until there are completion entries, or until [`Port::wake_waiter`] or the deadline.
+    pub(crate) fn wait_completions(
         &self,
-        reports: &mut Vec<Report>,
+        reports: &mut Vec<CompletionEntry>,
         deadline: Option<Instant>,
     ) -> bool {
         if self.check_fork().is_err() {
             return false;
         }
         let found = self.block(true, deadline, |state| {
-            let has_any = state.hand_over(reports);
-            let is_over = has_any || std::mem::take(&mut state.interrupted) || state.is_closed();
+            let has_any = state.drain_completions(reports);
+            let is_over =
+                has_any || std::mem::take(&mut state.wakeup.waiter_woken) || state.is_closed();
             is_over.then_some(has_any)
         });
         found.unwrap_or(false)
     }
 
-    /// Ends a wait for reports, the next one if there is none now.
-    pub(crate) fn interrupt(&self) {
-        let mut state = self.enter();
-        state.interrupted = true;
+    /// Ends a wait for completions, or the next one if there is none now.
+    pub(crate) fn wake_waiter(&self) {
+        let mut state = self.lock();
+        state.wakeup.waiter_woken = true;
         self.wake_sleeper(&mut state);
     }
 }
 
-impl Entered<'_> {
-    /// Moves everything on, for a while or until something has ended.
+impl PortGuard<'_> {
+    /// Makes progress until there is a completion, up to the limits of empty polls and of passes with
+    /// progress.
     #[inline]
-    fn look_for_reports(&mut self) {
-        let mut looks = if self.is_crowded { 1 } else { LOOKS.div_ceil(self.peers.len().max(1)) };
+    fn poll_for_completions(&mut self) {
+        let mut looks = if self.protocol.peers.is_oversubscribed {
+            1
+        } else {
+            MAX_EMPTY_POLLS.div_ceil(self.protocol.peers.len().max(1))
+        };
         let mut steps = 0;
-        while looks > 0 && steps < STEPS && self.operations.reports.is_empty() {
+        while looks > 0 && steps < MAX_STEPS && self.protocol.operations.completions.is_empty() {
             if self.progress() {
                 steps += 1;
             } else {
@@ -237,197 +244,217 @@ impl Entered<'_> {
     }
 }
 
-impl State {
-    /// Hands over what has ended. Returns whether there was anything.
+impl PortState {
+    /// Returns the completion entries. Returns whether there were any.
     #[inline]
-    fn hand_over(&mut self, reports: &mut Vec<Report>) -> bool {
-        if self.operations.reports.is_empty() {
+    fn drain_completions(&mut self, reports: &mut Vec<CompletionEntry>) -> bool {
+        if self.protocol.operations.completions.is_empty() {
             return false;
         }
-        let mut ended = std::mem::take(&mut self.operations.reports);
+        let mut ended = std::mem::take(&mut self.protocol.operations.completions);
         for report in &mut ended {
-            report.peer = (report.place != usize::MAX).then(|| self.peer(report.place));
+            report.peer = (report.peer_index != usize::MAX)
+                .then(|| self.protocol.peers.peer(report.peer_index));
         }
         if reports.is_empty() {
-            // Not even moved: whoever asks again and again hands the same memory to and fro.
+            // Swaps the vectors: a caller that polls repeatedly reuses the same two allocations.
             std::mem::swap(reports, &mut ended);
         } else {
             reports.append(&mut ended);
         }
-        self.operations.reports = ended;
+        self.protocol.operations.completions = ended;
         true
     }
 
-    /// Sends a message if it can be over at once. Returns whether it is.
+    /// Sends a message if it completes at once. Returns whether it has.
     ///
     /// # Safety
-    /// The piece must be valid for reads.
-    unsafe fn inject_now(
+    /// `piece` must be valid for reads.
+    unsafe fn try_inject(
         &mut self,
         to: Peer,
         envelope: &Envelope,
-        piece: Piece,
+        piece: Segment,
     ) -> Result<bool, Error> {
-        let peer = self.find(to)?;
-        if self.peers[peer].connection.is_none() {
+        let peer = self.protocol.peers.index_of(to)?;
+        if self.protocol.peers[peer].connection.is_none() {
             return Ok(false);
         }
         let length = piece.length as u64;
-        // SAFETY: passed on.
-        match unsafe { self.send_now(peer, envelope, &[piece], length, INJECTED_BYTES) } {
+        // SAFETY: the caller guarantees it.
+        match unsafe { self.protocol.send_now(peer, envelope, &[piece], length, MAX_INJECT_BYTES) }
+        {
             Ok(is_over) => Ok(is_over),
-            Err(Nonsense(what)) => {
-                self.lose(peer, Gone::Misbehaved(what));
-                Err(self.gone(peer))
+            Err(ProtocolError(what)) => {
+                self.disconnect(peer, DisconnectReason::ProtocolViolation(what));
+                Err(self.protocol.peers.disconnect_error(peer))
             }
         }
     }
 
-    /// A receive that takes several messages, one behind the other.
+    /// Starts a receive that takes several messages into contiguous memory.
     ///
     /// # Safety
-    /// As for [`State::receive`].
-    unsafe fn receive_several(
+    /// As for [`PortState::receive`].
+    unsafe fn multi_receive(
         &mut self,
-        wanted: &Wanted,
-        pieces: &[Piece],
-        ending: Ending,
+        wanted: &MatchSpec,
+        pieces: &[Segment],
+        ending: CompletionOptions,
         least: u64,
     ) -> Result<(), Error> {
-        let want = self.want(wanted)?;
-        check_pieces(pieces)?;
+        let want = self.protocol.peers.match_key(wanted)?;
+        check_segments(pieces)?;
         let [left] = *pieces else {
-            return Err(ValidationError::TooManyPieces(pieces.len()).into());
+            return Err(ValidationError::TooManySegments(pieces.len()).into());
         };
-        if !self.operations.has_room() {
-            return Err(ValidationError::TooManyOperations(self.operations.count()).into());
+        if !self.protocol.operations.has_capacity() {
+            return Err(ValidationError::TooManyOperations(self.protocol.operations.count()).into());
         }
-        if self.matching.look(&want).is_none() {
-            self.check_source(&want)?;
+        if self.protocol.matches.peek_unexpected(&want).is_none() {
+            self.protocol.peers.check_source(&want)?;
         }
-        let several = Several { left, least: least.max(1), parts: 0, is_full: false };
-        let whole = self.operations.insert(Deed::Several(several), Some(ending));
-        while self.operations.several(whole).is_some_and(|several| !several.is_full) {
-            let Some(kept) = self.matching.take(&want) else {
-                // The peer may have been lost over what it has sent.
-                match self.check_source(&want) {
-                    Ok(()) => self.matching.post(want, whole, true),
-                    Err(error) => self.operations.finish(whole, Err(error)),
+        let several =
+            MultiReceive { remaining: left, min_free: least.max(1), parts: 0, is_full: false };
+        let whole =
+            self.protocol.operations.insert(OperationKind::MultiReceive(several), Some(ending));
+        while self.protocol.operations.multi_receive(whole).is_some_and(|several| !several.is_full)
+        {
+            let Some(kept) = self.protocol.matches.take_unexpected(&want) else {
+                // The messages above may have led to a disconnect of the peer.
+                match self.protocol.peers.check_source(&want) {
+                    Ok(()) => self.protocol.matches.post(want, whole, true),
+                    Err(error) => self.protocol.operations.finish(whole, Err(error)),
                 }
-                self.await_source(&want);
+                self.connect_source(&want);
                 break;
             };
-            let number = self.set_apart(whole, kept.message.length());
-            // SAFETY: the part lies in the memory that the caller vouches for.
-            unsafe { self.take_kept(kept, number) };
+            let number = self.protocol.carve_receive(whole, kept.message.length());
+            // SAFETY: the part lies in the memory that the caller guarantees.
+            let event = unsafe { self.protocol.receive_unexpected(kept, number) };
+            self.after_match(event, &want);
         }
         Ok(())
     }
 
-    /// Sets a part of a receive of several messages apart for one of them.
-    pub(super) fn set_apart(&mut self, whole: Number, length: u64) -> Number {
-        let ending = self.operations.ending_of(whole);
-        let several = self.operations.several(whole).expect("it stays until it is full");
-        let (left, least) = (several.left, several.least);
-        let taken = length.min(left.length as u64) as usize;
-        several.left = Piece::target(left.address.wrapping_add(taken), left.length - taken);
-        several.parts += 1;
-        several.is_full = (several.left.length as u64) < least;
-        if several.is_full {
-            self.matching.unpost(&whole);
-        }
-        let part = Piece::target(left.address, taken);
-        self.insert_receive(&[part], taken as u64, ending, Some(whole))
-    }
-
-    /// The message that a receive would take, which is set aside if there is a claim.
+    /// Returns the message that a receive would match. With a claim, the message is reserved for it.
     pub(crate) fn peek(
         &mut self,
-        wanted: &Wanted,
+        wanted: &MatchSpec,
         claim: Option<u64>,
-    ) -> Result<Option<Report>, Error> {
-        let want = self.want(wanted)?;
-        let Some(found) = self.matching.look(&want) else {
-            return self.probe_source(&want).map(|()| None);
+    ) -> Result<Option<CompletionEntry>, Error> {
+        let want = self.protocol.peers.match_key(wanted)?;
+        let Some(found) = self.protocol.matches.peek_unexpected(&want) else {
+            return self.protocol.probe_source(&want).map(|()| None);
         };
         found.claim = claim;
         let (peer, envelope) = (found.source, found.envelope);
         let length = found.message.length();
-        Ok(Some(self.report_of(peer, envelope, length)))
+        Ok(Some(self.completion_entry(peer, envelope, length)))
     }
 
-    fn report_of(&self, peer: usize, envelope: Envelope, length: u64) -> Report {
-        let report = Report::new(ReportKind::Receive, 0, Ok(()));
-        Report { peer: Some(self.peer(peer)), envelope, length, ..report }
+    fn completion_entry(&self, peer: usize, envelope: Envelope, length: u64) -> CompletionEntry {
+        let report = CompletionEntry::new(CompletionKind::Receive, 0, Ok(()));
+        CompletionEntry { peer: Some(self.protocol.peers.peer(peer)), envelope, length, ..report }
     }
 
-    /// Receives a message that was set aside.
+    /// Receives a claimed message.
     ///
     /// # Safety
-    /// As for [`State::receive`].
+    /// As for [`PortState::receive`].
     pub(crate) unsafe fn receive_claimed(
         &mut self,
         claim: u64,
-        pieces: &[Piece],
+        pieces: &[Segment],
         context: u64,
     ) -> Result<(), Error> {
-        let capacity = check_pieces(pieces)?;
-        let is_complete = self.matching.look_claimed(claim).map(|kept| kept.message.is_complete());
-        if is_complete == Some(false) && !self.operations.has_room() {
-            return Err(ValidationError::TooManyOperations(self.operations.count()).into());
+        let capacity = check_segments(pieces)?;
+        let is_complete =
+            self.protocol.matches.peek_claimed(claim).map(|kept| kept.message.is_complete());
+        if is_complete == Some(false) && !self.protocol.operations.has_capacity() {
+            return Err(ValidationError::TooManyOperations(self.protocol.operations.count()).into());
         }
-        let kept = self.matching.take_claimed(claim).ok_or(ValidationError::NoSuchClaim)?;
-        let ending = Ending { context, ..Ending::default() };
-        let number = self.insert_receive(pieces, capacity, Some(ending), None);
-        // SAFETY: the receive has the pieces that the caller vouches for.
-        unsafe { self.take_kept(kept, number) };
+        let kept = self.protocol.matches.take_claimed(claim).ok_or(ValidationError::NoSuchClaim)?;
+        let ending = CompletionOptions { context, ..CompletionOptions::default() };
+        let number = self.protocol.insert_receive(pieces, capacity, Some(ending), None);
+        // SAFETY: the receive has the segments that the caller guarantees.
+        let event = unsafe { self.protocol.receive_unexpected(kept, number) };
+        self.after_claimed(event);
         Ok(())
     }
 
-    /// Drops the first message that fits; its sender is told that it has arrived.
-    pub(crate) fn discard(&mut self, wanted: &Wanted) -> Result<Option<Report>, Error> {
-        let want = self.want(wanted)?;
-        let Some(kept) = self.matching.take(&want) else {
-            return self.probe_source(&want).map(|()| None);
+    /// Drops the first message that matches. Its sender is notified as if it had been received.
+    pub(crate) fn discard(&mut self, wanted: &MatchSpec) -> Result<Option<CompletionEntry>, Error> {
+        let want = self.protocol.peers.match_key(wanted)?;
+        let Some(kept) = self.protocol.matches.take_unexpected(&want) else {
+            return self.protocol.probe_source(&want).map(|()| None);
         };
-        let report = self.report_of(kept.source, kept.envelope, kept.message.length());
-        self.drop_kept(kept);
+        let report = self.completion_entry(kept.source, kept.envelope, kept.message.length());
+        self.drop_unexpected(kept);
         Ok(Some(report))
     }
 
-    /// The same for a message that was set aside.
+    /// Drops a claimed message.
     pub(crate) fn discard_claimed(&mut self, claim: u64) -> Result<(), Error> {
-        let kept = self.matching.take_claimed(claim).ok_or(ValidationError::NoSuchClaim)?;
-        self.drop_kept(kept);
+        let kept = self.protocol.matches.take_claimed(claim).ok_or(ValidationError::NoSuchClaim)?;
+        self.drop_unexpected(kept);
         Ok(())
     }
 
-    /// Receives a message into nothing.
-    fn drop_kept(&mut self, kept: crate::matching::Unexpected<Kept>) {
-        let number = self.insert_receive(&[], 0, None, None);
-        // SAFETY: there are no pieces.
-        unsafe { self.take_kept(kept, number) };
-        self.operations.detach(number, Box::new(()));
+    /// Receives a message without storing it.
+    fn drop_unexpected(&mut self, kept: crate::matching::Unexpected<UnexpectedPayload>) {
+        let number = self.protocol.insert_receive(&[], 0, None, None);
+        // SAFETY: there are no segments.
+        let event = unsafe { self.protocol.receive_unexpected(kept, number) };
+        self.after_claimed(event);
+        self.protocol.operations.detach(number, Box::new(()));
     }
 
-    /// Asks for an early end of the operation that was posted with a context.
+    /// Cancels the operation that was posted with a context. Returns whether there is one.
     pub(crate) fn cancel_posted(&mut self, context: u64) -> bool {
-        let is_receive = |deed: &Deed| matches!(deed, Deed::Receive(r) if r.part_of.is_none());
-        let is_several = |deed: &Deed| matches!(deed, Deed::Several(_));
-        let operations = &self.operations;
+        let is_receive = |deed: &OperationKind| matches!(deed, OperationKind::Receive(r) if r.multi_receive.is_none());
+        let is_several = |deed: &OperationKind| matches!(deed, OperationKind::MultiReceive(_));
+        let operations = &self.protocol.operations;
         let number = operations
             .find_context(context, is_several)
             .or_else(|| operations.find_context(context, is_receive))
-            .or_else(|| operations.find_context(context, |deed| matches!(deed, Deed::Send(_))));
+            .or_else(|| {
+                operations.find_context(context, |deed| matches!(deed, OperationKind::Send(_)))
+            });
         let Some(number) = number else { return false };
-        match self.operations.several(number) {
-            // Those that have begun go on; the last of them says that the memory is free.
+        match self.protocol.operations.multi_receive(number) {
+            // Parts in flight continue; the completion entry of the last one frees the memory.
             Some(several) if several.parts > 0 => {
                 several.is_full = true;
-                self.matching.unpost(&number);
+                self.protocol.matches.unpost(&number);
             }
-            _ => self.cancel(number),
+            _ => self.protocol.cancel(number),
         }
         true
+    }
+
+    /// Acts on the event of a receive of a claimed or dropped message.
+    fn after_claimed(&mut self, event: MatchEvent) {
+        if let MatchEvent::Rendezvous { peer, outcome } = event {
+            self.start_rendezvous(peer, outcome);
+        }
+    }
+}
+
+impl Protocol {
+    /// Carves a part for one message out of a receive of several messages.
+    pub(super) fn carve_receive(&mut self, whole: OperationId, length: u64) -> OperationId {
+        let ending = self.operations.options_of(whole);
+        let several = self.operations.multi_receive(whole).expect("it stays until it is full");
+        let (left, least) = (several.remaining, several.min_free);
+        let taken = length.min(left.length as u64) as usize;
+        several.remaining = Segment::target(left.address.wrapping_add(taken), left.length - taken);
+        several.parts += 1;
+        several.is_full = (several.remaining.length as u64) < least;
+        if several.is_full {
+            self.matches.unpost(&whole);
+        }
+        let part = Segment::target(left.address, taken);
+        self.insert_receive(&[part], taken as u64, ending, Some(whole))
     }
 }

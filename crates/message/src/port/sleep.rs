@@ -1,104 +1,108 @@
-//! Sleeping until something comes, and being woken.
+//! Sleeping until a port has work, and being woken.
 //!
-//! One thread at a time sleeps on the words of the connections; others wait until it or whoever
-//! else moved things tells them. After a while without anything, the sleeper changes to the
-//! descriptors of sockets and processes, which cost nothing while nothing happens.
+//! One thread at a time, the sleeper, sleeps on the futex words of the connections; other threads wait until
+//! the sleeper or a thread that made progress notifies them. After several sleeps without work the sleeper
+//! changes to the epoll set of sockets and processes, which costs nothing while it is idle.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use memferry_sys::EventFd;
-use memferry_sys::readiness::Readiness;
-use memferry_sys::wait_word::{MOST_WORDS, futex_wait_shared, futex_wake_shared};
+use memferry_sys::epoll::EpollSet;
+use memferry_sys::futex::{MAX_WAITV, futex_wait_shared, futex_wake_shared};
 
-use super::wait::Entered;
-use super::{Port, State};
+use super::peer_table::ConnectedPeer;
+use super::wait::PortGuard;
+use super::{Port, PortState};
 use crate::connect::listener::Listener;
-use crate::ring::attention::{ASLEEP, AWAY};
-use crate::ring::layout::Memory;
+use crate::ring::layout::ConnectionMemory;
+use crate::ring::wakeup::{FD_ARMED, FUTEX_ARMED};
 
-/// One sleep on the words; ends of peers are looked for in between.
-const SLICE: Duration = Duration::from_millis(20);
-/// One sleep while an engine copies.
-const ENGINE_SLICE: Duration = Duration::from_micros(20);
-/// One sleep while a hello or its answer is on its way.
-const HELLO_SLICE: Duration = Duration::from_micros(500);
+/// Maximum sleep on the futex words. Liveness of peers is checked between sleeps.
+const FUTEX_SLEEP: Duration = Duration::from_millis(20);
+/// Maximum sleep while an engine copies.
+const OFFLOAD_SLEEP: Duration = Duration::from_micros(20);
+/// Maximum sleep while a handshake is in flight.
+const HANDSHAKE_SLEEP: Duration = Duration::from_micros(500);
 
-/// One sleep with a carrier, whose peers may end without a sign.
-const CARRIER_SLICE: Duration = Duration::from_millis(250);
+/// Maximum sleep with a remote transport, whose peers may end without an event.
+const REMOTE_SLEEP: Duration = Duration::from_millis(250);
 
 impl Port {
-    /// Sleeps until something may have happened. Gives the lock up meanwhile. Returns at once if the
-    /// epoch is no longer `seen`, that of the caller's last poll: what changed since may be what it
-    /// waits for, and nothing would wake it for that any more.
+    /// Sleeps, with the port unlocked, until there may be work. Returns at once if the epoch is no longer
+    /// `seen`, that of the caller's last poll: the caller may wait for the event that changed the epoch, and
+    /// no later event would wake it.
     pub(super) fn sleep<'a>(
         &'a self,
-        mut state: Entered<'a>,
+        mut state: PortGuard<'a>,
         deadline: Option<Instant>,
         deeply: bool,
         seen: u64,
-    ) -> Entered<'a> {
-        if state.epoch() != seen {
+    ) -> PortGuard<'a> {
+        if state.wait_epoch() != seen {
             return state;
         }
-        // Engines do not ring, nor does the hello of somebody who calls: looked at again soon.
-        let longest = if state.is_offloading() {
-            ENGINE_SLICE
-        } else if state.is_hearing_soon() {
-            HELLO_SLICE
+        // Neither engines nor handshakes wake a thread: they are polled again soon.
+        let longest = if state.protocol.is_offloading() {
+            OFFLOAD_SLEEP
+        } else if state.needs_timed_poll() {
+            HANDSHAKE_SLEEP
         } else {
-            SLICE
+            FUTEX_SLEEP
         };
-        let deeply = deeply && longest == SLICE;
+        let deeply = deeply && longest == FUTEX_SLEEP;
         let slice = deadline.map_or(longest, |deadline| {
             deadline.saturating_duration_since(Instant::now()).min(longest)
         });
-        (state.pollers, state.polls) = (state.pollers - 1, false);
-        if state.has_sleeper {
-            let have_changed = state.have_variables_changed();
+        (state.wakeup.pollers, state.is_polling) = (state.wakeup.pollers - 1, false);
+        if state.wakeup.has_sleeper {
+            let have_changed = state.windows.take_word_changes();
             if have_changed {
-                // It may be what the sleeper waits for.
+                // The sleeper may wait for this change.
                 self.wake_sleeper(&mut state);
             }
-            let is_ready = have_changed || (state.pollers == 0 && state.rest_again());
-            if is_ready || state.epoch() != seen {
-                state.pollers += 1;
-                state.awake();
+            let is_ready = have_changed || (state.wakeup.pollers == 0 && state.rearm());
+            if is_ready || state.wait_epoch() != seen {
+                state.wakeup.pollers += 1;
+                state.disarm_wakeups();
                 return state;
             }
-            let told = self.local.word().load(Ordering::Acquire);
+            let told = self.local_futex.word().load(Ordering::Acquire);
             self.local_waiters.fetch_add(1, Ordering::Relaxed);
             drop(state);
-            self.local.wait(told, Some(slice));
+            self.local_futex.wait(told, Some(slice));
             self.local_waiters.fetch_sub(1, Ordering::Relaxed);
-            state = self.enter();
+            state = self.lock();
         } else {
-            state.has_sleeper = true;
-            let deeply = deeply || state.connected() > MOST_WORDS - 1 || state.carried.is_used();
-            let readiness = if deeply { state.readiness().ok() } else { None };
-            let way = if readiness.is_some() { AWAY } else { ASLEEP };
-            state.sleeps_deeply = readiness.is_some();
-            let before = state.resting;
-            state.resting |= way;
-            let words = state.rest();
-            // Once more, now that whatever comes later rings: notes, room, and what peers have told
-            // about messages that both copy.
-            let is_idle = !state.have_variables_changed() && !state.is_anything_ready();
-            // Copies are for a thread that polls, not for one that is taken to sleep.
-            if is_idle && !state.step_all() && state.epoch() == seen {
-                state.to_sleep = true;
-                // Without a deadline, whatever rings ends the sleep; what does not is looked at again.
+            state.wakeup.has_sleeper = true;
+            let deeply = deeply
+                || state.protocol.peers.connected_count() > MAX_WAITV - 1
+                || state.protocol.peers.remote.is_set();
+            let readiness = if deeply { state.epoll().ok() } else { None };
+            let way = if readiness.is_some() { FD_ARMED } else { FUTEX_ARMED };
+            state.wakeup.sleeper_on_epoll = readiness.is_some();
+            let before = state.wakeup.armed;
+            state.wakeup.armed |= way;
+            let words = state.arm_wakeups();
+            // Polls once more after the wakeups are armed: control messages, space, and claims
+            // of cooperative messages.
+            let is_idle = !state.windows.take_word_changes() && !state.has_ready_ring();
+            // Makes no copies: other threads treat this one as asleep.
+            if is_idle && !state.progress_steps() && state.wait_epoch() == seen {
+                state.entering_sleep = true;
+                // Without a deadline a wakeup ends the sleep. Sources that wake no thread are polled again
+                // after `slice`.
                 let bound = match deadline {
-                    None if state.is_watch_partial => Some(slice),
-                    None if longest == SLICE && !state.carried.is_used() => None,
-                    None if longest == SLICE => Some(CARRIER_SLICE),
+                    None if state.wakeup.is_epoll_incomplete => Some(slice),
+                    None if longest == FUTEX_SLEEP && !state.protocol.peers.remote.is_set() => None,
+                    None if longest == FUTEX_SLEEP => Some(REMOTE_SLEEP),
                     _ => Some(slice),
                 };
                 drop(state);
                 match &readiness {
                     Some(readiness) => {
-                        // Peers may be lost meanwhile, and their memory should go with them.
+                        // Releases the rings: peers may disconnect during the sleep, and their memory is then
+                        // unmapped.
                         drop(words);
                         let _ = readiness.wait(bound);
                     }
@@ -106,162 +110,98 @@ impl Port {
                     None => {
                         let words: Vec<_> = words
                             .iter()
-                            .map(|(memory, value)| (memory.own_attention().word(), *value))
+                            .map(|(memory, value)| (memory.own_wakeup().word(), *value))
                             .collect();
                         futex_wait_shared(&words, slice);
                     }
                 }
-                state = self.enter();
+                state = self.lock();
             }
-            state.has_sleeper = false;
-            state.sleeps_deeply = false;
+            state.wakeup.has_sleeper = false;
+            state.wakeup.sleeper_on_epoll = false;
             if readiness.is_some() {
-                state.forget_wake_ups();
+                state.drain_wakeups();
             }
-            // Not as it was before: an event loop may watch since then.
-            state.resting &= !way | before;
+            // Keeps other flags: an event loop may have armed its own during the sleep.
+            state.wakeup.armed &= !way | before;
             state.check_peers(true);
-            self.tell_local();
+            self.notify_local_waiters();
         }
-        state.pollers += 1;
-        state.awake();
+        state.wakeup.pollers += 1;
+        state.disarm_wakeups();
         state
     }
 
-    /// Wakes the sleeper of this process, wherever it sleeps. It may not sleep yet: from now on its
-    /// words must not say again that it does, or it would sleep through this.
-    pub(crate) fn wake_sleeper(&self, state: &mut State) {
-        state.resting &= !ASLEEP;
-        for slot in &mut state.peers {
-            if let Some(connection) = &mut slot.connection {
-                connection.wire.awake();
-                futex_wake_shared(connection.wire.memory.own_attention().word());
-            }
+    /// Wakes the sleeper of this process, on the futex words or on the epoll set. The sleeper may not sleep
+    /// yet: its words must not be armed again, or it would miss this wakeup.
+    pub(crate) fn wake_sleeper(&self, state: &mut PortState) {
+        state.wakeup.armed &= !FUTEX_ARMED;
+        for connection in state.protocol.peers.connections_mut() {
+            connection.wire.disarm_wakeup();
+            futex_wake_shared(connection.wire.memory.own_wakeup().word());
         }
-        // Signalled for nobody, it would be taken for news by those who watch.
-        if let Some(event) = state.event.as_ref().filter(|_| state.sleeps_deeply) {
-            event.signal();
+        // Without a sleeper on the epoll set, the event would wake event loops for nothing.
+        if state.wakeup.sleeper_on_epoll {
+            state.wakeup.signal_epoll();
         }
-        self.local.word().fetch_add(1, Ordering::Release);
-        self.local.wake_all();
+        self.local_futex.word().fetch_add(1, Ordering::Release);
+        self.local_futex.wake_all();
     }
 }
 
-impl State {
-    /// Whether something is on its way that does not ring: a hello, the answer to one, a chunk of a
-    /// message that was given up, or what the carrier has to do.
-    pub(crate) fn is_hearing_soon(&mut self) -> bool {
-        self.listener.as_ref().is_some_and(Listener::has_pending)
-            || self.calls > 0
-            || !self.held.is_empty()
-            || (self.closed && self.is_any_underway())
-            || !self.is_carrier_quiet()
+impl PortState {
+    /// Whether something is in flight that wakes no thread: a handshake, a chunk of an aborted message, or
+    /// work of the remote transport.
+    pub(crate) fn needs_timed_poll(&mut self) -> bool {
+        self.protocol.peers.listener.as_ref().is_some_and(Listener::has_pending)
+            || self.protocol.peers.connects_in_flight > 0
+            || !self.protocol.operations.quiescing.is_empty()
+            || (self.protocol.peers.closed && self.protocol.has_pending_operations())
+            || !self.protocol.peers.can_block_on_remote()
     }
 
-    /// Whether an engine copies for this port.
-    pub(crate) fn is_offloading(&mut self) -> bool {
-        let Self { peers, operations, .. } = self;
-        let active = peers.iter().filter_map(|slot| slot.connection.as_ref());
-        active.flat_map(|connection| &connection.active).any(|number| {
-            operations.receiving(*number).is_some_and(|receiving| receiving.is_offloaded())
-        })
+    /// Publishes to all peers that a thread of this side polls.
+    pub(super) fn disarm_wakeups(&mut self) {
+        self.wakeup.disarm(&mut self.protocol.peers);
     }
 
-    fn connected(&self) -> usize {
-        self.peers.iter().filter(|slot| slot.connection.is_some()).count()
+    /// Publishes to all peers how this side is woken. Returns the futex words to sleep on.
+    pub(super) fn arm_wakeups(&mut self) -> Vec<(ConnectionMemory, u32)> {
+        self.wakeup.arm(&mut self.protocol.peers)
     }
 
-    /// The last thread that looked stops, and another sleeps: peers must ring again. What came
-    /// before they knew is for whoever sleeps, and is done here instead. Returns whether there was
-    /// anything.
-    pub(super) fn rest_again(&mut self) -> bool {
-        if self.resting & ASLEEP == 0 {
+    /// The epoll set of all descriptors of the port, made at the first call.
+    pub(super) fn epoll(&mut self) -> std::io::Result<Arc<EpollSet>> {
+        self.wakeup.epoll(&mut self.protocol.peers)
+    }
+
+    /// Arms wakeups again when the last polling thread stops while another thread sleeps. Processes what
+    /// arrived before peers could see the flags. Returns whether there was anything.
+    pub(super) fn rearm(&mut self) -> bool {
+        if !self.wakeup.is_futex_armed() {
             return false;
         }
-        self.rest();
-        (self.is_anything_ready() || self.has_active()) && self.step_all()
+        self.arm_wakeups();
+        (self.has_ready_ring() || self.protocol.peers.has_active()) && self.progress_steps()
     }
 
-    pub(super) fn awake(&mut self) {
-        if self.resting != 0 {
-            for slot in &mut self.peers {
-                if let Some(connection) = &mut slot.connection {
-                    connection.wire.awake();
-                }
-            }
-        }
+    /// Whether a ring has a control message, or space that this side waits for.
+    pub(super) fn has_ready_ring(&self) -> bool {
+        self.protocol.peers.connections().any(ConnectedPeer::is_ready)
+            || (self.protocol.peers.closed && !self.protocol.has_pending_operations())
     }
 
-    /// Says to all peers how this side wants to be told; returns the words to sleep on.
-    pub(super) fn rest(&mut self) -> Vec<(Memory, u32)> {
-        let flags = self.resting;
-        let connections = self.peers.iter_mut().filter_map(|slot| slot.connection.as_mut());
-        connections
-            .map(|connection| {
-                connection.wire.rest(flags);
-                (connection.wire.memory.clone(), flags)
-            })
-            .collect()
-    }
-
-    /// Whether a ring has something, or room that was waited for.
-    pub(super) fn is_anything_ready(&self) -> bool {
-        self.peers.iter().filter_map(|slot| slot.connection.as_ref()).any(|connection| {
-            let wants_room = !connection.outbox.is_empty()
-                || connection.wire.is_holding()
-                || connection.arrived > 0;
-            connection.wire.consumer.is_ready()
-                || (wants_room && connection.wire.has_news_of_room())
-        }) || (self.closed && !self.is_any_underway())
-    }
-
-    /// Whether a variable that some thread waits for has changed since this was last asked. Whoever
-    /// asks does not sleep then, but tells the others.
-    pub(super) fn have_variables_changed(&mut self) -> bool {
-        // All of them are looked at, and each change is told once.
-        self.variables.iter_mut().fold(false, |any, variable| variable.take_change() | any)
-    }
-
-    /// The descriptor that stands for all others, made when first asked for.
-    pub(super) fn readiness(&mut self) -> std::io::Result<Arc<Readiness>> {
-        use std::os::fd::AsFd;
-        if let Some(readiness) = &self.readiness {
-            return Ok(readiness.clone());
-        }
-        let readiness = Arc::new(Readiness::new()?);
-        let event = EventFd::new()?;
-        readiness.add(event.as_fd(), false)?;
-        if let Some(listener) = &mut self.listener {
-            readiness.add(listener.watch()?.as_fd(), false)?;
-        }
-        for connection in self.peers.iter().filter_map(|slot| slot.connection.as_ref()) {
-            for descriptor in connection.wire.descriptors() {
-                readiness.add(descriptor, false)?;
-            }
-        }
-        let others = self.call_sockets().chain(self.carried.descriptor());
-        for descriptor in others {
-            readiness.add(descriptor, false)?;
-        }
-        self.event = Some(event);
-        self.readiness = Some(readiness.clone());
-        Ok(readiness)
-    }
-
-    /// Whether any message has steps to do on this side.
-    fn has_active(&self) -> bool {
-        let mut connections = self.peers.iter().filter_map(|slot| slot.connection.as_ref());
-        connections.any(|connection| !connection.active.is_empty())
-    }
-
-    /// After a deep sleep: what woke the sleeper must not wake it again.
-    fn forget_wake_ups(&mut self) {
-        for peer in 0..self.peers.len() {
-            let Some(connection) = &mut self.peers[peer].connection else { continue };
+    /// Drains the wakeups that ended a sleep on the epoll set.
+    fn drain_wakeups(&mut self) {
+        for peer in 0..self.protocol.peers.len() {
+            let Some(connection) = &mut self.protocol.peers[peer].connection else { continue };
             if let Err(nonsense) = connection.wire.drain_socket() {
-                self.lose(peer, crate::error::Gone::Misbehaved(nonsense.0));
+                self.disconnect(
+                    peer,
+                    crate::error::DisconnectReason::ProtocolViolation(nonsense.0),
+                );
             }
         }
-        self.catch_up();
+        self.wakeup.clear_backlog();
     }
 }

@@ -1,371 +1,436 @@
-//! Beginning operations: sends, receives, probes, and taking them back.
+//! Posting operations: sends, receives and probes, and cancelling them.
 
-use super::operations::Deed;
-use super::progress::Work;
-use super::receive_now::Now;
-use super::{Assembling, Kept, Peer, Received, State, turn};
-use crate::envelope::{Envelope, Wanted};
-use crate::error::{Error, Gone, ValidationError};
-use crate::matching::{Unexpected, Want};
-use crate::path::{self, ReceiveStage, Receiving, SendStage, Sending, Step};
-use crate::pieces::{MOST_PIECES, Piece, Pieces, scatter, total};
+use super::fast_receive::FastReceive;
+use super::operations::OperationKind;
+use super::peer_table::Reassembly;
+use super::progress::ProgressScope;
+use super::protocol::{MatchEvent, Protocol};
+use super::{MessageStatus, Peer, PortState, UnexpectedPayload, step_context};
+use crate::completion::CompletionOptions;
+use crate::control::{ControlMessage, OperationId, inline_limit};
+use crate::envelope::{Envelope, MatchSpec};
+use crate::error::{DisconnectReason, Error, ValidationError};
+use crate::matching::{MatchKey, Unexpected};
+use crate::path::{self, ReceiveStage, Receiving, SendStage, Sending, StepResult};
 use crate::plan::{self, PathKind};
-use crate::report::Ending;
-use crate::ring::cells::Nonsense;
-use crate::wire::{Note, Number, inline_limit};
+use crate::ring::cells::ProtocolError;
+use crate::segments::{MAX_SEGMENTS, Segment, Segments, scatter, total};
 
-/// Messages up to this size are one fragment.
-const ONE_FRAGMENT: u64 = 8 << 10;
+/// Maximum size of an eager message in one fragment.
+const MAX_SINGLE_FRAGMENT: u64 = 8 << 10;
 
-/// What became of a new operation.
+/// Result of starting an operation.
 #[derive(Debug)]
-pub(crate) enum Begun {
-    /// It is over already.
-    Over(Result<Received, Error>),
-    /// It is under way.
-    Underway(Number),
+pub(crate) enum Started {
+    /// It has completed.
+    Completed(Result<MessageStatus, Error>),
+    /// It is in flight.
+    Pending(OperationId),
 }
 
-impl State {
-    /// Checks a peer's name and that it is connected.
-    #[inline]
-    pub(crate) fn find(&self, peer: Peer) -> Result<usize, Error> {
-        if self.closed {
-            return Err(Error::Closed);
-        }
-        let slot = self.peers.get(peer.index).filter(|_| peer.port == self.port);
-        let slot = slot.ok_or(ValidationError::UnknownPeer)?;
-        if slot.generation != peer.generation {
-            return Err(Error::PeerGone(Gone::Ended));
-        }
-        Ok(peer.index)
-    }
-
-    /// Begins a send. With an ending it is told in a report when it is not over at once.
+impl PortState {
+    /// Starts a send. With options, a send that does not complete at once ends in a completion entry.
     ///
     /// # Safety
-    /// The pieces must stay valid for reads, unchanged, until the operation is over.
+    /// The segments must stay valid for reads, unchanged, until the operation completes.
     #[inline]
     pub(crate) unsafe fn send(
         &mut self,
         to: Peer,
         envelope: Envelope,
-        pieces: &[Piece],
-        ending: Option<Ending>,
-    ) -> Result<Begun, Error> {
-        let peer = self.find(to)?;
-        let length = check_pieces(pieces)?;
-        if self.peers[peer].connection.is_none() {
+        pieces: &[Segment],
+        ending: Option<CompletionOptions>,
+    ) -> Result<Started, Error> {
+        let peer = self.protocol.peers.index_of(to)?;
+        let length = check_segments(pieces)?;
+        if self.protocol.peers[peer].connection.is_none() {
             return self.send_unconnected(peer, envelope, pieces, length, ending);
         }
-        // SAFETY: passed on.
-        match unsafe { self.try_send(peer, envelope, pieces, length, ending) } {
-            Ok(begun) => begun,
-            Err(Nonsense(what)) => {
-                self.lose(peer, Gone::Misbehaved(what));
-                Err(self.gone(peer))
+        // SAFETY: the caller guarantees it.
+        match unsafe { self.protocol.try_send(peer, envelope, pieces, length, ending) } {
+            Ok(SendOutcome::Completed) => {
+                let status = self.protocol.peers.message_status(peer, envelope.tag, length);
+                Ok(Started::Completed(Ok(status)))
+            }
+            Ok(SendOutcome::Queued { number, is_first }) => {
+                if is_first {
+                    self.progress_peer(peer, ProgressScope::ControlOnly);
+                }
+                Ok(Started::Pending(number))
+            }
+            Ok(SendOutcome::PeerDisconnected) => {
+                self.drain_and_disconnect(peer);
+                Err(self.protocol.peers.disconnect_error(peer))
+            }
+            Ok(SendOutcome::NoCapacity) => {
+                let count = self.protocol.operations.count();
+                Err(ValidationError::TooManyOperations(count).into())
+            }
+            Err(ProtocolError(what)) => {
+                self.disconnect(peer, DisconnectReason::ProtocolViolation(what));
+                Err(self.protocol.peers.disconnect_error(peer))
             }
         }
     }
 
+    /// Starts a receive. With options it ends in a completion entry, even if it completes at once.
+    ///
+    /// # Safety
+    /// The segments must stay valid for writes until the operation completes, and no other code may access
+    /// them.
+    pub(crate) unsafe fn receive(
+        &mut self,
+        wanted: &MatchSpec,
+        pieces: &[Segment],
+        ending: Option<CompletionOptions>,
+    ) -> Result<Started, Error> {
+        let want = self.protocol.peers.match_key(wanted)?;
+        // SAFETY: the caller guarantees it.
+        let (number, event) = unsafe { self.protocol.receive(&want, pieces, ending) }?;
+        self.after_match(event, &want);
+        Ok(match self.protocol.operations.take_outcome(number) {
+            Some(outcome) => Started::Completed(outcome),
+            None => Started::Pending(number),
+        })
+    }
+
+    /// Receives a small message without an operation, if it arrives within a few microseconds.
+    ///
+    /// # Safety
+    /// The segments must be valid for writes, and no other code may access them.
+    #[inline]
+    pub(super) unsafe fn try_fast_receive(
+        &mut self,
+        wanted: &MatchSpec,
+        pieces: &[Segment],
+    ) -> Result<Option<FastReceive>, Error> {
+        let want = self.protocol.peers.match_key(wanted)?;
+        let capacity = check_segments(pieces)?;
+        if self.protocol.has_queued_matches() {
+            return Ok(None);
+        }
+        // Everything else is polled once in `MAX_FAST_IN_ROW` receives: a peer that sends without a pause
+        // must not prevent that.
+        if !self.protocol.planner.allows_fast_receive() {
+            self.check_peers(false);
+            return Ok(None);
+        }
+        // SAFETY: the caller guarantees it.
+        Ok(unsafe { self.protocol.fast_receive(&want, pieces, capacity) })
+    }
+
+    /// Acts on the event of a receive. Whether the receive has completed is known only after this call.
+    pub(super) fn after_match(&mut self, event: MatchEvent, want: &MatchKey) {
+        match event {
+            MatchEvent::Handled => {}
+            MatchEvent::Posted => self.connect_source(want),
+            MatchEvent::Rendezvous { peer, outcome } => self.start_rendezvous(peer, outcome),
+        }
+    }
+
+    /// Processes control messages of a sender whose announced message has matched a receive.
+    pub(super) fn start_rendezvous(&mut self, peer: usize, outcome: Result<(), ProtocolError>) {
+        if let Err(ProtocolError(what)) = outcome {
+            self.disconnect(peer, DisconnectReason::ProtocolViolation(what));
+        }
+        self.progress_peer(peer, ProgressScope::ControlOnly);
+    }
+}
+
+/// Result of a send to a connected peer.
+enum SendOutcome {
+    /// The message is in the ring.
+    Completed,
+    /// The send is an operation; nothing is queued before it if it is the first.
+    Queued {
+        number: OperationId,
+        is_first: bool,
+    },
+    /// The peer is disconnected.
+    PeerDisconnected,
+    NoCapacity,
+}
+
+impl Protocol {
+    /// Sends a message to a connected peer: at once where possible, else it is queued.
+    ///
+    /// # Safety
+    /// As for [`PortState::send`].
     #[inline]
     unsafe fn try_send(
         &mut self,
         peer: usize,
         envelope: Envelope,
-        pieces: &[Piece],
+        pieces: &[Segment],
         length: u64,
-        ending: Option<Ending>,
-    ) -> Result<Result<Begun, Error>, Nonsense> {
-        // Of a message that was announced the receiver tells when it has it.
-        let is_asked_for = ending.is_some_and(|ending| ending.delivered);
+        ending: Option<CompletionOptions>,
+    ) -> Result<SendOutcome, ProtocolError> {
+        // The FIN of an announced message reports that the receiver has it.
+        let is_asked_for = ending.is_some_and(|ending| ending.delivery_complete);
         let eager_limit = self.eager_limit(peer);
-        let at_once = eager_limit.min(ONE_FRAGMENT);
-        // SAFETY: passed on.
+        let at_once = eager_limit.min(MAX_SINGLE_FRAGMENT);
+        // SAFETY: the caller guarantees it.
         if !is_asked_for && unsafe { self.send_now(peer, &envelope, pieces, length, at_once) }? {
-            return Ok(Ok(Begun::Over(Ok(self.received(peer, envelope.tag, length)))));
+            return Ok(SendOutcome::Completed);
         }
-        if self.connection(peer).wire.has_peer_ended() {
-            self.end_peer(peer);
-            return Ok(Err(self.gone(peer)));
+        if self.peers.connection(peer).wire.has_peer_disconnected() {
+            return Ok(SendOutcome::PeerDisconnected);
         }
-        let connection = self.connection(peer);
-        let first = connection.outbox.is_empty();
+        let connection = self.peers.connection(peer);
+        let first = connection.send_queue.is_empty();
         let path = match length {
-            // A receiver that is full gets the payload when it asks for it.
-            _ if is_asked_for || !connection.takes_payloads() => PathKind::Single,
+            // A receiver without space requests the payload later.
+            _ if is_asked_for || !connection.accepts_eager() => PathKind::Single,
             _ if length <= inline_limit(&envelope) as u64 => PathKind::Inline,
             _ if length <= eager_limit => PathKind::Eager,
             _ => PathKind::Single,
         };
-        let mut sending = self.sending(peer, envelope, pieces, length, path);
-        if first && path == PathKind::Eager && self.send_at_once(peer, &mut sending)? {
-            return Ok(Ok(Begun::Over(Ok(self.received(peer, envelope.tag, length)))));
+        let mut sending = self.new_sending(peer, envelope, pieces, length, path);
+        if first && path == PathKind::Eager && self.send_eager_now(peer, &mut sending)? {
+            return Ok(SendOutcome::Completed);
         }
-        if !self.operations.has_room() && matches!(sending.stage, SendStage::Queued) {
-            let count = self.operations.count();
-            return Ok(Err(ValidationError::TooManyOperations(count).into()));
+        if !self.operations.has_capacity() && matches!(sending.stage, SendStage::Queued) {
+            return Ok(SendOutcome::NoCapacity);
         }
-        let number = self.operations.insert(Deed::Send(sending), ending);
-        self.connection(peer).outbox.push_back(number);
-        if first {
-            self.progress_peer(peer, Work::Notes);
-        }
-        Ok(Ok(Begun::Underway(number)))
+        let number = self.operations.insert(OperationKind::Send(sending), ending);
+        self.peers.connection(peer).send_queue.push_back(number);
+        Ok(SendOutcome::Queued { number, is_first: first })
     }
 
-    /// The largest message that is sent to a peer without being asked for.
+    /// Maximum size in bytes of a message that is sent to a peer without a request.
     #[inline]
     fn eager_limit(&mut self, peer: usize) -> u64 {
-        let wire = self.wire(peer);
-        let reachable = wire.their_reach.0 || wire.is_self();
-        self.eager_limits[usize::from(reachable)]
+        let wire = self.peers.wire(peer);
+        let reachable = wire.peer_access_to_us.0 || wire.is_self();
+        self.planner.eager_limit(reachable)
     }
 
-    /// Sends a message that is no longer than the limit, if nothing waits before it and there is room
-    /// for all of it: then it is over.
+    /// Sends a message of at most `limit` bytes if no send is queued before it and the ring has space for all
+    /// of it. The message is complete then. Returns whether it was sent.
     ///
     /// # Safety
-    /// The pieces must be valid for reads of `length` bytes.
+    /// `pieces` must be valid for reads of `length` bytes.
     #[inline]
     pub(super) unsafe fn send_now(
         &mut self,
         peer: usize,
         envelope: &Envelope,
-        pieces: &[Piece],
+        pieces: &[Segment],
         length: u64,
         limit: u64,
-    ) -> Result<bool, Nonsense> {
-        let connection = self.connection(peer);
-        if !connection.outbox.is_empty()
-            || !connection.takes_payloads()
+    ) -> Result<bool, ProtocolError> {
+        let connection = self.peers.connection(peer);
+        if !connection.send_queue.is_empty()
+            || !connection.accepts_eager()
             || !connection.wire.may_send()
         {
             return Ok(false);
         }
         let wire = &mut connection.wire;
-        // SAFETY: the caller vouches for the pieces, for both.
+        // SAFETY: the caller guarantees the segments, for both calls.
         unsafe {
             if length <= inline_limit(envelope) as u64 {
-                if path::put_inline(wire, envelope, pieces, length as usize)? {
-                    wire.announce();
+                if path::write_inline(wire, envelope, pieces, length as usize)? {
+                    wire.ring_doorbell();
                     return Ok(true);
                 }
-            } else if length <= limit && path::put_eager(wire, envelope, pieces, length as usize)? {
-                wire.announce();
-                wire.warm_up(length as usize);
+            } else if length <= limit && path::write_eager(wire, envelope, pieces, length as usize)?
+            {
+                wire.ring_doorbell();
+                wire.prefetch_bounce(length as usize);
                 return Ok(true);
             }
         }
         Ok(false)
     }
 
-    /// A message of which nothing is sent.
-    pub(super) fn sending(
+    /// Creates a send of which nothing is in the ring.
+    pub(super) fn new_sending(
         &mut self,
         peer: usize,
         envelope: Envelope,
-        pieces: &[Piece],
+        pieces: &[Segment],
         length: u64,
         path: PathKind,
     ) -> Sending {
-        // Only what waits here is read by others.
-        let absent = path == PathKind::Single && self.looks.may_be_absent(pieces);
+        // The peer reads the memory only of an announced message.
+        let absent = path == PathKind::Single && self.planner.residency.may_be_nonresident(pieces);
         Sending {
             peer,
             envelope,
-            absent,
-            copying: None,
-            pieces: Pieces::new(pieces),
+            nonresident: absent,
+            active_copy: None,
+            segments: Segments::new(pieces),
             length,
             path,
             chunk_bytes: plan::fragment_bytes(length),
-            expects: self.matching.has_posted(),
+            has_receives: self.matches.has_posted(),
             stage: SendStage::Queued,
         }
     }
 
-    /// Sends an eager message as far as there is room. Returns whether all of it is sent.
-    fn send_at_once(&mut self, peer: usize, sending: &mut Sending) -> Result<bool, Nonsense> {
-        let wire = self.wire(peer);
+    /// Sends an eager message as far as there is space. Returns whether all of it is in the ring.
+    fn send_eager_now(
+        &mut self,
+        peer: usize,
+        sending: &mut Sending,
+    ) -> Result<bool, ProtocolError> {
+        let wire = self.peers.wire(peer);
         loop {
-            match path::of(sending.path).send(sending, &mut turn(Number::default(), wire))? {
-                Step::Done => {
-                    wire.announce();
+            match path::of(sending.path)
+                .send(sending, &mut step_context(OperationId::default(), wire))?
+            {
+                StepResult::Done => {
+                    wire.ring_doorbell();
                     return Ok(true);
                 }
-                Step::Moved => {}
+                StepResult::Progressed => {}
                 _ => return Ok(false),
             }
         }
     }
 
-    /// What a receive asks for, with the place of the peer.
-    #[inline]
-    pub(super) fn want(&self, wanted: &Wanted) -> Result<Want, Error> {
-        let source = wanted.from.peer().map(|peer| self.find(peer)).transpose()?;
-        if self.closed {
-            return Err(Error::Closed);
-        }
-        Ok(Want { lane: wanted.lane, source, tag: wanted.tag, mask: wanted.mask })
-    }
-
-    /// Begins a receive. With an ending it is told in a report, even if it is over at once.
-    ///
-    /// # Safety
-    /// The pieces must stay valid for writes until the operation is over, and nobody else may
-    /// access them.
-    pub(crate) unsafe fn receive(
-        &mut self,
-        wanted: &Wanted,
-        pieces: &[Piece],
-        ending: Option<Ending>,
-    ) -> Result<Begun, Error> {
-        let want = self.want(wanted)?;
-        let capacity = check_pieces(pieces)?;
-        let kept = self.matching.look(&want).map(|found| found.message.is_complete());
-        // A message that is all here makes room for itself.
-        if kept != Some(true) && !self.operations.has_room() {
-            return Err(ValidationError::TooManyOperations(self.operations.count()).into());
-        }
-        if kept.is_none() {
-            self.check_source(&want)?;
-        }
-        let number = self.insert_receive(pieces, capacity, ending, None);
-        match self.matching.take(&want) {
-            // SAFETY: the receive has the pieces that the caller vouches for.
-            Some(unexpected) => unsafe { self.take_kept(unexpected, number) },
-            None => {
-                self.matching.post(want, number, false);
-                self.await_source(&want);
-            }
-        }
-        Ok(match self.operations.take_outcome(number) {
-            Some(outcome) => Begun::Over(outcome),
-            None => Begun::Underway(number),
-        })
-    }
-
-    /// Whether anything can still come from whom a receive asks for.
-    pub(super) fn check_source(&self, want: &Want) -> Result<(), Error> {
-        match want.source {
-            Some(peer) if !self.is_reachable(peer) => Err(self.gone(peer)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Receives a small message without making an operation, if it comes at once.
-    ///
-    /// # Safety
-    /// The pieces must be valid for writes, and nobody else may access them.
-    #[inline]
-    pub(super) unsafe fn receive_at_once(
-        &mut self,
-        wanted: &Wanted,
-        pieces: &[Piece],
-    ) -> Result<Option<Now>, Error> {
-        let want = self.want(wanted)?;
-        let capacity = check_pieces(pieces)?;
-        // SAFETY: passed on.
-        Ok(unsafe { self.receive_now(&want, pieces, capacity) })
-    }
-
     #[inline(always)]
     pub(super) fn insert_receive(
         &mut self,
-        pieces: &[Piece],
+        pieces: &[Segment],
         capacity: u64,
-        ending: Option<Ending>,
-        part_of: Option<Number>,
-    ) -> Number {
-        let (pieces, stage) = (Pieces::new(pieces), ReceiveStage::Posted);
+        ending: Option<CompletionOptions>,
+        part_of: Option<OperationId>,
+    ) -> OperationId {
+        let (pieces, stage) = (Segments::new(pieces), ReceiveStage::Posted);
         let (peer, arrival, envelope, length) = (usize::MAX, 0, Envelope::default(), 0);
-        let receiving =
-            Receiving { pieces, capacity, peer, arrival, envelope, length, part_of, stage };
-        self.operations.insert(Deed::Receive(receiving), ending)
+        let receiving = Receiving {
+            segments: pieces,
+            capacity,
+            peer,
+            arrival,
+            envelope,
+            length,
+            multi_receive: part_of,
+            stage,
+        };
+        self.operations.insert(OperationKind::Receive(receiving), ending)
     }
 
-    /// A kept message has found its receive.
+    /// Receives a buffered message.
     ///
     /// # Safety
-    /// The pieces of the receive must be valid for writes.
-    pub(super) unsafe fn take_kept(&mut self, kept: Unexpected<Kept>, number: Number) {
+    /// The segments of the receive must be valid for writes.
+    pub(super) unsafe fn receive_unexpected(
+        &mut self,
+        kept: Unexpected<UnexpectedPayload>,
+        number: OperationId,
+    ) -> MatchEvent {
         let Unexpected { id, source: peer, envelope, message, .. } = kept;
-        self.let_go_of_kept(peer, message.weight(), message.bytes());
+        self.peers.release_unexpected(peer, message.weight(), message.bytes());
         match message {
-            Kept::Here { bytes, arrived } => {
+            UnexpectedPayload::Buffered { bytes, arrived } => {
                 let length = bytes.len() as u64;
-                let Some(receiving) = self.operations.receiving(number) else { return };
-                receiving.meet(peer, envelope, length);
+                let Some(receiving) = self.operations.receiving(number) else {
+                    return MatchEvent::Handled;
+                };
+                receiving.set_matched(peer, envelope, length);
                 let fits = receiving.accepted().min(arrived as u64) as usize;
-                // SAFETY: the caller vouches for the pieces; no more is written than they hold.
-                unsafe { scatter(receiving.pieces.as_slice(), 0, bytes.as_ptr(), fits) };
+                // SAFETY: the caller guarantees the segments; no more is written than they hold.
+                unsafe { scatter(receiving.segments.as_slice(), 0, bytes.as_ptr(), fits) };
                 if arrived == bytes.len() {
-                    self.tell_carrier(peer, length);
-                    return self.complete_receive(number);
+                    self.peers.return_remote_credit(peer, length);
+                    self.complete_receive(number);
+                    return MatchEvent::Handled;
                 }
-                // What has not arrived yet goes to the receive itself.
+                // Fragments that have not arrived yet go to the receive.
                 let arrived = arrived as u64;
                 receiving.arrival = id;
                 receiving.stage = ReceiveStage::Arriving { arrived, requested: None };
-                let connection = self.connection(peer);
-                debug_assert_eq!(connection.assembling, Assembling::Kept(id));
-                connection.assembling = Assembling::Operation(number);
+                let connection = self.peers.connection(peer);
+                debug_assert_eq!(connection.reassembly, Reassembly::Unexpected(id));
+                connection.reassembly = Reassembly::Receive(number);
             }
-            Kept::There { length, request } => {
-                let met = self.meet(number, (peer, id), envelope, length, request);
-                if let Err(Nonsense(what)) = met {
-                    self.lose(peer, Gone::Misbehaved(what));
-                }
-                self.progress_peer(peer, Work::Notes);
+            UnexpectedPayload::AtSender { length, request } => {
+                let outcome = self.on_rts_matched(number, (peer, id), envelope, length, request);
+                return MatchEvent::Rendezvous { peer, outcome };
             }
-            Kept::Elsewhere { length, ticket } => {
-                self.meet_carried(number, (peer, id), envelope, length, ticket);
+            UnexpectedPayload::AtRemoteHost { length, ticket } => {
+                self.on_remote_matched(number, (peer, id), envelope, length, ticket);
             }
-            Kept::Lost => {
-                let error = self.gone(peer);
+            UnexpectedPayload::Lost => {
+                let error = self.peers.disconnect_error(peer);
                 self.operations.finish(number, Err(error));
             }
         }
+        MatchEvent::Handled
     }
 
-    /// The first message that a receive would take, if one has arrived or waits.
-    pub(crate) fn probe(&mut self, wanted: &Wanted) -> Result<Option<Received>, Error> {
-        let want = self.want(wanted)?;
-        if let Some(found) = self.matching.look(&want) {
+    /// Matches a receive with a buffered message, or posts it.
+    ///
+    /// # Safety
+    /// As for [`PortState::receive`].
+    #[inline]
+    unsafe fn receive(
+        &mut self,
+        want: &MatchKey,
+        pieces: &[Segment],
+        ending: Option<CompletionOptions>,
+    ) -> Result<(OperationId, MatchEvent), Error> {
+        let capacity = check_segments(pieces)?;
+        let kept = self.matches.peek_unexpected(want).map(|found| found.message.is_complete());
+        // A complete message needs no capacity: its receive completes and frees the slot at once.
+        if kept != Some(true) && !self.operations.has_capacity() {
+            return Err(ValidationError::TooManyOperations(self.operations.count()).into());
+        }
+        if kept.is_none() {
+            self.peers.check_source(want)?;
+        }
+        let number = self.insert_receive(pieces, capacity, ending, None);
+        let event = match self.matches.take_unexpected(want) {
+            // SAFETY: the receive has the segments that the caller guarantees.
+            Some(unexpected) => unsafe { self.receive_unexpected(unexpected, number) },
+            None => {
+                self.matches.post(*want, number, false);
+                MatchEvent::Posted
+            }
+        };
+        Ok((number, event))
+    }
+
+    /// The first message that a receive would match, if there is one.
+    pub(crate) fn probe(&mut self, wanted: &MatchSpec) -> Result<Option<MessageStatus>, Error> {
+        let want = self.peers.match_key(wanted)?;
+        if let Some(found) = self.matches.peek_unexpected(&want) {
             let (source, tag) = (found.source, found.envelope.tag);
             let length = found.message.length();
-            return Ok(Some(self.received(source, tag, length)));
+            return Ok(Some(self.peers.message_status(source, tag, length)));
         }
         self.probe_source(&want)?;
         Ok(None)
     }
 
-    /// Tries to take an operation back. It ends as cancelled if no message has met it; a send that
-    /// waits at this side for its receiver is asked back and ends one way or the other soon.
-    pub(crate) fn cancel(&mut self, number: Number) {
-        if self.matching.unpost(&number) {
+    /// Cancels an operation that is not matched. For an announced send, the receiver is requested to drop the
+    /// announcement; its reply determines how the send completes.
+    pub(crate) fn cancel(&mut self, number: OperationId) {
+        if self.matches.unpost(&number) {
             return self.operations.finish(number, Err(Error::Cancelled));
         }
         let Self { operations, peers, .. } = self;
         let Some(sending) = operations.sending(number) else { return };
         let Some(connection) = peers[sending.peer].connection.as_mut() else {
-            if peers[sending.peer].stop_waiting(number) {
+            if peers[sending.peer].remove_queued_send(number) {
                 operations.finish(number, Err(Error::Cancelled));
             }
             return;
         };
         match sending.stage {
-            // It waits for its turn, or is the next and waits for room.
+            // The send is queued, or is the first and waits for space.
             SendStage::Queued | SendStage::Streaming { sent: 0, receiver: None, .. } => {
-                connection.outbox.retain(|waiting| *waiting != number);
-                connection.wire.forget_refusal();
+                connection.send_queue.retain(|waiting| *waiting != number);
+                connection.wire.clear_blocked();
                 operations.finish(number, Err(Error::Cancelled));
             }
-            SendStage::Announced => {
-                sending.stage = SendStage::Withdrawing;
-                connection.wire.post(Note::Withdraw { sender: number });
-                connection.wire.announce();
+            SendStage::RtsSent => {
+                sending.stage = SendStage::CancelPending;
+                connection.wire.send_control(ControlMessage::CancelRts { sender: number });
+                connection.wire.ring_doorbell();
             }
             _ => {}
         }
@@ -373,15 +438,15 @@ impl State {
 }
 
 #[inline]
-pub(super) fn check_pieces(pieces: &[Piece]) -> Result<u64, Error> {
+pub(super) fn check_segments(pieces: &[Segment]) -> Result<u64, Error> {
     if let [piece] = pieces
         && !piece.address.is_null()
         && piece.length <= isize::MAX as usize
     {
         return Ok(piece.length as u64);
     }
-    if pieces.len() > MOST_PIECES {
-        return Err(ValidationError::TooManyPieces(pieces.len()).into());
+    if pieces.len() > MAX_SEGMENTS {
+        return Err(ValidationError::TooManySegments(pieces.len()).into());
     }
     if let Some(piece) = pieces.iter().find(|p| p.address.is_null() && p.length > 0) {
         return Err(ValidationError::NullPointer(piece.length).into());

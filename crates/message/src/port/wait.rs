@@ -1,4 +1,4 @@
-//! Waiting: look for a while, then sleep, and never through something that came.
+//! Waiting: a thread polls for a limited time, then sleeps, and misses no wakeup.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
@@ -8,129 +8,138 @@ use std::time::Instant;
 
 use memferry_sys::sync::lock;
 
-use super::operations::Leaving;
-use super::progress::Work;
-use super::{Port, State};
-use crate::path::Copying;
-use crate::ring::attention::AWAY;
+use super::operations::DeferredAction;
+use super::progress::ProgressScope;
+use super::{Port, PortState};
+use crate::path::ActiveCopy;
+use crate::ring::wakeup::FD_ARMED;
 
-/// Looks in one go, before the lock is free for others for a moment.
-pub(super) const LOOKS: u32 = 200;
-/// The same where processes share cores: then others must run before there is anything to see.
-const CROWDED_LOOKS: u32 = 5;
-/// A wait that takes longer lets others have the core between looks: one of them may be the peer.
-const ALONE_NS: u64 = 5_000;
-/// Sleeps on the words without anything before the sleeper goes deeper.
-pub(super) const SLICES: u32 = 3;
+/// Polls in a row before other threads can take the lock.
+pub(super) const SPIN_POLLS: u32 = 200;
+/// Polls in a row where processes share cores: other processes must run before there is work.
+const OVERSUBSCRIBED_POLLS: u32 = 5;
+/// A wait that takes longer yields the core between polls: another process may be the peer.
+const NO_YIELD_NS: u64 = 5_000;
+/// Sleeps on the futex words without work before the sleeper changes to the epoll set.
+pub(super) const MAX_FUTEX_SLEEPS: u32 = 3;
 
-/// The lock, held. When it is let go, whoever waits for what was done is told.
-pub(crate) struct Entered<'a> {
+/// The lock of a port, held. The unlock notifies threads that wait for what this thread has done.
+pub(crate) struct PortGuard<'a> {
     port: &'a Port,
-    /// Let go to sleep on the words: this thread is the sleeper.
-    pub(super) to_sleep: bool,
+    /// The unlock is for a sleep: this thread is the sleeper.
+    pub(super) entering_sleep: bool,
     /// This thread is one of the pollers.
-    pub(super) polls: bool,
-    state: ManuallyDrop<MutexGuard<'a, State>>,
+    pub(super) is_polling: bool,
+    state: ManuallyDrop<MutexGuard<'a, PortState>>,
 }
 
-impl Deref for Entered<'_> {
-    type Target = State;
+impl Deref for PortGuard<'_> {
+    type Target = PortState;
 
-    fn deref(&self) -> &State {
+    fn deref(&self) -> &PortState {
         &self.state
     }
 }
 
-impl DerefMut for Entered<'_> {
-    fn deref_mut(&mut self) -> &mut State {
+impl DerefMut for PortGuard<'_> {
+    fn deref_mut(&mut self) -> &mut PortState {
         &mut self.state
     }
 }
 
-impl Drop for Entered<'_> {
+impl Drop for PortGuard<'_> {
     #[inline]
     fn drop(&mut self) {
-        if self.state.must_tell_somebody() {
-            return self.leave_and_tell();
+        if self.state.has_pending_notifications() {
+            return self.unlock_and_notify();
         }
         // SAFETY: dropped once, here, and not used any more.
         unsafe { ManuallyDrop::drop(&mut self.state) };
     }
 }
 
-impl Entered<'_> {
-    /// Does what can be done now, and makes one copy with the lock let go. Returns whether anything moved.
+impl PortGuard<'_> {
+    /// Makes progress with the lock held, and makes one copy with the port unlocked. Returns whether that
+    /// made progress.
     #[inline]
     pub(crate) fn progress(&mut self) -> bool {
         let (moved, copy) = self.state.step_and_take_copy();
         if let Some((peer, copying)) = copy {
-            self.copy(peer, &copying);
+            self.run_copy(peer, &copying);
             return true;
         }
         moved
     }
 
-    /// Does what can be done now, and looks after peers if it is time to: a busy peer must not hide the
-    /// end of another. Returns whether anything moved.
+    /// Makes progress, and checks liveness of peers if a check is due: a busy peer must not hide the
+    /// disconnect of another. Returns whether that changed anything.
     #[inline]
-    pub(crate) fn look_around(&mut self) -> bool {
+    pub(crate) fn progress_and_check_peers(&mut self) -> bool {
         self.progress() | self.check_peers(false)
     }
 
-    /// Does what takes no time: for calls that only begin something. A call that copied what came
-    /// meanwhile would keep the peer waiting for what it is about to say.
+    /// Processes control messages and queued sends, and performs no bulk copy. Used by calls that only post
+    /// an operation: copying here would delay the message that the caller is about to send.
     #[inline]
-    pub(crate) fn hear(&mut self) -> bool {
-        // Messages whose handles were dropped are never waited for: every call has to move them.
-        if self.operations.has_detached() { self.progress() } else { self.work(Work::Notes) }
+    pub(crate) fn progress_control(&mut self) -> bool {
+        // No thread waits for operations whose handles were dropped: every call makes progress with them.
+        if self.protocol.operations.has_detached() {
+            self.progress()
+        } else {
+            self.progress_all(ProgressScope::ControlOnly)
+        }
     }
 
-    /// Makes a copy without the lock, and then the steps behind it.
+    /// Makes a copy with the port unlocked, and then the steps that follow it.
     #[inline(never)]
-    fn copy(&mut self, peer: usize, copying: &Copying) {
-        self.copy_turn = peer + 1;
+    fn run_copy(&mut self, peer: usize, copying: &ActiveCopy) {
+        self.protocol.copies.next_peer = peer + 1;
         self.copy_unlocked(|| copying.run());
-        // The message may have ended meanwhile, and waits for just this copy.
-        let mut moved = !self.held.is_empty() && self.release_held();
-        moved |= self.progress_peer(peer, Work::Steps);
-        self.moves += u64::from(moved);
+        // The operation may have ended during the copy, and wait for it.
+        let mut moved =
+            !self.protocol.operations.quiescing.is_empty() && self.protocol.finish_quiesced();
+        moved |= self.progress_peer(peer, ProgressScope::Steps);
+        self.wakeup.progress_count += u64::from(moved);
     }
 
-    /// Lets go of the lock for a copy. It may never come back: nobody must wait for this thread to learn of
-    /// anything. Wakers and buffers of the application's are left to whoever leaves the lock next: their
-    /// code may wait for just this message.
+    /// Unlocks the port for a copy, which may never return: no thread may depend on this one for a
+    /// notification. Wakers and buffers of the application are left to the next unlock, because their code
+    /// may wait for this message.
     #[inline]
     pub(super) fn copy_unlocked(&mut self, copy: impl FnOnce()) {
-        self.let_others_poll();
-        // Last: what the peers wrote meanwhile may have ended something.
-        self.tell();
+        self.stop_polling_for_copy();
+        // Last: the polls above may have completed operations.
+        self.notify();
         self.without_lock(copy);
-        if self.polls {
-            self.state.pollers += 1;
-            self.state.awake();
+        if self.is_polling {
+            self.state.wakeup.pollers += 1;
+            self.disarm_wakeups();
         }
     }
 
-    /// A thread that leaves the lock to copy polls no more: peers ring for whoever sleeps or watches.
-    fn let_others_poll(&mut self) {
+    /// Ends the polling of a thread that unlocks the port to copy: peers must wake the sleeper and event
+    /// loops.
+    fn stop_polling_for_copy(&mut self) {
         let state = &mut **self.state;
-        state.pollers -= u32::from(self.polls);
-        if state.pollers > 0 || state.resting == 0 {
+        state.wakeup.pollers -= u32::from(self.is_polling);
+        if state.wakeup.pollers > 0 || state.wakeup.armed == 0 {
             return;
         }
-        state.rest_again();
-        if state.resting & AWAY != 0 {
-            state.ask_again();
-            state.show_what_waits();
+        state.rearm();
+        if state.wakeup.armed & FD_ARMED != 0 {
+            state.rearm_event_loop();
+            state.update_ready_event();
         }
-        if state.has_sleeper && (state.have_variables_changed() || state.has_steps_for_others()) {
+        if state.wakeup.has_sleeper
+            && (state.windows.take_word_changes() || state.protocol.peers.leaves_runnable())
+        {
             self.port.wake_sleeper(state);
         }
     }
 
-    /// Lets go of the lock for a while.
+    /// Runs `f` with the port unlocked.
     fn without_lock(&mut self, f: impl FnOnce()) {
-        /// Whoever unwinds through here would leave a guard behind that is gone.
+        /// Aborts on an unwind through `f`, which would leave a guard that is already dropped.
         struct NoUnwinding;
         impl Drop for NoUnwinding {
             fn drop(&mut self) {
@@ -138,56 +147,59 @@ impl Entered<'_> {
             }
         }
         let no_unwinding = NoUnwinding;
-        // SAFETY: let go once; nobody looks at it until the lock is taken again below, which is reached
-        // unless the process ends.
+        // SAFETY: dropped once, and not used until the lock is taken again below, which is reached unless the
+        // process ends.
         unsafe { ManuallyDrop::drop(&mut self.state) };
         f();
         self.state = ManuallyDrop::new(self.port.lock_state());
         std::mem::forget(no_unwinding);
     }
 
-    fn leave_and_tell(&mut self) {
+    fn unlock_and_notify(&mut self) {
         let state = &mut **self.state;
-        if state.pollers == 0 && state.resting != 0 {
-            self.port.leave_to_others(state, self.to_sleep);
+        if state.wakeup.is_armed_without_poller() {
+            self.port.notify_before_unlock(state, self.entering_sleep);
         }
-        self.tell();
-        let leavings = std::mem::take(&mut self.state.operations.leavings);
-        // SAFETY: dropped once, here, and not used any more: the lock is free from now on.
+        self.notify();
+        let leavings = std::mem::take(&mut self.state.protocol.operations.deferred);
+        // SAFETY: dropped once, here, and not used any more; the lock is free from now on.
         unsafe { ManuallyDrop::drop(&mut self.state) };
-        leavings.into_iter().for_each(deal_with);
+        leavings.into_iter().for_each(run_deferred);
         crate::quarantine::sweep();
     }
 
-    /// Tells threads that wait of what has ended.
-    fn tell(&mut self) {
+    /// Notifies waiting threads of what has completed or changed.
+    fn notify(&mut self) {
         let state = &mut **self.state;
-        if state.operations.ended > 0 {
-            state.operations.ended = 0;
-            self.port.tell_local();
-            // It may be what the sleeper sleeps for.
-            if state.has_sleeper && !self.to_sleep && state.operations.has_untaken() {
+        if state.protocol.operations.newly_completed > 0 {
+            state.protocol.operations.newly_completed = 0;
+            self.port.notify_local_waiters();
+            // The sleeper may wait for this operation.
+            if state.wakeup.has_sleeper
+                && !self.entering_sleep
+                && state.protocol.operations.has_uncollected()
+            {
                 self.port.wake_sleeper(state);
             }
         }
-        if state.has_news {
-            state.has_news = false;
-            self.port.tell_local();
-            if state.has_sleeper && !self.to_sleep {
+        if state.protocol.changed {
+            state.protocol.changed = false;
+            self.port.notify_local_waiters();
+            if state.wakeup.has_sleeper && !self.entering_sleep {
                 self.port.wake_sleeper(state);
             }
         }
     }
 }
 
-/// Wakes and drops what is the application's. Whatever that code does, the thread goes on: it may be
-/// the one that moves messages for everybody.
-fn deal_with(leaving: Leaving) {
+/// Wakes wakers and drops buffers of the application. A panic in the application's code does not end the
+/// thread, which may be the progress thread.
+fn run_deferred(leaving: DeferredAction) {
     let deal = || match leaving {
-        Leaving::Wake(waker) => waker.wake(),
-        Leaving::CleanUp(leftover) => leftover.remove(),
-        Leaving::Forget(forget) => forget(),
-        Leaving::Drop { .. } | Leaving::Kept(_) => {}
+        DeferredAction::Wake(waker) => waker.wake(),
+        DeferredAction::RemoveSocketFile(leftover) => leftover.remove(),
+        DeferredAction::Invalidate(forget) => forget(),
+        DeferredAction::Drop { .. } | DeferredAction::DropUserData(_) => {}
     };
     if std::panic::catch_unwind(std::panic::AssertUnwindSafe(deal)).is_err() {
         tracing::error!("a waker or a buffer panicked when a message ended");
@@ -197,85 +209,86 @@ fn deal_with(leaving: Leaving) {
 impl Port {
     /// Takes the lock.
     #[inline]
-    pub(crate) fn enter(&self) -> Entered<'_> {
+    pub(crate) fn lock(&self) -> PortGuard<'_> {
         let state = ManuallyDrop::new(self.lock_state());
-        Entered { port: self, to_sleep: false, polls: false, state }
+        PortGuard { port: self, entering_sleep: false, is_polling: false, state }
     }
 
     #[inline]
-    fn lock_state(&self) -> MutexGuard<'_, State> {
+    fn lock_state(&self) -> MutexGuard<'_, PortState> {
         match self.state.try_lock() {
             Ok(state) => state,
-            Err(_) => self.enter_when_free(),
+            Err(_) => self.lock_contended(),
         }
     }
 
     #[cold]
-    fn enter_when_free(&self) -> MutexGuard<'_, State> {
-        self.contenders.fetch_add(1, Ordering::Relaxed);
+    fn lock_contended(&self) -> MutexGuard<'_, PortState> {
+        self.lock_waiters.fetch_add(1, Ordering::Relaxed);
         let state = lock(&self.state);
-        self.contenders.fetch_sub(1, Ordering::Relaxed);
+        self.lock_waiters.fetch_sub(1, Ordering::Relaxed);
         state
     }
 
-    /// At the end of a call, when others wait: the sleeper goes on with messages that this call
-    /// has begun, and watchers are told of what waits to be taken.
+    /// At the end of a call, wakes the sleeper for operations that the call has started, and event loops for
+    /// results to collect.
     #[cold]
-    fn leave_to_others(&self, state: &mut State, to_sleep: bool) {
-        if state.resting & AWAY != 0 {
-            // Whoever goes to sleep has looked, and must be woken by whatever comes after that.
+    fn notify_before_unlock(&self, state: &mut PortState, to_sleep: bool) {
+        if state.wakeup.armed & FD_ARMED != 0 {
+            // A thread that is about to sleep has polled, and must be woken by what arrives after that.
             if !to_sleep {
-                state.ask_again();
+                state.rearm_event_loop();
             }
-            state.show_what_waits();
+            state.update_ready_event();
         }
-        // What a thread waits for that sleeps may have come while this one looked, and took the
-        // wake-up that was meant for it.
-        if !to_sleep && state.has_sleeper && state.have_variables_changed() {
+        // The word that the sleeper waits for may have changed while this thread polled and consumed the
+        // wakeup.
+        if !to_sleep && state.wakeup.has_sleeper && state.windows.take_word_changes() {
             self.wake_sleeper(state);
         }
-        // Messages that only wait for their peers need nobody.
-        if !to_sleep && state.has_sleeper && state.is_stepping() {
+        // Operations that only wait for their peers need no thread.
+        if !to_sleep && state.wakeup.has_sleeper && state.protocol.peers.has_runnable() {
             self.wake_sleeper(state);
         }
     }
 
-    /// Tells threads of this process that something ended or that the sleeper's place is free.
-    pub(super) fn tell_local(&self) {
+    /// Notifies threads of this process that an operation completed or that there is no sleeper.
+    pub(super) fn notify_local_waiters(&self) {
         if self.local_waiters.load(Ordering::Relaxed) > 0 {
-            self.local.word().fetch_add(1, Ordering::Release);
-            self.local.wake_all();
+            self.local_futex.word().fetch_add(1, Ordering::Release);
+            self.local_futex.wake_all();
         }
     }
 
-    /// Moves everything on until `look` finds what it looks for, or until the deadline.
+    /// Makes progress until `look` returns a value, or until the deadline.
     pub(crate) fn block<T>(
         &self,
         spin: bool,
         deadline: Option<Instant>,
-        look: impl FnMut(&mut State) -> Option<T>,
+        look: impl FnMut(&mut PortState) -> Option<T>,
     ) -> Option<T> {
-        self.block_entered(self.enter(), spin, deadline, look)
+        self.block_locked(self.lock(), spin, deadline, look)
     }
 
     /// As [`Port::block`], for a caller that holds the lock.
     #[inline]
-    pub(crate) fn block_entered<'a, T>(
+    pub(crate) fn block_locked<'a, T>(
         &'a self,
-        mut state: Entered<'a>,
+        mut state: PortGuard<'a>,
         spin: bool,
         deadline: Option<Instant>,
-        mut look: impl FnMut(&mut State) -> Option<T>,
+        mut look: impl FnMut(&mut PortState) -> Option<T>,
     ) -> Option<T> {
         state.progress();
         if let Some(found) = look(&mut state) {
             return Some(found);
         }
         state.begin_polling();
-        state.polls = true;
-        let looks = if state.is_crowded { CROWDED_LOOKS } else { LOOKS };
+        state.is_polling = true;
+        let looks =
+            if state.protocol.peers.is_oversubscribed { OVERSUBSCRIBED_POLLS } else { SPIN_POLLS };
         let mut quiet = 0;
-        let mut seen = state.epoch();
+        let mut seen = state.wait_epoch();
         let found = 'wait: loop {
             let mut moved_at: Option<Instant> = None;
             loop {
@@ -284,14 +297,15 @@ impl Port {
                     if state.progress() {
                         (moved_at, quiet, moved) = (None, 0, true);
                     }
-                    seen = state.epoch();
+                    seen = state.wait_epoch();
                     if let Some(found) = look(&mut state) {
                         break 'wait Some(found);
                     }
-                    if self.contenders.load(Ordering::Relaxed) > 0 {
+                    if self.lock_waiters.load(Ordering::Relaxed) > 0 {
                         break;
                     }
-                    // A pause takes longer than a look: now and then is enough for a core's twin.
+                    // A pause instruction takes longer than a poll: every eighth suffices for the sibling
+                    // thread.
                     if turn % 8 == 7 {
                         std::hint::spin_loop();
                     }
@@ -305,33 +319,33 @@ impl Port {
                 if !moved && (!spin || spun >= state.spin_ns()) {
                     break;
                 }
-                let alone = !state.is_crowded && spun < ALONE_NS;
-                if !alone || self.contenders.load(Ordering::Relaxed) > 0 {
+                let alone = !state.protocol.peers.is_oversubscribed && spun < NO_YIELD_NS;
+                if !alone || self.lock_waiters.load(Ordering::Relaxed) > 0 {
                     drop(state);
-                    self.let_others_in();
-                    state = self.enter();
-                    state.polls = true;
+                    self.yield_lock();
+                    state = self.lock();
+                    state.is_polling = true;
                 }
             }
-            state = self.sleep(state, deadline, quiet >= SLICES, seen);
-            state.polls = true;
+            state = self.sleep(state, deadline, quiet >= MAX_FUTEX_SLEEPS, seen);
+            state.is_polling = true;
             quiet += 1;
             if let Some(found) = look(&mut state) {
                 break Some(found);
             }
         };
-        state.polls = false;
+        state.is_polling = false;
         state.end_polling();
         found
     }
 
-    /// Lets those in who wait for the lock. Whoever has slept for it takes a while to wake up, and
-    /// would never find it free if this thread took it again at once.
-    fn let_others_in(&self) {
-        const PATIENCE: u32 = 100;
+    /// Leaves the lock to threads that wait for it. A thread that sleeps for the lock takes long to wake up,
+    /// and would never find it free if this thread took it again at once.
+    fn yield_lock(&self) {
+        const MAX_YIELDS: u32 = 100;
         std::thread::yield_now();
-        for _ in 0..PATIENCE {
-            if self.contenders.load(Ordering::Relaxed) == 0 {
+        for _ in 0..MAX_YIELDS {
+            if self.lock_waiters.load(Ordering::Relaxed) == 0 {
                 break;
             }
             std::thread::yield_now();
@@ -339,40 +353,30 @@ impl Port {
     }
 }
 
-impl State {
-    /// Whether others wait for what was done.
+impl PortState {
+    /// Whether the unlock has to notify, or to run deferred actions.
     #[inline]
-    fn must_tell_somebody(&self) -> bool {
-        (self.pollers == 0 && self.resting != 0)
-            || self.operations.ended > 0
-            || self.has_news
-            || !self.operations.leavings.is_empty()
+    fn has_pending_notifications(&self) -> bool {
+        self.wakeup.is_armed_without_poller()
+            || self.protocol.operations.newly_completed > 0
+            || self.protocol.changed
+            || !self.protocol.operations.deferred.is_empty()
     }
 
-    /// How long to look before sleeping.
+    /// Time of polling before a sleep.
     pub(super) fn spin_ns(&self) -> u64 {
-        self.settings.spin_ns(self.is_crowded)
+        self.config.spin_ns(self.protocol.peers.is_oversubscribed)
     }
 
-    /// Finds out whether processes of this conversation share cores. One that is bound to a single
-    /// core is taken to have it for itself: whoever bound it will have bound the others elsewhere.
-    pub(super) fn count_processes(&mut self) {
-        self.strangers = self.count_strangers();
-        let processes = self.processes();
-        let confined = self.allowed_cores > 1 && processes > self.allowed_cores;
-        self.is_crowded = confined || processes > super::settings::online_cores();
-    }
-
-    /// While a thread looks by itself, peers need not ring.
+    /// Adds a polling thread: peers need not wake this side meanwhile.
     pub(super) fn begin_polling(&mut self) {
-        self.pollers += 1;
-        self.awake();
+        self.wakeup.begin_polling(&mut self.protocol.peers);
     }
 
     pub(super) fn end_polling(&mut self) {
-        self.pollers -= 1;
-        if self.pollers == 0 {
-            self.rest_again();
+        self.wakeup.pollers -= 1;
+        if self.wakeup.pollers == 0 {
+            self.rearm();
         }
     }
 }

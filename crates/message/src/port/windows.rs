@@ -1,207 +1,285 @@
-//! Windows in a port: what it exposes, who is in it, and how the memory of peers is reached.
+//! Windows of a port: the ranges it exposes, the peers that access them, and access to memory of peers.
 
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, OnceLock};
 
 use memferry_memory::handle::ProcessHandle;
 
-use super::operations::{Deed, Leaving};
-use super::{Peer, Port, State};
-use crate::connect::hello::Identity;
-use crate::error::{ConnectError, Error, Gone, ValidationError};
-use crate::quarantine::{Claim, Claimed};
-use crate::report::{Ending, ReportKind};
-use crate::window::Exposure;
-use crate::window::board::{Board, Name};
+use super::operations::{DeferredAction, OperationKind};
+use super::peer_table::PeerTable;
+use super::{Peer, Port, PortState};
+use crate::completion::{CompletionKind, CompletionOptions};
+use crate::connect::handshake::EndpointUuid;
+use crate::connection::Connection;
+use crate::control::OperationId;
+use crate::error::{ConnectError, DisconnectReason, Error, ValidationError};
+use crate::quarantine::{Claim, ClaimKind, Writer};
+use crate::region;
 use crate::window::peer_memory::PeerMemory;
-use crate::window::windows::Windows;
-use crate::wire::Number;
+use crate::window::rma_engine::RmaEngine;
+use crate::window::window_table::{WindowId, WindowTable};
+use crate::window::{ExposedRange, WatchedWord};
+
+/// The engine for accesses to windows of peers, made at the first access. Shared by a port and its state.
+pub(super) type RmaEngineCell = Arc<OnceLock<Arc<RmaEngine>>>;
+
+/// The windows of a port. It reads and writes connections that are passed to it, and no operations: what has
+/// to be done without the lock is returned as a [`DeferredAction`].
+#[derive(Debug)]
+pub(crate) struct WindowState {
+    /// The table that peers map, made at the first use.
+    table: Option<Arc<WindowTable>>,
+    /// Ranges that are exposed at present.
+    pub(crate) exposed_ranges: Vec<ExposedRange>,
+    /// Words in windows of this side that threads wait for.
+    pub(crate) watched_words: Vec<WatchedWord>,
+    /// Disconnected peers that were accessing a window when they disconnected.
+    disconnected_accessors: Vec<Arc<Writer>>,
+    /// Released regions that peers were notified of.
+    announced_releases: usize,
+    rma_engine: RmaEngineCell,
+}
 
 impl Port {
-    /// What accesses to windows of peers need, made when first asked for.
-    pub(crate) fn windows(&self) -> Result<Arc<Windows>, Error> {
-        if let Some(windows) = self.windows.get() {
-            return Ok(windows.clone());
+    /// The engine for accesses to windows of peers, made at the first call.
+    pub(crate) fn rma_engine(&self) -> Result<Arc<RmaEngine>, Error> {
+        if let Some(engine) = self.rma_engine.get() {
+            return Ok(engine.clone());
         }
-        let state = self.enter();
-        let (settings, stream_bytes) = (state.settings.lookup, state.facts.stream_bytes);
-        let made = Windows::new(settings, super::streaming(), stream_bytes)
+        let state = self.lock();
+        let (lookup, stream_bytes) =
+            (state.config.lookup, state.protocol.planner.context.stream_bytes);
+        let engine = RmaEngine::new(lookup, super::streaming(), stream_bytes)
             .map_err(ConnectError::system("making the lookup of windows"))?;
-        // With the lock: made once, and closed with the port.
-        Ok(self.windows.get_or_init(|| Arc::new(made)).clone())
+        // With the lock held: the engine is made once, and closed with the port.
+        Ok(self.rma_engine.get_or_init(|| Arc::new(engine)).clone())
     }
 
-    /// What the lookup of windows has counted.
-    pub(crate) fn lookup_counters(&self) -> Option<memferry_memory::lookup::Counters> {
-        self.windows.get().map(|windows| windows.counters())
+    /// Counters of the window lookup.
+    pub(crate) fn lookup_counters(&self) -> Option<memferry_memory::lookup::LookupCounters> {
+        self.rma_engine.get().map(|engine| engine.counters())
     }
 
-    /// The memory that the lookup of windows takes.
-    pub(crate) fn lookup_memory(&self) -> Option<memferry_memory::lookup::MemoryUse> {
-        self.windows.get().map(|windows| windows.memory())
+    /// Memory use of the window lookup.
+    pub(crate) fn lookup_memory(&self) -> Option<memferry_memory::lookup::LookupFootprint> {
+        self.rma_engine.get().map(|engine| engine.footprint())
     }
 
-    /// Carries out accesses that wait, for a thread that is about to wait for one of them.
+    /// Executes queued accesses, for a thread that is about to wait for one of them.
     #[inline]
-    pub(crate) fn help_accesses(&self, number: Number) {
-        if let Some(windows) = self.windows.get() {
-            windows.help(self, number);
+    pub(crate) fn help_rma(&self, number: OperationId) {
+        if let Some(engine) = self.rma_engine.get() {
+            engine.help_progress(self, number);
         }
     }
 }
 
-/// Forgets how memory of a peer is reached, which waits for accesses under way. One that waits for the
-/// peer's memory may never end: then a thread waits for it, and nobody else.
-fn forget(memory: &PeerMemory, forget: impl FnOnce() + Send + 'static) {
-    if !memory.lane.is_running() {
-        return forget();
+/// Invalidates translations of a peer, which waits for accesses in flight. An access to memory that never
+/// becomes resident may never end: then a thread of its own waits for it.
+fn invalidate_peer(memory: &PeerMemory, invalidate: impl FnOnce() + Send + 'static) {
+    if !memory.queue.is_running() {
+        return invalidate();
     }
-    if memferry_sys::thread::spawn("memferry-forget", forget).is_err() {
+    if memferry_sys::thread::spawn("memferry-forget", invalidate).is_err() {
         tracing::warn!("no thread for forgetting a peer: its translations stay");
     }
 }
 
-/// The number by which handles name an endpoint: a part of what tells endpoints apart.
-fn public_number(identity: Identity) -> ProcessHandle {
+/// The number by which window handles name an endpoint: a part of its identity.
+fn process_handle_of(identity: EndpointUuid) -> ProcessHandle {
     let generation = ((identity.0 >> 16) as u32).max(1);
     ProcessHandle::new(identity.0 as u16, generation).expect("it is not 0")
 }
 
-impl State {
-    /// The list of this side's windows, made when first asked for.
-    pub(crate) fn board(&mut self) -> std::io::Result<Arc<Board>> {
-        if let Some(board) = &self.board {
-            return Ok(board.clone());
+impl WindowState {
+    pub(super) fn new(rma_engine: RmaEngineCell) -> Self {
+        Self {
+            table: None,
+            exposed_ranges: Vec::new(),
+            watched_words: Vec::new(),
+            disconnected_accessors: Vec::new(),
+            announced_releases: region::released_epoch(),
+            rma_engine,
         }
-        let board = Arc::new(Board::new()?);
-        self.board = Some(board.clone());
-        Ok(board)
     }
 
+    /// The table of this side's windows, made at the first call.
+    pub(crate) fn table(&mut self) -> io::Result<Arc<WindowTable>> {
+        if let Some(table) = &self.table {
+            return Ok(table.clone());
+        }
+        let table = Arc::new(WindowTable::new()?);
+        self.table = Some(table.clone());
+        Ok(table)
+    }
+
+    /// Closes all windows of this side.
+    pub(super) fn close(&self) {
+        if let Some(table) = &self.table {
+            table.close_all();
+        }
+    }
+
+    /// Adds a window, and shares it with peers that can map it.
+    fn expose(&mut self, peers: &mut PeerTable, range: ExposedRange) {
+        for connection in peers.connections_mut() {
+            connection.wire.share_window(&range);
+            connection.wire.ring_doorbell();
+        }
+        self.exposed_ranges.push(range);
+    }
+
+    /// Shares all windows with a new peer.
+    pub(super) fn share_all(&self, wire: &mut Connection) {
+        for range in &self.exposed_ranges {
+            wire.share_window(range);
+        }
+    }
+
+    /// A peer that is accessing a window. `Some(None)` means that the peer is disconnected.
+    fn active_accessor(&mut self, peers: &PeerTable, window: WindowId) -> Option<Option<Peer>> {
+        self.disconnected_accessors.retain(|writer| writer.is_accessing_any());
+        if self.disconnected_accessors.iter().any(|writer| writer.is_accessing(window.index)) {
+            return Some(None);
+        }
+        let accesses = |index: &usize| {
+            let connection = peers[*index].connection.as_ref();
+            connection.is_some_and(|connection| connection.wire.is_accessing(window.index))
+        };
+        (0..peers.len()).find(accesses).map(|index| Some(peers.peer(index)))
+    }
+
+    /// Claims of all peers that are accessing a window.
+    fn active_accesses(&self, peers: &mut PeerTable, window: WindowId) -> Vec<Claim> {
+        let number = window.index;
+        let connected = peers.connections_mut();
+        let connected = connected.filter(|connection| connection.wire.is_accessing(number));
+        let disconnected = self.disconnected_accessors.iter();
+        let disconnected = disconnected.filter(|writer| writer.is_accessing(number)).cloned();
+        let writers = connected.map(|connection| connection.wire.writer()).chain(disconnected);
+        writers.map(|writer| Claim::new(writer, ClaimKind::Window(number))).collect()
+    }
+
+    /// Detaches a connection that ends: its windows become unreachable, and an access in flight of the peer
+    /// to a window of this side is recorded. Returns the invalidation of its translations.
+    pub(super) fn detach(
+        &mut self,
+        wire: &mut Connection,
+        reason: DisconnectReason,
+    ) -> Option<DeferredAction> {
+        let memory = wire.peer_memory.take();
+        let invalidation = memory.zip(self.rma_engine.get().cloned()).map(|(memory, engine)| {
+            memory.mark_disconnected(reason);
+            let invalidate =
+                move || invalidate_peer(&memory.clone(), move || engine.remove_peer(&memory));
+            DeferredAction::Invalidate(Box::new(invalidate))
+        });
+        self.disconnected_accessors.retain(|writer| writer.is_accessing_any());
+        // This follows the mark of the connection as closed: a peer that begins an access from now on reads
+        // the mark first.
+        if !self.exposed_ranges.is_empty() && wire.memory.peer_access().is_active() {
+            let writer = Some(wire.writer()).filter(|writer| writer.is_accessing_any());
+            self.disconnected_accessors.extend(writer);
+        }
+        invalidation
+    }
+
+    /// The invalidation of a peer's region that was mapped or unmapped. Earlier translations are valid until
+    /// it runs: an unmapped region has no open window, and a new one was accessed by another method.
+    pub(super) fn region_changed(&self, wire: &Connection, region: u32) -> Option<DeferredAction> {
+        let (memory, engine) = (wire.peer_memory.clone()?, self.rma_engine.get()?.clone());
+        let invalidate = move || {
+            invalidate_peer(&memory.clone(), move || engine.invalidate_region(&memory, region));
+        };
+        Some(DeferredAction::Invalidate(Box::new(invalidate)))
+    }
+
+    /// Whether peers are still to be notified of a released region of this process.
+    #[inline]
+    pub(super) fn has_unannounced_releases(&self) -> bool {
+        self.announced_releases != region::released_epoch()
+    }
+
+    /// Notifies peers of released regions of this process, so that they unmap the memory.
+    #[cold]
+    pub(super) fn announce_released(&mut self, peers: &mut PeerTable) {
+        self.announced_releases = region::released_epoch();
+        for connection in peers.connections_mut() {
+            connection.wire.unshare_released();
+            connection.wire.ring_doorbell();
+        }
+    }
+
+    /// Whether a watched word has changed since the last call. In that case the caller wakes the threads that
+    /// wait, and does not sleep.
+    pub(super) fn take_word_changes(&mut self) -> bool {
+        // Checks all words, because each change is reported once.
+        self.watched_words.iter_mut().fold(false, |any, word| word.take_change() | any)
+    }
+}
+
+impl PortState {
     /// The number by which handles of this side's windows name it.
-    pub(crate) fn own_public_number(&self) -> ProcessHandle {
-        public_number(self.identity)
+    pub(crate) fn own_process_handle(&self) -> ProcessHandle {
+        process_handle_of(self.protocol.peers.identity)
     }
 
     /// The number by which handles of a peer's windows name it.
-    pub(crate) fn public_number(&self, peer: Peer) -> Result<ProcessHandle, Error> {
-        Ok(public_number(self.facts_of(peer)?.peer.id.identity))
+    pub(crate) fn process_handle(&self, peer: Peer) -> Result<ProcessHandle, Error> {
+        Ok(process_handle_of(self.protocol.peers.connection_of(peer)?.peer.id.identity))
     }
 
-    /// A new window: those peers that can map it get it.
-    pub(crate) fn show_to_peers(&mut self, exposure: Exposure) {
-        for connection in self.peers.iter_mut().filter_map(|slot| slot.connection.as_mut()) {
-            connection.wire.share_window(&exposure);
-            connection.wire.announce();
-        }
-        self.exposures.push(exposure);
+    /// Adds a window, and shares it with peers that can map it.
+    pub(crate) fn expose_range(&mut self, range: ExposedRange) {
+        self.windows.expose(&mut self.protocol.peers, range);
     }
 
-    /// Somebody who is in the middle of an access to a window: a peer, or one that was.
-    pub(crate) fn visitor(&mut self, window: Name) -> Option<Option<Peer>> {
-        self.absent.retain(|writer| writer.is_visiting());
-        if self.absent.iter().any(|writer| writer.is_at(window.number)) {
-            return Some(None);
-        }
-        let visits = |index: &usize| {
-            let connection = self.peers[*index].connection.as_ref();
-            connection.is_some_and(|connection| connection.wire.is_visiting(window.number))
-        };
-        (0..self.peers.len()).find(visits).map(|index| Some(self.peer(index)))
+    /// A peer that is accessing a window. `Some(None)` means that the peer is disconnected.
+    pub(crate) fn active_accessor(&mut self, window: WindowId) -> Option<Option<Peer>> {
+        self.windows.active_accessor(&self.protocol.peers, window)
     }
 
-    /// Everybody who is in the middle of an access to a window.
-    pub(crate) fn visits(&mut self, window: Name) -> Vec<Claim> {
-        let number = window.number;
-        let connections = self.peers.iter_mut().filter_map(|slot| slot.connection.as_mut());
-        let present = connections.filter(|connection| connection.wire.is_visiting(number));
-        let absent = self.absent.iter().filter(|writer| writer.is_at(number)).cloned();
-        let writers = present.map(|connection| connection.wire.writer()).chain(absent);
-        writers.map(|writer| Claim::new(writer, Claimed::Window(number))).collect()
+    /// Claims of all peers that are accessing a window.
+    pub(crate) fn active_accesses(&mut self, window: WindowId) -> Vec<Claim> {
+        self.windows.active_accesses(&mut self.protocol.peers, window)
     }
 
-    /// Whether others can connect to this side.
-    pub(crate) fn takes_callers(&self) -> bool {
-        self.listener.is_some()
-    }
-
-    /// How the last peer went, if no other process is connected.
-    pub(crate) fn last_gone(&self) -> Option<Gone> {
-        let is_other = |slot: &super::PeerSlot| {
-            slot.connection.as_ref().is_some_and(|connection| !connection.wire.is_self())
-        };
-        if self.peers.iter().any(is_other) {
-            return None;
-        }
-        let gone = self.peers.iter().find_map(|slot| slot.gone.clone());
-        Some(gone.unwrap_or(Gone::Ended))
-    }
-
-    /// How the memory of a peer is reached.
+    /// Access to the memory of a peer.
     pub(crate) fn peer_memory(
         &mut self,
         peer: Peer,
-        windows: &Windows,
+        engine: &RmaEngine,
     ) -> Result<Arc<PeerMemory>, Error> {
-        let index = self.find(peer)?;
-        windows.set_spare_cores(self.spare_cores() > 0);
-        let own_board = self.board().map_err(ConnectError::system("making shared memory"))?;
-        let Some(connection) = self.peers[index].connection.as_mut() else {
-            return Err(self.gone(index));
+        let index = self.protocol.peers.index_of(peer)?;
+        engine.set_spare_cores(self.protocol.peers.spare_cores() > 0);
+        let table = self.windows.table().map_err(ConnectError::system("making shared memory"))?;
+        let Some(connection) = self.protocol.peers[index].connection.as_mut() else {
+            return Err(self.protocol.peers.disconnect_error(index));
         };
-        if let Some(memory) = &connection.wire.window_peer {
+        if let Some(memory) = &connection.wire.peer_memory {
             return Ok(memory.clone());
         }
         let parts = connection
             .wire
-            .window_parts(&own_board)
+            .peer_memory_parts(&table)
             .map_err(ConnectError::system("reaching the windows of a peer"))?;
-        let memory = windows.add_peer(parts)?;
-        connection.wire.window_peer = Some(memory.clone());
+        let memory = engine.add_peer(parts)?;
+        connection.wire.peer_memory = Some(memory.clone());
         Ok(memory)
     }
 
-    /// A connection has ended: its windows are gone, and whoever is still in one of ours is
-    /// remembered.
-    pub(super) fn lose_windows(&mut self, peer: usize, wire: &mut crate::connection::Wire) {
-        let gone = self.peers[peer].gone.clone().unwrap_or(Gone::Ended);
-        if let (Some(memory), Some(windows)) = (wire.window_peer.take(), self.windows.get()) {
-            memory.retire(gone);
-            let windows = windows.clone();
-            let forget = move || forget(&memory.clone(), move || windows.remove_peer(&memory));
-            self.operations.leavings.push(Leaving::Forget(Box::new(forget)));
-        }
-        self.absent.retain(|writer| writer.is_visiting());
-        // After the end was told: whoever begins a visit from now on finds that out first.
-        if !self.exposures.is_empty() && wire.memory.other_visits().is_anywhere() {
-            self.absent.extend(Some(wire.writer()).filter(|writer| writer.is_visiting()));
-        }
-    }
-
-    /// A place for an access that is not over at once.
-    pub(crate) fn begin_access(
+    /// Inserts an access that does not complete at once.
+    pub(crate) fn start_rma(
         &mut self,
-        kind: ReportKind,
-        ending: Option<Ending>,
-    ) -> Result<Number, Error> {
-        if self.closed {
+        kind: CompletionKind,
+        options: Option<CompletionOptions>,
+    ) -> Result<OperationId, Error> {
+        if self.protocol.peers.closed {
             return Err(Error::Closed);
         }
-        if !self.operations.has_room() {
-            return Err(ValidationError::TooManyOperations(self.operations.count()).into());
+        if !self.protocol.operations.has_capacity() {
+            return Err(ValidationError::TooManyOperations(self.protocol.operations.count()).into());
         }
-        Ok(self.operations.insert(Deed::Access(kind), ending))
-    }
-
-    /// A region of a peer is mapped from now on, or is gone.
-    pub(super) fn region_changed(&mut self, peer: usize, region: u32) {
-        let Some(connection) = &self.peers[peer].connection else { return };
-        if let (Some(memory), Some(windows)) = (&connection.wire.window_peer, self.windows.get()) {
-            // Translations of before are right until then: a region that is gone has no open window,
-            // and one that is new is reached in another way.
-            let (windows, memory) = (windows.clone(), memory.clone());
-            let forget =
-                move || forget(&memory.clone(), move || windows.forget_region(&memory, region));
-            self.operations.leavings.push(Leaving::Forget(Box::new(forget)));
-        }
+        Ok(self.protocol.operations.insert(OperationKind::Rma(kind), options))
     }
 }

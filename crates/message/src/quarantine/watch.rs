@@ -1,5 +1,5 @@
-//! A thread that polls for the end of claims on memory of operations, since a peer that is stopped does
-//! not ring when it goes on or is killed. It ends when no operation is held.
+//! The thread that polls the claims on memory of operations: a stopped peer rings no doorbell when
+//! it continues or is killed. The thread exits when no operation waits for a claim.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Weak};
@@ -10,35 +10,36 @@ use memferry_sys::fork;
 use super::lock;
 use crate::port::Port;
 
-/// How often it polls.
-const INTERVAL: Duration = Duration::from_millis(20);
+/// Interval between two polls.
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-struct Watched {
-    /// Those with operations whose memory may be held.
+struct WatchedPorts {
+    /// Ports with operations that may wait for a claim.
     ports: Vec<Weak<Port>>,
-    /// The thread is there, in the process of this generation: a forked child has none.
+    /// The fork generation in which the thread runs: a forked child has no such thread.
     runs_in: Option<u64>,
 }
 
-static WATCHED: Mutex<Watched> = Mutex::new(Watched { ports: Vec::new(), runs_in: None });
+static WATCHED_PORTS: Mutex<WatchedPorts> =
+    Mutex::new(WatchedPorts { ports: Vec::new(), runs_in: None });
 
-/// Ends the held operations of a port soon after their memory is free, until none is held. Returns
-/// `false` if no thread can be started.
+/// Starts to poll the quiescing operations of a port, until none is left. Returns `false` if no
+/// thread can be started.
 pub(crate) fn watch(port: &Weak<Port>) -> bool {
-    let Some(mut watched) = lock(&WATCHED) else { return false };
+    let Some(mut watched) = lock(&WATCHED_PORTS) else { return false };
     let generation = fork::generation();
     if watched.runs_in != Some(generation) {
         if memferry_sys::thread::spawn("memferry-held", run).is_err() {
             return false;
         }
-        // What the parent of a forked child watched is not the child's.
-        *watched = Watched { ports: Vec::new(), runs_in: Some(generation) };
+        // The ports that the parent process watched are not the child's.
+        *watched = WatchedPorts { ports: Vec::new(), runs_in: Some(generation) };
     }
     watched.add(port.clone());
     true
 }
 
-impl Watched {
+impl WatchedPorts {
     fn add(&mut self, port: Weak<Port>) {
         if !self.ports.iter().any(|known| known.ptr_eq(&port)) {
             self.ports.push(port);
@@ -48,21 +49,23 @@ impl Watched {
 
 fn run() {
     loop {
-        std::thread::sleep(INTERVAL);
-        // Taken out before they are looked at: one that is added meanwhile is looked at again.
-        let Some(ports) = lock(&WATCHED).map(|mut watched| std::mem::take(&mut watched.ports))
+        std::thread::sleep(POLL_INTERVAL);
+        // Removed before they are polled, so that a port that is added during the poll is polled
+        // again.
+        let Some(ports) =
+            lock(&WATCHED_PORTS).map(|mut watched| std::mem::take(&mut watched.ports))
         else {
             continue;
         };
-        // Without the lock: wakers are code of the application's, and a port may end here.
-        let is_held = |port: &Weak<Port>| {
+        // Without the lock: wakers are code of the application, and a port may be dropped here.
+        let is_quiescing = |port: &Weak<Port>| {
             let Some(port) = port.upgrade() else { return false };
-            catch_unwind(AssertUnwindSafe(|| port.release_held())).unwrap_or(true)
+            catch_unwind(AssertUnwindSafe(|| port.finish_quiesced())).unwrap_or(true)
         };
-        let held: Vec<_> = ports.into_iter().filter(is_held).collect();
-        // Whoever has the lock for long is about to add something, and is waited for.
-        let mut watched = memferry_sys::sync::lock(&WATCHED);
-        held.into_iter().for_each(|port| watched.add(port));
+        let quiescing: Vec<_> = ports.into_iter().filter(is_quiescing).collect();
+        // A thread that holds the lock is about to add a port, so this one blocks.
+        let mut watched = memferry_sys::sync::lock(&WATCHED_PORTS);
+        quiescing.into_iter().for_each(|port| watched.add(port));
         if watched.ports.is_empty() {
             watched.runs_in = None;
             return;

@@ -1,69 +1,71 @@
-//! Regions of this process that the peer has been given.
+//! Regions of this process that the peer has received.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
-use memferry_sys::packet_socket::PacketSocket;
-use memferry_sys::shared_memory::Access;
+use memferry_sys::seqpacket::SeqPacketSocket;
+use memferry_sys::shared_memory::Protection;
 
-use super::Region;
-use crate::wire::Note;
+use super::SharedAllocation;
+use crate::control::ControlMessage;
 
-/// The most regions that are shared with one peer at a time; it would not map more.
-const MOST_REGIONS: usize = 128;
+/// The maximum number of regions that are shared with one peer; a peer does not map more.
+const MAX_REGIONS: usize = 128;
 
-/// What the peer has been given, and with which right.
+/// The regions that the peer has received, and their protection.
 #[derive(Debug, Default)]
-pub(crate) struct Exported {
-    regions: HashMap<u32, (Access, Weak<Region>)>,
+pub(crate) struct ExportedRegions {
+    regions: HashMap<u32, (Protection, Weak<SharedAllocation>)>,
 }
 
-impl Exported {
-    /// Whether the peer has a region with at least this right.
-    pub(crate) fn has(&self, region: &Region, access: Access) -> bool {
-        let given = self.regions.get(&region.number);
-        given.is_some_and(|(given, _)| *given == Access::Write || *given == access)
+impl ExportedRegions {
+    /// Returns whether the peer has a region with at least this protection.
+    pub(crate) fn contains(&self, region: &SharedAllocation, access: Protection) -> bool {
+        let shared = self.regions.get(&region.id);
+        shared.is_some_and(|(shared, _)| *shared == Protection::ReadWrite || *shared == access)
     }
 
-    /// Whether the peer has any.
-    pub(crate) fn is_any(&self) -> bool {
+    /// Returns whether the peer has any region.
+    pub(crate) fn has_any(&self) -> bool {
         !self.regions.is_empty()
     }
 
-    /// Sends a region's descriptor to the peer, and returns the note that must follow it. `None`
-    /// if it cannot be sent now, or the peer has enough of them: then do without.
+    /// Sends a region's descriptor to the peer, and returns the control message that must follow
+    /// it. Returns `None` if it cannot be sent now, or the peer has the maximum number: then
+    /// messages take other paths.
     pub(crate) fn share(
         &mut self,
-        region: &Arc<Region>,
-        access: Access,
-        socket: &PacketSocket,
-    ) -> Option<Note> {
+        region: &Arc<SharedAllocation>,
+        access: Protection,
+        socket: &SeqPacketSocket,
+    ) -> Option<ControlMessage> {
         use std::os::fd::AsFd;
-        if self.regions.len() >= MOST_REGIONS {
+        if self.regions.len() >= MAX_REGIONS {
             return None;
         }
         let descriptor = region.descriptor(access).ok()?;
-        socket.send(&region.number.to_le_bytes(), &[descriptor.as_fd()]).ok()?;
-        self.regions.insert(region.number, (access, Arc::downgrade(region)));
-        Some(Note::Share {
-            region: region.number,
-            writable: access == Access::Write,
+        socket.send(&region.id.to_le_bytes(), &[descriptor.as_fd()]).ok()?;
+        self.regions.insert(region.id, (access, Arc::downgrade(region)));
+        Some(ControlMessage::ShareRegion {
+            region: region.id,
+            writable: access == Protection::ReadWrite,
             address: region.address() as u64,
             length: region.length() as u64,
         })
     }
 
-    /// Regions that the application has dropped since: the peer may forget them.
-    pub(crate) fn take_dropped(&mut self) -> Vec<u32> {
-        let is_gone = |weak: &Weak<Region>| weak.upgrade().is_none_or(|r| !super::exists(&r));
-        let gone: Vec<u32> = self
+    /// Removes the regions that the application has dropped since, and returns their numbers.
+    pub(crate) fn take_released(&mut self) -> Vec<u32> {
+        let is_released =
+            |weak: &Weak<SharedAllocation>| weak.upgrade().is_none_or(|r| !super::exists(&r));
+        let released: Vec<u32> = self
             .regions
             .iter()
-            .filter_map(|(number, (_, region))| is_gone(region).then_some(*number))
+            .filter_map(|(number, (_, region))| is_released(region).then_some(*number))
             .collect();
-        for number in &gone {
+        for number in &released {
             self.regions.remove(number);
         }
-        gone
+        released
     }
 }

@@ -5,32 +5,32 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
+use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
 
 use crate::port::device_ferry;
 
-/// The most regions of one peer that are mapped here. What comes beyond is not mapped, and its
-/// messages take other paths.
-const MOST_REGIONS: usize = 128;
+/// The maximum number of regions of one peer that are mapped. Messages of further regions take
+/// other paths.
+const MAX_REGIONS: usize = 128;
 
 #[derive(Debug)]
-struct Import {
-    /// Where the region begins in the peer.
+struct ImportedRegion {
+    /// The address of the region in the peer.
     address: u64,
-    access: Access,
+    access: Protection,
     mapping: Arc<PeerMapping>,
 }
 
-/// Memory of a peer that is mapped here. A device among the copy engines may know it until it is
-/// unmapped.
+/// Memory of a peer that is mapped in this process. A device among the copy engines may have it
+/// registered until it is unmapped.
 #[derive(Debug)]
 pub(crate) struct PeerMapping(Mapping);
 
 impl PeerMapping {
     fn new(mapping: Mapping) -> Self {
         if let Some(ferry) = device_ferry() {
-            // SAFETY: it is forgotten when this is dropped, before the mapping goes.
-            unsafe { ferry.promise_to_forget(mapping.as_ptr(), mapping.len()) };
+            // SAFETY: the range is invalidated when this is dropped, before it is unmapped.
+            unsafe { ferry.mark_unmonitored(mapping.as_ptr(), mapping.len()) };
         }
         Self(mapping)
     }
@@ -47,45 +47,45 @@ impl std::ops::Deref for PeerMapping {
 impl Drop for PeerMapping {
     fn drop(&mut self) {
         if let Some(ferry) = device_ferry() {
-            ferry.forget(self.0.as_ptr(), self.0.len());
+            ferry.invalidate(self.0.as_ptr(), self.0.len());
         }
     }
 }
 
 /// The mapped regions of one peer.
 #[derive(Debug, Default)]
-pub(crate) struct Imported {
-    regions: RwLock<HashMap<u32, Import>>,
+pub(crate) struct ImportedRegions {
+    regions: RwLock<HashMap<u32, ImportedRegion>>,
 }
 
-/// A place in a mapped region, with the share of the mapping that keeps it there.
+/// A range of a mapped region, with the reference that keeps it mapped.
 #[derive(Debug, Clone)]
-pub(crate) struct Mapped {
+pub(crate) struct MappedSegment {
     /// The address in this process.
     pub(crate) address: *mut u8,
-    /// How much of it was asked for.
+    /// The length in bytes.
     pub(crate) length: usize,
     _mapping: Arc<PeerMapping>,
 }
 
-// SAFETY: an address, and the mapping that keeps it valid.
-unsafe impl Send for Mapped {}
+// SAFETY: the type is an address, and the mapping that keeps the address valid.
+unsafe impl Send for MappedSegment {}
 
-impl Imported {
-    fn regions(&self) -> RwLockReadGuard<'_, HashMap<u32, Import>> {
+impl ImportedRegions {
+    fn regions(&self) -> RwLockReadGuard<'_, HashMap<u32, ImportedRegion>> {
         self.regions.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn regions_mut(&self) -> RwLockWriteGuard<'_, HashMap<u32, Import>> {
+    fn regions_mut(&self) -> RwLockWriteGuard<'_, HashMap<u32, ImportedRegion>> {
         self.regions.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Maps a region that the peer has sent. One that is not sealed, or not of the length that was
-    /// said, is an error; one too many is passed over.
+    /// Maps a region that the peer has sent. Fails if the region is not sealed or has another
+    /// length than declared; one above the limit is ignored.
     pub(crate) fn add(
         &self,
         region: u32,
-        access: Access,
+        access: Protection,
         address: u64,
         length: u64,
         descriptor: OwnedFd,
@@ -95,37 +95,37 @@ impl Imported {
         if address.checked_add(length as u64).is_none() || !address.is_multiple_of(page_bytes) {
             return Err(io::ErrorKind::InvalidData.into());
         }
-        let memory = SealedMemory::from_foreign(descriptor, length)?;
+        let memory = SealedMemory::from_untrusted_fd(descriptor, length)?;
         let mut regions = self.regions_mut();
-        if regions.len() >= MOST_REGIONS && !regions.contains_key(&region) {
+        if regions.len() >= MAX_REGIONS && !regions.contains_key(&region) {
             return Ok(());
         }
-        // A process that has as many mappings as it may have does without: other paths are slower,
+        // A process at its limit of mappings continues without this one: other paths are slower,
         // and work.
         match memory.map(access) {
             Ok(mapping) => {
                 let mapping = Arc::new(PeerMapping::new(mapping));
-                regions.insert(region, Import { address, access, mapping });
+                regions.insert(region, ImportedRegion { address, access, mapping });
             }
-            Err(error) => tracing::warn!("a region of a peer cannot be mapped: {error}"),
+            Err(error) => tracing::warn!("cannot map a region of a peer: {error}"),
         }
         Ok(())
     }
 
-    /// Forgets a region; it is unmapped when nobody uses it any more.
+    /// Removes a region, which is unmapped when its last user has finished.
     pub(crate) fn remove(&self, region: u32) {
         let removed = self.regions_mut().remove(&region);
         // Unmapped without the lock.
         drop(removed);
     }
 
-    /// Where a page of the peer's memory is mapped here, if it is: in which mapping, how far from
-    /// its beginning, for what.
+    /// The mapping of a page of the peer's memory, if there is one: the mapping, the offset in it,
+    /// the protection.
     pub(crate) fn page(
         &self,
         region: u32,
         address: u64,
-    ) -> Option<(Arc<PeerMapping>, u64, Access)> {
+    ) -> Option<(Arc<PeerMapping>, u64, Protection)> {
         let regions = self.regions();
         let import = regions.get(&region)?;
         let offset = address.checked_sub(import.address)?;
@@ -134,14 +134,14 @@ impl Imported {
         inside.then(|| (import.mapping.clone(), offset, import.access))
     }
 
-    /// Where a piece of the peer's memory is mapped here, if it is.
+    /// The mapped range of a segment of the peer's memory, if it is mapped.
     pub(crate) fn find(
         &self,
         region: u32,
         address: u64,
         length: u64,
-        access: Access,
-    ) -> Option<Mapped> {
+        access: Protection,
+    ) -> Option<MappedSegment> {
         if region == 0 {
             return None;
         }
@@ -149,8 +149,8 @@ impl Imported {
         let import = regions.get(&region)?;
         let offset = address.checked_sub(import.address)?;
         let inside = offset.checked_add(length)? <= import.mapping.len() as u64;
-        let permitted = access == Access::Read || import.access == Access::Write;
-        (inside && permitted).then(|| Mapped {
+        let permitted = access == Protection::ReadOnly || import.access == Protection::ReadWrite;
+        (inside && permitted).then(|| MappedSegment {
             address: import.mapping.as_ptr().wrapping_add(offset as usize),
             length: length as usize,
             _mapping: import.mapping.clone(),
@@ -167,19 +167,19 @@ mod tests {
     fn only_what_lies_inside_a_region_and_is_permitted_is_found() {
         let buffer = ShareableBuffer::new(8192).unwrap();
         let region = find(buffer.as_ptr(), 1).unwrap();
-        let imported = Imported::default();
-        let descriptor = region.descriptor(Access::Read).unwrap();
-        imported.add(5, Access::Read, 1 << 40, 8192, descriptor).unwrap();
+        let imported = ImportedRegions::default();
+        let descriptor = region.descriptor(Protection::ReadOnly).unwrap();
+        imported.add(5, Protection::ReadOnly, 1 << 40, 8192, descriptor).unwrap();
         let at = |address, length, access| imported.find(5, address, length, access).is_some();
-        assert!(at(1 << 40, 8192, Access::Read));
-        assert!(at((1 << 40) + 8191, 1, Access::Read));
-        assert!(!at((1 << 40) + 8191, 2, Access::Read));
-        assert!(!at((1 << 40) - 1, 1, Access::Read));
-        assert!(!at(1 << 40, u64::MAX, Access::Read));
-        assert!(!at(1 << 40, 1, Access::Write));
-        assert!(imported.find(6, 1 << 40, 1, Access::Read).is_none());
-        // What begins inside a page would be taken for something else than it is.
-        let descriptor = region.descriptor(Access::Read).unwrap();
-        assert!(imported.add(7, Access::Read, (1 << 40) - 4, 8192, descriptor).is_err());
+        assert!(at(1 << 40, 8192, Protection::ReadOnly));
+        assert!(at((1 << 40) + 8191, 1, Protection::ReadOnly));
+        assert!(!at((1 << 40) + 8191, 2, Protection::ReadOnly));
+        assert!(!at((1 << 40) - 1, 1, Protection::ReadOnly));
+        assert!(!at(1 << 40, u64::MAX, Protection::ReadOnly));
+        assert!(!at(1 << 40, 1, Protection::ReadWrite));
+        assert!(imported.find(6, 1 << 40, 1, Protection::ReadOnly).is_none());
+        // A region that is not page-aligned would be translated wrongly.
+        let descriptor = region.descriptor(Protection::ReadOnly).unwrap();
+        assert!(imported.add(7, Protection::ReadOnly, (1 << 40) - 4, 8192, descriptor).is_err());
     }
 }

@@ -1,9 +1,9 @@
-//! Shareable memory: allocations that peers map once, so that large messages out of them and into
-//! them need no system call at all.
+//! Shareable memory: allocations that peers map once, so that large messages from and to them need
+//! no system call.
 //!
-//! [`ShareableBuffer`] is what an application allocates; this process keeps a list of them by
-//! address ([`find`]), so that a message can tell whether its memory is shareable. A connection
-//! remembers which it has shared with its peer ([`exported`]) and which of the peer's it has
+//! [`ShareableBuffer`] is allocated by the application; this process has a list of them by address
+//! ([`find`]), so that a message can determine whether its memory is shareable. A connection
+//! records which regions it has shared with its peer ([`exported`]) and which of the peer's it has
 //! mapped ([`imported`]).
 
 pub(crate) mod exported;
@@ -17,47 +17,47 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use memferry_copy::{OwnedSource, OwnedTarget};
-use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
+use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
 
 /// A shareable allocation of this process.
 #[derive(Debug)]
-pub(crate) struct Region {
-    /// Its number, never used twice by a process. Never 0.
-    pub(crate) number: u32,
+pub(crate) struct SharedAllocation {
+    /// Its number, which a process never reuses. Never 0.
+    pub(crate) id: u32,
     memory: SealedMemory,
     mapping: Mapping,
 }
 
-impl Region {
-    /// The first byte.
+impl SharedAllocation {
+    /// The address of the first byte.
     pub(crate) fn address(&self) -> *mut u8 {
         self.mapping.as_ptr()
     }
 
-    /// How many bytes are mapped.
+    /// The mapped length in bytes.
     pub(crate) fn length(&self) -> usize {
         self.mapping.len()
     }
 
-    /// A descriptor for a peer.
-    pub(crate) fn descriptor(&self, access: Access) -> io::Result<OwnedFd> {
+    /// Creates a descriptor for a peer.
+    pub(crate) fn descriptor(&self, access: Protection) -> io::Result<OwnedFd> {
         use std::os::fd::AsFd;
         match access {
-            Access::Read => self.memory.read_only(),
-            Access::Write => self.memory.as_fd().try_clone_to_owned(),
+            Protection::ReadOnly => self.memory.read_only(),
+            Protection::ReadWrite => self.memory.as_fd().try_clone_to_owned(),
         }
     }
 }
 
 /// All shareable allocations of this process, by address.
-static REGIONS: RwLock<BTreeMap<usize, Arc<Region>>> = RwLock::new(BTreeMap::new());
+static REGIONS: RwLock<BTreeMap<usize, Arc<SharedAllocation>>> = RwLock::new(BTreeMap::new());
 
-/// How many there are: most programs have none, and learn that by one load.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
+/// The number of allocations: most programs have none, and find that out by one load.
+static REGION_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// The shareable allocation in which a piece of memory lies, if it lies in one.
-pub(crate) fn find(address: *const u8, length: usize) -> Option<Arc<Region>> {
-    if COUNT.load(Ordering::Relaxed) == 0 {
+/// The shareable allocation that contains a range, if there is one.
+pub(crate) fn find(address: *const u8, length: usize) -> Option<Arc<SharedAllocation>> {
+    if REGION_COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
     let regions = REGIONS.read().unwrap_or_else(PoisonError::into_inner);
@@ -66,32 +66,41 @@ pub(crate) fn find(address: *const u8, length: usize) -> Option<Arc<Region>> {
     (end <= start + region.length()).then(|| region.clone())
 }
 
-/// How many shareable allocations have been dropped: when it changes, peers must be told.
-pub(crate) fn drops() -> usize {
-    DROPS.load(Ordering::Relaxed)
+/// The number of shareable allocations dropped so far: when it changes, peers must be notified.
+pub(crate) fn released_epoch() -> usize {
+    RELEASED_EPOCH.load(Ordering::Relaxed)
 }
 
-static DROPS: AtomicUsize = AtomicUsize::new(0);
+static RELEASED_EPOCH: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether a region still exists.
-pub(crate) fn exists(region: &Region) -> bool {
+/// Returns whether a region still exists.
+pub(crate) fn exists(region: &SharedAllocation) -> bool {
     let regions = REGIONS.read().unwrap_or_else(PoisonError::into_inner);
     let found = regions.get(&(region.address() as usize));
-    found.is_some_and(|found| found.number == region.number)
+    found.is_some_and(|found| found.id == region.id)
 }
 
-/// Memory that peers can map: messages out of it and into it move without system calls.
+/// Memory that peers can map: messages from and to it need no system calls.
 ///
 /// A message out of it gives the peer the right to read the whole allocation from then on, a
 /// message into it the right to write it, until it is dropped.
+///
+/// ```
+/// use memferry::message::ShareableBuffer;
+///
+/// let mut buffer = ShareableBuffer::new(4096)?;
+/// buffer[0] = 7;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct ShareableBuffer {
-    region: Arc<Region>,
+    region: Arc<SharedAllocation>,
     length: usize,
 }
 
 impl ShareableBuffer {
-    /// `length` zeroed bytes, on huge pages where the system grants them for shared memory.
+    /// Allocates `length` zeroed bytes, on huge pages where the system grants them for shared
+    /// memory.
     pub fn new(length: usize) -> io::Result<Self> {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         const HUGE: usize = 2 << 20;
@@ -100,19 +109,19 @@ impl ShareableBuffer {
         let whole = whole.filter(|&whole| whole <= isize::MAX as usize);
         let whole = whole.ok_or(io::ErrorKind::OutOfMemory)?;
         let memory = SealedMemory::new("memferry-shareable", whole)?;
-        let mapping = memory.map(Access::Write)?;
+        let mapping = memory.map(Protection::ReadWrite)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         if number == 0 || number == u32::MAX {
             NEXT.store(u32::MAX, Ordering::Relaxed);
             return Err(io::Error::new(
                 io::ErrorKind::QuotaExceeded,
-                "this process has made four billion shareable buffers: reuse them",
+                "this process has created four billion shareable buffers: reuse them",
             ));
         }
-        let region = Arc::new(Region { number, memory, mapping });
+        let region = Arc::new(SharedAllocation { id: number, memory, mapping });
         let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
         regions.insert(region.address() as usize, region.clone());
-        COUNT.store(regions.len(), Ordering::Relaxed);
+        REGION_COUNT.store(regions.len(), Ordering::Relaxed);
         Ok(Self { region, length })
     }
 }
@@ -121,8 +130,8 @@ impl Drop for ShareableBuffer {
     fn drop(&mut self) {
         let mut regions = REGIONS.write().unwrap_or_else(PoisonError::into_inner);
         regions.remove(&(self.region.address() as usize));
-        DROPS.fetch_add(1, Ordering::Relaxed);
-        COUNT.store(regions.len(), Ordering::Relaxed);
+        RELEASED_EPOCH.fetch_add(1, Ordering::Relaxed);
+        REGION_COUNT.store(regions.len(), Ordering::Relaxed);
     }
 }
 
@@ -143,14 +152,14 @@ impl DerefMut for ShareableBuffer {
     }
 }
 
-// SAFETY: a mapping stays where it is until it is dropped.
+// SAFETY: a mapping does not move until it is dropped.
 unsafe impl OwnedSource for ShareableBuffer {
     fn source(&self) -> (*const u8, usize) {
         (self.region.address(), self.length)
     }
 }
 
-// SAFETY: as above, and in this process the mapping is the buffer's alone.
+// SAFETY: as above, and in this process only the buffer owns the mapping.
 unsafe impl OwnedTarget for ShareableBuffer {
     fn target(&mut self) -> (*mut u8, usize) {
         (self.region.address(), self.length)

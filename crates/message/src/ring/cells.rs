@@ -1,43 +1,43 @@
-//! The ring of cells: one producer, one consumer, a cache line for each cell.
+//! The ring of cells: one producer, one consumer, one cache line for each cell.
 //!
-//! A cell's first word holds, in its low half, the number of the cell's use; the producer writes it
-//! last, so a consumer that finds the number it waits for finds the rest too, in the same line. The
-//! consumer tells how far it has come in a line of its own, and only now and then: the producer
-//! looks there when it seems to run out of cells.
+//! The low half of a cell's first word holds a stamp, which is different in each lap. The producer
+//! writes it last, so a consumer that reads the expected stamp also reads the rest of the cell,
+//! which is in the same line. The consumer publishes its position in a line of its own, once per
+//! several cells; the producer reads that line only when it runs out of credits.
 
 use memferry_sys::fault::step;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 
-/// Words in a cell.
-pub const WORDS: usize = 8;
+/// Words of a cell.
+pub const CELL_WORDS: usize = 8;
 
-/// One cache line of the ring.
+/// A cell: one cache line of the ring.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
-pub struct Cell(pub [AtomicU64; WORDS]);
+pub struct Cell(pub [AtomicU64; CELL_WORDS]);
 
-/// The contents of a cell, copied out. The low half of the first word is the ring's own.
-pub type Words = [u64; WORDS];
+/// A copy of a cell. The low half of the first word belongs to the ring.
+pub type CellWords = [u64; CELL_WORDS];
 
-/// The other side wrote what no correct side writes.
+/// The peer violated the protocol; the text names the violation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Nonsense(pub &'static str);
+pub struct ProtocolError(pub &'static str);
 
 /// A ring in shared memory.
 #[derive(Debug, Clone, Copy)]
 pub struct Ring {
     cells: *const Cell,
     mask: u64,
-    /// How many cells the consumer has given back in all.
+    /// The number of cells that the consumer has freed since the start.
     consumed: *const AtomicU64,
 }
 
-// SAFETY: a ring is two pointers to atomics, which any thread may use; that they stay valid is the
-// promise of `Ring::new`.
+// SAFETY: a ring is two pointers to atomics, which any thread may use; the caller of `Ring::new`
+// guarantees that they stay valid.
 unsafe impl Send for Ring {}
 
 impl Ring {
-    /// A ring over `count` cells, a power of two.
+    /// Creates a ring over `count` cells, a power of two.
     ///
     /// # Safety
     /// `cells` must point to `count` cells and `consumed` to a word, both valid for as long as the
@@ -52,88 +52,91 @@ impl Ring {
     }
 
     fn cell(&self, position: u64) -> &Cell {
-        // SAFETY: the masked position is below the number of cells that `new` was promised.
+        // SAFETY: the masked position is below the number of cells that the caller of `new`
+        // guarantees.
         unsafe { &*self.cells.add((position & self.mask) as usize) }
     }
 
     fn consumed(&self) -> &AtomicU64 {
-        // SAFETY: valid by the promise of `new`.
+        // SAFETY: the caller of `new` guarantees that it is valid.
         unsafe { &*self.consumed }
     }
 }
 
-/// The number that marks the use of a cell at a position. Never 0 in the first lap.
+/// The stamp of the cell at a position. It is never 0 in the first lap.
 fn stamp(position: u64) -> u32 {
     (position + 1) as u32
 }
 
-/// The writing end.
+/// The producer's end of a ring.
 #[derive(Debug)]
 pub struct Producer {
     ring: Ring,
-    /// Where the next cell goes.
+    /// The position of the next cell.
     tail: u64,
-    /// What the consumer had given back when last looked.
+    /// The consumer's position at the last refresh.
     seen_consumed: u64,
 }
 
 impl Producer {
-    /// The writing end of a fresh ring.
+    /// Creates the producer of a new ring.
     pub fn new(ring: Ring) -> Self {
         Self { ring, tail: 0, seen_consumed: 0 }
     }
 
-    /// Whether a cell can be written now.
+    /// Returns whether a cell can be written now.
     #[inline]
-    pub fn has_room(&mut self) -> Result<bool, Nonsense> {
+    pub fn has_credit(&mut self) -> Result<bool, ProtocolError> {
         if self.tail - self.seen_consumed < self.ring.count() {
             return Ok(true);
         }
-        self.look()?;
+        self.refresh_credits()?;
         Ok(self.tail - self.seen_consumed < self.ring.count())
     }
 
-    /// Looks how far the consumer has come; returns how many cells it has given back in all.
-    pub fn look(&mut self) -> Result<u64, Nonsense> {
-        // Acquire: the consumer's reads of a cell are over before the cell is written again.
+    /// Reads the consumer's position, and returns the number of cells that it has freed since the
+    /// start.
+    pub fn refresh_credits(&mut self) -> Result<u64, ProtocolError> {
+        // Acquire: the consumer has finished reading a cell before the producer writes the cell
+        // again.
         let consumed = self.ring.consumed().load(Ordering::Acquire);
         if consumed < self.seen_consumed || consumed > self.tail {
-            return Err(Nonsense("more cells given back than were sent"));
+            return Err(ProtocolError("more cells freed than sent"));
         }
         self.seen_consumed = consumed;
         Ok(consumed)
     }
 
-    /// Whether cells were given back since the last look.
-    pub fn has_news(&self) -> bool {
+    /// Returns whether the consumer has freed cells since the last refresh.
+    pub fn has_new_credits(&self) -> bool {
         self.ring.consumed().load(Ordering::Acquire) != self.seen_consumed
     }
 
-    /// The position of the next cell, which is how many were written.
+    /// The position of the next cell, which is the number of cells written.
     pub fn position(&self) -> u64 {
         self.tail
     }
 
-    /// Writes a cell. The low half of the first word is replaced.
+    /// Writes a cell. The ring replaces the low half of the first word.
     ///
     /// # Panics
-    /// When there is no room: ask [`Producer::has_room`] first.
+    /// When there is no credit: call [`Producer::has_credit`] first.
     #[inline]
-    pub fn write(&mut self, words: &Words) {
-        assert!(self.tail - self.seen_consumed < self.ring.count(), "no room was found before");
+    pub fn write(&mut self, words: &CellWords) {
+        assert!(self.tail - self.seen_consumed < self.ring.count(), "write without a credit");
         let cell = self.ring.cell(self.tail);
         for (to, from) in cell.0.iter().zip(words).skip(1) {
             to.store(*from, Ordering::Relaxed);
         }
         let first = (words[0] & !0xFFFF_FFFF) | u64::from(stamp(self.tail));
         step();
-        // Release: whoever sees the stamp sees the other words, and payload written before.
+        // Release: a consumer that reads the stamp also reads the other words and the payload.
         cell.0[0].store(first, Ordering::Release);
         self.tail += 1;
     }
 }
 
-/// The reading end.
+/// The consumer's end of a ring.
 #[derive(Debug)]
 pub struct Consumer {
     ring: Ring,
@@ -141,49 +144,50 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// The reading end of a fresh ring.
+    /// Creates the consumer of a new ring.
     pub fn new(ring: Ring) -> Self {
         Self { ring, head: 0 }
     }
 
-    /// Whether a cell is there.
+    /// Returns whether a cell can be read.
     #[inline]
     pub fn is_ready(&self) -> bool {
         self.ring.cell(self.head).0[0].load(Ordering::Acquire) as u32 == stamp(self.head)
     }
 
-    /// A copy of the next cell, if it is there. It stays in the ring until [`Consumer::pass`].
+    /// Returns a copy of the next cell, if it has been written. The cell stays in the ring until
+    /// [`Consumer::advance`].
     #[inline]
-    pub fn peek(&self) -> Option<Words> {
+    pub fn peek(&self) -> Option<CellWords> {
         let cell = self.ring.cell(self.head);
         let first = cell.0[0].load(Ordering::Acquire);
         if first as u32 != stamp(self.head) {
             return None;
         }
-        let mut words = [first; WORDS];
+        let mut words = [first; CELL_WORDS];
         for (to, from) in words.iter_mut().zip(&cell.0).skip(1) {
             *to = from.load(Ordering::Relaxed);
         }
         Some(words)
     }
 
-    /// Goes on to the next cell. The producer learns of it by [`Consumer::publish`].
+    /// Moves to the next cell. [`Consumer::publish`] makes the step visible to the producer.
     #[inline]
-    pub fn pass(&mut self) {
+    pub fn advance(&mut self) {
         self.head += 1;
     }
 
-    /// How many cells were passed in all.
+    /// The number of cells read since the start.
     #[inline]
-    pub fn passed(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         self.head
     }
 
-    /// Gives all passed cells back.
+    /// Frees all cells that were read.
     #[inline]
     pub fn publish(&mut self) {
         step();
-        // Release: the reads of the cells and of their payload are over.
+        // Release: the reads of the cells and of their payload come before this store.
         self.ring.consumed().store(self.head, Ordering::Release);
     }
 }
@@ -199,15 +203,15 @@ mod tests {
     #[test]
     fn cells_come_out_in_order_and_a_full_ring_takes_no_more() {
         let (cells, consumed) = ring(4);
-        // SAFETY: both live until the end of the test.
+        // SAFETY: cells and word live until the end of the test.
         let ring = unsafe { Ring::new(cells.as_ptr(), 4, &*consumed) };
         let (mut producer, mut consumer) = (Producer::new(ring), Consumer::new(ring));
         let mut expected = 0;
         for number in 0..100u64 {
-            while !producer.has_room().unwrap() {
+            while !producer.has_credit().unwrap() {
                 assert_eq!(consumer.peek().unwrap()[1], expected);
                 expected += 1;
-                consumer.pass();
+                consumer.advance();
                 consumer.publish();
             }
             producer.write(&[7 << 32, number, 0, 0, 0, 0, 0, 0]);
@@ -215,7 +219,7 @@ mod tests {
         while let Some(words) = consumer.peek() {
             assert_eq!((words[0] >> 32, words[1]), (7, expected));
             expected += 1;
-            consumer.pass();
+            consumer.advance();
         }
         assert_eq!(expected, 100);
     }
@@ -223,20 +227,20 @@ mod tests {
     #[test]
     fn an_impossible_count_from_the_other_side_is_noticed() {
         let (cells, consumed) = ring(4);
-        // SAFETY: both live until the end of the test.
+        // SAFETY: cells and word live until the end of the test.
         let ring = unsafe { Ring::new(cells.as_ptr(), 4, &*consumed) };
         let mut producer = Producer::new(ring);
         for _ in 0..4 {
-            assert!(producer.has_room().unwrap());
+            assert!(producer.has_credit().unwrap());
             producer.write(&[0; 8]);
         }
         consumed.store(5, Ordering::Relaxed);
-        assert!(producer.has_room().is_err());
+        assert!(producer.has_credit().is_err());
         consumed.store(u64::MAX, Ordering::Relaxed);
-        assert!(producer.has_room().is_err());
+        assert!(producer.has_credit().is_err());
         consumed.store(1, Ordering::Relaxed);
-        assert!(producer.has_room().unwrap());
+        assert!(producer.has_credit().unwrap());
         consumed.store(0, Ordering::Relaxed);
-        assert!(producer.look().is_err());
+        assert!(producer.refresh_credits().is_err());
     }
 }

@@ -1,104 +1,104 @@
-//! Where everything lies in the memory of a connection.
+//! The layout of a connection's shared memory.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use memferry_sys::fault::step;
-use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
+use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
 use memferry_sys::sync::atomic::{AtomicU64, Ordering, fence};
 
-use super::attention::Attention;
+use super::backpressure::{Backpressure, CLOSED, NO_EAGER, NO_RTS};
+use super::bounce::BounceSpan;
 use super::cells::{Cell, Consumer, Producer, Ring};
-use super::fullness::{ENDED, Fullness, NO_MESSAGES, NO_PAYLOADS};
-use super::record::Record;
-use super::space::Span;
-use super::visit::Visiting;
+use super::claims::ChunkClaims;
+use super::wakeup::WakeupFlags;
+use super::window_gate::AccessFlag;
 
 /// Cells of a ring.
 pub const CELLS: usize = 256;
-/// Bytes of a space for payloads.
-pub const SPACE_BYTES: usize = 512 << 10;
-/// Records of a direction.
-pub const RECORDS: usize = 32;
+/// Bytes of a bounce ring.
+pub const BOUNCE_BYTES: usize = 512 << 10;
+/// Claim slots of a direction.
+pub const CLAIM_SLOTS: usize = 32;
 
-/// What one side owns: how far it has read, whether it looks and what it has room for.
+/// The words that one side owns: its position in the ring, its wakeup flags and its backpressure.
 #[repr(C, align(128))]
-struct Side {
+struct SideWords {
     consumed: AtomicU64,
-    /// Not 0: this side has given up its messages, and their memory may hold something else by now.
-    ended: AtomicU64,
+    /// Not 0 if this side is closed: it has dropped its messages, and their memory may be reused.
+    closed: AtomicU64,
     padding: [u64; 14],
-    // Those two are in one line: whoever writes asks for both.
-    attention: Attention,
-    fullness: Fullness,
+    // The producer reads both of these after and before each cell, so they share a line.
+    wakeup: WakeupFlags,
+    backpressure: Backpressure,
     padding_2: [u32; 14],
-    /// Which window of the other side this side is copying to or from.
-    visiting: Visiting,
+    /// The window of the peer that this side is accessing.
+    access: AccessFlag,
     padding_3: [u64; 7],
 }
 
-/// One direction.
+/// The rings of one direction.
 #[repr(C, align(4096))]
-struct Half {
+struct DirectionRings {
     cells: [Cell; CELLS],
-    records: [Record; RECORDS],
-    space: [u8; SPACE_BYTES],
+    claims: [ChunkClaims; CLAIM_SLOTS],
+    bounce: [u8; BOUNCE_BYTES],
 }
 
-/// The whole memory of a connection. The first of each is the connecting side's: the half that it
+/// The shared memory of a connection. Index 0 is the connecting side's: the direction that it
 /// writes, and the words that it owns.
 #[repr(C, align(4096))]
 struct Layout {
-    sides: [Side; 2],
-    halves: [Half; 2],
+    sides: [SideWords; 2],
+    directions: [DirectionRings; 2],
 }
 
-/// Which end of a connection this process is.
+/// The end of a connection that this process has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
-    /// The one that connected.
-    Connecting,
-    /// The one that accepted.
-    Accepting,
-    /// Both: an endpoint's connection to itself, of which one half is used.
-    Both,
+pub enum ConnectionEnd {
+    /// The side that connected.
+    Connector,
+    /// The side that accepted.
+    Acceptor,
+    /// Both ends: an endpoint's connection to itself, which uses one direction.
+    Loopback,
 }
 
-/// The memory of a connection, mapped. Everything that points into it holds a share of it.
+/// The mapped memory of a connection. Each clone holds a reference to the mapping.
 #[derive(Debug, Clone)]
-pub struct Memory {
+pub struct ConnectionMemory {
     mapping: Arc<Mapping>,
     outgoing: usize,
     incoming: usize,
 }
 
-/// How many bytes the memory of a connection has.
-pub const BYTES: usize = size_of::<Layout>();
+/// Size of a connection's shared memory, in bytes.
+pub const CONNECTION_BYTES: usize = size_of::<Layout>();
 
-impl Memory {
-    /// Fresh memory, for the connecting side, with the descriptor for the other.
-    pub fn create(end: End) -> io::Result<(Self, SealedMemory)> {
-        let memory = SealedMemory::new("memferry-connection", BYTES)?;
+impl ConnectionMemory {
+    /// Creates the memory, on the connecting side. Returns it with the descriptor for the peer.
+    pub fn create(end: ConnectionEnd) -> io::Result<(Self, SealedMemory)> {
+        let memory = SealedMemory::new("memferry-connection", CONNECTION_BYTES)?;
         let mapped = Self::map(&memory, end)?;
         Ok((mapped, memory))
     }
 
-    /// The memory that the connecting side sent, if it is what it must be.
-    pub fn from_foreign(descriptor: OwnedFd, end: End) -> io::Result<Self> {
-        Self::map(&SealedMemory::from_foreign(descriptor, BYTES)?, end)
+    /// Maps the memory that the connecting side sent, if it has the right size and seals.
+    pub fn from_untrusted_fd(descriptor: OwnedFd, end: ConnectionEnd) -> io::Result<Self> {
+        Self::map(&SealedMemory::from_untrusted_fd(descriptor, CONNECTION_BYTES)?, end)
     }
 
-    fn map(memory: &SealedMemory, end: End) -> io::Result<Self> {
+    fn map(memory: &SealedMemory, end: ConnectionEnd) -> io::Result<Self> {
         let (outgoing, incoming) = match end {
-            End::Connecting => (0, 1),
-            End::Accepting => (1, 0),
-            End::Both => (0, 0),
+            ConnectionEnd::Connector => (0, 1),
+            ConnectionEnd::Acceptor => (1, 0),
+            ConnectionEnd::Loopback => (0, 0),
         };
-        Ok(Self { mapping: Arc::new(memory.map(Access::Write)?), outgoing, incoming })
+        Ok(Self { mapping: Arc::new(memory.map(Protection::ReadWrite)?), outgoing, incoming })
     }
 
-    /// Whether this is the memory of the same connection.
+    /// Returns whether both are the memory of one connection.
     pub fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.mapping, &other.mapping)
     }
@@ -107,102 +107,104 @@ impl Memory {
         self.mapping.as_ptr().cast()
     }
 
-    fn half(&self, index: usize) -> *const Half {
+    fn direction(&self, index: usize) -> *const DirectionRings {
         // SAFETY: the mapping has the size of a layout, and the index is 0 or 1.
-        unsafe { &raw const (*self.layout()).halves[index] }
+        unsafe { &raw const (*self.layout()).directions[index] }
     }
 
-    fn side(&self, index: usize) -> &Side {
-        // SAFETY: as above; a side is all atomics and padding that nobody reads.
+    fn side(&self, index: usize) -> &SideWords {
+        // SAFETY: as above; a side consists of atomics, and of padding that no thread reads.
         unsafe { &(*self.layout()).sides[index] }
     }
 
-    /// The side that owns the words for reading a half: whoever does not write it.
-    fn reader_of(&self, half: usize) -> &Side {
-        if self.outgoing == self.incoming { self.side(0) } else { self.side(1 - half) }
+    /// The words of the side that reads a direction.
+    fn reader_of(&self, direction: usize) -> &SideWords {
+        if self.outgoing == self.incoming { self.side(0) } else { self.side(1 - direction) }
     }
 
-    /// The end of the outgoing ring that this process writes.
+    /// Creates the producer of the outgoing ring.
     pub fn producer(&self) -> Producer {
         Producer::new(self.ring(self.outgoing))
     }
 
-    /// The end of the incoming ring that this process reads.
+    /// Creates the consumer of the incoming ring.
     pub fn consumer(&self) -> Consumer {
         Consumer::new(self.ring(self.incoming))
     }
 
-    fn ring(&self, half: usize) -> Ring {
-        let half_at = self.half(half);
-        // SAFETY: cells and word lie in the mapping. Producer and consumer live in the `Wire`
+    fn ring(&self, direction: usize) -> Ring {
+        let rings = self.direction(direction);
+        // SAFETY: cells and word lie in the mapping. Producer and consumer live in the `Connection`
         // beside this memory, which is dropped after them.
         unsafe {
-            let cells = (&raw const (*half_at).cells).cast();
-            Ring::new(cells, CELLS, &self.reader_of(half).consumed)
+            let cells = (&raw const (*rings).cells).cast();
+            Ring::new(cells, CELLS, &self.reader_of(direction).consumed)
         }
     }
 
-    /// The word by which this side says whether it looks.
-    pub fn own_attention(&self) -> &Attention {
-        &self.reader_of(self.incoming).attention
+    /// This side's wakeup flags.
+    pub fn own_wakeup(&self) -> &WakeupFlags {
+        &self.reader_of(self.incoming).wakeup
     }
 
-    /// The word of the other side.
-    pub fn other_attention(&self) -> &Attention {
-        &self.reader_of(self.outgoing).attention
+    /// The peer's wakeup flags.
+    pub fn peer_wakeup(&self) -> &WakeupFlags {
+        &self.reader_of(self.outgoing).wakeup
     }
 
-    /// What this side has no room for.
-    pub fn own_fullness(&self) -> &Fullness {
-        &self.reader_of(self.incoming).fullness
+    /// This side's backpressure.
+    pub fn own_backpressure(&self) -> &Backpressure {
+        &self.reader_of(self.incoming).backpressure
     }
 
-    /// What the other side has no room for.
+    /// The peer's backpressure.
     #[inline]
-    pub fn other_fullness(&self) -> &Fullness {
-        &self.reader_of(self.outgoing).fullness
+    pub fn peer_backpressure(&self) -> &Backpressure {
+        &self.reader_of(self.outgoing).backpressure
     }
 
-    /// Says that this side gives up its messages, before it does, and that its windows are closed
-    /// to the other side. The other side sees one word when it
-    /// sends, and the other when it has copied. Look for visits after this.
-    pub fn end(&self) {
-        self.own_fullness().set(NO_PAYLOADS | NO_MESSAGES | ENDED);
+    /// Marks this side closed, before it drops its messages, and closes its windows to the peer.
+    /// The peer reads one of the words before it sends, and the other after it has copied. The
+    /// caller must check for accesses of the peer after this.
+    pub fn mark_closed(&self) {
+        self.own_backpressure().set(NO_EAGER | NO_RTS | CLOSED);
         step();
-        self.reader_of(self.incoming).ended.store(1, Ordering::Release);
+        self.reader_of(self.incoming).closed.store(1, Ordering::Release);
         fence(Ordering::SeqCst);
     }
 
-    /// Whether the other side has given up its messages: what was copied from it may be anything.
-    pub fn has_other_ended(&self) -> bool {
-        // Acquire fence: the loads of the copy come before this one.
+    /// Returns whether the peer is closed: then bytes that were copied from its memory may be of
+    /// any content.
+    pub fn is_peer_closed(&self) -> bool {
+        // Acquire fence: the loads of the copy come before this load.
         fence(Ordering::Acquire);
-        self.reader_of(self.outgoing).ended.load(Ordering::Relaxed) != 0
+        self.reader_of(self.outgoing).closed.load(Ordering::Relaxed) != 0
     }
 
-    /// The window of the other side that this side copies to or from, for this side to say.
-    pub fn own_visits(&self) -> &Visiting {
-        &self.reader_of(self.incoming).visiting
+    /// The flag in which this side publishes its access to a window of the peer.
+    pub fn own_access(&self) -> &AccessFlag {
+        &self.reader_of(self.incoming).access
     }
 
-    /// The window of this side that the other one says it copies to or from.
-    pub fn other_visits(&self) -> &Visiting {
-        &self.reader_of(self.outgoing).visiting
+    /// The flag in which the peer publishes its access to a window of this side.
+    pub fn peer_access(&self) -> &AccessFlag {
+        &self.reader_of(self.outgoing).access
     }
 
-    /// A record of messages to this side, or from it.
-    pub fn record(&self, incoming: bool, index: usize) -> &Record {
-        let half = self.half(if incoming { self.incoming } else { self.outgoing });
-        // SAFETY: inside the mapping, the index is checked, and a record is all atomics.
-        unsafe { &(&(*half).records)[index] }
+    /// A claim slot of messages to this side (`incoming`) or from it.
+    pub fn claims(&self, incoming: bool, index: usize) -> &ChunkClaims {
+        let rings = self.direction(if incoming { self.incoming } else { self.outgoing });
+        // SAFETY: the slot lies inside the mapping, the index is checked, and a slot consists of
+        // atomics.
+        unsafe { &(&(*rings).claims)[index] }
     }
 
-    /// The bytes of a span, for this side to write or to read.
-    pub fn span(&self, incoming: bool, span: Span) -> *mut u8 {
-        assert!(span.offset as usize + span.length as usize <= SPACE_BYTES);
-        let half = self.half(if incoming { self.incoming } else { self.outgoing });
-        // SAFETY: inside the space, as just checked.
-        unsafe { (&raw const (*half).space).cast::<u8>().add(span.offset as usize).cast_mut() }
+    /// The address of a span in the incoming or outgoing bounce ring.
+    pub fn span(&self, incoming: bool, span: BounceSpan) -> *mut u8 {
+        assert!(span.offset as usize + span.length as usize <= BOUNCE_BYTES);
+        let rings = self.direction(if incoming { self.incoming } else { self.outgoing });
+        // SAFETY: the span lies inside the bounce ring, as checked above.
+        unsafe { (&raw const (*rings).bounce).cast::<u8>().add(span.offset as usize).cast_mut() }
     }
 }
 
@@ -213,32 +215,33 @@ mod tests {
 
     #[test]
     fn what_one_end_writes_the_other_reads() {
-        let (connecting, memory) = Memory::create(End::Connecting).unwrap();
+        let (connecting, memory) = ConnectionMemory::create(ConnectionEnd::Connector).unwrap();
         let descriptor = memory.as_fd().try_clone_to_owned().unwrap();
-        let accepting = Memory::from_foreign(descriptor, End::Accepting).unwrap();
+        let accepting =
+            ConnectionMemory::from_untrusted_fd(descriptor, ConnectionEnd::Acceptor).unwrap();
         for (from, to) in [(&connecting, &accepting), (&accepting, &connecting)] {
             let (mut producer, mut consumer) = (from.producer(), to.consumer());
-            assert!(producer.has_room().unwrap());
+            assert!(producer.has_credit().unwrap());
             producer.write(&[1 << 40, 2, 3, 4, 5, 6, 7, 8]);
             assert_eq!(consumer.peek().unwrap()[1..], [2, 3, 4, 5, 6, 7, 8]);
-            consumer.pass();
+            consumer.advance();
             consumer.publish();
-            assert_eq!(producer.look(), Ok(1));
-            to.own_attention().rest(1);
-            assert_eq!(from.other_attention().take_ways(), 1);
-            assert_eq!(to.own_attention().resting(), 0);
-            to.own_fullness().set(NO_PAYLOADS);
-            assert!(from.other_fullness().includes(NO_PAYLOADS));
-            assert!(!to.other_fullness().includes(NO_PAYLOADS));
-            to.own_fullness().set(0);
-            let span = Span { offset: 64, length: 8 };
-            // SAFETY: inside the space, and only this thread touches it.
+            assert_eq!(producer.refresh_credits(), Ok(1));
+            to.own_wakeup().arm(1);
+            assert_eq!(from.peer_wakeup().take_armed(), 1);
+            assert_eq!(to.own_wakeup().armed(), 0);
+            to.own_backpressure().set(NO_EAGER);
+            assert!(from.peer_backpressure().includes(NO_EAGER));
+            assert!(!to.peer_backpressure().includes(NO_EAGER));
+            to.own_backpressure().set(0);
+            let span = BounceSpan { offset: 64, length: 8 };
+            // SAFETY: the span lies inside the bounce ring, and only this thread accesses it.
             unsafe {
                 from.span(false, span).write_volatile(9);
                 assert_eq!(to.span(true, span).read_volatile(), 9);
             }
-            to.record(true, 3).open(5);
-            assert_eq!(from.record(false, 3).claim_back(5, 2), Ok(Some(1)));
+            to.claims(true, 3).open(5);
+            assert_eq!(from.claims(false, 3).claim_back(5, 2), Ok(Some(1)));
         }
     }
 }

@@ -1,16 +1,16 @@
-//! The memory that two connected processes share, and what moves through it.
+//! The memory that two connected processes share.
 //!
-//! One sealed memfd for each connection, with a half for each direction. A half has a ring of
-//! cells of one cache line ([`cells`]), a space for payloads that do not fit a cell ([`space`]),
-//! records for messages that both sides copy together ([`record`]), the words by which the
-//! consumer says whether it must be woken ([`attention`]) and what it has no room for
-//! ([`fullness`]), and that by which a side says whose window it copies to ([`visit`]). Everything in here can be overwritten by the other process at any time: words are
-//! read once, copied out, checked, then used.
+//! Each connection has one sealed memfd with two directions. A direction has a ring of cells of one
+//! cache line ([`cells`]), a bounce ring for payloads that do not fit into a cell ([`bounce`]) and
+//! claim slots for messages that both sides copy ([`claims`]). Each side has its wakeup flags
+//! ([`wakeup`]), its backpressure ([`backpressure`]) and a flag that names the window it accesses
+//! ([`window_gate`]). The peer can overwrite all of it at any time: a word is loaded once, checked,
+//! then used.
 
-pub mod attention;
+pub mod backpressure;
+pub mod bounce;
 pub mod cells;
-pub mod fullness;
+pub mod claims;
 pub mod layout;
-pub mod record;
-pub mod space;
-pub mod visit;
+pub mod wakeup;
+pub mod window_gate;

@@ -4,175 +4,205 @@ use std::sync::Arc;
 
 use memferry_copy::{OwnedSource, OwnedTarget};
 
-use super::board::{Entry, Name};
-use super::carry::{Direction, Job, Patience};
 use super::peer_memory::PeerMemory;
-use super::windows::Windows;
+use super::rma::{RmaDirection, RmaRequest, WaitMode};
+use super::rma_engine::RmaEngine;
+use super::window_table::{WindowId, WindowInfo};
 use super::{Rights, WindowHandle};
+use crate::completion::{CompletionEntry, CompletionKind, CompletionOptions};
 use crate::error::{Error, ValidationError};
-use crate::operation::{Failed, Operation, OwnedOperation};
-use crate::pieces::Piece;
-use crate::port::{Begun, Peer, Port, State};
-use crate::report::{Ending, Report, ReportKind};
+use crate::operation::{FailedOperation, Operation, OwnedOperation};
+use crate::port::{Peer, Port, PortState, Started};
+use crate::segments::Segment;
 
-/// An access up to this size that finds its translation is carried out when it is begun.
-const AT_ONCE_BYTES: usize = 16 << 10;
+/// Maximum length of an access that is executed in the posting call, if its translation is cached.
+const MAX_INLINE_BYTES: usize = 16 << 10;
 
-/// A variable of a window that is set when the data of a put is there.
+/// A variable of a window that is set after the data of a put has arrived.
+///
+/// ```
+/// use memferry::message::{Error, PutNotification, RemoteWindow};
+///
+/// fn put_and_tell(window: &RemoteWindow) -> Result<(), Error> {
+///     window.put_notify(8, b"hello", PutNotification { offset: 0, value: 1 })
+/// }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Notify {
-    /// Where it is in the window: eight bytes, on a boundary of eight in the owner's memory.
+pub struct PutNotification {
+    /// The offset of the variable in the window: eight bytes, aligned to eight in the owner's
+    /// memory.
     pub offset: u64,
-    /// What it is set to.
+    /// The value that it is set to.
     pub value: u64,
 }
 
-/// A window of a peer. Accesses to one peer are carried out in the order in which they were begun;
+/// A window of a peer. Accesses to one peer are executed in the order in which they were started;
 /// the peer need not call anything. Cheap to clone.
+///
+/// ```
+/// use memferry::message::{Endpoint, Rights, ShareableBuffer};
+///
+/// let owner = Endpoint::builder().background(true).open("doc-remote-owner")?;
+/// let window = owner.expose(ShareableBuffer::new(4096)?, Rights::READ_WRITE)?;
+/// let other = Endpoint::open("doc-remote-other")?;
+/// let remote = other.attach(other.connect("doc-remote-owner")?, window.handle())?;
+/// remote.put(0, b"hello")?;
+/// let mut data = [0; 5];
+/// remote.get(0, &mut data)?;
+/// assert_eq!(&data, b"hello");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone)]
 pub struct RemoteWindow {
     pub(crate) port: Arc<Port>,
-    windows: Arc<Windows>,
+    rma_engine: Arc<RmaEngine>,
     memory: Arc<PeerMemory>,
     peer: Peer,
-    name: Name,
-    entry: Entry,
+    id: WindowId,
+    info: WindowInfo,
 }
 
 impl std::fmt::Debug for RemoteWindow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("RemoteWindow")
             .field("peer", &self.peer.index)
-            .field("name", &self.name)
-            .field("length", &self.entry.length)
-            .field("rights", &self.entry.rights)
+            .field("name", &self.id)
+            .field("length", &self.info.length)
+            .field("rights", &self.info.rights)
             .finish_non_exhaustive()
     }
 }
 
 impl Port {
-    /// Attaches a window of a peer.
+    /// Attaches a window of a peer by its handle.
     pub(crate) fn attach(
         self: &Arc<Self>,
         peer: Peer,
         handle: WindowHandle,
     ) -> Result<RemoteWindow, Error> {
-        self.attach_found(peer, |state, _| {
-            if handle.0.process() != state.public_number(peer)? {
+        self.attach_with(peer, |state, _| {
+            if handle.0.process() != state.process_handle(peer)? {
                 return Err(ValidationError::ForeignHandle.into());
             }
-            Ok(handle.name())
+            Ok(handle.window_id())
         })
     }
 
-    /// Attaches the window of a peer that its owner calls by a key.
+    /// Attaches a window of a peer by its owner's key.
     pub(crate) fn attach_key(
         self: &Arc<Self>,
         peer: Peer,
         key: u64,
     ) -> Result<RemoteWindow, Error> {
-        self.attach_found(peer, |_, memory| memory.board.find(key).ok_or(Error::Withdrawn))
+        self.attach_with(peer, |_, memory| memory.windows.find(key).ok_or(Error::Withdrawn))
     }
 
-    fn attach_found(
+    fn attach_with(
         self: &Arc<Self>,
         peer: Peer,
-        find: impl FnOnce(&State, &PeerMemory) -> Result<Name, Error>,
+        find: impl FnOnce(&PortState, &PeerMemory) -> Result<WindowId, Error>,
     ) -> Result<RemoteWindow, Error> {
         self.check_fork()?;
-        let windows = self.windows()?;
-        let mut state = self.enter();
-        // What the owner has shared by now.
-        state.hear();
-        let memory = state.peer_memory(peer, &windows)?;
-        let name = find(&state, &memory);
+        let rma_engine = self.rma_engine()?;
+        let mut state = self.lock();
+        // Imports the regions that the owner has shared by now.
+        state.progress_control();
+        let memory = state.peer_memory(peer, &rma_engine)?;
+        let id = find(&state, &memory);
         drop(state);
-        let name = match name {
+        let id = match id {
             Err(Error::Withdrawn) => return memory.check_now().and(Err(Error::Withdrawn)),
-            name => name?,
+            id => id?,
         };
-        let Some((entry, is_new)) = memory.cover(name) else {
+        let Some((info, is_new)) = memory.attach(id) else {
             return memory.check_now().and(Err(Error::Withdrawn));
         };
-        if !memory.can_reach(entry.region) {
-            return Err(memory.unreachable());
+        if !memory.can_reach(info.region) {
+            return Err(memory.unreachable_error());
         }
-        if is_new && !windows.look_up_anew(&memory, entry.address, entry.length) {
+        if is_new && !rma_engine.invalidate_translations(&memory, info.address, info.length) {
             return Err(Error::Unreachable(None));
         }
-        Ok(RemoteWindow { port: self.clone(), windows, memory, peer, name, entry })
+        Ok(RemoteWindow { port: self.clone(), rma_engine, memory, peer, id, info })
     }
 }
 
 impl RemoteWindow {
-    /// How many bytes it has.
+    /// The length in bytes.
     pub fn len(&self) -> u64 {
-        self.entry.length
+        self.info.length
     }
 
-    /// Whether it has none.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
-        self.entry.length == 0
+        self.info.length == 0
     }
 
-    /// Where it begins in the owner's memory.
+    /// The address of the first byte in the owner's memory.
     pub fn address(&self) -> u64 {
-        self.entry.address
+        self.info.address
     }
 
-    /// Whether its owner has not withdrawn it, as far as can be said from here.
+    /// Returns whether the window is open, as this side sees it.
     pub fn is_open(&self) -> bool {
-        self.memory.board.read(self.name).is_some()
+        self.memory.windows.read(self.id).is_some()
     }
 
-    /// What may be done with it.
+    /// The rights of peers.
     pub fn rights(&self) -> Rights {
-        self.entry.rights
+        self.info.rights
     }
 
-    /// Whose it is.
+    /// The owner.
     pub fn peer(&self) -> Peer {
         self.peer
     }
 
-    /// Copies data into the window, and returns when it is there.
+    /// Copies data into the window, and returns when the data has arrived.
     pub fn put(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let job = self.put_job(offset, data.as_ptr(), data.len(), None)?;
-        // SAFETY: the memory is borrowed until this returns, which is after the end.
-        unsafe { self.carry(job) }
+        let request = self.put_request(offset, data.as_ptr(), data.len(), None)?;
+        // SAFETY: the memory is borrowed until this returns, which is after the access has
+        // completed.
+        unsafe { self.execute(request) }
     }
 
-    /// Copies data into the window, then sets a variable of it: whoever sees the value sees the
-    /// data. The owner can sleep until then: [`crate::Window::wait`].
-    pub fn put_notify(&self, offset: u64, data: &[u8], notify: Notify) -> Result<(), Error> {
-        let job = self.put_job(offset, data.as_ptr(), data.len(), Some(notify))?;
+    /// Copies data into the window, then sets a variable of the window: a reader that reads the
+    /// value also reads the data. The owner can sleep until then: [`crate::Window::wait`].
+    pub fn put_notify(
+        &self,
+        offset: u64,
+        data: &[u8],
+        notify: PutNotification,
+    ) -> Result<(), Error> {
+        let request = self.put_request(offset, data.as_ptr(), data.len(), Some(notify))?;
         // SAFETY: as in `put`.
-        unsafe { self.carry(job) }
+        unsafe { self.execute(request) }
     }
 
-    /// Copies out of the window, and returns when the data is here.
+    /// Copies out of the window, and returns when the data has arrived.
     pub fn get(&self, offset: u64, buffer: &mut [u8]) -> Result<(), Error> {
-        let job = self.get_job(offset, buffer.as_mut_ptr(), buffer.len())?;
-        // SAFETY: the memory is borrowed until this returns, which is after the end.
-        unsafe { self.carry(job) }
+        let request = self.get_request(offset, buffer.as_mut_ptr(), buffer.len())?;
+        // SAFETY: the memory is borrowed until this returns, which is after the access has
+        // completed.
+        unsafe { self.execute(request) }
     }
 
-    /// Begins a put of an owned buffer, which comes back at the end.
+    /// Starts a put of an owned buffer, which is returned on completion.
     pub fn iput<B: OwnedSource>(
         &self,
         offset: u64,
         buffer: B,
-    ) -> Result<OwnedOperation<B>, Failed<B>> {
+    ) -> Result<OwnedOperation<B>, FailedOperation<B>> {
         self.iput_owned(offset, buffer, None)
     }
 
-    /// The same, with a variable that is set at the end.
+    /// As [`RemoteWindow::iput`], and sets a variable after the data.
     pub fn iput_notify<B: OwnedSource>(
         &self,
         offset: u64,
         buffer: B,
-        notify: Notify,
-    ) -> Result<OwnedOperation<B>, Failed<B>> {
+        notify: PutNotification,
+    ) -> Result<OwnedOperation<B>, FailedOperation<B>> {
         self.iput_owned(offset, buffer, Some(notify))
     }
 
@@ -180,63 +210,64 @@ impl RemoteWindow {
         &self,
         offset: u64,
         buffer: B,
-        notify: Option<Notify>,
-    ) -> Result<OwnedOperation<B>, Failed<B>> {
+        notify: Option<PutNotification>,
+    ) -> Result<OwnedOperation<B>, FailedOperation<B>> {
         OwnedOperation::begin(buffer, false, |buffer| {
             let (address, length) = buffer.source();
-            // SAFETY: the operation owns the buffer and gives it back only after the end.
+            // SAFETY: the operation owns the buffer and returns it only after completion.
             unsafe { self.iput_raw(offset, address, length, notify) }
         })
     }
 
-    /// Begins a get into an owned buffer, which comes back at the end.
+    /// Starts a get into an owned buffer, which is returned on completion.
     pub fn iget<B: OwnedTarget>(
         &self,
         offset: u64,
         buffer: B,
-    ) -> Result<OwnedOperation<B>, Failed<B>> {
+    ) -> Result<OwnedOperation<B>, FailedOperation<B>> {
         OwnedOperation::begin(buffer, false, |buffer| {
             let (address, length) = buffer.target();
-            // SAFETY: the operation owns the buffer and gives it back only after the end.
+            // SAFETY: the operation owns the buffer and returns it only after completion.
             unsafe { self.iget_raw(offset, address, length) }
         })
     }
 
-    /// Begins a put of raw memory.
+    /// Starts a put of raw memory.
     ///
     /// # Safety
-    /// Until the operation is over, the memory must stay valid and unchanged. Dropping the handle
-    /// changes nothing of this.
+    /// The memory must stay valid and unchanged until the operation completes, even if the handle
+    /// is dropped.
     pub unsafe fn iput_raw(
         &self,
         offset: u64,
         address: *const u8,
         length: usize,
-        notify: Option<Notify>,
+        notify: Option<PutNotification>,
     ) -> Result<Operation, Error> {
-        // SAFETY: passed on.
-        let begun = unsafe { self.begin_put(offset, address, length, notify) }?;
-        Ok(Operation::new(&self.port, begun))
+        // SAFETY: the caller guarantees it.
+        let started = unsafe { self.begin_put(offset, address, length, notify) }?;
+        Ok(Operation::new(&self.port, started))
     }
 
-    /// Begins a get into raw memory.
+    /// Starts a get into raw memory.
     ///
     /// # Safety
-    /// Until the operation is over, the memory must stay valid for writes, and nobody else may
-    /// access it. Dropping the handle changes nothing of this.
+    /// The memory must stay valid for writes, and no other thread may access it, until the
+    /// operation completes, even if the handle is dropped.
     pub unsafe fn iget_raw(
         &self,
         offset: u64,
         address: *mut u8,
         length: usize,
     ) -> Result<Operation, Error> {
-        // SAFETY: passed on.
-        let begun = unsafe { self.begin_get(offset, address, length) }?;
-        Ok(Operation::new(&self.port, begun))
+        // SAFETY: the caller guarantees it.
+        let started = unsafe { self.begin_get(offset, address, length) }?;
+        Ok(Operation::new(&self.port, started))
     }
 
-    /// Begins a put that ends in a report of the endpoint, or at once, in this one (nothing for a
-    /// quiet one that ended well).
+    #[doc(hidden)]
+    /// Starts a put that ends in a completion entry of the endpoint. If it completes at once, the
+    /// entry is returned (`None` for a silent put that succeeded).
     ///
     /// # Safety
     /// As for [`RemoteWindow::iput_raw`].
@@ -245,15 +276,16 @@ impl RemoteWindow {
         offset: u64,
         address: *const u8,
         length: usize,
-        ending: Ending,
-    ) -> Result<Option<Report>, Error> {
-        let job = self.put_job(offset, address, length, None)?;
-        // SAFETY: passed on.
-        let begun = unsafe { self.begin(job, Some(ending)) }?;
-        Ok(self.reported(ReportKind::Put, begun, length, ending))
+        options: CompletionOptions,
+    ) -> Result<Option<CompletionEntry>, Error> {
+        let request = self.put_request(offset, address, length, None)?;
+        // SAFETY: the caller guarantees it.
+        let started = unsafe { self.begin(request, Some(options)) }?;
+        Ok(self.report_completion(CompletionKind::Put, started, length, options))
     }
 
-    /// Begins a get that ends in a report, as [`RemoteWindow::post_put`] does.
+    #[doc(hidden)]
+    /// Starts a get that ends in a completion entry, as [`RemoteWindow::post_put`] does.
     ///
     /// # Safety
     /// As for [`RemoteWindow::iget_raw`].
@@ -262,27 +294,27 @@ impl RemoteWindow {
         offset: u64,
         address: *mut u8,
         length: usize,
-        ending: Ending,
-    ) -> Result<Option<Report>, Error> {
-        let job = self.get_job(offset, address, length)?;
-        // SAFETY: passed on.
-        let begun = unsafe { self.begin(job, Some(ending)) }?;
-        Ok(self.reported(ReportKind::Get, begun, length, ending))
+        options: CompletionOptions,
+    ) -> Result<Option<CompletionEntry>, Error> {
+        let request = self.get_request(offset, address, length)?;
+        // SAFETY: the caller guarantees it.
+        let started = unsafe { self.begin(request, Some(options)) }?;
+        Ok(self.report_completion(CompletionKind::Get, started, length, options))
     }
 
-    fn reported(
+    fn report_completion(
         &self,
-        kind: ReportKind,
-        begun: Begun,
+        kind: CompletionKind,
+        started: Started,
         length: usize,
-        ending: Ending,
-    ) -> Option<Report> {
-        let Begun::Over(outcome) = begun else { return None };
-        let is_told = outcome.is_err() || !ending.quiet;
-        is_told.then(|| Report {
+        options: CompletionOptions,
+    ) -> Option<CompletionEntry> {
+        let Started::Completed(outcome) = started else { return None };
+        let is_reported = outcome.is_err() || !options.silent_on_success;
+        is_reported.then(|| CompletionEntry {
             peer: Some(self.peer),
             length: length as u64,
-            ..Report::new(kind, ending.context, outcome.map(drop))
+            ..CompletionEntry::new(kind, options.context, outcome.map(drop))
         })
     }
 
@@ -293,11 +325,11 @@ impl RemoteWindow {
         offset: u64,
         address: *const u8,
         length: usize,
-        notify: Option<Notify>,
-    ) -> Result<Begun, Error> {
-        let job = self.put_job(offset, address, length, notify)?;
-        // SAFETY: passed on.
-        unsafe { self.begin(job, None) }
+        notify: Option<PutNotification>,
+    ) -> Result<Started, Error> {
+        let request = self.put_request(offset, address, length, notify)?;
+        // SAFETY: the caller guarantees it.
+        unsafe { self.begin(request, None) }
     }
 
     /// # Safety
@@ -307,55 +339,67 @@ impl RemoteWindow {
         offset: u64,
         address: *mut u8,
         length: usize,
-    ) -> Result<Begun, Error> {
-        let job = self.get_job(offset, address, length)?;
-        // SAFETY: passed on.
-        unsafe { self.begin(job, None) }
+    ) -> Result<Started, Error> {
+        let request = self.get_request(offset, address, length)?;
+        // SAFETY: the caller guarantees it.
+        unsafe { self.begin(request, None) }
     }
 
-    /// Waits until everything that was begun before, on any window of this peer, is over: puts are
-    /// in the owner's memory. How each ended, its own handle says.
+    /// Waits until all accesses that were started before, on any window of this peer, are complete:
+    /// puts are in the owner's memory. The handle of each access has its result.
     pub fn fence(&self) -> Result<(), Error> {
-        let job = self.job(Direction::Get, 0, Piece::source(std::ptr::null(), 0), None);
-        // SAFETY: no memory.
-        unsafe { self.carry(job) }
+        let request =
+            self.request(RmaDirection::Get, 0, Segment::source(std::ptr::null(), 0), None);
+        // SAFETY: the access has no memory.
+        unsafe { self.execute(request) }
     }
 
-    fn job(&self, direction: Direction, offset: u64, local: Piece, notify: Option<Notify>) -> Job {
-        Job { window: self.name, direction, offset, local, done: 0, notify, number: None }
+    fn request(
+        &self,
+        direction: RmaDirection,
+        offset: u64,
+        local: Segment,
+        notify: Option<PutNotification>,
+    ) -> RmaRequest {
+        RmaRequest { window: self.id, direction, offset, local, done: 0, notify, operation: None }
     }
 
-    fn put_job(
+    fn put_request(
         &self,
         offset: u64,
         address: *const u8,
         length: usize,
-        notify: Option<Notify>,
-    ) -> Result<Job, Error> {
-        self.check(Direction::Put, offset, address, length)?;
+        notify: Option<PutNotification>,
+    ) -> Result<RmaRequest, Error> {
+        self.check(RmaDirection::Put, offset, address, length)?;
         if let Some(notify) = notify {
             self.check_inside(notify.offset, 8)?;
-            if !self.entry.address.wrapping_add(notify.offset).is_multiple_of(8) {
+            if !self.info.address.wrapping_add(notify.offset).is_multiple_of(8) {
                 return Err(ValidationError::MisalignedVariable(notify.offset).into());
             }
         }
-        Ok(self.job(Direction::Put, offset, Piece::source(address, length), notify))
+        Ok(self.request(RmaDirection::Put, offset, Segment::source(address, length), notify))
     }
 
-    fn get_job(&self, offset: u64, address: *mut u8, length: usize) -> Result<Job, Error> {
-        self.check(Direction::Get, offset, address, length)?;
-        Ok(self.job(Direction::Get, offset, Piece::target(address, length), None))
+    fn get_request(
+        &self,
+        offset: u64,
+        address: *mut u8,
+        length: usize,
+    ) -> Result<RmaRequest, Error> {
+        self.check(RmaDirection::Get, offset, address, length)?;
+        Ok(self.request(RmaDirection::Get, offset, Segment::target(address, length), None))
     }
 
-    /// What can be said before anything is begun.
+    /// Validates an access before it is started.
     fn check(
         &self,
-        direction: Direction,
+        direction: RmaDirection,
         offset: u64,
         address: *const u8,
         length: usize,
     ) -> Result<(), Error> {
-        let (asked, given) = (direction.right(), self.entry.rights);
+        let (asked, given) = (direction.right(), self.info.rights);
         if !given.include(asked) {
             return Err(Error::NotPermitted { asked, given });
         }
@@ -366,7 +410,7 @@ impl RemoteWindow {
     }
 
     fn check_inside(&self, offset: u64, bytes: u64) -> Result<(), Error> {
-        let window_bytes = self.entry.length;
+        let window_bytes = self.info.length;
         if offset.checked_add(bytes).is_none_or(|end| end > window_bytes) {
             return Err(ValidationError::OutsideWindow { offset, bytes, window_bytes }.into());
         }
@@ -374,42 +418,54 @@ impl RemoteWindow {
     }
 
     /// # Safety
-    /// The job's memory must be valid until this returns.
-    unsafe fn carry(&self, job: Job) -> Result<(), Error> {
+    /// The request's memory must be valid until this returns.
+    unsafe fn execute(&self, request: RmaRequest) -> Result<(), Error> {
         self.port.check_fork()?;
-        // SAFETY: passed on.
-        match unsafe { self.windows.carry_now(&self.memory, job, Patience::Waits) } {
+        // SAFETY: the caller guarantees it.
+        match unsafe { self.rma_engine.execute_now(&self.memory, request, WaitMode::Blocking) } {
             Ok(outcome) => outcome,
-            Err(job) => Operation::new(&self.port, self.enqueue(job, None)?).wait().map(drop),
+            Err(request) => {
+                Operation::new(&self.port, self.enqueue(request, None)?).wait().map(drop)
+            }
         }
     }
 
     /// # Safety
-    /// The job's memory must be valid until the operation is over.
-    unsafe fn begin(&self, mut job: Job, ending: Option<Ending>) -> Result<Begun, Error> {
+    /// The request's memory must be valid until the operation completes.
+    unsafe fn begin(
+        &self,
+        mut request: RmaRequest,
+        options: Option<CompletionOptions>,
+    ) -> Result<Started, Error> {
         self.port.check_fork()?;
-        if job.local.length <= AT_ONCE_BYTES {
-            let length = job.local.length as u64;
-            // SAFETY: passed on.
-            match unsafe { self.windows.carry_now(&self.memory, job, Patience::Never) } {
+        if request.local.length <= MAX_INLINE_BYTES {
+            let length = request.local.length as u64;
+            // SAFETY: the caller guarantees it.
+            match unsafe {
+                self.rma_engine.execute_now(&self.memory, request, WaitMode::NonBlocking)
+            } {
                 Ok(Ok(())) => {
-                    let received = crate::Received { source: self.peer, tag: 0, length };
-                    return Ok(Begun::Over(Ok(received)));
+                    let received = crate::MessageStatus { source: self.peer, tag: 0, length };
+                    return Ok(Started::Completed(Ok(received)));
                 }
-                Ok(Err(error)) => return Ok(Begun::Over(Err(error))),
-                Err(back) => job = back,
+                Ok(Err(error)) => return Ok(Started::Completed(Err(error))),
+                Err(back) => request = back,
             }
         }
-        self.enqueue(job, ending)
+        self.enqueue(request, options)
     }
 
-    fn enqueue(&self, mut job: Job, ending: Option<Ending>) -> Result<Begun, Error> {
-        let number = self.port.enter().begin_access(job.direction.kind(), ending)?;
-        job.number = Some(number);
-        if let Err(error) = self.windows.enqueue(&self.port, self.peer, &self.memory, job) {
-            self.port.enter().operations.remove(number);
+    fn enqueue(
+        &self,
+        mut request: RmaRequest,
+        options: Option<CompletionOptions>,
+    ) -> Result<Started, Error> {
+        let number = self.port.lock().start_rma(request.direction.completion_kind(), options)?;
+        request.operation = Some(number);
+        if let Err(error) = self.rma_engine.enqueue(&self.port, self.peer, &self.memory, request) {
+            self.port.lock().protocol.operations.remove(number);
             return Err(error);
         }
-        Ok(Begun::Underway(number))
+        Ok(Started::Pending(number))
     }
 }

@@ -1,5 +1,5 @@
-//! The owner's side of a window: exposing memory, using it meanwhile, waiting for notifications,
-//! and taking it back.
+//! The owner's side of a window: exposing memory, using it, waiting for notifications, and
+//! withdrawing it.
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -10,96 +10,120 @@ use std::time::{Duration, Instant};
 use memferry_copy::OwnedTarget;
 use memferry_memory::handle::BufferHandle;
 use memferry_sys::copy;
-use memferry_sys::shared_memory::Access;
+use memferry_sys::shared_memory::Protection;
 
-use super::board::{Board, Entry, Name, NoRecord};
+use super::window_table::{OpenWindowError, WindowId, WindowInfo, WindowTable};
 use super::{Rights, WindowHandle};
 use crate::error::{ConnectError, Error, ValidationError};
-use crate::operation::Held;
-use crate::pieces::Piece;
+use crate::operation::InFlightBuffer;
 use crate::port::{Peer, Port};
 use crate::quarantine;
 use crate::region;
+use crate::segments::Segment;
 
-/// How long a peer may take to finish the piece that it copies when a window is withdrawn.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a withdrawal waits for a peer to finish the current step of its access.
+const WITHDRAW_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The same when it is dropped: its memory can wait for the peer without anybody.
-const DROP_PATIENCE: Duration = Duration::from_millis(10);
+/// How long a drop waits: the memory can then wait for the peer in quarantine.
+const DROP_TIMEOUT: Duration = Duration::from_millis(10);
 
-/// An exposed window as the port remembers it, for peers that connect later.
+/// The record of an exposed window in the port, for peers that connect later.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Exposure {
-    pub(crate) name: Name,
-    pub(crate) piece: Piece,
-    pub(crate) access: Access,
+pub(crate) struct ExposedRange {
+    pub(crate) id: WindowId,
+    pub(crate) segment: Segment,
+    pub(crate) access: Protection,
 }
 
-/// A variable of a window that a thread waits for, and the value that was last seen by anybody.
+/// A variable of a window that a thread waits for, and its last value that any thread has seen.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Variable {
+pub(crate) struct WatchedWord {
     address: *const AtomicU64,
-    seen: u64,
+    last_value: u64,
     waiter: u64,
 }
 
-// SAFETY: the variable lies in a window that the waiting thread borrows until it takes this back.
-unsafe impl Send for Variable {}
+// SAFETY: the variable lies in a window that the waiting thread borrows until it removes this
+// entry.
+unsafe impl Send for WatchedWord {}
 
-impl Variable {
-    /// Whether it has changed since it was last looked at.
+impl WatchedWord {
+    /// Returns whether the value has changed since the last call.
     pub(crate) fn take_change(&mut self) -> bool {
         let now = self.load();
-        now != std::mem::replace(&mut self.seen, now)
+        now != std::mem::replace(&mut self.last_value, now)
     }
 
     fn load(&self) -> u64 {
-        // SAFETY: as above; Acquire: whoever sees the value sees the data that came before it.
+        // SAFETY: as above. Acquire: a thread that reads the value also reads the data before it.
         unsafe { (*self.address).load(Ordering::Acquire) }
     }
 }
 
-/// Memory that is exposed to peers. They put and get while this process does what it likes.
+/// Memory that is exposed to peers. They put and get without a call of this process.
 ///
 /// Dropping it withdraws the window.
+///
+/// ```
+/// use memferry::message::{Endpoint, Rights};
+///
+/// let owner = Endpoint::open("doc-window")?;
+/// let window = owner.expose(vec![7u8; 64], Rights::READ)?;
+/// let mut data = [0; 2];
+/// window.read(10, &mut data);
+/// assert_eq!(data, [7; 2]);
+/// let buffer = window.withdraw()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub struct Window<B: Send + 'static = Vec<u8>> {
     port: Arc<Port>,
-    board: Arc<Board>,
-    name: Name,
+    table: Arc<WindowTable>,
+    id: WindowId,
     handle: WindowHandle,
     address: *mut u8,
     length: usize,
-    held: Option<Held<B>>,
+    buffer: Option<InFlightBuffer<B>>,
 }
 
 // SAFETY: the address is that of the buffer, which is `Send`.
 unsafe impl<B: Send + 'static> Send for Window<B> {}
-// SAFETY: the memory is shared with other processes from the moment it is exposed, so no reference to
-// its bytes is ever made: it is reached by raw copies and atomics, whose result under contention is
-// bytes of both. Threads of this process that copy to the same bytes at the same time are in no other
-// position than a peer that does.
+// SAFETY: the memory is shared with other processes from the moment it is exposed, so no reference
+// to its bytes is ever made: it is accessed by raw copies and atomics, whose result under
+// contention is a mix of bytes. Two threads of this process that copy to the same bytes at the same
+// time are like a thread and a peer that do.
 unsafe impl<B: Send + 'static> Sync for Window<B> {}
 
 impl<B: Send + 'static> fmt::Debug for Window<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Window")
-            .field("name", &self.name)
+            .field("name", &self.id)
             .field("length", &self.length)
             .finish_non_exhaustive()
     }
 }
 
 /// Memory behind a raw pointer, for [`crate::Endpoint::expose_raw`].
+///
+/// ```
+/// use memferry::message::{Endpoint, RawMemory, Rights, Window};
+///
+/// let owner = Endpoint::open("doc-raw-memory")?;
+/// let mut memory = [0u8; 64];
+/// // SAFETY: the array outlives the window.
+/// let window: Window<RawMemory> =
+///     unsafe { owner.expose_raw(memory.as_mut_ptr(), 64, Rights::READ_WRITE) }?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct RawMemory {
     address: *mut u8,
     length: usize,
 }
 
-// SAFETY: whoever made it vouches for the memory, wherever it is used.
+// SAFETY: the creator guarantees that the memory is valid on every thread.
 unsafe impl Send for RawMemory {}
 
-// SAFETY: whoever made it vouches that the memory stays where it is.
+// SAFETY: the creator guarantees that the memory does not move.
 unsafe impl OwnedTarget for RawMemory {
     fn target(&mut self) -> (*mut u8, usize) {
         (self.address, self.length)
@@ -114,33 +138,47 @@ impl RawMemory {
     }
 }
 
-/// A window that a peer did not let go of in time: it is stopped in the middle of a copy. Nobody
-/// can begin another access, but the memory is not free yet.
-pub struct StillAccessed<B: Send + 'static> {
-    /// The peer.
+/// A window that a peer was still accessing after the timeout: the peer is stopped in the middle of
+/// a copy. No peer can start another access, but the memory is not free yet.
+///
+/// ```
+/// use memferry::message::{Window, WindowBusy};
+///
+/// fn withdraw(window: Window<Vec<u8>>) -> Option<Vec<u8>> {
+///     match window.withdraw() {
+///         Ok(buffer) => Some(buffer),
+///         Err(busy) => {
+///             println!("{busy}");
+///             None
+///         }
+///     }
+/// }
+/// ```
+pub struct WindowBusy<B: Send + 'static> {
+    /// The peer that accesses the window, if it is still connected.
     pub peer: Option<Peer>,
     /// The window, to be withdrawn again later.
     pub window: Window<B>,
 }
 
-impl<B: Send + 'static> fmt::Debug for StillAccessed<B> {
+impl<B: Send + 'static> fmt::Debug for WindowBusy<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-impl<B: Send + 'static> fmt::Display for StillAccessed<B> {
+impl<B: Send + 'static> fmt::Display for WindowBusy<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "a peer ({:?}) is stopped in the middle of an access: let it run or end it, then \
+            "a peer ({:?}) is stopped in the middle of an access: continue or end it, then \
              withdraw the window again",
             self.peer
         )
     }
 }
 
-impl<B: Send + 'static> std::error::Error for StillAccessed<B> {}
+impl<B: Send + 'static> std::error::Error for WindowBusy<B> {}
 
 impl Port {
     /// Exposes the memory of a buffer.
@@ -149,20 +187,22 @@ impl Port {
         buffer: B,
         rights: Rights,
         key: Option<u64>,
-    ) -> Result<Window<B>, crate::Failed<B>> {
-        let mut held = Held::new(buffer);
-        let (address, length) = held.get_mut().target();
+    ) -> Result<Window<B>, crate::FailedOperation<B>> {
+        let mut in_flight = InFlightBuffer::new(buffer);
+        let (address, length) = in_flight.get_mut().target();
         match self.expose_memory(address, length, rights, key) {
-            Ok((board, name, handle)) => Ok(Window {
+            Ok((table, id, handle)) => Ok(Window {
                 port: self.clone(),
-                board,
-                name,
+                table,
+                id,
                 handle,
                 address,
                 length,
-                held: Some(held),
+                buffer: Some(in_flight),
             }),
-            Err(error) => Err(crate::Failed { error, buffer: Some(held.into_inner()) }),
+            Err(error) => {
+                Err(crate::FailedOperation { error, buffer: Some(in_flight.into_inner()) })
+            }
         }
     }
 
@@ -172,62 +212,69 @@ impl Port {
         length: usize,
         rights: Rights,
         key: Option<u64>,
-    ) -> Result<(Arc<Board>, Name, WindowHandle), Error> {
+    ) -> Result<(Arc<WindowTable>, WindowId, WindowHandle), Error> {
         self.check_fork()?;
         if address.is_null() && length > 0 {
             return Err(ValidationError::NullPointer(length).into());
         }
-        let access = if rights.include(Rights::WRITE) { Access::Write } else { Access::Read };
-        let piece = Piece::target(address, length);
-        let mut state = self.enter();
+        let access = if rights.include(Rights::WRITE) {
+            Protection::ReadWrite
+        } else {
+            Protection::ReadOnly
+        };
+        let segment = Segment::target(address, length);
+        let mut state = self.lock();
         if state.is_closed() {
             return Err(Error::Closed);
         }
-        let board = state.board().map_err(ConnectError::system("making shared memory"))?;
-        let region = region::find(address, length).map_or(0, |region| region.number);
+        let table = state.windows.table().map_err(ConnectError::system("making shared memory"))?;
+        let region = region::find(address, length).map_or(0, |region| region.id);
         let (start, bytes) = (address as u64, length as u64);
-        let entry = Entry { address: start, length: bytes, region, rights, key };
-        let name = board.open(entry).map_err(|error| match error {
-            NoRecord::Full => Error::from(ValidationError::TooManyWindows),
-            NoRecord::System(error) => ConnectError::system("making shared memory")(error).into(),
+        let info = WindowInfo { address: start, length: bytes, region, rights, key };
+        let id = table.open(info).map_err(|error| match error {
+            OpenWindowError::Full => Error::from(ValidationError::TooManyWindows),
+            OpenWindowError::System(error) => {
+                ConnectError::system("making shared memory")(error).into()
+            }
         })?;
-        state.show_to_peers(Exposure { name, piece, access });
-        let process = state.own_public_number();
-        let handle = BufferHandle::new(process, name.number, name.generation)
-            .expect("a board begins with generation one");
-        Ok((board, name, WindowHandle(handle)))
+        state.expose_range(ExposedRange { id, segment, access });
+        let process = state.own_process_handle();
+        let handle =
+            BufferHandle::new(process, id.index, id.generation).expect("generations start at 1");
+        Ok((table, id, WindowHandle(handle)))
     }
 }
 
 impl<B: Send + 'static> Window<B> {
-    /// The name of the window, to be sent to peers.
+    /// The handle of the window, to be sent to peers.
     pub fn handle(&self) -> WindowHandle {
         self.handle
     }
 
-    /// How many bytes it has.
+    /// The length in bytes.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Whether it has none.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The first byte. Peers may change what is there at any time that their rights permit.
+    /// The address of the first byte. Peers may change the memory at any time, as their rights
+    /// permit.
     pub fn as_ptr(&self) -> *mut u8 {
         self.address
     }
 
-    /// Copies out of the window. What peers put meanwhile may be in it in part.
+    /// Copies out of the window. A concurrent put of a peer may be visible in part.
     ///
     /// # Panics
     /// When the range is outside the window.
     pub fn read(&self, offset: usize, buffer: &mut [u8]) {
         self.check_inside(offset, buffer.len());
-        // SAFETY: inside the window's memory, which lives as long as self, and apart from the
-        // buffer, which is borrowed.
+        // SAFETY: the range is inside the window's memory, which lives as long as self, and does
+        // not overlap the borrowed buffer.
         unsafe { copy::cached(buffer.as_mut_ptr(), self.address.add(offset), buffer.len()) };
     }
 
@@ -241,27 +288,27 @@ impl<B: Send + 'static> Window<B> {
         unsafe { copy::cached(self.address.add(offset), data.as_ptr(), data.len()) };
     }
 
-    /// The variable at an offset. Whoever sees a value that a peer's notification has set sees the
-    /// data that was put before it.
+    /// Loads the variable at an offset. A thread that reads a value set by a peer's notification
+    /// also reads the data that was put before it.
     ///
     /// # Panics
-    /// When it is outside the window or not on a boundary of eight.
+    /// When the variable is outside the window or not aligned to eight bytes.
     pub fn load(&self, offset: usize) -> u64 {
-        self.variable(offset).load(Ordering::Acquire)
+        self.word(offset).load(Ordering::Acquire)
     }
 
-    /// Sets the variable at an offset.
+    /// Stores to the variable at an offset.
     ///
     /// # Panics
     /// As [`Window::load`].
     pub fn store(&self, offset: usize, value: u64) {
-        self.variable(offset).store(value, Ordering::Release);
+        self.word(offset).store(value, Ordering::Release);
     }
 
-    /// Waits until a variable has a value that `is_it` accepts, at most so long; `None` if it has
-    /// not by then. Looks for a while, then sleeps. `is_it` must not call the endpoint or link.
-    /// When the last connected peer goes, or the peer of a link is gone, nobody is left to set it:
-    /// [`Error::PeerGone`].
+    /// Waits until a variable has a value that `is_it` accepts; returns `None` at the timeout.
+    /// Polls first, then sleeps. `is_it` must not call the endpoint or link. When the last
+    /// connected peer disconnects, or the peer of a link has disconnected, no peer can set the
+    /// variable: [`Error::PeerDisconnected`].
     ///
     /// # Panics
     /// As [`Window::load`].
@@ -273,35 +320,36 @@ impl<B: Send + 'static> Window<B> {
     ) -> Result<Option<u64>, Error> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         self.port.check_fork()?;
-        let word = self.variable(offset);
+        let word = self.word(offset);
         let waiter = NEXT.fetch_add(1, Ordering::Relaxed);
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        let mut state = self.port.enter();
+        let mut state = self.port.lock();
         let seen = word.load(Ordering::Acquire);
         if is_it(seen) {
             return Ok(Some(seen));
         }
-        state.variables.push(Variable { address: word, seen, waiter });
-        // A link has one peer; to an endpoint others may come while it has none.
-        let mut had_peers = !state.takes_callers();
-        let found = self.port.block_entered(state, true, deadline, |state| {
-            let variable = state.variables.iter_mut().find(|v| v.waiter == waiter)?;
-            variable.seen = variable.load();
-            let seen = variable.seen;
-            // A panic goes on when everything is as it was before: nobody may look at the variable
-            // when this window is gone.
+        state.windows.watched_words.push(WatchedWord { address: word, last_value: seen, waiter });
+        // A link has one peer. An endpoint without peers waits, because others may connect.
+        let mut had_peers = !state.protocol.peers.accepts_connections();
+        let found = self.port.block_locked(state, true, deadline, |state| {
+            let variable = state.windows.watched_words.iter_mut().find(|v| v.waiter == waiter)?;
+            variable.last_value = variable.load();
+            let seen = variable.last_value;
+            // A panic is resumed after the entry is removed: no thread may read the variable after
+            // the window is dropped.
             match catch_unwind(AssertUnwindSafe(|| is_it(seen))) {
                 Ok(true) => Some(Ok(Ok(seen))),
                 Ok(false) if state.is_closed() => Some(Ok(Err(Error::Closed))),
                 Ok(false) => {
-                    let last = state.last_gone();
+                    let last = state.protocol.peers.last_disconnect_reason();
                     had_peers |= last.is_none();
-                    last.filter(|_| had_peers).map(|gone| Ok(Err(Error::PeerGone(gone))))
+                    last.filter(|_| had_peers)
+                        .map(|reason| Ok(Err(Error::PeerDisconnected(reason))))
                 }
                 Err(panic) => Some(Err(panic)),
             }
         });
-        self.port.enter().variables.retain(|variable| variable.waiter != waiter);
+        self.port.lock().windows.watched_words.retain(|variable| variable.waiter != waiter);
         match found {
             Some(Err(panic)) => resume_unwind(panic),
             Some(Ok(found)) => found.map(Some),
@@ -309,38 +357,40 @@ impl<B: Send + 'static> Window<B> {
         }
     }
 
-    /// Whether a peer is in the middle of an access.
+    /// Returns whether a peer is accessing the window.
     pub fn is_accessed(&self) -> bool {
-        self.port.check_fork().is_ok() && self.port.enter().visitor(self.name).is_some()
+        self.port.check_fork().is_ok() && self.port.lock().active_accessor(self.id).is_some()
     }
 
-    /// Takes the window back. From now on nobody can access it; whoever is in the middle of a piece
-    /// of an access is waited for, and finds the window closed after that. Returns the buffer.
-    pub fn withdraw(mut self) -> Result<B, Box<StillAccessed<B>>> {
-        match self.close(PATIENCE) {
-            Ok(()) => Ok(self.held.take().expect("it is taken once").into_inner()),
-            Err(peer) => Err(Box::new(StillAccessed { peer, window: self })),
+    /// Withdraws the window. No peer can start an access after this; a peer that is in a step of an
+    /// access is waited for, and finds the window closed at its next step. Returns the buffer.
+    pub fn withdraw(mut self) -> Result<B, Box<WindowBusy<B>>> {
+        match self.close(WITHDRAW_TIMEOUT) {
+            Ok(()) => Ok(self.buffer.take().expect("the buffer is taken once").into_inner()),
+            Err(peer) => Err(Box::new(WindowBusy { peer, window: self })),
         }
     }
 
-    /// Closes the window and waits for accesses under way. The error says who does not end.
-    fn close(&mut self, patience: Duration) -> Result<(), Option<Peer>> {
+    /// Closes the window and waits for running accesses. The error names the peer that does not
+    /// finish.
+    fn close(&mut self, timeout: Duration) -> Result<(), Option<Peer>> {
         if self.port.check_fork().is_err() {
-            // The window is the parent's, and so is its board; the memory here is a copy.
+            // In a forked child the window and its table belong to the parent; the memory is a
+            // copy.
             return Ok(());
         }
-        self.board.close(self.name);
-        let began = Instant::now();
+        self.table.close(self.id);
+        let started = Instant::now();
         loop {
-            let visitor = self.port.enter().visitor(self.name);
-            let Some(visitor) = visitor else { break };
-            if began.elapsed() > patience {
-                return Err(visitor);
+            let accessor = self.port.lock().active_accessor(self.id);
+            let Some(accessor) = accessor else { break };
+            if started.elapsed() > timeout {
+                return Err(accessor);
             }
             std::thread::yield_now();
         }
-        self.port.enter().exposures.retain(|exposure| exposure.name != self.name);
-        self.board.give_back(self.name);
+        self.port.lock().windows.exposed_ranges.retain(|exposure| exposure.id != self.id);
+        self.table.release(self.id);
         Ok(())
     }
 
@@ -352,38 +402,41 @@ impl<B: Send + 'static> Window<B> {
         );
     }
 
-    fn variable(&self, offset: usize) -> &AtomicU64 {
+    fn word(&self, offset: usize) -> &AtomicU64 {
         self.check_inside(offset, 8);
         let word = self.address.wrapping_add(offset).cast::<AtomicU64>();
-        assert!(word.is_aligned(), "the variable at {offset} is not on a boundary of eight bytes");
-        // SAFETY: inside the window's memory, aligned, alive as long as self; shared as atomics.
+        assert!(word.is_aligned(), "the variable at {offset} is not aligned to eight bytes");
+        // SAFETY: inside the window's memory, aligned, alive as long as self; accessed as atomics.
         unsafe { &*word }
     }
 }
 
 impl<B: Send + 'static> Drop for Window<B> {
     fn drop(&mut self) {
-        if self.held.is_none() || self.close(DROP_PATIENCE).is_ok() {
+        if self.buffer.is_none() || self.close(DROP_TIMEOUT).is_ok() {
             return;
         }
-        let mut state = self.port.enter();
-        state.exposures.retain(|exposure| exposure.name != self.name);
-        let visits = state.visits(self.name);
+        let mut state = self.port.lock();
+        state.windows.exposed_ranges.retain(|exposure| exposure.id != self.id);
+        let accesses = state.active_accesses(self.id);
         drop(state);
-        let (board, name) = (self.board.clone(), self.name);
-        quarantine::keep(visits, Box::new(Left { _held: self.held.take(), board, name }));
+        let (table, id) = (self.table.clone(), self.id);
+        quarantine::hold(
+            accesses,
+            Box::new(DroppedWindow { _buffer: self.buffer.take(), table, id }),
+        );
     }
 }
 
-/// The memory of a window that was dropped while a peer was inside.
-struct Left<B> {
-    _held: Option<Held<B>>,
-    board: Arc<Board>,
-    name: Name,
+/// The memory of a window that was dropped during a peer's access.
+struct DroppedWindow<B> {
+    _buffer: Option<InFlightBuffer<B>>,
+    table: Arc<WindowTable>,
+    id: WindowId,
 }
 
-impl<B> Drop for Left<B> {
+impl<B> Drop for DroppedWindow<B> {
     fn drop(&mut self) {
-        self.board.give_back(self.name);
+        self.table.release(self.id);
     }
 }

@@ -1,41 +1,49 @@
-//! Windows: memory that a process exposes, and that its peers put to and get from without a word
-//! from it.
+//! Windows: memory that a process exposes, and that its peers put to and get from without a call of
+//! the owner.
 //!
-//! The owner [exposes](crate::Endpoint::expose) memory and sends the [`WindowHandle`] to whom it
-//! likes; they [attach](crate::Endpoint::attach) it and get a [`RemoteWindow`]. Inside, from the
-//! owner's memory to the copy: the owner's `board` says what is open to whom; `peer_memory`
-//! knows how the memory of a peer is reached; the lookup finds every page through `source`;
-//! `carry` does an access piece by piece, and a `lane` keeps the accesses to one peer in order.
+//! The owner [exposes](crate::Endpoint::expose) memory and sends the [`WindowHandle`] to its peers,
+//! which [attach](crate::Endpoint::attach) it and get a [`RemoteWindow`]. The parts, from the
+//! owner's memory to the copy: `window_table` is the owner's table of open windows; `peer_memory`
+//! has the access to a peer's memory; the lookup translates every page through
+//! `translation_backend`; `rma` executes an access step by step, and an `rma_queue` keeps the
+//! accesses to one peer in order.
 
 mod access;
-pub(crate) mod board;
-mod carry;
 mod exposed;
-mod lane;
 pub(crate) mod peer_memory;
-mod source;
-pub(crate) mod windows;
-mod workers;
+mod rma;
+pub(crate) mod rma_engine;
+mod rma_queue;
+mod rma_workers;
+mod translation_backend;
+pub(crate) mod window_table;
 
-use memferry_memory::handle::{BufferHandle, HandleError};
+use memferry_memory::handle::BufferHandle;
+pub use memferry_memory::handle::HandleError;
 
-pub use access::{Notify, RemoteWindow};
-pub(crate) use exposed::{Exposure, Variable};
-pub use exposed::{RawMemory, StillAccessed, Window};
+pub use access::{PutNotification, RemoteWindow};
+pub(crate) use exposed::{ExposedRange, WatchedWord};
+pub use exposed::{RawMemory, Window, WindowBusy};
 
 /// What peers may do with a window.
+///
+/// ```
+/// use memferry::message::Rights;
+///
+/// assert!(Rights::READ_WRITE.include(Rights::READ));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Rights(u8);
 
 impl Rights {
-    /// Get from it.
+    /// Peers may get from it.
     pub const READ: Self = Self(1);
-    /// Put to it.
+    /// Peers may put to it.
     pub const WRITE: Self = Self(2);
-    /// Both.
+    /// Peers may do both.
     pub const READ_WRITE: Self = Self(3);
 
-    /// Whether these include others.
+    /// Returns whether these rights include `others`.
     pub fn include(self, others: Self) -> bool {
         self.0 & others.0 == others.0
     }
@@ -60,26 +68,36 @@ impl std::fmt::Display for Rights {
     }
 }
 
-/// The name of a window: what its owner sends to whom may attach it. Knowing it is no right by
-/// itself; only connected peers can use it.
+/// The name of a window, which its owner sends to peers that may attach it. The handle alone is no
+/// right to access the window; only connected peers can use it.
+///
+/// ```
+/// use memferry::message::{Endpoint, Rights, WindowHandle};
+///
+/// let owner = Endpoint::open("doc-handle")?;
+/// let window = owner.expose(vec![0u8; 64], Rights::READ)?;
+/// let bytes = window.handle().to_bytes(); // for a message
+/// assert_eq!(WindowHandle::from_bytes(bytes)?, window.handle());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct WindowHandle(pub(crate) BufferHandle);
 
 impl WindowHandle {
-    /// The bytes of a handle.
+    /// The length of an encoded handle, in bytes.
     pub const BYTES: usize = BufferHandle::BYTES;
 
-    /// As bytes, to be sent.
+    /// Encodes the handle.
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
         self.0.to_bytes()
     }
 
-    /// From bytes that were received, if they are a handle.
+    /// Decodes a handle.
     pub fn from_bytes(bytes: [u8; Self::BYTES]) -> Result<Self, HandleError> {
         BufferHandle::from_bytes(bytes).map(Self)
     }
 
-    pub(crate) fn name(self) -> board::Name {
-        board::Name { number: self.0.number(), generation: self.0.generation() }
+    pub(crate) fn window_id(self) -> window_table::WindowId {
+        window_table::WindowId { index: self.0.number(), generation: self.0.generation() }
     }
 }

@@ -1,5 +1,5 @@
-//! The memory of one peer as accesses to its windows reach it: what is mapped here, what system
-//! calls reach, whether the peer still lives, and how it is told of a notification.
+//! The memory of one peer for accesses to its windows: what is mapped, what system calls access,
+//! whether the peer is alive, and the doorbell of notifications.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,241 +8,263 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use memferry_memory::handle::ProcessHandle;
-use memferry_sys::cross_memory::{self, Denied};
-use memferry_sys::packet_socket::PacketSocket;
+use memferry_sys::cross_memory::{self, CrossMemoryDenied};
 use memferry_sys::peer_process;
-use memferry_sys::shared_memory::Access;
+use memferry_sys::seqpacket::SeqPacketSocket;
+use memferry_sys::shared_memory::Protection;
 use memferry_sys::sync::lock;
 
-use super::board::{BoardView, Entry, Name};
-use super::lane::Lane;
-use crate::connect::reach::Reach;
+use super::rma_queue::RmaQueue;
+use super::window_table::{WindowId, WindowInfo, WindowTableView};
+use crate::connect::access_probe::PeerAccess;
 use crate::connection::ring_doorbell;
-use crate::error::{Error, Gone};
-use crate::region::imported::Imported;
+use crate::error::{DisconnectReason, Error};
+use crate::region::imported::ImportedRegions;
 use crate::region::imported::PeerMapping;
-use crate::ring::layout::Memory;
-use crate::ring::visit::Visiting;
+use crate::ring::layout::ConnectionMemory;
+use crate::ring::window_gate::AccessFlag;
 
-/// Extents beyond this are looked through for windows that are gone.
-const MANY_EXTENTS: usize = 1024;
+/// Above this number, extents of withdrawn windows are removed.
+const EXTENT_SWEEP_LIMIT: usize = 1024;
 
-/// A stretch of a peer's memory that an attached window covers.
+/// A range of a peer's memory that an attached window covers.
 #[derive(Debug, Clone, Copy)]
-struct Extent {
+struct AttachedExtent {
     start: u64,
     end: u64,
     region: u32,
-    window: Name,
+    window: WindowId,
 }
 
-/// How a page of a peer is reached, as one word of the lookup: an address with these bits in it.
+/// The translation of a page of a peer, as one word of the lookup: an address and these bits.
 pub(crate) mod page {
-    /// It is mapped here, at the address.
-    pub(crate) const NEAR: u64 = 1;
-    /// System calls reach it, at the address in the peer.
-    pub(crate) const CROSS: u64 = 2;
-    /// It may be written.
+    /// The page is mapped in this process, at the address.
+    pub(crate) const MAPPED: u64 = 1;
+    /// System calls access the page, at the address in the peer.
+    pub(crate) const CROSS_MEMORY: u64 = 2;
+    /// The page may be written.
     pub(crate) const WRITABLE: u64 = 4;
-    /// The bits that are not address.
+    /// The bits that are not part of the address.
     pub(crate) const FLAGS: u64 = 7;
 }
 
 /// The memory of a peer.
 #[derive(Debug)]
 pub(crate) struct PeerMemory {
-    /// Its number in the lookup.
+    /// The peer's number in the lookup.
     pub(crate) process: ProcessHandle,
-    pub(crate) board: Arc<BoardView>,
-    pub(crate) lane: Lane,
+    pub(crate) windows: Arc<WindowTableView>,
+    pub(crate) queue: RmaQueue,
     pub(crate) pid: u32,
     pub(crate) is_self: bool,
-    reach: Reach,
-    rings: Memory,
-    socket: Option<PacketSocket>,
-    alive: Option<OwnedFd>,
+    access: PeerAccess,
+    connection_memory: ConnectionMemory,
+    socket: Option<SeqPacketSocket>,
+    process_fd: Option<OwnedFd>,
     alive_at_ns: AtomicU64,
-    imported: Arc<Imported>,
-    /// By where they begin, and which window it is.
-    extents: Mutex<BTreeMap<(u64, u32), Extent>>,
-    gone: OnceLock<Gone>,
+    imported: Arc<ImportedRegions>,
+    /// By start address and window number.
+    extents: Mutex<BTreeMap<(u64, u32), AttachedExtent>>,
+    disconnected: OnceLock<DisconnectReason>,
 }
 
-/// What a peer's memory is made of.
+/// The parts of a peer's memory.
 #[derive(Debug)]
-pub(crate) struct Parts {
-    pub(crate) board: Arc<BoardView>,
+pub(crate) struct PeerMemoryParts {
+    pub(crate) windows: Arc<WindowTableView>,
     pub(crate) pid: u32,
     pub(crate) is_self: bool,
-    pub(crate) reach: Reach,
-    pub(crate) rings: Memory,
-    pub(crate) socket: Option<PacketSocket>,
-    pub(crate) alive: Option<OwnedFd>,
-    pub(crate) imported: Arc<Imported>,
+    pub(crate) access: PeerAccess,
+    pub(crate) connection_memory: ConnectionMemory,
+    pub(crate) socket: Option<SeqPacketSocket>,
+    pub(crate) process_fd: Option<OwnedFd>,
+    pub(crate) imported: Arc<ImportedRegions>,
 }
 
 impl PeerMemory {
-    pub(crate) fn new(process: ProcessHandle, parts: Parts) -> Self {
-        let Parts { board, pid, is_self, reach, rings, socket, alive, imported } = parts;
-        Self {
-            process,
-            board,
-            lane: Lane::default(),
+    pub(crate) fn new(process: ProcessHandle, parts: PeerMemoryParts) -> Self {
+        let PeerMemoryParts {
+            windows,
             pid,
             is_self,
-            reach,
-            rings,
+            access,
+            connection_memory,
             socket,
-            alive,
+            process_fd,
+            imported,
+        } = parts;
+        Self {
+            process,
+            windows,
+            queue: RmaQueue::default(),
+            pid,
+            is_self,
+            access,
+            connection_memory,
+            socket,
+            process_fd,
             alive_at_ns: AtomicU64::new(0),
             imported,
             extents: Mutex::default(),
-            gone: OnceLock::new(),
+            disconnected: OnceLock::new(),
         }
     }
 
-    /// A window is attached: its memory is what the board says. Returns that, and whether anything
-    /// else was thought of the memory before, so that translations of it must be forgotten; `None`
-    /// if the window is not open.
-    pub(crate) fn cover(&self, window: Name) -> Option<(Entry, bool)> {
+    /// Records the memory of an attached window, as the window table has it. Returns its record,
+    /// and whether translations of that memory must be invalidated because it was not recorded
+    /// before; `None` if the window is not open.
+    pub(crate) fn attach(&self, window: WindowId) -> Option<(WindowInfo, bool)> {
         let mut extents = lock(&self.extents);
-        // With the lock: whoever attaches what came after this window finds the board changed too.
-        let entry = self.board.read(window)?;
-        let (start, end) = (entry.address, entry.address + entry.length);
-        if extents.len() > MANY_EXTENTS {
-            extents.retain(|_, extent| self.board.read(extent.window).is_some());
+        // With the lock: a thread that attaches a later window at the same address also finds the
+        // table changed.
+        let info = self.windows.read(window)?;
+        let (start, end) = (info.address, info.address + info.length);
+        if extents.len() > EXTENT_SWEEP_LIMIT {
+            extents.retain(|_, extent| self.windows.read(extent.window).is_some());
         }
         let is_known = extents.range(..=(start, u32::MAX)).any(|(_, extent)| {
-            extent.start <= start && extent.end >= end && extent.region == entry.region
+            extent.start <= start && extent.end >= end && extent.region == info.region
         });
-        // What overlaps and lies in another region is of a window that is gone.
+        // An overlapping extent in another region belongs to a withdrawn window.
         extents.retain(|_, extent| {
-            extent.end <= start || extent.start >= end || extent.region == entry.region
+            extent.end <= start || extent.start >= end || extent.region == info.region
         });
-        let extent = Extent { start, end, region: entry.region, window };
-        extents.insert((start, window.number), extent);
-        Some((entry, !is_known))
+        let extent = AttachedExtent { start, end, region: info.region, window };
+        extents.insert((start, window.index), extent);
+        Some((info, !is_known))
     }
 
-    /// How the pages of a line are reached, and what must be kept while they are.
-    pub(crate) fn reach_pages(&self, first: u64, entries: &mut [u64]) -> Vec<Arc<PeerMapping>> {
+    /// Translates the pages of a line, and returns the mappings that must be kept.
+    pub(crate) fn translate_pages(&self, first: u64, entries: &mut [u64]) -> Vec<Arc<PeerMapping>> {
         let page_bytes = memferry_sys::pages::page_bytes() as u64;
         let last = first + entries.len() as u64 * page_bytes;
         let extents = lock(&self.extents);
-        let touching: Vec<Extent> = extents
+        let touching: Vec<AttachedExtent> = extents
             .range(..(last, 0))
             .map(|(_, extent)| *extent)
             .filter(|extent| extent.end > first)
             .collect();
         drop(extents);
-        let mut kept: Vec<Arc<PeerMapping>> = Vec::new();
+        let mut mappings: Vec<Arc<PeerMapping>> = Vec::new();
         for (index, entry) in entries.iter_mut().enumerate() {
             let address = first + index as u64 * page_bytes;
             // A window may begin or end inside a page.
-            let covers =
-                |extent: &&Extent| extent.start < address + page_bytes && extent.end > address;
+            let covers = |extent: &&AttachedExtent| {
+                extent.start < address + page_bytes && extent.end > address
+            };
             *entry = match touching.iter().find(covers) {
                 None => 0,
-                Some(extent) => self.reach_page(address, extent.region, &mut kept),
+                Some(extent) => self.translate_page(address, extent.region, &mut mappings),
             };
         }
-        kept
+        mappings
     }
 
-    fn reach_page(&self, address: u64, region: u32, kept: &mut Vec<Arc<PeerMapping>>) -> u64 {
+    fn translate_page(
+        &self,
+        address: u64,
+        region: u32,
+        mappings: &mut Vec<Arc<PeerMapping>>,
+    ) -> u64 {
         if self.is_self {
-            return address | page::NEAR | page::WRITABLE;
+            return address | page::MAPPED | page::WRITABLE;
         }
         if let Some((mapping, offset, access)) = self.imported.page(region, address) {
             let at = mapping.as_ptr() as u64 + offset;
-            debug_assert!(at & page::FLAGS == 0, "regions begin on pages");
-            if !kept.iter().any(|known| Arc::ptr_eq(known, &mapping)) {
-                kept.push(mapping);
+            debug_assert!(at & page::FLAGS == 0, "regions are page-aligned");
+            if !mappings.iter().any(|known| Arc::ptr_eq(known, &mapping)) {
+                mappings.push(mapping);
             }
-            return at | page::NEAR | if access == Access::Write { page::WRITABLE } else { 0 };
+            return at
+                | page::MAPPED
+                | if access == Protection::ReadWrite { page::WRITABLE } else { 0 };
         }
-        let writable = if self.reach.write { page::WRITABLE } else { 0 };
-        if self.reach.read || self.reach.write { address | page::CROSS | writable } else { 0 }
+        let writable = if self.access.write { page::WRITABLE } else { 0 };
+        if self.access.read || self.access.write {
+            address | page::CROSS_MEMORY | writable
+        } else {
+            0
+        }
     }
 
-    /// Whether anything leads to memory in a region (0: in none). One that is shareable may be
+    /// Returns whether memory in a region (0: in none) can be accessed. A shareable region may be
     /// mapped a little later.
     pub(crate) fn can_reach(&self, region: u32) -> bool {
-        self.is_self || region != 0 || self.reach.read || self.reach.write
+        self.is_self || region != 0 || self.access.read || self.access.write
     }
 
-    /// What to say where no way leads to it.
-    pub(crate) fn unreachable(&self) -> Error {
-        match self.reach.denied {
-            Some(Denied::Ended) => self.without_memory(),
+    /// The error of inaccessible memory.
+    pub(crate) fn unreachable_error(&self) -> Error {
+        match self.access.denied {
+            Some(CrossMemoryDenied::Exited) => self.no_memory_error(),
             denied => Error::Unreachable(denied),
         }
     }
 
-    /// What to say of a process through which the kernel found no memory. It is most likely about to end: its
-    /// memory goes before its descriptors do, and that may take long. But one whose first thread alone has ended
-    /// looks the same at first, and lives on. Those of its threads that have memory still may be about to end.
+    /// The error for a process in which the kernel found no memory. It is most likely exiting:
+    /// memory is freed before descriptors are closed, and that may take long. A process whose main
+    /// thread alone has exited looks the same at first, but continues. Its remaining threads may be
+    /// exiting too.
     #[cold]
-    pub(crate) fn without_memory(&self) -> Error {
-        const LONGEST: Duration = Duration::from_secs(1);
-        let deadline = Instant::now() + LONGEST;
+    pub(crate) fn no_memory_error(&self) -> Error {
+        const EXIT_TIMEOUT: Duration = Duration::from_secs(1);
+        let deadline = Instant::now() + EXIT_TIMEOUT;
         loop {
             match self.check_now() {
-                Err(gone) => return gone,
+                Err(reason) => return reason,
                 Ok(()) if !cross_memory::has_memory(self.pid) => {
-                    return Error::PeerGone(Gone::Ended);
+                    return Error::PeerDisconnected(DisconnectReason::Exited);
                 }
                 Ok(()) if Instant::now() > deadline => {
-                    return Error::Unreachable(Some(Denied::Ended));
+                    return Error::Unreachable(Some(CrossMemoryDenied::Exited));
                 }
                 Ok(()) => std::thread::sleep(Duration::from_millis(1)),
             }
         }
     }
 
-    /// The extents that lie in a region, which is mapped from now on or is gone.
+    /// The extents in a region that was mapped or freed.
     pub(crate) fn extents_of(&self, region: u32) -> Vec<(u64, u64)> {
         let extents = lock(&self.extents);
         let inside = extents.values().filter(|extent| extent.region == region);
         inside.map(|extent| (extent.start, extent.end - extent.start)).collect()
     }
 
-    /// Says that a window is being accessed, for as long as the value lives. Ask the board after
-    /// this: the owner closes the window first and then looks for visits.
+    /// Publishes an access to a window, until the guard is dropped. The caller must read the window
+    /// table after this: the owner closes the window first and then checks for accesses.
     #[inline]
-    pub(crate) fn visit(&self, window: Name) -> Visit<'_> {
-        let visiting = self.rings.own_visits();
-        visiting.begin(window.number);
-        Visit(visiting)
+    pub(crate) fn begin_access(&self, window: WindowId) -> AccessGuard<'_> {
+        let access = self.connection_memory.own_access();
+        access.begin(window.index);
+        AccessGuard(access)
     }
 
-    /// Tells the owner that a variable was set, if it sleeps.
-    pub(crate) fn ring(&self) {
-        ring_doorbell(&self.rings, self.socket.as_ref());
+    /// Wakes the owner after a variable was set, if it sleeps.
+    pub(crate) fn ring_doorbell(&self) {
+        ring_doorbell(&self.connection_memory, self.socket.as_ref());
     }
 
-    /// Whether the owner has ended the connection, as a visitor finds after it has said that it
-    /// visits.
+    /// Returns whether the owner has closed the connection. Called after the access was published.
     #[inline]
-    pub(crate) fn has_owner_ended(&self) -> bool {
-        !self.is_self && self.rings.has_other_ended()
+    pub(crate) fn is_owner_closed(&self) -> bool {
+        !self.is_self && self.connection_memory.is_peer_closed()
     }
 
-    /// The connection has ended.
-    pub(crate) fn retire(&self, gone: Gone) {
-        let _ = self.gone.set(gone);
+    /// Records that the connection has ended.
+    pub(crate) fn mark_disconnected(&self, reason: DisconnectReason) {
+        let _ = self.disconnected.set(reason);
     }
 
-    /// An error if the peer is gone. Looked at by the system now and then: a process that ended a
-    /// moment ago is noticed soon enough.
+    /// Fails if the peer is disconnected. Makes a system call at most every 10 ms, so an exit is
+    /// detected that late.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Error> {
-        const MOMENT_NS: u64 = 10_000_000;
-        if let Some(gone) = self.gone.get() {
-            return Err(Error::PeerGone(gone.clone()));
+        const ALIVE_RECHECK_NS: u64 = 10_000_000;
+        if let Some(reason) = self.disconnected.get() {
+            return Err(Error::PeerDisconnected(reason.clone()));
         }
         let now = memferry_sys::clock::coarse_ns();
-        if now.saturating_sub(self.alive_at_ns.load(Ordering::Relaxed)) < MOMENT_NS {
+        if now.saturating_sub(self.alive_at_ns.load(Ordering::Relaxed)) < ALIVE_RECHECK_NS {
             return Ok(());
         }
         self.check_now()?;
@@ -250,34 +272,34 @@ impl PeerMemory {
         Ok(())
     }
 
-    /// The same, asked of the system.
+    /// As [`PeerMemory::check`], always with the system call.
     #[cold]
     pub(crate) fn check_now(&self) -> Result<(), Error> {
-        if let Some(gone) = self.gone.get() {
-            return Err(Error::PeerGone(gone.clone()));
+        if let Some(reason) = self.disconnected.get() {
+            return Err(Error::PeerDisconnected(reason.clone()));
         }
         if self.is_self {
             return Ok(());
         }
-        let is_alive = |socket: &PacketSocket| {
-            peer_process::is_alive(self.alive.as_ref().map(AsFd::as_fd), socket.as_fd())
+        let is_alive = |socket: &SeqPacketSocket| {
+            peer_process::is_alive(self.process_fd.as_ref().map(AsFd::as_fd), socket.as_fd())
         };
-        let gone = match &self.socket {
-            _ if self.rings.has_other_ended() => Gone::Closed,
-            Some(socket) if !is_alive(socket) => Gone::Ended,
+        let reason = match &self.socket {
+            _ if self.connection_memory.is_peer_closed() => DisconnectReason::Closed,
+            Some(socket) if !is_alive(socket) => DisconnectReason::Exited,
             _ => return Ok(()),
         };
-        // From now on nobody takes it for alive because it was a moment ago.
-        self.retire(gone.clone());
-        Err(Error::PeerGone(gone))
+        // Further checks fail without waiting for the recheck interval.
+        self.mark_disconnected(reason.clone());
+        Err(Error::PeerDisconnected(reason))
     }
 }
 
-/// A window is being accessed.
+/// A published access to a window.
 #[derive(Debug)]
-pub(crate) struct Visit<'a>(&'a Visiting);
+pub(crate) struct AccessGuard<'a>(&'a AccessFlag);
 
-impl Drop for Visit<'_> {
+impl Drop for AccessGuard<'_> {
     fn drop(&mut self) {
         self.0.end();
     }

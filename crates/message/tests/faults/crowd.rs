@@ -1,4 +1,4 @@
-//! Eight processes that start at the same time, one of which dies at every step of its start.
+//! Eight processes that start at the same time, one of which is killed at every step of its start.
 
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
@@ -6,7 +6,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use memferry_message::{Endpoint, Peer, Source, TAG_ALL};
-use memferry_sys::fault::{self, Plan};
+use memferry_sys::fault::{self, FaultPlan};
 use memferry_testing::HangGuard;
 
 use crate::support::memory::{first_wrong, pattern};
@@ -14,11 +14,11 @@ use crate::support::process::{self, Child, setting};
 use crate::support::{alone, say, unique};
 
 const PROCESSES: usize = 8;
-/// The one that dies.
-const MORTAL: usize = PROCESSES - 1;
+/// The rank that is killed.
+const DYING_RANK: usize = PROCESSES - 1;
 const BYTES: usize = 50_000;
 
-/// Connects to a process that may not have begun to listen.
+/// Connects to a process that may not listen yet.
 fn connect(endpoint: &Endpoint, name: &str) -> Peer {
     loop {
         match endpoint.connect(name) {
@@ -28,28 +28,28 @@ fn connect(endpoint: &Endpoint, name: &str) -> Peer {
     }
 }
 
-/// The life of one of the eight: connects to the others, sends to each, and hears from each who lives.
+/// One of the eight: connects to the others, sends to each, and receives from each that is alive.
 pub(crate) fn start_up() {
     let names: Vec<String> =
         setting("MEMFERRY_TEST_NAMES").split(',').map(ToOwned::to_owned).collect();
     let index: usize = setting("MEMFERRY_TEST_INDEX").parse().unwrap();
-    if index == MORTAL {
-        fault::arm(Plan::Die { nth: setting("MEMFERRY_TEST_STEP").parse().unwrap() });
+    if index == DYING_RANK {
+        fault::arm(FaultPlan::Kill { nth: setting("MEMFERRY_TEST_STEP").parse().unwrap() });
     }
     let endpoint = Endpoint::open(&names[index]).unwrap();
-    let others: Vec<usize> = (0..MORTAL).filter(|&other| other != index).collect();
+    let others: Vec<usize> = (0..DYING_RANK).filter(|&other| other != index).collect();
     let peers: Vec<Peer> = others.iter().map(|&other| connect(&endpoint, &names[other])).collect();
-    if index != MORTAL {
-        // It may have died, or not begun: that is told, and nothing else comes of it.
-        let _ = endpoint.connect(&names[MORTAL]);
+    if index != DYING_RANK {
+        // It may have been killed, or not started: an error is returned, and nothing else happens.
+        let _ = endpoint.connect(&names[DYING_RANK]);
     }
-    // All at the same time: who only sends waits for somebody who receives.
+    // All at the same time: a process that only sends waits for one that receives.
     let receive = |&from: &usize| endpoint.irecv(Source::Any, from as u64, TAG_ALL, vec![0; BYTES]);
     let receives = others.iter().map(|from| receive(from).unwrap()).collect::<Vec<_>>();
     let data = pattern(BYTES, index as u64);
     let send = |peer: Peer| endpoint.isend(peer, index as u64, data.clone()).unwrap();
     let sends: Vec<_> = peers.into_iter().map(send).collect();
-    if index == MORTAL {
+    if index == DYING_RANK {
         return;
     }
     for (receive, from) in receives.into_iter().zip(others) {
@@ -58,7 +58,7 @@ pub(crate) fn start_up() {
         assert_eq!(first_wrong(&memory, from as u64), None);
     }
     sends.into_iter().for_each(|send| _ = send.wait().unwrap());
-    // Until all have finished, or died.
+    // Until all have finished, or were killed.
     let over = std::thread::spawn(|| std::io::stdin().read_to_end(&mut Vec::new()));
     while !over.is_finished() {
         endpoint.progress_timeout(Duration::from_millis(1));
@@ -78,7 +78,7 @@ fn eight_processes_start_beside_one_that_dies_at_any_step() {
                 .env("MEMFERRY_TEST_NAMES", names.join(","))
                 .env("MEMFERRY_TEST_INDEX", index.to_string())
                 .env("MEMFERRY_TEST_STEP", step.to_string());
-            let input = if index == MORTAL { Stdio::null() } else { Stdio::piped() };
+            let input = if index == DYING_RANK { Stdio::null() } else { Stdio::piped() };
             Child::spawn(command.stdin(input))
         };
         let mut children: Vec<Child> = (0..PROCESSES).map(start).collect();
@@ -95,7 +95,7 @@ fn eight_processes_start_beside_one_that_dies_at_any_step() {
             continue;
         }
         passed = 0;
-        assert_eq!(status.signal(), Some(libc::SIGKILL), "it failed by itself: {status}");
+        assert_eq!(status.signal(), Some(libc::SIGKILL), "it failed without a kill: {status}");
         deaths += 1;
     }
     assert!(deaths > 0);

@@ -1,21 +1,21 @@
-//! A process ends at every step.
+//! A process is killed at every step.
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_message::Listener;
-use memferry_sys::fault::Plan;
+use memferry_sys::fault::FaultPlan;
 use memferry_testing::HangGuard;
 
 use crate::flows::{Flow, Outcome};
-use crate::subject::Order;
+use crate::subject::SubjectCommand;
 use crate::support::process::{self, Child};
-use crate::support::traces::{holdings, named_memory};
+use crate::support::traces::{named_memory, resource_usage};
 use crate::support::{alone, say, unique, until};
 
-/// One flow with a process that ends at a step, or at its end. Says whether it was killed, how it was for
-/// the survivor, and how long the survivor took to notice.
+/// One flow with a process that is killed at a step, or runs to its end. Returns whether it was
+/// killed, the survivor's result, and how long the survivor took to detect it.
 fn die(
     number: usize,
     flow: Flow,
@@ -25,7 +25,7 @@ fn die(
 ) -> (bool, Outcome, Duration) {
     let name = if flow.subject_dials { name.to_owned() } else { unique("victim") };
     let _guard = HangGuard::new(&format!("{}: death at step {nth}", flow.name()));
-    let order = Order { flow: number, name: name.clone(), plan: Plan::Die { nth } };
+    let order = SubjectCommand { flow: number, name: name.clone(), plan: FaultPlan::Kill { nth } };
     let mut victim =
         Child::spawn(process::command("victim").env("MEMFERRY_TEST_ORDER", order.to_line()));
     let is_over = AtomicBool::new(false);
@@ -34,16 +34,16 @@ fn die(
         let status = victim.end();
         let died = Instant::now();
         is_over.store(true, Ordering::Release);
-        let outcome = survivor.join().expect("the survivor finds nothing wrong");
+        let outcome = survivor.join().expect("the survivor succeeds");
         let killed = status.signal() == Some(libc::SIGKILL);
-        assert!(killed || status.success(), "it failed by itself: {status}");
+        assert!(killed || status.success(), "it failed without a kill: {status}");
         (killed, outcome, died.elapsed())
     })
 }
 
-/// So many times in a row without a death, and there is no further step: which side does one first may differ
-/// from run to run.
-const ENOUGH: usize = 3;
+/// After this many runs in a row without a kill there is no further step: which side does one first
+/// may differ from run to run.
+const ROUNDS_WITHOUT_DEATH: usize = 3;
 
 #[test]
 fn a_process_that_dies_at_any_step_leaves_an_error_and_nothing_else() {
@@ -55,18 +55,18 @@ fn a_process_that_dies_at_any_step_leaves_an_error_and_nothing_else() {
         }
         let name = unique("deaths-survivor");
         let listener = flow.listen(&name).unwrap();
-        // What is made once and stays.
+        // Objects that are created once and stay.
         for _ in 0..2 {
             die(number, flow, &listener, &name, u64::MAX).1.unwrap();
         }
-        let before = holdings();
+        let before = resource_usage();
         let mut passed = 0;
         for nth in 1.. {
             let (killed, outcome, took) = die(number, flow, &listener, &name, nth);
             if !killed {
                 outcome.unwrap_or_else(|error| panic!("{}: {error}", flow.name()));
                 passed += 1;
-                if passed == ENOUGH {
+                if passed == ROUNDS_WITHOUT_DEATH {
                     break;
                 }
                 continue;
@@ -74,9 +74,9 @@ fn a_process_that_dies_at_any_step_leaves_an_error_and_nothing_else() {
             passed = 0;
             (deaths, slowest) = (deaths + 1, slowest.max(took));
             until("nothing is left of a dead peer", || {
-                // Who has died before it was accepted is noticed by a look.
+                // A poll detects a process that was killed before it was accepted.
                 let _ = listener.poll_accept();
-                let now = holdings();
+                let now = resource_usage();
                 now.descriptors <= before.descriptors && now.mappings <= before.mappings
             });
             if nth.is_multiple_of(8) {
@@ -86,6 +86,6 @@ fn a_process_that_dies_at_any_step_leaves_an_error_and_nothing_else() {
         assert_eq!(named_memory(), Vec::<String>::new());
         say(format_args!("{}: {deaths} deaths so far", flow.name()));
     }
-    assert!(deaths > 0, "nobody died");
+    assert!(deaths > 0, "no process was killed");
     say(format_args!("row\tsteps at which a process died\t{deaths}\tnoticed within {slowest:?}"));
 }

@@ -1,4 +1,4 @@
-//! Every system call fails, wherever it is made.
+//! Every system call fails once, wherever it is made.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -6,24 +6,24 @@ use std::process::{ChildStderr, ChildStdin, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use memferry_message::{Builder, Denied, Error, Listener, Rights};
-use memferry_sys::fault::{Call, Plan, arm, disarm, each_failure};
+use memferry_message::{CrossMemoryDenied, EndpointBuilder, Error, Listener, Rights};
+use memferry_sys::fault::{Call, FaultPlan, arm, disarm, for_each_failure};
 use memferry_testing::HangGuard;
 
 use crate::flows::Flow;
-use crate::subject::{Order, WARM_UP};
+use crate::subject::{SubjectCommand, WARMUP_ROUNDS};
 use crate::support::process::{self, Child};
-use crate::support::traces::holdings;
+use crate::support::traces::resource_usage;
 use crate::support::{alone, pair, say, unique, until};
 
-/// A process that walks flows and answers.
+/// A process that runs flows on command, and replies.
 struct Subject {
-    orders: ChildStdin,
-    answers: BufReader<ChildStderr>,
+    commands: ChildStdin,
+    replies: BufReader<ChildStderr>,
     _child: Child,
 }
 
-struct Answer {
+struct SubjectReply {
     outcome: Result<(), String>,
     fired: Option<String>,
     counts: Vec<u64>,
@@ -34,24 +34,24 @@ impl Subject {
         let mut command = process::command("subject");
         let mut child = Child::spawn(command.stdin(Stdio::piped()).stderr(Stdio::piped()));
         let (orders, answers) = (child.take_input(), BufReader::new(child.take_errors()));
-        Self { orders, answers, _child: child }
+        Self { commands: orders, replies: answers, _child: child }
     }
 
-    fn tell(&mut self, order: &Order) {
-        writeln!(self.orders, "{}", order.to_line()).expect("the subject listens");
+    fn send_command(&mut self, order: &SubjectCommand) {
+        writeln!(self.commands, "{}", order.to_line()).expect("the subject reads its input");
     }
 
-    /// The answer, or what is known of a subject that has ended instead.
-    fn hear(&mut self) -> Result<Answer, String> {
+    /// The reply, or the status of a subject that has exited instead.
+    fn read_reply(&mut self) -> Result<SubjectReply, String> {
         let mut line = String::new();
-        self.answers.read_line(&mut line).unwrap();
+        self.replies.read_line(&mut line).unwrap();
         let words: Vec<&str> = line.trim_end().split('\t').collect();
         let [outcome, fired, counts] = words[..] else {
             let mut rest = line;
-            let _ = std::io::Read::read_to_string(&mut self.answers, &mut rest);
+            let _ = std::io::Read::read_to_string(&mut self.replies, &mut rest);
             return Err(rest);
         };
-        Ok(Answer {
+        Ok(SubjectReply {
             outcome: if outcome == "ok" { Ok(()) } else { Err(outcome.to_owned()) },
             fired: (fired != "-").then(|| fired.to_owned()),
             counts: counts.split(' ').map(|count| count.parse().unwrap()).collect(),
@@ -59,32 +59,32 @@ impl Subject {
     }
 }
 
-/// Everything of a walk through all places of a flow.
-struct Walk {
+/// The state of a run through all calls of a flow.
+struct FaultWalk {
     number: usize,
     flow: Flow,
     subject: Subject,
     listener: Listener,
-    /// Faults so far, by call: how many there were, and how many were no error for the caller.
+    /// Faults so far, by call: the total, and those that were no error for the caller.
     table: BTreeMap<Call, (u64, u64)>,
-    places: std::collections::BTreeSet<String>,
+    call_sites: std::collections::BTreeSet<String>,
     slowest: (Duration, String),
 }
 
-impl Walk {
-    /// One flow, with both processes; says how it was for the subject.
-    fn round(&mut self, plan: Plan) -> Answer {
+impl FaultWalk {
+    /// One flow, with both processes; returns the subject's result.
+    fn round(&mut self, plan: FaultPlan) -> SubjectReply {
         let what = format!("{}: {plan:?}", self.flow.name());
         let (flow, began) = (self.flow, Instant::now());
         let name = if flow.subject_dials { self.listener_name() } else { unique("subject") };
-        self.subject.tell(&Order { flow: self.number, name: name.clone(), plan });
+        self.subject.send_command(&SubjectCommand { flow: self.number, name: name.clone(), plan });
         let _guard = HangGuard::new(&what);
         let is_over = AtomicBool::new(false);
         let (answer, survived) = std::thread::scope(|scope| {
             let survivor = scope.spawn(|| flow.run_survivor(&self.listener, &name, &is_over));
-            let answer = self.subject.hear();
+            let answer = self.subject.read_reply();
             is_over.store(true, Ordering::Release);
-            (answer, survivor.join().expect("the survivor finds nothing wrong"))
+            (answer, survivor.join().expect("the survivor succeeds"))
         });
         let answer = answer.unwrap_or_else(|why| panic!("{what}: the subject ended: {why}"));
         match (&answer.outcome, survived) {
@@ -105,16 +105,16 @@ impl Walk {
         format!("faults-survivor-{}-{}", std::process::id(), self.number)
     }
 
-    /// Lets a call fail; says whether it was made.
-    fn fail(&mut self, plan: Plan) -> bool {
-        let Plan::Fail { call, .. } = plan else { return false };
+    /// Makes a call fail; returns whether it was made.
+    fn fail(&mut self, plan: FaultPlan) -> bool {
+        let FaultPlan::Fail { call, .. } = plan else { return false };
         let answer = self.round(plan);
         let Some(place) = answer.fired else { return false };
-        self.places.insert(place);
+        self.call_sites.insert(place);
         let row = self.table.entry(call).or_default();
         (row.0, row.1) = (row.0 + 1, row.1 + u64::from(answer.outcome.is_ok()));
-        // The next try works.
-        self.round(Plan::Count).outcome.unwrap();
+        // The next attempt works.
+        self.round(FaultPlan::Count).outcome.unwrap();
         true
     }
 }
@@ -129,27 +129,27 @@ fn every_system_call_that_fails_is_survived_or_told() {
             continue;
         }
         let name = format!("faults-survivor-{}-{number}", std::process::id());
-        let mut walk = Walk {
+        let mut walk = FaultWalk {
             number,
             flow,
             subject: Subject::start(),
             listener: flow.listen(&name).unwrap(),
             table: BTreeMap::new(),
-            places: std::collections::BTreeSet::new(),
+            call_sites: std::collections::BTreeSet::new(),
             slowest: (Duration::ZERO, String::new()),
         };
-        for _ in 1..WARM_UP {
-            walk.round(Plan::Count).outcome.unwrap();
+        for _ in 1..WARMUP_ROUNDS {
+            walk.round(FaultPlan::Count).outcome.unwrap();
         }
-        let counts = walk.round(Plan::Count).counts;
-        let before = holdings();
+        let counts = walk.round(FaultPlan::Count).counts;
+        let before = resource_usage();
         let is_made = |(call, count): (&Call, u64)| (count > 0).then_some(*call);
         let calls: Vec<Call> = Call::ALL.iter().zip(counts).filter_map(is_made).collect();
-        each_failure(&calls, true, |plan| walk.fail(plan));
+        for_each_failure(&calls, true, |plan| walk.fail(plan));
         until("the survivor has what it had", || {
-            // Who has given up before it was accepted is noticed by a look.
+            // A poll detects a process that gave up before it was accepted.
             let _ = walk.listener.poll_accept();
-            let now = holdings();
+            let now = resource_usage();
             now.descriptors <= before.descriptors && now.mappings <= before.mappings
         });
         let faults: u64 = walk.table.values().map(|row| row.0).sum();
@@ -164,7 +164,7 @@ fn every_system_call_that_fails_is_survived_or_told() {
             let sum = total.entry(call).or_default();
             (sum.0, sum.1) = (sum.0 + row.0, sum.1 + row.1);
         }
-        places.extend(walk.places);
+        places.extend(walk.call_sites);
     }
     for (call, (faults, fine)) in &total {
         say(format_args!("{call:?}: {faults} times, {fine} without an error"));
@@ -181,9 +181,9 @@ fn every_system_call_that_fails_is_survived_or_told() {
 fn a_peer_whose_memory_was_gone_when_it_was_tried_is_not_taken_for_one_of_another_namespace() {
     let _alone = alone();
     for call in [Call::ProcessVmReadv, Call::ProcessVmWritev] {
-        // As of a process that is about to end; this one does not, as if its first thread alone had ended.
-        arm(Plan::Fail { call, nth: 1, error: libc::ESRCH, lasts: false });
-        let sides = pair(&Builder::new());
+        // As for a process that is exiting; this one is not, as if only its main thread had exited.
+        arm(FaultPlan::Fail { call, nth: 1, error: libc::ESRCH, is_persistent: false });
+        let sides = pair(&EndpointBuilder::new());
         disarm();
         let puts =
             [(&sides.here, sides.to_there), (&sides.there, sides.to_here)].map(|(at, peer)| {
@@ -194,7 +194,7 @@ fn a_peer_whose_memory_was_gone_when_it_was_tried_is_not_taken_for_one_of_anothe
                 drop(window.withdraw());
                 put
             });
-        let ended = Err(Error::Unreachable(Some(Denied::Ended)));
+        let ended = Err(Error::Unreachable(Some(CrossMemoryDenied::Exited)));
         assert!(puts.contains(&ended), "{call:?}: {puts:?}");
         assert!(puts.iter().all(|put| *put == ended || put.is_ok()), "{call:?}: {puts:?}");
     }

@@ -1,4 +1,4 @@
-//! What the two processes do with each other.
+//! The flows that the two processes run.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -6,22 +6,22 @@ use std::time::{Duration, Instant};
 use memferry_copy::OwnedTarget;
 use memferry_message::{Error, Link, Listener, Rights, ShareableBuffer, WindowHandle};
 
-use crate::support::memory::{Guarded, fill, first_wrong, pattern};
+use crate::support::memory::{GuardedBuffer, fill, first_wrong, pattern};
 use crate::support::talk::{KINDS, Kind};
 
-/// Any error, for people.
+/// Any error, as text.
 pub(crate) type Outcome = Result<(), Box<dyn std::error::Error + Send + Sync>>;
 
-/// What is done once two processes are connected.
+/// The steps after two processes are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Script {
     /// A message there, and one back.
     Messages,
-    /// One exposes memory, the other puts to it and gets from it.
+    /// One side exposes memory, the other puts to it and gets from it.
     Window,
 }
 
-/// A flow, and which part of it the subject has.
+/// A flow, and the subject's part of it.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Flow {
     script: Script,
@@ -36,7 +36,7 @@ impl Flow {
     /// All flows, by number.
     pub(crate) fn all() -> Vec<Self> {
         let scripts = KINDS.iter().map(|&kind| (Script::Messages, kind));
-        // In memory of either kind, and what is longer than a cell.
+        // In memory of either kind, and longer than a cell.
         let is_for_windows =
             |kind: &&Kind| kind.path.is_none() && kind.cross_memory && kind.most_bytes > 48;
         let windows = KINDS.iter().filter(is_for_windows);
@@ -53,7 +53,7 @@ impl Flow {
         flows.collect()
     }
 
-    /// For people.
+    /// The name, for display.
     pub(crate) fn name(&self) -> String {
         let part = |is: bool, one: &'static str, other: &'static str| if is { one } else { other };
         format!(
@@ -75,7 +75,7 @@ impl Flow {
         self.kind.builder().connect_timeout(Duration::from_secs(20)).connect_link(name)
     }
 
-    /// The part of the subject. `can_accept`: it waits for the survivor as long as it takes.
+    /// The part of the subject. `can_accept`: it waits for the survivor without a timeout.
     pub(crate) fn run_subject(&self, name: &str, can_accept: bool) -> Outcome {
         let link = if self.subject_dials {
             self.connect(name)?
@@ -87,22 +87,22 @@ impl Flow {
         self.run(&link, self.subject_leads)
     }
 
-    /// For a process that may never be able to accept anybody.
+    /// For a process that may never be able to accept a connection.
     fn try_to_accept(&self, name: &str) -> Result<Link, Box<dyn std::error::Error + Send + Sync>> {
-        const LONG_ENOUGH: Duration = Duration::from_millis(50);
+        const ACCEPT_TIMEOUT: Duration = Duration::from_millis(50);
         let (listener, began) = (self.listen(name)?, Instant::now());
         loop {
             if let Some(link) = listener.poll_accept()? {
                 return Ok(link);
             }
-            if memferry_sys::fault::has_fired() && began.elapsed() > LONG_ENOUGH {
-                return Err("nobody could be accepted".into());
+            if memferry_sys::fault::has_fired() && began.elapsed() > ACCEPT_TIMEOUT {
+                return Err("no connection could be accepted".into());
             }
             std::thread::sleep(Duration::from_micros(50));
         }
     }
 
-    /// The part of the survivor, until it is over or the subject has given up.
+    /// The part of the survivor, until it is complete or the subject has given up.
     pub(crate) fn run_survivor(
         &self,
         listener: &Listener,
@@ -111,14 +111,14 @@ impl Flow {
     ) -> Outcome {
         let mut last = Err(Error::Closed.into());
         loop {
-            // Looked at before the try: what was there when the subject gave up is tried.
+            // Checked before the attempt: what existed when the subject gave up is tried.
             let was_over = is_over.load(Ordering::Acquire);
             let link = if self.subject_dials {
                 listener.poll_accept()
             } else {
                 Ok(self.connect(subject).ok())
             };
-            // One that cannot be accepted is the subject's trouble.
+            // A connection that cannot be accepted is the subject's error.
             match link {
                 Ok(Some(link)) => last = self.run(&link, !self.subject_leads),
                 _ => std::thread::sleep(Duration::from_micros(50)),
@@ -148,7 +148,7 @@ impl Flow {
     }
 
     fn send(&self, link: &Link, seed: u64) -> Outcome {
-        let mut memory = Guarded::try_new(self.kind.most_bytes, self.kind.shareable)?;
+        let mut memory = GuardedBuffer::try_new(self.kind.most_bytes, self.kind.shareable)?;
         fill(memory.bytes_mut(), seed);
         let sent = link.write(memory.bytes());
         assert_eq!(first_wrong(memory.bytes(), seed), None, "a source is only read");
@@ -157,7 +157,7 @@ impl Flow {
     }
 
     fn receive(&self, link: &Link, seed: u64) -> Outcome {
-        let mut memory = Guarded::try_new(self.kind.most_bytes, self.kind.shareable)?;
+        let mut memory = GuardedBuffer::try_new(self.kind.most_bytes, self.kind.shareable)?;
         let length = link.read(memory.bytes_mut());
         memory.check_guards();
         assert_eq!(length?, self.kind.most_bytes as u64);
@@ -189,7 +189,7 @@ impl Flow {
         remote.get(0, &mut back)?;
         assert_eq!(first_wrong(&back, 3), None, "a wrong byte");
         link.write(&[1])?;
-        // The owner has withdrawn it.
+        // The owner has withdrawn the window.
         link.read(&mut [0; 1])?;
         Ok(())
     }

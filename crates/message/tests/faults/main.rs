@@ -1,9 +1,10 @@
-//! Every system call fails once, and a process ends at every step: of connecting, of each path of a message,
-//! of exposing, attaching, putting, getting and withdrawing, of closing.
+//! Every system call fails once, and a process is killed at every step: of connecting, of each path
+//! of a message, of exposing, attaching, putting, getting and withdrawing, of closing.
 //!
-//! A flow is walked by two processes: the subject, to which something happens, and the survivor, which is the
-//! test itself. The fault is at the first place, then at the second, and so on until the flow passes without
-//! one. Each time the outcome is right or an error, nothing is left, and the next try works.
+//! Two processes run a flow: the subject, in which the fault is injected, and the survivor, which
+//! is the test itself. The fault is injected at the first call, then at the second, and so on until
+//! the flow passes without one. Each time the result is correct or an error, nothing is left
+//! behind, and the next attempt works.
 //!
 //! `cargo test -p memferry-message --features faults --test faults`
 

@@ -1,34 +1,34 @@
-//! The process to which something happens.
+//! The process in which faults are injected.
 
 use std::io::{BufRead, Write};
 
-use memferry_sys::fault::{self, Account, Call, Plan};
+use memferry_sys::fault::{self, Call, FaultCounts, FaultPlan};
 
 use crate::flows::Flow;
 use crate::support::process::setting;
-use crate::support::traces::holdings;
+use crate::support::traces::resource_usage;
 use crate::support::until;
 
-/// Flows without a fault that come first: what is made once and stays is there after them.
-pub(crate) const WARM_UP: usize = 4;
+/// Flows without a fault that come first, so that objects that are created once exist.
+pub(crate) const WARMUP_ROUNDS: usize = 4;
 
-/// What is said to the subject, in a line.
-pub(crate) struct Order {
+/// A command to the subject, in one line.
+pub(crate) struct SubjectCommand {
     pub(crate) flow: usize,
     pub(crate) name: String,
-    pub(crate) plan: Plan,
+    pub(crate) plan: FaultPlan,
 }
 
-impl Order {
+impl SubjectCommand {
     pub(crate) fn to_line(&self) -> String {
         let number = |call: Call| Call::ALL.iter().position(|&other| other == call).unwrap();
         let plan = match self.plan {
-            Plan::Count => "count 0 0 0".to_owned(),
-            Plan::Fail { call, nth, error, lasts } => {
+            FaultPlan::Count => "count 0 0 0".to_owned(),
+            FaultPlan::Fail { call, nth, error, is_persistent: lasts } => {
                 let word = if lasts { "from" } else { "fail" };
                 format!("{word} {} {nth} {error}", number(call))
             }
-            Plan::Die { nth } => format!("die 0 {nth} 0"),
+            FaultPlan::Kill { nth } => format!("die 0 {nth} 0"),
         };
         format!("{} {} {plan}", self.flow, self.name)
     }
@@ -39,52 +39,52 @@ impl Order {
         let (nth, error) = (nth.parse().unwrap(), error.parse().unwrap());
         let call = Call::ALL[call.parse::<usize>().unwrap()];
         let plan = match plan {
-            "fail" | "from" => Plan::Fail { call, nth, error, lasts: plan == "from" },
-            "die" => Plan::Die { nth },
-            _ => Plan::Count,
+            "fail" | "from" => FaultPlan::Fail { call, nth, error, is_persistent: plan == "from" },
+            "die" => FaultPlan::Kill { nth },
+            _ => FaultPlan::Count,
         };
         Self { flow: flow.parse().unwrap(), name: name.to_owned(), plan }
     }
 }
 
-/// Walks a flow, with what the order says going wrong. Returns how it ended and what was counted.
-fn walk(order: &Order) -> (Result<(), String>, Account) {
+/// Runs a flow, with the fault of the command. Returns the result and the counts.
+fn walk(order: &SubjectCommand) -> (Result<(), String>, FaultCounts) {
     let flow = Flow::all()[order.flow];
     fault::arm(order.plan);
     // Everything is closed and dropped when it returns.
-    let can_accept = !matches!(order.plan, Plan::Fail { lasts: true, .. });
+    let can_accept = !matches!(order.plan, FaultPlan::Fail { is_persistent: true, .. });
     let outcome = flow.run_subject(&order.name, can_accept);
     let account = fault::disarm();
     (outcome.map_err(|error| error.to_string()), account)
 }
 
-/// Threads of this process.
+/// The number of threads of this process.
 fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }
 
-/// Walks one flow after another, as it is told; answers each order with a line: how it ended, where the
-/// fault was, and how often each call was made.
+/// Runs one flow after another, on command; replies to each with a line: the result, the place of
+/// the fault, and the number of each call.
 pub(crate) fn serve() {
     let (orders, mut answers) = (std::io::stdin().lock(), std::io::stderr());
-    let mut most = [0; 3];
+    let mut max = [0; 3];
     for (number, order) in orders.lines().enumerate() {
-        let order = Order::from_line(&order.unwrap());
+        let order = SubjectCommand::from_line(&order.unwrap());
         let (outcome, account) = walk(&order);
         let held = || {
-            let now = holdings();
+            let now = resource_usage();
             [now.descriptors, now.mappings, threads()]
         };
-        if number < WARM_UP {
-            most = std::array::from_fn(|index| most[index].max(held()[index]));
+        if number < WARMUP_ROUNDS {
+            max = std::array::from_fn(|index| max[index].max(held()[index]));
         } else {
             until("nothing is left of a flow", || {
-                held().iter().zip(most).all(|(now, most)| *now <= most)
+                held().iter().zip(max).all(|(now, max)| *now <= max)
             });
         }
         let outcome =
             outcome.map_or_else(|error| error.replace(['\t', '\n'], " "), |()| "ok".into());
-        let fired = account.fired.map_or("-".to_owned(), ToString::to_string);
+        let fired = account.fired_at.map_or("-".to_owned(), ToString::to_string);
         let counts: Vec<String> = Call::ALL
             .iter()
             .map(|call| account.calls.get(call).unwrap_or(&0).to_string())
@@ -93,8 +93,8 @@ pub(crate) fn serve() {
     }
 }
 
-/// Walks a flow once: for a process that does not see the end of it.
+/// Runs a flow once: for a process that does not see its end.
 pub(crate) fn walk_once() {
-    let (outcome, _) = walk(&Order::from_line(&setting("MEMFERRY_TEST_ORDER")));
+    let (outcome, _) = walk(&SubjectCommand::from_line(&setting("MEMFERRY_TEST_ORDER")));
     outcome.unwrap();
 }

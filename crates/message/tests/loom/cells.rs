@@ -1,4 +1,4 @@
-//! The ring of cells: in order, whole, with the payload that was written before, lap after lap.
+//! The ring of cells: in order, complete, with the payload that was written before, in every lap.
 
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -8,11 +8,11 @@ use loom::thread;
 use crate::model;
 use crate::ring::cells::{Cell, Consumer, Producer, Ring};
 
-/// The smallest ring that there can be.
+/// The minimum size of a ring.
 pub(crate) const CELLS: usize = 4;
 
-/// A ring and a space of one payload for each of its cells. The model checker watches that nobody
-/// reads a payload while it is written.
+/// A ring and a payload slot for each of its cells. The model checker detects a read of a payload
+/// while it is written.
 #[derive(Debug)]
 pub(crate) struct Half {
     cells: Box<[Cell]>,
@@ -20,13 +20,13 @@ pub(crate) struct Half {
     space: [UnsafeCell<u64>; CELLS],
 }
 
-/// The writing end, with what it writes to.
+/// The producer, with the memory that it writes.
 pub(crate) struct Writer {
     half: Arc<Half>,
     producer: Producer,
 }
 
-/// The reading end.
+/// The consumer.
 pub(crate) struct Reader {
     half: Arc<Half>,
     pub(crate) consumer: Consumer,
@@ -39,7 +39,7 @@ pub(crate) fn ends() -> (Writer, Reader) {
         consumed: AtomicU64::new(0),
         space: std::array::from_fn(|_| UnsafeCell::new(0)),
     });
-    // SAFETY: both ends keep the half for as long as they are used.
+    // SAFETY: both ends hold a reference to the memory for as long as they are used.
     let ring = unsafe { Ring::new(half.cells.as_ptr(), CELLS, &half.consumed) };
     let writer = Writer { half: half.clone(), producer: Producer::new(ring) };
     (writer, Reader { half, consumer: Consumer::new(ring), seen: 0 })
@@ -50,14 +50,14 @@ fn payload_of(number: u64) -> u64 {
 }
 
 impl Writer {
-    pub(crate) fn has_room(&mut self) -> bool {
-        self.producer.has_room().expect("the reader is honest")
+    pub(crate) fn has_credit(&mut self) -> bool {
+        self.producer.has_credit().expect("the reader is honest")
     }
 
-    /// Writes the payload and then the cell that tells of it.
+    /// Writes the payload and then the cell that refers to it.
     pub(crate) fn write(&mut self) {
         let number = self.producer.position();
-        // SAFETY: the span belongs to this side until the cell is written; loom watches it.
+        // SAFETY: the span belongs to this side until the cell is written; loom checks it.
         self.half.space[number as usize % CELLS]
             .with_mut(|payload| unsafe { *payload = payload_of(number) });
         self.producer.write(&[7 << 32, number, number, number, number, number, number, !number]);
@@ -65,25 +65,25 @@ impl Writer {
 }
 
 impl Reader {
-    /// Takes the next cell, if it is there, and checks it and its payload.
+    /// Takes the next cell, if it is written, and checks it and its payload.
     pub(crate) fn take(&mut self) -> bool {
         let Some(words) = self.consumer.peek() else { return false };
         let number = self.seen;
         assert_eq!((words[0] >> 32, words[1], words[7]), (7, number, !number));
-        // SAFETY: the payload of a cell is not written before the cell is given back.
+        // SAFETY: the payload of a cell is not written before the cell is freed.
         let payload = self.half.space[number as usize % CELLS].with(|payload| unsafe { *payload });
         assert_eq!(payload, payload_of(number));
         self.seen += 1;
-        self.consumer.pass();
+        self.consumer.advance();
         true
     }
 }
 
-/// Writes while there is room, at most so many. Nobody waits in these models: threads that wait
-/// for one another without sleeping have endless interleavings.
+/// Writes while there are credits, up to a limit. No thread waits in these models: threads that
+/// wait for one another without sleeping have endless interleavings.
 fn write_up_to(writer: &mut Writer, count: u64) -> u64 {
     let mut written = 0;
-    while written < count && writer.has_room() {
+    while written < count && writer.has_credit() {
         writer.write();
         written += 1;
     }
@@ -102,14 +102,14 @@ fn a_cell_that_is_seen_is_whole_and_so_is_its_payload() {
     });
 }
 
-/// The writer begins with a full ring, so that every further cell needs one that came back.
+/// The producer begins with a full ring, so that every further cell needs a freed one.
 fn lap(more: u64, looks: u64, publish_every: u64) {
     let (mut writer, mut reader) = ends();
     assert_eq!(write_up_to(&mut writer, CELLS as u64), CELLS as u64);
     let there = thread::spawn(move || (write_up_to(&mut writer, more), writer));
-    for look in 1..=looks {
+    for load in 1..=looks {
         reader.take();
-        if look % publish_every == 0 {
+        if load % publish_every == 0 {
             reader.consumer.publish();
         }
     }

@@ -1,4 +1,4 @@
-//! The kernel's part in waiting, for the model checker.
+//! The kernel's part of waiting, for the model checker.
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Condvar, Mutex};
@@ -28,7 +28,7 @@ impl Futex {
     }
 }
 
-/// A socket that carries nothing but wake-ups: it keeps them until somebody looks.
+/// A socket that carries only wake packets: it keeps them until a thread reads them.
 #[derive(Debug)]
 pub(crate) struct Socket {
     packets: Mutex<u32>,

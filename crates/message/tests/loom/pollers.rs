@@ -1,7 +1,7 @@
-//! One side with several threads: one sleeps, another looks at the ring for a while. While one looks,
-//! the peer need not ring; whoever looks no more, or leaves to copy, lets the peer ring for the one
-//! that sleeps. The word, the ring and the steps in front of them are the library's; the counts stand
-//! for those of the port, which are under its lock.
+//! One side with several threads: one sleeps, another polls the ring for a limited time. While a
+//! thread polls, the peer need not ring the doorbell; a thread that stops polling, or leaves to
+//! copy, arms the wakeup for the sleeper. The flags, the ring and the steps around them are the
+//! library's; the counts stand for those of the port, which its lock protects.
 
 use loom::sync::{Arc, Condvar, Mutex, MutexGuard};
 use loom::thread;
@@ -9,18 +9,18 @@ use loom::thread;
 use crate::cells::{self, Reader, Writer};
 use crate::futex::Futex;
 use crate::model;
-use crate::ring::attention::{ASLEEP, Attention};
+use crate::ring::wakeup::{FUTEX_ARMED, WakeupFlags};
 
 /// One side.
 struct Port {
     state: Mutex<State>,
-    attention: Attention,
+    wakeup: WakeupFlags,
     futex: Futex,
-    /// What a copy waits for that never ends by itself.
+    /// The event that a copy waits for, which never completes by itself.
     received: Condvar,
 }
 
-/// What is under the lock.
+/// The state under the lock.
 struct State {
     reader: Reader,
     pollers: u32,
@@ -33,7 +33,7 @@ impl Port {
         let (writer, reader) = cells::ends();
         let state = State { reader, pollers: 0, resting: 0, has_sleeper: false };
         let (state, received) = (Mutex::new(state), Condvar::new());
-        let port = Self { state, attention: Attention::default(), futex: Futex::new(), received };
+        let port = Self { state, wakeup: WakeupFlags::default(), futex: Futex::new(), received };
         (writer, Arc::new(port))
     }
 
@@ -41,7 +41,7 @@ impl Port {
         self.state.lock().unwrap()
     }
 
-    /// Takes what there is.
+    /// Takes all cells.
     fn step(&self, state: &mut State) -> bool {
         let before = state.reader.seen;
         while state.reader.take() {}
@@ -52,7 +52,7 @@ impl Port {
         moved
     }
 
-    /// Sleeps until so many cells were taken, by whichever thread.
+    /// Sleeps until a number of cells was taken, by any thread.
     fn sleep_for(&self, count: u64) {
         let mut state = self.enter();
         loop {
@@ -60,44 +60,44 @@ impl Port {
             if state.reader.seen >= count {
                 return;
             }
-            (state.has_sleeper, state.resting) = (true, ASLEEP);
-            self.attention.rest(ASLEEP);
+            (state.has_sleeper, state.resting) = (true, FUTEX_ARMED);
+            self.wakeup.arm(FUTEX_ARMED);
             if !self.step(&mut state) {
                 drop(state);
-                self.futex.wait(self.attention.word(), ASLEEP);
+                self.futex.wait(self.wakeup.word(), FUTEX_ARMED);
                 state = self.enter();
             }
             (state.has_sleeper, state.resting) = (false, 0);
-            self.attention.awake();
+            self.wakeup.disarm();
         }
     }
 
-    /// It may not sleep yet: nobody must say again that it does.
+    /// Wakes the sleeper. The sleeper may not sleep yet, so no thread may arm the wakeup again.
     fn wake_sleeper(&self, state: &mut State) {
-        state.resting &= !ASLEEP;
-        self.attention.awake();
+        state.resting &= !FUTEX_ARMED;
+        self.wakeup.disarm();
         self.futex.wake();
     }
 
     fn begin_polling(&self, state: &mut State) {
         state.pollers += 1;
         if state.resting != 0 {
-            self.attention.awake();
+            self.wakeup.disarm();
         }
     }
 
-    /// The last one that looked lets peers ring, and then looks once more.
+    /// The last polling thread arms the wakeup, and then polls once more.
     fn end_polling(&self, state: &mut State) {
         state.pollers -= 1;
-        if state.pollers == 0 && state.resting & ASLEEP != 0 {
-            self.attention.rest(state.resting);
+        if state.pollers == 0 && state.resting & FUTEX_ARMED != 0 {
+            self.wakeup.arm(state.resting);
             if self.step(state) {
                 self.wake_sleeper(state);
             }
         }
     }
 
-    /// Looks for a while.
+    /// Polls `looks` times.
     fn poll(&self, looks: u32) {
         let mut state = self.enter();
         self.begin_polling(&mut state);
@@ -111,7 +111,7 @@ impl Port {
         self.end_polling(&mut state);
     }
 
-    /// Looks, and leaves to make a copy that lasts until so many cells were taken.
+    /// Polls, and leaves to make a copy that lasts until a number of cells was taken.
     fn poll_and_copy(&self, count: u64) {
         let mut state = self.enter();
         self.begin_polling(&mut state);
@@ -123,9 +123,9 @@ impl Port {
         self.end_polling(&mut state);
     }
 
-    /// For the peer, after it has written.
+    /// Called by the peer after it has written.
     fn ring(&self) {
-        if self.attention.take_ways() & ASLEEP != 0 {
+        if self.wakeup.take_armed() & FUTEX_ARMED != 0 {
             self.futex.wake();
         }
     }

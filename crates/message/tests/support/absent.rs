@@ -1,5 +1,5 @@
-//! Memory whose pages do not come: behind a userfaultfd that nobody answers, as they would be in a file
-//! of a dead server. And the processes whose memory it is.
+//! Memory whose pages never become resident: behind a userfaultfd that no thread serves, as they
+//! would be in a file of a failed server. And the processes that own it.
 
 use std::io::{Read, Write};
 use std::process::{ChildStderr, ChildStdin, Stdio};
@@ -11,8 +11,8 @@ use memferry_testing::{Requirement, skip};
 use super::process::{self, Child};
 use super::until;
 
-/// Memory whose pages come when the owner says so.
-pub(crate) struct Absent {
+/// Memory whose pages become resident on command of the owner.
+pub(crate) struct NonresidentMemory {
     pages: Pages,
     descriptor: i32,
 }
@@ -32,20 +32,20 @@ struct Register {
     calls: u64,
 }
 
-impl Absent {
-    /// `None` where memory cannot be kept from coming.
+impl NonresidentMemory {
+    /// Returns `None` where userfaultfd is not available.
     pub(crate) fn new(bytes: usize) -> Option<Self> {
         const API: u64 = 0xAA;
         const API_CALL: u64 = 0xC018_AA3F;
         const REGISTER_CALL: u64 = 0xC020_AA00;
         const MISSING: u64 = 1;
         let pages = Pages::new(bytes).unwrap();
-        // SAFETY: makes a descriptor.
+        // SAFETY: creates a descriptor.
         let descriptor = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } as i32;
         let mut api = Api { api: API, features: 0, calls: 0 };
         let start = pages.as_ptr() as u64;
         let mut register = Register { start, length: bytes as u64, mode: MISSING, calls: 0 };
-        // SAFETY: both structures are what the calls expect; the pages are this function's.
+        // SAFETY: both structures have the layout of the calls; the function owns the pages.
         let done = unsafe {
             libc::ioctl(descriptor, API_CALL, &raw mut api) == 0
                 && libc::ioctl(descriptor, REGISTER_CALL, &raw mut register) == 0
@@ -57,27 +57,28 @@ impl Absent {
         self.pages.as_ptr()
     }
 
-    /// Brings all pages, as zeroes.
+    /// Makes all pages resident, as zeroes.
     pub(crate) fn bring(&self) {
         const ZERO_CALL: u64 = 0xC020_AA04;
         let (start, length) = (self.address() as u64, self.pages.len() as u64);
         let mut zero = Register { start, length, mode: 0, calls: 0 };
-        // SAFETY: the structure has the shape that the call expects; the pages are this value's.
+        // SAFETY: the structure has the layout of the call; this value owns the pages.
         let done = unsafe { libc::ioctl(self.descriptor, ZERO_CALL, &raw mut zero) };
         assert_eq!(done, 0, "{}", std::io::Error::last_os_error());
     }
 
-    /// Takes away pages that have come.
+    /// Discards resident pages.
     pub(crate) fn take_away(&self) {
-        // SAFETY: the pages are this value's; nobody reads them before they have come again.
+        // SAFETY: this value owns the pages; no thread reads them before they are resident again.
         let done =
             unsafe { libc::madvise(self.address().cast(), self.pages.len(), libc::MADV_DONTNEED) };
         assert_eq!(done, 0);
     }
 
-    /// From now on the pages come, as zeroes: nobody intercepts them any more.
-    pub(crate) fn let_come(&self) {
-        // SAFETY: the descriptor is this value's, and is closed once.
+    /// Makes all pages resident on access, as zeroes, from now on: faults are no longer
+    /// intercepted.
+    pub(crate) fn stop_intercepting(&self) {
+        // SAFETY: this value owns the descriptor, and closes it once.
         unsafe { libc::close(self.descriptor) };
     }
 }
@@ -87,8 +88,8 @@ pub(crate) fn report(word: u8) {
     std::io::stderr().write_all(&[word]).unwrap();
 }
 
-/// Waits for the next byte from the test, or for its end.
-pub(crate) fn await_word() {
+/// Waits for the next byte from the test, or for its exit.
+pub(crate) fn wait_for_byte() {
     let _ = std::io::stdin().read_exact(&mut [0]);
 }
 
@@ -109,7 +110,7 @@ impl Role {
     }
 
     /// Spawns a process that connects to an endpoint, and waits for its first byte: `a` when it is
-    /// ready, `s` where memory cannot be kept from coming. Then this is `None`.
+    /// ready, `s` where userfaultfd is not available. Then this is `None`.
     pub(crate) fn begin(role: &str, endpoint: &Endpoint) -> Option<Self> {
         let mut child = Self::spawn(role, endpoint.name());
         let word = std::thread::scope(|scope| {
@@ -123,7 +124,7 @@ impl Role {
         child.is_ready(word).then_some(child)
     }
 
-    /// Whether the first byte of a process says that it is ready.
+    /// Returns whether the first byte of a process reports that it is ready.
     pub(crate) fn is_ready(&self, word: u8) -> bool {
         if word == b's' {
             skip(Requirement::Userfaultfd, "memory cannot be kept from coming");
@@ -144,15 +145,15 @@ impl Role {
     }
 }
 
-/// How many threads of this process read memory of other processes, and have to wait for it.
+/// The number of threads of this process that are blocked on memory of other processes.
 pub(crate) fn readers() -> usize {
     let call = format!("{} ", libc::SYS_process_vm_readv);
     let calls = tasks().map(|task| std::fs::read_to_string(task.join("syscall")));
-    // It says what a thread does that sleeps, and nothing of one that runs.
+    // The file describes a sleeping thread, and says nothing of a running one.
     calls.filter(|found| found.as_ref().is_ok_and(|found| found.starts_with(&call))).count()
 }
 
-/// How many threads of this process have a name that begins so.
+/// The number of threads of this process whose name has this prefix.
 pub(crate) fn threads_named(name: &str) -> usize {
     let names = tasks().map(|task| std::fs::read_to_string(task.join("comm")));
     names.filter(|found| found.as_ref().is_ok_and(|found| found.starts_with(name))).count()

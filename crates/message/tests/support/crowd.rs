@@ -1,22 +1,22 @@
-//! One of many processes that send to each other at random, and check everything they get.
+//! One of many processes that send to each other at random, and check everything they receive.
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{IoSlice, IoSliceMut};
 
-use memferry_message::{Error, Job, OwnedOperation, Peer, Received, ShareableBuffer, Source};
+use memferry_message::{Error, Job, MessageStatus, OwnedOperation, Peer, ShareableBuffer, Source};
 
-use super::memory::{Guarded, fill, first_wrong, mix, pattern};
-use super::{PATIENCE, Random};
+use super::memory::{GuardedBuffer, fill, first_wrong, mix, pattern};
+use super::{Random, TIMEOUT};
 
-/// Set in tags of messages about messages.
+/// Set in the tags of messages with counts.
 pub(crate) const LAST: u64 = 1 << 63;
 /// Tags of ordinary messages.
 const TAGS: u64 = 5;
 const MOST_BYTES: usize = 4 << 20;
-/// Receives at a time.
+/// Posted receives at a time.
 const WINDOW: usize = 8;
 
-/// The bytes of a message are made of this.
+/// The seed of the bytes of a message.
 fn seed(from: usize, to: usize, tag: u64, sequence: u64) -> u64 {
     mix((from as u64) << 48 | (to as u64) << 40 | tag << 32 | sequence)
 }
@@ -24,19 +24,19 @@ fn seed(from: usize, to: usize, tag: u64, sequence: u64) -> u64 {
 /// A receive, with guards around its memory.
 struct Posted {
     operation: memferry_message::Operation,
-    memory: Guarded,
+    memory: GuardedBuffer,
 }
 
-/// What this process knows.
+/// The state of this process.
 pub(crate) struct Member<'a> {
     job: &'a Job,
     random: Random,
     sends: Vec<OwnedOperation<Buffer>>,
-    /// In the order in which they were posted, which is the order in which they must be filled.
+    /// In the order in which they were posted, which is the order in which they must be matched.
     posted: VecDeque<Posted>,
-    /// Memory of receives that are over.
-    spare: Vec<Guarded>,
-    /// How many messages went to whom under which tag, and how many came from whom.
+    /// Memory of completed receives.
+    spare: Vec<GuardedBuffer>,
+    /// The number of messages sent to each rank under each tag, and received from each.
     sent: HashMap<(usize, u64), u64>,
     received: HashMap<(usize, u64), u64>,
     pub(crate) cancelled: u64,
@@ -47,7 +47,7 @@ enum Buffer {
     Shareable(ShareableBuffer),
 }
 
-// SAFETY: both are, and an enum of them stays where its parts point to.
+// SAFETY: both types are, and an enum of them does not move what they point to.
 unsafe impl memferry_copy::OwnedSource for Buffer {
     fn source(&self) -> (*const u8, usize) {
         match self {
@@ -64,7 +64,7 @@ impl<'a> Member<'a> {
             random: Random::new(seed + job.rank() as u64),
             sends: Vec::new(),
             posted: VecDeque::new(),
-            spare: (0..WINDOW).map(|n| Guarded::new(MOST_BYTES, n % 3 == 0)).collect(),
+            spare: (0..WINDOW).map(|n| GuardedBuffer::new(MOST_BYTES, n % 3 == 0)).collect(),
             sent: HashMap::new(),
             received: HashMap::new(),
             cancelled: 0,
@@ -80,7 +80,7 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Sends something to somebody, this process included.
+    /// Sends a random message to a random rank, this process included.
     pub(crate) fn send(&mut self) {
         let (me, to) = (self.job.rank(), self.random.below(self.job.size() as u64) as usize);
         let (tag, length) = (self.random.below(TAGS), self.length());
@@ -89,13 +89,13 @@ impl<'a> Member<'a> {
         *sequence += 1;
         let (endpoint, peer) = (self.job.endpoint(), self.job.peer(to));
         if self.random.chance(4) && length > 100 {
-            // In pieces, and all of it before going on.
+            // In fragments, and all of it before the next.
             let bytes = pattern(length, seed);
             let (one, rest) = bytes.split_at(self.random.below(length as u64) as usize);
             let (two, three) = rest.split_at(rest.len() / 3);
-            let pieces = [one, two, &[], three].map(IoSlice::new);
+            let segments = [one, two, &[], three].map(IoSlice::new);
             endpoint.scope(|scope| {
-                let mut send = scope.isend(peer, tag, &pieces[..]).unwrap();
+                let mut send = scope.isend(peer, tag, &segments[..]).unwrap();
                 while send.test().is_none() {
                     self.receive();
                     std::thread::yield_now();
@@ -114,7 +114,7 @@ impl<'a> Member<'a> {
         self.sends.retain_mut(|send| !send.is_done());
     }
 
-    /// Keeps receives posted, takes what has come, in order, and now and then a receive back.
+    /// Keeps receives posted, completes them in order, and sometimes cancels one.
     pub(crate) fn receive(&mut self) {
         while self.posted.len() < WINDOW {
             self.post();
@@ -137,7 +137,7 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// Posts a receive: from anybody or somebody, for any tag, one tag, or half of them.
+    /// Posts a receive: from any or one source, for any tag, one tag, or half of them.
     fn post(&mut self) {
         let spare = self.random.below(self.spare.len() as u64) as usize;
         let mut memory = self.spare.swap_remove(spare);
@@ -147,13 +147,13 @@ impl<'a> Member<'a> {
             true => Source::Any,
             false => self.job.peer(self.random.below(self.job.size() as u64) as usize).into(),
         };
-        // SAFETY: the memory is kept with the operation until it is over.
+        // SAFETY: the memory is kept with the operation until it completes.
         let operation =
             unsafe { self.job.endpoint().irecv_raw(from, tag, mask, at, MOST_BYTES) }.unwrap();
         self.posted.push_back(Posted { operation, memory });
     }
 
-    fn check(&mut self, received: &Received, memory: &Guarded) {
+    fn check(&mut self, received: &MessageStatus, memory: &GuardedBuffer) {
         let from = self.rank(received.source);
         let sequence = self.received.entry((from, received.tag)).or_default();
         let seed = seed(from, self.job.rank(), received.tag, *sequence);
@@ -163,11 +163,11 @@ impl<'a> Member<'a> {
     }
 
     fn rank(&self, peer: Peer) -> usize {
-        self.job.rank_of(peer).expect("everybody is in the job")
+        self.job.rank_of(peer).expect("every peer is in the job")
     }
 
-    /// Tells everybody how much was sent, and receives until all of it has come. Returns how many
-    /// messages came.
+    /// Sends the counts to all ranks, and receives until all messages have arrived. Returns the
+    /// number of messages received.
     pub(crate) fn finish(&mut self) -> u64 {
         let (size, endpoint) = (self.job.size(), self.job.endpoint());
         let mut last = Vec::new();
@@ -179,12 +179,12 @@ impl<'a> Member<'a> {
         }
         let mut expected = 0;
         for from in 0..size {
-            // In two pieces, so that this is tried too.
+            // In two segments, so that this is tested too.
             let (mut one, mut two) = ([0; 16], [0; 24]);
-            let mut pieces = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)];
+            let mut segments = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut two)];
             endpoint.scope(|scope| {
                 let peer = self.job.peer(from);
-                let mut receive = scope.irecv(peer, LAST, u64::MAX, &mut pieces[..]).unwrap();
+                let mut receive = scope.irecv(peer, LAST, u64::MAX, &mut segments[..]).unwrap();
                 while receive.test().is_none() {
                     self.receive();
                     std::thread::yield_now();
@@ -195,7 +195,7 @@ impl<'a> Member<'a> {
             let numbers = counts.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
             expected += numbers.sum::<u64>();
         }
-        let deadline = std::time::Instant::now() + PATIENCE;
+        let deadline = std::time::Instant::now() + TIMEOUT;
         while self.received.values().sum::<u64>() < expected {
             assert!(std::time::Instant::now() < deadline, "messages are missing");
             self.receive();

@@ -1,14 +1,14 @@
-//! Filters of system calls (seccomp), as containers have them.
+//! Filters of system calls (seccomp), as in containers.
 
 /// Makes these system calls fail with `error` from now on, for this thread and those it starts.
 pub(crate) fn refuse(calls: &[libc::c_long], error: i32) {
     let plain = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
-    // The number of the call comes first in what the filter sees.
+    // The number of the call is the first field of the filter's input.
     let mut program = vec![plain(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
     for (at, call) in calls.iter().enumerate() {
         program.push(libc::sock_filter {
             code: (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16,
-            // Over those that follow, and the line that lets everything else pass.
+            // Jumps over those that follow, and the instruction that permits everything else.
             jt: (calls.len() - at) as u8,
             jf: 0,
             k: *call as u32,

@@ -1,18 +1,17 @@
-//! Bytes that can be recognised, and memory that notices writes beside it.
+//! Byte patterns, and memory with guards that detect writes beside it.
 
 use std::sync::OnceLock;
 
 use memferry_message::ShareableBuffer;
 
-/// Spreads the bits of a number.
+/// Mixes the bits of a number.
 pub(crate) fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     bits ^ (bits >> 31)
 }
 
-/// Patterns are cut from a table, block by block, so that checking one costs hardly more than
-/// reading it.
+/// Patterns are cut from a table, block by block, so that a check costs hardly more than a read.
 const BLOCK: usize = 64 << 10;
 
 fn table() -> &'static [u8] {
@@ -26,7 +25,7 @@ fn block(seed: u64, index: usize) -> &'static [u8] {
     &table()[start..start + BLOCK]
 }
 
-/// Fills memory with the bytes of a seed.
+/// Fills memory with the pattern of a seed.
 pub(crate) fn fill(memory: &mut [u8], seed: u64) {
     let seed = mix(seed);
     for (index, bytes) in memory.chunks_mut(BLOCK).enumerate() {
@@ -34,25 +33,25 @@ pub(crate) fn fill(memory: &mut [u8], seed: u64) {
     }
 }
 
-/// The first place where memory does not hold the bytes of a seed.
+/// The first offset at which memory does not hold the pattern of a seed.
 pub(crate) fn first_wrong(memory: &[u8], seed: u64) -> Option<usize> {
     let seed = mix(seed);
     memory.chunks(BLOCK).enumerate().find_map(|(index, bytes)| {
         let expected = &block(seed, index)[..bytes.len()];
-        let place = || bytes.iter().zip(expected).position(|(found, meant)| found != meant);
-        if bytes == expected { None } else { place().map(|place| index * BLOCK + place) }
+        let offset = || bytes.iter().zip(expected).position(|(found, meant)| found != meant);
+        if bytes == expected { None } else { offset().map(|offset| index * BLOCK + offset) }
     })
 }
 
-/// The bytes of a seed.
+/// The pattern of a seed.
 pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; length];
     fill(&mut bytes, seed);
     bytes
 }
 
-/// Bytes before and behind the memory that a test lends out. Not a round number, so that nothing
-/// in between is aligned by chance.
+/// Guard bytes before and behind the memory of a test. An odd number, so that nothing in between is
+/// aligned by chance.
 const GUARD: usize = 261;
 const GUARD_SEED: u64 = 0x67_7561_7264;
 
@@ -62,12 +61,12 @@ enum Backing {
 }
 
 /// Memory for a message with guards on both sides.
-pub(crate) struct Guarded {
+pub(crate) struct GuardedBuffer {
     backing: Backing,
     length: usize,
 }
 
-impl Guarded {
+impl GuardedBuffer {
     pub(crate) fn plain(length: usize) -> Self {
         Self::over(Backing::Plain(vec![0; length + 2 * GUARD]), length)
     }
@@ -76,7 +75,7 @@ impl Guarded {
         Self::try_new(length, true).unwrap()
     }
 
-    /// The same where there may be no more memory to share.
+    /// As `new`, where shared memory may be exhausted.
     pub(crate) fn try_new(length: usize, shareable: bool) -> std::io::Result<Self> {
         if !shareable {
             return Ok(Self::plain(length));
@@ -117,7 +116,7 @@ impl Guarded {
         self.length
     }
 
-    /// The memory between the guards. Not while a message is under way.
+    /// The memory between the guards. Not to be called while a message is in flight.
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.all()[GUARD..GUARD + self.length]
     }
@@ -127,12 +126,12 @@ impl Guarded {
         &mut self.all_mut()[GUARD..GUARD + length]
     }
 
-    /// Where the memory begins, for messages.
+    /// The address of the memory, for messages.
     pub(crate) fn address(&mut self) -> *mut u8 {
         self.bytes_mut().as_mut_ptr()
     }
 
-    /// Fails if a byte beside the memory has changed.
+    /// Panics if a byte beside the memory has changed.
     pub(crate) fn check_guards(&self) {
         let all = self.all();
         let (before, behind) = (&all[..GUARD], &all[GUARD + self.length..]);

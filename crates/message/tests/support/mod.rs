@@ -1,4 +1,4 @@
-//! What the tests of messages share: random numbers, patterns, guarded memory, other processes.
+//! Common code of the message tests: random numbers, patterns, guarded memory, other processes.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod absent;
@@ -16,10 +16,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use memferry_message::{Builder, Endpoint, Operation, Peer};
+use memferry_message::{Endpoint, EndpointBuilder, Operation, Peer};
 
-/// Long enough for anything that ends at all, on a busy machine too.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// A timeout that only a hang reaches, on a busy machine too.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A name that no other test and no other process uses.
 pub(crate) fn unique(name: &str) -> String {
@@ -27,19 +27,19 @@ pub(crate) fn unique(name: &str) -> String {
     format!("{name}-{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// For whoever reads the output of a test.
+/// Prints a line of the test's output.
 #[allow(clippy::print_stdout, reason = "the one place where tests speak")]
 pub(crate) fn say(words: std::fmt::Arguments<'_>) {
     println!("{words}");
 }
 
-/// Only one test of this file at a time: for tests that count what the whole process holds.
+/// Runs only one test of this file at a time: for tests that count resources of the whole process.
 pub(crate) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Random numbers that are the same for the same seed.
+/// A deterministic generator of random numbers.
 #[derive(Debug, Clone)]
 pub(crate) struct Random(u64);
 
@@ -48,8 +48,8 @@ impl Random {
         Self(seed)
     }
 
-    /// From the clock, so that every run tries something else. Say it, so that a failure can be
-    /// repeated; `MEMFERRY_TEST_SEED` sets it.
+    /// Seeded from the clock, so that every run differs. The seed is printed, so that a failure can
+    /// be repeated; `MEMFERRY_TEST_SEED` sets it.
     pub(crate) fn fresh_seed() -> u64 {
         let given = std::env::var("MEMFERRY_TEST_SEED").ok().and_then(|seed| seed.parse().ok());
         given.unwrap_or_else(|| {
@@ -63,7 +63,7 @@ impl Random {
         memory::mix(self.0)
     }
 
-    /// Below `bound`.
+    /// A number below `bound`.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -78,17 +78,17 @@ impl Random {
     }
 }
 
-/// Two endpoints of this process, connected.
+/// Two connected endpoints of this process.
 pub(crate) struct Pair {
     pub(crate) here: Endpoint,
     pub(crate) there: Endpoint,
-    /// `there`, as `here` knows it, and the reverse.
+    /// The peer `there` of `here`, and the reverse.
     pub(crate) to_there: Peer,
     pub(crate) to_here: Peer,
 }
 
-/// Two endpoints of this process, connected. Nothing moves unless a test moves it.
-pub(crate) fn pair(builder: &Builder) -> Pair {
+/// Connects two endpoints of this process. There is no progress without calls of the test.
+pub(crate) fn pair(builder: &EndpointBuilder) -> Pair {
     let (a, b) = (unique("pair-a"), unique("pair-b"));
     let (here, there) = (builder.open(&a).unwrap(), builder.open(&b).unwrap());
     let answering = there.clone();
@@ -102,16 +102,16 @@ pub(crate) fn pair(builder: &Builder) -> Pair {
 }
 
 impl Pair {
-    /// Moves both sides until the operations of either are over.
+    /// Makes progress on both sides until the operations of either are complete.
     pub(crate) fn finish(&self, operations: &mut [&mut Operation]) {
-        until("all operations are over", || {
+        until("all operations are complete", || {
             self.here.progress();
             self.there.progress();
             operations.iter_mut().all(|operation| operation.test().is_some())
         });
     }
 
-    /// Moves both sides so often that everything is done that can be done.
+    /// Makes progress on both sides until everything possible is done.
     pub(crate) fn settle(&self) {
         let mut quiet = 0;
         while quiet < 20 {
@@ -121,16 +121,16 @@ impl Pair {
     }
 }
 
-/// Asks until it is so; fails if it never is.
+/// Polls until a condition holds; panics at the timeout.
 pub(crate) fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        assert!(Instant::now() < deadline, "timeout waiting until {what}");
         std::thread::yield_now();
     }
 }
 
-/// Whether a descriptor is readable now.
+/// Returns whether a descriptor is readable now.
 pub(crate) fn is_readable(descriptor: impl std::os::fd::AsFd) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec};
     let mut watched = [PollFd::new(&descriptor, PollFlags::IN)];

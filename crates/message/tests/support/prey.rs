@@ -1,38 +1,39 @@
-//! An endpoint that talks to an honest peer and to whoever else connects, whatever that one does.
+//! An endpoint that communicates with an honest peer and with every other peer that connects,
+//! whatever that one does.
 
 use std::time::{Duration, Instant};
 
 use memferry_message::{Endpoint, Operation, Peer, Source, TAG_ALL, TAG_ANY};
 
-use super::memory::{Guarded, fill, first_wrong};
+use super::memory::{GuardedBuffer, fill, first_wrong};
 use super::{Random, until};
 
 /// The tag of messages with the honest peer.
 const HONEST: u64 = 0x1234_5678_9ABC_DEF0;
 
-/// An operation with a peer that is not to be trusted, and its memory.
-struct Risk {
+/// An operation with an untrusted peer, and its memory.
+struct VictimOperation {
     peer: Peer,
     operation: Operation,
-    memory: Guarded,
-    /// The seed and the length of what is sent.
+    memory: GuardedBuffer,
+    /// The seed and the length of the message that is sent.
     sent: Option<(u64, usize)>,
 }
 
 /// The endpoint that is attacked.
-pub(crate) struct Prey {
+pub(crate) struct VictimEndpoint {
     pub(crate) endpoint: Endpoint,
     honest: Peer,
-    risks: Vec<Risk>,
+    risks: Vec<VictimOperation>,
     random: Random,
-    /// What is there to tell afterwards.
+    /// The counts for the final report.
     pub(crate) exchanged: u64,
     pub(crate) slowest: Duration,
     pub(crate) completed: u64,
     pub(crate) failed: u64,
 }
 
-/// The life of the honest peer: sends everything back, and checks it.
+/// The honest peer: sends everything back, and checks it.
 pub(crate) fn honest_peer(name: &str, prey: &str) {
     let endpoint = Endpoint::open(name).unwrap();
     let peer = endpoint.connect(prey).unwrap();
@@ -46,7 +47,7 @@ pub(crate) fn honest_peer(name: &str, prey: &str) {
     }
 }
 
-impl Prey {
+impl VictimEndpoint {
     /// Waits for the honest peer.
     pub(crate) fn new(endpoint: Endpoint, seed: u64) -> Self {
         let honest = endpoint.recv(Source::Any, HONEST, TAG_ALL, &mut [0; 8]).unwrap().source;
@@ -66,15 +67,15 @@ impl Prey {
     pub(crate) fn exchange(&mut self) {
         let began = Instant::now();
         let length = self.random.pick(&[10, 1000, 20_000, 200_000, 1 << 20]);
-        let (mut there, mut back) = (Guarded::plain(length), Guarded::plain(length));
+        let (mut there, mut back) = (GuardedBuffer::plain(length), GuardedBuffer::plain(length));
         fill(there.bytes_mut(), self.exchanged);
         let (from, to) = (there.address(), back.address());
-        // SAFETY: both live until the operations are over, below.
+        // SAFETY: both live until the operations complete, below.
         let (mut send, mut receive) = unsafe {
             let receive = self.endpoint.irecv_raw(self.honest, HONEST, TAG_ALL, to, length);
             (self.endpoint.isend_raw(self.honest, HONEST, from, length).unwrap(), receive.unwrap())
         };
-        until("the honest peer has answered", || {
+        until("the honest peer has replied", || {
             self.go_on();
             send.test().is_some() && receive.test().is_some()
         });
@@ -87,7 +88,7 @@ impl Prey {
         self.slowest = self.slowest.max(began.elapsed());
     }
 
-    /// Begins operations with everybody else, and looks after those that are over.
+    /// Starts operations with all other peers, and handles completed ones.
     pub(crate) fn go_on(&mut self) {
         for index in (0..self.risks.len()).rev() {
             let Some(outcome) = self.risks[index].operation.test() else { continue };
@@ -101,20 +102,20 @@ impl Prey {
         }
         for peer in self.endpoint.peers() {
             if peer != self.honest {
-                self.risk_something(peer);
+                self.start_random_operation(peer);
             }
         }
-        self.take_gifts();
+        self.receive_pending();
     }
 
-    /// Keeps a few sends and receives with a peer under way.
-    fn risk_something(&mut self, peer: Peer) {
+    /// Keeps a few sends and receives with a peer in flight.
+    fn start_random_operation(&mut self, peer: Peer) {
         while self.risks.iter().filter(|risk| risk.peer == peer).count() < 6 {
             let length = self.random.pick(&[0, 30, 3000, 50_000, 600_000, 3 << 20]);
-            let mut memory = Guarded::new(length, self.random.chance(3));
+            let mut memory = GuardedBuffer::new(length, self.random.chance(3));
             let (at, seed) = (memory.address(), self.random.next());
             let (is_send, mask) = (self.random.chance(2), self.random.pick(&[0, 1, TAG_ALL]));
-            // SAFETY: the memory is kept until the operation is over.
+            // SAFETY: the memory is kept until the operation completes.
             let begun = unsafe {
                 if is_send {
                     fill(memory.bytes_mut(), seed);
@@ -125,31 +126,37 @@ impl Prey {
             };
             let sent = is_send.then_some((seed, length));
             match begun {
-                Ok(operation) => self.risks.push(Risk { peer, operation, memory, sent }),
+                Ok(operation) => self.risks.push(VictimOperation { peer, operation, memory, sent }),
                 Err(_) => break,
             }
         }
     }
 
-    /// Takes messages that nobody asked for, those of peers included that are gone.
-    fn take_gifts(&mut self) {
+    /// Receives unexpected messages, including those of disconnected peers.
+    fn receive_pending(&mut self) {
         for _ in 0..50 {
             let Ok(Some(gift)) = self.endpoint.iprobe(Source::Any, 0, TAG_ANY) else { break };
             if gift.source == self.honest {
                 break;
             }
-            let mut memory = Guarded::plain(self.random.pick(&[0, 100, 100_000]));
+            let mut memory = GuardedBuffer::plain(self.random.pick(&[0, 100, 100_000]));
             let (at, length) = (memory.address(), memory.len());
-            // SAFETY: the memory is kept until the operation is over.
+            // SAFETY: the memory is kept until the operation completes.
             let begun =
                 unsafe { self.endpoint.irecv_raw(gift.source, gift.tag, TAG_ALL, at, length) };
             if let Ok(operation) = begun {
-                self.risks.push(Risk { peer: gift.source, operation, memory, sent: None });
+                self.risks.push(VictimOperation {
+                    peer: gift.source,
+                    operation,
+                    memory,
+                    sent: None,
+                });
             }
         }
     }
 
-    /// Waits until everything with others than the honest peer is over, when they are gone.
+    /// Waits until all operations with other than the honest peer are complete, after these have
+    /// disconnected.
     pub(crate) fn settle(&mut self) {
         until("everything with the others has ended", || {
             self.go_on();

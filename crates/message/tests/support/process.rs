@@ -1,13 +1,13 @@
 //! Other processes of a test: the test program itself, started again in a role.
 //!
-//! A test file with roles has a test [`ENTRY`] that does nothing but [`role`] and, in another
-//! process, what the role says. Processes die with the test that started them.
+//! A test file with roles has a test [`ENTRY`] that only calls [`role`] and, in another process,
+//! runs the role. Processes exit with the test that started them.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
-/// The test in which the other processes begin.
+/// The test in which the other processes start.
 pub(crate) const ENTRY: &str = "other_processes_begin_here";
 const ROLE: &str = "MEMFERRY_TEST_ROLE";
 const PARENT: &str = "MEMFERRY_TEST_PARENT";
@@ -17,7 +17,8 @@ pub(crate) fn command(role: &str) -> Command {
     command_of(&std::env::current_exe().unwrap(), role)
 }
 
-/// The same, with a copy of the test program in another folder: another user may not reach this one.
+/// The same, with a copy of the test program in another folder: another user may not access this
+/// one.
 pub(crate) fn command_in(folder: &Path, role: &str) -> Command {
     let copy = folder.join("test-program");
     if !copy.exists() {
@@ -40,20 +41,20 @@ fn command_of(program: &Path, role: &str) -> Command {
 /// The role of this process; `None` in the test itself.
 pub(crate) fn role() -> Option<String> {
     let role = std::env::var(ROLE).ok()?;
-    // SAFETY: sets a number of this process.
+    // SAFETY: sets an attribute of this process.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-    // SAFETY: asks for a number. 0: the parent is in another pid namespace.
+    // SAFETY: reads a pid. 0: the parent is in another pid namespace.
     let parent = unsafe { libc::getppid() };
     if parent != 0 && Some(parent.to_string()) != std::env::var(PARENT).ok() {
-        // It died before the line above.
+        // The parent exited before the line above.
         std::process::exit(0);
     }
     Some(role)
 }
 
-/// A setting of this process, given by whoever started it.
+/// A setting of this process, from the process that started it.
 pub(crate) fn setting(name: &str) -> String {
-    std::env::var(name).unwrap_or_else(|_| panic!("{name} is set by whoever starts this role"))
+    std::env::var(name).unwrap_or_else(|_| panic!("{name} must be set by the starter of this role"))
 }
 
 /// Another process, killed when dropped.
@@ -68,34 +69,34 @@ impl Child {
         self.0.id()
     }
 
-    /// Ends it as hard as can be, if it has not ended; returns how it ended.
+    /// Kills it, if it has not exited; returns its status.
     pub(crate) fn kill(&mut self) -> ExitStatus {
         let _ = self.0.kill();
         self.0.wait().unwrap()
     }
 
-    /// Whether it has ended by itself.
+    /// Its status, if it has exited by itself.
     pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
         self.0.try_wait().unwrap()
     }
 
-    /// Waits until it has ended by itself, and says how.
+    /// Waits until it has exited by itself, and returns its status.
     pub(crate) fn end(&mut self) -> ExitStatus {
         self.0.wait().unwrap()
     }
 
-    /// Waits until it has ended by itself, and well.
+    /// Waits until it has exited by itself, with success.
     pub(crate) fn finish(mut self) {
         let status = self.0.wait().unwrap();
         assert!(status.success(), "another process of the test failed: {status}");
     }
 
-    /// The end of its standard input, if it was asked for: dropping it is a sign.
+    /// Its standard input, if it is piped: dropping it is a signal.
     pub(crate) fn take_input(&mut self) -> std::process::ChildStdin {
         self.0.stdin.take().expect("a piped input")
     }
 
-    /// Its standard error, if it was asked for: what a role says to the test.
+    /// Its standard error, if it is piped: the output of a role to the test.
     pub(crate) fn take_errors(&mut self) -> std::process::ChildStderr {
         self.0.stderr.take().expect("a piped standard error")
     }
@@ -107,11 +108,11 @@ impl Drop for Child {
     }
 }
 
-/// Calls `prepare` in the new process before it becomes the test program.
+/// Calls `prepare` in the new process before it executes the test program.
 pub(crate) fn prepare(
     command: &mut Command,
     prepare: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static,
 ) {
-    // SAFETY: what tests do here are plain system calls, allowed between fork and exec.
+    // SAFETY: tests make only plain system calls here, which are allowed between fork and exec.
     unsafe { command.pre_exec(prepare) };
 }

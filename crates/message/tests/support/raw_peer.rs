@@ -1,20 +1,20 @@
-//! A peer that speaks the protocol by hand, so that it can break it.
+//! A peer that implements the protocol by hand, so that it can violate it.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use memferry_message::ring::cells::{Consumer, Producer, Words};
-use memferry_message::ring::layout::{End, Memory};
-use memferry_sys::packet_socket::{PacketSocket, SocketName};
-use memferry_sys::shared_memory::{Access, Mapping, SealedMemory};
+use memferry_message::ring::cells::{CellWords, Consumer, Producer};
+use memferry_message::ring::layout::{ConnectionEnd, ConnectionMemory};
+use memferry_sys::seqpacket::{SeqPacketSocket, SocketName};
+use memferry_sys::shared_memory::{Mapping, Protection, SealedMemory};
 
 use super::until;
 
 const MAGIC: u64 = 0x7972_7265_666D_656D;
 const VERSION: u32 = 4;
-/// The bytes of a list of windows, as it begins.
+/// The initial size of a window table in bytes.
 const BOARD_BYTES: usize = 64 << 10;
 
-/// The first bytes of a hello, and all of it for somebody who does not listen.
+/// The first bytes of a connect request, and a complete one of a process that does not listen.
 pub(crate) fn hello(identity: u128, probe: (u64, u64), name: &str) -> Vec<u8> {
     let mut packet = MAGIC.to_le_bytes().to_vec();
     packet.extend(VERSION.to_le_bytes());
@@ -25,23 +25,23 @@ pub(crate) fn hello(identity: u128, probe: (u64, u64), name: &str) -> Vec<u8> {
     packet
 }
 
-/// A socket to an endpoint, and not a word said.
-pub(crate) fn call(name: &str) -> PacketSocket {
+/// A socket to an endpoint, over which nothing is sent.
+pub(crate) fn call(name: &str) -> SeqPacketSocket {
     let name = SocketName::parse(name);
     let mut socket = None;
-    until("the endpoint takes the call", || {
-        socket = PacketSocket::connect(&name).ok();
+    until("the endpoint accepts the connection", || {
+        socket = SeqPacketSocket::connect(&name).ok();
         socket.is_some()
     });
     socket.unwrap()
 }
 
-/// A list of windows without any.
+/// An empty window table.
 pub(crate) fn board() -> SealedMemory {
     SealedMemory::new("memferry-windows", BOARD_BYTES).unwrap()
 }
 
-/// Different for every connection of every process.
+/// A number that differs for every connection of every process.
 pub(crate) fn identity() -> u128 {
     let spread = |sum, byte| super::memory::mix(sum ^ u64::from(byte));
     let name = super::unique("").bytes().fold(1, spread);
@@ -50,28 +50,28 @@ pub(crate) fn identity() -> u128 {
 
 /// A connection by hand.
 pub(crate) struct RawPeer {
-    pub(crate) socket: PacketSocket,
-    // The ends point into the memory, so they come first: they are dropped first.
+    pub(crate) socket: SeqPacketSocket,
+    // The ends point into the memory, so they come first: fields are dropped in order.
     pub(crate) producer: Producer,
     pub(crate) consumer: Consumer,
-    pub(crate) memory: Memory,
-    /// All bytes of the memory, once more.
+    pub(crate) memory: ConnectionMemory,
+    /// All bytes of the memory, mapped once more.
     pub(crate) bytes: Mapping,
     probe: Box<[u64; 2]>,
 }
 
 impl RawPeer {
-    /// Says hello as it should be said, and waits for the welcome.
+    /// Sends a valid connect request, and waits for the reply.
     pub(crate) fn connect(name: &str) -> Option<Self> {
         Self::connect_as(name, identity(), "")
     }
 
-    /// The same, as an endpoint that claims to be a certain one and to listen on a name.
+    /// As `connect`, with a given identity and listening name.
     pub(crate) fn connect_as(name: &str, identity: u128, claimed: &str) -> Option<Self> {
         Self::connect_with(name, identity, claimed, &board())
     }
 
-    /// The same, with a list of windows.
+    /// As `connect`, with a window table.
     pub(crate) fn connect_with(
         name: &str,
         identity: u128,
@@ -79,23 +79,23 @@ impl RawPeer {
         board: &SealedMemory,
     ) -> Option<Self> {
         let socket = call(name);
-        let (memory, descriptor) = Memory::create(End::Connecting).unwrap();
+        let (memory, descriptor) = ConnectionMemory::create(ConnectionEnd::Connector).unwrap();
         let probe = Box::new([identity as u64, 0]);
         let hello = hello(identity, (probe.as_ptr() as u64, probe[0]), claimed);
         socket.send(&hello, &[descriptor.as_fd(), board.as_fd()]).ok()?;
         let welcome = answer(&socket)?;
-        // The word behind the two words of the probe says whether the answer is yes.
+        // The word behind the two probe words contains the rejection.
         if welcome.get(44..48)? != [0; 4] {
             return None;
         }
         let (producer, consumer) = (memory.producer(), memory.consumer());
-        let bytes = descriptor.map(Access::Write).unwrap();
+        let bytes = descriptor.map(Protection::ReadWrite).unwrap();
         Some(Self { socket, producer, consumer, memory, bytes, probe })
     }
 
-    /// Writes a cell if there is room, and wakes the reader whatever it says.
-    pub(crate) fn write(&mut self, words: &Words) -> bool {
-        let has_room = self.producer.has_room().unwrap_or(false);
+    /// Writes a cell if there is space, and wakes the reader in any case.
+    pub(crate) fn write(&mut self, words: &CellWords) -> bool {
+        let has_room = self.producer.has_credit().unwrap_or(false);
         if has_room {
             self.producer.write(words);
             self.wake();
@@ -104,10 +104,10 @@ impl RawPeer {
     }
 
     pub(crate) fn wake(&self) {
-        let attention = self.memory.other_attention();
-        let ways = attention.take_ways();
+        let attention = self.memory.peer_wakeup();
+        let ways = attention.take_armed();
         if ways != 0 {
-            memferry_sys::wait_word::futex_wake_shared(attention.word());
+            memferry_sys::futex::futex_wake_shared(attention.word());
             let _ = self.socket.send(&[0], &[]);
         }
     }
@@ -117,17 +117,17 @@ impl RawPeer {
         self.socket.send(&region.to_le_bytes(), &[descriptor]).is_ok()
     }
 
-    /// Whether the other side has hung up.
+    /// Returns whether the peer has closed the connection.
     pub(crate) fn is_lost(&self) -> bool {
         !memferry_sys::peer_process::is_alive(None, self.socket.as_fd())
     }
 }
 
-/// The next packet; `None` when the other side hangs up.
-pub(crate) fn answer(socket: &PacketSocket) -> Option<Vec<u8>> {
+/// The next packet; `None` when the peer closes.
+pub(crate) fn answer(socket: &SeqPacketSocket) -> Option<Vec<u8>> {
     let mut packet = [0; 512];
     let mut found = None;
-    until("an answer comes", || match socket.receive(&mut packet) {
+    until("a reply arrives", || match socket.receive(&mut packet) {
         Ok((0, _)) => true,
         Ok((length, _)) => {
             found = Some(packet[..length].to_vec());
@@ -138,7 +138,7 @@ pub(crate) fn answer(socket: &PacketSocket) -> Option<Vec<u8>> {
     found
 }
 
-/// Memory as a hello or a region must not have it.
+/// Invalid memory for a request or a region.
 pub(crate) fn bad_memory(length: usize) -> Vec<(&'static str, OwnedFd)> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     let memfd = |bytes: usize, seals: SealFlags| {
@@ -157,7 +157,7 @@ pub(crate) fn bad_memory(length: usize) -> Vec<(&'static str, OwnedFd)> {
         ("not memory", std::fs::File::open("/proc/self/exe").unwrap().into()),
         (
             "not even a file",
-            memferry_sys::packet_socket::PacketSocket::pair()
+            memferry_sys::seqpacket::SeqPacketSocket::pair()
                 .unwrap()
                 .0
                 .as_fd()
@@ -167,12 +167,12 @@ pub(crate) fn bad_memory(length: usize) -> Vec<(&'static str, OwnedFd)> {
     ]
 }
 
-/// The first word of a cell: its kind, a small number, a larger one.
+/// The first word of a cell: its kind, an 8-bit and a 16-bit field.
 pub(crate) fn first(kind: u8, small: u8, large: u16) -> u64 {
     u64::from(kind) << 32 | u64::from(small) << 40 | u64::from(large) << 48
 }
 
-/// The kinds of cells, as the protocol numbers them.
+/// The kinds of cells in the protocol.
 pub(crate) mod kind {
     pub(crate) const INLINE: u8 = 1;
     pub(crate) const EAGER: u8 = 2;

@@ -1,22 +1,22 @@
-//! Processes that a test stops, above all one that stops in the middle of a chunk of a message.
+//! Processes that a test stops, above all one that stops during a chunk of a message.
 
 use std::io::{Read, Write};
 use std::process::Stdio;
 use std::time::Duration;
 
-use memferry_message::ring::record::Finished;
+use memferry_message::ring::claims::SenderProgress;
 use memferry_message::{Endpoint, Source, TAG_ALL};
-use memferry_sys::cross_memory::{self, Stretch};
+use memferry_sys::cross_memory::{self, IoVec};
 
 use super::process::{self, Child, setting};
 use super::raw_peer::{RawPeer, first, kind};
-use super::{PATIENCE, until};
+use super::{TIMEOUT, until};
 
-/// How long the message of a claimer is.
+/// The length of the message of a claimer.
 pub(crate) const BYTES: usize = 16 << 20;
 
-/// Announces a message, claims a chunk of it, and stops as if it were about to copy. When it goes on,
-/// it writes the chunk and says so.
+/// Announces a message, claims a chunk of it, and stops before the copy. When it continues, it
+/// writes the chunk and reports it.
 pub(crate) fn claimer() {
     let source = vec![7u8; BYTES];
     let mut raw = RawPeer::connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
@@ -27,7 +27,7 @@ pub(crate) fn claimer() {
     until("it is accepted", || {
         let words = raw.consumer.peek();
         if words.is_some() {
-            raw.consumer.pass();
+            raw.consumer.advance();
         }
         accept = words.filter(|words| words[0] >> 32 & 0xFF == u64::from(kind::ACCEPT));
         accept.is_some()
@@ -36,41 +36,41 @@ pub(crate) fn claimer() {
     let (record, generation) = ((words[6] >> 32) as u16, (words[6] >> 48) as u16);
     let (chunk_bytes, target) = (words[6] & 0xFFFF_FFFF, words[4]);
     let chunks = (BYTES as u64).div_ceil(chunk_bytes);
-    let chunk = raw.memory.record(false, record.into()).claim_back(generation, chunks);
+    let chunk = raw.memory.claims(false, record.into()).claim_back(generation, chunks);
     let Some(chunk) = chunk.unwrap() else {
         // The receiver was faster.
-        return say_to_test(b"m");
+        return send_to_test(b"m");
     };
     let at = chunk * chunk_bytes;
     if setting("MEMFERRY_TEST_MISBEHAVES") == "1" {
         raw.write(&[first(99, 0, 0), 0, 0, 0, 0, 0, 0, 0]);
     }
-    say_to_test(b"c");
-    // SAFETY: stops this process, until the test lets it go on.
+    send_to_test(b"c");
+    // SAFETY: stops this process, until the test continues it.
     unsafe { libc::raise(libc::SIGSTOP) };
     let length = (BYTES as u64 - at).min(chunk_bytes) as usize;
-    let theirs = [Stretch { address: (target + at) as usize, length }];
-    let ours = [Stretch { address: source.as_ptr() as usize + at as usize, length }];
-    // SAFETY: the receiver has named the target, and the chunk is claimed.
+    let theirs = [IoVec { address: (target + at) as usize, length }];
+    let ours = [IoVec { address: source.as_ptr() as usize + at as usize, length }];
+    // SAFETY: the receiver has sent the target, and the chunk is claimed.
     let written =
         unsafe { cross_memory::write(std::os::unix::process::parent_id(), &theirs, &ours) };
-    let record = raw.memory.record(false, record.into());
-    record.tell(generation, Finished { chunks: 1, returned: None });
-    say_to_test(if written.is_ok() { b"w" } else { b"x" });
-    std::thread::sleep(PATIENCE);
+    let record = raw.memory.claims(false, record.into());
+    record.publish(generation, SenderProgress { chunks: 1, returned: None });
+    send_to_test(if written.is_ok() { b"w" } else { b"x" });
+    std::thread::sleep(TIMEOUT);
 }
 
-pub(crate) fn say_to_test(word: &[u8]) {
+pub(crate) fn send_to_test(word: &[u8]) {
     std::io::stderr().write_all(word).unwrap();
 }
 
-/// A process that speaks by its standard error.
-pub(crate) struct Stopping {
+/// A process that reports on its standard error.
+pub(crate) struct StoppedPeer {
     pub(crate) child: Child,
     output: std::process::ChildStderr,
 }
 
-impl Stopping {
+impl StoppedPeer {
     pub(crate) fn spawn(role: &str, name: &str, misbehaves: bool) -> Self {
         let mut command = process::command(role);
         command
@@ -82,10 +82,10 @@ impl Stopping {
         Self { child, output }
     }
 
-    /// Waits for its next word.
+    /// Waits for its next report.
     pub(crate) fn hear(&mut self) -> u8 {
         let mut word = [0];
-        self.output.read_exact(&mut word).expect("the other process says something");
+        self.output.read_exact(&mut word).expect("the other process reports");
         word[0]
     }
 
@@ -102,7 +102,8 @@ impl Stopping {
         });
     }
 
-    /// Waits until a claimer has claimed a chunk and is stopped there; `false` if none was left.
+    /// Waits until a claimer has claimed a chunk and is stopped there; returns `false` if none was
+    /// left.
     pub(crate) fn has_claimed(&mut self) -> bool {
         match self.hear() {
             b'c' => self.await_stop(),
@@ -114,16 +115,16 @@ impl Stopping {
         true
     }
 
-    /// The same for a receive of an endpoint that nobody else moves. A call that begins a receive
-    /// takes in what came, and copies nothing: chunks are left.
+    /// The same for a receive of an endpoint without other calls. A call that posts a receive
+    /// processes control messages, and copies nothing: chunks are left.
     pub(crate) fn await_claim(&mut self, owner: &Endpoint) {
         std::thread::scope(|scope| {
             let claiming = scope.spawn(|| self.has_claimed());
             let mut others = Vec::new();
             until("a chunk is claimed", || {
-                // Takes callers, and nothing else.
+                // Accepts connections, and nothing else.
                 owner.peers();
-                others.push(owner.irecv(Source::Any, 2, TAG_ALL, vec![0; 8]).unwrap());
+                others.push(owner.irecv(Source::Any, 2, TAG_ALL, vec![0u8; 8]).unwrap());
                 std::thread::sleep(Duration::from_millis(1));
                 claiming.is_finished()
             });

@@ -1,16 +1,16 @@
 //! Random traffic with one peer: several sends and receives at a time, every byte checked.
 
 use memferry_message::plan::PathKind;
-use memferry_message::{Builder, Endpoint, Error, Operation, Peer, Received, TAG_ANY};
+use memferry_message::{Endpoint, EndpointBuilder, Error, MessageStatus, Operation, Peer, TAG_ANY};
 
 use super::Random;
-use super::memory::{Guarded, fill, first_wrong};
+use super::memory::{GuardedBuffer, fill, first_wrong};
 
-/// What the messages are like, and which way they go.
+/// The kind and direction of the messages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kind {
     pub(crate) name: &'static str,
-    /// The path, if it is set by hand.
+    /// The path, if it is configured.
     pub(crate) path: Option<PathKind>,
     pub(crate) eager_bytes: u64,
     pub(crate) cross_memory: bool,
@@ -27,7 +27,7 @@ const PLAIN: Kind = Kind {
     most_bytes: 48,
 };
 
-/// One for each way that a message can take.
+/// One for each path.
 pub(crate) const KINDS: [Kind; 8] = [
     PLAIN,
     Kind { name: "eager", eager_bytes: 1 << 20, most_bytes: 200_000, ..PLAIN },
@@ -54,8 +54,9 @@ pub(crate) const KINDS: [Kind; 8] = [
 
 impl Kind {
     /// The settings of an endpoint for such messages.
-    pub(crate) fn builder(&self) -> Builder {
-        let builder = Builder::new().eager_bytes(self.eager_bytes).cross_memory(self.cross_memory);
+    pub(crate) fn builder(&self) -> EndpointBuilder {
+        let builder =
+            EndpointBuilder::new().eager_bytes(self.eager_bytes).cross_memory(self.cross_memory);
         match self.path {
             Some(path) => builder.path(path),
             None => builder,
@@ -63,17 +64,17 @@ impl Kind {
     }
 }
 
-/// One send or receive that is begun again whenever it is over.
+/// One send or receive that is started again whenever it completes.
 struct Slot {
-    memory: Guarded,
+    memory: GuardedBuffer,
     operation: Operation,
-    /// What a send sends.
+    /// The content of a send.
     sent: Option<(u64, usize)>,
 }
 
 impl Slot {
-    /// Fails if a message that has come is not what was sent.
-    fn check(&self, received: &Received) {
+    /// Panics if a received message differs from what was sent.
+    fn check(&self, received: &MessageStatus) {
         if self.sent.is_none() {
             let bytes = &self.memory.bytes()[..received.length as usize];
             assert_eq!(first_wrong(bytes, received.tag), None, "{received:?}");
@@ -82,20 +83,20 @@ impl Slot {
 }
 
 /// The traffic of one side with one peer.
-pub(crate) struct Talk {
+pub(crate) struct Traffic {
     endpoint: Endpoint,
     peer: Peer,
     kind: Kind,
     random: Random,
     slots: Vec<Slot>,
-    /// Messages must be what their tag says.
+    /// Messages must have the content that their tag names.
     is_strict: bool,
-    /// How many messages have gone or come.
+    /// The number of messages sent or received.
     pub(crate) done: u64,
 }
 
-impl Talk {
-    /// Begins with so many sends and receives at a time.
+impl Traffic {
+    /// Starts with this many sends and receives at a time.
     pub(crate) fn begin(
         (endpoint, peer): (&Endpoint, Peer),
         kind: Kind,
@@ -107,27 +108,27 @@ impl Talk {
         let (slots, is_strict, done) = (Vec::new(), true, 0);
         let mut talk = Self { endpoint, peer, kind, random, slots, is_strict, done };
         for number in 0..sends + receives {
-            let memory = Guarded::new(kind.most_bytes, kind.shareable);
+            let memory = GuardedBuffer::new(kind.most_bytes, kind.shareable);
             talk.add(memory, number < sends)?;
         }
         Ok(talk)
     }
 
-    fn add(&mut self, mut memory: Guarded, is_send: bool) -> Result<(), Error> {
-        let (most, tag) = (memory.len(), self.random.next());
+    fn add(&mut self, mut memory: GuardedBuffer, is_send: bool) -> Result<(), Error> {
+        let (max, tag) = (memory.len(), self.random.next());
         let length = match self.random.below(8) {
-            0 => most,
-            1 => self.random.below(most as u64 / 16) as usize,
-            _ => self.random.below(most as u64 + 1) as usize,
+            0 => max,
+            1 => self.random.below(max as u64 / 16) as usize,
+            _ => self.random.below(max as u64 + 1) as usize,
         };
         let at = memory.address();
-        // SAFETY: the memory is kept in the slot until the operation is over.
+        // SAFETY: the memory is kept in the slot until the operation completes.
         let operation = unsafe {
             if is_send {
                 fill(&mut memory.bytes_mut()[..length], tag);
                 self.endpoint.isend_raw(self.peer, tag, at, length)
             } else {
-                self.endpoint.irecv_raw(self.peer, 0, TAG_ANY, at, most)
+                self.endpoint.irecv_raw(self.peer, 0, TAG_ANY, at, max)
             }
         }?;
         let sent = is_send.then_some((tag, length));
@@ -135,7 +136,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Moves everything on by one step. An error is that of the first message that failed.
+    /// Makes one step of progress on everything. An error is that of the first message that failed.
     pub(crate) fn step(&mut self) -> Result<(), Error> {
         for _ in 0..self.slots.len() {
             let mut slot = self.slots.remove(0);
@@ -161,24 +162,24 @@ impl Talk {
         Ok(())
     }
 
-    /// As [`Talk::step`], with a peer whose messages may be anything.
+    /// As [`Talk::step`], with a peer whose messages may have any content.
     pub(crate) fn try_step(&mut self) -> Result<(), Error> {
         self.is_strict = false;
         self.step()
     }
 
-    /// When the endpoint is closed: lets go of everything.
+    /// Drops everything, after the endpoint is closed.
     pub(crate) fn abandon(mut self) {
         assert_eq!(self.pending(), 0);
         self.slots.iter().for_each(|slot| slot.memory.check_guards());
     }
 
-    /// Waits a moment for the oldest operation.
+    /// Waits briefly for the oldest operation.
     pub(crate) fn pause(&mut self, moment: std::time::Duration) {
         self.slots[0].operation.wait_timeout(moment);
     }
 
-    /// How many operations are not over.
+    /// The number of operations in flight.
     pub(crate) fn pending(&mut self) -> usize {
         self.slots
             .iter_mut()
@@ -186,14 +187,14 @@ impl Talk {
             .count()
     }
 
-    /// When all are over: how they ended, and their memory.
-    pub(crate) fn end(self) -> Vec<(Result<Received, Error>, Guarded)> {
+    /// The results and memory of all operations, when they are complete.
+    pub(crate) fn end(self) -> Vec<(Result<MessageStatus, Error>, GuardedBuffer)> {
         let end = |mut slot: Slot| {
-            let outcome = slot.operation.test().expect("it is over");
+            let outcome = slot.operation.test().expect("the operation is complete");
             if let Ok(received) = &outcome {
                 slot.check(received);
             }
-            // Whatever became of it, a source is only read.
+            // In any case, a source is only read.
             if let Some((tag, length)) = slot.sent {
                 assert_eq!(first_wrong(&slot.memory.bytes()[..length], tag), None);
             }

@@ -1,24 +1,24 @@
-//! What a process holds, and what processes leave behind.
+//! Resources of a process, and those that processes leave behind.
 
 use std::path::PathBuf;
 
 /// Descriptors and shared mappings of this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Holdings {
+pub(crate) struct ResourceUsage {
     pub(crate) descriptors: usize,
     pub(crate) mappings: usize,
 }
 
-pub(crate) fn holdings() -> Holdings {
+pub(crate) fn resource_usage() -> ResourceUsage {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     let mappings = maps.lines().filter(|line| line.contains("memfd:memferry")).count();
-    // One of them is the folder that is being read.
+    // One of them is the directory that is being read.
     let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().count() - 1;
-    Holdings { descriptors, mappings }
+    ResourceUsage { descriptors, mappings }
 }
 
-/// Shared memory that has a name and therefore outlives processes. There should be none, but for that of
-/// peers in benches, which may run at the same time.
+/// Shared memory with a name, which outlives processes. There should be none, except that of other
+/// libraries in benches, which may run at the same time.
 pub(crate) fn named_memory() -> Vec<String> {
     let Ok(folder) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
     let names = folder.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
@@ -27,14 +27,14 @@ pub(crate) fn named_memory() -> Vec<String> {
     names.filter(|name| name.contains("memferry") && !is_of_benches(name)).collect()
 }
 
-/// A kilobyte count of a process, by its name in `/proc/PID/status`.
+/// A size of a process in KiB, by its name in `/proc/PID/status`.
 pub(crate) fn memory_kib(pid: u32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// A folder of a test's own, removed with all that is in it.
+/// A directory of a test, removed with its content.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -53,7 +53,7 @@ impl Folder {
         self.0.join(name).into_os_string().into_string().unwrap()
     }
 
-    /// The names of what is in it.
+    /// The names of its files.
     pub(crate) fn contents(&self) -> Vec<String> {
         let entries = std::fs::read_dir(&self.0).unwrap();
         entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()

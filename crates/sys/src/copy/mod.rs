@@ -1,8 +1,8 @@
 //! The inner loops: copying, filling and comparing bytes at given addresses.
 //!
-//! [`cached`] goes through the caches, best when the data is there already or wanted soon. The
-//! functions in [`stream`] write around the caches, best when the data is larger than they are.
-//! Which one to use when is decided by the engine that calls them, from measurement.
+//! [`cached`] copies through the caches, best if the data is cached already or used soon. The
+//! functions in [`stream`] bypass the caches, best if the data is larger than the caches. The
+//! calling engine chooses by measured cost.
 
 pub mod stream;
 
@@ -13,17 +13,17 @@ pub mod stream;
 /// must not overlap.
 #[inline]
 pub unsafe fn cached(target: *mut u8, source: *const u8, length: usize) {
-    // SAFETY: the caller's promise is exactly what this needs.
+    // SAFETY: the caller guarantees what this needs.
     unsafe { std::ptr::copy_nonoverlapping(source, target, length) };
 }
 
-/// Asks for the cache line at `address`, to be written soon. Any address will do: one that is not
-/// mapped is passed over.
+/// Prefetches the cache line at `address` for writing. Any address is allowed; an unmapped one is
+/// ignored.
 #[inline]
 pub fn prefetch_for_write(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: a prefetch touches nothing that a program can see, whatever the address, and
-    // processors without the instruction treat it as none.
+    // SAFETY: a prefetch has no architectural effect, whatever the address, and processors without
+    // the instruction execute it as a no-op.
     unsafe {
         std::arch::asm!("prefetchw [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }
@@ -31,13 +31,13 @@ pub fn prefetch_for_write(address: *const u8) {
     let _ = address;
 }
 
-/// Copies between ranges that may overlap, as if through a buffer between them.
+/// Copies between ranges that may overlap, as if through a temporary buffer.
 ///
 /// # Safety
 /// `source` must be valid for reads and `target` for writes of `length` bytes.
 #[inline]
 pub unsafe fn overlapping(target: *mut u8, source: *const u8, length: usize) {
-    // SAFETY: the caller's promise is exactly what this needs.
+    // SAFETY: the caller guarantees what this needs.
     unsafe { std::ptr::copy(source, target, length) };
 }
 
@@ -47,7 +47,7 @@ pub unsafe fn overlapping(target: *mut u8, source: *const u8, length: usize) {
 /// `target` must be valid for writes of `length` bytes.
 #[inline]
 pub unsafe fn fill(target: *mut u8, value: u8, length: usize) {
-    // SAFETY: the caller's promise is exactly what this needs.
+    // SAFETY: the caller guarantees what this needs.
     unsafe { std::ptr::write_bytes(target, value, length) };
 }
 
@@ -60,7 +60,7 @@ pub unsafe fn first_difference(left: *const u8, right: *const u8, length: usize)
     let mut offset = 0;
     while offset < length {
         let block = BLOCK.min(length - offset);
-        // SAFETY: offset + block <= length, inside the ranges the caller vouches for.
+        // SAFETY: offset + block <= length, inside the ranges that the caller guarantees.
         let equal =
             unsafe { libc::memcmp(left.add(offset).cast(), right.add(offset).cast(), block) == 0 };
         if !equal {

@@ -1,13 +1,13 @@
-//! Copies and fills that write around the caches.
+//! Copies and fills with non-temporal stores, which bypass the caches.
 //!
-//! All variants share one shape: bring the target to a 64-byte boundary, then walk four pages side
-//! by side so that several pages of memory are open at once, then do the tail. They differ in the
-//! instruction that moves one cache line. Each ends with a store fence: once it returns, its writes
-//! are ordered before every later store of this thread.
+//! All variants have one structure: align the target to 64 bytes, then process four pages in
+//! parallel, so that several DRAM pages are open at once, then copy the tail. They differ in the
+//! instruction that moves one cache line. Each ends with a store fence: its writes are ordered
+//! before every later store of the calling thread.
 
 use crate::cpu;
 
-/// The ways of streaming that a processor may offer.
+/// Variants of non-temporal stores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Streaming {
     /// 64-byte direct stores (`movdir64b`).
@@ -18,15 +18,15 @@ pub enum Streaming {
     Avx2,
     /// 128-bit non-temporal stores, present on every x86-64.
     Sse2,
-    /// The ordinary copy, for processors without any of these.
+    /// Ordinary stores, for processors without the others.
     Plain,
 }
 
 impl Streaming {
-    /// Every variant, best guess first.
+    /// All variants, from the usually fastest to the slowest.
     pub const ALL: [Self; 5] = [Self::Movdir64b, Self::Avx512, Self::Avx2, Self::Sse2, Self::Plain];
 
-    /// The name used in profiles, settings and reports.
+    /// The name in profiles, settings and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Movdir64b => "movdir64b",
@@ -37,34 +37,34 @@ impl Streaming {
         }
     }
 
-    /// The variant of a name.
+    /// The variant with a name.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|variant| variant.name() == name)
     }
 
-    /// Whether this processor can run it.
+    /// Whether this processor supports the variant.
     pub fn is_supported(self) -> bool {
         match self {
-            Self::Movdir64b => cpu::facts().movdir64b,
-            Self::Avx512 => cpu::facts().avx512,
-            Self::Avx2 => cpu::facts().avx2,
+            Self::Movdir64b => cpu::info().movdir64b,
+            Self::Avx512 => cpu::info().avx512,
+            Self::Avx2 => cpu::info().avx2,
             Self::Sse2 => cfg!(target_arch = "x86_64"),
             Self::Plain => true,
         }
     }
 
-    /// The variants this processor can run.
+    /// The variants that this processor supports.
     pub fn supported() -> impl Iterator<Item = Self> {
         Self::ALL.into_iter().filter(|variant| variant.is_supported())
     }
 
-    /// Copies around the caches where this variant can.
+    /// Copies with the stores of this variant.
     ///
     /// # Safety
     /// The processor must support the variant; `source` must be valid for reads and `target` for
     /// writes of `length` bytes, and the two ranges must not overlap.
     pub unsafe fn copy(self, target: *mut u8, source: *const u8, length: usize) {
-        // SAFETY: the caller vouches for the ranges and for the processor.
+        // SAFETY: the caller guarantees the ranges and the support of the processor.
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
@@ -80,13 +80,13 @@ impl Streaming {
         }
     }
 
-    /// Fills around the caches where the processor can.
+    /// Fills with non-temporal stores if the processor has them.
     ///
     /// # Safety
     /// The processor must support the variant, and `target` must be valid for writes of `length`
     /// bytes.
     pub unsafe fn fill(self, target: *mut u8, value: u8, length: usize) {
-        // SAFETY: the caller vouches for the range and for the processor.
+        // SAFETY: the caller guarantees the range and the support of the processor.
         unsafe {
             match self {
                 #[cfg(target_arch = "x86_64")]
@@ -109,18 +109,18 @@ mod x86 {
 
     const LINE: usize = 64;
     const PAGE: usize = 4096;
-    const PAGES_SIDE_BY_SIDE: usize = 4;
-    const BLOCK: usize = PAGE * PAGES_SIDE_BY_SIDE;
+    const INTERLEAVED_PAGES: usize = 4;
+    const BLOCK: usize = PAGE * INTERLEAVED_PAGES;
 
-    /// Expands to a copy function around one line mover. The movers differ in target features, and
-    /// a generic function over them would not be compiled with those features enabled.
+    /// Expands to a copy function around a function that moves one line. Those differ in target
+    /// features, and a generic function over them would not be compiled with the features enabled.
     macro_rules! streaming_copy {
         ($(#[$feature:meta])? $name:ident, $move_line:ident) => {
             $(#[$feature])?
             pub(super) unsafe fn $name(mut target: *mut u8, mut source: *const u8, length: usize) {
                 // SAFETY: every access below stays inside the `length` bytes that the caller
-                // vouches for; line movers are given 64-byte aligned targets only, because the
-                // head is copied until `target` is aligned and all steps are multiples of a line.
+                // guarantees. `$move_line` gets only 64-byte aligned targets, because the head is
+                // copied until `target` is aligned and all steps are multiples of a line.
                 unsafe {
                     let head = target.align_offset(LINE).min(length);
                     super::super::cached(target, source, head);
@@ -155,7 +155,8 @@ mod x86 {
     }
 
     /// # Safety
-    /// 64 readable bytes at `source`, 64 writable and 64-byte aligned ones at `target`.
+    /// `source` must be valid for reads of 64 bytes; `target` must be valid for writes of 64 bytes
+    /// and aligned to 64 bytes.
     #[inline(always)]
     unsafe fn line_movdir64b(target: *mut u8, source: *const u8) {
         // SAFETY: the instruction reads 64 bytes at source and writes 64 at the aligned target.
@@ -182,7 +183,7 @@ mod x86 {
     #[inline]
     #[target_feature(enable = "avx2")]
     unsafe fn line_avx2(target: *mut u8, source: *const u8) {
-        // SAFETY: two halves of the line, each 32 bytes and aligned as the line is.
+        // SAFETY: two halves of the line, each 32 bytes and aligned, because the line is.
         unsafe {
             let low = _mm256_loadu_si256(source.cast::<__m256i>());
             let high = _mm256_loadu_si256(source.cast::<__m256i>().add(1));
@@ -195,7 +196,7 @@ mod x86 {
     /// As [`line_movdir64b`].
     #[inline(always)]
     unsafe fn line_sse2(target: *mut u8, source: *const u8) {
-        // SAFETY: four quarters of the line, each 16 bytes and aligned as the line is.
+        // SAFETY: four quarters of the line, each 16 bytes and aligned, because the line is.
         unsafe {
             for quarter in 0..4 {
                 let part = _mm_loadu_si128(source.cast::<__m128i>().add(quarter));
@@ -221,8 +222,8 @@ mod x86 {
     /// `target` must be valid for writes of `length` bytes.
     pub(super) unsafe fn fill_sse2(target: *mut u8, value: u8, length: usize) {
         const STEP: usize = 16;
-        // SAFETY: head, whole steps and tail together cover exactly `length` bytes; streaming
-        // stores are given 16-byte aligned addresses only.
+        // SAFETY: head, whole steps and tail together cover exactly `length` bytes; the streaming
+        // stores get only 16-byte aligned addresses.
         unsafe {
             let head = target.align_offset(STEP).min(length);
             super::super::fill(target, value, head);

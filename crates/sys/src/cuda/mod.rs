@@ -1,37 +1,38 @@
-//! The few calls of a GPU's driver that moving memory takes, and how they fail.
+//! The calls of the CUDA driver that memory transfers need, and their errors.
 //!
-//! [`Driver`] is one device with one context. [`real::Cuda`] is the driver of the machine, loaded
-//! when it is first asked for; nothing is linked, so that a program runs the same without it. Models
-//! of a device implement the same trait.
+//! [`CudaDriver`] is one device with one context. `Cuda` is the driver of the machine,
+//! loaded at run time on first use; nothing is linked, so that a program also runs without it.
+//! Models of a device implement the same trait.
 
 #[cfg(feature = "cuda")]
 mod real;
 
 #[cfg(feature = "cuda")]
-pub use real::{Cuda, Inventory, inventory};
+pub use real::{Cuda, CudaInventory, inventory};
 
 use std::fmt;
 
-/// An in-order queue of the device, as the driver names it.
+/// Handle of a stream: an in-order queue of the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Stream(u64);
+pub struct CudaStream(u64);
 
-/// A mark in a stream, as the driver names it.
+/// Handle of an event: a marker in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Event(u64);
+pub struct CudaEvent(u64);
 
 macro_rules! names {
     ($($name:ident),+) => {$(
         impl $name {
-            /// A name that a driver gave.
+            /// Wraps a handle of the driver.
             ///
             /// # Safety
-            /// It must be one of the driver that it is used with, and not destroyed.
-            pub unsafe fn from_raw(name: u64) -> Self {
-                Self(name)
+            /// The handle must belong to the driver that it is used with, and must not be
+            /// destroyed.
+            pub unsafe fn from_raw(handle: u64) -> Self {
+                Self(handle)
             }
 
-            /// What the driver calls it.
+            /// The handle as the driver knows it.
             pub fn raw(self) -> u64 {
                 self.0
             }
@@ -39,231 +40,233 @@ macro_rules! names {
     )+};
 }
 
-names!(Stream, Event);
+names!(CudaStream, CudaEvent);
 
-/// Which way a copy goes. The driver wants to know.
+/// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Way {
-    /// From ordinary memory to the device.
-    In,
-    /// From the device to ordinary memory.
-    Out,
-    /// Inside the device.
-    Within,
+pub enum MemcpyKind {
+    /// From host memory to device memory.
+    HostToDevice,
+    /// From device memory to host memory.
+    DeviceToHost,
+    /// Within device memory.
+    DeviceToDevice,
 }
 
-/// What a device is.
+/// Properties of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceFacts {
-    /// Its number among the devices of the process.
+pub struct CudaDeviceInfo {
+    /// Index among the devices of the process.
     pub ordinal: usize,
-    /// What its maker calls it.
+    /// Product name.
     pub name: String,
-    /// The newest version of CUDA that the driver knows: 1000 times the major number plus 10 times
-    /// the minor one.
+    /// The newest version of CUDA that the driver supports: 1000 * major + 10 * minor.
     pub driver_version: u32,
-    /// How many copies it carries out at the same time.
+    /// The number of copies that run at the same time.
     pub copy_engines: usize,
-    /// Whether memory that may not be written can be registered.
+    /// Whether read-only memory can be registered.
     pub registers_read_only: bool,
 }
 
-/// One device, with a context in this process. Calls may come from any thread, except where they
-/// say otherwise.
+/// A device with a context in this process. Calls may come from any thread, unless stated
+/// otherwise.
 ///
 /// # Safety
-/// Memory is given back on a driver's word: `is_reached` must not be true of an event before
-/// everything that was put into its stream before it is over, and copies must touch no memory but
-/// what they were given.
-pub unsafe trait Driver: Send + Sync + fmt::Debug {
-    /// What the device is.
-    fn facts(&self) -> &DeviceFacts;
+/// Callers free memory on the basis of `is_complete`: it must not return true before everything
+/// that was enqueued in the stream before the event is complete. Copies must access only the memory
+/// that they were given.
+pub unsafe trait CudaDriver: Send + Sync + fmt::Debug {
+    /// Properties of the device.
+    fn info(&self) -> &CudaDeviceInfo;
 
-    /// Makes the calling thread one that uses streams and events of this device.
-    fn enter(&self) -> Result<(), DriverError>;
+    /// Makes this device's context current on the calling thread.
+    fn make_current(&self) -> Result<(), DriverError>;
 
-    /// How much memory of the device is free, and how much there is.
+    /// Free and total memory of the device, in bytes.
     fn memory(&self) -> Result<(usize, usize), DriverError>;
 
-    /// Takes memory of the device.
+    /// Allocates device memory.
     fn allocate(&self, bytes: usize) -> Result<u64, DriverError>;
 
-    /// Gives memory of the device back.
+    /// Frees device memory.
     ///
     /// # Safety
-    /// It must be from [`Driver::allocate`], and nothing may use it any more.
+    /// The address must come from [`CudaDriver::allocate`], and the memory must not be in use.
     unsafe fn free(&self, address: u64);
 
-    /// Takes ordinary memory that is registered from the start.
+    /// Allocates host memory that is pinned and registered.
     fn allocate_pinned(&self, bytes: usize) -> Result<u64, DriverError>;
 
-    /// Gives such memory back.
+    /// Frees pinned host memory.
     ///
     /// # Safety
-    /// It must be from [`Driver::allocate_pinned`], and nothing may use it any more.
+    /// The address must come from [`CudaDriver::allocate_pinned`], and the memory must not be in
+    /// use.
     unsafe fn free_pinned(&self, address: u64);
 
-    /// Pins pages and makes them known to the device. Pages that are registered cannot be
-    /// registered again.
+    /// Pins host pages and registers them with the device. Registered pages cannot be registered
+    /// again.
     fn register(&self, address: usize, bytes: usize, read_only: bool) -> Result<(), DriverError>;
 
-    /// Undoes [`Driver::register`], for the whole range that begins at `address`.
+    /// Undoes [`CudaDriver::register`] for the whole range that begins at `address`.
     ///
     /// # Safety
-    /// No copy of this memory may be in a stream: the device would go on with pages that are given
-    /// to others.
+    /// No copy of this memory may be in a stream: the device would access pages that the kernel has
+    /// reused.
     unsafe fn unregister(&self, address: usize) -> Result<(), DriverError>;
 
-    /// Whether an address is the device's: `None` if the driver does not know it.
+    /// Whether an address is in device memory; `None` if the driver does not know the address.
     fn is_device(&self, address: u64) -> Option<bool>;
 
-    /// Whether this device can copy what a caller says is memory of a device: `false` if the driver
-    /// knows the address as another device's, or not at all.
-    fn reaches(&self, address: u64) -> bool;
+    /// Whether this device can access an address that the caller takes for device memory: `false`
+    /// if the address belongs to another device or is unknown to the driver.
+    fn can_access(&self, address: u64) -> bool;
 
-    /// A new stream. For threads that [entered](Driver::enter), like all calls below.
-    fn create_stream(&self) -> Result<Stream, DriverError>;
+    /// Creates a stream. This call and all below need a thread on which the context is
+    /// [current](CudaDriver::make_current).
+    fn create_stream(&self) -> Result<CudaStream, DriverError>;
 
-    /// Ends a stream, after what is in it.
-    fn destroy_stream(&self, stream: Stream);
+    /// Destroys a stream after its work is complete.
+    fn destroy_stream(&self, stream: CudaStream);
 
-    /// A new event.
-    fn create_event(&self) -> Result<Event, DriverError>;
+    /// Creates an event.
+    fn create_event(&self) -> Result<CudaEvent, DriverError>;
 
-    /// Ends an event.
-    fn destroy_event(&self, event: Event);
+    /// Destroys an event.
+    fn destroy_event(&self, event: CudaEvent);
 
-    /// Puts a copy into a stream.
+    /// Enqueues a copy in a stream.
     ///
     /// # Safety
-    /// Both ranges must be valid until the stream has passed the copy, and nobody else may write to
-    /// either, or read the target; ordinary memory must be registered, and lie inside one
+    /// Both ranges must be valid until the copy is complete, and until then no other code may write
+    /// to either or read the target. Host memory must be registered and lie inside one
     /// registration.
     unsafe fn copy(
         &self,
-        way: Way,
+        kind: MemcpyKind,
         source: u64,
         target: u64,
         bytes: usize,
-        stream: Stream,
+        stream: CudaStream,
     ) -> Result<(), DriverError>;
 
-    /// Copies ordinary memory that is not registered, and returns when that is over.
+    /// Copies host memory that is not registered; returns when the copy is complete.
     ///
     /// # Safety
-    /// Both ranges must be valid, and nobody else may write to either, or read the target.
-    unsafe fn copy_now(
+    /// Both ranges must be valid, and no other code may write to either or read the target.
+    unsafe fn copy_sync(
         &self,
-        way: Way,
+        kind: MemcpyKind,
         source: u64,
         target: u64,
         bytes: usize,
     ) -> Result<(), DriverError>;
 
-    /// Puts setting every byte of device memory to a value into a stream.
+    /// Enqueues a fill of device memory in a stream.
     ///
     /// # Safety
-    /// The range must be valid until the stream has passed this, and nobody else may access it.
+    /// The range must be valid until the fill is complete, and until then no other code may access
+    /// it.
     unsafe fn fill(
         &self,
         target: u64,
         value: u8,
         bytes: usize,
-        stream: Stream,
+        stream: CudaStream,
     ) -> Result<(), DriverError>;
 
-    /// Puts an event into a stream.
-    fn record(&self, event: Event, stream: Stream) -> Result<(), DriverError>;
+    /// Records an event in a stream.
+    fn record_event(&self, event: CudaEvent, stream: CudaStream) -> Result<(), DriverError>;
 
-    /// Lets a stream go on only when an event, recorded in another, is reached.
-    fn await_event(&self, stream: Stream, event: Event) -> Result<(), DriverError>;
+    /// Makes a stream wait for an event of another stream.
+    fn stream_wait_event(&self, stream: CudaStream, event: CudaEvent) -> Result<(), DriverError>;
 
-    /// Waits until everything in a stream is over, or the device is lost.
-    fn drain(&self, stream: Stream);
+    /// Waits until all work in a stream is complete, or the device is lost.
+    fn synchronize(&self, stream: CudaStream);
 
-    /// Whether the device has come to an event; `true` for one that was never recorded.
-    fn is_reached(&self, event: Event) -> Result<bool, DriverError>;
+    /// Whether the device has reached an event; `true` for an event that was never recorded.
+    fn is_complete(&self, event: CudaEvent) -> Result<bool, DriverError>;
 }
 
-/// What a driver said, and in answer to what.
+/// An error of a driver call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DriverError {
-    /// The call.
+    /// The name of the call.
     pub call: &'static str,
-    /// The driver's number.
+    /// The driver's error code.
     pub code: u32,
 }
 
-/// Numbers of the driver that mean something here.
+/// Error codes of the driver that are handled here.
 pub mod code {
-    /// An argument makes no sense; also memory that is not there.
+    /// An argument is invalid; also unmapped memory.
     pub const INVALID_VALUE: u32 = 1;
-    /// No memory.
+    /// Out of memory.
     pub const OUT_OF_MEMORY: u32 = 2;
-    /// The driver is being unloaded: the process is ending.
+    /// The driver is being unloaded because the process exits.
     pub const DEINITIALIZED: u32 = 4;
-    /// There is no device.
+    /// No device is available.
     pub const NO_DEVICE: u32 = 100;
-    /// There is no device of this number.
+    /// No device has this index.
     pub const INVALID_DEVICE: u32 = 101;
-    /// The device knows the address as something else.
+    /// The address is mapped as other memory.
     pub const ALREADY_MAPPED: u32 = 208;
-    /// The device has not come there yet.
+    /// The work is not complete.
     pub const NOT_READY: u32 = 600;
-    /// The device found memory that is not there.
+    /// The device accessed an invalid address.
     pub const ILLEGAL_ADDRESS: u32 = 700;
     /// Some of the pages are registered already.
     pub const ALREADY_REGISTERED: u32 = 712;
-    /// This machine cannot do it.
+    /// The operation is not supported on this machine.
     pub const NOT_SUPPORTED: u32 = 801;
-    /// The driver's library and its kernel module are of different versions.
+    /// The driver's library and its kernel module have different versions.
     pub const DRIVER_MISMATCH: u32 = 803;
-    /// Something went wrong that has no number.
+    /// An unknown error.
     pub const UNKNOWN: u32 = 999;
 }
 
 impl DriverError {
-    /// Whether the device, or the context of this process on it, is gone for good.
-    pub fn is_loss(&self) -> bool {
+    /// Whether the device, or the context of this process on it, is permanently lost.
+    pub fn is_device_lost(&self) -> bool {
         use code::{DEINITIALIZED, ILLEGAL_ADDRESS, UNKNOWN};
-        // Uncorrectable memory, a hardware fault, a broken link between devices; and what a device
-        // that found a bad access, a trap or a time limit says from then on.
+        // Uncorrectable memory errors, hardware faults, failed links between devices, and the
+        // persistent errors after an invalid access, a trap or a timeout.
         matches!(
             self.code,
             DEINITIALIZED | UNKNOWN | 201 | 214 | 219 | 220 | 702 | 709 | 710 | 713..=721
         ) || self.code == ILLEGAL_ADDRESS
     }
 
-    /// What the number means, for people.
-    pub fn meaning(&self) -> &'static str {
+    /// A description of the error code, for display.
+    pub fn description(&self) -> &'static str {
         match self.code {
-            code::INVALID_VALUE => "an argument makes no sense, or the memory is not mapped",
+            code::INVALID_VALUE => "an argument is invalid, or the memory is not mapped",
             code::OUT_OF_MEMORY => "out of memory",
-            3 | code::DEINITIALIZED => "the driver is not there any more: the process is ending",
-            34 => "the library is a stub without a driver: run on the machine with the GPU",
-            46 => "the device is in use by somebody who does not share it",
-            code::NO_DEVICE => "there is no GPU, or none is visible (CUDA_VISIBLE_DEVICES)",
-            code::INVALID_DEVICE => "there is no GPU of this number",
-            201 | 709 => "the context of this process is gone",
-            code::ALREADY_MAPPED => "the device still knows the address as that of other memory",
-            214 => "memory of the device has an error that cannot be corrected",
-            code::ILLEGAL_ADDRESS => "the device found memory that is not there",
-            code::ALREADY_REGISTERED => "some of the memory is registered already",
+            3 | code::DEINITIALIZED => "the driver is unloaded: the process is exiting",
+            34 => "libcuda.so.1 is a stub without a driver: run on a machine with a GPU",
+            46 => "another process uses the device exclusively",
+            code::NO_DEVICE => "no GPU exists or is visible (CUDA_VISIBLE_DEVICES)",
+            code::INVALID_DEVICE => "no GPU has this index",
+            201 | 709 => "the context of this process was destroyed",
+            code::ALREADY_MAPPED => "the device has mapped the address to other memory",
+            214 => "uncorrectable memory error of the device",
+            code::ILLEGAL_ADDRESS => "the device accessed an invalid address",
+            code::ALREADY_REGISTERED => "a part of the memory is registered already",
             800 => "the operation is not permitted",
             code::NOT_SUPPORTED => "the operation is not supported on this machine",
             code::DRIVER_MISMATCH => {
-                "the driver's library and its kernel module differ: restart the machine or reload \
+                "the driver's library and its kernel module have different versions: reboot or reload \
                  the module"
             }
-            702 | 710 | 713..=721 => "the device failed while it worked",
-            _ => "the driver gave no reason that is known here",
+            702 | 710 | 713..=721 => "the device failed during execution",
+            _ => "unknown error code of the driver",
         }
     }
 }
 
 impl fmt::Display for DriverError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} failed with {}: {}", self.call, self.code, self.meaning())
+        write!(f, "{} failed with {}: {}", self.call, self.code, self.description())
     }
 }
 

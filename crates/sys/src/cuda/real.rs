@@ -1,35 +1,46 @@
-//! The driver of the machine: its library is looked for and its calls are found by name, when the
-//! first device is opened.
+//! The CUDA driver of the machine. Its library is loaded, and its functions are looked up by name,
+//! when the first device is opened.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::ptr::NonNull;
 use std::sync::OnceLock;
-
-use cudarc::driver::sys;
 
 use crate::fork;
 
-use super::{DeviceFacts, Driver, DriverError, Event, Stream, Way, code};
+use super::{CudaDeviceInfo, CudaDriver, CudaEvent, CudaStream, DriverError, MemcpyKind, code};
 
-/// The oldest driver that this speaks to: CUDA 11.4.
-const OLDEST_VERSION: u32 = 11_040;
+/// The oldest supported driver: CUDA 11.4.
+const MIN_VERSION: u32 = 11_040;
 
 type Context = *mut c_void;
 
-/// The calls, each by the name that the driver's library has for it. All answer with a number: the
-/// enumeration of the bindings would be undefined behaviour for one that a newer driver invents.
+/// The functions, each with its symbol name. All return a number and not an enumeration, for which a
+/// code that a newer driver adds would be undefined behaviour.
 macro_rules! calls {
     ($($field:ident: $name:literal ($($argument:ty),*);)+) => {
         struct Calls { $($field: unsafe extern "C" fn($($argument),*) -> c_uint),+ }
 
         impl Calls {
-            /// Finds every call, or names the first that is missing.
-            fn find() -> Result<Self, &'static str> {
-                // SAFETY: the library was found by `library`, and its initialisation is the
-                // driver's own; each symbol has the type that the driver's documentation gives it.
-                unsafe {
-                    let library = sys::culib();
-                    Ok(Self { $($field: *library.get($name.as_bytes()).map_err(|_| $name)?),+ })
-                }
+            /// Looks up all functions, or returns the name of the first that is missing.
+            fn find(library: NonNull<c_void>) -> Result<Self, &'static str> {
+                let symbol = |name: &'static str| {
+                    let terminated = CStr::from_bytes_with_nul(name.as_bytes()).expect("ends with a zero");
+                    // SAFETY: the library stays loaded, and the name is a C string.
+                    let address = unsafe { libc::dlsym(library.as_ptr(), terminated.as_ptr()) };
+                    NonNull::new(address).ok_or(name.trim_end_matches('\0'))
+                };
+                $(
+                    let address = symbol(concat!($name, "\0"))?.as_ptr();
+                    // SAFETY: the symbol is a function with the parameters of the driver's
+                    // documentation, and the library is never unloaded.
+                    let $field = unsafe {
+                        std::mem::transmute::<
+                            *mut c_void,
+                            unsafe extern "C" fn($($argument),*) -> c_uint,
+                        >(address)
+                    };
+                )+
+                Ok(Self { $($field),+ })
             }
         }
     };
@@ -74,7 +85,7 @@ calls! {
     fill: "cuMemsetD8Async" (u64, u8, usize, *mut c_void);
 }
 
-/// Numbers of the driver's interface.
+/// Constants of the driver's interface.
 mod number {
     use std::ffi::{c_int, c_uint};
 
@@ -89,55 +100,56 @@ mod number {
     pub(super) const EVENT_WITHOUT_TIMING: c_uint = 2;
 }
 
-/// What there is of CUDA on this machine.
+/// The CUDA driver and devices of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Inventory {
-    /// There is no driver.
+pub enum CudaInventory {
+    /// No driver is installed.
     NoDriver,
-    /// There is one that cannot be used, and why.
+    /// The driver cannot be used, with the reason.
     Unusable(String),
-    /// These devices, with their memory.
-    Devices(Vec<(DeviceFacts, usize)>),
+    /// The devices, each with its memory in bytes.
+    Devices(Vec<(CudaDeviceInfo, usize)>),
 }
 
-/// Looks what there is. Loads the driver if it is there, which takes a good part of a second.
-pub fn inventory() -> Inventory {
+/// Queries the driver and devices. Loads the driver if it is installed, which can take several
+/// hundred milliseconds.
+pub fn inventory() -> CudaInventory {
     let calls = match library() {
         Ok(calls) => calls,
-        Err(None) => return Inventory::NoDriver,
-        Err(Some(reason)) => return Inventory::Unusable(reason),
+        Err(None) => return CudaInventory::NoDriver,
+        Err(Some(reason)) => return CudaInventory::Unusable(reason),
     };
     let devices = (0..calls.count()).filter_map(|ordinal| {
         let device = calls.device(ordinal).ok()?;
         let mut bytes = 0;
-        // SAFETY: a valid device and a place for the answer.
-        let answer = unsafe { (calls.device_bytes)(&raw mut bytes, device) };
-        (answer == 0).then(|| (calls.facts(ordinal, device), bytes))
+        // SAFETY: the device is valid, and the result is a local variable.
+        let status = unsafe { (calls.device_bytes)(&raw mut bytes, device) };
+        (status == 0).then(|| (calls.device_info(ordinal, device), bytes))
     });
-    Inventory::Devices(devices.collect())
+    CudaInventory::Devices(devices.collect())
 }
 
-/// The calls of the driver, which is initialised. `Err(None)`: there is none; `Err(Some)`: why it
-/// cannot be used.
+/// The functions of the initialised driver. `Err(None)`: no driver is installed; `Err(Some)`: why
+/// it cannot be used.
 fn library() -> Result<&'static Calls, Option<String>> {
     static CALLS: OnceLock<Result<Calls, Option<String>>> = OnceLock::new();
     let load = || {
-        hold_library()?;
-        let calls = Calls::find().map_err(|name| {
+        let calls = Calls::find(load_library()?).map_err(|name| {
             Some(format!(
-                "it has no call {name}: it is too old, install one for CUDA 11.4 or later"
+                "it is too old (it has no function {name}): install a driver for CUDA 11.4 or later"
             ))
         })?;
-        // SAFETY: initialising twice is allowed; the version needs a place for the answer.
+        // SAFETY: repeated initialisation is allowed, and the version is written to a local
+        // variable.
         unsafe {
-            checked("cuInit", (calls.init)(0)).map_err(|error| Some(error.to_string()))?;
+            check("cuInit", (calls.init)(0)).map_err(|error| Some(error.to_string()))?;
             let mut version = 0;
             let _ = (calls.version)(&raw mut version);
             let version = u32::try_from(version).unwrap_or(0);
-            if version < OLDEST_VERSION {
+            if version < MIN_VERSION {
                 let (major, minor) = (version / 1000, version % 1000 / 10);
                 return Err(Some(format!(
-                    "it is for CUDA {major}.{minor}: install one for CUDA 11.4 or later"
+                    "it supports only CUDA {major}.{minor}: install a driver for CUDA 11.4 or later"
                 )));
             }
         }
@@ -146,14 +158,15 @@ fn library() -> Result<&'static Calls, Option<String>> {
     CALLS.get_or_init(load).as_ref().map_err(Clone::clone)
 }
 
-/// Loads the driver's library and never lets go of it: to look whether it is there by loading and
-/// unloading it would unload it under threads that are being started meanwhile.
-fn hold_library() -> Result<(), Option<String>> {
-    // SAFETY: loading the driver runs its initialisation, which every program that uses CUDA runs;
-    // the reason for a refusal is a string of the loader's that is read at once.
+/// Loads the driver's library and never unloads it: loading and unloading it as a test would unload
+/// it under threads that are being started at the same time.
+fn load_library() -> Result<NonNull<c_void>, Option<String>> {
+    // SAFETY: loading the driver runs its initialisation, as in every program that uses CUDA; the
+    // error text is a string of the loader that is copied at once.
     unsafe {
-        if !libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL).is_null() {
-            return Ok(());
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL);
+        if let Some(library) = NonNull::new(library) {
+            return Ok(library);
         }
         let reason = libc::dlerror();
         if reason.is_null() {
@@ -165,43 +178,43 @@ fn hold_library() -> Result<(), Option<String>> {
     }
 }
 
-fn checked(call: &'static str, code: c_uint) -> Result<(), DriverError> {
+fn check(call: &'static str, code: c_uint) -> Result<(), DriverError> {
     if code == 0 { Ok(()) } else { Err(DriverError { call, code }) }
 }
 
 impl Calls {
     fn count(&self) -> usize {
         let mut count = 0;
-        // SAFETY: a place for the answer.
-        let answer = unsafe { (self.device_count)(&raw mut count) };
-        if answer == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
+        // SAFETY: the result is a local variable.
+        let status = unsafe { (self.device_count)(&raw mut count) };
+        if status == 0 { usize::try_from(count).unwrap_or(0) } else { 0 }
     }
 
     fn device(&self, ordinal: usize) -> Result<c_int, DriverError> {
         let mut device = 0;
         let number = c_int::try_from(ordinal).unwrap_or(c_int::MAX);
-        // SAFETY: a place for the answer; a number that is none is an error.
-        checked("cuDeviceGet", unsafe { (self.device)(&raw mut device, number) })?;
+        // SAFETY: the result is a local variable; an invalid index is an error.
+        check("cuDeviceGet", unsafe { (self.device)(&raw mut device, number) })?;
         Ok(device)
     }
 
-    fn facts(&self, ordinal: usize, device: c_int) -> DeviceFacts {
+    fn device_info(&self, ordinal: usize, device: c_int) -> CudaDeviceInfo {
         let mut name = [0 as c_char; 256];
         let attribute = |which| {
             let mut value = 0;
-            // SAFETY: a valid device and a place for the answer.
-            let answer = unsafe { (self.device_attribute)(&raw mut value, which, device) };
-            if answer == 0 { value } else { 0 }
+            // SAFETY: the device is valid, and the result is a local variable.
+            let status = unsafe { (self.device_attribute)(&raw mut value, which, device) };
+            if status == 0 { value } else { 0 }
         };
         let mut version = 0;
-        // SAFETY: places for the answers; the driver ends the name with a zero, and there is one
-        // behind what it may write.
+        // SAFETY: the results are local variables; the driver ends the name with a zero byte, and
+        // the array has one more byte than the driver may write.
         let name = unsafe {
             let _ = (self.version)(&raw mut version);
             let _ = (self.device_name)(name.as_mut_ptr(), name.len() as c_int - 1, device);
             CStr::from_ptr(name.as_ptr()).to_string_lossy().into_owned()
         };
-        DeviceFacts {
+        CudaDeviceInfo {
             ordinal,
             name,
             driver_version: u32::try_from(version).unwrap_or(0),
@@ -211,33 +224,33 @@ impl Calls {
     }
 }
 
-/// A device of the machine, with the context that all libraries of a process share.
+/// A device of the machine, with the primary context that all libraries of a process share.
 pub struct Cuda {
     calls: &'static Calls,
     device: c_int,
     context: Context,
-    facts: DeviceFacts,
-    /// A forked child must not make any call: the driver's threads are the parent's.
+    info: CudaDeviceInfo,
+    /// The fork generation of `open`. A forked child must not make any call: the driver's threads
+    /// exist only in the parent.
     fork_generation: u64,
 }
 
-// SAFETY: the context is a name for something inside the driver, whose calls may come from any
-// thread.
+// SAFETY: the context is a handle of the driver, whose functions may be called from any thread.
 unsafe impl Send for Cuda {}
 // SAFETY: as above.
 unsafe impl Sync for Cuda {}
 
 impl std::fmt::Debug for Cuda {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Cuda").field("facts", &self.facts).finish_non_exhaustive()
+        f.debug_struct("Cuda").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
 impl Cuda {
-    /// Opens a device; says what is missing, and what would help, if it cannot.
+    /// Opens a device. The error states what is missing and how to fix it.
     pub fn open(ordinal: usize) -> Result<Self, String> {
         let calls = library().map_err(|reason| match reason {
-            None => "there is no NVIDIA driver (no libcuda.so.1 can be loaded): install it, or leave the GPU out"
+            None => "no NVIDIA driver is installed (libcuda.so.1 cannot be loaded): install it, or disable the GPU engine"
                 .to_owned(),
             Some(reason) => format!("the NVIDIA driver cannot be used: {reason}"),
         })?;
@@ -248,71 +261,73 @@ impl Cuda {
         }
         let device = calls.device(ordinal).map_err(|error| match ordinal < count {
             true => format!("GPU {ordinal} cannot be used: {error}"),
-            false => format!("there is no GPU {ordinal}: the last one is {}", count - 1),
+            false => format!("GPU {ordinal} does not exist: the last one is {}", count - 1),
         })?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: a valid device and a place for the answer.
-        checked("cuDevicePrimaryCtxRetain", unsafe {
+        // SAFETY: the device is valid, and the result is a local variable.
+        check("cuDevicePrimaryCtxRetain", unsafe {
             (calls.retain_context)(&raw mut context, device)
         })
         .map_err(|error| error.to_string())?;
-        fork::watch();
-        let (facts, fork_generation) = (calls.facts(ordinal, device), fork::generation());
-        Ok(Self { calls, device, context, facts, fork_generation })
+        fork::install_handler();
+        let (info, fork_generation) = (calls.device_info(ordinal, device), fork::generation());
+        Ok(Self { calls, device, context, info, fork_generation })
     }
 
     fn is_forked(&self) -> bool {
         fork::generation() != self.fork_generation
     }
 
-    /// Puts a copy between two pieces of ordinary memory, registered or not, into a stream: the
-    /// driver's own way, which finds out by itself where addresses are. For threads that
-    /// [entered](Driver::enter). The driver may return before the copy is over.
+    /// Enqueues a copy between two ranges of host memory, registered or not, in a stream. The
+    /// driver determines the kind of the addresses. Needs a thread on which the context is
+    /// [current](CudaDriver::make_current). The call may return before the copy is complete.
     ///
     /// # Safety
-    /// Both ranges must be ordinary memory that is valid until the stream has passed the copy, and
-    /// nobody else may write to either, or read the target, until then.
+    /// Both ranges must be host memory that is valid until the copy is complete, and until then no
+    /// other code may write to either or read the target.
     pub unsafe fn copy_host(
         &self,
         source: u64,
         target: u64,
         bytes: usize,
-        stream: Stream,
+        stream: CudaStream,
     ) -> Result<(), DriverError> {
-        // SAFETY: passed on; all addresses of the process are the driver's as well (unified
-        // addressing, which every device has that a driver for CUDA 11.4 speaks to on 64 bits).
-        let answer = unsafe {
+        // SAFETY: the caller guarantees the ranges. All addresses of the process are valid for the
+        // driver too (unified addressing, which every 64-bit device of a driver for CUDA 11.4 or
+        // later has).
+        let status = unsafe {
             (self.calls.copy_anywhere)(target, source, bytes, stream.raw() as *mut c_void)
         };
-        checked("cuMemcpyAsync", answer)
+        check("cuMemcpyAsync", status)
     }
 
-    /// What the driver says of an address, or its error number. For attributes of one number.
+    /// A 32-bit attribute of an address, or the driver's error code.
     fn attribute(&self, which: c_int, address: u64) -> Result<c_uint, c_uint> {
         let mut value: c_uint = 0;
-        let place = (&raw mut value).cast();
-        // SAFETY: the attributes asked for are one number of 32 bits, for which there is a place; an
-        // address that the driver does not know is an error.
-        match unsafe { (self.calls.pointer_attribute)(place, which, address) } {
+        let result = (&raw mut value).cast();
+        // SAFETY: the queried attributes are numbers of 32 bits, the size of the result; an address
+        // that the driver does not know is an error.
+        match unsafe { (self.calls.pointer_attribute)(result, which, address) } {
             0 => Ok(value),
             code => Err(code),
         }
     }
 
-    /// Makes a call with the context of this device, whatever the thread's own is.
-    fn inside<R>(
+    /// Makes a call with the context of this device, and restores the context of the thread
+    /// afterwards.
+    fn with_context<R>(
         &self,
         call: impl FnOnce(&Calls) -> Result<R, DriverError>,
     ) -> Result<R, DriverError> {
         if self.is_forked() {
             return Err(DriverError { call: "fork", code: code::DEINITIALIZED });
         }
-        // SAFETY: the context lives as long as this does; what is pushed is popped.
-        checked("cuCtxPushCurrent", unsafe { (self.calls.push_context)(self.context) })?;
+        // SAFETY: the context lives as long as this value, and the pushed context is popped below.
+        check("cuCtxPushCurrent", unsafe { (self.calls.push_context)(self.context) })?;
         let result = call(self.calls);
-        let mut before = std::ptr::null_mut();
+        let mut popped = std::ptr::null_mut();
         // SAFETY: as above.
-        unsafe { (self.calls.pop_context)(&raw mut before) };
+        unsafe { (self.calls.pop_context)(&raw mut popped) };
         result
     }
 }
@@ -320,80 +335,81 @@ impl Cuda {
 impl Drop for Cuda {
     fn drop(&mut self) {
         if !self.is_forked() {
-            // SAFETY: retained once, in `open`.
+            // SAFETY: `open` has retained the context once.
             unsafe { (self.calls.release_context)(self.device) };
         }
     }
 }
 
-// SAFETY: events and streams are the driver's, which promises what the trait asks for; each call is
-// the driver's for what the method says.
-unsafe impl Driver for Cuda {
-    fn facts(&self) -> &DeviceFacts {
-        &self.facts
+// SAFETY: events and streams are those of the driver, which guarantees what the trait requires;
+// each method calls the driver's function for its operation.
+unsafe impl CudaDriver for Cuda {
+    fn info(&self) -> &CudaDeviceInfo {
+        &self.info
     }
 
-    fn enter(&self) -> Result<(), DriverError> {
+    fn make_current(&self) -> Result<(), DriverError> {
         if self.is_forked() {
             return Err(DriverError { call: "fork", code: code::DEINITIALIZED });
         }
-        // SAFETY: the context lives at least as long as the threads that entered it: they hold this.
-        checked("cuCtxSetCurrent", unsafe { (self.calls.set_context)(self.context) })
+        // SAFETY: threads that use the context hold this value, so the context outlives them.
+        check("cuCtxSetCurrent", unsafe { (self.calls.set_context)(self.context) })
     }
 
     fn memory(&self) -> Result<(usize, usize), DriverError> {
         let (mut free, mut total) = (0, 0);
-        self.inside(|calls| {
-            // SAFETY: places for the answers.
-            checked("cuMemGetInfo", unsafe { (calls.memory)(&raw mut free, &raw mut total) })
+        self.with_context(|calls| {
+            // SAFETY: the results are local variables.
+            check("cuMemGetInfo", unsafe { (calls.memory)(&raw mut free, &raw mut total) })
         })?;
         Ok((free, total))
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
         let mut address = 0;
-        self.inside(|calls| {
-            // SAFETY: a place for the answer.
-            checked("cuMemAlloc", unsafe { (calls.allocate)(&raw mut address, bytes) })
+        self.with_context(|calls| {
+            // SAFETY: the result is a local variable.
+            check("cuMemAlloc", unsafe { (calls.allocate)(&raw mut address, bytes) })
         })?;
         Ok(address)
     }
 
     unsafe fn free(&self, address: u64) {
-        // SAFETY: passed on.
-        let _ = self.inside(|calls| checked("cuMemFree", unsafe { (calls.free)(address) }));
+        // SAFETY: the caller meets the same conditions.
+        let _ = self.with_context(|calls| check("cuMemFree", unsafe { (calls.free)(address) }));
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<u64, DriverError> {
         let mut address = std::ptr::null_mut();
-        self.inside(|calls| {
+        self.with_context(|calls| {
             let flags = number::REGISTER_PORTABLE;
-            // SAFETY: a place for the answer.
-            let answer = unsafe { (calls.allocate_pinned)(&raw mut address, bytes, flags) };
-            checked("cuMemHostAlloc", answer)
+            // SAFETY: the result is a local variable.
+            let status = unsafe { (calls.allocate_pinned)(&raw mut address, bytes, flags) };
+            check("cuMemHostAlloc", status)
         })?;
         Ok(address as u64)
     }
 
     unsafe fn free_pinned(&self, address: u64) {
-        // SAFETY: passed on.
-        let answer = |calls: &Calls| unsafe { (calls.free_pinned)(address as *mut c_void) };
-        let _ = self.inside(|calls| checked("cuMemFreeHost", answer(calls)));
+        // SAFETY: the caller meets the same conditions.
+        let status = |calls: &Calls| unsafe { (calls.free_pinned)(address as *mut c_void) };
+        let _ = self.with_context(|calls| check("cuMemFreeHost", status(calls)));
     }
 
     fn register(&self, address: usize, bytes: usize, read_only: bool) -> Result<(), DriverError> {
         let read_only = if read_only { number::REGISTER_READ_ONLY } else { 0 };
         let flags = number::REGISTER_PORTABLE | read_only;
-        // SAFETY: registering changes no byte; memory that is not there is an error.
-        let answer =
+        // SAFETY: registration changes no byte; unmapped memory is an error.
+        let status =
             |calls: &Calls| unsafe { (calls.register)(address as *mut c_void, bytes, flags) };
-        self.inside(|calls| checked("cuMemHostRegister", answer(calls)))
+        self.with_context(|calls| check("cuMemHostRegister", status(calls)))
     }
 
     unsafe fn unregister(&self, address: usize) -> Result<(), DriverError> {
-        // SAFETY: passed on; what the driver did not register is an error.
-        let answer = |calls: &Calls| unsafe { (calls.unregister)(address as *mut c_void) };
-        self.inside(|calls| checked("cuMemHostUnregister", answer(calls)))
+        // SAFETY: the caller meets the same conditions; a range that the driver has not registered
+        // is an error.
+        let status = |calls: &Calls| unsafe { (calls.unregister)(address as *mut c_void) };
+        self.with_context(|calls| check("cuMemHostUnregister", status(calls)))
     }
 
     fn is_device(&self, address: u64) -> Option<bool> {
@@ -404,8 +420,8 @@ unsafe impl Driver for Cuda {
         Some(kind == number::MEMORY_OF_DEVICE)
     }
 
-    fn reaches(&self, address: u64) -> bool {
-        // What the driver does not answer here is answered by the copy.
+    fn can_access(&self, address: u64) -> bool {
+        // An address that the driver cannot classify is left to the copy, which then fails.
         if self.is_forked() {
             return true;
         }
@@ -414,89 +430,89 @@ unsafe impl Driver for Cuda {
             Ok(number::MEMORY_OF_DEVICE) => {
                 let ordinal = self.attribute(number::POINTER_DEVICE_ORDINAL, address);
                 let ordinal = ordinal.ok().and_then(|ordinal| usize::try_from(ordinal as i32).ok());
-                ordinal.is_none_or(|ordinal| ordinal == self.facts.ordinal)
+                ordinal.is_none_or(|ordinal| ordinal == self.info.ordinal)
             }
             Ok(_) => true,
         }
     }
 
-    fn create_stream(&self) -> Result<Stream, DriverError> {
+    fn create_stream(&self) -> Result<CudaStream, DriverError> {
         let mut stream = std::ptr::null_mut();
         let flags = number::NON_BLOCKING_STREAM;
-        // SAFETY: a place for the answer.
-        checked("cuStreamCreate", unsafe { (self.calls.create_stream)(&raw mut stream, flags) })?;
-        // SAFETY: the driver made it just now.
-        Ok(unsafe { Stream::from_raw(stream as u64) })
+        // SAFETY: the result is a local variable.
+        check("cuStreamCreate", unsafe { (self.calls.create_stream)(&raw mut stream, flags) })?;
+        // SAFETY: the driver has just created the handle.
+        Ok(unsafe { CudaStream::from_raw(stream as u64) })
     }
 
-    fn destroy_stream(&self, stream: Stream) {
-        // SAFETY: the driver keeps what is in the stream until it is over.
+    fn destroy_stream(&self, stream: CudaStream) {
+        // SAFETY: the driver keeps a destroyed stream until its work is complete.
         unsafe { (self.calls.destroy_stream)(stream.raw() as *mut c_void) };
     }
 
-    fn create_event(&self) -> Result<Event, DriverError> {
+    fn create_event(&self) -> Result<CudaEvent, DriverError> {
         let mut event = std::ptr::null_mut();
         let flags = number::EVENT_WITHOUT_TIMING;
-        // SAFETY: a place for the answer.
-        checked("cuEventCreate", unsafe { (self.calls.create_event)(&raw mut event, flags) })?;
-        // SAFETY: the driver made it just now.
-        Ok(unsafe { Event::from_raw(event as u64) })
+        // SAFETY: the result is a local variable.
+        check("cuEventCreate", unsafe { (self.calls.create_event)(&raw mut event, flags) })?;
+        // SAFETY: the driver has just created the handle.
+        Ok(unsafe { CudaEvent::from_raw(event as u64) })
     }
 
-    fn destroy_event(&self, event: Event) {
-        // SAFETY: the driver keeps an event until the device is past it.
+    fn destroy_event(&self, event: CudaEvent) {
+        // SAFETY: the driver keeps a destroyed event until the device has passed it.
         unsafe { (self.calls.destroy_event)(event.raw() as *mut c_void) };
     }
 
     unsafe fn copy(
         &self,
-        way: Way,
+        kind: MemcpyKind,
         source: u64,
         target: u64,
         bytes: usize,
-        stream: Stream,
+        stream: CudaStream,
     ) -> Result<(), DriverError> {
         let (calls, stream) = (self.calls, stream.raw() as *mut c_void);
-        // SAFETY: passed on.
+        // SAFETY: the caller meets the same conditions.
         unsafe {
-            match way {
-                Way::In => {
-                    let answer = (calls.copy_in)(target, source as *const c_void, bytes, stream);
-                    checked("cuMemcpyHtoDAsync", answer)
+            match kind {
+                MemcpyKind::HostToDevice => {
+                    let status = (calls.copy_in)(target, source as *const c_void, bytes, stream);
+                    check("cuMemcpyHtoDAsync", status)
                 }
-                Way::Out => {
-                    let answer = (calls.copy_out)(target as *mut c_void, source, bytes, stream);
-                    checked("cuMemcpyDtoHAsync", answer)
+                MemcpyKind::DeviceToHost => {
+                    let status = (calls.copy_out)(target as *mut c_void, source, bytes, stream);
+                    check("cuMemcpyDtoHAsync", status)
                 }
-                Way::Within => {
-                    let answer = (calls.copy_within)(target, source, bytes, stream);
-                    checked("cuMemcpyDtoDAsync", answer)
+                MemcpyKind::DeviceToDevice => {
+                    let status = (calls.copy_within)(target, source, bytes, stream);
+                    check("cuMemcpyDtoDAsync", status)
                 }
             }
         }
     }
 
-    unsafe fn copy_now(
+    unsafe fn copy_sync(
         &self,
-        way: Way,
+        kind: MemcpyKind,
         source: u64,
         target: u64,
         bytes: usize,
     ) -> Result<(), DriverError> {
         let calls = self.calls;
-        // SAFETY: passed on.
+        // SAFETY: the caller meets the same conditions.
         unsafe {
-            match way {
-                Way::In => {
-                    let answer = (calls.copy_in_now)(target, source as *const c_void, bytes);
-                    checked("cuMemcpyHtoD", answer)
+            match kind {
+                MemcpyKind::HostToDevice => {
+                    let status = (calls.copy_in_now)(target, source as *const c_void, bytes);
+                    check("cuMemcpyHtoD", status)
                 }
-                Way::Out => {
-                    let answer = (calls.copy_out_now)(target as *mut c_void, source, bytes);
-                    checked("cuMemcpyDtoH", answer)
+                MemcpyKind::DeviceToHost => {
+                    let status = (calls.copy_out_now)(target as *mut c_void, source, bytes);
+                    check("cuMemcpyDtoH", status)
                 }
-                Way::Within => {
-                    checked("cuMemcpyDtoD", (calls.copy_within_now)(target, source, bytes))
+                MemcpyKind::DeviceToDevice => {
+                    check("cuMemcpyDtoD", (calls.copy_within_now)(target, source, bytes))
                 }
             }
         }
@@ -507,36 +523,36 @@ unsafe impl Driver for Cuda {
         target: u64,
         value: u8,
         bytes: usize,
-        stream: Stream,
+        stream: CudaStream,
     ) -> Result<(), DriverError> {
-        // SAFETY: passed on.
-        let answer =
+        // SAFETY: the caller meets the same conditions.
+        let status =
             unsafe { (self.calls.fill)(target, value, bytes, stream.raw() as *mut c_void) };
-        checked("cuMemsetD8Async", answer)
+        check("cuMemsetD8Async", status)
     }
 
-    fn record(&self, event: Event, stream: Stream) -> Result<(), DriverError> {
+    fn record_event(&self, event: CudaEvent, stream: CudaStream) -> Result<(), DriverError> {
         let (event, stream) = (event.raw() as *mut c_void, stream.raw() as *mut c_void);
-        // SAFETY: both are the driver's own.
-        checked("cuEventRecord", unsafe { (self.calls.record)(event, stream) })
+        // SAFETY: both are handles of the driver.
+        check("cuEventRecord", unsafe { (self.calls.record)(event, stream) })
     }
 
-    fn await_event(&self, stream: Stream, event: Event) -> Result<(), DriverError> {
+    fn stream_wait_event(&self, stream: CudaStream, event: CudaEvent) -> Result<(), DriverError> {
         let (event, stream) = (event.raw() as *mut c_void, stream.raw() as *mut c_void);
-        // SAFETY: both are the driver's own.
-        checked("cuStreamWaitEvent", unsafe { (self.calls.await_event)(stream, event, 0) })
+        // SAFETY: both are handles of the driver.
+        check("cuStreamWaitEvent", unsafe { (self.calls.await_event)(stream, event, 0) })
     }
 
-    fn drain(&self, stream: Stream) {
-        // SAFETY: the stream is the driver's own.
+    fn synchronize(&self, stream: CudaStream) {
+        // SAFETY: the stream is a handle of the driver.
         unsafe { (self.calls.drain)(stream.raw() as *mut c_void) };
     }
 
-    fn is_reached(&self, event: Event) -> Result<bool, DriverError> {
-        // SAFETY: the event is the driver's own.
+    fn is_complete(&self, event: CudaEvent) -> Result<bool, DriverError> {
+        // SAFETY: the event is a handle of the driver.
         match unsafe { (self.calls.query)(event.raw() as *mut c_void) } {
             code::NOT_READY => Ok(false),
-            code => checked("cuEventQuery", code).map(|()| true),
+            code => check("cuEventQuery", code).map(|()| true),
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Hearing of changes to this process's mappings, through a userfaultfd.
+//! Events of changes to this process's mappings, through a userfaultfd.
 //!
-//! Watched ranges are registered for write-protection and nothing is ever protected, so no fault
-//! is delivered; what arrives are the events: unmapped, moved, discarded. A thread that unmaps or
-//! moves watched memory returns only when its event was read, one that discards it begins only
-//! then. Somebody must therefore read for as long as anything is watched.
+//! Monitored ranges are registered for write-protection, but no page is ever protected, so no fault
+//! is delivered; only the events of unmap, remap and remove arrive. A thread that unmaps or remaps
+//! monitored memory blocks in that call until its event is read; a thread that discards memory
+//! blocks before it starts. A reader must therefore run as long as any range is monitored.
 
 #[cfg(not(loom))]
 mod kernel;
@@ -12,86 +12,87 @@ mod model;
 
 use std::io;
 
-use crate::fork::MOST_PARENT_ONLY;
+use crate::fork::MAX_CLOSE_ON_FORK;
 
 #[cfg(not(loom))]
-pub use kernel::{Stop, Userfault, keep_signals_away};
+pub use kernel::{StopSignal, Userfault, block_all_signals};
 #[cfg(loom)]
-pub use model::{Stop, Userfault, changing, keep_signals_away};
+pub use model::{StopSignal, Userfault, block_all_signals, changing};
 
-/// How many events one read takes.
+/// Maximum number of events of one read.
 pub const EVENTS_PER_READ: usize = 16;
 
-/// What happened to watched memory: addresses, the end not included.
+/// A change of monitored memory. Ends of ranges are exclusive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Event {
-    /// Nothing of the former mapping is there any more.
-    Unmapped {
+pub enum MappingEvent {
+    /// The range was unmapped or replaced.
+    Unmap {
         /// The first address.
         start: usize,
-        /// The address after the last.
+        /// The end, exclusive.
         end: usize,
     },
-    /// The pages are at another address now, still watched.
-    Moved {
-        /// Where they were.
+    /// The pages were moved to another address and are still monitored.
+    Remap {
+        /// The old address.
         from: usize,
-        /// Where they are.
+        /// The new address.
         to: usize,
-        /// How many bytes.
+        /// The length in bytes.
         length: usize,
     },
-    /// The contents are about to be thrown away, once this event was read.
-    Discarded {
+    /// The contents are discarded after this event is read.
+    Remove {
         /// The first address.
         start: usize,
-        /// The address after the last.
+        /// The end, exclusive.
         end: usize,
     },
 }
 
-/// Why a range cannot be watched.
+/// Why a range cannot be monitored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unwatchable {
-    /// Memory of a kind that has no events, such as a mapped file.
-    Kind,
-    /// Another userfaultfd watches it already.
-    Taken,
-    /// The process has too many mappings, or the kernel no memory.
-    NoRoom,
-    /// Nothing is mapped there.
+pub enum RegisterRangeError {
+    /// The mapping has no events, for example that of a file.
+    UnsupportedMapping,
+    /// Another userfaultfd monitors the range.
+    AlreadyRegistered,
+    /// The process has too many mappings, or the kernel has no memory.
+    NoMemory,
+    /// A part of the range is not mapped.
     NotMapped,
 }
 
 /// Why [`Userfault::wait`] returned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wake {
-    /// There may be events.
+pub enum WaitOutcome {
+    /// Events may be available.
     Events,
-    /// Nothing happened for the time given.
-    TimeOut,
-    /// The caller was asked to stop.
+    /// The timeout expired.
+    TimedOut,
+    /// The stop signal is set.
     Stopped,
 }
 
-/// Why events are not to be had, for people who have to change it.
+/// Why userfaultfd events are not available, with the fix in the displayed text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Denied {
-    /// The system call does not exist, or a filter says so.
+pub enum UserfaultDenied {
+    /// The system call does not exist, or a filter returns `ENOSYS`.
     Missing,
     /// A filter or security module forbids the system call.
     Forbidden,
-    /// The kernel is older than the first that can be relied on.
+    /// The kernel is older than Linux 5.18.
     OldKernel,
-    /// The kernel cannot watch for writes on this processor.
+    /// The kernel has no userfaultfd write-protection on this architecture.
     NoWriteProtection,
-    /// No descriptor is left, or too many are open for this purpose.
+    /// The process or system has no free descriptor, or the process has too many close-on-fork
+    /// descriptors.
     NoDescriptor,
-    /// The kernel said no with this error number.
+    /// The kernel refused with this error number.
     Unknown(i32),
 }
 
-impl Denied {
+impl UserfaultDenied {
     #[cfg(not(loom))]
     fn from_error(error: io::Error) -> Self {
         match error.raw_os_error() {
@@ -104,39 +105,39 @@ impl Denied {
     }
 }
 
-impl std::fmt::Display for Denied {
+impl std::fmt::Display for UserfaultDenied {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Missing => write!(
                 f,
-                "the kernel has no userfaultfd, or a filter (seccomp) hides it: use a kernel with \
+                "the kernel has no userfaultfd, or a seccomp filter hides it: use a kernel with \
                  CONFIG_USERFAULTFD, or allow the system call in the container's profile"
             ),
             Self::Forbidden => write!(
                 f,
-                "userfaultfd is forbidden by a filter (seccomp) or a security module: allow it in \
+                "a seccomp filter or a security module forbids userfaultfd: allow it in \
                  the container's profile; `sysctl vm.unprivileged_userfaultfd=1` helps where a \
                  distribution ties it to that setting"
             ),
-            Self::OldKernel => write!(f, "events need Linux 5.18 or later"),
+            Self::OldKernel => write!(f, "userfaultfd events need Linux 5.18 or later"),
             Self::NoWriteProtection => {
-                write!(f, "the kernel cannot watch for writes on this kind of processor")
+                write!(f, "the kernel has no userfaultfd write-protection on this architecture")
             }
             Self::NoDescriptor => write!(
                 f,
-                "no descriptor is left: raise the limit by `ulimit -n`, and keep fewer than \
-                 {MOST_PARENT_ONLY} caches and devices in one process"
+                "no free file descriptor: raise the limit (`ulimit -n`), and use fewer than \
+                 {MAX_CLOSE_ON_FORK} caches and devices in one process"
             ),
             Self::Unknown(code) => {
-                write!(f, "the kernel refused it: {}", io::Error::from_raw_os_error(*code))
+                write!(f, "the kernel refused userfaultfd: {}", io::Error::from_raw_os_error(*code))
             }
         }
     }
 }
 
-impl std::error::Error for Denied {}
+impl std::error::Error for UserfaultDenied {}
 
-/// Says why events are not to be had here; `Ok` where they are.
-pub fn probe() -> Result<(), Denied> {
+/// Checks whether userfaultfd events are available.
+pub fn probe() -> Result<(), UserfaultDenied> {
     Userfault::open().map(drop)
 }

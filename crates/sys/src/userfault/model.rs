@@ -1,33 +1,34 @@
-//! The kernel's part in watching memory, for the model checker: what is watched, which changes are
-//! under way, and who waits until its event is read. There is one userfaultfd, and no time.
+//! The kernel's side of userfaultfd, for the model checker: the monitored ranges, the pending
+//! changes, and the threads that wait until their event is read. There is one userfaultfd, and no
+//! time.
 
 use std::collections::VecDeque;
 use std::io;
 
 use loom::sync::{Condvar, Mutex};
 
-use super::{Denied, EVENTS_PER_READ, Event, Unwatchable, Wake};
+use super::{EVENTS_PER_READ, MappingEvent, RegisterRangeError, UserfaultDenied, WaitOutcome};
 use crate::sync::{lock, wait_while};
 
 loom::lazy_static! {
-    static ref KERNEL: Kernel = Kernel::default();
+    static ref KERNEL: ModelKernel = ModelKernel::default();
 }
 
 #[derive(Debug, Default)]
-struct Kernel {
-    state: Mutex<State>,
+struct ModelKernel {
+    state: Mutex<ModelState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Ranges: the first address, and the one after the last.
-    watched: Vec<(usize, usize)>,
-    /// How many threads are between a change and the return from it.
+struct ModelState {
+    /// Monitored ranges: start and exclusive end.
+    registered: Vec<(usize, usize)>,
+    /// The number of threads between a change and the return from the call that made it.
     changing: usize,
-    events: VecDeque<Event>,
-    /// How many events there were, and how many of them were read.
-    told: usize,
+    events: VecDeque<MappingEvent>,
+    /// The number of events sent, and of those read.
+    sent: usize,
     read: usize,
     is_stopped: bool,
     is_retired: bool,
@@ -35,54 +36,56 @@ struct State {
     time_passes: bool,
 }
 
-/// What applications do to their memory.
+/// Changes that applications make to their memory.
 pub mod changing {
-    use super::{Event, KERNEL, lock, wait_while};
+    use super::{KERNEL, MappingEvent, lock, wait_while};
 
-    /// Maps other memory over a range. `happens` is the change: it comes at once, before anybody
-    /// hears of it. Returns when the event was read.
+    /// Maps other memory over a range. `happens` is the change: it runs at once, before the event
+    /// is sent. Returns when the event has been read.
     pub fn replace(start: usize, end: usize, happens: impl FnOnce()) {
         let mut state = lock(&KERNEL.state);
-        let is_watched = state.is_watched(start, end);
-        state.watched.retain(|&(from, to)| to <= start || end <= from);
-        state.changing += usize::from(is_watched);
+        let is_registered = state.is_registered(start, end);
+        state.registered.retain(|&(from, to)| to <= start || end <= from);
+        state.changing += usize::from(is_registered);
         happens();
         drop(state);
-        if is_watched {
-            tell(Event::Unmapped { start, end });
+        if is_registered {
+            send(MappingEvent::Unmap { start, end });
         }
     }
 
-    /// Throws the contents of a range away. `happens` is the change: it comes when the event was read.
+    /// Discards the contents of a range. `happens` is the change: it runs after the event has been
+    /// read.
     pub fn discard(start: usize, end: usize, happens: impl FnOnce()) {
         let mut state = lock(&KERNEL.state);
-        let is_watched = state.is_watched(start, end);
-        state.changing += usize::from(is_watched);
+        let is_registered = state.is_registered(start, end);
+        state.changing += usize::from(is_registered);
         drop(state);
-        if is_watched {
-            tell(Event::Discarded { start, end });
+        if is_registered {
+            send(MappingEvent::Remove { start, end });
         }
         let _state = lock(&KERNEL.state);
         happens();
     }
 
-    /// The reader panics when there is something to read.
+    /// Makes the reader panic when an event is available.
     pub fn let_reader_panic() {
         lock(&KERNEL.state).panics = true;
     }
 
-    /// Bounded waits of the reader end when there is nothing to read. Otherwise they never do.
+    /// Makes waits of the reader with a timeout expire if no event is available. By default they
+    /// never expire.
     pub fn let_time_pass() {
         lock(&KERNEL.state).time_passes = true;
     }
 
-    /// Puts an event in the queue, and waits until it is read.
-    fn tell(event: Event) {
+    /// Queues an event and waits until it is read.
+    fn send(event: MappingEvent) {
         let mut state = lock(&KERNEL.state);
         if !state.is_retired {
             state.events.push_back(event);
-            state.told += 1;
-            let number = state.told;
+            state.sent += 1;
+            let number = state.sent;
             KERNEL.changed.notify_all();
             state = wait_while(&KERNEL.changed, state, |state| {
                 state.read < number && !state.is_retired
@@ -92,96 +95,96 @@ pub mod changing {
     }
 }
 
-impl State {
-    fn is_watched(&self, start: usize, end: usize) -> bool {
-        !self.is_retired && self.watched.iter().any(|&(from, to)| from < end && start < to)
+impl ModelState {
+    fn is_registered(&self, start: usize, end: usize) -> bool {
+        !self.is_retired && self.registered.iter().any(|&(from, to)| from < end && start < to)
     }
 }
 
-/// What ends the wait of a reader.
+/// The signal that ends the wait of a reader.
 #[derive(Debug)]
-pub struct Stop(());
+pub struct StopSignal(());
 
-impl Stop {
-    /// Not signalled.
+impl StopSignal {
+    /// Creates a signal that is not set.
     pub fn new() -> io::Result<Self> {
         Ok(Self(()))
     }
 
-    /// Lets the reader return, now and from now on.
+    /// Sets the signal: the current wait and all later ones return.
     pub fn signal(&self) {
         lock(&KERNEL.state).is_stopped = true;
         KERNEL.changed.notify_all();
     }
 }
 
-/// The userfaultfd.
+/// The model of a userfaultfd.
 #[derive(Debug)]
 pub struct Userfault(());
 
 impl Userfault {
-    /// Opens it.
-    pub fn open() -> Result<Self, Denied> {
+    /// Opens the only userfaultfd.
+    pub fn open() -> Result<Self, UserfaultDenied> {
         Ok(Self(()))
     }
 
-    /// Watches a range of whole pages.
-    pub fn watch(&self, start: usize, length: usize) -> Result<(), Unwatchable> {
+    /// Starts monitoring a range of whole pages.
+    pub fn register(&self, start: usize, length: usize) -> Result<(), RegisterRangeError> {
         let mut state = lock(&KERNEL.state);
         if state.is_retired {
-            return Err(Unwatchable::Kind);
+            return Err(RegisterRangeError::UnsupportedMapping);
         }
-        state.watched.push((start, start + length));
+        state.registered.push((start, start + length));
         Ok(())
     }
 
-    /// Stops watching a range.
-    pub fn unwatch(&self, start: usize, length: usize) {
+    /// Stops monitoring a range.
+    pub fn unregister(&self, start: usize, length: usize) {
         let end = start + length;
-        lock(&KERNEL.state).watched.retain(|&(from, to)| to <= start || end <= from);
+        lock(&KERNEL.state).registered.retain(|&(from, to)| to <= start || end <= from);
     }
 
-    /// Ends all watching for good: whoever waits until an event is read goes on.
-    pub fn retire(&self, _stop: &Stop) {
+    /// Stops all monitoring permanently: threads that wait until an event is read continue.
+    pub fn retire(&self, _stop: &StopSignal) {
         lock(&KERNEL.state).is_retired = true;
         KERNEL.changed.notify_all();
     }
 
-    /// Whether some thread is between changing the mapping of watched memory and having its event
+    /// Whether a thread has changed the mapping of monitored memory and its event has not been
     /// read.
-    pub fn is_changing(&self) -> bool {
+    pub fn has_pending_changes(&self) -> bool {
         let state = lock(&KERNEL.state);
         state.changing > 0 && !state.is_retired
     }
 
-    /// Sleeps until there are events to read or `stop` is signalled, and says which it was.
-    pub fn wait(&self, _stop: &Stop, timeout_ns: Option<u32>) -> Wake {
+    /// Sleeps until an event is available or `stop` is signalled, and returns which.
+    pub fn wait(&self, _stop: &StopSignal, timeout_ns: Option<u32>) -> WaitOutcome {
         let state = lock(&KERNEL.state);
         if timeout_ns.is_some() && state.time_passes && state.events.is_empty() {
             if state.is_stopped {
-                return Wake::Stopped;
+                return WaitOutcome::Stopped;
             }
             drop(state);
             loom::thread::yield_now();
-            return Wake::TimeOut;
+            return WaitOutcome::TimedOut;
         }
         let state = wait_while(&KERNEL.changed, state, |state| {
             state.events.is_empty() && !state.is_stopped
         });
         if state.is_stopped {
-            return Wake::Stopped;
+            return WaitOutcome::Stopped;
         }
         if state.panics {
-            // Without a lock: the model checker cannot take one behind a panic.
+            // The lock is released first: the model checker cannot take a lock while it unwinds.
             drop(state);
-            std::panic::resume_unwind(Box::new("a reader that panics, on purpose"));
+            std::panic::resume_unwind(Box::new("injected panic of the reader"));
         }
-        Wake::Events
+        WaitOutcome::Events
     }
 
-    /// Reads events without waiting, hands each to `each`, and returns how many there were. Whoever
-    /// waits for that goes on before `each` is called.
-    pub fn read(&self, each: impl FnMut(Event)) -> usize {
+    /// Reads events without waiting, passes each to `each`, and returns how many there were.
+    /// Threads that wait for an event continue before `each` is called.
+    pub fn read(&self, each: impl FnMut(MappingEvent)) -> usize {
         let mut state = lock(&KERNEL.state);
         let count = state.events.len().min(EVENTS_PER_READ);
         let events: Vec<_> = state.events.drain(..count).collect();
@@ -193,12 +196,12 @@ impl Userfault {
     }
 }
 
-/// Closing it ends all watching.
+/// Closing the userfaultfd stops all monitoring.
 impl Drop for Userfault {
     fn drop(&mut self) {
-        self.retire(&Stop(()));
+        self.retire(&StopSignal(()));
     }
 }
 
-/// There are no signals.
-pub fn keep_signals_away() {}
+/// Does nothing: a model has no signals.
+pub fn block_all_signals() {}

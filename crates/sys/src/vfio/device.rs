@@ -1,61 +1,61 @@
-//! A device of the machine that this process drives.
+//! A device of the machine that this process controls through VFIO.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use super::calls::{DeviceFile, Group, Region};
-use super::error::{OpenError, refused};
-use super::pci::{Bus, Id, PciDevice};
+use super::address_space::DmaAddressSpace;
+use super::error::{VfioError, refused};
+use super::ioctl::{DeviceFd, GroupFd, VfioRegion};
+use super::pci::{PciBus, PciDevice, PciId};
 use super::registers::Registers;
-use super::space::Space;
 use crate::Pages;
-use crate::device::{Device, Direction};
+use crate::device::{DmaDevice, DmaDirection};
 use crate::pages::page_bytes;
 use crate::residency;
 
-/// A device that was handed over to programs, and is this process's until it is dropped.
+/// A device that is bound to `vfio-pci` and opened by this process until it is dropped.
 ///
-/// When it is dropped, the device is stopped, reset where that can be done, and loses all mappings, in
-/// this order: it reaches memory no more before the first page is let go. The kernel does the same for
-/// a process that was killed, so that the device can be opened again afterwards.
+/// The drop disables bus mastering, resets the device if possible, and removes all mappings, in
+/// this order: the device stops accessing memory before the first page is unpinned. The kernel does
+/// the same when a process is killed, so that the device can be opened again.
 ///
-/// A forked child has no part in it: there registers read as ones, mapping fails, and everything else
-/// does nothing.
+/// In a forked child, registers read as all ones, `map` fails, and all other calls have no effect.
 #[derive(Debug)]
 pub struct VfioDevice {
     name: String,
-    id: Id,
+    id: PciId,
     can_reset: bool,
-    /// A mapping could not be ended: the device does not reach memory any more.
-    is_barred: AtomicBool,
-    // Closed in this order.
+    /// Set after a mapping could not be removed: bus mastering stays disabled.
+    bus_master_disabled: AtomicBool,
+    // Dropped in this order.
     registers: Registers,
-    configuration: Region,
-    file: DeviceFile,
-    _group: Arc<Group>,
-    space: Arc<Space>,
+    config_space: VfioRegion,
+    file: DeviceFd,
+    _group: Arc<GroupFd>,
+    space: Arc<DmaAddressSpace>,
 }
 
 impl VfioDevice {
-    /// Opens the device at an address such as `0000:02:00.0`, with no mapping. Only one device of a
-    /// group can be open at a time, unless they are opened [together](VfioDevice::open_all).
+    /// Opens the device at an address such as `0000:02:00.0`, without mappings. Only one device of
+    /// a group can be open at a time, unless they are opened [together](VfioDevice::open_all).
     ///
-    /// The kernel resets it as well as it can, which for some devices is a change of their power state
-    /// that not all obey. A driver therefore stops the device by its registers before it maps memory:
-    /// a process that was killed may have left it at work on addresses that are given out again.
+    /// The kernel resets the device as far as possible; for some devices that is a change of the
+    /// power state, which not all honour. A driver therefore stops the device by its registers
+    /// before it maps memory: after a process was killed, the device may still access addresses
+    /// that are now reused.
     ///
     /// # Errors
-    /// What is in the way, and what to type against it.
-    pub fn open(address: &str) -> Result<Self, OpenError> {
+    /// The reason, and how to fix it.
+    pub fn open(address: &str) -> Result<Self, VfioError> {
         Self::open_in(address, None)
     }
 
-    /// Opens devices that share their mappings: what is mapped for one is mapped for all.
+    /// Opens devices that share one address space: a mapping for one is a mapping for all.
     ///
     /// # Errors
-    /// As for [`VfioDevice::open`]. If one cannot be opened, none is.
-    pub fn open_all(addresses: &[impl AsRef<str>]) -> Result<Vec<Self>, OpenError> {
+    /// As for [`VfioDevice::open`]. If one device cannot be opened, none is.
+    pub fn open_all(addresses: &[impl AsRef<str>]) -> Result<Vec<Self>, VfioError> {
         let mut devices: Vec<Self> = Vec::new();
         for address in addresses {
             let space = devices.first().map(|device| device.space.clone());
@@ -64,89 +64,94 @@ impl VfioDevice {
         Ok(devices)
     }
 
-    fn open_in(address: &str, space: Option<Arc<Space>>) -> Result<Self, OpenError> {
-        let bus = Bus::default();
+    fn open_in(address: &str, space: Option<Arc<DmaAddressSpace>>) -> Result<Self, VfioError> {
+        let bus = PciBus::default();
         let found = bus.device(address);
         let Some(found) = found else {
-            return Err(OpenError::NoSuchDevice { address: address.to_owned() });
+            return Err(VfioError::NoSuchDevice { address: address.to_owned() });
         };
-        if let Some(obstacle) = found.obstacle(bus.container()) {
-            return Err(obstacle);
+        if let Some(blocker) = found.open_blocker(bus.container_access()) {
+            return Err(blocker);
         }
-        let PciDevice { address: name, id, group: Some(facts), .. } = found else {
-            return Err(OpenError::NoIommu { address: found.address });
+        let PciDevice { address: name, id, group: Some(group_info), .. } = found else {
+            return Err(VfioError::NoIommu { address: found.address });
         };
         let space = match space {
             Some(space) => space,
-            None => Arc::new(Space::of(&facts)?),
+            None => Arc::new(DmaAddressSpace::new(&group_info)?),
         };
-        let group = space.group(&facts)?;
-        let file = group.device(&name).map_err(refused("the device"))?;
-        let can_reset = file.can_reset().map_err(refused("facts about the device"))?;
-        let configuration = file.configuration().map_err(refused("the configuration"))?;
+        let group = space.group(&group_info)?;
+        let file = group.device(&name).map_err(refused("opening the device"))?;
+        let can_reset = file.can_reset().map_err(refused("reading the device information"))?;
+        let config_space =
+            file.config_space().map_err(refused("locating the configuration space"))?;
         let registers = map_registers(&file, &name)?;
-        let is_barred = AtomicBool::new(false);
+        let bus_master_disabled = AtomicBool::new(false);
         let device = Self {
             name,
             id,
             can_reset,
-            is_barred,
+            bus_master_disabled,
             registers,
-            configuration,
+            config_space,
             file,
             _group: group,
             space,
         };
-        device.try_mapping()?;
-        device.set_reach(true).map_err(refused("access to memory for the device"))?;
+        device.check_mapping()?;
+        device.set_bus_master(true).map_err(refused("enabling bus mastering"))?;
         Ok(device)
     }
 
-    /// Its maker and which of the maker's devices it is.
-    pub fn id(&self) -> Id {
+    /// Vendor and device id.
+    pub fn id(&self) -> PciId {
         self.id
     }
 
-    /// Whether the kernel knows a way to reset it. Where not, [`Device::reset`] stops it for good.
+    /// Whether the kernel can reset the device. If not, [`DmaDevice::reset`] fails and the device
+    /// stays stopped.
     pub fn can_reset(&self) -> bool {
         self.can_reset
     }
 
-    /// Maps a page and unmaps it, so that what is not allowed is known at once.
-    fn try_mapping(&self) -> Result<(), OpenError> {
-        let page = Pages::new(page_bytes()).map_err(refused("a page"))?;
+    /// Maps and unmaps a page, so that missing permissions and limits are reported by `open`.
+    fn check_mapping(&self) -> Result<(), VfioError> {
+        let page = Pages::new(page_bytes()).map_err(refused("allocating a page"))?;
         let mut at = [0];
-        // SAFETY: a page of its own, that no driver knows of, for as long as it exists.
-        let mapped = unsafe { self.map(page.as_ptr() as usize, &mut at, Direction::Writes) };
+        // SAFETY: the page is used for nothing else, no driver knows its address, and it is
+        // unmapped before it is freed.
+        let mapped =
+            unsafe { self.map(page.as_ptr() as usize, &mut at, DmaDirection::Bidirectional) };
         mapped.map_err(|error| match error.raw_os_error() {
-            Some(libc::ENOMEM) => OpenError::LockedMemory { limit: residency::lock_limit_bytes() },
+            Some(libc::ENOMEM) => VfioError::LockedMemory { limit: residency::lock_limit_bytes() },
             _ => refused("mapping a page")(error),
         })?;
-        // SAFETY: mapped a few lines above.
+        // SAFETY: mapped above.
         unsafe { self.unmap(&at) };
         Ok(())
     }
 
-    /// Lets the device reach memory, or not. Registers answer either way. What the device wrote before
-    /// it was stopped has arrived when this returns: the answer to the last read cannot overtake it.
-    fn set_reach(&self, reaches: bool) -> io::Result<()> {
+    /// Enables or disables bus mastering. Registers work in both states. When the call returns,
+    /// memory writes that the device issued before have arrived: the reply to the last read cannot
+    /// overtake them.
+    fn set_bus_master(&self, enabled: bool) -> io::Result<()> {
         const COMMAND: u64 = 4;
-        const REGISTERS_ANSWER: u16 = 1 << 1;
-        const REACHES_MEMORY: u16 = 1 << 2;
-        const NO_INTERRUPTS: u16 = 1 << 10;
-        let now = self.file.read16(self.configuration, COMMAND)?;
-        let others = now & !REACHES_MEMORY | REGISTERS_ANSWER | NO_INTERRUPTS;
-        let command = others | if reaches { REACHES_MEMORY } else { 0 };
-        self.file.write16(self.configuration, COMMAND, command)?;
-        let after = self.file.read16(self.configuration, COMMAND)?;
-        match (after & REACHES_MEMORY != 0) == reaches {
+        const MEMORY_SPACE: u16 = 1 << 1;
+        const BUS_MASTER: u16 = 1 << 2;
+        const INTX_DISABLE: u16 = 1 << 10;
+        let now = self.file.read16(self.config_space, COMMAND)?;
+        let others = now & !BUS_MASTER | MEMORY_SPACE | INTX_DISABLE;
+        let command = others | if enabled { BUS_MASTER } else { 0 };
+        self.file.write16(self.config_space, COMMAND, command)?;
+        let after = self.file.read16(self.config_space, COMMAND)?;
+        match (after & BUS_MASTER != 0) == enabled {
             true => Ok(()),
             false => Err(io::Error::from_raw_os_error(libc::EIO)),
         }
     }
 }
 
-impl Device for VfioDevice {
+impl DmaDevice for VfioDevice {
     fn name(&self) -> &str {
         &self.name
     }
@@ -183,18 +188,23 @@ impl Device for VfioDevice {
         self.registers.write64(at, value);
     }
 
-    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
-        assert!(start.is_multiple_of(page_bytes()), "{start:#x} is not the first byte of a page");
-        if !self.file.is_ours() {
+    unsafe fn map(
+        &self,
+        start: usize,
+        pages: &mut [u64],
+        direction: DmaDirection,
+    ) -> io::Result<()> {
+        assert!(start.is_multiple_of(page_bytes()), "{start:#x} is not page-aligned");
+        if !self.file.is_owner_process() {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
         let bytes = pages.len() as u64 * page_bytes() as u64;
         if bytes == 0 {
             return Ok(());
         }
-        if direction == Direction::Reads && !keeps_pages_that_are_read() {
-            // Memory that may only be read cannot be prepared, and nobody writes it.
-            let _ = residency::populate_for_writing(start, bytes as usize);
+        if direction == DmaDirection::ToDevice && !keeps_read_only_pins() {
+            // Fails for read-only memory, which the process does not write anyway.
+            let _ = residency::populate_write(start, bytes as usize);
         }
         let at = self.space.map(start, bytes, direction)?;
         for (page, address) in pages.iter_mut().zip((at..).step_by(page_bytes())) {
@@ -205,18 +215,18 @@ impl Device for VfioDevice {
 
     unsafe fn unmap(&self, pages: &[u64]) {
         let Some(&start) = pages.first() else { return };
-        if !self.file.is_ours() {
+        if !self.file.is_owner_process() {
             return;
         }
         let bytes = pages.len() as u64 * page_bytes() as u64;
         if self.space.unmap(start, bytes) {
             return;
         }
-        // Whoever unmaps relies on the device not reaching the pages: it is stopped. Where it is not
-        // alone, or does not stop, memory that is somebody else's by now would be overwritten; the
-        // end of the process closes all of them.
-        self.is_barred.store(true, Ordering::Release);
-        if self.set_reach(false).is_err() || Arc::strong_count(&self.space) > 1 {
+        // The caller relies on the device not accessing the pages, so bus mastering is disabled. If
+        // other devices share the address space, or the bit does not clear, a device could
+        // overwrite memory that is reused; so the process aborts, which closes all devices.
+        self.bus_master_disabled.store(true, Ordering::Release);
+        if self.set_bus_master(false).is_err() || Arc::strong_count(&self.space) > 1 {
             std::process::abort();
         }
     }
@@ -225,44 +235,45 @@ impl Device for VfioDevice {
         true
     }
 
-    /// As well as the kernel can: registers may be what they were (see [`VfioDevice::open`]), and the
-    /// driver resets them too. Where the kernel knows no way at all the error is `EOPNOTSUPP`. After an
-    /// error the device reaches memory no more until it is opened anew.
+    /// Resets the device as far as the kernel can. Registers may keep their values (see
+    /// [`VfioDevice::open`]), so the driver resets them too. `EOPNOTSUPP` if the kernel has no
+    /// reset method. After an error, bus mastering stays disabled until the device is opened again.
     fn reset(&self) -> io::Result<()> {
-        if !self.file.is_ours() {
+        if !self.file.is_owner_process() {
             return Err(io::Error::from_raw_os_error(libc::ENODEV));
         }
-        self.set_reach(false)?;
-        if self.is_barred.load(Ordering::Acquire) {
+        self.set_bus_master(false)?;
+        if self.bus_master_disabled.load(Ordering::Acquire) {
             return Err(io::Error::from_raw_os_error(libc::EIO));
         }
         if !self.can_reset {
             return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
         }
         self.file.reset()?;
-        self.set_reach(true)
+        self.set_bus_master(true)
     }
 }
 
 impl Drop for VfioDevice {
     fn drop(&mut self) {
-        if !self.file.is_ours() {
+        if !self.file.is_owner_process() {
             return;
         }
-        // Stopped first: a device that runs into the end of a mapping makes the IOMMU complain.
-        let _ = self.set_reach(false);
+        // Bus mastering is disabled first: the IOMMU would log faults of a device that accesses
+        // removed mappings.
+        let _ = self.set_bus_master(false);
         if self.can_reset {
             let _ = self.file.reset();
         }
     }
 }
 
-/// Whether memory that is pinned for reading keeps its page when the process writes it afterwards.
-/// Before Linux 6.2 a page that was not written yet was replaced by that, and the device went on
-/// reading the old one.
-fn keeps_pages_that_are_read() -> bool {
-    static KEEPS: OnceLock<bool> = OnceLock::new();
-    *KEEPS.get_or_init(|| {
+/// Whether a page that is pinned for reading stays in place when the process writes it afterwards.
+/// Before Linux 6.2 the kernel replaced a page that had not been written before, and the device
+/// continued to read the old one.
+fn keeps_read_only_pins() -> bool {
+    static KEEPS_READ_ONLY_PINS: OnceLock<bool> = OnceLock::new();
+    *KEEPS_READ_ONLY_PINS.get_or_init(|| {
         let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
         is_at_least(&release, (6, 2))
     })
@@ -273,11 +284,11 @@ fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
     matches!((numbers.next(), numbers.next()), (Some(Ok(a)), Some(Ok(b))) if (a, b) >= wanted)
 }
 
-fn map_registers(file: &DeviceFile, name: &str) -> Result<Registers, OpenError> {
+fn map_registers(file: &DeviceFd, name: &str) -> Result<Registers, VfioError> {
     use std::os::fd::AsFd;
-    let none = || OpenError::NoRegisters { address: name.to_owned() };
-    let region = file.registers().map_err(refused("facts about the registers"))?;
-    if !region.can_be_mapped || region.bytes == 0 {
+    let none = || VfioError::NoRegisters { address: name.to_owned() };
+    let region = file.bar0().map_err(refused("locating the registers"))?;
+    if !region.can_mmap || region.bytes == 0 {
         return Err(none());
     }
     let bytes = usize::try_from(region.bytes).map_err(|_| none())?;
@@ -291,7 +302,7 @@ mod tests {
     #[test]
     fn a_device_that_is_not_there_cannot_be_opened() {
         let error = VfioDevice::open("ffff:ff:1f.7").unwrap_err();
-        assert!(matches!(error, OpenError::NoSuchDevice { .. }), "{error}");
+        assert!(matches!(error, VfioError::NoSuchDevice { .. }), "{error}");
         assert!(error.to_string().contains("ffff:ff:1f.7"), "{error}");
     }
 

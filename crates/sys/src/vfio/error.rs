@@ -1,177 +1,180 @@
-//! Why a device cannot be opened, for people who have to change it.
+//! Why a device cannot be opened, and how to fix it.
 
 use std::fmt;
 use std::io;
 
 use super::commands;
-use super::pci::{Access, Companion, Interface, PciDevice};
+use super::pci::{FileAccess, GroupMember, NetInterface, PciDevice};
 
-/// What stands between a program and a device. Each says what to type against it.
+/// The reason why a device cannot be opened. [`VfioError::fix`] gives the commands that remove it.
 #[derive(Debug)]
-pub enum OpenError {
-    /// There is nothing at this address.
+pub enum VfioError {
+    /// No device has this address.
     NoSuchDevice {
-        /// The address, as it was given.
+        /// The address as given by the caller.
         address: String,
     },
-    /// No IOMMU stands between the device and memory.
+    /// No IOMMU controls the device's access to memory.
     NoIommu {
-        /// The device.
+        /// Address of the device.
         address: String,
     },
-    /// The kernel's part of VFIO is not loaded.
+    /// The VFIO kernel modules are not loaded.
     NoVfio,
-    /// The device has another driver, or none.
-    NotHandedOver {
-        /// The device.
+    /// The device is bound to another driver, or to none.
+    NotBoundToVfio {
+        /// Address of the device.
         address: String,
-        /// Its driver.
+        /// The current driver.
         driver: Option<String>,
-        /// The commands that hand it over.
+        /// The commands that bind it to `vfio-pci`.
         commands: String,
     },
-    /// The kernel uses the device for a network that would be gone.
-    CarriesNetwork {
-        /// The device.
+    /// The kernel uses the device as an active network interface.
+    InterfaceInUse {
+        /// Address of the device.
         address: String,
-        /// The interface that it is.
-        interface: Interface,
+        /// The interface.
+        interface: NetInterface,
     },
-    /// Other devices of the group have drivers of the kernel.
+    /// Other devices of the group are bound to kernel drivers.
     GroupNotViable {
-        /// The group.
+        /// Number of the group.
         group: u32,
-        /// Those devices.
-        others: Vec<Companion>,
+        /// The other devices.
+        other_members: Vec<GroupMember>,
     },
-    /// A file may not be opened.
+    /// No permission to open a file.
     NoPermission {
         /// The file.
         file: String,
     },
-    /// The group is open already: in another process, or for another device of the same group.
+    /// The group is already open: in another process, or for another device of the group.
     Busy {
-        /// The group.
+        /// Number of the group.
         group: u32,
     },
-    /// Devices could send interrupts to each other, because the IOMMU does not check them.
-    UncheckedInterrupts,
-    /// The device has no registers that can be mapped in its first region (BAR 0).
+    /// The IOMMU does not remap interrupts, so a device could send interrupts to other devices'
+    /// handlers.
+    NoInterruptRemapping,
+    /// BAR 0 of the device cannot be mapped.
     NoRegisters {
-        /// The device.
+        /// Address of the device.
         address: String,
     },
-    /// Not even a page may be locked for the device.
+    /// The process cannot lock a single page for the device.
     LockedMemory {
-        /// How much the process may lock, in bytes.
+        /// The limit of locked memory, in bytes.
         limit: Option<u64>,
     },
-    /// The kernel refused something else.
+    /// The kernel refused another operation.
     Refused {
-        /// What it was asked for.
+        /// The operation.
         what: &'static str,
-        /// What it said.
+        /// The error.
         error: io::Error,
     },
 }
 
-impl OpenError {
-    /// What is in the way.
+impl VfioError {
+    /// The cause, for display.
     pub fn cause(&self) -> String {
         match self {
-            Self::NoSuchDevice { address } => format!("there is no device at {address}"),
-            Self::NoIommu { address } => format!("no IOMMU stands between {address} and memory"),
-            Self::NoVfio => "VFIO is not there (/dev/vfio/vfio)".to_owned(),
-            Self::NotHandedOver { address, driver: Some(driver), .. } => {
-                format!("{address} belongs to the kernel's driver {driver}")
+            Self::NoSuchDevice { address } => format!("no device has the address {address}"),
+            Self::NoIommu { address } => format!("no IOMMU controls {address}"),
+            Self::NoVfio => "VFIO is not loaded (no /dev/vfio/vfio)".to_owned(),
+            Self::NotBoundToVfio { address, driver: Some(driver), .. } => {
+                format!("{address} is bound to the kernel driver {driver}")
             }
-            Self::NotHandedOver { address, driver: None, .. } => {
-                format!("{address} has no driver, and programs need vfio-pci")
+            Self::NotBoundToVfio { address, driver: None, .. } => {
+                format!("{address} is not bound to vfio-pci")
             }
-            Self::CarriesNetwork { address, interface } => match interface.has_default_route {
+            Self::InterfaceInUse { address, interface } => match interface.has_default_route {
                 true => format!(
-                    "{address} is {}, through which this machine reaches the rest of the world",
+                    "{address} is {}, the interface of this machine's default route",
                     interface.name
                 ),
-                false => format!("{address} is {}, a network that is in use", interface.name),
+                false => format!("{address} is {}, an active network interface", interface.name),
             },
-            Self::GroupNotViable { group, others } => format!(
-                "group {group} has devices with drivers of the kernel ({}), and a program gets all \
-                 of a group or nothing",
+            Self::GroupNotViable { group, other_members: others } => format!(
+                "IOMMU group {group} has other devices with kernel drivers ({}), and a program can \
+                 use only a whole group",
                 list(others)
             ),
             Self::NoPermission { file } => format!("no permission to open {file}"),
             Self::Busy { group } => {
-                format!("group {group} is in use, by another process or for another device of it")
+                format!("IOMMU group {group} is in use, by another process or for another device")
             }
-            Self::UncheckedInterrupts => {
-                "the IOMMU does not check interrupts, so the kernel gives \
-                                          no device to programs"
+            Self::NoInterruptRemapping => {
+                "the IOMMU does not remap interrupts, so the kernel denies \
+                                          devices to programs"
                     .to_owned()
             }
             Self::NoRegisters { address } => {
-                format!("{address} has no registers that can be mapped (BAR 0)")
+                format!("BAR 0 of {address} cannot be mapped")
             }
             Self::LockedMemory { limit: Some(limit) } => {
-                format!("no page can be locked for the device, the limit being {} KiB", limit >> 10)
+                format!("no memory can be locked for the device (limit: {} KiB)", limit >> 10)
             }
-            Self::LockedMemory { limit: None } => "no page can be locked for the device".to_owned(),
+            Self::LockedMemory { limit: None } => {
+                "no memory can be locked for the device".to_owned()
+            }
             Self::Refused { what, error } => format!("the kernel refused {what}: {error}"),
         }
     }
 
-    /// What to do about it.
-    pub fn cure(&self) -> String {
+    /// The fix, for display.
+    pub fn fix(&self) -> String {
         match self {
-            Self::NoSuchDevice { .. } => "lspci -D lists those there are".to_owned(),
-            Self::NoIommu { .. } => "switch it on in the firmware (VT-d, AMD-Vi) and boot with \
+            Self::NoSuchDevice { .. } => "lspci -D lists the devices".to_owned(),
+            Self::NoIommu { .. } => "enable it in the firmware (VT-d, AMD-Vi) and boot with \
                                      intel_iommu=on (AMD: without amd_iommu=off) on the kernel's \
-                                     command line; some machines have none"
+                                     command line; some machines have no IOMMU"
                 .to_owned(),
             Self::NoVfio => "sudo modprobe vfio-pci".to_owned(),
-            Self::NotHandedOver { commands, .. } => commands.clone(),
-            Self::CarriesNetwork { interface, .. } => match interface.has_default_route {
-                true => "use another card, taking this one would cut the machine off".to_owned(),
+            Self::NotBoundToVfio { commands, .. } => commands.clone(),
+            Self::InterfaceInUse { interface, .. } => match interface.has_default_route {
+                true => {
+                    "use another card, unbinding this one would disconnect the machine".to_owned()
+                }
                 false => format!(
-                    "use another card, or, if nobody needs this network, sudo ip link set {} down",
+                    "use another card, or, if this network is not needed, sudo ip link set {} down",
                     interface.name
                 ),
             },
             Self::GroupNotViable { .. } => {
-                "hand those over too, or put the card into another slot".to_owned()
+                "bind those to vfio-pci too, or put the card into another slot".to_owned()
             }
             Self::NoPermission { file } => format!("sudo chown $USER {file}"),
             Self::Busy { group } => {
-                format!("sudo fuser -v /dev/vfio/{group} names the process, which must end first")
+                format!("sudo fuser -v /dev/vfio/{group} shows the process, which must exit first")
             }
-            Self::UncheckedInterrupts => {
-                "switch on interrupt remapping in the firmware, or, where \
+            Self::NoInterruptRemapping => "enable interrupt remapping in the firmware, or, if \
                                           all programs are trusted, echo 1 | sudo tee \
                                           /sys/module/vfio_iommu_type1/parameters/\
                                           allow_unsafe_interrupts"
-                    .to_owned()
-            }
+                .to_owned(),
             Self::NoRegisters { .. } => "use another device".to_owned(),
             Self::LockedMemory { .. } => {
                 "`ulimit -l unlimited` as root, or LimitMEMLOCK=infinity in the service".to_owned()
             }
-            Self::Refused { .. } => "the last lines of sudo dmesg may tell why".to_owned(),
+            Self::Refused { .. } => "see the last lines of sudo dmesg".to_owned(),
         }
     }
 }
 
-/// What the kernel refused, without a better name.
-pub(super) fn refused(what: &'static str) -> impl FnOnce(io::Error) -> OpenError {
-    move |error| OpenError::Refused { what, error }
+/// Converts an error that has no variant of its own.
+pub(super) fn refused(what: &'static str) -> impl FnOnce(io::Error) -> VfioError {
+    move |error| VfioError::Refused { what, error }
 }
 
-impl fmt::Display for OpenError {
+impl fmt::Display for VfioError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.cause(), self.cure())
+        write!(f, "{}: {}", self.cause(), self.fix())
     }
 }
 
-impl std::error::Error for OpenError {
+impl std::error::Error for VfioError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Refused { error, .. } => Some(error),
@@ -181,42 +184,43 @@ impl std::error::Error for OpenError {
 }
 
 impl PciDevice {
-    /// What keeps this process from opening the device, as far as that can be seen without trying.
-    pub fn obstacle(&self, container: Access) -> Option<OpenError> {
+    /// The reason why this process cannot open the device, as far as it is visible without opening
+    /// it.
+    pub fn open_blocker(&self, container: FileAccess) -> Option<VfioError> {
         let address = self.address.clone();
-        let Some(group) = &self.group else { return Some(OpenError::NoIommu { address }) };
-        if let Some(interface) = self.network().cloned() {
-            return Some(OpenError::CarriesNetwork { address, interface });
+        let Some(group) = &self.group else { return Some(VfioError::NoIommu { address }) };
+        if let Some(interface) = self.active_interface().cloned() {
+            return Some(VfioError::InterfaceInUse { address, interface });
         }
-        if !self.is_handed_over() {
-            let commands = commands::hand_over(&[self]).unwrap_or_default();
-            return Some(OpenError::NotHandedOver {
+        if !self.is_bound_to_vfio() {
+            let commands = commands::bind_commands(&[self]).unwrap_or_default();
+            return Some(VfioError::NotBoundToVfio {
                 address,
                 driver: self.driver.clone(),
                 commands,
             });
         }
-        let others: Vec<Companion> =
-            group.companions.iter().filter(|other| other.is_in_the_way()).cloned().collect();
+        let others: Vec<GroupMember> =
+            group.other_members.iter().filter(|other| other.blocks_group()).cloned().collect();
         if !others.is_empty() {
-            return Some(OpenError::GroupNotViable { group: group.number, others });
+            return Some(VfioError::GroupNotViable { group: group.number, other_members: others });
         }
         match (container, group.access) {
-            (Access::Missing, _) | (_, Access::Missing) => Some(OpenError::NoVfio),
-            (Access::Denied, _) => {
-                Some(OpenError::NoPermission { file: "/dev/vfio/vfio".to_owned() })
+            (FileAccess::Missing, _) | (_, FileAccess::Missing) => Some(VfioError::NoVfio),
+            (FileAccess::Denied, _) => {
+                Some(VfioError::NoPermission { file: "/dev/vfio/vfio".to_owned() })
             }
-            (_, Access::Denied) => {
-                Some(OpenError::NoPermission { file: format!("/dev/vfio/{}", group.number) })
+            (_, FileAccess::Denied) => {
+                Some(VfioError::NoPermission { file: format!("/dev/vfio/{}", group.number) })
             }
-            (Access::Allowed, Access::Allowed) => None,
+            (FileAccess::Allowed, FileAccess::Allowed) => None,
         }
     }
 }
 
-/// Devices and their drivers, as people read them.
-fn list(devices: &[Companion]) -> String {
-    let name = |device: &Companion| match &device.driver {
+/// Formats devices with their drivers.
+fn list(devices: &[GroupMember]) -> String {
+    let name = |device: &GroupMember| match &device.driver {
         Some(driver) => format!("{} with {driver}", device.address),
         None => device.address.clone(),
     };

@@ -1,26 +1,25 @@
-//! Devices of the machine in the hands of a program, through the kernel's VFIO: finding them
-//! ([`Bus`]), saying how people hand them over ([`hand_over`]), and driving them ([`VfioDevice`]).
+//! Devices of the machine in user space, through VFIO: finding them ([`PciBus`]), the commands that
+//! bind them to `vfio-pci` ([`bind_commands`]), and access to them ([`VfioDevice`]).
 //!
-//! Nothing here takes a device from the kernel: somebody hands it over by commands that are only
-//! printed. An IOMMU stands between the device and memory, so that it reaches what was mapped for it
-//! and nothing else.
+//! This module never unbinds a device from a kernel driver: the user does, by commands that are
+//! only printed. An IOMMU restricts the device to the memory that is mapped for it.
 //!
-//! The structures and constants are those of the crate `vfio-bindings`. Its neighbour `vfio-ioctls`
-//! is made for virtual machines: it maps memory for writing only, which memory that may only be read
-//! does not allow, keeps its groups to itself, so that nothing could be added to them, and brings the
-//! memory model of a guest with it. The dozen calls that are needed are in `calls.rs`.
+//! Structures and constants come from the crate `vfio-bindings`. The crate `vfio-ioctls` is not
+//! used, because it is made for virtual machines: it maps memory only for writing, which read-only
+//! memory does not allow, it does not let other devices join its groups, and it depends on the
+//! memory model of a guest. The dozen calls that are needed are in `ioctl.rs`.
 
-mod addresses;
-mod calls;
+mod address_space;
 mod commands;
 mod device;
 mod error;
+mod ioctl;
+mod iova;
 pub mod pci;
 mod registers;
-mod space;
 
-pub use addresses::Addresses;
-pub use commands::{give_back, hand_over};
+pub use commands::{bind_commands, unbind_commands};
 pub use device::VfioDevice;
-pub use error::OpenError;
-pub use pci::{Bus, PciDevice};
+pub use error::VfioError;
+pub use iova::IovaAllocator;
+pub use pci::{PciBus, PciDevice};

@@ -1,6 +1,6 @@
-//! What the kernel tells of the devices on the PCI bus, and of who has them. Nothing is changed.
+//! Devices on the PCI bus and their drivers, as sysfs describes them. Nothing is changed.
 //!
-//! Everything is read from files under one root folder, `/` on a machine and a made-up tree in tests.
+//! All files are under one root directory: `/` on a machine, a temporary tree in tests.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,18 +9,18 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{Access as Ask, access};
 
-/// The driver through which programs reach devices.
+/// The kernel driver that gives programs access to devices.
 pub const VFIO_DRIVER: &str = "vfio-pci";
 
-/// A maker and one of its devices, as the bus numbers them.
-pub type Id = (u16, u16);
+/// PCI vendor and device id.
+pub type PciId = (u16, u16);
 
 const INTEL: u16 = 0x8086;
 
-/// I/OAT, the copy engine in the chipset of Intel's servers: all that Linux drives.
+/// I/OAT, the copy engine of Intel's server chipsets: all models that Linux supports.
 #[rustfmt::skip]
-pub const IOAT: &[Id] = &[
-    // The first with the registers of version 3.
+pub const IOAT: &[PciId] = &[
+    // The first models with version 3 registers.
     (INTEL, 0x3429), (INTEL, 0x342a), (INTEL, 0x342b), (INTEL, 0x342c),
     (INTEL, 0x3430), (INTEL, 0x3431), (INTEL, 0x3432), (INTEL, 0x3433),
     // Jasper Forest.
@@ -35,7 +35,7 @@ pub const IOAT: &[Id] = &[
     // Haswell.
     (INTEL, 0x2f20), (INTEL, 0x2f21), (INTEL, 0x2f22), (INTEL, 0x2f23), (INTEL, 0x2f24),
     (INTEL, 0x2f25), (INTEL, 0x2f26), (INTEL, 0x2f27), (INTEL, 0x2f2e), (INTEL, 0x2f2f),
-    // Atom for servers, and Broadwell with the same device.
+    // Server Atom, and Broadwell with the same device.
     (INTEL, 0x0c50), (INTEL, 0x0c51), (INTEL, 0x0c52), (INTEL, 0x0c53),
     (INTEL, 0x6f50), (INTEL, 0x6f51), (INTEL, 0x6f52), (INTEL, 0x6f53),
     // Broadwell.
@@ -45,49 +45,49 @@ pub const IOAT: &[Id] = &[
     (INTEL, 0x2021), (INTEL, 0x0b00),
 ];
 
-/// Network cards with the registers and descriptors of the 82574L: that one and the 82574LA.
-pub const E1000E: &[Id] = &[(INTEL, 0x10d3), (INTEL, 0x10f6)];
+/// Network cards with the registers and descriptors of the 82574L: 82574L and 82574LA.
+pub const E1000E: &[PciId] = &[(INTEL, 0x10d3), (INTEL, 0x10f6)];
 
-/// A device and who has it.
+/// A PCI device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PciDevice {
-    /// Where it is, such as `0000:02:00.0`.
+    /// Address on the bus, such as `0000:02:00.0`.
     pub address: String,
-    /// Its maker and which of the maker's devices it is.
-    pub id: Id,
-    /// What kind of device: class, subclass and interface in three bytes.
+    /// Vendor and device id.
+    pub id: PciId,
+    /// Class, subclass and programming interface in three bytes.
     pub class: u32,
-    /// The kernel's driver that has it.
+    /// The driver that it is bound to.
     pub driver: Option<String>,
-    /// Its group; `None` where no IOMMU stands between it and memory.
-    pub group: Option<Group>,
-    /// The network interfaces that are this device.
-    pub interfaces: Vec<Interface>,
+    /// IOMMU group; `None` without an IOMMU.
+    pub group: Option<IommuGroup>,
+    /// The network interfaces of this device.
+    pub interfaces: Vec<NetInterface>,
 }
 
-/// Devices that the IOMMU cannot tell apart: a program gets all of them or none.
+/// Devices that the IOMMU cannot isolate from each other: a program gets all of them or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Group {
-    /// Its number, which is the name of its file in `/dev/vfio`.
+pub struct IommuGroup {
+    /// Group number, which is the name of its file in `/dev/vfio`.
     pub number: u32,
-    /// The other devices in it.
-    pub companions: Vec<Companion>,
-    /// Whether this process may open it.
-    pub access: Access,
+    /// The other devices of the group.
+    pub other_members: Vec<GroupMember>,
+    /// Whether this process may open the group.
+    pub access: FileAccess,
 }
 
 /// Another device of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Companion {
-    /// Where it is.
+pub struct GroupMember {
+    /// Address on the bus.
     pub address: String,
-    /// The kernel's driver that has it.
+    /// The driver that it is bound to.
     pub driver: Option<String>,
 }
 
-impl Companion {
-    /// Whether its driver keeps the group from programs.
-    pub fn is_in_the_way(&self) -> bool {
+impl GroupMember {
+    /// Whether the driver of this device prevents programs from using the group.
+    pub fn blocks_group(&self) -> bool {
         let harmless = |driver: &str| ["pcieport", "pci-stub"].contains(&driver);
         self.driver.as_deref().is_some_and(|driver| !driver.contains("vfio") && !harmless(driver))
     }
@@ -95,81 +95,82 @@ impl Companion {
 
 /// Whether a file can be opened for reading and writing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// It can.
+pub enum FileAccess {
+    /// It can be opened.
     Allowed,
-    /// Its rights forbid it.
+    /// Its permissions forbid it.
     Denied,
-    /// It is not there.
+    /// The file does not exist.
     Missing,
 }
 
 /// A network interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Interface {
-    /// What it is called.
+pub struct NetInterface {
+    /// Name of the interface.
     pub name: String,
-    /// Whether somebody has switched it on.
+    /// Whether the interface is up.
     pub is_up: bool,
-    /// Whether packets to the rest of the world leave through it, be it as a part of a bridge or bond.
+    /// Whether the default route uses the interface, directly or through a bridge or bond.
     pub has_default_route: bool,
 }
 
 impl PciDevice {
-    /// The interface whose network would be gone if the device were taken away.
-    pub fn network(&self) -> Option<&Interface> {
+    /// The interface that would be lost if the device were unbound: the one with the default route,
+    /// or one that is up.
+    pub fn active_interface(&self) -> Option<&NetInterface> {
         let up = || self.interfaces.iter().find(|interface| interface.is_up);
         self.interfaces.iter().find(|interface| interface.has_default_route).or_else(up)
     }
 
-    /// Whether programs may have it, as far as its driver is asked.
-    pub fn is_handed_over(&self) -> bool {
+    /// Whether the device is bound to `vfio-pci`.
+    pub fn is_bound_to_vfio(&self) -> bool {
         self.driver.as_deref() == Some(VFIO_DRIVER)
     }
 }
 
-/// The bus, as the kernel shows it in files.
+/// The PCI bus in sysfs.
 #[derive(Debug, Clone)]
-pub struct Bus {
+pub struct PciBus {
     root: PathBuf,
 }
 
-impl Default for Bus {
+impl Default for PciBus {
     fn default() -> Self {
-        Self::under("/")
+        Self::with_root("/")
     }
 }
 
-impl Bus {
-    /// A bus in the files under `root`.
-    pub fn under(root: impl Into<PathBuf>) -> Self {
+impl PciBus {
+    /// The bus in the files under `root`.
+    pub fn with_root(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// All devices, in the order of their addresses; none where there is no bus.
+    /// All devices, sorted by address; empty without a bus.
     pub fn devices(&self) -> Vec<PciDevice> {
         self.addresses().iter().filter_map(|address| self.read(address)).collect()
     }
 
-    /// The devices that have one of these numbers, in the order of their addresses.
-    pub fn find(&self, ids: &[Id]) -> Vec<PciDevice> {
+    /// The devices with one of these ids, sorted by address.
+    pub fn find(&self, ids: &[PciId]) -> Vec<PciDevice> {
         let wanted = |address: &&String| self.id(address).is_some_and(|id| ids.contains(&id));
         self.addresses().iter().filter(wanted).filter_map(|address| self.read(address)).collect()
     }
 
-    /// The device at an address. The domain may be left out: `02:00.0` is `0000:02:00.0`.
+    /// The device at an address. The domain is optional: `02:00.0` is `0000:02:00.0`.
     pub fn device(&self, address: &str) -> Option<PciDevice> {
         self.read(&full_address(address)?)
     }
 
-    /// How many groups the IOMMU has; none where it is off.
-    pub fn groups(&self) -> usize {
+    /// The number of IOMMU groups; 0 without an IOMMU.
+    pub fn group_count(&self) -> usize {
         names(&self.root.join("sys/kernel/iommu_groups")).len()
     }
 
-    /// Whether this process may open the file through which all groups are reached.
-    pub fn container(&self) -> Access {
-        may_open(&self.root.join("dev/vfio/vfio"))
+    /// Whether this process may open the VFIO container file.
+    pub fn container_access(&self) -> FileAccess {
+        file_access(&self.root.join("dev/vfio/vfio"))
     }
 
     fn addresses(&self) -> Vec<String> {
@@ -180,7 +181,7 @@ impl Bus {
         self.root.join("sys/bus/pci/devices").join(address)
     }
 
-    fn id(&self, address: &str) -> Option<Id> {
+    fn id(&self, address: &str) -> Option<PciId> {
         let folder = self.folder(address);
         let number = |file| u16::try_from(hexadecimal(&folder.join(file))?).ok();
         Some((number("vendor")?, number("device")?))
@@ -202,17 +203,17 @@ impl Bus {
         link_name(&self.folder(address).join("driver"))
     }
 
-    fn group(&self, address: &str) -> Option<Group> {
+    fn group(&self, address: &str) -> Option<IommuGroup> {
         let number = link_name(&self.folder(address).join("iommu_group"))?.parse().ok()?;
         let members = self.root.join(format!("sys/kernel/iommu_groups/{number}/devices"));
         let others = names(&members).into_iter().filter(|member| member != address);
-        let companions =
-            others.map(|address| Companion { driver: self.driver(&address), address }).collect();
-        let access = may_open(&self.root.join(format!("dev/vfio/{number}")));
-        Some(Group { number, companions, access })
+        let other_members =
+            others.map(|address| GroupMember { driver: self.driver(&address), address }).collect();
+        let access = file_access(&self.root.join(format!("dev/vfio/{number}")));
+        Some(IommuGroup { number, other_members, access })
     }
 
-    fn interfaces(&self, folder: &Path) -> Vec<Interface> {
+    fn interfaces(&self, folder: &Path) -> Vec<NetInterface> {
         let interfaces = names(folder);
         if interfaces.is_empty() {
             return Vec::new();
@@ -222,21 +223,21 @@ impl Bus {
             .into_iter()
             .map(|name| {
                 let mut stack = BTreeSet::new();
-                self.built_upon(&name, &mut stack);
+                self.collect_upper(&name, &mut stack);
                 let has_default_route = !stack.is_disjoint(&routes);
-                Interface { is_up: self.is_up(&name), has_default_route, name }
+                NetInterface { is_up: self.is_up(&name), has_default_route, name }
             })
             .collect()
     }
 
-    /// The interface and all bridges, bonds and virtual networks that are made of it.
-    fn built_upon(&self, name: &str, stack: &mut BTreeSet<String>) {
+    /// Collects the interface and all bridges, bonds and virtual interfaces on top of it.
+    fn collect_upper(&self, name: &str, stack: &mut BTreeSet<String>) {
         if !stack.insert(name.to_owned()) {
             return;
         }
         for entry in names(&self.root.join("sys/class/net").join(name)) {
             if let Some(upper) = entry.strip_prefix("upper_") {
-                self.built_upon(upper, stack);
+                self.collect_upper(upper, stack);
             }
         }
     }
@@ -247,7 +248,7 @@ impl Bus {
         hexadecimal(&flags).is_some_and(|flags| flags & UP != 0)
     }
 
-    /// The interfaces through which packets to everywhere leave.
+    /// The interfaces of default routes.
     fn default_routes(&self) -> BTreeSet<String> {
         let read = |file: &str| fs::read_to_string(self.root.join(file)).unwrap_or_default();
         let mut names = BTreeSet::new();
@@ -270,7 +271,7 @@ impl Bus {
     }
 }
 
-/// An address with its domain, if it is one at all.
+/// Normalises an address and adds the domain; `None` if it is no PCI address.
 fn full_address(address: &str) -> Option<String> {
     let full = match address.matches(':').count() {
         1 => format!("0000:{address}"),
@@ -279,13 +280,13 @@ fn full_address(address: &str) -> Option<String> {
     let [domain, bus, rest] = full.split(':').collect::<Vec<_>>()[..] else { return None };
     let (slot, function) = rest.split_once('.')?;
     let parts = [(domain, 4..=8), (bus, 2..=2), (slot, 2..=2), (function, 1..=1)];
-    let is_one = parts.iter().all(|(part, digits)| {
+    let is_valid = parts.iter().all(|(part, digits)| {
         digits.contains(&part.len()) && part.bytes().all(|digit| digit.is_ascii_hexdigit())
     });
-    is_one.then(|| full.to_ascii_lowercase())
+    is_valid.then(|| full.to_ascii_lowercase())
 }
 
-/// The names in a folder, sorted; none where there is no such folder.
+/// The names in a directory, sorted; empty if it does not exist.
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     let mut names: Vec<String> =
@@ -294,23 +295,23 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// The last part of where a link points to.
+/// The file name of a link's target.
 fn link_name(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.file_name()?.to_string_lossy().into_owned())
 }
 
-/// A number that is written with `0x` before it.
+/// Reads a number with the prefix `0x`.
 fn hexadecimal(file: &Path) -> Option<u32> {
     let text = fs::read_to_string(file).ok()?;
     u32::from_str_radix(text.trim().strip_prefix("0x")?, 16).ok()
 }
 
-fn may_open(file: &Path) -> Access {
+fn file_access(file: &Path) -> FileAccess {
     match access(file, Ask::READ_OK | Ask::WRITE_OK).map_err(|error| io::Error::from(error).kind())
     {
-        Ok(()) => Access::Allowed,
-        Err(io::ErrorKind::NotFound) => Access::Missing,
-        Err(_) => Access::Denied,
+        Ok(()) => FileAccess::Allowed,
+        Err(io::ErrorKind::NotFound) => FileAccess::Missing,
+        Err(_) => FileAccess::Denied,
     }
 }
 

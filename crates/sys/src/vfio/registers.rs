@@ -1,4 +1,4 @@
-//! The registers of a device in the addresses of the process.
+//! The registers of a device, mapped into the address space of the process.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -10,8 +10,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 use crate::fork;
 use crate::pages::page_bytes;
 
-/// Registers that are mapped until this is dropped. They are not mapped in forked children, where
-/// reads give ones, as from a device that is gone, and writes do nothing.
+/// Registers, unmapped on drop. They are not mapped in forked children, where reads return all
+/// ones, as from a removed device, and writes have no effect.
 #[derive(Debug)]
 pub(super) struct Registers {
     start: NonNull<u8>,
@@ -19,41 +19,41 @@ pub(super) struct Registers {
     generation: u64,
 }
 
-// SAFETY: the mapping belongs to this value, and registers may be touched by any thread: each access
-// is one instruction, and what it means is between the driver and the device.
+// SAFETY: this value owns the mapping, and any thread may access registers: each access is one
+// instruction, and its meaning is defined by the driver and the device.
 unsafe impl Send for Registers {}
 // SAFETY: as above.
 unsafe impl Sync for Registers {}
 
 impl Registers {
-    /// Maps `bytes` of a device's file. The kernel makes the mapping of a device uncached.
+    /// Maps `bytes` of a device's file. The kernel maps device memory uncached.
     pub(super) fn map(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Self> {
-        fork::watch();
+        fork::install_handler();
         let (rights, mapped) = (ProtFlags::READ | ProtFlags::WRITE, whole_pages(bytes));
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         let start =
             unsafe { mmap(std::ptr::null_mut(), mapped, rights, MapFlags::SHARED, file, offset) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
         let registers = Self { start, bytes, generation: fork::generation() };
-        // SAFETY: the mapping is the one made above, and nothing in it changes by this.
+        // SAFETY: the mapping was created above, and the advice changes nothing in it.
         unsafe { madvise(start.as_ptr().cast(), mapped, Advice::LinuxDontFork) }?;
         Ok(registers)
     }
 
-    /// Where a register is, or `None` in a forked child.
+    /// The address of a register, or `None` in a forked child.
     ///
     /// # Panics
-    /// If the register is not in the region, or not aligned to its size.
+    /// If the register is outside of the region or not aligned to its size.
     #[inline]
     fn at<T>(&self, at: usize) -> Option<NonNull<T>> {
         let fits = at.checked_add(size_of::<T>()).is_some_and(|end| end <= self.bytes);
         assert!(
             fits && at.is_multiple_of(size_of::<T>()),
-            "no register of {} bytes at {at:#x}: the device has {:#x} bytes of them",
+            "no register of {} bytes at {at:#x}: the device has {:#x} bytes of registers",
             size_of::<T>(),
             self.bytes
         );
-        // SAFETY: the result is inside of the mapping, as asserted.
+        // SAFETY: the result is inside the mapping, as asserted.
         (fork::generation() == self.generation).then(|| unsafe { self.start.add(at).cast() })
     }
 }
@@ -64,8 +64,8 @@ macro_rules! accesses {
             #[inline]
             pub(super) fn $read(&self, at: usize) -> $width {
                 let Some(register) = self.at::<$width>(at) else { return <$width>::MAX };
-                // SAFETY: `at` gives aligned addresses inside of the mapping, for which any bytes
-                // are a valid number.
+                // SAFETY: `at` returns aligned addresses inside the mapping, where any bytes are a
+                // valid number.
                 let value = unsafe { register.read_volatile() };
                 after_reading();
                 <$width>::from_le(value)
@@ -75,7 +75,7 @@ macro_rules! accesses {
             pub(super) fn $write(&self, at: usize, value: $width) {
                 let Some(register) = self.at::<$width>(at) else { return };
                 before_writing();
-                // SAFETY: as for reading; nothing of Rust's lives in registers.
+                // SAFETY: as for reading; registers contain no Rust values.
                 unsafe { register.write_volatile(value.to_le()) };
             }
         )+}
@@ -89,19 +89,19 @@ accesses! {
     u64, read64, write64;
 }
 
-/// Lets what this thread wrote to memory be there for the device before a register is written. The
-/// instructions order ordinary memory with registers, which fences between threads need not do; on
-/// x86 that concerns writes around the caches only.
+/// Makes this thread's earlier memory writes visible to the device before a register is written.
+/// The instructions order ordinary memory with registers, which fences between threads need not do;
+/// on x86 that concerns non-temporal stores only.
 #[inline]
 fn before_writing() {
     fence(Ordering::Release);
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: every processor of this kind has the instruction, and it touches no memory.
+    // SAFETY: every x86-64 processor has the instruction, and it accesses no memory.
     unsafe {
         std::arch::x86_64::_mm_sfence();
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier touches no memory.
+    // SAFETY: a barrier accesses no memory.
     unsafe {
         std::arch::asm!("dmb osh", options(nostack, preserves_flags));
     }
@@ -109,12 +109,12 @@ fn before_writing() {
     fence(Ordering::SeqCst);
 }
 
-/// Lets no later read of memory see what was there before the register was read.
+/// Orders the register read before later memory reads.
 #[inline]
 fn after_reading() {
     fence(Ordering::Acquire);
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: a barrier touches no memory.
+    // SAFETY: a barrier accesses no memory.
     unsafe {
         std::arch::asm!("dmb oshld", options(nostack, preserves_flags));
     }
@@ -129,7 +129,7 @@ fn whole_pages(bytes: usize) -> usize {
 impl Drop for Registers {
     fn drop(&mut self) {
         if fork::generation() == self.generation {
-            // SAFETY: the mapping is ours and nobody has a pointer into it.
+            // SAFETY: this value owns the mapping, and no pointer into it exists.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), whole_pages(self.bytes)) };
         }
     }
@@ -142,7 +142,7 @@ mod tests {
 
     const BYTES: usize = 5000;
 
-    /// A file in place of a device.
+    /// Registers in a temporary file.
     fn registers() -> Registers {
         let file = tempfile::tempfile().unwrap();
         file.set_len(2 * page_bytes() as u64).unwrap();
@@ -184,16 +184,16 @@ mod tests {
     fn a_child_reads_ones_and_writes_nothing() {
         let registers = registers();
         registers.write32(0, 5);
-        // SAFETY: the child touches the registers, the heap not at all, and ends.
+        // SAFETY: the child accesses the registers and exits without using the heap.
         let child = unsafe { libc::fork() };
         if child == 0 {
             registers.write32(0, 6);
             let gone = registers.read32(0) == u32::MAX;
-            // SAFETY: ends the child without running what the parent wants to run.
+            // SAFETY: exits the child without running the parent's exit handlers.
             unsafe { libc::_exit(i32::from(!gone)) };
         }
         let mut status = 0;
-        // SAFETY: waits for the child made above.
+        // SAFETY: waits for the child created above.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!((status, registers.read32(0)), (0, 5));
     }

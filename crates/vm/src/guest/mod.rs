@@ -1,10 +1,10 @@
-//! The first process of the machine. The program that starts a machine is packed into it and started
-//! there a second time, by the kernel: it makes the machine ready, runs what the plan names, tells
-//! the host of it, and ends the machine.
+//! The first process (init) of the machine. The program that starts a machine is also packed into
+//! it, where the kernel starts it as init. It sets up the machine, runs the programs of the plan,
+//! reports to the host, and stops the machine.
 
-mod card;
 mod modules;
 mod mounts;
+mod nic;
 mod port;
 mod programs;
 
@@ -13,51 +13,51 @@ use std::{fs, panic, process};
 
 use rustix::system::{RebootCommand, reboot};
 
-use crate::plan::{PLAN, Plan};
-use crate::wire::Note;
+use crate::plan::{GuestPlan, PLAN};
+use crate::wire::GuestMessage;
 use port::Port;
 
-/// Does nothing unless this is the first process of a machine that this library started; then it does
-/// what it was started for, and never returns. A program that uses [`crate::Machine`] calls this at
-/// the top of `main`, before it looks at anything else.
-pub fn enter_if_first() {
-    // A container has a first process too, but no plan.
+/// Returns immediately unless this process is the init of a machine that this library started. In
+/// that case it executes the plan and never returns. A program that uses [`crate::Machine`] calls
+/// this function first in `main`.
+pub fn run_if_init() {
+    // A container has a process with PID 1 too, but no plan.
     if process::id() != 1 || !Path::new(PLAN).exists() {
         return;
     }
-    // Even a bug must not leave the host waiting for its limit.
-    panic::set_hook(Box::new(|panic| give_up(&panic.to_string())));
-    match live() {
+    // A panic must not make the host wait until its timeout.
+    panic::set_hook(Box::new(|panic| fail(&panic.to_string())));
+    match run() {
         Ok(()) => stop(),
-        Err(reason) => give_up(&reason),
+        Err(reason) => fail(&reason),
     }
 }
 
-fn live() -> Result<(), String> {
+fn run() -> Result<(), String> {
     mounts::mount_all()?;
     let mut port = Port::open()?;
     let plan = fs::read(PLAN).map_err(|error| format!("{PLAN}: {error}"))?;
-    let plan = Plan::decode(&plan).map_err(|error| format!("{PLAN}: {error}"))?;
+    let plan = GuestPlan::decode(&plan).map_err(|error| format!("{PLAN}: {error}"))?;
     for module in &plan.modules {
         modules::load(Path::new(module))?;
     }
     if plan.card {
-        card::hand_over()?;
+        nic::bind_to_vfio()?;
     }
-    port.tell(&Note::Ready)?;
+    port.send(&GuestMessage::Ready)?;
     for (number, command) in plan.programs.iter().enumerate() {
-        port.tell(&Note::Begin(number))?;
+        port.send(&GuestMessage::Begin(number))?;
         let end = programs::run(command, &plan.environment, &mut port)?;
-        port.tell(&Note::End(number, end))?;
+        port.send(&GuestMessage::End(number, end))?;
     }
     port.drain();
     Ok(())
 }
 
-/// Says why, on the port, or on the console if there is no port.
-fn give_up(reason: &str) -> ! {
+/// Reports the reason on the serial port, or on the console if the port cannot be opened.
+fn fail(reason: &str) -> ! {
     let told = Port::open().and_then(|mut port| {
-        port.tell(&Note::Trouble(reason.into()))?;
+        port.send(&GuestMessage::Failure(reason.into()))?;
         port.drain();
         Ok(())
     });
@@ -67,10 +67,10 @@ fn give_up(reason: &str) -> ! {
     stop()
 }
 
-/// Ends the machine: the host's QEMU takes a restart for an end.
+/// Stops the machine by a reboot: QEMU runs with `-no-reboot`, so it exits instead.
 fn stop() -> ! {
     rustix::fs::sync();
     let _ = reboot(RebootCommand::Restart);
-    // The kernel panics without its first process, and restarts after a panic.
+    // The kernel panics when init exits, and reboots after a panic (`panic=-1`).
     process::exit(1)
 }

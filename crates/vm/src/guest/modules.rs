@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::io::Errno;
 use rustix::system::finit_module;
 
-/// The kernel is to unpack the module itself.
+/// The flag `MODULE_INIT_COMPRESSED_FILE`: the kernel decompresses the module.
 const COMPRESSED_FILE: i32 = 4;
 
 pub(super) fn load(path: &Path) -> Result<(), String> {

@@ -4,7 +4,7 @@ use std::fs;
 
 use rustix::mount::{MountFlags, mount};
 
-/// Type and place, in order.
+/// The types and mount points, in the order of mounting.
 const MOUNTS: [(&str, &str); 5] = [
     ("proc", "/proc"),
     ("sysfs", "/sys"),

@@ -1,4 +1,5 @@
-//! The serial port to the host. It is not the kernel's console, so nothing gets between its lines.
+//! The serial port to the host. It is not the kernel's console, so no kernel output is mixed into
+//! its lines.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -7,11 +8,11 @@ use std::os::unix::fs::OpenOptionsExt;
 use rustix::fs::OFlags;
 use rustix::termios::{OptionalActions, tcdrain, tcgetattr, tcsetattr};
 
-use crate::wire::Note;
+use crate::wire::GuestMessage;
 
 const PORT: &str = "/dev/ttyS1";
 
-/// The port, for as long as it is open.
+/// The open serial port.
 pub(super) struct Port(File);
 
 impl Port {
@@ -20,7 +21,7 @@ impl Port {
             let flags = OFlags::NOCTTY.bits() as i32;
             let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(PORT)?;
             let mut settings = tcgetattr(&file)?;
-            // Bytes are to arrive as they were written.
+            // Raw mode transmits all bytes unchanged.
             settings.make_raw();
             tcsetattr(&file, OptionalActions::Now, &settings)?;
             io::Result::Ok(file)
@@ -28,13 +29,14 @@ impl Port {
         open().map(Self).map_err(|error| format!("{PORT}: {error}"))
     }
 
-    pub(super) fn tell(&mut self, note: &Note) -> Result<(), String> {
+    pub(super) fn send(&mut self, note: &GuestMessage) -> Result<(), String> {
         self.0.write_all(&note.encode()).map_err(|error| format!("{PORT}: {error}"))
     }
 
-    /// Waits until everything has left.
+    /// Waits until all data is transmitted.
     pub(super) fn drain(&self) {
-        // Without it, only the last lines are in danger, and the host misses them.
+        // If this fails, at most the last lines are lost, and the host reports that they are
+        // missing.
         let _ = tcdrain(&self.0);
     }
 }

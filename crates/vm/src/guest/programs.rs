@@ -1,4 +1,4 @@
-//! Running one program, and passing on what it writes, line by line.
+//! Running one program, and forwarding its output line by line.
 
 use std::io::{self, PipeReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -10,40 +10,40 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::port::Port;
-use crate::outcome::End;
-use crate::plan::Command;
-use crate::wire::Note;
+use crate::outcome::ProgramExit;
+use crate::plan::GuestCommand;
+use crate::wire::GuestMessage;
 
-/// How long the rest of a line may take before the beginning is passed on without it.
-const PATIENCE: Duration = Duration::from_millis(100);
+/// The time after which an incomplete line is forwarded without its end.
+const PARTIAL_LINE_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long the output may stay open after the program and all its children are ended.
-const GRACE: Duration = Duration::from_secs(1);
+/// The time that the output may stay open after the program and all its children have ended.
+const OUTPUT_CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// More of a line than this is passed on without its end.
-const MOST_BYTES: usize = 8 << 10;
+/// The length from which an incomplete line is forwarded without its end.
+const MAX_LINE_BYTES: usize = 8 << 10;
 
-/// What happens while a program runs.
-enum Event {
-    Wrote(Vec<u8>),
+/// An event while a program runs.
+enum ProgramEvent {
+    Output(Vec<u8>),
     Closed,
-    Ended(io::Result<ExitStatus>),
+    Exited(io::Result<ExitStatus>),
 }
 
-/// Runs a program to its end. An error is the port's.
+/// Runs a program to its end. The error is that of the serial port.
 pub(super) fn run(
-    command: &Command,
+    command: &GuestCommand,
     environment: &[(String, String)],
     port: &mut Port,
-) -> Result<End, String> {
+) -> Result<ProgramExit, String> {
     let (child, output) = match start(command, environment) {
         Ok(started) => started,
-        Err(error) => return Ok(End::NotStarted(error.to_string())),
+        Err(error) => return Ok(ProgramExit::NotStarted(error.to_string())),
     };
     let group = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
     let (sender, events) = channel();
-    listen(output, sender.clone());
-    wait(child, sender);
+    read_output(output, sender.clone());
+    wait_for_exit(child, sender);
     relay(&events, port, || {
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::KILL);
@@ -51,7 +51,10 @@ pub(super) fn run(
     })
 }
 
-fn start(command: &Command, environment: &[(String, String)]) -> io::Result<(Child, PipeReader)> {
+fn start(
+    command: &GuestCommand,
+    environment: &[(String, String)],
+) -> io::Result<(Child, PipeReader)> {
     let (reader, writer) = io::pipe()?;
     let child = std::process::Command::new(&command.path)
         .args(&command.arguments)
@@ -67,104 +70,106 @@ fn start(command: &Command, environment: &[(String, String)]) -> io::Result<(Chi
     Ok((child, reader))
 }
 
-fn listen(mut output: PipeReader, events: Sender<Event>) {
+fn read_output(mut output: PipeReader, events: Sender<ProgramEvent>) {
     thread::spawn(move || {
         let mut buffer = [0; 4096];
         while let Ok(length @ 1..) = output.read(&mut buffer) {
-            if events.send(Event::Wrote(buffer[..length].to_vec())).is_err() {
+            if events.send(ProgramEvent::Output(buffer[..length].to_vec())).is_err() {
                 return;
             }
         }
-        let _ = events.send(Event::Closed);
+        let _ = events.send(ProgramEvent::Closed);
     });
 }
 
-fn wait(mut child: Child, events: Sender<Event>) {
+fn wait_for_exit(mut child: Child, events: Sender<ProgramEvent>) {
     thread::spawn(move || {
-        let _ = events.send(Event::Ended(child.wait()));
+        let _ = events.send(ProgramEvent::Exited(child.wait()));
     });
 }
 
-/// Passes on what is written until the program has ended and its output is closed.
+/// Forwards output until the program has ended and its output is closed.
 fn relay(
-    events: &Receiver<Event>,
+    events: &Receiver<ProgramEvent>,
     port: &mut Port,
     end_children: impl Fn(),
-) -> Result<End, String> {
-    let mut lines = Lines::default();
-    let mut ended: Option<(End, Instant)> = None;
+) -> Result<ProgramExit, String> {
+    let mut lines = LineSplitter::default();
+    let mut ended: Option<(ProgramExit, Instant)> = None;
     let mut is_open = true;
     loop {
-        if let Some((end, _)) = ended.take_if(|(_, at)| !is_open || at.elapsed() > GRACE) {
-            lines.end().map_or(Ok(()), |rest| port.tell(&rest))?;
+        if let Some((end, _)) =
+            ended.take_if(|(_, at)| !is_open || at.elapsed() > OUTPUT_CLOSE_TIMEOUT)
+        {
+            lines.end().map_or(Ok(()), |rest| port.send(&rest))?;
             return Ok(end);
         }
-        match events.recv_timeout(PATIENCE) {
-            Ok(Event::Wrote(bytes)) => {
+        match events.recv_timeout(PARTIAL_LINE_TIMEOUT) {
+            Ok(ProgramEvent::Output(bytes)) => {
                 for line in lines.add(&bytes) {
-                    port.tell(&line)?;
+                    port.send(&line)?;
                 }
             }
-            Ok(Event::Closed) => is_open = false,
-            Ok(Event::Ended(status)) => {
+            Ok(ProgramEvent::Closed) => is_open = false,
+            Ok(ProgramEvent::Exited(status)) => {
                 end_children();
-                ended = Some((end_of(status), Instant::now()));
+                ended = Some((exit_from(status), Instant::now()));
             }
             Err(RecvTimeoutError::Timeout) => {
-                lines.part().map_or(Ok(()), |part| port.tell(&part))?;
+                lines.part().map_or(Ok(()), |part| port.send(&part))?;
             }
             Err(RecvTimeoutError::Disconnected) => is_open = false,
         }
     }
 }
 
-fn end_of(status: io::Result<ExitStatus>) -> End {
+fn exit_from(status: io::Result<ExitStatus>) -> ProgramExit {
     match status {
         Ok(status) => match (status.code(), status.signal()) {
-            (Some(code), _) => End::Exited(code),
-            (None, signal) => End::Signalled(signal.unwrap_or(0)),
+            (Some(code), _) => ProgramExit::Exited(code),
+            (None, signal) => ProgramExit::Signalled(signal.unwrap_or(0)),
         },
-        Err(error) => End::NotStarted(error.to_string()),
+        Err(error) => ProgramExit::NotStarted(error.to_string()),
     }
 }
 
-/// Cuts what a program writes into lines.
+/// Splits the output of a program into lines.
 #[derive(Default)]
-struct Lines {
-    rest: Vec<u8>,
-    /// Whether a part of the line was passed on.
-    is_begun: bool,
+struct LineSplitter {
+    buffer: Vec<u8>,
+    /// Whether a part of the current line was forwarded.
+    part_sent: bool,
 }
 
-impl Lines {
-    fn add(&mut self, bytes: &[u8]) -> Vec<Note> {
-        self.rest.extend_from_slice(bytes);
+impl LineSplitter {
+    fn add(&mut self, bytes: &[u8]) -> Vec<GuestMessage> {
+        self.buffer.extend_from_slice(bytes);
         let mut notes = Vec::new();
-        while let Some(end) = self.rest.iter().position(|&byte| byte == b'\n') {
-            let mut line: Vec<u8> = self.rest.drain(..=end).collect();
+        while let Some(end) = self.buffer.iter().position(|&byte| byte == b'\n') {
+            let mut line: Vec<u8> = self.buffer.drain(..=end).collect();
             line.pop();
-            self.is_begun = false;
-            notes.push(Note::Line(line));
+            self.part_sent = false;
+            notes.push(GuestMessage::Line(line));
         }
-        if self.rest.len() > MOST_BYTES {
+        if self.buffer.len() > MAX_LINE_BYTES {
             notes.extend(self.part());
         }
         notes
     }
 
-    /// What there is of the last line.
-    fn part(&mut self) -> Option<Note> {
-        if self.rest.is_empty() {
+    /// The incomplete last line, as a part.
+    fn part(&mut self) -> Option<GuestMessage> {
+        if self.buffer.is_empty() {
             return None;
         }
-        self.is_begun = true;
-        Some(Note::Part(std::mem::take(&mut self.rest)))
+        self.part_sent = true;
+        Some(GuestMessage::Part(std::mem::take(&mut self.buffer)))
     }
 
-    /// The last line, if it lacks its end.
-    fn end(&mut self) -> Option<Note> {
-        let is_open = self.is_begun || !self.rest.is_empty();
-        is_open.then(|| Note::Line(std::mem::take(&mut self.rest)))
+    /// The last line at the end of the output, if it has no line feed.
+    fn end(&mut self) -> Option<GuestMessage> {
+        let is_open = self.part_sent || !self.buffer.is_empty();
+        is_open.then(|| GuestMessage::Line(std::mem::take(&mut self.buffer)))
     }
 }
 
@@ -172,16 +177,16 @@ impl Lines {
 mod tests {
     use super::*;
 
-    fn line(text: &str) -> Note {
-        Note::Line(text.into())
+    fn line(text: &str) -> GuestMessage {
+        GuestMessage::Line(text.into())
     }
 
     #[test]
     fn lines_are_cut_at_their_ends_however_they_arrive() {
-        let mut lines = Lines::default();
+        let mut lines = LineSplitter::default();
         assert_eq!(lines.add(b"one\ntw"), [line("one")]);
         assert_eq!(lines.add(b"o\n\nthr"), [line("two"), line("")]);
-        assert_eq!(lines.part(), Some(Note::Part(b"thr".to_vec())));
+        assert_eq!(lines.part(), Some(GuestMessage::Part(b"thr".to_vec())));
         assert_eq!(lines.part(), None);
         assert_eq!(lines.add(b"ee\n"), [line("ee")]);
         assert_eq!(lines.end(), None);
@@ -189,10 +194,10 @@ mod tests {
 
     #[test]
     fn a_last_line_without_an_end_is_ended() {
-        let mut lines = Lines::default();
+        let mut lines = LineSplitter::default();
         lines.add(b"no end");
         assert_eq!(lines.end(), Some(line("no end")));
-        let mut lines = Lines::default();
+        let mut lines = LineSplitter::default();
         lines.add(b"begun");
         lines.part();
         assert_eq!(lines.end(), Some(line("")));
@@ -200,8 +205,8 @@ mod tests {
 
     #[test]
     fn an_endless_line_is_passed_on_in_parts() {
-        let mut lines = Lines::default();
-        assert_eq!(lines.add(&[b'x'; MOST_BYTES]), []);
-        assert_eq!(lines.add(b"x"), [Note::Part(vec![b'x'; MOST_BYTES + 1])]);
+        let mut lines = LineSplitter::default();
+        assert_eq!(lines.add(&[b'x'; MAX_LINE_BYTES]), []);
+        assert_eq!(lines.add(b"x"), [GuestMessage::Part(vec![b'x'; MAX_LINE_BYTES + 1])]);
     }
 }

@@ -1,5 +1,6 @@
-//! The archive that Linux unpacks into its memory when it starts: cpio, in its "newc" form. Every
-//! entry is a header of text, a name and the contents, each padded to four bytes.
+//! A writer of cpio archives in the "newc" format, which Linux unpacks into its memory at boot.
+//! Every entry is a text header, a name and the contents; header with name, and contents, are each
+//! padded to four bytes.
 
 use std::collections::BTreeSet;
 use std::io::{self, Write};
@@ -9,7 +10,7 @@ const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// Writes an archive. Paths may begin with a slash; folders above them are made as needed.
+/// A writer of archives. Paths may begin with a slash; missing parent folders are added.
 #[derive(Debug)]
 pub struct Archive<W: Write> {
     output: W,
@@ -18,36 +19,36 @@ pub struct Archive<W: Write> {
 }
 
 impl<W: Write> Archive<W> {
-    /// An archive without entries.
+    /// Creates an archive without entries.
     pub fn new(output: W) -> Self {
         Self { output, entries: 0, folders: BTreeSet::new() }
     }
 
-    /// Adds a folder, if it is not there already.
+    /// Adds a folder, unless the archive already has it.
     pub fn folder(&mut self, path: &str) -> io::Result<()> {
         let path = path.trim_matches('/');
         if path.is_empty() || self.folders.contains(path) {
             return Ok(());
         }
-        self.above(path)?;
+        self.parent_folders(path)?;
         self.folders.insert(path.to_owned());
         self.entry(path, FOLDER | 0o755, (0, 0), &[])
     }
 
-    /// Adds a file.
+    /// Adds a regular file.
     pub fn file(&mut self, path: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
-        self.above(path)?;
+        self.parent_folders(path)?;
         self.entry(path, FILE | mode, (0, 0), bytes)
     }
 
     /// Adds a symbolic link to a path in the archive.
     pub fn link(&mut self, path: &str, target: &str) -> io::Result<()> {
-        self.above(path)?;
+        self.parent_folders(path)?;
         let target = format!("/{}", target.trim_start_matches('/'));
         self.entry(path, LINK | 0o777, (0, 0), target.as_bytes())
     }
 
-    /// Adds a device that is read and written byte by byte.
+    /// Adds a character device.
     pub fn character_device(
         &mut self,
         path: &str,
@@ -55,18 +56,18 @@ impl<W: Write> Archive<W> {
         major: u32,
         minor: u32,
     ) -> io::Result<()> {
-        self.above(path)?;
+        self.parent_folders(path)?;
         self.entry(path, CHARACTER_DEVICE | mode, (major, minor), &[])
     }
 
-    /// Ends the archive.
+    /// Writes the trailer and returns the output.
     pub fn finish(mut self) -> io::Result<W> {
         self.entry("TRAILER!!!", 0, (0, 0), &[])?;
         self.output.flush()?;
         Ok(self.output)
     }
 
-    fn above(&mut self, path: &str) -> io::Result<()> {
+    fn parent_folders(&mut self, path: &str) -> io::Result<()> {
         match path.trim_matches('/').rsplit_once('/') {
             Some((folder, _)) => self.folder(folder),
             None => Ok(()),
@@ -78,7 +79,8 @@ impl<W: Write> Archive<W> {
         let length = u32::try_from(bytes.len()).map_err(io::Error::other)?;
         let name_length = u32::try_from(path.len() + 1).map_err(io::Error::other)?;
         self.entries += 1;
-        // Number, mode, user, group, links, time, length, its device, its own, name, checksum.
+        // The fields of the "newc" header: ino, mode, uid, gid, nlink, mtime, filesize, devmajor,
+        // devminor, rdevmajor, rdevminor, namesize, check.
         let fields =
             [self.entries, mode, 0, 0, 1, 0, length, 0, 0, device.0, device.1, name_length, 0];
         let mut header = String::from("070701");
@@ -102,15 +104,15 @@ pub(super) mod tests {
     use super::*;
 
     #[derive(Debug, PartialEq, Eq)]
-    pub(in super::super) struct Entry {
+    pub(in super::super) struct ArchiveEntry {
         pub(in super::super) name: String,
         pub(in super::super) mode: u32,
         pub(in super::super) device: (u32, u32),
         pub(in super::super) bytes: Vec<u8>,
     }
 
-    /// Reads an archive by the words of the kernel's documentation.
-    pub(in super::super) fn read(mut archive: &[u8]) -> Vec<Entry> {
+    /// Reads an archive as the kernel's documentation describes the format.
+    pub(in super::super) fn read(mut archive: &[u8]) -> Vec<ArchiveEntry> {
         let mut entries = Vec::new();
         let mut take = |length: usize| {
             let (taken, rest) = archive.split_at(length);
@@ -133,7 +135,12 @@ pub(super) mod tests {
             if name == "TRAILER!!!" {
                 return entries;
             }
-            entries.push(Entry { name, mode: field(1), device: (field(9), field(10)), bytes });
+            entries.push(ArchiveEntry {
+                name,
+                mode: field(1),
+                device: (field(9), field(10)),
+                bytes,
+            });
         }
     }
 

@@ -1,4 +1,4 @@
-//! As much of a program's file as packing needs: how much of it is loaded, and by whom.
+//! An ELF reader for packing: which part of a program's file is loaded, and by which loader.
 
 use std::ffi::OsStr;
 use std::ops::Range;
@@ -9,17 +9,17 @@ const X86_64: u16 = 62;
 const LOAD: u32 = 1;
 const INTERPRETER: u32 = 3;
 
-/// The part of a program's file that is needed to run it.
+/// The part of a program's file that is needed to run the program.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Loaded {
-    /// The program that loads it with its libraries; none if it needs none.
+pub(super) struct ElfImage {
+    /// The dynamic loader of the program; `None` for a static program.
     pub(super) loader: Option<PathBuf>,
-    /// Where the last part that is loaded ends.
+    /// The file offset at which the last loaded segment ends.
     end: usize,
 }
 
-impl Loaded {
-    /// Reads the headers. `None` if this is no program for Linux on x86-64.
+impl ElfImage {
+    /// Reads the headers. `None` if the file is not a program for x86-64 Linux.
     pub(super) fn of(file: &[u8]) -> Option<Self> {
         let is_64_bit_little_endian = file.get(..6)? == b"\x7fELF\x02\x01";
         if !is_64_bit_little_endian || u16_at(file, 18)? != X86_64 {
@@ -44,15 +44,16 @@ impl Loaded {
         (end <= file.len()).then_some(Self { loader, end })
     }
 
-    /// Removes the rest: tables for linkers and debuggers, and the header's mention of them.
-    pub(super) fn cut(&self, file: &mut Vec<u8>) {
+    /// Removes everything after the loaded segments, such as sections for linkers and debuggers,
+    /// and clears their fields in the header.
+    pub(super) fn truncate(&self, file: &mut Vec<u8>) {
         file.truncate(self.end);
         file[40..48].fill(0);
         file[58..64].fill(0);
     }
 }
 
-/// Where in the file the part is that a header of the program describes.
+/// The range of the file that a program header describes.
 fn part_of(header: &[u8]) -> Option<Range<usize>> {
     let (start, length) = (usize_at(header, 8)?, usize_at(header, 32)?);
     Some(start..start.checked_add(length)?)
@@ -73,11 +74,11 @@ mod tests {
     #[test]
     fn no_beginning_of_a_program_is_read_beyond_its_end() {
         let file = std::fs::read(std::env::current_exe().unwrap()).unwrap();
-        let whole = Loaded::of(&file).unwrap();
+        let whole = ElfImage::of(&file).unwrap();
         for length in (0..2000).chain([whole.end - 1]) {
-            assert_eq!(Loaded::of(&file[..length]), None, "{length}");
+            assert_eq!(ElfImage::of(&file[..length]), None, "{length}");
         }
-        assert_eq!(Loaded::of(&file[..whole.end]), Some(whole));
+        assert_eq!(ElfImage::of(&file[..whole.end]), Some(whole));
     }
 
     #[test]
@@ -86,7 +87,7 @@ mod tests {
         for at in [32, 64 + 8, 64 + 32] {
             let mut broken = file[..4096].to_vec();
             broken[at..at + 8].fill(0xff);
-            assert_eq!(Loaded::of(&broken), None, "{at}");
+            assert_eq!(ElfImage::of(&broken), None, "{at}");
         }
     }
 }

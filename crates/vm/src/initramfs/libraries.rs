@@ -1,19 +1,20 @@
-//! The libraries of a program. Its own loader is asked: nobody else knows all the rules, and the
-//! loader is no part of the program, whose code is not run.
+//! The shared libraries of a program. The program's own loader lists them, because only the loader
+//! knows all search rules. It does not execute the code of the program.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use super::PackError;
 
-/// Variables that would make the loader find here what it will not find in the machine.
-const MISLEADING: [&str; 3] = ["LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT"];
+/// Variables that would make the loader find libraries on the host that it does not find in the
+/// machine.
+const LOADER_VARIABLES: [&str; 3] = ["LD_LIBRARY_PATH", "LD_PRELOAD", "LD_AUDIT"];
 
-/// The files that a program needs, its loader among them.
+/// The files that a program needs, including its loader.
 pub(super) fn of(program: &Path, loader: &Path) -> Result<Vec<PathBuf>, PackError> {
     let mut command = Command::new(loader);
     command.arg("--list").arg(program).stdin(Stdio::null());
-    for variable in MISLEADING {
+    for variable in LOADER_VARIABLES {
         command.env_remove(variable);
     }
     let failed = |error| PackError::File { path: loader.to_owned(), error };
@@ -31,8 +32,9 @@ pub(super) fn of(program: &Path, loader: &Path) -> Result<Vec<PathBuf>, PackErro
     Ok(libraries)
 }
 
-/// The files in a loader's list: `name => /path (address)` or `/path (address)`. A line without a path
-/// names what the kernel provides. Else, the line that tells of a missing one.
+/// The files in the output of `ld.so --list`, whose lines are `name => /path (address)` or `/path
+/// (address)`. A line without a path names a library of the kernel (vDSO). The error is the line of
+/// a library that was not found.
 fn files_in(list: &str) -> Result<Vec<PathBuf>, &str> {
     let mut files = Vec::new();
     for line in list.lines() {

@@ -1,4 +1,5 @@
-//! The files that the machine finds in its memory when it starts: programs and what they need.
+//! The initial file system (initramfs) of the virtual machine: programs and the files that they
+//! need.
 
 mod cpio;
 mod elf;
@@ -13,13 +14,13 @@ use thiserror::Error;
 
 pub use cpio::Archive;
 
-/// The list of libraries that the host's loader keeps, and the guest's needs to find the same.
+/// The host's cache of library paths. The guest's loader needs it to find the same libraries.
 const LOADER_CACHE: &str = "/etc/ld.so.cache";
 
-/// The only user of the machine.
+/// The `passwd` file of the machine, with its only user.
 const USERS: &str = "root:x:0:0:root:/tmp:/bin/false\n";
 
-/// A program could not be packed.
+/// An error while packing a program.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PackError {
@@ -28,39 +29,39 @@ pub enum PackError {
     File {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
-    /// It is no program, or one for another kind of machine.
+    /// The file is not a program, or is a program for another platform.
     #[error("{path} is no program for x86-64 Linux")]
     NoProgram {
         /// The file.
         path: PathBuf,
     },
-    /// A program needs a library that is not here.
+    /// A program needs a library that is not installed on this host.
     #[error("{path} cannot be packed for the virtual machine: {said}")]
     NoLibrary {
         /// The program.
         path: PathBuf,
-        /// What the loader said about it.
+        /// The loader's error.
         said: String,
     },
-    /// A name or an argument is no text.
+    /// A name or an argument is not valid UTF-8.
     #[error("{0:?} is not UTF-8, which the virtual machine needs")]
     NoText(std::ffi::OsString),
 }
 
-/// An archive that programs are packed into.
+/// An archive of programs and their files.
 #[derive(Debug)]
 pub struct Initramfs<W: Write> {
     archive: Archive<W>,
-    /// Programs that are packed, and where.
+    /// The packed programs, with their paths in the archive.
     programs: BTreeMap<PathBuf, String>,
     libraries: BTreeSet<PathBuf>,
 }
 
 impl<W: Write> Initramfs<W> {
-    /// An archive with the folders that a machine needs.
+    /// Creates an archive with the folders that a machine needs.
     pub fn new(output: W) -> io::Result<Self> {
         let mut archive = Archive::new(output);
         for folder in ["dev", "etc", "proc", "sys", "tmp"] {
@@ -71,14 +72,14 @@ impl<W: Write> Initramfs<W> {
         Ok(Self { archive, programs: BTreeMap::new(), libraries: BTreeSet::new() })
     }
 
-    /// Packs a file as it is.
+    /// Adds a file without changes.
     pub fn file(&mut self, path: &str, mode: u32, bytes: &[u8]) -> io::Result<()> {
         self.archive.file(path, mode, bytes)
     }
 
-    /// Packs a program, with the libraries it needs at the places where they are here. A program
-    /// that is packed already becomes a link. What is not loaded to run it stays here: names for
-    /// debuggers are often most of the file.
+    /// Adds a program, and the libraries that it needs at the same paths as on this host. A program
+    /// that is already packed becomes a link. Parts of the file that are not loaded at run time,
+    /// such as debug information, are left out, because they are often most of the file.
     pub fn program(&mut self, program: &Path, at: &str) -> Result<(), PackError> {
         let failed = |error| PackError::File { path: program.to_owned(), error };
         let program = fs::canonicalize(program).map_err(failed)?;
@@ -86,20 +87,20 @@ impl<W: Write> Initramfs<W> {
             return self.archive.link(at, first).map_err(failed);
         }
         let mut bytes = fs::read(&program).map_err(failed)?;
-        let loaded = elf::Loaded::of(&bytes)
+        let loaded = elf::ElfImage::of(&bytes)
             .ok_or_else(|| PackError::NoProgram { path: program.clone() })?;
         if let Some(loader) = &loaded.loader {
             for library in libraries::of(&program, loader)? {
                 self.library(&library)?;
             }
         }
-        loaded.cut(&mut bytes);
+        loaded.truncate(&mut bytes);
         self.archive.file(at, 0o755, &bytes).map_err(failed)?;
         self.programs.insert(program, at.to_owned());
         Ok(())
     }
 
-    /// Ends the archive.
+    /// Completes the archive and returns the output.
     pub fn finish(self) -> io::Result<W> {
         self.archive.finish()
     }
@@ -122,7 +123,7 @@ impl<W: Write> Initramfs<W> {
     }
 }
 
-/// The program that runs now.
+/// The path of the running program.
 pub(crate) fn this_program() -> Result<PathBuf, PackError> {
     let failed = |error| PackError::File { path: "this program".into(), error };
     env::current_exe().map_err(failed)
@@ -131,9 +132,9 @@ pub(crate) fn this_program() -> Result<PathBuf, PackError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::initramfs::cpio::tests::{Entry, read};
+    use crate::initramfs::cpio::tests::{ArchiveEntry, read};
 
-    fn entry<'a>(entries: &'a [Entry], name: &str) -> &'a Entry {
+    fn entry<'a>(entries: &'a [ArchiveEntry], name: &str) -> &'a ArchiveEntry {
         entries.iter().find(|entry| entry.name == name).unwrap_or_else(|| panic!("no {name}"))
     }
 
@@ -151,10 +152,10 @@ mod tests {
         assert_eq!(init.bytes[64..4096], whole[64..4096]);
         let link = entry(&entries, "programs/0-same");
         assert_eq!((link.mode, link.bytes.as_slice()), (0o120_777, b"/init".as_slice()));
-        let loader = elf::Loaded::of(&whole).unwrap().loader.unwrap();
+        let loader = elf::ElfImage::of(&whole).unwrap().loader.unwrap();
         let loader = loader.to_str().unwrap().trim_start_matches('/');
         assert!(!entry(&entries, loader).bytes.is_empty());
-        let is_libc = |entry: &&Entry| entry.name.contains("/libc.");
+        let is_libc = |entry: &&ArchiveEntry| entry.name.contains("/libc.");
         assert_eq!(entries.iter().filter(is_libc).count(), 1);
         assert_eq!(entry(&entries, "dev/console").device, (5, 1));
     }

@@ -1,6 +1,7 @@
-//! Fetching a kernel from the distribution, without installing it. What a machine does not need is
-//! thrown away. The cache only ever holds whole kernels: each process unpacks into a folder of its
-//! own and gives it its name at the end, and the second to do so takes the first one's.
+//! Download of a kernel from the distribution, without installing it. Files that a machine does not
+//! need are discarded. The cache only contains complete kernels: each process unpacks into a folder
+//! of its own and renames it at the end. If two processes do so at the same time, the second uses
+//! the kernel of the first.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -10,21 +11,21 @@ use std::{env, fs, io};
 
 use super::{Kernel, KernelError, modules};
 
-/// Packages that stand for the newest kernel. Those for virtual machines are smaller, and are packed
-/// in a way that an emulated processor unpacks in a moment.
+/// Metapackages of the newest kernel. The kernels for virtual machines come first: they are
+/// smaller, and an emulated processor decompresses them faster.
 const PACKAGES: [&str; 3] = ["linux-image-cloud-amd64", "linux-image-amd64", "linux-image-virtual"];
 
-/// What the name of a folder begins with until everything is in it.
-pub(super) const UNFINISHED: &str = ".unpacking-";
+/// The prefix of a folder that is not complete yet.
+pub(super) const PARTIAL_PREFIX: &str = ".unpacking-";
 
-/// Nobody unpacks for so long: the folder was left behind by a process that was killed.
-const ABANDONED: Duration = Duration::from_secs(24 * 60 * 60);
+/// The age from which an incomplete folder counts as left behind by a killed process.
+const MAX_PARTIAL_AGE: Duration = Duration::from_secs(24 * 60 * 60);
 
-pub(super) fn is_unfinished(name: &OsStr) -> bool {
-    name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes())
+pub(super) fn is_partial(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(PARTIAL_PREFIX.as_bytes())
 }
 
-/// Whether the programs that fetching needs are here.
+/// Checks that the programs for the download are installed.
 pub(super) fn tools() -> Result<(), KernelError> {
     let paths = env::var_os("PATH").unwrap_or_default();
     for tool in ["apt-get", "apt-cache", "dpkg-deb"] {
@@ -35,7 +36,7 @@ pub(super) fn tools() -> Result<(), KernelError> {
     Ok(())
 }
 
-/// Fetches the newest kernel into the cache.
+/// Downloads the newest kernel into the cache.
 pub(super) fn fetch(cache: &Path) -> Result<Kernel, KernelError> {
     tools()?;
     let refused = |error| KernelError::Cache { folder: cache.to_owned(), error };
@@ -43,17 +44,18 @@ pub(super) fn fetch(cache: &Path) -> Result<Kernel, KernelError> {
         PACKAGES.iter().find_map(|name| kernel_behind(name)).ok_or(KernelError::Unknown)?;
     fs::create_dir_all(cache).map_err(refused)?;
     sweep(cache);
-    let work = tempfile::Builder::new().prefix(UNFINISHED).tempdir_in(cache).map_err(refused)?;
+    let work =
+        tempfile::Builder::new().prefix(PARTIAL_PREFIX).tempdir_in(cache).map_err(refused)?;
     let unpacked = work.path().join("unpacked");
     download(&package, work.path(), &unpacked)?;
     let kept = work.path().join("kept");
-    keep(&Kernel::in_folder(&unpacked)?, &unpacked, &kept).map_err(refused)?;
+    store(&Kernel::in_folder(&unpacked)?, &unpacked, &kept).map_err(refused)?;
     let place = cache.join(&package);
-    put(&kept, &place, &work.path().join("broken")).map_err(refused)?;
+    install(&kept, &place, &work.path().join("broken")).map_err(refused)?;
     Kernel::in_folder(&place)
 }
 
-/// The package with the kernel that a package without one depends on.
+/// The kernel package that a metapackage depends on.
 fn kernel_behind(package: &str) -> Option<String> {
     let mut command = Command::new("apt-cache");
     let output = run(command.args(["show", "--no-all-versions", package])).ok()?;
@@ -70,9 +72,9 @@ fn kernel_in(description: &str) -> Option<String> {
     kernel.map(Into::into)
 }
 
-/// Fetches a package and unpacks it. Some distributions have the modules in a package of their own.
+/// Downloads and unpacks a package. Some distributions have the modules in a separate package.
 fn download(package: &str, folder: &Path, target: &Path) -> Result<(), KernelError> {
-    // The folder need not be readable for anybody but this user.
+    // `APT::Sandbox::User=root` lets apt write into a folder that only this user can access.
     let get = |package: &str| {
         let mut command = Command::new("apt-get");
         run(command
@@ -106,8 +108,8 @@ fn run(command: &mut Command) -> Result<Output, KernelError> {
     Err(failed(command, said.trim().replace('\n', "; ")))
 }
 
-/// Moves what a machine needs, and nothing else, to a folder of the same form.
-fn keep(kernel: &Kernel, unpacked: &Path, kept: &Path) -> io::Result<()> {
+/// Moves the files that a machine needs to a folder of the same layout.
+fn store(kernel: &Kernel, unpacked: &Path, kept: &Path) -> io::Result<()> {
     let modules = kept.join("lib/modules").join(&kernel.version);
     fs::create_dir_all(&modules)?;
     fs::create_dir_all(kept.join("boot"))?;
@@ -122,10 +124,11 @@ fn keep(kernel: &Kernel, unpacked: &Path, kept: &Path) -> io::Result<()> {
     }
 }
 
-/// Gives the folder its place in the cache, unless somebody else was first.
-fn put(kept: &Path, place: &Path, broken: &Path) -> io::Result<()> {
+/// Moves the folder into the cache, unless another process has already done so.
+fn install(kept: &Path, place: &Path, broken: &Path) -> io::Result<()> {
     if place.exists() && Kernel::in_folder(place).is_err() {
-        // Somebody took files out of it. Who else sees this may have moved it away already.
+        // Files of the cached kernel are missing. Another process may have moved the folder away
+        // already.
         let _ = fs::rename(place, broken);
     }
     match fs::rename(kept, place) {
@@ -134,12 +137,12 @@ fn put(kept: &Path, place: &Path, broken: &Path) -> io::Result<()> {
     }
 }
 
-/// Removes what processes that were killed left behind.
+/// Removes incomplete folders that killed processes left behind.
 fn sweep(cache: &Path) {
     for entry in fs::read_dir(cache).into_iter().flatten().flatten() {
         let age = entry.metadata().and_then(|metadata| metadata.modified()).map(|at| at.elapsed());
-        let is_old = matches!(age, Ok(Ok(age)) if age > ABANDONED);
-        if is_unfinished(&entry.file_name()) && is_old {
+        let is_old = matches!(age, Ok(Ok(age)) if age > MAX_PARTIAL_AGE);
+        if is_partial(&entry.file_name()) && is_old {
             let _: Result<(), _> = fs::remove_dir_all(entry.path());
         }
     }
@@ -180,7 +183,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let unpacked = kernel(&folder.path().join("unpacked"), "kernel");
         let kept = folder.path().join("kept");
-        keep(&Kernel::in_folder(&unpacked).unwrap(), &unpacked, &kept).unwrap();
+        store(&Kernel::in_folder(&unpacked).unwrap(), &unpacked, &kept).unwrap();
         assert_eq!(Kernel::in_folder(&kept).unwrap().modules.len(), 2);
         assert!(!kept.join("lib/modules/6.1/e1000e.ko").exists());
     }
@@ -190,11 +193,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let mark = || fs::read_to_string(at("place/boot/vmlinuz-6.1")).unwrap();
-        put(&kernel(&at("first"), "first"), &at("place"), &at("broken")).unwrap();
-        put(&kernel(&at("second"), "second"), &at("place"), &at("broken")).unwrap();
+        install(&kernel(&at("first"), "first"), &at("place"), &at("broken")).unwrap();
+        install(&kernel(&at("second"), "second"), &at("place"), &at("broken")).unwrap();
         assert_eq!(mark(), "first");
         fs::remove_file(at("place/boot/vmlinuz-6.1")).unwrap();
-        put(&kernel(&at("third"), "third"), &at("place"), &at("broken")).unwrap();
+        install(&kernel(&at("third"), "third"), &at("place"), &at("broken")).unwrap();
         assert_eq!(mark(), "third");
     }
 }

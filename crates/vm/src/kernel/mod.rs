@@ -1,5 +1,6 @@
-//! The kernel of the machine, and the modules that give a card to a program. It is a distribution's
-//! own, unpacked and not installed: from a folder that the user names, from the cache, or fetched.
+//! The kernel of the machine, with the modules that let a program drive a PCI device. It is a
+//! kernel of a distribution, which is unpacked and not installed: from a folder that the user
+//! names, from the cache, or downloaded.
 
 mod fetch;
 mod modules;
@@ -9,39 +10,39 @@ use std::{env, fs, io};
 
 use thiserror::Error;
 
-/// Names a folder with an unpacked kernel.
+/// The variable that names a folder with an unpacked kernel.
 pub const VARIABLE: &str = "MEMFERRY_VM_KERNEL";
 
-/// No kernel was found, or none could be fetched.
+/// An error while finding or downloading a kernel.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum KernelError {
-    /// A folder does not hold what a machine needs.
+    /// A folder lacks files that a machine needs.
     #[error("no kernel for a virtual machine in {folder}: {missing} is missing")]
     Incomplete {
-        /// Where it was looked for.
+        /// The folder.
         folder: PathBuf,
-        /// What is not there.
+        /// The missing file.
         missing: String,
     },
-    /// The folder that the user names does not hold what a machine needs.
+    /// The folder that the user named lacks files that a machine needs.
     #[error(
         "{VARIABLE}={folder}: there is no {missing} there: name a folder with boot/vmlinuz-* and \
          lib/modules, or unset it to have one fetched"
     )]
     Named {
-        /// What the variable says.
+        /// The value of the variable.
         folder: PathBuf,
-        /// What is not there.
+        /// The missing file.
         missing: String,
     },
-    /// There is no place to keep a kernel.
+    /// There is no folder for the cache.
     #[error(
         "there is no folder to keep a kernel in: set HOME or XDG_CACHE_HOME, or {VARIABLE} to a \
          folder with boot/vmlinuz-* and lib/modules"
     )]
     NoCache,
-    /// The machine's packages are of another kind.
+    /// The host has another package manager.
     #[error(
         "a kernel for virtual machines is fetched with apt-get and dpkg-deb (Debian, Ubuntu), and \
          {tool} is not here: set {VARIABLE} to a folder with boot/vmlinuz-* and lib/modules"
@@ -50,21 +51,21 @@ pub enum KernelError {
         /// The program that is not installed.
         tool: &'static str,
     },
-    /// The lists of packages know no kernel.
+    /// The package lists contain no kernel.
     #[error(
         "no package with a kernel is known here: sudo apt-get update, or set {VARIABLE} to a folder \
          with boot/vmlinuz-* and lib/modules"
     )]
     Unknown,
-    /// Fetching or unpacking failed.
+    /// The download or the unpacking failed.
     #[error(
         "{command} failed: {said}; is the network there? sudo apt-get update helps if the lists of \
          packages are old"
     )]
     Failed {
-        /// What was run.
+        /// The command that failed.
         command: String,
-        /// What it said.
+        /// The error output of the command.
         said: String,
     },
     /// The cache could not be written.
@@ -73,26 +74,26 @@ pub enum KernelError {
          {VARIABLE} to a folder with boot/vmlinuz-* and lib/modules"
     )]
     Cache {
-        /// The cache.
+        /// The folder of the cache.
         folder: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
 }
 
-/// A kernel that can be started.
+/// A kernel that can be booted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Kernel {
-    /// As in `vmlinuz-<version>`.
+    /// The version, as in `vmlinuz-<version>`.
     pub version: String,
-    /// The file of the kernel.
+    /// The file of the kernel image.
     pub image: PathBuf,
-    /// Files of modules, in the order in which they are to be loaded.
+    /// The files of the modules, in the order of loading.
     pub modules: Vec<PathBuf>,
 }
 
 impl Kernel {
-    /// The kernel that is here: the user's, else the cache's. Fetches nothing.
+    /// Finds the kernel that the user named, else one in the cache. It downloads nothing.
     pub fn find() -> Result<Option<Self>, KernelError> {
         if let Some(folder) = env::var_os(VARIABLE).filter(|folder| !folder.is_empty()) {
             return Self::in_named(Path::new(&folder)).map(Some);
@@ -100,7 +101,7 @@ impl Kernel {
         Ok(cache().and_then(|cache| Self::in_cache(&cache)))
     }
 
-    /// The kernel that is here, or a fetched one, which is kept for the next time.
+    /// Finds a kernel, or downloads one into the cache.
     pub fn find_or_fetch() -> Result<Self, KernelError> {
         match Self::find()? {
             Some(kernel) => Ok(kernel),
@@ -108,8 +109,8 @@ impl Kernel {
         }
     }
 
-    /// The kernel of an unpacked package, the newest if there are several. The root of an installed
-    /// system does as well.
+    /// Finds the kernel in the folder of an unpacked package, the newest if there are several. The
+    /// root folder of an installed system is valid too.
     pub fn in_folder(folder: &Path) -> Result<Self, KernelError> {
         let missing = |missing: &str| KernelError::Incomplete {
             folder: folder.to_owned(),
@@ -138,19 +139,19 @@ impl Kernel {
     fn in_cache(cache: &Path) -> Option<Self> {
         let folders = fs::read_dir(cache).ok()?.flatten();
         let kernels = folders
-            .filter(|folder| !fetch::is_unfinished(&folder.file_name()))
+            .filter(|folder| !fetch::is_partial(&folder.file_name()))
             .filter_map(|folder| Self::in_folder(&folder.path()).ok());
         kernels.max_by_key(|kernel| numbers_of(&kernel.version))
     }
 }
 
-/// Whether a kernel could be fetched, as far as can be told without doing it.
+/// Checks whether a kernel can be downloaded, without network access.
 pub(crate) fn can_be_fetched() -> Result<(), KernelError> {
     cache().ok_or(KernelError::NoCache)?;
     fetch::tools()
 }
 
-/// Where kernels are kept.
+/// The folder of the cache.
 fn cache() -> Option<PathBuf> {
     let cache = env::var_os("XDG_CACHE_HOME")
         .filter(|path| !path.is_empty())
@@ -159,7 +160,7 @@ fn cache() -> Option<PathBuf> {
     Some(cache.join("memferry").join("vm"))
 }
 
-/// What orders versions: 6.1.0-9 comes before 6.1.0-10.
+/// The sort key of a version: 6.1.0-9 precedes 6.1.0-10.
 fn numbers_of(version: &str) -> Vec<u64> {
     let numbers = version.split(|character: char| !character.is_ascii_digit());
     numbers.filter_map(|number| number.parse().ok()).collect()
@@ -224,7 +225,7 @@ mod tests {
         let all = ["vfio.ko", "vfio_iommu_type1.ko", "vfio-pci.ko"];
         add(&cache.path().join("linux-image-6.1"), "6.1", &all);
         add(&cache.path().join("linux-image-6.2"), "6.2", &[]);
-        add(&cache.path().join(format!("{}x", fetch::UNFINISHED)), "6.3", &all);
+        add(&cache.path().join(format!("{}x", fetch::PARTIAL_PREFIX)), "6.3", &all);
         assert_eq!(Kernel::in_cache(cache.path()).unwrap().version, "6.1");
     }
 

@@ -1,9 +1,9 @@
-//! Which modules of a kernel give a card to a program, and where they are.
+//! The kernel modules that let a program drive a PCI device, and their files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// In the order of loading. Kernels differ in what they have of these; see [`NEEDED`].
+/// The modules in the order of loading. A kernel may lack some of them; see [`NEEDED`].
 const MODULES: [&str; 7] = [
     "irqbypass",
     "iommufd",
@@ -14,19 +14,19 @@ const MODULES: [&str; 7] = [
     "vfio_pci",
 ];
 
-/// What every kernel has, in a module or in itself.
+/// The modules that every kernel must have, as a file or built in.
 const NEEDED: [&str; 3] = ["vfio", "vfio_iommu_type1", "vfio_pci"];
 
-/// The names of the parts of the kernel that are no modules.
+/// The file that lists the built-in modules.
 pub(super) const BUILT_IN: &str = "modules.builtin";
 
-/// The modules' folder of a kernel in an unpacked package.
+/// The folder of the modules in an unpacked kernel package.
 pub(super) fn folder(package: &Path, version: &str) -> Option<PathBuf> {
     let folders = ["lib/modules", "usr/lib/modules"];
     folders.map(|folder| package.join(folder).join(version)).into_iter().find(|path| path.is_dir())
 }
 
-/// The files, in the order of loading. Else, what is missing.
+/// The files of the modules, in the order of loading. The error is the name of what is missing.
 pub(super) fn find(package: &Path, version: &str) -> Result<Vec<PathBuf>, String> {
     let folder = folder(package, version).ok_or_else(|| format!("lib/modules/{version}"))?;
     let mut files = Vec::new();
@@ -47,7 +47,8 @@ pub(super) fn find(package: &Path, version: &str) -> Result<Vec<PathBuf>, String
     Ok(found)
 }
 
-/// Every module below a folder, by name. Links are not followed: they lead to sources.
+/// Collects all modules below a folder, by name. Symbolic links are not followed, because they lead
+/// to sources.
 fn collect(folder: &Path, files: &mut Vec<(String, PathBuf)>) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -59,7 +60,7 @@ fn collect(folder: &Path, files: &mut Vec<(String, PathBuf)>) {
     }
 }
 
-/// A module's name: that of its file, in the kernel's spelling.
+/// The name of a module: its file name, with the kernel's underscores.
 fn name_of(path: &Path) -> Option<String> {
     let (name, ending) = path.file_name()?.to_str()?.split_once('.')?;
     matches!(ending, "ko" | "ko.gz" | "ko.xz" | "ko.zst").then(|| name.replace('-', "_"))

@@ -1,5 +1,5 @@
-//! The fuzzer: looks for bytes that make one of its targets fail, under AddressSanitizer, guided by the code that
-//! they reach.
+//! The fuzzer: searches for inputs that make a target fail, under AddressSanitizer, guided by code
+//! coverage.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,10 +8,10 @@ use std::{env, fs, thread};
 
 use anyhow::{Context, bail};
 
-use super::{Row, need, root};
-use crate::say;
+use super::{FaultRow, require_program, root};
+use crate::print_line;
 
-/// A target, and the longest bytes that are worth trying.
+/// The targets, with the maximum length of an input in bytes.
 const TARGETS: [(&str, usize); 6] = [
     ("wire", 512),
     ("hello", 500),
@@ -21,31 +21,31 @@ const TARGETS: [(&str, usize); 6] = [
     ("files", 4096),
 ];
 
-/// How long each target is tried.
-const SHORT: u64 = 60;
-const LONG: u64 = 3600;
-/// What one input may take, in seconds: much longer than it does on a busy machine.
-const PATIENCE: u64 = 100;
+/// The duration per target in seconds, in a short and in a long run.
+const SHORT_SECS: u64 = 60;
+const LONG_SECS: u64 = 3600;
+/// The timeout of one input in seconds, much longer than an input takes on a busy machine.
+const INPUT_TIMEOUT_SECS: u64 = 100;
 
-/// What the compiler has to put into the code: the sanitizer, and counters of the ways through it.
+/// The compiler flags: the sanitizer, and counters for code coverage.
 const FLAGS: &str = "-Zsanitizer=address -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// libFuzzer is C++, and compiled.
+/// Checks for a C++ compiler, which libFuzzer needs.
 pub(super) fn needs() -> anyhow::Result<()> {
-    need("c++", "g++", "fuzzing")
+    require_program("c++", "g++", "fuzzing")
 }
 
-pub(super) fn run(is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+pub(super) fn run(is_long: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()> {
     let seconds = match env::var("MEMFERRY_FUZZ_SECONDS") {
         Ok(text) => text.parse().context("MEMFERRY_FUZZ_SECONDS is a number")?,
         Err(_) => {
             if is_long {
-                LONG
+                LONG_SECS
             } else {
-                SHORT
+                SHORT_SECS
             }
         }
     };
@@ -53,12 +53,12 @@ pub(super) fn run(is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
     let program = build(&folder)?;
     let most = thread::available_parallelism().map_or(1, usize::from);
     let mut waiting = TARGETS.iter();
-    let mut running: Vec<Running> = Vec::new();
+    let mut running: Vec<FuzzRun> = Vec::new();
     loop {
         while running.len() < most
             && let Some((name, longest)) = waiting.next()
         {
-            running.push(Running::start(&program, &folder, name, *longest, seconds)?);
+            running.push(FuzzRun::start(&program, &folder, name, *longest, seconds)?);
         }
         if running.is_empty() {
             return Ok(());
@@ -66,7 +66,7 @@ pub(super) fn run(is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
         thread::sleep(Duration::from_millis(200));
         for at in (0..running.len()).rev() {
             if running[at].child.try_wait()?.is_some() {
-                rows.push(running.swap_remove(at).end()?);
+                rows.push(running.swap_remove(at).finish()?);
             }
         }
     }
@@ -80,7 +80,7 @@ fn build(folder: &Path) -> anyhow::Result<PathBuf> {
         .env("RUSTFLAGS", FLAGS)
         .env("CARGO_TARGET_DIR", folder)
         .env("CARGO_INCREMENTAL", "0")
-        // Reports name lines.
+        // Reports contain line numbers.
         .env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only")
         .status()
         .context("cargo cannot be run")?;
@@ -90,22 +90,22 @@ fn build(folder: &Path) -> anyhow::Result<PathBuf> {
     Ok(folder.join(TARGET).join("debug/fuzz"))
 }
 
-/// A target under way.
-struct Running {
+/// A running target.
+struct FuzzRun {
     name: &'static str,
     child: Child,
     log: PathBuf,
     began: Instant,
 }
 
-impl Drop for Running {
+impl Drop for FuzzRun {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Running {
+impl FuzzRun {
     fn start(
         program: &Path,
         folder: &Path,
@@ -113,8 +113,8 @@ impl Running {
         longest: usize,
         seconds: u64,
     ) -> anyhow::Result<Self> {
-        say(&format!("{name}, for {seconds} s"));
-        // What reaches new code is kept between runs: the next one begins there.
+        print_line(&format!("{name}, for {seconds} s"));
+        // Inputs that reach new code are kept, so that the next run starts from them.
         let (corpus, found) = (folder.join("corpus").join(name), folder.join("found"));
         fs::create_dir_all(&corpus).and_then(|()| fs::create_dir_all(&found))?;
         let log = folder.join(format!("{name}.log"));
@@ -122,12 +122,12 @@ impl Running {
             .arg(&corpus)
             .arg(root().join("crates/fuzz/kept").join(name))
             .args([format!("-max_total_time={seconds}"), format!("-max_len={longest}")])
-            .args([format!("-timeout={PATIENCE}"), "-len_control=0".into()])
+            .args([format!("-timeout={INPUT_TIMEOUT_SECS}"), "-len_control=0".into()])
             .arg(format!("-artifact_prefix={}/{name}-", found.display()))
             .env("MEMFERRY_FUZZ", name)
-            // Without it one target would do nothing.
+            // Without libfabric one target would do nothing.
             .env("MEMFERRY_REQUIRE", "libfabric")
-            // What the library keeps until the end of the process is no leak.
+            // Memory that the library holds until the process exits is not a leak.
             .env("ASAN_OPTIONS", "detect_leaks=0")
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -137,12 +137,12 @@ impl Running {
         Ok(Self { name, child, log, began: Instant::now() })
     }
 
-    /// It has ended: how many inputs it has tried.
-    fn end(mut self) -> anyhow::Result<Row> {
+    /// Evaluates the log after the target has ended, and returns the number of inputs.
+    fn finish(mut self) -> anyhow::Result<FaultRow> {
         let text = String::from_utf8_lossy(&fs::read(&self.log)?).into_owned();
         let name = self.name;
         if !self.child.wait()?.success() {
-            say(&text);
+            print_line(&text);
             bail!(
                 "the fuzzer has found bytes that make {name} fail, see {} and above; keep them in \
                  crates/fuzz/kept/{name}",
@@ -155,19 +155,19 @@ impl Running {
         if count <= kept {
             bail!("{name}: no more than the {kept} kept inputs were tried");
         }
-        let detail = format!("in {} s, {} ways", self.began.elapsed().as_secs(), ways(&text));
-        Ok(Row { what: format!("inputs of {name}"), count, detail })
+        let detail = format!("in {} s, {} ways", self.began.elapsed().as_secs(), edges(&text));
+        Ok(FaultRow { what: format!("inputs of {name}"), count, detail })
     }
 }
 
-/// From the last line: "Done 1234 runs in 60 second(s)".
+/// The number of inputs, from the last line of the log: "Done 1234 runs in 60 second(s)".
 fn inputs(log: &str) -> Option<u64> {
     let line = log.lines().rev().find_map(|line| line.strip_prefix("Done "))?;
     line.split(' ').next()?.parse().ok()
 }
 
-/// The number of edges that were reached: "cov: 1234".
-fn ways(log: &str) -> &str {
+/// The number of covered edges: "cov: 1234".
+fn edges(log: &str) -> &str {
     let last = log.lines().rev().find_map(|line| line.split_once("cov: ")).unwrap_or_default().1;
     last.split(' ').next().unwrap_or_default()
 }
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn inputs_and_ways_are_read_from_what_the_fuzzer_says() {
         let log = "#12\tNEW    cov: 40 ft: 50\n#99\tDONE   cov: 413 ft: 1438 corp: 221\nDone 99 runs in 2 second(s)\n";
-        assert_eq!((inputs(log), ways(log)), (Some(99), "413"));
+        assert_eq!((inputs(log), edges(log)), (Some(99), "413"));
         assert_eq!(inputs("nothing"), None);
     }
 }

@@ -6,14 +6,14 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, bail};
 
-use super::{Row, need, root};
-use crate::say;
+use super::{FaultRow, require_program, root};
+use crate::print_line;
 
-/// The sources are configured and compiled, and run with an MPICH that uses libfabric.
+/// Checks for the tools that build the tests, and for an MPICH that uses libfabric.
 pub(super) fn needs() -> anyhow::Result<()> {
     for program in ["autoconf", "automake", "libtoolize", "make"] {
         let package = if program == "libtoolize" { "libtool" } else { program };
-        need(program, package, "the tests of MPICH")?;
+        require_program(program, package, "the tests of MPICH")?;
     }
     let mpich = env::var_os("MEMFERRY_MPICH").map(PathBuf::from).unwrap_or_default();
     if !mpich.join("bin/mpicc").is_file() {
@@ -25,7 +25,7 @@ pub(super) fn needs() -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(super) fn run(_: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+pub(super) fn run(_: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let built = Command::new(cargo)
         .args(["build", "--release", "--locked", "--package", "memferry-fabric"])
@@ -40,7 +40,7 @@ pub(super) fn run(_: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
     command.arg(env::var("MEMFERRY_MPICH_SOURCE").unwrap_or_else(|_| "--debian".into()));
     let output = command.stderr(Stdio::inherit()).output().context("the script cannot be run")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    say(&text);
+    print_line(&text);
     if !output.status.success() {
         bail!("a test of MPICH differs, or could not be run");
     }
@@ -52,7 +52,7 @@ pub(super) fn run(_: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
     let detail = format!(
         "{both} fail on both, {known} differ for a known reason, {left_out} left out, {not_built} not built"
     );
-    rows.push(Row { what: "tests of MPICH that pass".into(), count, detail });
+    rows.push(FaultRow { what: "tests of MPICH that pass".into(), count, detail });
     Ok(())
 }
 

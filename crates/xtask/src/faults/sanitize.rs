@@ -1,5 +1,5 @@
-//! The tests under AddressSanitizer and ThreadSanitizer: everything is built anew for each, with the runtimes
-//! that come with the compiler.
+//! The tests under AddressSanitizer and ThreadSanitizer. Everything is rebuilt for each, with the
+//! runtimes of the compiler.
 
 mod linking;
 
@@ -10,29 +10,29 @@ use std::process::Stdio;
 
 use anyhow::{Context, bail};
 
-use super::{Row, cargo_test, need, passed};
-use crate::say;
+use super::{FaultRow, cargo_test, passed, require_program};
+use crate::print_line;
 
-/// For what the linker is given, and the tests are built for.
+/// The target triple that the tests are built for.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// A sanitizer: what it is called, what it needs, what cannot be tried under it.
+/// A sanitizer, with its settings and the tests that cannot run under it.
 pub(super) struct Sanitizer {
     pub(super) name: &'static str,
     title: &'static str,
-    /// What the compilers call it.
+    /// The name in compiler options.
     option: &'static str,
-    /// The end of its runtime's name.
+    /// The suffix of the name of the runtime.
     runtime: &'static str,
-    /// The variable that holds its settings, and these.
+    /// The variable for the settings of the sanitizer, and its value.
     settings: (&'static str, &'static str),
-    left_out: &'static [LeftOut],
-    /// The tests in C that it is for: parts of their names, or none for all.
+    excluded: &'static [ExcludedTest],
+    /// The C tests that run under the sanitizer: parts of their names; empty for all.
     programs: &'static [&'static str],
 }
 
-/// The name of a test, or a part that several have, and why a sanitizer is not for it.
-type LeftOut = (&'static str, &'static str);
+/// The name of a test, or a part of several names, and the reason why the sanitizer excludes it.
+type ExcludedTest = (&'static str, &'static str);
 
 pub(super) const SANITIZERS: [Sanitizer; 2] = [
     Sanitizer {
@@ -40,9 +40,9 @@ pub(super) const SANITIZERS: [Sanitizer; 2] = [
         title: "AddressSanitizer",
         option: "address",
         runtime: "asan",
-        // What the library keeps until the end of the process is no leak.
+        // Memory that the library holds until the process exits is not a leak.
         settings: ("ASAN_OPTIONS", "detect_leaks=0"),
-        left_out: &NOT_BY_ADDRESS,
+        excluded: &NOT_BY_ADDRESS,
         programs: &[],
     },
     Sanitizer {
@@ -50,32 +50,32 @@ pub(super) const SANITIZERS: [Sanitizer; 2] = [
         title: "ThreadSanitizer",
         option: "thread",
         runtime: "tsan",
-        // Tests fork, and children go on with threads of their own.
+        // Tests fork, and the children start threads of their own.
         settings: ("TSAN_OPTIONS", "die_after_fork=0:history_size=4"),
-        left_out: &NOT_BY_THREAD,
-        // Not `link_ends`: it counts descriptors, and the program that finds names for a report, also for one that
-        // is suppressed, is at the end of two. Not `environment`: it takes away memory that the runtime needs. Not
-        // `calls`: it copies the same bytes to one place many times at once, which is a race by intent. The others
-        // were not tried.
+        excluded: &NOT_BY_THREAD,
+        // Excluded: `link_ends`, because it counts descriptors, and the symbolizer, which also runs
+        // for suppressed reports, holds two pipes. `environment`, because it takes away memory that
+        // the runtime needs. `calls`, because it copies the same bytes to one address several times
+        // in parallel, which is an intended race. The others were not tried.
         programs: &["traffic", "forked_children", "event_loops"],
     },
 ];
 
-const COMPILER: LeftOut = (
+const COMPILER: ExcludedTest = (
     "a_buffer_in_flight_cannot_be_touched",
     "runs the compiler, which does not find these libraries",
 );
-const NO_MAPPING: LeftOut = ("with_no_mapping_left", "the sanitizer needs mappings");
-const NO_MORE_MAPPINGS: LeftOut =
+const NO_MAPPING: ExcludedTest = ("with_no_mapping_left", "the sanitizer needs mappings");
+const NO_MORE_MAPPINGS: ExcludedTest =
     ("a_process_that_can_map_nothing_more", "the sanitizer needs mappings");
-const LITTLE_KEPT: LeftOut =
+const LITTLE_KEPT: ExcludedTest =
     ("a_receiver_that_does_not_receive_keeps_little", "measures memory, which the sanitizer keeps");
-const NOT_OPENED: LeftOut = (
+const NOT_OPENED: ExcludedTest = (
     "a_library_that_cannot_be_opened_says_why_in_every_call",
     "takes memory away, which the sanitizer needs",
 );
 
-const NOT_BY_ADDRESS: [LeftOut; 7] = [
+const NOT_BY_ADDRESS: [ExcludedTest; 7] = [
     COMPILER,
     NO_MAPPING,
     NO_MORE_MAPPINGS,
@@ -85,24 +85,55 @@ const NOT_BY_ADDRESS: [LeftOut; 7] = [
     ("other_memory_at_the_same_address", "the sanitizer hands no address out twice"),
 ];
 
-const NOT_BY_THREAD: [LeftOut; 4] = [COMPILER, NO_MAPPING, NO_MORE_MAPPINGS, LITTLE_KEPT];
+/// The runtime makes `mlock` return immediately without locking anything.
+const NO_LOCKS: &str = "locks memory, which the sanitizer ignores";
+/// The shadow memory is mapped at the addresses that these tests assume to be unmapped.
+const SHADOW: &str = "names an address that is the sanitizer's";
+/// The runtime checks that the thread that joins another knows its creator, which a forked child
+/// does not.
+const CHILD_JOINS: &str =
+    "a forked child joins a thread of its parent, which the sanitizer does not know there";
 
-/// Test programs of some packages.
-struct Tests {
+const NOT_BY_THREAD: [ExcludedTest; 20] = [
+    COMPILER,
+    NO_MAPPING,
+    NO_MORE_MAPPINGS,
+    LITTLE_KEPT,
+    ("a_child_can_copy_and_never_hangs", CHILD_JOINS),
+    ("a_forked_child_copies_without_a_pin", CHILD_JOINS),
+    ("a_source_that_ends_early_is_copied", SHADOW),
+    ("a_source_that_is_not_there", SHADOW),
+    ("memory_mapped_anew_beside_registered_memory", SHADOW),
+    ("memory_that_is_mapped_anew_at_the_same_place", SHADOW),
+    ("memory_that_may_only_be_read_is_a_source", SHADOW),
+    ("memory_across_the_edges_of_regions_is_copied_without_a_ring", SHADOW),
+    ("at_the_limit_of_locked_memory", NO_LOCKS),
+    ("a_lock_beyond_the_limit", NO_LOCKS),
+    ("a_forked_child_locks_for_itself", NO_LOCKS),
+    ("a_page_in_two_locks_stays_locked", NO_LOCKS),
+    ("memory_that_is_not_there_or_not_writable", NO_LOCKS),
+    ("a_lock_that_would_need_too_many_mappings", NO_LOCKS),
+    ("locked_bytes_rise_with_a_lock", NO_LOCKS),
+    ("missing_memory_is_neither_mapped_nor_resident", NO_LOCKS),
+];
+
+/// The test programs of some packages.
+struct TestSet {
     packages: &'static [&'static str],
-    /// As arguments of cargo.
+    /// The targets, as arguments of cargo.
     targets: &'static [&'static str],
 }
 
-/// A short run: what has threads in it, in units and under stress.
-const SHORT: [Tests; 1] = [Tests {
+/// The short run: unit tests and stress tests of the crates with threads.
+const SHORT: [TestSet; 1] = [TestSet {
     packages: &["memferry-engine", "memferry-memory", "memferry-copy", "memferry-message"],
     targets: &["--lib", "--test", "stress"],
 }];
 
-/// A long run: all tests below the front doors, and those of the provider in which no foreign program loads it.
-const LONG: [Tests; 2] = [
-    Tests {
+/// The long run: all tests below the public interfaces, and the tests of the provider in which no
+/// other program loads it.
+const LONG: [TestSet; 2] = [
+    TestSet {
         packages: &[
             "memferry-sys",
             "memferry-engine",
@@ -112,60 +143,61 @@ const LONG: [Tests; 2] = [
         ],
         targets: &["--lib", "--tests"],
     },
-    Tests {
+    TestSet {
         packages: &["memferry-fabric"],
         targets: &["--lib", "--test", "provider", "--test", "frozen"],
     },
 ];
 
-/// The programs in C, instrumented like the library that they call.
-const PROGRAMS: Tests = Tests { packages: &["memferry-c"], targets: &["--test", "programs"] };
+/// The C programs, instrumented like the library that they call.
+const PROGRAMS: TestSet = TestSet { packages: &["memferry-c"], targets: &["--test", "programs"] };
 
-/// The runtimes come with the compiler, and one is taken apart.
+/// Checks for the runtimes of the compiler, and for the tool that modifies one of them.
 pub(super) fn needs() -> anyhow::Result<()> {
-    need("objcopy", "binutils", "a sanitizer")?;
+    require_program("objcopy", "binutils", "a sanitizer")?;
     linking::check_runtimes()
 }
 
 impl Sanitizer {
-    pub(super) fn run(&self, is_long: bool, rows: &mut Vec<Row>) -> anyhow::Result<()> {
-        let place = Place::new(self)?;
+    pub(super) fn run(&self, is_long: bool, rows: &mut Vec<FaultRow>) -> anyhow::Result<()> {
+        let place = SanitizerBuild::new(self)?;
         let (tests, title) = (if is_long { &LONG[..] } else { &SHORT[..] }, self.title);
-        let mut count = 0;
+        let (mut count, mut left_out) = (0, 0);
         for tests in tests {
-            count += place.run(self, tests, &[])?;
+            let ran = place.run(self, tests, &[])?;
+            (count, left_out) = (count + ran.0, left_out + ran.1);
         }
-        let detail = format!("{} left out, see sanitize.rs", self.left_out.len());
-        rows.push(Row { what: format!("tests under {title}"), count, detail });
+        let detail = format!("{left_out} left out, see sanitize.rs");
+        rows.push(FaultRow { what: format!("tests under {title}"), count, detail });
         if is_long {
-            let count = place.run(self, &PROGRAMS, self.programs)?;
-            let detail = String::new();
-            rows.push(Row { what: format!("tests in C under {title}"), count, detail });
+            let (count, left_out) = place.run(self, &PROGRAMS, self.programs)?;
+            let detail = format!("{left_out} left out, see sanitize.rs");
+            rows.push(FaultRow { what: format!("tests in C under {title}"), count, detail });
         }
         Ok(())
     }
 }
 
-/// Where a sanitizer's build is, and what belongs to it.
-struct Place {
+/// The build folder of a sanitizer, with its compiler and flags.
+struct SanitizerBuild {
     folder: PathBuf,
     flags: String,
     compiler: PathBuf,
     settings: String,
 }
 
-impl Place {
+impl SanitizerBuild {
     fn new(sanitizer: &Sanitizer) -> anyhow::Result<Self> {
         let Sanitizer { option, runtime, settings: (_, settings), .. } = sanitizer;
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).context("the root")?;
         let folder = root.join("target").join(format!("sanitized-{option}"));
         let reports = folder.join("reports");
-        // Those of the last run.
+        // Removes the reports of the previous run.
         let _ = fs::remove_dir_all(&reports);
         fs::create_dir_all(&reports).context("a folder for reports")?;
-        // The compiler takes the option from those who say that they know it may change. The standard library
-        // is not instrumented, which the compiler asks to be told is meant. System calls go through the C library,
-        // where the sanitizers see them: what is mapped anew, and what the kernel writes.
+        // The compiler accepts the sanitizer option only with unstable features enabled, and an
+        // uninstrumented standard library only with explicit consent. System calls go through the C
+        // library, so that the sanitizers see new mappings and memory that the kernel writes.
         let mut flags = format!(
             "-Zsanitizer={option} --cfg {runtime} --cfg rustix_use_libc \
              -Cunsafe-allow-abi-mismatch=sanitizer"
@@ -173,7 +205,7 @@ impl Place {
         let mut settings = format!("{settings}:log_path={}/report", reports.display());
         let mut arguments = Vec::new();
         if *option == "thread" {
-            arguments.push(linking::teach_thread_sanitizer(&folder)?);
+            arguments.push(linking::build_thread_runtime(&folder)?);
             flags += &format!(" -Clink-arg={}", arguments[0]);
             let known = root.join("crates/xtask/src/faults/sanitize/thread.supp");
             settings += &format!(":suppressions={}", known.display());
@@ -182,22 +214,28 @@ impl Place {
         Ok(Self { folder, flags, compiler, settings })
     }
 
-    /// Runs tests, or those of them whose names have a filter in them, and counts those that passed.
-    fn run(&self, sanitizer: &Sanitizer, tests: &Tests, filters: &[&str]) -> anyhow::Result<u64> {
+    /// Runs the tests whose names contain a filter, or all. Returns the numbers of passed and of
+    /// excluded tests.
+    fn run(
+        &self,
+        sanitizer: &Sanitizer,
+        tests: &TestSet,
+        filters: &[&str],
+    ) -> anyhow::Result<(u64, u64)> {
         let mut command = cargo_test();
         command.args(["--no-fail-fast", "--target", TARGET]).args(tests.targets);
         command.args(tests.packages.iter().flat_map(|package| ["--package", package]));
         command
             .arg("--")
             .args(filters)
-            .args(sanitizer.left_out.iter().flat_map(|(test, _)| ["--skip", test]));
+            .args(sanitizer.excluded.iter().flat_map(|(test, _)| ["--skip", test]));
         let (variable, name) = (sanitizer.settings.0, sanitizer.name);
         command.envs([
             ("RUSTC_BOOTSTRAP", OsStr::new("1")),
             ("RUSTFLAGS", self.flags.as_ref()),
             ("CARGO_TARGET_DIR", self.folder.as_ref()),
             ("CARGO_INCREMENTAL", OsStr::new("0")),
-            // Reports name lines; nobody debugs these programs.
+            // Reports contain line numbers; more debug information is not needed.
             ("CARGO_PROFILE_DEV_DEBUG", OsStr::new("line-tables-only")),
             ("CC", self.compiler.as_ref()),
             (variable, self.settings.as_ref()),
@@ -205,25 +243,33 @@ impl Place {
         let output = command.stderr(Stdio::inherit()).output().context("cargo cannot be run")?;
         let (text, reports) = (String::from_utf8_lossy(&output.stdout), self.reports()?);
         if !output.status.success() {
-            say(&text);
+            print_line(&text);
         }
-        reports.iter().for_each(|report| say(report));
+        reports.iter().for_each(|report| print_line(report));
         if !output.status.success() || !reports.is_empty() {
             bail!("{name}: something is wrong");
         }
         match passed(&text) {
             0 => bail!("{name}: nothing was checked"),
-            count => Ok(count),
+            count => Ok((count, count_filtered(&text))),
         }
     }
 
-    /// What the sanitizer wrote, of whatever process: a test may not look at how a child of it ended.
+    /// The reports of the sanitizer from all processes, because a test may ignore the exit status
+    /// of a child.
     fn reports(&self) -> anyhow::Result<Vec<String>> {
         let files = fs::read_dir(self.folder.join("reports")).context("the folder of reports")?;
         files
             .map(|file| Ok(String::from_utf8_lossy(&fs::read(file?.path())?).into_owned()))
             .collect()
     }
+}
+
+/// The number of excluded tests, from the output of the test harness.
+fn count_filtered(text: &str) -> u64 {
+    let counts = text.lines().filter(|line| line.starts_with("test result: "));
+    let counts = counts.flat_map(|line| line.split("; "));
+    counts.filter_map(|count| count.strip_suffix(" filtered out")?.parse::<u64>().ok()).sum()
 }
 
 #[cfg(test)]
@@ -236,5 +282,7 @@ mod tests {
                     test result: FAILED. 5 passed\ntest result: ok. 14 passed; 0 failed\n";
         assert_eq!(passed(text), 17);
         assert_eq!(passed(""), 0);
+        let text = "test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 2 filtered out; finished in 0.1s\n";
+        assert_eq!(count_filtered(&[text, text].concat()), 4);
     }
 }

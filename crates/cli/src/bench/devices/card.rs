@@ -1,26 +1,26 @@
-//! What a network card does for copies, deliveries and notifications: the emulated one in the virtual
-//! machine, or the model of one in this process.
+//! Measurements of a network card that copies, delivers and notifies: the emulated card in the
+//! virtual machine, or the model of a card in this process.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{bail, ensure};
 use memferry::engine::nic::{NicCounters, NicEngine};
-use memferry_sys::device::Device;
+use memferry_sys::device::DmaDevice;
 
 use super::super::Effort;
-use super::memory::{ALIGNED, LINE_APART, ODD, Packets, Placing, Shore};
-use super::odometer::{self, Passed};
+use super::memory::{ALIGNED, Alignment, EngineFixture, LINE_APART, ODD, Packets};
+use super::nic_counters::{self, FrameCounts};
 use crate::outcome::Row;
 
-/// The size that the key is of.
-const TELLING: usize = 1 << 20;
-/// How often it is tried.
-const TIMES: usize = 3;
-/// What figures with a time in them must say.
-const SLOW: &str = "(emulated, says nothing about hardware)";
+/// Size of the summary key.
+const REFERENCE_BYTES: usize = 1 << 20;
+/// Maximum number of attempts at the reference copy.
+const REPEATS: usize = 3;
+/// Suffix of figures that contain a time.
+const EMULATED_NOTE: &str = "(emulated, says nothing about hardware)";
 
-/// Cases of the suite about what a card does not claim to do.
+/// Cases of the suite that the card does not support.
 pub(super) const SKIPS: [&str; 5] = [
     "fills_of_every_size_touch_nothing_else",
     "comparisons_find_the_first_difference",
@@ -29,43 +29,45 @@ pub(super) const SKIPS: [&str; 5] = [
     "nobody_can_help_a_transfer_before_its_turn",
 ];
 
-/// What was found out about a card.
-pub(super) struct Found {
-    /// The share of an aligned mebibyte that the card has moved, by the lower count if there are two.
+/// Results of a card.
+pub(super) struct CardResults {
+    /// Share of an aligned 1 MiB copy that the card moved. If the driver and the card both count,
+    /// the lower count is used.
     pub(super) share: f64,
     pub(super) rows: Vec<Row>,
 }
 
-/// The figures of a card, in the order in which they are made.
+/// Figures of a card, in the order of their measurement.
 pub(super) const FIGURES: [&str; 5] =
     ["bytes moved", "notices", "delivered packets", "frames a second", "mappings looked up"];
 
-/// Makes all figures, and says the name of each before it does. A card that counts by itself what
-/// passes is asked too.
+/// Measures all figures, and reports the name of each before it starts. If the card has counters of
+/// its own, they are read too.
 pub(super) fn measure(
     engine: Arc<NicEngine>,
-    counting: Option<&dyn Device>,
+    counting: Option<&dyn DmaDevice>,
     place: &str,
     effort: Effort,
     mut on_figure: impl FnMut(&str),
-) -> anyhow::Result<Found> {
+) -> anyhow::Result<CardResults> {
     let sizes = sizes(effort);
-    let most = sizes.iter().copied().max().unwrap_or(TELLING);
-    let mut card = Card { shore: Shore::new(engine.clone(), most)?, engine, place };
+    let most = sizes.iter().copied().max().unwrap_or(REFERENCE_BYTES);
+    let mut card =
+        Card { fixture: EngineFixture::new(engine.clone(), most)?, engine, card_name: place };
     let [bytes, notices, packets, pace, lookups] = FIGURES;
     on_figure(bytes);
     let mut rows = card.shares(&sizes)?;
-    let (share, both) = card.telling(counting)?;
+    let (share, both) = card.reference_copy(counting)?;
     rows.extend(both);
     on_figure(notices);
-    rows.extend(card.notices(&sizes)?);
+    rows.extend(card.notifications(&sizes)?);
     on_figure(packets);
     rows.extend(card.deliveries(most)?);
     on_figure(pace);
-    rows.extend(card.pace(effort)?);
+    rows.extend(card.throughput(effort)?);
     on_figure(lookups);
     rows.extend(card.lookups());
-    Ok(Found { share, rows })
+    Ok(CardResults { share, rows })
 }
 
 fn sizes(effort: Effort) -> Vec<usize> {
@@ -77,22 +79,28 @@ fn sizes(effort: Effort) -> Vec<usize> {
     shifts.iter().map(|shift| 1 << shift).collect()
 }
 
-/// What was counted in between.
-pub(super) fn since(before: &NicCounters, after: &NicCounters) -> NicCounters {
+/// Difference of two readings of the counters.
+pub(super) fn counters_between(before: &NicCounters, after: &NicCounters) -> NicCounters {
     NicCounters {
         frames: after.frames - before.frames,
         bytes_by_card: after.bytes_by_card - before.bytes_by_card,
         bytes_by_processor: after.bytes_by_processor - before.bytes_by_processor,
-        sent_again: after.sent_again - before.sent_again,
-        given_up: after.given_up - before.given_up,
-        notices: after.notices - before.notices,
+        retransmits: after.retransmits - before.retransmits,
+        cpu_fallbacks: after.cpu_fallbacks - before.cpu_fallbacks,
+        notification_writes: after.notification_writes - before.notification_writes,
     }
 }
 
-/// Why the counts of an aligned mebibyte are not to be trusted.
-fn doubt(done: &NicCounters) -> Option<String> {
-    let NicCounters { bytes_by_card, bytes_by_processor, sent_again, given_up, .. } = *done;
-    let is_whole = bytes_by_card + bytes_by_processor == TELLING as u64;
+/// Returns why the counters of the reference copy are unusable, if they are.
+fn count_mismatch(done: &NicCounters) -> Option<String> {
+    let NicCounters {
+        bytes_by_card,
+        bytes_by_processor,
+        retransmits: sent_again,
+        cpu_fallbacks: given_up,
+        ..
+    } = *done;
+    let is_whole = bytes_by_card + bytes_by_processor == REFERENCE_BYTES as u64;
     (given_up > 0 || sent_again > 0 || !is_whole).then(|| {
         format!(
             "{bytes_by_card} bytes by the card, {bytes_by_processor} by the processor, sent again \
@@ -102,35 +110,36 @@ fn doubt(done: &NicCounters) -> Option<String> {
 }
 
 struct Card<'a> {
-    shore: Shore,
+    fixture: EngineFixture,
     engine: Arc<NicEngine>,
-    place: &'a str,
+    card_name: &'a str,
 }
 
 impl Card<'_> {
     fn row(&self, figure: &str, series: &str, bytes: usize, unit: &str, rounds: &[f64]) -> Row {
-        Row::of_rounds(&format!("{}: {figure}", self.place), series, bytes as u64, unit, rounds)
+        Row::of_rounds(&format!("{}: {figure}", self.card_name), series, bytes as u64, unit, rounds)
     }
 
-    /// What the card does during something.
-    fn during(
+    /// Returns the difference of the counters over a closure.
+    fn counters_during(
         &mut self,
-        something: impl FnOnce(&mut Shore) -> anyhow::Result<()>,
+        something: impl FnOnce(&mut EngineFixture) -> anyhow::Result<()>,
     ) -> anyhow::Result<NicCounters> {
         let before = self.engine.counters();
-        something(&mut self.shore)?;
-        Ok(since(&before, &self.engine.counters()))
+        something(&mut self.fixture)?;
+        Ok(counters_between(&before, &self.engine.counters()))
     }
 
-    /// Who moves the bytes of copies, in how many frames.
+    /// Measures how many bytes of a copy the card and the processor move, and in how many frames.
     fn shares(&mut self, sizes: &[usize]) -> anyhow::Result<Vec<Row>> {
         let (mut by_card, mut by_processor, mut frames) = (Vec::new(), Vec::new(), Vec::new());
-        for Placing { series, target_at } in [ALIGNED, LINE_APART, ODD] {
+        for Alignment { series, target_offset: target_at } in [ALIGNED, LINE_APART, ODD] {
             for &bytes in sizes {
-                let placing = Placing { series, target_at };
-                let done = self.during(|shore| shore.copy(bytes, placing))?;
+                let placing = Alignment { series, target_offset: target_at };
+                let done = self.counters_during(|shore| shore.copy(bytes, placing))?;
                 let share = done.bytes_by_card as f64 / bytes as f64;
-                // All that the card did not move the processor did, whoever asked it to.
+                // The processor moved every byte that the card did not, in the driver or in the
+                // ferry.
                 let rest = bytes as u64 - done.bytes_by_card;
                 let figure = "share of a copy moved by the card";
                 by_card.push(self.row(figure, series, bytes, "share", &[share]));
@@ -143,26 +152,29 @@ impl Card<'_> {
         Ok([by_card, by_processor, frames].concat())
     }
 
-    /// An aligned mebibyte, as the driver counts it and as the card does, if it does; and the
-    /// card's share of it by the lower count. A frame that is sent again counts twice at the card,
-    /// so such a copy tells nothing, and another one is made.
-    fn telling(&mut self, counting: Option<&dyn Device>) -> anyhow::Result<(f64, Vec<Row>)> {
+    /// Copies an aligned 1 MiB. Returns the card's share by the lower of the two counts, and rows
+    /// with the counts of the driver and of the card. The card counts a retransmitted frame twice,
+    /// so a copy with retransmits is repeated.
+    fn reference_copy(
+        &mut self,
+        counting: Option<&dyn DmaDevice>,
+    ) -> anyhow::Result<(f64, Vec<Row>)> {
         let mut reason = String::new();
-        for _ in 0..TIMES {
-            counting.map(odometer::read);
-            let driver = self.during(|shore| shore.copy(TELLING, ALIGNED))?;
-            let card = counting.map(odometer::read);
-            match doubt(&driver) {
+        for _ in 0..REPEATS {
+            counting.map(nic_counters::read_and_clear);
+            let driver = self.counters_during(|shore| shore.copy(REFERENCE_BYTES, ALIGNED))?;
+            let card = counting.map(nic_counters::read_and_clear);
+            match count_mismatch(&driver) {
                 None => return Ok(self.both_counts(&driver, card)),
                 Some(doubt) => reason = doubt,
             }
         }
-        bail!("an aligned mebibyte was not copied as it should be, {TIMES} times: {reason}")
+        bail!("an aligned mebibyte was not copied as it should be, {REPEATS} times: {reason}")
     }
 
-    fn both_counts(&self, driver: &NicCounters, card: Option<Passed>) -> (f64, Vec<Row>) {
+    fn both_counts(&self, driver: &NicCounters, card: Option<FrameCounts>) -> (f64, Vec<Row>) {
         let Some(card) = card else {
-            return (driver.bytes_by_card as f64 / TELLING as f64, Vec::new());
+            return (driver.bytes_by_card as f64 / REFERENCE_BYTES as f64, Vec::new());
         };
         let mut rows = Vec::new();
         for (unit, by_driver, by_card) in [
@@ -173,21 +185,21 @@ impl Card<'_> {
             for (series, count) in
                 [("memferry, by the driver", by_driver), ("by the card itself", by_card)]
             {
-                rows.push(self.row(figure, series, TELLING, unit, &[count as f64]));
+                rows.push(self.row(figure, series, REFERENCE_BYTES, unit, &[count as f64]));
             }
         }
-        (driver.bytes_by_card.min(card.payload_bytes) as f64 / TELLING as f64, rows)
+        (driver.bytes_by_card.min(card.payload_bytes) as f64 / REFERENCE_BYTES as f64, rows)
     }
 
-    /// Copies with a notification variable that the card sets behind the data.
-    fn notices(&mut self, sizes: &[usize]) -> anyhow::Result<Vec<Row>> {
+    /// Measures copies with a notification variable that the card writes after the data.
+    fn notifications(&mut self, sizes: &[usize]) -> anyhow::Result<Vec<Row>> {
         let figure = "frames for a copy with a notification";
         let mut rows = Vec::new();
         for &bytes in sizes {
-            let done = self.during(|shore| shore.copy_with_notice(bytes))?;
+            let done = self.counters_during(|shore| shore.copy_notified(bytes))?;
             for (series, count) in [
                 ("memferry, all frames", done.frames),
-                ("memferry, notices among them", done.notices),
+                ("memferry, notices among them", done.notification_writes),
             ] {
                 rows.push(self.row(figure, series, bytes, "frames", &[count as f64]));
             }
@@ -195,24 +207,24 @@ impl Card<'_> {
         Ok(rows)
     }
 
-    /// Packets that were received elsewhere, gathered into one target.
+    /// Measures the delivery of packets, gathered into one target.
     fn deliveries(&mut self, most_bytes: usize) -> anyhow::Result<Vec<Row>> {
         let counts = [1, 2, 4, 8, 16, 32, 64, 128, 256];
         let counts = counts.into_iter().filter(|count| count * Packets::BYTES <= most_bytes);
         let packets = Packets::new(256)?;
         let (mut frames, mut gathered) = (Vec::new(), Vec::new());
         for count in counts {
-            let done = self.during(|shore| shore.deliver(&packets, count))?;
+            let done = self.counters_during(|shore| shore.deliver(&packets, count))?;
             let bytes = count * Packets::BYTES;
             let figure = "packets of 1460 B delivered into one target";
             for (series, number) in [
                 ("packets", count as u64),
                 ("memferry, all frames", done.frames),
-                ("memferry, notices among them", done.notices),
+                ("memferry, notices among them", done.notification_writes),
             ] {
                 frames.push(self.row(figure, series, bytes, "frames", &[number as f64]));
             }
-            let carriers = done.frames.saturating_sub(done.notices);
+            let carriers = done.frames.saturating_sub(done.notification_writes);
             ensure!(carriers > 0, "no frame of the card carried any of {count} packets");
             let pieces = count as f64 / carriers as f64;
             let figure = "packets of 1460 B gathered by one frame";
@@ -221,8 +233,8 @@ impl Card<'_> {
         Ok([frames, gathered].concat())
     }
 
-    /// How much goes around in a second, which depends on who emulates the card.
-    fn pace(&mut self, effort: Effort) -> anyhow::Result<Vec<Row>> {
+    /// Measures the throughput, which depends on the emulator of the card.
+    fn throughput(&mut self, effort: Effort) -> anyhow::Result<Vec<Row>> {
         let (rounds, slice) = match effort {
             Effort::Brief => (5, Duration::from_millis(10)),
             Effort::Quick => (5, Duration::from_millis(50)),
@@ -235,9 +247,9 @@ impl Card<'_> {
                 let (mut copies_per_s, mut frames_per_s) = (Vec::new(), Vec::new());
                 for _ in 0..rounds {
                     let (begun, mut count) = (Instant::now(), 0);
-                    let done = self.during(|shore| {
+                    let done = self.counters_during(|shore| {
                         while count == 0 || begun.elapsed() < slice {
-                            shore.copy_unseen(bytes, notified)?;
+                            shore.copy_unverified(bytes, notified)?;
                             count += 1;
                         }
                         Ok(())
@@ -246,20 +258,20 @@ impl Card<'_> {
                     copies_per_s.push(f64::from(count) / seconds);
                     frames_per_s.push(done.frames as f64 / seconds);
                 }
-                let figure = format!("copies a second {SLOW}");
+                let figure = format!("copies a second {EMULATED_NOTE}");
                 copies.push(self.row(&figure, series, bytes, "1/s", &copies_per_s));
-                let figure = format!("frames a second {SLOW}");
+                let figure = format!("frames a second {EMULATED_NOTE}");
                 frames.push(self.row(&figure, series, bytes, "1/s", &frames_per_s));
             }
         }
         Ok([copies, frames].concat())
     }
 
-    /// How the addresses of memory for the card were found, over everything before.
+    /// Rows about how the card's memory was looked up, over all previous measurements.
     fn lookups(&self) -> Vec<Row> {
         let counters = self.engine.pages().counters();
-        let (pins, pages) = self.engine.pages().pinned();
-        let statistics = self.shore.ferry.statistics();
+        let (pins, pages) = self.engine.pages().mapped_counts();
+        let statistics = self.fixture.ferry.statistics();
         let cache = statistics.pinning(memferry::engine::Engine::name(&*self.engine));
         let misses = counters.misses.send.total() + counters.misses.receive.total();
         let mut counts = vec![
@@ -281,25 +293,26 @@ impl Card<'_> {
 
 #[cfg(test)]
 mod tests {
-    use memferry::engine::nic::Settings;
+    use memferry::engine::nic::NicConfig;
     use memferry::engine::nic::model::NicModel;
 
     use super::*;
 
     #[test]
     fn a_copy_that_was_sent_again_or_is_not_whole_tells_nothing() {
-        let bytes = TELLING as u64;
+        let bytes = REFERENCE_BYTES as u64;
         let good = NicCounters { bytes_by_card: bytes, ..NicCounters::default() };
-        assert_eq!(doubt(&good), None);
-        assert!(doubt(&NicCounters { sent_again: 1, ..good }).is_some());
-        assert!(doubt(&NicCounters { given_up: 1, ..good }).is_some());
-        assert!(doubt(&NicCounters { bytes_by_card: bytes - 1, ..good }).is_some());
-        assert!(doubt(&NicCounters { bytes_by_processor: 1, ..good }).is_some());
+        assert_eq!(count_mismatch(&good), None);
+        assert!(count_mismatch(&NicCounters { retransmits: 1, ..good }).is_some());
+        assert!(count_mismatch(&NicCounters { cpu_fallbacks: 1, ..good }).is_some());
+        assert!(count_mismatch(&NicCounters { bytes_by_card: bytes - 1, ..good }).is_some());
+        assert!(count_mismatch(&NicCounters { bytes_by_processor: 1, ..good }).is_some());
     }
 
     #[test]
     fn a_model_of_a_card_moves_nearly_all_of_an_aligned_mebibyte() {
-        let engine = Arc::new(NicEngine::over_model(NicModel::new(), Settings::default()).unwrap());
+        let engine =
+            Arc::new(NicEngine::over_model(NicModel::new(), NicConfig::default()).unwrap());
         let mut figures = Vec::new();
         let found =
             measure(engine, None, "model", Effort::Brief, |name| figures.push(name.to_owned()));
@@ -308,7 +321,7 @@ mod tests {
         assert_eq!(figures, FIGURES);
         for row in &found.rows {
             assert!(row.value.is_finite() && row.figure.starts_with("model: "), "{row:?}");
-            assert_eq!(row.unit == "1/s", row.figure.ends_with(SLOW), "{row:?}");
+            assert_eq!(row.unit == "1/s", row.figure.ends_with(EMULATED_NOTE), "{row:?}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Memory to copy between, and copies that devices make of it while the caller only waits.
+//! Buffers for copies, and copies by devices while the caller only waits.
 
 use std::sync::Arc;
 
@@ -8,40 +8,44 @@ use memferry::engine::cpu::ProfileSource;
 use memferry::{Ferry, Gpu, Notification, Options, PciDevices, Request};
 use memferry_sys::Pages;
 
-/// How far apart the two sides of a copy lie in their pages.
+/// Offset of the target relative to its page; the source is page-aligned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Placing {
-    /// The series of this placing.
+pub(super) struct Alignment {
+    /// Series of this alignment.
     pub(super) series: &'static str,
-    /// Where the target begins in its first page. The source begins at the start of one.
-    pub(super) target_at: usize,
+    /// Offset of the target in its first page. The source starts on a page boundary.
+    pub(super) target_offset: usize,
 }
 
-/// Both sides begin with a page.
-pub(super) const ALIGNED: Placing = Placing { series: "memferry, page-aligned", target_at: 0 };
-/// Half a page apart.
-pub(super) const HALF_APART: Placing = Placing { series: "memferry, 2 KiB apart", target_at: 2048 };
-/// A cache line apart.
-pub(super) const LINE_APART: Placing = Placing { series: "memferry, 64 B apart", target_at: 64 };
-/// The target begins with an odd address.
-pub(super) const ODD: Placing = Placing { series: "memferry, odd target", target_at: 1 };
+/// Both sides start on a page boundary.
+pub(super) const ALIGNED: Alignment =
+    Alignment { series: "memferry, page-aligned", target_offset: 0 };
+/// The target starts half a page after a page boundary.
+pub(super) const HALF_APART: Alignment =
+    Alignment { series: "memferry, 2 KiB apart", target_offset: 2048 };
+/// The target starts one cache line after a page boundary.
+pub(super) const LINE_APART: Alignment =
+    Alignment { series: "memferry, 64 B apart", target_offset: 64 };
+/// The target starts at an odd address.
+pub(super) const ODD: Alignment = Alignment { series: "memferry, odd target", target_offset: 1 };
 
-/// Descriptors that a channel holds: enough for the largest copy. The caller does what a full channel
-/// does not take, and is not to do anything here.
+/// Capacity of the channel in descriptors: enough for the largest copy. The caller would execute
+/// what a full channel rejects, and must not execute anything here.
 const CAPACITY: usize = 1 << 14;
 
 /// A source with a pattern, a target, and a ferry over one engine between them.
-pub(super) struct Shore {
-    // Before the memory: its end is the end of everything that is under way.
+pub(super) struct EngineFixture {
+    // Dropped before the memory: closing the ferry ends everything that is in flight.
     pub(super) ferry: Ferry,
     source: Pages,
     target: Pages,
 }
 
-impl Shore {
-    /// For copies of up to so many bytes, by one channel of an engine and nobody else.
+impl EngineFixture {
+    /// Creates buffers for copies of up to `most_bytes`, by one channel of one engine.
     pub(super) fn new(engine: Arc<dyn Engine>, most_bytes: usize) -> anyhow::Result<Self> {
-        // Not measured: nothing here is decided by the speed of the processor.
+        // The built-in profile instead of a measured one: no decision here depends on the speed of
+        // the processor.
         let ferry = Ferry::builder()
             .profile(ProfileSource::BuiltIn)
             .engine(engine, 1)
@@ -59,18 +63,22 @@ impl Shore {
         Ok(Self { ferry, source, target: Pages::new(most_bytes + most_shift)? })
     }
 
-    /// Copies, waits without helping, and looks whether the bytes are there.
-    pub(super) fn copy(&mut self, bytes: usize, placing: Placing) -> anyhow::Result<()> {
-        self.seen(bytes, placing, |shore| shore.start(bytes, placing, Options::new()))
+    /// Copies, waits without assisting, and verifies the bytes.
+    pub(super) fn copy(&mut self, bytes: usize, placing: Alignment) -> anyhow::Result<()> {
+        self.verified(bytes, placing, |shore| shore.start(bytes, placing, Options::new()))
     }
 
-    /// The same with a notification behind the data.
-    pub(super) fn copy_with_notice(&mut self, bytes: usize) -> anyhow::Result<()> {
-        self.seen(bytes, ALIGNED, |shore| shore.copy_unseen(bytes, true))
+    /// Copies with a notification after the data, and verifies the bytes.
+    pub(super) fn copy_notified(&mut self, bytes: usize) -> anyhow::Result<()> {
+        self.verified(bytes, ALIGNED, |shore| shore.copy_unverified(bytes, true))
     }
 
-    /// A copy without the look, which takes longer than the copy.
-    pub(super) fn copy_unseen(&mut self, bytes: usize, is_notified: bool) -> anyhow::Result<()> {
+    /// Copies without the verification, which takes longer than the copy.
+    pub(super) fn copy_unverified(
+        &mut self,
+        bytes: usize,
+        is_notified: bool,
+    ) -> anyhow::Result<()> {
         let variable = Notification::new(0);
         let options = match is_notified {
             true => Options::new().notify(&variable, 7),
@@ -82,15 +90,15 @@ impl Shore {
         Ok(())
     }
 
-    /// Looks whether the bytes are there after a copy.
-    fn seen(
+    /// Verifies the bytes after a copy.
+    fn verified(
         &mut self,
         bytes: usize,
-        placing: Placing,
+        placing: Alignment,
         copy: impl FnOnce(&mut Self) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
-        // The source has no zeros: what was not copied is seen.
-        let range = placing.target_at..placing.target_at + bytes;
+        // The source contains no zeros, so bytes that were not copied are detected.
+        let range = placing.target_offset..placing.target_offset + bytes;
         self.target.as_mut_slice()[range.clone()].fill(0);
         copy(self)?;
         let (source, target) = (&self.source.as_slice()[..bytes], self.target.as_slice());
@@ -98,23 +106,23 @@ impl Shore {
         Ok(())
     }
 
-    fn start(&mut self, bytes: usize, to: Placing, options: Options<'_>) -> anyhow::Result<()> {
-        let target = &mut self.target.as_mut_slice()[to.target_at..to.target_at + bytes];
+    fn start(&mut self, bytes: usize, to: Alignment, options: Options<'_>) -> anyhow::Result<()> {
+        let target = &mut self.target.as_mut_slice()[to.target_offset..to.target_offset + bytes];
         let request = Request::copy(self.source.as_ptr(), target.as_mut_ptr(), bytes);
-        // SAFETY: both sides are this value's own, and the end is awaited here.
-        unsafe { self.ferry.start(request.with(options.spare_caller())) }?.wait()?;
+        // SAFETY: both sides belong to this value, and the call waits for the completion.
+        unsafe { self.ferry.start_raw(request.with(options.no_caller_assist())) }?.wait()?;
         Ok(())
     }
 
-    /// Delivers packets from buffers of their own, as a network's driver has them, into one target.
+    /// Delivers packets from separate buffers, as a network driver has them, into one target.
     pub(super) fn deliver(&mut self, packets: &Packets, count: usize) -> anyhow::Result<()> {
         let pieces: Vec<_> = (0..count).map(|number| packets.packet(number)).collect();
         let target = &mut self.target.as_mut_slice()[..count * Packets::BYTES];
         target.fill(0);
         let variable = Notification::new(0);
-        // By the card, though the caller waits.
-        let options = Options::new().notify(&variable, 9).spare_caller();
-        self.ferry.deliver(&pieces, target, options)?;
+        // Without caller assist, so that the card delivers while the caller waits.
+        let options = Options::new().notify(&variable, 9).no_caller_assist();
+        self.ferry.deliver_with(&pieces, target, options)?;
         ensure!(variable.load() == 9, "{count} packets were delivered without a notification");
         ensure!(*target == pieces.concat(), "{count} packets were not delivered well");
         Ok(())
@@ -125,10 +133,10 @@ impl Shore {
 pub(super) struct Packets(Pages);
 
 impl Packets {
-    /// What fits into a frame of a usual network, without its headers.
+    /// Payload of a full Ethernet frame with TCP/IP headers.
     pub(super) const BYTES: usize = 1460;
     const BUFFER_BYTES: usize = 2048;
-    /// Where a packet begins in its buffer: behind its headers.
+    /// Offset of a packet in its buffer, after its headers.
     const HEADERS: usize = 64;
 
     pub(super) fn new(most: usize) -> anyhow::Result<Self> {
@@ -153,13 +161,13 @@ mod tests {
 
     #[test]
     fn any_engine_serves_every_kind_of_copy() {
-        let mut shore = Shore::new(Arc::new(PolledEngine::new()), 1 << 16).unwrap();
+        let mut shore = EngineFixture::new(Arc::new(PolledEngine::new()), 1 << 16).unwrap();
         for placing in [ALIGNED, HALF_APART, LINE_APART, ODD] {
             for bytes in [1, 4096, 1 << 16] {
                 shore.copy(bytes, placing).unwrap();
             }
         }
-        shore.copy_with_notice(1 << 16).unwrap();
+        shore.copy_notified(1 << 16).unwrap();
         shore.deliver(&Packets::new(40).unwrap(), 40).unwrap();
     }
 }

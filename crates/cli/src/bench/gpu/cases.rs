@@ -1,76 +1,78 @@
-//! What is measured: which way the bytes go, in which memory, how many, and by whom.
+//! Cases of the bench: direction, memory, size and candidates.
 
 use std::fmt;
 
 use crate::bench::Effort;
 
-/// Which way the bytes go.
+/// Direction of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Direction {
+pub(super) enum GpuCopyDirection {
     HostToHost,
     ToDevice,
     FromDevice,
 }
 
-/// Which pages ordinary memory is made of.
+/// Page size of the host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PageSize {
     Small,
     Huge,
 }
 
-/// What happened to ordinary memory before a copy.
+/// History of the host memory before a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Buffers {
-    /// Newly mapped and written; no engine has seen it.
+pub(super) enum BufferState {
+    /// Newly mapped and written; no engine has used it.
     Fresh,
     /// Used before, and registered for the ferry.
     Reused,
 }
 
-/// One of the ways to make a copy.
+/// A method to copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    /// By the ferry. Between ordinary memory, the caller's core is spared.
+pub(super) enum CopyMethod {
+    /// By the ferry. From host to host, without caller assist.
     Ferry,
-    /// By the ferry, without any wish.
+    /// By the ferry, with default options.
     FerryHelped,
     Memcpy,
-    /// By the driver, which is given the same kind of memory.
+    /// By the driver, with the same kind of memory as the ferry.
     Driver,
-    /// By the driver, with memory that it allocated and pinned itself.
+    /// By the driver, with memory that it allocated and pinned.
     Pinned,
 }
 
-/// Ours between ordinary memory, with the caller's core spared or not.
-pub(super) const SPARING: &str = "memferry, caller sleeps";
-pub(super) const SPLIT: &str = "memferry, caller helps";
+/// Series of Memferry from host to host, without and with caller assist.
+pub(super) const CALLER_SLEEPS: &str = "memferry, caller sleeps";
+pub(super) const CALLER_HELPS: &str = "memferry, caller helps";
 pub(super) const MEMCPY: &str = "memcpy";
-/// Ours, to a device or from it.
-pub(super) const OURS: &str = "memferry";
+/// Series of Memferry, to or from a device.
+pub(super) const MEMFERRY: &str = "memferry";
 pub(super) const DRIVER: &str = "driver, pageable";
 pub(super) const PINNED: &str = "driver, pinned";
 
-impl Direction {
+impl GpuCopyDirection {
     pub(super) const ALL: [Self; 3] = [Self::HostToHost, Self::ToDevice, Self::FromDevice];
 
-    /// Everybody who can take part, by series.
-    fn field(self) -> &'static [(&'static str, Way)] {
+    /// All candidates of this direction, by series.
+    fn candidates(self) -> &'static [(&'static str, CopyMethod)] {
         match self {
             Self::HostToHost => &[
-                (SPARING, Way::Ferry),
-                (SPLIT, Way::FerryHelped),
-                (MEMCPY, Way::Memcpy),
-                ("cuMemcpyAsync", Way::Driver),
+                (CALLER_SLEEPS, CopyMethod::Ferry),
+                (CALLER_HELPS, CopyMethod::FerryHelped),
+                (MEMCPY, CopyMethod::Memcpy),
+                ("cuMemcpyAsync", CopyMethod::Driver),
             ],
-            Self::ToDevice | Self::FromDevice => {
-                &[(OURS, Way::Ferry), (DRIVER, Way::Driver), (PINNED, Way::Pinned)]
-            }
+            Self::ToDevice | Self::FromDevice => &[
+                (MEMFERRY, CopyMethod::Ferry),
+                (DRIVER, CopyMethod::Driver),
+                (PINNED, CopyMethod::Pinned),
+            ],
         }
     }
 }
 
-impl fmt::Display for Direction {
+impl fmt::Display for GpuCopyDirection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::HostToHost => "host to host",
@@ -89,74 +91,74 @@ impl fmt::Display for PageSize {
     }
 }
 
-/// One contest.
+/// One comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Case {
-    pub(super) direction: Direction,
+    pub(super) direction: GpuCopyDirection,
     pub(super) pages: PageSize,
-    pub(super) buffers: Buffers,
+    pub(super) buffers: BufferState,
     pub(super) bytes: usize,
 }
 
-/// The size that the keys are taken from.
-pub(super) const TELLING: usize = 256 << 20;
-/// The size that the key on overlap is taken from.
-pub(super) const TELLING_OVERLAP: usize = 64 << 20;
+/// Size of the summary keys.
+pub(super) const REFERENCE_BYTES: usize = 256 << 20;
+/// Size of the summary key of the overlap.
+pub(super) const REFERENCE_OVERLAP_BYTES: usize = 64 << 20;
 
 impl Case {
-    /// Whether a key is taken from it.
-    pub(super) fn is_telling(&self) -> bool {
+    /// Returns whether a summary key is taken from this case.
+    pub(super) fn is_reference(&self) -> bool {
         let buffers = match self.direction {
-            Direction::HostToHost => Buffers::Reused,
-            Direction::ToDevice | Direction::FromDevice => Buffers::Fresh,
+            GpuCopyDirection::HostToHost => BufferState::Reused,
+            GpuCopyDirection::ToDevice | GpuCopyDirection::FromDevice => BufferState::Fresh,
         };
-        self.bytes == TELLING && self.pages == PageSize::Small && self.buffers == buffers
+        self.bytes == REFERENCE_BYTES && self.pages == PageSize::Small && self.buffers == buffers
     }
 
-    /// The figure of its rows.
+    /// Figure of the rows.
     pub(super) fn figure(&self) -> String {
         let buffers = match (self.buffers, self.direction) {
-            (Buffers::Fresh, _) => "fresh",
-            (Buffers::Reused, Direction::HostToHost) => "registered",
-            (Buffers::Reused, _) => "reused",
+            (BufferState::Fresh, _) => "fresh",
+            (BufferState::Reused, GpuCopyDirection::HostToHost) => "registered",
+            (BufferState::Reused, _) => "reused",
         };
         format!("{}, {buffers} memory of {}", self.direction, self.pages)
     }
 
-    /// Everybody who takes part, by series. Fresh memory is expensive: in a short run it is not
-    /// spent on what registered memory shows as well.
-    pub(super) fn field(&self, effort: Effort) -> Vec<(&'static str, Way)> {
-        let is_worth_it = self.buffers == Buffers::Reused || effort == Effort::Full;
-        let mut field = self.direction.field().to_vec();
-        field.retain(|(_, way)| is_worth_it || *way != Way::FerryHelped);
+    /// Candidates of this case, by series. Fresh memory takes long to prepare, so a short run omits
+    /// the candidates that reused memory shows as well.
+    pub(super) fn candidates(&self, effort: Effort) -> Vec<(&'static str, CopyMethod)> {
+        let is_worth_it = self.buffers == BufferState::Reused || effort == Effort::Full;
+        let mut field = self.direction.candidates().to_vec();
+        field.retain(|(_, way)| is_worth_it || *way != CopyMethod::FerryHelped);
         field
     }
 
-    /// How many rounds, and how many copies in each: few of what takes long to make ready.
-    pub(super) fn pace(&self, effort: Effort) -> (usize, usize) {
+    /// Number of rounds, and of copies in each round: fewer if the preparation takes long.
+    pub(super) fn rounds_and_repeats(&self, effort: Effort) -> (usize, usize) {
         let rounds = match (effort, self.buffers) {
-            (Effort::Full, _) if self.bytes > TELLING => 5,
+            (Effort::Full, _) if self.bytes > REFERENCE_BYTES => 5,
             (Effort::Full, _) => 9,
-            (_, Buffers::Fresh) => 5,
-            (_, Buffers::Reused) => 7,
+            (_, BufferState::Fresh) => 5,
+            (_, BufferState::Reused) => 7,
         };
         match self.buffers {
-            Buffers::Fresh => (rounds, 1),
-            Buffers::Reused => (rounds, (TELLING / self.bytes).clamp(2, 32)),
+            BufferState::Fresh => (rounds, 1),
+            BufferState::Reused => (rounds, (REFERENCE_BYTES / self.bytes).clamp(2, 32)),
         }
     }
 }
 
-/// The contests of a run, those first that the keys need. A brief one has no others.
+/// Cases of a run, those of the summary keys first. A brief run has only those.
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let sizes: &[usize] = match effort {
-        Effort::Brief => &[TELLING],
-        Effort::Quick => &[4 << 20, 64 << 20, TELLING],
-        Effort::Full => &[1 << 20, 4 << 20, 16 << 20, 64 << 20, TELLING, 1 << 30],
+        Effort::Brief => &[REFERENCE_BYTES],
+        Effort::Quick => &[4 << 20, 64 << 20, REFERENCE_BYTES],
+        Effort::Full => &[1 << 20, 4 << 20, 16 << 20, 64 << 20, REFERENCE_BYTES, 1 << 30],
     };
     let mut cases = Vec::new();
-    for direction in Direction::ALL {
-        for buffers in [Buffers::Fresh, Buffers::Reused] {
+    for direction in GpuCopyDirection::ALL {
+        for buffers in [BufferState::Fresh, BufferState::Reused] {
             for pages in [PageSize::Small, PageSize::Huge] {
                 let case = |&bytes| Case { direction, pages, buffers, bytes };
                 cases.extend(sizes.iter().map(case));
@@ -164,18 +166,18 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         }
     }
     if effort == Effort::Brief {
-        cases.retain(Case::is_telling);
+        cases.retain(Case::is_reference);
     }
-    cases.sort_by_key(|case| !case.is_telling());
+    cases.sort_by_key(|case| !case.is_reference());
     cases
 }
 
-/// The sizes whose overlap is measured.
+/// Sizes of the overlap measurement.
 pub(super) fn overlap_sizes(effort: Effort) -> &'static [usize] {
     match effort {
-        Effort::Brief => &[TELLING_OVERLAP],
-        Effort::Quick => &[4 << 20, TELLING_OVERLAP],
-        Effort::Full => &[1 << 20, 4 << 20, 16 << 20, TELLING_OVERLAP, 256 << 20],
+        Effort::Brief => &[REFERENCE_OVERLAP_BYTES],
+        Effort::Quick => &[4 << 20, REFERENCE_OVERLAP_BYTES],
+        Effort::Full => &[1 << 20, 4 << 20, 16 << 20, REFERENCE_OVERLAP_BYTES, 256 << 20],
     }
 }
 
@@ -187,11 +189,11 @@ mod tests {
     fn every_effort_measures_what_the_keys_need() {
         for effort in [Effort::Brief, Effort::Quick, Effort::Full] {
             let first: Vec<_> = cases(effort).into_iter().take(3).collect();
-            assert!(first.iter().all(Case::is_telling), "{effort:?}");
+            assert!(first.iter().all(Case::is_reference), "{effort:?}");
             let directions: Vec<_> = first.iter().map(|case| case.direction).collect();
-            assert_eq!(directions, Direction::ALL, "{effort:?}");
-            assert!(overlap_sizes(effort).contains(&TELLING_OVERLAP));
-            assert!(cases(effort).iter().all(|case| case.pace(effort).0 >= 5));
+            assert_eq!(directions, GpuCopyDirection::ALL, "{effort:?}");
+            assert!(overlap_sizes(effort).contains(&REFERENCE_OVERLAP_BYTES));
+            assert!(cases(effort).iter().all(|case| case.rounds_and_repeats(effort).0 >= 5));
         }
         assert_eq!(cases(Effort::Brief).len(), 3);
     }
@@ -199,9 +201,13 @@ mod tests {
     #[test]
     fn the_keys_compare_series_that_are_measured() {
         let telling = cases(Effort::Brief).into_iter();
-        let needed = [&[SPARING, SPLIT, MEMCPY][..], &[OURS, DRIVER, PINNED], &[OURS, DRIVER]];
+        let needed = [
+            &[CALLER_SLEEPS, CALLER_HELPS, MEMCPY][..],
+            &[MEMFERRY, DRIVER, PINNED],
+            &[MEMFERRY, DRIVER],
+        ];
         for (case, needed) in telling.zip(needed) {
-            let field = case.field(Effort::Brief);
+            let field = case.candidates(Effort::Brief);
             let has = |series: &&str| field.iter().any(|(known, _)| known == series);
             assert!(needed.iter().all(has), "{}", case.figure());
         }

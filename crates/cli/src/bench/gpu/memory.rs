@@ -1,31 +1,30 @@
-//! The ordinary memory of a copy: mapped on the pages that are asked for, and written.
+//! Host memory of a copy: mapped with the requested page size, and written.
 
 use memferry::Ferry;
 use memferry::sys::affinity;
 use memferry::sys::pages::Pages;
 use rustix::mm::{Advice, madvise};
 
-use super::cases::{Direction, PageSize};
+use super::cases::{GpuCopyDirection, PageSize};
 
-/// What targets hold before a copy.
-pub(super) const SPOILT: u8 = 0xA5;
+/// Value of the bytes of targets before a copy.
+pub(super) const POISON: u8 = 0xA5;
 
-/// The ordinary memory of a copy, which the direction follows from.
-pub(super) enum Host {
+/// Host memory of a copy; the variant determines the direction.
+pub(super) enum HostBuffers {
     Pair { source: Pages, target: Pages },
     Source(Pages),
     Target(Pages),
 }
 
-impl Host {
-    /// Maps and writes: the source with the pattern, as much of it as there is, the target with
-    /// something else.
+impl HostBuffers {
+    /// Maps and writes memory: the source with the pattern, the target with [`POISON`].
     pub(super) fn new(
-        direction: Direction,
+        direction: GpuCopyDirection,
         pages: PageSize,
         pattern: &[u8],
     ) -> anyhow::Result<Self> {
-        let mut host = Self::untouched(direction, pages, pattern.len())?;
+        let mut host = Self::unpopulated(direction, pages, pattern.len())?;
         if let Self::Pair { source, .. } | Self::Source(source) = &mut host {
             write(source.as_mut_slice(), Some(pattern));
         }
@@ -35,18 +34,18 @@ impl Host {
         Ok(host)
     }
 
-    /// Maps only.
-    pub(super) fn untouched(
-        direction: Direction,
+    /// Maps memory without writing it.
+    pub(super) fn unpopulated(
+        direction: GpuCopyDirection,
         pages: PageSize,
         bytes: usize,
     ) -> anyhow::Result<Self> {
         Ok(match direction {
-            Direction::HostToHost => {
+            GpuCopyDirection::HostToHost => {
                 Self::Pair { source: map(pages, bytes)?, target: map(pages, bytes)? }
             }
-            Direction::ToDevice => Self::Source(map(pages, bytes)?),
-            Direction::FromDevice => Self::Target(map(pages, bytes)?),
+            GpuCopyDirection::ToDevice => Self::Source(map(pages, bytes)?),
+            GpuCopyDirection::FromDevice => Self::Target(map(pages, bytes)?),
         })
     }
 
@@ -55,7 +54,7 @@ impl Host {
         any.len()
     }
 
-    /// All of its memory.
+    /// All ranges of the memory.
     pub(super) fn all(&self) -> impl Iterator<Item = &Pages> {
         let (first, second) = match self {
             Self::Pair { source, target } => (source, Some(target)),
@@ -64,11 +63,11 @@ impl Host {
         std::iter::once(first).chain(second)
     }
 
-    /// Unmaps it, and lets the ferry know nothing of it any more: other memory may get the same
-    /// addresses, and must be as new to the ferry as it is.
-    pub(super) fn retire(self, ferry: &Ferry) {
+    /// Invalidates the memory in the ferry and unmaps it: later memory may get the same addresses,
+    /// and must be a first use for the ferry.
+    pub(super) fn unmap(self, ferry: &Ferry) {
         for pages in self.all() {
-            ferry.forget(pages.as_ptr(), pages.len());
+            ferry.invalidate(pages.as_ptr(), pages.len());
         }
     }
 }
@@ -78,24 +77,24 @@ fn map(size: PageSize, bytes: usize) -> anyhow::Result<Pages> {
         PageSize::Huge => Ok(Pages::huge(bytes)?),
         PageSize::Small => {
             let pages = Pages::new(bytes)?;
-            // SAFETY: advice on a mapping of our own that nobody has touched. A kernel without huge
-            // pages refuses, and has none to give.
+            // SAFETY: advice on a mapping of this function that was never accessed. A kernel
+            // without huge pages returns an error, and has no huge pages to avoid.
             let _ = unsafe { madvise(pages.as_ptr().cast(), pages.len(), Advice::LinuxNoHugepage) };
             Ok(pages)
         }
     }
 }
 
-/// Writes all of `target`: the pattern, or something else. Several threads share large ones, whose
-/// pages would take one thread long to come.
+/// Writes all of `target`: the pattern, or [`POISON`]. Several threads share targets of 16 MiB and
+/// more, because the page faults of a single thread would take long.
 pub(super) fn write(target: &mut [u8], pattern: Option<&[u8]>) {
     const SHARED_BYTES: usize = 16 << 20;
-    const MOST_THREADS: usize = 8;
+    const MAX_THREADS: usize = 8;
     let put = |target: &mut [u8], at: usize| match pattern {
         Some(pattern) => target.copy_from_slice(&pattern[at..at + target.len()]),
-        None => target.fill(SPOILT),
+        None => target.fill(POISON),
     };
-    let threads = affinity::allowed_cores().len().clamp(1, MOST_THREADS);
+    let threads = affinity::allowed_cores().len().clamp(1, MAX_THREADS);
     if target.len() < SHARED_BYTES || threads == 1 {
         return put(target, 0);
     }
@@ -107,7 +106,7 @@ pub(super) fn write(target: &mut [u8], pattern: Option<&[u8]>) {
     });
 }
 
-/// Bytes of which no two stretches are alike.
+/// Returns bytes without repeated ranges.
 pub(super) fn pattern(bytes: usize) -> anyhow::Result<Pages> {
     let mut pages = Pages::huge(bytes)?;
     for (place, word) in pages.as_mut_slice().chunks_mut(8).enumerate() {
@@ -126,11 +125,13 @@ mod tests {
         for bytes in [100, (33 << 20) + 5] {
             let pattern = pattern(bytes).unwrap();
             for pages in [PageSize::Small, PageSize::Huge] {
-                let host = Host::new(Direction::HostToHost, pages, pattern.as_slice()).unwrap();
+                let host =
+                    HostBuffers::new(GpuCopyDirection::HostToHost, pages, pattern.as_slice())
+                        .unwrap();
                 assert_eq!(host.bytes(), bytes);
-                let Host::Pair { source, target } = host else { panic!("no pair") };
+                let HostBuffers::Pair { source, target } = host else { panic!("no pair") };
                 assert!(source.as_slice() == pattern.as_slice());
-                assert!(target.as_slice().iter().all(|&byte| byte == SPOILT));
+                assert!(target.as_slice().iter().all(|&byte| byte == POISON));
             }
         }
     }

@@ -1,47 +1,47 @@
-//! The driver's own calls, one at a time, as a program makes them that goes without a ferry.
+//! The driver's own calls, one at a time, as in a program without a ferry.
 
 use std::hint::spin_loop;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
 use memferry::DeviceMemory;
-use memferry_sys::cuda::{Cuda, Driver, DriverError, Event, Stream, Way};
+use memferry_sys::cuda::{Cuda, CudaDriver, CudaEvent, CudaStream, DriverError, MemcpyKind};
 
 /// The driver of the device, for one thread, with memory that it pinned.
-pub(super) struct Peer {
-    driver: Arc<dyn Driver>,
-    /// The driver of this machine, if it is that: it has one call more.
+pub(super) struct DriverPeer {
+    driver: Arc<dyn CudaDriver>,
+    /// The CUDA driver, if the peer is not a model: it has one more call.
     cuda: Option<Arc<Cuda>>,
-    stream: Stream,
-    event: Event,
-    pinned: Result<Pinned, DriverError>,
+    stream: CudaStream,
+    event: CudaEvent,
+    pinned: Result<PinnedBuffer, DriverError>,
 }
 
-struct Pinned {
+struct PinnedBuffer {
     address: u64,
     bytes: usize,
 }
 
-impl Peer {
-    /// For the calling thread alone.
+impl DriverPeer {
+    /// Creates a peer for the calling thread.
     pub(super) fn new(
-        driver: Arc<dyn Driver>,
+        driver: Arc<dyn CudaDriver>,
         cuda: Option<Arc<Cuda>>,
         pinned_bytes: usize,
     ) -> anyhow::Result<Self> {
-        driver.enter()?;
+        driver.make_current()?;
         let stream = driver.create_stream()?;
         let event = driver.create_event().inspect_err(|_| driver.destroy_stream(stream))?;
         let pinned = driver.allocate_pinned(pinned_bytes);
-        let pinned = pinned.map(|address| Pinned { address, bytes: pinned_bytes });
+        let pinned = pinned.map(|address| PinnedBuffer { address, bytes: pinned_bytes });
         Ok(Self { driver, cuda, stream, event, pinned })
     }
 
-    /// The memory that the driver pinned.
+    /// Memory that the driver pinned.
     pub(super) fn pinned(&mut self, bytes: usize) -> anyhow::Result<&mut [u8]> {
         let address = self.pinned_address(bytes)?;
-        // SAFETY: so many bytes are there, and they are this peer's alone: every copy that it
-        // starts is over when its method returns.
+        // SAFETY: the allocation has at least `bytes` bytes, and only this peer uses it: every copy
+        // that it starts is complete when its method returns.
         Ok(unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) })
     }
 
@@ -53,72 +53,96 @@ impl Peer {
         }
     }
 
-    /// From pageable memory.
-    pub(super) fn copy_in(&self, source: &[u8], target: &mut DeviceMemory) -> anyhow::Result<()> {
+    /// Copies from pageable memory to the device.
+    pub(super) fn copy_to_device(
+        &self,
+        source: &[u8],
+        target: &mut DeviceMemory,
+    ) -> anyhow::Result<()> {
         check(target, source.len())?;
         let (from, to) = (source.as_ptr() as u64, target.address());
-        // SAFETY: both are borrowed until this returns, when the copy is over, and large enough.
-        Ok(unsafe { self.driver.copy_now(Way::In, from, to, source.len()) }?)
+        // SAFETY: both ranges are large enough and borrowed until this method returns, when the
+        // copy is complete.
+        Ok(unsafe { self.driver.copy_sync(MemcpyKind::HostToDevice, from, to, source.len()) }?)
     }
 
-    /// To pageable memory.
-    pub(super) fn copy_out(&self, source: &DeviceMemory, target: &mut [u8]) -> anyhow::Result<()> {
+    /// Copies from the device to pageable memory.
+    pub(super) fn copy_from_device(
+        &self,
+        source: &DeviceMemory,
+        target: &mut [u8],
+    ) -> anyhow::Result<()> {
         check(source, target.len())?;
         let (from, to) = (source.address(), target.as_mut_ptr() as u64);
         // SAFETY: as above.
-        Ok(unsafe { self.driver.copy_now(Way::Out, from, to, target.len()) }?)
+        Ok(unsafe { self.driver.copy_sync(MemcpyKind::DeviceToHost, from, to, target.len()) }?)
     }
 
-    /// From pinned memory, by one asynchronous copy that is waited for.
-    pub(super) fn pinned_in(&self, target: &mut DeviceMemory, bytes: usize) -> anyhow::Result<()> {
+    /// Copies from pinned memory to the device by one asynchronous copy, and waits for it.
+    pub(super) fn copy_pinned_to_device(
+        &self,
+        target: &mut DeviceMemory,
+        bytes: usize,
+    ) -> anyhow::Result<()> {
         check(target, bytes)?;
         let from = self.pinned_address(bytes)?;
-        // SAFETY: both are large enough, the target is borrowed and the pinned memory is nobody
-        // else's until this returns, after the copy.
-        unsafe { self.driver.copy(Way::In, from, target.address(), bytes, self.stream) }?;
-        self.wait()
+        // SAFETY: both ranges are large enough; until this method returns, after the copy, the
+        // target is borrowed and only this peer uses the pinned memory.
+        unsafe {
+            self.driver.copy(MemcpyKind::HostToDevice, from, target.address(), bytes, self.stream)
+        }?;
+        self.synchronize()
     }
 
-    /// To pinned memory, likewise.
-    pub(super) fn pinned_out(&mut self, source: &DeviceMemory, bytes: usize) -> anyhow::Result<()> {
+    /// Copies from the device to pinned memory by one asynchronous copy, and waits for it.
+    pub(super) fn copy_pinned_from_device(
+        &mut self,
+        source: &DeviceMemory,
+        bytes: usize,
+    ) -> anyhow::Result<()> {
         check(source, bytes)?;
         let to = self.pinned_address(bytes)?;
         // SAFETY: as above.
-        unsafe { self.driver.copy(Way::Out, source.address(), to, bytes, self.stream) }?;
-        self.wait()
+        unsafe {
+            self.driver.copy(MemcpyKind::DeviceToHost, source.address(), to, bytes, self.stream)
+        }?;
+        self.synchronize()
     }
 
-    /// Between ordinary memory, registered or not: an asynchronous copy, and waiting for its stream.
+    /// Copies from host to host, registered or not, by one asynchronous copy, and waits for its
+    /// stream.
     pub(super) fn host_to_host(&self, source: &[u8], target: &mut [u8]) -> anyhow::Result<()> {
         let cuda = self.cuda.as_ref().context("this driver has no such call")?;
         anyhow::ensure!(source.len() == target.len(), "both must be of one length");
         let (from, to) = (source.as_ptr() as u64, target.as_mut_ptr() as u64);
-        // SAFETY: both are ordinary memory, borrowed until this returns, after everything in the
-        // stream is over.
+        // SAFETY: both are host memory, borrowed until this method returns, after everything in the
+        // stream is complete.
         let copied = unsafe { cuda.copy_host(from, to, source.len(), self.stream) };
-        self.driver.drain(self.stream);
+        self.driver.synchronize(self.stream);
         Ok(copied?)
     }
 
-    /// Sets memory of the device to zero.
+    /// Sets device memory to zero.
     pub(super) fn clear(&self, target: &mut DeviceMemory, bytes: usize) -> anyhow::Result<()> {
         check(target, bytes)?;
-        // SAFETY: the memory is borrowed until this returns, after the stream has passed it.
+        // SAFETY: the memory is borrowed until this method returns, after the stream has completed
+        // the fill.
         unsafe { self.driver.fill(target.address(), 0, bytes, self.stream) }?;
-        self.wait()
+        self.synchronize()
     }
 
-    /// Waits until everything in the stream is over, by asking again and again.
-    fn wait(&self) -> anyhow::Result<()> {
+    /// Polls until everything in the stream is complete.
+    fn synchronize(&self) -> anyhow::Result<()> {
         let ask = || {
-            self.driver.record(self.event, self.stream)?;
-            while !self.driver.is_reached(self.event)? {
+            self.driver.record_event(self.event, self.stream)?;
+            while !self.driver.is_complete(self.event)? {
                 spin_loop();
             }
             Ok::<_, DriverError>(())
         };
-        // Whatever went wrong, memory that a copy may use is not given back before its end.
-        Ok(ask().inspect_err(|_| self.driver.drain(self.stream))?)
+        // On an error, the driver still waits for the stream, so that no memory is freed while a
+        // copy may use it.
+        Ok(ask().inspect_err(|_| self.driver.synchronize(self.stream))?)
     }
 }
 
@@ -127,12 +151,12 @@ fn check(memory: &DeviceMemory, bytes: usize) -> anyhow::Result<()> {
     Ok(())
 }
 
-impl Drop for Peer {
+impl Drop for DriverPeer {
     fn drop(&mut self) {
         self.driver.destroy_event(self.event);
         self.driver.destroy_stream(self.stream);
         if let Ok(pinned) = &self.pinned {
-            // SAFETY: from the matching call; every copy was waited for.
+            // SAFETY: the address is from the matching call, and every copy was waited for.
             unsafe { self.driver.free_pinned(pinned.address) };
         }
     }

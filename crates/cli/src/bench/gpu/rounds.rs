@@ -1,5 +1,5 @@
-//! The ways to make a copy against each other, in turn, round by round. Only the copies are timed,
-//! not what makes memory fresh, and afterwards every way shows that it moves every byte.
+//! Comparison of copy methods, interleaved, round by round. Only the copies are timed, not the
+//! preparation of fresh memory. At the end every method is verified to copy every byte.
 
 use std::time::Instant;
 
@@ -8,36 +8,40 @@ use memferry::Region;
 use memferry::sys::clock;
 use memferry::sys::pages::Pages;
 
-use super::cases::{Buffers, Case, Direction, Way};
-use super::memory::Host;
-use super::rig::Rig;
+use super::cases::{BufferState, Case, CopyMethod, GpuCopyDirection};
+use super::fixture::GpuFixture;
+use super::memory::HostBuffers;
 use crate::bench::Effort;
 use crate::bench::measure::median;
 use crate::outcome::Row;
 
-/// What one copy took.
+/// Times of one copy.
 #[derive(Debug, Clone, Copy)]
-struct Sample {
+struct CopySample {
     ns: f64,
-    /// Processor time of the whole process, as a share of the time.
+    /// Processor time of the whole process, divided by the elapsed time.
     cores: f64,
 }
 
-/// What each way took, round by round.
+/// Samples of each method, round by round.
 #[derive(Default)]
-pub(super) struct Rounds {
-    series: Vec<(&'static str, Vec<Sample>)>,
-    /// Ways that could not make the copy, with the reason.
+pub(super) struct GpuSamples {
+    series: Vec<(&'static str, Vec<CopySample>)>,
+    /// Methods that could not copy, with the reason.
     pub(super) failed: Vec<(&'static str, String)>,
 }
 
-/// Lets every way make the copy in turn.
-pub(super) fn contest(rig: &mut Rig, case: &Case, effort: Effort) -> anyhow::Result<Rounds> {
-    let mut rounds = Rounds::default();
+/// Runs every method of the case, interleaved.
+pub(super) fn interleave(
+    rig: &mut GpuFixture,
+    case: &Case,
+    effort: Effort,
+) -> anyhow::Result<GpuSamples> {
+    let mut rounds = GpuSamples::default();
     rig.prepare(case.direction, case.bytes)?;
-    let mut kept = Kept::new(rig, case, effort)?;
+    let mut kept = ReusedBuffers::new(rig, case, effort)?;
     let mut field = Vec::new();
-    for (series, way) in case.field(effort) {
+    for (series, way) in case.candidates(effort) {
         match kept.warm_up(rig, case, way) {
             Ok(()) => {
                 field.push(way);
@@ -46,16 +50,16 @@ pub(super) fn contest(rig: &mut Rig, case: &Case, effort: Effort) -> anyhow::Res
             Err(error) => rounds.failed.push((series, format!("{error:#}"))),
         }
     }
-    let (count, repeats) = case.pace(effort);
+    let (count, repeats) = case.rounds_and_repeats(effort);
     for round in 0..count {
         for turn in 0..field.len() {
-            // The one that goes first changes, and so does the direction.
+            // The first method and the direction change from round to round.
             let place = (turn + round / 2) % field.len();
             let index = if round % 2 == 0 { place } else { field.len() - 1 - place };
             let (way, series) = (field[index], rounds.series[index].0);
             let sample = match case.buffers {
-                Buffers::Reused => kept.timed(rig, way, repeats),
-                Buffers::Fresh => timed_fresh(rig, case, way, round + 1 == count),
+                BufferState::Reused => kept.timed(rig, way, repeats),
+                BufferState::Fresh => timed_fresh(rig, case, way, round + 1 == count),
             };
             rounds.series[index].1.push(sample.with_context(|| failure(series, case))?);
         }
@@ -63,7 +67,7 @@ pub(super) fn contest(rig: &mut Rig, case: &Case, effort: Effort) -> anyhow::Res
     for (index, &way) in field.iter().enumerate() {
         kept.verify(rig, way).with_context(|| failure(rounds.series[index].0, case))?;
     }
-    kept.retire(rig);
+    kept.unmap(rig);
     Ok(rounds)
 }
 
@@ -71,28 +75,29 @@ fn failure(series: &str, case: &Case) -> String {
     format!("{series} failed, {}, {} bytes", case.figure(), case.bytes)
 }
 
-/// Memory that is used again and again; nothing, if every copy gets fresh memory.
-struct Kept {
-    /// First, so that nothing is unmapped that is registered.
+/// Memory that is reused for all copies; empty if every copy gets fresh memory.
+struct ReusedBuffers {
+    /// Declared first, so that registrations are dropped before their memory is unmapped.
     regions: Vec<Region>,
-    hosts: Vec<(Way, Host)>,
+    hosts: Vec<(CopyMethod, HostBuffers)>,
 }
 
-impl Kept {
-    /// To a device and from it, everyone has memory of his own: what is registered for the ferry is not
-    /// pageable for the driver any more. Between ordinary memory all share what is registered.
-    fn new(rig: &Rig, case: &Case, effort: Effort) -> anyhow::Result<Self> {
+impl ReusedBuffers {
+    /// Allocates the memory. For copies to and from a device, every method has memory of its own:
+    /// what is registered for the ferry is no longer pageable for the driver. From host to host,
+    /// all methods share the registered memory.
+    fn new(rig: &GpuFixture, case: &Case, effort: Effort) -> anyhow::Result<Self> {
         let (mut hosts, mut regions) = (Vec::new(), Vec::new());
-        if case.buffers == Buffers::Reused {
-            let field = case.field(effort);
-            let own = if case.direction == Direction::HostToHost { 1 } else { field.len() };
+        if case.buffers == BufferState::Reused {
+            let field = case.candidates(effort);
+            let own = if case.direction == GpuCopyDirection::HostToHost { 1 } else { field.len() };
             for &(_, way) in &field[..own] {
                 hosts.push((way, memory_for(rig, case, way)?));
             }
         }
-        if let Some((_, ours)) = hosts.iter().find(|(way, _)| *way == Way::Ferry) {
-            // What is refused is counted, and a note says so.
-            // SAFETY: regions are dropped before the pages that they are of.
+        if let Some((_, ours)) = hosts.iter().find(|(way, _)| *way == CopyMethod::Ferry) {
+            // SAFETY: regions are dropped before their pages. A refused registration is counted,
+            // and a note reports it.
             let register =
                 |pages: &Pages| unsafe { rig.ferry.register(pages.as_ptr(), pages.len()) }.ok();
             regions.extend(ours.all().filter_map(register));
@@ -100,102 +105,123 @@ impl Kept {
         Ok(Self { regions, hosts })
     }
 
-    fn host(&mut self, way: Way) -> Option<&mut Host> {
+    fn host(&mut self, way: CopyMethod) -> Option<&mut HostBuffers> {
         let own = self.hosts.iter().position(|(owner, _)| *owner == way);
         self.hosts.get_mut(own.unwrap_or(0)).map(|(_, host)| host)
     }
 
-    /// Makes a few copies that do not count.
-    fn warm_up(&mut self, rig: &mut Rig, case: &Case, way: Way) -> anyhow::Result<()> {
+    /// Makes a few untimed copies.
+    fn warm_up(
+        &mut self,
+        rig: &mut GpuFixture,
+        case: &Case,
+        way: CopyMethod,
+    ) -> anyhow::Result<()> {
         const COPIES: usize = 3;
         match self.host(way) {
-            Some(host) => (0..COPIES).try_for_each(|_| rig.perform(way, host)),
+            Some(host) => (0..COPIES).try_for_each(|_| rig.copy(way, host)),
             None => timed_fresh(rig, case, way, false).map(|_| ()),
         }
     }
 
-    fn timed(&mut self, rig: &mut Rig, way: Way, repeats: usize) -> anyhow::Result<Sample> {
+    fn timed(
+        &mut self,
+        rig: &mut GpuFixture,
+        way: CopyMethod,
+        repeats: usize,
+    ) -> anyhow::Result<CopySample> {
         let host = self.host(way).context("no memory was kept")?;
-        // The first settles what the neighbour left behind.
-        rig.perform(way, host)?;
+        // The first copy is untimed: it removes the effects of the previous method on the caches.
+        rig.copy(way, host)?;
         timed(rig, way, host, repeats)
     }
 
-    fn verify(&mut self, rig: &mut Rig, way: Way) -> anyhow::Result<()> {
+    fn verify(&mut self, rig: &mut GpuFixture, way: CopyMethod) -> anyhow::Result<()> {
         let Some(host) = self.host(way) else { return Ok(()) };
-        rig.spoil(way, host)?;
-        rig.perform(way, host)?;
+        rig.poison(way, host)?;
+        rig.copy(way, host)?;
         rig.verify(way, host)
     }
 
-    fn retire(self, rig: &Rig) {
+    fn unmap(self, rig: &GpuFixture) {
         drop(self.regions);
-        self.hosts.into_iter().for_each(|(_, host)| host.retire(&rig.ferry));
+        self.hosts.into_iter().for_each(|(_, host)| host.unmap(&rig.ferry));
     }
 }
 
-/// Memory as a case wants it. Nobody touches it if the driver has memory of its own.
-fn memory_for(rig: &Rig, case: &Case, way: Way) -> anyhow::Result<Host> {
+/// Returns memory of the kind that a case needs. If the driver has memory of its own, the pages are
+/// not touched.
+fn memory_for(rig: &GpuFixture, case: &Case, way: CopyMethod) -> anyhow::Result<HostBuffers> {
     match way {
-        Way::Pinned => Host::untouched(case.direction, case.pages, case.bytes),
-        _ => rig.fresh(case.direction, case.pages, case.bytes),
+        CopyMethod::Pinned => HostBuffers::unpopulated(case.direction, case.pages, case.bytes),
+        _ => rig.fresh_buffers(case.direction, case.pages, case.bytes),
     }
 }
 
-/// One copy of fresh memory; afterwards, if that is wanted, a look whether it is there.
-fn timed_fresh(rig: &mut Rig, case: &Case, way: Way, verified: bool) -> anyhow::Result<Sample> {
+/// Measures one copy of fresh memory, and verifies it if `verified` is set.
+fn timed_fresh(
+    rig: &mut GpuFixture,
+    case: &Case,
+    way: CopyMethod,
+    verified: bool,
+) -> anyhow::Result<CopySample> {
     let mut host = memory_for(rig, case, way)?;
-    // Fresh targets are wrong as they are.
-    if verified && (way == Way::Pinned || case.direction == Direction::ToDevice) {
-        rig.spoil(way, &mut host)?;
+    // Fresh targets already have other contents than the pattern.
+    if verified && (way == CopyMethod::Pinned || case.direction == GpuCopyDirection::ToDevice) {
+        rig.poison(way, &mut host)?;
     }
     let sample = timed(rig, way, &mut host, 1)?;
     if verified {
         rig.verify(way, &host)?;
     }
-    host.retire(&rig.ferry);
+    host.unmap(&rig.ferry);
     Ok(sample)
 }
 
-fn timed(rig: &mut Rig, way: Way, host: &mut Host, repeats: usize) -> anyhow::Result<Sample> {
+fn timed(
+    rig: &mut GpuFixture,
+    way: CopyMethod,
+    host: &mut HostBuffers,
+    repeats: usize,
+) -> anyhow::Result<CopySample> {
     let (before_ns, start) = (clock::process_cpu_ns(), Instant::now());
     for _ in 0..repeats {
-        rig.perform(way, host)?;
+        rig.copy(way, host)?;
     }
     let ns = start.elapsed().as_nanos().max(1) as f64;
     let cpu_ns = clock::process_cpu_ns() - before_ns;
-    Ok(Sample { ns: ns / repeats as f64, cores: cpu_ns as f64 / ns })
+    Ok(CopySample { ns: ns / repeats as f64, cores: cpu_ns as f64 / ns })
 }
 
-impl Rounds {
-    fn of(&self, series: &str) -> Option<&[Sample]> {
+impl GpuSamples {
+    fn samples_of(&self, series: &str) -> Option<&[CopySample]> {
         self.series.iter().find(|(name, _)| *name == series).map(|(_, samples)| &samples[..])
     }
 
-    /// The median over rounds of how many times faster `series` is than `peer`; not a number if one
-    /// of them did not take part.
+    /// Returns the median over rounds of the speedup of `series` over `peer`; NaN if one of them
+    /// did not run.
     pub(super) fn speedup(&self, series: &str, peer: &str) -> f64 {
-        match (self.of(series), self.of(peer)) {
+        match (self.samples_of(series), self.samples_of(peer)) {
             (Some(ours), Some(theirs)) => {
-                let ratio = |(ours, theirs): (&Sample, &Sample)| theirs.ns / ours.ns;
+                let ratio = |(ours, theirs): (&CopySample, &CopySample)| theirs.ns / ours.ns;
                 median(ours.iter().zip(theirs).map(ratio).collect())
             }
             _ => f64::NAN,
         }
     }
 
-    /// The median of how many cores the process kept busy.
+    /// Median of the number of cores that the process kept busy.
     pub(super) fn cores(&self, series: &str) -> f64 {
-        let samples = self.of(series).unwrap_or_default();
+        let samples = self.samples_of(series).unwrap_or_default();
         median(samples.iter().map(|sample| sample.cores).collect())
     }
 
-    /// A row of bandwidth for each way.
+    /// Rows of bandwidth, one for each method.
     pub(super) fn bandwidth_rows(&self, figure: &str, bytes: usize) -> Vec<Row> {
         self.rows(figure, bytes, "GB/s", |sample| bytes as f64 / sample.ns)
     }
 
-    /// A row of processor time for each way.
+    /// Rows of processor time, one for each method.
     pub(super) fn cores_rows(&self, figure: &str, bytes: usize) -> Vec<Row> {
         self.rows(figure, bytes, "cores", |sample| sample.cores)
     }
@@ -205,9 +231,9 @@ impl Rounds {
         figure: &str,
         bytes: usize,
         unit: &str,
-        of_sample: impl Fn(&Sample) -> f64,
+        of_sample: impl Fn(&CopySample) -> f64,
     ) -> Vec<Row> {
-        let row = |(series, samples): &(&'static str, Vec<Sample>)| {
+        let row = |(series, samples): &(&'static str, Vec<CopySample>)| {
             let values: Vec<_> = samples.iter().map(&of_sample).collect();
             Row::of_rounds(figure, series, bytes as u64, unit, &values)
         };
@@ -221,10 +247,10 @@ mod tests {
 
     #[test]
     fn ratios_are_taken_within_a_round_and_those_that_failed_have_none() {
-        let samples = |times: [f64; 3]| times.map(|ns| Sample { ns, cores: 1.0 }).to_vec();
+        let samples = |times: [f64; 3]| times.map(|ns| CopySample { ns, cores: 1.0 }).to_vec();
         let series =
             vec![("memcpy", samples([10.0, 100.0, 10.0])), ("ours", samples([5.0, 50.0, 10.0]))];
-        let rounds = Rounds { series, failed: Vec::new() };
+        let rounds = GpuSamples { series, failed: Vec::new() };
         assert_eq!(rounds.speedup("ours", "memcpy"), 2.0);
         assert!(rounds.speedup("ours", "driver").is_nan());
         assert_eq!(rounds.cores("ours"), 1.0);

@@ -1,48 +1,48 @@
-//! The bench over a model of a GPU: what it measures there means nothing, but every copy is made and
-//! looked at.
+//! The bench over a model of a GPU: its times mean nothing there, but every copy is made and
+//! verified.
 
 use memferry::CudaEngine;
 use memferry::PinLimits;
-use memferry::engine::cpu::{CpuEngine, Profile};
-use memferry::engine::cuda::Rates;
-use memferry::engine::cuda::model::{Faults, ModelDevice};
+use memferry::engine::cpu::{CpuEngine, CpuProfile};
+use memferry::engine::cuda::CudaProfile;
+use memferry::engine::cuda::model::{CudaFaults, CudaModel};
 
 use super::*;
 use crate::sample;
 
-fn rig_with(faults: Faults, most_bytes: usize) -> Rig {
-    let driver = ModelDevice::with_faults(faults);
-    let limits = PinLimits { most_bytes: 64 << 20, most_entries: 64 };
-    let gpu = CudaEngine::with_driver(driver.clone(), Rates::default(), limits).unwrap();
+fn fixture_with(faults: CudaFaults, most_bytes: usize) -> GpuFixture {
+    let driver = CudaModel::with_faults(faults);
+    let limits = PinLimits { max_bytes: 64 << 20, max_entries: 64 };
+    let gpu = CudaEngine::with_driver(driver.clone(), CudaProfile::default(), limits).unwrap();
     let gpu = Arc::new(gpu);
-    let processors = Arc::new(CpuEngine::new(Arc::new(Profile::built_in())));
+    let processors = Arc::new(CpuEngine::new(Arc::new(CpuProfile::built_in())));
     let ferry = Ferry::builder().engine(processors, 1).engine(gpu.clone(), 2).build().unwrap();
-    let peer = Peer::new(driver, None, most_bytes).unwrap();
-    Rig::new(ferry, &gpu, peer, most_bytes).unwrap()
+    let peer = DriverPeer::new(driver, None, most_bytes).unwrap();
+    GpuFixture::new(ferry, &gpu, peer, most_bytes).unwrap()
 }
 
-fn small(bytes: usize) -> Plan {
+fn small_plan(bytes: usize) -> GpuBenchPlan {
     let mut cases = cases::cases(Effort::Quick);
-    cases.retain(|case| case.bytes == TELLING);
+    cases.retain(|case| case.bytes == REFERENCE_BYTES);
     for case in &mut cases {
         case.bytes = bytes;
     }
     let most_time = Duration::from_secs(60);
-    Plan { effort: Effort::Quick, cases, overlap_sizes: vec![bytes], most_time }
+    GpuBenchPlan { effort: Effort::Quick, cases, overlap_sizes: vec![bytes], max_time: most_time }
 }
 
 #[test]
 fn every_case_is_measured_and_every_byte_arrives() {
-    let plan = small((1 << 20) + 5);
-    let mut rig = rig_with(Faults::default(), plan.most_bytes());
+    let plan = small_plan((1 << 20) + 5);
+    let mut rig = fixture_with(CudaFaults::default(), plan.max_bytes());
     let mut outcome = sample::empty("gpu");
     measure(&mut outcome, &mut rig, &plan, &Progress::new(false)).unwrap();
     for case in &plan.cases {
-        let ours = case.field(Effort::Quick)[0].0;
+        let ours = case.candidates(Effort::Quick)[0].0;
         let row = outcome.rows.iter().find(|r| r.figure == case.figure() && r.series == ours);
         assert!(row.is_some_and(|row| row.value > 0.0 && row.rounds >= 5), "{}", case.figure());
     }
-    // A model has no copy between ordinary memory of its own.
+    // The model has no host-to-host copy of the driver.
     assert_eq!(outcome.missing.len(), 1, "{:?}", outcome.missing);
     assert!(outcome.missing[0].starts_with("cuMemcpyAsync, host to host"));
     assert!(outcome.rows.iter().any(|row| row.unit == "cores"));
@@ -51,19 +51,19 @@ fn every_case_is_measured_and_every_byte_arrives() {
 
 #[test]
 fn a_driver_that_pins_nothing_is_a_peer_less() {
-    let plan = small(1 << 20);
-    let faults = Faults { no_pinned_memory: true, ..Faults::default() };
-    let mut rig = rig_with(faults, plan.most_bytes());
+    let plan = small_plan(1 << 20);
+    let faults = CudaFaults { no_pinned_memory: true, ..CudaFaults::default() };
+    let mut rig = fixture_with(faults, plan.max_bytes());
     let mut outcome = sample::empty("gpu");
     measure(&mut outcome, &mut rig, &plan, &Progress::new(false)).unwrap();
     assert!(outcome.missing.iter().any(|missing| missing.starts_with(PINNED)));
-    assert!(outcome.rows.iter().any(|row| row.series == OURS));
+    assert!(outcome.rows.iter().any(|row| row.series == MEMFERRY));
 }
 
 #[test]
 fn what_takes_too_long_is_left_out_and_said_to_be() {
-    let plan = Plan { most_time: Duration::ZERO, ..small(1 << 20) };
-    let mut rig = rig_with(Faults::default(), plan.most_bytes());
+    let plan = GpuBenchPlan { max_time: Duration::ZERO, ..small_plan(1 << 20) };
+    let mut rig = fixture_with(CudaFaults::default(), plan.max_bytes());
     let mut outcome = sample::empty("gpu");
     measure(&mut outcome, &mut rig, &plan, &Progress::new(false)).unwrap();
     assert!(outcome.rows.is_empty());
@@ -73,13 +73,13 @@ fn what_takes_too_long_is_left_out_and_said_to_be() {
 #[test]
 fn a_wrong_byte_is_found() {
     let bytes = 4096;
-    let mut rig = rig_with(Faults::default(), bytes);
-    for direction in Direction::ALL {
+    let mut rig = fixture_with(CudaFaults::default(), bytes);
+    for direction in GpuCopyDirection::ALL {
         rig.prepare(direction, bytes).unwrap();
-        let mut host = rig.fresh(direction, PageSize::Small, bytes).unwrap();
-        rig.perform(cases::Way::Ferry, &mut host).unwrap();
-        rig.verify(cases::Way::Ferry, &host).unwrap();
-        rig.spoil(cases::Way::Ferry, &mut host).unwrap();
-        assert!(rig.verify(cases::Way::Ferry, &host).is_err(), "{direction}");
+        let mut host = rig.fresh_buffers(direction, PageSize::Small, bytes).unwrap();
+        rig.copy(cases::CopyMethod::Ferry, &mut host).unwrap();
+        rig.verify(cases::CopyMethod::Ferry, &host).unwrap();
+        rig.poison(cases::CopyMethod::Ferry, &mut host).unwrap();
+        assert!(rig.verify(cases::CopyMethod::Ferry, &host).is_err(), "{direction}");
     }
 }

@@ -1,20 +1,20 @@
-//! Which member of a group runs on which core. All contestants get the same places, so that none
-//! has the shorter way between its members.
+//! Assignment of the members of a group to cores. All candidates use the same cores, so the
+//! distance between their members is the same.
 
 use std::collections::BTreeSet;
 use std::fs;
 
 use memferry::sys::affinity;
 
-/// The cores for the members of groups.
+/// Cores of the members of groups.
 #[derive(Debug, Clone)]
-pub(super) struct Cores {
-    /// One hardware thread of every core first, then the others.
+pub(super) struct MemberCores {
+    /// One hardware thread of every core first, then the other hardware threads.
     order: Vec<usize>,
-    whole: usize,
+    physical_count: usize,
 }
 
-impl Cores {
+impl MemberCores {
     pub(super) fn of_this_machine() -> Self {
         Self::ordered(&affinity::allowed_cores(), siblings_of)
     }
@@ -25,22 +25,22 @@ impl Cores {
             allowed.iter().partition(|&&core| seen.insert(siblings_of(core)));
         let whole = order.len();
         order.extend(others);
-        Self { order, whole }
+        Self { order, physical_count: whole }
     }
 
-    /// How many cores there are, hardware threads of the same core counted once.
-    pub(super) fn whole(&self) -> usize {
-        self.whole
+    /// Number of cores; the hardware threads of a core count once.
+    pub(super) fn physical_count(&self) -> usize {
+        self.physical_count
     }
 
-    /// The core of a member; they share when there are more members than cores.
+    /// Core of a member. Members share cores if there are more members than cores.
     pub(super) fn of_member(&self, rank: usize) -> usize {
         self.order[rank % self.order.len()]
     }
 }
 
-/// The hardware threads of one core, as the kernel lists them; a core whose siblings are unknown
-/// stands for itself.
+/// Hardware threads of a core, as the kernel lists them. A core with unknown siblings forms a list
+/// of its own.
 fn siblings_of(core: usize) -> String {
     let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
     fs::read_to_string(path).unwrap_or_else(|_| core.to_string())
@@ -52,16 +52,16 @@ mod tests {
 
     #[test]
     fn members_get_cores_of_their_own_before_they_share_one() {
-        let cores = Cores::ordered(&[0, 1, 2, 3], |core| (core / 2).to_string());
-        assert_eq!(cores.whole(), 2);
+        let cores = MemberCores::ordered(&[0, 1, 2, 3], |core| (core / 2).to_string());
+        assert_eq!(cores.physical_count(), 2);
         let places: Vec<_> = (0..5).map(|rank| cores.of_member(rank)).collect();
         assert_eq!(places, [0, 2, 1, 3, 0]);
     }
 
     #[test]
     fn this_machine_has_a_core_for_a_member() {
-        let cores = Cores::of_this_machine();
-        assert!(cores.whole() >= 1);
+        let cores = MemberCores::of_this_machine();
+        assert!(cores.physical_count() >= 1);
         assert!(affinity::allowed_cores().contains(&cores.of_member(7)));
     }
 }

@@ -1,22 +1,22 @@
-//! What a distributed program needs of its members: a message from each to each, all at once. Sums
-//! and gatherings over all members are made of it here.
+//! Exchange of messages from each member to each member, as distributed programs need it. Sums and
+//! gathers over all members are built on it here.
 
 use super::plain::{Plain, bytes_of, bytes_of_mut};
 
-/// One member's way to all others.
+/// Connection of one member to all others.
 pub(super) trait Exchange {
-    /// This member's number.
+    /// Rank of this member.
     fn rank(&self) -> usize;
 
-    /// How many members there are.
+    /// Number of members.
     fn size(&self) -> usize;
 
-    /// Sends `sent[rank]` to every member and receives `received[rank]` from it, its own part
-    /// included. Both sides of a pair name the same length.
+    /// Sends `sent[rank]` to every member and receives `received[rank]` from it, including this
+    /// member's own part. Both members of a pair use the same length.
     fn exchange(&mut self, sent: &[&[u8]], received: &mut [&mut [u8]]) -> anyhow::Result<()>;
 }
 
-/// Sends the same values to everybody and receives everybody's, in the order of their ranks.
+/// Sends the same values to all members and receives theirs, in the order of their ranks.
 pub(super) fn gather_all<T: Plain>(
     members: &mut impl Exchange,
     own: &[T],
@@ -28,7 +28,8 @@ pub(super) fn gather_all<T: Plain>(
     members.exchange(&sent, &mut received)
 }
 
-/// Adds up the values of all members, place by place. `all` is for everybody's.
+/// Adds the values of all members element by element. `all` is a buffer for the values of all
+/// members.
 pub(super) fn sum_all<T: Plain + std::ops::AddAssign>(
     members: &mut impl Exchange,
     own: &[T],
@@ -46,7 +47,7 @@ pub(super) fn sum_all<T: Plain + std::ops::AddAssign>(
     Ok(())
 }
 
-/// Sends and receives blocks of one length, one for each member, one behind the other.
+/// Sends and receives blocks of one length, one for each member, contiguous in memory.
 pub(super) fn exchange_blocks<T: Plain>(
     members: &mut impl Exchange,
     sent: &[T],
@@ -57,7 +58,7 @@ pub(super) fn exchange_blocks<T: Plain>(
     exchange_parts(members, (sent, &lengths), (received, &lengths))
 }
 
-/// Sends and receives blocks of given lengths, one for each member, one behind the other.
+/// Sends and receives blocks of given lengths, one for each member, contiguous in memory.
 pub(super) fn exchange_parts<T: Plain>(
     members: &mut impl Exchange,
     (mut sent, sent_lengths): (&[T], &[usize]),
@@ -78,27 +79,27 @@ pub(super) fn exchange_parts<T: Plain>(
     members.exchange(&parts, &mut places)
 }
 
-/// Whether every member says yes.
+/// Returns whether `yes` is true at every member.
 pub(super) fn all_agree(members: &mut impl Exchange, yes: bool) -> anyhow::Result<bool> {
     let mut all = vec![0u32; members.size()];
     gather_all(members, &[u32::from(yes)], &mut all)?;
     Ok(all.iter().all(|&answer| answer == 1))
 }
 
-/// Members that are threads of one process, for tests of what members do.
+/// Members that are threads of one process, for tests.
 #[cfg(test)]
 pub(super) mod threads {
     use std::sync::mpsc::{Receiver, Sender, channel};
 
     use super::Exchange;
 
-    pub(in crate::bench::group) struct Thread {
+    pub(in crate::bench::group) struct ExchangeThread {
         rank: usize,
         to: Vec<Sender<Vec<u8>>>,
         from: Vec<Receiver<Vec<u8>>>,
     }
 
-    impl Exchange for Thread {
+    impl Exchange for ExchangeThread {
         fn rank(&self) -> usize {
             self.rank
         }
@@ -118,10 +119,11 @@ pub(super) mod threads {
         }
     }
 
-    /// Runs the same on `size` threads that can exchange messages.
-    pub(in crate::bench::group) fn together(size: usize, run: impl Fn(Thread) + Sync) {
-        let mut members: Vec<_> =
-            (0..size).map(|rank| Thread { rank, to: Vec::new(), from: Vec::new() }).collect();
+    /// Runs a closure on `size` threads that can exchange messages.
+    pub(in crate::bench::group) fn run_members(size: usize, run: impl Fn(ExchangeThread) + Sync) {
+        let mut members: Vec<_> = (0..size)
+            .map(|rank| ExchangeThread { rank, to: Vec::new(), from: Vec::new() })
+            .collect();
         for from in 0..size {
             for to in 0..size {
                 let (sender, receiver) = channel();
@@ -139,12 +141,12 @@ pub(super) mod threads {
 
 #[cfg(test)]
 mod tests {
-    use super::threads::together;
+    use super::threads::run_members;
     use super::*;
 
     #[test]
     fn everybody_gets_the_sum_of_all() {
-        together(3, |mut member| {
+        run_members(3, |mut member| {
             let own = [1, member.rank() as u64];
             let (mut all, mut sums) = ([0; 6], [0; 2]);
             sum_all(&mut member, &own, &mut all, &mut sums).unwrap();
@@ -157,7 +159,7 @@ mod tests {
 
     #[test]
     fn parts_of_any_length_arrive_in_the_order_of_their_senders() {
-        together(2, |mut member| {
+        run_members(2, |mut member| {
             let (lengths, rank) = ([1, 2], member.rank());
             let sent = [10 * rank as u32; 3];
             let expected = lengths[rank];

@@ -1,16 +1,16 @@
-//! A three-dimensional Fourier transform after the FT kernel of the NAS benchmarks: every member
+//! Three-dimensional Fourier transform after the FT kernel of the NAS benchmarks: every member
 //! holds some planes of a cube, transforms them in two dimensions, exchanges them so that it holds
-//! whole columns, and transforms those. The same steps in the same order as the C contestant.
+//! complete columns, and transforms those. The C candidate does the same steps in the same order.
 
 use std::time::Instant;
 
 use anyhow::ensure;
 
+use super::command::{Sample, warm_up_iterations};
 use super::exchange::{Exchange, all_agree, exchange_blocks, gather_all};
-use super::order::{Timing, warm_up_of};
-use super::plain::{Plain, Touched, mixed};
+use super::plain::{Plain, TouchedPages, splitmix64};
 
-/// A complex number.
+/// Complex number.
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[repr(C)]
 pub(in crate::bench) struct Complex {
@@ -18,43 +18,43 @@ pub(in crate::bench) struct Complex {
     pub(in crate::bench) im: f64,
 }
 
-// SAFETY: two numbers without padding, of which every pattern is a value.
+// SAFETY: two numbers without padding, of which every bit pattern is a value.
 unsafe impl Plain for Complex {}
 
 /// One member's part of a cube.
 struct Cube<'a, E> {
     members: &'a mut E,
-    /// Along an edge.
+    /// Points along an edge.
     points: usize,
-    /// Of this member.
+    /// Planes of this member.
     planes: usize,
-    field: Touched<Complex>,
-    work: Touched<Complex>,
-    packed: Touched<Complex>,
-    columns: Touched<Complex>,
-    scratch: Touched<Complex>,
-    /// Roots of unity, for the way forward.
+    field: TouchedPages<Complex>,
+    work: TouchedPages<Complex>,
+    packed: TouchedPages<Complex>,
+    columns: TouchedPages<Complex>,
+    scratch: TouchedPages<Complex>,
+    /// Roots of unity for the forward transform.
     roots: Vec<Complex>,
     messages_ns: f64,
 }
 
-/// Transforms a cube of `points` along each edge, again and again. The way back is checked before a
-/// cube that was not `checked_points` large, the energy afterwards.
+/// Transforms a cube of `points` along each edge repeatedly. The inverse is checked first if the
+/// last checked cube was not of this size (`checked_points`); the energy is checked at the end.
 pub(super) fn fourier(
     members: &mut impl Exchange,
     points: u64,
     iterations: u64,
     checked_points: &mut u64,
-) -> anyhow::Result<Timing> {
+) -> anyhow::Result<Sample> {
     let dealt = points.is_multiple_of(members.size() as u64);
     let fits = (2..=1024).contains(&points) && points.is_power_of_two() && dealt;
     ensure!(fits, "the planes cannot be dealt");
     let mut cube = Cube::new(members, points as usize)?;
     if *checked_points != points {
-        ensure!(cube.comes_back()?, "the inverse transform does not give the field back");
+        ensure!(cube.inverts()?, "the inverse transform does not give the field back");
         *checked_points = points;
     }
-    for _ in 0..warm_up_of(iterations) {
+    for _ in 0..warm_up_iterations(iterations) {
         cube.transform()?;
     }
     all_agree(cube.members, true)?;
@@ -66,26 +66,26 @@ pub(super) fn fourier(
     let total_ns = begin.elapsed().as_nanos() as f64;
     let messages_ns = cube.messages_ns;
     ensure!(cube.keeps_energy()?, "the transform lost energy");
-    Ok(Timing::of_parts(total_ns, messages_ns))
+    Ok(Sample::of_parts(total_ns, messages_ns))
 }
 
 impl<'a, E: Exchange> Cube<'a, E> {
     fn new(members: &'a mut E, points: usize) -> anyhow::Result<Self> {
         let planes = points / members.size();
         let cells = planes * points * points;
-        let mut field = Touched::new(cells)?;
+        let mut field = TouchedPages::new(cells)?;
         for (cell, place) in field.iter_mut().zip((members.rank() * cells) as u64..) {
-            *cell = cell_at(place);
+            *cell = cell_value(place);
         }
         let angle = |p: usize| -std::f64::consts::TAU * p as f64 / points as f64;
         Ok(Self {
             points,
             planes,
             field,
-            work: Touched::new(cells)?,
-            packed: Touched::new(cells)?,
-            columns: Touched::new(cells)?,
-            scratch: Touched::new(points * points)?,
+            work: TouchedPages::new(cells)?,
+            packed: TouchedPages::new(cells)?,
+            columns: TouchedPages::new(cells)?,
+            scratch: TouchedPages::new(points * points)?,
             roots: (0..points)
                 .map(|p| Complex { re: angle(p).cos(), im: angle(p).sin() })
                 .collect(),
@@ -94,7 +94,7 @@ impl<'a, E: Exchange> Cube<'a, E> {
         })
     }
 
-    /// From `field` to `columns`, which is ordered by row, plane, column.
+    /// Transforms `field` into `columns`, which is ordered by row, plane, column.
     fn transform(&mut self) -> anyhow::Result<()> {
         self.work.copy_from_slice(&self.field);
         self.transform_planes();
@@ -114,10 +114,10 @@ impl<'a, E: Exchange> Cube<'a, E> {
         }
     }
 
-    /// From my planes of all rows to my rows of all planes.
+    /// Converts this member's planes of all rows to this member's rows of all planes.
     fn transpose(&mut self) -> anyhow::Result<()> {
         let (points, planes) = (self.points, self.planes);
-        // Cells of a plane, and of all planes, for one member.
+        // Number of cells of one plane, and of all planes, for one member.
         let part = planes * points;
         let block = planes * part;
         for (to, block) in self.packed.chunks_exact_mut(block).enumerate() {
@@ -137,9 +137,10 @@ impl<'a, E: Exchange> Cube<'a, E> {
         Ok(())
     }
 
-    /// There and back again: a second transform, with real and imaginary parts swapped before and
-    /// after, is the way back, and turns rows and planes back too.
-    fn comes_back(&mut self) -> anyhow::Result<bool> {
+    /// Returns whether the inverse transform restores the field. The inverse is a second transform
+    /// with real and imaginary parts swapped before and after; it also transposes rows and planes
+    /// back.
+    fn inverts(&mut self) -> anyhow::Result<bool> {
         let cells = (self.field.len() * self.members.size()) as f64;
         let kept = self.field.to_vec();
         self.transform()?;
@@ -156,7 +157,7 @@ impl<'a, E: Exchange> Cube<'a, E> {
         all_agree(self.members, right)
     }
 
-    /// The transform keeps the energy, up to the number of cells.
+    /// Returns whether the transform preserves the energy, up to the factor of the number of cells.
     fn keeps_energy(&mut self) -> anyhow::Result<bool> {
         let cells = (self.field.len() * self.members.size()) as f64;
         let own = [energy(&self.field), energy(&self.columns) / cells];
@@ -167,9 +168,9 @@ impl<'a, E: Exchange> Cube<'a, E> {
     }
 }
 
-/// The value at a place of a field that looks like chance.
-pub(in crate::bench) fn cell_at(place: u64) -> Complex {
-    let value = mixed(place);
+/// Pseudo-random value of a cell.
+pub(in crate::bench) fn cell_value(place: u64) -> Complex {
+    let value = splitmix64(place);
     let part = |bits: u64| bits as f64 / 4_294_967_296.0 - 0.5;
     Complex { re: part(value >> 32), im: part(value & 0xFFFF_FFFF) }
 }
@@ -205,7 +206,8 @@ pub(in crate::bench) fn transform_rows(
         length = half;
     }
     if swapped {
-        // `to` is the caller's array again, `from` the scratch with the result.
+        // After the last swap, `to` is the caller's array and `from` is the scratch with the
+        // result.
         to.copy_from_slice(from);
     }
 }
@@ -230,12 +232,12 @@ fn butterflies(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::group::exchange::threads::together;
+    use crate::bench::group::exchange::threads::run_members;
 
     #[test]
     fn a_cube_is_transformed_by_any_number_of_members() {
         for size in [1, 2, 4] {
-            together(size, |mut member| {
+            run_members(size, |mut member| {
                 let mut checked = 0;
                 fourier(&mut member, 16, 2, &mut checked).unwrap();
                 assert_eq!(checked, 16);
@@ -249,7 +251,7 @@ mod tests {
         let turn = |p: usize| std::f64::consts::TAU * p as f64 / POINTS as f64;
         let root = |p: usize| Complex { re: turn(p).cos(), im: -turn(p).sin() };
         let roots: Vec<_> = (0..POINTS).map(root).collect();
-        let row: Vec<_> = (0..POINTS as u64).map(cell_at).collect();
+        let row: Vec<_> = (0..POINTS as u64).map(cell_value).collect();
         let (mut data, mut scratch) = (row.clone(), row.clone());
         transform_rows(&mut data, &mut scratch, &roots, 1);
         for (k, cell) in data.iter().enumerate() {
@@ -265,7 +267,7 @@ mod tests {
 
     #[test]
     fn planes_that_cannot_be_dealt_are_refused() {
-        together(1, |mut member| assert!(fourier(&mut member, 12, 1, &mut 0).is_err()));
-        together(3, |mut member| assert!(fourier(&mut member, 16, 1, &mut 0).is_err()));
+        run_members(1, |mut member| assert!(fourier(&mut member, 12, 1, &mut 0).is_err()));
+        run_members(3, |mut member| assert!(fourier(&mut member, 16, 1, &mut 0).is_err()));
     }
 }

@@ -1,5 +1,6 @@
-//! iceoryx2 as a peer. What is compared is memory to memory, so a message is copied from the sender's
-//! own buffer into a loaned sample and from there into the receiver's own buffer; both poll.
+//! iceoryx2 as a peer. The comparison is from memory to memory: a message is copied from the
+//! sender's buffer into a loaned sample, and from there into the receiver's buffer. Both sides
+//! poll.
 
 use std::hint::spin_loop;
 use std::time::{Duration, Instant};
@@ -10,15 +11,15 @@ use iceoryx2::port::subscriber::Subscriber;
 use iceoryx2::prelude::*;
 use iceoryx2::service::port_factory::publish_subscribe;
 
-use super::messages::{Buffers, Link, pingpong};
-use super::order::{Order, Task, Timing};
-use super::plain::Touched;
+use super::command::{GroupTask, Sample, WorkerCommand};
+use super::messages::{Link, MessageBuffers, pingpong};
+use super::plain::TouchedPages;
 use super::worker::{Member, WorkerArgs};
 
-/// One service for each direction.
+/// Names of the services, one for each direction.
 const DIRECTIONS: [&str; 2] = ["forth", "back"];
-/// How long the other may take to appear.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Timeout of the connection to the other member.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 type Service = publish_subscribe::PortFactory<ipc::Service, [u8], ()>;
 
@@ -30,12 +31,12 @@ struct Ports {
 struct Iceoryx {
     ports: Ports,
     is_first: bool,
-    held: Option<Buffers<Touched<u8>>>,
-    // After the ports, which belong to it.
+    buffers: Option<MessageBuffers<TouchedPages<u8>>>,
+    // Declared after the ports, so that it is dropped after them.
     _node: Node<ipc::Service>,
 }
 
-/// Meets the other member.
+/// Connects to the other member.
 pub(super) fn join(args: &WorkerArgs) -> anyhow::Result<impl Member + use<>> {
     ensure!(args.size == 2, "two members play pingpong");
     set_log_level(LogLevel::Error);
@@ -57,10 +58,11 @@ pub(super) fn join(args: &WorkerArgs) -> anyhow::Result<impl Member + use<>> {
     for service in [&outgoing, &incoming] {
         wait_for_both_ends(service)?;
     }
-    Ok(Iceoryx { ports, is_first, held: None, _node: node })
+    Ok(Iceoryx { ports, is_first, buffers: None, _node: node })
 }
 
-/// Everything that it makes is in the group's own folder or bears the group's own name.
+/// Configuration in which all files are in the group's directory or have the group's name as
+/// prefix.
 fn config(name: &str) -> anyhow::Result<Config> {
     let mut config = Config::default();
     let folder = std::env::temp_dir();
@@ -84,7 +86,7 @@ fn service(node: &Node<ipc::Service>, name: &str) -> anyhow::Result<Service> {
 }
 
 fn wait_for_both_ends(service: &Service) -> anyhow::Result<()> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
     let ends = service.dynamic_config();
     while ends.number_of_publishers() < 1 || ends.number_of_subscribers() < 1 {
         ensure!(Instant::now() < deadline, "the other member did not come");
@@ -113,9 +115,9 @@ impl Link for Ports {
 }
 
 impl Member for Iceoryx {
-    fn carry_out(&mut self, order: Order) -> anyhow::Result<Timing> {
-        let Task::Pingpong { bytes } = order.task else { bail!("can only play pingpong") };
+    fn run(&mut self, order: WorkerCommand) -> anyhow::Result<Sample> {
+        let GroupTask::Pingpong { bytes } = order.task else { bail!("can only play pingpong") };
         let (bytes, times) = (usize::try_from(bytes)?, order.iterations);
-        pingpong(&mut self.ports, self.is_first, &mut self.held, bytes, times)
+        pingpong(&mut self.ports, self.is_first, &mut self.buffers, bytes, times)
     }
 }

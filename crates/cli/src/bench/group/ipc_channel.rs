@@ -1,5 +1,5 @@
-//! ipc-channel as a peer: its channels of bytes, one for each direction. What is compared is memory
-//! to memory, so what arrives in a new vector is copied into the receiver's own buffer.
+//! ipc-channel as a peer: its byte channels, one for each direction. The comparison is from memory
+//! to memory, so the received vector is copied into the receiver's buffer.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use ipc_channel::ipc::{
     IpcBytesReceiver, IpcBytesSender, IpcOneShotServer, IpcSender, bytes_channel,
 };
 
-use super::messages::{Buffers, Link, pingpong};
-use super::order::{Order, Task, Timing};
-use super::plain::Touched;
+use super::command::{GroupTask, Sample, WorkerCommand};
+use super::messages::{Link, MessageBuffers, pingpong};
+use super::plain::TouchedPages;
 use super::worker::{Member, WorkerArgs};
 
-/// The file in which the first member says where it waits for the second.
-const MEETING_POINT: &str = "meeting-point";
-/// How long the first may take to say so.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// File in which the first member publishes the name of its server.
+const SERVER_NAME_FILE: &str = "meeting-point";
+/// Timeout of the wait for the file.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 type Ends = (IpcBytesSender, IpcBytesReceiver);
 
@@ -29,30 +29,30 @@ struct Channels {
 struct IpcChannel {
     channels: Channels,
     is_first: bool,
-    held: Option<Buffers<Touched<u8>>>,
+    buffers: Option<MessageBuffers<TouchedPages<u8>>>,
 }
 
-/// Meets the other member.
+/// Connects to the other member.
 pub(super) fn join(args: &WorkerArgs) -> anyhow::Result<impl Member + use<>> {
     ensure!(args.size == 2, "two members play pingpong");
     let is_first = args.rank == 0;
-    let (to, from) = if is_first { wait_for_second()? } else { go_to_first()? };
-    Ok(IpcChannel { channels: Channels { to, from }, is_first, held: None })
+    let (to, from) = if is_first { accept_peer()? } else { connect_to_first()? };
+    Ok(IpcChannel { channels: Channels { to, from }, is_first, buffers: None })
 }
 
-fn wait_for_second() -> anyhow::Result<Ends> {
+fn accept_peer() -> anyhow::Result<Ends> {
     let (server, name) = IpcOneShotServer::<Ends>::new()?;
     let (draft, point) =
-        (std::env::temp_dir().join("draft"), std::env::temp_dir().join(MEETING_POINT));
-    // Renamed, so that the second never reads half a name.
+        (std::env::temp_dir().join("draft"), std::env::temp_dir().join(SERVER_NAME_FILE));
+    // The rename makes the file appear with its complete contents.
     fs::write(&draft, name)?;
     fs::rename(draft, point)?;
     Ok(server.accept()?.1)
 }
 
-fn go_to_first() -> anyhow::Result<Ends> {
-    let point = std::env::temp_dir().join(MEETING_POINT);
-    let deadline = Instant::now() + PATIENCE;
+fn connect_to_first() -> anyhow::Result<Ends> {
+    let point = std::env::temp_dir().join(SERVER_NAME_FILE);
+    let deadline = Instant::now() + CONNECT_TIMEOUT;
     let name = loop {
         if let Ok(name) = fs::read_to_string(&point) {
             break name;
@@ -79,9 +79,9 @@ impl Link for Channels {
 }
 
 impl Member for IpcChannel {
-    fn carry_out(&mut self, order: Order) -> anyhow::Result<Timing> {
-        let Task::Pingpong { bytes } = order.task else { bail!("can only play pingpong") };
+    fn run(&mut self, order: WorkerCommand) -> anyhow::Result<Sample> {
+        let GroupTask::Pingpong { bytes } = order.task else { bail!("can only play pingpong") };
         let (bytes, times) = (usize::try_from(bytes)?, order.iterations);
-        pingpong(&mut self.channels, self.is_first, &mut self.held, bytes, times)
+        pingpong(&mut self.channels, self.is_first, &mut self.buffers, bytes, times)
     }
 }

@@ -1,45 +1,47 @@
-//! Messages and nothing else, as members made of this program do them: one to and fro between two
-//! of them, and one from each to each. The same steps as in the C contestant.
+//! Tasks that only send messages, for members made of this program: a message between two members
+//! and back, and a message from each to each. The C candidate does the same steps.
 
 use std::time::Instant;
 
 use anyhow::ensure;
 
+use super::command::{Sample, warm_up_iterations};
 use super::exchange::{Exchange, all_agree, exchange_blocks};
-use super::order::{Timing, warm_up_of};
 use super::plain::Memory;
 
-/// A way to one other member.
+/// Connection to one other member.
 pub(super) trait Link {
     /// Sends a message.
     fn send(&mut self, message: &[u8]) -> anyhow::Result<()>;
 
-    /// Waits for a message of exactly this length, and has it in this memory.
+    /// Waits for a message of exactly this length, and receives it into this memory.
     fn receive(&mut self, message: &mut [u8]) -> anyhow::Result<()>;
 
-    /// Sends the same message several times. Whoever can begin one before the last is over does.
-    fn send_often(&mut self, message: &[u8], times: usize) -> anyhow::Result<()> {
+    /// Sends the same message several times. A transport that can start a message before the
+    /// previous one is complete does so.
+    fn send_repeated(&mut self, message: &[u8], times: usize) -> anyhow::Result<()> {
         (0..times).try_for_each(|_| self.send(message))
     }
 }
 
-/// Memory for messages of one size. It is made, and what it carries is checked, once per size.
+/// Buffers for messages of one size. They are allocated, and their messages are verified, once per
+/// size.
 #[derive(Debug)]
-pub(super) struct Buffers<M> {
+pub(super) struct MessageBuffers<M> {
     pub(super) sent: M,
     pub(super) received: M,
-    /// One message to and fro, or one from each to each, has been looked at.
+    /// Whether a message back and forth, or one from each to each, was verified.
     checked: bool,
-    /// A window of messages has been looked at.
+    /// Whether a window of messages was verified.
     pub(super) checked_window: bool,
 }
 
-impl<M: Memory> Buffers<M> {
-    /// The buffers of this size, kept if they were made before.
-    pub(super) fn hold(held: &mut Option<Self>, bytes: usize) -> anyhow::Result<&mut Self> {
+impl<M: Memory> MessageBuffers<M> {
+    /// Returns buffers of this size, and reuses existing ones of the same size.
+    pub(super) fn ensure_size(held: &mut Option<Self>, bytes: usize) -> anyhow::Result<&mut Self> {
         let fits = held.as_ref().is_some_and(|buffers| buffers.sent.len() == bytes);
         if !fits {
-            // The old ones first: there may not be room for both.
+            // The old buffers are dropped first: there may not be enough memory for both.
             *held = None;
             let (sent, received) = (M::touched(bytes)?, M::touched(bytes)?);
             let (checked, checked_window) = (false, false);
@@ -49,31 +51,31 @@ impl<M: Memory> Buffers<M> {
     }
 }
 
-/// Messages of `bytes` to and fro, the first member first. Only its timing counts.
+/// Sends messages of `bytes` back and forth; the first member starts. Only its times are used.
 pub(super) fn pingpong<M: Memory>(
     link: &mut impl Link,
     is_first: bool,
-    held: &mut Option<Buffers<M>>,
+    held: &mut Option<MessageBuffers<M>>,
     bytes: usize,
     iterations: u64,
-) -> anyhow::Result<Timing> {
-    let buffers = Buffers::hold(held, bytes)?;
+) -> anyhow::Result<Sample> {
+    let buffers = MessageBuffers::ensure_size(held, bytes)?;
     if !buffers.checked {
         check_bounce(link, is_first, &mut buffers.sent, &mut buffers.received)?;
         buffers.checked = true;
     }
-    for _ in 0..warm_up_of(iterations) {
-        bounce(link, is_first, &buffers.sent, &mut buffers.received)?;
+    for _ in 0..warm_up_iterations(iterations) {
+        run_pingpong(link, is_first, &buffers.sent, &mut buffers.received)?;
     }
     let begin = Instant::now();
     for _ in 0..iterations {
-        bounce(link, is_first, &buffers.sent, &mut buffers.received)?;
+        run_pingpong(link, is_first, &buffers.sent, &mut buffers.received)?;
     }
-    Ok(Timing::of_messages(begin.elapsed().as_nanos() as f64))
+    Ok(Sample::of_messages(begin.elapsed().as_nanos() as f64))
 }
 
 #[inline(always)]
-fn bounce(
+fn run_pingpong(
     link: &mut impl Link,
     is_first: bool,
     sent: &[u8],
@@ -88,7 +90,8 @@ fn bounce(
     }
 }
 
-/// Every byte gets there and back: the second returns what it got, the first compares.
+/// Verifies that every byte arrives in both directions: the second member returns what it received,
+/// the first compares.
 fn check_bounce(
     link: &mut impl Link,
     is_first: bool,
@@ -99,7 +102,7 @@ fn check_bounce(
     if is_first {
         let seed = sent.len();
         fill_with_pattern(sent, seed);
-        bounce(link, true, sent, received)?;
+        run_pingpong(link, true, sent, received)?;
         ensure!(sent == received, "a byte got lost on its way there and back");
     } else {
         link.receive(received)?;
@@ -109,28 +112,28 @@ fn check_bounce(
     Ok(())
 }
 
-/// Messages of `bytes` from each to each.
+/// Sends messages of `bytes` from each member to each member.
 pub(super) fn alltoall<M: Memory>(
     members: &mut impl Exchange,
-    held: &mut Option<Buffers<M>>,
+    held: &mut Option<MessageBuffers<M>>,
     bytes: usize,
     iterations: u64,
-) -> anyhow::Result<Timing> {
-    let buffers = Buffers::hold(held, bytes * members.size())?;
+) -> anyhow::Result<Sample> {
+    let buffers = MessageBuffers::ensure_size(held, bytes * members.size())?;
     if !buffers.checked {
         check_exchange(members, &mut buffers.sent, &mut buffers.received)?;
         buffers.checked = true;
     }
-    for _ in 0..warm_up_of(iterations) {
+    for _ in 0..warm_up_iterations(iterations) {
         exchange_blocks(members, &buffers.sent, &mut buffers.received)?;
     }
-    // All begin together.
+    // Barrier, so that all members start together.
     all_agree(members, true)?;
     let begin = Instant::now();
     for _ in 0..iterations {
         exchange_blocks(members, &buffers.sent, &mut buffers.received)?;
     }
-    Ok(Timing::of_messages(begin.elapsed().as_nanos() as f64))
+    Ok(Sample::of_messages(begin.elapsed().as_nanos() as f64))
 }
 
 fn check_exchange(
@@ -151,19 +154,19 @@ fn check_exchange(
     Ok(())
 }
 
-/// The byte at a place.
+/// Byte of the pattern at a position.
 pub(super) fn pattern(place: usize, seed: usize) -> u8 {
     (place * 31 + (place >> 8) * 7 + (place >> 16) * 3 + seed) as u8
 }
 
-/// Fills memory with bytes that differ from place to place and from seed to seed.
+/// Fills memory with bytes that depend on position and seed.
 pub(super) fn fill_with_pattern(bytes: &mut [u8], seed: usize) {
     for (place, byte) in bytes.iter_mut().enumerate() {
         *byte = pattern(place, seed);
     }
 }
 
-/// Whether memory holds what [`fill_with_pattern`] wrote.
+/// Returns whether memory contains what [`fill_with_pattern`] wrote.
 pub(super) fn has_pattern(bytes: &[u8], seed: usize) -> bool {
     bytes.iter().enumerate().all(|(place, &byte)| byte == pattern(place, seed))
 }
@@ -171,17 +174,17 @@ pub(super) fn has_pattern(bytes: &[u8], seed: usize) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::group::exchange::threads::together;
-    use crate::bench::group::fragile;
-    use crate::bench::group::plain::Touched;
+    use crate::bench::group::exchange::threads::run_members;
+    use crate::bench::group::faulty_link;
+    use crate::bench::group::plain::TouchedPages;
 
-    fn play(bytes: usize, breaks: Option<usize>) -> anyhow::Result<Timing> {
-        let (mut first, mut second) = fragile::ends();
-        second.breaks = breaks;
+    fn run_pair(bytes: usize, breaks: Option<usize>) -> anyhow::Result<Sample> {
+        let (mut first, mut second) = faulty_link::ends();
+        second.corrupt_message = breaks;
         let other = std::thread::spawn(move || {
-            let _ = pingpong::<Touched<u8>>(&mut second, false, &mut None, bytes, 5);
+            let _ = pingpong::<TouchedPages<u8>>(&mut second, false, &mut None, bytes, 5);
         });
-        let timing = pingpong::<Touched<u8>>(&mut first, true, &mut None, bytes, 5);
+        let timing = pingpong::<TouchedPages<u8>>(&mut first, true, &mut None, bytes, 5);
         drop(first);
         other.join().unwrap();
         timing
@@ -190,15 +193,15 @@ mod tests {
     #[test]
     fn a_broken_byte_is_noticed_before_anything_is_timed() {
         for bytes in [0, 1, 100_000] {
-            assert!(play(bytes, None).is_ok(), "{bytes}");
+            assert!(run_pair(bytes, None).is_ok(), "{bytes}");
         }
-        assert!(play(100, Some(0)).is_err());
+        assert!(run_pair(100, Some(0)).is_err());
     }
 
     #[test]
     fn everybody_hears_from_everybody() {
-        together(3, |mut member| {
-            let mut held: Option<Buffers<Touched<u8>>> = None;
+        run_members(3, |mut member| {
+            let mut held: Option<MessageBuffers<TouchedPages<u8>>> = None;
             for bytes in [1, 1000] {
                 alltoall(&mut member, &mut held, bytes, 3).unwrap();
             }

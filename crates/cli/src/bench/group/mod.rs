@@ -1,65 +1,65 @@
-//! Groups of processes that do one thing together on command: the contestants of the benches about
-//! messages. Every group sleeps while it has nothing to do, so that many can live side by side and
-//! be measured in turn, round by round. `field.rs` gathers the contestants, `contest.rs` lets them
-//! run against each other, `worker.rs` is what a member made of this very program does.
+//! Groups of processes that execute tasks together on command: the candidates of the message
+//! benches. An idle group sleeps, so several groups can exist at the same time and be measured
+//! interleaved, round by round. `environment.rs` collects the candidates, `harness.rs` compares
+//! them, and `worker.rs` implements members made of this program.
 
-mod carried;
-mod carrier;
-mod contest;
+mod baseline;
+mod command;
 mod cores;
-mod crew;
+mod environment;
 mod exchange;
-mod field;
-mod floor;
-mod fourier;
 #[cfg(test)]
-mod fragile;
+mod faulty_link;
+mod first_touch;
+mod fourier;
+mod harness;
 #[cfg(feature = "peers")]
 mod iceoryx;
 mod integer_sort;
 #[cfg(feature = "peers")]
 mod ipc_channel;
-mod landing;
-mod members;
+mod memferry_member;
 mod messages;
 mod mpi;
-mod order;
-mod ours;
+mod mpi_over_memferry;
 mod plain;
+mod process_group;
 mod receiver;
-mod scratch;
 mod stream;
+mod transport;
 mod ucx;
 pub(crate) mod worker;
+mod worker_pool;
+mod workspace;
 
-pub(super) use carried::{OPEN_MPI_CARRIED, is_aside};
-pub(super) use contest::{Patience, Rounds};
-pub(super) use crew::Crew;
-pub(super) use field::{
-    CROSS_MEMORY, Camp, LANDINGS, LOOPBACK, MEMFERRY, PACKETS, RECEIVE_AHEAD, RECEIVE_NAIVE,
-    SHAREABLE, TWO_COPIES, UCX,
+pub(super) use baseline::{LOWER_BOUND, SINGLE_LINE};
+pub(super) use command::{GroupTask, Sample, WorkerCommand};
+pub(super) use environment::{
+    BenchEnvironment, CROSS_MEMORY, FIRST_TOUCH, LOOPBACK, MEMFERRY, PACKETS, RECEIVE_AHEAD,
+    RECEIVE_NAIVE, SHAREABLE, TWO_COPIES, UCX,
 };
-pub(super) use floor::{FLOOR, SINGLE_LINE};
-pub(super) use fourier::{Complex, cell_at, transform_rows};
+pub(super) use fourier::{Complex, cell_value, transform_rows};
+pub(super) use harness::{GroupBudget, GroupSamples};
 pub(super) use mpi::OPEN_MPI;
-pub(super) use order::{Order, Task, Timing};
-pub(super) use plain::{Plain, bytes_of, bytes_of_mut, mixed};
-pub(super) use stream::window_of;
+pub(super) use mpi_over_memferry::{OPEN_MPI_OVER_MEMFERRY, is_reference};
+pub(super) use plain::{Plain, bytes_of, bytes_of_mut, splitmix64};
+pub(super) use stream::window_messages;
+pub(super) use worker_pool::WorkerPool;
 
-/// Something that carries out orders and says how long they took.
-pub(super) trait Contender {
-    /// Carries out an order. After an error it is not asked again.
-    fn carry_out(&mut self, order: Order) -> Result<Timing, String>;
+/// Something that executes commands and measures their times.
+pub(super) trait Candidate {
+    /// Executes a command. It is not called again after an error.
+    fn run(&mut self, order: WorkerCommand) -> Result<Sample, String>;
 
-    /// How often it can do a task in a slice of time, found out by trying.
-    fn fit(&mut self, task: Task, slice_ns: f64) -> Result<Fit, String> {
+    /// Determines by trial how many iterations of a task fit into a time slice.
+    fn calibrate(&mut self, task: GroupTask, slice_ns: f64) -> Result<Calibration, String> {
         let mut iterations = 1;
         loop {
-            let took_ns = self.carry_out(Order { task, iterations })?.total_ns;
+            let took_ns = self.run(WorkerCommand { task, iterations })?.total_ns;
             let once_ns = took_ns / iterations as f64;
-            // What took long enough is a fair measure of the rest.
-            if took_ns * 4.0 >= slice_ns || iterations >= MOST_ITERATIONS {
-                return Ok(Fit::into(slice_ns, once_ns));
+            // A run of a quarter of the slice is long enough to extrapolate.
+            if took_ns * 4.0 >= slice_ns || iterations >= MAX_ITERATIONS {
+                return Ok(Calibration::for_slice(slice_ns, once_ns));
             }
             let halfway = (slice_ns / once_ns / 2.0) as u64;
             iterations = halfway.clamp(2 * iterations, 64 * iterations);
@@ -67,41 +67,41 @@ pub(super) trait Contender {
     }
 }
 
-/// How often something can be done in a slice of time.
+/// Number of iterations that fit into a time slice.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Fit {
+pub(super) struct Calibration {
     iterations: u64,
     once_ns: f64,
 }
 
-impl Fit {
-    /// As often as it fits, but at least once.
-    fn into(slice_ns: f64, once_ns: f64) -> Self {
-        Self { iterations: ((slice_ns / once_ns) as u64).clamp(1, MOST_ITERATIONS), once_ns }
+impl Calibration {
+    /// Number of iterations that fit into `slice_ns`, at least 1.
+    fn for_slice(slice_ns: f64, once_ns: f64) -> Self {
+        Self { iterations: ((slice_ns / once_ns) as u64).clamp(1, MAX_ITERATIONS), once_ns }
     }
 
-    /// The same, with more iterations if they are so few.
+    /// Raises the number of iterations to a minimum.
     fn at_least(self, iterations: u64) -> Self {
         Self { iterations: self.iterations.max(iterations), ..self }
     }
 
-    /// What a turn will take: the iterations and those that warm up.
-    fn turn_ns(self) -> f64 {
-        (self.iterations + order::warm_up_of(self.iterations)) as f64 * self.once_ns
+    /// Expected time of a run, including its warm-up iterations.
+    fn run_ns(self) -> f64 {
+        (self.iterations + command::warm_up_iterations(self.iterations)) as f64 * self.once_ns
     }
 }
 
-const MOST_ITERATIONS: u64 = 100_000;
+const MAX_ITERATIONS: u64 = 100_000;
 
-/// What a contestant stands for in a comparison.
+/// Role of a candidate in a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Role {
     /// Memferry.
-    Ours,
-    /// What ours is compared with.
+    Memferry,
+    /// A candidate that Memferry is compared with.
     Peer,
-    /// What is compared with a series that it names, and is no peer of ours.
-    Aside,
-    /// What nobody can beat.
-    Floor,
+    /// A candidate that is compared with one named series, and is not a peer of Memferry.
+    Reference,
+    /// The lower bound of every candidate.
+    LowerBound,
 }

@@ -1,14 +1,14 @@
-//! MPI as a peer: our own small program, compiled here with the machine's MPI compilers and started
-//! by their launchers, each with the settings it has out of the box, or over Memferry.
+//! MPI as a peer: a small program, compiled here with the machine's MPI compilers and started by
+//! their launchers, each with its default settings or over Memferry.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::cores::Cores;
-use super::members::{Group, PATIENCE};
+use super::cores::MemberCores;
+use super::process_group::{ProcessGroup, REPLY_TIMEOUT};
 use crate::mpi::variables::{self, Variable};
-use crate::mpi::{Family, Launcher};
+use crate::mpi::{Launcher, MpiFamily};
 use crate::process;
 
 /// Open MPI with its own transport.
@@ -16,7 +16,7 @@ pub(in crate::bench) const OPEN_MPI: &str = "Open MPI";
 /// MPICH with its own transport.
 pub(in crate::bench) const MPICH: &str = "MPICH";
 
-/// The program, file by file.
+/// Source files of the program.
 const SOURCES: [(&str, &str); 5] = [
     ("member.h", include_str!("mpi/member.h")),
     ("main.c", include_str!("mpi/main.c")),
@@ -25,56 +25,56 @@ const SOURCES: [(&str, &str); 5] = [
     ("fourier.c", include_str!("mpi/fourier.c")),
 ];
 
-/// An implementation that was found here, with its compiler.
+/// An MPI implementation on this machine, with its compiler.
 #[derive(Debug, Clone)]
-pub(super) struct Installed {
+pub(super) struct MpiInstallation {
     pub(super) launcher: Launcher,
     compiler: PathBuf,
 }
 
-/// What carries the messages of an MPI.
+/// Transport of the messages of an MPI.
 #[derive(Debug, Clone)]
-pub(super) enum Transport {
-    /// Whatever it has out of the box.
+pub(super) enum MpiTransport {
+    /// Default transport of the implementation.
     Own,
-    /// Memferry's provider, by these variables.
+    /// Memferry's provider, selected by these environment variables.
     Memferry(Vec<Variable>),
 }
 
-/// The implementations that are measured.
-pub(super) const FAMILIES: [Family; 2] = [Family::OpenMpi, Family::Mpich];
+/// Implementations that are measured.
+pub(super) const FAMILIES: [MpiFamily; 2] = [MpiFamily::OpenMpi, MpiFamily::Mpich];
 
-/// The series of an implementation with its own transport.
-pub(super) fn series(family: Family) -> &'static str {
+/// Series of an implementation with its own transport.
+pub(super) fn series(family: MpiFamily) -> &'static str {
     match family {
-        Family::OpenMpi => OPEN_MPI,
-        Family::Mpich => MPICH,
+        MpiFamily::OpenMpi => OPEN_MPI,
+        MpiFamily::Mpich => MPICH,
     }
 }
 
-/// What its programs are called where several implementations live side by side.
-fn suffix(family: Family) -> &'static str {
+/// Suffix of the program names of an implementation on machines with several implementations.
+fn suffix(family: MpiFamily) -> &'static str {
     match family {
-        Family::OpenMpi => "openmpi",
-        Family::Mpich => "mpich",
+        MpiFamily::OpenMpi => "openmpi",
+        MpiFamily::Mpich => "mpich",
     }
 }
 
-/// Looks for compiler and launcher of an implementation, under its own name or the common one.
-pub(super) fn find(family: Family) -> Result<Installed, String> {
+/// Finds the compiler and launcher of an implementation, with its suffix or with the common name.
+pub(super) fn find(family: MpiFamily) -> Result<MpiInstallation, String> {
     for suffix in [format!(".{}", suffix(family)), String::new()] {
         let programs = ["mpicc", "mpirun"].map(|name| process::find(&format!("{name}{suffix}")));
         let [Some(compiler), Some(launcher)] = programs else { continue };
         let Ok(launcher) = Launcher::recognise(&launcher) else { continue };
         if launcher.family == family {
-            return Ok(Installed { launcher, compiler });
+            return Ok(MpiInstallation { launcher, compiler });
         }
     }
     Err("not installed".into())
 }
 
-impl Installed {
-    /// A launcher with the compiler beside it.
+impl MpiInstallation {
+    /// Returns the installation of a launcher, with the compiler in the same directory.
     pub(super) fn of(launcher: Launcher) -> Result<Self, String> {
         let compiler = launcher.compiler();
         let compiler = compiler.ok_or_else(|| format!("there is no mpicc beside {launcher}"))?;
@@ -86,7 +86,7 @@ impl Installed {
         Self { launcher, compiler: PathBuf::new() }
     }
 
-    /// Compiles our program for this implementation into a folder.
+    /// Compiles the program for this implementation into a folder.
     pub(super) fn compile(&self, folder: &Path) -> Result<PathBuf, String> {
         let Launcher { family, version, .. } = &self.launcher;
         let folder = folder.join(format!("{}-{version}", suffix(*family)));
@@ -101,7 +101,7 @@ impl Installed {
             }
         }
         compiler.arg("-lm");
-        process::output(compiler, PATIENCE)?;
+        process::output(compiler, REPLY_TIMEOUT)?;
         Ok(folder.join("member"))
     }
 
@@ -110,19 +110,19 @@ impl Installed {
         &self,
         member: &Path,
         size: usize,
-        cores: &Cores,
-        transport: &Transport,
-    ) -> Result<Group, String> {
+        cores: &MemberCores,
+        transport: &MpiTransport,
+    ) -> Result<ProcessGroup, String> {
         let mut launcher = Command::new(&self.launcher.path);
         launcher.args(self.options(size, cores)).arg(member);
         match transport {
-            Transport::Own => {
-                // Somebody may have said `eval "$(memferry env)"`.
+            MpiTransport::Own => {
+                // The user's shell may have evaluated `memferry env`.
                 for (name, _) in variables::for_family(self.launcher.family, Path::new("/"), None) {
                     launcher.env_remove(name);
                 }
             }
-            Transport::Memferry(variables) => {
+            MpiTransport::Memferry(variables) => {
                 launcher.envs(variables.iter().map(|(name, value)| (name, value)));
             }
         }
@@ -131,15 +131,16 @@ impl Installed {
             ("OMPI_MCA_orte_base_help_aggregate", "1"),
             ("UCX_WARN_UNUSED_ENV_VARS", "n"),
         ]);
-        Group::start(vec![launcher], PATIENCE)
+        ProcessGroup::start(vec![launcher], REPLY_TIMEOUT)
     }
 
-    /// Every rank on a core, as the other members; they share where there are more ranks than cores.
-    fn options(&self, size: usize, cores: &Cores) -> Vec<String> {
-        let shared = size > cores.whole();
+    /// Options that bind every rank to a core like the other members. Ranks share cores if there
+    /// are more ranks than cores.
+    fn options(&self, size: usize, cores: &MemberCores) -> Vec<String> {
+        let shared = size > cores.physical_count();
         let mut words: Vec<&str> = Vec::new();
         match self.launcher.family {
-            Family::OpenMpi => {
+            MpiFamily::OpenMpi => {
                 if rustix::process::geteuid().is_root() {
                     words.push("--allow-run-as-root");
                 }
@@ -149,7 +150,7 @@ impl Installed {
                     ["--map-by", "core", "--bind-to", "core"]
                 });
             }
-            Family::Mpich => words.extend(["-bind-to", "core"]),
+            MpiFamily::Mpich => words.extend(["-bind-to", "core"]),
         }
         let count = size.to_string();
         words.extend(["-np", &count]);

@@ -1,31 +1,31 @@
-//! Windows of messages one way between two members, as many as keep the sender busy, with one answer
-//! at the end: what bandwidth is measured with.
+//! Windows of messages in one direction between two members, large enough to keep the sender busy,
+//! with one reply at the end: the measurement of bandwidth.
 
 use std::time::Instant;
 
 use anyhow::ensure;
 
-use super::messages::{Buffers, Link, fill_with_pattern, has_pattern};
-use super::order::{Timing, warm_up_of};
+use super::command::{Sample, warm_up_iterations};
+use super::messages::{Link, MessageBuffers, fill_with_pattern, has_pattern};
 use super::plain::Memory;
 
-/// How many messages of a size make a window: the same for everybody.
-pub(in crate::bench) fn window_of(bytes: u64) -> u64 {
+/// Number of messages of a size per window, the same for all candidates.
+pub(in crate::bench) fn window_messages(bytes: u64) -> u64 {
     const WINDOW_BYTES: u64 = 16 << 20;
     (WINDOW_BYTES / bytes.max(1)).clamp(2, 64)
 }
 
-/// Windows of messages of `bytes` from the first member to the second. Only the timing of the first
-/// counts.
+/// Sends windows of messages of `bytes` from the first member to the second. Only the times of the
+/// first member are used.
 pub(super) fn stream<M: Memory>(
     link: &mut impl Link,
     is_first: bool,
-    held: &mut Option<Buffers<M>>,
+    held: &mut Option<MessageBuffers<M>>,
     bytes: usize,
     iterations: u64,
-) -> anyhow::Result<Timing> {
-    let buffers = Buffers::hold(held, bytes)?;
-    let window = window_of(bytes as u64) as usize;
+) -> anyhow::Result<Sample> {
+    let buffers = MessageBuffers::ensure_size(held, bytes)?;
+    let window = window_messages(bytes as u64) as usize;
     if !buffers.checked_window {
         check_window(link, is_first, window, &mut buffers.sent, &mut buffers.received)?;
         buffers.checked_window = true;
@@ -37,27 +37,27 @@ pub(super) fn stream<M: Memory>(
             receive_window(link, window, &mut buffers.received, |_| true)
         }
     };
-    for _ in 0..warm_up_of(iterations) {
+    for _ in 0..warm_up_iterations(iterations) {
         once()?;
     }
     let begin = Instant::now();
     for _ in 0..iterations {
         once()?;
     }
-    Ok(Timing::of_messages(begin.elapsed().as_nanos() as f64))
+    Ok(Sample::of_messages(begin.elapsed().as_nanos() as f64))
 }
 
 fn send_window(link: &mut impl Link, window: usize, sent: &[u8]) -> anyhow::Result<()> {
-    link.send_often(sent, window)?;
+    link.send_repeated(sent, window)?;
     let mut answer = [0];
     link.receive(&mut answer)?;
-    ensure!(answer == [RIGHT], "a byte of a window got lost");
+    ensure!(answer == [REPLY_OK], "a byte of a window got lost");
     Ok(())
 }
 
-/// The answers.
-const RIGHT: u8 = 1;
-const WRONG: u8 = 2;
+/// Replies of the second member.
+const REPLY_OK: u8 = 1;
+const REPLY_MISMATCH: u8 = 2;
 
 fn receive_window(
     link: &mut impl Link,
@@ -70,10 +70,11 @@ fn receive_window(
         link.receive(received)?;
         all_right &= is_right(received);
     }
-    link.send(&[if all_right { RIGHT } else { WRONG }])
+    link.send(&[if all_right { REPLY_OK } else { REPLY_MISMATCH }])
 }
 
-/// Every byte of every message of a window arrives: the second looks, the first is told.
+/// Verifies every byte of every message of a window: the second member compares and reports the
+/// result to the first.
 fn check_window(
     link: &mut impl Link,
     is_first: bool,
@@ -97,16 +98,16 @@ fn check_window(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::group::fragile;
-    use crate::bench::group::plain::Touched;
+    use crate::bench::group::faulty_link;
+    use crate::bench::group::plain::TouchedPages;
 
-    fn play(bytes: usize, breaks: Option<usize>) -> anyhow::Result<Timing> {
-        let (mut first, mut second) = fragile::ends();
-        first.breaks = breaks;
+    fn run_pair(bytes: usize, breaks: Option<usize>) -> anyhow::Result<Sample> {
+        let (mut first, mut second) = faulty_link::ends();
+        first.corrupt_message = breaks;
         let other = std::thread::spawn(move || {
-            let _ = stream::<Touched<u8>>(&mut second, false, &mut None, bytes, 2);
+            let _ = stream::<TouchedPages<u8>>(&mut second, false, &mut None, bytes, 2);
         });
-        let timing = stream::<Touched<u8>>(&mut first, true, &mut None, bytes, 2);
+        let timing = stream::<TouchedPages<u8>>(&mut first, true, &mut None, bytes, 2);
         drop(first);
         other.join().unwrap();
         timing
@@ -114,18 +115,18 @@ mod tests {
 
     #[test]
     fn a_broken_message_of_a_window_is_noticed_before_anything_is_timed() {
-        assert!(play(1000, None).is_ok());
-        for message in [0, window_of(1000) as usize - 1] {
-            let error = play(1000, Some(message)).unwrap_err().to_string();
+        assert!(run_pair(1000, None).is_ok());
+        for message in [0, window_messages(1000) as usize - 1] {
+            let error = run_pair(1000, Some(message)).unwrap_err().to_string();
             assert_eq!(error, "a byte of a window got lost");
         }
     }
 
     #[test]
     fn a_window_is_many_small_messages_or_a_few_large_ones() {
-        assert_eq!(window_of(1 << 10), 64);
-        assert_eq!(window_of(4 << 20), 4);
-        assert_eq!(window_of(64 << 20), 2);
-        assert_eq!(window_of(0), 64);
+        assert_eq!(window_messages(1 << 10), 64);
+        assert_eq!(window_messages(4 << 20), 4);
+        assert_eq!(window_messages(64 << 20), 2);
+        assert_eq!(window_messages(0), 64);
     }
 }

@@ -1,15 +1,15 @@
-//! UCX as a peer: its own `ucx_perftest`, a server and a client started anew for every measurement,
-//! because it has no way to wait for an order.
+//! UCX as a peer: its own `ucx_perftest`, with a server and a client started for every measurement,
+//! because it cannot wait for a command.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::cores::Cores;
-use super::members::PATIENCE;
-use super::order::{Order, Task, Timing, warm_up_of};
-use super::{Contender, Fit};
-use crate::process::{self, die_with_parent, end};
+use super::command::{GroupTask, Sample, WorkerCommand, warm_up_iterations};
+use super::cores::MemberCores;
+use super::process_group::REPLY_TIMEOUT;
+use super::{Calibration, Candidate};
+use crate::process::{self, die_with_parent, terminate};
 
 const PERFTEST: &str = "ucx_perftest";
 
@@ -19,22 +19,22 @@ pub(super) struct Perftest {
     cores: [usize; 2],
 }
 
-/// A server that is ended when it goes out of scope.
-struct Server(Child);
+/// A server that is terminated on drop.
+struct PerftestServer(Child);
 
-impl Drop for Server {
+impl Drop for PerftestServer {
     fn drop(&mut self) {
-        end(std::slice::from_mut(&mut self.0), false);
+        terminate(std::slice::from_mut(&mut self.0), false);
     }
 }
 
 impl Perftest {
-    pub(super) fn find(cores: &Cores) -> Result<Self, String> {
+    pub(super) fn find(cores: &MemberCores) -> Result<Self, String> {
         process::find(PERFTEST).ok_or("not installed")?;
         Ok(Self { cores: [cores.of_member(0), cores.of_member(1)] })
     }
 
-    /// The version that the library says it has.
+    /// Version that the library reports.
     pub(super) fn version() -> Option<String> {
         let mut ask = Command::new("ucx_info");
         ask.arg("-v");
@@ -45,39 +45,41 @@ impl Perftest {
     fn command(&self, member: usize, port: u16) -> Command {
         let mut command = Command::new(PERFTEST);
         command.args(["-p", &port.to_string(), "-c", &self.cores[member].to_string()]);
-        // Shared memory only: the loopback network is not what is compared.
+        // Shared memory only: the comparison does not include the loopback network.
         command.env("UCX_TLS", "sm,self").env("UCX_WARN_UNUSED_ENV_VARS", "n");
         command
     }
 
-    fn serve(&self, port: u16) -> Result<Server, String> {
+    fn serve(&self, port: u16) -> Result<PerftestServer, String> {
         let mut command = self.command(1, port);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let child = die_with_parent(&mut command, 0).spawn();
-        child.map(Server).map_err(|error| format!("{PERFTEST} cannot be started: {error}"))
+        child.map(PerftestServer).map_err(|error| format!("{PERFTEST} cannot be started: {error}"))
     }
 }
 
-impl Contender for Perftest {
-    fn carry_out(&mut self, order: Order) -> Result<Timing, String> {
-        let Task::Pingpong { bytes } = order.task else {
+impl Candidate for Perftest {
+    fn run(&mut self, order: WorkerCommand) -> Result<Sample, String> {
+        let GroupTask::Pingpong { bytes } = order.task else {
             return Err("can only play pingpong".into());
         };
         let port = free_port()?;
         let mut server = self.serve(port)?;
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + REPLY_TIMEOUT;
         loop {
             let mut client = self.command(0, port);
             client.args(["127.0.0.1", "-t", "tag_lat", "-f", "-v"]);
-            for (option, value) in
-                [("-s", bytes), ("-n", order.iterations), ("-w", 4 + warm_up_of(order.iterations))]
-            {
+            for (option, value) in [
+                ("-s", bytes),
+                ("-n", order.iterations),
+                ("-w", 4 + warm_up_iterations(order.iterations)),
+            ] {
                 client.args([option, &value.to_string()]);
             }
             match process::output(client, deadline.saturating_duration_since(Instant::now())) {
                 Ok(text) => {
                     let half_ns = overall_ns(&text).ok_or(format!("said `{}`", text.trim()))?;
-                    return Ok(Timing::of_messages(half_ns * 2.0 * order.iterations as f64));
+                    return Ok(Sample::of_messages(half_ns * 2.0 * order.iterations as f64));
                 }
                 // The server may not listen yet.
                 Err(reason) if Instant::now() >= deadline => return Err(reason),
@@ -87,23 +89,25 @@ impl Contender for Perftest {
         }
     }
 
-    /// Guessed, because every try would start two processes.
-    fn fit(&mut self, task: Task, slice_ns: f64) -> Result<Fit, String> {
-        let Task::Pingpong { bytes } = task else { return Err("can only play pingpong".into()) };
-        // Its first messages are slow ones, and every turn begins with a new process.
+    /// Estimates the iterations, because every trial would start two processes.
+    fn calibrate(&mut self, task: GroupTask, slice_ns: f64) -> Result<Calibration, String> {
+        let GroupTask::Pingpong { bytes } = task else {
+            return Err("can only play pingpong".into());
+        };
+        // The first messages are slow, and every run starts with a new process.
         let fewest = if bytes < 16 << 20 { 40 } else { 5 };
-        Ok(Fit::into(slice_ns, 2.0 * (600.0 + bytes as f64 / 5.0)).at_least(fewest))
+        Ok(Calibration::for_slice(slice_ns, 2.0 * (600.0 + bytes as f64 / 5.0)).at_least(fewest))
     }
 }
 
-/// A port that was free a moment ago.
+/// Returns a port that was free at the time of the call.
 fn free_port() -> Result<u16, String> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
     let address = listener.and_then(|listener| listener.local_addr());
     address.map(|address| address.port()).map_err(|error| format!("no free port: {error}"))
 }
 
-/// The overall latency in the last line of comma-separated numbers: iterations, a percentile, the
+/// Overall latency in the last line of comma-separated numbers: iterations, a percentile, the
 /// average of the last second, the average of all, in microseconds, then bandwidths.
 fn overall_ns(text: &str) -> Option<f64> {
     let numbers = |line: &str| {
@@ -129,8 +133,8 @@ mod tests {
     #[test]
     fn it_plays_nothing_but_pingpong() {
         let mut perftest = Perftest { cores: [0, 0] };
-        let order = Order { task: Task::Alltoall { bytes: 8 }, iterations: 1 };
-        assert!(perftest.carry_out(order).is_err());
-        assert!(perftest.fit(order.task, 1e6).is_err());
+        let order = WorkerCommand { task: GroupTask::Alltoall { bytes: 8 }, iterations: 1 };
+        assert!(perftest.run(order).is_err());
+        assert!(perftest.calibrate(order.task, 1e6).is_err());
     }
 }

@@ -1,6 +1,6 @@
-//! What a member of a group does that is made of this very program: it joins the others, then waits
-//! at its standard input for orders. Every member gets every order; the leader answers. The hidden
-//! command `memferry worker` ends up here.
+//! Members made of this program: a member joins the others, then waits for commands on its standard
+//! input. Every member gets every command; the leader replies. The hidden command `memferry worker`
+//! calls `run`.
 
 use std::io::BufRead;
 use std::process::Command;
@@ -9,16 +9,16 @@ use clap::{Args, ValueEnum};
 use memferry::message::plan::Pinning;
 use memferry::sys::affinity;
 
-use super::carrier::{self, CrossMemory, LoopbackTcp, OurLink, Pipe, TwoCopies, UnixSocket};
-use super::cores::Cores;
-use super::order::{Order, QUIT, READY, Timing};
-use super::receiver::{self, Form};
-use super::scratch::Room;
+use super::command::{QUIT, READY, Sample, WorkerCommand};
+use super::cores::MemberCores;
+use super::receiver::{self, ReceiveLoop};
+use super::transport::{self, CrossMemory, LoopbackTcp, MemferryLink, Pipe, TwoCopies, UnixSocket};
+use super::workspace::GroupDir;
 use crate::show;
 
 /// What members can be made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Kind {
+pub(crate) enum WorkerKind {
     /// Our endpoints, with ordinary memory.
     Memferry,
     /// Our endpoints, with memory that the other side maps.
@@ -61,7 +61,7 @@ pub(crate) enum Kind {
 #[derive(Debug, Args)]
 pub(crate) struct WorkerArgs {
     /// What the member is made of
-    pub(crate) kind: Kind,
+    pub(crate) kind: WorkerKind,
     /// Its number in the group
     #[arg(long)]
     pub(crate) rank: usize,
@@ -78,17 +78,17 @@ pub(crate) struct WorkerArgs {
 
 /// A member that has joined its group.
 pub(super) trait Member {
-    /// Does its part of an order.
-    fn carry_out(&mut self, order: Order) -> anyhow::Result<Timing>;
+    /// Executes this member's part of a command.
+    fn run(&mut self, order: WorkerCommand) -> anyhow::Result<Sample>;
 }
 
-/// The commands that start the members of a group, the leader first. They find each other by the
-/// name of their room, and may leave things in it.
+/// Commands that start the members of a group, the leader first. The members connect by the name of
+/// their directory, and may create files in it.
 pub(super) fn commands(
-    kind: Kind,
+    kind: WorkerKind,
     size: usize,
-    cores: &Cores,
-    room: &Room,
+    cores: &MemberCores,
+    room: &GroupDir,
 ) -> Result<Vec<Command>, String> {
     let program = std::env::current_exe().map_err(|error| format!("no program: {error}"))?;
     let kind = kind.to_possible_value().expect("no kind is skipped");
@@ -106,33 +106,41 @@ pub(super) fn commands(
     Ok((0..size).map(command).collect())
 }
 
-/// Joins a group and serves until it is told to quit.
+/// Joins a group and serves until it receives `quit`.
 pub(crate) fn run(args: &WorkerArgs) -> anyhow::Result<()> {
-    // That one first starts a thread on another core.
-    if args.kind != Kind::ReceiveBackground {
+    // `ReceiveBackground` first starts a thread on another core.
+    if args.kind != WorkerKind::ReceiveBackground {
         affinity::bind_to_core(args.core)?;
     }
     let leads = args.rank == 0;
     match args.kind {
-        Kind::Memferry => serve(super::ours::join(args, Pinning::Auto)?, leads),
-        Kind::Shareable => serve(super::ours::join_shareable(args, Pinning::Auto)?, leads),
-        Kind::Unpinned => serve(super::ours::join(args, Pinning::Off)?, leads),
-        Kind::UnpinnedShareable => serve(super::ours::join_shareable(args, Pinning::Off)?, leads),
-        Kind::Link => serve(carrier::join::<OurLink>(args)?, leads),
-        Kind::CrossMemory => serve(carrier::join::<CrossMemory>(args)?, leads),
-        Kind::TwoCopies => serve(carrier::join::<TwoCopies>(args)?, leads),
-        Kind::LoopbackTcp => serve(carrier::join::<LoopbackTcp>(args)?, leads),
-        Kind::UnixSocket => serve(carrier::join::<UnixSocket>(args)?, leads),
-        Kind::Pipe => serve(carrier::join::<Pipe>(args)?, leads),
-        Kind::ReceiveNaive => serve(receiver::join(args, Form::Naive)?, leads),
-        Kind::ReceiveTwoPhase => serve(receiver::join(args, Form::TwoPhase)?, leads),
-        Kind::ReceiveThreePhase => serve(receiver::join(args, Form::ThreePhase)?, leads),
-        Kind::ReceiveBackground => serve(receiver::join(args, Form::Background)?, leads),
-        Kind::Lookup => crate::bench::lookup::work(args),
+        WorkerKind::Memferry => serve(super::memferry_member::join(args, Pinning::Auto)?, leads),
+        WorkerKind::Shareable => {
+            serve(super::memferry_member::join_shareable(args, Pinning::Auto)?, leads)
+        }
+        WorkerKind::Unpinned => serve(super::memferry_member::join(args, Pinning::Off)?, leads),
+        WorkerKind::UnpinnedShareable => {
+            serve(super::memferry_member::join_shareable(args, Pinning::Off)?, leads)
+        }
+        WorkerKind::Link => serve(transport::join::<MemferryLink>(args)?, leads),
+        WorkerKind::CrossMemory => serve(transport::join::<CrossMemory>(args)?, leads),
+        WorkerKind::TwoCopies => serve(transport::join::<TwoCopies>(args)?, leads),
+        WorkerKind::LoopbackTcp => serve(transport::join::<LoopbackTcp>(args)?, leads),
+        WorkerKind::UnixSocket => serve(transport::join::<UnixSocket>(args)?, leads),
+        WorkerKind::Pipe => serve(transport::join::<Pipe>(args)?, leads),
+        WorkerKind::ReceiveNaive => serve(receiver::join(args, ReceiveLoop::Naive)?, leads),
+        WorkerKind::ReceiveTwoPhase => serve(receiver::join(args, ReceiveLoop::TwoPhase)?, leads),
+        WorkerKind::ReceiveThreePhase => {
+            serve(receiver::join(args, ReceiveLoop::ThreePhase)?, leads)
+        }
+        WorkerKind::ReceiveBackground => {
+            serve(receiver::join(args, ReceiveLoop::Background)?, leads)
+        }
+        WorkerKind::Lookup => crate::bench::lookup::run_worker(args),
         #[cfg(feature = "peers")]
-        Kind::Iceoryx => serve(super::iceoryx::join(args)?, leads),
+        WorkerKind::Iceoryx => serve(super::iceoryx::join(args)?, leads),
         #[cfg(feature = "peers")]
-        Kind::IpcChannel => serve(super::ipc_channel::join(args)?, leads),
+        WorkerKind::IpcChannel => serve(super::ipc_channel::join(args)?, leads),
     }
 }
 
@@ -145,13 +153,13 @@ fn serve(mut member: impl Member, leads: bool) -> anyhow::Result<()> {
         if line.trim() == QUIT {
             break;
         }
-        let order = line.parse::<Order>().map_err(anyhow::Error::msg)?;
-        let result = member.carry_out(order);
+        let order = line.parse::<WorkerCommand>().map_err(anyhow::Error::msg)?;
+        let result = member.run(order);
         if leads {
             let answer = result.as_ref().map(|&timing| timing);
-            show::print(&Timing::answer(answer.map_err(|error| format!("{error:#}"))))?;
+            show::print(&Sample::format_reply(answer.map_err(|error| format!("{error:#}"))))?;
         }
-        // After an error the members may not agree any more on what comes next.
+        // After an error the members may be in different states.
         result?;
     }
     Ok(())

@@ -1,125 +1,129 @@
-//! What a lookup costs by itself, without windows: a hit from one thread and from two, a miss that
-//! the caller handles and one that the miss thread handles, and how misses are distributed.
+//! Cost of a lookup alone, without windows: a hit from one thread and from two, a miss that the
+//! caller handles and one that the miss thread handles, and the distribution of misses.
 
 use std::hint::black_box;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use memferry_memory::handle::{ProcessHandle, VirtualMemoryHandle};
-use memferry_memory::lookup::{Counters, LineName, Lookup, Refused, Route, Settings, Source};
+use memferry_memory::handle::{ProcessAddress, ProcessHandle};
+use memferry_memory::lookup::{
+    AttachError, DataPath, LineKey, Lookup, LookupConfig, LookupCounters, TranslationBackend,
+};
 
-use super::order::Spread;
-use super::shape::Shape;
+use super::command::Quantiles;
+use super::shape::CacheShape;
 use crate::bench::Effort;
-use crate::bench::measure::{Contestant, Patience, contest};
+use crate::bench::measure::{Budget, FnCandidate, interleave};
 use crate::outcome::Row;
 
-/// A source for which every page has memory, at no cost: what is measured is the lookup.
-struct Given;
+/// A backend that has an entry for every page at no cost, so that only the lookup is measured.
+struct ConstantSource;
 
-impl Source for Given {
-    fn attach(&self, _: LineName, entries: &mut [u64]) -> Result<(), Refused> {
-        entries.fill(GIVEN);
+impl TranslationBackend for ConstantSource {
+    fn attach(&self, _: LineKey, entries: &mut [u64]) -> Result<(), AttachError> {
+        entries.fill(CONSTANT_ENTRY);
         Ok(())
     }
 
-    fn detach(&self, _: LineName, _: &[u64]) {}
+    fn detach(&self, _: LineKey, _: &[u64]) {}
 }
 
-/// The series of the key.
+/// Series of the summary key.
 const HIT: &str = "cache, one thread";
-/// The entry of every page.
-const GIVEN: u64 = 8;
+/// Entry of every page.
+const CONSTANT_ENTRY: u64 = 8;
 /// Lookups in one measured run.
 const BATCH: usize = 1024;
-/// Lines that hits go to in turn.
+/// Number of lines that the hits use.
 const HOT_LINES: u64 = 16;
 
-/// What was found.
-pub(super) struct Found {
+/// Results of the measurement.
+pub(super) struct CostResults {
     pub(super) rows: Vec<Row>,
     pub(super) hit_ns: f64,
 }
 
-struct Bench {
-    lookup: Lookup<Given>,
+struct LookupBench {
+    lookup: Lookup<ConstantSource>,
     process: ProcessHandle,
 }
 
-impl Bench {
-    fn new(settings: Settings) -> anyhow::Result<Self> {
-        let lookup = Lookup::new(settings, Given)?;
+impl LookupBench {
+    fn new(settings: LookupConfig) -> anyhow::Result<Self> {
+        let lookup = Lookup::new(settings, ConstantSource)?;
         let process = lookup.add_process()?;
-        lookup.prepare(process, 0, HOT_LINES * Shape::TELLING.line_bytes())?;
+        lookup.preload(process, 0, HOT_LINES * CacheShape::REFERENCE.line_bytes())?;
         Ok(Self { lookup, process })
     }
 
-    fn at(&self, line: u64, page: u64) -> VirtualMemoryHandle {
-        let address = line * Shape::TELLING.line_bytes() + page * 4096;
-        VirtualMemoryHandle { process: self.process, address }
+    fn at(&self, line: u64, page: u64) -> ProcessAddress {
+        let address = line * CacheShape::REFERENCE.line_bytes() + page * 4096;
+        ProcessAddress { process: self.process, address }
     }
 
-    /// Places in some lines, one after the other.
-    fn places(&self, first_line: u64, lines: u64) -> Vec<VirtualMemoryHandle> {
+    /// Addresses in a range of lines, with consecutive addresses in different lines.
+    fn handles(&self, first_line: u64, lines: u64) -> Vec<ProcessAddress> {
         (0..BATCH as u64).map(|n| self.at(first_line + n % lines, n * 7 % 64)).collect()
     }
 
-    /// Finds a page and lets it go again, at every place, by the call that accesses to windows make.
-    /// All must be there.
-    fn hit(&self, places: &[VirtualMemoryHandle]) {
+    /// Finds and releases the page of every address, by the call that accesses to windows use. All
+    /// lookups must hit.
+    fn hit(&self, places: &[ProcessAddress]) {
         let mut entries = 0;
         for place in places {
-            // Nothing is done with a failure here that would keep the result in memory.
-            if let Ok(found) = self.lookup.translate(*place, Route::Receive) {
+            // A failure is ignored here, because handling it would keep the result in memory
+            // instead of registers.
+            if let Ok(found) = self.lookup.translate(*place, DataPath::Receive) {
                 entries += found.entry();
             }
         }
-        assert_eq!(entries, GIVEN * places.len() as u64, "a hit was expected");
+        assert_eq!(entries, CONSTANT_ENTRY * places.len() as u64, "a hit was expected");
     }
 
-    /// The same by the call that never waits.
-    fn hit_now(&self, places: &[VirtualMemoryHandle]) {
+    /// Finds and releases the page of every address, by the call that never waits.
+    fn hit_nonblocking(&self, places: &[ProcessAddress]) {
         let mut entries = 0;
         for place in places {
-            if let Ok(Some(found)) = self.lookup.find(*place, Route::Receive) {
+            if let Ok(Some(found)) = self.lookup.find(*place, DataPath::Receive) {
                 entries += found.entry();
             }
         }
-        assert_eq!(entries, GIVEN * places.len() as u64, "a hit was expected");
+        assert_eq!(entries, CONSTANT_ENTRY * places.len() as u64, "a hit was expected");
     }
 
-    /// Brings lines into the cache.
-    fn warm(&self, lines: u64) {
+    /// Loads lines into the cache.
+    fn prefetch(&self, lines: u64) {
         for line in 0..lines {
-            drop(self.lookup.translate(self.at(line, 0), Route::Receive));
+            drop(self.lookup.translate(self.at(line, 0), DataPath::Receive));
         }
     }
 
-    /// Looks up lines in a circle that begins behind the hot ones; the time of one lookup.
+    /// Looks up lines in a circle that starts after the hot lines. Returns the time of one lookup.
     fn miss(&self, lines: u64, next: &mut u64) -> f64 {
         let places: Vec<_> =
             (0..BATCH as u64).map(|n| self.at(HOT_LINES + (*next + n) % lines, 0)).collect();
         *next += BATCH as u64;
         let begin = Instant::now();
         for place in places {
-            drop(black_box(self.lookup.translate(place, Route::Send)));
+            drop(black_box(self.lookup.translate(place, DataPath::Send)));
         }
         begin.elapsed().as_nanos() as f64 / BATCH as f64
     }
 }
 
-/// What nobody can do without who counts the users of a line: one more, and one less.
+/// Lower bound of every lookup that counts the users of a line: one atomic increment and one
+/// decrement.
 #[derive(Default)]
-struct Floor {
-    lines: [Line; HOT_LINES as usize],
+struct RefcountBaseline {
+    lines: [PaddedRefcount; HOT_LINES as usize],
 }
 
 #[derive(Default)]
 #[repr(align(64))]
-struct Line(AtomicU64);
+struct PaddedRefcount(AtomicU64);
 
-impl Floor {
+impl RefcountBaseline {
     fn hit(&self) {
         for number in 0..BATCH {
             let line = &self.lines[number % self.lines.len()];
@@ -129,22 +133,22 @@ impl Floor {
     }
 }
 
-/// Measures everything.
-pub(super) fn measure(effort: Effort) -> anyhow::Result<Found> {
-    let cached = Settings::dynamic(Shape::TELLING.geometry());
-    let (cache, full) = (Bench::new(cached)?, Bench::new(Settings::full())?);
-    cache.warm(HOT_LINES);
-    let floor = Floor::default();
+/// Measures all costs.
+pub(super) fn measure(effort: Effort) -> anyhow::Result<CostResults> {
+    let cached = LookupConfig::cached(CacheShape::REFERENCE.geometry());
+    let (cache, full) = (LookupBench::new(cached)?, LookupBench::new(LookupConfig::flat())?);
+    cache.prefetch(HOT_LINES);
+    let floor = RefcountBaseline::default();
     let mut rows = Vec::new();
-    let (full_places, cache_places) = (full.places(0, HOT_LINES), cache.places(0, HOT_LINES));
-    let times = contest(
+    let (full_places, cache_places) = (full.handles(0, HOT_LINES), cache.handles(0, HOT_LINES));
+    let times = interleave(
         vec![
-            Contestant::new("full table, one thread", || full.hit(&full_places)),
-            Contestant::new(HIT, || cache.hit(&cache_places)),
-            Contestant::new("cache, one thread, find", || cache.hit_now(&cache_places)),
-            Contestant::new("two locked additions alone", || floor.hit()),
+            FnCandidate::new("full table, one thread", || full.hit(&full_places)),
+            FnCandidate::new(HIT, || cache.hit(&cache_places)),
+            FnCandidate::new("cache, one thread, find", || cache.hit_nonblocking(&cache_places)),
+            FnCandidate::new("two locked additions alone", || floor.hit()),
         ],
-        Patience::of(effort),
+        Budget::of(effort),
     );
     let mut hit_ns = f64::NAN;
     for mut row in times.time_rows("find and release, hit", 0) {
@@ -158,18 +162,18 @@ pub(super) fn measure(effort: Effort) -> anyhow::Result<Found> {
     }
     rows.extend(two_threads(&cache, effort));
     rows.extend(misses(effort)?);
-    Ok(Found { rows, hit_ns })
+    Ok(CostResults { rows, hit_ns })
 }
 
-/// Hits from two threads at once: on lines of their own, and on the same line.
-fn two_threads(cache: &Bench, effort: Effort) -> Vec<Row> {
-    let rounds = Patience::of(effort).rounds;
+/// Measures hits from two threads at once: on separate lines, and on the same line.
+fn two_threads(cache: &LookupBench, effort: Effort) -> Vec<Row> {
+    let rounds = Budget::of(effort).rounds;
     let half = HOT_LINES / 2;
     let time = |first: [u64; 2], lines: u64| -> Vec<f64> {
         let one = || {
             let barrier = Barrier::new(2);
             let run = |first: u64| {
-                let places = cache.places(first, lines);
+                let places = cache.handles(first, lines);
                 cache.hit(&places);
                 barrier.wait();
                 let begin = Instant::now();
@@ -196,17 +200,17 @@ fn two_threads(cache: &Bench, effort: Effort) -> Vec<Row> {
     ]
 }
 
-/// Misses of lines that have been there before, and of lines that never were.
+/// Measures misses of lines that were attached before, and of lines that never were.
 fn misses(effort: Effort) -> anyhow::Result<Vec<Row>> {
-    let rounds = Patience::of(effort).rounds;
-    let cached = Settings::dynamic(Shape::TELLING.geometry());
-    // More than the cache holds, so that each has left when it comes again.
-    let circle = 2 * Shape::TELLING.geometry().lines() as u64;
+    let rounds = Budget::of(effort).rounds;
+    let cached = LookupConfig::cached(CacheShape::REFERENCE.geometry());
+    // More lines than the cache holds, so that each is evicted before its next lookup.
+    let circle = 2 * CacheShape::REFERENCE.geometry().lines() as u64;
     let mut rows = Vec::new();
     for (who, helping) in [("the caller", true), ("the miss thread", false)] {
-        let bench = Bench::new(Settings { helping, ..cached })?;
+        let bench = LookupBench::new(LookupConfig { inline_misses: helping, ..cached })?;
         let mut next = 0;
-        // Around once, so that all lines are attached.
+        // One untimed circle attaches all lines.
         bench.miss(circle, &mut next);
         let times: Vec<f64> = (0..rounds).map(|_| bench.miss(circle, &mut next)).collect();
         let series = format!("handled by {who}");
@@ -216,24 +220,24 @@ fn misses(effort: Effort) -> anyhow::Result<Vec<Row>> {
     }
     let mut first = Vec::new();
     for _ in 0..rounds {
-        first.push(Bench::new(cached)?.miss(BATCH as u64, &mut 0));
+        first.push(LookupBench::new(cached)?.miss(BATCH as u64, &mut 0));
     }
     let series = "handled by the caller, first use";
     rows.push(Row::of_rounds("find and release, miss", series, 0, "ns", &first));
     Ok(rows)
 }
 
-/// How the parts of misses are distributed.
-fn spread_rows(series: &str, counters: &Counters) -> Vec<Row> {
+/// Rows about the distribution of the parts of misses.
+fn spread_rows(series: &str, counters: &LookupCounters) -> Vec<Row> {
     let parts = [
-        ("delay of a miss", Spread::from(counters.delay_ns)),
-        ("processing of a miss", Spread::from(counters.processing_ns)),
+        ("delay of a miss", Quantiles::from(counters.delay_ns)),
+        ("processing of a miss", Quantiles::from(counters.processing_ns)),
     ];
-    parts.iter().flat_map(|(part, spread)| rows_of_spread(part, series, *spread)).collect()
+    parts.iter().flat_map(|(part, spread)| quantile_rows(part, series, *spread)).collect()
 }
 
-/// Median and ninth tenth of a distribution.
-pub(super) fn rows_of_spread(part: &str, series: &str, spread: Spread) -> Vec<Row> {
+/// Rows with the median and the 0.9 quantile of a distribution.
+pub(super) fn quantile_rows(part: &str, series: &str, spread: Quantiles) -> Vec<Row> {
     let row = |what: &str, value: u64| {
         Row::of_rounds(part, &format!("{series}, {what}"), 0, "ns", &[value as f64])
     };
@@ -249,15 +253,16 @@ mod tests {
 
     #[test]
     fn hits_are_hits_and_misses_are_misses() {
-        let bench = Bench::new(Settings::dynamic(Shape::TELLING.geometry())).unwrap();
-        bench.warm(HOT_LINES);
-        bench.hit(&bench.places(0, HOT_LINES));
-        bench.hit_now(&bench.places(0, HOT_LINES));
+        let bench =
+            LookupBench::new(LookupConfig::cached(CacheShape::REFERENCE.geometry())).unwrap();
+        bench.prefetch(HOT_LINES);
+        bench.hit(&bench.handles(0, HOT_LINES));
+        bench.hit_nonblocking(&bench.handles(0, HOT_LINES));
         let counters = bench.lookup.counters();
         assert_eq!(counters.hits.receive, 2 * BATCH as u64);
         assert_eq!(counters.misses.receive.total(), HOT_LINES);
         let mut next = 0;
-        let circle = 2 * Shape::TELLING.geometry().lines() as u64;
+        let circle = 2 * CacheShape::REFERENCE.geometry().lines() as u64;
         (0..4).for_each(|_| _ = bench.miss(circle, &mut next));
         let counters = bench.lookup.counters();
         assert_eq!(counters.misses.send.total(), 4 * BATCH as u64);

@@ -1,52 +1,56 @@
-//! Misses of the programs by route and kind, for every shape of the cache: one run of each is
-//! recorded and replayed.
+//! Misses of the programs by data path and kind, for every shape of the cache: one run of each
+//! program is recorded and replayed.
 
 use std::collections::BTreeSet;
 
-use memferry_memory::lookup::Counters;
+use memferry_memory::lookup::LookupCounters;
 
-use super::order::{Kinds, Table};
-use super::session::Session;
-use super::shape::Shape;
+use super::command::{LookupMode, MissTotals};
+use super::session::TranslationSession;
+use super::shape::CacheShape;
 use super::workload::Problem;
 use crate::bench::Effort;
 use crate::outcome::Row;
-use crate::replay::{self, Replayed};
+use crate::replay::{self, ReplayResult};
 
-/// What one program has shown.
-pub(super) struct Found {
+/// Results of one program.
+pub(super) struct MissResults {
     pub(super) rows: Vec<Row>,
-    /// What the recorded run has counted itself, and what its replay has.
+    /// Misses that the recorded run counted, and those that its replay counted.
     pub(super) live: u64,
     pub(super) replayed: u64,
 }
 
 /// Records one run of a program and replays it.
-pub(super) fn measure(problem: Problem, members: usize, effort: Effort) -> anyhow::Result<Found> {
-    let mut session = Session::start_recording(members)?;
+pub(super) fn measure(
+    problem: Problem,
+    members: usize,
+    effort: Effort,
+) -> anyhow::Result<MissResults> {
+    let mut session = TranslationSession::start_recording(members)?;
     session.begin(problem)?;
-    let endpoint = session.open(Table::of(Shape::RECORDED))?;
+    let endpoint = session.open(LookupMode::of(CacheShape::RECORDED))?;
     session.run(endpoint)?;
     let live = session.report(endpoint)?.misses();
     session.close(endpoint)?;
     session.end()?;
     let replays = replay::sweep(&session.trace()?)?;
     let name = problem.kind.name();
-    let own = replays.iter().find(|replay| replay.shape == Shape::RECORDED);
+    let own = replays.iter().find(|replay| replay.shape == CacheShape::RECORDED);
     let replayed = own.map_or(0, |replay| misses(&replay.counters));
     let mut rows = ratio_rows(name, &replays);
     let every = effort == Effort::Full;
     rows.extend(kind_rows(name, &replays, every));
-    Ok(Found { rows, live, replayed })
+    Ok(MissResults { rows, live, replayed })
 }
 
-fn misses(counters: &Counters) -> u64 {
+fn misses(counters: &LookupCounters) -> u64 {
     counters.misses.send.total() + counters.misses.receive.total()
 }
 
-/// The miss ratio over the length of lines, for each size and number of ways.
-fn ratio_rows(name: &str, replays: &[Replayed]) -> Vec<Row> {
-    let row = |replay: &Replayed| {
+/// Rows of the miss ratio over the line length, for each size and number of ways.
+fn ratio_rows(name: &str, replays: &[ReplayResult]) -> Vec<Row> {
+    let row = |replay: &ReplayResult| {
         let percent = 100.0 * replay.counters.miss_ratio();
         let figure = format!("misses of {name} by memory of a line");
         let series = replay.shape.size_and_ways();
@@ -55,11 +59,11 @@ fn ratio_rows(name: &str, replays: &[Replayed]) -> Vec<Row> {
     replays.iter().map(row).collect()
 }
 
-/// Misses by route and kind, as shares of all lookups. Without `every`, only with the size and the
-/// ways of the telling shape.
-fn kind_rows(name: &str, replays: &[Replayed], every: bool) -> Vec<Row> {
-    let telling = Shape::TELLING;
-    let is_shown = |replay: &&Replayed| {
+/// Rows of misses by data path and kind, as shares of all lookups. Without `every`, only for the
+/// size and the ways of the reference shape.
+fn kind_rows(name: &str, replays: &[ReplayResult], every: bool) -> Vec<Row> {
+    let telling = CacheShape::REFERENCE;
+    let is_shown = |replay: &&ReplayResult| {
         every || (replay.shape.entries, replay.shape.ways) == (telling.entries, telling.ways)
     };
     let mut rows = Vec::new();
@@ -70,14 +74,14 @@ fn kind_rows(name: &str, replays: &[Replayed], every: bool) -> Vec<Row> {
         for (route, misses) in
             [("send", counters.misses.send), ("receive", counters.misses.receive)]
         {
-            for (kind, count) in Kinds::from(misses).named() {
+            for (kind, count) in MissTotals::from(misses).named() {
                 let (series, percent) = (format!("{route}, {kind}"), 100.0 * count as f64);
                 let share = percent / lookups.max(1) as f64;
                 rows.push(Row::of_rounds(&figure, &series, shape.line_bytes(), "%", &[share]));
             }
         }
     }
-    // A program that does not send, or never meets a conflict, has no line for it.
+    // A kind of miss that never occurs in a program gets no row.
     let shown: BTreeSet<_> = rows
         .iter()
         .filter(|row| row.value > 0.0)
@@ -93,12 +97,12 @@ mod tests {
 
     #[test]
     fn kinds_that_never_occur_have_no_rows() {
-        let replays: Vec<_> = Shape::all()
+        let replays: Vec<_> = CacheShape::all()
             .map(|shape| {
-                let mut counters = Counters::default();
+                let mut counters = LookupCounters::default();
                 counters.hits.send = 90;
                 counters.misses.send.cold = if shape.line_entries == 8 { 10 } else { 0 };
-                Replayed { shape, counters }
+                ReplayResult { shape, counters }
             })
             .collect();
         let rows = kind_rows("lu", &replays, false);

@@ -1,42 +1,43 @@
-//! Puts of one size with misses in between, as many as wanted: what a miss adds to the time of a
-//! put, and what many of them leave of the bandwidth.
+//! Puts of one size with a given share of misses: the time that a miss adds to a put, and the
+//! bandwidth that remains with many misses.
 
-use super::order::{Pattern, Table};
-use super::session::Session;
-use super::shape::Shape;
-use super::workload::{Kind, Problem};
+use super::command::{LookupMode, PutPattern};
+use super::session::TranslationSession;
+use super::shape::CacheShape;
+use super::workload::{Problem, ProgramKind};
 use crate::bench::Effort;
-use crate::outcome::Row;
+use crate::bench::measure::{median, set};
+use crate::outcome::{Outcome, Row};
 
-/// Lines that the cache always has.
+/// Lines that are always in the cache.
 const HOT_LINES: u64 = 8;
-/// The window: several times what the cache covers.
+/// Size of the window in MiB: several times what the cache covers.
 const WINDOW_MEGABYTES: usize = 256;
 
 const FULL: &str = "full table";
 const CACHE: &str = "cache";
 
-/// Where puts go. Lines that are not in the cache are visited in a circle that is larger than the
-/// cache, so that each of them has left it when its turn comes again.
-pub(super) struct Places {
-    pattern: Pattern,
+/// Offsets of puts. Lines that are to miss are used in a circle that is larger than the cache, so
+/// that each is evicted before its next use.
+pub(super) struct PutOffsets {
+    pattern: PutPattern,
     lines: u64,
     number: u64,
     misses: u64,
     due_percent: usize,
 }
 
-impl Places {
-    pub(super) fn new(pattern: Pattern, window_bytes: u64) -> Self {
-        let lines = window_bytes / Shape::TELLING.line_bytes();
+impl PutOffsets {
+    pub(super) fn new(pattern: PutPattern, window_bytes: u64) -> Self {
+        let lines = window_bytes / CacheShape::REFERENCE.line_bytes();
         Self { pattern, lines, number: 0, misses: 0, due_percent: 0 }
     }
 
-    /// The offset of the next put.
+    /// Returns the offset of the next put.
     pub(super) fn next(&mut self) -> u64 {
         self.number += 1;
         self.due_percent += self.pattern.miss_percent;
-        let line_bytes = Shape::TELLING.line_bytes();
+        let line_bytes = CacheShape::REFERENCE.line_bytes();
         let line = if self.due_percent >= 100 {
             self.due_percent -= 100;
             self.misses += 1;
@@ -44,48 +45,75 @@ impl Places {
         } else {
             self.number % HOT_LINES
         };
-        // Behind the header, and in another part of the line each time.
+        // Another part of the line each time.
         let parts = line_bytes / (64 << 10);
         line * line_bytes + self.number % parts * (64 << 10)
     }
 }
 
-/// The rows of puts by size, with several shares of misses, over the cache and the full table.
-pub(super) fn rows(session: &mut Session, effort: Effort) -> anyhow::Result<Vec<Row>> {
-    let (sizes, shares, rounds): (&[usize], &[usize], usize) = match effort {
-        Effort::Brief => (&[8, 64 << 10], &[0, 100], 3),
-        Effort::Quick => (&[8, 4 << 10, 64 << 10], &[0, 10, 50, 100], 5),
-        Effort::Full => {
-            (&[8, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10], &[0, 10, 25, 50, 75, 100], 9)
-        }
-    };
-    session.begin(Problem { kind: Kind::Random, scale: WINDOW_MEGABYTES })?;
-    let tables = [(FULL, session.open(Table::Full)?), (CACHE, session.open(Table::TELLING)?)];
-    let mut rows = Vec::new();
-    for &bytes in sizes {
-        for &miss_percent in shares {
+/// What is measured: sizes, shares of misses in percent, and rounds.
+pub(super) struct PutPlan {
+    sizes: &'static [usize],
+    miss_percents: &'static [usize],
+    rounds: usize,
+}
+
+impl PutPlan {
+    /// Puts that hit, at the two sizes of the summary keys.
+    pub(super) const HITS: Self = Self { sizes: &[8, 64 << 10], miss_percents: &[0], rounds: 9 };
+
+    pub(super) fn of(effort: Effort) -> Self {
+        let (sizes, miss_percents, rounds): (&[usize], &[usize], usize) = match effort {
+            Effort::Brief => (&[8, 64 << 10], &[0, 100], 3),
+            Effort::Quick => (&[8, 4 << 10, 64 << 10], &[0, 10, 50, 100], 5),
+            Effort::Full => {
+                (&[8, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10], &[0, 10, 25, 50, 75, 100], 9)
+            }
+        };
+        Self { sizes, miss_percents, rounds }
+    }
+}
+
+/// Measures puts by size, with several shares of misses, over the cache and the full table.
+pub(super) fn measure(
+    session: &mut TranslationSession,
+    plan: &PutPlan,
+    outcome: &mut Outcome,
+) -> anyhow::Result<()> {
+    session.begin(Problem { kind: ProgramKind::Random, scale: WINDOW_MEGABYTES })?;
+    let tables =
+        [(FULL, session.open(LookupMode::Full)?), (CACHE, session.open(LookupMode::REFERENCE)?)];
+    for &bytes in plan.sizes {
+        for &miss_percent in plan.miss_percents {
             let count = if bytes > 8 << 10 { 512 } else { 2048 };
-            let pattern = Pattern { bytes, miss_percent, count };
+            let pattern = PutPattern { bytes, miss_percent, count };
             let mut times = [Vec::new(), Vec::new()];
-            for round in 0..rounds {
+            for round in 0..plan.rounds {
                 for turn in 0..2 {
                     let which = (round + turn) % 2;
                     times[which].push(session.put(tables[which].1, pattern)?);
                 }
             }
             for ((name, _), times) in tables.iter().zip(&times) {
-                // The full table never misses; it is asked for the same places.
+                // The full table never misses; it gets the same offsets.
                 let misses = if *name == CACHE { "misses" } else { "other places" };
                 let series = format!("{name}, {miss_percent} % {misses}");
+                let rows = &mut outcome.rows;
                 rows.push(Row::of_rounds("time of a put", &series, bytes as u64, "ns", times));
                 let speeds: Vec<_> = times.iter().map(|ns| bytes as f64 / ns).collect();
                 let figure = "bandwidth of puts";
                 rows.push(Row::of_rounds(figure, &series, bytes as u64, "GB/s", &speeds));
             }
+            let key = match (bytes, miss_percent) {
+                (8, 0) => "put_8b_vs_full",
+                (0x1_0000, 0) => "put_64k_vs_full",
+                _ => continue,
+            };
+            let ratios = times[0].iter().zip(&times[1]).map(|(full, cache)| full / cache);
+            set(&mut outcome.summary, key, median(ratios.collect()));
         }
     }
-    session.end()?;
-    Ok(rows)
+    session.end()
 }
 
 #[cfg(test)]
@@ -95,10 +123,10 @@ mod tests {
     #[test]
     fn so_many_of_a_hundred_puts_leave_the_hot_lines() {
         for miss_percent in [0, 10, 25, 50, 75, 100] {
-            let pattern = Pattern { bytes: 64 << 10, miss_percent, count: 1000 };
+            let pattern = PutPattern { bytes: 64 << 10, miss_percent, count: 1000 };
             let window = (WINDOW_MEGABYTES as u64) << 20;
-            let mut places = Places::new(pattern, window);
-            let hot = HOT_LINES * Shape::TELLING.line_bytes();
+            let mut places = PutOffsets::new(pattern, window);
+            let hot = HOT_LINES * CacheShape::REFERENCE.line_bytes();
             let offsets: Vec<_> = (0..1000).map(|_| places.next()).collect();
             assert_eq!(offsets.iter().filter(|&&at| at >= hot).count(), 10 * miss_percent);
             assert!(offsets.iter().all(|at| at + (64 << 10) <= window));
@@ -107,11 +135,11 @@ mod tests {
 
     #[test]
     fn a_cold_line_comes_again_only_after_more_lines_than_the_cache_has() {
-        let pattern = Pattern { bytes: 8, miss_percent: 100, count: 1000 };
-        let mut places = Places::new(pattern, (WINDOW_MEGABYTES as u64) << 20);
-        let line = |at: u64| at / Shape::TELLING.line_bytes();
+        let pattern = PutPattern { bytes: 8, miss_percent: 100, count: 1000 };
+        let mut places = PutOffsets::new(pattern, (WINDOW_MEGABYTES as u64) << 20);
+        let line = |at: u64| at / CacheShape::REFERENCE.line_bytes();
         let first = line(places.next());
         let again = (1..).find(|_| line(places.next()) == first).unwrap();
-        assert!(again > Shape::TELLING.geometry().lines());
+        assert!(again > CacheShape::REFERENCE.geometry().lines());
     }
 }

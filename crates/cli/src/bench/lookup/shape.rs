@@ -1,14 +1,14 @@
-//! The shapes of caches that are compared: three sizes, four lengths of lines, three numbers of
-//! ways. The bench measures them, and `memferry replay` runs traces through them.
+//! Cache shapes that are compared: three sizes, four line lengths, three numbers of ways. The bench
+//! measures them, and `memferry replay` replays traces with them.
 
 use std::fmt;
 
 use memferry_memory::lookup::Geometry;
 use serde::{Deserialize, Serialize};
 
-/// A shape of the cache, in entries: its size, the length of its lines, the lines of a set.
+/// Shape of a cache: number of entries, entries per line, lines per set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Shape {
+pub(crate) struct CacheShape {
     pub(crate) entries: usize,
     pub(crate) line_entries: usize,
     pub(crate) ways: usize,
@@ -18,42 +18,43 @@ const ENTRIES: [usize; 3] = [8 << 10, 16 << 10, 32 << 10];
 const LINE_ENTRIES: [usize; 4] = [8, 16, 64, 128];
 const WAYS: [usize; 3] = [2, 4, 8];
 
-impl Shape {
-    /// The shape that the keys are measured with.
-    pub(crate) const TELLING: Self = Self { entries: 16 << 10, line_entries: 64, ways: 4 };
+impl CacheShape {
+    /// Shape of the summary keys.
+    pub(crate) const REFERENCE: Self = Self { entries: 16 << 10, line_entries: 64, ways: 4 };
 
-    /// The one that traces are recorded with: lines as short as any, so that none is passed over.
-    pub(crate) const RECORDED: Self = Self { line_entries: 8, ..Self::TELLING };
+    /// Shape with which traces are recorded: the shortest lines, so that the trace contains every
+    /// line.
+    pub(crate) const RECORDED: Self = Self { line_entries: 8, ..Self::REFERENCE };
 
-    /// All of them, by size, ways and lines.
+    /// All shapes, by size, ways and line length.
     pub(crate) fn all() -> impl Iterator<Item = Self> {
         ENTRIES.into_iter().flat_map(|entries| {
             WAYS.into_iter().flat_map(move |ways| Self::lines_of(entries, ways))
         })
     }
 
-    /// Those that differ in their lines alone.
+    /// Shapes of one size and number of ways, which differ in their line length.
     pub(crate) fn lines_of(entries: usize, ways: usize) -> impl Iterator<Item = Self> {
         LINE_ENTRIES.into_iter().map(move |line_entries| Self { entries, line_entries, ways })
     }
 
-    /// The shape for the lookup.
+    /// Geometry for the lookup.
     pub(crate) fn geometry(self) -> Geometry {
         Geometry::new(self.entries, self.line_entries, self.ways).expect("powers of two")
     }
 
-    /// How much memory a line covers.
+    /// Bytes of memory that a line covers.
     pub(crate) fn line_bytes(self) -> u64 {
         self.geometry().line_bytes()
     }
 
-    /// Its size and ways, for the name of a series over the length of lines.
+    /// Size and ways, for the name of a series over the line length.
     pub(crate) fn size_and_ways(self) -> String {
         format!("C{}K A{}", self.entries >> 10, self.ways)
     }
 }
 
-impl fmt::Display for Shape {
+impl fmt::Display for CacheShape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "C{}K L{} A{}", self.entries >> 10, self.line_entries, self.ways)
     }
@@ -65,15 +66,15 @@ mod tests {
 
     #[test]
     fn there_are_thirty_six_valid_shapes_and_the_telling_ones_are_among_them() {
-        let all: Vec<_> = Shape::all().collect();
+        let all: Vec<_> = CacheShape::all().collect();
         assert_eq!(all.len(), 36);
-        assert!(all.contains(&Shape::TELLING) && all.contains(&Shape::RECORDED));
+        assert!(all.contains(&CacheShape::REFERENCE) && all.contains(&CacheShape::RECORDED));
         assert!(all.iter().all(|shape| shape.geometry().sets().is_power_of_two()));
     }
 
     #[test]
     fn a_shape_is_written_in_thousands_of_entries() {
-        assert_eq!(Shape::TELLING.to_string(), "C16K L64 A4");
-        assert_eq!(Shape::TELLING.size_and_ways(), "C16K A4");
+        assert_eq!(CacheShape::REFERENCE.to_string(), "C16K L64 A4");
+        assert_eq!(CacheShape::REFERENCE.size_and_ways(), "C16K A4");
     }
 }

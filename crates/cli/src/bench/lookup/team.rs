@@ -1,39 +1,38 @@
-//! The members of a workload as one of them sees them: memory of its own, that of the others by
-//! put and get, and barriers. Workloads know nothing else, so that tests can run them on threads.
+//! Members of a workload, from the side of one of them: its own memory, that of the others by put
+//! and get, and barriers. Workloads use only this trait, so tests can run them on threads.
 
 use anyhow::ensure;
 
 use crate::bench::group::Plain;
 
-/// Some members, each with memory of the same length.
+/// Members, each with memory of the same length.
 ///
-/// Between two barriers no member puts to what another member looks at: whoever writes a workload
-/// sees to it.
+/// Between two barriers no member puts to what another member reads: the workload guarantees it.
 pub(super) trait Team {
-    /// The number of this member.
+    /// Rank of this member.
     fn rank(&self) -> usize;
 
-    /// How many members there are.
+    /// Number of members.
     fn size(&self) -> usize;
 
-    /// Lets `work` use this member's memory.
+    /// Calls `work` with this member's memory.
     fn own<T: Plain, R>(&mut self, work: impl FnOnce(&mut [T]) -> R) -> R;
 
-    /// Copies out of a member's memory, one's own included.
+    /// Copies from a member's memory, including this member's own. `place` counts values.
     fn get<T: Plain>(&mut self, rank: usize, place: usize, buffer: &mut [T]) -> anyhow::Result<()>;
 
-    /// Copies into a member's memory. Places of both are counted in values.
+    /// Copies into a member's memory. `place` counts values.
     fn put<T: Plain>(&mut self, rank: usize, place: usize, data: &[T]) -> anyhow::Result<()>;
 
-    /// Waits until all members are here.
+    /// Waits until all members have reached the barrier.
     fn barrier(&mut self) -> anyhow::Result<()>;
 
-    /// Hands some words to all members, and back what each of them has handed over. By messages:
+    /// Sends words to all members, and returns the words of each member. It uses messages, so it is
     /// only for checks.
     fn gather(&mut self, words: &[u64]) -> anyhow::Result<Vec<Vec<u64>>>;
 }
 
-/// Adds up numbers over all members, in the order of their ranks.
+/// Adds numbers over all members, in the order of their ranks.
 pub(super) fn sum(team: &mut impl Team, numbers: &[f64]) -> anyhow::Result<Vec<f64>> {
     let words: Vec<u64> = numbers.iter().map(|number| number.to_bits()).collect();
     let mut total = vec![0.0; numbers.len()];
@@ -45,8 +44,8 @@ pub(super) fn sum(team: &mut impl Team, numbers: &[f64]) -> anyhow::Result<Vec<f
     Ok(total)
 }
 
-/// Fails at every member when the claim is wrong at one of them.
-pub(super) fn agree(team: &mut impl Team, right: bool, claim: &str) -> anyhow::Result<()> {
+/// Fails at every member if the claim is false at one of them.
+pub(super) fn ensure_all(team: &mut impl Team, right: bool, claim: &str) -> anyhow::Result<()> {
     let answers = team.gather(&[u64::from(right)])?;
     let wrong: Vec<usize> = (0..answers.len()).filter(|&rank| answers[rank] != [1]).collect();
     ensure!(wrong.is_empty(), "{claim}: not so at member {wrong:?}");
@@ -64,22 +63,22 @@ pub(super) mod threads {
     /// A member that is a thread.
     pub(in super::super) struct ThreadMember {
         rank: usize,
-        shared: Arc<Shared>,
+        shared: Arc<ThreadMembersShared>,
     }
 
-    struct Shared {
+    struct ThreadMembersShared {
         memories: Vec<Mutex<Vec<u64>>>,
         words: Vec<Mutex<Vec<u64>>>,
         barrier: Barrier,
     }
 
-    /// Runs a member on each of `size` threads and hands back what they say.
-    pub(in super::super) fn together<R: Send>(
+    /// Runs a member on each of `size` threads and returns their results.
+    pub(in super::super) fn run_members<R: Send>(
         size: usize,
         bytes: usize,
         member: impl Fn(ThreadMember) -> R + Sync,
     ) -> Vec<R> {
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ThreadMembersShared {
             memories: (0..size).map(|_| Mutex::new(vec![0; bytes.div_ceil(8)])).collect(),
             words: (0..size).map(|_| Mutex::default()).collect(),
             barrier: Barrier::new(size),
@@ -108,7 +107,7 @@ pub(super) mod threads {
             let mut memory = self.shared.memories[self.rank].lock().unwrap();
             let count = size_of_val(&**memory) / size_of::<T>();
             // SAFETY: the vector's memory, borrowed by the lock; words are at least as aligned as
-            // any plain type here, and every pattern of bytes is a value of it.
+            // any plain type here, and every bit pattern is a value of it.
             work(unsafe { std::slice::from_raw_parts_mut(memory.as_mut_ptr().cast(), count) })
         }
 

@@ -6,48 +6,51 @@ use std::time::Duration;
 use anyhow::{Context, bail, ensure};
 use memferry::message::window::RawMemory;
 use memferry::message::{
-    Builder, Endpoint, Job, Notify, RemoteWindow, Rights, TAG_ALL, Window, WindowHandle,
+    Endpoint, EndpointBuilder, Job, PutNotification, RemoteWindow, Rights, TAG_ALL, Window,
+    WindowHandle,
 };
-use memferry_memory::lookup::Settings;
+use memferry_memory::lookup::LookupConfig;
 
 use super::team::Team;
 use crate::bench::group::{Plain, bytes_of, bytes_of_mut};
 
-/// What lies before the memory of the program: a variable for each member, one behind the other.
+/// Bytes of the header before the memory of the program: one notification variable for each member,
+/// contiguous.
 pub(super) const HEADER_BYTES: usize = 4096;
-/// The most members that the header has variables for.
-const MOST_MEMBERS: usize = HEADER_BYTES / 8;
+/// Maximum number of members that the header has variables for.
+const MAX_MEMBERS: usize = HEADER_BYTES / 8;
 const TAG: u64 = 1;
-/// How long a member may keep the others waiting.
-const PATIENCE: Duration = Duration::from_secs(50);
+/// Timeout of a barrier.
+const BARRIER_TIMEOUT: Duration = Duration::from_secs(50);
 
 /// One member over one endpoint.
 pub(super) struct WindowMember {
-    // Withdrawn before the endpoint closes.
+    // Dropped, and thereby withdrawn, before the endpoint closes.
     window: Window<RawMemory>,
-    /// Those of the others, and none at the own rank.
+    /// Windows of the other members; `None` at this member's rank.
     remotes: Vec<Option<RemoteWindow>>,
     job: Job,
-    /// How often all have met. It goes on over all endpoints that share the memory.
-    meetings: u64,
+    /// Number of barriers so far, over all endpoints that share the memory.
+    barriers: u64,
 }
 
 impl WindowMember {
     /// Opens an endpoint, joins the others, exposes the memory and attaches theirs.
     ///
     /// # Safety
-    /// The memory must be valid until the member is dropped, longer than a header, and on a boundary
-    /// of eight bytes.
+    ///
+    /// The memory must be valid until the member is dropped, longer than a header, and aligned to 8
+    /// bytes.
     pub(super) unsafe fn join(
         name: &str,
         rank: usize,
         size: usize,
-        settings: Settings,
+        settings: LookupConfig,
         memory: (*mut u8, usize),
     ) -> anyhow::Result<Self> {
-        ensure!(size <= MOST_MEMBERS, "{size} members are too many");
-        let job = Builder::new().lookup(settings).join(name, rank, size)?;
-        // SAFETY: by the caller's promise.
+        ensure!(size <= MAX_MEMBERS, "{size} members are too many");
+        let job = EndpointBuilder::new().lookup(settings).join(name, rank, size)?;
+        // SAFETY: the caller guarantees it.
         let window = unsafe { job.endpoint().expose_raw(memory.0, memory.1, Rights::READ_WRITE) }?;
         let handles = exchange(&job, &window.handle().to_bytes())?;
         let mut remotes = Vec::with_capacity(size);
@@ -60,30 +63,30 @@ impl WindowMember {
             let handle = WindowHandle::from_bytes(bytes)?;
             remotes.push(Some(job.endpoint().attach(job.peer(peer), handle)?));
         }
-        Ok(Self { window, remotes, job, meetings: 0 })
+        Ok(Self { window, remotes, job, barriers: 0 })
     }
 
     pub(super) fn endpoint(&self) -> &Endpoint {
         self.job.endpoint()
     }
 
-    /// The window of another member.
+    /// Window of another member.
     pub(super) fn remote(&self, rank: usize) -> anyhow::Result<&RemoteWindow> {
         self.remotes[rank].as_ref().context("one's own memory is not attached")
     }
 
-    /// How many bytes of windows are attached.
+    /// Bytes of attached windows.
     pub(super) fn attached_bytes(&self) -> u64 {
         self.remotes.iter().flatten().map(RemoteWindow::len).sum()
     }
 
-    /// Goes on counting meetings where another endpoint over the same memory has stopped.
-    pub(super) fn resume(&mut self, meetings: u64) {
-        self.meetings = meetings;
+    /// Continues the count of barriers of another endpoint over the same memory.
+    pub(super) fn resume_barriers(&mut self, meetings: u64) {
+        self.barriers = meetings;
     }
 
-    pub(super) fn meetings(&self) -> u64 {
-        self.meetings
+    pub(super) fn barriers(&self) -> u64 {
+        self.barriers
     }
 }
 
@@ -99,9 +102,9 @@ impl Team for WindowMember {
     fn own<T: Plain, R>(&mut self, work: impl FnOnce(&mut [T]) -> R) -> R {
         let count = (self.window.len() - HEADER_BYTES) / size_of::<T>();
         let first = self.window.as_ptr().wrapping_add(HEADER_BYTES).cast::<T>();
-        // SAFETY: the window's memory behind the header, which lives as long as self and is aligned
-        // for all plain types. No other thread of this process uses it. Other processes do so as
-        // barriers permit: none writes what this member looks at until the next one.
+        // SAFETY: the window's memory after the header, which lives as long as self and is aligned
+        // for all plain types. No other thread of this process uses it. Other processes use it as
+        // barriers permit: none writes what this member reads until the next barrier.
         work(unsafe { std::slice::from_raw_parts_mut(first, count) })
     }
 
@@ -126,13 +129,17 @@ impl Team for WindowMember {
     }
 
     fn barrier(&mut self) -> anyhow::Result<()> {
-        self.meetings += 1;
-        let (own, meeting) = (self.job.rank(), self.meetings);
+        self.barriers += 1;
+        let (own, meeting) = (self.job.rank(), self.barriers);
         for remote in self.remotes.iter().flatten() {
-            remote.put_notify(0, &[], Notify { offset: 8 * own as u64, value: meeting })?;
+            remote.put_notify(
+                0,
+                &[],
+                PutNotification { offset: 8 * own as u64, value: meeting },
+            )?;
         }
         for peer in (0..self.remotes.len()).filter(|&peer| peer != own) {
-            let came = self.window.wait(8 * peer, Some(PATIENCE), |met| met >= meeting)?;
+            let came = self.window.wait(8 * peer, Some(BARRIER_TIMEOUT), |met| met >= meeting)?;
             if came.is_none() {
                 bail!("member {peer} did not come to meeting {meeting}");
             }
@@ -150,7 +157,7 @@ impl Team for WindowMember {
     }
 }
 
-/// Sends the same bytes to all members, and hands back what each of them has sent.
+/// Sends the same bytes to all members, and returns what each of them has sent.
 fn exchange(job: &Job, bytes: &[u8]) -> anyhow::Result<Vec<Vec<u8>>> {
     let mut sends = Vec::new();
     let others = || (0..job.size()).filter(|&rank| rank != job.rank());

@@ -1,5 +1,5 @@
-//! What a worker of this bench does: it takes memory for a program, opens endpoints over it with
-//! lookups of different kinds, and runs the program over whichever it is told.
+//! Worker of this bench: it allocates memory for a program, opens endpoints over it with lookups of
+//! different kinds, and runs the program over the endpoint that a command names.
 
 use std::io::BufRead;
 use std::time::Instant;
@@ -8,125 +8,128 @@ use anyhow::{Context, bail};
 use memferry::message::ShareableBuffer;
 use memferry::sys::clock;
 
-use super::order::{Answer, Order, Pattern, Ran, Report};
-use super::puts::Places;
+use super::command::{LookupCommand, LookupReply, LookupReport, PutPattern, RunResult};
+use super::puts::PutOffsets;
 use super::team::Team;
 use super::windows::{HEADER_BYTES, WindowMember};
-use super::workload::{Any, Problem, Workload};
+use super::workload::{AnyProgram, Problem, Workload};
 use crate::bench::group::worker::WorkerArgs;
 use crate::show;
 
-/// Where windows begin: so that lines of every length begin with them.
+/// Alignment of windows, so that lines of every length start at the start of a window.
 const BOUNDARY_BYTES: usize = 1 << 20;
 
-/// Serves the bench until it is told to stop.
-pub(crate) fn work(args: &WorkerArgs) -> anyhow::Result<()> {
+/// Serves the bench until the input ends or contains no command.
+pub(crate) fn run_worker(args: &WorkerArgs) -> anyhow::Result<()> {
     let leads = args.rank == 0;
     if leads {
         show::print("ready\n")?;
     }
-    let mut worker = Worker { args, stage: None, opened: 0 };
+    let mut worker = LookupWorker { args, state: None, opened: 0 };
     for line in std::io::stdin().lock().lines() {
         let line = line?;
-        // What the group says when it goes is no order.
+        // The last line of a group, `quit`, is not a command.
         let Ok(order) = serde_json::from_str(&line) else { break };
-        let result = worker.carry_out(order);
+        let result = worker.execute(order);
         if leads {
             let answer = match &result {
                 Ok(answer) => answer.clone(),
-                Err(error) => Answer::Failed(format!("{error:#}")),
+                Err(error) => LookupReply::Failed(format!("{error:#}")),
             };
             show::print(&format!("{}\n", serde_json::to_string(&answer)?))?;
         }
-        // After an error the members may not agree any more on what comes next.
+        // After an error the members may be in different states.
         result?;
     }
     Ok(())
 }
 
-struct Worker<'a> {
+struct LookupWorker<'a> {
     args: &'a WorkerArgs,
-    stage: Option<Stage>,
-    /// How many endpoints there were, to give each a name.
+    state: Option<ProgramState>,
+    /// Number of endpoints so far, used in their names.
     opened: usize,
 }
 
 /// A program, its memory, and the endpoints over it.
-struct Stage {
+struct ProgramState {
     // Dropped before the memory that they expose.
     members: Vec<Option<WindowMember>>,
-    program: Any,
+    program: AnyProgram,
     memory: ShareableBuffer,
-    /// The part of it that is exposed.
+    /// Start and length of the exposed part of the memory.
     begin: usize,
     length: usize,
-    /// How often the members have met, over whichever endpoint.
-    meetings: u64,
+    /// Number of barriers so far, over all endpoints.
+    barriers: u64,
 }
 
-impl Worker<'_> {
-    fn carry_out(&mut self, order: Order) -> anyhow::Result<Answer> {
+impl LookupWorker<'_> {
+    fn execute(&mut self, order: LookupCommand) -> anyhow::Result<LookupReply> {
         match order {
-            Order::Begin(problem) => self.begin(problem)?,
-            Order::Open(table) => self.open(table)?,
-            Order::Run(number) => return Ok(Answer::Ran(self.stage()?.run(number)?)),
-            Order::Put { endpoint, pattern } => {
-                return Ok(Answer::Ran(self.stage()?.put(endpoint, pattern)?));
+            LookupCommand::Begin(problem) => self.begin(problem)?,
+            LookupCommand::Open(table) => self.open(table)?,
+            LookupCommand::Run(number) => return Ok(LookupReply::Ran(self.state()?.run(number)?)),
+            LookupCommand::Put { endpoint, pattern } => {
+                return Ok(LookupReply::Ran(self.state()?.put(endpoint, pattern)?));
             }
-            Order::Report(number) => {
-                return Ok(Answer::Report(Box::new(self.stage()?.report(number)?)));
+            LookupCommand::Report(number) => {
+                return Ok(LookupReply::Report(Box::new(self.state()?.report(number)?)));
             }
-            Order::Close(number) => {
-                let stage = self.stage()?;
+            LookupCommand::Close(number) => {
+                let stage = self.state()?;
                 stage.members.get_mut(number).context("no such endpoint")?.take();
             }
-            Order::End => self.stage = None,
+            LookupCommand::End => self.state = None,
         }
-        Ok(Answer::Done)
+        Ok(LookupReply::Done)
     }
 
-    fn stage(&mut self) -> anyhow::Result<&mut Stage> {
-        self.stage.as_mut().context("there is no program")
+    fn state(&mut self) -> anyhow::Result<&mut ProgramState> {
+        self.state.as_mut().context("there is no program")
     }
 
     fn begin(&mut self, problem: Problem) -> anyhow::Result<()> {
-        self.stage = None;
-        let program = Any::new(problem, self.args.rank, self.args.size)?;
+        self.state = None;
+        let program = AnyProgram::new(problem, self.args.rank, self.args.size)?;
         let length = HEADER_BYTES + program.bytes();
         let mut memory = ShareableBuffer::new(length + BOUNDARY_BYTES)?;
         let begin = memory.as_ptr().align_offset(BOUNDARY_BYTES);
         if program.is_dense() {
             memory.fill(0);
         }
-        self.stage =
-            Some(Stage { members: Vec::new(), program, memory, begin, length, meetings: 0 });
+        self.state =
+            Some(ProgramState { members: Vec::new(), program, memory, begin, length, barriers: 0 });
         Ok(())
     }
 
-    fn open(&mut self, table: super::order::Table) -> anyhow::Result<()> {
+    fn open(&mut self, table: super::command::LookupMode) -> anyhow::Result<()> {
         let WorkerArgs { name, rank, size, .. } = self.args;
         let name = format!("{name}.{}", self.opened);
         self.opened += 1;
-        let stage = self.stage()?;
+        let stage = self.state()?;
         let exposed = &mut stage.memory[stage.begin..][..stage.length];
         let memory = (exposed.as_mut_ptr(), exposed.len());
-        // SAFETY: the memory is longer than a header, begins on a boundary, and is dropped after
+        // SAFETY: the memory is longer than a header, starts on a boundary, and is dropped after
         // all members.
-        let member = unsafe { WindowMember::join(&name, *rank, *size, table.settings(), memory) }?;
+        let member = unsafe { WindowMember::join(&name, *rank, *size, table.config(), memory) }?;
         stage.members.push(Some(member));
         Ok(())
     }
 }
 
-impl Stage {
-    fn parts(&mut self, number: usize) -> anyhow::Result<(&mut WindowMember, &mut Any, &mut u64)> {
+impl ProgramState {
+    fn parts(
+        &mut self,
+        number: usize,
+    ) -> anyhow::Result<(&mut WindowMember, &mut AnyProgram, &mut u64)> {
         let member = self.members.get_mut(number).and_then(Option::as_mut);
         let member = member.context("no such endpoint")?;
-        member.resume(self.meetings);
-        Ok((member, &mut self.program, &mut self.meetings))
+        member.resume_barriers(self.barriers);
+        Ok((member, &mut self.program, &mut self.barriers))
     }
 
-    fn run(&mut self, number: usize) -> anyhow::Result<Ran> {
+    fn run(&mut self, number: usize) -> anyhow::Result<RunResult> {
         let (member, program, meetings) = self.parts(number)?;
         program.prepare(member)?;
         member.barrier()?;
@@ -135,20 +138,20 @@ impl Stage {
         let ns = begin.elapsed().as_nanos() as f64;
         let processor_ns = (clock::process_cpu_ns() - processor_begin) as f64;
         let digest = program.check(member)?;
-        *meetings = member.meetings();
-        Ok(Ran { ns, processor_ns, digest })
+        *meetings = member.barriers();
+        Ok(RunResult { ns, processor_ns, digest })
     }
 
-    /// The leader puts, the others wait until it has.
-    fn put(&mut self, number: usize, pattern: Pattern) -> anyhow::Result<Ran> {
+    /// The leader puts; the other members wait until it has finished.
+    fn put(&mut self, number: usize, pattern: PutPattern) -> anyhow::Result<RunResult> {
         let (member, _, meetings) = self.parts(number)?;
         member.barrier()?;
         let mut ns = 0.0;
         if member.rank() == 0 {
             let remote = member.remote(1)?;
             let data = vec![0x5A; pattern.bytes];
-            let mut places = Places::new(pattern, remote.len());
-            // Until the cache holds what it will hold.
+            let mut places = PutOffsets::new(pattern, remote.len());
+            // Untimed puts bring the cache to its steady state.
             for _ in 0..pattern.count.min(2048) {
                 remote.put(places.next(), &data)?;
             }
@@ -159,26 +162,26 @@ impl Stage {
             ns = begin.elapsed().as_nanos() as f64 / pattern.count as f64;
         }
         member.barrier()?;
-        *meetings = member.meetings();
-        Ok(Ran { ns, processor_ns: 0.0, digest: 0 })
+        *meetings = member.barriers();
+        Ok(RunResult { ns, processor_ns: 0.0, digest: 0 })
     }
 
-    fn report(&mut self, number: usize) -> anyhow::Result<Report> {
+    fn report(&mut self, number: usize) -> anyhow::Result<LookupReport> {
         let (member, ..) = self.parts(number)?;
         let endpoint = member.endpoint();
         let (Some(counters), Some(memory)) = (endpoint.lookup_counters(), endpoint.lookup_memory())
         else {
             bail!("nothing was looked up");
         };
-        Ok(Report {
+        Ok(LookupReport {
             page_table_bytes: page_table_bytes()?,
             attached_window_bytes: member.attached_bytes(),
-            ..Report::new(&counters, memory)
+            ..LookupReport::new(&counters, memory)
         })
     }
 }
 
-/// What the kernel says that the page tables of this process take.
+/// Bytes of the page tables of this process, as the kernel reports them.
 fn page_table_bytes() -> anyhow::Result<u64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmPTE:"));

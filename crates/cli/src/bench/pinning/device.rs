@@ -1,42 +1,42 @@
-//! An asynchronous engine that may only copy pinned memory: a channel of the copy core, which is
-//! handed nothing but pinned pieces.
+//! An asynchronous engine that may only copy pinned memory: a channel of the cpu engine, which gets
+//! only pinned parts.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 
 use memferry::sys::pages::Pages;
 use memferry::{Ferry, Options, Request, Transfer};
-use memferry_memory::pin_cache::{Limits, PinCache, Watching};
-use memferry_memory::pinning::{Access, Chunk, ChunkSchedule, Overlapped, PinError, Pinner};
+use memferry_memory::pin_cache::{InvalidationMode, PinCache, PinCacheLimits};
+use memferry_memory::pinning::{Access, ChunkSchedule, PinError, PinPipeline, PinnedChunk, Pinner};
 
-/// How memory is pinned for a copy.
+/// Method to pin memory for a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    /// In such pieces, for this copy alone.
+pub(super) enum PinMethod {
+    /// In chunks of this schedule, for this copy alone.
     EachTime(ChunkSchedule),
-    /// Kept pinned from copy to copy.
+    /// By the pin cache, which keeps the memory pinned between copies.
     Cached,
 }
 
-/// The engine, and how its memory is pinned.
-pub(super) struct Device {
+/// The engine, and the pin cache over the pinner of its memory.
+pub(super) struct PinningDevice {
     ferry: Ferry,
     cache: PinCache,
 }
 
-/// A piece that the engine has, with what keeps it pinned.
-struct Underway {
+/// A part that the engine is copying, with its pins.
+struct InFlightCopy {
     transfer: Transfer,
-    _pins: [Chunk; 2],
+    _pins: [PinnedChunk; 2],
 }
 
-/// The most pieces that the engine has at a time: as many as a short queue of descriptors.
-const MOST_UNDERWAY: usize = 64;
+/// Maximum number of parts in flight, as in a short queue of descriptors.
+const MAX_IN_FLIGHT: usize = 64;
 
-impl Device {
+impl PinningDevice {
     pub(super) fn new(pinner: Arc<dyn Pinner>) -> anyhow::Result<Self> {
         let ferry = Ferry::builder().channels(1).build()?;
-        let cache = PinCache::new(pinner, Limits::default(), Watching::EventsOrExplicit)?;
+        let cache = PinCache::new(pinner, PinCacheLimits::default(), InvalidationMode::Automatic)?;
         Ok(Self { ferry, cache })
     }
 
@@ -44,17 +44,17 @@ impl Device {
         self.cache.pinner()
     }
 
-    /// Copies one to the other, from pinning to unpinning. Both have the same length.
+    /// Copies `source` to `target`, including pinning and unpinning. Both have the same length.
     pub(super) fn copy(
         &self,
-        way: Way,
+        way: PinMethod,
         source: &Pages,
         target: &mut Pages,
     ) -> Result<(), PinError> {
         assert_eq!(source.len(), target.len());
         match way {
-            Way::EachTime(schedule) => self.copy_pinning(schedule, source, target),
-            Way::Cached => self.copy_cached(source, target),
+            PinMethod::EachTime(schedule) => self.copy_pinning(schedule, source, target),
+            PinMethod::Cached => self.copy_cached(source, target),
         }
     }
 
@@ -66,7 +66,7 @@ impl Device {
     ) -> Result<(), PinError> {
         let pieces = |pages: &Pages, access| {
             let (address, length) = (pages.as_ptr() as usize, pages.len());
-            Overlapped::new(Arc::clone(self.pinner()), address, length, access, schedule)
+            PinPipeline::new(Arc::clone(self.pinner()), address, length, access, schedule)
         };
         let (sources, targets) = (pieces(source, Access::Read)?, pieces(target, Access::Write)?);
         let mut underway = VecDeque::new();
@@ -79,9 +79,9 @@ impl Device {
                     break;
                 }
             }
-            // What is done is unpinned while the rest goes on.
+            // Complete parts are unpinned while the others are in flight.
             while let Some(first) = underway.front()
-                && (first.transfer.is_done() || underway.len() == MOST_UNDERWAY)
+                && (first.transfer.is_done() || underway.len() == MAX_IN_FLIGHT)
             {
                 finish(underway.pop_front().expect("there is one"));
             }
@@ -95,45 +95,46 @@ impl Device {
             self.cache.acquire(pages.as_ptr() as usize, pages.len(), access)
         };
         let _leases = (lease(source, Access::Read)?, lease(target, Access::Write)?);
-        self.hand_over(source.as_ptr() as usize, target.as_ptr() as usize, source.len())
+        self.submit(source.as_ptr() as usize, target.as_ptr() as usize, source.len())
             .wait()
             .expect("memory of this process is good");
         Ok(())
     }
 
-    fn start(&self, source: Chunk, target: Chunk) -> Underway {
+    fn start(&self, source: PinnedChunk, target: PinnedChunk) -> InFlightCopy {
         assert_eq!(source.length, target.length);
-        let transfer = self.hand_over(source.address, target.address, source.length);
-        Underway { transfer, _pins: [source, target] }
+        let transfer = self.submit(source.address, target.address, source.length);
+        InFlightCopy { transfer, _pins: [source, target] }
     }
 
-    /// Hands a copy over; the caller's core does none of it.
-    fn hand_over(&self, source: usize, target: usize, length: usize) -> Transfer {
+    /// Submits a copy without caller assist.
+    fn submit(&self, source: usize, target: usize, length: usize) -> Transfer {
         let request = Request::copy(source as *const u8, target as *mut u8, length)
-            .with(Options::new().spare_caller());
-        // SAFETY: both are whole buffers or parts of them, lent to `copy`, which waits for all that
-        // it handed over before it returns.
-        unsafe { self.ferry.start(request) }.expect("the ranges are valid")
+            .with(Options::new().no_caller_assist());
+        // SAFETY: both ranges are whole buffers or parts of them, borrowed by `copy`, which waits
+        // for everything that it submitted before it returns.
+        unsafe { self.ferry.start_raw(request) }.expect("the ranges are valid")
     }
 }
 
-fn finish(underway: Underway) {
+fn finish(underway: InFlightCopy) {
     underway.transfer.wait().expect("memory of this process is good");
 }
 
 #[cfg(test)]
 mod tests {
-    use memferry_memory::pinning::{Lock, Populate, Registered};
+    use memferry_memory::pinning::{IoUringPinner, MlockPinner, PopulatePinner};
 
     use super::*;
 
     #[test]
     fn every_way_copies_all_bytes() {
-        let mut pinners: Vec<Arc<dyn Pinner>> = vec![Arc::new(Lock::new()), Arc::new(Populate)];
-        pinners.extend(Registered::new().ok().map(|pinner| Arc::new(pinner) as Arc<dyn Pinner>));
+        let mut pinners: Vec<Arc<dyn Pinner>> =
+            vec![Arc::new(MlockPinner::new()), Arc::new(PopulatePinner)];
+        pinners.extend(IoUringPinner::new().ok().map(|pinner| Arc::new(pinner) as Arc<dyn Pinner>));
         for pinner in pinners {
-            let device = Device::new(pinner).unwrap();
-            for (series, way) in crate::bench::pinning::ways() {
+            let device = PinningDevice::new(pinner).unwrap();
+            for (series, way) in crate::bench::pinning::pin_methods() {
                 for bytes in [100, (1 << 20) + 1] {
                     let mut source = Pages::new(bytes).unwrap();
                     let mut target = Pages::new(bytes).unwrap();

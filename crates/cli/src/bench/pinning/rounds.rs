@@ -1,5 +1,5 @@
-//! Ways to pin against each other, in turn, round by round. Only the copies are timed, not what
-//! makes buffers fresh.
+//! Comparison of pin methods, interleaved, round by round. Only the copies are timed, not the
+//! preparation of fresh buffers.
 
 use std::fmt;
 use std::time::Instant;
@@ -8,21 +8,21 @@ use anyhow::ensure;
 use memferry::sys::pages::Pages;
 use memferry_memory::pinning::PinError;
 
-use super::device::{Device, Way};
+use super::device::{PinMethod, PinningDevice};
 use crate::bench::Effort;
 use crate::bench::measure::median;
 use crate::outcome::Row;
 
-/// The state of the buffers of a copy.
+/// State of the buffers of a copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Buffers {
+pub(super) enum PinBufferState {
     /// Never touched, at another address than before.
     Fresh,
     /// Used before.
     Reused,
 }
 
-impl fmt::Display for Buffers {
+impl fmt::Display for PinBufferState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Fresh => "fresh",
@@ -31,31 +31,31 @@ impl fmt::Display for Buffers {
     }
 }
 
-/// What each way took for one copy, in nanoseconds, round by round.
-pub(super) struct Rounds {
+/// Times of each method for one copy, in nanoseconds, round by round.
+pub(super) struct PinningSamples {
     series: Vec<(&'static str, Vec<f64>)>,
-    /// Ways that could not pin, with the reason.
+    /// Methods that could not pin, with the reason.
     pub(super) failed: Vec<(&'static str, PinError)>,
 }
 
-/// Lets every way copy `bytes` in turn.
-pub(super) fn contest(
-    device: &Device,
-    ways: &[(&'static str, Way)],
+/// Runs every method with copies of `bytes`, interleaved.
+pub(super) fn interleave(
+    device: &PinningDevice,
+    ways: &[(&'static str, PinMethod)],
     bytes: usize,
-    buffers: Buffers,
+    buffers: PinBufferState,
     effort: Effort,
-) -> anyhow::Result<Rounds> {
+) -> anyhow::Result<PinningSamples> {
     let mut source = Pages::new(bytes)?;
     for (place, byte) in source.as_mut_slice().iter_mut().enumerate() {
         *byte = (place * 31 + (place >> 12)) as u8;
     }
     let mut kept = Pages::new(bytes)?;
     kept.as_mut_slice().fill(0xA5);
-    let mut rounds = Rounds { series: Vec::new(), failed: Vec::new() };
+    let mut rounds = PinningSamples { series: Vec::new(), failed: Vec::new() };
     let mut taking_part = Vec::new();
     for &(series, way) in ways {
-        // Checked before anything is timed, which also warms up.
+        // An untimed copy is verified; it also fills the caches.
         kept.as_mut_slice().fill(0xA5);
         match device.copy(way, &source, &mut kept) {
             Ok(()) => {
@@ -68,10 +68,10 @@ pub(super) fn contest(
     }
     let (count, repeats) = (rounds_of(effort), repeats_of(bytes, effort));
     for round in 0..count {
-        // One that fails in the middle leaves the others their order.
+        // A method that fails is skipped, so that the order of the others stays.
         let among = taking_part.len();
         for turn in 0..among {
-            // The one that goes first changes, and so does the direction.
+            // The first method and the direction change from round to round.
             let place = (turn + round / 2) % among;
             let index = if round % 2 == 0 { place } else { among - 1 - place };
             let (series, way) = taking_part[index];
@@ -79,14 +79,14 @@ pub(super) fn contest(
                 continue;
             }
             let once = |kept: &mut Pages| match buffers {
-                Buffers::Reused => timed(device, way, &source, kept),
-                Buffers::Fresh => timed(device, way, &source, &mut Pages::new(bytes)?),
+                PinBufferState::Reused => timed(device, way, &source, kept),
+                PinBufferState::Fresh => timed(device, way, &source, &mut Pages::new(bytes)?),
             };
             match repeated(repeats, || once(&mut kept)) {
                 Ok(mean_ns) => rounds.series[index].1.push(mean_ns),
-                // A limit may be met now and then: what others have pinned is given up later.
-                Err(Unmeasured::Pin(error)) => rounds.failed.push((series, error)),
-                Err(Unmeasured::Memory(error)) => return Err(error.into()),
+                // A pin can fail now and then at a limit, because other memory is unpinned later.
+                Err(MeasureError::Pin(error)) => rounds.failed.push((series, error)),
+                Err(MeasureError::Memory(error)) => return Err(error.into()),
             }
         }
     }
@@ -95,23 +95,24 @@ pub(super) fn contest(
     Ok(rounds)
 }
 
-/// Why a copy could not be timed.
-enum Unmeasured {
+/// Reason why a copy could not be timed.
+enum MeasureError {
     Pin(PinError),
     Memory(std::io::Error),
 }
 
-impl From<std::io::Error> for Unmeasured {
+impl From<std::io::Error> for MeasureError {
     fn from(error: std::io::Error) -> Self {
         Self::Memory(error)
     }
 }
 
-/// The mean of several times. The first settles what the neighbour left behind.
+/// Mean of several times, after one untimed run that removes the effects of the previous method on
+/// the caches.
 fn repeated(
     repeats: usize,
-    mut once: impl FnMut() -> Result<f64, Unmeasured>,
-) -> Result<f64, Unmeasured> {
+    mut once: impl FnMut() -> Result<f64, MeasureError>,
+) -> Result<f64, MeasureError> {
     once()?;
     let mut total_ns = 0.0;
     for _ in 0..repeats {
@@ -120,9 +121,14 @@ fn repeated(
     Ok(total_ns / repeats as f64)
 }
 
-fn timed(device: &Device, way: Way, source: &Pages, target: &mut Pages) -> Result<f64, Unmeasured> {
+fn timed(
+    device: &PinningDevice,
+    way: PinMethod,
+    source: &Pages,
+    target: &mut Pages,
+) -> Result<f64, MeasureError> {
     let start = Instant::now();
-    device.copy(way, source, target).map_err(Unmeasured::Pin)?;
+    device.copy(way, source, target).map_err(MeasureError::Pin)?;
     Ok(start.elapsed().as_nanos() as f64)
 }
 
@@ -133,16 +139,16 @@ fn rounds_of(effort: Effort) -> usize {
     }
 }
 
-/// Many short copies, few long ones.
+/// Number of copies per round: many short ones, or few long ones.
 fn repeats_of(bytes: usize, effort: Effort) -> usize {
     let most_bytes: usize = if effort == Effort::Full { 16 << 20 } else { 8 << 20 };
     (most_bytes / bytes).clamp(1, 20)
 }
 
-impl Rounds {
-    /// The median over rounds of how much longer `series` takes than `other`; not a number if one
-    /// of them did not take part.
-    pub(super) fn times_longer(&self, series: &str, other: &str) -> f64 {
+impl PinningSamples {
+    /// Returns the median over rounds of the time of `series` divided by the time of `other`; NaN
+    /// if one of them did not run.
+    pub(super) fn slowdown(&self, series: &str, other: &str) -> f64 {
         let of = |name: &str| self.series.iter().find(|(series, _)| *series == name);
         match (of(series), of(other)) {
             (Some((_, series)), Some((_, other))) => {
@@ -152,7 +158,7 @@ impl Rounds {
         }
     }
 
-    /// A row of bandwidth for each way.
+    /// Rows of bandwidth, one for each method.
     pub(super) fn rows(&self, figure: &str, bytes: u64) -> impl Iterator<Item = Row> {
         self.series.iter().map(move |(series, times)| {
             let speeds: Vec<_> = times.iter().map(|ns| bytes as f64 / ns).collect();
@@ -168,17 +174,17 @@ mod tests {
     #[test]
     fn ratios_are_taken_within_a_round_and_those_that_failed_have_none() {
         let series = vec![("whole", vec![10.0, 100.0, 10.0]), ("cache", vec![5.0, 50.0, 10.0])];
-        let rounds = Rounds { series, failed: Vec::new() };
-        assert_eq!(rounds.times_longer("whole", "cache"), 2.0);
-        assert!(rounds.times_longer("whole", "chunks").is_nan());
+        let rounds = PinningSamples { series, failed: Vec::new() };
+        assert_eq!(rounds.slowdown("whole", "cache"), 2.0);
+        assert!(rounds.slowdown("whole", "chunks").is_nan());
         assert_eq!(rounds.rows("figure", 10).count(), 2);
     }
 
-    /// Pins so often, and then the limit is met.
+    /// A pinner that reaches its limit after a number of pins.
     #[derive(Debug)]
-    struct Tired(std::sync::atomic::AtomicUsize);
+    struct LimitedPinner(std::sync::atomic::AtomicUsize);
 
-    impl memferry_memory::pinning::Pinner for Tired {
+    impl memferry_memory::pinning::Pinner for LimitedPinner {
         fn name(&self) -> &'static str {
             "tired"
         }
@@ -187,25 +193,25 @@ mod tests {
             &self,
             range: memferry_memory::pinning::PageRange,
             _access: memferry_memory::pinning::Access,
-        ) -> Result<memferry_memory::pinning::Token, PinError> {
+        ) -> Result<memferry_memory::pinning::PinToken, PinError> {
             use std::sync::atomic::Ordering::Relaxed;
             let left = self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1));
             let limit = |_| PinError::MemlockLimit {
                 limit_bytes: 8 << 20,
                 locked_bytes: 0,
-                asked_bytes: range.bytes() as u64,
+                requested_bytes: range.bytes() as u64,
             };
-            left.map(|_| memferry_memory::pinning::Token(0)).map_err(limit)
+            left.map(|_| memferry_memory::pinning::PinToken(0)).map_err(limit)
         }
 
         fn unpin(
             &self,
             _range: memferry_memory::pinning::PageRange,
-            _token: memferry_memory::pinning::Token,
+            _token: memferry_memory::pinning::PinToken,
         ) {
         }
 
-        fn follows_mapping(&self) -> bool {
+        fn tracks_mapping(&self) -> bool {
             true
         }
     }
@@ -213,14 +219,15 @@ mod tests {
     #[test]
     fn a_limit_that_is_met_in_the_middle_ends_a_series_and_not_the_bench() {
         use memferry_memory::pinning::ChunkSchedule;
-        // Enough for the look before, and for some of the rounds.
-        let device = Device::new(std::sync::Arc::new(Tired(20.into()))).unwrap();
-        let ways = [("whole", Way::EachTime(ChunkSchedule::Whole))];
-        let rounds = contest(&device, &ways, 64 << 10, Buffers::Fresh, Effort::Quick).unwrap();
+        // Enough pins for the verification, and for some of the rounds.
+        let device = PinningDevice::new(std::sync::Arc::new(LimitedPinner(20.into()))).unwrap();
+        let ways = [("whole", PinMethod::EachTime(ChunkSchedule::Whole))];
+        let rounds =
+            interleave(&device, &ways, 64 << 10, PinBufferState::Fresh, Effort::Quick).unwrap();
         assert_eq!(rounds.rows("figure", 1).count(), 0);
         let [(series, error)] = &rounds.failed[..] else { panic!("one failed") };
         assert_eq!(*series, "whole");
-        assert!(error.to_string().contains("by others of its user"), "{error}");
+        assert!(error.to_string().contains("by other processes of its user"), "{error}");
     }
 
     #[test]

@@ -1,56 +1,56 @@
-use memferry_sys::vfio::pci::{Group, Interface};
+use memferry_sys::vfio::pci::{IommuGroup, NetInterface};
 
 use super::*;
 
-const CARD: Family = FAMILIES[1];
+const CARD: DeviceFamily = FAMILIES[1];
 
-fn engine(function: u32, driver: Option<&str>, access: Access) -> PciDevice {
+fn engine(function: u32, driver: Option<&str>, access: FileAccess) -> PciDevice {
     PciDevice {
         address: format!("0000:00:04.{function}"),
         id: (0x8086, 0x2021),
         class: 0x8_8000,
         driver: driver.map(str::to_owned),
-        group: Some(Group { number: 30 + function, companions: vec![], access }),
+        group: Some(IommuGroup { number: 30 + function, other_members: vec![], access }),
         interfaces: vec![],
     }
 }
 
-fn card(driver: &str, access: Access) -> PciDevice {
+fn card(driver: &str, access: FileAccess) -> PciDevice {
     let id = (0x8086, 0x10d3);
     PciDevice { id, class: 0x2_0000, ..engine(0, Some(driver), access) }
 }
 
-fn carries(has_default_route: bool) -> Interface {
-    Interface { name: "eth0".into(), is_up: true, has_default_route }
+fn interface(has_default_route: bool) -> NetInterface {
+    NetInterface { name: "eth0".into(), is_up: true, has_default_route }
 }
 
 #[test]
 fn an_iommu_that_is_off_comes_with_the_cure_of_its_maker() {
-    assert_eq!(iommu(30, "", Maker::Intel).status, Status::Ok);
+    assert_eq!(iommu(30, "", CpuVendor::Intel).status, Status::Ok);
     let cure = |line, maker| {
         let check = iommu(0, line, maker);
         assert_eq!(check.status, Status::Missing);
-        check.cure.unwrap()
+        check.fix.unwrap()
     };
-    assert!(cure("quiet", Maker::Intel).contains("add intel_iommu=on"));
-    assert!(cure("quiet intel_iommu=on", Maker::Intel).contains("switch on VT-d"));
-    assert!(cure("quiet", Maker::Amd).contains("AMD-Vi"));
-    assert!(cure("amd_iommu=off", Maker::Amd).contains("take amd_iommu=off out of"));
-    assert!(cure("", Maker::Another).contains("SMMU"));
+    assert!(cure("quiet", CpuVendor::Intel).contains("add intel_iommu=on"));
+    assert!(cure("quiet intel_iommu=on", CpuVendor::Intel).contains("switch on VT-d"));
+    assert!(cure("quiet", CpuVendor::Amd).contains("AMD-Vi"));
+    assert!(cure("amd_iommu=off", CpuVendor::Amd).contains("take amd_iommu=off out of"));
+    assert!(cure("", CpuVendor::Other).contains("SMMU"));
 }
 
 #[test]
 fn the_maker_is_read_from_what_the_kernel_says_of_the_processor() {
-    assert_eq!(Maker::of("vendor_id\t: GenuineIntel\n"), Maker::Intel);
-    assert_eq!(Maker::of("vendor_id\t: AuthenticAMD\n"), Maker::Amd);
-    assert_eq!(Maker::of("CPU implementer\t: 0x41\n"), Maker::Another);
+    assert_eq!(CpuVendor::of("vendor_id\t: GenuineIntel\n"), CpuVendor::Intel);
+    assert_eq!(CpuVendor::of("vendor_id\t: AuthenticAMD\n"), CpuVendor::Amd);
+    assert_eq!(CpuVendor::of("CPU implementer\t: 0x41\n"), CpuVendor::Other);
 }
 
 #[test]
 fn vfio_that_is_not_loaded_is_loaded_by_one_command() {
-    assert_eq!(vfio(Access::Allowed).status, Status::Ok);
-    assert_eq!(vfio(Access::Missing).cure.unwrap(), "sudo modprobe vfio-pci");
-    assert!(vfio(Access::Denied).cure.unwrap().contains("/dev/vfio/vfio"));
+    assert_eq!(vfio(FileAccess::Allowed).status, Status::Ok);
+    assert_eq!(vfio(FileAccess::Missing).fix.unwrap(), "sudo modprobe vfio-pci");
+    assert!(vfio(FileAccess::Denied).fix.unwrap().contains("/dev/vfio/vfio"));
 }
 
 #[test]
@@ -59,12 +59,12 @@ fn a_small_limit_of_memory_for_devices_is_noticed() {
     assert_eq!(locked(Some(1 << 30)).status, Status::Ok);
     let little = locked(Some(8 << 20));
     assert_eq!(little.status, Status::Warn);
-    assert!(little.cure.unwrap().contains("ulimit -l"));
+    assert!(little.fix.unwrap().contains("ulimit -l"));
 }
 
 #[test]
 fn a_machine_without_such_devices_is_told_that_nothing_is_broken() {
-    let check = none();
+    let check = no_devices();
     assert_eq!(check.status, Status::Missing);
     assert!(check.detail.contains("nothing is broken"), "{}", check.detail);
 }
@@ -72,11 +72,11 @@ fn a_machine_without_such_devices_is_told_that_nothing_is_broken() {
 #[test]
 fn engines_that_are_alike_share_a_line_and_a_command() {
     let mut devices: Vec<PciDevice> =
-        (0..8).map(|number| engine(number, Some("ioatdma"), Access::Missing)).collect();
-    devices[5] = engine(5, Some("vfio-pci"), Access::Allowed);
-    let sets = alike(&devices);
+        (0..8).map(|number| engine(number, Some("ioatdma"), FileAccess::Missing)).collect();
+    devices[5] = engine(5, Some("vfio-pci"), FileAccess::Allowed);
+    let sets = group_alike(&devices);
     assert_eq!(sets.iter().map(Vec::len).collect::<Vec<_>>(), [7, 1]);
-    let check = some(&FAMILIES[0], &sets[0], Access::Allowed);
+    let check = family_check(&FAMILIES[0], &sets[0], FileAccess::Allowed);
     assert_eq!((check.name, check.status), ("I/OAT", Status::Warn));
     assert!(
         check
@@ -85,19 +85,19 @@ fn engines_that_are_alike_share_a_line_and_a_command() {
         "{}",
         check.detail
     );
-    assert!(check.cure.unwrap().contains("for at in 0000:00:04.0"));
-    let ready = some(&FAMILIES[0], &sets[1], Access::Allowed);
-    assert_eq!((ready.status, ready.cure), (Status::Ok, None));
+    assert!(check.fix.unwrap().contains("for at in 0000:00:04.0"));
+    let ready = family_check(&FAMILIES[0], &sets[1], FileAccess::Allowed);
+    assert_eq!((ready.status, ready.fix), (Status::Ok, None));
     assert!(ready.detail.contains("ready; given back"), "{}", ready.detail);
 }
 
 #[test]
 fn nobody_is_told_how_to_take_the_card_that_carries_the_network() {
     for has_default_route in [true, false] {
-        let interfaces = vec![carries(has_default_route)];
-        let card = PciDevice { interfaces, ..card("e1000e", Access::Missing) };
-        let check = some(&CARD, &[&card], Access::Allowed);
-        assert_eq!((check.status, check.cure), (Status::Warn, None));
+        let interfaces = vec![interface(has_default_route)];
+        let card = PciDevice { interfaces, ..card("e1000e", FileAccess::Missing) };
+        let check = family_check(&CARD, &[&card], FileAccess::Allowed);
+        assert_eq!((check.status, check.fix), (Status::Warn, None));
         assert!(check.detail.contains("eth0"), "{}", check.detail);
         assert_eq!(check.detail.contains("DO NOT TAKE IT"), has_default_route, "{}", check.detail);
     }
@@ -105,39 +105,39 @@ fn nobody_is_told_how_to_take_the_card_that_carries_the_network() {
 
 #[test]
 fn a_card_whose_network_is_off_can_be_handed_over() {
-    let interface = Interface { is_up: false, ..carries(false) };
-    let card = PciDevice { interfaces: vec![interface], ..card("e1000e", Access::Missing) };
-    let check = some(&CARD, &[&card], Access::Allowed);
+    let interface = NetInterface { is_up: false, ..interface(false) };
+    let card = PciDevice { interfaces: vec![interface], ..card("e1000e", FileAccess::Missing) };
+    let check = family_check(&CARD, &[&card], FileAccess::Allowed);
     assert!(check.detail.ends_with("the kernel's driver e1000e has it"), "{}", check.detail);
-    let cure = check.cure.unwrap();
+    let cure = check.fix.unwrap();
     assert!(cure.starts_with("sudo modprobe vfio-pci && ") && cure.ends_with("/dev/vfio/30"));
 }
 
 #[test]
 fn companions_in_the_group_are_named() {
-    let mut card = card("e1000e", Access::Missing);
-    let disk = Companion { address: "0000:03:00.0".into(), driver: Some("nvme".into()) };
-    card.group.as_mut().unwrap().companions.push(disk);
-    let check = some(&CARD, &[&card], Access::Allowed);
+    let mut card = card("e1000e", FileAccess::Missing);
+    let disk = GroupMember { address: "0000:03:00.0".into(), driver: Some("nvme".into()) };
+    card.group.as_mut().unwrap().other_members.push(disk);
+    let check = family_check(&CARD, &[&card], FileAccess::Allowed);
     assert!(check.detail.contains("0000:03:00.0 (nvme) shares its group"), "{}", check.detail);
-    assert!(check.cure.unwrap().starts_with("put the card into another slot"));
+    assert!(check.fix.unwrap().starts_with("put the card into another slot"));
     card.driver = Some("vfio-pci".into());
-    let check = some(&CARD, &[&card], Access::Allowed);
+    let check = family_check(&CARD, &[&card], FileAccess::Allowed);
     assert!(check.detail.contains("0000:03:00.0 with nvme"), "{}", check.detail);
 }
 
 #[test]
 fn a_group_that_may_not_be_opened_is_made_the_users() {
-    let card = card("vfio-pci", Access::Denied);
-    let check = some(&CARD, &[&card], Access::Allowed);
-    assert_eq!(check.cure.unwrap(), "sudo chown $USER /dev/vfio/30");
+    let card = card("vfio-pci", FileAccess::Denied);
+    let check = family_check(&CARD, &[&card], FileAccess::Allowed);
+    assert_eq!(check.fix.unwrap(), "sudo chown $USER /dev/vfio/30");
 }
 
 #[test]
 fn without_an_iommu_a_device_cannot_be_had() {
-    let card = PciDevice { group: None, ..card("e1000e", Access::Missing) };
-    let check = some(&CARD, &[&card], Access::Missing);
-    assert!(check.detail.contains("no IOMMU") && check.cure.unwrap().contains("intel_iommu=on"));
+    let card = PciDevice { group: None, ..card("e1000e", FileAccess::Missing) };
+    let check = family_check(&CARD, &[&card], FileAccess::Missing);
+    assert!(check.detail.contains("no IOMMU") && check.fix.unwrap().contains("intel_iommu=on"));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn programs_are_looked_for_where_shells_do() {
     fs::write(folder.path().join("qemu"), "").unwrap();
     let found = program("qemu", Some(&path));
     assert_eq!(emulator(found).status, Status::Ok);
-    assert!(emulator(None).cure.unwrap().contains("sudo apt install qemu-system-x86"));
+    assert!(emulator(None).fix.unwrap().contains("sudo apt install qemu-system-x86"));
 }
 
 #[test]

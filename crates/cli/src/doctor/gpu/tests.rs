@@ -2,12 +2,12 @@ use std::sync::Arc;
 
 use memferry::PinLimits;
 use memferry::engine::cpu::ProfileSource;
-use memferry::engine::cuda::model::ModelDevice;
+use memferry::engine::cuda::model::CudaModel;
 
 use super::*;
 
-fn facts() -> DeviceFacts {
-    DeviceFacts {
+fn device_info() -> CudaDeviceInfo {
+    CudaDeviceInfo {
         ordinal: 0,
         name: "Invented GPU".into(),
         driver_version: 12_080,
@@ -18,10 +18,10 @@ fn facts() -> DeviceFacts {
 
 #[test]
 fn a_machine_without_a_gpu_is_told_so_and_what_a_gpu_would_need() {
-    let check = driver(&Inventory::NoDriver, 0);
+    let check = driver(&CudaInventory::NoDriver, 0);
     assert_eq!(check.status, Status::Missing);
     assert!(check.detail.contains("no NVIDIA GPU"), "{}", check.detail);
-    assert!(check.cure.unwrap().contains("no CUDA toolkit"));
+    assert!(check.fix.unwrap().contains("no CUDA toolkit"));
 }
 
 #[test]
@@ -38,27 +38,27 @@ fn a_gpu_without_its_driver_is_seen_on_the_bus() {
         fs::write(device.join("vendor"), vendor).unwrap();
         fs::write(device.join("class"), class).unwrap();
     }
-    assert_eq!(on_the_bus(bus.path()), 1);
-    assert_eq!(on_the_bus(&bus.path().join("nothing")), 0);
-    let check = driver(&Inventory::NoDriver, 1);
+    assert_eq!(count_on_bus(bus.path()), 1);
+    assert_eq!(count_on_bus(&bus.path().join("nothing")), 0);
+    let check = driver(&CudaInventory::NoDriver, 1);
     assert!(check.detail.contains("1 NVIDIA GPU(s), but no driver"), "{}", check.detail);
-    assert!(check.cure.unwrap().starts_with("install the NVIDIA driver"));
+    assert!(check.fix.unwrap().starts_with("install the NVIDIA driver"));
 }
 
 #[test]
 fn a_driver_that_cannot_be_used_says_why() {
-    let check = driver(&Inventory::Unusable("it is for CUDA 10.2".into()), 1);
+    let check = driver(&CudaInventory::Unusable("it is for CUDA 10.2".into()), 1);
     assert_eq!(check.status, Status::Missing);
-    assert!(check.detail.contains("CUDA 10.2") && check.cure.is_some());
-    assert_eq!(driver(&Inventory::Devices(vec![]), 1).status, Status::Missing);
+    assert!(check.detail.contains("CUDA 10.2") && check.fix.is_some());
+    assert_eq!(driver(&CudaInventory::Devices(vec![]), 1).status, Status::Missing);
 }
 
 #[test]
 fn a_gpu_is_shown_with_what_it_has() {
-    let check = driver(&Inventory::Devices(vec![(facts(), 80 << 30)]), 1);
-    assert_eq!((check.status, check.cure), (Status::Ok, None));
+    let check = driver(&CudaInventory::Devices(vec![(device_info(), 80 << 30)]), 1);
+    assert_eq!((check.status, check.fix), (Status::Ok, None));
     assert!(check.detail.contains("CUDA 12.8, 1 GPU(s)"), "{}", check.detail);
-    let detail = device(&facts(), 80 << 30).detail;
+    let detail = device(&device_info(), 80 << 30).detail;
     for word in ["0: Invented GPU", "80 GiB", "3 copy engine(s)"] {
         assert!(detail.contains(word), "{detail}");
     }
@@ -66,23 +66,23 @@ fn a_gpu_is_shown_with_what_it_has() {
 
 #[test]
 fn memory_that_cannot_be_kept_registered_comes_with_a_cure() {
-    assert_eq!(registered("1", Ok(())).status, Status::Ok);
-    assert_eq!(registered("", Err(userfault::Denied::Forbidden)).status, Status::Ok);
-    assert_eq!(registered("yes", Ok(())).status, Status::Warn);
-    let check = registered("1", Err(userfault::Denied::Forbidden));
+    assert_eq!(registered(Ok(Some(true)), Ok(())).status, Status::Ok);
+    assert_eq!(registered(Ok(None), Err(userfault::UserfaultDenied::Forbidden)).status, Status::Ok);
+    assert_eq!(registered(Err("perhaps".into()), Ok(())).status, Status::Warn);
+    let check = registered(Ok(Some(true)), Err(userfault::UserfaultDenied::Forbidden));
     assert_eq!(check.status, Status::Warn);
-    assert!(check.cure.unwrap().contains("userfaultfd"));
+    assert!(check.fix.unwrap().contains("userfaultfd"));
 }
 
 #[test]
 fn a_copy_there_and_back_is_compared() {
-    let limits = PinLimits { most_bytes: 64 << 20, most_entries: 64 };
-    let gpu = CudaEngine::with_driver(ModelDevice::new(), Rates::default(), limits).unwrap();
+    let limits = PinLimits { max_bytes: 64 << 20, max_entries: 64 };
+    let gpu = CudaEngine::with_driver(CudaModel::new(), CudaProfile::default(), limits).unwrap();
     let gpu = Arc::new(gpu);
     let builder = Ferry::builder().profile(ProfileSource::BuiltIn);
     let ferry = builder.engine(gpu.clone(), 2).build().unwrap();
-    there_and_back(&ferry, &gpu).unwrap();
-    let check = a_copy(0, Ok(*gpu.rates()));
+    copy_round_trip(&ferry, &gpu).unwrap();
+    let check = a_copy(0, Ok(*gpu.profile()));
     assert_eq!(check.status, Status::Ok);
     assert!(check.detail.contains("50 GB/s in"), "{}", check.detail);
 }
@@ -91,7 +91,7 @@ fn a_copy_there_and_back_is_compared() {
 fn a_gpu_that_cannot_be_opened_is_reported_with_its_reason() {
     let check = a_copy(4000, try_copy(4000));
     assert_eq!(check.status, Status::Missing);
-    assert!(check.detail.starts_with("4000: ") && check.cure.is_some(), "{check:?}");
+    assert!(check.detail.starts_with("4000: ") && check.fix.is_some(), "{check:?}");
 }
 
 #[test]
@@ -108,6 +108,6 @@ fn the_variable_is_explained_whatever_it_holds() {
     ] {
         let check = setting(value, count);
         assert_eq!(check.status, status, "{value:?} with {count}");
-        assert_eq!(check.cure.is_some(), status == Status::Warn, "{value:?} with {count}");
+        assert_eq!(check.fix.is_some(), status == Status::Warn, "{value:?} with {count}");
     }
 }

@@ -4,7 +4,7 @@ use super::*;
 fn the_cure_for_huge_shared_pages_is_a_command() {
     let never = huge_pages(Ok(0), Some("always within_size advise [never] deny force\n"));
     assert_eq!(never.status, Status::Warn);
-    assert_eq!(never.cure.unwrap(), format!("echo advise | sudo tee {HUGE_PAGES}"));
+    assert_eq!(never.fix.unwrap(), format!("echo advise | sudo tee {HUGE_PAGES}"));
     let granted = huge_pages(Ok(8 << 20), Some("always within_size [advise] never deny force\n"));
     assert_eq!(granted.status, Status::Ok);
     let fragmented = huge_pages(Ok(0), Some("[advise] never"));
@@ -35,19 +35,19 @@ fn settings_are_listed_and_a_wrong_one_is_missing() {
 
 #[test]
 fn costs_that_were_not_measured_are_said_to_be_built_in() {
-    let built_in = profile(Ok(Profile::built_in()), None);
+    let built_in = profile(Ok(MessageProfile::built_in()), None);
     assert_eq!(built_in.status, Status::Warn);
 }
 
 #[test]
 fn costs_that_were_measured_on_a_busy_machine_are_not_ticked() {
-    let origin = Origin::NotKept("the machine was busy".into());
+    let origin = ProfileOrigin::Rejected("the machine was busy".into());
     let nothing = plan::Measurement::default();
-    let busy = profile(Ok(Profile::new(origin.clone(), nothing, nothing)), None);
+    let busy = profile(Ok(MessageProfile::new(origin.clone(), nothing, nothing)), None);
     assert_eq!(busy.status, Status::Warn);
-    assert!(busy.cure.unwrap().contains("memferry doctor --measure"));
+    assert!(busy.fix.unwrap().contains("memferry doctor --measure"));
     assert!(busy.detail.contains("busy") && busy.detail.contains("built-in"), "{}", busy.detail);
-    let saved = Profile::new(Origin::Saved("there".into()), nothing, nothing);
+    let saved = MessageProfile::new(ProfileOrigin::Saved("there".into()), nothing, nothing);
     let older = profile(Ok(saved), Some(&origin));
     assert_eq!(older.status, Status::Warn);
     assert!(older.detail.contains("there stay in use"), "{}", older.detail);
@@ -55,11 +55,11 @@ fn costs_that_were_measured_on_a_busy_machine_are_not_ticked() {
 
 #[test]
 fn measured_costs_are_said_to_be_and_where() {
-    let costs = plan::Costs::built_in(Closeness::SharedCache).values().map(Some);
+    let costs = plan::CorePairCosts::built_in(Locality::SharedCache).values().map(Some);
     let measured = plan::Measurement::new(costs);
-    let origin = Origin::Saved("there".into());
-    let found = Profile::new(origin, measured, plan::Measurement::default());
-    let check = profile(Ok(found), Some(&Origin::Measured));
+    let origin = ProfileOrigin::Saved("there".into());
+    let found = MessageProfile::new(origin, measured, plan::Measurement::default());
+    let check = profile(Ok(found), Some(&ProfileOrigin::Measured));
     assert_eq!(check.status, Status::Ok);
     assert!(check.detail.contains("saved in there"), "{}", check.detail);
     assert!(check.detail.starts_with("160 ns from core to core"), "{}", check.detail);
@@ -68,7 +68,7 @@ fn measured_costs_are_said_to_be_and_where() {
 #[test]
 fn what_the_kernel_lacks_is_named_with_its_cure() {
     let refused = || io::Error::from_raw_os_error(libc::ENOSYS);
-    assert!(waiting(Err(refused())).cure.unwrap().contains("Linux 5.16"));
+    assert!(futex_waitv(Err(refused())).fix.unwrap().contains("Linux 5.16"));
     assert_eq!(sealed_memory(Err(refused())).status, Status::Missing);
-    assert_eq!(watching(Err(refused())).status, Status::Warn);
+    assert_eq!(pidfd(Err(refused())).status, Status::Warn);
 }

@@ -1,14 +1,14 @@
 use std::sync::Arc;
 
-use memferry::engine::contract::Acquaintance;
+use memferry::engine::contract::ReuseHint;
 use memferry::engine::cpu::{CpuEngine, ProfileSource};
-use memferry::engine::cuda::model::ModelDevice;
-use memferry::engine::cuda::{DeviceFacts, Rates};
+use memferry::engine::cuda::model::CudaModel;
+use memferry::engine::cuda::{CudaDeviceInfo, CudaProfile};
 use memferry::{CudaEngine, MemoryKind, PinLimits};
 
 use super::*;
 
-fn facts() -> Facts {
+fn context() -> CopyPlanContext {
     let ferry = Ferry::builder()
         .profile(ProfileSource::BuiltIn)
         .channels(1)
@@ -17,58 +17,58 @@ fn facts() -> Facts {
         .stream_bytes(2 << 20)
         .build()
         .unwrap();
-    ferry.facts().clone()
+    ferry.plan_context().clone()
 }
 
-fn ask(bytes: u64, temperature: Temperature) -> Explanation {
-    let question = Question { temperature, ..Question::copy(bytes, true) };
-    explain(&facts(), question, None).unwrap()
+fn explain_copy(bytes: u64, temperature: CacheHint) -> Explanation {
+    let question = CopyQuery { cache_hint: temperature, ..CopyQuery::copy(bytes, true) };
+    explain(&context(), question, None).unwrap()
 }
 
-/// What the planner knows with a model of a GPU.
-fn facts_with_gpu() -> Facts {
-    let limits = PinLimits { most_bytes: 64 << 20, most_entries: 64 };
-    let gpu = CudaEngine::with_driver(ModelDevice::new(), Rates::default(), limits).unwrap();
-    let profile = Profile::load(&ProfileSource::BuiltIn).unwrap();
+/// The context of the planner with a model of a GPU.
+fn context_with_gpu() -> CopyPlanContext {
+    let limits = PinLimits { max_bytes: 64 << 20, max_entries: 64 };
+    let gpu = CudaEngine::with_driver(CudaModel::new(), CudaProfile::default(), limits).unwrap();
+    let profile = CpuProfile::load(&ProfileSource::BuiltIn).unwrap();
     let ferry = Ferry::builder()
         .profile(ProfileSource::BuiltIn)
         .engine(Arc::new(CpuEngine::new(profile)), 1)
         .engine(Arc::new(gpu), 2)
         .build()
         .unwrap();
-    ferry.facts().clone()
+    ferry.plan_context().clone()
 }
 
-fn ask_with_gpu(
+fn explain_gpu_copy(
     bytes: u64,
     source_memory: MemoryKind,
     target_memory: MemoryKind,
-    acquaintance: Acquaintance,
+    acquaintance: ReuseHint,
 ) -> Explanation {
     let name = "Invented GPU".to_owned();
-    let device = DeviceFacts {
+    let device = CudaDeviceInfo {
         ordinal: 0,
         name,
         driver_version: 12_080,
         copy_engines: 3,
         registers_read_only: true,
     };
-    let copy = Question::copy(bytes, true);
-    let question = Question { source_memory, target_memory, acquaintance, ..copy };
-    let device = Device::new(&device, &Rates::default(), &question);
-    explain(&facts_with_gpu(), question, Some(device)).unwrap()
+    let copy = CopyQuery::copy(bytes, true);
+    let question = CopyQuery { source_memory, target_memory, reuse: acquaintance, ..copy };
+    let device = GpuExplanation::new(&device, &CudaProfile::default(), &question);
+    explain(&context_with_gpu(), question, Some(device)).unwrap()
 }
 
 #[test]
 fn small_copies_are_explained_as_the_callers_own() {
-    let explanation = ask(4096, Temperature::Unknown);
+    let explanation = explain_copy(4096, CacheHint::Unknown);
     assert_eq!(explanation.blocking.path, "the caller, at once");
     assert_eq!(explanation.asynchronous.path, "the caller, at once");
 }
 
 #[test]
 fn large_copies_name_engine_kernel_and_reason() {
-    let explanation = ask(64 << 20, Temperature::Unknown);
+    let explanation = explain_copy(64 << 20, CacheHint::Unknown);
     assert!(explanation.blocking.path.contains("engine cpu"));
     assert_ne!(explanation.blocking.kernel, "cached");
     let text = render(&explanation, "not measured", Paint::plain());
@@ -79,37 +79,37 @@ fn large_copies_name_engine_kernel_and_reason() {
 
 #[test]
 fn temperature_changes_the_kernel() {
-    let kernel = |temperature| ask(1 << 20, temperature).blocking.kernel;
-    assert_eq!(kernel(Temperature::Hot), "cached");
-    assert_ne!(kernel(Temperature::Cold), "cached");
+    let kernel = |temperature| explain_copy(1 << 20, temperature).blocking.kernel;
+    assert_eq!(kernel(CacheHint::Hot), "cached");
+    assert_ne!(kernel(CacheHint::Cold), "cached");
 }
 
 #[test]
 fn a_copy_to_a_gpu_is_estimated_by_what_was_measured_of_it() {
     use MemoryKind::{Device, Host};
     let bytes = 64 << 20;
-    let known = ask_with_gpu(bytes, Host, Device, Acquaintance::Known);
+    let known = explain_gpu_copy(bytes, Host, Device, ReuseHint::Reused);
     assert!(known.blocking.path.contains("engine cuda"), "{}", known.blocking.path);
     assert_eq!(known.blocking.kernel, "none");
-    // 50 GB/s, and some microseconds to begin.
+    // The GPU copies at 50 GB/s, after a start-up time of some microseconds.
     let limit_us = bytes as f64 / 50_000.0;
     assert!((limit_us..1.1 * limit_us).contains(&known.blocking.estimate_us), "{known:?}");
-    let fresh = ask_with_gpu(bytes, Host, Device, Acquaintance::New);
+    let fresh = explain_gpu_copy(bytes, Host, Device, ReuseHint::FirstUse);
     assert!(fresh.blocking.estimate_us > 1.5 * known.blocking.estimate_us, "{fresh:?}");
     assert!(
         fresh.blocking.reason.contains("the memory is not registered"),
         "{}",
         fresh.blocking.reason
     );
-    let inside = ask_with_gpu(bytes, Device, Device, Acquaintance::Known);
+    let inside = explain_gpu_copy(bytes, Device, Device, ReuseHint::Reused);
     assert!(inside.asynchronous.estimate_us < known.asynchronous.estimate_us, "{inside:?}");
 }
 
 #[test]
 fn a_copy_that_gpu_and_processors_share_is_quicker_than_either() {
     let bytes = 256 << 20;
-    let shared = ask_with_gpu(bytes, MemoryKind::Host, MemoryKind::Host, Acquaintance::Known);
-    let alone = ask(bytes, Temperature::Unknown);
+    let shared = explain_gpu_copy(bytes, MemoryKind::Host, MemoryKind::Host, ReuseHint::Reused);
+    let alone = explain_copy(bytes, CacheHint::Unknown);
     assert!(shared.blocking.path.contains("cuda and up to"), "{}", shared.blocking.path);
     assert!(shared.blocking.estimate_us < alone.blocking.estimate_us);
     assert!(shared.blocking.estimate_us < shared.asynchronous.estimate_us);
@@ -118,7 +118,7 @@ fn a_copy_that_gpu_and_processors_share_is_quicker_than_either() {
 #[test]
 fn an_explanation_with_a_gpu_shows_the_way_and_the_measured_lines() {
     let explanation =
-        ask_with_gpu(1 << 20, MemoryKind::Device, MemoryKind::Host, Acquaintance::New);
+        explain_gpu_copy(1 << 20, MemoryKind::Device, MemoryKind::Host, ReuseHint::FirstUse);
     let text = render(&explanation, "not measured", Paint::plain());
     for word in [
         "a copy of 1 MiB from device to host, of memory that is not registered\n",
@@ -130,6 +130,6 @@ fn an_explanation_with_a_gpu_shows_the_way_and_the_measured_lines() {
     }
     let json = serde_json::to_value(&explanation).unwrap();
     assert_eq!((&json["gpu"]["from"], &json["gpu"]["memory"]), (&"device".into(), &"fresh".into()));
-    let without = serde_json::to_value(ask(4096, Temperature::Unknown)).unwrap();
+    let without = serde_json::to_value(explain_copy(4096, CacheHint::Unknown)).unwrap();
     assert!(without.get("gpu").is_none());
 }

@@ -1,12 +1,12 @@
 //! The explanation of a message as text.
 
-use super::{Case, Explanation, IfAbsent, Memory};
+use super::{Case, Explanation, IfNotResident, Memory};
 use crate::show::{Paint, table};
 use crate::{number, size};
 
 pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
     let several = explanation.cases.iter().any(|case| case.cores != explanation.cases[0].cores);
-    // A machine without far cores need not hear that its cores are near.
+    // The locality of the cores is named only if the cases differ in it.
     let cores = |name: &str| if several { format!(", cores {name}") } else { String::new() };
     let title = format!("a message of {}", size::format(explanation.bytes));
     let mut text = format!("{}\n", paint.bold(&title));
@@ -18,8 +18,8 @@ pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
         if let Some(estimate) = case.estimate_us {
             text += &format!("    estimate  {}\n", number::duration(estimate * 1000.0));
         }
-        text += &format!("    brings in {}\n", case.brings_in);
-        text += &if_absent(case);
+        text += &format!("    prefaults {}\n", case.prefault);
+        text += &if_not_resident(case);
     }
     if explanation.switched_off {
         text += "\n  MEMFERRY_CMA=off is set: access to each other is not permitted.\n";
@@ -67,17 +67,17 @@ pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
     text
 }
 
-/// What changes when the target is not in memory; nothing where nothing does.
-fn if_absent(case: &Case) -> String {
-    let IfAbsent { path, reason, brings_in } = &case.if_absent;
+/// The differences if the target is not resident; empty if there are none.
+fn if_not_resident(case: &Case) -> String {
+    let IfNotResident { path, reason, prefault: brings_in } = &case.if_absent;
     let mut text = String::new();
     if *path != case.path {
         text += &format!("      path      {path}\n      because   {reason}\n");
     }
-    if *brings_in != case.brings_in {
-        text += &format!("      brings in {brings_in}\n");
+    if *brings_in != case.prefault {
+        text += &format!("      prefaults {brings_in}\n");
     }
-    if text.is_empty() { text } else { format!("    if the target is not in memory\n{text}") }
+    if text.is_empty() { text } else { format!("    if the target is not resident\n{text}") }
 }
 
 fn push(text: &mut String, lines: &[String]) {

@@ -1,14 +1,14 @@
 //! A model of a GPU and its driver, for machines without one.
 //!
-//! It does what the driver's documentation says, and is as strict as it may be: memory of the device
-//! lies at addresses that no processor can touch; ordinary memory must be registered, each byte once,
-//! and a copy must lie inside one registration; streams run on threads of their own, in order, and
-//! wait for each other only where they are told to. [`Faults`] makes it fail as devices do. What it
-//! saw is in [`Sightings`].
+//! It follows the driver's documentation in its strictest reading: device memory is at addresses
+//! that no processor can access; host memory must be registered, each byte once, and a copy must
+//! lie inside one registration; streams run on threads of their own, in order, and wait for each
+//! other only at explicit events. [`CudaFaults`] injects the failures of devices.
+//! [`CudaModelStats`] counts what the model observed.
 //!
-//! [`ModelDevice::copy_by_other`] plays another user of the device in the same process: as the driver
-//! does, it takes memory that is registered or is not, and refuses what crosses the edge of a piece that
-//! is, whoever has registered it.
+//! [`CudaModel::copy_by_other`] acts as another user of the device in the same process: like the
+//! driver, it accepts memory that is registered or not, and rejects a copy that crosses the edge of
+//! a registration, by any registrant.
 
 mod streams;
 
@@ -18,189 +18,189 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 use memferry_memory::pinning::PageRange;
-use memferry_sys::cuda::{DeviceFacts, Driver, DriverError, Event, Stream, Way, code};
-use memferry_sys::pages::Reserved;
+use memferry_sys::cuda::{
+    CudaDeviceInfo, CudaDriver, CudaEvent, CudaStream, DriverError, MemcpyKind, code,
+};
+use memferry_sys::pages::ReservedRange;
 use memferry_sys::sync::lock;
 use memferry_sys::{Pages, residency};
 
-use streams::{Order, Orders, Queue};
+use streams::{StreamCommand, StreamQueue, StreamThread};
 
-/// How the model misbehaves.
+/// The injected faults.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Faults {
-    /// There is no memory of the device beyond so many bytes.
-    pub most_device_bytes: Option<usize>,
-    /// There is no registered memory to be had from the driver.
+pub struct CudaFaults {
+    /// The limit of device memory in bytes.
+    pub max_device_bytes: Option<usize>,
+    /// The driver has no pinned memory.
     pub no_pinned_memory: bool,
-    /// One registration in so many is refused.
+    /// The driver rejects every n-th registration.
     pub refuses_registrations: Option<u64>,
-    /// The copy of this number, counted from 1, finds memory that is not there, and with it the
-    /// device is lost.
+    /// The copy of this number, counted from 1, accesses unmapped memory, and the device is lost.
     pub lost_at_copy: Option<u64>,
-    /// The copy of this number, counted from 1, is refused.
+    /// The driver rejects the copy of this number, counted from 1.
     pub refused_copy: Option<u64>,
-    /// Every copy takes so much longer.
+    /// The additional time of every copy.
     pub delay: Duration,
 }
 
-/// What the model has seen.
+/// Counters of the model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sightings {
-    /// Registrations that were made.
+pub struct CudaModelStats {
+    /// Registrations.
     pub registrations: u64,
-    /// Registrations that are over.
+    /// Ended registrations.
     pub unregistrations: u64,
-    /// Memory that was unregistered, or memory of the device that was given back, while a copy was under
-    /// way there. The worst that can happen.
-    pub torn_copies: u64,
-    /// Copies of memory that was not registered, or not in one piece.
-    pub stray_copies: u64,
-    /// Copies that ended well.
+    /// Ranges that were unregistered, or device memory that was freed, while a copy in flight used
+    /// them. Always an error of the engine.
+    pub unregistered_in_flight: u64,
+    /// Copies of memory that was not registered, or not in one registration.
+    pub outside_registration: u64,
+    /// Successful copies.
     pub copies: u64,
-    /// Bytes of the device that are taken now.
+    /// Bytes of device memory that are allocated.
     pub device_bytes: u64,
 }
 
 /// A model of a device.
 #[derive(Debug)]
-pub struct ModelDevice {
-    facts: DeviceFacts,
-    shared: Arc<Shared>,
-    streams: Mutex<HashMap<u64, Queue>>,
+pub struct CudaModel {
+    info: CudaDeviceInfo,
+    shared: Arc<CudaModelShared>,
+    streams: Mutex<HashMap<u64, StreamThread>>,
 }
 
 #[derive(Debug)]
-struct Shared {
-    faults: Faults,
-    state: Mutex<State>,
-    /// Rung when an event is reached.
-    reached: Condvar,
+struct CudaModelShared {
+    faults: CudaFaults,
+    state: Mutex<CudaModelState>,
+    /// Notified when an event is reached.
+    event_reached: Condvar,
     is_lost: AtomicBool,
     copies: AtomicU64,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// Memory of the device: where no processor reaches it, and where the model keeps it.
+struct CudaModelState {
+    /// Device memory, by its address, which no processor can access.
     allocations: BTreeMap<u64, Allocation>,
     pinned: HashMap<u64, Pages>,
-    /// Registered memory: first address and end, and whether it may be written.
+    /// Registered memory: start address, end, and whether it is writable.
     registered: BTreeMap<usize, (usize, bool)>,
-    /// Ordinary memory that copies are under way on.
+    /// Host memory that copies in flight use.
     in_flight: Vec<(usize, usize)>,
-    /// The same for memory of the device, where the model keeps it.
+    /// Device memory that copies in flight use, by the address of its contents.
     in_flight_inside: Vec<(u64, u64)>,
-    /// How often each event was recorded, and how often it was reached.
+    /// The number of records of each event, and the number reached.
     events: HashMap<u64, (u64, u64)>,
-    /// How many copies were begun, and how many may be.
-    copies_begun: u64,
-    most_copies: Option<u64>,
-    registrations_asked: u64,
-    copies_asked: u64,
-    last_name: u64,
-    sightings: Sightings,
+    /// The number of copies that started, and its limit.
+    copies_started: u64,
+    max_copies: Option<u64>,
+    registration_calls: u64,
+    copy_calls: u64,
+    last_id: u64,
+    stats: CudaModelStats,
 }
 
 #[derive(Debug)]
 struct Allocation {
     bytes: usize,
-    /// Reserves the addresses, and lets nobody touch them.
-    _addresses: Reserved,
+    /// Reserves the addresses without access.
+    _addresses: ReservedRange,
     contents: Pages,
 }
 
-impl ModelDevice {
-    /// A device that works.
+impl CudaModel {
+    /// Creates a device without faults.
     pub fn new() -> Arc<Self> {
-        Self::with_faults(Faults::default())
+        Self::with_faults(CudaFaults::default())
     }
 
-    /// A device that misbehaves.
-    pub fn with_faults(faults: Faults) -> Arc<Self> {
-        let facts = DeviceFacts {
+    /// Creates a device with injected faults.
+    pub fn with_faults(faults: CudaFaults) -> Arc<Self> {
+        let info = CudaDeviceInfo {
             ordinal: 0,
             name: "a model of a GPU".into(),
             driver_version: 13_000,
             copy_engines: 2,
             registers_read_only: true,
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CudaModelShared {
             faults,
             state: Mutex::default(),
-            reached: Condvar::new(),
+            event_reached: Condvar::new(),
             is_lost: AtomicBool::new(false),
             copies: AtomicU64::new(0),
         });
-        Arc::new(Self { facts, shared, streams: Mutex::default() })
+        Arc::new(Self { info, shared, streams: Mutex::default() })
     }
 
-    /// What it has seen so far.
-    pub fn sightings(&self) -> Sightings {
+    /// The counters.
+    pub fn stats(&self) -> CudaModelStats {
         let state = lock(&self.shared.state);
         let device_bytes = state.allocations.values().map(|each| each.bytes as u64).sum();
-        Sightings { device_bytes, ..state.sightings }
+        CudaModelStats { device_bytes, ..state.stats }
     }
 
-    /// Takes the device away: everything fails from now on.
+    /// Loses the device: every call fails from now on.
     pub fn lose(&self) {
         self.shared.lose();
     }
 
-    /// Lets the device carry out so many copies, counted from its beginning, and hold the others back
-    /// until it may go on or is lost. `None`: all it gets.
+    /// Sets the number of copies, counted from the creation of the model, that the device executes;
+    /// the others wait until the limit is raised or the device is lost. `None` removes the limit.
     pub fn hold_after(&self, copies: Option<u64>) {
-        lock(&self.shared.state).most_copies = copies;
-        self.shared.reached.notify_all();
+        lock(&self.shared.state).max_copies = copies;
+        self.shared.event_reached.notify_all();
     }
 
-    /// Writes to memory of the device without a copy, for tests.
+    /// Writes to device memory without a copy, for tests.
     ///
     /// # Panics
-    /// If it is not the device's.
+    /// If the address is not device memory.
     pub fn write(&self, address: u64, bytes: &[u8]) {
         let mut state = lock(&self.shared.state);
         let (contents, at) = state.contents(address, bytes.len()).expect("memory of the device");
         contents.as_mut_slice()[at..at + bytes.len()].copy_from_slice(bytes);
     }
 
-    /// Reads memory of the device without a copy, for tests.
+    /// Reads device memory without a copy, for tests.
     ///
     /// # Panics
-    /// If it is not the device's.
+    /// If the address is not device memory.
     pub fn read(&self, address: u64, length: usize) -> Vec<u8> {
         let mut state = lock(&self.shared.state);
         let (contents, at) = state.contents(address, length).expect("memory of the device");
         contents.as_slice()[at..at + length].to_vec()
     }
 
-    /// A copy by another user of the device: of ordinary memory that is registered, in one piece, or not
-    /// at all.
+    /// Copies as another user of the device does: host memory inside one registration, or not
+    /// registered at all.
     ///
     /// # Safety
-    /// As for [`Driver::copy_now`].
+    /// As for [`CudaDriver::copy_sync`].
     pub unsafe fn copy_by_other(
         &self,
-        way: Way,
+        kind: MemcpyKind,
         source: u64,
         target: u64,
         bytes: usize,
     ) -> Result<(), DriverError> {
-        // SAFETY: passed on.
-        unsafe { self.copy_now(way, source, target, bytes) }
+        // SAFETY: the caller's guarantee.
+        unsafe { self.copy_sync(kind, source, target, bytes) }
     }
 
-    /// What is registered now, with the first address and the length of each piece.
+    /// The start address and length of each registration.
     pub fn registered(&self) -> Vec<(usize, usize)> {
         let state = lock(&self.shared.state);
         state.registered.iter().map(|(start, (end, _))| (*start, end - start)).collect()
     }
 
-    fn put(&self, stream: Stream, order: Order) -> Result<(), DriverError> {
+    fn enqueue(&self, stream: CudaStream, command: StreamCommand) -> Result<(), DriverError> {
         let streams = lock(&self.streams);
-        let orders =
-            &streams.get(&stream.raw()).ok_or(error("stream", code::INVALID_VALUE))?.orders;
-        lock(&orders.inbox).queue.push_back(order);
-        orders.rung.notify_one();
+        let queue = &streams.get(&stream.raw()).ok_or(error("stream", code::INVALID_VALUE))?.queue;
+        lock(&queue.state).commands.push_back(command);
+        queue.doorbell.notify_one();
         Ok(())
     }
 
@@ -216,26 +216,26 @@ fn error(call: &'static str, code: u32) -> DriverError {
     DriverError { call, code }
 }
 
-impl State {
-    fn name(&mut self) -> u64 {
-        self.last_name += 1;
-        self.last_name
+impl CudaModelState {
+    fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
     }
 
-    /// Where memory of the device really is.
+    /// The contents of device memory.
     fn contents(&mut self, address: u64, length: usize) -> Option<(&mut Pages, usize)> {
         let (start, allocation) = self.allocations.range_mut(..=address).next_back()?;
         let at = (address - start) as usize;
         (at + length <= allocation.bytes).then_some((&mut allocation.contents, at))
     }
 
-    fn real(&mut self, address: u64, length: usize) -> Result<u64, DriverError> {
+    fn model_address(&mut self, address: u64, length: usize) -> Result<u64, DriverError> {
         let contents = self.contents(address, length);
         let (contents, at) = contents.ok_or(error("device memory", code::INVALID_VALUE))?;
         Ok(contents.as_ptr() as u64 + at as u64)
     }
 
-    /// Whether ordinary memory lies inside one registration that allows the access.
+    /// Whether host memory lies inside one registration that allows the access.
     fn is_registered(&self, address: u64, length: usize, writes: bool) -> bool {
         let end = address as usize + length;
         let registered = self.registered.range(..=address as usize).next_back();
@@ -247,8 +247,8 @@ impl State {
             || registered.is_some_and(|(_, (to, may_write))| end <= *to && (*may_write || !writes))
     }
 
-    /// Whether some of the bytes are registered and others are not, or are in another piece.
-    fn crosses_an_edge(&self, address: u64, length: usize) -> bool {
+    /// Whether the range overlaps a registration and does not lie inside one.
+    fn crosses_registration(&self, address: u64, length: usize) -> bool {
         let (start, end) = (address as usize, address as usize + length);
         self.overlaps_registered(start, end) && !self.is_registered(address, length, false)
     }
@@ -259,21 +259,21 @@ impl State {
     }
 }
 
-// SAFETY: a stream is one thread that does one order after the other, and an event is reached when
-// its order's turn comes.
-unsafe impl Driver for ModelDevice {
-    fn facts(&self) -> &DeviceFacts {
-        &self.facts
+// SAFETY: a stream is one thread that executes its commands in order, and an event is reached when
+// its command is executed.
+unsafe impl CudaDriver for CudaModel {
+    fn info(&self) -> &CudaDeviceInfo {
+        &self.info
     }
 
-    fn enter(&self) -> Result<(), DriverError> {
+    fn make_current(&self) -> Result<(), DriverError> {
         Ok(())
     }
 
     fn memory(&self) -> Result<(usize, usize), DriverError> {
-        let total = self.shared.faults.most_device_bytes.unwrap_or(1 << 30);
-        let taken = self.sightings().device_bytes as usize;
-        Ok((total.saturating_sub(taken), total))
+        let total = self.shared.faults.max_device_bytes.unwrap_or(1 << 30);
+        let allocated = self.stats().device_bytes as usize;
+        Ok((total.saturating_sub(allocated), total))
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64, DriverError> {
@@ -282,7 +282,7 @@ unsafe impl Driver for ModelDevice {
         if self.memory()?.0 < bytes || bytes == 0 {
             return Err(none);
         }
-        let addresses = Reserved::new(bytes).map_err(|_| none)?;
+        let addresses = ReservedRange::new(bytes).map_err(|_| none)?;
         let contents = Pages::new(bytes).map_err(|_| none)?;
         let address = addresses.address() as u64;
         let allocation = Allocation { bytes, _addresses: addresses, contents };
@@ -295,10 +295,11 @@ unsafe impl Driver for ModelDevice {
         let Some(allocation) = state.allocations.remove(&address) else { return };
         let start = allocation.contents.as_ptr() as u64;
         let end = start + allocation.bytes as u64;
-        let torn = state.in_flight_inside.iter().any(|(from, to)| *from < end && start < *to);
-        if torn {
-            state.sightings.torn_copies += 1;
-            // The copy goes on: it must not hit what gets the memory next.
+        let is_in_flight =
+            state.in_flight_inside.iter().any(|(from, to)| *from < end && start < *to);
+        if is_in_flight {
+            state.stats.unregistered_in_flight += 1;
+            // The copy continues: it must not write to the next user of the memory.
             std::mem::forget(allocation);
         }
     }
@@ -322,16 +323,17 @@ unsafe impl Driver for ModelDevice {
     fn register(&self, address: usize, bytes: usize, read_only: bool) -> Result<(), DriverError> {
         self.check("register")?;
         let mut state = lock(&self.shared.state);
-        state.registrations_asked += 1;
-        let asked = state.registrations_asked;
-        let refused = self.shared.faults.refuses_registrations;
-        if refused.is_some_and(|every| asked.is_multiple_of(every)) {
+        state.registration_calls += 1;
+        let calls = state.registration_calls;
+        let rejected = self.shared.faults.refuses_registrations;
+        if rejected.is_some_and(|every| calls.is_multiple_of(every)) {
             return Err(error("register", code::NOT_SUPPORTED));
         }
-        // As pinning does, this brings pages in. Pages are pinned whole; bytes are what is registered.
+        // Registering prefaults pages, as pinning does. Whole pages are pinned; bytes are
+        // registered.
         let populate = match read_only {
-            true => residency::populate_for_reading,
-            false => residency::populate_for_writing,
+            true => residency::populate_read,
+            false => residency::populate_write,
         };
         let pages = PageRange::covering(address, bytes);
         if !pages.is_ok_and(|pages| populate(pages.start(), pages.bytes()).is_ok()) {
@@ -341,7 +343,7 @@ unsafe impl Driver for ModelDevice {
             return Err(error("register", code::ALREADY_REGISTERED));
         }
         state.registered.insert(address, (address + bytes, !read_only));
-        state.sightings.registrations += 1;
+        state.stats.registrations += 1;
         Ok(())
     }
 
@@ -349,10 +351,10 @@ unsafe impl Driver for ModelDevice {
         let mut state = lock(&self.shared.state);
         let removed = state.registered.remove(&address);
         let (end, _) = removed.ok_or(error("unregister", code::INVALID_VALUE))?;
-        let torn = state.in_flight.iter().filter(|(from, to)| *from < end && address < *to);
-        let torn = torn.count() as u64;
-        state.sightings.torn_copies += torn;
-        state.sightings.unregistrations += 1;
+        let in_flight = state.in_flight.iter().filter(|(from, to)| *from < end && address < *to);
+        let in_flight = in_flight.count() as u64;
+        state.stats.unregistered_in_flight += in_flight;
+        state.stats.unregistrations += 1;
         Ok(())
     }
 
@@ -364,106 +366,122 @@ unsafe impl Driver for ModelDevice {
         state.is_registered(address, 1, false).then_some(false)
     }
 
-    fn reaches(&self, address: u64) -> bool {
+    fn can_access(&self, address: u64) -> bool {
         let mut state = lock(&self.shared.state);
         state.contents(address, 1).is_some() || state.is_registered(address, 1, false)
     }
 
-    fn create_stream(&self) -> Result<Stream, DriverError> {
+    fn create_stream(&self) -> Result<CudaStream, DriverError> {
         self.check("create_stream")?;
-        let name = lock(&self.shared.state).name();
-        let orders = Arc::new(Orders::default());
-        let (shared, own) = (self.shared.clone(), orders.clone());
+        let id = lock(&self.shared.state).next_id();
+        let queue = Arc::new(StreamQueue::default());
+        let (shared, own_queue) = (self.shared.clone(), queue.clone());
         let thread = std::thread::Builder::new()
-            .name(format!("model-stream-{name}"))
-            .spawn(move || shared.run(&own))
+            .name(format!("model-stream-{id}"))
+            .spawn(move || shared.run(&own_queue))
             .map_err(|_| error("create_stream", code::OUT_OF_MEMORY))?;
-        lock(&self.streams).insert(name, Queue { orders, thread: Some(thread) });
-        // SAFETY: the name of a stream that was made just now.
-        Ok(unsafe { Stream::from_raw(name) })
+        lock(&self.streams).insert(id, StreamThread { queue, thread: Some(thread) });
+        // SAFETY: the id of a stream that was created above.
+        Ok(unsafe { CudaStream::from_raw(id) })
     }
 
-    fn destroy_stream(&self, stream: Stream) {
+    fn destroy_stream(&self, stream: CudaStream) {
         let queue = lock(&self.streams).remove(&stream.raw());
         drop(queue);
     }
 
-    fn create_event(&self) -> Result<Event, DriverError> {
+    fn create_event(&self) -> Result<CudaEvent, DriverError> {
         self.check("create_event")?;
         let mut state = lock(&self.shared.state);
-        let name = state.name();
-        state.events.insert(name, (0, 0));
-        // SAFETY: the name of an event that was made just now.
-        Ok(unsafe { Event::from_raw(name) })
+        let id = state.next_id();
+        state.events.insert(id, (0, 0));
+        // SAFETY: the id of an event that was created above.
+        Ok(unsafe { CudaEvent::from_raw(id) })
     }
 
-    fn destroy_event(&self, event: Event) {
+    fn destroy_event(&self, event: CudaEvent) {
         lock(&self.shared.state).events.remove(&event.raw());
     }
 
     unsafe fn copy(
         &self,
-        way: Way,
+        kind: MemcpyKind,
         source: u64,
         target: u64,
         bytes: usize,
-        stream: Stream,
+        stream: CudaStream,
     ) -> Result<(), DriverError> {
         self.check("copy")?;
-        let order = {
+        let command = {
             let mut state = lock(&self.shared.state);
-            state.copies_asked += 1;
-            if self.shared.faults.refused_copy == Some(state.copies_asked) {
+            state.copy_calls += 1;
+            if self.shared.faults.refused_copy == Some(state.copy_calls) {
                 return Err(error("copy", code::NOT_SUPPORTED));
             }
-            let (host, writes) = match way {
-                Way::In => (Some(source), false),
-                Way::Out => (Some(target), true),
-                Way::Within => (None, false),
+            let (host, writes) = match kind {
+                MemcpyKind::HostToDevice => (Some(source), false),
+                MemcpyKind::DeviceToHost => (Some(target), true),
+                MemcpyKind::DeviceToDevice => (None, false),
             };
             if let Some(address) = host
                 && !state.is_registered(address, bytes, writes)
             {
-                state.sightings.stray_copies += 1;
+                state.stats.outside_registration += 1;
                 return Err(error("copy", code::INVALID_VALUE));
             }
             let host = host.map(|address| (address as usize, address as usize + bytes));
-            let source = if way == Way::In { source } else { state.real(source, bytes)? };
-            let target = if way == Way::Out { target } else { state.real(target, bytes)? };
+            let source = if kind == MemcpyKind::HostToDevice {
+                source
+            } else {
+                state.model_address(source, bytes)?
+            };
+            let target = if kind == MemcpyKind::DeviceToHost {
+                target
+            } else {
+                state.model_address(target, bytes)?
+            };
             state.in_flight.extend(host);
-            let inside = match way {
-                Way::In => [Some(target), None],
-                Way::Out => [Some(source), None],
-                Way::Within => [Some(source), Some(target)],
+            let inside = match kind {
+                MemcpyKind::HostToDevice => [Some(target), None],
+                MemcpyKind::DeviceToHost => [Some(source), None],
+                MemcpyKind::DeviceToDevice => [Some(source), Some(target)],
             };
             let inside = inside.map(|at| at.map(|at| (at, at + bytes as u64)));
             state.in_flight_inside.extend(inside.into_iter().flatten());
-            Order::Copy { source, target, bytes, host, inside }
+            StreamCommand::Copy { source, target, bytes, host, inside }
         };
-        self.put(stream, order)
+        self.enqueue(stream, command)
     }
 
-    unsafe fn copy_now(
+    unsafe fn copy_sync(
         &self,
-        way: Way,
+        kind: MemcpyKind,
         source: u64,
         target: u64,
         bytes: usize,
     ) -> Result<(), DriverError> {
-        self.check("copy_now")?;
+        self.check("copy_sync")?;
         let mut state = lock(&self.shared.state);
-        let host = match way {
-            Way::In => Some(source),
-            Way::Out => Some(target),
-            Way::Within => None,
+        let host = match kind {
+            MemcpyKind::HostToDevice => Some(source),
+            MemcpyKind::DeviceToHost => Some(target),
+            MemcpyKind::DeviceToDevice => None,
         };
-        if host.is_some_and(|address| state.crosses_an_edge(address, bytes)) {
-            return Err(error("copy_now", code::INVALID_VALUE));
+        if host.is_some_and(|address| state.crosses_registration(address, bytes)) {
+            return Err(error("copy_sync", code::INVALID_VALUE));
         }
-        let source = if way == Way::In { source } else { state.real(source, bytes)? };
-        let target = if way == Way::Out { target } else { state.real(target, bytes)? };
-        state.sightings.copies += 1;
-        // SAFETY: the caller vouches for ordinary memory; the device's was checked.
+        let source = if kind == MemcpyKind::HostToDevice {
+            source
+        } else {
+            state.model_address(source, bytes)?
+        };
+        let target = if kind == MemcpyKind::DeviceToHost {
+            target
+        } else {
+            state.model_address(target, bytes)?
+        };
+        state.stats.copies += 1;
+        // SAFETY: the caller guarantees host memory; device memory was checked.
         unsafe { std::ptr::copy(source as *const u8, target as *mut u8, bytes) };
         Ok(())
     }
@@ -473,51 +491,51 @@ unsafe impl Driver for ModelDevice {
         target: u64,
         value: u8,
         bytes: usize,
-        stream: Stream,
+        stream: CudaStream,
     ) -> Result<(), DriverError> {
         self.check("fill")?;
-        let target = lock(&self.shared.state).real(target, bytes)?;
-        self.put(stream, Order::Fill { target, value, bytes })
+        let target = lock(&self.shared.state).model_address(target, bytes)?;
+        self.enqueue(stream, StreamCommand::Fill { target, value, bytes })
     }
 
-    fn record(&self, event: Event, stream: Stream) -> Result<(), DriverError> {
+    fn record_event(&self, event: CudaEvent, stream: CudaStream) -> Result<(), DriverError> {
         self.check("record")?;
-        let turn = {
+        let generation = {
             let mut state = lock(&self.shared.state);
             let known = state.events.get_mut(&event.raw());
             let (recorded, _) = known.ok_or(error("record", code::INVALID_VALUE))?;
             *recorded += 1;
             *recorded
         };
-        self.put(stream, Order::Record { event: event.raw(), turn })
+        self.enqueue(stream, StreamCommand::Record { event: event.raw(), generation })
     }
 
-    fn await_event(&self, stream: Stream, event: Event) -> Result<(), DriverError> {
-        self.check("await_event")?;
-        let turn = {
+    fn stream_wait_event(&self, stream: CudaStream, event: CudaEvent) -> Result<(), DriverError> {
+        self.check("stream_wait_event")?;
+        let generation = {
             let state = lock(&self.shared.state);
-            state.events.get(&event.raw()).ok_or(error("await_event", code::INVALID_VALUE))?.0
+            state.events.get(&event.raw()).ok_or(error("stream_wait_event", code::INVALID_VALUE))?.0
         };
-        self.put(stream, Order::Await { event: event.raw(), turn })
+        self.enqueue(stream, StreamCommand::WaitEvent { event: event.raw(), generation })
     }
 
-    fn drain(&self, stream: Stream) {
+    fn synchronize(&self, stream: CudaStream) {
         let streams = lock(&self.streams);
-        let Some(orders) = streams.get(&stream.raw()).map(|queue| queue.orders.clone()) else {
+        let Some(queue) = streams.get(&stream.raw()).map(|stream| stream.queue.clone()) else {
             return;
         };
         drop(streams);
-        let mut inbox = lock(&orders.inbox);
-        while inbox.is_busy || !inbox.queue.is_empty() {
-            inbox = orders.idle.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&queue.state);
+        while state.is_busy || !state.commands.is_empty() {
+            state = queue.idle.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn is_reached(&self, event: Event) -> Result<bool, DriverError> {
-        self.check("is_reached")?;
+    fn is_complete(&self, event: CudaEvent) -> Result<bool, DriverError> {
+        self.check("is_complete")?;
         let state = lock(&self.shared.state);
         let (recorded, reached) =
-            state.events.get(&event.raw()).ok_or(error("is_reached", code::INVALID_VALUE))?;
+            state.events.get(&event.raw()).ok_or(error("is_complete", code::INVALID_VALUE))?;
         Ok(reached >= recorded)
     }
 }

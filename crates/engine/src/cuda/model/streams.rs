@@ -1,4 +1,4 @@
-//! The streams of the model: threads that carry out what is put into them, one after the other.
+//! The streams of the model: threads that execute their commands in order.
 
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
@@ -7,32 +7,32 @@ use std::thread::JoinHandle;
 
 use memferry_sys::sync::lock;
 
-use super::Shared;
+use super::CudaModelShared;
 
 #[derive(Debug)]
-pub(super) struct Queue {
-    pub(super) orders: Arc<Orders>,
+pub(super) struct StreamThread {
+    pub(super) queue: Arc<StreamQueue>,
     pub(super) thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Orders {
-    pub(super) inbox: Mutex<Inbox>,
-    pub(super) rung: Condvar,
-    /// Rung when the queue is empty and nothing is being done.
+pub(super) struct StreamQueue {
+    pub(super) state: Mutex<StreamQueueState>,
+    pub(super) doorbell: Condvar,
+    /// Notified when the queue is empty and no command runs.
     pub(super) idle: Condvar,
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Inbox {
-    pub(super) queue: VecDeque<Order>,
+pub(super) struct StreamQueueState {
+    pub(super) commands: VecDeque<StreamCommand>,
     pub(super) is_busy: bool,
     pub(super) is_closed: bool,
 }
 
-/// What a stream does. Addresses are those at which the bytes really are.
+/// A command of a stream. Addresses are those of the contents.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum StreamCommand {
     Copy {
         source: u64,
         target: u64,
@@ -47,71 +47,71 @@ pub(super) enum Order {
     },
     Record {
         event: u64,
-        turn: u64,
+        generation: u64,
     },
-    Await {
+    WaitEvent {
         event: u64,
-        turn: u64,
+        generation: u64,
     },
 }
 
-impl Shared {
-    /// What the thread of a stream does.
-    pub(super) fn run(&self, orders: &Orders) {
+impl CudaModelShared {
+    /// Runs the thread of a stream.
+    pub(super) fn run(&self, queue: &StreamQueue) {
         loop {
-            let mut inbox = lock(&orders.inbox);
-            inbox.is_busy = false;
-            let order = loop {
-                if let Some(order) = inbox.queue.pop_front() {
-                    break order;
+            let mut state = lock(&queue.state);
+            state.is_busy = false;
+            let command = loop {
+                if let Some(command) = state.commands.pop_front() {
+                    break command;
                 }
-                orders.idle.notify_all();
-                if inbox.is_closed {
+                queue.idle.notify_all();
+                if state.is_closed {
                     return;
                 }
-                inbox = orders.rung.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+                state = queue.doorbell.wait(state).unwrap_or_else(PoisonError::into_inner);
             };
-            inbox.is_busy = true;
-            drop(inbox);
-            self.carry_out(order);
+            state.is_busy = true;
+            drop(state);
+            self.execute(command);
         }
     }
 
-    /// Says that the device is lost, to those who wait for something too.
+    /// Marks the device as lost, and wakes all waiting threads.
     pub(super) fn lose(&self) {
         self.is_lost.store(true, Ordering::SeqCst);
-        // Whoever has just seen that it is not lost is asleep by now.
+        // A thread that has just read `is_lost` as false holds the lock until it sleeps.
         drop(lock(&self.state));
-        self.reached.notify_all();
+        self.event_reached.notify_all();
     }
 
-    /// Waits until one more copy may be carried out.
-    fn wait_for_turn(&self) {
+    /// Waits until one more copy may start.
+    fn wait_for_permit(&self) {
         let mut state = lock(&self.state);
         let is_lost = || self.is_lost.load(Ordering::SeqCst);
-        while !is_lost() && state.most_copies.is_some_and(|most| state.copies_begun >= most) {
-            state = self.reached.wait(state).unwrap_or_else(PoisonError::into_inner);
+        while !is_lost() && state.max_copies.is_some_and(|max| state.copies_started >= max) {
+            state = self.event_reached.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.copies_begun += 1;
+        state.copies_started += 1;
     }
 
-    fn carry_out(&self, order: Order) {
+    fn execute(&self, command: StreamCommand) {
         let is_lost = || self.is_lost.load(Ordering::SeqCst);
-        match order {
-            Order::Copy { source, target, bytes, host, inside } => {
+        match command {
+            StreamCommand::Copy { source, target, bytes, host, inside } => {
                 std::thread::sleep(self.faults.delay);
-                self.wait_for_turn();
+                self.wait_for_permit();
                 let number = self.copies.fetch_add(1, Ordering::SeqCst) + 1;
                 if self.faults.lost_at_copy == Some(number) {
                     self.lose();
                 }
                 if !is_lost() {
-                    // SAFETY: whoever put the copy into the stream vouched for its memory until the
-                    // stream has passed it, and `copy` checked the device's.
+                    // SAFETY: the thread that enqueued the copy guarantees its memory until the
+                    // stream has passed it, and `copy` checked device memory.
                     unsafe { std::ptr::copy(source as *const u8, target as *mut u8, bytes) };
                 }
                 let mut state = lock(&self.state);
-                state.sightings.copies += 1;
+                state.stats.copies += 1;
                 if let Some(range) = host
                     && let Some(at) = state.in_flight.iter().position(|each| *each == range)
                 {
@@ -122,35 +122,36 @@ impl Shared {
                     at.into_iter().for_each(|at| _ = state.in_flight_inside.swap_remove(at));
                 }
             }
-            Order::Fill { target, value, bytes } => {
+            StreamCommand::Fill { target, value, bytes } => {
                 if !is_lost() {
                     // SAFETY: as above.
                     unsafe { std::ptr::write_bytes(target as *mut u8, value, bytes) };
                 }
             }
-            // Nothing behind a copy that was lost is reached: whoever asked just before the loss
-            // would take the copy for done.
-            Order::Record { .. } if is_lost() => self.reached.notify_all(),
-            Order::Record { event, turn } => {
+            // No event after a lost copy is reached: a thread that polled just before the loss
+            // would take the copy for complete.
+            StreamCommand::Record { .. } if is_lost() => self.event_reached.notify_all(),
+            StreamCommand::Record { event, generation } => {
                 if let Some((_, reached)) = lock(&self.state).events.get_mut(&event) {
-                    *reached = turn.max(*reached);
+                    *reached = generation.max(*reached);
                 }
-                self.reached.notify_all();
+                self.event_reached.notify_all();
             }
-            Order::Await { event, turn } => {
+            StreamCommand::WaitEvent { event, generation } => {
                 let mut state = lock(&self.state);
-                while !is_lost() && state.events.get(&event).is_some_and(|(_, at)| *at < turn) {
-                    state = self.reached.wait(state).unwrap_or_else(PoisonError::into_inner);
+                while !is_lost() && state.events.get(&event).is_some_and(|(_, at)| *at < generation)
+                {
+                    state = self.event_reached.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
             }
         }
     }
 }
 
-impl Drop for Queue {
+impl Drop for StreamThread {
     fn drop(&mut self) {
-        lock(&self.orders.inbox).is_closed = true;
-        self.orders.rung.notify_all();
+        lock(&self.queue.state).is_closed = true;
+        self.queue.doorbell.notify_all();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }

@@ -1,17 +1,17 @@
-//! Reading and writing registers: which there are, how wide they are, and what is a mistake.
+//! Register accesses: the registers, their widths, and protocol violations.
 
 use std::sync::atomic::Ordering;
 
 use memferry_sys::sync::lock;
 
 use super::super::registers::*;
-use super::Shared;
+use super::IoatModelShared;
 
-/// Mistakes beyond so many are only the same again.
-const MOST_MISTAKES: usize = 256;
+/// The maximum number of recorded violations.
+const MAX_VIOLATIONS: usize = 256;
 
 /// The registers of the device and their widths in bytes.
-const OF_DEVICE: [(usize, usize); 9] = [
+const DEVICE_REGISTERS: [(usize, usize); 9] = [
     (CHANCNT, 1),
     (XFERCAP, 1),
     (GENCTRL, 1),
@@ -24,7 +24,7 @@ const OF_DEVICE: [(usize, usize); 9] = [
 ];
 
 /// The registers of a channel and their widths in bytes.
-const OF_CHANNEL: [(usize, usize); 10] = [
+const CHANNEL_REGISTERS: [(usize, usize); 10] = [
     (CHANCTRL, 2),
     (DMACOMP, 2),
     (CHANCMD, 1),
@@ -37,44 +37,44 @@ const OF_CHANNEL: [(usize, usize); 10] = [
     (CHANERRMASK, 4),
 ];
 
-/// The registers of the device that keep what is written to them.
+/// The writable registers of the device.
 #[derive(Debug, Default)]
-pub(super) struct Settings {
+pub(super) struct DeviceRegisters {
     general: u8,
     interrupts: u8,
     interrupt_delay: u16,
 }
 
-/// What an access is to.
-enum Spot {
+/// The target of a register access.
+enum RegisterTarget {
     Device { register: usize },
-    Channel { number: usize, register: usize, part: Part },
+    Channel { number: usize, register: usize, half: RegisterHalf },
 }
 
-/// Registers of 64 bits may be read and written in halves.
-enum Part {
+/// The half of a 64-bit register; such registers may be accessed in halves.
+enum RegisterHalf {
     Whole,
     Low,
     High,
 }
 
-impl Shared {
+impl IoatModelShared {
     /// Reads a register of `width` bytes.
     pub(super) fn read(&self, at: usize, width: usize) -> u64 {
-        if self.is_dead.load(Ordering::SeqCst) {
+        if self.is_removed.load(Ordering::SeqCst) {
             return u64::MAX;
         }
-        match self.spot(at, width) {
-            Ok(Spot::Device { register }) => self.read_device(register),
-            Ok(Spot::Channel { number, register, part }) => {
+        match self.decode_register(at, width) {
+            Ok(RegisterTarget::Device { register }) => self.read_device(register),
+            Ok(RegisterTarget::Channel { number, register, half }) => {
                 let value = self.channels[number].read(register);
-                match part {
-                    Part::Whole | Part::Low => value,
-                    Part::High => value >> 32,
+                match half {
+                    RegisterHalf::Whole | RegisterHalf::Low => value,
+                    RegisterHalf::High => value >> 32,
                 }
             }
             Err(why) => {
-                self.mistake(format!("{at:#x} was read with {} bits: {why}", 8 * width));
+                self.record_violation(format!("{at:#x} was read with {} bits: {why}", 8 * width));
                 u64::MAX
             }
         }
@@ -82,72 +82,74 @@ impl Shared {
 
     /// Writes a register of `width` bytes.
     pub(super) fn write(&self, at: usize, width: usize, value: u64) {
-        if self.is_dead.load(Ordering::SeqCst) {
+        if self.is_removed.load(Ordering::SeqCst) {
             return;
         }
-        let written = self.spot(at, width).and_then(|spot| match spot {
-            Spot::Device { register } => self.write_device(register, value),
-            Spot::Channel { number, register, part } => {
-                self.write_channel(number, register, &part, value)
+        let written = self.decode_register(at, width).and_then(|target| match target {
+            RegisterTarget::Device { register } => self.write_device(register, value),
+            RegisterTarget::Channel { number, register, half } => {
+                self.write_channel(number, register, &half, value)
             }
         });
         if let Err(why) = written {
             let bits = 8 * width;
-            self.mistake(format!("{at:#x} was written with {bits} bits as {value:#x}: {why}"));
+            self.record_violation(format!(
+                "{at:#x} was written with {bits} bits as {value:#x}: {why}"
+            ));
         }
     }
 
-    /// Keeps a mistake of the driver for whoever asks.
-    pub(super) fn mistake(&self, text: String) {
-        let mut mistakes = lock(&self.mistakes);
-        if mistakes.len() < MOST_MISTAKES {
-            mistakes.push(text);
+    /// Records a protocol violation of the driver.
+    pub(super) fn record_violation(&self, text: String) {
+        let mut violations = lock(&self.violations);
+        if violations.len() < MAX_VIOLATIONS {
+            violations.push(text);
         }
     }
 
-    fn spot(&self, at: usize, width: usize) -> Result<Spot, &'static str> {
+    fn decode_register(&self, at: usize, width: usize) -> Result<RegisterTarget, &'static str> {
         let number = at / CHANNEL_BYTES;
         if number > self.channels.len() {
             return Err("there is no such channel");
         }
         let offset = at % CHANNEL_BYTES;
-        let table: &[_] = if number == 0 { &OF_DEVICE } else { &OF_CHANNEL };
+        let table: &[_] = if number == 0 { &DEVICE_REGISTERS } else { &CHANNEL_REGISTERS };
         let within = |(start, bytes): &(usize, usize)| (*start..*start + *bytes).contains(&offset);
         let found = table.iter().find(|register| within(register));
         let &(register, bytes) = found.ok_or("there is no such register")?;
-        let part = match (offset - register, width) {
-            (0, _) if width == bytes => Part::Whole,
-            (0, 4) if bytes == 8 => Part::Low,
-            (4, 4) if bytes == 8 => Part::High,
-            _ => return Err("that is not how wide the register is"),
+        let half = match (offset - register, width) {
+            (0, _) if width == bytes => RegisterHalf::Whole,
+            (0, 4) if bytes == 8 => RegisterHalf::Low,
+            (4, 4) if bytes == 8 => RegisterHalf::High,
+            _ => return Err("the width is not that of the register"),
         };
         match number.checked_sub(1) {
-            None => Ok(Spot::Device { register }),
-            Some(number) => Ok(Spot::Channel { number, register, part }),
+            None => Ok(RegisterTarget::Device { register }),
+            Some(number) => Ok(RegisterTarget::Channel { number, register, half }),
         }
     }
 
     fn read_device(&self, register: usize) -> u64 {
-        let (options, settings) = (&self.options, lock(&self.settings));
+        let (options, registers) = (&self.options, lock(&self.registers));
         match register {
             CHANCNT => self.channels.len() as u64,
             XFERCAP => u64::from(options.transfer_power),
-            GENCTRL => u64::from(settings.general),
-            INTRCTRL => u64::from(settings.interrupts),
+            GENCTRL => u64::from(registers.general),
+            INTRCTRL => u64::from(registers.interrupts),
             CBVER => u64::from(options.version),
-            INTRDELAY => u64::from(settings.interrupt_delay),
+            INTRDELAY => u64::from(registers.interrupt_delay),
             DMACAPABILITY if options.fills => u64::from(DMACAPABILITY_FILL_BLOCK),
             _ => 0,
         }
     }
 
     fn write_device(&self, register: usize, value: u64) -> Result<(), &'static str> {
-        let mut settings = lock(&self.settings);
+        let mut registers = lock(&self.registers);
         match register {
-            GENCTRL => settings.general = value as u8,
-            INTRCTRL => settings.interrupts = value as u8,
-            INTRDELAY => settings.interrupt_delay = value as u16,
-            _ => return Err("it is read only"),
+            GENCTRL => registers.general = value as u8,
+            INTRCTRL => registers.interrupts = value as u8,
+            INTRDELAY => registers.interrupt_delay = value as u16,
+            _ => return Err("the register is read-only"),
         }
         Ok(())
     }
@@ -156,14 +158,14 @@ impl Shared {
         &self,
         number: usize,
         register: usize,
-        part: &Part,
+        half: &RegisterHalf,
         value: u64,
     ) -> Result<(), &'static str> {
         let channel = &self.channels[number];
-        let value = match part {
-            Part::Whole => value,
-            Part::Low => (channel.read(register) & !0xFFFF_FFFF) | value,
-            Part::High => (channel.read(register) & 0xFFFF_FFFF) | (value << 32),
+        let value = match half {
+            RegisterHalf::Whole => value,
+            RegisterHalf::Low => (channel.read(register) & !0xFFFF_FFFF) | value,
+            RegisterHalf::High => (channel.read(register) & 0xFFFF_FFFF) | (value << 32),
         };
         channel.write(register, value, || lock(&self.script).refuses_reset())
     }

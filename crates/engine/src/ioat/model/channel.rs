@@ -1,4 +1,4 @@
-//! One channel of the model: its registers, and what writing them does.
+//! One channel of the model: its registers, and the effects of writing them.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use memferry_sys::sync::lock;
 
 use super::super::registers::*;
-use super::Counters;
+use super::IoatModelCounters;
 
-/// How often the command register must be looked at before a reset is over.
-const LOOKS_OF_A_RESET: u32 = 3;
+/// The number of reads of the command register until a reset is done.
+const RESET_POLLS: u32 = 3;
 
 const CONTROL_BITS: u16 = CHANCTRL_INTERRUPT_REARM
     | CHANCTRL_ERROR_COMPLETION
@@ -19,21 +19,21 @@ const CONTROL_BITS: u16 = CHANCTRL_INTERRUPT_REARM
     | CHANCTRL_IN_USE
     | CHANCTRL_COMPLETION_TO_CACHE;
 
-/// A channel. Its registers are for whoever has the lock; its thread works without it.
+/// A channel. The lock guards its registers; its thread executes descriptors without the lock.
 #[derive(Debug)]
-pub(super) struct Channel {
-    registers: Mutex<Registers>,
-    /// Rung when there is something to do, and when what is being done is to be given up.
-    rung: Condvar,
-    /// Rung when the thread has stopped working.
-    quiet: Condvar,
+pub(super) struct IoatModelChannel {
+    registers: Mutex<ChannelRegisters>,
+    /// Notified when there is work, and when running work is cancelled.
+    doorbell: Condvar,
+    /// Notified when the thread has stopped working.
+    stopped: Condvar,
 }
 
 #[derive(Debug)]
-pub(super) struct Registers {
+pub(super) struct ChannelRegisters {
     control: u16,
     count: u16,
-    /// How many descriptors of the chain are finished, as [`DMACOUNT`] counts them.
+    /// The number of finished descriptors of the chain, as [`DMACOUNT`] counts them.
     done: u16,
     state: ChannelState,
     completed: u64,
@@ -42,49 +42,50 @@ pub(super) struct Registers {
     pub(super) completion: u64,
     error: u32,
     error_mask: u32,
-    /// Where the next descriptor is; none between an error and the next chain.
-    next: Option<Place>,
-    reset: Option<Reset>,
+    /// The next descriptor; `None` between an error and the next chain.
+    next: Option<DescriptorRef>,
+    reset: Option<ResetState>,
     wants_suspend: bool,
     is_stalled: bool,
-    is_dead: bool,
+    is_removed: bool,
     is_busy: bool,
     is_closed: bool,
-    /// How many wait for the thread to stop. It begins nothing meanwhile.
-    stops: u32,
-    /// Counts what ends the work of the thread from outside: its result no longer matters then.
-    turn: u64,
-    pub(super) counters: Counters,
+    /// The number of threads that wait for this thread to stop. It starts nothing until then.
+    pending_stops: u32,
+    /// Counts events that cancel the thread's work: the result of a step of an earlier epoch is
+    /// dropped.
+    epoch: u64,
+    pub(super) counters: IoatModelCounters,
 }
 
 /// The address of a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct DescriptorRef {
     pub(super) address: u64,
-    /// Whether it is that of the chain, and not what another descriptor calls the next.
+    /// Whether it is the first of the chain, and not the successor of another descriptor.
     pub(super) is_first: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Reset {
-    Running { looks: u32 },
+enum ResetState {
+    Running { polls: u32 },
     Stuck,
 }
 
-/// What the thread is to work on.
+/// One step of the thread: a descriptor to execute.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Job {
-    pub(super) place: Place,
-    turn: u64,
+pub(super) struct ModelStep {
+    pub(super) descriptor: DescriptorRef,
+    epoch: u64,
 }
 
-impl Channel {
+impl IoatModelChannel {
     pub(super) fn new() -> Self {
-        let registers = Mutex::new(Registers::new());
-        Self { registers, rung: Condvar::new(), quiet: Condvar::new() }
+        let registers = Mutex::new(ChannelRegisters::new());
+        Self { registers, doorbell: Condvar::new(), stopped: Condvar::new() }
     }
 
-    pub(super) fn counters(&self) -> Counters {
+    pub(super) fn counters(&self) -> IoatModelCounters {
         lock(&self.registers).counters
     }
 
@@ -92,7 +93,7 @@ impl Channel {
         lock(&self.registers).read(register)
     }
 
-    /// Writes a register, or says what is wrong with that. `refuses_reset` is asked when it is a
+    /// Writes a register, or returns the violation. `refuses_reset` is called if the write is a
     /// reset.
     pub(super) fn write(
         &self,
@@ -101,72 +102,73 @@ impl Channel {
         refuses_reset: impl FnOnce() -> bool,
     ) -> Result<(), &'static str> {
         let mut registers = lock(&self.registers);
-        let done = registers.write(register, value, refuses_reset);
-        self.rung.notify_all();
-        done
+        let result = registers.write(register, value, refuses_reset);
+        self.doorbell.notify_all();
+        result
     }
 
-    /// Ends what the channel does, waits until it touches nothing, and then changes its registers.
-    pub(super) fn stop(&self, then: impl FnOnce(&mut Registers)) {
+    /// Cancels the work of the channel, waits until it accesses no memory, and then changes its
+    /// registers.
+    pub(super) fn stop(&self, then: impl FnOnce(&mut ChannelRegisters)) {
         let mut registers = lock(&self.registers);
-        registers.turn += 1;
-        registers.stops += 1;
-        self.rung.notify_all();
-        // The thread counts as working until it has seen that it is not wanted.
+        registers.epoch += 1;
+        registers.pending_stops += 1;
+        self.doorbell.notify_all();
+        // The thread counts as busy until it has seen the cancellation.
         while registers.is_busy {
-            registers = self.quiet.wait(registers).unwrap_or_else(PoisonError::into_inner);
+            registers = self.stopped.wait(registers).unwrap_or_else(PoisonError::into_inner);
         }
         then(&mut registers);
-        registers.stops -= 1;
-        self.rung.notify_all();
+        registers.pending_stops -= 1;
+        self.doorbell.notify_all();
     }
 
     /// Ends the thread.
     pub(super) fn close(&self) {
         let mut registers = lock(&self.registers);
         registers.is_closed = true;
-        registers.turn += 1;
-        self.rung.notify_all();
+        registers.epoch += 1;
+        self.doorbell.notify_all();
     }
 
-    /// Waits for something to do; `None` when there will be nothing.
-    pub(super) fn next_job(&self) -> Option<Job> {
+    /// Waits for the next step; `None` when the channel is closed.
+    pub(super) fn next_step(&self) -> Option<ModelStep> {
         let mut registers = lock(&self.registers);
         while !registers.is_closed {
-            if let Some(place) = registers.work() {
+            if let Some(descriptor) = registers.next_descriptor() {
                 registers.is_busy = true;
-                return Some(Job { place, turn: registers.turn });
+                return Some(ModelStep { descriptor, epoch: registers.epoch });
             }
-            registers = self.rung.wait(registers).unwrap_or_else(PoisonError::into_inner);
+            registers = self.doorbell.wait(registers).unwrap_or_else(PoisonError::into_inner);
         }
         None
     }
 
-    /// Ends a job: the registers, unless they are no longer the job's to change.
-    pub(super) fn end_job(&self, job: Job) -> Option<MutexGuard<'_, Registers>> {
+    /// Ends a step. Returns the registers, unless the step was cancelled.
+    pub(super) fn end_step(&self, step: ModelStep) -> Option<MutexGuard<'_, ChannelRegisters>> {
         let mut registers = lock(&self.registers);
         registers.is_busy = false;
-        self.quiet.notify_all();
-        (registers.turn == job.turn).then_some(registers)
+        self.stopped.notify_all();
+        (registers.epoch == step.epoch).then_some(registers)
     }
 
-    /// Lets a job take longer, and says whether it is still wanted.
-    pub(super) fn pause(&self, job: Job, delay: Duration) -> bool {
+    /// Delays a step; returns whether it is still wanted.
+    pub(super) fn pause(&self, step: ModelStep, delay: Duration) -> bool {
         let until = Instant::now() + delay;
         let mut registers = lock(&self.registers);
-        while registers.turn == job.turn {
+        while registers.epoch == step.epoch {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return true;
             }
-            let waited = self.rung.wait_timeout(registers, left);
+            let waited = self.doorbell.wait_timeout(registers, left);
             registers = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
         false
     }
 }
 
-impl Registers {
+impl ChannelRegisters {
     fn new() -> Self {
         Self {
             control: 0,
@@ -182,47 +184,48 @@ impl Registers {
             reset: None,
             wants_suspend: false,
             is_stalled: false,
-            is_dead: false,
+            is_removed: false,
             is_busy: false,
             is_closed: false,
-            stops: 0,
-            turn: 0,
-            counters: Counters::default(),
+            pending_stops: 0,
+            epoch: 0,
+            counters: IoatModelCounters::default(),
         }
     }
 
-    /// What [`CHANSTS`] says.
+    /// The value of [`CHANSTS`].
     pub(super) fn status(&self) -> u64 {
         self.completed | self.state as u64
     }
 
-    /// The state of power-on.
+    /// Sets the power-on state.
     pub(super) fn power_on(&mut self) {
-        let Self { is_busy, is_closed, stops, turn, counters, .. } = *self;
-        *self = Self { is_busy, is_closed, stops, turn, counters, ..Self::new() };
+        let Self { is_busy, is_closed, pending_stops, epoch, counters, .. } = *self;
+        *self = Self { is_busy, is_closed, pending_stops, epoch, counters, ..Self::new() };
     }
 
-    /// A reset that does not end.
+    /// Starts a reset that does not end.
     pub(super) fn hang(&mut self) {
-        self.reset = Some(Reset::Stuck);
+        self.reset = Some(ResetState::Stuck);
     }
 
-    /// Takes the device away from under the channel.
-    pub(super) fn die(&mut self) {
-        self.is_dead = true;
+    /// Removes the device.
+    pub(super) fn remove(&mut self) {
+        self.is_removed = true;
     }
 
-    fn work(&self) -> Option<Place> {
-        let may = !self.is_dead && !self.is_stalled && self.reset.is_none() && self.stops == 0;
-        let has = self.state == ChannelState::Active && self.done != self.count;
-        if may && has { self.next } else { None }
+    fn next_descriptor(&self) -> Option<DescriptorRef> {
+        let may_run =
+            !self.is_removed && !self.is_stalled && self.reset.is_none() && self.pending_stops == 0;
+        let has_work = self.state == ChannelState::Active && self.done != self.count;
+        if may_run && has_work { self.next } else { None }
     }
 
     fn read(&mut self, register: usize) -> u64 {
         match register {
             CHANCTRL => {
                 let before = self.control;
-                // Whoever reads it first has the channel.
+                // The first reader owns the channel.
                 self.control |= CHANCTRL_IN_USE;
                 u64::from(before)
             }
@@ -239,19 +242,19 @@ impl Registers {
         }
     }
 
-    /// A reset takes a while, which passes by looking at it.
+    /// Reads the command register. Each read advances a reset.
     fn read_command(&mut self) -> u8 {
         match &mut self.reset {
             None => return if self.wants_suspend { CHANCMD_SUSPEND } else { 0 },
-            Some(Reset::Running { looks: 0 }) if !self.is_busy => {
-                // Errors outlive it: they are to be cleared by whoever has read them.
+            Some(ResetState::Running { polls: 0 }) if !self.is_busy => {
+                // Errors survive the reset: the driver clears them.
                 let error = self.error;
                 self.power_on();
                 self.error = error;
                 return 0;
             }
-            Some(Reset::Running { looks }) => *looks = looks.saturating_sub(1),
-            Some(Reset::Stuck) => (),
+            Some(ResetState::Running { polls }) => *polls = polls.saturating_sub(1),
+            Some(ResetState::Stuck) => (),
         }
         CHANCMD_RESET
     }
@@ -267,32 +270,32 @@ impl Registers {
         }
         let is_active = self.state == ChannelState::Active;
         match register {
-            CHANCTRL if value as u16 & !CONTROL_BITS != 0 => return Err("it has no such bits"),
+            CHANCTRL if value as u16 & !CONTROL_BITS != 0 => return Err("it has invalid bits"),
             CHANCTRL => self.control = value as u16,
             CHANCMD if value == u64::from(CHANCMD_RESET) => self.begin_reset(refuses_reset()),
             CHANCMD if value == u64::from(CHANCMD_SUSPEND) => self.suspend(),
-            CHANCMD => return Err("there is no such command"),
-            DMACOUNT => return self.ring(value as u16),
+            CHANCMD => return Err("the command is invalid"),
+            DMACOUNT => return self.ring_doorbell(value as u16),
             CHAINADDR if is_active => return Err("it was written while the channel was active"),
             CHAINADDR => self.begin_chain(value),
             CHANCMP if is_active => return Err("it was written while the channel was active"),
             CHANCMP => self.completion = value,
             CHANERR => self.error &= !(value as u32),
             CHANERRMASK => self.error_mask = value as u32,
-            _ => return Err("it is read only"),
+            _ => return Err("the register is read-only"),
         }
         Ok(())
     }
 
-    fn begin_reset(&mut self, is_refused: bool) {
-        self.turn += 1;
-        let runs = Reset::Running { looks: LOOKS_OF_A_RESET };
-        self.reset = Some(if is_refused { Reset::Stuck } else { runs });
+    fn begin_reset(&mut self, is_stuck: bool) {
+        self.epoch += 1;
+        let running = ResetState::Running { polls: RESET_POLLS };
+        self.reset = Some(if is_stuck { ResetState::Stuck } else { running });
     }
 
     fn suspend(&mut self) {
         match self.state {
-            // A channel that hangs does not hear it either.
+            // A channel that stalls or is in reset ignores the command.
             _ if self.is_stalled || self.reset.is_some() => (),
             ChannelState::Active if self.is_busy => self.wants_suspend = true,
             ChannelState::Active | ChannelState::Idle => self.state = ChannelState::Suspended,
@@ -302,15 +305,15 @@ impl Registers {
 
     fn begin_chain(&mut self, address: u64) {
         self.chain = address;
-        self.next = Some(Place { address, is_first: true });
+        self.next = Some(DescriptorRef { address, is_first: true });
         (self.count, self.done, self.completed) = (0, 0, 0);
     }
 
-    fn ring(&mut self, count: u16) -> Result<(), &'static str> {
+    fn ring_doorbell(&mut self, count: u16) -> Result<(), &'static str> {
         self.counters.doorbells += 1;
         self.count = count;
         if self.error != 0 {
-            // It halted before the doorbell was rung, and whoever rang it will see that.
+            // The channel halted before the doorbell; the driver will see that.
             return Ok(());
         }
         if self.next.is_none() {
@@ -322,11 +325,11 @@ impl Registers {
         Ok(())
     }
 
-    /// A descriptor is finished.
+    /// Records a finished descriptor.
     pub(super) fn finish(&mut self, address: u64, next: u64, bytes: u64) {
         self.done = self.done.wrapping_add(1);
         self.completed = address & CHANSTS_COMPLETED;
-        self.next = Some(Place { address: next, is_first: false });
+        self.next = Some(DescriptorRef { address: next, is_first: false });
         self.counters.descriptors += 1;
         self.counters.bytes += bytes;
         if std::mem::take(&mut self.wants_suspend) {
@@ -336,7 +339,7 @@ impl Registers {
         }
     }
 
-    /// An error ends the chain. Says whether that is to be written to the completion word.
+    /// Ends the chain with an error. Returns whether the status is written to the completion word.
     pub(super) fn halt(&mut self, error: u32) -> bool {
         self.state = ChannelState::Halted;
         self.error |= error;
@@ -350,7 +353,7 @@ impl Registers {
         self.error |= error;
     }
 
-    /// The channel stops, and says nothing.
+    /// Stops the channel without a report.
     pub(super) fn stall(&mut self) {
         self.is_stalled = true;
         self.counters.stalls += 1;

@@ -1,4 +1,4 @@
-//! How the model misbehaves.
+//! Fault injection for the model.
 
 use std::time::Duration;
 
@@ -6,30 +6,30 @@ pub use memferry_sys::device::code::{EFAULT, ENOMEM, ENOSPC};
 
 use super::super::registers::error;
 
-/// The kernel's number for a device that does not answer.
+/// The kernel's number of an I/O error.
 pub const EIO: i32 = 5;
-/// The kernel's number for a request that makes no sense.
+/// The kernel's number of an invalid argument.
 pub const EINVAL: i32 = 22;
-/// The kernel's number for something that takes too long.
+/// The kernel's number of a timeout.
 pub const ETIMEDOUT: i32 = 110;
 
-/// Which of the things that happen one after the other are meant.
+/// The events of a sequence at which a fault is injected.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum When {
-    /// None.
+pub enum FaultSchedule {
+    /// No event.
     #[default]
     Never,
-    /// The one of this number, counted from 1.
+    /// The event with this number, counted from 1.
     At(u64),
-    /// One in so many.
+    /// Every n-th event.
     Every(u64),
-    /// Each.
+    /// Every event.
     Always,
 }
 
-impl When {
-    /// Whether the thing of this number is meant.
-    pub fn hits(self, number: u64) -> bool {
+impl FaultSchedule {
+    /// Whether the event with this number is selected.
+    pub fn matches(self, number: u64) -> bool {
         match self {
             Self::Never => false,
             Self::At(at) => number == at,
@@ -39,94 +39,94 @@ impl When {
     }
 }
 
-/// How the model misbehaves. What is counted is counted over all channels, from the moment at which
-/// the faults were set.
+/// The faults of the model. Events are counted over all channels, from the time at which the faults
+/// were set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Faults {
+pub struct IoatFaults {
     /// Descriptors at which the channel halts.
-    pub halts: When,
-    /// With which error it does.
+    pub halts: FaultSchedule,
+    /// The error of these halts.
     pub halt_error: u32,
-    /// Descriptors at which the channel stops and says nothing, until it is reset.
-    pub stalls: When,
-    /// Completion words that are not written. The registers still say what was finished.
-    pub loses_write_backs: When,
-    /// Every descriptor takes so much longer.
+    /// Descriptors at which the channel stops without a report, until it is reset.
+    pub stalls: FaultSchedule,
+    /// Completion words that are not written. The registers still report what was finished.
+    pub loses_write_backs: FaultSchedule,
+    /// The additional time of every descriptor.
     pub delay: Duration,
-    /// So many resets do not end.
+    /// The number of resets that do not end.
     pub refused_resets: u32,
-    /// The device is gone: its registers read as ones, and nothing moves. A device that comes back
-    /// is in the state of power-on.
-    pub is_dead: bool,
-    /// Mappings that are refused.
-    pub refuses_maps: When,
-    /// With which of the kernel's errors they are.
+    /// The device is removed: its registers read as ones, and it copies nothing. A device that
+    /// returns is in the power-on state.
+    pub is_removed: bool,
+    /// Mappings that fail.
+    pub refuses_maps: FaultSchedule,
+    /// The kernel error of these failures.
     pub map_error: i32,
-    /// No more than so many bytes can be mapped at a time.
-    pub most_mapped_bytes: Option<usize>,
+    /// The maximum number of bytes that can be mapped at a time.
+    pub max_mapped_bytes: Option<usize>,
 }
 
-impl Default for Faults {
-    /// None at all.
+impl Default for IoatFaults {
+    /// No faults.
     fn default() -> Self {
         Self {
-            halts: When::Never,
+            halts: FaultSchedule::Never,
             halt_error: error::READ_DATA,
-            stalls: When::Never,
-            loses_write_backs: When::Never,
+            stalls: FaultSchedule::Never,
+            loses_write_backs: FaultSchedule::Never,
             delay: Duration::ZERO,
             refused_resets: 0,
-            is_dead: false,
-            refuses_maps: When::Never,
+            is_removed: false,
+            refuses_maps: FaultSchedule::Never,
             map_error: ENOMEM,
-            most_mapped_bytes: None,
+            max_mapped_bytes: None,
         }
     }
 }
 
-/// The faults and how much has happened since they were set.
+/// The faults and the events since they were set.
 #[derive(Debug, Default)]
-pub(super) struct Script {
-    pub(super) faults: Faults,
+pub(super) struct IoatFaultScript {
+    pub(super) faults: IoatFaults,
     descriptors: u64,
     write_backs: u64,
     maps: u64,
 }
 
-/// What becomes of a descriptor by the script.
+/// The fault that the script injects at a descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(super) enum InjectedFault {
     Runs { delay: Duration },
     Halts { error: u32 },
     Stalls,
 }
 
-impl Script {
-    pub(super) fn new(faults: Faults) -> Self {
+impl IoatFaultScript {
+    pub(super) fn new(faults: IoatFaults) -> Self {
         Self { faults, ..Self::default() }
     }
 
-    pub(super) fn next_descriptor(&mut self) -> Fate {
+    pub(super) fn next_descriptor(&mut self) -> InjectedFault {
         self.descriptors += 1;
         let faults = self.faults;
-        if faults.stalls.hits(self.descriptors) {
-            Fate::Stalls
-        } else if faults.halts.hits(self.descriptors) {
-            Fate::Halts { error: faults.halt_error }
+        if faults.stalls.matches(self.descriptors) {
+            InjectedFault::Stalls
+        } else if faults.halts.matches(self.descriptors) {
+            InjectedFault::Halts { error: faults.halt_error }
         } else {
-            Fate::Runs { delay: faults.delay }
+            InjectedFault::Runs { delay: faults.delay }
         }
     }
 
     pub(super) fn loses_write_back(&mut self) -> bool {
         self.write_backs += 1;
-        self.faults.loses_write_backs.hits(self.write_backs)
+        self.faults.loses_write_backs.matches(self.write_backs)
     }
 
-    /// The error of a mapping that the script refuses.
+    /// The error of a mapping that the script fails.
     pub(super) fn refuses_map(&mut self) -> Option<i32> {
         self.maps += 1;
-        self.faults.refuses_maps.hits(self.maps).then_some(self.faults.map_error)
+        self.faults.refuses_maps.matches(self.maps).then_some(self.faults.map_error)
     }
 
     pub(super) fn refuses_reset(&mut self) -> bool {

@@ -1,12 +1,12 @@
 //! A model of an I/OAT device, for machines without one.
 //!
 //! It is a device to its driver: registers of the right widths, and threads that follow chains of
-//! descriptors in memory. It is as strict as it may be: it reaches nothing but what was mapped for
-//! it, every page of that under an address of its own; it halts where a real device would at best
-//! read the wrong memory; and it keeps a list of what no driver should do ([`IoatModel::mistakes`]).
-//! [`Faults`] makes it fail as devices do.
+//! descriptors in memory. It is strict: it accesses only memory that was mapped for it, every page
+//! of that at an address of its own; it halts where a real device might read the wrong memory; and
+//! it records protocol violations of the driver ([`IoatModel::protocol_violations`]).
+//! [`IoatFaults`] injects the failures of devices.
 //!
-//! Interrupts, and what is in the configuration space of the bus, are not in the model.
+//! The model has neither interrupts nor a configuration space.
 
 mod access;
 mod channel;
@@ -22,37 +22,37 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use memferry_sys::device::{Device, Direction};
+use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
 
-pub use faults::{EFAULT, EINVAL, EIO, ENOMEM, ENOSPC, ETIMEDOUT, Faults, When};
+pub use faults::{EFAULT, EINVAL, EIO, ENOMEM, ENOSPC, ETIMEDOUT, FaultSchedule, IoatFaults};
 
 use super::registers;
-use access::Settings;
-use channel::{Channel, Registers};
-use faults::Script;
-use memory::Memory;
+use access::DeviceRegisters;
+use channel::{ChannelRegisters, IoatModelChannel};
+use faults::IoatFaultScript;
+use memory::IoatModelMemory;
 
-/// What a channel has done since the model was made.
+/// The counters of a channel since the model was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Descriptors that were finished.
+pub struct IoatModelCounters {
+    /// Finished descriptors.
     pub descriptors: u64,
-    /// Bytes that they moved.
+    /// Bytes copied or filled.
     pub bytes: u64,
-    /// Completion words that were written.
+    /// Completion words written.
     pub write_backs: u64,
     /// Errors that ended a chain.
     pub halts: u64,
-    /// Times that the channel stopped and said nothing.
+    /// Times that the channel stopped without a report.
     pub stalls: u64,
-    /// Times that the count of descriptors was written.
+    /// Writes of the descriptor count.
     pub doorbells: u64,
 }
 
-impl Add for Counters {
+impl Add for IoatModelCounters {
     type Output = Self;
 
     fn add(self, other: Self) -> Self {
@@ -67,85 +67,84 @@ impl Add for Counters {
     }
 }
 
-/// What kind of device the model is.
+/// The properties of the modelled device.
 #[derive(Debug, Clone)]
-pub struct ModelBuilder {
+pub struct IoatModelBuilder {
     name: String,
     channels: usize,
     transfer_power: u8,
     fills: bool,
     version: u8,
     is_contiguous: bool,
-    faults: Faults,
+    faults: IoatFaults,
 }
 
-impl ModelBuilder {
-    /// What it is called.
+impl IoatModelBuilder {
+    /// Sets the name.
     #[must_use]
     pub fn name(mut self, name: &str) -> Self {
         self.name = name.into();
         self
     }
 
-    /// How many channels it has, 31 at most. One unless told otherwise.
+    /// Sets the number of channels, 31 at most; 1 by default.
     #[must_use]
     pub fn channels(mut self, channels: usize) -> Self {
         self.channels = channels;
         self
     }
 
-    /// What it says of its largest transfer: the power of two, from 12 on. 20 unless told otherwise,
-    /// which is 1 MiB.
+    /// Sets the maximum transfer as a power of two, from 12 on; 20 by default, which is 1 MiB.
     #[must_use]
     pub fn transfer_power(mut self, power: u8) -> Self {
         self.transfer_power = power;
         self
     }
 
-    /// Whether it knows how to fill. It does unless told otherwise.
+    /// Sets whether it supports fills; true by default.
     #[must_use]
     pub fn fills(mut self, fills: bool) -> Self {
         self.fills = fills;
         self
     }
 
-    /// Its version, with the major number in the upper four bits. 3.3 unless told otherwise.
+    /// Sets the version, with the major number in the upper four bits; 3.3 by default.
     #[must_use]
     pub fn version(mut self, version: u8) -> Self {
         self.version = version;
         self
     }
 
-    /// Whether the pages of a mapping have addresses one behind the other, as an IOMMU makes them, so
-    /// that a descriptor may go from one into the next. They do not unless told otherwise.
+    /// Sets whether the pages of a mapping have contiguous addresses, as behind an IOMMU, so that a
+    /// descriptor may cross from one page into the next; false by default.
     #[must_use]
     pub fn contiguous(mut self, is_contiguous: bool) -> Self {
         self.is_contiguous = is_contiguous;
         self
     }
 
-    /// How it misbehaves from the start.
+    /// Sets the initial faults.
     #[must_use]
-    pub fn faults(mut self, faults: Faults) -> Self {
+    pub fn faults(mut self, faults: IoatFaults) -> Self {
         self.faults = faults;
         self
     }
 
-    /// The device, with a thread for each channel.
+    /// Creates the device, with a thread for each channel.
     ///
     /// # Panics
-    /// If there are too many channels, or the system gives no threads.
+    /// If there are too many channels, or a thread cannot be started.
     pub fn build(self) -> Arc<IoatModel> {
         assert!(self.channels <= usize::from(registers::CHANCNT_COUNT), "at most 31 channels");
-        let largest = registers::largest_transfer_bytes(self.transfer_power);
-        let shared = Arc::new(Shared {
-            channels: (0..self.channels).map(|_| Channel::new()).collect(),
-            memory: Memory::new(self.is_contiguous),
-            script: Mutex::new(Script::new(self.faults)),
-            settings: Mutex::default(),
-            mistakes: Mutex::default(),
-            is_dead: AtomicBool::new(false),
-            largest_transfer_bytes: largest.unwrap_or(page_bytes() as u64),
+        let max_bytes = registers::max_transfer_bytes(self.transfer_power);
+        let shared = Arc::new(IoatModelShared {
+            channels: (0..self.channels).map(|_| IoatModelChannel::new()).collect(),
+            memory: IoatModelMemory::new(self.is_contiguous),
+            script: Mutex::new(IoatFaultScript::new(self.faults)),
+            registers: Mutex::default(),
+            violations: Mutex::default(),
+            is_removed: AtomicBool::new(false),
+            max_transfer_bytes: max_bytes.unwrap_or(page_bytes() as u64),
             options: self,
         });
         let spawn = |number| {
@@ -165,106 +164,107 @@ impl ModelBuilder {
 /// A model of an I/OAT device. See the module's description.
 #[derive(Debug)]
 pub struct IoatModel {
-    shared: Arc<Shared>,
+    shared: Arc<IoatModelShared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the channels' threads have in common. Whoever has the lock of a channel may take any other,
-/// and nobody who has another takes that of a channel.
+/// The state that the channels' threads share. Lock order: a thread that holds the lock of a
+/// channel may take any other lock here; a thread that holds another lock must not take that of a
+/// channel.
 #[derive(Debug)]
-struct Shared {
-    options: ModelBuilder,
-    largest_transfer_bytes: u64,
-    channels: Vec<Channel>,
-    memory: Memory,
-    script: Mutex<Script>,
-    settings: Mutex<Settings>,
-    mistakes: Mutex<Vec<String>>,
-    is_dead: AtomicBool,
+struct IoatModelShared {
+    options: IoatModelBuilder,
+    max_transfer_bytes: u64,
+    channels: Vec<IoatModelChannel>,
+    memory: IoatModelMemory,
+    script: Mutex<IoatFaultScript>,
+    registers: Mutex<DeviceRegisters>,
+    violations: Mutex<Vec<String>>,
+    is_removed: AtomicBool,
 }
 
 impl IoatModel {
-    /// A device with one channel that works.
+    /// Creates a device with one channel and no faults.
     pub fn new() -> Arc<Self> {
         Self::builder().build()
     }
 
-    /// A device of another kind.
-    pub fn builder() -> ModelBuilder {
-        ModelBuilder {
+    /// Creates a builder for a device with other properties.
+    pub fn builder() -> IoatModelBuilder {
+        IoatModelBuilder {
             name: "a model of an I/OAT device".into(),
             channels: 1,
             transfer_power: 20,
             fills: true,
             version: 0x33,
             is_contiguous: false,
-            faults: Faults::default(),
+            faults: IoatFaults::default(),
         }
     }
 
-    /// How it misbehaves now.
-    pub fn faults(&self) -> Faults {
+    /// The current faults.
+    pub fn faults(&self) -> IoatFaults {
         lock(&self.shared.script).faults
     }
 
-    /// Makes it misbehave in another way from now on, and counts anew. When a device has died, it
-    /// touches nothing any more when this returns.
-    pub fn set_faults(&self, faults: Faults) {
+    /// Replaces the faults and restarts the counts. After the removal of the device, it accesses no
+    /// memory when this returns.
+    pub fn set_faults(&self, faults: IoatFaults) {
         let shared = &self.shared;
-        if faults.is_dead {
-            // Before the rest of the script, so that nothing goes on without the faults of before.
-            shared.is_dead.store(true, Ordering::SeqCst);
-            shared.channels.iter().for_each(|channel| channel.stop(Registers::die));
+        if faults.is_removed {
+            // Before the rest of the script, so that nothing runs without the earlier faults.
+            shared.is_removed.store(true, Ordering::SeqCst);
+            shared.channels.iter().for_each(|channel| channel.stop(ChannelRegisters::remove));
         }
-        *lock(&shared.script) = Script::new(faults);
-        if !faults.is_dead && shared.is_dead.load(Ordering::SeqCst) {
+        *lock(&shared.script) = IoatFaultScript::new(faults);
+        if !faults.is_removed && shared.is_removed.load(Ordering::SeqCst) {
             shared.power_on();
-            shared.is_dead.store(false, Ordering::SeqCst);
+            shared.is_removed.store(false, Ordering::SeqCst);
         }
     }
 
-    /// What a driver has done that no driver should do: nothing, it is hoped.
-    pub fn mistakes(&self) -> Vec<String> {
-        lock(&self.shared.mistakes).clone()
+    /// The protocol violations of the driver; empty for a correct driver.
+    pub fn protocol_violations(&self) -> Vec<String> {
+        lock(&self.shared.violations).clone()
     }
 
-    /// How many pages are mapped for it.
+    /// The number of mapped pages.
     pub fn mapped_pages(&self) -> usize {
         self.shared.memory.mapped_pages()
     }
 
-    /// What a channel has done.
+    /// The counters of a channel.
     ///
     /// # Panics
     /// If there is no such channel.
-    pub fn counters(&self, channel: usize) -> Counters {
+    pub fn counters(&self, channel: usize) -> IoatModelCounters {
         self.shared.channels[channel].counters()
     }
 
-    /// What all channels have done.
-    pub fn all_counters(&self) -> Counters {
-        let each = self.shared.channels.iter().map(Channel::counters);
-        each.fold(Counters::default(), Counters::add)
+    /// The counters of all channels together.
+    pub fn all_counters(&self) -> IoatModelCounters {
+        let each = self.shared.channels.iter().map(IoatModelChannel::counters);
+        each.fold(IoatModelCounters::default(), IoatModelCounters::add)
     }
 }
 
-impl Shared {
+impl IoatModelShared {
     fn power_on(&self) {
-        self.channels.iter().for_each(|channel| channel.stop(Registers::power_on));
-        *lock(&self.settings) = Settings::default();
+        self.channels.iter().for_each(|channel| channel.stop(ChannelRegisters::power_on));
+        *lock(&self.registers) = DeviceRegisters::default();
     }
 }
 
-/// Whether the pages can be pinned: as pinning does, this brings them in.
-fn can_pin(start: usize, bytes: usize, direction: Direction) -> bool {
+/// Whether the pages can be pinned; prefaults them, as pinning does.
+fn can_pin(start: usize, bytes: usize, direction: DmaDirection) -> bool {
     match direction {
         _ if !residency::can_populate() => residency::is_mapped(start, bytes),
-        Direction::Reads => residency::populate_for_reading(start, bytes).is_ok(),
-        Direction::Writes => residency::populate_for_writing(start, bytes).is_ok(),
+        DmaDirection::ToDevice => residency::populate_read(start, bytes).is_ok(),
+        DmaDirection::Bidirectional => residency::populate_write(start, bytes).is_ok(),
     }
 }
 
-impl Device for IoatModel {
+impl DmaDevice for IoatModel {
     fn name(&self) -> &str {
         &self.shared.options.name
     }
@@ -301,24 +301,30 @@ impl Device for IoatModel {
         self.shared.write(at, 8, value);
     }
 
-    unsafe fn map(&self, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
+    unsafe fn map(
+        &self,
+        start: usize,
+        pages: &mut [u64],
+        direction: DmaDirection,
+    ) -> io::Result<()> {
         let error = |code| Err(io::Error::from_raw_os_error(code));
-        let (refused, limit) = {
+        let (map_error, limit) = {
             let mut script = lock(&self.shared.script);
-            (script.refuses_map(), script.faults.most_mapped_bytes)
+            (script.refuses_map(), script.faults.max_mapped_bytes)
         };
-        if let Some(code) = refused {
+        if let Some(code) = map_error {
             return error(code);
         }
         if pages.is_empty() || !start.is_multiple_of(page_bytes()) {
-            self.shared.mistake(format!("{} pages from {start:#x} on were mapped", pages.len()));
+            self.shared
+                .record_violation(format!("{} pages were mapped from {start:#x}", pages.len()));
             return error(EINVAL);
         }
         if !can_pin(start, pages.len() * page_bytes(), direction) {
             return error(EFAULT);
         }
-        let most_pages = limit.map_or(usize::MAX, |bytes| bytes / page_bytes());
-        match self.shared.memory.map(start, pages, direction, most_pages) {
+        let max_pages = limit.map_or(usize::MAX, |bytes| bytes / page_bytes());
+        match self.shared.memory.map(start, pages, direction, max_pages) {
             true => Ok(()),
             false => error(ENOMEM),
         }
@@ -326,7 +332,7 @@ impl Device for IoatModel {
 
     unsafe fn unmap(&self, pages: &[u64]) {
         for address in self.shared.memory.unmap(pages) {
-            self.shared.mistake(format!("{address:#x} was unmapped, which is not mapped"));
+            self.shared.record_violation(format!("{address:#x} was unmapped, but is not mapped"));
         }
     }
 
@@ -336,12 +342,12 @@ impl Device for IoatModel {
 
     fn reset(&self) -> io::Result<()> {
         let shared = &self.shared;
-        if shared.is_dead.load(Ordering::SeqCst) {
+        if shared.is_removed.load(Ordering::SeqCst) {
             return Err(io::Error::from_raw_os_error(EIO));
         }
         shared.power_on();
         if lock(&shared.script).refuses_reset() {
-            shared.channels.iter().for_each(|channel| channel.stop(Registers::hang));
+            shared.channels.iter().for_each(|channel| channel.stop(ChannelRegisters::hang));
             return Err(io::Error::from_raw_os_error(ETIMEDOUT));
         }
         Ok(())
@@ -350,7 +356,7 @@ impl Device for IoatModel {
 
 impl Drop for IoatModel {
     fn drop(&mut self) {
-        self.shared.channels.iter().for_each(Channel::close);
+        self.shared.channels.iter().for_each(IoatModelChannel::close);
         for thread in self.threads.drain(..) {
             let _ = thread.join();
         }

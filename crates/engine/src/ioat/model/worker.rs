@@ -1,4 +1,4 @@
-//! The thread of a channel: follows the chain, one descriptor after the other.
+//! The thread of a channel: executes the descriptors of the chain in order.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -6,61 +6,61 @@ use std::time::Duration;
 use memferry_sys::clock;
 use memferry_sys::sync::lock;
 
-use super::super::descriptor::{DESCRIPTOR_BYTES, Descriptor, Task};
+use super::super::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor, IoatOperation};
 use super::super::registers::error;
-use super::Shared;
-use super::channel::{Job, Place, Registers};
-use super::faults::Fate;
-use super::memory::{Hold, Miss};
+use super::IoatModelShared;
+use super::channel::{ChannelRegisters, DescriptorRef, ModelStep};
+use super::faults::InjectedFault;
+use super::memory::{DmaFault, DmaHold};
 
-/// How work on a descriptor ended.
-enum Outcome {
-    Finished(Descriptor),
+/// The outcome of a step.
+enum StepOutcome {
+    Finished(IoatDescriptor),
     Failed(u32),
     Stalled,
-    /// Given up: nobody wants to know.
+    /// Cancelled: the result is dropped.
     Dropped,
 }
 
-impl Shared {
-    /// What the thread of a channel does.
+impl IoatModelShared {
+    /// Runs the thread of a channel.
     pub(super) fn run(&self, number: usize) {
-        clock::sharpen_timers();
+        clock::minimize_timer_slack();
         let channel = &self.channels[number];
-        while let Some(job) = channel.next_job() {
-            let outcome = self.work(number, job);
-            let Some(mut registers) = channel.end_job(job) else { continue };
+        while let Some(step) = channel.next_step() {
+            let outcome = self.run_step(number, step);
+            let Some(mut registers) = channel.end_step(step) else { continue };
             match outcome {
-                Outcome::Finished(descriptor) => {
-                    self.finish(&mut registers, job.place.address, &descriptor);
+                StepOutcome::Finished(descriptor) => {
+                    self.finish(&mut registers, step.descriptor.address, &descriptor);
                 }
-                Outcome::Failed(error) => self.halt(&mut registers, error),
-                Outcome::Stalled => registers.stall(),
-                Outcome::Dropped => (),
+                StepOutcome::Failed(error) => self.halt(&mut registers, error),
+                StepOutcome::Stalled => registers.stall(),
+                StepOutcome::Dropped => (),
             }
         }
     }
 
-    /// Works on one descriptor, without the lock of its channel.
-    fn work(&self, number: usize, job: Job) -> Outcome {
-        let descriptor = match self.fetch(job.place) {
+    /// Executes one descriptor, without the lock of its channel.
+    fn run_step(&self, number: usize, step: ModelStep) -> StepOutcome {
+        let descriptor = match self.fetch(step.descriptor) {
             Ok(descriptor) => descriptor,
-            Err(error) => return Outcome::Failed(error),
+            Err(error) => return StepOutcome::Failed(error),
         };
         let delay = match lock(&self.script).next_descriptor() {
-            Fate::Runs { delay } => delay,
-            Fate::Halts { error } => return Outcome::Failed(error),
-            Fate::Stalls => return Outcome::Stalled,
+            InjectedFault::Runs { delay } => delay,
+            InjectedFault::Halts { error } => return StepOutcome::Failed(error),
+            InjectedFault::Stalls => return StepOutcome::Stalled,
         };
-        match self.carry_out(number, job, &descriptor, delay) {
-            Ok(true) => Outcome::Finished(descriptor),
-            Ok(false) => Outcome::Dropped,
-            Err(error) => Outcome::Failed(error),
+        match self.execute(number, step, &descriptor, delay) {
+            Ok(true) => StepOutcome::Finished(descriptor),
+            Ok(false) => StepOutcome::Dropped,
+            Err(error) => StepOutcome::Failed(error),
         }
     }
 
-    fn fetch(&self, place: Place) -> Result<Descriptor, u32> {
-        let Place { address, is_first } = place;
+    fn fetch(&self, descriptor: DescriptorRef) -> Result<IoatDescriptor, u32> {
+        let DescriptorRef { address, is_first } = descriptor;
         if address % DESCRIPTOR_BYTES as u64 != 0 {
             return Err(if is_first { error::CHAIN_ADDRESS } else { error::DESCRIPTOR });
         }
@@ -69,34 +69,34 @@ impl Shared {
         let hold = hold.map_err(|_| missing)?;
         let words = std::array::from_fn(|index| {
             // SAFETY: the memory is mapped for the device, aligned to 64 bytes as pages are, and
-            // held; its owner vouches for it until it is unmapped.
+            // held; its owner guarantees it until it is unmapped.
             let word = unsafe { AtomicU64::from_ptr((hold.host as *mut u64).add(index)) };
             u64::from_le(word.load(Ordering::Relaxed))
         });
-        Ok(Descriptor::from_words(words))
+        Ok(IoatDescriptor::from_words(words))
     }
 
-    /// Does what a descriptor says, and says whether that is still wanted.
-    fn carry_out(
+    /// Executes a descriptor; returns whether the step is still wanted.
+    fn execute(
         &self,
         number: usize,
-        job: Job,
-        descriptor: &Descriptor,
+        step: ModelStep,
+        descriptor: &IoatDescriptor,
         delay: Duration,
     ) -> Result<bool, u32> {
-        let task = descriptor.task().ok_or(error::CONTROL)?;
-        if matches!(task, Task::Fill { .. }) && !self.options.fills {
+        let operation = descriptor.operation().ok_or(error::CONTROL)?;
+        if matches!(operation, IoatOperation::Fill { .. }) && !self.options.fills {
             return Err(error::CONTROL);
         }
         let bytes = u64::from(descriptor.bytes());
-        if bytes == 0 || bytes > self.largest_transfer_bytes {
+        if bytes == 0 || bytes > self.max_transfer_bytes {
             return Err(error::LENGTH);
         }
-        let wait = || self.channels[number].pause(job, delay);
-        // Memory is held from the first look to the last byte.
-        match task {
-            Task::Null => Ok(wait()),
-            Task::Copy { source, target } => {
+        let wait = || self.channels[number].pause(step, delay);
+        // Memory is held from the address check to the last byte.
+        match operation {
+            IoatOperation::Null => Ok(wait()),
+            IoatOperation::Copy { source, target } => {
                 let source = self.memory.hold(source, bytes, false);
                 let source = source.map_err(|_| error::SOURCE_ADDRESS)?;
                 let target = self.hold_target(target, bytes)?;
@@ -104,13 +104,13 @@ impl Shared {
                 if is_wanted {
                     let (from, to) = (source.host as *const u8, target.host as *mut u8);
                     // SAFETY: both are mapped for the device for this many bytes and held; their
-                    // owner vouches for them until they are unmapped, and lets nobody else use them
-                    // while the descriptor is in the chain.
+                    // owner guarantees them until they are unmapped, and lets no other code use
+                    // them while the descriptor is in the chain.
                     unsafe { std::ptr::copy(from, to, bytes as usize) };
                 }
                 Ok(is_wanted)
             }
-            Task::Fill { pattern, target } => {
+            IoatOperation::Fill { pattern, target } => {
                 let target = self.hold_target(target, bytes)?;
                 let is_wanted = wait();
                 if is_wanted {
@@ -122,33 +122,35 @@ impl Shared {
         }
     }
 
-    fn hold_target(&self, address: u64, bytes: u64) -> Result<Hold<'_>, u32> {
-        self.memory.hold(address, bytes, true).map_err(|miss| match miss {
-            Miss::NotMapped => error::TARGET_ADDRESS,
-            Miss::ReadOnly => error::WRITE_DATA,
+    fn hold_target(&self, address: u64, bytes: u64) -> Result<DmaHold<'_>, u32> {
+        self.memory.hold(address, bytes, true).map_err(|fault| match fault {
+            DmaFault::NotMapped => error::TARGET_ADDRESS,
+            DmaFault::ReadOnly => error::WRITE_DATA,
         })
     }
 
-    fn finish(&self, registers: &mut Registers, address: u64, descriptor: &Descriptor) {
-        let bytes = match descriptor.task() {
-            Some(Task::Copy { .. } | Task::Fill { .. }) => u64::from(descriptor.bytes()),
+    fn finish(&self, registers: &mut ChannelRegisters, address: u64, descriptor: &IoatDescriptor) {
+        let bytes = match descriptor.operation() {
+            Some(IoatOperation::Copy { .. } | IoatOperation::Fill { .. }) => {
+                u64::from(descriptor.bytes())
+            }
             _ => 0,
         };
         registers.finish(address, descriptor.next(), bytes);
         if descriptor.writes_back() && !self.write_back(registers) {
-            // There is no word to say it in.
+            // There is no valid completion word.
             registers.halt(error::COMPLETION_ADDRESS);
         }
     }
 
-    fn halt(&self, registers: &mut Registers, error: u32) {
+    fn halt(&self, registers: &mut ChannelRegisters, error: u32) {
         if registers.halt(error) && !self.write_back(registers) {
             registers.add_error(error::COMPLETION_ADDRESS);
         }
     }
 
-    /// Writes the status to the completion word, and says whether there is one.
-    fn write_back(&self, registers: &mut Registers) -> bool {
+    /// Writes the status to the completion word; returns whether its address is valid.
+    fn write_back(&self, registers: &mut ChannelRegisters) -> bool {
         let address = registers.completion;
         if !address.is_multiple_of(size_of::<u64>() as u64) {
             return false;
@@ -158,25 +160,26 @@ impl Shared {
         };
         if !lock(&self.script).loses_write_back() {
             registers.counters.write_backs += 1;
-            // SAFETY: the word is mapped for the device, aligned and held; its owner vouches for it
-            // until it is unmapped, and looks at it by atomic loads only.
+            // SAFETY: the word is mapped for the device, aligned and held; its owner guarantees it
+            // until it is unmapped, and reads it by atomic loads only.
             let word = unsafe { AtomicU64::from_ptr(hold.host as *mut u64) };
-            // Whoever sees the word sees what was moved before it.
+            // Release: a reader of the word sees the data that was copied before it.
             word.store(registers.status().to_le(), Ordering::Release);
         }
         true
     }
 }
 
-/// Writes a pattern again and again, beginning with its lowest byte.
+/// Repeats a pattern, starting with its lowest byte.
 ///
 /// # Safety
-/// The memory must be writable for `bytes` bytes, and nobody else's meanwhile.
+/// The memory must be writable for `bytes` bytes, and not be accessed by other code during the
+/// call.
 unsafe fn fill(target: *mut u8, bytes: usize, pattern: u64) {
     let pattern = pattern.to_le_bytes();
     for done in (0..bytes).step_by(pattern.len()) {
         let part = pattern.len().min(bytes - done);
-        // SAFETY: inside the memory that the caller vouches for.
+        // SAFETY: inside the memory that the caller guarantees.
         unsafe { std::ptr::copy_nonoverlapping(pattern.as_ptr(), target.add(done), part) };
     }
 }

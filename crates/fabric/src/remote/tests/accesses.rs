@@ -1,48 +1,48 @@
 //! Reads and writes of memory that a peer on another host has registered.
 
-use memferry_message::{AccessWay, CarriedAccess, Rights, ValidationError};
+use memferry_message::{RemoteRma, RemoteRmaOp, Rights, ValidationError};
 
 use super::*;
-use crate::memory::Region;
-use crate::regions::{Denial, Extent};
+use crate::mr::MrRange;
+use crate::mr_table::{RmaDenied, RmaExtent};
 
 const KEY: u64 = 40;
 
 /// Registers memory with a side, which must not outlive it.
-fn register(side: &Side, key: u64, memory: &mut [u8], rights: Rights) {
-    let piece = Piece::target(memory.as_mut_ptr(), memory.len());
-    // SAFETY: tests keep the memory until the key is removed or the side is gone.
-    unsafe { side.regions.insert(key, Region { piece, rights: Some(rights) }) };
+fn register(side: &TestSide, key: u64, memory: &mut [u8], rights: Rights) {
+    let segment = Segment::target(memory.as_mut_ptr(), memory.len());
+    // SAFETY: tests keep the memory until the key is removed or the side is dropped.
+    unsafe { side.mr_table.insert(key, MrRange { segment, rights: Some(rights) }) };
 }
 
-fn is_accessed(event: &CarrierEvent) -> bool {
-    matches!(event, CarrierEvent::Accessed { .. })
+fn is_accessed(event: &RemoteEvent) -> bool {
+    matches!(event, RemoteEvent::RmaCompleted { .. })
 }
 
-fn put(bytes: &[u8], key: u64, address: u64) -> CarriedAccess {
-    let local = Piece::source(bytes.as_ptr(), bytes.len());
-    CarriedAccess { way: AccessWay::Put, key, address, local }
+fn put(bytes: &[u8], key: u64, address: u64) -> RemoteRma {
+    let local = Segment::source(bytes.as_ptr(), bytes.len());
+    RemoteRma { op: RemoteRmaOp::Put, key, address, local }
 }
 
-fn get(bytes: &mut [u8], key: u64, address: u64) -> CarriedAccess {
-    let local = Piece::target(bytes.as_mut_ptr(), bytes.len());
-    CarriedAccess { way: AccessWay::Get, key, address, local }
+fn get(bytes: &mut [u8], key: u64, address: u64) -> RemoteRma {
+    let local = Segment::target(bytes.as_mut_ptr(), bytes.len());
+    RemoteRma { op: RemoteRmaOp::Get, key, address, local }
 }
 
-/// Begins an access of the first side to the memory of the second.
-fn begin(sides: &mut [Side; 2], number: u64, access: &CarriedAccess) {
+/// Starts an access of the first side to the memory of the second.
+fn begin(sides: &mut [TestSide; 2], number: u64, access: &RemoteRma) {
     let to = sides[0].number(&sides[1]);
-    sides[0].carrier.access(to, number, access);
+    sides[0].transport.start_rma(to, number, access);
 }
 
-fn end(sides: &mut [Side; 2]) -> (u64, Result<(), Error>) {
+fn end(sides: &mut [TestSide; 2]) -> (u64, Result<(), Error>) {
     match until(sides, 0, is_accessed) {
-        CarrierEvent::Accessed { number, outcome } => (number, outcome),
+        RemoteEvent::RmaCompleted { number, outcome } => (number, outcome),
         other => panic!("{other:?}"),
     }
 }
 
-fn access(sides: &mut [Side; 2], access: &CarriedAccess) -> Result<(), Error> {
+fn access(sides: &mut [TestSide; 2], access: &RemoteRma) -> Result<(), Error> {
     begin(sides, 9, access);
     end(sides).1
 }
@@ -52,10 +52,12 @@ fn accesses_of_all_lengths_reach_the_registered_memory_and_nothing_beside_it() {
     let Some(mut sides) = both() else { return };
     let mut memory = vec![0; (3 << 20) + 200];
     register(&sides[1], KEY, &mut memory, Rights::READ_WRITE);
-    for (round, length) in [0, 1, 16 << 10, SMALL, SMALL + 1, 3 << 20].into_iter().enumerate() {
+    for (round, length) in
+        [0, 1, 16 << 10, MAX_EAGER, MAX_EAGER + 1, 3 << 20].into_iter().enumerate()
+    {
         let (bytes, mut back) = (pattern(length, round), vec![0; length]);
         assert_eq!(access(&mut sides, &put(&bytes, KEY, 100)), Ok(()));
-        // It has ended, so the bytes are there.
+        // The access is complete, so the bytes have arrived.
         assert!(memory[100..100 + length] == bytes, "{length} bytes were written");
         assert!(memory[..100].iter().chain(&memory[100 + length..]).all(|byte| *byte == 0));
         assert_eq!(access(&mut sides, &get(&mut back, KEY, 100)), Ok(()));
@@ -70,8 +72,8 @@ fn many_accesses_at_once_end_each_for_itself() {
     let mut memory = pattern(40_000, 5);
     register(&sides[1], KEY, &mut memory, Rights::READ_WRITE);
     let mut rooms = vec![vec![0; 20_000]; 100];
-    for (number, room) in rooms.iter_mut().enumerate() {
-        begin(&mut sides, number as u64, &get(room, KEY, number as u64));
+    for (number, destination) in rooms.iter_mut().enumerate() {
+        begin(&mut sides, number as u64, &get(destination, KEY, number as u64));
     }
     let mut ended: Vec<_> = rooms.iter().map(|_| end(&mut sides)).collect();
     ended.sort_by_key(|(number, _)| *number);
@@ -88,23 +90,23 @@ fn what_is_not_permitted_is_told_and_nothing_is_touched() {
     register(&sides[1], 1, &mut readable, Rights::READ);
     register(&sides[1], 2, &mut writable, Rights::WRITE);
     for length in [0, 1, 90_000] {
-        let (bytes, mut room) = (vec![7; length], vec![8; length]);
+        let (bytes, mut destination) = (vec![7; length], vec![8; length]);
         assert_eq!(access(&mut sides, &put(&bytes, 3, 0)), Err(Error::Withdrawn));
-        assert_eq!(access(&mut sides, &get(&mut room, 3, 0)), Err(Error::Withdrawn));
+        assert_eq!(access(&mut sides, &get(&mut destination, 3, 0)), Err(Error::Withdrawn));
         let (asked, given) = (Rights::WRITE, Rights::READ);
         let denied = Err(Error::NotPermitted { asked, given });
         assert_eq!(access(&mut sides, &put(&bytes, 1, 0)), denied);
         let denied = Err(Error::NotPermitted { asked: given, given: asked });
-        assert_eq!(access(&mut sides, &get(&mut room, 2, 0)), denied);
+        assert_eq!(access(&mut sides, &get(&mut destination, 2, 0)), denied);
         let (offset, bytes_asked, window_bytes) = (100_001 - length as u64, length as u64, 100_000);
         let outside =
             ValidationError::OutsideWindow { offset, bytes: bytes_asked, window_bytes }.into();
         assert_eq!(access(&mut sides, &put(&bytes, 2, offset)), Err(Error::clone(&outside)));
-        assert_eq!(access(&mut sides, &get(&mut room, 1, offset)), Err(outside));
-        assert!(room == vec![8; length]);
+        assert_eq!(access(&mut sides, &get(&mut destination, 1, offset)), Err(outside));
+        assert!(destination == vec![8; length]);
     }
     assert!(readable == vec![1; 100_000] && writable == vec![2; 100_000]);
-    // None of that costs the connection.
+    // None of these errors disconnects.
     assert_eq!(access(&mut sides, &put(&[5], 2, 99_999)), Ok(()));
     assert_eq!(writable[99_999], 5);
 }
@@ -114,24 +116,24 @@ fn a_registration_that_goes_while_it_is_accessed_is_left_alone_from_then_on() {
     let Some(mut sides) = both() else { return };
     let mut memory = vec![0; 3 << 20];
     register(&sides[1], KEY, &mut memory, Rights::READ_WRITE);
-    let (bytes, mut room) = (vec![7; memory.len()], vec![0; memory.len()]);
+    let (bytes, mut destination) = (vec![7; memory.len()], vec![0; memory.len()]);
     begin(&mut sides, 1, &put(&bytes, KEY, 0));
-    begin(&mut sides, 2, &get(&mut room, KEY, 0));
+    begin(&mut sides, 2, &get(&mut destination, KEY, 0));
     let deadline = Instant::now() + Duration::from_secs(60);
     let first = memory.as_ptr();
-    // SAFETY: the memory is there; others write to it, so it is looked at anew each time.
+    // SAFETY: the memory is valid; other threads write to it, so it is read anew each time.
     while unsafe { first.read_volatile() } == 0 {
         assert!(Instant::now() < deadline, "it begins");
         for side in &mut sides {
-            side.carrier.poll(&mut side.events);
+            side.transport.poll(&mut side.events);
         }
     }
-    sides[1].regions.remove(KEY);
+    sides[1].mr_table.remove(KEY);
     let as_left = memory.clone();
     let mut ended = [end(&mut sides), end(&mut sides)];
     ended.sort_by_key(|(number, _)| *number);
     assert_eq!(ended, [(1, Err(Error::Withdrawn)), (2, Err(Error::Withdrawn))]);
-    assert!(memory == as_left, "nobody writes any more");
+    assert!(memory == as_left, "nothing writes any more");
 }
 
 #[test]
@@ -145,59 +147,61 @@ fn accesses_to_a_peer_that_closes_end() {
     let [mut one, two] = sides;
     let closing = std::thread::spawn(move || drop(two));
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !one.events.iter().any(is_gone) {
-        assert!(Instant::now() < deadline, "it is noticed");
-        one.carrier.poll(&mut one.events);
+    while !one.events.iter().any(is_disconnected) {
+        assert!(Instant::now() < deadline, "it is detected");
+        one.transport.poll(&mut one.events);
     }
     closing.join().unwrap();
     let ended = one.take(is_accessed);
-    let Some(CarrierEvent::Accessed { number: 1, outcome: Err(Error::PeerGone(_)) }) = ended else {
+    let Some(RemoteEvent::RmaCompleted { number: 1, outcome: Err(Error::PeerDisconnected(_)) }) =
+        ended
+    else {
         panic!("{ended:?}");
     };
-    let to = one.directory.number(&one.carrier.peers[0].name).unwrap();
-    one.carrier.access(to, 2, &put(&bytes, KEY, 0));
-    one.carrier.poll(&mut one.events);
+    let to = one.directory.number(&one.transport.peers[0].address).unwrap();
+    one.transport.start_rma(to, 2, &put(&bytes, KEY, 0));
+    one.transport.poll(&mut one.events);
     let late = one.take(is_accessed);
-    assert!(matches!(late, Some(CarrierEvent::Accessed { number: 2, outcome: Err(_) })));
+    assert!(matches!(late, Some(RemoteEvent::RmaCompleted { number: 2, outcome: Err(_) })));
 }
 
 #[test]
 fn an_access_to_a_peer_that_is_not_there_ends() {
-    let (Some(mut one), Some(other)) = (Side::new(), inner()) else { return };
-    let name = name_for(&other);
+    let (Some(mut one), Some(other)) = (TestSide::new(), inner()) else { return };
+    let name = address_for(&other);
     drop(other);
     let to = one.directory.number(&name).unwrap();
-    one.carrier.patience = Duration::from_millis(50);
-    one.carrier.access(to, 1, &put(b"nobody", KEY, 0));
+    one.transport.silence_timeout = Duration::from_millis(50);
+    one.transport.start_rma(to, 1, &put(b"nobody", KEY, 0));
     let deadline = Instant::now() + Duration::from_secs(60);
     while !one.events.iter().any(is_accessed) {
-        assert!(Instant::now() < deadline, "it is noticed");
-        one.carrier.poll(&mut one.events);
+        assert!(Instant::now() < deadline, "it is detected");
+        one.transport.poll(&mut one.events);
     }
 }
 
 #[test]
 fn a_peer_that_answers_or_asks_for_what_cannot_be_is_given_up() {
-    let extent = Extent { key: KEY, address: 0, length: 1 };
+    let extent = RmaExtent { key: KEY, address: 0, length: 1 };
     let nonsense = [
-        (Note::Answer { ticket: 1, denial: None }, 0),
-        (Note::Answer { ticket: 0, denial: Some(Denial::NoKey) }, 0),
-        (Note::Write { ticket: 1, extent }, 2),
-        (Note::Read { ticket: 1, extent, length: 2 }, 0),
+        (PacketBody::Reply { ticket: 1, denial: None }, 0),
+        (PacketBody::Reply { ticket: 0, denial: Some(RmaDenied::UnknownKey) }, 0),
+        (PacketBody::Write { ticket: 1, extent }, 2),
+        (PacketBody::Read { ticket: 1, extent, length: 2 }, 0),
         (
-            Note::Read {
+            PacketBody::Read {
                 ticket: 1,
-                extent: Extent { length: u64::MAX, ..extent },
+                extent: RmaExtent { length: u64::MAX, ..extent },
                 length: 1 << 40,
             },
             0,
         ),
     ];
-    for (note, payload) in nonsense {
-        let (Some(mut side), Some(from)) = (Side::new(), inner()) else { return };
-        let name = name_for(&from);
-        let mut bytes = packet::encode(&name, identifier_of(&side.name), &note, payload);
+    for (body, payload) in nonsense {
+        let (Some(mut side), Some(from)) = (TestSide::new(), inner()) else { return };
+        let name = address_for(&from);
+        let mut bytes = packet::encode(&name, identifier_of(&side.address), &body, payload);
         bytes.resize(bytes.len() + payload, 0);
-        assert!(say(&mut side, &name, &from, &bytes).is_some(), "{note:?}");
+        assert!(inject(&mut side, &name, &from, &bytes).is_some(), "{body:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! What a sanitizer's programs are linked with beside their own code.
+//! Additional objects and libraries that the programs of a sanitizer are linked with.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -7,8 +7,8 @@ use std::process::Command;
 
 use anyhow::{Context, bail};
 
-/// The functions of the standard library whose calls `thread_runtime.rs` takes: its name for each, and how the
-/// symbol ends. What stands in front differs between compilers.
+/// The functions of the standard library that `thread_runtime.rs` wraps: the name there, and the
+/// end of the mangled symbol. The beginning of a symbol differs between compilers.
 const IN_STD: [(&str, &str); 8] = [
     ("mutex_lock", "3std3sys4sync5mutex5futexNtB2_5Mutex14lock_contended"),
     ("read_lock", "3std3sys4sync6rwlock5futexNtB2_6RwLock14read_contended"),
@@ -20,7 +20,7 @@ const IN_STD: [(&str, &str); 8] = [
     ("barrier", "3std4sync7barrierNtB5_7Barrier4wait"),
 ];
 
-/// The functions of the sanitizer's runtime for reads of each width.
+/// The functions of the sanitizer's runtime for atomic reads of each width.
 const IN_RUNTIME: [(&str, &str); 7] = [
     ("load", "load"),
     ("swap", "exchange"),
@@ -31,8 +31,8 @@ const IN_RUNTIME: [(&str, &str); 7] = [
     ("exchange", "compare_exchange_val"),
 ];
 
-/// Compiles `thread_runtime.rs`, and returns the argument by which the linker puts its functions in place.
-pub(super) fn teach_thread_sanitizer(folder: &Path) -> anyhow::Result<String> {
+/// Compiles `thread_runtime.rs`, and returns the linker argument that substitutes its functions.
+pub(super) fn build_thread_runtime(folder: &Path) -> anyhow::Result<String> {
     let standard = find_standard_library()?;
     let standard = fs::read(&standard).with_context(|| standard.display().to_string())?;
     let mut names = vec![("fence".to_owned(), "__tsan_atomic_thread_fence".to_owned())];
@@ -67,7 +67,7 @@ pub(super) fn teach_thread_sanitizer(folder: &Path) -> anyhow::Result<String> {
     Ok(format!("@{}", arguments.display()))
 }
 
-/// An error if the compiler has not brought the runtimes.
+/// Fails if the sanitizer runtimes of the compiler are not installed.
 pub(super) fn check_runtimes() -> anyhow::Result<()> {
     for name in ["asan", "tsan"] {
         let runtime = libraries()?.join(format!("librustc-stable_rt.{name}.a"));
@@ -81,8 +81,9 @@ pub(super) fn check_runtimes() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes a C compiler that instruments as the Rust compiler does, and links Rust's runtime in place of its own:
-/// there can be only one in a program.
+/// Writes a wrapper script for the C compiler. The script instruments code for the sanitizer and
+/// links Rust's sanitizer runtime instead of that of the C compiler, because a program can have
+/// only one.
 pub(super) fn c_compiler(
     folder: &Path,
     option: &str,
@@ -92,8 +93,9 @@ pub(super) fn c_compiler(
     let runtime = libraries()?.join(format!("librustc-stable_rt.{runtime}.a"));
     let (script, runtime) = (folder.join("cc"), runtime.display());
     let arguments = arguments.join(" ");
-    // Without the default libraries there is no runtime of its own either. A library that is linked at run time
-    // finds the runtime in the program, and has the arguments from its own linking. Reports need names.
+    // `-nodefaultlibs` also removes the C compiler's own runtime. A shared library finds the
+    // runtime in the program, and gets the arguments when it is linked itself. Debug information is
+    // kept, because reports need names.
     let text = format!(
         "#!/bin/sh\n\
          for argument; do shift; [ \"$argument\" = -Wl,--strip-debug ] || set -- \"$@\" \"$argument\"; done\n\
@@ -123,7 +125,7 @@ fn find_standard_library() -> anyhow::Result<PathBuf> {
     paths.into_iter().find(|path| is_it(path)).context("the standard library is not found")
 }
 
-/// A symbol among the names of an object file, which end with a zero each.
+/// The symbol that ends in `tail`, in the zero-terminated names of an object file.
 fn symbol_that_ends_in(tail: &str, object: &[u8]) -> Option<String> {
     let ended = [tail.as_bytes(), &[0]].concat();
     let begins = object.windows(ended.len()).enumerate().filter(|(_, window)| *window == ended);

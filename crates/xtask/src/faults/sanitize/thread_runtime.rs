@@ -1,10 +1,11 @@
-//! What ThreadSanitizer does not see by itself, told to it. The standard library comes compiled, without its
-//! instructions: the slow paths of its locks, which are no generics, order threads behind its back. And fences
-//! order nothing for it. `sanitize.rs` compiles this file to an object and has the linker put each `wrapped_*` in
-//! the place of the function that it is named after, which is `real_*` here.
+//! Wrappers that report to ThreadSanitizer the synchronization that it does not see. The standard
+//! library is precompiled without instrumentation, so the sanitizer misses the slow paths of its
+//! locks, which are not generic. It also ignores fences. `sanitize.rs` compiles this file to an
+//! object, and the linker replaces each wrapped function by its `wrapped_*` here; `real_*` is the
+//! original.
 //!
-//! Each function tells of an order that is really there, so no race is hidden but in one way: where an order is
-//! told in a wider form than the one that is there. These are marked "wider".
+//! Each wrapper reports an order that really exists. A wrapper can hide a race only if it reports a
+//! wider order than the real one; such wrappers are marked "wider".
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -12,7 +13,7 @@ use std::sync::OnceState;
 
 type Order = i32;
 
-/// The numbers of memory orders, as compilers hand them over.
+/// The memory orders that include an acquire, in the compiler's numbering.
 const ACQUIRE_FROM: [Order; 4] = [1, 2, 4, 5];
 
 unsafe extern "C" {
@@ -21,26 +22,29 @@ unsafe extern "C" {
     fn real_fence(order: Order);
 }
 
-/// Says that everything before the releases of a place came before what follows.
+/// Reports an acquire of an address: everything before its earlier releases happens before the code
+/// that follows.
 fn acquire(place: *const u8) {
-    // SAFETY: the runtime looks the place up, and touches nothing at it.
+    // SAFETY: the runtime only looks the address up, and does not access the memory there.
     unsafe { __tsan_acquire(place.cast_mut().cast()) };
 }
 
-/// Says that everything until now comes before what follows an acquire of the place.
+/// Reports a release of an address: everything before it happens before the code after a later
+/// acquire of the address.
 fn release(place: *const u8) {
     // SAFETY: as for `acquire`.
     unsafe { __tsan_release(place.cast_mut().cast()) };
 }
 
-/// The same for each word of something whose fields have no promised order. Wider, by the other fields.
+/// Calls `tell` for each 4-byte word of an object whose field order is unspecified. Wider, by the
+/// other fields.
 fn for_words(place: *const u8, bytes: usize, tell: impl Fn(*const u8)) {
     (0..bytes).step_by(4).for_each(|offset| tell(place.wrapping_add(offset)));
 }
 
 // ---- Fences.
 
-/// As many places as a thread may have read without an order before a fence orders the reads.
+/// The number of unordered reads that are remembered per thread, until a fence orders them.
 const REMEMBERED: usize = 8;
 
 thread_local! {
@@ -58,8 +62,9 @@ fn remember<T>(place: *const T, order: Order) {
     NEXT.set((next + 1) % REMEMBERED);
 }
 
-/// An acquire fence is an acquire of what was read before it: that is how the last owner of an `Arc` learns what
-/// the others did. Wider: releases between the read and the fence count too.
+/// An acquire fence acquires every address that the thread read before it. The last owner of an
+/// `Arc` synchronizes with the other owners in this way. Wider: releases between the read and the
+/// fence count too.
 #[unsafe(no_mangle)]
 extern "C" fn wrapped_fence(order: Order) {
     if ACQUIRE_FROM.contains(&order) {
@@ -67,11 +72,11 @@ extern "C" fn wrapped_fence(order: Order) {
             acquire(std::ptr::without_provenance(place));
         }
     }
-    // SAFETY: the function that this one stands for, with its own argument.
+    // SAFETY: calls the function that this one replaces, with the same argument.
     unsafe { real_fence(order) };
 }
 
-/// Functions that read with an order that a fence may strengthen later.
+/// Wrappers of functions that read with an order which a later fence may strengthen.
 macro_rules! reads {
     ($type:ty: $($wrapped:ident $real:ident ($($name:ident: $argument:ty),*)),* $(,)?) => { $(
         unsafe extern "C" {
@@ -81,13 +86,13 @@ macro_rules! reads {
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $wrapped(place: *mut $type, $($name: $argument,)* order: Order) -> $type {
             remember(place, order);
-            // SAFETY: the function that this one stands for, with its own arguments.
+            // SAFETY: calls the function that this one replaces, with the same arguments.
             unsafe { $real(place, $($name,)* order) }
         }
     )* };
 }
 
-/// The same for exchanges that may fail, with an order for each case.
+/// Wrappers of compare-exchange functions, which have an order for success and one for failure.
 macro_rules! exchanges {
     ($type:ty: $wrapped:ident $real:ident) => {
         unsafe extern "C" {
@@ -109,7 +114,7 @@ macro_rules! exchanges {
             failed: Order,
         ) -> $type {
             remember(place, if ACQUIRE_FROM.contains(&order) { failed } else { order });
-            // SAFETY: the function that this one stands for, with its own arguments.
+            // SAFETY: calls the function that this one replaces, with the same arguments.
             unsafe { $real(place, old, new, order, failed) }
         }
     };
@@ -143,7 +148,8 @@ exchanges! { u8: wrapped_exchange8 real_exchange8 }
 exchanges! { u32: wrapped_exchange32 real_exchange32 }
 exchanges! { u64: wrapped_exchange64 real_exchange64 }
 
-// ---- The slow paths of locks. Their quick paths and their unlocking are generics or inlined: these are seen.
+// ---- The slow paths of locks. The fast paths and the unlocking are generic or inlined, so they
+// are instrumented.
 
 macro_rules! contended {
     ($($wrapped:ident $real:ident),*) => { $(
@@ -151,17 +157,18 @@ macro_rules! contended {
             fn $real(lock: *const u8);
         }
 
-        /// A lock that was waited for: everything before it was unlocked came before. Wider: a `RwLock` has two words.
+        /// Locking after a wait acquires the lock: everything before the unlock happens before it.
+        /// Wider: a `RwLock` has two words.
         #[unsafe(no_mangle)]
         unsafe fn $wrapped(lock: *const u8) {
-            // SAFETY: the function that this one stands for, with its own argument.
+            // SAFETY: calls the function that this one replaces, with the same argument.
             unsafe { $real(lock) };
             for_words(lock, LOCK_BYTES, acquire);
         }
     )* };
 }
 
-/// The words of a `RwLock`, and of the smaller `Mutex` together with the flag behind it.
+/// The size of a `RwLock` in bytes. It also covers the smaller `Mutex` and the flag after it.
 const LOCK_BYTES: usize = 8;
 
 contended! { wrapped_mutex_lock real_mutex_lock, wrapped_read_lock real_read_lock, wrapped_write_lock real_write_lock }
@@ -178,11 +185,11 @@ unsafe extern "Rust" {
     fn real_barrier(barrier: *const u8) -> bool;
 }
 
-/// Waiting unlocks the mutex, and locks it again.
+/// Waiting unlocks the mutex and locks it again.
 #[unsafe(no_mangle)]
 unsafe fn wrapped_wait(condvar: *const u8, mutex: *const u8) {
     release(mutex);
-    // SAFETY: the function that this one stands for, with its own arguments.
+    // SAFETY: calls the function that this one replaces, with the same arguments.
     unsafe { real_wait(condvar, mutex) };
     acquire(mutex);
 }
@@ -194,39 +201,39 @@ unsafe fn wrapped_wait_timeout(
     timeout: std::time::Duration,
 ) -> bool {
     release(mutex);
-    // SAFETY: the function that this one stands for, with its own arguments.
+    // SAFETY: calls the function that this one replaces, with the same arguments.
     let is_notified = unsafe { real_wait_timeout(condvar, mutex, timeout) };
     acquire(mutex);
     is_notified
 }
 
-/// What is done once comes before everything behind it.
+/// The closure of a `Once` happens before everything after the call.
 #[unsafe(no_mangle)]
 unsafe fn wrapped_once(once: *const u8, ignores_poison: bool, f: &mut dyn FnMut(&OnceState)) {
     let mut told = |state: &OnceState| {
         f(state);
         release(once);
     };
-    // SAFETY: the function that this one stands for, with its own arguments.
+    // SAFETY: calls the function that this one replaces, with the same arguments.
     unsafe { real_once(once, ignores_poison, &mut told) };
     acquire(once);
 }
 
-/// The end of a thread comes before the end of its scope, which is a generic and acquires. Wider, by the other
-/// fields of a scope.
+/// The end of a thread happens before the end of its scope, which is generic and so acquires
+/// visibly. Wider, by the other fields of a scope.
 #[unsafe(no_mangle)]
 unsafe fn wrapped_scope_end(scope: *const u8, is_panicking: bool) {
     for_words(scope, 24, release);
-    // SAFETY: the function that this one stands for, with its own arguments.
+    // SAFETY: calls the function that this one replaces, with the same arguments.
     unsafe { real_scope_end(scope, is_panicking) };
 }
 
-/// What happens before any thread waits at a barrier comes before all that follows in each of them. Wider: a
-/// barrier orders only threads of one round.
+/// Everything before a barrier happens before everything after it, in all threads. Wider: a barrier
+/// orders only the threads of one round.
 #[unsafe(no_mangle)]
 unsafe fn wrapped_barrier(barrier: *const u8) -> bool {
     release(barrier);
-    // SAFETY: the function that this one stands for, with its own argument.
+    // SAFETY: calls the function that this one replaces, with the same argument.
     let is_leader = unsafe { real_barrier(barrier) };
     acquire(barrier);
     is_leader

@@ -1,6 +1,6 @@
-/* A three-dimensional Fourier transform after the FT kernel of the NAS benchmarks: every rank holds
- * some planes of a cube, transforms them in two dimensions, exchanges them so that it holds whole
- * columns, and transforms those. The same steps in the same order as fourier.rs. */
+/* Three-dimensional Fourier transform after the FT kernel of the NAS benchmarks: every rank holds
+ * some planes of a cube, transforms them in two dimensions, exchanges them so that it holds complete
+ * columns, and transforms those. fourier.rs does the same steps in the same order. */
 #include <math.h>
 #include <string.h>
 
@@ -62,11 +62,11 @@ static void transform_planes(struct cube *cube)
     }
 }
 
-/* From my planes of all rows to my rows of all planes. */
+/* Converts this rank's planes of all rows to this rank's rows of all planes. */
 static void transpose(struct cube *cube)
 {
     size_t points = cube->points, planes = cube->planes;
-    size_t part = planes * points, block = planes * part; /* cells of a plane, and for a rank */
+    size_t part = planes * points, block = planes * part; /* cells per plane and rank, and per rank */
     for (int rank = 0; rank < ranks; rank++)
         for (size_t plane = 0; plane < planes; plane++)
             memcpy(cube->packed + (size_t)rank * block + plane * part,
@@ -82,7 +82,7 @@ static void transpose(struct cube *cube)
                    cube->work + (depth * planes + row) * points, points * sizeof *cube->work);
 }
 
-/* From `field` to `columns`, which is ordered by row, plane, column. */
+/* Transforms `field` into `columns`, which is ordered by row, plane, column. */
 static void transform_once(struct cube *cube)
 {
     size_t sheet = cube->points * cube->points;
@@ -103,15 +103,16 @@ static double energy(const struct complex *cells, size_t count)
     return all;
 }
 
-/* The transform keeps the energy, up to the number of cells. */
+/* Returns whether the transform preserves the energy, up to the factor of the number of cells. */
 static int keeps_energy(struct cube *cube)
 {
     double cells = (double)cube->cells * ranks, before = energy(cube->field, cube->cells);
     return all_agree(fabs(energy(cube->columns, cube->cells) / cells - before) < 1e-9 * before);
 }
 
-/* There and back again: a second transform, with real and imaginary parts swapped before and after,
- * is the way back, and turns rows and planes back too. Uses `kept` to remember the field. */
+/* Returns whether the inverse transform restores the field, which is saved in `kept`. The inverse is a
+ * second transform with real and imaginary parts swapped before and after; it also transposes rows and
+ * planes back. */
 static int comes_back(struct cube *cube, struct complex *kept)
 {
     double cells = (double)cube->cells * ranks;

@@ -1,6 +1,6 @@
-/* An integer bucket sort after the IS kernel of the NAS benchmarks: count keys by bucket, agree on
- * who gets which buckets, exchange the keys, rank them. The same steps in the same order as
- * integer_sort.rs. */
+/* Integer bucket sort after the IS kernel of the NAS benchmarks: count the keys by bucket, assign the
+ * buckets to ranks, exchange the keys, rank them. integer_sort.rs does the same steps in the same
+ * order. */
 #include <string.h>
 
 #include "member.h"
@@ -8,18 +8,18 @@
 enum { BUCKETS_LOG2 = 10, BUCKETS = 1 << BUCKETS_LOG2 };
 
 struct sort {
-    size_t keys; /* of this rank */
+    size_t keys; /* number of keys of this rank */
     size_t all_keys;
-    unsigned range_log2; /* keys are below 2 to this power */
+    unsigned range_log2; /* keys are below 2^range_log2 */
     uint32_t *unsorted, *by_bucket, *arrived, *sorted;
-    int *places; /* how many of my keys are below the next value */
+    int *places; /* per value, the number of this rank's keys that are at most this value */
     int counts[BUCKETS], totals[BUCKETS], starts[BUCKETS];
-    uint32_t lowest, beyond; /* the values that this rank ranks */
+    uint32_t lowest, beyond; /* this rank ranks the values from lowest to beyond - 1 */
     size_t arrived_keys;
     double messages_ns;
 };
 
-/* About normally distributed, as in IS: the mean of four numbers. */
+/* Approximately normally distributed key, as in IS: the mean of four numbers. */
 static uint32_t key_at(uint64_t place, unsigned range_log2)
 {
     uint64_t first = mixed(2 * place), second = mixed(2 * place + 1);
@@ -34,7 +34,8 @@ static void count_buckets(struct sort *sort, unsigned shift)
         sort->counts[sort->unsorted[key] >> shift]++;
 }
 
-/* Consecutive buckets go to a rank until it has its share. Fills the number of keys for each. */
+/* Assigns consecutive buckets to a rank until it has its share. Fills in the number of keys for each
+ * rank. */
 static void deal_buckets(struct sort *sort, unsigned shift, int *outgoing)
 {
     size_t dealt = 0;
@@ -111,7 +112,8 @@ static uint64_t checksum(const uint32_t *keys, size_t count)
     return sum;
 }
 
-/* Puts every key in its place, and looks whether all are there and in order over all ranks. */
+/* Moves every key to its sorted position, and returns whether no key is lost and the keys are in order
+ * over all ranks. */
 static int is_sorted(struct sort *sort)
 {
     for (size_t key = 0; key < sort->arrived_keys; key++) {

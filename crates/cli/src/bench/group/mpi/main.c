@@ -1,6 +1,6 @@
-/* The MPI contestant of the message benches. Rank 0 reads one command per line from standard input,
- * all ranks carry it out together, and rank 0 answers with one line: nanoseconds, or an error.
- * Between commands every rank sleeps, so that other contestants can be measured meanwhile. */
+/* The MPI candidate of the message benches. Rank 0 reads one command per line from standard input,
+ * all ranks execute it together, and rank 0 replies with one line: nanoseconds, or an error.
+ * Between commands every rank sleeps, so that other candidates can be measured. */
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdio.h>
@@ -16,7 +16,7 @@
 int rank_of_self;
 int ranks;
 
-/* Wakes a sleeping rank: a command follows. A message could only be waited for by polling. */
+/* Signal that wakes a sleeping rank for a command. MPI could wait for a message only by polling. */
 #define WAKE SIGUSR2
 
 struct command {
@@ -70,7 +70,7 @@ int all_agree(int yes)
     return all;
 }
 
-/* A rank whose launcher was killed would otherwise spin for ever. */
+/* Exits if the launcher has exited: a rank whose launcher was killed would otherwise poll forever. */
 static void look_for_launcher(int signal_number)
 {
     (void)signal_number;
@@ -87,7 +87,7 @@ static void watch_launcher(void)
     setitimer(ITIMER_REAL, &second, NULL);
 }
 
-/* The next command on rank 0: its index and two numbers. The end of the input is a quit. */
+/* Reads the next command on rank 0: its index and two numbers. The end of the input means quit. */
 static void read_command(long command[3])
 {
     char line[256], word[32] = "";
@@ -138,7 +138,7 @@ int main(int argc, char **argv)
     sigset_t wake;
     sigemptyset(&wake);
     sigaddset(&wake, WAKE);
-    /* Before MPI starts threads of its own, so that they do not get the signal. */
+    /* Blocked before MPI starts its threads, so that they do not receive the signal. */
     sigprocmask(SIG_BLOCK, &wake, NULL);
     watch_launcher();
     MPI_Init(&argc, &argv);

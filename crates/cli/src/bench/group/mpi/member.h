@@ -1,4 +1,4 @@
-/* What the parts of the MPI contestant share. One process of the group is one rank. */
+/* Declarations that the files of the MPI candidate share. One process of the group is one rank. */
 #ifndef MEMFERRY_BENCH_MEMBER_H
 #define MEMFERRY_BENCH_MEMBER_H
 
@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What a command took: in all, and the part of it spent inside MPI. */
+/* Times of a command: total, and the part spent inside MPI. */
 struct timing {
     double total_ns;
     double messages_ns;
@@ -15,17 +15,17 @@ struct timing {
 extern int rank_of_self;
 extern int ranks;
 
-/* Nanoseconds of a clock that only moves forward. */
+/* Nanoseconds of a monotonic clock. */
 double now_ns(void);
 
-/* Rounds that are run before the clock starts; the same rule as in the other contestants. */
+/* Number of iterations before the clock starts; the other candidates use the same rule. */
 long warm_up_of(long iterations);
 
-/* Page-aligned memory straight from the kernel, touched; NULL when there is none. */
+/* Page-aligned, resident memory from the kernel; NULL if the allocation fails. */
 void *touched_pages(size_t bytes);
 void release_pages(void *start, size_t bytes);
 
-/* A byte that depends on its place and on a seed, to see that data arrived where it belongs. */
+/* Byte that depends on its position and on a seed, to verify that data arrived at the right position. */
 static inline uint8_t pattern_byte(size_t place, unsigned seed)
 {
     return (uint8_t)(place * 31 + (place >> 8) * 7 + (place >> 16) * 3 + seed);
@@ -40,10 +40,10 @@ static inline uint64_t mixed(uint64_t value)
     return value ^ (value >> 31);
 }
 
-/* Whether all ranks say yes. */
+/* Returns whether the argument is true at all ranks. */
 int all_agree(int yes);
 
-/* The commands. Each is called by all ranks together and returns NULL, or why it failed. */
+/* The tasks. All ranks call a task together; it returns NULL, or the reason why it failed. */
 const char *pingpong(long bytes, long iterations, struct timing *timing);
 const char *alltoall(long bytes, long iterations, struct timing *timing);
 const char *integer_sort(long keys_log2, long iterations, struct timing *timing);

@@ -1,9 +1,10 @@
-/* Messages and nothing else: one to and fro between two ranks, and one from each to each. */
+/* Tasks that only send messages: one between two ranks and back, and one from each rank to each. */
 #include <string.h>
 
 #include "member.h"
 
-/* Buffers of the size asked for last. They are made, and what they carry is checked, once per size. */
+/* Buffers of the size of the last command. They are allocated, and their messages are verified, once
+ * per size. */
 static uint8_t *sent, *received;
 static size_t held_bytes;
 static long checked_pingpong = -1, checked_alltoall = -1;
@@ -32,7 +33,8 @@ static void bounce(int bytes)
     }
 }
 
-/* Every byte gets there and back: rank 1 returns what it got, rank 0 compares. */
+/* Verifies that every byte arrives in both directions: rank 1 returns what it received, rank 0
+ * compares. */
 static int bounces_right(int bytes)
 {
     int right = 1;

@@ -1,20 +1,21 @@
-//! The sender of tasks: a few are always on their way, so that the receiver never waits for it.
+//! The sender of tasks. Several sends are always in flight, so that the receiver does not wait for
+//! the sender.
 
 use std::collections::VecDeque;
 
 use memferry::message::{Endpoint, Operation, Peer};
 
 use super::TAG;
-use super::places::Places;
+use super::slots::MessageSlots;
 
-/// Sends that are under way at a time.
+/// Maximum number of sends in flight.
 const WINDOW: usize = 8;
 
-/// Sends `times` messages from the next places.
+/// Sends `times` messages from the next slots.
 pub(super) fn send(
     endpoint: &Endpoint,
     to: Peer,
-    places: &mut Places,
+    places: &mut MessageSlots,
     times: u64,
 ) -> anyhow::Result<()> {
     let mut under_way: VecDeque<Operation> = VecDeque::with_capacity(WINDOW);
@@ -26,8 +27,8 @@ pub(super) fn send(
         }
         let place = places.next();
         // SAFETY: the sender's memory never changes, and all sends are waited for before this
-        // returns. If something goes wrong before, the caller closes the endpoint before the memory
-        // goes.
+        // function returns. On an earlier error, the caller closes the endpoint before it frees the
+        // memory.
         let send = unsafe { endpoint.isend_raw(to, TAG, places.address(&place), place.len()) }?;
         under_way.push_back(send);
     }

@@ -1,22 +1,22 @@
-//! A Fourier transform of one dimension in six steps: the points lie in a square, whose rows are
-//! dealt among the members, and which is transposed three times. A member gets the pieces of rows
-//! that become its columns.
+//! One-dimensional Fourier transform in six steps: the points form a square, whose rows are
+//! distributed among the members, and which is transposed three times. A member gets the parts of
+//! rows that become its columns.
 
 use std::f64::consts::TAU;
 
 use anyhow::ensure;
 
 use super::Workload;
-use crate::bench::group::{Complex, cell_at, mixed, transform_rows};
-use crate::bench::lookup::team::{Team, agree, sum};
+use crate::bench::group::{Complex, cell_value, splitmix64, transform_rows};
+use crate::bench::lookup::team::{Team, ensure_all, sum};
 
-/// Rows that are fetched before they are turned into columns.
+/// Rows that are fetched before they are transposed.
 const BLOCK_ROWS: usize = 16;
-/// How many points of the result are compared with the definition.
+/// Number of points of the result that are compared with the definition.
 const CHECKED_POINTS: u64 = 2;
 
 pub(super) struct Fourier {
-    /// Along the edge of the square.
+    /// Points along the edge of the square.
     edge: usize,
     /// Rows of one member.
     rows: usize,
@@ -28,7 +28,7 @@ impl Fourier {
     pub(super) fn new(edge: usize, size: usize) -> anyhow::Result<Self> {
         let dealt = edge.is_power_of_two() && edge.is_multiple_of(size);
         ensure!(dealt, "a square of {edge} rows cannot be dealt among {size}");
-        let roots = (0..edge).map(|power| turned(power as f64 / edge as f64)).collect();
+        let roots = (0..edge).map(|power| root_of_unity(power as f64 / edge as f64)).collect();
         Ok(Self { edge, rows: edge / size, roots })
     }
 
@@ -36,12 +36,13 @@ impl Fourier {
         self.rows * self.edge
     }
 
-    /// Turns rows into columns: from one array of all members to the other.
+    /// Transposes one array of all members into another.
     fn transpose(&self, team: &mut impl Team, from: usize, to: usize) -> anyhow::Result<()> {
         let (edge, rows, own) = (self.edge, self.rows, team.rank());
         let block_rows = BLOCK_ROWS.min(rows);
         let mut block = vec![Complex { re: 0.0, im: 0.0 }; block_rows * rows];
-        // Everybody begins with the one behind it, so that not all turn to the same one.
+        // Each member starts with the next higher rank, so that not all members get from the same
+        // one.
         for peer in (own + 1..team.size()).chain(0..=own) {
             for first in (0..rows).step_by(block_rows) {
                 for (row, piece) in (first..).zip(block.chunks_exact_mut(rows)) {
@@ -61,7 +62,8 @@ impl Fourier {
         Ok(())
     }
 
-    /// Transforms this member's rows of an array; then, if asked, turns every cell by its place.
+    /// Transforms this member's rows of an array; then, if `twiddles` is set, multiplies every cell
+    /// with its twiddle factor.
     fn transform(&self, team: &mut impl Team, array: usize, twiddles: bool) {
         let (edge, first) = (self.edge, team.rank() * self.rows);
         let points = (edge * edge) as f64;
@@ -71,31 +73,31 @@ impl Fourier {
             for (row, number) in rows.zip(first..) {
                 transform_rows(row, &mut scratch, &self.roots, 1);
                 if twiddles {
-                    let step = turned(number as f64 / points);
-                    let mut turn = turned(0.0);
+                    let step = root_of_unity(number as f64 / points);
+                    let mut turn = root_of_unity(0.0);
                     for cell in row {
-                        *cell = times(*cell, turn);
-                        turn = times(turn, step);
+                        *cell = product(*cell, turn);
+                        turn = product(turn, step);
                     }
                 }
             }
         });
     }
 
-    /// The difference of one point of the result from the definition, as this member's share of it.
+    /// Difference of one point of the result from the definition, as this member's share of it.
     fn difference(&self, team: &mut impl Team, point: usize) -> Complex {
         let (edge, own) = (self.edge, team.rank());
         let points = edge * edge;
-        let step = turned(point as f64 / points as f64);
+        let step = root_of_unity(point as f64 / points as f64);
         let mut total = Complex { re: 0.0, im: 0.0 };
         for row in own * self.rows..(own + 1) * self.rows {
-            // In whole numbers, because the product has more digits than a float.
+            // In integers, because the product has more digits than a float.
             let begin = (row as u128 * edge as u128 * point as u128 % points as u128) as f64;
-            let mut turn = turned(begin / points as f64);
+            let mut turn = root_of_unity(begin / points as f64);
             for column in 0..edge {
-                let cell = times(cell_at((row * edge + column) as u64), turn);
+                let cell = product(cell_value((row * edge + column) as u64), turn);
                 total = Complex { re: total.re + cell.re, im: total.im + cell.im };
-                turn = times(turn, step);
+                turn = product(turn, step);
             }
         }
         if point / edge / self.rows == own {
@@ -116,7 +118,7 @@ impl Workload for Fourier {
         let first = (team.rank() * self.cells()) as u64;
         team.own(|cells: &mut [Complex]| {
             for (cell, place) in cells[..self.cells()].iter_mut().zip(first..) {
-                *cell = cell_at(place);
+                *cell = cell_value(place);
             }
         });
         Ok(())
@@ -138,7 +140,8 @@ impl Workload for Fourier {
         let (own, cells) = (team.rank(), self.cells());
         let points = (self.edge * self.edge) as f64;
         let energy = |cell: Complex| cell.re * cell.re + cell.im * cell.im;
-        let before: f64 = (own * cells..(own + 1) * cells).map(|p| energy(cell_at(p as u64))).sum();
+        let before: f64 =
+            (own * cells..(own + 1) * cells).map(|p| energy(cell_value(p as u64))).sum();
         let (after, bits) = team.own(|all: &mut [Complex]| {
             let result = &all[cells..2 * cells];
             let bits = result.iter().flat_map(|cell| [cell.re.to_bits(), cell.im.to_bits()]);
@@ -146,38 +149,38 @@ impl Workload for Fourier {
         });
         let energies = sum(team, &[before, after / points])?;
         let kept = (energies[1] / energies[0] - 1.0).abs() < 1e-9;
-        agree(team, kept, "the transform keeps the energy")?;
+        ensure_all(team, kept, "the transform keeps the energy")?;
         for number in 0..CHECKED_POINTS {
-            let point = (mixed(number) % (self.edge * self.edge) as u64) as usize;
+            let point = (splitmix64(number) % (self.edge * self.edge) as u64) as usize;
             let share = self.difference(team, point);
             let difference = sum(team, &[share.re, share.im])?;
             let small = difference[0].hypot(difference[1]) < 1e-8 * points;
-            agree(team, small, "a point of the transform is what the definition says")?;
+            ensure_all(team, small, "a point of the transform is what the definition says")?;
         }
         let digests = team.gather(&[bits])?;
         Ok(super::digest(digests.into_iter().flatten()))
     }
 }
 
-/// The number one, turned back by so many whole turns.
-fn turned(turns: f64) -> Complex {
+/// Returns the complex number one, rotated clockwise by `turns` full turns.
+fn root_of_unity(turns: f64) -> Complex {
     let angle = -TAU * turns;
     Complex { re: angle.cos(), im: angle.sin() }
 }
 
-fn times(a: Complex, b: Complex) -> Complex {
+fn product(a: Complex, b: Complex) -> Complex {
     Complex { re: a.re * b.re - a.im * b.im, im: a.re * b.im + a.im * b.re }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::lookup::team::threads::together;
+    use crate::bench::lookup::team::threads::run_members;
 
     #[test]
     fn a_wrong_point_is_noticed_by_all_members() {
         let bytes = Fourier::new(16, 2).unwrap().bytes();
-        together(2, bytes, |mut team| {
+        run_members(2, bytes, |mut team| {
             let mut fourier = Fourier::new(16, 2).unwrap();
             fourier.prepare(&mut team).unwrap();
             team.barrier().unwrap();

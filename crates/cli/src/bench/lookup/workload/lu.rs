@@ -1,11 +1,11 @@
-//! A factorisation into a lower and an upper triangle, by blocks. Every block lies in one piece in
-//! the memory of its owner; whoever needs it gets it once in each step.
+//! LU factorisation by blocks. Every block is contiguous in the memory of its owner; a member that
+//! needs it gets it once in each step.
 
 use anyhow::ensure;
 
-use super::{Workload, rows_and_columns, unit};
-use crate::bench::group::mixed;
-use crate::bench::lookup::team::{Team, agree, sum};
+use super::{Workload, rows_and_columns, unit_interval};
+use crate::bench::group::splitmix64;
+use crate::bench::lookup::team::{Team, ensure_all, sum};
 
 /// Rows and columns of a block.
 const EDGE: usize = 32;
@@ -33,13 +33,13 @@ impl Lu {
         row % self.rows * self.columns + column % self.columns
     }
 
-    /// Where a block begins in its owner's memory.
-    fn place(&self, row: usize, column: usize) -> usize {
+    /// Offset of a block in its owner's memory.
+    fn block_offset(&self, row: usize, column: usize) -> usize {
         let width = self.blocks.div_ceil(self.columns);
         (row / self.rows * width + column / self.columns) * CELLS
     }
 
-    /// Rows (or columns) from one on of which this member owns blocks.
+    /// Rows (or columns) from `from` on in which this member owns blocks.
     fn own_rows(&self, from: usize) -> impl Iterator<Item = usize> + use<> {
         let (rows, own) = (self.rows, self.rank / self.columns);
         (from..self.blocks).filter(move |row| row % rows == own)
@@ -57,17 +57,17 @@ impl Lu {
         column: usize,
         block: &mut Block,
     ) -> anyhow::Result<()> {
-        team.get(self.owner(row, column), self.place(row, column), block)
+        team.get(self.owner(row, column), self.block_offset(row, column), block)
     }
 
-    /// The blocks beside and below a diagonal block that are this member's.
+    /// Updates this member's blocks to the right of and below a diagonal block.
     fn perimeter(&self, team: &mut impl Team, step: usize) -> anyhow::Result<()> {
         let mut diagonal = vec![0.0; CELLS];
         self.fetch(team, step, step, &mut diagonal)?;
         team.own(|cells: &mut [f64]| {
             let mut change = |row, column, solve: fn(&Block, &mut Block)| {
                 if self.owner(row, column) == self.rank {
-                    solve(&diagonal, &mut cells[self.place(row, column)..][..CELLS]);
+                    solve(&diagonal, &mut cells[self.block_offset(row, column)..][..CELLS]);
                 }
             };
             for other in step + 1..self.blocks {
@@ -78,7 +78,7 @@ impl Lu {
         Ok(())
     }
 
-    /// Everything behind and below: takes away the products of the perimeter.
+    /// Updates the blocks to the right and below: subtracts the products of the perimeter blocks.
     fn interior(
         &self,
         team: &mut impl Team,
@@ -95,7 +95,7 @@ impl Lu {
         team.own(|cells: &mut [f64]| {
             for row in self.own_rows(step + 1) {
                 for column in self.own_columns(step + 1) {
-                    let target = &mut cells[self.place(row, column)..][..CELLS];
+                    let target = &mut cells[self.block_offset(row, column)..][..CELLS];
                     subtract_product(
                         target,
                         &left[row * CELLS..][..CELLS],
@@ -107,7 +107,7 @@ impl Lu {
         Ok(())
     }
 
-    /// Calls with the row and the column of every own block.
+    /// Row and column of every block of this member.
     fn own_blocks(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.own_rows(0).flat_map(|row| self.own_columns(0).map(move |column| (row, column)))
     }
@@ -122,7 +122,7 @@ impl Lu {
         let mut product = vec![0.0; vector.len()];
         team.own(|cells: &mut [f64]| {
             for (block_row, block_column) in self.own_blocks() {
-                let block = &cells[self.place(block_row, block_column)..][..CELLS];
+                let block = &cells[self.block_offset(block_row, block_column)..][..CELLS];
                 for (place, &cell) in block.iter().enumerate() {
                     let row = block_row * EDGE + place / EDGE;
                     let column = block_column * EDGE + place % EDGE;
@@ -144,10 +144,10 @@ impl Workload for Lu {
         let edge = self.blocks * EDGE;
         team.own(|cells: &mut [f64]| {
             for (block_row, block_column) in self.own_blocks() {
-                let block = &mut cells[self.place(block_row, block_column)..][..CELLS];
+                let block = &mut cells[self.block_offset(block_row, block_column)..][..CELLS];
                 for (place, cell) in block.iter_mut().enumerate() {
                     let row = block_row * EDGE + place / EDGE;
-                    *cell = cell_at(row, block_column * EDGE + place % EDGE, edge);
+                    *cell = cell_value(row, block_column * EDGE + place % EDGE, edge);
                 }
             }
         });
@@ -159,13 +159,13 @@ impl Workload for Lu {
         let mut upper = vec![0.0; self.blocks * CELLS];
         for step in 0..self.blocks {
             if self.owner(step, step) == self.rank {
-                let place = self.place(step, step);
+                let place = self.block_offset(step, step);
                 team.own(|cells: &mut [f64]| factorise(&mut cells[place..][..CELLS]));
             }
             team.barrier()?;
             self.perimeter(team, step)?;
             team.barrier()?;
-            // Nobody changes a block of this step any more, so the next one may begin.
+            // No member changes a block of this step any more, so the next step may start.
             self.interior(team, step, &mut left, &mut upper)?;
         }
         team.barrier()
@@ -173,7 +173,8 @@ impl Workload for Lu {
 
     fn check(&mut self, team: &mut impl Team) -> anyhow::Result<u64> {
         let edge = self.blocks * EDGE;
-        let vector: Vec<f64> = (0..edge as u64).map(|row| 0.5 + unit(mixed(row))).collect();
+        let vector: Vec<f64> =
+            (0..edge as u64).map(|row| 0.5 + unit_interval(splitmix64(row))).collect();
         let share =
             self.product(team, &vector, |row, column, cell| if column >= row { cell } else { 0.0 });
         let upper = sum(team, &share)?;
@@ -182,12 +183,12 @@ impl Workload for Lu {
             std::cmp::Ordering::Equal => 1.0,
             std::cmp::Ordering::Greater => 0.0,
         });
-        let whole = self.product(team, &vector, |row, column, _| cell_at(row, column, edge));
+        let whole = self.product(team, &vector, |row, column, _| cell_value(row, column, edge));
         let share: Vec<f64> =
             lower.iter().zip(&whole).map(|(lower, whole)| lower - whole).collect();
         let differences = sum(team, &share)?;
         let small = differences.iter().all(|difference| difference.abs() < 1e-9 * edge as f64);
-        agree(team, small, "the product of the triangles is the matrix")?;
+        ensure_all(team, small, "the product of the triangles is the matrix")?;
         let bits = team.own(|cells: &mut [f64]| {
             super::digest(cells[..self.bytes() / 8].iter().map(|cell| cell.to_bits()))
         });
@@ -196,10 +197,10 @@ impl Workload for Lu {
     }
 }
 
-/// A cell of the matrix: chance, with a diagonal that makes pivots unnecessary.
-fn cell_at(row: usize, column: usize, edge: usize) -> f64 {
+/// Cell of the matrix: pseudo-random, with a diagonal that makes pivoting unnecessary.
+fn cell_value(row: usize, column: usize, edge: usize) -> f64 {
     let diagonal = if row == column { edge as f64 } else { 0.0 };
-    unit(mixed((row * edge + column) as u64)) + diagonal
+    unit_interval(splitmix64((row * edge + column) as u64)) + diagonal
 }
 
 /// Factorises a block in place.
@@ -217,7 +218,7 @@ fn factorise(block: &mut Block) {
     }
 }
 
-/// Multiplies a block with the inverse of the upper triangle of a diagonal one, from the right.
+/// Multiplies a block with the inverse of the upper triangle of a diagonal block, from the right.
 fn divide_by_upper(diagonal: &Block, block: &mut Block) {
     for row in block.chunks_exact_mut(EDGE) {
         for step in 0..EDGE {
@@ -231,7 +232,7 @@ fn divide_by_upper(diagonal: &Block, block: &mut Block) {
     }
 }
 
-/// Multiplies a block with the inverse of the lower triangle of a diagonal one, from the left.
+/// Multiplies a block with the inverse of the lower triangle of a diagonal block, from the left.
 fn divide_by_lower(diagonal: &Block, block: &mut Block) {
     for step in 0..EDGE {
         for row in step + 1..EDGE {
@@ -258,12 +259,12 @@ fn subtract_product(target: &mut Block, left: &Block, right: &Block) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::lookup::team::threads::together;
+    use crate::bench::lookup::team::threads::run_members;
 
     #[test]
     fn a_wrong_cell_is_noticed() {
         let bytes = Lu::new(64, 0, 1).unwrap().bytes();
-        together(1, bytes, |mut team| {
+        run_members(1, bytes, |mut team| {
             let mut lu = Lu::new(64, 0, 1).unwrap();
             lu.prepare(&mut team).unwrap();
             lu.run(&mut team).unwrap();
@@ -277,7 +278,9 @@ mod tests {
         let members: Vec<_> = (0..6).map(|rank| Lu::new(5 * EDGE, rank, 6).unwrap()).collect();
         let mut places: Vec<_> = members
             .iter()
-            .flat_map(|lu| lu.own_blocks().map(|(row, column)| (lu.rank, lu.place(row, column))))
+            .flat_map(|lu| {
+                lu.own_blocks().map(|(row, column)| (lu.rank, lu.block_offset(row, column)))
+            })
             .collect();
         assert_eq!(places.len(), 25);
         places.sort_unstable();

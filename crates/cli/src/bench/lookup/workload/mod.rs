@@ -1,6 +1,6 @@
-//! Programs that live on windows: their data lies in them, and what belongs to another member is
-//! put and got, piece by piece. Each says how much memory a member needs, does its work, and checks
-//! what came out. They have the patterns of the SPLASH-2 programs of the same names.
+//! Programs over windows: their data is in the windows, and the data of other members is accessed
+//! by put and get. A program states how much memory a member needs, runs, and checks its result.
+//! The programs have the access patterns of the SPLASH-2 programs of the same names.
 
 mod fourier;
 mod lu;
@@ -16,48 +16,48 @@ use super::team::Team;
 
 /// A program of several members.
 pub(super) trait Workload {
-    /// How much memory every member exposes.
+    /// Bytes of memory that every member exposes.
     fn bytes(&self) -> usize;
 
     /// Writes the input. Not timed.
     fn prepare(&mut self, team: &mut impl Team) -> anyhow::Result<()>;
 
-    /// The work. Ends with a barrier.
+    /// Runs the program. Ends with a barrier.
     fn run(&mut self, team: &mut impl Team) -> anyhow::Result<()>;
 
-    /// Checks the result; all members learn if it is wrong at one. Returns a number that is the same
-    /// for every right run. Not timed.
+    /// Checks the result; fails at all members if it is wrong at one. Returns a number that is the
+    /// same for every correct run. Not timed.
     fn check(&mut self, team: &mut impl Team) -> anyhow::Result<u64>;
 }
 
-/// Which program.
+/// A program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Kind {
+pub(super) enum ProgramKind {
     /// A six-step Fourier transform.
     Fourier,
-    /// A factorisation by blocks.
+    /// An LU factorisation by blocks.
     Lu,
-    /// A sort by digits.
+    /// A radix sort.
     Radix,
-    /// A grid of many levels.
+    /// A multigrid solver.
     Ocean,
-    /// Forces between all pairs.
+    /// Forces between all pairs of molecules.
     Water,
-    /// Blocks in random places of a large window.
+    /// Blocks at random positions of a large window.
     Random,
-    /// Pages in random places of a window that is far larger than the memory behind it.
+    /// Pages at random positions of a window that is far larger than the memory behind it.
     Sparse,
 }
 
-/// A program and its size, the meaning of which depends on the program.
+/// A program and its size, in a unit that depends on the program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Problem {
-    pub(super) kind: Kind,
+    pub(super) kind: ProgramKind,
     pub(super) scale: usize,
 }
 
-impl Kind {
-    /// Its name in tables.
+impl ProgramKind {
+    /// Name in tables.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Fourier => "fourier",
@@ -71,8 +71,8 @@ impl Kind {
     }
 }
 
-/// Any of the programs, as one member sees it.
-pub(super) struct Any(Program);
+/// Any of the programs, for one member.
+pub(super) struct AnyProgram(Program);
 
 enum Program {
     Fourier(fourier::Fourier),
@@ -84,7 +84,7 @@ enum Program {
     Sparse(sparse::Sparse),
 }
 
-/// Calls a method of whichever program it is.
+/// Calls a method of the contained program.
 macro_rules! each {
     ($any:expr, $workload:ident => $call:expr) => {
         match $any {
@@ -99,28 +99,28 @@ macro_rules! each {
     };
 }
 
-impl Any {
-    /// The program of a problem, if it can be dealt among so many members.
+impl AnyProgram {
+    /// Creates the program of a problem; fails if it cannot be distributed among `size` members.
     pub(super) fn new(problem: Problem, rank: usize, size: usize) -> anyhow::Result<Self> {
         let scale = problem.scale;
         Ok(Self(match problem.kind {
-            Kind::Fourier => Program::Fourier(fourier::Fourier::new(scale, size)?),
-            Kind::Lu => Program::Lu(lu::Lu::new(scale, rank, size)?),
-            Kind::Radix => Program::Radix(radix::Radix::new(scale, size)?),
-            Kind::Ocean => Program::Ocean(ocean::Ocean::new(scale, rank, size)?),
-            Kind::Water => Program::Water(water::Water::new(scale, size)?),
-            Kind::Random => Program::Random(random::Random::new(scale, size)?),
-            Kind::Sparse => Program::Sparse(sparse::Sparse::new(scale, size)?),
+            ProgramKind::Fourier => Program::Fourier(fourier::Fourier::new(scale, size)?),
+            ProgramKind::Lu => Program::Lu(lu::Lu::new(scale, rank, size)?),
+            ProgramKind::Radix => Program::Radix(radix::Radix::new(scale, size)?),
+            ProgramKind::Ocean => Program::Ocean(ocean::Ocean::new(scale, rank, size)?),
+            ProgramKind::Water => Program::Water(water::Water::new(scale, size)?),
+            ProgramKind::Random => Program::Random(random::Random::new(scale, size)?),
+            ProgramKind::Sparse => Program::Sparse(sparse::Sparse::new(scale, size)?),
         }))
     }
 
-    /// Whether the memory is to be touched before anything is exposed.
+    /// Returns whether the memory is touched before it is exposed.
     pub(super) fn is_dense(&self) -> bool {
         !matches!(self.0, Program::Sparse(_))
     }
 }
 
-impl Workload for Any {
+impl Workload for AnyProgram {
     fn bytes(&self) -> usize {
         each!(&self.0, workload => workload.bytes())
     }
@@ -138,34 +138,34 @@ impl Workload for Any {
     }
 }
 
-/// A number from 0 to 1 out of the bits of another.
-fn unit(bits: u64) -> f64 {
+/// Converts bits to a number from 0 to 1.
+fn unit_interval(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Rows and columns of members, as square as their number permits.
+/// Rows and columns of members, as close to a square as their number permits.
 fn rows_and_columns(size: usize) -> (usize, usize) {
     let rows = (1..=size).take_while(|rows| rows * rows <= size);
     let rows = rows.filter(|&rows| size.is_multiple_of(rows)).last().unwrap_or(1);
     (rows, size / rows)
 }
 
-/// Folds bits of numbers into one, so that equal results are known without keeping them.
+/// Folds values into one checksum, so that results can be compared without storing them.
 fn digest(values: impl IntoIterator<Item = u64>) -> u64 {
     values.into_iter().fold(0, |sum: u64, value| sum.rotate_left(5).wrapping_add(value))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::team::threads::together;
+    use super::super::team::threads::run_members;
     use super::*;
 
-    /// Runs a program twice on so many members and hands back its number.
-    fn result(kind: Kind, scale: usize, size: usize) -> u64 {
+    /// Runs a program twice on `size` members and returns its checksum.
+    fn result(kind: ProgramKind, scale: usize, size: usize) -> u64 {
         let problem = Problem { kind, scale };
-        let bytes = Any::new(problem, 0, size).unwrap().bytes();
-        let results = together(size, bytes, |mut team| {
-            let mut program = Any::new(problem, team.rank(), size).unwrap();
+        let bytes = AnyProgram::new(problem, 0, size).unwrap().bytes();
+        let results = run_members(size, bytes, |mut team| {
+            let mut program = AnyProgram::new(problem, team.rank(), size).unwrap();
             let mut once = || {
                 program.prepare(&mut team).unwrap();
                 team.barrier().unwrap();
@@ -184,12 +184,12 @@ mod tests {
     fn every_program_checks_out_with_any_number_of_members() {
         for size in [1, 2, 4] {
             for (kind, scale) in [
-                (Kind::Fourier, 16),
-                (Kind::Lu, 160),
-                (Kind::Radix, 1 << 14),
-                (Kind::Ocean, 128),
-                (Kind::Water, 64),
-                (Kind::Random, 8),
+                (ProgramKind::Fourier, 16),
+                (ProgramKind::Lu, 160),
+                (ProgramKind::Radix, 1 << 14),
+                (ProgramKind::Ocean, 128),
+                (ProgramKind::Water, 64),
+                (ProgramKind::Random, 8),
             ] {
                 result(kind, scale, size);
             }
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn programs_without_sums_give_the_same_however_they_are_dealt() {
-        for (kind, scale) in [(Kind::Radix, 1 << 12), (Kind::Ocean, 64)] {
+        for (kind, scale) in [(ProgramKind::Radix, 1 << 12), (ProgramKind::Ocean, 64)] {
             let alone = result(kind, scale, 1);
             assert_eq!(result(kind, scale, 2), alone, "{kind:?}");
             assert_eq!(result(kind, scale, 4), alone, "{kind:?}");

@@ -1,19 +1,19 @@
-//! A sort of whole numbers by digits. Every pass moves each key to its place among all members'
-//! keys; keys that go one behind the other travel in small bursts, so that puts go all over the
-//! array, as the keys do.
+//! Radix sort of integers. Every pass moves each key to its position among the keys of all members;
+//! consecutive keys of one digit are put in small bursts, so that puts are spread over the whole
+//! array.
 
 use anyhow::ensure;
 
 use super::Workload;
-use crate::bench::group::mixed;
-use crate::bench::lookup::team::{Team, agree};
+use crate::bench::group::splitmix64;
+use crate::bench::lookup::team::{Team, ensure_all};
 
 const DIGIT_BITS: u32 = 11;
 const DIGITS: usize = 1 << DIGIT_BITS;
 const PASSES: u32 = u32::BITS.div_ceil(DIGIT_BITS);
-/// Keys of one digit that travel together.
+/// Keys of one digit that are put together.
 const BURST_KEYS: usize = 256;
-/// Keys that are looked at before others are fetched from the window.
+/// Keys that are fetched from the window at a time.
 const CHUNK_KEYS: usize = 4096;
 
 pub(super) struct Radix {
@@ -29,17 +29,17 @@ impl Radix {
         Ok(Self { keys: keys / size, size })
     }
 
-    /// Where the array of a pass begins; the result of the last is in the one behind it.
+    /// Offset of the array of a pass; a pass writes its result to the array of the next.
     fn array(&self, pass: u32) -> usize {
         pass as usize % 2 * self.keys
     }
 
-    /// Where the counts of a member are, in everybody's memory.
+    /// Offset of the counts of a member, in the memory of every member.
     fn counts(&self, rank: usize) -> usize {
         2 * self.keys + rank * DIGITS
     }
 
-    /// Looks at all own keys, in order.
+    /// Calls `look` with all own keys, in order.
     fn each_chunk<T: Team>(
         &self,
         team: &mut T,
@@ -56,8 +56,8 @@ impl Radix {
         Ok(())
     }
 
-    /// Where the next key of each digit goes.
-    fn places(&self, team: &mut impl Team, pass: u32) -> anyhow::Result<Vec<u32>> {
+    /// Position of the next key of each digit.
+    fn digit_offsets(&self, team: &mut impl Team, pass: u32) -> anyhow::Result<Vec<u32>> {
         let mut counts = vec![0u32; DIGITS];
         self.each_chunk(team, pass, |_, keys| {
             keys.iter().for_each(|&key| counts[digit(key, pass)] += 1);
@@ -84,7 +84,7 @@ impl Radix {
         }))
     }
 
-    /// Puts keys to their places, which may be at two members.
+    /// Puts keys to their positions, which may be at two members.
     fn put(
         &self,
         team: &mut impl Team,
@@ -103,7 +103,7 @@ impl Radix {
     }
 
     fn permute(&self, team: &mut impl Team, pass: u32) -> anyhow::Result<()> {
-        let mut places = self.places(team, pass)?;
+        let mut places = self.digit_offsets(team, pass)?;
         let array = self.array(pass + 1);
         let mut bursts = vec![0u32; DIGITS * BURST_KEYS];
         let mut waiting = vec![0u16; DIGITS];
@@ -138,7 +138,7 @@ impl Workload for Radix {
         let (first, count) = ((team.rank() * self.keys) as u64, self.keys);
         team.own(|keys: &mut [u32]| {
             for (key, place) in keys[..count].iter_mut().zip(first..) {
-                *key = mixed(place) as u32;
+                *key = splitmix64(place) as u32;
             }
         });
         Ok(())
@@ -151,19 +151,20 @@ impl Workload for Radix {
     fn check(&mut self, team: &mut impl Team) -> anyhow::Result<u64> {
         let (array, count) = (self.array(PASSES), self.keys);
         let first = (team.rank() * count) as u64;
-        let before = (first..).take(count).map(|place| mixed(u64::from(mixed(place) as u32)));
+        let before =
+            (first..).take(count).map(|place| splitmix64(u64::from(splitmix64(place) as u32)));
         let before = before.fold(0, u64::wrapping_add);
         let (sorted, edges, after) = team.own(|keys: &mut [u32]| {
             let keys = &keys[array..][..count];
-            let after = keys.iter().map(|&key| mixed(key.into())).fold(0, u64::wrapping_add);
+            let after = keys.iter().map(|&key| splitmix64(key.into())).fold(0, u64::wrapping_add);
             (keys.is_sorted(), [keys[0], keys[count - 1]], after)
         });
         let [low, high] = edges.map(u64::from);
         let all = team.gather(&[low, high, before, after])?;
         let in_order = all.windows(2).all(|pair| pair[0][1] <= pair[1][0]);
-        agree(team, sorted && in_order, "the keys are in order")?;
+        ensure_all(team, sorted && in_order, "the keys are in order")?;
         let total = |word: usize| all.iter().map(|words| words[word]).fold(0, u64::wrapping_add);
-        agree(team, total(2) == total(3), "no key is lost")?;
+        ensure_all(team, total(2) == total(3), "no key is lost")?;
         Ok(total(3))
     }
 }
@@ -175,12 +176,12 @@ fn digit(key: u32, pass: u32) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::lookup::team::threads::together;
+    use crate::bench::lookup::team::threads::run_members;
 
     #[test]
     fn a_lost_key_is_noticed() {
         let bytes = Radix::new(1 << 10, 1).unwrap().bytes();
-        together(1, bytes, |mut team| {
+        run_members(1, bytes, |mut team| {
             let mut radix = Radix::new(1 << 10, 1).unwrap();
             radix.prepare(&mut team).unwrap();
             radix.run(&mut team).unwrap();

@@ -1,19 +1,19 @@
-//! Blocks in random places of a large window, got and put in turn: the worst that a cache of
-//! translations can meet. One half of the window is read by the others, the other half is dealt
-//! among those who write to it.
+//! Blocks at random positions of a large window, got and put alternately: the worst case for a
+//! translation cache. The other members read one half of the window; the other half is divided
+//! among the members that write to it.
 
 use anyhow::ensure;
 
 use super::Workload;
-use crate::bench::group::mixed;
-use crate::bench::lookup::team::{Team, agree};
+use crate::bench::group::splitmix64;
+use crate::bench::lookup::team::{Team, ensure_all};
 
 const SLOT_WORDS: usize = (64 << 10) / 8;
-/// Blocks have this many words, or 2, 4, 8 or 16 times as many, up to a slot.
-const LEAST_WORDS: usize = (4 << 10) / 8;
+/// Minimum size of a block in words. Blocks are 1, 2, 4, 8 or 16 times as large, up to a slot.
+const MIN_WORDS: usize = (4 << 10) / 8;
 /// Accesses of one member in one run.
 const ACCESSES: u64 = 4096;
-/// By how much a word differs from the one before it.
+/// Difference of two consecutive words.
 const STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
 pub(super) struct Random {
@@ -23,48 +23,48 @@ pub(super) struct Random {
     run: u64,
 }
 
-/// One access: where, how much, and which way.
-struct Access {
+/// One access: position, length and direction.
+struct RandomAccess {
     slot: usize,
     words: usize,
     puts: bool,
 }
 
 impl Random {
-    /// Windows of so many MiB.
+    /// Windows of `megabytes` MiB.
     pub(super) fn new(megabytes: usize, size: usize) -> anyhow::Result<Self> {
         let slots = (megabytes << 20) / 2 / (SLOT_WORDS * 8);
         ensure!(slots >= size, "{megabytes} MiB are too small for {size} members");
         Ok(Self { slots, size, run: 0 })
     }
 
-    /// The accesses of a member in this run, each with the member it goes to.
-    fn accesses(&self, rank: usize) -> impl Iterator<Item = (usize, Access)> + use<> {
+    /// Accesses of a member in this run, each with the member that it accesses.
+    fn accesses(&self, rank: usize) -> impl Iterator<Item = (usize, RandomAccess)> + use<> {
         let (slots, size, run) = (self.slots, self.size, self.run);
-        let seed = mixed(run << 32 | rank as u64);
+        let seed = splitmix64(run << 32 | rank as u64);
         (0..ACCESSES).map(move |number| {
-            let chance = mixed(seed ^ number);
-            // To the others in turn, or to oneself when alone.
+            let chance = splitmix64(seed ^ number);
+            // The other members in turn, or this member if it is alone.
             let peer = if size == 1 { 0 } else { 1 + number as usize / 2 % (size - 1) };
             let puts = number % 2 == 1;
-            // What is put goes to the part of the writer.
+            // A put goes to the writer's part.
             let among = if puts { slots / size } else { slots };
             let slot = (chance >> 8) as usize % among;
             let slot = if puts { slots + rank * (slots / size) + slot } else { slot };
-            let words = LEAST_WORDS << (chance % 5);
-            ((rank + peer) % size, Access { slot, words, puts })
+            let words = MIN_WORDS << (chance % 5);
+            ((rank + peer) % size, RandomAccess { slot, words, puts })
         })
     }
 
-    /// What the words of a slot are that a member has written in this run.
-    fn written(&self, writer: usize, slot: usize) -> u64 {
-        mixed(self.run << 40 ^ (writer as u64) << 32 ^ slot as u64)
+    /// First word of a slot that a member has written in this run.
+    fn written_word(&self, writer: usize, slot: usize) -> u64 {
+        splitmix64(self.run << 40 ^ (writer as u64) << 32 ^ slot as u64)
     }
 }
 
-/// The first word of a slot that never changes.
-fn lasting(owner: usize, slot: usize) -> u64 {
-    mixed((owner as u64) << 48 | slot as u64)
+/// First word of a slot that never changes.
+fn constant_word(owner: usize, slot: usize) -> u64 {
+    splitmix64((owner as u64) << 48 | slot as u64)
 }
 
 fn fill(words: &mut [u64], first: u64) {
@@ -98,7 +98,7 @@ impl Workload for Random {
         let (own, slots) = (team.rank(), self.slots);
         team.own(|words: &mut [u64]| {
             for (slot, words) in words.chunks_exact_mut(SLOT_WORDS).take(slots).enumerate() {
-                fill(words, lasting(own, slot));
+                fill(words, constant_word(own, slot));
             }
         });
         Ok(())
@@ -110,11 +110,11 @@ impl Workload for Random {
         for (peer, access) in self.accesses(own) {
             let (place, block) = (access.slot * SLOT_WORDS, &mut block[..access.words]);
             if access.puts {
-                fill(block, self.written(own, access.slot));
+                fill(block, self.written_word(own, access.slot));
                 team.put(peer, place, block)?;
             } else {
                 team.get(peer, place, block)?;
-                let right = is_filled(block, lasting(peer, access.slot));
+                let right = is_filled(block, constant_word(peer, access.slot));
                 ensure!(right, "slot {} of member {peer} holds something else", access.slot);
             }
         }
@@ -127,14 +127,14 @@ impl Workload for Random {
         for writer in 0..self.size {
             for (peer, access) in self.accesses(writer) {
                 if access.puts && peer == own {
-                    let first = self.written(writer, access.slot);
+                    let first = self.written_word(writer, access.slot);
                     right &= team.own(|words: &mut [u64]| {
                         is_filled(&words[access.slot * SLOT_WORDS..][..access.words], first)
                     });
                 }
             }
         }
-        agree(team, right, "all that was put is there")?;
+        ensure_all(team, right, "all that was put is there")?;
         Ok(0)
     }
 }
@@ -142,12 +142,12 @@ impl Workload for Random {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::lookup::team::threads::together;
+    use crate::bench::lookup::team::threads::run_members;
 
     #[test]
     fn a_wrong_word_is_noticed() {
         let bytes = Random::new(1, 1).unwrap().bytes();
-        together(1, bytes, |mut team| {
+        run_members(1, bytes, |mut team| {
             let mut random = Random::new(1, 1).unwrap();
             random.prepare(&mut team).unwrap();
             random.run(&mut team).unwrap();

@@ -1,11 +1,11 @@
-//! Pages in random places of a window that is far larger than the memory behind it. Every page is
-//! put once and got once, so that the cache hardly ever has it; only these pages take memory.
+//! Pages at random positions of a window that is far larger than the memory behind it. Every page
+//! is put once and got once, so the cache rarely has it; only these pages use memory.
 
 use anyhow::ensure;
 
 use super::Workload;
-use crate::bench::group::mixed;
-use crate::bench::lookup::team::{Team, agree};
+use crate::bench::group::splitmix64;
+use crate::bench::lookup::team::{Team, ensure_all};
 
 const PAGE_WORDS: usize = 4096 / 8;
 /// Pages that one member writes in one run.
@@ -17,20 +17,21 @@ pub(super) struct Sparse {
 }
 
 impl Sparse {
-    /// Windows of so many GiB.
+    /// Windows of `gigabytes` GiB.
     pub(super) fn new(gigabytes: usize, size: usize) -> anyhow::Result<Self> {
         let bytes = gigabytes << 30;
         ensure!(bytes / 8 / PAGE_WORDS / size >= PAGES as usize, "too small for so many pages");
         Ok(Self { bytes, size })
     }
 
-    /// The pages of a member's turn: every one in a stretch of its own, so that all differ.
+    /// Page with a number of a member: every number has a range of its own, so that all pages
+    /// differ.
     fn page(&self, rank: usize, number: u64) -> usize {
         let stretch = self.bytes / 8 / PAGE_WORDS / PAGES as usize;
-        // By a step that visits all stretches, but none after its neighbour.
+        // The step of 4097 visits all ranges, and never two adjacent ranges in succession.
         let at = (number * 4097 % PAGES) as usize;
         let part = stretch / self.size;
-        at * stretch + rank * part + mixed(number) as usize % part
+        at * stretch + rank * part + splitmix64(number) as usize % part
     }
 }
 
@@ -47,20 +48,20 @@ impl Workload for Sparse {
         let (own, peer) = (team.rank(), (team.rank() + 1) % self.size);
         let mut words = [0u64; PAGE_WORDS];
         for number in 0..PAGES {
-            words.fill(mixed(number ^ (own as u64) << 32));
+            words.fill(splitmix64(number ^ (own as u64) << 32));
             team.put(peer, self.page(own, number) * PAGE_WORDS, &words)?;
         }
         for number in 0..PAGES {
             team.get(peer, self.page(own, number) * PAGE_WORDS, &mut words)?;
-            let expected = mixed(number ^ (own as u64) << 32);
+            let expected = splitmix64(number ^ (own as u64) << 32);
             ensure!(words.iter().all(|word| *word == expected), "page {number} was not kept");
         }
         team.barrier()
     }
 
     fn check(&mut self, team: &mut impl Team) -> anyhow::Result<u64> {
-        // Every page was looked at when it was got back.
-        agree(team, true, "all pages were kept")?;
+        // Every page was verified when it was got back.
+        ensure_all(team, true, "all pages were kept")?;
         Ok(0)
     }
 }

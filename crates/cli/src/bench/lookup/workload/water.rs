@@ -1,21 +1,22 @@
-//! Forces between all pairs of molecules. Every member moves its own; it fetches where the others'
-//! are, one by one out of their large records, and puts the forces on them into their inboxes.
+//! Forces between all pairs of molecules. Every member moves its own molecules; it gets the
+//! positions of the others, one by one from their large records, and puts the forces on them into
+//! their inboxes.
 
 use anyhow::ensure;
 
-use super::{Workload, unit};
-use crate::bench::group::mixed;
-use crate::bench::lookup::team::{Team, agree, sum};
+use super::{Workload, unit_interval};
+use crate::bench::group::splitmix64;
+use crate::bench::lookup::team::{Team, ensure_all, sum};
 
-/// Numbers of a record: position, velocity, force, and room for what a real program keeps.
+/// Numbers of a record: position, velocity, force, and padding for what a real program stores.
 const RECORD: usize = 64;
 const VELOCITY: usize = 3;
 const FORCE: usize = 6;
 const STEPS: usize = 2;
 const STEP_TIME: f64 = 1e-3;
-/// Keeps the force between molecules in the same place finite.
+/// Keeps the force between molecules at the same position finite.
 const SOFTNESS: f64 = 1e-4;
-/// How many molecules of each member are checked against all others.
+/// Number of molecules of each member that are checked against all others.
 const CHECKED: usize = 4;
 
 pub(super) struct Water {
@@ -35,12 +36,12 @@ impl Water {
         self.own * self.size
     }
 
-    /// Where the forces of another member on these molecules arrive.
+    /// Offset of the forces that another member puts for these molecules.
     fn inbox(&self, from: usize) -> usize {
         self.own * RECORD + from * self.own * 3
     }
 
-    /// Where all molecules are.
+    /// Gets the positions of all molecules.
     fn positions(&self, team: &mut impl Team) -> anyhow::Result<Vec<[f64; 3]>> {
         let mut positions = vec![[0.0; 3]; self.molecules()];
         for (molecule, position) in positions.iter_mut().enumerate() {
@@ -49,13 +50,13 @@ impl Water {
         Ok(positions)
     }
 
-    /// The forces of all pairs that begin with an own molecule, on both of them. A molecule makes a
-    /// pair with the half of all that follow it.
+    /// Forces of all pairs that begin with an own molecule, on both molecules of the pair. A
+    /// molecule forms pairs with the half of all molecules that follow it.
     fn forces(&self, rank: usize, positions: &[[f64; 3]]) -> Vec<f64> {
         let (count, half) = (positions.len(), positions.len() / 2);
         let mut forces = vec![0.0; 3 * count];
         for one in rank * self.own..(rank + 1) * self.own {
-            // Those opposite to each other are a pair once.
+            // Opposite molecules form one pair, not two.
             let last = if one < half { half } else { half - 1 };
             let mut total = [0.0; 3];
             let end = one + 1 + last;
@@ -119,7 +120,7 @@ impl Workload for Water {
             for (molecule, record) in records.enumerate() {
                 record.fill(0.0);
                 for (axis, part) in record[..3].iter_mut().enumerate() {
-                    *part = unit(mixed((3 * (first + molecule) + axis) as u64));
+                    *part = unit_interval(splitmix64((3 * (first + molecule) + axis) as u64));
                 }
             }
         });
@@ -170,10 +171,10 @@ impl Workload for Water {
             }
             (0..3).all(|axis| (total[axis] - found[axis]).abs() < 1e-9 * size)
         });
-        agree(team, right, "the force on a molecule is the sum over all others")?;
+        ensure_all(team, right, "the force on a molecule is the sum over all others")?;
         let totals = sum(team, &shares)?;
         let balanced = totals[..3].iter().all(|total| total.abs() < 1e-9 * totals[3]);
-        agree(team, balanced, "all forces together are nothing")?;
+        ensure_all(team, balanced, "all forces together are nothing")?;
         let digests = team.gather(&[bits])?;
         Ok(super::digest(digests.into_iter().flatten()))
     }
@@ -182,7 +183,7 @@ impl Workload for Water {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bench::lookup::team::threads::together;
+    use crate::bench::lookup::team::threads::run_members;
 
     #[test]
     fn every_pair_is_counted_once() {
@@ -199,7 +200,7 @@ mod tests {
     #[test]
     fn a_wrong_force_is_noticed() {
         let bytes = Water::new(32, 1).unwrap().bytes();
-        together(1, bytes, |mut team| {
+        run_members(1, bytes, |mut team| {
             let mut water = Water::new(32, 1).unwrap();
             water.prepare(&mut team).unwrap();
             water.run(&mut team).unwrap();

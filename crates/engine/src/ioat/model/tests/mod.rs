@@ -1,4 +1,4 @@
-//! The model, driven by hand: registers are written, memory is mapped, words are looked at.
+//! Tests that drive the model by hand: they write registers, map memory and read words.
 
 mod copying;
 mod faults;
@@ -11,48 +11,53 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_sys::Pages;
-use memferry_sys::device::{Device, Direction};
+use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::pages::page_bytes;
 
-use super::super::descriptor::{DESCRIPTOR_BYTES, Descriptor};
+use super::super::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor};
 use super::super::registers::*;
 use super::*;
 
-/// Maps memory of a test, which nobody but the model and the test uses.
-fn map(model: &IoatModel, start: usize, pages: &mut [u64], direction: Direction) -> io::Result<()> {
-    // SAFETY: tests keep their memory until the model has stopped, or have it unmapped before.
+/// Maps memory of a test, which only the model and the test use.
+fn map(
+    model: &IoatModel,
+    start: usize,
+    pages: &mut [u64],
+    direction: DmaDirection,
+) -> io::Result<()> {
+    // SAFETY: tests keep their memory until the model has stopped, or unmap it before.
     unsafe { model.map(start, pages, direction) }
 }
 
-/// Waits for something that happens sooner or later.
-fn await_that(what: &str, mut is_so: impl FnMut() -> bool) {
-    let patience = Instant::now() + Duration::from_secs(60);
-    while !is_so() {
-        assert!(Instant::now() < patience, "in vain: {what}");
+/// Polls a condition until it holds.
+fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(Instant::now() < deadline, "timeout waiting for {what}");
         std::thread::yield_now();
     }
 }
 
 /// Memory that is mapped for the device until it is dropped.
-struct Mapped {
+struct MappedPages {
     model: Arc<IoatModel>,
     pages: Pages,
     addresses: Vec<u64>,
 }
 
-impl Mapped {
+impl MappedPages {
     fn new(model: &Arc<IoatModel>, pages: usize) -> Self {
-        Self::with(model, pages, Direction::Writes)
+        Self::with(model, pages, DmaDirection::Bidirectional)
     }
 
-    fn with(model: &Arc<IoatModel>, count: usize, direction: Direction) -> Self {
+    fn with(model: &Arc<IoatModel>, count: usize, direction: DmaDirection) -> Self {
         let pages = Pages::new(count * page_bytes()).unwrap();
         let mut addresses = vec![0; count];
         map(model, pages.as_ptr() as usize, &mut addresses, direction).unwrap();
         Self { model: model.clone(), pages, addresses }
     }
 
-    /// The same with bytes that differ from their neighbours.
+    /// Like `new`, with bytes that differ from their neighbours.
     fn patterned(model: &Arc<IoatModel>, count: usize) -> Self {
         let mut memory = Self::new(model, count);
         for (index, byte) in memory.pages.as_mut_slice().iter_mut().enumerate() {
@@ -61,7 +66,7 @@ impl Mapped {
         memory
     }
 
-    /// The device's address of a byte.
+    /// The IOVA of a byte.
     fn at(&self, byte: usize) -> u64 {
         self.addresses[byte / page_bytes()] + (byte % page_bytes()) as u64
     }
@@ -71,17 +76,17 @@ impl Mapped {
     }
 }
 
-impl Drop for Mapped {
+impl Drop for MappedPages {
     fn drop(&mut self) {
-        self.model.end(&self.addresses);
+        self.model.unmap_pages(&self.addresses);
     }
 }
 
-/// What a driver does to a device, for tests that are the only driver of theirs.
-trait Driving: Device {
+/// The accesses of a driver, for tests that are the only driver of their device.
+trait DriverAccess: DmaDevice {
     fn set8(&self, at: usize, value: u8) {
-        // SAFETY: what is mapped is the test's own memory, and the test reads it when the device is
-        // through with it.
+        // SAFETY: mapped memory is the test's own, and the test reads it when the device has
+        // finished.
         unsafe { self.write8(at, value) };
     }
     fn set16(&self, at: usize, value: u16) {
@@ -96,34 +101,34 @@ trait Driving: Device {
         // SAFETY: as above.
         unsafe { self.write64(at, value) };
     }
-    fn end(&self, pages: &[u64]) {
+    fn unmap_pages(&self, pages: &[u64]) {
         // SAFETY: no other driver has mappings.
         unsafe { self.unmap(pages) };
     }
 }
 
-impl Driving for IoatModel {}
+impl DriverAccess for IoatModel {}
 
 /// A channel with a ring of descriptors in two pages and a completion word.
-struct Rig {
+struct ChannelRig {
     model: Arc<IoatModel>,
     channel: usize,
-    ring: Mapped,
-    word: Mapped,
-    /// How many descriptors were put into the ring.
+    ring: MappedPages,
+    word: MappedPages,
+    /// The number of descriptors that were put into the ring.
     put: usize,
 }
 
 const SLOTS_PER_PAGE: usize = 4096 / DESCRIPTOR_BYTES;
 
-impl Rig {
-    /// The first channel of a device, ready to work.
+impl ChannelRig {
+    /// The first channel of a device, ready to run.
     fn new(model: &Arc<IoatModel>) -> Self {
         Self::on(model, 0)
     }
 
     fn on(model: &Arc<IoatModel>, channel: usize) -> Self {
-        let (ring, word) = (Mapped::new(model, 2), Mapped::new(model, 1));
+        let (ring, word) = (MappedPages::new(model, 2), MappedPages::new(model, 1));
         let mut rig = Self { model: model.clone(), channel, ring, word, put: 0 };
         rig.start();
         rig
@@ -133,7 +138,7 @@ impl Rig {
         channel_base(self.channel) + offset
     }
 
-    /// Brings the channel from any state to the beginning of an empty chain.
+    /// Resets the channel from any state and starts an empty chain.
     fn start(&mut self) {
         self.reset();
         self.put = 0;
@@ -148,29 +153,29 @@ impl Rig {
         let errors = self.errors();
         self.model.set32(self.register(CHANERR), errors);
         self.model.set8(self.register(CHANCMD), CHANCMD_RESET);
-        await_that("the end of a reset", || !self.is_in_reset());
+        wait_until("the end of a reset", || !self.is_in_reset());
     }
 
     fn is_in_reset(&self) -> bool {
         self.model.read8(self.register(CHANCMD)) & CHANCMD_RESET != 0
     }
 
-    /// The device's address of a descriptor, by its number.
+    /// The IOVA of a descriptor, by its number.
     fn slot(&self, number: usize) -> u64 {
         self.ring.at(number % (2 * SLOTS_PER_PAGE) * DESCRIPTOR_BYTES)
     }
 
-    /// Puts a descriptor behind the others, and says where it is.
-    fn put(&mut self, descriptor: Descriptor) -> u64 {
+    /// Appends a descriptor; returns its address.
+    fn put(&mut self, descriptor: IoatDescriptor) -> u64 {
         let next = self.slot(self.put + 1);
         self.put_as_is(descriptor.with_next(next))
     }
 
-    /// The same, with the next of the test's choice.
-    fn put_as_is(&mut self, descriptor: Descriptor) -> u64 {
+    /// Appends a descriptor with the `next` of the test's choice.
+    fn put_as_is(&mut self, descriptor: IoatDescriptor) -> u64 {
         let number = self.put % (2 * SLOTS_PER_PAGE);
-        let slots = self.ring.pages.as_ptr().cast::<Descriptor>();
-        // SAFETY: inside the two pages of the ring, at a slot that the device has not been told of.
+        let slots = self.ring.pages.as_ptr().cast::<IoatDescriptor>();
+        // SAFETY: inside the two pages of the ring, at a slot that was not published to the device.
         unsafe { slots.add(number).write(descriptor) };
         self.put += 1;
         self.slot(number)
@@ -180,15 +185,15 @@ impl Rig {
         self.model.set16(self.register(DMACOUNT), self.put as u16);
     }
 
-    /// Puts one descriptor that tells when it is finished, rings, and waits for that.
-    fn run(&mut self, descriptor: Descriptor) {
+    /// Runs one descriptor with a completion write, and waits for it.
+    fn run(&mut self, descriptor: IoatDescriptor) {
         let address = self.put(descriptor.with_write_back());
         self.ring();
         self.await_word(address);
     }
 
-    /// The same for one that fails: the errors.
-    fn fail(&mut self, descriptor: Descriptor) -> u32 {
+    /// Runs one descriptor that fails; returns the errors.
+    fn fail(&mut self, descriptor: IoatDescriptor) -> u32 {
         self.put(descriptor.with_write_back());
         self.ring();
         self.await_state(ChannelState::Halted);
@@ -196,11 +201,11 @@ impl Rig {
     }
 
     fn await_word(&self, address: u64) {
-        await_that("a completion", || self.word() & CHANSTS_COMPLETED == address);
+        wait_until("a completion", || self.word() & CHANSTS_COMPLETED == address);
     }
 
     fn await_state(&self, state: ChannelState) {
-        await_that("a state", || self.state() == Some(state));
+        wait_until("a state", || self.state() == Some(state));
     }
 
     fn word(&self) -> u64 {
@@ -212,7 +217,7 @@ impl Rig {
     }
 
     fn atomic_word(&self) -> &AtomicU64 {
-        // SAFETY: the first bytes of a page that lives as long as this, used by atomics only.
+        // SAFETY: the first bytes of a page that lives as long as this, accessed by atomics only.
         unsafe { AtomicU64::from_ptr(self.word.pages.as_ptr().cast()) }
     }
 
@@ -228,13 +233,13 @@ impl Rig {
         self.model.read32(self.register(CHANERR))
     }
 
-    fn counters(&self) -> Counters {
+    fn counters(&self) -> IoatModelCounters {
         self.model.counters(self.channel)
     }
 }
 
-/// Everything is unmapped, and the driver made no mistake.
+/// Asserts that everything is unmapped and the driver violated nothing.
 fn assert_clean(model: &IoatModel) {
-    assert_eq!(model.mistakes(), Vec::<String>::new());
+    assert_eq!(model.protocol_violations(), Vec::<String>::new());
     assert_eq!(model.mapped_pages(), 0);
 }

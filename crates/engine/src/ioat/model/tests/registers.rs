@@ -2,10 +2,10 @@
 
 use super::*;
 
-fn mistakes_of(model: &IoatModel, deed: impl FnOnce(&IoatModel)) -> usize {
-    let before = model.mistakes().len();
+fn violations_of(model: &IoatModel, deed: impl FnOnce(&IoatModel)) -> usize {
+    let before = model.protocol_violations().len();
     deed(model);
-    model.mistakes().len() - before
+    model.protocol_violations().len() - before
 }
 
 #[test]
@@ -42,7 +42,7 @@ fn registers_keep_what_is_written_unless_they_are_read_only() {
     assert_eq!(model.read64(base + CHAINADDR), 0xAB_CDEF_0040);
     assert_eq!((model.read32(base + CHANERRMASK), model.read16(INTRDELAY)), (0x30000, 9));
     assert_clean(&model);
-    let read_only = mistakes_of(&model, |model| {
+    let read_only = violations_of(&model, |model| {
         model.set8(CHANCNT, 9);
         model.set8(XFERCAP, 9);
         model.set8(CBVER, 9);
@@ -81,7 +81,7 @@ fn the_first_who_reads_the_control_register_has_the_channel() {
 fn accesses_that_make_no_sense_are_kept_as_mistakes() {
     let model = IoatModel::new();
     let base = channel_base(0);
-    let wrong = mistakes_of(&model, |model| {
+    let wrong = violations_of(&model, |model| {
         assert_eq!(model.read32(CHANCNT), u32::MAX);
         assert_eq!(model.read8(base + CHANSTS), u8::MAX);
         assert_eq!(model.read64(base + DMACOUNT), u64::MAX);
@@ -94,20 +94,20 @@ fn accesses_that_make_no_sense_are_kept_as_mistakes() {
         model.set8(base + CHANCMD, 0x01);
     });
     assert_eq!(wrong, 10);
-    assert!(model.mistakes()[0].starts_with("0x0 was read with 32 bits"));
-    let expected = "0x86 was written with 32 bits as 0x1: that is not how wide the register is";
-    assert_eq!(model.mistakes()[6], expected);
+    assert!(model.protocol_violations()[0].starts_with("0x0 was read with 32 bits"));
+    let expected = "0x86 was written with 32 bits as 0x1: the width is not that of the register";
+    assert_eq!(model.protocol_violations()[6], expected);
 }
 
 #[test]
 fn a_chain_is_not_to_be_written_while_the_channel_is_active() {
     let model = IoatModel::new();
-    let mut rig = Rig::new(&model);
-    model.set_faults(Faults { stalls: When::At(1), ..Faults::default() });
-    rig.put(Descriptor::null());
+    let mut rig = ChannelRig::new(&model);
+    model.set_faults(IoatFaults { stalls: FaultSchedule::At(1), ..IoatFaults::default() });
+    rig.put(IoatDescriptor::null());
     rig.ring();
     let chain = rig.slot(0);
-    let wrong = mistakes_of(&model, |model| {
+    let wrong = violations_of(&model, |model| {
         model.set64(rig.register(CHAINADDR), 0x4000);
         model.set64(rig.register(CHANCMP), 0x4000);
     });
@@ -119,16 +119,16 @@ fn a_chain_is_not_to_be_written_while_the_channel_is_active() {
 fn a_doorbell_without_a_chain_is_a_mistake() {
     let model = IoatModel::new();
     let at = channel_base(0) + DMACOUNT;
-    assert_eq!(mistakes_of(&model, |model| model.set16(at, 1)), 1);
+    assert_eq!(violations_of(&model, |model| model.set16(at, 1)), 1);
     assert_eq!(model.counters(0).doorbells, 1);
 }
 
 #[test]
 fn a_new_chain_counts_from_the_beginning() {
     let model = IoatModel::new();
-    let mut rig = Rig::new(&model);
+    let mut rig = ChannelRig::new(&model);
     for _ in 0..3 {
-        rig.run(Descriptor::null());
+        rig.run(IoatDescriptor::null());
     }
     assert_eq!(model.read16(rig.register(DMACOUNT)), 3);
     let third = rig.slot(2);
@@ -139,7 +139,7 @@ fn a_new_chain_counts_from_the_beginning() {
     rig.set_word(0);
     model.set16(rig.register(DMACOUNT), 1);
     rig.await_word(third);
-    assert_eq!(model.mistakes(), Vec::<String>::new());
+    assert_eq!(model.protocol_violations(), Vec::<String>::new());
 }
 
 #[test]
@@ -149,26 +149,26 @@ fn memory_is_mapped_only_where_there_is_some() {
     let at = pages.as_ptr() as usize;
     drop(pages);
     let mut addresses = [0; 2];
-    let nowhere = map(&model, page_bytes(), &mut addresses, Direction::Reads).unwrap_err();
+    let nowhere = map(&model, page_bytes(), &mut addresses, DmaDirection::ToDevice).unwrap_err();
     assert_eq!(nowhere.raw_os_error(), Some(EFAULT));
     assert_clean(&model);
-    let crooked = map(&model, at + 1, &mut addresses, Direction::Reads).unwrap_err();
+    let crooked = map(&model, at + 1, &mut addresses, DmaDirection::ToDevice).unwrap_err();
     assert_eq!(crooked.raw_os_error(), Some(EINVAL));
-    assert_eq!((model.mistakes().len(), model.mapped_pages()), (1, 0));
+    assert_eq!((model.protocol_violations().len(), model.mapped_pages()), (1, 0));
 }
 
 #[test]
 fn memory_that_cannot_be_written_is_mapped_for_reading_only() {
     let model = IoatModel::new();
     let pages = Pages::new(page_bytes()).unwrap();
-    // SAFETY: takes rights away from a page of the test's own that nobody uses.
+    // SAFETY: removes access rights from a page of the test's own that nothing uses.
     let done = unsafe { libc::mprotect(pages.as_ptr().cast(), page_bytes(), libc::PROT_READ) };
     assert_eq!(done, 0);
     let (at, mut addresses) = (pages.as_ptr() as usize, [0]);
-    let refused = map(&model, at, &mut addresses, Direction::Writes).unwrap_err();
+    let refused = map(&model, at, &mut addresses, DmaDirection::Bidirectional).unwrap_err();
     assert_eq!(refused.raw_os_error(), Some(EFAULT));
-    map(&model, at, &mut addresses, Direction::Reads).unwrap();
-    model.end(&addresses);
+    map(&model, at, &mut addresses, DmaDirection::ToDevice).unwrap();
+    model.unmap_pages(&addresses);
     assert_clean(&model);
 }
 
@@ -176,13 +176,13 @@ fn memory_that_cannot_be_written_is_mapped_for_reading_only() {
 fn a_page_may_be_mapped_twice_and_has_two_addresses() {
     let model = IoatModel::new();
     {
-        let memory = Mapped::new(&model, 1);
+        let memory = MappedPages::new(&model, 1);
         let mut again = [0];
-        map(&model, memory.pages.as_ptr() as usize, &mut again, Direction::Reads).unwrap();
+        map(&model, memory.pages.as_ptr() as usize, &mut again, DmaDirection::ToDevice).unwrap();
         assert_ne!(memory.addresses, again);
         assert_eq!(model.mapped_pages(), 2);
-        model.end(&again);
-        assert_eq!(mistakes_of(&model, |model| model.end(&again)), 1);
+        model.unmap_pages(&again);
+        assert_eq!(violations_of(&model, |model| model.unmap_pages(&again)), 1);
     }
     assert_eq!(model.mapped_pages(), 0);
 }

@@ -1,0 +1,177 @@
+//! Pipelined pinning of a long transfer, so that the engine copies the first bytes while later
+//! pages are still being pinned.
+//!
+//! Source and target are pinned independently, each in ranges that end at a page boundary:
+//! otherwise the ranges of a copy between differently aligned addresses would share pages, and the
+//! cache would pin these repeatedly. Successive ranges grow, and a range that the cache contains in
+//! a larger one extends to the end of that one.
+
+use std::sync::Arc;
+
+use memferry_engine::MemoryKind;
+use memferry_engine::completion::ChannelBatch;
+use memferry_engine::contract::{Channel, DescriptorLeases};
+use memferry_memory::pin_cache::Lease;
+use memferry_memory::pinning::{Access, ChunkSchedule, PageRange};
+use memferry_sys::pages::page_bytes;
+
+use super::{EngineRegistrations, RegistrationError};
+use crate::parts::PartBuilder;
+
+/// Up to this number of pages, pinning everything takes no longer than pinning the first range.
+const SINGLE_PIN_PAGES: usize = 8;
+
+/// Maximum number of pages of a pinned range.
+const MAX_PIN_PAGES: usize = 1024;
+
+/// Iterator over the batches of a transfer in parts. Each step pins the memory of one batch and
+/// claims its chunk. A caller that submits each batch before the next step lets the engine copy
+/// meanwhile.
+#[derive(Debug)]
+pub(crate) struct PipelinedRegistration<'a> {
+    registrations: &'a EngineRegistrations,
+    parts: PartBuilder<'a>,
+    channel: Arc<dyn Channel>,
+    auto_progress: bool,
+    source: RegistrationCursor,
+    target: RegistrationCursor,
+    /// The lease of the notification variable.
+    variable: Option<Arc<Lease>>,
+    /// The offset of the next batch, and the end of the chunk that is claimed for it.
+    at: u64,
+    claimed: u64,
+}
+
+impl<'a> PipelinedRegistration<'a> {
+    /// # Safety
+    /// As for [`Ferry::start_raw`](crate::Ferry::start_raw), for the batches; no other thread may
+    /// claim chunks until the iterator is exhausted.
+    pub(crate) unsafe fn new(
+        registration: &'a EngineRegistrations,
+        cut: PartBuilder<'a>,
+        channel: Arc<dyn Channel>,
+        variable: Option<Arc<Lease>>,
+    ) -> Self {
+        let request = cut.request;
+        let needed = |kind, access: Option<Access>| access.filter(|_| kind == MemoryKind::Host);
+        let source = needed(request.source_memory, request.operation.source_access());
+        let target = needed(request.target_memory, Some(request.operation.target_access()));
+        Self {
+            registrations: registration,
+            parts: cut,
+            channel,
+            auto_progress: cut.capabilities.auto_progress,
+            source: RegistrationCursor::new(request.source, request.length, source),
+            target: RegistrationCursor::new(request.target, request.length, target),
+            variable,
+            at: 0,
+            claimed: 0,
+        }
+    }
+
+    /// Pins the next range of both sides; returns the offset up to which both are pinned.
+    fn pin(&mut self) -> Result<u64, RegistrationError> {
+        let source = self.source.pin_up_to(self.at, self.registrations)?;
+        let target = self.target.pin_up_to(self.at, self.registrations)?;
+        Ok(source.min(target))
+    }
+}
+
+impl Iterator for PipelinedRegistration<'_> {
+    type Item = ChannelBatch;
+
+    fn next(&mut self) -> Option<ChannelBatch> {
+        if self.at == self.claimed {
+            let work = self.parts.completion.work().expect("parts belong to chunked work");
+            let chunk = work.claim_front()?;
+            (self.at, self.claimed) = (chunk.offset, chunk.offset + chunk.length);
+        }
+        let (from, pinned) = (self.at, self.pin());
+        match pinned {
+            Ok(pinned) => {
+                self.at = pinned.min(self.claimed);
+                assert!(self.at > from, "a pinned piece has bytes");
+                let variable = self.variable.clone();
+                let pins = DescriptorLeases {
+                    source: self.source.lease(),
+                    target: self.target.lease(),
+                    variable,
+                };
+                let mut parts = Vec::new();
+                // SAFETY: the caller of `new` upholds the contract; the range lies in the claimed
+                // chunk, and `at` is past it.
+                unsafe { self.parts.extend(&mut parts, from..self.at, Some(&Arc::new(pins))) };
+                Some(ChannelBatch::many(self.channel.clone(), self.auto_progress, parts))
+            }
+            Err(unpinned) => {
+                // The processor gets the rest of the chunk, so that a pinner which rejects
+                // everything is not called for every page.
+                self.at = self.claimed;
+                // SAFETY: as above.
+                let part = unsafe { self.parts.part(from, self.claimed - from) };
+                Some(self.registrations.unpinned_batch(part, unpinned))
+            }
+        }
+    }
+}
+
+/// The source or the target of a transfer, and how far it is pinned.
+#[derive(Debug)]
+struct RegistrationCursor {
+    address: u64,
+    length: u64,
+    /// `None` if this side needs no pin.
+    access: Option<Access>,
+    /// The lease of the bytes before `ready`, as far as they are not yet submitted.
+    lease: Option<Arc<Lease>>,
+    ready: u64,
+    next_pages: usize,
+}
+
+impl RegistrationCursor {
+    fn new(address: u64, length: u64, access: Option<Access>) -> Self {
+        let at_once = length <= (SINGLE_PIN_PAGES * page_bytes()) as u64;
+        let next_pages = if at_once { SINGLE_PIN_PAGES + 1 } else { 1 };
+        Self { address, length, access, lease: None, ready: 0, next_pages }
+    }
+
+    fn lease(&self) -> Option<Arc<Lease>> {
+        self.lease.clone()
+    }
+
+    /// Ensures that the byte at `offset` is pinned. Returns the end of the pinned range that
+    /// contains it.
+    fn pin_up_to(
+        &mut self,
+        offset: u64,
+        registration: &EngineRegistrations,
+    ) -> Result<u64, RegistrationError> {
+        let Some(access) = self.access else { return Ok(self.length) };
+        if self.lease.is_none() || offset >= self.ready {
+            self.lease = None;
+            let (start, length) = (self.address + offset, self.pin_end(offset) - offset);
+            let lease = match registration.pin(start, length, access) {
+                // The memory before an unmapped page can be pinned without it.
+                Err(RegistrationError::Unmapped { address }) if address > start => {
+                    registration.pin(start, address - start, access)?
+                }
+                outcome => outcome?,
+            };
+            self.ready = (lease.range().end() as u64 - self.address).min(self.length);
+            self.next_pages = (2 * self.next_pages).min(MAX_PIN_PAGES);
+            self.lease = Some(Arc::new(lease));
+        }
+        Ok(self.ready)
+    }
+
+    /// Returns the end of the next range.
+    fn pin_end(&self, offset: u64) -> u64 {
+        let (first_pages, most_pages) = (self.next_pages, MAX_PIN_PAGES);
+        let schedule = ChunkSchedule::Progressive { first_pages, max_pages: most_pages };
+        let (start, length) = (self.address + offset, self.length - offset);
+        let rest = PageRange::covering(start as usize, length as usize).ok();
+        let piece = rest.and_then(|rest| schedule.chunks(rest).next());
+        // The pinner rejects what is no valid range of pages.
+        piece.map_or(self.length, |piece| (piece.end() as u64 - self.address).min(self.length))
+    }
+}

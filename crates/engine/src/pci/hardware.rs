@@ -1,0 +1,51 @@
+//! The driver interface of a hardware queue.
+
+use std::fmt::Debug;
+
+use crate::contract::{Descriptor, NotificationWrite};
+
+/// The result of posting a descriptor.
+#[derive(Debug)]
+pub enum PostResult {
+    /// The hardware has the descriptor, and will report its end.
+    Accepted,
+    /// The queue is full; the channel posts the descriptor again later.
+    Full,
+    /// The descriptor is already complete.
+    Completed(HwStatus),
+}
+
+/// The final status of a descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HwStatus {
+    /// Success.
+    Ok,
+    /// Success, and the notification write after it is complete.
+    OkNotified,
+    /// Failure; the device will not access its memory any more. The processor executes the
+    /// descriptor.
+    Failed(&'static str),
+}
+
+/// The driver of one queue. Calls are serialized.
+///
+/// # Safety
+/// Callers free memory when the driver reports the end: the device must not access the memory of a
+/// descriptor after its end was reported, nor after the driver was dropped.
+pub unsafe trait HardwareQueue: Send + Debug {
+    /// Writes a descriptor for the device, and the notification write that follows it, if one is
+    /// given. Descriptors of length 0 are not posted.
+    fn post(
+        &mut self,
+        descriptor: &Descriptor,
+        notification: Option<NotificationWrite>,
+    ) -> PostResult;
+
+    /// Notifies the device of everything that was posted.
+    fn ring_doorbell(&mut self);
+
+    /// Appends the status of the oldest posted descriptors that have ended, in order. After one
+    /// that failed, here or when it was posted, no other is posted until the processor has executed
+    /// it.
+    fn poll_completions(&mut self, ended: &mut Vec<HwStatus>);
+}

@@ -1,0 +1,126 @@
+//! Memory that a driver and its device share: rings, headers, words that the device writes back.
+//!
+//! It is mapped while it exists, independent of the pin cache. No element crosses a page, so pages
+//! need not be contiguous for the device.
+
+use std::io;
+use std::ops::Range;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use memferry_sys::Pages;
+use memferry_sys::device::{DmaDevice, DmaDirection};
+use memferry_sys::pages::page_bytes;
+
+/// Memory that the processor and the device read and write.
+#[derive(Debug)]
+pub(crate) struct CoherentMemory {
+    pages: Pages,
+    addresses: Box<[u64]>,
+    device: Arc<dyn DmaDevice>,
+}
+
+/// An array of elements of one size in coherent memory.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DmaArray {
+    /// The offset of the first element in bytes.
+    start: usize,
+    /// The size of an element in bytes.
+    stride: usize,
+}
+
+impl DmaArray {
+    /// Creates an array of elements of `stride` bytes, a power of two of at most a page, from a
+    /// page boundary on.
+    pub(crate) fn new(start: usize, stride: usize) -> Self {
+        assert!(start.is_multiple_of(page_bytes()) && stride.is_power_of_two());
+        assert!(stride <= page_bytes(), "no element crosses a page");
+        Self { start, stride }
+    }
+
+    /// The offset of an element.
+    pub(crate) fn offset(self, index: usize) -> usize {
+        self.start + index * self.stride
+    }
+
+    /// The index of the element that starts at an offset, if one does.
+    pub(crate) fn index(self, offset: usize) -> Option<usize> {
+        let inside = offset.checked_sub(self.start)?;
+        inside.is_multiple_of(self.stride).then_some(inside / self.stride)
+    }
+}
+
+impl CoherentMemory {
+    /// Allocates at least `bytes`, all zero, and maps them for a device.
+    pub(crate) fn new(device: Arc<dyn DmaDevice>, bytes: usize) -> io::Result<Self> {
+        let pages = Pages::new(bytes)?;
+        // A child would share the pages, and the next write would give this process copies that the
+        // device does not see.
+        pages.exclude_from_fork()?;
+        let count = bytes.div_ceil(page_bytes());
+        let mut addresses = vec![0; count].into_boxed_slice();
+        // SAFETY: its own pages, which are accessed as memory that a device writes to, and are
+        // unmapped before they are freed.
+        unsafe {
+            device.map(pages.as_ptr() as usize, &mut addresses, DmaDirection::Bidirectional)
+        }?;
+        Ok(Self { pages, addresses, device })
+    }
+
+    /// The IOVA of the byte at an offset.
+    pub(crate) fn address(&self, offset: usize) -> u64 {
+        self.addresses[offset / page_bytes()] + (offset % page_bytes()) as u64
+    }
+
+    /// The offset of an IOVA.
+    pub(crate) fn offset(&self, address: u64) -> Option<usize> {
+        let page = page_bytes() as u64;
+        let first = address & !(page - 1);
+        let index = self.addresses.iter().position(|page_address| *page_address == first)?;
+        Some(index * page_bytes() + (address - first) as usize)
+    }
+
+    /// A pointer to the aligned word of `bytes` at an offset.
+    fn word(&self, offset: usize, bytes: usize) -> *mut u8 {
+        assert!(
+            offset + bytes <= self.addresses.len() * page_bytes() && offset.is_multiple_of(bytes)
+        );
+        // SAFETY: inside the mapping, as was just asserted.
+        unsafe { self.pages.as_ptr().add(offset) }
+    }
+
+    /// Loads a word of 64 bits; everything that the device wrote before it is visible.
+    pub(crate) fn load64(&self, offset: usize) -> u64 {
+        // SAFETY: aligned and inside the mapping, which is only accessed by atomic or volatile
+        // accesses and by the device.
+        unsafe { AtomicU64::from_ptr(self.word(offset, 8).cast()) }.load(Ordering::Acquire)
+    }
+
+    /// Loads a word of 32 bits; everything that the device wrote before it is visible.
+    pub(crate) fn load32(&self, offset: usize) -> u32 {
+        // SAFETY: as above.
+        unsafe { AtomicU32::from_ptr(self.word(offset, 4).cast()) }.load(Ordering::Acquire)
+    }
+
+    /// Writes words of 64 bits, in order.
+    pub(crate) fn store64(&self, offset: usize, words: &[u64]) {
+        for (index, word) in words.iter().enumerate() {
+            // SAFETY: as above; a later register write makes the device read the words.
+            unsafe { ptr::write_volatile(self.word(offset + 8 * index, 8).cast(), *word) };
+        }
+    }
+
+    /// Writes zero to a range.
+    pub(crate) fn clear(&self, range: Range<usize>) {
+        range.step_by(8).for_each(|offset| self.store64(offset, &[0]));
+    }
+}
+
+impl Drop for CoherentMemory {
+    fn drop(&mut self) {
+        // Unmapped before the pages are freed.
+        // SAFETY: `new` mapped these addresses.
+        unsafe { self.device.unmap(&self.addresses) };
+    }
+}

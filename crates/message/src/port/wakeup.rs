@@ -1,0 +1,197 @@
+//! Wakeups of a port: armed wakeup flags, the epoll set, the sleeper, and events. [`super::sleep`] and
+//! [`super::event_loop`] sequence them with progress.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use memferry_sys::EventFd;
+use memferry_sys::epoll::EpollSet;
+
+use super::peer_table::PeerTable;
+use super::posted::PollBackoff;
+use crate::connection::Connection;
+use crate::ring::layout::ConnectionMemory;
+use crate::ring::wakeup::FUTEX_ARMED;
+
+/// The descriptor that event loops of the application poll.
+#[derive(Debug)]
+struct EventLoopFd {
+    epoll: Arc<EpollSet>,
+    event: EventFd,
+    is_signalled: bool,
+}
+
+/// The wakeup state of a port.
+#[derive(Debug, Default)]
+pub(super) struct Wakeup {
+    /// Sockets and processes of peers, for event loops and for a sleeper without a deadline.
+    epoll: Option<Arc<EpollSet>>,
+    /// A connection could not be added to `epoll`: no thread may sleep on the set without a timeout.
+    pub(super) is_epoll_incomplete: bool,
+    /// Event in `epoll` that wakes the thread that sleeps on the set.
+    wake_event: Option<EventFd>,
+    event_loop_fd: Option<EventLoopFd>,
+    /// Flags that are published to peers while no thread of this port polls.
+    pub(super) armed: u32,
+    /// A thread sleeps on the futex words of the connections, or on `epoll`.
+    pub(super) has_sleeper: bool,
+    /// The sleeper sleeps on `epoll`.
+    pub(super) sleeper_on_epoll: bool,
+    /// Threads that poll the rings.
+    pub(super) pollers: u32,
+    /// The last call left control messages in the rings, and signalled `wake_event` for them.
+    pub(super) has_backlog: bool,
+    /// The thread that waits for completions must return.
+    pub(super) waiter_woken: bool,
+    pub(super) poll_backoff: PollBackoff,
+    /// Number of passes that made progress.
+    pub(super) progress_count: u64,
+}
+
+impl Wakeup {
+    /// The epoll set of all descriptors of the port, made at the first call.
+    pub(super) fn epoll(&mut self, peers: &mut PeerTable) -> io::Result<Arc<EpollSet>> {
+        if let Some(epoll) = &self.epoll {
+            return Ok(epoll.clone());
+        }
+        let epoll = Arc::new(EpollSet::new()?);
+        let event = EventFd::new()?;
+        epoll.add(event.as_fd(), false)?;
+        if let Some(listener) = &mut peers.listener {
+            epoll.add(listener.watch()?.as_fd(), false)?;
+        }
+        for connection in peers.connections() {
+            for descriptor in connection.wire.descriptors() {
+                epoll.add(descriptor, false)?;
+            }
+        }
+        for descriptor in peers.connect_sockets().chain(peers.remote.descriptor()) {
+            epoll.add(descriptor, false)?;
+        }
+        self.wake_event = Some(event);
+        self.epoll = Some(epoll.clone());
+        Ok(epoll)
+    }
+
+    /// Adds a descriptor whose events are also polled for: a failure to add it only delays them.
+    pub(super) fn watch(&self, descriptor: BorrowedFd<'_>) {
+        if let Some(epoll) = &self.epoll {
+            let _ = epoll.add(descriptor, false);
+        }
+    }
+
+    /// Adds the descriptors of a new connection, and publishes to the peer how this side is woken.
+    pub(super) fn watch_connection(&mut self, wire: &mut Connection) {
+        if let Some(epoll) = &self.epoll {
+            for descriptor in wire.descriptors() {
+                self.is_epoll_incomplete |= epoll.add(descriptor, false).is_err();
+            }
+        }
+        wire.arm_wakeup(if self.pollers == 0 { self.armed } else { 0 });
+    }
+
+    /// Removes the descriptors of a connection. The caller closes them after this call: a duplicate of a
+    /// closed descriptor would stay in the set and be readable for ever.
+    pub(super) fn unwatch_connection(&self, wire: &Connection) {
+        if let Some(epoll) = &self.epoll {
+            wire.descriptors().for_each(|fd| epoll.remove(fd));
+        }
+    }
+
+    /// The epoll set that event loops poll: that of the port, and an event for what has arrived already.
+    pub(super) fn event_loop_set(&mut self, peers: &mut PeerTable) -> io::Result<Arc<EpollSet>> {
+        if let Some(fd) = &self.event_loop_fd {
+            return Ok(fd.epoll.clone());
+        }
+        let (set, event) = (Arc::new(EpollSet::new()?), EventFd::new()?);
+        set.add(self.epoll(peers)?.as_fd(), false)?;
+        set.add(event.as_fd(), false)?;
+        self.event_loop_fd = Some(EventLoopFd { epoll: set.clone(), event, is_signalled: false });
+        Ok(set)
+    }
+
+    /// Makes the descriptor for event loops unreadable for ever.
+    pub(super) fn disable_event_loop_fd(&self) {
+        if let Some(fd) = &self.event_loop_fd {
+            fd.epoll.remove(fd.event.as_fd());
+            self.epoll.iter().for_each(|epoll| fd.epoll.remove(epoll.as_fd()));
+        }
+    }
+
+    /// Whether event loops poll this port.
+    pub(super) fn has_event_loop(&self) -> bool {
+        self.event_loop_fd.is_some()
+    }
+
+    /// Makes the descriptor for event loops readable or unreadable.
+    pub(super) fn set_ready(&mut self, is_ready: bool) {
+        if let Some(fd) = &mut self.event_loop_fd
+            && is_ready != fd.is_signalled
+        {
+            fd.is_signalled = is_ready;
+            if is_ready {
+                fd.event.signal();
+            } else {
+                fd.event.drain();
+            }
+        }
+    }
+
+    /// Publishes to all peers how this side is woken. Returns the futex words to sleep on.
+    pub(super) fn arm(&self, peers: &mut PeerTable) -> Vec<(ConnectionMemory, u32)> {
+        let flags = self.armed;
+        peers
+            .connections_mut()
+            .map(|connection| {
+                connection.wire.arm_wakeup(flags);
+                (connection.wire.memory.clone(), flags)
+            })
+            .collect()
+    }
+
+    /// Publishes to all peers that a thread of this side polls.
+    pub(super) fn disarm(&self, peers: &mut PeerTable) {
+        if self.armed != 0 {
+            peers.connections_mut().for_each(|connection| connection.wire.disarm_wakeup());
+        }
+    }
+
+    /// Adds a polling thread: peers need not wake this side meanwhile.
+    pub(super) fn begin_polling(&mut self, peers: &mut PeerTable) {
+        self.pollers += 1;
+        self.disarm(peers);
+    }
+
+    /// Whether peers have to wake a thread that sleeps on the futex words.
+    pub(super) fn is_futex_armed(&self) -> bool {
+        self.armed & FUTEX_ARMED != 0
+    }
+
+    /// Whether a caller that unlocks the port has to arm wakeups or update the event of event loops.
+    #[inline]
+    pub(super) fn is_armed_without_poller(&self) -> bool {
+        self.pollers == 0 && self.armed != 0
+    }
+
+    /// Leaves further control messages to the next call, and signals `wake_event`.
+    pub(super) fn set_backlog(&mut self) {
+        self.has_backlog = true;
+        self.signal_epoll();
+    }
+
+    /// Clears the backlog: a thread now polls what the last call left in the rings.
+    pub(super) fn clear_backlog(&mut self) {
+        self.has_backlog = false;
+        if let Some(event) = &self.wake_event {
+            event.drain();
+        }
+    }
+
+    /// Makes `epoll` readable.
+    pub(super) fn signal_epoll(&self) {
+        if let Some(event) = &self.wake_event {
+            event.signal();
+        }
+    }
+}

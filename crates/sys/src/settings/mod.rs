@@ -1,0 +1,29 @@
+//! What all crates share about settings: the list of variables, the check for unknown ones, and one parser
+//! each for sizes and switches.
+
+pub mod size;
+pub mod switch;
+mod unknown;
+pub mod variables;
+
+pub use unknown::{check_variables, skip_variable_check};
+
+/// Reads a variable of the environment. `None` if it is not set; the raw value as the error if `parse`
+/// does not accept it without the white space around it.
+pub fn read_variable<T>(
+    name: &str,
+    parse: impl FnOnce(&str) -> Option<T>,
+) -> Result<Option<T>, String> {
+    debug_assert!(variables::is_known(name), "{name} is not in the list of variables");
+    let Some(value) = std::env::var_os(name) else { return Ok(None) };
+    let value = value.to_string_lossy().into_owned();
+    match parse(value.trim()) {
+        Some(parsed) => Ok(Some(parsed)),
+        None => Err(value),
+    }
+}
+
+/// Whether a switch in the environment is set and off. A value that is no switch is not off.
+pub fn is_switched_off(name: &str) -> bool {
+    read_variable(name, switch::parse) == Ok(Some(false))
+}
