@@ -1,5 +1,5 @@
-//! Tells the linker what the shared library is called, and that it stays once it is loaded: its
-//! channels are threads, whose code must not be unmapped by a `dlclose`.
+//! Sets the soname of the shared library and keeps it loaded: its channels are threads, whose code
+//! a `dlclose` must not unmap.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -38,8 +38,8 @@ static int64_t expect(const char *step, int64_t result) {
     return result;
 }
 
-/* Sends an array full of `own` and gets one full of `others`, computing meanwhile. Returns whether
- * all of it came. */
+/* Sends an array full of `own` and receives one full of `others`, computing meanwhile. Returns
+ * whether all of it arrived. */
 static int exchange(const char *who, int link, int own, int others) {
     unsigned char *outgoing = malloc(BYTES), *incoming = malloc(BYTES), *wanted = malloc(BYTES);
     if (outgoing == NULL || incoming == NULL || wanted == NULL) exit(1);
@@ -51,7 +51,7 @@ static int exchange(const char *who, int link, int own, int others) {
     int64_t read = expect("read", adma_iread(link, incoming, BYTES));
     double sum = compute();
     int was_over = expect("check", adma_check(write)) == 1 && expect("check", adma_check(read)) == 1;
-    /* ... until the two are over. Which side posted first does not matter. */
+    /* ... until both are complete. Which side posted first does not matter. */
     expect("wait", adma_wait(write));
     expect("wait", adma_wait(read));
 
@@ -74,7 +74,7 @@ static int run_child(const char *name) {
     }
     expect("connect", link);
     int is_equal = exchange("child", link, 2, 1);
-    /* A small message, with calls that wait: the parent tells how it went. */
+    /* A small message, with blocking calls: the parent sends its result. */
     expect("report", adma_write(link, &is_equal, sizeof is_equal));
     expect("close", adma_close(link));
     return !is_equal;
@@ -95,7 +95,7 @@ static int run_parent(const char *name) {
 int main(void) {
     char name[64];
     snprintf(name, sizeof name, "adma-example-%d", (int)getpid());
-    /* Without this, messages move only while one of the two is inside a call. */
+    /* Without this, messages make progress only while one of the two is inside a call. */
     setenv("MEMFERRY_BACKGROUND", "on", 0);
     pid_t child = fork();
     if (child < 0) return 1;

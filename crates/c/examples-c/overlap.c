@@ -43,17 +43,17 @@ int main(void) {
     double first = compute();
     printf("done when the computation was: %s\n",
            expect("check", adma_check_copy(cookie)) ? "yes" : "no");
-    /* ... until the copy is over. Waiting also works along on what is left. */
+    /* ... until the copy is complete. A waiting caller copies chunks of it too. */
     expect("wait", adma_wait_copy(cookie));
 
-    /* The same, but the end of the copy shows in a variable, which any thread may watch. It must
-     * live until the copy is over; the value is set only after all data is visible. */
+    /* The same, but completion sets a variable, which any thread may poll. It must live until
+     * the copy is complete; the value is set only after all data is visible. */
     uint64_t arrived = 0;
     memset(src, 43, BYTES);
     cookie = expect("start", adma_icopy_notify(src, dst, BYTES, &arrived, 1));
     double second = compute();
     if (__atomic_load_n(&arrived, __ATOMIC_ACQUIRE) != 1) {
-        /* Sleep until it is, for ever if need be (-1): give nanoseconds to give up after those. */
+        /* Sleep until it is set, without a limit (-1), or for a timeout in nanoseconds. */
         expect("wait for the variable", adma_wait_notify(&arrived, 1, -1));
     }
     expect("wait", adma_wait_copy(cookie));

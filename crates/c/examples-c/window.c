@@ -24,9 +24,9 @@
 
 enum { RESULTS = 1 << 20, ROUNDS = 8 };
 
-/* What the parent exposes. Both processes know where everything is in it. */
+/* The memory that the parent exposes. Both processes know its layout. */
 struct board {
-    /* How many rounds of results are there. Only notifications write it. */
+    /* The number of rounds of results that have arrived. Only notifications write it. */
     uint64_t rounds;
     double factor;
     double results[ROUNDS][RESULTS];
@@ -58,16 +58,16 @@ static int run_child(const char *name) {
     for (int round = 0; round < ROUNDS; round++) {
         double *own = results + (size_t)round * RESULTS;
         for (int n = 0; n < RESULTS; n++) own[n] = factor * (round + n);
-        /* Starts, and the next round is computed meanwhile; when the data of this one is there, the
-         * parent's variable says so. */
+        /* Starts the put; the next round is computed meanwhile. When the data has arrived, the
+         * parent's variable is set. */
         uint64_t at = offsetof(struct board, results) + (uint64_t)round * sizeof(double) * RESULTS;
         expect("put", adma_iput_notify(remote, at, own, RESULTS * sizeof *own,
                                        offsetof(struct board, rounds), (uint64_t)round + 1));
     }
-    /* Everything is there; from here on the memory may be changed again. */
+    /* Everything has arrived; from here on the memory may be changed again. */
     expect("fence", adma_fence(remote));
     free(results);
-    /* Whoever closes first ends what the other has under way: so the parent waits for this. */
+    /* A close cancels what the peer has in flight: so the parent waits for this message. */
     expect("goodbye", adma_write(link, NULL, 0));
     expect("close", adma_close(link));
     return 0;
@@ -85,7 +85,7 @@ static int run_parent(const char *name) {
                                                   ADMA_READ | ADMA_WRITE, &handle));
     expect("send", adma_write(link, &handle, sizeof handle));
 
-    /* From here on nothing is called but to sleep until there is something to use. */
+    /* From here on the parent only sleeps until there is something to use. */
     int is_equal = 1;
     uint64_t rounds = 0;
     for (uint64_t used = 0; used < ROUNDS; used++) {
@@ -94,7 +94,7 @@ static int run_parent(const char *name) {
             is_equal &= board->results[used][n] == 0.5 * (double)(used + n);
     }
     expect("goodbye", adma_read(link, NULL, 0));
-    /* From here on the memory is this process's alone. */
+    /* From here on no other process accesses the memory. */
     expect("withdraw", adma_withdraw(window));
     expect("close", adma_close(link));
     free(board);

@@ -1,5 +1,5 @@
-//! Error codes: every cause has one, and each is the negative of the Linux `errno` that comes
-//! nearest. `call_error.rs` is the only place that knows which error of the core becomes which code.
+//! Error codes: one for every cause, each the negative of the closest Linux `errno`. Only
+//! `call_error.rs` knows which error of the core becomes which code.
 
 mod call_error;
 
@@ -7,94 +7,95 @@ use std::ffi::{CStr, c_int};
 
 pub(crate) use call_error::CallError;
 
-/// The process at the other end belongs to a user that is not allowed here.
+/// The peer belongs to a user that is not allowed to connect.
 pub const ADMA_EPERM: c_int = -1;
-/// The cookie or window is a number that was not given out yet.
+/// The cookie or window is a number that was not issued yet.
 pub const ADMA_ENOENT: c_int = -2;
-/// The engine failed, and nobody could finish the rest.
+/// The engine failed, and the processor could not finish the rest.
 pub const ADMA_EIO: c_int = -5;
-/// The memory cannot be reached: is it still mapped?
+/// The memory cannot be accessed: is it still mapped?
 pub const ADMA_ENXIO: c_int = -6;
-/// Neither a cookie nor a window: it is negative; often the error code of a call that was not looked
-/// at. Or not the descriptor of an open link or listener.
+/// Neither a cookie nor a window: it is negative; often an error code that was not checked. Or not
+/// the descriptor of an open link or listener.
 pub const ADMA_EBADF: c_int = -9;
 /// The cookie, window or descriptor is from before a fork: only the parent process can use it.
 pub const ADMA_ECHILD: c_int = -10;
-/// The system refused a thread, memory or other means; may work later.
+/// The system refused a thread, memory or another resource; may work later.
 pub const ADMA_EAGAIN: c_int = -11;
 /// The GPU has no memory left, or the machine none that could be registered with it.
 pub const ADMA_ENOMEM: c_int = -12;
-/// The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written, the name of a link is a
-/// path that this user may not use, or the owner of a window has not opened it for such an access.
+/// The profile of the machine (`MEMFERRY_PROFILE`) cannot be read or written, the name of a link is
+/// a path that this user may not use, or the owner of a window does not permit this access.
 pub const ADMA_EACCES: c_int = -13;
 /// A null pointer with a length above zero, or for a notification variable.
 pub const ADMA_EFAULT: c_int = -14;
-/// The other side is stopped in the middle of an access to a window, whose memory must stay valid. Or
-/// an engine has no more channels to give.
+/// The peer is stopped in the middle of an access to a window, whose memory must stay valid. Or an
+/// engine has no free channel.
 pub const ADMA_EBUSY: c_int = -16;
-/// The handle is not of a window of the process at the other end of this link.
+/// The handle is not that of a window of this link's peer.
 pub const ADMA_EXDEV: c_int = -18;
-/// No GPU is in use, or there is none of this number, or it cannot be used.
+/// No GPU is in use, or no GPU has this number, or it cannot be used.
 pub const ADMA_ENODEV: c_int = -19;
-/// An argument that makes no sense, such as a notification variable that is not aligned to 8 bytes,
-/// a name that is empty, rights that are none, the cookie of a copy where that of a read or write is
-/// asked for, or a window of the wrong side.
+/// Another invalid argument, such as a notification variable that is not aligned to 8 bytes, an
+/// empty name, empty rights, the cookie of a copy in place of that of a read or write, or a window
+/// of the wrong side.
 pub const ADMA_EINVAL: c_int = -22;
 /// Too many descriptors, links or windows are open.
 pub const ADMA_EMFILE: c_int = -24;
-/// All cookies or numbers of windows are used up: call `adma_fini`, or open the link anew.
+/// All cookies or numbers of windows are used up: call `adma_fini`, or close the link and open
+/// another.
 pub const ADMA_ENOSPC: c_int = -28;
-/// The other side of the link is gone: its process has ended, or it closed the link.
+/// The peer has disconnected: its process has exited, or it closed the link.
 pub const ADMA_EPIPE: c_int = -32;
 /// A variable in the environment (`MEMFERRY_CHANNELS` and so on) holds a value that is not valid.
 pub const ADMA_EDOM: c_int = -33;
-/// A range that does not lie inside its memory, or inside its window.
+/// A range outside its memory or its window.
 pub const ADMA_ERANGE: c_int = -34;
-/// No message waits to be read.
+/// No message to read.
 pub const ADMA_ENOMSG: c_int = -42;
-/// The cookie's copy, read or write ended so long ago that what is asked is no longer known.
+/// The cookie's copy, read or write ended so long ago that its result is no longer stored.
 pub const ADMA_EIDRM: c_int = -43;
-/// Not begun, because what it was ordered after did not succeed.
+/// Not started, because what it was ordered after failed.
 pub const ADMA_ENOLINK: c_int = -67;
-/// The other side of the link does not keep to the protocol, or has another version of it.
+/// The peer violates the protocol, or has another version of it.
 pub const ADMA_EPROTO: c_int = -71;
-/// The profile of the machine (`MEMFERRY_PROFILE`) is not a profile, or bytes are not the handle of a
-/// window.
+/// The profile of the machine (`MEMFERRY_PROFILE`) is not a profile, or the bytes are not the
+/// handle of a window.
 pub const ADMA_EBADMSG: c_int = -74;
 /// A range that runs past the end of the address space.
 pub const ADMA_EOVERFLOW: c_int = -75;
-/// The process has opened and closed the library too often for cookies to be told apart.
+/// The process has opened and closed the library too often for cookies to stay unique.
 pub const ADMA_EUSERS: c_int = -87;
-/// The message is longer than the buffer for it, which holds as much as fits.
+/// The message is longer than the buffer for it, which holds what fits.
 pub const ADMA_EMSGSIZE: c_int = -90;
 /// No engine can do this operation on this memory.
 pub const ADMA_EOPNOTSUPP: c_int = -95;
-/// Somebody listens on this name already.
+/// Another listener has this name.
 pub const ADMA_EADDRINUSE: c_int = -98;
-/// Nobody can listen on this name: it is too long, or a path in a folder that does not exist.
+/// The name cannot be used: it is too long, or a path in a folder that does not exist.
 pub const ADMA_EADDRNOTAVAIL: c_int = -99;
-/// So many reads, writes, puts and gets of the link are under way that some must be waited for first.
+/// Too many reads, writes, puts and gets of the link are in flight: wait for some of them first.
 pub const ADMA_ENOBUFS: c_int = -105;
-/// The time was over before the notification variable held the value, or before the other side of a
-/// link answered.
+/// The timeout passed before the notification variable held the value, or before the peer accepted
+/// the connection.
 pub const ADMA_ETIMEDOUT: c_int = -110;
-/// Nobody listens on this name, or who does refused.
+/// No process listens on this name, or the listener refused the connection.
 pub const ADMA_ECONNREFUSED: c_int = -111;
-/// The system does not let this process reach the memory of the window.
+/// The system does not permit this process to access the memory of the window.
 pub const ADMA_EHOSTUNREACH: c_int = -113;
 /// The library is open already, without this GPU.
 pub const ADMA_EALREADY: c_int = -114;
-/// The read or write is not over yet.
+/// The read or write is not complete yet.
 pub const ADMA_EINPROGRESS: c_int = -115;
-/// The cookie or window is from before an `adma_fini` or of a link that was closed, or never was one;
-/// or the window was withdrawn.
+/// The cookie or window is from before an `adma_fini` or of a closed link, or was never issued; or
+/// the window was withdrawn.
 pub const ADMA_ESTALE: c_int = -116;
-/// Cancelled: this side closed the link or listener meanwhile.
+/// Cancelled: this process closed the link or listener meanwhile.
 pub const ADMA_ECANCELED: c_int = -125;
-/// A mistake inside the library. Nothing is known of what the call has done.
+/// An internal error of the library. The effect of the call is undefined.
 pub const ADMA_ENOTRECOVERABLE: c_int = -131;
 
-/// What a code means, for every code, also one that does not exist.
+/// The text of a code, for every code, also one that does not exist.
 pub(crate) fn text(code: c_int) -> &'static CStr {
     match code {
         0 => c"success",

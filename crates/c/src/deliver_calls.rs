@@ -1,5 +1,5 @@
-//! The calls that deliver many pieces to one place. As in `lib.rs`, comments here are those of the
-//! header.
+//! The calls that copy many segments into one contiguous target. As in `lib.rs`, comments here are
+//! those of the header.
 
 use std::ffi::c_void;
 
@@ -10,42 +10,43 @@ use crate::copy_calls::notification;
 use crate::global;
 use crate::guard::guarded;
 
-/// A piece of memory that is delivered: `len` bytes at `addr`.
+/// A segment of a gather copy: `len` bytes at `addr`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct AdmaPiece {
-    /// Where it begins.
+    /// Address of the first byte.
     pub addr: *const c_void,
-    /// How long it is.
+    /// Length in bytes.
     pub len: usize,
 }
 
-/// Starts copying `count` pieces, one behind the other, to `dst`, and returns at once: a message that
-/// has arrived in packets goes where it is wanted, as one copy. Nothing is told of single pieces. No
-/// piece may overlap the bytes at `dst`. Pieces and `dst` are ordinary memory, not that of a GPU.
+/// Starts copying `count` segments to consecutive bytes at `dst`, and returns at once: a message
+/// that arrived in packets is copied to its target as one copy. Single segments are not reported.
+/// No segment may overlap the bytes at `dst`. Segments and `dst` are ordinary memory, not memory of
+/// a GPU.
 ///
 /// Returns a cookie (0 or above) for `adma_check_copy` and `adma_wait_copy`, as `adma_icopy`; or a
-/// negative code, and then nothing is in flight: `ADMA_EFAULT` if `pieces`, `dst` or a piece is null and
-/// not empty, `ADMA_EINVAL` if a piece overlaps the bytes at `dst`, `ADMA_EOPNOTSUPP` if memory is that
-/// of a GPU.
+/// negative code, and then nothing is in flight: `ADMA_EFAULT` if `pieces`, `dst` or a segment is
+/// null and not empty, `ADMA_EINVAL` if a segment overlaps the bytes at `dst`, `ADMA_EOPNOTSUPP` if
+/// any of the memory is that of a GPU.
 ///
 /// # Safety
-/// `pieces` must be valid for reading of `count` pieces until this returns, and need not be longer.
-/// Until the copy is over, all that they name must stay valid for reading, and `dst` for writing of as
-/// many bytes as they have together; nobody may write to the former or use the latter, nor free either.
-/// It is over when a copy would be, see `adma_icopy`.
+/// `pieces` must be valid for reading of `count` entries until this returns; the list may be freed
+/// afterwards. Until the copy is complete, the segments must stay valid for reading, and `dst` for
+/// writing of their total length; no thread may write to the segments, use `dst` or free either.
+/// `adma_icopy` defines when a copy is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_ideliver(
     pieces: *const AdmaPiece,
     count: usize,
     dst: *mut c_void,
 ) -> i64 {
-    // SAFETY: the caller vouches for the memory until the copy is over.
+    // SAFETY: the caller guarantees the memory until the copy is complete.
     guarded("adma_ideliver", || unsafe { deliver(pieces, count, dst, Options::new()) })
 }
 
-/// As `adma_ideliver`; and when the data of all pieces is visible, `*variable` becomes `value`, as in
-/// `adma_icopy_notify`.
+/// As `adma_ideliver`; and when the data of all segments is visible, `*variable` becomes `value`,
+/// as in `adma_icopy_notify`.
 ///
 /// Returns a cookie or a negative code, as `adma_ideliver`. A null variable is `ADMA_EFAULT`, one that
 /// is not aligned to 8 bytes `ADMA_EINVAL`.
@@ -61,9 +62,9 @@ pub unsafe extern "C" fn adma_ideliver_notify(
     value: u64,
 ) -> i64 {
     guarded("adma_ideliver_notify", || {
-        // SAFETY: the caller vouches for the variable until the copy is over.
+        // SAFETY: the caller guarantees the variable until the copy is complete.
         let variable = unsafe { notification(variable) }?;
-        // SAFETY: and for the memory.
+        // SAFETY: likewise the memory.
         unsafe { deliver(pieces, count, dst, Options::new().notify(variable, value)) }
     })
 }
@@ -76,14 +77,14 @@ unsafe fn deliver(
     dst: *mut c_void,
     options: Options<'_>,
 ) -> Result<i64, CallError> {
-    // SAFETY: the caller vouches for the list until this returns.
+    // SAFETY: the caller guarantees the list until this returns.
     let parts: Vec<_> = unsafe { list(pieces, count) }?
         .iter()
         .map(|piece| Part { address: piece.addr.cast(), length: piece.len })
         .collect();
     let started = global::with(|open| {
         open.refuse_device_memory(&parts, dst.cast())?;
-        // SAFETY: the caller vouches for the memory until the copy is over.
+        // SAFETY: the caller guarantees the memory until the copy is complete.
         Ok::<_, CallError>(unsafe {
             open.ferry().ideliver_cookie_raw(&parts, dst.cast(), options)
         }?)
@@ -92,7 +93,7 @@ unsafe fn deliver(
 }
 
 /// # Safety
-/// It must be valid for reading of so many pieces, if that can be.
+/// It must be valid for reading of `count` entries, unless the length is impossible.
 unsafe fn list<'a>(pieces: *const AdmaPiece, count: usize) -> Result<&'a [AdmaPiece], CallError> {
     if count == 0 {
         return Ok(&[]);
@@ -102,6 +103,6 @@ unsafe fn list<'a>(pieces: *const AdmaPiece, count: usize) -> Result<&'a [AdmaPi
         return Err(CallError::new(ADMA_EFAULT, text));
     }
     crate::memory::check(pieces.cast(), count.saturating_mul(size_of::<AdmaPiece>()))?;
-    // SAFETY: neither null nor too long; the caller vouches for the rest.
+    // SAFETY: neither null nor too long; the caller guarantees the rest.
     Ok(unsafe { std::slice::from_raw_parts(pieces, count) })
 }

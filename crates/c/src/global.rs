@@ -1,11 +1,11 @@
-//! What the process has: one ferry with what belongs to it (`LibraryState`), opened by the first call that
-//! needs it and closed by `adma_fini`, and its links.
+//! The globals of the process: one ferry with its GPU memory (`LibraryState`), opened by the first
+//! call that needs it and closed by `adma_fini`, and the links.
 //!
 //! A call holds the lock for reading for as long as it uses the ferry; opening and closing hold it
-//! for writing. So closing waits for every call that is under way, and no call ever sees a ferry
-//! that is half closed. A forked child can use neither its parent's ferry, whose channels are
-//! threads that the child does not have, nor its locks, which one of those threads may have held:
-//! it leaves both alone for ever and begins with its own. So it is with links.
+//! for writing. So closing waits for every running call, and no call ever sees a partly closed
+//! ferry. A forked child can use neither its parent's ferry, whose channel threads do not exist in
+//! the child, nor its locks, which one of those threads may have held: the child never accesses
+//! either and creates its own. The same holds for links.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -27,7 +27,7 @@ pub(crate) fn with<R>(call: impl FnOnce(&LibraryState) -> R) -> Result<R, BuildE
         if let Some(open) = &process.read().library {
             return Ok(call(open));
         }
-        // Another thread may close it before we look again; then it is opened once more.
+        // Another thread may close it before the next check; then it is opened again.
         process.open()?;
     }
 }
@@ -47,7 +47,7 @@ pub(crate) fn use_gpu(ordinal: usize) -> Result<(), CallError> {
     ProcessGlobals::current().use_gpu(ordinal)
 }
 
-/// Waits for all calls under way and all copies in flight, and closes the library.
+/// Waits for all running calls and all copies in flight, and closes the library.
 pub(crate) fn close() {
     ProcessGlobals::current().close();
 }
@@ -57,7 +57,7 @@ pub(crate) fn links() -> &'static Links {
     &ProcessGlobals::current().links
 }
 
-/// Whether a descriptor is of a link or listener that this process has from before a fork.
+/// Whether a descriptor is that of a link or listener from before a fork.
 pub(crate) fn is_from_before_fork(descriptor: c_int) -> bool {
     let ancestors =
         std::iter::successors(ProcessGlobals::current().parent, |process| process.parent);
@@ -78,19 +78,20 @@ pub(crate) fn plain_below() -> usize {
     PLAIN_BELOW.load(Ordering::Relaxed)
 }
 
-/// Ferries whose cookies are below the numbers of windows and the cookies of links.
+/// Maximum number of ferries: their cookies stay below the numbers of windows and the cookies of
+/// links.
 const MAX_FERRIES: u64 = (1 << 15) - 2;
 
 static PLAIN_BELOW: AtomicUsize = AtomicUsize::new(0);
 
-/// The state of this process; a forked child makes its own.
+/// The state of this process; a forked child creates its own.
 #[derive(Debug)]
 struct ProcessGlobals {
     generation: u64,
     /// The state of the process that forked this one, if it used the library.
     parent: Option<&'static Self>,
-    /// The first cookie of this process. Cookies rise from ferry to ferry, and a child goes on
-    /// where its parent was, so smaller ones are of the parent.
+    /// The first cookie of this process. Cookies increase from ferry to ferry, and a child
+    /// continues where its parent was, so smaller ones are the parent's.
     first_cookie: AtomicI64,
     state: RwLock<GlobalState>,
     links: Links,
@@ -115,8 +116,8 @@ impl ProcessGlobals {
         }
     }
 
-    /// The first call of this process. What a parent left is not touched, and so never dropped
-    /// here, where the threads that would have to be waited for do not exist.
+    /// The first call of this process. The state of a parent is not accessed and never dropped: the
+    /// threads that a drop would wait for do not exist here.
     #[cold]
     fn enter(current: &AtomicPtr<Self>, parent: *mut Self) -> &'static Self {
         fork::install_handler();
@@ -133,7 +134,7 @@ impl ProcessGlobals {
             // SAFETY: it comes from a box, and being published it is never freed.
             Ok(_) => unsafe { &*ours },
             Err(winner) => {
-                // SAFETY: it comes from a box and was not published, so nobody else knows it.
+                // SAFETY: it comes from a box and was not published, so no other thread has it.
                 drop(unsafe { Box::from_raw(ours) });
                 // SAFETY: only pointers from boxes are published, and they stay.
                 unsafe { &*winner }
@@ -199,12 +200,12 @@ impl ProcessGlobals {
     fn close(&self) {
         let mut state = self.write();
         PLAIN_BELOW.store(0, Ordering::Relaxed);
-        // Dropped with the lock held: whoever calls meanwhile waits until everything is closed.
+        // Dropped with the lock held: other callers wait until everything is closed.
         state.library = None;
     }
 }
 
-/// The cookie of nothing at all: the smallest of a new ferry.
+/// The cookie of an empty copy: the smallest of a new ferry.
 fn first_cookie(ferry: &Ferry) -> i64 {
     // SAFETY: a request of length zero touches no memory.
     let cookie = unsafe { ferry.start_cookie_raw(Request::copy(ptr::null(), ptr::null_mut(), 0)) };

@@ -7,20 +7,20 @@ use crate::guard::guarded;
 use crate::open::{not_of_the_gpu, not_registered};
 use crate::{global, memory};
 
-/// Opens the library with a GPU that copies take part in; `ordinal` is 0 for the first one. Nothing but
-/// its driver is needed, which is looked for now. Takes about half a second.
+/// Opens the library with a GPU as an engine; `ordinal` is 0 for the first one. Needs only the
+/// GPU's driver, which is loaded now. Takes about half a second.
 ///
 /// From now on every copy, fill and compare also takes pointers to memory of the GPU, from
-/// `adma_device_alloc` or from CUDA itself, on either side, and finds out by itself which memory is
-/// where. The same happens without this call if `MEMFERRY_GPU` in the environment is `auto` or the
-/// number of a GPU. Messages and windows take ordinary memory only.
+/// `adma_device_alloc` or from CUDA itself, on either side, and detects the kind of memory itself.
+/// The same happens without this call if `MEMFERRY_GPU` in the environment is `auto` or the number
+/// of a GPU. Messages and windows take ordinary memory only.
 ///
-/// Others in the program may use CUDA too: no memory is registered with it but what `adma_register` is
-/// given, unless `MEMFERRY_CUDA_SOLE_USER` in the environment is 1.
+/// Other libraries of the program may use CUDA too: only memory passed to `adma_register` is
+/// registered with it, unless `MEMFERRY_CUDA_SOLE_USER` in the environment is 1.
 ///
-/// Must come before all calls that open the library: a copy, or `adma_init`. After an `adma_fini` the
-/// library opens with the same GPU again, unless this is called first with another. A forked child
-/// begins without it, and cannot use a GPU that its parent used.
+/// Must be called before any call that opens the library: a copy, or `adma_init`. After an
+/// `adma_fini` the library opens with the same GPU again, unless this is called first with another.
+/// A forked child starts without it, and cannot use a GPU that its parent used.
 ///
 /// Returns 0, also if the library is open with this GPU already; or a negative code:
 /// `ADMA_EALREADY` if it is open without it, `ADMA_ENODEV` if there is no such GPU or it cannot be
@@ -36,21 +36,21 @@ pub extern "C" fn adma_use_gpu(ordinal: c_int) -> c_int {
     })
 }
 
-/// Takes `bytes` of memory of the GPU in use, and sets `*pointer` to it. Only the GPU can use it, and
-/// the copies, fills and compares of this library. Its contents are not known. For 0 bytes the pointer
-/// is null.
+/// Allocates `bytes` of memory of the GPU in use, and sets `*pointer` to it. Only the GPU, and the
+/// copies, fills and compares of this library, can access it. Its contents are undefined. For 0
+/// bytes the pointer is null.
 ///
-/// Give it back with `adma_device_free`. What is left is given back by `adma_fini`.
+/// Free it with `adma_device_free`. `adma_fini` frees the rest.
 ///
-/// Returns 0; or a negative code, and then `*pointer` is left alone: `ADMA_ENODEV` if no GPU is in use,
-/// `ADMA_ENOMEM` if it has no memory left.
+/// Returns 0; or a negative code, and then `*pointer` is unchanged: `ADMA_ENODEV` if no GPU is in
+/// use, `ADMA_ENOMEM` if it has no memory left.
 ///
 /// # Safety
 /// `pointer` must be null or valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_device_alloc(bytes: usize, pointer: *mut *mut c_void) -> c_int {
     guarded("adma_device_alloc", || {
-        // SAFETY: the caller vouches that it is null or valid.
+        // SAFETY: the caller guarantees that it is null or valid.
         let Some(pointer) = (unsafe { pointer.as_mut() }) else {
             return Err(CallError::new(ADMA_EFAULT, "the place for the address is a null pointer"));
         };
@@ -59,12 +59,12 @@ pub unsafe extern "C" fn adma_device_alloc(bytes: usize, pointer: *mut *mut c_vo
     })
 }
 
-/// Gives back memory that `adma_device_alloc` took. A null pointer is fine.
+/// Frees memory of `adma_device_alloc`. A null pointer is permitted.
 ///
-/// Returns 0, or a negative code: `ADMA_EINVAL` if it is not such memory, or was given back before.
+/// Returns 0, or a negative code: `ADMA_EINVAL` if it is not such memory, or was freed before.
 ///
 /// # Safety
-/// No copy may use it any more.
+/// No copy in flight may use it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_device_free(pointer: *mut c_void) -> c_int {
     guarded("adma_device_free", || {
@@ -77,20 +77,20 @@ pub unsafe extern "C" fn adma_device_free(pointer: *mut c_void) -> c_int {
     })
 }
 
-/// Registers `len` bytes of ordinary memory with the GPU in use, until `adma_unregister`: copies between
-/// them and the GPU are as quick as they can be from the first one on. For memory that is copied again
-/// and again.
+/// Registers `len` bytes of ordinary memory with the GPU in use, until `adma_unregister`: copies
+/// between them and the GPU are as fast as possible from the first one on. For memory that is
+/// copied repeatedly.
 ///
-/// CUDA is given exactly these bytes, in one piece. Others who use CUDA can copy them, or a part of them;
-/// a copy of theirs that reaches over the edge is refused by CUDA. So register what is copied together as
-/// one range, best on pages of its own. The same range may be registered several times, ranges may share
-/// a page, and one may lie inside another; a range that overlaps another otherwise is refused. Memory that
-/// CUDA has pinned already is used as it is.
+/// Exactly these bytes are registered with CUDA, as one range. Other users of CUDA can copy them,
+/// or a part of them; CUDA rejects a copy of theirs that crosses the boundary. So register what is
+/// copied together as one range, best on pages of its own. The same range may be registered several
+/// times, ranges may share a page, and one may contain another; any other overlap is refused.
+/// Memory that CUDA has pinned already is used as it is.
 ///
-/// Returns 0; or a negative code, and then copies work as they did: `ADMA_ENODEV` if no GPU is in use,
-/// `ADMA_ENXIO` if the memory is not mapped, `ADMA_EOPNOTSUPP` if a part of it is registered, or if it is
-/// of a kind that the GPU cannot reach, such as some mapped files, `ADMA_ENOMEM` if there is not enough
-/// memory.
+/// Returns 0; or a negative code, and then copies work as before: `ADMA_ENODEV` if no GPU is in
+/// use, `ADMA_ENXIO` if the memory is not mapped, `ADMA_EOPNOTSUPP` if a part of it is registered,
+/// or if it is of a kind that the GPU cannot reach, such as some mapped files, `ADMA_ENOMEM` if
+/// there is not enough memory.
 ///
 /// # Safety
 /// The memory must stay mapped until it is unregistered, by `adma_unregister` as often or by `adma_fini`.
@@ -103,9 +103,9 @@ pub unsafe extern "C" fn adma_register(addr: *const c_void, len: usize) -> c_int
     })
 }
 
-/// Undoes one `adma_register` that began at `addr`. Copies under way are not disturbed.
+/// Undoes one `adma_register` of a range that starts at `addr`. Copies in flight are not affected.
 ///
-/// Returns 0, or a negative code: `ADMA_EINVAL` if nothing that begins there is registered.
+/// Returns 0, or a negative code: `ADMA_EINVAL` if no registered range starts there.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_unregister(addr: *const c_void) -> c_int {
     guarded("adma_unregister", || {

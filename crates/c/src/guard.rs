@@ -1,5 +1,5 @@
-//! The wall between C and Rust: no panic passes it, and what goes wrong behind it is left for
-//! `adma_last_error` on the calling thread.
+//! The boundary between C and Rust: it stops every panic, and stores the error of a failed call for
+//! `adma_last_error` of the calling thread.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -12,14 +12,14 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Carries out the call `name` and gives its value, or the code of its failure.
+/// Runs the call `name` and returns its value, or the code of its error.
 #[inline]
 pub(crate) fn guarded<T: From<c_int>>(
     name: &'static str,
     body: impl FnOnce() -> Result<T, CallError>,
 ) -> T {
-    // Nothing that a panic could leave half done is reached again without a look at it: the global
-    // ferry is replaced whole, and the core keeps its own state in order.
+    // No state that a panic could leave inconsistent is used again unchecked: the global ferry is
+    // replaced as a whole, and the core keeps its own state consistent.
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,
         Ok(Err(failure)) => report(name, &failure).into(),
@@ -27,10 +27,10 @@ pub(crate) fn guarded<T: From<c_int>>(
     }
 }
 
-/// The text of the last failure on this thread, or an empty one.
+/// The text of the last error of this thread, or an empty one.
 pub(crate) fn last_error() -> *const c_char {
     let text = LAST.try_with(|last| last.try_borrow().map(|text| text.as_ptr()));
-    // Without the variable the thread is ending, and has no use for texts.
+    // Without the thread-local variable the thread is exiting, and needs no text.
     text.ok().and_then(Result::ok).unwrap_or(c"".as_ptr())
 }
 
@@ -55,7 +55,8 @@ mod tests {
     use super::*;
 
     fn last_text() -> String {
-        // SAFETY: `last_error` gives a string that stays until the next failure on this thread.
+        // SAFETY: `last_error` returns a string that lives until the next failed call of this
+        // thread.
         unsafe { CStr::from_ptr(last_error()) }.to_str().unwrap().to_owned()
     }
 

@@ -1,10 +1,9 @@
 //! `libadma`: Memferry's copies, links and windows for C programs, under the names that the papers
 //! gave the calls.
 //!
-//! Every call goes through `guard`, which lets no panic out, to the one ferry and to the links that
-//! `global` keeps; errors become numbers in `code`. The comments here are also those of
-//! `include/adma.h`, which is generated from this file, the files of calls and `code.rs`: they speak to
-//! users of C.
+//! Every call goes through `guard`, which stops every panic, to the one ferry and the links in
+//! `global`; errors become numbers in `code`. The comments here are also those of `include/adma.h`,
+//! which is generated from this file, the files of calls and `code.rs`: they address users of C.
 
 mod code;
 mod copy_calls;
@@ -29,11 +28,11 @@ use guard::guarded;
 pub use link_calls::*;
 pub use window_calls::*;
 
-/// Opens the library: measures or looks up what the machine can do, and starts the channels.
+/// Opens the library: loads or measures the profile of the machine, and starts the channels.
 ///
-/// Optional: every call that moves or compares memory does this when it is the first. Call it to
-/// choose the moment, or to learn early that a setting in the environment is wrong. Does nothing
-/// when the library is open.
+/// Optional: the first call that moves or compares memory opens the library too. Call it to choose
+/// when, or to detect an invalid setting in the environment early. Does nothing when the library is
+/// open.
 ///
 /// Returns 0 or a negative code.
 #[unsafe(no_mangle)]
@@ -44,17 +43,18 @@ pub extern "C" fn adma_init() -> c_int {
     })
 }
 
-/// Closes the library: closes all links and listeners as `adma_close` does, waits for calls under
-/// way on other threads and for all copies in flight, then ends the channels. Calls that begin
-/// meanwhile wait, then open the library anew.
+/// Closes the library: closes all links and listeners as `adma_close` does, waits for running calls
+/// of other threads and for all copies in flight, then stops the channels. Calls that start
+/// meanwhile wait, then open the library again.
 ///
-/// Optional: a program may end without it. All memory of all copies, reads and writes is the
-/// caller's again afterwards, all windows are withdrawn and detached, memory of a GPU that the program
-/// still has is given back, and nothing stays registered. Cookies and windows from before are refused
-/// with `ADMA_ESTALE` from then on. Does nothing when the library is not open.
+/// Optional: a program may end without it. Afterwards the library accesses no memory of the caller
+/// any more, all windows are withdrawn and detached, all memory of a GPU is freed, and nothing
+/// stays registered. Earlier cookies and windows are refused with `ADMA_ESTALE`. Does nothing when
+/// the library is not open.
 ///
-/// Returns 0 or a negative code. `ADMA_EBUSY`: all is closed, but another process is stopped while it
-/// writes to memory of a link, closed now or before: see `adma_close`, and call this again later.
+/// Returns 0 or a negative code. `ADMA_EBUSY`: everything is closed, but a stopped process may
+/// still write to the memory of a link that was closed now or earlier: see `adma_close`, and call
+/// this again later.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_fini() -> c_int {
     guarded("adma_fini", || {
@@ -64,22 +64,22 @@ pub extern "C" fn adma_fini() -> c_int {
     })
 }
 
-/// What a code means: a text for every code, also for one that does not exist. It is constant and
-/// valid for ever.
+/// Returns a text for every code, also for one that does not exist. It is constant and always
+/// valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_strerror(code: c_int) -> *const c_char {
     code::text(code).as_ptr()
 }
 
-/// What exactly went wrong in the last call that failed on the calling thread, and what to do about
-/// it; an empty text if none did. Never null. Valid until the next call that fails on this thread,
-/// or the thread's end.
+/// Describes the last failed call of the calling thread, and what to do about it; empty if no call
+/// failed. Never null. Valid until the next call that fails on this thread, or until the thread
+/// exits.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_last_error() -> *const c_char {
     guard::last_error()
 }
 
-/// The version of the library, such as "0.1.0". It is constant and valid for ever.
+/// Returns the version of the library, such as "0.1.0". It is constant and always valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_version() -> *const c_char {
     const VERSION: &CStr =

@@ -1,9 +1,9 @@
-//! Memory of the C program, looked at before it becomes a slice or is handed on.
+//! Memory of the C program, validated before it becomes a slice or is passed on.
 
 use crate::code::{ADMA_EFAULT, ADMA_EINVAL, ADMA_EOVERFLOW, CallError};
 
-/// Refuses what cannot be memory: a null pointer with a length, or a range that ends outside of the
-/// address space. A length of zero is fine with any pointer.
+/// Rejects what cannot be memory: a null pointer with a length, or a range that runs past the end
+/// of the address space. A length of zero is valid with any pointer.
 #[inline]
 pub(crate) fn check(address: *const u8, length: usize) -> Result<(), CallError> {
     if length == 0 {
@@ -21,7 +21,7 @@ pub(crate) fn check(address: *const u8, length: usize) -> Result<(), CallError> 
     Ok(())
 }
 
-/// A text of the C program.
+/// A string of the C program.
 ///
 /// # Safety
 /// It must be null, or end with a zero byte and stay valid and unchanged for `'a`.
@@ -29,7 +29,7 @@ pub(crate) unsafe fn text<'a>(text: *const std::ffi::c_char) -> Result<&'a str, 
     if text.is_null() {
         return Err(CallError::new(ADMA_EFAULT, "the name is a null pointer"));
     }
-    // SAFETY: not null, and the caller vouches for the rest.
+    // SAFETY: not null, and the caller guarantees the rest.
     let bytes = unsafe { std::ffi::CStr::from_ptr(text) };
     match bytes.to_str() {
         Ok("") => Err(CallError::new(ADMA_EINVAL, "the name is empty")),

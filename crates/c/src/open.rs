@@ -1,5 +1,6 @@
-//! The library while it is open: the ferry, the GPU that it uses if it does, and what the program has
-//! of that GPU. Finds out where the memory of a request is; without a GPU there is nothing to find.
+//! The open library: the ferry, its GPU if one is in use, and the program's allocations and
+//! registrations of that GPU. It detects the kind of memory of each request; without a GPU nothing
+//! is queried.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -9,15 +10,15 @@ use memferry_sys::sync::lock;
 
 use crate::code::{ADMA_EINVAL, ADMA_ENODEV, ADMA_EOPNOTSUPP, CallError};
 
-/// The library while it is open. Fields are dropped in their order: regions first, which have shares in
-/// the ferry, then the ferry, so that all copies are over before the memory of the GPU is given back.
+/// The open library. Fields are dropped in their order: regions first, which refer to the ferry,
+/// then the ferry, so that all copies are complete before the memory of the GPU is freed.
 #[derive(Debug)]
 pub(crate) struct LibraryState {
-    /// Memory that is to stay registered, by its address, once for each time; `None` has no bytes.
+    /// Registered memory by address, one entry for each registration; `None` has no bytes.
     regions: Mutex<HashMap<usize, Vec<Option<Region>>>>,
     ferry: Ferry,
     gpu: Option<Arc<CudaEngine>>,
-    /// Memory of the GPU that the program has, by its address.
+    /// Allocations of the program on the GPU, by address.
     memory: Mutex<HashMap<usize, DeviceMemory>>,
 }
 
@@ -36,7 +37,7 @@ impl LibraryState {
         self.gpu.as_deref()
     }
 
-    /// A copy between memory that is where it is.
+    /// A copy; the kind of memory is detected.
     #[inline]
     pub(crate) fn copy<'a>(
         &self,
@@ -64,7 +65,7 @@ impl LibraryState {
         self.located(Request::compare(left, right, length), left, right)
     }
 
-    /// Says where the memory of a request is.
+    /// Detects the kind of memory of a request.
     #[inline]
     fn located<'a>(
         &self,
@@ -78,7 +79,7 @@ impl LibraryState {
         request.memory(self.ferry.memory_kind(source), self.ferry.memory_kind(target))
     }
 
-    /// Refuses a delivery from or to memory of the GPU.
+    /// Rejects a gather copy from or to memory of the GPU.
     pub(crate) fn refuse_device_memory(
         &self,
         pieces: &[Segment],
@@ -95,7 +96,7 @@ impl LibraryState {
         }
     }
 
-    /// Takes memory of the GPU. None of it has no address.
+    /// Allocates memory of the GPU. Zero bytes have a null address.
     pub(crate) fn allocate(&self, bytes: usize) -> Result<*mut u8, CallError> {
         let gpu = self.gpu().ok_or_else(no_gpu)?;
         if bytes == 0 {
@@ -107,24 +108,24 @@ impl LibraryState {
         Ok(address)
     }
 
-    /// Gives it back.
+    /// Frees it.
     pub(crate) fn free(&self, address: *const u8) -> Result<(), CallError> {
-        // Dropped after the lock, which the driver has no part in.
+        // Dropped after the lock is released: the driver is not called under it.
         let memory = lock(&self.memory).remove(&(address as usize));
         memory.map(drop).ok_or_else(|| not_of_the_gpu(address))
     }
 
-    /// Registers memory until it is unregistered as often.
+    /// Registers memory; registrations are counted.
     pub(crate) fn register(&self, address: *const u8, length: usize) -> Result<(), CallError> {
         self.gpu().ok_or_else(no_gpu)?;
-        // SAFETY: the C calls say that memory stays mapped until it is unregistered.
+        // SAFETY: the C call requires that memory stays mapped until it is unregistered.
         let register = || unsafe { self.ferry.register(address, length) };
         let region = (length > 0).then(register).transpose()?;
         lock(&self.regions).entry(address as usize).or_default().push(region);
         Ok(())
     }
 
-    /// Undoes the last registration that began at an address.
+    /// Undoes the last registration that starts at an address.
     pub(crate) fn unregister(&self, address: *const u8) -> Result<(), CallError> {
         let mut regions = lock(&self.regions);
         let here = regions.get_mut(&(address as usize));
@@ -144,7 +145,7 @@ fn no_gpu() -> CallError {
     CallError::new(ADMA_ENODEV, text)
 }
 
-/// What is said of memory that the library does not know as the GPU's.
+/// The error for memory that is no allocation of the GPU.
 pub(crate) fn not_of_the_gpu(address: *const u8) -> CallError {
     let text = format!(
         "{address:p} is not what adma_device_alloc gave, or was freed since: by adma_device_free, \
@@ -153,7 +154,7 @@ pub(crate) fn not_of_the_gpu(address: *const u8) -> CallError {
     CallError::new(ADMA_EINVAL, text)
 }
 
-/// What is said of memory that the library does not know as registered.
+/// The error for memory that is not registered.
 pub(crate) fn not_registered(address: *const u8) -> CallError {
     let text = format!(
         "nothing that begins at {address:p} is registered: pass the address that adma_register \

@@ -1,5 +1,5 @@
-//! The calls for windows: memory that one side of a link exposes, and that the other puts to and gets
-//! from. As in `lib.rs`, comments here are those of the header.
+//! The calls for windows: memory that one side of a link exposes, and that its peer accesses by put
+//! and get. As in `lib.rs`, comments here are those of the header.
 
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
@@ -10,32 +10,31 @@ use crate::code::{ADMA_EFAULT, CallError};
 use crate::global::links;
 use crate::guard::guarded;
 
-/// For `adma_expose`: the other side may get from the window.
+/// For `adma_expose`: the peer may get from the window.
 pub const ADMA_READ: c_int = 1;
-/// For `adma_expose`: the other side may put to the window.
+/// For `adma_expose`: the peer may put to the window.
 pub const ADMA_WRITE: c_int = 2;
 
-/// The name of a window, 16 bytes, to be sent to the other side, as they are, in any way.
+/// The handle of a window: 16 bytes, to be sent unchanged to the peer by any means.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct AdmaWindow {
-    /// Not for the program.
+    /// Opaque.
     pub bytes: [u8; 16],
 }
 
-/// Exposes `len` bytes at `addr` to the other side of a link, which then puts to them (`ADMA_WRITE`)
-/// or gets from them (`ADMA_READ`, or both with `|` between) without a word from this process.
-/// `*handle` becomes the name of the window: send it to the other side, which attaches it. Knowing it
-/// is no use to any other process.
+/// Exposes `len` bytes at `addr` to the peer of a link, which then puts to them (`ADMA_WRITE`) or
+/// gets from them (`ADMA_READ`, or both combined by `|`) without a call of this process. `*handle`
+/// becomes the handle of the window: send it to the peer, which attaches it. It is of no use to any
+/// other process.
 ///
 /// Returns the number of the window (0 or above) for `adma_wait_value` and `adma_withdraw`, or a
 /// negative code.
 ///
 /// # Safety
 /// Until the window is withdrawn, `addr` must stay valid for reading and writing of `len` bytes.
-/// Whoever uses it meanwhile must expect that the other side does so too. It is withdrawn when
-/// `adma_withdraw`, `adma_close` of the link or `adma_fini` returns 0. `handle` must be valid for
-/// writing.
+/// The peer may access it at any time meanwhile. It is withdrawn when `adma_withdraw`, `adma_close`
+/// of the link or `adma_fini` returns 0. `handle` must be valid for writing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_expose(
     fd: c_int,
@@ -49,36 +48,36 @@ pub unsafe extern "C" fn adma_expose(
             return Err(no_handle());
         }
         let links = links();
-        // SAFETY: the caller vouches for the memory until the window is withdrawn.
+        // SAFETY: the caller guarantees the memory until the window is withdrawn.
         let (number, name) =
             unsafe { links.windows().expose(links.link(fd)?, addr.cast(), len, rights) }?;
-        // SAFETY: not null, bytes have no alignment, and the caller vouches for the rest.
+        // SAFETY: not null, bytes have no alignment, and the caller guarantees the rest.
         unsafe { handle.write(AdmaWindow { bytes: name.to_bytes() }) };
         Ok(number)
     })
 }
 
-/// Takes a window of this side back. The other side cannot begin another access; what it copies at
-/// this moment, a piece of an access, is waited for, and it finds the window withdrawn after that.
-/// Calls of other threads that wait for a value of the window end with `ADMA_ESTALE`.
+/// Withdraws a window of this process. The peer cannot start another access; the call waits for the
+/// fragment that the peer is copying, after which the peer finds the window withdrawn. Calls of
+/// other threads that wait for a value of the window return `ADMA_ESTALE`.
 ///
-/// Returns 0, and then the memory is the caller's alone; or a negative code. `ADMA_EBUSY`: the other
-/// side was stopped in the middle of a copy and did not finish it within a second. Then the memory
-/// must stay valid: let the other process go on or end it, and call this again.
+/// Returns 0, and then the peer accesses the memory no more; or a negative code. `ADMA_EBUSY`: the
+/// peer is stopped in the middle of a copy and did not finish it within a second. Then the memory
+/// must stay valid: continue or end the other process, and call this again.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_withdraw(window: i64) -> c_int {
     guarded("adma_withdraw", || links().windows().withdraw(window).map(|()| 0))
 }
 
-/// Waits until the variable at an offset of a window of this side is `at_least` or more, for at most
-/// `timeout_ns` nanoseconds; for as long as it takes if that is negative. The variable is 8 bytes, on
-/// a boundary of 8 in this process. Looks for a while, then sleeps; a notification of the other side
-/// wakes it. To look without waiting, ask with a time of 0.
+/// Waits until the variable at an offset of a window of this process is `at_least` or more, for at
+/// most `timeout_ns` nanoseconds; without a limit if it is negative. The variable has 8 bytes and
+/// is aligned to 8 in this process. Polls first, then sleeps; a notification of the peer wakes it.
+/// A timeout of 0 checks without waiting.
 ///
-/// Returns 0, and then `*value`, unless the pointer is null, is what the variable holds, and the data
-/// that was put before it is visible to the calling thread; or a negative code: `ADMA_ETIMEDOUT` when
-/// the time is over, `ADMA_EPIPE` if the other side is gone, `ADMA_ESTALE` if another thread withdraws
-/// the window, `ADMA_ECANCELED` if another thread closes the link.
+/// Returns 0, and then `*value`, unless the pointer is null, is what the variable holds, and the
+/// data that was put before it is visible to the calling thread; or a negative code:
+/// `ADMA_ETIMEDOUT` after the timeout, `ADMA_EPIPE` if the peer has disconnected, `ADMA_ESTALE` if
+/// another thread withdraws the window, `ADMA_ECANCELED` if another thread closes the link.
 ///
 /// # Safety
 /// `value` must be null or valid for writing.
@@ -97,7 +96,7 @@ pub unsafe extern "C" fn adma_wait_value(
         }
         let timeout = u64::try_from(timeout_ns).ok().map(Duration::from_nanos);
         let found = links().windows().exposed(window)?.wait_value(offset, at_least, timeout)?;
-        // SAFETY: aligned, and the caller vouches that it is null or valid.
+        // SAFETY: aligned, and the caller guarantees that it is null or valid.
         if let Some(value) = unsafe { value.as_mut() } {
             *value = found;
         }
@@ -105,9 +104,9 @@ pub unsafe extern "C" fn adma_wait_value(
     })
 }
 
-/// Attaches a window of the other side of a link by the handle that came from there. Any bytes may be
-/// tried: those that are no handle are `ADMA_EBADMSG`, the handle of a window that was withdrawn is
-/// `ADMA_ESTALE`, and one that is not of the process at the other end is `ADMA_EXDEV`.
+/// Attaches a window of the peer of a link by its handle. The bytes are checked: those that are no
+/// handle are `ADMA_EBADMSG`, the handle of a withdrawn window is `ADMA_ESTALE`, and a handle of
+/// another process than the peer is `ADMA_EXDEV`.
 ///
 /// Returns the number of the window here (0 or above) for puts and gets, or a negative code.
 ///
@@ -116,14 +115,14 @@ pub unsafe extern "C" fn adma_wait_value(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_attach(fd: c_int, handle: *const AdmaWindow) -> i64 {
     guarded("adma_attach", || {
-        // SAFETY: bytes have no alignment, and the caller vouches that it is null or valid.
+        // SAFETY: bytes have no alignment, and the caller guarantees that it is null or valid.
         let name = unsafe { handle.as_ref() }.ok_or_else(no_handle)?;
         let links = links();
         links.windows().attach(links.link(fd)?, name.bytes)
     })
 }
 
-/// Forgets a window of the other side. Puts and gets under way go on.
+/// Detaches a window of the peer. Puts and gets in flight continue.
 ///
 /// Returns 0 or a negative code.
 #[unsafe(no_mangle)]
@@ -131,28 +130,28 @@ pub extern "C" fn adma_detach(remote: i64) -> c_int {
     guarded("adma_detach", || links().windows().detach(remote).map(|()| 0))
 }
 
-/// The length of a window in bytes, of one of this side's or of one that is attached.
+/// Returns the length of a window in bytes, of one of this process or of an attached one.
 ///
-/// Returns it (0 or above), or a negative code.
+/// Returns the length (0 or above), or a negative code.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_window_length(window: i64) -> i64 {
     guarded("adma_window_length", || links().windows().length(window).map(u64::cast_signed))
 }
 
-/// Copies `len` bytes at `src` to an offset of a window of the other side, and returns when they are
-/// there. The other process need not call anything.
+/// Copies `len` bytes at `src` to an offset of a window of the peer, and returns when they have
+/// arrived. The peer need not call anything.
 ///
-/// Puts and gets of one link are carried out in the order in which they were begun, those that are
-/// waited for and those that are not. One that fails leaves nothing known of the bytes that it was to
-/// write.
+/// Puts and gets of one link are executed in the order in which they were started, blocking or not.
+/// After a failure the contents of its target are undefined.
 ///
 /// Returns 0 or a negative code: `ADMA_ERANGE` if it does not fit into the window, `ADMA_EACCES` if
-/// the window is not open for it, `ADMA_ESTALE` if the window was withdrawn, `ADMA_EPIPE` if the other
-/// side is gone, `ADMA_EHOSTUNREACH` if the system lets nobody reach that memory, `ADMA_ENXIO` if it
-/// is no longer mapped there.
+/// the window's rights do not permit it, `ADMA_ESTALE` if the window was withdrawn, `ADMA_EPIPE` if
+/// the peer has disconnected, `ADMA_EHOSTUNREACH` if the system does not permit access to that
+/// memory, `ADMA_ENXIO` if it is no longer mapped in the peer.
 ///
 /// # Safety
-/// Until this returns, `src` must be valid for reading of `len` bytes, and nobody may write to it.
+/// Until this returns, `src` must be valid for reading of `len` bytes, and no thread may write to
+/// it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_put(
     remote: i64,
@@ -162,15 +161,15 @@ pub unsafe extern "C" fn adma_put(
 ) -> c_int {
     guarded("adma_put", || {
         let window = links().windows().attached(remote)?;
-        // SAFETY: the caller vouches for the memory until this returns.
+        // SAFETY: the caller guarantees the memory until this returns.
         unsafe { window.put(offset, src.cast(), len, None) }.map(|()| 0)
     })
 }
 
-/// As `adma_put`; and when all data is there, the variable at `notify_offset` of the same window
-/// becomes `value`, and the owner is woken if it waits for that: see `adma_wait_value`. The variable
-/// is 8 bytes, on a boundary of 8 in the owner's memory, and otherwise `ADMA_EINVAL`. A put that fails
-/// sets nothing.
+/// As `adma_put`; and when all data has arrived, the variable at `notify_offset` of the same window
+/// becomes `value`, and the owner is woken if it waits for it: see `adma_wait_value`. The variable
+/// has 8 bytes and is aligned to 8 in the owner's memory, otherwise it is `ADMA_EINVAL`. A failed
+/// put sets nothing.
 ///
 /// Returns 0 or a negative code, as `adma_put`.
 ///
@@ -187,38 +186,39 @@ pub unsafe extern "C" fn adma_put_notify(
 ) -> c_int {
     guarded("adma_put_notify", || {
         let (window, notify) = (links().windows().attached(remote)?, notify(notify_offset, value));
-        // SAFETY: the caller vouches for the memory until this returns.
+        // SAFETY: the caller guarantees the memory until this returns.
         unsafe { window.put(offset, src.cast(), len, notify) }.map(|()| 0)
     })
 }
 
-/// Copies `len` bytes at an offset of a window of the other side to `dst`, and returns when they are
-/// here. In order with puts and other gets, see `adma_put`.
+/// Copies `len` bytes at an offset of a window of the peer to `dst`, and returns when they have
+/// arrived. Ordered with puts and other gets, see `adma_put`.
 ///
 /// Returns 0 or a negative code, as `adma_put`.
 ///
 /// # Safety
-/// Until this returns, `dst` must be valid for writing of `len` bytes, and nobody may use it.
+/// Until this returns, `dst` must be valid for writing of `len` bytes, and no other thread may use
+/// it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_get(remote: i64, offset: u64, dst: *mut c_void, len: usize) -> c_int {
     guarded("adma_get", || {
         let window = links().windows().attached(remote)?;
-        // SAFETY: the caller vouches for the memory until this returns.
+        // SAFETY: the caller guarantees the memory until this returns.
         unsafe { window.get(offset, dst.cast(), len) }.map(|()| 0)
     })
 }
 
-/// Starts a put, and returns at once; small ones may be done already. A thread of the library carries
-/// it out, or whoever waits for it.
+/// Starts a put, and returns at once; small ones may be complete already. A thread of the library,
+/// or a thread that waits for it, executes it.
 ///
-/// Returns a cookie (0 or above) for `adma_check`, `adma_wait` and `adma_result`, as `adma_iread`; or
-/// a negative code, and then nothing is under way. That a put is over means that its data is in the
+/// Returns a cookie (0 or above) for `adma_check`, `adma_wait` and `adma_result`, as `adma_iread`;
+/// or a negative code, and then nothing is in flight. A put is complete when its data is in the
 /// window.
 ///
 /// # Safety
-/// Until the put is over, `src` must stay valid for reading of `len` bytes, and nobody may write to
-/// it. It is over when a read would be, see `adma_iread`, or when an `adma_fence` that was called
-/// after it returns 0.
+/// Until the put is complete, `src` must stay valid for reading of `len` bytes, and no thread may
+/// write to it. `adma_iread` defines when it is complete; it also is when an `adma_fence` that was
+/// called after it returns 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_iput(
     remote: i64,
@@ -228,7 +228,7 @@ pub unsafe extern "C" fn adma_iput(
 ) -> i64 {
     guarded("adma_iput", || {
         let window = links().windows().attached(remote)?;
-        // SAFETY: the caller vouches for the memory until the put is over.
+        // SAFETY: the caller guarantees the memory until the put is complete.
         unsafe { window.iput(offset, src.cast(), len, None) }
     })
 }
@@ -250,37 +250,37 @@ pub unsafe extern "C" fn adma_iput_notify(
 ) -> i64 {
     guarded("adma_iput_notify", || {
         let (window, notify) = (links().windows().attached(remote)?, notify(notify_offset, value));
-        // SAFETY: the caller vouches for the memory until the put is over.
+        // SAFETY: the caller guarantees the memory until the put is complete.
         unsafe { window.iput(offset, src.cast(), len, notify) }
     })
 }
 
-/// Starts a get, and returns at once; small ones may be done already.
+/// Starts a get, and returns at once; small ones may be complete already.
 ///
 /// Returns a cookie or a negative code, as `adma_iput`.
 ///
 /// # Safety
-/// Until the get is over, `dst` must stay valid for writing of `len` bytes, and nobody may use it. It
-/// is over when a put would be, see `adma_iput`.
+/// Until the get is complete, `dst` must stay valid for writing of `len` bytes, and no other thread
+/// may use it. `adma_iput` defines when it is complete.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn adma_iget(remote: i64, offset: u64, dst: *mut c_void, len: usize) -> i64 {
     guarded("adma_iget", || {
         let window = links().windows().attached(remote)?;
-        // SAFETY: the caller vouches for the memory until the get is over.
+        // SAFETY: the caller guarantees the memory until the get is complete.
         unsafe { window.iget(offset, dst.cast(), len) }
     })
 }
 
-/// Waits until every put and get that was begun before, on any window of the same link, is over: its
-/// memory may be used. How each of them ended, its cookie says, an instant later.
+/// Waits until every put and get that was started before, on any window of the same link, is
+/// complete: its memory may be used. Its cookie reports the result shortly afterwards.
 ///
-/// Returns 0 or a negative code, such as `ADMA_EPIPE` if the other side is gone.
+/// Returns 0 or a negative code, such as `ADMA_EPIPE` if the peer has disconnected.
 #[unsafe(no_mangle)]
 pub extern "C" fn adma_fence(remote: i64) -> c_int {
     guarded("adma_fence", || links().windows().attached(remote)?.fence().map(|()| 0))
 }
 
-/// What the core calls a notification. The variable's place is checked there.
+/// Converts a notification for the core, which checks the variable's offset.
 fn notify(offset: u64, value: u64) -> Option<PutNotification> {
     Some(PutNotification { offset, value })
 }

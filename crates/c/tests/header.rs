@@ -1,4 +1,4 @@
-//! The header is made from the source, is committed, and agrees with it. To make it anew after a
+//! The committed header equals the one generated from the source. To generate it again after a
 //! change: `MEMFERRY_BLESS=1 cargo test -p memferry-c --test header`.
 
 use std::fs;

@@ -1,4 +1,4 @@
-//! Failures of calls, and which error of the core becomes which code.
+//! Errors of calls, and which error of the core becomes which code.
 
 use std::ffi::c_int;
 
@@ -11,7 +11,7 @@ use memferry_sys::cuda::DriverError;
 
 use super::*;
 
-/// Why a call fails: the code that it returns and the text for `adma_last_error`.
+/// An error of a call: the code that it returns and the text for `adma_last_error`.
 #[derive(Debug)]
 pub(crate) struct CallError {
     pub(crate) code: c_int,
@@ -137,8 +137,8 @@ fn of_connect(error: &ConnectError) -> c_int {
     }
 }
 
-/// What the system refuses: names that cannot be, files that may not be used, and things of which
-/// there are too many. Everything else may work later.
+/// Errors of the system: invalid names, files without permission, and exhausted limits. Everything
+/// else may work later.
 fn of_system(error: &std::io::Error) -> c_int {
     match error.raw_os_error() {
         Some(libc::EMFILE | libc::ENFILE) => ADMA_EMFILE,

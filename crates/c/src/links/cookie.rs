@@ -1,9 +1,9 @@
-//! The numbers of reads and writes.
+//! Cookies of reads and writes.
 //!
-//! A cookie names a place for a link and counts the operations of that place. The count goes on when
-//! another link takes the place, and in a forked child it goes on from the parent's: so no number is
-//! ever given out twice, and one that is older than the link of its place is stale. The counts are
-//! atomics without a lock, because a child finds locks as they were when it was forked.
+//! A cookie contains the slot of a link and the number of an operation in that slot. The numbers
+//! continue when another link uses the slot, and in a forked child they continue from the parent's:
+//! so no cookie is ever issued twice, and one that is older than the link of its slot is stale. The
+//! counts are atomics without a lock, because a child inherits locks in the state of the fork.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -12,17 +12,17 @@ use crate::code::{ADMA_EBADF, ADMA_EINVAL, ADMA_ENOSPC, CallError};
 /// The smallest cookie of a read or write. All cookies of copies are below.
 pub(crate) const FIRST: i64 = 1 << 62;
 
-/// Bits that count the operations of a place; those above name the place.
+/// Bits of the operation's number; those above are the slot.
 const NUMBER_BITS: u32 = 48;
 
-/// Links that can be open at a time.
+/// Maximum number of open links.
 pub(super) const SLOTS: usize = 1 << (62 - NUMBER_BITS);
 
 static NEXT: [AtomicU64; SLOTS] = [const { AtomicU64::new(0) }; SLOTS];
-/// Places that were ever used.
+/// Slots that were ever used.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// A read or write: the place of its link, and its number there.
+/// A read or write: the slot of its link, and its number there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct LinkCookie {
     pub(super) slot: usize,
@@ -30,7 +30,7 @@ pub(crate) struct LinkCookie {
 }
 
 impl LinkCookie {
-    /// What a number of the program stands for, if it can be that of a read or write.
+    /// Decodes a number of the program, if it can be the cookie of a read or write.
     pub(crate) fn from_raw(raw: i64) -> Result<Self, CallError> {
         if raw < 0 {
             let text = format!("{raw} is no cookie: is it the error code of an earlier call?");
@@ -52,18 +52,18 @@ impl LinkCookie {
         FIRST | ((self.slot as i64) << NUMBER_BITS) | self.number.cast_signed()
     }
 
-    /// Whether it was given out, by this process or an ancestor.
+    /// Whether it was issued, by this process or an ancestor.
     pub(crate) fn was_issued(self) -> bool {
         self.number < next(self.slot)
     }
 }
 
-/// The number of the next operation in a place.
+/// The number of the next operation in a slot.
 pub(super) fn next(place: usize) -> u64 {
     NEXT[place].load(Ordering::Relaxed)
 }
 
-/// Whether a place has a number for one more operation.
+/// Whether a slot has a number left for one more operation.
 pub(super) fn check_numbers_left(place: usize) -> Result<(), CallError> {
     if next(place) >> NUMBER_BITS == 0 {
         return Ok(());
@@ -71,17 +71,17 @@ pub(super) fn check_numbers_left(place: usize) -> Result<(), CallError> {
     Err(CallError::new(ADMA_ENOSPC, "all cookies of this link are used up: close it, open another"))
 }
 
-/// Takes the next number of a place. Only the link that has the place does so, one at a time.
+/// Allocates the next number of a slot. Only the link in the slot does so, one at a time.
 pub(super) fn take_number(place: usize) -> u64 {
     NEXT[place].fetch_add(1, Ordering::Relaxed)
 }
 
-/// A place is used from now on.
+/// Marks a slot as used.
 pub(super) fn mark_slot_used(place: usize) {
     USED.fetch_max(place + 1, Ordering::Relaxed);
 }
 
-/// How far every place has counted, for a child that has just been forked.
+/// The counts of all slots, for a child that has just been forked.
 pub(super) fn all_counts() -> Box<[u64]> {
     (0..USED.load(Ordering::Relaxed)).map(next).collect()
 }

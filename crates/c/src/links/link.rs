@@ -24,15 +24,15 @@ pub(crate) struct OpenLink {
     user_fd: UserFd,
     pub(super) slot: usize,
     operations: Mutex<OperationLog>,
-    /// Our event is signalled. It is left so until somebody asks in vain: then it matters. Changes
-    /// only while the ledger is locked.
+    /// Our event is signalled. It stays signalled until a check finds nothing. Changes only under
+    /// the lock of the operation log.
     is_signalled: AtomicBool,
-    /// This side closes it. Set before anything is ended.
+    /// This process closes the link. Set before any operation is cancelled.
     is_closed: AtomicBool,
 }
 
 impl OpenLink {
-    /// A link in a place, with a descriptor for the program.
+    /// Opens a link in a slot, with a descriptor for the program.
     pub(super) fn new(link: Link, place: usize) -> Result<Self, CallError> {
         let watch = link.ready_fd()?;
         let descriptor = UserFd::over(watch.as_fd())?;
@@ -67,7 +67,7 @@ impl OpenLink {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// Ends everything under way and tells the other side.
+    /// Cancels everything in flight and notifies the peer.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.link.clone().close();
@@ -78,19 +78,19 @@ impl OpenLink {
         self.link.is_busy()
     }
 
-    /// Whether an operation is not over.
+    /// Whether an operation is not complete.
     pub(super) fn is_in_flight(&self, number: u64) -> bool {
         matches!(self.check(number), Ok(None))
     }
 
-    /// Closes what the program holds: last, so that its number is free only when nothing is left
-    /// behind it.
+    /// Closes the program's descriptor: last, so that its number is reused only after everything
+    /// else is released.
     pub(super) fn close_descriptor(&self) {
         self.link.disable_ready_fd();
         self.user_fd.close(self.ready_fd.as_fd());
     }
 
-    /// Accesses that find the connection ended do not know who ended it.
+    /// An access that finds the connection closed cannot tell which side closed it.
     pub(crate) fn map_close_error(&self, error: Error) -> Error {
         match error {
             Error::PeerDisconnected(DisconnectReason::Closed) if self.is_closed() => Error::Closed,
@@ -98,7 +98,7 @@ impl OpenLink {
         }
     }
 
-    /// Writes and waits.
+    /// Writes a message and waits.
     ///
     /// # Safety
     /// The memory must be valid for reads, and not change, until this returns.
@@ -107,16 +107,16 @@ impl OpenLink {
         let bytes = if length == 0 {
             &[]
         } else {
-            // SAFETY: not null and not too long, which was checked; the caller vouches for the rest.
+            // SAFETY: not null and not too long, which was checked; the caller guarantees the rest.
             unsafe { slice::from_raw_parts(address, length) }
         };
         Ok(self.link.write(bytes)?)
     }
 
-    /// Reads and waits; the length of the message.
+    /// Reads a message, waits, and returns its length.
     ///
     /// # Safety
-    /// The memory must be valid for writes, and nobody else may use it, until this returns.
+    /// The memory must be valid for writes, and no other thread may use it, until this returns.
     pub(crate) unsafe fn read(&self, address: *mut u8, length: usize) -> Result<u64, CallError> {
         memory::check(address, length)?;
         let bytes = if length == 0 {
@@ -128,10 +128,10 @@ impl OpenLink {
         Ok(self.link.read(bytes)?)
     }
 
-    /// Starts a write; its cookie.
+    /// Starts a write and returns its cookie.
     ///
     /// # Safety
-    /// As for [`OpenLink::write`], until it is over.
+    /// As for [`OpenLink::write`], until it is complete.
     pub(crate) unsafe fn iwrite(
         &self,
         address: *const u8,
@@ -142,17 +142,17 @@ impl OpenLink {
         self.start(length, || unsafe { self.link.iwrite_raw(address, length) })
     }
 
-    /// Starts a read; its cookie.
+    /// Starts a read and returns its cookie.
     ///
     /// # Safety
-    /// As for [`OpenLink::read`], until it is over.
+    /// As for [`OpenLink::read`], until it is complete.
     pub(crate) unsafe fn iread(&self, address: *mut u8, length: usize) -> Result<i64, CallError> {
         memory::check(address, length)?;
         // SAFETY: passed on.
         self.start(length, || unsafe { self.link.iread_raw(address, length) })
     }
 
-    /// Starts an operation and keeps it. The lock makes numbers follow the order on the link.
+    /// Starts an operation and stores it. The lock keeps the numbers in the order of the link.
     pub(crate) fn start(
         &self,
         length: usize,
@@ -161,7 +161,7 @@ impl OpenLink {
         let mut ledger = lock(&self.operations);
         cookie::check_numbers_left(self.slot)?;
         let operation = match begin() {
-            // Those that are over and that nobody has asked about count too: not any longer.
+            // Complete operations that were not checked count too, until they are swept.
             Err(Error::Validation(ValidationError::TooManyOperations(_))) => {
                 ledger.sweep();
                 begin()
@@ -175,13 +175,13 @@ impl OpenLink {
         Ok(cookie.to_raw())
     }
 
-    /// How an operation ended; `None` if it is not over.
+    /// The result of an operation; `None` if it is not complete.
     pub(crate) fn check(&self, number: u64) -> Result<Option<OperationResult>, CallError> {
         let (shared, posted) = match lock(&self.operations).find(number)? {
             OperationStatus::InFlight { shared, posted } => (shared, posted),
             OperationStatus::Done(ended) => return Ok(Some(ended)),
         };
-        // Without the lock another thread waits for it, and moves it on too.
+        // A thread that waits for it holds its lock, and makes progress on it.
         let Some(Some(outcome)) = try_with(&shared, Operation::test) else {
             self.clear_ready();
             return Ok(None);
@@ -189,7 +189,7 @@ impl OpenLink {
         Ok(Some(lock(&self.operations).complete(number, posted, outcome)))
     }
 
-    /// Waits until an operation is over.
+    /// Waits until an operation is complete.
     pub(crate) fn wait(&self, number: u64) -> Result<OperationResult, CallError> {
         let (shared, posted) = match lock(&self.operations).find(number)? {
             OperationStatus::InFlight { shared, posted } => (shared, posted),
@@ -199,7 +199,7 @@ impl OpenLink {
         Ok(lock(&self.operations).complete(number, posted, outcome))
     }
 
-    /// The length of the message that the next read will get, if it waits.
+    /// The length of the message that the next read will receive, if it has arrived.
     pub(crate) fn peek(&self) -> Result<u64, CallError> {
         if let Some(length) = self.link.peek()? {
             return Ok(length);
@@ -208,8 +208,8 @@ impl OpenLink {
         Err(CallError::new(ADMA_ENOMSG, "no message waits to be read"))
     }
 
-    /// Somebody has asked in vain and may sleep on the descriptor next: it must be readable only if
-    /// there is a reason.
+    /// A check found nothing, and the program may sleep on the descriptor next: it must be readable
+    /// only if there is a reason.
     fn clear_ready(&self) {
         if !self.is_signalled.load(Ordering::Relaxed) {
             return;

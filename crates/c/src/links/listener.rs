@@ -1,4 +1,4 @@
-//! A name that others connect to, with the program's descriptor for it.
+//! A name that processes connect to, with the program's descriptor for it.
 
 use std::ffi::c_int;
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use memferry::message::{Error, Link, Listener, ReadyFd};
 use super::user_fd::{UserFd, wait_readable};
 use crate::code::CallError;
 
-/// Wake-ups for nothing before the next is not believed at once.
+/// Spurious wakeups in a row after which the listener sleeps before it checks again.
 const MAX_EMPTY_WAKEUPS: u32 = 10;
 const EMPTY_WAKEUP_SLEEP: Duration = Duration::from_millis(1);
 
@@ -45,7 +45,7 @@ impl OpenListener {
         self.user_fd.is_ours(self.ready_fd.as_fd())
     }
 
-    /// Waits for the next process that connects; calls `look` whenever something has happened.
+    /// Waits for the next process that connects; calls `look` at every event.
     pub(super) fn accept(&self, on_wakeup: impl Fn()) -> Result<Link, CallError> {
         let mut in_vain = 0;
         loop {
@@ -56,7 +56,8 @@ impl OpenListener {
             if let Some(link) = self.listener.poll_accept()? {
                 return Ok(link);
             }
-            // Without descriptors to spare nobody can be let in, and the name stays readable.
+            // Without free descriptors no connection can be accepted, and the listener stays
+            // readable.
             if in_vain > MAX_EMPTY_WAKEUPS {
                 std::thread::sleep(EMPTY_WAKEUP_SLEEP);
             }
@@ -64,7 +65,7 @@ impl OpenListener {
         }
     }
 
-    /// Wakes those who wait; the name is free again when the last of them has left.
+    /// Wakes the waiting threads; the name is free when the last of them has returned.
     pub(super) fn close(&self) {
         self.is_closed.store(true, Ordering::Release);
         self.listener.disable_ready_fd();

@@ -1,7 +1,7 @@
-//! The links and listeners of this process, by the descriptors and cookies that the program knows.
+//! The links and listeners of this process, by descriptor and cookie.
 //!
-//! Calls take what they need out of the table and let go of its lock before they do anything that
-//! may wait. A forked child begins with an empty table: what it finds in its parent's it refuses.
+//! A call takes what it needs out of the table and releases its lock before it does anything that
+//! may block. A forked child starts with an empty table and refuses the entries of its parent's.
 
 mod cookie;
 mod link;
@@ -26,11 +26,11 @@ use listener::OpenListener;
 #[derive(Debug)]
 pub(crate) struct Links {
     table: RwLock<LinkTable>,
-    /// Held by whoever closes all of them.
+    /// Held by the thread that closes all of them.
     closing: Mutex<()>,
-    /// The windows of links, which end with them.
+    /// The windows of links, which are withdrawn with them.
     windows: WindowRegistry,
-    /// How far each place had counted when this process was forked.
+    /// The count of each slot when this process was forked.
     inherited: Box<[u64]>,
 }
 
@@ -38,8 +38,8 @@ pub(crate) struct Links {
 struct LinkTable {
     by_descriptor: HashMap<c_int, LinkEntry>,
     slots: Vec<Option<Arc<OpenLink>>>,
-    /// Links that are closed, but to whose memory the other side may still write. They keep their
-    /// places, so that their cookies say when that is over.
+    /// Closed links whose memory the peer may still write. They keep their slots, so that their
+    /// cookies report when that has ended.
     busy: Vec<Arc<OpenLink>>,
 }
 
@@ -50,7 +50,7 @@ enum LinkEntry {
 }
 
 impl Links {
-    /// None, in a process that may have been forked.
+    /// An empty table, in a process that may have been forked.
     pub(crate) fn new(is_child: bool) -> Self {
         let inherited = if is_child { cookie::all_counts() } else { Box::default() };
         Self {
@@ -61,7 +61,7 @@ impl Links {
         }
     }
 
-    /// Takes a name; the descriptor.
+    /// Listens on a name and returns the descriptor.
     pub(crate) fn listen(&self, name: &str) -> Result<c_int, CallError> {
         self.release();
         let entry = LinkEntry::Listener(Arc::new(OpenListener::bind(name)?));
@@ -74,7 +74,7 @@ impl Links {
         &self.windows
     }
 
-    /// Waits for somebody to connect; the descriptor of the link.
+    /// Waits for a connection and returns the descriptor of the link.
     pub(crate) fn accept(&self, descriptor: c_int) -> Result<c_int, CallError> {
         match self.entry(descriptor)? {
             LinkEntry::Listener(listener) => self.add(listener.accept(|| self.release())?),
@@ -82,7 +82,7 @@ impl Links {
         }
     }
 
-    /// Connects to a name; the descriptor of the link.
+    /// Connects to a name and returns the descriptor of the link.
     pub(crate) fn connect(&self, name: &str) -> Result<c_int, CallError> {
         self.release();
         self.add(Link::connect(name)?)
@@ -104,7 +104,7 @@ impl Links {
         }
         let found = self.read().slots.get(cookie.slot).cloned().flatten();
         match found {
-            // Of a closed link only those are known whose memory is still in use.
+            // Of a closed link, only operations whose memory is still in use are stored.
             Some(link) if !link.is_closed() || link.is_in_flight(cookie.number) => {
                 Ok((link, cookie.number))
             }
@@ -115,12 +115,12 @@ impl Links {
         }
     }
 
-    /// Closes a link or listener. An error that says busy: it is closed, but the other side is in the
-    /// middle of a write to memory of a read, or of an access to a window.
+    /// Closes a link or listener. `ADMA_EBUSY`: it is closed, but the peer is in the middle of a
+    /// write to the memory of a read, or of an access to a window.
     pub(crate) fn close(&self, descriptor: c_int) -> Result<(), CallError> {
         self.release();
         let entry = self.entry(descriptor)?;
-        // Of two threads that close it one is first, and the other comes too late.
+        // Of two threads that close it, the second finds nothing.
         if !self.remove(&entry) {
             return Err(not_open(descriptor, "open any more"));
         }
@@ -129,7 +129,7 @@ impl Links {
 
     /// Closes all of them. An error as for [`Links::close`], also for those that were closed before.
     pub(crate) fn close_all(&self) -> Result<(), CallError> {
-        // Another thread that does the same has taken them already, and may still be at it.
+        // Another thread may have taken them already, and may still be closing them.
         let _closing = lock(&self.closing);
         let open = std::mem::take(&mut self.write().by_descriptor);
         let outcome = open.values().map(|entry| self.end(entry)).fold(Ok(()), Result::and);
@@ -137,8 +137,8 @@ impl Links {
         if self.read().busy.is_empty() { Ok(()) } else { outcome.and_then(|()| Err(still_busy())) }
     }
 
-    /// Forgets closed links whose memory the other side does not write any more: it has gone on, or
-    /// its process has ended.
+    /// Drops closed links whose memory the peer no longer writes: it has continued, or its process
+    /// has exited.
     fn release(&self) {
         if self.read().busy.is_empty() {
             return;
@@ -148,7 +148,7 @@ impl Links {
             let mut table = self.write();
             let before = table.busy.len();
             table.busy.retain(|known| !Arc::ptr_eq(known, link));
-            // Of two threads that release it one is first.
+            // Of two threads that release it, only one finds it.
             if table.busy.len() < before {
                 table.slots[link.slot] = None;
             }
@@ -156,7 +156,7 @@ impl Links {
     }
 
     /// Whether a descriptor of a forked child is one of these, which are its parent's. Another
-    /// thread may have held the lock when the process was forked; then nothing can be said.
+    /// thread may have held the lock when the process was forked; then the answer is unknown.
     pub(crate) fn is_from_before_fork(&self, descriptor: c_int) -> bool {
         let table = match self.table.try_read() {
             Ok(table) => table,
@@ -166,7 +166,7 @@ impl Links {
         table.by_descriptor.get(&descriptor).is_some_and(LinkEntry::is_held)
     }
 
-    /// What a descriptor stands for. If the program has closed it with `close(2)`, that is noticed
+    /// The entry of a descriptor. If the program has closed it with `close(2)`, that is detected
     /// here, and the link or listener is closed.
     fn entry(&self, descriptor: c_int) -> Result<LinkEntry, CallError> {
         let found = self.read().by_descriptor.get(&descriptor).cloned();
@@ -180,13 +180,13 @@ impl Links {
             return Ok(entry);
         }
         if self.remove(&entry) {
-            // A window that is still accessed says so itself when it is withdrawn.
+            // A window that is still accessed reports it when it is withdrawn.
             let _ = self.end(&entry);
         }
         Err(not_open(descriptor, "open any more: it was closed outside of this library"))
     }
 
-    /// Finds a place for a link.
+    /// Finds a slot for a link.
     fn add(&self, link: Link) -> Result<c_int, CallError> {
         let mut table = self.write();
         let place = table.free_slot()?;
@@ -195,11 +195,11 @@ impl Links {
         Ok(self.insert(table, LinkEntry::Link(link)))
     }
 
-    /// Keeps an entry; its number.
+    /// Stores an entry and returns its number.
     fn insert(&self, mut table: RwLockWriteGuard<'_, LinkTable>, entry: LinkEntry) -> c_int {
         let number = entry.number();
         let lost = table.by_descriptor.insert(number, entry);
-        // The number is new, so whatever had it was closed with `close(2)`.
+        // The number is new, so an older entry with it was closed with `close(2)`.
         if let Some(lost) = lost {
             drop(table);
             // As above.
@@ -208,7 +208,7 @@ impl Links {
         number
     }
 
-    /// Ends what an entry stands for, now that nobody can find it by its descriptor.
+    /// Closes an entry, which can no longer be found by its descriptor.
     fn end(&self, entry: &LinkEntry) -> Result<(), CallError> {
         match entry {
             LinkEntry::Link(link) => {
@@ -231,7 +231,7 @@ impl Links {
         }
     }
 
-    /// Takes an entry out of the table. `false` if another thread has.
+    /// Takes an entry out of the table. Returns `false` if another thread has done so.
     fn remove(&self, entry: &LinkEntry) -> bool {
         let mut table = self.write();
         let is_there = table.by_descriptor.get(&entry.number()).is_some_and(|it| it.is(entry));

@@ -1,8 +1,8 @@
-//! What is known of the reads and writes of one link, by their numbers.
+//! The results of the reads and writes of one link, by number.
 //!
-//! Asking twice gives the same answer, and what is kept is bounded: the newest operations with all
-//! that can be asked about them, older ones while they are under way or if they failed. An older one
-//! of which nothing is kept ended well; how long its message was is then no longer known.
+//! A repeated query returns the same, and the stored amount is bounded: the newest operations with
+//! their full results, older ones only while they are in flight or if they failed. An older one
+//! that is not stored succeeded; its length is no longer known.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
@@ -12,21 +12,21 @@ use memferry::message::{Error, MessageStatus, Operation};
 use super::cookie::{self, LinkCookie};
 use crate::code::{ADMA_EIDRM, ADMA_ENOENT, ADMA_ESTALE, CallError};
 
-/// Operations about which everything is known.
+/// Operations whose full results are stored.
 const MAX_RECENT: usize = 4096;
-/// Failures of older ones that are known.
+/// Stored errors of older operations.
 const MAX_FAILURES: usize = 4096;
-/// Older ones under way among which those that have ended are looked for.
+/// Number of older operations in flight from which a sweep for complete ones starts.
 const SWEEP_THRESHOLD: usize = 1024;
 
-/// An operation under way, as threads that ask about it share it. Whoever waits for the end holds
-/// the lock.
+/// An operation in flight, shared by the threads that query it. The thread that waits for its
+/// completion holds the lock.
 pub(super) type SharedOperation = Arc<Mutex<Operation>>;
 
-/// What is known of an operation.
+/// The status of an operation.
 #[derive(Debug)]
 pub(super) enum OperationStatus {
-    /// Not known to be over, with the length of its memory.
+    /// Not known to be complete, with the length of its memory.
     InFlight {
         shared: SharedOperation,
         posted: u64,
@@ -34,8 +34,8 @@ pub(super) enum OperationStatus {
     Done(OperationResult),
 }
 
-/// How an operation ended, with the length of its memory. `None` if it ended well so long ago that
-/// no length is known.
+/// The result of an operation, with the length of its memory. `None` if it succeeded so long ago
+/// that its length is no longer stored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct OperationResult(Option<(Result<u64, Error>, u64)>);
 
@@ -48,13 +48,13 @@ impl OperationResult {
         }
     }
 
-    /// The length of the message, if it ended well.
+    /// The length of the message, if it succeeded.
     pub(crate) fn length(self) -> Result<u64, CallError> {
         let (outcome, _) = self.0.ok_or_else(expired)?;
         Ok(outcome?)
     }
 
-    /// The lengths of the message and of the memory for it, if it ended well or was cut off.
+    /// The lengths of the message and of the memory for it, if it succeeded or was truncated.
     pub(crate) fn lengths(self) -> Result<(u64, u64), CallError> {
         match self.0.ok_or_else(expired)? {
             (Ok(length), posted) => Ok((length, posted)),
@@ -88,21 +88,21 @@ pub(super) struct OperationLog {
     slot: usize,
     /// The number of the link's first operation.
     first: u64,
-    /// The newest, without gaps; the last of them has the number before the next.
+    /// The newest, without gaps; the last one precedes the next number.
     recent: VecDeque<OperationRecord>,
-    /// Older ones that were under way when last looked at.
+    /// Older ones that were in flight at the last check.
     older: HashMap<u64, (u64, SharedOperation)>,
     /// Older ones that failed.
     failures: BTreeMap<u64, (Error, u64)>,
-    /// Failures below this number may have been forgotten.
+    /// Errors below this number may have been dropped.
     floor: u64,
     sweep_at: usize,
-    /// Recent ones that are over and that nobody has asked about.
+    /// Recent ones that are complete and were not queried.
     unqueried: usize,
 }
 
 impl OperationLog {
-    /// The operations of a new link in a place.
+    /// The log of a new link in a slot.
     pub(super) fn new(place: usize) -> Self {
         let first = cookie::next(place);
         Self {
@@ -117,13 +117,13 @@ impl OperationLog {
         }
     }
 
-    /// Whether something is over that nobody has asked about, as far as this knows: operations that
-    /// were over at once, and those that a sweep has found.
+    /// Whether a complete operation was not queried, as far as the log knows: operations that were
+    /// complete at once, and those that a sweep has found.
     pub(super) fn has_unqueried(&self) -> bool {
         self.unqueried > 0
     }
 
-    /// Keeps a new operation and gives it its number. Ask for room first: `cookie::check_numbers_left`.
+    /// Stores a new operation and returns its number. Call `cookie::check_numbers_left` first.
     pub(super) fn insert(&mut self, operation: Operation, posted: u64) -> LinkCookie {
         let state = match operation.outcome() {
             Some(outcome) => {
@@ -140,7 +140,7 @@ impl OperationLog {
         LinkCookie { slot: self.slot, number }
     }
 
-    /// What is known of an operation. It counts as asked about if it is over.
+    /// Returns the status of an operation, and marks it as queried if it is complete.
     pub(super) fn find(&mut self, number: u64) -> Result<OperationStatus, CallError> {
         if number < self.first {
             return Err(CallError::new(ADMA_ESTALE, "the link of this cookie was closed"));
@@ -174,7 +174,7 @@ impl OperationLog {
         }
     }
 
-    /// An operation has ended, and whoever asked is told now.
+    /// Records the result of an operation that was just queried.
     pub(super) fn complete(
         &mut self,
         number: u64,
@@ -184,7 +184,7 @@ impl OperationLog {
         let outcome = length_of(outcome);
         if let Some(index) = self.index_of(number) {
             let state = &mut self.recent[index].state;
-            // A sweep may have been faster.
+            // A sweep may have recorded it already.
             self.unqueried -=
                 usize::from(matches!(state, RecordState::Done { queried: false, .. }));
             *state = RecordState::Done { outcome: outcome.clone(), queried: true };
@@ -194,7 +194,7 @@ impl OperationLog {
         OperationResult(Some((outcome, posted)))
     }
 
-    /// Looks for operations that have ended, so that the link need not keep them any longer.
+    /// Finds complete operations, so that the link can drop them.
     pub(super) fn sweep(&mut self) {
         for entry in &mut self.recent {
             if let RecordState::InFlight(shared) = &entry.state
@@ -220,7 +220,7 @@ impl OperationLog {
         usize::try_from(number.checked_sub(oldest)?).ok()
     }
 
-    /// Makes room among the newest.
+    /// Moves the oldest of the newest operations out.
     fn retire_oldest(&mut self) {
         let number = cookie::next(self.slot) - self.recent.len() as u64;
         let Some(OperationRecord { posted, state }) = self.recent.pop_front() else { return };
@@ -241,7 +241,7 @@ impl OperationLog {
         }
     }
 
-    /// Of an older operation only a failure is kept.
+    /// Of an older operation only an error is stored.
     fn record_failure(&mut self, number: u64, posted: u64, outcome: &Result<u64, Error>) {
         let Err(error) = outcome else { return };
         self.failures.insert(number, (error.clone(), posted));
@@ -253,12 +253,12 @@ impl OperationLog {
     }
 }
 
-/// How an operation ended, if it is over and nobody waits for it just now.
+/// The result of an operation, if it is complete and no thread waits for it.
 fn try_test(shared: &SharedOperation) -> Option<Result<u64, Error>> {
     try_with(shared, Operation::test)?.map(length_of)
 }
 
-/// Does something with an operation, unless another thread has it: that one waits for its end.
+/// Runs a closure on an operation, unless another thread holds it to wait for its completion.
 pub(super) fn try_with<R>(
     shared: &SharedOperation,
     action: impl FnOnce(&mut Operation) -> R,
@@ -270,7 +270,7 @@ pub(super) fn try_with<R>(
     }
 }
 
-/// Waits for the end of an operation, after whoever else does.
+/// Waits for the completion of an operation, after other waiting threads.
 pub(super) fn wait_for(shared: &SharedOperation) -> Result<MessageStatus, Error> {
     shared.lock().unwrap_or_else(PoisonError::into_inner).wait()
 }

@@ -1,9 +1,9 @@
 //! The descriptor that the program holds for a link or listener.
 //!
-//! It is a copy of the descriptor that the core watches with, so `poll` and `epoll` understand it,
-//! and an event of our own is added to what makes it readable. The program may close it with
-//! `close(2)` by mistake, and the system may give its number to something else: before it is used
-//! or closed, it is compared with the one that the core has kept.
+//! It is a copy of the core's epoll descriptor, so `poll` and `epoll` accept it, and an event of
+//! ours is added to the set that makes it readable. The program may close it with `close(2)` by
+//! mistake, and the system may reuse its number: before it is used or closed, it is compared with
+//! the core's own descriptor.
 
 use std::ffi::c_int;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
@@ -12,10 +12,10 @@ use memferry_sys::EventFd;
 
 use crate::code::CallError;
 
-/// Asks whether two descriptors are copies of each other; known to Linux since 6.10.
+/// Queries whether two descriptors are copies of each other; in Linux since 6.10.
 const F_DUPFD_QUERY: c_int = 1024 + 3;
 
-/// The number that the program knows, and our event in it.
+/// The program's descriptor, and our event in it.
 #[derive(Debug)]
 pub(super) struct UserFd {
     number: c_int,
@@ -31,7 +31,7 @@ impl UserFd {
         Ok(Self { number: copy.into_raw_fd(), event })
     }
 
-    /// What the program calls it.
+    /// The number of the descriptor.
     pub(super) fn number(&self) -> c_int {
         self.number
     }
@@ -44,7 +44,7 @@ impl UserFd {
     /// Whether the number still is the copy of `watched` that was made for it.
     #[inline]
     pub(super) fn is_ours(&self, watched: BorrowedFd<'_>) -> bool {
-        // SAFETY: asks about two numbers; one that is not open is an error.
+        // SAFETY: compares two numbers; one that is not open is an error.
         match unsafe { libc::fcntl(self.number, F_DUPFD_QUERY, watched.as_raw_fd()) } {
             0 => false,
             1 => true,
@@ -52,21 +52,22 @@ impl UserFd {
         }
     }
 
-    /// The same for older systems: only our set has our event in it. Changes nothing: the event is
-    /// watched for what it was watched for before.
+    /// The same for older kernels: only our epoll set contains our event. Changes nothing: the
+    /// event keeps its interest mask.
     #[cold]
     fn has_our_event(&self) -> bool {
         control(self.number, libc::EPOLL_CTL_MOD, &self.event).is_ok()
     }
 
-    /// Closes the program's descriptor, if it still is ours, and takes our event out of it. An event loop
-    /// of the program knows it until the last copy is closed, and the core has one: once it was closed, it
-    /// must not be readable.
+    /// Closes the program's descriptor, if it still is ours, and removes our event from it. An
+    /// event loop of the program watches it until the last copy is closed, and the core holds one:
+    /// after the close it must not become readable.
     pub(super) fn close(&self, watched: BorrowedFd<'_>) {
         let is_ours = self.is_ours(watched);
         let _ = control(watched.as_raw_fd(), libc::EPOLL_CTL_DEL, &self.event);
         if is_ours {
-            // SAFETY: it is the copy that was made for the program, which gives it up by this.
+            // SAFETY: it is the copy that was made for the program, which gives up ownership by
+            // closing.
             drop(unsafe { OwnedFd::from_raw_fd(self.number) });
         }
     }
@@ -74,21 +75,21 @@ impl UserFd {
 
 fn control(set: c_int, operation: c_int, event: &EventFd) -> std::io::Result<()> {
     let mut interest = libc::epoll_event { events: libc::EPOLLIN as u32, u64: 0 };
-    // SAFETY: the interest is valid; a number that is no epoll is an error.
+    // SAFETY: the interest is valid; a number that is no epoll descriptor is an error.
     match unsafe { libc::epoll_ctl(set, operation, event.as_raw_fd(), &raw mut interest) } {
         0 => Ok(()),
         _ => Err(std::io::Error::last_os_error()),
     }
 }
 
-/// Sleeps until a descriptor is readable or an event is signalled, or for a moment: without a descriptor left,
-/// nobody signals that a caller was tried. Says whether it is readable or signalled.
+/// Sleeps until a descriptor is readable or an event is signalled, or for a short timeout: without
+/// a free descriptor no event reports a failed accept. Returns whether it is readable or signalled.
 pub(super) fn wait_readable(watched: &impl AsFd, event: &EventFd) -> bool {
     let fds = [watched.as_fd(), event.as_fd()];
     let mut both =
         fds.map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 });
     const RECHECK_MS: c_int = 100;
-    // SAFETY: two valid entries. When it is interrupted or over, the caller looks and comes again.
+    // SAFETY: two valid entries. After an interrupt or timeout the caller checks and calls again.
     unsafe { libc::poll(both.as_mut_ptr(), 2, RECHECK_MS) > 0 }
 }
 
@@ -117,7 +118,7 @@ mod tests {
             assert!(!descriptor.is_ours(watched) && !descriptor.has_our_event());
             descriptor.close(watched);
         }
-        // SAFETY: closes what the test put there.
+        // SAFETY: closes the descriptor that the test put there.
         unsafe { libc::close(number) };
         assert!(!descriptor.is_ours(watched) && !descriptor.has_our_event());
     }

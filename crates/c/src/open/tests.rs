@@ -1,4 +1,4 @@
-//! Over a model of a GPU, as there is not one on every machine.
+//! Runs over a model of a GPU, because not every machine has one.
 
 use memferry::PinLimits;
 use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
@@ -34,7 +34,7 @@ fn requests_find_the_memory_of_the_gpu_on_either_side() {
         let (source, mut target) = (bytes(length), vec![0; length]);
         let inside = open.allocate(length).unwrap();
         let other = open.allocate(length).unwrap();
-        // SAFETY: all memory is of this length and used by nobody else.
+        // SAFETY: all memory has this length and no other thread uses it.
         unsafe {
             open.ferry().run_raw(open.copy(source.as_ptr(), inside, length)).unwrap();
             open.ferry().run_raw(open.copy(inside, other, length)).unwrap();
@@ -99,7 +99,7 @@ fn closing_waits_for_copies_before_it_gives_memory_back_also_with_memory_registe
     let host = bytes(8 << 20);
     let inside = open.allocate(8 << 20).unwrap();
     open.register(host.as_ptr(), host.len()).unwrap();
-    // SAFETY: the memory lives until the library is closed, which is when the copy is over.
+    // SAFETY: the memory lives until the library is closed, which is when the copy is complete.
     unsafe { open.ferry().start_cookie_raw(open.copy(host.as_ptr(), inside, host.len())) }.unwrap();
     drop(open);
     let seen = device.stats();
@@ -132,7 +132,7 @@ fn memory_stays_registered_until_it_is_unregistered_as_often() {
 #[test]
 fn memory_that_is_not_there_is_not_registered() {
     let (open, _device) = open_with(CudaFaults::default());
-    // Nobody is given memory so far down, so no other test has it either.
+    // No allocation has such a low address, so no other test uses it.
     let address = std::ptr::without_provenance(1 << 16);
     assert_eq!(open.register(address, 1 << 20).unwrap_err().code, ADMA_ENXIO);
     open.register(std::ptr::null(), 0).unwrap();

@@ -1,4 +1,4 @@
-//! A window of the other side of a link, as the C program accesses it.
+//! A window of the peer of a link, as the C program accesses it.
 
 use std::slice;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::code::{ADMA_EBADMSG, CallError};
 use crate::links::OpenLink;
 use crate::memory;
 
-/// A window of the other side.
+/// A window of the peer.
 #[derive(Debug)]
 pub(crate) struct AttachedWindow {
     link: Arc<OpenLink>,
@@ -17,7 +17,7 @@ pub(crate) struct AttachedWindow {
 }
 
 impl AttachedWindow {
-    /// Attaches the window that some bytes name, if they do.
+    /// Attaches the window of a handle, if the bytes are one.
     pub(super) fn new(link: Arc<OpenLink>, handle: [u8; 16]) -> Result<Self, CallError> {
         let handle = WindowHandle::from_bytes(handle).map_err(|error| {
             CallError::new(ADMA_EBADMSG, format!("these bytes are no handle of a window: {error}"))
@@ -34,12 +34,12 @@ impl AttachedWindow {
         &self.link
     }
 
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub(super) fn length(&self) -> u64 {
         self.remote.len()
     }
 
-    /// Puts and waits.
+    /// Puts data and waits.
     ///
     /// # Safety
     /// The memory must be valid for reads, and not change, until this returns.
@@ -54,7 +54,7 @@ impl AttachedWindow {
         let bytes = if length == 0 {
             &[]
         } else {
-            // SAFETY: not null and not too long, which was checked; the caller vouches for the rest.
+            // SAFETY: not null and not too long, which was checked; the caller guarantees the rest.
             unsafe { slice::from_raw_parts(address, length) }
         };
         self.outcome(match notify {
@@ -63,10 +63,10 @@ impl AttachedWindow {
         })
     }
 
-    /// Gets and waits.
+    /// Gets data and waits.
     ///
     /// # Safety
-    /// The memory must be valid for writes, and nobody else may use it, until this returns.
+    /// The memory must be valid for writes, and no other thread may use it, until this returns.
     pub(crate) unsafe fn get(
         &self,
         offset: u64,
@@ -83,10 +83,10 @@ impl AttachedWindow {
         self.outcome(self.remote.get(offset, bytes))
     }
 
-    /// Starts a put; its cookie.
+    /// Starts a put and returns its cookie.
     ///
     /// # Safety
-    /// As for [`AttachedWindow::put`], until it is over.
+    /// As for [`AttachedWindow::put`], until it is complete.
     pub(crate) unsafe fn iput(
         &self,
         offset: u64,
@@ -100,10 +100,10 @@ impl AttachedWindow {
         self.link.start(length, begin)
     }
 
-    /// Starts a get; its cookie.
+    /// Starts a get and returns its cookie.
     ///
     /// # Safety
-    /// As for [`AttachedWindow::get`], until it is over.
+    /// As for [`AttachedWindow::get`], until it is complete.
     pub(crate) unsafe fn iget(
         &self,
         offset: u64,
@@ -115,7 +115,7 @@ impl AttachedWindow {
         self.link.start(length, || unsafe { self.remote.iget_raw(offset, address, length) })
     }
 
-    /// Waits until everything that was begun before, on any window of the link, is over.
+    /// Waits until everything that was started before, on any window of the link, is complete.
     pub(crate) fn fence(&self) -> Result<(), CallError> {
         self.outcome(self.remote.fence())
     }

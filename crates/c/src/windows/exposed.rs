@@ -1,7 +1,7 @@
-//! A window of this process: memory of the C program that the other side of a link may access.
+//! A window of this process: memory of the C program that the peer of a link may access.
 //!
-//! Threads that wait for a value share the window; who withdraws it has it alone. It tells the others
-//! to leave, because the memory may be gone when it is done.
+//! Threads that wait for a value share the window; the thread that withdraws it needs it
+//! exclusively and makes the others return, because the memory may be freed afterwards.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +19,7 @@ use crate::window_calls::{ADMA_READ, ADMA_WRITE};
 /// Both rights together.
 const READ_WRITE: c_int = ADMA_READ | ADMA_WRITE;
 
-/// A wait looks this often whether the window is being withdrawn.
+/// Interval at which a wait checks whether the window is being withdrawn.
 const WITHDRAW_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// A window of this process.
@@ -29,12 +29,12 @@ pub(crate) struct ExposedWindow {
     handle: WindowHandle,
     /// `None` once it is withdrawn.
     window: RwLock<Option<Window<RawMemory>>>,
-    /// It is being withdrawn: nobody may wait for its values any more.
+    /// It is being withdrawn: no new wait for its values may start.
     is_ending: AtomicBool,
 }
 
 impl ExposedWindow {
-    /// Exposes memory to the other side of a link.
+    /// Exposes memory to the peer of a link.
     ///
     /// # Safety
     /// The memory must be valid for reads and writes until the window is withdrawn.
@@ -69,25 +69,25 @@ impl ExposedWindow {
         &self.link
     }
 
-    /// The name by which the other side attaches it.
+    /// The handle by which the peer attaches it.
     pub(super) fn handle(&self) -> WindowHandle {
         self.handle
     }
 
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub(super) fn length(&self) -> Result<u64, CallError> {
         let window = self.window.read().unwrap_or_else(PoisonError::into_inner);
         window.as_ref().map(|window| window.len() as u64).ok_or_else(withdrawn)
     }
 
-    /// Whether the other side is in the middle of an access.
+    /// Whether the peer is in the middle of an access.
     pub(super) fn is_accessed(&self) -> bool {
         let window = self.window.read().unwrap_or_else(PoisonError::into_inner);
         window.as_ref().is_some_and(Window::is_accessed)
     }
 
-    /// Takes the memory back: when this returns, the other side does not access it any more, unless
-    /// it says that it is busy.
+    /// Withdraws the window: when this returns, the peer does not access it any more, unless the
+    /// result is busy.
     pub(super) fn withdraw(&self) -> Result<(), CallError> {
         self.is_ending.store(true, Ordering::Release);
         let mut place = self.window.write().unwrap_or_else(PoisonError::into_inner);
@@ -101,7 +101,7 @@ impl ExposedWindow {
         }
     }
 
-    /// Waits until a variable is at least so much, and gives its value.
+    /// Waits until a variable is at least `at_least`, and returns its value.
     pub(crate) fn wait_value(
         &self,
         offset: u64,
@@ -123,7 +123,7 @@ impl ExposedWindow {
         }
     }
 
-    /// One look, of some length, with the window kept from being withdrawn.
+    /// One bounded wait, during which the window cannot be withdrawn.
     fn wait_slice(
         &self,
         offset: u64,
@@ -143,7 +143,7 @@ impl ExposedWindow {
     }
 }
 
-/// The offset of a variable, if it can be one.
+/// Validates the offset of a variable.
 fn variable_at(window: &Window<RawMemory>, offset: u64) -> Result<usize, CallError> {
     let window_bytes = window.len() as u64;
     if offset.checked_add(8).is_none_or(|end| end > window_bytes) {

@@ -1,7 +1,7 @@
-//! The windows that this process has exposed or attached, by the numbers that the program knows.
+//! The windows that this process has exposed or attached, by number.
 //!
-//! As with links, calls take what they need out of the table and let go of its lock before they do
-//! anything that may wait. A forked child begins with an empty table.
+//! As with links, a call takes what it needs out of the table and releases its lock before it does
+//! anything that may block. A forked child starts with an empty table.
 
 mod attached;
 mod exposed;
@@ -20,14 +20,15 @@ use attached::AttachedWindow;
 use exposed::ExposedWindow;
 pub(crate) use number::FIRST as FIRST_WINDOW;
 
-/// Windows that were released by themselves, and of which that is remembered.
+/// Maximum number of remembered windows that were released without a call of the program.
 const MAX_RELEASED: usize = 4096;
 
 /// All windows.
 #[derive(Debug)]
 pub(crate) struct WindowRegistry {
     table: RwLock<HashMap<i64, WindowEntry>>,
-    /// The newest windows of closed links that were free before the program asked again.
+    /// The newest windows of closed links that were released before the program withdrew them
+    /// again.
     released: Mutex<VecDeque<i64>>,
     /// Smaller numbers are those of the process that forked this one.
     first_own: i64,
@@ -40,13 +41,13 @@ enum WindowEntry {
 }
 
 impl WindowRegistry {
-    /// None, in a process that may have been forked.
+    /// An empty registry, in a process that may have been forked.
     pub(crate) fn new() -> Self {
         let (table, released) = (RwLock::default(), Mutex::default());
         Self { table, released, first_own: number::next() }
     }
 
-    /// Exposes memory to the other side of a link; the number of the window, and its handle.
+    /// Exposes memory to the peer of a link; returns the number of the window and its handle.
     ///
     /// # Safety
     /// The memory must be valid for reads and writes until the window is withdrawn.
@@ -60,11 +61,11 @@ impl WindowRegistry {
         // SAFETY: passed on.
         let exposed = unsafe { ExposedWindow::new(link, address, length, rights) }?;
         let handle = exposed.handle();
-        // Without a number it is dropped, and so withdrawn: nobody has heard of it.
+        // Without a number it is dropped and so withdrawn: its handle was not published.
         Ok((self.insert(WindowEntry::Exposed(Arc::new(exposed)))?, handle))
     }
 
-    /// Attaches a window of the other side of a link; its number.
+    /// Attaches a window of the peer of a link and returns its number.
     pub(crate) fn attach(&self, link: Arc<OpenLink>, handle: [u8; 16]) -> Result<i64, CallError> {
         self.insert(WindowEntry::Attached(Arc::new(AttachedWindow::new(link, handle)?)))
     }
@@ -90,7 +91,7 @@ impl WindowRegistry {
         }
     }
 
-    /// How many bytes a window of either kind has.
+    /// The length in bytes of a window of either kind.
     pub(crate) fn length(&self, number: i64) -> Result<u64, CallError> {
         match self.find(number)? {
             WindowEntry::Attached(attached) => Ok(attached.length()),
@@ -98,8 +99,8 @@ impl WindowRegistry {
         }
     }
 
-    /// Takes a window of this process back. If the other side is in the middle of an access, the
-    /// window stays in the table, to be withdrawn again.
+    /// Withdraws a window of this process. If the peer is in the middle of an access, the window
+    /// stays in the table, to be withdrawn again.
     pub(crate) fn withdraw(&self, number: i64) -> Result<(), CallError> {
         if self.take_released(number) {
             return Ok(());
@@ -109,15 +110,15 @@ impl WindowRegistry {
         Ok(())
     }
 
-    /// Whether a window was busy when its link was closed, and was released since: told once.
+    /// Whether a window was busy when its link was closed, and was released since: reported once.
     fn take_released(&self, number: i64) -> bool {
         let mut released = lock(&self.released);
         let found = released.iter().position(|known| *known == number);
         found.and_then(|index| released.remove(index)).is_some()
     }
 
-    /// Withdraws those windows of a closed link that nobody is inside any more. Returns whether none
-    /// is left.
+    /// Withdraws the windows of a closed link that are no longer accessed. Returns whether none is
+    /// left.
     pub(crate) fn release(&self, link: &Arc<OpenLink>) -> bool {
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let exposed = table.iter().filter_map(|(number, entry)| match entry {
@@ -128,7 +129,7 @@ impl WindowRegistry {
         drop(table);
         let mut is_any_left = false;
         for (number, window) in exposed {
-            // Of two threads that withdraw it the other one tells the program.
+            // If another thread withdraws it at the same time, that one reports it.
             if window.is_accessed() || window.withdraw().is_err() {
                 is_any_left = true;
                 continue;
@@ -143,15 +144,15 @@ impl WindowRegistry {
         !is_any_left
     }
 
-    /// Forgets a window of another process.
+    /// Detaches a window of another process.
     pub(crate) fn detach(&self, number: i64) -> Result<(), CallError> {
         self.attached(number)?;
         self.write().remove(&number);
         Ok(())
     }
 
-    /// A link has closed, and so its windows are withdrawn and detached. Fails if the other side is
-    /// in the middle of an access to one of them, which stays in the table.
+    /// Withdraws and detaches the windows of a closed link. Fails if the peer is in the middle of
+    /// an access to one of them, which stays in the table.
     pub(crate) fn close_windows_of(&self, link: &Arc<OpenLink>) -> Result<(), CallError> {
         let mut exposed = Vec::new();
         self.write().retain(|number, entry| match entry {
@@ -180,8 +181,8 @@ impl WindowRegistry {
         table.get(&number).cloned().ok_or_else(|| number::explain(number, self.first_own))
     }
 
-    /// Gives a window its number, unless its link has closed meanwhile: who closed it looks through
-    /// the table after that, and may have done so already.
+    /// Numbers a window, unless its link was closed meanwhile: the closing thread walks the table
+    /// after that, and may have done so already.
     fn insert(&self, entry: WindowEntry) -> Result<i64, CallError> {
         let mut table = self.write();
         if entry.link().is_closed() {

@@ -1,8 +1,8 @@
-//! The numbers of windows, of this process's and of those it has attached.
+//! The numbers of windows, exposed and attached.
 //!
-//! They are counted through for the whole life of a process, and a forked child goes on where its
-//! parent was: so no number is ever given out twice, and one that is not in the table is of a window
-//! that was. They lie between the cookies of copies and those of links, and are none of either.
+//! They increase for the whole life of a process, and a forked child continues where its parent
+//! was: so no number is ever issued twice, and one that is not in the table is that of a former
+//! window. They lie between the cookies of copies and those of links.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -13,8 +13,8 @@ use crate::links::FIRST_LINK_COOKIE;
 /// The smallest number of a window. All cookies of copies are below.
 pub(crate) const FIRST: i64 = FIRST_LINK_COOKIE - (1 << 47);
 
-/// The number of the next window. An atomic without a lock, because a child finds locks as they were
-/// when it was forked.
+/// The number of the next window. An atomic without a lock, because a child inherits locks in the
+/// state of the fork.
 static NEXT: AtomicI64 = AtomicI64::new(FIRST);
 
 /// The number that the next window will get.
@@ -22,7 +22,7 @@ pub(super) fn next() -> i64 {
     NEXT.load(Ordering::Relaxed)
 }
 
-/// Takes the next number.
+/// Allocates the next number.
 pub(super) fn take() -> Result<i64, CallError> {
     let taken = NEXT.fetch_add(1, Ordering::Relaxed);
     if taken < FIRST_LINK_COOKIE {
@@ -32,7 +32,7 @@ pub(super) fn take() -> Result<i64, CallError> {
     Err(CallError::new(ADMA_ENOSPC, "all numbers of windows are used up in this process"))
 }
 
-/// Why there is no window of a number, in a process that has those from `first_own` on.
+/// Returns why a number has no window, in a process whose own numbers start at `first_own`.
 #[cold]
 pub(super) fn explain(number: i64, first_own: i64) -> CallError {
     let (code, text) = match number {

@@ -9,7 +9,7 @@ enum { LARGE = 3 * 1024 * 1024 + 17 };
 static const size_t SIZES[] = {1, 7, 8, 63, 64, 65, 4095, 4096, 4097, 70000, 524288, LARGE};
 enum { SIZE_COUNT = sizeof SIZES / sizeof SIZES[0] };
 
-/* A range that begins inside the address space and ends outside. */
+/* A range that starts inside the address space and ends outside. */
 static void *near_the_end(void) { return (void *)(UINTPTR_MAX - 15); }
 
 static void a_copy_moves_all_bytes_and_no_others(void) {
@@ -76,7 +76,7 @@ static void a_check_tells_the_end_and_can_be_asked_again(void) {
         CHECK_IS(adma_wait_copy(cookie), 0);
         CHECK_IS(adma_check_copy(cookie), 1);
     }
-    /* Thousands of copies later the answer is the same. */
+    /* Thousands of copies later the result is the same. */
     for (int n = 0; n < 5000; n++) CHECK(adma_icopy(src, dst, 100 + n % 20000) >= 0);
     CHECK_IS(adma_wait_copy(cookie), 0);
     CHECK_IS(adma_check_copy(cookie), 1);

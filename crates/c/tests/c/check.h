@@ -1,4 +1,4 @@
-/* What the test programs share: checks that say where they failed, and a bound on their time. */
+/* Shared by the test programs: checks that print where they failed, and a timeout. */
 
 #ifndef CHECK_H
 #define CHECK_H
@@ -30,10 +30,10 @@
         }                                                                                          \
     } while (0)
 
-/* The last error of this thread names the call and holds this text. */
+/* The last error of this thread contains the name of the call and this text. */
 #define CHECK_SAYS(text) CHECK(strstr(adma_last_error(), text) != NULL)
 
-/* A test that hangs is ended by a signal, which the Rust side reports. */
+/* A signal ends a test that hangs; the Rust side reports it. */
 static inline void bound_time(void) { alarm(300); }
 
 static inline void *take(size_t bytes) {
@@ -45,7 +45,7 @@ static inline void *take(size_t bytes) {
     return memory;
 }
 
-/* Bytes that differ from place to place, and from seed to seed. */
+/* Bytes that differ with the position and with the seed. */
 static inline unsigned char byte_at(size_t place, unsigned seed) {
     return (unsigned char)((place * 131 + place / 251 + seed * 29) & 0xff);
 }

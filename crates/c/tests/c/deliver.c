@@ -1,4 +1,4 @@
-/* Deliveries: messages in packets, as they lie in a ring of buffers. */
+/* Gather copies: messages in packets, as they lie in a ring of buffers. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -26,7 +26,7 @@ static void every_packet_goes_where_it_is_wanted(void) {
         lay_out(COUNTS[n]);
         int64_t cookie = adma_ideliver(pieces, count, message);
         CHECK(cookie >= 0);
-        /* The list is not needed any more. */
+        /* The list may be freed now. */
         memset(pieces, 0xff, sizeof pieces);
         CHECK_IS(adma_wait_copy(cookie), 0);
         CHECK_IS(adma_check_copy(cookie), 1);

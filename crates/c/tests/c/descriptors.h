@@ -1,4 +1,4 @@
-/* How many descriptors this process has open. */
+/* The number of open descriptors of this process. */
 
 #ifndef DESCRIPTORS_H
 #define DESCRIPTORS_H
@@ -27,7 +27,7 @@ static inline void list_descriptors(void) {
     }
 }
 
-/* A thread of the library that is about to end may hold on to one for a moment. */
+/* A thread of the library that is exiting may still hold one for a short time. */
 static inline void expect_descriptors_at_most(int most) {
     for (int tries = 0; tries < 60000 && count_descriptors() > most; tries++) nap_ms(1);
     if (count_descriptors() > most) list_descriptors();

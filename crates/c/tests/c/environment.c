@@ -1,6 +1,6 @@
-/* What every call says when the library cannot be opened.
- * Arguments: the code that is expected, a part of the text, and, to take the threads away, a limit
- * in MiB on the memory that may still be mapped. */
+/* What every call returns when the library cannot be opened. Arguments: the expected code, a
+ * part of the text, and, so that no thread can be started, a limit in MiB on the memory that may
+ * still be mapped. */
 
 #define _XOPEN_SOURCE 700
 
@@ -56,7 +56,7 @@ int main(int count, char **arguments) {
     }
     CHECK(b[0] == 2 && variable == 4 && at == 7);
 
-    /* Once mended, the same process works. */
+    /* After the setting is corrected, the same process works. */
     CHECK_IS(setrlimit(RLIMIT_AS, &usual), 0);
     unsetenv("MEMFERRY_CHANNELS");
     unsetenv("MEMFERRY_POLICY");

@@ -1,4 +1,4 @@
-/* Forked children copy, check and close by themselves; the parent does not notice. */
+/* Forked children copy, check and close on their own; the parent is not affected. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -12,7 +12,7 @@ enum { LARGE = 8 * 1024 * 1024, COPIES = 10 };
 static unsigned char *src, *dst[COPIES];
 static int64_t cookies[COPIES];
 
-/* Runs `deed` in a child and expects it to end well. */
+/* Runs `deed` in a child and expects it to succeed. */
 static void in_a_child(void (*deed)(void)) {
     pid_t child = fork();
     CHECK(child >= 0);
@@ -26,7 +26,7 @@ static void in_a_child(void (*deed)(void)) {
     CHECK_IS(status, 0);
 }
 
-/* Every call does its work, whatever was before. */
+/* Every call works, whatever was called before. */
 static void all_calls_work(void) {
     unsigned char *from = take(LARGE), *to = take(LARGE);
     size_t lengths[] = {100, 100000, LARGE}, at;
@@ -145,7 +145,7 @@ static void children_of_a_busy_parent_work(void) {
 
 int main(void) {
     bound_time();
-    /* A child may be the first to call: the parent's state is then its own. */
+    /* A child may make the first call: then it opens the library itself. */
     in_a_child(all_calls_work);
     src = take(LARGE);
     paint(src, LARGE, 3);

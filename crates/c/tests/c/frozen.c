@@ -1,5 +1,5 @@
-/* The other side is stopped while it writes to memory of a link that is closed: the memory is not the
- * caller's before that is over, and nothing stays behind. */
+/* The peer is stopped while it writes to memory of a link that is closed: the memory stays in
+ * use until the peer continues or exits, and nothing leaks. */
 
 #define _GNU_SOURCE
 
@@ -19,8 +19,9 @@ static void stop(pid_t child) {
     CHECK(WIFSTOPPED(status));
 }
 
-/* Closes a link that an event loop watches. The library may keep a copy of the descriptor while the other
- * side is at the memory, and the loop knows it until the last copy is closed: it must not be readable. */
+/* Closes a link that an event loop watches. The library may keep a copy of the descriptor while
+ * the peer accesses the memory, and the loop watches it until the last copy is closed: it must
+ * not be readable. */
 static int close_watched(int fd) {
     struct epoll_event interest = {.events = EPOLLIN}, event;
     int loop = epoll_create1(EPOLL_CLOEXEC);
@@ -36,7 +37,7 @@ static void expect_unchanged(unsigned char *memory) {
     for (int n = 0; n < LARGE; n++) CHECK(memory[n] == 5);
 }
 
-/* A process that connects and does something, until a byte comes or never. */
+/* A process that connects and runs, until a byte arrives or for ever. */
 static pid_t start_child(const char *name, void (*work)(int fd, int to), int *from) {
     int pipes[2];
     CHECK_IS(pipe(pipes), 0);
@@ -62,7 +63,7 @@ static void write_for_ever(int fd, int to) {
     CHECK_IS(write(to, "w", 1), 1);
 }
 
-/* How often the close of a link found its peer in the middle of a chunk. */
+/* The number of closes that found the peer in the middle of a chunk. */
 static int reads_of_a_stopped_one(void) {
     int busy = 0, before = 0, listener;
     char word;
@@ -77,7 +78,7 @@ static int reads_of_a_stopped_one(void) {
         CHECK(fd >= 0);
         memset(memory, 0, LARGE);
         while (adma_peek(fd) == ADMA_ENOMSG) nap_ms(1);
-        /* It meets the message and copies nothing: the writer begins, from the end. */
+        /* The read matches the message and copies nothing: the writer starts, from the end. */
         int64_t cookie = adma_iread(fd, memory, LARGE);
         CHECK(cookie >= 0);
         while (*(volatile unsigned char *)(memory + LARGE - 1) == 0) {}
@@ -88,14 +89,14 @@ static int reads_of_a_stopped_one(void) {
             busy++;
             CHECK_SAYS("stopped");
             CHECK_IS(adma_check(cookie), 0);
-            /* Both links and what was closed before count. */
+            /* Both links count, and links closed before. */
             CHECK_IS(adma_fini(), ADMA_EBUSY);
             CHECK_IS(adma_fini(), ADMA_EBUSY);
             CHECK_IS(kill(child, kills ? SIGKILL : SIGCONT), 0);
             while (adma_check(cookie) == 0) nap_ms(1);
             CHECK_IS(adma_check(cookie), ADMA_ESTALE);
             CHECK_IS(adma_fini(), 0);
-            /* The child has a copy of the old socket. */
+            /* The child inherited a copy of the old socket. */
             name = fresh_name();
             listener = adma_listen(name);
             CHECK(listener >= 0);
@@ -128,7 +129,8 @@ static void put_for_ever(int fd, int to) {
     while (adma_put(remote, 0, memory, LARGE) == 0) {}
 }
 
-/* Links whose close said busy are released when the other process ends, by whatever is called next. */
+/* Links whose close returned busy are released by the next call after the other process has
+ * exited. */
 static int windows_of_a_killed_one(void) {
     int busy = 0, before = 0, listener;
     char word;
@@ -161,7 +163,7 @@ static int windows_of_a_killed_one(void) {
         }
     }
     CHECK_IS(adma_fini(), 0);
-    /* Only the first descriptor, if any, is the listener's. */
+    /* At most the first descriptor is the listener's. */
     expect_descriptors_at_most(before - 1);
     free(memory);
     return busy;

@@ -1,5 +1,5 @@
-/* Memory of a GPU in every copy call; and what the calls say, and that all else works, where there is
- * none. The argument: "call" asks for the GPU by adma_use_gpu, "environment" leaves it to
+/* Memory of a GPU in every copy call; without a GPU, the codes of the calls, and that everything
+ * else works. The argument: "call" opens the GPU by adma_use_gpu, "environment" by
  * MEMFERRY_GPU=auto. */
 
 #define _POSIX_C_SOURCE 200809L
@@ -63,7 +63,7 @@ static void without_a_gpu_the_calls_say_so(void) {
     CHECK_SAYS("adma_register: no GPU is in use");
 }
 
-/* The library is open by now, in one way or the other. */
+/* The library is open by now, with or without a GPU. */
 static void a_gpu_is_chosen_before_all_else_or_not_at_all(int is_used) {
     CHECK_IS(adma_use_gpu(-1), ADMA_EINVAL);
     CHECK_IS(adma_use_gpu(4000), ADMA_EALREADY);
@@ -109,7 +109,7 @@ static void every_call_takes_memory_of_the_gpu(void) {
             CHECK(dst[0] == 7 && memcmp(dst, dst + 1, len - 1) == 0);
         }
     }
-    /* Memory inside what was taken, and ranges that overlap. */
+    /* Ranges inside an allocation, and ranges that overlap. */
     paint(src, LARGE, 3);
     CHECK_IS(adma_copy(src, one, LARGE), 0);
     CHECK_IS(adma_copy(one, one + 1000, LARGE - 1000), 0);

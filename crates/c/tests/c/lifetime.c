@@ -35,7 +35,7 @@ static void closing_waits_for_what_is_in_flight(void) {
         CHECK(is_painted(dst[n], LARGE, 1));
         CHECK_IS(adma_check_copy(cookies[n]), ADMA_ESTALE);
     }
-    /* Cookies of before stay foreign when the library is open again. */
+    /* Earlier cookies stay invalid when the library is open again. */
     int64_t cookie = adma_icopy(src, dst[0], LARGE);
     CHECK(cookie >= 0);
     for (int n = 0; n < COPIES; n++) {
@@ -48,7 +48,7 @@ static void closing_waits_for_what_is_in_flight(void) {
     free(src);
 }
 
-/* One thread's part of the memory, and a copy that another thread waits for. */
+/* The memory of one thread, and a copy that another thread waits for. */
 struct part {
     pthread_t thread;
     unsigned number;
@@ -107,7 +107,7 @@ static void *copy_whatever_happens(void *argument) {
         if (round % 2 == 0) {
             CHECK_IS(adma_copy(part->src, part->dst, len), 0);
         } else {
-            /* When the library was closed in between, the copy is over and its cookie stale. */
+            /* If the library was closed in between, the copy is complete and its cookie stale. */
             int64_t cookie = adma_icopy(part->src, part->dst, len);
             CHECK(cookie >= 0);
             sched_yield();
@@ -150,7 +150,7 @@ static void a_copy_wakes_all_who_sleep_on_its_variable(void) {
     unsigned char *src = take(LARGE), *dst = take(LARGE);
     for (int n = 0; n < THREADS; n++)
         CHECK_IS(pthread_create(&threads[n], NULL, sleep_on_the_variable, NULL), 0);
-    /* Neither sleepers on a variable nor their copies keep the library from being closed. */
+    /* Neither threads that sleep on a variable nor their copies prevent a close of the library. */
     CHECK_IS(adma_fini(), 0);
     int64_t cookie = adma_icopy_notify(src, dst, LARGE, &shared_variable, 5);
     CHECK(cookie >= 0);

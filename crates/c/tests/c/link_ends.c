@@ -1,5 +1,5 @@
-/* What can go wrong with links: names, descriptors and cookies that are none, the end of the other
- * side at any moment, mistakes with close, and forks. */
+/* Errors of links: invalid names, descriptors and cookies, a peer that disconnects at any time,
+ * misuse of close, and forks. */
 
 #define _GNU_SOURCE
 
@@ -28,7 +28,7 @@ static void alone(void (*work)(void)) {
     CHECK_IS(ending_of(child), 0);
 }
 
-/* A link of a process with itself: one thread accepts what the other connects. */
+/* A link of a process with itself: one thread accepts, another connects. */
 struct both {
     int listener, accepted, connected;
 };
@@ -169,7 +169,7 @@ static void memory_that_is_none(void) {
     CHECK_IS(adma_read(both.connected, last, 64), ADMA_EOVERFLOW);
     CHECK_IS(adma_iwrite(both.connected, last, 64), ADMA_EOVERFLOW);
     CHECK_IS(adma_write(both.connected, bytes, SIZE_MAX), ADMA_EOVERFLOW);
-    /* Nothing is fine anywhere, and is a message like any other. */
+    /* Zero bytes are valid everywhere, and are a message like any other. */
     CHECK_IS(adma_write(both.connected, NULL, 0), 0);
     CHECK_IS(adma_wait(adma_iwrite(both.connected, last, 0)), 0);
     CHECK_IS(adma_read(both.accepted, NULL, 0), 0);
@@ -204,7 +204,7 @@ static void cookies_that_are_none(void) {
     CHECK_IS(adma_result(INT64_MIN), ADMA_EBADF);
     CHECK(message == 3 && buffer == 4);
 
-    /* A read that is under way, then over, then of a link that is closed. */
+    /* A read that is in flight, then complete, then of a closed link. */
     int64_t read = adma_iread(both.connected, bytes, 20);
     CHECK_IS(adma_result(read), ADMA_EINPROGRESS);
     CHECK_IS(adma_lengths(read, &message, &buffer), ADMA_EINPROGRESS);
@@ -222,7 +222,7 @@ static void cookies_that_are_none(void) {
         CHECK_IS(adma_wait(pending), ADMA_ESTALE);
         CHECK_IS(adma_result(read), ADMA_ESTALE);
         CHECK_SAYS("was closed");
-        /* The next link does not take them for its own. */
+        /* The next link does not accept them. */
         both = link_to_myself();
         exchange(&both);
         CHECK_IS(adma_check(read), ADMA_ESTALE);
@@ -245,7 +245,7 @@ static void a_descriptor_closed_by_mistake_is_noticed(void) {
         if (what == 2) CHECK_IS(dup2(epoll_create1(0), fd), fd);
         if (what == 3) CHECK_IS(dup2(both.accepted, fd), fd);
         CHECK(what != 1 || other == fd);
-        /* Neither the link that is gone nor what has its number now is touched. */
+        /* Neither the closed link nor the new owner of its number is accessed. */
         CHECK_IS(adma_write(fd, bytes, 1), ADMA_EBADF);
         CHECK_SAYS("closed outside of this library");
         CHECK_IS(adma_iread(fd, bytes, 1), ADMA_EBADF);
@@ -261,8 +261,8 @@ static void a_descriptor_closed_by_mistake_is_noticed(void) {
     }
 }
 
-/* A number that was closed by mistake is given to another link, sooner or later: how many lower ones
- * must be free for that is tried out. */
+/* The system reuses a wrongly closed number for another link; the test finds out how many lower
+ * numbers must be free for that. */
 static void a_number_that_a_new_link_gets_is_that_link(void) {
     enum { HELD = 40 };
     int hits = 0;
@@ -304,8 +304,8 @@ static void nothing_is_left_behind(void) {
     expect_descriptors_at_most(before);
 }
 
-/* Closing ends what other threads wait for. When all is closed at once, the other end may be first. A
- * thread that comes late finds nothing any more. */
+/* Closing ends the waits of other threads. When everything is closed at once, the peer may be
+ * first. A late thread finds no link. */
 static struct both shared;
 static int by_fini;
 
@@ -352,14 +352,14 @@ static void closing_ends_what_others_wait_for(void) {
     }
 }
 
-/* The other process is killed at a bad moment. */
+/* The peer is killed in the middle of messages. */
 static void wait_for_the_killed(struct side *side) {
     CHECK_IS(hear(side), 'k');
     unsigned char *large = take(LARGE);
     int64_t read = adma_iread(side->fd, large, LARGE), write = adma_iwrite(side->fd, large, LARGE);
     CHECK(read == ADMA_EPIPE || adma_wait(read) == ADMA_EPIPE);
     CHECK_SAYS("peer disconnected");
-    /* It may have been read in time. */
+    /* It may have been read before. */
     int written = write >= 0 ? adma_wait(write) : (int)write;
     CHECK(written == 0 || written == ADMA_EPIPE);
     CHECK_IS(adma_write(side->fd, large, 1), ADMA_EPIPE);
@@ -378,14 +378,14 @@ static void be_killed(struct side *side) {
 
 static void be_killed_in_a_read(struct side *side) {
     unsigned char *large = take(LARGE);
-    /* Of a message that was fetched half, nothing is over on the other side. */
+    /* A message that was fetched in part is not complete at the peer. */
     CHECK(adma_iread(side->fd, large, LARGE) >= 0);
     tell(side, 'k');
     nap_ms(50);
     raise(SIGKILL);
 }
 
-/* Large messages go both ways when the end comes. */
+/* Large messages are in flight in both directions when the peer disconnects. */
 static void stream_until_the_end(struct side *side) {
     enum { WINDOW = 4 };
     unsigned char *out = take(LARGE), *in = take(LARGE);
@@ -422,7 +422,7 @@ static void stream_and_be_killed(struct side *side) {
     stream_until_the_end(side);
 }
 
-/* What was written before the end can be read after it. */
+/* What was written before the peer disconnected can be read afterwards. */
 static void read_what_was_left(struct side *side) {
     CHECK_IS(hear(side), 'c');
     nap_ms(100);
@@ -467,7 +467,7 @@ static void a_child_cannot_use_the_links_of_its_parent(void) {
             CHECK_IS(adma_accept(both.listener), ADMA_ECHILD);
             CHECK_IS(adma_close(both.connected), ADMA_ECHILD);
             CHECK_SAYS("before a fork");
-            /* Links of its own it may have. */
+            /* It may open links of its own. */
             struct both own = link_to_myself();
             exchange(&own);
             int64_t next = adma_iwrite(own.connected, bytes, 1);

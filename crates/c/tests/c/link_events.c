@@ -1,5 +1,5 @@
-/* Links and listeners in event loops: their descriptors are readable when there is a reason, and not
- * when there is none. */
+/* Links and listeners in event loops: their descriptors are readable exactly while there is a
+ * reason to call. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -20,8 +20,8 @@ static int is_readable(int fd, int timeout_ms) {
     return ready;
 }
 
-/* Asks until there is nothing to be found, and then the descriptor is not readable any more. For a
- * moment it may be: a wake-up comes late, or a thread of the library has yet to take it. */
+/* Checks until nothing is found; then the descriptor becomes unreadable. It may stay readable
+ * for a short time: a wakeup arrives late, or a thread of the library has not consumed it yet. */
 static void becomes_quiet(int fd) {
     for (int tries = 0; tries < 2000; tries++) {
         CHECK_IS(adma_peek(fd), ADMA_ENOMSG);
@@ -31,7 +31,7 @@ static void becomes_quiet(int fd) {
     CHECK(!"it stays readable without a reason");
 }
 
-/* Sleeps on the descriptor and asks, until a cookie is over; neither hangs nor spins. */
+/* Sleeps on the descriptor and checks, until a cookie is complete; neither hangs nor spins. */
 static void finish_by_poll(int fd, int64_t cookie) {
     CHECK(cookie >= 0);
     int turns = 0, state;
@@ -42,7 +42,7 @@ static void finish_by_poll(int fd, int64_t cookie) {
     CHECK_IS(state, 1);
 }
 
-/* A message that nobody reads yet makes the descriptor readable, and its length can be seen. */
+/* An unread message makes the descriptor readable, and its length can be queried. */
 static void notice_what_comes(struct side *side) {
     unsigned char *bytes = take(LARGE);
     becomes_quiet(side->fd);
@@ -73,7 +73,7 @@ static void write_when_told(struct side *side) {
     free(bytes);
 }
 
-/* Posted reads and writes end while the program only sleeps in poll and checks. */
+/* Posted reads and writes complete while the program only sleeps in poll and checks. */
 static void exchange_by_poll(struct side *side) {
     unsigned char *out = take(LARGE), *in = take(LARGE);
     for (unsigned round = 0; round < 4 * SIZE_COUNT; round++) {
@@ -92,14 +92,14 @@ static void exchange_by_poll(struct side *side) {
         CHECK_IS(adma_result(read), len);
         CHECK(is_painted(in, len, round));
     }
-    /* Neither side leaves before the other has all it needs. */
+    /* Neither side exits before the other has everything. */
     tell(side, 'd');
     CHECK_IS(hear(side), 'd');
     free(out);
     free(in);
 }
 
-/* What was over at once counts as something to ask about, until it is asked about. */
+/* An operation that was complete at once makes the descriptor readable until it is checked. */
 static void write_small_ones(struct side *side) {
     unsigned char byte = 7;
     for (int n = 0; n < 20; n++) {
@@ -125,8 +125,8 @@ static void read_small_ones(struct side *side) {
     CHECK_IS(hear(side), 'd');
 }
 
-/* Whoever sleeps in poll, or in a read, does not use the processor; also while the outcome of
- * something else waits to be asked about. */
+/* A process that sleeps in poll, or in a read, uses no processor time; also while another result
+ * is unchecked. */
 static void sleep_and_be_woken(struct side *side) {
     unsigned char bytes[100];
     double burnt = burnt_ms();
@@ -158,7 +158,7 @@ static void write_late(struct side *side) {
     CHECK_IS(adma_read(side->fd, bytes, 100), 8);
 }
 
-/* The end of the other side is a reason too, and stays one. */
+/* A disconnected peer is a reason too, and stays one. */
 static void notice_the_end(struct side *side) {
     unsigned char byte;
     becomes_quiet(side->fd);
@@ -196,7 +196,7 @@ static void close_and_stay(struct side *side) {
     nap_ms(300);
 }
 
-/* One loop over a listener and many links, which never waits anywhere but in epoll. */
+/* One loop over a listener and many links, which blocks only in epoll. */
 enum { CLIENTS = 6, ECHOES = 120 };
 
 struct customer {
@@ -211,7 +211,8 @@ static void watch(int set, int fd, void *whom) {
     CHECK_IS(epoll_ctl(set, EPOLL_CTL_ADD, fd, &interest), 0);
 }
 
-/* Reads and writes back for as long as it goes without waiting. Returns 0 when the client is gone. */
+/* Reads and writes back while it can without blocking. Returns 0 when the client has
+ * disconnected. */
 static int serve_one(struct customer *customer) {
     for (;;) {
         int state = adma_check(customer->cookie);

@@ -1,5 +1,5 @@
 /* Messages over a link between two processes: all sizes, in the three orders in which reads and
- * writes can meet, many at a time, from several threads. */
+ * writes can match, many in flight, from several threads. */
 
 #define _POSIX_C_SOURCE 200809L
 
@@ -14,7 +14,7 @@ enum { SIZE_COUNT = sizeof SIZES / sizeof SIZES[0] };
 
 static unsigned char *memory;
 
-/* Reads into memory with a margin that must stay as it was. */
+/* Reads into memory with a margin that must stay unchanged. */
 static void check_read(size_t len, unsigned seed) {
     CHECK(is_painted(memory, len, seed));
     CHECK_IS(memory[len], 0xee);
@@ -117,7 +117,7 @@ static void read_before_both_wait(struct side *side) {
     }
 }
 
-/* Calls that wait, there and back. */
+/* Blocking calls in both directions. */
 static void send_and_get_back(struct side *side) {
     for (unsigned n = 0; n < SIZE_COUNT; n++) {
         prepare_to_write(SIZES[n], n);
@@ -171,7 +171,7 @@ static void come_late(struct side *side) {
     CHECK_IS(adma_write(side->fd, memory, LARGE), 0);
 }
 
-/* A buffer that is too short gets what fits, and both lengths can be asked for. */
+/* A buffer that is too short receives what fits, and both lengths can be queried. */
 static void write_too_much(struct side *side) {
     for (unsigned n = 1; n < SIZE_COUNT; n++) {
         for (int blocking = 0; blocking < 2; blocking++) {
@@ -207,7 +207,7 @@ static void read_too_little(struct side *side) {
     tell(side, 'd');
 }
 
-/* Failures are known for a long time, but not for ever. */
+/* Errors are stored for a long time, but not for ever. */
 enum { FAILURES = 9000, KNOWN = 4096 };
 
 static void write_in_vain(struct side *side) {
@@ -236,7 +236,7 @@ static void fail_often(struct side *side) {
     tell(side, 'd');
 }
 
-/* Thousands of messages of random sizes, several under way at a time. */
+/* Thousands of messages of random sizes, several in flight at a time. */
 enum { MESSAGES = 5000, WINDOW = 16, MOST = 300000 };
 
 static uint32_t next_random(uint32_t *state) {
@@ -245,7 +245,7 @@ static uint32_t next_random(uint32_t *state) {
     return *state ^= *state << 5;
 }
 
-/* Mostly small ones, now and then a large one. */
+/* Mostly small ones, sometimes a large one. */
 static size_t random_size(uint32_t *state) {
     static const uint32_t BOUNDS[] = {49, 200, 9000, 9000, 70000, MOST};
     return next_random(state) % BOUNDS[next_random(state) % 6];
@@ -347,7 +347,7 @@ static void connect_a_second_link(struct side *side) {
     exchange_over_two(side->fd, second);
 }
 
-/* One thread waits for a cookie that others ask about too, and all get the same answer. */
+/* One thread waits for a cookie that others check too, and all get the same result. */
 static int64_t shared_cookie;
 
 static void *wait_for_the_shared_cookie(void *argument) {
@@ -383,7 +383,7 @@ static void write_when_told(struct side *side) {
     CHECK_IS(adma_write(side->fd, bytes, sizeof bytes), 0);
 }
 
-/* Nobody needs to ask: tens of thousands of writes and reads that nobody asked about harm nobody. */
+/* Checking is optional: tens of thousands of unchecked writes and reads do no harm. */
 enum { FORGOTTEN = 150000 };
 
 static void write_and_forget(struct side *side) {
@@ -395,7 +395,7 @@ static void write_and_forget(struct side *side) {
         if (n == 0) first = last;
     }
     CHECK_IS(adma_wait(last), 0);
-    /* Long ago: it is over, and no more is known of it. */
+    /* Long ago: it is complete, and its length is no longer stored. */
     CHECK_IS(adma_check(first), 1);
     CHECK_IS(adma_wait(first), 0);
     CHECK_IS(adma_result(first), ADMA_EIDRM);

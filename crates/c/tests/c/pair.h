@@ -8,7 +8,7 @@
 
 #include "check.h"
 
-/* One end: the link, and pipes for what the two have to agree on outside of it. */
+/* One side: the link, and pipes for synchronisation outside of it. */
 struct side {
     int fd;
     int to, from;
@@ -27,7 +27,7 @@ static inline double now_ms(clockid_t clock) {
     return (double)time.tv_sec * 1e3 + (double)time.tv_nsec / 1e6;
 }
 
-/* The processor time of this process: what it burns while it should sleep. */
+/* The processor time of this process, to detect spinning. */
 static inline double burnt_ms(void) { return now_ms(CLOCK_PROCESS_CPUTIME_ID); }
 
 static inline void tell(struct side *side, char what) {
@@ -40,7 +40,7 @@ static inline char hear(struct side *side) {
     return what;
 }
 
-/* A name that nobody else on the machine has. */
+/* A unique name. */
 static inline const char *fresh_name(void) {
     static char name[64];
     static int count;
@@ -48,7 +48,7 @@ static inline const char *fresh_name(void) {
     return name;
 }
 
-/* Connects as soon as the other side listens. */
+/* Connects as soon as the peer listens. */
 static inline int connect_patiently(const char *name) {
     for (int tries = 0; tries < 2000; tries++) {
         int fd = adma_connect(name);
@@ -85,7 +85,8 @@ static inline int ending_of(pid_t child) {
     return status;
 }
 
-/* Runs both, each in a process of its own, and gives how `there` ended; `here` must end well. */
+/* Runs both, each in a process of its own, and returns the status of `there`; `here` must
+ * succeed. */
 static inline int between_ending(deed *here, deed *there) {
     int up[2], down[2];
     const char *name = fresh_name();
@@ -103,7 +104,7 @@ static inline int between_ending(deed *here, deed *there) {
 
 static inline void between(deed *here, deed *there) { CHECK_IS(between_ending(here, there), 0); }
 
-/* The same with the sides changed. */
+/* The same with the sides swapped. */
 static inline void both_ways(deed *one, deed *other) {
     between(one, other);
     between(other, one);

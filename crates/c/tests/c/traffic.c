@@ -1,11 +1,11 @@
-/* Traffic with kills: processes that are linked at random send each other messages of 0 to 8 MiB and reach into
- * each other's windows, while one after the other is killed and started again. Every byte is from a seeded
- * generator, and every message is checked against its number: nothing is wrong, nothing comes behind what was
- * lost, and the process that lives through all of it has in the end what it had at the start.
+/* Traffic with kills: randomly linked processes send each other messages of 0 to 8 MiB and access each
+ * other's windows, while one after the other is killed and restarted. Every byte is from a seeded
+ * generator, and every message is checked against its number: no byte is wrong, no message follows a
+ * lost one, and the process that survives the run has no more resources at the end than at the start.
  *
- * Some processes may lie: they scribble over the memory that they share with others. Nothing is expected of a
- * link with one of them but that its calls return; everything is expected of all other links. A liar may come to
- * harm: who believes it writes to memory that it names.
+ * Some processes may lie: they write random bytes over the memory that they share with others. A link
+ * with one of them is expected only to return from its calls; all other links must work. A lying
+ * process may be corrupted itself: its peers write to the addresses that it sends.
  *
  *     traffic [KILLS [SEED [PROCESSES [LIARS]]]]
  */
@@ -31,7 +31,7 @@ enum {
     SLACK = 64,
 };
 
-/* What all processes of a run see. */
+/* Shared by all processes of a run. */
 struct common {
     _Atomic int generation[MOST_PROCESSES];
     _Atomic int is_over;
@@ -44,7 +44,7 @@ static struct common *common;
 static struct counts *counts;
 static int own, processes, liars, run;
 static uint64_t state;
-/* Calls for links with liars take as long as they take. */
+/* Calls for links with lying processes have no time limit. */
 static int is_timed = 1;
 
 /* The last ones lie. */
@@ -58,7 +58,7 @@ static uint64_t mix(uint64_t bits) {
 
 static uint64_t chance(uint64_t below) { return mix(state += 0x9E3779B97F4A7C15u) % below; }
 
-/* The bytes of a seed, from a place on that is a multiple of eight. */
+/* The bytes of a seed, from an offset that is a multiple of eight. */
 static void generate(unsigned char *bytes, size_t length, uint64_t seed) {
     for (size_t at = 0; at < length; at += 8) {
         uint64_t word = mix(seed + at);
@@ -74,7 +74,7 @@ static int is_generated(const unsigned char *bytes, size_t length, uint64_t seed
     return 1;
 }
 
-/* What message a direction of a link has under a number: both sides know. */
+/* The message of a direction of a link with a number: both sides compute it. */
 static uint64_t message_seed(uint64_t link, int from_dialer, uint64_t number) {
     return mix(link ^ mix(number * 2 + (uint64_t)from_dialer));
 }
@@ -85,7 +85,7 @@ static size_t message_length(uint64_t seed) {
     return (size_t)((bits >> 8) % (most[bits & 7] + 1));
 }
 
-/* A call that hangs ends the process by a signal. A run may take longer than any call. */
+/* A signal ends the process if a call hangs. A run may take longer than any call. */
 static void bound_calls(void) { alarm(120); }
 
 static uint64_t now_ns(void) { return (uint64_t)(now_ms(CLOCK_MONOTONIC) * 1e6); }
@@ -112,7 +112,7 @@ struct link {
     /* 0 until it is known. */
     uint64_t seed;
     uint64_t sent, received;
-    /* A read has failed: no read that is begun later may succeed. */
+    /* A read has failed: no read that is started later may succeed. */
     int is_cut;
     struct operation operations[MOST_OPERATIONS];
     unsigned char *window;
@@ -124,27 +124,28 @@ struct link {
 
 static struct link links[MOST_LINKS];
 
-/* A name to connect to: those who lie have one of their own. */
+/* A name to connect to: lying processes have names of their own. */
 static struct door {
     int listener, for_liars;
 } doors[2];
 
-/* Who has come through it. */
+/* The process that connected through it. */
 struct arrival {
     int fd, is_lying;
 };
 static int accepted[2];
 
-/* What a call may say once the other process was killed; and anything else, if that one lies. */
+/* The codes that a call may return after the peer was killed; any code, if the peer lies. */
 static int is_an_end(const struct link *link, int64_t code) {
     if (link->is_lying) return code < 0 && code != ADMA_ENOTRECOVERABLE;
     return code == ADMA_EPIPE || code == ADMA_ESTALE || code == ADMA_ENXIO || code == ADMA_ECANCELED;
 }
 
-/* What is only true of links between those who do not lie. */
+/* Checks that hold only for links between processes that do not lie. */
 #define CHECK_LINK(link, condition) CHECK((link)->is_lying || (condition))
 
-/* A liar may have spoiled what says that it still writes to memory: such memory is kept for a while. */
+/* A lying process may have overwritten the flag that it still writes to memory: such memory is
+ * quarantined for some time. */
 static void give_back(const struct link *link, unsigned char *memory) {
     static unsigned char *kept[64];
     static unsigned at;
@@ -165,7 +166,7 @@ static uint64_t window_seed(const struct link *link, int of_dialer) {
     return mix(link->seed ^ (of_dialer ? 0xD1A1 : 0xACCE));
 }
 
-/* The other process is gone, or this one wants to go: everything of the link ends. */
+/* The peer has disconnected, or this process exits: everything of the link is closed. */
 static void end_link(struct link *link) {
     int code;
     if (link->is_cut && !link->is_lying) {
@@ -175,7 +176,7 @@ static void end_link(struct link *link) {
         CHECK(is_an_end(link, length));
     }
     if (link->exposed >= 0) {
-        /* Busy: the other process was not running for a second, in the middle of a put. */
+        /* Busy: the peer was not scheduled for a second, in the middle of a put. */
         do TIMED(code, adma_withdraw(link->exposed));
         while (code == ADMA_EBUSY);
         CHECK(code == 0 || is_an_end(link, code));
@@ -276,7 +277,7 @@ static void begin(struct link *link, int is_read) {
     else link->sent++;
 }
 
-/* A read or write is over: with what it should have, or because the other side is gone. */
+/* A read or write is complete: with the expected data, or because the peer has disconnected. */
 static void settle(struct link *link, struct operation *operation, int code) {
     uint64_t seed = message_seed(link->seed, link->is_dialer != operation->is_read, operation->number);
     operation->is_open = 0;
@@ -289,7 +290,7 @@ static void settle(struct link *link, struct operation *operation, int code) {
         if (operation->number == 0) memcpy(&link->other_handle, operation->start, operation->length);
         else CHECK_LINK(link, is_generated(operation->start, operation->length, seed));
         for (unsigned char *at = operation->memory; at < operation->start; at++) CHECK(*at == 0xA5);
-        /* Nobody writes behind the memory, whatever it says. */
+        /* No byte after the memory is written, whatever the peer claims. */
         size_t end = operation->memory + operation->room + 2 * SLACK - operation->start;
         for (size_t at = link->is_lying ? operation->room : operation->length; at < end; at++)
             CHECK(operation->start[at] == 0xA5);
@@ -297,7 +298,7 @@ static void settle(struct link *link, struct operation *operation, int code) {
         counts->bytes += operation->length;
         if (operation->number == 0) {
             TIMED(link->remote, adma_attach(link->fd, &link->other_handle));
-            /* Not to be reached: MEMFERRY_CMA=off. */
+            /* Not accessible: MEMFERRY_CMA=off. */
             CHECK(link->remote >= 0 || is_an_end(link, link->remote) || link->remote == ADMA_EHOSTUNREACH);
         }
     } else if (operation->number != 0) {
@@ -306,7 +307,7 @@ static void settle(struct link *link, struct operation *operation, int code) {
     give_back(link, operation->memory);
 }
 
-/* Asks about one operation, or waits for it where that must end soon. */
+/* Checks one operation, or waits for it where it must complete soon. */
 static void look(struct link *link, struct operation *operation) {
     int is_dead = link->peer >= 0 && common->generation[link->peer] != link->generation;
     int code;
@@ -321,7 +322,8 @@ static void look(struct link *link, struct operation *operation) {
     settle(link, operation, code);
 }
 
-/* Reaches into the window of the other side. Its first half is never written, the second by this side alone. */
+/* Accesses the window of the peer. Its first half is never written, the second by this side
+ * alone. */
 static void reach(struct link *link) {
     static unsigned char memory[WINDOW_BYTES / 2];
     int code;
@@ -341,14 +343,14 @@ static void reach(struct link *link) {
     counts->accesses++;
 }
 
-/* One turn of a link. */
+/* One step of a link. */
 static void turn(struct link *link) {
     struct operation *operations = link->operations;
     is_timed = !link->is_lying;
-    /* Something that never comes may be waited for: not for ever. */
+    /* A wait for something that never arrives is bounded. */
     if (link->is_lying && chance(512) == 0) link->is_gone = 1;
     if (link->seed == 0) {
-        /* The first eight bytes of whoever has connected. */
+        /* The first eight bytes of the connected process. */
         uint64_t seed;
         int64_t length;
         TIMED(length, adma_peek(link->fd));
@@ -369,7 +371,7 @@ static void turn(struct link *link) {
     int is_open = 0;
     for (int n = 0; n < MOST_OPERATIONS; n++) is_open |= operations[n].is_open;
     if (link->is_gone || common->is_over || (link->sent > 40 && chance(64) == 0)) {
-        /* In order, when all is over, or in the middle of everything. */
+        /* Either after everything is complete, or in the middle of it. */
         if (!is_open || link->is_gone || common->is_over || chance(8) == 0) end_link(link);
         return;
     }
@@ -390,8 +392,8 @@ static void *accept_all(void *door_pointer) {
     }
 }
 
-/* Writes over a part of the memory that this process shares with another. It may vanish meanwhile: then the
- * kernel writes nothing. */
+/* Writes over a part of the memory that this process shares with another. It may be unmapped
+ * meanwhile: then the kernel writes nothing. */
 static void scribble(void) {
     FILE *maps = fopen("/proc/self/maps", "r");
     char line[512];
@@ -406,7 +408,7 @@ static void scribble(void) {
     if (found == 0) return;
     static uint64_t words[1024];
     size_t place = chance(length / 8) * 8, bytes = (size_t)8 << chance(11);
-    /* Not over what lies behind it. */
+    /* Not beyond its end. */
     if (bytes > length - place) bytes = length - place;
     for (size_t at = 0; at < bytes / 8; at++) words[at] = chance(3) == 0 ? chance(64) : mix(state + at);
     struct iovec source = {words, bytes};
@@ -414,7 +416,7 @@ static void scribble(void) {
     if (process_vm_writev(getpid(), &source, 1, &target, 1, 0) > 0) counts->scribbles++;
 }
 
-/* Where a sanitizer is at work: nobody wants to know what befalls a liar. */
+/* Under a sanitizer: its reports about a lying process are of no interest. */
 extern void __sanitizer_set_report_path(const char *path) __attribute__((weak));
 
 /* The life of one process. */
@@ -445,10 +447,10 @@ static void work(int generation) {
         }
         if (is_liar(own) && chance(16) == 0) scribble();
         if (count == 0) nap_ms(1);
-        /* Never longer alive than the process that would kill it. */
+        /* Exits with the process that would kill it. */
         if (getppid() != run) exit(0);
     }
-    /* Others wait until it is gone. */
+    /* Others wait until it has exited. */
     if (is_liar(own)) _exit(0);
     bound_calls();
     for (int n = 0; n < 2; n++) {
@@ -500,11 +502,11 @@ int main(int count, char **arguments) {
     for (uint64_t kill_number = 1; kill_number <= kills; kill_number++) {
         bound_calls();
         nap_ms((long)(20 + chance(181)));
-        /* The first one lives on, and sees all the others die. */
+        /* The first one stays alive, and sees all others exit. */
         int victim = 1 + (int)chance((uint64_t)processes - 1), status;
         for (int n = 0; n < processes; n++) {
             pid_t ended = waitpid(children[n], &status, WNOHANG);
-            /* Others write where a liar says: it may have named its own heap. */
+            /* Peers write to the address that a lying process sends: it may be its own heap. */
             if (ended != 0 && is_liar(n)) children[n] = spawn(n, seed);
             else CHECK_IS(ended, 0);
         }

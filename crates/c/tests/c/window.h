@@ -1,11 +1,11 @@
-/* Windows between two processes: the owner sends the handle over the link, the visitor attaches it. */
+/* Windows between two processes: the owner sends the handle over the link, the peer attaches it. */
 
 #ifndef WINDOW_H
 #define WINDOW_H
 
 #include "pair.h"
 
-/* A second, for waits that are expected to end earlier. */
+/* One second, for waits that are expected to return earlier. */
 #define SECOND_NS INT64_C(1000000000)
 
 static inline int64_t expose_and_send(struct side *side, void *memory, size_t length, int rights) {

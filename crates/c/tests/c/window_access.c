@@ -1,4 +1,4 @@
-/* Windows while all goes well: puts and gets of every size, their order, and notifications. */
+/* Windows without errors: puts and gets of every size, their order, and notifications. */
 
 #define _GNU_SOURCE
 
@@ -13,7 +13,7 @@ enum { VARIABLE = 8, PATIENCE_MS = 60000 };
 static const size_t sizes[] = {0, 1, 7, 8, 100, 4096, 4097, 65537, 1 << 20, 3000001};
 enum { SIZES = sizeof sizes / sizeof sizes[0] };
 
-/* The owner does nothing but look at its memory when it is told to. */
+/* The owner only checks its memory when the peer requests it. */
 static void own_and_look(struct side *side) {
     unsigned char *memory = take(LARGE), *ready = take(LARGE);
     paint(memory, LARGE, 1);
@@ -48,7 +48,7 @@ static void put_and_get(struct side *side) {
         CHECK_IS(adma_get(remote, at, back, sizes[n]), 0);
         CHECK(is_painted(back, sizes[n], n + 2));
     }
-    /* The last bytes, and nothing behind them. */
+    /* The last bytes, and nothing after them. */
     CHECK_IS(adma_put(remote, LARGE - 3, memory, 3), 0);
     CHECK_IS(adma_put(remote, LARGE, memory, 0), 0);
     CHECK_IS(adma_put(remote, LARGE, NULL, 0), 0);
@@ -59,7 +59,7 @@ static void put_and_get(struct side *side) {
     free(back);
 }
 
-/* A notification: the data is there when the variable says so, however the owner waits. */
+/* A notification: the data has arrived when the variable is set, however the owner waits. */
 enum { ROUNDS = 300 };
 
 static void wait_for_data(struct side *side) {
@@ -80,10 +80,10 @@ static void wait_for_data(struct side *side) {
     CHECK_IS(adma_wait_value(window, VARIABLE, ROUNDS + 1, SECOND_NS / 10, &value), ADMA_ETIMEDOUT);
     CHECK_SAYS("did not become 301 in time");
     tell(side, 'o');
-    /* Values of any size come through. */
+    /* All 64 bits of a value arrive. */
     CHECK_IS(adma_wait_value(window, VARIABLE, UINT64_MAX, -1, &value), 0);
     CHECK(value == UINT64_MAX);
-    /* Who sets the value is still in its call. */
+    /* The process that sets the value is still inside its call. */
     CHECK_IS(hear(side), 'e');
     CHECK_IS(adma_withdraw(window), 0);
     free(memory);
@@ -95,7 +95,7 @@ static void put_with_notification(struct side *side) {
     for (unsigned n = 1; n <= ROUNDS; n++) {
         size_t length = sizes[n % SIZES];
         paint(memory, length, n);
-        /* Sometimes the owner sleeps already, lightly or deeply. */
+        /* Sometimes the owner sleeps already, on a futex or a descriptor. */
         if (n % 50 == 0) nap_ms(n);
         if (n % 2) {
             CHECK_IS(adma_put_notify(remote, 100, memory, length, VARIABLE, n), 0);
@@ -116,7 +116,7 @@ static void put_with_notification(struct side *side) {
     free(memory);
 }
 
-/* Many accesses at once end in the order in which they began. */
+/* Many accesses in flight complete in the order in which they were started. */
 enum { MANY = 200, PART = 100 * 1024 };
 
 static void own_and_compare(struct side *side) {
@@ -151,7 +151,7 @@ static void begin_many(struct side *side) {
     for (unsigned n = 0; n < MANY; n++) CHECK_IS(adma_wait(cookies[n]), 0);
     CHECK_IS(hear(side), 'c');
 
-    /* A get sees the put before it, and a call that waits comes after those that do not. */
+    /* A get sees the put before it, and a blocking call is executed after those started before. */
     for (unsigned n = 0; n < MANY; n++) {
         cookies[n] = adma_iput(remote, 0, parts[n], PART);
         CHECK(cookies[n] >= 0);
@@ -180,7 +180,7 @@ static void begin_many(struct side *side) {
     free(back);
 }
 
-/* The end of a put makes the descriptor readable, and asking makes it quiet. */
+/* The completion of a put makes the descriptor readable, and a check makes it unreadable. */
 static void lend(struct side *side) {
     unsigned char *memory = take(LARGE);
     int64_t window = expose_and_send(side, memory, LARGE, BOTH);
@@ -194,8 +194,8 @@ static int is_readable(int fd, int ms) {
     return poll(&one, 1, ms) == 1;
 }
 
-/* For a moment it may be readable: a wake-up comes late, or a thread of the library has yet to take
- * it. */
+/* It may stay readable for a short time: a wakeup arrives late, or a thread of the library has
+ * not consumed it yet. */
 static void becomes_quiet(int fd) {
     for (int tries = 0; tries < 2000; tries++) {
         CHECK_IS(adma_peek(fd), ADMA_ENOMSG);
@@ -215,7 +215,7 @@ static void sleep_until_it_is_over(struct side *side) {
         int64_t cookie = adma_iput(remote, 0, memory, length);
         CHECK(cookie >= 0);
         int state = 0;
-        /* Early wake-ups are allowed, none at all is not. */
+        /* Early wakeups are permitted, a missing one is not. */
         while ((state = adma_check(cookie)) == 0) CHECK(is_readable(side->fd, PATIENCE_MS));
         CHECK_IS(state, 1);
         CHECK_IS(adma_result(cookie), length);

@@ -1,5 +1,5 @@
-/* What can go wrong with windows: numbers, handles, rights and ranges that are none, the end of a
- * window, of a link or of a process at any moment, processes that are stopped, and forks. */
+/* Errors of windows: invalid numbers, handles, rights and ranges, the end of a window, of a link
+ * or of a process at any time, processes that are stopped, and forks. */
 
 #define _GNU_SOURCE
 
@@ -15,14 +15,14 @@ enum { LARGE = 16 * 1024 * 1024, SMALL = 4096, BOTH = ADMA_READ | ADMA_WRITE };
 static unsigned char bytes[SMALL];
 static _Alignas(8) unsigned char small[SMALL];
 
-/* An owner of a small window that stays until the visitor is done. */
+/* An owner of a small window that stays until the peer is done. */
 static void own_small(struct side *side) {
     int64_t window = expose_and_send(side, small, SMALL, BOTH);
     CHECK_IS(hear(side), 'e');
     CHECK_IS(adma_withdraw(window), 0);
 }
 
-/* How a put ends that is started, or why it is not. */
+/* The result of a put that is started, or the error of the start. */
 static int start_and_wait(int64_t remote, const void *memory, size_t length) {
     int64_t cookie = adma_iput(remote, 0, memory, length);
     return cookie < 0 ? (int)cookie : adma_wait(cookie);
@@ -64,7 +64,7 @@ static void numbers_that_are_none(struct side *side) {
     CHECK_IS(adma_wait(remote), ADMA_EINVAL);
     CHECK(adma_wait_copy(remote) < 0);
 
-    /* Windows of this side and of the other are not taken for each other. */
+    /* Exposed and attached windows are not interchangeable. */
     struct adma_window handle;
     int64_t own = adma_expose(side->fd, bytes, SMALL, BOTH, &handle);
     CHECK(own >= 0 && own != remote);
@@ -73,7 +73,7 @@ static void numbers_that_are_none(struct side *side) {
     refused_by_every_call_of_the_owner(remote, ADMA_EINVAL);
     CHECK_SAYS("one of the other side");
 
-    /* What is over stays over, and no number comes again. */
+    /* A withdrawn window stays withdrawn, and no number is reused. */
     CHECK_IS(adma_detach(remote), 0);
     refused_by_every_access(remote, ADMA_ESTALE);
     CHECK_IS(adma_withdraw(own), 0);
@@ -111,7 +111,7 @@ static void arguments_that_are_none(struct side *side) {
     CHECK_IS(adma_put(remote, 0, last, 64), ADMA_EOVERFLOW);
     CHECK_IS(adma_iget(remote, 0, last, 64), ADMA_EOVERFLOW);
 
-    /* A window of nothing is one. */
+    /* A window of zero bytes is valid. */
     int64_t nothing = adma_expose(side->fd, NULL, 0, ADMA_READ, &own);
     CHECK(nothing >= 0);
     CHECK_IS(adma_window_length(nothing), 0);
@@ -158,7 +158,7 @@ static void ranges_outside(struct side *side) {
     CHECK_IS(adma_put_notify(remote, 0, memory, 8, 4, 1), ADMA_EINVAL);
     CHECK_SAYS("boundary of eight");
     CHECK_IS(adma_put_notify(remote, 0, memory, 8, SMALL - 8, 1), 0);
-    /* Nothing of all that was written. */
+    /* None of it was written. */
     memset(memory, 1, SMALL);
     CHECK_IS(adma_get(remote, 8, memory, SMALL - 16), 0);
     for (int n = 0; n < SMALL - 16; n++) CHECK(memory[n] == 0);
@@ -194,7 +194,7 @@ static void try_what_is_not_permitted(struct side *side) {
     tell(side, 'e');
 }
 
-/* Handles that are none. */
+/* Invalid handles. */
 static void try_every_handle(struct side *side) {
     struct adma_window good = receive_handle(side), bad, own;
     for (unsigned n = 0; n < sizeof good.bytes; n++) {
@@ -209,12 +209,12 @@ static void try_every_handle(struct side *side) {
     CHECK_IS(adma_attach(side->fd, &bad), ADMA_EBADMSG);
     memset(&bad, 0xff, sizeof bad);
     CHECK_IS(adma_attach(side->fd, &bad), ADMA_EBADMSG);
-    /* A window of this side is not one of the other. */
+    /* A window of this process is not one of the peer. */
     int64_t window = adma_expose(side->fd, bytes, SMALL, BOTH, &own);
     CHECK(window >= 0);
     CHECK_IS(adma_attach(side->fd, &own), ADMA_EXDEV);
     CHECK_SAYS("another process");
-    /* The good one is still good, any number of times. */
+    /* The valid one stays valid, any number of times. */
     int64_t first = adma_attach(side->fd, &good), second = adma_attach(side->fd, &good);
     CHECK(first >= 0 && second >= 0 && first != second);
     CHECK_IS(adma_detach(first), 0);
@@ -222,7 +222,7 @@ static void try_every_handle(struct side *side) {
     tell(side, 'e');
 }
 
-/* A window is withdrawn, and others take its place. */
+/* A window is withdrawn, and others use its slot. */
 static void withdraw_and_expose_again(struct side *side) {
     int64_t window = expose_and_send(side, small, SMALL, BOTH);
     CHECK_IS(hear(side), 'a');
@@ -256,7 +256,7 @@ static void use_what_was_withdrawn(struct side *side) {
         CHECK_IS(adma_attach(side->fd, &handle), ADMA_ESTALE);
         CHECK_IS(adma_fence(remote), 0);
         if (turn == 1) break;
-        /* The same memory as another window: handles of the first one do not open it. */
+        /* The same memory as another window: handles of the first one do not attach it. */
         tell(side, 'a');
         CHECK(attach_sent(side) >= 0);
     }
@@ -300,7 +300,7 @@ static void put_until_it_is_withdrawn(struct side *side) {
     free(memory);
 }
 
-/* The owner is killed while the other side puts. */
+/* The owner is killed while the peer puts. */
 static void put_until_the_owner_is_gone(struct side *side) {
     unsigned char *memory = take(LARGE);
     int64_t remote = attach_sent(side);
@@ -315,7 +315,8 @@ static void put_until_the_owner_is_gone(struct side *side) {
     CHECK_SAYS("peer disconnected");
     CHECK_IS(adma_get(remote, 0, memory, 1), ADMA_EPIPE);
     CHECK_IS(start_and_wait(remote, memory, LARGE), ADMA_EPIPE);
-    /* A fence copies nothing: it learns of the end when the system says so, a moment later. */
+    /* A fence copies nothing: it detects the exit when the system reports it, shortly
+     * afterwards. */
     while ((code = adma_fence(remote)) == 0) nap_ms(1);
     CHECK_IS(code, ADMA_EPIPE);
     CHECK_IS(adma_detach(remote), 0);
@@ -330,13 +331,13 @@ static void be_killed_as_owner(struct side *side) {
     raise(SIGKILL);
 }
 
-/* The other side is killed while it puts. */
+/* The peer is killed while it puts. */
 static void own_what_a_killed_one_puts(struct side *side) {
     unsigned char *memory = take(LARGE);
     memset(memory, 0, LARGE);
     int64_t window = expose_and_send(side, memory, LARGE, BOTH);
     uint64_t value = 0;
-    /* It never sets the variable: the wait ends with it. */
+    /* It never sets the variable: the wait returns when it exits. */
     CHECK_IS(adma_wait_value(window, LARGE - 8, 1, -1, &value), ADMA_EPIPE);
     CHECK_IS(adma_withdraw(window), 0);
     for (int n = 0; n < LARGE; n++) CHECK(memory[n] <= 1);
@@ -355,13 +356,13 @@ static void be_killed_in_a_put(struct side *side) {
     pthread_t thread;
     memset(memory, 1, LARGE);
     int64_t remote = attach_sent(side);
-    /* A message that nobody reads: the owner learns of the end all the same. */
+    /* An unread message: the owner detects the exit all the same. */
     if (getpid() % 2) CHECK_IS(adma_write(side->fd, memory, 100), 0);
     CHECK_IS(pthread_create(&thread, NULL, kill_soon, NULL), 0);
     for (;;) CHECK_IS(adma_put(remote, 0, memory, LARGE - 8), 0);
 }
 
-/* The other side is stopped in the middle of a put: the memory is not free until it goes on. */
+/* The peer is stopped in the middle of a put: the memory stays in use until it continues. */
 static int by_close, by_fini;
 enum { WAS_BUSY = 77 };
 
@@ -373,7 +374,7 @@ static void own_what_a_stopped_one_puts(struct side *side) {
     for (int turn = 0; turn < 200 && !busy; turn++) {
         int64_t window = expose_and_send(side, memory, LARGE, BOTH);
         CHECK_IS(hear(side), 'p');
-        /* Long enough for the first put to be under way, mostly. */
+        /* Usually long enough for the first put to be in flight. */
         nap_ms(1 + (turn + getpid()) % 3);
         CHECK_IS(kill(visitor, SIGSTOP), 0);
         int code = by_fini ? adma_fini() : by_close ? adma_close(side->fd) : adma_withdraw(window);
@@ -384,7 +385,7 @@ static void own_what_a_stopped_one_puts(struct side *side) {
             CHECK_IS(adma_wait_value(window, 0, 0, -1, NULL), ADMA_ESTALE);
             CHECK_IS(adma_withdraw(window), ADMA_EBUSY);
             CHECK_IS(kill(visitor, SIGCONT), 0);
-            /* It has a piece to finish, for which a withdrawal waits. */
+            /* It has a fragment to finish, for which a withdrawal waits. */
             CHECK_IS(adma_withdraw(window), 0);
         }
         CHECK_IS(adma_withdraw(window), ADMA_ESTALE);
@@ -395,7 +396,7 @@ static void own_what_a_stopped_one_puts(struct side *side) {
         if (by_close || by_fini) break;
         tell(side, busy ? 'e' : 'n');
     }
-    /* After a close there is no second try: then main repeats the whole. */
+    /* After a close there is no second try: then main repeats the test. */
     exit(busy ? WAS_BUSY : 0);
 }
 
@@ -415,13 +416,13 @@ static void be_stopped_in_a_put(struct side *side) {
     free(memory);
 }
 
-/* Closing a link withdraws and detaches its windows, and ends waits for their values. */
+/* Closing a link withdraws and detaches its windows, and ends the waits for their values. */
 static int64_t waited_for;
 static int wanted_end;
 
 static void *wait_for_ever(void *argument) {
     int code = adma_wait_value(waited_for, 0, 1, -1, NULL);
-    /* A thread that comes late finds no window any more. */
+    /* A late thread finds no window. */
     CHECK(code == wanted_end || code == ADMA_ESTALE);
     return argument;
 }
@@ -559,7 +560,7 @@ static void fork_with_windows(struct side *side) {
         exit(0);
     }
     CHECK_IS(ending_of(child), 0);
-    /* In the parent nothing has changed. */
+    /* Nothing has changed in the parent. */
     CHECK_IS(adma_put(remote, 0, bytes, 8), 0);
     tell(side, 'f');
     CHECK_IS(adma_wait_value(window, 8, 3, -1, NULL), 0);
@@ -575,7 +576,7 @@ static void be_with_one_that_forks(struct side *side) {
     CHECK_IS(adma_withdraw(window), 0);
 }
 
-/* Nothing is left behind, however many windows there were. A few descriptors come and go. */
+/* Nothing leaks, however many windows there were. The number of descriptors varies a little. */
 static void own_many(struct side *side) {
     int before = -1;
     for (int turn = 0; turn < 500; turn++) {
@@ -599,7 +600,7 @@ static void attach_many(struct side *side) {
     CHECK(count_descriptors() < before + 50);
 }
 
-/* Where the system permits nothing, that is said. */
+/* Where the system does not permit access, the calls report it. */
 static void own_what_cannot_be_reached(struct side *side) {
     int64_t window = expose_and_send(side, small, SMALL, BOTH);
     CHECK_IS(hear(side), 'e');
@@ -613,7 +614,7 @@ static void try_to_reach(struct side *side) {
     tell(side, 'e');
 }
 
-/* Of a process that is stopped at some moment, it cannot be said where: so it is tried often. */
+/* A process is stopped at an unknown point: so the test tries it often. */
 static int was_busy(int attempts) {
     for (int n = 0; n < attempts; n++) {
         int up[2], down[2];
