@@ -99,53 +99,53 @@ pub const ADMA_ENOTRECOVERABLE: c_int = -131;
 pub(crate) fn text(code: c_int) -> &'static CStr {
     match code {
         0 => c"success",
-        ADMA_EPERM => c"the process at the other end belongs to a user that is not allowed here",
-        ADMA_ENOENT => c"this cookie or window was never given out",
+        ADMA_EPERM => c"the peer belongs to a user that is not allowed to connect",
+        ADMA_ENOENT => c"this cookie or window was never issued",
         ADMA_EIO => c"the engine failed",
-        ADMA_ENXIO => c"the memory cannot be reached",
+        ADMA_ENXIO => c"the memory cannot be accessed",
         ADMA_EBADF => c"neither a cookie, a window nor the descriptor of an open link or listener",
         ADMA_ECHILD => {
             c"this cookie, window or descriptor is from before a fork: only the parent can use it"
         }
-        ADMA_EAGAIN => c"the system refused a thread, memory or other means",
+        ADMA_EAGAIN => c"the system refused a thread, memory or another resource",
         ADMA_ENOMEM => c"the GPU has no memory left, or the machine none to register with it",
         ADMA_EACCES => {
-            c"the profile of the machine, or the name, may not be used, or the window not so"
+            c"no permission for the profile of the machine, the name, or this access to the window"
         }
         ADMA_EFAULT => c"null pointer",
         ADMA_EBUSY => c"a window is still accessed, or an engine has no free channel",
-        ADMA_EXDEV => c"the handle is not of a window of the process at the other end",
-        ADMA_ENODEV => c"no GPU is in use, or this one is not there or cannot be used",
+        ADMA_EXDEV => c"the handle is not that of a window of the peer",
+        ADMA_ENODEV => c"no GPU is in use, or this one does not exist or cannot be used",
         ADMA_EINVAL => c"invalid argument",
         ADMA_EMFILE => c"too many descriptors, links or windows are open",
-        ADMA_ENOSPC => c"all cookies or windows are used up: call adma_fini, or open the link anew",
-        ADMA_EPIPE => c"the other side of the link is gone",
+        ADMA_ENOSPC => c"all cookies or windows are used up: call adma_fini, or open another link",
+        ADMA_EPIPE => c"the peer has disconnected",
         ADMA_EDOM => c"a MEMFERRY_ variable in the environment holds a value that is not valid",
-        ADMA_ERANGE => c"a range does not lie inside its memory or window",
-        ADMA_ENOMSG => c"no message waits to be read",
-        ADMA_EIDRM => c"what the cookie stands for ended too long ago: no more is known of it",
-        ADMA_ENOLINK => c"not begun: what it was ordered after did not succeed",
-        ADMA_EPROTO => c"the other side of the link speaks another protocol",
+        ADMA_ERANGE => c"a range is outside its memory or window",
+        ADMA_ENOMSG => c"no message to read",
+        ADMA_EIDRM => {
+            c"the operation of the cookie ended too long ago: its result is no longer stored"
+        }
+        ADMA_ENOLINK => c"not started: what it was ordered after failed",
+        ADMA_EPROTO => c"the peer has another protocol or version",
         ADMA_EBADMSG => c"the profile of the machine or the handle of a window is malformed",
         ADMA_EOVERFLOW => c"a range runs past the end of the address space",
         ADMA_EUSERS => c"the library was opened and closed too often in this process",
         ADMA_EMSGSIZE => c"the message is longer than the buffer for it",
         ADMA_EOPNOTSUPP => c"no engine can do this operation on this memory",
-        ADMA_EADDRINUSE => c"somebody listens on this name already",
-        ADMA_EADDRNOTAVAIL => {
-            c"nobody can listen on this name: is it too long, or its folder missing?"
-        }
-        ADMA_ENOBUFS => c"too many operations are under way: wait for some of them first",
+        ADMA_EADDRINUSE => c"another listener has this name",
+        ADMA_EADDRNOTAVAIL => c"the name cannot be used: is it too long, or its folder missing?",
+        ADMA_ENOBUFS => c"too many operations are in flight: wait for some of them first",
         ADMA_ETIMEDOUT => c"timed out",
-        ADMA_ECONNREFUSED => c"nobody listens on this name, or who does refused",
-        ADMA_EHOSTUNREACH => c"the memory of the window cannot be reached from this process",
+        ADMA_ECONNREFUSED => c"no process listens on this name, or it refused the connection",
+        ADMA_EHOSTUNREACH => c"this process may not access the memory of the window",
         ADMA_EALREADY => c"the library is open already: choose the GPU before all other calls",
-        ADMA_EINPROGRESS => c"not over yet",
+        ADMA_EINPROGRESS => c"not complete yet",
         ADMA_ESTALE => {
             c"this cookie or window is from before an adma_fini, adma_close or adma_withdraw"
         }
-        ADMA_ECANCELED => c"cancelled: this side was closed meanwhile",
-        ADMA_ENOTRECOVERABLE => c"a mistake inside the library",
+        ADMA_ECANCELED => c"cancelled: this process closed it meanwhile",
+        ADMA_ENOTRECOVERABLE => c"an internal error of the library",
         1.. => c"not an error",
         _ => c"unknown error code",
     }

@@ -227,5 +227,5 @@ pub extern "C" fn adma_close(fd: c_int) -> c_int {
 }
 
 fn not_yet() -> CallError {
-    CallError::new(ADMA_EINPROGRESS, "this is not over yet: check or wait first")
+    CallError::new(ADMA_EINPROGRESS, "this is not complete yet: check or wait first")
 }

@@ -205,7 +205,7 @@ impl OpenLink {
             return Ok(length);
         }
         self.clear_ready();
-        Err(CallError::new(ADMA_ENOMSG, "no message waits to be read"))
+        Err(CallError::new(ADMA_ENOMSG, "no message to read"))
     }
 
     /// A check found nothing, and the program may sleep on the descriptor next: it must be readable

@@ -146,7 +146,7 @@ impl OperationLog {
             return Err(CallError::new(ADMA_ESTALE, "the link of this cookie was closed"));
         }
         if number >= cookie::next(self.slot) {
-            return Err(CallError::new(ADMA_ENOENT, "this cookie was never given out"));
+            return Err(CallError::new(ADMA_ENOENT, "this cookie was never issued"));
         }
         if let Some(index) = self.index_of(number) {
             let OperationRecord { posted, state } = &mut self.recent[index];

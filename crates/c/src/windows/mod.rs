@@ -74,9 +74,7 @@ impl WindowRegistry {
     pub(crate) fn exposed(&self, number: i64) -> Result<Arc<ExposedWindow>, CallError> {
         match self.find(number)? {
             WindowEntry::Exposed(exposed) => Ok(exposed),
-            WindowEntry::Attached(_) => {
-                Err(other_kind(number, "of the other side: it is attached here"))
-            }
+            WindowEntry::Attached(_) => Err(other_kind(number, "of the peer: it is attached here")),
         }
     }
 
@@ -86,7 +84,7 @@ impl WindowRegistry {
         match self.find(number)? {
             WindowEntry::Attached(attached) => Ok(attached),
             WindowEntry::Exposed(_) => {
-                Err(other_kind(number, "of this side: others put to it and get"))
+                Err(other_kind(number, "of this process: the peer puts to it and gets"))
             }
         }
     }

@@ -227,7 +227,7 @@ static void a_cookie_that_is_none_is_refused(void) {
     CHECK(cookie > 0);
     CHECK_IS(adma_wait_copy(cookie + 1), ADMA_ENOENT);
     CHECK_IS(adma_check_copy(cookie + 1000000), ADMA_ENOENT);
-    CHECK_SAYS("never given out");
+    CHECK_SAYS("never issued");
     int64_t next = adma_icopy(&a, &b, 1);
     CHECK(next != cookie);
     CHECK_IS(adma_wait_copy(next), 0);

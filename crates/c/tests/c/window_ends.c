@@ -69,9 +69,9 @@ static void numbers_that_are_none(struct side *side) {
     int64_t own = adma_expose(side->fd, bytes, SMALL, BOTH, &handle);
     CHECK(own >= 0 && own != remote);
     refused_by_every_access(own, ADMA_EINVAL);
-    CHECK_SAYS("one of this side");
+    CHECK_SAYS("one of this process");
     refused_by_every_call_of_the_owner(remote, ADMA_EINVAL);
-    CHECK_SAYS("one of the other side");
+    CHECK_SAYS("one of the peer");
 
     /* A withdrawn window stays withdrawn, and no number is reused. */
     CHECK_IS(adma_detach(remote), 0);
