@@ -1,5 +1,5 @@
-//! Futures, eventfds, orderings and drops of small transfers, of which only a number is kept: they put
-//! nothing into the ring and wait for nobody, however full the ring is and whatever thread it is.
+//! Futures, eventfds, orderings and drops of small transfers, whose only state is a sequence: they
+//! put nothing into the ring and never block, however full the ring is and on whatever thread.
 
 mod common;
 
@@ -13,16 +13,16 @@ use std::time::{Duration, Instant};
 use common::{builder, pattern};
 use memferry_copy::{Ferry, Options, OwnedTarget, OwnedTransfer, Request};
 
-/// Longer than anything here takes, however busy the machine is.
+/// A timeout longer than any test takes, however busy the machine is.
 const TIMEOUT: Duration = Duration::from_secs(120);
-/// Small enough to be one descriptor, large enough not to be over before anybody can look.
+/// Small enough to be one descriptor, large enough not to be complete before it is checked.
 const LENGTH: usize = 16 << 10;
 
 fn ferry(capacity: usize) -> Ferry {
     builder().channels(1).inline_bytes(0).capacity(capacity).build().unwrap()
 }
 
-/// Runs what must end.
+/// Runs a closure that must return.
 fn ends(what: &str, work: impl FnOnce() + Send + 'static) {
     let (tell, told) = mpsc::channel();
     let thread = std::thread::spawn(move || {
@@ -43,13 +43,13 @@ fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// Keeps the thread of a channel until it is opened.
+/// Blocks the thread of a channel until it is opened.
 #[derive(Debug, Default)]
 struct Gate {
     is_open: Mutex<bool>,
     opened: Condvar,
     is_entered: AtomicBool,
-    /// The caller dropped the buffer itself: its copy was over.
+    /// The caller dropped the buffer itself: its copy was complete.
     is_missed: AtomicBool,
 }
 
@@ -60,7 +60,7 @@ impl Gate {
     }
 }
 
-/// A buffer whose drop stands at the gate, if a channel drops it.
+/// A buffer whose drop blocks at the gate, if a channel drops it.
 struct Gated(Vec<u8>, Arc<Gate>);
 
 // SAFETY: the bytes are those of a vector that this value owns.
@@ -82,7 +82,7 @@ impl Drop for Gated {
     }
 }
 
-/// Brings the only channel of a ferry to a gate. Nothing else is in its ring then.
+/// Blocks the only channel of a ferry at a gate. Nothing else is in its ring then.
 fn stop_at_gate(ferry: &Ferry) -> Arc<Gate> {
     let gate = Arc::new(Gate::default());
     let deadline = Instant::now() + TIMEOUT;
@@ -90,7 +90,7 @@ fn stop_at_gate(ferry: &Ferry) -> Arc<Gate> {
         assert!(Instant::now() < deadline, "every copy is over before its handle is dropped");
         gate.is_missed.store(false, Ordering::SeqCst);
         let target = Gated(vec![0; LENGTH], gate.clone());
-        // Dropped by the channel, if the copy is not over already.
+        // Dropped by the channel, if the copy is not complete already.
         drop(ferry.icopy(vec![1u8; LENGTH], target).unwrap());
         if !gate.is_missed.load(Ordering::SeqCst) {
             until("the channel is at the gate", || gate.is_entered.load(Ordering::SeqCst));
@@ -99,12 +99,12 @@ fn stop_at_gate(ferry: &Ferry) -> Arc<Gate> {
     }
 }
 
-/// Hands over copies until the ring takes no more; returns those that it took.
+/// Submits copies until the ring is full; returns the accepted ones.
 fn fill_ring(ferry: &Ferry) -> Vec<OwnedTransfer<Vec<u8>, Vec<u8>>> {
     let mut taken = Vec::new();
     loop {
         let copy = ferry.icopy(pattern(LENGTH, 1), vec![0u8; LENGTH]).unwrap();
-        // What a full ring does not take is over at once.
+        // A copy that a full ring rejects is complete at once.
         if copy.is_done() {
             return taken;
         }
@@ -112,7 +112,7 @@ fn fill_ring(ferry: &Ferry) -> Vec<OwnedTransfer<Vec<u8>, Vec<u8>>> {
     }
 }
 
-/// Counts how often it is woken.
+/// Counts its wakeups.
 #[derive(Default)]
 struct Counting(AtomicU32);
 
@@ -130,7 +130,7 @@ fn nothing_waits_for_room_in_a_full_ring() {
         let mut copies = fill_ring(&ferry);
         let last = copies.pop().expect("a ring takes something");
 
-        // All of this while the channel stands still.
+        // All of this while the channel is blocked.
         let event = last.transfer().event().unwrap();
         let counting = Arc::new(Counting::default());
         let waker = Waker::from(counting.clone());
@@ -224,11 +224,11 @@ fn a_buffer_may_drop_another_transfer_on_the_thread_of_the_channel() {
     });
 }
 
-/// A task that its waker polls on the spot, on whatever thread that is, and that copies again and again.
+/// A task that its waker polls immediately, on whatever thread, and that copies repeatedly.
 struct InlineExecutor {
     ferry: Ferry,
     running: Mutex<Option<Pin<Box<Copy>>>>,
-    /// Nobody polls, somebody does, or somebody does and has to once more.
+    /// No thread polls, one polls, or one polls and must poll once more.
     state: AtomicU32,
     left: AtomicU64,
     done: mpsc::Sender<()>,
@@ -312,7 +312,7 @@ fn wakers_that_poll_on_the_spot_never_stop_a_tiny_ring() {
 
 #[test]
 fn threads_that_await_hundreds_of_thousands_of_small_copies_come_to_an_end() {
-    /// Wakes the thread that made it.
+    /// Wakes the thread that created it.
     struct Unpark(std::thread::Thread);
     impl Wake for Unpark {
         fn wake(self: Arc<Self>) {

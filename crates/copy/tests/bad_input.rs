@@ -1,4 +1,4 @@
-//! Input that makes no sense has a defined result: an error that says why, nothing lost or hung.
+//! Invalid input has a defined result: an error with its reason; nothing is lost or hangs.
 
 mod common;
 
@@ -11,7 +11,7 @@ use memferry_engine::MemoryKind;
 fn null_pointers_are_refused() {
     let ferry = ferry();
     let mut byte = [0u8; 8];
-    // SAFETY: the requests are refused before anything is touched.
+    // SAFETY: the requests are refused before any memory is accessed.
     unsafe {
         let no_source = ferry.icopy_cookie_raw(std::ptr::null(), byte.as_mut_ptr(), 8);
         assert_eq!(no_source, Err(ValidationError::Null { side: "source" }.into()));
@@ -25,7 +25,7 @@ fn ranges_past_the_end_of_the_address_space_are_refused() {
     let ferry = ferry();
     let mut byte = [0u8; 8];
     let far = (usize::MAX - 3) as *mut u8;
-    // SAFETY: the requests are refused before anything is touched.
+    // SAFETY: the requests are refused before any memory is accessed.
     unsafe {
         let wrapping = ferry.icopy_cookie_raw(far, byte.as_mut_ptr(), 8);
         assert!(matches!(
@@ -43,7 +43,7 @@ fn ranges_past_the_end_of_the_address_space_are_refused() {
 #[test]
 fn no_bytes_are_no_problem_wherever_they_are() {
     let ferry = ferry();
-    // SAFETY: no byte is touched.
+    // SAFETY: no byte is accessed.
     let cookie =
         unsafe { ferry.icopy_cookie_raw(std::ptr::null(), std::ptr::null_mut(), 0) }.unwrap();
     assert_eq!(ferry.check(cookie), Ok(true));
@@ -184,7 +184,7 @@ fn memory_that_no_engine_reaches_is_refused() {
     let mut target = [0u8; 4];
     let request = Request::copy([1u8; 4].as_ptr(), target.as_mut_ptr(), 4)
         .memory(MemoryKind::Host, MemoryKind::Device);
-    // SAFETY: refused before anything is touched.
+    // SAFETY: refused before any memory is accessed.
     let refused = unsafe { ferry().start_raw(request) };
     assert_eq!(refused.unwrap_err(), ValidationError::NoEngine.into());
 }

@@ -1,6 +1,7 @@
-//! A ferry beside another user of the same GPU, as PyTorch is one, over a model of the device that
-//! refuses what the driver refuses: a copy of anybody that crosses the edge of a registered piece. Sizes
-//! are a small part of those of the test on a real GPU (`crates/c/tests/torch/beside_torch.py`).
+//! A ferry beside another user of the same GPU, such as PyTorch, over a model of the device that
+//! rejects what the driver rejects: a copy that crosses the boundary of a registered range. The
+//! sizes are a fraction of those of the test on a real GPU
+//! (`crates/c/tests/torch/beside_torch.py`).
 
 mod common;
 
@@ -17,7 +18,7 @@ use memferry_sys::cuda::{CudaDriver, MemcpyKind};
 use memferry_sys::pages::page_bytes;
 
 const MIB: usize = 1 << 20;
-/// The first two are too small to be remembered by the sole user of a device.
+/// The first two are too small for the registration cache of a sole user.
 const SIZES: [usize; 4] = [70_001, MIB - 1, MIB, 3 * MIB + 77];
 
 struct GpuFixture {
@@ -41,7 +42,7 @@ fn machine(finish: fn(CudaEngine) -> CudaEngine) -> GpuFixture {
     GpuFixture { device, engine, ferry }
 }
 
-/// Memory of which both use parts, as of a heap.
+/// Memory of which both users use parts, as of a heap.
 struct Heap {
     pages: Pages,
     contents: Vec<u8>,
@@ -78,12 +79,12 @@ impl<'a> OtherUser<'a> {
         Self { machine, scratch: machine.engine.allocate(bytes).unwrap() }
     }
 
-    /// Copies a part of a heap to the device and back; says how many copies were refused.
+    /// Copies a part of a heap to the device and back; returns the number of refused copies.
     fn copies(&self, heap: &mut Heap, from: usize, to: usize) -> usize {
         let (device, inside) = (&self.machine.device, self.scratch.address());
         let bytes = &mut heap.pages.as_mut_slice()[from..to];
         let (expected, address) = (&heap.contents[from..to], bytes.as_mut_ptr() as u64);
-        // SAFETY: both ranges are of this length, and nobody else uses them now.
+        // SAFETY: both ranges have this length, and no other thread uses them now.
         let inward =
             unsafe { device.copy_by_other(MemcpyKind::HostToDevice, address, inside, bytes.len()) };
         if inward.is_ok() {
@@ -101,7 +102,7 @@ impl<'a> OtherUser<'a> {
         usize::from(inward.is_err()) + usize::from(outward.is_err())
     }
 
-    /// Pins a part of a heap for a while; says whether that was refused.
+    /// Pins and unpins a part of a heap; returns whether that was refused.
     fn pins(&self, heap: &Heap, from: usize, to: usize) -> usize {
         let address = heap.pages.as_ptr() as usize + from;
         match self.machine.device.register(address, to - from, false) {
@@ -114,7 +115,7 @@ impl<'a> OtherUser<'a> {
         }
     }
 
-    /// Everything at the edges of a range, over them, inside and around it.
+    /// Ranges at the boundaries of a range, across them, inside and around it.
     fn all(&self, heap: &mut Heap, start: usize, end: usize) -> usize {
         let (middle, page) = ((start + end) / 2, page_bytes());
         let parts = [
@@ -134,7 +135,8 @@ impl<'a> OtherUser<'a> {
     }
 }
 
-/// Copies of ours and of the other user by turns; says how many of the other's were refused.
+/// Copies of ours and of the other user in alternation; returns how many of the other's were
+/// refused.
 fn alternate(machine: &GpuFixture) -> usize {
     let ferry = &machine.ferry;
     let (start, mut refused) = (100 * page_bytes() + 321, 0);
@@ -162,7 +164,7 @@ fn alternate(machine: &GpuFixture) -> usize {
                 refused += other.all(&mut heap, start, start + size);
                 refused += other.all(&mut target, at, at + size);
             }
-            // Freed, and allocated anew with other edges.
+            // Freed, and allocated again with other boundaries.
             heap.map_anew(copies + 50);
             refused += other.all(&mut heap, start - 50_000, start + size / 2);
             let part = &heap.pages.as_slice()[start + 100..start + size / 2];
@@ -185,7 +187,7 @@ fn nothing_of_another_user_is_refused_and_every_byte_is_right() {
 
 #[test]
 fn another_user_is_refused_where_the_program_says_that_there_is_none() {
-    // This is what the option costs, and shows that the test above can fail.
+    // This is the price of the option, and shows that the test above can fail.
     let machine = machine(CudaEngine::sole_user);
     assert!(alternate(&machine) > 0);
 }
@@ -205,13 +207,13 @@ fn memory_that_is_registered_is_one_piece_for_another_user_too() {
         let part = &heap.pages.as_slice()[start..start + size];
         machine.ferry.copy_to_device(part, &mut inside, 0).unwrap();
         assert!(machine.device.read(inside.address(), size) == part);
-        // All of it, a part of it, and what lies beside it on the same pages.
+        // All of it, a part of it, and the bytes beside it on the same pages.
         let parts = [(start, start + size), (start + 9, start + MIB), (start - 300, start)];
         let behind = (start + size, start + size + 300);
         for (from, to) in parts.into_iter().chain([behind]) {
             assert_eq!(other.copies(&mut heap, from, to), 0);
         }
-        // A copy of ours that reaches over the edge is made of parts.
+        // A copy of ours that crosses the boundary is split into parts.
         let part = &heap.pages.as_slice()[start - 77..start + size - 77];
         machine.ferry.copy_to_device(part, &mut inside, 0).unwrap();
         assert!(machine.device.read(inside.address(), size) == part);
@@ -240,7 +242,7 @@ fn memory_that_another_user_has_pinned_is_used_as_it_is() {
     assert_eq!(machine.device.stats().registrations, 2, "only the other user's");
     assert_eq!(machine.device.stats().unregistrations, 0);
     for heap in [&source, &copy] {
-        // SAFETY: every copy is over.
+        // SAFETY: every copy is complete.
         unsafe { machine.device.unregister(at(heap)) }.unwrap();
     }
 }

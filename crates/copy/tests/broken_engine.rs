@@ -1,4 +1,4 @@
-//! An engine whose code panics: its transfers fail, nobody hangs, and the processor goes on.
+//! An engine whose code panics: its transfers fail, no thread hangs, and the processor continues.
 
 mod common;
 
@@ -18,10 +18,10 @@ use memferry_engine::{
     OpenError, Sequence, SubmitError, Submitted,
 };
 
-/// Longer than anything here takes, however busy the machine is.
+/// A timeout longer than any test takes, however busy the machine is.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Around a polled engine. Stands still until it is told to panic, in every poll from then on.
+/// Wraps a polled engine. Stalls until it is switched to panic, in every poll from then on.
 #[derive(Debug)]
 struct PanickyEngine {
     inner: PolledEngine,
@@ -51,15 +51,15 @@ impl Engine for PanickyEngine {
 
 #[derive(Debug)]
 struct PanickyChannel {
-    /// What it was given, and never carries out.
+    /// The accepted descriptors, which are never executed.
     held: std::sync::Mutex<Vec<Descriptor>>,
     inner: Arc<dyn Channel>,
     panics: Arc<AtomicBool>,
-    /// Panics in each submit, when it has taken the descriptors.
+    /// Panics in each submit, after it has accepted the descriptors.
     submit_panics: bool,
 }
 
-// SAFETY: it carries out nothing, and counts nothing as done.
+// SAFETY: it executes nothing, and counts nothing as complete.
 unsafe impl Channel for PanickyChannel {
     fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
@@ -158,7 +158,7 @@ fn a_panic_in_an_engine_fails_what_is_pending_and_leaves_the_rest_to_the_process
         std::thread::yield_now();
     }
 
-    // Other channels of the engine break down in turn, each at its first poll; then nobody is asked.
+    // Other channels of the engine panic in turn, each at its first poll; then none is used.
     for round in 0..20 {
         let source = pattern(10_000, round);
         match ferry.icopy(source.clone(), vec![0u8; 10_000]).unwrap().wait() {

@@ -1,4 +1,4 @@
-//! Every call of the copy core, on sizes that take every path.
+//! Every call of the copy core, with sizes for every strategy.
 
 mod common;
 
@@ -333,7 +333,7 @@ fn under_the_dedicated_policy_small_copies_share_no_channel_with_large_ones() {
         });
         let engines = ferry.statistics().engines;
         let submitted: Vec<_> = engines[0].1.iter().map(|channel| channel.submitted).collect();
-        // With one channel the caller does the small ones itself.
+        // With one channel the caller copies the small ones inline.
         let expected: &[u64] = if channels == 1 { &[4] } else { &[4, 4] };
         assert_eq!(submitted, expected);
     }
@@ -350,7 +350,7 @@ fn statistics_count_what_was_done() {
         transfer.wait().unwrap();
     }
     let mut after = ferry.statistics();
-    // The number is published just after the data.
+    // The sequence is published right after the data.
     while after.engine("cpu").completed < 2 {
         std::thread::yield_now();
         after = ferry.statistics();

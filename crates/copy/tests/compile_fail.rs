@@ -1,12 +1,12 @@
-//! The safe calls leave no way to touch a buffer in flight, nor to have it given back too early:
-//! programs that try do not compile. Each
-//! program in `tests/ui` says in its first line which error it must give, or that it must compile,
-//! which shows that the others fail for the reason they name.
+//! The safe calls permit no access to a buffer in flight, and return it no earlier than at
+//! completion: programs that try otherwise do not compile. The first line of each program in
+//! `tests/ui` names the error it must give, or says that it must compile, which shows that the
+//! others fail for that reason alone.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The folder in which cargo put this test and the libraries it was linked with.
+/// The folder of this test's program and of the libraries it was linked with.
 fn deps() -> PathBuf {
     std::env::current_exe().unwrap().parent().unwrap().to_owned()
 }
@@ -14,7 +14,7 @@ fn deps() -> PathBuf {
 /// The libraries that the programs use. There may be several of each, of earlier builds.
 const LIBRARIES: [&str; 3] = ["memferry_copy", "memferry_engine", "memferry_sys"];
 
-/// Uses all of them, and compiles if the second was built with the third, and the first with both.
+/// Uses all of them; compiles if the second was built with the third, and the first with both.
 const FITTING: &str = "
     pub fn device(device: std::sync::Arc<dyn memferry_sys::device::DmaDevice>) {
         // SAFETY: it is never called.
@@ -38,7 +38,7 @@ fn builds(crate_name: &str) -> Vec<PathBuf> {
     found.into_iter().rev().map(|(_, path)| path).collect()
 }
 
-/// The last builds of all libraries that fit each other.
+/// The latest builds of all libraries that match each other.
 fn libraries(folder: &Path) -> [PathBuf; 3] {
     let program = folder.join("fitting.rs");
     std::fs::write(&program, FITTING).unwrap();

@@ -1,4 +1,5 @@
-//! Deliveries of many pieces: one transfer, one notification, whoever moves which piece.
+//! Gather copies of many segments: one transfer, one notification, whichever thread copies which
+//! segment.
 
 mod common;
 #[path = "common/models.rs"]
@@ -21,7 +22,7 @@ use memferry_sys::Pages;
 use models::{card, ioat};
 use packets::{PACKET, RefusingEngine, is_complete_when_it_is_notified, packets, raw, ring, start};
 
-/// A ferry that leaves everything to this engine.
+/// A ferry that submits everything to this engine.
 fn over(engine: Arc<dyn Engine>, capacity: usize) -> Ferry {
     builder().engine(engine, 1).capacity(capacity).inline_bytes(0).split_bytes(0).build().unwrap()
 }
@@ -107,7 +108,7 @@ fn a_delivery_waits_for_the_one_before_it() {
         let first = start(&ferry, &packets, &mut middle, Options::new());
         let variable = Notification::new(0);
         let options = Options::new().after(&first).notify(&variable, 1);
-        // In pieces of another size, which only the first delivery puts there.
+        // In segments of another size, which only the first gather copy writes.
         let pieces: Vec<_> = middle.as_slice().chunks(10_000).collect();
         let second = start(&ferry, &pieces, &mut target, options);
         second.wait().unwrap();
@@ -126,7 +127,7 @@ fn a_delivery_behind_one_that_failed_is_not_begun() {
     // Nothing is ever mapped at the second page of a process.
     let missing = Segment { address: 4096 as *const u8, length: 10 };
     let to = target.as_mut_slice().as_mut_ptr();
-    // SAFETY: memory is pinned before it is touched, and this cannot be.
+    // SAFETY: memory is pinned before it is accessed, and this cannot be pinned.
     let failed = unsafe { ferry.ideliver_raw(&[missing], to, Options::new()) }.unwrap();
     assert!(matches!(failed.wait(), Err(Error::Execution(ExecutionError::BadMemory { .. }))));
     let variable = Notification::new(0);
@@ -215,7 +216,7 @@ fn a_scope_waits_for_its_deliveries() {
         let variable = Notification::new(0);
         let [first, second] = &mut targets;
         ferry.scope(|scope| {
-            // The list of pieces may go before the delivery is over.
+            // The list of segments may be dropped before the gather copy is complete.
             let delivery = scope.ideliver_with(&packets(&ring), first, Options::new()).unwrap();
             let options = Options::new().after(&delivery).notify(&variable, 5);
             drop(scope.ideliver_with(&packets(&ring), second, options).unwrap());
@@ -242,7 +243,7 @@ fn nothing_is_delivered_from_anywhere_to_anywhere_and_told() {
             let variable = Notification::new(0);
             let options = Options::new().notify(&variable, 1);
             let to = std::ptr::null_mut();
-            // SAFETY: no byte is touched.
+            // SAFETY: no byte is accessed.
             unsafe { ferry.ideliver_raw(pieces, to, options) }.unwrap().wait().unwrap();
             assert_eq!(variable.load(), 1);
             // SAFETY: as above.
@@ -279,7 +280,7 @@ fn pieces_may_be_read_only_and_in_the_pages_of_the_target() {
     let (ioat, copy_engine) = ioat(2);
     let (nic, network_card) = card();
     let ring = ring(64);
-    // SAFETY: pages of this test's own, which nobody writes from now on.
+    // SAFETY: pages of this test's own, which no thread writes from now on.
     let protected = unsafe { libc::mprotect(ring.as_ptr().cast(), ring.len(), libc::PROT_READ) };
     assert_eq!(protected, 0);
     let pinned = PolledEngine::pinned_by(Arc::default());
@@ -287,7 +288,7 @@ fn pieces_may_be_read_only_and_in_the_pages_of_the_target() {
         is_complete_when_it_is_notified(&ferry, &packets(&ring), 2);
         let mut memory = Pages::new(1 << 16).unwrap();
         memory.as_mut_slice().copy_from_slice(&common::pattern(1 << 16, 9));
-        // The target lies between two pieces that share its first and its last page.
+        // The target lies between two segments that share its first and its last page.
         let (before, rest) = memory.as_mut_slice().split_at_mut(3000);
         let (target, behind) = rest.split_at_mut(before.len() + 10_000);
         let pieces = [&before[..], &behind[..10_000]];

@@ -1,5 +1,5 @@
-//! Pieces that are not there, for engines with pinned memory. Alone in its process, so that nobody
-//! else maps anything into the hole.
+//! Segments that are not mapped, for engines with pinned memory. Alone in its process, so that no
+//! other thread maps anything into the hole.
 
 mod common;
 #[path = "common/packets.rs"]
@@ -32,7 +32,7 @@ fn a_piece_that_is_not_there_is_an_error_that_says_where() {
     ];
     let mut target = Pages::new(64 * PACKET).unwrap();
     let expected = packets(&ring).concat();
-    // SAFETY: a page of this test's own, which is looked at no more.
+    // SAFETY: a page of this test's own, which is not accessed any more.
     assert_eq!(unsafe { libc::munmap(hole.cast(), page_bytes()) }, 0);
     for engine in engines {
         let ferry = builder().engine(engine, 1).inline_bytes(0).build().unwrap();
@@ -45,7 +45,7 @@ fn a_piece_that_is_not_there_is_an_error_that_says_where() {
         };
         assert!((hole as u64..hole as u64 + page_bytes() as u64).contains(&address));
         assert_eq!(variable.load(), 0);
-        // Two packets lie in the hole. The others are delivered all the same.
+        // Two packets lie in the hole. The others are copied all the same.
         let first = 16 * page_bytes() / 2048;
         for range in [0..first * PACKET, (first + 2) * PACKET..64 * PACKET] {
             assert!(target.as_slice()[range.clone()] == expected[range]);

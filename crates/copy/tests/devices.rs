@@ -26,10 +26,10 @@ fn patterned(bytes: usize) -> Pages {
     pages
 }
 
-/// Copies by the engine and waits, without the caller's help.
+/// Copies by the engine and waits, without help of the caller.
 fn copy(ferry: &Ferry, source: &[u8], target: &mut [u8], options: Options<'_>) {
     let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), target.len());
-    // SAFETY: both are borrowed until the transfer is over.
+    // SAFETY: both are borrowed until the transfer is complete.
     unsafe { ferry.start_raw(request.with(options.no_caller_assist())) }.unwrap().wait().unwrap();
     assert!(source == target);
 }
@@ -37,7 +37,7 @@ fn copy(ferry: &Ferry, source: &[u8], target: &mut [u8], options: Options<'_>) {
 #[test]
 fn an_aligned_copy_takes_a_descriptor_for_each_page_and_a_shifted_one_two() {
     let (model, engine) = ioat(1);
-    // So many that the caller is never in want of room, and never helps.
+    // Enough that the ring is never full, and the caller never helps.
     let builder = Ferry::builder().engine(engine.clone(), 1).inline_bytes(0).capacity(4096);
     let ferry = builder.build().unwrap();
     let (source, mut target) = (patterned(4 * MIB), Pages::new(4 * MIB + 2048).unwrap());
@@ -57,7 +57,7 @@ fn nothing_is_mapped_for_a_device_when_its_ferry_is_gone() {
     for _ in 0..3 {
         copy(&ferry, source.as_slice(), target.as_mut_slice(), Options::new());
     }
-    // Both sides, and what a channel shares with its device.
+    // Source, target, and the memory that a channel shares with its device.
     assert!(model.mapped_pages() <= 2 * 256 + 2 * 1025, "{}", model.mapped_pages());
     drop(ferry);
     assert_eq!(model.mapped_pages(), 0);
@@ -94,7 +94,7 @@ fn what_a_copy_engine_cannot_do_the_processor_does() {
         model.set_faults(faults);
         copy(&ferry, source.as_slice(), target.as_mut_slice(), Options::new());
     }
-    // It is not trusted again, and everything works as before.
+    // The engine is not used again, and everything works as before.
     model.set_faults(IoatFaults::default());
     target.as_mut_slice().fill(0);
     copy(&ferry, source.as_slice(), target.as_mut_slice(), Options::new());
@@ -131,7 +131,7 @@ fn packets_are_delivered_in_few_frames_with_one_notice() {
     const PACKET: usize = 1460;
     let (model, engine) = card();
     let ferry = ferry_over(engine.clone(), 1);
-    // A ring of buffers, of which a packet fills the most.
+    // A ring of buffers, each filled mostly by a packet.
     let buffers = patterned(64 * 2048);
     let packets: Vec<_> =
         buffers.as_slice().chunks(2048).map(|buffer| &buffer[64..64 + PACKET]).collect();

@@ -1,5 +1,5 @@
 //! The copy core over engines that are not processors: parts within their limits, polled by the
-//! driver, faults finished by the processor.
+//! poll thread, faults finished by the processor.
 
 mod common;
 

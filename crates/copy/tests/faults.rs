@@ -1,5 +1,6 @@
-//! Every system call fails once: of opening a ferry, of copies by its channels, of copies with pinned memory.
-//! Each time the copy is right or there is an error, nothing is left, and the next try works.
+//! Every system call fails once: while a ferry opens, while its channels copy, while it copies with
+//! pinned memory. Each time the copy is correct or returns an error, nothing leaks, and the next
+//! try works.
 //!
 //! `cargo test -p memferry-copy --features faults --test faults`
 
@@ -23,19 +24,19 @@ use memferry_sys::residency::{locked_bytes, pinned_bytes};
 use memferry_testing::{HangGuard, until};
 use ring::RingPinner;
 
-/// What the process holds: descriptors, threads, locked and pinned bytes.
+/// The resources of the process: descriptors, threads, locked and pinned bytes.
 fn holdings() -> [u64; 4] {
     let count = |folder: &str| std::fs::read_dir(folder).unwrap().count() as u64;
     [count("/proc/self/fd"), count("/proc/self/task"), locked_bytes(), pinned_bytes()]
 }
 
-/// Faults are the whole process's: one test at a time.
+/// Injected faults apply to the whole process: one test at a time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Walks through every place at which a call of a flow can fail.
+/// Runs a flow once for every call in it that can fail.
 fn walk(what: &str, flow: impl Fn() -> Result<(), String>) {
     let round = |plan: FaultPlan| -> (Result<(), String>, FaultCounts) {
         let _guard = HangGuard::new(&format!("{what}: {plan:?}"));
@@ -43,7 +44,7 @@ fn walk(what: &str, flow: impl Fn() -> Result<(), String>) {
         let outcome = flow();
         (outcome, fault::disarm())
     };
-    // What is made once and stays.
+    // Resources that are created once and stay.
     for _ in 0..3 {
         round(FaultPlan::Count).0.unwrap();
     }
@@ -77,7 +78,7 @@ fn report(words: std::fmt::Arguments<'_>) {
     println!("{words}");
 }
 
-/// Copies of several sizes, which must be right if they succeed.
+/// Copies of several sizes, which must be correct if they succeed.
 fn copy_with(ferry: &Ferry, sizes: &[usize]) -> Result<(), String> {
     for (seed, &bytes) in sizes.iter().enumerate() {
         let (source, mut target) = (pattern(bytes, seed as u64 + 1), vec![0; bytes]);
@@ -102,7 +103,7 @@ fn a_ferry_opens_and_copies_or_says_why_not_whatever_call_fails() {
 #[test]
 fn copies_with_pinned_memory_are_right_or_say_why_not_whatever_call_fails() {
     let _alone = alone();
-    // SAFETY: a new file, whose descriptor nobody else has.
+    // SAFETY: a new file, whose descriptor only this value has.
     let file = unsafe {
         use std::os::fd::FromRawFd;
         let descriptor = libc::memfd_create(c"frames".as_ptr(), libc::MFD_CLOEXEC);

@@ -1,5 +1,5 @@
-//! A forked child has the ferry but not its threads: copies are carried out by the child itself,
-//! and what the parent began is reported as out of reach instead of waited for.
+//! A forked child inherits the ferry but not its threads: it copies inline, and transfers of the
+//! parent are reported as lost instead of waited for.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn a_child_can_copy_and_never_hangs() {
     let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), source.len());
     // SAFETY: both vectors live until after the wait below.
     let running = unsafe { ferry.start_raw(request) }.unwrap();
-    // SAFETY: the child only copies memory, allocates, and leaves by `_exit`; the other threads of
+    // SAFETY: the child only copies memory, allocates, and exits by `_exit`; the other threads of
     // this test process hold no lock of ours while they sleep or copy.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -42,7 +42,7 @@ fn a_child_can_copy_and_never_hangs() {
         unsafe { libc::_exit(i32::from(!fine)) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child that was just forked.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0, "the child found a wrong byte or a wrong answer");
     running.wait().unwrap();

@@ -17,12 +17,12 @@ struct GpuFixture {
     ferry: Ferry,
 }
 
-/// A machine whose GPU is used by others too.
+/// A machine whose GPU other libraries use too.
 fn machine(faults: CudaFaults) -> GpuFixture {
     machine_with(faults, |engine| engine)
 }
 
-/// A machine whose GPU nobody else uses.
+/// A machine whose GPU no other library uses.
 fn sole_machine(faults: CudaFaults) -> GpuFixture {
     machine_with(faults, CudaEngine::sole_user)
 }
@@ -50,7 +50,7 @@ fn pattern(length: usize, seed: usize) -> Pages {
     pages
 }
 
-/// No copy touched memory that was not registered for it.
+/// No copy accessed memory that was not registered for it.
 fn assert_clean(machine: &GpuFixture) {
     let seen = machine.device.stats();
     assert_eq!((seen.unregistered_in_flight, seen.outside_registration), (0, 0));
@@ -64,7 +64,7 @@ fn bytes_go_to_the_device_and_come_back() {
             let source = pattern(length, length);
             let mut device = machine.engine.allocate(length + 7).unwrap();
             let mut back = vec![0; length];
-            // New memory the first time; for the sole user known and registered later.
+            // First use; the sole user registers it from the second use on.
             for _ in 0..3 {
                 ferry.copy_to_device(source.as_slice(), &mut device, 7).unwrap();
                 back.fill(0);
@@ -117,7 +117,7 @@ fn a_registered_region_is_used_from_the_first_copy_on() {
     assert_clean(&machine);
 }
 
-/// Copies between ordinary memory, and says how many bytes of it the device has moved.
+/// Copies between ordinary memory, and returns the number of bytes that the device moved.
 fn moved_by_device(machine: &GpuFixture, source: &[u8], target: &mut [u8]) -> u64 {
     let before = machine.ferry.statistics().engine("cuda").bytes;
     target.fill(0);
@@ -151,7 +151,7 @@ fn memory_that_was_registered_twice_is_used_until_it_is_unregistered_twice() {
 fn regions_that_share_a_page_do_not_undo_each_other() {
     let machine = machine(CudaFaults::default());
     let (memory, mut target) = (pattern(8 << 20, 1), pattern(4 << 20, 2));
-    // The page in the middle is of both.
+    // Both ranges share the page in the middle.
     let middle = (4 << 20) + 100;
     let (left, right) = memory.as_slice().split_at(middle);
     // SAFETY: the pages outlive the regions.
@@ -197,7 +197,7 @@ fn a_blocking_copy_is_split_over_the_device_and_processors() {
         machine.ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
         assert!(source.as_slice() == target.as_slice());
     }
-    // Who is quicker claims more: how much that is no test can say.
+    // The faster one claims more; the amount is not deterministic.
     let statistics = machine.ferry.statistics();
     assert!(statistics.engine("cuda").submitted > 0, "{statistics:?}");
     assert!(statistics.engine("cpu").submitted > 0, "{statistics:?}");
@@ -212,7 +212,7 @@ fn progress_is_seen_while_bytes_go_to_the_device() {
     let device = machine.engine.allocate(16 << 20).unwrap();
     let request = Request::copy(source.as_ptr(), device.as_ptr(), 16 << 20)
         .memory(MemoryKind::Host, MemoryKind::Device);
-    // SAFETY: both live until the transfer is over.
+    // SAFETY: both live until the transfer is complete.
     let transfer = unsafe { machine.ferry.start_raw(request) }.unwrap();
     transfer.wait_bytes(0..1).unwrap();
     let first = transfer.ready_bytes();
@@ -237,7 +237,7 @@ fn more_small_copies_than_a_channel_holds_wait_for_room() {
     let part = |at: usize| {
         let (from, to) = (source.as_ptr().wrapping_add(at), device.as_ptr().wrapping_add(at));
         let request = Request::copy(from, to, 256).memory(MemoryKind::Host, MemoryKind::Device);
-        // SAFETY: both live until the transfers are over.
+        // SAFETY: both live until the transfers are complete.
         unsafe { ferry.start_raw(request) }.unwrap()
     };
     let transfers: Vec<_> = (0..64 << 10).step_by(256).map(part).collect();
@@ -273,7 +273,7 @@ fn without_a_device_engine_its_memory_is_out_of_reach() {
     let device = machine.engine.allocate(4096).unwrap();
     let request = Request::fill(device.as_ptr(), 1, 4096);
     let request = request.memory(MemoryKind::Device, MemoryKind::Device);
-    // SAFETY: it is never begun.
+    // SAFETY: it is never started.
     let refused = unsafe { plain.run_raw(request) }.unwrap_err();
     assert_eq!(refused, Error::Validation(ValidationError::NoEngine));
     assert!(plain.gpu().is_none());
@@ -293,7 +293,7 @@ fn memory_of_another_device_is_refused_before_anything_is_begun() {
     let ferry = &machine.ferry;
     assert_eq!(ferry.copy_to_device(&host, &mut foreign, 0), refused("target", address));
     assert_eq!(ferry.copy_from_device(&foreign, 0, &mut host), refused("source", address));
-    // SAFETY: both live until the copy is over, and it is never begun.
+    // SAFETY: both live until the copy is over, and it is never started.
     let within = unsafe {
         let request = Request::copy(foreign.as_ptr(), own.as_ptr(), 1 << 20);
         ferry.run_raw(request.memory(MemoryKind::Device, MemoryKind::Device))
@@ -384,7 +384,7 @@ fn the_plan_beside_others_registers_nothing_and_says_so() {
         matches!(known.strategy, CopyStrategy::HybridWorkSharing { engine: 1, processors: 0, .. }),
         "{known:?}"
     );
-    // A GPU without processors beside it says what it does.
+    // A GPU without a CPU engine reports what it supports.
     let alone = Ferry::builder().engine(machine.engine.clone(), 1);
     let alone = alone.profile(ProfileSource::BuiltIn).build().unwrap();
     let new = alone.explain(&host(ReuseHint::FirstUse)).unwrap();

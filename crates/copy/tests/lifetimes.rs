@@ -1,5 +1,6 @@
-//! Nothing ends too early, twice or never: clones that are awaited by several tasks, followers on
-//! other engines, ferries that are dropped in between, cookies under pressure, forked children.
+//! Every transfer completes exactly once and not too early: clones that are awaited by several
+//! tasks, dependents on other engines, ferries that are dropped in between, cookies under pressure,
+//! forked children.
 
 mod common;
 
@@ -14,7 +15,7 @@ use memferry_engine::cpu::{CpuEngine, CpuProfile};
 use memferry_engine::fault::{Fault, FaultEngine, FaultScript};
 use memferry_engine::polled::PolledEngine;
 
-/// A ferry whose first descriptor takes its time.
+/// A ferry whose first descriptor is delayed.
 fn slow(delay: Duration) -> Ferry {
     let cpu = Arc::new(CpuEngine::new(Arc::new(CpuProfile::built_in())));
     let engine = Arc::new(FaultEngine::new(cpu, FaultScript::of([Fault::Delay(delay)])));
@@ -105,18 +106,18 @@ fn a_cookie_in_flight_is_never_reported_as_over() {
         for _ in 0..COOKIES {
             let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), 64)
                 .with(Options::new().after(&never));
-            // SAFETY: it is never begun: what it is to follow is cancelled below.
+            // SAFETY: it is never started: its predecessor is cancelled below.
             let cookie = unsafe { ferry.start_cookie_raw(request) }.unwrap();
             newest.store(cookie.to_raw(), Ordering::Relaxed);
         }
         stop.store(true, Ordering::Relaxed);
     });
     assert_eq!(wrong.load(Ordering::Relaxed), 0);
-    // The engine holds the first transfer for an hour: leave both to the end of the process.
+    // The engine holds the first transfer for an hour: both are leaked until the process exits.
     std::mem::forget((first, never, ferry));
 }
 
-/// Runs `child` in a forked child and fails if it says no.
+/// Runs `child` in a forked child and fails if it returns false.
 fn forked(child: impl FnOnce() -> bool) {
     // SAFETY: the child copies memory and leaves by `_exit`.
     let pid = unsafe { libc::fork() };
@@ -126,7 +127,7 @@ fn forked(child: impl FnOnce() -> bool) {
         unsafe { libc::_exit(i32::from(!fine)) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child that was just forked.
     assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
     assert_eq!(status, 0);
 }

@@ -1,4 +1,4 @@
-//! Any copy inside a buffer gives memmove's result, whatever the sizes, offsets and settings.
+//! Any copy inside a buffer has memmove's result, whatever the sizes, offsets and settings.
 
 mod common;
 
@@ -44,7 +44,7 @@ proptest! {
                 let mut ours = original.clone();
                 let start = ours.as_mut_ptr();
                 let temperature = if cold { CacheHint::Cold } else { CacheHint::Unknown };
-                // SAFETY: both ranges lie inside the vector, which lives until the end is awaited.
+                // SAFETY: both ranges lie inside the vector, which lives until after the wait.
                 unsafe {
                     let request = Request::copy(start.add(from), start.add(to), length)
                         .with(Options::new().cache_hint(temperature));

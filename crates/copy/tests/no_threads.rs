@@ -1,4 +1,4 @@
-//! A process that may start no thread: the caller copies alone.
+//! A process that cannot start threads: the caller copies alone.
 
 use memferry_copy::{Ferry, Options, Request};
 
@@ -19,7 +19,7 @@ fn refuse_threads() {
         plain(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32),
     ];
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: changes what this thread and those it starts may do; the program is copied.
+    // SAFETY: restricts this thread and those it starts; the filter is copied.
     let result = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter)
@@ -27,7 +27,7 @@ fn refuse_threads() {
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// Runs a test on a thread of its own, which takes its filter with it when it ends.
+/// Runs a test on a thread of its own, whose filter ends with it.
 fn without_threads(test: impl FnOnce() + Send) {
     let run = || {
         refuse_threads();
@@ -46,11 +46,11 @@ fn copies_are_done_by_the_caller_where_no_thread_can_be_started() {
             let mut target = vec![0u8; bytes];
             ferry.copy(&source, &mut target).unwrap();
             assert!(source == target, "{bytes} bytes");
-            // Even those that the caller wished to be spared.
+            // Even those with `no_caller_assist`.
             let mut target = vec![0u8; bytes];
             let request = Request::copy(source.as_ptr(), target.as_mut_ptr(), bytes)
                 .with(Options::new().no_caller_assist());
-            // SAFETY: both are kept until the wait is over.
+            // SAFETY: both are kept until after the wait.
             unsafe { ferry.start_raw(request) }.unwrap().wait().unwrap();
             assert!(source == target, "{bytes} bytes by nobody else");
         }

@@ -1,5 +1,5 @@
-//! The copy core over an engine that touches pinned memory alone: every byte arrives, and memory is
-//! pinned once, piece by piece, and found again.
+//! The copy core over an engine that accesses only pinned memory: every byte arrives, and memory is
+//! pinned once, part by part, and found in the cache again.
 
 mod common;
 #[path = "common/gated.rs"]
@@ -60,7 +60,7 @@ fn overlapping_moves_are_right_within_the_limits_of_the_engine_and_beyond() {
         moved.unwrap().wait().unwrap();
         assert!(memory.as_slice() == expected, "{length} bytes from {from} to {to}");
     }
-    // An engine counts an order right after it has reported it.
+    // An engine counts a descriptor right after it has reported it.
     let deadline = Instant::now() + Duration::from_secs(60);
     while ferry.statistics().engine(ENGINE).completed < 4 && Instant::now() < deadline {
         std::thread::yield_now();
@@ -92,7 +92,7 @@ fn the_engine_has_the_first_bytes_before_the_later_pages_are_pinned() {
     let (source, mut target) = (pages(300, 1), pages(300, 2));
     ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
     assert!(target.as_slice() == source.as_slice());
-    // Two pins for each piece, with all descriptors of the pieces before it submitted.
+    // Two pins for each part, with all descriptors of the parts before it submitted.
     let expected = [0, 0, 1, 1, 3, 3, 7, 7, 15, 15, 31, 31, 63, 63, 127, 127, 255, 255];
     assert_eq!(engine.submitted_at_pins(), expected);
     end(ferry, &ledger);
@@ -141,7 +141,7 @@ fn what_the_cache_has_in_one_region_is_one_piece() {
     let start = memory.as_mut_slice().as_mut_ptr();
     let length = 300 * page_bytes();
     // SAFETY: both ranges lie inside the pages, which live until after the wait. A move is pinned
-    // in one stretch.
+    // as one range.
     let moved = unsafe { ferry.start_raw(Request::copy(start, start.add(page_bytes()), length)) };
     moved.unwrap().wait().unwrap();
     assert_eq!(ledger.counts().pins, 1);
@@ -159,7 +159,7 @@ fn the_memory_of_a_transfer_that_waits_for_another_is_pinned_too() {
     let length = source.len();
     let (from, over, to) =
         (source.as_ptr(), middle.as_mut_slice().as_mut_ptr(), target.as_mut_slice().as_mut_ptr());
-    // SAFETY: all pages live until after the waits; the order keeps the two apart.
+    // SAFETY: all pages live until after the waits; the ordering keeps the two apart.
     let (first, second) = unsafe {
         let first = ferry.start_raw(Request::copy(from, over, length)).unwrap();
         let after = Options::new().after(&first);
@@ -171,7 +171,7 @@ fn the_memory_of_a_transfer_that_waits_for_another_is_pinned_too() {
     end(ferry, &ledger);
 }
 
-/// An engine that says it needs pinned memory and does not fit together.
+/// An engine that declares that it needs pinned memory but names no pinner.
 #[derive(Debug)]
 struct IncompleteEngine {
     capabilities: Capabilities,

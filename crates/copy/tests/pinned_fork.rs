@@ -1,5 +1,4 @@
-//! A forked child has an engine with pinned memory that is its parent's: it copies by itself, and
-//! pins nothing.
+//! A forked child inherits an engine with pinned memory: it copies inline, and pins nothing.
 
 mod common;
 #[path = "common/pinned.rs"]
@@ -34,7 +33,7 @@ fn a_forked_child_copies_without_a_pin() {
         unsafe { libc::_exit(i32::from(!fine)) };
     }
     let mut status = 0;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for the child that was just forked.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0, "the child found a wrong byte, or pinned");
     end(ferry, &ledger);

@@ -1,5 +1,5 @@
-//! Pinned memory when something goes wrong: mappings that change, limits, pinners that refuse,
-//! transfers that are cancelled, ferries that are dropped.
+//! Pinned memory under faults: mappings that change, limits, pinners that refuse, transfers that
+//! are cancelled, ferries that are dropped.
 
 mod common;
 #[path = "common/gated.rs"]
@@ -26,7 +26,7 @@ fn copy_is_right(ferry: &Ferry, source: &Pages, target: &mut Pages) {
     assert!(target.as_slice() == source.as_slice());
 }
 
-/// Puts fresh memory in the place of some pages.
+/// Maps fresh memory over some pages.
 fn replace(pages: &mut Pages, first: usize, count: usize) {
     let (start, length) = (pages.as_ptr().wrapping_add(first * page_bytes()), count * page_bytes());
     let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE);
@@ -129,7 +129,7 @@ fn transfers_that_never_begin_give_their_pins_back() {
     let (from, to) = (source.as_ptr(), target.as_mut_slice().as_mut_ptr());
     // Nothing is ever mapped at the second page of a process.
     let missing = page_bytes() as *const u8;
-    // SAFETY: the pages live until after the waits, and nothing is touched before it is pinned.
+    // SAFETY: the pages live until after the waits, and nothing is accessed before it is pinned.
     let failed = unsafe { ferry.start_raw(Request::copy(missing, to, 100)) }.unwrap();
     assert!(matches!(failed.wait(), Err(Error::Execution(ExecutionError::BadMemory { .. }))));
     for _ in 0..2 {
@@ -139,7 +139,7 @@ fn transfers_that_never_begin_give_their_pins_back() {
         assert_eq!(next.unwrap().wait(), Err(Error::Execution(ExecutionError::Predecessor)));
     }
     let device = Request::copy(from, to, 10).memory(MemoryKind::Host, MemoryKind::Device);
-    // SAFETY: no engine reaches device memory, so nothing is begun.
+    // SAFETY: no engine accesses device memory, so nothing is started.
     assert!(unsafe { ferry.start_raw(device) }.is_err());
     end(ferry, &ledger);
 }

@@ -19,9 +19,9 @@ struct Particle {
     number: u32,
 }
 
-// SAFETY: all bytes are zero in a valid value.
+// SAFETY: a value of zero bytes is valid.
 unsafe impl bytemuck::Zeroable for Particle {}
-// SAFETY: plain numbers without padding, any bytes of which are valid.
+// SAFETY: plain numbers without padding; any bytes are valid.
 unsafe impl Pod for Particle {}
 
 fn particles(count: usize) -> Vec<Particle> {

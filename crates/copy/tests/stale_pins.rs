@@ -1,6 +1,6 @@
-//! Memory that was copied is unmapped, and other memory is mapped at its place: the next copy is from
-//! or to what is there now, over an engine that copies page frames, whether the kernel tells of
-//! changed mappings or not.
+//! Memory that was copied is unmapped, and other memory is mapped at its address: the next copy
+//! accesses the new memory, over an engine that copies page frames, with and without events of the
+//! kernel for changed mappings.
 
 mod common;
 #[path = "common/frames.rs"]
@@ -23,9 +23,10 @@ use ring::RingPinner;
 
 const PAGES: usize = 20;
 
-/// A ferry over an engine that copies frames; `None` where io_uring, which does it, is not permitted.
+/// A ferry over an engine that copies page frames by io_uring; `None` where io_uring is not
+/// permitted.
 fn over_frames() -> Option<Ferry> {
-    // SAFETY: a new file, whose descriptor nobody else has.
+    // SAFETY: a new file, whose descriptor only this value has.
     let file = unsafe {
         use std::os::fd::FromRawFd;
         let descriptor = libc::memfd_create(c"frames".as_ptr(), libc::MFD_CLOEXEC);
@@ -36,7 +37,7 @@ fn over_frames() -> Option<Ferry> {
     Some(pinned::over_engine(engine, PinLimits::default()))
 }
 
-/// Addresses whose memory the test maps anew as it likes.
+/// Addresses at which the test maps new memory repeatedly.
 struct MappedArea(Pages);
 
 impl MappedArea {
@@ -55,7 +56,7 @@ impl MappedArea {
     }
 }
 
-/// Copies to and from a place, again and again, with fresh memory mapped there before each.
+/// Copies to and from an address repeatedly, with fresh memory mapped there before each copy.
 fn copies_follow_the_mapping(ferry: &Ferry) {
     let (mut place, mut other) = (MappedArea::new(), vec![0; PAGES * page_bytes()]);
     for seed in 1..20 {
@@ -63,7 +64,7 @@ fn copies_follow_the_mapping(ferry: &Ferry) {
         other.copy_from_slice(&expected);
         ferry.copy(&other, place.0.as_mut_slice()).unwrap();
         assert!(place.0.as_slice() == expected, "to new memory, the {seed}. time");
-        // Once more: what is kept of it, if anything is, is found.
+        // Once more: a cached pin is found.
         place.0.as_mut_slice().fill(0);
         ferry.copy(&other, place.0.as_mut_slice()).unwrap();
         assert!(place.0.as_slice() == expected, "to the same memory, the {seed}. time");
@@ -108,8 +109,8 @@ fn a_copy_of_memory_mapped_anew_is_right_where_nobody_tells_of_changes() {
 fn a_vector_that_is_dropped_and_allocated_again_is_copied_as_it_is_where_nobody_tells_of_changes() {
     unwatched(|| {
         let Some(ferry) = over_frames() else { return };
-        // Longer than the allocator keeps: it is unmapped when it is dropped, and the next one is
-        // mapped at the same place more often than not.
+        // Larger than the allocator caches: it is unmapped when it is dropped, and the next one is
+        // usually mapped at the same address.
         let length = 64 << 20;
         for seed in 1..4 {
             let (source, mut target) = (pattern(length, seed), vec![0; length]);
@@ -125,7 +126,7 @@ fn nothing_stays_pinned_where_nobody_tells_of_changes_unless_its_owner_promises_
         let (ferry, ledger) = pinned::over(AuditingPinner::new());
         let (source, mut target) = (pinned::pages(30, 1), pinned::pages(30, 2));
         let mut copy = || ferry.copy(source.as_slice(), target.as_mut_slice()).unwrap();
-        // A pin for one use goes when its descriptor does, which may be after the copy is over.
+        // A pin for one use is released with its descriptor, which may be after completion.
         let pinned = |bytes: usize| {
             memferry_testing::until("as much is pinned as should be", || {
                 ledger.pinned_bytes() == bytes
@@ -133,7 +134,7 @@ fn nothing_stays_pinned_where_nobody_tells_of_changes_unless_its_owner_promises_
         };
         copy();
         pinned(0);
-        // SAFETY: it is forgotten below, before it is unmapped.
+        // SAFETY: it is invalidated below, before it is unmapped.
         unsafe { ferry.mark_unmonitored(source.as_ptr(), source.len()) };
         // SAFETY: the pages live until the end of the test.
         let region = unsafe { ferry.register(source.as_ptr(), source.len()) }.unwrap();
@@ -141,7 +142,7 @@ fn nothing_stays_pinned_where_nobody_tells_of_changes_unless_its_owner_promises_
         pinned(source.len());
         ferry.invalidate(source.as_ptr(), source.len());
         copy();
-        // The region is left.
+        // Only the region is left.
         pinned(source.len());
         drop(region);
         pinned(0);

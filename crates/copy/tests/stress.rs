@@ -1,4 +1,4 @@
-//! Many threads, random sizes, alignments, ways and policies at once; every byte is checked.
+//! Many threads, random sizes, alignments, strategies and policies at once; every byte is checked.
 
 mod common;
 

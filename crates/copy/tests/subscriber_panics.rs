@@ -1,4 +1,4 @@
-//! A subscriber of `tracing` that panics does not take a channel with it.
+//! A subscriber of `tracing` that panics does not stop a channel.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The life of a transfer can be followed with `tracing`.
+//! Every step of a transfer is traced with `tracing`.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! A process that does to an endpoint what it is told. It is another process because an endpoint may write to
-//! any address that its peer names, which is then the peer's own harm.
+//! A process that attacks an endpoint by command. It is a process of its own because an endpoint
+//! may write to any address that its peer sends, which then corrupts only the peer.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -18,23 +18,23 @@ use crate::script::Script;
 use crate::support::raw_peer::{self, RawPeer, first};
 use crate::support::{TIMEOUT, unique, until};
 
-/// The variable that makes a process an attacker: where it gets its orders.
+/// The variable that makes a process an attacker: the socket of its commands.
 const COMMANDS: &str = "MEMFERRY_FUZZ_ORDERS";
 
-/// The variable that lets it be heard, for those who look for mistakes of its own.
+/// The variable that shows its error output, to debug the attacker itself.
 const LOUD: &str = "MEMFERRY_FUZZ_LOUD";
 
-/// What an order begins with; the name of an endpoint follows the first two.
+/// The first byte of a command; the name of an endpoint follows the first two.
 const CONNECT: u8 = 1;
 const SEND_HELLO: u8 = 2;
 const ATTACK: u8 = 3;
 const DISCONNECT: u8 = 4;
 
-/// The answers.
+/// The replies.
 const DONE: u8 = 1;
 const REFUSED: u8 = 2;
 
-/// The end of the process if it is to be an attacker.
+/// Runs the attacker and exits, if this process is to be one.
 pub fn run_if_attacker() {
     let Ok(name) = std::env::var(COMMANDS) else { return };
     let address = SocketAddr::from_abstract_name(name).expect("a name");
@@ -47,7 +47,7 @@ fn address(name: &str) -> SocketAddr {
     SocketAddr::from_abstract_name(name).expect("a name")
 }
 
-/// The process from outside.
+/// The attacker's process, as its parent sees it.
 #[derive(Debug)]
 pub(crate) struct Attacker {
     child: Child,
@@ -66,8 +66,8 @@ impl Attacker {
         let name = unique("memferry-fuzz");
         let listener = UnixListener::bind_addr(&address(&name)).expect("a name of its own");
         let program = std::env::current_exe().expect("this program");
-        // Where this program is a test, it runs the test that becomes the attacker. What an attacker says is of
-        // no interest: it may well be harmed.
+        // Where this program is a test, it runs the test that becomes the attacker. The output of
+        // an attacker is dropped: it may well crash.
         let said = if std::env::var_os(LOUD).is_some() { Stdio::inherit } else { Stdio::null };
         let child = Command::new(program)
             .args(["an_attacker_begins_here", "--exact"])
@@ -88,7 +88,7 @@ impl Attacker {
         Self { child, commands: orders }
     }
 
-    /// Has it connect to an endpoint as it should be done. `false` if it has come to harm; fails if it is
+    /// Makes it connect to an endpoint properly. Returns `false` if it crashed; fails if it is
     /// refused.
     pub(crate) fn connect(&mut self, prey: &Endpoint) -> bool {
         match self.request(prey, CONNECT, &[prey.name().as_bytes()]) {
@@ -98,13 +98,13 @@ impl Attacker {
         }
     }
 
-    /// Has it say something for a hello.
+    /// Makes it send something in place of a connect request.
     pub(crate) fn send_hello(&mut self, prey: &Endpoint, script: &[u8]) -> bool {
         let name = prey.name().as_bytes();
         self.command(prey, SEND_HELLO, &[&[name.len() as u8], name, script])
     }
 
-    /// Has it do something to what it shares with the endpoint.
+    /// Makes it modify the memory that it shares with the endpoint.
     pub(crate) fn attack(&mut self, prey: &Endpoint, script: &[u8]) -> bool {
         self.command(prey, ATTACK, &[script])
     }
@@ -113,7 +113,8 @@ impl Attacker {
         self.command(prey, DISCONNECT, &[])
     }
 
-    /// Gives an order and lets the endpoint work until it was carried out. `false` if it has come to harm.
+    /// Sends a command and drives the endpoint until it was executed. Returns `false` if the
+    /// attacker crashed.
     fn command(&mut self, prey: &Endpoint, what: u8, parts: &[&[u8]]) -> bool {
         self.request(prey, what, parts).is_some()
     }
@@ -136,13 +137,13 @@ impl Attacker {
     }
 }
 
-/// What an attacker has.
+/// The state of an attacker.
 #[derive(Default)]
 struct AttackerState {
     peer: Option<RawPeer>,
     board: Option<SealedMemory>,
     connections: Vec<SeqPacketSocket>,
-    /// Memory of its own, which it may name.
+    /// Memory of its own, whose address it may send.
     memory: Vec<u8>,
     /// Cells that the endpoint has written.
     seen: Vec<CellWords>,
@@ -167,7 +168,7 @@ fn run_commands(mut orders: UnixStream) {
 }
 
 impl AttackerState {
-    /// Whether it could be done.
+    /// Returns whether it was possible.
     fn execute(&mut self, what: u8, order: &[u8]) -> bool {
         match what {
             CONNECT => {
@@ -192,7 +193,7 @@ impl AttackerState {
         true
     }
 
-    /// Something like a hello, with some descriptors.
+    /// Something like a connect request, with some descriptors.
     fn send_hello(&mut self, name: &str, mut script: Script<'_>) {
         let choice = script.byte();
         let descriptors: Vec<OwnedFd> = (0..choice % 4)
@@ -211,7 +212,7 @@ impl AttackerState {
             .collect();
         let probe = (self.memory.as_ptr() as u64, u64::from_le_bytes([7; 8]));
         let mut packet = raw_peer::hello(script.u64().into(), probe, "");
-        // Cut, or changed at a place, or something else altogether.
+        // Truncated, or changed at one offset, or entirely different.
         let rest = script.bytes(400);
         match choice / 4 % 4 {
             0 => packet = rest.to_vec(),
@@ -263,7 +264,7 @@ impl AttackerState {
         self.peer = Some(peer);
     }
 
-    /// A cell that could be right, or nearly.
+    /// A cell that is valid, or nearly.
     fn cell(&self, script: &mut Script<'_>) -> CellWords {
         let mut words = [0; 8].map(|_: u64| self.number(script));
         words[0] = first(script.byte() % 14, script.byte(), script.u16());
@@ -273,7 +274,7 @@ impl AttackerState {
     fn number(&self, script: &mut Script<'_>) -> u64 {
         match script.byte() % 6 {
             0 => self.memory.as_ptr() as u64 + u64::from(script.u16()),
-            // A place in the shared space, or beside it.
+            // An offset inside the bounce ring, or outside.
             1 => u64::from(script.u32() % (600 << 10)) << 32 | u64::from(script.u16()),
             2 if !self.seen.is_empty() => {
                 let cell = self.seen[self.seen.len() - 1 - script.below(self.seen.len())];
@@ -285,7 +286,7 @@ impl AttackerState {
     }
 }
 
-/// Writes words of the script over a stretch of shared memory.
+/// Writes words of the script over a range of shared memory.
 fn scribble(start: *mut u8, length: usize, script: &mut Script<'_>) {
     let words = length / 8;
     let at = script.below(words);
@@ -293,12 +294,12 @@ fn scribble(start: *mut u8, length: usize, script: &mut Script<'_>) {
     let (value, step) = (script.number(), u64::from(script.byte() % 3));
     for index in at..(at + count).min(words) {
         let value = value.wrapping_add(step.wrapping_mul(index as u64));
-        // SAFETY: inside the mapping; that others read and write it too is the point.
+        // SAFETY: inside the mapping; races with the endpoint are intended.
         unsafe { start.cast::<u64>().add(index).write_volatile(value) };
     }
 }
 
-/// Opens, claims and finishes chunks that may or may not exist.
+/// Opens, claims and finishes chunks, which need not exist.
 fn corrupt_claims(peer: &RawPeer, script: &mut Script<'_>) {
     let claims = peer.memory.claims(script.flag(), script.below(32));
     let (generation, chunks) = (u16::from(script.byte() % 4), u64::from(script.byte() % 20));

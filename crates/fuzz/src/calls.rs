@@ -1,9 +1,9 @@
-//! The C calls, in any order, with arguments that make sense and with those that do not: numbers that were never
-//! given out, descriptors of others, null pointers, lengths that run past the end of memory. Memory that is not
-//! mapped is never named: that is a fault here as in memcpy.
+//! The C calls, in any order, with valid and invalid arguments: numbers that were never issued,
+//! foreign descriptors, null pointers, lengths that run past the end of memory. Unmapped memory is
+//! never passed: that is a fault, as in memcpy.
 //!
-//! No call may find a mistake inside the library, keep its caller when the library is closed, or touch memory
-//! beside what it was given.
+//! No call may return an internal error, block its caller when the library is closed, or access
+//! memory outside its arguments.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -20,13 +20,14 @@ use crate::support::unique;
 const ARENA: usize = 256 << 10;
 const GUARD: usize = 4096;
 const GUARD_BYTE: u8 = 0xA5;
-/// A call that takes longer waits for something that will not come: the library is closed under it.
+/// A call that takes longer waits for something that never happens: the library is closed
+/// meanwhile.
 const CALL_TIMEOUT: Duration = Duration::from_millis(30);
 
-/// What the calls work on, and what they have given out.
+/// The memory that the calls work on, and the numbers that they returned.
 struct CallState {
-    /// Memory between guards, which lives as long as the process. Nobody makes a slice of it while the library
-    /// may use it.
+    /// Memory between guards, which lives as long as the process. No slice of it exists while the
+    /// library may use it.
     arena: *mut u8,
     /// Descriptors that are not the library's.
     foreign: Vec<OwnedFd>,
@@ -53,11 +54,11 @@ pub(crate) fn run(bytes: &[u8]) {
     });
 }
 
-/// The code of a call, or more; fails if it says that the library has made a mistake.
+/// The result of a call; fails if it is an internal error of the library.
 fn checked(code: impl Into<i64>) -> i64 {
     let code = code.into();
     if code < 0 {
-        // SAFETY: both give texts that stay until the next call that fails.
+        // SAFETY: both return strings that live until the next failed call.
         let (meaning, text) = unsafe {
             (CStr::from_ptr(adma_strerror(code as c_int)), CStr::from_ptr(adma_last_error()))
         };
@@ -68,7 +69,7 @@ fn checked(code: impl Into<i64>) -> i64 {
     code
 }
 
-/// Since when a call is under way that may wait.
+/// The start of the running call, if it may block.
 static BLOCKED_SINCE: Mutex<Option<Instant>> = Mutex::new(None);
 static CALL_STARTED: Condvar = Condvar::new();
 
@@ -76,17 +77,17 @@ fn blocked_since() -> MutexGuard<'static, Option<Instant>> {
     BLOCKED_SINCE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a call that may wait for ever, and closes the library if it does.
+/// Makes a call that may block for ever, and closes the library if it does.
 fn blocking(call: impl FnOnce() -> i64) -> i64 {
     *blocked_since() = Some(Instant::now());
     CALL_STARTED.notify_one();
     let code = call();
-    // Whoever closes the library holds the lock until that is done.
+    // The thread that closes the library holds the lock until then.
     *blocked_since() = None;
     checked(code)
 }
 
-/// Closes the library whenever a call waits too long.
+/// Closes the library whenever a call blocks too long.
 fn watchdog() {
     let mut since = blocked_since();
     loop {
@@ -120,7 +121,7 @@ impl CallState {
         Self { arena, foreign, descriptors, cookies, windows, handles: Vec::new(), is_busy: false }
     }
 
-    /// Some memory, or none, or more than there can be.
+    /// Some memory, or none, or more than the address space has.
     fn memory(&self, script: &mut Script<'_>) -> (*mut c_void, usize) {
         let at = script.below(ARENA);
         let length = script.pick(&[0, 1, 8, 100, 5000, 70_000, ARENA]).min(ARENA - at);
@@ -194,11 +195,12 @@ impl CallState {
 
     fn copy_something(&mut self, script: &mut Script<'_>) {
         let ((from, from_bytes), (to, to_bytes)) = (self.memory(script), self.memory(script));
-        // One that is longer than memory makes both so.
+        // A length beyond the address space applies to both.
         let is_too_long = from_bytes.max(to_bytes) > ARENA;
         let bytes = if is_too_long { usize::MAX } else { from_bytes.min(to_bytes) };
         let (variable, value) = (self.variable(script), script.number());
-        // SAFETY: what is not null is inside the arena, or runs past the end of memory, which is refused.
+        // SAFETY: a range that is not null is inside the arena, or runs past the end of memory,
+        // which is refused.
         unsafe {
             match script.byte() % 8 {
                 0 => self.copy_and_check(from, to, bytes),
@@ -240,7 +242,7 @@ impl CallState {
     unsafe fn copy_and_check(&self, from: *mut c_void, to: *mut c_void, bytes: usize) {
         let is_real = !from.is_null() && !to.is_null() && bytes <= ARENA && !self.is_busy;
         let slice = |at: *mut c_void| {
-            // SAFETY: inside the arena, and nobody else uses it.
+            // SAFETY: inside the arena, and no other thread uses it.
             unsafe { std::slice::from_raw_parts(at.cast::<u8>().cast_const(), bytes) }.to_vec()
         };
         let before = is_real.then(|| slice(from));
@@ -259,7 +261,7 @@ impl CallState {
         let code = checked(unsafe { adma_fill(to, value, bytes) });
         assert!(code != 0 || bytes <= ARENA, "{bytes} bytes were taken for memory");
         if code == 0 && bytes > 0 && !self.is_busy {
-            // SAFETY: inside the arena: the call has taken it.
+            // SAFETY: inside the arena: the call has accepted it.
             let filled = unsafe { std::slice::from_raw_parts(to.cast::<u8>().cast_const(), bytes) };
             assert!(filled.iter().all(|byte| *byte == value as u8));
         }
@@ -284,7 +286,7 @@ impl CallState {
 
     fn use_link(&mut self, script: &mut Script<'_>) {
         let (fd, (at, bytes)) = (self.descriptor(script), self.memory(script));
-        // SAFETY: what is not null is inside the arena, which stays, or is refused.
+        // SAFETY: a range that is not null is inside the arena, which stays valid, or is refused.
         unsafe {
             match script.byte() % 8 {
                 0 | 1 => self.keep_cookie(adma_iread(fd, at, bytes)),
@@ -304,7 +306,7 @@ impl CallState {
         let (offset, value) = (script.number(), script.number());
         let notify = script.number();
         self.is_busy = true;
-        // SAFETY: as for links; a window's memory is the arena, which stays.
+        // SAFETY: as for links; a window's memory is the arena, which stays valid.
         unsafe {
             match script.byte() % 12 {
                 0 => {
@@ -369,7 +371,7 @@ impl CallState {
             }
             4 => {
                 let name = self.name(script);
-                // SAFETY: null or a text.
+                // SAFETY: null or a string.
                 let code = checked(unsafe {
                     adma_listen(name.as_ref().map_or(std::ptr::null(), |n| n.as_ptr()))
                 });
@@ -377,7 +379,7 @@ impl CallState {
             }
             5 => {
                 let name = self.name(script);
-                // SAFETY: null or a text.
+                // SAFETY: null or a string.
                 let connect = || unsafe {
                     adma_connect(name.as_ref().map_or(std::ptr::null(), |n| n.as_ptr()))
                 };
@@ -386,13 +388,13 @@ impl CallState {
             }
             6 => {
                 let (at, bytes) = self.memory(script);
-                // SAFETY: inside the arena, which stays, or refused.
+                // SAFETY: inside the arena, which stays valid, or refused.
                 checked(unsafe { adma_register(at, bytes) });
                 checked(adma_unregister(at));
             }
             7 => {
                 let mut place = std::ptr::null_mut();
-                // SAFETY: the place is valid; what is no memory of a GPU is refused.
+                // SAFETY: the pointer is valid; memory that is not of a GPU is refused.
                 unsafe {
                     checked(adma_device_alloc(script.number() as usize, &raw mut place));
                     checked(adma_device_free(script.number() as usize as *mut c_void));
@@ -404,14 +406,14 @@ impl CallState {
         }
     }
 
-    /// A name that nobody else has, or one that nobody can have.
+    /// A unique name, or an invalid one.
     fn name(&self, script: &mut Script<'_>) -> Option<CString> {
         let own = unique("memferry-fuzz");
         let length = script.byte().into();
         let text: Vec<u8> = match script.byte() % 4 {
             0 => return None,
             1 => Vec::new(),
-            // No path: it could be that of a file.
+            // Not a path: it could be that of a file.
             2 => script
                 .bytes(length)
                 .iter()
@@ -423,16 +425,16 @@ impl CallState {
         CString::new(text).ok()
     }
 
-    /// Both ends of a link, in this process.
+    /// Both sides of a link, in this process.
     fn make_pair(&mut self) {
         let name = CString::new(unique("memferry-fuzz")).expect("no zero in it");
-        // SAFETY: a text.
+        // SAFETY: a string.
         let listener = checked(unsafe { adma_listen(name.as_ptr()) }) as c_int;
         if listener < 0 {
             return;
         }
         let connecting = std::thread::spawn(move || {
-            // SAFETY: a text.
+            // SAFETY: a string.
             unsafe { adma_connect(name.as_ptr()) }
         });
         let here = blocking(|| adma_accept(listener).into());
@@ -441,15 +443,15 @@ impl CallState {
         checked(adma_close(listener));
     }
 
-    /// Closes the library. Nothing of it uses the arena from then on.
+    /// Closes the library, which does not access the arena from then on.
     fn end(&mut self) {
         assert_eq!(checked(adma_fini()), 0);
         for descriptor in self.foreign.iter().map(AsRawFd::as_raw_fd).chain(0..3) {
-            // SAFETY: looks only.
+            // SAFETY: only reads.
             let is_open = unsafe { libc::fcntl(descriptor, libc::F_GETFD) } >= 0;
             assert!(is_open, "descriptor {descriptor} was closed, which is not the library's");
         }
-        // SAFETY: the arena is as long, and the library is closed.
+        // SAFETY: the arena has this length, and the library is closed.
         let arena = unsafe { std::slice::from_raw_parts(self.arena, ARENA + 2 * GUARD) };
         let (before, behind) = (&arena[..GUARD], &arena[GUARD + ARENA..]);
         let is_whole = before.iter().chain(behind).all(|byte| *byte == GUARD_BYTE);

@@ -1,5 +1,5 @@
-//! Files that Memferry reads: traces of the lookup, and saved profiles. A profile that is believed must make
-//! a plan for every size.
+//! Files that Memferry reads: traces of the lookup, and saved profiles. An accepted profile must
+//! give a plan for every size.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub(crate) fn run(bytes: &[u8]) {
 }
 
 fn trace(bytes: &[u8]) {
-    // As it is, and behind the first bytes of a trace, which are not worth searching for.
+    // As it is, and after the header of a trace, which the fuzzer need not find.
     for file in [bytes.to_vec(), [b"memferry trace 1", bytes].concat()] {
         for (entries, line, ways) in [(64, 1, 1), (256, 8, 4)] {
             let geometry = Geometry::new(entries, line, ways).expect("a small cache");
@@ -32,8 +32,8 @@ fn trace(bytes: &[u8]) {
     }
 }
 
-/// Reads a profile as it is, and behind the first line of one of this machine. What is believed is the same
-/// when it was written and read again.
+/// Reads a profile as it is, and after the first line of one of this machine. An accepted profile
+/// is the same after it was written and read again.
 fn profile<S: StoredProfile + PartialEq + std::fmt::Debug>(bytes: &[u8], check: impl Fn(&S)) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let whole = profile_store::to_text(&S::built_in());

@@ -1,5 +1,6 @@
-//! A process that says something else than hello to an endpoint that listens. The endpoint answers, or hangs up,
-//! or waits; it holds nothing of the caller afterwards and welcomes the next.
+//! A process that sends something else than a connect request to a listening endpoint. The endpoint
+//! replies, closes the socket, or waits; afterwards it holds no resource of that process and
+//! accepts the next.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -10,8 +11,8 @@ use crate::attacker::Attacker;
 use crate::script::Script;
 use crate::support::{unique, until};
 
-/// How many sockets, events and shared memories this process has. The fuzzer has pipes and files of its own, and
-/// more of them when it wants to know the names of functions.
+/// The number of sockets, events and shared memories of this process. The fuzzer has pipes and
+/// files of its own, and opens more to resolve symbols.
 fn descriptors() -> usize {
     let folder = std::fs::read_dir("/proc/self/fd").expect("it can be read");
     let targets = folder.filter_map(|entry| std::fs::read_link(entry.ok()?.path()).ok());
@@ -22,7 +23,7 @@ fn descriptors() -> usize {
     targets.filter(is_counted).count()
 }
 
-/// An endpoint, who is sent to it, and the descriptors of this process when nobody else was there.
+/// An endpoint, its attacker, and the descriptors of this process before any connection.
 struct HelloFixture {
     prey: Endpoint,
     attacker: Attacker,
@@ -37,13 +38,13 @@ impl HelloFixture {
     fn new() -> Self {
         let prey = Endpoint::open(&unique("prey")).expect("an endpoint");
         let mut scene = Self { prey, attacker: Attacker::start(), descriptors: usize::MAX };
-        // The first caller makes an endpoint get what it keeps.
+        // The first connection makes the endpoint allocate what it keeps.
         scene.check_next();
         scene.descriptors = descriptors();
         scene
     }
 
-    /// One that says what it should is welcome, and nothing is left of anybody.
+    /// A proper connect request is accepted, and nothing is left of the others.
     fn check_next(&mut self) {
         if !self.attacker.connect(&self.prey) {
             self.attacker = Attacker::start();

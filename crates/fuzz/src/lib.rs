@@ -1,6 +1,6 @@
-//! Arbitrary bytes for everything in Memferry that reads what others have written: each [`Target`] takes some
-//! and fails if anything is wrong. `cargo xtask faults --only fuzzing` looks for bytes that make one fail; those
-//! that ever did are kept in `kept/`, beside some that reach far, and a test tries them again.
+//! Fuzzing of everything in Memferry that reads untrusted bytes: each [`Target`] takes an input and
+//! panics on an error. `cargo xtask faults --only fuzzing` searches for inputs that make one fail;
+//! those that ever did are stored in `kept/`, with some of high coverage, and a test repeats them.
 
 #![cfg(target_os = "linux")]
 
@@ -13,22 +13,23 @@ mod rings;
 mod script;
 mod wire;
 
-// The peer that speaks the protocol by hand, and memory with guards, are those of the tests of messages.
+// The peer that sends raw control messages, and memory with guards, are shared with the tests of
+// messages.
 #[path = "../../message/tests/support/mod.rs"]
 mod support;
 
 pub use attacker::run_if_attacker;
 
-/// Something that takes arbitrary bytes.
+/// A target of the fuzzer.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// What it is called, and the folder of its kept inputs.
+    /// Its name, and the folder of its stored inputs.
     pub name: &'static str,
-    /// Fails if anything is wrong.
+    /// Runs one input; panics on an error.
     pub run: fn(&[u8]),
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: [Target; 6] = [
     Target { name: "wire", run: wire::run },
     Target { name: "hello", run: hello::run },
@@ -38,7 +39,7 @@ pub const TARGETS: [Target; 6] = [
     Target { name: "files", run: files::run },
 ];
 
-/// The one of a name.
+/// The target of a name.
 pub fn target(name: &str) -> Option<Target> {
     TARGETS.into_iter().find(|target| target.name == name)
 }

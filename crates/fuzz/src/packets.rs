@@ -8,7 +8,7 @@ use memferry_testing::{Requirement, skip};
 use crate::script::Script;
 
 const LENGTHS: [usize; 6] = [0, 1, 900, 16_000, 70_000, 200_000];
-/// After so many inputs everything begins anew: what was sent to nobody is in somebody's memory.
+/// After this many inputs everything is created again: undelivered packets use memory.
 const MAX_INPUTS: u32 = 100;
 
 thread_local! {

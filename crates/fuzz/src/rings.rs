@@ -1,5 +1,6 @@
-//! Messages and windows with a peer that writes what it likes into everything that is shared with it. What is
-//! begun with it ends, in time; no byte is written beside the memory that was given; an honest peer is served.
+//! Messages and windows with a peer that writes arbitrary bytes into all shared memory. Every
+//! operation with it ends in time; no byte is written outside the given memory; an honest peer is
+//! still served.
 
 use std::cell::RefCell;
 
@@ -15,7 +16,7 @@ use crate::support::{Pair, pair, until};
 
 /// The tag of messages with the honest peer.
 const HONEST: u64 = 0x1234_5678_9ABC_DEF0;
-/// What is under way at the same time, at most.
+/// Maximum number of operations in flight.
 const MAX_IN_FLIGHT: usize = 12;
 const LENGTHS: [usize; 8] = [0, 8, 48, 3000, 20_000, 100_000, 600_000, 2 << 20];
 
@@ -47,11 +48,11 @@ pub(crate) fn run(bytes: &[u8]) {
 struct Message {
     operation: Operation,
     memory: GuardedBuffer,
-    /// The seed of what is sent.
+    /// The seed of the sent bytes.
     sent: Option<u64>,
 }
 
-/// What is under way with an attacker.
+/// The operations in flight with an attacker.
 #[derive(Default)]
 struct Activity {
     messages: Vec<Message>,
@@ -119,7 +120,7 @@ impl RingFixture {
     }
 }
 
-/// Takes messages that nobody asked for.
+/// Receives unexpected messages.
 fn discard_unexpected(prey: &Endpoint) {
     while let Ok(Some(gift)) = prey.iprobe(Source::Any, 0, TAG_ANY) {
         if gift.tag == HONEST || prey.recv(gift.source, gift.tag, TAG_ALL, &mut [0; 100]).is_err() {
@@ -129,7 +130,7 @@ fn discard_unexpected(prey: &Endpoint) {
 }
 
 impl Activity {
-    /// Begins something with the attacker, or looks after what is under way.
+    /// Starts an operation with the attacker, or makes progress on those in flight.
     fn step(&mut self, prey: &Endpoint, peer: Peer, script: &mut Script<'_>) {
         match script.byte() % 8 {
             0 | 1 if self.messages.len() < MAX_IN_FLIGHT => self.start_message(prey, peer, script),
@@ -165,7 +166,7 @@ impl Activity {
         let mut memory = GuardedBuffer::new(length, script.flag());
         let at = memory.address();
         let sent = script.flag().then_some(tag);
-        // SAFETY: the memory is kept until the operation is over.
+        // SAFETY: the memory is kept until the operation is complete.
         let begun = unsafe {
             if sent.is_some() {
                 fill(memory.bytes_mut(), tag);
@@ -179,7 +180,7 @@ impl Activity {
         }
     }
 
-    /// Attaches a window that the attacker may or may not say that it has.
+    /// Attaches a window that the attacker may or may not publish.
     fn attach(&mut self, prey: &Endpoint, peer: Peer, script: &mut Script<'_>) {
         let mut bytes = [0; WindowHandle::BYTES];
         let given = script.bytes(WindowHandle::BYTES);
@@ -189,7 +190,7 @@ impl Activity {
         }
     }
 
-    /// Checks what is over.
+    /// Checks complete operations.
     fn poll(&mut self) {
         for at in (0..self.messages.len()).rev() {
             if self.messages[at].operation.test().is_none() {
@@ -208,7 +209,7 @@ impl Activity {
         }
     }
 
-    /// Waits until everything is over: the attacker is gone.
+    /// Waits until everything is complete: the attacker has disconnected.
     fn finish(mut self, prey: &Endpoint) {
         until("everything with the attacker has ended", || {
             prey.progress();

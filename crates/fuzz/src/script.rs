@@ -1,6 +1,6 @@
-//! Bytes as a list of decisions. When they are over, every decision is the first.
+//! Bytes as a list of decisions. After the last byte, every decision is the first option.
 
-/// What is left of the bytes.
+/// The remaining bytes.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Script<'a>(&'a [u8]);
 
@@ -13,7 +13,7 @@ impl<'a> Script<'a> {
         self.0.is_empty()
     }
 
-    /// The next bytes, fewer at the end.
+    /// The next bytes; fewer at the end.
     pub(crate) fn bytes(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;
@@ -43,7 +43,7 @@ impl<'a> Script<'a> {
         u64::from_le_bytes(self.array())
     }
 
-    /// Below `bound`, which is not 0.
+    /// A number below `bound`, which is not 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         let number = if bound <= 256 { self.byte().into() } else { self.u32() as usize };
         number % bound
@@ -53,7 +53,7 @@ impl<'a> Script<'a> {
         self.byte() & 1 == 1
     }
 
-    /// True for one byte in so many.
+    /// True for one byte in `one_in`.
     pub(crate) fn is_one_in(&mut self, many: u8) -> bool {
         self.byte() % many == many - 1
     }

@@ -1,4 +1,4 @@
-//! The kept inputs: those that once made a target fail, and some that reach far.
+//! The stored inputs: those that once made a target fail, and some of high coverage.
 
 use std::path::Path;
 

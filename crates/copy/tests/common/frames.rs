@@ -1,5 +1,6 @@
-//! An engine that copies between page frames, as a device does: what is mapped at the addresses of a
-//! pin by now is not what it sees. And threads on which no memory can be watched.
+//! An engine that copies between page frames, as a device does: it accesses the frames that were
+//! pinned, whatever is mapped at their addresses now. And threads on which no memory can be
+//! monitored.
 
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,7 +62,7 @@ struct FrameChannel {
     done: AtomicU64,
 }
 
-// SAFETY: a descriptor is carried out and reported before its number is given out.
+// SAFETY: a descriptor is executed and reported before its sequence is returned.
 unsafe impl Channel for FrameChannel {
     fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
         let (first, mut count) = (self.done.load(Ordering::Relaxed) + 1, 0);
@@ -124,7 +125,7 @@ pub(crate) fn unwatched<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     })
 }
 
-/// Lets the kernel refuse userfaultfd to the calling thread from now on.
+/// Makes the kernel refuse userfaultfd to the calling thread from now on.
 fn deny_userfaultfd() {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;

@@ -1,5 +1,5 @@
-//! An engine that stands still until a gate is opened, and notes how much it had been given each
-//! time memory was pinned.
+//! An engine that stalls until a gate is opened, and records how many descriptors it had received
+//! each time memory was pinned.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ impl GatedEngine {
         self.gate.store(true, Ordering::Release);
     }
 
-    /// How many descriptors the last channel had been given at each call of the pinner.
+    /// The number of descriptors that the last channel had received at each call of the pinner.
     pub(crate) fn submitted_at_pins(&self) -> Vec<u64> {
         self.pinner.submitted.lock().unwrap().clone()
     }
@@ -99,7 +99,7 @@ struct GatedChannel {
     gate: Arc<AtomicBool>,
 }
 
-// SAFETY: everything is the inner channel's, which merely stands still at times.
+// SAFETY: everything is the inner channel's, which is only stalled at times.
 unsafe impl Channel for GatedChannel {
     fn submit(&self, batch: &mut [Option<Descriptor>]) -> Result<Submitted, SubmitError> {
         self.inner.submit(batch)

@@ -1,4 +1,4 @@
-//! What the tests of the copy core share.
+//! Shared by the tests of the copy core.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use memferry_copy::{Ferry, FerryBuilder};

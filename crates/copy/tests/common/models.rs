@@ -7,7 +7,7 @@ use memferry_engine::ioat::model::IoatModel;
 use memferry_engine::nic::model::NicModel;
 use memferry_engine::nic::{self, NicEngine};
 
-/// Intel's copy engine with so many channels.
+/// Intel's copy engine with this many channels.
 pub(crate) fn ioat(channels: usize) -> (Arc<IoatModel>, Arc<IoatEngine>) {
     let model = IoatModel::builder().channels(channels).build();
     let engine = IoatEngine::over_model(model.clone()).unwrap();

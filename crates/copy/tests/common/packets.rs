@@ -31,7 +31,7 @@ pub(crate) fn raw(packets: &[&[u8]]) -> Vec<Segment> {
     packets.iter().map(|packet| Segment::from(*packet)).collect()
 }
 
-/// Starts a delivery to memory that stays until the transfer is over, as that of all tests here does.
+/// Starts a gather copy to memory that lives until the transfer is complete, as in all tests here.
 pub(crate) fn start(
     ferry: &Ferry,
     packets: &[&[u8]],
@@ -40,11 +40,11 @@ pub(crate) fn start(
 ) -> Transfer {
     assert_eq!(target.len(), packets.iter().map(|packet| packet.len()).sum());
     let to = target.as_mut_slice().as_mut_ptr();
-    // SAFETY: the tests keep both until they have waited, or the ferry is gone.
+    // SAFETY: the tests keep both until they have waited, or the ferry is dropped.
     unsafe { ferry.ideliver_raw(&raw(packets), to, options) }.unwrap()
 }
 
-/// Delivers again and again, and looks at every byte the moment the variable is set.
+/// Copies repeatedly, and checks every byte as soon as the variable is set.
 pub(crate) fn is_complete_when_it_is_notified(ferry: &Ferry, packets: &[&[u8]], rounds: u64) {
     let expected = packets.concat();
     let mut target = Pages::new(expected.len()).unwrap();
@@ -61,7 +61,7 @@ pub(crate) fn is_complete_when_it_is_notified(ferry: &Ferry, packets: &[&[u8]], 
     }
 }
 
-/// An engine of which some memory cannot be pinned.
+/// An engine that cannot pin some of the memory.
 #[derive(Debug)]
 pub(crate) struct RefusingEngine<E> {
     engine: Arc<E>,
@@ -69,7 +69,7 @@ pub(crate) struct RefusingEngine<E> {
 }
 
 impl<E: Engine> RefusingEngine<E> {
-    /// Refuses one pin in so many.
+    /// Refuses one pin in this many.
     pub(crate) fn new(engine: Arc<E>, every: u64) -> Self {
         let pinner = engine.pinner().expect("an engine with pinned memory");
         Self {

@@ -1,4 +1,4 @@
-//! Ferries over an engine that keeps a ledger of what is pinned for it.
+//! Ferries over an engine that audits what is pinned for it.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use memferry_sys::pages::page_bytes;
 
 pub(crate) const ENGINE: &str = "polled-pinned";
 
-/// A ferry that leaves everything to this engine.
+/// A ferry that submits everything to this engine.
 pub(crate) fn over_engine(engine: Arc<dyn Engine>, limits: PinLimits) -> Ferry {
     let builder = crate::common::builder().engine(engine, 1).capacity(1 << 12);
     builder.split_bytes(0).inline_bytes(0).pin_limits(limits).build().unwrap()
 }
 
-/// A ferry over an engine that needs pinned memory, and its ledger.
+/// A ferry over an engine that needs pinned memory, and its auditing pinner.
 pub(crate) fn over(ledger: AuditingPinner) -> (Ferry, Arc<AuditingPinner>) {
     let ledger = Arc::new(ledger);
     let engine = Arc::new(PolledEngine::pinned_by(ledger.clone()));
@@ -39,13 +39,14 @@ pub(crate) fn end(ferry: Ferry, ledger: &AuditingPinner) {
     assert_eq!(counts.invalid_unpins, 0);
 }
 
-/// Lets what is pinned of pages be kept, also where the kernel does not tell what is unmapped.
+/// Lets the pins of pages be cached, also where the kernel does not report unmapped memory.
 pub(crate) fn keep(ferry: &Ferry, pages: &Pages) {
-    // SAFETY: the pages of a test outlive all of its copies, and nothing is mapped at their place.
+    // SAFETY: the pages of a test outlive all of its copies, and nothing else is mapped at their
+    // addresses.
     unsafe { ferry.mark_unmonitored(pages.as_ptr(), pages.len()) };
 }
 
-/// Memory on pages that nobody else uses, so that a test can count them.
+/// Memory on pages of its own, so that a test can count them.
 pub(crate) fn pages(count: usize, seed: u64) -> Pages {
     let mut pages = Pages::new(count * page_bytes()).unwrap();
     let length = pages.len();

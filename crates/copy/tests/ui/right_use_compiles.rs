@@ -15,7 +15,7 @@ fn main() {
     let packets = [[1u8; 1460]; 2];
     let mut message = vec![0u8; 2 * 1460];
     ferry.scope(|scope| {
-        // The list of pieces may go while they are on their way.
+        // The list of segments may be dropped while they are in flight.
         let delivery = {
             let pieces = vec![&packets[0][..], &packets[1][..]];
             let options = Options::new().notify(&variable, 2);

@@ -1,4 +1,5 @@
-//! Looks for bytes that make a target fail: `MEMFERRY_FUZZ` names the target, the arguments are libFuzzer's.
+//! Searches for inputs that make a target fail: `MEMFERRY_FUZZ` names the target, the arguments are
+//! libFuzzer's.
 #![no_main]
 
 use std::sync::OnceLock;
