@@ -12,16 +12,16 @@ use clap_complete::Shell;
 use crate::bench::group::worker::WorkerArgs;
 use crate::{bench, size};
 
-/// Moves memory for programs: measure, check and explain copies on this machine.
+/// Memferry moves memory: measure, check and explain copies and messages on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "memferry", version, arg_required_else_help = true)]
 pub(crate) struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub(crate) command: CliCommand,
 }
 
-/// What the program can do.
+/// The commands of the program.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
     /// Measure this machine: a dozen lines within a minute, one bench by name, or all
@@ -30,16 +30,16 @@ pub(crate) enum CliCommand {
     Report(ReportArgs),
     /// Check what this machine can do, what is missing, and how to fix it
     Doctor(DoctorArgs),
-    /// Tell which path a copy or a message of a size takes, and why
+    /// Print the plan for a copy or a message of a size, and its reason
     Explain(ExplainArgs),
-    /// Replay recorded lookups of windows with caches of other shapes
+    /// Replay a trace of address lookups with translation caches of other sizes
     Replay(ReplayArgs),
     /// Start an MPI program over Memferry
     ///
-    /// The words are those of mpirun: `memferry mpirun -n 4 ./program`. A first word such as mpiexec
-    /// or /opt/mpi/bin/mpirun is the launcher; without one it is the mpirun that a shell finds.
+    /// The arguments are those of mpirun: `memferry mpirun -n 4 ./program`. A first argument such as
+    /// mpiexec or /opt/mpi/bin/mpirun is the launcher; the default is the mpirun in the PATH.
     Mpirun(MpirunArgs),
-    /// Print the variables by which MPI programs run over Memferry: eval "$(memferry env)"
+    /// Print the environment variables that make MPI programs run over Memferry: eval "$(memferry env)"
     Env(EnvArgs),
     /// Print a completion script for a shell
     Completions {
@@ -52,14 +52,14 @@ pub(crate) enum CliCommand {
         /// The folder
         folder: PathBuf,
     },
-    /// The other side of the messages that `memferry doctor` sends
+    /// The peer of the messages that `memferry doctor` sends
     #[command(hide = true)]
     Partner {
         /// The name of its endpoint
         #[arg(long)]
         name: String,
     },
-    /// Asks a libfabric for the provider, for `memferry doctor`
+    /// Queries a libfabric for the provider, for `memferry doctor`
     #[command(hide = true)]
     FabricProbe {
         /// The library
@@ -74,7 +74,7 @@ pub(crate) enum CliCommand {
         #[arg(long)]
         quick: bool,
     },
-    /// A member of a group of processes that a bench has started
+    /// A process of a group that a bench has started
     #[command(hide = true)]
     Worker(WorkerArgs),
 }
@@ -98,13 +98,13 @@ pub(crate) struct BenchArgs {
     /// The bench to run; without it, a dozen lines about copies, messages, windows and the GPU
     #[arg(value_name = "NAME", value_parser = BenchName, group = "benches")]
     pub(crate) name: Option<String>,
-    /// Measure fewer points: a named bench takes half a minute or less, all benches two minutes
+    /// Measure fewer points: half a minute or less for one bench, two minutes for all
     #[arg(long)]
     pub(crate) quick: bool,
     /// Run every bench
     #[arg(long, group = "benches")]
     pub(crate) all: bool,
-    /// Show the targets of the developers, and fail if one is missed
+    /// Show the developers' performance targets, and fail if one is missed
     #[arg(long, requires = "benches")]
     pub(crate) bars: bool,
     /// Print one JSON object instead of tables
@@ -121,13 +121,13 @@ pub(crate) struct ReportArgs {
     /// Files with the output of `memferry bench --json`, or folders of such files
     #[arg(value_name = "RUN", required = true)]
     pub(crate) runs: Vec<PathBuf>,
-    /// Where the report goes; memferry-report.html unless only --headline is wanted
+    /// The file of the report; memferry-report.html, or none if only --headline is given
     #[arg(long, value_name = "FILE.html")]
     pub(crate) out: Option<PathBuf>,
     /// Draw messages and copies by size into this file
     #[arg(long, value_name = "FILE.svg")]
     pub(crate) headline: Option<PathBuf>,
-    /// Show the targets of the developers in the report
+    /// Show the developers' performance targets in the report
     #[arg(long)]
     pub(crate) bars: bool,
 }
@@ -138,7 +138,7 @@ pub(crate) struct DoctorArgs {
     /// Print every check with its details and its fix
     #[arg(long, short, conflicts_with = "json")]
     pub(crate) verbose: bool,
-    /// Measure the machine anew (a third of a second) and save the result for all programs
+    /// Measure the machine again (a third of a second) and save the profile for all programs
     #[arg(long)]
     pub(crate) measure: bool,
     /// Print one JSON object instead of text
@@ -156,27 +156,27 @@ pub(crate) struct ExplainArgs {
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     #[arg(conflicts_with_all = ["bytes", "hot", "cold", "gpu"])]
     pub(crate) message: Option<u64>,
-    /// The buffers were used just before, or will be used soon: keep them in the caches
+    /// The buffers are in the caches, or will be used soon: copy through the caches
     #[arg(long, conflicts_with = "cold")]
     pub(crate) hot: bool,
-    /// The buffers are in memory, outside the caches
+    /// The buffers are not in the caches
     #[arg(long)]
     pub(crate) cold: bool,
-    /// Let a GPU take part: the first, or the one of this number
+    /// Plan with a GPU: the first, or the one of this number
     #[arg(long, value_name = "NUMBER", num_args = 0..=1)]
     #[arg(require_equals = true, default_missing_value = "0")]
     pub(crate) gpu: Option<usize>,
-    /// Where the source is; ordinary memory unless said otherwise
+    /// The memory of the source; the default is host
     #[arg(long, value_name = "MEMORY", requires = "gpu")]
     pub(crate) from: Option<MemoryLocation>,
-    /// Where the target is, likewise
+    /// The memory of the target; the default is host
     #[arg(long, value_name = "MEMORY", requires = "gpu")]
     pub(crate) to: Option<MemoryLocation>,
-    /// Ordinary memory is copied for the first time; otherwise, with MEMFERRY_CUDA_SOLE_USER=1, it was
-    /// copied before
+    /// Host memory is used for the first time; matters with MEMFERRY_CUDA_SOLE_USER=1, which
+    /// registers reused memory
     #[arg(long, requires = "gpu", conflicts_with = "registered")]
     pub(crate) fresh: bool,
-    /// Ordinary memory was registered with the GPU ahead
+    /// Host memory is already registered with the GPU
     #[arg(long, requires = "gpu")]
     pub(crate) registered: bool,
     /// Print one JSON object instead of text
@@ -184,7 +184,7 @@ pub(crate) struct ExplainArgs {
     pub(crate) json: bool,
 }
 
-/// Where memory is.
+/// A kind of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MemoryLocation {
     /// Ordinary memory
@@ -196,7 +196,7 @@ pub(crate) enum MemoryLocation {
 /// Arguments of `memferry replay`.
 #[derive(Debug, Args)]
 pub(crate) struct ReplayArgs {
-    /// A recording: with MEMFERRY_LOOKUP_TRACE=NAME, endpoints leave files NAME.PROCESS.NUMBER
+    /// A trace: with MEMFERRY_LOOKUP_TRACE=NAME, endpoints write files NAME.PROCESS.NUMBER
     #[arg(value_name = "FILE")]
     pub(crate) file: PathBuf,
     /// Print one JSON object instead of a table
@@ -210,8 +210,8 @@ pub(crate) struct MpirunArgs {
     /// The launcher, or the folder in which its MPI is installed
     #[arg(long, value_name = "PATH")]
     pub(crate) mpi: Option<PathBuf>,
-    /// What mpirun is to be called with
-    #[arg(value_name = "WORDS", required = true, trailing_var_arg = true)]
+    /// The arguments of mpirun
+    #[arg(value_name = "ARGUMENTS", required = true, trailing_var_arg = true)]
     #[arg(allow_hyphen_values = true)]
     pub(crate) words: Vec<OsString>,
 }

@@ -284,7 +284,7 @@ pub(crate) static KEYS: &[SummaryKey] = &[
     cost(LOOKUP, "median_first_slowdown", "ratio", None, "The same for the program in the middle."),
 
     ratio(PINNING, "overlapped_vs_whole_fresh", None, "Speed of a 4 MiB copy by a device into a fresh buffer that is pinned in growing chunks while it copies, against one pinned whole before."),
-    ratio(PINNING, "cache_vs_none_reused", Some(1.2), "Speed of a 4 MiB copy by a device between buffers used before, with the pin-down cache, against pinning each time."),
+    ratio(PINNING, "cache_vs_none_reused", Some(1.2), "Speed of a 4 MiB copy by a device between buffers used before, with the pin cache, against pinning each time."),
     ratio(PINNING, "never_slower", Some(0.97), "The smallest ratio over all sizes, fresh and reused, of messages with the usual policy against none, and of device copies with the cache against none."),
 
     ratio(GPU, "host_to_host_vs_memcpy", Some(4.0), "Speed of a copy of 256 MiB between registered memory by the GPU while the caller sleeps, against memcpy."),

@@ -96,16 +96,16 @@ pub enum CookieError {
     #[error("cookie {0} belongs to another ferry, or to one that was closed")]
     Foreign(i64),
     /// The ferry has not issued this number yet.
-    #[error("cookie {0} was never given out by this ferry")]
+    #[error("cookie {0} was never issued by this ferry")]
     Unknown(i64),
     /// The transfer may have failed, and its record was dropped in favour of newer failures.
     #[error("cookie {0} is too old: failures since then have filled the record")]
     Expired(i64),
     /// The process forked while a thread held the lock of this part of the table.
-    #[error("cookie {0} was given out before a fork: only the parent process can ask about it")]
+    #[error("cookie {0} was issued before a fork: only the parent process can query it")]
     Forked(i64),
     /// The ferry has used all its numbers.
-    #[error("this ferry has given out all its cookies: build a new one")]
+    #[error("this ferry has issued all its cookies: build a new one")]
     Exhausted,
 }
 

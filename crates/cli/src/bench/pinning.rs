@@ -26,7 +26,7 @@ const REFERENCE_BYTES: u64 = 4 << 20;
 
 const WHOLE: &str = "whole, no cache";
 const PROGRESSIVE: &str = "memferry, 1 to 1024 pages";
-const CACHE: &str = "memferry, pin-down cache";
+const CACHE: &str = "memferry, pin cache";
 
 /// Methods to pin a device's memory, by series.
 fn pin_methods() -> [(&'static str, PinMethod); 7] {
@@ -194,7 +194,7 @@ fn notes() -> [String; 3] {
     [
         "The device is a channel of the copy core on another core that gets nothing but pinned \
          memory. Timed are pinning source and target, handing over, the copy and unpinning; with \
-         the pin-down cache, finding the two in it. Mapping and unmapping are not timed. Chunks are \
+         the pin cache, finding the two in it. Mapping and unmapping are not timed. Chunks are \
          pinned while the device copies those before. Fresh targets are mapped anew for every copy; \
          sources are always there."
             .into(),

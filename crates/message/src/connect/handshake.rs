@@ -84,7 +84,7 @@ impl RejectReason {
                 "it can map no more memory: see its limits (`ulimit -v`, `sysctl vm.max_map_count`)"
             }
             Self::FileSize => {
-                "its limit of the size of files is too low for shared memory: raise it (`ulimit -f`)"
+                "its file size limit is too low for shared memory: raise it (`ulimit -f`)"
             }
             Self::ProbeStuck => super::PROBE_STUCK,
             Self::Version(_) => "it has another protocol version",

@@ -281,7 +281,7 @@ impl Card<'_> {
             ("pages pinned at the end", pages as u64),
         ];
         if let Some(pinning) = cache {
-            counts.push(("pins found in the pin-down cache", pinning.cache.hits));
+            counts.push(("pins found in the pin cache", pinning.cache.hits));
             counts.push(("pins made", pinning.cache.misses));
         }
         let figure = "memory mapped for the card, all copies together";
