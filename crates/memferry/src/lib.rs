@@ -197,6 +197,15 @@ pub mod message {
     };
 }
 
+/// Loading of files to memory and to GPUs (feature `load`).
+#[cfg(feature = "load")]
+pub mod load {
+    pub use memferry_load::{
+        DeviceTensors, Dtype, FileSource, LoadError, LoadReport, Loader, LoaderBuilder, Loading,
+        Placement, ReadMode, SafetensorsFile, ShardedFiles, Tensor,
+    };
+}
+
 /// Pin caches, registration and address translation.
 #[cfg(feature = "unstable")]
 #[doc(hidden)]

@@ -1,0 +1,5 @@
+//! Loading of files.
+
+mod bad_files;
+mod common;
+mod loads;
