@@ -1,0 +1,138 @@
+//! The documents name nothing that does not exist: paths, links, and names of the code.
+
+mod markdown;
+mod names;
+mod repository;
+
+use std::collections::BTreeSet;
+
+use markdown::Document;
+use repository::Repository;
+
+/// Paths in documents that are no files of the repository, with the reason.
+const OTHER_FILES: &[(&str, &str)] = &[
+    ("adma.pc", "written by `cargo xtask install`"),
+    ("crates/fuzz/kept/TARGET/", "a folder for each target"),
+];
+
+/// Names in documents that are no names of the code, with the reason.
+const OTHER_NAMES: &[(&str, &str)] = &[
+    ("fi_close", "a call of libfabric"),
+    ("fi_cntr_wait", "a call of libfabric"),
+    ("fi_cq_sread", "a call of libfabric"),
+    ("fi_trywait", "a call of libfabric"),
+];
+
+/// Fails with all findings at once.
+fn expect_none(findings: &BTreeSet<String>) {
+    let list: Vec<_> = findings.iter().map(String::as_str).collect();
+    assert!(findings.is_empty(), "{} findings:\n{}", list.len(), list.join("\n"));
+}
+
+fn is_allowed(list: &[(&str, &str)], name: &str) -> bool {
+    list.iter().any(|(allowed, _)| *allowed == name)
+}
+
+#[test]
+fn every_path_in_a_document_exists() {
+    let repository = Repository::read();
+    let mut findings = BTreeSet::new();
+    for document in Document::all(&repository) {
+        for span in document.code_spans() {
+            for path in repository::expand(&span) {
+                if repository.looks_like_a_path(&path)
+                    && !is_allowed(OTHER_FILES, &path)
+                    && !repository.has(&path)
+                {
+                    findings.insert(format!("{}: no file {path}", document.path));
+                }
+            }
+        }
+    }
+    expect_none(&findings);
+}
+
+#[test]
+fn every_link_in_a_document_leads_somewhere() {
+    let repository = Repository::read();
+    let mut findings = BTreeSet::new();
+    for document in Document::all(&repository) {
+        for link in document.links() {
+            if let Err(problem) = repository.follow(&document, &link) {
+                findings.insert(format!("{}: {link}: {problem}", document.path));
+            }
+        }
+        for key in document.undefined_references() {
+            findings.insert(format!("{}: no definition of the link [{key}]", document.path));
+        }
+    }
+    expect_none(&findings);
+}
+
+/// mdBook renders what is below `docs`, and nothing else.
+#[test]
+fn no_page_of_the_book_links_to_a_file_outside_of_it() {
+    let repository = Repository::read();
+    let mut findings = BTreeSet::new();
+    for document in Document::all(&repository).iter().filter(|page| page.path.starts_with("docs/"))
+    {
+        let depth = document.path.matches('/').count() - 1;
+        for link in document.links() {
+            if link.matches("../").count() > depth {
+                findings.insert(format!("{}: {link}", document.path));
+            }
+        }
+        for (included, region) in document.included(&repository) {
+            for link in region.inline_links() {
+                findings.insert(format!("{included}: write [{link}] as a reference, for the book"));
+            }
+            for key in region.references() {
+                if !document.defines(&key) {
+                    findings
+                        .insert(format!("{}: no definition of the link [{key}]", document.path));
+                }
+            }
+        }
+    }
+    expect_none(&findings);
+}
+
+#[test]
+fn every_page_is_in_the_summary_of_the_book() {
+    let repository = Repository::read();
+    let summary = Document::read(&repository, "docs/SUMMARY.md");
+    let listed: BTreeSet<_> =
+        summary.links().into_iter().map(|link| format!("docs/{link}")).collect();
+    let pages = repository.files().iter().filter(|path| {
+        path.starts_with("docs/") && path.ends_with(".md") && *path != "docs/SUMMARY.md"
+    });
+    expect_none(&pages.filter(|page| !listed.contains(*page)).cloned().collect());
+}
+
+#[test]
+fn every_name_of_the_code_in_a_document_occurs_in_the_code() {
+    let repository = Repository::read();
+    let words = names::words_of_the_code(&repository);
+    let mut findings = BTreeSet::new();
+    for document in Document::all(&repository) {
+        for span in document.code_spans() {
+            let is_design =
+                document.path.starts_with("docs/design") || document.path == "ARCHITECTURE.md";
+            for name in names::of_span(&span, is_design) {
+                if !words.contains(&name) && !is_allowed(OTHER_NAMES, &name) {
+                    findings.insert(format!("{}: no name {name}", document.path));
+                }
+            }
+        }
+    }
+    expect_none(&findings);
+}
+
+#[test]
+fn every_exception_is_still_needed() {
+    let repository = Repository::read();
+    let text: String = Document::all(&repository).iter().map(Document::text).collect();
+    for (name, _) in OTHER_FILES.iter().chain(OTHER_NAMES) {
+        assert!(text.contains(name), "no document names {name} any more: remove the exception");
+    }
+}
