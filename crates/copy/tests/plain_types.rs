@@ -6,7 +6,7 @@ use std::error::Error as _;
 use std::time::Duration;
 
 use common::{ferry, pattern};
-use memferry_copy::Pod;
+use memferry_copy::{Options, Pod};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -92,6 +92,19 @@ fn owned_buffers_of_two_types_need_the_same_number_of_bytes() {
     assert_eq!(bytemuck::cast_slice::<_, u8>(&words), &bytes[..]);
     let failed = ferry.icopy(words, vec![0u32; 512]).unwrap_err();
     assert_eq!((failed.source.len(), failed.target.len()), (512, 512));
+}
+
+#[test]
+fn elements_without_bytes_are_a_copy_of_nothing_whatever_their_number() {
+    let ferry = ferry();
+    assert_eq!(ferry.copy(&[(); 3], &mut [(); 2]), Ok(()));
+    assert_eq!(ferry.copy_with(&[(); 3], &mut [(); 2], Options::new()), Ok(()));
+    assert_eq!(ferry.compare(&[(); 3], &[(); 2]), Ok(None));
+    assert_eq!(ferry.copy_within(&mut [(); 3], 1.., 0), Ok(()));
+    let transfer = ferry.icopy(vec![(); 3], vec![(); 2]).unwrap();
+    assert_eq!((transfer.wait_range(..).unwrap().len(), transfer.ready().len()), (0, 0));
+    let (source, target) = transfer.wait().unwrap();
+    assert_eq!((source.len(), target.len()), (3, 2));
 }
 
 #[test]

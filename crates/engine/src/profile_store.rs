@@ -18,6 +18,14 @@ use memferry_sys::settings::switch;
 use thiserror::Error;
 
 /// The source of measured values.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::engine::cpu::ProfileSource;
+///
+/// let ferry = Ferry::builder().profile(ProfileSource::BuiltIn).build()?; // measures nothing
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum ProfileSource {
     /// As set by `MEMFERRY_PROFILE`; by default a saved profile, or measure now and save.
@@ -32,6 +40,14 @@ pub enum ProfileSource {
 }
 
 /// The origin of values.
+///
+/// ```
+/// use memferry::engine::cpu::{CpuProfile, ProfileOrigin, ProfileSource};
+///
+/// let profile = CpuProfile::load(&ProfileSource::BuiltIn)?;
+/// assert_eq!(profile.origin, ProfileOrigin::BuiltIn);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProfileOrigin {
     /// Measured by this process.
@@ -85,6 +101,13 @@ pub fn check_throttling(share: f64) -> Result<(), MeasureError> {
 }
 
 /// A profile could not be read.
+///
+/// ```
+/// use memferry::engine::cpu::{CpuProfile, ProfileError, ProfileSource};
+///
+/// let folder = ProfileSource::File(std::env::temp_dir());
+/// assert!(matches!(CpuProfile::load(&folder), Err(ProfileError::Io { .. })));
+/// ```
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum ProfileError {

@@ -38,7 +38,8 @@
 //!
 //! Slices and buffers are of any plain type ([`Pod`]): integers, floats, arrays of them, and
 //! structures that derive `bytemuck::Pod`. Positions and lengths of typed slices count elements;
-//! those of raw memory, of GPU memory and in errors count bytes.
+//! those of raw memory, of GPU memory and in errors count bytes. Elements of a zero-sized type have
+//! no bytes: a copy of any number of them succeeds and does nothing.
 //!
 //! | memory | call | what keeps it alive |
 //! |---|---|---|
@@ -99,7 +100,7 @@ pub use memferry_copy::{
     Buffer, BuildError, CacheHint, Cookie, CookieError, Dependency, Error, FailedTransfer, Ferry,
     FerryBuilder, Gpu, Options, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer, PciDevices,
     Pod, Region, RegistrationStatistics, Request, ScopedTransfer, Segment, Statistics, Transfer,
-    TransferScope, ValidationError, plan, policy,
+    TransferScope, ValidationError,
 };
 
 pub use memferry_copy::{CudaEngine, DeviceMemory, Notification, PinLimits, TransferOutput};
@@ -108,6 +109,40 @@ pub use memferry_memory::pin_cache::{InvalidationMode, PinCacheStatistics};
 pub use memferry_memory::pinning::PinError;
 pub use memferry_sys::EventFd;
 pub use memferry_sys::copy::stream::Streaming;
+
+/// The planner of copies: which engine executes a request, how, and why.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::plan::CopyQuery;
+///
+/// let plan = Ferry::new()?.explain(&CopyQuery::copy(4 << 20, true)).expect("a plan");
+/// println!("{:?}: {}", plan.strategy, plan.reason);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+pub mod plan {
+    #[cfg(feature = "unstable")]
+    #[doc(hidden)]
+    pub use memferry_copy::plan::*;
+    pub use memferry_copy::plan::{
+        CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy, DirectionCosts,
+        EngineSummary, plan,
+    };
+    pub use memferry_engine::contract::{RegistrationCosts, ReuseHint};
+}
+
+/// Policies that distribute transfers over the channels of an engine.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::policy::PolicyKind;
+///
+/// let ferry = Ferry::builder().policy(PolicyKind::RoundRobin).build()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+pub mod policy {
+    pub use memferry_copy::policy::{Choice, Policy, PolicyKind};
+}
 
 /// Engines and their contract, for programs that choose an engine or implement one.
 ///

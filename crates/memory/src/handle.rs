@@ -134,6 +134,12 @@ pub struct ProcessAddress {
 }
 
 /// Why bytes or numbers are not a handle.
+///
+/// ```
+/// use memferry::message::{HandleError, WindowHandle};
+///
+/// assert_eq!(WindowHandle::from_bytes([0; WindowHandle::BYTES]), Err(HandleError::WrongKind(0)));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum HandleError {
     /// The first byte is another kind of handle, or an unknown version.

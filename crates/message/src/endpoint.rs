@@ -21,8 +21,27 @@ use crate::segments::Segment;
 use crate::window::{RawMemory, RemoteWindow, Rights, Window, WindowHandle};
 
 /// The mask with which all bits of a tag are compared.
+///
+/// ```
+/// use memferry::message::{Endpoint, Source, TAG_ALL};
+///
+/// let endpoint = Endpoint::open("tag-all-doc")?;
+/// endpoint.send(endpoint.self_peer()?, 7, b"hello")?;
+/// assert!(endpoint.iprobe(Source::Any, 8, TAG_ALL)?.is_none());
+/// assert!(endpoint.iprobe(Source::Any, 7, TAG_ALL)?.is_some());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub const TAG_ALL: u64 = u64::MAX;
 /// The mask with which no bit of a tag is compared: any tag matches.
+///
+/// ```
+/// use memferry::message::{Endpoint, Source, TAG_ANY};
+///
+/// let endpoint = Endpoint::open("tag-any-doc")?;
+/// endpoint.send(endpoint.self_peer()?, 7, b"hello")?;
+/// assert_eq!(endpoint.iprobe(Source::Any, 0, TAG_ANY)?.map(|found| found.tag), Some(7));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub const TAG_ANY: u64 = 0;
 
 /// One process's address for tagged messages with many peers. Cheap to clone; clones are the same

@@ -3,6 +3,18 @@
 use memferry_sys::cross_memory::IoVec;
 
 /// The maximum number of segments of one message.
+///
+/// ```
+/// use std::io::IoSlice;
+///
+/// use memferry::message::{Endpoint, MAX_SEGMENTS};
+///
+/// let endpoint = Endpoint::open("segments-doc")?;
+/// let own = endpoint.self_peer()?;
+/// let many = [IoSlice::new(b"x"); MAX_SEGMENTS + 1];
+/// assert!(endpoint.send(own, 0, &many[..]).is_err());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub const MAX_SEGMENTS: usize = 1024;
 
 /// A contiguous range of memory of this process.

@@ -72,6 +72,18 @@ unsafe fn copy(
 }
 
 /// The most likely reason why cross-memory access is denied, with its fix in the displayed text.
+///
+/// ```
+/// use memferry::message::{CrossMemoryDenied, Endpoint};
+///
+/// let endpoint = Endpoint::open("denied-doc")?;
+/// let own = endpoint.self_peer()?;
+/// if let Some(denied) = endpoint.peer_access(own)?.denied {
+///     println!("messages are copied twice: {denied}"); // with its fix
+///     assert_ne!(denied, CrossMemoryDenied::Exited);
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CrossMemoryDenied {

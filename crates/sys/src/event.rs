@@ -8,6 +8,16 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::fault::{Call, call};
 
 /// A descriptor that becomes readable when it is signalled and stays readable until it is drained.
+///
+/// ```
+/// use memferry::{EventFd, Ferry};
+///
+/// let transfer = Ferry::new()?.icopy(vec![7u8; 1 << 20], vec![0u8; 1 << 20])?;
+/// let event: std::sync::Arc<EventFd> = transfer.event()?; // for `poll` or `epoll`
+/// transfer.wait()?;
+/// assert!(event.drain() > 0);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct EventFd(OwnedFd);
 

@@ -25,6 +25,16 @@ const CHUNKS_PER_PARTY: u64 = 4;
 const PAGE: u64 = 4096;
 
 /// The planner's view of an engine.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::plan::EngineSummary;
+///
+/// let ferry = Ferry::new()?;
+/// let engines: &[EngineSummary] = &ferry.plan_context().engines;
+/// assert!(engines.iter().any(|engine| engine.name == "cpu" && !engine.is_device()));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct EngineSummary {
     /// The engine's name.
@@ -48,6 +58,15 @@ impl EngineSummary {
 }
 
 /// The cost lines of an engine, one for each direction.
+///
+/// ```
+/// use memferry::MemoryKind;
+/// use memferry::engine::CostLine;
+/// use memferry::plan::DirectionCosts;
+///
+/// let costs = DirectionCosts::uniform(CostLine::from_bandwidth(1000.0, 10.0));
+/// assert_eq!(costs.of(MemoryKind::Host, MemoryKind::Device).startup_ns, 1000.0);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DirectionCosts([[CostLine; 2]; 2]);
 
@@ -72,6 +91,16 @@ impl DirectionCosts {
 }
 
 /// The input of the planner: machine and settings.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::plan::{CopyPlanContext, CopyQuery, plan};
+///
+/// let ferry = Ferry::new()?;
+/// let context: &CopyPlanContext = ferry.plan_context();
+/// assert!(plan(context, &CopyQuery::copy(4 << 20, true)).is_some());
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone)]
 pub struct CopyPlanContext {
     /// The measured profile, with the overrides of the builder.
@@ -83,6 +112,16 @@ pub struct CopyPlanContext {
 }
 
 /// The properties of a request that the plan depends on.
+///
+/// ```
+/// use memferry::plan::CopyQuery;
+/// use memferry::{CacheHint, Ferry};
+///
+/// let query = CopyQuery { cache_hint: CacheHint::Cold, ..CopyQuery::copy(4 << 20, true) };
+/// let plan = Ferry::new()?.explain(&query).expect("every engine copies host memory");
+/// println!("{:?}: {}", plan.strategy, plan.reason);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct CopyQuery {
     /// The operation.
@@ -124,6 +163,15 @@ impl CopyQuery {
 }
 
 /// How a request is executed, and by which engine.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::plan::{CopyQuery, CopyStrategy};
+///
+/// let plan = Ferry::new()?.explain(&CopyQuery::copy(16, true)).expect("a plan");
+/// assert_eq!(plan.strategy, CopyStrategy::Inline); // too small for a channel
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CopyStrategy {
     /// The caller executes the request inline.
@@ -177,6 +225,15 @@ impl CopyStrategy {
 }
 
 /// The plan of a request, with its reason.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::plan::{CopyPlan, CopyQuery};
+///
+/// let plan: CopyPlan = Ferry::new()?.explain(&CopyQuery::copy(16, true)).expect("a plan");
+/// assert_eq!(plan.kernel.name(), "cached");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CopyPlan {
     /// How the request is executed, and by which engine.
@@ -196,6 +253,16 @@ impl CopyPlan {
 }
 
 /// Plans a request. Returns `None` if no engine can execute it.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::plan::{CopyQuery, plan};
+///
+/// let ferry = Ferry::new()?;
+/// let found = plan(ferry.plan_context(), &CopyQuery::copy(4 << 20, true)).expect("a plan");
+/// println!("{}", found.reason);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub fn plan(facts: &CopyPlanContext, question: &CopyQuery) -> Option<CopyPlan> {
     let profile = &facts.profile;
     if question.bytes == 0 {

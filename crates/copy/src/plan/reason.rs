@@ -3,6 +3,16 @@
 use std::fmt;
 
 /// The reason of a plan.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::plan::{CopyQuery, CopyReason};
+///
+/// let plan = Ferry::new()?.explain(&CopyQuery::copy(4 << 20, true)).expect("a plan");
+/// let reason: CopyReason = plan.reason;
+/// println!("{reason}"); // as `memferry explain 4MiB` prints it
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub enum CopyReason {

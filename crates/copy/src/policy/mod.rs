@@ -16,6 +16,18 @@ pub use round_robin::RoundRobin;
 pub use sticky::Sticky;
 
 /// The channels that a policy chose.
+///
+/// ```
+/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+/// use memferry::engine::{ChannelOptions, Engine};
+/// use memferry::policy::{Choice, PolicyKind};
+///
+/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
+/// let channels = [engine.open_channel(&ChannelOptions::default())?];
+/// let choice = PolicyKind::RoundRobin.build().choose(&channels, 4096);
+/// assert_eq!(choice, Choice::Channel { index: 0, first_channel: 0 });
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
     /// The channel with this index; further channels follow it cyclically within `first_channel..`.
@@ -30,6 +42,13 @@ pub enum Choice {
 }
 
 /// Chooses a channel for each transfer. Many threads call it concurrently.
+///
+/// ```
+/// use memferry::policy::{Policy, PolicyKind};
+///
+/// let policy: Box<dyn Policy> = PolicyKind::Sticky.build();
+/// assert_eq!(policy.name(), "sticky");
+/// ```
 pub trait Policy: Send + Sync + Debug {
     /// Returns the name used in settings and reports.
     fn name(&self) -> &'static str;
@@ -39,6 +58,15 @@ pub trait Policy: Send + Sync + Debug {
 }
 
 /// The built-in policies.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::policy::PolicyKind;
+///
+/// let ferry = Ferry::builder().policy(PolicyKind::Adaptive).build()?;
+/// assert_eq!(ferry.policy().name(), "adaptive");
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PolicyKind {
     /// All channels in cyclic order.

@@ -45,6 +45,18 @@ const NOTIFIED: u32 = 32;
 const EQUAL: u64 = u64::MAX;
 
 /// The output of a successful transfer.
+///
+/// ```
+/// use memferry::{Ferry, Request};
+///
+/// let ferry = Ferry::new()?;
+/// let (left, right) = ([1u8, 2, 3], [1u8, 2, 4]);
+/// let request = Request::compare(left.as_ptr(), right.as_ptr(), 3);
+/// // SAFETY: both arrays live until the call returns, and nothing writes to them.
+/// let output = unsafe { ferry.run_raw(request) }?;
+/// assert_eq!(output.difference, Some(2));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TransferOutput {
     /// For a compare: the offset of the first byte that differs, if any.

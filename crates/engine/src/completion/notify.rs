@@ -10,6 +10,21 @@ use std::time::{Duration, Instant};
 use memferry_sys::futex::{futex_wait, futex_wake_all};
 
 /// A notification variable. Any number of transfers may set it in sequence.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use memferry::{Ferry, Notification, Options};
+///
+/// let ferry = Ferry::new()?;
+/// let arrived = Arc::new(Notification::new(0));
+/// let options = Options::new().notify_shared(&arrived, 1);
+/// let transfer = ferry.icopy_with(vec![7u8; 1 << 20], vec![0u8; 1 << 20], options)?;
+/// assert!(arrived.wait(1, None)); // any thread may wait
+/// let (_, target) = transfer.wait()?;
+/// assert_eq!(target[0], 7);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Notification(AtomicU64);

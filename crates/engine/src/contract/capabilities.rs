@@ -4,6 +4,15 @@
 use super::Opcode;
 
 /// The location of memory.
+///
+/// ```
+/// use memferry::{Ferry, MemoryKind};
+///
+/// let ferry = Ferry::new()?;
+/// let buffer = [0u8; 64];
+/// assert_eq!(ferry.memory_kind(buffer.as_ptr()), MemoryKind::Host);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum MemoryKind {
@@ -15,6 +24,13 @@ pub enum MemoryKind {
 }
 
 /// A set of operations.
+///
+/// ```
+/// use memferry::engine::{Opcode, OpcodeSet};
+///
+/// let operations = OpcodeSet::of(&[Opcode::Copy, Opcode::Fill]);
+/// assert!(operations.contains(Opcode::Fill) && !operations.contains(Opcode::Compare));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OpcodeSet(u8);
 
@@ -36,6 +52,13 @@ impl OpcodeSet {
 }
 
 /// A set of memory kinds.
+///
+/// ```
+/// use memferry::engine::{MemoryKind, MemoryKindSet};
+///
+/// let host_only = MemoryKindSet::of(&[MemoryKind::Host]);
+/// assert!(!host_only.contains(MemoryKind::Device));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryKindSet(u8);
 
@@ -57,6 +80,15 @@ impl MemoryKindSet {
 }
 
 /// Who registers memory for the engine.
+///
+/// ```
+/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+/// use memferry::engine::{Engine, RegistrationMode};
+///
+/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
+/// assert_eq!(engine.capabilities().registration, RegistrationMode::NotRequired);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegistrationMode {
     /// No registration: the engine accepts any mapped memory.
@@ -70,6 +102,16 @@ pub enum RegistrationMode {
 }
 
 /// The capabilities of an engine.
+///
+/// ```
+/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+/// use memferry::engine::{Capabilities, Engine, Opcode};
+///
+/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
+/// let capabilities: &Capabilities = engine.capabilities();
+/// assert!(capabilities.operations.contains(Opcode::Compare) && capabilities.infallible);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Capabilities {
     /// The supported operations.

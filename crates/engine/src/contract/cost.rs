@@ -3,6 +3,13 @@
 use super::MemoryKind;
 
 /// The kinds of memory of source and target.
+///
+/// ```
+/// use memferry::engine::{CopyDirection, MemoryKind};
+///
+/// let upload = CopyDirection { source: MemoryKind::Host, target: MemoryKind::Device };
+/// assert_eq!(upload, CopyDirection::HOST_TO_DEVICE);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CopyDirection {
     /// The kind of the source.
@@ -25,6 +32,17 @@ impl CopyDirection {
 
 /// The cost of preparing host memory for an engine that registers it itself, in addition to the
 /// cost of the transfer. Both kinds of preparation overlap with the copy of earlier bytes.
+///
+/// ```
+/// use memferry::Ferry;
+/// use memferry::plan::RegistrationCosts;
+///
+/// let ferry = Ferry::new()?;
+/// let costs: Vec<Option<RegistrationCosts>> =
+///     ferry.plan_context().engines.iter().map(|engine| engine.registration_costs).collect();
+/// assert!(costs.iter().all(Option::is_none)); // processors register nothing
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RegistrationCosts {
     /// Whether the engine registers memory that its owner has not registered.
@@ -38,6 +56,13 @@ pub struct RegistrationCosts {
 }
 
 /// A start-up time plus a time per byte.
+///
+/// ```
+/// use memferry::engine::CostLine;
+///
+/// let line = CostLine::from_bandwidth(1000.0, 10.0); // 1 µs, then 10 GB/s
+/// assert_eq!(line.estimate_ns(1_000_000).round(), 101_000.0);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CostLine {
     /// The fixed cost of a transfer, in nanoseconds.

@@ -10,6 +10,13 @@ use crate::completion::{Chunk, ChunkedWork, Completion, PendingNotification};
 use crate::execute;
 
 /// The operation of a descriptor.
+///
+/// ```
+/// use memferry::engine::Opcode;
+/// use memferry::plan::CopyQuery;
+///
+/// assert_eq!(CopyQuery::copy(4096, true).operation, Opcode::Copy);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[repr(u8)]
 pub enum Opcode {
@@ -24,6 +31,14 @@ pub enum Opcode {
 }
 
 /// The copy loop of a processor. Other engines ignore it.
+///
+/// ```
+/// use memferry::Streaming;
+/// use memferry::engine::Kernel;
+///
+/// assert_eq!(Kernel::Cached.name(), "cached");
+/// assert_eq!(Kernel::Stream(Streaming::Avx2).name(), "avx2");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Kernel {
     /// Copies through the caches.
@@ -68,6 +83,18 @@ pub enum DescriptorScope {
 ///
 /// A descriptor with a completion reports to it exactly once: when it is finished, or as failed
 /// when it is dropped unfinished.
+///
+/// ```
+/// use memferry::engine::{Descriptor, Opcode};
+///
+/// let (source, mut target) = (vec![7u8; 4096], vec![0u8; 4096]);
+/// let (from, to) = (source.as_ptr() as u64, target.as_mut_ptr() as u64);
+/// // SAFETY: both buffers live until the descriptor has run, and nothing else uses them.
+/// let descriptor = unsafe { Descriptor::new(Opcode::Copy, from, to, 4096) };
+/// assert_eq!(descriptor.length(), 4096);
+/// descriptor.run(); // as a channel does
+/// assert_eq!(target, source);
+/// ```
 pub struct Descriptor {
     operation: Opcode,
     scope: DescriptorScope,

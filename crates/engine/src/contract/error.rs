@@ -3,6 +3,13 @@
 use thiserror::Error;
 
 /// A channel could not be opened.
+///
+/// ```
+/// use memferry::engine::OpenError;
+///
+/// let error = OpenError::Exhausted { engine: "ioat".into() };
+/// assert!(error.to_string().starts_with("engine ioat has no free channel"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum OpenError {
@@ -23,6 +30,17 @@ pub enum OpenError {
 }
 
 /// A submit failed; no descriptor was accepted.
+///
+/// ```
+/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+/// use memferry::engine::{ChannelOptions, Engine, SubmitError};
+///
+/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
+/// let channel = engine.open_channel(&ChannelOptions::default())?;
+/// channel.close();
+/// assert_eq!(channel.submit(&mut []), Err(SubmitError::Closed));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum SubmitError {
@@ -32,6 +50,14 @@ pub enum SubmitError {
 }
 
 /// A descriptor or transfer did not succeed.
+///
+/// ```
+/// use memferry::ExecutionError;
+///
+/// let error = ExecutionError::Engine { done_bytes: 4096, reason: "the device was reset" };
+/// assert!(error.is_recoverable()); // the processor can copy the rest
+/// assert_eq!(error.done_bytes(), 4096);
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum ExecutionError {

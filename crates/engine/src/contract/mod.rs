@@ -42,9 +42,28 @@ pub use shared::{
 };
 
 /// The number of a descriptor in its channel. The first descriptor has 1; 0 means none yet.
+///
+/// ```
+/// use memferry::engine::Sequence;
+///
+/// let (completed, submitted): (Sequence, Sequence) = (3, 5);
+/// assert!(completed < submitted); // descriptors 4 and 5 are in flight
+/// ```
 pub type Sequence = u64;
 
 /// An implementation that moves bytes.
+///
+/// ```
+/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+/// use memferry::engine::{ChannelOptions, CopyDirection, Engine};
+///
+/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
+/// assert_eq!(engine.name(), "cpu");
+/// assert!(engine.cost(CopyDirection::HOST_TO_HOST).estimate_ns(1 << 20) > 0.0);
+/// let channel = engine.open_channel(&ChannelOptions::default())?;
+/// assert_eq!(channel.completed(), 0);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 pub trait Engine: Send + Sync + Debug {
     /// The short name in plans, settings and reports.
     fn name(&self) -> &str;
@@ -93,6 +112,24 @@ pub trait Engine: Send + Sync + Debug {
 }
 
 /// An in-order queue of one engine. Any number of threads may use it at once.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+/// use memferry::engine::{ChannelOptions, Descriptor, Engine, Opcode};
+///
+/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
+/// let channel = engine.open_channel(&ChannelOptions::default())?;
+/// let (source, mut target) = (vec![7u8; 4096], vec![0u8; 4096]);
+/// let (from, to) = (source.as_ptr() as u64, target.as_mut_ptr() as u64);
+/// // SAFETY: both buffers live until the descriptor is complete, and nothing else uses them.
+/// let descriptor = unsafe { Descriptor::new(Opcode::Copy, from, to, 4096) };
+/// let sequence = channel.submit_one(descriptor).map_err(|_| "the channel is full")?;
+/// while !channel.park(sequence, Duration::from_secs(1)) {}
+/// assert_eq!(target, source);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Safety
 /// Callers free memory when the channel reports completion. So `completed` must not reach a number
@@ -167,6 +204,17 @@ pub unsafe trait Channel: Send + Sync + Debug {
 }
 
 /// The result of a submit: `count` descriptors, numbered from `first`.
+///
+/// ```
+/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+/// use memferry::engine::{ChannelOptions, Engine, Submitted};
+///
+/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
+/// let channel = engine.open_channel(&ChannelOptions::default())?;
+/// assert_eq!(channel.submit(&mut [])?.count, Submitted::NONE.count);
+/// assert_eq!(Submitted { first: 5, count: 3 }.last(), 7);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Submitted {
     /// The sequence of the first accepted descriptor; undefined when `count` is 0.
@@ -186,6 +234,17 @@ impl Submitted {
 }
 
 /// Options for a new channel. An engine ignores options that do not apply to it.
+///
+/// ```
+/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+/// use memferry::engine::{ChannelOptions, Engine};
+///
+/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
+/// let options = ChannelOptions { capacity: Some(64), label: Some("log".into()), ..Default::default() };
+/// let channel = engine.open_channel(&options)?;
+/// assert_eq!(channel.outstanding_bytes(), 0);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default)]
 pub struct ChannelOptions {
     /// The core that the channel's thread is bound to.
@@ -199,6 +258,15 @@ pub struct ChannelOptions {
 }
 
 /// Counters of one channel; they only rise.
+///
+/// ```
+/// use memferry::{ChannelStatistics, Ferry};
+///
+/// let ferry = Ferry::new()?;
+/// let cpu: ChannelStatistics = ferry.statistics().engine("cpu");
+/// assert_eq!(cpu.failed, 0);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ChannelStatistics {
     /// Accepted descriptors.

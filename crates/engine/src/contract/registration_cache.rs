@@ -25,6 +25,13 @@ pub use memferry_memory::pin_cache::PinCacheLimits;
 use super::regions::{RegionTable, RegisteredRegion};
 
 /// What the cache knows about a range of host memory. Later variants are better.
+///
+/// ```
+/// use memferry::plan::{CopyQuery, ReuseHint};
+///
+/// let again = CopyQuery { reuse: ReuseHint::Reused, ..CopyQuery::copy(4 << 20, false) };
+/// assert!(again.reuse > ReuseHint::FirstUse);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ReuseHint {
     /// The range is used for the first time, or its last use is no longer recorded; or it is not

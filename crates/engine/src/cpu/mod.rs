@@ -23,6 +23,20 @@ const DEFAULT_CAPACITY: usize = 512;
 const DEFAULT_SPIN_NS: u64 = 50_000;
 
 /// Spare cores as a copy engine.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use memferry::Ferry;
+/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+///
+/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
+/// let ferry = Ferry::builder().engine(Arc::new(engine), 1).build()?;
+/// let mut target = [0u8; 4];
+/// ferry.copy(&[1, 2, 3, 4], &mut target)?;
+/// assert_eq!(target, [1, 2, 3, 4]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct CpuEngine {
     capabilities: Capabilities,

@@ -18,6 +18,14 @@ pub use crate::profile_store::{ProfileError, ProfileOrigin, ProfileSource};
 const MAX_CACHE_SPEEDUP: f64 = 40.0;
 
 /// The measured values of this machine.
+///
+/// ```
+/// use memferry::engine::cpu::{CpuProfile, ProfileSource};
+///
+/// let profile = CpuProfile::load(&ProfileSource::BuiltIn)?;
+/// println!("copies from {} bytes on bypass the caches", profile.stream_bytes);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 pub struct CpuProfile {
     /// The origin of the values.

@@ -83,6 +83,16 @@ impl Default for CudaConfig {
 }
 
 /// The copy engines of one GPU.
+///
+/// ```
+/// use memferry::{Ferry, Gpu};
+///
+/// let ferry = Ferry::builder().gpu(Gpu::IfPresent).build()?;
+/// if let Some(gpu) = ferry.gpu() {
+///     println!("{}: {:?} bytes free and in all", gpu.info().name, gpu.memory_bytes()?);
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct CudaEngine {
     capabilities: Capabilities,
@@ -149,7 +159,9 @@ impl CudaEngine {
     ) -> Result<Self, OpenError> {
         let pinner = Arc::new(CudaPinner::new(driver.clone()));
         let registrations = RegistrationCache::new(pinner.clone(), limits).map_err(|error| {
-            let reason = format!("the registration cache could not be started: {error}");
+            let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
+            let cause = cause.unwrap_or_default();
+            let reason = format!("the registration cache could not be started: {error}{cause}");
             OpenError::System { engine: "cuda".into(), reason }
         })?;
         let is_lost = AtomicBool::new(false);
@@ -290,6 +302,17 @@ fn allocate(driver: &dyn CudaDriver, bytes: usize) -> Result<u64, DriverError> {
 
 /// Memory of a device, freed on drop. Transfers over it must be complete by then, as their callers
 /// guarantee.
+///
+/// ```
+/// use memferry::{DeviceMemory, Ferry, Gpu};
+///
+/// let ferry = Ferry::builder().gpu(Gpu::IfPresent).build()?;
+/// if let Some(gpu) = ferry.gpu() {
+///     let mut weights: DeviceMemory = gpu.allocate(4 << 20)?;
+///     ferry.copy_to_device(&vec![1.0f32; 1 << 20], &mut weights, 0)?;
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct DeviceMemory {
     device: Arc<CudaContext>,

@@ -37,6 +37,21 @@ const CAPACITY: usize = 1024;
 const MAX_DESCRIPTOR_BYTES: u64 = 16 << 20;
 
 /// The engine, over one device or several that share their mappings of memory.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use memferry::Ferry;
+/// use memferry::engine::ioat::IoatEngine;
+/// use memferry::engine::ioat::model::IoatModel;
+///
+/// // A model of the device; `IoatEngine::open` takes a device of the machine.
+/// let engine = Arc::new(IoatEngine::over_model(IoatModel::new())?);
+/// let ferry = Ferry::builder().engine(engine, 1).build()?;
+/// let (_, target) = ferry.icopy(vec![7u8; 1 << 20], vec![0u8; 1 << 20])?.wait()?;
+/// assert_eq!(target[0], 7);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct IoatEngine {
     /// The device and the channel number on it, for each channel.

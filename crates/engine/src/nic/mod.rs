@@ -38,6 +38,13 @@ const CAPACITY: usize = 1024;
 const MAX_DESCRIPTOR_BYTES: usize = 256 << 10;
 
 /// The options of a card.
+///
+/// ```
+/// use memferry::engine::nic::NicConfig;
+///
+/// let careful = NicConfig { verify_checksums: true };
+/// assert_ne!(careful, NicConfig::default());
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct NicConfig {
     /// Whether the processor computes checksums of the data before it is sent and after it has
@@ -47,6 +54,21 @@ pub struct NicConfig {
 }
 
 /// The engine. It has one channel, because the card has one loopback path.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use memferry::Ferry;
+/// use memferry::engine::nic::model::NicModel;
+/// use memferry::engine::nic::{NicConfig, NicEngine};
+///
+/// // A model of the card; `NicEngine::open` takes a card of the machine.
+/// let engine = Arc::new(NicEngine::over_model(NicModel::new(), NicConfig::default())?);
+/// let ferry = Ferry::builder().engine(engine, 1).build()?;
+/// let (_, target) = ferry.icopy(vec![7u8; 64 << 10], vec![0u8; 64 << 10])?.wait()?;
+/// assert_eq!(target[0], 7);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct NicEngine {
     device: Arc<dyn DmaDevice>,
@@ -59,6 +81,15 @@ pub struct NicEngine {
 }
 
 /// The counters of a card.
+///
+/// ```
+/// use memferry::engine::nic::model::NicModel;
+/// use memferry::engine::nic::{NicConfig, NicCounters, NicEngine};
+///
+/// let engine = NicEngine::over_model(NicModel::new(), NicConfig::default())?;
+/// assert_eq!(engine.counters(), NicCounters::default()); // nothing was copied yet
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct NicCounters {
     /// Frames that arrived.

@@ -10,6 +10,15 @@ use crate::contract::OpenError;
 
 /// The addresses of the devices with these ids that are bound to vfio-pci. Opens nothing, and takes
 /// nothing from the kernel.
+///
+/// ```
+/// use memferry::engine::pci::available_devices;
+///
+/// const CARD: (u16, u16) = (0x8086, 0x10d3); // vendor and device of the 82574L
+/// for address in available_devices(&[CARD]) {
+///     println!("{address} is bound to vfio-pci");
+/// }
+/// ```
 pub fn available_devices(ids: &[PciId]) -> Vec<String> {
     let found = PciBus::default().find(ids).into_iter();
     found.filter(PciDevice::is_bound_to_vfio).map(|device| device.address).collect()

@@ -109,6 +109,14 @@ pub use statistics::PinCacheStatistics;
 pub use unmonitored::UnmonitoredRanges;
 
 /// Limits of what a cache keeps pinned. They do not limit memory in use.
+///
+/// ```
+/// use memferry::{Ferry, PinLimits};
+///
+/// let limits = PinLimits { max_bytes: 64 << 20, ..PinLimits::default() };
+/// let ferry = Ferry::builder().pin_limits(limits).build()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PinCacheLimits {
     /// Maximum bytes of all cached entries.
@@ -124,6 +132,22 @@ impl Default for PinCacheLimits {
 }
 
 /// How a cache learns of changed mappings.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use memferry::engine::nic::model::NicModel;
+/// use memferry::engine::nic::{NicConfig, NicEngine};
+/// use memferry::{Ferry, InvalidationMode};
+///
+/// let card = Arc::new(NicEngine::over_model(NicModel::new(), NicConfig::default())?);
+/// let statistics = Ferry::builder().engine(card, 1).build()?.statistics();
+/// match statistics.pinning("nic").map(|pinning| pinning.invalidation_mode) {
+///     Some(InvalidationMode::KernelEvents) => println!("unmapped memory is noticed"),
+///     _ => println!("call `Ferry::invalidate` before memory is unmapped"),
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum InvalidationMode {
     /// By userfaultfd events.
@@ -134,15 +158,15 @@ pub enum InvalidationMode {
     Automatic,
 }
 
-/// Why a cache could not be created.
+/// Why a cache could not be created. The cause is the [source](std::error::Error::source).
 #[derive(Debug, thiserror::Error)]
 pub enum PinCacheError {
     /// Events were requested and are not available.
-    #[error("mappings cannot be monitored: {0}")]
-    NoEvents(UserfaultDenied),
+    #[error("changes of mappings cannot be monitored")]
+    NoEvents(#[source] UserfaultDenied),
     /// A thread or a descriptor could not be created.
-    #[error("the threads of the pin cache cannot be started: {0}")]
-    NoThread(io::Error),
+    #[error("a thread or a descriptor of the pin cache could not be created")]
+    NoThread(#[source] io::Error),
 }
 
 /// A cache of pinned memory.

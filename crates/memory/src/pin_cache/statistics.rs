@@ -3,6 +3,20 @@
 /// Counters since the cache was created, and its current content.
 ///
 /// Every request is a hit or a miss; merges and uncached requests are also misses.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use memferry::engine::nic::model::NicModel;
+/// use memferry::engine::nic::{NicConfig, NicEngine};
+/// use memferry::{Ferry, PinCacheStatistics};
+///
+/// let card = Arc::new(NicEngine::over_model(NicModel::new(), NicConfig::default())?);
+/// let statistics = Ferry::builder().engine(card, 1).build()?.statistics();
+/// let pins: Option<PinCacheStatistics> = statistics.pinning("nic").map(|pinning| pinning.cache);
+/// assert_eq!(pins.map(|pins| pins.hits), Some(0)); // nothing was copied yet
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PinCacheStatistics {
     /// Requests that found their memory pinned.

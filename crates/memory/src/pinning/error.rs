@@ -3,6 +3,12 @@
 use super::PageRange;
 
 /// Why memory could not be pinned. The texts say how to fix it.
+///
+/// ```
+/// use memferry::PinError;
+///
+/// assert!(PinError::OutOfMemory.is_shortage()); // unpinning other memory may help
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
     /// The limit of locked memory would be exceeded.

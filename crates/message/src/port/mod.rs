@@ -62,6 +62,18 @@ use wakeup::Wakeup;
 use windows::{RmaEngineCell, WindowState};
 
 /// A message that has been received, or that a probe has found.
+///
+/// ```
+/// use memferry::message::{Endpoint, MessageStatus, Source, TAG_ANY};
+///
+/// let endpoint = Endpoint::open("status-doc")?;
+/// let own = endpoint.self_peer()?;
+/// endpoint.send(own, 7, b"hello")?;
+/// let mut buffer = [0; 16];
+/// let status: MessageStatus = endpoint.recv(Source::Any, 0, TAG_ANY, &mut buffer)?;
+/// assert_eq!((status.source, status.tag, status.length), (own, 7, 5));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MessageStatus {
     /// The sender. For a send: the receiver.
@@ -73,6 +85,17 @@ pub struct MessageStatus {
 }
 
 /// A peer of an endpoint, as [`crate::Endpoint::connect`] and messages name it.
+///
+/// ```
+/// use memferry::message::{Endpoint, Peer};
+///
+/// let (here, there) = (Endpoint::open("peer-doc-a")?, Endpoint::open("peer-doc-b")?);
+/// let accept = std::thread::spawn(move || while there.peers().is_empty() { there.progress(); });
+/// let peer: Peer = here.connect("peer-doc-b")?;
+/// assert_eq!(here.name_of(peer)?, "peer-doc-b");
+/// accept.join().unwrap();
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Peer {
     pub(crate) index: usize,

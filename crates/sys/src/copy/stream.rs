@@ -8,6 +8,15 @@
 use crate::cpu;
 
 /// Variants of non-temporal stores.
+///
+/// ```
+/// use memferry::{Ferry, Streaming};
+///
+/// // The fastest variant that this processor supports; the profile has the measured one.
+/// let variant = Streaming::supported().next().unwrap_or(Streaming::Plain);
+/// let ferry = Ferry::builder().streaming(variant).build()?;
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Streaming {
     /// 64-byte direct stores (`movdir64b`).

@@ -54,6 +54,17 @@ pub enum MemcpyKind {
 }
 
 /// Properties of a device.
+///
+/// ```
+/// use memferry::engine::cuda::CudaDeviceInfo;
+/// use memferry::{Ferry, Gpu};
+///
+/// let ferry = Ferry::builder().gpu(Gpu::IfPresent).build()?;
+/// if let Some(info) = ferry.gpu().map(|gpu| -> &CudaDeviceInfo { gpu.info() }) {
+///     println!("GPU {}: {}, {} copy engines", info.ordinal, info.name, info.copy_engines);
+/// }
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CudaDeviceInfo {
     /// Index among the devices of the process.
