@@ -129,6 +129,28 @@ fn every_name_of_the_code_in_a_document_occurs_in_the_code() {
 }
 
 #[test]
+fn every_published_crate_has_a_readme_and_both_licences() {
+    let repository = Repository::read();
+    let mut findings = BTreeSet::new();
+    for manifest in repository.files().iter().filter(|path| path.ends_with("/Cargo.toml")) {
+        let text = repository.text(manifest);
+        let folder = manifest.trim_end_matches("Cargo.toml");
+        if text.contains("\npublish = false") || !folder.starts_with("crates/") {
+            continue;
+        }
+        for licence in ["LICENSE-MIT", "LICENSE-APACHE"] {
+            if repository.text_or_empty(&format!("{folder}{licence}")) != repository.text(licence) {
+                findings.insert(format!("{folder}{licence} is not that of the repository"));
+            }
+        }
+        if !text.contains("\nreadme = ") {
+            findings.insert(format!("{manifest}: no readme"));
+        }
+    }
+    expect_none(&findings);
+}
+
+#[test]
 fn every_exception_is_still_needed() {
     let repository = Repository::read();
     let text: String = Document::all(&repository).iter().map(Document::text).collect();

@@ -57,6 +57,11 @@ impl Repository {
         fs::read_to_string(self.root.join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
     }
 
+    /// The content of a text file, or nothing if there is none.
+    pub(crate) fn text_or_empty(&self, path: &str) -> String {
+        fs::read_to_string(self.root.join(path)).unwrap_or_default()
+    }
+
     /// Whether a code span is meant as a path of the repository.
     pub(crate) fn looks_like_a_path(&self, span: &str) -> bool {
         let is_plain = |char: char| char.is_ascii_alphanumeric() || "_-./*".contains(char);
