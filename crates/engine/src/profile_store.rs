@@ -205,7 +205,7 @@ fn create_parent(path: &Path) -> io::Result<()> {
 }
 
 /// Whether the folder of a file exists. If it does not, that is reported once per process: a folder that
-/// the user named is not created, because a wrong name would leave folders where nobody expects them.
+/// the user named is not created, because a wrong name would leave folders in unexpected places.
 fn has_parent(path: &Path) -> bool {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     // A name without a folder is a file in the current one. What is wrong with a folder that exists shows
@@ -314,7 +314,7 @@ fn read_or_measure<S: StoredProfile>(path: &Path) -> Result<S, ProfileError> {
     }
     // Processes that start together would disturb each other's measurements: one at a time.
     let _turn = lock_parent_dir(path, LOCK_TIMEOUT);
-    // Whoever had the turn before has measured for all.
+    // The process that held the lock before has measured for all.
     if let Some(values) = read(path)? {
         return Ok(values);
     }

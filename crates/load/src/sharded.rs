@@ -42,7 +42,7 @@ impl ShardedFiles {
             let file = file
                 .as_str()
                 .ok_or_else(|| invalid(format!("the file of {tensor} is not a text")))?;
-            // An index is data of somebody else: it names files beside itself, and no others.
+            // An index is untrusted: it may name files beside itself, and no others.
             if Path::new(file).file_name() != Some(file.as_ref()) {
                 return Err(invalid(format!("{file} is not the name of a file beside the index")));
             }

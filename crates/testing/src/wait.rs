@@ -18,7 +18,7 @@ pub fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     let mut polls = 0u32;
     while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        assert!(Instant::now() < deadline, "timeout: waited until {what}");
         // The thread that changes the state may need this core.
         polls = polls.saturating_add(1);
         match polls {

@@ -100,15 +100,14 @@ fn iommu(groups: usize, command_line: &str, maker: CpuVendor) -> Check {
     let says = |word: &str| command_line.split_whitespace().any(|said| said == word);
     let off = ["intel_iommu=off", "amd_iommu=off", "iommu=off"].into_iter().find(|word| says(word));
     if let Some(off) = off {
-        return missing("switched off on the kernel's command line").fix(format!(
-            "take {off} out of /etc/default/grub, sudo update-grub, and start the machine anew"
-        ));
+        return missing("switched off on the kernel's command line")
+            .fix(format!("take {off} out of /etc/default/grub, sudo update-grub, and reboot"));
     }
     let asked = says("intel_iommu=on");
     match maker {
         CpuVendor::Intel if !asked => missing("off: no device can be given to programs").fix(
             "add intel_iommu=on to GRUB_CMDLINE_LINUX in /etc/default/grub, sudo update-grub, and \
-             start the machine anew, with VT-d on in the firmware",
+             reboot, with VT-d on in the firmware",
         ),
         CpuVendor::Intel => {
             missing("asked for, and not there: off in the firmware, or there is none")

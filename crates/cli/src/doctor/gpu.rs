@@ -98,7 +98,7 @@ fn registered(
         (Ok(None | Some(false)), _) => {
             let detail = format!(
                 "only what programs register stays registered with the GPU, as others may use CUDA too; \
-                 {SOLE_USER}=1 is for programs in which nobody else does"
+                 {SOLE_USER}=1 is for programs in which no other library does"
             );
             Check::new(NAME, Status::Ok, detail)
         }
@@ -110,7 +110,7 @@ fn registered(
             Check::new(NAME, Status::Ok, detail)
         }
         (Ok(Some(true)), Err(denied)) => {
-            let detail = "memory is registered anew for each copy, or passes through rings";
+            let detail = "memory is registered for each copy, or copied through staging buffers";
             Check::new(NAME, Status::Warn, detail).fix(denied.to_string())
         }
         (Err(other), _) => {

@@ -38,7 +38,7 @@ fn check_file(file: &Path) -> anyhow::Result<()> {
     let is_library = bytes.starts_with(b"\x7fELF");
     ensure!(
         is_library && bytes.windows(ENTRY_SYMBOL.len()).any(|part| part == ENTRY_SYMBOL),
-        "{} is no provider of libfabric; build it anew by `{BUILD_COMMAND}`",
+        "{} is no provider of libfabric; build it again by `{BUILD_COMMAND}`",
         file.display()
     );
     Ok(())

@@ -246,7 +246,8 @@ impl EngineRegistrations {
                 ChannelBatch::inline(descriptor)
             }
             RegistrationError::Refused => {
-                let reason = "memory could not be pinned, and no processor reaches the other side";
+                let reason =
+                    "memory could not be pinned, and the processor cannot access the other memory";
                 ChannelBatch::failed(descriptor, ExecutionError::Engine { done_bytes: 0, reason })
             }
         }

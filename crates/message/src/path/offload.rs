@@ -184,7 +184,7 @@ fn submit(
     let (source, target) = (source.wrapping_add(from), target.address.wrapping_add(from));
     let request = Request::copy(source, target, length as usize)
         .with(Options::new().cache_hint(CacheHint::Cold).no_caller_assist());
-    // SAFETY: the operation is under way until the transfer is over: `receive` ends it only then,
+    // SAFETY: the operation is in flight until the transfer is complete: `receive` ends it only then,
     // or stops it before, and `revoke` waits. The source is kept mapped by the view in `fetch`.
     let transfer = unsafe { ferry.start_raw(request) }.ok()?;
     fetch.offload.as_mut()?.transfers.push_back(transfer);

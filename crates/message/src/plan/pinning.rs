@@ -13,7 +13,7 @@ use memferry_sys::settings::switch;
 
 use super::{AccessMethod, MessagePlanContext, MessageQuery, PathKind};
 
-/// The setting: whether memory is brought in before it is copied.
+/// The setting: whether memory is prefaulted before it is copied.
 ///
 /// ```
 /// use memferry::message::{Endpoint, Pinning};

@@ -228,7 +228,7 @@ impl Protocol {
                 && matches!(receiving.stage, ReceiveStage::Arriving { requested: Some(_), .. })
         });
         if !asked {
-            return Err(ProtocolError("a fragment that nobody asked for"));
+            return Err(ProtocolError("an unsolicited fragment"));
         }
         self.receive_fragment(peer, number, data).map(drop)
     }

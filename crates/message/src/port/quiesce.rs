@@ -102,7 +102,7 @@ impl Protocol {
         if claims.is_empty() {
             return self.operations.finish(number, outcome);
         }
-        tracing::debug!("somebody holds on to the memory of a message that has ended");
+        tracing::debug!("a peer may still access the memory of a message that has ended");
         // The buffer of a dropped handle belongs to this library.
         if let Some(buffer) = self.operations.take_detached(number) {
             quarantine::hold(claims.clone(), buffer);
