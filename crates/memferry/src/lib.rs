@@ -1,6 +1,7 @@
-//! Memferry copies memory within and between processes. It has three parts.
+//! Memferry moves memory inside a process and between the processes of one machine. It does three
+//! jobs.
 //!
-//! | part | entry point | function |
+//! | job | entry point | what it does |
 //! |---|---|---|
 //! | copies | [`Ferry`] | asynchronous copies in a process, by any engine of the machine |
 //! | messages | [`message::Endpoint`], [`message::Job`], [`message::Link`] | single-copy messages between processes |
@@ -52,6 +53,10 @@
 //!
 //! # Messages
 //!
+//! Endpoints exchange tagged messages with many peers; a link connects two processes without tags.
+//! Small messages go through shared memory; large ones are copied once, by sender and receiver
+//! together, where the system lets one process access the memory of the other.
+//!
 //! ```
 //! use memferry::message::{Endpoint, Source, TAG_ALL};
 //!
@@ -73,6 +78,8 @@
 //! [`message::Endpoint`].
 //!
 //! # Windows
+//!
+//! The owner exposes memory; peers put to it and get from it, and the owner calls nothing meanwhile.
 //!
 //! ```
 //! use memferry::message::{Endpoint, Rights, ShareableBuffer};
