@@ -6,7 +6,7 @@ use std::sync::Arc;
 use memferry_copy::plan::{self as copies, DirectionCosts, EngineSummary};
 use memferry_engine::Engine;
 use memferry_engine::cpu::{CpuEngine, CpuProfile};
-use memferry_engine::profile_store::{self, StoredProfile};
+use memferry_engine::runtime::profile_store::{self, StoredProfile};
 use memferry_memory::lookup::Geometry;
 use memferry_memory::lookup::trace::replay;
 use memferry_message::plan::{

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use memferry::engine::cpu::{CpuProfile, ProfileError, ProfileOrigin, ProfileSource};
-use memferry::engine::profile_store::{StoredProfile, default_path};
+use memferry::engine::runtime::profile_store::{StoredProfile, default_path};
 use memferry::{BuildError, Ferry};
 use memferry_sys::EventFd;
 use rustix::thread::{MembarrierCommand, membarrier_query};

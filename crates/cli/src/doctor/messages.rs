@@ -7,7 +7,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::{fs, io};
 
-use memferry::engine::profile_store::{ProfileError, ProfileOrigin};
+use memferry::engine::runtime::profile_store::{ProfileError, ProfileOrigin};
 use memferry::message::plan::{self, Locality, MessageProfile};
 use memferry::message::{EndpointBuilder, ShareableBuffer};
 use memferry_sys::shared_memory::SealedMemory;

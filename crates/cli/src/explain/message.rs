@@ -3,7 +3,7 @@
 
 mod text;
 
-use memferry::engine::profile_store::ProfileOrigin;
+use memferry::engine::runtime::profile_store::ProfileOrigin;
 use memferry::message::EndpointBuilder;
 use memferry::message::plan::{
     self, AccessMethod, BufferEnds, Locality, MessagePlanContext, MessageQuery, PathKind,

@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use memferry_engine::contract::as_engine_thread;
+use memferry_engine::runtime::as_engine_thread;
 use memferry_engine::{
     Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted,
 };

@@ -15,7 +15,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use memferry_engine::contract::{enter_engine_thread, is_engine_thread};
+use memferry_engine::runtime::{enter_engine_thread, is_engine_thread};
 use memferry_engine::{Channel, OpenError};
 use memferry_sys::sync::atomic::{AtomicBool, Ordering};
 use memferry_sys::sync::sleep;

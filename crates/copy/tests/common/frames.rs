@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use memferry_engine::contract::{Capabilities, CopyDirection, Pinner, park_by_polling};
+use memferry_engine::contract::{Capabilities, CopyDirection, Pinner};
+use memferry_engine::runtime::park_by_polling;
 use memferry_engine::polled::{AuditingPinner, PolledEngine};
 use memferry_engine::{
     Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine, ExecutionError,

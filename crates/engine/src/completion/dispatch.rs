@@ -11,7 +11,8 @@ use memferry_sys::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use memferry_sys::sync::{Mutex, lock, thread_local};
 
 use super::Completion;
-use crate::contract::{Channel, Descriptor, DescriptorScope, ExecutionError, is_engine_thread};
+use crate::contract::{Channel, Descriptor, DescriptorScope, ExecutionError};
+use crate::runtime::is_engine_thread;
 
 /// Descriptors for one destination.
 #[derive(Debug)]

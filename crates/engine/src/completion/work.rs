@@ -8,7 +8,7 @@
 use memferry_sys::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::contract::{Kernel, MemoryKind, Opcode};
-use crate::execute;
+use crate::runtime::execute;
 
 /// Claims are deferred: no chunk may be claimed yet.
 const DEFERRED: u64 = 1 << 63;

@@ -7,7 +7,7 @@ use memferry_sys::copy::stream::Streaming;
 
 use super::{DescriptorLeases, ExecutionError, MemoryKind};
 use crate::completion::{Chunk, ChunkedWork, Completion, PendingNotification};
-use crate::execute;
+use crate::runtime::execute;
 
 /// The operation of a descriptor.
 ///

@@ -9,16 +9,11 @@ mod capabilities;
 mod cost;
 mod descriptor;
 mod error;
-#[cfg(not(loom))]
-mod leases;
-#[cfg(loom)]
-#[path = "leases_loom.rs"]
 mod leases;
 #[cfg(not(loom))]
 mod regions;
 #[cfg(not(loom))]
 mod registration_cache;
-mod shared;
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -30,16 +25,11 @@ pub use capabilities::{Capabilities, MemoryKind, MemoryKindSet, OpcodeSet, Regis
 pub use cost::{CopyDirection, CostLine, RegistrationCosts};
 pub use descriptor::{Descriptor, DescriptorScope, Kernel, Opcode};
 pub use error::{ExecutionError, OpenError, SubmitError};
-#[cfg(not(loom))]
-pub use leases::PinnedLocation;
-pub use leases::{DescriptorLeases, NotificationWrite, Pinner};
+pub use leases::{DescriptorLeases, NotificationWrite, PinnedLocation, Pinner};
 #[cfg(not(loom))]
 pub use regions::RegisteredRegion;
 #[cfg(not(loom))]
 pub use registration_cache::{PinCacheLimits, RegistrationCache, RegistrationRef, ReuseHint};
-pub use shared::{
-    FailureLog, as_engine_thread, enter_engine_thread, is_engine_thread, park_by_polling,
-};
 
 /// The number of a descriptor in its channel. The first descriptor has 1; 0 means none yet.
 ///

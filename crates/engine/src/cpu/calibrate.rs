@@ -15,9 +15,9 @@ use memferry_sys::throttle::ThrottleMonitor;
 use super::channel;
 use super::profile::{CpuProfile, ProfileOrigin};
 use crate::contract::{Channel, ChannelOptions, Descriptor, Kernel, Opcode};
-use crate::execute;
-use crate::profile_store::{MeasureError, check_contention, check_throttling};
-use crate::threaded::ThreadedChannel;
+use crate::runtime::execute;
+use crate::runtime::profile_store::{MeasureError, check_contention, check_throttling};
+use crate::runtime::threaded::ThreadedChannel;
 
 const MAX_BYTES: usize = 16 << 20;
 const BUDGET: Duration = Duration::from_millis(120);

@@ -9,7 +9,7 @@ use memferry_sys::sync::spin_hint;
 use crate::contract::{
     ChannelOptions, Descriptor, DescriptorScope, ExecutionError, OpenError, Sequence,
 };
-use crate::threaded::{ChannelShared, ThreadedChannel};
+use crate::runtime::threaded::{ChannelShared, ThreadedChannel};
 
 /// Opens a channel.
 pub(super) fn open(

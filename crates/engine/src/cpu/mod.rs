@@ -3,9 +3,7 @@
 mod calibrate;
 mod channel;
 mod inline_channel;
-pub mod park;
 mod profile;
-pub mod ring;
 
 use std::sync::Arc;
 

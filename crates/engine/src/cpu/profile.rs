@@ -10,8 +10,8 @@ use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{affinity, cpu};
 
 use super::calibrate;
-use crate::profile_store::{self, MeasureError, ProfileFields, StoredProfile};
-pub use crate::profile_store::{ProfileError, ProfileOrigin, ProfileSource};
+use crate::runtime::profile_store::{self, MeasureError, ProfileFields, StoredProfile};
+pub use crate::runtime::profile_store::{ProfileError, ProfileOrigin, ProfileSource};
 
 /// The maximum plausible ratio of the copy speed in a cache to the speed in memory. Chosen with a
 /// wide margin: an idle Xeon had 3, a busy one 73.
@@ -215,7 +215,7 @@ impl StoredProfile for CpuProfile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile_store::{from_text, to_text};
+    use crate::runtime::profile_store::{from_text, to_text};
 
     #[test]
     fn a_saved_profile_is_read_back_as_it_was() {

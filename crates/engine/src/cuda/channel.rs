@@ -14,8 +14,8 @@ use super::in_flight::{ActiveDescriptor, CopyRoute, InFlightCopy};
 use crate::contract::{
     ChannelOptions, DescriptorScope, ExecutionError, Opcode, OpenError, Sequence,
 };
-use crate::execute;
-use crate::threaded::{ChannelShared, ThreadedChannel};
+use crate::runtime::execute;
+use crate::runtime::threaded::{ChannelShared, ThreadedChannel};
 
 /// The maximum number of copies in flight: enough that the device does not run out of work while
 /// the worker sleeps.

@@ -7,7 +7,7 @@ use memferry_sys::Pages;
 use memferry_sys::cuda::{CudaDriver, CudaEvent, CudaStream, DriverError, MemcpyKind};
 
 use super::CudaProfile;
-use crate::execute;
+use crate::runtime::execute;
 use crate::{Kernel, Opcode};
 
 impl CudaProfile {

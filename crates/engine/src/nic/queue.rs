@@ -13,7 +13,7 @@ use memferry_sys::pages::page_bytes;
 use super::e1000e::{E1000e, RxStatus};
 use super::frame::{BUFFER_BYTES, Frame, MAX_FRAGMENTS, Payload, TxFragment, checksum};
 use crate::contract::{Descriptor, Kernel, NotificationWrite, Opcode, PinnedLocation};
-use crate::execute;
+use crate::runtime::execute;
 use crate::pci::{ChannelSlot, HardwareQueue, HwStatus, PostResult};
 
 /// The length in bytes below which the processor copies: the header of a frame would be longer.

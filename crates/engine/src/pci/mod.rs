@@ -7,11 +7,15 @@
 
 #[doc(hidden)]
 pub mod channel;
+#[cfg(not(loom))]
 mod channel_slots;
 #[doc(hidden)]
 pub mod hardware;
+#[cfg(not(loom))]
 mod measure;
+#[cfg(not(loom))]
 mod memory;
+#[cfg(not(loom))]
 mod open;
 
 use std::time::{Duration, Instant};

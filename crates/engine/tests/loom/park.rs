@@ -4,8 +4,8 @@
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
-use memferry_engine::cpu::park::{Parker, WaitQueue};
-use memferry_engine::cpu::ring::SubmissionRing;
+use memferry_engine::runtime::park::{Parker, WaitQueue};
+use memferry_engine::runtime::ring::SubmissionRing;
 
 use crate::model;
 

@@ -3,7 +3,7 @@
 use loom::sync::Arc;
 use loom::thread;
 use memferry_engine::SubmitError;
-use memferry_engine::cpu::ring::SubmissionRing;
+use memferry_engine::runtime::ring::SubmissionRing;
 
 use crate::model;
 

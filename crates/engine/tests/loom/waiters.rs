@@ -8,7 +8,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::thread;
 use memferry_engine::Completion;
 use memferry_engine::completion::Waiters;
-use memferry_engine::cpu::park::Parker;
+use memferry_engine::runtime::park::Parker;
 
 use crate::model;
 

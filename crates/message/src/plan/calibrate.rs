@@ -7,7 +7,7 @@ mod core_pair;
 
 use std::time::{Duration, Instant};
 
-use memferry_engine::profile_store::{MeasureError, check_contention, check_throttling};
+use memferry_engine::runtime::profile_store::{MeasureError, check_contention, check_throttling};
 use memferry_sys::contention::{ContentionMeter, CpuTimes};
 use memferry_sys::cross_memory::{self, IoVec};
 use memferry_sys::pages::Pages;

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use memferry_engine::profile_store::{
+use memferry_engine::runtime::profile_store::{
     self, MeasureError, ProfileError, ProfileFields, ProfileOrigin, ProfileSource, StoredProfile,
 };
 use memferry_sys::affinity;
@@ -160,7 +160,7 @@ impl StoredProfile for MessageProfile {
 
 #[cfg(test)]
 mod tests {
-    use memferry_engine::profile_store::{from_text, to_text};
+    use memferry_engine::runtime::profile_store::{from_text, to_text};
 
     use super::*;
 

@@ -1,4 +1,4 @@
-use memferry::engine::profile_store::ProfileOrigin;
+use memferry::engine::runtime::profile_store::ProfileOrigin;
 use memferry::message::plan::{Measurement, MessageProfile, PathThresholds};
 
 use super::*;

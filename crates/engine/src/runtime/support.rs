@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use memferry_sys::sync::{thread, thread_local};
 
-use super::{Channel, ExecutionError, Sequence};
+use crate::contract::{Channel, ExecutionError, Sequence};
 
 /// The last failures of a channel, for `error_of`.
 #[derive(Debug, Default)]

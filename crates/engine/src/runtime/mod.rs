@@ -1,0 +1,17 @@
+//! What channels of several engines are made of: the submission ring, parking, the channel with a
+//! worker thread, execution on the processor, and stored profiles.
+
+pub(crate) mod execute;
+#[doc(hidden)]
+pub mod park;
+#[cfg(not(loom))]
+pub mod profile_store;
+#[doc(hidden)]
+pub mod ring;
+mod support;
+#[cfg(not(loom))]
+pub(crate) mod threaded;
+
+pub use support::{
+    FailureLog, as_engine_thread, enter_engine_thread, is_engine_thread, park_by_polling,
+};
