@@ -11,7 +11,7 @@ use common::pattern;
 use memferry_copy::{Ferry, Options};
 use memferry_engine::contract::PinCacheLimits;
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
-use memferry_engine::cuda::model::CudaModel;
+use memferry_engine::testing::cuda_model::CudaModel;
 use memferry_engine::cuda::{CudaEngine, CudaProfile, DeviceMemory};
 use memferry_sys::Pages;
 use memferry_sys::cuda::{CudaDriver, MemcpyKind};

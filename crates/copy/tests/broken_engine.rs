@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use common::{builder, pattern};
 use memferry_copy::{Error, Ferry};
 use memferry_engine::contract::{Capabilities, CopyDirection};
-use memferry_engine::polled::PolledEngine;
+use memferry_engine::testing::polled::PolledEngine;
 use memferry_engine::{
     Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine, ExecutionError,
     OpenError, Sequence, SubmitError, Submitted,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use memferry_copy::policy::PolicyKind;
 use memferry_copy::{Ferry, Notification, Options, PinLimits, Request, Segment};
 use memferry_engine::Engine;
-use memferry_engine::ioat::model::{FaultSchedule, IoatFaults};
+use memferry_engine::testing::ioat_model::{FaultSchedule, IoatFaults};
 use memferry_sys::Pages;
 use models::{card, ioat};
 

@@ -9,8 +9,8 @@ use std::time::Duration;
 use common::{SIZES, builder, pattern};
 use memferry_copy::{BuildError, Error, Ferry, Notification, Options, Request};
 use memferry_engine::cpu::{CpuEngine, CpuProfile};
-use memferry_engine::fault::{Fault, FaultEngine, FaultScript};
-use memferry_engine::polled::PolledEngine;
+use memferry_engine::testing::fault::{Fault, FaultEngine, FaultScript};
+use memferry_engine::testing::polled::PolledEngine;
 use memferry_engine::{Engine, ExecutionError};
 
 fn over(engine: Arc<dyn Engine>) -> Ferry {

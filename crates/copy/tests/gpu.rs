@@ -6,7 +6,7 @@ use memferry_copy::plan::{CopyQuery, CopyReason, CopyStrategy};
 use memferry_copy::{Error, Ferry, Options, Request, ValidationError};
 use memferry_engine::contract::{PinCacheLimits, RegistrationCache, ReuseHint};
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
-use memferry_engine::cuda::model::{CudaFaults, CudaModel};
+use memferry_engine::testing::cuda_model::{CudaFaults, CudaModel};
 use memferry_engine::cuda::{CudaEngine, CudaProfile};
 use memferry_engine::{Engine, ExecutionError, MemoryKind};
 use memferry_sys::Pages;

@@ -12,8 +12,8 @@ use common::builder;
 use memferry_copy::policy::PolicyKind;
 use memferry_copy::{Cookie, Ferry, Options, OwnedTransfer, Request};
 use memferry_engine::cpu::{CpuEngine, CpuProfile};
-use memferry_engine::fault::{Fault, FaultEngine, FaultScript};
-use memferry_engine::polled::PolledEngine;
+use memferry_engine::testing::fault::{Fault, FaultEngine, FaultScript};
+use memferry_engine::testing::polled::PolledEngine;
 
 /// A ferry whose first descriptor is delayed.
 fn slow(delay: Duration) -> Ferry {

@@ -15,7 +15,7 @@ use gated::GatedEngine;
 use memferry_copy::plan::{CopyQuery, CopyReason};
 use memferry_copy::{BuildError, Ferry, Options, PinLimits, Request};
 use memferry_engine::contract::{Capabilities, CopyDirection, Pinner, RegistrationMode};
-use memferry_engine::polled::{AuditingPinner, PolledEngine};
+use memferry_engine::testing::polled::{AuditingPinner, PolledEngine};
 use memferry_engine::{Channel, ChannelOptions, CostLine, Engine, OpenError};
 use memferry_sys::pages::page_bytes;
 use pinned::{ENGINE, end, keep, over, over_engine, pages, pinning};

@@ -6,7 +6,7 @@ mod pinned;
 
 use common::pattern;
 use memferry_copy::Options;
-use memferry_engine::polled::AuditingPinner;
+use memferry_engine::testing::polled::AuditingPinner;
 use pinned::{end, over};
 
 #[test]

@@ -8,7 +8,7 @@ mod pinned;
 use common::pattern;
 use memferry_copy::{Error, Request};
 use memferry_engine::ExecutionError;
-use memferry_engine::polled::AuditingPinner;
+use memferry_engine::testing::polled::AuditingPinner;
 use memferry_sys::pages::page_bytes;
 use pinned::{end, over, pages};
 

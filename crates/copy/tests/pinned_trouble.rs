@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 use gated::GatedEngine;
 use memferry_copy::{Error, Ferry, Options, PinLimits, Request};
-use memferry_engine::fault::{Fault, FaultEngine, FaultScript};
-use memferry_engine::polled::{AuditingPinner, PolledEngine};
+use memferry_engine::testing::fault::{Fault, FaultEngine, FaultScript};
+use memferry_engine::testing::polled::{AuditingPinner, PolledEngine};
 use memferry_engine::{Engine, ExecutionError, MemoryKind};
 use memferry_memory::pin_cache::InvalidationMode;
 use memferry_memory::pinning::PinError;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use common::pattern;
 use frames::{FrameEngine, unwatched};
 use memferry_copy::{Ferry, PinLimits};
-use memferry_engine::polled::AuditingPinner;
+use memferry_engine::testing::polled::AuditingPinner;
 use memferry_memory::pin_cache::InvalidationMode;
 use memferry_sys::Pages;
 use memferry_sys::pages::page_bytes;

@@ -5,16 +5,16 @@
 use std::sync::Arc;
 
 use memferry_engine::ChannelOptions;
-use memferry_engine::conformance::{EngineUnderTest, Verdict, run_all};
+use memferry_engine::testing::conformance::{EngineUnderTest, Verdict, run_all};
 use memferry_engine::conformance_tests;
 use memferry_engine::contract::PinCacheLimits;
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
-use memferry_engine::cuda::model::CudaModel;
+use memferry_engine::testing::cuda_model::CudaModel;
 use memferry_engine::cuda::{CudaConfig, CudaEngine, CudaProfile};
-use memferry_engine::fault::{FaultEngine, FaultScript};
-use memferry_engine::ioat::model::{FaultSchedule, IoatModel};
-use memferry_engine::ioat::{self, IoatEngine};
-use memferry_engine::polled::{AuditingPinner, PolledEngine};
+use memferry_engine::testing::fault::{FaultEngine, FaultScript};
+use memferry_engine::testing::ioat_model::{FaultSchedule, IoatFaults, IoatModel};
+use memferry_engine::ioat::IoatEngine;
+use memferry_engine::testing::polled::{AuditingPinner, PolledEngine};
 
 /// Uses the built-in profile: the tests do not measure speed.
 fn cpu() -> Arc<CpuEngine> {
@@ -79,7 +79,7 @@ fn ioat() -> Arc<IoatEngine> {
 }
 
 /// The same, with faults that are set after the engine is open.
-fn faulty_ioat(faults: ioat::model::IoatFaults) -> Arc<IoatEngine> {
+fn faulty_ioat(faults: IoatFaults) -> Arc<IoatEngine> {
     let device = IoatModel::builder().channels(4).build();
     let engine = ioat_over(device.clone());
     device.set_faults(faults);
@@ -104,7 +104,7 @@ conformance_tests!(
     ioat_engine_that_halts,
     EngineUnderTest::new(|| {
         let faults =
-            ioat::model::IoatFaults { halts: FaultSchedule::Every(7), ..Default::default() };
+            IoatFaults { halts: FaultSchedule::Every(7), ..Default::default() };
         faulty_ioat(faults)
     })
     .injects_faults()
@@ -112,7 +112,7 @@ conformance_tests!(
 conformance_tests!(
     ioat_engine_that_does_not_write_back,
     EngineUnderTest::new(|| {
-        let faults = ioat::model::IoatFaults {
+        let faults = IoatFaults {
             loses_write_backs: FaultSchedule::Every(3),
             ..Default::default()
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 use memferry_engine::completion::Completion;
 use memferry_engine::contract::{Channel, DescriptorLeases};
 use memferry_engine::ioat::IoatEngine;
-use memferry_engine::ioat::model::{FaultSchedule, IoatFaults, IoatModel};
+use memferry_engine::testing::ioat_model::{FaultSchedule, IoatFaults, IoatModel};
 use memferry_engine::ioat::registers as r;
 use memferry_engine::{ChannelOptions, Descriptor, Engine, Opcode};
 use memferry_memory::pin_cache::{InvalidationMode, PinCache, PinCacheLimits};

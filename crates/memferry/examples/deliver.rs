@@ -11,7 +11,7 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use memferry::engine::nic::model::NicModel;
+use memferry::engine::testing::nic_model::NicModel;
 use memferry::engine::nic::{NicConfig, NicEngine};
 use memferry::engine::pci::available_devices;
 use memferry::{Error, Ferry, Notification, Options};

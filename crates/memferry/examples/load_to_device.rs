@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use memferry::engine::cpu::ProfileSource;
 use memferry::engine::cuda::CudaProfile;
-use memferry::engine::cuda::model::CudaModel;
+use memferry::engine::testing::cuda_model::CudaModel;
 use memferry::{
     Buffer, CudaEngine, DeviceMemory, Ferry, Gpu, OwnedSource, OwnedTransfer, PinLimits,
 };

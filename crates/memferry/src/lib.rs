@@ -185,30 +185,36 @@ pub mod engine {
         };
     }
 
-    /// The GPU engine, and a model of a GPU.
+    /// The GPU engine.
     pub mod cuda {
         #[cfg(feature = "unstable")]
         #[doc(hidden)]
         pub use memferry_engine::cuda::*;
         pub use memferry_engine::cuda::{
-            CudaDeviceInfo, CudaEngine, CudaProfile, DeviceMemory, model,
+            CudaDeviceInfo, CudaEngine, CudaProfile, DeviceMemory,
         };
     }
 
-    /// The engine of Intel's I/OAT, and a model of the device.
+    /// The engine of Intel's I/OAT.
     pub mod ioat {
         #[cfg(feature = "unstable")]
         #[doc(hidden)]
         pub use memferry_engine::ioat::*;
-        pub use memferry_engine::ioat::{IoatEngine, model};
+        pub use memferry_engine::ioat::IoatEngine;
     }
 
-    /// The engine of a network card in loopback mode, and a model of the card.
+    /// The engine of a network card in loopback mode.
     pub mod nic {
         #[cfg(feature = "unstable")]
         #[doc(hidden)]
         pub use memferry_engine::nic::*;
-        pub use memferry_engine::nic::{NicConfig, NicCounters, NicEngine, model};
+        pub use memferry_engine::nic::{NicConfig, NicCounters, NicEngine};
+    }
+
+    /// Models of devices, the suite that every engine passes, and engines for tests.
+    #[cfg(feature = "testing")]
+    pub mod testing {
+        pub use memferry_engine::testing::*;
     }
 
     /// PCI devices that are bound to vfio-pci.

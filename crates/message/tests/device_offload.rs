@@ -9,7 +9,7 @@ use memferry_copy::Ferry;
 use memferry_engine::Engine;
 use memferry_engine::contract::{PinCacheLimits, RegistrationCache};
 use memferry_engine::cpu::ProfileSource;
-use memferry_engine::cuda::model::CudaModel;
+use memferry_engine::testing::cuda_model::CudaModel;
 use memferry_engine::cuda::{CudaEngine, CudaProfile};
 use memferry_message::{EndpointBuilder, ShareableBuffer, TAG_ALL, set_offload_ferry};
 use support::memory::{fill, first_wrong};

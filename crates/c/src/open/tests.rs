@@ -3,7 +3,7 @@
 use memferry::PinLimits;
 use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
 use memferry::engine::cuda::CudaProfile;
-use memferry::engine::cuda::model::{CudaFaults, CudaModel};
+use memferry::engine::testing::cuda_model::{CudaFaults, CudaModel};
 
 use super::*;
 use crate::code::{ADMA_ENOMEM, ADMA_ENXIO};

@@ -15,7 +15,7 @@ mod virtual_machine;
 
 use std::sync::Arc;
 
-use memferry::engine::nic::model::NicModel;
+use memferry::engine::testing::nic_model::NicModel;
 use memferry::engine::nic::{NicConfig, NicEngine};
 
 use self::copy_engine::ModelVariant;

@@ -212,7 +212,7 @@ impl Drop for ThreadPolledChannel {
 mod tests {
     use std::sync::mpsc;
 
-    use memferry_engine::polled::PolledEngine;
+    use memferry_engine::testing::polled::PolledEngine;
     use memferry_engine::{ChannelOptions, Completion, Engine, Opcode};
 
     use super::super::PollThread;

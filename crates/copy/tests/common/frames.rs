@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use memferry_engine::contract::{Capabilities, CopyDirection, Pinner};
 use memferry_engine::runtime::park_by_polling;
-use memferry_engine::polled::{AuditingPinner, PolledEngine};
+use memferry_engine::testing::polled::{AuditingPinner, PolledEngine};
 use memferry_engine::{
     Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine, ExecutionError,
     OpenError, Sequence, SubmitError, Submitted,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use memferry_engine::ioat::IoatEngine;
-use memferry_engine::ioat::model::IoatModel;
-use memferry_engine::nic::model::NicModel;
+use memferry_engine::testing::ioat_model::IoatModel;
+use memferry_engine::testing::nic_model::NicModel;
 use memferry_engine::nic::{self, NicEngine};
 
 /// Intel's copy engine with this many channels.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use memferry_copy::{Ferry, PinLimits, RegistrationStatistics};
 use memferry_engine::Engine;
-use memferry_engine::polled::{AuditingPinner, PolledEngine};
+use memferry_engine::testing::polled::{AuditingPinner, PolledEngine};
 use memferry_sys::Pages;
 use memferry_sys::pages::page_bytes;
 

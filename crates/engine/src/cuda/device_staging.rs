@@ -96,7 +96,7 @@ impl Drop for DeviceStagingRing {
 
 #[cfg(test)]
 mod tests {
-    use super::super::model::CudaModel;
+    use crate::testing::cuda_model::CudaModel;
     use super::*;
 
     fn staging_ring(bytes: u64) -> (DeviceStagingRing, u64) {

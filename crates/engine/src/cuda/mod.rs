@@ -31,7 +31,6 @@ mod in_flight;
 mod issue;
 #[cfg(feature = "cuda")]
 mod measure;
-pub mod model;
 mod operations;
 mod pinner;
 mod profile;
@@ -151,7 +150,7 @@ impl CudaEngine {
         Ok(finish(engine))
     }
 
-    /// Creates an engine for a device behind any driver, such as a [model](model::CudaModel).
+    /// Creates an engine for a device behind any driver, such as a model.
     pub fn with_driver(
         driver: Arc<dyn CudaDriver>,
         profile: CudaProfile,

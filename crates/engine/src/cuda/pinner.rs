@@ -315,7 +315,7 @@ fn pin_error(error: DriverError, range: PageRange) -> PinError {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::cuda::model::{CudaFaults, CudaModel};
+    use crate::testing::cuda_model::{CudaFaults, CudaModel};
     use memferry_sys::Pages;
     use memferry_sys::pages::page_bytes;
 

@@ -3,12 +3,10 @@
 //!
 //! A channel follows a chain of descriptors in memory, each of which describes a copy or a fill by
 //! IOVAs, and writes its progress to a word in memory. [`registers`] defines the registers of a
-//! channel, [`descriptor`] its descriptors, `queue` is the driver of a channel, and [`model`] is a
-//! software device for machines without one, which the driver cannot tell from a real one.
+//! channel, [`descriptor`] its descriptors, and `queue` is the driver of a channel.
 //! `docs/design/devices.md` has the reasons.
 
 pub mod descriptor;
-pub mod model;
 mod queue;
 pub mod registers;
 
@@ -21,7 +19,6 @@ use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::vfio::pci::IOAT;
 
-use self::model::IoatModel;
 use self::queue::{IoatAtomicCounters, IoatQueue, IoatQueueConfig};
 use self::registers as r;
 use crate::contract::{
@@ -118,13 +115,6 @@ impl IoatEngine {
             // A typical value, until the device is measured.
             cost: CostLine::from_bandwidth(1500.0, 5.0),
         })
-    }
-
-    /// Creates the engine over a model of a device.
-    pub fn over_model(model: Arc<IoatModel>) -> io::Result<Self> {
-        // SAFETY: a model behaves as it should, and callers that write its registers or end its
-        // mappings give the guarantees of those unsafe calls.
-        unsafe { Self::over(&[model]) }
     }
 
     /// Opens devices of the machine that are bound to vfio-pci, by their bus addresses, and

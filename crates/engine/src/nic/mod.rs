@@ -9,7 +9,6 @@
 
 mod e1000e;
 mod frame;
-pub mod model;
 mod queue;
 pub mod registers;
 
@@ -23,7 +22,6 @@ use memferry_sys::pages::page_bytes;
 use memferry_sys::vfio::pci::E1000E;
 
 use self::e1000e::E1000e;
-use self::model::NicModel;
 use self::queue::{NicAtomicCounters, NicQueue};
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, MemoryKind,
@@ -138,13 +136,6 @@ impl NicEngine {
             // Until it is measured: 1 Gb/s, and the latency of a frame.
             cost: CostLine::from_bandwidth(20_000.0, 0.125),
         })
-    }
-
-    /// Creates the engine over a model of a card.
-    pub fn over_model(model: Arc<NicModel>, config: NicConfig) -> io::Result<Self> {
-        // SAFETY: a model behaves as it should, and callers that write its registers or end its
-        // mappings give the guarantees of those unsafe calls.
-        unsafe { Self::over(model, config) }
     }
 
     /// Opens a card of the machine that is bound to vfio-pci, by its bus address, and measures its

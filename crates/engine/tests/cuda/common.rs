@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use memferry_engine::conformance::CASE_TIMEOUT;
+use memferry_engine::testing::conformance::CASE_TIMEOUT;
 use memferry_engine::contract::{PinCacheLimits, RegistrationCache};
-use memferry_engine::cuda::model::{CudaFaults, CudaModel, CudaModelStats};
+use memferry_engine::testing::cuda_model::{CudaFaults, CudaModel, CudaModelStats};
 use memferry_engine::cuda::{CudaEngine, CudaProfile, DeviceMemory};
 use memferry_engine::{
     Channel, ChannelOptions, Completion, Engine, ExecutionError, MemoryKind, TransferOutput,

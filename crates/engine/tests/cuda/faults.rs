@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use memferry_engine::cuda::model::CudaFaults;
+use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_engine::{ExecutionError, Opcode, TransferOutput};
 
 use crate::common::{

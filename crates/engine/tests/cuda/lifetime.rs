@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use memferry_engine::conformance::CASE_TIMEOUT;
-use memferry_engine::cuda::model::CudaFaults;
+use memferry_engine::testing::conformance::CASE_TIMEOUT;
+use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_engine::{
     ChannelOptions, Completion, Descriptor, ExecutionError, MemoryKind, Opcode, SubmitError,
 };

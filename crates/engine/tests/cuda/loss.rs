@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memferry_engine::cuda::DeviceMemory;
-use memferry_engine::cuda::model::CudaFaults;
+use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_engine::{ChannelOptions, Completion, Engine, ExecutionError, Opcode};
 use memferry_sys::Pages;
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use memferry_engine::cuda::DeviceMemory;
-use memferry_engine::cuda::model::CudaFaults;
+use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_engine::{ExecutionError, MemoryKind};
 use memferry_memory::pinning::Access;
 use memferry_sys::residency;

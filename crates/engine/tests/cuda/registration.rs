@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use memferry_engine::MemoryKind;
 use memferry_engine::contract::PinCacheLimits;
-use memferry_engine::cuda::model::CudaFaults;
+use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_sys::cuda::CudaDriver;
 
 use crate::common::{

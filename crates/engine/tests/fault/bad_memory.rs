@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use memferry_engine::completion::{ChannelBatch, ChunkedWork, Dispatch};
-use memferry_engine::fault::{Fault, FaultScript};
+use memferry_engine::testing::fault::{Fault, FaultScript};
 use memferry_engine::{
     Completion, Descriptor, ExecutionError, Kernel, Opcode, Submitted, TransferOutput,
 };

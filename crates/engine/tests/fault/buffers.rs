@@ -4,8 +4,8 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use memferry_engine::conformance::CASE_TIMEOUT;
-use memferry_engine::fault::FaultEngine;
+use memferry_engine::testing::conformance::CASE_TIMEOUT;
+use memferry_engine::testing::fault::FaultEngine;
 use memferry_engine::{
     Channel, ChannelOptions, Completion, Descriptor, Engine, ExecutionError, Opcode, TransferOutput,
 };

@@ -10,11 +10,11 @@ mod recover;
 use std::sync::Arc;
 use std::time::Duration;
 
-use memferry_engine::conformance::EngineUnderTest;
+use memferry_engine::testing::conformance::EngineUnderTest;
 use memferry_engine::conformance_tests;
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
-use memferry_engine::fault::{Fault, FaultEngine, FaultScript};
-use memferry_engine::polled::PolledEngine;
+use memferry_engine::testing::fault::{Fault, FaultEngine, FaultScript};
+use memferry_engine::testing::polled::PolledEngine;
 
 fn cpu() -> Arc<CpuEngine> {
     Arc::new(CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn).unwrap()))

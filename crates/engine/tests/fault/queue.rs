@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use memferry_engine::completion::{ChannelBatch, Dispatch};
-use memferry_engine::conformance::CASE_TIMEOUT;
-use memferry_engine::fault::{Fault, FaultScript};
+use memferry_engine::testing::conformance::CASE_TIMEOUT;
+use memferry_engine::testing::fault::{Fault, FaultScript};
 use memferry_engine::{
     ChannelOptions, Completion, Engine, Opcode, SubmitError, Submitted, TransferOutput,
 };

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use memferry_engine::fault::{Fault, FaultScript};
-use memferry_engine::polled::PolledEngine;
+use memferry_engine::testing::fault::{Fault, FaultScript};
+use memferry_engine::testing::polled::PolledEngine;
 use memferry_engine::{
     ChannelOptions, Completion, Descriptor, Engine, ExecutionError, Opcode, TransferOutput,
 };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use memferry_engine::nic::model::{NicFaults, NicModel};
+use memferry_engine::testing::nic_model::{NicFaults, NicModel};
 use memferry_engine::nic::{NicConfig, NicEngine};
 use memferry_sys::device::DmaDevice;
 use memferry_sys::vfio::pci::{E1000E, PciBus};

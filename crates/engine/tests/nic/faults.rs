@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use memferry_engine::completion::Notification;
 use memferry_engine::nic::NicConfig;
-use memferry_engine::nic::model::{NicFaults, NicModel};
+use memferry_engine::testing::nic_model::{NicFaults, NicModel};
 
 use crate::card;
 use crate::rig::{NicRig, TestCopy};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use memferry_engine::nic::model::NicFaults;
+use memferry_engine::testing::nic_model::NicFaults;
 use memferry_engine::nic::registers::{self as r, transmit};
 use memferry_sys::Pages;
 use memferry_sys::device::{DmaDevice, DmaDirection};

@@ -1,7 +1,7 @@
 //! The conformance suite over one engine, which has one channel: consecutive cases in one process,
 //! as in `memferry bench devices`.
 
-use memferry_engine::conformance::{EngineUnderTest, run_case};
+use memferry_engine::testing::conformance::{EngineUnderTest, run_case};
 
 #[test]
 fn a_case_has_given_the_channel_back_when_it_is_over() {

@@ -17,10 +17,10 @@ mod notifications;
 mod rig;
 
 use memferry_engine::ChannelOptions;
-use memferry_engine::conformance::EngineUnderTest;
+use memferry_engine::testing::conformance::EngineUnderTest;
 use memferry_engine::conformance_tests;
 use memferry_engine::nic::NicConfig;
-use memferry_engine::nic::model::NicFaults;
+use memferry_engine::testing::nic_model::NicFaults;
 
 fn tiny() -> ChannelOptions {
     ChannelOptions { capacity: Some(2), spin_ns: Some(0), ..ChannelOptions::default() }

@@ -90,6 +90,7 @@ impl<S: TranslationBackend> Lookup<S> {
             LookupStore::Cached(cache) => {
                 drop(self.service.invalidate(shared.lock(), cache, process, range));
             }
+            #[cfg(feature = "comparison")]
             LookupStore::Flat(flat) => {
                 let detach = |name, entries: &[u64]| self.service.call_detach(name, entries);
                 let detached = flat.invalidate(process, range, detach);
@@ -118,6 +119,7 @@ impl<S: TranslationBackend> Lookup<S> {
                     outcome?;
                 }
             }
+            #[cfg(feature = "comparison")]
             LookupStore::Flat(flat) => {
                 let check = || shared.lock().table.processes.check(process);
                 let attach = |name, entries: &mut [u64]| service.call_attach(name, entries);
@@ -224,6 +226,7 @@ impl<S: TranslationBackend> Lookup<S> {
         let shared = &self.service.shared;
         let near = match &shared.store {
             LookupStore::Cached(cache) => cache.geometry().footprint(),
+            #[cfg(feature = "comparison")]
             LookupStore::Flat(flat) => flat.footprint(),
         };
         let state = shared.lock();
@@ -238,15 +241,16 @@ impl<S: TranslationBackend> Lookup<S> {
         }
     }
 
+    /// Whether only [preloaded](Lookup::preload) lines are found, as with a flat table.
+    pub fn finds_preloaded_only(&self) -> bool {
+        self.service.shared.store.cache().is_none()
+    }
+
     /// The lines that are currently in the cache, in no particular order; none for a flat table.
     pub fn cached_lines(&self) -> Vec<LineKey> {
-        match &self.service.shared.store {
-            LookupStore::Cached(cache) => {
-                let _exact = self.service.shared.lock();
-                cache.lines().collect()
-            }
-            LookupStore::Flat(_) => Vec::new(),
-        }
+        let Some(cache) = self.service.shared.store.cache() else { return Vec::new() };
+        let _exact = self.service.shared.lock();
+        cache.lines().collect()
     }
 
     #[inline(always)]

@@ -34,6 +34,7 @@ impl LookupConfig {
     }
 
     /// The flat table, for comparison.
+    #[cfg(feature = "comparison")]
     pub fn flat() -> Self {
         // A flat table handles no misses, so the other settings have no effect.
         Self {
@@ -54,6 +55,7 @@ pub enum TableKind {
     Cached(Geometry),
     /// One table of all translations, attached [in advance](super::Lookup::preload). It uses
     /// slightly more than 8 bytes for every page.
+    #[cfg(feature = "comparison")]
     Flat,
 }
 

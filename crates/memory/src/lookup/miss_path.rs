@@ -36,7 +36,7 @@ impl<S: TranslationBackend> MissService<S> {
         route: DataPath,
         policy: MissPolicy,
     ) -> Result<Translation<'_>, LookupError> {
-        let LookupStore::Cached(_) = &self.shared.store else {
+        let Some(_) = self.shared.store.cache() else {
             let found = self.find_slow(position, route)?;
             return found.ok_or(LookupError::NotPreloaded(position.line.address));
         };
@@ -48,7 +48,7 @@ impl<S: TranslationBackend> MissService<S> {
 
     /// A prefetch.
     pub(crate) fn handle_prefetch(self: &Arc<Self>, position: PagePosition, route: DataPath) {
-        let LookupStore::Cached(cache) = &self.shared.store else { return };
+        let Some(cache) = self.shared.store.cache() else { return };
         let mut state = self.shared.lock();
         let is_stale = state.table.processes.check(position.line.process).is_err();
         let is_cached = state.table.line(position.line).is_some_and(|line| line.slot.is_some());
@@ -96,6 +96,7 @@ impl<S: TranslationBackend> MissService<S> {
             (None, LookupStore::Cached(cache)) => {
                 (state.table.classify(cache, position.line), false)
             }
+            #[cfg(feature = "comparison")]
             (None, LookupStore::Flat(_)) => (MissKind::Cold, false),
         }
     }

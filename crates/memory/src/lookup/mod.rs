@@ -20,7 +20,7 @@ mod counters;
 mod detached_history;
 #[cfg(not(loom))]
 mod error;
-#[cfg(not(loom))]
+#[cfg(all(feature = "comparison", not(loom)))]
 mod flat;
 #[cfg(not(loom))]
 mod footprint;

@@ -100,7 +100,7 @@ impl<S: TranslationBackend> MissService<S> {
 
     /// Fills an attached line into the cache, unless it is there.
     fn fill(&self, state: &mut LockedState<'_>, name: LineKey) {
-        let LookupStore::Cached(cache) = &self.shared.store else { return };
+        let Some(cache) = self.shared.store.cache() else { return };
         let state = &mut **state;
         let is_cached = state.table.line(name).is_none_or(|line| line.slot.is_some());
         let Some(fill_token) = state.fill_token.as_mut().filter(|_| !is_cached) else { return };
@@ -264,6 +264,7 @@ impl<S: TranslationBackend> MissService<S> {
         }
         state = match &self.shared.store {
             LookupStore::Cached(cache) => self.invalidate(state, cache, process, ALL_ADDRESSES),
+            #[cfg(feature = "comparison")]
             LookupStore::Flat(flat) => {
                 drop(state);
                 let detached = flat.invalidate(process, ALL_ADDRESSES, |name, entries| {
@@ -295,6 +296,7 @@ impl<S: TranslationBackend> MissService<S> {
         for (name, entries) in &batch {
             self.call_detach(*name, entries);
         }
+        #[cfg(feature = "comparison")]
         if let LookupStore::Flat(flat) = &self.shared.store {
             flat.take_all(|name, entries| self.call_detach(name, entries));
         }

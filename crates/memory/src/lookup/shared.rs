@@ -14,6 +14,7 @@ use super::cache::{FillToken, LineCache, LineMiss};
 use super::config::{LookupConfig, TableKind};
 use super::counters::LookupCounters;
 use super::error::LookupError;
+#[cfg(feature = "comparison")]
 use super::flat::{FLAT_LINE_ENTRIES, FlatTable};
 use super::line::LineKey;
 use super::miss::MissQueue;
@@ -39,11 +40,24 @@ pub(crate) struct LookupShared {
 }
 
 // There is one for each lookup, and a hit should not follow another pointer.
-#[expect(clippy::large_enum_variant)]
+#[cfg_attr(feature = "comparison", expect(clippy::large_enum_variant))]
 #[derive(Debug)]
 pub(crate) enum LookupStore {
     Cached(LineCache),
+    #[cfg(feature = "comparison")]
     Flat(FlatTable),
+}
+
+impl LookupStore {
+    /// The cache; `None` for a flat table.
+    #[inline(always)]
+    pub(crate) fn cache(&self) -> Option<&LineCache> {
+        match self {
+            Self::Cached(cache) => Some(cache),
+            #[cfg(feature = "comparison")]
+            Self::Flat(_) => None,
+        }
+    }
 }
 
 /// The state under the lock.
@@ -90,13 +104,11 @@ impl LookupShared {
                 let (cache, fill_token) = LineCache::new(geometry);
                 (LookupStore::Cached(cache), Some(fill_token), geometry.line_entries())
             }
+            #[cfg(feature = "comparison")]
             TableKind::Flat => (LookupStore::Flat(FlatTable::new()), None, FLAT_LINE_ENTRIES),
         };
         let state = LookupState {
-            table: AttachmentTable::new(match &store {
-                LookupStore::Cached(cache) => Some(cache),
-                LookupStore::Flat(_) => None,
-            }),
+            table: AttachmentTable::new(store.cache()),
             fill_token,
             queue: MissQueue::new(config.queue_length),
             counters: LookupCounters::default(),
@@ -154,6 +166,7 @@ impl LookupShared {
                 Ok(slot) => return Some((cache.slot(slot), cache.entries(slot))),
                 Err(miss) => miss,
             },
+            #[cfg(feature = "comparison")]
             LookupStore::Flat(flat) => match flat.find(name) {
                 Ok(found) => return Some(found),
                 Err(miss) => miss,
@@ -172,7 +185,7 @@ impl LookupShared {
         state: &LookupState,
         position: PagePosition,
     ) -> Option<Translation<'_>> {
-        let LookupStore::Cached(cache) = &self.store else { return None };
+        let Some(cache) = self.store.cache() else { return None };
         let slot = state.table.line(position.line)?.slot?;
         match cache.slot(slot).acquire() {
             AcquireResult::Acquired => {
@@ -220,6 +233,7 @@ impl LookupShared {
                 drop(self.lock());
                 self.changed.notify_all();
             }
+            #[cfg(feature = "comparison")]
             LookupStore::Flat(flat) => flat.wake(),
         }
     }

@@ -1,26 +1,34 @@
 //! Pinning: keeping pages in place while an engine or a peer accesses them.
 //!
-//! A [`Pinner`] pins ranges of whole pages. [`PopulatePinner`] and [`MlockPinner`] serve the
-//! processor; engines that translate addresses themselves provide their own. [`PinnedRange`] is a
-//! pin that is undone on drop, [`PinPipeline`] pins a long range in chunks so that copying can
-//! start early, and [`crate::pin_cache`] keeps pins for reuse.
+//! A [`Pinner`] pins ranges of whole pages. [`PopulatePinner`] serves the processor; engines
+//! that translate addresses themselves provide their own. [`PinnedRange`] is a pin that is undone on
+//! drop, [`ChunkSchedule`] cuts a long range into chunks so that copying can start early, and
+//! [`crate::pin_cache`] keeps pins for reuse. The feature `comparison` adds pinners that only benches
+//! and tests use.
 
 mod error;
 mod fork_local;
+#[cfg(feature = "comparison")]
 mod io_uring;
+#[cfg(feature = "comparison")]
 mod mlock;
 mod pinned;
+#[cfg(feature = "comparison")]
 mod pipeline;
 mod populate;
 mod range;
+#[cfg(feature = "comparison")]
 mod refcount;
 mod schedule;
 
 pub use error::PinError;
 pub use fork_local::ForkLocal;
+#[cfg(feature = "comparison")]
 pub use io_uring::IoUringPinner;
+#[cfg(feature = "comparison")]
 pub use mlock::MlockPinner;
 pub use pinned::PinnedRange;
+#[cfg(feature = "comparison")]
 pub use pipeline::{PinPipeline, PinnedChunk};
 pub use populate::PopulatePinner;
 pub use range::PageRange;

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use memferry_memory::lookup::{Lookup, LookupConfig as LookupSettings, TableKind};
+use memferry_memory::lookup::{Lookup, LookupConfig as LookupSettings};
 use memferry_sys::copy::stream::Streaming;
 use memferry_sys::fork;
 use memferry_sys::sync::lock;
@@ -152,7 +152,7 @@ impl RmaEngine {
         length: u64,
     ) -> bool {
         self.lookup.invalidate(peer.process, address, length);
-        if self.lookup.config().kind != TableKind::Flat {
+        if !self.lookup.finds_preloaded_only() {
             return true;
         }
         // The next access detects a peer that has just disconnected.

@@ -294,7 +294,7 @@ impl Card<'_> {
 #[cfg(test)]
 mod tests {
     use memferry::engine::nic::NicConfig;
-    use memferry::engine::nic::model::NicModel;
+    use memferry::engine::testing::nic_model::NicModel;
 
     use super::*;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use memferry::engine::ChannelOptions;
-use memferry::engine::conformance::EngineUnderTest;
+use memferry::engine::testing::conformance::EngineUnderTest;
 use memferry::engine::nic::{NicConfig, NicEngine};
 use memferry::engine::pci::available_devices;
 use memferry_sys::vfio::VfioDevice;

@@ -4,8 +4,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::ensure;
-use memferry::engine::conformance::EngineUnderTest;
-use memferry::engine::nic::model::{NicFaults, NicModel};
+use memferry::engine::testing::conformance::EngineUnderTest;
+use memferry::engine::testing::nic_model::{NicFaults, NicModel};
 use memferry::engine::nic::{NicConfig, NicEngine};
 
 use super::card::SKIPS;

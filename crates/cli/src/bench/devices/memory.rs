@@ -155,7 +155,7 @@ impl Packets {
 
 #[cfg(test)]
 mod tests {
-    use memferry::engine::polled::PolledEngine;
+    use memferry::engine::testing::polled::PolledEngine;
 
     use super::*;
 

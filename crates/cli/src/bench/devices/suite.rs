@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use memferry::engine::conformance::{Case, EngineUnderTest, Verdict, cases};
+use memferry::engine::testing::conformance::{Case, EngineUnderTest, Verdict, cases};
 use serde::{Deserialize, Serialize};
 
 use crate::outcome::Row;
@@ -173,7 +173,7 @@ impl Drop for PanicCapture {
 mod tests {
     use std::sync::Arc;
 
-    use memferry::engine::polled::PolledEngine;
+    use memferry::engine::testing::polled::PolledEngine;
 
     use super::*;
 

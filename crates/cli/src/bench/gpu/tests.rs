@@ -5,7 +5,7 @@ use memferry::CudaEngine;
 use memferry::PinLimits;
 use memferry::engine::cpu::{CpuEngine, CpuProfile};
 use memferry::engine::cuda::CudaProfile;
-use memferry::engine::cuda::model::{CudaFaults, CudaModel};
+use memferry::engine::testing::cuda_model::{CudaFaults, CudaModel};
 
 use super::*;
 use crate::sample;

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use memferry::PinLimits;
 use memferry::engine::cpu::ProfileSource;
-use memferry::engine::cuda::model::CudaModel;
+use memferry::engine::testing::cuda_model::CudaModel;
 
 use super::*;
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use memferry::engine::contract::ReuseHint;
 use memferry::engine::cpu::{CpuEngine, ProfileSource};
-use memferry::engine::cuda::model::CudaModel;
+use memferry::engine::testing::cuda_model::CudaModel;
 use memferry::engine::cuda::{CudaDeviceInfo, CudaProfile};
 use memferry::{CudaEngine, MemoryKind, PinLimits};
 

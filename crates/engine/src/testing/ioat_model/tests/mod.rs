@@ -14,8 +14,8 @@ use memferry_sys::Pages;
 use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::pages::page_bytes;
 
-use super::super::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor};
-use super::super::registers::*;
+use crate::ioat::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor};
+use crate::ioat::registers::*;
 use super::*;
 
 /// Maps memory of a test, which only the model and the test use.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use memferry_sys::sync::lock;
 
-use super::super::registers::*;
+use crate::ioat::registers::*;
 use super::IoatModelShared;
 
 /// The maximum number of recorded violations.

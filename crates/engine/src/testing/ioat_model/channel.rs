@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use memferry_sys::sync::lock;
 
-use super::super::registers::*;
+use crate::ioat::registers::*;
 use super::IoatModelCounters;
 
 /// The number of reads of the command register until a reset is done.

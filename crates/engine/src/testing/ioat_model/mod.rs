@@ -29,11 +29,20 @@ use memferry_sys::sync::lock;
 
 pub use faults::{EFAULT, EINVAL, EIO, ENOMEM, ENOSPC, ETIMEDOUT, FaultSchedule, IoatFaults};
 
-use super::registers;
+use crate::ioat::{IoatEngine, registers};
 use access::DeviceRegisters;
 use channel::{ChannelRegisters, IoatModelChannel};
 use faults::IoatFaultScript;
 use memory::IoatModelMemory;
+
+impl IoatEngine {
+    /// Creates the engine over a model of a device.
+    pub fn over_model(model: Arc<IoatModel>) -> io::Result<Self> {
+        // SAFETY: a model behaves as it should, and callers that write its registers or end its
+        // mappings give the guarantees of those unsafe calls.
+        unsafe { Self::over(&[model]) }
+    }
+}
 
 /// The counters of a channel since the model was created.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

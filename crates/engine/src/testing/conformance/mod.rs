@@ -4,8 +4,8 @@
 //!
 //! ```
 //! use std::sync::Arc;
-//! use memferry_engine::conformance::EngineUnderTest;
-//! use memferry_engine::polled::PolledEngine;
+//! use memferry_engine::testing::conformance::EngineUnderTest;
+//! use memferry_engine::testing::polled::PolledEngine;
 //!
 //! memferry_engine::conformance_tests!(polled, EngineUnderTest::new(|| Arc::new(PolledEngine::new())));
 //! # fn main() {}
@@ -154,7 +154,7 @@ macro_rules! suite {
 
         /// Makes a module of tests, one for each case of the conformance suite, from the name of
         /// the module and an expression for the
-        /// [`EngineUnderTest`](crate::conformance::EngineUnderTest).
+        /// [`EngineUnderTest`](crate::testing::conformance::EngineUnderTest).
         #[macro_export]
         macro_rules! conformance_tests {
             ($dollar module:ident, $dollar subject:expr) => {
@@ -165,8 +165,8 @@ macro_rules! suite {
                     $($(
                         #[test]
                         fn $case() {
-                            let subject: $dollar crate::conformance::EngineUnderTest = $dollar subject;
-                            $dollar crate::conformance::run_case(&subject, stringify!($case));
+                            let subject: $dollar crate::testing::conformance::EngineUnderTest = $dollar subject;
+                            $dollar crate::testing::conformance::run_case(&subject, stringify!($case));
                         }
                     )+)+
                 }

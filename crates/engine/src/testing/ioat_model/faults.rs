@@ -4,7 +4,7 @@ use std::time::Duration;
 
 pub use memferry_sys::device::code::{EFAULT, ENOMEM, ENOSPC};
 
-use super::super::registers::error;
+use crate::ioat::registers::error;
 
 /// The kernel's number of an I/O error.
 pub const EIO: i32 = 5;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use memferry_sys::clock;
 use memferry_sys::sync::lock;
 
-use super::super::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor, IoatOperation};
-use super::super::registers::error;
+use crate::ioat::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor, IoatOperation};
+use crate::ioat::registers::error;
 use super::IoatModelShared;
 use super::channel::{ChannelRegisters, DescriptorRef, ModelStep};
 use super::faults::InjectedFault;

@@ -14,7 +14,16 @@ use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::sync::lock;
 
 use self::memory::NicModelMemory;
-use super::registers as r;
+use crate::nic::{NicConfig, NicEngine, registers as r};
+
+impl NicEngine {
+    /// Creates the engine over a model of a card.
+    pub fn over_model(model: Arc<NicModel>, config: NicConfig) -> io::Result<Self> {
+        // SAFETY: a model behaves as it should, and callers that write its registers or end its
+        // mappings give the guarantees of those unsafe calls.
+        unsafe { Self::over(model, config) }
+    }
+}
 
 /// The injected faults. Frames are counted from 1.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

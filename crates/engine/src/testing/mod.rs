@@ -1,0 +1,9 @@
+//! For tests and benches: the suite that every engine passes, models of devices, and engines that
+//! only tests use.
+
+pub mod conformance;
+pub mod cuda_model;
+pub mod fault;
+pub mod ioat_model;
+pub mod nic_model;
+pub mod polled;
