@@ -11,7 +11,7 @@ use crate::builder::FerryBuilder;
 use crate::cookie::{Cookie, CookieStatus};
 use crate::error::{BuildError, Error, ValidationError};
 use crate::plan::{self, CopyPlan, CopyPlanContext, CopyQuery};
-use crate::policy::Policy;
+use crate::policy::PolicyKind;
 use crate::request::{Options, Request};
 use crate::statistics::Statistics;
 use crate::submit::{self, ActiveEngine, FerryCore};
@@ -318,8 +318,8 @@ impl Ferry {
     }
 
     /// Returns the policy that distributes transfers over channels.
-    pub fn policy(&self) -> &dyn Policy {
-        &*self.core.policy
+    pub fn policy(&self) -> PolicyKind {
+        self.core.policy.kind()
     }
 
     /// Returns the counters so far.

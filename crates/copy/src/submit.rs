@@ -26,7 +26,7 @@ pub(crate) struct FerryCore {
     pub(crate) _poll_thread: Option<PollThread>,
     pub(crate) engines: Vec<ActiveEngine>,
     pub(crate) plan_context: CopyPlanContext,
-    pub(crate) policy: Box<dyn Policy>,
+    pub(crate) policy: Policy,
     pub(crate) cookies: CookieTable,
     /// Bytes of copies since a sleeping channel was last woken.
     pub(crate) unwoken_bytes: AtomicU64,

@@ -23,7 +23,7 @@ use crate::cookie::{CookieTable, MAX_FERRY};
 use crate::error::BuildError;
 use crate::ferry::Ferry;
 use crate::plan::{CopyPlanContext, DirectionCosts, EngineSummary};
-use crate::policy::PolicyKind;
+use crate::policy::{Policy, PolicyKind};
 use crate::poller::{PollDoorbell, PollThread, ThreadPolledChannel};
 use crate::registration::EngineRegistrations;
 use crate::submit::{ActiveEngine, FerryCore};
@@ -246,7 +246,7 @@ impl FerryBuilder {
             _poll_thread: PollThread::start(driven, bell)?,
             engines,
             plan_context: facts,
-            policy: policy.build(),
+            policy: Policy::new(policy),
             cookies: CookieTable::new(next_ferry()?),
             unwoken_bytes: AtomicU64::new(0),
             wait_config: waiting,

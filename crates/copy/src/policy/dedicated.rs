@@ -4,40 +4,26 @@ use std::sync::Arc;
 
 use memferry_engine::Channel;
 
-use super::{Adaptive, Choice, Policy};
+use super::Choice;
+use super::adaptive::Adaptive;
 
 /// Reserves the first channel for small transfers; large ones go to the least loaded of the other
 /// channels. With one channel, that channel gets the large transfers, and the caller executes the
 /// small ones inline. In both cases, a small transfer never waits behind a large one.
 #[derive(Debug)]
-pub struct Dedicated {
-    small_bytes: u64,
-}
+pub(super) struct Dedicated;
+
+/// The maximum size of a small transfer in bytes.
+const SMALL_BYTES: u64 = 64 << 10;
 
 impl Dedicated {
-    /// Creates the policy; transfers up to `small_bytes` bytes are small.
-    pub fn new(small_bytes: u64) -> Self {
-        Self { small_bytes }
-    }
-}
-
-impl Default for Dedicated {
-    fn default() -> Self {
-        Self::new(64 << 10)
-    }
-}
-
-impl Policy for Dedicated {
-    fn name(&self) -> &'static str {
-        "dedicated"
-    }
-
-    fn choose(&self, channels: &[Arc<dyn Channel>], bytes: u64) -> Choice {
-        match (bytes <= self.small_bytes, channels.len()) {
+    #[inline]
+    pub(super) fn choose(&self, channels: &[Arc<dyn Channel>], bytes: u64) -> Choice {
+        match (bytes <= SMALL_BYTES, channels.len()) {
             (true, 1) => Choice::Caller,
             (true, _) => Choice::Channel { index: 0, first_channel: 0 },
             (false, 1) => Choice::Channel { index: 0, first_channel: 0 },
-            (false, _) => match Adaptive.choose(&channels[1..], bytes) {
+            (false, _) => match Adaptive.choose(&channels[1..]) {
                 Choice::Channel { index, .. } => {
                     Choice::Channel { index: index + 1, first_channel: 1 }
                 }

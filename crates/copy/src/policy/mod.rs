@@ -1,35 +1,26 @@
 //! Policies that distribute transfers over the channels of an engine.
+//!
+//! The set of policies is closed: a ferry uses one of [`PolicyKind`]. Every submission asks the policy
+//! for a channel, so the policy is an enum, which the compiler inlines into the submit path. A program
+//! that wants another distribution opens a ferry for each group of channels.
 
 mod adaptive;
 mod dedicated;
 mod round_robin;
 mod sticky;
 
-use std::fmt::Debug;
 use std::sync::Arc;
 
 use memferry_engine::Channel;
 
-pub use adaptive::Adaptive;
-pub use dedicated::Dedicated;
-pub use round_robin::RoundRobin;
-pub use sticky::Sticky;
+use adaptive::Adaptive;
+use dedicated::Dedicated;
+use round_robin::RoundRobin;
+use sticky::Sticky;
 
 /// The channels that a policy chose.
-///
-/// ```
-/// use memferry::engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
-/// use memferry::engine::{ChannelOptions, Engine};
-/// use memferry::policy::{Choice, PolicyKind};
-///
-/// let engine = CpuEngine::new(CpuProfile::load(&ProfileSource::BuiltIn)?);
-/// let channels = [engine.open_channel(&ChannelOptions::default())?];
-/// let choice = PolicyKind::RoundRobin.build().choose(&channels, 4096);
-/// assert_eq!(choice, Choice::Channel { index: 0, first_channel: 0 });
-/// # Ok::<_, Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Choice {
+pub(crate) enum Choice {
     /// The channel with this index; further channels follow it cyclically within `first_channel..`.
     Channel {
         /// The index of the first channel to use.
@@ -41,23 +32,7 @@ pub enum Choice {
     Caller,
 }
 
-/// Chooses a channel for each transfer. Many threads call it concurrently.
-///
-/// ```
-/// use memferry::policy::{Policy, PolicyKind};
-///
-/// let policy: Box<dyn Policy> = PolicyKind::Sticky.build();
-/// assert_eq!(policy.name(), "sticky");
-/// ```
-pub trait Policy: Send + Sync + Debug {
-    /// Returns the name used in settings and reports.
-    fn name(&self) -> &'static str;
-
-    /// Chooses one of `channels`, which is not empty.
-    fn choose(&self, channels: &[Arc<dyn Channel>], bytes: u64) -> Choice;
-}
-
-/// The built-in policies.
+/// The policies.
 ///
 /// ```
 /// use memferry::Ferry;
@@ -81,21 +56,61 @@ pub enum PolicyKind {
 }
 
 impl PolicyKind {
-    /// All built-in policies.
+    /// All policies.
     pub const ALL: [Self; 4] = [Self::RoundRobin, Self::Dedicated, Self::Adaptive, Self::Sticky];
 
     /// Returns the policy with this name, as in `MEMFERRY_POLICY`.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.build().name() == name)
+        Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// Creates the policy with its default settings.
-    pub fn build(self) -> Box<dyn Policy> {
+    /// Returns the name used in settings and reports.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::RoundRobin => Box::new(RoundRobin::default()),
-            Self::Dedicated => Box::new(Dedicated::default()),
-            Self::Adaptive => Box::new(Adaptive),
-            Self::Sticky => Box::new(Sticky::default()),
+            Self::RoundRobin => "round-robin",
+            Self::Dedicated => "dedicated",
+            Self::Adaptive => "adaptive",
+            Self::Sticky => "sticky",
+        }
+    }
+}
+
+/// The policy of a ferry with its state. Many threads call it concurrently.
+#[derive(Debug)]
+pub(crate) enum Policy {
+    RoundRobin(RoundRobin),
+    Dedicated(Dedicated),
+    Adaptive(Adaptive),
+    Sticky(Sticky),
+}
+
+impl Policy {
+    pub(crate) fn new(kind: PolicyKind) -> Self {
+        match kind {
+            PolicyKind::RoundRobin => Self::RoundRobin(RoundRobin::default()),
+            PolicyKind::Dedicated => Self::Dedicated(Dedicated),
+            PolicyKind::Adaptive => Self::Adaptive(Adaptive),
+            PolicyKind::Sticky => Self::Sticky(Sticky::default()),
+        }
+    }
+
+    pub(crate) fn kind(&self) -> PolicyKind {
+        match self {
+            Self::RoundRobin(_) => PolicyKind::RoundRobin,
+            Self::Dedicated(_) => PolicyKind::Dedicated,
+            Self::Adaptive(_) => PolicyKind::Adaptive,
+            Self::Sticky(_) => PolicyKind::Sticky,
+        }
+    }
+
+    /// Chooses one of `channels`, which is not empty.
+    #[inline]
+    pub(crate) fn choose(&self, channels: &[Arc<dyn Channel>], bytes: u64) -> Choice {
+        match self {
+            Self::RoundRobin(policy) => policy.choose(channels),
+            Self::Dedicated(policy) => policy.choose(channels, bytes),
+            Self::Adaptive(policy) => policy.choose(channels),
+            Self::Sticky(policy) => policy.choose(channels),
         }
     }
 }

@@ -5,21 +5,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memferry_engine::Channel;
 
-use super::{Choice, Policy};
+use super::Choice;
 
 /// Chooses the channels in cyclic order, regardless of their load: cheap, and fair for transfers of
 /// equal size.
 #[derive(Debug, Default)]
-pub struct RoundRobin {
+pub(super) struct RoundRobin {
     next: AtomicUsize,
 }
 
-impl Policy for RoundRobin {
-    fn name(&self) -> &'static str {
-        "round-robin"
-    }
-
-    fn choose(&self, channels: &[Arc<dyn Channel>], _bytes: u64) -> Choice {
+impl RoundRobin {
+    #[inline]
+    pub(super) fn choose(&self, channels: &[Arc<dyn Channel>]) -> Choice {
         let index = match channels.len() {
             1 => 0,
             count => self.next.fetch_add(1, Ordering::Relaxed) % count,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memferry_engine::Channel;
 
-use super::{Choice, Policy};
+use super::Choice;
 
 /// Maximum backlog in bytes of the current channel: about what a core copies in the time of waking
 /// another one.
@@ -14,16 +14,13 @@ const MAX_BACKLOG_BYTES: u64 = 512 << 10;
 /// Stays with one channel, which therefore stays awake, and advances to the next one when its
 /// backlog is too large. It inspects only one channel, regardless of their number.
 #[derive(Debug, Default)]
-pub struct Sticky {
+pub(super) struct Sticky {
     current: AtomicUsize,
 }
 
-impl Policy for Sticky {
-    fn name(&self) -> &'static str {
-        "sticky"
-    }
-
-    fn choose(&self, channels: &[Arc<dyn Channel>], _bytes: u64) -> Choice {
+impl Sticky {
+    #[inline]
+    pub(super) fn choose(&self, channels: &[Arc<dyn Channel>]) -> Choice {
         let mut index = 0;
         if channels.len() > 1 {
             index = self.current.load(Ordering::Relaxed) % channels.len();

@@ -36,10 +36,10 @@ impl<S: TranslationBackend> MissService<S> {
         route: DataPath,
         policy: MissPolicy,
     ) -> Result<Translation<'_>, LookupError> {
-        let Some(_) = self.shared.store.cache() else {
+        if self.shared.store.cache().is_none() {
             let found = self.find_slow(position, route)?;
             return found.ok_or(LookupError::NotPreloaded(position.line.address));
-        };
+        }
         match policy {
             MissPolicy::Wait => self.wait_for_line(position, route),
             MissPolicy::Retry => self.post_and_retry(position, route),
