@@ -12,7 +12,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use memferry::{BuildError, Cookie, Ferry, FerryBuilder, Gpu, Request};
+use memferry::{BuildError, Cookie, CudaEngine, EngineSelection, Ferry, FerryBuilder, Request};
 use memferry_sys::fork;
 
 use crate::code::{ADMA_EALREADY, CallError};
@@ -178,7 +178,7 @@ impl ProcessGlobals {
     fn build(&self, gpu: Option<usize>) -> Result<LibraryState, BuildError> {
         let settings = FerryBuilder::new();
         let settings = match gpu {
-            Some(ordinal) => settings.gpu(Gpu::Number(ordinal)),
+            Some(ordinal) => settings.gpu(EngineSelection::device(ordinal)),
             None => settings,
         };
         let opened = settings.build()?;
@@ -189,7 +189,7 @@ impl ProcessGlobals {
         }
         self.first_cookie.fetch_min(first, Ordering::Relaxed);
         let profile = &opened.plan_context().profile;
-        let plain_below = match opened.gpu() {
+        let plain_below = match opened.engine_as::<CudaEngine>() {
             Some(_) => 0,
             None => profile.split_bytes.min(profile.stream_bytes),
         };

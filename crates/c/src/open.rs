@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 
-use memferry::{CudaEngine, DeviceMemory, Ferry, MemoryKind, Region, Request, Segment};
+use memferry::{CudaEngine, DeviceBuffer, Ferry, MemoryKind, Region, Request, Segment};
 use memferry_sys::sync::lock;
 
 use crate::code::{ADMA_EINVAL, ADMA_ENODEV, ADMA_EOPNOTSUPP, CallError};
@@ -19,12 +19,12 @@ pub(crate) struct LibraryState {
     ferry: Ferry,
     gpu: Option<Arc<CudaEngine>>,
     /// Allocations of the program on the GPU, by address.
-    memory: Mutex<HashMap<usize, DeviceMemory>>,
+    memory: Mutex<HashMap<usize, DeviceBuffer>>,
 }
 
 impl LibraryState {
     pub(crate) fn new(ferry: Ferry) -> Self {
-        let gpu = ferry.gpu().cloned();
+        let gpu = ferry.engine_as();
         Self { ferry, gpu, memory: Mutex::default(), regions: Mutex::default() }
     }
 

@@ -1,10 +1,11 @@
 //! GPU memory in the calls of a ferry, and registration of host memory.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use memferry_engine::MemoryKind;
-use memferry_engine::cuda::{CudaEngine, DeviceMemory};
+use memferry_engine::contract::DeviceAllocator;
+use memferry_engine::{DeviceBuffer, Engine, MemoryKind};
 use memferry_memory::pin_cache::Lease;
 use memferry_memory::pinning::PinError;
 
@@ -55,9 +56,25 @@ impl Drop for Region {
 }
 
 impl Ferry {
-    /// Returns the GPU engine that the builder opened, which allocates GPU memory.
-    pub fn gpu(&self) -> Option<&Arc<CudaEngine>> {
-        self.core.gpu.as_ref()
+    /// Returns the first engine of this type, such as the GPU that the builder opened.
+    ///
+    /// ```
+    /// use memferry::{CudaEngine, Ferry};
+    ///
+    /// let gpu = Ferry::new()?.engine_as::<CudaEngine>();
+    /// println!("{:?}", gpu.map(|gpu| gpu.info().name.clone()));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn engine_as<E: Engine>(&self) -> Option<Arc<E>> {
+        self.core.engines.iter().find_map(|open| {
+            let engine: Arc<dyn Any + Send + Sync> = open.engine.clone();
+            engine.downcast().ok()
+        })
+    }
+
+    /// Returns the allocator of device memory of the first engine that has one.
+    pub fn device_allocator(&self) -> Option<&dyn DeviceAllocator> {
+        self.core.engines.iter().find_map(|open| open.engine.device_allocator())
     }
 
     /// Returns the kind of memory of an address: that of the first engine that recognises it, else
@@ -72,7 +89,7 @@ impl Ferry {
     pub fn copy_to_device<T: Pod>(
         &self,
         source: &[T],
-        target: &mut DeviceMemory,
+        target: &mut DeviceBuffer,
         offset: usize,
     ) -> Result<(), Error> {
         check_inside(target, offset, size_of_val(source))?;
@@ -88,7 +105,7 @@ impl Ferry {
     /// complete.
     pub fn copy_from_device<T: Pod>(
         &self,
-        source: &DeviceMemory,
+        source: &DeviceBuffer,
         offset: usize,
         target: &mut [T],
     ) -> Result<(), Error> {
@@ -166,7 +183,7 @@ impl Ferry {
 }
 
 fn check_inside(
-    memory: &DeviceMemory,
+    memory: &DeviceBuffer,
     offset: usize,
     length: usize,
 ) -> Result<(), ValidationError> {

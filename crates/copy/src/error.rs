@@ -168,7 +168,7 @@ pub enum BuildError {
     },
     /// An engine could not open a channel.
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(OpenError),
     /// The pin cache of an engine could not be started.
     #[error("engine {engine} needs pinned memory, and its pin cache could not be started")]
     Pinning {
@@ -184,4 +184,15 @@ pub enum BuildError {
     /// The process has built more ferries than cookies can distinguish.
     #[error("more than {0} ferries were built by this process: keep one and share it")]
     TooMany(u64),
+}
+
+impl From<OpenError> for BuildError {
+    fn from(error: OpenError) -> Self {
+        match error {
+            OpenError::Environment { name, value, expected } => {
+                Self::Environment { name, value, expected }
+            }
+            error => Self::Open(error),
+        }
+    }
 }

@@ -25,7 +25,7 @@ mod statistics;
 mod submit;
 pub mod transfer;
 
-pub use builder::{EngineChoice, FerryBuilder, Gpu, PciDevices};
+pub use builder::FerryBuilder;
 pub use cookie::Cookie;
 pub use deliver::Segment;
 pub use device::Region;
@@ -40,6 +40,9 @@ pub use transfer::{
 
 pub use bytemuck::Pod;
 
+pub use memferry_engine::DeviceBuffer;
 pub use memferry_engine::completion::{Notification, TransferOutput};
-pub use memferry_engine::cuda::{CudaEngine, DeviceMemory};
+pub use memferry_engine::contract::{
+    DeviceAllocError, DeviceAllocator, EngineChoice, EngineSelection,
+};
 pub use memferry_memory::pin_cache::PinCacheLimits as PinLimits;

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use memferry_engine::completion::{ChannelBatch, ChunkedWork, Completion, Dispatch};
 use memferry_engine::contract::ReuseHint;
-use memferry_engine::cuda::CudaEngine;
 use memferry_engine::{Channel, Descriptor, Engine, MemoryKind, Opcode};
 
 use crate::cookie::CookieTable;
@@ -31,8 +30,6 @@ pub(crate) struct FerryCore {
     /// Bytes of copies since a sleeping channel was last woken.
     pub(crate) unwoken_bytes: AtomicU64,
     pub(crate) wait_config: Arc<WaitConfig>,
-    /// The GPU among the engines, if the builder opened one.
-    pub(crate) gpu: Option<Arc<CudaEngine>>,
 }
 
 /// An engine with its channels.

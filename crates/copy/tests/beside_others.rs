@@ -9,10 +9,11 @@ use std::sync::Arc;
 
 use common::pattern;
 use memferry_copy::{Ferry, Options};
+use memferry_engine::DeviceBuffer;
 use memferry_engine::contract::PinCacheLimits;
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+use memferry_engine::cuda::{CudaEngine, CudaProfile};
 use memferry_engine::testing::cuda_model::CudaModel;
-use memferry_engine::cuda::{CudaEngine, CudaProfile, DeviceMemory};
 use memferry_sys::Pages;
 use memferry_sys::cuda::{CudaDriver, MemcpyKind};
 use memferry_sys::pages::page_bytes;
@@ -71,7 +72,7 @@ impl Heap {
 /// The other user.
 struct OtherUser<'a> {
     machine: &'a GpuFixture,
-    scratch: DeviceMemory,
+    scratch: DeviceBuffer,
 }
 
 impl<'a> OtherUser<'a> {

@@ -6,8 +6,8 @@ use memferry_copy::plan::{CopyQuery, CopyReason, CopyStrategy};
 use memferry_copy::{Error, Ferry, Options, Request, ValidationError};
 use memferry_engine::contract::{PinCacheLimits, RegistrationCache, ReuseHint};
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
-use memferry_engine::testing::cuda_model::{CudaFaults, CudaModel};
 use memferry_engine::cuda::{CudaEngine, CudaProfile};
+use memferry_engine::testing::cuda_model::{CudaFaults, CudaModel};
 use memferry_engine::{Engine, ExecutionError, MemoryKind};
 use memferry_sys::Pages;
 
@@ -276,7 +276,7 @@ fn without_a_device_engine_its_memory_is_out_of_reach() {
     // SAFETY: it is never started.
     let refused = unsafe { plain.run_raw(request) }.unwrap_err();
     assert_eq!(refused, Error::Validation(ValidationError::NoEngine));
-    assert!(plain.gpu().is_none());
+    assert!(plain.engine_as::<CudaEngine>().is_none());
     assert_eq!(plain.memory_kind(device.as_ptr()), MemoryKind::Host);
     assert_eq!(machine.ferry.memory_kind(device.as_ptr()), MemoryKind::Device);
 }

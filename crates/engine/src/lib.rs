@@ -23,6 +23,15 @@ pub mod testing;
 
 pub use completion::{Completion, TransferOutput};
 pub use contract::{
-    Capabilities, Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine,
-    ExecutionError, Kernel, MemoryKind, Opcode, OpenError, Sequence, SubmitError, Submitted,
+    Capabilities, Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, DeviceBuffer,
+    Engine, ExecutionError, Kernel, MemoryKind, Opcode, OpenError, Sequence, SubmitError,
+    Submitted,
 };
+
+/// The factories of all engines whose devices a program can select.
+#[cfg(not(loom))]
+pub fn factories() -> &'static [&'static dyn contract::EngineFactory] {
+    static FACTORIES: [&dyn contract::EngineFactory; 3] =
+        [&ioat::FACTORY, &nic::FACTORY, &cuda::FACTORY];
+    &FACTORIES
+}

@@ -5,15 +5,15 @@
 use std::sync::Arc;
 
 use memferry_engine::ChannelOptions;
-use memferry_engine::testing::conformance::{EngineUnderTest, Verdict, run_all};
 use memferry_engine::conformance_tests;
 use memferry_engine::contract::PinCacheLimits;
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
-use memferry_engine::testing::cuda_model::CudaModel;
 use memferry_engine::cuda::{CudaConfig, CudaEngine, CudaProfile};
+use memferry_engine::ioat::IoatEngine;
+use memferry_engine::testing::conformance::{EngineUnderTest, Verdict, run_all};
+use memferry_engine::testing::cuda_model::CudaModel;
 use memferry_engine::testing::fault::{FaultEngine, FaultScript};
 use memferry_engine::testing::ioat_model::{FaultSchedule, IoatFaults, IoatModel};
-use memferry_engine::ioat::IoatEngine;
 use memferry_engine::testing::polled::{AuditingPinner, PolledEngine};
 
 /// Uses the built-in profile: the tests do not measure speed.
@@ -103,8 +103,7 @@ conformance_tests!(
 conformance_tests!(
     ioat_engine_that_halts,
     EngineUnderTest::new(|| {
-        let faults =
-            IoatFaults { halts: FaultSchedule::Every(7), ..Default::default() };
+        let faults = IoatFaults { halts: FaultSchedule::Every(7), ..Default::default() };
         faulty_ioat(faults)
     })
     .injects_faults()
@@ -112,10 +111,8 @@ conformance_tests!(
 conformance_tests!(
     ioat_engine_that_does_not_write_back,
     EngineUnderTest::new(|| {
-        let faults = IoatFaults {
-            loses_write_backs: FaultSchedule::Every(3),
-            ..Default::default()
-        };
+        let faults =
+            IoatFaults { loses_write_backs: FaultSchedule::Every(3), ..Default::default() };
         faulty_ioat(faults)
     })
     .injects_faults()

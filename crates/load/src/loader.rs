@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use memferry_copy::{Buffer, DeviceMemory, Ferry};
+use memferry_copy::{Buffer, DeviceBuffer, Ferry};
 use memferry_engine::MemoryKind;
 
 use crate::blocks::{self, Placement};
@@ -61,11 +61,11 @@ impl LoaderBuilder {
 ///
 /// ```no_run
 /// use memferry::load::{Loader, SafetensorsFile};
-/// use memferry::{Ferry, Gpu};
+/// use memferry::{EngineSelection, Ferry};
 ///
-/// let ferry = Ferry::builder().gpu(Gpu::Number(0)).build()?;
+/// let ferry = Ferry::builder().gpu(EngineSelection::device(0)).build()?;
 /// let file = SafetensorsFile::open("model.safetensors")?;
-/// let memory = ferry.gpu().expect("it was asked for").allocate(file.data_bytes())?;
+/// let memory = ferry.device_allocator().expect("it was asked for").allocate(file.data_bytes())?;
 /// let loader = Loader::builder().build(ferry)?;
 /// let (tensors, report) = loader.load_to_device(file, memory)?;
 /// println!("{} tensors in {:?}", tensors.tensors().len(), report.elapsed);
@@ -126,7 +126,7 @@ impl Loader {
     pub fn load_to_device(
         &self,
         file: SafetensorsFile,
-        memory: DeviceMemory,
+        memory: DeviceBuffer,
     ) -> Result<(DeviceTensors, LoadReport), LoadError> {
         let (start, length) = (file.data().start, file.data_bytes());
         if memory.len() < length {
@@ -171,14 +171,14 @@ impl Loader {
 /// ```
 #[derive(Debug)]
 pub struct DeviceTensors {
-    memory: DeviceMemory,
+    memory: DeviceBuffer,
     tensors: Vec<Tensor>,
     by_name: HashMap<String, usize>,
     start: u64,
 }
 
 impl DeviceTensors {
-    fn new(memory: DeviceMemory, file: &SafetensorsFile) -> Self {
+    fn new(memory: DeviceBuffer, file: &SafetensorsFile) -> Self {
         let tensors = file.tensors().to_vec();
         let by_name = tensors.iter().enumerate().map(|(at, t)| (t.name.clone(), at)).collect();
         Self { memory, tensors, by_name, start: file.data().start }
@@ -196,7 +196,7 @@ impl DeviceTensors {
     }
 
     /// The allocation that has all of them.
-    pub fn memory(&self) -> &DeviceMemory {
+    pub fn memory(&self) -> &DeviceBuffer {
         &self.memory
     }
 }

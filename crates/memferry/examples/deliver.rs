@@ -11,9 +11,9 @@
 use std::hint::black_box;
 use std::sync::Arc;
 
-use memferry::engine::testing::nic_model::NicModel;
 use memferry::engine::nic::{NicConfig, NicEngine};
 use memferry::engine::pci::available_devices;
+use memferry::engine::testing::nic_model::NicModel;
 use memferry::{Error, Ferry, Notification, Options};
 use memferry_sys::vfio::pci::E1000E;
 

@@ -15,7 +15,7 @@ use memferry::engine::cpu::ProfileSource;
 use memferry::engine::cuda::CudaProfile;
 use memferry::engine::testing::cuda_model::CudaModel;
 use memferry::{
-    Buffer, CudaEngine, DeviceMemory, Ferry, Gpu, OwnedSource, OwnedTransfer, PinLimits,
+    Buffer, CudaEngine, DeviceBuffer, EngineSelection, Ferry, OwnedSource, OwnedTransfer, PinLimits,
 };
 use memferry_sys::cuda::{Cuda, CudaDriver, MemcpyKind};
 use memferry_sys::pages::MappedFile;
@@ -46,9 +46,9 @@ unsafe impl OwnedSource for Contents {
 #[allow(clippy::print_stdout, reason = "an example shows something")]
 fn main() -> Outcome<()> {
     let named = std::env::args_os().nth(1).map(PathBuf::from);
-    match Ferry::builder().gpu(Gpu::Number(0)).build() {
+    match Ferry::builder().gpu(EngineSelection::device(0)).build() {
         Ok(ferry) => {
-            let gpu = ferry.gpu().ok_or("the ferry has no GPU")?.clone();
+            let gpu = ferry.engine_as::<CudaEngine>().ok_or("the ferry has no GPU")?;
             let driver = Arc::new(Cuda::open(gpu.info().ordinal)?);
             println!("{}", gpu.info().name);
             demonstrate(&Machine { ferry, gpu, driver }, named.as_deref(), MADE_BYTES)
@@ -71,7 +71,7 @@ fn model() -> Outcome<Machine> {
     let driver = CudaModel::new();
     let limits = PinLimits { max_bytes: 64 << 20, max_entries: 64 };
     let gpu = Arc::new(CudaEngine::with_driver(driver.clone(), CudaProfile::default(), limits)?);
-    let builder = Ferry::builder().profile(ProfileSource::BuiltIn).gpu(Gpu::Off);
+    let builder = Ferry::builder().profile(ProfileSource::BuiltIn).gpu(EngineSelection::Off);
     let ferry = builder.engine(gpu.clone(), 2).build()?;
     Ok(Machine { ferry, gpu, driver })
 }
@@ -118,7 +118,7 @@ fn demonstrate(machine: &Machine, named: Option<&Path>, bytes: usize) -> Outcome
 
 /// Prints the progress of a transfer while the program computes.
 #[allow(clippy::print_stdout, reason = "an example shows something")]
-fn show_progress(transfer: &OwnedTransfer<Contents, DeviceMemory>) -> Outcome<f64> {
+fn show_progress(transfer: &OwnedTransfer<Contents, DeviceBuffer>) -> Outcome<f64> {
     const POLL_INTERVAL: Duration = Duration::from_millis(2);
     let transfer = transfer.transfer();
     let (mut sum, mut next, mut shown) = (0.0, 1.0, Instant::now());
@@ -143,7 +143,7 @@ fn show_progress(transfer: &OwnedTransfer<Contents, DeviceMemory>) -> Outcome<f6
 }
 
 /// Copies without Memferry: one call of the driver with unregistered memory.
-fn copy_by_driver(machine: &Machine, from: &Contents, to: &DeviceMemory) -> Outcome<Duration> {
+fn copy_by_driver(machine: &Machine, from: &Contents, to: &DeviceBuffer) -> Outcome<Duration> {
     machine.driver.make_current()?;
     let from = from.0.as_slice();
     let start = Instant::now();

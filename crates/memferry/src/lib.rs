@@ -105,12 +105,16 @@
 
 pub use memferry_copy::{
     Buffer, BuildError, CacheHint, Cookie, CookieError, Dependency, Error, FailedTransfer, Ferry,
-    FerryBuilder, Gpu, Options, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer, PciDevices,
-    Pod, Region, RegistrationStatistics, Request, ScopedTransfer, Segment, Statistics, Transfer,
-    TransferScope, ValidationError,
+    FerryBuilder, Options, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer, Pod, Region,
+    RegistrationStatistics, Request, ScopedTransfer, Segment, Statistics, Transfer, TransferScope,
+    ValidationError,
 };
 
-pub use memferry_copy::{CudaEngine, DeviceMemory, Notification, PinLimits, TransferOutput};
+pub use memferry_copy::{
+    DeviceAllocError, DeviceAllocator, DeviceBuffer, EngineSelection, Notification, PinLimits,
+    TransferOutput,
+};
+pub use memferry_engine::cuda::CudaEngine;
 pub use memferry_engine::{ChannelStatistics, ExecutionError, MemoryKind};
 pub use memferry_memory::pin_cache::{InvalidationMode, PinCacheStatistics};
 pub use memferry_memory::pinning::PinError;
@@ -148,7 +152,7 @@ pub mod plan {
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 pub mod policy {
-    pub use memferry_copy::policy::{Choice, Policy, PolicyKind};
+    pub use memferry_copy::policy::PolicyKind;
 }
 
 /// Engines and their contract, for programs that choose an engine or implement one.
@@ -177,9 +181,6 @@ pub mod engine {
 
     /// The processor engine.
     pub mod cpu {
-        #[cfg(feature = "unstable")]
-        #[doc(hidden)]
-        pub use memferry_engine::cpu::*;
         pub use memferry_engine::cpu::{
             CpuEngine, CpuProfile, ProfileError, ProfileOrigin, ProfileSource,
         };
@@ -190,17 +191,15 @@ pub mod engine {
         #[cfg(feature = "unstable")]
         #[doc(hidden)]
         pub use memferry_engine::cuda::*;
-        pub use memferry_engine::cuda::{
-            CudaDeviceInfo, CudaEngine, CudaProfile, DeviceMemory,
-        };
+        pub use memferry_engine::cuda::{CudaDeviceInfo, CudaEngine, CudaProfile};
     }
 
     /// The engine of Intel's I/OAT.
     pub mod ioat {
+        pub use memferry_engine::ioat::IoatEngine;
         #[cfg(feature = "unstable")]
         #[doc(hidden)]
         pub use memferry_engine::ioat::*;
-        pub use memferry_engine::ioat::IoatEngine;
     }
 
     /// The engine of a network card in loopback mode.

@@ -15,8 +15,8 @@ mod virtual_machine;
 
 use std::sync::Arc;
 
-use memferry::engine::testing::nic_model::NicModel;
 use memferry::engine::nic::{NicConfig, NicEngine};
+use memferry::engine::testing::nic_model::NicModel;
 
 use self::copy_engine::ModelVariant;
 use self::suite::{CaseException, SuiteResult};

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use memferry::engine::contract::ReuseHint;
 use memferry::plan::{CopyQuery, CopyStrategy};
-use memferry::{Ferry, Gpu as Choice};
+use memferry::{CudaEngine, EngineSelection, Ferry};
 use memferry_sys::cuda::{Cuda, CudaDriver};
 use memferry_sys::residency;
 
@@ -90,8 +90,8 @@ impl Bench for Gpu {
         let version = (facts.driver_version / 1000, facts.driver_version % 1000 / 10);
         let version = format!("with a driver for CUDA {}.{}", version.0, version.1);
         outcome.versions.insert(facts.name.clone(), version);
-        let ferry = Ferry::builder().gpu(Choice::Number(ORDINAL)).build()?;
-        let gpu = ferry.gpu().context("the ferry has no GPU")?.clone();
+        let ferry = Ferry::builder().gpu(EngineSelection::device(ORDINAL)).build()?;
+        let gpu = ferry.engine_as::<CudaEngine>().context("the ferry has no GPU")?;
         let peer = DriverPeer::new(cuda.clone(), Some(cuda), plan.max_bytes())?;
         let mut rig = GpuFixture::new(ferry, &gpu, peer, plan.max_bytes())?;
         measure(&mut outcome, &mut rig, &plan, progress)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{anyhow, ensure};
 use memferry::engine::cuda::{CudaDeviceInfo, CudaProfile};
-use memferry::{CudaEngine, Ferry, Gpu};
+use memferry::{CudaEngine, EngineSelection, Ferry};
 use memferry_sys::cuda::{CudaInventory, inventory};
 use memferry_sys::settings::{self, switch};
 use memferry_sys::userfault;
@@ -123,9 +123,9 @@ fn registered(
 /// Copies to a GPU and back through an ordinary `Ferry`, and returns the measured profile of the
 /// GPU.
 fn try_copy(ordinal: usize) -> anyhow::Result<CudaProfile> {
-    let ferry = Ferry::builder().gpu(Gpu::Number(ordinal)).build()?;
-    let gpu = ferry.gpu().ok_or_else(|| anyhow!("the ferry has no GPU"))?;
-    copy_round_trip(&ferry, gpu)?;
+    let ferry = Ferry::builder().gpu(EngineSelection::device(ordinal)).build()?;
+    let gpu = ferry.engine_as::<CudaEngine>().ok_or_else(|| anyhow!("the ferry has no GPU"))?;
+    copy_round_trip(&ferry, &gpu)?;
     Ok(*gpu.profile())
 }
 

@@ -5,7 +5,7 @@ use anyhow::{Context, anyhow};
 use memferry::engine::Kernel;
 use memferry::engine::cpu::{CpuProfile, ProfileOrigin};
 use memferry::plan::{self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy};
-use memferry::{CacheHint, Ferry, Gpu};
+use memferry::{CacheHint, CudaEngine, EngineSelection, Ferry};
 use serde::Serialize;
 
 use super::gpu::GpuExplanation;
@@ -49,12 +49,12 @@ pub(super) struct MeasuredValue {
 pub(super) fn run(question: CopyQuery, gpu: Option<usize>, json: bool) -> anyhow::Result<()> {
     let ferry = match gpu {
         Some(number) => {
-            let ferry = Ferry::builder().gpu(Gpu::Number(number)).build();
+            let ferry = Ferry::builder().gpu(EngineSelection::device(number)).build();
             ferry.context("no GPU to explain with; `memferry doctor` tells what it needs")?
         }
         None => Ferry::new()?,
     };
-    let device = ferry.gpu().filter(|_| gpu.is_some());
+    let device = ferry.engine_as::<CudaEngine>().filter(|_| gpu.is_some());
     let device = device.map(|gpu| GpuExplanation::new(gpu.info(), gpu.profile(), &question));
     let explanation = explain(ferry.plan_context(), question, device)?;
     if json {

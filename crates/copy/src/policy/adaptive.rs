@@ -9,7 +9,7 @@ use super::Choice;
 /// Chooses the channel with the fewest outstanding bytes; among equals an awake one, then the
 /// first. It inspects every channel, so its cost grows with their number.
 #[derive(Debug, Default)]
-pub(super) struct Adaptive;
+pub(crate) struct Adaptive;
 
 impl Adaptive {
     #[inline]

@@ -11,7 +11,7 @@ use super::adaptive::Adaptive;
 /// channels. With one channel, that channel gets the large transfers, and the caller executes the
 /// small ones inline. In both cases, a small transfer never waits behind a large one.
 #[derive(Debug)]
-pub(super) struct Dedicated;
+pub(crate) struct Dedicated;
 
 /// The maximum size of a small transfer in bytes.
 const SMALL_BYTES: u64 = 64 << 10;

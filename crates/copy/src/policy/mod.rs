@@ -75,8 +75,10 @@ impl PolicyKind {
     }
 }
 
-/// The policy of a ferry with its state. Many threads call it concurrently.
+/// The policy of a ferry with its state. Many threads call it concurrently, and some policies write
+/// their state: it has cache lines of its own.
 #[derive(Debug)]
+#[repr(align(128))]
 pub(crate) enum Policy {
     RoundRobin(RoundRobin),
     Dedicated(Dedicated),

@@ -10,7 +10,7 @@ use super::Choice;
 /// Chooses the channels in cyclic order, regardless of their load: cheap, and fair for transfers of
 /// equal size.
 #[derive(Debug, Default)]
-pub(super) struct RoundRobin {
+pub(crate) struct RoundRobin {
     next: AtomicUsize,
 }
 

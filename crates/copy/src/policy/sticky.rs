@@ -14,7 +14,7 @@ const MAX_BACKLOG_BYTES: u64 = 512 << 10;
 /// Stays with one channel, which therefore stays awake, and advances to the next one when its
 /// backlog is too large. It inspects only one channel, regardless of their number.
 #[derive(Debug, Default)]
-pub(super) struct Sticky {
+pub(crate) struct Sticky {
     current: AtomicUsize,
 }
 

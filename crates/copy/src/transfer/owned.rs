@@ -11,8 +11,8 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytemuck::Pod;
+use memferry_engine::DeviceBuffer;
 use memferry_engine::MemoryKind;
-use memferry_engine::cuda::DeviceMemory;
 use memferry_sys::{EventFd, Pages};
 
 use super::{Dependency, Predecessor, Transfer, ready_slice, wait_slice};
@@ -198,7 +198,7 @@ unsafe impl<T: Pod + Sync> OwnedSource for &'static [T] {
 }
 
 // SAFETY: device memory keeps its address until it is freed, and no processor accesses it.
-unsafe impl OwnedSource for DeviceMemory {
+unsafe impl OwnedSource for DeviceBuffer {
     fn source(&self) -> (*const u8, usize) {
         (self.as_ptr(), self.len())
     }
@@ -209,7 +209,7 @@ unsafe impl OwnedSource for DeviceMemory {
 }
 
 // SAFETY: as above, and this value is the only owner of the memory.
-unsafe impl OwnedTarget for DeviceMemory {
+unsafe impl OwnedTarget for DeviceBuffer {
     fn target(&mut self) -> (*mut u8, usize) {
         (self.as_ptr(), self.len())
     }

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use memferry_engine::ioat::IoatEngine;
+use memferry_engine::nic::{self, NicEngine};
 use memferry_engine::testing::ioat_model::IoatModel;
 use memferry_engine::testing::nic_model::NicModel;
-use memferry_engine::nic::{self, NicEngine};
 
 /// Intel's copy engine with this many channels.
 pub(crate) fn ioat(channels: usize) -> (Arc<IoatModel>, Arc<IoatEngine>) {

@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-/// A channel could not be opened.
+/// An engine or a channel could not be opened.
 ///
 /// ```
 /// use memferry::engine::OpenError;
@@ -26,6 +26,16 @@ pub enum OpenError {
         engine: String,
         /// The failed call, and its fix.
         reason: String,
+    },
+    /// The value of an environment variable of the engine is invalid.
+    #[error("{name}={value:?} is not valid: expected {expected}; correct or unset it")]
+    Environment {
+        /// The name of the variable.
+        name: &'static str,
+        /// Its value.
+        value: String,
+        /// The values that are valid.
+        expected: &'static str,
     },
 }
 

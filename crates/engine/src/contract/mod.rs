@@ -8,13 +8,17 @@
 mod capabilities;
 mod cost;
 mod descriptor;
+mod device_memory;
 mod error;
+#[cfg(not(loom))]
+pub(crate) mod factory;
 mod leases;
 #[cfg(not(loom))]
 mod regions;
 #[cfg(not(loom))]
 mod registration_cache;
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +28,10 @@ use crate::completion::Completion;
 pub use capabilities::{Capabilities, MemoryKind, MemoryKindSet, OpcodeSet, RegistrationMode};
 pub use cost::{CopyDirection, CostLine, RegistrationCosts};
 pub use descriptor::{Descriptor, DescriptorScope, Kernel, Opcode};
+pub use device_memory::{DeviceAllocError, DeviceAllocator, DeviceBuffer};
 pub use error::{ExecutionError, OpenError, SubmitError};
+#[cfg(not(loom))]
+pub use factory::{EngineChoice, EngineFactory, EngineSelection, OpenOptions};
 pub use leases::{DescriptorLeases, NotificationWrite, PinnedLocation, Pinner};
 #[cfg(not(loom))]
 pub use regions::RegisteredRegion;
@@ -54,7 +61,7 @@ pub type Sequence = u64;
 /// assert_eq!(channel.completed(), 0);
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
-pub trait Engine: Send + Sync + Debug {
+pub trait Engine: Any + Send + Sync + Debug {
     /// The short name in plans, settings and reports.
     fn name(&self) -> &str;
 
@@ -94,6 +101,11 @@ pub trait Engine: Send + Sync + Debug {
     /// to another device.
     fn reaches(&self, _address: u64) -> bool {
         true
+    }
+
+    /// The allocator of device memory, for engines whose device has memory of its own.
+    fn device_allocator(&self) -> Option<&dyn DeviceAllocator> {
+        None
     }
 
     /// Opens an in-order queue. Dropping the last handle of a channel finishes or fails its

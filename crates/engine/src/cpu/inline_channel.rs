@@ -8,7 +8,9 @@ use std::time::Duration;
 use memferry_sys::fork;
 use memferry_sys::sync::lock;
 
-use crate::contract::{Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted};
+use crate::contract::{
+    Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted,
+};
 use crate::runtime::{FailureLog, as_engine_thread, park_by_polling};
 
 /// The channel. While one thread executes in it, it accepts nothing: another submitter executes its

@@ -6,8 +6,9 @@ use memferry_sys::cuda::{CudaEvent, DriverError, MemcpyKind, code};
 use super::channel::{CudaWorker, IssueResult, RegistrationError, STAGING_BUFFER_BYTES, failed};
 use super::host_staging::StagingAlloc;
 use super::in_flight::CopyRoute;
+use crate::Kernel;
 use crate::contract::{CopyDirection, MemoryKind, Opcode};
-use crate::{Kernel, execute};
+use crate::runtime::execute;
 
 impl CudaWorker {
     /// Issues a copy of the newest descriptor.

@@ -96,8 +96,8 @@ impl Drop for DeviceStagingRing {
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::cuda_model::CudaModel;
     use super::*;
+    use crate::testing::cuda_model::CudaModel;
 
     fn staging_ring(bytes: u64) -> (DeviceStagingRing, u64) {
         let mut ring = DeviceStagingRing::new(CudaModel::new(), bytes);

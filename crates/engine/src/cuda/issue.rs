@@ -8,8 +8,9 @@ use memferry_sys::{clock, residency};
 
 use super::channel::{CudaWorker, IssueResult, MAX_COPY_BYTES, RegistrationError, failed};
 use super::in_flight::{CopyRoute, InFlightCopy};
+use crate::Kernel;
 use crate::contract::{CopyDirection, ExecutionError, RegistrationRef};
-use crate::{Kernel, execute};
+use crate::runtime::execute;
 
 impl CudaWorker {
     /// Executes on the processor what it can, in this call.

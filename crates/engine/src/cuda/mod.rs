@@ -26,6 +26,7 @@ mod channel;
 mod completion_poll;
 mod copies;
 mod device_staging;
+mod factory;
 mod host_staging;
 mod in_flight;
 mod issue;
@@ -50,11 +51,15 @@ pub use memferry_sys::cuda::CudaDeviceInfo;
 pub use profile::CudaProfile;
 
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, MemoryKind,
-    MemoryKindSet, Opcode, OpcodeSet, OpenError, PinCacheLimits, RegistrationCache,
-    RegistrationCosts, RegistrationMode,
+    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, DeviceAllocError,
+    DeviceAllocator, DeviceBuffer, Engine, MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError,
+    PinCacheLimits, RegistrationCache, RegistrationCosts, RegistrationMode,
 };
+use factory::CudaFactory;
 use pinner::CudaPinner;
+
+/// The factory of the engine.
+pub(crate) static FACTORY: CudaFactory = CudaFactory;
 
 /// The default capacity of a channel, in descriptors. Large, because a submitter of device memory
 /// must wait when the channel is full.
@@ -194,9 +199,11 @@ impl CudaEngine {
     }
 
     /// Allocates memory of the device.
-    pub fn allocate(&self, bytes: usize) -> Result<DeviceMemory, DriverError> {
+    pub fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, DriverError> {
         let address = allocate(&*self.device.driver, bytes)?;
-        Ok(DeviceMemory { device: self.device.clone(), address, bytes })
+        let allocation = CudaAllocation { device: self.device.clone(), address };
+        // SAFETY: the driver has just allocated the memory, and only the allocation frees it.
+        Ok(unsafe { DeviceBuffer::new(address, bytes, allocation) })
     }
 
     /// The free and the total memory of the device in bytes.
@@ -254,8 +261,18 @@ impl Engine for CudaEngine {
         self.device.driver.can_access(address)
     }
 
+    fn device_allocator(&self) -> Option<&dyn DeviceAllocator> {
+        Some(self)
+    }
+
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {
         Ok(Arc::new(channel::open(&self.device, options, DEFAULT_CAPACITY)?))
+    }
+}
+
+impl DeviceAllocator for CudaEngine {
+    fn allocate(&self, bytes: usize) -> Result<DeviceBuffer, DeviceAllocError> {
+        self.allocate(bytes).map_err(|error| DeviceAllocError(error.to_string()))
     }
 }
 
@@ -299,49 +316,14 @@ fn allocate(driver: &dyn CudaDriver, bytes: usize) -> Result<u64, DriverError> {
     outcome
 }
 
-/// Memory of a device, freed on drop. Transfers over it must be complete by then, as their callers
-/// guarantee.
-///
-/// ```
-/// use memferry::{DeviceMemory, Ferry, Gpu};
-///
-/// let ferry = Ferry::builder().gpu(Gpu::IfPresent).build()?;
-/// if let Some(gpu) = ferry.gpu() {
-///     let mut weights: DeviceMemory = gpu.allocate(4 << 20)?;
-///     ferry.copy_to_device(&vec![1.0f32; 1 << 20], &mut weights, 0)?;
-/// }
-/// # Ok::<_, Box<dyn std::error::Error>>(())
-/// ```
+/// An allocation of device memory, freed on drop.
 #[derive(Debug)]
-pub struct DeviceMemory {
+struct CudaAllocation {
     device: Arc<CudaContext>,
     address: u64,
-    bytes: usize,
 }
 
-impl DeviceMemory {
-    /// The first address. No processor can access it.
-    pub fn address(&self) -> u64 {
-        self.address
-    }
-
-    /// The first address as a pointer, for requests.
-    pub fn as_ptr(&self) -> *mut u8 {
-        self.address as *mut u8
-    }
-
-    /// The length in bytes.
-    pub fn len(&self) -> usize {
-        self.bytes
-    }
-
-    /// Whether the length is 0.
-    pub fn is_empty(&self) -> bool {
-        self.bytes == 0
-    }
-}
-
-impl Drop for DeviceMemory {
+impl Drop for CudaAllocation {
     fn drop(&mut self) {
         // SAFETY: allocated in `CudaEngine::allocate`; users of the raw address guarantee that
         // their copies are complete.

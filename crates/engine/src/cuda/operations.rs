@@ -8,8 +8,9 @@ use super::channel::{
 };
 use super::host_staging::StagingAlloc;
 use super::in_flight::CopyRoute;
+use crate::Kernel;
 use crate::contract::{CopyDirection, MemoryKind, Opcode};
-use crate::{Kernel, execute};
+use crate::runtime::execute;
 
 impl CudaWorker {
     /// Fills device memory.

@@ -22,16 +22,31 @@ use memferry_sys::vfio::pci::IOAT;
 use self::queue::{IoatAtomicCounters, IoatQueue, IoatQueueConfig};
 use self::registers as r;
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, MemoryKind,
-    MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode,
+    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, EngineChoice,
+    MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode,
 };
-use crate::pci::{ACCESS_REVOKED, ChannelSlots, DeviceChannel, measure, open_all, open_error};
+use crate::pci::{
+    ACCESS_REVOKED, ChannelSlots, DeviceChannel, PciFactory, measure, open_all, open_error,
+};
 
 const NAME: &str = "ioat";
 /// The default capacity of a channel, in descriptors.
 const CAPACITY: usize = 1024;
 /// The maximum length of a descriptor in bytes, even if the device supports more.
 const MAX_DESCRIPTOR_BYTES: u64 = 16 << 20;
+
+/// The factory of the engine.
+pub(crate) static FACTORY: PciFactory = PciFactory {
+    name: NAME,
+    variable: "MEMFERRY_IOAT",
+    expected: "off, auto, or addresses on the bus such as 0000:00:04.0, with commas between them",
+    max_devices: usize::MAX,
+    ids: IOAT,
+    open: |addresses| {
+        let engine = IoatEngine::open(addresses)?;
+        Ok(EngineChoice { channels: engine.channels(), engine: Arc::new(engine) })
+    },
+};
 
 /// The engine, over one device or several that share their mappings of memory.
 ///

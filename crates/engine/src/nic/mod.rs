@@ -24,16 +24,31 @@ use memferry_sys::vfio::pci::E1000E;
 use self::e1000e::E1000e;
 use self::queue::{NicAtomicCounters, NicQueue};
 use crate::contract::{
-    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, MemoryKind,
-    MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode,
+    Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, EngineChoice,
+    MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode,
 };
-use crate::pci::{ACCESS_REVOKED, ChannelSlots, DeviceChannel, measure, open_all, open_error};
+use crate::pci::{
+    ACCESS_REVOKED, ChannelSlots, DeviceChannel, PciFactory, measure, open_all, open_error,
+};
 
 const NAME: &str = "nic";
 /// The default capacity of a channel, in descriptors.
 const CAPACITY: usize = 1024;
 /// About thirty frames: enough to keep the card busy, and little to retransmit.
 const MAX_DESCRIPTOR_BYTES: usize = 256 << 10;
+
+/// The factory of the engine.
+pub(crate) static FACTORY: PciFactory = PciFactory {
+    name: NAME,
+    variable: "MEMFERRY_NIC",
+    expected: "off, auto, or the address of one card on the bus such as 0000:02:00.0",
+    max_devices: 1,
+    ids: E1000E,
+    open: |addresses| {
+        let engine = NicEngine::open(&addresses[0], NicConfig::default())?;
+        Ok(EngineChoice { engine: Arc::new(engine), channels: 1 })
+    },
+};
 
 /// The options of a card.
 ///

@@ -13,8 +13,8 @@ use memferry_sys::pages::page_bytes;
 use super::e1000e::{E1000e, RxStatus};
 use super::frame::{BUFFER_BYTES, Frame, MAX_FRAGMENTS, Payload, TxFragment, checksum};
 use crate::contract::{Descriptor, Kernel, NotificationWrite, Opcode, PinnedLocation};
-use crate::runtime::execute;
 use crate::pci::{ChannelSlot, HardwareQueue, HwStatus, PostResult};
+use crate::runtime::execute;
 
 /// The length in bytes below which the processor copies: the header of a frame would be longer.
 const SHORT_BYTES: u64 = 128;

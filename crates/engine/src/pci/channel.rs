@@ -7,7 +7,10 @@ use std::time::Duration;
 use memferry_sys::sync::{Mutex, lock, thread};
 
 use super::hardware::{HardwareQueue, HwStatus, PostResult};
-use crate::contract::{Channel, ChannelStatistics, Descriptor, ExecutionError, NotificationWrite, Sequence, SubmitError, Submitted};
+use crate::contract::{
+    Channel, ChannelStatistics, Descriptor, ExecutionError, NotificationWrite, Sequence,
+    SubmitError, Submitted,
+};
 use crate::runtime::{FailureLog, park_by_polling};
 
 /// The channel. Any thread may poll it; one thread at a time makes progress.

@@ -9,6 +9,8 @@
 pub mod channel;
 #[cfg(not(loom))]
 mod channel_slots;
+#[cfg(not(loom))]
+mod factory;
 #[doc(hidden)]
 pub mod hardware;
 #[cfg(not(loom))]
@@ -18,24 +20,15 @@ mod memory;
 #[cfg(not(loom))]
 mod open;
 
-use std::time::{Duration, Instant};
-
-pub(crate) use channel::DeviceChannel;
-pub(crate) use channel_slots::{ChannelSlot, ChannelSlots};
-pub(crate) use hardware::{HardwareQueue, HwStatus, PostResult};
-pub(crate) use measure::measure;
-pub(crate) use memory::{CoherentMemory, DmaArray};
+#[cfg(not(loom))]
 pub use open::available_devices;
-pub(crate) use open::{ACCESS_REVOKED, open_all, open_error};
-
-/// Polls a condition until it holds or `limit` expires; returns whether it holds.
-pub(crate) fn poll_until(limit: Duration, condition: impl Fn() -> bool) -> bool {
-    let deadline = Instant::now() + limit;
-    while !condition() {
-        if Instant::now() > deadline {
-            return condition();
-        }
-        std::thread::sleep(Duration::from_micros(20));
-    }
-    true
-}
+#[cfg(not(loom))]
+pub(crate) use {
+    channel::DeviceChannel,
+    channel_slots::{ChannelSlot, ChannelSlots},
+    factory::PciFactory,
+    hardware::{HardwareQueue, HwStatus, PostResult},
+    measure::measure,
+    memory::{CoherentMemory, DmaArray},
+    open::{ACCESS_REVOKED, open_all, open_error, poll_until},
+};

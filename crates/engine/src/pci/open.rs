@@ -1,6 +1,7 @@
 //! Devices of the machine that are bound to vfio-pci.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use memferry_sys::device::DmaDevice;
 use memferry_sys::vfio::pci::PciId;
@@ -53,4 +54,16 @@ pub(crate) const ACCESS_REVOKED: &str =
 
 pub(crate) fn open_error(engine: &str, reason: &dyn std::fmt::Display) -> OpenError {
     OpenError::System { engine: engine.into(), reason: reason.to_string() }
+}
+
+/// Polls a condition until it holds or `limit` expires; returns whether it holds.
+pub(crate) fn poll_until(limit: Duration, condition: impl Fn() -> bool) -> bool {
+    let deadline = Instant::now() + limit;
+    while !condition() {
+        if Instant::now() > deadline {
+            return condition();
+        }
+        std::thread::sleep(Duration::from_micros(20));
+    }
+    true
 }

@@ -9,11 +9,14 @@ use crossbeam_utils::CachePadded;
 use memferry_sys::sync::lock;
 use memferry_sys::{affinity, fork};
 
-use crate::completion::{Completion, Waiters};
-use crate::contract::{Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, OpenError, Sequence, SubmitError, Submitted};
-use crate::runtime::{FailureLog, enter_engine_thread, is_engine_thread};
 use super::park::{Parker, WaitQueue};
 use super::ring::SubmissionRing;
+use crate::completion::{Completion, Waiters};
+use crate::contract::{
+    Channel, ChannelOptions, ChannelStatistics, Descriptor, ExecutionError, OpenError, Sequence,
+    SubmitError, Submitted,
+};
+use crate::runtime::{FailureLog, enter_engine_thread, is_engine_thread};
 
 /// The handle that submitters share. Dropping the last one finishes the work and joins the thread.
 #[derive(Debug)]

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use memferry_engine::testing::conformance::CASE_TIMEOUT;
+use memferry_engine::DeviceBuffer;
 use memferry_engine::contract::{PinCacheLimits, RegistrationCache};
+use memferry_engine::cuda::{CudaEngine, CudaProfile};
+use memferry_engine::testing::conformance::CASE_TIMEOUT;
 use memferry_engine::testing::cuda_model::{CudaFaults, CudaModel, CudaModelStats};
-use memferry_engine::cuda::{CudaEngine, CudaProfile, DeviceMemory};
 use memferry_engine::{
     Channel, ChannelOptions, Completion, Engine, ExecutionError, MemoryKind, TransferOutput,
 };
@@ -135,14 +136,14 @@ impl CudaUnderTest {
     }
 
     /// Device memory, all of it [`UNTOUCHED`].
-    pub(crate) fn device(&self, bytes: usize) -> DeviceMemory {
+    pub(crate) fn device(&self, bytes: usize) -> DeviceBuffer {
         let memory = self.engine.allocate(bytes).expect("memory of the device");
         self.execute(CudaOperation::fill(device(&memory, 0), bytes, UNTOUCHED)).expect("a fill");
         memory
     }
 
     /// Device memory with these bytes.
-    pub(crate) fn upload(&self, bytes: &[u8]) -> DeviceMemory {
+    pub(crate) fn upload(&self, bytes: &[u8]) -> DeviceBuffer {
         let memory = self.engine.allocate(bytes.len()).expect("memory of the device");
         let source = MemoryAddress { address: bytes.as_ptr() as u64, kind: MemoryKind::Host };
         let job = CudaOperation::copy(source, device(&memory, 0), bytes.len()).transient(true);
@@ -151,7 +152,7 @@ impl CudaUnderTest {
     }
 
     /// The contents of device memory.
-    pub(crate) fn download(&self, memory: &DeviceMemory) -> Vec<u8> {
+    pub(crate) fn download(&self, memory: &DeviceBuffer) -> Vec<u8> {
         let mut bytes = vec![!UNTOUCHED; memory.len()];
         let target = MemoryAddress { address: bytes.as_mut_ptr() as u64, kind: MemoryKind::Host };
         let job = CudaOperation::copy(device(memory, 0), target, memory.len()).transient(true);

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use memferry_engine::DeviceBuffer;
 use memferry_engine::completion::ChunkedWork;
-use memferry_engine::cuda::DeviceMemory;
 use memferry_engine::{Completion, Descriptor, Kernel, MemoryKind, Opcode};
 use memferry_sys::Pages;
 
@@ -27,7 +27,7 @@ pub(crate) fn host(pages: &Pages, at: usize) -> MemoryAddress {
 }
 
 /// An address in the device. The memory must outlive the operations on it.
-pub(crate) fn device(memory: &DeviceMemory, at: usize) -> MemoryAddress {
+pub(crate) fn device(memory: &DeviceBuffer, at: usize) -> MemoryAddress {
     assert!(at < memory.len());
     MemoryAddress { address: memory.address() + at as u64, kind: MemoryKind::Device }
 }

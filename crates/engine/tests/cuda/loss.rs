@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use memferry_engine::cuda::DeviceMemory;
+use memferry_engine::DeviceBuffer;
 use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_engine::{ChannelOptions, Completion, Engine, ExecutionError, Opcode};
 use memferry_sys::Pages;
@@ -23,7 +23,7 @@ struct Traffic {
     filled: Pages,
     ordinary: Vec<Arc<Completion>>,
     of_device: Vec<Arc<Completion>>,
-    _inside: [DeviceMemory; 2],
+    _inside: [DeviceBuffer; 2],
 }
 
 impl Traffic {
@@ -83,7 +83,7 @@ fn is_engine(error: &ExecutionError) -> bool {
 }
 
 /// Checks that transfers after a loss end too, with success or an error.
-fn check_afterwards(subject: &CudaUnderTest, inside: &DeviceMemory) {
+fn check_afterwards(subject: &CudaUnderTest, inside: &DeviceBuffer) {
     let (source, target, same) = (patterned(5, SIZE), untouched(SIZE), patterned(5, SIZE));
     let through = CudaOperation::copy(host(&source, 0), host(&target, 0), SIZE);
     for job in [through, through.cut(Some(100_001)), through.transient(true)] {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use memferry_engine::cuda::DeviceMemory;
+use memferry_engine::DeviceBuffer;
 use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_engine::{ExecutionError, MemoryKind};
 use memferry_memory::pinning::Access;
@@ -83,7 +83,7 @@ impl Drop for FixedMapping {
 }
 
 #[track_caller]
-fn check_inside(subject: &CudaUnderTest, memory: &DeviceMemory, expected: &[u8]) {
+fn check_inside(subject: &CudaUnderTest, memory: &DeviceBuffer, expected: &[u8]) {
     check(&subject.download(memory), 0, expected, subject.name);
 }
 

@@ -1,6 +1,6 @@
 //! Fills, moves between overlapping ranges, and compares.
 
-use memferry_engine::cuda::DeviceMemory;
+use memferry_engine::DeviceBuffer;
 use memferry_engine::{Opcode, TransferOutput};
 use memferry_sys::Pages;
 
@@ -88,7 +88,7 @@ struct EqualBuffers<'a> {
     subject: &'a CudaUnderTest,
     length: usize,
     ordinary: [Pages; 2],
-    inside: [DeviceMemory; 2],
+    inside: [DeviceBuffer; 2],
 }
 
 impl<'a> EqualBuffers<'a> {

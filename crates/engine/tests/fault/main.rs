@@ -10,9 +10,9 @@ mod recover;
 use std::sync::Arc;
 use std::time::Duration;
 
-use memferry_engine::testing::conformance::EngineUnderTest;
 use memferry_engine::conformance_tests;
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
+use memferry_engine::testing::conformance::EngineUnderTest;
 use memferry_engine::testing::fault::{Fault, FaultEngine, FaultScript};
 use memferry_engine::testing::polled::PolledEngine;
 

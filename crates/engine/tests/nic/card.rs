@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use memferry_engine::testing::nic_model::{NicFaults, NicModel};
 use memferry_engine::nic::{NicConfig, NicEngine};
+use memferry_engine::testing::nic_model::{NicFaults, NicModel};
 use memferry_sys::device::DmaDevice;
 use memferry_sys::vfio::pci::{E1000E, PciBus};
 use memferry_sys::vfio::{VfioDevice, VfioError};

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use memferry_engine::testing::nic_model::NicFaults;
 use memferry_engine::nic::registers::{self as r, transmit};
+use memferry_engine::testing::nic_model::NicFaults;
 use memferry_sys::Pages;
 use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::pages::page_bytes;

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Arc, Mutex};
 
 use memferry_engine::completion::Notification;
-use memferry_engine::testing::nic_model::{NicFaults, NicModel};
 use memferry_engine::nic::{NicConfig, registers as r};
+use memferry_engine::testing::nic_model::{NicFaults, NicModel};
 use memferry_sys::device::{DmaDevice, DmaDirection};
 
 use crate::card;

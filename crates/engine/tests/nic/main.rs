@@ -17,9 +17,9 @@ mod notifications;
 mod rig;
 
 use memferry_engine::ChannelOptions;
-use memferry_engine::testing::conformance::EngineUnderTest;
 use memferry_engine::conformance_tests;
 use memferry_engine::nic::NicConfig;
+use memferry_engine::testing::conformance::EngineUnderTest;
 use memferry_engine::testing::nic_model::NicFaults;
 
 fn tiny() -> ChannelOptions {

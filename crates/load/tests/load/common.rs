@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use memferry::engine::cpu::ProfileSource;
-use memferry::engine::cuda::model::{CudaFaults, CudaModel};
 use memferry::engine::cuda::{CudaEngine, CudaProfile};
+use memferry::engine::testing::cuda_model::{CudaFaults, CudaModel};
 use memferry::load::{DeviceTensors, LoadError, LoadReport, Loader, SafetensorsFile};
-use memferry::{Ferry, Gpu, PinLimits};
+use memferry::{EngineSelection, Ferry, PinLimits};
 
 /// A model of a GPU, and a loader with it.
 pub(crate) struct ModelGpu {
@@ -43,7 +43,7 @@ pub(crate) fn model_gpu(faults: CudaFaults) -> ModelGpu {
     let limits = PinLimits { max_bytes: 64 << 20, max_entries: 64 };
     let engine = CudaEngine::with_driver(model.clone(), CudaProfile::default(), limits).unwrap();
     let engine = Arc::new(engine);
-    let builder = Ferry::builder().profile(ProfileSource::BuiltIn).gpu(Gpu::Off);
+    let builder = Ferry::builder().profile(ProfileSource::BuiltIn).gpu(EngineSelection::Off);
     let ferry = builder.engine(engine.clone(), 2).build().unwrap();
     let loader = Loader::builder().threads(2).build(ferry).unwrap();
     ModelGpu { model, loader, engine }

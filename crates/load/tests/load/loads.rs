@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::common::{bytes_of, model_gpu, tensors_of, write_tensors};
 use memferry::engine::MemoryKind;
-use memferry::engine::cuda::model::CudaFaults;
+use memferry::engine::testing::cuda_model::CudaFaults;
 use memferry::load::{
     FileSource, LoadError, Loader, Placement, ReadMode, SafetensorsFile, ShardedFiles,
 };

@@ -185,7 +185,7 @@ impl LookupShared {
         state: &LookupState,
         position: PagePosition,
     ) -> Option<Translation<'_>> {
-        let Some(cache) = self.store.cache() else { return None };
+        let cache = self.store.cache()?;
         let slot = state.table.line(position.line)?.slot?;
         match cache.slot(slot).acquire() {
             AcquireResult::Acquired => {

@@ -6,9 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::ensure;
 use memferry::engine::ChannelOptions;
-use memferry::engine::testing::conformance::EngineUnderTest;
 use memferry::engine::ioat::IoatEngine;
-use memferry::engine::testing::ioat_model::{FaultSchedule, IoatFaults, IoatModel, IoatModelCounters};
+use memferry::engine::testing::conformance::EngineUnderTest;
+use memferry::engine::testing::ioat_model::{
+    FaultSchedule, IoatFaults, IoatModel, IoatModelCounters,
+};
 
 use super::super::Effort;
 use super::memory::{ALIGNED, Alignment, EngineFixture, HALF_APART, LINE_APART};

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use memferry::engine::ChannelOptions;
-use memferry::engine::testing::conformance::EngineUnderTest;
 use memferry::engine::nic::{NicConfig, NicEngine};
 use memferry::engine::pci::available_devices;
+use memferry::engine::testing::conformance::EngineUnderTest;
 use memferry_sys::vfio::VfioDevice;
 use memferry_sys::vfio::pci::E1000E;
 

@@ -4,9 +4,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::ensure;
+use memferry::engine::nic::{NicConfig, NicEngine};
 use memferry::engine::testing::conformance::EngineUnderTest;
 use memferry::engine::testing::nic_model::{NicFaults, NicModel};
-use memferry::engine::nic::{NicConfig, NicEngine};
 
 use super::card::SKIPS;
 use super::memory::{ALIGNED, EngineFixture};

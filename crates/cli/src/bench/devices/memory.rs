@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::ensure;
 use memferry::engine::Engine;
 use memferry::engine::cpu::ProfileSource;
-use memferry::{Ferry, Gpu, Notification, Options, PciDevices, Request};
+use memferry::{EngineSelection, Ferry, Notification, Options, Request};
 use memferry_sys::Pages;
 
 /// Offset of the target relative to its page; the source is page-aligned.
@@ -49,9 +49,9 @@ impl EngineFixture {
         let ferry = Ferry::builder()
             .profile(ProfileSource::BuiltIn)
             .engine(engine, 1)
-            .gpu(Gpu::Off)
-            .ioat(PciDevices::Off)
-            .nic(PciDevices::Off)
+            .gpu(EngineSelection::Off)
+            .ioat(EngineSelection::Off)
+            .nic(EngineSelection::Off)
             .capacity(CAPACITY)
             .inline_bytes(0)
             .build()?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, bail, ensure};
 use memferry::sys::pages::Pages;
-use memferry::{CudaEngine, DeviceMemory, Ferry, Options, Request, Transfer};
+use memferry::{CudaEngine, DeviceBuffer, Ferry, Options, Request, Transfer};
 
 use super::cases::{CopyMethod, GpuCopyDirection, PageSize};
 use super::memory::{self, HostBuffers, POISON};
@@ -13,7 +13,7 @@ use crate::bench::measure::memcpy;
 
 /// A ferry with a GPU, the driver for comparison, and device memory.
 pub(super) struct GpuFixture {
-    device: DeviceMemory,
+    device: DeviceBuffer,
     peer: DriverPeer,
     /// Data that every copy moves.
     pattern: Pages,

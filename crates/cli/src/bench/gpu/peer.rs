@@ -4,7 +4,7 @@ use std::hint::spin_loop;
 use std::sync::Arc;
 
 use anyhow::{Context, anyhow};
-use memferry::DeviceMemory;
+use memferry::DeviceBuffer;
 use memferry_sys::cuda::{Cuda, CudaDriver, CudaEvent, CudaStream, DriverError, MemcpyKind};
 
 /// The driver of the device, for one thread, with memory that it pinned.
@@ -57,7 +57,7 @@ impl DriverPeer {
     pub(super) fn copy_to_device(
         &self,
         source: &[u8],
-        target: &mut DeviceMemory,
+        target: &mut DeviceBuffer,
     ) -> anyhow::Result<()> {
         check(target, source.len())?;
         let (from, to) = (source.as_ptr() as u64, target.address());
@@ -69,7 +69,7 @@ impl DriverPeer {
     /// Copies from the device to pageable memory.
     pub(super) fn copy_from_device(
         &self,
-        source: &DeviceMemory,
+        source: &DeviceBuffer,
         target: &mut [u8],
     ) -> anyhow::Result<()> {
         check(source, target.len())?;
@@ -81,7 +81,7 @@ impl DriverPeer {
     /// Copies from pinned memory to the device by one asynchronous copy, and waits for it.
     pub(super) fn copy_pinned_to_device(
         &self,
-        target: &mut DeviceMemory,
+        target: &mut DeviceBuffer,
         bytes: usize,
     ) -> anyhow::Result<()> {
         check(target, bytes)?;
@@ -97,7 +97,7 @@ impl DriverPeer {
     /// Copies from the device to pinned memory by one asynchronous copy, and waits for it.
     pub(super) fn copy_pinned_from_device(
         &mut self,
-        source: &DeviceMemory,
+        source: &DeviceBuffer,
         bytes: usize,
     ) -> anyhow::Result<()> {
         check(source, bytes)?;
@@ -123,7 +123,7 @@ impl DriverPeer {
     }
 
     /// Sets device memory to zero.
-    pub(super) fn clear(&self, target: &mut DeviceMemory, bytes: usize) -> anyhow::Result<()> {
+    pub(super) fn clear(&self, target: &mut DeviceBuffer, bytes: usize) -> anyhow::Result<()> {
         check(target, bytes)?;
         // SAFETY: the memory is borrowed until this method returns, after the stream has completed
         // the fill.
@@ -146,7 +146,7 @@ impl DriverPeer {
     }
 }
 
-fn check(memory: &DeviceMemory, bytes: usize) -> anyhow::Result<()> {
+fn check(memory: &DeviceBuffer, bytes: usize) -> anyhow::Result<()> {
     anyhow::ensure!(bytes <= memory.len(), "{bytes} bytes are more than the device's memory has");
     Ok(())
 }

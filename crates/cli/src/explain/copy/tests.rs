@@ -2,8 +2,8 @@ use std::sync::Arc;
 
 use memferry::engine::contract::ReuseHint;
 use memferry::engine::cpu::{CpuEngine, ProfileSource};
-use memferry::engine::testing::cuda_model::CudaModel;
 use memferry::engine::cuda::{CudaDeviceInfo, CudaProfile};
+use memferry::engine::testing::cuda_model::CudaModel;
 use memferry::{CudaEngine, MemoryKind, PinLimits};
 
 use super::*;

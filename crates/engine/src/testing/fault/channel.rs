@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use memferry_sys::sync::lock;
 
 use super::{Fault, FaultScript};
-use crate::contract::{Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted};
+use crate::contract::{
+    Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted,
+};
 use crate::runtime::{FailureLog, park_by_polling};
 
 #[derive(Debug)]

@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 
 use memferry_sys::sync::lock;
 
-use crate::ioat::registers::*;
 use super::IoatModelShared;
+use crate::ioat::registers::*;
 
 /// The maximum number of recorded violations.
 const MAX_VIOLATIONS: usize = 256;

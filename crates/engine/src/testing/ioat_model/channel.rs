@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use memferry_sys::sync::lock;
 
-use crate::ioat::registers::*;
 use super::IoatModelCounters;
+use crate::ioat::registers::*;
 
 /// The number of reads of the command register until a reset is done.
 const RESET_POLLS: u32 = 3;

@@ -6,12 +6,12 @@ use std::time::Duration;
 use memferry_sys::clock;
 use memferry_sys::sync::lock;
 
-use crate::ioat::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor, IoatOperation};
-use crate::ioat::registers::error;
 use super::IoatModelShared;
 use super::channel::{ChannelRegisters, DescriptorRef, ModelStep};
 use super::faults::InjectedFault;
 use super::memory::{DmaFault, DmaHold};
+use crate::ioat::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor, IoatOperation};
+use crate::ioat::registers::error;
 
 /// The outcome of a step.
 enum StepOutcome {

@@ -13,9 +13,13 @@ use memferry_sys::sync::lock;
 
 pub use auditing_pinner::{AuditingPinner, PinAuditCounts};
 
-use crate::contract::{Capabilities, Channel, ChannelOptions, ChannelStatistics, CopyDirection, CostLine, Descriptor, Engine, ExecutionError, Kernel, MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError, Pinner, RegistrationMode, Sequence, SubmitError, Submitted};
-use crate::runtime::{FailureLog, park_by_polling};
+use crate::contract::{
+    Capabilities, Channel, ChannelOptions, ChannelStatistics, CopyDirection, CostLine, Descriptor,
+    Engine, ExecutionError, Kernel, MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError,
+    Pinner, RegistrationMode, Sequence, SubmitError, Submitted,
+};
 use crate::runtime::execute;
+use crate::runtime::{FailureLog, park_by_polling};
 
 const PAGE: usize = 4096;
 const DEFAULT_CAPACITY: usize = 16;

@@ -13,7 +13,7 @@ use memferry::engine::nic::{NicConfig, NicEngine};
 use memferry::engine::pci::available_devices;
 use memferry::sys::pages::Pages;
 use memferry::sys::{affinity, clock};
-use memferry::{Ferry, Notification, Options, PciDevices, Segment, Transfer};
+use memferry::{EngineSelection, Ferry, Notification, Options, Segment, Transfer};
 use memferry_sys::vfio::pci::E1000E;
 
 use super::slots::{HOT_SLOTS, MessageSlots};
@@ -113,7 +113,7 @@ fn open_ferry() -> anyhow::Result<Ferry> {
     };
     let Some(address) = address else { return Ok(builder.build()?) };
     let card = NicEngine::open(&address, NicConfig::default())?;
-    Ok(builder.engine(Arc::new(card), 1).nic(PciDevices::Off).build()?)
+    Ok(builder.engine(Arc::new(card), 1).nic(EngineSelection::Off).build()?)
 }
 
 impl PacketFixture {

@@ -14,9 +14,9 @@ use memferry_sys::Pages;
 use memferry_sys::device::{DmaDevice, DmaDirection};
 use memferry_sys::pages::page_bytes;
 
+use super::*;
 use crate::ioat::descriptor::{DESCRIPTOR_BYTES, IoatDescriptor};
 use crate::ioat::registers::*;
-use super::*;
 
 /// Maps memory of a test, which only the model and the test use.
 fn map(

@@ -1,23 +1,17 @@
 //! Builder of a ferry. A setting comes from the caller, else from the environment, else from
 //! measurement.
 
-mod gpu;
-mod pci;
-
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use memferry_engine::contract::{EngineChoice, EngineSelection, OpenOptions};
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
-use memferry_engine::cuda::{self, CudaEngine};
-use memferry_engine::{Channel, ChannelOptions, Engine, OpenError};
+use memferry_engine::{Channel, ChannelOptions, Engine, factories};
 use memferry_memory::pin_cache::PinCacheLimits;
 use memferry_sys::copy::stream::Streaming;
-use memferry_sys::settings::{self, size, switch};
+use memferry_sys::settings::{self, size};
 use memferry_sys::{affinity, fork};
-
-pub use gpu::Gpu;
-pub use pci::PciDevices;
 
 use crate::cookie::{CookieTable, MAX_FERRY};
 use crate::error::BuildError;
@@ -33,19 +27,7 @@ const MAX_CHANNELS: usize = 256;
 /// Default maximum number of channels that share one transfer: a few cores saturate the memory
 /// bandwidth, and each further channel costs a wakeup.
 const DEFAULT_SPREAD: usize = 4;
-/// Maximum number of GPU channels: as many as keep the GPU busy with copies through staging
-/// buffers.
-const MAX_GPU_CHANNELS: usize = 10;
 const DEFAULT_WAIT_SPIN_NS: u64 = 20_000;
-
-/// An engine and the number of channels to open on it.
-#[derive(Debug, Clone)]
-pub struct EngineChoice {
-    /// The engine.
-    pub engine: Arc<dyn Engine>,
-    /// The number of channels.
-    pub channels: usize,
-}
 
 /// Settings of a new ferry. A setting that the caller does not set comes from the environment
 /// (`MEMFERRY_CHANNELS` and the other variables below); one that is set in neither is measured.
@@ -72,10 +54,9 @@ pub struct FerryBuilder {
     stream_bytes: Option<usize>,
     chunk_bytes: Option<usize>,
     engines: Vec<EngineChoice>,
-    gpu: Option<Gpu>,
+    /// The selections of devices, by the name of their engine; the last one counts.
+    selections: Vec<(&'static str, EngineSelection)>,
     sole_cuda_user: Option<bool>,
-    ioat: Option<PciDevices>,
-    nic: Option<PciDevices>,
     pin_limits: Option<PinCacheLimits>,
 }
 
@@ -175,8 +156,26 @@ impl FerryBuilder {
     /// Selects a GPU that copies in addition to the processor engine or the named engines
     /// (`MEMFERRY_GPU`: `off`, `auto` or the number of a GPU; used if the program does not call
     /// this). Opening a GPU takes about half a second, mostly in its driver. Default: off.
-    pub fn gpu(mut self, gpu: Gpu) -> Self {
-        self.gpu = Some(gpu);
+    pub fn gpu(self, gpu: EngineSelection) -> Self {
+        self.select("cuda", gpu)
+    }
+
+    /// Selects I/OAT devices, Intel's copy engine, that copy in addition to the processor engine or
+    /// the named engines (`MEMFERRY_IOAT`: `off`, `auto`, or addresses; used if the program does
+    /// not call this). `memferry doctor` prints how to bind devices to vfio-pci. Default: off.
+    pub fn ioat(self, devices: EngineSelection) -> Self {
+        self.select("ioat", devices)
+    }
+
+    /// Selects a network card in loopback mode as a copy engine (`MEMFERRY_NIC`). It is slower than
+    /// a processor, but uses no processor time. `auto` uses the first card that is bound to
+    /// vfio-pci. Default: off.
+    pub fn nic(self, devices: EngineSelection) -> Self {
+        self.select("nic", devices)
+    }
+
+    fn select(mut self, engine: &'static str, selection: EngineSelection) -> Self {
+        self.selections.push((engine, selection));
         self
     }
 
@@ -216,12 +215,7 @@ impl FerryBuilder {
         let spread = or_environment(self.spread, "MEMFERRY_SPREAD", "a number above 0")?;
         let spin_ns = or_environment(self.spin_ns, "MEMFERRY_SPIN_NS", "a number of nanoseconds")?;
         let mut choices = self.engines.clone();
-        choices.extend(self.open_pci()?);
-        let gpu = self.open_gpu()?;
-        if let Some(gpu) = &gpu {
-            let channels = (affinity::allowed_cores().len() * 5 / 8).clamp(1, MAX_GPU_CHANNELS);
-            choices.push(EngineChoice { engine: gpu.clone(), channels });
-        }
+        choices.extend(self.open_selected()?);
 
         fork::install_handler();
         let alone = affinity::allowed_cores().len() == 1;
@@ -250,47 +244,32 @@ impl FerryBuilder {
             cookies: CookieTable::new(next_ferry()?),
             unwoken_bytes: AtomicU64::new(0),
             wait_config: waiting,
-            gpu,
         }))
     }
 
-    /// Opens the selected GPU, if any.
-    fn open_gpu(&self) -> Result<Option<Arc<CudaEngine>>, BuildError> {
-        let expected = "off, auto or the number of a GPU";
-        let gpu = match self.gpu {
-            Some(gpu) => gpu,
-            None => environment("MEMFERRY_GPU", expected, Gpu::from_name)?.unwrap_or_default(),
-        };
-        let by_environment = self.gpu.is_none();
-        let mut settings = cuda::CudaConfig::default();
-        settings.limits = self.pin_limits.unwrap_or(settings.limits);
-        settings.is_sole_user = match self.sole_cuda_user {
-            Some(is_sole_user) => is_sole_user,
-            None => environment("MEMFERRY_CUDA_SOLE_USER", switch::EXPECTED, switch::parse)?
-                .unwrap_or(false),
-        };
-        match gpu {
-            Gpu::Off => Ok(None),
-            Gpu::Number(ordinal) => {
-                settings.ordinal = ordinal;
-                let opened = open_gpu(settings).map_err(|error| match error {
-                    OpenError::System { engine, reason } if by_environment => {
-                        let asked = format!("MEMFERRY_GPU={ordinal} asks for it");
-                        let reason = format!("{reason} ({asked}: unset it, or set it to auto)");
-                        OpenError::System { engine, reason }
-                    }
-                    error => error,
-                });
-                Ok(Some(Arc::new(opened?)))
-            }
-            Gpu::IfPresent => match open_gpu(settings) {
-                Ok(engine) => Ok(Some(Arc::new(engine))),
-                Err(error) => {
-                    tracing::info!(%error, "no GPU is used");
-                    Ok(None)
+    /// Opens the engines of the selected devices.
+    fn open_selected(&self) -> Result<Vec<EngineChoice>, BuildError> {
+        let mut choices = Vec::new();
+        for factory in factories() {
+            let (name, expected) = (factory.name(), factory.expected());
+            let set = self.selections.iter().rev().find(|(engine, _)| *engine == name);
+            let selection = match set {
+                Some((_, selection)) if factory.accepts(selection) => selection.clone(),
+                Some((_, wrong)) => {
+                    let value = format!("{wrong:?}");
+                    return Err(BuildError::Setting { name, value, expected });
                 }
-            },
+                None => environment(factory.variable(), expected, |text| factory.parse(text))?
+                    .unwrap_or_default(),
+            };
+            let options = OpenOptions {
+                pin_limits: self.pin_limits,
+                is_sole_user: self.sole_cuda_user,
+                by_environment: set.is_none(),
+            };
+            choices.extend(factory.open(&selection, &options)?);
         }
+        Ok(choices)
     }
 
     /// Returns the measured profile with the overrides of the caller and the environment.
@@ -436,17 +415,6 @@ impl FerryBuilder {
     }
 }
 
-#[cfg(feature = "cuda")]
-fn open_gpu(settings: cuda::CudaConfig) -> Result<CudaEngine, OpenError> {
-    CudaEngine::open(settings)
-}
-
-#[cfg(not(feature = "cuda"))]
-fn open_gpu(_settings: cuda::CudaConfig) -> Result<CudaEngine, OpenError> {
-    let reason = "this program was built without it: build with the feature `cuda`".into();
-    Err(OpenError::System { engine: "cuda".into(), reason })
-}
-
 fn engine_summary(open: &ActiveEngine) -> EngineSummary {
     EngineSummary {
         name: open.engine.name().into(),
@@ -492,4 +460,24 @@ fn environment<T>(
         value,
         expected,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_that_is_not_there_is_an_error_only_if_it_was_named() {
+        let named = EngineSelection::device("ffff:ff:1f.7");
+        let error = FerryBuilder::new().ioat(named.clone()).build().unwrap_err().to_string();
+        assert!(error.contains("ioat") && error.contains("ffff:ff:1f.7"), "{error}");
+        let error = FerryBuilder::new().nic(named).build().unwrap_err().to_string();
+        assert!(error.contains("nic") && error.contains("ffff:ff:1f.7"), "{error}");
+        let two = EngineSelection::Devices(vec!["00:01.0".into(), "00:02.0".into()]);
+        let error = FerryBuilder::new().nic(two).build().unwrap_err().to_string();
+        assert!(error.contains("one card"), "{error}");
+        assert!(FerryBuilder::new().ioat(EngineSelection::Devices(Vec::new())).build().is_err());
+        let builder = FerryBuilder::new().ioat(EngineSelection::Auto).nic(EngineSelection::Auto);
+        assert!(builder.build().is_ok());
+    }
 }
