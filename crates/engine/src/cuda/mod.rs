@@ -89,10 +89,10 @@ impl Default for CudaConfig {
 /// The copy engines of one GPU.
 ///
 /// ```
-/// use memferry::{Ferry, Gpu};
+/// use memferry::{CudaEngine, EngineSelection, Ferry};
 ///
-/// let ferry = Ferry::builder().gpu(Gpu::IfPresent).build()?;
-/// if let Some(gpu) = ferry.gpu() {
+/// let ferry = Ferry::builder().gpu(EngineSelection::Auto).build()?;
+/// if let Some(gpu) = ferry.engine_as::<CudaEngine>() {
 ///     println!("{}: {:?} bytes free and in all", gpu.info().name, gpu.memory_bytes()?);
 /// }
 /// # Ok::<_, Box<dyn std::error::Error>>(())

@@ -55,7 +55,7 @@ pub(crate) static FACTORY: PciFactory = PciFactory {
 ///
 /// use memferry::Ferry;
 /// use memferry::engine::ioat::IoatEngine;
-/// use memferry::engine::ioat::model::IoatModel;
+/// use memferry::engine::testing::ioat_model::IoatModel;
 ///
 /// // A model of the device; `IoatEngine::open` takes a device of the machine.
 /// let engine = Arc::new(IoatEngine::over_model(IoatModel::new())?);

@@ -72,7 +72,7 @@ pub struct NicConfig {
 /// use std::sync::Arc;
 ///
 /// use memferry::Ferry;
-/// use memferry::engine::nic::model::NicModel;
+/// use memferry::engine::testing::nic_model::NicModel;
 /// use memferry::engine::nic::{NicConfig, NicEngine};
 ///
 /// // A model of the card; `NicEngine::open` takes a card of the machine.
@@ -96,7 +96,7 @@ pub struct NicEngine {
 /// The counters of a card.
 ///
 /// ```
-/// use memferry::engine::nic::model::NicModel;
+/// use memferry::engine::testing::nic_model::NicModel;
 /// use memferry::engine::nic::{NicConfig, NicCounters, NicEngine};
 ///
 /// let engine = NicEngine::over_model(NicModel::new(), NicConfig::default())?;

@@ -136,7 +136,7 @@ impl Default for PinCacheLimits {
 /// ```
 /// use std::sync::Arc;
 ///
-/// use memferry::engine::nic::model::NicModel;
+/// use memferry::engine::testing::nic_model::NicModel;
 /// use memferry::engine::nic::{NicConfig, NicEngine};
 /// use memferry::{Ferry, InvalidationMode};
 ///

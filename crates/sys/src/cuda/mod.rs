@@ -57,10 +57,11 @@ pub enum MemcpyKind {
 ///
 /// ```
 /// use memferry::engine::cuda::CudaDeviceInfo;
-/// use memferry::{Ferry, Gpu};
+/// use memferry::{CudaEngine, EngineSelection, Ferry};
 ///
-/// let ferry = Ferry::builder().gpu(Gpu::IfPresent).build()?;
-/// if let Some(info) = ferry.gpu().map(|gpu| -> &CudaDeviceInfo { gpu.info() }) {
+/// let ferry = Ferry::builder().gpu(EngineSelection::Auto).build()?;
+/// if let Some(gpu) = ferry.engine_as::<CudaEngine>() {
+///     let info: &CudaDeviceInfo = gpu.info();
 ///     println!("GPU {}: {}, {} copy engines", info.ordinal, info.name, info.copy_engines);
 /// }
 /// # Ok::<_, Box<dyn std::error::Error>>(())
