@@ -1,16 +1,20 @@
 //! The command line. Parsing validates every value, so that the commands receive only valid sizes
 //! and names of existing benches.
 
-use std::ffi::{OsStr, OsString};
+#[cfg(feature = "bench")]
+mod bench;
+
+use std::ffi::OsString;
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, TypedValueParser};
-use clap::error::ErrorKind;
-use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use memferry_bench::results::size;
+#[cfg(feature = "bench")]
+use memferry_bench::worker::WorkerArgs;
 
-use crate::bench::group::worker::WorkerArgs;
-use crate::{bench, size};
+#[cfg(feature = "bench")]
+pub(crate) use bench::BenchArgs;
 
 /// Memferry moves memory: measure, check and explain copies and messages on this machine.
 #[derive(Debug, Parser)]
@@ -25,7 +29,15 @@ pub(crate) struct Cli {
 #[derive(Debug, Subcommand)]
 pub(crate) enum CliCommand {
     /// Measure this machine: a dozen lines within a minute, one bench by name, or all
+    #[cfg(feature = "bench")]
     Bench(BenchArgs),
+    /// Tell how to get the benches, which this program was built without
+    #[cfg(not(feature = "bench"))]
+    Bench {
+        /// What to measure
+        #[arg(value_name = "ARGUMENTS", trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<OsString>,
+    },
     /// Make a report, or the figure of speeds, from recorded output of `memferry bench --json`
     Report(ReportArgs),
     /// Check what this machine can do, what is missing, and how to fix it
@@ -68,6 +80,7 @@ pub(crate) enum CliCommand {
         provider: PathBuf,
     },
     /// The part of `memferry bench devices` inside the virtual machine
+    #[cfg(feature = "bench")]
     #[command(hide = true)]
     DeviceGuest {
         /// Measure fewer points
@@ -75,6 +88,7 @@ pub(crate) enum CliCommand {
         quick: bool,
     },
     /// A process of a group that a bench has started
+    #[cfg(feature = "bench")]
     #[command(hide = true)]
     Worker(WorkerArgs),
 }
@@ -82,37 +96,13 @@ pub(crate) enum CliCommand {
 impl CliCommand {
     /// Whether another `memferry` process started this one, with the same environment.
     pub(crate) fn is_started_by_memferry(&self) -> bool {
-        matches!(
-            self,
-            Self::Partner { .. }
-                | Self::FabricProbe { .. }
-                | Self::DeviceGuest { .. }
-                | Self::Worker(_)
-        )
+        match self {
+            Self::Partner { .. } | Self::FabricProbe { .. } => true,
+            #[cfg(feature = "bench")]
+            Self::DeviceGuest { .. } | Self::Worker(_) => true,
+            _ => false,
+        }
     }
-}
-
-/// Arguments of `memferry bench`.
-#[derive(Debug, Default, Args)]
-pub(crate) struct BenchArgs {
-    /// The bench to run; without it, a dozen lines about copies, messages, windows and the GPU
-    #[arg(value_name = "NAME", value_parser = BenchName, group = "benches")]
-    pub(crate) name: Option<String>,
-    /// Measure fewer points: half a minute or less for one bench, two minutes for all
-    #[arg(long)]
-    pub(crate) quick: bool,
-    /// Run every bench
-    #[arg(long, group = "benches")]
-    pub(crate) all: bool,
-    /// Show the developers' performance targets, and fail if one is missed
-    #[arg(long, requires = "benches")]
-    pub(crate) bars: bool,
-    /// Print one JSON object instead of tables
-    #[arg(long)]
-    pub(crate) json: bool,
-    /// Write a report with plots to this file
-    #[arg(long, value_name = "FILE.html")]
-    pub(crate) report: Option<PathBuf>,
 }
 
 /// Arguments of `memferry report`.
@@ -236,49 +226,10 @@ pub(crate) fn parse() -> Cli {
 
 /// The command line, with the benches of this build in the help of `bench`.
 pub(crate) fn command() -> Command {
-    Cli::command().mut_subcommand("bench", |bench| bench.after_help(bench_help()))
-}
-
-fn bench_help() -> String {
-    let width = bench::all().iter().map(|bench| bench.name().len()).max().unwrap_or(0);
-    let mut help = String::from("Benches:");
-    for bench in bench::all() {
-        help.push_str(&format!("\n  {:<width$}  {}", bench.name(), bench.about()));
-    }
-    if bench::all().is_empty() {
-        help.push_str(" none in this build");
-    }
-    help
-}
-
-/// The value parser of bench names. It accepts the benches of this build and lists them for shell
-/// completion.
-#[derive(Debug, Clone)]
-struct BenchName;
-
-impl TypedValueParser for BenchName {
-    type Value = String;
-
-    fn parse_ref(
-        &self,
-        command: &Command,
-        _argument: Option<&Arg>,
-        value: &OsStr,
-    ) -> Result<String, clap::Error> {
-        let name = value.to_string_lossy();
-        match bench::find(&name) {
-            Ok(found) => Ok(found.name().to_owned()),
-            Err(reason) => {
-                let reason = format!("{reason}\n");
-                Err(clap::Error::raw(ErrorKind::InvalidValue, reason).with_cmd(command))
-            }
-        }
-    }
-
-    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        let names = bench::all().iter().map(|bench| PossibleValue::new(bench.name()));
-        Some(Box::new(names))
-    }
+    let command = Cli::command();
+    #[cfg(feature = "bench")]
+    let command = command.mut_subcommand("bench", |bench| bench.after_help(bench::list()));
+    command
 }
 
 #[cfg(test)]

@@ -4,33 +4,31 @@
 //! invalid command line.
 
 mod args;
+#[cfg(feature = "bench")]
 mod bench;
 mod doctor;
 mod explain;
-mod figure;
-mod machine;
 mod manual;
 mod mpi;
-mod number;
-mod outcome;
-mod process;
-mod recorded;
 mod replay;
 mod report;
-#[cfg(test)]
-mod sample;
 mod show;
-mod size;
-mod summary_keys;
 
 use std::process::ExitCode;
 
 use args::{Cli, CliCommand};
 
+/// The error of `memferry bench` in a program without benches.
+#[cfg(not(feature = "bench"))]
+const NO_BENCHES: &str = "this program was built without benches; build it with them by `cargo \
+                          install --path crates/cli` in the source tree of Memferry (its feature \
+                          `bench` is on by default)";
+
 fn main() -> ExitCode {
     // In a virtual machine that `memferry bench devices` started, this program runs as init (PID
     // 1).
-    memferry_vm::guest::run_if_init();
+    #[cfg(feature = "bench")]
+    memferry_bench::guest::run_if_init();
     let cli = args::parse();
     if cli.command.is_started_by_memferry() {
         memferry_sys::settings::skip_variable_check();
@@ -48,7 +46,10 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
-        CliCommand::Bench(args) => bench::command::run(&args),
+        #[cfg(feature = "bench")]
+        CliCommand::Bench(args) => bench::run(&args),
+        #[cfg(not(feature = "bench"))]
+        CliCommand::Bench { .. } => anyhow::bail!(NO_BENCHES),
         CliCommand::Report(args) => report::command::run(&args),
         CliCommand::Doctor(args) => doctor::run(&args),
         CliCommand::Explain(args) => explain::run(&args),
@@ -58,8 +59,10 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         CliCommand::FabricProbe { library, provider } => mpi::probe::run(&library, &provider),
         CliCommand::ManPages { folder } => manual::write_pages(&folder),
         CliCommand::Partner { name } => doctor::echo_peer::run(&name),
-        CliCommand::DeviceGuest { quick } => bench::devices::guest::run(quick),
-        CliCommand::Worker(args) => bench::group::worker::run(&args),
+        #[cfg(feature = "bench")]
+        CliCommand::DeviceGuest { quick } => memferry_bench::guest::run(quick),
+        #[cfg(feature = "bench")]
+        CliCommand::Worker(args) => memferry_bench::worker::run(&args),
         CliCommand::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut args::command(), "memferry", &mut script);

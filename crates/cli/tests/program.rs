@@ -29,6 +29,7 @@ fn the_help_names_every_command() {
 }
 
 #[test]
+#[cfg(feature = "bench")]
 fn the_help_of_bench_names_its_options() {
     let help = stdout(&["bench", "--help"]);
     for option in
@@ -67,6 +68,7 @@ fn a_run_that_is_not_there_is_named() {
 }
 
 #[test]
+#[cfg(feature = "bench")]
 fn the_targets_of_nothing_are_a_usage_error() {
     usage_error(&["bench", "--bars"]);
 }
@@ -78,6 +80,7 @@ fn a_bad_size_is_a_usage_error_that_says_what_is_wrong() {
 }
 
 #[test]
+#[cfg(feature = "bench")]
 fn an_unknown_bench_is_a_usage_error_that_lists_the_known() {
     let complaint = usage_error(&["bench", "copy-latencies"]);
     assert!(complaint.contains("there is no bench `copy-latencies`; available:"), "{complaint}");
@@ -224,6 +227,7 @@ fn text_for_a_pipe_has_no_colour() {
 }
 
 #[test]
+#[cfg(feature = "bench")]
 fn the_bench_of_gpus_says_why_it_measured_nothing_and_ends_well() {
     let mut command = memferry(&["bench", "gpu", "--quick", "--json"]);
     let assert = command.env("CUDA_VISIBLE_DEVICES", "").assert().success();
@@ -232,4 +236,16 @@ fn the_bench_of_gpus_says_why_it_measured_nothing_and_ends_well() {
     assert!(json["rows"].as_array().unwrap().is_empty());
     assert!(json["summary"].as_object().unwrap().is_empty());
     assert!(json["notes"][0].as_str().unwrap().starts_with("Nothing was measured: "));
+}
+
+#[test]
+#[cfg(not(feature = "bench"))]
+fn a_program_without_benches_says_how_to_get_them() {
+    for words in [&["bench"][..], &["bench", "gpu", "--quick"]] {
+        let output = memferry(words).output().unwrap();
+        let complaint = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(complaint.contains("built without benches"), "{complaint}");
+        assert!(complaint.contains("cargo install --path crates/cli"), "{complaint}");
+    }
 }

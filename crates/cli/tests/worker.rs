@@ -97,7 +97,6 @@ fn a_receiver_of_tasks_works_through_them_in_every_form() {
 }
 
 #[test]
-#[cfg(feature = "peers")]
 fn two_members_of_other_libraries_play_pingpong() {
     for kind in ["iceoryx", "ipc-channel"] {
         expect_success(kind, &PINGPONG);

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use memferry::engine::cpu::{CpuProfile, ProfileError, ProfileOrigin, ProfileSource};
 use memferry::engine::runtime::profile_store::{StoredProfile, default_path};
 use memferry::{BuildError, Ferry};
+use memferry_bench::host::machine::{Machine, memory_bytes};
+use memferry_bench::results::size;
 use memferry_sys::EventFd;
 use rustix::thread::{MembarrierCommand, membarrier_query};
 
 use super::{Check, Need, Status};
-use crate::machine::{Machine, memory_bytes};
-use crate::size;
 
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage/enabled";
 

@@ -5,12 +5,12 @@ use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use memferry_bench::results::size;
 use memferry_sys::residency;
 use memferry_sys::vfio::pci::{E1000E, FileAccess, GroupMember, IOAT, PciId};
 use memferry_sys::vfio::{PciBus, PciDevice, VfioError, bind_commands, unbind_commands};
 
 use super::{Check, Need, Status};
-use crate::size;
 
 /// The minimum limit of locked memory. The buffers of a device soon exhaust a lower one.
 const MIN_LOCKED_BYTES: u64 = 64 << 20;

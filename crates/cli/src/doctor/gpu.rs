@@ -6,12 +6,12 @@ use std::path::Path;
 use anyhow::{anyhow, ensure};
 use memferry::engine::cuda::{CudaDeviceInfo, CudaProfile};
 use memferry::{CudaEngine, EngineSelection, Ferry};
+use memferry_bench::results::size;
 use memferry_sys::cuda::{CudaInventory, inventory};
 use memferry_sys::settings::{self, switch};
 use memferry_sys::userfault;
 
 use super::{Check, Need, Status};
-use crate::size;
 
 const VARIABLE: &str = "MEMFERRY_GPU";
 const SOLE_USER: &str = "MEMFERRY_CUDA_SOLE_USER";

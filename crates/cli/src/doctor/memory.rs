@@ -2,10 +2,10 @@
 //! it reports.
 
 use memferry::message::{Endpoint, Error, Rights, ShareableBuffer};
+use memferry_bench::results::size;
 use memferry_sys::{residency, userfault};
 
 use super::{Check, Status};
-use crate::size;
 
 /// The minimum limit of locked memory. The buffers of a device soon exhaust a lower one.
 const MIN_LOCKED_BYTES: u64 = 64 << 20;

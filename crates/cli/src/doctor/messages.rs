@@ -10,12 +10,12 @@ use std::{fs, io};
 use memferry::engine::runtime::profile_store::{ProfileError, ProfileOrigin};
 use memferry::message::plan::{self, Locality, MessageProfile};
 use memferry::message::{EndpointBuilder, ShareableBuffer};
+use memferry_bench::results::{number, size};
 use memferry_sys::shared_memory::SealedMemory;
 use memferry_sys::{futex, peer_process};
 
 use super::copies::{measured_now, not_saved, selected_setting};
 use super::{Check, Status};
-use crate::{number, size};
 
 pub(super) use echo::{A_MESSAGE, CROSS_MEMORY};
 

@@ -13,10 +13,10 @@ mod text;
 
 use memferry::engine::cpu::CpuProfile;
 use memferry::message::plan;
+use memferry_bench::results::outcome::Machine;
 use serde::Serialize;
 
 use crate::args::DoctorArgs;
-use crate::outcome::Machine;
 use crate::show::{self, Paint};
 
 /// The result of a check.
@@ -172,8 +172,9 @@ pub(crate) fn run(args: &DoctorArgs) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use memferry_bench::results::sample;
+
     use super::*;
-    use crate::sample;
 
     fn diagnosis(checks: Vec<Check>, messages: Vec<Check>) -> Diagnosis {
         let machine = sample::empty("x").machine;

@@ -3,10 +3,11 @@
 
 use std::path::Path;
 
+use memferry_bench::host::mpi::launcher::{self, FabricSupport, INSTALL};
+use memferry_bench::host::mpi::{Launcher, MpiFamily, provider};
+
 use super::{Check, Need, Status};
-use crate::mpi::launcher::{self, FabricSupport, INSTALL};
 use crate::mpi::probe::{self, ProbeResult};
-use crate::mpi::{Launcher, MpiFamily, provider};
 
 const AN_MPI: &str = "an MPI";
 const PROVIDER: &str = "provider";

@@ -1,9 +1,10 @@
 //! The text of `memferry doctor`: one line per subject or per check, then what is ready and how to
 //! get more.
 
+use memferry_bench::results::size;
+
 use super::{Check, Diagnosis, Need, Status, Subject};
 use crate::show::Paint;
-use crate::size;
 
 impl Subject<'_> {
     /// The summaries of the checks that make this subject ready. Empty if it is not ready.

@@ -6,11 +6,11 @@ use memferry::engine::Kernel;
 use memferry::engine::cpu::{CpuProfile, ProfileOrigin};
 use memferry::plan::{self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy};
 use memferry::{CacheHint, CudaEngine, EngineSelection, Ferry};
+use memferry_bench::results::size;
 use serde::Serialize;
 
 use super::gpu::GpuExplanation;
 use crate::show::{self, Paint};
-use crate::size;
 
 /// The object that `memferry explain --json` prints.
 #[derive(Debug, Serialize)]

@@ -4,14 +4,14 @@
 use std::collections::BTreeMap;
 use std::env;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::anyhow;
+use memferry_bench::host::mpi::variables::{self, Variable, launch_variables};
+use memferry_bench::host::mpi::{MpiFamily, launcher, provider};
 use serde::Serialize;
 
-use super::variables::{self, PROVIDER_PATH, Variable};
-use super::{Launcher, MpiFamily, launcher, provider};
 use crate::args::{EnvArgs, MpirunArgs};
 use crate::show;
 
@@ -76,11 +76,4 @@ pub(crate) fn env(args: &EnvArgs) -> anyhow::Result<()> {
 fn check_config() -> anyhow::Result<()> {
     memferry::message::EndpointBuilder::new().plan_context()?;
     Ok(())
-}
-
-/// The variables for a launcher and the file of the provider, based on the current environment.
-pub(crate) fn launch_variables(launcher: &Launcher, provider: &Path) -> Vec<Variable> {
-    let folder = provider.parent().unwrap_or(Path::new("/"));
-    let already = env::var_os(PROVIDER_PATH);
-    variables::for_family(launcher.family, folder, already.as_deref())
 }

@@ -1,11 +1,5 @@
-//! MPI programs over Memferry: the installed MPIs, the location of Memferry's libfabric provider,
-//! and the variables that make an MPI use the provider. `memferry mpirun` and `memferry env` are
-//! the commands; `doctor` and the benches use the same functions.
+//! MPI programs over Memferry: `memferry mpirun` and `memferry env`, and the question to a libfabric
+//! whether it loads the provider, for `memferry doctor`.
 
 pub(crate) mod command;
-pub(crate) mod launcher;
 pub(crate) mod probe;
-pub(crate) mod provider;
-pub(crate) mod variables;
-
-pub(crate) use launcher::{Launcher, MpiFamily};

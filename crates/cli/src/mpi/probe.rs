@@ -10,9 +10,10 @@ use std::ptr;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use memferry_bench::host::mpi::variables::PROVIDER_PATH;
+use memferry_bench::host::process;
 
-use super::variables::PROVIDER_PATH;
-use crate::{process, show};
+use crate::show;
 
 /// The file name of the system's libfabric.
 pub(crate) const LIBFABRIC: &str = "libfabric.so.1";
@@ -220,7 +221,7 @@ fn last_error() -> String {
 }
 
 /// The libfabric that the MPI of a launcher loads.
-pub(crate) fn libfabric_of(launcher: &super::Launcher) -> PathBuf {
+pub(crate) fn libfabric_of(launcher: &memferry_bench::host::mpi::Launcher) -> PathBuf {
     launcher.bundled_libfabric().unwrap_or_else(|| LIBFABRIC.into())
 }
 

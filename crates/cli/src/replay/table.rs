@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
+use memferry_bench::replay::{MissTotals, ReplayResult};
+use memferry_bench::results::number;
 use serde_json::{Value, json};
 
-use super::ReplayResult;
-use crate::bench::lookup::command::MissTotals;
-use crate::number;
-use crate::show::table::align;
+use crate::show::columns::align;
 
 /// A table with one line per cache shape.
 pub(super) fn text(file: &Path, replays: &[ReplayResult]) -> String {
@@ -68,8 +67,9 @@ fn percent(share: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use memferry_bench::replay::CacheShape;
+
     use super::*;
-    use crate::bench::lookup::shape::CacheShape;
     use memferry_memory::lookup::LookupCounters;
 
     fn sample() -> Vec<ReplayResult> {

@@ -1,7 +1,7 @@
 //! The axes of a plot: the positions of sizes and values in the drawing, and the values that get a
 //! label. The axes depend on figures, but not on SVG.
 
-use crate::figure::Figure;
+use memferry_bench::results::figure::Figure;
 
 // The size of the drawing, in units that are pixels at its natural width.
 pub(super) const WIDTH: f64 = 600.0;

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::Context;
+use memferry_bench::results::recorded;
 
 use super::{DEFAULT_FILE, Origin, ReportView, headline_svg, location, write};
 use crate::args::ReportArgs;
-use crate::{recorded, show};
+use crate::show;
 
 /// Writes the files that the arguments name.
 pub(crate) fn run(args: &ReportArgs) -> anyhow::Result<()> {

@@ -4,14 +4,14 @@
 use std::fmt::Write;
 
 use anyhow::Context;
+use memferry_bench::results::figure::Figure;
+use memferry_bench::results::headline::figures::{self, HeadlineFigure};
+use memferry_bench::results::outcome::Outcome;
 
 use super::axis::{HEIGHT, WIDTH};
 use super::html::escape;
 use super::palette::Palette;
 use super::plot;
-use crate::bench::headline::figures::{self, HeadlineFigure};
-use crate::figure::Figure;
-use crate::outcome::Outcome;
 
 const MARGIN: f64 = 28.0;
 /// The space between the two panels.
@@ -124,9 +124,10 @@ fn draw_panel(svg: &mut String, headline: &HeadlineFigure, palette: &Palette<'_>
 
 #[cfg(test)]
 mod tests {
+    use memferry_bench::results::outcome::Row;
+    use memferry_bench::results::sample;
+
     use super::*;
-    use crate::outcome::Row;
-    use crate::sample;
 
     fn pingpong() -> Outcome {
         let mut outcome = sample::empty("pingpong");

@@ -4,13 +4,14 @@
 
 use std::fmt::Write;
 
+use memferry_bench::results::figure::Figure;
+use memferry_bench::results::headline::{self, Line};
+use memferry_bench::results::outcome::{Machine, Outcome};
+use memferry_bench::results::summary_keys::Better;
+use memferry_bench::results::{number, size};
+
 use super::palette::Palette;
 use super::{keys, plot};
-use crate::bench::headline::{self, Line};
-use crate::figure::Figure;
-use crate::outcome::{Machine, Outcome};
-use crate::summary_keys::Better;
-use crate::{number, size};
 
 const STYLE: &str = include_str!("style.css");
 
@@ -219,9 +220,10 @@ fn raw_rows(outcome: &Outcome) -> String {
 
 #[cfg(test)]
 mod tests {
+    use memferry_bench::results::outcome::Row;
+    use memferry_bench::results::sample;
+
     use super::*;
-    use crate::outcome::Row;
-    use crate::sample;
 
     #[test]
     fn text_from_outside_cannot_become_markup() {

@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use memferry_bench::results::outcome::Outcome;
+use memferry_bench::results::summary_keys::{KeyResult, TargetStatus};
+
 use super::html::escape;
-use crate::outcome::Outcome;
-use crate::summary_keys::{KeyResult, TargetStatus};
 
 /// The section with the keys of all outcomes; empty without keys.
 pub(super) fn section(outcomes: &[Outcome], bars: bool) -> String {

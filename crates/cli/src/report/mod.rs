@@ -3,6 +3,7 @@
 
 mod axis;
 pub(crate) mod command;
+#[cfg(feature = "bench")]
 mod date;
 mod headline_svg;
 mod html;
@@ -15,7 +16,7 @@ use std::path::Path;
 
 use anyhow::Context;
 
-use crate::outcome::Outcome;
+use memferry_bench::results::outcome::Outcome;
 
 /// The default file of a report.
 pub(crate) const DEFAULT_FILE: &str = "memferry-report.html";
@@ -24,6 +25,7 @@ pub(crate) const DEFAULT_FILE: &str = "memferry-report.html";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Origin {
     /// During this run of the program.
+    #[cfg(feature = "bench")]
     Today,
     /// In an earlier run; recordings have no date.
     Recorded,
@@ -40,6 +42,7 @@ pub(crate) struct ReportView {
 /// Writes the report of the outcomes to a file.
 pub(crate) fn write(path: &Path, outcomes: &[Outcome], view: ReportView) -> anyhow::Result<()> {
     let origin = match view.origin {
+        #[cfg(feature = "bench")]
         Origin::Today => format!("on {}", date::today()),
         Origin::Recorded => "from recorded runs".to_owned(),
     };
@@ -55,10 +58,11 @@ pub(crate) fn location(path: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::sample;
+    use memferry_bench::results::sample;
 
-    const VIEW: ReportView = ReportView { origin: Origin::Today, bars: false };
+    use super::*;
+
+    const VIEW: ReportView = ReportView { origin: Origin::Recorded, bars: false };
 
     #[test]
     fn a_report_in_a_folder_that_does_not_exist_names_its_path() {

@@ -2,8 +2,8 @@
 //! colour and differ by dash pattern and marker; a peer keeps its colour in the whole report. The
 //! style sheet defines the colours, so that dark mode can adjust them.
 
-use crate::figure::is_memferry;
-use crate::outcome::Outcome;
+use memferry_bench::results::figure::is_memferry;
+use memferry_bench::results::outcome::Outcome;
 
 /// The number of colours for peers in the style sheet.
 const PEER_COLOURS: usize = 5;
@@ -83,9 +83,10 @@ fn series(outcome: &Outcome) -> impl Iterator<Item = &str> {
 
 #[cfg(test)]
 mod tests {
+    use memferry_bench::results::outcome::Row;
+    use memferry_bench::results::sample;
+
     use super::*;
-    use crate::outcome::Row;
-    use crate::sample;
 
     fn outcome(series: &[&str]) -> Outcome {
         let mut outcome = sample::empty("x");

@@ -4,12 +4,13 @@
 
 use std::fmt::Write;
 
+use memferry_bench::results::figure::{Figure, is_memferry};
+use memferry_bench::results::outcome::Row;
+use memferry_bench::results::{number, size};
+
 use super::axis::{BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, XAxis, YAxis};
 use super::html::escape;
 use super::palette::{Marker, Palette, Style};
-use crate::figure::{Figure, is_memferry};
-use crate::outcome::Row;
-use crate::{number, size};
 
 const MARKER_RADIUS: f64 = 3.4;
 

@@ -1,13 +1,18 @@
 //! Terminal output: aligned tables on standard output, progress on standard error. This module only
 //! formats outcomes.
 
+pub(crate) mod columns;
 pub(crate) mod paint;
+#[cfg(feature = "bench")]
 pub(crate) mod progress;
+#[cfg(feature = "bench")]
 pub(crate) mod screen;
+#[cfg(feature = "bench")]
 pub(crate) mod table;
 
 pub(crate) use paint::Paint;
-pub(crate) use progress::Progress;
+#[cfg(feature = "bench")]
+pub(crate) use progress::TerminalProgress;
 
 use std::io::{self, Write};
 

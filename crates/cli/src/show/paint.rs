@@ -42,6 +42,7 @@ impl Paint {
     }
 
     /// Formats Memferry's own values in a chart.
+    #[cfg(feature = "bench")]
     pub(crate) fn accent(self, text: &str) -> String {
         self.wrap("36", text)
     }

@@ -1,8 +1,9 @@
 //! The overview of `memferry bench`: one line with a bar for each measurement, followed by the
 //! notes.
 
-use crate::bench::headline::Line;
-use crate::outcome::Machine;
+use memferry_bench::results::headline::Line;
+use memferry_bench::results::outcome::Machine;
+
 use crate::show::Paint;
 
 /// The length in characters of a bar that equals the peer's speed.
@@ -50,8 +51,9 @@ fn bar(length: Option<f64>, paint: Paint) -> String {
 
 #[cfg(test)]
 mod tests {
+    use memferry_bench::results::sample;
+
     use super::*;
-    use crate::sample;
 
     fn line(text: &str, ratio: Option<f64>) -> Line {
         let peer = ratio.map(|_| "memcpy".to_owned());

@@ -1,11 +1,13 @@
 //! One outcome as text: a table per figure, the summary, and at most two sentences of notes. The
 //! report has all notes. The caller prints the complete text, so that tests can read it.
 
-use crate::figure::Figure;
-use crate::outcome::{Outcome, Row};
+use memferry_bench::results::figure::Figure;
+use memferry_bench::results::outcome::{Outcome, Row};
+use memferry_bench::results::summary_keys::TargetStatus;
+use memferry_bench::results::{number, size};
+
 use crate::show::Paint;
-use crate::summary_keys::TargetStatus;
-use crate::{number, size};
+use crate::show::columns::align;
 
 /// The options for displaying an outcome.
 #[derive(Debug, Clone, Copy)]
@@ -125,32 +127,11 @@ fn render_summary(outcome: &Outcome, view: TableView) -> String {
     text
 }
 
-/// Pads cells to columns. Numbers are right-aligned; a first column of names is left-aligned.
-pub(crate) fn align(lines: &[Vec<String>], names_first: bool) -> Vec<String> {
-    let columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        let cells = lines.iter().filter_map(|line| line.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<_> = (0..columns).map(width).collect();
-    let pad = |(column, cell): (usize, &String)| {
-        let width = widths[column];
-        if names_first && column == 0 {
-            format!("{cell:<width$}")
-        } else {
-            format!("{cell:>width$}")
-        }
-    };
-    lines
-        .iter()
-        .map(|line| line.iter().enumerate().map(pad).collect::<Vec<_>>().join("  "))
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use memferry_bench::results::sample;
+
     use super::*;
-    use crate::sample;
 
     const PLAIN: TableView = TableView { paint: Paint::plain(), bars: false, names_report: false };
     const WITH_BARS: TableView = TableView { bars: true, ..PLAIN };

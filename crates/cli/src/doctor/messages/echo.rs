@@ -7,10 +7,10 @@ use memferry::message::plan::{
     self, AccessMethod, BufferEnds, Locality, MessagePlan, MessageQuery,
 };
 use memferry::message::{EndpointBuilder, PeerAccess};
+use memferry_bench::results::{number, size};
 
 use super::super::echo_peer::{EchoPeer, MAX_MESSAGE_BYTES, PeerAccessReport};
 use super::super::{Check, Status};
-use crate::{number, size};
 
 pub(in super::super) const A_MESSAGE: &str = "a message";
 const A_LARGE_MESSAGE: &str = "a large message";

@@ -1,5 +1,6 @@
+use memferry_bench::results::sample;
+
 use super::*;
-use crate::sample;
 
 fn check(name: &'static str, status: Status) -> Check {
     Check::new(name, status, format!("detail of {name}"))

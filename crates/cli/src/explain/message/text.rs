@@ -1,8 +1,9 @@
 //! The explanation of a message as text.
 
+use memferry_bench::results::{number, size};
+
 use super::{Case, Explanation, IfNotResident, Memory};
-use crate::show::{Paint, table};
-use crate::{number, size};
+use crate::show::{Paint, columns};
 
 pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
     let several = explanation.cases.iter().any(|case| case.cores != explanation.cases[0].cores);
@@ -36,7 +37,7 @@ pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
             time(line.estimate_us.map(|us| us * 1000.0)),
         ]
     }));
-    push(&mut text, &table::align(&lines, true));
+    push(&mut text, &columns::align(&lines, true));
     text += "    Offload is a copy inside the receiver: see `memferry explain SIZE`.\n";
     text += &format!("\n  {}\n", paint.bold("limits"));
     let lines: Vec<_> = (explanation.limits.iter())
@@ -46,7 +47,7 @@ pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
         })
         .collect();
     let (columns, origins): (Vec<_>, Vec<_>) = lines.into_iter().unzip();
-    let aligned = table::align(&columns, true);
+    let aligned = columns::align(&columns, true);
     let with_origin: Vec<_> =
         aligned.iter().zip(origins).map(|(line, origin)| format!("{line}  {origin}")).collect();
     push(&mut text, &with_origin);
@@ -63,7 +64,7 @@ pub(super) fn render(explanation: &Explanation, paint: Paint) -> String {
             vec![name, number::short(cost.value), origin.to_owned()]
         })
         .collect();
-    push(&mut text, &table::align(&lines, true));
+    push(&mut text, &columns::align(&lines, true));
     text
 }
 

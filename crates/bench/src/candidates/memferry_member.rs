@@ -1,0 +1,158 @@
+//! Memferry's members: one endpoint each, joined into a job.
+
+use std::io;
+
+use anyhow::bail;
+use memferry::message::plan::Pinning;
+use memferry::message::{Endpoint, EndpointBuilder, Error, Job, Peer, ShareableBuffer, TAG_ALL};
+
+use crate::apps::fourier::fourier;
+use crate::apps::integer_sort::integer_sort;
+use crate::group::command::{GroupTask, Sample, WorkerCommand};
+use crate::group::exchange::Exchange;
+use crate::group::plain::{Memory, TouchedPages};
+use crate::group::worker::{Member, WorkerArgs};
+use crate::message::first_touch::{FreshMemory, receive_fresh};
+use crate::message::messages::{Link, MessageBuffers, alltoall, pingpong};
+
+/// Tag of all messages; the order of the messages identifies them.
+const TAG: u64 = 1;
+
+struct MemferryMember<M> {
+    group: MemberGroup,
+    buffers: Option<MessageBuffers<M>>,
+    /// Size of the messages into fresh memory that was last verified.
+    checked_fresh_bytes: usize,
+    checked_points: u64,
+}
+
+/// Connections of one member to the group.
+struct MemberGroup {
+    job: Job,
+    peers: Vec<Peer>,
+}
+
+/// Link to the other of two members.
+struct PeerLink<'a> {
+    endpoint: &'a Endpoint,
+    peer: Peer,
+}
+
+/// Joins the job, with messages in ordinary memory.
+pub(crate) fn join(args: &WorkerArgs, pinning: Pinning) -> anyhow::Result<impl Member + use<>> {
+    join_with::<TouchedPages<u8>>(args, pinning)
+}
+
+/// Joins the job, with messages in memory that the peer maps.
+pub(crate) fn join_shareable(
+    args: &WorkerArgs,
+    pinning: Pinning,
+) -> anyhow::Result<impl Member + use<>> {
+    join_with::<ShareableBuffer>(args, pinning)
+}
+
+fn join_with<M: FreshMemory>(
+    args: &WorkerArgs,
+    pinning: Pinning,
+) -> anyhow::Result<MemferryMember<M>> {
+    let mut builder = EndpointBuilder::new();
+    // For `Auto`, the environment variable decides.
+    if pinning != Pinning::Auto {
+        builder = builder.pinning(pinning);
+    }
+    let job = builder.join(&args.name, args.rank, args.size)?;
+    let peers = (0..job.size()).map(|rank| job.peer(rank)).collect();
+    Ok(MemferryMember {
+        group: MemberGroup { job, peers },
+        buffers: None,
+        checked_fresh_bytes: 0,
+        checked_points: 0,
+    })
+}
+
+impl<M: FreshMemory> Member for MemferryMember<M> {
+    fn run(&mut self, order: WorkerCommand) -> anyhow::Result<Sample> {
+        let times = order.iterations;
+        match order.task {
+            GroupTask::Pingpong { bytes } => {
+                let first = self.group.rank() == 0;
+                let mut wire = self.group.link_to(if first { 1 } else { 0 });
+                pingpong(&mut wire, first, &mut self.buffers, usize::try_from(bytes)?, times)
+            }
+            GroupTask::Alltoall { bytes } => {
+                alltoall(&mut self.group, &mut self.buffers, usize::try_from(bytes)?, times)
+            }
+            GroupTask::IntegerSort { keys_log2 } => integer_sort(&mut self.group, keys_log2, times),
+            GroupTask::Fourier { points } => {
+                fourier(&mut self.group, points, times, &mut self.checked_points)
+            }
+            GroupTask::FirstTouch { bytes, fresh } => {
+                let first = self.group.rank() == 0;
+                let mut wire = self.group.link_to(if first { 1 } else { 0 });
+                let task = (usize::try_from(bytes)?, fresh);
+                receive_fresh::<M>(&mut wire, first, &mut self.checked_fresh_bytes, task, times)
+            }
+            task => bail!("endpoints do not do `{task}`"),
+        }
+    }
+}
+
+impl MemberGroup {
+    fn link_to(&self, rank: usize) -> PeerLink<'_> {
+        PeerLink { endpoint: self.job.endpoint(), peer: self.peers[rank] }
+    }
+}
+
+impl Link for PeerLink<'_> {
+    fn send(&mut self, message: &[u8]) -> anyhow::Result<()> {
+        Ok(self.endpoint.send(self.peer, TAG, message)?)
+    }
+
+    fn receive(&mut self, message: &mut [u8]) -> anyhow::Result<()> {
+        self.endpoint.recv(self.peer, TAG, TAG_ALL, message)?;
+        Ok(())
+    }
+}
+
+impl Exchange for MemberGroup {
+    fn rank(&self) -> usize {
+        self.job.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.job.size()
+    }
+
+    /// Posts all receives, then all sends, then copies the own part, for which no member waits.
+    fn exchange(&mut self, sent: &[&[u8]], received: &mut [&mut [u8]]) -> anyhow::Result<()> {
+        let (own, size) = (self.rank(), self.size());
+        let (before, rest) = received.split_at_mut(own);
+        let (own_place, after) = rest.split_first_mut().expect("every member has a part");
+        let places = (0..own).zip(before).chain((own + 1..size).zip(after));
+        self.job.endpoint().scope(|scope| {
+            let mut operations = Vec::with_capacity(2 * size);
+            for (rank, place) in places {
+                operations.push(scope.irecv(self.peers[rank], TAG, TAG_ALL, &mut **place)?);
+            }
+            // Each member starts with the next higher rank, so that not all members send to the
+            // same one.
+            for rank in (own + 1..size).chain(0..own) {
+                operations.push(scope.isend(self.peers[rank], TAG, sent[rank])?);
+            }
+            own_place.copy_from_slice(sent[own]);
+            for mut operation in operations {
+                operation.wait()?;
+            }
+            Ok::<_, Error>(())
+        })?;
+        Ok(())
+    }
+}
+
+impl Memory for ShareableBuffer {
+    fn touched(bytes: usize) -> io::Result<Self> {
+        let mut buffer = Self::new(bytes)?;
+        buffer.fill(0x5A);
+        Ok(buffer)
+    }
+}

@@ -1,0 +1,167 @@
+//! MPI as a peer: a small program, compiled here with the machine's MPI compilers and started by
+//! their launchers, each with its default settings or over Memferry.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::group::cores::MemberCores;
+use crate::group::process_group::{ProcessGroup, REPLY_TIMEOUT};
+use crate::host::mpi::variables::{self, Variable};
+use crate::host::mpi::{Launcher, MpiFamily};
+use crate::host::process;
+use crate::results::series::{MPICH, OPEN_MPI};
+
+/// Source files of the program.
+const SOURCES: [(&str, &str); 5] = [
+    ("member.h", include_str!("mpi/member.h")),
+    ("main.c", include_str!("mpi/main.c")),
+    ("messages.c", include_str!("mpi/messages.c")),
+    ("integer_sort.c", include_str!("mpi/integer_sort.c")),
+    ("fourier.c", include_str!("mpi/fourier.c")),
+];
+
+/// An MPI implementation on this machine, with its compiler.
+#[derive(Debug, Clone)]
+pub(crate) struct MpiInstallation {
+    pub(crate) launcher: Launcher,
+    compiler: PathBuf,
+}
+
+/// Transport of the messages of an MPI.
+#[derive(Debug, Clone)]
+pub(crate) enum MpiTransport {
+    /// Default transport of the implementation.
+    Own,
+    /// Memferry's provider, selected by these environment variables.
+    Memferry(Vec<Variable>),
+}
+
+/// Implementations that are measured.
+pub(crate) const FAMILIES: [MpiFamily; 2] = [MpiFamily::OpenMpi, MpiFamily::Mpich];
+
+/// Series of an implementation with its own transport.
+pub(crate) fn series(family: MpiFamily) -> &'static str {
+    match family {
+        MpiFamily::OpenMpi => OPEN_MPI,
+        MpiFamily::Mpich => MPICH,
+    }
+}
+
+/// Suffix of the program names of an implementation on machines with several implementations.
+fn suffix(family: MpiFamily) -> &'static str {
+    match family {
+        MpiFamily::OpenMpi => "openmpi",
+        MpiFamily::Mpich => "mpich",
+    }
+}
+
+/// Finds the compiler and launcher of an implementation, with its suffix or with the common name.
+pub(crate) fn find(family: MpiFamily) -> Result<MpiInstallation, String> {
+    for suffix in [format!(".{}", suffix(family)), String::new()] {
+        let programs = ["mpicc", "mpirun"].map(|name| process::find(&format!("{name}{suffix}")));
+        let [Some(compiler), Some(launcher)] = programs else { continue };
+        let Ok(launcher) = Launcher::recognise(&launcher) else { continue };
+        if launcher.family == family {
+            return Ok(MpiInstallation { launcher, compiler });
+        }
+    }
+    Err("not installed".into())
+}
+
+impl MpiInstallation {
+    /// Returns the installation of a launcher, with the compiler in the same directory.
+    pub(crate) fn of(launcher: Launcher) -> Result<Self, String> {
+        let compiler = launcher.compiler();
+        let compiler = compiler.ok_or_else(|| format!("there is no mpicc beside {launcher}"))?;
+        Ok(Self { launcher, compiler })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn for_test(launcher: Launcher) -> Self {
+        Self { launcher, compiler: PathBuf::new() }
+    }
+
+    /// Compiles the program for this implementation into a folder.
+    pub(crate) fn compile(&self, folder: &Path) -> Result<PathBuf, String> {
+        let Launcher { family, version, .. } = &self.launcher;
+        let folder = folder.join(format!("{}-{version}", suffix(*family)));
+        let cannot = |error: std::io::Error| format!("cannot be compiled: {error}");
+        fs::create_dir_all(&folder).map_err(cannot)?;
+        let mut compiler = Command::new(&self.compiler);
+        compiler.args(["-std=gnu11", "-O3", "-o", "member"]).current_dir(&folder);
+        for (name, text) in SOURCES {
+            fs::write(folder.join(name), text).map_err(cannot)?;
+            if name.ends_with(".c") {
+                compiler.arg(name);
+            }
+        }
+        compiler.arg("-lm");
+        process::output(compiler, REPLY_TIMEOUT)?;
+        Ok(folder.join("member"))
+    }
+
+    /// Starts a group of `size` ranks.
+    pub(crate) fn start(
+        &self,
+        member: &Path,
+        size: usize,
+        cores: &MemberCores,
+        transport: &MpiTransport,
+    ) -> Result<ProcessGroup, String> {
+        let mut launcher = Command::new(&self.launcher.path);
+        launcher.args(self.options(size, cores)).arg(member);
+        match transport {
+            MpiTransport::Own => {
+                // The user's shell may have evaluated `memferry env`.
+                for (name, _) in variables::for_family(self.launcher.family, Path::new("/"), None) {
+                    launcher.env_remove(name);
+                }
+            }
+            MpiTransport::Memferry(variables) => {
+                launcher.envs(variables.iter().map(|(name, value)| (name, value)));
+            }
+        }
+        launcher.envs([
+            ("OMPI_MCA_btl_base_warn_component_unused", "0"),
+            ("OMPI_MCA_orte_base_help_aggregate", "1"),
+            ("UCX_WARN_UNUSED_ENV_VARS", "n"),
+        ]);
+        ProcessGroup::start(vec![launcher], REPLY_TIMEOUT)
+    }
+
+    /// Options that bind every rank to a core like the other members. Ranks share cores if there
+    /// are more ranks than cores.
+    fn options(&self, size: usize, cores: &MemberCores) -> Vec<String> {
+        let shared = size > cores.physical_count();
+        let mut words: Vec<&str> = Vec::new();
+        match self.launcher.family {
+            MpiFamily::OpenMpi => {
+                if rustix::process::geteuid().is_root() {
+                    words.push("--allow-run-as-root");
+                }
+                words.extend(if shared {
+                    ["--map-by", "core:OVERSUBSCRIBE", "--bind-to", "core:overload-allowed"]
+                } else {
+                    ["--map-by", "core", "--bind-to", "core"]
+                });
+            }
+            MpiFamily::Mpich => words.extend(["-bind-to", "core"]),
+        }
+        let count = size.to_string();
+        words.extend(["-np", &count]);
+        words.into_iter().map(str::to_owned).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_program_says_what_it_is_for() {
+        for (name, text) in SOURCES {
+            assert!(text.starts_with("/* "), "{name}");
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! `copy-latency`: the time of a blocking copy, from small to large sizes, hot and cold (figure 4
+//! of the paper on asynchronous memory operations).
+
+use std::cell::RefCell;
+
+use memferry::Ferry;
+use memferry::sys::affinity;
+
+use crate::Progress;
+use crate::harness::{
+    Budget, BufferPair, ColdCursor, FnCandidate, Samples, interleave, memcpy, set,
+};
+use crate::results::outcome::Outcome;
+use crate::results::size;
+use crate::{Bench, Effort};
+
+pub(crate) struct CopyLatency;
+
+const MEMCPY: &str = "memcpy";
+/// Bytes of the buffers for cold copies: together larger than the last-level cache.
+const COLD_BYTES: usize = 256 << 20;
+const SMALL: u64 = 1 << 20;
+/// Sizes at which the overhead of the call dominates.
+const TINY: [u64; 3] = [8, 64, 256];
+
+impl Bench for CopyLatency {
+    fn name(&self) -> &'static str {
+        "copy-latency"
+    }
+
+    fn about(&self) -> &'static str {
+        "Blocking copies, small to large, hot and cold, against libc memcpy"
+    }
+
+    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+        let (hot, cold) = sizes(effort);
+        progress.start((hot.len() + cold.len() + 1) as u64, self.name());
+        progress.step("preparing buffers");
+        let ferries = ferries(effort)?;
+        let default = series(&ferries.last().expect("there is at least one").0);
+        let mut outcome = Outcome::new(self.name());
+        let mut worst_small = f64::INFINITY;
+        let mut pair = BufferPair::new(COLD_BYTES)?;
+
+        for bytes in TINY {
+            let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
+            outcome.rows.extend(times.time_rows("cost of a tiny copy", bytes));
+            worst_small = worst_small.min(times.speedup(&default));
+        }
+        for &bytes in &hot {
+            progress.step(&format!("hot {}", size::format(bytes)));
+            let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
+            outcome.rows.extend(times.bandwidth_rows("hot", bytes, bytes));
+            let ratio = times.speedup(&default);
+            if bytes <= SMALL {
+                worst_small = worst_small.min(ratio);
+            }
+            let key = match bytes {
+                0x1000 => "hot_4k_vs_memcpy",
+                0x1_0000 => "hot_64k_vs_memcpy",
+                0x10_0000 => "hot_1m_vs_memcpy",
+                0x40_0000 => "hot_4m_vs_memcpy",
+                0x400_0000 => "hot_64m_vs_memcpy",
+                0x1000_0000 => "hot_256m_vs_memcpy",
+                _ => continue,
+            };
+            set(&mut outcome.summary, key, ratio);
+        }
+        for &bytes in &cold {
+            progress.step(&format!("cold {}", size::format(bytes)));
+            let times = interleave_cold(&ferries, &mut pair, bytes as usize, effort);
+            outcome.rows.extend(times.bandwidth_rows("cold", bytes, bytes));
+            let ratio = times.speedup(&default);
+            if bytes <= SMALL {
+                worst_small = worst_small.min(ratio);
+            }
+            if bytes == 4 << 20 {
+                set(&mut outcome.summary, "cold_4m_vs_memcpy", ratio);
+            }
+        }
+        set(&mut outcome.summary, "worst_small_vs_memcpy", worst_small);
+        outcome.notes.push(format!(
+            "Ratios are for {default}, the default number of channels. worst_small_vs_memcpy is \
+             the smallest ratio over all hot and cold sizes up to 1 MiB, the tiny ones included, \
+             where a tenth of a nanosecond shows. Channels are awake, as they are between copies \
+             that follow each other."
+        ));
+        outcome.notes.push(
+            "memcpy is libc's, on one core; large copies of ours use the channels' cores too and \
+             write around the caches, where libc does so only from a size that it derives from the \
+             last-level cache. Both have ordinary pages. Cold means two 256 MiB buffers walked \
+             from end to end."
+                .into(),
+        );
+        Ok(outcome)
+    }
+}
+
+fn sizes(effort: Effort) -> (Vec<u64>, Vec<u64>) {
+    let powers = |from: u32, to: u32, step: usize| {
+        (from..=to).step_by(step).map(|shift| 1u64 << shift).collect::<Vec<_>>()
+    };
+    match effort {
+        Effort::Brief => (
+            vec![1 << 10, 4 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 64 << 20, 256 << 20],
+            vec![4 << 10, 64 << 10, 1 << 20, 4 << 20],
+        ),
+        Effort::Quick => (powers(10, 28, 2), powers(10, 26, 2)),
+        Effort::Full => (powers(10, 28, 1), powers(10, 26, 1)),
+    }
+}
+
+/// Ferries with 1, 2, 4, … channels, then one with the default number of channels.
+fn ferries(effort: Effort) -> anyhow::Result<Vec<(usize, Ferry)>> {
+    let default = Ferry::new()?;
+    let most = default.plan_context().engines[0].channels;
+    let spare = affinity::allowed_cores().len().saturating_sub(1).max(1);
+    let mut ferries = Vec::new();
+    if effort != Effort::Brief {
+        let mut channels = 1;
+        while channels < most.min(spare) {
+            ferries.push((channels, Ferry::builder().channels(channels).build()?));
+            channels *= 2;
+        }
+    }
+    ferries.push((most, default));
+    Ok(ferries)
+}
+
+fn series(channels: &usize) -> String {
+    match channels {
+        1 => "memferry, 1 channel".into(),
+        many => format!("memferry, {many} channels"),
+    }
+}
+
+fn budget(bytes: usize, effort: Effort) -> Budget {
+    let usual = Budget::of(effort);
+    let rounds = match bytes {
+        // Ratios near 1 need more rounds to differ from noise, and these copies are short.
+        0..=0x10_0000 => 2 * usual.rounds + 1,
+        // The longest copies need no more than 9 rounds.
+        0x400_0000.. => usual.rounds.min(9),
+        _ => usual.rounds,
+    };
+    Budget { rounds, ..usual }
+}
+
+/// A copy function. Candidates differ only in this function, so the comparison is between the calls
+/// and not between the loops around them.
+type CopyFn = fn(&Ferry, &[u8], &mut [u8]);
+
+#[inline(never)]
+fn by_memcpy(_: &Ferry, source: &[u8], target: &mut [u8]) {
+    memcpy(target, source);
+}
+
+#[inline(never)]
+fn by_ferry(ferry: &Ferry, source: &[u8], target: &mut [u8]) {
+    if ferry.copy(source, target).is_err() {
+        unreachable!("the slices are of equal length");
+    }
+}
+
+/// Checks that every candidate copies every byte. Not timed.
+fn check(ferries: &[(usize, Ferry)], pair: &mut BufferPair, bytes: usize) {
+    let source = &pair.source.as_slice()[..bytes];
+    for (series, ferry, copy) in candidates(ferries) {
+        let target = &mut pair.target.as_mut_slice()[..bytes];
+        target.fill(0);
+        copy(ferry, source, target);
+        assert!(source == target, "{series} got a byte wrong");
+    }
+}
+
+/// memcpy and every ferry, each with its series.
+fn candidates(ferries: &[(usize, Ferry)]) -> impl Iterator<Item = (String, &Ferry, CopyFn)> {
+    let peer = (MEMCPY.to_owned(), &ferries[0].1, by_memcpy as CopyFn);
+    let ours =
+        ferries.iter().map(|(channels, ferry)| (series(channels), ferry, by_ferry as CopyFn));
+    std::iter::once(peer).chain(ours)
+}
+
+/// Candidates that copy between the same two buffers again and again.
+fn interleave_hot(
+    ferries: &[(usize, Ferry)],
+    pair: &mut BufferPair,
+    bytes: usize,
+    effort: Effort,
+) -> Samples {
+    check(ferries, pair, bytes);
+    let source = &pair.source.as_slice()[..bytes];
+    let target = RefCell::new(&mut pair.target.as_mut_slice()[..bytes]);
+    let target = &target;
+    let contestants = candidates(ferries).map(|(series, ferry, copy)| {
+        FnCandidate::new(series, move || copy(ferry, source, &mut target.borrow_mut()))
+    });
+    interleave(contestants.collect(), budget(bytes, effort))
+}
+
+/// Candidates that copy at another position of two large buffers each time.
+fn interleave_cold(
+    ferries: &[(usize, Ferry)],
+    pair: &mut BufferPair,
+    bytes: usize,
+    effort: Effort,
+) -> Samples {
+    let source = pair.source.as_slice();
+    let place = RefCell::new((ColdCursor::over(COLD_BYTES), pair.target.as_mut_slice()));
+    let place = &place;
+    let contestants = candidates(ferries).map(|(series, ferry, copy)| {
+        FnCandidate::new(series, move || {
+            let (walk, target) = &mut *place.borrow_mut();
+            let range = walk.next(bytes);
+            copy(ferry, &source[range.clone()], &mut target[range]);
+        })
+    });
+    interleave(contestants.collect(), budget(bytes, effort))
+}

@@ -1,0 +1,221 @@
+//! Text protocol between a bench and a group: one line requests a number of iterations of a task,
+//! one line replies with the times. All candidates use the same protocol.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A task that the members of a group execute together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GroupTask {
+    /// A message from the first member to the second, and one back.
+    Pingpong { bytes: u64 },
+    /// A message from every member to every member.
+    Alltoall { bytes: u64 },
+    /// A bucket sort of 2^`keys_log2` keys.
+    IntegerSort { keys_log2: u64 },
+    /// A Fourier transform of a cube with `points` along its edges.
+    Fourier { points: u64 },
+    /// A window of messages from the first member to the second, and one reply.
+    Stream { bytes: u64 },
+    /// The first member receives a message that the second already has, and computes on it: always
+    /// in the same few slots, or in `cold` slots.
+    Receive { bytes: u64, cold: bool },
+    /// A message from the first member to the second, into memory that was never touched (`fresh`)
+    /// or has been used before.
+    FirstTouch { bytes: u64, fresh: bool },
+}
+
+/// A task and its number of iterations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WorkerCommand {
+    pub(crate) task: GroupTask,
+    pub(crate) iterations: u64,
+}
+
+/// Times of a command: total, the part spent in messages, and the processor time that the leader's
+/// process used for messages, if the task measures it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Sample {
+    pub(crate) total_ns: f64,
+    pub(crate) messages_ns: f64,
+    pub(crate) cpu_ns: f64,
+}
+
+/// Line that ends a group.
+pub(crate) const QUIT: &str = "quit";
+/// Line that a leader writes once its group is complete.
+pub(crate) const READY: &str = "ready";
+const ERROR: &str = "error ";
+
+/// Number of iterations before the clock starts: they wake sleeping processes and fill the caches.
+/// The C candidate uses the same rule.
+pub(crate) fn warm_up_iterations(iterations: u64) -> u64 {
+    1 + iterations / 10
+}
+
+impl GroupTask {
+    fn keyword_and_size(self) -> (&'static str, u64) {
+        match self {
+            Self::Pingpong { bytes } => ("pingpong", bytes),
+            Self::Alltoall { bytes } => ("alltoall", bytes),
+            Self::IntegerSort { keys_log2 } => ("is", keys_log2),
+            Self::Fourier { points } => ("ft", points),
+            Self::Stream { bytes } => ("stream", bytes),
+            Self::Receive { bytes, cold: false } => ("receive-hot", bytes),
+            Self::Receive { bytes, cold: true } => ("receive-cold", bytes),
+            Self::FirstTouch { bytes, fresh: false } => ("land-reused", bytes),
+            Self::FirstTouch { bytes, fresh: true } => ("land-fresh", bytes),
+        }
+    }
+}
+
+impl fmt::Display for GroupTask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (word, size) = self.keyword_and_size();
+        write!(f, "{word} {size}")
+    }
+}
+
+impl fmt::Display for WorkerCommand {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.task, self.iterations)
+    }
+}
+
+impl FromStr for WorkerCommand {
+    type Err = String;
+
+    fn from_str(line: &str) -> Result<Self, String> {
+        let wrong = || format!("`{line}` is not an order");
+        let words: Vec<_> = line.split_whitespace().collect();
+        let [word, size, iterations] = words[..] else { return Err(wrong()) };
+        let size = size.parse().map_err(|_| wrong())?;
+        let task = match word {
+            "pingpong" => GroupTask::Pingpong { bytes: size },
+            "alltoall" => GroupTask::Alltoall { bytes: size },
+            "is" => GroupTask::IntegerSort { keys_log2: size },
+            "ft" => GroupTask::Fourier { points: size },
+            "stream" => GroupTask::Stream { bytes: size },
+            "receive-hot" => GroupTask::Receive { bytes: size, cold: false },
+            "receive-cold" => GroupTask::Receive { bytes: size, cold: true },
+            "land-reused" => GroupTask::FirstTouch { bytes: size, fresh: false },
+            "land-fresh" => GroupTask::FirstTouch { bytes: size, fresh: true },
+            _ => return Err(wrong()),
+        };
+        Ok(Self { task, iterations: iterations.parse().map_err(|_| wrong())? })
+    }
+}
+
+impl Sample {
+    /// A sample of a task that only sends messages.
+    pub(crate) fn of_messages(total_ns: f64) -> Self {
+        Self::of_parts(total_ns, total_ns)
+    }
+
+    /// A sample of a program that uses messages.
+    pub(crate) fn of_parts(total_ns: f64, messages_ns: f64) -> Self {
+        Self { total_ns, messages_ns, cpu_ns: 0.0 }
+    }
+
+    /// Returns the times per iteration.
+    pub(crate) fn per_iteration(self, iterations: u64) -> Self {
+        let share = iterations.max(1) as f64;
+        Self {
+            total_ns: self.total_ns / share,
+            messages_ns: self.messages_ns / share,
+            cpu_ns: self.cpu_ns / share,
+        }
+    }
+
+    /// Parses a reply; the error is the one that the group reports.
+    pub(crate) fn parse(answer: &str) -> Result<Self, String> {
+        if let Some(reason) = answer.strip_prefix(ERROR) {
+            return Err(reason.trim().to_owned());
+        }
+        let numbers: Option<Vec<f64>> =
+            answer.split_whitespace().map(|word| word.parse().ok()).collect();
+        match numbers.as_deref() {
+            Some(&[total_ns]) if total_ns > 0.0 => Ok(Self::of_messages(total_ns)),
+            Some(&[total_ns, messages_ns]) if total_ns > 0.0 => {
+                Ok(Self::of_parts(total_ns, messages_ns))
+            }
+            Some(&[total_ns, messages_ns, processor_ns]) if total_ns > 0.0 => {
+                Ok(Self { total_ns, messages_ns, cpu_ns: processor_ns })
+            }
+            _ => Err(format!("answered `{}`", answer.trim())),
+        }
+    }
+
+    /// Formats the reply of a leader.
+    pub(crate) fn format_reply(result: Result<Self, String>) -> String {
+        match result {
+            Ok(Self { total_ns, messages_ns, cpu_ns: processor_ns }) => {
+                format!("{total_ns:.0} {messages_ns:.0} {processor_ns:.0}")
+            }
+            // A reply is one line.
+            Err(reason) => format!("{ERROR}{}", reason.replace('\n', " ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_order_survives_the_way_through_a_pipe() {
+        for task in [
+            GroupTask::Pingpong { bytes: 0 },
+            GroupTask::Alltoall { bytes: 65_536 },
+            GroupTask::IntegerSort { keys_log2: 22 },
+            GroupTask::Fourier { points: 128 },
+            GroupTask::Stream { bytes: 4096 },
+            GroupTask::Receive { bytes: 4096, cold: false },
+            GroupTask::Receive { bytes: 1 << 20, cold: true },
+            GroupTask::FirstTouch { bytes: 4096, fresh: false },
+            GroupTask::FirstTouch { bytes: 1 << 20, fresh: true },
+        ] {
+            let order = WorkerCommand { task, iterations: 17 };
+            assert_eq!(order.to_string().parse::<WorkerCommand>(), Ok(order));
+        }
+        assert_eq!(
+            WorkerCommand { task: GroupTask::Fourier { points: 64 }, iterations: 3 }.to_string(),
+            "ft 64 3"
+        );
+    }
+
+    #[test]
+    fn what_is_not_an_order_is_said() {
+        for line in [
+            "",
+            "pingpong",
+            "pingpong 8",
+            "pingpong 8 many",
+            "pongping 8 1",
+            "receive 8 1",
+            "is 8 1 1",
+        ] {
+            assert_eq!(
+                line.parse::<WorkerCommand>().unwrap_err(),
+                format!("`{line}` is not an order")
+            );
+        }
+    }
+
+    #[test]
+    fn an_answer_is_one_to_three_times_or_an_error() {
+        assert_eq!(Sample::parse("1200\n"), Ok(Sample::of_messages(1200.0)));
+        let both = Sample::of_parts(1200.0, 300.0);
+        assert_eq!(Sample::parse("1200 300"), Ok(both));
+        // The time lost to messages is a difference, which noise can make negative.
+        let all = Sample { total_ns: 1200.0, messages_ns: -300.0, cpu_ns: 20.0 };
+        for timing in [both, all] {
+            assert_eq!(Sample::parse(&Sample::format_reply(Ok(timing))), Ok(timing));
+        }
+        let lost = Sample::format_reply(Err("a byte\ngot lost".into()));
+        assert_eq!(Sample::parse(&lost), Err("a byte got lost".into()));
+        for garbage in ["", "ready", "0", "-3", "1 2 3 4", "nan"] {
+            assert!(Sample::parse(garbage).is_err(), "{garbage}");
+        }
+    }
+}

@@ -1,0 +1,325 @@
+//! Candidates of a bench: found, compiled and started here, each as a group of processes. An
+//! unavailable candidate is reported as missing, with the reason.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use super::cores::MemberCores;
+use super::harness::{GroupBudget, GroupSamples, NamedCandidate, interleave};
+use super::process_group::{ProcessGroup, REPLY_TIMEOUT};
+use super::worker::{WorkerKind, commands};
+use super::workspace::TempWorkspace;
+use super::{Candidate, GroupTask, Role};
+use crate::candidates::baseline::CacheLineBaseline;
+use crate::candidates::mpi::{self, MpiInstallation, MpiTransport};
+use crate::candidates::mpi_over_memferry::{self, MpiOverMemferry};
+use crate::candidates::ucx::Perftest;
+use crate::host::mpi::MpiFamily;
+use crate::message::receiver::{PacketPath, PacketReceiver};
+use crate::results::outcome::Outcome;
+use crate::results::series::{LOWER_BOUND, MEMFERRY, SHAREABLE, SINGLE_LINE};
+
+/// UCX, measured by its own program `ucx_perftest`. A bench may omit it if time is short.
+pub(crate) const UCX: &str = "UCX";
+
+/// One copy, by the receiver alone.
+pub(crate) const CROSS_MEMORY: &str = "cross-memory read";
+/// Two copies through shared memory.
+pub(crate) const TWO_COPIES: &str = "shared memory, two copies";
+/// TCP over the loopback interface.
+pub(crate) const LOOPBACK: &str = "loopback TCP";
+
+/// A receiver that posts no receive ahead.
+pub(crate) const RECEIVE_NAIVE: &str = "naive";
+/// Receivers that post receives before they need the messages.
+pub(crate) const RECEIVE_AHEAD: [&str; 3] =
+    ["memferry (two phases)", "memferry (three phases)", "memferry (background)"];
+
+/// Receivers of packets: by memcpy, and by a delivery of the ferry.
+pub(crate) const PACKETS: [&str; 2] = ["packets, memcpy", "packets, deliver"];
+
+/// Messages into memory that may not be resident: without prefaulting, and by default; first with
+/// ordinary memory, then with shareable memory.
+pub(crate) const FIRST_TOUCH: [[&str; 2]; 2] =
+    [["plain", MEMFERRY], ["plain (shareable)", SHAREABLE]];
+
+/// Memferry's endpoints, by series.
+const MEMFERRY_KINDS: [(&str, WorkerKind); 2] =
+    [(MEMFERRY, WorkerKind::Memferry), (SHAREABLE, WorkerKind::Shareable)];
+
+/// Transports from one process to another: Memferry's link, and the methods that every program has.
+const TRANSPORTS: [(&str, Role, WorkerKind); 6] = [
+    (MEMFERRY, Role::Memferry, WorkerKind::Link),
+    (CROSS_MEMORY, Role::Peer, WorkerKind::CrossMemory),
+    (TWO_COPIES, Role::Peer, WorkerKind::TwoCopies),
+    (LOOPBACK, Role::Peer, WorkerKind::LoopbackTcp),
+    ("Unix socket", Role::Peer, WorkerKind::UnixSocket),
+    ("pipe", Role::Peer, WorkerKind::Pipe),
+];
+
+/// Memferry's receivers, which differ in their receive loops.
+const RECEIVERS: [(&str, Role, WorkerKind); 4] = [
+    (RECEIVE_NAIVE, Role::Peer, WorkerKind::ReceiveNaive),
+    (RECEIVE_AHEAD[0], Role::Memferry, WorkerKind::ReceiveTwoPhase),
+    (RECEIVE_AHEAD[1], Role::Memferry, WorkerKind::ReceiveThreePhase),
+    (RECEIVE_AHEAD[2], Role::Memferry, WorkerKind::ReceiveBackground),
+];
+
+/// Members of the first-touch task.
+const FIRST_TOUCH_KINDS: [(&str, Role, WorkerKind); 4] = [
+    (FIRST_TOUCH[0][0], Role::Peer, WorkerKind::Unpinned),
+    (FIRST_TOUCH[0][1], Role::Memferry, WorkerKind::Memferry),
+    (FIRST_TOUCH[1][0], Role::Peer, WorkerKind::UnpinnedShareable),
+    (FIRST_TOUCH[1][1], Role::Memferry, WorkerKind::Shareable),
+];
+
+/// Peers that are libraries linked into this program, by the names of their crates.
+#[cfg(feature = "peers")]
+const LIBRARIES: [(&str, WorkerKind); 2] =
+    [("iceoryx2", WorkerKind::Iceoryx), ("ipc-channel", WorkerKind::IpcChannel)];
+/// Lock file of this build.
+#[cfg(feature = "peers")]
+const LOCK_FILE: &str = include_str!(concat!(env!("OUT_DIR"), "/Cargo.lock"));
+
+/// Candidates that were found on this machine, and those that are missing.
+pub(crate) struct BenchEnvironment {
+    launcher: GroupLauncher,
+    missing: Vec<String>,
+    versions: BTreeMap<String, String>,
+}
+
+/// What is needed to start groups.
+struct GroupLauncher {
+    cores: MemberCores,
+    mpi: Vec<(MpiFamily, MpiInstallation, PathBuf)>,
+    references: Vec<MpiOverMemferry>,
+    workspace: TempWorkspace,
+}
+
+/// Started groups of one size, ready to be measured.
+pub(crate) struct CandidateSet<'a> {
+    candidates: Vec<NamedCandidate>,
+    missing: &'a mut Vec<String>,
+}
+
+impl BenchEnvironment {
+    /// Finds the MPI implementations and compiles the MPI candidate for each.
+    pub(crate) fn discover() -> anyhow::Result<Self> {
+        let scratch = TempWorkspace::new()?;
+        let (mut missing, mut versions) = (Vec::new(), BTreeMap::new());
+        let mut mpi = Vec::new();
+        for family in mpi::FAMILIES {
+            let series = mpi::series(family);
+            let compiled = mpi::find(family).and_then(|installed| {
+                versions.insert(series.to_owned(), installed.launcher.version.clone());
+                installed.compile(scratch.folder()).map(|member| (family, installed, member))
+            });
+            match compiled {
+                Ok(ready) => mpi.push(ready),
+                Err(reason) => missing.push(with_reason(series, &reason)),
+            }
+        }
+        let (cores, asides) = (MemberCores::of_this_machine(), Vec::new());
+        let ground = GroupLauncher { cores, mpi, references: asides, workspace: scratch };
+        Ok(Self { launcher: ground, missing, versions })
+    }
+
+    /// Finds the MPI installations that can run over Memferry's provider, to be compared with their
+    /// own transport.
+    pub(crate) fn discover_mpi_over_memferry(&mut self) {
+        let GroupLauncher { mpi, workspace: scratch, references: asides, .. } = &mut self.launcher;
+        *asides = mpi_over_memferry::find(mpi, scratch.folder(), &mut self.missing);
+        for aside in asides {
+            let version = aside.installed.launcher.version.clone();
+            self.versions.insert(aside.series.clone(), version);
+        }
+    }
+
+    /// Environment for benches whose candidates are all part of this program.
+    pub(crate) fn in_process() -> anyhow::Result<Self> {
+        let (cores, scratch) = (MemberCores::of_this_machine(), TempWorkspace::new()?);
+        let ground =
+            GroupLauncher { cores, mpi: Vec::new(), references: Vec::new(), workspace: scratch };
+        Ok(Self { launcher: ground, missing: Vec::new(), versions: BTreeMap::new() })
+    }
+
+    /// Number of cores for members.
+    pub(crate) fn cores(&self) -> usize {
+        self.launcher.cores.physical_count()
+    }
+
+    /// Starts Memferry and MPI in groups of `size`.
+    pub(crate) fn candidates(&mut self, size: usize) -> CandidateSet<'_> {
+        let mut field = CandidateSet { candidates: Vec::new(), missing: &mut self.missing };
+        field.add_groups(&self.launcher, size);
+        field
+    }
+
+    /// Starts Memferry, MPI, and MPI over Memferry in groups of `size`.
+    pub(crate) fn candidates_with_references(&mut self, size: usize) -> CandidateSet<'_> {
+        let mut field = CandidateSet { candidates: Vec::new(), missing: &mut self.missing };
+        field.add_groups(&self.launcher, size);
+        field.add_references(&self.launcher, size);
+        field
+    }
+
+    /// Starts Memferry, all peers that send messages between two processes, and the lower bound.
+    pub(crate) fn pair_candidates(&mut self) -> CandidateSet<'_> {
+        let mut field = CandidateSet { candidates: Vec::new(), missing: &mut self.missing };
+        field.add_groups(&self.launcher, 2);
+        field.add_references(&self.launcher, 2);
+        let perftest = Perftest::find(&self.launcher.cores);
+        if let (Ok(_), Some(version)) = (&perftest, Perftest::version()) {
+            self.versions.insert(UCX.to_owned(), version);
+        }
+        field.add(UCX, Role::Peer, perftest);
+        #[cfg(feature = "peers")]
+        for (series, kind) in LIBRARIES {
+            let version = locked_version(LOCK_FILE, series).unwrap_or("unknown");
+            self.versions.insert(series.to_owned(), version.to_owned());
+            field.add(series, Role::Peer, self.launcher.start(kind, 2));
+        }
+        #[cfg(not(feature = "peers"))]
+        for series in ["iceoryx2", "ipc-channel"] {
+            let reason = "this program was built without the feature `peers`".to_owned();
+            field.add(series, Role::Peer, Err::<ProcessGroup, _>(reason));
+        }
+        for (series, single_line) in [(LOWER_BOUND, false), (SINGLE_LINE, true)] {
+            field.add(
+                series,
+                Role::LowerBound,
+                CacheLineBaseline::new(&self.launcher.cores, single_line),
+            );
+        }
+        field
+    }
+
+    /// Starts a Memferry link, and the transports that every program has.
+    pub(crate) fn transport_candidates(&mut self) -> CandidateSet<'_> {
+        self.own_candidates(&TRANSPORTS)
+    }
+
+    /// Starts receivers of streams of tasks, each with its sender.
+    pub(crate) fn receiver_candidates(&mut self) -> CandidateSet<'_> {
+        self.own_candidates(&RECEIVERS)
+    }
+
+    /// Opens receivers of packets, in this process.
+    pub(crate) fn packet_candidates(&mut self) -> CandidateSet<'_> {
+        let mut field = CandidateSet { candidates: Vec::new(), missing: &mut self.missing };
+        let both =
+            PacketReceiver::pair(&self.launcher.cores, [PacketPath::Memcpy, PacketPath::Deliver]);
+        for ((series, role), receiver) in
+            PACKETS.into_iter().zip([Role::Peer, Role::Memferry]).zip(both)
+        {
+            field.add(series, role, receiver);
+        }
+        field
+    }
+
+    /// Starts members that receive into memory that may not be resident.
+    pub(crate) fn first_touch_candidates(&mut self) -> CandidateSet<'_> {
+        self.own_candidates(&FIRST_TOUCH_KINDS)
+    }
+
+    fn own_candidates(&mut self, kinds: &[(&str, Role, WorkerKind)]) -> CandidateSet<'_> {
+        let mut field = CandidateSet { candidates: Vec::new(), missing: &mut self.missing };
+        for &(series, role, kind) in kinds {
+            field.add(series, role, self.launcher.start(kind, 2));
+        }
+        field
+    }
+
+    /// Records the versions of the measured candidates, and the missing ones.
+    pub(crate) fn finish(self, outcome: &mut Outcome) {
+        outcome.versions.extend(self.versions);
+        outcome.missing.extend(self.missing);
+    }
+}
+
+impl GroupLauncher {
+    /// Starts a group of members made of this program, in a directory of its own.
+    fn start(&self, kind: WorkerKind, size: usize) -> Result<ProcessGroup, String> {
+        let room = self.workspace.group_dir().map_err(|error| format!("no folder: {error}"))?;
+        ProcessGroup::start(commands(kind, size, &self.cores, &room)?, REPLY_TIMEOUT)
+    }
+}
+
+impl CandidateSet<'_> {
+    fn add_groups(&mut self, ground: &GroupLauncher, size: usize) {
+        for (series, kind) in MEMFERRY_KINDS {
+            self.add(series, Role::Memferry, ground.start(kind, size));
+        }
+        for (family, installed, member) in &ground.mpi {
+            let group = installed.start(member, size, &ground.cores, &MpiTransport::Own);
+            self.add(mpi::series(*family), Role::Peer, group);
+        }
+    }
+
+    fn add_references(&mut self, ground: &GroupLauncher, size: usize) {
+        for MpiOverMemferry { series, installed, program: member, transport } in &ground.references
+        {
+            let group = installed.start(member, size, &ground.cores, transport);
+            self.add(series, Role::Reference, group);
+        }
+    }
+
+    fn add(
+        &mut self,
+        series: &str,
+        role: Role,
+        contender: Result<impl Candidate + 'static, String>,
+    ) {
+        match contender {
+            Ok(contender) => {
+                let (series, contender) = (series.to_owned(), Box::new(contender));
+                self.candidates.push(NamedCandidate { series, role, candidate: contender });
+            }
+            Err(reason) => self.missing.push(with_reason(series, &reason)),
+        }
+    }
+
+    /// Runs a task on the candidates that `takes_part` selects, interleaved.
+    pub(crate) fn interleave(
+        &mut self,
+        task: GroupTask,
+        patience: GroupBudget,
+        takes_part: impl Fn(&str) -> bool,
+    ) -> GroupSamples {
+        interleave(&mut self.candidates, self.missing, takes_part, task, patience)
+    }
+}
+
+fn with_reason(series: &str, reason: &str) -> String {
+    if reason == "not installed" { series.to_owned() } else { format!("{series} ({reason})") }
+}
+
+/// Version of a crate in a lock file.
+#[cfg(feature = "peers")]
+fn locked_version<'a>(lock_file: &'a str, name: &str) -> Option<&'a str> {
+    let mut lines = lock_file.lines();
+    lines.find(|line| line.strip_prefix("name = ") == Some(&format!("\"{name}\"")))?;
+    Some(lines.next()?.strip_prefix("version = ")?.trim_matches('"'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(feature = "peers")]
+    fn the_versions_of_libraries_are_those_they_were_built_with() {
+        let lock_file = "[[package]]\nname = \"ipc-channel\"\nversion = \"0.20.0\"\n";
+        assert_eq!(locked_version(lock_file, "ipc-channel"), Some("0.20.0"));
+        assert_eq!(locked_version(lock_file, "ipc"), None);
+        for (series, _) in LIBRARIES {
+            assert!(locked_version(LOCK_FILE, series).is_some(), "{series}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_installed_needs_no_reason() {
+        assert_eq!(with_reason("UCX", "not installed"), "UCX");
+        assert_eq!(with_reason("UCX", "no free port"), "UCX (no free port)");
+    }
+}

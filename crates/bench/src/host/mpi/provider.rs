@@ -1,0 +1,164 @@
+//! Memferry's libfabric provider: a shared library that libfabric loads from a folder in
+//! `FI_PROVIDER_PATH`.
+
+use std::path::{Path, PathBuf};
+use std::{env, fs};
+
+use anyhow::{Context, bail, ensure};
+
+/// The variable that names the folder of the provider.
+pub const PROVIDER_DIR_VARIABLE: &str = "MEMFERRY_PROVIDER_DIR";
+/// The command that builds the provider, for messages.
+pub const BUILD_COMMAND: &str = "cargo build --release -p memferry-fabric";
+/// The file name of the installed provider, and that of the provider as cargo builds it.
+const FILES: [&str; 2] = ["libmemferry-fi.so", "libmemferry_fi.so"];
+
+/// Finds the file of the provider and checks that libfabric can load it.
+pub fn find() -> anyhow::Result<PathBuf> {
+    let program = env::current_exe().context("where this program is cannot be told")?;
+    let set =
+        env::var_os(PROVIDER_DIR_VARIABLE).filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    let found = find_in(set.as_deref(), &program)?;
+    let folder = found.parent().unwrap_or(Path::new("/"));
+    ensure!(
+        !folder.to_string_lossy().contains(':'),
+        "libfabric cannot look into {}, because of the colon in its name; move the provider to \
+         another folder and let {PROVIDER_DIR_VARIABLE} name that",
+        folder.display()
+    );
+    check_file(&found)?;
+    Ok(found)
+}
+
+/// Checks that the file is a shared library with the entry point of a provider. libfabric reports
+/// no error for a file that is not.
+fn check_file(file: &Path) -> anyhow::Result<()> {
+    const ENTRY_SYMBOL: &[u8] = b"fi_prov_ini";
+    let bytes = fs::read(file).with_context(|| format!("{} cannot be read", file.display()))?;
+    let is_library = bytes.starts_with(b"\x7fELF");
+    ensure!(
+        is_library && bytes.windows(ENTRY_SYMBOL.len()).any(|part| part == ENTRY_SYMBOL),
+        "{} is no provider of libfabric; build it again by `{BUILD_COMMAND}`",
+        file.display()
+    );
+    Ok(())
+}
+
+/// The provider in the folder that `MEMFERRY_PROVIDER_DIR` names, if the variable is set. Otherwise
+/// the provider beside the program, in `../lib/memferry` from there, or in the source tree from
+/// which `cargo install` installed the program. The folder `../lib` itself is not searched, because
+/// libfabric would load every `*fi.so` in it.
+fn find_in(set: Option<&Path>, program: &Path) -> anyhow::Result<PathBuf> {
+    let inside =
+        |folder: &Path| FILES.iter().map(|file| folder.join(file)).find(|path| path.is_file());
+    let absolute = |path: PathBuf| path.canonicalize().unwrap_or(path);
+    if let Some(folder) = set {
+        return inside(folder).map(absolute).with_context(|| {
+            let folder = folder.display();
+            format!(
+                "{PROVIDER_DIR_VARIABLE} names {folder}, where no {} is; correct or unset it",
+                FILES[0]
+            )
+        });
+    }
+    let beside = program.parent().unwrap_or(Path::new("/"));
+    let mut folders = vec![beside.to_owned(), beside.join("../lib/memferry")];
+    folders.extend(cargo_build_folder(&beside.join("..")));
+    match folders.iter().find_map(|folder| inside(folder)) {
+        Some(found) => Ok(absolute(found)),
+        None => bail!(missing_text(beside, &folders)),
+    }
+}
+
+/// The error text for a provider that is in none of the folders, with the commands that install it.
+fn missing_text(beside: &Path, folders: &[PathBuf]) -> String {
+    let searched: Vec<_> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    let prefix = match (beside.file_name(), beside.parent()) {
+        (Some(name), Some(prefix)) if name == "bin" => prefix,
+        _ => Path::new("PREFIX"),
+    };
+    format!(
+        "the provider {} is not installed (searched {}); run `cargo xtask install --prefix {}` in the source \
+         tree of Memferry, or `{BUILD_COMMAND}` and let {PROVIDER_DIR_VARIABLE} name the folder of the result",
+        FILES[0],
+        searched.join(", "),
+        prefix.display()
+    )
+}
+
+/// The folder `target/release` of the source tree from which `cargo install --path` installed a
+/// program below this root. `None` if cargo did not install the program, or installed it from
+/// elsewhere.
+fn cargo_build_folder(root: &Path) -> Option<PathBuf> {
+    let installed = fs::read_to_string(root.join(".crates.toml")).ok()?;
+    // The line looks like: "memferry-cli 0.1.0 (path+file:///folder/crates/cli)" = ["memferry"]
+    let line = installed.lines().find(|line| line.starts_with("\"memferry-cli "))?;
+    let (_, source) = line.split_once("(path+file://")?;
+    let (source, _) = source.split_once(')')?;
+    let tree = Path::new(source).ancestors().nth(2)?;
+    Some(Path::new(&tree.to_string_lossy().replace("%20", " ")).join("target/release"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_provider_is_found_beside_the_program_or_where_it_is_installed() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let program = root.join("bin/memferry");
+        for place in ["bin", "lib/memferry", "else where"] {
+            fs::create_dir_all(root.join(place)).unwrap();
+        }
+        let complaint = find_in(None, &program).unwrap_err().to_string();
+        assert!(
+            complaint.contains(BUILD_COMMAND) && complaint.contains(PROVIDER_DIR_VARIABLE),
+            "{complaint}"
+        );
+        let installed = root.join("lib/memferry/libmemferry-fi.so");
+        fs::write(&installed, "").unwrap();
+        assert_eq!(find_in(None, &program).unwrap(), installed);
+        let beside = root.join("bin/libmemferry_fi.so");
+        fs::write(&beside, "").unwrap();
+        assert_eq!(find_in(None, &program).unwrap(), beside);
+        let elsewhere = root.join("else where");
+        let complaint = find_in(Some(&elsewhere), &program).unwrap_err().to_string();
+        assert!(complaint.contains("else where, where no libmemferry-fi.so is"), "{complaint}");
+        fs::write(elsewhere.join("libmemferry-fi.so"), "").unwrap();
+        assert!(find_in(Some(&elsewhere), &program).unwrap().starts_with(&elsewhere));
+    }
+
+    #[test]
+    fn a_program_that_cargo_installed_finds_the_provider_in_its_source_tree() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().canonicalize().unwrap();
+        let build = root.join("source tree/target/release");
+        fs::create_dir_all(root.join("cargo/bin")).unwrap();
+        fs::create_dir_all(&build).unwrap();
+        let program = root.join("cargo/bin/memferry");
+        let url = format!("{}/source%20tree/crates/cli", root.display());
+        let list = format!(
+            "[v1]\n\"other 1.0.0 (path+file:///other/crates/cli)\" = [\"other\"]\n\
+             \"memferry-cli 0.1.0 (path+file://{url})\" = [\"memferry\"]\n"
+        );
+        fs::write(root.join("cargo/.crates.toml"), list).unwrap();
+        let text = find_in(None, &program).unwrap_err().to_string();
+        let cure = format!("cargo xtask install --prefix {}", root.join("cargo").display());
+        assert!(text.contains(&cure), "{text}");
+        assert!(text.contains("source tree/target/release"), "{text}");
+        let built = build.join("libmemferry_fi.so");
+        fs::write(&built, "").unwrap();
+        assert_eq!(find_in(None, &program).unwrap(), built);
+    }
+
+    #[test]
+    fn a_program_from_a_registry_has_no_source_tree() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(cargo_build_folder(folder.path()), None);
+        let registry = "registry+https://github.com/rust-lang/crates.io-index";
+        let list = format!("[v1]\n\"memferry-cli 0.1.0 ({registry})\" = [\"memferry\"]\n");
+        fs::write(folder.path().join(".crates.toml"), list).unwrap();
+        assert_eq!(cargo_build_folder(folder.path()), None);
+    }
+}

@@ -1,0 +1,10 @@
+//! Benches of messages between processes, and the tasks that their groups execute.
+
+pub(crate) mod alltoall;
+pub(crate) mod first_touch;
+pub(crate) mod ipc;
+pub(crate) mod messages;
+pub(crate) mod pingpong;
+pub(crate) mod receive_overhead;
+pub(crate) mod receiver;
+pub(crate) mod stream;

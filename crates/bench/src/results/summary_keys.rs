@@ -1,0 +1,358 @@
+//! The meaning of the numbers in a summary: which direction is better, the target, and one sentence
+//! for the reader. A key that is not listed is shown without target and meaning.
+
+use crate::results::number;
+use crate::results::outcome::Disturbance;
+
+/// The direction in which a number improves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Better {
+    /// Higher is better.
+    Higher,
+    /// Lower is better.
+    Lower,
+}
+
+impl Better {
+    /// The direction in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Higher => "higher is better",
+            Self::Lower => "lower is better",
+        }
+    }
+
+    /// The direction as an arrow.
+    pub fn arrow(self) -> &'static str {
+        match self {
+            Self::Higher => "↑",
+            Self::Lower => "↓",
+        }
+    }
+}
+
+/// One known key of one bench.
+#[derive(Debug, Clone, Copy)]
+pub struct SummaryKey {
+    /// The bench that reports the key.
+    pub bench: &'static str,
+    /// The name of the key in the summary.
+    pub key: &'static str,
+    /// `ratio`, `share` (0 to 1), `ns`, or the name of what is counted.
+    pub unit: &'static str,
+    /// The direction in which the number improves.
+    pub better: Better,
+    /// The target, if the key has one.
+    pub target: Option<f64>,
+    /// The meaning, in one sentence for the reader.
+    pub meaning: &'static str,
+    /// Whether the number is a count, which does not depend on the load of the machine.
+    pub is_counted: bool,
+}
+
+impl SummaryKey {
+    /// Marks the number as a count, which does not depend on the load of the machine.
+    const fn counted(mut self) -> Self {
+        self.is_counted = true;
+        self
+    }
+}
+
+/// Whether a number reaches its target.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum TargetStatus {
+    /// The number reaches the target.
+    Reached,
+    /// The number misses the target, or was not measured.
+    Missed,
+    /// The run was disturbed, so the number is not compared with the target.
+    NotJudged(Disturbance),
+    /// The key has no target.
+    NoTarget,
+}
+
+impl TargetStatus {
+    /// The status as a mark with a word; empty without a target.
+    pub fn text(self) -> &'static str {
+        match self {
+            Self::Reached => "✓ reached",
+            Self::Missed => "✗ missed",
+            Self::NotJudged(Disturbance::Busy(_)) => "not judged: the machine was busy",
+            Self::NotJudged(Disturbance::Throttled(_)) => "not judged: a CPU quota throttled",
+            Self::NoTarget => "",
+        }
+    }
+}
+
+/// A number of a summary, ready for display.
+#[derive(Debug, Clone)]
+pub struct KeyResult {
+    /// The number with its unit.
+    pub value: String,
+    /// The target with its relation, such as `≥ 2×`; empty without one.
+    pub target: String,
+    /// Whether the number reaches the target.
+    pub status: TargetStatus,
+    /// The direction in which the number improves, if it is known.
+    pub better: Option<Better>,
+    /// The meaning, in one sentence; empty for an unknown key.
+    pub meaning: &'static str,
+}
+
+/// Finds a key and compares its number with the target. Times of a disturbed run are not judged.
+pub fn judge(bench: &str, key: &str, value: f64, disturbance: Option<Disturbance>) -> KeyResult {
+    let Some(known) = KEYS.iter().find(|known| known.bench == bench && known.key == key) else {
+        let unit = if key.ends_with("_ns") { "ns" } else { "" };
+        return KeyResult {
+            value: with_unit(value, unit),
+            target: String::new(),
+            status: TargetStatus::NoTarget,
+            better: None,
+            meaning: "",
+        };
+    };
+    let (bar, mark) = match (known.target, known.better) {
+        (None, _) => (String::new(), TargetStatus::NoTarget),
+        (Some(bar), Better::Higher) => (target_text("≥", bar, known.unit), reached(value >= bar)),
+        (Some(bar), Better::Lower) => (target_text("≤", bar, known.unit), reached(value <= bar)),
+    };
+    let mark = match (mark, disturbance) {
+        (TargetStatus::Reached | TargetStatus::Missed, Some(why)) if !known.is_counted => {
+            TargetStatus::NotJudged(why)
+        }
+        (mark, _) => mark,
+    };
+    KeyResult {
+        value: with_unit(value, known.unit),
+        target: bar,
+        status: mark,
+        better: Some(known.better),
+        meaning: known.meaning,
+    }
+}
+
+fn reached(yes: bool) -> TargetStatus {
+    if yes { TargetStatus::Reached } else { TargetStatus::Missed }
+}
+
+fn with_unit(value: f64, unit: &str) -> String {
+    if unit == "share" { number::short(value) } else { number::with_unit(value, unit) }
+}
+
+fn target_text(relation: &str, bar: f64, unit: &str) -> String {
+    match unit {
+        "ratio" => format!("{relation} {bar}×"),
+        "ns" => format!("{relation} {bar} ns"),
+        _ => format!("{relation} {bar}"),
+    }
+}
+
+const fn ratio(
+    bench: &'static str,
+    key: &'static str,
+    bar: Option<f64>,
+    meaning: &'static str,
+) -> SummaryKey {
+    SummaryKey {
+        bench,
+        key,
+        unit: "ratio",
+        better: Better::Higher,
+        target: bar,
+        meaning,
+        is_counted: false,
+    }
+}
+
+const fn share(
+    bench: &'static str,
+    key: &'static str,
+    bar: Option<f64>,
+    meaning: &'static str,
+) -> SummaryKey {
+    SummaryKey {
+        bench,
+        key,
+        unit: "share",
+        better: Better::Higher,
+        target: bar,
+        meaning,
+        is_counted: false,
+    }
+}
+
+const fn cost(
+    bench: &'static str,
+    key: &'static str,
+    unit: &'static str,
+    bar: Option<f64>,
+    meaning: &'static str,
+) -> SummaryKey {
+    SummaryKey { bench, key, unit, better: Better::Lower, target: bar, meaning, is_counted: false }
+}
+
+const LATENCY: &str = "copy-latency";
+const BANDWIDTH: &str = "copy-bandwidth";
+const OVERLAP: &str = "overlap";
+const OVERHEAD: &str = "overhead";
+const POLLUTION: &str = "pollution";
+const IPC: &str = "ipc";
+const PINGPONG: &str = "pingpong";
+const ALLTOALL: &str = "alltoall";
+const RECEIVE: &str = "receive-overhead";
+const PINNING: &str = "pinning";
+const LOOKUP: &str = "lookup";
+const GPU: &str = "gpu";
+const DEVICES: &str = "devices";
+const APPS: &str = "apps";
+
+/// All known keys, grouped by bench.
+#[rustfmt::skip]
+pub static KEYS: &[SummaryKey] = &[
+    ratio(LATENCY, "hot_4k_vs_memcpy", None, "Speed of one 4 KiB copy between cached buffers, against memcpy."),
+    ratio(LATENCY, "hot_64k_vs_memcpy", None, "Speed of one 64 KiB copy between cached buffers, against memcpy."),
+    ratio(LATENCY, "hot_1m_vs_memcpy", None, "Speed of one 1 MiB copy between cached buffers, against memcpy."),
+    ratio(LATENCY, "cold_4m_vs_memcpy", None, "Speed of one 4 MiB copy between buffers outside the caches, against memcpy."),
+    ratio(LATENCY, "hot_4m_vs_memcpy", Some(2.0), "Speed of one 4 MiB copy between buffers used just before, against memcpy."),
+    ratio(LATENCY, "hot_64m_vs_memcpy", Some(2.5), "Speed of one 64 MiB copy between buffers used just before, against memcpy."),
+    ratio(LATENCY, "hot_256m_vs_memcpy", Some(1.5), "Speed of one 256 MiB copy between buffers used just before, against memcpy."),
+    ratio(LATENCY, "worst_small_vs_memcpy", Some(0.95), "The smallest ratio over all sizes from 8 B to 1 MiB: what small copies lose at worst."),
+
+    ratio(BANDWIDTH, "cold_64k_vs_memcpy", None, "Throughput of many 64 KiB copies outside the caches, against memcpy."),
+    ratio(BANDWIDTH, "cold_64k_vs_rayon", None, "Throughput of many 64 KiB copies outside the caches, against memcpy spread over rayon."),
+    ratio(BANDWIDTH, "worst_vs_memcpy", None, "The smallest ratio over all measured sizes of a window of copies."),
+    ratio(BANDWIDTH, "cold_4m_vs_memcpy", Some(2.0), "Throughput of many 4 MiB copies outside the caches, against memcpy."),
+    ratio(BANDWIDTH, "cold_4m_vs_rayon", None, "Throughput of many 4 MiB copies outside the caches, against memcpy spread over rayon."),
+
+    share(OVERLAP, "hot_64k", Some(0.85), "Share of a hot 64 KiB copy that hides behind the caller's own work."),
+    share(OVERLAP, "hot_1m", None, "Share of a hot 1 MiB copy that hides behind the caller's own work."),
+    share(OVERLAP, "hot_4m", Some(0.97), "Share of a hot 4 MiB copy that hides behind the caller's own work."),
+    share(OVERLAP, "cold_4m", Some(0.97), "Share of a cold 4 MiB copy that hides behind the caller's own work."),
+
+    cost(OVERHEAD, "submit_ns", "ns", Some(150.0), "Time the caller spends to hand over the smallest copy to a channel that is awake."),
+    cost(OVERHEAD, "submit_64k_ns", "ns", None, "Time the caller spends to start a copy of 64 KiB, which others can help with."),
+    cost(OVERHEAD, "check_ns", "ns", None, "Time the caller spends to ask a copy that goes on whether it is done."),
+    cost(OVERHEAD, "roundtrip_8b_ns", "ns", None, "Time from handing over a copy of 8 bytes to seeing it done."),
+    cost(OVERHEAD, "floor_roundtrip_ns", "ns", None, "Time two cache lines take, one to another core and one back: what a hand-over by shared memory takes at least."),
+    cost(OVERHEAD, "roundtrip_vs_floor", "ratio", Some(1.6), "The 8-byte round trip as a multiple of that floor."),
+
+    cost(POLLUTION, "memcpy_slowdown", "ratio", None, "How much slower a warm buffer is read after memcpy than after a pause as long."),
+    cost(POLLUTION, "ours_slowdown", "ratio", Some(1.05), "The same after a copy of ours that spares the caller's core."),
+    cost(POLLUTION, "ours_slowdown_vs_at_once", "ratio", None, "The same against a read without any pause."),
+    cost(POLLUTION, "ours_helping_slowdown", "ratio", None, "The same after an ordinary blocking copy of ours, with which the caller helps."),
+
+    ratio(IPC, "4m_vs_cma", None, "Speed of a message of 4 MiB (half of a round trip), against one copy by the receiver with process_vm_readv."),
+    ratio(IPC, "4m_vs_shm", None, "Speed of a message of 4 MiB (half of a round trip), against two pipelined copies through shared memory."),
+    ratio(IPC, "4m_vs_loopback", None, "Speed of a message of 4 MiB (half of a round trip), against TCP over the loopback interface."),
+
+    cost(PINGPONG, "floor_ns", "ns", None, "Time a cache line takes from core to core, with a line for each direction: what the simplest message takes."),
+    cost(PINGPONG, "8b_vs_floor", "ratio", Some(1.5), "A message of 8 bytes as a multiple of that floor."),
+    ratio(PINGPONG, "8b_vs_best", Some(1.0), "Speed of a message of 8 bytes, against the fastest peer."),
+    ratio(PINGPONG, "64k_vs_best", Some(1.2), "Speed of a message of 64 KiB, against the fastest peer."),
+    ratio(PINGPONG, "1m_vs_best", None, "Speed of a message of 1 MiB, against the fastest peer."),
+    ratio(PINGPONG, "4m_vs_best", Some(1.6), "Speed of a message of 4 MiB, against the fastest peer."),
+    ratio(PINGPONG, "64m_vs_best", Some(2.0), "Speed of a message of 64 MiB, against the fastest peer."),
+    ratio(PINGPONG, "worst_vs_best", Some(0.95), "The smallest ratio over all measured sizes of a message."),
+    ratio(PINGPONG, "4m_shareable_vs_best", Some(2.0), "Speed of a message of 4 MiB from and to memory that both processes map, against the fastest peer."),
+    ratio(PINGPONG, "mpi_8b_vs_own", Some(0.8), "Speed of a message of 8 bytes of Open MPI over Memferry, against Open MPI's own transport."),
+    ratio(PINGPONG, "mpi_64k_vs_own", Some(1.1), "Speed of a message of 64 KiB of Open MPI over Memferry, against Open MPI's own transport."),
+    ratio(PINGPONG, "mpi_4m_vs_own", Some(1.5), "Speed of a message of 4 MiB of Open MPI over Memferry, against Open MPI's own transport."),
+    ratio(PINGPONG, "mpi_64m_vs_own", Some(1.8), "Speed of a message of 64 MiB of Open MPI over Memferry, against Open MPI's own transport."),
+
+    ratio(ALLTOALL, "np2_64k_vs_best", None, "Speed of an exchange of 64 KiB from each to each of 2 processes, against the faster MPI."),
+    ratio(ALLTOALL, "np2_1m_vs_best", None, "Speed of an exchange of 1 MiB from each to each of 2 processes, against the faster MPI."),
+    ratio(ALLTOALL, "np4_64k_vs_best", Some(1.2), "Speed of an exchange of 64 KiB from each to each of 4 processes, against the faster MPI."),
+    ratio(ALLTOALL, "np4_1m_vs_best", None, "Speed of an exchange of 1 MiB from each to each of 4 processes, against the faster MPI."),
+    ratio(ALLTOALL, "mpi_np2_1m_vs_own", None, "Speed of an exchange of 1 MiB from each to each of 2 processes by Open MPI over Memferry, against Open MPI's own transport."),
+    ratio(ALLTOALL, "mpi_np4_64k_vs_own", None, "Speed of an exchange of 64 KiB from each to each of 4 processes by Open MPI over Memferry, against Open MPI's own transport."),
+
+    share(RECEIVE, "overhead_reduction", None, "Share of the compute time lost to naive receiving of cold 1 MiB messages that the best way to receive ahead gives back (paper: 0.42)."),
+    share(RECEIVE, "overhead_reduction_hot", None, "The same with messages in few places, which stay in the caches (paper: 0.31)."),
+
+    cost(LOOKUP, "hit_ns", "ns", Some(20.0), "Time to find a translation that is in the cache and to let it go again, from one thread."),
+    share(LOOKUP, "memory_saving", Some(0.8), "Share of the full table's bytes that the cache does not take, for the program with the largest windows.").counted(),
+    ratio(LOOKUP, "put_8b_vs_full", None, "Speed of a put of 8 bytes through the cache without misses, against the full table."),
+    ratio(LOOKUP, "put_64k_vs_full", None, "The same for 64 KiB."),
+    cost(LOOKUP, "worst_slowdown", "ratio", None, "Longest time of a program with the cache as a multiple of its time with the full table, over all programs."),
+    cost(LOOKUP, "median_slowdown", "ratio", Some(1.03), "The same for the program in the middle."),
+    cost(LOOKUP, "worst_first_slowdown", "ratio", None, "The worst of the first runs, which begin with nothing attached and nothing in the cache."),
+    cost(LOOKUP, "median_first_slowdown", "ratio", None, "The same for the program in the middle."),
+
+    ratio(PINNING, "overlapped_vs_whole_fresh", None, "Speed of a 4 MiB copy by a device into a fresh buffer that is pinned in growing chunks while it copies, against one pinned whole before."),
+    ratio(PINNING, "cache_vs_none_reused", Some(1.2), "Speed of a 4 MiB copy by a device between buffers used before, with the pin cache, against pinning each time."),
+    ratio(PINNING, "never_slower", Some(0.97), "The smallest ratio over all sizes, fresh and reused, of messages with the usual policy against none, and of device copies with the cache against none."),
+
+    ratio(GPU, "host_to_host_vs_memcpy", Some(4.0), "Speed of a copy of 256 MiB between registered memory by the GPU while the caller sleeps, against memcpy."),
+    cost(GPU, "host_to_host_cpu_share", "share", Some(0.1), "Processor time of the whole process during that copy, as a share of its time."),
+    ratio(GPU, "pageable_to_device_vs_driver", Some(5.0), "Speed of a copy of 256 MiB to the GPU from fresh memory of 4 KiB pages, against the driver's own copy."),
+    ratio(GPU, "pageable_to_device_vs_pinned", Some(0.75), "Speed of that copy, against one from memory that the driver pinned long before: the limit."),
+    ratio(GPU, "device_to_pageable_vs_driver", None, "Speed of a copy of 256 MiB from the GPU to fresh memory of 4 KiB pages, against the driver's own copy."),
+    share(GPU, "overlap_64m", Some(0.97), "Share of a copy of 64 MiB between registered memory by the GPU that hides behind the caller's own work."),
+    ratio(GPU, "split_vs_gpu_alone", None, "Speed of a copy of 256 MiB between registered memory that GPU, channels and caller share, against the GPU alone."),
+
+    share(DEVICES, "nic_conformance_passed", Some(1.0), "1 if the network card engine passed every case of the conformance suite over an emulated card in a virtual machine, the card did the work and the kernel did not complain, else 0.").counted(),
+    share(DEVICES, "nic_bytes_by_device_share", Some(0.99), "Share of a page-aligned copy of 1 MiB that the emulated card moved, and not the processor.").counted(),
+    share(DEVICES, "ioat_conformance_passed", Some(1.0), "1 if the engine of Intel's copy engine passed every case over the model of its registers, with faults too, else 0.").counted(),
+    cost(DEVICES, "ioat_descriptors_aligned_4m", "descriptors", Some(1024.0), "Descriptors that the model carried out for a page-aligned copy of 4 MiB: one for each page.").counted(),
+    cost(DEVICES, "ioat_descriptors_misaligned_4m", "descriptors", Some(2052.0), "The same with source and target 2 KiB apart in their pages: two for each page.").counted(),
+
+    ratio(APPS, "is_vs_best", None, "Speed of an integer sort over several processes, against the faster MPI."),
+    ratio(APPS, "ft_vs_best", None, "Speed of a Fourier transform over several processes, against the faster MPI."),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bar_is_reached_from_its_better_side() {
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.0, None).status, TargetStatus::Reached);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, None).status, TargetStatus::Missed);
+        assert_eq!(judge(OVERHEAD, "submit_ns", 120.0, None).status, TargetStatus::Reached);
+        assert_eq!(judge(OVERHEAD, "submit_ns", 151.0, None).status, TargetStatus::Missed);
+        assert_eq!(judge(OVERHEAD, "submit_ns", f64::NAN, None).status, TargetStatus::Missed);
+    }
+
+    #[test]
+    fn times_of_a_busy_machine_are_not_judged_and_counts_are() {
+        let why = Some(Disturbance::Busy(0.4));
+        let not_judged = TargetStatus::NotJudged(Disturbance::Busy(0.4));
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 1.9, why).status, not_judged);
+        assert_eq!(judge(LATENCY, "hot_4m_vs_memcpy", 2.1, why).status, not_judged);
+        assert_eq!(judge(LATENCY, "hot_4k_vs_memcpy", 1.0, why).status, TargetStatus::NoTarget);
+        assert_eq!(judge(DEVICES, "nic_conformance_passed", 0.0, why).status, TargetStatus::Missed);
+        assert_eq!(
+            judge(DEVICES, "ioat_descriptors_aligned_4m", 1024.0, why).status,
+            TargetStatus::Reached
+        );
+    }
+
+    #[test]
+    fn a_bar_is_written_with_its_direction_and_unit() {
+        assert_eq!(judge(LATENCY, "hot_64m_vs_memcpy", 3.0, None).target, "≥ 2.5×");
+        assert_eq!(judge(OVERHEAD, "submit_ns", 3.0, None).target, "≤ 150 ns");
+        assert_eq!(judge("overlap", "hot_4m", 0.98, None).target, "≥ 0.97");
+    }
+
+    #[test]
+    fn an_unknown_key_is_shown_without_judgement() {
+        let judged = judge("copy-latency", "something_ns", 12.0, None);
+        assert_eq!(judged.value, "12 ns");
+        assert_eq!(judged.status, TargetStatus::NoTarget);
+    }
+
+    #[test]
+    fn the_same_key_may_mean_another_thing_in_another_bench() {
+        assert_eq!(judge(LATENCY, "cold_4m_vs_memcpy", 1.0, None).status, TargetStatus::NoTarget);
+        assert_eq!(judge(BANDWIDTH, "cold_4m_vs_memcpy", 1.0, None).status, TargetStatus::Missed);
+    }
+
+    #[test]
+    fn every_key_is_listed_once_per_bench_and_has_a_sentence() {
+        for (index, known) in KEYS.iter().enumerate() {
+            let twin = |other: &SummaryKey| other.bench == known.bench && other.key == known.key;
+            assert_eq!(KEYS.iter().position(twin), Some(index), "{}", known.key);
+            assert!(known.meaning.ends_with('.'), "{}", known.key);
+        }
+    }
+}
