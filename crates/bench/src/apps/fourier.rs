@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use anyhow::ensure;
 
-use crate::group::command::{Sample, warm_up_iterations};
 use crate::group::exchange::{Exchange, all_agree, exchange_blocks, gather_all};
 use crate::group::plain::{Plain, TouchedPages, splitmix64};
+use crate::harness::{Sample, warm_up_iterations};
 
 /// Complex number.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use anyhow::ensure;
 
-use crate::group::command::{Sample, warm_up_iterations};
 use crate::group::exchange::{
     Exchange, all_agree, exchange_blocks, exchange_parts, gather_all, sum_all,
 };
 use crate::group::plain::{TouchedPages, splitmix64};
+use crate::harness::{Sample, warm_up_iterations};
 
 const BUCKETS_LOG2: u32 = 10;
 const BUCKETS: usize = 1 << BUCKETS_LOG2;

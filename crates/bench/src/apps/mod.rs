@@ -6,8 +6,9 @@ pub(crate) mod integer_sort;
 
 use super::{Bench, Effort};
 use crate::Progress;
-use crate::group::{BenchEnvironment, GroupBudget, GroupTask, Sample};
+use crate::group::{BenchEnvironment, GroupTask};
 use crate::harness::set;
+use crate::harness::{Budget, Sample};
 use crate::results::outcome::Outcome;
 use crate::results::series::{MEMFERRY, SHAREABLE};
 
@@ -55,7 +56,7 @@ impl Bench for Apps {
                 // The programs use ordinary memory in both series of Memferry, so the shareable
                 // series would repeat the first.
                 let apart = |series: &str| series != SHAREABLE;
-                let rounds = field.interleave(app.task, GroupBudget::of(effort), apart);
+                let rounds = field.interleave(app.task, Budget::of_groups(effort), apart);
                 let figure = format!("{}, {members} processes", app.name);
                 let inside = format!("{figure}: inside messages");
                 let total = |timing: &Sample| timing.total_ns;

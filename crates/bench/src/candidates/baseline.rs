@@ -12,9 +12,10 @@ use std::time::Instant;
 
 use memferry::sys::affinity;
 
-use crate::group::Candidate;
-use crate::group::command::{Sample, WorkerCommand, warm_up_iterations};
+use crate::group::TaskRunner;
+use crate::group::command::WorkerCommand;
 use crate::group::cores::MemberCores;
+use crate::harness::{Sample, warm_up_iterations};
 
 /// Two threads and their lines, created for every command.
 #[derive(Debug)]
@@ -58,7 +59,7 @@ fn wait_for(line: &PaddedCounter, value: u64) {
     }
 }
 
-impl Candidate for CacheLineBaseline {
+impl TaskRunner for CacheLineBaseline {
     fn run(&mut self, order: WorkerCommand) -> Result<Sample, String> {
         let (lines, [near, far]) =
             ([PaddedCounter::default(), PaddedCounter::default()], self.cores);

@@ -11,9 +11,10 @@ use iceoryx2::port::subscriber::Subscriber;
 use iceoryx2::prelude::*;
 use iceoryx2::service::port_factory::publish_subscribe;
 
-use crate::group::command::{GroupTask, Sample, WorkerCommand};
+use crate::group::command::{GroupTask, WorkerCommand};
 use crate::group::plain::TouchedPages;
 use crate::group::worker::{Member, WorkerArgs};
+use crate::harness::Sample;
 use crate::message::messages::{Link, MessageBuffers, pingpong};
 
 /// Names of the services, one for each direction.

@@ -9,9 +9,10 @@ use ipc_channel::ipc::{
     IpcBytesReceiver, IpcBytesSender, IpcOneShotServer, IpcSender, bytes_channel,
 };
 
-use crate::group::command::{GroupTask, Sample, WorkerCommand};
+use crate::group::command::{GroupTask, WorkerCommand};
 use crate::group::plain::TouchedPages;
 use crate::group::worker::{Member, WorkerArgs};
+use crate::harness::Sample;
 use crate::message::messages::{Link, MessageBuffers, pingpong};
 
 /// File in which the first member publishes the name of its server.

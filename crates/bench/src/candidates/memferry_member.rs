@@ -8,10 +8,11 @@ use memferry::message::{Endpoint, EndpointBuilder, Error, Job, Peer, ShareableBu
 
 use crate::apps::fourier::fourier;
 use crate::apps::integer_sort::integer_sort;
-use crate::group::command::{GroupTask, Sample, WorkerCommand};
+use crate::group::command::{GroupTask, WorkerCommand};
 use crate::group::exchange::Exchange;
 use crate::group::plain::{Memory, TouchedPages};
 use crate::group::worker::{Member, WorkerArgs};
+use crate::harness::Sample;
 use crate::message::first_touch::{FreshMemory, receive_fresh};
 use crate::message::messages::{Link, MessageBuffers, alltoall, pingpong};
 

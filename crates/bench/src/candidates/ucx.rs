@@ -5,10 +5,11 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::group::command::{GroupTask, Sample, WorkerCommand, warm_up_iterations};
+use crate::group::TaskRunner;
+use crate::group::command::{GroupTask, WorkerCommand};
 use crate::group::cores::MemberCores;
 use crate::group::process_group::REPLY_TIMEOUT;
-use crate::group::{Calibration, Candidate};
+use crate::harness::{Calibration, Sample, warm_up_iterations};
 use crate::host::process::{self, die_with_parent, terminate};
 
 const PERFTEST: &str = "ucx_perftest";
@@ -58,7 +59,7 @@ impl Perftest {
     }
 }
 
-impl Candidate for Perftest {
+impl TaskRunner for Perftest {
     fn run(&mut self, order: WorkerCommand) -> Result<Sample, String> {
         let GroupTask::Pingpong { bytes } = order.task else {
             return Err("can only play pingpong".into());
@@ -90,13 +91,11 @@ impl Candidate for Perftest {
     }
 
     /// Estimates the iterations, because every trial would start two processes.
-    fn calibrate(&mut self, task: GroupTask, slice_ns: f64) -> Result<Calibration, String> {
-        let GroupTask::Pingpong { bytes } = task else {
-            return Err("can only play pingpong".into());
-        };
+    fn estimate(&self, task: GroupTask, slice_ns: f64) -> Option<Calibration> {
+        let GroupTask::Pingpong { bytes } = task else { return None };
         // The first messages are slow, and every run starts with a new process.
         let fewest = if bytes < 16 << 20 { 40 } else { 5 };
-        Ok(Calibration::for_slice(slice_ns, 2.0 * (600.0 + bytes as f64 / 5.0)).at_least(fewest))
+        Some(Calibration::for_slice(slice_ns, 2.0 * (600.0 + bytes as f64 / 5.0)).at_least(fewest))
     }
 }
 
@@ -135,6 +134,6 @@ mod tests {
         let mut perftest = Perftest { cores: [0, 0] };
         let order = WorkerCommand { task: GroupTask::Alltoall { bytes: 8 }, iterations: 1 };
         assert!(perftest.run(order).is_err());
-        assert!(perftest.calibrate(order.task, 1e6).is_err());
+        assert_eq!(perftest.estimate(order.task, 1e6), None);
     }
 }

@@ -10,7 +10,7 @@ use memferry::{Ferry, Request, Transfer};
 use rayon::prelude::*;
 
 use crate::Progress;
-use crate::harness::{Budget, BufferPair, FnCandidate, Samples, interleave, memcpy, set};
+use crate::harness::{Budget, BufferPair, FnCandidate, Harness, Role, Samples, memcpy, set};
 use crate::results::outcome::Outcome;
 use crate::results::size;
 use crate::{Bench, Effort};
@@ -20,6 +20,7 @@ pub(crate) struct CopyBandwidth;
 const WINDOW: usize = 128;
 const MAX_BYTES: usize = 4 << 20;
 const MEMFERRY: &str = "memferry";
+const MEMCPY: &str = "memcpy";
 const RAYON: &str = "rayon";
 
 impl Bench for CopyBandwidth {
@@ -60,14 +61,14 @@ impl Bench for CopyBandwidth {
             let moved = (WINDOW * bytes) as u64;
             outcome.rows.extend(times.bandwidth_rows("cold", bytes as u64, moved));
             let summary = &mut outcome.summary;
-            worst = worst.min(times.speedup(MEMFERRY));
+            worst = worst.min(times.ratio(MEMFERRY, MEMCPY));
             if bytes == 64 << 10 {
-                set(summary, "cold_64k_vs_memcpy", times.speedup(MEMFERRY));
-                set(summary, "cold_64k_vs_rayon", times.speedup_against(MEMFERRY, RAYON));
+                set(summary, "cold_64k_vs_memcpy", times.ratio(MEMFERRY, MEMCPY));
+                set(summary, "cold_64k_vs_rayon", times.ratio(MEMFERRY, RAYON));
             }
             if bytes == MAX_BYTES {
-                set(summary, "cold_4m_vs_memcpy", times.speedup(MEMFERRY));
-                set(summary, "cold_4m_vs_rayon", times.speedup_against(MEMFERRY, RAYON));
+                set(summary, "cold_4m_vs_memcpy", times.ratio(MEMFERRY, MEMCPY));
+                set(summary, "cold_4m_vs_rayon", times.ratio(MEMFERRY, RAYON));
             }
         }
         set(&mut outcome.summary, "worst_vs_memcpy", worst);
@@ -129,23 +130,26 @@ fn measure(
         memferry_window(ferry, source, target, bytes);
         assert!(source == target, "a byte is wrong");
     });
-    let contestants = vec![
-        FnCandidate::new("memcpy", move || pieces(&mut |source, target| memcpy(target, source))),
-        FnCandidate::new(MEMFERRY, move || {
+    let mut candidates = [
+        FnCandidate::new(MEMCPY, Role::Peer, move || {
+            pieces(&mut |source, target| memcpy(target, source));
+        }),
+        FnCandidate::new(MEMFERRY, Role::Memferry, move || {
             on_window(&mut |s, t| memferry_window(ferry, s, t, bytes));
         }),
-        FnCandidate::new(RAYON, move || {
+        FnCandidate::new(RAYON, Role::Peer, move || {
             on_window(&mut |source, target| {
                 (target.par_chunks_mut(bytes).zip(source.par_chunks(bytes)))
                     .for_each(|(target, source)| memcpy(target, source));
             });
         }),
-        FnCandidate::new("tokio spawn_blocking", move || {
+        FnCandidate::new("tokio spawn_blocking", Role::Peer, move || {
             on_window(&mut |source, target| tokio_window(runtime, source, target, bytes));
         }),
     ];
-    let usual = Budget::of(effort);
-    interleave(contestants, Budget { rounds: usual.rounds.min(11), ..usual })
+    let usual = Budget::of_calls(effort);
+    let budget = Budget { rounds: usual.rounds.min(11), ..usual };
+    Harness::new(budget).interleave(&mut candidates)
 }
 
 fn memferry_window(ferry: &Ferry, source: &[u8], target: &mut [u8], bytes: usize) {

@@ -8,7 +8,7 @@ use memferry::sys::affinity;
 
 use crate::Progress;
 use crate::harness::{
-    Budget, BufferPair, ColdCursor, FnCandidate, Samples, interleave, memcpy, set,
+    Budget, BufferPair, ColdCursor, FnCandidate, Harness, Role, Samples, memcpy, set,
 };
 use crate::results::outcome::Outcome;
 use crate::results::size;
@@ -45,13 +45,13 @@ impl Bench for CopyLatency {
         for bytes in TINY {
             let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
             outcome.rows.extend(times.time_rows("cost of a tiny copy", bytes));
-            worst_small = worst_small.min(times.speedup(&default));
+            worst_small = worst_small.min(times.ratio(&default, MEMCPY));
         }
         for &bytes in &hot {
             progress.step(&format!("hot {}", size::format(bytes)));
             let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
             outcome.rows.extend(times.bandwidth_rows("hot", bytes, bytes));
-            let ratio = times.speedup(&default);
+            let ratio = times.ratio(&default, MEMCPY);
             if bytes <= SMALL {
                 worst_small = worst_small.min(ratio);
             }
@@ -70,7 +70,7 @@ impl Bench for CopyLatency {
             progress.step(&format!("cold {}", size::format(bytes)));
             let times = interleave_cold(&ferries, &mut pair, bytes as usize, effort);
             outcome.rows.extend(times.bandwidth_rows("cold", bytes, bytes));
-            let ratio = times.speedup(&default);
+            let ratio = times.ratio(&default, MEMCPY);
             if bytes <= SMALL {
                 worst_small = worst_small.min(ratio);
             }
@@ -135,7 +135,7 @@ fn series(channels: &usize) -> String {
 }
 
 fn budget(bytes: usize, effort: Effort) -> Budget {
-    let usual = Budget::of(effort);
+    let usual = Budget::of_calls(effort);
     let rounds = match bytes {
         // Ratios near 1 need more rounds to differ from noise, and these copies are short.
         0..=0x10_0000 => 2 * usual.rounds + 1,
@@ -165,7 +165,7 @@ fn by_ferry(ferry: &Ferry, source: &[u8], target: &mut [u8]) {
 /// Checks that every candidate copies every byte. Not timed.
 fn check(ferries: &[(usize, Ferry)], pair: &mut BufferPair, bytes: usize) {
     let source = &pair.source.as_slice()[..bytes];
-    for (series, ferry, copy) in candidates(ferries) {
+    for (series, _, ferry, copy) in candidates(ferries) {
         let target = &mut pair.target.as_mut_slice()[..bytes];
         target.fill(0);
         copy(ferry, source, target);
@@ -174,10 +174,11 @@ fn check(ferries: &[(usize, Ferry)], pair: &mut BufferPair, bytes: usize) {
 }
 
 /// memcpy and every ferry, each with its series.
-fn candidates(ferries: &[(usize, Ferry)]) -> impl Iterator<Item = (String, &Ferry, CopyFn)> {
-    let peer = (MEMCPY.to_owned(), &ferries[0].1, by_memcpy as CopyFn);
-    let ours =
-        ferries.iter().map(|(channels, ferry)| (series(channels), ferry, by_ferry as CopyFn));
+fn candidates(ferries: &[(usize, Ferry)]) -> impl Iterator<Item = (String, Role, &Ferry, CopyFn)> {
+    let peer = (MEMCPY.to_owned(), Role::Peer, &ferries[0].1, by_memcpy as CopyFn);
+    let ours = ferries
+        .iter()
+        .map(|(channels, ferry)| (series(channels), Role::Memferry, ferry, by_ferry as CopyFn));
     std::iter::once(peer).chain(ours)
 }
 
@@ -192,10 +193,10 @@ fn interleave_hot(
     let source = &pair.source.as_slice()[..bytes];
     let target = RefCell::new(&mut pair.target.as_mut_slice()[..bytes]);
     let target = &target;
-    let contestants = candidates(ferries).map(|(series, ferry, copy)| {
-        FnCandidate::new(series, move || copy(ferry, source, &mut target.borrow_mut()))
+    let candidates = candidates(ferries).map(|(series, role, ferry, copy)| {
+        FnCandidate::new(series, role, move || copy(ferry, source, &mut target.borrow_mut()))
     });
-    interleave(contestants.collect(), budget(bytes, effort))
+    Harness::new(budget(bytes, effort)).interleave(&mut candidates.collect::<Vec<_>>())
 }
 
 /// Candidates that copy at another position of two large buffers each time.
@@ -208,12 +209,12 @@ fn interleave_cold(
     let source = pair.source.as_slice();
     let place = RefCell::new((ColdCursor::over(COLD_BYTES), pair.target.as_mut_slice()));
     let place = &place;
-    let contestants = candidates(ferries).map(|(series, ferry, copy)| {
-        FnCandidate::new(series, move || {
+    let candidates = candidates(ferries).map(|(series, role, ferry, copy)| {
+        FnCandidate::new(series, role, move || {
             let (walk, target) = &mut *place.borrow_mut();
             let range = walk.next(bytes);
             copy(ferry, &source[range.clone()], &mut target[range]);
         })
     });
-    interleave(contestants.collect(), budget(bytes, effort))
+    Harness::new(budget(bytes, effort)).interleave(&mut candidates.collect::<Vec<_>>())
 }

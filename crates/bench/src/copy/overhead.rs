@@ -3,6 +3,7 @@
 //! the round trip of the smallest copy with the lower bound, two cache lines that go from core to
 //! core.
 
+use std::cell::RefCell;
 use std::hint::{black_box, spin_loop};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::thread::Thread;
@@ -12,7 +13,7 @@ use memferry::sys::affinity;
 use memferry::{Ferry, Options, Request, Transfer};
 
 use crate::Progress;
-use crate::harness::{BufferPair, median, set};
+use crate::harness::{Budget, BufferPair, FnCandidate, Harness, Role, Sample, set};
 use crate::results::outcome::{Outcome, Row};
 use crate::results::size;
 use crate::{Bench, Effort};
@@ -43,11 +44,7 @@ impl Bench for Overhead {
         let mut pair = BufferPair::new(1 << 24)?;
         let mut outcome = Outcome::new(self.name());
         small_costs(&ferry, &mut pair, rounds, &mut outcome);
-        let ordinary = Ferry::new()?;
-        let submits: Vec<_> =
-            (0..rounds).map(|_| submit_ns(&ordinary, &mut pair, 64 << 10, 100)).collect();
-        outcome.rows.push(Row::of_rounds("small costs", "submit 64 KiB", 0, "ns", &submits));
-        set(&mut outcome.summary, "submit_64k_ns", median(submits));
+        large_submit(&mut pair, rounds, &mut outcome)?;
         for bytes in sizes {
             progress.step(&size::format(bytes as u64));
             outcome.rows.extend(split(&ferry, &mut pair, bytes, rounds));
@@ -65,38 +62,68 @@ impl Bench for Overhead {
     }
 }
 
+const SUBMIT: &str = "submit";
+const CHECK: &str = "check";
+const ROUND_TRIP: &str = "round trip of 8 bytes";
+const FLOOR: &str = "floor: two hand-overs";
+
 /// Measures submission, check, round trip and lower bound in every round.
 fn small_costs(ferry: &Ferry, pair: &mut BufferPair, rounds: usize, outcome: &mut Outcome) {
-    const REPEAT: u32 = 4000;
-    let floor = HandoffBaseline::default();
-    let mut costs: [(&str, Vec<f64>); 4] =
-        ["submit", "check", "round trip of 8 bytes", "floor: two hand-overs"].map(|n| (n, vec![]));
-    std::thread::scope(|scope| {
+    const REPEAT: u64 = 4000;
+    let (floor, pair) = (HandoffBaseline::default(), RefCell::new(pair));
+    let total = |ns: f64| Ok(Sample::of_total(ns));
+    let samples = std::thread::scope(|scope| {
         let two_cores = affinity::allowed_cores().len() > 1;
         let other = std::thread::Builder::new();
         // Without a second thread there is no lower bound, and its keys are omitted.
         let answering =
             two_cores.then(|| other.spawn_scoped(scope, || floor.serve()).ok()).flatten();
-        for _ in 0..rounds {
-            costs[0].1.push(submit_ns(ferry, pair, 8, REPEAT));
-            costs[1].1.push(check_ns(ferry, pair));
-            costs[2].1.push(roundtrip_ns(ferry, pair, REPEAT));
-            if let Some(other) = &answering {
-                costs[3].1.push(floor.roundtrip_ns(other.thread(), REPEAT));
-            }
-        }
+        let mut candidates = vec![
+            FnCandidate::timed(SUBMIT, Role::Memferry, |times| {
+                total(submit_ns(ferry, &mut pair.borrow_mut(), 8, times))
+            }),
+            FnCandidate::timed(CHECK, Role::Memferry, |_| {
+                total(check_ns(ferry, &mut pair.borrow_mut()))
+            }),
+            FnCandidate::timed(ROUND_TRIP, Role::Memferry, |times| {
+                total(roundtrip_ns(ferry, &mut pair.borrow_mut(), times))
+            }),
+        ];
+        candidates.extend(answering.iter().map(|other| {
+            FnCandidate::timed(FLOOR, Role::LowerBound, |times| {
+                total(floor.roundtrip_ns(other.thread(), times))
+            })
+        }));
+        let samples = Harness::new(Budget::fixed(rounds, REPEAT)).interleave(&mut candidates);
         if let Some(other) = &answering {
             floor.stop(other.thread());
         }
+        samples
     });
-    let ratio =
-        median(costs[2].1.iter().zip(&costs[3].1).map(|(ours, floor)| ours / floor).collect());
-    let keys = ["submit_ns", "check_ns", "roundtrip_8b_ns", "floor_roundtrip_ns"];
-    for ((name, values), key) in costs.iter().zip(keys) {
-        outcome.rows.push(Row::of_rounds("small costs", name, 0, "ns", values));
-        set(&mut outcome.summary, key, median(values.clone()));
+    let keys = [
+        (SUBMIT, "submit_ns"),
+        (CHECK, "check_ns"),
+        (ROUND_TRIP, "roundtrip_8b_ns"),
+        (FLOOR, "floor_roundtrip_ns"),
+    ];
+    for (series, key) in keys {
+        let values = samples.values(series, |sample| sample.total_ns);
+        outcome.rows.push(Row::of_rounds("small costs", series, 0, "ns", &values));
+        set(&mut outcome.summary, key, samples.median_ns(series));
     }
-    set(&mut outcome.summary, "roundtrip_vs_floor", ratio);
+    set(&mut outcome.summary, "roundtrip_vs_floor", samples.ratio(FLOOR, ROUND_TRIP));
+}
+
+/// Measures the submission of 64 KiB to a ferry with the default settings.
+fn large_submit(pair: &mut BufferPair, rounds: usize, outcome: &mut Outcome) -> anyhow::Result<()> {
+    const SERIES: &str = "submit 64 KiB";
+    let ferry = Ferry::new()?;
+    let submit = |times| Ok(Sample::of_total(submit_ns(&ferry, pair, 64 << 10, times)));
+    let mut candidates = [FnCandidate::timed(SERIES, Role::Memferry, submit)];
+    let samples = Harness::new(Budget::fixed(rounds, 100)).interleave(&mut candidates);
+    outcome.rows.extend(samples.time_rows("small costs", 0));
+    set(&mut outcome.summary, "submit_64k_ns", samples.median_ns(SERIES));
+    Ok(())
 }
 
 fn start(ferry: &Ferry, pair: &mut BufferPair, bytes: usize) -> Transfer {
@@ -107,7 +134,7 @@ fn start(ferry: &Ferry, pair: &mut BufferPair, bytes: usize) -> Transfer {
 }
 
 /// Time inside the submitting call, with a channel that keeps up.
-fn submit_ns(ferry: &Ferry, pair: &mut BufferPair, bytes: usize, repeat: u32) -> f64 {
+fn submit_ns(ferry: &Ferry, pair: &mut BufferPair, bytes: usize, repeat: u64) -> f64 {
     let mut inside = 0;
     let clock = clock_ns();
     for _ in 0..repeat {
@@ -116,7 +143,7 @@ fn submit_ns(ferry: &Ferry, pair: &mut BufferPair, bytes: usize, repeat: u32) ->
         inside += begin.elapsed().as_nanos();
         transfer.wait().expect("memory of this process is good");
     }
-    (inside as f64 / f64::from(repeat) - clock).max(0.0)
+    (inside as f64 / repeat as f64 - clock).max(0.0)
 }
 
 /// Time that two reads of the clock add to a measurement.
@@ -138,12 +165,12 @@ fn check_ns(ferry: &Ferry, pair: &mut BufferPair) -> f64 {
     took / f64::from(asked.max(1))
 }
 
-fn roundtrip_ns(ferry: &Ferry, pair: &mut BufferPair, repeat: u32) -> f64 {
+fn roundtrip_ns(ferry: &Ferry, pair: &mut BufferPair, repeat: u64) -> f64 {
     let begin = Instant::now();
     for _ in 0..repeat {
         start(ferry, pair, 8).wait().expect("memory of this process is good");
     }
-    begin.elapsed().as_nanos() as f64 / f64::from(repeat)
+    begin.elapsed().as_nanos() as f64 / repeat as f64
 }
 
 /// Two words on cache lines of their own, exchanged by two threads that do nothing else.
@@ -162,7 +189,7 @@ const SLEEP: u64 = 1 << 62;
 const STOP: u64 = 1 << 63;
 
 impl HandoffBaseline {
-    fn roundtrip_ns(&self, other: &Thread, repeat: u32) -> f64 {
+    fn roundtrip_ns(&self, other: &Thread, repeat: u64) -> f64 {
         const WARM_UP: u64 = 100;
         let mut first = (self.reply.0.load(Ordering::Acquire) & !SLEEP) + 1;
         // A few round trips wake the other thread before the measured ones. The word changes before
@@ -175,12 +202,12 @@ impl HandoffBaseline {
         }
         first -= 1;
         let begin = Instant::now();
-        for turn in 0..u64::from(repeat) {
+        for turn in 0..repeat {
             self.send(first + 1 + turn);
         }
         let took = begin.elapsed().as_nanos() as f64;
-        self.request.0.store((first + u64::from(repeat)) | SLEEP, Ordering::Release);
-        took / f64::from(repeat)
+        self.request.0.store((first + repeat) | SLEEP, Ordering::Release);
+        took / repeat as f64
     }
 
     fn send(&self, value: u64) {

@@ -2,6 +2,7 @@
 //! paper on asynchronous memory operations): column-wise reads of a small buffer, alone, after
 //! memcpy, and after copies by Memferry.
 
+use std::cell::RefCell;
 use std::hint::{black_box, spin_loop};
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,10 @@ use memferry::sys::pages::Pages;
 use memferry::{Ferry, Options, Request};
 
 use crate::Progress;
-use crate::harness::{BufferPair, median, memcpy, set};
-use crate::results::outcome::{Outcome, Row};
+use crate::harness::{
+    Budget, BufferPair, FnCandidate, Harness, Role, Sample, Samples, median, memcpy, set,
+};
+use crate::results::outcome::Outcome;
 use crate::results::size;
 use crate::{Bench, Effort};
 
@@ -23,19 +26,41 @@ const LINE: usize = 64;
 const ROW_BYTES: usize = 4096;
 
 /// What happens between loading the small buffer into the caches and reading it.
-const IMMEDIATE: usize = 0;
-const MEMCPY: usize = 1;
-const MEMCPY_PAUSE: usize = 2;
-const CALLER_SLEEPS: usize = 3;
-const CALLER_SLEEPS_PAUSE: usize = 4;
-const CALLER_HELPS: usize = 5;
-const SERIES: [&str; 6] = [
-    "at once",
-    "after memcpy",
-    "after a pause as long as memcpy",
-    "after memferry, sparing the caller",
-    "after a pause as long as that",
-    "after memferry, caller helping",
+#[derive(Debug, Clone, Copy)]
+enum Between {
+    Nothing,
+    Memcpy,
+    /// A pause as long as the last memcpy.
+    MemcpyPause,
+    /// A copy without the help of the caller.
+    Offloaded,
+    /// A pause as long as the last such copy.
+    OffloadedPause,
+    /// A blocking copy, with which the caller helps.
+    Helped,
+}
+
+const IMMEDIATE: &str = "at once";
+const MEMCPY: &str = "after memcpy";
+const MEMCPY_PAUSE: &str = "after a pause as long as memcpy";
+const CALLER_SLEEPS: &str = "after memferry, sparing the caller";
+const CALLER_SLEEPS_PAUSE: &str = "after a pause as long as that";
+const CALLER_HELPS: &str = "after memferry, caller helping";
+const SERIES: [(&str, Role, Between); 6] = [
+    (IMMEDIATE, Role::LowerBound, Between::Nothing),
+    (MEMCPY, Role::Peer, Between::Memcpy),
+    (MEMCPY_PAUSE, Role::Reference, Between::MemcpyPause),
+    (CALLER_SLEEPS, Role::Memferry, Between::Offloaded),
+    (CALLER_SLEEPS_PAUSE, Role::Reference, Between::OffloadedPause),
+    (CALLER_HELPS, Role::Memferry, Between::Helped),
+];
+
+/// Keys, and the two series of which each is the ratio.
+const KEYS: [(&str, &str, &str); 4] = [
+    ("memcpy_slowdown", MEMCPY, MEMCPY_PAUSE),
+    ("ours_slowdown", CALLER_SLEEPS, CALLER_SLEEPS_PAUSE),
+    ("ours_slowdown_vs_at_once", CALLER_SLEEPS, IMMEDIATE),
+    ("ours_helping_slowdown", CALLER_HELPS, CALLER_SLEEPS_PAUSE),
 ];
 
 impl Bench for Pollution {
@@ -60,31 +85,13 @@ impl Bench for Pollution {
         let mut slowdowns: [Vec<f64>; 4] = Default::default();
         for bytes in sizes {
             progress.step(&size::format(bytes as u64));
-            let times = measure(&ferry, &mut pair, bytes, rounds)?;
-            let ratio = |series: usize, base: usize| {
-                median(times[series].clone()) / median(times[base].clone())
-            };
-            slowdowns[0].push(ratio(MEMCPY, MEMCPY_PAUSE));
-            slowdowns[1].push(ratio(CALLER_SLEEPS, CALLER_SLEEPS_PAUSE));
-            slowdowns[2].push(ratio(CALLER_SLEEPS, IMMEDIATE));
-            slowdowns[3].push(ratio(CALLER_HELPS, CALLER_SLEEPS_PAUSE));
-            for (series, values) in SERIES.into_iter().zip(&times) {
-                outcome.rows.push(Row::of_rounds(
-                    "access time",
-                    series,
-                    bytes as u64,
-                    "ns",
-                    values,
-                ));
+            let samples = measure(&ferry, &mut pair, bytes, rounds)?;
+            for ((_, series, base), slowdowns) in KEYS.iter().zip(&mut slowdowns) {
+                slowdowns.push(samples.median_ns(series) / samples.median_ns(base));
             }
+            outcome.rows.extend(samples.time_rows("access time", bytes as u64));
         }
-        let keys = [
-            "memcpy_slowdown",
-            "ours_slowdown",
-            "ours_slowdown_vs_at_once",
-            "ours_helping_slowdown",
-        ];
-        for (key, values) in keys.into_iter().zip(slowdowns) {
+        for ((key, ..), values) in KEYS.into_iter().zip(slowdowns) {
             set(&mut outcome.summary, key, median(values));
         }
         outcome.notes.push(format!(
@@ -102,47 +109,64 @@ impl Bench for Pollution {
     }
 }
 
-/// Times to read a small buffer of `bytes`, by series and round.
+/// Measures the time to read a small buffer of `bytes` after each of [`SERIES`].
 fn measure(
     ferry: &Ferry,
     pair: &mut BufferPair,
     bytes: usize,
     rounds: usize,
-) -> anyhow::Result<[Vec<f64>; 6]> {
+) -> anyhow::Result<Samples> {
     let mut small = Pages::new(bytes)?;
     small.as_mut_slice().fill(1);
-    let mut times: [Vec<f64>; 6] = Default::default();
-    let (mut memcpy_time, mut sparing_time) = (Duration::ZERO, Duration::ZERO);
-    for round in 0..rounds {
-        for turn in 0..SERIES.len() {
-            // The order of the series changes from round to round. A pause is as long as the last
-            // copy of its kind.
-            let series = (turn + round) % SERIES.len();
-            for _ in 0..3 {
-                read_columns(small.as_slice());
-            }
-            let (source, target) = (pair.source.as_slice(), pair.target.as_mut_slice());
-            let begin = Instant::now();
-            match series {
-                MEMCPY => {
-                    memcpy(target, source);
-                    memcpy_time = begin.elapsed();
-                }
-                MEMCPY_PAUSE => pause(begin, memcpy_time),
-                CALLER_SLEEPS => {
-                    copy_offloaded(ferry, source, target)?;
-                    sparing_time = begin.elapsed();
-                }
-                CALLER_SLEEPS_PAUSE => pause(begin, sparing_time),
-                CALLER_HELPS => ferry.copy(source, target)?,
-                _ => {}
-            }
-            let start = Instant::now();
-            read_columns(small.as_slice());
-            times[series].push(start.elapsed().as_nanos() as f64);
+    let (memcpy_time, offloaded_time) = (Duration::ZERO, Duration::ZERO);
+    let subject = RefCell::new(CacheSubject { ferry, pair, small, memcpy_time, offloaded_time });
+    let mut candidates = SERIES.map(|(series, role, between)| {
+        let subject = &subject;
+        FnCandidate::timed(series, role, move |_| {
+            let read_ns = subject.borrow_mut().read_after(between);
+            read_ns.map(Sample::of_total).map_err(|error| format!("{error:#}"))
+        })
+    });
+    let samples = Harness::new(Budget::fixed(rounds, 1)).interleave(&mut candidates);
+    samples.require_all()?;
+    Ok(samples)
+}
+
+/// The small buffer, the copies that displace it, and how long the last ones took.
+struct CacheSubject<'a> {
+    ferry: &'a Ferry,
+    pair: &'a mut BufferPair,
+    small: Pages,
+    memcpy_time: Duration,
+    offloaded_time: Duration,
+}
+
+impl CacheSubject<'_> {
+    /// Loads the small buffer, does what is asked for, and returns the time to read the buffer.
+    fn read_after(&mut self, between: Between) -> anyhow::Result<f64> {
+        for _ in 0..3 {
+            read_columns(self.small.as_slice());
         }
+        let (source, target) = (self.pair.source.as_slice(), self.pair.target.as_mut_slice());
+        let begin = Instant::now();
+        match between {
+            Between::Nothing => {}
+            Between::Memcpy => {
+                memcpy(target, source);
+                self.memcpy_time = begin.elapsed();
+            }
+            Between::MemcpyPause => pause(begin, self.memcpy_time),
+            Between::Offloaded => {
+                copy_offloaded(self.ferry, source, target)?;
+                self.offloaded_time = begin.elapsed();
+            }
+            Between::OffloadedPause => pause(begin, self.offloaded_time),
+            Between::Helped => self.ferry.copy(source, target)?,
+        }
+        let start = Instant::now();
+        read_columns(self.small.as_slice());
+        Ok(start.elapsed().as_nanos() as f64)
     }
-    Ok(times)
 }
 
 fn pause(begin: Instant, length: Duration) {

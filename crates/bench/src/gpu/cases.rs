@@ -135,7 +135,7 @@ impl Case {
     }
 
     /// Number of rounds, and of copies in each round: fewer if the preparation takes long.
-    pub(super) fn rounds_and_repeats(&self, effort: Effort) -> (usize, usize) {
+    pub(super) fn rounds_and_repeats(&self, effort: Effort) -> (usize, u64) {
         let rounds = match (effort, self.buffers) {
             (Effort::Full, _) if self.bytes > REFERENCE_BYTES => 5,
             (Effort::Full, _) => 9,
@@ -144,7 +144,7 @@ impl Case {
         };
         match self.buffers {
             BufferState::Fresh => (rounds, 1),
-            BufferState::Reused => (rounds, (REFERENCE_BYTES / self.bytes).clamp(2, 32)),
+            BufferState::Reused => (rounds, (REFERENCE_BYTES / self.bytes).clamp(2, 32) as u64),
         }
     }
 }

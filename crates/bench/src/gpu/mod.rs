@@ -6,7 +6,7 @@ mod fixture;
 mod memory;
 mod overlap;
 mod peer;
-mod rounds;
+mod route;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use memferry_sys::residency;
 use super::{Bench, Effort};
 use crate::Progress;
 use crate::copy::overlap::calibrate_compute;
-use crate::harness::set;
+use crate::harness::{Failure, Sample, Samples, median, set};
 use crate::results::outcome::{Outcome, Row, Summary};
 use crate::results::size;
 use cases::{
@@ -30,7 +30,6 @@ use cases::{
 };
 use fixture::GpuFixture;
 use peer::DriverPeer;
-use rounds::GpuSamples;
 
 pub(crate) struct Gpu;
 
@@ -113,7 +112,7 @@ fn measure(
             left_out += 1;
             continue;
         }
-        let rounds = rounds::interleave(rig, case, plan.effort)?;
+        let rounds = route::interleave(rig, case, plan.effort)?;
         record_samples(outcome, case, &rounds);
     }
     let steps_per_ns = calibrate_compute();
@@ -143,13 +142,13 @@ fn measure(
 }
 
 /// Adds the rows and keys of a case, and the candidates that failed.
-fn record_samples(outcome: &mut Outcome, case: &Case, rounds: &GpuSamples) {
+fn record_samples(outcome: &mut Outcome, case: &Case, rounds: &Samples) {
     let figure = case.figure();
-    outcome.rows.extend(rounds.bandwidth_rows(&figure, case.bytes));
+    outcome.rows.extend(rounds.bandwidth_rows(&figure, case.bytes as u64, case.bytes as u64));
     let busy = format!("processors busy, {figure}");
-    outcome.rows.extend(rounds.cores_rows(&busy, case.bytes));
-    for (series, error) in &rounds.failed {
-        let missing = format!("{series}, {} ({error})", case.direction);
+    outcome.rows.extend(rounds.rows(&busy, case.bytes as u64, "cores", cores));
+    for Failure { series, reason, .. } in rounds.failures() {
+        let missing = format!("{series}, {} ({reason})", case.direction);
         if !outcome.missing.contains(&missing) {
             outcome.missing.push(missing);
         }
@@ -159,19 +158,24 @@ fn record_samples(outcome: &mut Outcome, case: &Case, rounds: &GpuSamples) {
     }
 }
 
-fn set_keys(summary: &mut Summary, direction: GpuCopyDirection, rounds: &GpuSamples) {
+/// Number of cores that the process kept busy.
+fn cores(sample: &Sample) -> f64 {
+    sample.cpu_ns / sample.total_ns
+}
+
+fn set_keys(summary: &mut Summary, direction: GpuCopyDirection, rounds: &Samples) {
     match direction {
         GpuCopyDirection::HostToHost => {
-            set(summary, "host_to_host_vs_memcpy", rounds.speedup(CALLER_SLEEPS, MEMCPY));
-            set(summary, "host_to_host_cpu_share", rounds.cores(CALLER_SLEEPS));
-            set(summary, "split_vs_gpu_alone", rounds.speedup(CALLER_HELPS, CALLER_SLEEPS));
+            set(summary, "host_to_host_vs_memcpy", rounds.ratio(CALLER_SLEEPS, MEMCPY));
+            set(summary, "host_to_host_cpu_share", median(rounds.values(CALLER_SLEEPS, cores)));
+            set(summary, "split_vs_gpu_alone", rounds.ratio(CALLER_HELPS, CALLER_SLEEPS));
         }
         GpuCopyDirection::ToDevice => {
-            set(summary, "pageable_to_device_vs_driver", rounds.speedup(MEMFERRY, DRIVER));
-            set(summary, "pageable_to_device_vs_pinned", rounds.speedup(MEMFERRY, PINNED));
+            set(summary, "pageable_to_device_vs_driver", rounds.ratio(MEMFERRY, DRIVER));
+            set(summary, "pageable_to_device_vs_pinned", rounds.ratio(MEMFERRY, PINNED));
         }
         GpuCopyDirection::FromDevice => {
-            set(summary, "device_to_pageable_vs_driver", rounds.speedup(MEMFERRY, DRIVER));
+            set(summary, "device_to_pageable_vs_driver", rounds.ratio(MEMFERRY, DRIVER));
         }
     }
 }

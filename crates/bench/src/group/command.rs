@@ -4,6 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::harness::Sample;
+
 /// A task that the members of a group execute together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GroupTask {
@@ -32,26 +34,11 @@ pub(crate) struct WorkerCommand {
     pub(crate) iterations: u64,
 }
 
-/// Times of a command: total, the part spent in messages, and the processor time that the leader's
-/// process used for messages, if the task measures it.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Sample {
-    pub(crate) total_ns: f64,
-    pub(crate) messages_ns: f64,
-    pub(crate) cpu_ns: f64,
-}
-
 /// Line that ends a group.
 pub(crate) const QUIT: &str = "quit";
 /// Line that a leader writes once its group is complete.
 pub(crate) const READY: &str = "ready";
 const ERROR: &str = "error ";
-
-/// Number of iterations before the clock starts: they wake sleeping processes and fill the caches.
-/// The C candidate uses the same rule.
-pub(crate) fn warm_up_iterations(iterations: u64) -> u64 {
-    1 + iterations / 10
-}
 
 impl GroupTask {
     fn keyword_and_size(self) -> (&'static str, u64) {
@@ -107,26 +94,6 @@ impl FromStr for WorkerCommand {
 }
 
 impl Sample {
-    /// A sample of a task that only sends messages.
-    pub(crate) fn of_messages(total_ns: f64) -> Self {
-        Self::of_parts(total_ns, total_ns)
-    }
-
-    /// A sample of a program that uses messages.
-    pub(crate) fn of_parts(total_ns: f64, messages_ns: f64) -> Self {
-        Self { total_ns, messages_ns, cpu_ns: 0.0 }
-    }
-
-    /// Returns the times per iteration.
-    pub(crate) fn per_iteration(self, iterations: u64) -> Self {
-        let share = iterations.max(1) as f64;
-        Self {
-            total_ns: self.total_ns / share,
-            messages_ns: self.messages_ns / share,
-            cpu_ns: self.cpu_ns / share,
-        }
-    }
-
     /// Parses a reply; the error is the one that the group reports.
     pub(crate) fn parse(answer: &str) -> Result<Self, String> {
         if let Some(reason) = answer.strip_prefix(ERROR) {

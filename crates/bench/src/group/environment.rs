@@ -4,16 +4,17 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use super::GroupTask;
+use super::candidate::{GroupCandidate, NamedGroup, TaskRunner};
 use super::cores::MemberCores;
-use super::harness::{GroupBudget, GroupSamples, NamedCandidate, interleave};
 use super::process_group::{ProcessGroup, REPLY_TIMEOUT};
 use super::worker::{WorkerKind, commands};
 use super::workspace::TempWorkspace;
-use super::{Candidate, GroupTask, Role};
 use crate::candidates::baseline::CacheLineBaseline;
 use crate::candidates::mpi::{self, MpiInstallation, MpiTransport};
 use crate::candidates::mpi_over_memferry::{self, MpiOverMemferry};
 use crate::candidates::ucx::Perftest;
+use crate::harness::{Budget, Harness, Role, Samples};
 use crate::host::mpi::MpiFamily;
 use crate::message::receiver::{PacketPath, PacketReceiver};
 use crate::results::outcome::Outcome;
@@ -98,7 +99,7 @@ struct GroupLauncher {
 
 /// Started groups of one size, ready to be measured.
 pub(crate) struct CandidateSet<'a> {
-    candidates: Vec<NamedCandidate>,
+    groups: Vec<NamedGroup>,
     missing: &'a mut Vec<String>,
 }
 
@@ -150,14 +151,14 @@ impl BenchEnvironment {
 
     /// Starts Memferry and MPI in groups of `size`.
     pub(crate) fn candidates(&mut self, size: usize) -> CandidateSet<'_> {
-        let mut field = CandidateSet { candidates: Vec::new(), missing: &mut self.missing };
+        let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
         field.add_groups(&self.launcher, size);
         field
     }
 
     /// Starts Memferry, MPI, and MPI over Memferry in groups of `size`.
     pub(crate) fn candidates_with_references(&mut self, size: usize) -> CandidateSet<'_> {
-        let mut field = CandidateSet { candidates: Vec::new(), missing: &mut self.missing };
+        let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
         field.add_groups(&self.launcher, size);
         field.add_references(&self.launcher, size);
         field
@@ -165,7 +166,7 @@ impl BenchEnvironment {
 
     /// Starts Memferry, all peers that send messages between two processes, and the lower bound.
     pub(crate) fn pair_candidates(&mut self) -> CandidateSet<'_> {
-        let mut field = CandidateSet { candidates: Vec::new(), missing: &mut self.missing };
+        let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
         field.add_groups(&self.launcher, 2);
         field.add_references(&self.launcher, 2);
         let perftest = Perftest::find(&self.launcher.cores);
@@ -206,7 +207,7 @@ impl BenchEnvironment {
 
     /// Opens receivers of packets, in this process.
     pub(crate) fn packet_candidates(&mut self) -> CandidateSet<'_> {
-        let mut field = CandidateSet { candidates: Vec::new(), missing: &mut self.missing };
+        let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
         let both =
             PacketReceiver::pair(&self.launcher.cores, [PacketPath::Memcpy, PacketPath::Deliver]);
         for ((series, role), receiver) in
@@ -223,7 +224,7 @@ impl BenchEnvironment {
     }
 
     fn own_candidates(&mut self, kinds: &[(&str, Role, WorkerKind)]) -> CandidateSet<'_> {
-        let mut field = CandidateSet { candidates: Vec::new(), missing: &mut self.missing };
+        let mut field = CandidateSet { groups: Vec::new(), missing: &mut self.missing };
         for &(series, role, kind) in kinds {
             field.add(series, role, self.launcher.start(kind, 2));
         }
@@ -264,29 +265,32 @@ impl CandidateSet<'_> {
         }
     }
 
-    fn add(
-        &mut self,
-        series: &str,
-        role: Role,
-        contender: Result<impl Candidate + 'static, String>,
-    ) {
-        match contender {
-            Ok(contender) => {
-                let (series, contender) = (series.to_owned(), Box::new(contender));
-                self.candidates.push(NamedCandidate { series, role, candidate: contender });
+    fn add(&mut self, series: &str, role: Role, runner: Result<impl TaskRunner + 'static, String>) {
+        match runner {
+            Ok(runner) => {
+                let (series, runner) = (series.to_owned(), Box::new(runner));
+                self.groups.push(NamedGroup { series, role, runner });
             }
             Err(reason) => self.missing.push(with_reason(series, &reason)),
         }
     }
 
-    /// Runs a task on the candidates that `takes_part` selects, interleaved.
+    /// Runs a task on the groups that `takes_part` selects, interleaved. A group that fails is
+    /// missing from then on.
     pub(crate) fn interleave(
         &mut self,
         task: GroupTask,
-        patience: GroupBudget,
+        budget: Budget,
         takes_part: impl Fn(&str) -> bool,
-    ) -> GroupSamples {
-        interleave(&mut self.candidates, self.missing, takes_part, task, patience)
+    ) -> Samples {
+        let selected = self.groups.iter_mut().filter(|group| takes_part(&group.series));
+        let mut selected: Vec<_> = selected.map(|group| GroupCandidate { group, task }).collect();
+        let samples = Harness::new(budget).interleave(&mut selected);
+        for failure in samples.failures() {
+            self.missing.push(format!("{} (at {task}: {})", failure.series, failure.reason));
+            self.groups.retain(|group| group.series != failure.series);
+        }
+        samples
     }
 }
 
@@ -305,6 +309,8 @@ fn locked_version<'a>(lock_file: &'a str, name: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::group::command::WorkerCommand;
+    use crate::harness::Sample;
 
     #[test]
     #[cfg(feature = "peers")]
@@ -315,6 +321,51 @@ mod tests {
         for (series, _) in LIBRARIES {
             assert!(locked_version(LOCK_FILE, series).is_some(), "{series}");
         }
+    }
+
+    /// A group that takes `once_ns` per iteration and fails after `runs_left` runs.
+    struct FakeGroup {
+        once_ns: f64,
+        runs_left: usize,
+    }
+
+    impl TaskRunner for FakeGroup {
+        fn run(&mut self, command: WorkerCommand) -> Result<Sample, String> {
+            self.runs_left = self.runs_left.checked_sub(1).ok_or("out of luck")?;
+            Ok(Sample::of_messages(self.once_ns * command.iterations as f64))
+        }
+    }
+
+    const TASK: GroupTask = GroupTask::Pingpong { bytes: 8 };
+
+    #[test]
+    fn a_group_that_fails_is_named_with_its_task_and_the_others_continue() {
+        let mut missing = Vec::new();
+        let mut set = CandidateSet { groups: Vec::new(), missing: &mut missing };
+        for (series, once_ns, runs_left) in [("a", 10.0, 99), ("b", 20.0, 3), ("c", 30.0, 99)] {
+            set.add(series, Role::Peer, Ok(FakeGroup { once_ns, runs_left }));
+        }
+        set.add("d", Role::Peer, Err::<FakeGroup, _>("no free port".to_owned()));
+        let samples = set.interleave(TASK, Budget::fixed(6, 10), |_| true);
+        assert_eq!(samples.ratio("a", "c"), 3.0);
+        assert_eq!(samples.median_ns("a"), 10.0);
+        assert_eq!(set.groups.len(), 2);
+        assert_eq!(missing, ["d (no free port)", "b (at pingpong 8: out of luck)"]);
+    }
+
+    #[test]
+    fn a_group_that_does_not_take_part_is_there_for_the_next_task() {
+        let mut missing = Vec::new();
+        let mut set = CandidateSet { groups: Vec::new(), missing: &mut missing };
+        set.add("a", Role::Memferry, Ok(FakeGroup { once_ns: 10.0, runs_left: 99 }));
+        set.add("floor", Role::LowerBound, Ok(FakeGroup { once_ns: 1.0, runs_left: 99 }));
+        let budget = Budget::each(3, 1, 10);
+        let samples = set.interleave(TASK, budget, |series| series != "floor");
+        assert!(samples.median_ns("floor").is_nan());
+        let samples = set.interleave(TASK, budget, |_| true);
+        assert_eq!(samples.ratio("floor", "a"), 10.0);
+        assert!(samples.ratio_to_best_peer("a").is_nan(), "the lower bound is no peer");
+        assert!(missing.is_empty());
     }
 
     #[test]

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, memfd_create};
 
-use super::Candidate;
-use super::command::{QUIT, READY, Sample, WorkerCommand};
+use super::TaskRunner;
+use super::command::{QUIT, READY, WorkerCommand};
+use crate::harness::Sample;
 use crate::host::process::{die_with_parent, terminate};
 
 /// Timeout of a reply.
@@ -147,7 +148,7 @@ impl ProcessGroup {
     }
 }
 
-impl Candidate for ProcessGroup {
+impl TaskRunner for ProcessGroup {
     fn run(&mut self, order: WorkerCommand) -> Result<Sample, String> {
         let answer = self.request(&order.to_string())?;
         Sample::parse(&answer).map_err(|reason| self.fail(reason))

@@ -9,12 +9,13 @@ use clap::{Args, ValueEnum};
 use memferry::message::plan::Pinning;
 use memferry::sys::affinity;
 
-use super::command::{QUIT, READY, Sample, WorkerCommand};
+use super::command::{QUIT, READY, WorkerCommand};
 use super::cores::MemberCores;
 use super::workspace::GroupDir;
 use crate::candidates::transport::{
     self, CrossMemory, LoopbackTcp, MemferryLink, Pipe, TwoCopies, UnixSocket,
 };
+use crate::harness::Sample;
 use crate::message::receiver::{self, ReceiveLoop};
 use crate::reply::write_line;
 

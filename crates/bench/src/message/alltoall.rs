@@ -2,8 +2,9 @@
 //! processes as cores, fewer, or more.
 
 use crate::Progress;
-use crate::group::{BenchEnvironment, GroupBudget, GroupTask, Sample};
+use crate::group::{BenchEnvironment, GroupTask};
 use crate::harness::set;
+use crate::harness::{Budget, Sample};
 use crate::host::machine::memory_bytes;
 use crate::results::outcome::Outcome;
 use crate::results::series::{MEMFERRY, OPEN_MPI, OPEN_MPI_OVER_MEMFERRY, is_reference};
@@ -51,7 +52,7 @@ impl Bench for Alltoall {
                     continue;
                 }
                 let task = GroupTask::Alltoall { bytes };
-                let rounds = field.interleave(task, GroupBudget::of(effort), |series| {
+                let rounds = field.interleave(task, Budget::of_groups(effort), |series| {
                     !is_reference(series) || carried(bytes)
                 });
                 let figure = format!("{members} processes");
@@ -61,7 +62,7 @@ impl Bench for Alltoall {
                     set(&mut outcome.summary, key, rounds.ratio_to_best_peer(MEMFERRY));
                 }
                 if let Some(key) = mpi_over_memferry_key(members, bytes) {
-                    let ratio = rounds.slowdown(OPEN_MPI, OPEN_MPI_OVER_MEMFERRY);
+                    let ratio = rounds.ratio(OPEN_MPI_OVER_MEMFERRY, OPEN_MPI);
                     set(&mut outcome.summary, key, ratio);
                 }
             }

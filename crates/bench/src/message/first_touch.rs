@@ -10,8 +10,8 @@ use memferry::message::ShareableBuffer;
 use memferry::sys::pages::Pages;
 
 use super::messages::{Link, fill_with_pattern, has_pattern};
-use crate::group::command::{Sample, warm_up_iterations};
 use crate::group::plain::{Memory, TouchedPages};
+use crate::harness::{Sample, warm_up_iterations};
 
 /// Memory that can be allocated without being touched.
 pub(crate) trait FreshMemory: Memory {

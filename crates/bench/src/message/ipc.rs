@@ -3,11 +3,9 @@
 //! the bandwidth of many.
 
 use crate::Progress;
-use crate::group::{
-    BenchEnvironment, CROSS_MEMORY, GroupBudget, GroupSamples, GroupTask, LOOPBACK, Sample,
-    TWO_COPIES,
-};
+use crate::group::{BenchEnvironment, CROSS_MEMORY, GroupTask, LOOPBACK, TWO_COPIES};
 use crate::harness::set;
+use crate::harness::{Budget, Sample, Samples};
 use crate::message::stream::window_messages;
 use crate::results::outcome::{Outcome, Summary};
 use crate::results::series::MEMFERRY;
@@ -38,7 +36,7 @@ impl Bench for Ipc {
         let mut outcome = Outcome::new(self.name());
         let mut camp = BenchEnvironment::in_process()?;
         let mut field = camp.transport_candidates();
-        let patience = GroupBudget::of(effort);
+        let patience = Budget::of_groups(effort);
         for bytes in sizes {
             progress.step(&format!("latency, {}", size::format(bytes)));
             let rounds = field.interleave(GroupTask::Pingpong { bytes }, patience, |_| true);
@@ -90,9 +88,9 @@ fn sizes(effort: Effort) -> Vec<u64> {
     }
 }
 
-fn add_keys(summary: &mut Summary, rounds: &GroupSamples) {
+fn add_keys(summary: &mut Summary, rounds: &Samples) {
     for (key, peer) in KEYS {
-        set(summary, key, rounds.slowdown(peer, MEMFERRY));
+        set(summary, key, rounds.ratio(MEMFERRY, peer));
     }
 }
 

@@ -5,9 +5,9 @@ use std::time::Instant;
 
 use anyhow::ensure;
 
-use crate::group::command::{Sample, warm_up_iterations};
 use crate::group::exchange::{Exchange, all_agree, exchange_blocks};
 use crate::group::plain::Memory;
+use crate::harness::{Sample, warm_up_iterations};
 
 /// Connection to one other member.
 pub(crate) trait Link {

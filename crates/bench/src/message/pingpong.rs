@@ -4,8 +4,9 @@
 use std::time::Instant;
 
 use crate::Progress;
-use crate::group::{BenchEnvironment, GroupBudget, GroupSamples, GroupTask, Sample, UCX};
+use crate::group::{BenchEnvironment, GroupTask, UCX};
 use crate::harness::set;
+use crate::harness::{Budget, Sample, Samples};
 use crate::results::outcome::Outcome;
 use crate::results::series::{
     LOWER_BOUND, MEMFERRY, OPEN_MPI, OPEN_MPI_OVER_MEMFERRY, SHAREABLE, SINGLE_LINE, is_reference,
@@ -99,7 +100,7 @@ impl Pingpong {
             }
             let rounds = field.interleave(
                 GroupTask::Pingpong { bytes },
-                GroupBudget::of(plan.effort),
+                Budget::of_groups(plan.effort),
                 |series| plan.takes_part(series, bytes),
             );
             add_rows(&mut outcome, &rounds, bytes);
@@ -145,7 +146,7 @@ fn sizes(effort: Effort) -> Vec<u64> {
     }
 }
 
-fn add_rows(outcome: &mut Outcome, rounds: &GroupSamples, bytes: u64) {
+fn add_rows(outcome: &mut Outcome, rounds: &Samples, bytes: u64) {
     let half = |timing: &Sample| timing.total_ns / 2.0;
     if bytes == 0 {
         // An empty message has no position on the size axis, so it gets a figure of its own.
@@ -161,11 +162,11 @@ fn add_rows(outcome: &mut Outcome, rounds: &GroupSamples, bytes: u64) {
     );
 }
 
-fn add_keys(outcome: &mut Outcome, rounds: &GroupSamples, bytes: u64, ratio: f64) {
+fn add_keys(outcome: &mut Outcome, rounds: &Samples, bytes: u64, ratio: f64) {
     let summary = &mut outcome.summary;
     if bytes == SMALL {
         set(summary, "floor_ns", rounds.median_ns(LOWER_BOUND) / 2.0);
-        set(summary, "8b_vs_floor", rounds.slowdown(MEMFERRY, LOWER_BOUND));
+        set(summary, "8b_vs_floor", rounds.ratio(LOWER_BOUND, MEMFERRY));
     }
     if bytes == 4 << 20 {
         set(summary, "4m_shareable_vs_best", rounds.ratio_to_best_peer(SHAREABLE));
@@ -180,7 +181,7 @@ fn add_keys(outcome: &mut Outcome, rounds: &GroupSamples, bytes: u64, ratio: f64
     };
     set(summary, key, ratio);
     if let Some(key) = carried_key {
-        set(summary, key, rounds.slowdown(OPEN_MPI, OPEN_MPI_OVER_MEMFERRY));
+        set(summary, key, rounds.ratio(OPEN_MPI_OVER_MEMFERRY, OPEN_MPI));
     }
 }
 

@@ -2,10 +2,8 @@
 //! stream of tasks (figure 1 of the paper on a self-connected network card as copy engine).
 
 use crate::Progress;
-use crate::group::{
-    BenchEnvironment, GroupBudget, GroupSamples, GroupTask, PACKETS, RECEIVE_AHEAD, RECEIVE_NAIVE,
-    Sample,
-};
+use crate::group::{BenchEnvironment, GroupTask, PACKETS, RECEIVE_AHEAD, RECEIVE_NAIVE};
+use crate::harness::{Budget, Sample, Samples};
 use crate::harness::{median, set};
 use crate::results::outcome::Outcome;
 use crate::results::size;
@@ -111,7 +109,7 @@ fn notes(cores: usize) -> Vec<String> {
 }
 
 /// Note about how much less overhead a delivery has than memcpy; `None` if it was not measured.
-fn packets_note(temperature: &str, rounds: &GroupSamples) -> Option<String> {
+fn packets_note(temperature: &str, rounds: &Samples) -> Option<String> {
     let [copied, delivered] = PACKETS.map(|series| median(rounds.values(series, lost_ns)));
     let saved = share_saved(delivered, copied);
     let (bytes, share) = (size::format(REFERENCE_BYTES), 100.0 * saved.abs());
@@ -131,13 +129,12 @@ fn sizes(effort: Effort) -> Vec<u64> {
 
 /// Many short measurements: the overhead is a small difference of large times, so it needs
 /// measurements without disturbance.
-fn budget(effort: Effort) -> GroupBudget {
-    let (rounds, slice_ns, contest_ns) = match effort {
-        Effort::Brief => (11, 4e6, 0.5e9),
-        Effort::Quick => (21, 5e6, 1e9),
-        Effort::Full => (31, 10e6, 4e9),
-    };
-    GroupBudget { rounds, slice_ns, total_ns: contest_ns }
+fn budget(effort: Effort) -> Budget {
+    match effort {
+        Effort::Brief => Budget::each(11, 4, 500),
+        Effort::Quick => Budget::each(21, 5, 1000),
+        Effort::Full => Budget::each(31, 10, 4000),
+    }
 }
 
 fn lost_ns(timing: &Sample) -> f64 {
@@ -147,7 +144,7 @@ fn lost_ns(timing: &Sample) -> f64 {
 /// Returns by how much the best receive loop reduces the overhead of the naive one, from the
 /// medians of all rounds: the overhead of a single round is a small difference of large times, too
 /// uncertain as a divisor. The result is at most 1; a larger value would be noise.
-fn reduction(rounds: &GroupSamples) -> f64 {
+fn reduction(rounds: &Samples) -> f64 {
     let lost = |series: &str| median(rounds.values(series, lost_ns));
     let best = RECEIVE_AHEAD.map(lost).into_iter().fold(f64::NAN, f64::min);
     share_saved(best, lost(RECEIVE_NAIVE))
@@ -177,12 +174,12 @@ mod tests {
         assert!(share_saved(10.0, -100.0).is_nan());
         assert!(share_saved(f64::NAN, 100.0).is_nan());
         // Without samples.
-        assert!(reduction(&GroupSamples::default()).is_nan());
+        assert!(reduction(&Samples::default()).is_nan());
     }
 
     #[test]
     fn nothing_is_said_of_packets_that_were_not_measured() {
-        assert_eq!(packets_note("hot", &GroupSamples::default()), None);
+        assert_eq!(packets_note("hot", &Samples::default()), None);
     }
 
     #[test]

@@ -6,8 +6,8 @@ use std::time::Instant;
 use anyhow::ensure;
 
 use super::messages::{Link, MessageBuffers, fill_with_pattern, has_pattern};
-use crate::group::command::{Sample, warm_up_iterations};
 use crate::group::plain::Memory;
+use crate::harness::{Sample, warm_up_iterations};
 
 /// Number of messages of a size per window, the same for all candidates.
 pub(crate) fn window_messages(bytes: u64) -> u64 {

@@ -16,9 +16,10 @@ pub(crate) use cross_memory::CrossMemory;
 pub(crate) use memferry_link::MemferryLink;
 pub(crate) use two_copies::TwoCopies;
 
-use crate::group::command::{GroupTask, Sample, WorkerCommand};
+use crate::group::command::{GroupTask, WorkerCommand};
 use crate::group::plain::TouchedPages;
 use crate::group::worker::{Member, WorkerArgs};
+use crate::harness::Sample;
 use crate::message::messages::{Link, MessageBuffers, pingpong};
 use crate::message::stream::stream;
 use peer_socket::PeerSocket;

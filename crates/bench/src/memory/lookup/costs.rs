@@ -13,7 +13,7 @@ use memferry_memory::lookup::{
 
 use super::command::Quantiles;
 use crate::Effort;
-use crate::harness::{Budget, FnCandidate, interleave};
+use crate::harness::{Budget, FnCandidate, Harness, Role, Sample, median};
 use crate::replay::CacheShape;
 use crate::results::outcome::Row;
 
@@ -141,25 +141,18 @@ pub(super) fn measure(effort: Effort) -> anyhow::Result<CostResults> {
     let floor = RefcountBaseline::default();
     let mut rows = Vec::new();
     let (full_places, cache_places) = (full.handles(0, HOT_LINES), cache.handles(0, HOT_LINES));
-    let times = interleave(
-        vec![
-            FnCandidate::new("full table, one thread", || full.hit(&full_places)),
-            FnCandidate::new(HIT, || cache.hit(&cache_places)),
-            FnCandidate::new("cache, one thread, find", || cache.hit_nonblocking(&cache_places)),
-            FnCandidate::new("two locked additions alone", || floor.hit()),
-        ],
-        Budget::of(effort),
-    );
-    let mut hit_ns = f64::NAN;
-    for mut row in times.time_rows("find and release, hit", 0) {
-        for value in [&mut row.value, &mut row.low, &mut row.high] {
-            *value /= BATCH as f64;
-        }
-        if row.series == HIT {
-            hit_ns = row.value;
-        }
-        rows.push(row);
-    }
+    let mut candidates = [
+        FnCandidate::new("full table, one thread", Role::Peer, || full.hit(&full_places)),
+        FnCandidate::new(HIT, Role::Memferry, || cache.hit(&cache_places)),
+        FnCandidate::new("cache, one thread, find", Role::Memferry, || {
+            cache.hit_nonblocking(&cache_places);
+        }),
+        FnCandidate::new("two locked additions alone", Role::LowerBound, || floor.hit()),
+    ];
+    let samples = Harness::new(Budget::of_calls(effort)).interleave(&mut candidates);
+    let of_one = |sample: &Sample| sample.total_ns / BATCH as f64;
+    rows.extend(samples.rows("find and release, hit", 0, "ns", of_one));
+    let hit_ns = median(samples.values(HIT, of_one));
     rows.extend(two_threads(&cache, effort));
     rows.extend(misses(effort)?);
     Ok(CostResults { rows, hit_ns })
@@ -167,7 +160,7 @@ pub(super) fn measure(effort: Effort) -> anyhow::Result<CostResults> {
 
 /// Measures hits from two threads at once: on separate lines, and on the same line.
 fn two_threads(cache: &LookupBench, effort: Effort) -> Vec<Row> {
-    let rounds = Budget::of(effort).rounds;
+    let rounds = Budget::of_calls(effort).rounds;
     let half = HOT_LINES / 2;
     let time = |first: [u64; 2], lines: u64| -> Vec<f64> {
         let one = || {
@@ -202,7 +195,7 @@ fn two_threads(cache: &LookupBench, effort: Effort) -> Vec<Row> {
 
 /// Measures misses of lines that were attached before, and of lines that never were.
 fn misses(effort: Effort) -> anyhow::Result<Vec<Row>> {
-    let rounds = Budget::of(effort).rounds;
+    let rounds = Budget::of_calls(effort).rounds;
     let cached = LookupConfig::cached(CacheShape::REFERENCE.geometry());
     // More lines than the cache holds, so that each is evicted before its next lookup.
     let circle = 2 * CacheShape::REFERENCE.geometry().lines() as u64;

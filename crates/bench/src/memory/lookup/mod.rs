@@ -2,6 +2,7 @@
 //! table: programs over several processes, single accesses, and the lookup alone.
 
 pub(crate) mod command;
+mod compare;
 mod costs;
 mod memory;
 mod misses;

@@ -2,10 +2,11 @@
 //! bandwidth that remains with many misses.
 
 use super::command::{LookupMode, PutPattern};
+use super::compare::{CACHE, EndpointTask, FULL, compare};
 use super::session::TranslationSession;
 use super::workload::{Problem, ProgramKind};
 use crate::Effort;
-use crate::harness::{median, set};
+use crate::harness::{Budget, set};
 use crate::replay::CacheShape;
 use crate::results::outcome::{Outcome, Row};
 
@@ -13,9 +14,6 @@ use crate::results::outcome::{Outcome, Row};
 const HOT_LINES: u64 = 8;
 /// Size of the window in MiB: several times what the cache covers.
 const WINDOW_MEGABYTES: usize = 256;
-
-const FULL: &str = "full table";
-const CACHE: &str = "cache";
 
 /// Offsets of puts. Lines that are to miss are used in a circle that is larger than the cache, so
 /// that each is evicted before its next use.
@@ -81,36 +79,29 @@ pub(super) fn measure(
     outcome: &mut Outcome,
 ) -> anyhow::Result<()> {
     session.begin(Problem { kind: ProgramKind::Random, scale: WINDOW_MEGABYTES })?;
-    let tables =
-        [(FULL, session.open(LookupMode::Full)?), (CACHE, session.open(LookupMode::REFERENCE)?)];
+    let endpoints = [session.open(LookupMode::Full)?, session.open(LookupMode::REFERENCE)?];
     for &bytes in plan.sizes {
         for &miss_percent in plan.miss_percents {
             let count = if bytes > 8 << 10 { 512 } else { 2048 };
-            let pattern = PutPattern { bytes, miss_percent, count };
-            let mut times = [Vec::new(), Vec::new()];
-            for round in 0..plan.rounds {
-                for turn in 0..2 {
-                    let which = (round + turn) % 2;
-                    times[which].push(session.put(tables[which].1, pattern)?);
-                }
-            }
-            for ((name, _), times) in tables.iter().zip(&times) {
-                // The full table never misses; it gets the same offsets.
-                let misses = if *name == CACHE { "misses" } else { "other places" };
+            let puts = EndpointTask::Puts(PutPattern { bytes, miss_percent, count });
+            let budget = Budget::fixed(plan.rounds, count as u64);
+            let samples = compare(session, endpoints, puts, budget)?;
+            // The full table never misses; it gets the same offsets.
+            for (name, misses) in [(FULL, "other places"), (CACHE, "misses")] {
                 let series = format!("{name}, {miss_percent} % {misses}");
-                let rows = &mut outcome.rows;
-                rows.push(Row::of_rounds("time of a put", &series, bytes as u64, "ns", times));
-                let speeds: Vec<_> = times.iter().map(|ns| bytes as f64 / ns).collect();
-                let figure = "bandwidth of puts";
-                rows.push(Row::of_rounds(figure, &series, bytes as u64, "GB/s", &speeds));
+                let times = samples.values(name, |sample| sample.total_ns);
+                let speeds = samples.values(name, |sample| bytes as f64 / sample.total_ns);
+                outcome.rows.extend([
+                    Row::of_rounds("time of a put", &series, bytes as u64, "ns", &times),
+                    Row::of_rounds("bandwidth of puts", &series, bytes as u64, "GB/s", &speeds),
+                ]);
             }
             let key = match (bytes, miss_percent) {
                 (8, 0) => "put_8b_vs_full",
                 (0x1_0000, 0) => "put_64k_vs_full",
                 _ => continue,
             };
-            let ratios = times[0].iter().zip(&times[1]).map(|(full, cache)| full / cache);
-            set(&mut outcome.summary, key, median(ratios.collect()));
+            set(&mut outcome.summary, key, samples.ratio(CACHE, FULL));
         }
     }
     session.end()

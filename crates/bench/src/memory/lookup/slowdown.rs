@@ -1,11 +1,12 @@
 //! Slowdown of programs with a translation cache, compared with a full table: the same processes,
 //! the same memory, two endpoints, interleaved.
 
-use super::command::{LookupMode, LookupReport, RunResult};
+use super::command::{LookupMode, LookupReport};
+use super::compare::{CACHE, EndpointTask, FULL, compare};
 use super::session::TranslationSession;
 use super::workload::{Problem, ProgramKind};
 use crate::Effort;
-use crate::harness::median;
+use crate::harness::{Budget, Sample, Samples, median};
 use crate::replay::CacheShape;
 use crate::results::outcome::Row;
 
@@ -55,26 +56,26 @@ pub(super) fn measure(
     session.run(full)?;
     let (first, mut fresh) = first_runs(session, full, rounds.first)?;
     let before = session.report(fresh)?;
-    let times = compare(session, [full, fresh], rounds.steady)?;
-    let steady = ratios(&times, |ran| ran.ns);
+    let samples = run_both(session, [full, fresh], rounds.steady)?;
+    let steady = slowdowns(&samples, |ran| ran.total_ns);
     let (cache_report, full_report) = (session.report(fresh)?, session.report(full)?);
     let mut rows = vec![
         Row::of_rounds(FIRST_FIGURE, name, 0, "ratio", &first),
         Row::of_rounds(STEADY, name, 0, "ratio", &steady),
-        Row::of_rounds(PROCESSOR, name, 0, "ratio", &ratios(&times, |ran| ran.processor_ns)),
+        Row::of_rounds(PROCESSOR, name, 0, "ratio", &slowdowns(&samples, |ran| ran.cpu_ns)),
     ];
     let later_misses = miss_percent(&before, &cache_report);
     rows.push(Row::of_rounds(MISSES, name, 0, "%", &[later_misses]));
-    for (which, series) in ["full table", "cache"].into_iter().enumerate() {
-        let times: Vec<f64> = times.iter().map(|pair| pair[which].ns).collect();
+    for series in [FULL, CACHE] {
+        let times = samples.values(series, |ran| ran.total_ns);
         rows.push(Row::of_rounds(TIME, &format!("{name}, {series}"), 0, "ns", &times));
     }
     for shape in other_shapes(problem.kind, effort) {
         session.close(fresh)?;
         fresh = session.open(LookupMode::of(shape))?;
         session.run(fresh)?;
-        let times = compare(session, [full, fresh], rounds.others)?;
-        let ratios = ratios(&times, |ran| ran.ns);
+        let samples = run_both(session, [full, fresh], rounds.others)?;
+        let ratios = slowdowns(&samples, |ran| ran.total_ns);
         rows.extend(figures_of(shape).into_iter().map(|(figure, bytes, suffix)| {
             let series = format!("{name}{suffix}");
             Row::of_rounds(figure, &series, bytes, "ratio", &ratios)
@@ -121,8 +122,8 @@ fn first_runs(
             session.close(fresh)?;
             fresh = session.open(LookupMode::REFERENCE)?;
         }
-        let times = compare(session, [full, fresh], 1)?;
-        found.extend(ratios(&times, |ran| ran.ns));
+        let samples = run_both(session, [full, fresh], 1)?;
+        found.extend(slowdowns(&samples, |ran| ran.total_ns));
     }
     Ok((found, fresh))
 }
@@ -135,23 +136,17 @@ fn miss_percent(before: &LookupReport, after: &LookupReport) -> f64 {
 }
 
 /// Ratios of cache to full table, round by round.
-fn ratios(times: &[[RunResult; 2]], of: impl Fn(&RunResult) -> f64) -> Vec<f64> {
-    times.iter().map(|[full, cache]| of(cache) / of(full)).collect()
+fn slowdowns(samples: &Samples, value: impl Fn(&Sample) -> f64) -> Vec<f64> {
+    samples.ratios(FULL, CACHE, value)
 }
 
-/// Runs over two endpoints alternately; the first one changes from round to round.
-fn compare(
+/// Runs the program over the full table and over a cache.
+fn run_both(
     session: &mut TranslationSession,
     endpoints: [usize; 2],
     rounds: usize,
-) -> anyhow::Result<Vec<[RunResult; 2]>> {
-    let mut times = Vec::new();
-    for round in 0..rounds {
-        let (first, second) = (round % 2, (round + 1) % 2);
-        let ran = [session.run(endpoints[first])?, session.run(endpoints[second])?];
-        times.push([ran[first], ran[second]]);
-    }
-    Ok(times)
+) -> anyhow::Result<Samples> {
+    compare(session, endpoints, EndpointTask::Program, Budget::fixed(rounds, 1))
 }
 
 /// Other shapes that are measured: those that differ from the reference shape in one property.

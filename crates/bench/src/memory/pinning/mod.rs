@@ -3,21 +3,21 @@
 //! engine that accesses only pinned memory, the other half messages into memory that is not
 //! resident.
 
+mod candidate;
 mod device;
-mod rounds;
 
 use std::sync::Arc;
 
 use memferry_memory::pinning::{ChunkSchedule, IoUringPinner, MlockPinner, Pinner, PopulatePinner};
 
 use crate::Progress;
-use crate::group::{BenchEnvironment, FIRST_TOUCH, GroupBudget, GroupTask, Sample};
-use crate::harness::set;
+use crate::group::{BenchEnvironment, FIRST_TOUCH, GroupTask};
+use crate::harness::{Budget, Failure, Sample, set};
 use crate::results::outcome::Outcome;
 use crate::results::size;
 use crate::{Bench, Effort};
+use candidate::{PinBufferState, interleave};
 use device::{PinMethod, PinningDevice};
-use rounds::{PinBufferState, interleave};
 
 pub(crate) struct Pinning;
 
@@ -129,24 +129,24 @@ fn devices(
     let rounds = interleave(device, &pin_methods(), bytes as usize, buffers, effort)?;
     let pinner = device.pinner().name();
     let figure = format!("copies by a device, {buffers} buffers, pinned by {pinner}");
-    outcome.rows.extend(rounds.rows(&figure, bytes));
-    for (series, error) in &rounds.failed {
-        outcome.missing.push(format!("{pinner}, {series}, {} ({error})", size::format(bytes)));
+    outcome.rows.extend(rounds.bandwidth_rows(&figure, bytes, bytes));
+    for Failure { series, reason, .. } in rounds.failures() {
+        outcome.missing.push(format!("{pinner}, {series}, {} ({reason})", size::format(bytes)));
     }
     let is_device = outcome.summary.is_empty() || pinner == "registered";
     if bytes == REFERENCE_BYTES && is_device {
         let summary = &mut outcome.summary;
         match buffers {
             PinBufferState::Fresh => {
-                let ratio = rounds.slowdown(WHOLE, PROGRESSIVE);
+                let ratio = rounds.ratio(PROGRESSIVE, WHOLE);
                 set(summary, "overlapped_vs_whole_fresh", ratio);
             }
             PinBufferState::Reused => {
-                set(summary, "cache_vs_none_reused", rounds.slowdown(WHOLE, CACHE));
+                set(summary, "cache_vs_none_reused", rounds.ratio(CACHE, WHOLE));
             }
         }
     }
-    let ratio = rounds.slowdown(WHOLE, CACHE);
+    let ratio = rounds.ratio(CACHE, WHOLE);
     Ok(if ratio.is_finite() { ratio } else { f64::INFINITY })
 }
 
@@ -171,7 +171,7 @@ fn messages(
             let figure = format!("messages into {buffers} buffers");
             outcome.rows.extend(rounds.rows(&figure, bytes, "GB/s", speed));
             for [plain, ours] in FIRST_TOUCH {
-                let ratio = rounds.slowdown(plain, ours);
+                let ratio = rounds.ratio(ours, plain);
                 worst = if ratio.is_finite() { worst.min(ratio) } else { f64::NEG_INFINITY };
             }
         }
@@ -182,11 +182,11 @@ fn messages(
 }
 
 /// Many short measurements: the differences are small, and the key is the worst of many sizes.
-fn budget(effort: Effort) -> GroupBudget {
+fn budget(effort: Effort) -> Budget {
     match effort {
-        Effort::Brief => GroupBudget { rounds: 31, slice_ns: 1e6, total_ns: 0.4e9 },
-        Effort::Quick => GroupBudget { rounds: 51, slice_ns: 1e6, total_ns: 0.8e9 },
-        Effort::Full => GroupBudget { rounds: 101, slice_ns: 2e6, total_ns: 2.5e9 },
+        Effort::Brief => Budget::each(31, 1, 400),
+        Effort::Quick => Budget::each(51, 1, 800),
+        Effort::Full => Budget::each(101, 2, 2500),
     }
 }
 

@@ -18,8 +18,9 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 pub(crate) use packets::{PacketPath, PacketReceiver};
 pub(crate) use receive_loop::ReceiveLoop;
 
-use crate::group::command::{GroupTask, Sample, WorkerCommand};
+use crate::group::command::{GroupTask, WorkerCommand};
 use crate::group::worker::{Member, WorkerArgs};
+use crate::harness::Sample;
 use slots::MessageSlots;
 use work::OverheadTimer;
 

@@ -19,9 +19,10 @@ use memferry_sys::vfio::pci::E1000E;
 use super::slots::{HOT_SLOTS, MessageSlots};
 use super::work::OverheadTimer;
 use super::{CHECKED_MESSAGES, exclude_core};
-use crate::group::Candidate;
-use crate::group::command::{GroupTask, Sample, WorkerCommand};
+use crate::group::TaskRunner;
+use crate::group::command::{GroupTask, WorkerCommand};
 use crate::group::cores::MemberCores;
+use crate::harness::Sample;
 use crate::harness::{ColdCursor, memcpy};
 use crate::message::messages::fill_with_pattern;
 
@@ -80,7 +81,7 @@ impl PacketReceiver {
     }
 }
 
-impl Candidate for PacketReceiver {
+impl TaskRunner for PacketReceiver {
     fn run(&mut self, order: WorkerCommand) -> Result<Sample, String> {
         let GroupTask::Receive { bytes, cold } = order.task else {
             return Err("can only receive tasks".into());

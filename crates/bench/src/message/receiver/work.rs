@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use memferry::sys::clock;
 
-use crate::group::command::{Sample, warm_up_iterations};
 use crate::harness::compute;
+use crate::harness::{Sample, warm_up_iterations};
 
 /// Tasks after the last timed one, so that as many are in flight at the end as at the start.
 const TAIL_TASKS: u64 = 3;
