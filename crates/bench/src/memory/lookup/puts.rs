@@ -12,6 +12,8 @@ use crate::results::outcome::{Outcome, Row};
 
 /// Lines that are always in the cache.
 const HOT_LINES: u64 = 8;
+/// Distance between puts to the same line.
+const PART_BYTES: u64 = 64 << 10;
 /// Size of the window in MiB: several times what the cache covers.
 const WINDOW_MEGABYTES: usize = 256;
 
@@ -43,9 +45,11 @@ impl PutOffsets {
         } else {
             self.number % HOT_LINES
         };
-        // Another part of the line each time.
-        let parts = line_bytes / (64 << 10);
-        line * line_bytes + self.number % parts * (64 << 10)
+        // Another part of the line each time. The first part of the first line begins with the
+        // variables of the barriers, by which the other members wait.
+        let parts = line_bytes / PART_BYTES;
+        let part = (self.number % parts).max(u64::from(line == 0));
+        line * line_bytes + part * PART_BYTES
     }
 }
 
@@ -109,6 +113,7 @@ pub(super) fn measure(
 
 #[cfg(test)]
 mod tests {
+    use super::super::windows::HEADER_BYTES;
     use super::*;
 
     #[test]
@@ -121,6 +126,15 @@ mod tests {
             let offsets: Vec<_> = (0..1000).map(|_| places.next()).collect();
             assert_eq!(offsets.iter().filter(|&&at| at >= hot).count(), 10 * miss_percent);
             assert!(offsets.iter().all(|at| at + (64 << 10) <= window));
+        }
+    }
+
+    #[test]
+    fn no_put_lands_on_the_variables_of_the_barriers() {
+        for miss_percent in [0, 50, 100] {
+            let pattern = PutPattern { bytes: 8, miss_percent, count: 1000 };
+            let mut places = PutOffsets::new(pattern, (WINDOW_MEGABYTES as u64) << 20);
+            assert!((0..1000).all(|_| places.next() >= HEADER_BYTES as u64), "{miss_percent} %");
         }
     }
 
