@@ -79,7 +79,7 @@ pub fn die_with_parent(command: &mut Command, process_group: i32) -> &mut Comman
 }
 
 /// Terminates the processes of one process group. If `told` is set, the processes were already
-/// asked to exit and get [`EXIT_TIMEOUT`] first. Then SIGTERM and, after another timeout, SIGKILL
+/// asked to exit and get two seconds first. Then SIGTERM and, after another timeout, SIGKILL
 /// follow.
 pub fn terminate(members: &mut [Child], told: bool) {
     let Some(leader) = members.first().and_then(|leader| Pid::from_raw(leader.id() as i32)) else {
