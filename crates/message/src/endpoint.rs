@@ -110,7 +110,10 @@ impl EndpointBuilder {
         // Every connection needs the table.
         port.lock().windows.table().map_err(ConnectError::system("making shared memory"))?;
         if background {
+            // It accepts connections too.
             port.start_progress_thread()?;
+        } else {
+            port.start_accept_thread();
         }
         Ok(Endpoint { inner: Arc::new(EndpointInner { port, name: name.to_owned() }) })
     }

@@ -27,6 +27,7 @@ mod error;
 pub mod fuzz;
 mod job;
 mod link;
+mod link_listener;
 mod matching;
 pub mod operation;
 mod path;
@@ -39,6 +40,7 @@ mod remote_transport;
 #[doc(hidden)]
 pub mod ring;
 mod segments;
+mod thread;
 pub mod window;
 
 pub use buffers::{IntoSegments, IntoSegmentsMut, Source};
@@ -51,7 +53,8 @@ pub use endpoint::{Endpoint, ReadyFd, TAG_ALL, TAG_ANY};
 pub use envelope::{Envelope, MatchSpace, MatchSpec};
 pub use error::{ConnectError, DisconnectReason, Error, MemorySide, SystemError, ValidationError};
 pub use job::Job;
-pub use link::{Link, Listener};
+pub use link::Link;
+pub use link_listener::Listener;
 pub use memferry_sys::cross_memory::CrossMemoryDenied;
 pub use operation::{FailedOperation, Operation, OperationScope, OwnedOperation, ScopedOperation};
 pub use port::{MessageStatus, Peer, set_offload_ferry};

@@ -1,114 +1,26 @@
 //! Links: two connected processes that post reads and writes, matched in order.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
 
 use memferry_copy::{OwnedSource, OwnedTarget};
 
 use crate::buffers::{IntoSegments, IntoSegmentsMut, Source};
 use crate::builder::EndpointBuilder;
-use crate::connect::handshake::{EndpointUuid, RejectReason};
-use crate::connect::listener::Listener as Ear;
-use crate::connect::parse_name;
 use crate::endpoint::ReadyFd;
 use crate::envelope::MatchSpec;
-use crate::error::{ConnectError, Error};
+use crate::error::Error;
 use crate::operation::{self, FailedOperation, Operation, OwnedOperation};
-use crate::port::{Peer, Port, PortConfig, Started};
-use crate::quarantine;
+use crate::port::{Peer, Port, Started};
 use crate::segments::Segment;
 use crate::window::{RawMemory, RemoteWindow, Rights, Window, WindowHandle};
 
-/// A name that other processes connect links to.
-///
-/// ```
-/// use memferry::message::{Link, Listener};
-///
-/// let listener = Listener::bind("doc-listener")?;
-/// let other = std::thread::spawn(|| Link::connect("doc-listener"));
-/// let link = listener.accept()?;
-/// other.join().unwrap()?;
-/// # Ok::<_, Box<dyn std::error::Error>>(())
-/// ```
-pub struct Listener {
-    listener: std::sync::Mutex<Ear>,
-    config: PortConfig,
-}
-
-impl std::fmt::Debug for Listener {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Listener").finish_non_exhaustive()
-    }
-}
-
 impl EndpointBuilder {
-    /// Listens on a name for links. A name with a slash is a path in the file system; any other name is
-    /// removed with the process.
-    pub fn listen(&self, name: &str) -> Result<Listener, Error> {
-        let settings = self.config()?;
-        let ear = Ear::bind(&parse_name(name)?, settings.allowed.clone())?;
-        Ok(Listener { listener: std::sync::Mutex::new(ear), config: settings })
-    }
-
-    /// Connects a link to a name that another process listens on.
+    /// Connects a link to a name that another process listens on. Needs no call of that process: see
+    /// [`Listener`](crate::Listener).
     pub fn connect_link(&self, name: &str) -> Result<Link, Error> {
         let port = Port::new(self.config()?, String::new(), None);
         let peer = port.connect(name)?;
         Link::from_port(port, peer)
-    }
-}
-
-impl Listener {
-    /// Listens on a name with the default settings.
-    pub fn bind(name: &str) -> Result<Self, Error> {
-        EndpointBuilder::new().listen(name)
-    }
-
-    /// Waits for the next process that connects.
-    pub fn accept(&self) -> Result<Link, Error> {
-        let watch = self.ready_fd()?;
-        loop {
-            if let Some(link) = self.poll_accept()? {
-                return Ok(link);
-            }
-            watch.0.wait(Some(Duration::from_millis(100)));
-        }
-    }
-
-    /// Returns a link to the next process that has connected, if there is one.
-    pub fn poll_accept(&self) -> Result<Option<Link>, Error> {
-        let port = Port::new(self.config.clone(), String::new(), None);
-        let identity: EndpointUuid = port.lock().own_identity();
-        let mut ear = memferry_sys::sync::lock(&self.listener);
-        let Some(caller) = ear.poll(identity, self.config.cross_memory) else { return Ok(None) };
-        drop(ear);
-        if quarantine::has_many_ended(caller.pid()) {
-            caller.reject(identity, RejectReason::Full);
-            return Ok(None);
-        }
-        let board = port.lock().windows.table();
-        let board = match board {
-            Ok(board) => board,
-            Err(error) => {
-                caller.reject(identity, RejectReason::for_memory(&error));
-                return Err(ConnectError::system("making shared memory")(error).into());
-            }
-        };
-        let Some(met) = caller.accept(identity, board.as_fd()) else { return Ok(None) };
-        let peer = port.lock().add_parts(met)?;
-        Link::from_port(port, peer).map(Some)
-    }
-
-    /// A descriptor for event loops. It is readable when a process may have connected.
-    pub fn ready_fd(&self) -> Result<ReadyFd, Error> {
-        let readiness = memferry_sys::sync::lock(&self.listener).watch();
-        Ok(readiness.map(ReadyFd).map_err(ConnectError::system("watching a listener"))?)
-    }
-
-    /// Makes the descriptor of [`Listener::ready_fd`], and all copies of it, unreadable for ever.
-    pub fn disable_ready_fd(&self) {
-        memferry_sys::sync::lock(&self.listener).unwatch();
     }
 }
 
@@ -156,7 +68,8 @@ impl Link {
         EndpointBuilder::new().connect_link(name)
     }
 
-    fn from_port(port: Arc<Port>, peer: Peer) -> Result<Self, Error> {
+    /// Makes a link of a port with one connection.
+    pub(crate) fn from_port(port: Arc<Port>, peer: Peer) -> Result<Self, Error> {
         if port.lock().uses_progress_thread() {
             port.start_progress_thread()?;
         }
@@ -165,6 +78,13 @@ impl Link {
 
     fn port(&self) -> &Arc<Port> {
         &self.inner.port
+    }
+
+    /// Whether the peer has left and no message of it waits to be read.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        let mut state = self.port().lock();
+        state.check_peers(true);
+        state.is_abandoned()
     }
 
     fn source(&self) -> Source {

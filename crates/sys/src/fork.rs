@@ -37,6 +37,27 @@ pub fn install_handler() {
     });
 }
 
+/// The process that created a value. Threads, peers and devices know that process only: a forked
+/// child has a copy of the value, and must neither use nor release what the value stands for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OwnerProcess {
+    generation: u64,
+}
+
+impl OwnerProcess {
+    /// The calling process.
+    pub fn current() -> Self {
+        install_handler();
+        Self { generation: generation() }
+    }
+
+    /// Whether the calling process is the owner. One relaxed load.
+    #[inline]
+    pub fn is_current(self) -> bool {
+        self.generation == generation()
+    }
+}
+
 /// Maximum number of close-on-fork descriptors of a process.
 pub const MAX_CLOSE_ON_FORK: usize = 256;
 const FREE: i32 = -1;

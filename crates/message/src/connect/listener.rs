@@ -11,6 +11,7 @@ use memferry_sys::epoll::EpollSet;
 use memferry_sys::peer_process;
 use memferry_sys::seqpacket::{SeqPacketListener, SeqPacketSocket, SocketName};
 
+use super::accept_thread::AcceptState;
 use super::access_probe::{AccessProbe, PeerAccess, ProbeWords};
 use super::handshake::{
     self, BadRequest, ConnectReply, ConnectRequest, EndpointUuid, RejectReason,
@@ -91,14 +92,6 @@ impl Listener {
         Ok(epoll)
     }
 
-    /// Empties the set of [`Listener::watch`], which is then never readable.
-    pub(crate) fn unwatch(&mut self) {
-        let Some(epoll) = self.epoll.take() else { return };
-        epoll.remove(self.socket.as_fd());
-        self.pending.iter().for_each(|(socket, _)| epoll.remove(socket.as_fd()));
-        self.probe_done.iter().for_each(|event| epoll.remove(event.as_fd()));
-    }
-
     fn add_pending(&mut self, socket: SeqPacketSocket) {
         if let Some(epoll) = &self.epoll {
             let _ = epoll.add(socket.as_fd(), false);
@@ -117,6 +110,16 @@ impl Listener {
     /// Returns whether connections are pending.
     pub(crate) fn has_pending(&self) -> bool {
         !self.pending.is_empty() || !self.probing.is_empty() || self.accept_failing
+    }
+
+    /// What the thread that accepts connections has to wait for.
+    pub(crate) fn accept_state(&self) -> AcceptState {
+        let is_full = self.pending.len() + self.probing.len() >= MAX_PENDING;
+        match (self.accept_failing || is_full, self.has_pending()) {
+            (true, _) => AcceptState::Stalled,
+            (false, true) => AcceptState::Pending,
+            (false, false) => AcceptState::Idle,
+        }
     }
 
     /// Returns whether one more connection can be pending. At the limit, a connection that has been

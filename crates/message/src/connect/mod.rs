@@ -10,6 +10,7 @@
 //! listens on it, see [`ListenerAddress`], and not to one that merely names it. A connecting
 //! process of another user has no name unless it is the process that listens on it.
 
+pub(crate) mod accept_thread;
 pub(crate) mod access_probe;
 pub(crate) mod handshake;
 pub(crate) mod listener;

@@ -32,8 +32,12 @@ impl Port {
             self.wait_quiesced(state);
         }
         crate::quarantine::sweep();
-        // Without the lock of `progress_thread`: the thread may run code of the application that closes the
-        // port too.
+        // Without the locks of the handles: the threads may run code of the application that closes the port
+        // too.
+        let accepting = lock(&self.accept_thread).take();
+        if let Some(accepting) = accepting {
+            accepting.join();
+        }
         let background = lock(&self.progress_thread).take();
         if let Some(background) = background {
             background.join();

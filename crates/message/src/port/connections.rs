@@ -4,9 +4,13 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use memferry_sys::sync::lock;
+
 use super::peer_table::ConnectedPeer;
 use super::{Peer, Port, PortState};
+use crate::connect::accept_thread::{AcceptState, AcceptThread};
 use crate::connect::handshake::RejectReason;
+use crate::connect::listener::Listener;
 use crate::connect::{
     ConnectStatus, ConnectedSocket, ConnectionParts, EndpointId, ListenerAddress, PendingConnect,
     parse_name,
@@ -17,6 +21,35 @@ use crate::quarantine;
 use crate::window::window_table::WindowTable;
 
 impl Port {
+    /// Starts the thread that accepts connections. If it cannot be started, calls of the owner accept them.
+    pub(crate) fn start_accept_thread(self: &Arc<Self>) {
+        let readiness = match &mut self.lock().protocol.peers.listener {
+            Some(listener) => listener.watch(),
+            None => return,
+        };
+        let port = Arc::downgrade(self);
+        let accept =
+            move || port.upgrade().map_or(AcceptState::Closed, |port| port.accept_connections());
+        match readiness.and_then(|readiness| AcceptThread::start(readiness, accept)) {
+            Ok(thread) => *lock(&self.accept_thread) = Some(thread),
+            Err(error) => {
+                tracing::warn!(%error, "connections are accepted only by calls of the owner");
+            }
+        }
+    }
+
+    /// Accepts all pending connects, on the accept thread. Threads and event loops of this process are
+    /// woken for a new peer: they sleep on the connections that they know.
+    fn accept_connections(&self) -> AcceptState {
+        let mut state = self.lock();
+        if state.accept_pending() {
+            state.wakeup.new_peer_calls = 2;
+            state.mark_changed();
+        }
+        let listener = state.protocol.peers.listener.as_ref();
+        listener.map_or(AcceptState::Closed, Listener::accept_state)
+    }
+
     /// Connects to a name. Returns the peer if it is connected already.
     pub(crate) fn connect(&self, name: &str) -> Result<Peer, Error> {
         self.check_fork()?;

@@ -38,6 +38,7 @@ impl PortState {
     /// Drains wakeups from the sockets and arms new ones, at the end of every call.
     #[cold]
     pub(super) fn rearm_event_loop(&mut self) {
+        self.wakeup.new_peer_calls = self.wakeup.new_peer_calls.saturating_sub(1);
         // A sleeper drains the event itself.
         if self.wakeup.has_backlog && !self.wakeup.has_sleeper {
             self.wakeup.clear_backlog();
@@ -76,10 +77,11 @@ impl PortState {
         }
     }
 
-    /// Whether the application should call without an event of a peer: for outcomes, messages or copies with
-    /// steps left, or because the port is closed or its peer disconnected.
+    /// Whether the application should call without an event of a peer: for outcomes, new peers, messages or copies
+    /// with steps left, or because the port is closed or its peer disconnected.
     fn has_pending_work(&mut self) -> bool {
-        self.protocol.operations.has_uncollected()
+        self.wakeup.new_peer_calls > 0
+            || self.protocol.operations.has_uncollected()
             || self.protocol.matches.unexpected_len() > 0
             || self.protocol.peers.closed
             || self.protocol.peers.is_peer_disconnected()

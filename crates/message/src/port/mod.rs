@@ -43,6 +43,7 @@ use memferry_sys::copy::stream::Streaming;
 use memferry_sys::{Futex, fork};
 
 use crate::Source;
+use crate::connect::accept_thread::AcceptThread;
 use crate::connect::listener::Listener;
 use crate::connection::{Connection, RemoteSegments};
 use crate::control::OperationId;
@@ -182,6 +183,7 @@ pub(crate) struct Port {
     lock_waiters: AtomicU32,
     fork_generation: u64,
     progress_thread: Mutex<Option<ProgressThread>>,
+    accept_thread: Mutex<Option<AcceptThread>>,
     /// The engine for accesses to windows of peers.
     rma_engine: RmaEngineCell,
 }
@@ -211,6 +213,7 @@ impl Port {
                 lock_waiters: AtomicU32::new(0),
                 fork_generation: fork::generation(),
                 progress_thread: Mutex::new(None),
+                accept_thread: Mutex::new(None),
                 rma_engine: windows,
             }
         })

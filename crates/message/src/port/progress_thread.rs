@@ -2,17 +2,16 @@
 
 use std::io;
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use memferry_sys::sync::lock;
 
 use super::Port;
 use crate::error::{ConnectError, Error};
+use crate::thread::OwnedThread;
 
 /// The progress thread of a port.
 #[derive(Debug)]
-pub(crate) struct ProgressThread(JoinHandle<()>);
+pub(crate) struct ProgressThread(OwnedThread);
 
 impl ProgressThread {
     fn start(port: &Arc<Port>) -> io::Result<Self> {
@@ -22,24 +21,12 @@ impl ProgressThread {
             // Does not spin: the cores belong to the application.
             port.block(false, None, |state| state.is_closed().then_some(()));
         };
-        memferry_sys::thread::spawn("memferry-message", run).map(Self)
+        OwnedThread::start("memferry-message", run).map(Self)
     }
 
-    /// Waits up to one second for the thread to end. Does not wait for the calling thread itself. A thread
-    /// that copies from memory of a peer that is not resident ends by itself later.
+    /// Waits for the thread to end, as [`OwnedThread::join`] does.
     pub(crate) fn join(self) {
-        const JOIN_TIMEOUT: Duration = Duration::from_secs(1);
-        const JOIN_POLL_SLEEP: Duration = Duration::from_micros(50);
-        if self.0.thread().id() == std::thread::current().id() {
-            return;
-        }
-        let began = Instant::now();
-        while !self.0.is_finished() && began.elapsed() < JOIN_TIMEOUT {
-            std::thread::sleep(JOIN_POLL_SLEEP);
-        }
-        if self.0.is_finished() {
-            let _ = self.0.join();
-        }
+        self.0.join();
     }
 }
 
@@ -65,6 +52,11 @@ impl super::PortState {
     /// The identity of this endpoint or link.
     pub(crate) fn own_identity(&self) -> crate::connect::handshake::EndpointUuid {
         self.protocol.peers.identity
+    }
+
+    /// Whether the peer of a link has disconnected and left no message.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.protocol.peers.is_peer_disconnected() && self.protocol.matches.unexpected_len() == 0
     }
 
     /// Whether the port was closed.

@@ -42,6 +42,9 @@ pub(super) struct Wakeup {
     pub(super) pollers: u32,
     /// The last call left control messages in the rings, and signalled `wake_event` for them.
     pub(super) has_backlog: bool,
+    /// The descriptor for event loops reports a new peer until this many calls have ended: that of the
+    /// accept thread, and the next one.
+    pub(super) new_peer_calls: u8,
     /// The thread that waits for completions must return.
     pub(super) waiter_woken: bool,
     pub(super) poll_backoff: PollBackoff,
