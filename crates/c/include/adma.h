@@ -568,11 +568,13 @@ int adma_listen(const char *name);
 int adma_accept(int listen_fd);
 
 /**
- * Connects to a name that a process of the same user listens on, and waits until that process
- * accepts, for at most 10 seconds.
+ * Connects to a name that a process of the same user listens on. That process replies without a
+ * call of its own, even before it calls `adma_accept`; this call waits for the reply, for at most 10
+ * seconds.
  *
  * Returns the descriptor of a link (0 or above), or a negative code: `ADMA_ECONNREFUSED` if no
- * process listens, `ADMA_ETIMEDOUT` if it does not accept.
+ * process listens, `ADMA_ETIMEDOUT` if there is no reply: it is stopped, or 64 links wait
+ * for `adma_accept` already.
  *
  * A link has messages in both directions: the first write of one side matches the first read of
  * the other, the second the second, whichever comes first. Its descriptor is for the calls of this

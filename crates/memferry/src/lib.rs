@@ -84,8 +84,7 @@
 //! ```
 //! use memferry::message::{Endpoint, Rights, ShareableBuffer};
 //!
-//! // A progress thread accepts connections while the owner computes.
-//! let owner = Endpoint::builder().background(true).open("front-owner")?;
+//! let owner = Endpoint::open("front-owner")?;
 //! let window = owner.expose(ShareableBuffer::new(1 << 20)?, Rights::READ_WRITE)?;
 //!
 //! // The peer, commonly another process, gets the handle in a message.

@@ -49,8 +49,11 @@ pub const TAG_ANY: u64 = 0;
 ///
 /// # Progress
 ///
-/// Messages and connections make progress while a thread is inside a call of the endpoint, or on a
-/// progress thread; without one, nothing happens on a side that calls nothing. Calls that wait, test
+/// Connections need no call of this side: a thread of the endpoint, which sleeps otherwise, accepts
+/// them, and a peer connects and sends while this side computes. It ends with the endpoint.
+///
+/// Messages make progress while a thread is inside a call of the endpoint, or on a progress thread;
+/// without one, no message moves on a side that calls nothing. Calls that wait, test
 /// or probe, and [`Endpoint::progress`], advance everything in flight, copies included. Calls that only
 /// post an operation ([`Endpoint::isend`], [`Endpoint::irecv`]) process what has arrived and perform no
 /// bulk copy. A small message is complete on the sending side when its call returns; a large one needs
@@ -65,15 +68,11 @@ pub const TAG_ANY: u64 = 0;
 ///
 /// let here = Endpoint::open("doc-here")?;
 /// let there = Endpoint::open("doc-there")?;
-/// let task = std::thread::spawn(move || {
-///     let mut buffer = [0; 5];
-///     let received = there.recv(Source::Any, 7, TAG_ALL, &mut buffer)?;
-///     assert_eq!((received.length, &buffer), (5, b"hello"));
-///     Ok::<_, memferry::message::Error>(())
-/// });
-/// let peer = here.connect("doc-there")?;
+/// let peer = here.connect("doc-there")?; // commonly in another process
 /// here.send(peer, 7, b"hello")?;
-/// task.join().unwrap()?;
+/// let mut buffer = [0; 5];
+/// let received = there.recv(Source::Any, 7, TAG_ALL, &mut buffer)?;
+/// assert_eq!((received.length, &buffer), (5, b"hello"));
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone)]
@@ -139,7 +138,7 @@ impl Endpoint {
         &self.inner.port
     }
 
-    /// Connects to another endpoint by its name. If it is connected already, by either side and by any name
+    /// Connects to another endpoint by its name. It needs no call of the other side. If it is connected already, by either side and by any name
     /// of its socket, that connection is used. The name leads to the process that listens on it, and not to a
     /// peer that only claims the name.
     pub fn connect(&self, name: &str) -> Result<Peer, Error> {
