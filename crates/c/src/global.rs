@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use memferry::{BuildError, Cookie, CudaEngine, EngineSelection, Ferry, FerryBuilder, Request};
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 
 use crate::code::{ADMA_EALREADY, CallError};
 use crate::links::Links;
@@ -87,7 +87,7 @@ static PLAIN_BELOW: AtomicUsize = AtomicUsize::new(0);
 /// The state of this process; a forked child creates its own.
 #[derive(Debug)]
 struct ProcessGlobals {
-    generation: u64,
+    owner: OwnerProcess,
     /// The state of the process that forked this one, if it used the library.
     parent: Option<&'static Self>,
     /// The first cookie of this process. Cookies increase from ferry to ferry, and a child
@@ -111,7 +111,7 @@ impl ProcessGlobals {
         let known = CURRENT.load(Ordering::Acquire);
         // SAFETY: it is null or came from a box; nothing that was published is ever freed.
         match unsafe { known.as_ref() } {
-            Some(process) if process.generation == fork::generation() => process,
+            Some(process) if process.owner.is_current() => process,
             _ => Self::enter(&CURRENT, known),
         }
     }
@@ -120,11 +120,10 @@ impl ProcessGlobals {
     /// threads that a drop would wait for do not exist here.
     #[cold]
     fn enter(current: &AtomicPtr<Self>, parent: *mut Self) -> &'static Self {
-        fork::install_handler();
         // SAFETY: it is null or came from a box; nothing that was published is ever freed.
         let inherited = unsafe { parent.as_ref() };
         let ours = Box::into_raw(Box::new(Self {
-            generation: fork::generation(),
+            owner: OwnerProcess::current(),
             parent: inherited,
             first_cookie: AtomicI64::new(i64::MAX),
             state: RwLock::default(),

@@ -9,9 +9,10 @@ use memferry_engine::contract::{EngineChoice, EngineSelection, OpenOptions};
 use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
 use memferry_engine::{Channel, ChannelOptions, Engine, factories};
 use memferry_memory::pin_cache::PinCacheLimits;
+use memferry_sys::affinity;
 use memferry_sys::copy::stream::Streaming;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::settings::{self, size};
-use memferry_sys::{affinity, fork};
 
 use crate::cookie::{CookieTable, MAX_FERRY};
 use crate::error::BuildError;
@@ -217,11 +218,10 @@ impl FerryBuilder {
         let mut choices = self.engines.clone();
         choices.extend(self.open_selected()?);
 
-        fork::install_handler();
         let alone = affinity::allowed_cores().len() == 1;
         let waiting = Arc::new(WaitConfig {
             spin_ns: if alone { 0 } else { spin_ns.unwrap_or(DEFAULT_WAIT_SPIN_NS) },
-            fork_generation: fork::generation(),
+            owner: OwnerProcess::current(),
             caller_chunks: AtomicU64::new(0),
         });
         let (mut engines, mut driven, bell) = (Vec::new(), Vec::new(), PollDoorbell::new());

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
 
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::lock;
 
 use crate::error::{CookieError, Error};
@@ -65,7 +65,7 @@ pub(crate) enum CookieStatus {
 #[derive(Debug)]
 pub(crate) struct CookieTable {
     ferry: u64,
-    fork_generation: u64,
+    owner: OwnerProcess,
     next: AtomicU64,
     /// The newest transfers, at their number modulo the length.
     slots: Box<[Mutex<Option<CookieSlot>>]>,
@@ -92,7 +92,7 @@ impl CookieTable {
     pub(crate) fn new(ferry: u64) -> Self {
         Self {
             ferry,
-            fork_generation: fork::generation(),
+            owner: OwnerProcess::current(),
             next: AtomicU64::new(0),
             slots: (0..SLOTS).map(|_| Mutex::default()).collect(),
             retired: Mutex::default(),
@@ -128,7 +128,7 @@ impl CookieTable {
         mutex: &'a Mutex<T>,
         cookie: Cookie,
     ) -> Result<MutexGuard<'a, T>, CookieError> {
-        if fork::generation() == self.fork_generation {
+        if self.owner.is_current() {
             return Ok(lock(mutex));
         }
         match mutex.try_lock() {
@@ -230,7 +230,7 @@ mod tests {
     fn endless() -> Transfer {
         let waiting = WaitConfig {
             spin_ns: 0,
-            fork_generation: fork::generation(),
+            owner: OwnerProcess::current(),
             caller_chunks: AtomicU64::new(0),
         };
         Transfer::with_completion(Arc::new(Completion::whole()), 1, false, Arc::new(waiting))
@@ -255,7 +255,6 @@ mod tests {
 
     #[test]
     fn a_child_is_told_of_the_fork_where_the_parent_holds_a_lock() {
-        fork::install_handler();
         let table = CookieTable::new(1);
         // The forking thread stands for another thread of the parent that holds the lock: in the
         // child the lock stays locked for ever.

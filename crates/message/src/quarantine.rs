@@ -15,8 +15,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError, Weak};
 
+use memferry_sys::fork::OwnerProcess;
+use memferry_sys::peer_process;
 use memferry_sys::seqpacket::SeqPacketSocket;
-use memferry_sys::{fork, peer_process};
 
 use crate::path::ActiveCopy;
 use crate::ring::layout::ConnectionMemory;
@@ -132,9 +133,9 @@ impl Claim {
 struct QuarantinedBuffer {
     claims: Vec<Claim>,
     _memory: Box<dyn Any + Send>,
-    /// The fork generation of the owner: a forked child has a copy of this list and must not free
+    /// The process that owns the memory: a forked child has a copy of this list and must not free
     /// its entries.
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 static QUARANTINED: Mutex<Vec<QuarantinedBuffer>> = Mutex::new(Vec::new());
@@ -165,7 +166,7 @@ pub(crate) fn hold(claims: Vec<Claim>, memory: Box<dyn Any + Send>) {
             "peer stopped during a write: its target stays in quarantine until the peer continues or exits"
         );
     }
-    let buffer = QuarantinedBuffer { claims, _memory: memory, fork_generation: fork::generation() };
+    let buffer = QuarantinedBuffer { claims, _memory: memory, owner: OwnerProcess::current() };
     QUARANTINED_COUNT.fetch_add(1, Ordering::Relaxed);
     match lock(&QUARANTINED) {
         Some(mut all) => all.push(buffer),
@@ -190,10 +191,10 @@ fn sweep_now(force: bool) {
     }
     let Ok(mut all) = QUARANTINED.try_lock() else { return };
     SWEPT_NS.store(now, Ordering::Relaxed);
-    let (generation, mut freed) = (fork::generation(), Vec::new());
+    let mut freed = Vec::new();
     for index in (0..all.len()).rev() {
         let buffer = &all[index];
-        if buffer.fork_generation == generation && !buffer.claims.iter().any(Claim::is_active) {
+        if buffer.owner.is_current() && !buffer.claims.iter().any(Claim::is_active) {
             freed.push(all.swap_remove(index));
         }
     }

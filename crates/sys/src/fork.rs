@@ -6,7 +6,10 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
-static GENERATION: AtomicU64 = AtomicU64::new(0);
+/// The number of this process among its ancestors: 0 before the handler is installed, 1 in the process
+/// that installs it, and one more in each child.
+static GENERATION: AtomicU64 = AtomicU64::new(NO_HANDLER);
+const NO_HANDLER: u64 = 0;
 
 extern "C" fn child_handler() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
@@ -20,41 +23,46 @@ extern "C" fn child_handler() {
     }
 }
 
-/// The number of forks between the process that installed the handler and this process. Code that
-/// starts threads stores the number; if it differs later, those threads are in another process.
-#[inline]
-pub fn generation() -> u64 {
-    GENERATION.load(Ordering::Relaxed)
-}
-
-/// Installs the fork handler, once per process. Must be called before the first [`generation`].
-pub fn install_handler() {
+/// Installs the fork handler, once per process.
+#[cold]
+fn install_handler() -> OwnerProcess {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         // SAFETY: the handler uses atomics and `close`, both async-signal-safe, and a function
         // pointer is valid for the life of the process.
         let _ = unsafe { libc::pthread_atfork(None, None, Some(child_handler)) };
+        GENERATION.store(NO_HANDLER + 1, Ordering::Relaxed);
     });
+    OwnerProcess { generation: GENERATION.load(Ordering::Relaxed) }
 }
 
-/// The process that created a value. Threads, peers and devices know that process only: a forked
-/// child has a copy of the value, and must neither use nor release what the value stands for.
+/// The process that created a value.
+///
+/// Threads, peers, devices and the kernel know that process only. A forked child has a copy of the
+/// value, but must neither use nor release what the value stands for: it fails with an error, or
+/// leaves the copy alone. Every value that a child can inherit and that stands for more than memory
+/// has an owner, and asks it first.
+///
+/// A child is noticed if it was made by `fork`, not by a bare `clone` system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OwnerProcess {
     generation: u64,
 }
 
 impl OwnerProcess {
-    /// The calling process.
+    /// The calling process. One relaxed load, after the first call.
+    #[inline]
     pub fn current() -> Self {
-        install_handler();
-        Self { generation: generation() }
+        match GENERATION.load(Ordering::Relaxed) {
+            NO_HANDLER => install_handler(),
+            generation => Self { generation },
+        }
     }
 
     /// Whether the calling process is the owner. One relaxed load.
     #[inline]
     pub fn is_current(self) -> bool {
-        self.generation == generation()
+        self.generation == GENERATION.load(Ordering::Relaxed)
     }
 }
 
@@ -69,7 +77,7 @@ static CLOSE_ON_FORK: [AtomicI32; MAX_CLOSE_ON_FORK] =
 #[derive(Debug)]
 pub struct CloseOnFork {
     descriptor: ManuallyDrop<OwnedFd>,
-    generation: u64,
+    owner: OwnerProcess,
 }
 
 impl CloseOnFork {
@@ -78,7 +86,7 @@ impl CloseOnFork {
     /// # Errors
     /// `EMFILE` if the process has [`MAX_CLOSE_ON_FORK`] of them.
     pub fn new(descriptor: OwnedFd) -> io::Result<Self> {
-        install_handler();
+        let owner = OwnerProcess::current();
         let number = descriptor.as_raw_fd();
         let claim = |slot: &AtomicI32| {
             slot.compare_exchange(FREE, number, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -86,13 +94,13 @@ impl CloseOnFork {
         if !CLOSE_ON_FORK.iter().any(claim) {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
-        Ok(Self { descriptor: ManuallyDrop::new(descriptor), generation: generation() })
+        Ok(Self { descriptor: ManuallyDrop::new(descriptor), owner })
     }
 
     /// Whether this process created the value. In a child the number may refer to another file.
     #[inline]
     pub fn is_owner_process(&self) -> bool {
-        generation() == self.generation
+        self.owner.is_current()
     }
 }
 
@@ -119,6 +127,24 @@ impl Drop for CloseOnFork {
 mod tests {
     use super::*;
     use crate::EventFd;
+
+    #[test]
+    fn a_child_is_not_the_owner_of_what_its_parent_made() {
+        let owner = OwnerProcess::current();
+        assert!(owner.is_current());
+        // SAFETY: the child reads atomics and exits without using the heap.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let is_right = !owner.is_current() && OwnerProcess::current().is_current();
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(!is_right)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child created above.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child took itself for its parent");
+        assert!(owner.is_current());
+    }
 
     #[test]
     fn a_descriptor_of_the_parent_is_closed_in_a_child() {

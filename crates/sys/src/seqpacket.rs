@@ -15,6 +15,7 @@ use rustix::net::{
 
 use crate::dir_lock::lock_parent_dir;
 use crate::fault::{Call, call};
+use crate::fork::OwnerProcess;
 
 /// The name of a listening socket.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -190,7 +191,7 @@ pub struct SeqPacketListener {
     socket: OwnedFd,
     name: SocketName,
     /// The process that owns the file. A forked child does not remove it.
-    pid: u32,
+    owner: OwnerProcess,
     file: Option<FileId>,
 }
 
@@ -219,7 +220,7 @@ impl SeqPacketListener {
         }
         let file = name.path().and_then(socket_file).map(|(id, _)| id);
         call(Call::Listen, || listen(&socket, BACKLOG))?;
-        Ok(Self { socket, name: name.clone(), pid: std::process::id(), file })
+        Ok(Self { socket, name: name.clone(), owner: OwnerProcess::current(), file })
     }
 
     /// Accepts the next connection, or returns `WouldBlock`.
@@ -237,7 +238,7 @@ impl SeqPacketListener {
 impl Drop for SeqPacketListener {
     fn drop(&mut self) {
         if let SocketName::Path(path) = &self.name
-            && self.pid == std::process::id()
+            && self.owner.is_current()
         {
             // Another process may have bound the name in the meantime.
             let _lock = lock_parent_dir(path, Duration::ZERO);

@@ -10,7 +10,7 @@ use memferry_engine::runtime::as_engine_thread;
 use memferry_engine::{
     Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted,
 };
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use memferry_sys::sync::{Mutex, lock, store_max};
 
@@ -26,7 +26,7 @@ pub(crate) struct ThreadPolledChannel {
     /// the channel.
     inner: Mutex<Option<Arc<GuardedChannel>>>,
     doorbell: Arc<PollDoorbell>,
-    fork_generation: u64,
+    owner: OwnerProcess,
     /// The sequence of the last accepted descriptor.
     submitted: AtomicU64,
     /// The completed sequence at the time of the panic.
@@ -57,14 +57,13 @@ impl Drop for GuardedChannel {
 
 impl ThreadPolledChannel {
     pub(crate) fn new(inner: Arc<dyn Channel>, bell: Arc<PollDoorbell>) -> Self {
-        fork::install_handler();
         let is_over = Arc::new(AtomicBool::new(false));
         let channel = ManuallyDrop::new(inner);
         let guarded = Arc::new(GuardedChannel { channel, is_dropped: is_over.clone() });
         Self {
             inner: Mutex::new(Some(guarded)),
             doorbell: bell,
-            fork_generation: fork::generation(),
+            owner: OwnerProcess::current(),
             submitted: AtomicU64::new(0),
             failed_at: AtomicU64::new(0),
             is_dropped: is_over,
@@ -72,7 +71,7 @@ impl ThreadPolledChannel {
     }
 
     fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
+        !self.owner.is_current()
     }
 
     /// Calls the inner channel. Returns `None` if it is inaccessible: after a fork, or after a

@@ -17,10 +17,11 @@ use std::time::Duration;
 
 use memferry_engine::runtime::{enter_engine_thread, is_engine_thread};
 use memferry_engine::{Channel, OpenError};
+use memferry_sys::Futex;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::atomic::{AtomicBool, Ordering};
 use memferry_sys::sync::sleep;
 use memferry_sys::sync::thread::JoinHandle;
-use memferry_sys::{Futex, fork};
 
 pub(crate) use channel::ThreadPolledChannel;
 
@@ -29,7 +30,7 @@ pub(crate) use channel::ThreadPolledChannel;
 pub(crate) struct PollThread {
     shared: Arc<PollThreadShared>,
     thread: Option<JoinHandle<()>>,
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 #[derive(Debug)]
@@ -69,7 +70,6 @@ impl PollThread {
         if channels.is_empty() {
             return Ok(None);
         }
-        fork::install_handler();
         let shared = Arc::new(PollThreadShared { channels, doorbell: bell });
         let worker = shared.clone();
         let run = move || {
@@ -87,7 +87,7 @@ impl PollThread {
                 ),
             }
         })?;
-        Ok(Some(Self { shared, thread: Some(thread), fork_generation: fork::generation() }))
+        Ok(Some(Self { shared, thread: Some(thread), owner: OwnerProcess::current() }))
     }
 }
 
@@ -136,7 +136,7 @@ impl Drop for PollThread {
     fn drop(&mut self) {
         self.shared.doorbell.stopping.store(true, Ordering::Release);
         self.shared.doorbell.ring();
-        if fork::generation() != self.fork_generation || is_engine_thread() {
+        if !self.owner.is_current() || is_engine_thread() {
             return;
         }
         if let Some(thread) = self.thread.take() {

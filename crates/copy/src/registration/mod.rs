@@ -20,7 +20,7 @@ use memferry_memory::pin_cache::{
     InvalidationMode, Lease, PinCache, PinCacheLimits, UnmonitoredRanges,
 };
 use memferry_memory::pinning::{Access, PinError};
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
@@ -43,7 +43,7 @@ pub(crate) struct EngineRegistrations {
     failures: AtomicU64,
     fallback_bytes: AtomicU64,
     last_error: Mutex<Option<PinError>>,
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 /// The reason why memory is not pinned.
@@ -85,7 +85,7 @@ impl EngineRegistrations {
             failures: AtomicU64::new(0),
             fallback_bytes: AtomicU64::new(0),
             last_error: Mutex::new(None),
-            fork_generation: fork::generation(),
+            owner: OwnerProcess::current(),
         }))
     }
 
@@ -254,7 +254,7 @@ impl EngineRegistrations {
     }
 
     fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
+        !self.owner.is_current()
     }
 }
 

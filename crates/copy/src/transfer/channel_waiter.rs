@@ -5,22 +5,22 @@ use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use memferry_engine::{Channel, Completion, Sequence};
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 
 /// The wait settings, shared by all transfers of a ferry.
 #[derive(Debug)]
 pub(crate) struct WaitConfig {
     /// The time in nanoseconds to spin before sleeping.
     pub(crate) spin_ns: u64,
-    /// The generation of the process in which the channels' threads exist.
-    pub(crate) fork_generation: u64,
+    /// The process in which the channels' threads exist.
+    pub(crate) owner: OwnerProcess,
     /// Chunks that waiting callers executed.
     pub(crate) caller_chunks: AtomicU64,
 }
 
 impl WaitConfig {
     pub(crate) fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
+        !self.owner.is_current()
     }
 }
 

@@ -22,9 +22,10 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 use memferry_sys::sync::{Mutex, lock, spin_hint};
-use memferry_sys::{EventFd, Futex, fork};
+use memferry_sys::{EventFd, Futex};
 
 pub use dispatch::{ChannelBatch, Dispatch};
 pub use notify::{Notification, PendingNotification};
@@ -74,7 +75,7 @@ pub struct Completion {
     listeners: Mutex<Option<Box<CompletionListeners>>>,
     span: tracing::Span,
     /// In a forked child, the locks of a parent's completion may stay locked forever.
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 /// Prints little, because a request that is ordered after other transfers prints their completions.
@@ -108,14 +109,14 @@ impl Completion {
             failure: Mutex::new(None),
             listeners: Mutex::new(None),
             span: tracing::Span::none(),
-            fork_generation: fork::generation(),
+            owner: OwnerProcess::current(),
         }
     }
 
     /// Whether the parent of this forked child created the completion: no thread here completes it,
     /// and its locks must not be taken.
     fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
+        !self.owner.is_current()
     }
 
     /// The completion of a transfer that has already succeeded.
@@ -513,7 +514,6 @@ mod tests {
 
     #[test]
     fn a_child_waits_for_no_lock_of_a_completion_of_its_parent() {
-        fork::install_handler();
         let completion = Completion::whole();
         let failed = Completion::failed(ExecutionError::Cancelled { done_bytes: 0 });
         let event = Arc::new(EventFd::new().unwrap());

@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use memferry_memory::pinning::{Access, PageRange, PinError, PinToken, Pinner};
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::lock;
 
 /// One registered range. It stays registered until the last reference is dropped; copies in flight
@@ -27,7 +27,7 @@ pub struct RegisteredRegion {
     access: Access,
     range: PageRange,
     token: PinToken,
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 impl RegisteredRegion {
@@ -39,8 +39,8 @@ impl RegisteredRegion {
             // The memory may be read-only.
             _ => pin(Access::Read).map_err(|_: PinError| error),
         })?;
-        let (pinner, fork_generation) = (pinner.clone(), fork::generation());
-        Ok(Self { pinner, address, length, access, range, token, fork_generation })
+        let (pinner, owner) = (pinner.clone(), OwnerProcess::current());
+        Ok(Self { pinner, address, length, access, range, token, owner })
     }
 
     /// The end address.
@@ -55,7 +55,7 @@ impl RegisteredRegion {
 
 impl Drop for RegisteredRegion {
     fn drop(&mut self) {
-        if fork::generation() == self.fork_generation {
+        if self.owner.is_current() {
             self.pinner.unpin(self.range, self.token);
         }
     }
@@ -70,14 +70,13 @@ pub(super) struct RegionTable {
     refcounts: Mutex<HashMap<(usize, usize), usize>>,
     /// The regions, by start address. They never overlap.
     regions: RwLock<BTreeMap<usize, Arc<RegisteredRegion>>>,
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 impl RegionTable {
     pub(super) fn new(pinner: Arc<dyn Pinner>) -> Self {
-        fork::install_handler();
         let (refcounts, regions) = (Mutex::default(), RwLock::default());
-        Self { pinner, refcounts, regions, fork_generation: fork::generation() }
+        Self { pinner, refcounts, regions, owner: OwnerProcess::current() }
     }
 
     /// Registers a range; one that is registered is counted once more. After an error nothing has
@@ -162,7 +161,7 @@ impl RegionTable {
 
     /// Whether this is a forked child, in which a lock that was held at the fork stays locked.
     fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
+        !self.owner.is_current()
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::lock;
 
 use crate::contract::{
@@ -20,7 +20,7 @@ pub(super) struct InlineChannel {
     state: Mutex<InlineChannelState>,
     /// Outside the lock, which may stay locked forever in a forked child.
     completed: AtomicU64,
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 #[derive(Debug, Default)]
@@ -68,13 +68,12 @@ impl Drop for BusyGuard<'_> {
 
 impl InlineChannel {
     pub(super) fn new() -> Self {
-        fork::install_handler();
         let (state, completed) = (Mutex::default(), AtomicU64::new(0));
-        Self { state, completed, fork_generation: fork::generation() }
+        Self { state, completed, owner: OwnerProcess::current() }
     }
 
     fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
+        !self.owner.is_current()
     }
 
     /// Executes a descriptor. Not under the lock: the end of a transfer may submit a dependent

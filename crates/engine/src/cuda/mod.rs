@@ -45,7 +45,8 @@ use std::time::Duration;
 
 use memferry_sys::cuda::{CudaDriver, DriverError, code};
 #[cfg(feature = "cuda")]
-use memferry_sys::{fork, sync::lock};
+use memferry_sys::fork::OwnerProcess;
+use memferry_sys::sync::lock;
 
 pub use memferry_sys::cuda::CudaDeviceInfo;
 pub use profile::CudaProfile;
@@ -121,7 +122,7 @@ pub(crate) struct CudaContext {
 struct OpenCudaDevice {
     ordinal: usize,
     device: Arc<CudaContext>,
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 #[cfg(feature = "cuda")]
@@ -135,10 +136,8 @@ impl CudaEngine {
     pub fn open(config: CudaConfig) -> Result<Self, OpenError> {
         let open_error = |reason| OpenError::System { engine: "cuda".into(), reason };
         let mut opened = lock(&OPEN_DEVICES);
-        let here = fork::generation();
         let is_reusable = |open_device: &&OpenCudaDevice| {
-            let is_same =
-                open_device.ordinal == config.ordinal && open_device.fork_generation == here;
+            let is_same = open_device.ordinal == config.ordinal && open_device.owner.is_current();
             is_same && !open_device.device.is_lost()
         };
         let finish = |engine: Self| if config.is_sole_user { engine.sole_user() } else { engine };
@@ -151,7 +150,11 @@ impl CudaEngine {
         let profile = CudaProfile::measure(&driver);
         let engine = Self::with_driver(driver, profile, config.limits)?;
         let device = engine.device.clone();
-        opened.push(OpenCudaDevice { ordinal: config.ordinal, device, fork_generation: here });
+        opened.push(OpenCudaDevice {
+            ordinal: config.ordinal,
+            device,
+            owner: OwnerProcess::current(),
+        });
         Ok(finish(engine))
     }
 

@@ -18,15 +18,16 @@ use std::sync::{Arc, Mutex};
 
 use memferry_memory::pinning::{Access, PageRange, PinError, PinToken, Pinner};
 use memferry_sys::cuda::{CudaDriver, DriverError, code};
+use memferry_sys::fork::OwnerProcess;
+use memferry_sys::residency;
 use memferry_sys::sync::lock;
-use memferry_sys::{fork, residency};
 
 /// The pinner of one device.
 #[derive(Debug)]
 pub(super) struct CudaPinner {
     driver: Arc<dyn CudaDriver>,
     map: Mutex<RegistrationMap>,
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 #[derive(Debug, Default)]
@@ -60,8 +61,7 @@ struct DriverRegistration {
 
 impl CudaPinner {
     pub(super) fn new(driver: Arc<dyn CudaDriver>) -> Self {
-        fork::install_handler();
-        Self { driver, map: Mutex::default(), fork_generation: fork::generation() }
+        Self { driver, map: Mutex::default(), owner: OwnerProcess::current() }
     }
 
     /// The end of a copy that starts at an address; `None` if the address is not registered.
@@ -168,7 +168,7 @@ impl Pinner for CudaPinner {
     }
 
     fn pin(&self, range: PageRange, access: Access) -> Result<PinToken, PinError> {
-        if fork::generation() != self.fork_generation {
+        if !self.owner.is_current() {
             let what = "registering memory with a GPU of the parent process";
             return Err(PinError::Unsupported { what, fix: "open the GPU in this process" });
         }
@@ -211,7 +211,7 @@ impl Pinner for CudaPinner {
         access: Access,
     ) -> Result<PinToken, PinError> {
         let range = PageRange::covering(address, length)?;
-        if fork::generation() != self.fork_generation {
+        if !self.owner.is_current() {
             let what = "registering memory with a GPU of the parent process";
             return Err(PinError::Unsupported { what, fix: "open the GPU in this process" });
         }
@@ -244,7 +244,7 @@ impl Pinner for CudaPinner {
     }
 
     fn is_pinned_by_others(&self, address: usize, length: usize) -> bool {
-        if fork::generation() != self.fork_generation {
+        if !self.owner.is_current() {
             return false;
         }
         // The pinner's own registrations end with their last pin, and a copy without a pin would
@@ -257,7 +257,7 @@ impl Pinner for CudaPinner {
     }
 
     fn unpin(&self, _range: PageRange, token: PinToken) {
-        if fork::generation() != self.fork_generation {
+        if !self.owner.is_current() {
             return;
         }
         let mut map = lock(&self.map);
@@ -276,7 +276,7 @@ impl Pinner for CudaPinner {
     }
 
     fn invalidate(&self, range: PageRange) {
-        if fork::generation() != self.fork_generation {
+        if !self.owner.is_current() {
             return;
         }
         let mut map = lock(&self.map);

@@ -6,8 +6,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_utils::CachePadded;
+use memferry_sys::affinity;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::lock;
-use memferry_sys::{affinity, fork};
 
 use super::park::{Parker, WaitQueue};
 use super::ring::SubmissionRing;
@@ -24,7 +25,7 @@ pub(crate) struct ThreadedChannel {
     shared: Arc<ChannelShared>,
     thread: Mutex<Option<JoinHandle<()>>>,
     /// The thread exists only in the process that started it.
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 /// The state that submitters and the worker thread share.
@@ -70,7 +71,6 @@ impl ThreadedChannel {
         prepare: impl FnOnce(Arc<ChannelShared>) -> Result<R, OpenError> + Send + 'static,
     ) -> Result<Self, OpenError> {
         let open_error = move |reason: String| OpenError::System { engine: engine.into(), reason };
-        fork::install_handler();
         let shared = Arc::new(ChannelShared {
             ring: SubmissionRing::new(options.capacity.unwrap_or(default_capacity)),
             idle: Parker::new(),
@@ -111,11 +111,11 @@ impl ThreadedChannel {
         })?;
         let exited = || Err(open_error("its thread exited before it started".into()));
         started_rx.recv().unwrap_or_else(|_| exited())?;
-        Ok(Self { shared, thread: Mutex::new(Some(thread)), fork_generation: fork::generation() })
+        Ok(Self { shared, thread: Mutex::new(Some(thread)), owner: OwnerProcess::current() })
     }
 
     fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
+        !self.owner.is_current()
     }
 }
 

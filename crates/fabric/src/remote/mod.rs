@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 use memferry_message::{
     DisconnectReason, Envelope, Error, RemoteEvent, RemoteRma, RemoteTransport, Segment,
 };
+use memferry_sys::fork::OwnerProcess;
 
 pub(crate) use gate::UNLOAD_GATE;
 use in_flight::{InFlightOp, InFlightOps};
@@ -95,7 +96,7 @@ pub(crate) struct FabricTransport {
     silence_timeout: Duration,
     /// The port should report the awaited peers.
     wants_awaited: bool,
-    process: u32,
+    owner: OwnerProcess,
 }
 
 impl FabricTransport {
@@ -125,7 +126,7 @@ impl FabricTransport {
             next_liveness_check: Instant::now(),
             silence_timeout: liveness::SILENCE_TIMEOUT,
             wants_awaited: false,
-            process: std::process::id(),
+            owner: OwnerProcess::current(),
         };
         transport.post_packet_buffers();
         transport

@@ -117,7 +117,7 @@ impl FabricTransport {
 impl Drop for FabricTransport {
     fn drop(&mut self) {
         // A forked child shares the sockets: the peers would take its packets for the parent's.
-        if self.process != std::process::id() {
+        if !self.owner.is_current() {
             return;
         }
         self.drain_and_close();

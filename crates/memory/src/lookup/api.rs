@@ -4,7 +4,7 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::Arc;
 
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 
 use super::backend::TranslationBackend;
 use super::config::{DataPath, LookupConfig, MissPolicy};
@@ -22,8 +22,8 @@ use crate::handle::{ProcessAddress, ProcessHandle};
 pub struct Lookup<S: TranslationBackend> {
     service: Arc<MissService<S>>,
     recorder: Option<Recorder>,
-    /// The fork generation of its creation.
-    fork_generation: u64,
+    /// The process that created it.
+    owner: OwnerProcess,
 }
 
 impl<S: TranslationBackend> Lookup<S> {
@@ -34,9 +34,8 @@ impl<S: TranslationBackend> Lookup<S> {
             let message = "queue_length and sweep_every must be at least 1";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
         }
-        fork::install_handler();
         let service = Arc::new(MissService::new(config, backend));
-        Ok(Self { service, recorder: None, fork_generation: fork::generation() })
+        Ok(Self { service, recorder: None, owner: OwnerProcess::current() })
     }
 
     /// Records every access from now on to `writer`, for [`replay`](super::trace::replay).
@@ -271,7 +270,7 @@ impl<S: TranslationBackend> Lookup<S> {
 
 impl<S: TranslationBackend> Drop for Lookup<S> {
     fn drop(&mut self) {
-        if fork::generation() != self.fork_generation {
+        if !self.owner.is_current() {
             // In a forked child the miss thread does not exist, a thread of the parent may hold the
             // lock forever, and only the parent may write the recording: all of it is leaked.
             std::mem::forget(Arc::clone(&self.service));

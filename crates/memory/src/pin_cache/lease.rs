@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 
 use crate::pinning::{Access, PageRange, PinToken};
 
@@ -17,12 +17,12 @@ use super::shared::PinCacheShared;
 pub struct Lease {
     shared: Arc<PinCacheShared>,
     entry: Arc<PinEntry>,
-    generation: u64,
+    owner: OwnerProcess,
 }
 
 impl Lease {
     pub(super) fn new(shared: &Arc<PinCacheShared>, entry: Arc<PinEntry>) -> Self {
-        Self { shared: Arc::clone(shared), entry, generation: fork::generation() }
+        Self { shared: Arc::clone(shared), entry, owner: OwnerProcess::current() }
     }
 
     /// The pinned range, which contains the requested pages.
@@ -55,7 +55,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if fork::generation() == self.generation {
+        if self.owner.is_current() {
             self.shared.release(&self.entry);
         }
     }

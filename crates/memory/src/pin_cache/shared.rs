@@ -3,10 +3,11 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
+use memferry_sys::clock;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 use memferry_sys::sync::{Mutex, lock};
 use memferry_sys::userfault::{MappingEvent, Userfault};
-use memferry_sys::{clock, fork};
 
 use crate::pinning::{Access, PageRange, PinError, PinToken, Pinner};
 
@@ -22,7 +23,7 @@ pub(super) struct PinCacheShared {
     pub(super) pinner: Arc<dyn Pinner>,
     state: Mutex<PinCacheState>,
     bytes_pinned: AtomicU64,
-    generation: u64,
+    owner: OwnerProcess,
 }
 
 #[derive(Debug)]
@@ -41,7 +42,6 @@ pub(super) struct MappingMonitor {
 
 impl PinCacheShared {
     pub(super) fn new(pinner: Arc<dyn Pinner>, limits: PinCacheLimits) -> Self {
-        fork::install_handler();
         Self {
             pinner,
             state: Mutex::new(PinCacheState {
@@ -49,14 +49,14 @@ impl PinCacheShared {
                 spare: empty_event_list(),
             }),
             bytes_pinned: AtomicU64::new(0),
-            generation: fork::generation(),
+            owner: OwnerProcess::current(),
         }
     }
 
     /// Whether this process created the cache. In a child, a thread that does not exist there may
     /// hold the lock forever.
     pub(super) fn is_owner_process(&self) -> bool {
-        fork::generation() == self.generation
+        self.owner.is_current()
     }
 
     /// Runs `work` on the index after applying all events that were read. Then unregisters ranges

@@ -7,7 +7,7 @@
 
 use std::sync::PoisonError;
 
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::atomic::{AtomicUsize, Ordering};
 use memferry_sys::sync::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -20,7 +20,7 @@ pub struct UnmonitoredRanges {
     ranges: RwLock<Vec<UnmonitoredRange>>,
     /// The length of the list.
     count: AtomicUsize,
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 /// A range of bytes, and how often it was added.
@@ -46,9 +46,8 @@ impl UnmonitoredRange {
 impl UnmonitoredRanges {
     /// Creates an empty list.
     pub fn new() -> Self {
-        fork::install_handler();
         let (ranges, count) = (RwLock::default(), AtomicUsize::new(0));
-        Self { ranges, count, fork_generation: fork::generation() }
+        Self { ranges, count, owner: OwnerProcess::current() }
     }
 
     /// Whether the list is empty.
@@ -151,12 +150,12 @@ impl UnmonitoredRanges {
 
     /// `None` in a forked child, where a thread of the parent may hold the lock forever.
     fn read(&self) -> Option<RwLockReadGuard<'_, Vec<UnmonitoredRange>>> {
-        let is_owner = fork::generation() == self.fork_generation;
+        let is_owner = self.owner.is_current();
         is_owner.then(|| self.ranges.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn write(&self) -> Option<RwLockWriteGuard<'_, Vec<UnmonitoredRange>>> {
-        let is_owner = fork::generation() == self.fork_generation;
+        let is_owner = self.owner.is_current();
         is_owner.then(|| self.ranges.write().unwrap_or_else(PoisonError::into_inner))
     }
 }

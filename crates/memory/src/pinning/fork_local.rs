@@ -6,7 +6,7 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 
 /// One `T` for each process that uses this value, created on first use.
 ///
@@ -19,7 +19,7 @@ pub struct ForkLocal<T> {
 
 #[derive(Debug)]
 struct ForkLocalValue<T> {
-    generation: u64,
+    owner: OwnerProcess,
     value: T,
 }
 
@@ -32,22 +32,21 @@ unsafe impl<T: Send + Sync> Sync for ForkLocal<T> {}
 impl<T> ForkLocal<T> {
     /// Creates the fork-local value; `make` runs in each process on first use.
     pub fn new(make: fn() -> T) -> Self {
-        fork::install_handler();
         Self { current: AtomicPtr::new(ptr::null_mut()), make }
     }
 
     /// The value of this process.
     pub fn get(&self) -> &T {
-        let generation = fork::generation();
         let found = self.current.load(Ordering::Acquire);
         // SAFETY: a non-null pointer comes from `Box::into_raw` below and is freed only by `drop`,
         // which has exclusive access to `self`.
         if let Some(value) = unsafe { found.as_ref() }
-            && value.generation == generation
+            && value.owner.is_current()
         {
             return &value.value;
         }
-        let fresh = Box::into_raw(Box::new(ForkLocalValue { generation, value: (self.make)() }));
+        let owner = OwnerProcess::current();
+        let fresh = Box::into_raw(Box::new(ForkLocalValue { owner, value: (self.make)() }));
         let order = (Ordering::AcqRel, Ordering::Acquire);
         let value = match self.current.compare_exchange(found, fresh, order.0, order.1) {
             Ok(_) => fresh,
@@ -68,7 +67,7 @@ impl<T> Drop for ForkLocal<T> {
     fn drop(&mut self) {
         let value = *self.current.get_mut();
         // SAFETY: see `get`; `&mut self` guarantees that no reference exists.
-        if !value.is_null() && unsafe { (*value).generation } == fork::generation() {
+        if !value.is_null() && unsafe { (*value).owner }.is_current() {
             // SAFETY: as above, and the pointer is not used again.
             drop(unsafe { Box::from_raw(value) });
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 
 use super::{Access, PageRange, PinError, PinToken, Pinner};
 
@@ -14,7 +14,7 @@ pub struct PinnedRange {
     pinner: Arc<dyn Pinner>,
     range: PageRange,
     token: PinToken,
-    generation: u64,
+    owner: OwnerProcess,
 }
 
 impl PinnedRange {
@@ -24,10 +24,9 @@ impl PinnedRange {
         range: PageRange,
         access: Access,
     ) -> Result<Self, PinError> {
-        fork::install_handler();
-        let generation = fork::generation();
+        let owner = OwnerProcess::current();
         let token = pinner.pin(range, access)?;
-        Ok(Self { pinner: Arc::clone(pinner), range, token, generation })
+        Ok(Self { pinner: Arc::clone(pinner), range, token, owner })
     }
 
     /// The pinned range.
@@ -43,7 +42,7 @@ impl PinnedRange {
 
 impl Drop for PinnedRange {
     fn drop(&mut self) {
-        if fork::generation() == self.generation {
+        if self.owner.is_current() {
             self.pinner.unpin(self.range, self.token);
         }
     }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use memferry_sys::EventFd;
 use memferry_sys::cross_memory::{self, CrossMemoryDenied, IoVec};
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::peer_process::{self, Credentials, PeerPrivilege};
 use memferry_sys::sync::lock;
 
@@ -163,8 +163,8 @@ struct PendingProbe {
     pid: u32,
     started: Instant,
     shared: Arc<ProbeShared>,
-    /// The fork generation of this process: a forked child has no such thread.
-    fork_generation: u64,
+    /// The process that probes: a forked child has no such thread.
+    owner: OwnerProcess,
 }
 
 /// All probes of this process that did not complete within [`PROBE_WAIT`].
@@ -195,8 +195,8 @@ impl AccessProbe {
                 let (outcome, _) = waited.unwrap_or_else(PoisonError::into_inner);
                 if outcome.access.is_none() {
                     drop(outcome);
-                    let fork_generation = fork::generation();
-                    let pending = PendingProbe { pid: peer.pid, started, shared, fork_generation };
+                    let owner = OwnerProcess::current();
+                    let pending = PendingProbe { pid: peer.pid, started, shared, owner };
                     if let Some(mut all) = quarantine::lock(&PENDING_PROBES) {
                         all.push(pending);
                     }
@@ -259,9 +259,8 @@ impl ProbeShared {
 /// How long a call waits for the probe of a process. Fails if a probe of that process is stuck.
 fn probe_wait(pid: u32) -> Result<Duration, ProbeStuck> {
     let Some(mut all) = quarantine::lock(&PENDING_PROBES) else { return Ok(PROBE_WAIT) };
-    let generation = fork::generation();
     all.retain(|pending| {
-        pending.fork_generation == generation && lock(&pending.shared.outcome).access.is_none()
+        pending.owner.is_current() && lock(&pending.shared.outcome).access.is_none()
     });
     let of_process = all.iter().filter(|pending| pending.pid == pid);
     let ages: Vec<Duration> = of_process.map(|pending| pending.started.elapsed()).collect();

@@ -39,8 +39,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use memferry_copy::Ferry;
 use memferry_engine::cpu::{CpuProfile as CopyProfile, ProfileSource};
+use memferry_sys::Futex;
 use memferry_sys::copy::stream::Streaming;
-use memferry_sys::{Futex, fork};
+use memferry_sys::fork::OwnerProcess;
 
 use crate::Source;
 use crate::connect::accept_thread::AcceptThread;
@@ -181,7 +182,7 @@ pub(crate) struct Port {
     /// Numbers of threads that wait on the futex, and that wait for the lock.
     local_waiters: AtomicU32,
     lock_waiters: AtomicU32,
-    fork_generation: u64,
+    owner: OwnerProcess,
     progress_thread: Mutex<Option<ProgressThread>>,
     accept_thread: Mutex<Option<AcceptThread>>,
     /// The engine for accesses to windows of peers.
@@ -193,7 +194,6 @@ impl Port {
     pub(crate) fn new(settings: PortConfig, name: String, listener: Option<Listener>) -> Arc<Self> {
         use std::sync::atomic::{AtomicU64, Ordering};
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        fork::install_handler();
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         let windows = RmaEngineCell::default();
         let peers = PeerTable::new(id, &settings, name, listener);
@@ -211,7 +211,7 @@ impl Port {
                 local_futex: Futex::new(0),
                 local_waiters: AtomicU32::new(0),
                 lock_waiters: AtomicU32::new(0),
-                fork_generation: fork::generation(),
+                owner: OwnerProcess::current(),
                 progress_thread: Mutex::new(None),
                 accept_thread: Mutex::new(None),
                 rma_engine: windows,
@@ -317,7 +317,7 @@ impl Port {
 
     /// Returns an error in a forked child, which has the memory of the port but must not access the rings.
     pub(crate) fn check_fork(&self) -> Result<(), Error> {
-        if self.fork_generation == fork::generation() { Ok(()) } else { Err(Error::Forked) }
+        if self.owner.is_current() { Ok(()) } else { Err(Error::Forked) }
     }
 }
 

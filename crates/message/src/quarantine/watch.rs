@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, Weak};
 use std::time::Duration;
 
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 
 use super::lock;
 use crate::port::Port;
@@ -16,8 +16,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 struct WatchedPorts {
     /// Ports with operations that may wait for a claim.
     ports: Vec<Weak<Port>>,
-    /// The fork generation in which the thread runs: a forked child has no such thread.
-    runs_in: Option<u64>,
+    /// The process in which the thread runs: a forked child has no such thread.
+    runs_in: Option<OwnerProcess>,
 }
 
 static WATCHED_PORTS: Mutex<WatchedPorts> =
@@ -27,13 +27,12 @@ static WATCHED_PORTS: Mutex<WatchedPorts> =
 /// thread can be started.
 pub(crate) fn watch(port: &Weak<Port>) -> bool {
     let Some(mut watched) = lock(&WATCHED_PORTS) else { return false };
-    let generation = fork::generation();
-    if watched.runs_in != Some(generation) {
+    if !watched.runs_in.is_some_and(OwnerProcess::is_current) {
         if memferry_sys::thread::spawn("memferry-held", run).is_err() {
             return false;
         }
         // The ports that the parent process watched are not the child's.
-        *watched = WatchedPorts { ports: Vec::new(), runs_in: Some(generation) };
+        *watched = WatchedPorts { ports: Vec::new(), runs_in: Some(OwnerProcess::current()) };
     }
     watched.add(port.clone());
     true

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use memferry_memory::lookup::{Lookup, LookupConfig as LookupSettings};
 use memferry_sys::copy::stream::Streaming;
-use memferry_sys::fork;
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::lock;
 
 use super::peer_memory::{PeerMemory, PeerMemoryParts};
@@ -60,13 +60,13 @@ pub(crate) struct RmaEngine {
     work_available: Condvar,
     /// Signalled when there is work for the standby worker.
     standby_wakeup: Condvar,
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 impl Drop for RmaEngine {
     fn drop(&mut self) {
         let workers = self.workers.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-        if fork::generation() != self.fork_generation {
+        if !self.owner.is_current() {
             // In a forked child the threads do not exist, and their handles must not be dropped.
             std::mem::forget(std::mem::take(&mut workers.all));
         }
@@ -98,7 +98,7 @@ impl RmaEngine {
             workers: Mutex::default(),
             work_available: Condvar::new(),
             standby_wakeup: Condvar::new(),
-            fork_generation: fork::generation(),
+            owner: OwnerProcess::current(),
         })
     }
 

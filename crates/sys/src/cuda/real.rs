@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
-use crate::fork;
+use crate::fork::OwnerProcess;
 
 use super::{CudaDeviceInfo, CudaDriver, CudaEvent, CudaStream, DriverError, MemcpyKind, code};
 
@@ -230,9 +230,9 @@ pub struct Cuda {
     device: c_int,
     context: Context,
     info: CudaDeviceInfo,
-    /// The fork generation of `open`. A forked child must not make any call: the driver's threads
+    /// The process that opened it. A forked child must not make any call: the driver's threads
     /// exist only in the parent.
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 // SAFETY: the context is a handle of the driver, whose functions may be called from any thread.
@@ -269,13 +269,12 @@ impl Cuda {
             (calls.retain_context)(&raw mut context, device)
         })
         .map_err(|error| error.to_string())?;
-        fork::install_handler();
-        let (info, fork_generation) = (calls.device_info(ordinal, device), fork::generation());
-        Ok(Self { calls, device, context, info, fork_generation })
+        let (info, owner) = (calls.device_info(ordinal, device), OwnerProcess::current());
+        Ok(Self { calls, device, context, info, owner })
     }
 
     fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
+        !self.owner.is_current()
     }
 
     /// Enqueues a copy between two ranges of host memory, registered or not, in a stream. The

@@ -7,7 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
-use crate::fork;
+use crate::fork::OwnerProcess;
 use crate::pages::page_bytes;
 
 /// Registers, unmapped on drop. They are not mapped in forked children, where reads return all
@@ -16,7 +16,7 @@ use crate::pages::page_bytes;
 pub(super) struct Registers {
     start: NonNull<u8>,
     bytes: usize,
-    generation: u64,
+    owner: OwnerProcess,
 }
 
 // SAFETY: this value owns the mapping, and any thread may access registers: each access is one
@@ -28,13 +28,12 @@ unsafe impl Sync for Registers {}
 impl Registers {
     /// Maps `bytes` of a device's file. The kernel maps device memory uncached.
     pub(super) fn map(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> io::Result<Self> {
-        fork::install_handler();
         let (rights, mapped) = (ProtFlags::READ | ProtFlags::WRITE, whole_pages(bytes));
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing.
         let start =
             unsafe { mmap(std::ptr::null_mut(), mapped, rights, MapFlags::SHARED, file, offset) }?;
         let start = NonNull::new(start.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
-        let registers = Self { start, bytes, generation: fork::generation() };
+        let registers = Self { start, bytes, owner: OwnerProcess::current() };
         // SAFETY: the mapping was created above, and the advice changes nothing in it.
         unsafe { madvise(start.as_ptr().cast(), mapped, Advice::LinuxDontFork) }?;
         Ok(registers)
@@ -54,7 +53,7 @@ impl Registers {
             self.bytes
         );
         // SAFETY: the result is inside the mapping, as asserted.
-        (fork::generation() == self.generation).then(|| unsafe { self.start.add(at).cast() })
+        (self.owner.is_current()).then(|| unsafe { self.start.add(at).cast() })
     }
 }
 
@@ -128,7 +127,7 @@ fn whole_pages(bytes: usize) -> usize {
 
 impl Drop for Registers {
     fn drop(&mut self) {
-        if fork::generation() == self.generation {
+        if self.owner.is_current() {
             // SAFETY: this value owns the mapping, and no pointer into it exists.
             let _ = unsafe { munmap(self.start.as_ptr().cast(), whole_pages(self.bytes)) };
         }
