@@ -95,6 +95,9 @@ fn start_thread(incoming: &Arc<Mutex<IncomingLinks>>) -> io::Result<AcceptThread
 /// Accepts all processes that have connected, on the thread.
 fn accept_all(incoming: &Weak<Mutex<IncomingLinks>>) -> AcceptState {
     let Some(incoming) = incoming.upgrade() else { return AcceptState::Closed };
+    // A link that is dropped closes, which may take time: without the lock.
+    let abandoned = lock(&incoming).take_abandoned();
+    drop(abandoned);
     let mut incoming = lock(&incoming);
     while incoming.accepted.len() < MAX_ACCEPTED {
         match incoming.accept_next() {
@@ -134,6 +137,15 @@ impl IncomingLinks {
         }
     }
 
+    /// Removes the links whose peers have left without a message, so that they hold nothing.
+    fn take_abandoned(&mut self) -> Vec<Link> {
+        let (abandoned, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.accepted).into_iter().partition(Link::is_abandoned);
+        self.accepted = kept.into();
+        self.update_event();
+        abandoned
+    }
+
     fn push_accepted(&mut self, link: Link) {
         self.accepted.push_back(link);
         self.has_accepted.iter().for_each(EventFd::signal);
@@ -141,10 +153,15 @@ impl IncomingLinks {
 
     fn take_accepted(&mut self) -> Option<Link> {
         let link = self.accepted.pop_front();
+        self.update_event();
+        link
+    }
+
+    /// Makes the event unreadable once no link waits.
+    fn update_event(&self) {
         if self.accepted.is_empty() {
             self.has_accepted.as_ref().map(EventFd::drain);
         }
-        link
     }
 
     fn ready_set(&mut self) -> io::Result<Arc<EpollSet>> {

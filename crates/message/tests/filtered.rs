@@ -3,8 +3,12 @@
 
 mod support;
 
-use memferry_message::{Endpoint, EndpointBuilder};
-use support::filter::refuse;
+use std::io::{BufRead, BufReader, Write};
+use std::process::Stdio;
+
+use memferry_message::Endpoint;
+use support::filter::{refuse, refuse_in_process};
+use support::process::{self, Child, setting};
 use support::{unique, until};
 
 /// Runs a test on a thread of its own, whose filter ends with the thread.
@@ -34,18 +38,29 @@ fn shared_memory_is_accepted_where_fstatfs_is_refused() {
 
 #[test]
 fn a_call_that_is_refused_at_the_acceptor_is_named_to_the_caller() {
-    run_in_thread(|| {
-        let here = EndpointBuilder::new();
-        let there = Endpoint::open(&unique("there")).unwrap();
-        let name = there.name().to_owned();
-        let caller = std::thread::spawn(move || here.open(&unique("here")).unwrap().connect(&name));
-        // Without its seals, the memory might be truncated.
-        refuse(&[libc::SYS_fcntl], libc::EPERM);
-        until("the caller has its reply", || {
-            there.progress();
-            caller.is_finished()
-        });
-        let text = caller.join().unwrap().unwrap_err().to_string();
-        assert!(text.contains("seccomp"), "{text}");
-    });
+    let name = unique("there");
+    let mut command = process::command("refused acceptor");
+    command.env("MEMFERRY_TEST_NAME", &name).stdin(Stdio::piped()).stderr(Stdio::piped());
+    let mut acceptor = Child::spawn(&mut command);
+    let mut line = String::new();
+    BufReader::new(acceptor.take_errors()).read_line(&mut line).unwrap();
+    assert_eq!(line, "filtered\n");
+    let error = Endpoint::open(&unique("here")).unwrap().connect(&name).unwrap_err();
+    assert!(error.to_string().contains("seccomp"), "{error}");
+}
+
+/// A process that accepts connections, in which the file control call is refused.
+fn refused_acceptor() {
+    let _endpoint = Endpoint::open(&setting("MEMFERRY_TEST_NAME")).unwrap();
+    // Without its seals, the memory might be truncated.
+    refuse_in_process(&[libc::SYS_fcntl], libc::EPERM);
+    std::io::stderr().write_all(b"filtered\n").unwrap();
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+}
+
+#[test]
+fn other_processes_begin_here() {
+    if process::role().is_some() {
+        refused_acceptor();
+    }
 }

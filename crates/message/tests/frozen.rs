@@ -136,6 +136,9 @@ fn peers_that_pretend_to_visit_hold_little_and_all_of_it_goes_with_them() {
     for round in 0..3 {
         let name = unique("owner");
         let listener = Listener::bind(&name).unwrap();
+        let ready = listener.ready_fd().unwrap();
+        // With the descriptors of the listener itself.
+        let before = resource_usage();
         let mut child = StoppedPeer::spawn("pretender", &name, false);
         std::thread::scope(|scope| {
             let hearing = scope.spawn(|| child.hear());
@@ -151,6 +154,7 @@ fn peers_that_pretend_to_visit_hold_little_and_all_of_it_goes_with_them() {
             }
             assert_eq!(hearing.join().unwrap(), b'd');
         });
+        drop(ready);
         let (now, kept) = (resource_usage(), quarantined_buffers());
         assert!((1..=8).contains(&kept), "round {round}: one process holds {kept} buffers");
         assert!(now.descriptors <= before.descriptors + 4 * 8, "{before:?}, {now:?}");

@@ -46,6 +46,7 @@ use std::time::Duration;
 use memferry_sys::cuda::{CudaDriver, DriverError, code};
 #[cfg(feature = "cuda")]
 use memferry_sys::fork::OwnerProcess;
+#[cfg(feature = "cuda")]
 use memferry_sys::sync::lock;
 
 pub use memferry_sys::cuda::CudaDeviceInfo;

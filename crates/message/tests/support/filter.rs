@@ -2,6 +2,15 @@
 
 /// Makes these system calls fail with `error` from now on, for this thread and those it starts.
 pub(crate) fn refuse(calls: &[libc::c_long], error: i32) {
+    install(calls, error, 0);
+}
+
+/// The same, for all threads of this process.
+pub(crate) fn refuse_in_process(calls: &[libc::c_long], error: i32) {
+    install(calls, error, libc::SECCOMP_FILTER_FLAG_TSYNC);
+}
+
+fn install(calls: &[libc::c_long], error: i32, flags: libc::c_ulong) {
     let plain = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
     // The number of the call is the first field of the filter's input.
     let mut program = vec![plain(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
@@ -17,10 +26,10 @@ pub(crate) fn refuse(calls: &[libc::c_long], error: i32) {
     program.push(plain(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
     program.push(plain(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | error as u32));
     let filter = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: changes what this thread and those it starts may do; the program is copied.
+    // SAFETY: changes what threads of this process may do; the program is copied.
     let result = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter)
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const filter)
     };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
