@@ -3,13 +3,14 @@
 //! A host that vanishes during a message sends nothing, and the inner endpoint waits for it until
 //! the kernel gives up, which takes a quarter of an hour for bytes in flight and for ever for
 //! expected bytes. The memory of the message stays in use for that time. So the connection to the
-//! peer is shut down after [`ABORT_TIMEOUT`], and the inner endpoint completes its operations.
-//! Connections from the peer's host may belong to other processes there: on these, keepalives are
+//! peer is shut down after [`ABORT_TIMEOUT`], and the inner endpoint completes its operations. Only
+//! the inner endpoint's own sockets are touched: those in the epoll set of its completion queue.
+//! libfabric has no call for this (`docs/design/fabric.md`). Connections from the peer's host may belong to other processes there: on these, keepalives are
 //! enabled. If none of that helps (the layers of libfabric 1.17 lose messages that a peer was to
 //! fetch), the inner endpoint is closed, and all other hosts are disconnected.
 
 use std::net::SocketAddr;
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use memferry_message::DisconnectReason;
@@ -52,9 +53,11 @@ impl FabricTransport {
             else {
                 continue;
             };
-            if !is_shared {
+            if let Some(set) = self.inner.descriptor().filter(|_| !is_shared) {
                 tracing::debug!(peer, %peer_address, "shutting down the connection to a lost peer");
-                each_socket(|socket| abort_socket(socket, peer_address, own_address));
+                let mut abort =
+                    |socket: BorrowedFd<'_>| abort_socket(socket, peer_address, own_address);
+                each_member(set.as_raw_fd(), MAX_NESTED_SETS, &mut abort);
             }
         }
     }
@@ -88,19 +91,25 @@ impl FabricTransport {
     }
 }
 
-/// Calls `visit` for every descriptor of this process that may be a socket.
-fn each_socket(mut visit: impl FnMut(BorrowedFd<'_>)) {
-    let Ok(all) = std::fs::read_dir("/proc/self/fd") else { return };
-    for entry in all.flatten() {
-        let is_socket = std::fs::read_link(entry.path())
-            .is_ok_and(|link| link.as_os_str().as_encoded_bytes().starts_with(b"socket:"));
-        let number = entry.file_name().to_str().and_then(|name| name.parse::<RawFd>().ok());
-        if let Some(number) = number.filter(|_| is_socket) {
-            // SAFETY: it was open just now. If it is closed or reused in between, its addresses
-            // show it: only a connection between these two is changed.
-            visit(unsafe { BorrowedFd::borrow_raw(number) });
+/// How deeply the kernel lets epoll sets be nested.
+const MAX_NESTED_SETS: u32 = 5;
+
+/// Calls `visit` for every descriptor in an epoll set of this process, and in the sets within it.
+fn each_member(set: RawFd, depth: u32, visit: &mut impl FnMut(BorrowedFd<'_>)) {
+    let Ok(info) = std::fs::read_to_string(format!("/proc/self/fdinfo/{set}")) else { return };
+    for member in info.lines().filter_map(epoll_member) {
+        // SAFETY: the set forgets descriptors that are closed, and the one thread that uses the
+        // inner endpoint, which could close it, is this one.
+        visit(unsafe { BorrowedFd::borrow_raw(member) });
+        if depth > 0 {
+            each_member(member, depth - 1, visit);
         }
     }
+}
+
+/// The descriptor in a line `tfd: 7 events: 19 ...` of the kernel's description of an epoll set.
+fn epoll_member(line: &str) -> Option<RawFd> {
+    line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok()
 }
 
 /// Shuts down a connection to the peer, or enables keepalives on one from its host.
@@ -123,5 +132,35 @@ fn abort_socket(socket: BorrowedFd<'_>, peer_address: SocketAddr, own_address: S
         let _ = sockopt::set_tcp_keepcnt(socket, 5);
         let _ = sockopt::set_socket_keepalive(socket, true);
         let _ = sockopt::set_tcp_user_timeout(socket, 2 * ABORT_TIMEOUT.as_millis() as u32);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use memferry_sys::EventFd;
+    use memferry_sys::epoll::EpollSet;
+
+    use super::*;
+
+    #[test]
+    fn only_the_members_of_a_set_and_of_the_sets_within_it_are_visited() {
+        let (outer, inner) = (EpollSet::new().unwrap(), EpollSet::new().unwrap());
+        let [near, deep, removed, foreign] = [(); 4].map(|()| EventFd::new().unwrap());
+        outer.add(near.as_fd(), false).unwrap();
+        outer.add(inner.as_fd(), false).unwrap();
+        inner.add(deep.as_fd(), false).unwrap();
+        inner.add(removed.as_fd(), false).unwrap();
+        inner.remove(removed.as_fd());
+        let mut found = Vec::new();
+        each_member(outer.as_fd().as_raw_fd(), MAX_NESTED_SETS, &mut |fd| {
+            found.push(fd.as_raw_fd());
+        });
+        found.sort_unstable();
+        let mut expected = [near.as_raw_fd(), deep.as_raw_fd(), inner.as_fd().as_raw_fd()];
+        expected.sort_unstable();
+        assert_eq!(found, expected);
+        assert!(!found.contains(&foreign.as_raw_fd()));
     }
 }
