@@ -28,6 +28,39 @@ const HANDSHAKE_SLEEP: Duration = Duration::from_micros(500);
 /// Maximum sleep with a remote transport, whose peers may end without an event.
 const REMOTE_SLEEP: Duration = Duration::from_millis(250);
 
+/// How long a thread may sleep.
+struct SleepBounds {
+    /// The sleep ends after this time: by the deadline of the caller, and by `longest`.
+    slice: Duration,
+    /// The caller has slept often enough without work to change to the epoll set.
+    deeply: bool,
+    has_deadline: bool,
+    /// The longest sleep with what is in flight.
+    longest: Duration,
+}
+
+impl SleepBounds {
+    /// The timeout on the epoll set. Without a deadline a wakeup ends the sleep. Sources that wake no thread
+    /// are polled again after `slice`.
+    fn epoll_timeout(&self, state: &PortState) -> Option<Duration> {
+        let is_unbounded = !self.has_deadline && self.longest == FUTEX_SLEEP;
+        if !is_unbounded || state.wakeup.is_epoll_incomplete {
+            return Some(self.slice);
+        }
+        state.protocol.peers.remote.is_set().then_some(REMOTE_SLEEP)
+    }
+}
+
+/// Sleeps on the futex words of all connections.
+fn sleep_on_words(words: &[(ConnectionMemory, u32)], slice: Duration) {
+    if words.is_empty() {
+        return std::thread::sleep(slice);
+    }
+    let words: Vec<_> =
+        words.iter().map(|(memory, value)| (memory.own_wakeup().word(), *value)).collect();
+    futex_wait_shared(&words, slice);
+}
+
 impl Port {
     /// Sleeps, with the port unlocked, until there may be work. Returns at once if the epoch is no longer
     /// `seen`, that of the caller's last poll: the caller may wait for the event that changed the epoch, and
@@ -54,81 +87,87 @@ impl Port {
         let slice = deadline.map_or(longest, |deadline| {
             deadline.saturating_duration_since(Instant::now()).min(longest)
         });
+        let bounds = SleepBounds { slice, deeply, has_deadline: deadline.is_some(), longest };
         (state.wakeup.pollers, state.is_polling) = (state.wakeup.pollers - 1, false);
-        if state.wakeup.has_sleeper {
-            let have_changed = state.windows.take_word_changes();
-            if have_changed {
-                // The sleeper may wait for this change.
-                self.wake_sleeper(&mut state);
-            }
-            let is_ready = have_changed || (state.wakeup.pollers == 0 && state.rearm());
-            if is_ready || state.wait_epoch() != seen {
-                state.wakeup.pollers += 1;
-                state.disarm_wakeups();
-                return state;
-            }
-            let told = self.local_futex.word().load(Ordering::Acquire);
-            self.local_waiters.fetch_add(1, Ordering::Relaxed);
-            drop(state);
-            self.local_futex.wait(told, Some(slice));
-            self.local_waiters.fetch_sub(1, Ordering::Relaxed);
-            state = self.lock();
+        let mut state = if state.wakeup.has_sleeper {
+            self.wait_for_sleeper(state, slice, seen)
         } else {
-            state.wakeup.has_sleeper = true;
-            let deeply = deeply
-                || state.protocol.peers.connected_count() > MAX_WAITV - 1
-                || state.protocol.peers.remote.is_set();
-            let readiness = if deeply { state.epoll().ok() } else { None };
-            let way = if readiness.is_some() { FD_ARMED } else { FUTEX_ARMED };
-            state.wakeup.sleeper_on_epoll = readiness.is_some();
-            let before = state.wakeup.armed;
-            state.wakeup.armed |= way;
-            let words = state.arm_wakeups();
-            // Polls once more after the wakeups are armed: control messages, space, and claims
-            // of cooperative messages.
-            let is_idle = !state.windows.take_word_changes() && !state.has_ready_ring();
-            // Makes no copies: other threads treat this one as asleep.
-            if is_idle && !state.progress_steps() && state.wait_epoch() == seen {
-                state.entering_sleep = true;
-                // Without a deadline a wakeup ends the sleep. Sources that wake no thread are polled again
-                // after `slice`.
-                let bound = match deadline {
-                    None if state.wakeup.is_epoll_incomplete => Some(slice),
-                    None if longest == FUTEX_SLEEP && !state.protocol.peers.remote.is_set() => None,
-                    None if longest == FUTEX_SLEEP => Some(REMOTE_SLEEP),
-                    _ => Some(slice),
-                };
-                drop(state);
-                match &readiness {
-                    Some(readiness) => {
-                        // Releases the rings: peers may disconnect during the sleep, and their memory is then
-                        // unmapped.
-                        drop(words);
-                        let _ = readiness.wait(bound);
-                    }
-                    None if words.is_empty() => std::thread::sleep(slice),
-                    None => {
-                        let words: Vec<_> = words
-                            .iter()
-                            .map(|(memory, value)| (memory.own_wakeup().word(), *value))
-                            .collect();
-                        futex_wait_shared(&words, slice);
-                    }
-                }
-                state = self.lock();
-            }
-            state.wakeup.has_sleeper = false;
-            state.wakeup.sleeper_on_epoll = false;
-            if readiness.is_some() {
-                state.drain_wakeups();
-            }
-            // Keeps other flags: an event loop may have armed its own during the sleep.
-            state.wakeup.armed &= !way | before;
-            state.check_peers(true);
-            self.notify_local_waiters();
-        }
+            self.sleep_for_peers(state, &bounds, seen)
+        };
         state.wakeup.pollers += 1;
         state.disarm_wakeups();
+        state
+    }
+
+    /// Waits until the sleeper, or a thread that makes progress, notifies this thread.
+    fn wait_for_sleeper<'a>(
+        &'a self,
+        mut state: PortGuard<'a>,
+        slice: Duration,
+        seen: u64,
+    ) -> PortGuard<'a> {
+        let have_changed = state.windows.take_word_changes();
+        if have_changed {
+            // The sleeper may wait for this change.
+            self.wake_sleeper(&mut state);
+        }
+        let is_ready = have_changed || (state.wakeup.pollers == 0 && state.rearm());
+        if is_ready || state.wait_epoch() != seen {
+            return state;
+        }
+        let told = self.local_futex.word().load(Ordering::Acquire);
+        self.local_waiters.fetch_add(1, Ordering::Relaxed);
+        drop(state);
+        self.local_futex.wait(told, Some(slice));
+        self.local_waiters.fetch_sub(1, Ordering::Relaxed);
+        self.lock()
+    }
+
+    /// Sleeps as the sleeper, on the futex words of the connections or on the epoll set.
+    fn sleep_for_peers<'a>(
+        &'a self,
+        mut state: PortGuard<'a>,
+        bounds: &SleepBounds,
+        seen: u64,
+    ) -> PortGuard<'a> {
+        state.wakeup.has_sleeper = true;
+        let deeply = bounds.deeply
+            || state.protocol.peers.connected_count() > MAX_WAITV - 1
+            || state.protocol.peers.remote.is_set();
+        let readiness = if deeply { state.epoll().ok() } else { None };
+        let way = if readiness.is_some() { FD_ARMED } else { FUTEX_ARMED };
+        state.wakeup.sleeper_on_epoll = readiness.is_some();
+        let before = state.wakeup.armed;
+        state.wakeup.armed |= way;
+        let words = state.arm_wakeups();
+        // Polls once more after the wakeups are armed: control messages, space, and claims
+        // of cooperative messages.
+        let is_idle = !state.windows.take_word_changes() && !state.has_ready_ring();
+        // Makes no copies: other threads treat this one as asleep.
+        if is_idle && !state.progress_steps() && state.wait_epoch() == seen {
+            state.entering_sleep = true;
+            let timeout = bounds.epoll_timeout(&state);
+            drop(state);
+            match &readiness {
+                Some(readiness) => {
+                    // Releases the rings: peers may disconnect during the sleep, and their memory is then
+                    // unmapped.
+                    drop(words);
+                    let _ = readiness.wait(timeout);
+                }
+                None => sleep_on_words(&words, bounds.slice),
+            }
+            state = self.lock();
+        }
+        state.wakeup.has_sleeper = false;
+        state.wakeup.sleeper_on_epoll = false;
+        if readiness.is_some() {
+            state.drain_wakeups();
+        }
+        // Keeps other flags: an event loop may have armed its own during the sleep.
+        state.wakeup.armed &= !way | before;
+        state.check_peers(true);
+        self.notify_local_waiters();
         state
     }
 

@@ -178,7 +178,7 @@ impl Protocol {
                 }
                 let may_copy = work == ProgressScope::Copy && copies.next.is_none();
                 let mut turn = StepContext { may_copy, ..step_context(number, wire) };
-                let mut step = path::of(kind).receive(receiving, &mut turn)?;
+                let step = path::of(kind).receive(receiving, &mut turn)?;
                 if step == StepResult::CopyPending {
                     copies.is_due = true;
                     if may_copy && let ReceiveStage::Fetching(fetch) = &receiving.stage {
@@ -186,35 +186,43 @@ impl Protocol {
                     }
                     return Ok(Some(step));
                 }
-                let is_over = matches!(step, StepResult::Done | StepResult::Failed(_));
-                if is_over && wire.memory.is_peer_closed() && !wire.is_self() {
-                    // The content of the copied bytes is undefined, and the rest may be unmapped by now. The
-                    // disconnect completes the receive, so that no later message matches instead.
-                    self.peers.connection(peer).disconnect_pending = true;
-                    return Ok(Some(StepResult::Idle));
-                }
-                if let StepResult::CopyRefused(error) = step {
-                    return self.fall_back(peer, number, error).map(Some);
-                }
-                if let StepResult::Failed(error) = &step {
-                    wire.send_control(ControlMessage::Fin {
-                        sender,
-                        error: path::error_code(error),
-                    });
-                    self.operations.finish(number, Err(error.clone()));
-                } else if step == StepResult::Done && self.is_after_pending_copy(peer, number) {
-                    let Some(receiving) = self.operations.receiving(number) else {
-                        return Ok(None);
-                    };
-                    receiving.stage = ReceiveStage::FinPending { sender };
-                    self.peers.connection(peer).pending_fins += 1;
-                    step = StepResult::Idle;
-                } else if step == StepResult::Done && !self.send_fin(peer, number, sender)? {
-                    step = StepResult::Idle;
-                }
-                Ok(Some(step))
+                self.after_fetch_step(peer, number, sender, step)
             }
         }
+    }
+
+    /// Notifies the sender of a message whose last byte was copied, or that failed.
+    #[inline]
+    fn after_fetch_step(
+        &mut self,
+        peer: usize,
+        number: OperationId,
+        sender: OperationId,
+        mut step: StepResult,
+    ) -> Result<Option<StepResult>, ProtocolError> {
+        let wire = self.peers.wire(peer);
+        let is_over = matches!(step, StepResult::Done | StepResult::Failed(_));
+        if is_over && wire.memory.is_peer_closed() && !wire.is_self() {
+            // The content of the copied bytes is undefined, and the rest may be unmapped by now. The
+            // disconnect completes the receive, so that no later message matches instead.
+            self.peers.connection(peer).disconnect_pending = true;
+            return Ok(Some(StepResult::Idle));
+        }
+        if let StepResult::CopyRefused(error) = step {
+            return self.fall_back(peer, number, error).map(Some);
+        }
+        if let StepResult::Failed(error) = &step {
+            wire.send_control(ControlMessage::Fin { sender, error: path::error_code(error) });
+            self.operations.finish(number, Err(error.clone()));
+        } else if step == StepResult::Done && self.is_after_pending_copy(peer, number) {
+            let Some(receiving) = self.operations.receiving(number) else { return Ok(None) };
+            receiving.stage = ReceiveStage::FinPending { sender };
+            self.peers.connection(peer).pending_fins += 1;
+            step = StepResult::Idle;
+        } else if step == StepResult::Done && !self.send_fin(peer, number, sender)? {
+            step = StepResult::Idle;
+        }
+        Ok(Some(step))
     }
 
     /// Sends queued messages, in order, while there is space.
