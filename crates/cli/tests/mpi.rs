@@ -38,7 +38,7 @@ impl FakeMachine {
 
     /// Adds a launcher that prints its version, or its arguments and environment.
     fn launcher(self, name: &str, version: &str) -> Self {
-        let shown = "env | grep -E '^(FI_|OMPI_|MPIR_)' | sort";
+        let shown = "env | grep -E '^(FI_|OMPI_|MPIR_|MEMFERRY_CHECKED_)' | sort";
         let script = format!(
             "#!/bin/sh\nif [ \"$1\" = --version ]; then echo \"{version}\"; exit; fi\n\
              echo \"launcher {name}\"\nfor word; do echo \"word $word\"; done\n{shown}\nexit 7\n"
@@ -76,6 +76,22 @@ fn stderr_of(command: &mut Command) -> String {
 
 fn has(lines: &[String], line: &str) -> bool {
     lines.iter().any(|known| known == line)
+}
+
+#[test]
+fn an_unknown_variable_is_named_by_mpirun_and_not_again_by_the_ranks() {
+    let machine = FakeMachine::new().launcher("mpirun", OPEN_MPI);
+    let unknown = ("MEMFERRY_EAGR_BYTES", "1");
+    let mut command = machine.memferry(&["mpirun", "app"]);
+    let output = command.env(unknown.0, unknown.1).assert().code(7).get_output().clone();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said.matches("unknown variable MEMFERRY_EAGR_BYTES").count(), 1, "{said}");
+    let lines = String::from_utf8(output.stdout).unwrap();
+    assert!(lines.contains("word MEMFERRY_CHECKED_VARIABLES\n"), "{lines}");
+    assert!(lines.contains("MEMFERRY_CHECKED_VARIABLES=MEMFERRY_EAGR_BYTES\n"), "{lines}");
+    // Without one, nothing is set.
+    let lines = started(&mut machine.memferry(&["mpirun", "app"]));
+    assert!(lines.iter().all(|line| !line.contains("MEMFERRY_CHECKED_VARIABLES")), "{lines:?}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::process::Command;
 use anyhow::anyhow;
 use memferry_bench::host::mpi::variables::{self, Variable, launch_variables};
 use memferry_bench::host::mpi::{MpiFamily, launcher, provider};
+use memferry_sys::settings;
 use serde::Serialize;
 
 use crate::args::{EnvArgs, MpirunArgs};
@@ -21,7 +22,11 @@ pub(crate) fn mpirun(args: &MpirunArgs) -> anyhow::Result<()> {
     let (launcher, rest) = launcher::choose(args.mpi.as_deref(), &args.words)?;
     launcher.require_fabric()?;
     check_config()?;
-    let variables = launch_variables(&launcher, &provider::find()?);
+    let mut variables = launch_variables(&launcher, &provider::find()?);
+    // This process has named unknown variables; the ranks, with the same environment, do not.
+    let checked =
+        settings::checked_variables().map(|names| (settings::CHECKED_VARIABLES, names.into()));
+    variables.extend(checked);
     let mut command = Command::new(&launcher.path);
     if launcher.family == MpiFamily::OpenMpi && rustix::process::geteuid().is_root() {
         // Open MPI refuses to run as root without this option; the user has already chosen to run

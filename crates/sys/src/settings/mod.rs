@@ -6,7 +6,7 @@ pub mod switch;
 mod unknown;
 pub mod variables;
 
-pub use unknown::{check_variables, skip_variable_check};
+pub use unknown::{CHECKED_VARIABLES, check_variables, checked_variables, skip_variable_check};
 
 /// Reads a variable of the environment. `None` if it is not set; the raw value as the error if `parse`
 /// does not accept it without the white space around it.

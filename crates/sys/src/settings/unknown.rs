@@ -38,16 +38,41 @@ fn report(environment: &[u8]) {
     }
 }
 
-/// A line for each unknown variable of an environment, sorted by name. Entries are `NAME=value` and end with a
-/// zero byte.
+/// The variable with the unknown variables that a starter of this process has named already, separated by
+/// commas: of many processes with one environment, such as the ranks of a job, none names them again.
+pub const CHECKED_VARIABLES: &str = "MEMFERRY_CHECKED_VARIABLES";
+
+/// The value of [`CHECKED_VARIABLES`] for processes that this one starts with its environment: all unknown
+/// variables. `None` if there are none.
+pub fn checked_variables() -> Option<String> {
+    let unknown = unknown_names(&fs::read("/proc/self/environ").unwrap_or_default());
+    (!unknown.is_empty()).then(|| unknown.join(","))
+}
+
+/// A line for each unknown variable of an environment that no other process has named.
 fn complaints(environment: &[u8]) -> String {
-    let entries = environment.split(|byte| *byte == 0);
-    let names = entries.filter_map(|entry| entry.split(|byte| *byte == b'=').next());
-    let names = names.map(|name| String::from_utf8_lossy(name).into_owned());
+    let variables = entries(environment).find(|(name, _)| name == CHECKED_VARIABLES);
+    let checked = variables.map(|(_, value)| value).unwrap_or_default();
+    let is_new = |name: &&String| checked.split(',').all(|known| known != name.as_str());
+    unknown_names(environment).iter().filter(is_new).map(|name| complaint(name)).collect()
+}
+
+/// The unknown variables of an environment, sorted by name.
+fn unknown_names(environment: &[u8]) -> Vec<String> {
+    let names = entries(environment).map(|(name, _)| name);
     let mut unknown: Vec<String> =
         names.filter(|name| name.starts_with(PREFIX) && !is_known(name)).collect();
     unknown.sort();
-    unknown.iter().map(|name| complaint(name)).collect()
+    unknown
+}
+
+/// The names and values of an environment. Entries are `NAME=value` and end with a zero byte.
+fn entries(environment: &[u8]) -> impl Iterator<Item = (String, String)> {
+    environment.split(|byte| *byte == 0).map(|entry| {
+        let entry = String::from_utf8_lossy(entry);
+        let (name, value) = entry.split_once('=').unwrap_or((&*entry, ""));
+        (name.to_owned(), value.to_owned())
+    })
 }
 
 fn complaint(name: &str) -> String {
@@ -98,6 +123,14 @@ mod tests {
     #[test]
     fn known_variables_and_those_of_others_are_not_named() {
         assert_eq!(said(&["HOME", "memferry_gpu", "OMPI_MEMFERRY_X", "MEMFERRY_SKIP_LOG"]), "");
+    }
+
+    #[test]
+    fn a_variable_that_the_starter_has_named_is_not_named_again() {
+        let environment =
+            b"MEMFERRY_EAGR=1\0MEMFERRY_CHECKED_VARIABLES=MEMFERRY_X,MEMFERRY_EAGR\0MEMFERRY_NEW=1\0";
+        assert_eq!(unknown_names(environment), ["MEMFERRY_EAGR", "MEMFERRY_NEW"]);
+        assert_eq!(complaints(environment), complaint("MEMFERRY_NEW"));
     }
 
     #[test]
