@@ -2,6 +2,8 @@
 
 use std::io::{IoSlice, IoSliceMut};
 
+use bytemuck::Pod;
+
 use crate::port::Peer;
 use crate::segments::{Segment, Segments};
 
@@ -39,6 +41,16 @@ impl From<Peer> for Source {
     }
 }
 
+/// The bytes of a slice of a plain type. A type without a size has none.
+pub(crate) fn plain_bytes<T: Pod>(values: &[T]) -> &[u8] {
+    bytemuck::try_cast_slice(values).unwrap_or_default()
+}
+
+/// The bytes of a slice of a plain type, for writing.
+pub(crate) fn plain_bytes_mut<T: Pod>(values: &mut [T]) -> &mut [u8] {
+    bytemuck::try_cast_slice_mut(values).unwrap_or_default()
+}
+
 /// Seals the traits: only types that this crate knows to be valid memory implement them.
 mod sealed {
     pub trait Memory {}
@@ -52,7 +64,9 @@ mod sealed {
     impl Memory for &mut [std::io::IoSliceMut<'_>] {}
 }
 
-/// Memory that can be sent: a slice, or a list of slices.
+/// Memory that can be sent: a slice of bytes, or a list of slices. Slices of other plain types have
+/// calls of their own ([`Endpoint::send_slice`](crate::Endpoint::send_slice)): if they were taken here,
+/// `[0; 8]` would no longer mean eight bytes.
 ///
 /// ```
 /// use std::io::IoSlice;
@@ -68,7 +82,8 @@ pub trait IntoSegments<'a>: sealed::Memory {
     fn into_segments(self) -> Segments;
 }
 
-/// Memory that can be received into: a slice, or a list of slices.
+/// Memory that can be received into: a slice of bytes, or a list of slices. For slices of other plain
+/// types see [`Endpoint::recv_slice`](crate::Endpoint::recv_slice).
 ///
 /// ```
 /// use std::io::IoSliceMut;

@@ -4,11 +4,12 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytemuck::Pod;
 use memferry_copy::{OwnedSource, OwnedTarget};
 use memferry_memory::lookup::{LookupCounters, LookupFootprint};
 use memferry_sys::epoll::EpollSet;
 
-use crate::buffers::{IntoSegments, IntoSegmentsMut, Source};
+use crate::buffers::{IntoSegments, IntoSegmentsMut, Source, plain_bytes, plain_bytes_mut};
 use crate::builder::EndpointBuilder;
 use crate::connect::access_probe::PeerAccess;
 use crate::connect::listener::Listener;
@@ -194,6 +195,34 @@ impl Endpoint {
         let pieces = buffer.into_segments_mut();
         // SAFETY: the memory is borrowed until this returns, which is after completion.
         unsafe { self.port().receive(from.into(), tag, mask, pieces.as_slice()) }
+    }
+
+    /// Sends a slice of any plain type, as [`Endpoint::send`] does bytes.
+    ///
+    /// ```
+    /// use memferry::message::{Endpoint, Source, TAG_ALL};
+    ///
+    /// let endpoint = Endpoint::open("doc-slices")?;
+    /// endpoint.send_slice(endpoint.self_peer()?, 7, &[1.5f64, 2.5])?;
+    /// let mut values = [0.0f64; 2];
+    /// let received = endpoint.recv_slice(Source::Any, 7, TAG_ALL, &mut values)?;
+    /// assert_eq!((values, received.length), ([1.5, 2.5], 16));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn send_slice<T: Pod>(&self, to: Peer, tag: u64, values: &[T]) -> Result<(), Error> {
+        self.send(to, tag, plain_bytes(values))
+    }
+
+    /// Receives a message into a slice of any plain type, as [`Endpoint::recv`] does bytes. The reported
+    /// length is in bytes; a last element that is received in part keeps its other bytes.
+    pub fn recv_slice<T: Pod>(
+        &self,
+        from: impl Into<Source>,
+        tag: u64,
+        mask: u64,
+        values: &mut [T],
+    ) -> Result<MessageStatus, Error> {
+        self.recv(from, tag, mask, plain_bytes_mut(values))
     }
 
     /// Starts a send of an owned buffer, which is returned on completion: a vector or boxed slice of any

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use memferry_copy::{OwnedSource, OwnedTarget};
 
-use crate::buffers::{IntoSegments, IntoSegmentsMut, Source};
+use crate::buffers::{IntoSegments, IntoSegmentsMut, Source, plain_bytes, plain_bytes_mut};
 use crate::builder::EndpointBuilder;
 use crate::endpoint::ReadyFd;
 use crate::envelope::MatchSpec;
@@ -106,6 +107,16 @@ impl Link {
         let received =
             unsafe { self.port().receive(self.source(), TAG, u64::MAX, pieces.as_slice()) };
         received.map(|received| received.length)
+    }
+
+    /// Writes a slice of any plain type.
+    pub fn write_slice<T: Pod>(&self, values: &[T]) -> Result<(), Error> {
+        self.write(plain_bytes(values))
+    }
+
+    /// Reads a message into a slice of any plain type; returns its length in bytes, as [`Link::read`] does.
+    pub fn read_slice<T: Pod>(&self, values: &mut [T]) -> Result<u64, Error> {
+        self.read(plain_bytes_mut(values))
     }
 
     unsafe fn start_write(&self, pieces: &[Segment]) -> Result<Started, Error> {

@@ -3,7 +3,9 @@
 use std::thread;
 
 use memferry_message::plan::PathKind;
-use memferry_message::{Endpoint, EndpointBuilder, Error, Operation, Source, TAG_ALL, TAG_ANY};
+use memferry_message::{
+    Endpoint, EndpointBuilder, Error, Link, Listener, Operation, Rights, Source, TAG_ALL, TAG_ANY,
+};
 
 fn unique(name: &str) -> String {
     format!("{name}-{}-{:?}", std::process::id(), thread::current().id())
@@ -33,6 +35,40 @@ fn pair(
             there(&second, peer);
         });
     });
+}
+
+#[test]
+fn slices_of_plain_types_are_sent_written_and_put_as_their_bytes() {
+    let endpoint = Endpoint::open(&unique("slices")).unwrap();
+    let own = endpoint.self_peer().unwrap();
+    endpoint.send_slice(own, 1, &[1u16, 2, 0x0304]).unwrap();
+    let mut bytes = [0u8; 6];
+    endpoint.recv(own, 1, TAG_ALL, &mut bytes).unwrap();
+    assert_eq!(bytes, [1, 0, 2, 0, 4, 3]);
+    // A message that ends within an element.
+    endpoint.send(own, 1, &[9, 9, 9]).unwrap();
+    let mut values = [0u16, 0xFFFF, 7];
+    assert_eq!(endpoint.recv_slice(own, 1, TAG_ALL, &mut values).unwrap().length, 3);
+    assert_eq!(values, [0x0909, 0xFF09, 7]);
+    // Elements without a size.
+    endpoint.send_slice(own, 1, &[[0u64; 0]; 3]).unwrap();
+    assert_eq!(endpoint.recv_slice::<f32>(own, 1, TAG_ALL, &mut []).unwrap().length, 0);
+
+    let name = unique("slices-link");
+    let listener = Listener::bind(&name).unwrap();
+    let writer = Link::connect(&name).unwrap();
+    writer.write_slice(&[1.5f32, -2.0]).unwrap();
+    let mut values = [0f32; 2];
+    assert_eq!(listener.accept().unwrap().read_slice(&mut values).unwrap(), 8);
+    assert_eq!(values, [1.5, -2.0]);
+
+    let window = endpoint.expose(vec![0u8; 64], Rights::READ_WRITE).unwrap();
+    let remote = endpoint.attach(own, window.handle()).unwrap();
+    remote.put_slice(8, &[3u64, 4]).unwrap();
+    assert_eq!((window.load(8), window.load(16)), (3, 4));
+    let mut values = [0u32; 2];
+    remote.get_slice(16, &mut values).unwrap();
+    assert_eq!(values, [4, 0]);
 }
 
 const SIZES: [usize; 14] =

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bytemuck::Pod;
 use memferry_copy::{OwnedSource, OwnedTarget};
 
 use super::peer_memory::PeerMemory;
@@ -9,6 +10,7 @@ use super::rma::{RmaDirection, RmaRequest, WaitMode};
 use super::rma_engine::RmaEngine;
 use super::window_table::{WindowId, WindowInfo};
 use super::{Rights, WindowHandle};
+use crate::buffers::{plain_bytes, plain_bytes_mut};
 use crate::completion::{CompletionEntry, CompletionKind, CompletionOptions};
 use crate::error::{Error, ValidationError};
 use crate::operation::{FailedOperation, Operation, OwnedOperation};
@@ -185,6 +187,16 @@ impl RemoteWindow {
         // SAFETY: the memory is borrowed until this returns, which is after the access has
         // completed.
         unsafe { self.execute(request) }
+    }
+
+    /// Copies a slice of any plain type into the window. The offset is in bytes.
+    pub fn put_slice<T: Pod>(&self, offset: u64, values: &[T]) -> Result<(), Error> {
+        self.put(offset, plain_bytes(values))
+    }
+
+    /// Copies out of the window into a slice of any plain type. The offset is in bytes.
+    pub fn get_slice<T: Pod>(&self, offset: u64, values: &mut [T]) -> Result<(), Error> {
+        self.get(offset, plain_bytes_mut(values))
     }
 
     /// Starts a put of an owned buffer, which is returned on completion.
