@@ -5,10 +5,14 @@
 //! Models of a device implement the same trait.
 
 #[cfg(feature = "cuda")]
+mod library;
+#[cfg(feature = "cuda")]
 mod real;
 
 #[cfg(feature = "cuda")]
-pub use real::{Cuda, CudaInventory, inventory};
+pub use library::{CudaInventory, inventory};
+#[cfg(feature = "cuda")]
+pub use real::Cuda;
 
 use std::fmt;
 
