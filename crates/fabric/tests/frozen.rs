@@ -11,7 +11,7 @@ mod process;
 mod raw_peer;
 #[path = "../../message/tests/support/stopping.rs"]
 mod stopping;
-#[path = "provider/world.rs"]
+#[path = "provider/world/mod.rs"]
 mod world;
 
 use std::fmt::Write;
