@@ -10,8 +10,6 @@ mod common;
 mod frames;
 #[path = "common/pinned.rs"]
 mod pinned;
-#[path = "../../memory/tests/stale_support/ring.rs"]
-mod ring;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,8 +19,7 @@ use frames::FrameEngine;
 use memferry_copy::{Ferry, PinLimits};
 use memferry_sys::fault::{self, Call, FaultCounts, FaultPlan, for_each_failure};
 use memferry_sys::residency::{locked_bytes, pinned_bytes};
-use memferry_testing::{HangGuard, until};
-use ring::RingPinner;
+use memferry_testing::{HangGuard, RingPinner, until};
 
 /// The resources of the process: descriptors, threads, locked and pinned bytes.
 fn holdings() -> [u64; 4] {

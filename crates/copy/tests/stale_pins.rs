@@ -7,8 +7,6 @@ mod common;
 mod frames;
 #[path = "common/pinned.rs"]
 mod pinned;
-#[path = "../../memory/tests/stale_support/ring.rs"]
-mod ring;
 
 use std::sync::Arc;
 
@@ -19,7 +17,7 @@ use memferry_engine::testing::polled::AuditingPinner;
 use memferry_memory::pin_cache::InvalidationMode;
 use memferry_sys::Pages;
 use memferry_sys::pages::page_bytes;
-use ring::RingPinner;
+use memferry_testing::RingPinner;
 
 const PAGES: usize = 20;
 

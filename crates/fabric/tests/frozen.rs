@@ -3,35 +3,16 @@
 
 #![allow(dead_code, reason = "other tests use the rest of what this shares with them")]
 
-#[path = "../../message/tests/support/memory.rs"]
-mod memory;
-#[path = "../../message/tests/support/process.rs"]
-mod process;
-#[path = "../../message/tests/support/raw_peer.rs"]
-mod raw_peer;
-#[path = "../../message/tests/support/stopping.rs"]
-mod stopping;
 #[path = "provider/world/mod.rs"]
 mod world;
 
 use std::fmt::Write;
-use std::time::{Duration, Instant};
 
 use memferry_fi::abi::FI_EBUSY;
-use stopping::{BYTES, StoppedPeer};
+use memferry_testing::message::process;
+use memferry_testing::message::stopping::{self, BYTES, StoppedPeer};
+use memferry_testing::until;
 use world::{Side, World, close, move_all_on};
-
-/// Timeout of all waits, long enough for a busy machine.
-const TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Polls until the condition holds; panics at the timeout.
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let deadline = Instant::now() + TIMEOUT;
-    while !is_so() {
-        assert!(Instant::now() < deadline, "waited in vain until {what}");
-        std::thread::yield_now();
-    }
-}
 
 /// A name that no other process uses.
 fn unique(name: &str) -> String {

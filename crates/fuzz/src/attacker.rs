@@ -15,8 +15,8 @@ use memferry_sys::seqpacket::SeqPacketSocket;
 use memferry_sys::shared_memory::{Protection, SealedMemory};
 
 use crate::script::Script;
-use crate::support::raw_peer::{self, RawPeer, first};
-use crate::support::{TIMEOUT, unique, until};
+use memferry_testing::message::raw_peer::{self, RawPeer, first};
+use memferry_testing::message::{TIMEOUT, unique, until};
 
 /// The variable that makes a process an attacker: the socket of its commands.
 const COMMANDS: &str = "MEMFERRY_FUZZ_ORDERS";

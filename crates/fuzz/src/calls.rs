@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use adma::*;
 
 use crate::script::Script;
-use crate::support::unique;
+use memferry_testing::message::unique;
 
 const ARENA: usize = 256 << 10;
 const GUARD: usize = 4096;

@@ -9,7 +9,7 @@ use memferry_message::Endpoint;
 
 use crate::attacker::Attacker;
 use crate::script::Script;
-use crate::support::{unique, until};
+use memferry_testing::message::{unique, until};
 
 /// The number of sockets, events and shared memories of this process. The fuzzer has pipes and
 /// files of its own, and opens more to resolve symbols.

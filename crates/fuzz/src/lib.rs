@@ -13,11 +13,6 @@ mod rings;
 mod script;
 mod wire;
 
-// The peer that sends raw control messages, and memory with guards, are shared with the tests of
-// messages.
-#[path = "../../message/tests/support/mod.rs"]
-mod support;
-
 pub use attacker::run_if_attacker;
 
 /// A target of the fuzzer.

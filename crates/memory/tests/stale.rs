@@ -7,8 +7,6 @@
 mod child;
 #[path = "stale_support/place.rs"]
 mod place;
-#[path = "stale_support/ring.rs"]
-mod ring;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,8 +15,8 @@ use child::Child;
 use memferry_memory::pin_cache::{InvalidationMode, PinCache, PinCacheError, PinCacheLimits};
 use memferry_memory::pinning::Access;
 use memferry_sys::pages::page_bytes;
+use memferry_testing::RingPinner;
 use place::{TestMapping, memory_file, pattern};
-use ring::RingPinner;
 
 const THREADS: u64 = 4;
 const PAGES: usize = 4;

@@ -1,17 +1,15 @@
 //! A peer whose connect request or reply names memory that never becomes resident: it is not
 //! connected, and everything with other peers continues.
 
-mod support;
-
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use memferry_message::ring::layout::{ConnectionEnd, ConnectionMemory};
 use memferry_message::{Endpoint, EndpointBuilder, Error, Link, Listener, Source, TAG_ALL};
 use memferry_sys::seqpacket::{SeqPacketListener, SocketName};
-use support::absent::{NonresidentMemory, Role, readers, report};
-use support::process::{self, setting};
-use support::{alone, raw_peer, unique, until};
+use memferry_testing::message::absent::{NonresidentMemory, Role, readers, report};
+use memferry_testing::message::process::{self, setting};
+use memferry_testing::message::{alone, raw_peer, unique, until};
 
 #[test]
 fn other_processes_begin_here() {
@@ -75,7 +73,7 @@ fn honest_caller() {
     let peer = endpoint.connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
     endpoint.send(peer, 1, b"hello").unwrap();
     report(b'a');
-    support::absent::wait_for_byte();
+    memferry_testing::message::absent::wait_for_byte();
 }
 
 /// A lying process, once it is ready.

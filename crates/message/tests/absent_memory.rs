@@ -2,8 +2,6 @@
 //! would be in a file of a failed server. Non-blocking calls continue, and so does everything with
 //! other peers.
 
-mod support;
-
 use std::io::Read;
 
 use memferry_message::plan::PathKind;
@@ -11,9 +9,9 @@ use memferry_message::{
     Endpoint, EndpointBuilder, Error, Operation, Peer, Rights, Source, TAG_ALL, WindowHandle,
     quarantined_buffers,
 };
-use support::absent::{NonresidentMemory, Role, readers, report, wait_for_byte};
-use support::process::{self, setting};
-use support::{alone, unique, until};
+use memferry_testing::message::absent::{NonresidentMemory, Role, readers, report, wait_for_byte};
+use memferry_testing::message::process::{self, setting};
+use memferry_testing::message::{alone, unique, until};
 
 const BYTES: usize = 1 << 20;
 

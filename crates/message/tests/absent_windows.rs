@@ -1,12 +1,12 @@
 //! Windows of a peer whose memory never becomes resident: accesses to the windows of other peers
 //! continue.
 
-mod support;
-
 use memferry_message::{Endpoint, Error, RemoteWindow, Rights, Source, TAG_ALL, WindowHandle};
-use support::absent::{NonresidentMemory, Role, readers, report, threads_named, wait_for_byte};
-use support::process::{self, setting};
-use support::{alone, unique, until};
+use memferry_testing::message::absent::{
+    NonresidentMemory, Role, readers, report, threads_named, wait_for_byte,
+};
+use memferry_testing::message::process::{self, setting};
+use memferry_testing::message::{alone, unique, until};
 
 const BYTES: usize = 1 << 20;
 /// The content of ordinary windows.

@@ -1,16 +1,14 @@
 //! Calls that are invalid, too late or too early: each has a defined result.
 
-mod support;
-
 use std::io::IoSlice;
 
 use memferry_message::{
     ConnectError, Endpoint, EndpointBuilder, Error, Job, Link, Listener, MAX_SEGMENTS, Segment,
     Source, TAG_ALL, TAG_ANY, ValidationError,
 };
-use support::memory::pattern;
-use support::traces::Folder;
-use support::{pair, process, raw_peer, unique, until};
+use memferry_testing::message::memory::pattern;
+use memferry_testing::message::traces::Folder;
+use memferry_testing::message::{pair, process, raw_peer, unique, until};
 
 #[test]
 fn a_peer_of_another_endpoint_is_unknown() {
@@ -105,7 +103,7 @@ fn too_many_pieces_are_refused_and_as_many_as_may_be_arrive() {
 #[test]
 fn two_receives_into_the_same_memory_both_end_and_touch_nothing_else() {
     let sides = pair(&EndpointBuilder::new());
-    let mut memory = support::memory::GuardedBuffer::plain(100_000);
+    let mut memory = memferry_testing::message::memory::GuardedBuffer::plain(100_000);
     let at = memory.address();
     // SAFETY: the memory lives until both operations complete; two receives share a part of it,
     // whose bytes the test does not use.

@@ -1,12 +1,10 @@
 //! Memory that is not mapped, and memory of another process.
 
-mod support;
-
 use memferry_message::plan::{PathKind, Pinning};
 use memferry_message::{EndpointBuilder, Error, MemorySide, Source, TAG_ALL, TAG_ANY};
-use support::memory::pattern;
-use support::traces::Folder;
-use support::{Pair, pair, unique};
+use memferry_testing::message::memory::pattern;
+use memferry_testing::message::traces::Folder;
+use memferry_testing::message::{Pair, pair, unique};
 
 const LENGTH: usize = 4 << 20;
 
@@ -165,7 +163,7 @@ fn a_forked_child_that_drops_an_endpoint_takes_nothing_from_its_parent() {
     let other = EndpointBuilder::new().background(true).open(&unique("other")).unwrap();
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| other.connect(&path).unwrap());
-        support::until("it has connected", || endpoint.peers().len() == 1);
+        memferry_testing::message::until("it has connected", || endpoint.peers().len() == 1);
         connecting.join().unwrap();
     });
 }

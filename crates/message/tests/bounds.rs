@@ -1,7 +1,5 @@
 //! Everything has a limit, and a caller that reaches a limit gets an error or waits.
 
-mod support;
-
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,10 +7,10 @@ use memferry_message::{
     ConnectError, Endpoint, EndpointBuilder, Error, OwnedOperation, ShareableBuffer, Source,
     TAG_ALL, TAG_ANY, ValidationError,
 };
-use support::memory::{fill, first_wrong, pattern};
-use support::process::{self, Child, setting};
-use support::traces::{memory_kib, resource_usage};
-use support::{alone, pair, say, unique, until};
+use memferry_testing::message::memory::{fill, first_wrong, pattern};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::traces::{memory_kib, resource_usage};
+use memferry_testing::message::{alone, pair, say, unique, until};
 
 /// The bytes that one peer may leave with another that does not receive.
 const MAX_UNEXPECTED_BYTES: usize = 2 << 20;

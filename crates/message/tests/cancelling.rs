@@ -1,13 +1,11 @@
 //! Cancellation: an operation that is not matched ends as cancelled, a matched one completes as
 //! usual.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use memferry_message::{EndpointBuilder, Error, Operation, Source, TAG_ALL, TAG_ANY};
-use support::memory::pattern;
-use support::{pair, until};
+use memferry_testing::message::memory::pattern;
+use memferry_testing::message::{pair, until};
 
 #[test]
 fn a_receive_that_nobody_met_is_cancelled_and_takes_no_message() {

@@ -1,17 +1,15 @@
 //! Processes that connect and send while the owner of the name computes: it makes no call until the
 //! other side has done its part.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::{ChildStderr, Stdio};
 
 use memferry_message::{ConnectError, Endpoint, Error, Link, Listener, Source, TAG_ALL};
 use memferry_testing::HangGuard;
-use support::memory::{first_wrong, pattern};
-use support::process::{self, Child, setting};
-use support::traces::resource_usage;
-use support::{Random, alone, is_readable, say, unique, until};
+use memferry_testing::message::memory::{first_wrong, pattern};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::traces::resource_usage;
+use memferry_testing::message::{Random, alone, is_readable, say, unique, until};
 
 /// Sizes of every path: in a cell, in the bounce ring, and announced.
 const SIZES: [usize; 5] = [0, 8, 3000, 60_000, 4 << 20];

@@ -1,18 +1,16 @@
 //! Processes that are killed at any point, a thousand of them: their peers detect it soon, keep
 //! their memory intact, and keep nothing of the dead process.
 
-mod support;
-
 use std::os::unix::process::ExitStatusExt;
 use std::time::{Duration, Instant};
 
 use memferry_message::{Endpoint, EndpointBuilder, Error};
 use memferry_testing::HangGuard;
-use support::memory::{GuardedBuffer, fill, first_wrong};
-use support::process::{self, Child, setting};
-use support::talk::{KINDS, Kind, Traffic};
-use support::traces::{Folder, named_memory, resource_usage};
-use support::{Random, TIMEOUT, alone, say, unique, until};
+use memferry_testing::message::memory::{GuardedBuffer, fill, first_wrong};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::talk::{KINDS, Kind, Traffic};
+use memferry_testing::message::traces::{Folder, named_memory, resource_usage};
+use memferry_testing::message::{Random, TIMEOUT, alone, say, unique, until};
 
 /// Processes killed for each kind of message, and at a time.
 const BATCHES: usize = 18;
@@ -117,7 +115,8 @@ impl Victim {
             return;
         };
         let (receives, sends) = roles(self.seed);
-        self.traffic = Traffic::begin((endpoint, peer), kind, random.next(), sends, receives).ok();
+        self.traffic =
+            Traffic::begin((endpoint, peer), kind, random.next_u64(), sends, receives).ok();
         self.kill_at = Some(Instant::now() + Duration::from_micros(random.below(5000)));
     }
 }
@@ -131,7 +130,7 @@ fn batch(
     account: &mut DeathStatistics,
 ) {
     let mut victims: Vec<_> = (0..VICTIMS_PER_BATCH)
-        .map(|number| spawn(kind, number, endpoint.name(), folder, random.next() >> 8))
+        .map(|number| spawn(kind, number, endpoint.name(), folder, random.next_u64() >> 8))
         .collect();
     let mut left_alone: Vec<GuardedBuffer> = Vec::new();
     let deadline = Instant::now() + TIMEOUT;

@@ -1,16 +1,14 @@
 //! Processes that are killed while they connect, or while they use a link.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_message::{Endpoint, EndpointBuilder, Error, Link, Listener};
 use memferry_testing::HangGuard;
-use support::memory::{GuardedBuffer, fill, first_wrong};
-use support::process::{self, Child, setting};
-use support::traces::{Folder, ResourceUsage, named_memory, resource_usage};
-use support::{Random, alone, say, unique, until};
+use memferry_testing::message::memory::{GuardedBuffer, fill, first_wrong};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::traces::{Folder, ResourceUsage, named_memory, resource_usage};
+use memferry_testing::message::{Random, alone, say, unique, until};
 
 fn spawn(role: &str, name: &str, other: &str) -> Child {
     let mut command = process::command(role);

@@ -1,8 +1,6 @@
 //! Large messages between mapped memory that a GPU copies: a model of a GPU, so that the test runs
 //! everywhere.
 
-mod support;
-
 use std::sync::Arc;
 
 use memferry_copy::Ferry;
@@ -12,8 +10,8 @@ use memferry_engine::cpu::ProfileSource;
 use memferry_engine::cuda::{CudaEngine, CudaProfile};
 use memferry_engine::testing::cuda_model::CudaModel;
 use memferry_message::{EndpointBuilder, ShareableBuffer, TAG_ALL, set_offload_ferry};
-use support::memory::{fill, first_wrong};
-use support::pair;
+use memferry_testing::message::memory::{fill, first_wrong};
+use memferry_testing::message::pair;
 
 #[test]
 fn a_device_copies_what_comes_again_and_every_byte_is_right() {

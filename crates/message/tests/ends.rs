@@ -1,8 +1,6 @@
 //! Processes that close in order or are killed: messages that they sent before are delivered in
 //! order, no message overtakes one that was lost, every sleeper is woken, and sends fail soon.
 
-mod support;
-
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,8 +9,8 @@ use memferry_message::{
     CompletionEntry, Endpoint, EndpointBuilder, Envelope, Error, FailedOperation, Link, Listener,
     MatchSpec, MessageStatus, Segment, Source, TAG_ALL, TAG_ANY,
 };
-use support::process::{self, Child, setting};
-use support::{Random, TIMEOUT, say, unique, until};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::{Random, TIMEOUT, say, unique, until};
 
 /// Long enough to be announced.
 const LONG: usize = 1 << 20;

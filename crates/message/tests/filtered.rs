@@ -1,15 +1,13 @@
 //! System calls that a filter (seccomp) denies: everything that is possible without them works, and
 //! the error of the rest names the filter.
 
-mod support;
-
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
 
 use memferry_message::Endpoint;
-use support::filter::{refuse, refuse_in_process};
-use support::process::{self, Child, setting};
-use support::{unique, until};
+use memferry_testing::message::filter::{refuse, refuse_in_process};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::{unique, until};
 
 /// Runs a test on a thread of its own, whose filter ends with the thread.
 fn run_in_thread(test: impl FnOnce() + Send) {

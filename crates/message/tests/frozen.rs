@@ -1,8 +1,6 @@
 //! Peers that stop during a copy, and memory that they may still write: it is not returned before
 //! the copy ends or the peer exits.
 
-mod support;
-
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,9 +12,9 @@ use memferry_message::{
     DisconnectReason, Endpoint, EndpointBuilder, Error, MatchSpec, Segment, ShareableBuffer,
     Source, TAG_ALL, quarantined_buffers,
 };
-use support::process::{self, setting};
-use support::stopping::{self, BYTES, StoppedPeer, send_to_test};
-use support::{Random, TIMEOUT, alone, is_readable, unique, until};
+use memferry_testing::message::process::{self, setting};
+use memferry_testing::message::stopping::{self, BYTES, StoppedPeer, send_to_test};
+use memferry_testing::message::{Random, TIMEOUT, alone, is_readable, unique, until};
 
 #[test]
 fn other_processes_begin_here() {
@@ -368,5 +366,7 @@ fn a_shareable_buffer_does_not_change_after_it_was_handed_back() {
         assert_eq!(later.count(), 0, "round {round}: written after it was returned");
         until("the quarantined memory is freed", || quarantined_buffers() == 0);
     }
-    support::say(format_args!("{kept} of 40 buffers were kept while the peer was stopped"));
+    memferry_testing::message::say(format_args!(
+        "{kept} of 40 buffers were kept while the peer was stopped"
+    ));
 }

@@ -1,8 +1,6 @@
 //! Peers that stop, pretend to access, or are killed while they access windows: memory is not
 //! returned before the access ends or the peer exits.
 
-mod support;
-
 use std::io::{Read, Write};
 use std::process::Stdio;
 use std::time::Instant;
@@ -10,11 +8,11 @@ use std::time::Instant;
 use memferry_message::{
     Endpoint, EndpointBuilder, Listener, Rights, TAG_ALL, Window, WindowHandle, quarantined_buffers,
 };
-use support::process::{self, Child, setting};
-use support::raw_peer::RawPeer;
-use support::stopping::{StoppedPeer, send_to_test};
-use support::traces::resource_usage;
-use support::{TIMEOUT, alone, unique, until};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::raw_peer::RawPeer;
+use memferry_testing::message::stopping::{StoppedPeer, send_to_test};
+use memferry_testing::message::traces::resource_usage;
+use memferry_testing::message::{TIMEOUT, alone, unique, until};
 
 #[test]
 fn other_processes_begin_here() {
@@ -178,7 +176,7 @@ fn idler() {
 #[test]
 fn a_killed_peer_is_forgotten_in_busy_traffic_with_others() {
     let _alone = alone();
-    let sides = support::pair(&EndpointBuilder::new());
+    let sides = memferry_testing::message::pair(&EndpointBuilder::new());
     let before = resource_usage();
     let mut child = StoppedPeer::spawn("idler", sides.here.name(), false);
     until("it has connected", || sides.here.peers().len() == 2);

@@ -1,10 +1,8 @@
 //! Receivers without space: their senders wait, and nothing else does.
 
-mod support;
-
 use memferry_message::{EndpointBuilder, Error, OwnedOperation, Peer, TAG_ALL, TAG_ANY};
-use support::memory::{first_wrong, pattern};
-use support::{Pair, pair};
+use memferry_testing::message::memory::{first_wrong, pattern};
+use memferry_testing::message::{Pair, pair};
 
 /// The number of bytes of unexpected messages that a side buffers.
 const MAX_UNEXPECTED_BYTES: usize = 100_000;
@@ -66,7 +64,9 @@ fn one_who_dies_with_a_full_ring_is_lost_and_what_it_had_sent_arrives() {
     assert!(!back.is_done() && !posted.is_done());
     let sent = sends.iter_mut().filter_map(|send| send.is_done().then_some(())).count() as u64;
     sides.there.clone().close();
-    support::until("everything with it has ended", || back.is_done() && posted.is_done());
+    memferry_testing::message::until("everything with it has ended", || {
+        back.is_done() && posted.is_done()
+    });
     assert!(matches!(back.wait().unwrap_err().error, Error::PeerDisconnected(_)));
     assert!(matches!(posted.wait().unwrap_err().error, Error::PeerDisconnected(_)));
     assert!(sides.here.peers().is_empty());

@@ -1,8 +1,6 @@
 //! Peers that write arbitrary bytes into all shared memory. The attacked process neither crashes
 //! nor hangs, writes only into its own buffers, and continues to communicate with its honest peers.
 
-mod support;
-
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -10,11 +8,11 @@ use memferry_message::Endpoint;
 use memferry_message::ring::cells::CellWords;
 use memferry_message::ring::claims::SenderProgress;
 use memferry_sys::shared_memory::SealedMemory;
-use support::prey::{self, VictimEndpoint};
-use support::process::{self, Child, setting};
-use support::raw_peer::{RawPeer, first, kind};
-use support::talk::{KINDS, Traffic};
-use support::{Random, TIMEOUT, say, unique};
+use memferry_testing::message::prey::{self, VictimEndpoint};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::raw_peer::{RawPeer, first, kind};
+use memferry_testing::message::talk::{KINDS, Traffic};
+use memferry_testing::message::{Random, TIMEOUT, say, unique};
 
 /// How long each attack lasts, unless `MEMFERRY_HOSTILE_SECONDS` sets it.
 const DEFAULT_DURATION: Duration = Duration::from_secs(3);
@@ -112,12 +110,12 @@ fn scribble(start: *mut u8, length: usize, random: &mut Random) {
     let words = length / 8;
     let count = 1 << random.below(15);
     let first = random.below(words as u64) as usize;
-    let value = random.next();
+    let value = random.next_u64();
     for index in first..(first + count).min(words) {
         let value = match value % 5 {
             0 => value >> 32,
             1 => value.wrapping_add(index as u64),
-            2 => random.next(),
+            2 => random.next_u64(),
             // The start of a cell: a kind and a stamp.
             3 => random.below(14) << 32 | (index as u64 / 8 % 256 + 1 + 256 * random.below(3)),
             _ => 0,
@@ -135,7 +133,7 @@ fn scribbles_and_talks() {
         let kind = random.pick(&KINDS);
         let endpoint = kind.builder().open(&unique("scribbler")).unwrap();
         let Ok(peer) = endpoint.connect(&setting("MEMFERRY_TEST_PREY")) else { continue };
-        let Ok(mut talk) = Traffic::begin((&endpoint, peer), kind, random.next(), 2, 2) else {
+        let Ok(mut talk) = Traffic::begin((&endpoint, peer), kind, random.next_u64(), 2, 2) else {
             continue;
         };
         let last = random.below(300);
@@ -164,7 +162,7 @@ fn scribbles_and_talks() {
 /// A number that is valid, nearly valid, or invalid.
 fn number(random: &mut Random, seen: &[CellWords]) -> u64 {
     match random.below(6) {
-        0 => random.next(),
+        0 => random.next_u64(),
         1 => random.below(8),
         2 => u64::MAX - random.below(3),
         3 => 1 << random.below(64),
@@ -177,7 +175,7 @@ fn number(random: &mut Random, seen: &[CellWords]) -> u64 {
 fn span(random: &mut Random) -> u64 {
     let length = random.pick(&[1, 24, 48, 4096, 24 * 1024, 100_000, 512 << 10]);
     let offset = random.below(600 << 10);
-    if random.chance(10) { random.next() } else { offset << 32 | length }
+    if random.chance(10) { random.next_u64() } else { offset << 32 | length }
 }
 
 fn random_cell(random: &mut Random, seen: &[CellWords], own: u64) -> CellWords {
@@ -187,13 +185,14 @@ fn random_cell(random: &mut Random, seen: &[CellWords], own: u64) -> CellWords {
         return random_cell(random, seen, own);
     }
     let mut words = [0; 8].map(|_: u64| number(random, seen));
-    let (small, large) = (random.pick(&[0, 1, 48, 49, 255]), random.next() as u16);
+    let (small, large) = (random.pick(&[0, 1, 48, 49, 255]), random.next_u64() as u16);
     words[0] = first(kind, small, large);
     match kind {
         kind::EAGER => words[3] = span(random),
         kind::FRAGMENT => words[2] = span(random),
         kind::REQUEST | kind::ACCEPT => {
-            words[4] = random.pick(&[own, own + 5000, 8, random.clone().next(), u64::MAX - 4096]);
+            words[4] =
+                random.pick(&[own, own + 5000, 8, random.clone().next_u64(), u64::MAX - 4096]);
             // One segment, or a list of some length.
             let count = if random.chance(3) { random.below(1100) } else { 0 };
             words[5] = count << 32 | random.below(4);

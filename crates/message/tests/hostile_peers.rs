@@ -1,8 +1,6 @@
 //! Peers that each violate the protocol in one point: an invalid request, invalid shared memory, no
 //! replies, no reads, or endless messages.
 
-mod support;
-
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -13,10 +11,10 @@ use memferry_message::{
     DisconnectReason, Endpoint, EndpointBuilder, Error, Peer, Source, TAG_ALL, TAG_ANY,
 };
 use memferry_sys::shared_memory::SealedMemory;
-use support::memory::{GuardedBuffer, first_wrong, pattern};
-use support::raw_peer::{self, RawPeer, first, kind};
-use support::traces::{memory_kib, resource_usage};
-use support::{alone, is_readable, say, unique, until};
+use memferry_testing::message::memory::{GuardedBuffer, first_wrong, pattern};
+use memferry_testing::message::raw_peer::{self, RawPeer, first, kind};
+use memferry_testing::message::traces::{memory_kib, resource_usage};
+use memferry_testing::message::{alone, is_readable, say, unique, until};
 
 /// An endpoint, and an honest one that is connected to it.
 struct VictimPair {
@@ -27,7 +25,7 @@ struct VictimPair {
 }
 
 fn pair(builder: &EndpointBuilder) -> VictimPair {
-    let sides = support::pair(builder);
+    let sides = memferry_testing::message::pair(builder);
     let (to_honest, to_prey) = (sides.to_there, sides.to_here);
     VictimPair { victim: sides.here, honest: sides.there, to_honest, to_victim: to_prey }
 }

@@ -1,11 +1,9 @@
 //! Lengths beyond 32 bits.
 
-mod support;
-
 use memferry_message::{EndpointBuilder, Error, TAG_ALL};
+use memferry_testing::message::memory::pattern;
+use memferry_testing::message::pair;
 use memferry_testing::{Requirement, skip};
-use support::memory::pattern;
-use support::pair;
 
 const HUGE: usize = 5 << 30;
 

@@ -1,14 +1,12 @@
 //! Processes that reach limits of the system: descriptors, the size of files. A call that fails
 //! changes nothing, names the limit, and works when the limit is raised.
 
-mod support;
-
 use std::fs::File;
 use std::time::Duration;
 
 use memferry_message::{ConnectError, Endpoint, EndpointBuilder, Error, Rights, ShareableBuffer};
-use support::process::{self, Child, setting};
-use support::{pair, unique, until};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::{pair, unique, until};
 
 /// Descriptors that a process holds, so that only a given number of further ones can be created.
 struct FewDescriptors {

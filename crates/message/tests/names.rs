@@ -1,19 +1,17 @@
 //! The identity of a peer: names and identities that another process claims, and several names of
 //! one socket.
 
-mod support;
-
 use std::io::Write;
 use std::os::fd::AsFd;
 use std::process::Stdio;
 use std::sync::Barrier;
 
 use memferry_message::{Endpoint, EndpointBuilder, Peer, Source, TAG_ALL};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::raw_peer::{self, RawPeer};
+use memferry_testing::message::traces::Folder;
+use memferry_testing::message::{unique, until};
 use memferry_testing::{Requirement, skip};
-use support::process::{self, Child, setting};
-use support::raw_peer::{self, RawPeer};
-use support::traces::Folder;
-use support::{unique, until};
 
 const TAG: u64 = 3;
 

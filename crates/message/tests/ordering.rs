@@ -1,15 +1,13 @@
 //! Which message matches which receive, in which order, and who waits for whom.
 
-mod support;
-
 use std::sync::Barrier;
 use std::thread;
 
 use memferry_message::{
     Endpoint, EndpointBuilder, Link, Listener, OwnedOperation, Source, TAG_ALL, TAG_ANY,
 };
-use support::memory::{first_wrong, pattern};
-use support::{Random, pair, say, unique, until};
+use memferry_testing::message::memory::{first_wrong, pattern};
+use memferry_testing::message::{Random, pair, say, unique, until};
 
 /// On both sides of every limit between paths.
 const SIZES: [usize; 12] =

@@ -1,18 +1,16 @@
 //! Processes without access to each other's memory, for real: disabled, filtered, another user,
 //! another namespace. Messages of all sizes still arrive, and the cause is reported.
 
-mod support;
-
 use std::process::{Command, Stdio};
 
 use memferry_message::{
     ConnectError, CrossMemoryDenied, Endpoint, EndpointBuilder, Error, Peer, TAG_ALL,
 };
+use memferry_testing::message::memory::{first_wrong, pattern};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::traces::Folder;
+use memferry_testing::message::unique;
 use memferry_testing::{Requirement, skip};
-use support::memory::{first_wrong, pattern};
-use support::process::{self, Child, setting};
-use support::traces::Folder;
-use support::unique;
 
 const SIZES: [usize; 9] = [0, 1, 48, 49, 5000, 20_000, 300_001, 1 << 20, (5 << 20) + 3];
 const NOBODY: u32 = 65534;
@@ -36,7 +34,7 @@ fn receive_all(endpoint: &Endpoint, from: Peer) {
 /// Messages in shareable memory, which both sides can map in any case.
 fn exchange_shareable(endpoint: &Endpoint, peer: Peer) {
     let mut mine = memferry_message::ShareableBuffer::new(3 << 20).unwrap();
-    support::memory::fill(&mut mine, 4);
+    memferry_testing::message::memory::fill(&mut mine, 4);
     let send = endpoint.isend(peer, 99, mine).unwrap();
     let theirs = memferry_message::ShareableBuffer::new(3 << 20).unwrap();
     let receive = endpoint.irecv(peer, 99, TAG_ALL, theirs).unwrap();
@@ -66,7 +64,7 @@ fn behind_the_gate() {
     }
     if gate == "wait" || gate == "not dumpable" {
         // The test ends this process.
-        std::thread::sleep(support::TIMEOUT);
+        std::thread::sleep(memferry_testing::message::TIMEOUT);
     }
     endpoint.send(peer, 1000, format!("{reach:?}").as_bytes()).unwrap();
     send_all(&endpoint, peer);
@@ -76,7 +74,10 @@ fn behind_the_gate() {
 
 /// Makes the system calls for cross-memory access fail from now on.
 fn filter(error: i32) {
-    support::filter::refuse(&[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev], error);
+    memferry_testing::message::filter::refuse(
+        &[libc::SYS_process_vm_readv, libc::SYS_process_vm_writev],
+        error,
+    );
 }
 
 fn gated(gate: &str, endpoint: &Endpoint) -> Command {
@@ -227,13 +228,13 @@ fn a_peer_that_executes_another_program_is_gone() {
     let announced = endpoint.probe(memferry_message::Source::Any, 7, TAG_ALL).unwrap();
     drop(child.take_input());
     let comm = format!("/proc/{}/comm", child.id());
-    support::until("it is another program", || {
+    memferry_testing::message::until("it is another program", || {
         std::fs::read_to_string(&comm).is_ok_and(|name| name.trim() == "sleep")
     });
     // Its process is alive, and the announced memory is not mapped.
     let mut buffer = vec![0; announced.length as usize];
     endpoint.recv(announced.source, 7, TAG_ALL, &mut buffer).unwrap_err();
-    support::until("it has exited", || {
+    memferry_testing::message::until("it has exited", || {
         endpoint.progress();
         endpoint.peers().is_empty()
     });
@@ -272,7 +273,7 @@ fn the_memory_of_another_user_is_not_touched_even_where_the_kernel_would_permit_
         let endpoint = here();
         let mut child = Child::spawn(gated("wait", &endpoint).uid(uid).gid(gid));
         let mut reach = None;
-        support::until("it has connected", || {
+        memferry_testing::message::until("it has connected", || {
             endpoint.progress();
             reach = endpoint.peers().first().map(|peer| endpoint.peer_access(*peer).unwrap());
             reach.is_some()
@@ -301,7 +302,7 @@ fn beside_one_not_dumpable() {
     let endpoint = here();
     let mut child = Child::spawn(&mut gated("not dumpable", &endpoint));
     let mut reach = None;
-    support::until("it has connected", || {
+    memferry_testing::message::until("it has connected", || {
         endpoint.progress();
         reach = endpoint.peers().first().map(|peer| endpoint.peer_access(*peer).unwrap());
         reach.is_some()
@@ -324,7 +325,7 @@ fn another_user_is_refused_where_it_is_not_allowed() {
     command.env("MEMFERRY_TEST_NAME", &name).env("MEMFERRY_TEST_OTHER", &mine);
     let mut child = Child::spawn(command.uid(NOBODY).stdin(Stdio::piped()));
     let mut error = None;
-    support::until("it listens", || {
+    memferry_testing::message::until("it listens", || {
         error = strict.connect(&name).err();
         !matches!(error, Some(Error::Connect(ConnectError::NoListener(_))))
     });

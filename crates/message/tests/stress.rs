@@ -1,15 +1,13 @@
 //! Many processes that all send to all, at random, on few cores: every byte and the order of every
 //! pair and tag is checked.
 
-mod support;
-
 use std::time::{Duration, Instant};
 
 use memferry_message::EndpointBuilder;
 use memferry_message::plan::PathKind;
-use support::crowd::{LAST, Member};
-use support::process::{self, Child, setting};
-use support::{Random, say, unique};
+use memferry_testing::message::crowd::{LAST, Member};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::{Random, say, unique};
 
 /// One of the processes. Its settings depend on its rank.
 fn member() {
@@ -28,7 +26,7 @@ fn member() {
     let is_long = |began: Instant, member: &Member<'_>| {
         began.elapsed() > Duration::from_secs(4) && member.cancelled > 0
     };
-    while !is_long(began, &member) && began.elapsed() < support::TIMEOUT {
+    while !is_long(began, &member) && began.elapsed() < memferry_testing::message::TIMEOUT {
         for _ in 0..4 {
             member.send();
         }
@@ -63,13 +61,13 @@ fn run_processes(size: usize) {
 
 #[test]
 fn four_processes_send_to_each_other_at_random() {
-    let _alone = support::alone();
+    let _alone = memferry_testing::message::alone();
     run_processes(4);
 }
 
 #[test]
 fn eight_processes_send_to_each_other_at_random() {
-    let _alone = support::alone();
+    let _alone = memferry_testing::message::alone();
     run_processes(8);
 }
 

@@ -1,14 +1,12 @@
 //! Waiting by futures, event descriptors, event loops and sleeping calls, and the cost of each.
 
-mod support;
-
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use memferry_message::{Endpoint, EndpointBuilder, Link, Listener, Source, TAG_ALL, TAG_ANY};
-use support::memory::{first_wrong, pattern};
-use support::process::{self, Child, setting};
-use support::{TIMEOUT, is_readable, pair, say, unique, until};
+use memferry_testing::message::memory::{first_wrong, pattern};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::{TIMEOUT, is_readable, pair, say, unique, until};
 
 const SIZES: [usize; 6] = [10, 3000, 40_000, 300_000, 1 << 20, 4 << 20];
 

@@ -1,7 +1,5 @@
 //! Windows: puts arrive, gets return the right bytes, and rights and bounds are enforced.
 
-mod support;
-
 use std::time::Duration;
 
 use memferry_memory::lookup::{Geometry, LookupConfig, MissPolicy};
@@ -9,8 +7,8 @@ use memferry_message::{
     Endpoint, EndpointBuilder, Error, Peer, PutNotification, RemoteWindow, Rights, ShareableBuffer,
     ValidationError, Window, WindowHandle,
 };
-use support::memory::{fill, first_wrong, pattern};
-use support::{Pair, Random, pair, until};
+use memferry_testing::message::memory::{fill, first_wrong, pattern};
+use memferry_testing::message::{Pair, Random, pair, until};
 
 const BYTES: usize = (3 << 20) + 1000;
 
@@ -128,7 +126,7 @@ fn the_full_table_gives_the_same_bytes() {
 
 #[test]
 fn an_endpoint_can_attach_its_own_windows() {
-    let endpoint = Endpoint::open(&support::unique("own")).unwrap();
+    let endpoint = Endpoint::open(&memferry_testing::message::unique("own")).unwrap();
     let window = endpoint.expose(vec![0u8; BYTES], Rights::READ_WRITE).unwrap();
     let remote = endpoint.attach(endpoint.self_peer().unwrap(), window.handle()).unwrap();
     at_random(&window, &remote, 100);
@@ -341,7 +339,7 @@ fn many_threads_access_many_windows() {
                     let bytes = 1 + random.below(2 << 20) as usize;
                     let window = pair.there.expose(vec![0; bytes], Rights::READ_WRITE).unwrap();
                     let remote = pair.here.attach(pair.to_there, window.handle()).unwrap();
-                    let seed = random.next();
+                    let seed = random.next_u64();
                     remote.put(0, &pattern(bytes, seed)).unwrap();
                     let mut back = vec![0; bytes];
                     remote.get(0, &mut back).unwrap();

@@ -1,7 +1,5 @@
 //! Windows between processes: killed owners, killed accessors, forbidden memory, forks.
 
-mod support;
-
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -10,10 +8,10 @@ use memferry_message::{
     WindowHandle,
 };
 use memferry_testing::HangGuard;
-use support::memory::{first_wrong, pattern};
-use support::process::{self, Child, setting};
-use support::traces::{named_memory, resource_usage};
-use support::{Random, alone, say, unique, until};
+use memferry_testing::message::memory::{first_wrong, pattern};
+use memferry_testing::message::process::{self, Child, setting};
+use memferry_testing::message::traces::{named_memory, resource_usage};
+use memferry_testing::message::{Random, alone, say, unique, until};
 
 const BYTES: usize = 16 << 20;
 const TAG: u64 = 5;

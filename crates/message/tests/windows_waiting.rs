@@ -1,11 +1,9 @@
 //! Waiting for a word of a window, among threads that move messages.
 
-mod support;
-
 use std::time::Duration;
 
 use memferry_message::{EndpointBuilder, PutNotification, Rights};
-use support::{pair, until};
+use memferry_testing::message::{pair, until};
 
 #[test]
 fn a_notification_wakes_the_owner_while_another_thread_moves_messages() {

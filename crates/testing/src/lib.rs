@@ -4,14 +4,22 @@
 //!   requires it.
 //! - [`until`] waits for a state, so that no test depends on the length of a sleep. [`HangGuard`] ends a
 //!   test that hangs.
+//! - `message` (feature `message`) has other processes, raw peers and memory with guards for tests of
+//!   messages; `RingPinner` (feature `pinning`) pins page frames.
 //! - [`write_program`] and [`copy_program`] create programs that can be run while other tests fork.
 
+#[cfg(feature = "message")]
+pub mod message;
 mod program;
 mod requirement;
+#[cfg(feature = "pinning")]
+mod ring_pinner;
 mod skip;
 mod wait;
 
 pub use program::{copy_program, write_program};
 pub use requirement::Requirement;
+#[cfg(feature = "pinning")]
+pub use ring_pinner::RingPinner;
 pub use skip::{is_required, skip, skip_test};
 pub use wait::{HangGuard, TIMEOUT, until};

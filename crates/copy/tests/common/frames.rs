@@ -15,7 +15,7 @@ use memferry_engine::{
     OpenError, Sequence, SubmitError, Submitted,
 };
 
-use crate::ring::RingPinner;
+use memferry_testing::RingPinner;
 
 /// Copies through a file, from and to the frames that were pinned.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use memferry_memory::pin_cache::PinCache;
 use memferry_memory::pinning::Access;
 
-use crate::ring::RingPinner;
+use memferry_testing::RingPinner;
 
 /// Memory mapped by a test, at an address of its choice or the kernel's.
 #[derive(Debug, Clone, Copy)]

@@ -10,9 +10,9 @@ use memferry_testing::HangGuard;
 
 use crate::flows::{Flow, Outcome};
 use crate::subject::SubjectCommand;
-use crate::support::process::{self, Child};
-use crate::support::traces::{named_memory, resource_usage};
-use crate::support::{alone, say, unique, until};
+use memferry_testing::message::process::{self, Child};
+use memferry_testing::message::traces::{named_memory, resource_usage};
+use memferry_testing::message::{alone, say, unique, until};
 
 /// One flow with a process that is killed at a step, or runs to its end. Returns whether it was
 /// killed, the survivor's result, and how long the survivor took to detect it.

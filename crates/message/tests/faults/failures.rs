@@ -12,9 +12,9 @@ use memferry_testing::HangGuard;
 
 use crate::flows::Flow;
 use crate::subject::{SubjectCommand, WARMUP_ROUNDS};
-use crate::support::process::{self, Child};
-use crate::support::traces::resource_usage;
-use crate::support::{alone, pair, say, unique, until};
+use memferry_testing::message::process::{self, Child};
+use memferry_testing::message::traces::resource_usage;
+use memferry_testing::message::{alone, pair, say, unique, until};
 
 /// A process that runs flows on command, and replies.
 struct Subject {

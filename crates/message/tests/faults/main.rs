@@ -8,9 +8,6 @@
 //!
 //! `cargo test -p memferry-message --features faults --test faults`
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod crowd;
 mod deaths;
 mod failures;
@@ -19,7 +16,7 @@ mod subject;
 
 #[test]
 fn other_processes_begin_here() {
-    match support::process::role().as_deref() {
+    match memferry_testing::message::process::role().as_deref() {
         Some("subject") => subject::serve(),
         Some("victim") => subject::walk_once(),
         Some("starter") => crowd::start_up(),

@@ -5,9 +5,9 @@ use std::io::{BufRead, Write};
 use memferry_sys::fault::{self, Call, FaultCounts, FaultPlan};
 
 use crate::flows::Flow;
-use crate::support::process::setting;
-use crate::support::traces::resource_usage;
-use crate::support::until;
+use memferry_testing::message::process::setting;
+use memferry_testing::message::traces::resource_usage;
+use memferry_testing::message::until;
 
 /// Flows without a fault that come first, so that objects that are created once exist.
 pub(crate) const WARMUP_ROUNDS: usize = 4;

@@ -16,7 +16,8 @@ mod pollers;
 mod wakeup;
 mod window_gate;
 
-/// The files of the library, with the atomics of the model checker.
+/// The files of the library, with the atomics of the model checker. They are included, not used from the
+/// library: nothing above the ring can be built with those atomics, so there is no library then.
 #[path = "../../src/ring/mod.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod ring;

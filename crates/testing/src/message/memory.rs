@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use memferry_message::ShareableBuffer;
 
 /// Mixes the bits of a number.
-pub(crate) fn mix(mut bits: u64) -> u64 {
+pub fn mix(mut bits: u64) -> u64 {
     bits = (bits ^ (bits >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     bits = (bits ^ (bits >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     bits ^ (bits >> 31)
@@ -26,7 +26,7 @@ fn block(seed: u64, index: usize) -> &'static [u8] {
 }
 
 /// Fills memory with the pattern of a seed.
-pub(crate) fn fill(memory: &mut [u8], seed: u64) {
+pub fn fill(memory: &mut [u8], seed: u64) {
     let seed = mix(seed);
     for (index, bytes) in memory.chunks_mut(BLOCK).enumerate() {
         bytes.copy_from_slice(&block(seed, index)[..bytes.len()]);
@@ -34,7 +34,7 @@ pub(crate) fn fill(memory: &mut [u8], seed: u64) {
 }
 
 /// The first offset at which memory does not hold the pattern of a seed.
-pub(crate) fn first_wrong(memory: &[u8], seed: u64) -> Option<usize> {
+pub fn first_wrong(memory: &[u8], seed: u64) -> Option<usize> {
     let seed = mix(seed);
     memory.chunks(BLOCK).enumerate().find_map(|(index, bytes)| {
         let expected = &block(seed, index)[..bytes.len()];
@@ -44,7 +44,7 @@ pub(crate) fn first_wrong(memory: &[u8], seed: u64) -> Option<usize> {
 }
 
 /// The pattern of a seed.
-pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
+pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; length];
     fill(&mut bytes, seed);
     bytes
@@ -61,22 +61,24 @@ enum Backing {
 }
 
 /// Memory for a message with guards on both sides.
-pub(crate) struct GuardedBuffer {
+pub struct GuardedBuffer {
     backing: Backing,
     length: usize,
 }
 
 impl GuardedBuffer {
-    pub(crate) fn plain(length: usize) -> Self {
+    /// Memory of the heap.
+    pub fn plain(length: usize) -> Self {
         Self::over(Backing::Plain(vec![0; length + 2 * GUARD]), length)
     }
 
-    pub(crate) fn shareable(length: usize) -> Self {
+    /// Memory that peers can map.
+    pub fn shareable(length: usize) -> Self {
         Self::try_new(length, true).unwrap()
     }
 
     /// As `new`, where shared memory may be exhausted.
-    pub(crate) fn try_new(length: usize, shareable: bool) -> std::io::Result<Self> {
+    pub fn try_new(length: usize, shareable: bool) -> std::io::Result<Self> {
         if !shareable {
             return Ok(Self::plain(length));
         }
@@ -84,7 +86,8 @@ impl GuardedBuffer {
         Ok(Self::over(Backing::Shareable(buffer), length))
     }
 
-    pub(crate) fn new(length: usize, shareable: bool) -> Self {
+    /// Memory of either kind.
+    pub fn new(length: usize, shareable: bool) -> Self {
         if shareable { Self::shareable(length) } else { Self::plain(length) }
     }
 
@@ -112,27 +115,29 @@ impl GuardedBuffer {
         }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// The number of bytes between the guards.
+    pub fn length(&self) -> usize {
         self.length
     }
 
     /// The memory between the guards. Not to be called while a message is in flight.
-    pub(crate) fn bytes(&self) -> &[u8] {
+    pub fn bytes(&self) -> &[u8] {
         &self.all()[GUARD..GUARD + self.length]
     }
 
-    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+    /// The bytes between the guards, for writing.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
         let length = self.length;
         &mut self.all_mut()[GUARD..GUARD + length]
     }
 
     /// The address of the memory, for messages.
-    pub(crate) fn address(&mut self) -> *mut u8 {
+    pub fn address(&mut self) -> *mut u8 {
         self.bytes_mut().as_mut_ptr()
     }
 
     /// Panics if a byte beside the memory has changed.
-    pub(crate) fn check_guards(&self) {
+    pub fn check_guards(&self) {
         let all = self.all();
         let (before, behind) = (&all[..GUARD], &all[GUARD + self.length..]);
         assert_eq!(first_wrong(before, GUARD_SEED), None, "written before the memory");

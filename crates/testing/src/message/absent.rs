@@ -4,15 +4,15 @@
 use std::io::{Read, Write};
 use std::process::{ChildStderr, ChildStdin, Stdio};
 
+use crate::{Requirement, skip};
 use memferry_message::Endpoint;
 use memferry_sys::Pages;
-use memferry_testing::{Requirement, skip};
 
 use super::process::{self, Child};
 use super::until;
 
 /// Memory whose pages become resident on command of the owner.
-pub(crate) struct NonresidentMemory {
+pub struct NonresidentMemory {
     pages: Pages,
     descriptor: i32,
 }
@@ -34,7 +34,7 @@ struct Register {
 
 impl NonresidentMemory {
     /// Returns `None` where userfaultfd is not available.
-    pub(crate) fn new(bytes: usize) -> Option<Self> {
+    pub fn new(bytes: usize) -> Option<Self> {
         const API: u64 = 0xAA;
         const API_CALL: u64 = 0xC018_AA3F;
         const REGISTER_CALL: u64 = 0xC020_AA00;
@@ -53,12 +53,13 @@ impl NonresidentMemory {
         (descriptor >= 0 && done).then_some(Self { pages, descriptor })
     }
 
-    pub(crate) fn address(&self) -> *mut u8 {
+    /// Where it begins.
+    pub fn address(&self) -> *mut u8 {
         self.pages.as_ptr()
     }
 
     /// Makes all pages resident, as zeroes.
-    pub(crate) fn bring(&self) {
+    pub fn bring(&self) {
         const ZERO_CALL: u64 = 0xC020_AA04;
         let (start, length) = (self.address() as u64, self.pages.len() as u64);
         let mut zero = Register { start, length, mode: 0, calls: 0 };
@@ -68,7 +69,7 @@ impl NonresidentMemory {
     }
 
     /// Discards resident pages.
-    pub(crate) fn take_away(&self) {
+    pub fn take_away(&self) {
         // SAFETY: this value owns the pages; no thread reads them before they are resident again.
         let done =
             unsafe { libc::madvise(self.address().cast(), self.pages.len(), libc::MADV_DONTNEED) };
@@ -77,31 +78,33 @@ impl NonresidentMemory {
 
     /// Makes all pages resident on access, as zeroes, from now on: faults are no longer
     /// intercepted.
-    pub(crate) fn stop_intercepting(&self) {
+    pub fn stop_intercepting(&self) {
         // SAFETY: this value owns the descriptor, and closes it once.
         unsafe { libc::close(self.descriptor) };
     }
 }
 
 /// Sends a byte to the test, from another process of it.
-pub(crate) fn report(word: u8) {
+pub fn report(word: u8) {
     std::io::stderr().write_all(&[word]).unwrap();
 }
 
 /// Waits for the next byte from the test, or for its exit.
-pub(crate) fn wait_for_byte() {
+pub fn wait_for_byte() {
     let _ = std::io::stdin().read_exact(&mut [0]);
 }
 
 /// Another process of the test, which is connected to it by pipes.
-pub(crate) struct Role {
-    pub(crate) child: Child,
+pub struct Role {
+    /// The process.
+    pub child: Child,
     input: ChildStdin,
     output: ChildStderr,
 }
 
 impl Role {
-    pub(crate) fn spawn(role: &str, name: &str) -> Self {
+    /// Starts a process in a role.
+    pub fn spawn(role: &str, name: &str) -> Self {
         let mut command = process::command(role);
         command.env("MEMFERRY_TEST_NAME", name).stdin(Stdio::piped()).stderr(Stdio::piped());
         let mut child = Child::spawn(&mut command);
@@ -111,7 +114,7 @@ impl Role {
 
     /// Spawns a process that connects to an endpoint, and waits for its first byte: `a` when it is
     /// ready, `s` where userfaultfd is not available. Then this is `None`.
-    pub(crate) fn begin(role: &str, endpoint: &Endpoint) -> Option<Self> {
+    pub fn begin(role: &str, endpoint: &Endpoint) -> Option<Self> {
         let mut child = Self::spawn(role, endpoint.name());
         let word = std::thread::scope(|scope| {
             let hearing = scope.spawn(|| child.hear());
@@ -125,7 +128,7 @@ impl Role {
     }
 
     /// Returns whether the first byte of a process reports that it is ready.
-    pub(crate) fn is_ready(&self, word: u8) -> bool {
+    pub fn is_ready(&self, word: u8) -> bool {
         if word == b's' {
             skip(Requirement::Userfaultfd, "memory cannot be kept from coming");
             return false;
@@ -134,19 +137,21 @@ impl Role {
         true
     }
 
-    pub(crate) fn hear(&mut self) -> u8 {
+    /// Waits for the next byte of the process.
+    pub fn hear(&mut self) -> u8 {
         let mut word = [0];
         self.output.read_exact(&mut word).unwrap();
         word[0]
     }
 
-    pub(crate) fn tell(&mut self) {
+    /// Lets the process continue.
+    pub fn tell(&mut self) {
         self.input.write_all(b".").unwrap();
     }
 }
 
 /// The number of threads of this process that are blocked on memory of other processes.
-pub(crate) fn readers() -> usize {
+pub fn readers() -> usize {
     let call = format!("{} ", libc::SYS_process_vm_readv);
     let calls = tasks().map(|task| std::fs::read_to_string(task.join("syscall")));
     // The file describes a sleeping thread, and says nothing of a running one.
@@ -154,7 +159,7 @@ pub(crate) fn readers() -> usize {
 }
 
 /// The number of threads of this process whose name has this prefix.
-pub(crate) fn threads_named(name: &str) -> usize {
+pub fn threads_named(name: &str) -> usize {
     let names = tasks().map(|task| std::fs::read_to_string(task.join("comm")));
     names.filter(|found| found.as_ref().is_ok_and(|found| found.starts_with(name))).count()
 }

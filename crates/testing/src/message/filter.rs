@@ -1,12 +1,12 @@
 //! Filters of system calls (seccomp), as in containers.
 
 /// Makes these system calls fail with `error` from now on, for this thread and those it starts.
-pub(crate) fn refuse(calls: &[libc::c_long], error: i32) {
+pub fn refuse(calls: &[libc::c_long], error: i32) {
     install(calls, error, 0);
 }
 
 /// The same, for all threads of this process.
-pub(crate) fn refuse_in_process(calls: &[libc::c_long], error: i32) {
+pub fn refuse_in_process(calls: &[libc::c_long], error: i32) {
     install(calls, error, libc::SECCOMP_FILTER_FLAG_TSYNC);
 }
 

@@ -9,7 +9,7 @@ use super::memory::{GuardedBuffer, fill, first_wrong, mix, pattern};
 use super::{Random, TIMEOUT};
 
 /// Set in the tags of messages with counts.
-pub(crate) const LAST: u64 = 1 << 63;
+pub const LAST: u64 = 1 << 63;
 /// Tags of ordinary messages.
 const TAGS: u64 = 5;
 const MOST_BYTES: usize = 4 << 20;
@@ -28,7 +28,7 @@ struct Posted {
 }
 
 /// The state of this process.
-pub(crate) struct Member<'a> {
+pub struct Member<'a> {
     job: &'a Job,
     random: Random,
     sends: Vec<OwnedOperation<Buffer>>,
@@ -39,7 +39,8 @@ pub(crate) struct Member<'a> {
     /// The number of messages sent to each rank under each tag, and received from each.
     sent: HashMap<(usize, u64), u64>,
     received: HashMap<(usize, u64), u64>,
-    pub(crate) cancelled: u64,
+    /// The number of cancelled receives.
+    pub cancelled: u64,
 }
 
 enum Buffer {
@@ -58,7 +59,8 @@ unsafe impl memferry_copy::OwnedSource for Buffer {
 }
 
 impl<'a> Member<'a> {
-    pub(crate) fn new(job: &'a Job, seed: u64) -> Self {
+    /// A member of a job.
+    pub fn new(job: &'a Job, seed: u64) -> Self {
         Self {
             job,
             random: Random::new(seed + job.rank() as u64),
@@ -81,7 +83,7 @@ impl<'a> Member<'a> {
     }
 
     /// Sends a random message to a random rank, this process included.
-    pub(crate) fn send(&mut self) {
+    pub fn send(&mut self) {
         let (me, to) = (self.job.rank(), self.random.below(self.job.size() as u64) as usize);
         let (tag, length) = (self.random.below(TAGS), self.length());
         let sequence = self.sent.entry((to, tag)).or_default();
@@ -115,7 +117,7 @@ impl<'a> Member<'a> {
     }
 
     /// Keeps receives posted, completes them in order, and sometimes cancels one.
-    pub(crate) fn receive(&mut self) {
+    pub fn receive(&mut self) {
         while self.posted.len() < WINDOW {
             self.post();
         }
@@ -168,7 +170,7 @@ impl<'a> Member<'a> {
 
     /// Sends the counts to all ranks, and receives until all messages have arrived. Returns the
     /// number of messages received.
-    pub(crate) fn finish(&mut self) -> u64 {
+    pub fn finish(&mut self) -> u64 {
         let (size, endpoint) = (self.job.size(), self.job.endpoint());
         let mut last = Vec::new();
         for to in 0..size {

@@ -13,11 +13,11 @@ use super::raw_peer::{RawPeer, first, kind};
 use super::{TIMEOUT, until};
 
 /// The length of the message of a claimer.
-pub(crate) const BYTES: usize = 16 << 20;
+pub const BYTES: usize = 16 << 20;
 
 /// Announces a message, claims a chunk of it, and stops before the copy. When it continues, it
 /// writes the chunk and reports it.
-pub(crate) fn claimer() {
+pub fn claimer() {
     let source = vec![7u8; BYTES];
     let mut raw = RawPeer::connect(&setting("MEMFERRY_TEST_NAME")).unwrap();
     raw.write(&[first(kind::REACH, 3, 0), 0, 0, 0, 0, 0, 0, 0]);
@@ -60,18 +60,21 @@ pub(crate) fn claimer() {
     std::thread::sleep(TIMEOUT);
 }
 
-pub(crate) fn send_to_test(word: &[u8]) {
+/// Sends bytes to the test that started this process.
+pub fn send_to_test(word: &[u8]) {
     std::io::stderr().write_all(word).unwrap();
 }
 
 /// A process that reports on its standard error.
-pub(crate) struct StoppedPeer {
-    pub(crate) child: Child,
+pub struct StoppedPeer {
+    /// The process.
+    pub child: Child,
     output: std::process::ChildStderr,
 }
 
 impl StoppedPeer {
-    pub(crate) fn spawn(role: &str, name: &str, misbehaves: bool) -> Self {
+    /// Starts a process in a role.
+    pub fn spawn(role: &str, name: &str, misbehaves: bool) -> Self {
         let mut command = process::command(role);
         command
             .env("MEMFERRY_TEST_NAME", name)
@@ -83,19 +86,20 @@ impl StoppedPeer {
     }
 
     /// Waits for its next report.
-    pub(crate) fn hear(&mut self) -> u8 {
+    pub fn hear(&mut self) -> u8 {
         let mut word = [0];
         self.output.read_exact(&mut word).expect("the other process reports");
         word[0]
     }
 
-    pub(crate) fn signal(&self, signal: i32) {
+    /// Sends a signal to the process.
+    pub fn signal(&self, signal: i32) {
         // SAFETY: a signal to a child of this test.
         assert_eq!(unsafe { libc::kill(self.child.id() as i32, signal) }, 0);
     }
 
     /// Waits until it is stopped.
-    pub(crate) fn await_stop(&self) {
+    pub fn await_stop(&self) {
         until("it is stopped", || {
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
             stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'))
@@ -104,7 +108,7 @@ impl StoppedPeer {
 
     /// Waits until a claimer has claimed a chunk and is stopped there; returns `false` if none was
     /// left.
-    pub(crate) fn has_claimed(&mut self) -> bool {
+    pub fn has_claimed(&mut self) -> bool {
         match self.hear() {
             b'c' => self.await_stop(),
             word => {
@@ -117,7 +121,7 @@ impl StoppedPeer {
 
     /// The same for a receive of an endpoint without other calls. A call that posts a receive
     /// processes control messages, and copies nothing: chunks are left.
-    pub(crate) fn await_claim(&mut self, owner: &Endpoint) {
+    pub fn await_claim(&mut self, owner: &Endpoint) {
         std::thread::scope(|scope| {
             let claiming = scope.spawn(|| self.has_claimed());
             let mut others = Vec::new();

@@ -15,7 +15,7 @@ const VERSION: u32 = 4;
 const BOARD_BYTES: usize = 64 << 10;
 
 /// The first bytes of a connect request, and a complete one of a process that does not listen.
-pub(crate) fn hello(identity: u128, probe: (u64, u64), name: &str) -> Vec<u8> {
+pub fn hello(identity: u128, probe: (u64, u64), name: &str) -> Vec<u8> {
     let mut packet = MAGIC.to_le_bytes().to_vec();
     packet.extend(VERSION.to_le_bytes());
     packet.extend(identity.to_le_bytes());
@@ -26,7 +26,7 @@ pub(crate) fn hello(identity: u128, probe: (u64, u64), name: &str) -> Vec<u8> {
 }
 
 /// A socket to an endpoint, over which nothing is sent.
-pub(crate) fn call(name: &str) -> SeqPacketSocket {
+pub fn call(name: &str) -> SeqPacketSocket {
     let name = SocketName::parse(name);
     let mut socket = None;
     until("the endpoint accepts the connection", || {
@@ -37,42 +37,47 @@ pub(crate) fn call(name: &str) -> SeqPacketSocket {
 }
 
 /// An empty window table.
-pub(crate) fn board() -> SealedMemory {
+pub fn board() -> SealedMemory {
     SealedMemory::new("memferry-windows", BOARD_BYTES).unwrap()
 }
 
 /// A number that differs for every connection of every process.
-pub(crate) fn identity() -> u128 {
+pub fn identity() -> u128 {
     let spread = |sum, byte| super::memory::mix(sum ^ u64::from(byte));
     let name = super::unique("").bytes().fold(1, spread);
     u128::from(std::process::id()) << 64 | u128::from(name)
 }
 
 /// A connection by hand.
-pub(crate) struct RawPeer {
-    pub(crate) socket: SeqPacketSocket,
+pub struct RawPeer {
+    /// The socket of the handshake.
+    pub socket: SeqPacketSocket,
     // The ends point into the memory, so they come first: fields are dropped in order.
-    pub(crate) producer: Producer,
-    pub(crate) consumer: Consumer,
-    pub(crate) memory: ConnectionMemory,
+    /// The end that writes to the peer.
+    pub producer: Producer,
+    /// The end that reads from the peer.
+    pub consumer: Consumer,
+    /// The shared memory.
+    pub memory: ConnectionMemory,
     /// All bytes of the memory, mapped once more.
-    pub(crate) bytes: Mapping,
-    probe: Box<[u64; 2]>,
+    pub bytes: Mapping,
+    /// Kept while the peer may access it.
+    _probe: Box<[u64; 2]>,
 }
 
 impl RawPeer {
     /// Sends a valid connect request, and waits for the reply.
-    pub(crate) fn connect(name: &str) -> Option<Self> {
+    pub fn connect(name: &str) -> Option<Self> {
         Self::connect_as(name, identity(), "")
     }
 
     /// As `connect`, with a given identity and listening name.
-    pub(crate) fn connect_as(name: &str, identity: u128, claimed: &str) -> Option<Self> {
+    pub fn connect_as(name: &str, identity: u128, claimed: &str) -> Option<Self> {
         Self::connect_with(name, identity, claimed, &board())
     }
 
     /// As `connect`, with a window table.
-    pub(crate) fn connect_with(
+    pub fn connect_with(
         name: &str,
         identity: u128,
         claimed: &str,
@@ -90,11 +95,11 @@ impl RawPeer {
         }
         let (producer, consumer) = (memory.producer(), memory.consumer());
         let bytes = descriptor.map(Protection::ReadWrite).unwrap();
-        Some(Self { socket, producer, consumer, memory, bytes, probe })
+        Some(Self { socket, producer, consumer, memory, bytes, _probe: probe })
     }
 
     /// Writes a cell if there is space, and wakes the reader in any case.
-    pub(crate) fn write(&mut self, words: &CellWords) -> bool {
+    pub fn write(&mut self, words: &CellWords) -> bool {
         let has_room = self.producer.has_credit().unwrap_or(false);
         if has_room {
             self.producer.write(words);
@@ -103,7 +108,8 @@ impl RawPeer {
         has_room
     }
 
-    pub(crate) fn wake(&self) {
+    /// Wakes the peer.
+    pub fn wake(&self) {
         let attention = self.memory.peer_wakeup();
         let ways = attention.take_armed();
         if ways != 0 {
@@ -113,18 +119,18 @@ impl RawPeer {
     }
 
     /// Sends a descriptor as a shareable region is sent.
-    pub(crate) fn send_region(&self, region: u32, descriptor: BorrowedFd<'_>) -> bool {
+    pub fn send_region(&self, region: u32, descriptor: BorrowedFd<'_>) -> bool {
         self.socket.send(&region.to_le_bytes(), &[descriptor]).is_ok()
     }
 
     /// Returns whether the peer has closed the connection.
-    pub(crate) fn is_lost(&self) -> bool {
+    pub fn is_lost(&self) -> bool {
         !memferry_sys::peer_process::is_alive(None, self.socket.as_fd())
     }
 }
 
 /// The next packet; `None` when the peer closes.
-pub(crate) fn answer(socket: &SeqPacketSocket) -> Option<Vec<u8>> {
+pub fn answer(socket: &SeqPacketSocket) -> Option<Vec<u8>> {
     let mut packet = [0; 512];
     let mut found = None;
     until("a reply arrives", || match socket.receive(&mut packet) {
@@ -139,7 +145,7 @@ pub(crate) fn answer(socket: &SeqPacketSocket) -> Option<Vec<u8>> {
 }
 
 /// Invalid memory for a request or a region.
-pub(crate) fn bad_memory(length: usize) -> Vec<(&'static str, OwnedFd)> {
+pub fn bad_memory(length: usize) -> Vec<(&'static str, OwnedFd)> {
     use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
     let memfd = |bytes: usize, seals: SealFlags| {
         let fd = memfd_create("bad", MemfdFlags::ALLOW_SEALING | MemfdFlags::CLOEXEC).unwrap();
@@ -168,19 +174,28 @@ pub(crate) fn bad_memory(length: usize) -> Vec<(&'static str, OwnedFd)> {
 }
 
 /// The first word of a cell: its kind, an 8-bit and a 16-bit field.
-pub(crate) fn first(kind: u8, small: u8, large: u16) -> u64 {
+pub fn first(kind: u8, small: u8, large: u16) -> u64 {
     u64::from(kind) << 32 | u64::from(small) << 40 | u64::from(large) << 48
 }
 
 /// The kinds of cells in the protocol.
-pub(crate) mod kind {
-    pub(crate) const INLINE: u8 = 1;
-    pub(crate) const EAGER: u8 = 2;
-    pub(crate) const FRAGMENT: u8 = 3;
-    pub(crate) const REQUEST: u8 = 4;
-    pub(crate) const ACCEPT: u8 = 5;
-    pub(crate) const FINISH: u8 = 6;
-    pub(crate) const WITHDRAW: u8 = 7;
-    pub(crate) const REACH: u8 = 9;
-    pub(crate) const SHARE: u8 = 10;
+pub mod kind {
+    /// A message in a cell.
+    pub const INLINE: u8 = 1;
+    /// A message in the bounce ring.
+    pub const EAGER: u8 = 2;
+    /// A part of a message.
+    pub const FRAGMENT: u8 = 3;
+    /// An announcement (RTS).
+    pub const REQUEST: u8 = 4;
+    /// The reply to an announcement (CTS).
+    pub const ACCEPT: u8 = 5;
+    /// The end of a message (FIN).
+    pub const FINISH: u8 = 6;
+    /// A cancelled announcement.
+    pub const WITHDRAW: u8 = 7;
+    /// What the sender can access.
+    pub const REACH: u8 = 9;
+    /// A shared region.
+    pub const SHARE: u8 = 10;
 }

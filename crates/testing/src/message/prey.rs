@@ -21,20 +21,24 @@ struct VictimOperation {
 }
 
 /// The endpoint that is attacked.
-pub(crate) struct VictimEndpoint {
-    pub(crate) endpoint: Endpoint,
+pub struct VictimEndpoint {
+    /// The endpoint of the survivor.
+    pub endpoint: Endpoint,
     honest: Peer,
     risks: Vec<VictimOperation>,
     random: Random,
     /// The counts for the final report.
-    pub(crate) exchanged: u64,
-    pub(crate) slowest: Duration,
-    pub(crate) completed: u64,
-    pub(crate) failed: u64,
+    pub exchanged: u64,
+    /// The longest time until an end was noticed.
+    pub slowest: Duration,
+    /// The number of operations that succeeded.
+    pub completed: u64,
+    /// The number of operations that failed.
+    pub failed: u64,
 }
 
 /// The honest peer: sends everything back, and checks it.
-pub(crate) fn honest_peer(name: &str, prey: &str) {
+pub fn honest_peer(name: &str, prey: &str) {
     let endpoint = Endpoint::open(name).unwrap();
     let peer = endpoint.connect(prey).unwrap();
     endpoint.send(peer, HONEST, b"here").unwrap();
@@ -49,7 +53,7 @@ pub(crate) fn honest_peer(name: &str, prey: &str) {
 
 impl VictimEndpoint {
     /// Waits for the honest peer.
-    pub(crate) fn new(endpoint: Endpoint, seed: u64) -> Self {
+    pub fn new(endpoint: Endpoint, seed: u64) -> Self {
         let honest = endpoint.recv(Source::Any, HONEST, TAG_ALL, &mut [0; 8]).unwrap().source;
         Self {
             endpoint,
@@ -64,7 +68,7 @@ impl VictimEndpoint {
     }
 
     /// One message to the honest peer and back.
-    pub(crate) fn exchange(&mut self) {
+    pub fn exchange(&mut self) {
         let began = Instant::now();
         let length = self.random.pick(&[10, 1000, 20_000, 200_000, 1 << 20]);
         let (mut there, mut back) = (GuardedBuffer::plain(length), GuardedBuffer::plain(length));
@@ -89,7 +93,7 @@ impl VictimEndpoint {
     }
 
     /// Starts operations with all other peers, and handles completed ones.
-    pub(crate) fn go_on(&mut self) {
+    pub fn go_on(&mut self) {
         for index in (0..self.risks.len()).rev() {
             let Some(outcome) = self.risks[index].operation.test() else { continue };
             let risk = self.risks.swap_remove(index);
@@ -113,7 +117,7 @@ impl VictimEndpoint {
         while self.risks.iter().filter(|risk| risk.peer == peer).count() < 6 {
             let length = self.random.pick(&[0, 30, 3000, 50_000, 600_000, 3 << 20]);
             let mut memory = GuardedBuffer::new(length, self.random.chance(3));
-            let (at, seed) = (memory.address(), self.random.next());
+            let (at, seed) = (memory.address(), self.random.next_u64());
             let (is_send, mask) = (self.random.chance(2), self.random.pick(&[0, 1, TAG_ALL]));
             // SAFETY: the memory is kept until the operation completes.
             let begun = unsafe {
@@ -140,7 +144,7 @@ impl VictimEndpoint {
                 break;
             }
             let mut memory = GuardedBuffer::plain(self.random.pick(&[0, 100, 100_000]));
-            let (at, length) = (memory.address(), memory.len());
+            let (at, length) = (memory.address(), memory.length());
             // SAFETY: the memory is kept until the operation completes.
             let begun =
                 unsafe { self.endpoint.irecv_raw(gift.source, gift.tag, TAG_ALL, at, length) };
@@ -157,7 +161,7 @@ impl VictimEndpoint {
 
     /// Waits until all operations with other than the honest peer are complete, after these have
     /// disconnected.
-    pub(crate) fn settle(&mut self) {
+    pub fn settle(&mut self) {
         until("everything with the others has ended", || {
             self.go_on();
             self.endpoint.peers().len() == 1 && self.risks.is_empty()

@@ -25,15 +25,15 @@ const ENTRIES_OFFSET: i64 = 0x1000_0000;
 
 /// Pins by registering buffers, and copies between them and files. Each process has its own ring.
 #[derive(Debug)]
-pub(crate) struct RingPinner {
+pub struct RingPinner {
     ring: ForkLocal<Mutex<Ring>>,
 }
 
 impl RingPinner {
     /// Creates a pinner. `None`, and the test is skipped, if io_uring is not permitted.
-    pub(crate) fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         if let Err(error) = Ring::new() {
-            memferry_testing::skip(memferry_testing::Requirement::IoUring, error);
+            crate::skip(crate::Requirement::IoUring, error);
             return None;
         }
         let make = || Mutex::new(Ring::new().expect("cannot create another ring"));
@@ -41,12 +41,12 @@ impl RingPinner {
     }
 
     /// Writes registered memory to the start of a file.
-    pub(crate) fn copy_out(&self, token: PinToken, address: usize, length: usize, file: &File) {
+    pub fn copy_out(&self, token: PinToken, address: usize, length: usize, file: &File) {
         self.ring.get().lock().unwrap().copy(WRITE_FIXED, token, address, length, file);
     }
 
     /// Reads the start of a file into registered memory.
-    pub(crate) fn copy_in(&self, token: PinToken, address: usize, length: usize, file: &File) {
+    pub fn copy_in(&self, token: PinToken, address: usize, length: usize, file: &File) {
         self.ring.get().lock().unwrap().copy(READ_FIXED, token, address, length, file);
     }
 }

@@ -8,14 +8,19 @@ use super::memory::{GuardedBuffer, fill, first_wrong};
 
 /// The kind and direction of the messages.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kind {
-    pub(crate) name: &'static str,
+pub struct Kind {
+    /// The name of the kind.
+    pub name: &'static str,
     /// The path, if it is configured.
-    pub(crate) path: Option<PathKind>,
-    pub(crate) eager_bytes: u64,
-    pub(crate) cross_memory: bool,
-    pub(crate) shareable: bool,
-    pub(crate) most_bytes: usize,
+    pub path: Option<PathKind>,
+    /// The limit of eager messages.
+    pub eager_bytes: u64,
+    /// Whether the sides access each other's memory.
+    pub cross_memory: bool,
+    /// Whether buffers are shareable.
+    pub shareable: bool,
+    /// The maximum length of a message.
+    pub most_bytes: usize,
 }
 
 const PLAIN: Kind = Kind {
@@ -28,7 +33,7 @@ const PLAIN: Kind = Kind {
 };
 
 /// One for each path.
-pub(crate) const KINDS: [Kind; 8] = [
+pub const KINDS: [Kind; 8] = [
     PLAIN,
     Kind { name: "eager", eager_bytes: 1 << 20, most_bytes: 200_000, ..PLAIN },
     Kind { name: "single", path: Some(PathKind::Single), most_bytes: 400_000, ..PLAIN },
@@ -54,7 +59,7 @@ pub(crate) const KINDS: [Kind; 8] = [
 
 impl Kind {
     /// The settings of an endpoint for such messages.
-    pub(crate) fn builder(&self) -> EndpointBuilder {
+    pub fn builder(&self) -> EndpointBuilder {
         let builder =
             EndpointBuilder::new().eager_bytes(self.eager_bytes).cross_memory(self.cross_memory);
         match self.path {
@@ -83,21 +88,20 @@ impl Slot {
 }
 
 /// The traffic of one side with one peer.
-pub(crate) struct Traffic {
+pub struct Traffic {
     endpoint: Endpoint,
     peer: Peer,
-    kind: Kind,
     random: Random,
     slots: Vec<Slot>,
     /// Messages must have the content that their tag names.
     is_strict: bool,
     /// The number of messages sent or received.
-    pub(crate) done: u64,
+    pub done: u64,
 }
 
 impl Traffic {
     /// Starts with this many sends and receives at a time.
-    pub(crate) fn begin(
+    pub fn begin(
         (endpoint, peer): (&Endpoint, Peer),
         kind: Kind,
         seed: u64,
@@ -106,7 +110,7 @@ impl Traffic {
     ) -> Result<Self, Error> {
         let (endpoint, random) = (endpoint.clone(), Random::new(seed));
         let (slots, is_strict, done) = (Vec::new(), true, 0);
-        let mut talk = Self { endpoint, peer, kind, random, slots, is_strict, done };
+        let mut talk = Self { endpoint, peer, random, slots, is_strict, done };
         for number in 0..sends + receives {
             let memory = GuardedBuffer::new(kind.most_bytes, kind.shareable);
             talk.add(memory, number < sends)?;
@@ -115,7 +119,7 @@ impl Traffic {
     }
 
     fn add(&mut self, mut memory: GuardedBuffer, is_send: bool) -> Result<(), Error> {
-        let (max, tag) = (memory.len(), self.random.next());
+        let (max, tag) = (memory.length(), self.random.next_u64());
         let length = match self.random.below(8) {
             0 => max,
             1 => self.random.below(max as u64 / 16) as usize,
@@ -137,7 +141,7 @@ impl Traffic {
     }
 
     /// Makes one step of progress on everything. An error is that of the first message that failed.
-    pub(crate) fn step(&mut self) -> Result<(), Error> {
+    pub fn step(&mut self) -> Result<(), Error> {
         for _ in 0..self.slots.len() {
             let mut slot = self.slots.remove(0);
             let Some(outcome) = slot.operation.test() else {
@@ -163,24 +167,24 @@ impl Traffic {
     }
 
     /// As [`Talk::step`], with a peer whose messages may have any content.
-    pub(crate) fn try_step(&mut self) -> Result<(), Error> {
+    pub fn try_step(&mut self) -> Result<(), Error> {
         self.is_strict = false;
         self.step()
     }
 
     /// Drops everything, after the endpoint is closed.
-    pub(crate) fn abandon(mut self) {
+    pub fn abandon(mut self) {
         assert_eq!(self.pending(), 0);
         self.slots.iter().for_each(|slot| slot.memory.check_guards());
     }
 
     /// Waits briefly for the oldest operation.
-    pub(crate) fn pause(&mut self, moment: std::time::Duration) {
+    pub fn pause(&mut self, moment: std::time::Duration) {
         self.slots[0].operation.wait_timeout(moment);
     }
 
     /// The number of operations in flight.
-    pub(crate) fn pending(&mut self) -> usize {
+    pub fn pending(&mut self) -> usize {
         self.slots
             .iter_mut()
             .filter_map(|slot| slot.operation.test().is_none().then_some(()))
@@ -188,7 +192,7 @@ impl Traffic {
     }
 
     /// The results and memory of all operations, when they are complete.
-    pub(crate) fn end(self) -> Vec<(Result<MessageStatus, Error>, GuardedBuffer)> {
+    pub fn end(self) -> Vec<(Result<MessageStatus, Error>, GuardedBuffer)> {
         let end = |mut slot: Slot| {
             let outcome = slot.operation.test().expect("the operation is complete");
             if let Ok(received) = &outcome {

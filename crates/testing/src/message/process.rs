@@ -8,21 +8,21 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 
 /// The test in which the other processes start.
-pub(crate) const ENTRY: &str = "other_processes_begin_here";
+pub const ENTRY: &str = "other_processes_begin_here";
 const ROLE: &str = "MEMFERRY_TEST_ROLE";
 const PARENT: &str = "MEMFERRY_TEST_PARENT";
 
 /// A command that starts another process in a role.
-pub(crate) fn command(role: &str) -> Command {
+pub fn command(role: &str) -> Command {
     command_of(&std::env::current_exe().unwrap(), role)
 }
 
 /// The same, with a copy of the test program in another folder: another user may not access this
 /// one.
-pub(crate) fn command_in(folder: &Path, role: &str) -> Command {
+pub fn command_in(folder: &Path, role: &str) -> Command {
     let copy = folder.join("test-program");
     if !copy.exists() {
-        memferry_testing::copy_program(&std::env::current_exe().unwrap(), &copy);
+        crate::copy_program(&std::env::current_exe().unwrap(), &copy);
     }
     command_of(&copy, role)
 }
@@ -39,7 +39,7 @@ fn command_of(program: &Path, role: &str) -> Command {
 }
 
 /// The role of this process; `None` in the test itself.
-pub(crate) fn role() -> Option<String> {
+pub fn role() -> Option<String> {
     let role = std::env::var(ROLE).ok()?;
     // SAFETY: sets an attribute of this process.
     unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
@@ -53,51 +53,53 @@ pub(crate) fn role() -> Option<String> {
 }
 
 /// A setting of this process, from the process that started it.
-pub(crate) fn setting(name: &str) -> String {
+pub fn setting(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| panic!("{name} must be set by the starter of this role"))
 }
 
 /// Another process, killed when dropped.
-pub(crate) struct Child(std::process::Child);
+pub struct Child(std::process::Child);
 
 impl Child {
-    pub(crate) fn spawn(command: &mut Command) -> Self {
+    /// Starts a process.
+    pub fn spawn(command: &mut Command) -> Self {
         Self(command.spawn().expect("the test program can be started again"))
     }
 
-    pub(crate) fn id(&self) -> u32 {
+    /// Its process id.
+    pub fn id(&self) -> u32 {
         self.0.id()
     }
 
     /// Kills it, if it has not exited; returns its status.
-    pub(crate) fn kill(&mut self) -> ExitStatus {
+    pub fn kill(&mut self) -> ExitStatus {
         let _ = self.0.kill();
         self.0.wait().unwrap()
     }
 
     /// Its status, if it has exited by itself.
-    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+    pub fn ended(&mut self) -> Option<ExitStatus> {
         self.0.try_wait().unwrap()
     }
 
     /// Waits until it has exited by itself, and returns its status.
-    pub(crate) fn end(&mut self) -> ExitStatus {
+    pub fn end(&mut self) -> ExitStatus {
         self.0.wait().unwrap()
     }
 
     /// Waits until it has exited by itself, with success.
-    pub(crate) fn finish(mut self) {
+    pub fn finish(mut self) {
         let status = self.0.wait().unwrap();
         assert!(status.success(), "another process of the test failed: {status}");
     }
 
     /// Its standard input, if it is piped: dropping it is a signal.
-    pub(crate) fn take_input(&mut self) -> std::process::ChildStdin {
+    pub fn take_input(&mut self) -> std::process::ChildStdin {
         self.0.stdin.take().expect("a piped input")
     }
 
     /// Its standard error, if it is piped: the output of a role to the test.
-    pub(crate) fn take_errors(&mut self) -> std::process::ChildStderr {
+    pub fn take_errors(&mut self) -> std::process::ChildStderr {
         self.0.stderr.take().expect("a piped standard error")
     }
 }
@@ -109,7 +111,7 @@ impl Drop for Child {
 }
 
 /// Calls `prepare` in the new process before it executes the test program.
-pub(crate) fn prepare(
+pub fn prepare(
     command: &mut Command,
     prepare: impl FnMut() -> std::io::Result<()> + Send + Sync + 'static,
 ) {
