@@ -45,11 +45,8 @@ impl Drop for Region {
         }
         for index in &self.engines {
             let open = &self.ferry.core.engines[*index];
-            if let Some(registration) = &open.registrations {
-                registration.withdraw(self.address, self.length);
-            }
-            if let Some(registry) = open.engine.registrations() {
-                registry.unregister(self.address, self.length);
+            if let Some(registrations) = open.registration_cache() {
+                registrations.unregister(self.address, self.length);
             }
         }
     }
@@ -131,13 +128,9 @@ impl Ferry {
             return;
         }
         for open in &self.core.engines {
-            if let Some(registration) = &open.registrations {
+            if let Some(registrations) = open.registration_cache() {
                 // SAFETY: the caller upholds the contract.
-                unsafe { registration.mark_unmonitored(address as usize, length) };
-            }
-            if let Some(registry) = open.engine.registrations() {
-                // SAFETY: the caller upholds the contract.
-                unsafe { registry.mark_unmonitored(address as usize, length) };
+                unsafe { registrations.mark_unmonitored(address as usize, length) };
             }
         }
     }
@@ -165,16 +158,10 @@ impl Ferry {
         // function.
         let mut region = Region { leases, engines, ferry, address, length };
         for (index, open) in self.core.engines.iter().enumerate() {
-            if let Some(registration) = &open.registrations {
-                // SAFETY: the caller upholds the contract; the region withdraws the range when it
-                // is dropped.
-                unsafe { registration.hold(address, length) };
-                region.engines.push(index);
-            }
-            if let Some(registry) = open.engine.registrations() {
+            if let Some(registrations) = open.registration_cache() {
                 // SAFETY: the caller upholds the contract; the region unregisters the range when it
                 // is dropped.
-                region.leases.extend(unsafe { registry.register(address, length)? });
+                region.leases.extend(unsafe { registrations.register(address, length)? });
                 region.engines.push(index);
             }
         }

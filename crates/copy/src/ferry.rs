@@ -332,7 +332,7 @@ impl Ferry {
             pinning: engines
                 .iter()
                 .filter_map(|o| {
-                    Some((o.engine.name().into(), o.pin_statistics(waiting.is_forked())?))
+                    Some((o.engine.name().into(), o.registration_cache()?.statistics()))
                 })
                 .collect(),
         }
@@ -349,11 +349,8 @@ impl Ferry {
             return;
         }
         for open in &self.core.engines {
-            if let Some(registration) = &open.registrations {
-                registration.invalidate(address as usize, length);
-            }
-            if let Some(registry) = open.engine.registrations() {
-                registry.invalidate(address as usize, length);
+            if let Some(registrations) = open.registration_cache() {
+                registrations.invalidate(address as usize, length);
             }
         }
     }

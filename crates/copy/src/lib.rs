@@ -32,7 +32,7 @@ pub use device::Region;
 pub use error::{BuildError, CookieError, Error, ValidationError};
 pub use ferry::Ferry;
 pub use request::{CacheHint, Options, Request};
-pub use statistics::{RegistrationStatistics, Statistics};
+pub use statistics::Statistics;
 pub use transfer::{
     Buffer, Dependency, FailedTransfer, OwnedSlice, OwnedSource, OwnedTarget, OwnedTransfer,
     ScopedTransfer, Transfer, TransferScope,
@@ -46,3 +46,4 @@ pub use memferry_engine::contract::{
     DeviceAllocError, DeviceAllocator, EngineChoice, EngineSelection,
 };
 pub use memferry_memory::pin_cache::PinCacheLimits as PinLimits;
+pub use memferry_memory::registration::RegistrationStatistics;

@@ -1,8 +1,7 @@
 //! Statistics of a ferry.
 
 use memferry_engine::ChannelStatistics;
-use memferry_memory::pin_cache::{self, InvalidationMode};
-use memferry_memory::pinning::PinError;
+use memferry_memory::registration::RegistrationStatistics;
 
 /// Counters of a ferry. They only rise, except for the sizes of what is held now. Transfers that
 /// the caller executes inline are not counted: an atomic read-modify-write after a small copy waits
@@ -24,31 +23,6 @@ pub struct Statistics {
     pub engines: Vec<(String, Vec<ChannelStatistics>)>,
     /// The pinned memory of each engine that needs it, by the engine's name.
     pub pinning: Vec<(String, RegistrationStatistics)>,
-}
-
-/// Statistics of the memory that is pinned for an engine.
-///
-/// ```
-/// use memferry::{Ferry, RegistrationStatistics};
-///
-/// let statistics = Ferry::new()?.statistics();
-/// let nic: Option<&RegistrationStatistics> = statistics.pinning("nic");
-/// assert!(nic.is_none()); // no such engine
-/// # Ok::<_, Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RegistrationStatistics {
-    /// The counters and the current contents of its pin cache.
-    pub cache: pin_cache::PinCacheStatistics,
-    /// How the cache is notified of unmapped memory: by kernel events, or by
-    /// [`Ferry::invalidate`](crate::Ferry::invalidate).
-    pub invalidation_mode: InvalidationMode,
-    /// How often mapped memory could not be pinned.
-    pub failures: u64,
-    /// Bytes that the processor copied because of these failures.
-    pub fallback_bytes: u64,
-    /// The most recent error of pinning.
-    pub last_error: Option<PinError>,
 }
 
 impl Statistics {

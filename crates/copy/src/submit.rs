@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use memferry_engine::completion::{ChannelBatch, ChunkedWork, Completion, Dispatch};
-use memferry_engine::contract::ReuseHint;
+use memferry_engine::contract::{RegistrationCache, ReuseHint};
 use memferry_engine::{Channel, Descriptor, Engine, MemoryKind, Opcode};
 
 use crate::cookie::CookieTable;
@@ -15,7 +15,6 @@ use crate::policy::{Choice, Policy};
 use crate::poller::PollThread;
 use crate::registration::{EngineRegistrations, PipelinedRegistration};
 use crate::request::{Request, RequestExtras};
-use crate::statistics::RegistrationStatistics;
 use crate::transfer::{ChannelWaiter, Transfer, WaitConfig};
 
 /// The state that all clones of a ferry share.
@@ -436,23 +435,13 @@ impl ActiveEngine {
         self.engine.capabilities().auto_progress
     }
 
-    /// Returns the statistics of the engine's pinned memory, if it needs any.
-    pub(crate) fn pin_statistics(&self, is_forked: bool) -> Option<RegistrationStatistics> {
-        if let Some(registration) = &self.registrations {
-            return Some(registration.statistics());
+    /// Returns the registered memory of the engine, if it registers any: that of its submitter, or
+    /// its own.
+    pub(crate) fn registration_cache(&self) -> Option<&RegistrationCache> {
+        match &self.registrations {
+            Some(registrations) => Some(registrations.cache()),
+            None => self.engine.registrations(),
         }
-        let registry = self.engine.registrations()?;
-        // In a forked child, a lock that was held at the fork stays locked for ever.
-        let (refused, last_refusal) = if is_forked { (0, None) } else { registry.failures() };
-        let (cache, watching) =
-            (registry.cache().statistics(), registry.cache().invalidation_mode());
-        Some(RegistrationStatistics {
-            cache,
-            invalidation_mode: watching,
-            failures: refused,
-            fallback_bytes: 0,
-            last_error: last_refusal,
-        })
     }
 
     /// Submits a descriptor that completes by sequence. If the channel is full or closed, the

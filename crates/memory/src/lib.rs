@@ -1,8 +1,8 @@
 //! Memory for engines and peers.
 //!
 //! [`pinning`] pins pages, as a whole or in growing chunks that are copied while later ones are
-//! pinned; [`pin_cache`] keeps pinned ranges for reuse and finds them by address; [`handle`] names
-//! memory of processes, and [`lookup`] translates it through a small cache in front of unlimited
+//! pinned; [`pin_cache`] keeps pinned ranges for reuse and finds them by address; `registration` is
+//! the registered memory of an engine, over both; [`handle`] names memory of processes, and [`lookup`] translates it through a small cache in front of unlimited
 //! tables; [`dma_mappings`] is the pinned memory of devices, by their IOVAs. Engines and messages
 //! get registered memory only from this crate.
 
@@ -12,3 +12,5 @@ pub mod handle;
 pub mod lookup;
 pub mod pin_cache;
 pub mod pinning;
+#[cfg(not(loom))]
+pub mod registration;

@@ -13,9 +13,10 @@ use memferry_engine::completion::ChannelBatch;
 use memferry_engine::contract::{Channel, DescriptorLeases};
 use memferry_memory::pin_cache::Lease;
 use memferry_memory::pinning::{Access, ChunkSchedule, PageRange};
+use memferry_memory::registration::RegistrationError;
 use memferry_sys::pages::page_bytes;
 
-use super::{EngineRegistrations, RegistrationError};
+use super::EngineRegistrations;
 use crate::parts::PartBuilder;
 
 /// Up to this number of pages, pinning everything takes no longer than pinning the first range.

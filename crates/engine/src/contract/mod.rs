@@ -13,10 +13,6 @@ mod error;
 #[cfg(not(loom))]
 pub(crate) mod factory;
 mod leases;
-#[cfg(not(loom))]
-mod regions;
-#[cfg(not(loom))]
-mod registration_cache;
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -33,10 +29,9 @@ pub use error::{ExecutionError, OpenError, SubmitError};
 #[cfg(not(loom))]
 pub use factory::{EngineChoice, EngineFactory, EngineSelection, OpenOptions};
 pub use leases::{DescriptorLeases, NotificationWrite, PinnedLocation, Pinner};
+pub use memferry_memory::pin_cache::PinCacheLimits;
 #[cfg(not(loom))]
-pub use regions::RegisteredRegion;
-#[cfg(not(loom))]
-pub use registration_cache::{PinCacheLimits, RegistrationCache, RegistrationRef, ReuseHint};
+pub use memferry_memory::registration::{RegistrationCache, ReuseHint};
 
 /// The number of a descriptor in its channel. The first descriptor has 1; 0 means none yet.
 ///

@@ -81,14 +81,6 @@ pub(super) enum IssueResult {
     NoBuffer,
 }
 
-/// The reason why one side of a copy is not registered.
-pub(super) enum RegistrationError {
-    /// It must not or cannot be registered.
-    Refused,
-    /// It is not mapped.
-    Unmapped { address: u64 },
-}
-
 impl CudaWorker {
     fn new(shared: Arc<ChannelShared>, device: Arc<CudaContext>) -> Result<Self, DriverError> {
         let driver = &device.driver;

@@ -1,9 +1,10 @@
 //! Issuing a copy: the choice of its route, and the routes.
 
 use memferry_memory::pinning::Access;
+use memferry_memory::registration::RegistrationError;
 use memferry_sys::cuda::{CudaEvent, DriverError, MemcpyKind, code};
 
-use super::channel::{CudaWorker, IssueResult, RegistrationError, STAGING_BUFFER_BYTES, failed};
+use super::channel::{CudaWorker, IssueResult, STAGING_BUFFER_BYTES, failed};
 use super::host_staging::StagingAlloc;
 use super::in_flight::CopyRoute;
 use crate::Kernel;

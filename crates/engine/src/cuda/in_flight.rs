@@ -3,12 +3,13 @@
 
 use std::ops::Range;
 
+use memferry_memory::registration::RegistrationRef;
 use memferry_sys::cuda::CudaEvent;
 
 use super::channel::{MAX_COPY_BYTES, STAGING_BUFFER_BYTES};
 use crate::Descriptor;
 use crate::completion::Chunk;
-use crate::contract::{DescriptorScope, ExecutionError, RegistrationRef, Sequence};
+use crate::contract::{DescriptorScope, ExecutionError, Sequence};
 
 /// A descriptor that was taken and is not complete.
 #[derive(Debug)]

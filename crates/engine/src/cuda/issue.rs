@@ -2,14 +2,15 @@
 //! copies without the device.
 
 use memferry_memory::pinning::{Access, PageRange, PinError};
+use memferry_memory::registration::{RegistrationError, RegistrationRef};
 use memferry_sys::cuda::{CudaDriver, CudaEvent, CudaStream, DriverError, MemcpyKind, code};
 use memferry_sys::sync::spin_hint;
 use memferry_sys::{clock, residency};
 
-use super::channel::{CudaWorker, IssueResult, MAX_COPY_BYTES, RegistrationError, failed};
+use super::channel::{CudaWorker, IssueResult, MAX_COPY_BYTES, failed};
 use super::in_flight::{CopyRoute, InFlightCopy};
 use crate::Kernel;
-use crate::contract::{CopyDirection, ExecutionError, RegistrationRef};
+use crate::contract::{CopyDirection, ExecutionError};
 use crate::runtime::execute;
 
 impl CudaWorker {

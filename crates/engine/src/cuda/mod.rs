@@ -43,6 +43,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use memferry_memory::pin_cache::PinCacheLimits;
 use memferry_sys::cuda::{CudaDriver, DriverError, code};
 #[cfg(feature = "cuda")]
 use memferry_sys::fork::OwnerProcess;
@@ -55,7 +56,7 @@ pub use profile::CudaProfile;
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, DeviceAllocError,
     DeviceAllocator, DeviceBuffer, Engine, MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError,
-    PinCacheLimits, RegistrationCache, RegistrationCosts, RegistrationMode,
+    RegistrationCache, RegistrationCosts, RegistrationMode,
 };
 use factory::CudaFactory;
 use pinner::CudaPinner;
@@ -166,7 +167,7 @@ impl CudaEngine {
         limits: PinCacheLimits,
     ) -> Result<Self, OpenError> {
         let pinner = Arc::new(CudaPinner::new(driver.clone()));
-        let registrations = RegistrationCache::new(pinner.clone(), limits).map_err(|error| {
+        let registrations = RegistrationCache::shared(pinner.clone(), limits).map_err(|error| {
             let cause = std::error::Error::source(&error).map(|cause| format!(": {cause}"));
             let cause = cause.unwrap_or_default();
             let reason = format!("the registration cache could not be started: {error}{cause}");

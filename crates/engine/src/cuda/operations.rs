@@ -1,11 +1,10 @@
 //! Fills, moves and compares that involve the device or its memory.
 
 use memferry_memory::pinning::Access;
+use memferry_memory::registration::RegistrationError;
 use memferry_sys::cuda::{DriverError, MemcpyKind};
 
-use super::channel::{
-    CudaWorker, IssueResult, MAX_COPY_BYTES, RegistrationError, STAGING_BUFFER_BYTES, failed,
-};
+use super::channel::{CudaWorker, IssueResult, MAX_COPY_BYTES, STAGING_BUFFER_BYTES, failed};
 use super::host_staging::StagingAlloc;
 use super::in_flight::CopyRoute;
 use crate::Kernel;

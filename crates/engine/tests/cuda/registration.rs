@@ -203,7 +203,10 @@ fn memory_that_nobody_registered_is_never_registered_where_others_use_the_device
         assert_eq!(subject.execute(CudaOperation::fill(host(&target, 0), 7, 1).cut(cut)), OK);
     }
     check(&subject.download(&inside), 0, source.as_slice(), "into the device");
-    assert_eq!((subject.stats().registrations, subject.registrations().failures().0), (0, 0));
+    assert_eq!(
+        (subject.stats().registrations, subject.registrations().statistics().failures),
+        (0, 0)
+    );
 }
 
 #[test]

@@ -13,9 +13,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use memferry_memory::pinning::{Access, PageRange, PinError, PinToken, Pinner};
 use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::lock;
+
+use crate::pinning::{Access, PageRange, PinError, PinToken, Pinner};
 
 /// One registered range. It stays registered until the last reference is dropped; copies in flight
 /// hold references.
@@ -83,8 +84,7 @@ impl RegionTable {
     /// changed.
     pub(super) fn register(&self, address: usize, length: usize) -> Result<(), PinError> {
         if self.is_forked() {
-            let what = "registering memory with a device of the parent process";
-            return Err(PinError::Unsupported { what, fix: "open the device in this process" });
+            return Err(super::FORKED);
         }
         let mut refcounts = lock(&self.refcounts);
         // A counted range may have no region: a larger range was unregistered while a copy held it.

@@ -1,28 +1,39 @@
-//! Registration cache of one engine that registers memory itself.
+//! The registered memory of an engine: one service for all engines that access registered memory only,
+//! or copy it faster.
 //!
-//! By default it contains only memory that its owner has registered (`regions.rs`), and unmonitored
+//! A cache of a device that [this library alone](RegistrationCache::exclusive) uses registers memory
+//! when it is used, and keeps it registered, within limits, until it is unmapped, invalidated or
+//! evicted. A registration is kept only if userfaultfd monitors its memory, or the owner of the memory
+//! guarantees to invalidate it. Every other registration serves one use: a kept one would let the
+//! device access the old page frames after other memory is mapped at the same addresses.
+//!
+//! A cache of a device that [other libraries](RegistrationCache::shared) of the process may use too
+//! contains only memory that its owner has registered (`regions.rs`), and unmonitored
 //! memory, whose owner guarantees to invalidate it and to use it with no other library:
 //! registrations that other users of the device do not know of could make their copies fail. All
 //! other memory is copied without registration.
 //!
-//! If the engine is the device's [only user](RegistrationCache::set_sole_user), a pin cache
-//! registers memory automatically. Registering pays off from the second use of a range, so the
+//! If the engine becomes the device's [only user](RegistrationCache::set_sole_user), it registers
+//! memory automatically. Registering pays off from the second use of a range, so the
 //! first use is only recorded, unless registering is the cheapest route even for a single transfer.
-//! Reused ranges stay registered, within limits, until they are unmapped, invalidated or evicted.
+
+mod regions;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use memferry_memory::pin_cache::{
-    InvalidationMode, Lease, PinCache, PinCacheError, UnmonitoredRanges,
-};
-use memferry_memory::pinning::{Access, PinError, Pinner};
-use memferry_sys::residency;
+use memferry_sys::pages::page_bytes;
 use memferry_sys::sync::lock;
+use memferry_sys::{fork, residency};
 
-pub use memferry_memory::pin_cache::PinCacheLimits;
+pub use regions::RegisteredRegion;
 
-use super::regions::{RegionTable, RegisteredRegion};
+use crate::pin_cache::{
+    InvalidationMode, Lease, PinCache, PinCacheError, PinCacheLimits, PinCacheStatistics,
+    UnmonitoredRanges,
+};
+use crate::pinning::{Access, PinError, Pinner};
+use regions::RegionTable;
 
 /// What the cache knows about a range of host memory. Later variants are better.
 ///
@@ -47,14 +58,59 @@ pub enum ReuseHint {
 #[derive(Debug)]
 pub struct RegistrationCache {
     cache: PinCache,
-    /// Ranges that their owners have registered.
-    regions: RegionTable,
+    /// Ranges that their owners have registered, each as one region of exactly its bytes. `None` for
+    /// a device without other users, whose ranges are registered part by part as they are used.
+    regions: Option<RegionTable>,
     /// Ranges that their owners guarantee to invalidate before they are unmapped.
     unmonitored: UnmonitoredRanges,
     /// No other library of this process uses the device.
     is_sole_user: AtomicBool,
     failures: AtomicU64,
+    fallback_bytes: AtomicU64,
     last_error: Mutex<Option<PinError>>,
+    fork_generation: u64,
+}
+
+/// The reason why memory is not registered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RegistrationError {
+    /// The memory must not be registered, or the pinner failed for a reason other than the memory
+    /// itself.
+    Refused,
+    /// The memory is not mapped.
+    Unmapped {
+        /// The first address that is not mapped.
+        address: u64,
+    },
+}
+
+/// Statistics of the memory that is registered for an engine.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use memferry_memory::pin_cache::PinCacheLimits;
+/// use memferry_memory::pinning::PopulatePinner;
+/// use memferry_memory::registration::{RegistrationCache, RegistrationStatistics};
+///
+/// let cache = RegistrationCache::exclusive(Arc::new(PopulatePinner), PinCacheLimits::default())?;
+/// let statistics: RegistrationStatistics = cache.statistics();
+/// assert_eq!(statistics.failures, 0);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegistrationStatistics {
+    /// The counters and the current contents of its pin cache.
+    pub cache: PinCacheStatistics,
+    /// How the cache is notified of unmapped memory: by kernel events, or by the program
+    /// (`Ferry::invalidate`).
+    pub invalidation_mode: InvalidationMode,
+    /// How often mapped memory could not be pinned.
+    pub failures: u64,
+    /// Bytes that the processor copied because of these failures.
+    pub fallback_bytes: u64,
+    /// The most recent error of pinning.
+    pub last_error: Option<PinError>,
 }
 
 /// A reference that keeps memory registered while a copy uses it.
@@ -69,17 +125,37 @@ pub enum RegistrationRef {
 }
 
 impl RegistrationCache {
-    /// Creates an empty cache. If the kernel does not report unmapped memory, only unmonitored
-    /// ranges are cached: other memory could be mapped at the same address and be mistaken for the
-    /// old.
-    pub fn new(pinner: Arc<dyn Pinner>, limits: PinCacheLimits) -> Result<Self, PinCacheError> {
+    /// Creates an empty cache of a device that only this library uses. If the kernel does not report
+    /// unmapped memory, only unmonitored ranges stay registered: other memory could be mapped at the
+    /// same address and be mistaken for the old.
+    pub fn exclusive(
+        pinner: Arc<dyn Pinner>,
+        limits: PinCacheLimits,
+    ) -> Result<Self, PinCacheError> {
+        Self::new(pinner, limits, None)
+    }
+
+    /// Creates an empty cache of a device that other libraries of the process may use too.
+    pub fn shared(pinner: Arc<dyn Pinner>, limits: PinCacheLimits) -> Result<Self, PinCacheError> {
+        let regions = RegionTable::new(pinner.clone());
+        Self::new(pinner, limits, Some(regions))
+    }
+
+    fn new(
+        pinner: Arc<dyn Pinner>,
+        limits: PinCacheLimits,
+        regions: Option<RegionTable>,
+    ) -> Result<Self, PinCacheError> {
+        fork::install_handler();
         Ok(Self {
-            cache: PinCache::new(pinner.clone(), limits, InvalidationMode::Automatic)?,
-            regions: RegionTable::new(pinner),
+            cache: PinCache::new(pinner, limits, InvalidationMode::Automatic)?,
+            is_sole_user: AtomicBool::new(regions.is_none()),
+            regions,
             unmonitored: UnmonitoredRanges::new(),
-            is_sole_user: AtomicBool::new(false),
             failures: AtomicU64::new(0),
+            fallback_bytes: AtomicU64::new(0),
             last_error: Mutex::default(),
+            fork_generation: fork::generation(),
         })
     }
 
@@ -89,7 +165,7 @@ impl RegistrationCache {
         self.is_sole_user.store(true, Ordering::Relaxed);
     }
 
-    /// Whether the program declared this.
+    /// Whether no other library uses the device.
     pub fn is_sole_user(&self) -> bool {
         self.is_sole_user.load(Ordering::Relaxed)
     }
@@ -110,7 +186,7 @@ impl RegistrationCache {
     /// The reuse hint for a range, without recording a use.
     pub fn reuse_hint(&self, address: u64, length: u64) -> ReuseHint {
         let (address, length) = (address as usize, length as usize);
-        if self.regions.covers(address, length)
+        if self.regions.as_ref().is_some_and(|regions| regions.covers(address, length))
             || self.uses_cache() && self.cache.covers(address, length, Access::Read)
         {
             return ReuseHint::Reused;
@@ -129,7 +205,8 @@ impl RegistrationCache {
     /// The registration at an address, which may end before the range of the caller. Registers
     /// nothing.
     pub fn find(&self, address: u64, access: Access) -> Option<RegistrationRef> {
-        if let Some(region) = self.regions.find(address as usize, access) {
+        let region = self.regions.as_ref().and_then(|all| all.find(address as usize, access));
+        if let Some(region) = region {
             return Some(RegistrationRef::Region(region));
         }
         let lease = self.uses_cache().then(|| self.cache.find(address as usize, 1, access));
@@ -141,11 +218,35 @@ impl RegistrationCache {
         self.is_sole_user() || self.is_unmonitored(address, length)
     }
 
-    /// Registers memory, or finds it registered. Counts failures.
+    /// Registers memory, or finds it registered. Counts failures, except of memory that is not
+    /// mapped.
     pub fn acquire(&self, address: u64, length: u64, access: Access) -> Result<Lease, PinError> {
+        if self.is_forked() {
+            // The device and its registrations belong to the parent.
+            return Err(FORKED);
+        }
+        self.acquire_quietly(address, length, access)
+            .inspect_err(|error| self.record_failure(error))
+    }
+
+    /// As [`acquire`](RegistrationCache::acquire), for memory that need not be registered: a failure
+    /// is not counted.
+    pub fn acquire_optional(&self, address: u64, length: u64, access: Access) -> Option<Lease> {
+        if self.is_forked() {
+            return None;
+        }
+        self.acquire_quietly(address, length, access).ok()
+    }
+
+    fn acquire_quietly(
+        &self,
+        address: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<Lease, PinError> {
         let (at, bytes) = (address as usize, length as usize);
         let unmonitored = self.unmonitored.acquire(&self.cache, at, bytes, access);
-        let acquired = if let Some(acquired) = unmonitored {
+        if let Some(acquired) = unmonitored {
             acquired
         } else if self.caches_by_default() {
             self.cache.acquire(at, bytes, access)
@@ -156,21 +257,32 @@ impl RegistrationCache {
                 what: "registering memory that its owner has not registered",
                 fix: "register it, or declare the sole use of CUDA (MEMFERRY_CUDA_SOLE_USER=1)",
             })
-        };
-        acquired.inspect_err(|error| self.record_failure(error))
+        }
     }
 
     fn record_failure(&self, error: &PinError) {
+        if matches!(error, PinError::BadMemory { .. }) {
+            return;
+        }
+        let pinner = self.cache.pinner().name();
         if self.failures.fetch_add(1, Ordering::Relaxed) == 0 {
-            tracing::warn!(%error, "memory cannot be registered: copying it without registration");
+            tracing::warn!(pinner, %error, "memory cannot be registered: copying it another way");
+        } else {
+            tracing::debug!(pinner, %error, "memory cannot be registered");
         }
         *lock(&self.last_error) = Some(error.clone());
     }
 
-    /// Registers memory whose owner reports its end, as one region of exactly these bytes, until
-    /// [unregister](RegistrationCache::unregister) was called for each registration. If the device
-    /// has no other user, memory of which a part is registered already is registered part by part
-    /// instead, and the returned lease keeps it.
+    /// Counts bytes that the processor copied because their memory could not be registered.
+    pub fn count_fallback(&self, bytes: u64) {
+        self.fallback_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Registers memory whose owner reports its end, until
+    /// [unregister](RegistrationCache::unregister) was called for each registration: as one region of
+    /// exactly these bytes, or, with an [exclusive](RegistrationCache::exclusive) device, part by part
+    /// as it is used. If a shared device has got no other user, memory of which a part is registered
+    /// already is registered part by part too, and the returned lease keeps it.
     ///
     /// # Safety
     /// The memory must stay mapped until it is unregistered and until all copies of it are
@@ -180,7 +292,12 @@ impl RegistrationCache {
         address: usize,
         length: usize,
     ) -> Result<Option<Lease>, PinError> {
-        let error = match self.regions.register(address, length) {
+        let Some(regions) = &self.regions else {
+            // SAFETY: the caller's guarantee; `unregister` withdraws the range.
+            unsafe { self.unmonitored.add_ref(address, length) };
+            return Ok(None);
+        };
+        let error = match regions.register(address, length) {
             Ok(()) => return Ok(None),
             Err(error) => error,
         };
@@ -205,7 +322,9 @@ impl RegistrationCache {
     /// Undoes one [`RegistrationCache::register`] of the same range. Copies in flight are not
     /// affected.
     pub fn unregister(&self, address: usize, length: usize) {
-        if !self.regions.unregister(address, length) {
+        let is_region =
+            self.regions.as_ref().is_some_and(|regions| regions.unregister(address, length));
+        if !is_region {
             for pages in self.unmonitored.remove_ref(address, length) {
                 self.cache.invalidate(pages.start(), pages.bytes());
             }
@@ -250,8 +369,36 @@ impl RegistrationCache {
         &self.cache
     }
 
-    /// The number of failed registrations, and the last error.
-    pub fn failures(&self) -> (u64, Option<PinError>) {
-        (self.failures.load(Ordering::Relaxed), lock(&self.last_error).clone())
+    /// The counters so far.
+    pub fn statistics(&self) -> RegistrationStatistics {
+        // In a forked child, a lock that was held at the fork stays locked for ever.
+        let last_error = if self.is_forked() { None } else { lock(&self.last_error).clone() };
+        RegistrationStatistics {
+            cache: self.cache.statistics(),
+            invalidation_mode: self.cache.invalidation_mode(),
+            failures: self.failures.load(Ordering::Relaxed),
+            fallback_bytes: self.fallback_bytes.load(Ordering::Relaxed),
+            last_error,
+        }
     }
+
+    fn is_forked(&self) -> bool {
+        fork::generation() != self.fork_generation
+    }
+}
+
+/// The error of a forked child.
+const FORKED: PinError = PinError::Unsupported {
+    what: "registering memory with a device of the parent process",
+    fix: "open the device in this process",
+};
+
+/// The first unmapped address of a range, or its first address if all of it is mapped: then the
+/// protection forbids the access.
+pub fn first_unmapped(address: u64, length: u64) -> u64 {
+    let page = page_bytes() as u64;
+    let first = address & !(page - 1);
+    let pages = (first..address + length).step_by(page_bytes());
+    let missing = pages.into_iter().find(|at| !residency::is_mapped(*at as usize, page_bytes()));
+    missing.map_or(address, |at| at.max(address))
 }
