@@ -14,25 +14,27 @@
 //! everything else is fixed before the completion is shared.
 
 mod dispatch;
+mod help;
+mod listeners;
 mod notify;
 mod waiters;
 mod work;
 
-use std::sync::Arc;
-use std::task::Waker;
 use std::time::{Duration, Instant};
 
+use memferry_sys::Futex;
 use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::atomic::{AtomicU64, Ordering};
 use memferry_sys::sync::{Mutex, lock, spin_hint};
-use memferry_sys::{EventFd, Futex};
 
 pub use dispatch::{ChannelBatch, Dispatch};
+pub use listeners::KeepAlive;
 pub use notify::{Notification, PendingNotification};
 pub use waiters::Waiters;
 pub use work::{Chunk, ChunkedWork};
 
 use crate::contract::ExecutionError;
+use listeners::CompletionListeners;
 
 const DONE: u32 = 1;
 const FAILED: u32 = 2;
@@ -84,19 +86,6 @@ impl std::fmt::Debug for Completion {
         f.debug_struct("Completion").field("is_done", &self.is_done()).finish_non_exhaustive()
     }
 }
-
-/// The listeners of a completion, apart from sleepers on the state word.
-#[derive(Debug, Default)]
-struct CompletionListeners {
-    wakers: Vec<Waker>,
-    events: Vec<Arc<EventFd>>,
-    dependents: Vec<Arc<Dispatch>>,
-    keep_alive: Vec<Box<dyn KeepAlive>>,
-}
-
-/// A value that must stay alive until a transfer is complete.
-pub trait KeepAlive: Send + std::fmt::Debug {}
-impl<T: Send + std::fmt::Debug> KeepAlive for T {}
 
 impl Completion {
     /// The completion of a transfer that consists of one descriptor.
@@ -218,71 +207,6 @@ impl Completion {
         self.state.word().load(Ordering::Relaxed) & CANCELLED != 0
     }
 
-    /// The chunks, if a processor can execute them.
-    fn host_work(&self) -> Option<&ChunkedWork> {
-        self.work().filter(|work| work.is_host_only())
-    }
-
-    /// Claims one chunk from the back and executes it on the calling processor. Returns `false` if
-    /// no chunk is left or the memory is not host memory.
-    pub fn help_from_back(&self) -> bool {
-        let work = self.host_work();
-        let Some((work, chunk)) = work.and_then(|w| Some((w, w.claim_back()?))) else {
-            return false;
-        };
-        self.run_chunk(work, chunk);
-        true
-    }
-
-    /// Claims one chunk from the front and executes it on the calling processor. Returns `false` if
-    /// no chunk is left or the memory is not host memory.
-    pub fn help_from_front(&self) -> bool {
-        let work = self.host_work();
-        let Some((work, chunk)) = work.and_then(|w| Some((w, w.claim_front()?))) else {
-            return false;
-        };
-        self.run_chunk(work, chunk);
-        true
-    }
-
-    /// Claims chunks from the front and executes them until none is left; returns the number of
-    /// bytes.
-    pub fn run_from_front(&self) -> u64 {
-        let Some(work) = self.host_work() else { return 0 };
-        let mut bytes = 0;
-        while let Some(chunk) = work.claim_front() {
-            bytes += chunk.length;
-            self.run_chunk(work, chunk);
-        }
-        bytes
-    }
-
-    fn run_chunk(&self, work: &ChunkedWork, chunk: Chunk) {
-        // SAFETY: the creator of the work guarantees its memory until the completion is done, and
-        // the claim makes this thread the only one to access the chunk.
-        let difference = unsafe { work.execute(chunk) };
-        self.finish_part(chunk.offset, chunk.length, Ok(difference));
-    }
-
-    /// Executes a run of chunks that an engine claimed and could not copy.
-    pub(crate) fn run_claimed(&self, run: Chunk) {
-        let Some(work) = self.host_work() else { return };
-        work.chunks_of(run).for_each(|chunk| self.run_chunk(work, chunk));
-    }
-
-    /// Reports the end of a run of chunks that an engine claimed.
-    pub(crate) fn finish_claimed(&self, run: Chunk, result: &Result<Option<u64>, ExecutionError>) {
-        let Some(work) = self.work() else { return };
-        for chunk in work.chunks_of(run) {
-            // The difference is reported with the chunk that contains it.
-            let inside = |at: u64| {
-                (run.offset + at).checked_sub(chunk.offset).filter(|&at| at < chunk.length)
-            };
-            let result = result.clone().map(|difference| difference.and_then(inside));
-            self.finish_part(chunk.offset, chunk.length, result);
-        }
-    }
-
     /// The variable that is written at the end, if there is one.
     pub(crate) fn notification(&self) -> Option<PendingNotification> {
         self.notification
@@ -395,65 +319,6 @@ impl Completion {
         failure.is_some()
     }
 
-    fn notify_listeners(&self, failed: bool) {
-        let Some(listeners) = lock(&self.listeners).take() else {
-            return;
-        };
-        let CompletionListeners { wakers, events, dependents, keep_alive } = *listeners;
-        events.iter().for_each(|event| event.signal());
-        wakers.into_iter().for_each(|waker| catch_user_panic(|| waker.wake()));
-        Dispatch::run_dependents(dependents, failed);
-        keep_alive.into_iter().for_each(|value| catch_user_panic(|| drop(value)));
-    }
-
-    /// Adds a listener; returns `false` if the transfer is complete or runs in the parent process.
-    fn add_listener(&self, add: impl FnOnce(&mut CompletionListeners)) -> bool {
-        if self.is_forked() {
-            return false;
-        }
-        let mut listeners = lock(&self.listeners);
-        // The flag is set under the lock: an engine that sees it waits for the lock and then finds
-        // the listener.
-        let previous = self.state.word().fetch_or(LISTENER, Ordering::AcqRel);
-        if previous & DONE != 0 {
-            return false;
-        }
-        add(listeners.get_or_insert_default());
-        true
-    }
-
-    /// Wakes a task on completion, each task once. `false` if the transfer is already complete.
-    pub fn wake_on_completion(&self, waker: &Waker) -> bool {
-        // Cloned outside the lock: a waker runs user code.
-        let mut new = Some(waker.clone());
-        self.add_listener(|listeners| {
-            if !listeners.wakers.iter().any(|known| known.will_wake(waker)) {
-                listeners.wakers.extend(new.take());
-            }
-        })
-    }
-
-    /// Signals an eventfd on completion, or now if the transfer is already complete.
-    pub fn signal_on_completion(&self, event: &Arc<EventFd>) {
-        if !self.add_listener(|listeners| listeners.events.push(event.clone())) {
-            event.signal();
-        }
-    }
-
-    /// Keeps a value alive until completion. `Err` returns it if the transfer is already complete.
-    pub fn keep_alive<T: Send + std::fmt::Debug + 'static>(&self, value: T) -> Result<(), T> {
-        let mut value = Some(value);
-        self.add_listener(|listeners| listeners.keep_alive.push(Box::new(value.take())));
-        value.map_or(Ok(()), Err)
-    }
-
-    /// Adds a dispatch that waits for this transfer. If the transfer is already complete, returns
-    /// whether it succeeded.
-    pub(crate) fn add_dependent(&self, dispatch: &Arc<Dispatch>) -> Option<bool> {
-        let added = self.add_listener(|listeners| listeners.dependents.push(dispatch.clone()));
-        (!added).then(|| matches!(self.outcome(), Some(Ok(_))))
-    }
-
     /// Spins for at most `spin_ns`, then sleeps until completion or the deadline. Returns whether
     /// the transfer is complete.
     pub fn wait(&self, spin_ns: u64, deadline: Option<Instant>) -> bool {
@@ -510,6 +375,10 @@ fn catch_user_panic(user_code: impl FnOnce()) {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use std::sync::Arc;
+
+    use memferry_sys::EventFd;
+
     use super::*;
 
     #[test]

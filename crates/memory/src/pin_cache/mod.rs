@@ -81,6 +81,7 @@
 //!
 //! [`Userfault::has_pending_changes`]: memferry_sys::userfault::Userfault::has_pending_changes
 
+mod acquire;
 mod entry;
 mod events;
 mod index;
@@ -94,13 +95,12 @@ mod unmonitored;
 use std::io;
 use std::sync::Arc;
 
-use memferry_sys::userfault::{RegisterRangeError, UserfaultDenied};
-use memferry_sys::{clock, residency};
+use memferry_sys::userfault::UserfaultDenied;
 
-use crate::pinning::{Access, PageRange, PinError, PinToken, Pinner};
+use crate::pinning::{Access, PageRange, PinError, Pinner};
 
 use entry::PinEntry;
-use index::{DeferredRelease, PinIndex, PinReservation};
+use index::{DeferredRelease, PinIndex};
 use monitor::MonitorThreads;
 use shared::{MappingMonitor, PinCacheShared};
 
@@ -254,51 +254,6 @@ impl PinCache {
         self.pin_uncached(PageRange::covering(address, length)?, access)
     }
 
-    fn acquire_with(
-        &self,
-        address: usize,
-        length: usize,
-        access: Access,
-        is_unmonitored: bool,
-    ) -> Result<Lease, PinError> {
-        let requested = PageRange::covering(address, length)?;
-        if !self.shared.is_owner_process() {
-            return self.pin_uncached(requested, access);
-        }
-        let is_quiesced = self.monitor_threads.as_ref().is_none_or(MonitorThreads::quiesce);
-        if !is_quiesced && self.shared.pinner.shares_pages() {
-            // Pins of this pinner could share the page frames of unmapped memory.
-            let what = "pinning memory while its mapping changes";
-            return Err(PinError::Unsupported { what, fix: "the copy takes another path" });
-        }
-        let mut may_merge = true;
-        loop {
-            let action = self.shared.with(self.monitor(), |index, deferred| {
-                let found = if is_quiesced { index.find(requested, access) } else { None };
-                if may_merge {
-                    index.statistics.hits += u64::from(found.is_some());
-                    index.statistics.misses += u64::from(found.is_none());
-                }
-                let request =
-                    PinRequest { range: requested, access, is_quiesced, may_merge, is_unmonitored };
-                let begin = || self.begin_pin(index, request, deferred);
-                found.map_or_else(begin, PinAction::UseCached)
-            });
-            match action {
-                PinAction::UseCached(entry) => return Ok(self.lease(entry)),
-                PinAction::PinUncached => return self.pin_uncached(requested, access),
-                PinAction::PinAndCache(reservation) => {
-                    match self.pin_reserved(&reservation, requested) {
-                        // Memory that the request was merged with may be the part that cannot be
-                        // pinned.
-                        Err(_) if reservation.merges => may_merge = false,
-                        outcome => return outcome,
-                    }
-                }
-            }
-        }
-    }
-
     /// The cached entry that contains `length` bytes at `address`, if there is one. Pins nothing.
     pub fn find(&self, address: usize, length: usize, access: Access) -> Option<Lease> {
         let requested = PageRange::covering(address, length).ok()?;
@@ -383,93 +338,6 @@ impl PinCache {
     fn lease(&self, entry: Arc<PinEntry>) -> Lease {
         Lease::new(&self.shared, entry)
     }
-
-    /// Decides how a request without a cached entry is pinned, and starts monitoring its memory.
-    fn begin_pin(
-        &self,
-        index: &mut PinIndex,
-        request: PinRequest,
-        deferred: &mut DeferredRelease,
-    ) -> PinAction {
-        let PinRequest { range: requested, access, is_quiesced, may_merge, is_unmonitored } =
-            request;
-        let in_quarantine =
-            !index.quarantine.is_empty() && index.quarantine.contains(requested, clock::now_ns());
-        // Memory that was never touched is new. If it is unmapped after this use, as a buffer for
-        // one message, monitoring costs more than a later hit would save.
-        let is_monitored = self.monitor().is_some() && !is_unmonitored;
-        let is_new = is_monitored && !residency::is_resident(requested.end() - 1);
-        let may_keep = is_quiesced && !in_quarantine && !is_new;
-        let attempts = if may_keep { &[may_merge, false][..] } else { &[] };
-        for &may_merge in attempts {
-            let Some(reservation) = index.reserve(requested, access, may_merge, deferred) else {
-                break;
-            };
-            if is_unmonitored || self.register(reservation.range, index, deferred) {
-                return PinAction::PinAndCache(reservation);
-            }
-            index.cancel(&reservation, deferred);
-            if !reservation.merges {
-                break;
-            }
-        }
-        index.statistics.uncached += 1;
-        PinAction::PinUncached
-    }
-
-    fn register(
-        &self,
-        range: PageRange,
-        index: &mut PinIndex,
-        deferred: &mut DeferredRelease,
-    ) -> bool {
-        let Some(monitor) = self.monitor() else { return true };
-        match monitor.userfault.register(range.start(), range.bytes()) {
-            Ok(()) => true,
-            Err(RegisterRangeError::NoMemory) => {
-                // Evicted entries are unregistered after this call, and their mappings merge.
-                index.evict(range.bytes(), deferred);
-                false
-            }
-            Err(_) => false,
-        }
-    }
-
-    fn pin_reserved(
-        &self,
-        reservation: &PinReservation,
-        requested: PageRange,
-    ) -> Result<Lease, PinError> {
-        let pinned = self.pin(reservation.range, reservation.access);
-        self.shared.with(self.monitor(), |index, deferred| match pinned {
-            Ok(token) => Ok(self.lease(index.commit(reservation, requested, token, deferred))),
-            Err(error) => {
-                index.cancel(reservation, deferred);
-                Err(error)
-            }
-        })
-    }
-
-    fn pin_uncached(&self, requested: PageRange, access: Access) -> Result<Lease, PinError> {
-        let token = self.pin(requested, access)?;
-        Ok(self.lease(Arc::new(PinEntry::new(requested, access, token, false))))
-    }
-
-    /// Pins. On a shortage, evicts the same number of bytes, then all unused entries, and retries.
-    fn pin(&self, range: PageRange, access: Access) -> Result<PinToken, PinError> {
-        let mut outcome = self.shared.pin(range, access);
-        for bytes in [range.bytes(), usize::MAX] {
-            match &outcome {
-                Err(error) if error.is_shortage() && self.shared.is_owner_process() => {}
-                _ => break,
-            }
-            if !self.shared.with(self.monitor(), |index, deferred| index.evict(bytes, deferred)) {
-                break;
-            }
-            outcome = self.shared.pin(range, access);
-        }
-        outcome
-    }
 }
 
 impl Drop for PinCache {
@@ -485,94 +353,5 @@ impl Drop for PinCache {
     }
 }
 
-/// A request without a cached entry.
-#[derive(Debug, Clone, Copy)]
-struct PinRequest {
-    range: PageRange,
-    access: Access,
-    /// No change of a monitored mapping is pending.
-    is_quiesced: bool,
-    may_merge: bool,
-    /// The owner invalidates the memory before it is unmapped.
-    is_unmonitored: bool,
-}
-
-/// The next step of a request.
-#[derive(Debug)]
-enum PinAction {
-    UseCached(Arc<PinEntry>),
-    PinAndCache(PinReservation),
-    PinUncached,
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::pinning::PopulatePinner;
-    use memferry_sys::Pages;
-    use memferry_sys::pages::page_bytes;
-
-    #[test]
-    fn pins_of_memory_under_quarantine_are_not_kept() {
-        let cache = PinCache::new(
-            Arc::new(PopulatePinner),
-            PinCacheLimits::default(),
-            InvalidationMode::Explicit,
-        )
-        .unwrap();
-        let pages = Pages::new(8 * page_bytes()).unwrap();
-        let address = pages.as_ptr() as usize;
-        let second = PageRange::covering(address + page_bytes(), 1).unwrap();
-        // One hour in the future, so that it does not expire during the test.
-        let later_ns = clock::now_ns() + 3_600_000_000_000;
-        cache.shared.with(None, |index, _| index.quarantine.add(Some(second), later_ns));
-        assert!(!cache.acquire(address, pages.len(), Access::Write).unwrap().is_cached());
-        assert!(cache.acquire(address, page_bytes(), Access::Write).unwrap().is_cached());
-        assert_eq!(cache.statistics().uncached, 1);
-    }
-
-    #[test]
-    fn a_reader_that_panics_lets_the_application_unmap_and_nothing_is_kept() {
-        use std::sync::atomic::Ordering;
-        use std::time::Duration;
-        let cache = PinCache::new(
-            Arc::new(PopulatePinner),
-            PinCacheLimits::default(),
-            InvalidationMode::KernelEvents,
-        );
-        let cache = match cache {
-            Ok(cache) => cache,
-            Err(PinCacheError::NoEvents(denied)) => {
-                return memferry_testing::skip(memferry_testing::Requirement::Userfaultfd, denied);
-            }
-            Err(error) => panic!("{error}"),
-        };
-        let touched = || {
-            let mut pages = Pages::new(4 * page_bytes()).unwrap();
-            pages.as_mut_slice().fill(1);
-            pages
-        };
-        let acquire = |pages: &Pages| {
-            cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap()
-        };
-        let (first, second) = (touched(), touched());
-        assert!(acquire(&first).is_cached() && acquire(&second).is_cached());
-        cache.monitor().unwrap().events.panics.store(true, Ordering::SeqCst);
-        let (done_sender, done_receiver) = std::sync::mpsc::channel();
-        let unmapping = std::thread::spawn(move || {
-            drop(first);
-            let _ = done_sender.send(());
-        });
-        done_receiver
-            .recv_timeout(Duration::from_secs(60))
-            .expect("unmapping blocks: the reader does not release its waiters");
-        unmapping.join().unwrap();
-
-        assert!(!cache.covers(second.as_ptr() as usize, second.len(), Access::Write));
-        for pages in [&second, &touched()] {
-            assert!(!acquire(pages).is_cached());
-        }
-        assert_eq!(cache.statistics().entries, 0);
-        drop((second, cache));
-    }
-}
+mod tests;

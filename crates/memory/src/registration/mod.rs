@@ -22,9 +22,10 @@ mod regions;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::pages::page_bytes;
+use memferry_sys::residency;
 use memferry_sys::sync::lock;
-use memferry_sys::{fork, residency};
 
 pub use regions::RegisteredRegion;
 
@@ -68,7 +69,7 @@ pub struct RegistrationCache {
     failures: AtomicU64,
     fallback_bytes: AtomicU64,
     last_error: Mutex<Option<PinError>>,
-    fork_generation: u64,
+    owner: OwnerProcess,
 }
 
 /// The reason why memory is not registered.
@@ -146,7 +147,6 @@ impl RegistrationCache {
         limits: PinCacheLimits,
         regions: Option<RegionTable>,
     ) -> Result<Self, PinCacheError> {
-        fork::install_handler();
         Ok(Self {
             cache: PinCache::new(pinner, limits, InvalidationMode::Automatic)?,
             is_sole_user: AtomicBool::new(regions.is_none()),
@@ -155,7 +155,7 @@ impl RegistrationCache {
             failures: AtomicU64::new(0),
             fallback_bytes: AtomicU64::new(0),
             last_error: Mutex::default(),
-            fork_generation: fork::generation(),
+            owner: OwnerProcess::current(),
         })
     }
 
@@ -383,7 +383,7 @@ impl RegistrationCache {
     }
 
     fn is_forked(&self) -> bool {
-        fork::generation() != self.fork_generation
+        !self.owner.is_current()
     }
 }
 

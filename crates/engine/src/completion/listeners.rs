@@ -1,0 +1,86 @@
+//! Who is told that a transfer is complete: tasks, eventfds, dependent transfers, and values that it
+//! keeps alive.
+
+use std::sync::Arc;
+use std::task::Waker;
+
+use memferry_sys::EventFd;
+use memferry_sys::sync::atomic::Ordering;
+use memferry_sys::sync::lock;
+
+use super::{Completion, DONE, Dispatch, LISTENER, catch_user_panic};
+
+/// The listeners of a completion, apart from sleepers on the state word.
+#[derive(Debug, Default)]
+pub(super) struct CompletionListeners {
+    wakers: Vec<Waker>,
+    events: Vec<Arc<EventFd>>,
+    dependents: Vec<Arc<Dispatch>>,
+    keep_alive: Vec<Box<dyn KeepAlive>>,
+}
+
+/// A value that must stay alive until a transfer is complete.
+pub trait KeepAlive: Send + std::fmt::Debug {}
+impl<T: Send + std::fmt::Debug> KeepAlive for T {}
+
+impl Completion {
+    /// Notifies all listeners of a transfer that is complete.
+    pub(super) fn notify_listeners(&self, failed: bool) {
+        let Some(listeners) = lock(&self.listeners).take() else {
+            return;
+        };
+        let CompletionListeners { wakers, events, dependents, keep_alive } = *listeners;
+        events.iter().for_each(|event| event.signal());
+        wakers.into_iter().for_each(|waker| catch_user_panic(|| waker.wake()));
+        Dispatch::run_dependents(dependents, failed);
+        keep_alive.into_iter().for_each(|value| catch_user_panic(|| drop(value)));
+    }
+
+    /// Adds a listener; returns `false` if the transfer is complete or runs in the parent process.
+    fn add_listener(&self, add: impl FnOnce(&mut CompletionListeners)) -> bool {
+        if self.is_forked() {
+            return false;
+        }
+        let mut listeners = lock(&self.listeners);
+        // The flag is set under the lock: an engine that sees it waits for the lock and then finds
+        // the listener.
+        let previous = self.state.word().fetch_or(LISTENER, Ordering::AcqRel);
+        if previous & DONE != 0 {
+            return false;
+        }
+        add(listeners.get_or_insert_default());
+        true
+    }
+
+    /// Wakes a task on completion, each task once. `false` if the transfer is already complete.
+    pub fn wake_on_completion(&self, waker: &Waker) -> bool {
+        // Cloned outside the lock: a waker runs user code.
+        let mut new = Some(waker.clone());
+        self.add_listener(|listeners| {
+            if !listeners.wakers.iter().any(|known| known.will_wake(waker)) {
+                listeners.wakers.extend(new.take());
+            }
+        })
+    }
+
+    /// Signals an eventfd on completion, or now if the transfer is already complete.
+    pub fn signal_on_completion(&self, event: &Arc<EventFd>) {
+        if !self.add_listener(|listeners| listeners.events.push(event.clone())) {
+            event.signal();
+        }
+    }
+
+    /// Keeps a value alive until completion. `Err` returns it if the transfer is already complete.
+    pub fn keep_alive<T: Send + std::fmt::Debug + 'static>(&self, value: T) -> Result<(), T> {
+        let mut value = Some(value);
+        self.add_listener(|listeners| listeners.keep_alive.push(Box::new(value.take())));
+        value.map_or(Ok(()), Err)
+    }
+
+    /// Adds a dispatch that waits for this transfer. If the transfer is already complete, returns
+    /// whether it succeeded.
+    pub(crate) fn add_dependent(&self, dispatch: &Arc<Dispatch>) -> Option<bool> {
+        let added = self.add_listener(|listeners| listeners.dependents.push(dispatch.clone()));
+        (!added).then(|| matches!(self.outcome(), Some(Ok(_))))
+    }
+}
