@@ -88,15 +88,11 @@ pub enum RegistrationError {
 /// Statistics of the memory that is registered for an engine.
 ///
 /// ```
-/// use std::sync::Arc;
+/// use memferry::{Ferry, RegistrationStatistics};
 ///
-/// use memferry_memory::pin_cache::PinCacheLimits;
-/// use memferry_memory::pinning::PopulatePinner;
-/// use memferry_memory::registration::{RegistrationCache, RegistrationStatistics};
-///
-/// let cache = RegistrationCache::exclusive(Arc::new(PopulatePinner), PinCacheLimits::default())?;
-/// let statistics: RegistrationStatistics = cache.statistics();
-/// assert_eq!(statistics.failures, 0);
+/// let statistics = Ferry::new()?.statistics();
+/// let nic: Option<&RegistrationStatistics> = statistics.pinning("nic");
+/// assert!(nic.is_none()); // no such engine
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
