@@ -398,3 +398,6 @@ pub fn first_unmapped(address: u64, length: u64) -> u64 {
     let missing = pages.into_iter().find(|at| !residency::is_mapped(*at as usize, page_bytes()));
     missing.map_or(address, |at| at.max(address))
 }
+
+#[cfg(test)]
+mod tests;
