@@ -1,0 +1,65 @@
+"""Asynchronous memory copies, single-copy messages between processes, and loading to GPUs.
+
+>>> import memferry
+>>> target = bytearray(5)
+>>> memferry.copy(target, b"hello")
+>>> bytes(target)
+b'hello'
+
+Copies take any object with the buffer protocol, DLPack, ``__array_interface__`` or
+``__cuda_array_interface__``: bytes, mmap, NumPy, PyTorch, CuPy. ``memferry.torch`` loads safetensors
+files to GPUs.
+"""
+
+from memferry._memferry import (
+    Cancelled,
+    Endpoint,
+    Error,
+    Job,
+    LoadError,
+    Operation,
+    Peer,
+    PeerDisconnected,
+    Registration,
+    RemoteWindow,
+    ShareableBuffer,
+    Status,
+    Transfer,
+    Window,
+    __version__,
+    compare,
+    copy,
+    explain,
+    fill,
+    icopy,
+    register,
+    release_buffers,
+    statistics,
+)
+from memferry import _completion as _completion
+
+__all__ = [
+    "Cancelled",
+    "Endpoint",
+    "Error",
+    "Job",
+    "LoadError",
+    "Operation",
+    "Peer",
+    "PeerDisconnected",
+    "Registration",
+    "RemoteWindow",
+    "ShareableBuffer",
+    "Status",
+    "Transfer",
+    "Window",
+    "__version__",
+    "compare",
+    "copy",
+    "explain",
+    "fill",
+    "icopy",
+    "register",
+    "release_buffers",
+    "statistics",
+]

@@ -1,0 +1,264 @@
+//! Copies, fills and comparisons, by ferries that are opened when they are first needed.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use memferry::plan::CopyQuery;
+use memferry::{Ferry, Gpu, MemoryKind, Region, Request};
+use memferry_sys::cuda::{Cuda, CudaDriver, CudaStream};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::error::{build_error, copy_error};
+use crate::memory::{Held, check_lengths, device_of};
+use crate::release;
+use crate::transfer::Transfer;
+
+/// Copies of this size and less are made without letting other threads of Python run: that would
+/// take longer than the copy.
+const SHORT_BYTES: usize = 32 << 10;
+
+/// The ferry without a GPU, and one for each GPU in use.
+static FERRIES: Mutex<Option<HashMap<Option<i32>, Ferry>>> = Mutex::new(None);
+
+/// The ferry for host memory, or for a GPU.
+pub(crate) fn ferry_for(py: Python<'_>, device: Option<i32>) -> PyResult<Ferry> {
+    let lock = || FERRIES.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(ferry) = lock().as_ref().and_then(|ferries| ferries.get(&device)) {
+        return Ok(ferry.clone());
+    }
+    // Opening takes up to half a second for a GPU. Two threads may both do it; one wins.
+    let ferry = py.detach(|| match device {
+        None => Ferry::builder().gpu(Gpu::Off).build(),
+        Some(number) => Ferry::builder().gpu(Gpu::Number(number.unsigned_abs() as usize)).build(),
+    });
+    let ferry = ferry.map_err(|error| build_error(&error))?;
+    Ok(lock().get_or_insert_default().entry(device).or_insert(ferry).clone())
+}
+
+/// The drivers of the GPUs whose streams were waited for.
+static DRIVERS: Mutex<Option<HashMap<i32, std::sync::Arc<Cuda>>>> = Mutex::new(None);
+
+/// Waits until a stream of another library has finished what it was given so far.
+pub(crate) fn wait_for_stream(py: Python<'_>, device: i32, stream: u64) -> PyResult<()> {
+    let known = {
+        let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+        drivers.get_or_insert_default().get(&device).cloned()
+    };
+    py.detach(|| {
+        let driver = match known {
+            Some(driver) => driver,
+            None => {
+                let opened = Cuda::open(device.unsigned_abs() as usize)
+                    .map_err(|error| crate::error::Error::new_err(error.to_string()))?;
+                let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+                let entry = drivers.get_or_insert_default().entry(device);
+                entry.or_insert(std::sync::Arc::new(opened)).clone()
+            }
+        };
+        driver.make_current().map_err(|error| crate::error::Error::new_err(error.to_string()))?;
+        // SAFETY: the handle is the exporter's, who keeps it valid, or names a default stream.
+        driver.synchronize(unsafe { CudaStream::from_raw(stream) });
+        Ok(())
+    })
+}
+
+/// The GPU that has an address: the array interface does not say it, but the driver does.
+pub(crate) fn device_of_address(address: usize) -> PyResult<i32> {
+    const DEVICE_ORDINAL: i32 = 9;
+    type PointerGetAttribute = unsafe extern "C" fn(*mut libc::c_void, i32, u64) -> i32;
+    // SAFETY: loading the driver has no effects of its own; whoever exports memory of a GPU has
+    // loaded it before, and it is never unloaded.
+    let symbol = unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL);
+        if library.is_null() {
+            return Err(crate::error::Error::new_err(
+                "the array is on a GPU, but no NVIDIA driver can be loaded (libcuda.so.1)",
+            ));
+        }
+        libc::dlsym(library, c"cuPointerGetAttribute".as_ptr())
+    };
+    if symbol.is_null() {
+        return Err(crate::error::Error::new_err("the NVIDIA driver is too old"));
+    }
+    // SAFETY: this is the signature of the driver's call.
+    let call = unsafe { std::mem::transmute::<*mut libc::c_void, PointerGetAttribute>(symbol) };
+    let mut device = 0i32;
+    // SAFETY: the attribute is an `int`, which the first argument points to.
+    let code = unsafe { call((&raw mut device).cast(), DEVICE_ORDINAL, address as u64) };
+    if code == 0 {
+        return Ok(device);
+    }
+    Err(crate::error::Error::new_err(format!(
+        "the driver does not know the memory at {address:#x} (error {code}): was the array freed?"
+    )))
+}
+
+/// Copies the bytes of `source` to `target`, and returns when they are there.
+#[pyfunction]
+#[pyo3(signature = (target, source))]
+fn copy(py: Python<'_>, target: &Bound<'_, PyAny>, source: &Bound<'_, PyAny>) -> PyResult<()> {
+    release::drain(py);
+    let (source, target) = (Held::source_of(source)?, Held::target_of(target)?);
+    check_lengths(&source, &target)?;
+    let ferry = ferry_for(py, device_of(&source, &target)?)?;
+    let (from, to) = (source.range(), target.range());
+    let run = || {
+        let request = Request::copy(from.address as *const u8, to.address as *mut u8, from.length)
+            .memory(source.kind(), target.kind());
+        // SAFETY: both ranges are held until after the copy.
+        unsafe { ferry.run_raw(request) }.map(|_| ())
+    };
+    let is_short = from.length <= SHORT_BYTES && from.device.or(to.device).is_none();
+    let outcome = if is_short { run() } else { py.detach(run) };
+    source.release(py);
+    target.release(py);
+    outcome.map_err(|error| copy_error(&error))
+}
+
+/// Starts a copy of the bytes of `source` to `target`.
+#[pyfunction]
+#[pyo3(signature = (target, source))]
+fn icopy(
+    py: Python<'_>,
+    target: &Bound<'_, PyAny>,
+    source: &Bound<'_, PyAny>,
+) -> PyResult<Transfer> {
+    release::drain(py);
+    let (source, target) = (Held::source_of(source)?, Held::target_of(target)?);
+    check_lengths(&source, &target)?;
+    let ferry = ferry_for(py, device_of(&source, &target)?)?;
+    Transfer::start(&ferry, source, target)
+}
+
+/// Sets every byte of `target` to `value`.
+#[pyfunction]
+#[pyo3(signature = (target, value=0))]
+fn fill(py: Python<'_>, target: &Bound<'_, PyAny>, value: u8) -> PyResult<()> {
+    release::drain(py);
+    let target = Held::target_of(target)?;
+    let ferry = ferry_for(py, target.range().device)?;
+    let (to, kind) = (target.range(), target.kind());
+    let outcome = py.detach(|| {
+        let request = Request::fill(to.address as *mut u8, value, to.length).memory(kind, kind);
+        // SAFETY: the range is held until after the fill.
+        unsafe { ferry.run_raw(request) }
+    });
+    target.release(py);
+    outcome.map(|_| ()).map_err(|error| copy_error(&error))
+}
+
+/// The position of the first byte in which two objects differ; `None` if they are equal.
+#[pyfunction]
+fn compare(
+    py: Python<'_>,
+    left: &Bound<'_, PyAny>,
+    right: &Bound<'_, PyAny>,
+) -> PyResult<Option<u64>> {
+    release::drain(py);
+    let (left, right) = (Held::source_of(left)?, Held::source_of(right)?);
+    check_lengths(&left, &right)?;
+    if left.kind() != MemoryKind::Host || right.kind() != MemoryKind::Host {
+        return Err(PyValueError::new_err("only host memory can be compared: copy it there first"));
+    }
+    let ferry = ferry_for(py, None)?;
+    let (a, b) = (left.range(), right.range());
+    let outcome = py.detach(|| {
+        let request = Request::compare(a.address as *const u8, b.address as *const u8, a.length);
+        // SAFETY: both ranges are held until after the comparison.
+        unsafe { ferry.run_raw(request) }
+    });
+    left.release(py);
+    right.release(py);
+    outcome.map(|output| output.difference).map_err(|error| copy_error(&error))
+}
+
+/// Memory that stays registered with a GPU, for copies at full speed.
+#[pyclass(module = "memferry", frozen)]
+struct Registration {
+    held: Mutex<Option<(Region, Held)>>,
+}
+
+#[pymethods]
+impl Registration {
+    /// Ends the registration.
+    fn close(&self, py: Python<'_>) {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some((region, held)) = held {
+            py.detach(|| drop(region));
+            held.release(py);
+        }
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
+    }
+}
+
+/// Registers the memory of an object with a GPU until the registration is closed.
+#[pyfunction]
+#[pyo3(signature = (memory, gpu=0))]
+fn register(py: Python<'_>, memory: &Bound<'_, PyAny>, gpu: i32) -> PyResult<Registration> {
+    let held = Held::source_of(memory)?;
+    let ferry = ferry_for(py, Some(gpu))?;
+    let range = held.range();
+    // SAFETY: the memory is held, and so stays mapped, until the region is dropped.
+    let region = py.detach(|| unsafe { ferry.register(range.address as *const u8, range.length) });
+    let region = region.map_err(|error| crate::error::Error::new_err(error.to_string()))?;
+    Ok(Registration { held: Mutex::new(Some((region, held))) })
+}
+
+/// Counters of the copies of this process: one dictionary for each engine's channel.
+#[pyfunction]
+#[pyo3(signature = (gpu=None))]
+fn statistics<'py>(py: Python<'py>, gpu: Option<i32>) -> PyResult<Bound<'py, PyDict>> {
+    let statistics = ferry_for(py, gpu)?.statistics();
+    let all = PyDict::new(py);
+    all.set_item("caller_chunks", statistics.caller_chunks)?;
+    let engines = PyDict::new(py);
+    for (name, channels) in &statistics.engines {
+        let list = channels.iter().map(|channel| {
+            let one = PyDict::new(py);
+            one.set_item("submitted", channel.submitted)?;
+            one.set_item("completed", channel.completed)?;
+            one.set_item("failed", channel.failed)?;
+            one.set_item("bytes", channel.bytes)?;
+            Ok(one)
+        });
+        engines.set_item(name, list.collect::<PyResult<Vec<_>>>()?)?;
+    }
+    all.set_item("engines", engines)?;
+    Ok(all)
+}
+
+/// How a copy of this size would be executed, and why.
+#[pyfunction]
+#[pyo3(signature = (nbytes, *, blocking=true, gpu=None))]
+fn explain(py: Python<'_>, nbytes: u64, blocking: bool, gpu: Option<i32>) -> PyResult<String> {
+    let ferry = ferry_for(py, gpu)?;
+    let mut query = CopyQuery::copy(nbytes, blocking);
+    if gpu.is_some() {
+        query.target_memory = MemoryKind::Device;
+    }
+    let plan = ferry.explain(&query);
+    let plan = plan.ok_or_else(|| PyValueError::new_err("no engine can copy that"))?;
+    Ok(format!("{:?}: {}", plan.strategy, plan.reason))
+}
+
+/// Adds the functions to the module.
+pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Registration>()?;
+    module.add_function(wrap_pyfunction!(copy, module)?)?;
+    module.add_function(wrap_pyfunction!(icopy, module)?)?;
+    module.add_function(wrap_pyfunction!(fill, module)?)?;
+    module.add_function(wrap_pyfunction!(compare, module)?)?;
+    module.add_function(wrap_pyfunction!(register, module)?)?;
+    module.add_function(wrap_pyfunction!(statistics, module)?)?;
+    module.add_function(wrap_pyfunction!(explain, module)?)
+}

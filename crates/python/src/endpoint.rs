@@ -1,0 +1,310 @@
+//! Endpoints and jobs.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Mutex, PoisonError};
+
+use memferry::message::{self, Rights, Source, TAG_ALL, TAG_ANY};
+use pyo3::exceptions::{PyIndexError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::error::message_error;
+use crate::memory::Held;
+use crate::operation::{Operation, Status};
+use crate::release;
+use crate::transfer::wait_with_signals;
+use crate::window::{RemoteWindow, Window};
+
+/// A peer of an endpoint.
+#[pyclass(module = "memferry", frozen, eq, hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Peer(pub(crate) message::Peer);
+
+#[pymethods]
+impl Peer {
+    fn __repr__(&self) -> String {
+        format!("<memferry.Peer {:?}>", self.0)
+    }
+}
+
+/// One process's address for tagged messages with many peers.
+#[pyclass(module = "memferry", frozen, weakref)]
+pub(crate) struct Endpoint {
+    inner: Mutex<Option<message::Endpoint>>,
+    /// Keeps the descriptor of `fileno` open.
+    ready: Mutex<Option<message::ReadyFd>>,
+}
+
+impl Endpoint {
+    fn of(endpoint: message::Endpoint) -> Self {
+        Self { inner: Mutex::new(Some(endpoint)), ready: Mutex::default() }
+    }
+
+    pub(crate) fn get(&self) -> PyResult<message::Endpoint> {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.clone().ok_or_else(|| message_error(&message::Error::Closed))
+    }
+}
+
+/// The source and the tags of a receive: `None` is any.
+fn wanted(
+    source: Option<&Bound<'_, Peer>>,
+    tag: Option<u64>,
+    mask: Option<u64>,
+) -> (Source, u64, u64) {
+    let source = source.map_or(Source::Any, |peer| Source::Peer(peer.get().0));
+    let mask = mask.unwrap_or(if tag.is_some() { TAG_ALL } else { TAG_ANY });
+    (source, tag.unwrap_or(0), mask)
+}
+
+#[pymethods]
+impl Endpoint {
+    /// Opens an endpoint with a name that peers connect to. With `background`, a thread makes
+    /// progress while the program computes.
+    #[new]
+    #[pyo3(signature = (name, *, background=false))]
+    fn new(py: Python<'_>, name: &str, background: bool) -> PyResult<Self> {
+        let builder = message::Endpoint::builder().background(background);
+        let opened = py.detach(|| builder.open(name));
+        opened.map(Self::of).map_err(|error| message_error(&error))
+    }
+
+    /// The name it was opened with.
+    #[getter]
+    fn name(&self) -> PyResult<String> {
+        Ok(self.get()?.name().to_owned())
+    }
+
+    /// Connects to the endpoint of this name.
+    fn connect(&self, py: Python<'_>, name: &str) -> PyResult<Peer> {
+        let endpoint = self.get()?;
+        py.detach(|| endpoint.connect(name)).map(Peer).map_err(|error| message_error(&error))
+    }
+
+    /// The peers that are connected.
+    #[getter]
+    fn peers(&self) -> PyResult<Vec<Peer>> {
+        Ok(self.get()?.peers().into_iter().map(Peer).collect())
+    }
+
+    /// The name of a peer.
+    fn name_of(&self, peer: &Bound<'_, Peer>) -> PyResult<String> {
+        self.get()?.name_of(peer.get().0).map_err(|error| message_error(&error))
+    }
+
+    /// Starts a send of the bytes of `data`.
+    #[pyo3(signature = (peer, data, tag=0))]
+    fn isend(
+        &self,
+        py: Python<'_>,
+        peer: &Bound<'_, Peer>,
+        data: &Bound<'_, PyAny>,
+        tag: u64,
+    ) -> PyResult<Operation> {
+        release::drain(py);
+        let (endpoint, peer, data) = (self.get()?, peer.get().0, host(Held::source_of(data)?)?);
+        Operation::start(py.detach(|| endpoint.isend(peer, tag, data)))
+    }
+
+    /// Starts a receive into `buffer`, from a peer or any, with a tag or any.
+    #[pyo3(signature = (buffer, source=None, tag=None, *, mask=None))]
+    fn irecv(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        source: Option<&Bound<'_, Peer>>,
+        tag: Option<u64>,
+        mask: Option<u64>,
+    ) -> PyResult<Operation> {
+        release::drain(py);
+        let (endpoint, buffer) = (self.get()?, host(Held::target_of(buffer)?)?);
+        let (source, tag, mask) = wanted(source, tag, mask);
+        Operation::start(py.detach(|| endpoint.irecv(source, tag, mask, buffer)))
+    }
+
+    /// Sends the bytes of `data`, and returns when the memory may be changed.
+    #[pyo3(signature = (peer, data, tag=0, *, timeout=None))]
+    fn send(
+        &self,
+        py: Python<'_>,
+        peer: &Bound<'_, Peer>,
+        data: &Bound<'_, PyAny>,
+        tag: u64,
+        timeout: Option<f64>,
+    ) -> PyResult<()> {
+        self.isend(py, peer, data, tag)?.wait_until(py, timeout).map(|_| ())
+    }
+
+    /// Receives a message into `buffer`, from a peer or any, with a tag or any.
+    #[pyo3(signature = (buffer, source=None, tag=None, *, mask=None, timeout=None))]
+    fn recv(
+        &self,
+        py: Python<'_>,
+        buffer: &Bound<'_, PyAny>,
+        source: Option<&Bound<'_, Peer>>,
+        tag: Option<u64>,
+        mask: Option<u64>,
+        timeout: Option<f64>,
+    ) -> PyResult<Status> {
+        self.irecv(py, buffer, source, tag, mask)?.wait_until(py, timeout)
+    }
+
+    /// The status of the first message that a receive would match. Waits for one, unless `timeout`
+    /// seconds pass: then `None`; with a timeout of 0 it only looks.
+    #[pyo3(signature = (source=None, tag=None, *, mask=None, timeout=None))]
+    fn probe(
+        &self,
+        py: Python<'_>,
+        source: Option<&Bound<'_, Peer>>,
+        tag: Option<u64>,
+        mask: Option<u64>,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Status>> {
+        let endpoint = self.get()?;
+        let (source, tag, mask) = wanted(source, tag, mask);
+        let found = wait_with_signals(py, timeout, |step| {
+            let probed = endpoint.iprobe(source, tag, mask).transpose();
+            if probed.is_none() && !step.is_zero() {
+                endpoint.progress_timeout(step);
+                return endpoint.iprobe(source, tag, mask).transpose();
+            }
+            probed
+        })?;
+        match found.transpose().map_err(|error| message_error(&error))? {
+            Some(status) => Status::new(py, status).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// Makes progress; returns whether there was any.
+    fn progress(&self, py: Python<'_>) -> PyResult<bool> {
+        let endpoint = self.get()?;
+        Ok(py.detach(|| endpoint.progress()))
+    }
+
+    /// A descriptor for event loops, readable while there is work: then call `progress`.
+    fn fileno(&self) -> PyResult<i32> {
+        let mut ready = self.ready.lock().unwrap_or_else(PoisonError::into_inner);
+        if ready.is_none() {
+            *ready = Some(self.get()?.ready_fd().map_err(|error| message_error(&error))?);
+        }
+        Ok(ready.as_ref().map_or(-1, |ready| ready.as_fd().as_raw_fd()))
+    }
+
+    /// Exposes the memory of an object to peers, until the window is closed.
+    #[pyo3(signature = (memory, *, read=true, write=true))]
+    fn expose(
+        &self,
+        py: Python<'_>,
+        memory: &Bound<'_, PyAny>,
+        read: bool,
+        write: bool,
+    ) -> PyResult<Window> {
+        let rights = match (read, write) {
+            (true, true) => Rights::READ_WRITE,
+            (true, false) => Rights::READ,
+            (false, true) => Rights::WRITE,
+            (false, false) => {
+                return Err(PyValueError::new_err("peers must be allowed to read or to write"));
+            }
+        };
+        let held = if write { Held::target_of(memory)? } else { Held::source_of(memory)? };
+        let (endpoint, held) = (self.get()?, host(held)?);
+        let exposed = py.detach(|| endpoint.expose(held, rights));
+        exposed.map(Window::of).map_err(|failed| message_error(&failed.error))
+    }
+
+    /// Attaches a window that a peer has exposed, by the bytes of its handle.
+    fn attach(
+        &self,
+        py: Python<'_>,
+        peer: &Bound<'_, Peer>,
+        handle: &Bound<'_, PyBytes>,
+    ) -> PyResult<RemoteWindow> {
+        let bytes = handle.as_bytes().try_into().map_err(|_| {
+            PyValueError::new_err("these bytes are not the handle of a window: wrong length")
+        })?;
+        let handle = message::WindowHandle::from_bytes(bytes)
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let (endpoint, peer) = (self.get()?, peer.get().0);
+        let attached = py.detach(|| endpoint.attach(peer, handle));
+        attached.map(RemoteWindow::of).map_err(|error| message_error(&error))
+    }
+
+    /// Closes the endpoint: operations in flight end, and peers are told.
+    fn close(&self, py: Python<'_>) {
+        let endpoint = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(endpoint) = endpoint {
+            py.detach(|| endpoint.close());
+        }
+        release::drain(py);
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) {
+        self.close(py);
+    }
+}
+
+/// Messages are of host memory.
+fn host(held: Held) -> PyResult<Held> {
+    if held.range().device.is_some() {
+        return Err(PyValueError::new_err(
+            "messages are of host memory: copy the array to the host first",
+        ));
+    }
+    Ok(held)
+}
+
+/// The endpoints of several processes, connected by rank.
+#[pyclass(module = "memferry", frozen, weakref)]
+pub(crate) struct Job {
+    inner: message::Job,
+    endpoint: Py<Endpoint>,
+}
+
+#[pymethods]
+impl Job {
+    /// Joins a job of `size` processes, and returns when all are there.
+    #[staticmethod]
+    fn join(py: Python<'_>, name: &str, rank: usize, size: usize) -> PyResult<Self> {
+        let inner = py.detach(|| message::Job::join(name, rank, size));
+        let inner = inner.map_err(|error| message_error(&error))?;
+        let endpoint = Py::new(py, Endpoint::of(inner.endpoint().clone()))?;
+        Ok(Self { inner, endpoint })
+    }
+
+    /// The endpoint of this process.
+    #[getter]
+    fn endpoint(&self, py: Python<'_>) -> Py<Endpoint> {
+        self.endpoint.clone_ref(py)
+    }
+
+    #[getter]
+    fn rank(&self) -> usize {
+        self.inner.rank()
+    }
+
+    #[getter]
+    fn size(&self) -> usize {
+        self.inner.size()
+    }
+
+    /// The peer with a rank.
+    fn peer(&self, rank: usize) -> PyResult<Peer> {
+        if rank >= self.inner.size() {
+            let size = self.inner.size();
+            return Err(PyIndexError::new_err(format!("rank {rank} of a job of {size}")));
+        }
+        Ok(Peer(self.inner.peer(rank)))
+    }
+
+    /// The rank of a peer; `None` if it does not belong to the job.
+    fn rank_of(&self, peer: &Bound<'_, Peer>) -> Option<usize> {
+        self.inner.rank_of(peer.get().0)
+    }
+}

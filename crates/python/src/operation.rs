@@ -1,0 +1,209 @@
+//! The handle of a send, a receive, a put or a get in flight.
+
+use std::pin::Pin;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use memferry::message::{self, FailedOperation, MessageStatus, OwnedOperation};
+use pyo3::prelude::*;
+
+use crate::endpoint::Peer;
+use crate::error::{message_error, timeout_error};
+use crate::memory::Held;
+use crate::release;
+use crate::transfer::wait_with_signals;
+
+type InFlight = OwnedOperation<Held>;
+type Ended = Result<MessageStatus, message::Error>;
+
+/// What is known of a message that has arrived or was sent.
+#[pyclass(module = "memferry", frozen, get_all)]
+pub(crate) struct Status {
+    /// The sender; for a send, the receiver.
+    pub(crate) source: Py<Peer>,
+    pub(crate) tag: u64,
+    /// The length in bytes.
+    pub(crate) nbytes: u64,
+}
+
+impl Status {
+    pub(crate) fn new(py: Python<'_>, status: MessageStatus) -> PyResult<Self> {
+        let source = Py::new(py, Peer(status.source))?;
+        Ok(Self { source, tag: status.tag, nbytes: status.length })
+    }
+}
+
+#[pymethods]
+impl Status {
+    fn __repr__(&self) -> String {
+        format!("<memferry.Status tag={} nbytes={}>", self.tag, self.nbytes)
+    }
+}
+
+/// A message or an access to a window in flight. It holds its buffer until it is complete. Dropping
+/// it lets a send go on and cancels a receive.
+#[pyclass(module = "memferry", frozen, weakref)]
+pub(crate) struct Operation {
+    state: Mutex<OperationState>,
+}
+
+enum OperationState {
+    InFlight(InFlight),
+    /// A thread waits for it, and has the handle.
+    Waited {
+        wakers: Vec<Waker>,
+        is_cancelled: bool,
+    },
+    Ended(Ended),
+}
+
+impl Operation {
+    pub(crate) fn start(started: Result<InFlight, FailedOperation<Held>>) -> PyResult<Self> {
+        let operation = started.map_err(|failed| message_error(&failed.error))?;
+        Ok(Self { state: Mutex::new(OperationState::InFlight(operation)) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OperationState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_for(&self, timeout: Duration) -> Option<Ended> {
+        let mut state = self.lock();
+        let placeholder = OperationState::Waited { wakers: Vec::new(), is_cancelled: false };
+        match std::mem::replace(&mut *state, placeholder) {
+            OperationState::InFlight(operation) => {
+                drop(state);
+                let outcome = operation.wait_timeout(timeout);
+                self.put_back(outcome)
+            }
+            OperationState::Ended(outcome) => {
+                *state = OperationState::Ended(outcome.clone());
+                Some(outcome)
+            }
+            waited @ OperationState::Waited { .. } => {
+                *state = waited;
+                drop(state);
+                std::thread::sleep(timeout.min(Duration::from_millis(1)));
+                None
+            }
+        }
+    }
+
+    fn put_back(
+        &self,
+        outcome: Result<Result<(MessageStatus, Held), FailedOperation<Held>>, InFlight>,
+    ) -> Option<Ended> {
+        let (next, ended) = match outcome {
+            Err(operation) => (OperationState::InFlight(operation), None),
+            Ok(ended) => {
+                let ended = ended.map(|(status, _)| status).map_err(|failed| failed.error);
+                (OperationState::Ended(ended.clone()), Some(ended))
+            }
+        };
+        let mut state = self.lock();
+        let left = std::mem::replace(&mut *state, next);
+        if let OperationState::Waited { wakers, is_cancelled } = left {
+            if is_cancelled && let OperationState::InFlight(operation) = &*state {
+                operation.cancel();
+            }
+            drop(state);
+            for waker in wakers {
+                if self.poll(&waker) {
+                    waker.wake();
+                }
+            }
+        }
+        ended
+    }
+
+    /// Lets the waker be called when the operation is complete; returns whether it is already.
+    pub(crate) fn poll(&self, waker: &Waker) -> bool {
+        let mut state = self.lock();
+        match &mut *state {
+            OperationState::Ended(_) => true,
+            OperationState::Waited { wakers, .. } => {
+                wakers.push(waker.clone());
+                false
+            }
+            OperationState::InFlight(operation) => {
+                match Pin::new(operation).poll(&mut Context::from_waker(waker)) {
+                    Poll::Pending => false,
+                    Poll::Ready(outcome) => {
+                        let ended =
+                            outcome.map(|(status, _)| status).map_err(|failed| failed.error);
+                        *state = OperationState::Ended(ended);
+                        true
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits until it is complete, or raises `TimeoutError`.
+    pub(crate) fn wait_until(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Status> {
+        let outcome = wait_with_signals(py, timeout, |step| self.wait_for(step))?;
+        release::drain(py);
+        match outcome {
+            Some(Ok(status)) => Status::new(py, status),
+            Some(Err(error)) => Err(message_error(&error)),
+            None => Err(timeout_error("operation")),
+        }
+    }
+}
+
+#[pymethods]
+impl Operation {
+    /// Waits until the operation is complete, and returns its status. Raises `TimeoutError` after
+    /// `timeout` seconds.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Status> {
+        self.wait_until(py, timeout)
+    }
+
+    /// The same as `wait`, in the words of `concurrent.futures`.
+    #[pyo3(signature = (timeout=None))]
+    fn result(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Status> {
+        self.wait_until(py, timeout)
+    }
+
+    /// Makes progress, and tells whether the operation is complete.
+    #[getter]
+    fn done(&self, py: Python<'_>) -> bool {
+        release::drain(py);
+        py.detach(|| match &mut *self.lock() {
+            OperationState::Ended(_) => true,
+            OperationState::Waited { .. } => false,
+            OperationState::InFlight(operation) => operation.is_done(),
+        })
+    }
+
+    /// Cancels the operation, if no message has matched it yet.
+    fn cancel(&self) {
+        match &mut *self.lock() {
+            OperationState::InFlight(operation) => operation.cancel(),
+            OperationState::Waited { is_cancelled, .. } => *is_cancelled = true,
+            OperationState::Ended(_) => {}
+        }
+    }
+
+    /// Calls `function(operation)` when it is complete, on a thread of Python's.
+    fn add_done_callback(slf: Bound<'_, Self>, function: Bound<'_, PyAny>) -> PyResult<()> {
+        let module = slf.py().import("memferry._completion")?;
+        module.call_method1("add_done_callback", (slf, function)).map(|_| ())
+    }
+
+    fn __await__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        slf.py().import("memferry._completion")?.call_method1("await_handle", (slf,))
+    }
+
+    fn __repr__(&self) -> String {
+        match &*self.lock() {
+            OperationState::Ended(Ok(status)) => {
+                format!("<memferry.Operation, complete, {} bytes>", status.length)
+            }
+            OperationState::Ended(Err(error)) => format!("<memferry.Operation, failed: {error}>"),
+            _ => "<memferry.Operation, in flight>".to_owned(),
+        }
+    }
+}
