@@ -221,12 +221,13 @@ fn comparisons_beside_copies_that_need_the_same_ring_end() {
     let faults = CudaFaults { delay: Duration::from_micros(300), ..CudaFaults::default() };
     let subject = CudaUnderTest::modelled(faults).with_channels(2);
     let (bytes, same) = (pattern(1, 3 * MIB), patterned(1, 3 * MIB));
-    let (inside, other) = (subject.upload(&bytes), subject.device(3 * MIB));
+    // Each copy has a target of its own: two channels may make two of them at once.
+    let (inside, others) = (subject.upload(&bytes), [(); 5].map(|()| subject.device(3 * MIB)));
     let completions: Vec<_> = (0..10)
         .map(|index| {
             let cut = (index % 3 == 0).then_some(256 * KIB);
-            let copy =
-                CudaOperation::copy(host(&same, 0), device(&other, 0), 3 * MIB).transient(true);
+            let other = device(&others[index / 2], 0);
+            let copy = CudaOperation::copy(host(&same, 0), other, 3 * MIB).transient(true);
             let compare = CudaOperation::copy(device(&inside, 0), host(&same, 0), 3 * MIB);
             let compare = compare.operation(Opcode::Compare);
             subject.start(if index % 2 == 0 { copy } else { compare }.cut(cut))
@@ -235,5 +236,7 @@ fn comparisons_beside_copies_that_need_the_same_ring_end() {
     for completion in completions {
         assert_eq!(outcome(&completion), Ok(TransferOutput { difference: None }));
     }
-    check(&subject.download(&other), 0, &bytes, "the copies");
+    for other in &others {
+        check(&subject.download(other), 0, &bytes, "the copies");
+    }
 }
