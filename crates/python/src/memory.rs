@@ -1,8 +1,8 @@
 //! The memory of a Python object: where it is, and what keeps it there.
 
 use memferry::{MemoryKind, OwnedSource, OwnedTarget};
-use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyBufferError, PyTypeError, PyValueError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::{array_interface, dlpack, release};
@@ -10,7 +10,7 @@ use crate::{array_interface, dlpack, release};
 /// What keeps the memory alive and in place.
 pub(crate) enum Owner {
     /// A view by the buffer protocol.
-    Buffer(PyUntypedBuffer),
+    Buffer(BufferView),
     /// The object itself, or the capsule that exports its memory.
     Object(Py<PyAny>),
 }
@@ -22,6 +22,46 @@ impl Owner {
             Self::Buffer(view) => view.release(py),
             Self::Object(object) => drop(object.into_bound(py)),
         }
+    }
+}
+
+/// A view of an object by the buffer protocol. The view is boxed: exporters may point into it.
+pub(crate) struct BufferView(Box<ffi::Py_buffer>);
+
+// SAFETY: what the view points to is only touched with the interpreter held (`of`, `release`); the
+// numbers in it do not change.
+unsafe impl Send for BufferView {}
+// SAFETY: as above.
+unsafe impl Sync for BufferView {}
+
+impl BufferView {
+    /// Asks an object for its bytes in one piece, in row-major order, of whatever type.
+    fn of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let mut view = Box::new(ffi::Py_buffer::new());
+        // SAFETY: the object is alive, the view is new, and the interpreter is held.
+        let code = unsafe {
+            ffi::PyObject_GetBuffer(object.as_ptr(), &raw mut *view, ffi::PyBUF_C_CONTIGUOUS)
+        };
+        if code == 0 {
+            return Ok(Self(view));
+        }
+        let error = PyErr::fetch(object.py());
+        let is_about_order = error.value(object.py()).to_string().contains("contiguous");
+        Err(if is_about_order { not_contiguous() } else { error })
+    }
+
+    fn range(&self) -> Range {
+        Range {
+            address: self.0.buf as usize,
+            length: usize::try_from(self.0.len).unwrap_or(0),
+            device: None,
+            is_read_only: self.0.readonly != 0,
+        }
+    }
+
+    fn release(mut self, _py: Python<'_>) {
+        // SAFETY: the view was filled in by `of`, is released once, and the interpreter is held.
+        unsafe { ffi::PyBuffer_Release(&raw mut *self.0) };
     }
 }
 
@@ -40,10 +80,6 @@ pub(crate) struct Held {
     range: Range,
     owner: Option<Owner>,
 }
-
-// SAFETY: the fields are numbers and references that are only touched with the interpreter held
-// (`release`).
-unsafe impl Send for Held {}
 
 impl Drop for Held {
     fn drop(&mut self) {
@@ -85,10 +121,11 @@ impl Held {
 
     /// The memory of an object that is only read.
     pub(crate) fn source_of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if let Ok(view) = PyUntypedBuffer::get(object) {
-            return Self::of_view(view, object.py());
+        // SAFETY: the object is alive, and the interpreter is held.
+        if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
+            let view = BufferView::of(object)?;
+            return Ok(Self::new(view.range(), Owner::Buffer(view)));
         }
-        // Whoever exports no buffer has left an error behind, which `get` has fetched.
         if let Some(held) = dlpack::hold(object)? {
             return Ok(held);
         }
@@ -113,20 +150,6 @@ impl Held {
             )));
         }
         Ok(held)
-    }
-
-    fn of_view(view: PyUntypedBuffer, py: Python<'_>) -> PyResult<Self> {
-        let range = Range {
-            address: view.buf_ptr() as usize,
-            length: view.len_bytes(),
-            device: None,
-            is_read_only: view.readonly(),
-        };
-        if !view.is_c_contiguous() {
-            view.release(py);
-            return Err(not_contiguous());
-        }
-        Ok(Self::new(range, Owner::Buffer(view)))
     }
 
     pub(crate) fn range(&self) -> Range {

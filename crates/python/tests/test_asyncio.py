@@ -1,0 +1,127 @@
+"""Copies and messages in event loops."""
+
+import asyncio
+import contextlib
+import os
+
+import numpy as np
+import pytest
+
+import memferry
+
+
+def test_thousands_of_copies_are_awaited_together():
+    source = np.arange(20_000, dtype=np.uint32)
+
+    async def one():
+        target = np.zeros_like(source)
+        await memferry.icopy(target, source)
+        return (target == source).all()
+
+    async def everything():
+        return await asyncio.gather(*(one() for _ in range(3000)))
+
+    before = len(os.listdir("/proc/self/fd"))
+    assert all(asyncio.run(everything()))
+    # One descriptor for the loop, none for each copy.
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+def test_large_copies_leave_the_loop_running():
+    async def main():
+        source, target = bytes(64 << 20), bytearray(64 << 20)
+        ticks = 0
+
+        async def tick():
+            nonlocal ticks
+            while True:
+                ticks += 1
+                await asyncio.sleep(0)
+
+        ticking = asyncio.create_task(tick())
+        for _ in range(5):
+            await memferry.icopy(target, source)
+        ticking.cancel()
+        return ticks
+
+    assert asyncio.run(main()) > 0
+
+
+def test_a_cancelled_task_leaves_its_copy_alone():
+    async def main():
+        source, target = np.ones(8 << 20, np.uint8), np.zeros(8 << 20, np.uint8)
+        transfer = memferry.icopy(target, source)
+
+        async def wait():
+            await transfer
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0)
+        task.cancel()
+        # A copy that was complete before does not notice it.
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        transfer.wait()
+        return (target == source).all()
+
+    assert asyncio.run(main())
+
+
+def test_one_transfer_may_be_awaited_several_times():
+    async def main():
+        transfer = memferry.icopy(bytearray(4 << 20), bytes(4 << 20))
+
+        async def wait():
+            await transfer
+
+        await asyncio.gather(*(wait() for _ in range(5)))
+        await transfer
+
+    asyncio.run(main())
+
+
+def test_one_loop_after_another_works():
+    async def main():
+        target = bytearray(100_000)
+        await memferry.icopy(target, b"z" * 100_000)
+        return target == b"z" * 100_000
+
+    assert all(asyncio.run(main()) for _ in range(5))
+
+
+def test_messages_are_awaited(name):
+    async def main():
+        with memferry.Endpoint(name) as one, memferry.Endpoint(name + "-other", background=True) as other:
+            loop = asyncio.get_running_loop()
+            peer = await loop.run_in_executor(None, one.connect, other.name)
+            buffers = [bytearray(1000 + number) for number in range(50)]
+            receives = [other.irecv(buffer, tag=number) for number, buffer in enumerate(buffers)]
+            for number in reversed(range(50)):
+                await one.isend(peer, bytes([number]) * (1000 + number), tag=number)
+            for number, receive in enumerate(receives):
+                status = await receive
+                assert (status.tag, status.nbytes) == (number, 1000 + number)
+                assert buffers[number] == bytes([number]) * (1000 + number)
+            with pytest.raises(memferry.Cancelled):
+                receive = other.irecv(bytearray(8), tag=999)
+                receive.cancel()
+                await receive
+
+    asyncio.run(main())
+
+
+def test_an_error_reaches_the_task_that_awaits(name):
+    async def main():
+        endpoint = memferry.Endpoint(name, background=True)
+        receive = endpoint.irecv(bytearray(8))
+
+        async def wait():
+            await receive
+
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0.01)
+        endpoint.close()
+        with pytest.raises(memferry.Error):
+            await task
+
+    asyncio.run(main())
