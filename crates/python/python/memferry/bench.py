@@ -1,0 +1,339 @@
+"""``python -m memferry.bench load|overhead|queue``: measures against what programs use today.
+
+Candidates take turns; a figure is the median over the rounds, a ratio the median of the ratios
+within a round.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+
+import memferry
+
+GIB = 1 << 30
+
+
+class Bench:
+    """Interleaved rounds of several candidates."""
+
+    def __init__(self, rounds, is_quiet):
+        self._rounds, self._is_quiet = rounds, is_quiet
+        self.rows, self.summary, self.missing = [], {}, []
+
+    def measure(self, figure, nbytes, candidates, prepare=None):
+        """Seconds of each candidate, a list by rounds."""
+        times = {name: [] for name in candidates}
+        for turn in range(self._rounds + 1):
+            for name, run in candidates.items():
+                if prepare:
+                    prepare()
+                started = time.perf_counter()
+                kept = run()
+                seconds = time.perf_counter() - started
+                del kept
+                # The first round warms everything up.
+                if turn:
+                    times[name].append(seconds)
+        for name, seconds in times.items():
+            middle = statistics.median(seconds)
+            row = {"figure": figure, "series": name, "bytes": nbytes, "seconds": middle}
+            row["gb_per_s"] = nbytes / middle / 1e9
+            row["spread"] = [min(seconds), max(seconds)]
+            self.rows.append(row)
+            self.say(f"{figure:<26} {name:<30} {row['gb_per_s']:8.2f} GB/s  {middle * 1e3:10.2f} ms")
+        return times
+
+    def key(self, name, times, ours, peer):
+        ratios = [theirs / mine for mine, theirs in zip(times[ours], times[peer])]
+        self.summary[name] = statistics.median(ratios)
+        self.say(f"  {name} = {self.summary[name]:.2f}")
+
+    def say(self, text):
+        print(text, file=sys.stderr if self._is_quiet else sys.stdout, flush=True)
+
+
+def shapes_few(total):
+    """A few large tensors."""
+    return [total // 8] * 8
+
+
+def shapes_many(total):
+    """The tensors of a model: large matrices, norms and biases between them."""
+    layer = [4096 * 4096 * 2] * 4 + [4096 * 11008 * 2] * 3 + [8192, 8192]
+    sizes = [32000 * 4096 * 2]
+    while sum(sizes) + sum(layer) < total and len(sizes) < 300:
+        sizes += layer
+    # Fill up to 300 with small ones.
+    sizes += [8192 * (1 + n % 16) for n in range(max(0, 300 - len(sizes)))]
+    return sizes
+
+
+def write_model(path, sizes):
+    """Writes a safetensors file of bfloat16 tensors with these sizes in bytes."""
+    header, offset = {}, 0
+    for number, size in enumerate(sizes):
+        end = offset + size
+        header[f"layer.{number}.weight"] = {
+            "dtype": "BF16",
+            "shape": [size // 2],
+            "data_offsets": [offset, end],
+        }
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    block = os.urandom(16 << 20)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        left = offset
+        while left:
+            left -= file.write(block[: min(left, len(block))])
+        file.flush()
+        os.fsync(file.fileno())
+    return offset
+
+
+def drop_from_cache(path):
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def bench_load(bench, arguments):
+    import torch
+
+    import memferry.torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit("this bench needs a GPU that PyTorch can use")
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        raise SystemExit("this bench compares with safetensors: pip install safetensors")
+    device = f"cuda:{arguments.gpu}"
+    total = int(arguments.gib * GIB)
+
+    def synced(run):
+        def measured():
+            result = run()
+            torch.cuda.synchronize()
+            return result
+
+        return measured
+
+    def loaders(path):
+        return {
+            "memferry": synced(lambda: memferry.torch.load_file(path, device=device, progress=False)),
+            "safetensors": synced(lambda: load_file(path, device=device)),
+            "safetensors, then .to": synced(
+                lambda: {name: t.to(device) for name, t in load_file(path).items()}
+            ),
+        }
+
+    def verify(path):
+        ours = memferry.torch.load_file(path, device=device, progress=False)
+        theirs = load_file(path, device=device)
+        for name, tensor in theirs.items():
+            if not torch.equal(tensor.view(torch.uint8), ours[name].view(torch.uint8)):
+                raise SystemExit(f"wrong bytes in {name}")
+
+    add_fast = _fastsafetensors(bench, device)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        path = os.path.join(folder, "few.safetensors")
+        size = write_model(path, shapes_few(total))
+        verify(path)
+        candidates = loaders(path) | add_fast(path)
+        host = torch.empty(size, dtype=torch.uint8).random_()
+        pinned = host.pin_memory()
+        there = torch.empty(size, dtype=torch.uint8, device=device)
+        candidates["torch, pageable copy"] = synced(lambda: there.copy_(host))
+        candidates["torch, pinned copy alone"] = synced(
+            lambda: there.copy_(pinned, non_blocking=True)
+        )
+        times = bench.measure("page cache, few tensors", size, candidates)
+        bench.key("load_warm_vs_safetensors", times, "memferry", "safetensors")
+        bench.key("load_warm_vs_pinned_copy", times, "memferry", "torch, pinned copy alone")
+        del candidates, host, pinned, there
+
+        cold = {name: run for name, run in loaders(path).items() if name != "safetensors, then .to"}
+        times = bench.measure(
+            "not cached, few tensors", size, cold, prepare=lambda: drop_from_cache(path)
+        )
+        bench.key("load_cold_vs_safetensors", times, "memferry", "safetensors")
+        os.unlink(path)
+
+        path = os.path.join(folder, "many.safetensors")
+        size = write_model(path, shapes_many(total))
+        verify(path)
+        times = bench.measure("page cache, 300 tensors", size, loaders(path) | add_fast(path))
+        bench.key("many_small_vs_safetensors", times, "memferry", "safetensors")
+        os.unlink(path)
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = os.path.join(folder, "few.safetensors")
+        size = write_model(path, shapes_few(total))
+        times = bench.measure("/dev/shm, few tensors", size, loaders(path))
+        bench.key("load_shm_vs_safetensors", times, "memferry", "safetensors")
+
+    size = min(total, GIB)
+    there = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
+    out = torch.empty(size, dtype=torch.uint8)
+    times = bench.measure(
+        "to pageable host memory",
+        size,
+        {
+            "memferry": lambda: memferry.torch.to_host(there, out=out),
+            "torch": lambda: out.copy_(there),
+        },
+    )
+    bench.key("to_host_vs_torch", times, "memferry", "torch")
+    small, target = torch.rand(1 << 18), torch.empty(1 << 18, device=device)
+
+    def often(run):
+        def measured():
+            for _ in range(100):
+                run()
+
+        return measured
+
+    times = bench.measure(
+        "1 MiB to the device, 100 ×",
+        100 << 20,
+        {
+            "memferry": often(lambda: memferry.torch._copy(target, small)),
+            "torch": often(lambda: target.copy_(small)),
+        },
+    )
+    bench.key("to_device_1m_vs_torch", times, "memferry", "torch")
+
+
+def _fastsafetensors(bench, device):
+    try:
+        import torch
+        from fastsafetensors import SafeTensorsFileLoader, SingleGroup
+    except Exception as error:
+        bench.missing.append(f"fastsafetensors: {error}")
+        return lambda path: {}
+
+    def candidate(path):
+        def run():
+            loader = SafeTensorsFileLoader(SingleGroup(), torch.device(device), nogds=True)
+            loader.add_filenames({0: [path]})
+            buffer = loader.copy_files_to_device()
+            tensors = {name: buffer.get_tensor(name) for name in loader.get_keys()}
+            torch.cuda.synchronize()
+            return tensors, buffer, loader
+
+        try:
+            run()
+        except Exception as error:
+            bench.missing.append(f"fastsafetensors: {error}")
+            return {}
+        return {"fastsafetensors": run}
+
+    return candidate
+
+
+def bench_overhead(bench, _arguments):
+    target, source = bytearray(8), b"12345678"
+    count = 20_000
+
+    def copies():
+        for _ in range(count):
+            memferry.copy(target, source)
+
+    def slices():
+        view = memoryview(target)
+        for _ in range(count):
+            view[:] = source
+
+    times = bench.measure("8 bytes, 20,000 ×", 8 * count, {"memferry": copies, "memoryview": slices})
+    bench.summary["python_overhead_us"] = statistics.median(times["memferry"]) / count * 1e6
+    bench.say(f"  python_overhead_us = {bench.summary['python_overhead_us']:.2f}")
+
+
+def _queue_worker(kind, name, connection, nbytes, rounds):
+    import numpy as np
+
+    data = np.ones(nbytes, np.uint8)
+    if kind == "memferry":
+        job = memferry.Job.join(name, 1, 2)
+        shared = memferry.ShareableBuffer(nbytes)
+        array = np.frombuffer(shared, np.uint8)
+        array[:] = data
+        for _ in range(rounds):
+            job.endpoint.recv(bytearray(1))
+            job.endpoint.send(job.peer(0), array)
+    else:
+        queue, ask = connection
+        for _ in range(rounds):
+            ask.get()
+            queue.put(data)
+
+
+def bench_queue(bench, _arguments):
+    """Large arrays from a worker process: Memferry, multiprocessing.Queue, shared_memory."""
+    import multiprocessing
+
+    import numpy as np
+
+    context = multiprocessing.get_context("spawn")
+    nbytes, rounds = 64 << 20, bench._rounds + 1
+    name = f"bench-queue-{os.getpid()}"
+    queue, ask = context.Queue(), context.Queue()
+    workers = [
+        context.Process(target=_queue_worker, args=("memferry", name, None, nbytes, rounds)),
+        context.Process(target=_queue_worker, args=("queue", name, (queue, ask), nbytes, rounds)),
+    ]
+    for worker in workers:
+        worker.start()
+    job = memferry.Job.join(name, 0, 2)
+    target = np.empty(nbytes, np.uint8)
+
+    def by_memferry():
+        job.endpoint.send(job.peer(1), b"?")
+        job.endpoint.recv(target)
+        return target
+
+    def by_queue():
+        ask.put(1)
+        return queue.get()
+
+    times = bench.measure(
+        "64 MiB from a worker", nbytes, {"memferry": by_memferry, "multiprocessing.Queue": by_queue}
+    )
+    bench.key("queue_64m_vs_multiprocessing", times, "memferry", "multiprocessing.Queue")
+    for worker in workers:
+        worker.join()
+
+
+BENCHES = {"load": bench_load, "overhead": bench_overhead, "queue": bench_queue}
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m memferry.bench", description=__doc__)
+    parser.add_argument("bench", choices=BENCHES)
+    parser.add_argument("--gib", type=float, default=4, help="the size of the files (default 4)")
+    parser.add_argument("--gpu", type=int, default=0, help="the number of the GPU")
+    parser.add_argument("--folder", default=None, help="where the files are written (default /tmp)")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print JSON, and progress to stderr")
+    arguments = parser.parse_args()
+    bench = Bench(arguments.rounds, arguments.json)
+    BENCHES[arguments.bench](bench, arguments)
+    if arguments.json:
+        machine = {"cores": len(os.sched_getaffinity(0)), "kernel": platform.release()}
+        versions = {"memferry": memferry.__version__, "python": platform.python_version()}
+        for module in ["torch", "safetensors", "fastsafetensors", "numpy"]:
+            if module in sys.modules:
+                versions[module] = getattr(sys.modules[module], "__version__", "unknown")
+        outcome = {"bench": f"python-{arguments.bench}", "machine": machine, "versions": versions}
+        outcome |= {"rows": bench.rows, "missing": bench.missing, "summary": bench.summary}
+        print(json.dumps(outcome, indent=1))
+
+
+if __name__ == "__main__":
+    main()
