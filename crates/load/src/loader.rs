@@ -12,8 +12,11 @@ use crate::loading::{LoadReport, LoadState, Loading, SLOTS_PER_THREAD};
 use crate::staging_ring::{SpareRing, StagingRing};
 use crate::{FileSource, ReadMode, SafetensorsFile, Tensor};
 
-/// A copy of this length keeps the bus busy, and a ring of such blocks is small.
-const BLOCK_BYTES: usize = 4 << 20;
+/// The default size of a block: the buffers of all threads together stay in the caches of a server's
+/// processor, so that the device reads what was just written from there and not from memory.
+const BLOCK_BYTES: usize = 1 << 20;
+const MIN_BLOCK_BYTES: usize = 64 << 10;
+const MAX_BLOCK_BYTES: usize = 16 << 20;
 /// More readers than this do not make the bus of any present GPU faster.
 const MAX_THREADS: usize = 12;
 /// The most memory that staging buffers take, whatever the settings.
@@ -32,13 +35,21 @@ const MAX_STAGING_BYTES: usize = 512 << 20;
 #[derive(Debug, Clone, Default)]
 pub struct LoaderBuilder {
     threads: Option<usize>,
+    block_bytes: Option<usize>,
     mode: ReadMode,
 }
 
 impl LoaderBuilder {
-    /// How many threads read, 1 to 40. The default is a thread for each core, 12 at most.
+    /// How many threads read. The default is a thread for each core, 12 at most.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
+        self
+    }
+
+    /// How much a thread reads at a time, 64 KiB to 16 MiB, rounded up to a power of two. The
+    /// default is 1 MiB.
+    pub fn block_bytes(mut self, bytes: usize) -> Self {
+        self.block_bytes = Some(bytes);
         self
     }
 
@@ -51,9 +62,11 @@ impl LoaderBuilder {
     /// Makes a loader that copies with this ferry. A load to a device needs one with a GPU.
     pub fn build(self, ferry: Ferry) -> Result<Loader, LoadError> {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        let most = MAX_STAGING_BYTES / BLOCK_BYTES / SLOTS_PER_THREAD;
+        let wanted = self.block_bytes.unwrap_or(BLOCK_BYTES);
+        let block_bytes = wanted.clamp(MIN_BLOCK_BYTES, MAX_BLOCK_BYTES).next_power_of_two();
+        let most = MAX_STAGING_BYTES / block_bytes / SLOTS_PER_THREAD;
         let threads = self.threads.unwrap_or(cores.min(MAX_THREADS)).clamp(1, most);
-        Ok(Loader { ferry, threads, mode: self.mode, spare_ring: Arc::default() })
+        Ok(Loader { ferry, threads, block_bytes, mode: self.mode, spare_ring: Arc::default() })
     }
 }
 
@@ -75,6 +88,7 @@ impl LoaderBuilder {
 pub struct Loader {
     ferry: Ferry,
     threads: usize,
+    block_bytes: usize,
     mode: ReadMode,
     spare_ring: Arc<SpareRing>,
 }
@@ -107,16 +121,16 @@ impl Loader {
         placements: &[Placement],
         memory: MemoryKind,
     ) -> Result<Loading, LoadError> {
-        let blocks = blocks::cut(&files, placements, BLOCK_BYTES)?;
+        let blocks = blocks::cut(&files, placements, self.block_bytes)?;
         let ring = match memory {
             MemoryKind::Device if !blocks.is_empty() => {
                 let slots = self.threads * SLOTS_PER_THREAD;
-                let make = || StagingRing::new(&self.ferry, slots, BLOCK_BYTES);
+                let make = || StagingRing::new(&self.ferry, slots, self.block_bytes);
                 Some(self.spare_ring.take(make)?)
             }
             _ => None,
         };
-        let (ferry, sizes) = (self.ferry.clone(), (BLOCK_BYTES, self.threads));
+        let (ferry, sizes) = (self.ferry.clone(), (self.block_bytes, self.threads));
         let state = LoadState::new(ferry, files, blocks, self.mode, ring, sizes);
         Loading::start(state, self.spare_ring.clone())
     }

@@ -61,8 +61,14 @@ type PlacementTuple = (usize, u64, usize, usize);
 impl Loader {
     /// `gpu=None` loads to host memory.
     #[new]
-    #[pyo3(signature = (*, gpu=None, threads=None, mode="auto"))]
-    fn new(py: Python<'_>, gpu: Option<i32>, threads: Option<usize>, mode: &str) -> PyResult<Self> {
+    #[pyo3(signature = (*, gpu=None, threads=None, mode="auto", block_bytes=None))]
+    fn new(
+        py: Python<'_>,
+        gpu: Option<i32>,
+        threads: Option<usize>,
+        mode: &str,
+        block_bytes: Option<usize>,
+    ) -> PyResult<Self> {
         let mode = match mode {
             "auto" => ReadMode::Auto,
             "cached" => ReadMode::Cached,
@@ -76,6 +82,9 @@ impl Loader {
         let mut builder = load::Loader::builder().read_mode(mode);
         if let Some(threads) = threads {
             builder = builder.threads(threads);
+        }
+        if let Some(bytes) = block_bytes {
+            builder = builder.block_bytes(bytes);
         }
         let ferry = ferry_for(py, gpu)?;
         let kind = if gpu.is_some() { MemoryKind::Device } else { MemoryKind::Host };

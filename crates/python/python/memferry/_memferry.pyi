@@ -209,7 +209,12 @@ class ShareableBuffer(Buffer):
 
 class Loader:
     def __init__(
-        self, *, gpu: int | None = None, threads: int | None = None, mode: str = "auto"
+        self,
+        *,
+        gpu: int | None = None,
+        threads: int | None = None,
+        mode: str = "auto",
+        block_bytes: int | None = None,
     ) -> None: ...
     @property
     def threads(self) -> int: ...
