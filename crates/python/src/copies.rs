@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use memferry::plan::CopyQuery;
-use memferry::{Ferry, Gpu, MemoryKind, Region, Request};
+use memferry::{EngineSelection, Ferry, MemoryKind, Region, Request};
 use memferry_sys::cuda::{Cuda, CudaDriver, CudaStream};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -29,10 +29,11 @@ pub(crate) fn ferry_for(py: Python<'_>, device: Option<i32>) -> PyResult<Ferry> 
         return Ok(ferry.clone());
     }
     // Opening takes up to half a second for a GPU. Two threads may both do it; one wins.
-    let ferry = py.detach(|| match device {
-        None => Ferry::builder().gpu(Gpu::Off).build(),
-        Some(number) => Ferry::builder().gpu(Gpu::Number(number.unsigned_abs() as usize)).build(),
-    });
+    let gpu = match device {
+        None => EngineSelection::Off,
+        Some(number) => EngineSelection::Devices(vec![number.to_string()]),
+    };
+    let ferry = py.detach(|| Ferry::builder().gpu(gpu).build());
     let ferry = ferry.map_err(|error| build_error(&error))?;
     Ok(lock().get_or_insert_default().entry(device).or_insert(ferry).clone())
 }
