@@ -4,8 +4,8 @@ use std::any::Any;
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use memferry_engine::contract::DeviceAllocator;
-use memferry_engine::{DeviceBuffer, Engine, MemoryKind};
+use memferry_engine::contract::{CopyDirection, DeviceAllocator, DeviceStream};
+use memferry_engine::{DeviceBuffer, Engine, MemoryKind, Opcode};
 use memferry_memory::pin_cache::Lease;
 use memferry_memory::pinning::PinError;
 
@@ -72,6 +72,42 @@ impl Ferry {
     /// Returns the allocator of device memory of the first engine that has one.
     pub fn device_allocator(&self) -> Option<&dyn DeviceAllocator> {
         self.core.engines.iter().find_map(|open| open.engine.device_allocator())
+    }
+
+    /// Opens a queue of the device of the first engine that has one, for the calling thread.
+    #[doc(hidden)]
+    pub fn open_stream(&self) -> Option<Box<dyn DeviceStream>> {
+        if self.core.wait_config.is_forked() {
+            return None;
+        }
+        self.core.engines.iter().find_map(|open| open.engine.open_stream())
+    }
+
+    /// Lets an engine make a plain copy between host and device memory on the calling thread, if
+    /// that is faster than a channel: short copies are.
+    ///
+    /// # Safety
+    /// As for [`Ferry::run_raw`].
+    pub(crate) unsafe fn copy_by_caller(&self, request: &Request<'_>) -> Option<Result<(), Error>> {
+        let (source, target) = (request.source_memory, request.target_memory);
+        if source == target {
+            return None;
+        }
+        let direction = CopyDirection { source, target };
+        let is_plain = request.operation == Opcode::Copy
+            && request.length > 0
+            && request.is_simple()
+            && !request.options.no_caller_assist;
+        if !is_plain || self.core.wait_config.is_forked() {
+            return None;
+        }
+        let (source, target, bytes) = (request.source, request.target, request.length as usize);
+        let device = if direction == CopyDirection::HOST_TO_DEVICE { target } else { source };
+        self.core.engines.iter().filter(|open| open.engine.reaches(device)).find_map(|open| {
+            // SAFETY: the caller upholds the contract.
+            let done = unsafe { open.engine.copy_by_caller(direction, source, target, bytes) };
+            done.map(|outcome| outcome.map_err(Error::from))
+        })
     }
 
     /// Returns the kind of memory of an address: that of the first engine that recognises it, else

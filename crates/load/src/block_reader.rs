@@ -1,18 +1,21 @@
 //! Reads ranges of a file: from the page cache what is there, and past it what is not.
 //!
-//! A read with `RWF_NOWAIT` returns what the page cache has, and stops where the storage would have
-//! to be asked. So each block tells by itself which way is the better one, and a file that is half
-//! in the cache is read both ways. Where a file system knows neither `RWF_NOWAIT` nor `O_DIRECT`,
-//! ordinary reads remain.
+//! The kernel tells for each block whether the page cache has it (`mincore` of a mapping that is
+//! never touched). A read that only asks for what is cached (`RWF_NOWAIT`) would tell too, but it
+//! starts a readahead of what is missing, and the storage would be read twice. Blocks that are
+//! missing are read past the cache (`O_DIRECT`) or through it, whichever was faster for the first
+//! of them.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, IoSliceMut};
+use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
 
+use memferry_sys::pages::{MappedFile, page_bytes};
+use memferry_sys::residency;
 use rustix::fs::{Advice, OFlags};
-use rustix::io::ReadWriteFlags;
 
 use crate::error::LoadError;
 
@@ -31,7 +34,8 @@ pub(crate) const DIRECT_ALIGNMENT: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum ReadMode {
-    /// From the page cache what is there, past it (`O_DIRECT`) what is not.
+    /// From the page cache what is there; what is not, past it (`O_DIRECT`) or through it,
+    /// whichever is faster.
     #[default]
     Auto,
     /// Through the page cache, which then has the file for the next load.
@@ -56,21 +60,57 @@ pub struct FileSource {
     /// The same file opened for reads past the page cache, where that is possible.
     direct: Option<File>,
     length: u64,
-    /// The file system refused a read with `RWF_NOWAIT`.
-    cannot_ask_cache: AtomicBool,
+    /// Never touched: it only names the file's pages to the kernel.
+    mapping: Option<MappedFile>,
     /// The file system refused a read past the page cache after all.
     cannot_bypass: AtomicBool,
 }
 
-/// How many bytes were read which way. Threads add to it.
+/// How many bytes were read which way, and how fast. Threads add to it.
 #[derive(Debug, Default)]
 pub(crate) struct ReadCounters {
     /// Found in the page cache.
     pub(crate) cached: AtomicU64,
     /// Read past the page cache.
-    pub(crate) direct: AtomicU64,
-    /// Read through the page cache, without knowing whether it had them.
-    pub(crate) buffered: AtomicU64,
+    pub(crate) direct: ReadSpeed,
+    /// Read through the page cache, which did not have them.
+    pub(crate) buffered: ReadSpeed,
+}
+
+/// The reads of one way.
+#[derive(Debug, Default)]
+pub(crate) struct ReadSpeed {
+    pub(crate) bytes: AtomicU64,
+    blocks: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl ReadSpeed {
+    fn add(&self, bytes: usize, started: Instant) {
+        self.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.blocks.fetch_add(1, Ordering::Relaxed);
+        let nanoseconds = u64::try_from(started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.fetch_add(nanoseconds, Ordering::Relaxed);
+    }
+
+    fn nanoseconds_per_byte(&self) -> f64 {
+        let (time, bytes) = (&self.nanoseconds, &self.bytes);
+        time.load(Ordering::Relaxed) as f64 / bytes.load(Ordering::Relaxed).max(1) as f64
+    }
+}
+
+impl ReadCounters {
+    /// Whether the next missing block is read past the cache. Both ways are tried on the first
+    /// blocks, by turns; then the faster one is used.
+    fn prefers_direct(&self) -> bool {
+        const TRIALS: u64 = 8;
+        let [direct, buffered] =
+            [&self.direct, &self.buffered].map(|way| way.blocks.load(Ordering::Relaxed));
+        if direct.min(buffered) < TRIALS {
+            return direct <= buffered;
+        }
+        self.direct.nanoseconds_per_byte() <= self.buffered.nanoseconds_per_byte()
+    }
 }
 
 impl FileSource {
@@ -86,12 +126,14 @@ impl FileSource {
         }
         let direct_flag = OFlags::DIRECT.bits() as i32;
         let direct = OpenOptions::new().read(true).custom_flags(direct_flag).open(&path).ok();
+        // SAFETY: no byte of the mapping is ever read or written: it may change or shrink.
+        let mapping = unsafe { MappedFile::map(&cached) }.ok();
         Ok(Self {
             path,
             cached,
             direct,
             length: metadata.len(),
-            cannot_ask_cache: AtomicBool::new(false),
+            mapping,
             cannot_bypass: AtomicBool::new(false),
         })
     }
@@ -133,17 +175,16 @@ impl FileSource {
         target: &mut [u8],
         counters: &ReadCounters,
     ) -> Result<(), LoadError> {
-        let known = self.read_from_cache(offset, target)?;
-        counters.cached.fetch_add(known as u64, Ordering::Relaxed);
-        let rest = &mut target[known..];
-        if !rest.is_empty() {
-            let position = offset + known as u64;
-            // One request to the storage for all of it, not one for each step of the readahead.
-            let length = std::num::NonZeroU64::new(rest.len() as u64);
-            let _ = rustix::fs::fadvise(&self.cached, position, length, Advice::WillNeed);
-            self.read_exact(position, rest)?;
-            counters.buffered.fetch_add(rest.len() as u64, Ordering::Relaxed);
+        if self.is_cached(offset, target.len()) {
+            counters.cached.fetch_add(target.len() as u64, Ordering::Relaxed);
+            return self.read_exact(offset, target);
         }
+        let started = Instant::now();
+        // One request to the storage for all of it, not one for each step of the readahead.
+        let length = std::num::NonZeroU64::new(target.len() as u64);
+        let _ = rustix::fs::fadvise(&self.cached, offset, length, Advice::WillNeed);
+        self.read_exact(offset, target)?;
+        counters.buffered.add(target.len(), started);
         Ok(())
     }
 
@@ -157,17 +198,19 @@ impl FileSource {
         mode: ReadMode,
         counters: &ReadCounters,
     ) -> Result<(), LoadError> {
+        let offset = block_offset + wanted.start as u64;
+        let is_direct = match mode {
+            ReadMode::Cached => false,
+            ReadMode::Direct => true,
+            ReadMode::Auto => !self.is_cached(offset, wanted.len()) && counters.prefers_direct(),
+        };
         let mut start = wanted.start;
-        if mode != ReadMode::Direct {
-            let range = &mut buffer[wanted.clone()];
-            let known = self.read_from_cache(block_offset + start as u64, range)?;
-            counters.cached.fetch_add(known as u64, Ordering::Relaxed);
-            start += known;
-        }
-        if start < wanted.end && mode != ReadMode::Cached {
-            let end = self.read_past_cache(block_offset, start..wanted.end, buffer)?;
-            counters.direct.fetch_add((end - start) as u64, Ordering::Relaxed);
-            start = end;
+        if is_direct {
+            let started = Instant::now();
+            start = self.read_past_cache(block_offset, wanted.clone(), buffer)?;
+            if start > wanted.start {
+                counters.direct.add(start - wanted.start, started);
+            }
         }
         if start < wanted.end {
             let rest = &mut buffer[start..wanted.end];
@@ -176,25 +219,14 @@ impl FileSource {
         Ok(())
     }
 
-    /// Reads what the page cache has of a range, from its start. Returns how many bytes.
-    fn read_from_cache(&self, offset: u64, buffer: &mut [u8]) -> Result<usize, LoadError> {
-        let mut done = 0;
-        while done < buffer.len() && !self.cannot_ask_cache.load(Ordering::Relaxed) {
-            let mut rest = [IoSliceMut::new(&mut buffer[done..])];
-            let position = offset + done as u64;
-            let flags = ReadWriteFlags::NOWAIT;
-            match rustix::io::preadv2(&self.cached, &mut rest, position, flags) {
-                Ok(0) => return Err(self.truncated(position, offset + buffer.len() as u64)),
-                Ok(count) => done += count,
-                Err(rustix::io::Errno::INTR) => {}
-                Err(rustix::io::Errno::AGAIN) => break,
-                Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {
-                    self.cannot_ask_cache.store(true, Ordering::Relaxed);
-                }
-                Err(error) => return Err(self.failed(position, error.into())),
-            }
-        }
-        Ok(done)
+    /// Whether the page cache has most of a range. A kernel that does not tell says yes.
+    fn is_cached(&self, offset: u64, length: usize) -> bool {
+        let Some(mapping) = &self.mapping else { return true };
+        let start = offset as usize - offset as usize % page_bytes();
+        let end = (offset as usize + length).min(mapping.as_slice().len());
+        let (address, bytes) = (mapping.as_slice().as_ptr() as usize + start, end - start);
+        let resident = residency::resident_pages(address, bytes);
+        resident.map_or(true, |pages| 2 * pages >= bytes.div_ceil(page_bytes()))
     }
 
     /// Reads a range of a block past the page cache. Returns where it stopped: before the end if

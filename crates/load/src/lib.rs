@@ -11,7 +11,7 @@
 //! | validate the header of a safetensors file | `safetensors_file.rs`, `sharded.rs` |
 //! | cut what is wanted into blocks | `blocks.rs` |
 //! | read a block: from the page cache, or past it | `block_reader.rs` |
-//! | pinned buffers | `staging_ring.rs` |
+//! | pinned buffers, and their copies to the device | `staging_ring.rs`, `staged_copies.rs` |
 //! | the threads, progress, cancelling, errors | `loading.rs` |
 
 mod block_reader;
@@ -21,6 +21,7 @@ mod loader;
 mod loading;
 mod safetensors_file;
 mod sharded;
+mod staged_copies;
 mod staging_ring;
 
 pub use block_reader::{FileSource, ReadMode};

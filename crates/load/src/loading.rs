@@ -5,18 +5,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use memferry_copy::{Ferry, Request, Transfer};
-use memferry_engine::MemoryKind;
+use memferry_copy::Ferry;
+use memferry_engine::contract::DEVICE_STREAM_MARKS;
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::block_reader::ReadCounters;
 use crate::blocks::Block;
 use crate::error::LoadError;
+use crate::staged_copies::StagedCopies;
 use crate::staging_ring::{SpareRing, StagingRing};
 use crate::{FileSource, ReadMode};
 
 /// How many buffers a reader thread has: one is read into while the others are copied.
 pub(crate) const SLOTS_PER_THREAD: usize = 3;
+const _: () = assert!(SLOTS_PER_THREAD <= DEVICE_STREAM_MARKS);
 
 /// What a load did.
 ///
@@ -59,7 +61,7 @@ pub(crate) struct LoadState {
     pub(crate) threads: usize,
     total: u64,
     next: AtomicUsize,
-    delivered: AtomicU64,
+    pub(crate) delivered: AtomicU64,
     cpu_ns: AtomicU64,
     is_stopping: AtomicBool,
     counters: ReadCounters,
@@ -183,46 +185,37 @@ impl LoadState {
 
     /// Reads blocks into buffers of its own and starts their copies to the device.
     fn run_staged(&self, ring: &StagingRing, thread: usize) -> Result<(), LoadError> {
-        let mut slots: [SlotCopies; SLOTS_PER_THREAD] = Default::default();
+        let mut copies = StagedCopies::open(&self.ferry, ring);
         let mut turn = 0;
         let mut outcome = Ok(());
         while outcome.is_ok()
             && let Some(block) = self.claim()
         {
-            let slot = &mut slots[turn % SLOTS_PER_THREAD];
-            let buffer = ring.slot(thread * SLOTS_PER_THREAD + turn % SLOTS_PER_THREAD);
-            outcome = slot.finish(self).and_then(|()| self.stage(block, buffer, &mut slot.copies));
+            let slot = turn % SLOTS_PER_THREAD;
+            let buffer = ring.slot(thread * SLOTS_PER_THREAD + slot);
+            outcome = copies.finish(slot, self).and_then(|()| {
+                self.read(block, buffer)?;
+                // SAFETY: the parts lie inside the buffer, which is not written before the copies
+                // of its slot are finished; the targets are valid by the contract of
+                // `Loader::start_raw`, until this thread has ended.
+                unsafe { copies.start(slot, &self.ferry, block, buffer) }
+            });
             turn += 1;
         }
         // Also after an error: buffers and targets are in use until their copies are complete.
-        for slot in &mut slots {
-            let finished = slot.finish(self);
+        for slot in 0..SLOTS_PER_THREAD {
+            let finished = copies.finish(slot, self);
             outcome = outcome.and(finished);
         }
         outcome
     }
 
-    /// Reads one block into a buffer that no copy uses, and starts the copies of its parts.
-    fn stage(
-        &self,
-        block: &Block,
-        buffer: *mut u8,
-        copies: &mut Vec<Transfer>,
-    ) -> Result<(), LoadError> {
+    /// Reads one block into a buffer that no copy uses.
+    fn read(&self, block: &Block, buffer: *mut u8) -> Result<(), LoadError> {
         // SAFETY: the buffer has this length, belongs to this thread, and its copies are complete.
         let bytes = unsafe { std::slice::from_raw_parts_mut(buffer, self.block_bytes) };
         let file = &self.files[block.file];
-        file.read_block(block.offset, block.wanted(), bytes, self.mode, &self.counters)?;
-        for part in &block.parts {
-            let source = buffer.wrapping_add(part.start).cast_const();
-            let request = Request::copy(source, part.target.0, part.length)
-                .memory(MemoryKind::Host, MemoryKind::Device);
-            // SAFETY: the part lies inside the buffer, which is not written before the copy is
-            // complete (`SlotCopies::finish`); the target is valid by the contract of
-            // `Loader::start_raw`.
-            copies.push(unsafe { self.ferry.start_raw(request) }.map_err(LoadError::Copy)?);
-        }
-        Ok(())
+        file.read_block(block.offset, block.wanted(), bytes, self.mode, &self.counters)
     }
 }
 
@@ -235,29 +228,6 @@ impl Drop for ThreadEnd<'_> {
         let spent = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
         self.0.cpu_ns.fetch_add(spent, Ordering::Relaxed);
         self.0.forget_threads(1);
-    }
-}
-
-/// The copies out of one buffer.
-#[derive(Default)]
-struct SlotCopies {
-    copies: Vec<Transfer>,
-}
-
-impl SlotCopies {
-    /// Waits for all copies, also behind one that failed.
-    fn finish(&mut self, state: &LoadState) -> Result<(), LoadError> {
-        let mut outcome = Ok(());
-        for copy in self.copies.drain(..) {
-            let bytes = copy.len();
-            match copy.wait() {
-                Ok(_) => {
-                    state.delivered.fetch_add(bytes, Ordering::Relaxed);
-                }
-                Err(error) => outcome = outcome.and(Err(LoadError::Copy(error))),
-            }
-        }
-        outcome
     }
 }
 
@@ -348,8 +318,8 @@ impl Loading {
             elapsed: outcome.ended.map_or(Duration::ZERO, |at| at - self.started),
             cpu_time: Duration::from_nanos(load(&self.state.cpu_ns)),
             cached_bytes: load(&counters.cached),
-            direct_bytes: load(&counters.direct),
-            buffered_bytes: load(&counters.buffered),
+            direct_bytes: load(&counters.direct.bytes),
+            buffered_bytes: load(&counters.buffered.bytes),
             threads: self.state.threads.min(self.state.blocks.len()),
             staging_bytes: self.state.ring.as_ref().map_or(0, StagingRing::bytes),
         })

@@ -12,7 +12,7 @@ use crate::error::LoadError;
 #[derive(Debug)]
 pub(crate) struct StagingRing {
     /// Dropped first: it ends the registration of the pages. Without it the engine stages again.
-    _registration: Option<Region>,
+    registration: Option<Region>,
     pages: Pages,
     slot_bytes: usize,
 }
@@ -36,13 +36,18 @@ impl StagingRing {
         if let Err(error) = &registration {
             tracing::warn!(%error, "the staging buffers are not registered: loads are slower");
         }
-        Ok(Self { _registration: registration.ok(), pages, slot_bytes })
+        Ok(Self { registration: registration.ok(), pages, slot_bytes })
     }
 
     /// The start of a buffer, for the one thread it belongs to.
     pub(crate) fn slot(&self, number: usize) -> *mut u8 {
         debug_assert!((number + 1) * self.slot_bytes <= self.pages.len());
         self.pages.as_ptr().wrapping_add(number * self.slot_bytes)
+    }
+
+    /// Whether the device can copy from the buffers without staging.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.registration.is_some()
     }
 
     /// The size of all buffers together.

@@ -9,6 +9,7 @@ mod capabilities;
 mod cost;
 mod descriptor;
 mod device_memory;
+mod device_stream;
 mod error;
 #[cfg(not(loom))]
 pub(crate) mod factory;
@@ -25,6 +26,7 @@ pub use capabilities::{Capabilities, MemoryKind, MemoryKindSet, OpcodeSet, Regis
 pub use cost::{CopyDirection, CostLine, RegistrationCosts};
 pub use descriptor::{Descriptor, DescriptorScope, Kernel, Opcode};
 pub use device_memory::{DeviceAllocError, DeviceAllocator, DeviceBuffer};
+pub use device_stream::{DEVICE_STREAM_MARKS, DeviceStream};
 pub use error::{ExecutionError, OpenError, SubmitError};
 #[cfg(not(loom))]
 pub use factory::{EngineChoice, EngineFactory, EngineSelection, OpenOptions};
@@ -100,6 +102,29 @@ pub trait Engine: Any + Send + Sync + Debug {
 
     /// The allocator of device memory, for engines whose device has memory of its own.
     fn device_allocator(&self) -> Option<&dyn DeviceAllocator> {
+        None
+    }
+
+    /// Copies between host and device memory on the calling thread, and returns when the copy is
+    /// complete. `None` if the engine does not do that, or not for this copy: then a channel makes
+    /// it.
+    ///
+    /// # Safety
+    /// Both ranges must be valid, the one in host memory, the other in memory of the engine's
+    /// device, as the direction says. No other code may write to either or read the target.
+    unsafe fn copy_by_caller(
+        &self,
+        _direction: CopyDirection,
+        _source: u64,
+        _target: u64,
+        _bytes: usize,
+    ) -> Option<Result<(), ExecutionError>> {
+        None
+    }
+
+    /// Opens a queue of the device for the calling thread, which makes its context current there
+    /// for good. `None` if the engine has none.
+    fn open_stream(&self) -> Option<Box<dyn DeviceStream>> {
         None
     }
 

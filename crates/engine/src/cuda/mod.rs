@@ -22,6 +22,7 @@
 //! When the device is lost, the copies in flight fail; the processor finishes those between host
 //! memory, now and from then on.
 
+mod caller;
 mod channel;
 mod completion_poll;
 mod copies;
@@ -37,14 +38,12 @@ mod pinner;
 mod profile;
 
 use std::fmt;
-use std::sync::Arc;
-#[cfg(feature = "cuda")]
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use memferry_memory::pin_cache::PinCacheLimits;
-use memferry_sys::cuda::{CudaDriver, DriverError, code};
+use memferry_sys::cuda::{CudaDriver, DriverError, MemcpyKind, code};
 #[cfg(feature = "cuda")]
 use memferry_sys::fork::OwnerProcess;
 #[cfg(feature = "cuda")]
@@ -55,9 +54,10 @@ pub use profile::CudaProfile;
 
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, DeviceAllocError,
-    DeviceAllocator, DeviceBuffer, Engine, MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError,
-    RegistrationCache, RegistrationCosts, RegistrationMode,
+    DeviceAllocator, DeviceBuffer, DeviceStream, Engine, ExecutionError, MemoryKind, MemoryKindSet,
+    Opcode, OpcodeSet, OpenError, RegistrationCache, RegistrationCosts, RegistrationMode,
 };
+use caller::{CallerCopy, CallerStream};
 use factory::CudaFactory;
 use pinner::CudaPinner;
 
@@ -113,6 +113,8 @@ pub(crate) struct CudaContext {
     pinner: Arc<CudaPinner>,
     registrations: RegistrationCache,
     is_lost: AtomicBool,
+    /// Streams of callers that no call uses.
+    idle_streams: Mutex<Vec<caller::CallerStream>>,
 }
 
 /// A device that this process has open. All engines of a device share its registrations: a driver
@@ -174,7 +176,9 @@ impl CudaEngine {
             OpenError::System { engine: "cuda".into(), reason }
         })?;
         let is_lost = AtomicBool::new(false);
-        let device = Arc::new(CudaContext { driver, profile, pinner, registrations, is_lost });
+        let idle_streams = Mutex::default();
+        let device = CudaContext { driver, profile, pinner, registrations, is_lost, idle_streams };
+        let device = Arc::new(device);
         Ok(Self { capabilities: capabilities(), device })
     }
 
@@ -268,6 +272,28 @@ impl Engine for CudaEngine {
 
     fn device_allocator(&self) -> Option<&dyn DeviceAllocator> {
         Some(self)
+    }
+
+    unsafe fn copy_by_caller(
+        &self,
+        direction: CopyDirection,
+        source: u64,
+        target: u64,
+        bytes: usize,
+    ) -> Option<Result<(), ExecutionError>> {
+        let kind = match direction {
+            CopyDirection::HOST_TO_DEVICE => MemcpyKind::HostToDevice,
+            CopyDirection::DEVICE_TO_HOST => MemcpyKind::DeviceToHost,
+            _ => return None,
+        };
+        // SAFETY: the caller upholds the contract.
+        unsafe { caller::copy_now(&self.device, CallerCopy { kind, source, target, bytes }) }
+    }
+
+    fn open_stream(&self) -> Option<Box<dyn DeviceStream>> {
+        self.device.driver.make_current().ok()?;
+        let stream = CallerStream::open(self.device.driver.clone()).ok()?;
+        Some(Box::new(stream))
     }
 
     fn open_channel(&self, options: &ChannelOptions) -> Result<Arc<dyn Channel>, OpenError> {

@@ -3,6 +3,7 @@
 //! machine too if there is one.
 #![cfg(not(loom))]
 
+mod caller;
 mod common;
 mod cuda_operation;
 mod directions;

@@ -98,6 +98,10 @@ pub unsafe trait CudaDriver: Send + Sync + fmt::Debug {
     /// Makes this device's context current on the calling thread.
     fn make_current(&self) -> Result<(), DriverError>;
 
+    /// Runs `work` with this device's context current on the calling thread, and restores the
+    /// context that the thread had.
+    fn with_current(&self, work: &mut dyn FnMut()) -> Result<(), DriverError>;
+
     /// Free and total memory of the device, in bytes.
     fn memory(&self) -> Result<(usize, usize), DriverError>;
 

@@ -137,6 +137,13 @@ unsafe impl CudaDriver for Cuda {
         check("cuCtxSetCurrent", unsafe { (self.calls.set_context)(self.context) })
     }
 
+    fn with_current(&self, work: &mut dyn FnMut()) -> Result<(), DriverError> {
+        self.with_context(|_| {
+            work();
+            Ok(())
+        })
+    }
+
     fn memory(&self) -> Result<(usize, usize), DriverError> {
         let (mut free, mut total) = (0, 0);
         self.with_context(|calls| {

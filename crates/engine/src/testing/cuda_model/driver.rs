@@ -25,6 +25,11 @@ unsafe impl CudaDriver for CudaModel {
         Ok(())
     }
 
+    fn with_current(&self, work: &mut dyn FnMut()) -> Result<(), DriverError> {
+        work();
+        Ok(())
+    }
+
     fn memory(&self) -> Result<(usize, usize), DriverError> {
         let total = self.shared.faults.max_device_bytes.unwrap_or(1 << 30);
         let allocated = self.stats().device_bytes as usize;
