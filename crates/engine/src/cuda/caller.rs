@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use memferry_memory::pinning::PageRange;
 use memferry_sys::cuda::{CudaDriver, CudaEvent, CudaStream, DriverError, MemcpyKind};
 use memferry_sys::sync::{lock, spin_hint};
 use memferry_sys::{copy, residency};
@@ -61,7 +62,10 @@ pub(super) unsafe fn copy_now(
     copy: CallerCopy,
 ) -> Option<Result<(), ExecutionError>> {
     // Memory that is not there is left to the channels, which report it.
-    let is_there = || residency::is_mapped(copy.host() as usize, copy.bytes);
+    let is_there = || {
+        PageRange::covering(copy.host() as usize, copy.bytes)
+            .is_ok_and(|range| residency::is_mapped(range.start(), range.bytes()))
+    };
     if copy.bytes > MAX_BYTES || device.is_lost() || !is_there() {
         return None;
     }
