@@ -12,13 +12,13 @@ use crate::loading::{LoadReport, LoadState, Loading, SLOTS_PER_THREAD};
 use crate::staging_ring::{SpareRing, StagingRing};
 use crate::{FileSource, ReadMode, SafetensorsFile, Tensor};
 
-/// The default size of a block: the buffers of all threads together stay in the caches of a server's
-/// processor, so that the device reads what was just written from there and not from memory.
-const BLOCK_BYTES: usize = 1 << 20;
+/// The default size of a block. Shorter ones cost more calls of the driver, longer ones keep the
+/// device waiting for the first block.
+const BLOCK_BYTES: usize = 2 << 20;
 const MIN_BLOCK_BYTES: usize = 64 << 10;
 const MAX_BLOCK_BYTES: usize = 16 << 20;
 /// More readers than this do not make the bus of any present GPU faster.
-const MAX_THREADS: usize = 12;
+const MAX_THREADS: usize = 10;
 /// The most memory that staging buffers take, whatever the settings.
 const MAX_STAGING_BYTES: usize = 512 << 20;
 
@@ -40,14 +40,14 @@ pub struct LoaderBuilder {
 }
 
 impl LoaderBuilder {
-    /// How many threads read. The default is a thread for each core, 12 at most.
+    /// How many threads read. The default is a thread for each core, 10 at most.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = Some(threads);
         self
     }
 
     /// How much a thread reads at a time, 64 KiB to 16 MiB, rounded up to a power of two. The
-    /// default is 1 MiB.
+    /// default is 2 MiB.
     pub fn block_bytes(mut self, bytes: usize) -> Self {
         self.block_bytes = Some(bytes);
         self

@@ -118,6 +118,35 @@ fn copy(py: Python<'_>, target: &Bound<'_, PyAny>, source: &Bound<'_, PyAny>) ->
     outcome.map_err(|error| copy_error(&error))
 }
 
+/// Copies between addresses, for the modules of this package: they keep the memory alive, and have
+/// waited for the streams that use it. A number below 0 is host memory, others are GPUs.
+#[pyfunction]
+fn copy_addresses(
+    py: Python<'_>,
+    target: usize,
+    source: usize,
+    nbytes: usize,
+    target_gpu: i32,
+    source_gpu: i32,
+) -> PyResult<()> {
+    let kind = |gpu: i32| if gpu < 0 { MemoryKind::Host } else { MemoryKind::Device };
+    let gpu = target_gpu.max(source_gpu);
+    if target_gpu >= 0 && source_gpu >= 0 && target_gpu != source_gpu {
+        return Err(PyValueError::new_err(
+            "copies between GPUs are for the library that owns them",
+        ));
+    }
+    let ferry = ferry_for(py, (gpu >= 0).then_some(gpu))?;
+    let outcome = py.detach(|| {
+        let request = Request::copy(source as *const u8, target as *mut u8, nbytes)
+            .memory(kind(source_gpu), kind(target_gpu));
+        // SAFETY: the caller, a module of this package, holds the tensors that have these addresses
+        // and this many bytes.
+        unsafe { ferry.run_raw(request) }
+    });
+    outcome.map(|_| ()).map_err(|error| copy_error(&error))
+}
+
 /// Starts a copy of the bytes of `source` to `target`.
 #[pyfunction]
 #[pyo3(signature = (target, source))]
@@ -256,6 +285,7 @@ fn explain(py: Python<'_>, nbytes: u64, blocking: bool, gpu: Option<i32>) -> PyR
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Registration>()?;
     module.add_function(wrap_pyfunction!(copy, module)?)?;
+    module.add_function(wrap_pyfunction!(copy_addresses, module)?)?;
     module.add_function(wrap_pyfunction!(icopy, module)?)?;
     module.add_function(wrap_pyfunction!(fill, module)?)?;
     module.add_function(wrap_pyfunction!(compare, module)?)?;

@@ -35,13 +35,13 @@ fn short_copies_arrive_whole_in_both_directions() {
 #[test]
 fn long_copies_and_memory_that_is_not_there_are_left_to_channels() {
     let subject = CudaUnderTest::modelled(CudaFaults::default());
-    let (memory, source) = (subject.device(4 * MIB), patterned(1, 4 * MIB));
+    let (memory, source) = (subject.device(5 * MIB), patterned(1, 5 * MIB));
     let (direction, address) = (CopyDirection::HOST_TO_DEVICE, source.as_ptr() as u64);
     // SAFETY: the ranges have this length and outlive the call; the second is refused before it is
     // read.
     let refused = unsafe {
         [
-            subject.engine.copy_by_caller(direction, address, memory.address(), 4 * MIB),
+            subject.engine.copy_by_caller(direction, address, memory.address(), 5 * MIB),
             subject.engine.copy_by_caller(direction, 4096, memory.address(), 100),
             subject.engine.copy_by_caller(CopyDirection::HOST_TO_HOST, address, address, 100),
         ]
@@ -53,11 +53,11 @@ fn long_copies_and_memory_that_is_not_there_are_left_to_channels() {
 fn a_lost_device_fails_a_copy_of_the_caller_and_is_asked_no_more() {
     let faults = CudaFaults { lost_at_copy: Some(2), ..CudaFaults::default() };
     let subject = CudaUnderTest::modelled(faults);
-    let (memory, source) = (subject.device(MIB), patterned(1, MIB));
-    let (direction, address) = (CopyDirection::HOST_TO_DEVICE, source.as_ptr() as u64);
+    let (memory, target) = (subject.device(MIB), untouched(MIB));
+    let (direction, address) = (CopyDirection::DEVICE_TO_HOST, target.as_ptr() as u64);
     // SAFETY: the ranges have this length and outlive the calls.
     let copy =
-        || unsafe { subject.engine.copy_by_caller(direction, address, memory.address(), MIB) };
+        || unsafe { subject.engine.copy_by_caller(direction, memory.address(), address, MIB) };
     let failed = copy();
     assert!(matches!(failed, Some(Err(ExecutionError::Engine { .. }))), "{failed:?}");
     assert!(subject.engine.is_lost());
@@ -65,14 +65,14 @@ fn a_lost_device_fails_a_copy_of_the_caller_and_is_asked_no_more() {
 }
 
 #[test]
-fn without_pinned_memory_the_caller_leaves_copies_to_channels() {
+fn without_pinned_memory_the_caller_leaves_copies_from_the_device_to_channels() {
     let faults = CudaFaults { no_pinned_memory: true, ..CudaFaults::default() };
     let subject = CudaUnderTest::modelled(faults);
-    let (memory, source) = (subject.device(KIB), patterned(1, KIB));
-    let (direction, address) = (CopyDirection::HOST_TO_DEVICE, source.as_ptr() as u64);
+    let (memory, target) = (subject.device(KIB), untouched(KIB));
+    let (direction, address) = (CopyDirection::DEVICE_TO_HOST, target.as_ptr() as u64);
     // SAFETY: the ranges have this length and outlive the call.
     let copied =
-        unsafe { subject.engine.copy_by_caller(direction, address, memory.address(), KIB) };
+        unsafe { subject.engine.copy_by_caller(direction, memory.address(), address, KIB) };
     assert_eq!(copied, None);
 }
 

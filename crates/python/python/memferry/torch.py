@@ -88,14 +88,16 @@ def to_host(tensor, out=None):
 
 
 def _copy(target, source):
-    if source.numel() == 0:
+    """Copies between contiguous tensors of one size, after the work of the current streams."""
+    nbytes = source.nbytes
+    if nbytes == 0:
         return
-    _memferry.copy(_bytes(target), _bytes(source))
-
-
-def _bytes(tensor):
-    # Bytes travel by DLPack whatever the type: not every version of it knows every type.
-    return tensor.detach().view(torch.uint8) if tensor.dim() else tensor.detach().reshape(1).view(torch.uint8)
+    for tensor in (source, target):
+        if tensor.is_cuda:
+            torch.cuda.current_stream(tensor.device).synchronize()
+    _memferry.copy_addresses(
+        target.data_ptr(), source.data_ptr(), nbytes, target.get_device(), source.get_device()
+    )
 
 
 def _device(device):
