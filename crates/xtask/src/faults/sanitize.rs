@@ -75,16 +75,6 @@ const NOT_OPENED: ExcludedTest = (
     "takes memory away, which the sanitizer needs",
 );
 
-const NOT_BY_ADDRESS: [ExcludedTest; 7] = [
-    COMPILER,
-    NO_MAPPING,
-    NO_MORE_MAPPINGS,
-    LITTLE_KEPT,
-    NOT_OPENED,
-    ("a_source_that_is_not_there", "names an address that is the sanitizer's"),
-    ("other_memory_at_the_same_address", "the sanitizer hands no address out twice"),
-];
-
 /// The runtime makes `mlock` return immediately without locking anything.
 const NO_LOCKS: &str = "locks memory, which the sanitizer ignores";
 /// The shadow memory is mapped at the addresses that these tests assume to be unmapped.
@@ -93,6 +83,25 @@ const SHADOW: &str = "names an address that is the sanitizer's";
 /// does not.
 const CHILD_JOINS: &str =
     "a forked child joins a thread of its parent, which the sanitizer does not know there";
+
+const NOT_BY_ADDRESS: [ExcludedTest; 16] = [
+    COMPILER,
+    NO_MAPPING,
+    NO_MORE_MAPPINGS,
+    LITTLE_KEPT,
+    NOT_OPENED,
+    ("a_source_that_is_not_there", SHADOW),
+    ("memory_across_the_edges_of_regions_is_copied_without_a_ring", SHADOW),
+    ("other_memory_at_the_same_address", "the sanitizer hands no address out twice"),
+    ("at_the_limit_of_locked_memory", NO_LOCKS),
+    ("a_lock_beyond_the_limit", NO_LOCKS),
+    ("a_forked_child_locks_for_itself", NO_LOCKS),
+    ("a_page_in_two_locks_stays_locked", NO_LOCKS),
+    ("memory_that_is_not_there_or_not_writable", NO_LOCKS),
+    ("a_lock_that_would_need_too_many_mappings", NO_LOCKS),
+    ("locked_bytes_rise_with_a_lock", NO_LOCKS),
+    ("missing_memory_is_neither_mapped_nor_resident", NO_LOCKS),
+];
 
 const NOT_BY_THREAD: [ExcludedTest; 20] = [
     COMPILER,
