@@ -44,6 +44,8 @@ pub(crate) enum CliCommand {
     Doctor(DoctorArgs),
     /// Print the plan for a copy or a message of a size, and its reason
     Explain(ExplainArgs),
+    /// Load a file to a GPU or to memory, and print how fast
+    Load(LoadArgs),
     /// Replay a trace of address lookups with translation caches of other sizes
     Replay(ReplayArgs),
     /// Start an MPI program over Memferry
@@ -103,6 +105,25 @@ impl CliCommand {
             _ => false,
         }
     }
+}
+
+/// Arguments of `memferry load`.
+#[derive(Debug, Args)]
+pub(crate) struct LoadArgs {
+    /// The file; the header of a `.safetensors` file is checked first
+    pub(crate) file: PathBuf,
+    /// The number of the GPU to load to; without it the file is loaded to memory
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) gpu: Option<usize>,
+    /// How many threads read
+    #[arg(long, value_name = "COUNT")]
+    pub(crate) threads: Option<usize>,
+    /// Read past the page cache, whatever it has
+    #[arg(long)]
+    pub(crate) direct: bool,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// Arguments of `memferry report`.

@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod doctor;
 mod explain;
+mod load;
 mod manual;
 mod mpi;
 mod replay;
@@ -53,6 +54,7 @@ fn run(cli: Cli) -> anyhow::Result<()> {
         CliCommand::Report(args) => report::command::run(&args),
         CliCommand::Doctor(args) => doctor::run(&args),
         CliCommand::Explain(args) => explain::run(&args),
+        CliCommand::Load(args) => load::run(&args),
         CliCommand::Replay(args) => replay::run(&args.file, args.json),
         CliCommand::Mpirun(args) => mpi::command::mpirun(&args),
         CliCommand::Env(args) => mpi::command::env(&args),
