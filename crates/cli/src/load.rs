@@ -94,7 +94,12 @@ fn wait_with_progress(mut loading: Loading) -> anyhow::Result<LoadReport> {
         let (done, all) = (loading.delivered_bytes(), loading.total_bytes().max(1));
         let speed = done as f64 / started.elapsed().as_secs_f64() / 1e9;
         let mut line = std::io::stderr().lock();
-        write!(line, "\rloading: {:3} %, {}, {speed:.1} GB/s ", 100 * done / all, size::format(done))?;
+        write!(
+            line,
+            "\rloading: {:3} %, {}, {speed:.1} GB/s ",
+            100 * done / all,
+            size::format(done)
+        )?;
         if let Some(report) = ended {
             write!(line, "\r\x1b[K")?;
             return Ok(report?);

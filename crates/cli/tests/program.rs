@@ -45,6 +45,26 @@ fn in_repository(path: &str) -> String {
 }
 
 #[test]
+fn a_file_is_loaded_to_memory_and_a_bad_one_is_refused() {
+    let folder = tempfile::tempdir().expect("there is a place for temporary files");
+    let file = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, bytes).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let plain = file("data.bin", &vec![7; 5 << 20]);
+    assert!(stdout(&["load", &plain]).contains("5 MiB to memory"));
+    let said = stdout(&["load", &plain, "--threads", "1", "--json"]);
+    let outcome: serde_json::Value = serde_json::from_str(&said).unwrap();
+    assert_eq!(outcome["bytes"], 5 << 20);
+
+    let bad = file("bad.safetensors", b"\xff\xff\xff\xff\xff\xff\xff\xff{}");
+    let assert = memferry(&["load", &bad]).assert().code(1);
+    let complaint = String::from_utf8(assert.get_output().stderr.clone()).unwrap();
+    assert!(complaint.contains("its header claims"), "{complaint}");
+}
+
+#[test]
 fn a_recorded_run_becomes_a_report_and_the_figure_of_the_readme() {
     let folder = tempfile::tempdir().expect("there is a place for temporary files");
     let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
