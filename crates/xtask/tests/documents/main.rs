@@ -17,6 +17,7 @@ const OTHER_FILES: &[(&str, &str)] = &[
 
 /// Names in documents that are no names of the code, with the reason.
 const OTHER_NAMES: &[(&str, &str)] = &[
+    ("fi_av_remove", "a call of libfabric"),
     ("fi_close", "a call of libfabric"),
     ("fi_cntr_wait", "a call of libfabric"),
     ("fi_cq_sread", "a call of libfabric"),
