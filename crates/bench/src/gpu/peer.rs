@@ -53,6 +53,21 @@ impl DriverPeer {
         }
     }
 
+    /// The driver's copy of pageable memory.
+    ///
+    /// # Safety
+    /// As for [`CudaDriver::copy_sync`].
+    unsafe fn copy_sync(
+        &self,
+        kind: MemcpyKind,
+        source: u64,
+        target: u64,
+        bytes: usize,
+    ) -> Result<(), DriverError> {
+        // SAFETY: the caller upholds the contract.
+        unsafe { self.driver.copy_sync(kind, source, target, bytes, self.stream) }
+    }
+
     /// Copies from pageable memory to the device.
     pub(super) fn copy_to_device(
         &self,
@@ -63,7 +78,7 @@ impl DriverPeer {
         let (from, to) = (source.as_ptr() as u64, target.address());
         // SAFETY: both ranges are large enough and borrowed until this method returns, when the
         // copy is complete.
-        Ok(unsafe { self.driver.copy_sync(MemcpyKind::HostToDevice, from, to, source.len()) }?)
+        Ok(unsafe { self.copy_sync(MemcpyKind::HostToDevice, from, to, source.len()) }?)
     }
 
     /// Copies from the device to pageable memory.
@@ -75,7 +90,7 @@ impl DriverPeer {
         check(source, target.len())?;
         let (from, to) = (source.address(), target.as_mut_ptr() as u64);
         // SAFETY: as above.
-        Ok(unsafe { self.driver.copy_sync(MemcpyKind::DeviceToHost, from, to, target.len()) }?)
+        Ok(unsafe { self.copy_sync(MemcpyKind::DeviceToHost, from, to, target.len()) }?)
     }
 
     /// Copies from pinned memory to the device by one asynchronous copy, and waits for it.

@@ -2,12 +2,12 @@
 //! [`DeviceStream`].
 //!
 //! A channel's thread must be woken, and wakes the caller in turn: 35 µs, four times as long as the
-//! driver takes for a few bytes. So the caller makes a short copy itself. To the device it calls
-//! the driver's own blocking copy, which is as fast as any staging by one thread (91 and 99 µs for
-//! 1 MiB); from the device it stages through a small ring, which is faster (93 and 105 µs). The
+//! driver takes for a few bytes. So the caller makes a short copy itself, in a stream of its own. To
+//! the device it lets the driver stage, which is as fast as any staging by one thread (91 and 99 µs
+//! for 1 MiB); from the device it stages through a small ring, which is faster (93 and 105 µs). The
 //! context of the calling thread is restored.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use memferry_memory::pinning::PageRange;
@@ -39,6 +39,8 @@ pub(super) struct CallerStream {
     ring: u64,
     /// What the driver said when something failed.
     error: Option<DriverError>,
+    /// Learns of errors.
+    device: Weak<CudaContext>,
 }
 
 /// One host and one device range of equal length.
@@ -77,13 +79,13 @@ pub(super) unsafe fn copy_now(
     let mut outcome = None;
     let entered = device.driver.with_current(&mut || {
         let idle = lock(&device.idle_streams).pop();
-        let open = || CallerStream::open(device.driver.clone());
+        let open = || CallerStream::open(device);
         let Ok(mut stream) = idle.map_or_else(open, Ok) else { return };
         // SAFETY: the caller upholds the contract.
         outcome = unsafe { stream.run(copy) };
-        stream.error.take().into_iter().for_each(|error| device.record_error(error));
+        let is_whole = stream.error.is_none();
         let mut idle = lock(&device.idle_streams);
-        if idle.len() < MAX_IDLE && matches!(outcome, Some(Ok(()))) {
+        if idle.len() < MAX_IDLE && is_whole {
             idle.push(stream);
         }
     });
@@ -92,7 +94,8 @@ pub(super) unsafe fn copy_now(
 
 impl CallerStream {
     /// Creates the stream. The context must be current.
-    pub(super) fn open(driver: Arc<dyn CudaDriver>) -> Result<Self, DriverError> {
+    pub(super) fn open(device: &Arc<CudaContext>) -> Result<Self, DriverError> {
+        let driver = device.driver.clone();
         let stream = driver.create_stream()?;
         let mut marks = Vec::new();
         for _ in 0..DEVICE_STREAM_MARKS {
@@ -106,7 +109,7 @@ impl CallerStream {
             }
         }
         let marks = marks.try_into().expect("as many as there are marks");
-        Ok(Self { driver, stream, marks, ring: 0, error: None })
+        Ok(Self { driver, stream, marks, ring: 0, error: None, device: Arc::downgrade(device) })
     }
 
     /// Makes a copy, and returns when it is complete; `None` if there is no pinned memory.
@@ -135,7 +138,7 @@ impl CallerStream {
         Some(unsafe { self.stage_out(copy) })
     }
 
-    /// Copies by the driver's own blocking call. `None` if the driver refuses memory that crosses
+    /// Lets the driver stage the memory. `None` if the driver refuses memory that crosses
     /// the edge of a registration, which channels stage.
     ///
     /// # Safety
@@ -143,7 +146,7 @@ impl CallerStream {
     unsafe fn copy_in(&mut self, copy: CallerCopy) -> Option<Result<(), ExecutionError>> {
         let CallerCopy { kind, source, target, bytes } = copy;
         // SAFETY: the caller upholds the contract.
-        match unsafe { self.driver.copy_sync(kind, source, target, bytes) } {
+        match unsafe { self.driver.copy_sync(kind, source, target, bytes, self.stream) } {
             Ok(()) => Some(Ok(())),
             Err(error) if error.is_device_lost() => Some(Err(self.fail(error))),
             Err(_) => None,
@@ -186,6 +189,9 @@ impl CallerStream {
     /// Drains the stream, so that nothing is in flight when an error is reported.
     fn fail(&mut self, error: DriverError) -> ExecutionError {
         self.error = Some(error);
+        if let Some(device) = self.device.upgrade() {
+            device.record_error(error);
+        }
         self.driver.synchronize(self.stream);
         ExecutionError::Engine { done_bytes: 0, reason: error.description() }
     }

@@ -31,8 +31,13 @@ impl CudaWorker {
     /// buffers.
     pub(super) fn copy_sync(&mut self, kind: MemcpyKind) -> IssueResult {
         let ((source, target), length) = (self.addresses(), self.remaining_bytes());
+        let stream = match kind {
+            MemcpyKind::DeviceToHost => self.from_device,
+            _ => self.to_device,
+        };
         // SAFETY: the creator guarantees the memory until the descriptor is reported.
-        let copied = unsafe { copy_in_parts(&*self.device.driver, kind, source, target, length) };
+        let copied =
+            unsafe { copy_in_parts(&*self.device.driver, kind, (source, target), length, stream) };
         let result = copied.map(|()| None).map_err(|error| self.failure(error));
         self.complete_unissued(length, result)
     }
@@ -235,18 +240,19 @@ impl CudaWorker {
 unsafe fn copy_in_parts(
     driver: &dyn CudaDriver,
     kind: MemcpyKind,
-    source: u64,
-    target: u64,
+    (source, target): (u64, u64),
     length: u64,
+    stream: CudaStream,
 ) -> Result<(), DriverError> {
     // SAFETY: the caller's guarantee.
-    match unsafe { driver.copy_sync(kind, source, target, length as usize) } {
+    match unsafe { driver.copy_sync(kind, source, target, length as usize, stream) } {
         Err(error) if error.code == code::INVALID_VALUE && length > 1 => {
             let half = length / 2;
             // SAFETY: the caller's guarantee, for both parts.
             unsafe {
-                copy_in_parts(driver, kind, source, target, half)?;
-                copy_in_parts(driver, kind, source + half, target + half, length - half)
+                copy_in_parts(driver, kind, (source, target), half, stream)?;
+                let rest = (source + half, target + half);
+                copy_in_parts(driver, kind, rest, length - half, stream)
             }
         }
         copied => copied,

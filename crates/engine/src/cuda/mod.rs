@@ -291,8 +291,11 @@ impl Engine for CudaEngine {
     }
 
     fn open_stream(&self) -> Option<Box<dyn DeviceStream>> {
+        if self.device.is_lost() {
+            return None;
+        }
         self.device.driver.make_current().ok()?;
-        let stream = CallerStream::open(self.device.driver.clone()).ok()?;
+        let stream = CallerStream::open(&self.device).ok()?;
         Some(Box::new(stream))
     }
 

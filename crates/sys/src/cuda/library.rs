@@ -78,9 +78,6 @@ calls! {
     copy_out: "cuMemcpyDtoHAsync_v2" (*mut c_void, u64, usize, *mut c_void);
     copy_within: "cuMemcpyDtoDAsync_v2" (u64, u64, usize, *mut c_void);
     copy_anywhere: "cuMemcpyAsync" (u64, u64, usize, *mut c_void);
-    copy_in_now: "cuMemcpyHtoD_v2" (u64, *const c_void, usize);
-    copy_out_now: "cuMemcpyDtoH_v2" (*mut c_void, u64, usize);
-    copy_within_now: "cuMemcpyDtoD_v2" (u64, u64, usize);
     fill: "cuMemsetD8Async" (u64, u8, usize, *mut c_void);
 }
 

@@ -170,7 +170,7 @@ pub unsafe trait CudaDriver: Send + Sync + fmt::Debug {
         stream: CudaStream,
     ) -> Result<(), DriverError>;
 
-    /// Copies host memory that is not registered; returns when the copy is complete.
+    /// Copies host memory that is not registered, in a stream; returns when the copy is complete.
     ///
     /// # Safety
     /// Both ranges must be valid, and no other code may write to either or read the target.
@@ -180,6 +180,7 @@ pub unsafe trait CudaDriver: Send + Sync + fmt::Debug {
         source: u64,
         target: u64,
         bytes: usize,
+        stream: CudaStream,
     ) -> Result<(), DriverError>;
 
     /// Enqueues a fill of device memory in a stream.

@@ -105,11 +105,19 @@ impl Cuda {
         }
         // SAFETY: the context lives as long as this value, and the pushed context is popped below.
         check("cuCtxPushCurrent", unsafe { (self.calls.push_context)(self.context) })?;
-        let result = call(self.calls);
+        let _pop = PopContext(self.calls);
+        call(self.calls)
+    }
+}
+
+/// Restores the context of the thread, also when a call panics.
+struct PopContext<'a>(&'a Calls);
+
+impl Drop for PopContext<'_> {
+    fn drop(&mut self) {
         let mut popped = std::ptr::null_mut();
-        // SAFETY: as above.
-        unsafe { (self.calls.pop_context)(&raw mut popped) };
-        result
+        // SAFETY: the value is made after the context was pushed.
+        unsafe { (self.0.pop_context)(&raw mut popped) };
     }
 }
 
@@ -286,24 +294,16 @@ unsafe impl CudaDriver for Cuda {
         source: u64,
         target: u64,
         bytes: usize,
+        stream: CudaStream,
     ) -> Result<(), DriverError> {
-        let calls = self.calls;
-        // SAFETY: the caller meets the same conditions.
-        unsafe {
-            match kind {
-                MemcpyKind::HostToDevice => {
-                    let status = (calls.copy_in_now)(target, source as *const c_void, bytes);
-                    check("cuMemcpyHtoD", status)
-                }
-                MemcpyKind::DeviceToHost => {
-                    let status = (calls.copy_out_now)(target as *mut c_void, source, bytes);
-                    check("cuMemcpyDtoH", status)
-                }
-                MemcpyKind::DeviceToDevice => {
-                    check("cuMemcpyDtoD", (calls.copy_within_now)(target, source, bytes))
-                }
-            }
-        }
+        // The driver's own synchronous call returns when pageable memory is in its staging buffer,
+        // and waits for the default stream: a stream that is drained does neither.
+        // SAFETY: the caller meets the same conditions; for this call the driver stages memory that
+        // is not registered.
+        unsafe { self.copy(kind, source, target, bytes, stream)? };
+        // SAFETY: the stream is a handle of the driver.
+        let status = unsafe { (self.calls.drain)(stream.raw() as *mut c_void) };
+        check("cuStreamSynchronize", status)
     }
 
     unsafe fn fill(

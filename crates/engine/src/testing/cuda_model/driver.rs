@@ -219,6 +219,7 @@ unsafe impl CudaDriver for CudaModel {
         source: u64,
         target: u64,
         bytes: usize,
+        _stream: CudaStream,
     ) -> Result<(), DriverError> {
         self.check("copy_sync")?;
         let mut state = lock(&self.shared.state);

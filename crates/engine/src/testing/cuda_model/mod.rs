@@ -155,7 +155,7 @@ impl CudaModel {
         bytes: usize,
     ) -> Result<(), DriverError> {
         // SAFETY: the caller's guarantee.
-        unsafe { self.copy_sync(kind, source, target, bytes) }
+        unsafe { self.copy_sync(kind, source, target, bytes, CudaStream::from_raw(0)) }
     }
 
     /// The start address and length of each registration.
