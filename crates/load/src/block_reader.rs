@@ -8,6 +8,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -124,8 +125,10 @@ impl FileSource {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file");
             return Err(failed(source));
         }
+        // The same file, also if another has its name by now.
+        let same = format!("/proc/self/fd/{}", cached.as_raw_fd());
         let direct_flag = OFlags::DIRECT.bits() as i32;
-        let direct = OpenOptions::new().read(true).custom_flags(direct_flag).open(&path).ok();
+        let direct = OpenOptions::new().read(true).custom_flags(direct_flag).open(same).ok();
         // SAFETY: no byte of the mapping is ever read or written: it may change or shrink.
         let mapping = unsafe { MappedFile::map(&cached) }.ok();
         Ok(Self {
@@ -224,7 +227,8 @@ impl FileSource {
         let Some(mapping) = &self.mapping else { return true };
         let start = offset as usize - offset as usize % page_bytes();
         let end = (offset as usize + length).min(mapping.as_slice().len());
-        let (address, bytes) = (mapping.as_slice().as_ptr() as usize + start, end - start);
+        let (address, bytes) =
+            (mapping.as_slice().as_ptr() as usize + start, end.saturating_sub(start));
         let resident = residency::resident_pages(address, bytes);
         resident.map_or(true, |pages| 2 * pages >= bytes.div_ceil(page_bytes()))
     }

@@ -52,7 +52,6 @@ impl StagedCopies {
             let source = buffer.wrapping_add(part.start);
             let target = part.target.0;
             if let Some(stream) = &mut self.stream {
-                copies.bytes += part.length as u64;
                 // SAFETY: the caller upholds the contract.
                 unsafe { stream.copy_to_device(source, target as u64, part.length) }
                     .map_err(|error| LoadError::Copy(error.into()))?;
@@ -64,10 +63,11 @@ impl StagedCopies {
                 copies.transfers.push(transfer);
             }
         }
-        match &mut self.stream {
-            Some(stream) => stream.mark(slot).map_err(|error| LoadError::Copy(error.into())),
-            None => Ok(()),
+        if let Some(stream) = &mut self.stream {
+            stream.mark(slot).map_err(|error| LoadError::Copy(error.into()))?;
+            copies.bytes = block.bytes();
         }
+        Ok(())
     }
 
     /// Waits for all copies out of a buffer, also behind one that failed.
@@ -91,5 +91,15 @@ impl StagedCopies {
             }
         }
         outcome
+    }
+}
+
+impl Drop for StagedCopies {
+    /// Buffers and targets are in use until their copies are complete, also when a thread panics.
+    /// The stream waits by itself.
+    fn drop(&mut self) {
+        for transfer in self.slots.iter_mut().flat_map(|slot| slot.transfers.drain(..)) {
+            let _ = transfer.wait();
+        }
     }
 }

@@ -1,8 +1,10 @@
 //! Pinned buffers between the reads and the copies of a device.
 
+use std::mem::ManuallyDrop;
 use std::sync::Mutex;
 
 use memferry_copy::{Ferry, Region};
+use memferry_sys::fork::OwnerProcess;
 use memferry_sys::pages::Pages;
 use memferry_sys::residency;
 
@@ -11,10 +13,22 @@ use crate::error::LoadError;
 /// Buffers of equal size in one mapping, registered with the engines of a ferry.
 #[derive(Debug)]
 pub(crate) struct StagingRing {
-    /// Dropped first: it ends the registration of the pages. Without it the engine stages again.
+    /// Ends before the pages do. Without it the engine stages again.
     registration: Option<Region>,
-    pages: Pages,
+    pages: ManuallyDrop<Pages>,
     slot_bytes: usize,
+    owner: OwnerProcess,
+}
+
+impl Drop for StagingRing {
+    fn drop(&mut self) {
+        drop(self.registration.take());
+        // A forked child does not have the pages: whatever is mapped there now is not the ring's.
+        if self.owner.is_current() {
+            // SAFETY: they are dropped once, and not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.pages) };
+        }
+    }
 }
 
 impl StagingRing {
@@ -36,7 +50,8 @@ impl StagingRing {
         if let Err(error) = &registration {
             tracing::warn!(%error, "the staging buffers are not registered: loads are slower");
         }
-        Ok(Self { registration: registration.ok(), pages, slot_bytes })
+        let (registration, pages) = (registration.ok(), ManuallyDrop::new(pages));
+        Ok(Self { registration, pages, slot_bytes, owner: OwnerProcess::current() })
     }
 
     /// The start of a buffer, for the one thread it belongs to.
@@ -67,7 +82,7 @@ impl SpareRing {
         make: impl FnOnce() -> Result<StagingRing, LoadError>,
     ) -> Result<StagingRing, LoadError> {
         let kept = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        kept.map_or_else(make, Ok)
+        kept.filter(|ring| ring.owner.is_current()).map_or_else(make, Ok)
     }
 
     /// Keeps a ring that no load uses any more.
