@@ -20,7 +20,9 @@ pub(crate) fn hold(object: &Bound<'_, PyAny>) -> PyResult<Option<Held>> {
             {
                 copies::wait_for_stream(object.py(), device, stream.extract()?)?;
             }
-            return Ok(Some(Held::new(range, Owner::Object(object.clone().unbind()))));
+            // The interface may own the memory that it names.
+            let owner = (object, interface).into_pyobject(object.py())?.into_any().unbind();
+            return Ok(Some(Held::new(range, Owner::Object(owner))));
         }
     }
     Ok(None)
@@ -34,13 +36,18 @@ fn read(interface: &Bound<'_, PyDict>, is_device: bool) -> PyResult<Range> {
     let (address, is_read_only): (usize, bool) = wanted("data")?.extract()?;
     let shape: Vec<i64> = wanted("shape")?.extract()?;
     let type_text: String = wanted("typestr")?.extract()?;
-    let item: i64 = type_text.get(2..).and_then(|digits| digits.parse().ok()).ok_or_else(|| {
-        PyBufferError::new_err(format!("{type_text} is not the type of an array"))
-    })?;
+    // Texts and bit fields count something else than bytes; objects are references.
+    let is_counted_in_bytes = |_: &&str| !matches!(type_text.as_bytes()[1], b'U' | b't' | b'O');
+    let digits = type_text.get(2..).filter(is_counted_in_bytes);
+    let item: i64 = digits
+        .and_then(|digits| digits.parse().ok())
+        .filter(|&item| item > 0)
+        .ok_or_else(|| PyBufferError::new_err(format!("arrays of {type_text} are not copied")))?;
     if let Some(strides) = interface.get_item("strides")?.filter(|it| !it.is_none()) {
         let strides: Vec<i64> = strides.extract()?;
-        let in_items: Vec<i64> = strides.iter().map(|stride| stride / item.max(1)).collect();
-        if strides.len() != shape.len() || !is_contiguous(&shape, &in_items) {
+        let is_whole = strides.iter().zip(&shape).all(|(s, &n)| n == 1 || s % item == 0);
+        let in_items: Vec<i64> = strides.iter().map(|stride| stride / item).collect();
+        if strides.len() != shape.len() || !is_whole || !is_contiguous(&shape, &in_items) {
             return Err(not_contiguous());
         }
     }

@@ -1,7 +1,7 @@
 //! Copies, fills and comparisons, by ferries that are opened when they are first needed.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memferry::plan::CopyQuery;
 use memferry::{EngineSelection, Ferry, MemoryKind, Region, Request};
@@ -12,7 +12,7 @@ use pyo3::types::PyDict;
 
 use crate::error::{build_error, copy_error};
 use crate::memory::{Held, check_lengths, device_of};
-use crate::release;
+use crate::release::{self, drop_detached};
 use crate::transfer::Transfer;
 
 /// Copies of this size and less are made without letting other threads of Python run: that would
@@ -39,30 +39,25 @@ pub(crate) fn ferry_for(py: Python<'_>, device: Option<i32>) -> PyResult<Ferry> 
 }
 
 /// The drivers of the GPUs whose streams were waited for.
-static DRIVERS: Mutex<Option<HashMap<i32, std::sync::Arc<Cuda>>>> = Mutex::new(None);
+static DRIVERS: Mutex<Option<HashMap<i32, Arc<Cuda>>>> = Mutex::new(None);
 
 /// Waits until a stream of another library has finished what it was given so far.
 pub(crate) fn wait_for_stream(py: Python<'_>, device: i32, stream: u64) -> PyResult<()> {
-    let known = {
-        let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
-        drivers.get_or_insert_default().get(&device).cloned()
+    // The lock is held only with the interpreter: a forked child finds it free.
+    let lock = || DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = lock().get_or_insert_default().get(&device).cloned();
+    let driver = match known {
+        Some(driver) => driver,
+        None => {
+            let opened = py.detach(|| Cuda::open(device.unsigned_abs() as usize));
+            let opened = Arc::new(opened.map_err(crate::error::Error::new_err)?);
+            lock().get_or_insert_default().entry(device).or_insert(opened).clone()
+        }
     };
-    py.detach(|| {
-        let driver = match known {
-            Some(driver) => driver,
-            None => {
-                let opened = Cuda::open(device.unsigned_abs() as usize)
-                    .map_err(|error| crate::error::Error::new_err(error.to_string()))?;
-                let mut drivers = DRIVERS.lock().unwrap_or_else(PoisonError::into_inner);
-                let entry = drivers.get_or_insert_default().entry(device);
-                entry.or_insert(std::sync::Arc::new(opened)).clone()
-            }
-        };
-        driver.make_current().map_err(|error| crate::error::Error::new_err(error.to_string()))?;
-        // SAFETY: the handle is the exporter's, who keeps it valid, or names a default stream.
-        driver.synchronize(unsafe { CudaStream::from_raw(stream) });
-        Ok(())
-    })
+    // SAFETY: the handle is the exporter's, who keeps it valid, or names a default stream.
+    let stream = unsafe { CudaStream::from_raw(stream) };
+    let waited = py.detach(|| driver.with_current(&mut || driver.synchronize(stream)));
+    waited.map_err(|error| crate::error::Error::new_err(error.to_string()))
 }
 
 /// The GPU that has an address: the array interface does not say it, but the driver does.
@@ -159,7 +154,7 @@ fn icopy(
     let (source, target) = (Held::source_of(source)?, Held::target_of(target)?);
     check_lengths(&source, &target)?;
     let ferry = ferry_for(py, device_of(&source, &target)?)?;
-    Transfer::start(&ferry, source, target)
+    Transfer::start(py, &ferry, source, target)
 }
 
 /// Sets every byte of `target` to `value`.
@@ -208,6 +203,12 @@ fn compare(
 #[pyclass(module = "memferry", frozen)]
 struct Registration {
     held: Mutex<Option<(Region, Held)>>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        drop_detached(self.held.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+    }
 }
 
 #[pymethods]

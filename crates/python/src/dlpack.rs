@@ -137,7 +137,9 @@ fn read(capsule: &Bound<'_, PyCapsule>) -> PyResult<Range> {
         .and_then(|elements| elements.checked_mul(bits))
         .map(|bits| bits.div_ceil(8))
         .ok_or_else(|| PyBufferError::new_err("the shape of the tensor is not possible"))?;
-    let address = tensor.data as usize + tensor.byte_offset as usize;
+    let address = (tensor.data as usize)
+        .checked_add(tensor.byte_offset as usize)
+        .ok_or_else(|| PyBufferError::new_err("the offset of the tensor is not possible"))?;
     Ok(Range { address, length, device, is_read_only: flags & READ_ONLY != 0 })
 }
 

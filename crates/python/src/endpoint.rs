@@ -11,7 +11,7 @@ use pyo3::types::PyBytes;
 use crate::error::message_error;
 use crate::memory::Held;
 use crate::operation::{Operation, Status};
-use crate::release;
+use crate::release::{self, drop_detached};
 use crate::transfer::wait_with_signals;
 use crate::window::{RemoteWindow, Window};
 
@@ -43,6 +43,13 @@ impl Endpoint {
     pub(crate) fn get(&self) -> PyResult<message::Endpoint> {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.clone().ok_or_else(|| message_error(&message::Error::Closed))
+    }
+}
+
+impl Drop for Endpoint {
+    /// Closing tells the peers, which may take a moment: other threads of Python run meanwhile.
+    fn drop(&mut self) {
+        drop_detached(self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
@@ -210,8 +217,11 @@ impl Endpoint {
         };
         let held = if write { Held::target_of(memory)? } else { Held::source_of(memory)? };
         let (endpoint, held) = (self.get()?, host(held)?);
+        let is_read_only = held.range().is_read_only;
         let exposed = py.detach(|| endpoint.expose(held, rights));
-        exposed.map(Window::of).map_err(|failed| message_error(&failed.error))
+        exposed
+            .map(|window| Window::of(window, is_read_only))
+            .map_err(|failed| message_error(&failed.error))
     }
 
     /// Attaches a window that a peer has exposed, by the bytes of its handle.
@@ -251,7 +261,7 @@ impl Endpoint {
 }
 
 /// Messages are of host memory.
-fn host(held: Held) -> PyResult<Held> {
+pub(crate) fn host(held: Held) -> PyResult<Held> {
     if held.range().device.is_some() {
         return Err(PyValueError::new_err(
             "messages are of host memory: copy the array to the host first",

@@ -46,5 +46,6 @@ fn _memferry(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<shareable::ShareableBuffer>()?;
     load::add(module)?;
     module.add_function(wrap_pyfunction!(release::release_buffers, module)?)?;
+    module.add_function(wrap_pyfunction!(release::stop, module)?)?;
     Ok(())
 }

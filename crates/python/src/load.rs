@@ -12,6 +12,7 @@ use pyo3::types::PyDict;
 
 use crate::copies::ferry_for;
 use crate::error::load_error;
+use crate::release::drop_detached;
 use crate::transfer::wait_with_signals;
 
 /// One tensor of a file: the number of the file, name, type, shape, offset and length in bytes.
@@ -23,8 +24,19 @@ fn place(file: usize, tensor: &load::Tensor) -> TensorPlace {
     (file, name, dtype, shape, tensor.bytes.start, tensor.len())
 }
 
-/// The paths of the files of a model, its tensors, and the texts stored with the first file.
-type Model = (Vec<PathBuf>, Vec<TensorPlace>);
+/// The files of a model, open since their headers were read: what is loaded is what was checked,
+/// also if other files have their names by then.
+#[pyclass(module = "memferry", frozen)]
+struct ModelFiles(Mutex<Option<Vec<FileSource>>>);
+
+impl ModelFiles {
+    fn of(files: Vec<FileSource>) -> Self {
+        Self(Mutex::new(Some(files)))
+    }
+}
+
+/// The files of a model, and its tensors.
+type Model = (ModelFiles, Vec<TensorPlace>);
 
 /// Reads and checks the header of a safetensors file.
 #[pyfunction]
@@ -35,7 +47,7 @@ fn read_header(py: Python<'_>, path: PathBuf) -> PyResult<(Model, Py<PyDict>)> {
     for (key, value) in file.metadata() {
         metadata.set_item(key, value)?;
     }
-    Ok(((vec![path], tensors), metadata.unbind()))
+    Ok(((ModelFiles::of(vec![file.into_source()]), tensors), metadata.unbind()))
 }
 
 /// Reads the index of a sharded model, and checks the headers of its files.
@@ -43,8 +55,7 @@ fn read_header(py: Python<'_>, path: PathBuf) -> PyResult<(Model, Py<PyDict>)> {
 fn read_index(py: Python<'_>, path: PathBuf) -> PyResult<Model> {
     let files = py.detach(|| ShardedFiles::open(&path)).map_err(|error| load_error(&error))?;
     let tensors = files.tensors().map(|(file, tensor)| place(file, tensor)).collect();
-    let paths = files.files().iter().map(|file| file.source().path().to_owned()).collect();
-    Ok((paths, tensors))
+    Ok((ModelFiles::of(files.into_sources()), tensors))
 }
 
 /// Loads ranges of files to memory whose addresses the caller knows.
@@ -101,12 +112,13 @@ impl Loader {
     fn start(
         &self,
         py: Python<'_>,
-        paths: Vec<PathBuf>,
+        files: &Bound<'_, ModelFiles>,
         placements: Vec<PlacementTuple>,
         targets: Py<PyAny>,
     ) -> PyResult<Loading> {
+        let files = files.get().0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let files = files.ok_or_else(|| PyValueError::new_err("the files were loaded already"))?;
         let loading = py.detach(|| {
-            let files = paths.iter().map(FileSource::open).collect::<Result<Vec<_>, _>>()?;
             let placements: Vec<_> = placements
                 .iter()
                 .map(|&(file, offset, address, length)| {
@@ -133,7 +145,7 @@ struct Loading {
 impl Drop for Loading {
     fn drop(&mut self) {
         // Ends the threads before the targets are given up.
-        drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop_detached(self.inner.get_mut().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 
@@ -141,9 +153,11 @@ impl Drop for Loading {
 impl Loading {
     /// `(delivered, total)` in bytes.
     #[getter]
-    fn progress(&self) -> (u64, u64) {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        inner.as_ref().map_or((0, 0), |it| (it.delivered_bytes(), it.total_bytes()))
+    fn progress(&self, py: Python<'_>) -> (u64, u64) {
+        py.detach(|| {
+            let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            inner.as_ref().map_or((0, 0), |it| (it.delivered_bytes(), it.total_bytes()))
+        })
     }
 
     /// Waits until the load has ended, `timeout` seconds at most. Returns its report, or `None` if
@@ -178,8 +192,8 @@ impl Loading {
 
     /// Ends the load, and returns when nobody writes to the targets any more.
     fn cancel(&self, py: Python<'_>) {
-        let loading = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
-        py.detach(|| drop(loading));
+        // Under the lock: whoever waits for the load returns after its threads have ended.
+        py.detach(|| drop(self.inner.lock().unwrap_or_else(PoisonError::into_inner).take()));
         drop(self.targets.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
@@ -187,6 +201,7 @@ impl Loading {
 /// Adds the calls to the module.
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Loader>()?;
+    module.add_class::<ModelFiles>()?;
     module.add_class::<Loading>()?;
     module.add_function(wrap_pyfunction!(read_header, module)?)?;
     module.add_function(wrap_pyfunction!(read_index, module)?)

@@ -1,8 +1,8 @@
 //! The handle of a send, a receive, a put or a get in flight.
 
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
 use memferry::message::{self, FailedOperation, MessageStatus, OwnedOperation};
@@ -46,6 +46,19 @@ impl Status {
 #[pyclass(module = "memferry", frozen, weakref)]
 pub(crate) struct Operation {
     state: Mutex<OperationState>,
+    /// Whoever is to be told: an operation itself remembers one alone.
+    watchers: Arc<Watchers>,
+}
+
+/// Wakes all who watch an operation.
+#[derive(Default)]
+struct Watchers(Mutex<Vec<Waker>>);
+
+impl Wake for Watchers {
+    fn wake(self: Arc<Self>) {
+        let wakers = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        wakers.into_iter().for_each(Waker::wake);
+    }
 }
 
 enum OperationState {
@@ -61,7 +74,8 @@ enum OperationState {
 impl Operation {
     pub(crate) fn start(started: Result<InFlight, FailedOperation<Held>>) -> PyResult<Self> {
         let operation = started.map_err(|failed| message_error(&failed.error))?;
-        Ok(Self { state: Mutex::new(OperationState::InFlight(operation)) })
+        let state = Mutex::new(OperationState::InFlight(operation));
+        Ok(Self { state, watchers: Arc::default() })
     }
 
     fn lock(&self) -> MutexGuard<'_, OperationState> {
@@ -127,7 +141,11 @@ impl Operation {
                 false
             }
             OperationState::InFlight(operation) => {
-                match Pin::new(operation).poll(&mut Context::from_waker(waker)) {
+                let mut watchers = self.watchers.0.lock().unwrap_or_else(PoisonError::into_inner);
+                watchers.push(waker.clone());
+                drop(watchers);
+                let all = Waker::from(self.watchers.clone());
+                match Pin::new(operation).poll(&mut Context::from_waker(&all)) {
                     Poll::Pending => false,
                     Poll::Ready(outcome) => {
                         let ended =

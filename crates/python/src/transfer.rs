@@ -33,14 +33,20 @@ enum TransferState {
     /// A thread waits for it, and has the handle.
     Waited {
         wakers: Vec<Waker>,
+        is_cancelled: bool,
     },
     Ended(Ended),
 }
 
 impl Transfer {
     /// Starts a copy. The buffers of one that cannot be started are given back.
-    pub(crate) fn start(ferry: &Ferry, source: Held, target: Held) -> PyResult<Self> {
-        let started = ferry.icopy(source, target);
+    pub(crate) fn start(
+        py: Python<'_>,
+        ferry: &Ferry,
+        source: Held,
+        target: Held,
+    ) -> PyResult<Self> {
+        let started = py.detach(|| ferry.icopy(source, target).map_err(Box::new));
         let transfer = started.map_err(|failed| copy_error(&failed.error))?;
         let bytes = transfer.transfer().len();
         Ok(Self { state: Mutex::new(TransferState::InFlight(transfer)), bytes })
@@ -53,7 +59,8 @@ impl Transfer {
     /// Waits for a while, without the interpreter. Returns the outcome if there is one.
     fn wait_for(&self, timeout: Duration) -> Option<Ended> {
         let mut state = self.lock();
-        let taken = std::mem::replace(&mut *state, TransferState::Waited { wakers: Vec::new() });
+        let placeholder = TransferState::Waited { wakers: Vec::new(), is_cancelled: false };
+        let taken = std::mem::replace(&mut *state, placeholder);
         match taken {
             TransferState::InFlight(transfer) => {
                 drop(state);
@@ -83,8 +90,13 @@ impl Transfer {
                 (TransferState::Ended(ended.clone()), Some(ended))
             }
         };
-        let left = std::mem::replace(&mut *self.lock(), next);
-        if let TransferState::Waited { wakers } = left {
+        let mut state = self.lock();
+        let left = std::mem::replace(&mut *state, next);
+        if let TransferState::Waited { wakers, is_cancelled } = left {
+            if is_cancelled && let TransferState::InFlight(transfer) = &*state {
+                transfer.cancel();
+            }
+            drop(state);
             // Whoever asked meanwhile to be woken asks the handle itself now.
             for waker in wakers {
                 if self.poll(&waker) {
@@ -100,7 +112,7 @@ impl Transfer {
         let mut state = self.lock();
         match &mut *state {
             TransferState::Ended(_) => true,
-            TransferState::Waited { wakers } => {
+            TransferState::Waited { wakers, .. } => {
                 wakers.push(waker.clone());
                 false
             }
@@ -166,8 +178,10 @@ impl Transfer {
 
     /// Asks for the end of the copy; what has begun is completed.
     fn cancel(&self) {
-        if let TransferState::InFlight(transfer) = &*self.lock() {
-            transfer.cancel();
+        match &mut *self.lock() {
+            TransferState::InFlight(transfer) => transfer.cancel(),
+            TransferState::Waited { is_cancelled, .. } => *is_cancelled = true,
+            TransferState::Ended(_) => {}
         }
     }
 

@@ -1,12 +1,13 @@
 //! Windows: memory that peers put to and get from.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use memferry::message::{self, PutNotification};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::endpoint::host;
 use crate::error::{Error, message_error};
 use crate::memory::Held;
 use crate::operation::Operation;
@@ -16,15 +17,17 @@ use crate::transfer::wait_with_signals;
 /// Memory of this process that peers put to and get from.
 #[pyclass(module = "memferry", frozen, weakref)]
 pub(crate) struct Window {
-    inner: Mutex<Option<message::Window<Held>>>,
+    inner: Mutex<Option<Arc<message::Window<Held>>>>,
+    /// The memory may not be written by this process.
+    is_read_only: bool,
     handle: [u8; message::WindowHandle::BYTES],
     length: usize,
 }
 
 impl Window {
-    pub(crate) fn of(window: message::Window<Held>) -> Self {
+    pub(crate) fn of(window: message::Window<Held>, is_read_only: bool) -> Self {
         let (handle, length) = (window.handle().to_bytes(), window.len());
-        Self { inner: Mutex::new(Some(window)), handle, length }
+        Self { inner: Mutex::new(Some(Arc::new(window))), is_read_only, handle, length }
     }
 
     /// Runs something with the window, if it is open and the variable lies in it.
@@ -33,8 +36,8 @@ impl Window {
         offset: usize,
         run: impl FnOnce(&message::Window<Held>) -> T,
     ) -> PyResult<T> {
-        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let window = inner.as_ref().ok_or_else(|| Error::new_err("the window was closed"))?;
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let window = inner.ok_or_else(|| Error::new_err("the window was closed"))?;
         let is_inside = offset.checked_add(8).is_some_and(|end| end <= self.length);
         if !is_inside || !(window.as_ptr() as usize + offset).is_multiple_of(8) {
             return Err(PyValueError::new_err(format!(
@@ -42,7 +45,7 @@ impl Window {
                 self.length
             )));
         }
-        Ok(run(window))
+        Ok(run(&window))
     }
 }
 
@@ -67,6 +70,9 @@ impl Window {
 
     /// Sets the variable of 8 bytes at an offset.
     fn store(&self, offset: usize, value: u64) -> PyResult<()> {
+        if self.is_read_only {
+            return Err(PyValueError::new_err("the memory of the window is read-only"));
+        }
         self.with_word(offset, |window| window.store(offset, value))
     }
 
@@ -93,6 +99,13 @@ impl Window {
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let taken = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(window) = taken else { return Ok(()) };
+        let window = match Arc::try_unwrap(window) {
+            Ok(window) => window,
+            Err(shared) => {
+                *self.inner.lock().unwrap_or_else(PoisonError::into_inner) = Some(shared);
+                return Err(Error::new_err("another thread waits for a variable of the window"));
+            }
+        };
         match py.detach(|| window.withdraw()) {
             Ok(held) => {
                 held.release(py);
@@ -100,7 +113,8 @@ impl Window {
             }
             Err(busy) => {
                 let text = busy.to_string();
-                *self.inner.lock().unwrap_or_else(PoisonError::into_inner) = Some(busy.window);
+                *self.inner.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(Arc::new(busy.window));
                 Err(Error::new_err(text))
             }
         }
@@ -150,7 +164,7 @@ impl RemoteWindow {
         notify: Notify,
     ) -> PyResult<Operation> {
         release::drain(py);
-        let data = Held::source_of(data)?;
+        let data = host(Held::source_of(data)?)?;
         let started = py.detach(|| match notify {
             None => self.inner.iput(offset, data),
             Some((variable, value)) => {
@@ -164,7 +178,7 @@ impl RemoteWindow {
     /// Starts a get into `buffer`.
     fn iget(&self, py: Python<'_>, offset: u64, buffer: &Bound<'_, PyAny>) -> PyResult<Operation> {
         release::drain(py);
-        let buffer = Held::target_of(buffer)?;
+        let buffer = host(Held::target_of(buffer)?)?;
         Operation::start(py.detach(|| self.inner.iget(offset, buffer)))
     }
 

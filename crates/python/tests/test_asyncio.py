@@ -125,3 +125,38 @@ def test_an_error_reaches_the_task_that_awaits(name):
             await task
 
     asyncio.run(main())
+
+
+def test_a_receive_that_timed_out_does_not_take_the_next_message(name):
+    async def main():
+        with memferry.Endpoint(name, background=True) as one, memferry.Endpoint(name + "-b") as two:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(one.irecv(bytearray(8)), 0.05)
+            loop = asyncio.get_running_loop()
+            peer = await loop.run_in_executor(None, two.connect, one.name)
+            await two.isend(peer, b"late")
+            buffer = bytearray(8)
+            status = await asyncio.wait_for(one.irecv(buffer), 60)
+            assert status.nbytes == 4 and buffer[:4] == b"late"
+
+    asyncio.run(main())
+
+
+def test_everybody_who_awaits_one_operation_is_told(name):
+    async def main():
+        with memferry.Endpoint(name, background=True) as one, memferry.Endpoint(name + "-b") as two:
+            loop = asyncio.get_running_loop()
+            peer = await loop.run_in_executor(None, two.connect, one.name)
+            receive, called = one.irecv(bytearray(8)), asyncio.Event()
+            receive.add_done_callback(lambda _: loop.call_soon_threadsafe(called.set))
+
+            async def wait():
+                return (await receive).nbytes
+
+            tasks = [asyncio.create_task(wait()) for _ in range(4)]
+            await asyncio.sleep(0.01)
+            await two.isend(peer, b"for all")
+            assert await asyncio.wait_for(asyncio.gather(*tasks), 60) == [7] * 4
+            await asyncio.wait_for(called.wait(), 60)
+
+    asyncio.run(main())

@@ -138,6 +138,16 @@ def test_an_array_interface_that_lies_is_refused():
             memferry.copy(bytearray(8), Interface(honest, **changes))
 
 
+def test_fields_of_records_are_not_taken_for_arrays():
+    records = np.zeros(4, np.dtype([("a", "<f8"), ("b", "<i4")]))
+    # A stride of 12 bytes, an item of 8.
+    with pytest.raises(BufferError, match="contiguous"):
+        memferry.copy(bytearray(32), Interface(records["a"]))
+    for kind in ["<U5", "<t8", "|O8"]:
+        with pytest.raises(BufferError, match="not copied"):
+            memferry.copy(bytearray(8), Interface(np.zeros(8, np.uint8), typestr=kind))
+
+
 def test_fills_and_comparisons():
     target = bytearray(100_000)
     memferry.fill(target, 7)
@@ -226,11 +236,12 @@ def test_callbacks_are_called_once_each():
     assert all((buffer == source).all() for buffer in buffers)
 
 
-def test_a_callback_that_raises_does_not_stop_the_others(caplog):
+@pytest.mark.parametrize("error", [RuntimeError, SystemExit])
+def test_a_callback_that_raises_does_not_stop_the_others(caplog, error):
     done = threading.Event()
 
     def wrong(_):
-        raise RuntimeError("on purpose")
+        raise error("on purpose")
 
     memferry.icopy(bytearray(8), b"12345678").add_done_callback(wrong)
     memferry.icopy(bytearray(8), b"12345678").add_done_callback(lambda _: done.set())

@@ -32,7 +32,7 @@ def write(path, tensors, metadata=None):
 
 def load(model, **options):
     """Loads a model to NumPy arrays, as memferry.torch does to tensors."""
-    paths, tensors = model
+    files, tensors = model
     result, placements = {}, []
     types = {"F32": np.float32, "U8": np.uint8, "I64": np.int64, "F16": np.float16}
     for file, name, dtype, shape, offset, length in tensors:
@@ -40,7 +40,7 @@ def load(model, **options):
         if length:
             placements.append((file, offset, result[name].ctypes.data, length))
     loader = _memferry.Loader(**options)
-    report = loader.start(paths, placements, list(result.values())).wait()
+    report = loader.start(files, placements, list(result.values())).wait()
     return result, report
 
 
@@ -107,11 +107,11 @@ def test_a_file_that_shrinks_is_an_error(tmp_path):
 
 def test_a_load_can_be_cancelled(tmp_path):
     path = write(tmp_path / "model.safetensors", example())
-    (paths, tensors), _ = _memferry.read_header(str(path))
     target = np.zeros(os.path.getsize(path), np.uint8)
     loader = _memferry.Loader(threads=1)
     for _ in range(20):
-        loading = loader.start(paths, [(0, 0, target.ctypes.data, target.nbytes)], target)
+        (files, _), _ = _memferry.read_header(str(path))
+        loading = loader.start(files, [(0, 0, target.ctypes.data, target.nbytes)], target)
         loading.cancel()
         assert loading.progress == (0, 0)
         del loading
@@ -124,8 +124,41 @@ def test_options_that_do_not_exist_are_named():
 
 def test_ctypes_memory_is_a_target(tmp_path):
     path = write(tmp_path / "model.safetensors", {"a": np.arange(1000, dtype=np.int64)})
-    (paths, tensors), _ = _memferry.read_header(str(path))
+    (files, tensors), _ = _memferry.read_header(str(path))
     memory = (ctypes.c_int64 * 1000)()
     placement = (0, tensors[0][4], ctypes.addressof(memory), 8000)
-    _memferry.Loader().start(paths, [placement], memory).wait()
+    _memferry.Loader().start(files, [placement], memory).wait()
     assert list(memory) == list(range(1000))
+
+
+def test_what_is_loaded_is_the_file_whose_header_was_read(tmp_path):
+    path = write(tmp_path / "model.safetensors", {"a": np.arange(1000, dtype=np.int64)})
+    model, _ = _memferry.read_header(str(path))
+    other = write(tmp_path / "other", {"a": np.zeros(1000, np.int64)})
+    os.replace(other, path)
+    loaded, _ = load(model)
+    assert np.array_equal(loaded["a"], np.arange(1000))
+    with pytest.raises(ValueError, match="already"):
+        load(model)
+
+
+def test_a_forked_child_leaves_the_buffers_of_its_parent_alone(tmp_path):
+    import subprocess
+    import sys
+
+    path = write(tmp_path / "model.safetensors", example())
+    program = f"""
+import os, sys
+sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})
+from test_load import load
+from memferry import _memferry
+model, _ = _memferry.read_header({str(path)!r})
+load(model)
+child = os.fork()
+if child == 0:
+    model, _ = _memferry.read_header({str(path)!r})
+    load(model)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=120).returncode == 0

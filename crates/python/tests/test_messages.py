@@ -160,6 +160,16 @@ def test_a_window_is_written_by_another_process(name, is_shareable):
             window.load(0)
 
 
+def test_memory_that_is_read_only_is_not_changed_through_a_window(name):
+    with memferry.Endpoint(name, background=True) as endpoint:
+        with endpoint.expose(bytes(64), write=False) as window:
+            with pytest.raises(ValueError, match="read-only"):
+                window.store(0, 1)
+            assert window.load(0) == 0
+        with pytest.raises(ValueError, match="read-only"):
+            endpoint.expose(bytes(64))
+
+
 def test_handles_that_are_no_handles_are_refused(name):
     with memferry.Endpoint(name, background=True) as one, memferry.Endpoint(name + "-b") as two:
         peer = two.connect(one.name)

@@ -101,6 +101,19 @@ def test_targets_that_do_not_fit_are_refused():
         memferry.torch.to_host(torch.zeros(4), out=torch.zeros(4, dtype=torch.int64))
     with pytest.raises(ValueError, match="neither"):
         memferry.torch.to_device(torch.zeros(4), "meta")
+    with pytest.raises(ValueError, match="neither"):
+        memferry.torch.to_host(torch.zeros(4, device="meta"))
+    wide = torch.zeros(8, 8)
+    for out in [torch.zeros(1).expand(8), wide[:, 0], wide.T[:1, :].reshape(8).expand(8)[::1]]:
+        if not out.is_contiguous():
+            with pytest.raises(ValueError, match="contiguous"):
+                memferry.torch.to_host(torch.ones(8), out=out)
+
+
+def test_values_behind_a_lazy_sign_are_copied():
+    tensor = torch.tensor([1 + 2j, 3 - 4j])
+    assert torch.equal(memferry.torch.to_host(tensor.conj()), torch.tensor([1 - 2j, 3 + 4j]))
+    assert torch.equal(memferry.torch.to_host(tensor.conj().imag), torch.tensor([-2.0, 4.0]))
 
 
 def test_tensors_are_copied_by_the_plain_calls_too():

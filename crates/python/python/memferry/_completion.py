@@ -6,6 +6,7 @@ of them.
 """
 
 import asyncio
+import atexit
 import itertools
 import logging
 import os
@@ -13,7 +14,7 @@ import select
 import threading
 import weakref
 
-from memferry._memferry import Reactor
+from memferry._memferry import Reactor, stop
 
 
 class _LoopReactor:
@@ -33,10 +34,15 @@ class _LoopReactor:
         if self._reactor.watch(handle, number):
             _settle(future, handle)
         else:
-            # The handle stays alive while it is awaited, also when the task is cancelled: then
-            # the copy goes on.
             self._awaited[number] = (future, handle)
+            future.add_done_callback(lambda future: self._forget(future, number))
         return future
+
+    def _forget(self, future, number):
+        # Nobody awaits it any more. A copy goes on by itself; a receive without a handle is
+        # cancelled, and does not take the next message.
+        if future.cancelled():
+            self._awaited.pop(number, None)
 
     def _look(self):
         for number in self._reactor.take():
@@ -94,7 +100,7 @@ class _CallbackThread:
         if function is not None:
             try:
                 function(handle)
-            except Exception:
+            except BaseException:
                 logging.getLogger("memferry").exception("a callback raised")
 
     def _run(self):
@@ -130,3 +136,5 @@ def _after_fork_in_child():
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+# The last thing at exit: what is in flight by then is not given back.
+atexit.register(stop)

@@ -51,21 +51,21 @@ def load_file(path, device="cpu", *, threads=None, mode="auto", progress=None, r
     forbids it; the default shows one after a second if stderr is a terminal. A dictionary passed as
     ``report`` is filled with bytes, seconds and where the bytes were found.
     """
-    (paths, tensors), _ = _memferry.read_header(os.fspath(path))
-    return _load(paths, tensors, device, threads, mode, progress, report)
+    (files, tensors), _ = _memferry.read_header(os.fspath(path))
+    return _load(files, tensors, device, threads, mode, progress, report)
 
 
 def load_sharded(index, device="cpu", *, threads=None, mode="auto", progress=None, report=None):
     """Loads all tensors that the index of a sharded model names
     (``model.safetensors.index.json``). The options are those of ``load_file``."""
-    paths, tensors = _memferry.read_index(os.fspath(index))
-    return _load(paths, tensors, device, threads, mode, progress, report)
+    files, tensors = _memferry.read_index(os.fspath(index))
+    return _load(files, tensors, device, threads, mode, progress, report)
 
 
 def to_device(tensor, device):
     """A copy of a tensor on a device, as ``tensor.to(device)``, from pageable memory too."""
     device = _device(device)
-    source = tensor.detach().contiguous()
+    source = _plain(tensor)
     out = torch.empty(source.shape, dtype=source.dtype, device=device)
     _copy(out, source)
     return out
@@ -73,7 +73,7 @@ def to_device(tensor, device):
 
 def to_host(tensor, out=None):
     """A copy of a tensor in host memory, as ``tensor.cpu()``; into ``out`` if there is one."""
-    source = tensor.detach().contiguous()
+    source = _plain(tensor)
     if out is None:
         out = torch.empty(source.shape, dtype=source.dtype)
     elif out.device.type != "cpu":
@@ -83,8 +83,17 @@ def to_host(tensor, out=None):
             f"out has shape {tuple(out.shape)} of {out.dtype}, the tensor "
             f"{tuple(source.shape)} of {source.dtype}"
         )
+    elif not out.is_contiguous() or out.is_conj() or out.is_neg():
+        raise ValueError("out is a view with gaps or in another order: pass a contiguous tensor")
     _copy(out, source)
     return out
+
+
+def _plain(tensor):
+    """The same values as one range of memory, on the host or a GPU."""
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"the tensor is on {tensor.device}, neither the host nor a CUDA device")
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def _copy(target, source):
@@ -125,7 +134,7 @@ def _loader(device, threads, mode):
     return _loaders[key]
 
 
-def _load(paths, tensors, device, threads, mode, progress, report):
+def _load(files, tensors, device, threads, mode, progress, report):
     device = _device(device)
     types = [_dtype(dtype, name) for _, name, dtype, _, _, _ in tensors]
     loader = _loader(device, threads, mode)
@@ -140,7 +149,7 @@ def _load(paths, tensors, device, threads, mode, progress, report):
     if device.type == "cuda":
         # The allocator may have handed out memory that work in flight still uses.
         torch.cuda.current_stream(device).synchronize()
-    loading = loader.start(paths, placements, list(result.values()))
+    loading = loader.start(files, placements, list(result.values()))
     try:
         ended = _wait(loading, progress)
     except BaseException:

@@ -166,7 +166,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// As [`Talk::step`], with a peer whose messages may have any content.
+    /// As `step`, with a peer whose messages may have any content.
     pub fn try_step(&mut self) -> Result<(), Error> {
         self.is_strict = false;
         self.step()
