@@ -118,8 +118,8 @@ pub(crate) struct LoadArgs {
     /// How many threads read
     #[arg(long, value_name = "COUNT")]
     pub(crate) threads: Option<usize>,
-    /// Read past the page cache, whatever it has
-    #[arg(long)]
+    /// Read past the page cache, whatever it has; for GPUs, since loads to memory go through it
+    #[arg(long, requires = "gpu")]
     pub(crate) direct: bool,
     /// Print JSON
     #[arg(long)]

@@ -3,7 +3,7 @@
 //! A [`Loader`] has a few reader threads and a ring of pinned staging buffers. Each thread reads a
 //! block of the file into a buffer of its own and starts its copy to the device, and reads the next
 //! block while the device copies. Blocks in the page cache are copied from there; blocks that are
-//! not are read past it (`O_DIRECT`), many at a time. The memory in use is that of the ring,
+//! not are read past it (`O_DIRECT`) or through it, whichever is faster. The memory in use is that of the ring,
 //! whatever the size of the file.
 //!
 //! | step | file |

@@ -10,7 +10,8 @@
 //! | `Loader` and headers of safetensors files | `load.rs` |
 //!
 //! Nothing here runs Python code on a thread of Memferry: completions go to an eventfd, and
-//! references to Python objects are given back by the next call that holds the interpreter.
+//! references to Python objects are given back by the interpreter's main thread, or by the next
+//! call of a copy or a message.
 
 mod array_interface;
 mod copies;

@@ -19,6 +19,8 @@ static QUEUE: Mutex<Vec<Owner>> = Mutex::new(Vec::new());
 static IS_OVER: AtomicBool = AtomicBool::new(false);
 /// There is something in the queue: one load for calls that find nothing.
 static IS_FILLED: AtomicBool = AtomicBool::new(false);
+/// The interpreter was asked to drain.
+static IS_ASKED: AtomicBool = AtomicBool::new(false);
 
 /// Queues what keeps memory alive. Called on any thread.
 pub(crate) fn queue(owner: Owner) {
@@ -30,15 +32,17 @@ pub(crate) fn queue(owner: Owner) {
         return std::mem::forget(owner);
     }
     queue.push(owner);
-    if !IS_FILLED.swap(true, Ordering::AcqRel) {
+    IS_FILLED.store(true, Ordering::Release);
+    if !IS_ASKED.swap(true, Ordering::AcqRel) {
         // SAFETY: it may be called from any thread, with or without the interpreter; the function
         // it names is never unloaded. The interpreter has not ended: its exit takes the same lock
         // first (`stop`).
         let code =
             unsafe { pyo3::ffi::Py_AddPendingCall(Some(drain_pending), std::ptr::null_mut()) };
         if code != 0 {
-            // The list of pending calls is full: the next buffer asks again.
-            IS_FILLED.store(false, Ordering::Release);
+            // The list of pending calls is full: the next buffer asks again, and calls of this
+            // package drain.
+            IS_ASKED.store(false, Ordering::Release);
         }
     }
 }
@@ -84,8 +88,9 @@ pub(crate) fn drain(py: Python<'_>) {
     if !IS_FILLED.load(Ordering::Acquire) {
         return;
     }
-    IS_FILLED.store(false, Ordering::Release);
     let Some(mut queue) = try_lock() else { return };
+    IS_ASKED.store(false, Ordering::Release);
+    IS_FILLED.store(false, Ordering::Release);
     let owners = std::mem::take(&mut *queue);
     drop(queue);
     // Giving back may run code of the owners, which may call this package: no lock is held.

@@ -29,7 +29,10 @@ class Bench:
         """Seconds of each candidate, a list by rounds."""
         times = {name: [] for name in candidates}
         for turn in range(self._rounds + 1):
-            for name, run in candidates.items():
+            # Another candidate begins each round.
+            order = list(candidates.items())
+            order = order[turn % len(order) :] + order[: turn % len(order)]
+            for name, run in order:
                 if prepare:
                     prepare()
                 started = time.perf_counter()
@@ -275,7 +278,7 @@ def _queue_worker(kind, name, connection, nbytes, rounds):
 
 
 def bench_queue(bench, _arguments):
-    """Large arrays from a worker process: Memferry, multiprocessing.Queue, shared_memory."""
+    """Large arrays from a worker process. Memferry sends one that lies in a ShareableBuffer."""
     import multiprocessing
 
     import numpy as np

@@ -47,7 +47,8 @@ def load_file(path, device="cpu", *, threads=None, mode="auto", progress=None, r
     """Loads all tensors of a safetensors file.
 
     ``threads`` bounds the threads that read. ``mode`` is ``"auto"``, ``"cached"`` (through the page
-    cache, which then has the file) or ``"direct"`` (past it). ``progress`` forces a progress bar or
+    cache, which then has the file) or ``"direct"`` (past it); loads to the host always go through
+    the page cache. ``progress`` forces a progress bar or
     forbids it; the default shows one after a second if stderr is a terminal. A dictionary passed as
     ``report`` is filled with bytes, seconds and where the bytes were found.
     """
