@@ -258,38 +258,48 @@ def bench_overhead(bench, _arguments):
     bench.say(f"  python_overhead_us = {bench.summary['python_overhead_us']:.2f}")
 
 
-def _queue_worker(kind, name, connection, nbytes, rounds):
+def _queue_worker(kind, name, queues, nbytes, rounds):
+    """Hands an array over whenever it is asked."""
     import numpy as np
+    from multiprocessing import shared_memory
 
     data = np.ones(nbytes, np.uint8)
     if kind == "memferry":
         job = memferry.Job.join(name, 1, 2)
-        shared = memferry.ShareableBuffer(nbytes)
-        array = np.frombuffer(shared, np.uint8)
+        array = np.frombuffer(memferry.ShareableBuffer(nbytes), np.uint8)
         array[:] = data
         for _ in range(rounds):
             job.endpoint.recv(bytearray(1))
             job.endpoint.send(job.peer(0), array)
-    else:
-        queue, ask = connection
-        for _ in range(rounds):
-            ask.get()
-            queue.put(data)
+        return
+    replies, requests = queues
+    for _ in range(rounds):
+        requests.get()
+        if kind == "multiprocessing.Queue":
+            replies.put(data)
+        else:
+            block = shared_memory.SharedMemory(create=True, size=nbytes)
+            np.frombuffer(block.buf, np.uint8)[:] = data
+            replies.put(block.name)
+            block.close()
 
 
 def bench_queue(bench, _arguments):
     """Large arrays from a worker process. Memferry sends one that lies in a ShareableBuffer."""
     import multiprocessing
+    from multiprocessing import shared_memory
 
     import numpy as np
 
     context = multiprocessing.get_context("spawn")
-    nbytes, rounds = 64 << 20, bench._rounds + 1
+    # One round to compare the bytes, one to warm up.
+    nbytes, rounds = 64 << 20, bench._rounds + 2
     name = f"bench-queue-{os.getpid()}"
-    queue, ask = context.Queue(), context.Queue()
+    kinds = ["memferry", "multiprocessing.Queue", "multiprocessing.shared_memory"]
+    queues = {kind: (context.Queue(), context.Queue()) for kind in kinds[1:]}
     workers = [
-        context.Process(target=_queue_worker, args=("memferry", name, None, nbytes, rounds)),
-        context.Process(target=_queue_worker, args=("queue", name, (queue, ask), nbytes, rounds)),
+        context.Process(target=_queue_worker, args=(kind, name, queues.get(kind), nbytes, rounds))
+        for kind in kinds
     ]
     for worker in workers:
         worker.start()
@@ -302,14 +312,28 @@ def bench_queue(bench, _arguments):
         return target
 
     def by_queue():
-        ask.put(1)
-        return queue.get()
+        replies, requests = queues["multiprocessing.Queue"]
+        requests.put(1)
+        return replies.get()
 
-    times = bench.measure(
-        "64 MiB from a worker", nbytes, {"memferry": by_memferry, "multiprocessing.Queue": by_queue}
-    )
+    def by_shared_memory():
+        replies, requests = queues["multiprocessing.shared_memory"]
+        requests.put(1)
+        block = shared_memory.SharedMemory(replies.get())
+        target[:] = np.frombuffer(block.buf, np.uint8)
+        block.close()
+        block.unlink()
+        return target
+
+    ways = dict(zip(kinds, [by_memferry, by_queue, by_shared_memory]))
+    for kind, way in ways.items():
+        target[:] = 0
+        if not (way() == 1).all():
+            raise SystemExit(f"wrong bytes by {kind}")
+    times = bench.measure("64 MiB from a worker", nbytes, ways)
     bench.key("queue_64m_vs_multiprocessing", times, "memferry", "multiprocessing.Queue")
     for worker in workers:
+        worker.terminate()
         worker.join()
 
 

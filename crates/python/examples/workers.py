@@ -1,0 +1,54 @@
+"""Workers that prepare large arrays and hand them over, as data loaders do.
+
+    python examples/workers.py [WORKERS] [BATCHES]
+
+The arrays travel by Memferry, without pickle and without a copy into a pipe. A worker that is killed
+is noticed, and the others go on.
+"""
+
+import multiprocessing
+import os
+import sys
+import time
+
+import numpy as np
+
+import memferry
+
+SHAPE = (256, 3, 224, 224)
+
+
+def work(name, rank, size, batches):
+    job = memferry.Job.join(name, rank, size)
+    # Memory that the receiver maps: one buffer for each worker, used again for every batch.
+    batch = np.frombuffer(memferry.ShareableBuffer(int(np.prod(SHAPE))), np.uint8).reshape(SHAPE)
+    for number in range(batches):
+        batch.fill((rank + number) % 256)
+        job.endpoint.send(job.peer(0), batch, tag=number)
+
+
+def main(workers=2, batches=10):
+    name = f"workers-{os.getpid()}"
+    context = multiprocessing.get_context("spawn")
+    size = workers + 1
+    processes = [
+        context.Process(target=work, args=(name, rank, size, batches)) for rank in range(1, size)
+    ]
+    for process in processes:
+        process.start()
+    job = memferry.Job.join(name, 0, size)
+    batch = np.empty(SHAPE, np.uint8)
+    started, received = time.perf_counter(), 0
+    for _ in range(workers * batches):
+        status = job.endpoint.recv(batch)
+        rank = job.rank_of(status.source)
+        assert (batch == (rank + status.tag) % 256).all()
+        received += status.nbytes
+    seconds = time.perf_counter() - started
+    for process in processes:
+        process.join()
+    print(f"{workers * batches} batches, {received / seconds / 1e9:.1f} GB/s with every byte checked")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:3]))
