@@ -14,6 +14,7 @@ mod error;
 #[cfg(not(loom))]
 pub(crate) mod factory;
 mod leases;
+mod opcode;
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -24,7 +25,7 @@ use crate::completion::Completion;
 
 pub use capabilities::{Capabilities, MemoryKind, MemoryKindSet, OpcodeSet, RegistrationMode};
 pub use cost::{CopyDirection, CostLine, RegistrationCosts};
-pub use descriptor::{Descriptor, DescriptorScope, Kernel, Opcode};
+pub use descriptor::{Descriptor, DescriptorScope};
 pub use device_memory::{DeviceAllocError, DeviceAllocator, DeviceBuffer};
 pub use device_stream::{DEVICE_STREAM_MARKS, DeviceStream};
 pub use error::{ExecutionError, OpenError, SubmitError};
@@ -34,6 +35,7 @@ pub use leases::{DescriptorLeases, NotificationWrite, PinnedLocation, Pinner};
 pub use memferry_memory::pin_cache::PinCacheLimits;
 #[cfg(not(loom))]
 pub use memferry_memory::registration::{RegistrationCache, ReuseHint};
+pub use opcode::{Kernel, Opcode};
 
 /// The number of a descriptor in its channel. The first descriptor has 1; 0 means none yet.
 ///

@@ -1,0 +1,61 @@
+//! What a descriptor does, and by which inner loop a processor does it.
+
+use memferry_sys::copy::stream::Streaming;
+
+/// The operation of a descriptor.
+///
+/// ```
+/// use memferry::engine::Opcode;
+/// use memferry::plan::CopyQuery;
+///
+/// assert_eq!(CopyQuery::copy(4096, true).operation, Opcode::Copy);
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum Opcode {
+    /// Copy between ranges that do not overlap.
+    Copy,
+    /// Copy between ranges that may overlap, with memmove's result.
+    Move,
+    /// Set every byte of the target to a value.
+    Fill,
+    /// Find the first byte in which source and target differ.
+    Compare,
+}
+
+/// The copy loop of a processor. Other engines ignore it.
+///
+/// ```
+/// use memferry::Streaming;
+/// use memferry::engine::Kernel;
+///
+/// assert_eq!(Kernel::Cached.name(), "cached");
+/// assert_eq!(Kernel::Stream(Streaming::Avx2).name(), "avx2");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kernel {
+    /// Copies through the caches.
+    Cached,
+    /// Copies with non-temporal stores. The processor must support the variant.
+    Stream(Streaming),
+}
+
+impl Kernel {
+    /// The name in plans and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cached => "cached",
+            Self::Stream(variant) => variant.name(),
+        }
+    }
+
+    /// The kernel itself, or the cached one if this processor does not support it: an unsupported
+    /// choice costs speed and never executes an illegal instruction.
+    #[inline]
+    pub(crate) fn or_cached(self) -> Self {
+        match self {
+            Self::Stream(variant) if !variant.is_supported() => Self::Cached,
+            kernel => kernel,
+        }
+    }
+}
