@@ -302,8 +302,10 @@ impl Ferry {
     /// As for [`Ferry::start_raw`], until this call returns.
     pub unsafe fn run_raw(&self, mut request: Request<'_>) -> Result<TransferOutput, Error> {
         request.validate()?;
-        // SAFETY: the caller upholds the contract.
-        if let Some(outcome) = unsafe { self.copy_by_caller(&request) } {
+        if !request.is_host_only()
+            // SAFETY: the caller upholds the contract.
+            && let Some(outcome) = unsafe { self.copy_by_caller(&request) }
+        {
             return outcome.map(|()| TransferOutput { difference: None });
         }
         let plan = self.core.plan(&request, true)?;
