@@ -47,8 +47,8 @@ fn monitored(recorder: &Arc<Recorder>, limits: PinCacheLimits) -> Option<PinCach
 fn memory_is_pinned_once_and_found_again() {
     let recorder = Arc::new(Recorder::new());
     let cache = explicit(&recorder, limits(100, 10));
-    let token = acquire(&cache, 10, 5).token();
-    assert_eq!(acquire(&cache, 11, 2).token(), token);
+    let token = acquire(&cache, 10, 5).token().number();
+    assert_eq!(acquire(&cache, 11, 2).token().number(), token);
     assert_eq!(recorder.pinned().len(), 1);
     let numbers = cache.statistics();
     assert_eq!((numbers.hits, numbers.misses, numbers.entries), (1, 1, 1));
@@ -63,8 +63,11 @@ fn a_pin_for_reading_is_not_found_for_writing() {
     let cache = explicit(&recorder, limits(100, 10));
     let read = cache.acquire(page_bytes(), 1, Access::Read).unwrap();
     let write = cache.acquire(page_bytes(), 1, Access::Write).unwrap();
-    assert_ne!(read.token(), write.token());
-    assert_eq!(cache.acquire(page_bytes(), 1, Access::Read).unwrap().token(), write.token());
+    assert_ne!(read.token().number(), write.token().number());
+    assert_eq!(
+        cache.acquire(page_bytes(), 1, Access::Read).unwrap().token().number(),
+        write.token().number()
+    );
 }
 
 #[test]
@@ -74,11 +77,11 @@ fn overlapping_requests_merge_and_what_is_in_use_stays_pinned() {
     let small = acquire(&cache, 10, 5);
     let merged = acquire(&cache, 13, 10);
     assert_eq!((merged.range().start(), merged.range().pages()), (10 * page_bytes(), 13));
-    assert!(recorder.is_pinned(small.token()) && !small.is_cached() && !small.is_stale());
-    let token = small.token();
+    assert!(recorder.is_pinned(small.token().number()) && !small.is_cached() && !small.is_stale());
+    let token = small.token().number();
     drop(small);
     assert!(!recorder.is_pinned(token));
-    assert_eq!(acquire(&cache, 10, 13).token(), merged.token());
+    assert_eq!(acquire(&cache, 10, 13).token().number(), merged.token().number());
     assert_eq!(cache.statistics().merges, 1);
 }
 
@@ -90,7 +93,7 @@ fn when_a_merged_range_cannot_be_pinned_the_request_alone_is() {
     // Together they have ten pages, and five are in use: the limit of this pinner is exceeded.
     let alone = acquire(&cache, 14, 6);
     assert_eq!(alone.range().pages(), 6);
-    assert!(alone.is_cached() && !used.is_cached() && recorder.is_pinned(used.token()));
+    assert!(alone.is_cached() && !used.is_cached() && recorder.is_pinned(used.token().number()));
 }
 
 #[test]
@@ -98,7 +101,7 @@ fn the_longest_unused_goes_first() {
     let recorder = Arc::new(Recorder::new());
     let cache = explicit(&recorder, limits(100, 3));
     let [a, b, c] = [10, 20, 30].map(|first| acquire(&cache, first, 5));
-    let tokens = [a.token(), b.token(), c.token()];
+    let tokens = [a.token().number(), b.token().number(), c.token().number()];
     drop((b, a, c));
     // A hit makes it the most recently used.
     drop(acquire(&cache, 20, 5));
@@ -114,9 +117,9 @@ fn with_everything_in_use_a_request_is_pinned_for_its_use_alone() {
     let used = acquire(&cache, 10, 8);
     let extra = acquire(&cache, 30, 5);
     assert!(used.is_cached() && !extra.is_cached());
-    let token = extra.token();
+    let token = extra.token().number();
     drop(extra);
-    assert!(!recorder.is_pinned(token) && recorder.is_pinned(used.token()));
+    assert!(!recorder.is_pinned(token) && recorder.is_pinned(used.token().number()));
     assert_eq!((cache.statistics().uncached, cache.statistics().entries), (1, 1));
     let too_large = acquire(&cache, 100, 11);
     assert!(!too_large.is_cached());
@@ -127,14 +130,14 @@ fn forgotten_memory_is_unpinned_when_its_last_lease_is_dropped() {
     let recorder = Arc::new(Recorder::new());
     let cache = explicit(&recorder, limits(100, 10));
     let [used, unused] = [10, 20].map(|first| acquire(&cache, first, 5));
-    let (old, other) = (used.token(), unused.token());
+    let (old, other) = (used.token().number(), unused.token().number());
     drop(unused);
     cache.invalidate(12 * page_bytes(), 10 * page_bytes());
     assert!(used.is_stale() && recorder.is_pinned(old) && !recorder.is_pinned(other));
     let fresh = acquire(&cache, 10, 5);
-    assert_ne!(fresh.token(), old);
+    assert_ne!(fresh.token().number(), old);
     drop(used);
-    assert!(!recorder.is_pinned(old) && recorder.is_pinned(fresh.token()));
+    assert!(!recorder.is_pinned(old) && recorder.is_pinned(fresh.token().number()));
     assert_eq!(cache.statistics().invalidations, 2);
     cache.invalidate_all();
     assert!(fresh.is_stale() && cache.statistics().entries == 0);
@@ -146,7 +149,7 @@ fn a_lease_outlives_its_cache() {
     let cache = explicit(&recorder, limits(100, 10));
     let lease = acquire(&cache, 10, 5);
     drop(cache);
-    assert!(recorder.is_pinned(lease.token()));
+    assert!(recorder.is_pinned(lease.token().number()));
     drop(lease);
     assert_eq!(recorder.pinned(), []);
 }
@@ -161,7 +164,7 @@ fn at_the_pinners_limit_unused_memory_is_given_up_and_used_memory_is_not() {
     assert_eq!(cache.statistics().evictions, 1);
     let error = cache.acquire(40 * page_bytes(), 7 * page_bytes(), Access::Write).unwrap_err();
     assert!(matches!(error, PinError::MemlockLimit { .. }));
-    assert!(recorder.is_pinned(used.token()));
+    assert!(recorder.is_pinned(used.token().number()));
 }
 
 #[test]
@@ -237,7 +240,7 @@ fn a_lease_of_unmapped_memory_says_so_and_stays_pinned() {
     assert!(lease.is_cached() && !lease.is_stale());
     drop(pages);
     assert_eq!(cache.statistics().entries, 0);
-    assert!(lease.is_stale() && !lease.is_cached() && recorder.is_pinned(lease.token()));
+    assert!(lease.is_stale() && !lease.is_cached() && recorder.is_pinned(lease.token().number()));
 }
 
 #[test]
@@ -331,7 +334,8 @@ fn threads_share_a_cache_and_nothing_is_unpinned_in_use() {
                     if random(50) == 0 {
                         cache.invalidate((1 + random(60)) * page_bytes(), page_bytes());
                     }
-                    let pinned = held.iter().all(|lease| recorder.is_pinned(lease.token()));
+                    let pinned =
+                        held.iter().all(|lease| recorder.is_pinned(lease.token().number()));
                     failed.fetch_or(!pinned, Ordering::Relaxed);
                 }
             });
@@ -353,10 +357,10 @@ fn in_a_forked_child_requests_are_pinned_for_one_use_and_parents_leases_do_nothi
     let pages = touched(8);
     let lease = cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap();
     Child::run(|| {
-        let token = lease.token();
+        let token = lease.token().number();
         let own = cache.acquire(pages.as_ptr() as usize, 1, Access::Write).unwrap();
-        assert!(!own.is_cached() && own.token() != token);
-        let own_token = own.token();
+        assert!(!own.is_cached() && own.token().number() != token);
+        let own_token = own.token().number();
         drop(own);
         drop(lease);
         assert!(!recorder.is_pinned(own_token) && recorder.is_pinned(token));
@@ -403,7 +407,7 @@ fn memory_that_is_unmapped_is_not_found_again_and_unpinned() {
         let mut pages = Pages::new(8 * page_bytes()).unwrap();
         pages.as_mut_slice().fill(1);
         let lease = cache.acquire(pages.as_ptr() as usize, pages.len(), Access::Write).unwrap();
-        let token = lease.token();
+        let token = lease.token().number();
         assert!(lease.is_cached());
         drop(lease);
         assert!(recorder.is_pinned(token));
@@ -413,7 +417,7 @@ fn memory_that_is_unmapped_is_not_found_again_and_unpinned() {
         let mut others = Pages::new(8 * page_bytes()).unwrap();
         others.as_mut_slice().fill(2);
         let lease = cache.acquire(others.as_ptr() as usize, others.len(), Access::Write).unwrap();
-        assert_ne!(lease.token(), token, "a pin of unmapped memory was found");
+        assert_ne!(lease.token().number(), token, "a pin of unmapped memory was found");
         assert!(!recorder.is_pinned(token), "unmapped memory is still pinned");
     }
 }

@@ -61,7 +61,7 @@ fn populated_pages_are_resident() {
         if access == Access::Write {
             assert_eq!(resident(range_of(&pages)), 8);
         }
-        PopulatePinner.unpin(part(&pages, 4, 8), token);
+        PopulatePinner.unpin(part(&pages, 4, 8), &token);
     }
 }
 
@@ -87,9 +87,9 @@ fn a_page_in_two_locks_stays_locked_until_both_are_undone() {
     let (front, back) = (part(&pages, 2, 6), part(&pages, 5, 8));
     let tokens = (lock.pin(front, Access::Write), lock.pin(back, Access::Read));
     assert_eq!(locked_bytes_in(range_of(&pages)), 11 * page_bytes());
-    lock.unpin(front, tokens.0.unwrap());
+    lock.unpin(front, &tokens.0.unwrap());
     assert_eq!(locked_bytes_in(range_of(&pages)), 8 * page_bytes());
-    lock.unpin(back, tokens.1.unwrap());
+    lock.unpin(back, &tokens.1.unwrap());
     assert_eq!(locked_bytes_in(range_of(&pages)), 0);
 }
 
@@ -100,7 +100,7 @@ fn unpinning_after_a_part_was_unmapped_unlocks_the_rest() {
     let hole = part(&pages, 3, 2);
     // SAFETY: no code accesses these pages; unmapping the hole again later does no harm.
     assert_eq!(unsafe { libc::munmap(hole.start() as *mut _, hole.bytes()) }, 0);
-    lock.unpin(range_of(&pages), token);
+    lock.unpin(range_of(&pages), &token);
     // SAFETY: the call fills the hole made above, and nothing else.
     let filled = unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED_NOREPLACE;
@@ -130,7 +130,7 @@ fn a_lock_beyond_the_limit_says_limit_use_and_wish() {
         let text = error.to_string();
         assert!(text.contains("ulimit -l") && text.contains("LimitMEMLOCK="), "{text}");
         // A failed pin leaves nothing pinned, and the existing pin can be undone and repeated.
-        lock.unpin(part(&pages, 0, 10), token);
+        lock.unpin(part(&pages, 0, 10), &token);
         assert_eq!(residency::locked_bytes(), 0);
         lock.pin(part(&pages, 0, 16), Access::Write).unwrap();
     })
@@ -192,7 +192,7 @@ fn chunks_cover_the_bytes_and_stay_pinned_until_each_is_dropped() {
     }
     assert_eq!(at, address + length);
     while let Some(chunk) = chunks.pop() {
-        assert!(recorder.is_pinned(chunk.pinned.token()));
+        assert!(recorder.is_pinned(chunk.pinned.token().number()));
         assert_eq!(recorder.pinned().len(), chunks.len() + 1);
     }
     assert_eq!(recorder.pinned(), []);
@@ -224,10 +224,10 @@ fn a_device_can_bring_its_own_pinner() {
             "device"
         }
         fn pin(&self, range: PageRange, _access: Access) -> Result<PinToken, PinError> {
-            Ok(PinToken(range.start() as u64))
+            Ok(PinToken::new(range.start() as u64))
         }
-        fn unpin(&self, range: PageRange, token: PinToken) {
-            assert_eq!(range.start() as u64, token.0);
+        fn unpin(&self, range: PageRange, token: &PinToken) {
+            assert_eq!(range.start() as u64, token.number());
         }
         fn tracks_mapping(&self) -> bool {
             false
@@ -236,5 +236,5 @@ fn a_device_can_bring_its_own_pinner() {
     let device: Arc<dyn Pinner> = Arc::new(DevicePinner);
     let pinned =
         PinnedRange::new(&device, PageRange::covering(page_bytes(), 1).unwrap(), Access::Read);
-    assert_eq!(pinned.unwrap().token(), PinToken(page_bytes() as u64));
+    assert_eq!(pinned.unwrap().token().number(), page_bytes() as u64);
 }

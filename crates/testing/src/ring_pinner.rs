@@ -41,12 +41,12 @@ impl RingPinner {
     }
 
     /// Writes registered memory to the start of a file.
-    pub fn copy_out(&self, token: PinToken, address: usize, length: usize, file: &File) {
+    pub fn copy_out(&self, token: &PinToken, address: usize, length: usize, file: &File) {
         self.ring.get().lock().unwrap().copy(WRITE_FIXED, token, address, length, file);
     }
 
     /// Reads the start of a file into registered memory.
-    pub fn copy_in(&self, token: PinToken, address: usize, length: usize, file: &File) {
+    pub fn copy_in(&self, token: &PinToken, address: usize, length: usize, file: &File) {
         self.ring.get().lock().unwrap().copy(READ_FIXED, token, address, length, file);
     }
 }
@@ -60,10 +60,10 @@ impl Pinner for RingPinner {
         self.ring.get().lock().unwrap().register(range)
     }
 
-    fn unpin(&self, _range: PageRange, token: PinToken) {
+    fn unpin(&self, _range: PageRange, token: &PinToken) {
         let mut ring = self.ring.get().lock().unwrap();
-        ring.table.clear(token.0 as u32).expect("cannot clear the slot");
-        ring.free.push(token.0 as u32);
+        ring.table.clear(token.number() as u32).expect("cannot clear the slot");
+        ring.free.push(token.number() as u32);
     }
 
     fn tracks_mapping(&self) -> bool {
@@ -117,10 +117,10 @@ impl Ring {
                 code => PinError::Refused { what: "registering", code: code.unwrap_or(0) },
             }
         })?;
-        Ok(PinToken(u64::from(slot)))
+        Ok(PinToken::new(u64::from(slot)))
     }
 
-    fn copy(&mut self, code: u8, token: PinToken, address: usize, length: usize, file: &File) {
+    fn copy(&mut self, code: u8, token: &PinToken, address: usize, length: usize, file: &File) {
         let (submission, completion) = (&self.parameters.submission, &self.parameters.completion);
         let tail = self.queues.word(submission.tail);
         let number = tail.load(Ordering::Relaxed);
@@ -130,7 +130,7 @@ impl Ring {
             file: file.as_raw_fd(),
             address: address as u64,
             length: length as u32,
-            buffer: token.0 as u16,
+            buffer: token.number() as u16,
             ..SubmissionEntry::default()
         };
         // SAFETY: the slot is inside the mapping, and free, because every earlier request is

@@ -88,6 +88,8 @@ pub(super) fn counters_between(before: &NicCounters, after: &NicCounters) -> Nic
         retransmits: after.retransmits - before.retransmits,
         cpu_fallbacks: after.cpu_fallbacks - before.cpu_fallbacks,
         notification_writes: after.notification_writes - before.notification_writes,
+        segments_found: after.segments_found - before.segments_found,
+        segments_missing: after.segments_missing - before.segments_missing,
     }
 }
 
@@ -267,16 +269,15 @@ impl Card<'_> {
         Ok([copies, frames].concat())
     }
 
-    /// Rows about how the card's memory was looked up, over all previous measurements.
+    /// Rows about how the card's memory was found, over all previous measurements.
     fn lookups(&self) -> Vec<Row> {
-        let counters = self.engine.pages().counters();
+        let counters = self.engine.counters();
         let (pins, pages) = self.engine.pages().mapped_counts();
         let statistics = self.fixture.ferry.statistics();
         let cache = statistics.pinning(memferry::engine::Engine::name(&*self.engine));
-        let misses = counters.misses.send.total() + counters.misses.receive.total();
         let mut counts = vec![
-            ("lookups that hit", counters.hits.send + counters.hits.receive),
-            ("lookups that missed", misses),
+            ("lookups that hit", counters.segments_found),
+            ("lookups that missed", counters.segments_missing),
             ("pins kept at the end", pins as u64),
             ("pages pinned at the end", pages as u64),
         ];

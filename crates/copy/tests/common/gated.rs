@@ -85,7 +85,7 @@ impl Pinner for NotingPinner {
         self.ledger.pin(range, access)
     }
 
-    fn unpin(&self, range: PageRange, token: PinToken) {
+    fn unpin(&self, range: PageRange, token: &PinToken) {
         self.ledger.unpin(range, token);
     }
 

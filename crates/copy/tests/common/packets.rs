@@ -121,7 +121,7 @@ impl Pinner for RefusingPinner {
         self.pinner.pin(range, access)
     }
 
-    fn unpin(&self, range: PageRange, token: PinToken) {
+    fn unpin(&self, range: PageRange, token: &PinToken) {
         self.pinner.unpin(range, token);
     }
 

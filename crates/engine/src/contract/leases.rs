@@ -2,13 +2,12 @@
 //!
 //! The submitter pins memory with the engine's [`Pinner`] and attaches the leases to the
 //! descriptors, so that no page is unpinned before the last descriptor over it is dropped. The
-//! engine reads from a descriptor where its memory is pinned, and translates that into its own
-//! address.
+//! engine finds its own addresses of the memory in these leases.
 
 use std::sync::Arc;
 
 use memferry_memory::pin_cache::Lease;
-use memferry_memory::pinning::{Access, PageRange, PinToken};
+use memferry_memory::pinning::{Access, DmaSegment, PageRange, PinToken};
 
 pub use memferry_memory::pinning::Pinner;
 
@@ -27,7 +26,7 @@ pub struct DescriptorLeases {
 }
 
 /// The location of pinned memory, for the engine whose pinner pinned it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PinnedLocation {
     /// The pinner's token of the pin.
     pub token: PinToken,
@@ -35,6 +34,14 @@ pub struct PinnedLocation {
     pub range: PageRange,
     /// The offset of the memory in the pinned range, in bytes.
     pub offset_bytes: u64,
+}
+
+impl PinnedLocation {
+    /// The device's address of the byte at `offset`, and how many bytes from there on are contiguous
+    /// for the device, at most `max_bytes`. `None` where nothing is pinned.
+    pub fn segment(&self, offset: u64, max_bytes: u64) -> Option<DmaSegment> {
+        self.token.segment(self.offset_bytes + offset, max_bytes)
+    }
 }
 
 impl Descriptor {
@@ -50,7 +57,7 @@ impl Descriptor {
 }
 
 /// A notification variable that the engine writes after the data.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct NotificationWrite {
     /// The location of the pinned variable.
     pub location: PinnedLocation,
@@ -73,10 +80,11 @@ impl Descriptor {
 }
 
 fn locate(lease: &Lease, address: u64, length: u64) -> Option<PinnedLocation> {
-    let (token, range) = (lease.token(), lease.range());
+    let range = lease.range();
     let offset_bytes = address.checked_sub(range.start() as u64)?;
     let end = offset_bytes.checked_add(length)?;
-    (end <= range.bytes() as u64).then_some(PinnedLocation { token, range, offset_bytes })
+    let token = || lease.token().clone();
+    (end <= range.bytes() as u64).then(|| PinnedLocation { token: token(), range, offset_bytes })
 }
 
 impl Opcode {
@@ -129,7 +137,8 @@ mod tests {
             assert_eq!(fill.pinned_source(), None);
             fill.pinned_target()
         };
-        let at = |offset_bytes| Some(PinnedLocation { token: PinToken(0), range, offset_bytes });
+        let at =
+            |offset_bytes| Some(PinnedLocation { token: PinToken::new(0), range, offset_bytes });
         assert_eq!(pinned_target(start + page, page), at(0));
         assert_eq!(pinned_target(start + page + 7, page - 7), at(7));
         assert_eq!(pinned_target(start + page + 7, page - 6), None);

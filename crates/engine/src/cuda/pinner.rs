@@ -158,7 +158,7 @@ impl RegistrationMap {
         }
         self.last_pin += 1;
         self.pins.insert(self.last_pin, Pin { starts, is_owner });
-        PinToken(self.last_pin)
+        PinToken::new(self.last_pin)
     }
 }
 
@@ -256,12 +256,12 @@ impl Pinner for CudaPinner {
         !is_own(&lock(&self.map)) && self.is_known_to_driver(address, length)
     }
 
-    fn unpin(&self, _range: PageRange, token: PinToken) {
+    fn unpin(&self, _range: PageRange, token: &PinToken) {
         if !self.owner.is_current() {
             return;
         }
         let mut map = lock(&self.map);
-        let Some(Pin { starts, is_owner }) = map.pins.remove(&token.0) else { return };
+        let Some(Pin { starts, is_owner }) = map.pins.remove(&token.number()) else { return };
         for start in starts {
             let Some(registration) = map.registrations.get_mut(&start) else { continue };
             registration.refcount -= 1;
@@ -352,7 +352,7 @@ mod tests {
         let all = [2, 2, 5, 5, 5, 8, 8, 8, 10, 10, 16, 16, 16, 16, 16, 16];
         assert_eq!(ends(&pinner, &pages), all);
         assert_eq!(model.stats().registrations, 5);
-        let unpin = |index: usize| pinner.unpin(ranges[index], tokens[index]);
+        let unpin = |index: usize| pinner.unpin(ranges[index], &tokens[index]);
         unpin(3);
         let mut left = all;
         left[..2].fill(0);
@@ -381,7 +381,7 @@ mod tests {
         assert!(matches!(refused, Err(PinError::Unsupported { .. })), "{refused:?}");
         assert_eq!(ends(&pinner, &pages), before);
         assert_eq!(model.stats().unregistrations, 1, "the part that was registered");
-        pinned.iter().zip(tokens).for_each(|(range, token)| pinner.unpin(*range, token));
+        pinned.iter().zip(tokens).for_each(|(range, token)| pinner.unpin(*range, &token));
         assert_eq!(ends(&pinner, &pages), [0; COUNT]);
         let seen = model.stats();
         assert_eq!(seen.registrations, seen.unregistrations);
@@ -404,7 +404,7 @@ mod tests {
             let refused = pinner.pin(range, Access::Write);
             assert!(matches!(refused, Err(PinError::Unsupported { .. })), "{refused:?}");
             let token = pinner.pin(range, Access::Read).unwrap();
-            pinner.unpin(range, token);
+            pinner.unpin(range, &token);
         }
         let rest = range(&pages, 4, 8);
         assert!(pinner.pin(rest, Access::Write).is_ok());
@@ -422,8 +422,8 @@ mod tests {
             assert!(matches!(refused, Err(PinError::Unsupported { .. })), "{refused:?}");
         }
         assert!(pinner.pin(range(&pages, 8, 12), Access::Read).is_ok(), "next to it");
-        pinner.unpin(whole, token);
-        pinner.unpin(range(&pages, 8, 10), other);
+        pinner.unpin(whole, &token);
+        pinner.unpin(range(&pages, 8, 10), &other);
         assert!(pinner.pin(half, Access::Write).is_ok(), "the last pin is removed");
     }
 
@@ -437,12 +437,12 @@ mod tests {
         let again = pinner
             .pin(owned, Access::Write)
             .expect("its owner unregisters it before it is unmapped");
-        pinner.unpin(owned, again);
-        pinner.unpin(owned, owner);
+        pinner.unpin(owned, &again);
+        pinner.unpin(owned, &owner);
         pinner.invalidate(owned);
         let refused = pinner.pin(owned, Access::Write);
         assert!(matches!(refused, Err(PinError::Unsupported { .. })), "{refused:?}");
-        pinner.unpin(all, cached);
+        pinner.unpin(all, &cached);
         assert!(pinner.pin(owned, Access::Write).is_ok(), "the last pin is removed");
     }
 
@@ -458,8 +458,8 @@ mod tests {
         assert!(!is_foreign(first), "it ends with its pin, so a copy needs a pin");
         let foreign = pinner.pin_bytes(second.start(), second.bytes(), Access::Write).unwrap();
         assert!(is_foreign(second));
-        pinner.unpin(first, pin);
-        pinner.unpin(second, foreign);
+        pinner.unpin(first, &pin);
+        pinner.unpin(second, &foreign);
         assert_eq!(model.registered(), [(second.start(), second.bytes())]);
     }
 
@@ -470,7 +470,7 @@ mod tests {
         model.register(all.start(), all.bytes(), false).unwrap();
         let token = pinner.pin(all, Access::Write).unwrap();
         assert_eq!(ends(&pinner, &pages), [16; COUNT]);
-        pinner.unpin(all, token);
+        pinner.unpin(all, &token);
         assert_eq!(ends(&pinner, &pages), [0; COUNT]);
         let seen = model.stats();
         assert_eq!((seen.registrations, seen.unregistrations), (1, 0));

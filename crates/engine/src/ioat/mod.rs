@@ -105,7 +105,7 @@ impl IoatEngine {
             // running, on addresses that are allocated again.
             queue::stop(&**device, r::channel_base(*number)).or_else(|_| device.reset())?;
         }
-        let pages = Arc::new(DmaMappings::new(first.clone())?);
+        let pages = Arc::new(DmaMappings::new(first.clone()));
         let operations: &[_] = match supports_fill {
             true => &[Opcode::Copy, Opcode::Fill],
             false => &[Opcode::Copy],

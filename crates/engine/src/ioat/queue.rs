@@ -7,7 +7,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_memory::dma_mappings::DmaMappings;
-use memferry_memory::lookup::DataPath;
 use memferry_sys::device::DmaDevice;
 use memferry_sys::pages::page_bytes;
 
@@ -300,7 +299,7 @@ impl IoatQueue {
             Opcode::Fill => self.config.supports_fill,
             Opcode::Move | Opcode::Compare => false,
         };
-        if self.is_broken {
+        if self.is_broken || self.config.pages.is_revoked() {
             Some(BROKEN)
         } else if !is_supported {
             Some("the copy engine does not support this operation")
@@ -312,18 +311,12 @@ impl IoatQueue {
             None
         }
     }
+}
 
-    /// The IOVA of memory, if it is contiguous for the device.
-    fn device_address(
-        &self,
-        at: Option<PinnedLocation>,
-        length: u64,
-        route: DataPath,
-    ) -> Option<u64> {
-        let at = at?;
-        let mapping = self.config.pages.find(at.token, at.offset_bytes, length, route)?;
-        (mapping.bytes == length).then_some(mapping.address)
-    }
+/// The IOVA of memory, if it is contiguous for the device.
+fn device_address(at: Option<PinnedLocation>, length: u64) -> Option<u64> {
+    let segment = at?.segment(0, length)?;
+    (segment.bytes == length).then_some(segment.address)
 }
 
 // SAFETY: a descriptor succeeds when the channel reports that it is finished, and is not executed
@@ -339,10 +332,10 @@ unsafe impl HardwareQueue for IoatQueue {
             return PostResult::Completed(HwStatus::Failed(reason));
         }
         let length = descriptor.length();
-        let target = self.device_address(descriptor.pinned_target(), length, DataPath::Receive);
+        let target = device_address(descriptor.pinned_target(), length);
         let source = match descriptor.operation() {
             Opcode::Fill => Some(0),
-            _ => self.device_address(descriptor.pinned_source(), length, DataPath::Send),
+            _ => device_address(descriptor.pinned_source(), length),
         };
         let (Some(source), Some(target)) = (source, target) else {
             let reason = "memory is not pinned for the copy engine, or crosses its pages";

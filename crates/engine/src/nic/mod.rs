@@ -118,6 +118,10 @@ pub struct NicCounters {
     pub cpu_fallbacks: u64,
     /// Notification variables that the card wrote.
     pub notification_writes: u64,
+    /// Segments of memory whose address was found in their lease.
+    pub segments_found: u64,
+    /// Segments that were not mapped for the card, so that the processor copied them.
+    pub segments_missing: u64,
 }
 
 impl NicEngine {
@@ -131,7 +135,7 @@ impl NicEngine {
         // Opens the card once, so that a card that does not work fails here.
         drop(E1000e::new(device.clone())?);
         Ok(Self {
-            pages: Arc::new(DmaMappings::new(device.clone())?),
+            pages: Arc::new(DmaMappings::new(device.clone())),
             device,
             counters: Arc::default(),
             config,
@@ -177,6 +181,8 @@ impl NicEngine {
             retransmits: count(&self.counters.retransmits),
             cpu_fallbacks: count(&self.counters.cpu_fallbacks),
             notification_writes: count(&self.counters.notification_writes),
+            segments_found: count(&self.counters.segments_found),
+            segments_missing: count(&self.counters.segments_missing),
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use memferry_memory::dma_mappings::DmaMappings;
-use memferry_memory::lookup::DataPath;
+use memferry_memory::pinning::DmaSegment;
 use memferry_sys::pages::page_bytes;
 
 use super::e1000e::{E1000e, RxStatus};
@@ -35,6 +35,8 @@ pub(super) struct NicAtomicCounters {
     pub(super) retransmits: AtomicU64,
     pub(super) cpu_fallbacks: AtomicU64,
     pub(super) notification_writes: AtomicU64,
+    pub(super) segments_found: AtomicU64,
+    pub(super) segments_missing: AtomicU64,
 }
 
 /// The queue.
@@ -116,8 +118,8 @@ impl NicQueue {
     fn make_frames(
         &mut self,
         descriptor: &Descriptor,
-        source: PinnedLocation,
-        target: PinnedLocation,
+        source: &PinnedLocation,
+        target: &PinnedLocation,
     ) {
         let length = descriptor.length();
         let mut done = self.join_last(descriptor, source, target);
@@ -142,14 +144,13 @@ impl NicQueue {
     fn make_frame(
         &mut self,
         descriptor: &Descriptor,
-        source: PinnedLocation,
-        target: PinnedLocation,
+        source: &PinnedLocation,
+        target: &PinnedLocation,
         done: u64,
     ) -> u64 {
         let left = descriptor.length() - done;
         let find = |offset: u64, max_bytes: u64| {
-            let at = target.offset_bytes + done + offset;
-            self.pages.find(target.token, at, max_bytes.min(BUFFER_BYTES), DataPath::Receive)
+            self.segment(target, done + offset, max_bytes.min(BUFFER_BYTES))
         };
         let Some(first) = find(0, left) else { return 0 };
         // The card uses the second buffer only after a full first one.
@@ -173,6 +174,15 @@ impl NicQueue {
         gathered
     }
 
+    /// The card's address of pinned memory, counted.
+    fn segment(&self, at: &PinnedLocation, offset: u64, max_bytes: u64) -> Option<DmaSegment> {
+        let segment = at.segment(offset, max_bytes);
+        let NicAtomicCounters { segments_found, segments_missing, .. } = &*self.counters;
+        let counter = if segment.is_some() { segments_found } else { segments_missing };
+        counter.fetch_add(1, Ordering::Relaxed);
+        segment
+    }
+
     /// Copies bytes of a descriptor by the processor.
     fn copy_by_cpu(&self, descriptor: &Descriptor, from: u64, bytes: u64) -> u64 {
         let (source, target) = (descriptor.source() + from, descriptor.target() + from);
@@ -190,7 +200,7 @@ impl NicQueue {
         &self,
         frame: &mut Frame,
         descriptor: &Descriptor,
-        source: PinnedLocation,
+        source: &PinnedLocation,
         offset: u64,
         max_bytes: u64,
     ) -> u64 {
@@ -199,11 +209,7 @@ impl NicQueue {
         let length = max_bytes.min(descriptor.length() - offset);
         let mut added = 0;
         while added < length && fragments.len() < MAX_FRAGMENTS {
-            let at = source.offset_bytes + offset + added;
-            let Some(mapping) = self.pages.find(source.token, at, length - added, DataPath::Send)
-            else {
-                break;
-            };
+            let Some(mapping) = self.segment(source, offset + added, length - added) else { break };
             let bytes = mapping.bytes.min(page - mapping.address % page).min(BUFFER_BYTES);
             fragments.push(TxFragment { address: mapping.address, bytes: bytes as u16 });
             if self.verify_checksums {
@@ -223,8 +229,8 @@ impl NicQueue {
     fn join_last(
         &mut self,
         descriptor: &Descriptor,
-        source: PinnedLocation,
-        target: PinnedLocation,
+        source: &PinnedLocation,
+        target: &PinnedLocation,
     ) -> u64 {
         let ends_at_target = |frame: &Frame| {
             matches!(frame.payload, Payload::Fragments(_))
@@ -236,9 +242,8 @@ impl NicQueue {
         let Some(mut frame) = self.frames.pop_back() else { return 0 };
         let mut added = 0;
         while added < descriptor.length() {
-            let (at, left) = (target.offset_bytes + added, descriptor.length() - added);
-            let mapping =
-                self.pages.find(target.token, at, left.min(BUFFER_BYTES), DataPath::Receive);
+            let left = descriptor.length() - added;
+            let mapping = self.segment(target, added, left.min(BUFFER_BYTES));
             let free =
                 mapping.map_or(0, |mapping| frame.space_at(mapping.address).min(mapping.bytes));
             let gathered = self.gather(&mut frame, descriptor, source, added, free);
@@ -254,7 +259,7 @@ impl NicQueue {
     fn add_notification_write(&mut self, notification: NotificationWrite) -> bool {
         const WORD: u64 = size_of::<u64>() as u64;
         let NotificationWrite { location: at, value } = notification;
-        let mapping = self.pages.find(at.token, at.offset_bytes, WORD, DataPath::Receive);
+        let mapping = self.segment(&at, 0, WORD);
         let Some(mapping) = mapping.filter(|mapping| mapping.bytes == WORD) else { return false };
         self.frames.push_back(Frame {
             number: self.next,
@@ -400,7 +405,7 @@ unsafe impl HardwareQueue for NicQueue {
         }
         let bytes_before: u64 = self.frames.back().map_or(0, |frame| frame.bytes);
         let before = (self.frames.len(), bytes_before);
-        self.make_frames(descriptor, source, target);
+        self.make_frames(descriptor, &source, &target);
         // With checksums, data is known to be intact only after the processor has checked it.
         let has_notification = !self.verify_checksums
             && notification.is_some_and(|notification| self.add_notification_write(notification));

@@ -1,9 +1,12 @@
 use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
 
 use memferry_sys::Pages;
+use memferry_sys::pages::page_bytes;
 
 use super::*;
 use crate::pin_cache::{InvalidationMode, PinCache, PinCacheLimits};
+use crate::pinning::DmaSegment;
 
 /// A device whose pages have consecutive addresses, or not.
 #[derive(Debug)]
@@ -91,75 +94,69 @@ fn range(pages: &Pages) -> PageRange {
 #[test]
 fn pages_that_lie_apart_are_found_one_by_one() {
     let device = FakeDevice::new(false);
-    let memory = DmaMappings::new(device.clone()).unwrap();
+    let memory = DmaMappings::new(device.clone());
     let (pages, page) = (Pages::new(20 * page_bytes()).unwrap(), page_bytes() as u64);
     let token = memory.pin(range(&pages), Access::Write).unwrap();
-    let first = memory.find(token, 0, u64::MAX, DataPath::Send).unwrap();
+    let first = token.segment(0, u64::MAX).unwrap();
     assert_eq!(first.bytes, page);
     for number in 0..20 {
-        let found = memory.find(token, number * page + 5, u64::MAX, DataPath::Send).unwrap();
+        let found = token.segment(number * page + 5, u64::MAX).unwrap();
         assert_eq!(found.address, first.address + 3 * number * page + 5);
         assert_eq!(found.bytes, page - 5);
     }
-    assert_eq!(memory.find(token, 20 * page, 1, DataPath::Send), None);
-    memory.unpin(range(&pages), token);
-    assert_eq!(memory.find(token, 0, 1, DataPath::Send), None);
+    assert_eq!(token.segment(20 * page, 1), None);
+    memory.unpin(range(&pages), &token);
     assert_eq!(device.mapped(), 0);
 }
 
 #[test]
-fn pages_that_lie_together_are_one_stretch_across_lines() {
-    let memory = DmaMappings::new(FakeDevice::new(true)).unwrap();
+fn pages_that_lie_together_are_one_segment() {
+    let memory = DmaMappings::new(FakeDevice::new(true));
     let (pages, page) = (Pages::new(21 * page_bytes()).unwrap(), page_bytes() as u64);
     let token = memory.pin(range(&pages), Access::Write).unwrap();
-    let whole = memory.find(token, 7, u64::MAX, DataPath::Receive).unwrap();
+    let whole = token.segment(7, u64::MAX).unwrap();
     assert_eq!(whole.bytes, 21 * page - 7);
-    let part = memory.find(token, 8 * page - 1, 5000, DataPath::Receive).unwrap();
+    let part = token.segment(8 * page - 1, 5000).unwrap();
     assert_eq!(part, DmaSegment { address: whole.address + 8 * page - 8, bytes: 5000 });
-    assert_eq!(memory.find(token, 21 * page - 3, 10, DataPath::Receive).unwrap().bytes, 3);
-    memory.unpin(range(&pages), token);
+    assert_eq!(token.segment(21 * page - 3, 10).unwrap().bytes, 3);
+    memory.unpin(range(&pages), &token);
 }
 
 #[test]
-fn a_pin_is_not_found_in_the_place_of_another() {
-    let memory = DmaMappings::new(FakeDevice::new(false)).unwrap();
+fn two_pins_of_the_same_pages_are_independent() {
+    let memory = DmaMappings::new(FakeDevice::new(false));
     let pages = Pages::new(3 * page_bytes()).unwrap();
     let first = memory.pin(range(&pages), Access::Write).unwrap();
     let second = memory.pin(range(&pages), Access::Write).unwrap();
-    let at = |token| memory.find(token, 0, 1, DataPath::Send).map(|found| found.address);
-    assert_ne!(at(first), at(second));
-    // The rest of the line after the end of the first pin is empty.
-    assert_eq!(memory.find(first, 3 * page_bytes() as u64, 1, DataPath::Send), None);
-    memory.unpin(range(&pages), first);
-    assert!(at(first).is_none() && at(second).is_some());
+    assert_ne!(first.segment(0, 1), second.segment(0, 1));
+    memory.unpin(range(&pages), &first);
     assert_eq!(memory.mapped_counts(), (1, 3));
-    memory.unpin(range(&pages), second);
+    memory.unpin(range(&pages), &second);
     assert_eq!(memory.mapped_counts(), (0, 0));
 }
 
 #[test]
 fn a_device_that_is_cut_off_reaches_nothing_and_gets_nothing() {
     let device = FakeDevice::new(true);
-    let memory = DmaMappings::new(device.clone()).unwrap();
+    let memory = DmaMappings::new(device.clone());
     let pages = Pages::new(2 * page_bytes()).unwrap();
     let token = memory.pin(range(&pages), Access::Write).unwrap();
     memory.revoke_access();
-    assert_eq!(device.mapped(), 0);
-    assert_eq!(memory.find(token, 0, 1, DataPath::Send), None);
+    assert!(device.mapped() == 0 && memory.is_revoked());
     let error = memory.pin(range(&pages), Access::Write).unwrap_err();
     assert!(error.to_string().contains("open it again"), "{error}");
-    memory.unpin(range(&pages), token);
+    memory.unpin(range(&pages), &token);
 }
 
 #[test]
 fn refusals_say_what_is_short_or_wrong() {
     let full = FakeDevice { is_full: true, ..Arc::into_inner(FakeDevice::new(true)).unwrap() };
-    let memory = DmaMappings::new(Arc::new(full)).unwrap();
+    let memory = DmaMappings::new(Arc::new(full));
     let pages = Pages::new(page_bytes()).unwrap();
     let error = memory.pin(range(&pages), Access::Read).unwrap_err();
     assert_eq!(error, PinError::IovaExhausted);
     assert!(error.is_shortage());
-    let memory = DmaMappings::new(FakeDevice::new(true)).unwrap();
+    let memory = DmaMappings::new(FakeDevice::new(true));
     let missing = PageRange::covering(page_bytes(), page_bytes()).unwrap();
     let error = memory.pin(missing, Access::Write).unwrap_err();
     assert_eq!(error, PinError::BadMemory { range: missing });
@@ -168,7 +165,7 @@ fn refusals_say_what_is_short_or_wrong() {
 #[test]
 fn a_bounded_cache_leaves_nothing_mapped_when_it_ends() {
     let device = FakeDevice::new(false);
-    let memory: Arc<DmaMappings> = Arc::new(DmaMappings::new(device.clone()).unwrap());
+    let memory: Arc<DmaMappings> = Arc::new(DmaMappings::new(device.clone()));
     let limits = PinCacheLimits { max_bytes: 8 * page_bytes(), max_entries: 4 };
     let cache = PinCache::new(memory.clone(), limits, InvalidationMode::Explicit).unwrap();
     let pages = Pages::new(64 * page_bytes()).unwrap();
@@ -176,7 +173,7 @@ fn a_bounded_cache_leaves_nothing_mapped_when_it_ends() {
         let address = pages.as_ptr() as usize + number * page_bytes();
         let lease = cache.acquire(address, page_bytes(), Access::Write).unwrap();
         let offset = (address - lease.range().start()) as u64;
-        assert!(memory.find(lease.token(), offset, 1, DataPath::Receive).is_some());
+        assert!(lease.token().segment(offset, 1).is_some());
         assert!(device.mapped() <= 9, "{}", device.mapped());
     }
     drop(cache);

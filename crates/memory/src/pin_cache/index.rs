@@ -370,8 +370,8 @@ mod tests {
         let (range, other) = (pages(10, 5), pages(20, 5));
         let reservations = [range, other].map(|range| begin(&mut index, range, &mut deferred));
         index.invalidate(pages(14, 1), None, &mut deferred);
-        let invalidated = index.commit(&reservations[0], range, PinToken(0), &mut deferred);
-        let good = index.commit(&reservations[1], other, PinToken(1), &mut deferred);
+        let invalidated = index.commit(&reservations[0], range, PinToken::new(0), &mut deferred);
+        let good = index.commit(&reservations[1], other, PinToken::new(1), &mut deferred);
         assert!(!invalidated.is_cached() && invalidated.is_stale() && good.is_cached());
         assert!(index.find(range, Access::Read).is_none());
         assert!(index.release(&invalidated) && !index.release(&good));
@@ -384,12 +384,12 @@ mod tests {
             (PinIndex::new(PinCacheLimits::default()), DeferredRelease::default());
         let range = pages(10, 5);
         let reservations = [range, range].map(|range| begin(&mut index, range, &mut deferred));
-        let first = index.commit(&reservations[0], range, PinToken(0), &mut deferred);
-        let second = index.commit(&reservations[1], range, PinToken(1), &mut deferred);
+        let first = index.commit(&reservations[0], range, PinToken::new(0), &mut deferred);
+        let second = index.commit(&reservations[1], range, PinToken::new(1), &mut deferred);
         assert!(Arc::ptr_eq(&first, &second));
         assert_eq!(
-            deferred.unpin.iter().map(|entry| entry.token).collect::<Vec<_>>(),
-            [PinToken(1)]
+            deferred.unpin.iter().map(|entry| entry.token.number()).collect::<Vec<_>>(),
+            [1]
         );
     }
 
@@ -398,7 +398,7 @@ mod tests {
         let (mut index, mut deferred) =
             (PinIndex::new(PinCacheLimits::default()), DeferredRelease::default());
         let cached = begin(&mut index, pages(10, 5), &mut deferred);
-        index.commit(&cached, pages(10, 5), PinToken(0), &mut deferred);
+        index.commit(&cached, pages(10, 5), PinToken::new(0), &mut deferred);
         let pending = begin(&mut index, pages(20, 5), &mut deferred);
         assert_eq!(index.uncovered(pages(8, 20)), [pages(8, 2), pages(15, 5), pages(25, 3)]);
         index.cancel(&pending, &mut deferred);
@@ -410,7 +410,7 @@ mod tests {
         let (mut index, mut deferred) =
             (PinIndex::new(PinCacheLimits::default()), DeferredRelease::default());
         let reservation = begin(&mut index, pages(10, 5), &mut deferred);
-        index.commit(&reservation, pages(10, 5), PinToken(0), &mut deferred);
+        index.commit(&reservation, pages(10, 5), PinToken::new(0), &mut deferred);
         index.invalidate(pages(8, 4), Some(pages(8, 4)), &mut deferred);
         assert_eq!(deferred.unregister, [pages(12, 3)]);
     }

@@ -31,8 +31,8 @@ impl Lease {
     }
 
     /// The pinner's token.
-    pub fn token(&self) -> PinToken {
-        self.entry.token
+    pub fn token(&self) -> &PinToken {
+        &self.entry.token
     }
 
     /// The access that the memory is pinned for: at least the requested one.

@@ -103,7 +103,7 @@ impl PinCacheShared {
     /// Pins a range and counts its bytes.
     pub(super) fn pin(&self, range: PageRange, access: Access) -> Result<PinToken, PinError> {
         if access == Access::MonitorOnly {
-            return Ok(PinToken(0));
+            return Ok(PinToken::new(0));
         }
         let token = self.pinner.pin(range, access)?;
         self.bytes_pinned.fetch_add(range.bytes() as u64, Ordering::Relaxed);
@@ -127,7 +127,7 @@ impl PinCacheShared {
         if entry.access == Access::MonitorOnly {
             return;
         }
-        self.pinner.unpin(entry.range, entry.token);
+        self.pinner.unpin(entry.range, &entry.token);
         self.bytes_pinned.fetch_sub(entry.range.bytes() as u64, Ordering::Relaxed);
     }
 
@@ -228,7 +228,7 @@ mod tests {
         for range in [pages(10, 5), pages(30, 5)] {
             let index = &mut state.index;
             let reservation = index.reserve(range, Access::Read, true, &mut deferred).unwrap();
-            let entry = index.commit(&reservation, range, PinToken(0), &mut deferred);
+            let entry = index.commit(&reservation, range, PinToken::new(0), &mut deferred);
             assert!(!index.release(&entry) && entry.is_cached());
         }
         shared.apply_events(&queue, &mut state, &mut deferred);
@@ -259,9 +259,9 @@ mod tests {
                 "frames"
             }
             fn pin(&self, _range: PageRange, _access: Access) -> Result<PinToken, PinError> {
-                Ok(PinToken(0))
+                Ok(PinToken::new(0))
             }
-            fn unpin(&self, _range: PageRange, _token: PinToken) {}
+            fn unpin(&self, _range: PageRange, _token: &PinToken) {}
             fn tracks_mapping(&self) -> bool {
                 false
             }
@@ -308,9 +308,9 @@ mod tests {
                 "panicking"
             }
             fn pin(&self, _range: PageRange, _access: Access) -> Result<PinToken, PinError> {
-                Ok(PinToken(0))
+                Ok(PinToken::new(0))
             }
-            fn unpin(&self, _range: PageRange, _token: PinToken) {
+            fn unpin(&self, _range: PageRange, _token: &PinToken) {
                 if self.0.fetch_add(1, Ordering::Relaxed) == 0 {
                     resume_unwind(Box::new("injected panic"));
                 }

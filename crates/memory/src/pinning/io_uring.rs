@@ -62,7 +62,7 @@ impl Pinner for IoUringPinner {
             return Err(PinError::Refused { what: OPERATION, code: NO_FREE_SLOT });
         };
         match buffers.set(slot, range.start(), range.bytes()) {
-            Ok(()) => Ok(PinToken(slot.into())),
+            Ok(()) => Ok(PinToken::new(slot.into())),
             Err(error) => {
                 free.push(slot);
                 Err(cause(range, &error))
@@ -70,12 +70,12 @@ impl Pinner for IoUringPinner {
         }
     }
 
-    fn unpin(&self, _range: PageRange, token: PinToken) {
+    fn unpin(&self, _range: PageRange, token: &PinToken) {
         let mut table = self.state.get().lock().unwrap_or_else(PoisonError::into_inner);
         let IoUringPinnerState { buffers: Some(buffers), free } = &mut *table else { return };
         // A slot that cannot be cleared is not reused.
-        if buffers.clear(token.0 as u32).is_ok() {
-            free.push(token.0 as u32);
+        if buffers.clear(token.number() as u32).is_ok() {
+            free.push(token.number() as u32);
         }
     }
 
@@ -162,7 +162,7 @@ mod tests {
             Err(PinError::Refused { what: OPERATION, code: NO_FREE_SLOT })
         );
         for token in pins {
-            pinner.unpin(range, token);
+            pinner.unpin(range, &token);
         }
         assert!(pinner.pin(range, Access::Write).is_ok());
     }

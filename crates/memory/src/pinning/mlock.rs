@@ -48,13 +48,13 @@ impl Pinner for MlockPinner {
         // refcount are locked again, because other memory may have been mapped there since.
         lock(self.refcounts.get()).add(range);
         let locked = residency::lock(range.start(), range.bytes());
-        locked.map(|()| PinToken(0)).map_err(|error| {
+        locked.map(|()| PinToken::new(0)).map_err(|error| {
             self.release_refs(range);
             cause(range, &error)
         })
     }
 
-    fn unpin(&self, range: PageRange, _token: PinToken) {
+    fn unpin(&self, range: PageRange, _token: &PinToken) {
         self.release_refs(range);
     }
 

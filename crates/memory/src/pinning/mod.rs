@@ -20,6 +20,7 @@ mod range;
 #[cfg(feature = "comparison")]
 mod refcount;
 mod schedule;
+mod token;
 
 pub use error::PinError;
 pub use fork_local::ForkLocal;
@@ -33,6 +34,7 @@ pub use pipeline::{PinPipeline, PinnedChunk};
 pub use populate::PopulatePinner;
 pub use range::PageRange;
 pub use schedule::{ChunkRanges, ChunkSchedule};
+pub use token::{DmaSegment, PinToken};
 
 /// The access that a pinned range is used for. Writing includes reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -45,15 +47,10 @@ pub enum Access {
     Write,
 }
 
-/// A pinner's identifier of a pin: a slot of a table, a key of a device, or unused. Meaningful only
-/// to the pinner that returned it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct PinToken(pub u64);
-
 /// A method of pinning.
 ///
 /// An engine with a translation of its own (an IOMMU, a table of registered buffers) implements
-/// this trait and reads the translation from the [`PinToken`]; caching and pipelining work with any
+/// this trait and finds its addresses in the [`PinToken`]; caching and pipelining work with any
 /// implementation. A pinner keeps state that a forked child must not share in a [`ForkLocal`].
 ///
 /// Pins of overlapping ranges must be independent of each other: the pin cache pins a larger range
@@ -85,7 +82,7 @@ pub trait Pinner: Send + Sync + std::fmt::Debug {
 
     /// Ends a pin, given its range and token. The range may be unmapped or mapped to other memory
     /// by now.
-    fn unpin(&self, range: PageRange, token: PinToken);
+    fn unpin(&self, range: PageRange, token: &PinToken);
 
     /// Reports that the mapping of these addresses has changed or is about to change, or that the
     /// range was invalidated: resources of earlier pins must not serve later ones. Pinners whose

@@ -35,15 +35,15 @@ impl PinnedRange {
     }
 
     /// The pinner's token.
-    pub fn token(&self) -> PinToken {
-        self.token
+    pub fn token(&self) -> &PinToken {
+        &self.token
     }
 }
 
 impl Drop for PinnedRange {
     fn drop(&mut self) {
         if self.owner.is_current() {
-            self.pinner.unpin(self.range, self.token);
+            self.pinner.unpin(self.range, &self.token);
         }
     }
 }

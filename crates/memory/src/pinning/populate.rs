@@ -33,10 +33,10 @@ impl Pinner for PopulatePinner {
                 _ => break,
             }
         }
-        outcome.map(|()| PinToken(0)).map_err(|error| cause(range, &error))
+        outcome.map(|()| PinToken::new(0)).map_err(|error| cause(range, &error))
     }
 
-    fn unpin(&self, _range: PageRange, _token: PinToken) {}
+    fn unpin(&self, _range: PageRange, _token: &PinToken) {}
 
     fn tracks_mapping(&self) -> bool {
         true

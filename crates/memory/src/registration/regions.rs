@@ -57,7 +57,7 @@ impl RegisteredRegion {
 impl Drop for RegisteredRegion {
     fn drop(&mut self) {
         if self.owner.is_current() {
-            self.pinner.unpin(self.range, self.token);
+            self.pinner.unpin(self.range, &self.token);
         }
     }
 }
@@ -204,11 +204,11 @@ mod tests {
             pins.last += 1;
             let number = pins.last;
             pins.bytes.insert(number, (at, length));
-            Ok(PinToken(number))
+            Ok(PinToken::new(number))
         }
 
-        fn unpin(&self, _range: PageRange, token: PinToken) {
-            lock(&self.0).bytes.remove(&token.0).expect("what was pinned");
+        fn unpin(&self, _range: PageRange, token: &PinToken) {
+            lock(&self.0).bytes.remove(&token.number()).expect("what was pinned");
         }
 
         fn tracks_mapping(&self) -> bool {

@@ -21,7 +21,7 @@ impl Pinner for RefusingPinner {
         Err(PinError::OutOfMemory)
     }
 
-    fn unpin(&self, _range: PageRange, _token: PinToken) {}
+    fn unpin(&self, _range: PageRange, _token: &PinToken) {}
 
     fn tracks_mapping(&self) -> bool {
         true

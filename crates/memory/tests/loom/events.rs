@@ -70,10 +70,10 @@ impl Pinner for Memory {
 
     fn pin(&self, _: PageRange, _: Access) -> Result<PinToken, PinError> {
         *self.pins.lock().unwrap() += 1;
-        Ok(PinToken(self.number()))
+        Ok(PinToken::new(self.number()))
     }
 
-    fn unpin(&self, _: PageRange, _: PinToken) {
+    fn unpin(&self, _: PageRange, _: &PinToken) {
         *self.pins.lock().unwrap() -= 1;
         self.unpinned.notify_all();
     }
@@ -113,7 +113,7 @@ impl World {
         let number = self.memory.number();
         let (start, end) = place();
         let lease = self.cache.acquire(start, end - start, Access::Write).unwrap();
-        assert!(lease.token().0 >= number, "a pin of memory that is gone");
+        assert!(lease.token().number() >= number, "a pin of memory that is gone");
         lease
     }
 
@@ -180,7 +180,7 @@ fn a_lease_beside_a_change_stays_pinned_and_is_called_stale() {
         drop(world.acquire());
         assert!(world.memory.pins() > 0, "it is in use");
         changing.join().unwrap();
-        assert_eq!(world.acquire().token(), PinToken(1));
+        assert_eq!(world.acquire().token().number(), 1);
         assert!(lease.is_stale() && !lease.is_cached());
         drop(lease);
         world.end();

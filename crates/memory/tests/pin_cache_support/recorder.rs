@@ -28,10 +28,10 @@ impl Recorder {
         Self::with_max_bytes(usize::MAX)
     }
 
-    /// Whether a token is that of a current pin.
+    /// Whether a number is that of a current pin.
     #[allow(dead_code)]
-    pub(crate) fn is_pinned(&self, token: PinToken) -> bool {
-        self.inner.lock().unwrap().pinned.contains_key(&token.0)
+    pub(crate) fn is_pinned(&self, number: u64) -> bool {
+        self.inner.lock().unwrap().pinned.contains_key(&number)
     }
 
     /// All pinned ranges, sorted by address.
@@ -61,16 +61,16 @@ impl Pinner for Recorder {
         inner.last += 1;
         let token = inner.last;
         inner.pinned.insert(token, (range, access));
-        Ok(PinToken(token))
+        Ok(PinToken::new(token))
     }
 
-    fn unpin(&self, range: PageRange, token: PinToken) {
+    fn unpin(&self, range: PageRange, token: &PinToken) {
         let (pinned, _) = self
             .inner
             .lock()
             .unwrap()
             .pinned
-            .remove(&token.0)
+            .remove(&token.number())
             .expect("not pinned, or unpinned twice");
         assert_eq!(pinned, range);
     }

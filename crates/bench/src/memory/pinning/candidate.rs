@@ -165,13 +165,13 @@ mod tests {
                 locked_bytes: 0,
                 requested_bytes: range.bytes() as u64,
             };
-            left.map(|_| memferry_memory::pinning::PinToken(0)).map_err(limit)
+            left.map(|_| memferry_memory::pinning::PinToken::new(0)).map_err(limit)
         }
 
         fn unpin(
             &self,
             _range: memferry_memory::pinning::PageRange,
-            _token: memferry_memory::pinning::PinToken,
+            _token: &memferry_memory::pinning::PinToken,
         ) {
         }
 

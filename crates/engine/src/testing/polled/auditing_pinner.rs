@@ -103,7 +103,7 @@ impl PinAuditState {
     fn reject_reason(&self, descriptor: &Descriptor) -> Option<&'static str> {
         let holds = |location: Option<PinnedLocation>, needed: Access| {
             location.is_some_and(|location| {
-                let pin = self.pinned.get(&location.token.0);
+                let pin = self.pinned.get(&location.token.number());
                 pin.is_some_and(|(range, access)| *range == location.range && *access >= needed)
             })
         };
@@ -154,13 +154,13 @@ impl Pinner for AuditingPinner {
         state.pinned_bytes += range.bytes();
         let token = state.counts.pins;
         state.pinned.insert(token, (range, access));
-        Ok(PinToken(token))
+        Ok(PinToken::new(token))
     }
 
-    fn unpin(&self, range: PageRange, token: PinToken) {
+    fn unpin(&self, range: PageRange, token: &PinToken) {
         let mut state = lock(&self.state);
         state.counts.unpins += 1;
-        match state.pinned.remove(&token.0) {
+        match state.pinned.remove(&token.number()) {
             Some((pinned, _)) if pinned == range => state.pinned_bytes -= range.bytes(),
             _ => state.counts.invalid_unpins += 1,
         }
