@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use crate::results::BENCH_NAMES;
 use crate::results::outcome::Outcome;
 use crate::{apps, copy, devices, gpu, memory, message};
 
@@ -48,108 +47,95 @@ impl Progress for NoProgress {
     fn report(&self, _line: &str) {}
 }
 
-/// A bench.
-pub trait Bench: Sync {
-    /// Name on the command line.
-    fn name(&self) -> &'static str;
+/// The function of a bench: completes an empty outcome, and reports its steps.
+type RunBench = fn(Outcome, Effort, &dyn Progress) -> anyhow::Result<Outcome>;
+/// The same for the screen, within a time.
+type RunForScreen = fn(Outcome, Instant, &dyn Progress) -> anyhow::Result<Outcome>;
 
+/// A bench.
+#[derive(Debug)]
+pub struct Bench {
+    /// Name on the command line.
+    pub name: &'static str,
     /// What the bench measures, in one line.
-    fn about(&self) -> &'static str;
+    pub about: &'static str,
+    run: RunBench,
+    run_for_screen: Option<RunForScreen>,
+}
+
+impl Bench {
+    /// Creates a bench of which the screen shows the brief run.
+    pub const fn new(name: &'static str, about: &'static str, run: RunBench) -> Self {
+        Self { name, about, run, run_for_screen: None }
+    }
+
+    /// Sets what measures for the screen, and starts nothing optional after the given time.
+    pub(crate) const fn with_screen(self, run: RunForScreen) -> Self {
+        Self { run_for_screen: Some(run), ..self }
+    }
 
     /// Runs the bench and reports its steps to `progress`.
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome>;
+    pub fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+        (self.run)(Outcome::new(self.name), effort, progress)
+    }
 
     /// Measures what the screen shows of the bench, and starts nothing optional after `until`.
-    fn run_for_screen(&self, until: Instant, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let _ = until;
-        self.run(Effort::Brief, progress)
+    pub(crate) fn run_for_screen(
+        &self,
+        until: Instant,
+        progress: &dyn Progress,
+    ) -> anyhow::Result<Outcome> {
+        match self.run_for_screen {
+            Some(run) => run(Outcome::new(self.name), until, progress),
+            None => self.run(Effort::Brief, progress),
+        }
     }
 }
 
 /// Benches of this build, in the order of the suite.
-pub fn all() -> &'static [&'static dyn Bench] {
-    &[
-        &copy::latency::CopyLatency,
-        &copy::bandwidth::CopyBandwidth,
-        &copy::overlap::Overlap,
-        &copy::overhead::Overhead,
-        &copy::pollution::Pollution,
-        &message::ipc::Ipc,
-        &message::pingpong::Pingpong,
-        &message::alltoall::Alltoall,
-        &message::receive_overhead::ReceiveOverhead,
-        &memory::pinning::Pinning,
-        &memory::lookup::Lookup,
-        &gpu::Gpu,
-        &devices::Devices,
-        &apps::Apps,
-    ]
+pub fn all() -> &'static [&'static Bench] {
+    static ALL: &[&Bench] = &[
+        &copy::latency::BENCH,
+        &copy::bandwidth::BENCH,
+        &copy::overlap::BENCH,
+        &copy::overhead::BENCH,
+        &copy::pollution::BENCH,
+        &message::ipc::BENCH,
+        &message::pingpong::BENCH,
+        &message::alltoall::BENCH,
+        &message::receive_overhead::BENCH,
+        &memory::pinning::BENCH,
+        &memory::lookup::BENCH,
+        &gpu::BENCH,
+        &devices::BENCH,
+        &apps::BENCH,
+    ];
+    ALL
 }
 
 /// Returns the bench with this name, or an error sentence for the user.
-pub fn find(name: &str) -> Result<&'static dyn Bench, String> {
-    find_in(all(), name)
-}
-
-fn find_in(benches: &[&'static dyn Bench], name: &str) -> Result<&'static dyn Bench, String> {
-    if let Some(bench) = benches.iter().find(|bench| bench.name() == name) {
-        return Ok(*bench);
-    }
-    let names: Vec<_> = benches.iter().map(|bench| bench.name()).collect();
-    let available = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-    Err(if BENCH_NAMES.contains(&name) {
-        format!("the bench `{name}` is planned but not built yet; available: {available}")
-    } else {
-        format!("there is no bench `{name}`; available: {available}")
+pub fn find(name: &str) -> Result<&'static Bench, String> {
+    all().iter().find(|bench| bench.name == name).copied().ok_or_else(|| {
+        let names: Vec<_> = all().iter().map(|bench| bench.name).collect();
+        format!("there is no bench `{name}`; available: {}", names.join(", "))
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::results::sample;
-
-    struct FakeBench;
-
-    impl Bench for FakeBench {
-        fn name(&self) -> &'static str {
-            "copy-latency"
-        }
-
-        fn about(&self) -> &'static str {
-            "Invented numbers."
-        }
-
-        fn run(&self, _effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-            progress.start(1, self.name());
-            progress.step("nothing");
-            progress.finish();
-            Ok(sample::latency())
-        }
-    }
+    use crate::results::BENCH_NAMES;
 
     #[test]
-    fn a_bench_is_found_by_its_name() {
-        let bench = find_in(&[&FakeBench], "copy-latency").unwrap();
-        let outcome = bench.run(Effort::Brief, &NoProgress).unwrap();
-        assert_eq!(outcome.bench, "copy-latency");
-    }
-
-    #[test]
-    fn a_planned_bench_is_told_apart_from_a_wrong_name() {
-        let planned = find_in(&[&FakeBench], "overlap").err().unwrap();
-        assert_eq!(
-            planned,
-            "the bench `overlap` is planned but not built yet; available: copy-latency"
-        );
-        let wrong = find_in(&[&FakeBench], "gup").err().unwrap();
-        assert_eq!(wrong, "there is no bench `gup`; available: copy-latency");
+    fn an_unknown_bench_is_answered_with_those_there_are() {
+        let wrong = find("gup").unwrap_err();
+        assert!(wrong.starts_with("there is no bench `gup`; available: copy-latency, "), "{wrong}");
     }
 
     #[test]
     fn this_build_has_exactly_the_benches_of_the_contract() {
         for bench in all() {
-            assert!(BENCH_NAMES.contains(&bench.name()), "{}", bench.name());
+            assert!(BENCH_NAMES.contains(&bench.name), "{}", bench.name);
         }
         for name in BENCH_NAMES {
             assert!(find(name).is_ok(), "{name}");

@@ -18,8 +18,8 @@ use crate::{Bench, gpu};
 const START_UNTIL: Duration = Duration::from_secs(42);
 
 /// Benches of the screen.
-fn benches() -> [&'static dyn Bench; 5] {
-    [&latency::CopyLatency, &overlap::Overlap, &lookup::Lookup, &gpu::Gpu, &pingpong::Pingpong]
+fn benches() -> [&'static Bench; 5] {
+    [&latency::BENCH, &overlap::BENCH, &lookup::BENCH, &gpu::BENCH, &pingpong::BENCH]
 }
 
 /// Results of the screen.
@@ -40,7 +40,7 @@ impl Screen {
     }
 
     fn measure_until(
-        benches: &[&'static dyn Bench],
+        benches: &[&'static Bench],
         progress: &dyn Progress,
         start_until: Duration,
     ) -> Self {
@@ -48,15 +48,15 @@ impl Screen {
         let mut screen = Self { outcomes: Vec::new(), failures: Vec::new(), late: Vec::new() };
         for (index, bench) in benches.iter().enumerate() {
             if Instant::now() >= until {
-                screen.late.push(bench.name());
+                screen.late.push(bench.name);
                 continue;
             }
             progress.set_part(index + 1, benches.len());
-            match measure(*bench, progress, || bench.run_for_screen(until, progress)) {
+            match measure(bench, progress, || bench.run_for_screen(until, progress)) {
                 Ok(outcome) => screen.outcomes.push(outcome),
                 Err(error) => {
                     progress.report(&format!("memferry: {error:#}"));
-                    screen.failures.push(bench.name());
+                    screen.failures.push(bench.name);
                 }
             }
         }
@@ -101,28 +101,16 @@ mod tests {
     use crate::registry::NoProgress;
     use crate::results::sample;
 
-    struct FakeBench;
-
-    impl Bench for FakeBench {
-        fn name(&self) -> &'static str {
-            "copy-latency"
-        }
-
-        fn about(&self) -> &'static str {
-            "Invented numbers."
-        }
-
-        fn run(&self, effort: Effort, _progress: &dyn Progress) -> anyhow::Result<Outcome> {
-            assert_eq!(effort, Effort::Brief);
-            let mut outcome = sample::latency();
-            outcome.missing = vec!["UCX (no free port)".to_owned(), "memferry nic".to_owned()];
-            Ok(outcome)
-        }
-    }
+    static FAKE: Bench = Bench::new("copy-latency", "Invented numbers.", |_, effort, _| {
+        assert_eq!(effort, Effort::Brief);
+        let mut outcome = sample::latency();
+        outcome.missing = vec!["UCX (no free port)".to_owned(), "memferry nic".to_owned()];
+        Ok(outcome)
+    });
 
     #[test]
     fn the_screen_and_its_json_have_the_same_lines() {
-        let screen = Screen::measure_until(&[&FakeBench], &NoProgress, START_UNTIL);
+        let screen = Screen::measure_until(&[&FAKE], &NoProgress, START_UNTIL);
         let json = screen.json().unwrap();
         assert_eq!(json["bench"], "screen");
         let lines = json["lines"].as_array().unwrap();
@@ -135,7 +123,7 @@ mod tests {
 
     #[test]
     fn no_bench_starts_after_the_time_is_up() {
-        let benches: [&'static dyn Bench; 2] = [&FakeBench, &FakeBench];
+        let benches: [&'static Bench; 2] = [&FAKE, &FAKE];
         let screen = Screen::measure_until(&benches, &NoProgress, Duration::ZERO);
         assert!(screen.outcomes.is_empty());
         let note = "Not measured, because time was up: copy-latency, copy-latency.";

@@ -52,7 +52,7 @@ fn run_screen(args: &BenchArgs) -> anyhow::Result<()> {
     failures.extend(measured.outcomes.iter().filter_map(|outcome| {
         let failed = own_failure(outcome)?;
         show::print_error(&format!("memferry: the bench {}: {failed}", outcome.bench));
-        find(&outcome.bench).ok().map(Bench::name)
+        find(&outcome.bench).ok().map(|bench| bench.name)
     }));
     if !failures.is_empty() {
         bail!("benches failed: {}", failures.join(", "));
@@ -65,7 +65,7 @@ fn screen_text(measured: &Screen, paint: Paint) -> String {
     screen::render(&Machine::detect(), &measured.lines(), &measured.notes(), paint)
 }
 
-fn run_one(bench: &'static dyn Bench, args: &BenchArgs) -> anyhow::Result<()> {
+fn run_one(bench: &Bench, args: &BenchArgs) -> anyhow::Result<()> {
     let effort = if args.quick { Effort::Quick } else { Effort::Full };
     let progress = TerminalProgress::new(!args.json);
     let outcome = measure(bench, &progress, || bench.run(effort, &progress))?;
@@ -106,7 +106,7 @@ fn own_failure(outcome: &Outcome) -> Option<&str> {
     outcome.failed_and_missing().0.first().copied()
 }
 
-fn run_suite(benches: &[&'static dyn Bench], args: &BenchArgs) -> anyhow::Result<()> {
+fn run_suite(benches: &[&'static Bench], args: &BenchArgs) -> anyhow::Result<()> {
     if benches.is_empty() {
         bail!("this build has no benches");
     }
@@ -127,7 +127,7 @@ fn run_suite(benches: &[&'static dyn Bench], args: &BenchArgs) -> anyhow::Result
 /// Runs benches one after the other and shows each outcome at once. Returns the outcomes, and the
 /// names of the benches that failed.
 fn measure_all(
-    benches: &[&'static dyn Bench],
+    benches: &[&'static Bench],
     effort: Effort,
     args: &BenchArgs,
 ) -> anyhow::Result<(Vec<Outcome>, Vec<&'static str>)> {
@@ -135,20 +135,20 @@ fn measure_all(
     let (mut outcomes, mut failures) = (Vec::new(), Vec::new());
     for (index, bench) in benches.iter().enumerate() {
         progress.set_part(index + 1, benches.len());
-        match measure(*bench, &progress, || bench.run(effort, &progress)) {
+        match measure(bench, &progress, || bench.run(effort, &progress)) {
             Ok(outcome) => {
                 if !args.json {
                     show::print(&format!("{}\n", table::render(&outcome, view(args))))?;
                 }
                 if let Some(failed) = own_failure(&outcome) {
-                    show::print_error(&format!("memferry: the bench {}: {failed}", bench.name()));
-                    failures.push(bench.name());
+                    show::print_error(&format!("memferry: the bench {}: {failed}", bench.name));
+                    failures.push(bench.name);
                 }
                 outcomes.push(outcome);
             }
             Err(error) => {
                 show::print_error(&format!("memferry: {error:#}"));
-                failures.push(bench.name());
+                failures.push(bench.name);
             }
         }
     }
@@ -173,36 +173,9 @@ mod tests {
 
     use super::*;
 
-    struct PassingBench;
-    struct FailingBench;
-
-    impl Bench for PassingBench {
-        fn name(&self) -> &'static str {
-            "copy-latency"
-        }
-
-        fn about(&self) -> &'static str {
-            "Invented numbers."
-        }
-
-        fn run(&self, _effort: Effort, _progress: &dyn Progress) -> anyhow::Result<Outcome> {
-            Ok(sample::latency())
-        }
-    }
-
-    impl Bench for FailingBench {
-        fn name(&self) -> &'static str {
-            "overlap"
-        }
-
-        fn about(&self) -> &'static str {
-            "Never works."
-        }
-
-        fn run(&self, _effort: Effort, _progress: &dyn Progress) -> anyhow::Result<Outcome> {
-            bail!("out of luck")
-        }
-    }
+    static PASSING: Bench =
+        Bench::new("copy-latency", "Invented numbers.", |_, _, _| Ok(sample::latency()));
+    static FAILING: Bench = Bench::new("overlap", "Never works.", |_, _, _| bail!("out of luck"));
 
     fn json() -> BenchArgs {
         BenchArgs { json: true, ..BenchArgs::default() }
@@ -221,7 +194,7 @@ mod tests {
     #[test]
     fn a_suite_goes_on_after_a_bench_that_fails() {
         let (outcomes, failures) =
-            measure_all(&[&FailingBench, &PassingBench], Effort::Brief, &json()).unwrap();
+            measure_all(&[&FAILING, &PASSING], Effort::Brief, &json()).unwrap();
         assert_eq!(outcomes.len(), 1);
         assert_eq!(outcomes[0].bench, "copy-latency");
         assert_eq!(failures, ["overlap"]);
@@ -229,7 +202,7 @@ mod tests {
 
     #[test]
     fn a_suite_whose_benches_all_fail_names_them() {
-        let error = run_suite(&[&FailingBench], &BenchArgs::default()).unwrap_err().to_string();
+        let error = run_suite(&[&FAILING], &BenchArgs::default()).unwrap_err().to_string();
         assert_eq!(error, "1 of 1 benches failed: overlap");
     }
 }

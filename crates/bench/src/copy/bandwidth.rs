@@ -15,7 +15,11 @@ use crate::results::outcome::Outcome;
 use crate::results::size;
 use crate::{Bench, Effort};
 
-pub(crate) struct CopyBandwidth;
+pub(crate) static BENCH: Bench = Bench::new(
+    "copy-bandwidth",
+    "A window of 128 asynchronous copies, against memcpy, rayon and tokio",
+    run,
+);
 
 const WINDOW: usize = 128;
 const MAX_BYTES: usize = 4 << 20;
@@ -23,64 +27,53 @@ const MEMFERRY: &str = "memferry";
 const MEMCPY: &str = "memcpy";
 const RAYON: &str = "rayon";
 
-impl Bench for CopyBandwidth {
-    fn name(&self) -> &'static str {
-        "copy-bandwidth"
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    let sizes = match effort {
+        Effort::Brief => vec![64 << 10, MAX_BYTES],
+        Effort::Quick => vec![4 << 10, 64 << 10, 1 << 20, MAX_BYTES],
+        Effort::Full => (12..=22).map(|shift| 1usize << shift).collect(),
+    };
+    progress.start(sizes.len() as u64 + 1, &outcome.bench);
+    progress.step("preparing buffers");
+    let ferry = Ferry::new()?;
+    // One thread per core: more threads would compete for the cores.
+    let cores = affinity::allowed_cores().len();
+    // tokio panics if it cannot start its threads, so this loop checks that threads can be
+    // started.
+    for _ in 0..2 * cores {
+        std::thread::Builder::new().spawn(|| ()).context("no thread could be started")?;
     }
-
-    fn about(&self) -> &'static str {
-        "A window of 128 asynchronous copies, against memcpy, rayon and tokio"
-    }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let sizes = match effort {
-            Effort::Brief => vec![64 << 10, MAX_BYTES],
-            Effort::Quick => vec![4 << 10, 64 << 10, 1 << 20, MAX_BYTES],
-            Effort::Full => (12..=22).map(|shift| 1usize << shift).collect(),
-        };
-        progress.start(sizes.len() as u64 + 1, self.name());
-        progress.step("preparing buffers");
-        let ferry = Ferry::new()?;
-        // One thread per core: more threads would compete for the cores.
-        let cores = affinity::allowed_cores().len();
-        // tokio panics if it cannot start its threads, so this loop checks that threads can be
-        // started.
-        for _ in 0..2 * cores {
-            std::thread::Builder::new().spawn(|| ()).context("no thread could be started")?;
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().max_blocking_threads(cores).build()?;
+    // The buffers hold one window of the largest copies, so no two copies in flight share a
+    // byte.
+    let mut pair = BufferPair::new(WINDOW * MAX_BYTES)?;
+    let mut worst = f64::INFINITY;
+    for bytes in sizes {
+        progress.step(&size::format(bytes as u64));
+        let times = measure(&ferry, &runtime, &mut pair, bytes, effort);
+        let moved = (WINDOW * bytes) as u64;
+        outcome.rows.extend(times.bandwidth_rows("cold", bytes as u64, moved));
+        let summary = &mut outcome.summary;
+        worst = worst.min(times.ratio(MEMFERRY, MEMCPY));
+        if bytes == 64 << 10 {
+            set(summary, "cold_64k_vs_memcpy", times.ratio(MEMFERRY, MEMCPY));
+            set(summary, "cold_64k_vs_rayon", times.ratio(MEMFERRY, RAYON));
         }
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().max_blocking_threads(cores).build()?;
-        // The buffers hold one window of the largest copies, so no two copies in flight share a
-        // byte.
-        let mut pair = BufferPair::new(WINDOW * MAX_BYTES)?;
-        let mut outcome = Outcome::new(self.name());
-        let mut worst = f64::INFINITY;
-        for bytes in sizes {
-            progress.step(&size::format(bytes as u64));
-            let times = measure(&ferry, &runtime, &mut pair, bytes, effort);
-            let moved = (WINDOW * bytes) as u64;
-            outcome.rows.extend(times.bandwidth_rows("cold", bytes as u64, moved));
-            let summary = &mut outcome.summary;
-            worst = worst.min(times.ratio(MEMFERRY, MEMCPY));
-            if bytes == 64 << 10 {
-                set(summary, "cold_64k_vs_memcpy", times.ratio(MEMFERRY, MEMCPY));
-                set(summary, "cold_64k_vs_rayon", times.ratio(MEMFERRY, RAYON));
-            }
-            if bytes == MAX_BYTES {
-                set(summary, "cold_4m_vs_memcpy", times.ratio(MEMFERRY, MEMCPY));
-                set(summary, "cold_4m_vs_rayon", times.ratio(MEMFERRY, RAYON));
-            }
+        if bytes == MAX_BYTES {
+            set(summary, "cold_4m_vs_memcpy", times.ratio(MEMFERRY, MEMCPY));
+            set(summary, "cold_4m_vs_rayon", times.ratio(MEMFERRY, RAYON));
         }
-        set(&mut outcome.summary, "worst_vs_memcpy", worst);
-        outcome.notes.push(
-            "Each run posts 128 copies at successive places of two 512 MiB buffers and waits for \
-             all of them. rayon has one thread per core; tokio runs each copy with spawn_blocking \
-             on as many threads. rayon and tokio copy with memcpy; ours writes around the caches \
-             where that was measured to pay."
-                .into(),
-        );
-        Ok(outcome)
     }
+    set(&mut outcome.summary, "worst_vs_memcpy", worst);
+    outcome.notes.push(
+        "Each run posts 128 copies at successive places of two 512 MiB buffers and waits for \
+         all of them. rayon has one thread per core; tokio runs each copy with spawn_blocking \
+         on as many threads. rayon and tokio copy with memcpy; ours writes around the caches \
+         where that was measured to pay."
+            .into(),
+    );
+    Ok(outcome)
 }
 
 /// Range of the buffers for the next window. Windows are contiguous and wrap around, so the data is

@@ -14,7 +14,11 @@ use crate::results::outcome::Outcome;
 use crate::results::size;
 use crate::{Bench, Effort};
 
-pub(crate) struct CopyLatency;
+pub(crate) static BENCH: Bench = Bench::new(
+    "copy-latency",
+    "Blocking copies, small to large, hot and cold, against libc memcpy",
+    run,
+);
 
 const MEMCPY: &str = "memcpy";
 /// Bytes of the buffers for cold copies: together larger than the last-level cache.
@@ -23,77 +27,66 @@ const SMALL: u64 = 1 << 20;
 /// Sizes at which the overhead of the call dominates.
 const TINY: [u64; 3] = [8, 64, 256];
 
-impl Bench for CopyLatency {
-    fn name(&self) -> &'static str {
-        "copy-latency"
-    }
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    let (hot, cold) = sizes(effort);
+    progress.start((hot.len() + cold.len() + 1) as u64, &outcome.bench);
+    progress.step("preparing buffers");
+    let ferries = ferries(effort)?;
+    let default = series(&ferries.last().expect("there is at least one").0);
+    let mut worst_small = f64::INFINITY;
+    let mut pair = BufferPair::new(COLD_BYTES)?;
 
-    fn about(&self) -> &'static str {
-        "Blocking copies, small to large, hot and cold, against libc memcpy"
+    for bytes in TINY {
+        let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
+        outcome.rows.extend(times.time_rows("cost of a tiny copy", bytes));
+        worst_small = worst_small.min(times.ratio(&default, MEMCPY));
     }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let (hot, cold) = sizes(effort);
-        progress.start((hot.len() + cold.len() + 1) as u64, self.name());
-        progress.step("preparing buffers");
-        let ferries = ferries(effort)?;
-        let default = series(&ferries.last().expect("there is at least one").0);
-        let mut outcome = Outcome::new(self.name());
-        let mut worst_small = f64::INFINITY;
-        let mut pair = BufferPair::new(COLD_BYTES)?;
-
-        for bytes in TINY {
-            let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
-            outcome.rows.extend(times.time_rows("cost of a tiny copy", bytes));
-            worst_small = worst_small.min(times.ratio(&default, MEMCPY));
+    for &bytes in &hot {
+        progress.step(&format!("hot {}", size::format(bytes)));
+        let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
+        outcome.rows.extend(times.bandwidth_rows("hot", bytes, bytes));
+        let ratio = times.ratio(&default, MEMCPY);
+        if bytes <= SMALL {
+            worst_small = worst_small.min(ratio);
         }
-        for &bytes in &hot {
-            progress.step(&format!("hot {}", size::format(bytes)));
-            let times = interleave_hot(&ferries, &mut pair, bytes as usize, effort);
-            outcome.rows.extend(times.bandwidth_rows("hot", bytes, bytes));
-            let ratio = times.ratio(&default, MEMCPY);
-            if bytes <= SMALL {
-                worst_small = worst_small.min(ratio);
-            }
-            let key = match bytes {
-                0x1000 => "hot_4k_vs_memcpy",
-                0x1_0000 => "hot_64k_vs_memcpy",
-                0x10_0000 => "hot_1m_vs_memcpy",
-                0x40_0000 => "hot_4m_vs_memcpy",
-                0x400_0000 => "hot_64m_vs_memcpy",
-                0x1000_0000 => "hot_256m_vs_memcpy",
-                _ => continue,
-            };
-            set(&mut outcome.summary, key, ratio);
-        }
-        for &bytes in &cold {
-            progress.step(&format!("cold {}", size::format(bytes)));
-            let times = interleave_cold(&ferries, &mut pair, bytes as usize, effort);
-            outcome.rows.extend(times.bandwidth_rows("cold", bytes, bytes));
-            let ratio = times.ratio(&default, MEMCPY);
-            if bytes <= SMALL {
-                worst_small = worst_small.min(ratio);
-            }
-            if bytes == 4 << 20 {
-                set(&mut outcome.summary, "cold_4m_vs_memcpy", ratio);
-            }
-        }
-        set(&mut outcome.summary, "worst_small_vs_memcpy", worst_small);
-        outcome.notes.push(format!(
-            "Ratios are for {default}, the default number of channels. worst_small_vs_memcpy is \
-             the smallest ratio over all hot and cold sizes up to 1 MiB, the tiny ones included, \
-             where a tenth of a nanosecond shows. Channels are awake, as they are between copies \
-             that follow each other."
-        ));
-        outcome.notes.push(
-            "memcpy is libc's, on one core; large copies of ours use the channels' cores too and \
-             write around the caches, where libc does so only from a size that it derives from the \
-             last-level cache. Both have ordinary pages. Cold means two 256 MiB buffers walked \
-             from end to end."
-                .into(),
-        );
-        Ok(outcome)
+        let key = match bytes {
+            0x1000 => "hot_4k_vs_memcpy",
+            0x1_0000 => "hot_64k_vs_memcpy",
+            0x10_0000 => "hot_1m_vs_memcpy",
+            0x40_0000 => "hot_4m_vs_memcpy",
+            0x400_0000 => "hot_64m_vs_memcpy",
+            0x1000_0000 => "hot_256m_vs_memcpy",
+            _ => continue,
+        };
+        set(&mut outcome.summary, key, ratio);
     }
+    for &bytes in &cold {
+        progress.step(&format!("cold {}", size::format(bytes)));
+        let times = interleave_cold(&ferries, &mut pair, bytes as usize, effort);
+        outcome.rows.extend(times.bandwidth_rows("cold", bytes, bytes));
+        let ratio = times.ratio(&default, MEMCPY);
+        if bytes <= SMALL {
+            worst_small = worst_small.min(ratio);
+        }
+        if bytes == 4 << 20 {
+            set(&mut outcome.summary, "cold_4m_vs_memcpy", ratio);
+        }
+    }
+    set(&mut outcome.summary, "worst_small_vs_memcpy", worst_small);
+    outcome.notes.push(format!(
+        "Ratios are for {default}, the default number of channels. worst_small_vs_memcpy is \
+         the smallest ratio over all hot and cold sizes up to 1 MiB, the tiny ones included, \
+         where a tenth of a nanosecond shows. Channels are awake, as they are between copies \
+         that follow each other."
+    ));
+    outcome.notes.push(
+        "memcpy is libc's, on one core; large copies of ours use the channels' cores too and \
+         write around the caches, where libc does so only from a size that it derives from the \
+         last-level cache. Both have ordinary pages. Cold means two 256 MiB buffers walked \
+         from end to end."
+            .into(),
+    );
+    Ok(outcome)
 }
 
 fn sizes(effort: Effort) -> (Vec<u64>, Vec<u64>) {

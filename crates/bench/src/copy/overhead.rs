@@ -18,48 +18,41 @@ use crate::results::outcome::{Outcome, Row};
 use crate::results::size;
 use crate::{Bench, Effort};
 
-pub(crate) struct Overhead;
+pub(crate) static BENCH: Bench = Bench::new(
+    "overhead",
+    "Where the time of an asynchronous copy goes, and the floor of a round trip",
+    run,
+);
 
-impl Bench for Overhead {
-    fn name(&self) -> &'static str {
-        "overhead"
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    let sizes: Vec<usize> = match effort {
+        Effort::Brief => vec![8, 64 << 10, 4 << 20],
+        Effort::Quick => vec![8, 4 << 10, 64 << 10, 1 << 20, 4 << 20],
+        Effort::Full => (3..=24).map(|shift| 1 << shift).collect(),
+    };
+    let rounds = if effort == Effort::Full { 31 } else { 15 };
+    progress.start(sizes.len() as u64 + 2, &outcome.bench);
+    progress.step("round trips");
+    // With an inline limit of 0, every copy goes through the channel, which is what this bench
+    // measures.
+    let ferry = Ferry::builder().inline_bytes(0).build()?;
+    let mut pair = BufferPair::new(1 << 24)?;
+    small_costs(&ferry, &mut pair, rounds, &mut outcome);
+    large_submit(&mut pair, rounds, &mut outcome)?;
+    for bytes in sizes {
+        progress.step(&size::format(bytes as u64));
+        outcome.rows.extend(split(&ferry, &mut pair, bytes, rounds));
     }
-
-    fn about(&self) -> &'static str {
-        "Where the time of an asynchronous copy goes, and the floor of a round trip"
+    outcome.notes.push(
+        "Measured with inline_bytes = 0, so that even 8 bytes take the way through a channel \
+         that is awake. By default such a copy is done at once by the caller. Source and \
+         target are not touched by the caller between round trips."
+            .into(),
+    );
+    if affinity::allowed_cores().len() < 2 {
+        outcome.notes.push("With one core there is no floor to compare with.".into());
     }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let sizes: Vec<usize> = match effort {
-            Effort::Brief => vec![8, 64 << 10, 4 << 20],
-            Effort::Quick => vec![8, 4 << 10, 64 << 10, 1 << 20, 4 << 20],
-            Effort::Full => (3..=24).map(|shift| 1 << shift).collect(),
-        };
-        let rounds = if effort == Effort::Full { 31 } else { 15 };
-        progress.start(sizes.len() as u64 + 2, self.name());
-        progress.step("round trips");
-        // With an inline limit of 0, every copy goes through the channel, which is what this bench
-        // measures.
-        let ferry = Ferry::builder().inline_bytes(0).build()?;
-        let mut pair = BufferPair::new(1 << 24)?;
-        let mut outcome = Outcome::new(self.name());
-        small_costs(&ferry, &mut pair, rounds, &mut outcome);
-        large_submit(&mut pair, rounds, &mut outcome)?;
-        for bytes in sizes {
-            progress.step(&size::format(bytes as u64));
-            outcome.rows.extend(split(&ferry, &mut pair, bytes, rounds));
-        }
-        outcome.notes.push(
-            "Measured with inline_bytes = 0, so that even 8 bytes take the way through a channel \
-             that is awake. By default such a copy is done at once by the caller. Source and \
-             target are not touched by the caller between round trips."
-                .into(),
-        );
-        if affinity::allowed_cores().len() < 2 {
-            outcome.notes.push("With one core there is no floor to compare with.".into());
-        }
-        Ok(outcome)
-    }
+    Ok(outcome)
 }
 
 const SUBMIT: &str = "submit";

@@ -12,7 +12,8 @@ use crate::results::outcome::{Outcome, Row};
 use crate::results::size;
 use crate::{Bench, Effort};
 
-pub(crate) struct Overlap;
+pub(crate) static BENCH: Bench =
+    Bench::new("overlap", "How much of a copy hides behind computation on the caller's core", run);
 
 const COLD_BYTES: usize = 256 << 20;
 /// Ratio of computation to copy. The paper requires a computation longer than the copy. T_copy is
@@ -34,62 +35,51 @@ enum OverlapMethod {
     Memcpy,
 }
 
-impl Bench for Overlap {
-    fn name(&self) -> &'static str {
-        "overlap"
-    }
-
-    fn about(&self) -> &'static str {
-        "How much of a copy hides behind computation on the caller's core"
-    }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let sizes: Vec<usize> = match effort {
-            Effort::Brief => vec![64 << 10, 1 << 20, 4 << 20],
-            Effort::Quick => vec![16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20],
-            Effort::Full => (12..=26).map(|shift| 1 << shift).collect(),
-        };
-        progress.start(2 * sizes.len() as u64 + 1, self.name());
-        progress.step("preparing buffers");
-        let ferry = Ferry::new()?;
-        let mut pair = BufferPair::new(COLD_BYTES)?;
-        let steps_per_ns = calibrate_compute();
-        let mut outcome = Outcome::new(self.name());
-        for (figure, walk_bytes) in [("hot", None), ("cold", Some(COLD_BYTES))] {
-            for &bytes in &sizes {
-                progress.step(&format!("{figure} {}", size::format(bytes as u64)));
-                for (series, way, factor) in CANDIDATES {
-                    let walk = walk_bytes.map(ColdCursor::over);
-                    let pair = &mut pair;
-                    let mut subject =
-                        OverlapSubject { ferry: &ferry, pair, bytes, cursor: walk, method: way };
-                    let rounds = subject.rounds(effort, factor, steps_per_ns)?;
-                    let row = Row::of_rounds(figure, series, bytes as u64, "overlap", &rounds);
-                    let key = match (series, figure, bytes) {
-                        (MEMFERRY, "hot", 0x1_0000) => Some("hot_64k"),
-                        (MEMFERRY, "hot", 0x10_0000) => Some("hot_1m"),
-                        (MEMFERRY, "hot", 0x40_0000) => Some("hot_4m"),
-                        (MEMFERRY, "cold", 0x40_0000) => Some("cold_4m"),
-                        _ => None,
-                    };
-                    if let Some(key) = key {
-                        set(&mut outcome.summary, key, row.value.clamp(0.0, 1.0));
-                    }
-                    outcome.rows.push(row);
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    let sizes: Vec<usize> = match effort {
+        Effort::Brief => vec![64 << 10, 1 << 20, 4 << 20],
+        Effort::Quick => vec![16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20],
+        Effort::Full => (12..=26).map(|shift| 1 << shift).collect(),
+    };
+    progress.start(2 * sizes.len() as u64 + 1, &outcome.bench);
+    progress.step("preparing buffers");
+    let ferry = Ferry::new()?;
+    let mut pair = BufferPair::new(COLD_BYTES)?;
+    let steps_per_ns = calibrate_compute();
+    for (figure, walk_bytes) in [("hot", None), ("cold", Some(COLD_BYTES))] {
+        for &bytes in &sizes {
+            progress.step(&format!("{figure} {}", size::format(bytes as u64)));
+            for (series, way, factor) in CANDIDATES {
+                let walk = walk_bytes.map(ColdCursor::over);
+                let pair = &mut pair;
+                let mut subject =
+                    OverlapSubject { ferry: &ferry, pair, bytes, cursor: walk, method: way };
+                let rounds = subject.rounds(effort, factor, steps_per_ns)?;
+                let row = Row::of_rounds(figure, series, bytes as u64, "overlap", &rounds);
+                let key = match (series, figure, bytes) {
+                    (MEMFERRY, "hot", 0x1_0000) => Some("hot_64k"),
+                    (MEMFERRY, "hot", 0x10_0000) => Some("hot_1m"),
+                    (MEMFERRY, "hot", 0x40_0000) => Some("hot_4m"),
+                    (MEMFERRY, "cold", 0x40_0000) => Some("cold_4m"),
+                    _ => None,
+                };
+                if let Some(key) = key {
+                    set(&mut outcome.summary, key, row.value.clamp(0.0, 1.0));
                 }
+                outcome.rows.push(row);
             }
         }
-        outcome.notes.push(format!(
-            "Overlap = (T_copy + T_compute - T_total) / T_copy, each the median of interleaved \
-             measurements. T_copy is a started and awaited copy, in which a waiting caller works \
-             along; a channel by itself needs up to twice as long, so the computation is \
-             {COMPUTE_PER_COPY} times T_copy, in the caller's core. With one hardly longer than \
-             T_copy, the wait at its end does the rest of the copy, as the series for 1.1 shows. \
-             Copies small enough to be carried out at once by the caller do not overlap: what \
-             their rows and those of memcpy show is what the processor reorders by itself."
-        ));
-        Ok(outcome)
     }
+    outcome.notes.push(format!(
+        "Overlap = (T_copy + T_compute - T_total) / T_copy, each the median of interleaved \
+         measurements. T_copy is a started and awaited copy, in which a waiting caller works \
+         along; a channel by itself needs up to twice as long, so the computation is \
+         {COMPUTE_PER_COPY} times T_copy, in the caller's core. With one hardly longer than \
+         T_copy, the wait at its end does the rest of the copy, as the series for 1.1 shows. \
+         Copies small enough to be carried out at once by the caller do not overlap: what \
+         their rows and those of memcpy show is what the processor reorders by itself."
+    ));
+    Ok(outcome)
 }
 
 /// Returns the number of steps of computation per nanosecond.

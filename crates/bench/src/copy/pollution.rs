@@ -18,7 +18,8 @@ use crate::results::outcome::Outcome;
 use crate::results::size;
 use crate::{Bench, Effort};
 
-pub(crate) struct Pollution;
+pub(crate) static BENCH: Bench =
+    Bench::new("pollution", "What a large copy does to the caller's cache", run);
 
 const COPY_BYTES: usize = 4 << 20;
 const LINE: usize = 64;
@@ -63,50 +64,39 @@ const KEYS: [(&str, &str, &str); 4] = [
     ("ours_helping_slowdown", CALLER_HELPS, CALLER_SLEEPS_PAUSE),
 ];
 
-impl Bench for Pollution {
-    fn name(&self) -> &'static str {
-        "pollution"
-    }
-
-    fn about(&self) -> &'static str {
-        "What a large copy does to the caller's cache"
-    }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let l2_bytes = cpu::info().l2_bytes;
-        let all = (14..).map(|shift| 1usize << shift).take_while(|&bytes| bytes <= l2_bytes / 2);
-        let sizes: Vec<usize> = all.collect();
-        let rounds = if effort == Effort::Full { 201 } else { 61 };
-        progress.start(sizes.len() as u64 + 1, self.name());
-        progress.step("preparing buffers");
-        let ferry = Ferry::new()?;
-        let mut pair = BufferPair::new(COPY_BYTES)?;
-        let mut outcome = Outcome::new(self.name());
-        let mut slowdowns: [Vec<f64>; 4] = Default::default();
-        for bytes in sizes {
-            progress.step(&size::format(bytes as u64));
-            let samples = measure(&ferry, &mut pair, bytes, rounds)?;
-            for ((_, series, base), slowdowns) in KEYS.iter().zip(&mut slowdowns) {
-                slowdowns.push(samples.median_ns(series) / samples.median_ns(base));
-            }
-            outcome.rows.extend(samples.time_rows("access time", bytes as u64));
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    let l2_bytes = cpu::info().l2_bytes;
+    let all = (14..).map(|shift| 1usize << shift).take_while(|&bytes| bytes <= l2_bytes / 2);
+    let sizes: Vec<usize> = all.collect();
+    let rounds = if effort == Effort::Full { 201 } else { 61 };
+    progress.start(sizes.len() as u64 + 1, &outcome.bench);
+    progress.step("preparing buffers");
+    let ferry = Ferry::new()?;
+    let mut pair = BufferPair::new(COPY_BYTES)?;
+    let mut slowdowns: [Vec<f64>; 4] = Default::default();
+    for bytes in sizes {
+        progress.step(&size::format(bytes as u64));
+        let samples = measure(&ferry, &mut pair, bytes, rounds)?;
+        for ((_, series, base), slowdowns) in KEYS.iter().zip(&mut slowdowns) {
+            slowdowns.push(samples.median_ns(series) / samples.median_ns(base));
         }
-        for ((key, ..), values) in KEYS.into_iter().zip(slowdowns) {
-            set(&mut outcome.summary, key, median(values));
-        }
-        outcome.notes.push(format!(
-            "Time to read one byte of every cache line of a small warm buffer, column by column, \
-             right after a copy of {}. Keys are medians over the buffer sizes of the time after a \
-             copy over the time after a pause of the same length without one: other tenants of a \
-             shared core leave their traces in the caches whether there is a copy or not. \
-             ours_slowdown_vs_at_once compares with a read without any pause instead. \
-             ours_slowdown is for copies with Options::no_caller_assist, where, as with the paper's \
-             engine, the caller's core takes no part and polls for the end; ours_helping_slowdown \
-             is for an ordinary blocking copy, with which the caller helps.",
-            size::format(COPY_BYTES as u64)
-        ));
-        Ok(outcome)
+        outcome.rows.extend(samples.time_rows("access time", bytes as u64));
     }
+    for ((key, ..), values) in KEYS.into_iter().zip(slowdowns) {
+        set(&mut outcome.summary, key, median(values));
+    }
+    outcome.notes.push(format!(
+        "Time to read one byte of every cache line of a small warm buffer, column by column, \
+         right after a copy of {}. Keys are medians over the buffer sizes of the time after a \
+         copy over the time after a pause of the same length without one: other tenants of a \
+         shared core leave their traces in the caches whether there is a copy or not. \
+         ours_slowdown_vs_at_once compares with a read without any pause instead. \
+         ours_slowdown is for copies with Options::no_caller_assist, where, as with the paper's \
+         engine, the caller's core takes no part and polls for the end; ours_helping_slowdown \
+         is for an ordinary blocking copy, with which the caller helps.",
+        size::format(COPY_BYTES as u64)
+    ));
+    Ok(outcome)
 }
 
 /// Measures the time to read a small buffer of `bytes` after each of [`SERIES`].

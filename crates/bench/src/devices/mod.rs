@@ -26,7 +26,11 @@ use crate::Progress;
 use crate::harness::set;
 use crate::results::outcome::Outcome;
 
-pub(crate) struct Devices;
+pub(crate) static BENCH: Bench = Bench::new(
+    "devices",
+    "Drivers of copy devices: Intel's copy engine (a model), a network card (emulated)",
+    run,
+);
 
 /// Name of the model of a network card.
 const MODEL: &str = "model of a card";
@@ -34,50 +38,39 @@ const MODEL: &str = "model of a card";
 /// Summary key of the conformance suite over the card in the virtual machine.
 const NIC_KEY: &str = "nic_conformance_passed";
 
-impl Bench for Devices {
-    fn name(&self) -> &'static str {
-        "devices"
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    outcome.notes.push(SPEED.into());
+    let trials = copy_engine::model_variants(effort);
+    let lossy = if effort == Effort::Full { lossy::SUITES.len() } else { 0 };
+    let guest = if effort == Effort::Brief { 0 } else { guest::suites(effort) };
+    let suites = (trials.len() + lossy) as u64 + guest;
+    let others = 3 + card::FIGURES.len() as u64;
+    progress.start(suites * suite::count() + others, &outcome.bench);
+    // The card first, so that its rows are at the top of the table.
+    if effort == Effort::Brief {
+        outcome.notes.push(NOT_STARTED.into());
+        measure_model(&mut outcome, effort, progress);
+    } else {
+        measure_emulated_card(&mut outcome, effort, progress);
     }
-
-    fn about(&self) -> &'static str {
-        "Drivers of copy devices: Intel's copy engine (a model), a network card (emulated)"
-    }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let mut outcome = Outcome::new(self.name());
-        outcome.notes.push(SPEED.into());
-        let trials = copy_engine::model_variants(effort);
-        let lossy = if effort == Effort::Full { lossy::SUITES.len() } else { 0 };
-        let guest = if effort == Effort::Brief { 0 } else { guest::suites(effort) };
-        let suites = (trials.len() + lossy) as u64 + guest;
-        let others = 3 + card::FIGURES.len() as u64;
-        progress.start(suites * suite::count() + others, self.name());
-        // The card first, so that its rows are at the top of the table.
-        if effort == Effort::Brief {
-            outcome.notes.push(NOT_STARTED.into());
-            measure_model(&mut outcome, effort, progress);
-        } else {
-            measure_emulated_card(&mut outcome, effort, progress);
+    let on_case = |name: &str, case: &str| progress.step(&format!("{name}: {case}"));
+    progress.step("descriptors of the copy engine");
+    let measured = copy_engine::measure(&mut outcome, effort);
+    record_part(&mut outcome, "ioat, descriptors", measured);
+    let run = |trial: &ModelVariant| trial.run(|case| on_case(trial.name, case));
+    let tallies: Vec<_> = trials.iter().map(run).collect();
+    add_suites(&mut outcome, "ioat_conformance_passed", &tallies);
+    progress.step("lost frames");
+    let rows = lossy::measure();
+    let rows = record_part(&mut outcome, "nic over a model that loses frames", rows);
+    outcome.rows.extend(rows.unwrap_or_default());
+    if lossy > 0 {
+        for tally in lossy::run_suites(on_case) {
+            add_suite(&mut outcome, &tally);
         }
-        let on_case = |name: &str, case: &str| progress.step(&format!("{name}: {case}"));
-        progress.step("descriptors of the copy engine");
-        let measured = copy_engine::measure(&mut outcome, effort);
-        record_part(&mut outcome, "ioat, descriptors", measured);
-        let run = |trial: &ModelVariant| trial.run(|case| on_case(trial.name, case));
-        let tallies: Vec<_> = trials.iter().map(run).collect();
-        add_suites(&mut outcome, "ioat_conformance_passed", &tallies);
-        progress.step("lost frames");
-        let rows = lossy::measure();
-        let rows = record_part(&mut outcome, "nic over a model that loses frames", rows);
-        outcome.rows.extend(rows.unwrap_or_default());
-        if lossy > 0 {
-            for tally in lossy::run_suites(on_case) {
-                add_suite(&mut outcome, &tally);
-            }
-        }
-        outcome.notes.extend(notes());
-        Ok(outcome)
     }
+    outcome.notes.extend(notes());
+    Ok(outcome)
 }
 
 /// Returns the result of a part of the bench. An error is recorded in the outcome, and the results

@@ -31,7 +31,11 @@ use cases::{
 use fixture::GpuFixture;
 use peer::DriverPeer;
 
-pub(crate) struct Gpu;
+pub(crate) static BENCH: Bench = Bench::new(
+    "gpu",
+    "Copies by a GPU: between ordinary memory, to the device and back, against its driver",
+    run,
+);
 
 /// Ordinal of the GPU.
 const ORDINAL: usize = 0;
@@ -62,40 +66,29 @@ impl GpuBenchPlan {
     }
 }
 
-impl Bench for Gpu {
-    fn name(&self) -> &'static str {
-        "gpu"
-    }
-
-    fn about(&self) -> &'static str {
-        "Copies by a GPU: between ordinary memory, to the device and back, against its driver"
-    }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let plan = GpuBenchPlan::of(effort);
-        progress.start((plan.cases.len() + plan.overlap_sizes.len() + 2) as u64, self.name());
-        progress.step("looking for a GPU");
-        let mut outcome = Outcome::new(self.name());
-        let cuda = match Cuda::open(ORDINAL) {
-            Ok(cuda) => Arc::new(cuda),
-            Err(reason) => {
-                outcome.missing.push("a GPU".into());
-                outcome.notes.push(format!("Nothing was measured: {reason}."));
-                return Ok(outcome);
-            }
-        };
-        progress.step("opening the GPU");
-        let facts = cuda.info();
-        let version = (facts.driver_version / 1000, facts.driver_version % 1000 / 10);
-        let version = format!("with a driver for CUDA {}.{}", version.0, version.1);
-        outcome.versions.insert(facts.name.clone(), version);
-        let ferry = Ferry::builder().gpu(EngineSelection::device(ORDINAL)).build()?;
-        let gpu = ferry.engine_as::<CudaEngine>().context("the ferry has no GPU")?;
-        let peer = DriverPeer::new(cuda.clone(), Some(cuda), plan.max_bytes())?;
-        let mut rig = GpuFixture::new(ferry, &gpu, peer, plan.max_bytes())?;
-        measure(&mut outcome, &mut rig, &plan, progress)?;
-        Ok(outcome)
-    }
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    let plan = GpuBenchPlan::of(effort);
+    progress.start((plan.cases.len() + plan.overlap_sizes.len() + 2) as u64, &outcome.bench);
+    progress.step("looking for a GPU");
+    let cuda = match Cuda::open(ORDINAL) {
+        Ok(cuda) => Arc::new(cuda),
+        Err(reason) => {
+            outcome.missing.push("a GPU".into());
+            outcome.notes.push(format!("Nothing was measured: {reason}."));
+            return Ok(outcome);
+        }
+    };
+    progress.step("opening the GPU");
+    let facts = cuda.info();
+    let version = (facts.driver_version / 1000, facts.driver_version % 1000 / 10);
+    let version = format!("with a driver for CUDA {}.{}", version.0, version.1);
+    outcome.versions.insert(facts.name.clone(), version);
+    let ferry = Ferry::builder().gpu(EngineSelection::device(ORDINAL)).build()?;
+    let gpu = ferry.engine_as::<CudaEngine>().context("the ferry has no GPU")?;
+    let peer = DriverPeer::new(cuda.clone(), Some(cuda), plan.max_bytes())?;
+    let mut rig = GpuFixture::new(ferry, &gpu, peer, plan.max_bytes())?;
+    measure(&mut outcome, &mut rig, &plan, progress)?;
+    Ok(outcome)
 }
 
 fn measure(

@@ -19,6 +19,24 @@ pub(crate) fn ends() -> (FaultyLink, FaultyLink) {
     (end(to_second, from_second), end(to_first, from_first))
 }
 
+/// Runs `role` at both ends, the second in a thread of its own; returns what the first measured. One
+/// end corrupts the message with this number, the first end if `by_first`.
+pub(crate) fn run_pair<T>(
+    corrupt_message: Option<usize>,
+    by_first: bool,
+    role: impl Fn(&mut FaultyLink, bool) -> anyhow::Result<T> + Sync,
+) -> anyhow::Result<T> {
+    let (mut first, mut second) = ends();
+    if by_first { &mut first } else { &mut second }.corrupt_message = corrupt_message;
+    std::thread::scope(|scope| {
+        scope.spawn(|| drop(role(&mut second, false)));
+        let outcome = role(&mut first, true);
+        // The second end may still wait for the first.
+        drop(first);
+        outcome
+    })
+}
+
 impl Link for FaultyLink {
     fn send(&mut self, message: &[u8]) -> anyhow::Result<()> {
         let mut copy = message.to_vec();

@@ -11,73 +11,66 @@ use crate::results::series::{MEMFERRY, OPEN_MPI, OPEN_MPI_OVER_MEMFERRY, is_refe
 use crate::results::size;
 use crate::{Bench, Effort};
 
-pub(crate) struct Alltoall;
+pub(crate) static BENCH: Bench = Bench::new(
+    "alltoall",
+    "A message from each process to each, 2 to 8 processes, against MPI",
+    run,
+);
 
 /// Upper bound on the candidates that hold buffers at the same time: two of Memferry, two of MPI,
 /// and three for MPI over Memferry.
 const CANDIDATES: u64 = 7;
 
-impl Bench for Alltoall {
-    fn name(&self) -> &'static str {
-        "alltoall"
-    }
-
-    fn about(&self) -> &'static str {
-        "A message from each process to each, 2 to 8 processes, against MPI"
-    }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let (groups, sizes) = points(effort);
-        progress.start((groups.len() * (sizes.len() + 1)) as u64 + 1, self.name());
-        progress.step("compiling the peers");
-        let mut outcome = Outcome::new(self.name());
-        let mut camp = BenchEnvironment::discover()?;
-        camp.discover_mpi_over_memferry();
-        let cores = camp.cores();
-        for members in groups {
-            progress.step(&format!("starting groups of {members}"));
-            let carried =
-                |bytes| effort == Effort::Full || mpi_over_memferry_key(members, bytes).is_some();
-            let mut field = match sizes.iter().any(|&bytes| carried(bytes)) {
-                true => camp.candidates_with_references(members as usize),
-                false => camp.candidates(members as usize),
-            };
-            for &bytes in &sizes {
-                progress.step(&format!("{members} × {}", size::format(bytes)));
-                if !fits(members, bytes, memory_bytes("MemAvailable")) {
-                    outcome.notes.push(format!(
-                        "{} from each to each of {members} was left out: too little memory.",
-                        size::format(bytes)
-                    ));
-                    continue;
-                }
-                let task = GroupTask::Alltoall { bytes };
-                let rounds = field.interleave(task, Budget::of_groups(effort), |series| {
-                    !is_reference(series) || carried(bytes)
-                });
-                let figure = format!("{members} processes");
-                let total = |timing: &Sample| timing.total_ns;
-                outcome.rows.extend(rounds.rows(&figure, bytes, "ns", total));
-                if let Some(key) = key(members, bytes) {
-                    set(&mut outcome.summary, key, rounds.ratio_to_best_peer(MEMFERRY));
-                }
-                if let Some(key) = mpi_over_memferry_key(members, bytes) {
-                    let ratio = rounds.ratio(OPEN_MPI_OVER_MEMFERRY, OPEN_MPI);
-                    set(&mut outcome.summary, key, ratio);
-                }
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    let (groups, sizes) = points(effort);
+    progress.start((groups.len() * (sizes.len() + 1)) as u64 + 1, &outcome.bench);
+    progress.step("compiling the peers");
+    let mut camp = BenchEnvironment::discover()?;
+    camp.discover_mpi_over_memferry();
+    let cores = camp.cores();
+    for members in groups {
+        progress.step(&format!("starting groups of {members}"));
+        let carried =
+            |bytes| effort == Effort::Full || mpi_over_memferry_key(members, bytes).is_some();
+        let mut field = match sizes.iter().any(|&bytes| carried(bytes)) {
+            true => camp.candidates_with_references(members as usize),
+            false => camp.candidates(members as usize),
+        };
+        for &bytes in &sizes {
+            progress.step(&format!("{members} × {}", size::format(bytes)));
+            if !fits(members, bytes, memory_bytes("MemAvailable")) {
+                outcome.notes.push(format!(
+                    "{} from each to each of {members} was left out: too little memory.",
+                    size::format(bytes)
+                ));
+                continue;
+            }
+            let task = GroupTask::Alltoall { bytes };
+            let rounds = field.interleave(task, Budget::of_groups(effort), |series| {
+                !is_reference(series) || carried(bytes)
+            });
+            let figure = format!("{members} processes");
+            let total = |timing: &Sample| timing.total_ns;
+            outcome.rows.extend(rounds.rows(&figure, bytes, "ns", total));
+            if let Some(key) = key(members, bytes) {
+                set(&mut outcome.summary, key, rounds.ratio_to_best_peer(MEMFERRY));
+            }
+            if let Some(key) = mpi_over_memferry_key(members, bytes) {
+                let ratio = rounds.ratio(OPEN_MPI_OVER_MEMFERRY, OPEN_MPI);
+                set(&mut outcome.summary, key, ratio);
             }
         }
-        camp.finish(&mut outcome);
-        outcome.notes.push(format!(
-            "The time of one exchange, over the bytes for each receiver; data is checked before it is \
-             timed. This machine has {cores} cores: members are bound to them, and with more \
-             processes than that they share. A key is the median of the ratios of single rounds, not \
-             the ratio of two medians. An MPI over memferry is the same program with the same library, \
-             over Memferry's libfabric provider, and never the best peer; the keys `mpi_…_vs_own` \
-             compare Open MPI over memferry with Open MPI's own transport."
-        ));
-        Ok(outcome)
     }
+    camp.finish(&mut outcome);
+    outcome.notes.push(format!(
+        "The time of one exchange, over the bytes for each receiver; data is checked before it is \
+         timed. This machine has {cores} cores: members are bound to them, and with more \
+         processes than that they share. A key is the median of the ratios of single rounds, not \
+         the ratio of two medians. An MPI over memferry is the same program with the same library, \
+         over Memferry's libfabric provider, and never the best peer; the keys `mpi_…_vs_own` \
+         compare Open MPI over memferry with Open MPI's own transport."
+    ));
+    Ok(outcome)
 }
 
 /// Group sizes, and bytes from each member to each member.

@@ -124,15 +124,9 @@ mod tests {
     use crate::group::faulty_link;
 
     fn run_pair(fresh: bool, breaks: Option<usize>) -> anyhow::Result<Sample> {
-        let (mut first, mut second) = faulty_link::ends();
-        first.corrupt_message = breaks;
-        let other = std::thread::spawn(move || {
-            let _ = receive_fresh::<TouchedPages<u8>>(&mut second, false, &mut 0, (5000, fresh), 3);
-        });
-        let timing = receive_fresh::<TouchedPages<u8>>(&mut first, true, &mut 0, (5000, fresh), 3);
-        drop(first);
-        other.join().unwrap();
-        timing
+        faulty_link::run_pair(breaks, true, |link, is_first| {
+            receive_fresh::<TouchedPages<u8>>(link, is_first, &mut 0, (5000, fresh), 3)
+        })
     }
 
     #[test]

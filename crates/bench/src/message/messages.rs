@@ -179,15 +179,9 @@ mod tests {
     use crate::group::plain::TouchedPages;
 
     fn run_pair(bytes: usize, breaks: Option<usize>) -> anyhow::Result<Sample> {
-        let (mut first, mut second) = faulty_link::ends();
-        second.corrupt_message = breaks;
-        let other = std::thread::spawn(move || {
-            let _ = pingpong::<TouchedPages<u8>>(&mut second, false, &mut None, bytes, 5);
-        });
-        let timing = pingpong::<TouchedPages<u8>>(&mut first, true, &mut None, bytes, 5);
-        drop(first);
-        other.join().unwrap();
-        timing
+        faulty_link::run_pair(breaks, false, |link, is_first| {
+            pingpong::<TouchedPages<u8>>(link, is_first, &mut None, bytes, 5)
+        })
     }
 
     #[test]

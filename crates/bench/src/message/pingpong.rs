@@ -14,7 +14,12 @@ use crate::results::series::{
 use crate::results::size;
 use crate::{Bench, Effort};
 
-pub(crate) struct Pingpong;
+pub(crate) static BENCH: Bench = Bench::new(
+    "pingpong",
+    "Messages between two processes, to and fro, against MPI, UCX, iceoryx2 and ipc-channel",
+    run,
+)
+.with_screen(run_for_screen);
 
 /// A message that fits into a cache line.
 const SMALL: u64 = 8;
@@ -25,22 +30,16 @@ const MPI_OVER_MEMFERRY_SIZES: [u64; 4] = [SMALL, 64 << 10, 4 << 20, 64 << 20];
 /// Sizes of MPICH over Memferry in a short run. MPICH over Memferry has no keys.
 const MPICH_OVER_MEMFERRY_SIZES: [u64; 2] = [64 << 10, 4 << 20];
 
-impl Bench for Pingpong {
-    fn name(&self) -> &'static str {
-        "pingpong"
-    }
+fn run(outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    measure(outcome, &PingpongPlan::of(effort), progress)
+}
 
-    fn about(&self) -> &'static str {
-        "Messages between two processes, to and fro, against MPI, UCX, iceoryx2 and ipc-channel"
-    }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        self.measure(&PingpongPlan::of(effort), progress)
-    }
-
-    fn run_for_screen(&self, until: Instant, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        self.measure(&PingpongPlan::for_screen(until), progress)
-    }
+fn run_for_screen(
+    outcome: Outcome,
+    until: Instant,
+    progress: &dyn Progress,
+) -> anyhow::Result<Outcome> {
+    measure(outcome, &PingpongPlan::for_screen(until), progress)
 }
 
 /// What a run measures.
@@ -81,41 +80,42 @@ impl PingpongPlan {
     }
 }
 
-impl Pingpong {
-    fn measure(&self, plan: &PingpongPlan, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        progress.start(plan.sizes.len() as u64 + 2, self.name());
-        progress.step("compiling the peers");
-        let mut outcome = Outcome::new(self.name());
-        let mut camp = BenchEnvironment::discover()?;
-        if plan.has_references {
-            camp.discover_mpi_over_memferry();
-        }
-        progress.step("starting the groups");
-        let mut field = camp.pair_candidates();
-        let mut worst = f64::INFINITY;
-        for (index, &bytes) in plan.sizes.iter().enumerate() {
-            progress.step(&size::format(bytes));
-            if index > 0 && plan.is_late() {
-                break;
-            }
-            let rounds = field.interleave(
-                GroupTask::Pingpong { bytes },
-                Budget::of_groups(plan.effort),
-                |series| plan.takes_part(series, bytes),
-            );
-            add_rows(&mut outcome, &rounds, bytes);
-            let ratio = rounds.ratio_to_best_peer(MEMFERRY);
-            worst = if rounds.has(MEMFERRY) { ratio.min(worst) } else { f64::NEG_INFINITY };
-            add_keys(&mut outcome, &rounds, bytes, ratio);
-        }
-        drop(field);
-        if worst.is_finite() {
-            set(&mut outcome.summary, "worst_vs_best", worst);
-        }
-        camp.finish(&mut outcome);
-        outcome.notes.extend(notes().map(String::from));
-        Ok(outcome)
+fn measure(
+    mut outcome: Outcome,
+    plan: &PingpongPlan,
+    progress: &dyn Progress,
+) -> anyhow::Result<Outcome> {
+    progress.start(plan.sizes.len() as u64 + 2, &outcome.bench);
+    progress.step("compiling the peers");
+    let mut camp = BenchEnvironment::discover()?;
+    if plan.has_references {
+        camp.discover_mpi_over_memferry();
     }
+    progress.step("starting the groups");
+    let mut field = camp.pair_candidates();
+    let mut worst = f64::INFINITY;
+    for (index, &bytes) in plan.sizes.iter().enumerate() {
+        progress.step(&size::format(bytes));
+        if index > 0 && plan.is_late() {
+            break;
+        }
+        let rounds = field.interleave(
+            GroupTask::Pingpong { bytes },
+            Budget::of_groups(plan.effort),
+            |series| plan.takes_part(series, bytes),
+        );
+        add_rows(&mut outcome, &rounds, bytes);
+        let ratio = rounds.ratio_to_best_peer(MEMFERRY);
+        worst = if rounds.has(MEMFERRY) { ratio.min(worst) } else { f64::NEG_INFINITY };
+        add_keys(&mut outcome, &rounds, bytes, ratio);
+    }
+    drop(field);
+    if worst.is_finite() {
+        set(&mut outcome.summary, "worst_vs_best", worst);
+    }
+    camp.finish(&mut outcome);
+    outcome.notes.extend(notes().map(String::from));
+    Ok(outcome)
 }
 
 fn notes() -> [&'static str; 3] {

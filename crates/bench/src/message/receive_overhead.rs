@@ -9,7 +9,11 @@ use crate::results::outcome::Outcome;
 use crate::results::size;
 use crate::{Bench, Effort};
 
-pub(crate) struct ReceiveOverhead;
+pub(crate) static BENCH: Bench = Bench::new(
+    "receive-overhead",
+    "What receiving takes away from computing, with receives begun ahead or in the background",
+    run,
+);
 
 /// Size of the summary keys: one of the long messages for which the paper states its reductions,
 /// and small enough for the cache of a core.
@@ -18,56 +22,45 @@ const REFERENCE_BYTES: u64 = 1 << 20;
 const TEMPERATURES: [(&str, bool, &str); 2] =
     [("hot", false, "overhead_reduction_hot"), ("cold", true, "overhead_reduction")];
 
-impl Bench for ReceiveOverhead {
-    fn name(&self) -> &'static str {
-        "receive-overhead"
-    }
-
-    fn about(&self) -> &'static str {
-        "What receiving takes away from computing, with receives begun ahead or in the background"
-    }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let sizes = sizes(effort);
-        progress.start((2 * TEMPERATURES.len() * sizes.len()) as u64 + 1, self.name());
-        progress.step("starting the processes");
-        let mut outcome = Outcome::new(self.name());
-        let mut camp = BenchEnvironment::in_process()?;
-        let cores = camp.cores();
-        let mut field = camp.receiver_candidates();
-        for (figure, cold, key) in TEMPERATURES {
-            for &bytes in &sizes {
-                progress.step(&format!("{figure} {}", size::format(bytes)));
-                let task = GroupTask::Receive { bytes, cold };
-                let rounds = field.interleave(task, budget(effort), |_| true);
-                let lost = format!("{figure}: compute time lost per message");
-                outcome.rows.extend(rounds.rows(&lost, bytes, "ns", lost_ns));
-                let used = format!("{figure}: processor time per message beside computing");
-                outcome.rows.extend(rounds.rows(&used, bytes, "ns", |timing| timing.cpu_ns));
-                if bytes == REFERENCE_BYTES {
-                    set(&mut outcome.summary, key, reduction(&rounds));
-                }
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    let sizes = sizes(effort);
+    progress.start((2 * TEMPERATURES.len() * sizes.len()) as u64 + 1, &outcome.bench);
+    progress.step("starting the processes");
+    let mut camp = BenchEnvironment::in_process()?;
+    let cores = camp.cores();
+    let mut field = camp.receiver_candidates();
+    for (figure, cold, key) in TEMPERATURES {
+        for &bytes in &sizes {
+            progress.step(&format!("{figure} {}", size::format(bytes)));
+            let task = GroupTask::Receive { bytes, cold };
+            let rounds = field.interleave(task, budget(effort), |_| true);
+            let lost = format!("{figure}: compute time lost per message");
+            outcome.rows.extend(rounds.rows(&lost, bytes, "ns", lost_ns));
+            let used = format!("{figure}: processor time per message beside computing");
+            outcome.rows.extend(rounds.rows(&used, bytes, "ns", |timing| timing.cpu_ns));
+            if bytes == REFERENCE_BYTES {
+                set(&mut outcome.summary, key, reduction(&rounds));
             }
         }
-        drop(field);
-        let mut field = camp.packet_candidates();
-        for (temperature, cold, _) in TEMPERATURES {
-            for &bytes in &sizes {
-                progress.step(&format!("packets, {temperature} {}", size::format(bytes)));
-                let task = GroupTask::Receive { bytes, cold };
-                let rounds = field.interleave(task, budget(effort), |_| true);
-                let lost = format!("packets, {temperature}: compute time lost per message");
-                outcome.rows.extend(rounds.rows(&lost, bytes, "ns", lost_ns));
-                if bytes == REFERENCE_BYTES {
-                    outcome.notes.extend(packets_note(temperature, &rounds));
-                }
+    }
+    drop(field);
+    let mut field = camp.packet_candidates();
+    for (temperature, cold, _) in TEMPERATURES {
+        for &bytes in &sizes {
+            progress.step(&format!("packets, {temperature} {}", size::format(bytes)));
+            let task = GroupTask::Receive { bytes, cold };
+            let rounds = field.interleave(task, budget(effort), |_| true);
+            let lost = format!("packets, {temperature}: compute time lost per message");
+            outcome.rows.extend(rounds.rows(&lost, bytes, "ns", lost_ns));
+            if bytes == REFERENCE_BYTES {
+                outcome.notes.extend(packets_note(temperature, &rounds));
             }
         }
-        drop(field);
-        camp.finish(&mut outcome);
-        outcome.notes.splice(0..0, notes(cores));
-        Ok(outcome)
     }
+    drop(field);
+    camp.finish(&mut outcome);
+    outcome.notes.splice(0..0, notes(cores));
+    Ok(outcome)
 }
 
 fn notes(cores: usize) -> Vec<String> {

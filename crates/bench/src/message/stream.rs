@@ -102,15 +102,9 @@ mod tests {
     use crate::group::plain::TouchedPages;
 
     fn run_pair(bytes: usize, breaks: Option<usize>) -> anyhow::Result<Sample> {
-        let (mut first, mut second) = faulty_link::ends();
-        first.corrupt_message = breaks;
-        let other = std::thread::spawn(move || {
-            let _ = stream::<TouchedPages<u8>>(&mut second, false, &mut None, bytes, 2);
-        });
-        let timing = stream::<TouchedPages<u8>>(&mut first, true, &mut None, bytes, 2);
-        drop(first);
-        other.join().unwrap();
-        timing
+        faulty_link::run_pair(breaks, true, |link, is_first| {
+            stream::<TouchedPages<u8>>(link, is_first, &mut None, bytes, 2)
+        })
     }
 
     #[test]

@@ -153,15 +153,7 @@ const fn ratio(
     bar: Option<f64>,
     meaning: &'static str,
 ) -> SummaryKey {
-    SummaryKey {
-        bench,
-        key,
-        unit: "ratio",
-        better: Better::Higher,
-        target: bar,
-        meaning,
-        is_counted: false,
-    }
+    SummaryKey { better: Better::Higher, ..cost(bench, key, "ratio", bar, meaning) }
 }
 
 const fn share(
@@ -170,15 +162,7 @@ const fn share(
     bar: Option<f64>,
     meaning: &'static str,
 ) -> SummaryKey {
-    SummaryKey {
-        bench,
-        key,
-        unit: "share",
-        better: Better::Higher,
-        target: bar,
-        meaning,
-        is_counted: false,
-    }
+    SummaryKey { unit: "share", ..ratio(bench, key, bar, meaning) }
 }
 
 const fn cost(

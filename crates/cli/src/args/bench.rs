@@ -33,10 +33,10 @@ pub(crate) struct BenchArgs {
 
 /// The benches, for the help of `bench`.
 pub(super) fn list() -> String {
-    let width = all().iter().map(|bench| bench.name().len()).max().unwrap_or(0);
+    let width = all().iter().map(|bench| bench.name.len()).max().unwrap_or(0);
     let mut help = String::from("Benches:");
     for bench in all() {
-        help.push_str(&format!("\n  {:<width$}  {}", bench.name(), bench.about()));
+        help.push_str(&format!("\n  {:<width$}  {}", bench.name, bench.about));
     }
     if all().is_empty() {
         help.push_str(" none in this build");
@@ -60,7 +60,7 @@ impl TypedValueParser for BenchName {
     ) -> Result<String, clap::Error> {
         let name = value.to_string_lossy();
         match find(&name) {
-            Ok(found) => Ok(found.name().to_owned()),
+            Ok(found) => Ok(found.name.to_owned()),
             Err(reason) => {
                 let reason = format!("{reason}\n");
                 Err(clap::Error::raw(ErrorKind::InvalidValue, reason).with_cmd(command))
@@ -69,7 +69,7 @@ impl TypedValueParser for BenchName {
     }
 
     fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
-        let names = all().iter().map(|bench| PossibleValue::new(bench.name()));
+        let names = all().iter().map(|bench| PossibleValue::new(bench.name));
         Some(Box::new(names))
     }
 }

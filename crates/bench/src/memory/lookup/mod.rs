@@ -28,49 +28,46 @@ use crate::harness::{median, set};
 use crate::results::outcome::Outcome;
 use crate::{Bench, Effort};
 
-pub(crate) struct Lookup;
+pub(crate) static BENCH: Bench = Bench::new(
+    "lookup",
+    "Windows found through a small cache of translations, against the full table",
+    run,
+)
+.with_screen(run_for_screen);
 
-impl Bench for Lookup {
-    fn name(&self) -> &'static str {
-        "lookup"
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    let problems = problems(effort);
+    let members = members(effort, affinity::allowed_cores().len());
+    progress.start(2 * problems.len() as u64 + 3, &outcome.bench);
+    progress.step("hits and misses");
+    let costs = costs::measure(effort)?;
+    outcome.rows.extend(costs.rows);
+    set(&mut outcome.summary, "hit_ns", costs.hit_ns);
+    let mut session = TranslationSession::start(members)?;
+    slowdowns(&mut outcome, &mut session, &problems, effort, progress)?;
+    progress.step("puts");
+    puts::measure(&mut session, &PutPlan::of(effort), &mut outcome)?;
+    progress.step("a large window");
+    if effort != Effort::Brief {
+        outcome.rows.extend(memory::sparse_rows(&mut session)?);
     }
+    drop(session);
+    all_misses(&mut outcome, &problems, members, effort, progress)?;
+    outcome.notes.extend(notes(members));
+    Ok(outcome)
+}
 
-    fn about(&self) -> &'static str {
-        "Windows found through a small cache of translations, against the full table"
-    }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let problems = problems(effort);
-        let members = members(effort, affinity::allowed_cores().len());
-        progress.start(2 * problems.len() as u64 + 3, self.name());
-        let mut outcome = Outcome::new(self.name());
-        progress.step("hits and misses");
-        let costs = costs::measure(effort)?;
-        outcome.rows.extend(costs.rows);
-        set(&mut outcome.summary, "hit_ns", costs.hit_ns);
-        let mut session = TranslationSession::start(members)?;
-        slowdowns(&mut outcome, &mut session, &problems, effort, progress)?;
-        progress.step("puts");
-        puts::measure(&mut session, &PutPlan::of(effort), &mut outcome)?;
-        progress.step("a large window");
-        if effort != Effort::Brief {
-            outcome.rows.extend(memory::sparse_rows(&mut session)?);
-        }
-        drop(session);
-        all_misses(&mut outcome, &problems, members, effort, progress)?;
-        outcome.notes.extend(notes(members));
-        Ok(outcome)
-    }
-
-    /// Measures only puts that hit.
-    fn run_for_screen(&self, _until: Instant, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        progress.start(1, self.name());
-        progress.step("puts");
-        let mut outcome = Outcome::new(self.name());
-        let mut session = TranslationSession::start(2)?;
-        puts::measure(&mut session, &PutPlan::HITS, &mut outcome)?;
-        Ok(outcome)
-    }
+/// Measures only puts that hit.
+fn run_for_screen(
+    mut outcome: Outcome,
+    _until: Instant,
+    progress: &dyn Progress,
+) -> anyhow::Result<Outcome> {
+    progress.start(1, &outcome.bench);
+    progress.step("puts");
+    let mut session = TranslationSession::start(2)?;
+    puts::measure(&mut session, &PutPlan::HITS, &mut outcome)?;
+    Ok(outcome)
 }
 
 /// Compares the programs over the cache with the full table, and the memory of the largest program.

@@ -19,7 +19,11 @@ use crate::{Bench, Effort};
 use candidate::{PinBufferState, interleave};
 use device::{PinMethod, PinningDevice};
 
-pub(crate) struct Pinning;
+pub(crate) static BENCH: Bench = Bench::new(
+    "pinning",
+    "Pinned memory for engines and fresh memory for messages: whole, overlapped, cached",
+    run,
+);
 
 /// Size of the summary keys: long enough for every chunk schedule, short enough for the caches.
 const REFERENCE_BYTES: u64 = 4 << 20;
@@ -42,41 +46,30 @@ fn pin_methods() -> [(&'static str, PinMethod); 7] {
     ]
 }
 
-impl Bench for Pinning {
-    fn name(&self) -> &'static str {
-        "pinning"
-    }
-
-    fn about(&self) -> &'static str {
-        "Pinned memory for engines and fresh memory for messages: whole, overlapped, cached"
-    }
-
-    fn run(&self, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
-        let (pinners, refused) = pinners(effort);
-        let sizes = message_sizes(effort);
-        let steps: usize = pinners.iter().map(|(_, sizes)| 2 * sizes.len()).sum();
-        progress.start((steps + 2 * sizes.len()) as u64 + 1, self.name());
-        let mut outcome = Outcome::new(self.name());
-        outcome.missing.extend(refused);
-        let mut worst = f64::INFINITY;
-        for (at, (pinner, sizes)) in pinners.into_iter().enumerate() {
-            let device = PinningDevice::new(pinner)?;
-            for &bytes in &sizes {
-                for buffers in [PinBufferState::Fresh, PinBufferState::Reused] {
-                    let name = device.pinner().name();
-                    progress.step(&format!("{name}, {buffers}, {}", size::format(bytes)));
-                    let ratio = devices(&mut outcome, &device, bytes, buffers, effort)?;
-                    // Only the first pinner represents the pinning of devices.
-                    worst = if at == 0 { worst.min(ratio) } else { worst };
-                }
+fn run(mut outcome: Outcome, effort: Effort, progress: &dyn Progress) -> anyhow::Result<Outcome> {
+    let (pinners, refused) = pinners(effort);
+    let sizes = message_sizes(effort);
+    let steps: usize = pinners.iter().map(|(_, sizes)| 2 * sizes.len()).sum();
+    progress.start((steps + 2 * sizes.len()) as u64 + 1, &outcome.bench);
+    outcome.missing.extend(refused);
+    let mut worst = f64::INFINITY;
+    for (at, (pinner, sizes)) in pinners.into_iter().enumerate() {
+        let device = PinningDevice::new(pinner)?;
+        for &bytes in &sizes {
+            for buffers in [PinBufferState::Fresh, PinBufferState::Reused] {
+                let name = device.pinner().name();
+                progress.step(&format!("{name}, {buffers}, {}", size::format(bytes)));
+                let ratio = devices(&mut outcome, &device, bytes, buffers, effort)?;
+                // Only the first pinner represents the pinning of devices.
+                worst = if at == 0 { worst.min(ratio) } else { worst };
             }
         }
-        progress.step("starting the processes");
-        worst = worst.min(messages(&mut outcome, &sizes, effort, progress)?);
-        set(&mut outcome.summary, "never_slower", worst);
-        outcome.notes.extend(notes());
-        Ok(outcome)
     }
+    progress.step("starting the processes");
+    worst = worst.min(messages(&mut outcome, &sizes, effort, progress)?);
+    set(&mut outcome.summary, "never_slower", worst);
+    outcome.notes.extend(notes());
+    Ok(outcome)
 }
 
 /// A pinner, and the sizes that are measured with it.
