@@ -1,11 +1,11 @@
 //! The handle of a copy in flight.
 
 use std::pin::Pin;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use memferry::{FailedTransfer, Ferry, OwnedTransfer};
+use memferry::{Ferry, OwnedTransfer};
 use pyo3::prelude::*;
 
 use crate::error::{copy_error, timeout_error};
@@ -15,27 +15,13 @@ use crate::release;
 /// How long a wait goes on before signals are handled.
 pub(crate) const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
-type InFlight = OwnedTransfer<Held, Held>;
-type Ended = Result<(), memferry::Error>;
-/// What a wait with a timeout returns: the handle if it is not complete.
-type Waited = Result<Result<(Held, Held), FailedTransfer<Held, Held>>, InFlight>;
-
 /// A copy in flight holds its buffers; they are given back when it is complete, whatever happens to
 /// this handle.
 #[pyclass(module = "memferry", frozen, weakref)]
 pub(crate) struct Transfer {
-    state: Mutex<TransferState>,
-    bytes: u64,
-}
-
-enum TransferState {
-    InFlight(InFlight),
-    /// A thread waits for it, and has the handle.
-    Waited {
-        wakers: Vec<Waker>,
-        is_cancelled: bool,
-    },
-    Ended(Ended),
+    transfer: memferry::Transfer,
+    /// The buffers, until somebody has seen the end of the copy.
+    buffers: Mutex<Option<OwnedTransfer<Held, Held>>>,
 }
 
 impl Transfer {
@@ -47,86 +33,31 @@ impl Transfer {
         target: Held,
     ) -> PyResult<Self> {
         let started = py.detach(|| ferry.icopy(source, target).map_err(Box::new));
-        let transfer = started.map_err(|failed| copy_error(&failed.error))?;
-        let bytes = transfer.transfer().len();
-        Ok(Self { state: Mutex::new(TransferState::InFlight(transfer)), bytes })
+        let owned = started.map_err(|failed| copy_error(&failed.error))?;
+        Ok(Self { transfer: owned.transfer().clone(), buffers: Mutex::new(Some(owned)) })
     }
 
-    fn lock(&self) -> MutexGuard<'_, TransferState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Gives the buffers of a copy that is over back.
+    fn give_back(&self) {
+        let owned = self.buffers.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A wait returns the buffers in a forked child too, where a drop would keep them for ever.
+        drop(owned.map(|owned| owned.wait_timeout(Duration::ZERO)));
     }
 
-    /// Waits for a while, without the interpreter. Returns the outcome if there is one.
-    fn wait_for(&self, timeout: Duration) -> Option<Ended> {
-        let mut state = self.lock();
-        let placeholder = TransferState::Waited { wakers: Vec::new(), is_cancelled: false };
-        let taken = std::mem::replace(&mut *state, placeholder);
-        match taken {
-            TransferState::InFlight(transfer) => {
-                drop(state);
-                let outcome = transfer.wait_timeout(timeout);
-                self.put_back(outcome)
-            }
-            TransferState::Ended(outcome) => {
-                *state = TransferState::Ended(outcome.clone());
-                Some(outcome)
-            }
-            waited @ TransferState::Waited { .. } => {
-                *state = waited;
-                drop(state);
-                // Another thread has the handle, and leaves the outcome here.
-                std::thread::sleep(timeout.min(Duration::from_millis(1)));
-                None
-            }
-        }
-    }
-
-    /// Leaves the handle, or the outcome, for others after a wait.
-    fn put_back(&self, outcome: Waited) -> Option<Ended> {
-        let (next, ended) = match outcome {
-            Err(transfer) => (TransferState::InFlight(transfer), None),
-            Ok(ended) => {
-                let ended = ended.map(|_| ()).map_err(|failed| failed.error.clone());
-                (TransferState::Ended(ended.clone()), Some(ended))
-            }
-        };
-        let mut state = self.lock();
-        let left = std::mem::replace(&mut *state, next);
-        if let TransferState::Waited { wakers, is_cancelled } = left {
-            if is_cancelled && let TransferState::InFlight(transfer) = &*state {
-                transfer.cancel();
-            }
-            drop(state);
-            // Whoever asked meanwhile to be woken asks the handle itself now.
-            for waker in wakers {
-                if self.poll(&waker) {
-                    waker.wake();
-                }
-            }
-        }
-        ended
+    /// Returns the outcome of a copy that is over.
+    fn outcome(&self) -> Option<Result<(), memferry::Error>> {
+        let outcome = self.transfer.check()?.map(drop);
+        self.give_back();
+        Some(outcome)
     }
 
     /// Lets the waker be called when the copy is complete; returns whether it is already.
     pub(crate) fn poll(&self, waker: &Waker) -> bool {
-        let mut state = self.lock();
-        match &mut *state {
-            TransferState::Ended(_) => true,
-            TransferState::Waited { wakers, .. } => {
-                wakers.push(waker.clone());
-                false
-            }
-            TransferState::InFlight(transfer) => {
-                match Pin::new(transfer).poll(&mut Context::from_waker(waker)) {
-                    Poll::Pending => false,
-                    Poll::Ready(outcome) => {
-                        let ended = outcome.map(|_| ()).map_err(|failed| failed.error.clone());
-                        *state = TransferState::Ended(ended);
-                        true
-                    }
-                }
-            }
+        let polled = Pin::new(&mut self.transfer.clone()).poll(&mut Context::from_waker(waker));
+        if polled.is_ready() {
+            self.give_back();
         }
+        polled.is_ready()
     }
 }
 
@@ -135,10 +66,13 @@ impl Transfer {
     /// Waits until the copy is complete. Raises `TimeoutError` after `timeout` seconds.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
-        let outcome = wait_with_signals(py, timeout, |step| self.wait_for(step))?;
+        let ended = wait_with_signals(py, timeout, |step| {
+            drop(self.transfer.wait_timeout(step)?);
+            self.outcome()
+        })?;
         release::drain(py);
-        match outcome {
-            Some(ended) => ended.map_err(|error| copy_error(&error)),
+        match ended {
+            Some(outcome) => outcome.map_err(|error| copy_error(&error)),
             None => Err(timeout_error("copy")),
         }
     }
@@ -152,37 +86,29 @@ impl Transfer {
     /// Whether the copy is complete, well or not.
     #[getter]
     fn done(&self, py: Python<'_>) -> bool {
+        let is_over = self.outcome().is_some();
         release::drain(py);
-        match &*self.lock() {
-            TransferState::Ended(_) => true,
-            TransferState::Waited { .. } => false,
-            TransferState::InFlight(transfer) => transfer.is_done(),
-        }
+        is_over
     }
 
     /// How many bytes from the start have arrived.
     #[getter]
     fn ready(&self) -> u64 {
-        match &*self.lock() {
-            TransferState::Ended(Ok(())) => self.bytes,
-            TransferState::Ended(Err(_)) | TransferState::Waited { .. } => 0,
-            TransferState::InFlight(transfer) => transfer.transfer().ready_bytes(),
+        match self.transfer.check() {
+            Some(Err(_)) => 0,
+            _ => self.transfer.ready_bytes(),
         }
     }
 
     /// The length of the copy in bytes.
     #[getter]
     fn nbytes(&self) -> u64 {
-        self.bytes
+        self.transfer.len()
     }
 
     /// Asks for the end of the copy; what has begun is completed.
     fn cancel(&self) {
-        match &mut *self.lock() {
-            TransferState::InFlight(transfer) => transfer.cancel(),
-            TransferState::Waited { is_cancelled, .. } => *is_cancelled = true,
-            TransferState::Ended(_) => {}
-        }
+        self.transfer.cancel();
     }
 
     /// Calls `function(transfer)` when the copy is complete, on a thread of Python's.
@@ -196,12 +122,12 @@ impl Transfer {
     }
 
     fn __repr__(&self) -> String {
-        let state = match &*self.lock() {
-            TransferState::Ended(Ok(())) => "complete".into(),
-            TransferState::Ended(Err(error)) => format!("failed: {error}"),
-            _ => "in flight".to_owned(),
+        let state = match self.transfer.check() {
+            Some(Ok(_)) => "complete".into(),
+            Some(Err(error)) => format!("failed: {error}"),
+            None => "in flight".to_owned(),
         };
-        format!("<memferry.Transfer of {} bytes, {state}>", self.bytes)
+        format!("<memferry.Transfer of {} bytes, {state}>", self.transfer.len())
     }
 }
 

@@ -83,6 +83,22 @@ def test_every_kind_of_buffer_is_copied_and_waited_for(size):
         assert content(target) == source.tobytes(), type(target)
 
 
+def test_the_ready_bytes_grow_while_another_thread_waits():
+    source, target = np.ones(256 << 20, np.uint8), np.zeros(256 << 20, np.uint8)
+    for _ in range(20):
+        transfer = memferry.icopy(target, source)
+        waiter = threading.Thread(target=transfer.wait)
+        waiter.start()
+        seen = set()
+        while waiter.is_alive():
+            seen.add(transfer.ready)
+        waiter.join()
+        assert transfer.done and transfer.ready == transfer.nbytes
+        if seen - {0, transfer.nbytes}:
+            return
+    pytest.fail("nothing but the start and the end was seen")
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_every_kind_of_buffer_is_a_source(size):
     expected = pattern(size).tobytes()
