@@ -29,6 +29,7 @@ mod warn_once;
 pub use remote::fuzz;
 
 use std::cell::UnsafeCell;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use abi::Provider;
@@ -39,7 +40,7 @@ const NAME: &std::ffi::CStr = c"memferry";
 /// The provider structure that the core holds.
 struct ProviderCell(UnsafeCell<Provider>);
 
-// SAFETY: only the core writes to it, after `fi_prov_ini`, which the core calls once.
+// SAFETY: `fi_prov_ini` writes to it once, before any call of it returns; after that, only the core does.
 unsafe impl Sync for ProviderCell {}
 
 static PROVIDER: ProviderCell = ProviderCell(UnsafeCell::new(Provider {
@@ -57,17 +58,24 @@ static PROVIDER: ProviderCell = ProviderCell(UnsafeCell::new(Provider {
 pub extern "C" fn fi_prov_ini() -> *mut Provider {
     LOADED.fetch_add(1, Ordering::AcqRel);
     let _ = guard::protected(|| {
-        // The program's version must not be newer than this one, so this is the core's version.
-        let version = core::core().version();
-        // SAFETY: the core calls this once, before it reads the structure.
-        unsafe {
-            (*PROVIDER.0.get()).version = version;
-            (*PROVIDER.0.get()).fi_version = version;
-        }
+        // Several threads may load it at the same time, and the core may have the structure already.
+        VERSION.get_or_init(|| {
+            // The program's version must not be newer than this one, so this is the core's version.
+            let version = core::core().version();
+            // SAFETY: this runs once, and nobody has the address before it has run.
+            unsafe {
+                (*PROVIDER.0.get()).version = version;
+                (*PROVIDER.0.get()).fi_version = version;
+            }
+            version
+        });
         Ok(())
     });
     PROVIDER.0.get()
 }
+
+/// The version in the structure, once it is written.
+static VERSION: OnceLock<u32> = OnceLock::new();
 
 /// The number of times that the core has loaded the provider: it unloads a duplicate at once.
 static LOADED: AtomicUsize = AtomicUsize::new(0);
