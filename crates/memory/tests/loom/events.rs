@@ -138,6 +138,15 @@ impl World {
         thread::spawn(move || work(&world))
     }
 
+    /// Requests the memory while it changes, and afterwards, and ends the model.
+    fn request_beside(self, change: fn(&Self)) {
+        let changing = self.beside(change);
+        drop(self.acquire());
+        changing.join().unwrap();
+        drop(self.acquire());
+        self.end();
+    }
+
     /// Ends the model, and checks that nothing stays pinned.
     fn end(self) {
         let Self { cache, memory } = self;
@@ -151,11 +160,7 @@ fn a_request_beside_a_change_never_finds_what_was_there_before() {
     model(3, || {
         let world = World::of_addresses();
         world.keep();
-        let changing = world.beside(World::replace);
-        drop(world.acquire());
-        changing.join().unwrap();
-        drop(world.acquire());
-        world.end();
+        world.request_beside(World::replace);
     });
 }
 
@@ -163,11 +168,7 @@ fn a_request_beside_a_change_never_finds_what_was_there_before() {
 fn a_pin_that_is_made_while_its_memory_changes_is_not_found_afterwards() {
     model(3, || {
         let world = World::of_addresses();
-        let changing = world.beside(World::replace);
-        drop(world.acquire());
-        changing.join().unwrap();
-        drop(world.acquire());
-        world.end();
+        world.request_beside(World::replace);
     });
 }
 
@@ -192,11 +193,7 @@ fn pins_of_memory_that_is_being_discarded_are_not_found_afterwards() {
     model(2, || {
         let world = World::new(Memory::default());
         world.keep();
-        let changing = world.beside(World::discard);
-        drop(world.acquire());
-        changing.join().unwrap();
-        drop(world.acquire());
-        world.end();
+        world.request_beside(World::discard);
     });
 }
 
@@ -205,11 +202,7 @@ fn memory_that_is_replaced_is_swept_by_the_reaper_before_its_owner_goes_on() {
     model(2, || {
         let world = World::new(Memory::default());
         world.keep();
-        let changing = world.beside(World::replace);
-        drop(world.acquire());
-        changing.join().unwrap();
-        drop(world.acquire());
-        world.end();
+        world.request_beside(World::replace);
     });
 }
 
