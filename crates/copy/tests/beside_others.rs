@@ -4,16 +4,14 @@
 //! (`crates/c/tests/torch/beside_torch.py`).
 
 mod common;
-
-use std::sync::Arc;
+#[path = "common/gpu_fixture.rs"]
+mod gpu_fixture;
 
 use common::pattern;
-use memferry_copy::{Ferry, Options};
+use gpu_fixture::{GpuFixture, machine, sole_machine};
+use memferry_copy::Options;
 use memferry_engine::DeviceBuffer;
-use memferry_engine::contract::PinCacheLimits;
-use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
-use memferry_engine::cuda::{CudaEngine, CudaProfile};
-use memferry_engine::testing::cuda_model::CudaModel;
+use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_sys::Pages;
 use memferry_sys::cuda::{CudaDriver, MemcpyKind};
 use memferry_sys::pages::page_bytes;
@@ -21,27 +19,6 @@ use memferry_sys::pages::page_bytes;
 const MIB: usize = 1 << 20;
 /// The first two are too small for the registration cache of a sole user.
 const SIZES: [usize; 4] = [70_001, MIB - 1, MIB, 3 * MIB + 77];
-
-struct GpuFixture {
-    device: Arc<CudaModel>,
-    engine: Arc<CudaEngine>,
-    ferry: Ferry,
-}
-
-fn machine(finish: fn(CudaEngine) -> CudaEngine) -> GpuFixture {
-    let device = CudaModel::new();
-    let limits = PinCacheLimits { max_bytes: 1 << 30, max_entries: 1024 };
-    let engine = CudaEngine::with_driver(device.clone(), CudaProfile::default(), limits).unwrap();
-    let engine = Arc::new(finish(engine));
-    let profile = CpuProfile::load(&ProfileSource::BuiltIn).unwrap();
-    let ferry = Ferry::builder()
-        .profile(ProfileSource::BuiltIn)
-        .engine(Arc::new(CpuEngine::new(profile)), 2)
-        .engine(engine.clone(), 3)
-        .build()
-        .unwrap();
-    GpuFixture { device, engine, ferry }
-}
 
 /// Memory of which both users use parts, as of a heap.
 struct Heap {
@@ -179,7 +156,7 @@ fn alternate(machine: &GpuFixture) -> usize {
 
 #[test]
 fn nothing_of_another_user_is_refused_and_every_byte_is_right() {
-    let machine = machine(|engine| engine);
+    let machine = machine(CudaFaults::default());
     assert_eq!(alternate(&machine), 0);
     assert_eq!(machine.device.registered(), [], "nothing is left registered");
     let seen = machine.device.stats();
@@ -189,13 +166,13 @@ fn nothing_of_another_user_is_refused_and_every_byte_is_right() {
 #[test]
 fn another_user_is_refused_where_the_program_says_that_there_is_none() {
     // This is the price of the option, and shows that the test above can fail.
-    let machine = machine(CudaEngine::sole_user);
+    let machine = sole_machine(CudaFaults::default());
     assert!(alternate(&machine) > 0);
 }
 
 #[test]
 fn memory_that_is_registered_is_one_piece_for_another_user_too() {
-    let machine = machine(|engine| engine);
+    let machine = machine(CudaFaults::default());
     let (size, start) = (3 * MIB + 77, 100 * page_bytes() + 321);
     let mut heap = Heap::new(start + size + 200 * page_bytes(), 5);
     let other = OtherUser::new(&machine, heap.contents.len());
@@ -226,7 +203,7 @@ fn memory_that_is_registered_is_one_piece_for_another_user_too() {
 
 #[test]
 fn memory_that_another_user_has_pinned_is_used_as_it_is() {
-    let machine = machine(|engine| engine);
+    let machine = machine(CudaFaults::default());
     let (source, target) = (Heap::new(4 * MIB, 1), Heap::new(4 * MIB, 2));
     let at = |heap: &Heap| heap.pages.as_ptr() as usize;
     for heap in [&source, &target] {

@@ -1,46 +1,17 @@
 //! A ferry with a GPU among its engines: a model of one, so that this runs everywhere.
 
-use std::sync::Arc;
+#[path = "common/gpu_fixture.rs"]
+mod gpu_fixture;
 
+use gpu_fixture::{GpuFixture, machine, sole_machine};
 use memferry_copy::plan::{CopyQuery, CopyReason, CopyStrategy};
 use memferry_copy::{Error, Ferry, Options, Request, ValidationError};
-use memferry_engine::contract::{PinCacheLimits, RegistrationCache, ReuseHint};
-use memferry_engine::cpu::{CpuEngine, CpuProfile, ProfileSource};
-use memferry_engine::cuda::{CudaEngine, CudaProfile};
-use memferry_engine::testing::cuda_model::{CudaFaults, CudaModel};
+use memferry_engine::contract::{RegistrationCache, ReuseHint};
+use memferry_engine::cpu::ProfileSource;
+use memferry_engine::cuda::CudaEngine;
+use memferry_engine::testing::cuda_model::CudaFaults;
 use memferry_engine::{Engine, ExecutionError, MemoryKind};
 use memferry_sys::Pages;
-
-struct GpuFixture {
-    device: Arc<CudaModel>,
-    engine: Arc<CudaEngine>,
-    ferry: Ferry,
-}
-
-/// A machine whose GPU other libraries use too.
-fn machine(faults: CudaFaults) -> GpuFixture {
-    machine_with(faults, |engine| engine)
-}
-
-/// A machine whose GPU no other library uses.
-fn sole_machine(faults: CudaFaults) -> GpuFixture {
-    machine_with(faults, CudaEngine::sole_user)
-}
-
-fn machine_with(faults: CudaFaults, finish: fn(CudaEngine) -> CudaEngine) -> GpuFixture {
-    let device = CudaModel::with_faults(faults);
-    let limits = PinCacheLimits { max_bytes: 1 << 30, max_entries: 1024 };
-    let engine = CudaEngine::with_driver(device.clone(), CudaProfile::default(), limits).unwrap();
-    let engine = Arc::new(finish(engine));
-    let profile = CpuProfile::load(&ProfileSource::BuiltIn).unwrap();
-    let ferry = Ferry::builder()
-        .profile(ProfileSource::BuiltIn)
-        .engine(Arc::new(CpuEngine::new(profile)), 2)
-        .engine(engine.clone(), 3)
-        .build()
-        .unwrap();
-    GpuFixture { device, engine, ferry }
-}
 
 fn pattern(length: usize, seed: usize) -> Pages {
     let mut pages = Pages::new(length).unwrap();
