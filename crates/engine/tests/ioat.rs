@@ -15,7 +15,7 @@ use memferry_engine::{ChannelOptions, Descriptor, Engine, Opcode};
 use memferry_memory::pin_cache::{InvalidationMode, PinCache, PinCacheLimits};
 use memferry_memory::pinning::Access;
 use memferry_sys::Pages;
-use memferry_sys::device::{DmaDevice, DmaDirection};
+use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 const COPY_BYTES: u64 = 64;
@@ -134,18 +134,9 @@ impl DmaDevice for StaleStatusDevice {
     fn name(&self) -> &str {
         "remembering"
     }
-    fn read8(&self, at: usize) -> u8 {
-        self.model.read8(at)
-    }
-    fn read16(&self, at: usize) -> u16 {
-        self.model.read16(at)
-    }
-    fn read32(&self, at: usize) -> u32 {
-        self.model.read32(at)
-    }
-    fn read64(&self, at: usize) -> u64 {
-        let status = self.model.read64(at);
-        if at != r::channel_base(0) + r::CHANSTS {
+    fn read(&self, at: usize, width: Width) -> u64 {
+        let status = self.model.read(at, width);
+        if at != r::channel_base(0) + r::CHANSTS || width != Width::Bits64 {
             return status;
         }
         if status & r::CHANSTS_COMPLETED != 0 {
@@ -153,21 +144,9 @@ impl DmaDevice for StaleStatusDevice {
         }
         status & !r::CHANSTS_COMPLETED | self.last.load(Ordering::SeqCst)
     }
-    unsafe fn write8(&self, at: usize, value: u8) {
+    unsafe fn write(&self, at: usize, width: Width, value: u64) {
         // SAFETY: the caller's guarantee.
-        unsafe { self.model.write8(at, value) };
-    }
-    unsafe fn write16(&self, at: usize, value: u16) {
-        // SAFETY: the caller's guarantee.
-        unsafe { self.model.write16(at, value) };
-    }
-    unsafe fn write32(&self, at: usize, value: u32) {
-        // SAFETY: the caller's guarantee.
-        unsafe { self.model.write32(at, value) };
-    }
-    unsafe fn write64(&self, at: usize, value: u64) {
-        // SAFETY: the caller's guarantee.
-        unsafe { self.model.write64(at, value) };
+        unsafe { self.model.write(at, width, value) };
     }
     unsafe fn map(
         &self,

@@ -25,6 +25,19 @@ pub enum DmaDirection {
     Bidirectional,
 }
 
+/// Width of a register access, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Width {
+    /// 8 bits.
+    Bits8 = 1,
+    /// 16 bits.
+    Bits16 = 2,
+    /// 32 bits.
+    Bits32 = 4,
+    /// 64 bits.
+    Bits64 = 8,
+}
+
 /// A device. Registers are addressed by their offset in BAR 0, and each access has the width of the
 /// call.
 ///
@@ -37,35 +50,15 @@ pub trait DmaDevice: Send + Sync + Debug {
     /// The name for display: the address on the bus.
     fn name(&self) -> &str;
 
-    /// Reads a register of 8 bits.
-    fn read8(&self, at: usize) -> u8;
-    /// Reads a register of 16 bits.
-    fn read16(&self, at: usize) -> u16;
-    /// Reads a register of 32 bits.
-    fn read32(&self, at: usize) -> u32;
-    /// Reads a register of 64 bits.
-    fn read64(&self, at: usize) -> u64;
-    /// Writes a register of 8 bits.
+    /// Reads a register.
+    fn read(&self, at: usize, width: Width) -> u64;
+
+    /// Writes a register.
     ///
     /// # Safety
     /// The caller has exclusive use of the device. Whatever the value makes the device do, the
     /// device accesses only memory that is mapped for it and that the caller may read and write.
-    unsafe fn write8(&self, at: usize, value: u8);
-    /// Writes a register of 16 bits.
-    ///
-    /// # Safety
-    /// As for [`DmaDevice::write8`].
-    unsafe fn write16(&self, at: usize, value: u16);
-    /// Writes a register of 32 bits.
-    ///
-    /// # Safety
-    /// As for [`DmaDevice::write8`].
-    unsafe fn write32(&self, at: usize, value: u32);
-    /// Writes a register of 64 bits.
-    ///
-    /// # Safety
-    /// As for [`DmaDevice::write8`].
-    unsafe fn write64(&self, at: usize, value: u64);
+    unsafe fn write(&self, at: usize, width: Width, value: u64);
 
     /// Pins the pages from `start` on, which is page-aligned, maps them for the device, and writes
     /// the IOVA of each into `pages`. Pages may be mapped several times; each mapping has its own
@@ -100,4 +93,60 @@ pub trait DmaDevice: Send + Sync + Debug {
 
     /// Stops all activity of the device and resets it to its power-on state. Mappings remain.
     fn reset(&self) -> io::Result<()>;
+
+    /// Reads a register of 8 bits.
+    fn read8(&self, at: usize) -> u8 {
+        self.read(at, Width::Bits8) as u8
+    }
+
+    /// Writes a register of 8 bits.
+    ///
+    /// # Safety
+    /// As for [`DmaDevice::write`].
+    unsafe fn write8(&self, at: usize, value: u8) {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.write(at, Width::Bits8, value.into()) };
+    }
+
+    /// Reads a register of 16 bits.
+    fn read16(&self, at: usize) -> u16 {
+        self.read(at, Width::Bits16) as u16
+    }
+
+    /// Writes a register of 16 bits.
+    ///
+    /// # Safety
+    /// As for [`DmaDevice::write`].
+    unsafe fn write16(&self, at: usize, value: u16) {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.write(at, Width::Bits16, value.into()) };
+    }
+
+    /// Reads a register of 32 bits.
+    fn read32(&self, at: usize) -> u32 {
+        self.read(at, Width::Bits32) as u32
+    }
+
+    /// Writes a register of 32 bits.
+    ///
+    /// # Safety
+    /// As for [`DmaDevice::write`].
+    unsafe fn write32(&self, at: usize, value: u32) {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.write(at, Width::Bits32, value.into()) };
+    }
+
+    /// Reads a register of 64 bits.
+    fn read64(&self, at: usize) -> u64 {
+        self.read(at, Width::Bits64)
+    }
+
+    /// Writes a register of 64 bits.
+    ///
+    /// # Safety
+    /// As for [`DmaDevice::write`].
+    unsafe fn write64(&self, at: usize, value: u64) {
+        // SAFETY: the caller's guarantee.
+        unsafe { self.write(at, Width::Bits64, value) };
+    }
 }

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use memferry_engine::nic::registers::{self as r, transmit};
 use memferry_engine::testing::nic_model::NicFaults;
 use memferry_sys::Pages;
-use memferry_sys::device::{DmaDevice, DmaDirection};
+use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 use memferry_sys::pages::page_bytes;
 
 /// The card and the injected faults.
@@ -117,46 +117,25 @@ impl DmaDevice for FaultyDevice {
     fn name(&self) -> &str {
         self.inner.name()
     }
-    fn read8(&self, at: usize) -> u8 {
-        self.inner.read8(at)
-    }
-    fn read16(&self, at: usize) -> u16 {
-        self.inner.read16(at)
-    }
-    fn read32(&self, at: usize) -> u32 {
-        self.inner.read32(at)
-    }
-    fn read64(&self, at: usize) -> u64 {
-        self.inner.read64(at)
-    }
-    unsafe fn write8(&self, at: usize, value: u8) {
-        // SAFETY: the caller's guarantee.
-        unsafe { self.inner.write8(at, value) };
-    }
-    unsafe fn write16(&self, at: usize, value: u16) {
-        // SAFETY: the caller's guarantee.
-        unsafe { self.inner.write16(at, value) };
-    }
-    unsafe fn write64(&self, at: usize, value: u64) {
-        // SAFETY: the caller's guarantee.
-        unsafe { self.inner.write64(at, value) };
+    fn read(&self, at: usize, width: Width) -> u64 {
+        self.inner.read(at, width)
     }
 
-    unsafe fn write32(&self, at: usize, value: u32) {
-        let mut state = self.state.lock().unwrap();
+    unsafe fn write(&self, at: usize, width: Width, value: u64) {
+        let (mut state, word) = (self.state.lock().unwrap(), value as u32);
         match at {
-            r::TDBAL => state.ring[0] = value,
-            r::TDBAH => state.ring[1] = value,
-            r::TDLEN => state.length = value,
-            r::CTRL if value & r::CTRL_RESET != 0 => state.tail = 0,
+            r::TDBAL => state.ring[0] = word,
+            r::TDBAH => state.ring[1] = word,
+            r::TDLEN => state.length = word,
+            r::CTRL if word & r::CTRL_RESET != 0 => state.tail = 0,
             _ => {}
         }
         drop(state);
         if at == r::TDT {
-            self.inject_faults(value);
+            self.inject_faults(word);
         }
         // SAFETY: the caller's guarantee.
-        unsafe { self.inner.write32(at, value) };
+        unsafe { self.inner.write(at, width, value) };
     }
 
     unsafe fn map(

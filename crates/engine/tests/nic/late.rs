@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use memferry_engine::completion::Notification;
 use memferry_engine::nic::{NicConfig, registers as r};
 use memferry_engine::testing::nic_model::{NicFaults, NicModel};
-use memferry_sys::device::{DmaDevice, DmaDirection};
+use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 
 use crate::card;
 use crate::rig::{NicRig, TestCopy, wait_until};
@@ -39,37 +39,16 @@ impl DmaDevice for LateDevice {
     fn name(&self) -> &str {
         "late"
     }
-    fn read8(&self, at: usize) -> u8 {
-        self.model.read8(at)
+    fn read(&self, at: usize, width: Width) -> u64 {
+        self.model.read(at, width)
     }
-    fn read16(&self, at: usize) -> u16 {
-        self.model.read16(at)
-    }
-    fn read32(&self, at: usize) -> u32 {
-        self.model.read32(at)
-    }
-    fn read64(&self, at: usize) -> u64 {
-        self.model.read64(at)
-    }
-    unsafe fn write8(&self, at: usize, value: u8) {
-        // SAFETY: the caller's guarantee.
-        unsafe { self.model.write8(at, value) };
-    }
-    unsafe fn write16(&self, at: usize, value: u16) {
-        // SAFETY: the caller's guarantee.
-        unsafe { self.model.write16(at, value) };
-    }
-    unsafe fn write32(&self, at: usize, value: u32) {
+    unsafe fn write(&self, at: usize, width: Width, value: u64) {
         // The first register that a driver writes to stop a card.
         if at == r::IMC && self.is_armed.swap(false, Ordering::SeqCst) {
             self.complete_stalled();
         }
         // SAFETY: the caller's guarantee.
-        unsafe { self.model.write32(at, value) };
-    }
-    unsafe fn write64(&self, at: usize, value: u64) {
-        // SAFETY: the caller's guarantee.
-        unsafe { self.model.write64(at, value) };
+        unsafe { self.model.write(at, width, value) };
     }
     unsafe fn map(
         &self,

@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 
 use memferry_sys::Pages;
+use memferry_sys::device::Width;
 use memferry_sys::pages::page_bytes;
 
 use super::*;
@@ -32,22 +33,10 @@ impl DmaDevice for FakeDevice {
     fn name(&self) -> &str {
         "fake"
     }
-    fn read8(&self, _at: usize) -> u8 {
+    fn read(&self, _at: usize, _width: Width) -> u64 {
         0
     }
-    fn read16(&self, _at: usize) -> u16 {
-        0
-    }
-    fn read32(&self, _at: usize) -> u32 {
-        0
-    }
-    fn read64(&self, _at: usize) -> u64 {
-        0
-    }
-    unsafe fn write8(&self, _at: usize, _value: u8) {}
-    unsafe fn write16(&self, _at: usize, _value: u16) {}
-    unsafe fn write32(&self, _at: usize, _value: u32) {}
-    unsafe fn write64(&self, _at: usize, _value: u64) {}
+    unsafe fn write(&self, _at: usize, _width: Width, _value: u64) {}
 
     unsafe fn map(
         &self,

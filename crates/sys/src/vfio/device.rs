@@ -10,7 +10,7 @@ use super::ioctl::{DeviceFd, GroupFd, VfioRegion};
 use super::pci::{PciBus, PciDevice, PciId};
 use super::registers::Registers;
 use crate::Pages;
-use crate::device::{DmaDevice, DmaDirection};
+use crate::device::{DmaDevice, DmaDirection, Width};
 use crate::pages::page_bytes;
 use crate::residency;
 
@@ -156,36 +156,22 @@ impl DmaDevice for VfioDevice {
         &self.name
     }
 
-    fn read8(&self, at: usize) -> u8 {
-        self.registers.read8(at)
+    fn read(&self, at: usize, width: Width) -> u64 {
+        match width {
+            Width::Bits8 => self.registers.read8(at).into(),
+            Width::Bits16 => self.registers.read16(at).into(),
+            Width::Bits32 => self.registers.read32(at).into(),
+            Width::Bits64 => self.registers.read64(at),
+        }
     }
 
-    fn read16(&self, at: usize) -> u16 {
-        self.registers.read16(at)
-    }
-
-    fn read32(&self, at: usize) -> u32 {
-        self.registers.read32(at)
-    }
-
-    fn read64(&self, at: usize) -> u64 {
-        self.registers.read64(at)
-    }
-
-    unsafe fn write8(&self, at: usize, value: u8) {
-        self.registers.write8(at, value);
-    }
-
-    unsafe fn write16(&self, at: usize, value: u16) {
-        self.registers.write16(at, value);
-    }
-
-    unsafe fn write32(&self, at: usize, value: u32) {
-        self.registers.write32(at, value);
-    }
-
-    unsafe fn write64(&self, at: usize, value: u64) {
-        self.registers.write64(at, value);
+    unsafe fn write(&self, at: usize, width: Width, value: u64) {
+        match width {
+            Width::Bits8 => self.registers.write8(at, value as u8),
+            Width::Bits16 => self.registers.write16(at, value as u16),
+            Width::Bits32 => self.registers.write32(at, value as u32),
+            Width::Bits64 => self.registers.write64(at, value),
+        }
     }
 
     unsafe fn map(

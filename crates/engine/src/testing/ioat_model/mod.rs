@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use memferry_sys::device::{DmaDevice, DmaDirection};
+use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 use memferry_sys::pages::page_bytes;
 use memferry_sys::residency;
 use memferry_sys::sync::lock;
@@ -278,36 +278,12 @@ impl DmaDevice for IoatModel {
         &self.shared.options.name
     }
 
-    fn read8(&self, at: usize) -> u8 {
-        self.shared.read(at, 1) as u8
+    fn read(&self, at: usize, width: Width) -> u64 {
+        self.shared.read(at, width as usize)
     }
 
-    fn read16(&self, at: usize) -> u16 {
-        self.shared.read(at, 2) as u16
-    }
-
-    fn read32(&self, at: usize) -> u32 {
-        self.shared.read(at, 4) as u32
-    }
-
-    fn read64(&self, at: usize) -> u64 {
-        self.shared.read(at, 8)
-    }
-
-    unsafe fn write8(&self, at: usize, value: u8) {
-        self.shared.write(at, 1, value.into());
-    }
-
-    unsafe fn write16(&self, at: usize, value: u16) {
-        self.shared.write(at, 2, value.into());
-    }
-
-    unsafe fn write32(&self, at: usize, value: u32) {
-        self.shared.write(at, 4, value.into());
-    }
-
-    unsafe fn write64(&self, at: usize, value: u64) {
-        self.shared.write(at, 8, value);
+    unsafe fn write(&self, at: usize, width: Width, value: u64) {
+        self.shared.write(at, width as usize, value);
     }
 
     unsafe fn map(

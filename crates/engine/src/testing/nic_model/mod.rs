@@ -10,7 +10,7 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-use memferry_sys::device::{DmaDevice, DmaDirection};
+use memferry_sys::device::{DmaDevice, DmaDirection, Width};
 use memferry_sys::sync::lock;
 
 use self::memory::NicModelMemory;
@@ -118,6 +118,14 @@ impl NicModelState {
         self.stats.protocol_violations.push(text);
     }
 
+    /// Records an access that is not 32 bits wide, the width of all registers.
+    fn check_width(&mut self, at: usize, width: Width) -> bool {
+        if width != Width::Bits32 {
+            self.record_violation(format!("register {at:#x} is not accessed with 32 bits"));
+        }
+        width == Width::Bits32
+    }
+
     fn write(&mut self, at: usize, value: u32) {
         match at {
             r::STATUS | r::ICR => self.record_violation(format!("a write to register {at:#x}")),
@@ -150,37 +158,19 @@ impl DmaDevice for NicModel {
         "model"
     }
 
-    fn read32(&self, at: usize) -> u32 {
-        let state = self.state();
-        if state.faults.is_removed { u32::MAX } else { state.get(at) }
+    fn read(&self, at: usize, width: Width) -> u64 {
+        let mut state = self.state();
+        state.check_width(at, width);
+        if state.faults.is_removed { u64::MAX } else { state.get(at).into() }
     }
 
-    unsafe fn write32(&self, at: usize, value: u32) {
+    unsafe fn write(&self, at: usize, width: Width, value: u64) {
         let mut state = self.state();
-        if !state.faults.is_removed {
-            state.write(at, value);
+        if state.check_width(at, width) && !state.faults.is_removed {
+            state.write(at, value as u32);
         }
         drop(state);
         self.shared.doorbell.notify_all();
-    }
-
-    fn read8(&self, at: usize) -> u8 {
-        self.wrong_width(at) as u8
-    }
-    fn read16(&self, at: usize) -> u16 {
-        self.wrong_width(at) as u16
-    }
-    fn read64(&self, at: usize) -> u64 {
-        self.wrong_width(at)
-    }
-    unsafe fn write8(&self, at: usize, _value: u8) {
-        self.wrong_width(at);
-    }
-    unsafe fn write16(&self, at: usize, _value: u16) {
-        self.wrong_width(at);
-    }
-    unsafe fn write64(&self, at: usize, _value: u64) {
-        self.wrong_width(at);
     }
 
     unsafe fn map(
@@ -214,14 +204,6 @@ impl DmaDevice for NicModel {
         }
         state.reset();
         Ok(())
-    }
-}
-
-impl NicModel {
-    /// Records an access that is not 32 bits wide, the width of all registers.
-    fn wrong_width(&self, at: usize) -> u64 {
-        self.state().record_violation(format!("register {at:#x} is not accessed with 32 bits"));
-        u64::MAX
     }
 }
 
