@@ -190,16 +190,7 @@ unsafe impl CudaDriver for CudaModel {
                 return Err(error("copy", code::INVALID_VALUE));
             }
             let host = host.map(|address| (address as usize, address as usize + bytes));
-            let source = if kind == MemcpyKind::HostToDevice {
-                source
-            } else {
-                state.model_address(source, bytes)?
-            };
-            let target = if kind == MemcpyKind::DeviceToHost {
-                target
-            } else {
-                state.model_address(target, bytes)?
-            };
+            let (source, target) = state.model_addresses(kind, source, target, bytes)?;
             state.in_flight.extend(host);
             let inside = match kind {
                 MemcpyKind::HostToDevice => [Some(target), None],
@@ -231,16 +222,7 @@ unsafe impl CudaDriver for CudaModel {
         if host.is_some_and(|address| state.crosses_registration(address, bytes)) {
             return Err(error("copy_sync", code::INVALID_VALUE));
         }
-        let source = if kind == MemcpyKind::HostToDevice {
-            source
-        } else {
-            state.model_address(source, bytes)?
-        };
-        let target = if kind == MemcpyKind::DeviceToHost {
-            target
-        } else {
-            state.model_address(target, bytes)?
-        };
+        let (source, target) = state.model_addresses(kind, source, target, bytes)?;
         state.stats.copies += 1;
         // SAFETY: the caller guarantees host memory; device memory was checked.
         unsafe { std::ptr::copy(source as *const u8, target as *mut u8, bytes) };

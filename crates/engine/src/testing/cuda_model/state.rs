@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use memferry_sys::Pages;
-use memferry_sys::cuda::{DriverError, code};
+use memferry_sys::cuda::{DriverError, MemcpyKind, code};
 use memferry_sys::pages::ReservedRange;
 
 use super::{CudaModelStats, error};
@@ -59,6 +59,23 @@ impl CudaModelState {
         let contents = self.contents(address, length);
         let (contents, at) = contents.ok_or(error("device memory", code::INVALID_VALUE))?;
         Ok(contents.as_ptr() as u64 + at as u64)
+    }
+
+    /// The addresses of both sides of a copy in this process.
+    pub(super) fn model_addresses(
+        &mut self,
+        kind: MemcpyKind,
+        mut source: u64,
+        mut target: u64,
+        length: usize,
+    ) -> Result<(u64, u64), DriverError> {
+        if kind != MemcpyKind::HostToDevice {
+            source = self.model_address(source, length)?;
+        }
+        if kind != MemcpyKind::DeviceToHost {
+            target = self.model_address(target, length)?;
+        }
+        Ok((source, target))
     }
 
     /// Whether host memory lies inside one registration that allows the access.
