@@ -12,7 +12,7 @@ use memferry_engine::MemoryKind;
 use memferry_engine::completion::ChannelBatch;
 use memferry_engine::contract::{Channel, DescriptorLeases};
 use memferry_memory::pin_cache::Lease;
-use memferry_memory::pinning::{Access, ChunkSchedule, PageRange};
+use memferry_memory::pinning::{Access, PageRange};
 use memferry_memory::registration::RegistrationError;
 use memferry_sys::pages::page_bytes;
 
@@ -167,12 +167,12 @@ impl RegistrationCursor {
 
     /// Returns the end of the next range.
     fn pin_end(&self, offset: u64) -> u64 {
-        let (first_pages, most_pages) = (self.next_pages, MAX_PIN_PAGES);
-        let schedule = ChunkSchedule::Progressive { first_pages, max_pages: most_pages };
         let (start, length) = (self.address + offset, self.length - offset);
-        let rest = PageRange::covering(start as usize, length as usize).ok();
-        let piece = rest.and_then(|rest| schedule.chunks(rest).next());
         // The pinner rejects what is no valid range of pages.
-        piece.map_or(self.length, |piece| (piece.end() as u64 - self.address).min(self.length))
+        let Ok(rest) = PageRange::covering(start as usize, length as usize) else {
+            return self.length;
+        };
+        let (chunk, _) = rest.split(self.next_pages);
+        (chunk.end() as u64 - self.address).min(self.length)
     }
 }
