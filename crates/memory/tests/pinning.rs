@@ -211,7 +211,7 @@ fn an_error_in_a_later_chunk_leaves_the_earlier_ones_pinned() {
     drop(overlapped);
     assert_eq!(recorder.pinned().len(), kept.len());
     drop(kept);
-    assert!(all().unwrap().into_pins().is_err());
+    assert!(all().unwrap().collect::<Result<Vec<_>, _>>().is_err());
     assert_eq!(recorder.pinned(), []);
 }
 

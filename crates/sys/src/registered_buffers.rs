@@ -15,9 +15,6 @@ pub struct RegisteredBuffers {
     slots: u32,
 }
 
-/// Maximum size of one buffer, in bytes.
-pub const MAX_BUFFER_BYTES: usize = 1 << 30;
-
 /// Error number of an update if the table has no free slot.
 pub const NO_FREE_SLOT: i32 = libc::ENOSPC;
 

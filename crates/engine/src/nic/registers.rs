@@ -43,10 +43,6 @@ pub const TXDCTL: usize = 0x3828;
 pub const RXCSUM: usize = 0x5000;
 /// Receive filters and the format of descriptors.
 pub const RFCTL: usize = 0x5008;
-/// The card's own address (low half).
-pub const RAL: usize = 0x5400;
-/// The card's own address (high half).
-pub const RAH: usize = 0x5404;
 
 /// `CTRL`: full duplex.
 pub const CTRL_FULL_DUPLEX: u32 = 1 << 0;

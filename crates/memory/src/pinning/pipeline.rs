@@ -43,12 +43,6 @@ impl PinPipeline {
         let chunks = Some(schedule.chunks(PageRange::covering(address, length)?));
         Ok(Self { pinner, access, address, end: address + length, chunks })
     }
-
-    /// Pins all remaining chunks, for callers without overlap. After an error none of them stays
-    /// pinned.
-    pub fn into_pins(self) -> Result<Vec<PinnedChunk>, PinError> {
-        self.collect()
-    }
 }
 
 impl Iterator for PinPipeline {

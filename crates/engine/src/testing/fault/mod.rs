@@ -9,8 +9,6 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use memferry_sys::sync::lock;
-
 use crate::contract::{
     Capabilities, Channel, ChannelOptions, CopyDirection, CostLine, Engine, OpenError, Pinner,
 };
@@ -112,11 +110,6 @@ impl FaultEngine {
         };
         let name = format!("fault({})", inner.name());
         Self { inner, name, capabilities, script: Arc::new(Mutex::new(script)) }
-    }
-
-    /// Replaces the script for all channels.
-    pub fn set_script(&self, script: FaultScript) {
-        *lock(&self.script) = script;
     }
 }
 
