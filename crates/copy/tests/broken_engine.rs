@@ -91,8 +91,6 @@ unsafe impl Channel for PanickyChannel {
         self.poll()
     }
 
-    fn wake(&self) {}
-
     fn close(&self) {}
 
     fn outstanding_bytes(&self) -> u64 {

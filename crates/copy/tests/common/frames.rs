@@ -5,10 +5,8 @@
 use std::fs::File;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use memferry_engine::contract::{Capabilities, CopyDirection, Pinner};
-use memferry_engine::runtime::park_by_polling;
 use memferry_engine::testing::polled::{AuditingPinner, PolledEngine};
 use memferry_engine::{
     Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine, ExecutionError,
@@ -91,16 +89,6 @@ unsafe impl Channel for FrameChannel {
     fn error_of(&self, _sequence: Sequence) -> Option<ExecutionError> {
         None
     }
-
-    fn poll(&self) -> bool {
-        false
-    }
-
-    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
-        park_by_polling(self, sequence, timeout)
-    }
-
-    fn wake(&self) {}
 
     fn close(&self) {}
 

@@ -4,10 +4,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
 use memferry_engine::contract::{Capabilities, CopyDirection, Pinner};
-use memferry_engine::runtime::park_by_polling;
 use memferry_engine::testing::polled::{AuditingPinner, PolledEngine};
 use memferry_engine::{
     Channel, ChannelOptions, ChannelStatistics, CostLine, Descriptor, Engine, ExecutionError,
@@ -117,12 +115,6 @@ unsafe impl Channel for GatedChannel {
     fn poll(&self) -> bool {
         self.gate.load(Ordering::Acquire) && self.inner.poll()
     }
-
-    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
-        park_by_polling(self, sequence, timeout)
-    }
-
-    fn wake(&self) {}
 
     fn close(&self) {
         self.inner.close();

@@ -340,16 +340,6 @@ mod tests {
             None
         }
 
-        fn poll(&self) -> bool {
-            false
-        }
-
-        fn park(&self, _sequence: Sequence, _timeout: Duration) -> bool {
-            false
-        }
-
-        fn wake(&self) {}
-
         fn close(&self) {}
 
         fn outstanding_bytes(&self) -> u64 {

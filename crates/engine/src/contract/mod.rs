@@ -19,7 +19,9 @@ mod opcode;
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use memferry_sys::sync::thread;
 
 use crate::completion::Completion;
 
@@ -200,11 +202,24 @@ pub unsafe trait Channel: Send + Sync + Debug {
 
     /// Makes progress on a channel without a thread; returns whether anything happened. A channel
     /// with automatic progress does nothing here.
-    fn poll(&self) -> bool;
+    fn poll(&self) -> bool {
+        false
+    }
 
     /// Blocks until `completed()` reaches `sequence` or the timeout expires; returns whether the
     /// sequence was reached. A channel without a thread makes progress in this call.
-    fn park(&self, sequence: Sequence, timeout: Duration) -> bool;
+    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
+        let deadline = Instant::now().checked_add(timeout);
+        while self.completed() < sequence {
+            if deadline.is_some_and(|at| Instant::now() >= at) {
+                return false;
+            }
+            if !self.poll() {
+                thread::yield_now();
+            }
+        }
+        true
+    }
 
     /// Whether the channel sleeps, so that a submit would have to wake it. A hint only: the state
     /// may change before the caller uses it.
@@ -214,7 +229,7 @@ pub unsafe trait Channel: Send + Sync + Debug {
 
     /// Wakes the channel if it sleeps. A submit does this itself; callers need it only after a
     /// change that the channel cannot observe.
-    fn wake(&self);
+    fn wake(&self) {}
 
     /// Rejects new descriptors and finishes or fails the accepted ones. Returns at once; `park`
     /// waits until they are complete.

@@ -3,7 +3,6 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use memferry_sys::fork::OwnerProcess;
 use memferry_sys::sync::lock;
@@ -11,7 +10,7 @@ use memferry_sys::sync::lock;
 use crate::contract::{
     Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted,
 };
-use crate::runtime::{FailureLog, as_engine_thread, park_by_polling};
+use crate::runtime::{FailureLog, as_engine_thread};
 
 /// The channel. While one thread executes in it, it accepts nothing: another submitter executes its
 /// own descriptor, and no thread executes another's.
@@ -135,16 +134,6 @@ unsafe impl Channel for InlineChannel {
         }
         lock(&self.state).failures.find(sequence)
     }
-
-    fn poll(&self) -> bool {
-        false
-    }
-
-    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
-        park_by_polling(self, sequence, timeout)
-    }
-
-    fn wake(&self) {}
 
     fn close(&self) {
         if !self.is_forked() {

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::time::Duration;
 
 use memferry_sys::sync::{Mutex, lock, thread};
 
@@ -11,7 +10,7 @@ use crate::contract::{
     Channel, ChannelStatistics, Descriptor, ExecutionError, NotificationWrite, Sequence,
     SubmitError, Submitted,
 };
-use crate::runtime::{FailureLog, park_by_polling};
+use crate::runtime::FailureLog;
 
 /// The channel. Any thread may poll it; one thread at a time makes progress.
 #[derive(Debug)]
@@ -275,12 +274,6 @@ unsafe impl Channel for DeviceChannel {
     fn poll(&self) -> bool {
         self.step()
     }
-
-    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
-        park_by_polling(self, sequence, timeout)
-    }
-
-    fn wake(&self) {}
 
     fn close(&self) {
         lock(&self.queue).closed = true;

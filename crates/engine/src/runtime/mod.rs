@@ -12,6 +12,4 @@ mod support;
 #[cfg(not(loom))]
 pub(crate) mod threaded;
 
-pub use support::{
-    FailureLog, as_engine_thread, enter_engine_thread, is_engine_thread, park_by_polling,
-};
+pub use support::{FailureLog, as_engine_thread, enter_engine_thread, is_engine_thread};

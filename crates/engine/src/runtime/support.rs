@@ -1,11 +1,10 @@
 //! Functions that several kinds of channels share.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
-use memferry_sys::sync::{thread, thread_local};
+use memferry_sys::sync::thread_local;
 
-use crate::contract::{Channel, ExecutionError, Sequence};
+use crate::contract::{ExecutionError, Sequence};
 
 /// The last failures of a channel, for `error_of`.
 #[derive(Debug, Default)]
@@ -27,20 +26,6 @@ impl FailureLog {
     pub fn find(&self, sequence: Sequence) -> Option<ExecutionError> {
         self.0.iter().find(|(number, _)| *number == sequence).map(|(_, error)| error.clone())
     }
-}
-
-/// `park` for channels without a thread: polls until the sequence is reached.
-pub fn park_by_polling(channel: &dyn Channel, sequence: Sequence, timeout: Duration) -> bool {
-    let deadline = Instant::now().checked_add(timeout);
-    while channel.completed() < sequence {
-        if deadline.is_some_and(|at| Instant::now() >= at) {
-            return false;
-        }
-        if !channel.poll() {
-            thread::yield_now();
-        }
-    }
-    true
 }
 
 thread_local! {

@@ -243,10 +243,6 @@ unsafe impl Channel for ThreadedChannel {
         lock(&self.shared.failures).find(sequence)
     }
 
-    fn poll(&self) -> bool {
-        false
-    }
-
     fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
         let deadline = Instant::now().checked_add(timeout);
         let reached = || self.completed() >= sequence;

@@ -1,7 +1,6 @@
 //! Dispatches that are ordered after other transfers start once, whichever predecessor ends last.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
@@ -46,16 +45,6 @@ unsafe impl Channel for Counting {
     fn error_of(&self, _: Sequence) -> Option<ExecutionError> {
         None
     }
-
-    fn poll(&self) -> bool {
-        false
-    }
-
-    fn park(&self, _: Sequence, _: Duration) -> bool {
-        false
-    }
-
-    fn wake(&self) {}
 
     fn close(&self) {}
 

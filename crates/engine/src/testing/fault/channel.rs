@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use memferry_sys::sync::lock;
 
@@ -10,7 +10,7 @@ use super::{Fault, FaultScript};
 use crate::contract::{
     Channel, ChannelStatistics, Descriptor, ExecutionError, Sequence, SubmitError, Submitted,
 };
-use crate::runtime::{FailureLog, park_by_polling};
+use crate::runtime::FailureLog;
 
 #[derive(Debug)]
 pub(super) struct FaultChannel {
@@ -196,10 +196,6 @@ unsafe impl Channel for FaultChannel {
 
     fn poll(&self) -> bool {
         self.step()
-    }
-
-    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
-        park_by_polling(self, sequence, timeout)
     }
 
     fn wake(&self) {

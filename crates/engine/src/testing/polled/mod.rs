@@ -7,7 +7,6 @@ mod auditing_pinner;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use memferry_sys::sync::lock;
 
@@ -18,8 +17,8 @@ use crate::contract::{
     Engine, ExecutionError, Kernel, MemoryKind, MemoryKindSet, Opcode, OpcodeSet, OpenError,
     Pinner, RegistrationMode, Sequence, SubmitError, Submitted,
 };
+use crate::runtime::FailureLog;
 use crate::runtime::execute;
-use crate::runtime::{FailureLog, park_by_polling};
 
 const PAGE: usize = 4096;
 const DEFAULT_CAPACITY: usize = 16;
@@ -232,12 +231,6 @@ unsafe impl Channel for PolledChannel {
     fn poll(&self) -> bool {
         self.step()
     }
-
-    fn park(&self, sequence: Sequence, timeout: Duration) -> bool {
-        park_by_polling(self, sequence, timeout)
-    }
-
-    fn wake(&self) {}
 
     fn close(&self) {
         lock(&self.queue).closed = true;
