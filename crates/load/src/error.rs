@@ -83,6 +83,9 @@ pub enum LoadError {
     /// A thread could not be started.
     #[error("a reader thread cannot be started")]
     Thread(#[source] io::Error),
+    /// A reader thread panicked, with this message. That is a defect of the library.
+    #[error("a reader thread panicked: {0}")]
+    Panicked(String),
     /// A copy to the target failed.
     #[error("a copy to the target failed")]
     Copy(#[source] memferry_copy::Error),

@@ -1,5 +1,6 @@
 //! A load in progress: its threads, its progress, how it ends.
 
+use std::any::Any;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -227,8 +228,19 @@ impl Drop for ThreadEnd<'_> {
         let time = clock_gettime(ClockId::ThreadCPUTime);
         let spent = time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64;
         self.0.cpu_ns.fetch_add(spent, Ordering::Relaxed);
+        if std::thread::panicking() {
+            // The load has failed: the other threads need not read the rest.
+            self.0.is_stopping.store(true, Ordering::Relaxed);
+        }
         self.0.forget_threads(1);
     }
+}
+
+/// The message of a panic.
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("without a message").to_owned()
 }
 
 impl Loading {
@@ -300,8 +312,8 @@ impl Loading {
     /// Joins the threads, which have ended or will end soon, and makes the report.
     fn finish(&mut self) -> Result<LoadReport, LoadError> {
         for thread in self.threads.drain(..) {
-            if thread.join().is_err() {
-                self.state.fail(LoadError::Cancelled);
+            if let Err(panic) = thread.join() {
+                self.state.fail(LoadError::Panicked(panic_message(&*panic)));
             }
         }
         let mut outcome = self.state.lock();
@@ -348,5 +360,25 @@ impl Drop for Loading {
         if let Some(ring) = Arc::get_mut(&mut self.state).and_then(|state| state.ring.take()) {
             self.spare_ring.put_back(ring);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blocks::{Part, TargetAddress};
+
+    #[test]
+    fn a_reader_that_panics_is_an_error_that_says_so() {
+        let part = Part { start: 0, length: 1, target: TargetAddress(std::ptr::null_mut()) };
+        // A block of a file that does not exist.
+        let block = || Block { file: 7, offset: 0, parts: vec![part] };
+        let (ferry, sizes) = (Ferry::new().unwrap(), (1 << 20, 2));
+        let blocks = vec![block(), block()];
+        let state = LoadState::new(ferry, Vec::new(), blocks, ReadMode::Auto, None, sizes);
+        let loading = Loading::start(state, Arc::default()).unwrap();
+        let error = loading.wait().unwrap_err();
+        assert!(matches!(&error, LoadError::Panicked(_)), "{error:?}");
+        assert!(error.to_string().starts_with("a reader thread panicked: index out of bounds"));
     }
 }
