@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use bytemuck::Pod;
 use memferry_engine::contract::{CopyDirection, DeviceAllocator, DeviceStream};
-use memferry_engine::{DeviceBuffer, Engine, MemoryKind, Opcode};
+use memferry_engine::{DeviceBuffer, Engine, Kernel, MemoryKind, Opcode};
 use memferry_memory::pin_cache::Lease;
 use memferry_memory::pinning::PinError;
 
 use crate::error::{Error, ValidationError};
 use crate::ferry::Ferry;
+use crate::plan::{CopyPlan, CopyQuery, CopyReason, CopyStrategy};
 use crate::request::Request;
 
 /// Host memory that stays registered with the engines until the region is dropped.
@@ -107,6 +108,24 @@ impl Ferry {
             // SAFETY: the caller upholds the contract.
             let done = unsafe { open.engine.copy_by_caller(direction, source, target, bytes) };
             done.map(|outcome| outcome.map_err(Error::from))
+        })
+    }
+
+    /// Returns the plan of a copy that [`Ferry::copy_by_caller`] makes; `None` if a channel makes it.
+    pub(crate) fn explain_caller(&self, query: &CopyQuery) -> Option<CopyPlan> {
+        let (source, target) = (query.source_memory, query.target_memory);
+        let is_plain = query.operation == Opcode::Copy && query.blocking && query.bytes > 0;
+        if !is_plain || query.no_caller_assist || source == target {
+            return None;
+        }
+        let direction = CopyDirection { source, target };
+        let limits = self.core.engines.iter().map(|open| open.engine.max_caller_bytes(direction));
+        let limit_bytes = limits.max().filter(|&limit| query.bytes <= limit)?;
+        Some(CopyPlan {
+            strategy: CopyStrategy::Inline,
+            kernel: Kernel::Cached,
+            transient: true,
+            reason: CopyReason::ShortDeviceCopy { limit_bytes },
         })
     }
 

@@ -313,9 +313,12 @@ impl Ferry {
         unsafe { self.core.execute(request, &plan, true) }.wait()
     }
 
-    /// Returns the plan of a request with its reason, without executing it.
+    /// Returns the plan of a request with its reason, without executing it. The plan of a short
+    /// blocking copy between host and device memory is [`CopyStrategy::Inline`](plan::CopyStrategy):
+    /// the caller makes it.
     pub fn explain(&self, question: &CopyQuery) -> Option<CopyPlan> {
-        plan::plan(&self.core.plan_context, question)
+        let by_caller = self.explain_caller(question);
+        by_caller.or_else(|| plan::plan(&self.core.plan_context, question))
     }
 
     /// Returns the input of the planner.

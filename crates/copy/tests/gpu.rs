@@ -322,6 +322,22 @@ fn the_plan_of_the_sole_user_says_which_way_memory_takes() {
 }
 
 #[test]
+fn a_short_blocking_copy_between_host_and_device_is_planned_for_the_caller() {
+    let machine = machine(CudaFaults::default());
+    let ask = |bytes, blocking, no_caller_assist| {
+        let copy = CopyQuery::copy(bytes, blocking);
+        let query = CopyQuery { target_memory: MemoryKind::Device, no_caller_assist, ..copy };
+        machine.ferry.explain(&query).unwrap()
+    };
+    let short = ask(1 << 20, true, false);
+    assert_eq!(short.strategy, CopyStrategy::Inline);
+    assert!(short.reason.to_string().contains("made by the caller up to 4194304 bytes"));
+    for other in [ask(1 << 20, false, false), ask(1 << 20, true, true), ask(5 << 20, true, false)] {
+        assert_eq!(other.strategy.engine(), Some(1), "{other:?}");
+    }
+}
+
+#[test]
 fn the_plan_beside_others_registers_nothing_and_says_so() {
     let machine = machine(CudaFaults::default());
     let ask = |question: CopyQuery| machine.ferry.explain(&question).unwrap();

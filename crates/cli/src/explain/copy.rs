@@ -4,7 +4,7 @@
 use anyhow::{Context, anyhow};
 use memferry::engine::Kernel;
 use memferry::engine::cpu::{CpuProfile, ProfileOrigin};
-use memferry::plan::{self, CopyPlan, CopyPlanContext, CopyQuery, CopyStrategy};
+use memferry::plan::{self, CopyPlan, CopyPlanContext, CopyQuery, CopyReason, CopyStrategy};
 use memferry::{CacheHint, CudaEngine, EngineSelection, Ferry};
 use memferry_bench::results::size;
 use serde::Serialize;
@@ -56,7 +56,7 @@ pub(super) fn run(question: CopyQuery, gpu: Option<usize>, json: bool) -> anyhow
     };
     let device = ferry.engine_as::<CudaEngine>().filter(|_| gpu.is_some());
     let device = device.map(|gpu| GpuExplanation::new(gpu.info(), gpu.profile(), &question));
-    let explanation = explain(ferry.plan_context(), question, device)?;
+    let explanation = explain(&ferry, question, device)?;
     if json {
         return show::print_json(&explanation);
     }
@@ -64,13 +64,14 @@ pub(super) fn run(question: CopyQuery, gpu: Option<usize>, json: bool) -> anyhow
 }
 
 fn explain(
-    facts: &CopyPlanContext,
+    ferry: &Ferry,
     question: CopyQuery,
     gpu: Option<GpuExplanation>,
 ) -> anyhow::Result<Explanation> {
+    let facts = ferry.plan_context();
     let choose = |blocking| {
         let question = CopyQuery { blocking, ..question };
-        let plan = plan::plan(facts, &question);
+        let plan = ferry.explain(&question);
         let plan = plan.ok_or_else(|| anyhow!("no engine reaches this memory: use --gpu"))?;
         anyhow::Ok(Choice {
             path: path(facts, &plan),
@@ -96,6 +97,7 @@ fn explain(
 fn path(facts: &CopyPlanContext, plan: &CopyPlan) -> String {
     let name = |engine: usize| facts.engines[engine].name.as_str();
     match plan.strategy {
+        CopyStrategy::Inline if is_by_driver(plan) => "the caller, by the driver's own copy".into(),
         CopyStrategy::Inline => "the caller, at once".into(),
         CopyStrategy::SingleDescriptor { engine } => {
             format!("engine {}, one descriptor on one channel", name(engine))
@@ -117,9 +119,15 @@ fn path(facts: &CopyPlanContext, plan: &CopyPlan) -> String {
     }
 }
 
+/// Whether the caller makes the copy, and the driver of a device moves the bytes.
+fn is_by_driver(plan: &CopyPlan) -> bool {
+    matches!(plan.reason, CopyReason::ShortDeviceCopy { .. })
+}
+
 /// The name of the kernel that the processors use; `none` if a device copies everything.
 fn kernel(facts: &CopyPlanContext, plan: &CopyPlan) -> &'static str {
     match plan.strategy {
+        CopyStrategy::Inline if is_by_driver(plan) => "none",
         CopyStrategy::SingleDescriptor { engine }
         | CopyStrategy::WorkSharing { engine, .. }
         | CopyStrategy::FixedParts { engine, .. }
@@ -135,6 +143,11 @@ fn kernel(facts: &CopyPlanContext, plan: &CopyPlan) -> &'static str {
 fn estimate_ns(facts: &CopyPlanContext, plan: &CopyPlan, question: &CopyQuery) -> f64 {
     let alone = |engine: usize| plan::estimate_ns(facts, &facts.engines[engine], question);
     match plan.strategy {
+        // The driver stages, as fast as one channel, without the hand-over.
+        CopyStrategy::Inline if is_by_driver(plan) => {
+            let costs = facts.engines.iter().find_map(|engine| engine.registration_costs);
+            costs.map_or(0.0, |costs| costs.staging.estimate_ns(question.bytes))
+        }
         // Both copy at the same time, each in proportion to its speed.
         CopyStrategy::HybridWorkSharing { engine, processors, .. } => {
             1.0 / (1.0 / alone(engine) + 1.0 / alone(processors))

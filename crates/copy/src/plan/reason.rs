@@ -32,6 +32,12 @@ pub enum CopyReason {
         /// The cost of a submission in nanoseconds.
         handover_ns: f64,
     },
+    /// The copy goes between host and device memory, blocks, and is so short that waking a channel
+    /// takes longer than the driver's own copy, which the caller makes.
+    ShortDeviceCopy {
+        /// The maximum size in bytes of such copies.
+        limit_bytes: u64,
+    },
     /// No engine with channels supports the operation, but the calling processor does.
     NoEngineKnowsOperation,
     /// Source and target overlap: the order of the bytes matters, so the copy is not split.
@@ -99,6 +105,11 @@ impl fmt::Display for CopyReason {
                 f,
                 "up to {limit_bytes} bytes, copying takes no longer than the {handover_ns:.0} ns \
                  of a hand-over"
+            ),
+            Self::ShortDeviceCopy { limit_bytes } => write!(
+                f,
+                "blocking copies in this direction are made by the caller up to {limit_bytes} bytes, in \
+                 a stream of its own: waking a channel takes longer"
             ),
             Self::NoEngineKnowsOperation => {
                 write!(f, "no engine with channels knows the operation; the caller does")

@@ -126,6 +126,11 @@ pub trait Engine: Any + Send + Sync + Debug {
         None
     }
 
+    /// The longest copy in this direction that [`Engine::copy_by_caller`] makes; 0 if it makes none.
+    fn max_caller_bytes(&self, _direction: CopyDirection) -> u64 {
+        0
+    }
+
     /// Opens a queue of the device for the calling thread, which makes its context current there
     /// for good. `None` if the engine has none.
     fn open_stream(&self) -> Option<Box<dyn DeviceStream>> {

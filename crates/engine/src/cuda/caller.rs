@@ -19,8 +19,8 @@ use super::CudaContext;
 use crate::contract::{DEVICE_STREAM_MARKS, DeviceStream, ExecutionError};
 
 /// Copies up to these lengths are made by the caller: longer ones are faster by several channels.
-const MAX_BYTES_IN: usize = 4 << 20;
-const MAX_BYTES_OUT: usize = 2 << 20;
+pub(super) const MAX_BYTES_IN: usize = 4 << 20;
+pub(super) const MAX_BYTES_OUT: usize = 2 << 20;
 /// The parts of a copy: all slots together stay in a core's cache, and few calls are made.
 const SLOT_BYTES: usize = 256 << 10;
 /// Memory from this length on is used without staging if its owner has registered it. Asking the

@@ -274,6 +274,14 @@ impl Engine for CudaEngine {
         Some(self)
     }
 
+    fn max_caller_bytes(&self, direction: CopyDirection) -> u64 {
+        match direction {
+            CopyDirection::HOST_TO_DEVICE => caller::MAX_BYTES_IN as u64,
+            CopyDirection::DEVICE_TO_HOST => caller::MAX_BYTES_OUT as u64,
+            _ => 0,
+        }
+    }
+
     unsafe fn copy_by_caller(
         &self,
         direction: CopyDirection,

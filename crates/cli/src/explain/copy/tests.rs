@@ -8,35 +8,33 @@ use memferry::{CudaEngine, MemoryKind, PinLimits};
 
 use super::*;
 
-fn context() -> CopyPlanContext {
-    let ferry = Ferry::builder()
+fn ferry() -> Ferry {
+    Ferry::builder()
         .profile(ProfileSource::BuiltIn)
         .channels(1)
         .inline_bytes(4 << 10)
         .split_bytes(256 << 10)
         .stream_bytes(2 << 20)
         .build()
-        .unwrap();
-    ferry.plan_context().clone()
+        .unwrap()
 }
 
 fn explain_copy(bytes: u64, temperature: CacheHint) -> Explanation {
     let question = CopyQuery { cache_hint: temperature, ..CopyQuery::copy(bytes, true) };
-    explain(&context(), question, None).unwrap()
+    explain(&ferry(), question, None).unwrap()
 }
 
-/// The context of the planner with a model of a GPU.
-fn context_with_gpu() -> CopyPlanContext {
+/// A ferry with a model of a GPU.
+fn ferry_with_gpu() -> Ferry {
     let limits = PinLimits { max_bytes: 64 << 20, max_entries: 64 };
     let gpu = CudaEngine::with_driver(CudaModel::new(), CudaProfile::default(), limits).unwrap();
     let profile = CpuProfile::load(&ProfileSource::BuiltIn).unwrap();
-    let ferry = Ferry::builder()
+    Ferry::builder()
         .profile(ProfileSource::BuiltIn)
         .engine(Arc::new(CpuEngine::new(profile)), 1)
         .engine(Arc::new(gpu), 2)
         .build()
-        .unwrap();
-    ferry.plan_context().clone()
+        .unwrap()
 }
 
 fn explain_gpu_copy(
@@ -56,7 +54,7 @@ fn explain_gpu_copy(
     let copy = CopyQuery::copy(bytes, true);
     let question = CopyQuery { source_memory, target_memory, reuse: acquaintance, ..copy };
     let device = GpuExplanation::new(&device, &CudaProfile::default(), &question);
-    explain(&context_with_gpu(), question, Some(device)).unwrap()
+    explain(&ferry_with_gpu(), question, Some(device)).unwrap()
 }
 
 #[test]
@@ -132,4 +130,17 @@ fn an_explanation_with_a_gpu_shows_the_way_and_the_measured_lines() {
     assert_eq!((&json["gpu"]["from"], &json["gpu"]["memory"]), (&"device".into(), &"fresh".into()));
     let without = serde_json::to_value(explain_copy(4096, CacheHint::Unknown)).unwrap();
     assert!(without.get("gpu").is_none());
+}
+
+#[test]
+fn a_short_blocking_copy_to_a_gpu_is_explained_as_the_callers_own() {
+    use MemoryKind::{Device, Host};
+    let short = explain_gpu_copy(1 << 20, Host, Device, ReuseHint::FirstUse);
+    assert_eq!(short.blocking.path, "the caller, by the driver's own copy");
+    assert_eq!(short.blocking.kernel, "none");
+    assert!(short.blocking.reason.contains("up to 4194304 bytes"), "{}", short.blocking.reason);
+    assert!(short.asynchronous.path.contains("engine cuda"), "{}", short.asynchronous.path);
+    assert!(short.blocking.estimate_us > 0.0);
+    let back = explain_gpu_copy(3 << 20, Device, Host, ReuseHint::FirstUse);
+    assert!(back.blocking.path.contains("engine cuda"), "{}", back.blocking.path);
 }
