@@ -79,13 +79,23 @@ pub(crate) fn hold(object: &Bound<'_, PyAny>) -> PyResult<Option<Held>> {
         other => other?,
     };
     let capsule = capsule.cast_into::<PyCapsule>()?;
-    let range = read(&capsule)?;
+    let mut range = read(&capsule)?;
+    range.is_read_only |= is_immutable(object)?;
     if let Some(device) = range.device {
         copies::wait_for_stream(py, device, LEGACY_STREAM)?;
     } else if kind == CUDA {
         return Err(PyBufferError::new_err(format!("GPU {number} exported host memory")));
     }
     Ok(Some(Held::new(range, Owner::Object(capsule.into_any().unbind()))))
+}
+
+/// Whether an object is of a library whose arrays never change: JAX. Its capsules, of version 0.8,
+/// cannot say so.
+fn is_immutable(object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let module = object.get_type().getattr("__module__")?;
+    let module = module.extract::<String>().unwrap_or_default();
+    let package = module.split('.').next().unwrap_or_default();
+    Ok(package == "jax" || package == "jaxlib")
 }
 
 fn read(capsule: &Bound<'_, PyCapsule>) -> PyResult<Range> {

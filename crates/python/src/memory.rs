@@ -123,8 +123,11 @@ impl Held {
     pub(crate) fn source_of(object: &Bound<'_, PyAny>) -> PyResult<Self> {
         // SAFETY: the object is alive, and the interpreter is held.
         if unsafe { ffi::PyObject_CheckBuffer(object.as_ptr()) } == 1 {
-            let view = BufferView::of(object)?;
-            return Ok(Self::new(view.range(), Owner::Buffer(view)));
+            return match BufferView::of(object) {
+                Ok(view) => Ok(Self::new(view.range(), Owner::Buffer(view))),
+                // The buffer protocol has no bfloat16, for example. DLPack has.
+                Err(error) => dlpack::hold(object).ok().flatten().ok_or(error),
+            };
         }
         if let Some(held) = dlpack::hold(object)? {
             return Ok(held);
