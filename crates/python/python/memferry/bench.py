@@ -1,13 +1,17 @@
 """``python -m memferry.bench load|overhead|queue``: measures against what programs use today.
 
 Candidates take turns; a figure is the median over the rounds, a ratio the median of the ratios
-within a round.
+within a round. ``memferry bench load`` runs this program and reads its JSON: the rows have the
+format of all benches.
 """
 
 import argparse
+import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -18,17 +22,23 @@ import memferry
 GIB = 1 << 30
 
 
+class NotAvailable(Exception):
+    """A bench needs what this machine does not have."""
+
+
 class Bench:
     """Interleaved rounds of several candidates."""
 
     def __init__(self, rounds, is_quiet):
-        self._rounds, self._is_quiet = rounds, is_quiet
+        self.rounds, self._is_quiet = rounds, is_quiet
         self.rows, self.summary, self.missing = [], {}, []
 
-    def measure(self, figure, nbytes, candidates, prepare=None):
-        """Seconds of each candidate, a list by rounds."""
+    def measure(self, figure, nbytes, candidates, prepare=None, count=1, unit="GB/s"):
+        """Seconds of each candidate, a list by rounds. A run makes ``count`` copies of ``nbytes``."""
+        if self._is_quiet:
+            self.say(f"measuring: {figure}")
         times = {name: [] for name in candidates}
-        for turn in range(self._rounds + 1):
+        for turn in range(self.rounds + 1):
             # Another candidate begins each round.
             order = list(candidates.items())
             order = order[turn % len(order) :] + order[: turn % len(order)]
@@ -43,12 +53,13 @@ class Bench:
                 if turn:
                     times[name].append(seconds)
         for name, seconds in times.items():
-            middle = statistics.median(seconds)
-            row = {"figure": figure, "series": name, "bytes": nbytes, "seconds": middle}
-            row["gb_per_s"] = nbytes / middle / 1e9
-            row["spread"] = [min(seconds), max(seconds)]
+            values = [_value(unit, nbytes, each / count) for each in seconds]
+            low, middle, high = _quartiles(values)
+            row = {"figure": figure, "series": name, "bytes": nbytes, "value": middle}
+            row |= {"unit": unit, "low": low, "high": high, "rounds": len(values)}
             self.rows.append(row)
-            self.say(f"{figure:<26} {name:<30} {row['gb_per_s']:8.2f} GB/s  {middle * 1e3:10.2f} ms")
+            middle_ms = statistics.median(seconds) / count * 1e3
+            self.say(f"{figure:<30} {name:<30} {middle:8.2f} {unit}  {middle_ms:12.4f} ms")
         return times
 
     def key(self, name, times, ours, peer):
@@ -58,6 +69,17 @@ class Bench:
 
     def say(self, text):
         print(text, file=sys.stderr if self._is_quiet else sys.stdout, flush=True)
+
+
+def _value(unit, nbytes, seconds):
+    return seconds * 1e9 if unit == "ns" else nbytes / seconds / 1e9
+
+
+def _quartiles(values):
+    """The quartiles of the rounds, linearly interpolated."""
+    if len(values) == 1:
+        return values * 3
+    return statistics.quantiles(values, n=4, method="inclusive")
 
 
 def shapes_few(total):
@@ -106,16 +128,15 @@ def drop_from_cache(path):
 
 
 def bench_load(bench, arguments):
-    import torch
-
+    try:
+        import torch
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise NotAvailable(f"PyTorch and safetensors are needed to compare with: {error}")
     import memferry.torch
 
     if not torch.cuda.is_available():
-        raise SystemExit("this bench needs a GPU that PyTorch can use")
-    try:
-        from safetensors.torch import load_file
-    except ImportError:
-        raise SystemExit("this bench compares with safetensors: pip install safetensors")
+        raise NotAvailable("PyTorch finds no GPU that it can use")
     device = f"cuda:{arguments.gpu}"
     total = int(arguments.gib * GIB)
 
@@ -156,14 +177,14 @@ def bench_load(bench, arguments):
         candidates["torch, pinned copy alone"] = synced(
             lambda: there.copy_(pinned, non_blocking=True)
         )
-        times = bench.measure("page cache, few tensors", size, candidates)
+        times = bench.measure("file to GPU, in the page cache", size, candidates)
         bench.key("load_warm_vs_safetensors", times, "memferry", "safetensors")
         bench.key("load_warm_vs_pinned_copy", times, "memferry", "torch, pinned copy alone")
         del candidates, host, pinned, there
 
         cold = {name: run for name, run in loaders(path).items() if name != "safetensors, then .to"}
         times = bench.measure(
-            "not cached, few tensors", size, cold, prepare=lambda: drop_from_cache(path)
+            "file to GPU, not cached", size, cold, prepare=lambda: drop_from_cache(path)
         )
         bench.key("load_cold_vs_safetensors", times, "memferry", "safetensors")
         os.unlink(path)
@@ -171,21 +192,21 @@ def bench_load(bench, arguments):
         path = os.path.join(folder, "many.safetensors")
         size = write_model(path, shapes_many(total))
         verify(path)
-        times = bench.measure("page cache, 300 tensors", size, loaders(path) | add_fast(path))
+        times = bench.measure("file to GPU, 300 tensors", size, loaders(path) | add_fast(path))
         bench.key("many_small_vs_safetensors", times, "memferry", "safetensors")
         os.unlink(path)
 
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         path = os.path.join(folder, "few.safetensors")
         size = write_model(path, shapes_few(total))
-        times = bench.measure("/dev/shm, few tensors", size, loaders(path))
+        times = bench.measure("file to GPU, in /dev/shm", size, loaders(path))
         bench.key("load_shm_vs_safetensors", times, "memferry", "safetensors")
 
     size = min(total, GIB)
     there = torch.randint(0, 256, (size,), dtype=torch.uint8, device=device)
     out = torch.empty(size, dtype=torch.uint8)
     times = bench.measure(
-        "to pageable host memory",
+        "GPU to pageable memory",
         size,
         {
             "memferry": lambda: memferry.torch.to_host(there, out=out),
@@ -203,12 +224,13 @@ def bench_load(bench, arguments):
         return measured
 
     times = bench.measure(
-        "1 MiB to the device, 100 ×",
-        100 << 20,
+        "1 MiB to the GPU",
+        1 << 20,
         {
             "memferry": often(lambda: memferry.torch._copy(target, small)),
             "torch": often(lambda: target.copy_(small)),
         },
+        count=100,
     )
     bench.key("to_device_1m_vs_torch", times, "memferry", "torch")
 
@@ -218,7 +240,7 @@ def _fastsafetensors(bench, device):
         import torch
         from fastsafetensors import SafeTensorsFileLoader, SingleGroup
     except Exception as error:
-        bench.missing.append(f"fastsafetensors: {error}")
+        bench.missing.append(f"fastsafetensors ({error})")
         return lambda path: {}
 
     def candidate(path):
@@ -233,7 +255,7 @@ def _fastsafetensors(bench, device):
         try:
             run()
         except Exception as error:
-            bench.missing.append(f"fastsafetensors: {error}")
+            bench.missing.append(f"fastsafetensors ({error})")
             return {}
         return {"fastsafetensors": run}
 
@@ -253,91 +275,29 @@ def bench_overhead(bench, _arguments):
         for _ in range(count):
             view[:] = source
 
-    times = bench.measure("8 bytes, 20,000 ×", 8 * count, {"memferry": copies, "memoryview": slices})
+    ways = {"memferry": copies, "memoryview": slices}
+    times = bench.measure("a copy from Python", 8, ways, count=count, unit="ns")
     bench.summary["python_overhead_us"] = statistics.median(times["memferry"]) / count * 1e6
     bench.say(f"  python_overhead_us = {bench.summary['python_overhead_us']:.2f}")
 
 
-def _queue_worker(kind, name, queues, nbytes, rounds):
-    """Hands an array over whenever it is asked."""
-    import numpy as np
-    from multiprocessing import shared_memory
-
-    data = np.ones(nbytes, np.uint8)
-    if kind == "memferry":
-        job = memferry.Job.join(name, 1, 2)
-        array = np.frombuffer(memferry.ShareableBuffer(nbytes), np.uint8)
-        array[:] = data
-        for _ in range(rounds):
-            job.endpoint.recv(bytearray(1))
-            job.endpoint.send(job.peer(0), array)
-        return
-    replies, requests = queues
-    for _ in range(rounds):
-        requests.get()
-        if kind == "multiprocessing.Queue":
-            replies.put(data)
-        else:
-            block = shared_memory.SharedMemory(create=True, size=nbytes)
-            np.frombuffer(block.buf, np.uint8)[:] = data
-            replies.put(block.name)
-            block.close()
-
-
 def bench_queue(bench, _arguments):
-    """Large arrays from a worker process. Memferry sends one that lies in a ShareableBuffer."""
-    import multiprocessing
-    from multiprocessing import shared_memory
+    """Large arrays from a worker process."""
+    if importlib.util.find_spec("numpy") is None:
+        raise NotAvailable("NumPy is needed: pip install numpy")
+    from memferry import _bench_queue
 
-    import numpy as np
-
-    context = multiprocessing.get_context("spawn")
-    # One round to compare the bytes, one to warm up.
-    nbytes, rounds = 64 << 20, bench._rounds + 2
-    name = f"bench-queue-{os.getpid()}"
-    kinds = ["memferry", "multiprocessing.Queue", "multiprocessing.shared_memory"]
-    queues = {kind: (context.Queue(), context.Queue()) for kind in kinds[1:]}
-    workers = [
-        context.Process(target=_queue_worker, args=(kind, name, queues.get(kind), nbytes, rounds))
-        for kind in kinds
-    ]
-    for worker in workers:
-        worker.start()
-    job = memferry.Job.join(name, 0, 2)
-    target = np.empty(nbytes, np.uint8)
-
-    def by_memferry():
-        job.endpoint.send(job.peer(1), b"?")
-        job.endpoint.recv(target)
-        return target
-
-    def by_queue():
-        replies, requests = queues["multiprocessing.Queue"]
-        requests.put(1)
-        return replies.get()
-
-    def by_shared_memory():
-        replies, requests = queues["multiprocessing.shared_memory"]
-        requests.put(1)
-        block = shared_memory.SharedMemory(replies.get())
-        target[:] = np.frombuffer(block.buf, np.uint8)
-        block.close()
-        block.unlink()
-        return target
-
-    ways = dict(zip(kinds, [by_memferry, by_queue, by_shared_memory]))
-    for kind, way in ways.items():
-        target[:] = 0
-        if not (way() == 1).all():
-            raise SystemExit(f"wrong bytes by {kind}")
-    times = bench.measure("64 MiB from a worker", nbytes, ways)
-    bench.key("queue_64m_vs_multiprocessing", times, "memferry", "multiprocessing.Queue")
-    for worker in workers:
-        worker.terminate()
-        worker.join()
+    _bench_queue.measure(bench)
 
 
 BENCHES = {"load": bench_load, "overhead": bench_overhead, "queue": bench_queue}
+
+
+def _version(module):
+    try:
+        return importlib.metadata.version(module)
+    except importlib.metadata.PackageNotFoundError:
+        return getattr(sys.modules[module], "__version__", "unknown")
 
 
 def main():
@@ -349,14 +309,21 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print JSON, and progress to stderr")
     arguments = parser.parse_args()
-    bench = Bench(arguments.rounds, arguments.json)
-    BENCHES[arguments.bench](bench, arguments)
+    # Temporary files and workers go, too, when this process is told to end.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    bench = Bench(max(arguments.rounds, 1), arguments.json)
+    try:
+        BENCHES[arguments.bench](bench, arguments)
+    except NotAvailable as reason:
+        if not arguments.json:
+            raise SystemExit(str(reason))
+        bench.missing.append(f"Python, {arguments.bench} ({reason})")
     if arguments.json:
         machine = {"cores": len(os.sched_getaffinity(0)), "kernel": platform.release()}
         versions = {"memferry": memferry.__version__, "python": platform.python_version()}
-        for module in ["torch", "safetensors", "fastsafetensors", "numpy"]:
+        for module in ["torch", "safetensors", "fastsafetensors", "numpy", "iceoryx2"]:
             if module in sys.modules:
-                versions[module] = getattr(sys.modules[module], "__version__", "unknown")
+                versions[module] = _version(module)
         outcome = {"bench": f"python-{arguments.bench}", "machine": machine, "versions": versions}
         outcome |= {"rows": bench.rows, "missing": bench.missing, "summary": bench.summary}
         print(json.dumps(outcome, indent=1))
