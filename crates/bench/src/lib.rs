@@ -23,6 +23,8 @@ mod group;
 #[cfg(feature = "run")]
 mod harness;
 #[cfg(feature = "run")]
+mod load;
+#[cfg(feature = "run")]
 mod memory;
 #[cfg(feature = "run")]
 mod message;

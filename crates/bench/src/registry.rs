@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::results::outcome::Outcome;
-use crate::{apps, copy, devices, gpu, memory, message};
+use crate::{apps, copy, devices, gpu, load, memory, message};
 
 /// Extent of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,6 +107,7 @@ pub fn all() -> &'static [&'static Bench] {
         &memory::pinning::BENCH,
         &memory::lookup::BENCH,
         &gpu::BENCH,
+        &load::BENCH,
         &devices::BENCH,
         &apps::BENCH,
     ];

@@ -14,7 +14,7 @@ pub(crate) mod plain;
 pub(crate) mod process_group;
 pub mod worker;
 mod worker_pool;
-mod workspace;
+pub(crate) mod workspace;
 
 pub(crate) use candidate::TaskRunner;
 pub(crate) use command::GroupTask;

@@ -14,7 +14,7 @@ pub mod suite;
 pub mod summary_keys;
 
 /// Names of all benches, in the order of the suite.
-pub const BENCH_NAMES: [&str; 14] = [
+pub const BENCH_NAMES: [&str; 15] = [
     "copy-latency",
     "copy-bandwidth",
     "overlap",
@@ -27,6 +27,7 @@ pub const BENCH_NAMES: [&str; 14] = [
     "pinning",
     "lookup",
     "gpu",
+    "load",
     "devices",
     "apps",
 ];

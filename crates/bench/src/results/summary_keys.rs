@@ -187,6 +187,7 @@ const RECEIVE: &str = "receive-overhead";
 const PINNING: &str = "pinning";
 const LOOKUP: &str = "lookup";
 const GPU: &str = "gpu";
+const LOAD: &str = "load";
 const DEVICES: &str = "devices";
 const APPS: &str = "apps";
 
@@ -273,6 +274,16 @@ pub static KEYS: &[SummaryKey] = &[
     ratio(GPU, "device_to_pageable_vs_driver", None, "Speed of a copy of 256 MiB from the GPU to fresh memory of 4 KiB pages, against the driver's own copy."),
     share(GPU, "overlap_64m", Some(0.97), "Share of a copy of 64 MiB between registered memory by the GPU that hides behind the caller's own work."),
     ratio(GPU, "split_vs_gpu_alone", None, "Speed of a copy of 256 MiB between registered memory that GPU, channels and caller share, against the GPU alone."),
+
+    ratio(LOAD, "load_warm_vs_safetensors", Some(8.0), "Speed of loading a safetensors file of a few large tensors from the page cache to the GPU, against safetensors."),
+    ratio(LOAD, "load_shm_vs_safetensors", Some(6.0), "The same for a file in /dev/shm."),
+    ratio(LOAD, "load_cold_vs_safetensors", None, "The same for a file that is not in the page cache."),
+    ratio(LOAD, "load_warm_vs_pinned_copy", Some(0.85), "Speed of loading from the page cache, against one copy of the same bytes from pinned memory: the limit."),
+    ratio(LOAD, "many_small_vs_safetensors", Some(4.0), "Speed of loading 300 tensors, most of them small, from the page cache to the GPU, against safetensors."),
+    ratio(LOAD, "to_host_vs_torch", Some(3.0), "Speed of a copy of up to 1 GiB from the GPU to pageable memory, against PyTorch."),
+    ratio(LOAD, "to_device_1m_vs_torch", Some(1.0), "Speed of a copy of 1 MiB from pageable memory to the GPU, against PyTorch."),
+    cost(LOAD, "python_overhead_us", "µs", None, "Time of a copy of 8 bytes from Python."),
+    ratio(LOAD, "queue_64m_vs_multiprocessing", Some(5.0), "Speed of handing 64 MiB over from a worker process, against multiprocessing.Queue."),
 
     share(DEVICES, "nic_conformance_passed", Some(1.0), "1 if the network card engine passed every case of the conformance suite over an emulated card in a virtual machine, the card did the work and the kernel did not complain, else 0.").counted(),
     share(DEVICES, "nic_bytes_by_device_share", Some(0.99), "Share of a page-aligned copy of 1 MiB that the emulated card moved, and not the processor.").counted(),

@@ -25,6 +25,7 @@ pub const ALL: &[&str] = &[
     "MEMFERRY_GPU",
     "MEMFERRY_IOAT",
     "MEMFERRY_NIC",
+    "MEMFERRY_PYTHON",
     "MEMFERRY_VM_KERNEL",
     // Messages.
     "MEMFERRY_BACKGROUND",
