@@ -9,6 +9,7 @@ use super::{RtsInfo, UnexpectedPayload};
 use crate::control::{ControlMessage, OperationId};
 use crate::envelope::Envelope;
 use crate::error::Error;
+use crate::matching::UnexpectedRef;
 use crate::path::{self, ReceiveStage, Receiving, StepResult};
 use crate::plan::MAX_EAGER_LIMIT;
 use crate::ring::bounce::BounceSpan;
@@ -49,7 +50,7 @@ impl Protocol {
                     RtsInfo { sender, source, core, has_receives: expects, nonresident: absent };
                 match self.match_arrival(peer, &envelope, length) {
                     Some(number) => {
-                        let arrival = self.matches.next_arrival_id();
+                        let arrival = self.matches.next_arrival();
                         self.on_rts_matched(number, (peer, arrival), envelope, length, request)?;
                     }
                     None => drop(self.buffer_unexpected(
@@ -156,7 +157,7 @@ impl Protocol {
                     self.complete_receive(number);
                     return Ok(());
                 }
-                receiving.arrival = self.matches.next_arrival_id();
+                receiving.arrival = self.matches.next_arrival();
                 receiving.stage = ReceiveStage::Arriving { arrived: 0, requested: None };
             }
             self.peers.connection(peer).reassembly = Reassembly::Receive(number);
@@ -188,7 +189,7 @@ impl Protocol {
     fn append_unexpected(
         &mut self,
         peer: usize,
-        id: u64,
+        id: UnexpectedRef,
         data: BounceSpan,
     ) -> Result<(), ProtocolError> {
         let connection = self.peers[peer].connection.as_mut().expect("notes come from connections");
@@ -273,13 +274,13 @@ impl Protocol {
         self.operations.finish(number, outcome);
     }
 
-    /// Buffers a message that no posted receive matches, and returns its arrival number.
+    /// Buffers a message that no posted receive matches.
     pub(super) fn buffer_unexpected(
         &mut self,
         peer: usize,
         envelope: Envelope,
         kept: UnexpectedPayload,
-    ) -> Result<u64, ProtocolError> {
+    ) -> Result<UnexpectedRef, ProtocolError> {
         self.peers.reserve_unexpected(peer, kept.weight(), kept.bytes())?;
         self.changed = true;
         Ok(self.matches.push_unexpected(peer, envelope, kept))

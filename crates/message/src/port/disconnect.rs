@@ -141,7 +141,8 @@ impl Protocol {
             !kept.is_complete() && !matches!(kept, UnexpectedPayload::Lost)
         };
         let mut kept = self.matches.iter().filter(|kept| kept.source == peer);
-        let kept = kept.find(|kept| is_cut(&kept.message)).map_or(NOTHING_LOST, |kept| kept.id);
+        let kept =
+            kept.find(|kept| is_cut(&kept.message)).map_or(NOTHING_LOST, |kept| kept.arrival);
         let noted = self.peers[peer].lost_arrival.unwrap_or(NOTHING_LOST);
         first.min(kept).min(noted)
     }
@@ -165,13 +166,13 @@ impl Protocol {
         let slot = &mut self.peers[peer];
         slot.lost_arrival = None;
         self.matches.retain(|unexpected| {
-            if unexpected.source != peer || unexpected.id < first_lost {
+            if unexpected.source != peer || unexpected.arrival < first_lost {
                 return true;
             }
             slot.unexpected_count -= unexpected.message.weight();
             slot.unexpected_bytes -= unexpected.message.bytes();
-            unexpected.message = UnexpectedPayload::Lost;
-            unexpected.claim.is_some()
+            *unexpected.message = UnexpectedPayload::Lost;
+            unexpected.is_claimed
         });
     }
 }

@@ -17,7 +17,7 @@ use crate::connection::Connection;
 use crate::control::OperationId;
 use crate::envelope::MatchSpec;
 use crate::error::{ConnectError, DisconnectReason, Error, ValidationError};
-use crate::matching::MatchKey;
+use crate::matching::{MatchKey, UnexpectedRef};
 use crate::path::ActiveCopy;
 use crate::ring::backpressure::{NO_EAGER, NO_RTS};
 use crate::ring::cells::ProtocolError;
@@ -34,7 +34,7 @@ pub(super) enum Reassembly {
     /// The memory of a receive.
     Receive(OperationId),
     /// A buffered message.
-    Unexpected(u64),
+    Unexpected(UnexpectedRef),
 }
 
 /// A connection and the operations that use it.

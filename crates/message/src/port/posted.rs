@@ -344,10 +344,14 @@ impl PortState {
         claim: Option<u64>,
     ) -> Result<Option<CompletionEntry>, Error> {
         let want = self.protocol.peers.match_key(wanted)?;
-        let Some(found) = self.protocol.matches.peek_unexpected(&want) else {
+        let matches = &mut self.protocol.matches;
+        let found = match claim {
+            Some(claim) => matches.claim_unexpected(&want, claim),
+            None => matches.peek_unexpected(&want),
+        };
+        let Some(found) = found else {
             return self.protocol.probe_source(&want).map(|()| None);
         };
-        found.claim = claim;
         let (peer, envelope) = (found.source, found.envelope);
         let length = found.message.length();
         Ok(Some(self.completion_entry(peer, envelope, length)))

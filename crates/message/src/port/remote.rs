@@ -303,7 +303,7 @@ impl Protocol {
                 let index = self.remote_slot(peer)?;
                 match self.match_arrival(index, &envelope, length) {
                     Some(number) => {
-                        let arrival = self.matches.next_arrival_id();
+                        let arrival = self.matches.next_arrival();
                         self.on_remote_matched(number, (index, arrival), envelope, length, ticket);
                     }
                     None => {

@@ -253,8 +253,8 @@ impl Protocol {
         self.matches.retain(|unexpected| {
             // A claimed message counts as received.
             let is_it = unexpected.source == peer
-                && unexpected.claim.is_none()
-                && matches!(&unexpected.message, UnexpectedPayload::AtSender { request, .. } if request.sender == wanted);
+                && !unexpected.is_claimed
+                && matches!(&*unexpected.message, UnexpectedPayload::AtSender { request, .. } if request.sender == wanted);
             removed += usize::from(is_it);
             weight += if is_it { unexpected.message.weight() } else { 0 };
             bytes += if is_it { unexpected.message.bytes() } else { 0 };

@@ -322,7 +322,7 @@ impl Protocol {
         kept: Unexpected<UnexpectedPayload>,
         number: OperationId,
     ) -> MatchEvent {
-        let Unexpected { id, source: peer, envelope, message, .. } = kept;
+        let Unexpected { arrival, source: peer, envelope, message, .. } = kept;
         self.peers.release_unexpected(peer, message.weight(), message.bytes());
         match message {
             UnexpectedPayload::Buffered { bytes, arrived } => {
@@ -341,18 +341,19 @@ impl Protocol {
                 }
                 // Fragments that have not arrived yet go to the receive.
                 let arrived = arrived as u64;
-                receiving.arrival = id;
+                receiving.arrival = arrival;
                 receiving.stage = ReceiveStage::Arriving { arrived, requested: None };
                 let connection = self.peers.connection(peer);
-                debug_assert_eq!(connection.reassembly, Reassembly::Unexpected(id));
+                debug_assert!(matches!(connection.reassembly, Reassembly::Unexpected(_)));
                 connection.reassembly = Reassembly::Receive(number);
             }
             UnexpectedPayload::AtSender { length, request } => {
-                let outcome = self.on_rts_matched(number, (peer, id), envelope, length, request);
+                let outcome =
+                    self.on_rts_matched(number, (peer, arrival), envelope, length, request);
                 return MatchEvent::Rendezvous { peer, outcome };
             }
             UnexpectedPayload::AtRemoteHost { length, ticket } => {
-                self.on_remote_matched(number, (peer, id), envelope, length, ticket);
+                self.on_remote_matched(number, (peer, arrival), envelope, length, ticket);
             }
             UnexpectedPayload::Lost => {
                 let error = self.peers.disconnect_error(peer);
