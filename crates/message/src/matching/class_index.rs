@@ -50,21 +50,20 @@ impl MatchClass {
 }
 
 /// The neighbours of a slot in its bucket.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 struct Links {
     previous: u32,
     next: u32,
 }
 
 /// The first and the last slot of a bucket.
-#[derive(Debug, Clone, Copy)]
+#[derive(Clone, Copy)]
 struct Ends {
     first: u32,
     last: u32,
 }
 
 /// The slots of a list that are of one class, by bucket and in order.
-#[derive(Debug)]
 pub(super) struct ClassIndex {
     pub(super) class: MatchClass,
     buckets: HashMap<BucketKey, Ends, SeededState>,
@@ -130,7 +129,7 @@ impl ClassIndex {
 }
 
 /// Makes hashers with a seed of this process: a peer that chooses tags cannot aim at one bucket.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct SeededState([u64; 2]);
 
 impl SeededState {

@@ -41,7 +41,6 @@ impl MatchKey {
 }
 
 /// A message without a receive.
-#[derive(Debug)]
 pub(crate) struct Unexpected<M> {
     /// The arrival number.
     pub(crate) arrival: u64,
@@ -71,7 +70,6 @@ pub(crate) struct UnexpectedRef {
 }
 
 /// A receive without a message.
-#[derive(Debug)]
 struct PostedReceive<R> {
     key: MatchKey,
     receive: R,
@@ -85,7 +83,6 @@ const SEARCHED_LENGTH: usize = 32;
 const MAX_CLASSES: usize = 8;
 
 /// The posted receive queue and the unexpected queue.
-#[derive(Debug)]
 pub(crate) struct MatchQueues<R, M> {
     posted: OrderedList<PostedReceive<R>>,
     /// The posted receives by class, while the queue is or was long and has not been empty since.
@@ -98,8 +95,17 @@ pub(crate) struct MatchQueues<R, M> {
     next_arrival: u64,
 }
 
+/// Shows the lengths of the queues.
+impl<R, M> std::fmt::Debug for MatchQueues<R, M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut shown = f.debug_struct("MatchQueues");
+        shown.field("posted", &self.posted.len()).field("unexpected", &self.unexpected.len());
+        shown.finish_non_exhaustive()
+    }
+}
+
 /// The posted receives, each in the index of its class.
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct PostedClasses {
     classes: Vec<ClassIndex>,
     /// Number of posted receives whose class has no index. While there are any, the queue is

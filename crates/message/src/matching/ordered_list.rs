@@ -5,7 +5,6 @@ pub(super) const NONE: u32 = u32::MAX;
 /// Number of slots that an empty list keeps allocated.
 const KEPT_SLOTS: usize = 1024;
 
-#[derive(Debug)]
 struct Slot<T> {
     /// `None` if the slot is free.
     entry: Option<T>,
@@ -17,7 +16,6 @@ struct Slot<T> {
 }
 
 /// Entries in order, in slots that are reused.
-#[derive(Debug)]
 pub(super) struct OrderedList<T> {
     slots: Vec<Slot<T>>,
     first: u32,
