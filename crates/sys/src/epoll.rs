@@ -13,6 +13,18 @@ use crate::fault::{Call, call};
 #[derive(Debug)]
 pub struct EpollSet(OwnedFd);
 
+/// What makes a member of a set ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Readiness {
+    /// It is readable, or its other end is closed.
+    Readable,
+    /// Its other end is closed.
+    HungUp,
+}
+
+/// Number of members that one call reports.
+const REPORTED_MEMBERS: usize = 64;
+
 impl EpollSet {
     /// Creates an empty set.
     pub fn new() -> io::Result<Self> {
@@ -26,7 +38,30 @@ impl EpollSet {
         if edge {
             flags |= epoll::EventFlags::ET;
         }
-        let data = epoll::EventData::new_u64(0);
+        self.add_with(descriptor, 0, flags)
+    }
+
+    /// Adds a descriptor with a key, by which [`EpollSet::ready_keys`] reports it.
+    pub fn add_keyed(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        key: u64,
+        readiness: Readiness,
+    ) -> io::Result<()> {
+        let readable = match readiness {
+            Readiness::Readable => epoll::EventFlags::IN,
+            Readiness::HungUp => epoll::EventFlags::empty(),
+        };
+        self.add_with(descriptor, key, readable | epoll::EventFlags::RDHUP)
+    }
+
+    fn add_with(
+        &self,
+        descriptor: BorrowedFd<'_>,
+        key: u64,
+        flags: epoll::EventFlags,
+    ) -> io::Result<()> {
+        let data = epoll::EventData::new_u64(key);
         Ok(call(Call::EpollAdd, || epoll::add(&self.0, descriptor, data, flags))?)
     }
 
@@ -48,10 +83,24 @@ impl EpollSet {
     /// Consumes the reported edges, so that the set is readable again only for new signals and for
     /// members that stay readable.
     pub fn drain(&self) {
-        let mut events: [std::mem::MaybeUninit<epoll::Event>; 16] =
-            [const { std::mem::MaybeUninit::uninit() }; 16];
+        let _ = self.ready_keys();
+    }
+
+    /// The keys of members that are ready now, at most 64 of them. The kernel takes turns: the next
+    /// call reports others. The list may be short of members after a failed system call.
+    pub fn ready_keys(&self) -> impl Iterator<Item = u64> + use<> {
+        let mut events = [const { std::mem::MaybeUninit::uninit() }; REPORTED_MEMBERS];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let _ = call(Call::EpollWait, || epoll::wait(&self.0, &mut events, Some(&now)));
+        let mut keys = [0; REPORTED_MEMBERS];
+        let mut count = 0;
+        if let Ok((ready, _)) =
+            call(Call::EpollWait, || epoll::wait(&self.0, &mut events, Some(&now)))
+        {
+            count = ready.len();
+            let found = ready.iter().map(|event| event.data.u64());
+            keys.iter_mut().zip(found).for_each(|(key, found)| *key = found);
+        }
+        keys.into_iter().take(count)
     }
 }
 
@@ -78,5 +127,39 @@ mod tests {
             set.drain();
             assert!(!set.wait(now));
         }
+    }
+
+    #[test]
+    fn members_are_reported_by_their_keys_while_they_are_ready() {
+        let set = EpollSet::new().unwrap();
+        let events: Vec<_> = (0..100).map(|_| EventFd::new().unwrap()).collect();
+        for (event, key) in events.iter().zip(0..) {
+            set.add_keyed(event.as_fd(), key, Readiness::Readable).unwrap();
+        }
+        assert_eq!(set.ready_keys().count(), 0);
+        events[7].signal();
+        events[90].signal();
+        let mut ready: Vec<_> = set.ready_keys().collect();
+        ready.sort_unstable();
+        assert_eq!(ready, [7, 90]);
+        // More than one call reports: none is left out for ever.
+        events.iter().for_each(EventFd::signal);
+        let mut seen = std::collections::BTreeSet::new();
+        for _ in 0..4 {
+            seen.extend(set.ready_keys());
+        }
+        assert_eq!(seen.len(), 100);
+    }
+
+    #[test]
+    fn a_member_that_is_watched_for_its_end_is_not_reported_for_its_data() {
+        use std::io::Write;
+        let set = EpollSet::new().unwrap();
+        let (ours, mut theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        set.add_keyed(ours.as_fd(), 5, Readiness::HungUp).unwrap();
+        theirs.write_all(b"data").unwrap();
+        assert_eq!(set.ready_keys().count(), 0);
+        drop(theirs);
+        assert_eq!(set.ready_keys().collect::<Vec<_>>(), [5]);
     }
 }

@@ -137,10 +137,10 @@ pub fn probe_waitv() -> std::io::Result<()> {
 /// Maximum number of words of one [`futex_wait_shared`].
 pub const MAX_WAITV: usize = 128;
 
-/// Wakes all threads of all processes that sleep on `word`.
-pub fn futex_wake_shared(word: &std::sync::atomic::AtomicU32) {
+/// Wakes all threads of all processes that sleep on `word`. Returns whether there was any.
+pub fn futex_wake_shared(word: &std::sync::atomic::AtomicU32) -> bool {
     use rustix::thread::futex;
-    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX as u32);
+    futex::wake(word, futex::Flags::empty(), i32::MAX as u32).is_ok_and(|woken| woken > 0)
 }
 
 #[cfg(all(test, not(loom)))]

@@ -252,10 +252,10 @@ impl PortState {
         };
         self.windows.share_all(&mut wire);
         wire.ring_doorbell();
-        self.wakeup.watch_connection(&mut wire);
         let slot = &mut self.protocol.peers[index];
         slot.disconnect_reason = None;
         slot.connection = Some(Box::new(ConnectedPeer::new(wire)));
+        self.wakeup.watch_connection(index, &mut self.protocol.peers);
         self.protocol.peers.update_oversubscription();
         if known.is_some() {
             self.start_queued_sends(index);

@@ -61,7 +61,7 @@ impl PortState {
                 wire.ring_doorbell();
             }
             wire.shutdown();
-            wakeup.unwatch_connection(wire);
+            wakeup.unwatch_connection(wire, protocol.peers.connected_count());
             let stale = wire.stale_socket(&reason).map(DeferredAction::RemoveSocketFile);
             protocol.operations.deferred.extend(stale);
         }

@@ -2,8 +2,12 @@
 //! the table needs of other parts is a parameter; the table itself does not act on messages.
 
 use std::collections::VecDeque;
+use std::io;
 use std::ops::{Index, IndexMut};
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+
+use memferry_sys::epoll::Readiness;
 
 use super::config::PortConfig;
 use super::named_peers::NamedPeer;
@@ -124,6 +128,23 @@ pub(crate) struct PeerSlot {
 }
 
 impl PeerSlot {
+    /// The socket and the pidfd of the connection.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.connection.iter().flat_map(|connection| connection.wire.descriptors())
+    }
+
+    /// Adds the descriptors of the connection that tell of its end, by `add`.
+    pub(super) fn watch_end(
+        &self,
+        add: impl Fn(BorrowedFd<'_>, Readiness) -> io::Result<()>,
+    ) -> io::Result<()> {
+        // The socket has packets in it while the peer is alive, the pidfd is readable after its end.
+        let ways = [Readiness::HungUp, Readiness::Readable];
+        self.descriptors()
+            .zip(ways)
+            .try_for_each(|(descriptor, readiness)| add(descriptor, readiness))
+    }
+
     /// Whether the slot is reserved for a peer that was added by name or by a remote transport's number.
     pub(super) fn is_expected(&self) -> bool {
         self.named.is_some() || self.remote_id.is_some()

@@ -169,7 +169,7 @@ impl PortState {
             (time, time);
         self.accept_pending();
         let mut found = self.poll_remote();
-        for peer in 0..self.protocol.peers.len() {
+        for peer in self.wakeup.possibly_ended(&self.protocol.peers) {
             let Some(connection) = &self.protocol.peers[peer].connection else { continue };
             if connection.wire.is_alive() {
                 continue;

@@ -139,7 +139,8 @@ impl Port {
         state.wakeup.sleeper_on_epoll = readiness.is_some();
         let before = state.wakeup.armed;
         state.wakeup.armed |= way;
-        let words = state.arm_wakeups();
+        state.arm_wakeups();
+        let words = if readiness.is_none() { state.futex_words() } else { Vec::new() };
         // Polls once more after the wakeups are armed: control messages, space, and claims
         // of cooperative messages.
         let is_idle = !state.windows.take_word_changes() && !state.has_ready_ring();
@@ -149,12 +150,7 @@ impl Port {
             let timeout = bounds.epoll_timeout(&state);
             drop(state);
             match &readiness {
-                Some(readiness) => {
-                    // Releases the rings: peers may disconnect during the sleep, and their memory is then
-                    // unmapped.
-                    drop(words);
-                    let _ = readiness.wait(timeout);
-                }
+                Some(readiness) => drop(readiness.wait(timeout)),
                 None => sleep_on_words(&words, bounds.slice),
             }
             state = self.lock();
@@ -175,13 +171,20 @@ impl Port {
     /// yet: its words must not be armed again, or it would miss this wakeup.
     pub(crate) fn wake_sleeper(&self, state: &mut PortState) {
         state.wakeup.armed &= !FUTEX_ARMED;
-        for connection in state.protocol.peers.connections_mut() {
-            connection.wire.disarm_wakeup();
-            futex_wake_shared(connection.wire.memory.own_wakeup().word());
-        }
+        // A sleeper that does not sleep yet finds its words changed.
+        state
+            .protocol
+            .peers
+            .connections_mut()
+            .for_each(|connection| connection.wire.disarm_wakeup());
         // Without a sleeper on the epoll set, the event would wake event loops for nothing.
         if state.wakeup.sleeper_on_epoll {
             state.wakeup.signal_epoll();
+        } else {
+            // It sleeps on the words of all connections of its time: the first of these wakes it.
+            let mut connections = state.protocol.peers.connections();
+            let _ = connections
+                .any(|connection| futex_wake_shared(connection.wire.memory.own_wakeup().word()));
         }
         self.local_futex.word().fetch_add(1, Ordering::Release);
         self.local_futex.wake_all();
@@ -204,9 +207,14 @@ impl PortState {
         self.wakeup.disarm(&mut self.protocol.peers);
     }
 
-    /// Publishes to all peers how this side is woken. Returns the futex words to sleep on.
-    pub(super) fn arm_wakeups(&mut self) -> Vec<(ConnectionMemory, u32)> {
-        self.wakeup.arm(&mut self.protocol.peers)
+    /// Publishes to all peers how this side is woken.
+    pub(super) fn arm_wakeups(&mut self) {
+        self.wakeup.arm(&mut self.protocol.peers);
+    }
+
+    /// The futex words to sleep on.
+    pub(super) fn futex_words(&self) -> Vec<(ConnectionMemory, u32)> {
+        self.wakeup.futex_words(&self.protocol.peers)
     }
 
     /// The epoll set of all descriptors of the port, made at the first call.
@@ -230,9 +238,10 @@ impl PortState {
             || (self.protocol.peers.closed && !self.protocol.has_pending_operations())
     }
 
-    /// Drains the wakeups that ended a sleep on the epoll set.
+    /// Drains the wakeups that ended a sleep on the epoll set. Those beyond what one call reports end the next
+    /// sleep.
     fn drain_wakeups(&mut self) {
-        for peer in 0..self.protocol.peers.len() {
+        for peer in self.wakeup.readable_connections() {
             let Some(connection) = &mut self.protocol.peers[peer].connection else { continue };
             if let Err(nonsense) = connection.wire.drain_socket() {
                 self.disconnect(

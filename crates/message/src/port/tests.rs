@@ -407,7 +407,8 @@ fn a_sleeper_that_is_woken_before_it_sleeps_does_not_sleep_whoever_polls_meanwhi
     let mut state = pair.port().lock();
     // The state of a thread that unlocks the port to sleep.
     (state.wakeup.has_sleeper, state.wakeup.armed) = (true, FUTEX_ARMED);
-    let words = state.arm_wakeups();
+    state.arm_wakeups();
+    let words = state.futex_words();
     pair.port().wake_sleeper(&mut state);
     state.begin_polling();
     state.end_polling();

@@ -6,13 +6,20 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
 use memferry_sys::EventFd;
-use memferry_sys::epoll::EpollSet;
+use memferry_sys::epoll::{EpollSet, Readiness};
 
 use super::peer_table::PeerTable;
 use super::posted::PollBackoff;
 use crate::connection::Connection;
 use crate::ring::layout::ConnectionMemory;
 use crate::ring::wakeup::FUTEX_ARMED;
+
+/// Number of connections from which on the kernel is asked which peers have ended. With fewer, each
+/// of them is asked, which takes no descriptor.
+const WATCHED_CONNECTIONS: usize = 8;
+
+/// Key of descriptors in `epoll` that belong to no connection. Connections have the numbers of their slots.
+const NO_CONNECTION: u64 = u64::MAX;
 
 /// The descriptor that event loops of the application poll.
 #[derive(Debug)]
@@ -29,6 +36,8 @@ pub(super) struct Wakeup {
     epoll: Option<Arc<EpollSet>>,
     /// A connection could not be added to `epoll`: no thread may sleep on the set without a timeout.
     pub(super) is_epoll_incomplete: bool,
+    /// Sockets and processes of peers, of which only the end is reported, once there are many peers.
+    ends: Option<EpollSet>,
     /// Event in `epoll` that wakes the thread that sleeps on the set.
     wake_event: Option<EventFd>,
     event_loop_fd: Option<EventLoopFd>,
@@ -60,17 +69,20 @@ impl Wakeup {
         }
         let epoll = Arc::new(EpollSet::new()?);
         let event = EventFd::new()?;
-        epoll.add(event.as_fd(), false)?;
+        let add_other = |descriptor: BorrowedFd<'_>| {
+            epoll.add_keyed(descriptor, NO_CONNECTION, Readiness::Readable)
+        };
+        add_other(event.as_fd())?;
         if let Some(listener) = &mut peers.listener {
-            epoll.add(listener.watch()?.as_fd(), false)?;
+            add_other(listener.watch()?.as_fd())?;
         }
-        for connection in peers.connections() {
-            for descriptor in connection.wire.descriptors() {
-                epoll.add(descriptor, false)?;
+        for (index, slot) in peers.iter().enumerate() {
+            for descriptor in slot.descriptors() {
+                epoll.add_keyed(descriptor, index as u64, Readiness::Readable)?;
             }
         }
         for descriptor in peers.connect_sockets().chain(peers.remote.descriptor()) {
-            epoll.add(descriptor, false)?;
+            add_other(descriptor)?;
         }
         self.wake_event = Some(event);
         self.epoll = Some(epoll.clone());
@@ -80,25 +92,58 @@ impl Wakeup {
     /// Adds a descriptor whose events are also polled for: a failure to add it only delays them.
     pub(super) fn watch(&self, descriptor: BorrowedFd<'_>) {
         if let Some(epoll) = &self.epoll {
-            let _ = epoll.add(descriptor, false);
+            let _ = epoll.add_keyed(descriptor, NO_CONNECTION, Readiness::Readable);
         }
     }
 
-    /// Adds the descriptors of a new connection, and publishes to the peer how this side is woken.
-    pub(super) fn watch_connection(&mut self, wire: &mut Connection) {
+    /// Adds the descriptors of a new connection in a slot, and publishes to the peer how this side is woken.
+    pub(super) fn watch_connection(&mut self, index: usize, peers: &mut PeerTable) {
         if let Some(epoll) = &self.epoll {
-            for descriptor in wire.descriptors() {
-                self.is_epoll_incomplete |= epoll.add(descriptor, false).is_err();
+            for descriptor in peers[index].descriptors() {
+                let added = epoll.add_keyed(descriptor, index as u64, Readiness::Readable);
+                self.is_epoll_incomplete |= added.is_err();
             }
         }
-        wire.arm_wakeup(if self.pollers == 0 { self.armed } else { 0 });
+        self.watch_end(index, peers);
+        let armed = if self.pollers == 0 { self.armed } else { 0 };
+        peers.wire(index).arm_wakeup(armed);
     }
 
-    /// Removes the descriptors of a connection. The caller closes them after this call: a duplicate of a
+    /// Lets the kernel report the end of a new peer. If it cannot, each peer is asked.
+    fn watch_end(&mut self, index: usize, peers: &PeerTable) {
+        let add = |set: &EpollSet, index: usize| {
+            peers[index].watch_end(|descriptor, readiness| {
+                set.add_keyed(descriptor, index as u64, readiness)
+            })
+        };
+        let watched = match self.ends.take() {
+            Some(set) => add(&set, index).map(|()| Some(set)),
+            None if peers.connected_count() < WATCHED_CONNECTIONS => return,
+            None => EpollSet::new().and_then(|set| {
+                (0..peers.len()).try_for_each(|index| add(&set, index))?;
+                Ok(Some(set))
+            }),
+        };
+        self.ends = watched.unwrap_or_default();
+    }
+
+    /// The slots of connections whose peers may have ended.
+    pub(super) fn possibly_ended(&self, peers: &PeerTable) -> Vec<usize> {
+        match &self.ends {
+            // A key may be that of an earlier connection, so the caller checks.
+            Some(set) => set.ready_keys().map(|key| key as usize).collect(),
+            None => (0..peers.len()).collect(),
+        }
+    }
+
+    /// Removes the descriptors of a connection, besides which `left` others are left. The caller closes them after this call: a duplicate of a
     /// closed descriptor would stay in the set and be readable for ever.
-    pub(super) fn unwatch_connection(&self, wire: &Connection) {
-        if let Some(epoll) = &self.epoll {
-            wire.descriptors().for_each(|fd| epoll.remove(fd));
+    pub(super) fn unwatch_connection(&mut self, wire: &Connection, left: usize) {
+        for set in self.epoll.as_deref().into_iter().chain(&self.ends) {
+            wire.descriptors().for_each(|fd| set.remove(fd));
+        }
+        if left < WATCHED_CONNECTIONS / 2 {
+            self.ends = None;
         }
     }
 
@@ -141,16 +186,21 @@ impl Wakeup {
         }
     }
 
-    /// Publishes to all peers how this side is woken. Returns the futex words to sleep on.
-    pub(super) fn arm(&self, peers: &mut PeerTable) -> Vec<(ConnectionMemory, u32)> {
-        let flags = self.armed;
-        peers
-            .connections_mut()
-            .map(|connection| {
-                connection.wire.arm_wakeup(flags);
-                (connection.wire.memory.clone(), flags)
-            })
-            .collect()
+    /// Publishes to all peers how this side is woken.
+    pub(super) fn arm(&self, peers: &mut PeerTable) {
+        peers.connections_mut().for_each(|connection| connection.wire.arm_wakeup(self.armed));
+    }
+
+    /// The futex words to sleep on, and their values while no peer has woken this side.
+    pub(super) fn futex_words(&self, peers: &PeerTable) -> Vec<(ConnectionMemory, u32)> {
+        let connections = peers.connections();
+        connections.map(|connection| (connection.wire.memory.clone(), self.armed)).collect()
+    }
+
+    /// The slots of connections whose sockets have packets, or whose peers have ended.
+    pub(super) fn readable_connections(&self) -> impl Iterator<Item = usize> + use<> {
+        let keys = self.epoll.as_ref().map(|epoll| epoll.ready_keys());
+        keys.into_iter().flatten().filter(|&key| key != NO_CONNECTION).map(|key| key as usize)
     }
 
     /// Publishes to all peers that a thread of this side polls.
