@@ -1,18 +1,23 @@
-//! Jobs: endpoints that connect to each other by the name of the job and a rank each.
+//! Jobs: endpoints that find each other by the name of the job and a rank each.
+//!
+//! The ranks are a tree: rank `r` has the children `2r + 1` and `2r + 2`. A rank joins when its children have
+//! joined, and tells its parent; rank 0 tells everybody that all have. So a job of `n` ranks starts with
+//! `n - 1` connections. The other connections are made when the first message needs them.
 
 use std::time::{Duration, Instant};
 
 use crate::builder::EndpointBuilder;
-use crate::endpoint::Endpoint;
+use crate::endpoint::{Endpoint, TAG_ANY};
 use crate::error::{ConnectError, Error, ValidationError};
 use crate::port::Peer;
 
-/// An endpoint among `size` endpoints of a job, all connected to each other.
+/// An endpoint among `size` endpoints of a job. Two ranks are connected when the first message
+/// between them needs it.
 ///
 /// ```
 /// use memferry::message::Job;
 ///
-/// let job = Job::join("doc-alone", 0, 1)?; // one rank: connected at once
+/// let job = Job::join("doc-alone", 0, 1)?; // one rank: it waits for nobody
 /// assert_eq!((job.rank(), job.size()), (0, 1));
 /// # Ok::<_, Box<dyn std::error::Error>>(())
 /// ```
@@ -31,7 +36,7 @@ impl std::fmt::Debug for Job {
 }
 
 impl Job {
-    /// Joins a job with a rank. Returns when all ranks have joined and are connected.
+    /// Joins a job with a rank. Returns when all ranks have joined.
     pub fn join(name: &str, rank: usize, size: usize) -> Result<Self, Error> {
         EndpointBuilder::new().join(name, rank, size)
     }
@@ -76,21 +81,33 @@ fn socket_name(job: &str, rank: usize) -> String {
     format!("job:{uid}:{}:{rank}", job.replace('/', "|"))
 }
 
+/// The tag of messages between a rank and its parent while the job starts. Applications may use it too: no
+/// such message is left when [`Job::join`] returns.
+const JOIN_TAG: u64 = 0;
+/// What ranks say when all ranks below them, or all of the job, have joined. Otherwise they name the one that
+/// is missing.
+const NOBODY_MISSING: u64 = u64::MAX;
+/// How much longer than the ranks below it a rank waits for their word, for each level of the tree: a rank that
+/// waits for another one is not the missing one.
+const WORD_TIMEOUT: Duration = Duration::from_secs(1);
+/// Interval between attempts to connect to a parent that has not joined yet.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(1);
+
 impl EndpointBuilder {
-    /// Joins a job with a rank, with these settings. Returns when all ranks are connected, or fails
+    /// Joins a job with a rank, with these settings. Returns when all ranks have joined, or fails
     /// after the connect timeout.
     pub fn join(&self, name: &str, rank: usize, size: usize) -> Result<Job, Error> {
         if rank >= size {
             return Err(ValidationError::Rank { rank, size }.into());
         }
-        self.connect_all(self.open(&socket_name(name, rank))?, name, rank, size)
+        self.join_as(self.open(&socket_name(name, rank))?, name, rank, size)
     }
 
     /// Joins a job with the lowest free rank.
     pub fn join_any(&self, name: &str, size: usize) -> Result<Job, Error> {
         for rank in 0..size {
             match self.open(&socket_name(name, rank)) {
-                Ok(endpoint) => return self.connect_all(endpoint, name, rank, size),
+                Ok(endpoint) => return self.join_as(endpoint, name, rank, size),
                 Err(Error::Connect(ConnectError::NameInUse(_))) => {}
                 Err(error) => return Err(error),
             }
@@ -98,8 +115,7 @@ impl EndpointBuilder {
         Err(ConnectError::NameInUse(format!("{name} (all {size} ranks are taken)")).into())
     }
 
-    /// Connects to all lower ranks, and waits for the higher ones to connect.
-    fn connect_all(
+    fn join_as(
         &self,
         endpoint: Endpoint,
         name: &str,
@@ -107,51 +123,195 @@ impl EndpointBuilder {
         size: usize,
     ) -> Result<Job, Error> {
         let timeout = self.config()?.connect_timeout;
-        let deadline = Instant::now().checked_add(timeout);
-        let mut peers = Vec::with_capacity(size);
-        for other in 0..size {
-            let other_name = socket_name(name, other);
-            let peer = if other == rank {
-                endpoint.self_peer()?
-            } else {
-                let found = wait_for(&endpoint, &other_name, other < rank, deadline)?;
-                let seconds = timeout.as_secs();
-                let missing =
-                    || ConnectError::RankMissing { job: name.to_owned(), rank: other, seconds };
-                found.ok_or_else(missing)?
-            };
-            peers.push(peer);
+        let peers: Result<_, _> =
+            (0..size).map(|other| endpoint.add_peer(&socket_name(name, other))).collect();
+        let job = Job { endpoint, rank, peers: peers? };
+        match job.wait_for_all(name, Instant::now().checked_add(timeout))? {
+            None => Ok(job),
+            Some(rank) => {
+                let (job, seconds) = (name.to_owned(), timeout.as_secs());
+                Err(ConnectError::RankMissing { job, rank, seconds }.into())
+            }
         }
-        Ok(Job { endpoint, rank, peers })
     }
 }
 
-/// Connects to a rank, or waits until the rank has connected. Returns `None` at the deadline.
-fn wait_for(
-    endpoint: &Endpoint,
-    name: &str,
-    dial: bool,
-    deadline: Option<Instant>,
-) -> Result<Option<Peer>, Error> {
-    const JOIN_POLL_TIMEOUT: Duration = Duration::from_millis(1);
-    loop {
-        let attempt = if dial { endpoint.connect(name).map(Some) } else { Ok(None) };
-        match attempt {
-            Ok(Some(peer)) => return Ok(Some(peer)),
-            Ok(None) | Err(Error::Connect(ConnectError::NoListener(_))) => {}
-            Err(error) => return Err(error),
+impl Job {
+    /// Waits until all ranks have joined. Returns the rank that is missing at the deadline.
+    fn wait_for_all(&self, name: &str, deadline: Option<Instant>) -> Result<Option<usize>, Error> {
+        let parent = self.rank.checked_sub(1).map(|place| place / 2);
+        let children = [2 * self.rank + 1, 2 * self.rank + 2];
+        let children = children.into_iter().filter(|child| *child < self.size());
+        // First of all: a parent that sees this rank does not take it for the missing one.
+        let has_parent = match parent {
+            Some(parent) => self.connect_to_parent(&socket_name(name, parent), parent, deadline)?,
+            None => false,
+        };
+        let mut missing = None;
+        for child in children.clone() {
+            missing = missing.or(self.wait_for_child(child, deadline)?);
         }
-        let mut state = endpoint.port().lock();
-        state.accept_pending();
-        state.progress();
-        // The rank may have connected and disconnected already: its messages can still be received.
-        if let Some(peer) = state.protocol.peers.find_name_or_last(name) {
-            return Ok(Some(peer));
+        if let Some(parent) = parent {
+            missing = if has_parent {
+                self.tell(parent, missing)?;
+                let levels = self.size().ilog2() + 1;
+                self.hear_from(parent, later(deadline, levels))?
+            } else {
+                missing.or(Some(parent))
+            };
         }
-        drop(state);
-        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-            return Ok(None);
+        for child in children {
+            if self.is_connected(child) {
+                self.tell(child, missing)?;
+            }
         }
-        std::thread::sleep(JOIN_POLL_TIMEOUT);
+        Ok(missing)
+    }
+
+    /// Waits until a child and all ranks below it have joined.
+    fn wait_for_child(
+        &self,
+        child: usize,
+        deadline: Option<Instant>,
+    ) -> Result<Option<usize>, Error> {
+        let joined = self.endpoint.port().block(false, deadline, |state| {
+            state.accept_pending();
+            state.protocol.peers.was_connected(self.peers[child]).then_some(())
+        });
+        if joined.is_none() {
+            return Ok(Some(child));
+        }
+        // The levels of the tree below the child.
+        let levels = (self.size() / (child + 1)).max(1).ilog2() + 1;
+        self.hear_from(child, later(deadline, levels))
+    }
+
+    /// Connects to the parent, which may not have joined yet. Returns whether it has.
+    fn connect_to_parent(
+        &self,
+        name: &str,
+        parent: usize,
+        deadline: Option<Instant>,
+    ) -> Result<bool, Error> {
+        while !self.is_connected(parent) {
+            match self.endpoint.connect(name) {
+                Ok(_) => break,
+                Err(Error::Connect(ConnectError::NoListener(_))) => {}
+                Err(error) => return Err(error),
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(false);
+            }
+            std::thread::sleep(CONNECT_INTERVAL);
+        }
+        Ok(true)
+    }
+
+    fn is_connected(&self, rank: usize) -> bool {
+        self.endpoint.port().lock().protocol.peers.was_connected(self.peers[rank])
+    }
+
+    /// Tells a rank which one is missing.
+    fn tell(&self, rank: usize, missing: Option<usize>) -> Result<(), Error> {
+        let word = missing.map_or(NOBODY_MISSING, |rank| rank as u64);
+        match self.endpoint.send(self.peers[rank], JOIN_TAG, &word.to_le_bytes()) {
+            // It has found out by itself.
+            Err(Error::PeerDisconnected(_)) if missing.is_some() => Ok(()),
+            sent => sent,
+        }
+    }
+
+    /// Receives the word of a rank about who is missing: that rank itself if it says nothing.
+    fn hear_from(&self, rank: usize, deadline: Option<Instant>) -> Result<Option<usize>, Error> {
+        let started = self.endpoint.irecv(self.peers[rank], JOIN_TAG, TAG_ANY, vec![0u8; 8]);
+        let receive = match started {
+            Err(failed) if matches!(failed.error, Error::PeerDisconnected(_)) => {
+                return Ok(Some(rank));
+            }
+            started => started.map_err(|failed| failed.error)?,
+        };
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let Ok(outcome) = receive.wait_timeout(left.unwrap_or(Duration::MAX)) else {
+            return Ok(Some(rank));
+        };
+        match outcome {
+            Ok((_, word)) => {
+                let word = word.try_into().map(u64::from_le_bytes).unwrap_or(NOBODY_MISSING);
+                // A rank that names nobody of this job lies, and is not believed.
+                Ok(usize::try_from(word).ok().filter(|missing| *missing < self.size()))
+            }
+            Err(failed) if matches!(failed.error, Error::PeerDisconnected(_)) => Ok(Some(rank)),
+            Err(failed) => Err(failed.error),
+        }
+    }
+}
+
+fn later(deadline: Option<Instant>, levels: u32) -> Option<Instant> {
+    deadline.and_then(|deadline| deadline.checked_add(WORD_TIMEOUT * levels))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn unique(name: &str) -> String {
+        format!("{name}-{}", std::process::id())
+    }
+
+    /// Runs a function for each rank, on a thread each.
+    fn run_ranks<T: Send, R: Send>(of: Vec<T>, run: impl Fn(usize, T) -> R + Sync) -> Vec<R> {
+        std::thread::scope(|scope| {
+            let run = &run;
+            let ranks = of.into_iter().enumerate();
+            let started = ranks.map(|(rank, of)| scope.spawn(move || run(rank, of)));
+            let started: Vec<_> = started.collect();
+            started.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn ranks_are_connected_when_a_message_needs_it() {
+        const SIZE: usize = 12;
+        let name = unique("lazy-job");
+        let jobs = run_ranks(vec![(); SIZE], |rank, ()| Job::join(&name, rank, SIZE).unwrap());
+        for job in &jobs {
+            assert!(job.endpoint().peers().len() <= 3, "a parent and two children");
+        }
+        let jobs = run_ranks(jobs, |rank, job| {
+            for other in 0..SIZE {
+                job.endpoint().send(job.peer(other), 5, &[rank as u8]).unwrap();
+            }
+            let mut seen = [false; SIZE];
+            for _ in 0..SIZE {
+                let receive = job.endpoint().irecv(crate::Source::Any, 5, u64::MAX, vec![0u8]);
+                let got = receive.unwrap().wait_timeout(Duration::from_secs(60)).unwrap();
+                let (status, byte) = got.unwrap();
+                assert_eq!(job.rank_of(status.source), Some(byte[0].into()));
+                assert!(!std::mem::replace(&mut seen[usize::from(byte[0])], true));
+            }
+            job
+        });
+        for job in &jobs {
+            assert_eq!(job.endpoint().peers().len(), SIZE);
+        }
+    }
+
+    #[test]
+    fn every_rank_learns_which_one_is_missing() {
+        const SIZE: usize = 9;
+        for missing in [0, 3, 8] {
+            let name = unique(&format!("job-without-{missing}"));
+            let others = (0..SIZE).filter(|rank| *rank != missing).collect();
+            run_ranks(others, |_, rank| {
+                let timeout = Duration::from_millis(300);
+                let builder = EndpointBuilder::new().connect_timeout(timeout);
+                match builder.join(&name, rank, SIZE).unwrap_err() {
+                    Error::Connect(ConnectError::RankMissing { rank: named, .. }) => {
+                        assert_eq!(named, missing, "as rank {rank} says");
+                    }
+                    error => panic!("{error}"),
+                }
+            });
+        }
     }
 }

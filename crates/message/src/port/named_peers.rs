@@ -10,7 +10,8 @@ use memferry_sys::clock;
 use super::operations::OperationKind;
 use super::peer_table::{PeerSlot, PeerTable};
 use super::submit::Started;
-use super::{Peer, PortState};
+use super::wait::PortGuard;
+use super::{Peer, Port, PortState};
 use crate::completion::CompletionOptions;
 use crate::connect::{ConnectStatus, ConnectedSocket, ListenerAddress, PendingConnect, parse_name};
 use crate::connection::{Connection, PeerInfo};
@@ -114,6 +115,25 @@ impl PeerTable {
             ConnectPhase::InProgress(connecting) => Some(connecting.as_fd()),
             _ => None,
         })
+    }
+}
+
+impl Port {
+    /// Waits until a peer that was added by name is connected. Returns the lock. Other peers are connected
+    /// already, or have been.
+    pub(crate) fn connect_named(&self, peer: Peer) -> Result<PortGuard<'_>, Error> {
+        let mut state = self.lock();
+        let index = state.protocol.peers.index_of(peer)?;
+        if state.protocol.peers[index].is_unconnected() && !state.ensure_connected(peer)? {
+            drop(state);
+            let connected = self.block(true, None, |state| match state.ensure_connected(peer) {
+                Ok(false) => None,
+                outcome => Some(outcome),
+            });
+            connected.expect("without a deadline it ends")?;
+            state = self.lock();
+        }
+        Ok(state)
     }
 }
 

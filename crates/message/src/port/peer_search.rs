@@ -13,6 +13,14 @@ impl PeerTable {
         (0..self.slots.len()).filter(connected).map(|index| self.peer(index)).collect()
     }
 
+    /// Whether a peer is connected, or was before it disconnected.
+    pub(crate) fn was_connected(&self, peer: Peer) -> bool {
+        self.index_of(peer).is_ok_and(|index| {
+            let slot = &self.slots[index];
+            slot.connection.is_some() || slot.last_peer.is_some()
+        })
+    }
+
     /// The connection of a peer.
     pub(crate) fn connection_of(&self, peer: Peer) -> Result<&Connection, Error> {
         let index = self.index_of(peer)?;

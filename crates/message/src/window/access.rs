@@ -106,7 +106,7 @@ impl Port {
     ) -> Result<RemoteWindow, Error> {
         self.check_fork()?;
         let rma_engine = self.rma_engine()?;
-        let mut state = self.lock();
+        let mut state = self.connect_named(peer)?;
         // Imports the regions that the owner has shared by now.
         state.progress_control();
         let memory = state.peer_memory(peer, &rma_engine)?;
